@@ -1,0 +1,57 @@
+//! The event metrics, in Prometheus format.
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+
+/// Labels of the counters by event type.
+pub type Labels = [(&'static str, &'static str); 1];
+
+/// Counters and gauges of the event log.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    pub rows: Gauge,
+    pub inserted: Family<Labels, Counter>,
+    pub pruned: Family<Labels, Counter>,
+    pub orphans_pruned: Counter,
+    pub depth: Gauge,
+    pub dropped: Counter,
+}
+
+impl Metrics {
+    pub(super) fn new() -> Self {
+        let mut metrics = Self {
+            registry: Registry::default(),
+            rows: Gauge::default(),
+            inserted: Family::default(),
+            pruned: Family::default(),
+            orphans_pruned: Counter::default(),
+            depth: Gauge::default(),
+            dropped: Counter::default(),
+        };
+        let registry = &mut metrics.registry;
+        registry.register("database_events_rows", "Estimated rows of the events table", metrics.rows.clone());
+        registry.register("database_events_inserted", "Events inserted", metrics.inserted.clone());
+        registry.register("database_events_pruned", "Event links pruned", metrics.pruned.clone());
+        registry.register(
+            "database_orphan_events_pruned",
+            "Event rows removed by the orphan sweep",
+            metrics.orphans_pruned.clone(),
+        );
+        registry.register("eventlog_spool_depth", "Events pending in the local queue", metrics.depth.clone());
+        registry.register("eventlog_spool_dropped", "Events dropped at the queue's cap", metrics.dropped.clone());
+        metrics
+    }
+
+    /// All metrics as text.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        // Writing into a string does not fail.
+        let _ = encode(&mut text, &self.registry);
+        text
+    }
+}

@@ -1,0 +1,98 @@
+//! Retention: removes old links, then events that nothing links.
+
+use std::time::{Duration, Instant};
+
+use muster_types::Result;
+use muster_types::event::EventType;
+use muster_types::settings::Settings;
+use muster_types::time::now;
+
+use super::Metrics;
+use crate::store::{Store, events, transaction, values};
+
+/// Rows removed in one transaction.
+const BATCH: i64 = 500;
+/// Where the orphan sweep goes on.
+const CURSOR: &str = "EVENTS_PRUNE_ORPHAN_CURSOR";
+/// Events younger than this are no orphans: their links may be on the way.
+const SETTLED: f64 = 60.0;
+
+/// What a prune did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PruneOutcome {
+    pub links: u64,
+    pub orphans: u64,
+    /// Whether the time ran out before the end.
+    pub cut_short: bool,
+}
+
+/// Prunes for at most `budget`, stopping cleanly between batches.
+pub async fn prune(
+    store: &Store,
+    settings: &Settings,
+    metrics: &Metrics,
+    budget: Duration,
+) -> Result<PruneOutcome> {
+    let end = Instant::now() + budget;
+    let mut outcome = PruneOutcome::default();
+    for event_type in EventType::ALL {
+        let before = now() - age(settings, *event_type);
+        let counter = metrics.pruned.get_or_create_owned(&[("event_type", event_type.as_str())]);
+        loop {
+            if Instant::now() >= end {
+                return Ok(PruneOutcome { cut_short: true, ..outcome });
+            }
+            let gone = transaction!(store, |tx| { Ok(events::prune_links(tx, *event_type, before, BATCH).await?) })?;
+            counter.inc_by(gone);
+            outcome.links += gone;
+            if gone < BATCH.unsigned_abs() {
+                break;
+            }
+        }
+    }
+    let counter = metrics.pruned.get_or_create_owned(&[("event_type", "api-request")]);
+    loop {
+        if Instant::now() >= end {
+            return Ok(PruneOutcome { cut_short: true, ..outcome });
+        }
+        #[expect(clippy::cast_precision_loss, reason = "ages are far below 2^52 seconds")]
+        let before = now() - settings.max_api_request_event_age as f64;
+        let gone = transaction!(store, |tx| { Ok(events::prune_request_links(tx, before, BATCH).await?) })?;
+        counter.inc_by(gone);
+        outcome.links += gone;
+        if gone < BATCH.unsigned_abs() {
+            break;
+        }
+    }
+    let mut cursor = values::get(store, CURSOR).await?.unwrap_or_default();
+    loop {
+        if Instant::now() >= end {
+            return Ok(PruneOutcome { cut_short: true, ..outcome });
+        }
+        let (gone, next) = transaction!(store, |tx| {
+            let (gone, next) = events::prune_orphans(tx, &cursor, now() - SETTLED, BATCH).await?;
+            values::set(tx, CURSOR, next.as_deref().unwrap_or_default()).await?;
+            Ok((gone, next))
+        })?;
+        metrics.orphans_pruned.inc_by(gone);
+        outcome.orphans += gone;
+        match next {
+            Some(place) => cursor = place,
+            None => return Ok(outcome),
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "ages are far below 2^52 seconds")]
+fn age(settings: &Settings, event_type: EventType) -> f64 {
+    (match event_type {
+        EventType::Audit => settings.max_audit_event_age,
+        EventType::Mutate => settings.max_mutate_event_age,
+        EventType::Status => settings.max_status_event_age,
+        EventType::Usage => settings.max_usage_event_age,
+        EventType::Resources => settings.max_resources_event_age,
+        EventType::Prune => settings.max_prune_event_age,
+        EventType::Historic => settings.max_historic_event_age,
+        EventType::Health => settings.max_health_event_age,
+    }) as f64
+}

@@ -1,0 +1,185 @@
+//! Moves a whole cluster from one database to another, and proves that it arrived.
+
+use aws_lc_rs::digest;
+
+use super::{Engine, Row, Store, StoreError, Value, migrate, params, transaction};
+
+/// What was copied of one table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Copied {
+    pub table: &'static str,
+    pub rows: u64,
+    /// Hash over every value of every row, in key order.
+    pub checksum: String,
+}
+
+const PAGE: i64 = 500;
+
+/// Copies every table. The target must be empty and the source must not be in use.
+pub async fn run(
+    from: &str,
+    to: &str,
+    mut progress: impl FnMut(&'static str, u64),
+) -> Result<Vec<Copied>, StoreError> {
+    let source = Store::open(from).await?;
+    let target = Store::open(to).await?;
+    refuse_running(&source, "source").await?;
+    for table in migrate::TABLES {
+        if !page(&target, table, &keys(table), None, 1).await?.is_empty() {
+            return Err(StoreError::Broken(format!("the target is not empty: table {table} has rows")));
+        }
+    }
+    let mut copied = Vec::new();
+    for table in migrate::TABLES {
+        let sent = fill(&source, &target, table, &mut progress).await?;
+        let arrived = checksum(&target, table).await?;
+        if sent != arrived {
+            return Err(StoreError::Broken(format!(
+                "table {table} differs after the copy: {} rows became {}; the target must not be used",
+                sent.rows, arrived.rows
+            )));
+        }
+        copied.push(sent);
+    }
+    source.close().await;
+    target.close().await;
+    Ok(copied)
+}
+
+/// A daemon that works on the database while it is copied would lose what it writes.
+async fn refuse_running(store: &Store, which: &str) -> Result<(), StoreError> {
+    let held = super::leases::list(store).await?;
+    match held.iter().find(|lease| lease.name != "migration") {
+        Some(lease) => Err(StoreError::Broken(format!(
+            "a daemon on node {} (process {}) is using the {which}: stop it first",
+            lease.node, lease.pid
+        ))),
+        None => Ok(()),
+    }
+}
+
+async fn fill(
+    source: &Store,
+    target: &Store,
+    table: &'static str,
+    progress: &mut impl FnMut(&'static str, u64),
+) -> Result<Copied, StoreError> {
+    let mut sum = Checksum::new(table);
+    let mut after = None;
+    loop {
+        let rows = page(source, table, &keys(table), after.as_deref(), PAGE).await?;
+        let Some(last) = rows.last() else { return Ok(sum.finish()) };
+        let marks = vec!["?"; last.0.len()].join(",");
+        let sql = format!("INSERT INTO {table} VALUES ({marks})");
+        transaction!(target, |tx| {
+            for row in &rows {
+                tx.execute(&sql, &row.0).await?;
+            }
+            Ok(())
+        })
+        .map_err(|error| StoreError::Broken(format!("table {table}: {error}")))?;
+        after = Some(key_of(table, last));
+        rows.iter().for_each(|row| sum.add(row));
+        progress(table, sum.rows);
+    }
+}
+
+async fn checksum(store: &Store, table: &'static str) -> Result<Copied, StoreError> {
+    let mut sum = Checksum::new(table);
+    let mut after = None;
+    loop {
+        let rows = page(store, table, &keys(table), after.as_deref(), PAGE).await?;
+        let Some(last) = rows.last() else { return Ok(sum.finish()) };
+        after = Some(key_of(table, last));
+        rows.iter().for_each(|row| sum.add(row));
+    }
+}
+
+struct Checksum {
+    table: &'static str,
+    rows: u64,
+    hash: digest::Context,
+}
+
+impl Checksum {
+    fn new(table: &'static str) -> Self {
+        Self { table, rows: 0, hash: digest::Context::new(&digest::SHA256) }
+    }
+
+    fn add(&mut self, row: &Row) {
+        self.rows += 1;
+        for value in &row.0 {
+            let (kind, bytes): (u8, &[u8]) = match value {
+                Value::Null => (0, &[]),
+                Value::Int(n) => (1, &n.to_be_bytes()),
+                Value::Real(n) => (2, &n.to_bits().to_be_bytes()),
+                Value::Text(text) => (3, text.as_bytes()),
+                // MariaDB answers text as bytes.
+                Value::Bytes(bytes) => (3, bytes),
+            };
+            self.hash.update(&[kind]);
+            self.hash.update(&(bytes.len() as u64).to_be_bytes());
+            self.hash.update(bytes);
+        }
+    }
+
+    fn finish(self) -> Copied {
+        let hash = self.hash.finish();
+        let checksum = hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
+        Copied { table: self.table, rows: self.rows, checksum }
+    }
+}
+
+/// The columns of a table's primary key, which come first in every table.
+fn keys(table: &str) -> Vec<&'static str> {
+    match table {
+        "cluster_values" | "namespaces" => vec!["name"],
+        "trusts" => vec!["namespace", "trusted"],
+        "metadata" => vec!["object_type", "object_id", "name"],
+        "events" => vec!["event_uuid"],
+        "event_links" => vec!["object_type", "object_id", "timestamp", "event_uuid"],
+        _ => vec!["uuid"],
+    }
+}
+
+fn key_of(table: &str, row: &Row) -> Vec<Value> {
+    row.0[..keys(table).len()].to_vec()
+}
+
+/// The next rows after a key, in key order.
+async fn page(
+    store: &Store,
+    table: &str,
+    keys: &[&str],
+    after: Option<&[Value]>,
+    limit: i64,
+) -> Result<Vec<Row>, StoreError> {
+    let order = keys.join(", ");
+    let Some(after) = after else {
+        return store.query(&format!("SELECT * FROM {table} ORDER BY {order} LIMIT ?"), params![limit]).await;
+    };
+    let (condition, mut values) = beyond(&store.engine, keys, after);
+    let sql = format!("SELECT * FROM {table} WHERE {condition} ORDER BY {order} LIMIT ?");
+    values.push(limit.into());
+    store.query(&sql, &values).await
+}
+
+/// The condition that a row comes after a key, in the form that the engine answers from its index.
+fn beyond(engine: &Engine, keys: &[&str], after: &[Value]) -> (String, Vec<Value>) {
+    match engine {
+        Engine::Sqlite(_) => {
+            let marks = vec!["?"; keys.len()].join(", ");
+            (format!("({}) > ({marks})", keys.join(", ")), after.to_vec())
+        }
+        Engine::MariaDb(_) => {
+            let mut alternatives = Vec::new();
+            let mut values = Vec::new();
+            for (at, key) in keys.iter().enumerate() {
+                let equal: String = keys[..at].iter().map(|key| format!("{key} = ? AND ")).collect();
+                alternatives.push(format!("({equal}{key} > ?)"));
+                values.extend_from_slice(&after[..=at]);
+            }
+            (alternatives.join(" OR "), values)
+        }
+    }
+}

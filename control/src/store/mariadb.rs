@@ -1,0 +1,200 @@
+//! MariaDB, alone or as a Galera cluster.
+
+use std::time::Duration;
+
+use mysql_async::prelude::Queryable;
+use mysql_async::{Conn, Opts, OptsBuilder, Params, Pool, PoolConstraints, PoolOpts};
+
+use super::{Row, StoreError, Value};
+
+pub(super) struct MariaDb {
+    pool: Pool,
+}
+
+/// How long a caller waits for a connection.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+impl MariaDb {
+    pub(super) async fn open(url: &str) -> Result<Self, StoreError> {
+        // The driver's own text may repeat the URL, and with it the password.
+        let opts = Opts::from_url(url)
+            .map_err(|_| StoreError::Broken("the mysql: URL must be mysql://USER:PASSWORD@HOST:PORT/NAME".into()))?;
+        if opts.db_name().is_none_or(str::is_empty) {
+            return Err(StoreError::Broken("the mysql: URL must end with the name of a database".into()));
+        }
+        let constraints = PoolConstraints::new(1, 24).expect("1 is less than 24");
+        let pool_opts = PoolOpts::default().with_constraints(constraints).with_reset_connection(false);
+        let opts = OptsBuilder::from_opts(opts)
+            .pool_opts(pool_opts)
+            // Updates count the rows they meet, as in SQLite, not those they change.
+            .client_found_rows(true)
+            .stmt_cache_size(128)
+            .tcp_keepalive(Some(Duration::from_secs(30)))
+            .prefer_socket(false)
+            .setup(vec![
+                "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'",
+                "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+                "SET SESSION innodb_lock_wait_timeout = 10",
+            ]);
+        let mariadb = Self { pool: Pool::new(opts) };
+        // Names are compared byte by byte, as in SQLite: no case folding, no padding.
+        let mut conn = mariadb.connection().await?;
+        conn.query_drop("ALTER DATABASE CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin").await.map_err(failure)?;
+        Ok(mariadb)
+    }
+
+    async fn connection(&self) -> Result<Conn, StoreError> {
+        match tokio::time::timeout(PATIENCE, self.pool.get_conn()).await {
+            Ok(conn) => conn.map_err(failure),
+            Err(_) => Err(StoreError::Unavailable("no connection in time".into())),
+        }
+    }
+
+    pub(super) async fn query(&self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
+        let mut conn = self.connection().await?;
+        match select(&mut conn, sql, params).await {
+            // The server may have closed an idle connection: a fresh one tells.
+            Err(StoreError::Unavailable(_)) => {
+                drop(conn);
+                let mut conn = self.connection().await?;
+                select(&mut conn, sql, params).await
+            }
+            other => other,
+        }
+    }
+
+    pub(super) async fn begin(&self) -> Result<MariaDbTx, StoreError> {
+        for last in [false, true] {
+            let mut conn = self.connection().await?;
+            match conn.query_drop("START TRANSACTION").await.map_err(failure) {
+                Ok(()) => return Ok(MariaDbTx { conn: Some(conn) }),
+                Err(StoreError::Unavailable(_)) if !last => {}
+                Err(error) => return Err(error),
+            }
+        }
+        unreachable!("the second round returns")
+    }
+
+    pub(super) async fn close(&self) {
+        if let Err(error) = self.pool.clone().disconnect().await {
+            tracing::warn!(%error, "closing the database");
+        }
+    }
+}
+
+pub(super) struct MariaDbTx {
+    /// Present until the transaction ends.
+    conn: Option<Conn>,
+}
+
+impl MariaDbTx {
+    fn conn(&mut self) -> Result<&mut Conn, StoreError> {
+        self.conn.as_mut().ok_or_else(|| StoreError::Broken("the transaction has ended".into()))
+    }
+
+    pub(super) async fn query(&mut self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
+        select(self.conn()?, sql, params).await
+    }
+
+    pub(super) async fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64, StoreError> {
+        let conn = self.conn()?;
+        if params.is_empty() {
+            // Statements without arguments include those that cannot be prepared.
+            conn.query_drop(sql).await.map_err(failure)?;
+        } else {
+            conn.exec_drop(sql, positional(params)).await.map_err(failure)?;
+        }
+        Ok(conn.affected_rows())
+    }
+
+    pub(super) async fn commit(mut self) -> Result<(), StoreError> {
+        let conn = self.conn()?;
+        match conn.query_drop("COMMIT").await.map_err(failure) {
+            Ok(()) => {
+                // Taking it out lets it return to the pool.
+                drop(self.conn.take());
+                Ok(())
+            }
+            // Whether the server got the commit is unknown, so nobody may try it again on our behalf.
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) async fn rollback(mut self) {
+        if let Some(conn) = &mut self.conn
+            && conn.query_drop("ROLLBACK").await.is_ok()
+        {
+            drop(self.conn.take());
+        }
+    }
+}
+
+impl Drop for MariaDbTx {
+    /// A transaction that was cut short takes its connection with it; the server then rolls back.
+    fn drop(&mut self) {
+        if let Some(conn) = self.conn.take()
+            && let Ok(handle) = tokio::runtime::Handle::try_current()
+        {
+            handle.spawn(conn.disconnect());
+        }
+    }
+}
+
+async fn select(conn: &mut Conn, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
+    let rows: Vec<mysql_async::Row> = conn.exec(sql, positional(params)).await.map_err(failure)?;
+    rows.into_iter()
+        .map(|row| row.unwrap().into_iter().map(value).collect::<Result<_, _>>().map(Row))
+        .collect()
+}
+
+fn positional(params: &[Value]) -> Params {
+    if params.is_empty() {
+        return Params::Empty;
+    }
+    Params::Positional(
+        params
+            .iter()
+            .map(|value| match value {
+                Value::Null => mysql_async::Value::NULL,
+                Value::Int(n) => mysql_async::Value::Int(*n),
+                Value::Real(n) => mysql_async::Value::Double(*n),
+                Value::Text(text) => mysql_async::Value::Bytes(text.clone().into_bytes()),
+                Value::Bytes(bytes) => mysql_async::Value::Bytes(bytes.clone()),
+            })
+            .collect(),
+    )
+}
+
+fn value(value: mysql_async::Value) -> Result<Value, StoreError> {
+    use mysql_async::Value as My;
+    Ok(match value {
+        My::NULL => Value::Null,
+        My::Int(n) => Value::Int(n),
+        My::UInt(n) => {
+            Value::Int(i64::try_from(n).map_err(|_| StoreError::Broken("number out of range".into()))?)
+        }
+        My::Float(n) => Value::Real(f64::from(n)),
+        My::Double(n) => Value::Real(n),
+        My::Bytes(bytes) => Value::Bytes(bytes),
+        My::Date(..) | My::Time(..) => return Err(StoreError::Broken("a date column".into())),
+    })
+}
+
+fn failure(error: mysql_async::Error) -> StoreError {
+    match error {
+        mysql_async::Error::Server(server) => {
+            let text = format!("{} {}", server.code, server.message);
+            match server.code {
+                // Lock wait timeout, deadlock or certification conflict, changed since read.
+                1205 | 1213 | 1020 => StoreError::Conflict(text),
+                1062 => StoreError::Duplicate(text),
+                // Galera not ready, shutting down, too many connections, read-only, killed, access denied.
+                1047 | 1053 | 1040 | 1290 | 1927 | 1317 | 1044 | 1045 | 1049 => StoreError::Unavailable(text),
+                _ => StoreError::Broken(text),
+            }
+        }
+        mysql_async::Error::Io(error) => StoreError::Unavailable(error.to_string()),
+        mysql_async::Error::Driver(error) => StoreError::Unavailable(error.to_string()),
+        other => StoreError::Broken(other.to_string()),
+    }
+}

@@ -1,0 +1,152 @@
+//! SQLite in the process: one writer behind a fair queue, readers on whatever thread asks.
+//!
+//! A statement takes microseconds and runs where it is called; only a commit waits for the disk, so only
+//! a commit tells the runtime that it blocks.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use rusqlite::types::{ToSqlOutput, ValueRef};
+use rusqlite::{Connection, ErrorCode, ToSql};
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
+
+use super::{Row, StoreError, Value};
+
+pub(super) struct Sqlite {
+    path: PathBuf,
+    writer: Arc<AsyncMutex<Connection>>,
+    readers: Mutex<Vec<Connection>>,
+}
+
+impl Sqlite {
+    /// Connections kept for reading; more are opened under load and closed after it.
+    const IDLE_READERS: usize = 4;
+
+    pub(super) fn open(path: &Path) -> Result<Self, StoreError> {
+        let writer = connect(path)?;
+        Ok(Self { path: path.to_owned(), writer: Arc::new(AsyncMutex::new(writer)), readers: Mutex::default() })
+    }
+
+    pub(super) fn query(&self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
+        let idle = self.readers.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let connection = match idle {
+            Some(connection) => connection,
+            None => connect(&self.path)?,
+        };
+        let rows = select(&connection, sql, params);
+        let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
+        if readers.len() < Self::IDLE_READERS {
+            readers.push(connection);
+        }
+        rows
+    }
+
+    pub(super) async fn begin(&self) -> Result<SqliteTx, StoreError> {
+        let connection = Arc::clone(&self.writer).lock_owned().await;
+        connection.execute_batch("BEGIN IMMEDIATE").map_err(failure)?;
+        Ok(SqliteTx { connection, open: true })
+    }
+
+    pub(super) async fn close(&self) {
+        let writer = self.writer.lock().await;
+        self.readers.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        // A checkpoint only tidies: everything committed is on disk already.
+        let _ = blocking(|| writer.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)"));
+    }
+}
+
+pub(super) struct SqliteTx {
+    connection: OwnedMutexGuard<Connection>,
+    open: bool,
+}
+
+impl SqliteTx {
+    pub(super) fn query(&mut self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
+        select(&self.connection, sql, params)
+    }
+
+    pub(super) fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64, StoreError> {
+        let mut statement = self.connection.prepare_cached(sql).map_err(failure)?;
+        statement.execute(rusqlite::params_from_iter(params)).map(|n| n as u64).map_err(failure)
+    }
+
+    pub(super) fn commit(mut self) -> Result<(), StoreError> {
+        blocking(|| self.connection.execute_batch("COMMIT")).map_err(failure)?;
+        self.open = false;
+        Ok(())
+    }
+}
+
+impl Drop for SqliteTx {
+    fn drop(&mut self) {
+        if self.open && !self.connection.is_autocommit() && let Err(error) = self.connection.execute_batch("ROLLBACK") {
+            tracing::error!(%error, "roll back failed");
+        }
+    }
+}
+
+fn connect(path: &Path) -> Result<Connection, StoreError> {
+    let connection = Connection::open(path).map_err(failure)?;
+    connection.busy_timeout(Duration::from_millis(200)).map_err(failure)?;
+    connection.set_prepared_statement_cache_capacity(128);
+    connection
+        .execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON;")
+        .map_err(failure)?;
+    Ok(connection)
+}
+
+fn select(connection: &Connection, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
+    let mut statement = connection.prepare_cached(sql).map_err(failure)?;
+    let columns = statement.column_count();
+    let mut rows = statement.query(rusqlite::params_from_iter(params)).map_err(failure)?;
+    let mut answer = Vec::new();
+    while let Some(row) = rows.next().map_err(failure)? {
+        let mut values = Vec::with_capacity(columns);
+        for column in 0..columns {
+            values.push(match row.get_ref(column).map_err(failure)? {
+                ValueRef::Null => Value::Null,
+                ValueRef::Integer(n) => Value::Int(n),
+                ValueRef::Real(n) => Value::Real(n),
+                ValueRef::Text(text) => Value::Text(String::from_utf8_lossy(text).into_owned()),
+                ValueRef::Blob(bytes) => Value::Bytes(bytes.to_owned()),
+            });
+        }
+        answer.push(Row(values));
+    }
+    Ok(answer)
+}
+
+impl ToSql for Value {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        Ok(ToSqlOutput::Borrowed(match self {
+            Self::Null => ValueRef::Null,
+            Self::Int(n) => ValueRef::Integer(*n),
+            Self::Real(n) => ValueRef::Real(*n),
+            Self::Text(text) => ValueRef::Text(text.as_bytes()),
+            Self::Bytes(bytes) => ValueRef::Blob(bytes),
+        }))
+    }
+}
+
+/// Runs `work` where it may wait for the disk without holding up other tasks.
+fn blocking<T>(work: impl FnOnce() -> T) -> T {
+    match Handle::try_current().map(|handle| handle.runtime_flavor()) {
+        Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
+        _ => work(),
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "used as the argument of map_err")]
+fn failure(error: rusqlite::Error) -> StoreError {
+    let text = error.to_string();
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => StoreError::Conflict(text),
+        Some(ErrorCode::ConstraintViolation) => StoreError::Duplicate(text),
+        Some(ErrorCode::CannotOpen | ErrorCode::DiskFull | ErrorCode::SystemIoFailure | ErrorCode::ReadOnly) => {
+            StoreError::Unavailable(text)
+        }
+        _ => StoreError::Broken(text),
+    }
+}

@@ -1,0 +1,15 @@
+//! The words that every part of Muster shares: ids, states, records, settings, errors and the seam
+//! between the control plane and a node. No I/O lives here.
+
+pub mod error;
+pub mod event;
+pub mod ids;
+pub mod key;
+pub mod namespace;
+pub mod node;
+pub mod object;
+pub mod operation;
+pub mod settings;
+pub mod time;
+
+pub use error::{Error, Result};

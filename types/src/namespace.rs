@@ -1,0 +1,69 @@
+//! Namespaces: the tenants.
+//!
+//! ```text
+//! created ──delete──▶ deleted ──cleaner──▶ (row gone)
+//! ```
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use crate::object::words;
+use crate::{Error, Result};
+
+/// The namespace that administers the cluster and that every other one trusts.
+pub const SYSTEM: &str = "system";
+
+words! {
+    /// The life of a namespace.
+    NamespaceState { Created = "created", Deleted = "deleted" }
+}
+
+impl NamespaceState {
+    /// Whether a namespace may go from here to `next`.
+    #[must_use]
+    pub fn may_become(self, next: Self) -> bool {
+        match (self, next) {
+            (Self::Created, Self::Deleted) => true,
+            (Self::Created, Self::Created) | (Self::Deleted, Self::Created | Self::Deleted) => false,
+        }
+    }
+}
+
+/// A namespace as the API answers it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct NamespaceRecord {
+    pub name: String,
+    pub state: NamespaceState,
+    pub version: i64,
+    #[schema(value_type = Object)]
+    pub metadata: Map<String, Value>,
+    /// Names of the keys that have not expired.
+    pub keys: Vec<String>,
+    pub trust: Trust,
+}
+
+/// Whom a namespace trusts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Trust {
+    /// Names of the trusted namespaces, `system` first.
+    pub full: Vec<String>,
+}
+
+/// Refuses a name that could not be a path segment or a row.
+pub fn check_name(name: &str) -> Result<()> {
+    let bad = |why: &str| Err(Error::Invalid(format!("namespace: {why}")));
+    if name.is_empty() {
+        return Err(Error::Invalid("no namespace specified".into()));
+    }
+    if name.chars().count() > 255 {
+        return bad("must be at most 255 characters");
+    }
+    if name.chars().any(|c| c.is_control() || c == '/') {
+        return bad("must not contain slashes or control characters");
+    }
+    if name.trim() != name || name == "." || name == ".." {
+        return bad("must not be a dot segment, or start or end with white space");
+    }
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! What can be the subject of events, metadata, references and operations.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+macro_rules! words {
+    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
+        pub enum $name { $($(#[$vdoc])* #[serde(rename = $word)] $variant),+ }
+
+        impl $name {
+            /// Every value, in declaration order.
+            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
+
+            /// The word on the wire and in the database.
+            #[must_use]
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$variant => $word),+ }
+            }
+        }
+
+        impl ::std::fmt::Display for $name {
+            fn fmt(&self, f: &mut ::std::fmt::Formatter<'_>) -> ::std::fmt::Result {
+                f.write_str(self.as_str())
+            }
+        }
+
+        impl ::std::str::FromStr for $name {
+            type Err = String;
+            fn from_str(text: &str) -> Result<Self, String> {
+                match text {
+                    $($word => Ok(Self::$variant),)+
+                    other => Err(format!("{other:?} is none of the words of {}", stringify!($name))),
+                }
+            }
+        }
+    };
+}
+pub(crate) use words;
+
+words! {
+    /// The kinds of object that exist so far.
+    ObjectType {
+        /// One API request; its id is the request id.
+        ApiRequest = "api-requests",
+        /// A tenant; its id is its name.
+        Namespace = "namespace",
+        /// A key of a namespace.
+        NamespaceKey = "namespace_key",
+        /// A machine of the cluster.
+        Node = "node",
+        /// A piece of queued work.
+        ClusterOperation = "clusteroperation",
+    }
+}
+
+/// The subject of an event, metadata, a reference or an operation.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ObjectRef {
+    #[serde(rename = "t")]
+    pub object_type: ObjectType,
+    #[serde(rename = "i")]
+    pub id: String,
+}
+
+impl ObjectRef {
+    pub fn new(object_type: ObjectType, id: impl fmt::Display) -> Self {
+        Self { object_type, id: id.to_string() }
+    }
+
+    #[must_use]
+    pub fn namespace(name: &str) -> Self {
+        Self::new(ObjectType::Namespace, name)
+    }
+}
+
+/// A path segment that names an object: a UUID or a name.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NameOrId<Id> {
+    Id(Id),
+    Name(String),
+}
+
+impl<Id: FromStr> NameOrId<Id> {
+    #[must_use]
+    pub fn parse(text: &str) -> Self {
+        text.parse().map_or_else(|_| Self::Name(text.to_owned()), Self::Id)
+    }
+}
+
+/// A recorded relationship between two objects (`references_to`, `references_from`).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Reference {
+    pub source_object_type: String,
+    pub source_uuid: String,
+    pub relationship: String,
+    pub relationship_value: Option<String>,
+    pub target_object_type: String,
+    pub target_uuid: String,
+    /// Unix time.
+    pub created: f64,
+    /// Unix time.
+    pub last_active: f64,
+}

@@ -1,0 +1,449 @@
+//! Every setting: its name, type, default and meaning, in one table.
+//!
+//! A value comes from the environment (`MUSTER_<NAME>`), else from the config file (`<NAME> = value`),
+//! else it is the default. Reading the environment and the file is the executable's business; this
+//! module parses, checks and remembers where each value came from.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use crate::key::Secret;
+
+/// How strictly request parameters are checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ValidationMode {
+    /// Findings are ignored.
+    Off,
+    /// Findings are logged.
+    Warn,
+    /// Findings are refused with 400.
+    Enforce,
+}
+
+/// How the log is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    Text,
+    Json,
+}
+
+/// Where a value came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    Default,
+    File { line: usize },
+    Environment,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File { line } => write!(f, "config file, line {line}"),
+            Self::Environment => f.write_str("environment"),
+        }
+    }
+}
+
+/// One setting's effective value, for `muster config`.
+#[derive(Debug, Clone)]
+pub struct Effective {
+    pub name: &'static str,
+    /// The value, masked when it is a secret.
+    pub value: String,
+    pub source: Source,
+    pub about: &'static str,
+}
+
+trait Parse: Sized {
+    fn parse(text: &str) -> Result<Self, String>;
+}
+
+macro_rules! parse_number {
+    ($($type:ty: $what:literal),+) => {$(
+        impl Parse for $type {
+            fn parse(text: &str) -> Result<Self, String> {
+                <$type>::from_str(text).map_err(|_| format!("{text:?} is not {}", $what))
+            }
+        }
+    )+};
+}
+parse_number!(u64: "a whole number of at least 0", i64: "a whole number", u16: "a port number");
+
+impl Parse for f64 {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse().ok().filter(|n: &f64| n.is_finite()).ok_or_else(|| format!("{text:?} is not a number"))
+    }
+}
+
+impl Parse for bool {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text.to_ascii_lowercase().as_str() {
+            "true" | "1" | "yes" | "on" => Ok(true),
+            "false" | "0" | "no" | "off" | "" => Ok(false),
+            _ => Err(format!("{text:?} is neither true nor false")),
+        }
+    }
+}
+
+impl Parse for String {
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(text.to_owned())
+    }
+}
+
+impl Parse for Secret {
+    fn parse(text: &str) -> Result<Self, String> {
+        Ok(Self::new(text))
+    }
+}
+
+impl Parse for ValidationMode {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(Self::Off),
+            "warn" => Ok(Self::Warn),
+            "enforce" => Ok(Self::Enforce),
+            _ => Err(format!("{text:?} is none of off, warn, enforce")),
+        }
+    }
+}
+
+impl Parse for LogFormat {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(format!("{text:?} is neither text nor json")),
+        }
+    }
+}
+
+macro_rules! settings {
+    ($($field:ident: $type:ty = $name:literal, $default:literal, $about:literal;)+) => {
+        /// The effective settings.
+        #[derive(Debug, Clone)]
+        pub struct Settings {
+            $(#[doc = $about] pub $field: $type,)+
+            /// Where each value came from, in table order.
+            pub effective: Vec<Effective>,
+        }
+
+        impl Settings {
+            /// Every name, in table order.
+            pub const NAMES: &'static [&'static str] = &[$($name),+];
+
+            /// Works out every value. `file` and `environment` hold raw text by setting name.
+            pub fn new(
+                file: &BTreeMap<String, (usize, String)>,
+                environment: &BTreeMap<String, String>,
+            ) -> Result<Self, String> {
+                let mut effective = Vec::with_capacity(Self::NAMES.len());
+                $(
+                    let (raw, source) = match (environment.get($name), file.get($name)) {
+                        (Some(text), _) => (text.as_str(), Source::Environment),
+                        (None, Some((line, text))) => (text.as_str(), Source::File { line: *line }),
+                        (None, None) => ($default, Source::Default),
+                    };
+                    let $field = <$type as Parse>::parse(raw).map_err(|why| format!("{} ({source}): {why}", $name))?;
+                    effective.push(Effective { name: $name, value: shown($name, raw), source, about: $about });
+                )+
+                let settings = Self { $($field,)+ effective };
+                settings.check()?;
+                Ok(settings)
+            }
+        }
+    };
+}
+
+settings! {
+    database_url: Secret = "DATABASE_URL", "", "sqlite:PATH or mysql://USER:PASSWORD@HOST:PORT/NAME; empty: SQLite in the data directory";
+    system_key: Secret = "SYSTEM_KEY", "", "secret of the first key, deploy, of namespace system; empty: generated at the first start";
+    auth_secret_seed: Secret = "AUTH_SECRET_SEED", "", "signs tokens, the same on every node; empty: generated in the data directory";
+    tls_certificate: String = "TLS_CERTIFICATE", "", "PEM certificate chain; with TLS_PRIVATE_KEY the API is served over TLS";
+    tls_private_key: String = "TLS_PRIVATE_KEY", "", "path of the PEM private key of TLS_CERTIFICATE";
+    log_format: LogFormat = "LOG_FORMAT", "text", "text or json";
+    api_token_duration: u64 = "API_TOKEN_DURATION", "15", "minutes that a token lives";
+    zone: String = "ZONE", "shakenfist", "issuer of tokens and DNS domain";
+    api_validation_mode: ValidationMode = "API_VALIDATION_MODE", "enforce", "off, warn or enforce";
+    api_max_request_body_bytes: u64 = "API_MAX_REQUEST_BODY_BYTES", "1048576", "largest JSON request body";
+    api_max_connections: u64 = "API_MAX_CONNECTIONS", "4096", "connections served at once; further ones wait";
+    api_timeout: u64 = "API_TIMEOUT", "30", "seconds that a caller may take to send a request";
+    api_async_wait: u64 = "API_ASYNC_WAIT", "60", "seconds that a call waits for internal operations";
+    api_drain_grace: u64 = "API_DRAIN_GRACE", "25", "seconds that the API goes on serving after SIGTERM";
+    api_request_events_for_reads: bool = "API_REQUEST_EVENTS_FOR_READS", "false", "also record request events for calls that only read";
+    api_advertised_host: String = "API_ADVERTISED_HOST", "localhost", "host name in the OpenAPI document";
+    api_advertised_base_path: String = "API_ADVERTISED_BASE_PATH", "/", "base path in the OpenAPI document";
+    api_advertised_http_schemes: String = "API_ADVERTISED_HTTP_SCHEMES", "http", "schemes in the OpenAPI document, separated by spaces";
+    federation_max_token_bytes: u64 = "FEDERATION_MAX_TOKEN_BYTES", "16384", "largest federated exchange request";
+    federation_jwks_cache_seconds: u64 = "FEDERATION_JWKS_CACHE_SECONDS", "300", "how long issuer keys are cached";
+    federation_jwks_fetch_timeout_seconds: u64 = "FEDERATION_JWKS_FETCH_TIMEOUT_SECONDS", "5", "time for fetching issuer keys";
+    federation_jwks_ca_bundle: String = "FEDERATION_JWKS_CA_BUNDLE", "", "PEM file of further trusted authorities";
+    federation_rate_limit_per_minute: i64 = "FEDERATION_RATE_LIMIT_PER_MINUTE", "60", "exchange attempts per source address and minute; 0 disables";
+    namespace_key_reap_grace: i64 = "NAMESPACE_KEY_REAP_GRACE", "3600", "seconds after its expiry that a key is soft-deleted; 0 disables";
+    key_sweep_interval: u64 = "KEY_SWEEP_INTERVAL", "900", "seconds between sweeps for expired keys";
+    cleaner_delay: u64 = "CLEANER_DELAY", "3600", "seconds until soft-deleted objects and finished operations are removed";
+    cluster_operation_target_retention: u64 = "CLUSTER_OPERATION_TARGET_RETENTION", "604800", "seconds that history of operation targets is kept; 0 keeps it";
+    cluster_op_stuck_threshold: u64 = "CLUSTER_OP_STUCK_THRESHOLD", "1800", "seconds that one attempt of an operation may take";
+    cluster_op_max_attempts: u64 = "CLUSTER_OP_MAX_ATTEMPTS", "5", "attempts before an operation ends in error";
+    cluster_op_lease: u64 = "CLUSTER_OP_LEASE", "15", "seconds without renewal after which an operation is taken over";
+    agent_operation_default_deadline: u64 = "AGENT_OPERATION_DEFAULT_DEADLINE", "600", "deadline of an agent operation when none is given";
+    agent_operation_default_progress_timeout: u64 = "AGENT_OPERATION_DEFAULT_PROGRESS_TIMEOUT", "30", "progress timeout when none is given";
+    agent_operation_max_deadline: u64 = "AGENT_OPERATION_MAX_DEADLINE", "86400", "ceiling of both budgets";
+    kerbside_url: String = "KERBSIDE_URL", "", "console proxy; empty: the feature is off";
+    kerbside_token_duration: u64 = "KERBSIDE_TOKEN_DURATION", "300", "seconds that a console token lives";
+    max_audit_event_age: u64 = "MAX_AUDIT_EVENT_AGE", "7776000", "retention of audit events";
+    max_mutate_event_age: u64 = "MAX_MUTATE_EVENT_AGE", "7776000", "retention of mutate events";
+    max_status_event_age: u64 = "MAX_STATUS_EVENT_AGE", "604800", "retention of status events";
+    max_usage_event_age: u64 = "MAX_USAGE_EVENT_AGE", "2592000", "retention of usage events";
+    max_resources_event_age: u64 = "MAX_RESOURCES_EVENT_AGE", "604800", "retention of resources events";
+    max_prune_event_age: u64 = "MAX_PRUNE_EVENT_AGE", "2592000", "retention of prune events";
+    max_historic_event_age: u64 = "MAX_HISTORIC_EVENT_AGE", "7776000", "retention of historic events";
+    max_health_event_age: u64 = "MAX_HEALTH_EVENT_AGE", "7776000", "retention of health events";
+    max_api_request_event_age: u64 = "MAX_API_REQUEST_EVENT_AGE", "86400", "retention of the events of API requests";
+    event_prune_interval: u64 = "EVENT_PRUNE_INTERVAL", "86400", "seconds between prunes of the events";
+    event_prune_budget: u64 = "EVENT_PRUNE_BUDGET", "1500", "seconds that one prune may take";
+    drain_batch_size: u64 = "DRAIN_BATCH_SIZE", "100", "events written to the database at once";
+    drain_poll_interval: f64 = "DRAIN_POLL_INTERVAL", "0.1", "seconds between looks at the local event queue";
+    spool_high_water_mark: u64 = "SPOOL_HIGH_WATER_MARK", "100000", "events that the local queue holds; more are dropped and counted";
+    usage_event_frequency: u64 = "USAGE_EVENT_FREQUENCY", "60", "seconds between usage events, and between resources events of a node";
+    node_checkin_interval: f64 = "NODE_CHECKIN_INTERVAL", "5", "seconds between check-ins of a node";
+    node_checkin_maximum: u64 = "NODE_CHECKIN_MAXIMUM", "120", "seconds without check-in until a node counts as missing";
+    node_name: String = "NODE_NAME", "", "name of this node; empty: the host's name";
+    node_uuid: String = "NODE_UUID", "", "id of this node; empty: made at the first start";
+    node_is_hypervisor: bool = "NODE_IS_HYPERVISOR", "true", "whether this node runs instances";
+    node_is_network_node: bool = "NODE_IS_NETWORK_NODE", "true", "whether this node carries the network services";
+    node_is_database_node: bool = "NODE_IS_DATABASE_NODE", "true", "whether this node serves the database";
+    node_egress_ip: String = "NODE_EGRESS_IP", "", "address of this node towards the world";
+    node_mesh_ip: String = "NODE_MESH_IP", "", "address of this node towards the other nodes";
+    network_node_ip: String = "NETWORK_NODE_IP", "", "mesh address of the network node";
+    node_egress_nic: String = "NODE_EGRESS_NIC", "eth0", "interface towards the world";
+    node_mesh_nic: String = "NODE_MESH_NIC", "eth0", "interface towards the other nodes";
+    storage_path: String = "STORAGE_PATH", "", "where images and disks are kept; empty: the data directory";
+    floating_network: String = "FLOATING_NETWORK", "192.168.20.0/24", "addresses that float";
+    dns_server: String = "DNS_SERVER", "8.8.8.8", "resolver handed to guests";
+    max_hypervisor_mtu: u64 = "MAX_HYPERVISOR_MTU", "8000", "largest frame between nodes";
+    ip_deletion_halo_duration: u64 = "IP_DELETION_HALO_DURATION", "300", "seconds that a released address rests";
+    cpu_overcommit_ratio: f64 = "CPU_OVERCOMMIT_RATIO", "3.0", "promised processors per real one";
+    ram_overcommit_ratio: f64 = "RAM_OVERCOMMIT_RATIO", "3.0", "promised memory per real memory";
+    scheduler_cache_timeout: u64 = "SCHEDULER_CACHE_TIMEOUT", "5", "seconds that node facts are reused";
+    scheduler_target_load: f64 = "SCHEDULER_TARGET_LOAD", "0.75", "load that placement aims at";
+    scheduler_demand_per_vcpu: f64 = "SCHEDULER_DEMAND_PER_VCPU", "0.6", "load expected of a new processor";
+    scheduler_demand_decay_seconds: u64 = "SCHEDULER_DEMAND_DECAY_SECONDS", "600", "how long that expectation lasts";
+    scheduler_disk_overcommit: f64 = "SCHEDULER_DISK_OVERCOMMIT", "5.0", "promised disk per real disk";
+    node_ram_reservation_gb: f64 = "NODE_RAM_RESERVATION_GB", "2.0", "memory kept for the machine";
+    node_cpu_reservation_threads: u64 = "NODE_CPU_RESERVATION_THREADS", "2", "threads kept for the machine";
+    node_disk_reservation_gb: f64 = "NODE_DISK_RESERVATION_GB", "20.0", "disk kept for the machine";
+    artifact_max_versions_default: u64 = "ARTIFACT_MAX_VERSIONS_DEFAULT", "3", "versions kept of an artifact";
+    blob_replication_factor: u64 = "BLOB_REPLICATION_FACTOR", "2", "copies of a blob";
+    checksum_verification_frequency: u64 = "CHECKSUM_VERIFICATION_FREQUENCY", "86400", "seconds between checks of a blob";
+    blob_transcode_maximum_idle_time: u64 = "BLOB_TRANSCODE_MAXIMUM_IDLE_TIME", "86400", "seconds that an unused conversion is kept";
+    max_image_transfer_seconds: u64 = "MAX_IMAGE_TRANSFER_SECONDS", "1800", "time for fetching an image";
+    compress_snapshots: bool = "COMPRESS_SNAPSHOTS", "true", "whether snapshots are compressed";
+    snapshots_default_to_thin: bool = "SNAPSHOTS_DEFAULT_TO_THIN", "false", "whether snapshots are thin when not said";
+    archive_instance_console_duration: u64 = "ARCHIVE_INSTANCE_CONSOLE_DURATION", "0", "days that console logs are archived";
+    image_download_url: String = "IMAGE_DOWNLOAD_URL", "https://images.shakenfist.com", "where named images come from";
+    disk_bus: String = "DISK_BUS", "virtio", "bus of a disk when none is given";
+    http_proxy_server: String = "HTTP_PROXY_SERVER", "", "proxy for fetching images";
+    resources_metrics_port: u16 = "RESOURCES_METRICS_PORT", "13001", "port of the resources metrics";
+    cluster_metrics_port: u16 = "CLUSTER_METRICS_PORT", "13007", "port of the cluster metrics";
+    mariadb_gateway_port: u16 = "MARIADB_GATEWAY_PORT", "13005", "port of the database service";
+    mariadb_gateway_metrics_port: u16 = "MARIADB_GATEWAY_METRICS_PORT", "13006", "port of the database metrics; 0 disables";
+    mariadb_host: String = "MARIADB_HOST", "", "with DATABASE_URL empty: the MariaDB server to use";
+    mariadb_port: u16 = "MARIADB_PORT", "3306", "port of MARIADB_HOST";
+    mariadb_user: String = "MARIADB_USER", "shakenfist", "user at MARIADB_HOST";
+    mariadb_password: Secret = "MARIADB_PASSWORD", "", "password at MARIADB_HOST";
+    mariadb_database: String = "MARIADB_DATABASE", "shakenfist", "database at MARIADB_HOST";
+    loki_base_url: String = "LOKI_BASE_URL", "", "log store; empty: none";
+    loki_tenant: String = "LOKI_TENANT", "", "tenant at the log store";
+    loki_auth_header: Secret = "LOKI_AUTH_HEADER", "", "authorisation at the log store";
+    log_events_to_loki: bool = "LOG_EVENTS_TO_LOKI", "true", "whether events go to the log store too";
+    loglevel_api: String = "LOGLEVEL_API", "info", "log level of the API";
+    loglevel_cleaner: String = "LOGLEVEL_CLEANER", "info", "log level of the cleaner";
+    loglevel_cluster: String = "LOGLEVEL_CLUSTER", "info", "log level of the cluster maintainer";
+    loglevel_database: String = "LOGLEVEL_DATABASE", "info", "log level of the store";
+    loglevel_main: String = "LOGLEVEL_MAIN", "info", "log level of everything else";
+    loglevel_net: String = "LOGLEVEL_NET", "info", "log level of networks";
+    loglevel_nodelock: String = "LOGLEVEL_NODELOCK", "info", "log level of leases";
+    loglevel_privexec: String = "LOGLEVEL_PRIVEXEC", "info", "log level of host commands";
+    loglevel_queues: String = "LOGLEVEL_QUEUES", "info", "log level of operations";
+    loglevel_resources: String = "LOGLEVEL_RESOURCES", "info", "log level of node reports";
+    loglevel_sidechannel: String = "LOGLEVEL_SIDECHANNEL", "info", "log level of guest agents";
+    loglevel_transfers: String = "LOGLEVEL_TRANSFERS", "info", "log level of transfers";
+}
+
+impl Settings {
+    /// The settings of an empty environment.
+    #[must_use]
+    pub fn defaults() -> Self {
+        Self::new(&BTreeMap::new(), &BTreeMap::new()).expect("the table's defaults parse")
+    }
+
+    /// The settings of an environment given as pairs.
+    pub fn with(pairs: &[(&str, &str)]) -> Result<Self, String> {
+        let environment = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        Self::new(&BTreeMap::new(), &environment)
+    }
+
+    /// Refuses values that parse but cannot be used.
+    fn check(&self) -> Result<(), String> {
+        let positive = [
+            ("API_TOKEN_DURATION", self.api_token_duration),
+            ("API_MAX_REQUEST_BODY_BYTES", self.api_max_request_body_bytes),
+            ("API_MAX_CONNECTIONS", self.api_max_connections),
+            ("API_TIMEOUT", self.api_timeout),
+            ("CLUSTER_OP_MAX_ATTEMPTS", self.cluster_op_max_attempts),
+            ("CLUSTER_OP_STUCK_THRESHOLD", self.cluster_op_stuck_threshold),
+            ("CLUSTER_OP_LEASE", self.cluster_op_lease),
+            ("DRAIN_BATCH_SIZE", self.drain_batch_size),
+            ("SPOOL_HIGH_WATER_MARK", self.spool_high_water_mark),
+            ("NODE_CHECKIN_MAXIMUM", self.node_checkin_maximum),
+            ("USAGE_EVENT_FREQUENCY", self.usage_event_frequency),
+            ("KEY_SWEEP_INTERVAL", self.key_sweep_interval),
+            ("EVENT_PRUNE_INTERVAL", self.event_prune_interval),
+        ];
+        if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
+            return Err(format!("{name}: must be at least 1"));
+        }
+        if self.drain_batch_size > 3000 {
+            return Err("DRAIN_BATCH_SIZE: must be at most 3000".into());
+        }
+        for (name, value) in
+            [("DRAIN_POLL_INTERVAL", self.drain_poll_interval), ("NODE_CHECKIN_INTERVAL", self.node_checkin_interval)]
+        {
+            if !(0.001..=86400.0).contains(&value) {
+                return Err(format!("{name}: must be between 0.001 and 86400 seconds"));
+            }
+        }
+        if self.tls_certificate.is_empty() != self.tls_private_key.is_empty() {
+            return Err("TLS_CERTIFICATE and TLS_PRIVATE_KEY: set both or neither".into());
+        }
+        let seed = self.auth_secret_seed.expose();
+        if seed == "~~unconfigured~~" || (!seed.is_empty() && seed.len() < 16) {
+            return Err("AUTH_SECRET_SEED: must be at least 16 characters".into());
+        }
+        if self.system_key.has_prefix() && !self.system_key.is_generated() {
+            return Err("SYSTEM_KEY: starts with sfk_ but its checksum is wrong, so it could never log in".into());
+        }
+        if !self.node_uuid.is_empty() && self.node_uuid.parse::<crate::ids::NodeId>().is_err() {
+            return Err("NODE_UUID: is not a UUID".into());
+        }
+        let levels = ["trace", "debug", "info", "warn", "error", "off"];
+        for setting in &self.effective {
+            if setting.name.starts_with("LOGLEVEL_") && !levels.contains(&setting.value.as_str()) {
+                return Err(format!("{}: must be one of {}", setting.name, levels.join(", ")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What may be shown of a value: secrets are masked when they are set at all.
+fn shown(name: &str, raw: &str) -> String {
+    let secret = ["SECRET", "PASSWORD", "PASSPHRASE", "AUTH_HEADER"].iter().any(|word| name.contains(word))
+        || name.ends_with("_SEED")
+        || name == "SYSTEM_KEY";
+    if name == "DATABASE_URL" {
+        return mask_password(raw);
+    }
+    if secret && !raw.is_empty() { "********".into() } else { raw.to_owned() }
+}
+
+/// A database URL with its password masked.
+#[must_use]
+pub fn mask_password(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
+    let Some((login, place)) = rest.rsplit_once('@') else { return url.to_owned() };
+    match login.split_once(':') {
+        Some((user, _)) => format!("{scheme}://{user}:********@{place}"),
+        None => url.to_owned(),
+    }
+}
+
+/// Reads a config file: `NAME = value` lines, values bare or quoted, `#` comments. A name that no setting
+/// has is refused with its line.
+pub fn parse_file(text: &str) -> Result<BTreeMap<String, (usize, String)>, String> {
+    let mut values = BTreeMap::new();
+    for (number, line) in text.lines().enumerate().map(|(at, line)| (at + 1, line.trim())) {
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        let (name, value) =
+            line.split_once('=').ok_or_else(|| format!("line {number}: expected NAME = value"))?;
+        let name = name.trim();
+        if !Settings::NAMES.contains(&name) {
+            return Err(format!("line {number}: unknown setting {name:?}"));
+        }
+        let value = unquote(value.trim()).map_err(|why| format!("line {number}: {name}: {why}"))?;
+        if values.insert(name.to_owned(), (number, value)).is_some() {
+            return Err(format!("line {number}: {name} is set twice"));
+        }
+    }
+    Ok(values)
+}
+
+fn unquote(value: &str) -> Result<String, &'static str> {
+    let Some(quote) = value.chars().next().filter(|c| matches!(c, '"' | '\'')) else {
+        return Ok(value.split(" #").next().unwrap_or_default().trim_end().to_owned());
+    };
+    let (inside, after) = value[1..].split_once(quote).ok_or("the quote is not closed")?;
+    let after = after.trim();
+    if !after.is_empty() && !after.starts_with('#') {
+        return Err("text after the closing quote");
+    }
+    Ok(inside.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_wins_over_the_file_and_the_file_over_the_default() {
+        let file = parse_file("# mine\nCLEANER_DELAY = 7 # soon\nZONE=\"here\"\n").unwrap();
+        let environment = BTreeMap::from([("CLEANER_DELAY".to_owned(), "5".to_owned())]);
+        let settings = Settings::new(&file, &environment).unwrap();
+        assert_eq!((settings.cleaner_delay, settings.zone.as_str()), (5, "here"));
+        let source = |name| settings.effective.iter().find(|e| e.name == name).unwrap().source.clone();
+        assert_eq!(source("CLEANER_DELAY"), Source::Environment);
+        assert_eq!(source("ZONE"), Source::File { line: 3 });
+        assert_eq!(source("API_DRAIN_GRACE"), Source::Default);
+    }
+
+    #[test]
+    fn an_unknown_name_in_the_file_is_refused_with_its_line() {
+        assert_eq!(parse_file("\nCLEANER_DELY=5").unwrap_err(), "line 2: unknown setting \"CLEANER_DELY\"");
+        assert_eq!(parse_file("CLEANER_DELAY 5").unwrap_err(), "line 1: expected NAME = value");
+        assert!(parse_file("ZONE=\"x").unwrap_err().contains("not closed"));
+    }
+
+    #[test]
+    fn an_unusable_value_is_refused_with_its_name() {
+        for (name, value) in [
+            ("CLEANER_DELAY", "soon"),
+            ("API_VALIDATION_MODE", "maybe"),
+            ("DRAIN_BATCH_SIZE", "0"),
+            ("AUTH_SECRET_SEED", "short"),
+            ("SYSTEM_KEY", "sfk_lookalike"),
+            ("LOGLEVEL_API", "loud"),
+            ("TLS_CERTIFICATE", "/tmp/cert.pem"),
+        ] {
+            let why = Settings::with(&[(name, value)]).unwrap_err();
+            assert!(why.contains(name), "{why}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_masked_when_shown() {
+        let settings = Settings::with(&[
+            ("SYSTEM_KEY", "hunter2"),
+            ("DATABASE_URL", "mysql://me:pa@ss@db/muster"),
+            ("MARIADB_PASSWORD", "hunter2"),
+        ])
+        .unwrap();
+        let shown = format!("{settings:?}");
+        assert!(!shown.contains("hunter2") && !shown.contains("pa@ss"), "{shown}");
+        assert!(shown.contains("mysql://me:********@db/muster"));
+    }
+}
