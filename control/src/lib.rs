@@ -1,4 +1,12 @@
 //! Muster's control plane: the API, the rules, the queued work, the store and the events.
 
+pub mod app;
+pub mod auth;
 pub mod events;
+pub mod health;
+pub mod objects;
+pub mod operations;
+pub mod reconcile;
 pub mod store;
+
+pub use app::App;

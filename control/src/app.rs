@@ -1,0 +1,68 @@
+//! What every part of the control plane is given: the store, the settings, the events, the keys.
+
+use std::fmt;
+use std::sync::Arc;
+
+use muster_types::event::Event;
+use muster_types::key::Secret;
+use muster_types::node::NodeApi;
+use muster_types::settings::Settings;
+
+use crate::auth::Caller;
+use crate::auth::secrets::Secrets;
+use crate::auth::tokens::Tokens;
+use crate::events::Events;
+use crate::health::Health;
+use crate::operations::Queue;
+use crate::store::Store;
+use crate::store::leases::Holder;
+
+/// The control plane of one daemon.
+pub struct App {
+    pub store: Arc<Store>,
+    pub settings: Settings,
+    pub events: Events,
+    pub secrets: Secrets,
+    pub tokens: Tokens,
+    pub health: Health,
+    pub queue: Queue,
+    /// The nodes that this daemon speaks for: this machine, or simulated ones.
+    pub nodes: Vec<Arc<dyn NodeApi>>,
+    /// This process, as leases name it.
+    pub holder: Holder,
+}
+
+impl fmt::Debug for App {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("App").field("node", &self.holder.node).finish_non_exhaustive()
+    }
+}
+
+impl App {
+    #[must_use]
+    pub fn new(
+        store: Arc<Store>,
+        settings: Settings,
+        events: Events,
+        seed: &Secret,
+        nodes: Vec<Arc<dyn NodeApi>>,
+    ) -> Self {
+        Self {
+            holder: Holder::new(events.node()),
+            secrets: Secrets::new(seed),
+            tokens: Tokens::new(seed, &settings.zone, settings.api_token_duration),
+            health: Health::default(),
+            queue: Queue::default(),
+            store,
+            settings,
+            events,
+            nodes,
+        }
+    }
+
+    /// Records an event that a request caused.
+    pub fn record(&self, caller: &Caller, mut event: Event) {
+        event.request_id = Some(caller.request_id.clone());
+        self.events.record(event);
+    }
+}

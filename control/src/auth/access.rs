@@ -1,0 +1,61 @@
+//! The one place that decides what a caller may see and change.
+//!
+//! | what | own namespace | trusted by the owner | `system` | anyone else |
+//! |---|---|---|---|---|
+//! | list and read objects, create in the namespace | yes | yes | yes | 404 |
+//! | change or delete objects | yes | 404 | yes | 404 |
+//! | keys, trusts and metadata of the namespace itself | yes | yes | yes | 404 |
+//! | administration | only `system`, else 401 | | | |
+//! | cluster operations | yes | 403 | yes | 403 |
+//!
+//! What may not be seen is answered as if it did not exist.
+
+use muster_types::namespace::{NamespaceState, SYSTEM};
+use muster_types::{Error, Result};
+
+use crate::store::{Read, StoreError, namespaces, trusts};
+
+/// An authenticated caller.
+#[derive(Debug, Clone)]
+pub struct Caller {
+    pub namespace: String,
+    pub key_name: String,
+    /// What the token may be used for; `None` is everything.
+    pub scopes: Option<Vec<String>>,
+    pub request_id: String,
+    pub method: String,
+    pub path: String,
+    pub remote: String,
+}
+
+impl Caller {
+    /// Whether the caller administers the cluster.
+    #[must_use]
+    pub fn is_system(&self) -> bool {
+        self.namespace == SYSTEM
+    }
+
+    /// Whether the caller may change what belongs to `namespace`.
+    #[must_use]
+    pub fn may_change(&self, namespace: &str) -> bool {
+        self.is_system() || self.namespace == namespace
+    }
+
+    /// Whether the caller may read what belongs to `namespace`, and create there.
+    pub async fn may_see(&self, db: impl Read, namespace: &str) -> Result<bool, StoreError> {
+        if self.may_change(namespace) {
+            return Ok(true);
+        }
+        trusts::exists(db, namespace, &self.namespace).await
+    }
+}
+
+/// Refuses unless `namespace` lives and the caller may reach it. Absent and invisible answer the same.
+pub async fn require_namespace<D: Read + Copy>(db: D, caller: &Caller, namespace: &str) -> Result<()> {
+    let row = namespaces::get(db, namespace).await?;
+    let lives = row.is_some_and(|row| row.state == NamespaceState::Created);
+    if lives && caller.may_see(db, namespace).await? {
+        return Ok(());
+    }
+    Err(Error::not_found("namespace"))
+}

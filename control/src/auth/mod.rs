@@ -1,0 +1,8 @@
+//! Who is calling, and what it may see and do.
+
+pub mod access;
+pub mod scopes;
+pub mod secrets;
+pub mod tokens;
+
+pub use access::Caller;

@@ -1,0 +1,215 @@
+//! How key secrets are stored and recognised.
+//!
+//! - A generated secret has full entropy: a salted SHA-256 is enough.
+//! - A supplied secret may be weak: argon2id, in a bounded pool, so that a flood of logins cannot take
+//!   the machine from other calls.
+//! - A login never tries the keys of a namespace one after the other. Each row carries a keyed tag of its
+//!   secret, and the tag of what is presented finds the candidates. For supplied secrets the tag is only
+//!   16 bits, so that even with the seed it says next to nothing about the secret.
+//! - A secret that matches no candidate costs as much as one that does.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use argon2::{Algorithm, Argon2, Params, Version};
+use aws_lc_rs::{constant_time, digest, hmac};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD_NO_PAD as BASE64;
+use muster_types::key::{Secret, random_text};
+use muster_types::{Error, Result};
+use tokio::sync::Semaphore;
+
+use crate::store::keys::{Candidate, StoredSecret};
+
+const MEMORY_KIB: u32 = 19 * 1024;
+const ROUNDS: u32 = 2;
+const LANES: u32 = 1;
+/// Logins that may wait for the pool; more are told to come back.
+const LONGEST_QUEUE: usize = 256;
+
+/// Stores and verifies secrets.
+#[derive(Debug)]
+pub struct Secrets {
+    tag_key: hmac::Key,
+    pool: Arc<Semaphore>,
+    waiting: AtomicUsize,
+}
+
+impl Secrets {
+    /// `seed` is the cluster's secret seed; it never reaches the database.
+    #[must_use]
+    pub fn new(seed: &Secret) -> Self {
+        let master = hmac::Key::new(hmac::HMAC_SHA256, seed.expose().as_bytes());
+        let tag_key = hmac::sign(&master, b"muster key lookup tag 1");
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        Self {
+            tag_key: hmac::Key::new(hmac::HMAC_SHA256, tag_key.as_ref()),
+            // Half of the processors at most: the others serve everybody else.
+            pool: Arc::new(Semaphore::new((cores / 2).clamp(1, 8))),
+            waiting: AtomicUsize::new(0),
+        }
+    }
+
+    /// What to store for a secret of a namespace.
+    pub async fn seal(&self, namespace: &str, secret: &Secret) -> Result<StoredSecret> {
+        let salt = random_text(22);
+        let hash = if secret.is_generated() {
+            format!("sha256${salt}${}", BASE64.encode(fast_hash(&salt, secret.expose())))
+        } else {
+            let hash = self.slow_hash(secret, &salt).await?;
+            format!("argon2id${MEMORY_KIB}${ROUNDS}${LANES}${salt}${}", BASE64.encode(hash))
+        };
+        Ok(StoredSecret { tag: self.tag(namespace, secret), hash, nonce: random_text(16) })
+    }
+
+    /// Finds the keys that a presented secret can belong to.
+    #[must_use]
+    pub fn tag(&self, namespace: &str, secret: &Secret) -> i64 {
+        let mut context = hmac::Context::with_key(&self.tag_key);
+        context.update(&(namespace.len() as u64).to_be_bytes());
+        context.update(namespace.as_bytes());
+        context.update(secret.expose().as_bytes());
+        let tag = context.sign();
+        let bytes = tag.as_ref();
+        if secret.is_generated() {
+            bytes[..8].iter().fold(0i64, |n, byte| n << 8 | i64::from(*byte)) & i64::MAX
+        } else {
+            i64::from(u16::from_be_bytes([bytes[0], bytes[1]]))
+        }
+    }
+
+    /// The candidate that the secret belongs to. Takes as long when there is none.
+    pub async fn find(&self, secret: &Secret, candidates: Vec<Candidate>) -> Result<Option<Candidate>> {
+        let mut found = None;
+        let mut tried = false;
+        for candidate in candidates {
+            match self.matches(secret, &candidate.hash).await? {
+                Some(same) => {
+                    tried = true;
+                    if same && found.is_none() {
+                        found = Some(candidate);
+                    }
+                }
+                None => tracing::warn!(key = candidate.name, "stored key hash is unreadable"),
+            }
+        }
+        if !tried && !secret.is_generated() {
+            self.slow_hash(secret, "no such key, same work").await?;
+        }
+        Ok(found)
+    }
+
+    /// Whether a stored hash is that of the secret. `None`: the hash is damaged.
+    async fn matches(&self, secret: &Secret, stored: &str) -> Result<Option<bool>> {
+        let parts: Vec<&str> = stored.split('$').collect();
+        let (hash, presented) = match parts.as_slice() {
+            ["sha256", salt, hash] if secret.is_generated() => {
+                (*hash, fast_hash(salt, secret.expose()).as_ref().to_vec())
+            }
+            ["argon2id", memory, rounds, lanes, salt, hash] if !secret.is_generated() => {
+                let numbers = [memory, rounds, lanes].map(|text| text.parse().ok());
+                let [Some(MEMORY_KIB), Some(ROUNDS), Some(LANES)] = numbers else { return Ok(None) };
+                (*hash, self.slow_hash(secret, salt).await?)
+            }
+            ["sha256", ..] | ["argon2id", ..] => return Ok(Some(false)),
+            _ => return Ok(None),
+        };
+        let Ok(hash) = BASE64.decode(hash) else { return Ok(None) };
+        Ok(Some(constant_time::verify_slices_are_equal(&hash, &presented).is_ok()))
+    }
+
+    async fn slow_hash(&self, secret: &Secret, salt: &str) -> Result<Vec<u8>> {
+        if self.waiting.fetch_add(1, Ordering::Relaxed) >= LONGEST_QUEUE {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            return Err(Error::Unavailable("too many logins at once, please retry".into()));
+        }
+        // Counts down even when the caller goes away while waiting.
+        let _waiting = Waiting(&self.waiting);
+        let permit = Arc::clone(&self.pool)
+            .acquire_owned()
+            .await
+            .map_err(|_| Error::Internal("the login pool is closed".into()))?;
+        let (secret, salt) = (secret.clone(), salt.to_owned());
+        tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            let params = Params::new(MEMORY_KIB, ROUNDS, LANES, Some(32)).map_err(|e| e.to_string())?;
+            let mut hash = vec![0u8; 32];
+            Argon2::new(Algorithm::Argon2id, Version::V0x13, params)
+                .hash_password_into(secret.expose().as_bytes(), salt.as_bytes(), &mut hash)
+                .map_err(|e| e.to_string())?;
+            Ok(hash)
+        })
+        .await
+        .map_err(|e| Error::Internal(format!("hashing: {e}")))?
+        .map_err(|e: String| Error::Internal(format!("hashing: {e}")))
+    }
+}
+
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn fast_hash(salt: &str, secret: &str) -> digest::Digest {
+    let mut context = digest::Context::new(&digest::SHA256);
+    context.update(salt.as_bytes());
+    context.update(secret.as_bytes());
+    context.finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn secrets() -> Secrets {
+        Secrets::new(&Secret::new("a seed that only tests use"))
+    }
+
+    fn candidate(name: &str, stored: StoredSecret) -> Candidate {
+        Candidate { name: name.into(), hash: stored.hash, nonce: stored.nonce, scopes: None }
+    }
+
+    #[tokio::test]
+    async fn a_secret_is_found_again_and_another_is_not() {
+        let secrets = secrets();
+        for secret in [Secret::generate(), Secret::new("hunter2"), Secret::new("")] {
+            let stored = secrets.seal("ns", &secret).await.unwrap();
+            assert!(!stored.hash.contains(secret.expose()) || secret.expose().is_empty());
+            assert_eq!(stored.tag, secrets.tag("ns", &secret));
+            let found = secrets.find(&secret, vec![candidate("mine", stored.clone())]).await.unwrap();
+            assert_eq!(found.map(|c| c.name).as_deref(), Some("mine"));
+            let other = secrets.find(&Secret::new("hunter3"), vec![candidate("mine", stored)]).await.unwrap();
+            assert!(other.is_none());
+        }
+    }
+
+    #[tokio::test]
+    async fn two_keys_with_the_same_secret_are_stored_differently() {
+        let secrets = secrets();
+        let secret = Secret::new("hunter2");
+        let (a, b) = (secrets.seal("ns", &secret).await.unwrap(), secrets.seal("ns", &secret).await.unwrap());
+        assert_ne!(a.hash, b.hash);
+        assert_ne!(a.nonce, b.nonce);
+        assert_ne!(secrets.tag("ns", &Secret::generate()), secrets.tag("ns", &Secret::generate()));
+    }
+
+    #[test]
+    fn the_tag_of_a_supplied_secret_gives_away_at_most_sixteen_bits() {
+        let secrets = secrets();
+        for n in 0..200 {
+            assert!((0..65536).contains(&secrets.tag("ns", &Secret::new(format!("secret {n}")))));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_damaged_hash_matches_nothing() {
+        let secrets = secrets();
+        for hash in ["", "argon2id$1$2$3$salt$!!", "md5$x$y", "argon2id$99999999$2$1$saltsaltsalt$AAAA"] {
+            let stored = StoredSecret { tag: 0, hash: hash.into(), nonce: "n".into() };
+            assert!(secrets.find(&Secret::new("x"), vec![candidate("k", stored)]).await.unwrap().is_none());
+        }
+    }
+}

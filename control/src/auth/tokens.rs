@@ -1,0 +1,192 @@
+//! Access tokens: HS256 JWTs whose subject is a list, `[namespace, key name]`.
+
+use aws_lc_rs::hmac;
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
+use muster_types::key::Secret;
+use serde::{Deserialize, Serialize};
+
+/// Longest token that is looked at.
+const LONGEST: usize = 16 << 10;
+
+/// What a token says.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Claims {
+    pub fresh: bool,
+    pub iat: u64,
+    pub nbf: u64,
+    pub exp: u64,
+    pub jti: String,
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// Namespace, then key name.
+    pub sub: (String, String),
+    pub iss: String,
+    /// The key's nonce when the token was made.
+    #[serde(default)]
+    pub nonce: Option<String>,
+    /// What the token may be used for; absent means everything.
+    #[serde(default)]
+    pub scopes: Option<Vec<String>>,
+}
+
+#[derive(Deserialize)]
+struct Header {
+    alg: String,
+}
+
+/// Why a token is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Refused {
+    /// It is no token of ours.
+    Invalid,
+    /// It was one.
+    Expired,
+}
+
+/// Signs and verifies tokens.
+#[derive(Debug)]
+pub struct Tokens {
+    key: hmac::Key,
+    header: String,
+    issuer: String,
+    /// Seconds that a token lives.
+    lifetime: u64,
+}
+
+impl Tokens {
+    #[must_use]
+    pub fn new(seed: &Secret, issuer: &str, minutes: u64) -> Self {
+        Self {
+            key: hmac::Key::new(hmac::HMAC_SHA256, seed.expose().as_bytes()),
+            header: BASE64.encode(r#"{"alg":"HS256","typ":"JWT"}"#),
+            issuer: issuer.to_owned(),
+            lifetime: minutes.saturating_mul(60),
+        }
+    }
+
+    #[must_use]
+    pub fn lifetime(&self) -> u64 {
+        self.lifetime
+    }
+
+    /// A token for a key. No scopes recorded means all of them.
+    #[must_use]
+    pub fn create(&self, now: u64, namespace: &str, key: &str, nonce: &str, scopes: Option<&[String]>) -> String {
+        let claims = Claims {
+            fresh: false,
+            iat: now,
+            nbf: now,
+            exp: now.saturating_add(self.lifetime),
+            jti: uuid::Uuid::new_v4().to_string(),
+            kind: "access".into(),
+            sub: (namespace.to_owned(), key.to_owned()),
+            iss: self.issuer.clone(),
+            nonce: Some(nonce.to_owned()),
+            scopes: Some(scopes.map_or_else(|| vec!["*".to_owned()], <[String]>::to_vec)),
+        };
+        let claims = serde_json::to_vec(&claims).expect("claims are plain data");
+        let mut token = format!("{}.{}", self.header, BASE64.encode(claims));
+        let signature = hmac::sign(&self.key, token.as_bytes());
+        token.push('.');
+        BASE64.encode_string(signature.as_ref(), &mut token);
+        token
+    }
+
+    /// What a token says, if it is ours and its time is now.
+    pub fn verify(&self, now: u64, token: &str) -> Result<Claims, Refused> {
+        if token.len() > LONGEST {
+            return Err(Refused::Invalid);
+        }
+        let (signed, signature) = token.rsplit_once('.').ok_or(Refused::Invalid)?;
+        let (header, claims) = signed.split_once('.').ok_or(Refused::Invalid)?;
+        if header != self.header {
+            let header: Header = decode(header)?;
+            if header.alg != "HS256" {
+                return Err(Refused::Invalid);
+            }
+        }
+        let signature = BASE64.decode(signature).map_err(|_| Refused::Invalid)?;
+        hmac::verify(&self.key, signed.as_bytes(), &signature).map_err(|_| Refused::Invalid)?;
+        let claims: Claims = decode(claims)?;
+        if claims.kind != "access" || claims.nbf > now {
+            return Err(Refused::Invalid);
+        }
+        if claims.exp <= now {
+            return Err(Refused::Expired);
+        }
+        Ok(claims)
+    }
+}
+
+fn decode<T: serde::de::DeserializeOwned>(part: &str) -> Result<T, Refused> {
+    let bytes = BASE64.decode(part).map_err(|_| Refused::Invalid)?;
+    serde_json::from_slice(&bytes).map_err(|_| Refused::Invalid)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn tokens() -> Tokens {
+        Tokens::new(&Secret::new("a seed that only tests use"), "shakenfist", 15)
+    }
+
+    fn signed(header: &str, claims: &str) -> String {
+        let text = format!("{}.{}", BASE64.encode(header), BASE64.encode(claims));
+        let signature = hmac::sign(&tokens().key, text.as_bytes());
+        format!("{text}.{}", BASE64.encode(signature.as_ref()))
+    }
+
+    #[test]
+    fn a_token_says_what_it_was_made_for() {
+        let token = tokens().create(1000, "ci", "deploy", "n0nce", None);
+        let claims = tokens().verify(1899, &token).unwrap();
+        assert_eq!(claims.sub, ("ci".into(), "deploy".into()));
+        assert_eq!((claims.iat, claims.nbf, claims.exp), (1000, 1000, 1900));
+        assert_eq!((claims.kind.as_str(), claims.fresh, claims.iss.as_str()), ("access", false, "shakenfist"));
+        assert_eq!((claims.nonce.as_deref(), claims.scopes), (Some("n0nce"), Some(vec!["*".into()])));
+        assert_eq!(tokens().verify(1900, &token), Err(Refused::Expired));
+        assert_eq!(tokens().verify(999, &token), Err(Refused::Invalid));
+    }
+
+    #[test]
+    fn the_subject_is_a_list_on_the_wire() {
+        let token = tokens().create(1000, "ci", "deploy", "n", None);
+        let claims: serde_json::Value = decode(token.split('.').nth(1).unwrap()).unwrap();
+        assert_eq!(claims["sub"], serde_json::json!(["ci", "deploy"]));
+    }
+
+    #[test]
+    fn other_seeds_algorithms_and_kinds_are_refused() {
+        let other = Tokens::new(&Secret::new("another seed altogether"), "shakenfist", 15);
+        assert_eq!(other.verify(1000, &tokens().create(1000, "a", "b", "c", None)), Err(Refused::Invalid));
+        let claims = r#"{"fresh":false,"iat":1,"nbf":1,"exp":9999,"jti":"x","type":"access","sub":["a","b"],"iss":"z"}"#;
+        assert!(tokens().verify(5, &signed(r#"{"typ":"JWT","alg":"HS256"}"#, claims)).is_ok());
+        for header in [r#"{"alg":"none"}"#, r#"{"alg":"HS512"}"#, r#"{"alg":"RS256"}"#, "{}", "x"] {
+            assert_eq!(tokens().verify(5, &signed(header, claims)), Err(Refused::Invalid), "{header}");
+        }
+        let refresh = claims.replace("access", "refresh");
+        assert_eq!(tokens().verify(5, &signed(r#"{"alg":"HS256"}"#, &refresh)), Err(Refused::Invalid));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_refused_without_a_panic(text in "\\PC{0,200}") {
+            prop_assert_eq!(tokens().verify(5, &text), Err(Refused::Invalid));
+        }
+
+        #[test]
+        fn a_token_with_any_byte_changed_is_refused(at in 0usize..300, byte in 0x21u8..0x7f) {
+            let token = tokens().create(1000, "ci", "deploy", "n0nce", None);
+            let at = at % token.len();
+            let mut bytes = token.clone().into_bytes();
+            prop_assume!(bytes[at] != byte);
+            bytes[at] = byte;
+            // The last character of the signature carries two bits that decode to nothing; the decoder refuses them.
+            prop_assert!(tokens().verify(1000, &String::from_utf8(bytes).unwrap()).is_err());
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Metadata: a key/value store on every object, which the service does not interpret.
+//!
+//! Who may reach the object is decided by the object's own module before it comes here.
+
+use muster_types::event::Event;
+use muster_types::object::ObjectRef;
+use muster_types::{Error, Result};
+use serde_json::{Map, Value};
+
+use crate::app::App;
+use crate::auth::Caller;
+use crate::store::{metadata, transaction};
+
+pub async fn get(app: &App, object: &ObjectRef) -> Result<Map<String, Value>> {
+    Ok(metadata::get(&*app.store, object.object_type, &object.id).await?)
+}
+
+/// Creates or replaces one key.
+pub async fn set(app: &App, caller: &Caller, object: &ObjectRef, key: Option<&str>, value: Option<Value>) -> Result<()> {
+    let key = key.filter(|key| !key.is_empty()).ok_or_else(|| Error::Invalid("no key specified".into()))?;
+    if key.chars().count() > 255 {
+        return Err(Error::Invalid("key: must be at most 255 characters".into()));
+    }
+    let value =
+        value.filter(|value| !is_falsy(value)).ok_or_else(|| Error::Invalid("no value specified".into()))?;
+    transaction!(app.store, |tx| { Ok(metadata::set(tx, object.object_type, &object.id, key, &value).await?) })?;
+    app.record(
+        caller,
+        Event::audit(object.clone(), "set metadata key request from REST API")
+            .with("key", key)
+            .with("value", value)
+            .with("method", caller.method.to_lowercase()),
+    );
+    Ok(())
+}
+
+/// Removes one key, if it is there.
+pub async fn remove(app: &App, caller: &Caller, object: &ObjectRef, key: &str) -> Result<()> {
+    transaction!(app.store, |tx| { Ok(metadata::remove(tx, object.object_type, &object.id, key).await?) })?;
+    app.record(caller, Event::audit(object.clone(), "delete metadata key request from REST API").with("key", key));
+    Ok(())
+}
+
+/// Values that mean "nothing" to the existing clients.
+fn is_falsy(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Bool(true) => false,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(members) => members.is_empty(),
+    }
+}

@@ -1,0 +1,167 @@
+//! Namespaces: create, get, list, delete.
+
+use std::collections::BTreeMap;
+
+use muster_types::event::Event;
+use muster_types::key::Secret;
+use muster_types::namespace::{NamespaceRecord, NamespaceState, SYSTEM, Trust, check_name};
+use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::{Error, Result};
+use serde_json::Map;
+
+use crate::app::App;
+use crate::auth::Caller;
+use crate::auth::access::require_namespace;
+use crate::objects::key;
+use crate::operations::{Order, delete_namespace};
+use crate::store::keys::NewKey;
+use crate::store::namespaces::NamespaceRow;
+use crate::store::{Read, StoreError, keys, metadata, namespaces, transaction, trusts};
+
+/// Version of the record's format.
+const VERSION: i64 = 7;
+/// Namespaces read at once for a list.
+const PAGE: i64 = 500;
+
+/// Makes a namespace, with a first key if one is given. Nothing is written unless all of it is.
+pub async fn create(
+    app: &App,
+    caller: &Caller,
+    name: &str,
+    first_key: Option<(&str, &Secret)>,
+) -> Result<NamespaceRecord> {
+    check_name(name)?;
+    let sealed = match first_key {
+        Some((key_name, secret)) => {
+            key::check(key_name, secret)?;
+            let secret = app.secrets.seal(name, secret).await?;
+            Some((key_name, NewKey { secret, expiry: None, scopes: caller.scopes.clone() }))
+        }
+        None => None,
+    };
+    transaction!(app.store, |tx| {
+        match namespaces::insert(tx, name).await {
+            Ok(()) => {}
+            Err(StoreError::Duplicate(_)) => return Err(Error::Forbidden("namespace exists".into()).into()),
+            Err(error) => return Err(error.into()),
+        }
+        if let Some((key_name, new)) = &sealed {
+            keys::put(tx, name, key_name, new).await?;
+        }
+        Ok(())
+    })?;
+    let object = || ObjectRef::namespace(name);
+    let used = |object: ObjectRef, message: String| caller_event(caller, Event::audit(object, message));
+    app.record(caller, Event::audit(object(), "db record created").with("name", name));
+    app.record(caller, Event::audit(object(), "creation request from REST API"));
+    app.record(caller, used(object(), "token used to create namespace".into()));
+    app.record(
+        caller,
+        used(ObjectRef::namespace(&caller.namespace), format!("token used to create namespace {name}"))
+            .with("created-namespace", name),
+    );
+    record(app, name).await
+}
+
+/// The namespace, if the caller may reach it.
+pub async fn get(app: &App, caller: &Caller, name: &str) -> Result<NamespaceRecord> {
+    require_namespace(&*app.store, caller, name).await?;
+    record(app, name).await
+}
+
+/// The next page of the namespaces that the caller may reach, by name. The last page is a short one.
+pub async fn list_page(
+    app: &App,
+    caller: &Caller,
+    after: Option<&str>,
+) -> Result<(Vec<NamespaceRecord>, Option<String>)> {
+    let seen_by = (!caller.is_system()).then_some(caller.namespace.as_str());
+    let rows = namespaces::page(&*app.store, seen_by, after, PAGE).await?;
+    let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE);
+    let next = rows.last().filter(|_| full).map(|row| row.name.clone());
+    Ok((records(&*app.store, rows).await?, next))
+}
+
+/// Deletes a namespace: from this moment nobody trusts it and none of its tokens work.
+pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<()> {
+    require_namespace(&*app.store, caller, name).await?;
+    if name == SYSTEM {
+        return Err(Error::Forbidden("you cannot delete the system namespace".into()));
+    }
+    let trusting = transaction!(app.store, |tx| {
+        let (from, to) = (NamespaceState::Created, NamespaceState::Deleted);
+        if !namespaces::set_state(tx, name, from, to).await? {
+            return Err(Error::not_found("namespace").into());
+        }
+        let trusting = trusts::trusting(&mut *tx, name).await?;
+        trusts::remove_naming(tx, name).await?;
+        let order = Order {
+            target: ObjectRef::namespace(name),
+            namespace: Some(name.to_owned()),
+            arguments: serde_json::json!({}),
+            depends_on: vec![],
+            request_id: Some(caller.request_id.clone()),
+        };
+        delete_namespace::KIND.enqueue(tx, order).await?;
+        Ok(trusting)
+    })?;
+    app.queue.wake();
+    app.record(caller, Event::audit(ObjectRef::namespace(name), "deletion request from REST API"));
+    for namespace in trusting {
+        app.record(
+            caller,
+            Event::audit(ObjectRef::namespace(&namespace), "trust revoked, trusted namespace is gone")
+                .with("trusted-namespace", name),
+        );
+    }
+    Ok(())
+}
+
+/// An event with who did it from where.
+pub(crate) fn caller_event(caller: &Caller, event: Event) -> Event {
+    event
+        .with("keyname", caller.key_name.clone())
+        .with("method", caller.method.clone())
+        .with("path", caller.path.clone())
+        .with("remote-address", caller.remote.clone())
+}
+
+/// The record of a namespace that is known to exist.
+pub(crate) async fn record(app: &App, name: &str) -> Result<NamespaceRecord> {
+    let row = namespaces::get(&*app.store, name).await?;
+    let mut records = records(&*app.store, row.into_iter().collect()).await?;
+    records.pop().ok_or_else(|| Error::not_found("namespace"))
+}
+
+/// The records of rows that are sorted by name, in four reads however many there are.
+async fn records<D: Read + Copy>(db: D, rows: Vec<NamespaceRow>) -> Result<Vec<NamespaceRecord>> {
+    let (Some(first), Some(last)) = (rows.first(), rows.last()) else { return Ok(vec![]) };
+    let (first, last) = (first.name.clone(), last.name.clone());
+    let mut keys_of: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (namespace, key) in keys::names(db, &first, &last).await? {
+        keys_of.entry(namespace).or_default().push(key);
+    }
+    let mut trusts_of: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (namespace, trusted) in trusts::range(db, &first, &last).await? {
+        trusts_of.entry(namespace).or_default().push(trusted);
+    }
+    let mut metadata_of: BTreeMap<String, Map<String, serde_json::Value>> = BTreeMap::new();
+    for (namespace, name, value) in metadata::range(db, ObjectType::Namespace, &first, &last).await? {
+        metadata_of.entry(namespace).or_default().insert(name, value);
+    }
+    Ok(rows
+        .into_iter()
+        .map(|row| NamespaceRecord {
+            state: row.state,
+            version: VERSION,
+            metadata: metadata_of.remove(&row.name).unwrap_or_default(),
+            keys: keys_of.remove(&row.name).unwrap_or_default(),
+            trust: Trust {
+                full: std::iter::once(SYSTEM.to_owned())
+                    .chain(trusts_of.remove(&row.name).unwrap_or_default())
+                    .collect(),
+            },
+            name: row.name,
+        })
+        .collect())
+}

@@ -1,0 +1,132 @@
+//! Nodes: join, look, leave, delete.
+
+use std::collections::BTreeMap;
+
+use muster_types::event::{Event, EventType};
+use muster_types::ids::NodeId;
+use muster_types::node::{NodeIdentity, NodeRecord, NodeState};
+use muster_types::object::{NameOrId, ObjectRef, ObjectType};
+use muster_types::{Error, Result};
+
+use crate::app::App;
+use crate::auth::Caller;
+use crate::reconcile::maintainer;
+use crate::store::nodes::NodeRow;
+use crate::store::{StoreError, leases, metadata, nodes, transaction};
+
+/// Version of the record's format.
+const VERSION: i64 = 1;
+
+/// A node that starts makes itself known, under the id it had before.
+pub async fn join(app: &App, identity: &NodeIdentity) -> Result<()> {
+    let known = transaction!(app.store, |tx| {
+        if nodes::get(&mut *tx, &NameOrId::Id(identity.id)).await?.is_some() {
+            nodes::set_identity(tx, identity).await.map_err(|error| name_taken(error, identity))?;
+            return Ok(true);
+        }
+        nodes::insert(tx, identity).await.map_err(|error| name_taken(error, identity))?;
+        Ok(false)
+    })?;
+    if !known {
+        app.events.record(
+            Event::audit(ObjectRef::new(ObjectType::Node, identity.id), "db record created")
+                .with("name", identity.name.clone())
+                .with("simulated", identity.simulated),
+        );
+    }
+    Ok(())
+}
+
+fn name_taken(error: StoreError, identity: &NodeIdentity) -> crate::store::TxError {
+    match error {
+        StoreError::Duplicate(_) => Error::Conflict(format!(
+            "a node named {} exists with another id: set NODE_NAME, or NODE_UUID to that node's id",
+            identity.name
+        ))
+        .into(),
+        other => other.into(),
+    }
+}
+
+/// A node that reports in is alive, unless it was deleted.
+pub async fn revive(app: &App, id: NodeId) -> Result<()> {
+    move_to(app, id, NodeState::Created, "checked in").await
+}
+
+/// Moves a node to a state if that is a possible move from where it is.
+pub async fn move_to(app: &App, id: NodeId, to: NodeState, why: &str) -> Result<()> {
+    let from = transaction!(app.store, |tx| {
+        let Some(row) = nodes::get(&mut *tx, &NameOrId::Id(id)).await? else { return Ok(None) };
+        if !row.state.may_become(to) {
+            return Ok(None);
+        }
+        if !nodes::set_state(tx, &row, to).await? {
+            return Err(StoreError::Conflict("the node changed".into()).into());
+        }
+        Ok(Some(row.state))
+    })?;
+    if let Some(from) = from {
+        app.events.record(
+            Event::new(EventType::Mutate, ObjectRef::new(ObjectType::Node, id), format!("state is now {to}"))
+                .with("from", from.as_str())
+                .with("reason", why),
+        );
+    }
+    Ok(())
+}
+
+pub async fn list(app: &App) -> Result<Vec<NodeRecord>> {
+    let maintainer = leases::holder_node(&app.store, maintainer::LEASE).await?;
+    let mut records = Vec::new();
+    for row in nodes::list(&*app.store).await? {
+        records.push(record(app, row, maintainer.as_deref()).await?);
+    }
+    Ok(records)
+}
+
+pub async fn get(app: &App, node: &str) -> Result<NodeRecord> {
+    let row = find(app, node).await?;
+    let maintainer = leases::holder_node(&app.store, maintainer::LEASE).await?;
+    record(app, row, maintainer.as_deref()).await
+}
+
+/// The row of a node, by name or id.
+pub async fn find(app: &App, node: &str) -> Result<NodeRow> {
+    let node = NameOrId::parse(node);
+    nodes::get(&*app.store, &node).await?.ok_or_else(|| Error::not_found("node"))
+}
+
+/// Deletes a node for good: it does not come back by checking in.
+pub async fn delete(app: &App, caller: &Caller, node: &str) -> Result<NodeRecord> {
+    let row = find(app, node).await?;
+    if row.state != NodeState::Deleted {
+        let object = ObjectRef::new(ObjectType::Node, row.identity.id);
+        app.record(caller, Event::audit(object, "deletion request from REST API"));
+        move_to(app, row.identity.id, NodeState::Deleted, "deleted by request").await?;
+    }
+    get(app, &row.identity.id.to_string()).await
+}
+
+async fn record(app: &App, row: NodeRow, maintainer: Option<&str>) -> Result<NodeRecord> {
+    let identity = row.identity;
+    Ok(NodeRecord {
+        metadata: metadata::get(&*app.store, ObjectType::Node, &identity.id.to_string()).await?,
+        uuid: identity.id,
+        fqdn: identity.name.clone(),
+        is_cluster_maintainer: maintainer == Some(identity.name.as_str()),
+        name: identity.name,
+        ip: identity.ip,
+        state: row.state,
+        version: VERSION,
+        lastseen: row.lastseen,
+        release: identity.release,
+        is_hypervisor: identity.is_hypervisor,
+        is_network_node: identity.is_network_node,
+        is_database_node: identity.is_database_node,
+        is_etcd_master: false,
+        is_eventlog_node: false,
+        simulated: identity.simulated,
+        references_to: BTreeMap::new(),
+        references_from: BTreeMap::new(),
+    })
+}

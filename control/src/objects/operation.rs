@@ -1,0 +1,128 @@
+//! Reading cluster operations. Only the exact namespace or `system` may; trust does not count here.
+
+use std::collections::{HashSet, VecDeque};
+
+use muster_types::ids::OperationId;
+use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::operation::{OperationRecord, OperationType};
+use muster_types::{Error, Result};
+
+use crate::app::App;
+use crate::auth::Caller;
+use crate::objects::node;
+use crate::store::namespaces;
+use crate::store::operations::{self, OperationRow};
+
+/// Version of the record's format.
+const VERSION: i64 = 1;
+/// Longest chain that is answered.
+const LONGEST_CHAIN: usize = 256;
+
+pub async fn get(app: &App, caller: &Caller, operation_type: &str, id: &str) -> Result<OperationRecord> {
+    let operation_type: OperationType = operation_type.parse().map_err(|_| Error::not_found("operation type"))?;
+    let row = find(app, id).await?;
+    if row.operation_type != operation_type {
+        return Err(Error::not_found("operation"));
+    }
+    if !may_read(caller, &row) {
+        return Err(Error::Forbidden("cluster operation belongs to a foreign namespace".into()));
+    }
+    Ok(record(row))
+}
+
+/// An operation and everything it depends on, newest first.
+pub async fn chain(app: &App, caller: &Caller, id: &str) -> Result<Vec<OperationRecord>> {
+    let first = find(app, id).await?;
+    let mut seen: HashSet<OperationId> = HashSet::from([first.id]);
+    let mut open = VecDeque::from([first]);
+    let mut chain = Vec::new();
+    while let Some(row) = open.pop_front() {
+        if !may_read(caller, &row) {
+            let text = if row.namespace.is_none() {
+                "cluster operation chain includes a cluster-scoped target you cannot see"
+            } else {
+                "cluster operation chain crosses into a namespace you cannot see"
+            };
+            return Err(Error::Forbidden(text.into()));
+        }
+        if chain.len() == LONGEST_CHAIN {
+            return Err(Error::Invalid(format!(
+                "cluster operation chain exceeds maximum size of {LONGEST_CHAIN} nodes"
+            )));
+        }
+        for parent in &row.depends_on {
+            if seen.insert(parent.op_uuid)
+                && let Some(parent) = operations::get(&*app.store, parent.op_uuid).await?
+            {
+                open.push_back(parent);
+            }
+        }
+        chain.push(row);
+    }
+    chain.sort_by(|a, b| b.created.total_cmp(&a.created));
+    Ok(chain.into_iter().map(record).collect())
+}
+
+/// The operations on an object, newest first.
+pub async fn of_target(
+    app: &App,
+    caller: &Caller,
+    object_type: Option<&str>,
+    id: Option<&str>,
+) -> Result<Vec<OperationRecord>> {
+    let missing = |name: &str| Error::Invalid(format!("{name} parameter is required"));
+    let object_type = object_type.ok_or_else(|| missing("target_object_type"))?;
+    let id = id.ok_or_else(|| missing("target_uuid"))?;
+    let object_type: ObjectType = object_type
+        .parse()
+        .map_err(|_| Error::Invalid(format!("invalid target_object_type: '{object_type}'")))?;
+    let absent = || Error::not_found("target object");
+    let target = match object_type {
+        ObjectType::Namespace => {
+            namespaces::get(&*app.store, id).await?.ok_or_else(absent)?;
+            if !caller.may_change(id) {
+                return Err(Error::Forbidden("target object is in a namespace you cannot see".into()));
+            }
+            ObjectRef::namespace(id)
+        }
+        ObjectType::Node => {
+            if !caller.is_system() {
+                return Err(Error::Forbidden("target object is in a namespace you cannot see".into()));
+            }
+            let row = node::find(app, id).await.map_err(|_| absent())?;
+            ObjectRef::new(object_type, row.identity.id)
+        }
+        ObjectType::ApiRequest | ObjectType::NamespaceKey | ObjectType::ClusterOperation => {
+            return Err(Error::Invalid(format!("unsupported target_object_type: '{object_type}'")));
+        }
+    };
+    Ok(operations::of_target(&*app.store, &target).await?.into_iter().map(record).collect())
+}
+
+async fn find(app: &App, id: &str) -> Result<OperationRow> {
+    let id: OperationId = id.parse().map_err(|_| Error::not_found("operation"))?;
+    operations::get(&*app.store, id).await?.ok_or_else(|| Error::not_found("operation"))
+}
+
+fn may_read(caller: &Caller, row: &OperationRow) -> bool {
+    caller.is_system() || row.namespace.as_ref() == Some(&caller.namespace)
+}
+
+fn record(row: OperationRow) -> OperationRecord {
+    OperationRecord {
+        uuid: row.id,
+        object_type: ObjectType::ClusterOperation.to_string(),
+        operation_type: row.operation_type,
+        state: row.state,
+        tasks: row.tasks,
+        depends_on: row.depends_on,
+        error_report: row.error_report,
+        namespace: row.namespace,
+        target_object_type: row.target.object_type.to_string(),
+        target_uuid: row.target.id,
+        attempts: row.attempts,
+        created: row.created,
+        updated: row.updated,
+        version: VERSION,
+    }
+}

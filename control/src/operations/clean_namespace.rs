@@ -1,0 +1,91 @@
+//! Removes every trace of a namespace that was deleted long enough ago, the row itself last.
+
+use muster_types::Result;
+use muster_types::namespace::NamespaceState;
+use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::operation::OperationType;
+
+use super::{Kind, Step, Undo};
+use crate::app::App;
+use crate::store::operations::OperationRow;
+use crate::store::{events, keys, metadata, namespaces, transaction, trusts};
+
+const NO_WAY_BACK: Undo = Undo::NotNeeded("what is cleaned was deleted before; the next attempt goes on");
+
+pub const KIND: Kind = Kind {
+    operation_type: OperationType::Namespace,
+    name: "clean_namespace",
+    steps: &[
+        Step { name: "namespace_clean_keys", run: |app, row| Box::pin(clean_keys(app, row)), undo: NO_WAY_BACK },
+        Step {
+            name: "namespace_clean_metadata",
+            run: |app, row| Box::pin(clean_metadata(app, row)),
+            undo: NO_WAY_BACK,
+        },
+        Step { name: "namespace_clean_events", run: |app, row| Box::pin(clean_events(app, row)), undo: NO_WAY_BACK },
+        Step { name: "namespace_clean_record", run: |app, row| Box::pin(clean_record(app, row)), undo: NO_WAY_BACK },
+    ],
+};
+
+/// Rows removed in one transaction.
+const BATCH: i64 = 500;
+
+/// Whether the namespace is still the deleted one: a name may be used again once its row is gone.
+async fn is_deleted(app: &App, name: &str) -> Result<bool> {
+    let row = namespaces::get(&*app.store, name).await?;
+    Ok(row.is_some_and(|row| row.state == NamespaceState::Deleted))
+}
+
+async fn clean_keys(app: &App, row: &OperationRow) -> Result<()> {
+    let name = &row.target.id;
+    if !is_deleted(app, name).await? {
+        return Ok(());
+    }
+    transaction!(app.store, |tx| { Ok(keys::soft_delete_of(tx, name).await?) })?;
+    loop {
+        let some = keys::some_of(&*app.store, name, BATCH).await?;
+        if some.is_empty() {
+            return Ok(());
+        }
+        for key in some {
+            clear_events(app, &ObjectRef::new(ObjectType::NamespaceKey, key.id)).await?;
+            transaction!(app.store, |tx| { Ok(keys::remove_deleted(tx, key.id).await?) })?;
+        }
+    }
+}
+
+async fn clean_metadata(app: &App, row: &OperationRow) -> Result<()> {
+    let name = &row.target.id;
+    if !is_deleted(app, name).await? {
+        return Ok(());
+    }
+    transaction!(app.store, |tx| {
+        metadata::remove_of(tx, ObjectType::Namespace, name).await?;
+        trusts::remove_of(tx, name).await?;
+        Ok(())
+    })
+}
+
+async fn clean_events(app: &App, row: &OperationRow) -> Result<()> {
+    if !is_deleted(app, &row.target.id).await? {
+        return Ok(());
+    }
+    clear_events(app, &row.target).await
+}
+
+async fn clean_record(app: &App, row: &OperationRow) -> Result<()> {
+    transaction!(app.store, |tx| {
+        namespaces::remove(tx, &row.target.id).await?;
+        Ok(())
+    })
+}
+
+/// Unlinks every event of an object; the orphan sweep removes what nothing else links.
+pub(crate) async fn clear_events(app: &App, object: &ObjectRef) -> Result<()> {
+    loop {
+        let gone = transaction!(app.store, |tx| { Ok(events::prune_object_links(tx, object, BATCH).await?) })?;
+        if gone < BATCH.unsigned_abs() {
+            return Ok(());
+        }
+    }
+}

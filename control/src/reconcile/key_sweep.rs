@@ -1,0 +1,41 @@
+//! Soft-deletes keys that expired `NAMESPACE_KEY_REAP_GRACE` seconds ago. That they stopped working did not
+//! wait for this.
+
+use muster_types::Result;
+use muster_types::event::Event;
+use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::time::now;
+
+use crate::app::App;
+use crate::store::{keys, transaction};
+
+/// Keys handled in one pass.
+const PASS: i64 = 500;
+
+/// One pass. Says how many keys went.
+pub async fn run(app: &App) -> Result<usize> {
+    if app.settings.namespace_key_reap_grace <= 0 {
+        return Ok(0);
+    }
+    #[expect(clippy::cast_precision_loss, reason = "the grace is seconds")]
+    let before = now() - app.settings.namespace_key_reap_grace as f64;
+    let mut count = 0;
+    loop {
+        let expired = keys::expired_before(&*app.store, before, PASS).await?;
+        for key in &expired {
+            let gone =
+                transaction!(app.store, |tx| { Ok(keys::soft_delete_expired(tx, key.id, before).await?) })?;
+            if gone {
+                count += 1;
+                app.events.record(
+                    Event::audit(ObjectRef::namespace(&key.namespace), "expired key deleted")
+                        .also(ObjectRef::new(ObjectType::NamespaceKey, key.id))
+                        .with("keyname", key.name.clone()),
+                );
+            }
+        }
+        if i64::try_from(expired.len()).unwrap_or(0) < PASS {
+            return Ok(count);
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Reconcilers: they take no input, may run at any time and any number of times, and bring the cluster a
+//! step nearer to what the database says it should be.
+
+pub mod checkin;
+pub mod cleaner;
+pub mod key_sweep;
+pub mod maintainer;
+pub mod node_watch;
