@@ -4,6 +4,7 @@ pub mod app;
 pub mod auth;
 pub mod events;
 pub mod health;
+pub mod http;
 pub mod objects;
 pub mod operations;
 pub mod reconcile;

@@ -1,1 +1,67 @@
-fn main() {}
+//! The executable: settings, wiring, signals and sub-commands. Nothing here knows about HTTP or SQL.
+
+mod config;
+mod database;
+mod logging;
+mod serve;
+mod state;
+
+use std::process::ExitCode;
+
+use clap::{CommandFactory, Parser, Subcommand};
+
+/// A private cloud in one program.
+#[derive(Debug, Parser)]
+#[command(name = "muster", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    options: muster_client::Options,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run this machine as a node of a cluster; alone it is a whole one
+    Serve(serve::Arguments),
+    /// Show every setting, its value and where it came from
+    Config(config::Arguments),
+    /// Look after the database
+    #[command(subcommand)]
+    Db(database::Command),
+    /// Print a completion script for a shell
+    Completion { shell: clap_complete::Shell },
+    #[command(flatten)]
+    Client(muster_client::Command),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match run(cli) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // The whole chain in one line: scripts and people read the same thing.
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<()> {
+    if let Command::Completion { shell } = cli.command {
+        clap_complete::generate(shell, &mut Cli::command(), "muster", &mut std::io::stdout());
+        return Ok(());
+    }
+    if let Command::Config(arguments) = &cli.command {
+        return config::show(arguments, cli.options.json);
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(async {
+        match cli.command {
+            Command::Serve(arguments) => serve::run(arguments).await,
+            Command::Db(command) => database::run(command).await,
+            Command::Client(command) => muster_client::run(command, cli.options).await,
+            Command::Config(_) | Command::Completion { .. } => Ok(()),
+        }
+    })
+}

@@ -26,7 +26,7 @@ pub struct Claims {
     #[serde(default)]
     pub nonce: Option<String>,
     /// What the token may be used for; absent means everything.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scopes: Option<Vec<String>>,
 }
 
@@ -83,7 +83,7 @@ impl Tokens {
             sub: (namespace.to_owned(), key.to_owned()),
             iss: self.issuer.clone(),
             nonce: Some(nonce.to_owned()),
-            scopes: Some(scopes.map_or_else(|| vec!["*".to_owned()], <[String]>::to_vec)),
+            scopes: scopes.map(<[String]>::to_vec),
         };
         let claims = serde_json::to_vec(&claims).expect("claims are plain data");
         let mut token = format!("{}.{}", self.header, BASE64.encode(claims));
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(claims.sub, ("ci".into(), "deploy".into()));
         assert_eq!((claims.iat, claims.nbf, claims.exp), (1000, 1000, 1900));
         assert_eq!((claims.kind.as_str(), claims.fresh, claims.iss.as_str()), ("access", false, "shakenfist"));
-        assert_eq!((claims.nonce.as_deref(), claims.scopes), (Some("n0nce"), Some(vec!["*".into()])));
+        assert_eq!((claims.nonce.as_deref(), claims.scopes), (Some("n0nce"), None));
         assert_eq!(tokens().verify(1900, &token), Err(Refused::Expired));
         assert_eq!(tokens().verify(999, &token), Err(Refused::Invalid));
     }

@@ -14,6 +14,7 @@ mod migrate;
 pub mod namespaces;
 pub mod nodes;
 pub mod operations;
+pub mod seed;
 mod sqlite;
 pub mod trusts;
 pub mod values;

@@ -1,0 +1,45 @@
+//! The one place that turns an error into a status and a body.
+
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use muster_types::Error;
+use serde_json::json;
+
+use super::response::json_response;
+
+/// An error on its way out.
+#[derive(Debug)]
+pub(super) struct ApiError(pub(super) Error);
+
+impl<E: Into<Error>> From<E> for ApiError {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+/// What a handler answers.
+pub(super) type ApiResult<T = Response> = Result<T, ApiError>;
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let (status, text) = match self.0 {
+            Error::Invalid(text) => (StatusCode::BAD_REQUEST, text),
+            Error::Unauthenticated(text) => (StatusCode::UNAUTHORIZED, text),
+            Error::Forbidden(text) => (StatusCode::FORBIDDEN, text),
+            Error::NotFound(text) => (StatusCode::NOT_FOUND, text),
+            Error::NotReady(text) => (StatusCode::NOT_ACCEPTABLE, text),
+            Error::Timeout(text) => (StatusCode::REQUEST_TIMEOUT, text),
+            Error::Conflict(text) => (StatusCode::CONFLICT, text),
+            Error::LengthRequired(text) => (StatusCode::LENGTH_REQUIRED, text),
+            Error::TooLarge(text) => (StatusCode::PAYLOAD_TOO_LARGE, text),
+            Error::TooLong(text) => (StatusCode::UNPROCESSABLE_ENTITY, text),
+            Error::Unavailable(text) => (StatusCode::SERVICE_UNAVAILABLE, text),
+            Error::Internal(why) => {
+                tracing::error!(%why, "server error");
+                (StatusCode::INTERNAL_SERVER_ERROR, "server error".to_owned())
+            }
+        };
+        json_response(status, &json!({ "error": text, "status": status.as_u16() }))
+    }
+}
+

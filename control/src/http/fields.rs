@@ -1,0 +1,57 @@
+//! Types of request fields. Each owns the sentence with which it refuses a value.
+
+use std::fmt;
+
+use serde::de::{Deserialize, Deserializer, Error, Visitor};
+
+/// A string.
+#[derive(Debug, Clone, PartialEq, Eq, utoipa::ToSchema)]
+#[schema(value_type = String)]
+pub(super) struct Text(pub(super) String);
+
+impl<'de> Deserialize<'de> for Text {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Strings;
+        impl Visitor<'_> for Strings {
+            type Value = Text;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Text, E> {
+                Ok(Text(text.to_owned()))
+            }
+        }
+        deserializer.deserialize_any(Strings).map_err(|_| D::Error::custom("Not a valid string."))
+    }
+}
+
+/// A whole number; numeric strings count, because released clients send them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, utoipa::ToSchema)]
+#[schema(value_type = i64)]
+pub(super) struct Integer(pub(super) i64);
+
+impl<'de> Deserialize<'de> for Integer {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Integers;
+        impl Visitor<'_> for Integers {
+            type Value = Integer;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an integer")
+            }
+            fn visit_i64<E: Error>(self, number: i64) -> Result<Integer, E> {
+                Ok(Integer(number))
+            }
+            fn visit_u64<E: Error>(self, number: u64) -> Result<Integer, E> {
+                Ok(Integer(i64::try_from(number).unwrap_or(i64::MAX)))
+            }
+            #[expect(clippy::cast_possible_truncation, reason = "checked to be whole; the cast saturates")]
+            fn visit_f64<E: Error>(self, number: f64) -> Result<Integer, E> {
+                if number.fract() == 0.0 { Ok(Integer(number as i64)) } else { Err(E::custom("fraction")) }
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Integer, E> {
+                text.trim().parse().map(Integer).map_err(E::custom)
+            }
+        }
+        deserializer.deserialize_any(Integers).map_err(|_| D::Error::custom("Not a valid integer."))
+    }
+}

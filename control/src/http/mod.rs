@@ -1,0 +1,85 @@
+//! The HTTP API. This page lists every route; each noun's handlers are in a file of its name and hold no
+//! rules and no SQL.
+
+mod admin;
+mod arguments;
+mod docs;
+mod error;
+mod events;
+mod fields;
+mod guard;
+mod health;
+mod keys;
+mod login;
+mod metadata;
+mod metrics;
+mod namespaces;
+mod nodes;
+mod operations;
+mod request;
+mod response;
+mod root;
+mod server;
+mod table;
+mod trusts;
+
+use std::sync::Arc;
+
+use utoipa_axum::routes;
+
+use crate::app::App;
+pub use metrics::metrics;
+pub use request::Service;
+pub use server::{Listener, Tls, serve};
+pub use table::{Access, RouteInfo};
+use table::Table;
+
+/// Every route, with who may call it and the family of its scope.
+fn table(app: &Arc<App>) -> Table {
+    use Access::{Admin, Public, Token};
+
+    let mut table = Table::new(app);
+    table.add(Public, "", routes!(root::root));
+    table.add(Public, "", routes!(health::livez));
+    table.add(Public, "", routes!(health::readyz));
+    table.add(Public, "", routes!(health::healthz));
+    table.add(Public, "", routes!(docs::document));
+    table.add(Public, "", routes!(docs::page));
+    table.add(Public, "", routes!(docs::file));
+
+    table.add(Public, "auth", routes!(login::log_in));
+    table.add(Token, "auth", routes!(namespaces::list));
+    table.add(Admin, "auth", routes!(namespaces::create));
+    table.add(Token, "auth", routes!(namespaces::get));
+    table.add(Admin, "auth", routes!(namespaces::delete));
+    table.add(Admin, "auth", routes!(namespaces::list_events));
+    table.add(Token, "auth", routes!(keys::list, keys::create));
+    table.add(Admin, "auth", routes!(keys::update_named_in_body));
+    table.add(Admin, "auth", routes!(keys::update));
+    table.add(Token, "auth", routes!(keys::delete));
+    table.add(Token, "auth", routes!(trusts::create));
+    table.add(Token, "auth", routes!(trusts::delete));
+    table.add(Token, "auth", routes!(namespaces::metadata::list, namespaces::metadata::create));
+    table.add(Token, "auth", routes!(namespaces::metadata::update, namespaces::metadata::delete));
+
+    table.add(Admin, "node", routes!(nodes::list));
+    table.add(Admin, "node", routes!(nodes::get, nodes::delete));
+    table.add(Admin, "node", routes!(nodes::process_metrics));
+    table.add(Admin, "node", routes!(nodes::list_events));
+    table.add(Admin, "node", routes!(nodes::metadata::list, nodes::metadata::create));
+    table.add(Admin, "node", routes!(nodes::metadata::update, nodes::metadata::delete));
+
+    table.add(Token, "clusteroperation", routes!(operations::list));
+    table.add(Token, "clusteroperation", routes!(operations::get));
+
+    table.add(Admin, "admin", routes!(admin::locks));
+    table.add(Admin, "admin", routes!(admin::resources));
+    table
+}
+
+/// The API as a service, and what its routes are.
+#[must_use]
+pub fn service(app: &Arc<App>) -> (Service, Vec<RouteInfo>) {
+    let (router, document, routes) = table(app).finish();
+    (Service::new(Arc::clone(app), router, document), routes)
+}

@@ -1,0 +1,151 @@
+//! `/auth/namespaces`.
+
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, State};
+use futures_util::stream;
+use muster_types::Error;
+use muster_types::key::Secret;
+use muster_types::namespace::NamespaceRecord;
+use muster_types::object::ObjectRef;
+use serde::Deserialize;
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use super::arguments::{Args, Nothing};
+use super::error::{ApiError, ApiResult};
+use super::events::{EventQuery, answer};
+use super::fields::Text;
+use super::metadata::metadata_routes;
+use super::response::{nothing, ok, streamed_json};
+use crate::app::App;
+use crate::auth::Caller;
+use crate::auth::access::require_namespace;
+use crate::objects::namespace;
+
+/// The namespaces that the caller can reach, by name.
+#[utoipa::path(get, path = "/auth/namespaces", tag = "auth", responses((status = 200, body = Vec<NamespaceRecord>)))]
+pub(super) async fn list(State(app): State<Arc<App>>, caller: Caller, _: Args<Nothing>) -> ApiResult {
+    // The first page is read before the answer begins, so that a failure is still a status.
+    let (records, next) = namespace::list_page(&app, &caller, None).await?;
+    if next.is_none() {
+        return Ok(ok(&records));
+    }
+    let rest = stream::try_unfold((Some((records, next)), true), move |(page, first)| {
+        let (app, caller) = (Arc::clone(&app), caller.clone());
+        async move {
+            let Some((records, next)) = page else { return Ok::<_, Error>(None) };
+            let mut bytes = Vec::with_capacity(records.len() * 160);
+            for (at, record) in records.iter().enumerate() {
+                bytes.push(if first && at == 0 { b'[' } else { b',' });
+                serde_json::to_writer(&mut bytes, record).map_err(|e| Error::Internal(e.to_string()))?;
+            }
+            let page = match next {
+                Some(after) => Some(namespace::list_page(&app, &caller, Some(&after)).await?),
+                None => {
+                    bytes.extend_from_slice(b"]\n");
+                    None
+                }
+            };
+            Ok(Some((Bytes::from(bytes), (page, false))))
+        }
+    });
+    Ok(streamed_json(Body::from_stream(rest)))
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+pub(super) struct NewNamespace {
+    #[schema(value_type = String)]
+    namespace: Option<Text>,
+    /// Name of a first key.
+    #[schema(value_type = Option<String>)]
+    key_name: Option<Text>,
+    /// Secret of that key.
+    #[schema(value_type = Option<String>)]
+    key: Option<Value>,
+}
+
+/// Create a namespace.
+#[utoipa::path(post, path = "/auth/namespaces", tag = "auth", request_body = NewNamespace, responses(
+    (status = 200, body = NamespaceRecord),
+    (status = 400, description = "a field is missing or malformed"),
+    (status = 403, description = "the name is taken, or the key name is reserved")))]
+pub(super) async fn create(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Args(new): Args<NewNamespace>,
+) -> ApiResult {
+    let Some(Text(name)) = new.namespace else {
+        return Err(Error::Invalid("no namespace specified".into()).into());
+    };
+    let first_key = match new.key_name {
+        None => None,
+        Some(Text(key_name)) => Some((key_name, secret(new.key)?)),
+    };
+    let first_key = first_key.as_ref().map(|(key_name, secret)| (key_name.as_str(), secret));
+    Ok(ok(&namespace::create(&app, &caller, &name, first_key).await?))
+}
+
+/// A secret that must be given.
+pub(super) fn secret(value: Option<Value>) -> Result<Secret, ApiError> {
+    match value {
+        Some(Value::String(text)) if !text.is_empty() => Ok(Secret::new(text)),
+        None | Some(Value::String(_)) => Err(Error::Invalid("no key specified".into()).into()),
+        Some(_) => Err(Error::Invalid("key is not a string".into()).into()),
+    }
+}
+
+/// One namespace.
+#[utoipa::path(get, path = "/auth/namespaces/{namespace}", tag = "auth", params(("namespace" = String, Path)), responses(
+    (status = 200, body = NamespaceRecord), (status = 404, description = "no such namespace")))]
+pub(super) async fn get(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(name): Path<String>,
+    _: Args<Nothing>,
+) -> ApiResult {
+    Ok(ok(&namespace::get(&app, &caller, &name).await?))
+}
+
+/// Delete a namespace. Its name stays taken until the cleaner has been.
+#[utoipa::path(delete, path = "/auth/namespaces/{namespace}", tag = "auth", params(("namespace" = String, Path)), responses(
+    (status = 200, description = "`null`"), (status = 403, description = "it is `system`"),
+    (status = 404, description = "no such namespace")))]
+pub(super) async fn delete(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(name): Path<String>,
+    _: Args<Nothing>,
+) -> ApiResult {
+    namespace::delete(&app, &caller, &name).await?;
+    Ok(nothing())
+}
+
+/// Events of a namespace, newest first.
+#[utoipa::path(get, path = "/auth/namespaces/{namespace}/events", tag = "auth",
+    params(("namespace" = String, Path), EventQuery),
+    responses((status = 200, body = Vec<muster_types::event::EventRecord>)))]
+pub(super) async fn list_events(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(name): Path<String>,
+    Args(query): Args<EventQuery>,
+) -> ApiResult {
+    require_namespace(&*app.store, &caller, &name).await?;
+    answer(&app, &ObjectRef::namespace(&name), &query).await
+}
+
+/// The namespace whose metadata a call is about.
+async fn metadata_object(app: &App, caller: &Caller, name: &str) -> Result<ObjectRef, Error> {
+    require_namespace(&*app.store, caller, name).await?;
+    Ok(ObjectRef::namespace(name))
+}
+
+metadata_routes!(
+    "/auth/namespaces/{namespace}/metadata",
+    "/auth/namespaces/{namespace}/metadata/{key}",
+    "namespace",
+    "auth",
+    super::metadata_object
+);

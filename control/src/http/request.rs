@@ -1,0 +1,290 @@
+//! What every request goes through, matched or not: an id, a tidy path, limits on the body, request events.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::http::uri::PathAndQuery;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use futures_util::FutureExt as _;
+use http_body_util::BodyExt;
+use muster_types::Error;
+use muster_types::event::Event;
+use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::time::now;
+use serde_json::json;
+use tower::ServiceExt as _;
+use utoipa::openapi::OpenApi;
+
+use super::docs::Document;
+use super::error::ApiError;
+use super::response::json_response;
+use crate::app::App;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Longest request id taken from a caller: it becomes the id of an object.
+const LONGEST_ID: usize = 128;
+/// Bodies longer than this are not traced.
+const LONGEST_TRACE: usize = 1024;
+/// Paths that leave no request events.
+const QUIET: &[&str] = &["/", "/livez", "/readyz", "/healthz", "/openapi.json"];
+
+/// What is known of a request besides its head.
+#[derive(Debug, Clone)]
+pub(super) struct Incoming {
+    pub(super) id: String,
+    pub(super) remote: String,
+    pub(super) body: Bytes,
+}
+
+/// The API: takes a request from the wire and answers it.
+#[derive(Clone)]
+pub struct Service {
+    app: Arc<App>,
+    router: Router,
+    document: Document,
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Service")
+    }
+}
+
+impl Service {
+    pub(super) fn new(app: Arc<App>, router: Router, document: OpenApi) -> Self {
+        let document = Document::new(document, &app.settings);
+        Self { app, router, document }
+    }
+
+    /// The OpenAPI document as text.
+    #[must_use]
+    pub fn openapi(&self) -> &str {
+        self.document.text()
+    }
+
+    /// Answers a request. Never fails and never panics.
+    pub async fn call<B>(&self, request: Request<B>, peer: SocketAddr) -> Response
+    where
+        B: BodyExt<Data = Bytes> + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let (mut parts, body) = request.into_parts();
+        let id = request_id(&parts.headers);
+        let id_header = HeaderValue::from_str(&id).unwrap_or(HeaderValue::from_static("invalid"));
+        parts.uri = tidy(parts.uri);
+        let (method, uri) = (parts.method.clone(), parts.uri.clone());
+
+        let mut trace = Trace::new(&self.app, &id, &method, &uri);
+        let body = self.read_body(&parts.headers, body).await;
+        let mut response = match body {
+            Ok(body) => {
+                trace.received(&body);
+                let incoming = Incoming { id: id.clone(), remote: peer.ip().to_string(), body };
+                parts.extensions.insert(incoming);
+                parts.extensions.insert(self.document.clone());
+                self.route(Request::from_parts(parts, Body::empty())).await
+            }
+            Err(error) => ApiError(error).into_response(),
+        };
+        if response.status() == StatusCode::METHOD_NOT_ALLOWED {
+            response = wrong_method(&method, response);
+        }
+        trace.answered(response.status());
+        response.headers_mut().insert(REQUEST_ID, id_header);
+        response
+    }
+
+    async fn read_body<B>(&self, headers: &HeaderMap, body: B) -> Result<Bytes, Error>
+    where
+        B: BodyExt<Data = Bytes>,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        if body.is_end_stream() {
+            return Ok(Bytes::new());
+        }
+        let too_large = || Error::TooLarge("request body too large".into());
+        let Some(length) = headers.get(header::CONTENT_LENGTH) else {
+            return Err(Error::LengthRequired("a content-length is required".into()));
+        };
+        let length = length.to_str().ok().and_then(|text| text.parse::<u64>().ok());
+        if length.is_none_or(|length| length > self.app.settings.api_max_request_body_bytes) {
+            return Err(too_large());
+        }
+        let limit = Duration::from_secs(self.app.settings.api_timeout);
+        match tokio::time::timeout(limit, body.collect()).await {
+            Ok(Ok(body)) => Ok(body.to_bytes()),
+            Ok(Err(_)) => Err(Error::Invalid("the request body ended early".into())),
+            Err(_) => Err(Error::Timeout("the request body did not arrive in time".into())),
+        }
+    }
+
+    /// Calls the handler. A change goes on to its end even when the caller hangs up.
+    async fn route(&self, request: Request<Body>) -> Response {
+        let safe = request.method().is_safe();
+        let answer = AssertUnwindSafe(self.router.clone().oneshot(request)).catch_unwind();
+        let answer = if safe { answer.await } else { tokio::spawn(answer).await.unwrap_or_else(|e| Err(Box::new(e))) };
+        match answer {
+            Ok(Ok(response)) => response,
+            Err(_) => ApiError(Error::Internal("a handler panicked".into())).into_response(),
+        }
+    }
+}
+
+/// The caller's request id if it is usable, else a fresh one.
+fn request_id(headers: &HeaderMap) -> String {
+    headers
+        .get(REQUEST_ID)
+        .and_then(|value| value.to_str().ok())
+        .filter(|id| !id.is_empty() && id.len() <= LONGEST_ID && id.bytes().all(|byte| byte.is_ascii_graphic()))
+        .map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_owned)
+}
+
+/// Both slash forms are the same path, and so is one that a base URL with a slash at its end makes.
+fn tidy(uri: Uri) -> Uri {
+    let path = uri.path();
+    if (path.len() <= 1 || !path.ends_with('/')) && !path.starts_with("//") {
+        return uri;
+    }
+    let path = format!("/{}", path.trim_matches('/'));
+    let whole = match uri.query() {
+        Some(query) => format!("{path}?{query}"),
+        None => path,
+    };
+    let Ok(whole) = PathAndQuery::try_from(whole) else { return uri };
+    let mut parts = uri.into_parts();
+    parts.path_and_query = Some(whole);
+    Uri::from_parts(parts).unwrap_or_default()
+}
+
+/// 405 as the existing API words it, or the answer to OPTIONS.
+fn wrong_method(method: &Method, response: Response) -> Response {
+    let allow = response.headers().get(header::ALLOW).cloned();
+    let mut response = if method == Method::OPTIONS {
+        Response::new(Body::empty())
+    } else {
+        let text = "The method is not allowed for the requested URL.";
+        json_response(StatusCode::METHOD_NOT_ALLOWED, &json!({ "message": text }))
+    };
+    if let Some(allow) = allow {
+        response.headers_mut().insert(header::ALLOW, allow);
+    }
+    response
+}
+
+/// The answer for a path that is no route.
+pub(super) async fn not_found() -> Response {
+    ApiError(Error::not_found("route")).into_response()
+}
+
+/// The request events of one request: recorded for changes and refusals, and for reads if so set.
+struct Trace<'a> {
+    app: &'a App,
+    id: &'a str,
+    method: &'a Method,
+    uri: &'a Uri,
+    /// Unix time of the arrival.
+    arrived: f64,
+    body: Bytes,
+    recorded: bool,
+}
+
+impl<'a> Trace<'a> {
+    fn new(app: &'a App, id: &'a str, method: &'a Method, uri: &'a Uri) -> Self {
+        Self { app, id, method, uri, arrived: now(), body: Bytes::new(), recorded: false }
+    }
+
+    fn is_quiet(&self) -> bool {
+        QUIET.contains(&self.uri.path()) || self.uri.path().starts_with("/apidocs")
+    }
+
+    fn handles_credentials(&self) -> bool {
+        self.uri.path().strip_prefix("/auth").is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+
+    /// The request has arrived whole.
+    fn received(&mut self, body: &Bytes) {
+        self.body = body.clone();
+        let wanted = !self.method.is_safe() || self.app.settings.api_request_events_for_reads;
+        if wanted && !self.is_quiet() {
+            self.record_arrival();
+        }
+    }
+
+    fn record_arrival(&mut self) {
+        self.recorded = true;
+        let body = if self.body.is_empty() {
+            String::new()
+        } else if self.handles_credentials() {
+            "...body not logged as this route handles credentials...".to_owned()
+        } else if self.body.len() > LONGEST_TRACE {
+            "...body not logged as it is too long...".to_owned()
+        } else {
+            String::from_utf8_lossy(&self.body).into_owned()
+        };
+        // A query below /auth could carry a secret; the path cannot.
+        let url = if self.handles_credentials() { self.uri.path().to_owned() } else { self.uri.to_string() };
+        let mut event = self.event("api request received").with("url", url).with("body", body);
+        event.timestamp = self.arrived;
+        self.app.events.record(event);
+    }
+
+    fn event(&self, what: &str) -> Event {
+        let object = ObjectRef::new(ObjectType::ApiRequest, self.id);
+        let mut event = Event::audit(object, format!("{} {what}", self.method));
+        event.request_id = Some(self.id.to_owned());
+        event
+    }
+
+    /// The answer is known.
+    fn answered(&mut self, status: StatusCode) {
+        let refused = status.is_client_error() || status.is_server_error();
+        if !self.recorded && (!refused || self.is_quiet()) {
+            return;
+        }
+        if !self.recorded {
+            self.record_arrival();
+        }
+        let mut event = self.event("api response sent").with("status", status.as_u16());
+        event.duration = Some((now() - self.arrived).max(0.0));
+        self.app.events.record(event);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_slash_forms_are_one_path() {
+        for (given, tidied) in [
+            ("/", "/"),
+            ("/auth", "/auth"),
+            ("/auth/", "/auth"),
+            ("//auth", "/auth"),
+            ("//", "/"),
+            ("/auth/namespaces/?limit=1", "/auth/namespaces?limit=1"),
+            ("/a%2Fb/", "/a%2Fb"),
+        ] {
+            assert_eq!(tidy(given.parse().unwrap()).to_string(), tidied, "{given}");
+        }
+    }
+
+    #[test]
+    fn a_request_id_is_taken_over_only_when_it_can_be_an_object_id() {
+        let with = |id: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(REQUEST_ID, HeaderValue::from_str(id).unwrap());
+            request_id(&headers)
+        };
+        assert_eq!(with("my-id-7"), "my-id-7");
+        for bad in ["", "two words", &"x".repeat(129)] {
+            assert_eq!(with(bad).len(), 36, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,46 @@
+//! Answers: always a JSON document and a newline, `null` when there is nothing to say.
+
+use axum::body::Body;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::Response;
+use serde::Serialize;
+
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+pub(super) fn json_response(status: StatusCode, value: &impl Serialize) -> Response {
+    let mut body = match serde_json::to_vec(value) {
+        Ok(body) => body,
+        Err(error) => {
+            tracing::error!(%error, "an answer cannot be written");
+            return respond(StatusCode::INTERNAL_SERVER_ERROR, JSON, Body::from("null\n"));
+        }
+    };
+    body.push(b'\n');
+    respond(status, JSON, Body::from(body))
+}
+
+/// 200 with a value.
+pub(super) fn ok(value: &impl Serialize) -> Response {
+    json_response(StatusCode::OK, value)
+}
+
+/// 200 with `null`.
+pub(super) fn nothing() -> Response {
+    ok(&())
+}
+
+/// 200 with text of a kind.
+pub(super) fn text(kind: &'static str, body: impl Into<Body>) -> Response {
+    respond(StatusCode::OK, HeaderValue::from_static(kind), body.into())
+}
+
+pub(super) fn streamed_json(body: Body) -> Response {
+    respond(StatusCode::OK, JSON, body)
+}
+
+pub(super) fn respond(status: StatusCode, kind: HeaderValue, body: Body) -> Response {
+    let mut response = Response::new(body);
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}

@@ -1,0 +1,33 @@
+//! The root page: what this cluster can do, for people and for clients that search it for words.
+
+use axum::response::Response;
+
+use super::response::text;
+
+/// Capabilities by family. A client finds a feature by finding its word on the page, so only what works is here.
+const CAPABILITIES: &[(&str, &[&str])] = &[
+    ("admin", &["cluster-resources"]),
+    ("auth", &["generated-key-secrets"]),
+    ("cluster-operations", &["get-cluster-operations", "cluster-operation-chain", "cluster-operations-by-target"]),
+    ("events", &["events-by-type"]),
+    ("nodes", &["node-get", "node-metadata", "node-process-metrics"]),
+];
+
+/// The capabilities of this cluster.
+#[utoipa::path(get, path = "/", tag = "root", responses((status = 200, description = "HTML page", content_type = "text/html", body = String)))]
+pub(super) async fn root() -> Response {
+    let list: String = CAPABILITIES
+        .iter()
+        .map(|(family, words)| format!("<li>{family}: {}</li>\n", words.join(", ")))
+        .collect();
+    text(
+        "text/html; charset=utf-8",
+        format!(
+            "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\"><title>Muster</title></head><body>\n\
+             <h1>Muster {}</h1>\n<p>A private cloud in one program. The API is described at \
+             <a href=\"apidocs/\">apidocs</a> and, for programs, in <a href=\"openapi.json\">openapi.json</a>.</p>\n\
+             <p>Machine searchable API capabilities:</p>\n<ul>\n{list}</ul>\n</body></html>\n",
+            env!("CARGO_PKG_VERSION")
+        ),
+    )
+}

@@ -1,0 +1,65 @@
+//! Reads the settings from the environment and the config file.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use muster_types::settings::{Settings, parse_file};
+use serde_json::json;
+
+const PREFIX: &str = "MUSTER_";
+/// Variables of the command line and of tests, which are no settings.
+const OTHERS: &[&str] = &["API_URL", "NAMESPACE", "KEY", "CREDENTIALS", "CACERT"];
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// File of settings, one NAME = value a line
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// The effective settings.
+pub(crate) fn load(file: Option<&Path>) -> anyhow::Result<Settings> {
+    let from_file = match file {
+        None => BTreeMap::new(),
+        Some(path) => {
+            let text = std::fs::read_to_string(path).with_context(|| format!("config file {}", path.display()))?;
+            parse_file(&text)
+                .map_err(anyhow::Error::msg)
+                .with_context(|| format!("config file {}", path.display()))?
+        }
+    };
+    let mut environment = BTreeMap::new();
+    for (name, value) in std::env::vars_os() {
+        let Some(name) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };
+        if !Settings::NAMES.contains(&name) {
+            if !OTHERS.contains(&name) && !name.starts_with("TEST_") {
+                eprintln!("warning: {PREFIX}{name} is no setting and is ignored");
+            }
+            continue;
+        }
+        let Some(value) = value.to_str() else { bail!("{PREFIX}{name} is not UTF-8") };
+        environment.insert(name.to_owned(), value.to_owned());
+    }
+    Settings::new(&from_file, &environment).map_err(anyhow::Error::msg).context("setting")
+}
+
+/// Prints every effective value and where it came from.
+pub(crate) fn show(arguments: &Arguments, as_json: bool) -> anyhow::Result<()> {
+    let settings = load(arguments.config.as_deref())?;
+    if as_json {
+        let list: Vec<_> = settings
+            .effective
+            .iter()
+            .map(|s| json!({"name": s.name, "value": s.value, "source": s.source.to_string(), "about": s.about}))
+            .collect();
+        println!("{}", serde_json::to_string_pretty(&list)?);
+        return Ok(());
+    }
+    let width = settings.effective.iter().map(|s| s.name.len() + s.value.len()).max().unwrap_or(0) + 3;
+    for setting in &settings.effective {
+        let pair = format!("{} = {}", setting.name, setting.value);
+        println!("{pair:width$}  # {}: {}", setting.source, setting.about);
+    }
+    Ok(())
+}

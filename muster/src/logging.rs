@@ -1,0 +1,38 @@
+//! The log: readable on a terminal, JSON on request, on standard error.
+
+use std::io::IsTerminal as _;
+
+use muster_types::settings::{LogFormat, Settings};
+use tracing_subscriber::EnvFilter;
+
+/// Which setting rules which part of the program.
+fn levels(settings: &Settings) -> String {
+    let parts = [
+        ("", &settings.loglevel_main),
+        ("muster_control::http=", &settings.loglevel_api),
+        ("muster_control::auth=", &settings.loglevel_api),
+        ("muster_control::reconcile::cleaner=", &settings.loglevel_cleaner),
+        ("muster_control::reconcile=", &settings.loglevel_cluster),
+        ("muster_control::store=", &settings.loglevel_database),
+        ("muster_control::store::leases=", &settings.loglevel_nodelock),
+        ("muster_control::operations=", &settings.loglevel_queues),
+        ("muster_control::reconcile::checkin=", &settings.loglevel_resources),
+        ("muster_node::network=", &settings.loglevel_net),
+        ("muster_node::host=", &settings.loglevel_privexec),
+        ("muster_node::guest=", &settings.loglevel_sidechannel),
+        ("muster_node::blob=", &settings.loglevel_transfers),
+    ];
+    parts.map(|(target, level)| format!("{target}{level}")).join(",")
+}
+
+/// Starts the log.
+pub(crate) fn start(settings: &Settings) {
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::new(levels(settings)))
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none());
+    match settings.log_format {
+        LogFormat::Text => log.with_target(false).init(),
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
+}

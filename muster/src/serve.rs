@@ -1,0 +1,249 @@
+//! `muster serve`: puts the parts together, runs them, and takes them apart in order.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use muster_control::events::{Drainer, Events};
+use muster_control::http::{self, Listener, Tls};
+use muster_control::store::{Store, seed};
+use muster_control::{App, health, objects, operations, reconcile};
+use muster_node::{LocalNode, SimulatedNode};
+use muster_types::key::Secret;
+use muster_types::node::NodeApi;
+use muster_types::settings::{Settings, mask_password};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::state::DataDir;
+use crate::{config, logging};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Where the cluster's data is kept
+    #[arg(long, value_name = "DIR", default_value_os_t = muster_client::default_data_dir())]
+    data_dir: PathBuf,
+    /// Address of the API
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:13000")]
+    listen: SocketAddr,
+    /// Run this many simulated nodes instead of this machine: no root and no QEMU needed
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    simulate: Option<u16>,
+    /// File of settings, one NAME = value a line
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
+    let settings = config::load(arguments.config.as_deref())?;
+    logging::start(&settings);
+    let tls = load_tls(&settings)?;
+    let socket = TcpListener::bind(arguments.listen)
+        .await
+        .with_context(|| format!("cannot listen on {}", arguments.listen))?;
+    let address = socket.local_addr()?;
+    let data = DataDir::open(&arguments.data_dir)?;
+
+    let url = database_url(&settings, data.path());
+    let store = Store::open(url.expose())
+        .await
+        .with_context(|| format!("database {}", mask_password(url.expose())))?;
+    let store = Arc::new(store);
+    let secret_seed =
+        if settings.auth_secret_seed.expose().is_empty() { data.seed()? } else { settings.auth_secret_seed.clone() };
+    if !seed::is_ours(&store, &secret_seed).await? {
+        bail!("AUTH_SECRET_SEED differs from the one this cluster was made with: set the same on every node");
+    }
+
+    let nodes = nodes(&arguments, &settings, &data)?;
+    let Some(first) = nodes.first() else { bail!("a daemon needs a node") };
+    let name = first.identity().name.clone();
+    let spool = data.path().join("spool/eventlog");
+    let events = Events::open(&spool, &name, &settings).with_context(|| spool.display().to_string())?;
+    let drainer = Drainer::new(&events, &spool, &settings).with_context(|| spool.display().to_string())?;
+    let app = Arc::new(App::new(store, settings, events, &secret_seed, nodes));
+
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let apiurl = format!("{scheme}://{}", reachable(address));
+    match objects::key::bootstrap(&app, &app.settings.system_key).await? {
+        Some(key) => {
+            let path = data.write_credentials(&key, &apiurl)?;
+            tracing::info!(path = %path.display(), "first key of namespace system written");
+        }
+        None => data.update_credentials(&apiurl)?,
+    }
+    reconcile::checkin::join(&app).await?;
+
+    let daemon = Daemon::start(&app, drainer, address.ip());
+    let (service, _) = http::service(&app);
+    let listener = Listener {
+        socket,
+        tls,
+        patience: Duration::from_secs(app.settings.api_timeout),
+        most_connections: usize::try_from(app.settings.api_max_connections)?,
+    };
+    let serving = tokio::spawn(http::serve(
+        listener,
+        move |request, peer| {
+            let service = service.clone();
+            async move { service.call(request, peer).await }
+        },
+        daemon.stop_api.subscribe(),
+    ));
+    tracing::info!(url = apiurl, node = name, data = %data.path().display(), "serving");
+
+    wait_and_drain(&app).await?;
+    daemon.end(&app, serving).await;
+    Ok(())
+}
+
+/// The tasks of a running daemon, each with its own word to stop.
+struct Daemon {
+    stop_api: watch::Sender<bool>,
+    stop_work: watch::Sender<bool>,
+    stop_drain: watch::Sender<bool>,
+    working: Vec<JoinHandle<()>>,
+    watching: Vec<JoinHandle<()>>,
+    draining: JoinHandle<()>,
+}
+
+impl Daemon {
+    fn start(app: &Arc<App>, drainer: Drainer, ip: std::net::IpAddr) -> Self {
+        let (stop_api, stop_work, stop_drain) =
+            (watch::Sender::new(false), watch::Sender::new(false), watch::Sender::new(false));
+        let working = vec![
+            tokio::spawn(operations::run(Arc::clone(app), stop_work.subscribe())),
+            tokio::spawn(reconcile::maintainer::run(Arc::clone(app), stop_work.subscribe())),
+        ];
+        let watching = vec![
+            tokio::spawn(health::watch(Arc::clone(app))),
+            tokio::spawn(reconcile::checkin::run(Arc::clone(app))),
+            tokio::spawn(serve_metrics(Arc::clone(app), ip, stop_api.subscribe())),
+        ];
+        let draining = tokio::spawn(drainer.run(Arc::clone(&app.store), stop_drain.subscribe()));
+        Self { stop_api, stop_work, stop_drain, working, watching, draining }
+    }
+
+    /// Takes the daemon apart: first the callers, then the work, last the events that both left.
+    async fn end(self, app: &App, serving: JoinHandle<()>) {
+        let patience = Duration::from_secs(10);
+        self.stop_api.send_replace(true);
+        let _ = tokio::time::timeout(patience, serving).await;
+        self.stop_work.send_replace(true);
+        for task in self.working {
+            let _ = tokio::time::timeout(patience, task).await;
+        }
+        self.watching.iter().for_each(JoinHandle::abort);
+        reconcile::checkin::leave(app).await;
+        self.stop_drain.send_replace(true);
+        if tokio::time::timeout(patience, self.draining).await.is_err() {
+            tracing::warn!(events = app.events.depth(), "events are left for the next start");
+        }
+        app.store.close().await;
+        tracing::info!("stopped");
+    }
+}
+
+/// Waits for a signal. After SIGTERM the API goes on for a while so that others notice; a second signal, or
+/// SIGINT, ends the wait.
+async fn wait_and_drain(app: &App) -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = interrupt.recv() => {
+            tracing::info!("stopping");
+            app.health.drain();
+            return Ok(());
+        }
+        _ = terminate.recv() => {}
+    }
+    app.health.drain();
+    tracing::info!(seconds = app.settings.api_drain_grace, "draining");
+    tokio::select! {
+        () = tokio::time::sleep(Duration::from_secs(app.settings.api_drain_grace)) => {}
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}
+
+/// Serves the metrics next to the API. A taken port is no reason not to run.
+async fn serve_metrics(app: Arc<App>, ip: std::net::IpAddr, stop: watch::Receiver<bool>) {
+    let port = app.settings.mariadb_gateway_metrics_port;
+    if port == 0 {
+        return;
+    }
+    let mut said = false;
+    let socket = loop {
+        match TcpListener::bind((ip, port)).await {
+            Ok(socket) => break socket,
+            Err(error) if !said => {
+                tracing::warn!(port, %error, "metrics wait for MARIADB_GATEWAY_METRICS_PORT to be free");
+                said = true;
+            }
+            Err(_) => {}
+        }
+        tokio::time::sleep(Duration::from_secs(5)).await;
+    };
+    let listener = Listener { socket, tls: None, patience: Duration::from_secs(10), most_connections: 64 };
+    let answer = move |request, _| {
+        let app = Arc::clone(&app);
+        async move { http::metrics(&app, &request) }
+    };
+    http::serve(listener, answer, stop).await;
+}
+
+fn nodes(arguments: &Arguments, settings: &Settings, data: &DataDir) -> anyhow::Result<Vec<Arc<dyn NodeApi>>> {
+    if let Some(count) = arguments.simulate {
+        let numbers: Vec<usize> = (1..=usize::from(count)).collect();
+        let names: Vec<String> = numbers.iter().map(|number| format!("sim-{number}")).collect();
+        let ids = data.node_ids(&names)?;
+        let node = |(number, id)| -> Arc<dyn NodeApi> { Arc::new(SimulatedNode::new(number, id)) };
+        return Ok(numbers.into_iter().zip(ids).map(node).collect());
+    }
+    let id = match settings.node_uuid.parse() {
+        Ok(id) => id,
+        Err(_) => data.node_ids(&["this machine".to_owned()])?[0],
+    };
+    let storage =
+        if settings.storage_path.is_empty() { data.path() } else { Path::new(&settings.storage_path) };
+    Ok(vec![Arc::new(LocalNode::new(id, settings, storage))])
+}
+
+fn load_tls(settings: &Settings) -> anyhow::Result<Option<Tls>> {
+    if settings.tls_certificate.is_empty() {
+        return Ok(None);
+    }
+    Tls::load(Path::new(&settings.tls_certificate), Path::new(&settings.tls_private_key))
+        .map(Some)
+        .map_err(anyhow::Error::msg)
+        .context("TLS_CERTIFICATE and TLS_PRIVATE_KEY")
+}
+
+fn database_url(settings: &Settings, data: &Path) -> Secret {
+    if !settings.database_url.expose().is_empty() {
+        return settings.database_url.clone();
+    }
+    if settings.mariadb_host.is_empty() {
+        return Secret::new(format!("sqlite:{}", data.join("muster.db").display()));
+    }
+    let Settings { mariadb_host, mariadb_port, mariadb_user, mariadb_password, mariadb_database, .. } = settings;
+    let password = mariadb_password.expose();
+    Secret::new(format!("mysql://{mariadb_user}:{password}@{mariadb_host}:{mariadb_port}/{mariadb_database}"))
+}
+
+/// The address by which this machine reaches the API.
+fn reachable(address: SocketAddr) -> SocketAddr {
+    if !address.ip().is_unspecified() {
+        return address;
+    }
+    let loopback: std::net::IpAddr = match address {
+        SocketAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
+        SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
+    };
+    SocketAddr::new(loopback, address.port())
+}
