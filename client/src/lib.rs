@@ -1,1 +1,12 @@
+//! The client's side of a cluster: a small library over the REST API, and the commands of the command
+//! line. It knows the API only through the wire and the shared records; nothing of the server lives here.
 
+pub mod api;
+pub mod commands;
+pub mod credentials;
+mod output;
+mod time;
+
+pub use api::{Client, Error};
+pub use commands::{Command, Options, run};
+pub use credentials::{Credentials, default_data_dir};

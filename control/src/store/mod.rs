@@ -16,6 +16,8 @@ pub mod nodes;
 pub mod operations;
 pub mod seed;
 mod sqlite;
+#[cfg(test)]
+mod tests;
 pub mod trusts;
 pub mod values;
 

@@ -1,0 +1,271 @@
+//! Requests: any method, path, query, headers and body, through the whole API with a database behind it.
+//! No answer is a server error, and every answer that calls itself JSON is.
+
+#![no_main]
+
+use std::cell::RefCell;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::{Request, StatusCode, header};
+use http_body_util::BodyExt as _;
+use libfuzzer_sys::arbitrary::{self, Arbitrary};
+use libfuzzer_sys::{Corpus, fuzz_target};
+use muster_control::auth::Caller;
+use muster_control::events::Events;
+use muster_control::http::{self, RouteInfo, Service};
+use muster_control::store::Store;
+use muster_control::{App, objects, reconcile};
+use muster_node::SimulatedNode;
+use muster_types::ids::NodeId;
+use muster_types::key::Secret;
+use muster_types::settings::Settings;
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde_json::{Map, Value, json};
+use tokio::runtime::Runtime;
+
+/// Requests that one database sees: a list stays short, and a finding depends on few others.
+const LIFETIME: u32 = 2000;
+
+const METHODS: &[&str] = &["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "BREW"];
+
+/// Words that make a request get further than random text does.
+const WORDS: &[&str] = &[
+    "namespace", "key", "key_name", "expiry", "value", "limit", "event_type", "external_namespace", "system", "fuzz",
+    "tenant", "sim-1", "audit", "all", "name", "service_key", "_service_key", "sfk_", "..", "a/b", "\u{0}", "é", " ",
+];
+
+#[derive(Debug, Arbitrary)]
+struct Call<'a> {
+    method: Option<u8>,
+    path: Path<'a>,
+    query: Vec<(Word<'a>, Word<'a>)>,
+    token: Token<'a>,
+    length: Length,
+    headers: Vec<(&'a str, &'a [u8])>,
+    body: Payload<'a>,
+}
+
+#[derive(Debug, Arbitrary)]
+enum Path<'a> {
+    /// A route, with something for each of its parameters.
+    Route { number: u8, parameters: [Word<'a>; 2], slash: bool },
+    Text(&'a str),
+}
+
+#[derive(Debug, Arbitrary)]
+enum Word<'a> {
+    Known(u8),
+    Text(&'a str),
+}
+
+#[derive(Debug, Arbitrary)]
+enum Token<'a> {
+    System,
+    Tenant,
+    None,
+    Text(&'a [u8]),
+}
+
+#[derive(Debug, Arbitrary)]
+enum Length {
+    Right,
+    Absent,
+    Claimed(u64),
+}
+
+#[derive(Debug, Arbitrary)]
+enum Payload<'a> {
+    Nothing,
+    Bytes(&'a [u8]),
+    Object(Vec<(Word<'a>, Json<'a>)>),
+    Json(Json<'a>),
+}
+
+#[derive(Debug, Arbitrary)]
+enum Json<'a> {
+    Null,
+    Bool(bool),
+    Integer(i64),
+    Float(f64),
+    /// A secret that hashes fast.
+    Generated,
+    Word(Word<'a>),
+    List(Vec<Json<'a>>),
+    Object(Vec<(Word<'a>, Json<'a>)>),
+}
+
+impl Word<'_> {
+    fn text(&self) -> &str {
+        match self {
+            Self::Known(number) => WORDS[usize::from(*number) % WORDS.len()],
+            Self::Text(text) => text,
+        }
+    }
+}
+
+impl Json<'_> {
+    fn value(&self) -> Value {
+        match self {
+            Self::Null => Value::Null,
+            Self::Bool(value) => json!(value),
+            Self::Integer(number) => json!(number),
+            Self::Float(number) => json!(number),
+            Self::Generated => json!(Secret::generate().expose()),
+            Self::Word(word) => json!(word.text()),
+            Self::List(items) => items.iter().map(Self::value).collect(),
+            Self::Object(members) => object(members),
+        }
+    }
+}
+
+fn object(members: &[(Word, Json)]) -> Value {
+    Value::Object(members.iter().map(|(name, value)| (name.text().to_owned(), value.value())).collect::<Map<_, _>>())
+}
+
+/// A control plane with one simulated node and two tokens.
+struct World {
+    app: Arc<App>,
+    service: Service,
+    routes: Vec<RouteInfo>,
+    system: String,
+    tenant: String,
+    tenants: u32,
+    calls: u32,
+    _folder: tempfile::TempDir,
+}
+
+impl World {
+    async fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let settings = [("API_TOKEN_DURATION", "100000"), ("SPOOL_HIGH_WATER_MARK", "1000")];
+        let settings = Settings::with(&settings).expect("settings");
+        let store = Store::open(&format!("sqlite:{}", folder.path().join("db").display())).await.expect("store");
+        let events = Events::open(&folder.path().join("spool"), "sim-1", &settings).expect("events");
+        let seed = Secret::new("a seed that only this fuzzer uses");
+        let node = Arc::new(SimulatedNode::new(1, NodeId::new()));
+        let app = Arc::new(App::new(Arc::new(store), settings, events, &seed, vec![node]));
+        objects::key::bootstrap(&app, &Secret::generate()).await.expect("namespace system");
+        reconcile::checkin::join(&app).await.expect("a node");
+        let (service, routes) = http::service(&app);
+        let (system, tenant) = (String::new(), String::new());
+        let mut world = Self { app, service, routes, system, tenant, tenants: 0, calls: 0, _folder: folder };
+        world.log_in().await;
+        world
+    }
+
+    /// Makes fresh keys: a request may have removed the old ones.
+    async fn log_in(&mut self) {
+        let caller = Caller {
+            namespace: "system".into(),
+            key_name: "fuzz".into(),
+            scopes: None,
+            request_id: "fuzz".into(),
+            method: "POST".into(),
+            path: "/".into(),
+            remote: "127.0.0.1".into(),
+        };
+        let tenant = match self.tenants {
+            0 => "tenant".to_owned(),
+            number => format!("tenant-{number}"),
+        };
+        self.tenants += 1;
+        // Random requests may have taken the name already.
+        let _ = objects::namespace::create(&self.app, &caller, &tenant, None).await;
+        for (namespace, token) in [("system", &mut self.system), (tenant.as_str(), &mut self.tenant)] {
+            let secret = objects::key::put(&self.app, &caller, namespace, "fuzz", None, None).await;
+            if let Ok(Some(secret)) = secret {
+                *token = objects::key::log_in(&self.app, namespace, &secret, "fuzz").await.expect("a token");
+            }
+        }
+    }
+
+    /// The request, if the input makes one that could come over the wire.
+    fn request(&self, call: &Call) -> Option<Request<Body>> {
+        let (path, own_method) = match &call.path {
+            Path::Text(text) => (format!("/{text}"), None),
+            Path::Route { number, parameters, slash } => {
+                let route = &self.routes[usize::from(*number) % self.routes.len()];
+                let mut parameters = parameters.iter();
+                let segments = route.path.split('/').map(|segment| match segment.starts_with('{') {
+                    true => escaped(parameters.next().map_or("x", Word::text)),
+                    false => segment.to_owned(),
+                });
+                let path = segments.collect::<Vec<_>>().join("/") + if *slash { "/" } else { "" };
+                (path, Some(route.method.as_str()))
+            }
+        };
+        let query: Vec<_> =
+            call.query.iter().map(|(name, value)| format!("{}={}", escaped(name.text()), escaped(value.text()))).collect();
+        let uri = if query.is_empty() { path } else { format!("{path}?{}", query.join("&")) };
+        let method = call.method.map(|number| METHODS[usize::from(number) % METHODS.len()]);
+        let body = match &call.body {
+            Payload::Nothing => vec![],
+            Payload::Bytes(bytes) => bytes.to_vec(),
+            Payload::Object(members) => object(members).to_string().into_bytes(),
+            Payload::Json(json) => json.value().to_string().into_bytes(),
+        };
+        let mut request = Request::builder().method(method.or(own_method).unwrap_or("GET")).uri(uri);
+        for (name, value) in &call.headers {
+            request = request.header(*name, *value);
+        }
+        match call.length {
+            Length::Right => request = request.header(header::CONTENT_LENGTH, body.len()),
+            Length::Claimed(length) => request = request.header(header::CONTENT_LENGTH, length),
+            Length::Absent => {}
+        }
+        match &call.token {
+            Token::System => request = request.header(header::AUTHORIZATION, format!("Bearer {}", self.system)),
+            Token::Tenant => request = request.header(header::AUTHORIZATION, format!("Bearer {}", self.tenant)),
+            Token::Text(bytes) => request = request.header(header::AUTHORIZATION, *bytes),
+            Token::None => {}
+        }
+        request.body(Body::from(body)).ok()
+    }
+
+    async fn answer(&mut self, call: &Call<'_>, request: Request<Body>) {
+        let head = format!("{} {}", request.method(), request.uri());
+        let response = self.service.call(request, SocketAddr::from(([127, 0, 0, 1], 1))).await;
+        let (status, headers) = (response.status(), response.headers().clone());
+        assert!(!status.is_server_error(), "{head}: {status}");
+        let body = response.into_body().collect().await.expect("a whole body").to_bytes();
+        let is_json = headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
+        if is_json && !head.starts_with("HEAD ") {
+            serde_json::from_slice::<Value>(&body).unwrap_or_else(|e| panic!("{head}: {e}: {body:?}"));
+        }
+        if status == StatusCode::UNAUTHORIZED && matches!(call.token, Token::System | Token::Tenant) {
+            self.log_in().await;
+        }
+        self.calls += 1;
+    }
+}
+
+fn escaped(text: &str) -> String {
+    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
+}
+
+thread_local! {
+    static RUNTIME: Runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
+}
+
+fuzz_target!(|call: Call| -> Corpus {
+    RUNTIME.with(|runtime| {
+        WORLD.with_borrow_mut(|world| {
+            runtime.block_on(async {
+                if world.as_ref().is_some_and(|world| world.calls >= LIFETIME) {
+                    *world = None;
+                }
+                if world.is_none() {
+                    *world = Some(World::new().await);
+                }
+                let Some(world) = world else { return Corpus::Reject };
+                let Some(request) = world.request(&call) else { return Corpus::Reject };
+                world.answer(&call, request).await;
+                Corpus::Keep
+            })
+        })
+    })
+});

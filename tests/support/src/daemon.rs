@@ -1,0 +1,229 @@
+//! A real daemon in a process of its own, and a caller that is logged in to it.
+
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+
+use crate::free_port;
+use crate::mariadb::wait;
+
+/// How to start a daemon.
+#[derive(Debug, Clone)]
+pub struct Setup {
+    program: PathBuf,
+    data: PathBuf,
+    port: u16,
+    environment: Vec<(String, String)>,
+    arguments: Vec<String>,
+}
+
+impl Setup {
+    /// A daemon of simulated nodes with its data in `data`, on a free port.
+    #[must_use]
+    pub fn new(program: &str, data: &Path) -> Self {
+        Self {
+            program: program.into(),
+            data: data.to_owned(),
+            port: free_port(),
+            environment: vec![
+                ("MUSTER_API_DRAIN_GRACE".into(), "0".into()),
+                ("MUSTER_MARIADB_GATEWAY_METRICS_PORT".into(), "0".into()),
+            ],
+            arguments: vec!["--simulate".into(), "2".into()],
+        }
+    }
+
+    /// Sets a setting.
+    #[must_use]
+    pub fn set(mut self, name: &str, value: &str) -> Self {
+        self.environment.push((format!("MUSTER_{name}"), value.to_owned()));
+        self
+    }
+
+    /// Replaces the arguments after `--data-dir` and `--listen`.
+    #[must_use]
+    pub fn arguments(mut self, arguments: &[&str]) -> Self {
+        self.arguments = arguments.iter().map(|a| (*a).to_owned()).collect();
+        self
+    }
+
+    /// The command, ready to run, with a clean environment.
+    #[must_use]
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .envs(self.environment.iter().cloned())
+            .arg("serve")
+            .arg("--data-dir")
+            .arg(&self.data)
+            .args(["--listen", &format!("127.0.0.1:{}", self.port)])
+            .args(&self.arguments)
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Starts it and waits until it is ready.
+    ///
+    /// # Panics
+    /// When it does not become ready.
+    #[must_use]
+    pub fn start(&self) -> Daemon {
+        let log = self.data.with_extension("log");
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).expect("a log file");
+        let child = self.command().stderr(file).stdout(Stdio::null()).process_group(0).spawn().expect("the daemon starts");
+        let scheme = if self.environment.iter().any(|(name, _)| name == "MUSTER_TLS_CERTIFICATE") { "https" } else { "http" };
+        let mut daemon = Daemon { child, url: format!("{scheme}://127.0.0.1:{}", self.port), data: self.data.clone(), log };
+        daemon.wait_ready(self.port);
+        daemon
+    }
+}
+
+/// A running daemon. Dropping it kills it.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    pub url: String,
+    pub data: PathBuf,
+    log: PathBuf,
+}
+
+impl Daemon {
+    fn wait_ready(&mut self, port: u16) {
+        let started = Instant::now();
+        loop {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                panic!("the daemon ended with {status}: {}", self.log());
+            }
+            // Over TLS a listening socket must do: the certificate is the test's business.
+            let ready = if self.url.starts_with("https") {
+                std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
+            } else {
+                is_ready(port)
+            };
+            if ready {
+                return;
+            }
+            assert!(started.elapsed() < Duration::from_secs(60), "the daemon is not ready: {}", self.log());
+            wait(Duration::from_millis(20));
+        }
+    }
+
+    /// What it has logged.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Kills it without warning.
+    pub fn kill(mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Asks it to stop and waits until it has.
+    ///
+    /// # Panics
+    /// When it does not stop.
+    pub fn stop(mut self) -> std::process::ExitStatus {
+        self.signal(Signal::SIGTERM);
+        let started = Instant::now();
+        loop {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return status;
+            }
+            assert!(started.elapsed() < Duration::from_secs(60), "the daemon does not stop: {}", self.log());
+            wait(Duration::from_millis(20));
+        }
+    }
+
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        if let Ok(pid) = i32::try_from(self.child.id()) {
+            let _ = kill(Pid::from_raw(pid), signal);
+        }
+    }
+
+    /// The first key, as the daemon wrote it.
+    ///
+    /// # Panics
+    /// When it wrote none.
+    #[must_use]
+    pub fn system_key(&self) -> String {
+        let text = std::fs::read_to_string(self.data.join("credentials.json")).expect("credentials");
+        let credentials: Value = serde_json::from_str(&text).expect("JSON");
+        credentials["key"].as_str().expect("a key").to_owned()
+    }
+
+    /// Logs in and answers the token.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub async fn log_in(&self, namespace: &str, key: &str) -> String {
+        let (status, body) =
+            self.call("", Method::POST, "/auth", Some(json!({ "namespace": namespace, "key": key }))).await;
+        assert_eq!(status, StatusCode::OK, "{body}");
+        body["access_token"].as_str().expect("a token").to_owned()
+    }
+
+    /// Makes a call and answers status and JSON.
+    ///
+    /// # Panics
+    /// When there is no answer.
+    pub async fn call(&self, token: &str, method: Method, path: &str, body: Option<Value>) -> (StatusCode, Value) {
+        self.try_call(token, method, path, body).await.expect("an answer")
+    }
+
+    /// Makes a call that may get no answer.
+    pub async fn try_call(
+        &self,
+        token: &str,
+        method: Method,
+        path: &str,
+        body: Option<Value>,
+    ) -> Result<(StatusCode, Value), reqwest::Error> {
+        static CLIENT: std::sync::OnceLock<reqwest::Client> = std::sync::OnceLock::new();
+        let client = CLIENT.get_or_init(|| {
+            // Each test has a runtime of its own, which an idle connection would not survive.
+            reqwest::Client::builder().pool_max_idle_per_host(0).build().expect("a client")
+        });
+        let mut request = client.request(method, format!("{}{path}", self.url));
+        if !token.is_empty() {
+            request = request.bearer_auth(token);
+        }
+        if let Some(body) = body {
+            request = request.json(&body);
+        }
+        let answer = request.send().await?;
+        Ok((answer.status(), answer.json().await.unwrap_or(Value::Null)))
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn is_ready(port: u16) -> bool {
+    use std::io::{Read as _, Write as _};
+    let Ok(mut stream) = std::net::TcpStream::connect(("127.0.0.1", port)) else { return false };
+    let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
+    let mut answer = String::new();
+    stream.write_all(b"GET /readyz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").is_ok()
+        && stream.read_to_string(&mut answer).is_ok()
+        && answer.starts_with("HTTP/1.1 200")
+}
