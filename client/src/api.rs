@@ -96,8 +96,9 @@ impl<T> Answer<T> {
 impl<T: DeserializeOwned> Answer<T> {
     /// The meaning of the answer.
     pub fn value(self) -> Result<T> {
-        serde_json::from_value(self.json)
-            .map_err(|error| Error::Unusable(format!("the answer is of a form this client does not know: {error}")))
+        serde_json::from_value(self.json).map_err(|error| {
+            Error::Unusable(format!("the answer is of a form this client does not know: {error}"))
+        })
     }
 }
 
@@ -189,7 +190,10 @@ impl Client {
         if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
             return Err(bad(&"must start with http:// or https:// and a host"));
         }
-        if !url.username().is_empty() || url.password().is_some() || url.query().is_some() || url.fragment().is_some()
+        if !url.username().is_empty()
+            || url.password().is_some()
+            || url.query().is_some()
+            || url.fragment().is_some()
         {
             return Err(bad(&"must be only a scheme, a host, a port and a path"));
         }
@@ -367,9 +371,10 @@ impl Client {
         }
         match reply.status {
             StatusCode::OK | StatusCode::ACCEPTED => self.parse(&reply.body).map(Answer::new),
-            StatusCode::UNAUTHORIZED => {
-                Err(Error::NotAllowed { namespace: self.credentials.namespace.clone(), text: reply.refusal() })
-            }
+            StatusCode::UNAUTHORIZED => Err(Error::NotAllowed {
+                namespace: self.credentials.namespace.clone(),
+                text: reply.refusal(),
+            }),
             status => Err(Error::Refused { status: status.as_u16(), text: reply.refusal() }),
         }
     }

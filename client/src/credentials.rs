@@ -44,6 +44,19 @@ pub struct Given {
     pub file: Option<PathBuf>,
 }
 
+impl Given {
+    /// A variable that is set to nothing counts as not set.
+    #[must_use]
+    pub fn without_empty(self) -> Self {
+        Self {
+            namespace: self.namespace.filter(|text| !text.is_empty()),
+            key: self.key.filter(|key| !key.expose().is_empty()),
+            apiurl: self.apiurl.filter(|text| !text.is_empty()),
+            file: self.file.filter(|path| !path.as_os_str().is_empty()),
+        }
+    }
+}
+
 /// The files that are looked at when none was given.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Places {
@@ -144,12 +157,17 @@ pub fn save(path: &Path, credentials: &Credentials) -> anyhow::Result<()> {
         if let Some(folder) = path.parent() {
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         }
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
+        let mut file =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
         file.write_all(format!("{text:#}\n").as_bytes())?;
         file.sync_all()?;
         fs::rename(&unfinished, path)
     };
-    write().map_err(|error| anyhow!("cannot write credentials {}: {}", path.display(), io_text(&error)))
+    write().map_err(|error| {
+        // What was written may be a secret; and if nothing was, there is nothing to remove.
+        let _ = fs::remove_file(&unfinished);
+        anyhow!("cannot write credentials {}: {}", path.display(), io_text(&error))
+    })
 }
 
 /// Removes a file of credentials. Says whether there was one.
@@ -214,7 +232,8 @@ mod tests {
         save(&places.daemon, &of("daemon")).unwrap();
         let found = find(&Given { namespace: Some("ci".into()), ..Given::default() }, &places).unwrap();
         assert_eq!(found, Credentials { namespace: "ci".into(), ..of("daemon") });
-        let found = find(&Given { apiurl: Some("http://other".into()), ..Given::default() }, &places).unwrap();
+        let found =
+            find(&Given { apiurl: Some("http://other".into()), ..Given::default() }, &places).unwrap();
         assert_eq!(found, Credentials { apiurl: "http://other".into(), ..of("daemon") });
     }
 

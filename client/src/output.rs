@@ -3,8 +3,16 @@
 
 use std::io::{self, Write as _};
 
+use anyhow::anyhow;
 use comfy_table::{ColumnConstraint, ContentArrangement, presets};
 use serde_json::Value;
+
+use crate::api::io_text;
+
+/// Spaces between columns.
+const GAP: u16 = 2;
+/// The narrowest column that is still read as words.
+const NARROWEST: u16 = 8;
 
 /// Rows under a header, or facts without one.
 #[derive(Debug)]
@@ -38,16 +46,18 @@ impl Table {
     pub(crate) fn render(&self, width: Option<u16>) -> String {
         let mut table = comfy_table::Table::new();
         table.load_style(presets::NOTHING);
-        if let Some(width) = width {
-            table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
-        }
         if !self.header.is_empty() {
             table.set_header(&self.header);
         }
         table.add_rows(self.rows.iter().map(|row| row.iter().map(|cell| visible(cell)).collect::<Vec<_>>()));
-        let last = table.column_count().saturating_sub(1);
+        let widths = table.column_max_content_widths();
+        // A terminal too narrow for columns of words wraps the lines itself: a column of letters helps nobody.
+        let width = width.filter(|width| self.narrowest(&widths) <= usize::from(*width));
+        if let Some(width) = width {
+            table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
+        }
         for (at, column) in table.column_iter_mut().enumerate() {
-            column.set_padding((0, if at == last { 0 } else { 2 }));
+            column.set_padding((0, if at + 1 == widths.len() { 0 } else { GAP }));
             if at < self.whole && width.is_some() {
                 column.set_constraint(ColumnConstraint::ContentWidth);
             }
@@ -58,6 +68,15 @@ impl Table {
         }
         text
     }
+
+    /// The width below which wrapping is no use.
+    fn narrowest(&self, widths: &[u16]) -> usize {
+        let columns = widths
+            .iter()
+            .enumerate()
+            .map(|(at, width)| usize::from(if at < self.whole { *width } else { (*width).min(NARROWEST) }));
+        columns.sum::<usize>() + widths.len().saturating_sub(1) * usize::from(GAP)
+    }
 }
 
 /// The width of the terminal, if the output is one.
@@ -66,21 +85,23 @@ fn width() -> Option<u16> {
 }
 
 /// Prints a table as wide as the terminal allows.
-pub(crate) fn print_table(table: &Table) -> io::Result<()> {
+pub(crate) fn print_table(table: &Table) -> anyhow::Result<()> {
     print(&table.render(width()))
 }
 
 /// Prints JSON for people.
-pub(crate) fn print_json(value: &Value) -> io::Result<()> {
+pub(crate) fn print_json(value: &Value) -> anyhow::Result<()> {
     print(&format!("{value:#}\n"))
 }
 
 /// Writes data to standard output. A reader that has seen enough is no error.
-pub(crate) fn print(text: &str) -> io::Result<()> {
+pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        result => result,
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(anyhow!("cannot write the output: {}", io_text(&error)))
+        }
+        Ok(()) | Err(_) => Ok(()),
     }
 }
 
@@ -135,8 +156,8 @@ production  created  -
 
     #[test]
     fn a_narrow_terminal_wraps_only_the_columns_that_may_be() {
-        let table =
-            Table::new(&["UUID"], &["MESSAGE"]).rows([["0123-4567-89".to_owned(), "one two three four".to_owned()]]);
+        let table = Table::new(&["UUID"], &["MESSAGE"])
+            .rows([["0123-4567-89".to_owned(), "one two three four".to_owned()]]);
         let text = table.render(Some(24));
         assert!(text.lines().all(|line| line.chars().count() <= 24), "{text}");
         assert!(text.contains("0123-4567-89  one two"), "{text}");
@@ -144,8 +165,17 @@ production  created  -
     }
 
     #[test]
+    fn a_terminal_too_narrow_for_words_gets_whole_lines() {
+        let table = Table::new(&["UUID"], &["MESSAGE"])
+            .rows([["0123-4567-89".to_owned(), "one two three".to_owned()]]);
+        assert_eq!(table.render(Some(21)), table.render(None));
+        assert_ne!(table.render(Some(22)), table.render(None));
+    }
+
+    #[test]
     fn facts_have_no_header_and_an_empty_table_only_that() {
-        let facts = [("name", "ci"), ("version", "7")].map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let facts =
+            [("name", "ci"), ("version", "7")].map(|(name, value)| (name.to_owned(), value.to_owned()));
         assert_eq!(Table::facts(facts).render(None), "name     ci\nversion  7\n");
         assert_eq!(Table::facts([]).render(None), "");
         assert_eq!(Table::new(&["NAME"], &[]).render(None), "NAME\n");

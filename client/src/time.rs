@@ -10,7 +10,6 @@ pub(crate) fn iso(time: f64) -> String {
     if !(0.0..=LATEST).contains(&time) {
         return time.to_string();
     }
-    #[allow(clippy::cast_possible_truncation, reason = "checked to be small above")]
     let millis = (time * 1000.0).round() as i64;
     let (days, rest) = (millis / 86_400_000, millis % 86_400_000);
     let (year, month, day) = date(days);
@@ -40,12 +39,10 @@ pub(crate) fn expiry(text: &str) -> Result<f64, String> {
 
 fn expiry_after(now: f64, text: &str) -> Result<f64, String> {
     let refused = || "must be a time from now such as 2h or 30d (s, m, h, d, w), or a Unix time".to_owned();
-    let number = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    if number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit()) {
-        return Err(refused());
-    }
-    let number: f64 = number.parse().map_err(|_| refused())?;
-    let unit = match &text[text.trim_end_matches(|c: char| c.is_ascii_alphabetic()).len()..] {
+    let (digits, unit) = text.split_at(text.bytes().take_while(u8::is_ascii_digit).count());
+    // Without a digit this fails too.
+    let number: f64 = digits.parse().map_err(|_| refused())?;
+    let unit = match unit {
         "" => return Ok(number),
         "s" => 1.0,
         "m" => 60.0,
@@ -100,7 +97,21 @@ mod tests {
 
     #[test]
     fn an_expiry_that_is_neither_is_refused() {
-        for text in ["", "soon", "h", "-2h", "2x", "2hh", "1.5h", "2 h", "inf", "NaN", "1e3", "2h30m", "9999999999999d"] {
+        for text in [
+            "",
+            "soon",
+            "h",
+            "-2h",
+            "2x",
+            "2hh",
+            "1.5h",
+            "2 h",
+            "inf",
+            "NaN",
+            "1e3",
+            "2h30m",
+            "9999999999999d",
+        ] {
             assert!(expiry_after(1000.0, text).is_err(), "{text}");
         }
     }

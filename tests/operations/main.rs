@@ -1,1 +1,256 @@
+//! Every step of every operation fails, repeats, and loses its worker; nothing is left over.
 
+#[allow(dead_code, reason = "shared with the other tests, which use more of it")]
+#[path = "../harness.rs"]
+mod harness;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use harness::{Cluster, caller};
+use muster_control::operations::{Fault, KINDS, Kind, Order, Queue, Step, Undo};
+use muster_control::store::operations::OperationRow;
+use muster_control::store::{Retry, keys, metadata, namespaces, operations, trusts};
+use muster_control::{objects, reconcile};
+use muster_types::Error;
+use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::operation::{OperationHandle, OperationState, OperationType};
+use serde_json::json;
+
+const QUICK: &[(&str, &str)] = &[("CLUSTER_OP_LEASE", "1"), ("CLEANER_DELAY", "0"), ("CLUSTER_OP_MAX_ATTEMPTS", "6")];
+
+/// A cluster in which the namespace `doomed` has everything a namespace can have.
+async fn cluster() -> Cluster {
+    let cluster = Cluster::with(QUICK, None).await;
+    for name in ["doomed", "friend"] {
+        cluster.create_namespace(name).await;
+    }
+    let app = &cluster.app;
+    objects::key::put(app, &caller(), "doomed", "one", None, None).await.unwrap();
+    objects::key::put(app, &caller(), "doomed", "two", None, None).await.unwrap();
+    objects::trust::add(app, &caller(), "doomed", "friend").await.unwrap();
+    objects::trust::add(app, &caller(), "friend", "doomed").await.unwrap();
+    let object = ObjectRef::namespace("doomed");
+    objects::metadata::set(app, &caller(), &object, Some("k"), Some(json!("v"))).await.unwrap();
+    cluster
+}
+
+/// Deletes the namespace and lets the cleaner queue the rest.
+async fn delete_and_clean(cluster: &Cluster) {
+    objects::namespace::delete(&cluster.app, &caller(), "doomed").await.unwrap();
+    cluster.settle().await;
+    reconcile::cleaner::run(&cluster.app).await.unwrap();
+    cluster.settle().await;
+}
+
+/// Checks that nothing of the namespace is left anywhere.
+async fn assert_gone(cluster: &Cluster) {
+    let store = &*cluster.app.store;
+    assert!(namespaces::get(store, "doomed").await.unwrap().is_none());
+    assert!(keys::some_of(store, "doomed", 10).await.unwrap().is_empty());
+    assert!(metadata::get(store, ObjectType::Namespace, "doomed").await.unwrap().is_empty());
+    assert!(trusts::range(store, "doomed", "doomed").await.unwrap().is_empty());
+    assert!(trusts::trusting(store, "doomed").await.unwrap().is_empty());
+    for row in operations::of_target(store, &ObjectRef::namespace("doomed")).await.unwrap() {
+        assert_eq!(row.state, OperationState::Complete, "{row:?}");
+    }
+    // The name is free again.
+    cluster.create_namespace("doomed").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_is_deleted_and_cleaned() {
+    let cluster = cluster().await;
+    delete_and_clean(&cluster).await;
+    assert_gone(&cluster).await;
+    let messages = cluster.messages(&ObjectRef::namespace("friend")).await;
+    assert!(messages.contains(&"trust revoked, trusted namespace is gone".to_owned()), "{messages:?}");
+}
+
+/// Runs the whole story with one fault at one step.
+async fn survives(step: &'static str, fault: Fault) {
+    let cluster = cluster().await;
+    let left = AtomicUsize::new(1);
+    cluster.app.queue.inject(move |_, name| {
+        (name == step && left.swap(0, Ordering::Relaxed) == 1).then_some(fault)
+    });
+    delete_and_clean(&cluster).await;
+    assert_gone(&cluster).await;
+}
+
+fn every_step() -> impl Iterator<Item = &'static str> {
+    KINDS.iter().flat_map(|kind| kind.steps).map(|step| step.name)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_step_may_fail_once() {
+    for step in every_step() {
+        survives(step, Fault::Fail).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_worker_may_die_after_every_step() {
+    for step in every_step() {
+        survives(step, Fault::Die).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_step_may_run_twice() {
+    let cluster = cluster().await;
+    let seen: Mutex<Vec<String>> = Mutex::default();
+    cluster.app.queue.inject(move |_, name| {
+        let mut seen = seen.lock().unwrap();
+        let first = !seen.iter().any(|known| known == name);
+        seen.push(name.to_owned());
+        // Dying once after each step makes the next worker repeat that step.
+        first.then_some(Fault::Die)
+    });
+    delete_and_clean(&cluster).await;
+    assert_gone(&cluster).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_always_fails_ends_in_error_with_a_reason() {
+    let cluster = cluster().await;
+    cluster.app.queue.inject(|_, name| (name == "namespace_delete_trusts").then_some(Fault::Fail));
+    objects::namespace::delete(&cluster.app, &caller(), "doomed").await.unwrap();
+    cluster.settle().await;
+    let rows = operations::of_target(&*cluster.app.store, &ObjectRef::namespace("doomed")).await.unwrap();
+    assert_eq!((rows[0].state, rows[0].attempts), (OperationState::Error, 6));
+    let report = rows[0].error_report.as_ref().unwrap();
+    assert_eq!(report.details["step"], "namespace_delete_trusts");
+    let messages = cluster.messages(&ObjectRef::namespace("doomed")).await;
+    assert_eq!(messages.iter().filter(|m| *m == "operation will be tried again").count(), 5);
+    assert!(messages.contains(&"operation failed".to_owned()));
+}
+
+static UNDONE: Mutex<Vec<&str>> = Mutex::new(Vec::new());
+
+/// An operation whose last step is refused, so that the first two are taken back.
+const REFUSED: Kind = Kind {
+    operation_type: OperationType::Namespace,
+    name: "refused",
+    steps: &[
+        Step {
+            name: "first",
+            run: |_, _| Box::pin(async { Ok(()) }),
+            undo: Undo::Run(|_, _| Box::pin(async { UNDONE.lock().map(|mut undone| undone.push("first")).map_err(|_| Error::Internal(String::new())) })),
+        },
+        Step {
+            name: "second",
+            run: |_, _| Box::pin(async { Ok(()) }),
+            undo: Undo::Run(|_, _| Box::pin(async { UNDONE.lock().map(|mut undone| undone.push("second")).map_err(|_| Error::Internal(String::new())) })),
+        },
+        Step {
+            name: "third",
+            run: |_, _| Box::pin(async { Err(Error::Internal("a secret of the inside".into())) }),
+            undo: Undo::NotNeeded("it never did anything"),
+        },
+    ],
+};
+
+const FINE: Kind = Kind {
+    operation_type: OperationType::Namespace,
+    name: "fine",
+    steps: &[Step { name: "only", run: |_, _| Box::pin(async { Ok(()) }), undo: Undo::NotNeeded("nothing is done") }],
+};
+
+async fn enqueue(cluster: &Cluster, kind: &Kind, depends_on: Vec<OperationHandle>) -> OperationHandle {
+    let mut tx = cluster.app.store.begin().await.unwrap();
+    let order = Order {
+        target: ObjectRef::namespace("system"),
+        namespace: Some("system".into()),
+        arguments: json!({}),
+        depends_on,
+        request_id: None,
+    };
+    let handle = kind.enqueue(&mut tx, order).await.unwrap();
+    tx.finish(Ok(()), &mut Retry::default()).await.unwrap().unwrap();
+    handle
+}
+
+async fn row(cluster: &Cluster, handle: &OperationHandle) -> OperationRow {
+    operations::get(&*cluster.app.store, handle.op_uuid).await.unwrap().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failed_operation_is_undone_newest_step_first_and_its_children_abort() {
+    let cluster = Cluster::with(QUICK, Some(Queue::new(vec![REFUSED, FINE]))).await;
+    let parent = enqueue(&cluster, &REFUSED, vec![]).await;
+    let child = enqueue(&cluster, &FINE, vec![parent.clone()]).await;
+    let grandchild = enqueue(&cluster, &FINE, vec![child.clone()]).await;
+    let other = enqueue(&cluster, &FINE, vec![]).await;
+    let after_other = enqueue(&cluster, &FINE, vec![other.clone()]).await;
+    cluster.settle().await;
+    assert_eq!(*UNDONE.lock().unwrap(), ["second", "first"]);
+    let failed = row(&cluster, &parent).await;
+    assert_eq!(failed.state, OperationState::Error);
+    let report = failed.error_report.unwrap();
+    assert!(!report.message.contains("secret of the inside"), "internal texts stay inside");
+    assert_eq!(row(&cluster, &child).await.state, OperationState::Abort);
+    assert_eq!(row(&cluster, &grandchild).await.state, OperationState::Abort);
+    assert_eq!(row(&cluster, &other).await.state, OperationState::Complete);
+    assert_eq!(row(&cluster, &after_other).await.state, OperationState::Complete);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operation_that_kills_every_worker_ends_in_error() {
+    let quick = [("CLUSTER_OP_LEASE", "1"), ("CLUSTER_OP_MAX_ATTEMPTS", "2")];
+    let cluster = Cluster::with(&quick, Some(Queue::new(vec![FINE]))).await;
+    cluster.app.queue.inject(|_, _| Some(Fault::Die));
+    let handle = enqueue(&cluster, &FINE, vec![]).await;
+    cluster.settle().await;
+    let row = row(&cluster, &handle).await;
+    assert_eq!(row.state, OperationState::Error);
+    assert!(row.error_report.unwrap().message.contains("2 workers vanished"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operation_nobody_knows_ends_in_error() {
+    let cluster = Cluster::with(QUICK, Some(Queue::new(vec![]))).await;
+    let handle = enqueue(&cluster, &FINE, vec![]).await;
+    cluster.settle().await;
+    assert_eq!(row(&cluster, &handle).await.state, OperationState::Error);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_workers_do_each_operation_once() {
+    static RUNS: AtomicUsize = AtomicUsize::new(0);
+    const COUNTED: Kind = Kind {
+        operation_type: OperationType::Namespace,
+        name: "counted",
+        steps: &[Step {
+            name: "count",
+            run: |_, _| Box::pin(async { RUNS.fetch_add(1, Ordering::Relaxed); Ok(()) }),
+            undo: Undo::NotNeeded("a count"),
+        }],
+    };
+    let cluster = Cluster::with(&[], Some(Queue::new(vec![COUNTED]))).await;
+    for _ in 0..40 {
+        enqueue(&cluster, &COUNTED, vec![]).await;
+    }
+    let workers: Vec<_> = (0..4)
+        .map(|_| {
+            let app = Arc::clone(&cluster.app);
+            tokio::spawn(async move { while muster_control::operations::run_once(&app).await.unwrap() > 0 {} })
+        })
+        .collect();
+    for worker in workers {
+        worker.await.unwrap();
+    }
+    cluster.settle().await;
+    assert_eq!(RUNS.load(Ordering::Relaxed), 40);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn finished_operations_are_removed_after_the_cleaners_delay() {
+    let cluster = Cluster::with(QUICK, Some(Queue::new(vec![FINE]))).await;
+    let handle = enqueue(&cluster, &FINE, vec![]).await;
+    reconcile::cleaner::run(&cluster.app).await.unwrap();
+    assert_eq!(row(&cluster, &handle).await.state, OperationState::Queued, "unfinished ones stay");
+    cluster.settle().await;
+    reconcile::cleaner::run(&cluster.app).await.unwrap();
+    assert!(operations::get(&*cluster.app.store, handle.op_uuid).await.unwrap().is_none());
+}

@@ -117,7 +117,7 @@ pub fn check_name(name: &str) -> Result<()> {
     if name.chars().any(char::is_control) {
         return Err(Error::Invalid("key_name: must not contain control characters".into()));
     }
-    Ok(())
+    crate::object::check_segment("key_name", name)
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::object::words;
+use crate::object::{check_segment, words};
 use crate::{Error, Result};
 
 /// The namespace that administers the cluster and that every other one trusts.
@@ -62,8 +62,8 @@ pub fn check_name(name: &str) -> Result<()> {
     if name.chars().any(|c| c.is_control() || c == '/') {
         return bad("must not contain slashes or control characters");
     }
-    if name.trim() != name || name == "." || name == ".." {
-        return bad("must not be a dot segment, or start or end with white space");
+    if name.trim() != name {
+        return bad("must not start or end with white space");
     }
-    Ok(())
+    check_segment("namespace", name)
 }

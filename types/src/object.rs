@@ -6,6 +6,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::{Error, Result};
+
 macro_rules! words {
     ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
         $(#[$doc])*
@@ -31,7 +33,7 @@ macro_rules! words {
 
         impl ::std::str::FromStr for $name {
             type Err = String;
-            fn from_str(text: &str) -> Result<Self, String> {
+            fn from_str(text: &str) -> ::std::result::Result<Self, String> {
                 match text {
                     $($word => Ok(Self::$variant),)+
                     other => Err(format!("{other:?} is none of the words of {}", stringify!($name))),
@@ -90,6 +92,14 @@ impl<Id: FromStr> NameOrId<Id> {
     pub fn parse(text: &str) -> Self {
         text.parse().map_or_else(|_| Self::Name(text.to_owned()), Self::Id)
     }
+}
+
+/// Refuses a name that no client can put into a path: it would resolve to the path above.
+pub fn check_segment(field: &str, name: &str) -> Result<()> {
+    if name == "." || name == ".." {
+        return Err(Error::Invalid(format!("{field}: must not be a dot segment")));
+    }
+    Ok(())
 }
 
 /// A recorded relationship between two objects (`references_to`, `references_from`).

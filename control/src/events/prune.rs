@@ -14,8 +14,6 @@ use crate::store::{Store, events, transaction, values};
 const BATCH: i64 = 500;
 /// Where the orphan sweep goes on.
 const CURSOR: &str = "EVENTS_PRUNE_ORPHAN_CURSOR";
-/// Events younger than this are no orphans: their links may be on the way.
-const SETTLED: f64 = 60.0;
 
 /// What a prune did.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -70,7 +68,7 @@ pub async fn prune(
             return Ok(PruneOutcome { cut_short: true, ..outcome });
         }
         let (gone, next) = transaction!(store, |tx| {
-            let (gone, next) = events::prune_orphans(tx, &cursor, now() - SETTLED, BATCH).await?;
+            let (gone, next) = events::prune_orphans(tx, &cursor, BATCH).await?;
             values::set(tx, CURSOR, next.as_deref().unwrap_or_default()).await?;
             Ok((gone, next))
         })?;

@@ -3,7 +3,7 @@
 //! Who may reach the object is decided by the object's own module before it comes here.
 
 use muster_types::event::Event;
-use muster_types::object::ObjectRef;
+use muster_types::object::{ObjectRef, check_segment};
 use muster_types::{Error, Result};
 use serde_json::{Map, Value};
 
@@ -21,6 +21,7 @@ pub async fn set(app: &App, caller: &Caller, object: &ObjectRef, key: Option<&st
     if key.chars().count() > 255 {
         return Err(Error::Invalid("key: must be at most 255 characters".into()));
     }
+    check_segment("key", key)?;
     let value =
         value.filter(|value| !is_falsy(value)).ok_or_else(|| Error::Invalid("no value specified".into()))?;
     transaction!(app.store, |tx| { Ok(metadata::set(tx, object.object_type, &object.id, key, &value).await?) })?;

@@ -76,6 +76,10 @@ fn lease(app: &App) -> f64 {
     app.settings.cluster_op_lease as f64
 }
 
+fn most_attempts(app: &App) -> i64 {
+    i64::try_from(app.settings.cluster_op_max_attempts).unwrap_or(i64::MAX)
+}
+
 /// Claims up to `free` due operations whose parents are done.
 async fn take(app: &App, free: usize) -> Result<Vec<OperationRow>> {
     let mut taken = Vec::new();
@@ -141,16 +145,21 @@ enum End {
 }
 
 async fn work(app: &App, row: OperationRow) {
+    let failed = |error| End::Failed { step: row.name.clone(), error };
     let Some(kind) = app.queue.kind(&row).copied() else {
+        // A newer daemon may know it: another attempt is worth it.
         let error = Error::Internal(format!("no operation is called {}", row.name));
-        return settle(app, &row, None, End::Failed { step: row.name.clone(), error }).await;
+        return settle(app, &row, None, failed(error)).await;
     };
+    if row.attempts > most_attempts(app) {
+        let error = Error::Unavailable(format!("given up: {} workers vanished during it", row.attempts - 1));
+        return settle(app, &row, Some(&kind), failed(error)).await;
+    }
     let renewing = keep_lease(app, &row);
     let limit = Duration::from_secs(app.settings.cluster_op_stuck_threshold);
     let end = tokio::select! {
-        end = tokio::time::timeout(limit, steps(app, &kind, &row)) => end.unwrap_or_else(|_| End::Failed {
-            step: row.name.clone(),
-            error: Error::Unavailable(format!("not done after {} seconds", limit.as_secs())),
+        end = tokio::time::timeout(limit, steps(app, &kind, &row)) => end.unwrap_or_else(|_| {
+            failed(Error::Unavailable(format!("not done after {} seconds", limit.as_secs())))
         }),
         () = renewing => End::Gone,
     };
@@ -207,10 +216,9 @@ async fn settle(app: &App, row: &OperationRow, kind: Option<&Kind>, end: End) {
         End::Complete => (OperationState::Complete, row.created, None),
         End::Failed { step, error } => {
             let report = report(&step, row, &error);
-            let most = i64::try_from(app.settings.cluster_op_max_attempts).unwrap_or(i64::MAX);
-            if kind.is_some() && row.attempts < most {
+            if row.attempts < most_attempts(app) {
                 let pause = 2f64.powi(i32::try_from(row.attempts).unwrap_or(10).min(10) - 1).min(LONGEST_PAUSE);
-                (OperationState::Queued, now() + pause * app_pace(app), Some(report))
+                (OperationState::Queued, now() + pause * pace(app), Some(report))
             } else {
                 if let Some(kind) = kind {
                     undo(app, kind, row).await;
@@ -235,7 +243,7 @@ async fn settle(app: &App, row: &OperationRow, kind: Option<&Kind>, end: End) {
 }
 
 /// Retries wait in step with the lease: a cluster that takes over quickly also retries quickly.
-fn app_pace(app: &App) -> f64 {
+fn pace(app: &App) -> f64 {
     (lease(app) / 15.0).min(1.0)
 }
 

@@ -138,24 +138,19 @@ async fn prune(tx: &mut Tx, condition: &str, values: &[Value], limit: i64) -> Re
     Ok(doomed.len() as u64)
 }
 
-/// Looks at up to `limit` events after `after` that are older than `before` and removes those that no
-/// object links any more. Says how many went and where to go on; `None` means the end was reached.
-pub async fn prune_orphans(
-    tx: &mut Tx,
-    after: &str,
-    before: f64,
-    limit: i64,
-) -> Result<(u64, Option<String>), StoreError> {
+/// Looks at up to `limit` events after `after` and removes those that no object links any more. Says how
+/// many went and where to go on; `None` means the end was reached.
+pub async fn prune_orphans(tx: &mut Tx, after: &str, limit: i64) -> Result<(u64, Option<String>), StoreError> {
     let seen = tx
         .query(
-            "SELECT e.event_uuid, e.timestamp, (SELECT COUNT(*) FROM event_links l WHERE l.event_uuid = e.event_uuid) \
+            "SELECT e.event_uuid, (SELECT COUNT(*) FROM event_links l WHERE l.event_uuid = e.event_uuid) \
              FROM events e WHERE e.event_uuid > ? ORDER BY e.event_uuid LIMIT ?",
             params![after, limit],
         )
         .await?;
     let mut gone = 0;
     for row in &seen {
-        if row.get::<i64>(2)? == 0 && row.get::<f64>(1)? < before {
+        if row.get::<i64>(1)? == 0 {
             gone += tx.execute("DELETE FROM events WHERE event_uuid = ?", &row.0[..1]).await?;
         }
     }

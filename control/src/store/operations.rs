@@ -259,7 +259,7 @@ pub async fn remove(tx: &mut Tx, id: OperationId) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// The request that an object's newest operation came from, and how many are unfinished in all.
+/// How many operations have not ended.
 pub async fn unfinished(mut db: impl Read) -> Result<i64, StoreError> {
     let rows = db.rows("SELECT COUNT(*) FROM operations WHERE state IN ('queued', 'executing')", &[]).await?;
     rows.first().map_or(Ok(0), |row| row.get(0))

@@ -1,0 +1,269 @@
+//! The commands of the command line, one file per noun. They only call the API and print: rules are the
+//! server's.
+
+mod events;
+mod key;
+mod login;
+mod metadata;
+mod namespace;
+mod node;
+mod operation;
+mod trust;
+
+use std::convert::Infallible;
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use muster_types::key::Secret;
+use serde::de::DeserializeOwned;
+
+use crate::api::{Answer, Client};
+use crate::credentials::{self, Credentials, Given, Places};
+use crate::output::{self, Table};
+
+/// What every command understands.
+// The ids differ from the names because a global option and an argument of a command must not share one.
+#[derive(Debug, Clone, Default, Args)]
+pub struct Options {
+    /// Address of the API, such as http://localhost:13000
+    #[arg(
+        id = "as_api_url",
+        long = "api-url",
+        value_name = "URL",
+        env = "MUSTER_API_URL",
+        global = true,
+        help_heading = "Connection"
+    )]
+    pub api_url: Option<String>,
+    /// Namespace to act as
+    #[arg(
+        id = "as_namespace",
+        long = "namespace",
+        value_name = "NAMESPACE",
+        env = "MUSTER_NAMESPACE",
+        global = true,
+        help_heading = "Connection"
+    )]
+    pub namespace: Option<String>,
+    /// Secret of a key of that namespace; stands before the command
+    // Not global: some commands have a --key of their own, about another key.
+    #[arg(id = "as_key", long = "key", value_name = "SECRET", env = "MUSTER_KEY", hide_env_values = true,
+          value_parser = parse_secret, help_heading = "Connection")]
+    pub key: Option<Secret>,
+    /// File with namespace, key and apiurl
+    #[arg(
+        id = "as_credentials",
+        long = "credentials",
+        value_name = "FILE",
+        env = "MUSTER_CREDENTIALS",
+        global = true,
+        help_heading = "Connection"
+    )]
+    pub credentials: Option<PathBuf>,
+    /// For HTTPS, trust only the certificates in this PEM file
+    #[arg(
+        id = "as_cacert",
+        long = "cacert",
+        value_name = "FILE",
+        env = "MUSTER_CACERT",
+        global = true,
+        help_heading = "Connection"
+    )]
+    pub cacert: Option<PathBuf>,
+    /// Print JSON as the server answered it
+    #[arg(long, global = true)]
+    pub json: bool,
+}
+
+impl Options {
+    /// A client for the credentials that are given or found.
+    pub fn client(self) -> anyhow::Result<Client> {
+        let given =
+            Given { namespace: self.namespace, key: self.key, apiurl: self.api_url, file: self.credentials };
+        client(credentials::find(&given.without_empty(), &Places::of_this_user())?, self.cacert)
+    }
+}
+
+fn client(credentials: Credentials, cacert: Option<PathBuf>) -> anyhow::Result<Client> {
+    // A variable that is set to nothing counts as not set.
+    Ok(match cacert.filter(|file| !file.as_os_str().is_empty()) {
+        Some(file) => Client::with_cacert(credentials, &file)?,
+        None => Client::new(credentials)?,
+    })
+}
+
+/// The commands that speak to a cluster.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Remember a cluster and the key to use there
+    Login(login::Arguments),
+    /// Forget what was remembered by `login`
+    Logout,
+    /// Namespaces: the tenants of the cluster
+    #[command(subcommand)]
+    Namespace(namespace::Command),
+    /// Keys of a namespace
+    #[command(subcommand)]
+    Key(key::Command),
+    /// Whom a namespace trusts
+    #[command(subcommand)]
+    Trust(trust::Command),
+    /// Machines of the cluster
+    #[command(subcommand)]
+    Node(node::Command),
+    /// What happened to an object, newest first
+    #[command(subcommand)]
+    Events(events::Command),
+    /// Queued work
+    #[command(subcommand)]
+    Operation(operation::Command),
+}
+
+/// Does what a command says. An error is one line.
+pub async fn run(command: Command, options: Options) -> anyhow::Result<()> {
+    match command {
+        Command::Login(arguments) => login::log_in(arguments, options).await,
+        Command::Logout => login::log_out(),
+        Command::Namespace(command) => namespace::run(command, &Session::new(options)?).await,
+        Command::Key(command) => key::run(command, &Session::new(options)?).await,
+        Command::Trust(command) => trust::run(command, &Session::new(options)?).await,
+        Command::Node(command) => node::run(command, &Session::new(options)?).await,
+        Command::Events(command) => events::run(command, &Session::new(options)?).await,
+        Command::Operation(command) => operation::run(command, &Session::new(options)?).await,
+    }
+}
+
+/// A client, and how to print what it answers.
+struct Session {
+    client: Client,
+    json: bool,
+}
+
+impl Session {
+    fn new(options: Options) -> anyhow::Result<Self> {
+        let json = options.json;
+        Ok(Self { client: options.client()?, json })
+    }
+
+    /// Prints an answer: as it came, or as a table.
+    fn show<T: DeserializeOwned>(
+        &self,
+        answer: Answer<T>,
+        table: impl FnOnce(T) -> Table,
+    ) -> anyhow::Result<()> {
+        if self.json {
+            output::print_json(answer.json())
+        } else {
+            output::print_table(&table(answer.value()?))
+        }
+    }
+
+    /// Says that something was done whose answer holds no data.
+    fn done<T>(&self, answer: &Answer<T>, text: &str) -> anyhow::Result<()> {
+        if self.json {
+            return output::print_json(answer.json());
+        }
+        eprintln!("{}", output::visible(text));
+        Ok(())
+    }
+}
+
+/// A secret from the command line.
+fn parse_secret(text: &str) -> Result<Secret, Infallible> {
+    Ok(Secret::new(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory as _, FromArgMatches as _, Parser};
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Cli {
+        #[command(subcommand)]
+        command: Command,
+        #[command(flatten)]
+        options: Options,
+    }
+
+    fn parse(line: &str) -> Result<Cli, clap::Error> {
+        // What the tester has in the environment does not count.
+        let command = Cli::command().mut_args(|argument| argument.env(None::<&str>));
+        Cli::from_arg_matches(&command.try_get_matches_from(line.split_whitespace())?)
+    }
+
+    #[test]
+    fn the_commands_do_not_contradict_each_other() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_is_understood() {
+        for line in [
+            "muster login --namespace ci",
+            "muster login --api-url http://host --namespace ci --key secret",
+            "muster logout",
+            "muster namespace list --json",
+            "muster namespace show ci",
+            "muster namespace create ci",
+            "muster namespace create ci --key-name deploy --key secret",
+            "muster namespace delete ci",
+            "muster namespace metadata ci",
+            "muster namespace set-metadata ci size -7",
+            "muster namespace delete-metadata ci size",
+            "muster key list ci",
+            "muster key add ci deploy --expires 30d",
+            "muster key update ci deploy --key secret --expires 1767225600",
+            "muster key delete ci deploy",
+            "muster trust list ci",
+            "muster trust add ci other",
+            "muster trust remove ci other",
+            "muster node list",
+            "muster node show sim-1",
+            "muster node resources sim-1",
+            "muster node metrics sim-1",
+            "muster node delete sim-1",
+            "muster node metadata sim-1",
+            "muster node set-metadata sim-1 rack {\"row\":7}",
+            "muster node delete-metadata sim-1 rack",
+            "muster events namespace ci --limit 10 --type audit",
+            "muster events node sim-1",
+            "muster operation show namespace_op 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
+            "muster operation chain 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
+            "muster operation list --target-type namespace --target ci",
+        ] {
+            parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
+        }
+    }
+
+    #[test]
+    fn the_key_to_act_with_and_the_key_to_make_are_two_things() {
+        let cli = parse("muster --key mine key add ci deploy --key new --namespace system").unwrap();
+        assert_eq!(cli.options.namespace.as_deref(), Some("system"));
+        assert_eq!(cli.options.key, Some(Secret::new("mine")));
+        let Command::Key(key::Command::Add { namespace, key, .. }) = cli.command else { panic!("not a key") };
+        assert_eq!((namespace.as_str(), key), ("ci", Some(Secret::new("new"))));
+
+        let cli = parse("muster key add ci deploy --key new").unwrap();
+        assert_eq!(cli.options.key, None);
+    }
+
+    #[test]
+    fn a_first_key_needs_both_its_name_and_its_secret() {
+        assert!(parse("muster namespace create ci --key-name deploy").is_err());
+        assert!(parse("muster namespace create ci --key secret").is_err());
+    }
+
+    #[test]
+    fn an_unknown_type_and_an_unusable_expiry_are_refused_before_anything_is_sent() {
+        assert!(parse("muster events node sim-1 --type gossip").is_err());
+        assert!(parse("muster key add ci deploy --expires soon").is_err());
+    }
+
+    #[test]
+    fn debug_output_shows_no_secret() {
+        let cli = parse("muster --key hunter2 key update ci deploy --key hunter2").unwrap();
+        assert!(!format!("{cli:?}").contains("hunter2"));
+    }
+}

@@ -1,0 +1,137 @@
+//! `muster node`.
+
+use anyhow::anyhow;
+use clap::Subcommand;
+use muster_types::node::NodeRecord;
+use serde_json::{Map, Value};
+
+use super::{Session, metadata};
+use crate::api::{Answer, EventQuery, Object};
+use crate::output::{Table, compact, or_dash};
+use crate::time::iso;
+
+/// The commands about the machines of the cluster. A node goes by its name or its id.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// List the nodes
+    List,
+    /// Show one node
+    Show { node: String },
+    /// Show what a node last reported to have and have left
+    Resources { node: String },
+    /// Show the processor use of a node's daemon
+    Metrics { node: String },
+    /// Delete a node; it does not come back by checking in
+    Delete { node: String },
+    /// Show the metadata of a node
+    Metadata { node: String },
+    /// Set an item of a node's metadata
+    SetMetadata {
+        node: String,
+        #[command(flatten)]
+        item: metadata::Item,
+    },
+    /// Delete an item of a node's metadata
+    DeleteMetadata {
+        node: String,
+        #[arg(value_name = "KEY")]
+        item: String,
+    },
+}
+
+pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
+    let client = &session.client;
+    match command {
+        Command::List => session.show(client.nodes().await?, table),
+        Command::Show { node } => session.show(client.node(&node).await?, facts),
+        Command::Resources { node } => session.show(resources(session, &node).await?, numbers),
+        Command::Metrics { node } => session.show(client.process_metrics(&node).await?, numbers),
+        Command::Delete { node } => {
+            let answer = client.delete_node(&node).await?;
+            session.done(&answer, &format!("node {node} deleted"))
+        }
+        Command::Metadata { node } => metadata::show(session, Object::Node(&node)).await,
+        Command::SetMetadata { node, item } => metadata::set(session, Object::Node(&node), &item).await,
+        Command::DeleteMetadata { node, item } => metadata::delete(session, Object::Node(&node), &item).await,
+    }
+}
+
+/// The API has no call for this: a node's newest `resources` event says it.
+async fn resources(session: &Session, node: &str) -> anyhow::Result<Answer<Map<String, Value>>> {
+    let newest = EventQuery { limit: Some(1), event_type: Some("resources".into()) };
+    let events = session.client.events(Object::Node(node), &newest).await?;
+    events.part("/0/extra").ok_or_else(|| anyhow!("node {node} has not reported its resources yet"))
+}
+
+fn roles(node: &NodeRecord) -> String {
+    let roles = [
+        (node.is_hypervisor, "hypervisor"),
+        (node.is_network_node, "network"),
+        (node.is_database_node, "database"),
+        (node.is_cluster_maintainer, "maintainer"),
+        (node.simulated, "simulated"),
+    ];
+    let roles: Vec<&str> = roles.into_iter().filter_map(|(has, role)| has.then_some(role)).collect();
+    or_dash(roles.join(", "))
+}
+
+fn last_seen(node: &NodeRecord) -> String {
+    if node.lastseen > 0.0 { iso(node.lastseen) } else { "never".to_owned() }
+}
+
+fn table(nodes: Vec<NodeRecord>) -> Table {
+    Table::new(&["NAME", "STATE", "ADDRESS", "LAST SEEN"], &["ROLES"]).rows(nodes.into_iter().map(|node| {
+        let (last_seen, roles) = (last_seen(&node), roles(&node));
+        [node.name, node.state.to_string(), node.ip, last_seen, roles]
+    }))
+}
+
+fn facts(node: NodeRecord) -> Table {
+    let (last_seen, roles) = (last_seen(&node), roles(&node));
+    let metadata = node.metadata.iter().map(|(key, value)| (format!("metadata {key}"), compact(value)));
+    let facts = [
+        ("name", node.name),
+        ("uuid", node.uuid.to_string()),
+        ("state", node.state.to_string()),
+        ("address", node.ip),
+        ("roles", roles),
+        ("last seen", last_seen),
+        ("release", node.release),
+    ];
+    Table::facts(facts.map(|(name, value)| (name.to_owned(), value)).into_iter().chain(metadata))
+}
+
+fn numbers(numbers: Map<String, Value>) -> Table {
+    Table::facts(numbers.into_iter().map(|(name, value)| (name, compact(&value))))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{from_value, json};
+
+    use super::*;
+
+    fn example(lastseen: f64) -> NodeRecord {
+        from_value(json!({
+            "uuid": "5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01", "name": "sim-1", "fqdn": "sim-1", "ip": "127.1.0.2",
+            "state": "created", "metadata": { "rack": "b" }, "version": 1, "lastseen": lastseen, "release": "muster 0.1.0",
+            "is_hypervisor": true, "is_network_node": false, "is_database_node": false, "is_etcd_master": false,
+            "is_eventlog_node": false, "is_cluster_maintainer": true, "simulated": true, "references_to": {},
+            "references_from": {}
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn nodes_are_listed_with_their_roles_and_when_they_were_seen() {
+        let text = table(vec![example(1_767_225_600.0)]).render(None);
+        let line = "sim-1  created  127.1.0.2  2026-01-01T00:00:00.000Z  hypervisor, maintainer, simulated";
+        assert_eq!(text.lines().nth(1), Some(line));
+    }
+
+    #[test]
+    fn a_node_that_never_checked_in_says_so() {
+        let text = facts(example(0.0)).render(None);
+        assert!(text.contains("last seen      never\n") && text.contains("metadata rack  b\n"), "{text}");
+    }
+}

@@ -1,0 +1,112 @@
+//! `muster operation`.
+
+use clap::Subcommand;
+use clap::builder::PossibleValuesParser;
+use muster_types::operation::{OperationRecord, OperationType};
+
+use super::Session;
+use crate::output::{Table, or_dash};
+use crate::time::iso;
+
+/// The commands about queued work.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Show one operation
+    Show {
+        #[arg(value_name = "TYPE", value_parser = types())]
+        operation_type: String,
+        uuid: String,
+    },
+    /// List an operation and all that it depends on, newest first
+    Chain { uuid: String },
+    /// List the operations on an object, newest first
+    List {
+        /// Kind of the object, such as namespace or node
+        #[arg(long, value_name = "TYPE")]
+        target_type: String,
+        /// The object's id; for a namespace its name
+        #[arg(long, value_name = "ID")]
+        target: String,
+    },
+}
+
+fn types() -> PossibleValuesParser {
+    PossibleValuesParser::new(OperationType::ALL.iter().map(|operation_type| operation_type.as_str()))
+}
+
+pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
+    let client = &session.client;
+    match command {
+        Command::Show { operation_type, uuid } => {
+            session.show(client.operation(&operation_type, &uuid).await?, facts)
+        }
+        Command::Chain { uuid } => session.show(client.operation_chain(&uuid).await?, table),
+        Command::List { target_type, target } => {
+            session.show(client.operations(&target_type, &target).await?, table)
+        }
+    }
+}
+
+fn target(operation: &OperationRecord) -> String {
+    format!("{} {}", operation.target_object_type, operation.target_uuid)
+}
+
+fn error(operation: &OperationRecord) -> String {
+    let error = operation.error_report.as_ref();
+    error.map_or_else(|| "-".to_owned(), |error| format!("{} ({})", error.message, error.code))
+}
+
+fn table(operations: Vec<OperationRecord>) -> Table {
+    let table = Table::new(&["UUID", "TYPE", "STATE"], &["TARGET", "ERROR"]);
+    table.rows(operations.into_iter().map(|operation| {
+        [
+            operation.uuid.to_string(),
+            operation.operation_type.to_string(),
+            operation.state.to_string(),
+            target(&operation),
+            error(&operation),
+        ]
+    }))
+}
+
+fn facts(operation: OperationRecord) -> Table {
+    let parents = operation.depends_on.iter().map(|parent| format!("{} {}", parent.op_type, parent.op_uuid));
+    let facts = [
+        ("uuid", operation.uuid.to_string()),
+        ("type", operation.operation_type.to_string()),
+        ("state", operation.state.to_string()),
+        ("error", error(&operation)),
+        ("target", target(&operation)),
+        ("steps", operation.tasks.join(", ")),
+        ("depends on", or_dash(parents.collect::<Vec<_>>().join(", "))),
+        ("attempts", operation.attempts.to_string()),
+        ("created", iso(operation.created)),
+        ("updated", iso(operation.updated)),
+        ("namespace", or_dash(operation.namespace.unwrap_or_default())),
+    ];
+    Table::facts(facts.map(|(name, value)| (name.to_owned(), value)))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{from_value, json};
+
+    use super::*;
+
+    #[test]
+    fn a_failed_operation_says_why() {
+        let operation: OperationRecord = from_value(json!({
+            "uuid": "5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01", "object_type": "clusteroperation",
+            "operation_type": "namespace_op", "state": "error", "tasks": ["revoke", "clean"], "depends_on": [],
+            "error_report": { "code": "internal.unknown", "message": "it broke", "details": {} }, "namespace": "ci",
+            "target_object_type": "namespace", "target_uuid": "ci", "attempts": 3, "created": 1_767_225_600.0,
+            "updated": 1_767_225_601.0, "version": 1
+        }))
+        .unwrap();
+        let text = facts(operation.clone()).render(None);
+        assert!(text.contains("error       it broke (internal.unknown)\n"), "{text}");
+        assert!(text.contains("steps       revoke, clean\n"), "{text}");
+        let text = table(vec![operation]).render(None);
+        assert!(text.ends_with("namespace ci  it broke (internal.unknown)\n"), "{text}");
+    }
+}

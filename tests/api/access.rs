@@ -1,0 +1,199 @@
+//! Every route, called by everyone. A route without a row fails, and so does a row without a route.
+
+use std::collections::BTreeSet;
+
+use axum::http::Method;
+use muster_control::http::Access;
+use muster_control::objects;
+use muster_types::key::Secret;
+use muster_types::object::ObjectRef;
+use serde_json::{Value, json};
+
+use crate::harness::{Cluster, caller};
+
+/// Status by caller: nobody, a bad token, an expired key, a foreign namespace, one that `alpha` trusts, `alpha`
+/// itself, `system`. The calls are about namespace `alpha`, and run in this order.
+const TABLE: &[(&str, &str, [u16; 7])] = &[
+    ("GET", "/", [200, 200, 200, 200, 200, 200, 200]),
+    ("GET", "/livez", [200, 200, 200, 200, 200, 200, 200]),
+    // The cluster in this process has no task that looks at the database.
+    ("GET", "/readyz", [503, 503, 503, 503, 503, 503, 503]),
+    ("GET", "/healthz", [503, 503, 503, 503, 503, 503, 503]),
+    ("GET", "/openapi.json", [200, 200, 200, 200, 200, 200, 200]),
+    ("GET", "/apidocs", [200, 200, 200, 200, 200, 200, 200]),
+    ("GET", "/apidocs/{file}", [200, 200, 200, 200, 200, 200, 200]),
+    ("POST", "/auth", [401, 401, 401, 401, 401, 401, 401]),
+    ("GET", "/auth/namespaces", [401, 401, 401, 200, 200, 200, 200]),
+    ("POST", "/auth/namespaces", [401, 401, 401, 401, 401, 401, 200]),
+    ("GET", "/auth/namespaces/{namespace}", [401, 401, 401, 404, 200, 200, 200]),
+    ("DELETE", "/auth/namespaces/{namespace}", [401, 401, 401, 401, 401, 401, 200]),
+    ("GET", "/auth/namespaces/{namespace}/events", [401, 401, 401, 401, 401, 401, 200]),
+    ("GET", "/auth/namespaces/{namespace}/keys", [401, 401, 401, 404, 200, 200, 200]),
+    ("POST", "/auth/namespaces/{namespace}/keys", [401, 401, 401, 404, 200, 200, 200]),
+    ("PUT", "/auth/namespaces/{namespace}/keys", [401, 401, 401, 401, 401, 401, 200]),
+    ("PUT", "/auth/namespaces/{namespace}/keys/{key_name}", [401, 401, 401, 401, 401, 401, 200]),
+    // The first who may deletes it; those after find it gone.
+    ("DELETE", "/auth/namespaces/{namespace}/keys/{key_name}", [401, 401, 401, 404, 200, 404, 404]),
+    ("POST", "/auth/namespaces/{namespace}/trust", [401, 401, 401, 404, 200, 200, 200]),
+    ("DELETE", "/auth/namespaces/{namespace}/trust/{external_namespace}", [401, 401, 401, 404, 200, 200, 200]),
+    ("GET", "/auth/namespaces/{namespace}/metadata", [401, 401, 401, 404, 200, 200, 200]),
+    ("POST", "/auth/namespaces/{namespace}/metadata", [401, 401, 401, 404, 200, 200, 200]),
+    ("PUT", "/auth/namespaces/{namespace}/metadata/{key}", [401, 401, 401, 404, 200, 200, 200]),
+    ("DELETE", "/auth/namespaces/{namespace}/metadata/{key}", [401, 401, 401, 404, 200, 200, 200]),
+    ("GET", "/nodes", [401, 401, 401, 401, 401, 401, 200]),
+    ("GET", "/nodes/{node}", [401, 401, 401, 401, 401, 401, 200]),
+    ("DELETE", "/nodes/{node}", [401, 401, 401, 401, 401, 401, 200]),
+    ("GET", "/nodes/{node}/processmetrics", [401, 401, 401, 401, 401, 401, 200]),
+    ("GET", "/nodes/{node}/events", [401, 401, 401, 401, 401, 401, 200]),
+    ("GET", "/nodes/{node}/metadata", [401, 401, 401, 401, 401, 401, 200]),
+    ("POST", "/nodes/{node}/metadata", [401, 401, 401, 401, 401, 401, 200]),
+    ("PUT", "/nodes/{node}/metadata/{key}", [401, 401, 401, 401, 401, 401, 200]),
+    ("DELETE", "/nodes/{node}/metadata/{key}", [401, 401, 401, 401, 401, 401, 200]),
+    // Trust does not reach operations.
+    ("GET", "/clusteroperations", [401, 401, 401, 403, 403, 200, 200]),
+    ("GET", "/clusteroperations/{operation_type}/{operation_uuid}", [401, 401, 401, 403, 403, 200, 200]),
+    ("GET", "/admin/locks", [401, 401, 401, 401, 401, 401, 200]),
+    ("GET", "/admin/resources", [401, 401, 401, 401, 401, 401, 200]),
+];
+
+fn body(method: &str, path: &str) -> Option<Value> {
+    Some(match (method, path) {
+        ("POST", "/auth") => json!({"namespace": "alpha", "key": "wrong"}),
+        ("POST", "/auth/namespaces") => json!({"namespace": "fresh"}),
+        ("POST", "/auth/namespaces/{namespace}/keys") => json!({"key_name": "k"}),
+        ("PUT", "/auth/namespaces/{namespace}/keys") => json!({"key_name": "k", "key": "secret"}),
+        ("PUT", "/auth/namespaces/{namespace}/keys/{key_name}") => json!({"key": "secret"}),
+        ("POST", "/auth/namespaces/{namespace}/trust") => json!({"external_namespace": "delta"}),
+        ("POST", path) if path.ends_with("/metadata") => json!({"key": "m", "value": 1}),
+        ("PUT", path) if path.contains("/metadata/") => json!({"value": 1}),
+        ("GET", "/clusteroperations") => json!({"target_object_type": "namespace", "target_uuid": "alpha"}),
+        _ => return None,
+    })
+}
+
+struct Stage {
+    cluster: Cluster,
+    tokens: [String; 7],
+    operation: String,
+}
+
+/// A cluster for one route, so that no call disturbs another's.
+async fn stage() -> Stage {
+    let cluster = Cluster::new().await;
+    for name in ["alpha", "beta", "gamma"] {
+        cluster.create_namespace(name).await;
+    }
+    objects::trust::add(&cluster.app, &caller(), "alpha", "gamma").await.unwrap();
+    objects::key::put(&cluster.app, &caller(), "alpha", "k", None, None).await.unwrap();
+    let expired = objects::key::put(&cluster.app, &caller(), "system", "late", None, Some(1.0)).await.unwrap();
+    assert!(expired.is_some_and(|secret| secret.is_generated()));
+    let mut tx = cluster.app.store.begin().await.unwrap();
+    let order = muster_control::operations::Order {
+        target: ObjectRef::namespace("alpha"),
+        namespace: Some("alpha".into()),
+        arguments: json!({}),
+        depends_on: vec![],
+        request_id: None,
+    };
+    let handle = muster_control::operations::KINDS[0].enqueue(&mut tx, order).await.unwrap();
+    tx.finish(Ok(()), &mut muster_control::store::Retry::default()).await.unwrap().unwrap();
+
+    let now = muster_types::time::now();
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "Unix time")]
+    let late = cluster.app.tokens.create(now as u64, "system", "late", "whatever", None);
+    let tokens = [
+        String::new(),
+        "not.a.token".into(),
+        late,
+        cluster.token("beta").await,
+        cluster.token("gamma").await,
+        cluster.token("alpha").await,
+        cluster.token("system").await,
+    ];
+    Stage { cluster, tokens, operation: handle.op_uuid.to_string() }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_route_answers_every_kind_of_caller_as_the_table_says() {
+    let mut wrong = Vec::new();
+    for (method, path, expected) in TABLE {
+        let stage = stage().await;
+        let concrete = path
+            .replace("{namespace}", "alpha")
+            .replace("{key_name}", "k")
+            .replace("{external_namespace}", "delta")
+            .replace("{key}", "m")
+            .replace("{node}", "sim-1")
+            .replace("{operation_type}", "namespace_op")
+            .replace("{operation_uuid}", &stage.operation)
+            .replace("{file}", "swagger-ui.css");
+        let mut found = [0; 7];
+        for (at, token) in stage.tokens.iter().enumerate() {
+            let method: Method = method.parse().unwrap();
+            let answer = stage.cluster.call(token, method.clone(), &concrete, body(method.as_str(), path)).await;
+            found[at] = answer.status.as_u16();
+            assert!(answer.headers.contains_key("x-request-id"));
+            if found[at] >= 400 && !path.ends_with('z') {
+                assert_eq!(answer.body["status"], found[at], "{method} {path}: {}", answer.text);
+                assert!(answer.body["error"].is_string(), "{method} {path}: {}", answer.text);
+            }
+        }
+        if found != *expected {
+            wrong.push(format!("{method} {path}: expected {expected:?}, found {found:?}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_route_has_a_row_and_every_row_a_route() {
+    let cluster = Cluster::new().await;
+    let routes: BTreeSet<(String, String)> =
+        cluster.routes.iter().map(|route| (route.method.clone(), route.path.clone())).collect();
+    let rows: BTreeSet<(String, String)> =
+        TABLE.iter().map(|(method, path, _)| ((*method).to_owned(), (*path).to_owned())).collect();
+    assert_eq!(routes, rows);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_reaches_only_the_routes_of_its_scopes() {
+    let cluster = Cluster::new().await;
+    let mut scoped = caller();
+    scoped.scopes = Some(vec!["node.read".into()]);
+    // A key made by a scoped caller can do no more than the caller.
+    let secret = objects::key::put(&cluster.app, &scoped, "system", "scoped", None, None).await.unwrap().unwrap();
+    let token = objects::key::log_in(&cluster.app, "system", &secret, "r").await.unwrap();
+    let text = |answer: crate::harness::Answer| (answer.status.as_u16(), answer.body["error"].as_str().unwrap_or("").to_owned());
+    assert_eq!(
+        text(cluster.call(&token, Method::GET, "/auth/namespaces", None).await),
+        (403, "token is not scoped for this operation".into())
+    );
+    assert_eq!(
+        text(cluster.call(&token, Method::GET, "/nodes", None).await),
+        (403, "token is not scoped for administrative operations".into())
+    );
+    scoped.scopes = Some(vec!["node.*".into(), "cluster-admin".into()]);
+    let secret = objects::key::put(&cluster.app, &scoped, "system", "scoped", None, None).await.unwrap().unwrap();
+    let token = objects::key::log_in(&cluster.app, "system", &secret, "r").await.unwrap();
+    assert_eq!(cluster.call(&token, Method::GET, "/nodes", None).await.status, 200);
+    assert_eq!(cluster.call(&token, Method::DELETE, "/nodes/absent", None).await.status, 404);
+    assert_eq!(cluster.call(&token, Method::GET, "/admin/locks", None).await.status, 403);
+    let foreign = caller();
+    cluster.create_namespace("beta").await;
+    let scoped = muster_control::auth::Caller { scopes: Some(vec!["auth.read".into()]), ..foreign };
+    let secret: Secret = objects::key::put(&cluster.app, &scoped, "beta", "scoped", None, None).await.unwrap().unwrap();
+    let token = objects::key::log_in(&cluster.app, "beta", &secret, "r").await.unwrap();
+    // Without the scope 403 comes first; with it, the admin route's 401.
+    assert_eq!(cluster.call(&token, Method::GET, "/nodes", None).await.status, 403);
+    assert_eq!(cluster.call(&token, Method::GET, "/auth/namespaces/beta/events", None).await.status, 401);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn public_routes_ignore_a_token_and_the_others_have_a_family() {
+    let cluster = Cluster::new().await;
+    for route in &cluster.routes {
+        if route.access != Access::Public {
+            assert!(!route.family.is_empty(), "{route:?} has no scope");
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Reading events, and which requests leave some.
+
+use axum::http::Method;
+use muster_types::object::{ObjectRef, ObjectType};
+use serde_json::json;
+
+use crate::harness::Cluster;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_carry_the_fields_that_every_client_reads() {
+    let cluster = Cluster::new().await;
+    let token = cluster.token("system").await;
+    cluster.events(&ObjectRef::namespace("system")).await;
+    let list = cluster.call(&token, Method::GET, "/auth/namespaces/system/events", None).await.body;
+    let event = &list[0];
+    for field in ["event_uuid", "request_id", "timestamp", "event_type", "type", "message", "extra", "node", "fqdn", "duration"] {
+        assert!(event.get(field).is_some(), "{field}: {event}");
+    }
+    assert_eq!((&event["type"], &event["node"]), (&event["event_type"], &event["fqdn"]));
+    assert!(event["extra"].is_object() && event["timestamp"].is_f64());
+    let times: Vec<f64> = list.as_array().unwrap().iter().map(|e| e["timestamp"].as_f64().unwrap()).collect();
+    assert!(times.is_sorted_by(|a, b| a >= b), "newest first");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_limit_is_bounded_and_may_be_text_in_body_or_query() {
+    let cluster = Cluster::new().await;
+    let token = cluster.token("system").await;
+    let object = ObjectRef::namespace("system");
+    for n in 0..1100 {
+        cluster.app.events.record(muster_types::event::Event::audit(object.clone(), format!("{n}")));
+    }
+    cluster.events(&object).await;
+    let path = "/auth/namespaces/system/events";
+    let count = async |path: &str, body| cluster.call(&token, Method::GET, path, body).await.body.as_array().map(Vec::len);
+    for (body, expected) in [
+        (json!({}), 100),
+        (json!({"limit": 0}), 100),
+        (json!({"limit": -5}), 100),
+        (json!({"limit": 5000}), 1000),
+        (json!({"limit": "10"}), 10),
+        (json!({"limit": 10, "event_type": "audit"}), 10),
+        (json!({"event_type": "status"}), 0),
+        (json!({"event_type": "nonsense"}), 0),
+    ] {
+        assert_eq!(count(path, Some(body.clone())).await, Some(expected), "{body}");
+    }
+    assert_eq!(count(&format!("{path}?limit=7"), None).await, Some(7));
+    assert_eq!(count(&format!("{path}?limit=7"), Some(json!({"limit": 3}))).await, Some(3), "the body wins");
+    let bad = cluster.call(&token, Method::GET, path, Some(json!({"limit": "many"}))).await;
+    assert_eq!((bad.status.as_u16(), &bad.body["error"]), (400, &json!("limit: Not a valid integer.")));
+}
+
+async fn request_events(cluster: &Cluster, answer: &crate::harness::Answer) -> Vec<String> {
+    let id = answer.headers["x-request-id"].to_str().unwrap();
+    cluster.messages(&ObjectRef::new(ObjectType::ApiRequest, id)).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_and_refusals_leave_request_events_and_reads_only_if_so_set() {
+    for (setting, read_events) in [("false", 0), ("true", 2)] {
+        let cluster = Cluster::with(&[("API_REQUEST_EVENTS_FOR_READS", setting)], None).await;
+        let token = cluster.token("system").await;
+        let read = cluster.call(&token, Method::GET, "/auth/namespaces", None).await;
+        assert_eq!(request_events(&cluster, &read).await.len(), read_events);
+        let refused = cluster.call(&token, Method::GET, "/auth/namespaces/absent", None).await;
+        assert_eq!(request_events(&cluster, &refused).await, ["GET api response sent", "GET api request received"]);
+        let body = json!({"namespace": "n"});
+        let change = cluster.call(&token, Method::POST, "/auth/namespaces", Some(body)).await;
+        assert_eq!(request_events(&cluster, &change).await, ["POST api response sent", "POST api request received"]);
+        let health = cluster.call("", Method::GET, "/livez", None).await;
+        assert!(request_events(&cluster, &health).await.is_empty());
+        // The event of the change names the request.
+        let events = cluster.events(&ObjectRef::namespace("n")).await;
+        assert_eq!(events[0].request_id.as_deref(), change.headers["x-request-id"].to_str().ok());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pruning_keeps_what_is_young_and_resumes_where_time_ran_out() {
+    let settings = [("MAX_AUDIT_EVENT_AGE", "100"), ("MAX_API_REQUEST_EVENT_AGE", "10"), ("MAX_STATUS_EVENT_AGE", "1000")];
+    let cluster = Cluster::with(&settings, None).await;
+    let object = ObjectRef::namespace("system");
+    let request = ObjectRef::new(ObjectType::ApiRequest, "r");
+    cluster.events(&object).await;
+    let aged = |object: &ObjectRef, kind, age: f64| {
+        let mut event = muster_types::event::Event::new(kind, object.clone(), format!("{age}"));
+        event.timestamp -= age;
+        event
+    };
+    use muster_types::event::EventType::{Audit, Status};
+    for event in [
+        aged(&object, Audit, 200.0),
+        aged(&object, Status, 200.0),
+        aged(&request, Audit, 50.0),
+        // An interface's event that its network links as well lives until the last link goes.
+        aged(&request, Status, 500.0).also(object.clone()),
+    ] {
+        cluster.app.events.record(event);
+    }
+    let before = cluster.events(&object).await.len();
+    let (store, settings, metrics) = (&cluster.app.store, &cluster.app.settings, cluster.app.events.metrics());
+    let none = muster_control::events::prune(store, settings, metrics, std::time::Duration::ZERO).await.unwrap();
+    assert!(none.cut_short && none.links == 0);
+    let budget = std::time::Duration::from_secs(60);
+    let outcome = muster_control::events::prune(store, settings, metrics, budget).await.unwrap();
+    assert_eq!((outcome.links, outcome.orphans, outcome.cut_short), (3, 2, false));
+    assert_eq!(cluster.events(&object).await.len(), before - 1);
+    assert!(cluster.events(&request).await.is_empty());
+    let text = metrics.text();
+    assert!(text.contains("database_events_pruned_total{event_type=\"audit\"} 1"), "{text}");
+    assert!(text.contains("database_events_pruned_total{event_type=\"api-request\"} 2"), "{text}");
+    assert!(text.contains("database_orphan_events_pruned_total 2"), "{text}");
+}

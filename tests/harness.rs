@@ -1,0 +1,159 @@
+//! A whole cluster in the test's own process, without sockets: the router, the store, a simulated node.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::body::Body;
+use axum::http::{Method, Request, StatusCode};
+use http_body_util::BodyExt as _;
+use muster_control::auth::Caller;
+use muster_control::events::{Drainer, Events};
+use muster_control::http::{self, RouteInfo, Service};
+use muster_control::operations::{self, Queue};
+use muster_control::store::Store;
+use muster_control::{App, objects, reconcile};
+use muster_node::SimulatedNode;
+use muster_types::event::EventRecord;
+use muster_types::ids::NodeId;
+use muster_types::key::Secret;
+use muster_types::object::ObjectRef;
+use muster_types::settings::Settings;
+use serde_json::Value;
+use tokio::sync::watch;
+
+pub(crate) struct Cluster {
+    pub(crate) app: Arc<App>,
+    pub(crate) service: Service,
+    pub(crate) routes: Vec<RouteInfo>,
+    stop: watch::Sender<bool>,
+    _folder: tempfile::TempDir,
+}
+
+/// An answer of the API.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: axum::http::HeaderMap,
+    pub(crate) body: Value,
+    pub(crate) text: String,
+}
+
+impl Cluster {
+    pub(crate) async fn new() -> Self {
+        Self::with(&[], None).await
+    }
+
+    /// A cluster with settings of its own and, if given, other operations than the real ones.
+    pub(crate) async fn with(settings: &[(&str, &str)], queue: Option<Queue>) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = Settings::with(settings).unwrap();
+        let url = format!("sqlite:{}", folder.path().join("muster.db").display());
+        let store = Arc::new(Store::open(&url).await.unwrap());
+        let spool = folder.path().join("spool");
+        let events = Events::open(&spool, "sim-1", &settings).unwrap();
+        let drainer = Drainer::new(&events, &spool, &settings).unwrap();
+        let seed = Secret::new("a seed that only tests use");
+        let node = Arc::new(SimulatedNode::new(1, NodeId::new()));
+        let mut app = App::new(Arc::clone(&store), settings, events, &seed, vec![node]);
+        if let Some(queue) = queue {
+            app.queue = queue;
+        }
+        let app = Arc::new(app);
+        let stop = watch::Sender::new(false);
+        tokio::spawn(drainer.run(store, stop.subscribe()));
+        objects::key::bootstrap(&app, &Secret::new("")).await.unwrap();
+        reconcile::checkin::join(&app).await.unwrap();
+        let (service, routes) = http::service(&app);
+        Self { app, service, routes, stop, _folder: folder }
+    }
+
+    /// A token for a key that is made for it.
+    pub(crate) async fn token(&self, namespace: &str) -> String {
+        let secret = objects::key::put(&self.app, &caller(), namespace, "test", None, None).await.unwrap().unwrap();
+        objects::key::log_in(&self.app, namespace, &secret, "test").await.unwrap()
+    }
+
+    pub(crate) async fn create_namespace(&self, name: &str) {
+        objects::namespace::create(&self.app, &caller(), name, None).await.unwrap();
+    }
+
+    /// Makes a call.
+    pub(crate) async fn call(&self, token: &str, method: Method, path: &str, body: Option<Value>) -> Answer {
+        let body = body.map(|body| body.to_string()).unwrap_or_default();
+        self.send(token, method, path, body.into_bytes()).await
+    }
+
+    /// Makes a call with a body that need not be JSON.
+    pub(crate) async fn send(&self, token: &str, method: Method, path: &str, body: Vec<u8>) -> Answer {
+        let mut request = Request::builder().method(method).uri(path);
+        if !token.is_empty() {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        if !body.is_empty() {
+            request = request.header("content-length", body.len());
+        }
+        self.request(request.body(Body::from(body)).unwrap()).await
+    }
+
+    pub(crate) async fn request(&self, request: Request<Body>) -> Answer {
+        let peer: SocketAddr = "127.0.0.1:9".parse().unwrap();
+        let answer = self.service.call(request, peer).await;
+        let (head, body) = answer.into_parts();
+        let bytes = body.collect().await.unwrap().to_bytes();
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
+        Answer { status: head.status, headers: head.headers, body, text }
+    }
+
+    /// Everything recorded of an object so far, newest first.
+    pub(crate) async fn events(&self, object: &ObjectRef) -> Vec<EventRecord> {
+        wait_for("events to be drained", async || (self.app.events.depth() == 0).then_some(())).await;
+        muster_control::store::events::list(&*self.app.store, object, None, 1000).await.unwrap()
+    }
+
+    pub(crate) async fn messages(&self, object: &ObjectRef) -> Vec<String> {
+        self.events(object).await.into_iter().map(|event| event.message).collect()
+    }
+
+    /// Works until no operation is left unfinished.
+    pub(crate) async fn settle(&self) {
+        wait_for("operations to end", async || {
+            operations::run_once(&self.app).await.unwrap();
+            let left = muster_control::store::operations::unfinished(&*self.app.store).await.unwrap();
+            (left == 0).then_some(())
+        })
+        .await;
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        self.stop.send_replace(true);
+    }
+}
+
+/// The administrator, as handlers see it.
+pub(crate) fn caller() -> Caller {
+    Caller {
+        namespace: "system".into(),
+        key_name: "deploy".into(),
+        scopes: None,
+        request_id: "a request".into(),
+        method: "POST".into(),
+        path: "/".into(),
+        remote: "127.0.0.1".into(),
+    }
+}
+
+/// Looks again and again until there is something, for as long as anyone would wait.
+pub(crate) async fn wait_for<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let started = Instant::now();
+    loop {
+        if let Some(found) = look().await {
+            return found;
+        }
+        assert!(started.elapsed() < Duration::from_secs(30), "waited in vain for {what}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
