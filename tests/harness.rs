@@ -70,7 +70,8 @@ impl Cluster {
 
     /// A token for a key that is made for it.
     pub(crate) async fn token(&self, namespace: &str) -> String {
-        let secret = objects::key::put(&self.app, &caller(), namespace, "test", None, None).await.unwrap().unwrap();
+        let secret =
+            objects::key::put(&self.app, &caller(), namespace, "test", None, None).await.unwrap().unwrap();
         objects::key::log_in(&self.app, namespace, &secret, "test").await.unwrap()
     }
 

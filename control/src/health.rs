@@ -62,7 +62,11 @@ pub async fn watch(app: Arc<App>) {
     }
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "Unix time is positive and small")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "Unix time is positive and small"
+)]
 fn seconds() -> u64 {
     now() as u64
 }

@@ -23,7 +23,8 @@ pub(crate) fn load(file: Option<&Path>) -> anyhow::Result<Settings> {
     let from_file = match file {
         None => BTreeMap::new(),
         Some(path) => {
-            let text = std::fs::read_to_string(path).with_context(|| format!("config file {}", path.display()))?;
+            let text =
+                std::fs::read_to_string(path).with_context(|| format!("config file {}", path.display()))?;
             parse_file(&text)
                 .map_err(anyhow::Error::msg)
                 .with_context(|| format!("config file {}", path.display()))?

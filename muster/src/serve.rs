@@ -15,7 +15,7 @@ use muster_types::key::Secret;
 use muster_types::node::NodeApi;
 use muster_types::settings::{Settings, mask_password};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -41,6 +41,9 @@ pub(crate) struct Arguments {
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let settings = config::load(arguments.config.as_deref())?;
     logging::start(&settings);
+    // From here on a signal is noticed, even one that arrives before the daemon serves.
+    let signals =
+        Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
     let tls = load_tls(&settings)?;
     let socket = TcpListener::bind(arguments.listen)
         .await
@@ -53,8 +56,11 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
         .await
         .with_context(|| format!("database {}", mask_password(url.expose())))?;
     let store = Arc::new(store);
-    let secret_seed =
-        if settings.auth_secret_seed.expose().is_empty() { data.seed()? } else { settings.auth_secret_seed.clone() };
+    let secret_seed = if settings.auth_secret_seed.expose().is_empty() {
+        data.seed()?
+    } else {
+        settings.auth_secret_seed.clone()
+    };
     if !seed::is_ours(&store, &secret_seed).await? {
         bail!("AUTH_SECRET_SEED differs from the one this cluster was made with: set the same on every node");
     }
@@ -96,7 +102,7 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     ));
     tracing::info!(url = apiurl, node = name, data = %data.path().display(), "serving");
 
-    wait_and_drain(&app).await?;
+    signals.wait_and_drain(&app).await;
     daemon.end(&app, serving).await;
     Ok(())
 }
@@ -148,27 +154,28 @@ impl Daemon {
     }
 }
 
-/// Waits for a signal. After SIGTERM the API goes on for a while so that others notice; a second signal, or
-/// SIGINT, ends the wait.
-async fn wait_and_drain(app: &App) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        _ = interrupt.recv() => {
-            tracing::info!("stopping");
-            app.health.drain();
-            return Ok(());
+/// The signals that end a daemon.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// Waits for one. After SIGTERM the API goes on for a while so that others notice; a second signal, or
+    /// SIGINT, ends the wait.
+    async fn wait_and_drain(mut self, app: &App) {
+        let grace = tokio::select! {
+            _ = self.interrupt.recv() => 0,
+            _ = self.terminate.recv() => app.settings.api_drain_grace,
+        };
+        app.health.drain();
+        tracing::info!(seconds = grace, "draining");
+        tokio::select! {
+            () = tokio::time::sleep(Duration::from_secs(grace)) => {}
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
         }
-        _ = terminate.recv() => {}
     }
-    app.health.drain();
-    tracing::info!(seconds = app.settings.api_drain_grace, "draining");
-    tokio::select! {
-        () = tokio::time::sleep(Duration::from_secs(app.settings.api_drain_grace)) => {}
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
-    Ok(())
 }
 
 /// Serves the metrics next to the API. A taken port is no reason not to run.
@@ -197,7 +204,11 @@ async fn serve_metrics(app: Arc<App>, ip: std::net::IpAddr, stop: watch::Receive
     http::serve(listener, answer, stop).await;
 }
 
-fn nodes(arguments: &Arguments, settings: &Settings, data: &DataDir) -> anyhow::Result<Vec<Arc<dyn NodeApi>>> {
+fn nodes(
+    arguments: &Arguments,
+    settings: &Settings,
+    data: &DataDir,
+) -> anyhow::Result<Vec<Arc<dyn NodeApi>>> {
     if let Some(count) = arguments.simulate {
         let numbers: Vec<usize> = (1..=usize::from(count)).collect();
         let names: Vec<String> = numbers.iter().map(|number| format!("sim-{number}")).collect();
@@ -231,7 +242,8 @@ fn database_url(settings: &Settings, data: &Path) -> Secret {
     if settings.mariadb_host.is_empty() {
         return Secret::new(format!("sqlite:{}", data.join("muster.db").display()));
     }
-    let Settings { mariadb_host, mariadb_port, mariadb_user, mariadb_password, mariadb_database, .. } = settings;
+    let Settings { mariadb_host, mariadb_port, mariadb_user, mariadb_password, mariadb_database, .. } =
+        settings;
     let password = mariadb_password.expose();
     Secret::new(format!("mysql://{mariadb_user}:{password}@{mariadb_host}:{mariadb_port}/{mariadb_database}"))
 }

@@ -61,7 +61,9 @@ impl DataDir {
     pub(crate) fn node_ids(&self, names: &[String]) -> anyhow::Result<Vec<NodeId>> {
         let path = self.path.join("nodes.json");
         let mut known: BTreeMap<String, NodeId> = match fs::read_to_string(&path) {
-            Ok(text) => serde_json::from_str(&text).with_context(|| format!("{} is damaged", path.display()))?,
+            Ok(text) => {
+                serde_json::from_str(&text).with_context(|| format!("{} is damaged", path.display()))?
+            }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => BTreeMap::new(),
             Err(error) => return Err(error).with_context(|| path.display().to_string()),
         };

@@ -45,16 +45,16 @@ fn parse_memory(text: &str) -> Memory {
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;
         line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib / 1024)
     };
-    Memory {
-        total: megabytes("MemTotal").unwrap_or(0),
-        available: megabytes("MemAvailable").unwrap_or(0),
-    }
+    Memory { total: megabytes("MemTotal").unwrap_or(0), available: megabytes("MemAvailable").unwrap_or(0) }
 }
 
 pub(crate) fn disk(path: &Path) -> Disk {
     nix::sys::statvfs::statvfs(path).map_or_else(
         |_| Disk::default(),
-        |fs| Disk { total: fs.blocks() * fs.fragment_size(), free: fs.blocks_available() * fs.fragment_size() },
+        |fs| Disk {
+            total: fs.blocks() * fs.fragment_size(),
+            free: fs.blocks_available() * fs.fragment_size(),
+        },
     )
 }
 
@@ -95,7 +95,10 @@ fn parse_process(stat: &str, uptime: f64) -> Process {
 
 /// The machine's name, whole if it has a domain.
 pub(crate) fn name() -> String {
-    nix::unistd::gethostname().ok().and_then(|name| name.into_string().ok()).unwrap_or_else(|| "localhost".into())
+    nix::unistd::gethostname()
+        .ok()
+        .and_then(|name| name.into_string().ok())
+        .unwrap_or_else(|| "localhost".into())
 }
 
 /// The address that other machines most likely reach this one by.
@@ -122,7 +125,8 @@ mod tests {
 
     #[test]
     fn network_counts_leave_the_loopback_out() {
-        let text = "Inter-| Receive\n face |bytes\n    lo: 7 0 0 0 0 0 0 0 7 0\n  eth0: 100 1 0 0 0 0 0 0 200 2 0\n";
+        let text =
+            "Inter-| Receive\n face |bytes\n    lo: 7 0 0 0 0 0 0 0 7 0\n  eth0: 100 1 0 0 0 0 0 0 200 2 0\n";
         assert_eq!(parse_network(text), (100, 200));
     }
 

@@ -22,8 +22,13 @@ impl LocalNode {
     /// `id` was kept from the first start; `storage` is where disks and images will be.
     #[must_use]
     pub fn new(id: muster_types::ids::NodeId, settings: &Settings, storage: &Path) -> Self {
-        let or = |given: &str, found: fn() -> String| if given.is_empty() { found() } else { given.to_owned() };
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a reservation of memory")]
+        let or =
+            |given: &str, found: fn() -> String| if given.is_empty() { found() } else { given.to_owned() };
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "a reservation of memory"
+        )]
         let reserved_memory_mb = (settings.node_ram_reservation_gb.max(0.0) * 1024.0) as u64;
         Self {
             identity: NodeIdentity {
@@ -44,7 +49,8 @@ impl LocalNode {
     }
 
     fn look(&self) -> NodeReport {
-        let (cpus, load, memory, disk) = (host::cpus(), host::load(), host::memory(), host::disk(&self.storage));
+        let (cpus, load, memory, disk) =
+            (host::cpus(), host::load(), host::memory(), host::disk(&self.storage));
         let (received, sent) = host::network();
         let process = host::process();
         let mut resources = flags(&self.identity);

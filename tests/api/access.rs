@@ -35,7 +35,11 @@ const TABLE: &[(&str, &str, [u16; 7])] = &[
     // The first who may deletes it; those after find it gone.
     ("DELETE", "/auth/namespaces/{namespace}/keys/{key_name}", [401, 401, 401, 404, 200, 404, 404]),
     ("POST", "/auth/namespaces/{namespace}/trust", [401, 401, 401, 404, 200, 200, 200]),
-    ("DELETE", "/auth/namespaces/{namespace}/trust/{external_namespace}", [401, 401, 401, 404, 200, 200, 200]),
+    (
+        "DELETE",
+        "/auth/namespaces/{namespace}/trust/{external_namespace}",
+        [401, 401, 401, 404, 200, 200, 200],
+    ),
     ("GET", "/auth/namespaces/{namespace}/metadata", [401, 401, 401, 404, 200, 200, 200]),
     ("POST", "/auth/namespaces/{namespace}/metadata", [401, 401, 401, 404, 200, 200, 200]),
     ("PUT", "/auth/namespaces/{namespace}/metadata/{key}", [401, 401, 401, 404, 200, 200, 200]),
@@ -85,7 +89,8 @@ async fn stage() -> Stage {
     }
     objects::trust::add(&cluster.app, &caller(), "alpha", "gamma").await.unwrap();
     objects::key::put(&cluster.app, &caller(), "alpha", "k", None, None).await.unwrap();
-    let expired = objects::key::put(&cluster.app, &caller(), "system", "late", None, Some(1.0)).await.unwrap();
+    let expired =
+        objects::key::put(&cluster.app, &caller(), "system", "late", None, Some(1.0)).await.unwrap();
     assert!(expired.is_some_and(|secret| secret.is_generated()));
     let mut tx = cluster.app.store.begin().await.unwrap();
     let order = muster_control::operations::Order {
@@ -130,7 +135,8 @@ async fn every_route_answers_every_kind_of_caller_as_the_table_says() {
         let mut found = [0; 7];
         for (at, token) in stage.tokens.iter().enumerate() {
             let method: Method = method.parse().unwrap();
-            let answer = stage.cluster.call(token, method.clone(), &concrete, body(method.as_str(), path)).await;
+            let answer =
+                stage.cluster.call(token, method.clone(), &concrete, body(method.as_str(), path)).await;
             found[at] = answer.status.as_u16();
             assert!(answer.headers.contains_key("x-request-id"));
             if found[at] >= 400 && !path.ends_with('z') {
@@ -161,9 +167,12 @@ async fn a_token_reaches_only_the_routes_of_its_scopes() {
     let mut scoped = caller();
     scoped.scopes = Some(vec!["node.read".into()]);
     // A key made by a scoped caller can do no more than the caller.
-    let secret = objects::key::put(&cluster.app, &scoped, "system", "scoped", None, None).await.unwrap().unwrap();
+    let secret =
+        objects::key::put(&cluster.app, &scoped, "system", "scoped", None, None).await.unwrap().unwrap();
     let token = objects::key::log_in(&cluster.app, "system", &secret, "r").await.unwrap();
-    let text = |answer: crate::harness::Answer| (answer.status.as_u16(), answer.body["error"].as_str().unwrap_or("").to_owned());
+    let text = |answer: crate::harness::Answer| {
+        (answer.status.as_u16(), answer.body["error"].as_str().unwrap_or("").to_owned())
+    };
     assert_eq!(
         text(cluster.call(&token, Method::GET, "/auth/namespaces", None).await),
         (403, "token is not scoped for this operation".into())
@@ -173,7 +182,8 @@ async fn a_token_reaches_only_the_routes_of_its_scopes() {
         (403, "token is not scoped for administrative operations".into())
     );
     scoped.scopes = Some(vec!["node.*".into(), "cluster-admin".into()]);
-    let secret = objects::key::put(&cluster.app, &scoped, "system", "scoped", None, None).await.unwrap().unwrap();
+    let secret =
+        objects::key::put(&cluster.app, &scoped, "system", "scoped", None, None).await.unwrap().unwrap();
     let token = objects::key::log_in(&cluster.app, "system", &secret, "r").await.unwrap();
     assert_eq!(cluster.call(&token, Method::GET, "/nodes", None).await.status, 200);
     assert_eq!(cluster.call(&token, Method::DELETE, "/nodes/absent", None).await.status, 404);
@@ -181,7 +191,8 @@ async fn a_token_reaches_only_the_routes_of_its_scopes() {
     let foreign = caller();
     cluster.create_namespace("beta").await;
     let scoped = muster_control::auth::Caller { scopes: Some(vec!["auth.read".into()]), ..foreign };
-    let secret: Secret = objects::key::put(&cluster.app, &scoped, "beta", "scoped", None, None).await.unwrap().unwrap();
+    let secret: Secret =
+        objects::key::put(&cluster.app, &scoped, "beta", "scoped", None, None).await.unwrap().unwrap();
     let token = objects::key::log_in(&cluster.app, "beta", &secret, "r").await.unwrap();
     // Without the scope 403 comes first; with it, the admin route's 401.
     assert_eq!(cluster.call(&token, Method::GET, "/nodes", None).await.status, 403);

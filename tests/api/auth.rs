@@ -18,11 +18,13 @@ async fn a_login_answers_a_token_and_refusals_name_the_reason() {
     cluster.create_namespace("ci").await;
     let token = cluster.token("system").await;
     let path = "/auth/namespaces/ci/keys";
-    let added = cluster.call(&token, Method::POST, path, Some(json!({"key_name": "mine", "key": "hunter2"}))).await;
+    let added =
+        cluster.call(&token, Method::POST, path, Some(json!({"key_name": "mine", "key": "hunter2"}))).await;
     assert_eq!(added.body, json!("mine"));
     let generated = cluster.call(&token, Method::POST, path, Some(json!({"key_name": "made"}))).await.body;
     for secret in ["hunter2", generated["key"].as_str().unwrap()] {
-        let answer = cluster.call("", Method::POST, "/auth", Some(json!({"namespace": "ci", "key": secret}))).await;
+        let answer =
+            cluster.call("", Method::POST, "/auth", Some(json!({"namespace": "ci", "key": secret}))).await;
         assert_eq!(answer.status, 200);
         assert_eq!((&answer.body["token_type"], &answer.body["expires_in"]), (&json!("Bearer"), &json!(900)));
     }
@@ -52,11 +54,17 @@ async fn a_request_without_a_good_token_is_told_why() {
     let cluster = Cluster::new().await;
     let missing = "Missing Authorization Header";
     assert_eq!(error(&cluster, "", "/auth/namespaces").await, (401, missing.into()));
-    assert_eq!(error(&cluster, "x.y.z", "/auth/namespaces").await, (401, "invalid JWT in Authorization header".into()));
+    assert_eq!(
+        error(&cluster, "x.y.z", "/auth/namespaces").await,
+        (401, "invalid JWT in Authorization header".into())
+    );
     let old = cluster.app.tokens.create(1000, "system", "deploy", "x", None);
     assert_eq!(error(&cluster, &old, "/auth/namespaces").await, (401, "Signature has expired".into()));
     for (header, text) in [
-        ("Basic abc", "Missing 'Bearer' type in 'Authorization' header. Expected 'Authorization: Bearer <JWT>'"),
+        (
+            "Basic abc",
+            "Missing 'Bearer' type in 'Authorization' header. Expected 'Authorization: Bearer <JWT>'",
+        ),
         ("Bearer", "Bad Authorization header. Expected 'Authorization: Bearer <JWT>'"),
         ("Bearer a b", "Bad Authorization header. Expected 'Authorization: Bearer <JWT>'"),
     ] {
@@ -140,7 +148,8 @@ async fn no_secret_token_hash_or_nonce_is_in_any_event() {
     let rows = cluster.app.store.query("SELECT message, extra FROM events", &[]).await.unwrap();
     assert!(rows.len() > 10);
     let hashes = cluster.app.store.query("SELECT hash, nonce FROM namespace_keys", &[]).await.unwrap();
-    let mut forbidden = vec!["particular".to_owned(), token, made.body["access_token"].as_str().unwrap().to_owned()];
+    let mut forbidden =
+        vec!["particular".to_owned(), token, made.body["access_token"].as_str().unwrap().to_owned()];
     for row in hashes {
         forbidden.extend([row.get::<String>(0).unwrap(), row.get::<String>(1).unwrap()]);
     }

@@ -13,7 +13,18 @@ async fn events_carry_the_fields_that_every_client_reads() {
     cluster.events(&ObjectRef::namespace("system")).await;
     let list = cluster.call(&token, Method::GET, "/auth/namespaces/system/events", None).await.body;
     let event = &list[0];
-    for field in ["event_uuid", "request_id", "timestamp", "event_type", "type", "message", "extra", "node", "fqdn", "duration"] {
+    for field in [
+        "event_uuid",
+        "request_id",
+        "timestamp",
+        "event_type",
+        "type",
+        "message",
+        "extra",
+        "node",
+        "fqdn",
+        "duration",
+    ] {
         assert!(event.get(field).is_some(), "{field}: {event}");
     }
     assert_eq!((&event["type"], &event["node"]), (&event["event_type"], &event["fqdn"]));
@@ -32,7 +43,9 @@ async fn the_limit_is_bounded_and_may_be_text_in_body_or_query() {
     }
     cluster.events(&object).await;
     let path = "/auth/namespaces/system/events";
-    let count = async |path: &str, body| cluster.call(&token, Method::GET, path, body).await.body.as_array().map(Vec::len);
+    let count = async |path: &str, body| {
+        cluster.call(&token, Method::GET, path, body).await.body.as_array().map(Vec::len)
+    };
     for (body, expected) in [
         (json!({}), 100),
         (json!({"limit": 0}), 100),
@@ -64,10 +77,16 @@ async fn changes_and_refusals_leave_request_events_and_reads_only_if_so_set() {
         let read = cluster.call(&token, Method::GET, "/auth/namespaces", None).await;
         assert_eq!(request_events(&cluster, &read).await.len(), read_events);
         let refused = cluster.call(&token, Method::GET, "/auth/namespaces/absent", None).await;
-        assert_eq!(request_events(&cluster, &refused).await, ["GET api response sent", "GET api request received"]);
+        assert_eq!(
+            request_events(&cluster, &refused).await,
+            ["GET api response sent", "GET api request received"]
+        );
         let body = json!({"namespace": "n"});
         let change = cluster.call(&token, Method::POST, "/auth/namespaces", Some(body)).await;
-        assert_eq!(request_events(&cluster, &change).await, ["POST api response sent", "POST api request received"]);
+        assert_eq!(
+            request_events(&cluster, &change).await,
+            ["POST api response sent", "POST api request received"]
+        );
         let health = cluster.call("", Method::GET, "/livez", None).await;
         assert!(request_events(&cluster, &health).await.is_empty());
         // The event of the change names the request.
@@ -78,7 +97,11 @@ async fn changes_and_refusals_leave_request_events_and_reads_only_if_so_set() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn pruning_keeps_what_is_young_and_resumes_where_time_ran_out() {
-    let settings = [("MAX_AUDIT_EVENT_AGE", "100"), ("MAX_API_REQUEST_EVENT_AGE", "10"), ("MAX_STATUS_EVENT_AGE", "1000")];
+    let settings = [
+        ("MAX_AUDIT_EVENT_AGE", "100"),
+        ("MAX_API_REQUEST_EVENT_AGE", "10"),
+        ("MAX_STATUS_EVENT_AGE", "1000"),
+    ];
     let cluster = Cluster::with(&settings, None).await;
     let object = ObjectRef::namespace("system");
     let request = ObjectRef::new(ObjectType::ApiRequest, "r");
@@ -99,8 +122,10 @@ async fn pruning_keeps_what_is_young_and_resumes_where_time_ran_out() {
         cluster.app.events.record(event);
     }
     let before = cluster.events(&object).await.len();
-    let (store, settings, metrics) = (&cluster.app.store, &cluster.app.settings, cluster.app.events.metrics());
-    let none = muster_control::events::prune(store, settings, metrics, std::time::Duration::ZERO).await.unwrap();
+    let (store, settings, metrics) =
+        (&cluster.app.store, &cluster.app.settings, cluster.app.events.metrics());
+    let none =
+        muster_control::events::prune(store, settings, metrics, std::time::Duration::ZERO).await.unwrap();
     assert!(none.cut_short && none.links == 0);
     let budget = std::time::Duration::from_secs(60);
     let outcome = muster_control::events::prune(store, settings, metrics, budget).await.unwrap();

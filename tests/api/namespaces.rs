@@ -11,7 +11,11 @@ use crate::harness::{Cluster, caller};
 async fn refusals(cluster: &Cluster, token: &str, method: Method, path: &str, cases: &[(Value, u16, &str)]) {
     for (body, status, text) in cases {
         let answer = cluster.call(token, method.clone(), path, Some(body.clone())).await;
-        assert_eq!((answer.status.as_u16(), &answer.body["error"]), (*status, &json!(text)), "{method} {path} {body}");
+        assert_eq!(
+            (answer.status.as_u16(), &answer.body["error"]),
+            (*status, &json!(text)),
+            "{method} {path} {body}"
+        );
     }
 }
 
@@ -19,20 +23,25 @@ async fn refusals(cluster: &Cluster, token: &str, method: Method, path: &str, ca
 async fn a_namespace_is_created_shown_listed_and_deleted() {
     let cluster = Cluster::new().await;
     let token = cluster.token("system").await;
-    let created = cluster.call(&token, Method::POST, "/auth/namespaces", Some(json!({"namespace": "ci"}))).await;
+    let created =
+        cluster.call(&token, Method::POST, "/auth/namespaces", Some(json!({"namespace": "ci"}))).await;
     let expected = json!({
         "name": "ci", "state": "created", "version": 7, "metadata": {}, "keys": [], "trust": {"full": ["system"]}
     });
     assert_eq!((created.status.as_u16(), &created.body), (200, &expected));
     assert_eq!(cluster.call(&token, Method::GET, "/auth/namespaces/ci", None).await.body, expected);
     let list = cluster.call(&token, Method::GET, "/auth/namespaces", None).await.body;
-    assert_eq!(list.as_array().unwrap().iter().map(|n| n["name"].clone()).collect::<Vec<_>>(), ["ci", "system"]);
+    assert_eq!(
+        list.as_array().unwrap().iter().map(|n| n["name"].clone()).collect::<Vec<_>>(),
+        ["ci", "system"]
+    );
 
     let deleted = cluster.call(&token, Method::DELETE, "/auth/namespaces/ci", None).await;
     assert_eq!((deleted.status.as_u16(), deleted.text.as_str()), (200, "null\n"));
     assert_eq!(cluster.call(&token, Method::GET, "/auth/namespaces/ci", None).await.status, 404);
     assert_eq!(cluster.call(&token, Method::DELETE, "/auth/namespaces/ci", None).await.status, 404);
-    let again = cluster.call(&token, Method::POST, "/auth/namespaces", Some(json!({"namespace": "ci"}))).await;
+    let again =
+        cluster.call(&token, Method::POST, "/auth/namespaces", Some(json!({"namespace": "ci"}))).await;
     assert_eq!((again.status.as_u16(), &again.body["error"]), (403, &json!("namespace exists")));
     let system = cluster.call(&token, Method::DELETE, "/auth/namespaces/system", None).await;
     assert_eq!(system.status, 403);
@@ -43,16 +52,26 @@ async fn a_refused_namespace_leaves_no_trace() {
     let cluster = Cluster::new().await;
     let token = cluster.token("system").await;
     let long = "x".repeat(73);
-    refusals(&cluster, &token, Method::POST, "/auth/namespaces", &[
-        (json!({}), 400, "no namespace specified"),
-        (json!({"namespace": ""}), 400, "no namespace specified"),
-        (json!({"namespace": "a/b"}), 400, "namespace: must not contain slashes or control characters"),
-        (json!({"namespace": "x".repeat(256)}), 400, "namespace: must be at most 255 characters"),
-        (json!({"namespace": "n", "key_name": "k"}), 400, "no key specified"),
-        (json!({"namespace": "n", "key_name": "k", "key": 7}), 400, "key is not a string"),
-        (json!({"namespace": "n", "key_name": "_service_keyX", "key": "x"}), 403, "illegal key name"),
-        (json!({"namespace": "n", "key_name": "k", "key": long}), 422, "keys cannot be longer than 72 characters"),
-    ])
+    refusals(
+        &cluster,
+        &token,
+        Method::POST,
+        "/auth/namespaces",
+        &[
+            (json!({}), 400, "no namespace specified"),
+            (json!({"namespace": ""}), 400, "no namespace specified"),
+            (json!({"namespace": "a/b"}), 400, "namespace: must not contain slashes or control characters"),
+            (json!({"namespace": "x".repeat(256)}), 400, "namespace: must be at most 255 characters"),
+            (json!({"namespace": "n", "key_name": "k"}), 400, "no key specified"),
+            (json!({"namespace": "n", "key_name": "k", "key": 7}), 400, "key is not a string"),
+            (json!({"namespace": "n", "key_name": "_service_keyX", "key": "x"}), 403, "illegal key name"),
+            (
+                json!({"namespace": "n", "key_name": "k", "key": long}),
+                422,
+                "keys cannot be longer than 72 characters",
+            ),
+        ],
+    )
     .await;
     let prefixed = json!({"namespace": "n", "key_name": "k", "key": "sfk_mine"});
     assert_eq!(cluster.call(&token, Method::POST, "/auth/namespaces", Some(prefixed)).await.status, 400);
@@ -85,7 +104,8 @@ async fn keys_are_added_replaced_listed_and_deleted() {
     cluster.create_namespace("ci").await;
     let token = cluster.token("system").await;
     let keys = "/auth/namespaces/ci/keys";
-    let made = cluster.call(&token, Method::POST, keys, Some(json!({"key_name": "made", "key": ""}))).await.body;
+    let made =
+        cluster.call(&token, Method::POST, keys, Some(json!({"key_name": "made", "key": ""}))).await.body;
     assert_eq!(made["key_name"], "made");
     assert_eq!(made["key"].as_str().unwrap().len(), 42);
     let odd = json!({"key_name": "odd / name é", "key": "secret", "expiry": null});
@@ -96,40 +116,59 @@ async fn keys_are_added_replaced_listed_and_deleted() {
     let body = json!({"key_name": "made", "key": "second"});
     assert_eq!(cluster.call(&token, Method::PUT, keys, Some(body)).await.body, json!("made"));
     let named = format!("{keys}/made");
-    let answer = cluster.call(&token, Method::PUT, &named, Some(json!({"key": "third", "key_name": "made"}))).await;
+    let answer =
+        cluster.call(&token, Method::PUT, &named, Some(json!({"key": "third", "key_name": "made"}))).await;
     assert_eq!(answer.body, json!("made"));
-    let clash = cluster.call(&token, Method::PUT, &named, Some(json!({"key": "x", "key_name": "other"}))).await;
+    let clash =
+        cluster.call(&token, Method::PUT, &named, Some(json!({"key": "x", "key_name": "other"}))).await;
     assert_eq!(clash.status, 400);
     for (secret, status) in [("second", 401), ("third", 200)] {
         let login = json!({"namespace": "ci", "key": secret});
         assert_eq!(cluster.call("", Method::POST, "/auth", Some(login)).await.status, status, "{secret}");
     }
-    let absent = cluster.call(&token, Method::PUT, &format!("{keys}/absent"), Some(json!({"key": "x"}))).await;
+    let absent =
+        cluster.call(&token, Method::PUT, &format!("{keys}/absent"), Some(json!({"key": "x"}))).await;
     assert_eq!((absent.status.as_u16(), &absent.body["error"]), (404, &json!("key does not exist")));
-    assert_eq!(cluster.call(&token, Method::PUT, &named, Some(json!({}))).await.body["error"], "no key specified");
+    assert_eq!(
+        cluster.call(&token, Method::PUT, &named, Some(json!({}))).await.body["error"],
+        "no key specified"
+    );
 
     let odd = format!("{keys}/odd%20%2F%20name%20%C3%A9");
     assert_eq!(cluster.call(&token, Method::DELETE, &odd, None).await.text, "null\n");
     let again = cluster.call(&token, Method::DELETE, &odd, None).await;
-    assert_eq!((again.status.as_u16(), &again.body["error"]), (404, &json!("key name not found in namespace")));
+    assert_eq!(
+        (again.status.as_u16(), &again.body["error"]),
+        (404, &json!("key name not found in namespace"))
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_refused_key_is_told_why() {
     let cluster = Cluster::new().await;
     let token = cluster.token("system").await;
-    refusals(&cluster, &token, Method::POST, "/auth/namespaces/system/keys", &[
-        (json!({}), 400, "no key name specified"),
-        (json!({"key_name": ""}), 400, "no key name specified"),
-        (json!({"key_name": "service_key"}), 403, "illegal key name"),
-        (json!({"key_name": "_service_key"}), 403, "illegal key name"),
-        (json!({"key_name": "k", "key": ["x"]}), 400, "key is not a string"),
-        (json!({"key_name": "k", "key": "x".repeat(73)}), 422, "keys cannot be longer than 72 characters"),
-        (json!({"key_name": "k", "expiry": "soon"}), 400, "expiry is not a number"),
-        (json!({"key_name": "k", "expiry": true}), 400, "expiry is not a number"),
-        (json!({"key_name": "k", "expiry": 12}), 400, "expiry must be in the future"),
-        (json!({"key_name": 7}), 400, "key_name: Not a valid string."),
-    ])
+    refusals(
+        &cluster,
+        &token,
+        Method::POST,
+        "/auth/namespaces/system/keys",
+        &[
+            (json!({}), 400, "no key name specified"),
+            (json!({"key_name": ""}), 400, "no key name specified"),
+            (json!({"key_name": "service_key"}), 403, "illegal key name"),
+            (json!({"key_name": "_service_key"}), 403, "illegal key name"),
+            (json!({"key_name": "k", "key": ["x"]}), 400, "key is not a string"),
+            (
+                json!({"key_name": "k", "key": "x".repeat(73)}),
+                422,
+                "keys cannot be longer than 72 characters",
+            ),
+            (json!({"key_name": "k", "expiry": "soon"}), 400, "expiry is not a number"),
+            (json!({"key_name": "k", "expiry": true}), 400, "expiry is not a number"),
+            (json!({"key_name": "k", "expiry": 12}), 400, "expiry must be in the future"),
+            (json!({"key_name": 7}), 400, "key_name: Not a valid string."),
+        ],
+    )
     .await;
     let prefixed = json!({"key_name": "k", "key": "sfk_mine"});
     let answer = cluster.call(&token, Method::POST, "/auth/namespaces/system/keys", Some(prefixed)).await;
@@ -149,9 +188,13 @@ async fn trust_shows_a_namespace_and_its_end_hides_it() {
         let added = cluster.call(&a, Method::POST, "/auth/namespaces/a/trust", Some(trust.clone())).await;
         assert_eq!(added.body["trust"]["full"], json!(["system", "b"]), "adding twice changes nothing");
     }
-    let seen = async |token: &str| cluster.call(token, Method::GET, "/auth/namespaces", None).await.body.as_array().unwrap().len();
+    let seen = async |token: &str| {
+        cluster.call(token, Method::GET, "/auth/namespaces", None).await.body.as_array().unwrap().len()
+    };
     assert_eq!((seen(&a).await, seen(&b).await), (1, 2), "trust is not mutual");
-    for (other, left) in [("system", json!(["system", "b"])), ("absent", json!(["system", "b"])), ("b", json!(["system"]))] {
+    for (other, left) in
+        [("system", json!(["system", "b"])), ("absent", json!(["system", "b"])), ("b", json!(["system"]))]
+    {
         let path = format!("/auth/namespaces/a/trust/{other}");
         assert_eq!(cluster.call(&a, Method::DELETE, &path, None).await.body["trust"]["full"], left);
     }
@@ -189,18 +232,27 @@ async fn metadata_is_set_replaced_and_deleted() {
     assert_eq!(put.text, "null\n");
     let all = json!({"a": {"deep": [1, 2]}, "b": "text"});
     assert_eq!(cluster.call(&token, Method::GET, path, None).await.body, all);
-    assert_eq!(cluster.call(&token, Method::GET, "/auth/namespaces/system", None).await.body["metadata"], all);
+    assert_eq!(
+        cluster.call(&token, Method::GET, "/auth/namespaces/system", None).await.body["metadata"],
+        all
+    );
     for _ in 0..2 {
         assert_eq!(cluster.call(&token, Method::DELETE, &format!("{path}/a"), None).await.text, "null\n");
     }
-    refusals(&cluster, &token, Method::POST, path, &[
-        (json!({"value": 1}), 400, "no key specified"),
-        (json!({"key": "k"}), 400, "no value specified"),
-        (json!({"key": "k", "value": ""}), 400, "no value specified"),
-        (json!({"key": "k", "value": 0}), 400, "no value specified"),
-        (json!({"key": "k", "value": false}), 400, "no value specified"),
-        (json!({"key": "k", "value": []}), 400, "no value specified"),
-        (json!({"key": "x".repeat(256), "value": 1}), 400, "key: must be at most 255 characters"),
-    ])
+    refusals(
+        &cluster,
+        &token,
+        Method::POST,
+        path,
+        &[
+            (json!({"value": 1}), 400, "no key specified"),
+            (json!({"key": "k"}), 400, "no value specified"),
+            (json!({"key": "k", "value": ""}), 400, "no value specified"),
+            (json!({"key": "k", "value": 0}), 400, "no value specified"),
+            (json!({"key": "k", "value": false}), 400, "no value specified"),
+            (json!({"key": "k", "value": []}), 400, "no value specified"),
+            (json!({"key": "x".repeat(256), "value": 1}), 400, "key: must be at most 255 characters"),
+        ],
+    )
     .await;
 }

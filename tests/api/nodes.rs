@@ -14,17 +14,39 @@ async fn a_node_is_found_by_name_and_id_with_its_resources() {
     let token = cluster.token("system").await;
     let list = cluster.call(&token, Method::GET, "/nodes", None).await.body;
     let node = &list[0];
-    for field in ["uuid", "name", "fqdn", "ip", "state", "metadata", "version", "lastseen", "release", "is_hypervisor",
-        "is_network_node", "is_database_node", "is_etcd_master", "is_eventlog_node", "is_cluster_maintainer",
-        "references_to", "references_from"] {
+    for field in [
+        "uuid",
+        "name",
+        "fqdn",
+        "ip",
+        "state",
+        "metadata",
+        "version",
+        "lastseen",
+        "release",
+        "is_hypervisor",
+        "is_network_node",
+        "is_database_node",
+        "is_etcd_master",
+        "is_eventlog_node",
+        "is_cluster_maintainer",
+        "references_to",
+        "references_from",
+    ] {
         assert!(node.get(field).is_some(), "{field}: {node}");
     }
-    assert_eq!((&node["name"], &node["state"], &node["simulated"]), (&json!("sim-1"), &json!("created"), &json!(true)));
+    assert_eq!(
+        (&node["name"], &node["state"], &node["simulated"]),
+        (&json!("sim-1"), &json!("created"), &json!(true))
+    );
     for reference in [node["name"].as_str().unwrap(), node["uuid"].as_str().unwrap()] {
         let shown = cluster.call(&token, Method::GET, &format!("/nodes/{reference}"), None).await.body;
         assert_eq!(&shown, node);
     }
-    assert_eq!(cluster.call(&token, Method::GET, "/nodes/absent", None).await.body["error"], "node not found");
+    assert_eq!(
+        cluster.call(&token, Method::GET, "/nodes/absent", None).await.body["error"],
+        "node not found"
+    );
 
     cluster.events(&ObjectRef::new(ObjectType::Node, node["uuid"].as_str().unwrap())).await;
     let query = json!({"event_type": "resources", "limit": 1});
@@ -36,9 +58,13 @@ async fn a_node_is_found_by_name_and_id_with_its_resources() {
     assert!(resources["per_node"]["sim-1"]["ram_max"].as_f64().unwrap() > 0.0);
     assert!(resources["total"]["cpu_available"].as_f64().unwrap() > 0.0);
 
-    let set = cluster.call(&token, Method::PUT, "/nodes/sim-1/metadata/rack", Some(json!({"value": "r1"}))).await;
+    let set =
+        cluster.call(&token, Method::PUT, "/nodes/sim-1/metadata/rack", Some(json!({"value": "r1"}))).await;
     assert_eq!(set.text, "null\n");
-    assert_eq!(cluster.call(&token, Method::GET, "/nodes/sim-1", None).await.body["metadata"], json!({"rack": "r1"}));
+    assert_eq!(
+        cluster.call(&token, Method::GET, "/nodes/sim-1", None).await.body["metadata"],
+        json!({"rack": "r1"})
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -12,7 +12,10 @@ async fn the_document_in_the_repository_is_the_one_that_is_served() {
         std::fs::write(KEPT, &served).unwrap();
     }
     let kept = std::fs::read_to_string(KEPT).unwrap_or_default();
-    assert!(kept == served, "docs/openapi.json is old: run MUSTER_TEST_UPDATE=1 cargo test -p muster --test api openapi");
+    assert!(
+        kept == served,
+        "docs/openapi.json is old: run MUSTER_TEST_UPDATE=1 cargo test -p muster --test api openapi"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

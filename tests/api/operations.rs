@@ -32,10 +32,23 @@ async fn the_operation_of_a_deletion_can_be_followed_to_its_end() {
     let query = "/clusteroperations?target_object_type=namespace&target_uuid=ci";
     let list = cluster.call(&token, Method::GET, query, None).await.body;
     let operation = &list[0];
-    for field in ["depends_on", "error_report", "namespace", "object_type", "operation_type", "state", "tasks", "uuid", "version"] {
+    for field in [
+        "depends_on",
+        "error_report",
+        "namespace",
+        "object_type",
+        "operation_type",
+        "state",
+        "tasks",
+        "uuid",
+        "version",
+    ] {
         assert!(operation.get(field).is_some(), "{field}: {operation}");
     }
-    assert_eq!((&operation["state"], &operation["object_type"]), (&json!("queued"), &json!("clusteroperation")));
+    assert_eq!(
+        (&operation["state"], &operation["object_type"]),
+        (&json!("queued"), &json!("clusteroperation"))
+    );
     cluster.settle().await;
     let path = format!("/clusteroperations/namespace_op/{}", operation["uuid"].as_str().unwrap());
     assert_eq!(cluster.call(&token, Method::GET, &path, None).await.body["state"], "complete");
@@ -56,7 +69,9 @@ async fn a_chain_holds_every_ancestor_and_stops_at_foreign_ones() {
     let chain = async |token: &str, handle: &OperationHandle| {
         cluster.call(token, Method::GET, &format!("/clusteroperations/{}/chain", handle.op_uuid), None).await
     };
-    let uuids = |body: &Value| body.as_array().unwrap().iter().map(|o| o["uuid"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
+    let uuids = |body: &Value| {
+        body.as_array().unwrap().iter().map(|o| o["uuid"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
     let expected = [&third, &second, &first].map(|handle| handle.op_uuid.to_string());
     assert_eq!(uuids(&chain(&mine, &third).await.body), expected);
     assert_eq!(uuids(&chain(&system, &mixed).await.body).len(), 5);
@@ -69,7 +84,10 @@ async fn a_chain_holds_every_ancestor_and_stops_at_foreign_ones() {
         last = enqueue(&cluster, "mine", vec![last]).await;
     }
     let long = chain(&mine, &last).await;
-    assert_eq!((long.status.as_u16(), &long.body["error"]), (400, &json!("cluster operation chain exceeds maximum size of 256 nodes")));
+    assert_eq!(
+        (long.status.as_u16(), &long.body["error"]),
+        (400, &json!("cluster operation chain exceeds maximum size of 256 nodes"))
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -81,9 +99,21 @@ async fn a_wrong_question_is_told_what_is_wrong() {
         ("/clusteroperations", 400, "target_object_type parameter is required"),
         ("/clusteroperations?target_object_type=namespace", 400, "target_uuid parameter is required"),
         ("/clusteroperations?target_object_type=x&target_uuid=y", 400, "invalid target_object_type: 'x'"),
-        ("/clusteroperations?target_object_type=api-requests&target_uuid=y", 400, "unsupported target_object_type: 'api-requests'"),
-        ("/clusteroperations?target_object_type=namespace&target_uuid=absent", 404, "target object not found"),
-        ("/clusteroperations?target_object_type=namespace&target_uuid=system", 403, "target object is in a namespace you cannot see"),
+        (
+            "/clusteroperations?target_object_type=api-requests&target_uuid=y",
+            400,
+            "unsupported target_object_type: 'api-requests'",
+        ),
+        (
+            "/clusteroperations?target_object_type=namespace&target_uuid=absent",
+            404,
+            "target object not found",
+        ),
+        (
+            "/clusteroperations?target_object_type=namespace&target_uuid=system",
+            403,
+            "target object is in a namespace you cannot see",
+        ),
         ("/clusteroperations/nonsense/7f1b7f9e-8d4e-4a5e-9a55-0c5d1d7f1c11", 404, "operation type not found"),
         ("/clusteroperations/namespace_op/7f1b7f9e-8d4e-4a5e-9a55-0c5d1d7f1c11", 404, "operation not found"),
         ("/clusteroperations/namespace_op/not-a-uuid", 404, "operation not found"),

@@ -14,7 +14,13 @@ async fn the_root_page_lists_only_what_works() {
     for word in ["generated-key-secrets", "events-by-type", "get-cluster-operations", "node-get"] {
         assert!(page.text.contains(word), "{word}");
     }
-    for word in ["instance-execute", "network-delete-async", "federated-exchange", "vdi-console-proxy", "artifact-metadata"] {
+    for word in [
+        "instance-execute",
+        "network-delete-async",
+        "federated-exchange",
+        "vdi-console-proxy",
+        "artifact-metadata",
+    ] {
         assert!(!page.text.contains(word), "{word}");
     }
 }
@@ -60,14 +66,23 @@ async fn unreadable_bodies_are_refused_where_one_is_needed_and_ignored_elsewhere
     let token = cluster.token("system").await;
     let deep = format!("{}{}", "[".repeat(50_000), "]".repeat(50_000));
     let nested = format!("{{\"namespace\": {}}}", "{\"a\":".repeat(50_000));
-    for body in [b"{".to_vec(), b"\xff\xfe".to_vec(), deep.into_bytes(), nested.into_bytes(), b"{\"namespace\":1e999}".to_vec()] {
+    for body in [
+        b"{".to_vec(),
+        b"\xff\xfe".to_vec(),
+        deep.into_bytes(),
+        nested.into_bytes(),
+        b"{\"namespace\":1e999}".to_vec(),
+    ] {
         let answer = cluster.send(&token, Method::POST, "/auth/namespaces", body.clone()).await;
         assert_eq!(answer.status, 400, "{}", answer.text);
         let answer = cluster.send(&token, Method::GET, "/auth/namespaces", body).await;
         assert_eq!(answer.status, 200, "{}", answer.text);
     }
     let list = cluster.send(&token, Method::GET, "/auth/namespaces", b"[1]".to_vec()).await;
-    assert_eq!((list.status.as_u16(), &list.body["error"]), (400, &json!("the request body must be a JSON object")));
+    assert_eq!(
+        (list.status.as_u16(), &list.body["error"]),
+        (400, &json!("the request body must be a JSON object"))
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -75,7 +90,8 @@ async fn validation_can_be_relaxed() {
     for (mode, status) in [("enforce", 400), ("warn", 200), ("off", 200)] {
         let cluster = Cluster::with(&[("API_VALIDATION_MODE", mode)], None).await;
         let token = cluster.token("system").await;
-        let answer = cluster.call(&token, Method::GET, "/auth/namespaces", Some(json!({"surprise": 1}))).await;
+        let answer =
+            cluster.call(&token, Method::GET, "/auth/namespaces", Some(json!({"surprise": 1}))).await;
         assert_eq!(answer.status, status, "{mode}");
     }
 }
@@ -87,9 +103,13 @@ async fn a_body_is_bounded_before_it_is_read_and_needs_its_length() {
         let answer = cluster.send("", Method::POST, path, vec![b'x'; length]).await;
         assert_eq!(answer.status, status, "{length} {path}");
     }
-    let announced = Request::post("/auth").header("content-length", "99999999999").body(Body::from("{}")).unwrap();
+    let announced =
+        Request::post("/auth").header("content-length", "99999999999").body(Body::from("{}")).unwrap();
     assert_eq!(cluster.request(announced).await.status, 413);
     let unannounced = Request::post("/auth").body(Body::from("{}")).unwrap();
     let answer = cluster.request(unannounced).await;
-    assert_eq!((answer.status.as_u16(), &answer.body["error"]), (411, &json!("a content-length is required")));
+    assert_eq!(
+        (answer.status.as_u16(), &answer.body["error"]),
+        (411, &json!("a content-length is required"))
+    );
 }

@@ -1,1 +1,30 @@
+//! Real daemons in processes of their own: killed, cut off, abused.
 
+mod clients;
+mod command_line;
+mod daemon;
+mod database;
+mod hostile;
+mod kill;
+mod several;
+
+use std::path::Path;
+
+use muster_testing::Setup;
+
+/// A daemon of simulated nodes whose data is in `folder`.
+fn setup(folder: &Path) -> Setup {
+    Setup::new(env!("CARGO_BIN_EXE_muster"), &folder.join("data"))
+}
+
+/// Looks again and again until there is something, for as long as anyone would wait.
+async fn wait_for<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+    let started = std::time::Instant::now();
+    loop {
+        if let Some(found) = look().await {
+            return found;
+        }
+        assert!(started.elapsed() < std::time::Duration::from_secs(60), "waited in vain for {what}");
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+}

@@ -17,7 +17,8 @@ use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::{OperationHandle, OperationState, OperationType};
 use serde_json::json;
 
-const QUICK: &[(&str, &str)] = &[("CLUSTER_OP_LEASE", "1"), ("CLEANER_DELAY", "0"), ("CLUSTER_OP_MAX_ATTEMPTS", "6")];
+const QUICK: &[(&str, &str)] =
+    &[("CLUSTER_OP_LEASE", "1"), ("CLEANER_DELAY", "0"), ("CLUSTER_OP_MAX_ATTEMPTS", "6")];
 
 /// A cluster in which the namespace `doomed` has everything a namespace can have.
 async fn cluster() -> Cluster {
@@ -71,9 +72,10 @@ async fn a_namespace_is_deleted_and_cleaned() {
 async fn survives(step: &'static str, fault: Fault) {
     let cluster = cluster().await;
     let left = AtomicUsize::new(1);
-    cluster.app.queue.inject(move |_, name| {
-        (name == step && left.swap(0, Ordering::Relaxed) == 1).then_some(fault)
-    });
+    cluster
+        .app
+        .queue
+        .inject(move |_, name| (name == step && left.swap(0, Ordering::Relaxed) == 1).then_some(fault));
     delete_and_clean(&cluster).await;
     assert_gone(&cluster).await;
 }
@@ -136,12 +138,26 @@ const REFUSED: Kind = Kind {
         Step {
             name: "first",
             run: |_, _| Box::pin(async { Ok(()) }),
-            undo: Undo::Run(|_, _| Box::pin(async { UNDONE.lock().map(|mut undone| undone.push("first")).map_err(|_| Error::Internal(String::new())) })),
+            undo: Undo::Run(|_, _| {
+                Box::pin(async {
+                    UNDONE
+                        .lock()
+                        .map(|mut undone| undone.push("first"))
+                        .map_err(|_| Error::Internal(String::new()))
+                })
+            }),
         },
         Step {
             name: "second",
             run: |_, _| Box::pin(async { Ok(()) }),
-            undo: Undo::Run(|_, _| Box::pin(async { UNDONE.lock().map(|mut undone| undone.push("second")).map_err(|_| Error::Internal(String::new())) })),
+            undo: Undo::Run(|_, _| {
+                Box::pin(async {
+                    UNDONE
+                        .lock()
+                        .map(|mut undone| undone.push("second"))
+                        .map_err(|_| Error::Internal(String::new()))
+                })
+            }),
         },
         Step {
             name: "third",
@@ -154,7 +170,11 @@ const REFUSED: Kind = Kind {
 const FINE: Kind = Kind {
     operation_type: OperationType::Namespace,
     name: "fine",
-    steps: &[Step { name: "only", run: |_, _| Box::pin(async { Ok(()) }), undo: Undo::NotNeeded("nothing is done") }],
+    steps: &[Step {
+        name: "only",
+        run: |_, _| Box::pin(async { Ok(()) }),
+        undo: Undo::NotNeeded("nothing is done"),
+    }],
 };
 
 async fn enqueue(cluster: &Cluster, kind: &Kind, depends_on: Vec<OperationHandle>) -> OperationHandle {
@@ -223,7 +243,12 @@ async fn many_workers_do_each_operation_once() {
         name: "counted",
         steps: &[Step {
             name: "count",
-            run: |_, _| Box::pin(async { RUNS.fetch_add(1, Ordering::Relaxed); Ok(()) }),
+            run: |_, _| {
+                Box::pin(async {
+                    RUNS.fetch_add(1, Ordering::Relaxed);
+                    Ok(())
+                })
+            },
             undo: Undo::NotNeeded("a count"),
         }],
     };
@@ -234,7 +259,9 @@ async fn many_workers_do_each_operation_once() {
     let workers: Vec<_> = (0..4)
         .map(|_| {
             let app = Arc::clone(&cluster.app);
-            tokio::spawn(async move { while muster_control::operations::run_once(&app).await.unwrap() > 0 {} })
+            tokio::spawn(
+                async move { while muster_control::operations::run_once(&app).await.unwrap() > 0 {} },
+            )
         })
         .collect();
     for worker in workers {

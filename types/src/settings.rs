@@ -282,7 +282,8 @@ impl Settings {
 
     /// The settings of an environment given as pairs.
     pub fn with(pairs: &[(&str, &str)]) -> Result<Self, String> {
-        let environment = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let environment =
+            pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         Self::new(&BTreeMap::new(), &environment)
     }
 
@@ -309,9 +310,10 @@ impl Settings {
         if self.drain_batch_size > 3000 {
             return Err("DRAIN_BATCH_SIZE: must be at most 3000".into());
         }
-        for (name, value) in
-            [("DRAIN_POLL_INTERVAL", self.drain_poll_interval), ("NODE_CHECKIN_INTERVAL", self.node_checkin_interval)]
-        {
+        for (name, value) in [
+            ("DRAIN_POLL_INTERVAL", self.drain_poll_interval),
+            ("NODE_CHECKIN_INTERVAL", self.node_checkin_interval),
+        ] {
             if !(0.001..=86400.0).contains(&value) {
                 return Err(format!("{name}: must be between 0.001 and 86400 seconds"));
             }
@@ -324,7 +326,9 @@ impl Settings {
             return Err("AUTH_SECRET_SEED: must be at least 16 characters".into());
         }
         if self.system_key.has_prefix() && !self.system_key.is_generated() {
-            return Err("SYSTEM_KEY: starts with sfk_ but its checksum is wrong, so it could never log in".into());
+            return Err(
+                "SYSTEM_KEY: starts with sfk_ but its checksum is wrong, so it could never log in".into()
+            );
         }
         if !self.node_uuid.is_empty() && self.node_uuid.parse::<crate::ids::NodeId>().is_err() {
             return Err("NODE_UUID: is not a UUID".into());

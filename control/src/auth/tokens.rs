@@ -72,7 +72,14 @@ impl Tokens {
 
     /// A token for a key. No scopes recorded means all of them.
     #[must_use]
-    pub fn create(&self, now: u64, namespace: &str, key: &str, nonce: &str, scopes: Option<&[String]>) -> String {
+    pub fn create(
+        &self,
+        now: u64,
+        namespace: &str,
+        key: &str,
+        nonce: &str,
+        scopes: Option<&[String]>,
+    ) -> String {
         let claims = Claims {
             fresh: false,
             iat: now,
@@ -146,7 +153,10 @@ mod tests {
         let claims = tokens().verify(1899, &token).unwrap();
         assert_eq!(claims.sub, ("ci".into(), "deploy".into()));
         assert_eq!((claims.iat, claims.nbf, claims.exp), (1000, 1000, 1900));
-        assert_eq!((claims.kind.as_str(), claims.fresh, claims.iss.as_str()), ("access", false, "shakenfist"));
+        assert_eq!(
+            (claims.kind.as_str(), claims.fresh, claims.iss.as_str()),
+            ("access", false, "shakenfist")
+        );
         assert_eq!((claims.nonce.as_deref(), claims.scopes), (Some("n0nce"), None));
         assert_eq!(tokens().verify(1900, &token), Err(Refused::Expired));
         assert_eq!(tokens().verify(999, &token), Err(Refused::Invalid));

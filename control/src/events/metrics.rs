@@ -42,7 +42,11 @@ impl Metrics {
             metrics.orphans_pruned.clone(),
         );
         registry.register("eventlog_spool_depth", "Events pending in the local queue", metrics.depth.clone());
-        registry.register("eventlog_spool_dropped", "Events dropped at the queue's cap", metrics.dropped.clone());
+        registry.register(
+            "eventlog_spool_dropped",
+            "Events dropped at the queue's cap",
+            metrics.dropped.clone(),
+        );
         metrics
     }
 

@@ -40,7 +40,8 @@ pub async fn prune(
             if Instant::now() >= end {
                 return Ok(PruneOutcome { cut_short: true, ..outcome });
             }
-            let gone = transaction!(store, |tx| { Ok(events::prune_links(tx, *event_type, before, BATCH).await?) })?;
+            let gone =
+                transaction!(store, |tx| { Ok(events::prune_links(tx, *event_type, before, BATCH).await?) })?;
             counter.inc_by(gone);
             outcome.links += gone;
             if gone < BATCH.unsigned_abs() {

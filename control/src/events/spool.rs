@@ -217,7 +217,8 @@ pub(super) fn leftovers(directory: &Path) -> io::Result<Vec<Reader>> {
 
 /// The lock of a queue; `None` while another process, or another part of this one, holds it.
 fn lock(folder: &Path) -> io::Result<Option<Flock<File>>> {
-    let options = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(folder.join("lock"));
+    let options =
+        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(folder.join("lock"));
     let file = match options {
         Ok(file) => file,
         // Another process has just removed a drained queue.

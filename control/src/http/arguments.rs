@@ -27,7 +27,8 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Args<T> {
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
         let (mut parts, _) = request.into_parts();
         let path = RawPathParams::from_request_parts(&mut parts, app).await.ok();
-        let body = parts.extensions.get::<Incoming>().map(|incoming| incoming.body.clone()).unwrap_or_default();
+        let body =
+            parts.extensions.get::<Incoming>().map(|incoming| incoming.body.clone()).unwrap_or_default();
         let fields = field_names::<T>();
         let needs_body = !fields.is_empty() && matches!(parts.method, Method::POST | Method::PUT);
         let mut given = parse_body(&body, needs_body)?;

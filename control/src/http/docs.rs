@@ -18,7 +18,8 @@ pub(super) struct Document(Bytes);
 
 impl Document {
     pub(super) fn new(mut document: OpenApi, settings: &Settings) -> Self {
-        let defaults = settings.api_advertised_host == "localhost" && settings.api_advertised_base_path == "/";
+        let defaults =
+            settings.api_advertised_host == "localhost" && settings.api_advertised_base_path == "/";
         let servers = settings.api_advertised_http_schemes.split_whitespace().map(|scheme| {
             let path = settings.api_advertised_base_path.trim_end_matches('/');
             Server::new(format!("{scheme}://{}{path}", settings.api_advertised_host))
@@ -51,9 +52,10 @@ pub(super) async fn page() -> Response {
     (status = 404, description = "no such file")))]
 pub(super) async fn file(Path(file): Path<String>) -> Response {
     match file.as_str() {
-        "swagger-ui-bundle.js" => {
-            text("text/javascript; charset=utf-8", include_bytes!("../../../ui/apidocs/swagger-ui-bundle.js").as_slice())
-        }
+        "swagger-ui-bundle.js" => text(
+            "text/javascript; charset=utf-8",
+            include_bytes!("../../../ui/apidocs/swagger-ui-bundle.js").as_slice(),
+        ),
         "swagger-ui.css" => {
             text("text/css; charset=utf-8", include_bytes!("../../../ui/apidocs/swagger-ui.css").as_slice())
         }

@@ -42,4 +42,3 @@ impl IntoResponse for ApiError {
         json_response(status, &json!({ "error": text, "status": status.as_u16() }))
     }
 }
-

@@ -71,7 +71,10 @@ async fn admit(guard: &Guard, request: &Parts) -> Result<Caller> {
     }
     if !request.method.is_safe() || app.settings.api_request_events_for_reads {
         let object = ObjectRef::namespace(&caller.namespace);
-        app.record(&caller, caller_event(&caller, Event::audit(object, "token used to authenticate request")));
+        app.record(
+            &caller,
+            caller_event(&caller, Event::audit(object, "token used to authenticate request")),
+        );
     }
     Ok(caller)
 }

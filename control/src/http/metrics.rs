@@ -15,6 +15,8 @@ pub fn metrics(app: &App, request: &Request<Incoming>) -> Response {
         "/" | "/metrics" => {
             text("application/openmetrics-text; version=1.0.0; charset=utf-8", app.events.metrics().text())
         }
-        _ => respond(StatusCode::NOT_FOUND, HeaderValue::from_static("text/plain"), Body::from("not found\n")),
+        _ => {
+            respond(StatusCode::NOT_FOUND, HeaderValue::from_static("text/plain"), Body::from("not found\n"))
+        }
     }
 }

@@ -31,8 +31,8 @@ use crate::app::App;
 pub use metrics::metrics;
 pub use request::Service;
 pub use server::{Listener, Tls, serve};
-pub use table::{Access, RouteInfo};
 use table::Table;
+pub use table::{Access, RouteInfo};
 
 /// Every route, with who may call it and the family of its scope.
 fn table(app: &Arc<App>) -> Table {

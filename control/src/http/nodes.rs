@@ -25,7 +25,11 @@ pub(super) async fn list(State(app): State<Arc<App>>, _: Args<Nothing>) -> ApiRe
 /// One node, by name or id.
 #[utoipa::path(get, path = "/nodes/{node}", tag = "nodes", params(("node" = String, Path)), responses(
     (status = 200, body = NodeRecord), (status = 404, description = "no such node")))]
-pub(super) async fn get(State(app): State<Arc<App>>, Path(name): Path<String>, _: Args<Nothing>) -> ApiResult {
+pub(super) async fn get(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+    _: Args<Nothing>,
+) -> ApiResult {
     Ok(ok(&node::get(&app, &name).await?))
 }
 

@@ -128,7 +128,8 @@ impl Service {
     async fn route(&self, request: Request<Body>) -> Response {
         let safe = request.method().is_safe();
         let answer = AssertUnwindSafe(self.router.clone().oneshot(request)).catch_unwind();
-        let answer = if safe { answer.await } else { tokio::spawn(answer).await.unwrap_or_else(|e| Err(Box::new(e))) };
+        let answer =
+            if safe { answer.await } else { tokio::spawn(answer).await.unwrap_or_else(|e| Err(Box::new(e))) };
         match answer {
             Ok(Ok(response)) => response,
             Err(_) => ApiError(Error::Internal("a handler panicked".into())).into_response(),
@@ -141,7 +142,9 @@ fn request_id(headers: &HeaderMap) -> String {
     headers
         .get(REQUEST_ID)
         .and_then(|value| value.to_str().ok())
-        .filter(|id| !id.is_empty() && id.len() <= LONGEST_ID && id.bytes().all(|byte| byte.is_ascii_graphic()))
+        .filter(|id| {
+            !id.is_empty() && id.len() <= LONGEST_ID && id.bytes().all(|byte| byte.is_ascii_graphic())
+        })
         .map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_owned)
 }
 

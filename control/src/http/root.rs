@@ -8,7 +8,10 @@ use super::response::text;
 const CAPABILITIES: &[(&str, &[&str])] = &[
     ("admin", &["cluster-resources"]),
     ("auth", &["generated-key-secrets"]),
-    ("cluster-operations", &["get-cluster-operations", "cluster-operation-chain", "cluster-operations-by-target"]),
+    (
+        "cluster-operations",
+        &["get-cluster-operations", "cluster-operation-chain", "cluster-operations-by-target"],
+    ),
     ("events", &["events-by-type"]),
     ("nodes", &["node-get", "node-metadata", "node-process-metrics"]),
 ];

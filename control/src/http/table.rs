@@ -58,7 +58,12 @@ impl Table {
     }
 
     /// Adds handlers of one path. `family` names the scope that a token needs.
-    pub(super) fn add(&mut self, access: Access, family: &'static str, handlers: UtoipaMethodRouter<Arc<App>>) {
+    pub(super) fn add(
+        &mut self,
+        access: Access,
+        family: &'static str,
+        handlers: UtoipaMethodRouter<Arc<App>>,
+    ) {
         let (schemas, mut paths, mut methods) = handlers;
         for (path, item) in &mut paths.paths {
             let operations = [

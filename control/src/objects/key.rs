@@ -45,7 +45,11 @@ pub async fn log_in(app: &App, namespace: &str, secret: &Secret, request_id: &st
 }
 
 /// The current Unix second, as tokens count.
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "Unix time is positive and small")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "Unix time is positive and small"
+)]
 pub(crate) fn unix_seconds() -> u64 {
     now() as u64
 }
@@ -68,7 +72,8 @@ pub async fn put(
     require_namespace(&*app.store, caller, namespace).await?;
     app.record(
         caller,
-        Event::audit(ObjectRef::namespace(namespace), "create auth key request from REST API").with("key", name),
+        Event::audit(ObjectRef::namespace(namespace), "create auth key request from REST API")
+            .with("key", name),
     );
     check_name(name)?;
     if let Some(secret) = &secret {
@@ -97,7 +102,8 @@ pub async fn update(
     require_namespace(&*app.store, caller, namespace).await?;
     app.record(
         caller,
-        Event::audit(ObjectRef::namespace(namespace), "update auth key request from REST API").with("key", name),
+        Event::audit(ObjectRef::namespace(namespace), "update auth key request from REST API")
+            .with("key", name),
     );
     check(name, secret)?;
     if keys::find(&*app.store, namespace, name).await?.is_none() {
@@ -141,7 +147,8 @@ pub async fn delete(app: &App, caller: &Caller, namespace: &str, name: &str) -> 
     require_namespace(&*app.store, caller, namespace).await?;
     app.record(
         caller,
-        Event::audit(ObjectRef::namespace(namespace), "remove auth key request from REST API").with("key", name),
+        Event::audit(ObjectRef::namespace(namespace), "remove auth key request from REST API")
+            .with("key", name),
     );
     let removed = transaction!(app.store, |tx| { Ok(keys::remove(tx, namespace, name).await?) })?;
     if removed { Ok(()) } else { Err(Error::NotFound("key name not found in namespace".into())) }
@@ -172,7 +179,8 @@ pub async fn bootstrap(app: &App, supplied: &Secret) -> Result<Option<Secret>> {
         Ok(true)
     })?;
     if mine {
-        app.events.record(Event::audit(ObjectRef::namespace(SYSTEM), "first key created").with("keyname", NAME));
+        app.events
+            .record(Event::audit(ObjectRef::namespace(SYSTEM), "first key created").with("keyname", NAME));
     }
     Ok((mine && !given).then_some(secret))
 }

@@ -16,7 +16,13 @@ pub async fn get(app: &App, object: &ObjectRef) -> Result<Map<String, Value>> {
 }
 
 /// Creates or replaces one key.
-pub async fn set(app: &App, caller: &Caller, object: &ObjectRef, key: Option<&str>, value: Option<Value>) -> Result<()> {
+pub async fn set(
+    app: &App,
+    caller: &Caller,
+    object: &ObjectRef,
+    key: Option<&str>,
+    value: Option<Value>,
+) -> Result<()> {
     let key = key.filter(|key| !key.is_empty()).ok_or_else(|| Error::Invalid("no key specified".into()))?;
     if key.chars().count() > 255 {
         return Err(Error::Invalid("key: must be at most 255 characters".into()));
@@ -24,7 +30,9 @@ pub async fn set(app: &App, caller: &Caller, object: &ObjectRef, key: Option<&st
     check_segment("key", key)?;
     let value =
         value.filter(|value| !is_falsy(value)).ok_or_else(|| Error::Invalid("no value specified".into()))?;
-    transaction!(app.store, |tx| { Ok(metadata::set(tx, object.object_type, &object.id, key, &value).await?) })?;
+    transaction!(app.store, |tx| {
+        Ok(metadata::set(tx, object.object_type, &object.id, key, &value).await?)
+    })?;
     app.record(
         caller,
         Event::audit(object.clone(), "set metadata key request from REST API")
@@ -38,7 +46,10 @@ pub async fn set(app: &App, caller: &Caller, object: &ObjectRef, key: Option<&st
 /// Removes one key, if it is there.
 pub async fn remove(app: &App, caller: &Caller, object: &ObjectRef, key: &str) -> Result<()> {
     transaction!(app.store, |tx| { Ok(metadata::remove(tx, object.object_type, &object.id, key).await?) })?;
-    app.record(caller, Event::audit(object.clone(), "delete metadata key request from REST API").with("key", key));
+    app.record(
+        caller,
+        Event::audit(object.clone(), "delete metadata key request from REST API").with("key", key),
+    );
     Ok(())
 }
 

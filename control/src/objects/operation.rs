@@ -19,7 +19,8 @@ const VERSION: i64 = 1;
 const LONGEST_CHAIN: usize = 256;
 
 pub async fn get(app: &App, caller: &Caller, operation_type: &str, id: &str) -> Result<OperationRecord> {
-    let operation_type: OperationType = operation_type.parse().map_err(|_| Error::not_found("operation type"))?;
+    let operation_type: OperationType =
+        operation_type.parse().map_err(|_| Error::not_found("operation type"))?;
     let row = find(app, id).await?;
     if row.operation_type != operation_type {
         return Err(Error::not_found("operation"));

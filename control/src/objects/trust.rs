@@ -14,10 +14,12 @@ use crate::store::{StoreError, namespaces, transaction, trusts};
 /// Lets `other` read what belongs to `name`, and create there. Doing it again changes nothing.
 pub async fn add(app: &App, caller: &Caller, name: &str, other: &str) -> Result<NamespaceRecord> {
     require_namespace(&*app.store, caller, name).await?;
-    check_name(other).map_err(|_| Error::Invalid("external_namespace: not a possible namespace name".into()))?;
+    check_name(other)
+        .map_err(|_| Error::Invalid("external_namespace: not a possible namespace name".into()))?;
     app.record(
         caller,
-        Event::audit(ObjectRef::namespace(name), "add trust request from REST API").with("external_namespace", other),
+        Event::audit(ObjectRef::namespace(name), "add trust request from REST API")
+            .with("external_namespace", other),
     );
     if other != SYSTEM {
         transaction!(app.store, |tx| {

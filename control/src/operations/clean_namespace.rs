@@ -16,14 +16,26 @@ pub const KIND: Kind = Kind {
     operation_type: OperationType::Namespace,
     name: "clean_namespace",
     steps: &[
-        Step { name: "namespace_clean_keys", run: |app, row| Box::pin(clean_keys(app, row)), undo: NO_WAY_BACK },
+        Step {
+            name: "namespace_clean_keys",
+            run: |app, row| Box::pin(clean_keys(app, row)),
+            undo: NO_WAY_BACK,
+        },
         Step {
             name: "namespace_clean_metadata",
             run: |app, row| Box::pin(clean_metadata(app, row)),
             undo: NO_WAY_BACK,
         },
-        Step { name: "namespace_clean_events", run: |app, row| Box::pin(clean_events(app, row)), undo: NO_WAY_BACK },
-        Step { name: "namespace_clean_record", run: |app, row| Box::pin(clean_record(app, row)), undo: NO_WAY_BACK },
+        Step {
+            name: "namespace_clean_events",
+            run: |app, row| Box::pin(clean_events(app, row)),
+            undo: NO_WAY_BACK,
+        },
+        Step {
+            name: "namespace_clean_record",
+            run: |app, row| Box::pin(clean_record(app, row)),
+            undo: NO_WAY_BACK,
+        },
     ],
 };
 
@@ -83,7 +95,8 @@ async fn clean_record(app: &App, row: &OperationRow) -> Result<()> {
 /// Unlinks every event of an object; the orphan sweep removes what nothing else links.
 pub(crate) async fn clear_events(app: &App, object: &ObjectRef) -> Result<()> {
     loop {
-        let gone = transaction!(app.store, |tx| { Ok(events::prune_object_links(tx, object, BATCH).await?) })?;
+        let gone =
+            transaction!(app.store, |tx| { Ok(events::prune_object_links(tx, object, BATCH).await?) })?;
         if gone < BATCH.unsigned_abs() {
             return Ok(());
         }

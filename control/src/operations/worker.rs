@@ -97,7 +97,8 @@ async fn take(app: &App, free: usize) -> Result<Vec<OperationRow>> {
                 continue;
             }
             Parents::Failed(report) => {
-                let ended = transaction!(app.store, |tx| { Ok(operations::abort(tx, &row, &report).await?) })?;
+                let ended =
+                    transaction!(app.store, |tx| { Ok(operations::abort(tx, &row, &report).await?) })?;
                 if ended {
                     announce(app, &row, "operation aborted", Some(&report));
                 }
@@ -128,7 +129,11 @@ async fn parents(app: &App, row: &OperationRow) -> Result<Parents> {
                 let mut details = Map::new();
                 details.insert("operation".into(), json!(parent.id));
                 let message = format!("operation {} that this one depends on failed", parent.id);
-                return Ok(Parents::Failed(ErrorReport { code: "dependency.failed".into(), message, details }));
+                return Ok(Parents::Failed(ErrorReport {
+                    code: "dependency.failed".into(),
+                    message,
+                    details,
+                }));
             }
         }
     }
@@ -139,7 +144,10 @@ async fn parents(app: &App, row: &OperationRow) -> Result<Parents> {
 enum End {
     Complete,
     /// It failed; another attempt may succeed.
-    Failed { step: String, error: Error },
+    Failed {
+        step: String,
+        error: Error,
+    },
     /// The claim is lost, or a test killed the worker: say and write nothing more.
     Gone,
 }
@@ -217,7 +225,8 @@ async fn settle(app: &App, row: &OperationRow, kind: Option<&Kind>, end: End) {
         End::Failed { step, error } => {
             let report = report(&step, row, &error);
             if row.attempts < most_attempts(app) {
-                let pause = 2f64.powi(i32::try_from(row.attempts).unwrap_or(10).min(10) - 1).min(LONGEST_PAUSE);
+                let pause =
+                    2f64.powi(i32::try_from(row.attempts).unwrap_or(10).min(10) - 1).min(LONGEST_PAUSE);
                 (OperationState::Queued, now() + pause * pace(app), Some(report))
             } else {
                 if let Some(kind) = kind {

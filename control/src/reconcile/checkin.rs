@@ -51,7 +51,11 @@ async fn once(app: &App, with_event: bool) -> Result<()> {
     for (id, report) in reports {
         node::revive(app, id).await?;
         if with_event {
-            let mut event = Event::new(EventType::Resources, ObjectRef::new(ObjectType::Node, id), "updated node resources");
+            let mut event = Event::new(
+                EventType::Resources,
+                ObjectRef::new(ObjectType::Node, id),
+                "updated node resources",
+            );
             event.extra = report.resources;
             app.events.record(event);
         }

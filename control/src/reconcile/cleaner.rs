@@ -5,8 +5,8 @@ use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::time::now;
 
 use crate::app::App;
-use crate::operations::clean_namespace::{self, clear_events};
 use crate::operations::Order;
+use crate::operations::clean_namespace::{self, clear_events};
 use crate::store::{keys, namespaces, operations, transaction};
 
 /// Objects handled in one pass.

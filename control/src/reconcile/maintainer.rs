@@ -16,7 +16,6 @@ use crate::store::{leases, transaction, values};
 
 /// The lease that makes a daemon the maintainer.
 pub const LEASE: &str = "maintainer";
-const LEASE_SECONDS: f64 = 30.0;
 const TICK: Duration = Duration::from_secs(1);
 /// When the events were last pruned, cluster-wide.
 const PRUNE_STAMP: &str = "SCHEDULED_TASK_LAST_RUN_PRUNE_EVENTS";
@@ -24,6 +23,9 @@ const SWEEP_STAMP: &str = "SCHEDULED_TASK_LAST_RUN_KEY_SWEEP";
 
 /// Competes for the lease and does the jobs while holding it.
 pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
+    // Twice an operation's lease: losing the maintainer hurts less than two of them.
+    #[expect(clippy::cast_precision_loss, reason = "leases are seconds")]
+    let lease = app.settings.cluster_op_lease as f64 * 2.0;
     let mut renewed = f64::MIN;
     let mut cleaned = f64::MIN;
     let mut sampled = f64::MIN;
@@ -32,14 +34,14 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
     #[expect(clippy::cast_precision_loss, reason = "delays are seconds")]
     let clean_every = (app.settings.cleaner_delay as f64 / 4.0).clamp(1.0, 60.0);
     while !*stop.borrow() {
-        if now() - renewed > LEASE_SECONDS / 3.0 {
-            match leases::take(&app.store, LEASE, &app.holder, LEASE_SECONDS).await {
+        if now() - renewed > lease / 3.0 {
+            match leases::take(&app.store, LEASE, &app.holder, lease).await {
                 Ok(true) => renewed = now(),
                 Ok(false) => renewed = f64::MIN,
                 Err(error) => tracing::warn!(%error, "the maintainer's lease was not renewed"),
             }
         }
-        if now() - renewed < LEASE_SECONDS {
+        if now() - renewed < lease {
             if now() - cleaned > clean_every {
                 cleaned = now();
                 note("cleaner", cleaner::run(&app).await);
@@ -100,7 +102,12 @@ async fn prune_if_due(app: &App) -> Result<()> {
     }
     let budget = Duration::from_secs(app.settings.event_prune_budget);
     let outcome = events::prune(&app.store, &app.settings, app.events.metrics(), budget).await?;
-    tracing::info!(links = outcome.links, orphans = outcome.orphans, cut_short = outcome.cut_short, "events pruned");
+    tracing::info!(
+        links = outcome.links,
+        orphans = outcome.orphans,
+        cut_short = outcome.cut_short,
+        "events pruned"
+    );
     let node = app.nodes.first().ok_or_else(|| Error::Internal("a daemon without a node".into()))?;
     app.events.record(
         Event::new(EventType::Prune, ObjectRef::new(ObjectType::Node, node.identity().id), "events pruned")

@@ -11,7 +11,8 @@ pub async fn insert(store: &Store, events: &[Event]) -> muster_types::Result<()>
     let mut links = Vec::with_capacity(events.len() * 5);
     for event in events {
         let id = event.event_uuid.to_string();
-        let extra = if event.extra.is_empty() { "{}".to_owned() } else { serde_json::json!(event.extra).to_string() };
+        let extra =
+            if event.extra.is_empty() { "{}".to_owned() } else { serde_json::json!(event.extra).to_string() };
         for object in &event.objects {
             links.extend_from_slice(params![
                 object.object_type,
@@ -106,7 +107,12 @@ pub async fn list(
 }
 
 /// Removes up to `limit` links of a type that are older than `before`. Says how many.
-pub async fn prune_links(tx: &mut Tx, event_type: EventType, before: f64, limit: i64) -> Result<u64, StoreError> {
+pub async fn prune_links(
+    tx: &mut Tx,
+    event_type: EventType,
+    before: f64,
+    limit: i64,
+) -> Result<u64, StoreError> {
     prune(tx, "event_type = ? AND timestamp < ?", params![event_type, before], limit).await
 }
 
@@ -140,7 +146,11 @@ async fn prune(tx: &mut Tx, condition: &str, values: &[Value], limit: i64) -> Re
 
 /// Looks at up to `limit` events after `after` and removes those that no object links any more. Says how
 /// many went and where to go on; `None` means the end was reached.
-pub async fn prune_orphans(tx: &mut Tx, after: &str, limit: i64) -> Result<(u64, Option<String>), StoreError> {
+pub async fn prune_orphans(
+    tx: &mut Tx,
+    after: &str,
+    limit: i64,
+) -> Result<(u64, Option<String>), StoreError> {
     let seen = tx
         .query(
             "SELECT e.event_uuid, (SELECT COUNT(*) FROM event_links l WHERE l.event_uuid = e.event_uuid) \

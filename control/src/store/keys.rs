@@ -48,7 +48,11 @@ pub struct CredentialKey {
 const LIVE: &str = "state = 'created' AND (expiry IS NULL OR expiry > ?)";
 
 /// The namespace and key that a token names, in one look. `None`: no such namespace.
-pub async fn credential(store: &Store, namespace: &str, name: &str) -> Result<Option<Credential>, StoreError> {
+pub async fn credential(
+    store: &Store,
+    namespace: &str,
+    name: &str,
+) -> Result<Option<Credential>, StoreError> {
     let row = store
         .query_one(
             "SELECT n.state, k.nonce, k.expiry FROM namespaces n LEFT JOIN namespace_keys k \
@@ -74,7 +78,12 @@ pub async fn candidates(store: &Store, namespace: &str, tag: i64) -> Result<Vec<
     let rows = store.query(&sql, params![namespace, tag, now()]).await?;
     rows.iter()
         .map(|row| {
-            Ok(Candidate { name: row.get(0)?, hash: row.get(1)?, nonce: row.get(2)?, scopes: row.json_opt(3)? })
+            Ok(Candidate {
+                name: row.get(0)?,
+                hash: row.get(1)?,
+                nonce: row.get(2)?,
+                scopes: row.json_opt(3)?,
+            })
         })
         .collect()
 }

@@ -17,7 +17,11 @@ pub struct Holder {
 impl Holder {
     #[must_use]
     pub fn new(node: &str) -> Self {
-        Self { id: uuid::Uuid::new_v4().to_string(), node: node.to_owned(), pid: i64::from(std::process::id()) }
+        Self {
+            id: uuid::Uuid::new_v4().to_string(),
+            node: node.to_owned(),
+            pid: i64::from(std::process::id()),
+        }
     }
 }
 
@@ -25,7 +29,8 @@ impl Holder {
 pub async fn take(store: &Store, name: &str, holder: &Holder, seconds: f64) -> Result<bool> {
     transaction!(store, |tx| {
         let time = now();
-        let row = tx.query_one("SELECT holder, expires, version FROM leases WHERE name = ?", params![name]).await?;
+        let row =
+            tx.query_one("SELECT holder, expires, version FROM leases WHERE name = ?", params![name]).await?;
         let Some(row) = row else {
             let inserted = tx
                 .execute(
@@ -84,7 +89,8 @@ pub async fn list(store: &Store) -> Result<Vec<Lease>, StoreError> {
 
 /// The node that holds a lease now.
 pub async fn holder_node(store: &Store, name: &str) -> Result<Option<String>, StoreError> {
-    let row =
-        store.query_one("SELECT node FROM leases WHERE name = ? AND expires > ?", params![name, now()]).await?;
+    let row = store
+        .query_one("SELECT node FROM leases WHERE name = ? AND expires > ?", params![name, now()])
+        .await?;
     row.map(|row| row.get(0)).transpose()
 }

@@ -13,12 +13,26 @@ pub(super) struct MariaDb {
 
 /// How long a caller waits for a connection.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a caller waits for the answer to one statement.
+const LONGEST_STATEMENT: Duration = Duration::from_secs(10);
+
+/// Waits for the server, but not for ever.
+async fn within<T>(
+    limit: Duration,
+    answer: impl Future<Output = Result<T, mysql_async::Error>>,
+) -> Result<T, StoreError> {
+    match tokio::time::timeout(limit, answer).await {
+        Ok(answer) => answer.map_err(failure),
+        Err(_) => Err(StoreError::Unavailable(format!("no answer after {} seconds", limit.as_secs()))),
+    }
+}
 
 impl MariaDb {
     pub(super) async fn open(url: &str) -> Result<Self, StoreError> {
         // The driver's own text may repeat the URL, and with it the password.
-        let opts = Opts::from_url(url)
-            .map_err(|_| StoreError::Broken("the mysql: URL must be mysql://USER:PASSWORD@HOST:PORT/NAME".into()))?;
+        let opts = Opts::from_url(url).map_err(|_| {
+            StoreError::Broken("the mysql: URL must be mysql://USER:PASSWORD@HOST:PORT/NAME".into())
+        })?;
         if opts.db_name().is_none_or(str::is_empty) {
             return Err(StoreError::Broken("the mysql: URL must end with the name of a database".into()));
         }
@@ -39,15 +53,13 @@ impl MariaDb {
         let mariadb = Self { pool: Pool::new(opts) };
         // Names are compared byte by byte, as in SQLite: no case folding, no padding.
         let mut conn = mariadb.connection().await?;
-        conn.query_drop("ALTER DATABASE CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin").await.map_err(failure)?;
+        let sql = "ALTER DATABASE CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin";
+        within(LONGEST_STATEMENT, conn.query_drop(sql)).await?;
         Ok(mariadb)
     }
 
     async fn connection(&self) -> Result<Conn, StoreError> {
-        match tokio::time::timeout(PATIENCE, self.pool.get_conn()).await {
-            Ok(conn) => conn.map_err(failure),
-            Err(_) => Err(StoreError::Unavailable("no connection in time".into())),
-        }
+        within(PATIENCE, self.pool.get_conn()).await
     }
 
     pub(super) async fn query(&self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
@@ -66,7 +78,7 @@ impl MariaDb {
     pub(super) async fn begin(&self) -> Result<MariaDbTx, StoreError> {
         for last in [false, true] {
             let mut conn = self.connection().await?;
-            match conn.query_drop("START TRANSACTION").await.map_err(failure) {
+            match within(LONGEST_STATEMENT, conn.query_drop("START TRANSACTION")).await {
                 Ok(()) => return Ok(MariaDbTx { conn: Some(conn) }),
                 Err(StoreError::Unavailable(_)) if !last => {}
                 Err(error) => return Err(error),
@@ -100,16 +112,16 @@ impl MariaDbTx {
         let conn = self.conn()?;
         if params.is_empty() {
             // Statements without arguments include those that cannot be prepared.
-            conn.query_drop(sql).await.map_err(failure)?;
+            within(LONGEST_STATEMENT, conn.query_drop(sql)).await?;
         } else {
-            conn.exec_drop(sql, positional(params)).await.map_err(failure)?;
+            within(LONGEST_STATEMENT, conn.exec_drop(sql, positional(params))).await?;
         }
         Ok(conn.affected_rows())
     }
 
     pub(super) async fn commit(mut self) -> Result<(), StoreError> {
         let conn = self.conn()?;
-        match conn.query_drop("COMMIT").await.map_err(failure) {
+        match within(LONGEST_STATEMENT, conn.query_drop("COMMIT")).await {
             Ok(()) => {
                 // Taking it out lets it return to the pool.
                 drop(self.conn.take());
@@ -122,7 +134,7 @@ impl MariaDbTx {
 
     pub(super) async fn rollback(mut self) {
         if let Some(conn) = &mut self.conn
-            && conn.query_drop("ROLLBACK").await.is_ok()
+            && within(LONGEST_STATEMENT, conn.query_drop("ROLLBACK")).await.is_ok()
         {
             drop(self.conn.take());
         }
@@ -141,7 +153,7 @@ impl Drop for MariaDbTx {
 }
 
 async fn select(conn: &mut Conn, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
-    let rows: Vec<mysql_async::Row> = conn.exec(sql, positional(params)).await.map_err(failure)?;
+    let rows: Vec<mysql_async::Row> = within(LONGEST_STATEMENT, conn.exec(sql, positional(params))).await?;
     rows.into_iter()
         .map(|row| row.unwrap().into_iter().map(value).collect::<Result<_, _>>().map(Row))
         .collect()

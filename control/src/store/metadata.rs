@@ -53,6 +53,7 @@ pub async fn remove(tx: &mut Tx, object_type: ObjectType, id: &str, name: &str) 
 
 /// Removes everything an object carried.
 pub async fn remove_of(tx: &mut Tx, object_type: ObjectType, id: &str) -> Result<(), StoreError> {
-    tx.execute("DELETE FROM metadata WHERE object_type = ? AND object_id = ?", params![object_type, id]).await?;
+    tx.execute("DELETE FROM metadata WHERE object_type = ? AND object_id = ?", params![object_type, id])
+        .await?;
     Ok(())
 }

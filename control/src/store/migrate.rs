@@ -49,7 +49,9 @@ pub(super) async fn run(store: &Store) -> Result<(), StoreError> {
 
 async fn apply(store: &Store, holder: &leases::Holder) -> Result<(), StoreError> {
     for (number, text) in MIGRATIONS {
-        let row = store.query_one("SELECT statements_done FROM migrations WHERE number = ?", params![*number]).await?;
+        let row = store
+            .query_one("SELECT statements_done FROM migrations WHERE number = ?", params![*number])
+            .await?;
         let done: i64 = row.map_or(Ok(0), |row| row.get(0))?;
         for (at, statement) in (0i64..).zip(statements(text)).skip(usize::try_from(done).unwrap_or(0)) {
             if !leases::take(store, "migration", holder, 60.0).await.map_err(plain)? {
@@ -57,8 +59,11 @@ async fn apply(store: &Store, holder: &leases::Holder) -> Result<(), StoreError>
             }
             run_statement(store, statement).await?;
             transaction!(store, |tx| {
-                tx.execute("REPLACE INTO migrations (number, statements_done) VALUES (?, ?)", params![*number, at + 1])
-                    .await?;
+                tx.execute(
+                    "REPLACE INTO migrations (number, statements_done) VALUES (?, ?)",
+                    params![*number, at + 1],
+                )
+                .await?;
                 Ok(())
             })
             .map_err(plain)?;

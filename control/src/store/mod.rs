@@ -80,7 +80,11 @@ value_from_word!(
 
 /// Something that answers reading statements: the store itself or a transaction.
 pub trait Read {
-    fn rows(&mut self, sql: &str, params: &[Value]) -> impl Future<Output = Result<Vec<Row>, StoreError>> + Send;
+    fn rows(
+        &mut self,
+        sql: &str,
+        params: &[Value],
+    ) -> impl Future<Output = Result<Vec<Row>, StoreError>> + Send;
 }
 
 impl Read for &Store {

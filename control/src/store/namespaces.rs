@@ -54,7 +54,11 @@ pub async fn page(
 }
 
 /// Soft-deleted namespaces whose state changed before `before`.
-pub async fn deleted_before(mut db: impl Read, before: f64, limit: i64) -> Result<Vec<NamespaceRow>, StoreError> {
+pub async fn deleted_before(
+    mut db: impl Read,
+    before: f64,
+    limit: i64,
+) -> Result<Vec<NamespaceRow>, StoreError> {
     let rows = db
         .rows(
             "SELECT name, state, updated FROM namespaces WHERE state = 'deleted' AND updated <= ? \

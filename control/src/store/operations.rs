@@ -239,7 +239,11 @@ pub async fn put_off(tx: &mut Tx, row: &OperationRow, run_after: f64) -> Result<
 }
 
 /// Finished operations that ended before `before`.
-pub async fn finished_before(mut db: impl Read, before: f64, limit: i64) -> Result<Vec<OperationId>, StoreError> {
+pub async fn finished_before(
+    mut db: impl Read,
+    before: f64,
+    limit: i64,
+) -> Result<Vec<OperationId>, StoreError> {
     let rows = db
         .rows(
             "SELECT uuid FROM operations WHERE state IN ('complete', 'error', 'abort') AND updated <= ? LIMIT ?",

@@ -26,7 +26,11 @@ impl Sqlite {
 
     pub(super) fn open(path: &Path) -> Result<Self, StoreError> {
         let writer = connect(path)?;
-        Ok(Self { path: path.to_owned(), writer: Arc::new(AsyncMutex::new(writer)), readers: Mutex::default() })
+        Ok(Self {
+            path: path.to_owned(),
+            writer: Arc::new(AsyncMutex::new(writer)),
+            readers: Mutex::default(),
+        })
     }
 
     pub(super) fn query(&self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
@@ -81,7 +85,10 @@ impl SqliteTx {
 
 impl Drop for SqliteTx {
     fn drop(&mut self) {
-        if self.open && !self.connection.is_autocommit() && let Err(error) = self.connection.execute_batch("ROLLBACK") {
+        if self.open
+            && !self.connection.is_autocommit()
+            && let Err(error) = self.connection.execute_batch("ROLLBACK")
+        {
             tracing::error!(%error, "roll back failed");
         }
     }
@@ -144,9 +151,9 @@ fn failure(error: rusqlite::Error) -> StoreError {
     match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => StoreError::Conflict(text),
         Some(ErrorCode::ConstraintViolation) => StoreError::Duplicate(text),
-        Some(ErrorCode::CannotOpen | ErrorCode::DiskFull | ErrorCode::SystemIoFailure | ErrorCode::ReadOnly) => {
-            StoreError::Unavailable(text)
-        }
+        Some(
+            ErrorCode::CannotOpen | ErrorCode::DiskFull | ErrorCode::SystemIoFailure | ErrorCode::ReadOnly,
+        ) => StoreError::Unavailable(text),
         _ => StoreError::Broken(text),
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use muster_types::Error;
 use muster_types::event::{Event, EventType};
 use muster_types::ids::NodeId;
 use muster_types::namespace::NamespaceState;
@@ -10,7 +11,6 @@ use muster_types::node::{NodeIdentity, NodeReport, NodeState};
 use muster_types::object::{NameOrId, ObjectRef, ObjectType};
 use muster_types::operation::{ErrorReport, OperationState, OperationType};
 use muster_types::time::now;
-use muster_types::Error;
 use serde_json::{Map, json};
 
 use super::keys::{NewKey, Put, StoredSecret};
@@ -438,7 +438,12 @@ on_both_engines! {
 #[tokio::test(flavor = "multi_thread")]
 async fn many_nodes_may_migrate_a_new_database_at_once() {
     let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };
-    let tasks: Vec<_> = (0..4).map(|_| { let url = url.clone(); tokio::spawn(async move { Store::open(&url).await }) }).collect();
+    let tasks: Vec<_> = (0..4)
+        .map(|_| {
+            let url = url.clone();
+            tokio::spawn(async move { Store::open(&url).await })
+        })
+        .collect();
     for task in tasks {
         task.await.unwrap().unwrap();
     }
@@ -458,8 +463,11 @@ async fn a_cluster_moves_from_sqlite_to_mariadb_and_back_whole() {
         trusts::insert(tx, "ns-1", "ns-2").await?;
         metadata::set(tx, ObjectType::Namespace, "ns-1", "ключ", &json!("\u{1f600}")).await?;
         Ok(operations::insert(tx, &operation("ns-1", vec![])).await?)
-    }).unwrap();
-    let events: Vec<Event> = (0..900).map(|n| event(&ObjectRef::namespace("ns-1"), EventType::Audit, "e", f64::from(n % 3))).collect();
+    })
+    .unwrap();
+    let events: Vec<Event> = (0..900)
+        .map(|n| event(&ObjectRef::namespace("ns-1"), EventType::Audit, "e", f64::from(n % 3)))
+        .collect();
     events::insert(&store, &events).await.unwrap();
     let holder = leases::Holder::new("running");
     assert!(leases::take(&store, "maintainer", &holder, 60.0).await.unwrap());
@@ -482,6 +490,7 @@ async fn a_database_of_a_newer_muster_is_refused() {
     let store = Store::open(&url).await.unwrap();
     transaction!(store, |tx| {
         Ok(tx.execute("INSERT INTO migrations (number, statements_done) VALUES (999, 1)", &[]).await?)
-    }).unwrap();
+    })
+    .unwrap();
     assert!(Store::open(&url).await.unwrap_err().to_string().contains("newer muster"));
 }

@@ -6,8 +6,9 @@ use super::{Read, StoreError, Tx, params};
 
 /// Whether `namespace` trusts `other` by a row of its own.
 pub async fn exists(mut db: impl Read, namespace: &str, other: &str) -> Result<bool, StoreError> {
-    let rows =
-        db.rows("SELECT 1 FROM trusts WHERE namespace = ? AND trusted = ?", params![namespace, other]).await?;
+    let rows = db
+        .rows("SELECT 1 FROM trusts WHERE namespace = ? AND trusted = ?", params![namespace, other])
+        .await?;
     Ok(!rows.is_empty())
 }
 
@@ -25,7 +26,8 @@ pub async fn range(mut db: impl Read, first: &str, last: &str) -> Result<Vec<(St
 
 /// Namespaces that trust `other`.
 pub async fn trusting(mut db: impl Read, other: &str) -> Result<Vec<String>, StoreError> {
-    let rows = db.rows("SELECT namespace FROM trusts WHERE trusted = ? ORDER BY namespace", params![other]).await?;
+    let rows =
+        db.rows("SELECT namespace FROM trusts WHERE trusted = ? ORDER BY namespace", params![other]).await?;
     rows.iter().map(|row| row.get(0)).collect()
 }
 

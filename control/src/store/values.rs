@@ -8,6 +8,7 @@ pub async fn get(mut db: impl Read, name: &str) -> Result<Option<String>, StoreE
 }
 
 pub async fn set(tx: &mut Tx, name: &str, value: &str) -> Result<(), StoreError> {
-    tx.execute("REPLACE INTO cluster_values (name, value, version) VALUES (?, ?, 1)", params![name, value]).await?;
+    tx.execute("REPLACE INTO cluster_values (name, value, version) VALUES (?, ?, 1)", params![name, value])
+        .await?;
     Ok(())
 }

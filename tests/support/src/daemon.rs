@@ -78,9 +78,24 @@ impl Setup {
     pub fn start(&self) -> Daemon {
         let log = self.data.with_extension("log");
         let file = std::fs::OpenOptions::new().create(true).append(true).open(&log).expect("a log file");
-        let child = self.command().stderr(file).stdout(Stdio::null()).process_group(0).spawn().expect("the daemon starts");
-        let scheme = if self.environment.iter().any(|(name, _)| name == "MUSTER_TLS_CERTIFICATE") { "https" } else { "http" };
-        let mut daemon = Daemon { child, url: format!("{scheme}://127.0.0.1:{}", self.port), data: self.data.clone(), log };
+        let child = self
+            .command()
+            .stderr(file)
+            .stdout(Stdio::null())
+            .process_group(0)
+            .spawn()
+            .expect("the daemon starts");
+        let scheme = if self.environment.iter().any(|(name, _)| name == "MUSTER_TLS_CERTIFICATE") {
+            "https"
+        } else {
+            "http"
+        };
+        let mut daemon = Daemon {
+            child,
+            url: format!("{scheme}://127.0.0.1:{}", self.port),
+            data: self.data.clone(),
+            log,
+        };
         daemon.wait_ready(self.port);
         daemon
     }
@@ -182,7 +197,13 @@ impl Daemon {
     ///
     /// # Panics
     /// When there is no answer.
-    pub async fn call(&self, token: &str, method: Method, path: &str, body: Option<Value>) -> (StatusCode, Value) {
+    pub async fn call(
+        &self,
+        token: &str,
+        method: Method,
+        path: &str,
+        body: Option<Value>,
+    ) -> (StatusCode, Value) {
         self.try_call(token, method, path, body).await.expect("an answer")
     }
 

@@ -31,7 +31,8 @@ impl MariaDb {
     /// When MariaDB is installed but does not start.
     #[must_use]
     pub fn start() -> Option<Self> {
-        let folder = tempfile::Builder::new().prefix("muster-mariadb-").tempdir().expect("a temporary folder");
+        let folder =
+            tempfile::Builder::new().prefix("muster-mariadb-").tempdir().expect("a temporary folder");
         let data = folder.path().join("data");
         let user = format!("--user={}", nix::unistd::User::from_uid(nix::unistd::getuid()).ok()??.name);
         let installed = Command::new("mariadb-install-db")
@@ -45,7 +46,7 @@ impl MariaDb {
         let port = free_port();
         // The shell waits for the end of its input, which comes when this process ends, and then stops the server.
         let guard = Command::new("sh")
-            .args(["-c", "\"$@\" >\"$LOG\" 2>&1 & server=$!; cat >/dev/null; kill $server; wait $server; rm -rf \"$DIR\"", "sh"])
+            .args(["-c", "\"$@\" >\"$LOG\" 2>&1 & server=$!; cat >/dev/null; kill $server 2>/dev/null; wait $server; rm -rf \"$DIR\"", "sh"])
             .arg("mariadbd")
             .args(["--no-defaults", &user, "--bind-address=127.0.0.1", "--innodb-buffer-pool-size=64M"])
             .args(["--performance-schema=OFF", "--skip-log-bin", "--max-connections=500"])

@@ -1,0 +1,81 @@
+//! The released Python client, unchanged, against Muster.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use muster_testing::Daemon;
+use serde_json::Value;
+
+use crate::setup;
+
+/// The client's command, installed once into the build folder; nothing when it cannot be had.
+fn installed() -> Option<PathBuf> {
+    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("sf-client");
+    let command = folder.join("bin/sf-client");
+    if !command.exists() {
+        Command::new("python3").args(["-m", "venv"]).arg(&folder).status().ok().filter(|s| s.success())?;
+        let pip = folder.join("bin/pip");
+        let quiet = ["install", "--quiet", "--disable-pip-version-check", "shakenfist-client"];
+        Command::new(pip).args(quiet).status().ok().filter(|s| s.success())?;
+    }
+    Some(command)
+}
+
+fn run(command: &PathBuf, daemon: &Daemon, namespace: &str, key: &str, arguments: &str) -> (bool, String) {
+    let Output { status, stdout, stderr } = Command::new(command)
+        .args(arguments.split(' '))
+        .env("SHAKENFIST_API_URL", &daemon.url)
+        .env("SHAKENFIST_NAMESPACE", namespace)
+        .env("SHAKENFIST_KEY", key)
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&stdout).into_owned();
+    (status.success(), if status.success() { text } else { text + &String::from_utf8_lossy(&stderr) })
+}
+
+#[test]
+fn the_released_client_manages_namespaces_keys_trusts_and_metadata() {
+    let Some(client) = installed() else { return muster_testing::skipped("the released client from PyPI") };
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = setup(folder.path()).start();
+    let key = daemon.system_key();
+    let ok = |arguments: &str| {
+        let (done, said) = run(&client, &daemon, "system", &key, arguments);
+        assert!(done, "{arguments}: {said}");
+        said
+    };
+    let json =
+        |arguments: &str| -> Value { serde_json::from_str(&ok(&format!("--json {arguments}"))).unwrap() };
+
+    assert!(ok("namespace list").contains("system"));
+    ok("namespace create ci");
+    assert!(ok("namespace show ci").contains("created"));
+    ok("namespace add-key ci robot first-secret");
+    assert!(ok("namespace show ci").contains("robot"));
+    assert!(run(&client, &daemon, "ci", "first-secret", "namespace list").0);
+    ok("namespace update-key ci robot second-secret");
+    assert!(!run(&client, &daemon, "ci", "first-secret", "namespace list").0, "the old secret is dead");
+    assert!(run(&client, &daemon, "ci", "second-secret", "namespace list").0);
+
+    ok("namespace create friend");
+    ok("namespace add-key friend f friend-secret");
+    ok("namespace add-trust ci friend");
+    assert!(run(&client, &daemon, "friend", "friend-secret", "namespace list").1.contains("ci"));
+    ok("namespace remove-trust ci friend");
+    assert!(!run(&client, &daemon, "friend", "friend-secret", "namespace list").1.contains("ci"));
+
+    ok("namespace set-metadata ci colour blue");
+    assert!(ok("namespace get-metadata ci").contains("blue"));
+    ok("namespace delete-metadata ci colour");
+    assert!(!ok("namespace get-metadata ci").contains("blue"));
+
+    ok("namespace delete-key ci robot");
+    assert!(!run(&client, &daemon, "ci", "second-secret", "namespace list").0);
+    assert!(ok("node list").contains("sim-1"));
+    assert!(ok("node show sim-1").contains("created"));
+    assert!(json("node resources sim-1")["cpu_max"].as_u64().unwrap() > 0);
+    ok("node events sim-1 -l 10");
+    ok("namespace delete ci");
+    let (done, said) = run(&client, &daemon, "system", &key, "namespace show ci");
+    assert!(!done && said.contains("not found"), "{said}");
+}

@@ -1,0 +1,92 @@
+//! The `muster` command against a daemon, as people and scripts use it.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::setup;
+
+fn run(credentials: &Path, arguments: &str) -> (bool, String, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_muster"))
+        .args(arguments.split(' '))
+        .env("MUSTER_CREDENTIALS", credentials)
+        .env("HOME", credentials.parent().unwrap())
+        .output()
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (output.status.success(), text(&output.stdout), text(&output.stderr))
+}
+
+#[test]
+fn the_commands_do_what_they_say() {
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = setup(folder.path()).start();
+    let credentials = daemon.data.join("credentials.json");
+    let ok = |arguments: &str| {
+        let (done, out, err) = run(&credentials, arguments);
+        assert!(done, "{arguments}: {out}{err}");
+        out
+    };
+    let json =
+        |arguments: &str| -> Value { serde_json::from_str(&ok(&format!("--json {arguments}"))).unwrap() };
+    assert!(ok("namespace list").contains("system"));
+    ok("namespace create ci");
+    let secret = ok("key add ci robot --expires 2h");
+    assert!(secret.trim().starts_with("sfk_") && secret.trim().len() == 42, "{secret}");
+    assert!(ok("key list ci").contains("robot"));
+    ok("key update ci robot --key another");
+    ok("trust add ci friend");
+    assert!(ok("trust list ci").contains("friend"));
+    ok("namespace set-metadata ci limits {\"cpus\":4}");
+    assert_eq!(json("namespace metadata ci")["limits"]["cpus"], 4);
+    assert_eq!(json("namespace show ci")["trust"]["full"][1], "friend");
+    ok("trust remove ci friend");
+    ok("key delete ci robot");
+    assert_eq!(json("node list").as_array().unwrap().len(), 2);
+    assert!(ok("node show sim-1").contains("sim-1"));
+    ok("node set-metadata sim-1 rack r1");
+    ok("namespace delete ci");
+    let operation = &json("operation list --target-type namespace --target ci")[0];
+    let uuid = operation["uuid"].as_str().unwrap();
+    assert!(ok(&format!("operation show namespace_op {uuid}")).contains(uuid));
+    assert_eq!(json(&format!("operation chain {uuid}")).as_array().unwrap().len(), 1);
+    ok("events namespace system --limit 5");
+    ok("events node sim-1 --type resources");
+
+    let (done, out, err) = run(&credentials, "namespace show absent");
+    assert!(!done && out.is_empty(), "{out}");
+    assert_eq!(err, "error: namespace not found\n");
+    let (done, _, err) = run(Path::new("/nonexistent/credentials.json"), "namespace list");
+    assert!(!done && err.contains("/nonexistent/credentials.json"), "{err}");
+}
+
+#[test]
+fn settings_are_shown_with_their_source_and_secrets_masked() {
+    let output = Command::new(env!("CARGO_BIN_EXE_muster"))
+        .arg("config")
+        .env("MUSTER_CLEANER_DELAY", "5")
+        .env("MUSTER_SYSTEM_KEY", "hunter2")
+        .output()
+        .unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let line =
+        |name: &str| text.lines().find(|line| line.starts_with(&format!("{name} ="))).unwrap_or_default();
+    assert!(
+        line("CLEANER_DELAY").contains("= 5 ") && line("CLEANER_DELAY").contains("environment"),
+        "{text}"
+    );
+    assert!(line("API_DRAIN_GRACE").contains("= 25 ") && line("API_DRAIN_GRACE").contains("default"));
+    assert!(line("SYSTEM_KEY").contains("********") && !text.contains("hunter2"));
+}
+
+#[test]
+fn every_shell_gets_a_completion_script() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_muster")).args(["completion", shell]).output().unwrap();
+        assert!(
+            output.status.success() && String::from_utf8_lossy(&output.stdout).contains("namespace"),
+            "{shell}"
+        );
+    }
+}

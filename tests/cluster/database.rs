@@ -1,0 +1,84 @@
+//! The database: moved by `muster db copy`, and away for a while.
+
+use std::process::Command;
+
+use muster_testing::MariaDb;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use reqwest::Method;
+use serde_json::json;
+
+use crate::{setup, wait_for};
+
+fn copy(from: &str, to: &str) -> (bool, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_muster"))
+        .args(["db", "copy", "--from", from, "--to", to])
+        .output()
+        .unwrap();
+    let said =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    (output.status.success(), said)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_moves_from_sqlite_to_mariadb() {
+    let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };
+    let folder = tempfile::tempdir().unwrap();
+    let setup = setup(folder.path());
+    let daemon = setup.start();
+    let key = daemon.system_key();
+    let token = daemon.log_in("system", &key).await;
+    let (status, _) =
+        daemon.call(&token, Method::POST, "/auth/namespaces", Some(json!({"namespace": "moved"}))).await;
+    assert_eq!(status, 200);
+    let sqlite = format!("sqlite:{}", daemon.data.join("muster.db").display());
+    wait_for("the maintainer", async || {
+        let (_, locks) = daemon.call(&token, Method::GET, "/admin/locks", None).await;
+        locks.get("maintainer").is_some().then_some(())
+    })
+    .await;
+    let (done, said) = copy(&sqlite, &url);
+    assert!(!done && said.contains("stop it first"), "{said}");
+    assert!(daemon.stop().success());
+
+    let (done, said) = copy(&sqlite, &url);
+    assert!(done && said.contains("verified"), "{said}");
+    let (done, said) = copy(&sqlite, &url);
+    assert!(!done && said.contains("the target is not empty"), "{said}");
+    let (done, said) = copy("sqlite:/nonexistent/muster.db", &url);
+    assert!(!done && said.contains("no such database"), "{said}");
+
+    let daemon = setup.set("DATABASE_URL", &url).start();
+    let token = daemon.log_in("system", &key).await;
+    assert_eq!(daemon.call(&token, Method::GET, "/auth/namespaces/moved", None).await.0, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn while_the_database_is_away_callers_are_told_to_come_back() {
+    let Some(server) = MariaDb::start() else { return muster_testing::skipped("mariadb-server") };
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = setup(folder.path()).set("DATABASE_URL", &server.fresh_database()).start();
+    let token = daemon.log_in("system", &daemon.system_key()).await;
+    let pid = Pid::from_raw(server.pid().unwrap());
+
+    kill(pid, Signal::SIGSTOP).unwrap();
+    let (status, body) = daemon.call(&token, Method::GET, "/auth/namespaces", None).await;
+    kill(pid, Signal::SIGCONT).unwrap();
+    assert_eq!((status.as_u16(), &body["error"]), (503, &json!("database unavailable, please retry")));
+    wait_for("the database to be back", async || {
+        (daemon.call(&token, Method::GET, "/auth/namespaces", None).await.0 == 200).then_some(())
+    })
+    .await;
+
+    kill(pid, Signal::SIGKILL).unwrap();
+    let (status, body) = daemon.call(&token, Method::GET, "/auth/namespaces", None).await;
+    assert_eq!((status.as_u16(), &body["error"]), (503, &json!("database unavailable, please retry")));
+    let (status, _) =
+        daemon.call("", Method::POST, "/auth", Some(json!({"namespace": "system", "key": "x"}))).await;
+    assert_eq!(status, 503, "never a 401 or a 404");
+    wait_for("the daemon to call itself not ready", async || {
+        (daemon.call("", Method::GET, "/readyz", None).await.0 == 503).then_some(())
+    })
+    .await;
+    assert_eq!(daemon.call("", Method::GET, "/livez", None).await.0, 200);
+}

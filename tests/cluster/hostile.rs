@@ -1,0 +1,164 @@
+//! Input from callers who mean harm, over a real socket: a refusal or a closed connection, nothing else.
+
+use std::time::Duration;
+
+use muster_testing::Daemon;
+use reqwest::Method;
+use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+use crate::{setup, wait_for};
+
+/// Sends bytes and answers the status, or nothing when the connection was closed without one.
+async fn send(daemon: &Daemon, bytes: &[u8], close: bool) -> Option<u16> {
+    let mut stream = connect(daemon).await;
+    // The server may hang up before it has read everything.
+    let _ = stream.write_all(bytes).await;
+    if close {
+        let _ = stream.shutdown().await;
+    }
+    read_status(&mut stream).await
+}
+
+async fn connect(daemon: &Daemon) -> TcpStream {
+    TcpStream::connect(daemon.url.trim_start_matches("http://")).await.unwrap()
+}
+
+async fn read_status(stream: &mut TcpStream) -> Option<u16> {
+    let mut answer = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        match tokio::time::timeout(Duration::from_secs(20), stream.read(&mut buffer)).await.expect("an end") {
+            Ok(0) | Err(_) => break,
+            Ok(count) => answer.extend_from_slice(&buffer[..count]),
+        }
+        if answer.windows(4).any(|window| window == b"\r\n\r\n") {
+            break;
+        }
+    }
+    let text = String::from_utf8_lossy(&answer);
+    text.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)).and_then(|code| code.parse().ok())
+}
+
+fn resident_megabytes(daemon: &Daemon) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", daemon.pid())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() / 1024
+}
+
+fn post(path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
+    let mut bytes = format!("POST {path} HTTP/1.1\r\nHost: x\r\n{headers}\r\n").into_bytes();
+    bytes.extend_from_slice(body);
+    bytes
+}
+
+fn with_length(path: &str, body: &[u8]) -> Vec<u8> {
+    post(path, &format!("Content-Length: {}\r\n", body.len()), body)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn malformed_requests_are_refused_and_cost_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = setup(folder.path()).set("API_TIMEOUT", "2").start();
+    let many_headers: String = (0..10_000).map(|n| format!("X-H{n}: v\r\n")).collect();
+    let huge_header = format!("X-Huge: {}\r\n", "x".repeat(1 << 20));
+    let nested = format!("{}1{}", "{\"namespace\":".repeat(10_000), "}".repeat(10_000));
+    let cases: Vec<(&str, Vec<u8>)> = vec![
+        ("binary", b"\x00\xff\x16\x03\x01 not http at all\r\n\r\n".to_vec()),
+        ("no path", b"GET\r\n\r\n".to_vec()),
+        ("ten thousand headers", post("/auth", &many_headers, b"")),
+        ("a huge header", post("/auth", &huge_header, b"")),
+        ("a huge path", format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "a".repeat(1 << 20)).into_bytes()),
+        ("a negative length", post("/auth", "Content-Length: -1\r\n", b"{}")),
+        ("two lengths", post("/auth", "Content-Length: 2\r\nContent-Length: 3\r\n", b"{}x")),
+        (
+            "a length and chunks",
+            post("/auth", "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n", b"0\r\n\r\n"),
+        ),
+        ("chunks", post("/auth", "Transfer-Encoding: chunked\r\n", b"2\r\n{}\r\n0\r\n\r\n")),
+        ("a huge length", post("/auth", "Content-Length: 99999999999\r\n", b"{}")),
+        ("not UTF-8", with_length("/auth", b"{\"namespace\": \"\xff\xfe\"}")),
+        ("deeply nested", with_length("/auth", nested.as_bytes())),
+        ("not JSON", with_length("/auth", b"namespace=system&key=x")),
+        ("a list", with_length("/auth", b"[1,2,3]")),
+        ("a path that is not UTF-8", b"GET /nodes/%ff%fe HTTP/1.1\r\nHost: x\r\n\r\n".to_vec()),
+        (
+            "a token that is not ASCII",
+            b"GET /nodes HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\r\n\r\n".to_vec(),
+        ),
+        (
+            "a huge token",
+            format!("GET /nodes HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {}\r\n\r\n", "a".repeat(30_000))
+                .into_bytes(),
+        ),
+    ];
+    send(&daemon, &with_length("/auth", b"{}"), false).await;
+    let before = resident_megabytes(&daemon);
+    for _ in 0..10 {
+        for (what, bytes) in &cases {
+            let status = send(&daemon, bytes, false).await;
+            assert!(status.is_none_or(|status| (400..500).contains(&status)), "{what}: {status:?}");
+        }
+    }
+    for (what, bytes) in &cases {
+        for end in [1, bytes.len() / 2, bytes.len() - 1] {
+            let status = send(&daemon, &bytes[..end], true).await;
+            assert!(
+                status.is_none_or(|status| (400..500).contains(&status)),
+                "{what} cut at {end}: {status:?}"
+            );
+        }
+    }
+    let after = resident_megabytes(&daemon);
+    assert!(after < before + 20, "memory grew from {before} to {after} MB");
+    assert!(!daemon.log().contains("panicked"), "{}", daemon.log());
+    assert_eq!(daemon.call("", Method::GET, "/livez", None).await.0, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_senders_are_cut_off_and_hold_nobody_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = setup(folder.path()).set("API_TIMEOUT", "1").start();
+    let mut slow = Vec::new();
+    for n in 0..200 {
+        let mut stream = connect(&daemon).await;
+        let start: &[u8] = if n % 2 == 0 {
+            b"POST /auth HTT"
+        } else {
+            b"POST /auth HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{"
+        };
+        stream.write_all(start).await.unwrap();
+        slow.push(stream);
+    }
+    let key = daemon.system_key();
+    daemon.log_in("system", &key).await;
+    for mut stream in slow {
+        let status = read_status(&mut stream).await;
+        assert!(status.is_none() || status == Some(408), "{status:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_beyond_the_limit_wait_for_their_turn() {
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = setup(folder.path()).set("API_TIMEOUT", "2").set("API_MAX_CONNECTIONS", "4").start();
+    let idle: Vec<_> = futures(8, async || connect(&daemon).await).await;
+    // The four that hold the slots say nothing and are cut off; then the next are served.
+    let status = wait_for("an answer", async || {
+        daemon.try_call("", Method::GET, "/livez", None).await.ok().map(|(status, _)| status)
+    })
+    .await;
+    assert_eq!(status, 200);
+    drop(idle);
+    let (status, _) = daemon.call("", Method::POST, "/auth", Some(json!({}))).await;
+    assert_eq!(status, 400);
+}
+
+async fn futures<T>(count: usize, mut make: impl AsyncFnMut() -> T) -> Vec<T> {
+    let mut all = Vec::with_capacity(count);
+    for _ in 0..count {
+        all.push(make().await);
+    }
+    all
+}
