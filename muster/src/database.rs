@@ -25,7 +25,7 @@ pub(crate) async fn run(command: Command) -> anyhow::Result<()> {
         anyhow::bail!("{path}: no such database");
     }
     let progress = |table: &'static str, rows: u64| {
-        if rows % 50_000 == 0 {
+        if rows.is_multiple_of(50_000) {
             eprintln!("{table}: {rows} rows");
         }
     };

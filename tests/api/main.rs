@@ -1,5 +1,7 @@
 //! The API as callers see it, on a cluster in this process.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 #[path = "../harness.rs"]
 mod harness;
 

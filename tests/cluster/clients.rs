@@ -1,7 +1,7 @@
 //! The released Python client, unchanged, against Muster.
 
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, ExitStatus, Output};
 
 use muster_testing::Daemon;
 use serde_json::Value;
@@ -13,10 +13,10 @@ fn installed() -> Option<PathBuf> {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("sf-client");
     let command = folder.join("bin/sf-client");
     if !command.exists() {
-        Command::new("python3").args(["-m", "venv"]).arg(&folder).status().ok().filter(|s| s.success())?;
+        Command::new("python3").args(["-m", "venv"]).arg(&folder).status().ok().filter(ExitStatus::success)?;
         let pip = folder.join("bin/pip");
         let quiet = ["install", "--quiet", "--disable-pip-version-check", "shakenfist-client"];
-        Command::new(pip).args(quiet).status().ok().filter(|s| s.success())?;
+        Command::new(pip).args(quiet).status().ok().filter(ExitStatus::success)?;
     }
     Some(command)
 }

@@ -1,5 +1,7 @@
 //! Real daemons in processes of their own: killed, cut off, abused.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 mod clients;
 mod command_line;
 mod daemon;

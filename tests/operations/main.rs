@@ -1,5 +1,7 @@
 //! Every step of every operation fails, repeats, and loses its worker; nothing is left over.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
 #[allow(dead_code, reason = "shared with the other tests, which use more of it")]
 #[path = "../harness.rs"]
 mod harness;

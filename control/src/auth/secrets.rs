@@ -21,11 +21,22 @@ use tokio::sync::Semaphore;
 
 use crate::store::keys::{Candidate, StoredSecret};
 
-const MEMORY_KIB: u32 = 19 * 1024;
-const ROUNDS: u32 = 2;
-const LANES: u32 = 1;
+/// What a supplied secret's hash costs, as it is stored with it: memory in KiB, rounds, lanes.
+type Cost = [u32; 3];
+/// The cost of hashes made today.
+const COST: Cost = [19 * 1024, 2, 1];
+/// A stored cost beyond this is damage, not caution.
+const HIGHEST_COST: Cost = [256 * 1024, 16, 4];
 /// Logins that may wait for the pool; more are told to come back.
 const LONGEST_QUEUE: usize = 256;
+
+/// What a presented secret led to.
+#[derive(Debug)]
+pub struct Found {
+    pub key: Option<Candidate>,
+    /// Names of keys whose stored hash cannot be read.
+    pub damaged: Vec<String>,
+}
 
 /// Stores and verifies secrets.
 #[derive(Debug)]
@@ -56,8 +67,9 @@ impl Secrets {
         let hash = if secret.is_generated() {
             format!("sha256${salt}${}", BASE64.encode(fast_hash(&salt, secret.expose())))
         } else {
-            let hash = self.slow_hash(secret, &salt).await?;
-            format!("argon2id${MEMORY_KIB}${ROUNDS}${LANES}${salt}${}", BASE64.encode(hash))
+            let hash = self.slow_hash(secret, &salt, COST).await?;
+            let [memory, rounds, lanes] = COST;
+            format!("argon2id${memory}${rounds}${lanes}${salt}${}", BASE64.encode(hash))
         };
         Ok(StoredSecret { tag: self.tag(namespace, secret), hash, nonce: random_text(16) })
     }
@@ -78,9 +90,11 @@ impl Secrets {
         }
     }
 
-    /// The candidate that the secret belongs to. Takes as long when there is none.
-    pub async fn find(&self, secret: &Secret, candidates: Vec<Candidate>) -> Result<Option<Candidate>> {
+    /// The candidate that the secret belongs to, and the names of those whose hash is damaged. Takes as long
+    /// when there is none.
+    pub async fn find(&self, secret: &Secret, candidates: Vec<Candidate>) -> Result<Found> {
         let mut found = None;
+        let mut damaged = Vec::new();
         let mut tried = false;
         for candidate in candidates {
             match self.matches(secret, &candidate.hash).await? {
@@ -90,13 +104,13 @@ impl Secrets {
                         found = Some(candidate);
                     }
                 }
-                None => tracing::warn!(key = candidate.name, "stored key hash is unreadable"),
+                None => damaged.push(candidate.name),
             }
         }
         if !tried && !secret.is_generated() {
-            self.slow_hash(secret, "no such key, same work").await?;
+            self.slow_hash(secret, "no such key, same work", COST).await?;
         }
-        Ok(found)
+        Ok(Found { key: found, damaged })
     }
 
     /// Whether a stored hash is that of the secret. `None`: the hash is damaged.
@@ -107,9 +121,11 @@ impl Secrets {
                 (*hash, fast_hash(salt, secret.expose()).as_ref().to_vec())
             }
             ["argon2id", memory, rounds, lanes, salt, hash] if !secret.is_generated() => {
-                let numbers = [memory, rounds, lanes].map(|text| text.parse().ok());
-                let [Some(MEMORY_KIB), Some(ROUNDS), Some(LANES)] = numbers else { return Ok(None) };
-                (*hash, self.slow_hash(secret, salt).await?)
+                let cost: Cost = [memory, rounds, lanes].map(|text| text.parse().unwrap_or(u32::MAX));
+                if cost.iter().zip(HIGHEST_COST).any(|(cost, highest)| *cost > highest) {
+                    return Ok(None);
+                }
+                (*hash, self.slow_hash(secret, salt, cost).await?)
             }
             ["sha256", ..] | ["argon2id", ..] => return Ok(Some(false)),
             _ => return Ok(None),
@@ -118,7 +134,7 @@ impl Secrets {
         Ok(Some(constant_time::verify_slices_are_equal(&hash, &presented).is_ok()))
     }
 
-    async fn slow_hash(&self, secret: &Secret, salt: &str) -> Result<Vec<u8>> {
+    async fn slow_hash(&self, secret: &Secret, salt: &str, cost: Cost) -> Result<Vec<u8>> {
         if self.waiting.fetch_add(1, Ordering::Relaxed) >= LONGEST_QUEUE {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
             return Err(Error::Unavailable("too many logins at once, please retry".into()));
@@ -132,7 +148,8 @@ impl Secrets {
         let (secret, salt) = (secret.clone(), salt.to_owned());
         tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            let params = Params::new(MEMORY_KIB, ROUNDS, LANES, Some(32)).map_err(|e| e.to_string())?;
+            let [memory, rounds, lanes] = cost;
+            let params = Params::new(memory, rounds, lanes, Some(32)).map_err(|e| e.to_string())?;
             let mut hash = vec![0u8; 32];
             Argon2::new(Algorithm::Argon2id, Version::V0x13, params)
                 .hash_password_into(secret.expose().as_bytes(), salt.as_bytes(), &mut hash)
@@ -180,9 +197,9 @@ mod tests {
             assert!(!stored.hash.contains(secret.expose()) || secret.expose().is_empty());
             assert_eq!(stored.tag, secrets.tag("ns", &secret));
             let found = secrets.find(&secret, vec![candidate("mine", stored.clone())]).await.unwrap();
-            assert_eq!(found.map(|c| c.name).as_deref(), Some("mine"));
+            assert_eq!(found.key.map(|c| c.name).as_deref(), Some("mine"));
             let other = secrets.find(&Secret::new("hunter3"), vec![candidate("mine", stored)]).await.unwrap();
-            assert!(other.is_none());
+            assert!(other.key.is_none());
         }
     }
 
@@ -207,9 +224,11 @@ mod tests {
     #[tokio::test]
     async fn a_damaged_hash_matches_nothing() {
         let secrets = secrets();
-        for hash in ["", "argon2id$1$2$3$salt$!!", "md5$x$y", "argon2id$99999999$2$1$saltsaltsalt$AAAA"] {
+        for hash in ["", "argon2id$x$2$1$saltsaltsalt$AAAA", "md5$x$y", "argon2id$99999999$2$1$saltsaltsalt$AAAA"] {
             let stored = StoredSecret { tag: 0, hash: hash.into(), nonce: "n".into() };
-            assert!(secrets.find(&Secret::new("x"), vec![candidate("k", stored)]).await.unwrap().is_none());
+            let found = secrets.find(&Secret::new("x"), vec![candidate("k", stored)]).await.unwrap();
+            assert!(found.key.is_none());
+            assert_eq!(found.damaged, ["k"], "{hash}");
         }
     }
 }

@@ -93,7 +93,7 @@ impl Service {
             Err(error) => ApiError(error).into_response(),
         };
         if response.status() == StatusCode::METHOD_NOT_ALLOWED {
-            response = wrong_method(&method, response);
+            response = wrong_method(&method, &response);
         }
         trace.answered(response.status());
         response.headers_mut().insert(REQUEST_ID, id_header);
@@ -166,7 +166,7 @@ fn tidy(uri: Uri) -> Uri {
 }
 
 /// 405 as the existing API words it, or the answer to OPTIONS.
-fn wrong_method(method: &Method, response: Response) -> Response {
+fn wrong_method(method: &Method, response: &Response) -> Response {
     let allow = response.headers().get(header::ALLOW).cloned();
     let mut response = if method == Method::OPTIONS {
         Response::new(Body::empty())

@@ -26,21 +26,26 @@ pub async fn log_in(app: &App, namespace: &str, secret: &Secret, request_id: &st
         return Err(Error::not_found("namespace"));
     }
     let object = ObjectRef::namespace(namespace);
-    let found = if secret.has_prefix() && !secret.is_generated() {
-        // A lookalike: no comparison is worth its while.
-        None
-    } else {
-        let tag = app.secrets.tag(namespace, secret);
-        let candidates = keys::candidates(&app.store, namespace, tag).await?;
-        app.secrets.find(secret, candidates).await?
+    let record = |mut event: Event| {
+        event.request_id = Some(request_id.to_owned());
+        app.events.record(event);
     };
-    let mut event = match &found {
-        Some(key) => Event::audit(object, "token created from key").with("keyname", key.name.clone()),
-        None => Event::audit(object, "attempt to use incorrect namespace key"),
+    let mut found = None;
+    // A lookalike of a generated secret is worth no comparison.
+    if !secret.has_prefix() || secret.is_generated() {
+        let candidates = keys::candidates(&app.store, namespace, app.secrets.tag(namespace, secret)).await?;
+        let search = app.secrets.find(secret, candidates).await?;
+        for name in search.damaged {
+            let event = Event::audit(object.clone(), "namespace key is invalid");
+            record(event.with("key_name", name).with("error", "the stored hash cannot be read"));
+        }
+        found = search.key;
+    }
+    let Some(key) = found else {
+        record(Event::audit(object, "attempt to use incorrect namespace key"));
+        return Err(Error::Unauthenticated("unauthorized".into()));
     };
-    event.request_id = Some(request_id.to_owned());
-    app.events.record(event);
-    let key = found.ok_or_else(|| Error::Unauthenticated("unauthorized".into()))?;
+    record(Event::audit(object, "token created from key").with("keyname", key.name.clone()));
     Ok(app.tokens.create(unix_seconds(), namespace, &key.name, &key.nonce, key.scopes.as_deref()))
 }
 

@@ -82,6 +82,7 @@ async fn run_statement(store: &Store, statement: &str) -> Result<(), StoreError>
     }
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "used as the argument of map_err")]
 fn plain(error: muster_types::Error) -> StoreError {
     StoreError::Unavailable(error.to_string())
 }
