@@ -3,7 +3,7 @@
 PACKAGES_RUN   = build-essential
 PACKAGES_TEST  = build-essential mariadb-server python3-venv
 DATA_DIR      ?=
-LISTEN        ?= 127.0.0.1:13000
+LISTEN        ?=
 
 .PHONY: build run test check bench fuzz packages-run packages-test
 .DEFAULT_GOAL := build
@@ -12,7 +12,7 @@ build: packages-run           ## target/release/muster
 	cargo build --release --locked -p muster
 
 run: build                    ## a cluster of one, in the foreground
-	./target/release/muster serve --listen $(LISTEN) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
+	./target/release/muster serve $(if $(LISTEN),--listen $(LISTEN)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
 
 test: packages-test           ## every test
 	cargo build --locked -p muster

@@ -50,6 +50,20 @@ CREATE TABLE IF NOT EXISTS metadata (
     PRIMARY KEY (object_type, object_id, name)
 );
 
+CREATE TABLE IF NOT EXISTS object_references (
+    uuid VARCHAR(36) NOT NULL PRIMARY KEY,
+    source_type VARCHAR(32) NOT NULL,
+    source_id VARCHAR(255) NOT NULL,
+    relationship VARCHAR(64) NOT NULL,
+    relationship_value VARCHAR(255),
+    target_type VARCHAR(32) NOT NULL,
+    target_id VARCHAR(255) NOT NULL,
+    created DOUBLE NOT NULL,
+    last_active DOUBLE NOT NULL
+);
+CREATE INDEX IF NOT EXISTS object_references_by_source ON object_references (source_type, source_id);
+CREATE INDEX IF NOT EXISTS object_references_by_target ON object_references (target_type, target_id);
+
 CREATE TABLE IF NOT EXISTS nodes (
     uuid VARCHAR(36) NOT NULL PRIMARY KEY,
     name VARCHAR(255) NOT NULL,

@@ -27,9 +27,9 @@ pub(crate) struct Arguments {
     /// Where the cluster's data is kept
     #[arg(long, value_name = "DIR", default_value_os_t = muster_client::default_data_dir())]
     data_dir: PathBuf,
-    /// Address of the API
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:13000")]
-    listen: SocketAddr,
+    /// Address of the API [default: 127.0.0.1 and the port of API_PORT]
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    listen: Option<SocketAddr>,
     /// Run this many simulated nodes instead of this machine: no root and no QEMU needed
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     simulate: Option<u16>,
@@ -45,9 +45,9 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let signals =
         Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
     let tls = load_tls(&settings)?;
-    let socket = TcpListener::bind(arguments.listen)
-        .await
-        .with_context(|| format!("cannot listen on {}", arguments.listen))?;
+    let listen =
+        arguments.listen.unwrap_or_else(|| (std::net::Ipv4Addr::LOCALHOST, settings.api_port).into());
+    let socket = TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
     let address = socket.local_addr()?;
     let data = DataDir::open(&arguments.data_dir)?;
 

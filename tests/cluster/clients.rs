@@ -13,7 +13,12 @@ fn installed() -> Option<PathBuf> {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("sf-client");
     let command = folder.join("bin/sf-client");
     if !command.exists() {
-        Command::new("python3").args(["-m", "venv"]).arg(&folder).status().ok().filter(ExitStatus::success)?;
+        Command::new("python3")
+            .args(["-m", "venv"])
+            .arg(&folder)
+            .status()
+            .ok()
+            .filter(ExitStatus::success)?;
         let pip = folder.join("bin/pip");
         let quiet = ["install", "--quiet", "--disable-pip-version-check", "shakenfist-client"];
         Command::new(pip).args(quiet).status().ok().filter(ExitStatus::success)?;

@@ -169,6 +169,7 @@ settings! {
     api_validation_mode: ValidationMode = "API_VALIDATION_MODE", "enforce", "off, warn or enforce";
     api_max_request_body_bytes: u64 = "API_MAX_REQUEST_BODY_BYTES", "1048576", "largest JSON request body";
     api_max_connections: u64 = "API_MAX_CONNECTIONS", "4096", "connections served at once; further ones wait";
+    api_port: u16 = "API_PORT", "13000", "port of the API when --listen does not name one";
     api_timeout: u64 = "API_TIMEOUT", "30", "seconds that a caller may take to send a request";
     api_async_wait: u64 = "API_ASYNC_WAIT", "60", "seconds that a call waits for internal operations";
     api_drain_grace: u64 = "API_DRAIN_GRACE", "25", "seconds that the API goes on serving after SIGTERM";

@@ -224,7 +224,9 @@ mod tests {
     #[tokio::test]
     async fn a_damaged_hash_matches_nothing() {
         let secrets = secrets();
-        for hash in ["", "argon2id$x$2$1$saltsaltsalt$AAAA", "md5$x$y", "argon2id$99999999$2$1$saltsaltsalt$AAAA"] {
+        for hash in
+            ["", "argon2id$x$2$1$saltsaltsalt$AAAA", "md5$x$y", "argon2id$99999999$2$1$saltsaltsalt$AAAA"]
+        {
             let stored = StoredSecret { tag: 0, hash: hash.into(), nonce: "n".into() };
             let found = secrets.find(&Secret::new("x"), vec![candidate("k", stored)]).await.unwrap();
             assert!(found.key.is_none());

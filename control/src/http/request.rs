@@ -95,6 +95,7 @@ impl Service {
         if response.status() == StatusCode::METHOD_NOT_ALLOWED {
             response = wrong_method(&method, &response);
         }
+        tracing::debug!(%method, path = uri.path(), status = response.status().as_u16(), %peer, "answered");
         trace.answered(response.status());
         response.headers_mut().insert(REQUEST_ID, id_header);
         response

@@ -11,6 +11,9 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::store::{metadata, transaction};
 
+/// Values longer than this are not repeated in the event.
+const LONGEST_TRACE: usize = 1024;
+
 pub async fn get(app: &App, object: &ObjectRef) -> Result<Map<String, Value>> {
     Ok(metadata::get(&*app.store, object.object_type, &object.id).await?)
 }
@@ -33,11 +36,13 @@ pub async fn set(
     transaction!(app.store, |tx| {
         Ok(metadata::set(tx, object.object_type, &object.id, key, &value).await?)
     })?;
+    let long = value.to_string().len() > LONGEST_TRACE;
+    let traced = if long { "...value not logged as it is too long...".into() } else { value };
     app.record(
         caller,
         Event::audit(object.clone(), "set metadata key request from REST API")
             .with("key", key)
-            .with("value", value)
+            .with("value", traced)
             .with("method", caller.method.to_lowercase()),
     );
     Ok(())

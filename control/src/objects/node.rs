@@ -1,7 +1,5 @@
 //! Nodes: join, look, leave, delete.
 
-use std::collections::BTreeMap;
-
 use muster_types::event::{Event, EventType};
 use muster_types::ids::NodeId;
 use muster_types::node::{NodeIdentity, NodeRecord, NodeState};
@@ -12,7 +10,7 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::reconcile::maintainer;
 use crate::store::nodes::NodeRow;
-use crate::store::{StoreError, leases, metadata, nodes, transaction};
+use crate::store::{StoreError, leases, metadata, nodes, references, transaction};
 
 /// Version of the record's format.
 const VERSION: i64 = 1;
@@ -109,8 +107,9 @@ pub async fn delete(app: &App, caller: &Caller, node: &str) -> Result<NodeRecord
 
 async fn record(app: &App, row: NodeRow, maintainer: Option<&str>) -> Result<NodeRecord> {
     let identity = row.identity;
+    let object = ObjectRef::new(ObjectType::Node, identity.id);
     Ok(NodeRecord {
-        metadata: metadata::get(&*app.store, ObjectType::Node, &identity.id.to_string()).await?,
+        metadata: metadata::get(&*app.store, object.object_type, &object.id).await?,
         uuid: identity.id,
         fqdn: identity.name.clone(),
         is_cluster_maintainer: maintainer == Some(identity.name.as_str()),
@@ -126,7 +125,7 @@ async fn record(app: &App, row: NodeRow, maintainer: Option<&str>) -> Result<Nod
         is_etcd_master: false,
         is_eventlog_node: false,
         simulated: identity.simulated,
-        references_to: BTreeMap::new(),
-        references_from: BTreeMap::new(),
+        references_to: references::to(&*app.store, &object).await?,
+        references_from: references::from(&*app.store, &object).await?,
     })
 }

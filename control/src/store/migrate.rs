@@ -107,6 +107,7 @@ pub(super) const TABLES: &[&str] = &[
     "namespace_keys",
     "trusts",
     "metadata",
+    "object_references",
     "nodes",
     "operations",
     "events",

@@ -14,6 +14,7 @@ mod migrate;
 pub mod namespaces;
 pub mod nodes;
 pub mod operations;
+pub mod references;
 pub mod seed;
 mod sqlite;
 #[cfg(test)]

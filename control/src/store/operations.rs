@@ -1,12 +1,12 @@
 //! Rows of cluster operations: the queue.
 
 use muster_types::ids::OperationId;
-use muster_types::object::ObjectRef;
+use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::{ErrorReport, OperationHandle, OperationState, OperationType};
 use muster_types::time::now;
 use serde_json::Value as Json;
 
-use super::{Read, Row, Store, StoreError, Tx, params, transaction};
+use super::{Read, Row, Store, StoreError, Tx, params, references, transaction};
 
 #[derive(Debug, Clone)]
 pub struct OperationRow {
@@ -100,6 +100,14 @@ pub async fn insert(tx: &mut Tx, new: &NewOperation) -> Result<OperationHandle, 
             time,
             time
         ],
+    )
+    .await?;
+    references::insert(
+        tx,
+        &ObjectRef::new(ObjectType::ClusterOperation, id),
+        "operation_target",
+        None,
+        &new.target,
     )
     .await?;
     Ok(OperationHandle { op_type: new.operation_type, op_uuid: id })
@@ -255,11 +263,15 @@ pub async fn finished_before(
 
 /// Removes a finished operation.
 pub async fn remove(tx: &mut Tx, id: OperationId) -> Result<(), StoreError> {
-    tx.execute(
-        "DELETE FROM operations WHERE uuid = ? AND state IN ('complete', 'error', 'abort')",
-        params![id],
-    )
-    .await?;
+    let met = tx
+        .execute(
+            "DELETE FROM operations WHERE uuid = ? AND state IN ('complete', 'error', 'abort')",
+            params![id],
+        )
+        .await?;
+    if met == 1 {
+        references::remove_from(tx, &ObjectRef::new(ObjectType::ClusterOperation, id)).await?;
+    }
     Ok(())
 }
 

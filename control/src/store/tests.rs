@@ -355,6 +355,29 @@ on_both_engines! {
         assert_eq!(operations::finished_before(&*store, now() + 1.0, 10).await.unwrap(), [due.id]);
         transaction!(store, |tx| { Ok(operations::remove(tx, due.id).await?) }).unwrap();
         assert!(operations::get(&*store, due.id).await.unwrap().is_none());
+        assert!(references::to(&*store, &target).await.unwrap().is_empty());
+    }
+
+    async fn references_are_listed_from_both_ends_and_go_with_their_source(store: Arc<Store>) {
+        let (a, b) = (ObjectRef::namespace("a"), ObjectRef::new(ObjectType::Node, "b"));
+        transaction!(store, |tx| {
+            references::insert(tx, &a, "disk", Some("0"), &b).await?;
+            references::insert(tx, &a, "disk", Some("1"), &b).await?;
+            references::insert(tx, &a, "nvram_template", None, &b).await?;
+            Ok(())
+        }).unwrap();
+        let from = references::from(&*store, &a).await.unwrap();
+        assert_eq!(from.keys().collect::<Vec<_>>(), ["disk", "nvram_template"]);
+        assert_eq!(from["disk"].iter().map(|r| r.relationship_value.as_deref()).collect::<Vec<_>>(), [Some("0"), Some("1")]);
+        assert_eq!(references::to(&*store, &b).await.unwrap(), from);
+        assert!(references::to(&*store, &a).await.unwrap().is_empty());
+        transaction!(store, |tx| { Ok(references::remove_from(tx, &a).await?) }).unwrap();
+        assert!(references::to(&*store, &b).await.unwrap().is_empty());
+        // An operation uses its target until it is removed.
+        let handle = transaction!(store, |tx| { Ok(operations::insert(tx, &operation("ns", vec![])).await?) }).unwrap();
+        let target = ObjectRef::namespace("ns");
+        let used = references::to(&*store, &target).await.unwrap();
+        assert_eq!(used["operation_target"][0].source_uuid, handle.op_uuid.to_string());
     }
 
     async fn waiting_operations_can_be_put_off_and_aborted(store: Arc<Store>) {
