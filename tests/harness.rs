@@ -10,8 +10,9 @@ use http_body_util::BodyExt as _;
 use muster_control::auth::Caller;
 use muster_control::events::{Drainer, Events};
 use muster_control::http::{self, RouteInfo, Service};
+use muster_control::objects::key::KeyRequest;
 use muster_control::operations::{self, Queue};
-use muster_control::store::Store;
+use muster_control::store::{Retry, Store, keys};
 use muster_control::{App, objects, reconcile};
 use muster_node::SimulatedNode;
 use muster_types::event::EventRecord;
@@ -62,7 +63,7 @@ impl Cluster {
         let app = Arc::new(app);
         let stop = watch::Sender::new(false);
         tokio::spawn(drainer.run(store, stop.subscribe()));
-        objects::key::bootstrap(&app, &Secret::new("")).await.unwrap();
+        objects::key::bootstrap(&app, &Secret::new(""), |_| Ok(())).await.unwrap();
         reconcile::checkin::join(&app).await.unwrap();
         let (service, routes) = http::service(&app);
         Self { app, service, routes, stop, _folder: folder }
@@ -70,13 +71,29 @@ impl Cluster {
 
     /// A token for a key that is made for it.
     pub(crate) async fn token(&self, namespace: &str) -> String {
-        let secret =
-            objects::key::put(&self.app, &caller(), namespace, "test", None, None).await.unwrap().unwrap();
+        let secret = self.key(&caller(), namespace, "test").await;
         objects::key::log_in(&self.app, namespace, &secret, "test").await.unwrap()
     }
 
+    /// A generated key.
+    pub(crate) async fn key(&self, caller: &Caller, namespace: &str, name: &str) -> Secret {
+        let request = KeyRequest { name: Some(name.into()), ..KeyRequest::default() };
+        objects::key::put(&self.app, caller, namespace, &request).await.unwrap().unwrap()
+    }
+
+    /// A key that expires, or has expired, at a time.
+    pub(crate) async fn expiring_key(&self, namespace: &str, name: &str, expiry: f64) -> Secret {
+        let secret = Secret::generate();
+        let sealed = self.app.secrets.seal(namespace, &secret).await.unwrap();
+        let new = keys::NewKey { secret: sealed, expiry: Some(expiry), scopes: None };
+        let mut tx = self.app.store.begin().await.unwrap();
+        keys::put(&mut tx, namespace, name, &new).await.unwrap();
+        tx.finish(Ok(()), &mut Retry::default()).await.unwrap().unwrap();
+        secret
+    }
+
     pub(crate) async fn create_namespace(&self, name: &str) {
-        objects::namespace::create(&self.app, &caller(), name, None).await.unwrap();
+        objects::namespace::create(&self.app, &caller(), name, &KeyRequest::default()).await.unwrap();
     }
 
     /// Makes a call.

@@ -42,6 +42,9 @@ struct Arguments {
     /// A tenth of the calls
     #[arg(long)]
     quick: bool,
+    /// Only with SQLite
+    #[arg(long)]
+    sqlite: bool,
     /// The server to measure [default: muster next to this program]
     #[arg(long, value_name = "PATH")]
     server: Option<PathBuf>,
@@ -107,6 +110,9 @@ async fn measure_all(arguments: &Arguments) -> anyhow::Result<Table> {
     let sqlite = Engine { name: "SQLite", settings: vec![], has_targets: true };
     measure(&program, folder.path(), &sqlite, scale, &mut table).await.context("with SQLite")?;
     drop(folder);
+    if arguments.sqlite {
+        return Ok(table);
+    }
 
     let folder = tempfile::tempdir()?;
     progress("starting MariaDB");

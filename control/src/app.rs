@@ -7,6 +7,7 @@ use muster_types::event::Event;
 use muster_types::key::Secret;
 use muster_types::node::NodeApi;
 use muster_types::settings::Settings;
+use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 
 use crate::auth::Caller;
 use crate::auth::secrets::Secrets;
@@ -30,6 +31,8 @@ pub struct App {
     pub nodes: Vec<Arc<dyn NodeApi>>,
     /// This process, as leases name it.
     pub holder: Holder,
+    /// Held for reading by every change under way.
+    busy: Arc<RwLock<()>>,
 }
 
 impl fmt::Debug for App {
@@ -52,12 +55,23 @@ impl App {
             secrets: Secrets::new(seed),
             tokens: Tokens::new(seed, &settings.zone, settings.api_token_duration),
             health: Health::default(),
+            busy: Arc::default(),
             queue: Queue::default(),
             store,
             settings,
             events,
             nodes,
         }
+    }
+
+    /// Marks a change as under way until the guard is dropped.
+    pub(crate) async fn begin_change(&self) -> OwnedRwLockReadGuard<()> {
+        Arc::clone(&self.busy).read_owned().await
+    }
+
+    /// Waits until no change is under way.
+    pub async fn changes_ended(&self) {
+        drop(self.busy.write().await);
     }
 
     /// Records an event that a request caused.

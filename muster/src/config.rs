@@ -54,13 +54,12 @@ pub(crate) fn show(arguments: &Arguments, as_json: bool) -> anyhow::Result<()> {
             .iter()
             .map(|s| json!({"name": s.name, "value": s.value, "source": s.source.to_string(), "about": s.about}))
             .collect();
-        println!("{}", serde_json::to_string_pretty(&list)?);
-        return Ok(());
+        return crate::print(format!("{}\n", serde_json::to_string_pretty(&list)?).as_bytes());
     }
     let width = settings.effective.iter().map(|s| s.name.len() + s.value.len()).max().unwrap_or(0) + 3;
-    for setting in &settings.effective {
+    let lines = settings.effective.iter().map(|setting| {
         let pair = format!("{} = {}", setting.name, setting.value);
-        println!("{pair:width$}  # {}: {}", setting.source, setting.about);
-    }
-    Ok(())
+        format!("{pair:width$}  # {}: {}\n", setting.source, setting.about)
+    });
+    crate::print(lines.collect::<String>().as_bytes())
 }

@@ -47,10 +47,24 @@ fn main() -> ExitCode {
     }
 }
 
+/// Writes to standard output. A reader who has seen enough is no error.
+fn print(text: &[u8]) -> anyhow::Result<()> {
+    use std::io::Write as _;
+    match std::io::stdout().write_all(text) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
 fn run(cli: Cli) -> anyhow::Result<()> {
     if let Command::Completion { shell } = cli.command {
-        clap_complete::generate(shell, &mut Cli::command(), "muster", &mut std::io::stdout());
-        return Ok(());
+        let mut script = Vec::new();
+        clap_complete::generate(shell, &mut Cli::command(), "muster", &mut script);
+        return print(&script);
+    }
+    if matches!(cli.command, Command::Serve(_) | Command::Db(_)) {
+        // Whatever these write is for their own user only.
+        nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     }
     if let Command::Config(arguments) = &cli.command {
         return config::show(arguments, cli.options.json);

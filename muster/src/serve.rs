@@ -14,6 +14,7 @@ use muster_node::{LocalNode, SimulatedNode};
 use muster_types::key::Secret;
 use muster_types::node::NodeApi;
 use muster_types::settings::{Settings, mask_password};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -41,9 +42,19 @@ pub(crate) struct Arguments {
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let settings = config::load(arguments.config.as_deref())?;
     logging::start(&settings);
-    // From here on a signal is noticed, even one that arrives before the daemon serves.
-    let signals =
+    let mut signals =
         Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
+    let daemon = tokio::select! {
+        daemon = start(arguments, settings) => daemon?,
+        () = signals.any() => bail!("stopped before it served"),
+    };
+    signals.wait_and_drain(&daemon.app).await;
+    daemon.end().await;
+    Ok(())
+}
+
+/// Brings everything up, in order.
+async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemon> {
     let tls = load_tls(&settings)?;
     let listen =
         arguments.listen.unwrap_or_else(|| (std::net::Ipv4Addr::LOCALHOST, settings.api_port).into());
@@ -75,16 +86,11 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
 
     let scheme = if tls.is_some() { "https" } else { "http" };
     let apiurl = format!("{scheme}://{}", reachable(address));
-    match objects::key::bootstrap(&app, &app.settings.system_key).await? {
-        Some(key) => {
-            let path = data.write_credentials(&key, &apiurl)?;
-            tracing::info!(path = %path.display(), "first key of namespace system written");
-        }
-        None => data.update_credentials(&apiurl)?,
-    }
+    let keep = |key: &Secret| data.write_credentials(key, &apiurl).map_err(|error| format!("{error:#}"));
+    objects::key::bootstrap(&app, &app.settings.system_key, keep).await?;
+    data.update_credentials(&apiurl)?;
     reconcile::checkin::join(&app).await?;
 
-    let daemon = Daemon::start(&app, drainer, address.ip());
     let (service, _) = http::service(&app);
     let listener = Listener {
         socket,
@@ -92,53 +98,67 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
         patience: Duration::from_secs(app.settings.api_timeout),
         most_connections: usize::try_from(app.settings.api_max_connections)?,
     };
-    let serving = tokio::spawn(http::serve(
-        listener,
-        move |request, peer| {
-            let service = service.clone();
-            async move { service.call(request, peer).await }
-        },
-        daemon.stop_api.subscribe(),
-    ));
-    tracing::info!(url = apiurl, node = name, data = %data.path().display(), "serving");
-
-    signals.wait_and_drain(&app).await;
-    daemon.end(&app, serving).await;
-    Ok(())
+    let daemon = Daemon::start(app, data, drainer, listener, service);
+    tracing::info!(url = apiurl, node = name, data = %daemon.data.path().display(), "serving");
+    Ok(daemon)
 }
 
-/// The tasks of a running daemon, each with its own word to stop.
+/// A running daemon: its tasks, each group with its own word to stop.
 struct Daemon {
+    app: Arc<App>,
+    data: DataDir,
     stop_api: watch::Sender<bool>,
     stop_work: watch::Sender<bool>,
     stop_drain: watch::Sender<bool>,
+    serving: JoinHandle<()>,
     working: Vec<JoinHandle<()>>,
     watching: Vec<JoinHandle<()>>,
     draining: JoinHandle<()>,
 }
 
 impl Daemon {
-    fn start(app: &Arc<App>, drainer: Drainer, ip: std::net::IpAddr) -> Self {
+    fn start(
+        app: Arc<App>,
+        data: DataDir,
+        drainer: Drainer,
+        listener: Listener,
+        service: http::Service,
+    ) -> Self {
         let (stop_api, stop_work, stop_drain) =
             (watch::Sender::new(false), watch::Sender::new(false), watch::Sender::new(false));
-        let working = vec![
-            tokio::spawn(operations::run(Arc::clone(app), stop_work.subscribe())),
-            tokio::spawn(reconcile::maintainer::run(Arc::clone(app), stop_work.subscribe())),
-        ];
-        let watching = vec![
-            tokio::spawn(health::watch(Arc::clone(app))),
-            tokio::spawn(reconcile::checkin::run(Arc::clone(app))),
-            tokio::spawn(serve_metrics(Arc::clone(app), ip, stop_api.subscribe())),
-        ];
-        let draining = tokio::spawn(drainer.run(Arc::clone(&app.store), stop_drain.subscribe()));
-        Self { stop_api, stop_work, stop_drain, working, watching, draining }
+        let address = listener.socket.local_addr().map_or(std::net::Ipv4Addr::LOCALHOST.into(), |a| a.ip());
+        let answer = move |request, peer| {
+            let service = service.clone();
+            async move { service.call(request, peer).await }
+        };
+        Self {
+            serving: tokio::spawn(http::serve(listener, answer, stop_api.subscribe())),
+            working: vec![
+                tokio::spawn(operations::run(Arc::clone(&app), stop_work.subscribe())),
+                tokio::spawn(reconcile::maintainer::run(Arc::clone(&app), stop_work.subscribe())),
+            ],
+            watching: vec![
+                tokio::spawn(health::watch(Arc::clone(&app))),
+                tokio::spawn(reconcile::checkin::run(Arc::clone(&app))),
+                tokio::spawn(serve_metrics(Arc::clone(&app), address, stop_api.subscribe())),
+            ],
+            draining: tokio::spawn(drainer.run(Arc::clone(&app.store), stop_drain.subscribe())),
+            app,
+            data,
+            stop_api,
+            stop_work,
+            stop_drain,
+        }
     }
 
     /// Takes the daemon apart: first the callers, then the work, last the events that both left.
-    async fn end(self, app: &App, serving: JoinHandle<()>) {
+    async fn end(self) {
+        let app = &self.app;
         let patience = Duration::from_secs(10);
         self.stop_api.send_replace(true);
-        let _ = tokio::time::timeout(patience, serving).await;
+        let _ = tokio::time::timeout(patience, self.serving).await;
+        // A caller who hung up does not end the change that it asked for.
+        let _ = tokio::time::timeout(patience, app.changes_ended()).await;
         self.stop_work.send_replace(true);
         for task in self.working {
             let _ = tokio::time::timeout(patience, task).await;
@@ -161,6 +181,14 @@ struct Signals {
 }
 
 impl Signals {
+    /// Waits for any.
+    async fn any(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+
     /// Waits for one. After SIGTERM the API goes on for a while so that others notice; a second signal, or
     /// SIGINT, ends the wait.
     async fn wait_and_drain(mut self, app: &App) {
@@ -172,8 +200,7 @@ impl Signals {
         tracing::info!(seconds = grace, "draining");
         tokio::select! {
             () = tokio::time::sleep(Duration::from_secs(grace)) => {}
-            _ = self.terminate.recv() => {}
-            _ = self.interrupt.recv() => {}
+            () = self.any() => {}
         }
     }
 }
@@ -244,8 +271,9 @@ fn database_url(settings: &Settings, data: &Path) -> Secret {
     }
     let Settings { mariadb_host, mariadb_port, mariadb_user, mariadb_password, mariadb_database, .. } =
         settings;
-    let password = mariadb_password.expose();
-    Secret::new(format!("mysql://{mariadb_user}:{password}@{mariadb_host}:{mariadb_port}/{mariadb_database}"))
+    let [user, password, database] = [mariadb_user, mariadb_password.expose(), mariadb_database]
+        .map(|text| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string());
+    Secret::new(format!("mysql://{user}:{password}@{mariadb_host}:{mariadb_port}/{database}"))
 }
 
 /// The address by which this machine reaches the API.

@@ -11,7 +11,7 @@ use muster_types::ids::NodeId;
 use muster_types::key::{Secret, random_text};
 use muster_types::namespace::SYSTEM;
 use nix::fcntl::{Flock, FlockArg};
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 /// A data directory that only this process uses.
 #[derive(Debug)]
@@ -76,20 +76,21 @@ impl DataDir {
     }
 
     /// Writes down the generated first key for the command line.
-    pub(crate) fn write_credentials(&self, key: &Secret, apiurl: &str) -> anyhow::Result<PathBuf> {
+    pub(crate) fn write_credentials(&self, key: &Secret, apiurl: &str) -> anyhow::Result<()> {
         let path = self.path.join("credentials.json");
         let text = json!({ "namespace": SYSTEM, "key": key.expose(), "apiurl": apiurl });
         write_private(&path, &format!("{}\n", serde_json::to_string_pretty(&text)?))?;
-        Ok(path)
+        tracing::info!(path = %path.display(), "first key of namespace system written");
+        Ok(())
     }
 
     /// Keeps the address in the credentials that this daemon wrote up to date.
     pub(crate) fn update_credentials(&self, apiurl: &str) -> anyhow::Result<()> {
         let path = self.path.join("credentials.json");
         let Ok(text) = fs::read_to_string(&path) else { return Ok(()) };
-        let Ok(mut credentials) = serde_json::from_str::<serde_json::Value>(&text) else { return Ok(()) };
-        if credentials["apiurl"] != apiurl {
-            credentials["apiurl"] = apiurl.into();
+        let Ok(mut credentials) = serde_json::from_str::<Map<String, Value>>(&text) else { return Ok(()) };
+        if credentials.get("apiurl").is_none_or(|known| known != apiurl) {
+            credentials.insert("apiurl".into(), apiurl.into());
             write_private(&path, &format!("{}\n", serde_json::to_string_pretty(&credentials)?))?;
         }
         Ok(())

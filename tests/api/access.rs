@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use axum::http::Method;
 use muster_control::http::Access;
 use muster_control::objects;
-use muster_types::key::Secret;
 use muster_types::object::ObjectRef;
 use serde_json::{Value, json};
 
@@ -88,10 +87,8 @@ async fn stage() -> Stage {
         cluster.create_namespace(name).await;
     }
     objects::trust::add(&cluster.app, &caller(), "alpha", "gamma").await.unwrap();
-    objects::key::put(&cluster.app, &caller(), "alpha", "k", None, None).await.unwrap();
-    let expired =
-        objects::key::put(&cluster.app, &caller(), "system", "late", None, Some(1.0)).await.unwrap();
-    assert!(expired.is_some_and(|secret| secret.is_generated()));
+    cluster.key(&caller(), "alpha", "k").await;
+    cluster.expiring_key("system", "late", 1.0).await;
     let mut tx = cluster.app.store.begin().await.unwrap();
     let order = muster_control::operations::Order {
         target: ObjectRef::namespace("alpha"),
@@ -167,8 +164,7 @@ async fn a_token_reaches_only_the_routes_of_its_scopes() {
     let mut scoped = caller();
     scoped.scopes = Some(vec!["node.read".into()]);
     // A key made by a scoped caller can do no more than the caller.
-    let secret =
-        objects::key::put(&cluster.app, &scoped, "system", "scoped", None, None).await.unwrap().unwrap();
+    let secret = cluster.key(&scoped, "system", "scoped").await;
     let token = objects::key::log_in(&cluster.app, "system", &secret, "r").await.unwrap();
     let text = |answer: crate::harness::Answer| {
         (answer.status.as_u16(), answer.body["error"].as_str().unwrap_or("").to_owned())
@@ -182,8 +178,7 @@ async fn a_token_reaches_only_the_routes_of_its_scopes() {
         (403, "token is not scoped for administrative operations".into())
     );
     scoped.scopes = Some(vec!["node.*".into(), "cluster-admin".into()]);
-    let secret =
-        objects::key::put(&cluster.app, &scoped, "system", "scoped", None, None).await.unwrap().unwrap();
+    let secret = cluster.key(&scoped, "system", "scoped").await;
     let token = objects::key::log_in(&cluster.app, "system", &secret, "r").await.unwrap();
     assert_eq!(cluster.call(&token, Method::GET, "/nodes", None).await.status, 200);
     assert_eq!(cluster.call(&token, Method::DELETE, "/nodes/absent", None).await.status, 404);
@@ -191,8 +186,7 @@ async fn a_token_reaches_only_the_routes_of_its_scopes() {
     let foreign = caller();
     cluster.create_namespace("beta").await;
     let scoped = muster_control::auth::Caller { scopes: Some(vec!["auth.read".into()]), ..foreign };
-    let secret: Secret =
-        objects::key::put(&cluster.app, &scoped, "beta", "scoped", None, None).await.unwrap().unwrap();
+    let secret = cluster.key(&scoped, "beta", "scoped").await;
     let token = objects::key::log_in(&cluster.app, "beta", &secret, "r").await.unwrap();
     // Without the scope 403 comes first; with it, the admin route's 401.
     assert_eq!(cluster.call(&token, Method::GET, "/nodes", None).await.status, 403);

@@ -107,9 +107,7 @@ async fn an_expired_key_stops_working_at_once_and_is_swept_after_its_grace() {
     let app = &cluster.app;
     cluster.create_namespace("ci").await;
     let now = muster_types::time::now();
-    let put = async |name: &str, expiry: f64| {
-        objects::key::put(app, &caller(), "ci", name, None, Some(expiry)).await.unwrap().unwrap()
-    };
+    let put = async |name: &str, expiry: f64| cluster.expiring_key("ci", name, expiry).await;
     let lives = put("lives", now + 3600.0).await;
     let young = put("young", now - 1.0).await;
     put("old", now - 61.0).await;
@@ -130,7 +128,7 @@ async fn an_expired_key_stops_working_at_once_and_is_swept_after_its_grace() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_grace_of_zero_disables_the_sweep() {
     let cluster = Cluster::with(&[("NAMESPACE_KEY_REAP_GRACE", "0")], None).await;
-    objects::key::put(&cluster.app, &caller(), "system", "old", None, Some(1.0)).await.unwrap();
+    cluster.expiring_key("system", "old", 1.0).await;
     assert_eq!(muster_control::reconcile::key_sweep::run(&cluster.app).await.unwrap(), 0);
 }
 
@@ -144,6 +142,9 @@ async fn no_secret_token_hash_or_nonce_is_in_any_event() {
     let made = cluster.call("", Method::POST, "/auth", Some(login)).await;
     let query = "/auth/namespaces?key=a%20very%20particular%20secret";
     cluster.call(&token, Method::GET, query, None).await;
+    // A login that went astray, as with a wrong base URL.
+    let astray = json!({"namespace": "system", "key": "a very particular secret"});
+    cluster.call("", Method::POST, "/api/auth", Some(astray)).await;
     cluster.events(&ObjectRef::namespace("system")).await;
     let rows = cluster.app.store.query("SELECT message, extra FROM events", &[]).await.unwrap();
     assert!(rows.len() > 10);

@@ -99,7 +99,14 @@ async fn a_deleted_node_does_not_come_back() {
     let token = cluster.token("system").await;
     let deleted = cluster.call(&token, Method::DELETE, "/nodes/sim-1", None).await;
     assert_eq!((deleted.status.as_u16(), &deleted.body["state"]), (200, &json!("deleted")));
-    reconcile::checkin::join(&cluster.app).await.unwrap();
+    let refused = reconcile::checkin::join(&cluster.app).await.unwrap_err().to_string();
+    assert!(refused.contains("was deleted from the cluster"), "{refused}");
     assert_eq!(objects::node::find(&cluster.app, "sim-1").await.unwrap().state, NodeState::Deleted);
     objects::node::delete(&cluster.app, &caller(), "sim-1").await.unwrap();
+    // The machine, made anew, may have its name again.
+    let identity = cluster.app.nodes[0].identity().clone();
+    let anew = muster_types::node::NodeIdentity { id: muster_types::ids::NodeId::new(), ..identity };
+    objects::node::join(&cluster.app, &anew).await.unwrap();
+    assert_eq!(objects::node::find(&cluster.app, "sim-1").await.unwrap().state, NodeState::Created);
+    assert_eq!(objects::node::list(&cluster.app).await.unwrap().len(), 2);
 }

@@ -29,8 +29,8 @@ async fn cluster() -> Cluster {
         cluster.create_namespace(name).await;
     }
     let app = &cluster.app;
-    objects::key::put(app, &caller(), "doomed", "one", None, None).await.unwrap();
-    objects::key::put(app, &caller(), "doomed", "two", None, None).await.unwrap();
+    cluster.key(&caller(), "doomed", "one").await;
+    cluster.key(&caller(), "doomed", "two").await;
     objects::trust::add(app, &caller(), "doomed", "friend").await.unwrap();
     objects::trust::add(app, &caller(), "friend", "doomed").await.unwrap();
     let object = ObjectRef::namespace("doomed");
@@ -42,6 +42,8 @@ async fn cluster() -> Cluster {
 async fn delete_and_clean(cluster: &Cluster) {
     objects::namespace::delete(&cluster.app, &caller(), "doomed").await.unwrap();
     cluster.settle().await;
+    // The cleaner comes long after the last event has reached the database.
+    cluster.messages(&ObjectRef::namespace("doomed")).await;
     reconcile::cleaner::run(&cluster.app).await.unwrap();
     cluster.settle().await;
 }
@@ -57,8 +59,10 @@ async fn assert_gone(cluster: &Cluster) {
     for row in operations::of_target(store, &ObjectRef::namespace("doomed")).await.unwrap() {
         assert_eq!(row.state, OperationState::Complete, "{row:?}");
     }
-    // The name is free again.
+    // The name is free again, and who takes it does not inherit the old one's events.
     cluster.create_namespace("doomed").await;
+    let messages = cluster.messages(&ObjectRef::namespace("doomed")).await;
+    assert!(!messages.iter().any(|message| message.contains("operation")), "{messages:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -136,6 +140,7 @@ static UNDONE: Mutex<Vec<&str>> = Mutex::new(Vec::new());
 const REFUSED: Kind = Kind {
     operation_type: OperationType::Namespace,
     name: "refused",
+    removes_target: false,
     steps: &[
         Step {
             name: "first",
@@ -172,6 +177,7 @@ const REFUSED: Kind = Kind {
 const FINE: Kind = Kind {
     operation_type: OperationType::Namespace,
     name: "fine",
+    removes_target: false,
     steps: &[Step {
         name: "only",
         run: |_, _| Box::pin(async { Ok(()) }),
@@ -243,6 +249,7 @@ async fn many_workers_do_each_operation_once() {
     const COUNTED: Kind = Kind {
         operation_type: OperationType::Namespace,
         name: "counted",
+        removes_target: false,
         steps: &[Step {
             name: "count",
             run: |_, _| {

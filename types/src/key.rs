@@ -65,7 +65,7 @@ impl Secret {
         }
         if self.has_prefix() {
             return Err(Error::Invalid(format!(
-                "key: the {PREFIX} prefix is reserved for cluster generated keys; omit the key entirely to have one \
+                "the {PREFIX} prefix is reserved for cluster generated keys; omit the key entirely to have one \
                  generated for you"
             )));
         }

@@ -13,6 +13,7 @@ mod trust;
 use std::convert::Infallible;
 use std::path::PathBuf;
 
+use clap::builder::TypedValueParser as _;
 use clap::{Args, Subcommand};
 use muster_types::key::Secret;
 use serde::de::DeserializeOwned;
@@ -56,6 +57,7 @@ pub struct Options {
         long = "credentials",
         value_name = "FILE",
         env = "MUSTER_CREDENTIALS",
+        value_parser = path_parser(),
         global = true,
         help_heading = "Connection"
     )]
@@ -66,6 +68,7 @@ pub struct Options {
         long = "cacert",
         value_name = "FILE",
         env = "MUSTER_CACERT",
+        value_parser = path_parser(),
         global = true,
         help_heading = "Connection"
     )]
@@ -73,6 +76,11 @@ pub struct Options {
     /// Print JSON as the server answered it
     #[arg(long, global = true)]
     pub json: bool,
+}
+
+/// Takes any path, also the empty one of a variable that is set to nothing.
+fn path_parser() -> impl clap::builder::TypedValueParser<Value = PathBuf> {
+    clap::builder::OsStringValueParser::new().map(PathBuf::from)
 }
 
 impl Options {

@@ -100,8 +100,9 @@ impl Secrets {
             match self.matches(secret, &candidate.hash).await? {
                 Some(same) => {
                     tried = true;
-                    if same && found.is_none() {
+                    if same {
                         found = Some(candidate);
+                        break;
                     }
                 }
                 None => damaged.push(candidate.name),

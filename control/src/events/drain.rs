@@ -48,12 +48,16 @@ impl Drainer {
         loop {
             let stopping = *stop.borrow();
             let wait = match self.step(&store).await {
-                Ok(true) => {
+                Ok(0) if stopping => break,
+                // More is waiting behind a full batch, and at the end everything goes.
+                Ok(count) if count >= self.batch || stopping => {
                     pause = FIRST_PAUSE;
                     continue;
                 }
-                Ok(false) if stopping => break,
-                Ok(false) => self.poll,
+                Ok(_) => {
+                    pause = FIRST_PAUSE;
+                    self.poll
+                }
                 Err(error) => {
                     tracing::warn!(%error, depth = self.events.depth(), "events wait for the database");
                     if stopping {
@@ -76,14 +80,14 @@ impl Drainer {
         }
     }
 
-    /// Moves one batch. Says whether it was a full one, so that more is waiting.
-    async fn step(&mut self, store: &Store) -> Result<bool> {
+    /// Moves one batch. Says how many events it held.
+    async fn step(&mut self, store: &Store) -> Result<usize> {
         while let Some(reader) = self.leftovers.last_mut() {
             let batch = reader.read(self.batch, None).map_err(|error| broken(&error))?;
             if !batch.lines.is_empty() {
                 write(store, self.events.metrics(), &batch).await?;
                 reader.advance(&batch).map_err(|error| broken(&error))?;
-                return Ok(true);
+                return Ok(self.batch);
             }
             if let Some(reader) = self.leftovers.pop() {
                 reader.remove().map_err(|error| broken(&error))?;
@@ -92,13 +96,13 @@ impl Drainer {
         let open = self.events.inner.spool.open_segment();
         let batch = self.own.read(self.batch, Some(open)).map_err(|error| broken(&error))?;
         if batch.lines.is_empty() {
-            return Ok(false);
+            return Ok(0);
         }
         write(store, self.events.metrics(), &batch).await?;
         self.own.advance(&batch).map_err(|error| broken(&error))?;
         self.events.inner.spool.drained(batch.lines.len());
         self.events.metrics().depth.set(self.events.depth());
-        Ok(batch.lines.len() == self.batch)
+        Ok(batch.lines.len())
     }
 }
 
@@ -117,13 +121,14 @@ async fn write(store: &Store, metrics: &Metrics, batch: &Batch) -> Result<()> {
     }
     match events::insert(store, &parsed).await {
         Ok(()) => {}
-        Err(Error::Internal(_)) => {
+        Err(Error::TooLong(_)) => {
             let mut kept = Vec::with_capacity(parsed.len());
             for event in parsed {
                 match events::insert(store, std::slice::from_ref(&event)).await {
                     Ok(()) => kept.push(event),
-                    Err(Error::Internal(why)) => {
-                        tracing::error!(event = %event.event_uuid, why, "the database refuses an event");
+                    Err(Error::TooLong(why)) => {
+                        metrics.dropped.inc();
+                        tracing::error!(event = %event.event_uuid, why, "an event does not fit the database");
                     }
                     Err(error) => return Err(error),
                 }

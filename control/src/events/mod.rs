@@ -66,6 +66,16 @@ impl Events {
         self.inner.metrics.depth.set(self.inner.spool.depth());
     }
 
+    /// Records an event of which there may be floods, unless the queue is nearly full: what is left of it is
+    /// kept for the others.
+    pub fn record_if_room(&self, event: Event) {
+        if self.inner.spool.is_nearly_full() {
+            self.inner.metrics.dropped.inc();
+        } else {
+            self.record(event);
+        }
+    }
+
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
         &self.inner.metrics

@@ -50,17 +50,20 @@ pub async fn prune(
         }
     }
     let counter = metrics.pruned.get_or_create_owned(&[("event_type", "api-request")]);
+    #[expect(clippy::cast_precision_loss, reason = "ages are far below 2^52 seconds")]
+    let before = now() - settings.max_api_request_event_age as f64;
+    let mut from = String::new();
     loop {
         if Instant::now() >= end {
             return Ok(PruneOutcome { cut_short: true, ..outcome });
         }
-        #[expect(clippy::cast_precision_loss, reason = "ages are far below 2^52 seconds")]
-        let before = now() - settings.max_api_request_event_age as f64;
-        let gone = transaction!(store, |tx| { Ok(events::prune_request_links(tx, before, BATCH).await?) })?;
+        let (gone, last) =
+            transaction!(store, |tx| { Ok(events::prune_request_links(tx, &from, before, BATCH).await?) })?;
         counter.inc_by(gone);
         outcome.links += gone;
-        if gone < BATCH.unsigned_abs() {
-            break;
+        match last {
+            Some(last) if gone == BATCH.unsigned_abs() => from = last,
+            _ => break,
         }
     }
     let mut cursor = values::get(store, CURSOR).await?.unwrap_or_default();

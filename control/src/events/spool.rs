@@ -80,6 +80,10 @@ impl Spool {
         self.depth.load(Ordering::Relaxed)
     }
 
+    pub(super) fn is_nearly_full(&self) -> bool {
+        self.depth() >= self.cap - self.cap / 5
+    }
+
     /// Takes drained events off the count.
     pub(super) fn drained(&self, count: usize) {
         self.depth.fetch_sub(i64::try_from(count).unwrap_or(0), Ordering::Relaxed);

@@ -3,21 +3,17 @@
 use std::sync::Arc;
 
 use axum::extract::{Path, State};
-use muster_types::Error;
-use muster_types::key::Secret;
-use muster_types::time::now;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::arguments::{Args, Nothing};
-use super::error::{ApiError, ApiResult};
+use super::error::ApiResult;
 use super::fields::Text;
-use super::namespaces::secret;
 use super::response::{nothing, ok};
 use crate::app::App;
 use crate::auth::Caller;
-use crate::objects::key;
+use crate::objects::key::{self, KeyRequest};
 
 /// Names of a namespace's keys.
 #[utoipa::path(get, path = "/auth/namespaces/{namespace}/keys", tag = "auth", params(("namespace" = String, Path)),
@@ -62,30 +58,19 @@ pub(super) async fn create(
     Path(namespace): Path<String>,
     Args(new): Args<NewKey>,
 ) -> ApiResult {
-    let Some(Text(name)) = new.key_name else {
-        return Err(Error::Invalid("no key name specified".into()).into());
-    };
-    let secret = match new.key {
-        None => None,
-        Some(Value::String(text)) => Some(Secret::new(text)).filter(|secret| !secret.expose().is_empty()),
-        Some(_) => return Err(Error::Invalid("key is not a string".into()).into()),
-    };
-    let expiry = expiry(new.expiry.as_ref())?;
-    let generated = key::put(&app, &caller, &namespace, &name, secret, expiry).await?;
+    let request = KeyRequest::from(new);
+    let generated = key::put(&app, &caller, &namespace, &request).await?;
+    let name = request.name.unwrap_or_default();
     Ok(match generated {
         Some(secret) => ok(&GeneratedKey { key_name: name, key: secret.expose().to_owned() }),
         None => ok(&name),
     })
 }
 
-/// A time that must be in the future.
-fn expiry(value: Option<&Value>) -> Result<Option<f64>, ApiError> {
-    let Some(value) = value else { return Ok(None) };
-    let time = value.as_f64().ok_or_else(|| Error::Invalid("expiry is not a number".into()))?;
-    if time <= now() {
-        return Err(Error::Invalid("expiry must be in the future".into()).into());
+impl From<NewKey> for KeyRequest {
+    fn from(new: NewKey) -> Self {
+        Self { name: new.key_name.map(|text| text.0), secret: new.key, expiry: new.expiry }
     }
-    Ok(Some(time))
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -108,7 +93,8 @@ pub(super) async fn update(
     Path((namespace, name)): Path<(String, String)>,
     Args(new): Args<NewSecret>,
 ) -> ApiResult {
-    replace(&app, &caller, &namespace, name, new.key, new.expiry.as_ref()).await
+    let request = KeyRequest { name: Some(name), secret: new.key, expiry: new.expiry };
+    replace(&app, &caller, &namespace, &request).await
 }
 
 /// Replace a key's secret, in the form that released clients send.
@@ -121,23 +107,12 @@ pub(super) async fn update_named_in_body(
     Path(namespace): Path<String>,
     Args(new): Args<NewKey>,
 ) -> ApiResult {
-    let Some(Text(name)) = new.key_name else {
-        return Err(Error::Invalid("no key name specified".into()).into());
-    };
-    replace(&app, &caller, &namespace, name, new.key, new.expiry.as_ref()).await
+    replace(&app, &caller, &namespace, &new.into()).await
 }
 
-async fn replace(
-    app: &App,
-    caller: &Caller,
-    namespace: &str,
-    name: String,
-    key: Option<Value>,
-    expires: Option<&Value>,
-) -> ApiResult {
-    let secret = secret(key)?;
-    key::update(app, caller, namespace, &name, &secret, expiry(expires)?).await?;
-    Ok(ok(&name))
+async fn replace(app: &App, caller: &Caller, namespace: &str, request: &KeyRequest) -> ApiResult {
+    key::update(app, caller, namespace, request).await?;
+    Ok(ok(&request.name))
 }
 
 /// Delete a key. It and its tokens stop working at once.

@@ -81,5 +81,5 @@ fn table(app: &Arc<App>) -> Table {
 #[must_use]
 pub fn service(app: &Arc<App>) -> (Service, Vec<RouteInfo>) {
     let (router, document, routes) = table(app).finish();
-    (Service::new(Arc::clone(app), router, document), routes)
+    (Service::new(Arc::clone(app), router, document, &routes), routes)
 }

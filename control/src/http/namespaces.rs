@@ -6,7 +6,6 @@ use axum::body::{Body, Bytes};
 use axum::extract::{Path, State};
 use futures_util::stream;
 use muster_types::Error;
-use muster_types::key::Secret;
 use muster_types::namespace::NamespaceRecord;
 use muster_types::object::ObjectRef;
 use serde::Deserialize;
@@ -14,7 +13,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::arguments::{Args, Nothing};
-use super::error::{ApiError, ApiResult};
+use super::error::ApiResult;
 use super::events::{EventQuery, answer};
 use super::fields::Text;
 use super::metadata::metadata_routes;
@@ -22,6 +21,7 @@ use super::response::{nothing, ok, streamed_json};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::require_namespace;
+use crate::objects::key::KeyRequest;
 use crate::objects::namespace;
 
 /// The namespaces that the caller can reach, by name.
@@ -79,21 +79,8 @@ pub(super) async fn create(
     let Some(Text(name)) = new.namespace else {
         return Err(Error::Invalid("no namespace specified".into()).into());
     };
-    let first_key = match new.key_name {
-        None => None,
-        Some(Text(key_name)) => Some((key_name, secret(new.key)?)),
-    };
-    let first_key = first_key.as_ref().map(|(key_name, secret)| (key_name.as_str(), secret));
-    Ok(ok(&namespace::create(&app, &caller, &name, first_key).await?))
-}
-
-/// A secret that must be given.
-pub(super) fn secret(value: Option<Value>) -> Result<Secret, ApiError> {
-    match value {
-        Some(Value::String(text)) if !text.is_empty() => Ok(Secret::new(text)),
-        None | Some(Value::String(_)) => Err(Error::Invalid("no key specified".into()).into()),
-        Some(_) => Err(Error::Invalid("key is not a string".into()).into()),
-    }
+    let first_key = KeyRequest { name: new.key_name.map(|text| text.0), secret: new.key, expiry: None };
+    Ok(ok(&namespace::create(&app, &caller, &name, &first_key).await?))
 }
 
 /// One namespace.

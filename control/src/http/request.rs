@@ -1,5 +1,6 @@
 //! What every request goes through, matched or not: an id, a tidy path, limits on the body, request events.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
@@ -23,7 +24,8 @@ use utoipa::openapi::OpenApi;
 
 use super::docs::Document;
 use super::error::ApiError;
-use super::response::json_response;
+use super::response::{ShownBody, json_response};
+use super::table::{Access, RouteInfo};
 use crate::app::App;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -48,6 +50,8 @@ pub struct Service {
     app: Arc<App>,
     router: Router,
     document: Document,
+    /// First path segments of the routes whose bodies may be repeated in events.
+    traced: Arc<HashSet<String>>,
 }
 
 impl fmt::Debug for Service {
@@ -57,9 +61,13 @@ impl fmt::Debug for Service {
 }
 
 impl Service {
-    pub(super) fn new(app: Arc<App>, router: Router, document: OpenApi) -> Self {
+    pub(super) fn new(app: Arc<App>, router: Router, document: OpenApi, routes: &[RouteInfo]) -> Self {
         let document = Document::new(document, &app.settings);
-        Self { app, router, document }
+        let guarded = routes.iter().filter(|route| route.access != Access::Public);
+        let segments =
+            guarded.filter_map(|route| first_segment(&route.path)).filter(|segment| *segment != "auth");
+        let traced = Arc::new(segments.map(str::to_owned).collect());
+        Self { app, router, document, traced }
     }
 
     /// The OpenAPI document as text.
@@ -80,7 +88,7 @@ impl Service {
         parts.uri = tidy(parts.uri);
         let (method, uri) = (parts.method.clone(), parts.uri.clone());
 
-        let mut trace = Trace::new(&self.app, &id, &method, &uri);
+        let mut trace = Trace::new(self, &id, &method, &uri);
         let body = self.read_body(&parts.headers, body).await;
         let mut response = match body {
             Ok(body) => {
@@ -96,7 +104,7 @@ impl Service {
             response = wrong_method(&method, &response);
         }
         tracing::debug!(%method, path = uri.path(), status = response.status().as_u16(), %peer, "answered");
-        trace.answered(response.status());
+        trace.answered(&response);
         response.headers_mut().insert(REQUEST_ID, id_header);
         response
     }
@@ -129,8 +137,16 @@ impl Service {
     async fn route(&self, request: Request<Body>) -> Response {
         let safe = request.method().is_safe();
         let answer = AssertUnwindSafe(self.router.clone().oneshot(request)).catch_unwind();
-        let answer =
-            if safe { answer.await } else { tokio::spawn(answer).await.unwrap_or_else(|e| Err(Box::new(e))) };
+        let answer = if safe {
+            answer.await
+        } else {
+            let busy = self.app.begin_change().await;
+            let change = tokio::spawn(async move {
+                let _busy = busy;
+                answer.await
+            });
+            change.await.unwrap_or_else(|error| Err(Box::new(error)))
+        };
         match answer {
             Ok(Ok(response)) => response,
             Err(_) => ApiError(Error::Internal("a handler panicked".into())).into_response(),
@@ -186,9 +202,13 @@ pub(super) async fn not_found() -> Response {
     ApiError(Error::not_found("route")).into_response()
 }
 
+fn first_segment(path: &str) -> Option<&str> {
+    path.trim_start_matches('/').split('/').next().filter(|segment| !segment.is_empty())
+}
+
 /// The request events of one request: recorded for changes and refusals, and for reads if so set.
 struct Trace<'a> {
-    app: &'a App,
+    service: &'a Service,
     id: &'a str,
     method: &'a Method,
     uri: &'a Uri,
@@ -199,22 +219,35 @@ struct Trace<'a> {
 }
 
 impl<'a> Trace<'a> {
-    fn new(app: &'a App, id: &'a str, method: &'a Method, uri: &'a Uri) -> Self {
-        Self { app, id, method, uri, arrived: now(), body: Bytes::new(), recorded: false }
+    fn new(service: &'a Service, id: &'a str, method: &'a Method, uri: &'a Uri) -> Self {
+        Self { service, id, method, uri, arrived: now(), body: Bytes::new(), recorded: false }
     }
 
     fn is_quiet(&self) -> bool {
         QUIET.contains(&self.uri.path()) || self.uri.path().starts_with("/apidocs")
     }
 
-    fn handles_credentials(&self) -> bool {
-        self.uri.path().strip_prefix("/auth").is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    /// A login may be sent to any path by mistake, so only bodies to known routes are repeated.
+    fn may_show_body(&self) -> bool {
+        first_segment(self.uri.path()).is_some_and(|segment| self.service.traced.contains(segment))
+    }
+
+    fn shown(&self, body: &[u8]) -> String {
+        if body.is_empty() {
+            String::new()
+        } else if !self.may_show_body() {
+            "...body not logged as this route handles credentials...".to_owned()
+        } else if body.len() > LONGEST_TRACE {
+            "...body not logged as it is too long...".to_owned()
+        } else {
+            String::from_utf8_lossy(body).into_owned()
+        }
     }
 
     /// The request has arrived whole.
     fn received(&mut self, body: &Bytes) {
         self.body = body.clone();
-        let wanted = !self.method.is_safe() || self.app.settings.api_request_events_for_reads;
+        let wanted = !self.method.is_safe() || self.service.app.settings.api_request_events_for_reads;
         if wanted && !self.is_quiet() {
             self.record_arrival();
         }
@@ -222,20 +255,12 @@ impl<'a> Trace<'a> {
 
     fn record_arrival(&mut self) {
         self.recorded = true;
-        let body = if self.body.is_empty() {
-            String::new()
-        } else if self.handles_credentials() {
-            "...body not logged as this route handles credentials...".to_owned()
-        } else if self.body.len() > LONGEST_TRACE {
-            "...body not logged as it is too long...".to_owned()
-        } else {
-            String::from_utf8_lossy(&self.body).into_owned()
-        };
-        // A query below /auth could carry a secret; the path cannot.
-        let url = if self.handles_credentials() { self.uri.path().to_owned() } else { self.uri.to_string() };
+        // A query could carry a secret wherever a body could.
+        let url = if self.may_show_body() { self.uri.to_string() } else { self.uri.path().to_owned() };
+        let body = self.shown(&self.body);
         let mut event = self.event("api request received").with("url", url).with("body", body);
         event.timestamp = self.arrived;
-        self.app.events.record(event);
+        self.service.app.events.record_if_room(event);
     }
 
     fn event(&self, what: &str) -> Event {
@@ -246,7 +271,8 @@ impl<'a> Trace<'a> {
     }
 
     /// The answer is known.
-    fn answered(&mut self, status: StatusCode) {
+    fn answered(&mut self, response: &Response) {
+        let status = response.status();
         let refused = status.is_client_error() || status.is_server_error();
         if !self.recorded && (!refused || self.is_quiet()) {
             return;
@@ -254,9 +280,11 @@ impl<'a> Trace<'a> {
         if !self.recorded {
             self.record_arrival();
         }
-        let mut event = self.event("api response sent").with("status", status.as_u16());
+        let body =
+            response.extensions().get::<ShownBody>().map(|shown| self.shown(&shown.0)).unwrap_or_default();
+        let mut event = self.event("api response sent").with("status", status.as_u16()).with("body", body);
         event.duration = Some((now() - self.arrived).max(0.0));
-        self.app.events.record(event);
+        self.service.app.events.record_if_room(event);
     }
 }
 

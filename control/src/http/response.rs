@@ -1,6 +1,6 @@
 //! Answers: always a JSON document and a newline, `null` when there is nothing to say.
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use serde::Serialize;
@@ -16,8 +16,15 @@ pub(super) fn json_response(status: StatusCode, value: &impl Serialize) -> Respo
         }
     };
     body.push(b'\n');
-    respond(status, JSON, Body::from(body))
+    let body = Bytes::from(body);
+    let mut response = respond(status, JSON, Body::from(body.clone()));
+    response.extensions_mut().insert(ShownBody(body));
+    response
 }
+
+/// The body of an answer, for the event that repeats it.
+#[derive(Debug, Clone)]
+pub(super) struct ShownBody(pub(super) Bytes);
 
 /// 200 with a value.
 pub(super) fn ok(value: &impl Serialize) -> Response {

@@ -6,6 +6,7 @@ use muster_types::namespace::{NamespaceState, SYSTEM};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::time::now;
 use muster_types::{Error, Result};
+use serde_json::Value;
 
 use crate::app::App;
 use crate::auth::Caller;
@@ -13,10 +14,46 @@ use crate::auth::access::require_namespace;
 use crate::store::keys::{NewKey, Put};
 use crate::store::{StoreError, keys, namespaces, transaction};
 
-/// Refuses a name or a supplied secret that may not be used.
-pub fn check(name: &str, secret: &Secret) -> Result<()> {
-    check_name(name)?;
-    secret.check_supplied()
+/// What a caller says of a key, not looked at yet.
+#[derive(Debug, Clone, Default)]
+pub struct KeyRequest {
+    pub name: Option<String>,
+    pub secret: Option<Value>,
+    pub expiry: Option<Value>,
+}
+
+impl KeyRequest {
+    /// The name and, if one is given, the secret.
+    pub fn check(&self) -> Result<(&str, Option<Secret>)> {
+        let name = self.name.as_deref().unwrap_or_default();
+        check_name(name)?;
+        let secret = match &self.secret {
+            None => None,
+            Some(Value::String(text)) if text.is_empty() => None,
+            Some(Value::String(text)) => Some(Secret::new(text.clone())),
+            Some(_) => return Err(Error::Invalid("key is not a string".into())),
+        };
+        if let Some(secret) = &secret {
+            secret.check_supplied()?;
+        }
+        Ok((name, secret))
+    }
+
+    /// The name and the secret, which must be given.
+    pub fn check_supplied(&self) -> Result<(&str, Secret)> {
+        let (name, secret) = self.check()?;
+        Ok((name, secret.ok_or_else(|| Error::Invalid("no key specified".into()))?))
+    }
+
+    /// When the key is to expire, if ever.
+    fn expiry(&self) -> Result<Option<f64>> {
+        let Some(value) = &self.expiry else { return Ok(None) };
+        let time = value.as_f64().ok_or_else(|| Error::Invalid("expiry is not a number".into()))?;
+        if time <= now() {
+            return Err(Error::Invalid("expiry must be in the future".into()));
+        }
+        Ok(Some(time))
+    }
 }
 
 /// Exchanges a secret for a token.
@@ -65,56 +102,40 @@ pub async fn list(app: &App, caller: &Caller, namespace: &str) -> Result<Vec<Str
     Ok(keys::names(&*app.store, namespace, namespace).await?.into_iter().map(|(_, name)| name).collect())
 }
 
-/// Adds a key, or replaces the one of that name. Without a secret one is generated; the answer is the secret.
+/// Adds a key, or replaces the one of that name. Without a secret one is generated and answered.
 pub async fn put(
     app: &App,
     caller: &Caller,
     namespace: &str,
-    name: &str,
-    secret: Option<Secret>,
-    expiry: Option<f64>,
+    request: &KeyRequest,
 ) -> Result<Option<Secret>> {
     require_namespace(&*app.store, caller, namespace).await?;
-    app.record(
-        caller,
-        Event::audit(ObjectRef::namespace(namespace), "create auth key request from REST API")
-            .with("key", name),
-    );
-    check_name(name)?;
-    if let Some(secret) = &secret {
-        secret.check_supplied()?;
+    requested(app, caller, namespace, "create auth key request from REST API", request.name.as_deref());
+    let (name, supplied) = request.check()?;
+    let expiry = request.expiry()?;
+    let generated = if supplied.is_none() { Some(Secret::generate()) } else { None };
+    if let Some(secret) = generated.as_ref().or(supplied.as_ref()) {
+        write(app, caller, namespace, name, secret, expiry).await?;
     }
-    let (secret, generated) = match secret {
-        Some(secret) => (secret, None),
-        None => {
-            let secret = Secret::generate();
-            (secret.clone(), Some(secret))
-        }
-    };
-    write(app, caller, namespace, name, &secret, expiry).await?;
     Ok(generated)
 }
 
 /// Replaces the secret of an existing key.
-pub async fn update(
-    app: &App,
-    caller: &Caller,
-    namespace: &str,
-    name: &str,
-    secret: &Secret,
-    expiry: Option<f64>,
-) -> Result<()> {
+pub async fn update(app: &App, caller: &Caller, namespace: &str, request: &KeyRequest) -> Result<()> {
     require_namespace(&*app.store, caller, namespace).await?;
-    app.record(
-        caller,
-        Event::audit(ObjectRef::namespace(namespace), "update auth key request from REST API")
-            .with("key", name),
-    );
-    check(name, secret)?;
+    requested(app, caller, namespace, "update auth key request from REST API", request.name.as_deref());
+    let (name, secret) = request.check_supplied()?;
+    let expiry = request.expiry()?;
     if keys::find(&*app.store, namespace, name).await?.is_none() {
         return Err(Error::NotFound("key does not exist".into()));
     }
-    write(app, caller, namespace, name, secret, expiry).await
+    write(app, caller, namespace, name, &secret, expiry).await
+}
+
+/// Records what was asked for, before it is looked at.
+fn requested(app: &App, caller: &Caller, namespace: &str, message: &str, name: Option<&str>) {
+    let name: Option<String> = name.map(|name| name.chars().take(255).collect());
+    app.record(caller, Event::audit(ObjectRef::namespace(namespace), message).with("key", name));
 }
 
 async fn write(
@@ -129,7 +150,7 @@ async fn write(
     // A scoped caller cannot make a key that may do more than itself.
     let new = NewKey { secret, expiry, scopes: caller.scopes.clone() };
     let put = transaction!(app.store, |tx| {
-        if !namespaces::hold(tx, namespace).await? {
+        if !namespaces::hold(tx, namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
         Ok(keys::put(tx, namespace, name, &new).await?)
@@ -159,8 +180,13 @@ pub async fn delete(app: &App, caller: &Caller, namespace: &str, name: &str) -> 
     if removed { Ok(()) } else { Err(Error::NotFound("key name not found in namespace".into())) }
 }
 
-/// Makes sure that the namespace `system` exists and has a key `deploy`. Says which secret was generated.
-pub async fn bootstrap(app: &App, supplied: &Secret) -> Result<Option<Secret>> {
+/// Makes sure that the namespace `system` exists and has a key `deploy`. A secret that must be generated is
+/// handed to `keep` before the key exists: a key that nobody knows would lock everybody out.
+pub async fn bootstrap(
+    app: &App,
+    supplied: &Secret,
+    keep: impl FnOnce(&Secret) -> std::result::Result<(), String>,
+) -> Result<()> {
     const NAME: &str = "deploy";
     transaction!(app.store, |tx| {
         match namespaces::insert(tx, SYSTEM).await {
@@ -169,23 +195,25 @@ pub async fn bootstrap(app: &App, supplied: &Secret) -> Result<Option<Secret>> {
         }
     })?;
     if keys::find(&*app.store, SYSTEM, NAME).await?.is_some() {
-        return Ok(None);
+        return Ok(());
     }
-    let given = !supplied.expose().is_empty();
-    let secret = if given { supplied.clone() } else { Secret::generate() };
+    let secret = if supplied.expose().is_empty() {
+        let secret = Secret::generate();
+        keep(&secret).map_err(Error::Internal)?;
+        secret
+    } else {
+        supplied.clone()
+    };
     let new = NewKey { secret: app.secrets.seal(SYSTEM, &secret).await?, expiry: None, scopes: None };
-    let mine = transaction!(app.store, |tx| {
-        // Two daemons may start at the same moment: the second leaves the first one's key alone.
-        namespaces::hold(tx, SYSTEM).await?;
+    transaction!(app.store, |tx| {
+        namespaces::hold(tx, SYSTEM, NamespaceState::Created).await?;
         if keys::find(&mut *tx, SYSTEM, NAME).await?.is_some() {
-            return Ok(false);
+            let text = "another daemon made the first key at the same moment: start again".into();
+            return Err(Error::Conflict(text).into());
         }
         keys::put(tx, SYSTEM, NAME, &new).await?;
-        Ok(true)
+        Ok(())
     })?;
-    if mine {
-        app.events
-            .record(Event::audit(ObjectRef::namespace(SYSTEM), "first key created").with("keyname", NAME));
-    }
-    Ok((mine && !given).then_some(secret))
+    app.events.record(Event::audit(ObjectRef::namespace(SYSTEM), "first key created").with("keyname", NAME));
+    Ok(())
 }

@@ -3,13 +3,14 @@
 //! Who may reach the object is decided by the object's own module before it comes here.
 
 use muster_types::event::Event;
-use muster_types::object::{ObjectRef, check_segment};
+use muster_types::namespace::NamespaceState;
+use muster_types::object::{ObjectRef, ObjectType, check_segment};
 use muster_types::{Error, Result};
 use serde_json::{Map, Value};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::store::{metadata, transaction};
+use crate::store::{metadata, namespaces, transaction};
 
 /// Values longer than this are not repeated in the event.
 const LONGEST_TRACE: usize = 1024;
@@ -34,6 +35,12 @@ pub async fn set(
     let value =
         value.filter(|value| !is_falsy(value)).ok_or_else(|| Error::Invalid("no value specified".into()))?;
     transaction!(app.store, |tx| {
+        // What is set must not outlive a namespace that goes at the same moment.
+        if object.object_type == ObjectType::Namespace
+            && !namespaces::hold(tx, &object.id, NamespaceState::Created).await?
+        {
+            return Err(Error::not_found("namespace").into());
+        }
         Ok(metadata::set(tx, object.object_type, &object.id, key, &value).await?)
     })?;
     let long = value.to_string().len() > LONGEST_TRACE;

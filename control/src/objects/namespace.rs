@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use muster_types::event::Event;
-use muster_types::key::Secret;
 use muster_types::namespace::{NamespaceRecord, NamespaceState, SYSTEM, Trust, check_name};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::{Error, Result};
@@ -12,7 +11,7 @@ use serde_json::Map;
 use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::require_namespace;
-use crate::objects::key;
+use crate::objects::key::KeyRequest;
 use crate::operations::{Order, delete_namespace};
 use crate::store::keys::NewKey;
 use crate::store::namespaces::NamespaceRow;
@@ -28,16 +27,15 @@ pub async fn create(
     app: &App,
     caller: &Caller,
     name: &str,
-    first_key: Option<(&str, &Secret)>,
+    first_key: &KeyRequest,
 ) -> Result<NamespaceRecord> {
     check_name(name)?;
-    let sealed = match first_key {
-        Some((key_name, secret)) => {
-            key::check(key_name, secret)?;
-            let secret = app.secrets.seal(name, secret).await?;
-            Some((key_name, NewKey { secret, expiry: None, scopes: caller.scopes.clone() }))
-        }
-        None => None,
+    let sealed = if first_key.name.is_some() {
+        let (key_name, secret) = first_key.check_supplied()?;
+        let secret = app.secrets.seal(name, &secret).await?;
+        Some((key_name, NewKey { secret, expiry: None, scopes: caller.scopes.clone() }))
+    } else {
+        None
     };
     transaction!(app.store, |tx| {
         match namespaces::insert(tx, name).await {

@@ -18,9 +18,24 @@ const VERSION: i64 = 1;
 /// A node that starts makes itself known, under the id it had before.
 pub async fn join(app: &App, identity: &NodeIdentity) -> Result<()> {
     let known = transaction!(app.store, |tx| {
-        if nodes::get(&mut *tx, &NameOrId::Id(identity.id)).await?.is_some() {
+        if let Some(known) = nodes::get(&mut *tx, &NameOrId::Id(identity.id)).await? {
+            if known.state == NodeState::Deleted {
+                return Err(Error::Conflict(format!(
+                    "node {} was deleted from the cluster: remove nodes.json from its data directory, and NODE_UUID \
+                     from its settings, to let it join as a new node",
+                    identity.name
+                ))
+                .into());
+            }
             nodes::set_identity(tx, identity).await.map_err(|error| name_taken(error, identity))?;
             return Ok(true);
+        }
+        // A deleted node keeps its record but not its name.
+        if let Some(old) = nodes::get(&mut *tx, &NameOrId::Name(identity.name.clone())).await?
+            && old.state == NodeState::Deleted
+        {
+            let name = format!("{} (deleted {})", old.identity.name, old.identity.id);
+            nodes::set_identity(tx, &NodeIdentity { name, ..old.identity }).await?;
         }
         nodes::insert(tx, identity).await.map_err(|error| name_taken(error, identity))?;
         Ok(false)

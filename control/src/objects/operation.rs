@@ -90,7 +90,10 @@ pub async fn of_target(
             if !caller.is_system() {
                 return Err(Error::Forbidden("target object is in a namespace you cannot see".into()));
             }
-            let row = node::find(app, id).await.map_err(|_| absent())?;
+            let row = node::find(app, id).await.map_err(|error| match error {
+                Error::NotFound(_) => absent(),
+                other => other,
+            })?;
             ObjectRef::new(object_type, row.identity.id)
         }
         ObjectType::ApiRequest | ObjectType::NamespaceKey | ObjectType::ClusterOperation => {

@@ -1,7 +1,7 @@
 //! Trusts between namespaces. Everyone trusts `system`, and that cannot be removed.
 
 use muster_types::event::Event;
-use muster_types::namespace::{NamespaceRecord, SYSTEM, check_name};
+use muster_types::namespace::{NamespaceRecord, NamespaceState, SYSTEM, check_name};
 use muster_types::object::ObjectRef;
 use muster_types::{Error, Result};
 
@@ -23,7 +23,7 @@ pub async fn add(app: &App, caller: &Caller, name: &str, other: &str) -> Result<
     );
     if other != SYSTEM {
         transaction!(app.store, |tx| {
-            if !namespaces::hold(tx, name).await? {
+            if !namespaces::hold(tx, name, NamespaceState::Created).await? {
                 return Err(Error::not_found("namespace").into());
             }
             match trusts::insert(tx, name, other).await {

@@ -15,6 +15,7 @@ const NO_WAY_BACK: Undo = Undo::NotNeeded("what is cleaned was deleted before; t
 pub const KIND: Kind = Kind {
     operation_type: OperationType::Namespace,
     name: "clean_namespace",
+    removes_target: true,
     steps: &[
         Step {
             name: "namespace_clean_keys",
@@ -42,20 +43,19 @@ pub const KIND: Kind = Kind {
 /// Rows removed in one transaction.
 const BATCH: i64 = 500;
 
-/// Whether the namespace is still the deleted one: a name may be used again once its row is gone.
-async fn is_deleted(app: &App, name: &str) -> Result<bool> {
-    let row = namespaces::get(&*app.store, name).await?;
-    Ok(row.is_some_and(|row| row.state == NamespaceState::Deleted))
-}
+/// A name may be used again once its row is gone, so every change first holds the deleted namespace.
+const DELETED: NamespaceState = NamespaceState::Deleted;
 
 async fn clean_keys(app: &App, row: &OperationRow) -> Result<()> {
     let name = &row.target.id;
-    if !is_deleted(app, name).await? {
-        return Ok(());
-    }
-    transaction!(app.store, |tx| { Ok(keys::soft_delete_of(tx, name).await?) })?;
     loop {
-        let some = keys::some_of(&*app.store, name, BATCH).await?;
+        let some = transaction!(app.store, |tx| {
+            if !namespaces::hold(tx, name, DELETED).await? {
+                return Ok(vec![]);
+            }
+            keys::soft_delete_of(tx, name).await?;
+            Ok(keys::some_of(&mut *tx, name, BATCH).await?)
+        })?;
         if some.is_empty() {
             return Ok(());
         }
@@ -68,21 +68,27 @@ async fn clean_keys(app: &App, row: &OperationRow) -> Result<()> {
 
 async fn clean_metadata(app: &App, row: &OperationRow) -> Result<()> {
     let name = &row.target.id;
-    if !is_deleted(app, name).await? {
-        return Ok(());
-    }
     transaction!(app.store, |tx| {
-        metadata::remove_of(tx, ObjectType::Namespace, name).await?;
-        trusts::remove_of(tx, name).await?;
+        if namespaces::hold(tx, name, DELETED).await? {
+            metadata::remove_of(tx, ObjectType::Namespace, name).await?;
+            trusts::remove_of(tx, name).await?;
+        }
         Ok(())
     })
 }
 
 async fn clean_events(app: &App, row: &OperationRow) -> Result<()> {
-    if !is_deleted(app, &row.target.id).await? {
-        return Ok(());
+    loop {
+        let gone = transaction!(app.store, |tx| {
+            if !namespaces::hold(tx, &row.target.id, DELETED).await? {
+                return Ok(0);
+            }
+            Ok(events::prune_object_links(tx, &row.target, BATCH).await?)
+        })?;
+        if gone < BATCH.unsigned_abs() {
+            return Ok(());
+        }
     }
-    clear_events(app, &row.target).await
 }
 
 async fn clean_record(app: &App, row: &OperationRow) -> Result<()> {

@@ -1,32 +1,48 @@
 //! What follows the deletion of a namespace: its keys and its own trusts go. That others no longer trust it
 //! was part of the deletion itself.
 
+use muster_types::Result;
+use muster_types::namespace::NamespaceState;
 use muster_types::operation::OperationType;
 
 use super::{Kind, Step, Undo};
-use crate::store::{keys, transaction, trusts};
+use crate::app::App;
+use crate::store::operations::OperationRow;
+use crate::store::{keys, namespaces, transaction, trusts};
 
 pub const KIND: Kind = Kind {
     operation_type: OperationType::Namespace,
     name: "delete_namespace",
+    removes_target: false,
     steps: &[
         Step {
             name: "namespace_delete_keys",
-            run: |app, row| {
-                Box::pin(async move {
-                    transaction!(app.store, |tx| { Ok(keys::soft_delete_of(tx, &row.target.id).await?) })
-                })
-            },
+            run: |app, row| Box::pin(delete_keys(app, row)),
             undo: Undo::NotNeeded("a deleted namespace stays deleted, and its keys are dead with it"),
         },
         Step {
             name: "namespace_delete_trusts",
-            run: |app, row| {
-                Box::pin(async move {
-                    transaction!(app.store, |tx| { Ok(trusts::remove_of(tx, &row.target.id).await?) })
-                })
-            },
+            run: |app, row| Box::pin(delete_trusts(app, row)),
             undo: Undo::NotNeeded("nobody can act on a trust of a deleted namespace"),
         },
     ],
 };
+
+async fn delete_keys(app: &App, row: &OperationRow) -> Result<()> {
+    transaction!(app.store, |tx| {
+        // Taken over late, this may meet a new namespace of the same name.
+        if namespaces::hold(tx, &row.target.id, NamespaceState::Deleted).await? {
+            keys::soft_delete_of(tx, &row.target.id).await?;
+        }
+        Ok(())
+    })
+}
+
+async fn delete_trusts(app: &App, row: &OperationRow) -> Result<()> {
+    transaction!(app.store, |tx| {
+        if namespaces::hold(tx, &row.target.id, NamespaceState::Deleted).await? {
+            trusts::remove_of(tx, &row.target.id).await?;
+        }
+        Ok(())
+    })
+}

@@ -50,6 +50,8 @@ pub enum Undo {
 pub struct Kind {
     pub operation_type: OperationType,
     pub name: &'static str,
+    /// Whether its target no longer exists once it is complete.
+    pub removes_target: bool,
     pub steps: &'static [Step],
 }
 

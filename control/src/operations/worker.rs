@@ -43,7 +43,8 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
             }
             Err(error) => tracing::warn!(%error, "the operation queue cannot be read"),
         }
-        let pause = until_next(&app).await;
+        // With every hand busy there is nothing to look for: who finishes wakes us.
+        let pause = if slots.available_permits() == 0 { POLL } else { until_next(&app).await };
         tokio::select! {
             () = app.queue.wake.notified() => {}
             () = tokio::time::sleep(pause) => {}
@@ -105,7 +106,7 @@ async fn take(app: &App, free: usize) -> Result<Vec<OperationRow>> {
                 continue;
             }
         }
-        if let Some(row) = operations::claim(&app.store, &row, &app.holder.id, lease(app)).await? {
+        if let Some(row) = operations::claim(&app.store, &row, lease(app)).await? {
             taken.push(row);
         }
     }
@@ -152,33 +153,37 @@ enum End {
     Gone,
 }
 
+/// Does an operation for as long as the lease holds.
 async fn work(app: &App, row: OperationRow) {
+    tokio::select! {
+        () = attempt(app, &row) => {}
+        () = keep_lease(app, &row) => {}
+    }
+}
+
+async fn attempt(app: &App, row: &OperationRow) {
     let failed = |error| End::Failed { step: row.name.clone(), error };
-    let Some(kind) = app.queue.kind(&row).copied() else {
+    let Some(kind) = app.queue.kind(row).copied() else {
         // A newer daemon may know it: another attempt is worth it.
         let error = Error::Internal(format!("no operation is called {}", row.name));
-        return settle(app, &row, None, failed(error)).await;
+        return settle(app, row, None, failed(error)).await;
     };
     if row.attempts > most_attempts(app) {
         let error = Error::Unavailable(format!("given up: {} workers vanished during it", row.attempts - 1));
-        return settle(app, &row, Some(&kind), failed(error)).await;
+        return settle(app, row, Some(&kind), failed(error)).await;
     }
-    let renewing = keep_lease(app, &row);
     let limit = Duration::from_secs(app.settings.cluster_op_stuck_threshold);
-    let end = tokio::select! {
-        end = tokio::time::timeout(limit, steps(app, &kind, &row)) => end.unwrap_or_else(|_| {
-            failed(Error::Unavailable(format!("not done after {} seconds", limit.as_secs())))
-        }),
-        () = renewing => End::Gone,
-    };
-    settle(app, &row, Some(&kind), end).await;
+    let end = tokio::time::timeout(limit, steps(app, &kind, row)).await.unwrap_or_else(|_| {
+        failed(Error::Unavailable(format!("not done after {} seconds", limit.as_secs())))
+    });
+    settle(app, row, Some(&kind), end).await;
 }
 
 /// Returns only when the lease is lost.
 async fn keep_lease(app: &App, row: &OperationRow) {
     loop {
         tokio::time::sleep(Duration::from_secs_f64(lease(app) / 3.0)).await;
-        match operations::renew(&app.store, row.id, &app.holder.id, lease(app)).await {
+        match operations::renew(&app.store, row, lease(app)).await {
             Ok(true) => {}
             Ok(false) => {
                 tracing::warn!(operation = %row.id, "lost the lease of an operation");
@@ -205,9 +210,7 @@ async fn steps(app: &App, kind: &Kind, row: &OperationRow) -> End {
             return End::Failed { step: step.name.to_owned(), error };
         }
         let number = i64::try_from(at + 1).unwrap_or(i64::MAX);
-        let kept = transaction!(app.store, |tx| {
-            Ok(operations::set_step(tx, row.id, &app.holder.id, number).await?)
-        });
+        let kept = transaction!(app.store, |tx| { Ok(operations::set_step(tx, row, number).await?) });
         match kept {
             Ok(true) => {}
             Ok(false) => return End::Gone,
@@ -237,7 +240,7 @@ async fn settle(app: &App, row: &OperationRow, kind: Option<&Kind>, end: End) {
         }
     };
     let settled = transaction!(app.store, |tx| {
-        Ok(operations::release(tx, row.id, &app.holder.id, state, run_after, report.as_ref()).await?)
+        Ok(operations::release(tx, row, state, run_after, report.as_ref()).await?)
     });
     match settled {
         Ok(true) => match state {
@@ -282,10 +285,15 @@ fn report(step: &str, row: &OperationRow, error: &Error) -> ErrorReport {
 }
 
 fn announce(app: &App, row: &OperationRow, message: &str, report: Option<&ErrorReport>) {
-    let mut event = Event::new(EventType::Status, row.target.clone(), message)
-        .also(ObjectRef::new(ObjectType::ClusterOperation, row.id))
-        .with("operation", row.name.clone())
-        .with("operation_uuid", row.id.to_string());
+    let mut event =
+        Event::new(EventType::Status, ObjectRef::new(ObjectType::ClusterOperation, row.id), message)
+            .with("operation", row.name.clone())
+            .with("operation_uuid", row.id.to_string());
+    // A new object of the same name must not inherit the end of the old one.
+    let target_is_gone = report.is_none() && app.queue.kind(row).is_some_and(|kind| kind.removes_target);
+    if !target_is_gone {
+        event = event.also(row.target.clone());
+    }
     if let Some(report) = report {
         event = event.with("error", json!(report));
     }

@@ -23,35 +23,25 @@ const SWEEP_STAMP: &str = "SCHEDULED_TASK_LAST_RUN_KEY_SWEEP";
 
 /// Competes for the lease and does the jobs while holding it.
 pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
-    // Twice an operation's lease: losing the maintainer hurts less than two of them.
-    #[expect(clippy::cast_precision_loss, reason = "leases are seconds")]
-    let lease = app.settings.cluster_op_lease as f64 * 2.0;
-    let mut renewed = f64::MIN;
-    let mut cleaned = f64::MIN;
-    let mut sampled = f64::MIN;
-    let mut pruning: Option<tokio::task::JoinHandle<()>> = None;
+    let elected = watch::Sender::new(false);
+    let campaign = tokio::spawn(campaign(Arc::clone(&app), elected.clone()));
+    let pruning = tokio::spawn(prune_while_elected(Arc::clone(&app), elected.subscribe()));
     // A short delay is meant to be noticed soon; a long one need not be looked at every second.
     #[expect(clippy::cast_precision_loss, reason = "delays are seconds")]
     let clean_every = (app.settings.cleaner_delay as f64 / 4.0).clamp(1.0, 60.0);
+    let (mut cleaned, mut sampled) = (f64::MIN, f64::MIN);
     while !*stop.borrow() {
-        if now() - renewed > lease / 3.0 {
-            match leases::take(&app.store, LEASE, &app.holder, lease).await {
-                Ok(true) => renewed = now(),
-                Ok(false) => renewed = f64::MIN,
-                Err(error) => tracing::warn!(%error, "the maintainer's lease was not renewed"),
-            }
-        }
-        if now() - renewed < lease {
+        if *elected.borrow() {
             if now() - cleaned > clean_every {
                 cleaned = now();
-                note("cleaner", cleaner::run(&app).await);
+                match cleaner::run(&app).await {
+                    // More is waiting: the next tick goes on.
+                    Ok(true) => cleaned = f64::MIN,
+                    outcome => note("cleaner", outcome.map(|_| ())),
+                }
                 note("node watch", node_watch::run(&app).await);
             }
             note("key sweep", sweep_if_due(&app).await);
-            if pruning.as_ref().is_none_or(tokio::task::JoinHandle::is_finished) {
-                let app = Arc::clone(&app);
-                pruning = Some(tokio::spawn(async move { note("event prune", prune_if_due(&app).await) }));
-            }
         }
         if now() - sampled > 60.0 {
             sampled = now();
@@ -64,11 +54,39 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
             _ = stop.changed() => {}
         }
     }
-    if let Some(pruning) = pruning {
-        pruning.abort();
-    }
+    campaign.abort();
+    pruning.abort();
     if let Err(error) = leases::release(&app.store, LEASE, &app.holder).await {
         tracing::warn!(%error, "the maintainer's lease was not given back");
+    }
+}
+
+/// Takes the lease, and keeps it whatever the jobs are busy with.
+async fn campaign(app: Arc<App>, elected: watch::Sender<bool>) {
+    // Twice an operation's lease: losing the maintainer hurts less than two of them.
+    #[expect(clippy::cast_precision_loss, reason = "leases are seconds")]
+    let lease = app.settings.cluster_op_lease as f64 * 2.0;
+    let mut renewed = f64::MIN;
+    loop {
+        match leases::take(&app.store, LEASE, &app.holder, lease).await {
+            Ok(true) => renewed = now(),
+            Ok(false) => renewed = f64::MIN,
+            Err(error) => tracing::warn!(%error, "the maintainer's lease was not renewed"),
+        }
+        elected.send_replace(now() - renewed < lease);
+        let pause = if *elected.borrow() { lease / 3.0 } else { TICK.as_secs_f64() };
+        tokio::time::sleep(Duration::from_secs_f64(pause)).await;
+    }
+}
+
+/// Prunes the events when it is time, and stops when another daemon is elected.
+async fn prune_while_elected(app: Arc<App>, mut elected: watch::Receiver<bool>) {
+    while elected.wait_for(|elected| *elected).await.is_ok() {
+        tokio::select! {
+            outcome = prune_if_due(&app) => note("event prune", outcome),
+            _ = elected.wait_for(|elected| !*elected) => continue,
+        }
+        tokio::time::sleep(TICK).await;
     }
 }
 

@@ -114,8 +114,7 @@ impl Checksum {
                 Value::Int(n) => (1, &n.to_be_bytes()),
                 Value::Real(n) => (2, &n.to_bits().to_be_bytes()),
                 Value::Text(text) => (3, text.as_bytes()),
-                // MariaDB answers text as bytes.
-                Value::Bytes(bytes) => (3, bytes),
+                Value::Bytes(bytes) => (4, bytes),
             };
             self.hash.update(&[kind]);
             self.hash.update(&(bytes.len() as u64).to_be_bytes());

@@ -3,7 +3,7 @@
 use muster_types::event::{Event, EventRecord, EventType};
 use muster_types::object::{ObjectRef, ObjectType};
 
-use super::{Read, Store, StoreError, Tx, Value, params, transaction};
+use super::{Read, Row, Store, StoreError, Tx, Value, params, transaction};
 
 /// Writes a batch. Writing one again changes nothing.
 pub async fn insert(store: &Store, events: &[Event]) -> muster_types::Result<()> {
@@ -116,9 +116,19 @@ pub async fn prune_links(
     prune(tx, "event_type = ? AND timestamp < ?", params![event_type, before], limit).await
 }
 
-/// Removes up to `limit` links of API requests that are older than `before`.
-pub async fn prune_request_links(tx: &mut Tx, before: f64, limit: i64) -> Result<u64, StoreError> {
-    prune(tx, "object_type = ? AND timestamp < ?", params![ObjectType::ApiRequest, before], limit).await
+/// Removes up to `limit` links, older than `before`, of API requests from `from` on. Says how many went, and the
+/// last request it came to: going on there makes one pass over the index of many batches.
+pub async fn prune_request_links(
+    tx: &mut Tx,
+    from: &str,
+    before: f64,
+    limit: i64,
+) -> Result<(u64, Option<String>), StoreError> {
+    let condition = "object_type = ? AND object_id >= ? AND timestamp < ?";
+    let values = params![ObjectType::ApiRequest, from, before];
+    let doomed = doomed(tx, condition, "ORDER BY object_id", values, limit).await?;
+    let last = doomed.last().map(|row| row.get(1)).transpose()?;
+    Ok((remove_links(tx, &doomed).await?, last))
 }
 
 /// Removes up to `limit` links of one object.
@@ -126,15 +136,29 @@ pub async fn prune_object_links(tx: &mut Tx, object: &ObjectRef, limit: i64) -> 
     prune(tx, "object_type = ? AND object_id = ?", params![object.object_type, &object.id], limit).await
 }
 
-/// `DELETE … LIMIT` is not in every SQLite, so the oldest doomed moment bounds a batch.
 async fn prune(tx: &mut Tx, condition: &str, values: &[Value], limit: i64) -> Result<u64, StoreError> {
+    let doomed = doomed(tx, condition, "", values, limit).await?;
+    remove_links(tx, &doomed).await
+}
+
+/// The keys of the next links to remove. `DELETE … LIMIT` is not in every SQLite, so they are looked up first.
+async fn doomed(
+    tx: &mut Tx,
+    condition: &str,
+    order: &str,
+    values: &[Value],
+    limit: i64,
+) -> Result<Vec<Row>, StoreError> {
     let sql = format!(
-        "SELECT object_type, object_id, timestamp, event_uuid FROM event_links WHERE {condition} LIMIT ?"
+        "SELECT object_type, object_id, timestamp, event_uuid FROM event_links WHERE {condition} {order} LIMIT ?"
     );
     let mut select = values.to_vec();
     select.push(limit.into());
-    let doomed = tx.query(&sql, &select).await?;
-    for row in &doomed {
+    tx.query(&sql, &select).await
+}
+
+async fn remove_links(tx: &mut Tx, doomed: &[Row]) -> Result<u64, StoreError> {
+    for row in doomed {
         tx.execute(
             "DELETE FROM event_links WHERE object_type = ? AND object_id = ? AND timestamp = ? AND event_uuid = ?",
             &row.0,

@@ -70,10 +70,13 @@ pub async fn credential(
     .transpose()
 }
 
+/// More keys than this share a tag only if somebody made them so; a login does not try them all.
+const MOST_CANDIDATES: usize = 16;
+
 /// The live keys of a namespace that carry `tag`.
 pub async fn candidates(store: &Store, namespace: &str, tag: i64) -> Result<Vec<Candidate>, StoreError> {
     let sql = format!(
-        "SELECT name, hash, nonce, scopes FROM namespace_keys WHERE namespace = ? AND tag = ? AND {LIVE} ORDER BY name"
+        "SELECT name, hash, nonce, scopes FROM namespace_keys WHERE namespace = ? AND tag = ? AND {LIVE} ORDER BY name LIMIT {MOST_CANDIDATES}"
     );
     let rows = store.query(&sql, params![namespace, tag, now()]).await?;
     rows.iter()
@@ -124,12 +127,16 @@ pub async fn put(tx: &mut Tx, namespace: &str, name: &str, key: &NewKey) -> Resu
         .await?;
     if let Some(row) = row {
         let id: KeyId = row.parse(0)?;
-        tx.execute(
+        let met = tx
+            .execute(
             "UPDATE namespace_keys SET state = 'created', tag = ?, hash = ?, nonce = ?, expiry = ?, scopes = ?, \
              provenance = NULL, updated = ?, version = version + 1 WHERE uuid = ?",
             params![key.secret.tag, &key.secret.hash, &key.secret.nonce, key.expiry, scopes, time, id],
         )
         .await?;
+        if met != 1 {
+            return Err(StoreError::Conflict("the key went while it was replaced".into()));
+        }
         return Ok(Put::Rotated(id));
     }
     let id = KeyId::new();

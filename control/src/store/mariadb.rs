@@ -48,7 +48,8 @@ impl MariaDb {
             .setup(vec![
                 "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'",
                 "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-                "SET SESSION innodb_lock_wait_timeout = 10",
+                // Sooner than we give up on a statement, so that a lock is a conflict and not an outage.
+                "SET SESSION innodb_lock_wait_timeout = 5",
             ]);
         let mariadb = Self { pool: Pool::new(opts) };
         // Names are compared byte by byte, as in SQLite: no case folding, no padding.
@@ -110,13 +111,13 @@ impl MariaDbTx {
 
     pub(super) async fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64, StoreError> {
         let conn = self.conn()?;
-        if params.is_empty() {
-            // Statements without arguments include those that cannot be prepared.
-            within(LONGEST_STATEMENT, conn.query_drop(sql)).await?;
-        } else {
-            within(LONGEST_STATEMENT, conn.exec_drop(sql, positional(params))).await?;
-        }
+        within(LONGEST_STATEMENT, conn.exec_drop(sql, positional(params))).await?;
         Ok(conn.affected_rows())
+    }
+
+    /// Changes tables, however long that takes.
+    pub(super) async fn define(&mut self, sql: &str) -> Result<(), StoreError> {
+        self.conn()?.query_drop(sql).await.map_err(failure)
     }
 
     pub(super) async fn commit(mut self) -> Result<(), StoreError> {
@@ -155,7 +156,11 @@ impl Drop for MariaDbTx {
 async fn select(conn: &mut Conn, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
     let rows: Vec<mysql_async::Row> = within(LONGEST_STATEMENT, conn.exec(sql, positional(params))).await?;
     rows.into_iter()
-        .map(|row| row.unwrap().into_iter().map(value).collect::<Result<_, _>>().map(Row))
+        .map(|row| {
+            let columns = row.columns();
+            let values = row.unwrap().into_iter().zip(columns.iter());
+            values.map(|(value, column)| decode(value, column)).collect::<Result<_, _>>().map(Row)
+        })
         .collect()
 }
 
@@ -177,7 +182,10 @@ fn positional(params: &[Value]) -> Params {
     )
 }
 
-fn value(value: mysql_async::Value) -> Result<Value, StoreError> {
+/// The character set by which the server says that a column holds bytes, not text.
+const BINARY: u16 = 63;
+
+fn decode(value: mysql_async::Value, column: &mysql_async::Column) -> Result<Value, StoreError> {
     use mysql_async::Value as My;
     Ok(match value {
         My::NULL => Value::Null,
@@ -187,7 +195,10 @@ fn value(value: mysql_async::Value) -> Result<Value, StoreError> {
         }
         My::Float(n) => Value::Real(f64::from(n)),
         My::Double(n) => Value::Real(n),
-        My::Bytes(bytes) => Value::Bytes(bytes),
+        My::Bytes(bytes) if column.character_set() == BINARY => Value::Bytes(bytes),
+        My::Bytes(bytes) => Value::Text(
+            String::from_utf8(bytes).map_err(|_| StoreError::Broken("text that is not UTF-8".into()))?,
+        ),
         My::Date(..) | My::Time(..) => return Err(StoreError::Broken("a date column".into())),
     })
 }
@@ -200,6 +211,8 @@ fn failure(error: mysql_async::Error) -> StoreError {
                 // Lock wait timeout, deadlock or certification conflict, changed since read.
                 1205 | 1213 | 1020 => StoreError::Conflict(text),
                 1062 => StoreError::Duplicate(text),
+                // Too long, not text, out of range.
+                1406 | 1366 | 1264 => StoreError::TooLong(text),
                 // Galera not ready, shutting down, too many connections, read-only, killed, access denied.
                 1047 | 1053 | 1040 | 1290 | 1927 | 1317 | 1044 | 1045 | 1049 => StoreError::Unavailable(text),
                 _ => StoreError::Broken(text),

@@ -10,6 +10,9 @@ use crate::store::leases;
 
 const MIGRATIONS: &[(i64, &str)] = &[(1, include_str!("../../../migrations/0001_base.sql"))];
 
+/// How long another node waits for one that died while it migrated, in seconds.
+const LEASE: f64 = 120.0;
+
 /// What must exist before a lease can be taken.
 const GROUND: &str = "
 CREATE TABLE IF NOT EXISTS leases (
@@ -38,7 +41,7 @@ pub(super) async fn run(store: &Store) -> Result<(), StoreError> {
         )));
     }
     let holder = leases::Holder::new("migration");
-    while !leases::take(store, "migration", &holder, 60.0).await.map_err(plain)? {
+    while !leases::take(store, "migration", &holder, LEASE).await.map_err(plain)? {
         tracing::info!("waiting for another node to migrate the database");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
@@ -54,7 +57,7 @@ async fn apply(store: &Store, holder: &leases::Holder) -> Result<(), StoreError>
             .await?;
         let done: i64 = row.map_or(Ok(0), |row| row.get(0))?;
         for (at, statement) in (0i64..).zip(statements(text)).skip(usize::try_from(done).unwrap_or(0)) {
-            if !leases::take(store, "migration", holder, 60.0).await.map_err(plain)? {
+            if !leases::take(store, "migration", holder, LEASE).await.map_err(plain)? {
                 return Err(StoreError::Unavailable("lost the migration lease".into()));
             }
             run_statement(store, statement).await?;
@@ -74,7 +77,7 @@ async fn apply(store: &Store, holder: &leases::Holder) -> Result<(), StoreError>
 
 async fn run_statement(store: &Store, statement: &str) -> Result<(), StoreError> {
     let mut tx = store.begin().await?;
-    tx.execute(statement, &[]).await?;
+    tx.define(statement).await?;
     match tx.finish(Ok(()), &mut super::Retry::default()).await {
         Some(Ok(())) => Ok(()),
         Some(Err(error)) => Err(plain(error)),

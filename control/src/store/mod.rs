@@ -34,7 +34,6 @@ pub enum Value {
     Int(i64),
     Real(f64),
     Text(String),
-    /// Bytes, and on MariaDB text as well: the driver does not tell them apart.
     Bytes(Vec<u8>),
 }
 
@@ -174,7 +173,6 @@ impl FromValue for String {
     fn from_value(value: &Value) -> Option<Self> {
         match value {
             Value::Text(text) => Some(text.clone()),
-            Value::Bytes(bytes) => Self::from_utf8(bytes.clone()).ok(),
             _ => None,
         }
     }
@@ -198,6 +196,9 @@ pub enum StoreError {
     /// A row with this key exists.
     #[error("duplicate key: {0}")]
     Duplicate(String),
+    /// A value does not fit its column.
+    #[error("{0}")]
+    TooLong(String),
     /// The database does not answer.
     #[error("unavailable: {0}")]
     Unavailable(String),
@@ -212,6 +213,10 @@ impl From<StoreError> for Error {
             StoreError::Conflict(why) | StoreError::Unavailable(why) => {
                 tracing::warn!(%why, "database unavailable");
                 Self::database_unavailable()
+            }
+            StoreError::TooLong(why) => {
+                tracing::warn!(%why, "a value was not stored");
+                Self::TooLong("a value is longer than can be stored".into())
             }
             StoreError::Duplicate(why) | StoreError::Broken(why) => Self::Internal(format!("store: {why}")),
         }
@@ -306,7 +311,9 @@ impl Store {
     pub async fn estimate_rows(&self, table: &str) -> Result<i64, StoreError> {
         let row = match &self.engine {
             Engine::Sqlite(sqlite) => {
-                let sql = format!("SELECT COALESCE(MAX(rowid) - MIN(rowid) + 1, 0) FROM {table}");
+                let sql = format!(
+                    "SELECT COALESCE((SELECT MAX(rowid) FROM {table}) - (SELECT MIN(rowid) FROM {table}) + 1, 0)"
+                );
                 sqlite.query(&sql, &[])?.into_iter().next()
             }
             Engine::MariaDb(mariadb) => {
@@ -360,6 +367,14 @@ impl Tx {
         match &mut self.0 {
             TxEngine::Sqlite(tx) => tx.execute(sql, params),
             TxEngine::MariaDb(tx) => tx.execute(sql, params).await,
+        }
+    }
+
+    /// Changes tables, which may take long.
+    async fn define(&mut self, sql: &str) -> Result<(), StoreError> {
+        match &mut self.0 {
+            TxEngine::Sqlite(tx) => tx.execute(sql, &[]).map(|_| ()),
+            TxEngine::MariaDb(tx) => tx.define(sql).await,
         }
     }
 

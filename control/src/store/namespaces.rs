@@ -80,12 +80,12 @@ pub async fn insert(tx: &mut Tx, name: &str) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Makes sure that the namespace lives until this transaction ends. Says whether it does.
-pub async fn hold(tx: &mut Tx, name: &str) -> Result<bool, StoreError> {
+/// Keeps the namespace in `state` until this transaction ends. Says whether it is in it.
+pub async fn hold(tx: &mut Tx, name: &str, state: NamespaceState) -> Result<bool, StoreError> {
     let met = tx
         .execute(
             "UPDATE namespaces SET version = version + 1 WHERE name = ? AND state = ?",
-            params![name, NamespaceState::Created],
+            params![name, state],
         )
         .await?;
     Ok(met == 1)
@@ -98,6 +98,9 @@ pub async fn set_state(
     from: NamespaceState,
     to: NamespaceState,
 ) -> Result<bool, StoreError> {
+    if !from.may_become(to) {
+        return Err(StoreError::Broken(format!("a namespace cannot go from {from} to {to}")));
+    }
     let met = tx
         .execute(
             "UPDATE namespaces SET state = ?, updated = ?, version = version + 1 WHERE name = ? AND state = ?",

@@ -147,7 +147,13 @@ pub async fn due(store: &Store, limit: i64) -> Result<Vec<OperationRow>, StoreEr
          OR (state = 'executing' AND lease_expires <= ?) ORDER BY run_after LIMIT ?"
     );
     let rows = store.query(&sql, params![time, time, limit]).await?;
-    rows.iter().map(OperationRow::read).collect()
+    // What a newer daemon queued may hold words that this one does not know; it must not block the rest.
+    let known = rows.iter().map(OperationRow::read).inspect(|row| {
+        if let Err(error) = row {
+            tracing::warn!(%error, "an operation cannot be read");
+        }
+    });
+    Ok(known.filter_map(Result::ok).collect())
 }
 
 /// When the next queued operation is due, if there is one.
@@ -156,19 +162,29 @@ pub async fn next_due(store: &Store) -> Result<Option<f64>, StoreError> {
     row.map_or(Ok(None), |row| row.get(0))
 }
 
-/// Takes an operation for `holder`. `None`: somebody else was faster.
+/// Takes an operation. Every claim has a holder of its own, so that even one daemon cannot hold it twice.
+/// `None`: somebody else was faster.
 pub async fn claim(
     store: &Store,
     row: &OperationRow,
-    holder: &str,
     lease: f64,
 ) -> muster_types::Result<Option<OperationRow>> {
+    let holder = uuid::Uuid::new_v4().to_string();
     let claimed = transaction!(store, |tx| {
         let met = tx
             .execute(
                 "UPDATE operations SET state = ?, holder = ?, lease_expires = ?, attempts = attempts + 1, updated = ?, \
-                 version = version + 1 WHERE uuid = ? AND version = ?",
-                params![OperationState::Executing, holder, now() + lease, now(), row.id, row.version],
+                 version = version + 1 WHERE uuid = ? AND version = ? AND (state = ? OR lease_expires <= ?)",
+                params![
+                    OperationState::Executing,
+                    &holder,
+                    now() + lease,
+                    now(),
+                    row.id,
+                    row.version,
+                    OperationState::Queued,
+                    now()
+                ],
             )
             .await?;
         Ok(met == 1)
@@ -180,12 +196,12 @@ pub async fn claim(
 }
 
 /// Keeps a claim alive. Says whether it is still ours.
-pub async fn renew(store: &Store, id: OperationId, holder: &str, lease: f64) -> muster_types::Result<bool> {
+pub async fn renew(store: &Store, claimed: &OperationRow, lease: f64) -> muster_types::Result<bool> {
     transaction!(store, |tx| {
         let met = tx
             .execute(
                 "UPDATE operations SET lease_expires = ? WHERE uuid = ? AND holder = ? AND state = ?",
-                params![now() + lease, id, holder, OperationState::Executing],
+                params![now() + lease, claimed.id, &claimed.holder, OperationState::Executing],
             )
             .await?;
         Ok(met == 1)
@@ -193,12 +209,12 @@ pub async fn renew(store: &Store, id: OperationId, holder: &str, lease: f64) -> 
 }
 
 /// Records that the first `step` steps are done, if the claim still holds.
-pub async fn set_step(tx: &mut Tx, id: OperationId, holder: &str, step: i64) -> Result<bool, StoreError> {
+pub async fn set_step(tx: &mut Tx, claimed: &OperationRow, step: i64) -> Result<bool, StoreError> {
     let met = tx
         .execute(
             "UPDATE operations SET step = ?, updated = ?, version = version + 1 \
              WHERE uuid = ? AND holder = ? AND state = ?",
-            params![step, now(), id, holder, OperationState::Executing],
+            params![step, now(), claimed.id, &claimed.holder, OperationState::Executing],
         )
         .await?;
     Ok(met == 1)
@@ -207,18 +223,20 @@ pub async fn set_step(tx: &mut Tx, id: OperationId, holder: &str, step: i64) -> 
 /// Ends a claim: the operation is over, or goes back to the queue until `run_after`.
 pub async fn release(
     tx: &mut Tx,
-    id: OperationId,
-    holder: &str,
+    claimed: &OperationRow,
     to: OperationState,
     run_after: f64,
     report: Option<&ErrorReport>,
 ) -> Result<bool, StoreError> {
+    if !OperationState::Executing.may_become(to) {
+        return Err(StoreError::Broken(format!("an operation cannot go from executing to {to}")));
+    }
     let report = report.map(json).transpose()?;
     let met = tx
         .execute(
             "UPDATE operations SET state = ?, holder = '', lease_expires = 0.0, run_after = ?, error_report = ?, \
              updated = ?, version = version + 1 WHERE uuid = ? AND holder = ? AND state = ?",
-            params![to, run_after, report, now(), id, holder, OperationState::Executing],
+            params![to, run_after, report, now(), claimed.id, &claimed.holder, OperationState::Executing],
         )
         .await?;
     Ok(met == 1)

@@ -6,7 +6,7 @@ use base64::engine::general_purpose::STANDARD_NO_PAD as BASE64;
 use muster_types::Result;
 use muster_types::key::Secret;
 
-use super::{Store, transaction, values};
+use super::{Store, StoreError, transaction, values};
 
 const NAME: &str = "AUTH_SECRET_SEED_FINGERPRINT";
 
@@ -18,10 +18,11 @@ pub async fn is_ours(store: &Store, seed: &Secret) -> Result<bool> {
     transaction!(store, |tx| {
         match values::get(&mut *tx, NAME).await? {
             Some(known) => Ok(known == mine),
-            None => {
-                values::set(tx, NAME, &mine).await?;
-                Ok(true)
-            }
+            // Of two first daemons one inserts; the other tries again and compares.
+            None => match values::insert(tx, NAME, &mine).await {
+                Err(StoreError::Duplicate(why)) => Err(StoreError::Conflict(why).into()),
+                inserted => Ok(inserted.map(|()| true)?),
+            },
         }
     })
 }

@@ -151,6 +151,7 @@ fn failure(error: rusqlite::Error) -> StoreError {
     match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => StoreError::Conflict(text),
         Some(ErrorCode::ConstraintViolation) => StoreError::Duplicate(text),
+        Some(ErrorCode::TooBig) => StoreError::TooLong(text),
         Some(
             ErrorCode::CannotOpen | ErrorCode::DiskFull | ErrorCode::SystemIoFailure | ErrorCode::ReadOnly,
         ) => StoreError::Unavailable(text),

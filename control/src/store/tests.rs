@@ -17,7 +17,7 @@ use super::keys::{NewKey, Put, StoredSecret};
 use super::operations::NewOperation;
 use super::*;
 
-/// Makes a test of each function, once for each engine. The second argument opens the same database again.
+/// Makes two tests of each function, one for each engine.
 macro_rules! on_both_engines {
     ($(async fn $name:ident($store:ident: Arc<Store>) $body:block)+) => {$(
         mod $name {
@@ -131,11 +131,11 @@ on_both_engines! {
     async fn namespaces_move_only_from_the_state_they_are_in(store: Arc<Store>) {
         let (created, deleted) = (NamespaceState::Created, NamespaceState::Deleted);
         transaction!(store, |tx| { Ok(namespaces::insert(tx, "ns").await?) }).unwrap();
-        assert!(transaction!(store, |tx| { Ok(namespaces::hold(tx, "ns").await?) }).unwrap());
+        assert!(transaction!(store, |tx| { Ok(namespaces::hold(tx, "ns", created).await?) }).unwrap());
         assert!(!transaction!(store, |tx| { Ok(namespaces::remove(tx, "ns").await?) }).unwrap());
         assert!(transaction!(store, |tx| { Ok(namespaces::set_state(tx, "ns", created, deleted).await?) }).unwrap());
         assert!(!transaction!(store, |tx| { Ok(namespaces::set_state(tx, "ns", created, deleted).await?) }).unwrap());
-        assert!(!transaction!(store, |tx| { Ok(namespaces::hold(tx, "ns").await?) }).unwrap());
+        assert!(!transaction!(store, |tx| { Ok(namespaces::hold(tx, "ns", created).await?) }).unwrap());
         assert!(namespaces::page(&*store, None, None, 10).await.unwrap().is_empty());
         assert_eq!(namespaces::deleted_before(&*store, now() + 1.0, 10).await.unwrap().len(), 1);
         assert!(namespaces::deleted_before(&*store, now() - 60.0, 10).await.unwrap().is_empty());
@@ -317,35 +317,35 @@ on_both_engines! {
         assert_eq!((due.id, due.arguments.clone(), due.step), (handle.op_uuid, json!({"n": 1}), 0));
 
         let mut tasks = Vec::new();
-        for n in 0..8 {
+        for _ in 0..8 {
             let (store, due) = (Arc::clone(&store), due.clone());
-            tasks.push(tokio::spawn(async move {
-                operations::claim(&store, &due, &format!("worker {n}"), 60.0).await.unwrap().map(|row| row.holder)
-            }));
+            tasks.push(tokio::spawn(async move { operations::claim(&store, &due, 60.0).await.unwrap() }));
         }
-        let mut holders = Vec::new();
+        let mut claims = Vec::new();
         for task in tasks {
-            holders.extend(task.await.unwrap());
+            claims.extend(task.await.unwrap());
         }
-        assert_eq!(holders.len(), 1, "one claim wins");
-        let holder = holders.remove(0);
+        assert_eq!(claims.len(), 1, "one claim wins");
+        let first = claims.remove(0);
         assert!(operations::due(&store, 10).await.unwrap().is_empty(), "claimed and alive");
-        assert!(transaction!(store, |tx| { Ok(operations::set_step(tx, due.id, &holder, 1).await?) }).unwrap());
-        assert!(!transaction!(store, |tx| { Ok(operations::set_step(tx, due.id, "other", 2).await?) }).unwrap());
-        assert!(operations::renew(&store, due.id, &holder, -1.0).await.unwrap(), "the lease ends");
+        assert!(operations::claim(&store, &first, 60.0).await.unwrap().is_none(), "not even by the same daemon");
+        assert!(transaction!(store, |tx| { Ok(operations::set_step(tx, &first, 1).await?) }).unwrap());
+        let other = operations::OperationRow { holder: "other".into(), ..first.clone() };
+        assert!(!transaction!(store, |tx| { Ok(operations::set_step(tx, &other, 2).await?) }).unwrap());
+        assert!(operations::renew(&store, &first, -1.0).await.unwrap(), "the lease ends");
 
         let stale = operations::due(&store, 10).await.unwrap().remove(0);
         assert_eq!((stale.step, stale.attempts), (1, 1));
-        let taken = operations::claim(&store, &stale, "second", 60.0).await.unwrap().unwrap();
-        assert_eq!(taken.attempts, 2);
-        assert!(!operations::renew(&store, due.id, &holder, 60.0).await.unwrap(), "the first has lost it");
+        let second = operations::claim(&store, &stale, 60.0).await.unwrap().unwrap();
+        assert_eq!(second.attempts, 2);
+        assert!(!operations::renew(&store, &first, 60.0).await.unwrap(), "the first has lost it");
         let report = ErrorReport { code: "x.y".into(), message: "why".into(), details: Map::new() };
         let lost = transaction!(store, |tx| {
-            Ok(operations::release(tx, due.id, &holder, OperationState::Complete, 0.0, None).await?)
+            Ok(operations::release(tx, &first, OperationState::Complete, 0.0, None).await?)
         }).unwrap();
         assert!(!lost);
         let ended = transaction!(store, |tx| {
-            Ok(operations::release(tx, due.id, "second", OperationState::Error, 0.0, Some(&report)).await?)
+            Ok(operations::release(tx, &second, OperationState::Error, 0.0, Some(&report)).await?)
         }).unwrap();
         assert!(ended);
         let row = operations::get(&*store, due.id).await.unwrap().unwrap();
@@ -432,8 +432,8 @@ on_both_engines! {
         let before = now() - 500.0;
         let prune = async |kind| transaction!(store, |tx| { Ok(events::prune_links(tx, kind, before, 20).await?) }).unwrap();
         assert_eq!((prune(EventType::Usage).await, prune(EventType::Usage).await), (20, 10), "in batches");
-        let gone = transaction!(store, |tx| { Ok(events::prune_request_links(tx, before, 20).await?) }).unwrap();
-        assert_eq!(gone, 1);
+        let gone = transaction!(store, |tx| { Ok(events::prune_request_links(tx, "", before, 20).await?) }).unwrap();
+        assert_eq!(gone, (1, Some("r".into())));
         let gone = transaction!(store, |tx| { Ok(events::prune_object_links(tx, &a, 20).await?) }).unwrap();
         assert_eq!(gone, 4);
         let mut cursor = String::new();
@@ -503,6 +503,8 @@ async fn a_cluster_moves_from_sqlite_to_mariadb_and_back_whole() {
     assert!(again.contains("not empty"), "{again}");
     let back = copy::run(&url, &sqlite("b.db"), |_, _| {}).await.unwrap();
     assert_eq!(there, back, "counts and checksums");
+    let returned = Store::open(&sqlite("b.db")).await.unwrap();
+    assert!(namespaces::get(&returned, "ns-7").await.unwrap().is_some(), "text is text again");
     assert_eq!(there.iter().find(|c| c.table == "event_links").unwrap().rows, 900);
 }
 
