@@ -101,7 +101,7 @@ async fn take(app: &App, free: usize) -> Result<Vec<OperationRow>> {
                 let ended =
                     transaction!(app.store, |tx| { Ok(operations::abort(tx, &row, &report).await?) })?;
                 if ended {
-                    announce(app, &row, "operation aborted", Some(&report));
+                    announce(app, &row, OperationState::Abort, Some(&report));
                 }
                 continue;
             }
@@ -243,11 +243,7 @@ async fn settle(app: &App, row: &OperationRow, kind: Option<&Kind>, end: End) {
         Ok(operations::release(tx, row, state, run_after, report.as_ref()).await?)
     });
     match settled {
-        Ok(true) => match state {
-            OperationState::Queued => announce(app, row, "operation will be tried again", report.as_ref()),
-            OperationState::Error => announce(app, row, "operation failed", report.as_ref()),
-            _ => announce(app, row, "operation complete", None),
-        },
+        Ok(true) => announce(app, row, state, report.as_ref()),
         Ok(false) => tracing::warn!(operation = %row.id, "another worker has taken the operation over"),
         // The lease runs out and the operation is taken over.
         Err(error) => tracing::warn!(operation = %row.id, %error, "the end of an operation was not written"),
@@ -284,14 +280,21 @@ fn report(step: &str, row: &OperationRow, error: &Error) -> ErrorReport {
     ErrorReport { code: code.into(), message, details }
 }
 
-fn announce(app: &App, row: &OperationRow, message: &str, report: Option<&ErrorReport>) {
+fn announce(app: &App, row: &OperationRow, state: OperationState, report: Option<&ErrorReport>) {
+    let message = match state {
+        OperationState::Queued => "operation will be tried again",
+        OperationState::Executing => "operation started",
+        OperationState::Complete => "operation complete",
+        OperationState::Error => "operation failed",
+        OperationState::Abort => "operation aborted",
+    };
     let mut event =
         Event::new(EventType::Status, ObjectRef::new(ObjectType::ClusterOperation, row.id), message)
             .with("operation", row.name.clone())
             .with("operation_uuid", row.id.to_string());
-    // A new object of the same name must not inherit the end of the old one.
-    let target_is_gone = report.is_none() && app.queue.kind(row).is_some_and(|kind| kind.removes_target);
-    if !target_is_gone {
+    // A new object of the same name must not inherit the story of how the old one was removed.
+    let removed = app.queue.kind(row).is_some_and(|kind| kind.removes_target);
+    if !removed || state == OperationState::Error {
         event = event.also(row.target.clone());
     }
     if let Some(report) = report {
