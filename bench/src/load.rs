@@ -138,19 +138,24 @@ impl Pool {
 
     /// Makes `count` calls, `rate` a second or as fast as the server answers. Every one must be answered 200.
     /// Says how long it took.
-    pub(crate) async fn run<R>(self, count: usize, rate: Option<f64>, request: R) -> anyhow::Result<Duration>
+    pub(crate) async fn run<R>(
+        &mut self,
+        count: usize,
+        rate: Option<f64>,
+        request: R,
+    ) -> anyhow::Result<Duration>
     where
         R: Fn(usize) -> Arc<[u8]> + Send + Sync + 'static,
     {
         let (request, next, start) = (Arc::new(request), Arc::new(AtomicUsize::new(0)), Instant::now());
         let mut callers = JoinSet::new();
-        for mut connection in self.0 {
+        for mut connection in self.0.drain(..) {
             let (request, next) = (Arc::clone(&request), Arc::clone(&next));
             callers.spawn(async move {
                 loop {
                     let number = next.fetch_add(1, Ordering::Relaxed);
                     if number >= count {
-                        return anyhow::Ok(());
+                        return anyhow::Ok(connection);
                     }
                     if let Some(rate) = rate {
                         #[expect(clippy::cast_precision_loss, reason = "a count of calls")]
@@ -163,7 +168,7 @@ impl Pool {
         }
         let finish = async {
             while let Some(caller) = callers.join_next().await {
-                caller??;
+                self.0.push(caller??);
             }
             anyhow::Ok(())
         };

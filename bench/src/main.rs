@@ -2,8 +2,11 @@
 //!
 //! What counts is the processor time that the server uses for a call, not how long the call takes: the load
 //! generator and whatever else runs here share the cores. `GET /livez` does nothing but HTTP and is the floor
-//! that other calls are multiples of. Rows are measured in turns and the median is taken, so that a noisy
-//! moment meets all of them.
+//! that other calls are multiples of. A round measures the rows in turns, a slice of each at a time, so that a
+//! noisy moment meets all of them; the median of the rounds is shown.
+//!
+//! The cost of a call includes that of writing its events to the database later. A second server that only spools
+//! its events tells what answering alone costs.
 
 mod load;
 mod mariadb;
@@ -26,6 +29,8 @@ use tokio::signal::unix::{SignalKind, signal};
 
 const CONNECTIONS: usize = 64;
 const ROUNDS: usize = 3;
+/// Parts that a round measures each row in.
+const SLICES: usize = 10;
 const CALLS: usize = 20_000;
 const NAMESPACES: usize = 10_000;
 /// Seconds of recording events.
@@ -50,10 +55,14 @@ struct Arguments {
     server: Option<PathBuf>,
 }
 
+type Settings = Vec<(String, String)>;
+
 /// A database to measure with.
 struct Engine {
     name: &'static str,
-    settings: Vec<(String, String)>,
+    settings: Settings,
+    /// Settings of the server that only spools.
+    spooling: Settings,
     /// Whether the targets are meant for it; otherwise its numbers inform.
     has_targets: bool,
 }
@@ -107,7 +116,7 @@ async fn measure_all(arguments: &Arguments) -> anyhow::Result<Table> {
     let mut table = Table::default();
 
     let folder = tempfile::tempdir()?;
-    let sqlite = Engine { name: "SQLite", settings: vec![], has_targets: true };
+    let sqlite = Engine { name: "SQLite", settings: vec![], spooling: vec![], has_targets: true };
     measure(&program, folder.path(), &sqlite, scale, &mut table).await.context("with SQLite")?;
     drop(folder);
     if arguments.sqlite {
@@ -121,8 +130,8 @@ async fn measure_all(arguments: &Arguments) -> anyhow::Result<Table> {
         table.add(Row::new("not measured", "mariadbd is not installed"));
         return Ok(table);
     };
-    let settings = vec![("MUSTER_DATABASE_URL".to_owned(), mariadb.url.clone())];
-    let engine = Engine { name: "MariaDB", settings, has_targets: false };
+    let [settings, spooling] = mariadb.urls.clone().map(|url| vec![("MUSTER_DATABASE_URL".to_owned(), url)]);
+    let engine = Engine { name: "MariaDB", settings, spooling, has_targets: false };
     let measured = measure(&program, folder.path(), &engine, scale, &mut table).await;
     mariadb.stop().await?;
     measured.context("with MariaDB")?;
@@ -146,7 +155,14 @@ async fn measure(
     let idle = (server.cpu()? - began).as_secs_f64() / IDLE.as_secs_f64();
     let start = format!("{:.0} ms", server.started_in.as_secs_f64() * 1e3);
 
-    measure_calls(&server, engine, scale, table).await?;
+    // Its first look at the queue is its last in this hour, and the queue has no end.
+    let mut spooling = engine.spooling.clone();
+    spooling.push(("MUSTER_DRAIN_POLL_INTERVAL".into(), "3600".into()));
+    spooling.push(("MUSTER_SPOOL_HIGH_WATER_MARK".into(), "10000000".into()));
+    let spooling = Server::start(program, &folder.join("spooling"), &spooling).await?;
+    measure_calls(&server, &spooling, engine, scale, table).await?;
+    // Killed, because a clean end would drain the queue.
+    drop(spooling);
     let after_calls = server.memory()?;
     server.stop().await?;
 
@@ -170,9 +186,10 @@ async fn measure(
     Ok(())
 }
 
-/// What calls cost.
+/// What calls cost. `spooling` is a server that does not drain its events.
 async fn measure_calls(
     server: &Server,
+    spooling: &Server,
     engine: &Engine,
     scale: Scale,
     table: &mut Table,
@@ -187,50 +204,61 @@ async fn measure_calls(
             request("POST", "/auth/namespaces", Some(&token), Some(&body))
         }
     };
-    let created = sample(server, namespaces, create).await?;
+    let began = Instant::now();
+    let created = Caller::new(server).await?.cost_with_events(namespaces, create).await?;
+    let created_in = began.elapsed();
 
     let livez = request("GET", "/livez", None, None);
     let get = request("GET", &format!("/auth/namespaces/{}", name(namespaces / 2)), Some(&token), None);
-    let login = server.login();
-    sample(server, calls / 10, same(&livez)).await?;
-    let (mut floors, mut gets, mut logins, mut lists) = (vec![], vec![], vec![], vec![]);
+    let (mut floors, mut gets, mut logins, mut answers, mut lists) = (vec![], vec![], vec![], vec![], vec![]);
     for round in 1..=ROUNDS {
         progress(&format!("{}: calls, round {round} of {ROUNDS}", engine.name));
-        floors.push(sample(server, calls, same(&livez)).await?.micros);
-        gets.push(sample(server, calls, same(&get)).await?.micros);
-        logins.push(sample(server, calls, same(&login)).await?.micros);
+        let (mut caller, mut spooler) = (Caller::new(server).await?, Caller::new(spooling).await?);
+        let slice = calls / SLICES;
+        let mut sums = [Duration::ZERO; 4];
+        for _ in 0..SLICES {
+            sums[0] += caller.cost(slice, same(&livez)).await?;
+            sums[1] += caller.cost(slice, same(&get)).await?;
+            sums[2] += caller.cost_with_events(slice, same(&server.login())).await?;
+            sums[3] += spooler.cost(slice, same(&spooling.login())).await?;
+        }
+        for (all, sum) in [&mut floors, &mut gets, &mut logins, &mut answers].into_iter().zip(sums) {
+            all.push(micros(sum, calls));
+        }
         let began = server.cpu()?;
         list(server, namespaces, &token).await?;
         lists.push((server.cpu()? - began).as_secs_f64() * 1e3);
     }
     // Each call is compared with the floor of its own round.
     let times = |calls: &[f64]| median(calls.iter().zip(&floors).map(|(call, floor)| call / floor).collect());
+    let row = |what: &str, calls: &[f64]| {
+        Row::new(what, format!("{:.1} µs CPU", median(calls.to_vec()))).times(times(calls))
+    };
     let (get_times, login_times) = (times(&gets), times(&logins));
-    let micros = |value: f64| format!("{value:.1} µs CPU");
+    let (listed, limit) = (median(lists), namespaces / 100);
+    #[expect(clippy::cast_precision_loss, reason = "a small number")]
+    let short = listed < limit as f64;
 
-    table.add(Row::new("GET /livez: the floor", micros(median(floors.clone()))).times(1.0));
-    table.add(Row::new("GET /auth/namespaces/{ns}", micros(median(gets))).times(get_times).target_if(
+    table.add(row("GET /livez: the floor", &floors));
+    table.add(row("GET /auth/namespaces/{ns}", &gets).target_if(
         engine.has_targets,
         "<= 5 x",
         get_times <= 5.0,
     ));
-    table.add(
-        Row::new("POST /auth, generated secret, events drained", micros(median(logins)))
-            .times(login_times)
-            .target_if(engine.has_targets, "<= 6 x", login_times <= 6.0),
-    );
-    let (listed, limit) = (median(lists), namespaces / 100);
-    #[expect(clippy::cast_precision_loss, reason = "a small number")]
-    let short = listed < limit as f64;
+    table.add(row("POST /auth, generated secret", &logins).target_if(
+        engine.has_targets,
+        "<= 6 x",
+        login_times <= 6.0,
+    ));
+    table.add(row("  without draining its 3 events", &answers));
     table.add(
         Row::new(format!("GET /auth/namespaces, {namespaces} of them"), format!("{listed:.1} ms CPU"))
             .target_if(engine.has_targets, format!("< {limit} ms"), short),
     );
-    table.add(
-        Row::new("POST /auth/namespaces, events drained", micros(created.micros))
-            .times(created.micros / median(floors)),
-    );
-    table.add(Row::new("the same at 64 connections", format!("{:.0} per second", created.rate)));
+    table.add(row("POST /auth/namespaces", &[micros(created, namespaces); ROUNDS]));
+    #[expect(clippy::cast_precision_loss, reason = "a count of calls")]
+    let rate = namespaces as f64 / created_in.as_secs_f64();
+    table.add(Row::new("  at 64 connections", format!("{rate:.0} per second")));
     Ok(())
 }
 
@@ -249,7 +277,7 @@ async fn measure_events(
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a small positive number")]
     let reads = (rate * scale.seconds as f64) as usize;
     let get = request("GET", &format!("/auth/namespaces/{}", name(0)), Some(&token), None);
-    let pool = Pool::open(server.address, CONNECTIONS).await?;
+    let mut pool = Pool::open(server.address, CONNECTIONS).await?;
     let took = pool.run(reads, Some(rate), same(&get)).await?;
     let waiting = server.metric("eventlog_spool_depth").await?;
     let ended = Instant::now();
@@ -282,27 +310,47 @@ async fn measure_events(
     Ok(())
 }
 
-/// What one load cost.
-struct Sample {
-    /// Processor time of the server per call.
-    micros: f64,
-    /// Calls per second.
-    rate: f64,
+/// Calls a server on all connections and says what that cost it.
+struct Caller<'a> {
+    server: &'a Server,
+    pool: Pool,
 }
 
-/// Makes `count` calls on all connections, and waits until the events that they left are drained.
-async fn sample<R>(server: &Server, count: usize, call: R) -> anyhow::Result<Sample>
-where
-    R: Fn(usize) -> Arc<[u8]> + Send + Sync + 'static,
-{
-    let pool = Pool::open(server.address, CONNECTIONS).await?;
-    let began = server.cpu()?;
-    let took = pool.run(count, None, call).await?;
-    server.drained().await?;
-    let used = server.cpu()? - began;
+impl<'a> Caller<'a> {
+    /// Opens the connections, and uses them once so that the server has accepted them all.
+    async fn new(server: &'a Server) -> anyhow::Result<Self> {
+        let mut pool = Pool::open(server.address, CONNECTIONS).await?;
+        pool.run(CONNECTIONS * 10, None, same(&request("GET", "/livez", None, None))).await?;
+        Ok(Self { server, pool })
+    }
+
+    /// Processor time of the server for `count` calls.
+    async fn cost<R>(&mut self, count: usize, call: R) -> anyhow::Result<Duration>
+    where
+        R: Fn(usize) -> Arc<[u8]> + Send + Sync + 'static,
+    {
+        let began = self.server.cpu()?;
+        self.pool.run(count, None, call).await?;
+        Ok(self.server.cpu()? - began)
+    }
+
+    /// The same, until the events that they left are in the database.
+    async fn cost_with_events<R>(&mut self, count: usize, call: R) -> anyhow::Result<Duration>
+    where
+        R: Fn(usize) -> Arc<[u8]> + Send + Sync + 'static,
+    {
+        let began = self.server.cpu()?;
+        self.pool.run(count, None, call).await?;
+        self.server.drained().await?;
+        Ok(self.server.cpu()? - began)
+    }
+}
+
+/// Microseconds a call.
+fn micros(total: Duration, calls: usize) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a count of calls")]
-    let count = count as f64;
-    Ok(Sample { micros: used.as_secs_f64() * 1e6 / count, rate: count / took.as_secs_f64() })
+    let calls = calls as f64;
+    total.as_secs_f64() * 1e6 / calls
 }
 
 /// Lists every namespace and checks that all are there, in one streamed answer.

@@ -13,14 +13,15 @@ use tokio::process::{Child, Command};
 use crate::server::{free_address, stop};
 
 const PATIENCE: Duration = Duration::from_secs(60);
-const DATABASE: &str = "muster_bench";
+/// The empty databases that it begins with.
+const DATABASES: [&str; 2] = ["bench", "bench_spooling"];
 
 /// A running MariaDB. Dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct MariaDb {
     process: Child,
-    /// `DATABASE_URL` of an empty database.
-    pub(crate) url: String,
+    /// `DATABASE_URL` of each of its databases.
+    pub(crate) urls: [String; 2],
 }
 
 impl MariaDb {
@@ -45,7 +46,7 @@ impl MariaDb {
         ensure!(installed.status.success(), "mariadb-install-db: {said}");
 
         let first = folder.join("first.sql");
-        std::fs::write(&first, format!("CREATE DATABASE {DATABASE};\n"))?;
+        std::fs::write(&first, DATABASES.map(|name| format!("CREATE DATABASE {name};\n")).concat())?;
         let address = free_address()?;
         let mut process = Command::new(program)
             .arg("--no-defaults")
@@ -67,8 +68,8 @@ impl MariaDb {
             if let Ok(mut stream) = TcpStream::connect(address).await
                 && stream.read_u8().await.is_ok()
             {
-                let url = format!("mysql://root@{address}/{DATABASE}");
-                return Ok(Some(Self { process, url }));
+                let urls = DATABASES.map(|name| format!("mysql://root@{address}/{name}"));
+                return Ok(Some(Self { process, urls }));
             }
             if process.try_wait()?.is_some() || Instant::now() > deadline {
                 bail!("mariadbd does not answer: {}", std::fs::read_to_string(&log).unwrap_or_default());

@@ -147,26 +147,32 @@ fn read(path: &Path) -> anyhow::Result<Option<Credentials>> {
     Ok(Some(Credentials { namespace: file.namespace, key: Secret::new(file.key), apiurl: file.apiurl }))
 }
 
-/// Writes a file that only its owner may read, whole or not at all.
+/// Writes credentials to a file that only its owner may read.
 pub fn save(path: &Path, credentials: &Credentials) -> anyhow::Result<()> {
     let text = json!({
         "namespace": credentials.namespace, "key": credentials.key.expose(), "apiurl": credentials.apiurl
     });
+    write_private(path, &format!("{text:#}\n"))
+}
+
+/// Writes a file that only its owner may read, whole or not at all.
+pub fn write_private(path: &Path, text: &str) -> anyhow::Result<()> {
     let unfinished = path.with_extension(format!("{}.new", std::process::id()));
     let write = || {
-        if let Some(folder) = path.parent() {
-            DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-        }
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
         let mut file =
             OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
-        file.write_all(format!("{text:#}\n").as_bytes())?;
+        file.write_all(text.as_bytes())?;
         file.sync_all()?;
-        fs::rename(&unfinished, path)
+        fs::rename(&unfinished, path)?;
+        // The new name must survive a power cut, too.
+        fs::File::open(folder)?.sync_all()
     };
     write().map_err(|error| {
         // What was written may be a secret; and if nothing was, there is nothing to remove.
         let _ = fs::remove_file(&unfinished);
-        anyhow!("cannot write credentials {}: {}", path.display(), io_text(&error))
+        anyhow!("cannot write {}: {}", path.display(), io_text(&error))
     })
 }
 

@@ -9,4 +9,4 @@ mod time;
 
 pub use api::{Client, Error};
 pub use commands::{Command, Options, run};
-pub use credentials::{Credentials, default_data_dir};
+pub use credentials::{Credentials, default_data_dir, write_private};

@@ -12,7 +12,7 @@ pub(crate) enum Command {
         #[arg(long, value_name = "URL")]
         from: String,
         /// Empty target, such as mysql://user:password@host/name
-        #[arg(long, value_name = "URL")]
+        #[arg(long, value_name = "URL", env = "MUSTER_DATABASE_URL", hide_env_values = true)]
         to: String,
     },
 }

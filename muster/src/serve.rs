@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use muster_types::settings::{Settings, mask_password};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::state::DataDir;
@@ -48,9 +49,16 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
         daemon = start(arguments, settings) => daemon?,
         () = signals.any() => bail!("stopped before it served"),
     };
-    signals.wait_and_drain(&daemon.app).await;
+    let mut daemon = daemon;
+    let failed = tokio::select! {
+        () = signals.wait_and_drain(&daemon.app) => None,
+        task = daemon.ended.recv() => task,
+    };
     daemon.end().await;
-    Ok(())
+    match failed {
+        Some(task) => bail!("the task {task} ended by itself; see the log"),
+        None => Ok(()),
+    }
 }
 
 /// Brings everything up, in order.
@@ -86,8 +94,20 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
 
     let scheme = if tls.is_some() { "https" } else { "http" };
     let apiurl = format!("{scheme}://{}", reachable(address));
-    let keep = |key: &Secret| data.write_credentials(key, &apiurl).map_err(|error| format!("{error:#}"));
-    objects::key::bootstrap(&app, &app.settings.system_key, keep).await?;
+    let mut kept = false;
+    let keep = |key: &Secret| {
+        kept = true;
+        data.write_credentials(key, &apiurl).map_err(|error| format!("{error:#}"))
+    };
+    let first_start = objects::key::bootstrap(&app, &app.settings.system_key, keep).await?;
+    match (first_start, kept) {
+        (true, true) => tracing::info!(file = %data.credentials().display(), "first key written"),
+        (false, true) => data.remove_credentials()?,
+        (false, false) if !app.settings.system_key.expose().is_empty() => {
+            tracing::info!("SYSTEM_KEY is not used: the cluster has had its first key");
+        }
+        _ => {}
+    }
     data.update_credentials(&apiurl)?;
     reconcile::checkin::join(&app).await?;
 
@@ -110,6 +130,8 @@ struct Daemon {
     stop_api: watch::Sender<bool>,
     stop_work: watch::Sender<bool>,
     stop_drain: watch::Sender<bool>,
+    /// Names tasks that end, which none should before it is told to.
+    ended: mpsc::Receiver<&'static str>,
     serving: JoinHandle<()>,
     working: Vec<JoinHandle<()>>,
     watching: Vec<JoinHandle<()>>,
@@ -131,20 +153,34 @@ impl Daemon {
             let service = service.clone();
             async move { service.call(request, peer).await }
         };
+        let (report, ended) = mpsc::channel(8);
+        let run = |name, task: Pin<Box<dyn Future<Output = ()> + Send>>| {
+            let report = report.clone();
+            tokio::spawn(async move {
+                // Sent on the way out, also when the task panics.
+                let _ended = Ended { name, report };
+                task.await;
+            })
+        };
+        let metrics = serve_metrics(Arc::clone(&app), address, stop_api.subscribe());
         Self {
-            serving: tokio::spawn(http::serve(listener, answer, stop_api.subscribe())),
+            serving: run("api", Box::pin(http::serve(listener, answer, stop_api.subscribe()))),
             working: vec![
-                tokio::spawn(operations::run(Arc::clone(&app), stop_work.subscribe())),
-                tokio::spawn(reconcile::maintainer::run(Arc::clone(&app), stop_work.subscribe())),
+                run("operations", Box::pin(operations::run(Arc::clone(&app), stop_work.subscribe()))),
+                run(
+                    "maintainer",
+                    Box::pin(reconcile::maintainer::run(Arc::clone(&app), stop_work.subscribe())),
+                ),
             ],
             watching: vec![
-                tokio::spawn(health::watch(Arc::clone(&app))),
-                tokio::spawn(reconcile::checkin::run(Arc::clone(&app))),
-                tokio::spawn(serve_metrics(Arc::clone(&app), address, stop_api.subscribe())),
+                run("health", Box::pin(health::watch(Arc::clone(&app)))),
+                run("check-in", Box::pin(reconcile::checkin::run(Arc::clone(&app)))),
+                tokio::spawn(metrics),
             ],
-            draining: tokio::spawn(drainer.run(Arc::clone(&app.store), stop_drain.subscribe())),
+            draining: run("events", Box::pin(drainer.run(Arc::clone(&app.store), stop_drain.subscribe()))),
             app,
             data,
+            ended,
             stop_api,
             stop_work,
             stop_drain,
@@ -174,6 +210,19 @@ impl Daemon {
     }
 }
 
+/// Says that a task has ended when it is dropped.
+struct Ended {
+    name: &'static str,
+    report: mpsc::Sender<&'static str>,
+}
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        // A full channel means that somebody has said so already.
+        let _ = self.report.try_send(self.name);
+    }
+}
+
 /// The signals that end a daemon.
 struct Signals {
     terminate: Signal,
@@ -191,7 +240,7 @@ impl Signals {
 
     /// Waits for one. After SIGTERM the API goes on for a while so that others notice; a second signal, or
     /// SIGINT, ends the wait.
-    async fn wait_and_drain(mut self, app: &App) {
+    async fn wait_and_drain(&mut self, app: &App) {
         let grace = tokio::select! {
             _ = self.interrupt.recv() => 0,
             _ = self.terminate.recv() => app.settings.api_drain_grace,

@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::Write as _;
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use muster_client::{Credentials, write_private};
 use muster_types::ids::NodeId;
 use muster_types::key::{Secret, random_text};
 use muster_types::namespace::SYSTEM;
 use nix::fcntl::{Flock, FlockArg};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 /// A data directory that only this process uses.
 #[derive(Debug)]
@@ -75,18 +75,25 @@ impl DataDir {
         Ok(ids)
     }
 
+    pub(crate) fn credentials(&self) -> PathBuf {
+        self.path.join("credentials.json")
+    }
+
     /// Writes down the generated first key for the command line.
     pub(crate) fn write_credentials(&self, key: &Secret, apiurl: &str) -> anyhow::Result<()> {
-        let path = self.path.join("credentials.json");
-        let text = json!({ "namespace": SYSTEM, "key": key.expose(), "apiurl": apiurl });
-        write_private(&path, &format!("{}\n", serde_json::to_string_pretty(&text)?))?;
-        tracing::info!(path = %path.display(), "first key of namespace system written");
-        Ok(())
+        let credentials =
+            Credentials { namespace: SYSTEM.into(), key: key.clone(), apiurl: apiurl.to_owned() };
+        muster_client::credentials::save(&self.credentials(), &credentials)
+    }
+
+    /// Forgets a first key that another daemon turned out to have made.
+    pub(crate) fn remove_credentials(&self) -> anyhow::Result<()> {
+        muster_client::credentials::remove(&self.credentials()).map(|_| ())
     }
 
     /// Keeps the address in the credentials that this daemon wrote up to date.
     pub(crate) fn update_credentials(&self, apiurl: &str) -> anyhow::Result<()> {
-        let path = self.path.join("credentials.json");
+        let path = self.credentials();
         let Ok(text) = fs::read_to_string(&path) else { return Ok(()) };
         let Ok(mut credentials) = serde_json::from_str::<Map<String, Value>>(&text) else { return Ok(()) };
         if credentials.get("apiurl").is_none_or(|known| known != apiurl) {
@@ -95,17 +102,4 @@ impl DataDir {
         }
         Ok(())
     }
-}
-
-/// Writes a file that only its owner may read, whole or not at all.
-fn write_private(path: &Path, text: &str) -> anyhow::Result<()> {
-    let unfinished = path.with_extension("new");
-    let write = || {
-        let mut file =
-            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&unfinished, path)
-    };
-    write().with_context(|| path.display().to_string())
 }

@@ -239,6 +239,16 @@ async fn metadata_is_set_replaced_and_deleted() {
     for _ in 0..2 {
         assert_eq!(cluster.call(&token, Method::DELETE, &format!("{path}/a"), None).await.text, "null\n");
     }
+    let large = json!({"value": "x".repeat(200 << 10)});
+    assert_eq!(
+        cluster.call(&token, Method::PUT, &format!("{path}/l1"), Some(large.clone())).await.status,
+        200
+    );
+    let full = cluster.call(&token, Method::PUT, &format!("{path}/l2"), Some(large)).await;
+    assert_eq!(full.status, 400, "{}", full.text);
+    assert!(
+        !cluster.call(&token, Method::GET, path, None).await.body.as_object().unwrap().contains_key("l2")
+    );
     refusals(
         &cluster,
         &token,

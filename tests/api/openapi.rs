@@ -22,11 +22,16 @@ async fn the_document_in_the_repository_is_the_one_that_is_served() {
 async fn every_route_is_in_the_document_and_guarded_ones_say_so() {
     let cluster = Cluster::new().await;
     let document: serde_json::Value = serde_json::from_str(cluster.service.openapi()).unwrap();
+    let mut ids = std::collections::HashSet::new();
     for route in &cluster.routes {
         let operation = &document["paths"][&route.path][route.method.to_lowercase()];
         assert!(operation.is_object(), "{route:?}");
         let public = route.access == muster_control::http::Access::Public;
         assert_eq!(operation["security"].is_null(), public, "{route:?}");
         assert!(operation["summary"].is_string(), "{route:?}");
+        assert!(ids.insert(operation["operationId"].as_str().unwrap().to_owned()), "{route:?}");
+        for (status, response) in operation["responses"].as_object().unwrap() {
+            assert!(!response["description"].as_str().unwrap().is_empty(), "{route:?} {status}");
+        }
     }
 }

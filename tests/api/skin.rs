@@ -38,6 +38,11 @@ async fn both_slash_forms_and_a_double_slash_reach_the_same_route() {
 #[tokio::test(flavor = "multi_thread")]
 async fn unknown_paths_and_wrong_methods_are_answered_in_json() {
     let cluster = Cluster::new().await;
+    let token = cluster.token("system").await;
+    for path in ["/auth/namespaces/%ff", "/nodes/%fe", "/apidocs/%ff", "/clusteroperations/%ff/chain"] {
+        let answer = cluster.call(&token, Method::GET, path, None).await;
+        assert_eq!((answer.status.as_u16(), &answer.body["status"]), (404, &json!(404)), "{path}");
+    }
     let nowhere = cluster.call("", Method::GET, "/nowhere", None).await;
     assert_eq!((nowhere.status.as_u16(), &nowhere.body["status"]), (404, &json!(404)));
     let wrong = cluster.call("", Method::PATCH, "/auth/namespaces", None).await;

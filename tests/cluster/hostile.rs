@@ -140,6 +140,26 @@ async fn slow_senders_are_cut_off_and_hold_nobody_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn callers_who_never_read_are_cut_off() {
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = setup(folder.path()).set("API_TIMEOUT", "1").set("API_MAX_CONNECTIONS", "4").start();
+    let address = daemon.url.trim_start_matches("http://").parse().unwrap();
+    let mut silent = Vec::new();
+    for _ in 0..4 {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(4096).unwrap();
+        let mut stream = socket.connect(address).await.unwrap();
+        let request = b"GET /apidocs/swagger-ui-bundle.js HTTP/1.1\r\nHost: x\r\n\r\n";
+        stream.write_all(&request.repeat(8)).await.unwrap();
+        silent.push(stream);
+    }
+    let answer = daemon.call("", Method::GET, "/livez", None);
+    let (status, _) = tokio::time::timeout(Duration::from_secs(30), answer).await.expect("a free connection");
+    assert_eq!(status, 200);
+    drop(silent);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn connections_beyond_the_limit_wait_for_their_turn() {
     let folder = tempfile::tempdir().unwrap();
     let daemon = setup(folder.path()).set("API_TIMEOUT", "2").set("API_MAX_CONNECTIONS", "4").start();

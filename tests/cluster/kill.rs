@@ -104,8 +104,10 @@ async fn check(daemon: &Daemon, token: &str, done: &[Done]) {
         if let Done::Deleted(n) = write {
             let path = format!("/clusteroperations?target_object_type=namespace&target_uuid=ns{n}");
             wait_for("an operation to end", async || {
-                let (_, list) = daemon.call(token, Method::GET, &path, None).await;
-                let list = list.as_array().cloned().unwrap_or_default();
+                let (status, list) = daemon.call(token, Method::GET, &path, None).await;
+                let list = list.as_array().expect("a list");
+                assert!(status == 200 && !list.is_empty(), "the deletion of ns{n} queued nothing");
+                assert!(list.iter().all(|operation| operation["state"] != "error"), "{list:?}");
                 list.iter().all(|operation| operation["state"] == "complete").then_some(())
             })
             .await;

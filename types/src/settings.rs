@@ -304,10 +304,24 @@ impl Settings {
             ("USAGE_EVENT_FREQUENCY", self.usage_event_frequency),
             ("KEY_SWEEP_INTERVAL", self.key_sweep_interval),
             ("EVENT_PRUNE_INTERVAL", self.event_prune_interval),
+            ("EVENT_PRUNE_BUDGET", self.event_prune_budget),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(format!("{name}: must be at least 1"));
         }
+        // Beyond these a timer or a table overflows long before anyone would notice the difference.
+        for setting in &self.effective {
+            let limit = match setting.name {
+                "API_MAX_CONNECTIONS" => 1_000_000,
+                "API_MAX_REQUEST_BODY_BYTES" | "FEDERATION_MAX_TOKEN_BYTES" => 1 << 30,
+                "SPOOL_HIGH_WATER_MARK" => 1_000_000_000,
+                _ => 10 * 365 * 86400,
+            };
+            if setting.value.parse::<f64>().is_ok_and(|number| number.abs() > f64::from(limit)) {
+                return Err(format!("{}: must be at most {limit}", setting.name));
+            }
+        }
+        check_node_name(&self.node_name).map_err(|why| format!("NODE_NAME: {why}"))?;
         if self.drain_batch_size > 3000 {
             return Err("DRAIN_BATCH_SIZE: must be at most 3000".into());
         }
@@ -344,25 +358,52 @@ impl Settings {
     }
 }
 
-/// What may be shown of a value: secrets are masked when they are set at all.
-fn shown(name: &str, raw: &str) -> String {
-    let secret = ["SECRET", "PASSWORD", "PASSPHRASE", "AUTH_HEADER"].iter().any(|word| name.contains(word))
-        || name.ends_with("_SEED")
-        || name == "SYSTEM_KEY";
-    if name == "DATABASE_URL" {
-        return mask_password(raw);
+/// A node's name is part of URLs and must not look like an id.
+fn check_node_name(name: &str) -> Result<(), &'static str> {
+    if name.chars().count() > 255 {
+        return Err("must be at most 255 characters");
     }
-    if secret && !raw.is_empty() { "********".into() } else { raw.to_owned() }
+    if name.chars().any(|c| c.is_control() || c == '/') || name == "." || name == ".." {
+        return Err("must not contain slashes or control characters, or be a dot segment");
+    }
+    if name.parse::<crate::ids::NodeId>().is_ok() {
+        return Err("must not be a UUID");
+    }
+    Ok(())
 }
 
-/// A database URL with its password masked.
+/// What may be shown of a value: secrets are masked when they are set at all.
+fn shown(name: &str, raw: &str) -> String {
+    let words = ["SECRET", "PASSWORD", "PASSPHRASE", "TOKEN", "AUTH_HEADER"];
+    let secret =
+        words.iter().any(|word| name.contains(word)) || name.ends_with("_SEED") || name.ends_with("_KEY");
+    // The path of a key is no key.
+    let exempt = raw.is_empty() || raw.parse::<f64>().is_ok() || name == "TLS_PRIVATE_KEY";
+    if secret && !exempt {
+        return "********".into();
+    }
+    if name.ends_with("_URL") || name == "HTTP_PROXY_SERVER" { mask_password(raw) } else { raw.to_owned() }
+}
+
+/// A URL without its password, and without anything that could be one.
 #[must_use]
 pub fn mask_password(url: &str) -> String {
-    let Some((scheme, rest)) = url.split_once("://") else { return url.to_owned() };
-    let Some((login, place)) = rest.rsplit_once('@') else { return url.to_owned() };
-    match login.split_once(':') {
-        Some((user, _)) => format!("{scheme}://{user}:********@{place}"),
-        None => url.to_owned(),
+    if url.starts_with("sqlite:") || url.is_empty() {
+        return url.to_owned();
+    }
+    let Some((scheme, rest)) = url.split_once("://") else {
+        // Not a URL, but it may have been meant as one.
+        return url
+            .split_once(':')
+            .map_or_else(|| url.to_owned(), |(scheme, _)| format!("{scheme}:********"));
+    };
+    let (rest, query) = rest.split_once('?').map_or((rest, ""), |(rest, _)| (rest, "?********"));
+    match rest.rsplit_once('@') {
+        Some((login, place)) => {
+            let user = login.split(':').next().unwrap_or_default();
+            format!("{scheme}://{user}:********@{place}{query}")
+        }
+        None => format!("{scheme}://{rest}{query}"),
     }
 }
 
@@ -433,9 +474,33 @@ mod tests {
             ("SYSTEM_KEY", "sfk_lookalike"),
             ("LOGLEVEL_API", "loud"),
             ("TLS_CERTIFICATE", "/tmp/cert.pem"),
+            ("NODE_NAME", "7f1b7f9e-8d4e-4a5e-9a55-0c5d1d7f1c11"),
+            ("NODE_NAME", "a/b"),
         ] {
             let why = Settings::with(&[(name, value)]).unwrap_err();
             assert!(why.contains(name), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_number_that_would_overflow_a_timer_is_refused() {
+        for name in ["API_MAX_CONNECTIONS", "API_TIMEOUT", "EVENT_PRUNE_BUDGET", "CLEANER_DELAY"] {
+            assert!(Settings::with(&[(name, "18446744073709551615")]).unwrap_err().contains(name));
+        }
+        assert!(Settings::with(&[("EVENT_PRUNE_BUDGET", "0")]).is_err());
+    }
+
+    #[test]
+    fn urls_never_show_what_could_be_a_password() {
+        for (url, shown) in [
+            ("mysql://me:pw@host/db", "mysql://me:********@host/db"),
+            ("mysql://me:p@w@host/db", "mysql://me:********@host/db"),
+            ("mysql://host/db?password=pw", "mysql://host/db?********"),
+            ("mysql:me:pw@host", "mysql:********"),
+            ("sqlite:/var/lib/muster.db", "sqlite:/var/lib/muster.db"),
+            ("https://images.example/x", "https://images.example/x"),
+        ] {
+            assert_eq!(mask_password(url), shown);
         }
     }
 

@@ -3,7 +3,7 @@
 use clap::Subcommand;
 use muster_types::key::Secret;
 
-use super::{Session, parse_secret};
+use super::{Session, given_or_asked, parse_secret};
 use crate::api::AddedKey;
 use crate::output::{self, Table, visible};
 use crate::time::expiry;
@@ -17,7 +17,7 @@ pub enum Command {
     Add {
         namespace: String,
         name: String,
-        /// The secret; without it one is generated
+        /// The secret, or - to be asked for it; without it one is generated
         #[arg(long, value_name = "SECRET", value_parser = parse_secret)]
         key: Option<Secret>,
         /// When it stops working: 2h, 30d, or a Unix time; without it never
@@ -28,8 +28,8 @@ pub enum Command {
     Update {
         namespace: String,
         name: String,
-        /// The new secret
-        #[arg(long, value_name = "SECRET", value_parser = parse_secret)]
+        /// The new secret; without it, or with -, it is asked for
+        #[arg(long, value_name = "SECRET", value_parser = parse_secret, default_value = "-", hide_default_value = true)]
         key: Secret,
         /// When it stops working: 2h, 30d, or a Unix time; without it never
         #[arg(long, value_name = "WHEN", value_parser = expiry)]
@@ -44,6 +44,7 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
     match command {
         Command::List { namespace } => session.show(client.keys(&namespace).await?, table),
         Command::Add { namespace, name, key, expires } => {
+            let key = key.map(|key| given_or_asked(key, &name)).transpose()?;
             let answer = client.add_key(&namespace, &name, key.as_ref(), expires).await?;
             if session.json {
                 return output::print_json(answer.json());
@@ -58,6 +59,7 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
             Ok(())
         }
         Command::Update { namespace, name, key, expires } => {
+            let key = given_or_asked(key, &name)?;
             let answer = client.update_key(&namespace, &name, &key, expires).await?;
             session.done(&answer, &format!("key {name} updated"))
         }

@@ -32,7 +32,7 @@ pub(super) async fn log_in(arguments: Arguments, options: Options) -> anyhow::Re
     let file = login_file()?;
     let key = match arguments.key.or(options.key).filter(|key| !key.expose().is_empty()) {
         Some(key) => key,
-        None => ask(&namespace)?,
+        None => ask(&format!("key of namespace {namespace}"))?,
     };
     let credentials = Credentials { namespace, key, apiurl };
     client(credentials.clone(), options.cacert)?.log_in().await?;
@@ -53,11 +53,11 @@ fn login_file() -> anyhow::Result<PathBuf> {
 }
 
 /// The secret from the terminal without showing it, or from the first line of standard input.
-fn ask(namespace: &str) -> anyhow::Result<Secret> {
+pub(super) fn ask(what: &str) -> anyhow::Result<Secret> {
     let mut line = String::new();
     let read = if io::stdin().is_terminal() {
         let mut out = io::stderr();
-        write!(out, "key of namespace {namespace}: ").and_then(|()| out.flush())?;
+        write!(out, "{what}: ").and_then(|()| out.flush())?;
         let hidden = NoEcho::new()?;
         let read = io::stdin().read_line(&mut line);
         drop(hidden);

@@ -78,6 +78,11 @@ pub struct Options {
     pub json: bool,
 }
 
+/// A secret as it was given, or, for `-`, as it is typed: arguments are seen by everyone on the machine.
+fn given_or_asked(secret: Secret, key_name: &str) -> anyhow::Result<Secret> {
+    if secret.expose() == "-" { login::ask(&format!("secret of key {key_name}")) } else { Ok(secret) }
+}
+
 /// Takes any path, also the empty one of a variable that is set to nothing.
 fn path_parser() -> impl clap::builder::TypedValueParser<Value = PathBuf> {
     clap::builder::OsStringValueParser::new().map(PathBuf::from)

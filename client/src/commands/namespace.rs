@@ -4,7 +4,7 @@ use clap::Subcommand;
 use muster_types::key::Secret;
 use muster_types::namespace::NamespaceRecord;
 
-use super::{Session, metadata, parse_secret};
+use super::{Session, given_or_asked, metadata, parse_secret};
 use crate::api::Object;
 use crate::output::{Table, compact, or_dash};
 
@@ -21,7 +21,7 @@ pub enum Command {
         /// Name of a first key
         #[arg(long, requires = "key")]
         key_name: Option<String>,
-        /// Secret of the first key
+        /// Secret of the first key, or - to be asked for it
         #[arg(long, value_name = "SECRET", requires = "key_name", value_parser = parse_secret)]
         key: Option<Secret>,
     },
@@ -49,6 +49,8 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
         Command::List => session.show(client.namespaces().await?, table),
         Command::Show { name } => session.show(client.namespace(&name).await?, facts),
         Command::Create { name, key_name, key } => {
+            let key =
+                key.map(|key| given_or_asked(key, key_name.as_deref().unwrap_or_default())).transpose()?;
             let first_key = key_name.as_deref().zip(key.as_ref());
             session.show(client.create_namespace(&name, first_key).await?, facts)
         }

@@ -123,12 +123,14 @@ impl Secrets {
             }
             ["argon2id", memory, rounds, lanes, salt, hash] if !secret.is_generated() => {
                 let cost: Cost = [memory, rounds, lanes].map(|text| text.parse().unwrap_or(u32::MAX));
-                if cost.iter().zip(HIGHEST_COST).any(|(cost, highest)| *cost > highest) {
+                let too_high = cost.iter().zip(HIGHEST_COST).any(|(cost, highest)| *cost > highest);
+                if too_high || salt.len() < 8 || params(cost).is_err() {
                     return Ok(None);
                 }
                 (*hash, self.slow_hash(secret, salt, cost).await?)
             }
-            ["sha256", ..] | ["argon2id", ..] => return Ok(Some(false)),
+            // Well formed, but of a secret of the other kind.
+            ["sha256", _, _] | ["argon2id", _, _, _, _, _] => return Ok(Some(false)),
             _ => return Ok(None),
         };
         let Ok(hash) = BASE64.decode(hash) else { return Ok(None) };
@@ -149,8 +151,7 @@ impl Secrets {
         let (secret, salt) = (secret.clone(), salt.to_owned());
         tokio::task::spawn_blocking(move || {
             let _permit = permit;
-            let [memory, rounds, lanes] = cost;
-            let params = Params::new(memory, rounds, lanes, Some(32)).map_err(|e| e.to_string())?;
+            let params = params(cost).map_err(|e| e.to_string())?;
             let mut hash = vec![0u8; 32];
             Argon2::new(Algorithm::Argon2id, Version::V0x13, params)
                 .hash_password_into(secret.expose().as_bytes(), salt.as_bytes(), &mut hash)
@@ -161,6 +162,10 @@ impl Secrets {
         .map_err(|e| Error::Internal(format!("hashing: {e}")))?
         .map_err(|e: String| Error::Internal(format!("hashing: {e}")))
     }
+}
+
+fn params([memory, rounds, lanes]: Cost) -> argon2::Result<Params> {
+    Params::new(memory, rounds, lanes, Some(32))
 }
 
 struct Waiting<'a>(&'a AtomicUsize);
@@ -225,9 +230,16 @@ mod tests {
     #[tokio::test]
     async fn a_damaged_hash_matches_nothing() {
         let secrets = secrets();
-        for hash in
-            ["", "argon2id$x$2$1$saltsaltsalt$AAAA", "md5$x$y", "argon2id$99999999$2$1$saltsaltsalt$AAAA"]
-        {
+        for hash in [
+            "",
+            "argon2id",
+            "argon2id$x$2$1$saltsaltsalt$AAAA",
+            "argon2id$0$0$0$saltsaltsalt$AAAA",
+            "argon2id$19456$2$1$x$AAAA",
+            "argon2id$19456$2$1$saltsaltsalt$not base64",
+            "argon2id$99999999$2$1$saltsaltsalt$AAAA",
+            "md5$x$y",
+        ] {
             let stored = StoredSecret { tag: 0, hash: hash.into(), nonce: "n".into() };
             let found = secrets.find(&Secret::new("x"), vec![candidate("k", stored)]).await.unwrap();
             assert!(found.key.is_none());

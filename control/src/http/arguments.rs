@@ -83,7 +83,7 @@ fn drop_path_parameters(given: &mut Map<String, Value>, path: &RawPathParams) ->
             }
             Some(_) => {
                 return Err(Error::Invalid(format!(
-                    "{name}: a body key of this name contradicts the URL path parameter"
+                    "{name}: a body key of this name overwrote the URL path parameter"
                 )));
             }
         }

@@ -49,7 +49,10 @@ impl<'de> Deserialize<'de> for Integer {
                 if number.fract() == 0.0 { Ok(Integer(number as i64)) } else { Err(E::custom("fraction")) }
             }
             fn visit_str<E: Error>(self, text: &str) -> Result<Integer, E> {
-                text.trim().parse().map(Integer).map_err(E::custom)
+                // Saturates: a number too large to count with is still a number.
+                let number = text.trim().parse::<i128>().map_err(E::custom)?;
+                let bounded = number.clamp(i64::MIN.into(), i64::MAX.into());
+                Ok(Integer(i64::try_from(bounded).unwrap_or(i64::MAX)))
             }
         }
         deserializer.deserialize_any(Integers).map_err(|_| D::Error::custom("Not a valid integer."))

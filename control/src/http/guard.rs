@@ -109,7 +109,9 @@ async fn check_key(app: &App, caller: &Caller, nonce: Option<&str>) -> Result<()
         if known {
             let event = Event::audit(ObjectRef::namespace(&caller.namespace), why)
                 .with("namespace", caller.namespace.clone());
-            app.record(caller, caller_event(caller, event));
+            let mut event = caller_event(caller, event);
+            event.request_id = Some(caller.request_id.clone());
+            app.events.record_if_room(event);
         }
         Err(Error::Unauthenticated(String::new()))
     };

@@ -46,10 +46,19 @@ pub(super) struct GeneratedKey {
     key: String,
 }
 
+/// What adding a key answers.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub(super) enum AddedKey {
+    Generated(GeneratedKey),
+    /// The key's name.
+    Supplied(String),
+}
+
 /// Add a key, or replace the one of that name.
 #[utoipa::path(post, path = "/auth/namespaces/{namespace}/keys", tag = "auth", params(("namespace" = String, Path)),
     request_body = NewKey, responses(
-    (status = 200, description = "the generated secret, or with `key` the key's name", body = GeneratedKey),
+    (status = 200, description = "the generated secret, or with `key` the key's name", body = AddedKey),
     (status = 400, description = "a field is missing or malformed"), (status = 403, description = "reserved name"),
     (status = 404, description = "no such namespace"), (status = 422, description = "the secret is too long")))]
 pub(super) async fn create(
@@ -61,10 +70,10 @@ pub(super) async fn create(
     let request = KeyRequest::from(new);
     let generated = key::put(&app, &caller, &namespace, &request).await?;
     let name = request.name.unwrap_or_default();
-    Ok(match generated {
-        Some(secret) => ok(&GeneratedKey { key_name: name, key: secret.expose().to_owned() }),
-        None => ok(&name),
-    })
+    Ok(ok(&match generated {
+        Some(secret) => AddedKey::Generated(GeneratedKey { key_name: name, key: secret.expose().to_owned() }),
+        None => AddedKey::Supplied(name),
+    }))
 }
 
 impl From<NewKey> for KeyRequest {
@@ -86,7 +95,8 @@ pub(super) struct NewSecret {
 /// Replace a key's secret. Tokens made from the old one stop working.
 #[utoipa::path(put, path = "/auth/namespaces/{namespace}/keys/{key_name}", tag = "auth",
     params(("namespace" = String, Path), ("key_name" = String, Path)), request_body = NewSecret,
-    responses((status = 200, description = "the key's name", body = String), (status = 404, description = "no such key")))]
+    responses((status = 200, description = "the key's name", body = String), (status = 404, description = "no such key"),
+    (status = 422, description = "the secret is too long")))]
 pub(super) async fn update(
     State(app): State<Arc<App>>,
     caller: Caller,
@@ -100,7 +110,8 @@ pub(super) async fn update(
 /// Replace a key's secret, in the form that released clients send.
 #[utoipa::path(put, path = "/auth/namespaces/{namespace}/keys", tag = "auth", params(("namespace" = String, Path)),
     request_body = NewKey,
-    responses((status = 200, description = "the key's name", body = String), (status = 404, description = "no such key")))]
+    responses((status = 200, description = "the key's name", body = String), (status = 404, description = "no such key"),
+    (status = 422, description = "the secret is too long")))]
 pub(super) async fn update_named_in_body(
     State(app): State<Arc<App>>,
     caller: Caller,

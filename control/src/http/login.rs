@@ -47,7 +47,7 @@ pub(super) async fn log_in(
     Extension(incoming): Extension<Incoming>,
     Args(login): Args<Login>,
 ) -> ApiResult {
-    let Some(Text(namespace)) = login.namespace else {
+    let Some(Text(namespace)) = login.namespace.filter(|text| !text.0.is_empty()) else {
         return Err(Error::Invalid("missing namespace in request".into()).into());
     };
     let secret = match login.key {

@@ -38,7 +38,8 @@ macro_rules! metadata_routes {
 
             /// The metadata of an object.
             #[utoipa::path(get, path = $path, tag = $tag, params(($reference = String, Path)), responses(
-                (status = 200, description = "key/value pairs", body = Object)))]
+                (status = 200, description = "key/value pairs", body = Object),
+                (status = 404, description = "no such object")))]
             pub(in crate::http) async fn list(
                 State(app): State<Arc<App>>,
                 caller: Caller,
@@ -51,7 +52,8 @@ macro_rules! metadata_routes {
 
             /// Create or replace a metadata key.
             #[utoipa::path(post, path = $path, tag = $tag, params(($reference = String, Path)), request_body = NewItem,
-                responses((status = 200, description = "`null`"), (status = 400, description = "no key or no value")))]
+                responses((status = 200, description = "`null`"), (status = 400, description = "no key or no value"),
+                (status = 404, description = "no such object")))]
             pub(in crate::http) async fn create(
                 State(app): State<Arc<App>>,
                 caller: Caller,
@@ -67,7 +69,8 @@ macro_rules! metadata_routes {
             /// Create or replace a metadata key.
             #[utoipa::path(put, path = $item_path, tag = $tag,
                 params(($reference = String, Path), ("key" = String, Path)), request_body = ItemValue,
-                responses((status = 200, description = "`null`"), (status = 400, description = "no value")))]
+                responses((status = 200, description = "`null`"), (status = 400, description = "no value"),
+                (status = 404, description = "no such object")))]
             pub(in crate::http) async fn update(
                 State(app): State<Arc<App>>,
                 caller: Caller,
@@ -82,7 +85,7 @@ macro_rules! metadata_routes {
             /// Delete a metadata key, if it is there.
             #[utoipa::path(delete, path = $item_path, tag = $tag,
                 params(($reference = String, Path), ("key" = String, Path)),
-                responses((status = 200, description = "`null`")))]
+                responses((status = 200, description = "`null`"), (status = 404, description = "no such object")))]
             pub(in crate::http) async fn delete(
                 State(app): State<Arc<App>>,
                 caller: Caller,

@@ -1,6 +1,7 @@
 //! `/metrics`, on a port of its own.
 
 use axum::body::Body;
+use axum::http::header::ACCEPT;
 use axum::http::{HeaderValue, Request, StatusCode};
 use axum::response::Response;
 use hyper::body::Incoming;
@@ -13,7 +14,15 @@ use crate::app::App;
 pub fn metrics(app: &App, request: &Request<Incoming>) -> Response {
     match request.uri().path() {
         "/" | "/metrics" => {
-            text("application/openmetrics-text; version=1.0.0; charset=utf-8", app.events.metrics().text())
+            // The text is both formats at once; who can read the newer one says so.
+            let accept =
+                request.headers().get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+            let kind = if accept.contains("openmetrics") {
+                "application/openmetrics-text; version=1.0.0; charset=utf-8"
+            } else {
+                "text/plain; version=0.0.4; charset=utf-8"
+            };
+            text(kind, app.events.metrics().text())
         }
         _ => {
             respond(StatusCode::NOT_FOUND, HeaderValue::from_static("text/plain"), Body::from("not found\n"))

@@ -16,6 +16,7 @@ mod metrics;
 mod namespaces;
 mod nodes;
 mod operations;
+mod patient;
 mod request;
 mod response;
 mod root;
@@ -71,6 +72,7 @@ fn table(app: &Arc<App>) -> Table {
 
     table.add(Token, "clusteroperation", routes!(operations::list));
     table.add(Token, "clusteroperation", routes!(operations::get));
+    table.add(Token, "clusteroperation", routes!(operations::chain));
 
     table.add(Admin, "admin", routes!(admin::locks));
     table.add(Admin, "admin", routes!(admin::resources));

@@ -39,7 +39,7 @@ pub(super) async fn list(
     Ok(ok(&operation::of_target(&app, &caller, kind.as_deref(), id.as_deref()).await?))
 }
 
-/// One operation; or, with an id and the word `chain`, it and all that it depends on.
+/// One operation.
 #[utoipa::path(get, path = "/clusteroperations/{operation_type}/{operation_uuid}", tag = "clusteroperations",
     params(("operation_type" = String, Path), ("operation_uuid" = String, Path)), responses(
     (status = 200, body = OperationRecord), (status = 403, description = "the operation is not yours"),
@@ -50,8 +50,20 @@ pub(super) async fn get(
     Path((kind, id)): Path<(String, String)>,
     _: Args<Nothing>,
 ) -> ApiResult {
-    if id == "chain" {
-        return Ok(ok(&operation::chain(&app, &caller, &kind).await?));
-    }
     Ok(ok(&operation::get(&app, &caller, &kind, &id).await?))
+}
+
+/// An operation and all that it depends on, newest first.
+#[utoipa::path(get, path = "/clusteroperations/{operation_uuid}/chain", tag = "clusteroperations",
+    params(("operation_uuid" = String, Path)), responses(
+    (status = 200, body = Vec<OperationRecord>), (status = 400, description = "the chain is too long"),
+    (status = 403, description = "part of the chain is not yours"),
+    (status = 404, description = "no such operation")))]
+pub(super) async fn chain(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(id): Path<String>,
+    _: Args<Nothing>,
+) -> ApiResult {
+    Ok(ok(&operation::chain(&app, &caller, &id).await?))
 }

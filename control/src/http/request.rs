@@ -91,6 +91,8 @@ impl Service {
         let mut trace = Trace::new(self, &id, &method, &uri);
         let body = self.read_body(&parts.headers, body).await;
         let mut response = match body {
+            // No object has a name that is not text.
+            Ok(_) if !is_text(uri.path()) => not_found().await,
             Ok(body) => {
                 trace.received(&body);
                 let incoming = Incoming { id: id.clone(), remote: peer.ip().to_string(), body };
@@ -163,6 +165,11 @@ fn request_id(headers: &HeaderMap) -> String {
             !id.is_empty() && id.len() <= LONGEST_ID && id.bytes().all(|byte| byte.is_ascii_graphic())
         })
         .map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_owned)
+}
+
+/// Whether a path is UTF-8 once it is decoded.
+fn is_text(path: &str) -> bool {
+    !path.contains('%') || percent_encoding::percent_decode_str(path).decode_utf8().is_ok()
 }
 
 /// Both slash forms are the same path, and so is one that a base URL with a slash at its end makes.

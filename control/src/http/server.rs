@@ -22,9 +22,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
+use super::patient::Patient;
+
 /// Most headers of a request.
 const MOST_HEADERS: usize = 100;
-/// Most bytes of a request's head.
+/// How much of a request's head is buffered; a head of several times this is cut off.
 const LARGEST_HEAD: usize = 64 << 10;
 /// How long open connections get to finish at the end.
 const LAST_WAIT: Duration = Duration::from_secs(5);
@@ -64,7 +66,7 @@ impl Tls {
 pub struct Listener {
     pub socket: TcpListener,
     pub tls: Option<Tls>,
-    /// Time for a request's head to arrive.
+    /// Time for a request's head to arrive, and for the caller to take in some of the answer.
     pub patience: Duration,
     pub most_connections: usize,
 }
@@ -112,7 +114,7 @@ where
                 let answer = service(request, peer);
                 async move { Ok::<_, Infallible>(answer.await) }
             });
-            let connection = http.serve_connection(TokioIo::new(stream), answer);
+            let connection = http.serve_connection(TokioIo::new(Patient::new(stream, patience)), answer);
             if let Err(error) = watcher.watch(connection).await {
                 tracing::debug!(%error, %peer, "connection ended");
             }

@@ -4,9 +4,12 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::middleware::from_fn_with_state;
-use utoipa::openapi::path::HttpMethod;
+use utoipa::openapi::path::{HttpMethod, Operation};
+use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
-use utoipa::openapi::{ComponentsBuilder, InfoBuilder, OpenApi, OpenApiBuilder};
+use utoipa::openapi::{
+    ComponentsBuilder, Content, InfoBuilder, OpenApi, OpenApiBuilder, Ref, RefOr, Response,
+};
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 
 use super::guard::{Guard, check};
@@ -51,7 +54,10 @@ impl Table {
                     .build(),
             )
             .components(Some(
-                ComponentsBuilder::new().security_scheme("bearerAuth", SecurityScheme::Http(bearer)).build(),
+                ComponentsBuilder::new()
+                    .security_scheme("bearerAuth", SecurityScheme::Http(bearer))
+                    .schema("Error", error_schema())
+                    .build(),
             ))
             .build();
         Self { app: Arc::clone(app), router: OpenApiRouter::with_openapi(document), routes: vec![] }
@@ -80,9 +86,7 @@ impl Table {
                     HttpMethod::Delete => "DELETE",
                     _ => "GET",
                 };
-                if access != Access::Public {
-                    operation.security = Some(vec![SecurityRequirement::new("bearerAuth", [""; 0])]);
-                }
+                describe(operation, method, path, access);
                 self.routes.push(RouteInfo { method: method.into(), path: path.clone(), access, family });
             }
         }
@@ -98,4 +102,48 @@ impl Table {
         let (router, document) = self.router.split_for_parts();
         (router.fallback(not_found).with_state(self.app), document, self.routes)
     }
+}
+
+/// Adds to a route's description what all routes have in common.
+fn describe(operation: &mut Operation, method: &str, path: &str, access: Access) {
+    let words = path.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
+    let id =
+        std::iter::once(method.to_lowercase()).chain(words.map(str::to_owned)).collect::<Vec<_>>().join("_");
+    operation.operation_id = Some(id);
+    if access != Access::Public {
+        operation.security = Some(vec![SecurityRequirement::new("bearerAuth", [""; 0])]);
+        let refusals = [
+            ("400", "a parameter is missing, malformed or not declared"),
+            ("401", "no valid token, or not for this namespace"),
+            ("403", "the token is not scoped for this"),
+            ("503", "the database does not answer"),
+        ];
+        for (status, text) in refusals {
+            let add = || RefOr::T(Response::new(text));
+            operation.responses.responses.entry(status.to_owned()).or_insert_with(add);
+        }
+    }
+    for (status, response) in &mut operation.responses.responses {
+        let RefOr::T(response) = response else { continue };
+        if response.description.is_empty() {
+            response.description = "done".into();
+        }
+        if status.starts_with(['4', '5']) && response.content.is_empty() {
+            let content = Content::new(Some(Ref::from_schema_name("Error")));
+            response.content.insert("application/json".into(), RefOr::T(content));
+        }
+    }
+}
+
+/// The body of every refusal.
+fn error_schema() -> Object {
+    ObjectBuilder::new()
+        .property("error", ObjectBuilder::new().schema_type(Type::String).description(Some("what is wrong")))
+        .property(
+            "status",
+            ObjectBuilder::new().schema_type(Type::Integer).description(Some("the HTTP status")),
+        )
+        .required("error")
+        .required("status")
+        .build()
 }

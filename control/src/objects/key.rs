@@ -79,7 +79,9 @@ pub async fn log_in(app: &App, namespace: &str, secret: &Secret, request_id: &st
         found = search.key;
     }
     let Some(key) = found else {
-        record(Event::audit(object, "attempt to use incorrect namespace key"));
+        let mut event = Event::audit(object, "attempt to use incorrect namespace key");
+        event.request_id = Some(request_id.to_owned());
+        app.events.record_if_room(event);
         return Err(Error::Unauthenticated("unauthorized".into()));
     };
     record(Event::audit(object, "token created from key").with("keyname", key.name.clone()));
@@ -155,17 +157,20 @@ async fn write(
         }
         Ok(keys::put(tx, namespace, name, &new).await?)
     })?;
-    let mut event = match put {
+    app.record(caller, written(put, namespace, name).with("expiry", expiry));
+    Ok(())
+}
+
+/// The event of a key that was made or replaced.
+pub(crate) fn written(put: Put, namespace: &str, name: &str) -> Event {
+    match put {
         Put::Created(id) => Event::audit(ObjectRef::new(ObjectType::NamespaceKey, id), "db record created")
             .with("namespace", namespace)
             .with("name", name),
         Put::Rotated(id) => {
             Event::new(EventType::Mutate, ObjectRef::new(ObjectType::NamespaceKey, id), "rotated key")
         }
-    };
-    event = event.with("expiry", expiry);
-    app.record(caller, event);
-    Ok(())
+    }
 }
 
 /// Deletes a key; it and its tokens stop working at once.
@@ -176,26 +181,21 @@ pub async fn delete(app: &App, caller: &Caller, namespace: &str, name: &str) -> 
         Event::audit(ObjectRef::namespace(namespace), "remove auth key request from REST API")
             .with("key", name),
     );
-    let removed = transaction!(app.store, |tx| { Ok(keys::remove(tx, namespace, name).await?) })?;
-    if removed { Ok(()) } else { Err(Error::NotFound("key name not found in namespace".into())) }
+    let deleted = transaction!(app.store, |tx| { Ok(keys::soft_delete(tx, namespace, name).await?) })?;
+    if deleted { Ok(()) } else { Err(Error::NotFound("key name not found in namespace".into())) }
 }
 
-/// Makes sure that the namespace `system` exists and has a key `deploy`. A secret that must be generated is
-/// handed to `keep` before the key exists: a key that nobody knows would lock everybody out.
+/// At the first start of a cluster, makes the namespace `system` and its key `deploy`, both or neither. Says
+/// whether this was the first start: a key that was deleted later stays deleted. A secret that must be
+/// generated is handed to `keep` before the key exists, because a key that nobody knows locks everybody out.
 pub async fn bootstrap(
     app: &App,
     supplied: &Secret,
     keep: impl FnOnce(&Secret) -> std::result::Result<(), String>,
-) -> Result<()> {
+) -> Result<bool> {
     const NAME: &str = "deploy";
-    transaction!(app.store, |tx| {
-        match namespaces::insert(tx, SYSTEM).await {
-            Ok(()) | Err(StoreError::Duplicate(_)) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
-    })?;
-    if keys::find(&*app.store, SYSTEM, NAME).await?.is_some() {
-        return Ok(());
+    if namespaces::get(&*app.store, SYSTEM).await?.is_some() {
+        return Ok(false);
     }
     let secret = if supplied.expose().is_empty() {
         let secret = Secret::generate();
@@ -205,15 +205,19 @@ pub async fn bootstrap(
         supplied.clone()
     };
     let new = NewKey { secret: app.secrets.seal(SYSTEM, &secret).await?, expiry: None, scopes: None };
-    transaction!(app.store, |tx| {
-        namespaces::hold(tx, SYSTEM, NamespaceState::Created).await?;
-        if keys::find(&mut *tx, SYSTEM, NAME).await?.is_some() {
-            let text = "another daemon made the first key at the same moment: start again".into();
-            return Err(Error::Conflict(text).into());
+    let first = transaction!(app.store, |tx| {
+        match namespaces::insert(tx, SYSTEM).await {
+            Ok(()) => {}
+            // Another daemon started at the same moment and was faster.
+            Err(StoreError::Duplicate(_)) => return Ok(false),
+            Err(error) => return Err(error.into()),
         }
         keys::put(tx, SYSTEM, NAME, &new).await?;
-        Ok(())
+        Ok(true)
     })?;
-    app.events.record(Event::audit(ObjectRef::namespace(SYSTEM), "first key created").with("keyname", NAME));
-    Ok(())
+    if first {
+        app.events
+            .record(Event::audit(ObjectRef::namespace(SYSTEM), "first key created").with("keyname", NAME));
+    }
+    Ok(first)
 }

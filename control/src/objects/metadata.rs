@@ -12,6 +12,8 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::store::{metadata, namespaces, transaction};
 
+/// All metadata of an object is part of its record, so it is bounded.
+const MOST_BYTES: i64 = 256 << 10;
 /// Values longer than this are not repeated in the event.
 const LONGEST_TRACE: usize = 1024;
 
@@ -41,7 +43,12 @@ pub async fn set(
         {
             return Err(Error::not_found("namespace").into());
         }
-        Ok(metadata::set(tx, object.object_type, &object.id, key, &value).await?)
+        metadata::set(tx, object.object_type, &object.id, key, &value).await?;
+        if metadata::size(&mut *tx, object.object_type, &object.id).await? > MOST_BYTES {
+            let text = format!("value: the metadata of one object may hold {MOST_BYTES} bytes at most");
+            return Err(Error::Invalid(text).into());
+        }
+        Ok(())
     })?;
     let long = value.to_string().len() > LONGEST_TRACE;
     let traced = if long { "...value not logged as it is too long...".into() } else { value };

@@ -11,7 +11,7 @@ use serde_json::Map;
 use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::require_namespace;
-use crate::objects::key::KeyRequest;
+use crate::objects::key::{KeyRequest, written};
 use crate::operations::{Order, delete_namespace};
 use crate::store::keys::NewKey;
 use crate::store::namespaces::NamespaceRow;
@@ -37,16 +37,16 @@ pub async fn create(
     } else {
         None
     };
-    transaction!(app.store, |tx| {
+    let key = transaction!(app.store, |tx| {
         match namespaces::insert(tx, name).await {
             Ok(()) => {}
             Err(StoreError::Duplicate(_)) => return Err(Error::Forbidden("namespace exists".into()).into()),
             Err(error) => return Err(error.into()),
         }
-        if let Some((key_name, new)) = &sealed {
-            keys::put(tx, name, key_name, new).await?;
-        }
-        Ok(())
+        Ok(match &sealed {
+            Some((key_name, new)) => Some((*key_name, keys::put(tx, name, key_name, new).await?)),
+            None => None,
+        })
     })?;
     let object = || ObjectRef::namespace(name);
     let used = |object: ObjectRef, message: String| caller_event(caller, Event::audit(object, message));
@@ -58,6 +58,9 @@ pub async fn create(
         used(ObjectRef::namespace(&caller.namespace), format!("token used to create namespace {name}"))
             .with("created-namespace", name),
     );
+    if let Some((key_name, put)) = key {
+        app.record(caller, written(put, name, key_name));
+    }
     record(app, name).await
 }
 

@@ -53,7 +53,8 @@ pub async fn join(app: &App, identity: &NodeIdentity) -> Result<()> {
 fn name_taken(error: StoreError, identity: &NodeIdentity) -> crate::store::TxError {
     match error {
         StoreError::Duplicate(_) => Error::Conflict(format!(
-            "a node named {} exists with another id: set NODE_NAME, or NODE_UUID to that node's id",
+            "a node named {} exists with another id: two daemons cannot share a name (set NODE_NAME; simulated nodes \
+             can be had from one daemon only), and a machine that was set up anew needs NODE_UUID set to that id",
             identity.name
         ))
         .into(),

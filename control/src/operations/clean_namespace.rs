@@ -72,6 +72,8 @@ async fn clean_metadata(app: &App, row: &OperationRow) -> Result<()> {
         if namespaces::hold(tx, name, DELETED).await? {
             metadata::remove_of(tx, ObjectType::Namespace, name).await?;
             trusts::remove_of(tx, name).await?;
+            // Given to the name after the deletion; whoever takes the name next was not meant.
+            trusts::remove_naming(tx, name).await?;
         }
         Ok(())
     })

@@ -109,8 +109,12 @@ impl Queue {
         faults.as_mut().and_then(|fate| fate(row, step))
     }
 
+    fn names(&self) -> Vec<&'static str> {
+        self.kinds.iter().map(|kind| kind.name).collect()
+    }
+
     fn kind(&self, row: &OperationRow) -> Option<&Kind> {
-        self.kinds.iter().find(|kind| kind.operation_type == row.operation_type && kind.name == row.name)
+        self.kinds.iter().find(|kind| kind.name == row.name)
     }
 }
 

@@ -66,7 +66,7 @@ pub async fn run_once(app: &App) -> Result<usize> {
 }
 
 async fn until_next(app: &App) -> Duration {
-    match operations::next_due(&app.store).await {
+    match operations::next_due(&app.store, &app.queue.names()).await {
         Ok(Some(due)) => Duration::from_secs_f64((due - now()).clamp(0.02, POLL.as_secs_f64())),
         _ => POLL,
     }
@@ -87,7 +87,7 @@ async fn take(app: &App, free: usize) -> Result<Vec<OperationRow>> {
     if free == 0 {
         return Ok(taken);
     }
-    for row in operations::due(&app.store, i64::try_from(free).unwrap_or(1)).await? {
+    for row in operations::due(&app.store, &app.queue.names(), i64::try_from(free).unwrap_or(1)).await? {
         match parents(app, &row).await? {
             Parents::Done => {}
             Parents::Pending => {
@@ -163,20 +163,17 @@ async fn work(app: &App, row: OperationRow) {
 
 async fn attempt(app: &App, row: &OperationRow) {
     let failed = |error| End::Failed { step: row.name.clone(), error };
-    let Some(kind) = app.queue.kind(row).copied() else {
-        // A newer daemon may know it: another attempt is worth it.
-        let error = Error::Internal(format!("no operation is called {}", row.name));
-        return settle(app, row, None, failed(error)).await;
-    };
+    // Only operations with a name that the queue knows are taken.
+    let Some(kind) = app.queue.kind(row).copied() else { return };
     if row.attempts > most_attempts(app) {
         let error = Error::Unavailable(format!("given up: {} workers vanished during it", row.attempts - 1));
-        return settle(app, row, Some(&kind), failed(error)).await;
+        return settle(app, row, &kind, failed(error)).await;
     }
     let limit = Duration::from_secs(app.settings.cluster_op_stuck_threshold);
     let end = tokio::time::timeout(limit, steps(app, &kind, row)).await.unwrap_or_else(|_| {
         failed(Error::Unavailable(format!("not done after {} seconds", limit.as_secs())))
     });
-    settle(app, row, Some(&kind), end).await;
+    settle(app, row, &kind, end).await;
 }
 
 /// Returns only when the lease is lost.
@@ -221,7 +218,7 @@ async fn steps(app: &App, kind: &Kind, row: &OperationRow) -> End {
 }
 
 /// Writes down how an attempt ended.
-async fn settle(app: &App, row: &OperationRow, kind: Option<&Kind>, end: End) {
+async fn settle(app: &App, row: &OperationRow, kind: &Kind, end: End) {
     let (state, run_after, report) = match end {
         End::Gone => return,
         End::Complete => (OperationState::Complete, row.created, None),
@@ -232,9 +229,7 @@ async fn settle(app: &App, row: &OperationRow, kind: Option<&Kind>, end: End) {
                     2f64.powi(i32::try_from(row.attempts).unwrap_or(10).min(10) - 1).min(LONGEST_PAUSE);
                 (OperationState::Queued, now() + pause * pace(app), Some(report))
             } else {
-                if let Some(kind) = kind {
-                    undo(app, kind, row).await;
-                }
+                undo(app, kind, row).await;
                 (OperationState::Error, row.created, Some(report))
             }
         }

@@ -121,7 +121,7 @@ pub async fn put(tx: &mut Tx, namespace: &str, name: &str, key: &NewKey) -> Resu
     let scopes = key.scopes.as_ref().map(|scopes| serde_json::json!(scopes).to_string());
     let row = tx
         .query_one(
-            "SELECT uuid FROM namespace_keys WHERE namespace = ? AND name = ?",
+            "SELECT uuid, state FROM namespace_keys WHERE namespace = ? AND name = ?",
             params![namespace, name],
         )
         .await?;
@@ -137,7 +137,8 @@ pub async fn put(tx: &mut Tx, namespace: &str, name: &str, key: &NewKey) -> Resu
         if met != 1 {
             return Err(StoreError::Conflict("the key went while it was replaced".into()));
         }
-        return Ok(Put::Rotated(id));
+        let was_deleted = row.get::<String>(1)? == "deleted";
+        return Ok(if was_deleted { Put::Created(id) } else { Put::Rotated(id) });
     }
     let id = KeyId::new();
     let inserted = tx
@@ -166,10 +167,13 @@ pub async fn put(tx: &mut Tx, namespace: &str, name: &str, key: &NewKey) -> Resu
     }
 }
 
-/// Removes a live key at once; its name is free.
-pub async fn remove(tx: &mut Tx, namespace: &str, name: &str) -> Result<bool, StoreError> {
-    let sql = format!("DELETE FROM namespace_keys WHERE namespace = ? AND name = ? AND {LIVE}");
-    Ok(tx.execute(&sql, params![namespace, name, now()]).await? == 1)
+/// Soft-deletes a live key: it stops working at once, and its name may be used again.
+pub async fn soft_delete(tx: &mut Tx, namespace: &str, name: &str) -> Result<bool, StoreError> {
+    let sql = format!(
+        "UPDATE namespace_keys SET state = 'deleted', updated = ?, version = version + 1 \
+         WHERE namespace = ? AND name = ? AND {LIVE}"
+    );
+    Ok(tx.execute(&sql, params![now(), namespace, name, now()]).await? == 1)
 }
 
 /// A key that the sweep or the cleaner is about to handle.

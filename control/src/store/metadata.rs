@@ -27,6 +27,18 @@ pub async fn get(db: impl Read, object_type: ObjectType, id: &str) -> Result<Map
     Ok(range(db, object_type, id, id).await?.into_iter().map(|(_, name, value)| (name, value)).collect())
 }
 
+/// How much metadata an object carries, about in bytes.
+pub async fn size(mut db: impl Read, object_type: ObjectType, id: &str) -> Result<i64, StoreError> {
+    let rows = db
+        .rows(
+            "SELECT CAST(COALESCE(SUM(LENGTH(name) + LENGTH(value)), 0) AS SIGNED) FROM metadata \
+             WHERE object_type = ? AND object_id = ?",
+            params![object_type, id],
+        )
+        .await?;
+    rows.first().map_or(Ok(0), |row| row.get(0))
+}
+
 pub async fn set(
     tx: &mut Tx,
     object_type: ObjectType,

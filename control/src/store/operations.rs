@@ -6,7 +6,7 @@ use muster_types::operation::{ErrorReport, OperationHandle, OperationState, Oper
 use muster_types::time::now;
 use serde_json::Value as Json;
 
-use super::{Read, Row, Store, StoreError, Tx, params, references, transaction};
+use super::{Read, Row, Store, StoreError, Tx, Value, params, references, transaction};
 
 #[derive(Debug, Clone)]
 pub struct OperationRow {
@@ -139,27 +139,33 @@ pub async fn is_pending(mut db: impl Read, target: &ObjectRef, name: &str) -> Re
     Ok(!rows.is_empty())
 }
 
-/// Operations that a worker may take now: due ones, and those whose worker has gone silent.
-pub async fn due(store: &Store, limit: i64) -> Result<Vec<OperationRow>, StoreError> {
+/// Operations among those called `names` that a worker may take now: due ones, and those whose worker has gone
+/// silent. What only a newer daemon knows is left to it.
+pub async fn due(store: &Store, names: &[&str], limit: i64) -> Result<Vec<OperationRow>, StoreError> {
     let time = now();
     let sql = format!(
-        "SELECT {COLUMNS} FROM operations WHERE (state = 'queued' AND run_after <= ?) \
-         OR (state = 'executing' AND lease_expires <= ?) ORDER BY run_after LIMIT ?"
+        "SELECT {COLUMNS} FROM operations WHERE ((state = 'queued' AND run_after <= ?) \
+         OR (state = 'executing' AND lease_expires <= ?)) AND name IN ({}) ORDER BY run_after LIMIT ?",
+        marks(names)
     );
-    let rows = store.query(&sql, params![time, time, limit]).await?;
-    // What a newer daemon queued may hold words that this one does not know; it must not block the rest.
-    let known = rows.iter().map(OperationRow::read).inspect(|row| {
-        if let Err(error) = row {
-            tracing::warn!(%error, "an operation cannot be read");
-        }
-    });
-    Ok(known.filter_map(Result::ok).collect())
+    let mut values = params![time, time].to_vec();
+    values.extend(names.iter().map(|name| Value::from(*name)));
+    values.push(limit.into());
+    store.query(&sql, &values).await?.iter().map(OperationRow::read).collect()
 }
 
-/// When the next queued operation is due, if there is one.
-pub async fn next_due(store: &Store) -> Result<Option<f64>, StoreError> {
-    let row = store.query_one("SELECT MIN(run_after) FROM operations WHERE state = 'queued'", &[]).await?;
-    row.map_or(Ok(None), |row| row.get(0))
+/// When the next queued operation among those called `names` is due, if there is one.
+pub async fn next_due(store: &Store, names: &[&str]) -> Result<Option<f64>, StoreError> {
+    let sql = format!(
+        "SELECT MIN(run_after) FROM operations WHERE state = 'queued' AND name IN ({})",
+        marks(names)
+    );
+    let values: Vec<Value> = names.iter().map(|name| Value::from(*name)).collect();
+    store.query_one(&sql, &values).await?.map_or(Ok(None), |row| row.get(0))
+}
+
+fn marks(names: &[&str]) -> String {
+    vec!["?"; names.len()].join(", ")
 }
 
 /// Takes an operation. Every claim has a holder of its own, so that even one daemon cannot hold it twice.

@@ -187,8 +187,8 @@ on_both_engines! {
             else { panic!("the name existed") };
         assert_eq!(keys::find(&*store, "ns", "forever").await.unwrap(), Some(id));
         assert_eq!(keys::candidates(&store, "ns", 8).await.unwrap().len(), 1);
-        assert!(transaction!(store, |tx| { Ok(keys::remove(tx, "ns", "forever").await?) }).unwrap());
-        assert!(!transaction!(store, |tx| { Ok(keys::remove(tx, "ns", "forever").await?) }).unwrap());
+        assert!(transaction!(store, |tx| { Ok(keys::soft_delete(tx, "ns", "forever").await?) }).unwrap());
+        assert!(!transaction!(store, |tx| { Ok(keys::soft_delete(tx, "ns", "forever").await?) }).unwrap());
     }
 
     async fn expired_keys_are_swept_and_removed_and_may_come_back(store: Arc<Store>) {
@@ -204,7 +204,7 @@ on_both_engines! {
         assert!(!transaction!(store, |tx| { Ok(keys::soft_delete_expired(tx, id, now() - 50.0).await?) }).unwrap());
         assert_eq!(keys::deleted_before(&*store, now() + 1.0, 10).await.unwrap().len(), 1);
         // The name of a swept key may be used again, under the same id.
-        let Put::Rotated(again) = transaction!(store, |tx| { Ok(keys::put(tx, "ns", "old", &key(3, None)).await?) }).unwrap()
+        let Put::Created(again) = transaction!(store, |tx| { Ok(keys::put(tx, "ns", "old", &key(3, None)).await?) }).unwrap()
             else { panic!("the row existed") };
         assert_eq!(again, id);
         assert!(!transaction!(store, |tx| { Ok(keys::remove_deleted(tx, id).await?) }).unwrap());
@@ -312,8 +312,10 @@ on_both_engines! {
         let handle = transaction!(store, |tx| { Ok(operations::insert(tx, &operation("ns", vec![])).await?) }).unwrap();
         let target = ObjectRef::namespace("ns");
         assert!(operations::is_pending(&*store, &target, "delete_namespace").await.unwrap());
-        assert!(operations::next_due(&store).await.unwrap().is_some());
-        let due = operations::due(&store, 10).await.unwrap().remove(0);
+        assert!(operations::next_due(&store, &["delete_namespace"]).await.unwrap().is_some());
+        assert!(operations::due(&store, &["other"], 10).await.unwrap().is_empty(), "left to who knows it");
+        assert!(operations::next_due(&store, &["other"]).await.unwrap().is_none());
+        let due = operations::due(&store, &["delete_namespace"], 10).await.unwrap().remove(0);
         assert_eq!((due.id, due.arguments.clone(), due.step), (handle.op_uuid, json!({"n": 1}), 0));
 
         let mut tasks = Vec::new();
@@ -327,14 +329,14 @@ on_both_engines! {
         }
         assert_eq!(claims.len(), 1, "one claim wins");
         let first = claims.remove(0);
-        assert!(operations::due(&store, 10).await.unwrap().is_empty(), "claimed and alive");
+        assert!(operations::due(&store, &["delete_namespace"], 10).await.unwrap().is_empty(), "claimed and alive");
         assert!(operations::claim(&store, &first, 60.0).await.unwrap().is_none(), "not even by the same daemon");
         assert!(transaction!(store, |tx| { Ok(operations::set_step(tx, &first, 1).await?) }).unwrap());
         let other = operations::OperationRow { holder: "other".into(), ..first.clone() };
         assert!(!transaction!(store, |tx| { Ok(operations::set_step(tx, &other, 2).await?) }).unwrap());
         assert!(operations::renew(&store, &first, -1.0).await.unwrap(), "the lease ends");
 
-        let stale = operations::due(&store, 10).await.unwrap().remove(0);
+        let stale = operations::due(&store, &["delete_namespace"], 10).await.unwrap().remove(0);
         assert_eq!((stale.step, stale.attempts), (1, 1));
         let second = operations::claim(&store, &stale, 60.0).await.unwrap().unwrap();
         assert_eq!(second.attempts, 2);
@@ -388,7 +390,7 @@ on_both_engines! {
         let row = operations::get(&*store, second.op_uuid).await.unwrap().unwrap();
         assert_eq!(row.depends_on, [first]);
         transaction!(store, |tx| { Ok(operations::put_off(tx, &row, now() + 100.0).await?) }).unwrap();
-        assert_eq!(operations::due(&store, 10).await.unwrap().len(), 1);
+        assert_eq!(operations::due(&store, &["delete_namespace"], 10).await.unwrap().len(), 1);
         let report = ErrorReport { code: "dependency.failed".into(), message: "why".into(), details: Map::new() };
         assert!(!transaction!(store, |tx| { Ok(operations::abort(tx, &row, &report).await?) }).unwrap(), "stale");
         let row = operations::get(&*store, second.op_uuid).await.unwrap().unwrap();
