@@ -126,5 +126,4 @@ CREATE TABLE IF NOT EXISTS event_links (
     event_type VARCHAR(16) NOT NULL,
     PRIMARY KEY (object_type, object_id, timestamp, event_uuid)
 );
-CREATE INDEX IF NOT EXISTS event_links_by_age ON event_links (event_type, timestamp);
-CREATE INDEX IF NOT EXISTS event_links_by_event ON event_links (event_uuid);
+CREATE INDEX IF NOT EXISTS event_links_by_age ON event_links (event_type, timestamp, event_uuid);

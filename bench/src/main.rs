@@ -250,7 +250,7 @@ async fn measure_calls(
         "<= 6 x",
         login_times <= 6.0,
     ));
-    table.add(row("  without draining its 3 events", &answers));
+    table.add(row("  without draining its events", &answers));
     table.add(
         Row::new(format!("GET /auth/namespaces, {namespaces} of them"), format!("{listed:.1} ms CPU"))
             .target_if(engine.has_targets, format!("< {limit} ms"), short),

@@ -12,7 +12,6 @@ use axum::http::{Request, StatusCode, header};
 use http_body_util::BodyExt as _;
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::{Corpus, fuzz_target};
-use muster_control::auth::Caller;
 use muster_control::events::Events;
 use muster_control::http::{self, RouteInfo, Service};
 use muster_control::store::Store;
@@ -28,12 +27,35 @@ use tokio::runtime::Runtime;
 /// Requests that one database sees: a list stays short, and a finding depends on few others.
 const LIFETIME: u32 = 2000;
 
+const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
+
 const METHODS: &[&str] = &["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "BREW"];
 
 /// Words that make a request get further than random text does.
 const WORDS: &[&str] = &[
-    "namespace", "key", "key_name", "expiry", "value", "limit", "event_type", "external_namespace", "system", "fuzz",
-    "tenant", "sim-1", "audit", "all", "name", "service_key", "_service_key", "sfk_", "..", "a/b", "\u{0}", "é", " ",
+    "namespace",
+    "key",
+    "key_name",
+    "expiry",
+    "value",
+    "limit",
+    "event_type",
+    "external_namespace",
+    "system",
+    "fuzz",
+    "tenant",
+    "sim-1",
+    "audit",
+    "all",
+    "name",
+    "service_key",
+    "_service_key",
+    "sfk_",
+    "..",
+    "a/b",
+    "\u{0}",
+    "é",
+    " ",
 ];
 
 #[derive(Debug, Arbitrary)]
@@ -50,7 +72,11 @@ struct Call<'a> {
 #[derive(Debug, Arbitrary)]
 enum Path<'a> {
     /// A route, with something for each of its parameters.
-    Route { number: u8, parameters: [Word<'a>; 2], slash: bool },
+    Route {
+        number: u8,
+        parameters: [Word<'a>; 2],
+        slash: bool,
+    },
     Text(&'a str),
 }
 
@@ -121,64 +147,45 @@ impl Json<'_> {
 }
 
 fn object(members: &[(Word, Json)]) -> Value {
-    Value::Object(members.iter().map(|(name, value)| (name.text().to_owned(), value.value())).collect::<Map<_, _>>())
+    Value::Object(
+        members.iter().map(|(name, value)| (name.text().to_owned(), value.value())).collect::<Map<_, _>>(),
+    )
 }
 
-/// A control plane with one simulated node and two tokens.
+/// A control plane with one simulated node, and a token of each kind of caller.
 struct World {
-    app: Arc<App>,
     service: Service,
     routes: Vec<RouteInfo>,
     system: String,
     tenant: String,
-    tenants: u32,
     calls: u32,
+    /// A token works no more: a request removed its key or its namespace.
+    is_worn: bool,
     _folder: tempfile::TempDir,
 }
 
 impl World {
     async fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
-        let settings = [("API_TOKEN_DURATION", "100000"), ("SPOOL_HIGH_WATER_MARK", "1000")];
+        let settings = [("API_TOKEN_DURATION", "10000"), ("SPOOL_HIGH_WATER_MARK", "1000")];
         let settings = Settings::with(&settings).expect("settings");
-        let store = Store::open(&format!("sqlite:{}", folder.path().join("db").display())).await.expect("store");
+        let store =
+            Store::open(&format!("sqlite:{}", folder.path().join("db").display())).await.expect("store");
         let events = Events::open(&folder.path().join("spool"), "sim-1", &settings).expect("events");
         let seed = Secret::new("a seed that only this fuzzer uses");
         let node = Arc::new(SimulatedNode::new(1, NodeId::new()));
         let app = Arc::new(App::new(Arc::new(store), settings, events, &seed, vec![node]));
-        objects::key::bootstrap(&app, &Secret::generate()).await.expect("namespace system");
+        let key = Secret::generate();
+        objects::key::bootstrap(&app, &key, |_| Ok(())).await.expect("namespace system");
         reconcile::checkin::join(&app).await.expect("a node");
         let (service, routes) = http::service(&app);
-        let (system, tenant) = (String::new(), String::new());
-        let mut world = Self { app, service, routes, system, tenant, tenants: 0, calls: 0, _folder: folder };
-        world.log_in().await;
-        world
-    }
 
-    /// Makes fresh keys: a request may have removed the old ones.
-    async fn log_in(&mut self) {
-        let caller = Caller {
-            namespace: "system".into(),
-            key_name: "fuzz".into(),
-            scopes: None,
-            request_id: "fuzz".into(),
-            method: "POST".into(),
-            path: "/".into(),
-            remote: "127.0.0.1".into(),
-        };
-        let tenant = match self.tenants {
-            0 => "tenant".to_owned(),
-            number => format!("tenant-{number}"),
-        };
-        self.tenants += 1;
-        // Random requests may have taken the name already.
-        let _ = objects::namespace::create(&self.app, &caller, &tenant, None).await;
-        for (namespace, token) in [("system", &mut self.system), (tenant.as_str(), &mut self.tenant)] {
-            let secret = objects::key::put(&self.app, &caller, namespace, "fuzz", None, None).await;
-            if let Ok(Some(secret)) = secret {
-                *token = objects::key::log_in(&self.app, namespace, &secret, "fuzz").await.expect("a token");
-            }
-        }
+        let system = log_in(&service, "system", &json!(key.expose())).await;
+        ask(&service, "/auth/namespaces", &system, &json!({ "namespace": "tenant" })).await;
+        let key =
+            ask(&service, "/auth/namespaces/tenant/keys", &system, &json!({ "key_name": "fuzz" })).await;
+        let tenant = log_in(&service, "tenant", &key["key"]).await;
+        Self { service, routes, system, tenant, calls: 0, is_worn: false, _folder: folder }
     }
 
     /// The request, if the input makes one that could come over the wire.
@@ -196,8 +203,11 @@ impl World {
                 (path, Some(route.method.as_str()))
             }
         };
-        let query: Vec<_> =
-            call.query.iter().map(|(name, value)| format!("{}={}", escaped(name.text()), escaped(value.text()))).collect();
+        let query: Vec<_> = call
+            .query
+            .iter()
+            .map(|(name, value)| format!("{}={}", escaped(name.text()), escaped(value.text())))
+            .collect();
         let uri = if query.is_empty() { path } else { format!("{path}?{}", query.join("&")) };
         let method = call.method.map(|number| METHODS[usize::from(number) % METHODS.len()]);
         let body = match &call.body {
@@ -216,8 +226,12 @@ impl World {
             Length::Absent => {}
         }
         match &call.token {
-            Token::System => request = request.header(header::AUTHORIZATION, format!("Bearer {}", self.system)),
-            Token::Tenant => request = request.header(header::AUTHORIZATION, format!("Bearer {}", self.tenant)),
+            Token::System => {
+                request = request.header(header::AUTHORIZATION, format!("Bearer {}", self.system))
+            }
+            Token::Tenant => {
+                request = request.header(header::AUTHORIZATION, format!("Bearer {}", self.tenant))
+            }
             Token::Text(bytes) => request = request.header(header::AUTHORIZATION, *bytes),
             Token::None => {}
         }
@@ -226,19 +240,41 @@ impl World {
 
     async fn answer(&mut self, call: &Call<'_>, request: Request<Body>) {
         let head = format!("{} {}", request.method(), request.uri());
-        let response = self.service.call(request, SocketAddr::from(([127, 0, 0, 1], 1))).await;
+        let response = self.service.call(request, PEER).await;
         let (status, headers) = (response.status(), response.headers().clone());
-        assert!(!status.is_server_error(), "{head}: {status}");
+        // Nobody watches the health of this database, so it is not ready.
+        let is_health = status == StatusCode::SERVICE_UNAVAILABLE
+            && (head.contains("/readyz") || head.contains("/healthz"));
+        assert!(!status.is_server_error() || is_health, "{head}: {status}");
         let body = response.into_body().collect().await.expect("a whole body").to_bytes();
         let is_json = headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
         if is_json && !head.starts_with("HEAD ") {
             serde_json::from_slice::<Value>(&body).unwrap_or_else(|e| panic!("{head}: {e}: {body:?}"));
         }
         if status == StatusCode::UNAUTHORIZED && matches!(call.token, Token::System | Token::Tenant) {
-            self.log_in().await;
+            self.is_worn = true;
         }
         self.calls += 1;
     }
+}
+
+/// Makes a call that must work.
+async fn ask(service: &Service, path: &str, token: &str, body: &Value) -> Value {
+    let body = body.to_string();
+    let request = Request::post(path)
+        .header(header::CONTENT_LENGTH, body.len())
+        .header(header::AUTHORIZATION, format!("Bearer {token}"))
+        .body(Body::from(body))
+        .expect("a request");
+    let response = service.call(request, PEER).await;
+    assert_eq!(response.status(), StatusCode::OK, "{path}");
+    let body = response.into_body().collect().await.expect("a body").to_bytes();
+    serde_json::from_slice(&body).expect("JSON")
+}
+
+async fn log_in(service: &Service, namespace: &str, key: &Value) -> String {
+    let answer = ask(service, "/auth", "", &json!({ "namespace": namespace, "key": key })).await;
+    answer["access_token"].as_str().expect("a token").to_owned()
 }
 
 fn escaped(text: &str) -> String {
@@ -255,7 +291,7 @@ fuzz_target!(|call: Call| -> Corpus {
     RUNTIME.with(|runtime| {
         WORLD.with_borrow_mut(|world| {
             runtime.block_on(async {
-                if world.as_ref().is_some_and(|world| world.calls >= LIFETIME) {
+                if world.as_ref().is_some_and(|world| world.is_worn || world.calls >= LIFETIME) {
                     *world = None;
                 }
                 if world.is_none() {

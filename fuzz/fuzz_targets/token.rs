@@ -24,9 +24,25 @@ enum Input<'a> {
     /// Three parts, the last a right signature of the others.
     Signed { now: u64, header: &'a [u8], claims: &'a [u8] },
     /// The right header and signature around claims that are nearly right.
-    Claims { now: u64, iat: u64, nbf: u64, exp: u64, kind: &'a str, namespace: &'a str, key: &'a str, more: &'a str },
+    Claims {
+        now: u64,
+        iat: u64,
+        nbf: u64,
+        exp: u64,
+        kind: &'a str,
+        namespace: &'a str,
+        key: &'a str,
+        more: &'a str,
+    },
     /// One of ours.
-    Ours { now: u64, later: u32, namespace: &'a str, key: &'a str, nonce: &'a str, scopes: Option<Vec<String>> },
+    Ours {
+        now: u64,
+        later: u32,
+        namespace: &'a str,
+        key: &'a str,
+        nonce: &'a str,
+        scopes: Option<Vec<String>>,
+    },
     /// One of ours with a byte changed.
     Damaged { at: u16, byte: u8 },
 }
@@ -40,7 +56,10 @@ fuzz_target!(|input: Input| {
                 "fresh": false, "iat": iat, "nbf": nbf, "exp": exp, "jti": "x", "type": kind,
                 "sub": [namespace, key], "iss": "fuzz", "nonce": more, "scopes": [more],
             });
-            check(now, &signed(&BASE64.encode(r#"{"alg":"HS256","typ":"JWT"}"#), claims.to_string().as_bytes()));
+            check(
+                now,
+                &signed(&BASE64.encode(r#"{"alg":"HS256","typ":"JWT"}"#), claims.to_string().as_bytes()),
+            );
         }
         Input::Ours { now, later, namespace, key, nonce, scopes } => {
             let token = TOKENS.create(now, namespace, key, nonce, scopes.as_deref());

@@ -13,6 +13,7 @@
 use muster_types::namespace::{NamespaceState, SYSTEM};
 use muster_types::{Error, Result};
 
+use crate::store::namespaces::NamespaceRow;
 use crate::store::{Read, StoreError, namespaces, trusts};
 
 /// An authenticated caller.
@@ -50,12 +51,15 @@ impl Caller {
     }
 }
 
-/// Refuses unless `namespace` lives and the caller may reach it. Absent and invisible answer the same.
-pub async fn require_namespace<D: Read + Copy>(db: D, caller: &Caller, namespace: &str) -> Result<()> {
-    let row = namespaces::get(db, namespace).await?;
-    let lives = row.is_some_and(|row| row.state == NamespaceState::Created);
-    if lives && caller.may_see(db, namespace).await? {
-        return Ok(());
+/// The namespace, if it lives and the caller may reach it. Absent and invisible are refused alike.
+pub async fn require_namespace<D: Read + Copy>(
+    db: D,
+    caller: &Caller,
+    namespace: &str,
+) -> Result<NamespaceRow> {
+    let row = namespaces::get(db, namespace).await?.filter(|row| row.state == NamespaceState::Created);
+    match row {
+        Some(row) if caller.may_see(db, namespace).await? => Ok(row),
+        _ => Err(Error::not_found("namespace")),
     }
-    Err(Error::not_found("namespace"))
 }

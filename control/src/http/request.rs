@@ -137,7 +137,7 @@ impl Service {
 
     /// Calls the handler. A change goes on to its end even when the caller hangs up.
     async fn route(&self, request: Request<Body>) -> Response {
-        let safe = request.method().is_safe();
+        let safe = !is_change(request.method(), request.uri());
         let answer = AssertUnwindSafe(self.router.clone().oneshot(request)).catch_unwind();
         let answer = if safe {
             answer.await
@@ -164,7 +164,8 @@ fn request_id(headers: &HeaderMap) -> String {
         .filter(|id| {
             !id.is_empty() && id.len() <= LONGEST_ID && id.bytes().all(|byte| byte.is_ascii_graphic())
         })
-        .map_or_else(|| uuid::Uuid::new_v4().to_string(), str::to_owned)
+        // Ids that grow with time keep the events of one time together in the database.
+        .map_or_else(|| uuid::Uuid::now_v7().to_string(), str::to_owned)
 }
 
 /// Whether a path is UTF-8 once it is decoded.
@@ -207,6 +208,11 @@ fn wrong_method(method: &Method, response: &Response) -> Response {
 /// The answer for a path that is no route.
 pub(super) async fn not_found() -> Response {
     ApiError(Error::not_found("route")).into_response()
+}
+
+/// Whether a call changes anything. A login does not, though it is a POST; its audit event tells of it.
+fn is_change(method: &Method, uri: &Uri) -> bool {
+    !method.is_safe() && uri.path() != "/auth"
 }
 
 fn first_segment(path: &str) -> Option<&str> {
@@ -254,7 +260,8 @@ impl<'a> Trace<'a> {
     /// The request has arrived whole.
     fn received(&mut self, body: &Bytes) {
         self.body = body.clone();
-        let wanted = !self.method.is_safe() || self.service.app.settings.api_request_events_for_reads;
+        let wanted =
+            is_change(self.method, self.uri) || self.service.app.settings.api_request_events_for_reads;
         if wanted && !self.is_quiet() {
             self.record_arrival();
         }

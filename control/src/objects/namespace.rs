@@ -66,8 +66,9 @@ pub async fn create(
 
 /// The namespace, if the caller may reach it.
 pub async fn get(app: &App, caller: &Caller, name: &str) -> Result<NamespaceRecord> {
-    require_namespace(&*app.store, caller, name).await?;
-    record(app, name).await
+    let row = require_namespace(&*app.store, caller, name).await?;
+    let mut records = records(&*app.store, vec![row]).await?;
+    records.pop().ok_or_else(|| Error::not_found("namespace"))
 }
 
 /// The next page of the namespaces that the caller may reach, by name. The last page is a short one.

@@ -3,7 +3,7 @@
 use muster_types::event::{Event, EventRecord, EventType};
 use muster_types::object::{ObjectRef, ObjectType};
 
-use super::{Read, Row, Store, StoreError, Tx, Value, params, transaction};
+use super::{Read, Row, Store, StoreError, Tx, Value, params, row, transaction};
 
 /// Writes a batch. Writing one again changes nothing.
 pub async fn insert(store: &Store, events: &[Event]) -> muster_types::Result<()> {
@@ -11,18 +11,11 @@ pub async fn insert(store: &Store, events: &[Event]) -> muster_types::Result<()>
     let mut links = Vec::with_capacity(events.len() * 5);
     for event in events {
         let id = event.event_uuid.to_string();
-        let extra =
-            if event.extra.is_empty() { "{}".to_owned() } else { serde_json::json!(event.extra).to_string() };
+        let extra = serde_json::to_string(&event.extra).unwrap_or_else(|_| "{}".to_owned());
         for object in &event.objects {
-            links.extend_from_slice(params![
-                object.object_type,
-                &object.id,
-                event.timestamp,
-                &id,
-                event.event_type
-            ]);
+            links.extend(row![object.object_type, &object.id, event.timestamp, &id, event.event_type]);
         }
-        rows.extend_from_slice(params![
+        rows.extend(row![
             id,
             event.timestamp,
             event.event_type,
@@ -177,7 +170,9 @@ pub async fn prune_orphans(
 ) -> Result<(u64, Option<String>), StoreError> {
     let seen = tx
         .query(
-            "SELECT e.event_uuid, (SELECT COUNT(*) FROM event_links l WHERE l.event_uuid = e.event_uuid) \
+            // The index by age finds an event's links: they have its type and time.
+            "SELECT e.event_uuid, (SELECT COUNT(*) FROM event_links l WHERE l.event_type = e.event_type \
+             AND l.timestamp = e.timestamp AND l.event_uuid = e.event_uuid) \
              FROM events e WHERE e.event_uuid > ? ORDER BY e.event_uuid LIMIT ?",
             params![after, limit],
         )

@@ -99,9 +99,15 @@ impl Read for &mut Tx {
     }
 }
 
-/// The arguments of a statement, each converted.
+/// The values of a row, each converted.
+macro_rules! row {
+    ($($value:expr),* $(,)?) => { [$($crate::store::Value::from($value)),*] };
+}
+pub(crate) use row;
+
+/// The arguments of a statement.
 macro_rules! params {
-    ($($value:expr),* $(,)?) => { &[$($crate::store::Value::from($value)),*] };
+    ($($value:expr),* $(,)?) => { &$crate::store::row![$($value),*] };
 }
 pub(crate) use params;
 
