@@ -1,8 +1,16 @@
 //! `muster db`: looks after the database.
 
+use std::path::PathBuf;
+
 use anyhow::Context as _;
+use muster_control::auth::secrets::Secrets;
+use muster_control::objects;
 use muster_control::store::copy;
+use muster_types::key::Secret;
 use muster_types::settings::mask_password;
+
+use crate::state::DataDir;
+use crate::{config, serve};
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
@@ -15,10 +23,40 @@ pub(crate) enum Command {
         #[arg(long, value_name = "URL", env = "MUSTER_DATABASE_URL", hide_env_values = true)]
         to: String,
     },
+    /// Give the first key, deploy of namespace system, a new secret: the way back in when every key is lost
+    RecoverKey(RecoverKey),
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct RecoverKey {
+    /// The data directory of a stopped daemon
+    #[arg(long, value_name = "DIR", default_value_os_t = muster_client::default_data_dir())]
+    data_dir: PathBuf,
+    /// File of settings, one NAME = value a line
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
 }
 
 pub(crate) async fn run(command: Command) -> anyhow::Result<()> {
-    let Command::Copy { from, to } = command;
+    match command {
+        Command::Copy { from, to } => copy_cluster(from, to).await,
+        Command::RecoverKey(arguments) => recover_key(arguments).await,
+    }
+}
+
+async fn recover_key(arguments: RecoverKey) -> anyhow::Result<()> {
+    let settings = config::load(arguments.config.as_deref())?;
+    let data = DataDir::open(&arguments.data_dir)?;
+    let (store, seed) = serve::open_store(&settings, &data).await?;
+    let apiurl = format!("http://127.0.0.1:{}", settings.api_port);
+    let keep = |key: &Secret| data.write_credentials(key, &apiurl).map_err(|error| format!("{error:#}"));
+    objects::key::recover(&store, &Secrets::new(&seed), keep).await?;
+    store.close().await;
+    eprintln!("key deploy of namespace system has a new secret, in {}", data.credentials().display());
+    Ok(())
+}
+
+async fn copy_cluster(from: String, to: String) -> anyhow::Result<()> {
     if let Some(path) = from.strip_prefix("sqlite:")
         && !std::path::Path::new(path).exists()
     {

@@ -70,19 +70,8 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
     let address = socket.local_addr()?;
     let data = DataDir::open(&arguments.data_dir)?;
 
-    let url = database_url(&settings, data.path());
-    let store = Store::open(url.expose())
-        .await
-        .with_context(|| format!("database {}", mask_password(url.expose())))?;
+    let (store, secret_seed) = open_store(&settings, &data).await?;
     let store = Arc::new(store);
-    let secret_seed = if settings.auth_secret_seed.expose().is_empty() {
-        data.seed()?
-    } else {
-        settings.auth_secret_seed.clone()
-    };
-    if !seed::is_ours(&store, &secret_seed).await? {
-        bail!("AUTH_SECRET_SEED differs from the one this cluster was made with: set the same on every node");
-    }
 
     let nodes = nodes(&arguments, &settings, &data)?;
     let Some(first) = nodes.first() else { bail!("a daemon needs a node") };
@@ -121,6 +110,23 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
     let daemon = Daemon::start(app, data, drainer, listener, service);
     tracing::info!(url = apiurl, node = name, data = %daemon.data.path().display(), "serving");
     Ok(daemon)
+}
+
+/// The database that the settings name, and the seed that belongs to it.
+pub(crate) async fn open_store(settings: &Settings, data: &DataDir) -> anyhow::Result<(Store, Secret)> {
+    let url = database_url(settings, data.path());
+    let store = Store::open(url.expose())
+        .await
+        .with_context(|| format!("database {}", mask_password(url.expose())))?;
+    let seed = if settings.auth_secret_seed.expose().is_empty() {
+        data.seed()?
+    } else {
+        settings.auth_secret_seed.clone()
+    };
+    if !seed::is_ours(&store, &seed).await? {
+        bail!("AUTH_SECRET_SEED differs from the one this cluster was made with: set the same on every node");
+    }
+    Ok((store, seed))
 }
 
 /// A running daemon: its tasks, each group with its own word to stop.

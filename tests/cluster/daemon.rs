@@ -81,6 +81,35 @@ async fn a_given_first_key_is_not_written_down() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_first_key_stays_deleted_until_it_is_recovered() {
+    let folder = tempfile::tempdir().unwrap();
+    let setup = setup(folder.path()).set("SYSTEM_KEY", "a leaked secret");
+    let daemon = setup.start();
+    let token = daemon.log_in("system", "a leaked secret").await;
+    let (status, _) = daemon.call(&token, Method::DELETE, "/auth/namespaces/system/keys/deploy", None).await;
+    assert_eq!(status, 200);
+    assert!(daemon.stop().success());
+    let daemon = setup.start();
+    let login = json!({"namespace": "system", "key": "a leaked secret"});
+    assert_eq!(daemon.call("", Method::POST, "/auth", Some(login)).await.0, 401);
+
+    let recover = || {
+        let data = folder.path().join("data");
+        std::process::Command::new(env!("CARGO_BIN_EXE_muster"))
+            .args(["db", "recover-key", "--data-dir"])
+            .arg(data)
+            .output()
+            .unwrap()
+    };
+    assert!(!recover().status.success(), "not while the daemon runs");
+    assert!(daemon.stop().success());
+    let recovered = recover();
+    assert!(recovered.status.success(), "{}", String::from_utf8_lossy(&recovered.stderr));
+    let daemon = setup.start();
+    daemon.log_in("system", &daemon.system_key()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_simulated_cluster_has_as_many_nodes_as_asked() {
     let folder = tempfile::tempdir().unwrap();
     let daemon = setup(folder.path()).arguments(&["--simulate", "5"]).start();

@@ -11,8 +11,9 @@ use serde_json::Value;
 use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::require_namespace;
+use crate::auth::secrets::Secrets;
 use crate::store::keys::{NewKey, Put};
-use crate::store::{StoreError, keys, namespaces, transaction};
+use crate::store::{Store, StoreError, keys, namespaces, transaction};
 
 /// What a caller says of a key, not looked at yet.
 #[derive(Debug, Clone, Default)]
@@ -185,6 +186,28 @@ pub async fn delete(app: &App, caller: &Caller, namespace: &str, name: &str) -> 
     if deleted { Ok(()) } else { Err(Error::NotFound("key name not found in namespace".into())) }
 }
 
+/// Name of the first key of namespace `system`.
+const FIRST: &str = "deploy";
+
+/// Gives the first key a new secret, or makes it again: the way back in for who can stop the daemon and read
+/// its seed. The new secret is handed to `keep` before it replaces the old one.
+pub async fn recover(
+    store: &Store,
+    secrets: &Secrets,
+    keep: impl FnOnce(&Secret) -> std::result::Result<(), String>,
+) -> Result<()> {
+    let secret = Secret::generate();
+    keep(&secret).map_err(Error::Internal)?;
+    let new = NewKey { secret: secrets.seal(SYSTEM, &secret).await?, expiry: None, scopes: None };
+    transaction!(store, |tx| {
+        if !namespaces::hold(tx, SYSTEM, NamespaceState::Created).await? {
+            return Err(Error::Conflict("this cluster has never been started".into()).into());
+        }
+        keys::put(tx, SYSTEM, FIRST, &new).await?;
+        Ok(())
+    })
+}
+
 /// At the first start of a cluster, makes the namespace `system` and its key `deploy`, both or neither. Says
 /// whether this was the first start: a key that was deleted later stays deleted. A secret that must be
 /// generated is handed to `keep` before the key exists, because a key that nobody knows locks everybody out.
@@ -193,7 +216,6 @@ pub async fn bootstrap(
     supplied: &Secret,
     keep: impl FnOnce(&Secret) -> std::result::Result<(), String>,
 ) -> Result<bool> {
-    const NAME: &str = "deploy";
     if namespaces::get(&*app.store, SYSTEM).await?.is_some() {
         return Ok(false);
     }
@@ -212,12 +234,12 @@ pub async fn bootstrap(
             Err(StoreError::Duplicate(_)) => return Ok(false),
             Err(error) => return Err(error.into()),
         }
-        keys::put(tx, SYSTEM, NAME, &new).await?;
+        keys::put(tx, SYSTEM, FIRST, &new).await?;
         Ok(true)
     })?;
     if first {
         app.events
-            .record(Event::audit(ObjectRef::namespace(SYSTEM), "first key created").with("keyname", NAME));
+            .record(Event::audit(ObjectRef::namespace(SYSTEM), "first key created").with("keyname", FIRST));
     }
     Ok(first)
 }
