@@ -37,13 +37,13 @@ async fn write_until_killed(daemon: Daemon, token: &str, after: usize, round: us
                     }
                     let answer = match n % 3 {
                         0 => {
-                            let path = format!("/auth/namespaces/work/metadata/m{n}");
+                            let path = format!("/auth/namespaces/tenant/metadata/m{n}");
                             daemon.try_call(&token, Method::PUT, &path, Some(json!({"value": n + 1}))).await
                         }
                         1 => {
                             let body = json!({"key_name": format!("k{n}")});
                             daemon
-                                .try_call(&token, Method::POST, "/auth/namespaces/work/keys", Some(body))
+                                .try_call(&token, Method::POST, "/auth/namespaces/tenant/keys", Some(body))
                                 .await
                         }
                         _ => {
@@ -81,8 +81,8 @@ async fn write_until_killed(daemon: Daemon, token: &str, after: usize, round: us
 }
 
 async fn check(daemon: &Daemon, token: &str, done: &[Done]) {
-    let (_, metadata) = daemon.call(token, Method::GET, "/auth/namespaces/work/metadata", None).await;
-    let (_, keys) = daemon.call(token, Method::GET, "/auth/namespaces/work/keys", None).await;
+    let (_, metadata) = daemon.call(token, Method::GET, "/auth/namespaces/tenant/metadata", None).await;
+    let (_, keys) = daemon.call(token, Method::GET, "/auth/namespaces/tenant/keys", None).await;
     let keys: std::collections::HashSet<&str> =
         keys.as_array().unwrap().iter().filter_map(Value::as_str).collect();
     for write in done {
@@ -97,7 +97,7 @@ async fn check(daemon: &Daemon, token: &str, done: &[Done]) {
     }
     for write in done.iter().filter(|write| matches!(write, Done::Key(..))).take(20) {
         if let Done::Key(_, secret) = write {
-            daemon.log_in("work", secret).await;
+            daemon.log_in("tenant", secret).await;
         }
     }
     for write in done {
@@ -120,7 +120,7 @@ async fn survives(setup: Setup) {
     let daemon = setup.start();
     let token = daemon.log_in("system", "the first key").await;
     let (status, _) =
-        daemon.call(&token, Method::POST, "/auth/namespaces", Some(json!({"namespace": "work"}))).await;
+        daemon.call(&token, Method::POST, "/auth/namespaces", Some(json!({"namespace": "tenant"}))).await;
     assert_eq!(status, 200);
     let mut done = write_until_killed(daemon, &token, 150, 0).await;
     assert!(done.len() >= 150);
