@@ -101,7 +101,6 @@ impl Drainer {
         write(store, self.events.metrics(), &batch).await?;
         self.own.advance(&batch).map_err(|error| broken(&error))?;
         self.events.inner.spool.drained(batch.lines.len());
-        self.events.metrics().depth.set(self.events.depth());
         Ok(batch.lines.len())
     }
 }

@@ -63,7 +63,6 @@ impl Events {
                 tracing::error!(%error, "event queue cannot be written");
             }
         }
-        self.inner.metrics.depth.set(self.inner.spool.depth());
     }
 
     /// Records an event of which there may be floods, unless the queue is nearly full: what is left of it is
@@ -79,6 +78,13 @@ impl Events {
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
         &self.inner.metrics
+    }
+
+    /// All metrics as text, with the depth of the queue as it is now.
+    #[must_use]
+    pub fn metrics_text(&self) -> String {
+        self.inner.metrics.depth.set(self.depth());
+        self.inner.metrics.text()
     }
 
     /// Events that wait for the database.

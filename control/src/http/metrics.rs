@@ -22,7 +22,7 @@ pub fn metrics(app: &App, request: &Request<Incoming>) -> Response {
             } else {
                 "text/plain; version=0.0.4; charset=utf-8"
             };
-            text(kind, app.events.metrics().text())
+            text(kind, app.events.metrics_text())
         }
         _ => {
             respond(StatusCode::NOT_FOUND, HeaderValue::from_static("text/plain"), Body::from("not found\n"))

@@ -37,7 +37,11 @@ impl MariaDb {
             return Err(StoreError::Broken("the mysql: URL must end with the name of a database".into()));
         }
         let constraints = PoolConstraints::new(1, 24).expect("1 is less than 24");
-        let pool_opts = PoolOpts::default().with_constraints(constraints).with_reset_connection(false);
+        let pool_opts = PoolOpts::default()
+            .with_constraints(constraints)
+            .with_reset_connection(false)
+            // By default all but one are closed as soon as they are idle, and every burst connects anew.
+            .with_inactive_connection_ttl(Duration::from_secs(60));
         let opts = OptsBuilder::from_opts(opts)
             .pool_opts(pool_opts)
             // Updates count the rows they meet, as in SQLite, not those they change.
