@@ -18,6 +18,7 @@ use muster_node::SimulatedNode;
 use muster_types::event::EventRecord;
 use muster_types::ids::NodeId;
 use muster_types::key::Secret;
+use muster_types::node::NodeApi;
 use muster_types::object::ObjectRef;
 use muster_types::settings::Settings;
 use serde_json::Value;
@@ -27,6 +28,9 @@ pub(crate) struct Cluster {
     pub(crate) app: Arc<App>,
     pub(crate) service: Service,
     pub(crate) routes: Vec<RouteInfo>,
+    /// The network node, and a second one.
+    pub(crate) node: Arc<SimulatedNode>,
+    pub(crate) other: Arc<SimulatedNode>,
     stop: watch::Sender<bool>,
     _folder: tempfile::TempDir,
 }
@@ -56,7 +60,9 @@ impl Cluster {
         let drainer = Drainer::new(&events, &spool, &settings).unwrap();
         let seed = Secret::new("a seed that only tests use");
         let node = Arc::new(SimulatedNode::new(1, NodeId::new()));
-        let mut app = App::new(Arc::clone(&store), settings, events, &seed, vec![node]);
+        let other = Arc::new(SimulatedNode::new(2, NodeId::new()));
+        let nodes: Vec<Arc<dyn NodeApi>> = vec![Arc::clone(&node) as _, Arc::clone(&other) as _];
+        let mut app = App::new(Arc::clone(&store), settings, events, &seed, nodes);
         if let Some(queue) = queue {
             app.queue = queue;
         }
@@ -65,8 +71,10 @@ impl Cluster {
         tokio::spawn(drainer.run(store, stop.subscribe()));
         objects::key::bootstrap(&app, &Secret::new(""), |_| Ok(())).await.unwrap();
         reconcile::checkin::join(&app).await.unwrap();
+        objects::network::bootstrap(&app).await.unwrap();
+        tokio::spawn(reconcile::networks::run(Arc::clone(&app), stop.subscribe()));
         let (service, routes) = http::service(&app);
-        Self { app, service, routes, stop, _folder: folder }
+        Self { app, service, routes, node, other, stop, _folder: folder }
     }
 
     /// A token for a key that is made for it.

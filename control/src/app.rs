@@ -15,6 +15,7 @@ use crate::auth::tokens::Tokens;
 use crate::events::Events;
 use crate::health::Health;
 use crate::operations::Queue;
+use crate::reconcile::networks::Bell;
 use crate::store::Store;
 use crate::store::leases::Holder;
 
@@ -27,6 +28,8 @@ pub struct App {
     pub tokens: Tokens,
     pub health: Health,
     pub queue: Queue,
+    /// Between those who change networks and those who follow.
+    pub networks: Bell,
     /// The nodes that this daemon speaks for: this machine, or simulated ones.
     pub nodes: Vec<Arc<dyn NodeApi>>,
     /// This process, as leases name it.
@@ -57,6 +60,7 @@ impl App {
             health: Health::default(),
             busy: Arc::default(),
             queue: Queue::default(),
+            networks: Bell::default(),
             store,
             settings,
             events,

@@ -73,7 +73,8 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
     let (store, secret_seed) = open_store(&settings, &data).await?;
     let store = Arc::new(store);
 
-    let nodes = nodes(&arguments, &settings, &data)?;
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let nodes = nodes(&arguments, &settings, &data, scheme, address)?;
     let Some(first) = nodes.first() else { bail!("a daemon needs a node") };
     let name = first.identity().name.clone();
     let spool = data.path().join("spool/eventlog");
@@ -81,7 +82,6 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
     let drainer = Drainer::new(&events, &spool, &settings).with_context(|| spool.display().to_string())?;
     let app = Arc::new(App::new(store, settings, events, &secret_seed, nodes));
 
-    let scheme = if tls.is_some() { "https" } else { "http" };
     let apiurl = format!("{scheme}://{}", reachable(address));
     let mut kept = false;
     let keep = |key: &Secret| {
@@ -98,6 +98,7 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
         _ => {}
     }
     data.update_credentials(&apiurl)?;
+    objects::network::bootstrap(&app).await?;
     reconcile::checkin::join(&app).await?;
 
     let (service, _) = http::service(&app);
@@ -173,6 +174,7 @@ impl Daemon {
             serving: run("api", Box::pin(http::serve(listener, answer, stop_api.subscribe()))),
             working: vec![
                 run("operations", Box::pin(operations::run(Arc::clone(&app), stop_work.subscribe()))),
+                run("networks", Box::pin(reconcile::networks::run(Arc::clone(&app), stop_work.subscribe()))),
                 run(
                     "maintainer",
                     Box::pin(reconcile::maintainer::run(Arc::clone(&app), stop_work.subscribe())),
@@ -181,6 +183,7 @@ impl Daemon {
             watching: vec![
                 run("health", Box::pin(health::watch(Arc::clone(&app)))),
                 run("check-in", Box::pin(reconcile::checkin::run(Arc::clone(&app)))),
+                run("network usage", Box::pin(reconcile::network_usage::run(Arc::clone(&app)))),
                 tokio::spawn(metrics),
             ],
             draining: run("events", Box::pin(drainer.run(Arc::clone(&app.store), stop_drain.subscribe()))),
@@ -290,12 +293,18 @@ fn nodes(
     arguments: &Arguments,
     settings: &Settings,
     data: &DataDir,
+    scheme: &str,
+    listens: SocketAddr,
 ) -> anyhow::Result<Vec<Arc<dyn NodeApi>>> {
     if let Some(count) = arguments.simulate {
         let numbers: Vec<usize> = (1..=usize::from(count)).collect();
         let names: Vec<String> = numbers.iter().map(|number| format!("sim-{number}")).collect();
         let ids = data.node_ids(&names)?;
-        let node = |(number, id)| -> Arc<dyn NodeApi> { Arc::new(SimulatedNode::new(number, id)) };
+        let node = |(number, id)| -> Arc<dyn NodeApi> {
+            Arc::new(
+                SimulatedNode::new(number, id).with_api_url(format!("{scheme}://{}", reachable(listens))),
+            )
+        };
         return Ok(numbers.into_iter().zip(ids).map(node).collect());
     }
     let id = match settings.node_uuid.parse() {
@@ -304,7 +313,13 @@ fn nodes(
     };
     let storage =
         if settings.storage_path.is_empty() { data.path() } else { Path::new(&settings.storage_path) };
-    Ok(vec![Arc::new(LocalNode::new(id, settings, storage))])
+    let node = LocalNode::new(id, settings, storage);
+    // Where the other nodes reach this daemon.
+    let ip =
+        if listens.ip().is_unspecified() { node.identity().ip.clone() } else { listens.ip().to_string() };
+    let host = if ip.contains(':') { format!("[{ip}]") } else { ip };
+    let url = format!("{scheme}://{host}:{}", listens.port());
+    Ok(vec![Arc::new(node.with_api_url(url))])
 }
 
 fn load_tls(settings: &Settings) -> anyhow::Result<Option<Tls>> {

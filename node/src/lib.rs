@@ -1,8 +1,11 @@
 //! What runs on one machine of a cluster. The control plane reaches it only through
 //! [`muster_types::node::NodeApi`].
 
+mod command;
 mod host;
+mod limits;
 mod local;
+mod network;
 mod sim;
 
 pub use local::LocalNode;

@@ -1,12 +1,20 @@
 //! The node that is this machine.
 
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use muster_types::node::{NodeApi, NodeFuture, NodeIdentity, NodeReport};
+use muster_types::ids::NetworkId;
+use muster_types::network::{NetworkCare, NetworkPlan, NetworkUsage, PingResult};
+use muster_types::node::{FoundNetwork, Limit, NodeApi, NodeFuture, NodeIdentity, NodeReport};
 use muster_types::settings::Settings;
+use muster_types::{Error, Result};
 use serde_json::{Map, Value, json};
 
-use crate::host;
+use crate::command::Commands;
+use crate::network::{self, Networks};
+use crate::{host, limits};
 
 /// This machine.
 #[derive(Debug)]
@@ -16,6 +24,10 @@ pub struct LocalNode {
     reserved_memory_mb: u64,
     reserved_disk_gb: f64,
     reserved_cpus: u64,
+    networks: Arc<Networks>,
+    limits: BTreeMap<Limit, String>,
+    mesh_nic: String,
+    api_url: String,
 }
 
 impl LocalNode {
@@ -30,6 +42,11 @@ impl LocalNode {
             reason = "a reservation of memory"
         )]
         let reserved_memory_mb = (settings.node_ram_reservation_gb.max(0.0) * 1024.0) as u64;
+        let commands = Commands::find();
+        let limits = limits::find(&commands);
+        for (limit, reason) in &limits {
+            tracing::warn!(%limit, %reason, "this machine cannot do everything");
+        }
         Self {
             identity: NodeIdentity {
                 id,
@@ -45,7 +62,40 @@ impl LocalNode {
             reserved_memory_mb,
             reserved_disk_gb: settings.node_disk_reservation_gb,
             reserved_cpus: settings.node_cpu_reservation_threads,
+            networks: Arc::new(Networks::new(commands, &settings.node_egress_nic)),
+            limits,
+            mesh_nic: settings.node_mesh_nic.clone(),
+            api_url: String::new(),
         }
+    }
+
+    /// Says where the daemon serves the API to the other nodes.
+    #[must_use]
+    pub fn with_api_url(self, url: String) -> Self {
+        Self { api_url: url, ..self }
+    }
+
+    /// How many programs this node has run so far; a node whose networks are well runs none.
+    #[must_use]
+    pub fn programs_run(&self) -> u64 {
+        self.networks.commands().started()
+    }
+
+    /// Does something about networks that blocks.
+    fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Networks) -> Result<T> + Send + 'static,
+    ) -> NodeFuture<'_, T> {
+        let networks = self.networks.clone();
+        Box::pin(async move {
+            tokio::task::spawn_blocking(move || work(&networks))
+                .await
+                .map_err(|error| Error::Internal(format!("work on networks ended early: {error}")))?
+        })
+    }
+
+    fn require_networks(&self) -> Result<()> {
+        self.limits.get(&Limit::Networks).map_or(Ok(()), |reason| Err(Error::Conflict(reason.clone())))
     }
 
     fn look(&self) -> NodeReport {
@@ -81,7 +131,14 @@ impl LocalNode {
         if let Value::Object(facts) = facts {
             resources.extend(facts);
         }
-        NodeReport { resources, process_metrics: metrics(process) }
+        let mesh_mtu = network::mesh_mtu(self.identity.ip.parse().ok(), &self.mesh_nic);
+        NodeReport {
+            resources,
+            process_metrics: metrics(process),
+            limits: self.limits.clone(),
+            mesh_mtu: mesh_mtu.inspect_err(|error| tracing::warn!(%error, "mesh not looked at")).ok(),
+            api_url: self.api_url.clone(),
+        }
     }
 }
 
@@ -110,5 +167,41 @@ impl NodeApi for LocalNode {
 
     fn report(&self) -> NodeFuture<'_, NodeReport> {
         Box::pin(async { Ok(self.look()) })
+    }
+
+    fn ensure_networks<'a>(&'a self, plans: &'a [NetworkPlan]) -> NodeFuture<'a, Vec<Result<NetworkCare>>> {
+        if self.require_networks().is_err() {
+            let refusals = plans.iter().map(|_| self.require_networks().map(|()| NetworkCare::default()));
+            let refusals = refusals.collect();
+            return Box::pin(async { Ok(refusals) });
+        }
+        let plans = plans.to_vec();
+        self.blocking(move |networks| networks.ensure(&plans))
+    }
+
+    fn remove_network(&self, network: FoundNetwork) -> NodeFuture<'_, ()> {
+        if self.limits.contains_key(&Limit::Networks) {
+            // It never had any.
+            return Box::pin(async { Ok(()) });
+        }
+        self.blocking(move |networks| networks.remove(network))
+    }
+
+    fn find_networks(&self) -> NodeFuture<'_, Vec<FoundNetwork>> {
+        if self.limits.contains_key(&Limit::Networks) {
+            return Box::pin(async { Ok(Vec::new()) });
+        }
+        self.blocking(Networks::find)
+    }
+
+    fn ping(&self, network: NetworkId, address: Ipv4Addr) -> NodeFuture<'_, PingResult> {
+        match self.require_networks() {
+            Ok(()) => self.blocking(move |networks| networks.ping(network, address)),
+            Err(error) => Box::pin(async { Err(error) }),
+        }
+    }
+
+    fn network_usage(&self, network: FoundNetwork) -> NodeFuture<'_, Option<NetworkUsage>> {
+        self.blocking(move |_| Networks::usage(network))
     }
 }

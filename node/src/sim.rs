@@ -1,7 +1,13 @@
 //! A made-up node, for demonstrations, fault injection and tests of scale. It says so in its record.
 
-use muster_types::ids::NodeId;
-use muster_types::node::{NodeApi, NodeFuture, NodeIdentity, NodeReport};
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use muster_types::ids::{NetworkId, NodeId};
+use muster_types::network::{NetworkCare, NetworkPlan, NetworkUsage, PingResult};
+use muster_types::node::{FoundNetwork, NodeApi, NodeFuture, NodeIdentity, NodeReport};
+use muster_types::{Error, Result};
 use serde_json::{Value, json};
 
 use crate::host::Process;
@@ -16,6 +22,17 @@ const DISK: u64 = 1 << 40;
 pub struct SimulatedNode {
     identity: NodeIdentity,
     born: std::time::Instant,
+    api_url: String,
+    networks: Mutex<Networks>,
+}
+
+#[derive(Debug, Default)]
+struct Networks {
+    plans: BTreeMap<NetworkId, NetworkPlan>,
+    /// Why every network fails, for tests.
+    failure: Option<String>,
+    /// How often somebody asked what passed, which is what passes here.
+    asked: u64,
 }
 
 impl SimulatedNode {
@@ -34,7 +51,30 @@ impl SimulatedNode {
                 is_database_node: number == 1,
             },
             born: std::time::Instant::now(),
+            api_url: String::new(),
+            networks: Mutex::default(),
         }
+    }
+
+    /// Says where the daemon serves the API to the other nodes.
+    #[must_use]
+    pub fn with_api_url(self, url: String) -> Self {
+        Self { api_url: url, ..self }
+    }
+
+    /// Makes every network fail for this reason from now on, or none any more.
+    pub fn fail_networks(&self, reason: Option<&str>) {
+        self.networks().failure = reason.map(str::to_owned);
+    }
+
+    /// What the node has, by the order of the ids.
+    #[must_use]
+    pub fn plans(&self) -> Vec<NetworkPlan> {
+        self.networks().plans.values().cloned().collect()
+    }
+
+    fn networks(&self) -> MutexGuard<'_, Networks> {
+        self.networks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -68,7 +108,118 @@ impl NodeApi for SimulatedNode {
                 resources.extend(facts);
             }
             let process = Process { cpu_seconds: 0.0, age_seconds: self.born.elapsed().as_secs_f64() };
-            Ok(NodeReport { resources, process_metrics: metrics(process) })
+            Ok(NodeReport {
+                resources,
+                process_metrics: metrics(process),
+                limits: BTreeMap::new(),
+                mesh_mtu: Some(1500),
+                api_url: self.api_url.clone(),
+            })
         })
+    }
+
+    fn ensure_networks<'a>(&'a self, plans: &'a [NetworkPlan]) -> NodeFuture<'a, Vec<Result<NetworkCare>>> {
+        let mut networks = self.networks();
+        let results = plans.iter().map(|plan| networks.ensure(plan)).collect();
+        Box::pin(async { Ok(results) })
+    }
+
+    fn remove_network(&self, network: FoundNetwork) -> NodeFuture<'_, ()> {
+        let mut networks = self.networks();
+        let result = networks.refuse();
+        if result.is_ok() {
+            networks.plans.remove(&network.id);
+        }
+        Box::pin(async { result })
+    }
+
+    fn find_networks(&self) -> NodeFuture<'_, Vec<FoundNetwork>> {
+        let found = self
+            .networks()
+            .plans
+            .values()
+            .map(|plan| FoundNetwork { id: plan.id, vxid: plan.vxid })
+            .collect();
+        Box::pin(async { Ok(found) })
+    }
+
+    fn ping(&self, network: NetworkId, address: Ipv4Addr) -> NodeFuture<'_, PingResult> {
+        let networks = self.networks();
+        let plan = networks.plans.get(&network);
+        let router = plan.and_then(|plan| Some((plan.netblock.router(), plan.router.as_ref()?)));
+        let result = match router {
+            Some((own, router)) => {
+                let answers = address == own || router.leases.iter().any(|lease| lease.address == address);
+                Ok(PingResult { stdout: pings(address, answers), stderr: Vec::new() })
+            }
+            None => Err(Error::NotFound(format!("the router of network {network} is not on this node"))),
+        };
+        Box::pin(async { result })
+    }
+
+    fn network_usage(&self, network: FoundNetwork) -> NodeFuture<'_, Option<NetworkUsage>> {
+        let mut networks = self.networks();
+        networks.asked += 1;
+        let asked = networks.asked;
+        let here = networks.plans.get(&network.id).is_some_and(|plan| plan.router.is_some());
+        let counters = |names: [&'static str; 4]| {
+            let zeroes = names.into_iter().map(|name| (name, 0));
+            zeroes.chain([("packets", 10 * asked), ("bytes", 8400 * asked)]).collect()
+        };
+        let usage = here.then(|| NetworkUsage {
+            rx: counters(["dropped", "errors", "multicast", "over_errors"]),
+            tx: counters(["carrier_errors", "collisions", "dropped", "errors"]),
+        });
+        Box::pin(async { Ok(usage) })
+    }
+}
+
+impl Networks {
+    fn refuse(&self) -> Result<()> {
+        self.failure.as_ref().map_or(Ok(()), |reason| Err(Error::Unavailable(reason.clone())))
+    }
+
+    fn ensure(&mut self, plan: &NetworkPlan) -> Result<NetworkCare> {
+        self.refuse()?;
+        if let Some(newer) = self.plans.get(&plan.id).filter(|known| known.generation > plan.generation) {
+            return Err(Error::Conflict(format!(
+                "generation {} of network {} is older than {}, which is in force",
+                plan.generation, plan.id, newer.generation
+            )));
+        }
+        self.plans.insert(plan.id, plan.clone());
+        Ok(NetworkCare::default())
+    }
+}
+
+/// What `ping` prints after ten packets.
+fn pings(address: Ipv4Addr, answers: bool) -> Vec<String> {
+    let mut lines = vec![format!("PING {address} ({address}) 56(84) bytes of data.")];
+    if answers {
+        let line = |number| format!("64 bytes from {address}: icmp_seq={number} ttl=64 time=0.050 ms");
+        lines.extend((1..=10).map(line));
+    }
+    lines.push(String::new());
+    lines.push(format!("--- {address} ping statistics ---"));
+    lines.push(match answers {
+        true => "10 packets transmitted, 10 received, 0% packet loss, time 1800ms".into(),
+        false => "10 packets transmitted, 0 received, 100% packet loss, time 1800ms".into(),
+    });
+    if answers {
+        lines.push("rtt min/avg/max/mdev = 0.050/0.050/0.050/0.000 ms".into());
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ping_looks_like_one() {
+        let address = "10.0.0.2".parse().unwrap();
+        let lines = pings(address, true);
+        assert_eq!(lines.iter().filter(|line| line.contains("icmp_seq")).count(), 10);
+        assert!(pings(address, false).iter().any(|line| line.contains("100% packet loss")));
     }
 }

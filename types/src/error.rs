@@ -36,6 +36,9 @@ pub enum Error {
     /// The caller did not send its request in time.
     #[error("{0}")]
     Timeout(String),
+    /// There is no room left for it.
+    #[error("{0}")]
+    Insufficient(String),
     /// Something we depend on is away; the same request may work later.
     #[error("{0}")]
     Unavailable(String),

@@ -48,4 +48,10 @@ ids! {
     NodeId,
     /// A cluster operation.
     OperationId,
+    /// A virtual network.
+    NetworkId,
+    /// A network interface of an instance.
+    InterfaceId,
+    /// A virtual machine.
+    InstanceId,
 }

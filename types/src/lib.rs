@@ -1,11 +1,14 @@
 //! The words that every part of Muster shares: ids, states, records, settings, errors and the seam
 //! between the control plane and a node. No I/O lives here.
 
+pub mod address;
 pub mod error;
 pub mod event;
 pub mod ids;
+pub mod interface;
 pub mod key;
 pub mod namespace;
+pub mod network;
 pub mod node;
 pub mod object;
 pub mod operation;

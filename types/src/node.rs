@@ -7,7 +7,9 @@
 //! missing ──ten times as long──▶ error        any but deleted ──delete──▶ deleted
 //! ```
 
+use std::collections::BTreeMap;
 use std::future::Future;
+use std::net::Ipv4Addr;
 use std::pin::Pin;
 
 use serde::{Deserialize, Serialize};
@@ -15,7 +17,8 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::Result;
-use crate::ids::NodeId;
+use crate::ids::{NetworkId, NodeId};
+use crate::network::{NetworkCare, NetworkPlan, NetworkUsage, PingResult};
 use crate::object::{Reference, words};
 
 words! {
@@ -70,6 +73,25 @@ pub struct NodeReport {
     pub resources: Map<String, Value>,
     /// Processor use of the daemon's processes.
     pub process_metrics: Map<String, Value>,
+    /// What this machine cannot do, and why.
+    #[serde(default)]
+    pub limits: BTreeMap<Limit, String>,
+    /// The largest frame that the way to the other nodes takes.
+    #[serde(default)]
+    pub mesh_mtu: Option<u32>,
+    /// Where the node's daemon serves the API to the other nodes.
+    #[serde(default)]
+    pub api_url: String,
+}
+
+words! {
+    /// Something that not every machine can do.
+    Limit {
+        /// Bridges, tunnels, rules and name servers.
+        Networks = "networks",
+        /// Devices that connect a guest to a network.
+        Taps = "taps",
+    }
 }
 
 /// A future that a node hands out.
@@ -82,6 +104,29 @@ pub trait NodeApi: Send + Sync {
 
     /// Looks at the machine and reports.
     fn report(&self) -> NodeFuture<'_, NodeReport>;
+
+    /// Makes networks be as their plans say, each on its own: one that fails does not hold up the others. What
+    /// already is as it should be is left alone, so that this may be called at any time.
+    fn ensure_networks<'a>(&'a self, plans: &'a [NetworkPlan]) -> NodeFuture<'a, Vec<Result<NetworkCare>>>;
+
+    /// Removes everything that this node has of a network. Nothing there is no error.
+    fn remove_network(&self, network: FoundNetwork) -> NodeFuture<'_, ()>;
+
+    /// The networks of which this node has something, whether it should or not.
+    fn find_networks(&self) -> NodeFuture<'_, Vec<FoundNetwork>>;
+
+    /// Pings an address from the router of a network.
+    fn ping(&self, network: NetworkId, address: Ipv4Addr) -> NodeFuture<'_, PingResult>;
+
+    /// What passed the router of a network; nothing if it is not here.
+    fn network_usage(&self, network: FoundNetwork) -> NodeFuture<'_, Option<NetworkUsage>>;
+}
+
+/// A network by what is left of it on a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FoundNetwork {
+    pub id: NetworkId,
+    pub vxid: u32,
 }
 
 /// A node as the API answers it.
@@ -106,8 +151,11 @@ pub struct NodeRecord {
     pub is_cluster_maintainer: bool,
     /// Whether the node is made up by `--simulate`.
     pub simulated: bool,
+    /// What the machine cannot do, and why.
     #[schema(value_type = Object)]
-    pub references_to: std::collections::BTreeMap<String, Vec<Reference>>,
+    pub limits: BTreeMap<Limit, String>,
     #[schema(value_type = Object)]
-    pub references_from: std::collections::BTreeMap<String, Vec<Reference>>,
+    pub references_to: BTreeMap<String, Vec<Reference>>,
+    #[schema(value_type = Object)]
+    pub references_from: BTreeMap<String, Vec<Reference>>,
 }

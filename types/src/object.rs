@@ -55,6 +55,12 @@ words! {
         NamespaceKey = "namespace_key",
         /// A machine of the cluster.
         Node = "node",
+        /// A virtual network.
+        Network = "network",
+        /// An interface of an instance on a network.
+        Interface = "interface",
+        /// A virtual machine.
+        Instance = "instance",
         /// A piece of queued work.
         ClusterOperation = "clusteroperation",
     }

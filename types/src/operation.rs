@@ -53,6 +53,8 @@ words! {
     OperationType {
         /// Work on a namespace.
         Namespace = "namespace_op",
+        /// Work on a network.
+        Network = "net_op",
     }
 }
 

@@ -223,6 +223,8 @@ settings! {
     node_mesh_nic: String = "NODE_MESH_NIC", "eth0", "interface towards the other nodes";
     storage_path: String = "STORAGE_PATH", "", "where images and disks are kept; empty: the data directory";
     floating_network: String = "FLOATING_NETWORK", "192.168.20.0/24", "addresses that float";
+    network_check_senders: bool = "NETWORK_CHECK_SENDERS", "true", "whether frames of guests with forged sender addresses are dropped";
+    network_masquerade: bool = "NETWORK_MASQUERADE", "true", "whether the network node hides the floating network behind its own address";
     dns_server: String = "DNS_SERVER", "8.8.8.8", "resolver handed to guests";
     max_hypervisor_mtu: u64 = "MAX_HYPERVISOR_MTU", "8000", "largest frame between nodes";
     ip_deletion_halo_duration: u64 = "IP_DELETION_HALO_DURATION", "300", "seconds that a released address rests";
@@ -320,6 +322,11 @@ impl Settings {
             if setting.value.parse::<f64>().is_ok_and(|number| number.abs() > f64::from(limit)) {
                 return Err(format!("{}: must be at most {limit}", setting.name));
             }
+        }
+        let floating = crate::address::Netblock::check(&self.floating_network);
+        floating.map_err(|why| format!("FLOATING_NETWORK: {why}"))?;
+        if self.dns_server.parse::<std::net::Ipv4Addr>().is_err() {
+            return Err("DNS_SERVER: must be an IPv4 address".into());
         }
         check_node_name(&self.node_name).map_err(|why| format!("NODE_NAME: {why}"))?;
         if self.drain_batch_size > 3000 {

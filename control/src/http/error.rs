@@ -33,6 +33,7 @@ impl IntoResponse for ApiError {
             Error::LengthRequired(text) => (StatusCode::LENGTH_REQUIRED, text),
             Error::TooLarge(text) => (StatusCode::PAYLOAD_TOO_LARGE, text),
             Error::TooLong(text) => (StatusCode::UNPROCESSABLE_ENTITY, text),
+            Error::Insufficient(text) => (StatusCode::INSUFFICIENT_STORAGE, text),
             Error::Unavailable(text) => (StatusCode::SERVICE_UNAVAILABLE, text),
             Error::Internal(why) => {
                 tracing::error!(%why, "server error");

@@ -58,3 +58,43 @@ impl<'de> Deserialize<'de> for Integer {
         deserializer.deserialize_any(Integers).map_err(|_| D::Error::custom("Not a valid integer."))
     }
 }
+
+/// Whether something is so; the spellings of released clients count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, utoipa::ToSchema)]
+#[schema(value_type = bool)]
+pub(super) struct Boolean(pub(super) bool);
+
+impl<'de> Deserialize<'de> for Boolean {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Booleans;
+        impl Visitor<'_> for Booleans {
+            type Value = Boolean;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a boolean")
+            }
+            fn visit_bool<E: Error>(self, value: bool) -> Result<Boolean, E> {
+                Ok(Boolean(value))
+            }
+            fn visit_i64<E: Error>(self, number: i64) -> Result<Boolean, E> {
+                match number {
+                    0 => Ok(Boolean(false)),
+                    1 => Ok(Boolean(true)),
+                    _ => Err(E::custom("number")),
+                }
+            }
+            fn visit_u64<E: Error>(self, number: u64) -> Result<Boolean, E> {
+                self.visit_i64(i64::try_from(number).unwrap_or(-1))
+            }
+            fn visit_str<E: Error>(self, text: &str) -> Result<Boolean, E> {
+                match text {
+                    "t" | "T" | "true" | "True" | "TRUE" | "on" | "On" | "ON" | "y" | "Y" | "yes" | "Yes"
+                    | "YES" | "1" => Ok(Boolean(true)),
+                    "f" | "F" | "false" | "False" | "FALSE" | "off" | "Off" | "OFF" | "n" | "N" | "no"
+                    | "No" | "NO" | "0" => Ok(Boolean(false)),
+                    _ => Err(E::custom("text")),
+                }
+            }
+        }
+        deserializer.deserialize_any(Booleans).map_err(|_| D::Error::custom("Not a valid boolean."))
+    }
+}

@@ -20,9 +20,10 @@ pub(super) struct ItemValue {
     pub(super) value: Option<Value>,
 }
 
-/// Makes a module `metadata` with the four handlers. `$find` checks access and finds the object.
+/// Makes a module `metadata` with the four handlers. `$find` finds an
+/// object that the caller may read, `$find_own` one that it may change.
 macro_rules! metadata_routes {
-    ($path:literal, $item_path:literal, $reference:literal, $tag:literal, $find:path) => {
+    ($path:literal, $item_path:literal, $reference:literal, $tag:literal, $find:path, $find_own:path) => {
         pub(super) mod metadata {
             use std::sync::Arc;
 
@@ -60,7 +61,7 @@ macro_rules! metadata_routes {
                 Path(reference): Path<String>,
                 Args(item): Args<NewItem>,
             ) -> ApiResult {
-                let object = $find(&app, &caller, &reference).await?;
+                let object = $find_own(&app, &caller, &reference).await?;
                 let key = item.key.map(|key| key.0);
                 metadata::set(&app, &caller, &object, key.as_deref(), item.value).await?;
                 Ok(nothing())
@@ -77,7 +78,7 @@ macro_rules! metadata_routes {
                 Path((reference, key)): Path<(String, String)>,
                 Args(item): Args<ItemValue>,
             ) -> ApiResult {
-                let object = $find(&app, &caller, &reference).await?;
+                let object = $find_own(&app, &caller, &reference).await?;
                 metadata::set(&app, &caller, &object, Some(&key), item.value).await?;
                 Ok(nothing())
             }
@@ -92,7 +93,7 @@ macro_rules! metadata_routes {
                 Path((reference, key)): Path<(String, String)>,
                 _: Args<Nothing>,
             ) -> ApiResult {
-                let object = $find(&app, &caller, &reference).await?;
+                let object = $find_own(&app, &caller, &reference).await?;
                 metadata::remove(&app, &caller, &object, &key).await?;
                 Ok(nothing())
             }

@@ -9,14 +9,18 @@ mod events;
 mod fields;
 mod guard;
 mod health;
+mod interfaces;
 mod keys;
 mod login;
 mod metadata;
 mod metrics;
 mod namespaces;
+mod networks;
 mod nodes;
 mod operations;
+mod pages;
 mod patient;
+mod peer;
 mod request;
 mod response;
 mod root;
@@ -69,6 +73,27 @@ fn table(app: &Arc<App>) -> Table {
     table.add(Admin, "node", routes!(nodes::list_events));
     table.add(Admin, "node", routes!(nodes::metadata::list, nodes::metadata::create));
     table.add(Admin, "node", routes!(nodes::metadata::update, nodes::metadata::delete));
+
+    table.add(Token, "network", routes!(networks::list, networks::create, networks::delete_all));
+    table.add(Token, "network", routes!(networks::get, networks::delete));
+    table.add(Token, "network", routes!(networks::delete_by_long_path));
+    table.add(Token, "network", routes!(networks::list_events));
+    table.add(Token, "network", routes!(networks::list_interfaces));
+    table.add(Token, "network", routes!(networks::list_addresses));
+    table.add(Token, "network", routes!(networks::reserve, networks::release));
+    table.add(Token, "network", routes!(networks::ping));
+    table.add(Token, "network", routes!(networks::route));
+    table.add(Token, "network", routes!(networks::unroute));
+    table.add(Token, "network", routes!(networks::set_name, networks::remove_name));
+    table.add(Token, "network", routes!(networks::list_operations));
+    table.add(Token, "network", routes!(networks::metadata::list, networks::metadata::create));
+    table.add(Token, "network", routes!(networks::metadata::update, networks::metadata::delete));
+
+    table.add(Token, "interface", routes!(interfaces::get));
+    table.add(Token, "interface", routes!(interfaces::float));
+    table.add(Token, "interface", routes!(interfaces::defloat));
+    table.add(Token, "interface", routes!(interfaces::metadata::list, interfaces::metadata::create));
+    table.add(Token, "interface", routes!(interfaces::metadata::update, interfaces::metadata::delete));
 
     table.add(Token, "clusteroperation", routes!(operations::list));
     table.add(Token, "clusteroperation", routes!(operations::get));

@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::body::{Body, Bytes};
 use axum::extract::{Path, State};
-use futures_util::stream;
 use muster_types::Error;
 use muster_types::namespace::NamespaceRecord;
 use muster_types::object::ObjectRef;
@@ -17,7 +15,8 @@ use super::error::ApiResult;
 use super::events::{EventQuery, answer};
 use super::fields::Text;
 use super::metadata::metadata_routes;
-use super::response::{nothing, ok, streamed_json};
+use super::pages::in_pages;
+use super::response::{nothing, ok};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::require_namespace;
@@ -27,31 +26,11 @@ use crate::objects::namespace;
 /// The namespaces that the caller can reach, by name.
 #[utoipa::path(get, path = "/auth/namespaces", tag = "auth", responses((status = 200, body = Vec<NamespaceRecord>)))]
 pub(super) async fn list(State(app): State<Arc<App>>, caller: Caller, _: Args<Nothing>) -> ApiResult {
-    // The first page is read before the answer begins, so that a failure is still a status.
-    let (records, next) = namespace::list_page(&app, &caller, None).await?;
-    if next.is_none() {
-        return Ok(ok(&records));
-    }
-    let rest = stream::try_unfold((Some((records, next)), true), move |(page, first)| {
+    in_pages(move |after: Option<String>| {
         let (app, caller) = (Arc::clone(&app), caller.clone());
-        async move {
-            let Some((records, next)) = page else { return Ok::<_, Error>(None) };
-            let mut bytes = Vec::with_capacity(records.len() * 160);
-            for (at, record) in records.iter().enumerate() {
-                bytes.push(if first && at == 0 { b'[' } else { b',' });
-                serde_json::to_writer(&mut bytes, record).map_err(|e| Error::Internal(e.to_string()))?;
-            }
-            let page = match next {
-                Some(after) => Some(namespace::list_page(&app, &caller, Some(&after)).await?),
-                None => {
-                    bytes.extend_from_slice(b"]\n");
-                    None
-                }
-            };
-            Ok(Some((Bytes::from(bytes), (page, false))))
-        }
-    });
-    Ok(streamed_json(Body::from_stream(rest)))
+        async move { namespace::list_page(&app, &caller, after.as_deref()).await }
+    })
+    .await
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -134,5 +113,6 @@ metadata_routes!(
     "/auth/namespaces/{namespace}/metadata/{key}",
     "namespace",
     "auth",
+    super::metadata_object,
     super::metadata_object
 );

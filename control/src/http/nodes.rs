@@ -78,5 +78,6 @@ metadata_routes!(
     "/nodes/{node}/metadata/{key}",
     "node",
     "nodes",
+    super::metadata_object,
     super::metadata_object
 );

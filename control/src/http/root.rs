@@ -13,6 +13,20 @@ const CAPABILITIES: &[(&str, &[&str])] = &[
         &["get-cluster-operations", "cluster-operation-chain", "cluster-operations-by-target"],
     ),
     ("events", &["events-by-type"]),
+    (
+        "networks",
+        &[
+            "list-addresses",
+            "route-addresses",
+            "get-network-namespace",
+            "provide-dns",
+            "extra-dns-entries",
+            "network-clusteroperations",
+            "network-delete-async",
+            "reserve-addresses",
+        ],
+    ),
+    ("networkinterfaces", &["interface-metadata"]),
     ("nodes", &["node-get", "node-metadata", "node-process-metrics"]),
 ];
 

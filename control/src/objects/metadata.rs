@@ -10,7 +10,8 @@ use serde_json::{Map, Value};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::store::{metadata, namespaces, transaction};
+use crate::objects::network;
+use crate::store::{StoreError, Tx, interfaces, metadata, namespaces, networks, transaction};
 
 /// All metadata of an object is part of its record, so it is bounded.
 const MOST_BYTES: i64 = 256 << 10;
@@ -19,6 +20,27 @@ const LONGEST_TRACE: usize = 1024;
 
 pub async fn get(app: &App, object: &ObjectRef) -> Result<Map<String, Value>> {
     Ok(metadata::get(&*app.store, object.object_type, &object.id).await?)
+}
+
+/// Keeps an object from going until this transaction ends. Says whether it is there.
+async fn hold(tx: &mut Tx, object: &ObjectRef) -> Result<bool, StoreError> {
+    match object.object_type {
+        ObjectType::Namespace => namespaces::hold(tx, &object.id, NamespaceState::Created).await,
+        ObjectType::Network => match object.id.parse() {
+            Ok(id) => networks::hold(tx, id, network::PRESENT).await,
+            Err(_) => Ok(false),
+        },
+        ObjectType::Interface => match object.id.parse() {
+            Ok(id) => interfaces::hold(tx, id).await,
+            Err(_) => Ok(false),
+        },
+        // Nodes are never removed, and the others have no metadata.
+        ObjectType::Node
+        | ObjectType::ApiRequest
+        | ObjectType::NamespaceKey
+        | ObjectType::Instance
+        | ObjectType::ClusterOperation => Ok(true),
+    }
 }
 
 /// Creates or replaces one key.
@@ -37,11 +59,9 @@ pub async fn set(
     let value =
         value.filter(|value| !is_falsy(value)).ok_or_else(|| Error::Invalid("no value specified".into()))?;
     transaction!(app.store, |tx| {
-        // What is set must not outlive a namespace that goes at the same moment.
-        if object.object_type == ObjectType::Namespace
-            && !namespaces::hold(tx, &object.id, NamespaceState::Created).await?
-        {
-            return Err(Error::not_found("namespace").into());
+        // What is set must not outlive an object that goes at the same moment.
+        if !hold(tx, object).await? {
+            return Err(Error::not_found(object.object_type.as_str()).into());
         }
         metadata::set(tx, object.object_type, &object.id, key, &value).await?;
         if metadata::size(&mut *tx, object.object_type, &object.id).await? > MOST_BYTES {

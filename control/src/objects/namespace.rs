@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use muster_types::event::Event;
 use muster_types::namespace::{NamespaceRecord, NamespaceState, SYSTEM, Trust, check_name};
+use muster_types::network::NetworkState;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::{Error, Result};
 use serde_json::Map;
@@ -12,10 +13,11 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::require_namespace;
 use crate::objects::key::{KeyRequest, written};
+use crate::objects::network::enqueue_delete;
 use crate::operations::{Order, delete_namespace};
 use crate::store::keys::NewKey;
 use crate::store::namespaces::NamespaceRow;
-use crate::store::{Read, StoreError, keys, metadata, namespaces, transaction, trusts};
+use crate::store::{Read, StoreError, keys, metadata, namespaces, networks, transaction, trusts};
 
 /// Version of the record's format.
 const VERSION: i64 = 7;
@@ -94,6 +96,13 @@ pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<()> {
         let (from, to) = (NamespaceState::Created, NamespaceState::Deleted);
         if !namespaces::set_state(tx, name, from, to).await? {
             return Err(Error::not_found("namespace").into());
+        }
+        for network in networks::of_namespace(&mut *tx, name).await? {
+            // One in error carries nothing and goes with its namespace.
+            if network.state != NetworkState::Error {
+                return Err(Error::Invalid("you cannot delete a namespace with networks".into()).into());
+            }
+            enqueue_delete(tx, network.id, Some(caller)).await?;
         }
         let trusting = trusts::trusting(&mut *tx, name).await?;
         trusts::remove_naming(tx, name).await?;

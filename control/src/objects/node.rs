@@ -10,7 +10,7 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::reconcile::maintainer;
 use crate::store::nodes::NodeRow;
-use crate::store::{StoreError, leases, metadata, nodes, references, transaction};
+use crate::store::{StoreError, leases, metadata, node_networks, nodes, references, transaction};
 
 /// Version of the record's format.
 const VERSION: i64 = 1;
@@ -117,13 +117,38 @@ pub async fn delete(app: &App, caller: &Caller, node: &str) -> Result<NodeRecord
         let object = ObjectRef::new(ObjectType::Node, row.identity.id);
         app.record(caller, Event::audit(object, "deletion request from REST API"));
         move_to(app, row.identity.id, NodeState::Deleted, "deleted by request").await?;
+        // What it still has of networks is no longer the cluster's business.
+        transaction!(app.store, |tx| { Ok(node_networks::remove_of_node(tx, row.identity.id).await?) })?;
+        app.networks.changed();
     }
     get(app, &row.identity.id.to_string()).await
+}
+
+/// The node that carries the services of every network.
+pub async fn network_node(app: &App) -> Result<NodeRow> {
+    let rows = nodes::list(&*app.store).await?;
+    let chosen = choose_network_node(&app.settings.network_node_ip, rows.iter()).cloned();
+    chosen.ok_or_else(|| Error::Unavailable("the cluster has no network node".into()))
+}
+
+/// The network node is the one that `NETWORK_NODE_IP` names, else the first network node that joined. One that
+/// is silent keeps the role: two at once would be worse than none. It moves when the node is deleted.
+#[must_use]
+pub fn choose_network_node<'a>(
+    address: &str,
+    rows: impl Iterator<Item = &'a NodeRow> + Clone,
+) -> Option<&'a NodeRow> {
+    let able = rows.filter(|row| row.identity.is_network_node && row.state != NodeState::Deleted);
+    let named = able.clone().find(|row| !address.is_empty() && row.identity.ip == address);
+    named.or_else(|| {
+        able.min_by(|a, b| a.created.total_cmp(&b.created).then_with(|| a.identity.id.cmp(&b.identity.id)))
+    })
 }
 
 async fn record(app: &App, row: NodeRow, maintainer: Option<&str>) -> Result<NodeRecord> {
     let identity = row.identity;
     let object = ObjectRef::new(ObjectType::Node, identity.id);
+    let references = references::around(&*app.store, &object).await?;
     Ok(NodeRecord {
         metadata: metadata::get(&*app.store, object.object_type, &object.id).await?,
         uuid: identity.id,
@@ -141,7 +166,8 @@ async fn record(app: &App, row: NodeRow, maintainer: Option<&str>) -> Result<Nod
         is_etcd_master: false,
         is_eventlog_node: false,
         simulated: identity.simulated,
-        references_to: references::to(&*app.store, &object).await?,
-        references_from: references::from(&*app.store, &object).await?,
+        limits: row.report.limits,
+        references_to: references.to,
+        references_from: references.from,
     })
 }

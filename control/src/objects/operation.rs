@@ -2,7 +2,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use muster_types::ids::OperationId;
+use muster_types::ids::{NetworkId, OperationId};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::{OperationRecord, OperationType};
 use muster_types::{Error, Result};
@@ -10,8 +10,8 @@ use muster_types::{Error, Result};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::node;
-use crate::store::namespaces;
 use crate::store::operations::{self, OperationRow};
+use crate::store::{namespaces, networks};
 
 /// Version of the record's format.
 const VERSION: i64 = 1;
@@ -96,11 +96,30 @@ pub async fn of_target(
             })?;
             ObjectRef::new(object_type, row.identity.id)
         }
-        ObjectType::ApiRequest | ObjectType::NamespaceKey | ObjectType::ClusterOperation => {
+        ObjectType::Network => {
+            let id: NetworkId = id.parse().map_err(|_| absent())?;
+            let row = networks::get(&*app.store, id).await?.ok_or_else(absent)?;
+            if !row.namespace.as_ref().map_or_else(|| caller.is_system(), |owner| caller.may_change(owner)) {
+                return Err(Error::Forbidden("target object is in a namespace you cannot see".into()));
+            }
+            ObjectRef::new(object_type, id)
+        }
+        ObjectType::ApiRequest
+        | ObjectType::NamespaceKey
+        | ObjectType::ClusterOperation
+        | ObjectType::Interface
+        | ObjectType::Instance => {
             return Err(Error::Invalid(format!("unsupported target_object_type: '{object_type}'")));
         }
     };
     Ok(operations::of_target(&*app.store, &target).await?.into_iter().map(record).collect())
+}
+
+/// The operations on an object that the caller was found to own, newest first. Unless `all`, only those that
+/// have not ended.
+pub async fn of_object(app: &App, target: &ObjectRef, all: bool) -> Result<Vec<OperationRecord>> {
+    let rows = operations::of_target(&*app.store, target).await?;
+    Ok(rows.into_iter().filter(|row| all || !row.state.is_final()).map(record).collect())
 }
 
 async fn find(app: &App, id: &str) -> Result<OperationRow> {

@@ -1,10 +1,16 @@
 //! Queued work as data: every operation is a row with named steps, done by whichever worker holds its lease.
 //!
 //! A step is idempotent: it may run again after any failure or death. It has an undo, or says why none is
-//! needed. One file for each operation.
+//! needed. A step that must wait for others ([`Error::NotReady`]) is asked again later, without end; a refusal that
+//! no other attempt could change ends the operation at once. One file for each operation.
+//!
+//! [`Error::NotReady`]: muster_types::Error::NotReady
 
 pub mod clean_namespace;
+pub mod clean_network;
+pub mod create_network;
 pub mod delete_namespace;
+pub mod delete_network;
 mod worker;
 
 use std::fmt;
@@ -56,7 +62,13 @@ pub struct Kind {
 }
 
 /// Every operation that a worker can do.
-pub const KINDS: &[Kind] = &[delete_namespace::KIND, clean_namespace::KIND];
+pub const KINDS: &[Kind] = &[
+    delete_namespace::KIND,
+    clean_namespace::KIND,
+    create_network::KIND,
+    delete_network::KIND,
+    clean_network::KIND,
+];
 
 /// What a test makes happen around a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -20,6 +20,8 @@ use crate::store::transaction;
 const WORKERS: usize = 8;
 /// How long a worker sleeps when nothing wakes it: another daemon may have queued something.
 const POLL: Duration = Duration::from_secs(1);
+/// Pause before a waiting operation looks again, in seconds.
+const WAIT: f64 = 1.0;
 /// Longest pause before another attempt, in seconds.
 const LONGEST_PAUSE: f64 = 60.0;
 
@@ -144,11 +146,13 @@ async fn parents(app: &App, row: &OperationRow) -> Result<Parents> {
 /// How an attempt ended.
 enum End {
     Complete,
-    /// It failed; another attempt may succeed.
+    /// It failed.
     Failed {
         step: String,
         error: Error,
     },
+    /// It waits for something that is not its own work.
+    Waits(String),
     /// The claim is lost, or a test killed the worker: say and write nothing more.
     Gone,
 }
@@ -203,8 +207,10 @@ async fn steps(app: &App, kind: &Kind, row: &OperationRow) -> End {
         if fault == Some(Fault::Die) {
             return End::Gone;
         }
-        if let Err(error) = outcome {
-            return End::Failed { step: step.name.to_owned(), error };
+        match outcome {
+            Ok(()) => {}
+            Err(Error::NotReady(why)) => return End::Waits(why),
+            Err(error) => return End::Failed { step: step.name.to_owned(), error },
         }
         let number = i64::try_from(at + 1).unwrap_or(i64::MAX);
         let kept = transaction!(app.store, |tx| { Ok(operations::set_step(tx, row, number).await?) });
@@ -222,14 +228,18 @@ async fn settle(app: &App, row: &OperationRow, kind: &Kind, end: End) {
     let (state, run_after, report) = match end {
         End::Gone => return,
         End::Complete => (OperationState::Complete, row.created, None),
+        End::Waits(why) => {
+            tracing::debug!(operation = %row.id, why, "an operation waits");
+            return put_back(app, row).await;
+        }
         End::Failed { step, error } => {
             let report = report(&step, row, &error);
-            if row.attempts < most_attempts(app) {
+            if row.attempts < most_attempts(app) && may_succeed_later(&error) {
                 let pause =
                     2f64.powi(i32::try_from(row.attempts).unwrap_or(10).min(10) - 1).min(LONGEST_PAUSE);
                 (OperationState::Queued, now() + pause * pace(app), Some(report))
             } else {
-                undo(app, kind, row).await;
+                undo(app, kind, &OperationRow { error_report: Some(report.clone()), ..row.clone() }).await;
                 (OperationState::Error, row.created, Some(report))
             }
         }
@@ -243,6 +253,19 @@ async fn settle(app: &App, row: &OperationRow, kind: &Kind, end: End) {
         // The lease runs out and the operation is taken over.
         Err(error) => tracing::warn!(operation = %row.id, %error, "the end of an operation was not written"),
     }
+}
+
+/// Gives an operation that waits back to the queue; that was no attempt.
+async fn put_back(app: &App, row: &OperationRow) {
+    let outcome = transaction!(app.store, |tx| { Ok(operations::put_back(tx, row, now() + WAIT).await?) });
+    if let Err(error) = outcome {
+        tracing::warn!(operation = %row.id, %error, "a waiting operation was not given back");
+    }
+}
+
+/// Whether another attempt can end otherwise than this one.
+fn may_succeed_later(error: &Error) -> bool {
+    matches!(error, Error::Internal(_) | Error::Unavailable(_) | Error::Timeout(_))
 }
 
 /// Retries wait in step with the lease: a cluster that takes over quickly also retries quickly.

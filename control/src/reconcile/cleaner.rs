@@ -5,9 +5,9 @@ use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::time::now;
 
 use crate::app::App;
-use crate::operations::Order;
 use crate::operations::clean_namespace::{self, clear_events};
-use crate::store::{keys, namespaces, operations, transaction};
+use crate::operations::{Kind, Order, clean_network};
+use crate::store::{interfaces, keys, metadata, namespaces, networks, operations, transaction};
 
 /// Objects of a kind handled in one pass.
 const PASS: i64 = 500;
@@ -21,25 +21,27 @@ pub async fn run(app: &App) -> Result<bool> {
     for row in namespaces::deleted_before(&*app.store, before, PASS).await? {
         seen += 1;
         let target = ObjectRef::namespace(&row.name);
-        queued |= transaction!(app.store, |tx| {
-            if operations::is_pending(&mut *tx, &target, clean_namespace::KIND.name).await? {
-                return Ok(false);
-            }
-            let order = Order {
-                target: target.clone(),
-                namespace: Some(row.name.clone()),
-                arguments: serde_json::json!({}),
-                depends_on: vec![],
-                request_id: None,
-            };
-            clean_namespace::KIND.enqueue(tx, order).await?;
-            Ok(true)
-        })?;
+        queued |= enqueue(app, &clean_namespace::KIND, target, Some(&row.name)).await?;
+    }
+    for row in networks::cleanable(&*app.store, before, PASS).await? {
+        seen += 1;
+        let target = ObjectRef::new(ObjectType::Network, row.id);
+        queued |= enqueue(app, &clean_network::KIND, target, row.namespace.as_deref()).await?;
     }
     if queued {
         app.queue.wake();
     }
     let mut most = seen;
+    let old_interfaces = interfaces::deleted_before(&*app.store, before, PASS).await?;
+    most = most.max(old_interfaces.len());
+    for id in old_interfaces {
+        let object = ObjectRef::new(ObjectType::Interface, id);
+        clear_events(app, &object).await?;
+        transaction!(app.store, |tx| {
+            metadata::remove_of(tx, object.object_type, &object.id).await?;
+            Ok(interfaces::remove(tx, id).await?)
+        })?;
+    }
     let old_keys = keys::deleted_before(&*app.store, before, PASS).await?;
     most = most.max(old_keys.len());
     for key in old_keys {
@@ -53,4 +55,22 @@ pub async fn run(app: &App) -> Result<bool> {
         transaction!(app.store, |tx| { Ok(operations::remove(tx, id).await?) })?;
     }
     Ok(i64::try_from(most).is_ok_and(|most| most >= PASS))
+}
+
+/// Queues the last operation of an object, unless it is queued. Says whether it was not.
+async fn enqueue(app: &App, kind: &Kind, target: ObjectRef, namespace: Option<&str>) -> Result<bool> {
+    transaction!(app.store, |tx| {
+        if operations::is_pending(&mut *tx, &target, kind.name).await? {
+            return Ok(false);
+        }
+        let order = Order {
+            target: target.clone(),
+            namespace: namespace.map(str::to_owned),
+            arguments: serde_json::json!({}),
+            depends_on: vec![],
+            request_id: None,
+        };
+        kind.enqueue(tx, order).await?;
+        Ok(true)
+    })
 }

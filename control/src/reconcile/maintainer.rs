@@ -9,7 +9,7 @@ use muster_types::time::now;
 use muster_types::{Error, Result};
 use tokio::sync::watch;
 
-use super::{cleaner, key_sweep, node_watch};
+use super::{address_rest, cleaner, key_sweep, network_watch, node_watch};
 use crate::app::App;
 use crate::events;
 use crate::store::{leases, transaction, values};
@@ -40,7 +40,9 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
                     outcome => note("cleaner", outcome.map(|_| ())),
                 }
                 note("node watch", node_watch::run(&app).await);
+                note("network watch", network_watch::run(&app).await);
             }
+            note("address rest", address_rest::run(&app).await.map(|_| ()));
             note("key sweep", sweep_if_due(&app).await);
         }
         if now() - sampled > 60.0 {

@@ -1,8 +1,13 @@
 //! Reconcilers: they take no input, may run at any time and any number of times, and bring the cluster a
 //! step nearer to what the database says it should be.
 
+pub mod address_rest;
 pub mod checkin;
 pub mod cleaner;
 pub mod key_sweep;
 pub mod maintainer;
+mod network_plan;
+pub mod network_usage;
+pub mod network_watch;
+pub mod networks;
 pub mod node_watch;

@@ -136,6 +136,11 @@ fn keys(table: &str) -> Vec<&'static str> {
         "trusts" => vec!["namespace", "trusted"],
         "metadata" => vec!["object_type", "object_id", "name"],
         "events" => vec!["event_uuid"],
+        "addresses" | "address_halos" => vec!["network_uuid", "address"],
+        "address_blocks" => vec!["network_uuid", "bits", "block"],
+        "hardware_addresses" => vec!["macaddr"],
+        "dns_entries" => vec!["network_uuid", "name"],
+        "node_networks" => vec!["node_uuid", "network_uuid"],
         "event_links" => vec!["object_type", "object_id", "timestamp", "event_uuid"],
         _ => vec!["uuid"],
     }

@@ -8,7 +8,10 @@ use std::time::Duration;
 use super::{Store, StoreError, params, transaction};
 use crate::store::leases;
 
-const MIGRATIONS: &[(i64, &str)] = &[(1, include_str!("../../../migrations/0001_base.sql"))];
+const MIGRATIONS: &[(i64, &str)] = &[
+    (1, include_str!("../../../migrations/0001_base.sql")),
+    (2, include_str!("../../../migrations/0002_networks.sql")),
+];
 
 /// How long another node waits for one that died while it migrated, in seconds.
 const LEASE: f64 = 120.0;
@@ -115,6 +118,14 @@ pub(super) const TABLES: &[&str] = &[
     "operations",
     "events",
     "event_links",
+    "networks",
+    "addresses",
+    "address_halos",
+    "address_blocks",
+    "interfaces",
+    "hardware_addresses",
+    "dns_entries",
+    "node_networks",
 ];
 
 #[cfg(test)]

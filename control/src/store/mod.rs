@@ -4,14 +4,19 @@
 //! retries: on MariaDB (and on Galera in particular) any statement or commit may fail with a conflict, so
 //! a transaction's body must do nothing but talk to its [`Tx`].
 
+pub mod addresses;
 pub mod copy;
+pub mod dns_entries;
 pub mod events;
+pub mod interfaces;
 pub mod keys;
 pub mod leases;
 mod mariadb;
 pub mod metadata;
 mod migrate;
 pub mod namespaces;
+pub mod networks;
+pub mod node_networks;
 pub mod nodes;
 pub mod operations;
 pub mod references;
@@ -70,6 +75,15 @@ value_from_word!(
     muster_types::ids::KeyId,
     muster_types::ids::NodeId,
     muster_types::ids::OperationId,
+    muster_types::ids::NetworkId,
+    muster_types::ids::InterfaceId,
+    muster_types::ids::InstanceId,
+    muster_types::address::AddressType,
+    muster_types::address::MacAddress,
+    muster_types::address::Netblock,
+    muster_types::interface::InterfaceState,
+    muster_types::network::NetworkState,
+    std::net::Ipv4Addr,
     muster_types::object::ObjectType,
     muster_types::event::EventType,
     muster_types::namespace::NamespaceState,
@@ -130,6 +144,11 @@ impl Row {
         text.parse().map_err(|_| {
             StoreError::Broken(format!("column {index}: {text:?} is not a {}", std::any::type_name::<T>()))
         })
+    }
+
+    /// The word or id in the column at `index`, or nothing.
+    pub fn parse_opt<T: std::str::FromStr>(&self, index: usize) -> Result<Option<T>, StoreError> {
+        if self.get::<Option<String>>(index)?.is_none() { Ok(None) } else { self.parse(index).map(Some) }
     }
 
     /// The JSON document in the column at `index`.

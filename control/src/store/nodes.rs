@@ -13,11 +13,12 @@ pub struct NodeRow {
     pub state: NodeState,
     pub lastseen: f64,
     pub report: NodeReport,
+    pub created: f64,
     pub version: i64,
 }
 
 const COLUMNS: &str = "uuid, name, ip, state, software, simulated, is_hypervisor, is_network_node, \
-                       is_database_node, lastseen, report, version";
+                       is_database_node, lastseen, report, version, created";
 
 impl NodeRow {
     fn read(row: &Row) -> Result<Self, StoreError> {
@@ -36,6 +37,7 @@ impl NodeRow {
             lastseen: row.get(9)?,
             report: row.json(10)?,
             version: row.get(11)?,
+            created: row.get(12)?,
         })
     }
 }

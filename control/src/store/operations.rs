@@ -248,6 +248,24 @@ pub async fn release(
     Ok(met == 1)
 }
 
+/// Gives a claim back as if it had not been taken: the operation has to wait for others.
+pub async fn put_back(tx: &mut Tx, claimed: &OperationRow, run_after: f64) -> Result<bool, StoreError> {
+    let met = tx
+        .execute(
+            "UPDATE operations SET state = ?, holder = '', lease_expires = 0.0, run_after = ?, \
+             attempts = attempts - 1, version = version + 1 WHERE uuid = ? AND holder = ? AND state = ?",
+            params![
+                OperationState::Queued,
+                run_after,
+                claimed.id,
+                &claimed.holder,
+                OperationState::Executing
+            ],
+        )
+        .await?;
+    Ok(met == 1)
+}
+
 /// Ends an operation that nobody holds.
 pub async fn abort(tx: &mut Tx, row: &OperationRow, report: &ErrorReport) -> Result<bool, StoreError> {
     let met = tx

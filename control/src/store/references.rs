@@ -1,8 +1,8 @@
 //! Rows of references: which object uses which other, and as what.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
-use muster_types::object::{ObjectRef, Reference};
+use muster_types::object::{ObjectRef, ObjectType, Reference};
 use muster_types::time::now;
 
 use super::{Read, StoreError, Tx, params};
@@ -38,23 +38,32 @@ pub async fn insert(
     Ok(())
 }
 
-/// What `object` uses.
-pub async fn from(db: impl Read, object: &ObjectRef) -> Result<References, StoreError> {
-    list(db, "source", object).await
+/// The references of one object: what uses it, and what it uses.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Around {
+    pub to: References,
+    pub from: References,
 }
 
-/// What uses `object`.
-pub async fn to(db: impl Read, object: &ObjectRef) -> Result<References, StoreError> {
-    list(db, "target", object).await
+/// What uses an object, and what it uses.
+pub async fn around(db: impl Read, object: &ObjectRef) -> Result<Around, StoreError> {
+    let mut found = range(db, object.object_type, &object.id, &object.id).await?;
+    Ok(found.remove(&object.id).unwrap_or_default())
 }
 
-async fn list(mut db: impl Read, side: &str, object: &ObjectRef) -> Result<References, StoreError> {
-    let sql = format!(
-        "SELECT source_type, source_id, relationship, relationship_value, target_type, target_id, created, last_active \
-         FROM object_references WHERE {side}_type = ? AND {side}_id = ? ORDER BY created, uuid"
-    );
-    let mut found = References::new();
-    for row in db.rows(&sql, params![object.object_type, &object.id]).await? {
+/// The references of the objects from `first` to `last`, by object.
+pub async fn range(
+    mut db: impl Read,
+    object_type: ObjectType,
+    first: &str,
+    last: &str,
+) -> Result<HashMap<String, Around>, StoreError> {
+    let sql = "SELECT source_type, source_id, relationship, relationship_value, target_type, target_id, created, \
+               last_active FROM object_references WHERE (source_type = ? AND source_id >= ? AND source_id <= ?) \
+               OR (target_type = ? AND target_id >= ? AND target_id <= ?) ORDER BY created, uuid";
+    let values = params![object_type, first, last, object_type, first, last];
+    let mut found: HashMap<String, Around> = HashMap::new();
+    for row in db.rows(sql, values).await? {
         let reference = Reference {
             source_object_type: row.get(0)?,
             source_uuid: row.get(1)?,
@@ -65,7 +74,16 @@ async fn list(mut db: impl Read, side: &str, object: &ObjectRef) -> Result<Refer
             created: row.get(6)?,
             last_active: row.get(7)?,
         };
-        found.entry(reference.relationship.clone()).or_default().push(reference);
+        let within = |kind: &str, id: &str| kind == object_type.as_str() && id >= first && id <= last;
+        let key = || reference.relationship.clone();
+        if within(&reference.source_object_type, &reference.source_uuid) {
+            let around = found.entry(reference.source_uuid.clone()).or_default();
+            around.from.entry(key()).or_default().push(reference.clone());
+        }
+        if within(&reference.target_object_type, &reference.target_uuid) {
+            let around = found.entry(reference.target_uuid.clone()).or_default();
+            around.to.entry(key()).or_default().push(reference);
+        }
     }
     Ok(found)
 }

@@ -357,7 +357,7 @@ on_both_engines! {
         assert_eq!(operations::finished_before(&*store, now() + 1.0, 10).await.unwrap(), [due.id]);
         transaction!(store, |tx| { Ok(operations::remove(tx, due.id).await?) }).unwrap();
         assert!(operations::get(&*store, due.id).await.unwrap().is_none());
-        assert!(references::to(&*store, &target).await.unwrap().is_empty());
+        assert!(references::around(&*store, &target).await.unwrap().to.is_empty());
     }
 
     async fn references_are_listed_from_both_ends_and_go_with_their_source(store: Arc<Store>) {
@@ -368,17 +368,17 @@ on_both_engines! {
             references::insert(tx, &a, "nvram_template", None, &b).await?;
             Ok(())
         }).unwrap();
-        let from = references::from(&*store, &a).await.unwrap();
+        let from = references::around(&*store, &a).await.unwrap().from;
         assert_eq!(from.keys().collect::<Vec<_>>(), ["disk", "nvram_template"]);
         assert_eq!(from["disk"].iter().map(|r| r.relationship_value.as_deref()).collect::<Vec<_>>(), [Some("0"), Some("1")]);
-        assert_eq!(references::to(&*store, &b).await.unwrap(), from);
-        assert!(references::to(&*store, &a).await.unwrap().is_empty());
+        assert_eq!(references::around(&*store, &b).await.unwrap().to, from);
+        assert!(references::around(&*store, &a).await.unwrap().to.is_empty());
         transaction!(store, |tx| { Ok(references::remove_from(tx, &a).await?) }).unwrap();
-        assert!(references::to(&*store, &b).await.unwrap().is_empty());
+        assert!(references::around(&*store, &b).await.unwrap().to.is_empty());
         // An operation uses its target until it is removed.
         let handle = transaction!(store, |tx| { Ok(operations::insert(tx, &operation("ns", vec![])).await?) }).unwrap();
         let target = ObjectRef::namespace("ns");
-        let used = references::to(&*store, &target).await.unwrap();
+        let used = references::around(&*store, &target).await.unwrap().to;
         assert_eq!(used["operation_target"][0].source_uuid, handle.op_uuid.to_string());
     }
 

@@ -1,0 +1,150 @@
+//! Addresses of a network: who has which, and reservations by hand.
+
+use std::net::Ipv4Addr;
+
+use muster_types::address::{AddressRecord, AddressType};
+use muster_types::event::Event;
+use muster_types::ids::NetworkId;
+use muster_types::{Error, Result};
+
+use crate::app::App;
+use crate::auth::Caller;
+use crate::objects::network::{USABLE, changed, find, find_own, object, require_state};
+use crate::store::addresses::{self, AddressRow, Claim};
+use crate::store::{networks, transaction};
+
+/// What a caller is told when no address is left.
+pub(crate) const FULL: &str = "No free addresses on network";
+/// Under exhaustion an address is taken out of its rest after this many seconds.
+const SHORTEST_REST: f64 = 30.0;
+/// Longest comment, in characters.
+const LONGEST_COMMENT: usize = 255;
+/// Addresses read at once for a list.
+const PAGE: i64 = 2000;
+
+/// How released addresses rest.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rests {
+    /// Whether they do at all.
+    pub(crate) rests: bool,
+    /// Seconds after which one may be taken when nothing else is left.
+    pub(crate) reclaim: f64,
+}
+
+pub(crate) fn rests(app: &App) -> Rests {
+    #[expect(clippy::cast_precision_loss, reason = "the halo is seconds")]
+    let halo = app.settings.ip_deletion_halo_duration as f64;
+    Rests { rests: halo > 0.0, reclaim: halo.min(SHORTEST_REST) }
+}
+
+/// The network whose addresses a caller may list.
+pub async fn listed(app: &App, caller: &Caller, reference: &str) -> Result<NetworkId> {
+    Ok(find(app, caller, reference, None).await?.id)
+}
+
+/// The next page of the addresses that are not free.
+pub async fn list_page(
+    app: &App,
+    network: NetworkId,
+    after: Option<Ipv4Addr>,
+) -> Result<(Vec<AddressRecord>, Option<Ipv4Addr>)> {
+    let rows = addresses::page(&*app.store, network, after, PAGE).await?;
+    let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE);
+    let next = rows.last().filter(|_| full).map(|row| row.address);
+    Ok((rows.into_iter().map(|row| record(network, row)).collect(), next))
+}
+
+/// Keeps an address from being given to anyone.
+pub async fn reserve(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    address: &str,
+    comment: Option<String>,
+) -> Result<AddressRecord> {
+    let address = parse(address)?;
+    let comment = comment.unwrap_or_default();
+    if comment.chars().count() > LONGEST_COMMENT {
+        return Err(Error::Invalid(format!("comment: Longer than maximum length {LONGEST_COMMENT}.")));
+    }
+    let network = find_own(app, caller, reference, None).await?;
+    if !network.netblock.contains(address) {
+        return Err(Error::Invalid(format!(
+            "address: {address} is outside the netblock {}",
+            network.netblock
+        )));
+    }
+    require_state(&network, USABLE)?;
+    let claim = Claim { kind: AddressType::Manual, user: object(network.id), comment: comment.clone() };
+    let row = transaction!(app.store, |tx| {
+        if !networks::hold(tx, network.id, USABLE).await? {
+            return Err(changed(tx, network.id).await);
+        }
+        if !addresses::claim(tx, network.pool(), address, &claim).await? {
+            return Err(Error::Conflict(format!("address {address} is already in use")).into());
+        }
+        let row = addresses::get(&mut *tx, network.id, address).await?;
+        row.ok_or_else(|| Error::Internal("a claimed address has no row".into()).into())
+    })?;
+    app.record(
+        caller,
+        Event::audit(object(network.id), "address reserved")
+            .with("address", address.to_string())
+            .with("comment", comment),
+    );
+    Ok(record(network.id, row))
+}
+
+/// Ends a reservation by hand. The address rests before it is given to anyone.
+pub async fn release(app: &App, caller: &Caller, reference: &str, address: &str) -> Result<()> {
+    let address = parse(address)?;
+    let network = find_own(app, caller, reference, None).await?;
+    if !network.netblock.contains(address) {
+        return Err(Error::Invalid(format!(
+            "address: {address} is outside the netblock {}",
+            network.netblock
+        )));
+    }
+    require_state(&network, USABLE)?;
+    let comment = transaction!(app.store, |tx| {
+        if !networks::hold(tx, network.id, USABLE).await? {
+            return Err(changed(tx, network.id).await);
+        }
+        let held = addresses::get(&mut *tx, network.id, address).await?;
+        let held = held.filter(|held| held.kind != AddressType::Halo);
+        let held = held.ok_or_else(|| Error::NotFound(format!("address {address} is not reserved")))?;
+        if held.kind != AddressType::Manual {
+            let text = format!("address {address} is not held by a manual reservation");
+            return Err(Error::Forbidden(text).into());
+        }
+        let user = object(network.id);
+        addresses::release(tx, network.pool(), address, AddressType::Manual, &user, rests(app).rests).await?;
+        Ok(held.comment)
+    })?;
+    app.record(
+        caller,
+        Event::audit(object(network.id), "address reservation released")
+            .with("address", address.to_string())
+            .with("comment", comment),
+    );
+    Ok(())
+}
+
+fn parse(address: &str) -> Result<Ipv4Addr> {
+    address.parse().map_err(|_| Error::Invalid("address: must be an IPv4 address".into()))
+}
+
+fn record(network: NetworkId, row: AddressRow) -> AddressRecord {
+    AddressRecord {
+        address: row.address,
+        kind: row.kind,
+        reservation_type: row.kind,
+        user: row.user.as_ref().map(|user| [user.object_type.to_string(), user.id.clone()]),
+        user_type: row.user.as_ref().map(|user| user.object_type.to_string()),
+        user_uuid: row.user.map(|user| user.id),
+        comment: row.comment,
+        when: row.reserved_at,
+        reserved_at: row.reserved_at,
+        ipam_uuid: network,
+    }
+}

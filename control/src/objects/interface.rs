@@ -1,0 +1,281 @@
+//! Interfaces: made and removed with their instance, floated and defloated by callers.
+
+use std::net::Ipv4Addr;
+
+use muster_types::address::{AddressType, MacAddress};
+use muster_types::event::Event;
+use muster_types::ids::{InstanceId, InterfaceId, NetworkId, NodeId};
+use muster_types::interface::{InterfaceRecord, InterfaceState};
+use muster_types::network::NetworkState;
+use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::{Error, Result};
+
+use crate::app::App;
+use crate::auth::Caller;
+use crate::objects::address::{FULL, rests};
+use crate::objects::network::{self, USABLE, changed, floating_pool, require_state};
+use crate::reconcile::networks::wait_applied;
+use crate::store::addresses::{self, Claim};
+use crate::store::interfaces::{self, InterfaceRow};
+use crate::store::networks::{self, NetworkRow};
+use crate::store::{Tx, TxError, metadata, references, transaction};
+
+/// Version of the record's format.
+const VERSION: i64 = 3;
+
+/// Which address an interface is to have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WantedAddress {
+    Any,
+    Exactly(Ipv4Addr),
+    None,
+}
+
+/// An interface to make.
+#[derive(Debug, Clone)]
+pub struct NewInterface {
+    pub network: NetworkId,
+    pub instance: InstanceId,
+    pub namespace: String,
+    pub hostname: String,
+    pub node: Option<NodeId>,
+    pub mac: Option<MacAddress>,
+    pub address: WantedAddress,
+    pub float: bool,
+    pub model: String,
+    pub order: i64,
+}
+
+fn object(id: InterfaceId) -> ObjectRef {
+    ObjectRef::new(ObjectType::Interface, id)
+}
+
+/// Makes an interface as part of a transaction: the row, its address, its hardware address. Ring
+/// `app.networks.changed()` afterwards.
+pub async fn create_in(app: &App, tx: &mut Tx, new: &NewInterface) -> Result<InterfaceRow, TxError> {
+    if !networks::bump(tx, new.network, USABLE).await? {
+        return Err(changed(tx, new.network).await);
+    }
+    let network = networks::get(&mut *tx, new.network).await?.ok_or_else(|| Error::not_found("network"))?;
+    let id = InterfaceId::new();
+    let mac = claim_mac(tx, new.mac, id).await?;
+    let ipv4 = claim_address(app, tx, &network, new).await?;
+    let floating = match ipv4 {
+        Some(_) if new.float => Some(claim_floating(app, tx, id).await?),
+        None if new.float => {
+            return Err(Error::Invalid("float: an interface without an address cannot float".into()).into());
+        }
+        _ => None,
+    };
+    let row = InterfaceRow {
+        id,
+        network: new.network,
+        instance: new.instance,
+        namespace: new.namespace.clone(),
+        hostname: new.hostname.clone(),
+        node: new.node,
+        mac,
+        ipv4,
+        floating,
+        model: new.model.clone(),
+        order: new.order,
+        state: InterfaceState::Initial,
+    };
+    interfaces::insert(tx, &row).await?;
+    references::insert(tx, &object(id), "network", None, &network::object(new.network)).await?;
+    Ok(row)
+}
+
+async fn claim_mac(tx: &mut Tx, wanted: Option<MacAddress>, id: InterfaceId) -> Result<MacAddress, TxError> {
+    if let Some(mac) = wanted {
+        if interfaces::claim_mac(tx, mac, id).await? {
+            return Ok(mac);
+        }
+        return Err(Error::Conflict(format!("macaddress: {mac} is already in use")).into());
+    }
+    for _ in 0..64 {
+        let mac = MacAddress::random();
+        if interfaces::claim_mac(tx, mac, id).await? {
+            return Ok(mac);
+        }
+    }
+    Err(Error::Insufficient("No free hardware addresses".into()).into())
+}
+
+async fn claim_address(
+    app: &App,
+    tx: &mut Tx,
+    network: &NetworkRow,
+    new: &NewInterface,
+) -> Result<Option<Ipv4Addr>, TxError> {
+    let user = ObjectRef::new(ObjectType::Instance, new.instance);
+    let claim = Claim::new(AddressType::Instance, user);
+    match new.address {
+        WantedAddress::None => Ok(None),
+        WantedAddress::Any => {
+            let found = addresses::claim_any(tx, network.pool(), &claim, rests(app).reclaim).await?;
+            found.map(Some).ok_or_else(|| Error::Insufficient(FULL.into()).into())
+        }
+        WantedAddress::Exactly(address) => {
+            if !network.netblock.contains(address) {
+                let text = format!("address: {address} is outside the netblock {}", network.netblock);
+                return Err(Error::Invalid(text).into());
+            }
+            if !addresses::claim(tx, network.pool(), address, &claim).await? {
+                return Err(Error::Conflict(format!("address: {address} is already in use")).into());
+            }
+            Ok(Some(address))
+        }
+    }
+}
+
+async fn claim_floating(app: &App, tx: &mut Tx, id: InterfaceId) -> Result<Ipv4Addr, TxError> {
+    let floats = floating_pool(&mut *tx).await?;
+    let claim = Claim::new(AddressType::Floating, object(id));
+    let found = addresses::claim_any(tx, floats, &claim, rests(app).reclaim).await?;
+    found.ok_or_else(|| Error::Insufficient(FULL.into()).into())
+}
+
+/// Moves an interface on as part of a transaction, when its instance was built or failed.
+pub async fn set_state_in(tx: &mut Tx, row: &InterfaceRow, to: InterfaceState) -> Result<bool, TxError> {
+    networks::bump(tx, row.network, network::PRESENT).await?;
+    Ok(interfaces::set_state(tx, row.id, row.state, to).await?)
+}
+
+/// Removes an interface as part of a transaction: its addresses rest, its hardware address is free. Ring
+/// `app.networks.changed()` afterwards.
+pub async fn delete_in(app: &App, tx: &mut Tx, id: InterfaceId) -> Result<bool, TxError> {
+    let Some(row) = interfaces::get(&mut *tx, id).await? else { return Ok(false) };
+    if row.state == InterfaceState::Deleted
+        || !interfaces::set_state(tx, id, row.state, InterfaceState::Deleted).await?
+    {
+        return Ok(false);
+    }
+    let rests = rests(app).rests;
+    if let Some(floating) = row.floating {
+        let floats = floating_pool(&mut *tx).await?;
+        addresses::release(tx, floats, floating, AddressType::Floating, &object(id), rests).await?;
+    }
+    if let (Some(address), Some(network)) = (row.ipv4, networks::get(&mut *tx, row.network).await?) {
+        let user = ObjectRef::new(ObjectType::Instance, row.instance);
+        addresses::release(tx, network.pool(), address, AddressType::Instance, &user, rests).await?;
+    }
+    references::remove_from(tx, &object(id)).await?;
+    networks::bump(tx, row.network, network::PRESENT).await?;
+    Ok(true)
+}
+
+/// An interface and its network, if the caller may read both.
+async fn find(app: &App, caller: &Caller, id: &str) -> Result<(InterfaceRow, NetworkRow)> {
+    let absent = || Error::not_found("interface");
+    let id: InterfaceId = id.parse().map_err(|_| absent())?;
+    let row = interfaces::get(&*app.store, id).await?.ok_or_else(absent)?;
+    if !caller.may_see(&*app.store, &row.namespace).await? {
+        return Err(absent());
+    }
+    let network = networks::get(&*app.store, row.network).await?;
+    let network = network.ok_or_else(|| Error::not_found("interface network"))?;
+    let visible = match &network.namespace {
+        Some(owner) => caller.may_see(&*app.store, owner).await?,
+        None => caller.is_system(),
+    };
+    if visible { Ok((row, network)) } else { Err(absent()) }
+}
+
+/// An interface and its network, if the caller may change both.
+async fn find_own(app: &App, caller: &Caller, id: &str) -> Result<(InterfaceRow, NetworkRow)> {
+    let (row, network) = find(app, caller, id).await?;
+    let own = caller.may_change(&row.namespace)
+        && network.namespace.as_ref().is_none_or(|owner| caller.may_change(owner));
+    if own { Ok((row, network)) } else { Err(Error::not_found("interface")) }
+}
+
+/// The interface whose metadata a caller may read, or change.
+pub(crate) async fn metadata_object(app: &App, caller: &Caller, id: &str, change: bool) -> Result<ObjectRef> {
+    let (row, _) = if change { find_own(app, caller, id).await? } else { find(app, caller, id).await? };
+    Ok(object(row.id))
+}
+
+pub async fn get(app: &App, caller: &Caller, id: &str) -> Result<InterfaceRecord> {
+    let (row, _) = find(app, caller, id).await?;
+    record(app, row).await
+}
+
+/// The live interfaces of a network.
+pub async fn of_network(app: &App, caller: &Caller, reference: &str) -> Result<Vec<InterfaceRecord>> {
+    let network = network::find(app, caller, reference, None).await?;
+    let mut records = Vec::new();
+    for row in interfaces::list(&*app.store, Some(&[network.id])).await? {
+        records.push(record(app, row).await?);
+    }
+    Ok(records)
+}
+
+/// Gives an interface a floating address.
+pub async fn float(app: &App, caller: &Caller, id: &str) -> Result<()> {
+    let (row, network) = find_own(app, caller, id).await?;
+    if row.state == InterfaceState::Deleted {
+        return Err(Error::not_found("interface"));
+    }
+    require_state(&network, &[NetworkState::Created])?;
+    if row.ipv4.is_none() {
+        return Err(Error::Conflict("interface has no address that could float".into()));
+    }
+    let address = transaction!(app.store, |tx| {
+        if !networks::bump(tx, network.id, &[NetworkState::Created]).await? {
+            return Err(changed(tx, network.id).await);
+        }
+        let address = claim_floating(app, tx, row.id).await?;
+        if !interfaces::set_floating(tx, row.id, None, Some(address)).await? {
+            return Err(Error::Conflict("interface already has a floating address".into()).into());
+        }
+        Ok(address)
+    })?;
+    announce(app, caller, &row, "float request from REST API", address);
+    wait_applied(app, network.id).await
+}
+
+/// Takes the floating address of an interface back; it rests. Without one nothing changes.
+pub async fn defloat(app: &App, caller: &Caller, id: &str) -> Result<()> {
+    let (row, network) = find_own(app, caller, id).await?;
+    let Some(address) = row.floating.filter(|_| row.state != InterfaceState::Deleted) else { return Ok(()) };
+    let floats = floating_pool(&*app.store).await?;
+    let gone = transaction!(app.store, |tx| {
+        networks::bump(tx, network.id, network::PRESENT).await?;
+        if !interfaces::set_floating(tx, row.id, Some(address), None).await? {
+            return Ok(false);
+        }
+        let user = object(row.id);
+        addresses::release(tx, floats, address, AddressType::Floating, &user, rests(app).rests).await?;
+        Ok(true)
+    })?;
+    if gone {
+        announce(app, caller, &row, "defloat request from REST API", address);
+    }
+    wait_applied(app, network.id).await
+}
+
+fn announce(app: &App, caller: &Caller, row: &InterfaceRow, message: &str, address: Ipv4Addr) {
+    let event = Event::audit(object(row.id), message)
+        .also(network::object(row.network))
+        .also(ObjectRef::new(ObjectType::Instance, row.instance))
+        .with("address", address.to_string());
+    app.record(caller, event);
+}
+
+async fn record(app: &App, row: InterfaceRow) -> Result<InterfaceRecord> {
+    let object = object(row.id);
+    Ok(InterfaceRecord {
+        metadata: metadata::get(&*app.store, object.object_type, &object.id).await?,
+        uuid: row.id,
+        instance_uuid: row.instance,
+        network_uuid: row.network,
+        macaddr: row.mac,
+        ipv4: row.ipv4,
+        floating: row.floating,
+        model: row.model,
+        order: row.order,
+        state: row.state,
+        version: VERSION,
+    })
+}

@@ -1,0 +1,106 @@
+//! Makes a new network real: an address towards the world, then its devices on the network node.
+
+use muster_types::address::AddressType;
+use muster_types::event::{Event, EventType};
+use muster_types::network::NetworkState;
+use muster_types::operation::OperationType;
+use muster_types::{Error, Result};
+
+use super::{Kind, Step, Undo};
+use crate::app::App;
+use crate::objects::address::rests;
+use crate::objects::network::{floating_pool, object};
+use crate::reconcile::networks::follow;
+use crate::store::addresses::{self, Claim};
+use crate::store::networks::{self, NetworkRow};
+use crate::store::operations::OperationRow;
+use crate::store::transaction;
+
+pub const KIND: Kind = Kind {
+    operation_type: OperationType::Network,
+    name: "create_network",
+    removes_target: false,
+    steps: &[
+        Step {
+            name: "network_allocate_gateway",
+            run: |app, row| Box::pin(allocate_gateway(app, row)),
+            undo: Undo::NotNeeded("the network in error keeps its addresses until it is deleted"),
+        },
+        Step {
+            name: "network_apply_create_network_node",
+            run: |app, row| Box::pin(apply(app, row)),
+            undo: Undo::Run(|app, row| Box::pin(fail(app, row))),
+        },
+    ],
+};
+
+/// The network, while it is still to be made.
+pub(super) async fn target(app: &App, row: &OperationRow) -> Result<Option<NetworkRow>> {
+    let id = row.target.id.parse().map_err(|_| Error::Internal("a network's id is not one".into()))?;
+    Ok(networks::get(&*app.store, id).await?)
+}
+
+async fn allocate_gateway(app: &App, row: &OperationRow) -> Result<()> {
+    let Some(network) = target(app, row).await? else { return Ok(()) };
+    if network.state != NetworkState::Initial || !network.provide_nat || network.floating_gateway.is_some() {
+        return Ok(());
+    }
+    let floats = floating_pool(&*app.store).await?;
+    transaction!(app.store, |tx| {
+        // Another worker may be at this step, too: only one of them finds it without an address.
+        let initial = networks::hold(tx, network.id, &[NetworkState::Initial]).await?;
+        let now = networks::get(&mut *tx, network.id).await?;
+        if !initial || now.is_none_or(|now| now.floating_gateway.is_some()) {
+            return Ok(());
+        }
+        let claim = Claim::new(AddressType::Gateway, object(network.id));
+        let address = addresses::claim_any(tx, floats, &claim, rests(app).reclaim).await?;
+        let Some(address) = address else {
+            return Err(Error::Insufficient("Unable to allocate floating gateway IP".into()).into());
+        };
+        Ok(networks::set_gateway(tx, network.id, Some(address)).await?)
+    })
+}
+
+async fn apply(app: &App, row: &OperationRow) -> Result<()> {
+    let Some(network) = target(app, row).await? else { return Ok(()) };
+    if network.state != NetworkState::Initial {
+        // Deleted meanwhile, or done by a worker that vanished before it could say so.
+        return Ok(());
+    }
+    follow(app, network.id).await?;
+    let (from, to) = (NetworkState::Initial, NetworkState::Created);
+    let created =
+        transaction!(app.store, |tx| { Ok(networks::set_state(tx, network.id, from, to, None).await?) })?;
+    if created {
+        app.events.record(
+            Event::new(EventType::Mutate, object(network.id), "state is now created")
+                .with("from", from.as_str()),
+        );
+    }
+    Ok(())
+}
+
+/// What cannot be made ends in error, with the reason, and leaves nothing on any node.
+async fn fail(app: &App, row: &OperationRow) -> Result<()> {
+    let Some(network) = target(app, row).await? else { return Ok(()) };
+    let reason =
+        row.error_report.as_ref().map_or_else(|| "unknown".to_owned(), |report| report.message.clone());
+    let (from, to) = (NetworkState::Initial, NetworkState::Error);
+    let failed = transaction!(app.store, |tx| {
+        if !networks::set_state(tx, network.id, from, to, Some(&reason)).await? {
+            return Ok(false);
+        }
+        networks::set_unwanted(tx, network.id).await?;
+        Ok(true)
+    })?;
+    if failed {
+        app.networks.changed();
+        app.events.record(
+            Event::new(EventType::Mutate, object(network.id), "state is now error")
+                .with("from", from.as_str())
+                .with("reason", reason),
+        );
+    }
+    Ok(())
+}

@@ -1,0 +1,101 @@
+//! Takes a network apart once nothing is on it: its devices, its addresses, then the record.
+
+use muster_types::address::AddressType;
+use muster_types::event::{Event, EventType};
+use muster_types::network::NetworkState;
+use muster_types::operation::OperationType;
+use muster_types::{Error, Result};
+
+use super::create_network::target;
+use super::{Kind, Step, Undo};
+use crate::app::App;
+use crate::objects::address::rests;
+use crate::objects::network::{floating_pool, object};
+use crate::reconcile::networks::wait_removed;
+use crate::store::operations::OperationRow;
+use crate::store::{addresses, dns_entries, interfaces, networks, transaction};
+
+const NO_WAY_BACK: Undo = Undo::NotNeeded("a network that is being deleted is deleted by the next attempt");
+
+pub const KIND: Kind = Kind {
+    operation_type: OperationType::Network,
+    name: "delete_network",
+    removes_target: false,
+    steps: &[
+        Step {
+            name: "network_wait_for_interfaces",
+            run: |app, row| Box::pin(wait_for_interfaces(app, row)),
+            undo: NO_WAY_BACK,
+        },
+        Step {
+            name: "network_apply_delete_network_node",
+            run: |app, row| Box::pin(remove_devices(app, row)),
+            undo: NO_WAY_BACK,
+        },
+        Step {
+            name: "network_release_addresses",
+            run: |app, row| Box::pin(release_addresses(app, row)),
+            undo: NO_WAY_BACK,
+        },
+        Step {
+            name: "network_delete_record",
+            run: |app, row| Box::pin(delete_record(app, row)),
+            undo: NO_WAY_BACK,
+        },
+    ],
+};
+
+async fn wait_for_interfaces(app: &App, row: &OperationRow) -> Result<()> {
+    let Some(network) = target(app, row).await? else { return Ok(()) };
+    let left = interfaces::list(&*app.store, Some(&[network.id])).await?.len();
+    if left > 0 {
+        return Err(Error::NotReady(format!("{left} interfaces are on the network")));
+    }
+    // No interface can come: the network is in delete-wait.
+    transaction!(app.store, |tx| {
+        if networks::hold(tx, network.id, &[NetworkState::DeleteWait]).await? {
+            networks::set_unwanted(tx, network.id).await?;
+        }
+        Ok(())
+    })
+}
+
+async fn remove_devices(app: &App, row: &OperationRow) -> Result<()> {
+    let Some(network) = target(app, row).await? else { return Ok(()) };
+    wait_removed(app, network.id).await
+}
+
+async fn release_addresses(app: &App, row: &OperationRow) -> Result<()> {
+    let Some(network) = target(app, row).await? else { return Ok(()) };
+    let floats = floating_pool(&*app.store).await?;
+    let id = network.id.to_string();
+    for kind in [AddressType::Routed, AddressType::Gateway] {
+        let held = addresses::held_as(&*app.store, floats.network, kind).await?;
+        for (address, _) in held.into_iter().filter(|(_, user)| *user == id) {
+            transaction!(app.store, |tx| {
+                let (user, rests) = (object(network.id), rests(app).rests);
+                addresses::release(tx, floats, address, kind, &user, rests).await?;
+                if kind == AddressType::Gateway {
+                    networks::set_gateway(tx, network.id, None).await?;
+                }
+                Ok(())
+            })?;
+        }
+    }
+    while transaction!(app.store, |tx| { Ok(addresses::remove_some_of(tx, network.id).await?) })? {}
+    transaction!(app.store, |tx| { Ok(dns_entries::remove_of(tx, network.id).await?) })
+}
+
+async fn delete_record(app: &App, row: &OperationRow) -> Result<()> {
+    let Some(network) = target(app, row).await? else { return Ok(()) };
+    let (from, to) = (NetworkState::DeleteWait, NetworkState::Deleted);
+    let deleted =
+        transaction!(app.store, |tx| { Ok(networks::set_state(tx, network.id, from, to, None).await?) })?;
+    if deleted {
+        app.events.record(
+            Event::new(EventType::Mutate, object(network.id), "state is now deleted")
+                .with("from", from.as_str()),
+        );
+    }
+    Ok(())
+}

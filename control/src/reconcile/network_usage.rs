@@ -1,0 +1,43 @@
+//! Tells what passed through the routers of networks, from the kernel's own counters.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_types::Result;
+use muster_types::event::{Event, EventType};
+use muster_types::network::NetworkState;
+use muster_types::node::FoundNetwork;
+use serde_json::json;
+
+use crate::app::App;
+use crate::objects::network::object;
+use crate::objects::node::network_node;
+use crate::store::networks;
+
+/// Tells for as long as the daemon lives.
+pub async fn run(app: Arc<App>) {
+    let pause = Duration::from_secs(app.settings.usage_event_frequency);
+    loop {
+        tokio::time::sleep(pause).await;
+        if let Err(error) = once(&app).await {
+            tracing::warn!(%error, "usage of networks was not recorded");
+        }
+    }
+}
+
+/// One event for each network whose router is on a node of this daemon.
+pub async fn once(app: &App) -> Result<()> {
+    let chosen = network_node(app).await?.identity.id;
+    let Some(node) = app.nodes.iter().find(|node| node.identity().id == chosen) else { return Ok(()) };
+    for row in networks::wanted(&*app.store).await? {
+        if row.state != NetworkState::Created {
+            continue;
+        }
+        let found = FoundNetwork { id: row.id, vxid: u32::try_from(row.vxid).unwrap_or(0) };
+        if let Some(usage) = node.network_usage(found).await? {
+            let event = Event::new(EventType::Usage, object(row.id), "usage");
+            app.events.record(event.with("rx", json!(usage.rx)).with("tx", json!(usage.tx)));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,42 @@
+//! Notices networks whose operation ended without bringing them where they were going.
+
+use muster_types::Result;
+use muster_types::event::{Event, EventType};
+use muster_types::network::NetworkState;
+
+use crate::app::App;
+use crate::objects::network::{enqueue_delete, object};
+use crate::store::{networks, operations, transaction};
+
+/// One pass.
+pub async fn run(app: &App) -> Result<()> {
+    for row in networks::on_their_way(&*app.store).await? {
+        let target = object(row.id);
+        let ended = operations::of_target(&*app.store, &target).await?;
+        if ended.iter().any(|operation| !operation.state.is_final()) {
+            continue;
+        }
+        if row.state == NetworkState::DeleteWait {
+            // Whatever was in the way of the last attempt may be gone.
+            transaction!(app.store, |tx| { Ok(enqueue_delete(tx, row.id, None).await?) })?;
+            app.queue.wake();
+            continue;
+        }
+        let report = ended.iter().find_map(|operation| operation.error_report.as_ref());
+        let reason = report.map_or("its creation ended without a result", |report| report.message.as_str());
+        let failed = transaction!(app.store, |tx| {
+            let (from, to) = (NetworkState::Initial, NetworkState::Error);
+            if !networks::set_state(tx, row.id, from, to, Some(reason)).await? {
+                return Ok(false);
+            }
+            networks::set_unwanted(tx, row.id).await?;
+            Ok(true)
+        })?;
+        if failed {
+            app.networks.changed();
+            let event = Event::new(EventType::Mutate, target, "state is now error");
+            app.events.record(event.with("from", row.state.as_str()).with("reason", reason));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,440 @@
+//! Follows networks on the nodes of this daemon: makes what the database wants, repairs what was damaged, removes
+//! what it wants no longer.
+//!
+//! Nothing else touches a node's networks. Whoever changes a network writes rows, rings the [`Bell`], and may wait
+//! for the nodes' own rows to say that they followed.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use muster_types::event::{Event, EventType};
+use muster_types::ids::{NetworkId, NodeId};
+use muster_types::network::{NetworkCare, NetworkPlan, NetworkState};
+use muster_types::node::{FoundNetwork, Limit, NodeApi, NodeState};
+use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::{Error, Result};
+use tokio::sync::{Notify, watch};
+
+use super::network_plan::Picture;
+use crate::app::App;
+use crate::objects::network::{USABLE, object};
+use crate::objects::node::network_node;
+use crate::store::node_networks::{self, NodeNetworkRow};
+use crate::store::nodes::{self, NodeRow};
+use crate::store::{networks, transaction};
+
+/// How often the database is asked whether another daemon changed something.
+const TICK: Duration = Duration::from_millis(500);
+/// In how many ticks every network was looked at once.
+const ROUND: usize = 6;
+/// Longest pause before something that failed is tried again, in seconds.
+const LONGEST_PAUSE: u64 = 30;
+/// Leftovers removed in one look.
+const MOST_LEFTOVERS: usize = 50;
+/// How long nodes may take to follow before an attempt counts as failed.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Between those who change networks and those who follow.
+#[derive(Debug)]
+pub struct Bell {
+    changed: Notify,
+    followed: watch::Sender<u64>,
+}
+
+impl Default for Bell {
+    fn default() -> Self {
+        Self { changed: Notify::new(), followed: watch::Sender::new(0) }
+    }
+}
+
+impl Bell {
+    /// Says that a network was changed. Call it after the transaction.
+    pub fn changed(&self) {
+        self.changed.notify_one();
+    }
+
+    fn followed(&self) {
+        self.followed.send_modify(|count| *count += 1);
+    }
+}
+
+/// Waits until the network node has what the database wants, and fails with the node's reason.
+pub(crate) async fn follow(app: &App, network: NetworkId) -> Result<()> {
+    // A new number makes the node try again even if it failed before.
+    transaction!(app.store, |tx| {
+        networks::bump(tx, network, USABLE).await?;
+        Ok(())
+    })?;
+    match wait_for_node(app, network, PATIENCE).await? {
+        Waited::Followed => Ok(()),
+        // What the machine cannot do today it cannot do in a minute either.
+        Waited::Failed(node, why) if node.report.limits.contains_key(&Limit::Networks) => {
+            Err(Error::Conflict(format!("node {}: {why}", node.identity.name)))
+        }
+        Waited::Failed(node, why) => Err(Error::Unavailable(format!("node {}: {why}", node.identity.name))),
+        Waited::Late(node) => Err(Error::Unavailable(late(&node))),
+    }
+}
+
+/// Waits for the network node to follow a change that is committed. One that takes long is no failure.
+pub(crate) async fn wait_applied(app: &App, network: NetworkId) -> Result<()> {
+    let patience = Duration::from_secs(app.settings.api_async_wait);
+    match wait_for_node(app, network, patience).await? {
+        Waited::Followed => Ok(()),
+        Waited::Failed(node, why) => Err(Error::Unavailable(format!(
+            "the change is recorded, but network node {} could not follow it yet: {why}",
+            node.identity.name
+        ))),
+        Waited::Late(node) => {
+            tracing::warn!(%network, why = late(&node), "a change waits for the network node");
+            Ok(())
+        }
+    }
+}
+
+/// How waiting for the network node ended.
+enum Waited {
+    Followed,
+    Failed(NodeRow, String),
+    Late(NodeRow),
+}
+
+fn late(node: &NodeRow) -> String {
+    format!("network node {} has not answered in time", node.identity.name)
+}
+
+async fn wait_for_node(app: &App, network: NetworkId, patience: Duration) -> Result<Waited> {
+    let node = network_node(app).await?;
+    let mut wait = Wait::new(app, patience);
+    loop {
+        let row = networks::get(&*app.store, network).await?.filter(|row| row.wanted);
+        let Some(row) = row else { return Ok(Waited::Followed) };
+        let rows = node_networks::of_network(&*app.store, network).await?;
+        match rows.into_iter().find(|own| own.node == node.identity.id && own.generation >= row.generation) {
+            Some(NodeNetworkRow { error: Some(why), .. }) => return Ok(Waited::Failed(node, why)),
+            Some(_) => return Ok(Waited::Followed),
+            None if wait.again().await => {}
+            None => return Ok(Waited::Late(node)),
+        }
+    }
+}
+
+/// Waits until no node of the cluster has anything of a network. A node that is away removes it when it is back.
+pub(crate) async fn wait_removed(app: &App, network: NetworkId) -> Result<()> {
+    let mut wait = Wait::new(app, PATIENCE);
+    loop {
+        let left: BTreeSet<NodeId> =
+            node_networks::of_network(&*app.store, network).await?.iter().map(|row| row.node).collect();
+        let nodes = nodes::list(&*app.store).await?;
+        let mut present = nodes.iter().filter(|row| row.state == NodeState::Created);
+        if !present.any(|row| left.contains(&row.identity.id)) {
+            return Ok(());
+        }
+        if !wait.again().await {
+            return Err(Error::Unavailable("a node has not removed the network in time".into()));
+        }
+    }
+}
+
+/// Rings, and then waits for nodes to say that they followed.
+struct Wait {
+    followed: watch::Receiver<u64>,
+    end: Instant,
+}
+
+impl Wait {
+    fn new(app: &App, patience: Duration) -> Self {
+        let followed = app.networks.followed.subscribe();
+        app.networks.changed();
+        Self { followed, end: Instant::now() + patience }
+    }
+
+    /// Waits until it makes sense to look again; `false` when the time is over.
+    async fn again(&mut self) -> bool {
+        let left = self.end.saturating_duration_since(Instant::now());
+        // A node of another daemon rings no bell here.
+        let _ = tokio::time::timeout(left.min(TICK / 2), self.followed.changed()).await;
+        !left.is_zero()
+    }
+}
+
+/// Follows for as long as the daemon lives.
+pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
+    let mut follower = Follower::default();
+    let mut ticked: Option<Instant> = None;
+    while !*stop.borrow() {
+        let tick = ticked.is_none_or(|last| last.elapsed() >= TICK);
+        if tick {
+            ticked = Some(Instant::now());
+        }
+        if let Err(error) = follower.pass(&app, tick).await {
+            tracing::warn!(%error, "networks could not be followed");
+        }
+        tokio::select! {
+            () = app.networks.changed.notified() => {}
+            () = tokio::time::sleep(TICK) => {}
+            _ = stop.changed() => {}
+        }
+    }
+}
+
+/// What a daemon remembers between two looks. All of it may be forgotten.
+#[derive(Debug, Default)]
+pub struct Follower {
+    /// The database's state at the last look.
+    pulse: Option<(i64, i64)>,
+    /// Which part of the networks is looked at next.
+    round: usize,
+    /// What failed: how often, for which generation, and when to try again.
+    failures: HashMap<(NodeId, NetworkId), Failure>,
+    /// What was found on a node at the last look and should not be there.
+    suspects: BTreeMap<NodeId, BTreeSet<FoundNetwork>>,
+}
+
+#[derive(Debug)]
+struct Failure {
+    generation: i64,
+    count: u32,
+    again: Instant,
+}
+
+impl Follower {
+    /// One look. With `check` a part of what is unchanged is looked at, too.
+    pub async fn pass(&mut self, app: &App, check: bool) -> Result<()> {
+        let pulse = networks::pulse(&*app.store).await?;
+        let quiet = self.pulse == Some(pulse) && self.failures.values().all(|f| f.again > Instant::now());
+        if quiet && !check {
+            return Ok(());
+        }
+        let picture = Picture::read(&*app.store, &app.settings).await?;
+        if check {
+            self.round = (self.round + 1) % ROUND;
+        }
+        for node in &app.nodes {
+            self.look_after(app, &picture, node, check).await?;
+        }
+        self.pulse = Some(pulse);
+        Ok(())
+    }
+
+    async fn look_after(
+        &mut self,
+        app: &App,
+        picture: &Picture,
+        node: &Arc<dyn NodeApi>,
+        check: bool,
+    ) -> Result<()> {
+        let id = node.identity().id;
+        let known: BTreeMap<NetworkId, NodeNetworkRow> = node_networks::of_node(&*app.store, id)
+            .await?
+            .into_iter()
+            .map(|row| (row.network, row))
+            .collect();
+        let mut plans = Vec::new();
+        let mut new = Vec::new();
+        for (at, network) in picture.networks.values().filter(|n| picture.takes_part(n.id, id)).enumerate() {
+            let row = known.get(&network.id);
+            let followed = row.is_some_and(|r| r.generation == network.generation && r.error.is_none());
+            let turn = check && at % ROUND == self.round;
+            if (followed && !turn) || self.waits(id, network.id, network.generation) {
+                continue;
+            }
+            if row.is_none() {
+                new.push(NodeNetworkRow { node: id, network: network.id, generation: 0, error: None });
+            }
+            plans.extend(picture.plan(network, id, &app.settings));
+        }
+        if !new.is_empty() {
+            // Written before the first device, so that none can be left without a row that tells of it.
+            transaction!(app.store, |tx| {
+                for row in &new {
+                    node_networks::put(tx, row).await?;
+                }
+                Ok(())
+            })?;
+        }
+        if !plans.is_empty() {
+            let outcomes = node.ensure_networks(&plans).await?;
+            self.write_down(app, id, &known, &plans, outcomes).await?;
+        }
+        let unwanted: Vec<NetworkId> =
+            known.keys().copied().filter(|network| !picture.takes_part(*network, id)).collect();
+        self.remove(app, node, &unwanted).await?;
+        if check && self.round == 0 {
+            self.sweep(app, picture, node, &known).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether a network that failed is left alone for now.
+    fn waits(&self, node: NodeId, network: NetworkId, generation: i64) -> bool {
+        self.failures
+            .get(&(node, network))
+            .is_some_and(|failure| failure.generation >= generation && failure.again > Instant::now())
+    }
+
+    /// Writes down how a node followed, where that is news.
+    async fn write_down(
+        &mut self,
+        app: &App,
+        node: NodeId,
+        known: &BTreeMap<NetworkId, NodeNetworkRow>,
+        plans: &[NetworkPlan],
+        outcomes: Vec<Result<NetworkCare>>,
+    ) -> Result<()> {
+        let mut news = Vec::new();
+        for (plan, outcome) in plans.iter().zip(outcomes) {
+            let before = known.get(&plan.id);
+            let error = match outcome {
+                Ok(care) => {
+                    self.failures.remove(&(node, plan.id));
+                    let again =
+                        before.is_some_and(|row| row.generation == plan.generation && row.error.is_none());
+                    announce(app, node, plan.id, care, again);
+                    None
+                }
+                Err(error) => {
+                    self.failed(node, plan);
+                    tracing::warn!(network = %plan.id, %error, "a network cannot be carried");
+                    Some(reason(&error))
+                }
+            };
+            let row = NodeNetworkRow { node, network: plan.id, generation: plan.generation, error };
+            if before != Some(&row) {
+                if let Some(why) = &row.error
+                    && before.is_none_or(|before| before.error != row.error)
+                {
+                    app.events.record(
+                        Event::new(EventType::Status, object(plan.id), "network cannot be carried by a node")
+                            .also(ObjectRef::new(ObjectType::Node, node))
+                            .with("reason", why.as_str()),
+                    );
+                }
+                news.push(row);
+            }
+        }
+        if !news.is_empty() {
+            transaction!(app.store, |tx| {
+                for row in &news {
+                    node_networks::put(tx, row).await?;
+                }
+                Ok(())
+            })?;
+            app.networks.followed();
+        }
+        Ok(())
+    }
+
+    fn failed(&mut self, node: NodeId, plan: &NetworkPlan) {
+        let failure = self.failures.entry((node, plan.id)).or_insert(Failure {
+            generation: plan.generation,
+            count: 0,
+            again: Instant::now(),
+        });
+        if failure.generation != plan.generation {
+            failure.count = 0;
+        }
+        let pause = (1u64 << failure.count.min(10)).min(LONGEST_PAUSE);
+        *failure = Failure {
+            generation: plan.generation,
+            count: failure.count + 1,
+            again: Instant::now() + Duration::from_secs(pause),
+        };
+    }
+
+    /// Removes what a node has of networks that are no longer wanted there, as the database says.
+    async fn remove(&mut self, app: &App, node: &Arc<dyn NodeApi>, unwanted: &[NetworkId]) -> Result<()> {
+        let id = node.identity().id;
+        let mut removed = false;
+        for row in networks::some(&*app.store, unwanted).await? {
+            if self.waits(id, row.id, row.generation) {
+                continue;
+            }
+            let found = FoundNetwork { id: row.id, vxid: u32::try_from(row.vxid).unwrap_or(0) };
+            match node.remove_network(found).await {
+                Ok(()) => {
+                    self.failures.remove(&(id, row.id));
+                    transaction!(app.store, |tx| { Ok(node_networks::remove(tx, id, row.id).await?) })?;
+                    removed = true;
+                }
+                Err(error) => {
+                    tracing::warn!(network = %row.id, %error, "a network could not be removed from its node");
+                    let failure = self.failures.entry((id, row.id)).or_insert(Failure {
+                        generation: row.generation,
+                        count: 0,
+                        again: Instant::now(),
+                    });
+                    failure.generation = row.generation;
+                    failure.again = Instant::now() + Duration::from_secs(1);
+                }
+            }
+        }
+        if removed {
+            app.networks.followed();
+        }
+        Ok(())
+    }
+
+    /// Removes leftovers that no row of the node tells of: only what was here at the last look, too, and what the
+    /// database knows and does not want here. What it does not know at all is only named.
+    async fn sweep(
+        &mut self,
+        app: &App,
+        picture: &Picture,
+        node: &Arc<dyn NodeApi>,
+        known: &BTreeMap<NetworkId, NodeNetworkRow>,
+    ) -> Result<()> {
+        let id = node.identity().id;
+        let found = node.find_networks().await?;
+        let suspects: BTreeSet<FoundNetwork> = found
+            .into_iter()
+            .filter(|found| !known.contains_key(&found.id) && !picture.takes_part(found.id, id))
+            .collect();
+        let before = self.suspects.insert(id, suspects.clone()).unwrap_or_default();
+        for found in suspects.iter().take(MOST_LEFTOVERS) {
+            let row = networks::get(&*app.store, found.id).await?;
+            let going = |state| {
+                matches!(state, NetworkState::DeleteWait | NetworkState::Deleted | NetworkState::Error)
+            };
+            match row {
+                Some(row) if before.contains(found) && (row.wanted || going(row.state)) => {
+                    tracing::info!(network = %found.id, "removing what was left of a network");
+                    node.remove_network(*found).await?;
+                    app.events.record(
+                        Event::new(EventType::Status, object(found.id), "leftovers removed from a node")
+                            .also(ObjectRef::new(ObjectType::Node, id)),
+                    );
+                }
+                Some(_) => {}
+                None if !before.contains(found) => {
+                    tracing::warn!(network = %found.id, "this machine has devices of a network that the cluster does not know; they are left alone");
+                }
+                None => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the API may say of a failure on a node.
+fn reason(error: &Error) -> String {
+    match error {
+        Error::Internal(_) => "an internal error, see the log of the node".to_owned(),
+        other => other.to_string(),
+    }
+}
+
+/// Tells of repairs, and of a server that died. What was new anyway is no repair.
+fn announce(app: &App, node: NodeId, network: NetworkId, care: NetworkCare, again: bool) {
+    let place = || ObjectRef::new(ObjectType::Node, node);
+    if let Some(why) = care.server_died {
+        let event = Event::new(EventType::Status, object(network), "dnsmasq died and was started again");
+        app.events.record(event.also(place()).with("reason", why));
+    }
+    if again && !care.repaired.is_empty() {
+        tracing::info!(%network, repaired = ?care.repaired, "a network was repaired");
+        let event = Event::new(EventType::Status, object(network), "network repaired");
+        app.events.record(event.also(place()).with("repaired", care.repaired));
+    }
+}

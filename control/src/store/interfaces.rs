@@ -1,0 +1,163 @@
+//! Rows of interfaces, and of the hardware addresses that they hold.
+
+use std::net::Ipv4Addr;
+
+use muster_types::address::MacAddress;
+use muster_types::ids::{InstanceId, InterfaceId, NetworkId, NodeId};
+use muster_types::interface::InterfaceState;
+use muster_types::time::now;
+
+use super::dns_entries::of_networks;
+use super::{Read, Row, StoreError, Tx, Value, params};
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct InterfaceRow {
+    pub id: InterfaceId,
+    pub network: NetworkId,
+    pub instance: InstanceId,
+    pub namespace: String,
+    /// The name under which DHCP and DNS know it.
+    pub hostname: String,
+    /// Where it is, once that is decided.
+    pub node: Option<NodeId>,
+    pub mac: MacAddress,
+    pub ipv4: Option<Ipv4Addr>,
+    pub floating: Option<Ipv4Addr>,
+    pub model: String,
+    pub order: i64,
+    pub state: InterfaceState,
+}
+
+const COLUMNS: &str = "uuid, network_uuid, instance_uuid, namespace, hostname, node_uuid, macaddr, ipv4, floating, model, \
+                       position, state";
+const LIVE: &str = "state IN ('initial', 'created', 'error')";
+
+impl InterfaceRow {
+    fn read(row: &Row) -> Result<Self, StoreError> {
+        Ok(Self {
+            id: row.parse(0)?,
+            network: row.parse(1)?,
+            instance: row.parse(2)?,
+            namespace: row.get(3)?,
+            hostname: row.get(4)?,
+            node: row.parse_opt(5)?,
+            mac: row.parse(6)?,
+            ipv4: row.parse_opt(7)?,
+            floating: row.parse_opt(8)?,
+            model: row.get(9)?,
+            order: row.get(10)?,
+            state: row.parse(11)?,
+        })
+    }
+}
+
+async fn rows(mut db: impl Read, tail: &str, values: &[Value]) -> Result<Vec<InterfaceRow>, StoreError> {
+    let sql = format!("SELECT {COLUMNS} FROM interfaces {tail}");
+    db.rows(&sql, values).await?.iter().map(InterfaceRow::read).collect()
+}
+
+pub async fn get(db: impl Read, id: InterfaceId) -> Result<Option<InterfaceRow>, StoreError> {
+    Ok(rows(db, "WHERE uuid = ?", params![id]).await?.pop())
+}
+
+/// The live interfaces of some networks, or of all.
+pub async fn list(db: impl Read, networks: Option<&[NetworkId]>) -> Result<Vec<InterfaceRow>, StoreError> {
+    let (condition, values) = of_networks(networks);
+    let joint = if condition.is_empty() { "WHERE" } else { "AND" };
+    rows(db, &format!("{condition} {joint} {LIVE} ORDER BY network_uuid, position, uuid"), &values).await
+}
+
+/// Soft-deleted interfaces whose state changed before `before`.
+pub async fn deleted_before(
+    mut db: impl Read,
+    before: f64,
+    limit: i64,
+) -> Result<Vec<InterfaceId>, StoreError> {
+    let sql = "SELECT uuid FROM interfaces WHERE state = 'deleted' AND updated <= ? ORDER BY updated LIMIT ?";
+    db.rows(sql, params![before, limit]).await?.iter().map(|row| row.parse(0)).collect()
+}
+
+/// Takes a hardware address for an interface. `false`: another interface has it.
+pub async fn claim_mac(tx: &mut Tx, mac: MacAddress, interface: InterfaceId) -> Result<bool, StoreError> {
+    let sql = "INSERT INTO hardware_addresses (macaddr, interface_uuid) VALUES (?, ?)";
+    match tx.execute(sql, params![mac, interface]).await {
+        Ok(_) => Ok(true),
+        Err(StoreError::Duplicate(_)) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+pub async fn insert(tx: &mut Tx, row: &InterfaceRow) -> Result<(), StoreError> {
+    let time = now();
+    tx.execute(
+        "INSERT INTO interfaces (uuid, network_uuid, instance_uuid, namespace, hostname, node_uuid, macaddr, ipv4, \
+         floating, model, position, state, created, updated, version) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1)",
+        params![
+            row.id,
+            row.network,
+            row.instance,
+            &row.namespace,
+            &row.hostname,
+            row.node,
+            row.mac,
+            row.ipv4,
+            row.floating,
+            &row.model,
+            row.order,
+            row.state,
+            time,
+            time
+        ],
+    )
+    .await?;
+    Ok(())
+}
+
+/// Sets the floating address if it still is `from` and the interface lives.
+pub async fn set_floating(
+    tx: &mut Tx,
+    id: InterfaceId,
+    from: Option<Ipv4Addr>,
+    to: Option<Ipv4Addr>,
+) -> Result<bool, StoreError> {
+    let sql = format!(
+        "UPDATE interfaces SET floating = ?, version = version + 1 \
+         WHERE uuid = ? AND COALESCE(floating, '') = ? AND {LIVE}"
+    );
+    let from = from.map_or_else(String::new, |address| address.to_string());
+    Ok(tx.execute(&sql, params![to, id, from]).await? == 1)
+}
+
+/// Keeps a live interface from going until this transaction ends. Says whether it lives.
+pub async fn hold(tx: &mut Tx, id: InterfaceId) -> Result<bool, StoreError> {
+    let sql = format!("UPDATE interfaces SET version = version + 1 WHERE uuid = ? AND {LIVE}");
+    Ok(tx.execute(&sql, params![id]).await? == 1)
+}
+
+/// Moves an interface to another state if it is still in `from`.
+pub async fn set_state(
+    tx: &mut Tx,
+    id: InterfaceId,
+    from: InterfaceState,
+    to: InterfaceState,
+) -> Result<bool, StoreError> {
+    if !from.may_become(to) {
+        return Err(StoreError::Broken(format!("an interface cannot go from {from} to {to}")));
+    }
+    let met = tx
+        .execute(
+            "UPDATE interfaces SET state = ?, updated = ?, version = version + 1 WHERE uuid = ? AND state = ?",
+            params![to, now(), id, from],
+        )
+        .await?;
+    if met == 1 && to == InterfaceState::Deleted {
+        tx.execute("DELETE FROM hardware_addresses WHERE interface_uuid = ?", params![id]).await?;
+    }
+    Ok(met == 1)
+}
+
+/// Removes the row of a soft-deleted interface.
+pub async fn remove(tx: &mut Tx, id: InterfaceId) -> Result<bool, StoreError> {
+    let sql = "DELETE FROM interfaces WHERE uuid = ? AND state = ?";
+    Ok(tx.execute(sql, params![id, InterfaceState::Deleted]).await? == 1)
+}

@@ -1,0 +1,249 @@
+//! The rule sets of a network, as texts for `nft -f`. Each replaces what was there in one step.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::net::Ipv4Addr;
+
+use muster_types::network::{Egress, NetworkPlan, Port, Router};
+
+use super::names::{EGRESS_TABLE, Names, ROUTER_TABLE, marker};
+
+/// The rule set on the node: guests do not speak to the node itself, nor as somebody else.
+///
+/// The node has no address in the network, yet its kernel would answer for its other addresses and pass on packets
+/// that a guest sends to the bridge's hardware address. Hence `node`, which no plan switches off.
+pub(crate) fn node_rules(plan: &NetworkPlan, names: &Names) -> String {
+    let devices: BTreeSet<String> = plan.ports.iter().map(|port| port.interface.device()).collect();
+    let members = devices.iter().map(String::as_str).chain([names.vxlan.as_str(), names.veth_outer.as_str()]);
+    let members: Vec<String> = members.map(|name| format!("\"{name}\"")).collect();
+    let mut text = replacing("bridge", &names.table);
+    let _ = write!(
+        text,
+        "  comment \"{}\"\n  chain node {{\n    type filter hook input priority 0; policy accept;\n    \
+         iifname {{ {} }} drop\n  }}\n",
+        marker(plan.id),
+        members.join(", ")
+    );
+    if plan.check_senders && !plan.ports.is_empty() {
+        for port in &plan.ports {
+            sender_rules(&mut text, port, &plan.routed);
+        }
+        let jumps: Vec<String> =
+            devices.iter().map(|device| format!("\"{device}\" : jump {device}")).collect();
+        let _ = write!(
+            text,
+            "  chain senders {{\n    type filter hook prerouting priority -300; policy accept;\n    \
+             iifname vmap {{ {} }}\n  }}\n",
+            jumps.join(", ")
+        );
+    }
+    text.push_str("}\n");
+    text
+}
+
+/// What may come from one guest: its own address and those that are routed to the network, nothing but IPv4 and
+/// ARP, and no answers of a DHCP server.
+fn sender_rules(text: &mut String, port: &Port, routed: &[Ipv4Addr]) {
+    let (device, mac) = (port.interface.device(), port.mac);
+    let own: BTreeSet<Ipv4Addr> = port.address.into_iter().chain(routed.iter().copied()).collect();
+    let probes: BTreeSet<Ipv4Addr> = own.iter().copied().chain([Ipv4Addr::UNSPECIFIED]).collect();
+    let _ = write!(
+        text,
+        "  chain {device} {{\n    ether saddr != {mac} drop\n    ether type != {{ ip, arp }} drop\n    \
+         ether type arp arp htype 1 arp ptype ip arp hlen 6 arp plen 4 arp saddr ether {mac} \
+         arp saddr ip {} accept\n    udp sport 67 drop\n",
+        set(probes)
+    );
+    if !own.is_empty() {
+        let _ = writeln!(text, "    ip saddr {} accept", set(own));
+    }
+    text.push_str("    ip saddr 0.0.0.0 udp sport 68 udp dport 67 accept\n    drop\n  }\n");
+}
+
+/// The rule set in the router: what passes, and under which address.
+pub(crate) fn router_rules(plan: &NetworkPlan, router: &Router, names: &Names) -> String {
+    let (inner, outer) = (&names.veth_inner, &names.egress_inner);
+    let block = plan.netblock;
+    let floating = &router.egress.floating;
+    let routed: BTreeSet<Ipv4Addr> = plan.routed.iter().copied().collect();
+    let mut text = replacing("inet", ROUTER_TABLE);
+
+    text.push_str(
+        "  chain input {\n    type filter hook input priority filter; policy drop;\n    iifname \"lo\" accept\n    \
+         ct state established,related accept\n    ct state invalid drop\n    icmp type echo-request accept\n",
+    );
+    if router.dhcp {
+        let _ = writeln!(text, "    iifname \"{inner}\" udp dport 67 accept");
+    }
+    if router.dns {
+        let _ = writeln!(text, "    iifname \"{inner}\" meta l4proto {{ tcp, udp }} th dport 53 accept");
+    }
+
+    text.push_str("  }\n  chain forward {\n    type filter hook forward priority filter; policy drop;\n");
+    text.push_str("    tcp flags syn tcp option maxseg size set rt mtu\n");
+    if !routed.is_empty() {
+        // The answers take the short way and are never seen here, so this is not a matter of connections.
+        let _ = writeln!(
+            text,
+            "    iifname \"{inner}\" oifname \"{inner}\" ip saddr {block} ip daddr {} accept",
+            set(routed.iter().copied())
+        );
+    }
+    text.push_str("    ct state invalid drop\n    ct state established,related accept\n");
+    if router.nat {
+        let _ = writeln!(text, "    iifname \"{inner}\" oifname \"{outer}\" ip saddr {block} accept");
+    } else if !floating.is_empty() {
+        let own = set(floating.iter().map(|(_, own)| *own));
+        let _ = writeln!(text, "    iifname \"{inner}\" oifname \"{outer}\" ip saddr {own} accept");
+    }
+    if !routed.is_empty() {
+        let routed = set(routed.iter().copied());
+        let _ = write!(
+            text,
+            "    iifname \"{inner}\" oifname \"{outer}\" ip saddr {routed} accept\n    \
+             iifname \"{outer}\" oifname \"{inner}\" ip daddr {routed} accept\n"
+        );
+    }
+    if !floating.is_empty() {
+        let _ = writeln!(text, "    oifname \"{inner}\" ct status dnat accept");
+    }
+    text.push_str("  }\n");
+
+    if !floating.is_empty() {
+        let map = map(floating.iter().copied());
+        let _ = write!(
+            text,
+            "  chain prerouting {{\n    type nat hook prerouting priority dstnat; policy accept;\n    \
+             dnat ip to ip daddr map {map}\n  }}\n  chain output {{\n    \
+             type nat hook output priority -100; policy accept;\n    dnat ip to ip daddr map {map}\n  }}\n"
+        );
+    }
+    text.push_str("  chain postrouting {\n    type nat hook postrouting priority srcnat; policy accept;\n");
+    if !floating.is_empty() {
+        let _ = write!(
+            text,
+            "    oifname \"{inner}\" ip saddr {block} ct status dnat masquerade\n    \
+             oifname \"{outer}\" snat ip to ip saddr map {}\n",
+            map(floating.iter().map(|(address, own)| (*own, *address)))
+        );
+    }
+    if let (true, Some(gateway)) = (router.nat, router.egress.gateway) {
+        let _ = writeln!(text, "    oifname \"{outer}\" ip saddr {block} snat ip to {gateway}");
+    }
+    text.push_str("  }\n}\n");
+    text
+}
+
+/// The rule set that hides the floating network behind the node; only its absence when it shall be seen.
+pub(crate) fn egress_rules(egress: &Egress, bridge: &str) -> String {
+    let mut text = replacing("ip", EGRESS_TABLE);
+    let _ = write!(
+        text,
+        "  chain postrouting {{\n    type nat hook postrouting priority srcnat; policy accept;\n    \
+         ip saddr {} oifname != {{ \"{bridge}\", \"lo\" }} masquerade\n  }}\n}}\n",
+        egress.netblock
+    );
+    text
+}
+
+/// Takes a rule set away.
+pub(crate) fn without(family: &str, table: &str) -> String {
+    format!("add table {family} {table}\ndelete table {family} {table}\n")
+}
+
+/// How many rules a text puts into the kernel.
+pub(crate) fn count(text: &str) -> usize {
+    // A rule stands alone on a line that is indented twice; so does the line that ties a chain to its hook.
+    text.lines().filter(|line| line.starts_with("    ") && !line.starts_with("    type ")).count()
+}
+
+/// Adding what is there already is no error, so that the deletion behind it never fails.
+fn replacing(family: &str, table: &str) -> String {
+    format!("{}table {family} {table} {{\n", without(family, table))
+}
+
+fn set(addresses: impl IntoIterator<Item = Ipv4Addr>) -> String {
+    let addresses: BTreeSet<Ipv4Addr> = addresses.into_iter().collect();
+    let addresses: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    format!("{{ {} }}", addresses.join(", "))
+}
+
+/// A table from address to address. Of two with the same key the first counts, since the kernel refuses both.
+fn map(pairs: impl IntoIterator<Item = (Ipv4Addr, Ipv4Addr)>) -> String {
+    let mut known = std::collections::BTreeMap::new();
+    for (key, value) in pairs {
+        known.entry(key).or_insert(value);
+    }
+    let pairs: Vec<String> = known.iter().map(|(key, value)| format!("{key} : {value}")).collect();
+    format!("{{ {} }}", pairs.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::example::{plan, router};
+    use super::*;
+
+    #[test]
+    fn a_guest_may_only_be_itself() {
+        let mut plan = plan();
+        plan.routed = vec!["192.168.20.9".parse().unwrap()];
+        let text = node_rules(&plan, &Names::new(plan.vxid));
+        let device = plan.ports[0].interface.device();
+        assert!(text.starts_with("add table bridge muster-00000a\ndelete table bridge muster-00000a\n"));
+        for line in [
+            "ether saddr != 02:00:00:00:00:02 drop".to_owned(),
+            "ether type != { ip, arp } drop".into(),
+            "arp saddr ether 02:00:00:00:00:02 arp saddr ip { 0.0.0.0, 10.0.0.2, 192.168.20.9 } accept"
+                .into(),
+            "ip saddr { 10.0.0.2, 192.168.20.9 } accept".into(),
+            "udp sport 67 drop".into(),
+            format!("iifname vmap {{ \"{device}\" : jump {device} }}"),
+            format!("iifname {{ \"{device}\", \"vxlan-00000a\", \"veth-00000a-o\" }} drop"),
+        ] {
+            assert!(text.contains(&line), "{line}\n{text}");
+        }
+        assert_eq!(count(&text), 9);
+        plan.check_senders = false;
+        let text = node_rules(&plan, &Names::new(plan.vxid));
+        assert!(!text.contains("saddr") && text.contains("hook input"), "{text}");
+        assert_eq!(count(&text), 1);
+    }
+
+    #[test]
+    fn a_guest_without_address_may_ask_for_one() {
+        let mut plan = plan();
+        plan.ports[0].address = None;
+        let text = node_rules(&plan, &Names::new(plan.vxid));
+        assert!(text.contains("arp saddr ip { 0.0.0.0 } accept"), "{text}");
+        assert_eq!(text.matches("ip saddr").count(), 1, "{text}");
+    }
+
+    #[test]
+    fn a_router_lets_only_what_is_meant_pass() {
+        let (plan, mut router, names) = (plan(), router(), Names::new(10));
+        let text = router_rules(&plan, &router, &names);
+        for line in [
+            "policy drop",
+            "iifname \"veth-00000a-i\" oifname \"egr-00000a-i\" ip saddr 10.0.0.0/24 accept",
+            "dnat ip to ip daddr map { 192.168.20.7 : 10.0.0.2 }",
+            "snat ip to ip saddr map { 10.0.0.2 : 192.168.20.7 }",
+            "ip saddr 10.0.0.0/24 ct status dnat masquerade",
+            "ip saddr 10.0.0.0/24 snat ip to 192.168.20.5",
+        ] {
+            assert!(text.contains(line), "{line}\n{text}");
+        }
+        router.nat = false;
+        let text = router_rules(&plan, &router, &names);
+        assert!(text.contains("oifname \"egr-00000a-i\" ip saddr { 10.0.0.2 } accept"), "{text}");
+        assert!(!text.contains("snat ip to 192"), "{text}");
+        router.egress.floating.clear();
+        let text = router_rules(&plan, &router, &names);
+        assert!(!text.contains("nat ip to") && !text.contains("oifname"), "{text}");
+    }
+
+    #[test]
+    fn the_floating_network_is_hidden_behind_the_node() {
+        let text = egress_rules(&router().egress, "egr-br-eth0");
+        assert!(text.contains("ip saddr 192.168.20.0/24 oifname != { \"egr-br-eth0\", \"lo\" } masquerade"));
+    }
+}

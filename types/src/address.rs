@@ -1,0 +1,312 @@
+//! IPv4 addresses of networks: netblocks, hardware addresses, and who holds which address.
+
+use std::fmt;
+use std::net::Ipv4Addr;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::ids::NetworkId;
+use crate::object::words;
+use crate::{Error, Result};
+
+/// The longest prefix of a network: eight addresses.
+pub const SMALLEST: u8 = 29;
+/// The shortest prefix of a network.
+pub const LARGEST: u8 = 8;
+
+/// A block of IPv4 addresses, such as `10.0.0.0/24`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Netblock {
+    first: u32,
+    prefix: u8,
+}
+
+impl Netblock {
+    /// The network address, at index 0.
+    #[must_use]
+    pub fn network(self) -> Ipv4Addr {
+        self.first.into()
+    }
+
+    #[must_use]
+    pub fn prefix(self) -> u8 {
+        self.prefix
+    }
+
+    #[must_use]
+    pub fn netmask(self) -> Ipv4Addr {
+        self.mask().into()
+    }
+
+    /// How many addresses it holds.
+    #[must_use]
+    pub fn size(self) -> u32 {
+        1 << (32 - self.prefix)
+    }
+
+    /// The router's address, at index 1.
+    #[must_use]
+    pub fn router(self) -> Ipv4Addr {
+        (self.first + 1).into()
+    }
+
+    /// The broadcast address, at the last index.
+    #[must_use]
+    pub fn broadcast(self) -> Ipv4Addr {
+        (self.first + (self.size() - 1)).into()
+    }
+
+    #[must_use]
+    pub fn contains(self, address: Ipv4Addr) -> bool {
+        u32::from(address) & self.mask() == self.first
+    }
+
+    #[must_use]
+    pub fn overlaps(self, other: Self) -> bool {
+        self.contains(other.network()) || other.contains(self.network())
+    }
+
+    fn mask(self) -> u32 {
+        u32::MAX << (32 - self.prefix)
+    }
+
+    /// A netblock that a network may have; the refusal names the field.
+    pub fn check(text: &str) -> Result<Self> {
+        let refuse = |why: String| Err(Error::Invalid(why));
+        let bad = |why: &str| refuse(format!("cannot parse netblock: {why}"));
+        let (address, prefix) = text.split_once('/').unwrap_or((text, "32"));
+        let Ok(address) = address.parse::<Ipv4Addr>() else {
+            if address.parse::<std::net::Ipv6Addr>().is_ok() {
+                return bad(&format!("{} is not an IPv4 network", shown(text)));
+            }
+            return bad(&format!("{} is not of the form 10.0.0.0/24", shown(text)));
+        };
+        let number = prefix.parse::<u8>().ok().filter(|p| *p <= 32 && prefix == p.to_string());
+        let Some(prefix) = number else {
+            return bad(&format!("{} does not end in a prefix length of 0 to 32", shown(text)));
+        };
+        if prefix > SMALLEST {
+            return refuse(format!("netblock: network is below minimum size of /{SMALLEST}"));
+        }
+        if prefix < LARGEST {
+            return refuse(format!("netblock: network is above maximum size of /{LARGEST}"));
+        }
+        let block = Self { first: u32::from(address), prefix };
+        if block.first & !block.mask() != 0 {
+            return bad(&format!("{text} has host bits set"));
+        }
+        for (special, what) in [
+            ("0.0.0.0/8", "addresses of this host"),
+            ("127.0.0.0/8", "loopback addresses"),
+            ("169.254.0.0/16", "link-local addresses"),
+            ("224.0.0.0/8", "multicast addresses"),
+        ] {
+            let special: Self = special.parse()?;
+            let multicast_or_above = what.starts_with("multicast") && block.first >= special.first;
+            if special.overlaps(block) || multicast_or_above {
+                return refuse(format!("netblock: {text} holds {what}, which cannot be assigned"));
+            }
+        }
+        Ok(block)
+    }
+}
+
+/// What is repeated of a caller's text in a refusal.
+fn shown(text: &str) -> String {
+    format!("{:?}", text.chars().take(64).collect::<String>())
+}
+
+impl FromStr for Netblock {
+    type Err = Error;
+
+    /// Any block without host bits, also one that no network may have.
+    fn from_str(text: &str) -> Result<Self> {
+        let bad = || Error::Invalid(format!("{} is not an IPv4 block such as 10.0.0.0/24", shown(text)));
+        let (address, prefix) = text.split_once('/').ok_or_else(bad)?;
+        let address: Ipv4Addr = address.parse().map_err(|_| bad())?;
+        let prefix: u8 = prefix.parse().ok().filter(|p| (1..=32).contains(p)).ok_or_else(bad)?;
+        let block = Self { first: u32::from(address), prefix };
+        if block.first & !block.mask() == 0 { Ok(block) } else { Err(bad()) }
+    }
+}
+
+impl TryFrom<String> for Netblock {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+impl From<Netblock> for String {
+    fn from(block: Netblock) -> Self {
+        block.to_string()
+    }
+}
+
+impl fmt::Display for Netblock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.network(), self.prefix)
+    }
+}
+
+/// A hardware address of an interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct MacAddress(pub [u8; 6]);
+
+impl MacAddress {
+    /// A random one of the kind that Muster hands out: `02:00:00:xx:xx:xx`.
+    #[must_use]
+    pub fn random() -> Self {
+        let [a, b, c, ..] = uuid::Uuid::new_v4().into_bytes();
+        Self([0x02, 0, 0, a, b, c])
+    }
+}
+
+impl FromStr for MacAddress {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let bad = || Error::Invalid("macaddress: String does not match expected pattern.".into());
+        let mut bytes = [0; 6];
+        let mut parts = text.split(':');
+        for byte in &mut bytes {
+            let part =
+                parts.next().filter(|part| part.len() == 2 && part.chars().all(|c| c.is_ascii_hexdigit()));
+            *byte = part.and_then(|part| u8::from_str_radix(part, 16).ok()).ok_or_else(bad)?;
+        }
+        if parts.next().is_some() { Err(bad()) } else { Ok(Self(bytes)) }
+    }
+}
+
+impl TryFrom<String> for MacAddress {
+    type Error = Error;
+
+    fn try_from(text: String) -> Result<Self> {
+        text.parse()
+    }
+}
+
+impl From<MacAddress> for String {
+    fn from(mac: MacAddress) -> Self {
+        mac.to_string()
+    }
+}
+
+impl fmt::Display for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+words! {
+    /// What an address is held for.
+    AddressType {
+        Network = "network",
+        Broadcast = "broadcast",
+        /// The network's router, or on the floating network the outside of a network's NAT.
+        Gateway = "gateway",
+        /// Stands for an interface on the floating network.
+        Floating = "floating",
+        /// Routed to a network as it is.
+        Routed = "routed",
+        /// The address of an instance's interface.
+        Instance = "instance",
+        /// Reserved by hand.
+        Manual = "manual",
+        /// Released a moment ago; rests so that nobody confuses its old and its new owner.
+        Halo = "deletion-halo",
+    }
+}
+
+/// An address that is not free, as the API answers it: the union of the field names that released clients read.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct AddressRecord {
+    #[schema(value_type = String)]
+    pub address: Ipv4Addr,
+    #[serde(rename = "type")]
+    pub kind: AddressType,
+    /// The same as `type`.
+    pub reservation_type: AddressType,
+    /// Kind and id of the object that holds it.
+    pub user: Option<[String; 2]>,
+    pub user_type: Option<String>,
+    pub user_uuid: Option<String>,
+    pub comment: String,
+    /// Unix time.
+    pub when: f64,
+    /// The same as `when`.
+    pub reserved_at: f64,
+    /// The network whose address it is.
+    pub ipam_uuid: NetworkId,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_netblock_knows_its_addresses() {
+        let block = Netblock::check("10.1.2.0/29").unwrap();
+        assert_eq!(block.size(), 8);
+        assert_eq!(block.router().to_string(), "10.1.2.1");
+        assert_eq!(block.broadcast().to_string(), "10.1.2.7");
+        assert_eq!(block.netmask().to_string(), "255.255.255.248");
+        assert!(block.contains("10.1.2.7".parse().unwrap()) && !block.contains("10.1.2.8".parse().unwrap()));
+        assert_eq!(Netblock::check("10.0.0.0/8").unwrap().size(), 1 << 24);
+    }
+
+    #[test]
+    fn an_unusable_netblock_is_refused_with_the_reason() {
+        for (text, why) in [
+            ("10.0.0.1/24", "host bits set"),
+            ("10.0.0.0/30", "below minimum size of /29"),
+            ("10.0.0.1", "below minimum size of /29"),
+            ("0.0.0.0/0", "above maximum size"),
+            ("2001:db8::/64", "not an IPv4 network"),
+            ("10.0.0/24", "not of the form"),
+            ("10.0.0.0/+24", "prefix length"),
+            ("10.0.0.0/024", "prefix length"),
+            ("10.0.0.0/33", "prefix length"),
+            ("", "not of the form"),
+            ("127.0.0.0/24", "loopback"),
+            ("224.1.0.0/16", "multicast"),
+            ("255.0.0.0/8", "multicast"),
+            ("169.254.7.0/24", "link-local"),
+            ("0.1.0.0/16", "this host"),
+        ] {
+            let refusal = Netblock::check(text).unwrap_err().to_string();
+            assert!(refusal.contains(why) && refusal.contains("netblock"), "{text}: {refusal}");
+        }
+    }
+
+    #[test]
+    fn blocks_overlap_when_one_holds_the_other() {
+        let block = |text: &str| text.parse::<Netblock>().unwrap();
+        assert!(block("10.0.0.0/8").overlaps(block("10.9.0.0/16")));
+        assert!(block("10.9.0.0/16").overlaps(block("10.0.0.0/8")));
+        assert!(!block("10.0.0.0/24").overlaps(block("10.0.1.0/24")));
+    }
+
+    #[test]
+    fn hardware_addresses_have_one_spelling() {
+        let mac: MacAddress = "02:00:00:AB:cd:0f".parse().unwrap();
+        assert_eq!(mac.to_string(), "02:00:00:ab:cd:0f");
+        for text in [
+            "",
+            "02:00:00:ab:cd",
+            "02:00:00:ab:cd:0f:11",
+            "2:0:0:a:b:c",
+            "02-00-00-ab-cd-0f",
+            "02:00:00:ab:cd:0g",
+        ] {
+            assert!(text.parse::<MacAddress>().is_err(), "{text}");
+        }
+        assert_ne!(MacAddress::random(), MacAddress::random());
+    }
+}
