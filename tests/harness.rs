@@ -10,14 +10,17 @@ use http_body_util::BodyExt as _;
 use muster_control::auth::Caller;
 use muster_control::events::{Drainer, Events};
 use muster_control::http::{self, RouteInfo, Service};
+use muster_control::objects::interface::{NewInterface, WantedAddress};
 use muster_control::objects::key::KeyRequest;
 use muster_control::operations::{self, Queue};
+use muster_control::store::interfaces::InterfaceRow;
 use muster_control::store::{Retry, Store, keys};
 use muster_control::{App, objects, reconcile};
 use muster_node::SimulatedNode;
 use muster_types::event::EventRecord;
-use muster_types::ids::NodeId;
+use muster_types::ids::{InstanceId, InterfaceId, NodeId};
 use muster_types::key::Secret;
+use muster_types::network::NetworkState;
 use muster_types::node::NodeApi;
 use muster_types::object::ObjectRef;
 use muster_types::settings::Settings;
@@ -140,6 +143,61 @@ impl Cluster {
 
     pub(crate) async fn messages(&self, object: &ObjectRef) -> Vec<String> {
         self.events(object).await.into_iter().map(|event| event.message).collect()
+    }
+
+    /// Works until no network is on its way into being.
+    pub(crate) async fn settle_networks(&self) {
+        wait_for("networks to be made", async || {
+            operations::run_once(&self.app).await.unwrap();
+            let rows = muster_control::store::networks::wanted(&*self.app.store).await.unwrap();
+            rows.iter().all(|row| row.state != NetworkState::Initial).then_some(())
+        })
+        .await;
+    }
+
+    /// An interface on a network, as an instance on the node of that number would have it.
+    pub(crate) async fn interface(
+        &self,
+        network: &str,
+        namespace: &str,
+        hostname: &str,
+        node: usize,
+    ) -> InterfaceRow {
+        let new = NewInterface {
+            network: network.parse().unwrap(),
+            instance: InstanceId::new(),
+            namespace: namespace.into(),
+            hostname: hostname.into(),
+            node: Some(self.app.nodes[node - 1].identity().id),
+            mac: None,
+            address: WantedAddress::Any,
+            float: false,
+            model: "virtio".into(),
+            order: 0,
+        };
+        self.try_interface(&new).await.unwrap()
+    }
+
+    pub(crate) async fn try_interface(
+        &self,
+        new: &NewInterface,
+    ) -> Result<InterfaceRow, muster_types::Error> {
+        let mut retry = Retry::default();
+        loop {
+            let mut tx = self.app.store.begin().await.unwrap();
+            let outcome = objects::interface::create_in(&self.app, &mut tx, new).await;
+            if let Some(end) = tx.finish(outcome, &mut retry).await {
+                self.app.networks.changed();
+                return end;
+            }
+        }
+    }
+
+    pub(crate) async fn delete_interface(&self, id: InterfaceId) {
+        let mut tx = self.app.store.begin().await.unwrap();
+        let outcome = objects::interface::delete_in(&self.app, &mut tx, id).await;
+        tx.finish(outcome, &mut Retry::default()).await.unwrap().unwrap();
+        self.app.networks.changed();
     }
 
     /// Works until no operation is left unfinished.

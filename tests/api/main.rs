@@ -9,6 +9,7 @@ mod access;
 mod auth;
 mod events;
 mod namespaces;
+mod networks;
 mod nodes;
 mod openapi;
 mod operations;

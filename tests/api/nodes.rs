@@ -108,5 +108,5 @@ async fn a_deleted_node_does_not_come_back() {
     let anew = muster_types::node::NodeIdentity { id: muster_types::ids::NodeId::new(), ..identity };
     objects::node::join(&cluster.app, &anew).await.unwrap();
     assert_eq!(objects::node::find(&cluster.app, "sim-1").await.unwrap().state, NodeState::Created);
-    assert_eq!(objects::node::list(&cluster.app).await.unwrap().len(), 2);
+    assert_eq!(objects::node::list(&cluster.app).await.unwrap().len(), 3);
 }

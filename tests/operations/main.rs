@@ -12,9 +12,10 @@ use std::sync::{Arc, Mutex};
 use harness::{Cluster, caller};
 use muster_control::operations::{Fault, KINDS, Kind, Order, Queue, Step, Undo};
 use muster_control::store::operations::OperationRow;
-use muster_control::store::{Retry, keys, metadata, namespaces, operations, trusts};
+use muster_control::store::{Retry, addresses, keys, metadata, namespaces, operations, trusts};
 use muster_control::{objects, reconcile};
 use muster_types::Error;
+use muster_types::network::{FLOATING, NetworkState};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::{OperationHandle, OperationState, OperationType};
 use serde_json::json;
@@ -38,8 +39,32 @@ async fn cluster() -> Cluster {
     cluster
 }
 
-/// Deletes the namespace and lets the cleaner queue the rest.
+/// A network of that namespace with everything that a network can have is made and deleted again; the namespace is
+/// deleted, and the cleaner queues the rest.
 async fn delete_and_clean(cluster: &Cluster) {
+    let app = &cluster.app;
+    let request = objects::network::NetworkRequest {
+        name: Some("net".into()),
+        netblock: Some("10.0.0.0/16".into()),
+        provide_dns: Some(true),
+        namespace: Some("doomed".into()),
+        ..Default::default()
+    };
+    let network = objects::network::create(app, &caller(), request).await.unwrap().uuid.to_string();
+    cluster.settle().await;
+    let record = objects::network::get(app, &caller(), &network, None).await.unwrap();
+    assert_eq!(record.state, NetworkState::Created, "{record:?}");
+    assert!(record.floating_gateway.is_some());
+    let interface = cluster.interface(&network, "doomed", "host", 2).await;
+    let object = ObjectRef::new(ObjectType::Network, &network);
+    objects::metadata::set(app, &caller(), &object, Some("k"), Some(json!("v"))).await.unwrap();
+    objects::network::route(app, &caller(), &network).await.unwrap();
+    objects::network::set_name(app, &caller(), &network, Some("web"), Some("10.0.0.9")).await.unwrap();
+    objects::address::reserve(app, &caller(), &network, "10.0.0.9", None).await.unwrap();
+    cluster.delete_interface(interface.id).await;
+    objects::network::delete(app, &caller(), &network, None).await.unwrap();
+    cluster.settle().await;
+    cluster.messages(&object).await;
     objects::namespace::delete(&cluster.app, &caller(), "doomed").await.unwrap();
     cluster.settle().await;
     // The cleaner comes long after the last event has reached the database.
@@ -51,6 +76,20 @@ async fn delete_and_clean(cluster: &Cluster) {
 /// Checks that nothing of the namespace is left anywhere.
 async fn assert_gone(cluster: &Cluster) {
     let store = &*cluster.app.store;
+    assert!(cluster.node.plans().is_empty() && cluster.other.plans().is_empty());
+    for table in
+        ["addresses", "address_blocks", "interfaces", "dns_entries", "node_networks", "hardware_addresses"]
+    {
+        let column = if table == "hardware_addresses" { "'x'" } else { "network_uuid" };
+        let left = store
+            .query(&format!("SELECT COUNT(*) FROM {table} WHERE {column} <> ?"), &[FLOATING.into()])
+            .await;
+        assert_eq!(left.unwrap()[0].get::<i64>(0).unwrap(), 0, "{table}");
+    }
+    let floating = addresses::page(store, FLOATING, None, 300).await.unwrap();
+    assert!(floating.iter().all(|row| row.user.as_ref().is_none_or(|user| user.id == FLOATING.to_string())));
+    let networks = store.query("SELECT COUNT(*) FROM networks", &[]).await.unwrap();
+    assert_eq!(networks[0].get::<i64>(0).unwrap(), 1, "only the floating one");
     assert!(namespaces::get(store, "doomed").await.unwrap().is_none());
     assert!(keys::some_of(store, "doomed", 10).await.unwrap().is_empty());
     assert!(metadata::get(store, ObjectType::Namespace, "doomed").await.unwrap().is_empty());

@@ -5,6 +5,8 @@
 //! a transaction's body must do nothing but talk to its [`Tx`].
 
 pub mod addresses;
+#[cfg(test)]
+mod addresses_tests;
 pub mod copy;
 pub mod dns_entries;
 pub mod events;

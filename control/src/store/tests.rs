@@ -42,6 +42,7 @@ macro_rules! on_both_engines {
         }
     )+};
 }
+pub(super) use on_both_engines;
 
 fn key(tag: i64, expiry: Option<f64>) -> NewKey {
     let secret = StoredSecret { tag, hash: format!("hash {tag}"), nonce: format!("nonce {tag}") };
@@ -292,7 +293,7 @@ on_both_engines! {
         };
         transaction!(store, |tx| { Ok(nodes::insert(tx, &identity).await?) }).unwrap();
         identity.ip = "127.0.0.2".into();
-        let report = NodeReport { resources: Map::from_iter([("cpu".into(), json!(2))]), process_metrics: Map::new() };
+        let report = NodeReport { resources: Map::from_iter([("cpu".into(), json!(2))]), ..NodeReport::default() };
         transaction!(store, |tx| {
             nodes::set_identity(tx, &identity).await?;
             Ok(nodes::set_report(tx, identity.id, &report).await?)

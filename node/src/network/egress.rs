@@ -131,9 +131,9 @@ impl Networks {
     pub(crate) fn sweep_egress(&self) -> Result<()> {
         let mut state = lock(&self.egress);
         let mut socket = Socket::route()?;
-        let found = view::link(&mut socket, &self.around.egress_bridge)?;
-        let ours = found.is_some_and(|link| link.kind == "bridge" && link.alias == marker(FLOATING));
-        if state.users > 0 || !ours {
+        let link = view::link(&mut socket, &self.around.egress_bridge)?;
+        let ours = link.is_some_and(|link| link.kind == "bridge" && link.alias == marker(FLOATING));
+        if state.users > 0 || !(ours || has_egress_table()?) {
             return Ok(());
         }
         self.remove_egress(&mut state, &Snapshot::of(view::links(&mut socket)?))
@@ -153,19 +153,22 @@ impl Networks {
         let ours = |link: &&Link| link.kind == "bridge" && link.alias == marker(FLOATING);
         let (used, unused): (Vec<&Link>, Vec<&Link>) =
             node.links().iter().filter(ours).partition(|link| node.members(link.index).next().is_some());
-        let lines: Vec<String> = unused.iter().map(|link| format!("link del dev {}", link.name)).collect();
-        self.batch(Tool::Ip, &lines)?;
         if used.is_empty() {
-            let mut socket = Socket::netfilter()?;
-            if nftables::tables(&mut socket, Family::Ip, Some(EGRESS_TABLE))?.contains_key(EGRESS_TABLE) {
+            *state = State { users: state.users, ..State::default() };
+            if has_egress_table()? {
                 self.nft(&rules::without("ip", EGRESS_TABLE))?;
             }
-            *state = State { users: state.users, ..State::default() };
         }
-        Ok(())
+        let lines: Vec<String> = unused.iter().map(|link| format!("link del dev {}", link.name)).collect();
+        self.batch(Tool::Ip, &lines)
     }
 
     pub(crate) fn nft(&self, text: &str) -> Result<()> {
         self.commands.run(Tool::Nft, &["-f", "-"], text, QUICK).map(|_| ())
     }
+}
+
+fn has_egress_table() -> Result<bool> {
+    let tables = nftables::tables(&mut Socket::netfilter()?, Family::Ip, Some(EGRESS_TABLE))?;
+    Ok(tables.contains_key(EGRESS_TABLE))
 }

@@ -1,0 +1,645 @@
+//! Networks, their addresses and interfaces, on simulated nodes.
+
+use std::collections::BTreeSet;
+
+use axum::http::Method;
+use muster_control::objects::interface::{NewInterface, WantedAddress};
+use muster_control::reconcile;
+use muster_control::store::{addresses, interfaces};
+use muster_types::ids::{InstanceId, NetworkId};
+use muster_types::network::FLOATING;
+use muster_types::object::{ObjectRef, ObjectType};
+use serde_json::{Value, json};
+
+use crate::harness::{Answer, Cluster, wait_for};
+
+/// A cluster with a namespace `ci`, and a token for it.
+async fn cluster(settings: &[(&str, &str)]) -> (Cluster, String) {
+    let cluster = Cluster::with(settings, None).await;
+    cluster.create_namespace("ci").await;
+    let token = cluster.token("ci").await;
+    (cluster, token)
+}
+
+/// A network that is `created`; its id.
+async fn network(cluster: &Cluster, token: &str, body: Value) -> String {
+    let answer = cluster.call(token, Method::POST, "/networks", Some(body)).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    assert_eq!(answer.body["state"], "initial");
+    cluster.settle_networks().await;
+    answer.body["uuid"].as_str().unwrap().to_owned()
+}
+
+async fn get(cluster: &Cluster, token: &str, path: &str) -> Answer {
+    cluster.call(token, Method::GET, path, None).await
+}
+
+async fn post(cluster: &Cluster, token: &str, path: &str, body: Value) -> Answer {
+    cluster.call(token, Method::POST, path, Some(body)).await
+}
+
+async fn delete(cluster: &Cluster, token: &str, path: &str) -> Answer {
+    cluster.call(token, Method::DELETE, path, None).await
+}
+
+fn object(id: &str) -> ObjectRef {
+    ObjectRef::new(ObjectType::Network, id)
+}
+
+fn id(text: &str) -> NetworkId {
+    text.parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_network_is_created_shown_and_deleted() {
+    let (cluster, token) = cluster(&[]).await;
+    let id = network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
+    let shown = get(&cluster, &token, "/networks/blue").await.body;
+    assert_eq!(shown["uuid"], id);
+    assert_eq!(shown["state"], "created");
+    assert_eq!(shown["vxid"], shown["vxlan_id"]);
+    assert!((1..=0xff_ffff).contains(&shown["vxid"].as_i64().unwrap()));
+    assert_eq!((&shown["provide_dhcp"], &shown["provide_dns"]), (&json!(true), &json!(false)));
+    assert!(shown["floating_gateway"].as_str().unwrap().starts_with("192.168.20."));
+    let plan = cluster.node.plans().pop().unwrap();
+    assert_eq!((plan.id.to_string(), plan.mtu), (id.clone(), 1450));
+    assert!(plan.router.is_some() && cluster.other.plans().is_empty());
+
+    let answer = delete(&cluster, &token, "/networks/networks/blue").await;
+    assert_eq!((answer.status.as_u16(), &answer.body["op_type"]), (202, &json!("net_op")));
+    assert_eq!(delete(&cluster, &token, "/networks/blue").await.body, answer.body, "the one that is at it");
+    cluster.settle().await;
+    let path = format!("/clusteroperations/net_op/{}", answer.body["op_uuid"].as_str().unwrap());
+    assert_eq!(get(&cluster, &token, &path).await.body["state"], "complete");
+    assert_eq!(get(&cluster, &token, &format!("/networks/{id}")).await.body["state"], "deleted");
+    assert_eq!(get(&cluster, &token, "/networks/blue").await.status, 404);
+    assert_eq!(
+        delete(&cluster, &token, &format!("/networks/{id}")).await.body["error"],
+        "network is deleted"
+    );
+    assert!(cluster.node.plans().is_empty());
+    assert_eq!(get(&cluster, &token, "/networks").await.body, json!([]));
+    let all = cluster.call(&token, Method::GET, "/networks", Some(json!({"all": true}))).await.body;
+    assert_eq!(all.as_array().unwrap().len(), 1);
+    let messages = cluster.messages(&object(&id)).await;
+    for message in ["creation request from REST API", "state is now created", "state is now deleted"] {
+        assert!(messages.iter().any(|m| m == message), "{messages:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn options_are_honoured() {
+    let (cluster, token) =
+        cluster(&[("MAX_HYPERVISOR_MTU", "1400"), ("NETWORK_CHECK_SENDERS", "false")]).await;
+    let body = json!({"name": "n", "netblock": "10.0.0.0/24", "provide_dhcp": false, "provide_nat": "no", "provide_dns": 1});
+    network(&cluster, &token, body).await;
+    let shown = get(&cluster, &token, "/networks/n").await.body;
+    assert_eq!(shown["floating_gateway"], Value::Null);
+    let plan = cluster.node.plans().pop().unwrap();
+    let router = plan.router.unwrap();
+    assert_eq!((router.dhcp, router.nat, router.dns), (false, false, true));
+    assert_eq!((plan.mtu, plan.check_senders), (1350, false));
+    assert_eq!(router.domain, "ci.shakenfist");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_input_is_refused_with_its_field_and_leaves_nothing() {
+    let (cluster, token) = cluster(&[]).await;
+    let long = "x".repeat(256);
+    for (body, why) in [
+        (json!({"netblock": "10.0.0.0/24"}), "name"),
+        (json!({"name": "n"}), "netblock"),
+        (json!({"name": "n", "netblock": "10.0.0.1/24"}), "host bits set"),
+        (json!({"name": "n", "netblock": "10.0.0.0/30"}), "network is below minimum size of /29"),
+        (json!({"name": "n", "netblock": "10.0.0.7"}), "network is below minimum size of /29"),
+        (json!({"name": "n", "netblock": "0.0.0.0/0"}), "netblock"),
+        (json!({"name": "n", "netblock": "2001:db8::/64"}), "netblock"),
+        (json!({"name": "n", "netblock": "banana"}), "netblock"),
+        (json!({"name": "n", "netblock": "10.0.0.0/24\n"}), "netblock"),
+        (json!({"name": "n", "netblock": 7}), "netblock: Not a valid string."),
+        (
+            json!({"name": "n", "netblock": "192.168.0.0/16"}),
+            "netblock: 192.168.0.0/16 overlaps the floating network",
+        ),
+        (json!({"name": "n", "netblock": "192.168.20.128/29"}), "overlaps"),
+        (json!({"name": "n", "netblock": "127.0.0.0/8"}), "netblock"),
+        (json!({"name": "n", "netblock": "224.0.0.0/24"}), "netblock"),
+        (json!({"name": "", "netblock": "10.0.0.0/24"}), "name"),
+        (json!({"name": "..", "netblock": "10.0.0.0/24"}), "name"),
+        (json!({"name": "a/b", "netblock": "10.0.0.0/24"}), "name"),
+        (json!({"name": "a\u{7}b", "netblock": "10.0.0.0/24"}), "name"),
+        (json!({"name": " n", "netblock": "10.0.0.0/24"}), "name"),
+        (json!({"name": long, "netblock": "10.0.0.0/24"}), "name"),
+        (json!({"name": "networks", "netblock": "10.0.0.0/24"}), "name"),
+        (json!({"name": "9d1c3a52-5b3a-4a39-8c07-0a8d7d1b2c11", "netblock": "10.0.0.0/24"}), "name"),
+        (
+            json!({"name": "n", "netblock": "10.0.0.0/24", "provide_nat": "maybe"}),
+            "provide_nat: Not a valid boolean.",
+        ),
+        (json!({"name": "n", "netblock": "10.0.0.0/24", "colour": 1}), "colour: not declared"),
+    ] {
+        let answer = post(&cluster, &token, "/networks", body.clone()).await;
+        let text = answer.body["error"].as_str().unwrap_or_default().to_owned();
+        assert!(answer.status == 400 && text.contains(why), "{body}: {} {text}", answer.status);
+    }
+    let foreign = json!({"name": "n", "netblock": "10.0.0.0/24", "namespace": "system"});
+    let answer = post(&cluster, &token, "/networks", foreign).await;
+    assert_eq!(answer.status, 401);
+    assert_eq!(answer.body["error"], "only admins can create resources in a different namespace");
+    let system = cluster.token("system").await;
+    let absent = json!({"name": "n", "netblock": "10.0.0.0/24", "namespace": "absent"});
+    assert_eq!(post(&cluster, &system, "/networks", absent).await.body["error"], "namespace not found");
+    let rows = cluster.app.store.query("SELECT COUNT(*) FROM addresses", &[]).await.unwrap();
+    assert_eq!(rows[0].get::<i64>(0).unwrap(), 3, "only those of the floating network");
+    assert_eq!(get(&cluster, &system, "/networks").await.body, json!([]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn odd_but_possible_names_work() {
+    let (cluster, token) = cluster(&[]).await;
+    for name in ["Grüße an alle", "a:b;c", "日本", "--", "100%", "x?y=z#"] {
+        network(&cluster, &token, json!({"name": name, "netblock": "10.0.0.0/24"})).await;
+        let path = format!("/networks/{}", percent(name));
+        assert_eq!(get(&cluster, &token, &path).await.body["name"], name);
+    }
+}
+
+fn percent(text: &str) -> String {
+    text.bytes().map(|byte| format!("%{byte:02X}")).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_resolve_in_the_callers_namespace_and_then_where_it_is_trusted() {
+    let (cluster, token) = cluster(&[]).await;
+    cluster.create_namespace("other").await;
+    let (other, system) = (cluster.token("other").await, cluster.token("system").await);
+    let body = || json!({"name": "n", "netblock": "10.0.0.0/24"});
+    let mine = network(&cluster, &token, body()).await;
+    assert_eq!(get(&cluster, &other, "/networks/n").await.body["error"], "network not found");
+    assert_eq!(get(&cluster, &other, &format!("/networks/{mine}")).await.status, 404);
+    assert_eq!(get(&cluster, &system, "/networks/n").await.body["uuid"], mine);
+    let trust = json!({"external_namespace": "other"});
+    post(&cluster, &token, "/auth/namespaces/ci/trust", trust).await;
+    assert_eq!(get(&cluster, &other, "/networks/n").await.body["uuid"], mine);
+    assert_eq!(get(&cluster, &other, "/networks").await.body.as_array().unwrap().len(), 1);
+    assert_eq!(delete(&cluster, &other, "/networks/n").await.status, 404);
+    let theirs = network(&cluster, &other, body()).await;
+    assert_eq!(get(&cluster, &other, "/networks/n").await.body["uuid"], theirs);
+    let answer = get(&cluster, &system, "/networks/n").await;
+    assert_eq!(answer.status, 400);
+    assert_eq!(answer.body["error"], "multiple networks have the name \"n\" in namespace \"system\"");
+    let within = |namespace: &str| Some(json!({ "namespace": namespace }));
+    let answer = cluster.call(&system, Method::GET, "/networks/n", within("ci")).await;
+    assert_eq!(answer.body["uuid"], mine);
+    let path = format!("/networks/{mine}");
+    assert_eq!(cluster.call(&system, Method::GET, &path, within("other")).await.status, 404);
+    assert_eq!(cluster.call(&token, Method::GET, &path, within("other")).await.status, 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn addresses_are_reserved_and_released_with_the_right_answers() {
+    let (cluster, token) = cluster(&[]).await;
+    let id = network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
+    let path = |address: &str| format!("/networks/n/addresses/{address}");
+    let comment = json!({"comment": "the printer"});
+    let answer = post(&cluster, &token, &path("10.0.0.9"), comment.clone()).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    for (field, value) in [
+        ("address", json!("10.0.0.9")),
+        ("type", json!("manual")),
+        ("reservation_type", json!("manual")),
+        ("comment", json!("the printer")),
+        ("user", json!(["network", id])),
+        ("user_type", json!("network")),
+        ("user_uuid", json!(id)),
+        ("ipam_uuid", json!(id)),
+    ] {
+        assert_eq!(answer.body[field], value, "{field}");
+    }
+    let status = async |method: Method, address: &str, body: Option<Value>| {
+        cluster.call(&token, method, &path(address), body).await.status.as_u16()
+    };
+    assert_eq!(status(Method::POST, "10.0.0.9", None).await, 409, "also one you hold");
+    assert_eq!(status(Method::POST, "10.0.0.1", None).await, 409, "the gateway");
+    assert_eq!(status(Method::POST, "10.0.1.1", None).await, 400, "outside");
+    assert_eq!(status(Method::POST, "banana", None).await, 400);
+    assert_eq!(status(Method::POST, "::1", None).await, 400);
+    assert_eq!(status(Method::POST, "10.0.0.10", Some(json!({"comment": "x".repeat(256)}))).await, 400);
+    assert_eq!(status(Method::POST, "10.0.0.10", Some(json!({"comment": 7}))).await, 400);
+    assert_eq!(status(Method::POST, "10.0.0.10", Some(json!({"comment": "é".repeat(255)}))).await, 200);
+    assert_eq!(status(Method::DELETE, "10.0.0.1", None).await, 403);
+    assert_eq!(status(Method::DELETE, "10.0.0.77", None).await, 404);
+    assert_eq!(status(Method::DELETE, "10.0.0.9", None).await, 200);
+    assert_eq!(status(Method::DELETE, "10.0.0.9", None).await, 404);
+    let list = get(&cluster, &token, "/networks/n/addresses").await.body;
+    let kinds: Vec<&str> = list.as_array().unwrap().iter().map(|a| a["type"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["network", "gateway", "deletion-halo", "manual", "broadcast"]);
+    assert_eq!(list[2]["user"], Value::Null);
+    assert_eq!(status(Method::POST, "10.0.0.9", Some(comment)).await, 200, "one that rests may be taken");
+    let events = cluster.events(&object(&id)).await;
+    let reserved = events.iter().find(|event| event.message == "address reserved").unwrap();
+    assert_eq!(reserved.extra["comment"], "the printer");
+    delete(&cluster, &token, "/networks/n").await;
+    assert_eq!(status(Method::POST, "10.0.0.20", None).await, 406, "it is going");
+    cluster.settle().await;
+    let path = format!("/networks/{id}/addresses/10.0.0.20");
+    assert_eq!(cluster.call(&token, Method::POST, &path, None).await.status, 406);
+    assert_eq!(cluster.call(&token, Method::DELETE, &path, None).await.status, 406);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_address_is_reserved_before_the_network_is_made() {
+    let (cluster, token) = cluster(&[]).await;
+    let answer = post(&cluster, &token, "/networks", json!({"name": "n", "netblock": "10.0.0.0/29"})).await;
+    assert_eq!(answer.body["state"], "initial");
+    assert_eq!(cluster.call(&token, Method::POST, "/networks/n/addresses/10.0.0.3", None).await.status, 200);
+    cluster.settle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_small_network_fills_up_and_rested_addresses_come_back() {
+    let (cluster, token) = cluster(&[("IP_DELETION_HALO_DURATION", "1")]).await;
+    let network = network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/29"})).await;
+    let mut given = BTreeSet::new();
+    let mut last = None;
+    for _ in 0..5 {
+        let row = cluster.interface(&network, "ci", "host", 2).await;
+        assert!(given.insert(row.ipv4.unwrap()), "given twice");
+        last = Some(row);
+    }
+    let new = |address| NewInterface {
+        network: id(&network),
+        instance: InstanceId::new(),
+        namespace: "ci".into(),
+        hostname: "late".into(),
+        node: None,
+        mac: None,
+        address,
+        float: false,
+        model: "virtio".into(),
+        order: 0,
+    };
+    let refused = cluster.try_interface(&new(WantedAddress::Any)).await.unwrap_err();
+    assert!(
+        matches!(&refused, muster_types::Error::Insufficient(text) if text == "No free addresses on network")
+    );
+    // Without an address there is always room.
+    assert_eq!(cluster.try_interface(&new(WantedAddress::None)).await.unwrap().ipv4, None);
+    let gone = last.unwrap();
+    cluster.delete_interface(gone.id).await;
+    let again = wait_for("the address to have rested", async || {
+        cluster.try_interface(&new(WantedAddress::Any)).await.ok()
+    })
+    .await;
+    assert_eq!(again.ipv4, gone.ipv4);
+    let taken = new(WantedAddress::Exactly(again.ipv4.unwrap()));
+    assert!(matches!(cluster.try_interface(&taken).await, Err(muster_types::Error::Conflict(_))));
+    let outside = new(WantedAddress::Exactly("10.9.9.9".parse().unwrap()));
+    assert!(matches!(cluster.try_interface(&outside).await, Err(muster_types::Error::Invalid(_))));
+    let double = NewInterface { mac: Some(again.mac), ..new(WantedAddress::None) };
+    let refused = cluster.try_interface(&double).await.unwrap_err();
+    assert!(refused.to_string().contains("macaddress"), "{refused}");
+    let rested = reconcile::address_rest::run(&cluster.app).await.unwrap();
+    assert_eq!(rested, 0, "the one that rested was taken");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_with_interfaces_take_part_and_no_others() {
+    let (cluster, token) = cluster(&[]).await;
+    let network = network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
+    let row = cluster.interface(&network, "ci", "web", 2).await;
+    let mac = row.mac;
+    let plan = wait_for("the second node to take part", async || cluster.other.plans().pop()).await;
+    assert!(plan.router.is_none());
+    assert_eq!(plan.peers, [cluster.app.nodes[0].identity().ip.parse::<std::net::Ipv4Addr>().unwrap()]);
+    assert_eq!((plan.ports.len(), plan.ports[0].mac, plan.ports[0].address), (1, mac, row.ipv4));
+    let router = wait_for("the router to know the lease", async || {
+        let router = cluster.node.plans().pop()?.router?;
+        (router.leases.len() == 1).then_some(router)
+    })
+    .await;
+    assert_eq!((router.leases[0].mac, router.leases[0].name.as_str()), (mac, "web"));
+    let list = get(&cluster, &token, "/networks/n/interfaces").await.body;
+    assert_eq!(list[0]["uuid"], row.id.to_string());
+    assert_eq!(list[0]["macaddr"], mac.to_string());
+    assert_eq!(list[0]["version"], 3);
+    let shown = get(&cluster, &token, "/networks/n").await.body;
+    assert_eq!(shown["references_to"]["network"][0]["source_uuid"], row.id.to_string());
+    cluster.delete_interface(row.id).await;
+    wait_for("the second node to be free of it", async || cluster.other.plans().is_empty().then_some(()))
+        .await;
+    assert_eq!(get(&cluster, &token, &format!("/interfaces/{}", row.id)).await.body["state"], "deleted");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn interfaces_float_and_stop_floating() {
+    let (cluster, token) = cluster(&[]).await;
+    let network = network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
+    let row = cluster.interface(&network, "ci", "web", 1).await;
+    let path = |verb: &str| format!("/interfaces/{}/{verb}", row.id);
+    assert_eq!(cluster.call(&token, Method::POST, &path("float"), None).await.body, Value::Null);
+    let shown = get(&cluster, &token, &format!("/interfaces/{}", row.id)).await.body;
+    let floating = shown["floating"].as_str().unwrap().parse().unwrap();
+    // The call waited for the network node.
+    let router = cluster.node.plans().pop().unwrap().router.unwrap();
+    assert_eq!(router.egress.floating, [(floating, row.ipv4.unwrap())]);
+    assert_eq!(cluster.call(&token, Method::POST, &path("float"), None).await.status, 409);
+    let held = addresses::get(&*cluster.app.store, FLOATING, floating).await.unwrap().unwrap();
+    assert_eq!(held.user.unwrap().id, row.id.to_string());
+    assert_eq!(cluster.call(&token, Method::POST, &path("defloat"), None).await.status, 200);
+    assert_eq!(cluster.call(&token, Method::POST, &path("defloat"), None).await.status, 200);
+    assert!(cluster.node.plans().pop().unwrap().router.unwrap().egress.floating.is_empty());
+    let rests = addresses::get(&*cluster.app.store, FLOATING, floating).await.unwrap().unwrap();
+    assert_eq!((rests.kind.as_str(), rests.user), ("deletion-halo", None));
+    let item = json!({"value": "b"});
+    let path = format!("/interfaces/{}/metadata/a", row.id);
+    assert_eq!(cluster.call(&token, Method::PUT, &path, Some(item)).await.status, 200);
+    assert_eq!(get(&cluster, &token, &format!("/interfaces/{}", row.id)).await.body["metadata"]["a"], "b");
+    for path in ["/interfaces/banana", "/interfaces/9d1c3a52-5b3a-4a39-8c07-0a8d7d1b2c11"] {
+        assert_eq!(get(&cluster, &token, path).await.body["error"], "interface not found");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn addresses_are_routed_and_unrouted() {
+    let (cluster, token) = cluster(&[]).await;
+    let body = |name: &str| json!({"name": name, "netblock": "10.0.0.0/24"});
+    network(&cluster, &token, body("n")).await;
+    network(&cluster, &token, body("m")).await;
+    let answer = cluster.call(&token, Method::POST, "/networks/n/route", None).await;
+    let address = answer.body.as_str().expect("a bare string").to_owned();
+    let routed: Vec<String> =
+        cluster.node.plans().iter().flat_map(|p| &p.routed).map(ToString::to_string).collect();
+    assert_eq!(routed, [address.clone()]);
+    let unroute = async |path: String| {
+        let answer = cluster.call(&token, Method::DELETE, &path, None).await;
+        (answer.status.as_u16(), answer.body["error"].as_str().unwrap_or_default().to_owned())
+    };
+    assert_eq!(
+        unroute(format!("/networks/m/route/{address}")).await,
+        (403, "address not routed by this network".into())
+    );
+    assert_eq!(unroute("/networks/n/route/192.168.20.250".into()).await, (404, "address not routed".into()));
+    assert_eq!(unroute("/networks/n/route/10.0.0.7".into()).await, (404, "address not routed".into()));
+    assert_eq!(unroute("/networks/n/route/banana".into()).await.0, 400);
+    assert_eq!(unroute(format!("/networks/n/route/{address}")).await.0, 200);
+    assert!(cluster.node.plans().iter().all(|plan| plan.routed.is_empty()));
+    assert_eq!(unroute(format!("/networks/n/route/{address}")).await.0, 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_floating_network_is_said_plainly() {
+    let (cluster, token) = cluster(&[("FLOATING_NETWORK", "172.30.0.0/29")]).await;
+    let body = |name: &str| json!({"name": name, "netblock": "10.0.0.0/24"});
+    for name in ["a", "b", "c", "d", "e"] {
+        network(&cluster, &token, body(name)).await;
+    }
+    let answer = cluster.call(&token, Method::POST, "/networks/a/route", None).await;
+    assert_eq!(
+        (answer.status.as_u16(), &answer.body["error"]),
+        (507, &json!("No free addresses on network"))
+    );
+    network(&cluster, &token, body("f")).await;
+    let shown = get(&cluster, &token, "/networks/f").await.body;
+    assert_eq!(
+        (&shown["state"], &shown["error_message"]),
+        (&json!("error"), &json!("Unable to allocate floating gateway IP"))
+    );
+    assert_eq!(cluster.call(&token, Method::POST, "/networks/f/addresses/10.0.0.9", None).await.status, 406);
+    assert_eq!(delete(&cluster, &token, "/networks/f").await.status, 202);
+    cluster.settle().await;
+    assert_eq!(get(&cluster, &token, "/networks").await.body.as_array().unwrap().len(), 5);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_are_told_to_the_resolver_and_forgotten() {
+    let (cluster, token) = cluster(&[]).await;
+    network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24", "provide_dns": true})).await;
+    let dns = async |method: Method, body: Value| {
+        let answer = cluster.call(&token, method, "/networks/n/dns", Some(body)).await;
+        (answer.status.as_u16(), answer.body["error"].as_str().unwrap_or_default().to_owned())
+    };
+    assert_eq!(dns(Method::POST, json!({"name": "Web", "value": "10.0.0.9"})).await.0, 200);
+    assert_eq!(dns(Method::POST, json!({"name": "web", "value": "10.0.0.10"})).await.0, 200);
+    let names = || cluster.node.plans().pop().unwrap().router.unwrap().names;
+    assert_eq!(names(), [("web".to_owned(), "10.0.0.10".parse().unwrap())]);
+    for (body, status, why) in [
+        (json!({"name": "a\nserver=6.6.6.6", "value": "10.0.0.9"}), 406, "invalid DNS name"),
+        (json!({"name": "a b", "value": "10.0.0.9"}), 406, "invalid DNS name"),
+        (json!({"name": "web", "value": "banana"}), 400, "value"),
+        (json!({"name": "web", "value": "::1"}), 400, "value"),
+        (json!({"name": "web"}), 400, "value"),
+        (json!({"value": "10.0.0.9"}), 400, "name"),
+    ] {
+        let (found, text) = dns(Method::POST, body.clone()).await;
+        assert!(found == status && text.contains(why), "{body}: {found} {text}");
+    }
+    assert_eq!(dns(Method::DELETE, json!({"name": "unknown"})).await.0, 200);
+    assert_eq!(dns(Method::DELETE, json!({"name": "web"})).await.0, 200);
+    assert!(names().is_empty());
+    network(&cluster, &token, json!({"name": "silent", "netblock": "10.0.0.0/24"})).await;
+    let answer =
+        post(&cluster, &token, "/networks/silent/dns", json!({"name": "a", "value": "10.0.0.9"})).await;
+    assert_eq!(
+        (answer.status.as_u16(), &answer.body["error"]),
+        (406, &json!("network does not provide DNS"))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pings_are_checked_and_answered_in_lines() {
+    let (cluster, token) = cluster(&[]).await;
+    network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
+    let answer = get(&cluster, &token, "/networks/n/ping/10.0.0.1").await;
+    assert!(answer.body["stdout"].is_array() && answer.body["stderr"].is_array(), "{}", answer.text);
+    let error = async |path: &str| get(&cluster, &token, path).await.body["error"].clone();
+    assert_eq!(error("/networks/n/ping/banana").await, "invalid address");
+    assert_eq!(error("/networks/n/ping/10.1.0.1").await, "ping request for address outside network block");
+    let body = json!({"name": "new", "netblock": "10.0.0.0/24"});
+    post(&cluster, &token, "/networks", body).await;
+    assert_eq!(get(&cluster, &token, "/networks/new/ping/10.0.0.1").await.status, 406);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_network_with_interfaces_waits_for_them() {
+    let (cluster, token) = cluster(&[]).await;
+    let network = network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
+    let row = cluster.interface(&network, "ci", "web", 2).await;
+    let answer = delete(&cluster, &token, "/networks/n").await;
+    assert_eq!(answer.status, 202);
+    muster_control::operations::run_once(&cluster.app).await.unwrap();
+    assert_eq!(get(&cluster, &token, "/networks/n").await.body["state"], "delete-wait");
+    assert_eq!(cluster.other.plans().len(), 1, "it still carries what is on it");
+    let list = get(&cluster, &token, &format!("/networks/{network}/clusteroperations")).await.body;
+    assert_eq!((list.as_array().unwrap().len(), &list[0]["attempts"]), (1, &json!(0)));
+    cluster.delete_interface(row.id).await;
+    cluster.settle().await;
+    assert_eq!(get(&cluster, &token, &format!("/networks/{network}")).await.body["state"], "deleted");
+    assert!(cluster.other.plans().is_empty() && cluster.node.plans().is_empty());
+    let all = cluster
+        .call(
+            &token,
+            Method::GET,
+            &format!("/networks/{network}/clusteroperations"),
+            Some(json!({"all": true})),
+        )
+        .await;
+    assert_eq!(all.body.as_array().unwrap().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_networks_of_a_namespace_are_deleted_at_once() {
+    let (cluster, token) = cluster(&[]).await;
+    assert_eq!(delete(&cluster, &token, "/networks").await.body, json!([]));
+    let mut ids = Vec::new();
+    for name in ["a", "b", "c"] {
+        ids.push(network(&cluster, &token, json!({"name": name, "netblock": "10.0.0.0/24"})).await);
+    }
+    let row = cluster.interface(&ids[0], "ci", "web", 1).await;
+    let call =
+        async |token: &str, body: Value| cluster.call(token, Method::DELETE, "/networks", Some(body)).await;
+    let answer = call(&token, json!({"confirm": false})).await;
+    assert_eq!(
+        (answer.status.as_u16(), &answer.body["error"]),
+        (400, &json!("parameter confirm is not set true"))
+    );
+    let answer = call(&token, json!({"confirm": true, "namespace": "system"})).await;
+    assert_eq!(
+        (answer.status.as_u16(), &answer.body["error"]),
+        (401, &json!("you cannot delete other namespaces"))
+    );
+    let system = cluster.token("system").await;
+    let answer = call(&system, json!({"confirm": true, "namespace": "system"})).await;
+    assert_eq!((answer.status.as_u16(), answer.body), (202, json!([])), "system means the namespace system");
+    let answer = call(&token, json!({"confirm": true})).await;
+    assert_eq!(answer.status, 403);
+    assert_eq!(answer.body["error"]["unable"], json!([ids[0]]));
+    assert_eq!(answer.body["error"]["deleted"].as_array().unwrap().len(), 2);
+    let answer = call(&system, json!({"confirm": true, "namespace": "ci", "clean_wait": true})).await;
+    assert_eq!(answer.status, 202);
+    assert!(
+        answer
+            .body
+            .as_array()
+            .unwrap()
+            .iter()
+            .all(|d| d["network_uuid"].is_string() && d["op_type"] == "net_op")
+    );
+    cluster.delete_interface(row.id).await;
+    cluster.settle().await;
+    assert_eq!(get(&cluster, &token, "/networks").await.body, json!([]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_floating_network_is_nobodys_and_stays() {
+    let (cluster, token) = cluster(&[]).await;
+    let system = cluster.token("system").await;
+    let path = format!("/networks/{FLOATING}");
+    assert_eq!(get(&cluster, &token, &path).await.status, 404);
+    let shown = get(&cluster, &system, &path).await.body;
+    assert_eq!((&shown["namespace"], &shown["vxid"]), (&Value::Null, &json!(0)));
+    let answer = delete(&cluster, &system, &path).await;
+    assert_eq!(
+        (answer.status.as_u16(), &answer.body["error"]),
+        (403, &json!("you cannot delete the floating network"))
+    );
+    for (method, tail) in [(Method::POST, "route"), (Method::GET, "ping/192.168.20.1")] {
+        assert_eq!(
+            cluster.call(&system, method, &format!("{path}/{tail}"), None).await.status,
+            403,
+            "{tail}"
+        );
+    }
+    assert_eq!(get(&cluster, &system, &format!("{path}/addresses")).await.body.as_array().unwrap().len(), 3);
+    let reserve = format!("{path}/addresses/192.168.20.9");
+    assert_eq!(cluster.call(&system, Method::POST, &reserve, None).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_cannot_carry_it_puts_a_network_into_error_with_the_reason() {
+    let (cluster, token) = cluster(&[("CLUSTER_OP_LEASE", "1"), ("CLUSTER_OP_MAX_ATTEMPTS", "2")]).await;
+    cluster.node.fail_networks(Some("the cable is out"));
+    let answer = post(&cluster, &token, "/networks", json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
+    let id = answer.body["uuid"].as_str().unwrap().to_owned();
+    cluster.settle().await;
+    let shown = get(&cluster, &token, "/networks/n").await.body;
+    assert_eq!(shown["state"], "error");
+    let why = shown["error_message"].as_str().unwrap();
+    assert!(why.contains("sim-1") && why.contains("the cable is out"), "{why}");
+    let answer = cluster.call(&token, Method::POST, "/networks/n/route", None).await;
+    assert_eq!(answer.status, 406);
+    cluster.node.fail_networks(None);
+    delete(&cluster, &token, "/networks/n").await;
+    cluster.settle().await;
+    assert_eq!(get(&cluster, &token, &format!("/networks/{id}")).await.body["state"], "deleted");
+    let messages = cluster.messages(&object(&id)).await;
+    assert!(messages.iter().any(|m| m == "network cannot be carried by a node"), "{messages:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_the_network_node_cannot_follow_is_said_and_followed_later() {
+    let (cluster, token) = cluster(&[]).await;
+    network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
+    cluster.node.fail_networks(Some("the cable is out"));
+    let answer = cluster.call(&token, Method::POST, "/networks/n/route", None).await;
+    assert_eq!(answer.status, 503);
+    assert!(answer.body["error"].as_str().unwrap().contains("the cable is out"), "{}", answer.text);
+    cluster.node.fail_networks(None);
+    wait_for("the node to follow", async || (cluster.node.plans().pop()?.routed.len() == 1).then_some(()))
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_with_networks_is_not_deleted() {
+    let (cluster, token) = cluster(&[]).await;
+    let system = cluster.token("system").await;
+    network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
+    let answer = delete(&cluster, &system, "/auth/namespaces/ci").await;
+    assert_eq!(answer.status, 400);
+    assert_eq!(answer.body["error"], "you cannot delete a namespace with networks");
+    delete(&cluster, &token, "/networks/n").await;
+    cluster.settle().await;
+    assert_eq!(delete(&cluster, &system, "/auth/namespaces/ci").await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn usage_of_networks_becomes_events() {
+    let (cluster, token) = cluster(&[]).await;
+    let id = network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
+    reconcile::network_usage::once(&cluster.app).await.unwrap();
+    let events = cluster.events(&object(&id)).await;
+    let usage = events.iter().find(|event| event.message == "usage").expect("a usage event");
+    assert_eq!(usage.kind, "usage");
+    for (side, fields) in [
+        ("rx", ["bytes", "dropped", "errors", "multicast", "over_errors", "packets"]),
+        ("tx", ["bytes", "carrier_errors", "collisions", "dropped", "errors", "packets"]),
+    ] {
+        let found: Vec<&String> = usage.extra[side].as_object().unwrap().keys().collect();
+        assert_eq!(found, fields);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deleted_networks_are_cleaned_with_everything_they_had() {
+    let (cluster, token) = cluster(&[("CLEANER_DELAY", "0")]).await;
+    let network = network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/22"})).await;
+    let row = cluster.interface(&network, "ci", "web", 1).await;
+    post(&cluster, &token, &format!("/networks/{network}/metadata"), json!({"key": "a", "value": "b"})).await;
+    cluster.delete_interface(row.id).await;
+    delete(&cluster, &token, "/networks/n").await;
+    cluster.settle().await;
+    cluster.messages(&object(&network)).await;
+    for _ in 0..2 {
+        reconcile::cleaner::run(&cluster.app).await.unwrap();
+        cluster.settle().await;
+    }
+    assert_eq!(get(&cluster, &token, &format!("/networks/{network}")).await.status, 404);
+    for table in ["addresses", "address_blocks", "dns_entries", "node_networks", "interfaces"] {
+        let sql = format!("SELECT COUNT(*) FROM {table} WHERE network_uuid <> '{FLOATING}'");
+        let rows = cluster.app.store.query(&sql, &[]).await.unwrap();
+        assert_eq!(rows[0].get::<i64>(0).unwrap(), 0, "{table}");
+    }
+    assert!(interfaces::get(&*cluster.app.store, row.id).await.unwrap().is_none());
+    let rows = cluster.app.store.query("SELECT COUNT(*) FROM metadata", &[]).await.unwrap();
+    assert_eq!(rows[0].get::<i64>(0).unwrap(), 0);
+}
