@@ -39,6 +39,44 @@ fn run(command: &PathBuf, daemon: &Daemon, namespace: &str, key: &str, arguments
 }
 
 #[test]
+fn the_released_client_manages_networks() {
+    let Some(client) = installed() else { return muster_testing::skipped("the released client from PyPI") };
+    let folder = tempfile::tempdir().unwrap();
+    let daemon = setup(folder.path()).start();
+    let key = daemon.system_key();
+    let ok = |arguments: &str| {
+        let (done, said) = run(&client, &daemon, "system", &key, arguments);
+        assert!(done, "{arguments}: {said}");
+        said
+    };
+    ok("namespace create ci");
+    let made = ok("network create blue 10.0.0.0/24 --no-dhcp");
+    assert!(made.contains("created") && made.contains("provide dhcp    : False"), "{made}");
+    assert!(ok("network list").contains("blue"));
+    assert!(ok("network show blue").contains("vxlan id"));
+    ok("network create blue 10.0.0.0/24 --namespace ci");
+    let (done, said) = run(&client, &daemon, "system", &key, "network show blue");
+    assert!(!done && said.contains("multiple networks have the name"), "{said}");
+    ok("network delete-all --confirm --namespace ci");
+    assert!(ok("--simple network addresses blue").contains("10.0.0.1,gateway"));
+    let address = ok("network add-routed blue");
+    assert!(address.starts_with("192.168.20."), "{address}");
+    ok(&format!("network delete-routed blue {}", address.trim()));
+    // Also with an address that nobody holds any more.
+    let floating = "f10a7f10-a7f1-4a7f-a10a-7f10a7f10a7f";
+    assert!(ok(&format!("--simple network addresses {floating}")).contains("deletion-halo"));
+    assert!(ok("--json network ping blue 10.0.0.1").contains("10 packets transmitted"));
+    ok("network set-metadata blue colour navy");
+    assert!(ok("network show blue").contains("navy"));
+    ok("network delete-metadata blue colour");
+    assert!(ok("network events blue").contains("route address request"));
+    assert!(ok("network instances blue").len() < 400);
+    ok("network delete blue");
+    assert!(!ok("network list").contains("blue"));
+    ok("namespace delete ci");
+}
+
+#[test]
 fn the_released_client_manages_namespaces_keys_trusts_and_metadata() {
     let Some(client) = installed() else { return muster_testing::skipped("the released client from PyPI") };
     let folder = tempfile::tempdir().unwrap();

@@ -233,8 +233,8 @@ pub struct AddressRecord {
     pub kind: AddressType,
     /// The same as `type`.
     pub reservation_type: AddressType,
-    /// Kind and id of the object that holds it.
-    pub user: Option<[String; 2]>,
+    /// Kind and id of the object that holds it; empty when nobody does, because released clients join it.
+    pub user: Vec<String>,
     pub user_type: Option<String>,
     pub user_uuid: Option<String>,
     pub comment: String,

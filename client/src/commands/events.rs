@@ -25,6 +25,12 @@ pub enum Command {
         #[command(flatten)]
         which: Which,
     },
+    /// Events of a network
+    Network {
+        network: String,
+        #[command(flatten)]
+        which: Which,
+    },
 }
 
 /// Which events to show.
@@ -46,6 +52,7 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
     let (object, which) = match &command {
         Command::Namespace { name, which } => (Object::Namespace(name), which),
         Command::Node { name, which } => (Object::Node(name), which),
+        Command::Network { network, which } => (Object::Network(network), which),
     };
     let query = EventQuery { limit: which.limit, event_type: which.event_type.clone() };
     session.show(session.client.events(object, &query).await?, table)

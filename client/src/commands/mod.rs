@@ -2,13 +2,17 @@
 //! server's.
 
 mod events;
+mod interface;
 mod key;
 mod login;
 mod metadata;
 mod namespace;
+mod network;
+mod network_drawing;
 mod node;
 mod operation;
 mod trust;
+mod wait;
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -124,6 +128,12 @@ pub enum Command {
     /// Machines of the cluster
     #[command(subcommand)]
     Node(node::Command),
+    /// Virtual networks
+    #[command(subcommand)]
+    Network(network::Command),
+    /// Where instances meet networks
+    #[command(subcommand)]
+    Interface(interface::Command),
     /// What happened to an object, newest first
     #[command(subcommand)]
     Events(events::Command),
@@ -141,6 +151,8 @@ pub async fn run(command: Command, options: Options) -> anyhow::Result<()> {
         Command::Key(command) => key::run(command, &Session::new(options)?).await,
         Command::Trust(command) => trust::run(command, &Session::new(options)?).await,
         Command::Node(command) => node::run(command, &Session::new(options)?).await,
+        Command::Network(command) => network::run(command, &Session::new(options)?).await,
+        Command::Interface(command) => interface::run(command, &Session::new(options)?).await,
         Command::Events(command) => events::run(command, &Session::new(options)?).await,
         Command::Operation(command) => operation::run(command, &Session::new(options)?).await,
     }
@@ -240,6 +252,38 @@ mod tests {
             "muster node metadata sim-1",
             "muster node set-metadata sim-1 rack {\"row\":7}",
             "muster node delete-metadata sim-1 rack",
+            "muster network list",
+            "muster network list --all",
+            "muster network show lan --json",
+            "muster network create lan 10.0.0.0/24",
+            "muster network create lan 10.0.0.0/24 --no-dhcp --no-nat --dns --in-namespace ci --no-wait",
+            "muster network create lan 10.0.0.0/24 --timeout 5 --namespace system",
+            "muster network delete lan",
+            "muster network delete lan --no-wait",
+            "muster network delete lan --timeout 5",
+            "muster network delete-all --yes",
+            "muster network delete-all --in-namespace ci --clean-wait --yes",
+            "muster network interfaces lan",
+            "muster network addresses lan",
+            "muster network reserve lan 10.0.0.50",
+            "muster network reserve lan 10.0.0.50 --comment printer",
+            "muster network release lan 10.0.0.50",
+            "muster network route lan",
+            "muster network unroute lan 192.168.20.44",
+            "muster network ping lan 10.0.0.17",
+            "muster network set-name lan printer 10.0.0.50",
+            "muster network delete-name lan printer",
+            "muster network operations lan --all",
+            "muster network metadata lan",
+            "muster network set-metadata lan size -7",
+            "muster network delete-metadata lan size",
+            "muster interface show 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
+            "muster interface float 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
+            "muster interface defloat 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
+            "muster interface metadata 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
+            "muster interface set-metadata 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01 size 7",
+            "muster interface delete-metadata 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01 size",
+            "muster events network lan --limit 10",
             "muster events namespace ci --limit 10 --type audit",
             "muster events node sim-1",
             "muster operation show namespace_op 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
@@ -272,6 +316,28 @@ mod tests {
     fn an_unknown_type_and_an_unusable_expiry_are_refused_before_anything_is_sent() {
         assert!(parse("muster events node sim-1 --type gossip").is_err());
         assert!(parse("muster key add ci deploy --expires soon").is_err());
+    }
+
+    #[test]
+    fn the_namespace_to_act_as_and_the_namespace_of_a_network_are_two_things() {
+        let cli =
+            parse("muster network create lan 10.0.0.0/24 --in-namespace ci --namespace system").unwrap();
+        assert_eq!(cli.options.namespace.as_deref(), Some("system"));
+        let Command::Network(network::Command::Create { in_namespace, .. }) = cli.command else {
+            panic!("not a network")
+        };
+        assert_eq!(in_namespace.as_deref(), Some("ci"));
+    }
+
+    #[test]
+    fn every_network_is_deleted_only_by_those_who_mean_it() {
+        assert!(parse("muster network delete-all").is_err());
+        assert!(parse("muster network delete-all --in-namespace ci --clean-wait").is_err());
+    }
+
+    #[test]
+    fn a_time_to_wait_contradicts_not_waiting() {
+        assert!(parse("muster network delete lan --no-wait --timeout 5").is_err());
     }
 
     #[test]

@@ -71,8 +71,9 @@ fn roles(node: &NodeRecord) -> String {
         (node.is_cluster_maintainer, "maintainer"),
         (node.simulated, "simulated"),
     ];
-    let roles: Vec<&str> = roles.into_iter().filter_map(|(has, role)| has.then_some(role)).collect();
-    or_dash(roles.join(", "))
+    let roles = roles.into_iter().filter(|(has, _)| *has).map(|(_, role)| role.to_owned());
+    let limits = node.limits.keys().map(|limit| format!("no {limit}"));
+    or_dash(roles.chain(limits).collect::<Vec<_>>().join(", "))
 }
 
 fn last_seen(node: &NodeRecord) -> String {
@@ -88,6 +89,7 @@ fn table(nodes: Vec<NodeRecord>) -> Table {
 
 fn facts(node: NodeRecord) -> Table {
     let (last_seen, roles) = (last_seen(&node), roles(&node));
+    let limits = node.limits.iter().map(|(limit, why)| (format!("cannot {limit}"), why.clone()));
     let metadata = node.metadata.iter().map(|(key, value)| (format!("metadata {key}"), compact(value)));
     let facts = [
         ("name", node.name),
@@ -98,7 +100,9 @@ fn facts(node: NodeRecord) -> Table {
         ("last seen", last_seen),
         ("release", node.release),
     ];
-    Table::facts(facts.map(|(name, value)| (name.to_owned(), value)).into_iter().chain(metadata))
+    Table::facts(
+        facts.map(|(name, value)| (name.to_owned(), value)).into_iter().chain(limits).chain(metadata),
+    )
 }
 
 fn numbers(numbers: Map<String, Value>) -> Table {
@@ -116,8 +120,8 @@ mod tests {
             "uuid": "5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01", "name": "sim-1", "fqdn": "sim-1", "ip": "127.1.0.2",
             "state": "created", "metadata": { "rack": "b" }, "version": 1, "lastseen": lastseen, "release": "muster 0.1.0",
             "is_hypervisor": true, "is_network_node": false, "is_database_node": false, "is_etcd_master": false,
-            "is_eventlog_node": false, "is_cluster_maintainer": true, "simulated": true, "references_to": {},
-            "references_from": {}
+            "is_eventlog_node": false, "is_cluster_maintainer": true, "simulated": true,
+            "limits": { "taps": "needs /dev/net/tun" }, "references_to": {}, "references_from": {}
         }))
         .unwrap()
     }
@@ -125,13 +129,15 @@ mod tests {
     #[test]
     fn nodes_are_listed_with_their_roles_and_when_they_were_seen() {
         let text = table(vec![example(1_767_225_600.0)]).render(None);
-        let line = "sim-1  created  127.1.0.2  2026-01-01T00:00:00.000Z  hypervisor, maintainer, simulated";
+        let line =
+            "sim-1  created  127.1.0.2  2026-01-01T00:00:00.000Z  hypervisor, maintainer, simulated, no taps";
         assert_eq!(text.lines().nth(1), Some(line));
     }
 
     #[test]
     fn a_node_that_never_checked_in_says_so() {
         let text = facts(example(0.0)).render(None);
+        assert!(text.contains("cannot taps    needs /dev/net/tun\n"), "{text}");
         assert!(text.contains("last seen      never\n") && text.contains("metadata rack  b\n"), "{text}");
     }
 }

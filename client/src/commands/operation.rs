@@ -51,12 +51,14 @@ fn target(operation: &OperationRecord) -> String {
     format!("{} {}", operation.target_object_type, operation.target_uuid)
 }
 
-fn error(operation: &OperationRecord) -> String {
+/// Why an operation failed, if it did.
+pub(super) fn error(operation: &OperationRecord) -> String {
     let error = operation.error_report.as_ref();
     error.map_or_else(|| "-".to_owned(), |error| format!("{} ({})", error.message, error.code))
 }
 
-fn table(operations: Vec<OperationRecord>) -> Table {
+/// Operations, one a line.
+pub(super) fn table(operations: Vec<OperationRecord>) -> Table {
     let table = Table::new(&["UUID", "TYPE", "STATE"], &["TARGET", "ERROR"]);
     table.rows(operations.into_iter().map(|operation| {
         [

@@ -139,7 +139,10 @@ fn record(network: NetworkId, row: AddressRow) -> AddressRecord {
         address: row.address,
         kind: row.kind,
         reservation_type: row.kind,
-        user: row.user.as_ref().map(|user| [user.object_type.to_string(), user.id.clone()]),
+        user: row
+            .user
+            .as_ref()
+            .map_or_else(Vec::new, |user| vec![user.object_type.to_string(), user.id.clone()]),
         user_type: row.user.as_ref().map(|user| user.object_type.to_string()),
         user_uuid: row.user.map(|user| user.id),
         comment: row.comment,

@@ -1,4 +1,15 @@
-//! The REST API as methods. Logs in when first needed, keeps the token, and never shows a secret.
+//! The REST API as methods, one file per noun. Logs in when first needed, keeps the token, and never shows a
+//! secret.
+
+mod events;
+mod interfaces;
+mod keys;
+mod metadata;
+mod namespaces;
+mod networks;
+mod nodes;
+mod operations;
+mod trusts;
 
 use std::error::Error as _;
 use std::fmt;
@@ -8,21 +19,19 @@ use std::marker::PhantomData;
 use std::path::Path;
 use std::time::Duration;
 
-use muster_types::event::EventRecord;
 use muster_types::key::Secret;
-use muster_types::namespace::NamespaceRecord;
-use muster_types::node::NodeRecord;
-use muster_types::operation::OperationRecord;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::header::LOCATION;
 use reqwest::{Certificate, Method, StatusCode, Url, redirect};
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Deserializer};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
 use crate::credentials::Credentials;
 use crate::output::visible;
+pub use events::EventQuery;
+pub use keys::AddedKey;
+pub use networks::{DeletedNetworks, NetworkDeletion, NewNetwork};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
@@ -102,29 +111,18 @@ impl<T: DeserializeOwned> Answer<T> {
     }
 }
 
+// Not derived: what the answer means need not be `Clone`.
+impl<T> Clone for Answer<T> {
+    fn clone(&self) -> Self {
+        Self::new(self.json.clone())
+    }
+}
+
 impl<T> fmt::Debug for Answer<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The JSON may hold a generated secret.
         f.write_str("Answer(…)")
     }
-}
-
-/// The answer to a new key.
-#[derive(Debug, Deserialize)]
-#[serde(untagged)]
-pub enum AddedKey {
-    /// The server made the secret, and shows it only here.
-    Generated {
-        key_name: String,
-        #[serde(deserialize_with = "secret")]
-        key: Secret,
-    },
-    /// The secret was the caller's; this is the key's name.
-    Supplied(String),
-}
-
-fn secret<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Secret, D::Error> {
-    String::deserialize(deserializer).map(Secret::new)
 }
 
 /// What metadata and events belong to.
@@ -134,6 +132,10 @@ pub enum Object<'a> {
     Namespace(&'a str),
     /// A node by its name or id.
     Node(&'a str),
+    /// A network by its name or id.
+    Network(&'a str),
+    /// An interface by its id.
+    Interface(&'a str),
 }
 
 impl Object<'_> {
@@ -141,18 +143,11 @@ impl Object<'_> {
         let start = match self {
             Self::Namespace(name) => path(&["auth", "namespaces", name])?,
             Self::Node(node) => path(&["nodes", node])?,
+            Self::Network(network) => path(&["networks", network])?,
+            Self::Interface(interface) => path(&["interfaces", interface])?,
         };
         Ok(start + &path(rest)?)
     }
-}
-
-/// Which events to answer.
-#[derive(Debug, Clone, Default)]
-pub struct EventQuery {
-    /// How many at most; the server's own limit when absent.
-    pub limit: Option<u32>,
-    /// Only those of this type.
-    pub event_type: Option<String>,
 }
 
 /// A cluster as one namespace sees it.
@@ -221,138 +216,6 @@ impl Client {
         self.token(None).await.map(drop)
     }
 
-    /// The namespaces that can be reached, by name.
-    pub async fn namespaces(&self) -> Result<Answer<Vec<NamespaceRecord>>> {
-        self.get(path(&["auth", "namespaces"])?).await
-    }
-
-    /// One namespace.
-    pub async fn namespace(&self, name: &str) -> Result<Answer<NamespaceRecord>> {
-        self.get(path(&["auth", "namespaces", name])?).await
-    }
-
-    /// Makes a namespace, with a first key if a name and a secret are given.
-    pub async fn create_namespace(
-        &self,
-        name: &str,
-        first_key: Option<(&str, &Secret)>,
-    ) -> Result<Answer<NamespaceRecord>> {
-        let mut body = json!({ "namespace": name });
-        if let Some((key_name, key)) = first_key {
-            body["key_name"] = key_name.into();
-            body["key"] = key.expose().into();
-        }
-        self.call(Method::POST, path(&["auth", "namespaces"])?, Some(body)).await
-    }
-
-    /// Deletes a namespace.
-    pub async fn delete_namespace(&self, name: &str) -> Result<Answer<()>> {
-        self.delete(path(&["auth", "namespaces", name])?).await
-    }
-
-    /// The names of a namespace's keys.
-    pub async fn keys(&self, namespace: &str) -> Result<Answer<Vec<String>>> {
-        self.get(path(&["auth", "namespaces", namespace, "keys"])?).await
-    }
-
-    /// Adds a key, or replaces the one of that name. Without a secret the server makes one. `expiry` is Unix time.
-    pub async fn add_key(
-        &self,
-        namespace: &str,
-        name: &str,
-        secret: Option<&Secret>,
-        expiry: Option<f64>,
-    ) -> Result<Answer<AddedKey>> {
-        let body = json!({ "key_name": name, "key": secret.map(Secret::expose), "expiry": expiry });
-        self.call(Method::POST, path(&["auth", "namespaces", namespace, "keys"])?, Some(body)).await
-    }
-
-    /// Replaces the secret of a key that exists; without `expiry` it never expires. The answer is its name.
-    pub async fn update_key(
-        &self,
-        namespace: &str,
-        name: &str,
-        secret: &Secret,
-        expiry: Option<f64>,
-    ) -> Result<Answer<String>> {
-        let body = json!({ "key": secret.expose(), "expiry": expiry });
-        self.call(Method::PUT, path(&["auth", "namespaces", namespace, "keys", name])?, Some(body)).await
-    }
-
-    /// Deletes a key.
-    pub async fn delete_key(&self, namespace: &str, name: &str) -> Result<Answer<()>> {
-        self.delete(path(&["auth", "namespaces", namespace, "keys", name])?).await
-    }
-
-    /// Makes a namespace trust another.
-    pub async fn add_trust(&self, namespace: &str, other: &str) -> Result<Answer<NamespaceRecord>> {
-        let body = json!({ "external_namespace": other });
-        self.call(Method::POST, path(&["auth", "namespaces", namespace, "trust"])?, Some(body)).await
-    }
-
-    /// Takes a trust back.
-    pub async fn remove_trust(&self, namespace: &str, other: &str) -> Result<Answer<NamespaceRecord>> {
-        self.delete(path(&["auth", "namespaces", namespace, "trust", other])?).await
-    }
-
-    /// Every node.
-    pub async fn nodes(&self) -> Result<Answer<Vec<NodeRecord>>> {
-        self.get(path(&["nodes"])?).await
-    }
-
-    /// One node by name or id.
-    pub async fn node(&self, node: &str) -> Result<Answer<NodeRecord>> {
-        self.get(path(&["nodes", node])?).await
-    }
-
-    /// Deletes a node.
-    pub async fn delete_node(&self, node: &str) -> Result<Answer<NodeRecord>> {
-        self.delete(path(&["nodes", node])?).await
-    }
-
-    /// Processor use of a node's daemon.
-    pub async fn process_metrics(&self, node: &str) -> Result<Answer<Map<String, Value>>> {
-        self.get(path(&["nodes", node, "processmetrics"])?).await
-    }
-
-    /// The metadata of an object.
-    pub async fn metadata(&self, object: Object<'_>) -> Result<Answer<Map<String, Value>>> {
-        self.get(object.path(&["metadata"])?).await
-    }
-
-    /// Creates or replaces one metadata key.
-    pub async fn set_metadata(&self, object: Object<'_>, key: &str, value: &Value) -> Result<Answer<()>> {
-        self.call(Method::PUT, object.path(&["metadata", key])?, Some(json!({ "value": value }))).await
-    }
-
-    /// Deletes one metadata key, if it is there.
-    pub async fn delete_metadata(&self, object: Object<'_>, key: &str) -> Result<Answer<()>> {
-        self.delete(object.path(&["metadata", key])?).await
-    }
-
-    /// Events of an object, newest first.
-    pub async fn events(&self, object: Object<'_>, query: &EventQuery) -> Result<Answer<Vec<EventRecord>>> {
-        let limit = query.limit.map(|limit| limit.to_string());
-        let pairs = [("limit", limit.as_deref()), ("event_type", query.event_type.as_deref())];
-        self.get(with_query(object.path(&["events"])?, &pairs)).await
-    }
-
-    /// One operation.
-    pub async fn operation(&self, operation_type: &str, id: &str) -> Result<Answer<OperationRecord>> {
-        self.get(path(&["clusteroperations", operation_type, id])?).await
-    }
-
-    /// An operation and all that it depends on, newest first.
-    pub async fn operation_chain(&self, id: &str) -> Result<Answer<Vec<OperationRecord>>> {
-        self.get(path(&["clusteroperations", id, "chain"])?).await
-    }
-
-    /// The operations on an object, newest first.
-    pub async fn operations(&self, target_type: &str, target: &str) -> Result<Answer<Vec<OperationRecord>>> {
-        let pairs = [("target_object_type", Some(target_type)), ("target_uuid", Some(target))];
-        self.get(with_query(path(&["clusteroperations"])?, &pairs)).await
-    }
-
     async fn get<T>(&self, path: String) -> Result<Answer<T>> {
         self.call(Method::GET, path, None).await
     }
@@ -362,13 +225,24 @@ impl Client {
     }
 
     async fn call<T>(&self, method: Method, path: String, body: Option<Value>) -> Result<Answer<T>> {
+        let reply = self.ask(method, &path, body).await?;
+        self.answer(&reply)
+    }
+
+    /// Calls with a token, whatever comes back.
+    async fn ask(&self, method: Method, path: &str, body: Option<Value>) -> Result<Reply> {
         let (token, fresh) = self.token(None).await?;
-        let mut reply = self.send(method.clone(), &path, Some(&token), body.as_ref()).await?;
+        let mut reply = self.send(method.clone(), path, Some(&token), body.as_ref()).await?;
         // A refusal of a token that was made just now is not about its age.
         if reply.status == StatusCode::UNAUTHORIZED && !fresh {
             let (token, _) = self.token(Some(&token)).await?;
-            reply = self.send(method, &path, Some(&token), body.as_ref()).await?;
+            reply = self.send(method, path, Some(&token), body.as_ref()).await?;
         }
+        Ok(reply)
+    }
+
+    /// The answer that a reply holds, or the refusal.
+    fn answer<T>(&self, reply: &Reply) -> Result<Answer<T>> {
         match reply.status {
             StatusCode::OK | StatusCode::ACCEPTED => self.parse(&reply.body).map(Answer::new),
             StatusCode::UNAUTHORIZED => Err(Error::NotAllowed {
@@ -626,6 +500,18 @@ mod tests {
         let error = Client::new(credentials(&url)).unwrap().log_in().await.unwrap_err();
         let expected = format!("cannot reach {url}: connection refused; is `muster serve` running?");
         assert_eq!(error.to_string(), expected);
+    }
+
+    #[tokio::test]
+    async fn networks_that_were_left_are_an_answer_and_any_other_refusal_is_none() {
+        let left = r#"{"error": {"deleted": [], "unable": ["5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01"]}, "status": 403}"#;
+        let no = (403, r#"{"error": "not now", "status": 403}"#);
+        let (client, _) = server(vec![TOKEN, (403, left), no, (202, "[]")]).await;
+        let outcome = client.delete_networks(None, false).await.unwrap().value().unwrap();
+        assert!(matches!(outcome, DeletedNetworks::Partly { unable, .. } if unable.len() == 1));
+        assert_eq!(client.delete_networks(None, false).await.unwrap_err().to_string(), "not now");
+        let outcome = client.delete_networks(None, false).await.unwrap().value().unwrap();
+        assert!(matches!(outcome, DeletedNetworks::All(deleted) if deleted.is_empty()));
     }
 
     #[test]

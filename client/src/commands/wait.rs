@@ -1,0 +1,66 @@
+//! Waiting for what the server does on its own: it is asked again, less and less often, until time is up.
+
+use std::time::Duration;
+
+use clap::Args;
+use tokio::time::{Instant, sleep};
+
+const SHORTEST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Whether and how long to wait.
+#[derive(Debug, Clone, Copy, Args)]
+pub struct Waiting {
+    /// Do not wait for the end of it
+    #[arg(long)]
+    no_wait: bool,
+    /// How long to wait at most
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, conflicts_with = "no_wait")]
+    pub(super) timeout: u32,
+}
+
+impl Waiting {
+    /// The time that there is, unless nobody wants to wait.
+    pub(super) fn patience(self) -> Option<Patience> {
+        let time = Duration::from_secs(self.timeout.into());
+        (!self.no_wait).then(|| Patience { end: Instant::now() + time, pause: SHORTEST_PAUSE })
+    }
+}
+
+/// What is left of the time to wait.
+#[derive(Debug)]
+pub(super) struct Patience {
+    end: Instant,
+    pause: Duration,
+}
+
+impl Patience {
+    /// Pauses before the next question. False when there is no time for one.
+    pub(super) async fn lasts(&mut self) -> bool {
+        let left = self.end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return false;
+        }
+        sleep(self.pause.min(left)).await;
+        self.pause = (self.pause * 3 / 2).min(LONGEST_PAUSE);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn patience_ends_and_pauses_grow() {
+        assert!(Waiting { no_wait: true, timeout: 60 }.patience().is_none());
+        let mut patience = Waiting { no_wait: false, timeout: 0 }.patience().unwrap();
+        assert!(!patience.lasts().await);
+        let end = Instant::now() + Duration::from_millis(2);
+        let mut patience = Patience { end, pause: Duration::from_millis(1) };
+        assert!(patience.lasts().await);
+        assert_eq!(patience.pause, Duration::from_micros(1500));
+        while patience.lasts().await {}
+        assert!(Instant::now() >= end && patience.pause <= LONGEST_PAUSE);
+    }
+}
