@@ -8,8 +8,10 @@
 //! The cost of a call includes that of writing its events to the database later. A second server that only spools
 //! its events tells what answering alone costs.
 
+mod allocation;
 mod load;
 mod mariadb;
+mod networks;
 mod server;
 mod table;
 
@@ -50,6 +52,9 @@ struct Arguments {
     /// Only with SQLite
     #[arg(long)]
     sqlite: bool,
+    /// Only the networks of this machine, in whose network namespace nothing else is
+    #[arg(long, hide = true)]
+    real_networks: bool,
     /// The server to measure [default: muster next to this program]
     #[arg(long, value_name = "PATH")]
     server: Option<PathBuf>,
@@ -78,6 +83,10 @@ struct Scale {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match run(&arguments) {
+        Ok(table) if arguments.real_networks => {
+            println!("{}", table.to_json());
+            ExitCode::SUCCESS
+        }
         Ok(table) => {
             println!("{table}");
             match table.missed() {
@@ -114,11 +123,17 @@ async fn measure_all(arguments: &Arguments) -> anyhow::Result<Table> {
     let part = if arguments.quick { 10 } else { 1 };
     let scale = Scale { calls: CALLS / part, namespaces: NAMESPACES / part, seconds: RECORDING / part };
     let mut table = Table::default();
+    if arguments.real_networks {
+        networks::measure_real(&program, part, &mut table).await?;
+        return Ok(table);
+    }
 
     let folder = tempfile::tempdir()?;
     let sqlite = Engine { name: "SQLite", settings: vec![], spooling: vec![], has_targets: true };
     measure(&program, folder.path(), &sqlite, scale, &mut table).await.context("with SQLite")?;
     drop(folder);
+    allocation::measure(arguments.quick, &mut table).await.context("allocating addresses")?;
+    networks::measure_in_namespace(arguments, &program, &mut table).await.context("real networks")?;
     if arguments.sqlite {
         return Ok(table);
     }
@@ -161,6 +176,7 @@ async fn measure(
     spooling.push(("MUSTER_SPOOL_HIGH_WATER_MARK".into(), "10000000".into()));
     let spooling = Server::start(program, &folder.join("spooling"), &spooling).await?;
     measure_calls(&server, &spooling, engine, scale, table).await?;
+    networks::measure(&server, engine, scale, table).await?;
     // Killed, because a clean end would drain the queue.
     drop(spooling);
     let after_calls = server.memory()?;

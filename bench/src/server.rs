@@ -31,11 +31,29 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts `program` on free ports of loopback, with its data in `data`.
+    /// Starts `program` with a simulated node on free ports of loopback, with its data in `data`.
     pub(crate) async fn start(
         program: &Path,
         data: &Path,
         settings: &[(String, String)],
+    ) -> anyhow::Result<Self> {
+        Self::start_with(program, data, settings, &["--simulate", "1"]).await
+    }
+
+    /// The same with this machine as the node.
+    pub(crate) async fn start_real(
+        program: &Path,
+        data: &Path,
+        settings: &[(String, String)],
+    ) -> anyhow::Result<Self> {
+        Self::start_with(program, data, settings, &[]).await
+    }
+
+    async fn start_with(
+        program: &Path,
+        data: &Path,
+        settings: &[(String, String)],
+        nodes: &[&str],
     ) -> anyhow::Result<Self> {
         let (address, metrics) = (free_address()?, free_address()?);
         let log = data.with_extension("log");
@@ -46,8 +64,9 @@ impl Server {
             }
         }
         command
-            .args(["serve", "--simulate", "1", "--listen", &address.to_string(), "--data-dir"])
+            .args(["serve", "--listen", &address.to_string(), "--data-dir"])
             .arg(data)
+            .args(nodes)
             .env("MUSTER_MARIADB_GATEWAY_METRICS_PORT", metrics.port().to_string())
             .env("MUSTER_API_DRAIN_GRACE", "0")
             .envs(settings.iter().map(|(name, value)| (name, value)))

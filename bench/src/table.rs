@@ -51,6 +51,18 @@ impl Table {
         self.add(Row::new(title.to_uppercase(), ""));
     }
 
+    /// The lines for another process: what, and what was measured.
+    pub(crate) fn to_json(&self) -> serde_json::Value {
+        self.0.iter().map(|row| serde_json::json!([row.what, row.measured])).collect()
+    }
+
+    /// Adds lines of another process.
+    pub(crate) fn add_json(&mut self, text: &str) -> anyhow::Result<()> {
+        let rows: Vec<(String, String)> = serde_json::from_str(text.trim())?;
+        self.0.extend(rows.into_iter().map(|(what, measured)| Row::new(what, measured)));
+        Ok(())
+    }
+
     /// How many targets were missed.
     pub(crate) fn missed(&self) -> usize {
         self.0.iter().filter(|row| row.met == Some(false)).count()

@@ -371,6 +371,8 @@ async fn addresses_are_routed_and_unrouted() {
     let routed: Vec<String> =
         cluster.node.plans().iter().flat_map(|p| &p.routed).map(ToString::to_string).collect();
     assert_eq!(routed, [address.clone()]);
+    let shown = get(&cluster, &token, "/networks/n").await.body;
+    assert_eq!(shown["references_from"]["routed_address"][0]["relationship_value"], address);
     let unroute = async |path: String| {
         let answer = cluster.call(&token, Method::DELETE, &path, None).await;
         (answer.status.as_u16(), answer.body["error"].as_str().unwrap_or_default().to_owned())

@@ -152,8 +152,9 @@ pub struct NodeRecord {
     /// Whether the node is made up by `--simulate`.
     pub simulated: bool,
     /// What the machine cannot do, and why.
+    #[serde(default)]
     #[schema(value_type = Object)]
-    pub limits: BTreeMap<Limit, String>,
+    pub limits: BTreeMap<String, String>,
     #[schema(value_type = Object)]
     pub references_to: BTreeMap<String, Vec<Reference>>,
     #[schema(value_type = Object)]

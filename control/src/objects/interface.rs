@@ -1,5 +1,6 @@
 //! Interfaces: made and removed with their instance, floated and defloated by callers.
 
+use std::collections::HashMap;
 use std::net::Ipv4Addr;
 
 use muster_types::address::{AddressType, MacAddress};
@@ -9,6 +10,7 @@ use muster_types::interface::{InterfaceRecord, InterfaceState};
 use muster_types::network::NetworkState;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::{Error, Result};
+use serde_json::{Map, Value};
 
 use crate::app::App;
 use crate::auth::Caller;
@@ -204,11 +206,8 @@ pub async fn get(app: &App, caller: &Caller, id: &str) -> Result<InterfaceRecord
 /// The live interfaces of a network.
 pub async fn of_network(app: &App, caller: &Caller, reference: &str) -> Result<Vec<InterfaceRecord>> {
     let network = network::find(app, caller, reference, None).await?;
-    let mut records = Vec::new();
-    for row in interfaces::list(&*app.store, Some(&[network.id])).await? {
-        records.push(record(app, row).await?);
-    }
-    Ok(records)
+    let rows = interfaces::list(&*app.store, Some(&[network.id])).await?;
+    records(app, rows).await
 }
 
 /// Gives an interface a floating address.
@@ -264,18 +263,32 @@ fn announce(app: &App, caller: &Caller, row: &InterfaceRow, message: &str, addre
 }
 
 async fn record(app: &App, row: InterfaceRow) -> Result<InterfaceRecord> {
-    let object = object(row.id);
-    Ok(InterfaceRecord {
-        metadata: metadata::get(&*app.store, object.object_type, &object.id).await?,
-        uuid: row.id,
-        instance_uuid: row.instance,
-        network_uuid: row.network,
-        macaddr: row.mac,
-        ipv4: row.ipv4,
-        floating: row.floating,
-        model: row.model,
-        order: row.order,
-        state: row.state,
-        version: VERSION,
-    })
+    let mut records = records(app, vec![row]).await?;
+    records.pop().ok_or_else(|| Error::not_found("interface"))
+}
+
+/// The records of rows, in one read however many there are.
+async fn records(app: &App, rows: Vec<InterfaceRow>) -> Result<Vec<InterfaceRecord>> {
+    let ids = || rows.iter().map(|row| row.id.to_string());
+    let (Some(first), Some(last)) = (ids().min(), ids().max()) else { return Ok(vec![]) };
+    let mut metadata_of: HashMap<String, Map<String, Value>> = HashMap::new();
+    for (id, name, value) in metadata::range(&*app.store, ObjectType::Interface, &first, &last).await? {
+        metadata_of.entry(id).or_default().insert(name, value);
+    }
+    Ok(rows
+        .into_iter()
+        .map(|row| InterfaceRecord {
+            metadata: metadata_of.remove(&row.id.to_string()).unwrap_or_default(),
+            uuid: row.id,
+            instance_uuid: row.instance,
+            network_uuid: row.network,
+            macaddr: row.mac,
+            ipv4: row.ipv4,
+            floating: row.floating,
+            model: row.model,
+            order: row.order,
+            state: row.state,
+            version: VERSION,
+        })
+        .collect())
 }

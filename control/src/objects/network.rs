@@ -36,6 +36,8 @@ const VERSION: i64 = 9;
 const PAGE: i64 = 500;
 /// Names that one network's resolver may be told beside those of its interfaces.
 const MOST_NAMES: i64 = 1000;
+/// How a network's record names the addresses that are routed to it.
+pub const ROUTED: &str = "routed_address";
 /// States of a network that is not on its way out.
 pub(crate) const USABLE: &[NetworkState] = &[NetworkState::Initial, NetworkState::Created];
 /// States of a network whose row may still get something attached.
@@ -410,7 +412,10 @@ pub async fn route(app: &App, caller: &Caller, reference: &str) -> Result<Ipv4Ad
         }
         let claim = Claim::new(AddressType::Routed, object(row.id));
         let claimed = addresses::claim_any(tx, floats, &claim, rests(app).reclaim).await?;
-        claimed.ok_or_else(|| Error::Insufficient(FULL.into()).into())
+        let address = claimed.ok_or_else(|| Error::Insufficient(FULL.into()))?;
+        let (text, target) = (address.to_string(), object(FLOATING));
+        references::insert(tx, &object(row.id), ROUTED, Some(&text), &target).await?;
+        Ok(address)
     })?;
     app.record(
         caller,
@@ -446,6 +451,7 @@ pub async fn unroute(app: &App, caller: &Caller, reference: &str, address: &str)
         if !addresses::release(tx, floats, address, kind, &user, rests(app).rests).await? {
             return Err(Error::NotFound("address not routed".into()).into());
         }
+        references::remove(tx, &object(row.id), ROUTED, &address.to_string()).await?;
         Ok(())
     })?;
     app.record(

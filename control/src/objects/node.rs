@@ -166,7 +166,7 @@ async fn record(app: &App, row: NodeRow, maintainer: Option<&str>) -> Result<Nod
         is_etcd_master: false,
         is_eventlog_node: false,
         simulated: identity.simulated,
-        limits: row.report.limits,
+        limits: row.report.limits.into_iter().map(|(limit, why)| (limit.to_string(), why)).collect(),
         references_to: references.to,
         references_from: references.from,
     })

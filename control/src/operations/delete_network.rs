@@ -13,7 +13,7 @@ use crate::objects::address::rests;
 use crate::objects::network::{floating_pool, object};
 use crate::reconcile::networks::wait_removed;
 use crate::store::operations::OperationRow;
-use crate::store::{addresses, dns_entries, interfaces, networks, transaction};
+use crate::store::{addresses, dns_entries, interfaces, networks, references, transaction};
 
 const NO_WAY_BACK: Undo = Undo::NotNeeded("a network that is being deleted is deleted by the next attempt");
 
@@ -83,7 +83,10 @@ async fn release_addresses(app: &App, row: &OperationRow) -> Result<()> {
         }
     }
     while transaction!(app.store, |tx| { Ok(addresses::remove_some_of(tx, network.id).await?) })? {}
-    transaction!(app.store, |tx| { Ok(dns_entries::remove_of(tx, network.id).await?) })
+    transaction!(app.store, |tx| {
+        references::remove_from(tx, &object(network.id)).await?;
+        Ok(dns_entries::remove_of(tx, network.id).await?)
+    })
 }
 
 async fn delete_record(app: &App, row: &OperationRow) -> Result<()> {

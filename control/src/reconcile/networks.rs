@@ -15,6 +15,7 @@ use muster_types::node::{FoundNetwork, Limit, NodeApi, NodeState};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::{Error, Result};
 use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
 
 use super::network_plan::Picture;
 use crate::app::App;
@@ -30,6 +31,8 @@ const TICK: Duration = Duration::from_millis(500);
 const ROUND: usize = 6;
 /// Longest pause before something that failed is tried again, in seconds.
 const LONGEST_PAUSE: u64 = 30;
+/// Networks removed at once.
+const REMOVALS: usize = 8;
 /// Leftovers removed in one look.
 const MOST_LEFTOVERS: usize = 50;
 /// How long nodes may take to follow before an attempt counts as failed.
@@ -254,7 +257,9 @@ impl Follower {
                 Ok(())
             })?;
         }
-        if !plans.is_empty() {
+        // Once a round even without any: what networks share may be left of the last one.
+        let last = check && self.round == 0 && picture.networks.is_empty();
+        if !plans.is_empty() || last {
             let outcomes = node.ensure_networks(&plans).await?;
             self.write_down(app, id, &known, &plans, outcomes).await?;
         }
@@ -295,7 +300,7 @@ impl Follower {
                     None
                 }
                 Err(error) => {
-                    self.failed(node, plan);
+                    self.failed(node, plan.id, plan.generation);
                     tracing::warn!(network = %plan.id, %error, "a network cannot be carried");
                     Some(reason(&error))
                 }
@@ -326,54 +331,47 @@ impl Follower {
         Ok(())
     }
 
-    fn failed(&mut self, node: NodeId, plan: &NetworkPlan) {
-        let failure = self.failures.entry((node, plan.id)).or_insert(Failure {
-            generation: plan.generation,
-            count: 0,
-            again: Instant::now(),
-        });
-        if failure.generation != plan.generation {
-            failure.count = 0;
-        }
-        let pause = (1u64 << failure.count.min(10)).min(LONGEST_PAUSE);
-        *failure = Failure {
-            generation: plan.generation,
-            count: failure.count + 1,
-            again: Instant::now() + Duration::from_secs(pause),
-        };
+    fn failed(&mut self, node: NodeId, network: NetworkId, generation: i64) {
+        let before = self.failures.get(&(node, network)).filter(|failure| failure.generation == generation);
+        let count = before.map_or(0, |failure| failure.count);
+        let pause = (1u64 << count.min(10)).min(LONGEST_PAUSE);
+        let again = Instant::now() + Duration::from_secs(pause);
+        self.failures.insert((node, network), Failure { generation, count: count + 1, again });
     }
 
     /// Removes what a node has of networks that are no longer wanted there, as the database says.
     async fn remove(&mut self, app: &App, node: &Arc<dyn NodeApi>, unwanted: &[NetworkId]) -> Result<()> {
         let id = node.identity().id;
-        let mut removed = false;
+        let mut going = Vec::new();
         for row in networks::some(&*app.store, unwanted).await? {
-            if self.waits(id, row.id, row.generation) {
-                continue;
+            if !self.waits(id, row.id, row.generation) {
+                going.push(row);
             }
-            let found = FoundNetwork { id: row.id, vxid: u32::try_from(row.vxid).unwrap_or(0) };
-            match node.remove_network(found).await {
+        }
+        let mut going = going.into_iter();
+        let mut removals = JoinSet::new();
+        loop {
+            while removals.len() < REMOVALS
+                && let Some(row) = going.next()
+            {
+                let node = Arc::clone(node);
+                let found = FoundNetwork { id: row.id, vxid: u32::try_from(row.vxid).unwrap_or(0) };
+                removals.spawn(async move { (row, node.remove_network(found).await) });
+            }
+            let Some(removed) = removals.join_next().await else { return Ok(()) };
+            let (row, outcome) = removed.map_err(|error| Error::Internal(error.to_string()))?;
+            match outcome {
                 Ok(()) => {
                     self.failures.remove(&(id, row.id));
                     transaction!(app.store, |tx| { Ok(node_networks::remove(tx, id, row.id).await?) })?;
-                    removed = true;
+                    app.networks.followed();
                 }
                 Err(error) => {
                     tracing::warn!(network = %row.id, %error, "a network could not be removed from its node");
-                    let failure = self.failures.entry((id, row.id)).or_insert(Failure {
-                        generation: row.generation,
-                        count: 0,
-                        again: Instant::now(),
-                    });
-                    failure.generation = row.generation;
-                    failure.again = Instant::now() + Duration::from_secs(1);
+                    self.failed(id, row.id, row.generation);
                 }
             }
         }
-        if removed {
-            app.networks.followed();
-        }
-        Ok(())
     }
 
     /// Removes leftovers that no row of the node tells of: only what was here at the last look, too, and what the

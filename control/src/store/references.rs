@@ -88,6 +88,22 @@ pub async fn range(
     Ok(found)
 }
 
+/// Forgets one use with its value.
+pub async fn remove(
+    tx: &mut Tx,
+    source: &ObjectRef,
+    relationship: &str,
+    value: &str,
+) -> Result<(), StoreError> {
+    tx.execute(
+        "DELETE FROM object_references \
+         WHERE source_type = ? AND source_id = ? AND relationship = ? AND relationship_value = ?",
+        params![source.object_type, &source.id, relationship, value],
+    )
+    .await?;
+    Ok(())
+}
+
 /// Forgets everything that `source` used.
 pub async fn remove_from(tx: &mut Tx, source: &ObjectRef) -> Result<(), StoreError> {
     tx.execute(

@@ -10,6 +10,9 @@ use super::view::{self, Link, Snapshot};
 use super::{Networks, changes, lock, namespace, rules};
 use crate::command::{QUICK, Tool};
 
+/// How often bridges are looked for and removed.
+const ROUNDS: usize = 3;
+
 /// What is remembered of the way out.
 #[derive(Debug, Default)]
 pub(crate) struct State {
@@ -129,14 +132,9 @@ impl Networks {
 
     /// Takes the way out away when nobody uses it.
     pub(crate) fn sweep_egress(&self) -> Result<()> {
-        let mut state = lock(&self.egress);
-        let mut socket = Socket::route()?;
-        let link = view::link(&mut socket, &self.around.egress_bridge)?;
-        let ours = link.is_some_and(|link| link.kind == "bridge" && link.alias == marker(FLOATING));
-        if state.users > 0 || !(ours || has_egress_table()?) {
-            return Ok(());
-        }
-        self.remove_egress(&mut state, &Snapshot::of(view::links(&mut socket)?))
+        let link = view::link(&mut Socket::route()?, &self.around.egress_bridge)?;
+        let ours = link.is_some_and(|link| is_egress(&link));
+        if ours || has_egress_table()? { self.sweep_every_egress() } else { Ok(()) }
     }
 
     /// The same by a look at all devices: also a bridge that had its name from another card.
@@ -145,27 +143,37 @@ impl Networks {
         if state.users > 0 {
             return Ok(());
         }
-        let links = view::links(&mut Socket::route()?)?;
-        self.remove_egress(&mut state, &Snapshot::of(links))
-    }
-
-    fn remove_egress(&self, state: &mut State, node: &Snapshot) -> Result<()> {
-        let ours = |link: &&Link| link.kind == "bridge" && link.alias == marker(FLOATING);
-        let (used, unused): (Vec<&Link>, Vec<&Link>) =
-            node.links().iter().filter(ours).partition(|link| node.members(link.index).next().is_some());
-        if used.is_empty() {
-            *state = State { users: state.users, ..State::default() };
-            if has_egress_table()? {
-                self.nft(&rules::without("ip", EGRESS_TABLE))?;
+        let mut result = Ok(());
+        for _ in 0..ROUNDS {
+            let node = Snapshot::of(view::links(&mut Socket::route()?)?);
+            let (used, unused): (Vec<&Link>, Vec<&Link>) = node
+                .links()
+                .iter()
+                .filter(|link| is_egress(link))
+                .partition(|link| node.members(link.index).next().is_some());
+            if used.is_empty() {
+                *state = State::default();
+                if has_egress_table()? {
+                    self.nft(&rules::without("ip", EGRESS_TABLE))?;
+                }
             }
+            if unused.is_empty() {
+                return Ok(());
+            }
+            let lines: Vec<String> =
+                unused.iter().map(|link| format!("link del dev {}", link.name)).collect();
+            result = self.batch(Tool::Ip, &lines);
         }
-        let lines: Vec<String> = unused.iter().map(|link| format!("link del dev {}", link.name)).collect();
-        self.batch(Tool::Ip, &lines)
+        result
     }
 
     pub(crate) fn nft(&self, text: &str) -> Result<()> {
         self.commands.run(Tool::Nft, &["-f", "-"], text, QUICK).map(|_| ())
     }
+}
+
+fn is_egress(link: &Link) -> bool {
+    link.kind == "bridge" && link.alias == marker(FLOATING)
 }
 
 fn has_egress_table() -> Result<bool> {

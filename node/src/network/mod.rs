@@ -135,8 +135,10 @@ impl Networks {
         {
             care.repaired.extend(egress.repaired.iter().cloned());
         }
-        if user.is_none() {
-            self.sweep_egress()?;
+        if user.is_none()
+            && let Err(error) = self.sweep_egress()
+        {
+            tracing::warn!(%error, "unused way out not removed");
         }
         Ok(results)
     }

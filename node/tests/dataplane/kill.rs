@@ -92,7 +92,9 @@ fn a_kill_at_any_moment_is_survived() {
         victim.kill().unwrap();
         victim.wait().unwrap();
         // What it had started goes on for a moment.
-        machine.place.until("! grep -qzxE '.*/(ip|nft|bridge)' /proc/[0-9]*/cmdline 2>/dev/null");
+        machine
+            .place
+            .until("! grep -qzxE '.*/(ip|nft|bridge)|kill::victim' /proc/[0-9]*/cmdline 2>/dev/null");
         world.machines[2].restart();
         let machine = world.machine(3);
         let found = machine.find();

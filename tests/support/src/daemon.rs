@@ -19,6 +19,8 @@ pub struct Setup {
     program: PathBuf,
     data: PathBuf,
     port: u16,
+    everywhere: bool,
+    wrapper: Vec<String>,
     environment: Vec<(String, String)>,
     arguments: Vec<String>,
 }
@@ -31,6 +33,8 @@ impl Setup {
             program: program.into(),
             data: data.to_owned(),
             port: free_port(),
+            everywhere: false,
+            wrapper: vec![],
             environment: vec![
                 ("MUSTER_API_DRAIN_GRACE".into(), "0".into()),
                 ("MUSTER_MARIADB_GATEWAY_METRICS_PORT".into(), "0".into()),
@@ -46,6 +50,25 @@ impl Setup {
         self
     }
 
+    /// Lets it listen on every address, so that other machines reach it.
+    #[must_use]
+    pub fn everywhere(self) -> Self {
+        Self { everywhere: true, ..self }
+    }
+
+    /// Another program, or another copy of it.
+    #[must_use]
+    pub fn program(self, program: &str) -> Self {
+        Self { program: program.into(), ..self }
+    }
+
+    /// Starts it by another program, which must become it.
+    #[must_use]
+    pub fn wrapped(mut self, wrapper: &[&str]) -> Self {
+        self.wrapper = wrapper.iter().map(|a| (*a).to_owned()).collect();
+        self
+    }
+
     /// Replaces the arguments after `--data-dir` and `--listen`.
     #[must_use]
     pub fn arguments(mut self, arguments: &[&str]) -> Self {
@@ -56,15 +79,18 @@ impl Setup {
     /// The command, ready to run, with a clean environment.
     #[must_use]
     pub fn command(&self) -> Command {
-        let mut command = Command::new(&self.program);
+        let mut words = self.wrapper.iter().map(Into::into).chain([self.program.clone()]);
+        let mut command = Command::new(words.next().unwrap_or_default());
+        let address = if self.everywhere { "0.0.0.0" } else { "127.0.0.1" };
         command
+            .args(words)
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .envs(self.environment.iter().cloned())
             .arg("serve")
             .arg("--data-dir")
             .arg(&self.data)
-            .args(["--listen", &format!("127.0.0.1:{}", self.port)])
+            .args(["--listen", &format!("{address}:{}", self.port)])
             .args(&self.arguments)
             .stdin(Stdio::null());
         command

@@ -2,9 +2,11 @@
 
 mod daemon;
 mod mariadb;
+mod place;
 
 pub use daemon::{Daemon, Setup};
-pub use mariadb::{MariaDb, database_url};
+pub use mariadb::{MariaDb, database_url, socket_url, wait};
+pub use place::{Place, enter, wait_for};
 
 use std::net::TcpListener;
 

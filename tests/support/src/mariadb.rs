@@ -19,9 +19,20 @@ pub struct MariaDb {
 
 /// The URL of a fresh, empty database, or nothing when MariaDB is not installed.
 pub fn database_url() -> Option<String> {
+    Some(server()?.fresh_database())
+}
+
+/// The same by the server's socket, which can be reached from every network namespace.
+pub fn socket_url() -> Option<String> {
+    let server = server()?;
+    let url = server.fresh_database();
+    let socket = server.folder.path().join("s.sock");
+    Some(format!("{url}?socket={}", socket.display()))
+}
+
+fn server() -> Option<&'static MariaDb> {
     static SERVER: OnceLock<Option<MariaDb>> = OnceLock::new();
-    let server = SERVER.get_or_init(MariaDb::start).as_ref()?;
-    Some(server.fresh_database())
+    SERVER.get_or_init(MariaDb::start).as_ref()
 }
 
 impl MariaDb {
@@ -109,6 +120,6 @@ fn read_tail(path: &Path) -> String {
 
 /// Waits a moment between two looks at something outside this process.
 #[expect(clippy::disallowed_methods, reason = "there is nothing to wait on but the server itself")]
-pub(crate) fn wait(pause: Duration) {
+pub fn wait(pause: Duration) {
     std::thread::sleep(pause);
 }

@@ -1,0 +1,224 @@
+//! Many networks come and go while the daemon is killed again and again: nothing is left, and nothing foreign is hurt.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use muster_control::objects::interface::WantedAddress;
+use muster_testing::{Daemon, Setup, wait_for};
+use muster_types::ids::{InterfaceId, NetworkId};
+use nix::sys::signal::Signal;
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::backdoor::Backdoor;
+use crate::machine::{World, wait_until_same};
+use crate::{PATIENCE, enter_alone};
+
+const NETWORKS: usize = 500;
+const KILLS: usize = 10;
+const CALLERS: usize = 16;
+/// How long one step of one network may take while everything else goes on, too.
+const LONGEST: Duration = Duration::from_secs(120);
+
+/// Somebody who makes networks and removes them, whatever becomes of the daemon meanwhile.
+#[derive(Debug, Clone)]
+struct Caller {
+    url: String,
+    token: String,
+    client: reqwest::Client,
+}
+
+impl Caller {
+    /// Asks until somebody answers.
+    async fn call(&self, method: Method, path: &str, body: Option<Value>) -> (u16, Value) {
+        let began = Instant::now();
+        loop {
+            let request = self.client.request(method.clone(), format!("{}{path}", self.url));
+            let request = body.iter().fold(request, |request, body| request.json(body));
+            if let Ok(answer) = request.bearer_auth(&self.token).send().await {
+                let status = answer.status().as_u16();
+                if let Ok(body) = answer.json().await
+                    && status != 503
+                {
+                    return (status, body);
+                }
+            }
+            assert!(began.elapsed() < LONGEST, "{method} {path}: nobody answers");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    /// Makes a network once, though an answer may get lost.
+    async fn create(&self, number: usize) -> NetworkId {
+        let name = format!("n{number}");
+        let began = Instant::now();
+        loop {
+            let (status, found) = self.call(Method::GET, &format!("/networks/{name}"), None).await;
+            if status == 200 {
+                return crate::machine::id(&found);
+            }
+            // In all combinations, of which some need an address towards the world.
+            let request = json!({
+                "name": name, "netblock": "10.0.0.0/24", "provide_dhcp": number & 1 == 0,
+                "provide_nat": number & 2 == 0, "provide_dns": number & 4 == 0,
+            });
+            let url = format!("{}/networks", self.url);
+            let answer = self.client.post(url).bearer_auth(&self.token).json(&request).send().await;
+            if let Ok(answer) = answer {
+                assert!([200, 503].contains(&answer.status().as_u16()), "{answer:?}");
+            }
+            assert!(began.elapsed() < LONGEST, "network {number} is not made");
+        }
+    }
+
+    async fn wait_for_state(&self, network: NetworkId, state: &str) {
+        let began = Instant::now();
+        loop {
+            let (status, record) = self.call(Method::GET, &format!("/networks/{network}"), None).await;
+            assert!(status == 200 && record["state"] != "error", "{record}");
+            if record["state"] == state {
+                return;
+            }
+            assert!(began.elapsed() < LONGEST, "not {state}: {record}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// The whole life of a network. Every tenth has an interface for some of it.
+    async fn live(&self, number: usize, backdoor: &Interfaces) {
+        let network = self.create(number).await;
+        self.wait_for_state(network, "created").await;
+        let interface = if number.is_multiple_of(10) { Some(backdoor.add(network).await) } else { None };
+        let (status, answer) = self.call(Method::DELETE, &format!("/networks/{network}"), None).await;
+        // An answer that got lost may have done it.
+        assert!(status == 202 || (status == 404 && interface.is_none()), "{status}: {answer}");
+        if let Some(interface) = interface {
+            backdoor.remove(interface).await;
+        }
+        self.wait_for_state(network, "deleted").await;
+    }
+}
+
+/// The way to interfaces from asynchronous code.
+struct Interfaces {
+    backdoor: Arc<Backdoor>,
+    node: muster_types::ids::NodeId,
+}
+
+impl Interfaces {
+    async fn add(&self, network: NetworkId) -> InterfaceId {
+        let (backdoor, node) = (Arc::clone(&self.backdoor), self.node);
+        let add = move || backdoor.add(network, node, "guest", WantedAddress::Any).id;
+        tokio::task::spawn_blocking(add).await.unwrap()
+    }
+
+    async fn remove(&self, interface: InterfaceId) {
+        let backdoor = Arc::clone(&self.backdoor);
+        tokio::task::spawn_blocking(move || backdoor.remove(interface)).await.unwrap();
+    }
+}
+
+/// Kills the daemon whenever a part of the work is done, at some moment of the next.
+async fn kill_again_and_again(setup: &Setup, mut daemon: Daemon, done: &AtomicUsize) -> Daemon {
+    for kill in 1..=KILLS {
+        while done.load(Ordering::Relaxed) < kill * NETWORKS / (KILLS + 1) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let moment = u64::from(NetworkId::new().0.as_bytes()[15]);
+        tokio::time::sleep(Duration::from_millis(moment)).await;
+        daemon.signal(Signal::SIGKILL);
+        drop(daemon);
+        daemon = setup.start();
+    }
+    daemon
+}
+
+#[test]
+fn five_hundred_networks_and_ten_kills_leave_nothing_behind() {
+    if !enter_alone("many::five_hundred_networks_and_ten_kills_leave_nothing_behind") {
+        return;
+    }
+    let mut world = World::of_one(&[
+        ("IP_DELETION_HALO_DURATION", "1"),
+        ("FLOATING_NETWORK", "172.29.0.0/16"),
+        ("CLUSTER_OP_MAX_ATTEMPTS", "20"),
+    ]);
+    let backdoor = Arc::new(Backdoor::open(&world.database, &world.folder));
+    let machine = &mut world.machines[0];
+    // What only looks similar.
+    let foreign = NetworkId::new();
+    machine.place.sh(&format!(
+        "ip link add br-vxlan-abcdef type bridge; ip link add vxlan-abcdee type vxlan id 77 dstport 4790; \
+         ip link add veth-abcdef-o type veth peer name veth-abcdef-i; nft add table bridge muster-abcdef; \
+         ip netns add {foreign}; ip netns add mine"
+    ));
+    let before = machine.inventory();
+    let caller = Caller {
+        url: machine.url(),
+        token: machine.token(),
+        client: reqwest::Client::builder().pool_max_idle_per_host(0).build().unwrap(),
+    };
+    let interfaces = Interfaces { backdoor: Arc::clone(&backdoor), node: machine.node() };
+    let (setup, daemon) = (machine.setup.clone(), machine.give_daemon());
+    let began = Instant::now();
+    let daemon = machine.place.run(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let (next, done) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
+        let (next, interfaces) = (Arc::new(next), Arc::new(interfaces));
+        runtime.block_on(async {
+            let callers: Vec<_> = (0..CALLERS)
+                .map(|_| {
+                    let (caller, interfaces) = (caller.clone(), Arc::clone(&interfaces));
+                    let (next, done) = (Arc::clone(&next), Arc::clone(&done));
+                    tokio::spawn(async move {
+                        loop {
+                            let number = next.fetch_add(1, Ordering::Relaxed);
+                            if number >= NETWORKS {
+                                return;
+                            }
+                            caller.live(number, &interfaces).await;
+                            done.fetch_add(1, Ordering::Relaxed);
+                        }
+                    })
+                })
+                .collect();
+            let killer = kill_again_and_again(&setup, daemon, &done);
+            let work = async {
+                for caller in callers {
+                    caller.await.unwrap();
+                }
+            };
+            tokio::join!(killer, work).0
+        })
+    });
+    println!("{NETWORKS} networks and {KILLS} kills: {:?}", began.elapsed());
+    machine.take_daemon(daemon);
+    wait_until_same("nothing to be left", PATIENCE, &before, || machine.inventory());
+    for (what, sql) in [
+        (
+            "addresses",
+            "SELECT address FROM addresses WHERE network_uuid NOT IN (SELECT uuid FROM networks WHERE state <> 'deleted')",
+        ),
+        (
+            "addresses towards the world",
+            "SELECT kind FROM addresses WHERE kind NOT IN ('network', 'broadcast', 'halo') AND user_id <> (SELECT uuid FROM networks WHERE name = 'floating')",
+        ),
+        (
+            "resting addresses",
+            "SELECT address FROM address_halos WHERE network_uuid NOT IN (SELECT uuid FROM networks WHERE name = 'floating')",
+        ),
+        ("hardware addresses", "SELECT macaddr FROM hardware_addresses"),
+        ("parts on nodes", "SELECT network_uuid FROM node_networks"),
+        ("networks", "SELECT name FROM networks WHERE state <> 'deleted' AND name <> 'floating'"),
+        ("interfaces", "SELECT uuid FROM interfaces WHERE state <> 'deleted'"),
+    ] {
+        wait_for(&format!("no {what} to be left: {:?}", backdoor.find(sql)), PATIENCE, || {
+            backdoor.find(sql).is_empty().then_some(())
+        });
+    }
+    let made = backdoor.find("SELECT name FROM networks WHERE name <> 'floating'");
+    assert_eq!(made.len(), NETWORKS, "{made:?}");
+    let log = machine.log();
+    assert!(!log.contains("panicked") && !log.contains("ERROR"), "{log}");
+}
