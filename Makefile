@@ -1,7 +1,7 @@
 # Muster: each target is a line or two. `make run` and `make test` need nothing but Debian and Rust.
 
-PACKAGES_RUN   = build-essential
-PACKAGES_TEST  = build-essential mariadb-server python3-venv
+PACKAGES_RUN   = build-essential iproute2 nftables dnsmasq-base iputils-ping
+PACKAGES_TEST  = $(PACKAGES_RUN) mariadb-server python3-venv busybox tcpdump procps
 DATA_DIR      ?=
 LISTEN        ?=
 

@@ -31,7 +31,7 @@ impl Guest {
         let interface = backdoor.add(network, machine.node(), name, wanted);
         let place = Place::new(name);
         machine.place.cable(&interface.id.device(), &place, "eth0");
-        place.sh("sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1");
+        place.sh("for all in /proc/sys/net/ipv6/conf/*/disable_ipv6; do echo 1 > $all; done");
         place.sh(&format!("ip link set eth0 address {} up", interface.mac));
         Self { place, interface }
     }

@@ -1,21 +1,38 @@
 //! A daemon that is killed at any step of making or removing a network goes on where it was.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use muster_testing::wait;
-use serde_json::json;
+use muster_types::ids::NetworkId;
+use serde_json::{Value, json};
 
-use crate::machine::{World, id, wait_until_same};
-use crate::{PATIENCE, SOON, enter};
+use crate::enter;
+use crate::machine::{Machine, World, id, wait_until_same};
 
-const ATTEMPTS: u64 = 12;
-/// Making a network and removing it take about so long, in milliseconds.
-const LONGEST: u64 = 300;
+const ATTEMPTS: u32 = 12;
 
-/// Before, while and after everything: spread over the whole time, and not the same in every run.
-fn moment(attempt: u64) -> Duration {
-    let jitter = u64::from(muster_types::ids::NetworkId::new().0.as_bytes()[15]) % (LONGEST / ATTEMPTS);
-    Duration::from_millis(attempt * LONGEST / ATTEMPTS + jitter)
+/// Some moment of something that takes so long: another one for each attempt, and not the same in every run.
+fn moment(attempt: u32, took: Duration) -> Duration {
+    let part = took / ATTEMPTS;
+    let random = u32::from(NetworkId::new().0.as_bytes()[15]);
+    part * attempt + part * random / 256
+}
+
+/// What a machine has of a network, without what only this network has.
+fn picture(machine: &Machine, network: &Value) -> String {
+    let vxid = format!("{:06x}", network["vxid"].as_u64().unwrap());
+    let mut text = machine.inventory();
+    for (own, word) in [
+        (network["uuid"].as_str().unwrap(), "UUID"),
+        (vxid.as_str(), "VXID"),
+        (network["floating_gateway"].as_str().unwrap(), "GATEWAY"),
+    ] {
+        text = text.replace(own, word);
+    }
+    // Without their names they stand in another order.
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_unstable();
+    lines.join("\n")
 }
 
 #[test]
@@ -26,30 +43,36 @@ fn a_daemon_killed_while_it_makes_or_removes_a_network_ends_what_it_began() {
     let mut world = World::of_one(&[("IP_DELETION_HALO_DURATION", "1")]);
     let machine = &mut world.machines[0];
     let empty = machine.inventory();
-    // What a network looks like that nobody disturbed.
-    let calm = id(&machine.create(json!({ "name": "calm", "provide_dns": true })));
-    let parts = machine.inventory().lines().count();
-    machine.ask_to_delete(calm);
-    machine.wait_for_state(calm, "deleted");
-    wait_until_same("the way out to go", SOON, &empty, || machine.inventory());
+    // A network that nobody disturbs.
+    let began = Instant::now();
+    let calm = machine.create(json!({ "name": "calm", "provide_dns": true }));
+    let making = began.elapsed();
+    let whole = picture(machine, &calm);
+    let began = Instant::now();
+    machine.ask_to_delete(id(&calm));
+    machine.wait_for_state(id(&calm), "deleted");
+    let removing = began.elapsed();
+    wait_until_same("nothing to be left", Duration::ZERO, &empty, || machine.inventory());
 
     for attempt in 0..ATTEMPTS {
-        let (making, removing) = (moment(attempt), moment(attempt));
-        println!("attempt {attempt}: killed {making:?} after the creation, {removing:?} after the deletion");
+        let (made, removed) = (moment(attempt, making), moment(attempt, removing));
+        println!(
+            "killed {made:?} of {making:?} after the creation, {removed:?} of {removing:?} after the deletion"
+        );
         let network = id(&machine.ask_for(json!({ "name": "victim", "provide_dns": true })));
-        wait(making);
+        wait(made);
         machine.kill();
         machine.start();
-        machine.wait_for_state(network, "created");
+        let record = machine.wait_for_state(network, "created");
         // The state is the truth at once, not some time later.
-        assert_eq!(machine.inventory().lines().count(), parts, "{}", machine.inventory());
+        wait_until_same("what was made", Duration::ZERO, &whole, || picture(machine, &record));
 
         machine.ask_to_delete(network);
-        wait(removing);
+        wait(removed);
         machine.kill();
         machine.start();
         machine.wait_for_state(network, "deleted");
-        wait_until_same("nothing to be left", PATIENCE, &empty, || machine.inventory());
+        wait_until_same("nothing to be left", Duration::ZERO, &empty, || machine.inventory());
     }
     let log = machine.log();
     assert!(!log.contains("panicked") && !log.contains("ERROR"), "{log}");

@@ -2,8 +2,8 @@
 
 use anyhow::bail;
 use clap::Subcommand;
-use muster_types::address::{AddressRecord, AddressType};
-use muster_types::network::{FLOATING, NetworkRecord, NetworkState, PingResult};
+use muster_types::address::AddressRecord;
+use muster_types::network::{NetworkRecord, NetworkState, PingResult};
 use muster_types::operation::{OperationHandle, OperationRecord, OperationState};
 use serde_json::json;
 
@@ -187,7 +187,7 @@ async fn show(session: &Session, network: &str) -> anyhow::Result<()> {
             "network": answer.json(), "interfaces": interfaces.json(), "addresses": addresses.json()
         }));
     }
-    let (routed, operations) = tokio::join!(routed(session, &network), operations(session, &id));
+    let (routed, operations) = (routed(&network), operations(session, &id).await);
     let (interfaces, addresses) = (interfaces.value()?, addresses.value()?);
     let scene = Scene { network: &network, interfaces, addresses, routed, operations };
     let drawing = draw(&scene);
@@ -195,21 +195,10 @@ async fn show(session: &Session, network: &str) -> anyhow::Result<()> {
     output::print(&format!("\n{drawing}"))
 }
 
-/// The addresses that are routed to a network. Only `system` may see whose the floating addresses are; to
-/// others it is none.
-async fn routed(session: &Session, network: &NetworkRecord) -> Vec<AddressRecord> {
-    if network.uuid == FLOATING {
-        return vec![];
-    }
-    let answer = session.client.network_addresses(&FLOATING.to_string()).await;
-    let floating = answer.and_then(Answer::value).unwrap_or_default();
-    routed_to(network, floating)
-}
-
-fn routed_to(network: &NetworkRecord, mut floating: Vec<AddressRecord>) -> Vec<AddressRecord> {
-    let id = network.uuid.to_string();
-    floating.retain(|address| address.kind == AddressType::Routed && address.user_uuid.as_ref() == Some(&id));
-    floating
+/// The addresses that are routed to a network, as its record names them.
+fn routed(network: &NetworkRecord) -> Vec<String> {
+    let references = network.references_from.get("routed_address").into_iter().flatten();
+    references.filter_map(|reference| reference.relationship_value.clone()).collect()
 }
 
 /// The operations that have not ended; none that the caller may not see.
@@ -445,19 +434,14 @@ ADDRESS    TYPE           USER         SINCE                     COMMENT
     }
 
     #[test]
-    fn only_what_is_routed_to_a_network_counts_as_its_own() {
-        let network = example("lan", "ci", None);
-        let id = network.uuid.to_string();
-        let routed = routed_to(
-            &network,
-            vec![
-                address("192.168.20.7", "gateway", Some(["network", id.as_str()]), ""),
-                address("192.168.20.8", "routed", Some(["network", "another"]), ""),
-                address("192.168.20.44", "routed", Some(["network", id.as_str()]), ""),
-            ],
-        );
-        assert_eq!(routed.len(), 1);
-        assert_eq!(routed[0].address.to_string(), "192.168.20.44");
+    fn routed_addresses_are_in_the_record() {
+        let mut network = example("lan", "ci", None);
+        assert!(routed(&network).is_empty());
+        let reference = json!({ "source_object_type": "network", "source_uuid": "n", "relationship": "routed_address",
+            "relationship_value": "192.168.20.44", "target_object_type": "network", "target_uuid": "f", "created": 0.0,
+            "last_active": 0.0 });
+        network.references_from.insert("routed_address".into(), vec![from_value(reference).unwrap()]);
+        assert_eq!(routed(&network), ["192.168.20.44"]);
     }
 
     #[test]

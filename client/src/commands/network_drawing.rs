@@ -26,7 +26,7 @@ pub(super) struct Scene<'a> {
     /// The addresses of the network that are not free.
     pub(super) addresses: Vec<AddressRecord>,
     /// The addresses of the floating network that are routed here.
-    pub(super) routed: Vec<AddressRecord>,
+    pub(super) routed: Vec<String>,
     /// Those that have not ended.
     pub(super) operations: Vec<OperationRecord>,
 }
@@ -45,7 +45,7 @@ pub(super) fn draw(scene: &Scene<'_>) -> String {
     let mut lines: Vec<String> =
         branches.into_iter().map(|branch| format!("{:width$}  {}", branch.address, branch.who)).collect();
     lines.extend(counted(scene));
-    lines.extend(scene.routed.iter().map(|routed| format!("routed here: {}", routed.address)));
+    lines.extend(scene.routed.iter().map(|routed| format!("routed here: {}", visible(routed))));
     if lines.is_empty() {
         lines.push(nobody(scene.network.state).to_owned());
     }
@@ -231,7 +231,7 @@ mod tests {
             address("10.0.0.23", "instance", Some(["instance", "00000002-8a3c"]), ""),
             address("10.0.0.99", "instance", Some(["instance", "00000004-8a3c"]), ""),
         ]);
-        scene.routed = vec![address("192.168.20.44", "routed", Some(["network", "5d5e1b5a"]), "")];
+        scene.routed = vec!["192.168.20.44".into()];
         let text = draw(&scene);
         let expected = r"world
  │  192.168.20.7
