@@ -7,7 +7,7 @@ use muster_control::App;
 use muster_control::events::Events;
 use muster_control::objects::interface::{NewInterface, WantedAddress, create_in, delete_in, set_state_in};
 use muster_control::store::interfaces::InterfaceRow;
-use muster_control::store::{Retry, Store, Value};
+use muster_control::store::{Retry, Store, Tx, TxError, Value};
 use muster_types::ids::{InstanceId, InterfaceId, NetworkId, NodeId};
 use muster_types::interface::InterfaceState;
 use muster_types::key::Secret;
@@ -51,35 +51,34 @@ impl Backdoor {
             model: "virtio".into(),
             order: 0,
         };
-        self.runtime.block_on(async {
-            let mut retry = Retry::default();
-            loop {
-                let mut tx = self.app.store.begin().await.unwrap();
-                let outcome = async {
-                    let row = create_in(&self.app, &mut tx, &new).await?;
-                    set_state_in(&mut tx, &row, InterfaceState::Created).await?;
-                    Ok(row)
-                }
-                .await;
-                if let Some(end) = tx.finish(outcome, &mut retry).await {
-                    return end.unwrap();
-                }
-            }
+        self.change(async |tx: &mut Tx| {
+            let row = create_in(&self.app, tx, &new).await?;
+            set_state_in(tx, &row, InterfaceState::Created).await?;
+            Ok(row)
         })
     }
 
     pub(crate) fn remove(&self, interface: InterfaceId) {
+        assert!(self.change(async |tx: &mut Tx| delete_in(&self.app, tx, interface).await));
+    }
+
+    /// Changes something in one transaction, as often as somebody else is in the way.
+    fn change<T>(&self, mut work: impl AsyncFnMut(&mut Tx) -> Result<T, TxError>) -> T {
         self.runtime.block_on(async {
             let mut retry = Retry::default();
             loop {
-                let mut tx = self.app.store.begin().await.unwrap();
-                let outcome = delete_in(&self.app, &mut tx, interface).await;
-                if let Some(end) = tx.finish(outcome, &mut retry).await {
-                    assert!(end.unwrap());
-                    return;
+                let end = match self.app.store.begin().await {
+                    Ok(mut tx) => {
+                        let outcome = work(&mut tx).await;
+                        tx.finish(outcome, &mut retry).await
+                    }
+                    Err(error) => retry.after(error).await,
+                };
+                if let Some(end) = end {
+                    return end.unwrap();
                 }
             }
-        });
+        })
     }
 
     /// The first column of what a statement finds, as text.

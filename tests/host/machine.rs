@@ -270,10 +270,6 @@ impl World {
     pub(crate) fn machine(&self, number: usize) -> &Machine {
         &self.machines[number - 1]
     }
-
-    pub(crate) fn network_node(&self) -> &Machine {
-        self.machines.last().unwrap()
-    }
 }
 
 /// A folder that goes with the world.

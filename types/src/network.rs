@@ -79,8 +79,9 @@ pub fn check_name(name: &str) -> Result<()> {
     if name.parse::<NetworkId>().is_ok() {
         return bad("must not be a UUID");
     }
-    if name == "networks" {
-        return bad("must not be \"networks\", which is part of a path");
+    // One is part of a path, the other the name of the network whose addresses float.
+    if name == "networks" || name == "floating" {
+        return bad("must not be \"networks\" or \"floating\"");
     }
     check_segment("name", name)
 }

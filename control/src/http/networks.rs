@@ -220,7 +220,12 @@ pub(super) async fn list_interfaces(
     Path(reference): Path<String>,
     _: Args<Nothing>,
 ) -> ApiResult {
-    Ok(ok(&interface::of_network(&app, &caller, &reference).await?))
+    let id = network::find(&app, &caller, &reference, None).await?.id;
+    in_pages(move |after| {
+        let app = Arc::clone(&app);
+        async move { interface::list_page(&app, id, after).await }
+    })
+    .await
 }
 
 /// The addresses of a network that are not free.
@@ -233,7 +238,7 @@ pub(super) async fn list_addresses(
     Path(reference): Path<String>,
     _: Args<Nothing>,
 ) -> ApiResult {
-    let id = address::listed(&app, &caller, &reference).await?;
+    let id = network::find(&app, &caller, &reference, None).await?.id;
     in_pages(move |after| {
         let app = Arc::clone(&app);
         async move { address::list_page(&app, id, after).await }

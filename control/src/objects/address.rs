@@ -9,7 +9,7 @@ use muster_types::{Error, Result};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::objects::network::{USABLE, changed, find, find_own, object, require_state};
+use crate::objects::network::{USABLE, changed, find_own, object, require_state};
 use crate::store::addresses::{self, AddressRow, Claim};
 use crate::store::{networks, transaction};
 
@@ -35,11 +35,6 @@ pub(crate) fn rests(app: &App) -> Rests {
     #[expect(clippy::cast_precision_loss, reason = "the halo is seconds")]
     let halo = app.settings.ip_deletion_halo_duration as f64;
     Rests { rests: halo > 0.0, reclaim: halo.min(SHORTEST_REST) }
-}
-
-/// The network whose addresses a caller may list.
-pub async fn listed(app: &App, caller: &Caller, reference: &str) -> Result<NetworkId> {
-    Ok(find(app, caller, reference, None).await?.id)
 }
 
 /// The next page of the addresses that are not free.

@@ -1,6 +1,5 @@
 //! Interfaces: made and removed with their instance, floated and defloated by callers.
 
-use std::collections::HashMap;
 use std::net::Ipv4Addr;
 
 use muster_types::address::{AddressType, MacAddress};
@@ -10,7 +9,6 @@ use muster_types::interface::{InterfaceRecord, InterfaceState};
 use muster_types::network::NetworkState;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::{Error, Result};
-use serde_json::{Map, Value};
 
 use crate::app::App;
 use crate::auth::Caller;
@@ -20,10 +18,13 @@ use crate::reconcile::networks::wait_applied;
 use crate::store::addresses::{self, Claim};
 use crate::store::interfaces::{self, InterfaceRow};
 use crate::store::networks::{self, NetworkRow};
-use crate::store::{Tx, TxError, metadata, references, transaction};
+use crate::store::{Tx, TxError, metadata, transaction};
 
 /// Version of the record's format.
 const VERSION: i64 = 3;
+
+/// Interfaces read at once for a list.
+const PAGE: i64 = 500;
 
 /// Which address an interface is to have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -84,7 +85,6 @@ pub async fn create_in(app: &App, tx: &mut Tx, new: &NewInterface) -> Result<Int
         state: InterfaceState::Initial,
     };
     interfaces::insert(tx, &row).await?;
-    references::insert(tx, &object(id), "network", None, &network::object(new.network)).await?;
     Ok(row)
 }
 
@@ -147,12 +147,14 @@ pub async fn set_state_in(tx: &mut Tx, row: &InterfaceRow, to: InterfaceState) -
 /// Removes an interface as part of a transaction: its addresses rest, its hardware address is free. Ring
 /// `app.networks.changed()` afterwards.
 pub async fn delete_in(app: &App, tx: &mut Tx, id: InterfaceId) -> Result<bool, TxError> {
-    let Some(row) = interfaces::get(&mut *tx, id).await? else { return Ok(false) };
-    if row.state == InterfaceState::Deleted
-        || !interfaces::set_state(tx, id, row.state, InterfaceState::Deleted).await?
-    {
+    let Some(network) = interfaces::get(&mut *tx, id).await?.map(|row| row.network) else { return Ok(false) };
+    // The network first and then the interface, as everywhere: who floats it meanwhile has to wait.
+    networks::bump(tx, network, network::PRESENT).await?;
+    if !interfaces::hold(tx, id).await? {
         return Ok(false);
     }
+    let Some(row) = interfaces::get(&mut *tx, id).await? else { return Ok(false) };
+    interfaces::set_state(tx, id, row.state, InterfaceState::Deleted).await?;
     let rests = rests(app).rests;
     if let Some(floating) = row.floating {
         let floats = floating_pool(&mut *tx).await?;
@@ -162,8 +164,6 @@ pub async fn delete_in(app: &App, tx: &mut Tx, id: InterfaceId) -> Result<bool, 
         let user = ObjectRef::new(ObjectType::Instance, row.instance);
         addresses::release(tx, network.pool(), address, AddressType::Instance, &user, rests).await?;
     }
-    references::remove_from(tx, &object(id)).await?;
-    networks::bump(tx, row.network, network::PRESENT).await?;
     Ok(true)
 }
 
@@ -203,11 +203,16 @@ pub async fn get(app: &App, caller: &Caller, id: &str) -> Result<InterfaceRecord
     record(app, row).await
 }
 
-/// The live interfaces of a network.
-pub async fn of_network(app: &App, caller: &Caller, reference: &str) -> Result<Vec<InterfaceRecord>> {
-    let network = network::find(app, caller, reference, None).await?;
-    let rows = interfaces::list(&*app.store, Some(&[network.id])).await?;
-    records(app, rows).await
+/// The next page of the live interfaces of a network, by id.
+pub async fn list_page(
+    app: &App,
+    network: NetworkId,
+    after: Option<InterfaceId>,
+) -> Result<(Vec<InterfaceRecord>, Option<InterfaceId>)> {
+    let rows = interfaces::page(&*app.store, network, after, PAGE).await?;
+    let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE);
+    let next = rows.last().filter(|_| full).map(|row| row.id);
+    Ok((records(app, rows).await?, next))
 }
 
 /// Gives an interface a floating address.
@@ -269,12 +274,8 @@ async fn record(app: &App, row: InterfaceRow) -> Result<InterfaceRecord> {
 
 /// The records of rows, in one read however many there are.
 async fn records(app: &App, rows: Vec<InterfaceRow>) -> Result<Vec<InterfaceRecord>> {
-    let ids = || rows.iter().map(|row| row.id.to_string());
-    let (Some(first), Some(last)) = (ids().min(), ids().max()) else { return Ok(vec![]) };
-    let mut metadata_of: HashMap<String, Map<String, Value>> = HashMap::new();
-    for (id, name, value) in metadata::range(&*app.store, ObjectType::Interface, &first, &last).await? {
-        metadata_of.entry(id).or_default().insert(name, value);
-    }
+    let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
+    let mut metadata_of = metadata::of(&*app.store, ObjectType::Interface, &ids).await?;
     Ok(rows
         .into_iter()
         .map(|row| InterfaceRecord {

@@ -1,6 +1,5 @@
 //! Networks: create, get, list, delete, route, names, ping.
 
-use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::sync::Arc;
 
@@ -13,7 +12,7 @@ use muster_types::node::NodeApi;
 use muster_types::object::{NameOrId, ObjectRef, ObjectType};
 use muster_types::operation::{OperationHandle, OperationType};
 use muster_types::{Error, Result};
-use serde_json::{Map, json};
+use serde_json::json;
 
 use crate::app::App;
 use crate::auth::Caller;
@@ -117,7 +116,8 @@ pub async fn create(app: &App, caller: &Caller, request: NetworkRequest) -> Resu
     check_name(&name)?;
     let namespace =
         request.namespace.filter(|name| !name.is_empty()).unwrap_or_else(|| caller.namespace.clone());
-    if !caller.may_change(&namespace) {
+    // As the specification says: a trusted namespace may create in the one that trusts it.
+    if !caller.may_see(&*app.store, &namespace).await? {
         let text = "only admins can create resources in a different namespace";
         return Err(Error::Unauthenticated(text.into()));
     }
@@ -267,15 +267,11 @@ async fn one(app: &App, row: NetworkRow) -> Result<NetworkRecord> {
     records.pop().ok_or_else(|| Error::not_found("network"))
 }
 
-/// The records of rows that are sorted by id, in two reads however many there are.
+/// The records of rows, in two reads however many there are.
 async fn records<D: Read + Copy>(db: D, rows: Vec<NetworkRow>) -> Result<Vec<NetworkRecord>> {
-    let (Some(first), Some(last)) = (rows.first(), rows.last()) else { return Ok(vec![]) };
-    let (first, last) = (first.id.to_string(), last.id.to_string());
-    let mut metadata_of: BTreeMap<String, Map<String, serde_json::Value>> = BTreeMap::new();
-    for (network, name, value) in metadata::range(db, ObjectType::Network, &first, &last).await? {
-        metadata_of.entry(network).or_default().insert(name, value);
-    }
-    let mut references_of = references::range(db, ObjectType::Network, &first, &last).await?;
+    let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
+    let mut metadata_of = metadata::of(db, ObjectType::Network, &ids).await?;
+    let mut references_of = references::of(db, ObjectType::Network, &ids).await?;
     Ok(rows
         .into_iter()
         .map(|row| {
@@ -387,8 +383,7 @@ pub async fn delete_all(
     }
     let mut outcome = DeletedAll::default();
     for row in networks::of_namespace(&*app.store, namespace).await? {
-        let busy = !interfaces::list(&*app.store, Some(&[row.id])).await?.is_empty();
-        if busy && !clean_wait {
+        if !clean_wait && interfaces::count(&*app.store, row.id).await? > 0 {
             outcome.unable.push(row.id);
             continue;
         }
@@ -422,8 +417,10 @@ pub async fn route(app: &App, caller: &Caller, reference: &str) -> Result<Ipv4Ad
         Event::audit(object(row.id), "route address request from REST API")
             .with("address", address.to_string()),
     );
-    wait_applied(app, row.id).await?;
-    Ok(address)
+    match wait_applied(app, row.id).await {
+        Err(Error::Unavailable(why)) => Err(Error::Unavailable(format!("{address}: {why}"))),
+        outcome => outcome.map(|()| address),
+    }
 }
 
 /// Takes a routed address back.
@@ -475,8 +472,8 @@ pub async fn set_name(
     let value = value.ok_or_else(|| required("value"))?;
     let value: Ipv4Addr =
         value.parse().map_err(|_| Error::Invalid("value: must be an IPv4 address".into()))?;
-    let row = require_resolver(app, caller, reference).await?;
     let name = checked_name(name)?;
+    let row = require_resolver(app, caller, reference).await?;
     transaction!(app.store, |tx| {
         if !networks::bump(tx, row.id, USABLE).await? {
             return Err(changed(tx, row.id).await);
@@ -500,8 +497,8 @@ pub async fn set_name(
 /// Makes the network's resolver forget a name. One that it does not know changes nothing.
 pub async fn remove_name(app: &App, caller: &Caller, reference: &str, name: Option<&str>) -> Result<()> {
     let name = name.ok_or_else(|| Error::Invalid("name: Missing data for required field.".into()))?;
-    let row = require_resolver(app, caller, reference).await?;
     let name = checked_name(name)?;
+    let row = require_resolver(app, caller, reference).await?;
     let known = transaction!(app.store, |tx| {
         if !networks::bump(tx, row.id, USABLE).await? {
             return Err(changed(tx, row.id).await);
@@ -531,7 +528,9 @@ fn checked_name(name: &str) -> Result<String> {
             && !label.ends_with('-')
             && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
     };
-    if name.len() <= 253 && name.split('.').all(label) {
+    // A resolver would take it for the address itself.
+    let address = name.parse::<Ipv4Addr>().is_ok();
+    if name.len() <= 253 && name.split('.').all(label) && !address {
         Ok(name.to_ascii_lowercase())
     } else {
         Err(Error::NotReady("invalid DNS name".into()))
@@ -586,7 +585,9 @@ mod tests {
             assert_eq!(checked_name(name).unwrap(), name.to_lowercase());
         }
         let long = "a".repeat(64);
-        for name in ["", ".", "a..b", "-a", "a-", "a b", "a\nb", "a_b", "é", "a/24", "#", &long, "a."] {
+        for name in
+            ["", ".", "a..b", "-a", "a-", "a b", "a\nb", "a_b", "é", "a/24", "#", &long, "a.", "10.0.0.1"]
+        {
             assert!(checked_name(name).is_err(), "{name}");
         }
     }

@@ -128,7 +128,13 @@ pub async fn delete(app: &App, caller: &Caller, node: &str) -> Result<NodeRecord
 pub async fn network_node(app: &App) -> Result<NodeRow> {
     let rows = nodes::list(&*app.store).await?;
     let chosen = choose_network_node(&app.settings.network_node_ip, rows.iter()).cloned();
-    chosen.ok_or_else(|| Error::Unavailable("the cluster has no network node".into()))
+    chosen.ok_or_else(|| {
+        let text = match app.settings.network_node_ip.as_str() {
+            "" => "the cluster has no network node".to_owned(),
+            address => format!("no network node has the address {address} of NETWORK_NODE_IP"),
+        };
+        Error::Unavailable(text)
+    })
 }
 
 /// The network node is the one that `NETWORK_NODE_IP` names, else the first network node that joined. One that
@@ -136,13 +142,13 @@ pub async fn network_node(app: &App) -> Result<NodeRow> {
 #[must_use]
 pub fn choose_network_node<'a>(
     address: &str,
-    rows: impl Iterator<Item = &'a NodeRow> + Clone,
+    rows: impl Iterator<Item = &'a NodeRow>,
 ) -> Option<&'a NodeRow> {
-    let able = rows.filter(|row| row.identity.is_network_node && row.state != NodeState::Deleted);
-    let named = able.clone().find(|row| !address.is_empty() && row.identity.ip == address);
-    named.or_else(|| {
-        able.min_by(|a, b| a.created.total_cmp(&b.created).then_with(|| a.identity.id.cmp(&b.identity.id)))
-    })
+    let able = rows.filter(|row| {
+        let named = address.is_empty() || row.identity.ip == address;
+        named && row.identity.is_network_node && row.state != NodeState::Deleted
+    });
+    able.min_by(|a, b| a.created.total_cmp(&b.created).then_with(|| a.identity.id.cmp(&b.identity.id)))
 }
 
 async fn record(app: &App, row: NodeRow, maintainer: Option<&str>) -> Result<NodeRecord> {

@@ -68,7 +68,7 @@ async fn apply(app: &App, row: &OperationRow) -> Result<()> {
         // Deleted meanwhile, or done by a worker that vanished before it could say so.
         return Ok(());
     }
-    follow(app, network.id).await?;
+    follow(app, network.id, row.created).await?;
     let (from, to) = (NetworkState::Initial, NetworkState::Created);
     let created =
         transaction!(app.store, |tx| { Ok(networks::set_state(tx, network.id, from, to, None).await?) })?;

@@ -47,7 +47,7 @@ pub const KIND: Kind = Kind {
 
 async fn wait_for_interfaces(app: &App, row: &OperationRow) -> Result<()> {
     let Some(network) = target(app, row).await? else { return Ok(()) };
-    let left = interfaces::list(&*app.store, Some(&[network.id])).await?.len();
+    let left = interfaces::count(&*app.store, network.id).await?;
     if left > 0 {
         return Err(Error::NotReady(format!("{left} interfaces are on the network")));
     }

@@ -12,7 +12,7 @@ use muster_types::settings::Settings;
 use crate::objects::node::choose_network_node;
 use crate::store::interfaces::{self, InterfaceRow};
 use crate::store::networks::{self, NetworkRow};
-use crate::store::nodes::{self, NodeRow};
+use crate::store::nodes::NodeRow;
 use crate::store::{Read, StoreError, addresses, dns_entries};
 
 /// What a node without an answer is taken to carry: plain Ethernet.
@@ -20,32 +20,29 @@ const USUAL_MTU: u32 = 1500;
 /// The smallest that IPv4 allows itself.
 const SMALLEST_MTU: u32 = 576;
 
-/// Everything that plans are made of, read at one moment.
+/// What the networks are made of, read at one moment.
 #[derive(Debug)]
-pub(super) struct Picture {
-    pub(super) networks: BTreeMap<NetworkId, NetworkRow>,
+pub(super) struct Facts {
+    networks: BTreeMap<NetworkId, NetworkRow>,
     interfaces: HashMap<NetworkId, Vec<InterfaceRow>>,
     names: HashMap<NetworkId, Vec<(String, Ipv4Addr)>>,
     routed: HashMap<NetworkId, Vec<Ipv4Addr>>,
     floats: Netblock,
-    nodes: BTreeMap<NodeId, NodeRow>,
-    network_node: Option<NodeId>,
 }
 
-impl Picture {
-    pub(super) async fn read<D: Read + Copy>(db: D, settings: &Settings) -> Result<Self, StoreError> {
-        let rows = nodes::list(db).await?;
-        let network_node =
-            choose_network_node(&settings.network_node_ip, rows.iter()).map(|row| row.identity.id);
+impl Facts {
+    pub(super) async fn read<D: Read + Copy>(db: D) -> Result<Self, StoreError> {
+        // First: what is read after it belongs to these generations, or to newer ones, which are followed next.
+        let networks = networks::wanted(db).await?.into_iter().map(|row| (row.id, row)).collect();
         let floating = networks::get(db, FLOATING).await?;
         let floats =
             floating.ok_or_else(|| StoreError::Broken("there is no floating network".into()))?.netblock;
         let mut interfaces: HashMap<NetworkId, Vec<InterfaceRow>> = HashMap::new();
-        for row in interfaces::list(db, None).await? {
+        for row in interfaces::list(db).await? {
             interfaces.entry(row.network).or_default().push(row);
         }
         let mut names: HashMap<NetworkId, Vec<(String, Ipv4Addr)>> = HashMap::new();
-        for (network, name, value) in dns_entries::list(db, None).await? {
+        for (network, name, value) in dns_entries::list(db).await? {
             names.entry(network).or_default().push((name, value));
         }
         let mut routed: HashMap<NetworkId, Vec<Ipv4Addr>> = HashMap::new();
@@ -54,30 +51,55 @@ impl Picture {
                 routed.entry(network).or_default().push(address);
             }
         }
-        Ok(Self {
-            networks: networks::wanted(db).await?.into_iter().map(|row| (row.id, row)).collect(),
-            interfaces,
-            names,
-            routed,
-            floats,
-            nodes: rows
-                .into_iter()
-                .filter(|row| row.state != NodeState::Deleted)
-                .map(|row| (row.identity.id, row))
-                .collect(),
-            network_node,
-        })
+        Ok(Self { networks, interfaces, names, routed, floats })
+    }
+}
+
+/// The networks on the nodes as they are now.
+#[derive(Debug)]
+pub(super) struct Picture<'a> {
+    facts: &'a Facts,
+    nodes: BTreeMap<NodeId, NodeRow>,
+    network_node: Option<NodeId>,
+    /// The nodes that a network is on: the network node, and where its interfaces are.
+    participants: BTreeMap<NetworkId, BTreeSet<NodeId>>,
+}
+
+impl<'a> Picture<'a> {
+    pub(super) fn new(facts: &'a Facts, rows: Vec<NodeRow>, settings: &Settings) -> Self {
+        let network_node =
+            choose_network_node(&settings.network_node_ip, rows.iter()).map(|row| row.identity.id);
+        let nodes: BTreeMap<NodeId, NodeRow> = rows
+            .into_iter()
+            .filter(|row| row.state != NodeState::Deleted)
+            .map(|row| (row.identity.id, row))
+            .collect();
+        let participants = facts
+            .networks
+            .keys()
+            .map(|network| {
+                let places = facts.interfaces.get(network).into_iter().flatten().filter_map(|row| row.node);
+                let on = places.chain(network_node).filter(|node| nodes.contains_key(node)).collect();
+                (*network, on)
+            })
+            .collect();
+        Self { facts, nodes, network_node, participants }
     }
 
     /// Whether a network has anything to do on a node.
     pub(super) fn takes_part(&self, network: NetworkId, node: NodeId) -> bool {
-        self.networks.contains_key(&network) && self.participants(network).contains(&node)
+        self.participants.get(&network).is_some_and(|on| on.contains(&node))
     }
 
-    /// The nodes that a network is on: the network node, and where its interfaces are.
-    fn participants(&self, network: NetworkId) -> BTreeSet<NodeId> {
-        let places = self.interfaces.get(&network).into_iter().flatten().filter_map(|row| row.node);
-        places.chain(self.network_node).filter(|node| self.nodes.contains_key(node)).collect()
+    /// The networks that have something to do on a node.
+    pub(super) fn networks_on(&self, node: NodeId) -> impl Iterator<Item = &NetworkRow> {
+        let on = self.participants.iter().filter(move |(_, on)| on.contains(&node));
+        on.filter_map(|(network, _)| self.facts.networks.get(network))
+    }
+
+    /// Whether there is no network at all.
+    pub(super) fn is_empty(&self) -> bool {
+        self.facts.networks.is_empty()
     }
 
     /// The largest packet that fits into the tunnels between all nodes.
@@ -96,7 +118,7 @@ impl Picture {
         settings: &Settings,
     ) -> Option<NetworkPlan> {
         let address = |node: &NodeId| self.nodes.get(node).and_then(|row| row.identity.ip.parse().ok());
-        let interfaces = self.interfaces.get(&network.id).map(Vec::as_slice).unwrap_or_default();
+        let interfaces = self.facts.interfaces.get(&network.id).map(Vec::as_slice).unwrap_or_default();
         let here = interfaces.iter().filter(|row| row.node == Some(node));
         Some(NetworkPlan {
             id: network.id,
@@ -106,13 +128,15 @@ impl Picture {
             mtu: self.mtu(settings),
             mesh_address: address(&node)?,
             peers: self
-                .participants(network.id)
-                .iter()
+                .participants
+                .get(&network.id)
+                .into_iter()
+                .flatten()
                 .filter(|peer| **peer != node)
                 .filter_map(address)
                 .collect(),
             ports: here.map(|row| Port { interface: row.id, mac: row.mac, address: row.ipv4 }).collect(),
-            routed: self.routed.get(&network.id).cloned().unwrap_or_default(),
+            routed: self.facts.routed.get(&network.id).cloned().unwrap_or_default(),
             check_senders: settings.network_check_senders,
             router: (self.network_node == Some(node)).then(|| self.router(network, interfaces, settings)),
         })
@@ -132,9 +156,9 @@ impl Picture {
                     Some(Lease { mac: row.mac, address: row.ipv4?, name: row.hostname.clone() })
                 })
                 .collect(),
-            names: self.names.get(&network.id).cloned().unwrap_or_default(),
+            names: self.facts.names.get(&network.id).cloned().unwrap_or_default(),
             egress: Egress {
-                netblock: self.floats,
+                netblock: self.facts.floats,
                 gateway: network.floating_gateway,
                 floating: interfaces.iter().filter_map(|row| Some((row.floating?, row.ipv4?))).collect(),
                 masquerade: settings.network_masquerade,

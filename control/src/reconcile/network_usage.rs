@@ -34,7 +34,11 @@ pub async fn once(app: &App) -> Result<()> {
             continue;
         }
         let found = FoundNetwork { id: row.id, vxid: u32::try_from(row.vxid).unwrap_or(0) };
-        if let Some(usage) = node.network_usage(found).await? {
+        let usage = node.network_usage(found).await.unwrap_or_else(|error| {
+            tracing::warn!(network = %row.id, %error, "usage of a network is not known");
+            None
+        });
+        if let Some(usage) = usage {
             let event = Event::new(EventType::Usage, object(row.id), "usage");
             app.events.record(event.with("rx", json!(usage.rx)).with("tx", json!(usage.tx)));
         }

@@ -10,12 +10,9 @@ use crate::store::{networks, operations, transaction};
 
 /// One pass.
 pub async fn run(app: &App) -> Result<()> {
-    for row in networks::on_their_way(&*app.store).await? {
+    for row in networks::abandoned(&*app.store).await? {
         let target = object(row.id);
         let ended = operations::of_target(&*app.store, &target).await?;
-        if ended.iter().any(|operation| !operation.state.is_final()) {
-            continue;
-        }
         if row.state == NetworkState::DeleteWait {
             // Whatever was in the way of the last attempt may be gone.
             transaction!(app.store, |tx| { Ok(enqueue_delete(tx, row.id, None).await?) })?;

@@ -10,14 +10,15 @@ use std::time::{Duration, Instant};
 
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{NetworkId, NodeId};
-use muster_types::network::{NetworkCare, NetworkPlan, NetworkState};
+use muster_types::network::{NetworkCare, NetworkPlan};
 use muster_types::node::{FoundNetwork, Limit, NodeApi, NodeState};
 use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::time::now;
 use muster_types::{Error, Result};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
-use super::network_plan::Picture;
+use super::network_plan::{Facts, Picture};
 use crate::app::App;
 use crate::objects::network::{USABLE, object};
 use crate::objects::node::network_node;
@@ -35,8 +36,16 @@ const LONGEST_PAUSE: u64 = 30;
 const REMOVALS: usize = 8;
 /// Leftovers removed in one look.
 const MOST_LEFTOVERS: usize = 50;
-/// How long nodes may take to follow before an attempt counts as failed.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long an operation holds its worker while it waits for a node.
+const MOMENT: Duration = Duration::from_secs(3);
+/// Seconds that the network node may be silent before a new network is in error.
+const PATIENCE: f64 = 120.0;
+
+/// How long what was read counts, even if nothing seems to have changed.
+const STALE: Duration = Duration::from_secs(30);
+
+/// What a node has, by network.
+type Known = BTreeMap<NetworkId, NodeNetworkRow>;
 
 /// Between those who change networks and those who follow.
 #[derive(Debug)]
@@ -62,21 +71,26 @@ impl Bell {
     }
 }
 
-/// Waits until the network node has what the database wants, and fails with the node's reason.
-pub(crate) async fn follow(app: &App, network: NetworkId) -> Result<()> {
-    // A new number makes the node try again even if it failed before.
-    transaction!(app.store, |tx| {
-        networks::bump(tx, network, USABLE).await?;
-        Ok(())
-    })?;
-    match wait_for_node(app, network, PATIENCE).await? {
+/// Waits a moment for the network node to have what the database wants, and fails with the node's reason. An
+/// operation that it makes wait is asked again; it was queued at `since`.
+pub(crate) async fn follow(app: &App, network: NetworkId, since: f64) -> Result<()> {
+    let rows = node_networks::of_network(&*app.store, network).await?;
+    if rows.iter().any(|row| row.error.is_some()) {
+        // A new number makes the node try again at once, whatever it said before.
+        transaction!(app.store, |tx| {
+            networks::bump(tx, network, USABLE).await?;
+            Ok(())
+        })?;
+    }
+    match wait_for_node(app, network, MOMENT).await? {
         Waited::Followed => Ok(()),
         // What the machine cannot do today it cannot do in a minute either.
         Waited::Failed(node, why) if node.report.limits.contains_key(&Limit::Networks) => {
             Err(Error::Conflict(format!("node {}: {why}", node.identity.name)))
         }
         Waited::Failed(node, why) => Err(Error::Unavailable(format!("node {}: {why}", node.identity.name))),
-        Waited::Late(node) => Err(Error::Unavailable(late(&node))),
+        Waited::Late(node) if now() - since > PATIENCE => Err(Error::Conflict(late(&node))),
+        Waited::Late(node) => Err(Error::NotReady(late(&node))),
     }
 }
 
@@ -123,19 +137,18 @@ async fn wait_for_node(app: &App, network: NetworkId, patience: Duration) -> Res
     }
 }
 
-/// Waits until no node of the cluster has anything of a network. A node that is away removes it when it is back.
+/// Waits a moment until no node of the cluster has anything of a network; an operation that it makes wait is asked
+/// again. A node that is away removes it when it is back.
 pub(crate) async fn wait_removed(app: &App, network: NetworkId) -> Result<()> {
-    let mut wait = Wait::new(app, PATIENCE);
+    let mut wait = Wait::new(app, MOMENT);
     loop {
         let left: BTreeSet<NodeId> =
             node_networks::of_network(&*app.store, network).await?.iter().map(|row| row.node).collect();
         let nodes = nodes::list(&*app.store).await?;
         let mut present = nodes.iter().filter(|row| row.state == NodeState::Created);
-        if !present.any(|row| left.contains(&row.identity.id)) {
-            return Ok(());
-        }
+        let Some(busy) = present.find(|row| left.contains(&row.identity.id)) else { return Ok(()) };
         if !wait.again().await {
-            return Err(Error::Unavailable("a node has not removed the network in time".into()));
+            return Err(Error::NotReady(format!("node {} has not removed it yet", busy.identity.name)));
         }
     }
 }
@@ -185,8 +198,8 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
 /// What a daemon remembers between two looks. All of it may be forgotten.
 #[derive(Debug, Default)]
 pub struct Follower {
-    /// The database's state at the last look.
-    pulse: Option<(i64, i64)>,
+    /// What the database said, at which state of it, and when.
+    facts: Option<((i64, i64), Instant, Facts)>,
     /// Which part of the networks is looked at next.
     round: usize,
     /// What failed: how often, for which generation, and when to try again.
@@ -206,37 +219,49 @@ impl Follower {
     /// One look. With `check` a part of what is unchanged is looked at, too.
     pub async fn pass(&mut self, app: &App, check: bool) -> Result<()> {
         let pulse = networks::pulse(&*app.store).await?;
-        let quiet = self.pulse == Some(pulse) && self.failures.values().all(|f| f.again > Instant::now());
-        if quiet && !check {
-            return Ok(());
-        }
-        let picture = Picture::read(&*app.store, &app.settings).await?;
+        let current = |facts: &((i64, i64), Instant, Facts)| facts.0 == pulse && facts.1.elapsed() < STALE;
+        let (facts, known) = match self.facts.take().filter(current) {
+            Some(facts) => (facts, true),
+            None => ((pulse, Instant::now(), Facts::read(&*app.store).await?), false),
+        };
+        let outcome = if known && !check && self.failures.values().all(|f| f.again > Instant::now()) {
+            Ok(())
+        } else {
+            self.look(app, &facts.2, check).await
+        };
+        self.facts = Some(facts);
+        outcome
+    }
+
+    async fn look(&mut self, app: &App, facts: &Facts, check: bool) -> Result<()> {
+        let picture = Picture::new(facts, nodes::list(&*app.store).await?, &app.settings);
         if check {
             self.round = (self.round + 1) % ROUND;
         }
-        for node in &app.nodes {
-            self.look_after(app, &picture, node, check).await?;
+        let own: Vec<NodeId> = app.nodes.iter().map(|node| node.identity().id).collect();
+        let mut known: HashMap<NodeId, Known> = HashMap::new();
+        for row in node_networks::of_nodes(&*app.store, &own).await? {
+            known.entry(row.node).or_default().insert(row.network, row);
         }
-        self.pulse = Some(pulse);
+        for node in &app.nodes {
+            let known = known.remove(&node.identity().id).unwrap_or_default();
+            self.look_after(app, &picture, node, &known, check).await?;
+        }
         Ok(())
     }
 
     async fn look_after(
         &mut self,
         app: &App,
-        picture: &Picture,
+        picture: &Picture<'_>,
         node: &Arc<dyn NodeApi>,
+        known: &Known,
         check: bool,
     ) -> Result<()> {
         let id = node.identity().id;
-        let known: BTreeMap<NetworkId, NodeNetworkRow> = node_networks::of_node(&*app.store, id)
-            .await?
-            .into_iter()
-            .map(|row| (row.network, row))
-            .collect();
         let mut plans = Vec::new();
         let mut new = Vec::new();
-        for (at, network) in picture.networks.values().filter(|n| picture.takes_part(n.id, id)).enumerate() {
+        for (at, network) in picture.networks_on(id).enumerate() {
             let row = known.get(&network.id);
             let followed = row.is_some_and(|r| r.generation == network.generation && r.error.is_none());
             let turn = check && at % ROUND == self.round;
@@ -258,16 +283,20 @@ impl Follower {
             })?;
         }
         // Once a round even without any: what networks share may be left of the last one.
-        let last = check && self.round == 0 && picture.networks.is_empty();
+        let last = check && self.round == 0 && picture.is_empty();
         if !plans.is_empty() || last {
-            let outcomes = node.ensure_networks(&plans).await?;
-            self.write_down(app, id, &known, &plans, outcomes).await?;
+            let outcomes = match node.ensure_networks(&plans).await {
+                Ok(outcomes) => outcomes,
+                // What fails as a whole fails for each of them, with the same reason.
+                Err(error) => plans.iter().map(|_| Err(Error::Unavailable(reason(&error)))).collect(),
+            };
+            self.write_down(app, id, known, &plans, outcomes).await?;
         }
         let unwanted: Vec<NetworkId> =
             known.keys().copied().filter(|network| !picture.takes_part(*network, id)).collect();
         self.remove(app, node, &unwanted).await?;
         if check && self.round == 0 {
-            self.sweep(app, picture, node, &known).await?;
+            self.sweep(app, picture, node, known).await?;
         }
         Ok(())
     }
@@ -284,7 +313,7 @@ impl Follower {
         &mut self,
         app: &App,
         node: NodeId,
-        known: &BTreeMap<NetworkId, NodeNetworkRow>,
+        known: &Known,
         plans: &[NetworkPlan],
         outcomes: Vec<Result<NetworkCare>>,
     ) -> Result<()> {
@@ -368,6 +397,17 @@ impl Follower {
                 }
                 Err(error) => {
                     tracing::warn!(network = %row.id, %error, "a network could not be removed from its node");
+                    if !self.failures.contains_key(&(id, row.id)) {
+                        app.events.record(
+                            Event::new(
+                                EventType::Status,
+                                object(row.id),
+                                "network cannot be removed from a node",
+                            )
+                            .also(ObjectRef::new(ObjectType::Node, id))
+                            .with("reason", reason(&error)),
+                        );
+                    }
                     self.failed(id, row.id, row.generation);
                 }
             }
@@ -379,9 +419,9 @@ impl Follower {
     async fn sweep(
         &mut self,
         app: &App,
-        picture: &Picture,
+        picture: &Picture<'_>,
         node: &Arc<dyn NodeApi>,
-        known: &BTreeMap<NetworkId, NodeNetworkRow>,
+        known: &Known,
     ) -> Result<()> {
         let id = node.identity().id;
         let found = node.find_networks().await?;
@@ -390,26 +430,20 @@ impl Follower {
             .filter(|found| !known.contains_key(&found.id) && !picture.takes_part(found.id, id))
             .collect();
         let before = self.suspects.insert(id, suspects.clone()).unwrap_or_default();
-        for found in suspects.iter().take(MOST_LEFTOVERS) {
-            let row = networks::get(&*app.store, found.id).await?;
-            let going = |state| {
-                matches!(state, NetworkState::DeleteWait | NetworkState::Deleted | NetworkState::Error)
-            };
-            match row {
-                Some(row) if before.contains(found) && (row.wanted || going(row.state)) => {
-                    tracing::info!(network = %found.id, "removing what was left of a network");
-                    node.remove_network(*found).await?;
-                    app.events.record(
-                        Event::new(EventType::Status, object(found.id), "leftovers removed from a node")
-                            .also(ObjectRef::new(ObjectType::Node, id)),
-                    );
-                }
-                Some(_) => {}
-                None if !before.contains(found) => {
-                    tracing::warn!(network = %found.id, "this machine has devices of a network that the cluster does not know; they are left alone");
-                }
-                None => {}
-            }
+        let ids: Vec<NetworkId> = suspects.iter().map(|found| found.id).collect();
+        let rows = networks::some(&*app.store, &ids).await?;
+        let (ours, unknown): (Vec<_>, Vec<_>) =
+            suspects.into_iter().partition(|found| rows.iter().any(|row| row.id == found.id));
+        for found in unknown.iter().filter(|found| !before.contains(found)) {
+            tracing::warn!(network = %found.id, "devices of a network that this cluster does not know are left alone");
+        }
+        for found in ours.into_iter().filter(|found| before.contains(found)).take(MOST_LEFTOVERS) {
+            tracing::info!(network = %found.id, "removing what was left of a network");
+            node.remove_network(found).await?;
+            app.events.record(
+                Event::new(EventType::Status, object(found.id), "leftovers removed from a node")
+                    .also(ObjectRef::new(ObjectType::Node, id)),
+            );
         }
         Ok(())
     }

@@ -163,13 +163,19 @@ pub async fn claim_any(
 async fn reclaim(tx: &mut Tx, pool: Pool, claim: &Claim, rest: f64) -> Result<Option<Ipv4Addr>, StoreError> {
     let sql =
         "SELECT address FROM address_halos WHERE network_uuid = ? AND since <= ? ORDER BY since LIMIT 16";
-    for row in tx.query(sql, params![pool.network, now() - rest]).await? {
-        let rested = address(row.get(0)?)?;
-        if take_resting(tx, pool.network, rested, claim).await? {
-            return Ok(Some(rested));
+    loop {
+        let rows = tx.query(sql, params![pool.network, now() - rest]).await?;
+        if rows.is_empty() {
+            return Ok(None);
+        }
+        // Those that others take meanwhile are not found again.
+        for row in rows {
+            let rested = address(row.get(0)?)?;
+            if take_resting(tx, pool.network, rested, claim).await? {
+                return Ok(Some(rested));
+            }
         }
     }
-    Ok(None)
 }
 
 /// Finds a free address by the counts, every free one as likely as any other.

@@ -4,29 +4,13 @@ use std::net::Ipv4Addr;
 
 use muster_types::ids::NetworkId;
 
-use super::{Read, StoreError, Tx, Value, params};
+use super::{Read, StoreError, Tx, params};
 
-/// The names of some networks, or of all.
-pub async fn list(
-    mut db: impl Read,
-    networks: Option<&[NetworkId]>,
-) -> Result<Vec<(NetworkId, String, Ipv4Addr)>, StoreError> {
-    let (condition, values) = of_networks(networks);
-    let sql =
-        format!("SELECT network_uuid, name, value FROM dns_entries {condition} ORDER BY network_uuid, name");
-    let rows = db.rows(&sql, &values).await?;
+/// The names of all networks.
+pub async fn list(mut db: impl Read) -> Result<Vec<(NetworkId, String, Ipv4Addr)>, StoreError> {
+    let sql = "SELECT network_uuid, name, value FROM dns_entries ORDER BY network_uuid, name";
+    let rows = db.rows(sql, &[]).await?;
     rows.iter().map(|row| Ok((row.parse(0)?, row.get(1)?, row.parse(2)?))).collect()
-}
-
-/// `WHERE network_uuid IN (…)`, or nothing.
-pub(super) fn of_networks(networks: Option<&[NetworkId]>) -> (String, Vec<Value>) {
-    match networks {
-        None => (String::new(), vec![]),
-        Some(ids) => {
-            let marks = vec!["?"; ids.len()].join(", ");
-            (format!("WHERE network_uuid IN ({marks})"), ids.iter().map(|id| (*id).into()).collect())
-        }
-    }
 }
 
 pub async fn set(tx: &mut Tx, network: NetworkId, name: &str, value: Ipv4Addr) -> Result<(), StoreError> {

@@ -7,7 +7,6 @@ use muster_types::ids::{InstanceId, InterfaceId, NetworkId, NodeId};
 use muster_types::interface::InterfaceState;
 use muster_types::time::now;
 
-use super::dns_entries::of_networks;
 use super::{Read, Row, StoreError, Tx, Value, params};
 
 #[derive(Debug, Clone, PartialEq)]
@@ -60,11 +59,27 @@ pub async fn get(db: impl Read, id: InterfaceId) -> Result<Option<InterfaceRow>,
     Ok(rows(db, "WHERE uuid = ?", params![id]).await?.pop())
 }
 
-/// The live interfaces of some networks, or of all.
-pub async fn list(db: impl Read, networks: Option<&[NetworkId]>) -> Result<Vec<InterfaceRow>, StoreError> {
-    let (condition, values) = of_networks(networks);
-    let joint = if condition.is_empty() { "WHERE" } else { "AND" };
-    rows(db, &format!("{condition} {joint} {LIVE} ORDER BY network_uuid, position, uuid"), &values).await
+/// All live interfaces.
+pub async fn list(db: impl Read) -> Result<Vec<InterfaceRow>, StoreError> {
+    rows(db, &format!("WHERE {LIVE} ORDER BY network_uuid, position, uuid"), &[]).await
+}
+
+/// The next live interfaces of a network after `after`, by id.
+pub async fn page(
+    db: impl Read,
+    network: NetworkId,
+    after: Option<InterfaceId>,
+    limit: i64,
+) -> Result<Vec<InterfaceRow>, StoreError> {
+    let after = after.map_or_else(String::new, |id| id.to_string());
+    let tail = format!("WHERE network_uuid = ? AND {LIVE} AND uuid > ? ORDER BY uuid LIMIT ?");
+    rows(db, &tail, params![network, after, limit]).await
+}
+
+/// How many live interfaces a network has.
+pub async fn count(mut db: impl Read, network: NetworkId) -> Result<i64, StoreError> {
+    let sql = format!("SELECT COUNT(*) FROM interfaces WHERE network_uuid = ? AND {LIVE}");
+    db.rows(&sql, params![network]).await?.first().map_or(Ok(0), |row| row.get(0))
 }
 
 /// Soft-deleted interfaces whose state changed before `before`.

@@ -1,9 +1,11 @@
 //! Rows of metadata, for every kind of object.
 
+use std::collections::HashMap;
+
 use muster_types::object::ObjectType;
 use serde_json::{Map, Value as Json};
 
-use super::{Read, StoreError, Tx, params};
+use super::{Read, StoreError, Tx, Value, marks, params};
 
 /// The metadata of the objects from `first` to `last`, as `(object, key, value)`.
 pub async fn range(
@@ -20,6 +22,28 @@ pub async fn range(
         )
         .await?;
     rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?, row.json(2)?))).collect()
+}
+
+/// The metadata of some objects, by object.
+pub async fn of(
+    mut db: impl Read,
+    object_type: ObjectType,
+    ids: &[String],
+) -> Result<HashMap<String, Map<String, Json>>, StoreError> {
+    let mut found: HashMap<String, Map<String, Json>> = HashMap::new();
+    if ids.is_empty() {
+        return Ok(found);
+    }
+    let sql = format!(
+        "SELECT object_id, name, value FROM metadata WHERE object_type = ? AND object_id IN ({})",
+        marks(ids.len())
+    );
+    let mut values = vec![Value::from(object_type)];
+    values.extend(ids.iter().map(Value::from));
+    for row in db.rows(&sql, &values).await? {
+        found.entry(row.get(0)?).or_default().insert(row.get(1)?, row.json(2)?);
+    }
+    Ok(found)
 }
 
 /// The metadata of one object.

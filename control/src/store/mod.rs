@@ -127,6 +127,11 @@ macro_rules! params {
 }
 pub(crate) use params;
 
+/// Question marks for so many values of a list.
+fn marks(count: usize) -> String {
+    vec!["?"; count].join(", ")
+}
+
 /// One row of an answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Row(pub Vec<Value>);

@@ -152,9 +152,12 @@ pub async fn wanted(db: impl Read) -> Result<Vec<NetworkRow>, StoreError> {
     rows(db, "wanted = 1 AND namespace IS NOT NULL ORDER BY uuid", &[]).await
 }
 
-/// Networks that an operation should be bringing to another state, the longest without change first.
-pub async fn on_their_way(db: impl Read) -> Result<Vec<NetworkRow>, StoreError> {
-    rows(db, "state IN ('initial', 'delete-wait') ORDER BY updated LIMIT 500", &[]).await
+/// Networks that an operation should be bringing to another state, and that no operation is at.
+pub async fn abandoned(db: impl Read) -> Result<Vec<NetworkRow>, StoreError> {
+    let tail = "state IN ('initial', 'delete-wait') AND NOT EXISTS (SELECT 1 FROM operations \
+                WHERE target_type = 'network' AND target_id = networks.uuid AND state IN ('queued', 'executing')) \
+                ORDER BY updated LIMIT 500";
+    rows(db, tail, &[]).await
 }
 
 /// A number that changes with every change that nodes must follow, for as good as free.

@@ -6,7 +6,7 @@
 use muster_types::ids::{NetworkId, NodeId};
 use muster_types::time::now;
 
-use super::{Read, Row, StoreError, Tx, params};
+use super::{Read, Row, StoreError, Tx, Value, marks, params};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeNetworkRow {
@@ -32,10 +32,11 @@ pub async fn of_network(mut db: impl Read, network: NetworkId) -> Result<Vec<Nod
     db.rows(&sql, params![network]).await?.iter().map(NodeNetworkRow::read).collect()
 }
 
-/// What one node has.
-pub async fn of_node(mut db: impl Read, node: NodeId) -> Result<Vec<NodeNetworkRow>, StoreError> {
-    let sql = format!("SELECT {COLUMNS} FROM node_networks WHERE node_uuid = ? ORDER BY network_uuid");
-    db.rows(&sql, params![node]).await?.iter().map(NodeNetworkRow::read).collect()
+/// What some nodes have.
+pub async fn of_nodes(mut db: impl Read, nodes: &[NodeId]) -> Result<Vec<NodeNetworkRow>, StoreError> {
+    let values: Vec<Value> = nodes.iter().map(|node| (*node).into()).collect();
+    let sql = format!("SELECT {COLUMNS} FROM node_networks WHERE node_uuid IN ({})", marks(nodes.len()));
+    db.rows(&sql, &values).await?.iter().map(NodeNetworkRow::read).collect()
 }
 
 /// Writes what a node has now.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use muster_types::object::{ObjectRef, ObjectType, Reference};
 use muster_types::time::now;
 
-use super::{Read, StoreError, Tx, params};
+use super::{Read, StoreError, Tx, Value, marks, params};
 
 /// References by relationship.
 pub type References = BTreeMap<String, Vec<Reference>>;
@@ -47,43 +47,50 @@ pub struct Around {
 
 /// What uses an object, and what it uses.
 pub async fn around(db: impl Read, object: &ObjectRef) -> Result<Around, StoreError> {
-    let mut found = range(db, object.object_type, &object.id, &object.id).await?;
+    let mut found = of(db, object.object_type, std::slice::from_ref(&object.id)).await?;
     Ok(found.remove(&object.id).unwrap_or_default())
 }
 
-/// The references of the objects from `first` to `last`, by object.
-pub async fn range(
+/// The references of some objects, by object.
+pub async fn of(
     mut db: impl Read,
     object_type: ObjectType,
-    first: &str,
-    last: &str,
+    ids: &[String],
 ) -> Result<HashMap<String, Around>, StoreError> {
-    let sql = "SELECT source_type, source_id, relationship, relationship_value, target_type, target_id, created, \
-               last_active FROM object_references WHERE (source_type = ? AND source_id >= ? AND source_id <= ?) \
-               OR (target_type = ? AND target_id >= ? AND target_id <= ?) ORDER BY created, uuid";
-    let values = params![object_type, first, last, object_type, first, last];
+    if ids.is_empty() {
+        return Ok(HashMap::new());
+    }
+    // One statement, and both halves answered from an index.
+    let half = |number: u8, side: &str| {
+        format!(
+            "SELECT {number}, source_type, source_id, relationship, relationship_value, target_type, target_id, \
+             created, last_active FROM object_references WHERE {side}_type = ? AND {side}_id IN ({})",
+            marks(ids.len())
+        )
+    };
+    let sql = format!("{} UNION ALL {}", half(0, "source"), half(1, "target"));
+    let side = || std::iter::once(Value::from(object_type)).chain(ids.iter().map(Value::from));
+    let values: Vec<Value> = side().chain(side()).collect();
     let mut found: HashMap<String, Around> = HashMap::new();
-    for row in db.rows(sql, values).await? {
+    for row in db.rows(&sql, &values).await? {
+        let is_target: bool = row.get(0)?;
         let reference = Reference {
-            source_object_type: row.get(0)?,
-            source_uuid: row.get(1)?,
-            relationship: row.get(2)?,
-            relationship_value: row.get(3)?,
-            target_object_type: row.get(4)?,
-            target_uuid: row.get(5)?,
-            created: row.get(6)?,
-            last_active: row.get(7)?,
+            source_object_type: row.get(1)?,
+            source_uuid: row.get(2)?,
+            relationship: row.get(3)?,
+            relationship_value: row.get(4)?,
+            target_object_type: row.get(5)?,
+            target_uuid: row.get(6)?,
+            created: row.get(7)?,
+            last_active: row.get(8)?,
         };
-        let within = |kind: &str, id: &str| kind == object_type.as_str() && id >= first && id <= last;
-        let key = || reference.relationship.clone();
-        if within(&reference.source_object_type, &reference.source_uuid) {
-            let around = found.entry(reference.source_uuid.clone()).or_default();
-            around.from.entry(key()).or_default().push(reference.clone());
-        }
-        if within(&reference.target_object_type, &reference.target_uuid) {
-            let around = found.entry(reference.target_uuid.clone()).or_default();
-            around.to.entry(key()).or_default().push(reference);
-        }
+        let own = if is_target { &reference.target_uuid } else { &reference.source_uuid };
+        let around = found.entry(own.clone()).or_default();
+        let list = if is_target { &mut around.to } else { &mut around.from };
+        list.entry(reference.relationship.clone()).or_default().push(reference);
+    }
+    for list in found.values_mut().flat_map(|around| around.from.values_mut().chain(around.to.values_mut())) {
+        list.sort_by(|a, b| a.created.total_cmp(&b.created));
     }
     Ok(found)
 }

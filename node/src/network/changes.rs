@@ -8,10 +8,9 @@ use muster_types::ids::NetworkId;
 use muster_types::network::{NetworkPlan, Router};
 use muster_types::{Error, Result};
 
-use super::names::{Names, egress_mac, marked, marker, router_mac};
+use super::names::{Names, VXLAN_PORT, egress_mac, marked, marker, router_mac, vxid_of_device};
 use super::view::{Destination, Inside, Link, Route, Snapshot};
 
-const VXLAN_PORT: u16 = 4789;
 const FLOOD: [u8; 6] = [0; 6];
 /// The largest packet between a router and the world, which is not the business of the network's own limit.
 const EGRESS_MTU: u32 = 1500;
@@ -99,7 +98,7 @@ impl Work<'_> {
             self.finish(name, self.plan.mtu, "");
             return Ok(());
         };
-        own(link, "bridge", self.plan.id)?;
+        own(self.node, link, "bridge", self.plan.id)?;
         if link.meddles {
             self.wrong(format!("bridge {name} had other settings"));
             // In two steps: with the protocol a delay of 0 is not allowed.
@@ -119,7 +118,7 @@ impl Work<'_> {
             plan.peers.iter().copied().filter(|peer| *peer != plan.mesh_address).collect();
         let mut link = self.node.link(name);
         if let Some(found) = link {
-            own(found, "vxlan", plan.id)?;
+            own(self.node, found, "vxlan", plan.id)?;
             let right = found.vxlan.is_some_and(|vxlan| {
                 (vxlan.id, vxlan.local, vxlan.port, vxlan.learning)
                     == (plan.vxid, plan.mesh_address, VXLAN_PORT, true)
@@ -190,7 +189,7 @@ impl Work<'_> {
     ) -> Result<()> {
         let link = self.node.link(outer);
         if let Some(link) = link {
-            own(link, "veth", self.plan.id)?;
+            own(self.node, link, "veth", self.plan.id)?;
             if !wanted {
                 self.wrong(format!("device {outer} was there"));
                 self.ip(format!("link del dev {outer}"));
@@ -221,7 +220,8 @@ impl Work<'_> {
     fn device(&mut self, link: &Link, mtu: u32, bridge: Option<(&str, Option<&Link>)>) {
         if link.alias.is_empty() {
             self.wrong(format!("device {} was not marked", link.name));
-            self.ip(format!("link set dev {} alias {}", link.name, marker(self.plan.id)));
+            let marker = marker(self.plan.id);
+            self.ip(format!("link set dev {} alias {marker}{}", link.name, self.around.quiet()));
         }
         match bridge {
             Some(bridge) => self.attach(link, mtu, bridge),
@@ -252,17 +252,28 @@ impl Work<'_> {
     }
 }
 
-/// Refuses to touch a device that is somebody else's. One of our names without a marker was made by us: we were
-/// killed before we could mark it.
-pub(crate) fn own(link: &Link, kind: &str, network: NetworkId) -> Result<()> {
+/// Refuses to touch a device that is somebody else's.
+pub(crate) fn own(node: &Snapshot, link: &Link, kind: &str, network: NetworkId) -> Result<()> {
     let name = &link.name;
-    if link.alias == marker(network) || (link.alias.is_empty() && link.kind == kind) {
+    if link.alias == marker(network) || is_bare(node, link, kind) {
         return Ok(());
     }
     Err(Error::Conflict(match marked(&link.alias) {
         Some(other) => format!("device {name} belongs to network {other}"),
         None => format!("device {name} exists and is not Muster's"),
     }))
+}
+
+/// Whether a device of one of our names may be ours although it has no marker: we were killed after we made it and
+/// before we marked it. Nothing was done with such a device yet; one that is used is somebody else's.
+pub(crate) fn is_bare(node: &Snapshot, link: &Link, kind: &str) -> bool {
+    let number = |vxid| vxid_of_device(&link.name) == Some(vxid);
+    link.alias.is_empty()
+        && link.kind == kind
+        && link.master == 0
+        && link.vxlan.is_none_or(|vxlan| number(vxlan.id))
+        && node.members(link.index).next().is_none()
+        && !node.has_address(link.index)
 }
 
 /// Compares what the router has.

@@ -10,8 +10,10 @@ use muster_types::network::FLOATING;
 use muster_types::node::FoundNetwork;
 
 use super::care::{Known, VXID};
+use super::changes::is_bare;
 use super::names::{self, Names, marked, marker, vxid_of_device, vxid_of_table};
 use super::netlink::Socket;
+use super::view::Snapshot;
 use super::{Networks, lock, namespace, rules, server, view};
 use crate::command::Tool;
 
@@ -96,17 +98,18 @@ impl Networks {
     }
 }
 
-/// Every device with a name and the marker of this network, and those of its number that were not marked yet.
+/// Every device with a name and the marker of this network, and those of its number that were made but not marked
+/// yet.
 fn lines_to_remove(network: FoundNetwork) -> Result<Vec<String>> {
-    let links = view::links(&mut Socket::route()?)?;
+    let node = Snapshot::devices(&mut Socket::route()?)?;
     let names = Names::new(network.vxid);
     let unmarked = |link: &view::Link| {
-        link.alias.is_empty() && names.devices().contains(&(link.name.as_str(), link.kind.as_str()))
+        names.devices().iter().any(|(name, kind)| link.name == *name && is_bare(&node, link, kind))
     };
     let marked = |link: &view::Link| {
         link.alias == marker(network.id) && vxid_of_device(&link.name).is_some() && !link.name.ends_with("-i")
     };
-    let ours = links.iter().filter(|link| unmarked(link) || marked(link));
+    let ours = node.links().iter().filter(|link| unmarked(link) || marked(link));
     Ok(ours.map(|link| format!("link del dev {}", link.name)).collect())
 }
 

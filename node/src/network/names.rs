@@ -7,13 +7,19 @@ use muster_types::network::LARGEST_VXID;
 
 /// Below it every network has a folder. It goes with the machine's memory, as the devices do.
 const FOLDERS: &str = "/run/muster/networks";
+const COMMON: &str = "/run/muster";
 /// The longest name that the kernel takes for a device.
 const LONGEST_DEVICE: usize = 15;
 const MARKER: &str = "muster:";
+/// How the names of bridges begin where routers meet the world.
+pub(crate) const EGRESS_BRIDGE: &str = "egr-br-";
+
+/// Where nodes listen for each other's frames. Whoever may speak to it may speak in every network.
+pub(crate) const VXLAN_PORT: u16 = 4789;
 
 /// The rule set in a router.
 pub(crate) const ROUTER_TABLE: &str = "muster";
-/// The rule set that hides the floating network behind the node.
+/// The rule set on the node around the floating network: what may come from it, and behind whom it hides.
 pub(crate) const EGRESS_TABLE: &str = "muster-egress";
 
 /// The names of one network's parts.
@@ -79,7 +85,7 @@ fn vxid(digits: &str) -> Option<u32> {
 
 /// The bridge where routers meet the world.
 pub(crate) fn egress_bridge(nic: &str) -> String {
-    format!("egr-br-{nic}").chars().take(LONGEST_DEVICE).collect()
+    format!("{EGRESS_BRIDGE}{nic}").chars().take(LONGEST_DEVICE).collect()
 }
 
 /// What the alias of a device says if it belongs to this network.
@@ -99,6 +105,11 @@ pub(crate) fn folder(network: NetworkId) -> PathBuf {
 
 pub(crate) fn folders() -> &'static Path {
     Path::new(FOLDERS)
+}
+
+/// The folder of what is no network's.
+pub(crate) fn common_folder() -> &'static Path {
+    Path::new(COMMON)
 }
 
 /// The hardware address of a router towards its network. It stays the same wherever the router is made, so that

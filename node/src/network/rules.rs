@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 
 use muster_types::network::{Egress, NetworkPlan, Port, Router};
 
-use super::names::{EGRESS_TABLE, Names, ROUTER_TABLE, marker};
+use super::names::{EGRESS_TABLE, Names, ROUTER_TABLE, VXLAN_PORT, marker};
 
 /// The rule set on the node: guests do not speak to the node itself, nor as somebody else.
 ///
@@ -42,7 +42,7 @@ pub(crate) fn node_rules(plan: &NetworkPlan, names: &Names) -> String {
 }
 
 /// What may come from one guest: its own address and those that are routed to the network, nothing but IPv4 and
-/// ARP, and no answers of a DHCP server.
+/// ARP, and no answers of a DHCP server, whichever port they come from.
 fn sender_rules(text: &mut String, port: &Port, routed: &[Ipv4Addr]) {
     let (device, mac) = (port.interface.device(), port.mac);
     let own: BTreeSet<Ipv4Addr> = port.address.into_iter().chain(routed.iter().copied()).collect();
@@ -51,7 +51,7 @@ fn sender_rules(text: &mut String, port: &Port, routed: &[Ipv4Addr]) {
         text,
         "  chain {device} {{\n    ether saddr != {mac} drop\n    ether type != {{ ip, arp }} drop\n    \
          ether type arp arp htype 1 arp ptype ip arp hlen 6 arp plen 4 arp saddr ether {mac} \
-         arp saddr ip {} accept\n    udp sport 67 drop\n",
+         arp saddr ip {} accept\n    udp sport 67 drop\n    udp dport 68 drop\n",
         set(probes)
     );
     if !own.is_empty() {
@@ -81,6 +81,10 @@ pub(crate) fn router_rules(plan: &NetworkPlan, router: &Router, names: &Names) -
 
     text.push_str("  }\n  chain forward {\n    type filter hook forward priority filter; policy drop;\n");
     text.push_str("    tcp flags syn tcp option maxseg size set rt mtu\n");
+    if router.nat || !floating.is_empty() || !routed.is_empty() {
+        // Nodes would take it for a frame of any network, as it comes from one of them.
+        let _ = writeln!(text, "    oifname \"{outer}\" udp dport {VXLAN_PORT} drop");
+    }
     if !routed.is_empty() {
         // The answers take the short way and are never seen here, so this is not a matter of connections.
         let _ = writeln!(
@@ -134,15 +138,41 @@ pub(crate) fn router_rules(plan: &NetworkPlan, router: &Router, names: &Names) -
     text
 }
 
-/// The rule set that hides the floating network behind the node; only its absence when it shall be seen.
-pub(crate) fn egress_rules(egress: &Egress, bridge: &str) -> String {
+/// The rule set on the node around the way out. It judges nothing but what comes from the bridge.
+///
+/// Guests speak there with the addresses of their routers, or their own. To the node itself they may only say what
+/// it answers to anybody: a ping, and its API on `api_port`. Through the node they reach the world, but neither the
+/// port where nodes exchange frames of all networks, nor the link-local services that are meant for the node.
+///
+/// The state of connections is asked for also to have fragments put together before anything here sees them.
+pub(crate) fn egress_rules(egress: &Egress, bridge: &str, api_port: Option<u16>) -> String {
     let mut text = replacing("ip", EGRESS_TABLE);
     let _ = write!(
         text,
-        "  chain postrouting {{\n    type nat hook postrouting priority srcnat; policy accept;\n    \
-         ip saddr {} oifname != {{ \"{bridge}\", \"lo\" }} masquerade\n  }}\n}}\n",
-        egress.netblock
+        "  chain input {{\n    type filter hook input priority filter; policy accept;\n    \
+         iifname \"{bridge}\" udp dport {VXLAN_PORT} drop\n    \
+         iifname \"{bridge}\" ct state established,related accept\n    \
+         iifname \"{bridge}\" icmp type echo-request accept\n"
     );
+    if let Some(port) = api_port {
+        let _ = writeln!(text, "    iifname \"{bridge}\" tcp dport {port} accept");
+    }
+    let _ = write!(
+        text,
+        "    iifname \"{bridge}\" drop\n  }}\n  chain forward {{\n    \
+         type filter hook forward priority filter; policy accept;\n    \
+         iifname \"{bridge}\" udp dport {VXLAN_PORT} drop\n    \
+         iifname \"{bridge}\" ip daddr 169.254.0.0/16 drop\n  }}\n"
+    );
+    if egress.masquerade {
+        let _ = write!(
+            text,
+            "  chain postrouting {{\n    type nat hook postrouting priority srcnat; policy accept;\n    \
+             ip saddr {} oifname != {{ \"{bridge}\", \"lo\" }} masquerade\n  }}\n",
+            egress.netblock
+        );
+    }
+    text.push_str("}\n");
     text
 }
 
@@ -197,12 +227,13 @@ mod tests {
                 .into(),
             "ip saddr { 10.0.0.2, 192.168.20.9 } accept".into(),
             "udp sport 67 drop".into(),
+            "udp dport 68 drop".into(),
             format!("iifname vmap {{ \"{device}\" : jump {device} }}"),
             format!("iifname {{ \"{device}\", \"vxlan-00000a\", \"veth-00000a-o\" }} drop"),
         ] {
             assert!(text.contains(&line), "{line}\n{text}");
         }
-        assert_eq!(count(&text), 9);
+        assert_eq!(count(&text), 10);
         plan.check_senders = false;
         let text = node_rules(&plan, &Names::new(plan.vxid));
         assert!(!text.contains("saddr") && text.contains("hook input"), "{text}");
@@ -229,6 +260,7 @@ mod tests {
             "snat ip to ip saddr map { 10.0.0.2 : 192.168.20.7 }",
             "ip saddr 10.0.0.0/24 ct status dnat masquerade",
             "ip saddr 10.0.0.0/24 snat ip to 192.168.20.5",
+            "oifname \"egr-00000a-i\" udp dport 4789 drop",
         ] {
             assert!(text.contains(line), "{line}\n{text}");
         }
@@ -243,7 +275,29 @@ mod tests {
 
     #[test]
     fn the_floating_network_is_hidden_behind_the_node() {
-        let text = egress_rules(&router().egress, "egr-br-eth0");
+        let mut egress = router().egress;
+        let text = egress_rules(&egress, "egr-br-eth0", None);
         assert!(text.contains("ip saddr 192.168.20.0/24 oifname != { \"egr-br-eth0\", \"lo\" } masquerade"));
+        egress.masquerade = false;
+        assert!(!egress_rules(&egress, "egr-br-eth0", None).contains("nat"));
+    }
+
+    #[test]
+    fn the_node_is_guarded_from_the_way_out_whether_it_hides_it_or_not() {
+        let mut egress = router().egress;
+        for masquerade in [true, false] {
+            egress.masquerade = masquerade;
+            let text = egress_rules(&egress, "egr-br-eth0", Some(13000));
+            assert_eq!(text.matches("iifname \"egr-br-eth0\" udp dport 4789 drop").count(), 2, "{text}");
+            for line in ["tcp dport 13000 accept\n    iifname \"egr-br-eth0\" drop", "169.254.0.0/16 drop"] {
+                assert!(text.contains(line), "{line}\n{text}");
+            }
+            // Others' traffic is not judged.
+            let judged = text.lines().filter(|line| line.ends_with(" drop") || line.ends_with(" accept"));
+            assert!(judged.clone().all(|line| line.contains("iifname \"egr-br-eth0\"")), "{text}");
+            assert!(!text.contains("policy drop"));
+            assert_eq!(count(&text), 7 + usize::from(masquerade));
+        }
+        assert!(!egress_rules(&egress, "egr-br-eth0", None).contains("tcp"));
     }
 }

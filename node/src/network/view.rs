@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use muster_types::Result;
 use muster_types::network::{NetworkPlan, NetworkUsage};
 
-use super::names::Names;
+use super::names::{EGRESS_BRIDGE, Names, vxid_of_device};
 use super::netlink::{Request, Socket, attributes, number, short, text};
 
 const NEW_LINK: u16 = 16;
@@ -72,6 +72,8 @@ pub(crate) struct Snapshot {
     by_name: HashMap<String, usize>,
     by_master: HashMap<u32, Vec<usize>>,
     destinations: HashMap<u32, Vec<Destination>>,
+    /// The devices that have an address of any kind; only known if there is a device without a marker.
+    addressed: BTreeSet<u32>,
 }
 
 impl Snapshot {
@@ -81,6 +83,7 @@ impl Snapshot {
         let all =
             socket.dump(GET_NEIGHBOUR, &Request::new(&[FAMILY_BRIDGE, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]))?;
         snapshot.add_destinations(&all);
+        snapshot.add_addressed(socket)?;
         Ok(snapshot)
     }
 
@@ -113,6 +116,7 @@ impl Snapshot {
             fixed.extend([0; 8]);
             snapshot.add_destinations(&socket.dump(GET_NEIGHBOUR, &Request::new(&fixed))?);
         }
+        snapshot.add_addressed(socket)?;
         Ok(snapshot)
     }
 
@@ -133,6 +137,32 @@ impl Snapshot {
         }
     }
 
+    /// All devices, and which of them have addresses.
+    pub(crate) fn devices(socket: &mut Socket) -> Result<Self> {
+        let mut snapshot = Self::of(links(socket)?);
+        snapshot.add_addressed(socket)?;
+        Ok(snapshot)
+    }
+
+    /// Addresses only matter for devices of our names that are not marked, which there hardly ever are.
+    fn add_addressed(&mut self, socket: &mut Socket) -> Result<()> {
+        let doubtful = |link: &Link| {
+            link.alias.is_empty() && (vxid_of_device(&link.name).is_some() || link.name.starts_with(EGRESS_BRIDGE))
+        };
+        if self.links.iter().any(doubtful) {
+            let found = socket.dump(GET_ADDRESS, &Request::new(&[0; 8]))?;
+            self.addressed =
+                found.iter().map(|payload| number(payload.get(4..8).unwrap_or_default())).collect();
+        }
+        Ok(())
+    }
+
+    #[cfg(test)]
+    pub(crate) fn with_addressed(mut self, index: u32) -> Self {
+        self.addressed.insert(index);
+        self
+    }
+
     #[cfg(test)]
     pub(crate) fn with_destinations(mut self, index: u32, destinations: Vec<Destination>) -> Self {
         self.destinations.insert(index, destinations);
@@ -150,6 +180,11 @@ impl Snapshot {
     /// The devices in a bridge.
     pub(crate) fn members(&self, bridge: u32) -> impl Iterator<Item = &Link> {
         self.by_master.get(&bridge).into_iter().flatten().map(|at| &self.links[*at])
+    }
+
+    /// Whether a device without a marker has an address.
+    pub(crate) fn has_address(&self, device: u32) -> bool {
+        self.addressed.contains(&device)
     }
 
     pub(crate) fn destinations(&self, vxlan: u32) -> &[Destination] {
@@ -317,6 +352,29 @@ fn parse_route(payload: &[u8]) -> Option<Route> {
         }
     }
     (table == MAIN_TABLE && kind == UNICAST && protocol != BY_THE_KERNEL).then_some(route)
+}
+
+/// The blocks of the main table that are reached through a device without a gateway, each with its device.
+pub(crate) fn on_link(socket: &mut Socket) -> Result<BTreeSet<(u32, Ipv4Addr, u8)>> {
+    let found = socket.dump(GET_ROUTE, &Request::new(&[FAMILY_INET, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]))?;
+    Ok(found.iter().filter_map(|payload| parse_on_link(payload)).collect())
+}
+
+fn parse_on_link(payload: &[u8]) -> Option<(u32, Ipv4Addr, u8)> {
+    let (prefix, kind) = (*payload.get(1)?, *payload.get(7)?);
+    let mut table = u32::from(*payload.get(4)?);
+    let (mut to, mut device, mut gateway) = (Ipv4Addr::UNSPECIFIED, 0, false);
+    for (kind, value) in attributes(payload.get(12..)?) {
+        match kind {
+            1 => to = address(value),
+            4 => device = number(value),
+            // A gateway, several of them, or one of another family.
+            5 | 9 | 18 => gateway = true,
+            15 => table = number(value),
+            _ => {}
+        }
+    }
+    (table == MAIN_TABLE && kind == UNICAST && !gateway && device != 0).then_some((device, to, prefix))
 }
 
 fn proxies(socket: &mut Socket) -> Result<BTreeSet<(u32, Ipv4Addr)>> {
