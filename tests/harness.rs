@@ -55,9 +55,19 @@ impl Cluster {
     /// A cluster with settings of its own and, if given, other operations than the real ones.
     pub(crate) async fn with(settings: &[(&str, &str)], queue: Option<Queue>) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let settings = Settings::with(settings).unwrap();
         let url = format!("sqlite:{}", folder.path().join("muster.db").display());
-        let store = Arc::new(Store::open(&url).await.unwrap());
+        Self::on(&url, folder, settings, queue).await
+    }
+
+    /// The same on a database of the test's choice.
+    pub(crate) async fn on(
+        url: &str,
+        folder: tempfile::TempDir,
+        settings: &[(&str, &str)],
+        queue: Option<Queue>,
+    ) -> Self {
+        let settings = Settings::with(settings).unwrap();
+        let store = Arc::new(Store::open(url).await.unwrap());
         let spool = folder.path().join("spool");
         let events = Events::open(&spool, "sim-1", &settings).unwrap();
         let drainer = Drainer::new(&events, &spool, &settings).unwrap();
@@ -194,9 +204,15 @@ impl Cluster {
     }
 
     pub(crate) async fn delete_interface(&self, id: InterfaceId) {
-        let mut tx = self.app.store.begin().await.unwrap();
-        let outcome = objects::interface::delete_in(&self.app, &mut tx, id).await;
-        tx.finish(outcome, &mut Retry::default()).await.unwrap().unwrap();
+        let mut retry = Retry::default();
+        loop {
+            let mut tx = self.app.store.begin().await.unwrap();
+            let outcome = objects::interface::delete_in(&self.app, &mut tx, id).await;
+            if let Some(end) = tx.finish(outcome, &mut retry).await {
+                assert!(end.unwrap(), "the interface was there");
+                break;
+            }
+        }
         self.app.networks.changed();
     }
 

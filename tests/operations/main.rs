@@ -15,6 +15,7 @@ use muster_control::store::operations::OperationRow;
 use muster_control::store::{Retry, addresses, keys, metadata, namespaces, operations, trusts};
 use muster_control::{objects, reconcile};
 use muster_types::Error;
+use muster_types::address::AddressType;
 use muster_types::network::{FLOATING, NetworkState};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::{OperationHandle, OperationState, OperationType};
@@ -333,4 +334,37 @@ async fn finished_operations_are_removed_after_the_cleaners_delay() {
     cluster.settle().await;
     reconcile::cleaner::run(&cluster.app).await.unwrap();
     assert!(operations::get(&*cluster.app.store, handle.op_uuid).await.unwrap().is_none());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn floating_and_deleting_an_interface_at_once_leaks_no_address() {
+    let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };
+    let cluster = Cluster::on(&url, tempfile::tempdir().unwrap(), QUICK, None).await;
+    cluster.create_namespace("doomed").await;
+    let request = objects::network::NetworkRequest {
+        name: Some("net".into()),
+        netblock: Some("10.0.0.0/24".into()),
+        provide_nat: Some(false),
+        namespace: Some("doomed".into()),
+        ..Default::default()
+    };
+    let network = objects::network::create(&cluster.app, &caller(), request).await.unwrap().uuid.to_string();
+    cluster.settle_networks().await;
+    for _ in 0..25 {
+        let id = cluster.interface(&network, "doomed", "host", 1).await.id;
+        let app = Arc::clone(&cluster.app);
+        let float = tokio::spawn(async move {
+            for _ in 0..2 {
+                // Whoever comes too late is told so.
+                let _ = objects::interface::float(&app, &caller(), &id.to_string()).await;
+                let _ = objects::interface::defloat(&app, &caller(), &id.to_string()).await;
+                let _ = objects::interface::float(&app, &caller(), &id.to_string()).await;
+            }
+        });
+        cluster.delete_interface(id).await;
+        float.await.unwrap();
+    }
+    let held = addresses::page(&*cluster.app.store, FLOATING, None, 300).await.unwrap();
+    let leaked: Vec<_> = held.iter().filter(|row| row.kind == AddressType::Floating).collect();
+    assert!(leaked.is_empty(), "{leaked:?}");
 }
