@@ -6,6 +6,7 @@
 mod harness;
 
 mod access;
+mod addresses;
 mod auth;
 mod events;
 mod namespaces;

@@ -316,7 +316,7 @@ pub async fn delete(
     if row.state == NetworkState::Deleted {
         return Err(Error::NotFound("network is deleted".into()));
     }
-    let handle = transaction!(app.store, |tx| { Ok(enqueue_delete(tx, row.id, Some(caller)).await?) })?;
+    let handle = transaction!(app.store, |tx| { enqueue_delete(tx, row.id, Some(caller)).await })?;
     app.queue.wake();
     app.record(caller, Event::audit(object(row.id), "deletion request from REST API"));
     handle.ok_or_else(|| Error::NotFound("network is deleted".into()))
@@ -387,7 +387,7 @@ pub async fn delete_all(
             outcome.unable.push(row.id);
             continue;
         }
-        let handle = transaction!(app.store, |tx| { Ok(enqueue_delete(tx, row.id, Some(caller)).await?) })?;
+        let handle = transaction!(app.store, |tx| { enqueue_delete(tx, row.id, Some(caller)).await })?;
         app.record(caller, Event::audit(object(row.id), "deletion request from REST API"));
         outcome.deleted.extend(handle.map(|handle| (row.id, handle)));
     }

@@ -15,7 +15,7 @@ pub async fn run(app: &App) -> Result<()> {
         let ended = operations::of_target(&*app.store, &target).await?;
         if row.state == NetworkState::DeleteWait {
             // Whatever was in the way of the last attempt may be gone.
-            transaction!(app.store, |tx| { Ok(enqueue_delete(tx, row.id, None).await?) })?;
+            transaction!(app.store, |tx| { enqueue_delete(tx, row.id, None).await })?;
             app.queue.wake();
             continue;
         }
