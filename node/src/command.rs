@@ -18,6 +18,9 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 /// Where programs are looked for beside `PATH`, which often lacks the administrator's folders.
 const FURTHER_FOLDERS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
+/// How much of what a program said is repeated to callers.
+const LONGEST_WORDS: usize = 200;
+
 /// How long a program may take that only speaks with the kernel.
 pub(crate) const QUICK: Duration = Duration::from_secs(20);
 
@@ -91,7 +94,13 @@ impl Commands {
         self.started.load(Ordering::Relaxed)
     }
 
-    /// Runs a program in the namespaces of this thread and refuses what it refuses, in its own words.
+    /// The same programs, of which none was started.
+    pub(crate) fn afresh(&self) -> Self {
+        Self { found: self.found.clone(), started: AtomicU64::new(0) }
+    }
+
+    /// Runs a program in the namespaces of this thread and refuses what it refuses, in its own words: the first of
+    /// them for the caller, all for the log.
     pub(crate) fn run(&self, tool: Tool, arguments: &[&str], input: &str, limit: Duration) -> Result<Output> {
         let output = self.try_run(tool, arguments, input, limit)?;
         if output.status.success() {
@@ -99,11 +108,13 @@ impl Commands {
         }
         let words = if output.stderr.trim().is_empty() { &output.stdout } else { &output.stderr };
         let words: Vec<&str> = words.lines().map(str::trim).filter(|line| !line.is_empty()).take(4).collect();
-        Err(Error::Internal(format!(
-            "{} failed: {}{}",
-            tool.name(),
-            words.join("; "),
-            culprit(input, &words)
+        let (program, said) = (tool.name(), words.join("; "));
+        tracing::info!(program, said, line = culprit(input, &words), "a program failed");
+        let first = words.first().map_or_else(|| output.status.to_string(), |word| (*word).to_owned());
+        let first = first.strip_prefix(&format!("{program}: ")).unwrap_or(&first);
+        Err(Error::Unavailable(format!(
+            "{program}: {}",
+            first.chars().take(LONGEST_WORDS).collect::<String>()
         )))
     }
 
@@ -120,7 +131,7 @@ impl Commands {
             Error::Conflict(format!("the program {name} is missing (Debian package {})", tool.package()))
         })?;
         // Memory files rather than pipes: neither side can ever wait for the other.
-        let failed = |error: std::io::Error| Error::Internal(format!("cannot run {name}: {error}"));
+        let failed = |error: std::io::Error| Error::Unavailable(format!("{name}: cannot be run: {error}"));
         let mut stdin = memory_file().map_err(failed)?;
         stdin.write_all(input.as_bytes()).map_err(failed)?;
         stdin.rewind().map_err(failed)?;
@@ -145,16 +156,16 @@ impl Commands {
         let output = |status, stdout, stderr| Output { status, stdout, stderr };
         match status {
             Some(status) => Ok(output(status, read(&mut stdout)?, read(&mut stderr)?)),
-            None => Err(Error::Internal(format!("{name} did not end within {} s", limit.as_secs()))),
+            None => Err(Error::Unavailable(format!("{name}: did not end within {} s", limit.as_secs()))),
         }
     }
 }
 
 /// The line of a batch that a program complained about, for the log.
-fn culprit(input: &str, words: &[&str]) -> String {
+fn culprit<'a>(input: &'a str, words: &[&str]) -> &'a str {
     let line = words.iter().find_map(|word| word.strip_prefix("Command failed -:")?.parse::<usize>().ok());
     let text = line.and_then(|number| input.lines().nth(number.checked_sub(1)?));
-    text.map(|text| format!(" ({text})")).unwrap_or_default()
+    text.unwrap_or_default()
 }
 
 fn is_program(file: &Path) -> bool {
@@ -215,10 +226,28 @@ mod tests {
         let long = "x".repeat(1 << 20);
         assert_eq!(commands.run(Tool::Ip, &["-"], &long, QUICK).unwrap().stdout, long);
         assert_eq!(commands.started(), 1);
-        let refusal = commands.run(Tool::Ip, &["/nonsense"], "", QUICK).unwrap_err().to_string();
-        assert!(refusal.contains("ip failed") && refusal.contains("No such file"), "{refusal}");
+        let refusal = commands.run(Tool::Ip, &["/nonsense"], "", QUICK).unwrap_err();
+        assert!(matches!(refusal, Error::Unavailable(_)), "{refusal:?}");
+        let refusal = refusal.to_string();
+        assert!(refusal.starts_with("ip: ") && refusal.contains("No such file"), "{refusal}");
         let refusal = commands.run(Tool::Nft, &[], "", QUICK).unwrap_err().to_string();
         assert!(refusal.contains("Debian package nftables"), "{refusal}");
+    }
+
+    #[test]
+    fn only_the_first_line_of_a_failure_is_repeated_and_not_at_any_length() {
+        let commands = with(Tool::Dnsmasq, "/bin/sh");
+        let refusal = |script: &str| {
+            let refusal = commands.run(Tool::Dnsmasq, &["-c", script], "", QUICK).unwrap_err();
+            assert!(matches!(refusal, Error::Unavailable(_)), "{refusal:?}");
+            refusal.to_string()
+        };
+        assert_eq!(refusal("echo >&2; echo 'dnsmasq: no' >&2; echo more >&2; exit 1"), "dnsmasq: no");
+        assert_eq!(
+            refusal("printf %5000s x | tr ' ' y >&2; exit 1").len(),
+            "dnsmasq: ".len() + LONGEST_WORDS
+        );
+        assert_eq!(refusal("exit 3"), "dnsmasq: exit status: 3");
     }
 
     #[test]
@@ -231,7 +260,7 @@ mod tests {
     #[test]
     fn the_line_of_a_batch_that_failed_is_named() {
         let input = "link add a type bridge\nlink set b up\n";
-        assert_eq!(culprit(input, &["Cannot find device \"b\"", "Command failed -:2"]), " (link set b up)");
+        assert_eq!(culprit(input, &["Cannot find device \"b\"", "Command failed -:2"]), "link set b up");
         assert_eq!(culprit(input, &["Command failed -:9"]), "");
     }
 }

@@ -11,10 +11,14 @@ use muster_types::node::{FoundNetwork, Limit, NodeApi, NodeFuture, NodeIdentity,
 use muster_types::settings::Settings;
 use muster_types::{Error, Result};
 use serde_json::{Map, Value, json};
+use tokio::sync::{Semaphore, oneshot};
 
 use crate::command::Commands;
 use crate::network::{self, Networks};
 use crate::{host, limits};
+
+/// How many pings run at the same time; the others wait.
+const PINGS_AT_ONCE: usize = 16;
 
 /// This machine.
 #[derive(Debug)]
@@ -25,6 +29,7 @@ pub struct LocalNode {
     reserved_disk_gb: f64,
     reserved_cpus: u64,
     networks: Arc<Networks>,
+    pings: Arc<Semaphore>,
     limits: BTreeMap<Limit, String>,
     mesh_nic: String,
     api_url: String,
@@ -62,7 +67,8 @@ impl LocalNode {
             reserved_memory_mb,
             reserved_disk_gb: settings.node_disk_reservation_gb,
             reserved_cpus: settings.node_cpu_reservation_threads,
-            networks: Arc::new(Networks::new(commands, &settings.node_egress_nic)),
+            networks: Arc::new(Networks::new(commands.afresh(), &settings.node_egress_nic)),
+            pings: Arc::new(Semaphore::new(PINGS_AT_ONCE)),
             limits,
             mesh_nic: settings.node_mesh_nic.clone(),
             api_url: String::new(),
@@ -72,6 +78,9 @@ impl LocalNode {
     /// Says where the daemon serves the API to the other nodes.
     #[must_use]
     pub fn with_api_url(self, url: String) -> Self {
+        if let Some(port) = port(&url) {
+            self.networks.serve_api_on(port);
+        }
         Self { api_url: url, ..self }
     }
 
@@ -142,6 +151,19 @@ impl LocalNode {
     }
 }
 
+/// The port of a URL.
+fn port(url: &str) -> Option<u16> {
+    let (scheme, rest) = url.split_once("://")?;
+    let host = rest.split('/').next()?;
+    // Colons within brackets are of an IPv6 address.
+    match host.rsplit(']').next()?.rsplit_once(':') {
+        Some((_, port)) => port.parse().ok(),
+        None => {
+            [("http", 80), ("https", 443)].into_iter().find(|(name, _)| *name == scheme).map(|(_, port)| port)
+        }
+    }
+}
+
 /// What a node is, as the `resources` event repeats it.
 pub(crate) fn flags(identity: &NodeIdentity) -> Map<String, Value> {
     let mut flags = Map::new();
@@ -181,8 +203,9 @@ impl NodeApi for LocalNode {
 
     fn remove_network(&self, network: FoundNetwork) -> NodeFuture<'_, ()> {
         if self.limits.contains_key(&Limit::Networks) {
-            // It never had any.
-            return Box::pin(async { Ok(()) });
+            // It never had any, unless it could do more once.
+            let result = if Networks::has_traces(network.id) { self.require_networks() } else { Ok(()) };
+            return Box::pin(async { result });
         }
         self.blocking(move |networks| networks.remove(network))
     }
@@ -195,13 +218,43 @@ impl NodeApi for LocalNode {
     }
 
     fn ping(&self, network: NetworkId, address: Ipv4Addr) -> NodeFuture<'_, PingResult> {
-        match self.require_networks() {
-            Ok(()) => self.blocking(move |networks| networks.ping(network, address)),
-            Err(error) => Box::pin(async { Err(error) }),
-        }
+        Box::pin(async move {
+            self.require_networks()?;
+            let ended = |error: &dyn std::fmt::Display| Error::Internal(format!("ping ended early: {error}"));
+            let permit = self.pings.clone().acquire_owned().await.map_err(|error| ended(&error))?;
+            let (networks, (answer, answered)) = (self.networks.clone(), oneshot::channel());
+            // In a thread of its own: the common ones look after networks, and pings take their time. It goes on
+            // when nobody waits for it any more, hence it holds the permit.
+            let work = move || {
+                let result = networks.ping(network, address);
+                drop(permit);
+                let _ = answer.send(result);
+            };
+            std::thread::Builder::new().name("ping".into()).spawn(work).map_err(|error| ended(&error))?;
+            answered.await.map_err(|error| ended(&error))?
+        })
     }
 
     fn network_usage(&self, network: FoundNetwork) -> NodeFuture<'_, Option<NetworkUsage>> {
         self.blocking(move |_| Networks::usage(network))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_port_of_the_api_is_read_from_its_url() {
+        for (url, expected) in [
+            ("http://10.0.0.1:13000", Some(13000)),
+            ("https://[fd00::1]:13001/x:2", Some(13001)),
+            ("https://[fd00::1]", Some(443)),
+            ("http://node", Some(80)),
+            ("", None),
+            ("http://node:none", None),
+        ] {
+            assert_eq!(port(url), expected, "{url}");
+        }
     }
 }

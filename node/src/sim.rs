@@ -150,9 +150,9 @@ impl NodeApi for SimulatedNode {
         let result = match router {
             Some((own, router)) => {
                 let answers = address == own || router.leases.iter().any(|lease| lease.address == address);
-                Ok(PingResult { stdout: pings(address, answers), stderr: Vec::new() })
+                Ok(PingResult { stdout: pings(address, answers), stderr: vec![String::new()] })
             }
-            None => Err(Error::NotFound(format!("the router of network {network} is not on this node"))),
+            None => Err(Error::Unavailable(format!("the router of network {network} is not on this node"))),
         };
         Box::pin(async { result })
     }
@@ -208,6 +208,8 @@ fn pings(address: Ipv4Addr, answers: bool) -> Vec<String> {
     if answers {
         lines.push("rtt min/avg/max/mdev = 0.050/0.050/0.050/0.000 ms".into());
     }
+    // What follows the last line end.
+    lines.push(String::new());
     lines
 }
 
@@ -220,6 +222,7 @@ mod tests {
         let address = "10.0.0.2".parse().unwrap();
         let lines = pings(address, true);
         assert_eq!(lines.iter().filter(|line| line.contains("icmp_seq")).count(), 10);
+        assert_eq!(lines.last().map(String::as_str), Some(""));
         assert!(pings(address, false).iter().any(|line| line.contains("100% packet loss")));
     }
 }

@@ -277,7 +277,10 @@ impl Networks {
                     })?;
                 }
                 if let Some(why) = known.server.failure() {
-                    return Err(Error::Internal(why.to_owned()));
+                    let why = format!("dnsmasq of this network keeps dying: {why}");
+                    // What was put right is told when it is well again.
+                    known.repaired = care.repaired;
+                    return Err(Error::Unavailable(why));
                 }
                 return Ok(care);
             }
@@ -295,7 +298,7 @@ impl Networks {
             }
         }
         Err(failure.unwrap_or_else(|| {
-            Error::Internal(format!(
+            Error::Unavailable(format!(
                 "network {} does not stay as it should: {}",
                 plan.id,
                 care.repaired.join(", ")

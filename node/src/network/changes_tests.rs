@@ -104,10 +104,36 @@ fn what_is_not_ours_is_refused() {
         let refusal = compare(&plan, found, floods(&plan)).unwrap_err();
         assert!(matches!(refusal, Error::Conflict(_)) && refusal.to_string().contains(why), "{refusal}");
     }
-    let mut found = links(&plan);
-    found[0].alias = String::new();
-    let changes = compare(&plan, found, floods(&plan)).unwrap();
-    assert_eq!(changes.ip, [format!("link set dev br-vxlan-00000a alias {}", marker(plan.id))]);
+}
+
+#[test]
+fn a_device_without_marker_is_ours_only_while_nobody_uses_it() {
+    let plan = example::plan();
+    let names = Names::new(plan.vxid);
+    let unmarked = |link: Link| Link { alias: String::new(), up: false, ..link };
+    let (bridge, vxlan) = (unmarked(links(&plan)[0].clone()), unmarked(links(&plan)[1].clone()));
+    let alone = Link { master: 0, ..vxlan.clone() };
+    let compare = |links: Vec<Link>, addressed: bool| {
+        let node = Snapshot::of(links);
+        let node = if addressed { node.with_addressed(3) } else { node };
+        on_node(&plan, &names, &around(), &node, None)
+    };
+    let changes = compare(vec![bridge.clone(), alone.clone()], false).unwrap();
+    for name in [&names.bridge, &names.vxlan] {
+        let line = format!("link set dev {name} alias {} addrgenmode none", marker(plan.id));
+        assert!(changes.ip.contains(&line), "{changes:?}");
+    }
+    let other = Vxlan { id: 11, ..alone.vxlan.unwrap() };
+    for (what, links, addressed) in [
+        ("an address", vec![bridge.clone()], true),
+        ("a port", vec![bridge.clone(), vxlan], false),
+        ("another kind", vec![Link { kind: "dummy".into(), ..bridge }], false),
+        ("another number", vec![links(&plan)[0].clone(), Link { vxlan: Some(other), ..alone }], false),
+    ] {
+        let refusal = compare(links, addressed).unwrap_err();
+        assert!(refusal.to_string().contains("is not Muster's"), "{what}: {refusal}");
+        assert!(matches!(refusal, Error::Conflict(_)), "{what}");
+    }
 }
 
 #[test]

@@ -47,7 +47,8 @@ impl State {
         let folder = names::common_folder();
         match self.rules {
             Some([text, table]) => {
-                server::make_folder(folder)?;
+                fs::create_dir_all(folder)
+                    .map_err(|error| Error::Internal(format!("cannot make {}: {error}", folder.display())))?;
                 server::write(folder, RULES, &format!("{text} {table}\n"))
             }
             None => {
@@ -86,6 +87,10 @@ impl Networks {
         let mut repaired = Vec::new();
         let mut socket = Socket::route()?;
         let link = view::link(&mut socket, &self.around.egress_bridge)?;
+        if link.as_ref().is_some_and(is_egress) {
+            // Whatever else cannot be: a bridge that is there is guarded.
+            self.egress_rules(egress, &mut state, &mut repaired)?;
+        }
         let lines = self.bridge_lines(egress, link.as_ref(), &mut socket, &mut repaired)?;
         self.egress_rules(egress, &mut state, &mut repaired)?;
         self.batch(Tool::Ip, &lines)?;

@@ -49,6 +49,11 @@ impl Networks {
         Ok(found.into_iter().map(|(id, vxid)| FoundNetwork { id, vxid }).collect())
     }
 
+    /// Whether there may be something of a network, by a look that needs no rights.
+    pub(crate) fn has_traces(network: NetworkId) -> bool {
+        names::folder(network).exists() || namespace::is_named(network)
+    }
+
     /// Removes everything that is proven to be of a network.
     pub(crate) fn remove(&self, network: FoundNetwork) -> Result<()> {
         let known = self.known(network.id);

@@ -32,7 +32,7 @@ mod view;
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use muster_types::ids::NetworkId;
@@ -46,7 +46,7 @@ use self::names::Names;
 use self::netlink::Socket;
 use self::nftables::{Family, Table};
 use self::view::Snapshot;
-use crate::command::{Commands, Tool};
+use crate::command::{Commands, QUICK, Tool};
 
 /// How many networks are worked on at the same time.
 const WORKERS: usize = 4;
@@ -69,6 +69,8 @@ pub(crate) struct Networks {
     known: Mutex<HashMap<NetworkId, Arc<Mutex<Known>>>>,
     tables: Mutex<NodeTables>,
     egress: Mutex<egress::State>,
+    /// Where the daemon serves the API, which guests may reach.
+    api_port: OnceLock<u16>,
 }
 
 /// The rule sets of the node when they were last read.
@@ -84,7 +86,19 @@ impl Networks {
             egress_bridge: names::egress_bridge(egress_nic),
             ipv6: namespace::get("ipv6/conf/all/disable_ipv6").is_some(),
         };
-        Self { commands, around, known: Mutex::default(), tables: Mutex::default(), egress: Mutex::default() }
+        Self {
+            commands,
+            around,
+            known: Mutex::default(),
+            tables: Mutex::default(),
+            egress: Mutex::default(),
+            api_port: OnceLock::new(),
+        }
+    }
+
+    /// Says where the daemon serves the API; only the first word counts.
+    pub(crate) fn serve_api_on(&self, port: u16) {
+        let _ = self.api_port.set(port);
     }
 
     pub(crate) fn commands(&self) -> &Commands {
@@ -95,7 +109,7 @@ impl Networks {
     pub(crate) fn ensure(&self, plans: &[NetworkPlan]) -> Result<Vec<Result<NetworkCare>>> {
         for name in BRIDGE_SETTINGS {
             if namespace::get(name).is_some_and(|value| value != "0") {
-                namespace::set(name, "0")?;
+                namespace::prefer(name, "0");
             }
         }
         let user = plans.iter().position(has_egress);
@@ -104,15 +118,22 @@ impl Networks {
             None => Ok(egress::Use::nothing()),
         };
         let mut results: Vec<Option<Result<NetworkCare>>> = plans.iter().map(|_| None).collect();
-        let rest =
-            if plans.len() > FEW { self.survey(plans, &mut results)? } else { (0..plans.len()).collect() };
+        let all = || (0..plans.len()).collect();
+        let rest: Vec<usize> = if plans.len() > FEW {
+            self.survey(plans, &mut results).unwrap_or_else(|error| {
+                tracing::warn!(%error, "networks not looked at together");
+                all()
+            })
+        } else {
+            all()
+        };
         let next = AtomicUsize::new(0);
         let work = || {
             let mut done = Vec::new();
             while let Some(at) = rest.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let plan = &plans[*at];
                 let care = match &egress {
-                    Err(error) if has_egress(plan) => Err(Error::Internal(error.to_string())),
+                    Err(error) if has_egress(plan) => Err(again(error)),
                     _ => self.care(plan),
                 };
                 done.push((*at, care));
@@ -196,13 +217,14 @@ impl Networks {
     /// Pings an address from the router. Blocks for some seconds.
     pub(crate) fn ping(&self, network: NetworkId, address: Ipv4Addr) -> Result<PingResult> {
         if namespace::number(network).is_none() {
-            return Err(Error::NotFound(format!("the router of network {network} is not on this node")));
+            return Err(Error::Unavailable(format!("the router of network {network} is not on this node")));
         }
         let address = address.to_string();
         let arguments = ["-n", "-c", PINGS, "-i", "0.2", "-W", "1", &address];
         let run = || self.commands.try_run(Tool::Ping, &arguments, "", PING_LIMIT);
         let output = namespace::inside(network, run)?;
-        let lines = |text: &str| text.lines().map(str::to_owned).collect();
+        // Also what follows the last line end, which is nothing, is part of the answer.
+        let lines = |text: &str| text.split('\n').map(str::to_owned).collect();
         Ok(PingResult { stdout: lines(&output.stdout), stderr: lines(&output.stderr) })
     }
 
@@ -234,7 +256,63 @@ pub(crate) fn mesh_mtu(address: Option<Ipv4Addr>, nic: &str) -> Result<u32> {
     Ok(link.map_or(1500, |link| link.mtu))
 }
 
+/// What the kernel lacks that networks need. It is tried in a namespace that nobody ever sees and that ends with the
+/// thread. Whatever else goes wrong there is no reason against networks.
+pub(crate) fn lacking(commands: &Commands) -> Option<String> {
+    let attempt = || -> Result<Option<String>> {
+        namespace::leave()?;
+        let mut socket = Socket::route()?;
+        for kind in ["bridge", "vxlan", "veth"] {
+            if !view::try_kind(&mut socket, kind)? {
+                return Ok(Some(format!("devices of kind {kind}")));
+            }
+        }
+        let tried = commands.run(Tool::Nft, &["-f", "-"], rules::SAMPLE, QUICK);
+        let unknown =
+            |why: &Error| ["not supported", "No such file"].iter().any(|word| why.to_string().contains(word));
+        match tried {
+            Err(error) if unknown(&error) => Ok(Some(format!("rule sets of bridges and routers ({error})"))),
+            tried => tried.map(|_| None),
+        }
+    };
+    namespace::in_thread(attempt).unwrap_or_else(|error| {
+        tracing::debug!(%error, "abilities of the kernel not tried");
+        None
+    })
+}
+
+/// The same error for another network.
+fn again(error: &Error) -> Error {
+    match error {
+        Error::Conflict(why) => Error::Conflict(why.clone()),
+        Error::Internal(why) => Error::Internal(why.clone()),
+        other => Error::Unavailable(other.to_string()),
+    }
+}
+
 /// A lock whose holder may have panicked: what it guards is checked against the kernel anyway.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_has_is_told_from_what_it_lacks() {
+        let commands = Commands::find();
+        if !nix::unistd::geteuid().is_root() || !commands.has(Tool::Nft) {
+            return muster_testing::skipped("root and nft");
+        }
+        namespace::in_thread(|| {
+            namespace::leave().unwrap();
+            let socket = &mut Socket::route().unwrap();
+            assert!(view::try_kind(socket, "vxlan").unwrap() && view::try_kind(socket, "bridge").unwrap());
+            assert!(!view::try_kind(socket, "nonsense").unwrap());
+            commands.run(Tool::Nft, &["-f", "-"], rules::SAMPLE, QUICK).unwrap();
+        });
+        assert_eq!(lacking(&commands), None);
+        assert!(view::link(&mut Socket::route().unwrap(), "vxlan").unwrap().is_none());
+    }
 }

@@ -2,6 +2,7 @@
 //!
 //! A thread moves into a namespace and never comes back: it ends there.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -22,7 +23,7 @@ const FOLDER: &str = "/run/netns";
 
 /// How a router's namespace is set before it has devices. A router speaks no IPv6, and strictly expects packets
 /// from where it would send the answer. It says where it is whenever a device comes up, and answers at once for the
-/// addresses that are routed through it.
+/// addresses that are routed through it. What a router cannot be without is also looked at on each of its devices.
 const SETTINGS: [(&str, &str); 9] = [
     ("ipv6/conf/all/disable_ipv6", "1"),
     ("ipv6/conf/default/disable_ipv6", "1"),
@@ -69,7 +70,7 @@ pub(crate) fn create(network: NetworkId) -> Result<()> {
         unshare(CloneFlags::CLONE_NEWNET).map_err(|error| failed(error.into()))?;
         view::mark_loopback(&mut Socket::route()?, &marker(network))?;
         for (name, value) in SETTINGS {
-            set(name, value)?;
+            prefer(name, value);
         }
         let nothing: Option<&str> = None;
         mount(Some("/proc/thread-self/ns/net"), &path, nothing, MsFlags::MS_BIND, nothing)
@@ -106,6 +107,12 @@ pub(crate) fn in_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
+/// Moves this thread into a new namespace without a name.
+pub(crate) fn leave() -> Result<()> {
+    unshare(CloneFlags::CLONE_NEWNET)
+        .map_err(|error| Error::Unavailable(format!("cannot make a namespace: {error}")))
+}
+
 /// Moves this thread; only for threads that end there.
 pub(crate) fn enter(network: NetworkId) -> Result<()> {
     let failed = |why: String| Error::Internal(format!("cannot enter namespace {network}: {why}"));
@@ -117,9 +124,19 @@ pub(crate) fn enter(network: NetworkId) -> Result<()> {
 pub(crate) fn set(name: &str, value: &str) -> Result<()> {
     match fs::write(Path::new("/proc/sys/net").join(name), value) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(Error::Internal(format!("cannot set net/{name} to {value}: {error}")))
+            Err(Error::Unavailable(format!("cannot set net/{name} to {value}: {error}")))
         }
         _ => Ok(()),
+    }
+}
+
+/// The same for what a network can be without: that it cannot be set is said once.
+pub(crate) fn prefer(name: &'static str, value: &str) {
+    static SAID: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
+    if let Err(error) = set(name, value)
+        && SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(name)
+    {
+        tracing::warn!(%error, "a setting of the kernel stays as it is");
     }
 }
 

@@ -15,6 +15,8 @@ const HEADER: usize = 16;
 const REQUEST: u16 = 0x01;
 const ACKNOWLEDGE: u16 = 0x04;
 const DUMP: u16 = 0x300;
+/// Make it, and refuse if it exists.
+const CREATE: u16 = 0x600;
 const DUMP_INTERRUPTED: u16 = 0x10;
 const MESSAGE_ERROR: u16 = 2;
 const MESSAGE_DONE: u16 = 3;
@@ -86,6 +88,18 @@ impl Socket {
         let answer =
             self.send(kind, REQUEST | ACKNOWLEDGE, request).and_then(|()| self.receive(|_| {}).map(|_| ()));
         answer.map_err(failed)
+    }
+
+    /// Makes something new; false if the kernel does not know how.
+    pub(crate) fn create(&mut self, kind: u16, request: &Request) -> Result<bool> {
+        let answer = self
+            .send(kind, REQUEST | ACKNOWLEDGE | CREATE, request)
+            .and_then(|()| self.receive(|_| {}).map(|_| ()));
+        match answer {
+            Ok(()) => Ok(true),
+            Err(nix::Error::EOPNOTSUPP) => Ok(false),
+            Err(error) => Err(failed(error)),
+        }
     }
 
     fn send(&mut self, kind: u16, flags: u16, request: &Request) -> nix::Result<()> {
@@ -161,6 +175,11 @@ impl Request {
         self.0.extend(value);
         self.0.resize(aligned(self.0.len()), 0);
         self
+    }
+
+    /// Attributes within an attribute.
+    pub(crate) fn with_inner(self, kind: u16, inner: &Self) -> Self {
+        self.with(kind | NESTED, &inner.0)
     }
 
     pub(crate) fn with_text(self, kind: u16, text: &str) -> Self {

@@ -176,6 +176,14 @@ pub(crate) fn egress_rules(egress: &Egress, bridge: &str, api_port: Option<u16>)
     text
 }
 
+/// One rule of every sort that networks need, to try whether the kernel has them.
+pub(crate) const SAMPLE: &str = "table bridge sample {\n  chain input {\n    \
+     type filter hook input priority 0; policy accept;\n    iifname { \"sample\" } udp dport 68 drop\n  }\n}\n\
+     table inet sample {\n  chain forward {\n    type filter hook forward priority filter; policy accept;\n    \
+     ct state established,related accept\n    tcp flags syn tcp option maxseg size set rt mtu\n  }\n  \
+     chain postrouting {\n    type nat hook postrouting priority srcnat; policy accept;\n    \
+     oifname \"sample\" snat ip to ip saddr map { 10.0.0.2 : 10.0.0.3 }\n    oifname \"sample\" masquerade\n  }\n}\n";
+
 /// Takes a rule set away.
 pub(crate) fn without(family: &str, table: &str) -> String {
     format!("add table {family} {table}\ndelete table {family} {table}\n")

@@ -107,6 +107,7 @@ impl Server {
         let lasted = self.started.is_none_or(|started| now - started >= LONGEST_PAUSE);
         self.deaths = if lasted { 1 } else { self.deaths + 1 };
         self.pause_until = self.pause(now);
+        self.failure = self.pause_until.map(|_| format!("process {process} was gone"));
     }
 
     /// The first start after a long life is free; then 1, 2, 4 … 60 seconds.
@@ -120,7 +121,7 @@ impl Server {
         self.pause_until.is_some_and(|until| until > Instant::now())
     }
 
-    /// Why the last start failed.
+    /// Why it does not run, or did not last, while it waits to be started again.
     pub(crate) fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
@@ -319,9 +320,11 @@ mod tests {
         }
         assert_eq!(pauses, [0, 1, 2, 4, 8, 16, 32, 60, 60, 60]);
         assert_eq!(server.look(folder.path(), Some(&texts()), 1), Need::Pause);
+        assert_eq!(server.failure(), Some("process 2147483647 was gone"));
         // One that lived long is started at once.
         (server.process, server.started) = (Some(i32::MAX), None);
         server.bury(folder.path());
+        assert_eq!(server.failure(), None);
         assert_eq!(server.look(folder.path(), Some(&texts()), 1), Need::Start { died: None });
     }
 

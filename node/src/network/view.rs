@@ -147,7 +147,8 @@ impl Snapshot {
     /// Addresses only matter for devices of our names that are not marked, which there hardly ever are.
     fn add_addressed(&mut self, socket: &mut Socket) -> Result<()> {
         let doubtful = |link: &Link| {
-            link.alias.is_empty() && (vxid_of_device(&link.name).is_some() || link.name.starts_with(EGRESS_BRIDGE))
+            link.alias.is_empty()
+                && (vxid_of_device(&link.name).is_some() || link.name.starts_with(EGRESS_BRIDGE))
         };
         if self.links.iter().any(doubtful) {
             let found = socket.dump(GET_ADDRESS, &Request::new(&[0; 8]))?;
@@ -427,6 +428,15 @@ pub(crate) fn mark_loopback(socket: &mut Socket, marker: &str) -> Result<()> {
     fixed.extend(UP.to_ne_bytes());
     fixed.extend(UP.to_ne_bytes());
     socket.change(NEW_LINK, &Request::new(&fixed).with(20, marker.as_bytes()))
+}
+
+/// Makes a device of a kind that is of no use; false if the kernel has no such kind.
+pub(crate) fn try_kind(socket: &mut Socket, kind: &str) -> Result<bool> {
+    let mut info = Request::new(&[]).with_text(1, kind);
+    if kind == "vxlan" {
+        info = info.with_inner(2, &Request::new(&[]).with(1, &1_u32.to_ne_bytes()));
+    }
+    socket.create(NEW_LINK, &Request::new(&[0; 16]).with_text(3, kind).with_inner(18, &info))
 }
 
 fn address(value: &[u8]) -> Ipv4Addr {

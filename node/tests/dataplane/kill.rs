@@ -21,7 +21,8 @@ fn what_a_kill_leaves_half_made_is_found_and_removed() {
         "ip link del br-vxlan-0000f1; ip link del vxlan-0000f1; ip link del veth-0000f1-o; ip link del egr-0000f1-o".into(),
         format!("ip netns del {router}; nft delete table bridge muster-0000f1; touch /run/netns/{router}"),
         format!("rm -r /run/muster/networks/{router}; ip link del br-vxlan-0000f1; ip link del vxlan-0000f1; ip link del veth-0000f1-o; ip link del egr-0000f1-o; nft delete table bridge muster-0000f1"),
-        "ip link set br-vxlan-0000f1 alias ''; ip link set vxlan-0000f1 alias ''".into(),
+        "ip link del br-vxlan-0000f1; ip link add br-vxlan-0000f1 type bridge; ip link del vxlan-0000f1; ip link add vxlan-0000f1 type vxlan id 241 dstport 4789".into(),
+        "ip link del egr-br-world0; ip link del egr-0000f1-o; ip link add egr-br-world0 type bridge".into(),
     ] {
         machine.ensure(&plan);
         machine.place.sh(&deed);
@@ -34,7 +35,9 @@ fn what_a_kill_leaves_half_made_is_found_and_removed() {
     // Half of it, then the whole again.
     machine.ensure(&plan);
     let whole = machine.inventory();
-    machine.place.sh("ip link set br-vxlan-0000f1 alias ''; ip link del veth-0000f1-o");
+    machine.place.sh(
+        "ip link del br-vxlan-0000f1; ip link add br-vxlan-0000f1 type bridge; ip link del veth-0000f1-o",
+    );
     machine.ensure(&plan);
     assert_eq!(machine.inventory(), whole);
 

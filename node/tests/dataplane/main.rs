@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod care;
+mod guard;
 mod kill;
 mod scale;
 mod world;
@@ -46,7 +47,7 @@ fn guests_meet_each_other_their_router_and_the_world() {
     let ping = world.machine(3).ask(async move |node| node.ping(id, address).await).unwrap();
     assert!(ping.stdout.iter().any(|line| line.contains(" 0% packet loss")), "{ping:?}");
     let elsewhere = world.machine(1).ask(async move |node| node.ping(id, address).await);
-    assert!(elsewhere.is_err());
+    assert!(matches!(elsewhere, Err(muster_types::Error::Unavailable(_))), "{elsewhere:?}");
 
     // The world: behind the gateway, behind the floating address, and as what is routed.
     for place in [&world.outside, &web.place, &db.place] {
@@ -135,18 +136,18 @@ fn forged_senders_do_not_leave_their_machine() {
     let (own, other) = (bad.mac.to_string(), "02:00:00:66:66:66");
     let all = "ff:ff:ff:ff:ff:ff";
     let to = good.mac.to_string();
-    // 10.0.0.3 and 10.0.0.66 to 10.0.0.2, from port 4660 and 67.
-    let packet = |from: &str, port: &str| {
-        format!("0800 4500 0024 0001 0000 4011 0000 {from} 0a000002 {port} 0044 0010 0000 6d75737465720000")
+    // 10.0.0.3 and 10.0.0.66 to 10.0.0.2, with both ports.
+    let packet = |from: &str, ports: &str| {
+        format!("0800 4500 0024 0001 0000 4011 0000 {from} 0a000002 {ports} 0010 0000 6d75737465720000")
     };
     let arp = |mac: &str, from: &str| format!("0806 0001 0800 06 04 0001 {mac} {from} 000000000000 0a000002");
     let forged = [
         (
             "hardware address",
             "ether src 02:00:00:66:66:66",
-            format!("{to} {other} {}", packet("0a000003", "1234")),
+            format!("{to} {other} {}", packet("0a000003", "1234 0009")),
         ),
-        ("address", "src host 10.0.0.66", format!("{to} {own} {}", packet("0a000042", "1234"))),
+        ("address", "src host 10.0.0.66", format!("{to} {own} {}", packet("0a000042", "1234 0009"))),
         (
             "hardware address in ARP",
             "arp[8:4] = 0x02000066",
@@ -158,13 +159,22 @@ fn forged_senders_do_not_leave_their_machine() {
             "arp src host 10.0.0.1",
             format!("{all} {own} {}", arp(&own, "0a000001")),
         ),
-        ("answer of a DHCP server", "udp src port 67", format!("{to} {own} {}", packet("0a000003", "0043"))),
+        (
+            "answer of a DHCP server",
+            "udp src port 67",
+            format!("{to} {own} {}", packet("0a000003", "0043 0009")),
+        ),
+        (
+            "answer of a DHCP server from another port",
+            "udp dst port 68",
+            format!("{to} {own} {}", packet("0a000003", "1234 0044")),
+        ),
         (
             "IPv6",
             "ip6",
             format!("33:33:00:00:00:01 {own} 86dd 6000000000003b40 {} {}", "fd".repeat(16), "ff".repeat(16)),
         ),
-        ("VLAN", "vlan", format!("{to} {own} 8100 0005 {}", packet("0a000003", "1234"))),
+        ("VLAN", "vlan", format!("{to} {own} 8100 0005 {}", packet("0a000003", "1234 0009"))),
         ("something else", "ether proto 0x88b5", format!("{all} {own} 88b5 {}", "00".repeat(46))),
     ];
     let listen = |filter: &str| {
@@ -244,4 +254,12 @@ fn a_machine_says_what_its_mesh_takes_and_what_it_cannot_do() {
     let report = world.machine(1).ask(async |node| node.report().await).unwrap();
     assert_eq!(report.mesh_mtu, Some(1600));
     assert!(!report.limits.contains_key(&Limit::Networks), "{:?}", report.limits);
+    // What it tried to find that out left nothing, not even in the count of programs.
+    let mut world = world;
+    let before = world.machine(1).inventory();
+    let begin = std::time::Instant::now();
+    world.machines[0].restart();
+    println!("a start took {:?}", begin.elapsed());
+    assert_eq!(world.machine(1).inventory(), before);
+    assert_eq!(world.machine(1).programs_run(), 0);
 }

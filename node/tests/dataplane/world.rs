@@ -21,8 +21,10 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
 const INSIDE: &str = "MUSTER_TEST_INSIDE";
-const PROGRAMS: [&str; 9] =
-    ["ip", "bridge", "nft", "dnsmasq", "ping", "busybox", "unshare", "tcpdump", "python3"];
+const PROGRAMS: [&str; 10] =
+    ["ip", "bridge", "nft", "dnsmasq", "ping", "busybox", "unshare", "setpriv", "tcpdump", "python3"];
+/// Where the daemons of the machines would serve their API.
+pub(crate) const API_PORT: u16 = 13000;
 /// How long something may take that should happen at once.
 const SOON: Duration = Duration::from_secs(10);
 
@@ -269,6 +271,7 @@ fn node(address: Ipv4Addr) -> LocalNode {
     let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     let settings = Settings::new(&std::collections::BTreeMap::new(), &settings).unwrap();
     LocalNode::new(NodeId::new(), &settings, Path::new("/tmp"))
+        .with_api_url(format!("http://{address}:{API_PORT}"))
 }
 
 /// A network that two processes know.
