@@ -5,16 +5,16 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use serde::Serialize;
 
+/// Most answers fit into this many bytes.
+const USUAL_LENGTH: usize = 1024;
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 pub(super) fn json_response(status: StatusCode, value: &impl Serialize) -> Response {
-    let mut body = match serde_json::to_vec(value) {
-        Ok(body) => body,
-        Err(error) => {
-            tracing::error!(%error, "an answer cannot be written");
-            return respond(StatusCode::INTERNAL_SERVER_ERROR, JSON, Body::from("null\n"));
-        }
-    };
+    let mut body = Vec::with_capacity(USUAL_LENGTH);
+    if let Err(error) = serde_json::to_writer(&mut body, value) {
+        tracing::error!(%error, "an answer cannot be written");
+        return respond(StatusCode::INTERNAL_SERVER_ERROR, JSON, Body::from("null\n"));
+    }
     body.push(b'\n');
     let body = Bytes::from(body);
     let mut response = respond(status, JSON, Body::from(body.clone()));

@@ -68,8 +68,9 @@ pub async fn create(
 
 /// The namespace, if the caller may reach it.
 pub async fn get(app: &App, caller: &Caller, name: &str) -> Result<NamespaceRecord> {
-    let row = require_namespace(&*app.store, caller, name).await?;
-    let mut records = records(&*app.store, vec![row]).await?;
+    let snapshot = app.store.snapshot()?;
+    let row = require_namespace(&snapshot, caller, name).await?;
+    let mut records = records(&snapshot, vec![row]).await?;
     records.pop().ok_or_else(|| Error::not_found("namespace"))
 }
 

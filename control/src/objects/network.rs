@@ -155,7 +155,7 @@ pub async fn create(app: &App, caller: &Caller, request: NetworkRequest) -> Resu
             .with("vxid", row.vxid),
     );
     app.record(caller, Event::audit(object(row.id), "creation request from REST API"));
-    one(app, row).await
+    one(&*app.store, row).await
 }
 
 fn order(row: &NetworkRow, caller: Option<&Caller>) -> Order {
@@ -175,7 +175,15 @@ pub(crate) async fn find(
     reference: &str,
     namespace: Option<&str>,
 ) -> Result<NetworkRow> {
-    let store = &*app.store;
+    find_in(&*app.store, caller, reference, namespace).await
+}
+
+async fn find_in<D: Read + Copy>(
+    store: D,
+    caller: &Caller,
+    reference: &str,
+    namespace: Option<&str>,
+) -> Result<NetworkRow> {
     let absent = || Error::not_found("network");
     let namespace = namespace.filter(|name| !name.is_empty());
     let row = match NameOrId::parse(reference) {
@@ -244,8 +252,9 @@ pub async fn get(
     reference: &str,
     namespace: Option<&str>,
 ) -> Result<NetworkRecord> {
-    let row = find(app, caller, reference, namespace).await?;
-    one(app, row).await
+    let snapshot = app.store.snapshot()?;
+    let row = find_in(&snapshot, caller, reference, namespace).await?;
+    one(&snapshot, row).await
 }
 
 /// The next page of the networks that the caller may read, by id.
@@ -262,8 +271,8 @@ pub async fn list_page(
     Ok((records(&*app.store, rows).await?, next))
 }
 
-async fn one(app: &App, row: NetworkRow) -> Result<NetworkRecord> {
-    let mut records = records(&*app.store, vec![row]).await?;
+async fn one<D: Read + Copy>(db: D, row: NetworkRow) -> Result<NetworkRecord> {
+    let mut records = records(db, vec![row]).await?;
     records.pop().ok_or_else(|| Error::not_found("network"))
 }
 

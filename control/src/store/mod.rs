@@ -109,6 +109,15 @@ impl Read for &Store {
     }
 }
 
+impl Read for &Snapshot<'_> {
+    async fn rows(&mut self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
+        match &self.moment {
+            Some(moment) => moment.query(sql, params),
+            None => self.store.query(sql, params).await,
+        }
+    }
+}
+
 impl Read for &mut Tx {
     async fn rows(&mut self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
         self.query(sql, params).await
@@ -330,6 +339,16 @@ impl Store {
         Ok(self.query(sql, params).await?.into_iter().next())
     }
 
+    /// Begins to read several things that belong together. With SQLite they are of one moment, and cost one lock;
+    /// with MariaDB each is read as it is.
+    pub fn snapshot(&self) -> Result<Snapshot<'_>, StoreError> {
+        let moment = match &self.engine {
+            Engine::Sqlite(sqlite) => Some(sqlite.snapshot()?),
+            Engine::MariaDb(_) => None,
+        };
+        Ok(Snapshot { store: self, moment })
+    }
+
     /// Begins a transaction. Use [`transaction!`] instead.
     #[doc(hidden)]
     pub async fn begin(&self) -> Result<Tx, StoreError> {
@@ -363,6 +382,18 @@ impl Store {
             Engine::Sqlite(sqlite) => sqlite.close().await,
             Engine::MariaDb(mariadb) => mariadb.close().await,
         }
+    }
+}
+
+/// Several reads that belong together.
+pub struct Snapshot<'a> {
+    store: &'a Store,
+    moment: Option<sqlite::Moment<'a>>,
+}
+
+impl std::fmt::Debug for Snapshot<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Snapshot")
     }
 }
 

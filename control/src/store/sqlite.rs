@@ -35,17 +35,29 @@ impl Sqlite {
     }
 
     pub(super) fn query(&self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
-        let idle = self.readers.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let connection = match idle {
-            Some(connection) => connection,
-            None => connect(&self.path)?,
-        };
+        let connection = self.reader()?;
         let rows = select(&connection, sql, params);
+        self.give_back(connection);
+        rows
+    }
+
+    /// Begins to read one moment.
+    pub(super) fn snapshot(&self) -> Result<Moment<'_>, StoreError> {
+        let connection = self.reader()?;
+        run(&connection, "BEGIN")?;
+        Ok(Moment { sqlite: self, connection: Mutex::new(Some(connection)) })
+    }
+
+    fn reader(&self) -> Result<Connection, StoreError> {
+        let idle = self.readers.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        idle.map_or_else(|| connect(&self.path), Ok)
+    }
+
+    fn give_back(&self, connection: Connection) {
         let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
         if readers.len() < Self::IDLE_READERS {
             readers.push(connection);
         }
-        rows
     }
 
     pub(super) async fn begin(&self) -> Result<SqliteTx, StoreError> {
@@ -59,6 +71,33 @@ impl Sqlite {
         self.readers.lock().unwrap_or_else(PoisonError::into_inner).clear();
         // A checkpoint only tidies: everything committed is on disk already.
         let _ = blocking(|| writer.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)"));
+    }
+}
+
+/// One moment of the database.
+pub(super) struct Moment<'a> {
+    sqlite: &'a Sqlite,
+    /// There until this is dropped.
+    connection: Mutex<Option<Connection>>,
+}
+
+impl Moment<'_> {
+    pub(super) fn query(&self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
+        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*connection {
+            Some(connection) => select(connection, sql, params),
+            None => Err(StoreError::Broken("a moment that is over was read".into())),
+        }
+    }
+}
+
+impl Drop for Moment<'_> {
+    fn drop(&mut self) {
+        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // A connection that cannot end its reading is closed.
+        if let Some(connection) = connection.filter(|connection| run(connection, "COMMIT").is_ok()) {
+            self.sqlite.give_back(connection);
+        }
     }
 }
 
@@ -107,6 +146,12 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
+/// Runs a statement that has neither arguments nor an answer.
+fn run(connection: &Connection, sql: &str) -> Result<(), StoreError> {
+    let mut statement = connection.prepare_cached(sql).map_err(failure)?;
+    statement.execute([]).map(|_| ()).map_err(failure)
+}
+
 fn select(connection: &Connection, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
     let mut statement = connection.prepare_cached(sql).map_err(failure)?;
     let columns = statement.column_count();
@@ -119,13 +164,21 @@ fn select(connection: &Connection, sql: &str, params: &[Value]) -> Result<Vec<Ro
                 ValueRef::Null => Value::Null,
                 ValueRef::Integer(n) => Value::Int(n),
                 ValueRef::Real(n) => Value::Real(n),
-                ValueRef::Text(text) => Value::Text(String::from_utf8_lossy(text).into_owned()),
+                ValueRef::Text(text) => Value::Text(text_of(text)),
                 ValueRef::Blob(bytes) => Value::Bytes(bytes.to_owned()),
             });
         }
         answer.push(Row(values));
     }
     Ok(answer)
+}
+
+/// Text is nearly always what it should be; then it is checked once and copied once.
+fn text_of(bytes: &[u8]) -> String {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => String::from_utf8_lossy(bytes).into_owned(),
+    }
 }
 
 impl ToSql for Value {
