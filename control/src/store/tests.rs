@@ -522,3 +522,17 @@ async fn a_database_of_a_newer_muster_is_refused() {
     .unwrap();
     assert!(Store::open(&url).await.unwrap_err().to_string().contains("newer muster"));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_of_sqlite_is_one_moment() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("sqlite:{}", folder.path().join("muster.db").display());
+    let store = Store::open(&url).await.unwrap();
+    let snapshot = store.snapshot().unwrap();
+    assert!(namespaces::get(&snapshot, "late").await.unwrap().is_none());
+    transaction!(store, |tx| { Ok(namespaces::insert(tx, "late").await?) }).unwrap();
+    assert!(namespaces::get(&snapshot, "late").await.unwrap().is_none(), "it came after the moment");
+    drop(snapshot);
+    let snapshot = store.snapshot().unwrap();
+    assert!(namespaces::get(&snapshot, "late").await.unwrap().is_some());
+}
