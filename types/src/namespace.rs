@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::object::{check_segment, words};
+use crate::object::{self, words};
 use crate::{Error, Result};
 
 /// The namespace that administers the cluster and that every other one trusts.
@@ -52,18 +52,8 @@ pub struct Trust {
 
 /// Refuses a name that could not be a path segment or a row.
 pub fn check_name(name: &str) -> Result<()> {
-    let bad = |why: &str| Err(Error::Invalid(format!("namespace: {why}")));
     if name.is_empty() {
         return Err(Error::Invalid("no namespace specified".into()));
     }
-    if name.chars().count() > 255 {
-        return bad("must be at most 255 characters");
-    }
-    if name.chars().any(|c| c.is_control() || c == '/') {
-        return bad("must not contain slashes or control characters");
-    }
-    if name.trim() != name {
-        return bad("must not start or end with white space");
-    }
-    check_segment("namespace", name)
+    object::check_name("namespace", name)
 }

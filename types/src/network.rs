@@ -19,7 +19,7 @@ use uuid::{Uuid, uuid};
 
 use crate::address::{MacAddress, Netblock};
 use crate::ids::{InterfaceId, NetworkId};
-use crate::object::{Reference, check_segment, words};
+use crate::object::{self, Reference, words};
 use crate::operation::OperationHandle;
 use crate::{Error, Result};
 
@@ -61,21 +61,9 @@ impl NetworkState {
     }
 }
 
-/// Refuses a name that could not be a path segment or a row.
+/// Refuses a name that no network may have.
 pub fn check_name(name: &str) -> Result<()> {
     let bad = |why: &str| Err(Error::Invalid(format!("name: {why}")));
-    if name.is_empty() {
-        return bad("must not be empty");
-    }
-    if name.chars().count() > 255 {
-        return bad("must be at most 255 characters");
-    }
-    if name.chars().any(|c| c.is_control() || c == '/') {
-        return bad("must not contain slashes or control characters");
-    }
-    if name.trim() != name {
-        return bad("must not start or end with white space");
-    }
     if name.parse::<NetworkId>().is_ok() {
         return bad("must not be a UUID");
     }
@@ -83,7 +71,7 @@ pub fn check_name(name: &str) -> Result<()> {
     if name == "networks" || name == "floating" {
         return bad("must not be \"networks\" or \"floating\"");
     }
-    check_segment("name", name)
+    object::check_name("name", name)
 }
 
 /// A network as the API answers it.

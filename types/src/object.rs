@@ -100,6 +100,24 @@ impl<Id: FromStr> NameOrId<Id> {
     }
 }
 
+/// Refuses a name that could not be a path segment or a row.
+pub fn check_name(field: &str, name: &str) -> Result<()> {
+    let bad = |why: &str| Err(Error::Invalid(format!("{field}: {why}")));
+    if name.is_empty() {
+        return bad("must not be empty");
+    }
+    if name.chars().count() > 255 {
+        return bad("must be at most 255 characters");
+    }
+    if name.chars().any(|c| c.is_control() || c == '/') {
+        return bad("must not contain slashes or control characters");
+    }
+    if name.trim() != name {
+        return bad("must not start or end with white space");
+    }
+    check_segment(field, name)
+}
+
 /// Refuses a name that no client can put into a path: it would resolve to the path above.
 pub fn check_segment(field: &str, name: &str) -> Result<()> {
     if name == "." || name == ".." {

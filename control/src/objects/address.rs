@@ -11,6 +11,7 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::network::{USABLE, changed, find_own, object, require_state};
 use crate::store::addresses::{self, AddressRow, Claim};
+use crate::store::networks::NetworkRow;
 use crate::store::{networks, transaction};
 
 /// What a caller is told when no address is left.
@@ -63,12 +64,7 @@ pub async fn reserve(
         return Err(Error::Invalid(format!("comment: Longer than maximum length {LONGEST_COMMENT}.")));
     }
     let network = find_own(app, caller, reference, None).await?;
-    if !network.netblock.contains(address) {
-        return Err(Error::Invalid(format!(
-            "address: {address} is outside the netblock {}",
-            network.netblock
-        )));
-    }
+    require_within(&network, address)?;
     require_state(&network, USABLE)?;
     let claim = Claim { kind: AddressType::Manual, user: object(network.id), comment: comment.clone() };
     let row = transaction!(app.store, |tx| {
@@ -94,12 +90,7 @@ pub async fn reserve(
 pub async fn release(app: &App, caller: &Caller, reference: &str, address: &str) -> Result<()> {
     let address = parse(address)?;
     let network = find_own(app, caller, reference, None).await?;
-    if !network.netblock.contains(address) {
-        return Err(Error::Invalid(format!(
-            "address: {address} is outside the netblock {}",
-            network.netblock
-        )));
-    }
+    require_within(&network, address)?;
     require_state(&network, USABLE)?;
     let comment = transaction!(app.store, |tx| {
         if !networks::hold(tx, network.id, USABLE).await? {
@@ -127,6 +118,14 @@ pub async fn release(app: &App, caller: &Caller, reference: &str, address: &str)
 
 fn parse(address: &str) -> Result<Ipv4Addr> {
     address.parse().map_err(|_| Error::Invalid("address: must be an IPv4 address".into()))
+}
+
+/// Refuses an address that is not the network's.
+pub(crate) fn require_within(network: &NetworkRow, address: Ipv4Addr) -> Result<()> {
+    if network.netblock.contains(address) {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!("address: {address} is outside the netblock {}", network.netblock)))
 }
 
 fn record(network: NetworkId, row: AddressRow) -> AddressRecord {

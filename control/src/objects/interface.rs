@@ -12,7 +12,7 @@ use muster_types::{Error, Result};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::objects::address::{FULL, rests};
+use crate::objects::address::{FULL, require_within, rests};
 use crate::objects::network::{self, USABLE, changed, floating_pool, require_state};
 use crate::reconcile::networks::wait_applied;
 use crate::store::addresses::{self, Claim};
@@ -119,10 +119,7 @@ async fn claim_address(
             found.map(Some).ok_or_else(|| Error::Insufficient(FULL.into()).into())
         }
         WantedAddress::Exactly(address) => {
-            if !network.netblock.contains(address) {
-                let text = format!("address: {address} is outside the netblock {}", network.netblock);
-                return Err(Error::Invalid(text).into());
-            }
+            require_within(network, address)?;
             if !addresses::claim(tx, network.pool(), address, &claim).await? {
                 return Err(Error::Conflict(format!("address: {address} is already in use")).into());
             }
