@@ -35,7 +35,7 @@ pub(crate) struct Cluster {
     pub(crate) node: Arc<SimulatedNode>,
     pub(crate) other: Arc<SimulatedNode>,
     stop: watch::Sender<bool>,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 /// An answer of the API.
@@ -72,8 +72,8 @@ impl Cluster {
         let events = Events::open(&spool, "sim-1", &settings).unwrap();
         let drainer = Drainer::new(&events, &spool, &settings).unwrap();
         let seed = Secret::new("a seed that only tests use");
-        let node = Arc::new(SimulatedNode::new(1, NodeId::new()));
-        let other = Arc::new(SimulatedNode::new(2, NodeId::new()));
+        let node = Arc::new(SimulatedNode::new(1, NodeId::new(), &folder.path().join("1")));
+        let other = Arc::new(SimulatedNode::new(2, NodeId::new(), &folder.path().join("2")));
         let nodes: Vec<Arc<dyn NodeApi>> = vec![Arc::clone(&node) as _, Arc::clone(&other) as _];
         let mut app = App::new(Arc::clone(&store), settings, events, &seed, nodes);
         if let Some(queue) = queue {
@@ -87,7 +87,7 @@ impl Cluster {
         objects::network::bootstrap(&app).await.unwrap();
         tokio::spawn(reconcile::networks::run(Arc::clone(&app), stop.subscribe()));
         let (service, routes) = http::service(&app);
-        Self { app, service, routes, node, other, stop, _folder: folder }
+        Self { app, service, routes, node, other, stop, folder: folder }
     }
 
     /// A token for a key that is made for it.
@@ -214,6 +214,59 @@ impl Cluster {
             }
         }
         self.app.networks.changed();
+    }
+
+    /// Where the nodes keep their files.
+    pub(crate) fn folder(&self) -> &std::path::Path {
+        self.folder.path()
+    }
+
+    /// Names of the files below a folder of the nodes.
+    pub(crate) fn files_in(&self, folder: &str) -> Vec<String> {
+        let mut folders = vec![self.folder().join(folder)];
+        let mut files = Vec::new();
+        while let Some(folder) = folders.pop() {
+            for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+                if entry.path().is_dir() {
+                    folders.push(entry.path());
+                } else {
+                    files.push(entry.file_name().to_string_lossy().into_owned());
+                }
+            }
+        }
+        files
+    }
+
+    /// Whether any node has a file with this in its name.
+    pub(crate) fn has_file(&self, name: &str) -> bool {
+        self.files_in("").iter().any(|file| file.contains(name))
+    }
+
+    /// Flips one bit in the copy of a blob that a node has.
+    pub(crate) fn damage(&self, node: usize, blob: &str, offset: u64) {
+        use std::os::unix::fs::FileExt as _;
+        let path = self.folder().join(node.to_string()).join("blobs").join(&blob[..2]).join(blob);
+        let mut permissions = std::fs::metadata(&path).unwrap().permissions();
+        std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o644);
+        std::fs::set_permissions(&path, permissions).unwrap();
+        let file = std::fs::File::options().read(true).write(true).open(path).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, offset).unwrap();
+        file.write_all_at(&[byte[0] ^ 1], offset).unwrap();
+    }
+
+    /// The bytes of a blob, as far as they come.
+    pub(crate) async fn try_data(&self, token: &str, blob: &str) -> Vec<u8> {
+        let request = Request::builder()
+            .uri(format!("/blobs/{blob}/data"))
+            .header("authorization", format!("Bearer {token}"));
+        let peer: SocketAddr = "127.0.0.1:9".parse().unwrap();
+        let mut body = self.service.call(request.body(Body::empty()).unwrap(), peer).await.into_body();
+        let mut bytes = Vec::new();
+        while let Some(Ok(frame)) = body.frame().await {
+            bytes.extend_from_slice(&frame.into_data().unwrap());
+        }
+        bytes
     }
 
     /// Works until no operation is left unfinished.

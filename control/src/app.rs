@@ -14,6 +14,7 @@ use crate::auth::secrets::Secrets;
 use crate::auth::tokens::Tokens;
 use crate::events::Events;
 use crate::health::Health;
+use crate::objects::blob::Making;
 use crate::operations::Queue;
 use crate::reconcile::networks::Bell;
 use crate::store::Store;
@@ -30,6 +31,8 @@ pub struct App {
     pub queue: Queue,
     /// Between those who change networks and those who follow.
     pub networks: Bell,
+    /// The blobs that this daemon is making.
+    pub making: Making,
     /// The nodes that this daemon speaks for: this machine, or simulated ones.
     pub nodes: Vec<Arc<dyn NodeApi>>,
     /// This process, as leases name it.
@@ -61,6 +64,7 @@ impl App {
             busy: Arc::default(),
             queue: Queue::default(),
             networks: Bell::default(),
+            making: Making::default(),
             store,
             settings,
             events,

@@ -3,6 +3,7 @@
 pub mod app;
 pub mod auth;
 pub mod events;
+mod fetch;
 pub mod health;
 pub mod http;
 pub mod objects;

@@ -173,7 +173,7 @@ impl World {
             Store::open(&format!("sqlite:{}", folder.path().join("db").display())).await.expect("store");
         let events = Events::open(&folder.path().join("spool"), "sim-1", &settings).expect("events");
         let seed = Secret::new("a seed that only this fuzzer uses");
-        let node = Arc::new(SimulatedNode::new(1, NodeId::new()));
+        let node = Arc::new(SimulatedNode::new(1, NodeId::new(), &folder.path().join("node")));
         let app = Arc::new(App::new(Arc::new(store), settings, events, &seed, vec![node]));
         let key = Secret::generate();
         objects::key::bootstrap(&app, &key, |_| Ok(())).await.expect("namespace system");

@@ -35,9 +35,17 @@ pub(crate) struct Arguments {
     /// Run this many simulated nodes instead of this machine: no root and no QEMU needed
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     simulate: Option<u16>,
+    /// Offer this disk image to everybody as sf://upload/system/NAME, with the label NAME
+    #[arg(long, value_name = "NAME=FILE", value_parser = parse_image)]
+    image: Vec<(String, PathBuf)>,
     /// File of settings, one NAME = value a line
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+}
+
+fn parse_image(text: &str) -> Result<(String, PathBuf), String> {
+    let (name, file) = text.split_once('=').ok_or("must be NAME=FILE")?;
+    Ok((name.to_owned(), PathBuf::from(file)))
 }
 
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
@@ -108,9 +116,22 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
         patience: Duration::from_secs(app.settings.api_timeout),
         most_connections: usize::try_from(app.settings.api_max_connections)?,
     };
+    import(Arc::clone(&app), arguments.image);
     let daemon = Daemon::start(app, data, drainer, listener, service);
     tracing::info!(url = apiurl, node = name, data = %daemon.data.path().display(), "serving");
     Ok(daemon)
+}
+
+/// Takes in the images that the operator offers, while the daemon already serves.
+fn import(app: Arc<App>, images: Vec<(String, PathBuf)>) {
+    tokio::spawn(async move {
+        for (name, file) in images {
+            match objects::import::run(&app, &name, &file).await {
+                Ok(artifact) => tracing::info!(name, artifact = %artifact.uuid, "image offered"),
+                Err(error) => tracing::error!(name, file = %file.display(), %error, "image not offered"),
+            }
+        }
+    });
 }
 
 /// The database that the settings name, and the seed that belongs to it.
@@ -174,6 +195,7 @@ impl Daemon {
             serving: run("api", Box::pin(http::serve(listener, answer, stop_api.subscribe()))),
             working: vec![
                 run("operations", Box::pin(operations::run(Arc::clone(&app), stop_work.subscribe()))),
+                run("storage", Box::pin(reconcile::storage::run(Arc::clone(&app), stop_work.subscribe()))),
                 run("networks", Box::pin(reconcile::networks::run(Arc::clone(&app), stop_work.subscribe()))),
                 run(
                     "maintainer",
@@ -300,10 +322,10 @@ fn nodes(
         let numbers: Vec<usize> = (1..=usize::from(count)).collect();
         let names: Vec<String> = numbers.iter().map(|number| format!("sim-{number}")).collect();
         let ids = data.node_ids(&names)?;
-        let node = |(number, id)| -> Arc<dyn NodeApi> {
-            Arc::new(
-                SimulatedNode::new(number, id).with_api_url(format!("{scheme}://{}", reachable(listens))),
-            )
+        let node = |(number, id): (usize, _)| -> Arc<dyn NodeApi> {
+            let storage = data.path().join("simulated").join(number.to_string());
+            let node = SimulatedNode::new(number, id, &storage);
+            Arc::new(node.with_api_url(format!("{scheme}://{}", reachable(listens))))
         };
         return Ok(numbers.into_iter().zip(ids).map(node).collect());
     }

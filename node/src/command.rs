@@ -32,10 +32,17 @@ pub(crate) enum Tool {
     Nft,
     Dnsmasq,
     Ping,
+    QemuImg,
+    Gzip,
+    Xz,
 }
 
 impl Tool {
-    pub(crate) const ALL: [Self; 5] = [Self::Ip, Self::Bridge, Self::Nft, Self::Dnsmasq, Self::Ping];
+    /// What carrying networks takes.
+    pub(crate) const NETWORKS: [Self; 5] = [Self::Ip, Self::Bridge, Self::Nft, Self::Dnsmasq, Self::Ping];
+
+    /// What looking at images takes.
+    pub(crate) const IMAGES: [Self; 3] = [Self::QemuImg, Self::Gzip, Self::Xz];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -44,6 +51,9 @@ impl Tool {
             Self::Nft => "nft",
             Self::Dnsmasq => "dnsmasq",
             Self::Ping => "ping",
+            Self::QemuImg => "qemu-img",
+            Self::Gzip => "gzip",
+            Self::Xz => "xz",
         }
     }
 
@@ -54,6 +64,9 @@ impl Tool {
             Self::Nft => "nftables",
             Self::Dnsmasq => "dnsmasq-base",
             Self::Ping => "iputils-ping",
+            Self::QemuImg => "qemu-utils",
+            Self::Gzip => "gzip",
+            Self::Xz => "xz-utils",
         }
     }
 }
@@ -81,12 +94,18 @@ impl Commands {
             std::env::split_paths(&path).chain(FURTHER_FOLDERS.iter().map(PathBuf::from)).collect();
         let find =
             |tool: Tool| folders.iter().map(|folder| folder.join(tool.name())).find(|file| is_program(file));
-        let found = Tool::ALL.into_iter().filter_map(|tool| Some((tool, find(tool)?))).collect();
+        let tools = Tool::NETWORKS.into_iter().chain(Tool::IMAGES);
+        let found = tools.filter_map(|tool| Some((tool, find(tool)?))).collect();
         Self { found, started: AtomicU64::new(0) }
     }
 
     pub(crate) fn has(&self, tool: Tool) -> bool {
         self.found.contains_key(&tool)
+    }
+
+    /// Where a program is.
+    pub(crate) fn path(&self, tool: Tool) -> Option<&Path> {
+        self.found.get(&tool).map(PathBuf::as_path)
     }
 
     /// How many programs were started so far.

@@ -3,10 +3,12 @@
 
 mod command;
 mod host;
+mod image;
 mod limits;
 mod local;
 mod network;
 mod sim;
+mod storage;
 
 pub use local::LocalNode;
 pub use sim::SimulatedNode;

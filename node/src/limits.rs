@@ -11,15 +11,15 @@ use crate::network;
 const CAP_NET_ADMIN: (u32, &str) = (12, "CAP_NET_ADMIN");
 const CAP_SYS_ADMIN: (u32, &str) = (21, "CAP_SYS_ADMIN");
 
-/// Looks at the rights of this process, its programs, its devices and its kernel.
-pub(crate) fn find(commands: &Commands) -> BTreeMap<Limit, String> {
+/// Looks at the rights of this process, its programs, its devices and its kernel; `images` was tried already.
+pub(crate) fn find(commands: &Commands, images: Option<String>) -> BTreeMap<Limit, String> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let missing: Vec<Tool> = Tool::ALL.into_iter().filter(|tool| !commands.has(*tool)).collect();
+    let missing: Vec<Tool> = Tool::NETWORKS.into_iter().filter(|tool| !commands.has(*tool)).collect();
     let lacking = || Some(format!("carrying networks needs a kernel with {}", network::lacking(commands)?));
     let networks = networks(effective(&status), &missing).or_else(lacking);
     let taps = fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun").err();
     let taps = taps.map(|error| format!("connecting guests needs /dev/net/tun: {error}"));
-    let found = [(Limit::Networks, networks), (Limit::Taps, taps)];
+    let found = [(Limit::Networks, networks), (Limit::Taps, taps), (Limit::Images, images)];
     found.into_iter().filter_map(|(limit, why)| Some((limit, why?))).collect()
 }
 

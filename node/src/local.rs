@@ -9,12 +9,15 @@ use muster_types::ids::NetworkId;
 use muster_types::network::{NetworkCare, NetworkPlan, NetworkUsage, PingResult};
 use muster_types::node::{FoundNetwork, Limit, NodeApi, NodeFuture, NodeIdentity, NodeReport};
 use muster_types::settings::Settings;
+use muster_types::storage::Storage;
 use muster_types::{Error, Result};
 use serde_json::{Map, Value, json};
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::command::Commands;
+use crate::image::Images;
 use crate::network::{self, Networks};
+use crate::storage::FileStorage;
 use crate::{host, limits};
 
 /// How many pings run at the same time; the others wait.
@@ -24,7 +27,8 @@ const PINGS_AT_ONCE: usize = 16;
 #[derive(Debug)]
 pub struct LocalNode {
     identity: NodeIdentity,
-    storage: PathBuf,
+    folder: PathBuf,
+    storage: FileStorage,
     reserved_memory_mb: u64,
     reserved_disk_gb: f64,
     reserved_cpus: u64,
@@ -36,7 +40,7 @@ pub struct LocalNode {
 }
 
 impl LocalNode {
-    /// `id` was kept from the first start; `storage` is where disks and images will be.
+    /// `id` was kept from the first start; `storage` is where disks and images are.
     #[must_use]
     pub fn new(id: muster_types::ids::NodeId, settings: &Settings, storage: &Path) -> Self {
         let or =
@@ -48,7 +52,8 @@ impl LocalNode {
         )]
         let reserved_memory_mb = (settings.node_ram_reservation_gb.max(0.0) * 1024.0) as u64;
         let commands = Commands::find();
-        let limits = limits::find(&commands);
+        let images = Images::new(&commands, settings);
+        let limits = limits::find(&commands, images.limit());
         for (limit, reason) in &limits {
             tracing::warn!(%limit, %reason, "this machine cannot do everything");
         }
@@ -63,7 +68,8 @@ impl LocalNode {
                 is_network_node: settings.node_is_network_node,
                 is_database_node: settings.node_is_database_node,
             },
-            storage: storage.to_owned(),
+            folder: storage.to_owned(),
+            storage: FileStorage::new(storage, images),
             reserved_memory_mb,
             reserved_disk_gb: settings.node_disk_reservation_gb,
             reserved_cpus: settings.node_cpu_reservation_threads,
@@ -109,7 +115,7 @@ impl LocalNode {
 
     fn look(&self) -> NodeReport {
         let (cpus, load, memory, disk) =
-            (host::cpus(), host::load(), host::memory(), host::disk(&self.storage));
+            (host::cpus(), host::load(), host::memory(), host::disk(&self.folder));
         let (received, sent) = host::network();
         let process = host::process();
         let mut resources = flags(&self.identity);
@@ -233,6 +239,10 @@ impl NodeApi for LocalNode {
             std::thread::Builder::new().name("ping".into()).spawn(work).map_err(|error| ended(&error))?;
             answered.await.map_err(|error| ended(&error))?
         })
+    }
+
+    fn storage(&self) -> &dyn Storage {
+        &self.storage
     }
 
     fn network_usage(&self, network: FoundNetwork) -> NodeFuture<'_, Option<NetworkUsage>> {

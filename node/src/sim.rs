@@ -2,16 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
+use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use muster_types::ids::{NetworkId, NodeId};
 use muster_types::network::{NetworkCare, NetworkPlan, NetworkUsage, PingResult};
 use muster_types::node::{FoundNetwork, NodeApi, NodeFuture, NodeIdentity, NodeReport};
+use muster_types::storage::Storage;
 use muster_types::{Error, Result};
 use serde_json::{Value, json};
 
 use crate::host::Process;
+use crate::image::Images;
 use crate::local::{flags, metrics};
+use crate::storage::FileStorage;
 
 const CPUS: u64 = 16;
 const MEMORY_MB: u64 = 64 * 1024;
@@ -24,6 +28,7 @@ pub struct SimulatedNode {
     born: std::time::Instant,
     api_url: String,
     networks: Mutex<Networks>,
+    storage: FileStorage,
 }
 
 #[derive(Debug, Default)]
@@ -36,9 +41,10 @@ struct Networks {
 }
 
 impl SimulatedNode {
-    /// The `number`th simulated node, counted from 1. The first is the network and database node, too.
+    /// The `number`th simulated node, counted from 1. The first is the network and database node, too. Its disk is
+    /// the folder `storage`, which no other node may have.
     #[must_use]
-    pub fn new(number: usize, id: NodeId) -> Self {
+    pub fn new(number: usize, id: NodeId, storage: &Path) -> Self {
         Self {
             identity: NodeIdentity {
                 id,
@@ -53,6 +59,7 @@ impl SimulatedNode {
             born: std::time::Instant::now(),
             api_url: String::new(),
             networks: Mutex::default(),
+            storage: FileStorage::new(storage, Images::simulated()),
         }
     }
 
@@ -155,6 +162,10 @@ impl NodeApi for SimulatedNode {
             None => Err(Error::Unavailable(format!("the router of network {network} is not on this node"))),
         };
         Box::pin(async { result })
+    }
+
+    fn storage(&self) -> &dyn Storage {
+        &self.storage
     }
 
     fn network_usage(&self, network: FoundNetwork) -> NodeFuture<'_, Option<NetworkUsage>> {

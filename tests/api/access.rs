@@ -84,6 +84,44 @@ const TABLE: &[(&str, &str, [u16; 7])] = &[
     ("POST", "/interfaces/{interface_uuid}/metadata", [401, 401, 401, 404, 404, 200, 200]),
     ("PUT", "/interfaces/{interface_uuid}/metadata/{key}", [401, 401, 401, 404, 404, 200, 200]),
     ("DELETE", "/interfaces/{interface_uuid}/metadata/{key}", [401, 401, 401, 404, 404, 200, 200]),
+    // An artifact of namespace `alpha`: trust reads, and makes the first of a source, never the second.
+    ("GET", "/artifacts", [401, 401, 401, 200, 200, 200, 200]),
+    ("POST", "/artifacts", [401, 401, 401, 404, 200, 200, 200]),
+    ("DELETE", "/artifacts", [401, 401, 401, 401, 401, 200, 200]),
+    ("POST", "/artifacts/upload/{name}", [401, 401, 401, 404, 200, 200, 200]),
+    ("GET", "/artifacts/{artifact_ref}", [401, 401, 401, 404, 200, 200, 200]),
+    ("DELETE", "/artifacts/{artifact_ref}", [401, 401, 401, 404, 404, 200, 200]),
+    ("GET", "/artifacts/{artifact_ref}/versions", [401, 401, 401, 404, 200, 200, 200]),
+    ("POST", "/artifacts/{artifact_ref}/versions", [401, 401, 401, 404, 404, 200, 200]),
+    // The second who may finds the version gone.
+    ("DELETE", "/artifacts/{artifact_ref}/versions/{index}", [401, 401, 401, 404, 404, 200, 404]),
+    // Only artifacts of `system` can be shared.
+    ("POST", "/artifacts/{artifact_ref}/share", [401, 401, 401, 404, 404, 403, 403]),
+    ("POST", "/artifacts/{artifact_ref}/unshare", [401, 401, 401, 404, 404, 403, 403]),
+    ("GET", "/artifacts/{artifact_ref}/events", [401, 401, 401, 404, 200, 200, 200]),
+    ("GET", "/artifacts/{artifact_ref}/clusteroperations", [401, 401, 401, 404, 404, 200, 200]),
+    ("GET", "/artifacts/{artifact_ref}/metadata", [401, 401, 401, 404, 404, 200, 200]),
+    ("POST", "/artifacts/{artifact_ref}/metadata", [401, 401, 401, 404, 404, 200, 200]),
+    ("PUT", "/artifacts/{artifact_ref}/metadata/{key}", [401, 401, 401, 404, 404, 200, 200]),
+    ("DELETE", "/artifacts/{artifact_ref}/metadata/{key}", [401, 401, 401, 404, 404, 200, 200]),
+    ("GET", "/label/{*path}", [401, 401, 401, 404, 200, 200, 200]),
+    ("POST", "/label/{*path}", [401, 401, 401, 404, 404, 200, 200]),
+    ("DELETE", "/label/{*path}", [401, 401, 401, 404, 404, 200, 404]),
+    ("POST", "/upload", [401, 401, 401, 200, 200, 200, 200]),
+    ("GET", "/upload/{upload_uuid}", [401, 401, 401, 404, 404, 200, 200]),
+    ("POST", "/upload/{upload_uuid}", [401, 401, 401, 404, 404, 200, 200]),
+    ("POST", "/upload/{upload_uuid}/truncate/{offset}", [401, 401, 401, 404, 404, 200, 200]),
+    // Who knows a blob may read it, and write on it.
+    ("GET", "/blobs", [401, 401, 401, 401, 401, 401, 200]),
+    ("GET", "/blobs/{blob_uuid}", [401, 401, 401, 200, 200, 200, 200]),
+    ("GET", "/blobs/{blob_uuid}/data", [401, 401, 401, 200, 200, 200, 200]),
+    ("GET", "/blobs/{blob_uuid}/events", [401, 401, 401, 200, 200, 200, 200]),
+    ("GET", "/blobs/{blob_uuid}/checksum/{algorithm}", [401, 401, 401, 200, 200, 200, 200]),
+    ("GET", "/blob_checksums/{algorithm}/{hash}", [401, 401, 401, 200, 200, 200, 200]),
+    ("GET", "/blobs/{blob_uuid}/metadata", [401, 401, 401, 200, 200, 200, 200]),
+    ("POST", "/blobs/{blob_uuid}/metadata", [401, 401, 401, 200, 200, 200, 200]),
+    ("PUT", "/blobs/{blob_uuid}/metadata/{key}", [401, 401, 401, 200, 200, 200, 200]),
+    ("DELETE", "/blobs/{blob_uuid}/metadata/{key}", [401, 401, 401, 200, 200, 200, 200]),
     // Trust does not reach operations.
     ("GET", "/clusteroperations", [401, 401, 401, 403, 403, 200, 200]),
     ("GET", "/clusteroperations/{operation_type}/{operation_uuid}", [401, 401, 401, 403, 403, 200, 200]),
@@ -92,7 +130,7 @@ const TABLE: &[(&str, &str, [u16; 7])] = &[
     ("GET", "/admin/resources", [401, 401, 401, 401, 401, 401, 200]),
 ];
 
-fn body(method: &str, path: &str) -> Option<Value> {
+fn body(method: &str, path: &str, stage: &Stage) -> Option<Value> {
     Some(match (method, path) {
         ("POST", "/auth") => json!({"namespace": "alpha", "key": "wrong"}),
         ("POST", "/auth/namespaces") => json!({"namespace": "fresh"}),
@@ -106,6 +144,11 @@ fn body(method: &str, path: &str) -> Option<Value> {
         ("DELETE", "/networks") => json!({"confirm": true, "namespace": "alpha"}),
         ("POST", "/networks/{network_ref}/dns") => json!({"name": "web", "value": "10.0.0.9"}),
         ("DELETE", "/networks/{network_ref}/dns") => json!({"name": "web"}),
+        ("POST", "/artifacts") => json!({"url": "https://images.invalid/x.qcow2", "namespace": "alpha"}),
+        ("DELETE", "/artifacts") => json!({"confirm": true, "namespace": "alpha"}),
+        ("POST", "/artifacts/upload/{name}") => json!({"blob_uuid": stage.blob, "namespace": "alpha"}),
+        ("POST", "/artifacts/{artifact_ref}/versions") => json!({"max_versions": 2}),
+        ("POST", "/label/{*path}") => json!({"blob_uuid": stage.blob}),
         ("GET", "/clusteroperations") => json!({"target_object_type": "namespace", "target_uuid": "alpha"}),
         _ => return None,
     })
@@ -117,6 +160,9 @@ struct Stage {
     operation: String,
     network: String,
     interface: String,
+    artifact: String,
+    blob: String,
+    upload: String,
 }
 
 /// A cluster for one route, so that no call disturbs another's.
@@ -138,6 +184,7 @@ async fn stage(path: &str) -> Stage {
         arguments: json!({}),
         depends_on: vec![],
         request_id: None,
+        node: None,
     };
     let handle = muster_control::operations::KINDS[0].enqueue(&mut tx, order).await.unwrap();
     tx.finish(Ok(()), &mut muster_control::store::Retry::default()).await.unwrap().unwrap();
@@ -162,7 +209,18 @@ async fn stage(path: &str) -> Stage {
         cluster.settle_networks().await;
         interface = cluster.interface(&network, "alpha", "host", 1).await.id.to_string();
     }
-    Stage { cluster, tokens, operation: handle.op_uuid.to_string(), network, interface }
+    let (mut artifact, mut blob, mut upload) = (String::new(), String::new(), String::new());
+    if ["/artifacts", "/label", "/upload", "/blob"].iter().any(|family| path.starts_with(family)) {
+        let record = crate::artifacts::upload(&cluster, &tokens[5], "img", b"content").await;
+        record["uuid"].as_str().unwrap().clone_into(&mut artifact);
+        record["blob_uuid"].as_str().unwrap().clone_into(&mut blob);
+        let label = json!({"blob_uuid": blob});
+        assert_eq!(cluster.call(&tokens[5], Method::POST, "/label/lab", Some(label)).await.status, 200);
+        let begun = cluster.call(&tokens[5], Method::POST, "/upload", None).await;
+        begun.body["uuid"].as_str().unwrap().clone_into(&mut upload);
+    }
+    let operation = handle.op_uuid.to_string();
+    Stage { cluster, tokens, operation, network, interface, artifact, blob, upload }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -181,12 +239,23 @@ async fn every_route_answers_every_kind_of_caller_as_the_table_says() {
             .replace("{network_ref}", &stage.network)
             .replace("{interface_uuid}", &stage.interface)
             .replace("{address}", "10.0.0.9")
+            .replace("{artifact_ref}", &stage.artifact)
+            .replace("{blob_uuid}", &stage.blob)
+            .replace("{upload_uuid}", &stage.upload)
+            .replace("{name}", "fresh")
+            .replace("{index}", "1")
+            .replace("{offset}", "0")
+            .replace("{algorithm}", "sha512")
+            .replace("{hash}", "00")
+            .replace("{*path}", "alpha/lab")
             .replace("{file}", "swagger-ui.css");
         let mut found = [0; 7];
         for (at, token) in stage.tokens.iter().enumerate() {
             let method: Method = method.parse().unwrap();
-            let answer =
-                stage.cluster.call(token, method.clone(), &concrete, body(method.as_str(), path)).await;
+            let answer = stage
+                .cluster
+                .call(token, method.clone(), &concrete, body(method.as_str(), path, &stage))
+                .await;
             found[at] = answer.status.as_u16();
             assert!(answer.headers.contains_key("x-request-id"));
             if found[at] >= 400 && !path.ends_with('z') {

@@ -4,11 +4,15 @@
 
 #[path = "../harness.rs"]
 mod harness;
+#[path = "../web.rs"]
+mod web;
 
 mod access;
 mod addresses;
+mod artifacts;
 mod auth;
 mod events;
+mod fetch;
 mod namespaces;
 mod networks;
 mod nodes;

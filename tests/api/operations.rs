@@ -17,6 +17,7 @@ async fn enqueue(cluster: &Cluster, namespace: &str, depends_on: Vec<OperationHa
         arguments: json!({}),
         depends_on,
         request_id: None,
+        node: None,
     };
     let handle = KINDS[0].enqueue(&mut tx, order).await.unwrap();
     tx.finish(Ok(()), &mut muster_control::store::Retry::default()).await.unwrap().unwrap();

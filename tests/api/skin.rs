@@ -11,12 +11,16 @@ async fn the_root_page_lists_only_what_works() {
     let cluster = Cluster::new().await;
     let page = cluster.call("", Method::GET, "/", None).await;
     assert_eq!(page.headers["content-type"], "text/html; charset=utf-8");
-    for word in
-        ["generated-key-secrets", "events-by-type", "get-cluster-operations", "node-get", "reserve-addresses"]
-    {
+    for word in [
+        "generated-key-secrets",
+        "events-by-type",
+        "get-cluster-operations",
+        "node-get",
+        "blob-search-by-hash",
+    ] {
         assert!(page.text.contains(word), "{word}");
     }
-    for word in ["instance-execute", "federated-exchange", "vdi-console-proxy", "artifact-metadata"] {
+    for word in ["instance-execute", "federated-exchange", "vdi-console-proxy", "instance-screenshot"] {
         assert!(!page.text.contains(word), "{word}");
     }
 }

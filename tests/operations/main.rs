@@ -5,10 +5,14 @@
 #[allow(dead_code, reason = "shared with the other tests, which use more of it")]
 #[path = "../harness.rs"]
 mod harness;
+#[allow(dead_code, reason = "shared with the other tests, which use more of it")]
+#[path = "../web.rs"]
+mod web;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use axum::http::Method;
 use harness::{Cluster, caller};
 use muster_control::operations::{Fault, KINDS, Kind, Order, Queue, Step, Undo};
 use muster_control::store::operations::OperationRow;
@@ -16,13 +20,19 @@ use muster_control::store::{Retry, addresses, keys, metadata, namespaces, operat
 use muster_control::{objects, reconcile};
 use muster_types::Error;
 use muster_types::address::AddressType;
+use muster_types::artifact::{ArtifactState, ArtifactType};
 use muster_types::network::{FLOATING, NetworkState};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::{OperationHandle, OperationState, OperationType};
 use serde_json::json;
 
-const QUICK: &[(&str, &str)] =
-    &[("CLUSTER_OP_LEASE", "1"), ("CLEANER_DELAY", "0"), ("CLUSTER_OP_MAX_ATTEMPTS", "6")];
+const QUICK: &[(&str, &str)] = &[
+    ("CLUSTER_OP_LEASE", "1"),
+    ("CLEANER_DELAY", "0"),
+    ("CLUSTER_OP_MAX_ATTEMPTS", "6"),
+    ("BLOB_DELETION_DELAY", "0"),
+    ("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.0/8"),
+];
 
 /// A cluster in which the namespace `doomed` has everything a namespace can have.
 async fn cluster() -> Cluster {
@@ -38,6 +48,40 @@ async fn cluster() -> Cluster {
     let object = ObjectRef::namespace("doomed");
     objects::metadata::set(app, &caller(), &object, Some("k"), Some(json!("v"))).await.unwrap();
     cluster
+}
+
+/// A disk image that is all zeroes.
+const IMAGE: [u8; 65536] = [0; 65536];
+
+/// An image is fetched into that namespace, and deleted again.
+async fn fetch_and_delete(cluster: &Cluster) {
+    let app = &cluster.app;
+    let web = web::Web::new(|asked, _| match asked.header("if-none-match") {
+        Some(_) => web::Reply::status(304),
+        None => web::Reply::ok(&IMAGE).with("ETag", "\"one\""),
+    })
+    .await;
+    let request = objects::artifact::ArtifactRequest {
+        name: None,
+        namespace: Some("doomed".into()),
+        artifact_type: ArtifactType::Image,
+        source_url: web.url("/image"),
+        shared: false,
+        max_versions: 0,
+    };
+    let id = objects::artifact::fetch(app, &caller(), &request).await.unwrap().uuid.to_string();
+    cluster.settle().await;
+    let record = objects::artifact::get(app, &caller(), &id, None).await.unwrap();
+    assert_eq!((record.state, record.index), (ArtifactState::Created, 1), "{record:?}");
+    let object = ObjectRef::new(ObjectType::Artifact, &id);
+    objects::metadata::set(app, &caller(), &object, Some("k"), Some(json!("v"))).await.unwrap();
+    let blob = record.blob_uuid.unwrap().to_string();
+    assert!(cluster.has_file(&format!("{blob}.qcow2")), "it is converted");
+    objects::artifact::delete(app, &caller(), &id, None).await.unwrap();
+    reconcile::artifact_watch::delete_unused(app).await.unwrap();
+    reconcile::storage::run_once(app).await.unwrap();
+    cluster.messages(&object).await;
+    cluster.messages(&ObjectRef::new(ObjectType::Blob, &blob)).await;
 }
 
 /// A network of that namespace with everything that a network can have is made and deleted again; the namespace is
@@ -66,6 +110,7 @@ async fn delete_and_clean(cluster: &Cluster) {
     objects::network::delete(app, &caller(), &network, None).await.unwrap();
     cluster.settle().await;
     cluster.messages(&object).await;
+    fetch_and_delete(cluster).await;
     objects::namespace::delete(&cluster.app, &caller(), "doomed").await.unwrap();
     cluster.settle().await;
     // The cleaner comes long after the last event has reached the database.
@@ -78,6 +123,17 @@ async fn delete_and_clean(cluster: &Cluster) {
 async fn assert_gone(cluster: &Cluster) {
     let store = &*cluster.app.store;
     assert!(cluster.node.plans().is_empty() && cluster.other.plans().is_empty());
+    for table in ["blobs", "blob_contents", "blob_locations", "artifacts", "uploads", "object_references"] {
+        let rows = store.query(&format!("SELECT * FROM {table}"), &[]).await.unwrap();
+        let left = rows.iter().filter(|row| !format!("{row:?}").contains("operation_target")).count();
+        assert_eq!(left, 0, "{table}: {rows:?}");
+    }
+    for folder in ["drafts", "blobs", "conversions", "work"] {
+        for node in ["1", "2"] {
+            let left = cluster.files_in(&format!("{node}/{folder}"));
+            assert!(left.is_empty(), "{folder}: {left:?}");
+        }
+    }
     for table in
         ["addresses", "address_blocks", "interfaces", "dns_entries", "node_networks", "hardware_addresses"]
     {
@@ -233,6 +289,7 @@ async fn enqueue(cluster: &Cluster, kind: &Kind, depends_on: Vec<OperationHandle
         arguments: json!({}),
         depends_on,
         request_id: None,
+        node: None,
     };
     let handle = kind.enqueue(&mut tx, order).await.unwrap();
     tx.finish(Ok(()), &mut Retry::default()).await.unwrap().unwrap();
@@ -367,4 +424,67 @@ async fn floating_and_deleting_an_interface_at_once_leaks_no_address() {
     let held = addresses::page(&*cluster.app.store, FLOATING, None, 300).await.unwrap();
     let leaked: Vec<_> = held.iter().filter(|row| row.kind == AddressType::Floating).collect();
     assert!(leaked.is_empty(), "{leaked:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nothing_that_is_used_is_deleted_whoever_else_stops_using_it() {
+    let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };
+    let cluster = Arc::new(Cluster::on(&url, tempfile::tempdir().unwrap(), QUICK, None).await);
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let sweeper = {
+        let (cluster, stop) = (Arc::clone(&cluster), Arc::clone(&stop));
+        tokio::spawn(async move {
+            while !stop.load(Ordering::Relaxed) {
+                reconcile::artifact_watch::delete_unused(&cluster.app).await.unwrap();
+                reconcile::storage::run_once(&cluster.app).await.unwrap();
+            }
+        })
+    };
+    let token = cluster.token("system").await;
+    // Each sends one of three contents again and again, and deletes what it made.
+    let users: Vec<_> = (0..6)
+        .map(|number| {
+            let (cluster, token) = (Arc::clone(&cluster), token.clone());
+            tokio::spawn(async move { send_and_delete(&cluster, &token, number).await })
+        })
+        .collect();
+    for user in users {
+        user.await.unwrap();
+    }
+    stop.store(true, Ordering::Relaxed);
+    sweeper.await.unwrap();
+    // What is left is used, whole and readable; the rest is gone.
+    let app = &cluster.app;
+    let (left, _) = objects::artifact::list_page(app, &caller(), None).await.unwrap();
+    assert_eq!(left.len(), 6);
+    for artifact in left {
+        let blob = artifact.blob_uuid.unwrap().to_string();
+        let bytes = cluster.try_data(&token, &blob).await;
+        assert_eq!(bytes.len(), 5000, "{artifact:?}");
+    }
+    let rows = app.store.query("SELECT COUNT(*) FROM blobs WHERE state = 'created'", &[]).await.unwrap();
+    assert_eq!(rows[0].get::<i64>(0).unwrap(), 3);
+}
+
+async fn send_and_delete(cluster: &Cluster, token: &str, number: u8) {
+    for round in 0..12 {
+        let content = vec![number % 3; 5000];
+        let begun = cluster.call(token, Method::POST, "/upload", None).await.body["uuid"].clone();
+        let path = format!("/upload/{}", begun.as_str().unwrap());
+        cluster.send(token, Method::POST, &path, content).await;
+        let name = format!("/artifacts/upload/n{number}");
+        let made = loop {
+            let body = json!({"upload_uuid": begun, "artifact_type": "other"});
+            let answer = cluster.call(token, Method::POST, &name, Some(body)).await;
+            if answer.status == 200 {
+                break answer.body;
+            }
+            // Somebody else stores or deletes the same just now, and says so.
+            assert_eq!(answer.status, 503, "{}", answer.text);
+        };
+        if round < 11 {
+            let path = format!("/artifacts/{}", made["uuid"].as_str().unwrap());
+            assert_eq!(cluster.call(token, Method::DELETE, &path, None).await.status, 200);
+        }
+    }
 }

@@ -54,4 +54,10 @@ ids! {
     InterfaceId,
     /// A virtual machine.
     InstanceId,
+    /// A piece of content.
+    BlobId,
+    /// Something with versions, each of which is a blob.
+    ArtifactId,
+    /// Content on its way in.
+    UploadId,
 }

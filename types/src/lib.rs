@@ -2,6 +2,8 @@
 //! between the control plane and a node. No I/O lives here.
 
 pub mod address;
+pub mod artifact;
+pub mod blob;
 pub mod error;
 pub mod event;
 pub mod ids;
@@ -13,6 +15,8 @@ pub mod node;
 pub mod object;
 pub mod operation;
 pub mod settings;
+pub mod storage;
 pub mod time;
+pub mod upload;
 
 pub use error::{Error, Result};

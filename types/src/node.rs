@@ -20,6 +20,7 @@ use crate::Result;
 use crate::ids::{NetworkId, NodeId};
 use crate::network::{NetworkCare, NetworkPlan, NetworkUsage, PingResult};
 use crate::object::{Reference, words};
+use crate::storage::Storage;
 
 words! {
     /// The life of a node.
@@ -91,6 +92,8 @@ words! {
         Networks = "networks",
         /// Devices that connect a guest to a network.
         Taps = "taps",
+        /// Looking at and converting disk images.
+        Images = "images",
     }
 }
 
@@ -117,6 +120,9 @@ pub trait NodeApi: Send + Sync {
 
     /// Pings an address from the router of a network.
     fn ping(&self, network: NetworkId, address: Ipv4Addr) -> NodeFuture<'_, PingResult>;
+
+    /// Its disk.
+    fn storage(&self) -> &dyn Storage;
 
     /// What passed the router of a network; nothing if it is not here.
     fn network_usage(&self, network: FoundNetwork) -> NodeFuture<'_, Option<NetworkUsage>>;

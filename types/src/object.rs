@@ -61,6 +61,12 @@ words! {
         Interface = "interface",
         /// A virtual machine.
         Instance = "instance",
+        /// Something with versions, each of which is a blob.
+        Artifact = "artifact",
+        /// A piece of content.
+        Blob = "blob",
+        /// Content on its way in.
+        Upload = "upload",
         /// A piece of queued work.
         ClusterOperation = "clusteroperation",
     }

@@ -55,6 +55,10 @@ words! {
         Namespace = "namespace_op",
         /// Work on a network.
         Network = "net_op",
+        /// Fetching an artifact.
+        ArtifactFetch = "artifact_fetch_op",
+        /// Work on the converted copy of an image.
+        ImageCache = "imgcache_op",
     }
 }
 
@@ -76,6 +80,18 @@ pub struct ErrorReport {
     pub details: Map<String, Value>,
 }
 
+/// How far an operation has come.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Progress {
+    /// What is done of it, in bytes.
+    pub done: i64,
+    /// What it will be, in bytes, once that is known.
+    pub total: Option<i64>,
+    /// What the source called the part that is here, so that another attempt can ask for the rest of the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validator: Option<String>,
+}
+
 /// An operation as the API answers it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct OperationRecord {
@@ -93,6 +109,8 @@ pub struct OperationRecord {
     pub target_uuid: String,
     /// How often a worker has taken it up.
     pub attempts: i64,
+    /// How far it has come, of one that moves bytes.
+    pub progress: Option<Progress>,
     /// Unix time.
     pub created: f64,
     /// Unix time.

@@ -243,6 +243,14 @@ settings! {
     checksum_verification_frequency: u64 = "CHECKSUM_VERIFICATION_FREQUENCY", "86400", "seconds between checks of a blob";
     blob_transcode_maximum_idle_time: u64 = "BLOB_TRANSCODE_MAXIMUM_IDLE_TIME", "86400", "seconds that an unused conversion is kept";
     max_image_transfer_seconds: u64 = "MAX_IMAGE_TRANSFER_SECONDS", "1800", "time for fetching an image";
+    blob_deletion_delay: u64 = "BLOB_DELETION_DELAY", "3600", "seconds that a blob is kept after its last use ended";
+    upload_maximum_idle_time: u64 = "UPLOAD_MAXIMUM_IDLE_TIME", "86400", "seconds after which an upload that nobody goes on with is removed";
+    max_image_size_gb: f64 = "MAX_IMAGE_SIZE_GB", "256", "largest content that is taken in, packed or unpacked";
+    max_image_virtual_size_gb: f64 = "MAX_IMAGE_VIRTUAL_SIZE_GB", "4096", "largest disk that an image may promise";
+    image_stall_timeout: u64 = "IMAGE_STALL_TIMEOUT", "30", "seconds without a byte after which a fetch is begun anew where it stopped";
+    image_fetch_allowed_networks: String = "IMAGE_FETCH_ALLOWED_NETWORKS", "", "private, loopback and link-local networks that images may be fetched from, such as 10.1.0.0/16";
+    image_names: String = "IMAGE_NAMES", "", "names for images before the built-in ones: NAME=URL, separated by spaces; a NAME may end in *, a URL may contain {name} and {version}";
+    image_user: String = "IMAGE_USER", "nobody", "user as whom images are inspected and converted";
     compress_snapshots: bool = "COMPRESS_SNAPSHOTS", "true", "whether snapshots are compressed";
     snapshots_default_to_thin: bool = "SNAPSHOTS_DEFAULT_TO_THIN", "false", "whether snapshots are thin when not said";
     archive_instance_console_duration: u64 = "ARCHIVE_INSTANCE_CONSOLE_DURATION", "0", "days that console logs are archived";
@@ -307,6 +315,12 @@ impl Settings {
             ("KEY_SWEEP_INTERVAL", self.key_sweep_interval),
             ("EVENT_PRUNE_INTERVAL", self.event_prune_interval),
             ("EVENT_PRUNE_BUDGET", self.event_prune_budget),
+            ("IMAGE_STALL_TIMEOUT", self.image_stall_timeout),
+            ("MAX_IMAGE_TRANSFER_SECONDS", self.max_image_transfer_seconds),
+            ("UPLOAD_MAXIMUM_IDLE_TIME", self.upload_maximum_idle_time),
+            ("CHECKSUM_VERIFICATION_FREQUENCY", self.checksum_verification_frequency),
+            ("ARTIFACT_MAX_VERSIONS_DEFAULT", self.artifact_max_versions_default),
+            ("BLOB_REPLICATION_FACTOR", self.blob_replication_factor),
         ];
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(format!("{name}: must be at least 1"));
@@ -325,6 +339,30 @@ impl Settings {
         }
         let floating = crate::address::Netblock::check(&self.floating_network);
         floating.map_err(|why| format!("FLOATING_NETWORK: {why}"))?;
+        for (name, value) in [
+            ("MAX_IMAGE_SIZE_GB", self.max_image_size_gb),
+            ("MAX_IMAGE_VIRTUAL_SIZE_GB", self.max_image_virtual_size_gb),
+        ] {
+            if !(0.001..=1_000_000.0).contains(&value) {
+                return Err(format!("{name}: must be between 0.001 and 1000000"));
+            }
+        }
+        for word in self.image_fetch_allowed_networks.split([' ', ',']).filter(|word| !word.is_empty()) {
+            let (address, bits) = word.split_once('/').unwrap_or((word, "0"));
+            let most = match address.parse() {
+                Ok(std::net::IpAddr::V4(_)) => 32,
+                Ok(std::net::IpAddr::V6(_)) => 128,
+                Err(_) => 0,
+            };
+            if most == 0 || bits.parse::<u8>().is_ok_and(|bits| bits > most) || bits.parse::<u8>().is_err() {
+                return Err(format!("IMAGE_FETCH_ALLOWED_NETWORKS: {word:?} is not a network"));
+            }
+        }
+        for word in self.image_names.split_whitespace() {
+            if word.split_once('=').is_none_or(|(name, url)| name.is_empty() || !url.contains("://")) {
+                return Err(format!("IMAGE_NAMES: {word:?} is not NAME=URL"));
+            }
+        }
         if self.dns_server.parse::<std::net::Ipv4Addr>().is_err() {
             return Err("DNS_SERVER: must be an IPv4 address".into());
         }

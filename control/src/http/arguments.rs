@@ -97,7 +97,7 @@ fn shortened(name: &str) -> String {
 }
 
 /// The pairs of a query string.
-fn form_pairs(query: &str) -> impl Iterator<Item = (String, String)> {
+pub(super) fn form_pairs(query: &str) -> impl Iterator<Item = (String, String)> {
     let decode = |text: &str| {
         let text = text.replace('+', " ");
         percent_encoding::percent_decode_str(&text).decode_utf8_lossy().into_owned()

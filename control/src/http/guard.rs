@@ -14,7 +14,7 @@ use muster_types::time::now;
 use muster_types::{Error, Result};
 
 use super::error::ApiError;
-use super::request::Incoming;
+use super::request::{Incoming, is_piece};
 use super::table::Access;
 use crate::app::App;
 use crate::auth::tokens::{Claims, Refused};
@@ -69,7 +69,8 @@ async fn admit(guard: &Guard, request: &Parts) -> Result<Caller> {
             return Err(Error::Forbidden("token is not scoped for administrative operations".into()));
         }
     }
-    if !request.method.is_safe() || app.settings.api_request_events_for_reads {
+    let change = !request.method.is_safe() && !is_piece(&request.method, &request.uri);
+    if change || app.settings.api_request_events_for_reads {
         let object = ObjectRef::namespace(&caller.namespace);
         app.record(
             &caller,

@@ -3,6 +3,8 @@
 
 mod admin;
 mod arguments;
+mod artifacts;
+mod blobs;
 mod docs;
 mod error;
 mod events;
@@ -11,6 +13,7 @@ mod guard;
 mod health;
 mod interfaces;
 mod keys;
+mod labels;
 mod login;
 mod metadata;
 mod metrics;
@@ -20,13 +23,14 @@ mod nodes;
 mod operations;
 mod pages;
 mod patient;
-mod peer;
+pub(crate) mod peer;
 mod request;
 mod response;
 mod root;
 mod server;
 mod table;
 mod trusts;
+mod uploads;
 
 use std::sync::Arc;
 
@@ -94,6 +98,33 @@ fn table(app: &Arc<App>) -> Table {
     table.add(Token, "interface", routes!(interfaces::defloat));
     table.add(Token, "interface", routes!(interfaces::metadata::list, interfaces::metadata::create));
     table.add(Token, "interface", routes!(interfaces::metadata::update, interfaces::metadata::delete));
+
+    table.add(Token, "artifact", routes!(artifacts::list, artifacts::create, artifacts::delete_all));
+    table.add(Token, "artifact", routes!(artifacts::create_version));
+    table.add(Token, "artifact", routes!(artifacts::get, artifacts::delete));
+    table.add(Token, "artifact", routes!(artifacts::list_versions, artifacts::set_max_versions));
+    table.add(Token, "artifact", routes!(artifacts::delete_version));
+    table.add(Token, "artifact", routes!(artifacts::share));
+    table.add(Token, "artifact", routes!(artifacts::unshare));
+    table.add(Token, "artifact", routes!(artifacts::list_events));
+    table.add(Token, "artifact", routes!(artifacts::list_operations));
+    table.add(Token, "artifact", routes!(artifacts::metadata::list, artifacts::metadata::create));
+    table.add(Token, "artifact", routes!(artifacts::metadata::update, artifacts::metadata::delete));
+
+    table.add(Token, "label", routes!(labels::get, labels::update, labels::delete));
+
+    table.add(Token, "upload", routes!(uploads::create));
+    table.add(Token, "upload", routes!(uploads::get, uploads::append));
+    table.add(Token, "upload", routes!(uploads::truncate));
+
+    table.add(Admin, "blob", routes!(blobs::list));
+    table.add(Token, "blob", routes!(blobs::get));
+    table.add(Token, "blob", routes!(blobs::data));
+    table.add(Token, "blob", routes!(blobs::list_events));
+    table.add(Token, "blob", routes!(blobs::checksum));
+    table.add(Token, "blob", routes!(blobs::search));
+    table.add(Token, "blob", routes!(blobs::metadata::list, blobs::metadata::create));
+    table.add(Token, "blob", routes!(blobs::metadata::update, blobs::metadata::delete));
 
     table.add(Token, "clusteroperation", routes!(operations::list));
     table.add(Token, "clusteroperation", routes!(operations::get));

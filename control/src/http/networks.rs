@@ -21,11 +21,12 @@ use super::events::{EventQuery, answer};
 use super::fields::{Boolean, Text};
 use super::metadata::metadata_routes;
 use super::pages::in_pages;
-use super::peer;
+use super::peer::{self, Handed};
 use super::response::{json_response, nothing, ok};
 use crate::app::App;
 use crate::auth::Caller;
-use crate::objects::network::{self, NetworkRequest, Place};
+use crate::objects::network::{self, NetworkRequest};
+use crate::objects::node::Place;
 use crate::objects::{address, interface, operation};
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -302,7 +303,7 @@ pub(super) async fn ping(
     let (id, address, place) = network::ping_from(&app, &caller, &reference, &wanted).await?;
     match place {
         Place::Here(node) => Ok(ok(&node.ping(id, address).await?)),
-        Place::There(node) => peer::ask(&app, &node, &caller, &uri, &headers).await,
+        Place::There(node) => peer::ask(&app, &node, &caller, Handed::read(&uri, &headers)).await,
     }
 }
 

@@ -89,7 +89,12 @@ impl Service {
         let (method, uri) = (parts.method.clone(), parts.uri.clone());
 
         let mut trace = Trace::new(self, &id, &method, &uri);
-        let body = self.read_body(&parts.headers, body).await;
+        // The bytes of an upload go to disk as they come; everything else is a small document.
+        let (body, piece) = if is_piece(&method, &uri) {
+            (Ok(Bytes::new()), Body::new(body))
+        } else {
+            (self.read_body(&parts.headers, body).await, Body::empty())
+        };
         let mut response = match body {
             // No object has a name that is not text.
             Ok(_) if !is_text(uri.path()) => not_found().await,
@@ -98,7 +103,7 @@ impl Service {
                 let incoming = Incoming { id: id.clone(), remote: peer.ip().to_string(), body };
                 parts.extensions.insert(incoming);
                 parts.extensions.insert(self.document.clone());
-                self.route(Request::from_parts(parts, Body::empty())).await
+                self.route(Request::from_parts(parts, piece)).await
             }
             Err(error) => ApiError(error).into_response(),
         };
@@ -215,6 +220,13 @@ fn is_change(method: &Method, uri: &Uri) -> bool {
     !method.is_safe() && uri.path() != "/auth"
 }
 
+/// Whether a request brings a piece of an upload. There are thousands of them, so they leave no events unless they
+/// are refused.
+pub(super) fn is_piece(method: &Method, uri: &Uri) -> bool {
+    let rest = uri.path().strip_prefix("/upload/");
+    *method == Method::POST && rest.is_some_and(|id| !id.is_empty() && !id.contains('/'))
+}
+
 fn first_segment(path: &str) -> Option<&str> {
     path.trim_start_matches('/').split('/').next().filter(|segment| !segment.is_empty())
 }
@@ -260,8 +272,8 @@ impl<'a> Trace<'a> {
     /// The request has arrived whole.
     fn received(&mut self, body: &Bytes) {
         self.body = body.clone();
-        let wanted =
-            is_change(self.method, self.uri) || self.service.app.settings.api_request_events_for_reads;
+        let change = is_change(self.method, self.uri) && !is_piece(self.method, self.uri);
+        let wanted = change || self.service.app.settings.api_request_events_for_reads;
         if wanted && !self.is_quiet() {
             self.record_arrival();
         }

@@ -7,7 +7,22 @@ use super::response::text;
 /// Capabilities by family. A client finds a feature by finding its word on the page, so only what works is here.
 const CAPABILITIES: &[(&str, &[&str])] = &[
     ("admin", &["cluster-resources"]),
+    ("artifacts", &["artifact-metadata", "artifact-upload-types", "artifact-clusteroperations"]),
     ("auth", &["generated-key-secrets"]),
+    (
+        "blobs",
+        &[
+            "blob-metadata",
+            "blob-search-by-hash",
+            "blob-data-limit",
+            "blob-hash-sha1",
+            "blob-hash-sha256",
+            "blob-hash-xxh128",
+            "blob-events",
+            "blob-checksums",
+            "blob-single-checksum",
+        ],
+    ),
     (
         "cluster-operations",
         &["get-cluster-operations", "cluster-operation-chain", "cluster-operations-by-target"],

@@ -99,7 +99,11 @@ impl Table {
     }
 
     pub(super) fn finish(self) -> (Router, OpenApi, Vec<RouteInfo>) {
-        let (router, document) = self.router.split_for_parts();
+        let (router, mut document) = self.router.split_for_parts();
+        // A path that may contain slashes is the router's business alone.
+        let paths = std::mem::take(&mut document.paths.paths);
+        document.paths.paths =
+            paths.into_iter().map(|(path, item)| (path.replace("{*", "{"), item)).collect();
         (router.fallback(not_found).with_state(self.app), document, self.routes)
     }
 }

@@ -1,7 +1,7 @@
 //! Namespace keys: log in, add, replace, delete, list.
 
 use muster_types::event::{Event, EventType};
-use muster_types::key::{Secret, check_name};
+use muster_types::key::{RESERVED_NAME, Secret, check_name};
 use muster_types::namespace::{NamespaceState, SYSTEM};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::time::now;
@@ -14,6 +14,9 @@ use crate::auth::access::require_namespace;
 use crate::auth::secrets::Secrets;
 use crate::store::keys::{NewKey, Put};
 use crate::store::{Store, StoreError, keys, namespaces, transaction};
+
+/// Seconds that a key between nodes lives.
+const SERVICE_KEY_LIFETIME: f64 = 300.0;
 
 /// What a caller says of a key, not looked at yet.
 #[derive(Debug, Clone, Default)]
@@ -133,6 +136,22 @@ pub async fn update(app: &App, caller: &Caller, namespace: &str, request: &KeyRe
         return Err(Error::NotFound("key does not exist".into()));
     }
     write(app, caller, namespace, name, &secret, expiry).await
+}
+
+/// A token with which this daemon speaks to another one: of a key of its own, made for this, never used again and
+/// good for five minutes.
+pub(crate) async fn service_token(app: &App, namespace: &str) -> Result<String> {
+    let letters = uuid::Uuid::new_v4().simple().to_string();
+    // Names of such keys are letters only.
+    let letters: String = letters.bytes().map(|byte| char::from(b'a' + byte % 26)).collect();
+    let name = format!("{RESERVED_NAME}{letters}");
+    let secret = app.secrets.seal(namespace, &Secret::generate()).await?;
+    let nonce = secret.nonce.clone();
+    let scopes = Some(vec!["blob.read".to_owned()]);
+    let new = NewKey { secret, expiry: Some(now() + SERVICE_KEY_LIFETIME), scopes: scopes.clone() };
+    let put = transaction!(app.store, |tx| { Ok(keys::put(tx, namespace, &name, &new).await?) })?;
+    app.events.record(written(put, namespace, &name));
+    Ok(app.tokens.create(unix_seconds(), namespace, &name, &nonce, scopes.as_deref()))
 }
 
 /// Records what was asked for, before it is looked at.

@@ -11,7 +11,9 @@ use serde_json::{Map, Value};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::network;
-use crate::store::{StoreError, Tx, interfaces, metadata, namespaces, networks, transaction};
+use crate::store::{
+    StoreError, Tx, artifacts, blobs, interfaces, metadata, namespaces, networks, transaction,
+};
 
 /// All metadata of an object is part of its record, so it is bounded.
 const MOST_BYTES: i64 = 256 << 10;
@@ -34,11 +36,20 @@ async fn hold(tx: &mut Tx, object: &ObjectRef) -> Result<bool, StoreError> {
             Ok(id) => interfaces::hold(tx, id).await,
             Err(_) => Ok(false),
         },
+        ObjectType::Artifact => match object.id.parse() {
+            Ok(id) => artifacts::hold(tx, id).await,
+            Err(_) => Ok(false),
+        },
+        ObjectType::Blob => match object.id.parse() {
+            Ok(id) => blobs::hold(tx, id).await,
+            Err(_) => Ok(false),
+        },
         // Nodes are never removed, and the others have no metadata.
         ObjectType::Node
         | ObjectType::ApiRequest
         | ObjectType::NamespaceKey
         | ObjectType::Instance
+        | ObjectType::Upload
         | ObjectType::ClusterOperation => Ok(true),
     }
 }

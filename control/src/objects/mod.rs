@@ -1,11 +1,16 @@
 //! The rules: what may be done to which object, and what follows from it. No HTTP and no SQL text here.
 
 pub mod address;
+pub mod artifact;
+pub mod blob;
+pub mod import;
 pub mod interface;
 pub mod key;
+pub mod label;
 pub mod metadata;
 pub mod namespace;
 pub mod network;
 pub mod node;
 pub mod operation;
 pub mod trust;
+pub mod upload;

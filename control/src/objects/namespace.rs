@@ -12,12 +12,13 @@ use serde_json::Map;
 use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::require_namespace;
+use crate::objects::artifact;
 use crate::objects::key::{KeyRequest, written};
 use crate::objects::network::enqueue_delete;
 use crate::operations::{Order, delete_namespace};
 use crate::store::keys::NewKey;
 use crate::store::namespaces::NamespaceRow;
-use crate::store::{Read, StoreError, keys, metadata, namespaces, networks, transaction, trusts};
+use crate::store::{Read, StoreError, artifacts, keys, metadata, namespaces, networks, transaction, trusts};
 
 /// Version of the record's format.
 const VERSION: i64 = 7;
@@ -93,7 +94,7 @@ pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<()> {
     if name == SYSTEM {
         return Err(Error::Forbidden("you cannot delete the system namespace".into()));
     }
-    let trusting = transaction!(app.store, |tx| {
+    let (trusting, gone) = transaction!(app.store, |tx| {
         let (from, to) = (NamespaceState::Created, NamespaceState::Deleted);
         if !namespaces::set_state(tx, name, from, to).await? {
             return Err(Error::not_found("namespace").into());
@@ -105,6 +106,12 @@ pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<()> {
             }
             enqueue_delete(tx, network.id, Some(caller)).await?;
         }
+        let mut gone = Vec::new();
+        for row in artifacts::of_namespace(&mut *tx, name).await? {
+            if artifact::delete_in(tx, row.id).await? {
+                gone.push(row.id);
+            }
+        }
         let trusting = trusts::trusting(&mut *tx, name).await?;
         trusts::remove_naming(tx, name).await?;
         let order = Order {
@@ -113,12 +120,16 @@ pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<()> {
             arguments: serde_json::json!({}),
             depends_on: vec![],
             request_id: Some(caller.request_id.clone()),
+            node: None,
         };
         delete_namespace::KIND.enqueue(tx, order).await?;
-        Ok(trusting)
+        Ok((trusting, gone))
     })?;
     app.queue.wake();
     app.record(caller, Event::audit(ObjectRef::namespace(name), "deletion request from REST API"));
+    for id in gone {
+        artifact::deleted(app, caller, id, "deletion request via namespace deletion from REST API");
+    }
     for namespace in trusting {
         app.record(
             caller,

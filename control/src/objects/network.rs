@@ -1,14 +1,12 @@
 //! Networks: create, get, list, delete, route, names, ping.
 
 use std::net::Ipv4Addr;
-use std::sync::Arc;
 
 use muster_types::address::{AddressType, Netblock};
 use muster_types::event::Event;
 use muster_types::ids::{NetworkId, OperationId};
 use muster_types::namespace::NamespaceState;
 use muster_types::network::{FLOATING, NetworkRecord, NetworkState, check_name};
-use muster_types::node::NodeApi;
 use muster_types::object::{NameOrId, ObjectRef, ObjectType};
 use muster_types::operation::{OperationHandle, OperationType};
 use muster_types::{Error, Result};
@@ -17,12 +15,11 @@ use serde_json::json;
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::address::{FULL, rests};
-use crate::objects::node::network_node;
+use crate::objects::node::{Place, network_node};
 use crate::operations::{Order, create_network, delete_network};
 use crate::reconcile::networks::wait_applied;
 use crate::store::addresses::{self, Claim, Pool};
 use crate::store::networks::{NetworkRow, NewNetwork};
-use crate::store::nodes::NodeRow;
 use crate::store::operations::OperationRow;
 use crate::store::{
     Read, StoreError, Tx, TxError, dns_entries, interfaces, metadata, namespaces, networks, operations,
@@ -165,6 +162,7 @@ fn order(row: &NetworkRow, caller: Option<&Caller>) -> Order {
         arguments: json!({}),
         depends_on: vec![],
         request_id: caller.map(|caller| caller.request_id.clone()),
+        node: None,
     }
 }
 
@@ -546,24 +544,6 @@ fn checked_name(name: &str) -> Result<String> {
     }
 }
 
-/// Where a network's router is.
-#[derive(Clone)]
-pub enum Place {
-    /// A node of this daemon.
-    Here(Arc<dyn NodeApi>),
-    /// A node of another one.
-    There(Box<NodeRow>),
-}
-
-impl std::fmt::Debug for Place {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Here(_) => "Here",
-            Self::There(_) => "There",
-        })
-    }
-}
-
 /// Checks a ping, and says from where it is to be done.
 pub async fn ping_from(
     app: &App,
@@ -579,9 +559,7 @@ pub async fn ping_from(
     }
     require_state(&row, &[NetworkState::Created])?;
     let node = network_node(app).await?;
-    let here = app.nodes.iter().find(|own| own.identity().id == node.identity.id);
-    let place = here.map_or_else(|| Place::There(Box::new(node)), |own| Place::Here(Arc::clone(own)));
-    Ok((row.id, address, place))
+    Ok((row.id, address, Place::of(app, node)))
 }
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
 //! Nodes: join, look, leave, delete.
 
+use std::sync::Arc;
+
 use muster_types::event::{Event, EventType};
 use muster_types::ids::NodeId;
-use muster_types::node::{NodeIdentity, NodeRecord, NodeState};
+use muster_types::node::{NodeApi, NodeIdentity, NodeRecord, NodeState};
 use muster_types::object::{NameOrId, ObjectRef, ObjectType};
 use muster_types::{Error, Result};
 
@@ -10,10 +12,50 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::reconcile::maintainer;
 use crate::store::nodes::NodeRow;
-use crate::store::{StoreError, leases, metadata, node_networks, nodes, references, transaction};
+use crate::store::{
+    StoreError, blob_locations, leases, metadata, node_networks, nodes, references, transaction,
+};
 
 /// Version of the record's format.
 const VERSION: i64 = 1;
+
+/// Where a node is.
+#[derive(Clone)]
+pub enum Place {
+    /// A node of this daemon.
+    Here(Arc<dyn NodeApi>),
+    /// A node of another one.
+    There(Box<NodeRow>),
+}
+
+impl std::fmt::Debug for Place {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Here(_) => "Here",
+            Self::There(_) => "There",
+        })
+    }
+}
+
+impl Place {
+    pub(crate) fn of(app: &App, node: NodeRow) -> Self {
+        let here = app.nodes.iter().find(|own| own.identity().id == node.identity.id);
+        here.map_or_else(|| Self::There(Box::new(node)), |own| Self::Here(Arc::clone(own)))
+    }
+
+    /// The node's id.
+    pub(crate) fn id(&self) -> NodeId {
+        match self {
+            Self::Here(node) => node.identity().id,
+            Self::There(node) => node.identity.id,
+        }
+    }
+}
+
+/// The node of this daemon that keeps what comes in here.
+pub(crate) fn own_node(app: &App) -> Result<&Arc<dyn NodeApi>> {
+    app.nodes.first().ok_or_else(|| Error::Internal("a daemon without a node".into()))
+}
 
 /// A node that starts makes itself known, under the id it had before.
 pub async fn join(app: &App, identity: &NodeIdentity) -> Result<()> {
@@ -117,8 +159,11 @@ pub async fn delete(app: &App, caller: &Caller, node: &str) -> Result<NodeRecord
         let object = ObjectRef::new(ObjectType::Node, row.identity.id);
         app.record(caller, Event::audit(object, "deletion request from REST API"));
         move_to(app, row.identity.id, NodeState::Deleted, "deleted by request").await?;
-        // What it still has of networks is no longer the cluster's business.
-        transaction!(app.store, |tx| { Ok(node_networks::remove_of_node(tx, row.identity.id).await?) })?;
+        // What it still has is no longer the cluster's business.
+        transaction!(app.store, |tx| {
+            node_networks::remove_of_node(tx, row.identity.id).await?;
+            Ok(blob_locations::remove_of_node(tx, row.identity.id).await?)
+        })?;
         app.networks.changed();
     }
     get(app, &row.identity.id.to_string()).await

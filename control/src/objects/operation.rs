@@ -2,16 +2,16 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use muster_types::ids::{NetworkId, OperationId};
+use muster_types::ids::{ArtifactId, NetworkId, OperationId};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::{OperationRecord, OperationType};
 use muster_types::{Error, Result};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::objects::node;
+use crate::objects::{blob, node};
 use crate::store::operations::{self, OperationRow};
-use crate::store::{namespaces, networks};
+use crate::store::{artifacts, namespaces, networks};
 
 /// Version of the record's format.
 const VERSION: i64 = 1;
@@ -104,7 +104,23 @@ pub async fn of_target(
             }
             ObjectRef::new(object_type, id)
         }
+        ObjectType::Artifact => {
+            let id: ArtifactId = id.parse().map_err(|_| absent())?;
+            let row = artifacts::get(&*app.store, id).await?.ok_or_else(absent)?;
+            if !caller.may_change(&row.namespace) {
+                return Err(Error::Forbidden("target object is in a namespace you cannot see".into()));
+            }
+            ObjectRef::new(object_type, id)
+        }
+        ObjectType::Blob => {
+            // Who knows a blob may read it, but whose operations are at it is another matter.
+            if !caller.is_system() {
+                return Err(Error::Forbidden("target object is in a namespace you cannot see".into()));
+            }
+            ObjectRef::new(object_type, blob::find(app, id).await.map_err(|_| absent())?.id)
+        }
         ObjectType::ApiRequest
+        | ObjectType::Upload
         | ObjectType::NamespaceKey
         | ObjectType::ClusterOperation
         | ObjectType::Interface
@@ -144,6 +160,7 @@ fn record(row: OperationRow) -> OperationRecord {
         target_object_type: row.target.object_type.to_string(),
         target_uuid: row.target.id,
         attempts: row.attempts,
+        progress: row.progress,
         created: row.created,
         updated: row.updated,
         version: VERSION,

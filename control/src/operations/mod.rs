@@ -8,9 +8,11 @@
 
 pub mod clean_namespace;
 pub mod clean_network;
+pub mod convert_image;
 pub mod create_network;
 pub mod delete_namespace;
 pub mod delete_network;
+pub mod fetch_artifact;
 mod worker;
 
 use std::fmt;
@@ -68,6 +70,8 @@ pub const KINDS: &[Kind] = &[
     create_network::KIND,
     delete_network::KIND,
     clean_network::KIND,
+    fetch_artifact::KIND,
+    convert_image::KIND,
 ];
 
 /// What a test makes happen around a step.
@@ -142,6 +146,7 @@ impl Kind {
             namespace: order.namespace,
             target: order.target,
             request_id: order.request_id,
+            node: order.node,
         };
         operations::insert(tx, &new).await
     }
@@ -155,4 +160,6 @@ pub struct Order {
     pub arguments: serde_json::Value,
     pub depends_on: Vec<OperationHandle>,
     pub request_id: Option<String>,
+    /// The node that alone can do it, if not every node can.
+    pub node: Option<muster_types::ids::NodeId>,
 }

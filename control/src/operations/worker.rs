@@ -13,7 +13,7 @@ use tokio::sync::{Semaphore, watch};
 
 use super::{Fault, Kind, Undo};
 use crate::app::App;
-use crate::store::operations::{self, OperationRow};
+use crate::store::operations::{self, Able, OperationRow};
 use crate::store::transaction;
 
 /// Operations that one daemon works on at once.
@@ -67,8 +67,14 @@ pub async fn run_once(app: &App) -> Result<usize> {
     Ok(count)
 }
 
+/// What this daemon can do.
+fn able(app: &App) -> Able {
+    let nodes = app.nodes.iter().map(|node| node.identity().id).collect();
+    Able { names: app.queue.names(), nodes }
+}
+
 async fn until_next(app: &App) -> Duration {
-    match operations::next_due(&app.store, &app.queue.names()).await {
+    match operations::next_due(&app.store, &able(app)).await {
         Ok(Some(due)) => Duration::from_secs_f64((due - now()).clamp(0.02, POLL.as_secs_f64())),
         _ => POLL,
     }
@@ -89,7 +95,7 @@ async fn take(app: &App, free: usize) -> Result<Vec<OperationRow>> {
     if free == 0 {
         return Ok(taken);
     }
-    for row in operations::due(&app.store, &app.queue.names(), i64::try_from(free).unwrap_or(1)).await? {
+    for row in operations::due(&app.store, &able(app), i64::try_from(free).unwrap_or(1)).await? {
         match parents(app, &row).await? {
             Parents::Done => {}
             Parents::Pending => {

@@ -7,7 +7,9 @@ use muster_types::time::now;
 use crate::app::App;
 use crate::operations::clean_namespace::{self, clear_events};
 use crate::operations::{Kind, Order, clean_network};
-use crate::store::{interfaces, keys, metadata, namespaces, networks, operations, transaction};
+use crate::store::{
+    artifacts, blobs, interfaces, keys, metadata, namespaces, networks, operations, transaction,
+};
 
 /// Objects of a kind handled in one pass.
 const PASS: i64 = 500;
@@ -42,6 +44,30 @@ pub async fn run(app: &App) -> Result<bool> {
             Ok(interfaces::remove(tx, id).await?)
         })?;
     }
+    let old_artifacts = artifacts::deleted_before(&*app.store, before, PASS).await?;
+    most = most.max(old_artifacts.len());
+    for id in old_artifacts {
+        let object = ObjectRef::new(ObjectType::Artifact, id);
+        clear_events(app, &object).await?;
+        transaction!(app.store, |tx| {
+            if artifacts::remove(tx, id).await? {
+                metadata::remove_of(tx, object.object_type, &object.id).await?;
+            }
+            Ok(())
+        })?;
+    }
+    let old_blobs = blobs::cleanable(&*app.store, before, PASS).await?;
+    most = most.max(old_blobs.len());
+    for row in old_blobs {
+        let object = ObjectRef::new(ObjectType::Blob, row.id);
+        clear_events(app, &object).await?;
+        transaction!(app.store, |tx| {
+            if blobs::remove(tx, row.id).await? {
+                metadata::remove_of(tx, object.object_type, &object.id).await?;
+            }
+            Ok(())
+        })?;
+    }
     let old_keys = keys::deleted_before(&*app.store, before, PASS).await?;
     most = most.max(old_keys.len());
     for key in old_keys {
@@ -69,6 +95,7 @@ async fn enqueue(app: &App, kind: &Kind, target: ObjectRef, namespace: Option<&s
             arguments: serde_json::json!({}),
             depends_on: vec![],
             request_id: None,
+            node: None,
         };
         kind.enqueue(tx, order).await?;
         Ok(true)

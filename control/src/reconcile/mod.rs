@@ -2,6 +2,8 @@
 //! step nearer to what the database says it should be.
 
 pub mod address_rest;
+pub mod artifact_watch;
+mod blob_copies;
 pub mod checkin;
 pub mod cleaner;
 pub mod key_sweep;
@@ -11,3 +13,4 @@ pub mod network_usage;
 pub mod network_watch;
 pub mod networks;
 pub mod node_watch;
+pub mod storage;

@@ -11,6 +11,7 @@ use crate::store::leases;
 const MIGRATIONS: &[(i64, &str)] = &[
     (1, include_str!("../../../migrations/0001_base.sql")),
     (2, include_str!("../../../migrations/0002_networks.sql")),
+    (3, include_str!("../../../migrations/0003_images.sql")),
 ];
 
 /// How long another node waits for one that died while it migrated, in seconds.
@@ -80,7 +81,11 @@ async fn apply(store: &Store, holder: &leases::Holder) -> Result<(), StoreError>
 
 async fn run_statement(store: &Store, statement: &str) -> Result<(), StoreError> {
     let mut tx = store.begin().await?;
-    tx.define(statement).await?;
+    match tx.define(statement).await {
+        // A column that is there was added by a start that was killed before it could write that down.
+        Err(StoreError::Broken(why)) if why.to_lowercase().contains("duplicate column") => {}
+        outcome => outcome?,
+    }
     match tx.finish(Ok(()), &mut super::Retry::default()).await {
         Some(Ok(())) => Ok(()),
         Some(Err(error)) => Err(plain(error)),
@@ -126,6 +131,11 @@ pub(super) const TABLES: &[&str] = &[
     "hardware_addresses",
     "dns_entries",
     "node_networks",
+    "blobs",
+    "blob_contents",
+    "blob_locations",
+    "artifacts",
+    "uploads",
 ];
 
 #[cfg(test)]

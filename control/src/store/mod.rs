@@ -7,9 +7,14 @@
 pub mod addresses;
 #[cfg(test)]
 mod addresses_tests;
+pub mod artifacts;
+pub mod blob_locations;
+pub mod blobs;
 pub mod copy;
 pub mod dns_entries;
 pub mod events;
+#[cfg(test)]
+mod images_tests;
 pub mod interfaces;
 pub mod keys;
 pub mod leases;
@@ -27,6 +32,7 @@ mod sqlite;
 #[cfg(test)]
 mod tests;
 pub mod trusts;
+pub mod uploads;
 pub mod values;
 
 use std::path::Path;
@@ -80,6 +86,13 @@ value_from_word!(
     muster_types::ids::NetworkId,
     muster_types::ids::InterfaceId,
     muster_types::ids::InstanceId,
+    muster_types::ids::BlobId,
+    muster_types::ids::ArtifactId,
+    muster_types::ids::UploadId,
+    muster_types::artifact::ArtifactState,
+    muster_types::artifact::ArtifactType,
+    muster_types::blob::BlobState,
+    muster_types::blob::CopyState,
     muster_types::address::AddressType,
     muster_types::address::MacAddress,
     muster_types::address::Netblock,

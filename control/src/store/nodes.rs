@@ -1,11 +1,13 @@
 //! Rows of nodes.
 
+use std::collections::HashMap;
+
 use muster_types::ids::NodeId;
 use muster_types::node::{NodeIdentity, NodeReport, NodeState};
 use muster_types::object::NameOrId;
 use muster_types::time::now;
 
-use super::{Read, Row, StoreError, Tx, params};
+use super::{Read, Row, StoreError, Tx, Value, marks, params};
 
 #[derive(Debug, Clone)]
 pub struct NodeRow {
@@ -122,4 +124,14 @@ pub async fn set_state(tx: &mut Tx, row: &NodeRow, to: NodeState) -> Result<bool
         )
         .await?;
     Ok(met == 1)
+}
+
+/// The names of some nodes.
+pub async fn names(mut db: impl Read, ids: &[NodeId]) -> Result<HashMap<NodeId, String>, StoreError> {
+    if ids.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let values: Vec<Value> = ids.iter().map(|id| (*id).into()).collect();
+    let sql = format!("SELECT uuid, name FROM nodes WHERE uuid IN ({})", marks(ids.len()));
+    db.rows(&sql, &values).await?.iter().map(|row| Ok((row.parse(0)?, row.get(1)?))).collect()
 }

@@ -1,12 +1,12 @@
 //! Rows of cluster operations: the queue.
 
-use muster_types::ids::OperationId;
+use muster_types::ids::{NodeId, OperationId};
 use muster_types::object::{ObjectRef, ObjectType};
-use muster_types::operation::{ErrorReport, OperationHandle, OperationState, OperationType};
+use muster_types::operation::{ErrorReport, OperationHandle, OperationState, OperationType, Progress};
 use muster_types::time::now;
 use serde_json::Value as Json;
 
-use super::{Read, Row, Store, StoreError, Tx, Value, params, references, transaction};
+use super::{Read, Row, Store, StoreError, Tx, Value, marks, params, references, transaction};
 
 #[derive(Debug, Clone)]
 pub struct OperationRow {
@@ -30,6 +30,7 @@ pub struct OperationRow {
     pub created: f64,
     pub updated: f64,
     pub version: i64,
+    pub progress: Option<Progress>,
 }
 
 /// An operation to queue.
@@ -43,10 +44,12 @@ pub struct NewOperation {
     pub namespace: Option<String>,
     pub target: ObjectRef,
     pub request_id: Option<String>,
+    /// The node that alone can do it.
+    pub node: Option<NodeId>,
 }
 
 const COLUMNS: &str = "uuid, operation_type, name, state, tasks, step, arguments, depends_on, namespace, target_type, \
-                       target_id, attempts, holder, lease_expires, error_report, request_id, created, updated, version";
+                       target_id, attempts, holder, lease_expires, error_report, request_id, created, updated, version, progress";
 
 impl OperationRow {
     fn read(row: &Row) -> Result<Self, StoreError> {
@@ -69,6 +72,7 @@ impl OperationRow {
             created: row.get(16)?,
             updated: row.get(17)?,
             version: row.get(18)?,
+            progress: row.json_opt(19)?,
         })
     }
 }
@@ -82,8 +86,8 @@ pub async fn insert(tx: &mut Tx, new: &NewOperation) -> Result<OperationHandle, 
     let time = now();
     tx.execute(
         "INSERT INTO operations (uuid, operation_type, name, state, tasks, step, arguments, depends_on, namespace, \
-         target_type, target_id, attempts, holder, lease_expires, run_after, request_id, created, updated, version) \
-         VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?, 0, '', 0.0, ?, ?, ?, ?, 1)",
+         target_type, target_id, attempts, holder, lease_expires, run_after, request_id, created, updated, version, \
+         node_uuid) VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?, 0, '', 0.0, ?, ?, ?, ?, 1, ?)",
         params![
             id,
             new.operation_type,
@@ -98,7 +102,8 @@ pub async fn insert(tx: &mut Tx, new: &NewOperation) -> Result<OperationHandle, 
             time,
             new.request_id.as_ref(),
             time,
-            time
+            time,
+            new.node
         ],
     )
     .await?;
@@ -139,33 +144,60 @@ pub async fn is_pending(mut db: impl Read, target: &ObjectRef, name: &str) -> Re
     Ok(!rows.is_empty())
 }
 
-/// Operations among those called `names` that a worker may take now: due ones, and those whose worker has gone
-/// silent. What only a newer daemon knows is left to it.
-pub async fn due(store: &Store, names: &[&str], limit: i64) -> Result<Vec<OperationRow>, StoreError> {
+/// What a daemon can do: the operations that it knows, on the nodes that it speaks for.
+#[derive(Debug, Clone)]
+pub struct Able {
+    pub names: Vec<&'static str>,
+    pub nodes: Vec<NodeId>,
+}
+
+impl Able {
+    /// The condition, and its values.
+    fn condition(&self) -> (String, Vec<Value>) {
+        let sql = format!(
+            "name IN ({}) AND (node_uuid IS NULL OR node_uuid IN ({}))",
+            marks(self.names.len()),
+            marks(self.nodes.len())
+        );
+        let values = self.names.iter().map(|name| Value::from(*name));
+        (sql, values.chain(self.nodes.iter().map(|node| Value::from(*node))).collect())
+    }
+}
+
+/// Operations that a worker may take now: due ones, and those whose worker has gone silent. What only a newer daemon
+/// or another node can do is left to it.
+pub async fn due(store: &Store, able: &Able, limit: i64) -> Result<Vec<OperationRow>, StoreError> {
     let time = now();
+    let (condition, able) = able.condition();
     let sql = format!(
         "SELECT {COLUMNS} FROM operations WHERE ((state = 'queued' AND run_after <= ?) \
-         OR (state = 'executing' AND lease_expires <= ?)) AND name IN ({}) ORDER BY run_after LIMIT ?",
-        marks(names)
+         OR (state = 'executing' AND lease_expires <= ?)) AND {condition} ORDER BY run_after LIMIT ?"
     );
     let mut values = params![time, time].to_vec();
-    values.extend(names.iter().map(|name| Value::from(*name)));
+    values.extend(able);
     values.push(limit.into());
     store.query(&sql, &values).await?.iter().map(OperationRow::read).collect()
 }
 
-/// When the next queued operation among those called `names` is due, if there is one.
-pub async fn next_due(store: &Store, names: &[&str]) -> Result<Option<f64>, StoreError> {
-    let sql = format!(
-        "SELECT MIN(run_after) FROM operations WHERE state = 'queued' AND name IN ({})",
-        marks(names)
-    );
-    let values: Vec<Value> = names.iter().map(|name| Value::from(*name)).collect();
+/// When the next queued operation that this daemon can do is due, if there is one.
+pub async fn next_due(store: &Store, able: &Able) -> Result<Option<f64>, StoreError> {
+    let (condition, values) = able.condition();
+    let sql = format!("SELECT MIN(run_after) FROM operations WHERE state = 'queued' AND {condition}");
     store.query_one(&sql, &values).await?.map_or(Ok(None), |row| row.get(0))
 }
 
-fn marks(names: &[&str]) -> String {
-    vec!["?"; names.len()].join(", ")
+/// Writes down how far an operation has come, while its claim holds.
+pub async fn set_progress(
+    tx: &mut Tx,
+    claimed: &OperationRow,
+    progress: &Progress,
+) -> Result<(), StoreError> {
+    tx.execute(
+        "UPDATE operations SET progress = ? WHERE uuid = ? AND holder = ?",
+        params![json(progress)?, claimed.id, &claimed.holder],
+    )
+    .await?;
+    Ok(())
 }
 
 /// Takes an operation. Every claim has a holder of its own, so that even one daemon cannot hold it twice.

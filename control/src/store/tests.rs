@@ -49,7 +49,10 @@ fn key(tag: i64, expiry: Option<f64>) -> NewKey {
     NewKey { secret, expiry, scopes: None }
 }
 
-fn operation(target: &str, depends_on: Vec<muster_types::operation::OperationHandle>) -> NewOperation {
+pub(super) fn operation(
+    target: &str,
+    depends_on: Vec<muster_types::operation::OperationHandle>,
+) -> NewOperation {
     NewOperation {
         operation_type: OperationType::Namespace,
         name: "delete_namespace",
@@ -59,7 +62,13 @@ fn operation(target: &str, depends_on: Vec<muster_types::operation::OperationHan
         namespace: Some(target.to_owned()),
         target: ObjectRef::namespace(target),
         request_id: Some("request".into()),
+        node: None,
     }
+}
+
+/// What a daemon can do that knows one operation.
+fn able(name: &'static str) -> operations::Able {
+    operations::Able { names: vec![name], nodes: vec![NodeId::new()] }
 }
 
 fn event(object: &ObjectRef, event_type: EventType, message: &str, age: f64) -> Event {
@@ -313,10 +322,10 @@ on_both_engines! {
         let handle = transaction!(store, |tx| { Ok(operations::insert(tx, &operation("ns", vec![])).await?) }).unwrap();
         let target = ObjectRef::namespace("ns");
         assert!(operations::is_pending(&*store, &target, "delete_namespace").await.unwrap());
-        assert!(operations::next_due(&store, &["delete_namespace"]).await.unwrap().is_some());
-        assert!(operations::due(&store, &["other"], 10).await.unwrap().is_empty(), "left to who knows it");
-        assert!(operations::next_due(&store, &["other"]).await.unwrap().is_none());
-        let due = operations::due(&store, &["delete_namespace"], 10).await.unwrap().remove(0);
+        assert!(operations::next_due(&store, &able("delete_namespace")).await.unwrap().is_some());
+        assert!(operations::due(&store, &able("other"), 10).await.unwrap().is_empty(), "left to who knows it");
+        assert!(operations::next_due(&store, &able("other")).await.unwrap().is_none());
+        let due = operations::due(&store, &able("delete_namespace"), 10).await.unwrap().remove(0);
         assert_eq!((due.id, due.arguments.clone(), due.step), (handle.op_uuid, json!({"n": 1}), 0));
 
         let mut tasks = Vec::new();
@@ -330,14 +339,14 @@ on_both_engines! {
         }
         assert_eq!(claims.len(), 1, "one claim wins");
         let first = claims.remove(0);
-        assert!(operations::due(&store, &["delete_namespace"], 10).await.unwrap().is_empty(), "claimed and alive");
+        assert!(operations::due(&store, &able("delete_namespace"), 10).await.unwrap().is_empty(), "claimed and alive");
         assert!(operations::claim(&store, &first, 60.0).await.unwrap().is_none(), "not even by the same daemon");
         assert!(transaction!(store, |tx| { Ok(operations::set_step(tx, &first, 1).await?) }).unwrap());
         let other = operations::OperationRow { holder: "other".into(), ..first.clone() };
         assert!(!transaction!(store, |tx| { Ok(operations::set_step(tx, &other, 2).await?) }).unwrap());
         assert!(operations::renew(&store, &first, -1.0).await.unwrap(), "the lease ends");
 
-        let stale = operations::due(&store, &["delete_namespace"], 10).await.unwrap().remove(0);
+        let stale = operations::due(&store, &able("delete_namespace"), 10).await.unwrap().remove(0);
         assert_eq!((stale.step, stale.attempts), (1, 1));
         let second = operations::claim(&store, &stale, 60.0).await.unwrap().unwrap();
         assert_eq!(second.attempts, 2);
@@ -391,7 +400,7 @@ on_both_engines! {
         let row = operations::get(&*store, second.op_uuid).await.unwrap().unwrap();
         assert_eq!(row.depends_on, [first]);
         transaction!(store, |tx| { Ok(operations::put_off(tx, &row, now() + 100.0).await?) }).unwrap();
-        assert_eq!(operations::due(&store, &["delete_namespace"], 10).await.unwrap().len(), 1);
+        assert_eq!(operations::due(&store, &able("delete_namespace"), 10).await.unwrap().len(), 1);
         let report = ErrorReport { code: "dependency.failed".into(), message: "why".into(), details: Map::new() };
         assert!(!transaction!(store, |tx| { Ok(operations::abort(tx, &row, &report).await?) }).unwrap(), "stale");
         let row = operations::get(&*store, second.op_uuid).await.unwrap().unwrap();

@@ -1,0 +1,704 @@
+//! Artifacts: named things with versions. Fetched, uploaded, labelled, shared, deleted.
+//!
+//! | what | own namespace | trusted by the owner | `system` | anyone else |
+//! |---|---|---|---|---|
+//! | list and read | yes | yes | yes | if it is shared, else 404 |
+//! | make the first version from a source | yes | yes | yes | 404 |
+//! | add a version, delete, share, change metadata | yes | 404 | yes | 404 |
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use muster_types::artifact::{ArtifactRecord, ArtifactState, ArtifactType, Version, VersionRecord};
+use muster_types::event::{Event, EventType};
+use muster_types::ids::{ArtifactId, BlobId, NodeId, OperationId};
+use muster_types::namespace::{NamespaceState, SYSTEM};
+use muster_types::node::NodeApi;
+use muster_types::object::{NameOrId, ObjectRef, ObjectType};
+use muster_types::operation::{OperationHandle, OperationType};
+use muster_types::storage::Draft;
+use muster_types::{Error, Result};
+use serde_json::json;
+
+use crate::app::App;
+use crate::auth::Caller;
+use crate::objects::node::Place;
+use crate::objects::{blob, upload};
+use crate::operations::{Order, convert_image, fetch_artifact};
+use crate::store::artifacts::{self, ArtifactRow, NewArtifact};
+use crate::store::blobs::{self, BlobRow};
+use crate::store::references::{self, References};
+use crate::store::uploads::UploadRow;
+use crate::store::{Read, StoreError, Tx, TxError, metadata, namespaces, operations, transaction, uploads};
+
+/// Version of the record's format.
+const VERSION: i64 = 9;
+/// Artifacts read at once for a list.
+const PAGE: i64 = 500;
+/// How an artifact uses a blob; the value is the number of the version.
+pub(crate) const VERSION_OF: &str = "version";
+/// Longest source.
+const LONGEST_URL: usize = 2048;
+
+/// The artifact as the subject of events.
+pub(crate) fn object(id: ArtifactId) -> ObjectRef {
+    ObjectRef::new(ObjectType::Artifact, id)
+}
+
+/// What a caller wants an artifact to be.
+#[derive(Debug, Clone)]
+pub struct ArtifactRequest {
+    pub name: Option<String>,
+    pub namespace: Option<String>,
+    pub artifact_type: ArtifactType,
+    pub source_url: String,
+    pub shared: bool,
+    /// 0 is the default.
+    pub max_versions: i64,
+}
+
+impl ArtifactRequest {
+    /// Its name, else the last part of its source.
+    fn name(&self) -> String {
+        let last = || self.source_url.rsplit('/').find(|part| !part.is_empty()).unwrap_or_default();
+        let name = self.name.as_deref().unwrap_or_else(last);
+        name.chars().filter(|c| !c.is_control()).take(255).collect()
+    }
+
+    fn check(&self, caller: &Caller) -> Result<()> {
+        let url = &self.source_url;
+        if url.is_empty() {
+            return Err(Error::Invalid("source_url: must not be empty".into()));
+        }
+        if url.len() > LONGEST_URL {
+            return Err(Error::Invalid(format!("source_url: must be at most {LONGEST_URL} bytes")));
+        }
+        if url.chars().any(char::is_control) {
+            return Err(Error::Invalid("source_url: must not contain control characters".into()));
+        }
+        if self.shared && !caller.is_system() {
+            return Err(Error::Forbidden("only the system namespace can create shared artifacts".into()));
+        }
+        if self.shared && self.namespace(caller) != SYSTEM {
+            return Err(not_shareable());
+        }
+        Ok(())
+    }
+
+    fn namespace(&self, caller: &Caller) -> String {
+        let named = self.namespace.clone().filter(|name| !name.is_empty());
+        named.unwrap_or_else(|| caller.namespace.clone())
+    }
+}
+
+fn not_shareable() -> Error {
+    Error::Forbidden("only artifacts in the system namespace can be shared".into())
+}
+
+/// Refuses early what [`ensure_in`] will refuse.
+async fn require(app: &App, caller: &Caller, request: &ArtifactRequest) -> Result<String> {
+    request.check(caller)?;
+    let namespace = request.namespace(caller);
+    let known = namespaces::get(&*app.store, &namespace).await?;
+    let lives = known.is_some_and(|row| row.state == NamespaceState::Created);
+    if !lives || !caller.may_see(&*app.store, &namespace).await? {
+        return Err(Error::not_found("namespace"));
+    }
+    let (kind, url) = (request.artifact_type, &request.source_url);
+    let existing = artifacts::by_source(&*app.store, &namespace, kind, url).await?;
+    if existing.is_some() && !caller.may_change(&namespace) {
+        // A trusted namespace makes the first, never the second.
+        return Err(Error::not_found("namespace"));
+    }
+    Ok(namespace)
+}
+
+/// Finds or makes the artifact of a source, as part of a transaction. Says whether it is new.
+async fn ensure_in(
+    app: &App,
+    tx: &mut Tx,
+    caller: &Caller,
+    namespace: &str,
+    request: &ArtifactRequest,
+) -> Result<(ArtifactRow, bool), TxError> {
+    if !namespaces::hold(tx, namespace, NamespaceState::Created).await? {
+        return Err(Error::not_found("namespace").into());
+    }
+    let (kind, url) = (request.artifact_type, &request.source_url);
+    if let Some(row) = artifacts::by_source(&mut *tx, namespace, kind, url).await? {
+        if !caller.may_change(namespace) {
+            return Err(Error::not_found("namespace").into());
+        }
+        if request.shared && !row.shared {
+            artifacts::set_shared(tx, row.id, true).await?;
+        }
+        if request.max_versions > 0 {
+            artifacts::set_max_versions(tx, row.id, request.max_versions).await?;
+        }
+        let row = artifacts::get(&mut *tx, row.id).await?;
+        return row.map(|row| (row, false)).ok_or_else(|| Error::not_found("artifact").into());
+    }
+    let default = i64::try_from(app.settings.artifact_max_versions_default).unwrap_or(i64::MAX).max(1);
+    let new = NewArtifact {
+        id: ArtifactId::new(),
+        name: request.name(),
+        namespace: namespace.to_owned(),
+        artifact_type: kind,
+        source_url: url.clone(),
+        shared: request.shared,
+        max_versions: if request.max_versions > 0 { request.max_versions } else { default },
+    };
+    match artifacts::insert(tx, &new).await {
+        Ok(row) => Ok((row, true)),
+        // Somebody else was faster: look again.
+        Err(StoreError::Duplicate(why)) => Err(StoreError::Conflict(why).into()),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn record_created(app: &App, caller: &Caller, row: &ArtifactRow, new: bool) {
+    if new {
+        app.record(
+            caller,
+            Event::audit(object(row.id), "db record created")
+                .with("name", row.name.clone())
+                .with("source_url", row.source_url.clone()),
+        );
+    }
+    app.record(caller, Event::audit(object(row.id), "creation request from REST API"));
+}
+
+/// Fetches an image, or looks whether its source has a newer one.
+pub async fn fetch(app: &App, caller: &Caller, request: &ArtifactRequest) -> Result<ArtifactRecord> {
+    crate::fetch::check(&app.settings, &request.source_url)?;
+    let namespace = require(app, caller, request).await?;
+    let (row, new) = transaction!(app.store, |tx| {
+        let (row, new) = ensure_in(app, tx, caller, &namespace, request).await?;
+        if operations::is_pending(&mut *tx, &object(row.id), fetch_artifact::KIND.name).await? {
+            return Ok((row, new));
+        }
+        let order = Order {
+            target: object(row.id),
+            namespace: Some(namespace.clone()),
+            arguments: json!({ "url": row.source_url }),
+            depends_on: vec![],
+            request_id: Some(caller.request_id.clone()),
+            node: None,
+        };
+        let handle = fetch_artifact::KIND.enqueue(tx, order).await?;
+        artifacts::set_operation(tx, row.id, handle.op_uuid).await?;
+        Ok((ArtifactRow { last_operation: Some(handle.op_uuid), ..row }, new))
+    })?;
+    app.queue.wake();
+    record_created(app, caller, &row, new);
+    one(&*app.store, row).await
+}
+
+/// Makes an upload a version of an artifact. Call it where the upload's bytes are.
+pub async fn from_upload(
+    app: &App,
+    caller: &Caller,
+    request: &ArtifactRequest,
+    node: &Arc<dyn NodeApi>,
+    from: &UploadRow,
+) -> Result<ArtifactRecord> {
+    let namespace = require(app, caller, request).await?;
+    let draft = Draft::Upload(from.id);
+    if node.storage().draft_size(draft).await?.is_none() {
+        // An upload into which nothing was sent is an empty content.
+        let nothing = Box::pin(futures_util::stream::empty());
+        node.storage().append(draft, Some(0), upload::most_bytes(app), nothing).await?;
+    }
+    let image = match request.artifact_type {
+        ArtifactType::Image => Some(node.storage().inspect(draft).await?),
+        ArtifactType::Snapshot | ArtifactType::Label | ArtifactType::Other => None,
+    };
+    let is_image = image.is_some();
+    let prepared = blob::prepare(app, node, draft, image, None).await?;
+    let outcome = transaction!(app.store, |tx| {
+        if !uploads::end(tx, from.id).await? {
+            return Err(Error::not_found("upload").into());
+        }
+        let holder = blob::commit_in(tx, &prepared).await?;
+        let (row, new) = ensure_in(app, tx, caller, &namespace, request).await?;
+        let added = add_version_in(tx, &row, holder).await?;
+        if is_image && added.is_some() {
+            enqueue_conversion(tx, holder, node.identity().id, &row, Some(&caller.request_id)).await?;
+        }
+        Ok((holder, row.id, new, added))
+    });
+    let (holder, id, new, added) = match outcome {
+        Ok(outcome) => outcome,
+        Err(error) => {
+            blob::discard(app, &prepared).await;
+            return Err(error);
+        }
+    };
+    blob::settle(app, &prepared, holder).await;
+    drop(prepared);
+    app.queue.wake();
+    if let Err(error) = upload::clear(app, node, from.id).await {
+        tracing::warn!(upload = %from.id, %error, "a used upload was not removed yet");
+    }
+    finish(app, caller, id, new, added, holder).await
+}
+
+/// Makes a blob that the caller knows a version of an artifact.
+pub async fn from_blob(
+    app: &App,
+    caller: &Caller,
+    request: &ArtifactRequest,
+    blob: &str,
+) -> Result<ArtifactRecord> {
+    let namespace = require(app, caller, request).await?;
+    let (row, place) = blob::locate(app, blob).await?;
+    let blob = row.id;
+    let mut image = None;
+    if request.artifact_type == ArtifactType::Image
+        && row.image.is_none()
+        && let Place::Here(node) = &place
+    {
+        image = Some(node.storage().inspect_blob(blob).await?);
+    }
+    let (id, new, added) = transaction!(app.store, |tx| {
+        if !blobs::hold(tx, blob).await? {
+            return Err(Error::not_found("blob").into());
+        }
+        if let Some(image) = &image {
+            blobs::set_image(tx, blob, image).await?;
+        }
+        let (row, new) = ensure_in(app, tx, caller, &namespace, request).await?;
+        let added = add_version_in(tx, &row, blob).await?;
+        if request.artifact_type == ArtifactType::Image && added.is_some() {
+            enqueue_conversion(tx, blob, place.id(), &row, Some(&caller.request_id)).await?;
+        }
+        Ok((row.id, new, added))
+    })?;
+    app.queue.wake();
+    finish(app, caller, id, new, added, blob).await
+}
+
+/// Tells of a new version, and answers the artifact.
+async fn finish(
+    app: &App,
+    caller: &Caller,
+    id: ArtifactId,
+    new: bool,
+    added: Option<i64>,
+    blob: BlobId,
+) -> Result<ArtifactRecord> {
+    let row = artifacts::get(&*app.store, id).await?.ok_or_else(|| Error::not_found("artifact"))?;
+    record_created(app, caller, &row, new);
+    if let Some(index) = added {
+        let mut event = version_event(id, index, blob);
+        event.request_id = Some(caller.request_id.clone());
+        app.events.record(event);
+    }
+    one(&*app.store, row).await
+}
+
+pub(crate) fn version_event(id: ArtifactId, index: i64, blob: BlobId) -> Event {
+    Event::new(EventType::Mutate, object(id), "version added")
+        .also(blob::object(blob))
+        .with("index", index)
+        .with("blob_uuid", blob.to_string())
+}
+
+/// Queues making the copy of an image that machines use.
+pub(crate) async fn enqueue_conversion(
+    tx: &mut Tx,
+    blob: BlobId,
+    node: NodeId,
+    artifact: &ArtifactRow,
+    request_id: Option<&str>,
+) -> Result<(), StoreError> {
+    let target = blob::object(blob);
+    if operations::is_pending(&mut *tx, &target, convert_image::KIND.name).await? {
+        return Ok(());
+    }
+    let order = Order {
+        target,
+        namespace: Some(artifact.namespace.clone()),
+        arguments: json!({ "node": node }),
+        depends_on: vec![],
+        request_id: request_id.map(str::to_owned),
+        node: Some(node),
+    };
+    convert_image::KIND.enqueue(tx, order).await?;
+    Ok(())
+}
+
+/// The versions of an artifact by number, as its references tell them.
+fn versions(references: &References) -> BTreeMap<i64, BlobId> {
+    let list = references.get(VERSION_OF).map(Vec::as_slice).unwrap_or_default();
+    let parse = |value: &Option<String>| value.as_ref()?.parse::<i64>().ok();
+    list.iter().filter_map(|r| Some((parse(&r.relationship_value)?, r.target_uuid.parse().ok()?))).collect()
+}
+
+async fn versions_in(db: impl Read, id: ArtifactId) -> Result<BTreeMap<i64, BlobId>, StoreError> {
+    Ok(versions(&references::around(db, &object(id)).await?.from))
+}
+
+/// Adds a version as part of a transaction that holds the blob, and drops the oldest beyond the most. The number of
+/// the version; nothing if the newest is the same.
+pub(crate) async fn add_version_in(
+    tx: &mut Tx,
+    row: &ArtifactRow,
+    blob: BlobId,
+) -> Result<Option<i64>, TxError> {
+    if !artifacts::hold(tx, row.id).await? {
+        return Err(Error::not_found("artifact").into());
+    }
+    let now = artifacts::get(&mut *tx, row.id).await?.ok_or_else(|| Error::not_found("artifact"))?;
+    let versions = versions_in(&mut *tx, row.id).await?;
+    let added = if versions.last_key_value().is_some_and(|(_, newest)| *newest == blob) {
+        None
+    } else {
+        let index = artifacts::next_index(tx, row.id).await?;
+        let (source, value) = (object(row.id), index.to_string());
+        references::insert(tx, &source, VERSION_OF, Some(&value), &blob::object(blob)).await?;
+        Some(index)
+    };
+    trim_in(tx, row.id, now.max_versions).await?;
+    artifacts::set_error(tx, row.id, None).await?;
+    if now.state != ArtifactState::Created {
+        artifacts::set_state(tx, row.id, now.state, ArtifactState::Created).await?;
+    }
+    Ok(added)
+}
+
+/// Drops the oldest versions beyond the most.
+async fn trim_in(tx: &mut Tx, id: ArtifactId, most: i64) -> Result<(), StoreError> {
+    let versions = versions_in(&mut *tx, id).await?;
+    let surplus = versions.len().saturating_sub(usize::try_from(most.max(1)).unwrap_or(usize::MAX));
+    for (index, blob) in versions.into_iter().take(surplus) {
+        drop_version_in(tx, id, index, blob).await?;
+    }
+    Ok(())
+}
+
+async fn drop_version_in(tx: &mut Tx, id: ArtifactId, index: i64, blob: BlobId) -> Result<(), StoreError> {
+    // From now on the blob counts as changed: it is not deleted at once.
+    blobs::hold(tx, blob).await?;
+    references::remove(tx, &object(id), VERSION_OF, &index.to_string()).await
+}
+
+/// Deletes an artifact as part of a transaction. Says whether it was not deleted.
+pub(crate) async fn delete_in(tx: &mut Tx, id: ArtifactId) -> Result<bool, StoreError> {
+    let Some(row) = artifacts::get(&mut *tx, id).await? else { return Ok(false) };
+    if row.state == ArtifactState::Deleted {
+        return Ok(false);
+    }
+    if !artifacts::set_state(tx, id, row.state, ArtifactState::Deleted).await? {
+        return Err(StoreError::Conflict("the artifact changed".into()));
+    }
+    for (index, blob) in versions_in(&mut *tx, id).await? {
+        drop_version_in(tx, id, index, blob).await?;
+    }
+    Ok(true)
+}
+
+/// An artifact by id or name that the caller may read.
+pub(crate) async fn find(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    namespace: Option<&str>,
+) -> Result<ArtifactRow> {
+    find_in(&*app.store, caller, reference, namespace).await
+}
+
+async fn find_in<D: Read + Copy>(
+    db: D,
+    caller: &Caller,
+    reference: &str,
+    namespace: Option<&str>,
+) -> Result<ArtifactRow> {
+    let absent = || Error::not_found("artifact");
+    let namespace = namespace.filter(|name| !name.is_empty());
+    let row = match NameOrId::parse(reference) {
+        NameOrId::Id(id) => artifacts::get(db, id).await?,
+        NameOrId::Name(name) => by_name(db, caller, &name, namespace).await?,
+    };
+    let row = row.ok_or_else(absent)?;
+    if namespace.is_some_and(|wanted| row.namespace != wanted) {
+        return Err(absent());
+    }
+    if row.shared || caller.may_see(db, &row.namespace).await? { Ok(row) } else { Err(absent()) }
+}
+
+/// A name means the caller's own artifact; only if there is none, one of all that it may read.
+async fn by_name<D: Read + Copy>(
+    db: D,
+    caller: &Caller,
+    name: &str,
+    namespace: Option<&str>,
+) -> Result<Option<ArtifactRow>> {
+    let within = match namespace {
+        Some(namespace) => Some(namespace),
+        None => (!caller.is_system()).then_some(caller.namespace.as_str()),
+    };
+    let mut found = artifacts::by_name(db, name, within).await?;
+    if found.len() > 1 {
+        let place = within.unwrap_or(&caller.namespace);
+        let text = format!("multiple artifacts have the name \"{name}\" in namespace \"{place}\"");
+        return Err(Error::Invalid(text));
+    }
+    if found.is_empty() && namespace.is_none() && !caller.is_system() {
+        found = artifacts::by_name_visible(db, name, &caller.namespace).await?;
+        if found.len() > 1 {
+            let own = &caller.namespace;
+            let text = format!(
+                "multiple artifacts visible to \"{own}\" have the name \"{name}\", use a UUID to choose one"
+            );
+            return Err(Error::Invalid(text));
+        }
+    }
+    Ok(found.pop())
+}
+
+/// An artifact by id or name that the caller may change. A name means one's own.
+pub(crate) async fn find_own(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    namespace: Option<&str>,
+) -> Result<ArtifactRow> {
+    let is_name = matches!(NameOrId::<ArtifactId>::parse(reference), NameOrId::Name(_));
+    let own = (is_name && !caller.is_system()).then_some(caller.namespace.as_str());
+    let row = find(app, caller, reference, namespace.or(own)).await?;
+    if caller.may_change(&row.namespace) { Ok(row) } else { Err(Error::not_found("artifact")) }
+}
+
+pub async fn get(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    namespace: Option<&str>,
+) -> Result<ArtifactRecord> {
+    let snapshot = app.store.snapshot()?;
+    let row = find_in(&snapshot, caller, reference, namespace).await?;
+    one(&snapshot, row).await
+}
+
+/// The next page of the artifacts that the caller may read, by id.
+pub async fn list_page(
+    app: &App,
+    caller: &Caller,
+    after: Option<ArtifactId>,
+) -> Result<(Vec<ArtifactRecord>, Option<ArtifactId>)> {
+    let seen_by = (!caller.is_system()).then_some(caller.namespace.as_str());
+    let rows = artifacts::page(&*app.store, seen_by, after, PAGE).await?;
+    let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE);
+    let next = rows.last().filter(|_| full).map(|row| row.id);
+    let mut records = records(&*app.store, rows).await?;
+    records.iter_mut().flat_map(|record| record.blobs.values_mut()).for_each(|blob| blob.instances = None);
+    Ok((records, next))
+}
+
+/// The record of one artifact.
+pub(crate) async fn one<D: Read + Copy>(db: D, row: ArtifactRow) -> Result<ArtifactRecord> {
+    let mut records = records(db, vec![row]).await?;
+    records.pop().ok_or_else(|| Error::not_found("artifact"))
+}
+
+/// The records of rows, in few reads however many there are.
+async fn records<D: Read + Copy>(db: D, rows: Vec<ArtifactRow>) -> Result<Vec<ArtifactRecord>> {
+    let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
+    let mut metadata_of = metadata::of(db, ObjectType::Artifact, &ids).await?;
+    let mut references_of = references::of(db, ObjectType::Artifact, &ids).await?;
+    let mut used: Vec<BlobId> =
+        references_of.values().flat_map(|around| versions(&around.from).into_values()).collect();
+    used.sort_unstable();
+    used.dedup();
+    let blobs_of = blobs::some(db, &used).await?;
+    let uses = blobs::uses(db, &used).await?;
+    let words: Vec<String> = used.iter().map(ToString::to_string).collect();
+    let users = references::of(db, ObjectType::Blob, &words).await?;
+    let version = |blob: &BlobRow| Version {
+        uuid: blob.id,
+        size: blob.size,
+        reference_count: uses.get(&blob.id).copied().unwrap_or(0),
+        depends_on: blob.depends_on,
+        instances: Some(users.get(&blob.id.to_string()).map(|u| blob::instances(&u.to)).unwrap_or_default()),
+    };
+    Ok(rows
+        .into_iter()
+        .map(|row| {
+            let id = row.id.to_string();
+            let references = references_of.remove(&id).unwrap_or_default();
+            let versions = versions(&references.from);
+            let newest = versions.last_key_value();
+            ArtifactRecord {
+                uuid: row.id,
+                index: newest.map_or(0, |(index, _)| *index),
+                blob_uuid: newest.map(|(_, blob)| *blob),
+                blobs: versions
+                    .iter()
+                    .filter_map(|(index, blob)| Some((*index, version(blobs_of.get(blob)?))))
+                    .collect(),
+                name: row.name,
+                namespace: row.namespace,
+                artifact_type: row.artifact_type,
+                state: row.state,
+                error_message: row.error_message,
+                source_url: row.source_url,
+                shared: row.shared,
+                max_versions: row.max_versions,
+                metadata: metadata_of.remove(&id).unwrap_or_default(),
+                version: VERSION,
+                last_cluster_operation: row.last_operation.map(handle),
+                references_to: references.to,
+                references_from: references.from,
+            }
+        })
+        .collect())
+}
+
+fn handle(operation: OperationId) -> OperationHandle {
+    OperationHandle { op_type: OperationType::ArtifactFetch, op_uuid: operation }
+}
+
+/// The versions of an artifact, oldest first.
+pub async fn list_versions(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    namespace: Option<&str>,
+) -> Result<Vec<VersionRecord>> {
+    let row = find(app, caller, reference, namespace).await?;
+    let versions = versions_in(&*app.store, row.id).await?;
+    let ids: Vec<BlobId> = versions.values().copied().collect();
+    let rows = blobs::some(&*app.store, &ids).await?.into_values().collect();
+    let records = blob::records(&*app.store, Some(caller), rows).await?;
+    let by_id: HashMap<BlobId, _> = records.into_iter().map(|record| (record.uuid, record)).collect();
+    let version = |(index, blob)| Some(VersionRecord { index, blob: by_id.get(&blob)?.clone() });
+    Ok(versions.into_iter().filter_map(version).collect())
+}
+
+/// Sets how many versions are kept; 0 is the default.
+pub async fn set_max_versions(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    namespace: Option<&str>,
+    most: i64,
+) -> Result<()> {
+    let row = find_own(app, caller, reference, namespace).await?;
+    let default = i64::try_from(app.settings.artifact_max_versions_default).unwrap_or(i64::MAX).max(1);
+    let most = if most == 0 { default } else { most };
+    transaction!(app.store, |tx| {
+        if !artifacts::hold(tx, row.id).await? {
+            return Err(Error::not_found("artifact").into());
+        }
+        artifacts::set_max_versions(tx, row.id, most).await?;
+        Ok(trim_in(tx, row.id, most).await?)
+    })?;
+    app.record(
+        caller,
+        Event::audit(object(row.id), "set max versions request from REST API").with("max_versions", most),
+    );
+    Ok(())
+}
+
+/// Deletes one version; with the last of them the artifact goes.
+pub async fn delete_version(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    namespace: Option<&str>,
+    index: &str,
+) -> Result<ArtifactRecord> {
+    let index: i64 = index.parse().map_err(|_| Error::Invalid("version index is not an integer".into()))?;
+    let row = find_own(app, caller, reference, namespace).await?;
+    transaction!(app.store, |tx| {
+        let absent = || Error::NotFound("artifact index not found".into());
+        if !artifacts::hold(tx, row.id).await? {
+            return Err(absent().into());
+        }
+        let versions = versions_in(&mut *tx, row.id).await?;
+        let blob = *versions.get(&index).ok_or_else(absent)?;
+        drop_version_in(tx, row.id, index, blob).await?;
+        if versions.len() == 1 {
+            delete_in(tx, row.id).await?;
+        }
+        Ok(())
+    })?;
+    app.record(
+        caller,
+        Event::audit(object(row.id), "delete version request from REST API").with("index", index),
+    );
+    get(app, caller, &row.id.to_string(), None).await
+}
+
+/// Deletes an artifact; nothing if it is deleted.
+pub async fn delete(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    namespace: Option<&str>,
+) -> Result<Option<ArtifactRecord>> {
+    let row = find_own(app, caller, reference, namespace).await?;
+    if !transaction!(app.store, |tx| { Ok(delete_in(tx, row.id).await?) })? {
+        return Ok(None);
+    }
+    deleted(app, caller, row.id, "deletion request from REST API");
+    get(app, caller, &row.id.to_string(), None).await.map(Some)
+}
+
+/// Tells of a deletion.
+pub(crate) fn deleted(app: &App, caller: &Caller, id: ArtifactId, message: &str) {
+    app.record(caller, Event::audit(object(id), message));
+    app.record(caller, Event::new(EventType::Mutate, object(id), "state is now deleted"));
+}
+
+/// Deletes every artifact of a namespace.
+pub async fn delete_all(app: &App, caller: &Caller, namespace: Option<&str>) -> Result<Vec<ArtifactId>> {
+    let namespace = match namespace.filter(|name| !name.is_empty()) {
+        Some(namespace) => namespace,
+        None if caller.is_system() => {
+            return Err(Error::Invalid("system user must specify parameter namespace".into()));
+        }
+        None => &caller.namespace,
+    };
+    if !caller.may_change(namespace) {
+        return Err(Error::Unauthenticated("you cannot delete other namespaces".into()));
+    }
+    if namespaces::get(&*app.store, namespace).await?.is_none_or(|row| row.state != NamespaceState::Created) {
+        return Err(Error::not_found("namespace"));
+    }
+    let mut gone = Vec::new();
+    for row in artifacts::of_namespace(&*app.store, namespace).await? {
+        if transaction!(app.store, |tx| { Ok(delete_in(tx, row.id).await?) })? {
+            deleted(app, caller, row.id, "deletion request from REST API");
+            gone.push(row.id);
+        }
+    }
+    Ok(gone)
+}
+
+/// Lets everybody read an artifact of `system`, or no longer.
+pub async fn set_shared(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    namespace: Option<&str>,
+    shared: bool,
+) -> Result<ArtifactRecord> {
+    let row = find_own(app, caller, reference, namespace).await?;
+    if shared && row.namespace != SYSTEM {
+        return Err(not_shareable());
+    }
+    if !shared && !row.shared {
+        return Err(Error::Forbidden("artifact not shared".into()));
+    }
+    transaction!(app.store, |tx| {
+        if !artifacts::hold(tx, row.id).await? {
+            return Err(Error::not_found("artifact").into());
+        }
+        Ok(artifacts::set_shared(tx, row.id, shared).await?)
+    })?;
+    let message = if shared { "share request from REST API" } else { "unshare request from REST API" };
+    app.record(caller, Event::audit(object(row.id), message));
+    get(app, caller, &row.id.to_string(), None).await
+}

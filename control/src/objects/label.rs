@@ -1,0 +1,71 @@
+//! Labels: names for blobs, which are artifacts of their own kind.
+
+use muster_types::artifact::{ArtifactRecord, ArtifactType};
+use muster_types::object::check_name;
+use muster_types::{Error, Result};
+
+use crate::app::App;
+use crate::auth::Caller;
+use crate::objects::artifact::{self, ArtifactRequest};
+use crate::store::artifacts::{self, ArtifactRow};
+
+/// The namespace and the name that a path names: `<label>` or `<namespace>/<label>`.
+fn parse(caller: &Caller, path: &str) -> Result<(String, String)> {
+    let (namespace, label) = path.split_once('/').unwrap_or((&caller.namespace, path));
+    check_name("label", label)?;
+    check_name("namespace", namespace)?;
+    Ok((namespace.to_owned(), label.to_owned()))
+}
+
+fn source_url(namespace: &str, label: &str) -> String {
+    format!("sf://label/{namespace}/{label}")
+}
+
+/// Makes a label point at a blob: a new label, or its next version.
+pub async fn update(
+    app: &App,
+    caller: &Caller,
+    path: &str,
+    blob: Option<&str>,
+    max_versions: i64,
+    shared: bool,
+) -> Result<ArtifactRecord> {
+    let (namespace, label) = parse(caller, path)?;
+    let blob = blob.ok_or_else(|| Error::Invalid("blob_uuid: Missing data for required field.".into()))?;
+    let request = ArtifactRequest {
+        source_url: source_url(&namespace, &label),
+        name: Some(label),
+        namespace: Some(namespace),
+        artifact_type: ArtifactType::Label,
+        shared,
+        max_versions,
+    };
+    artifact::from_blob(app, caller, &request, blob).await
+}
+
+async fn find(app: &App, caller: &Caller, path: &str) -> Result<(ArtifactRow, Error)> {
+    let (namespace, label) = parse(caller, path)?;
+    let absent = || Error::NotFound(format!("label {path} not found"));
+    let url = source_url(&namespace, &label);
+    let row = artifacts::by_source(&*app.store, &namespace, ArtifactType::Label, &url).await?;
+    Ok((row.ok_or_else(absent)?, absent()))
+}
+
+/// A label that the caller may read.
+pub async fn get(app: &App, caller: &Caller, path: &str) -> Result<ArtifactRecord> {
+    let (row, absent) = find(app, caller, path).await?;
+    if row.shared || caller.may_see(&*app.store, &row.namespace).await? {
+        artifact::one(&*app.store, row).await
+    } else {
+        Err(absent)
+    }
+}
+
+/// Deletes a label.
+pub async fn delete(app: &App, caller: &Caller, path: &str) -> Result<ArtifactRecord> {
+    let (row, absent) = find(app, caller, path).await?;
+    if !caller.may_change(&row.namespace) {
+        return Err(absent);
+    }
+    artifact::delete(app, caller, &row.id.to_string(), None).await?.ok_or(absent)
+}

@@ -1,0 +1,148 @@
+//! Drafts and blobs as disk images: who may look at or convert them when, and where the result goes.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::SystemTime;
+
+use muster_types::blob::{ImageFacts, ImageFormat, Packing};
+use muster_types::ids::BlobId;
+use muster_types::storage::Draft;
+use muster_types::{Error, Result};
+
+use super::FileStorage;
+use super::drafts::absent;
+use super::places::{self, Places, failed};
+use super::sums::blocking;
+use crate::image::{self, Job};
+
+/// Tells a job that nobody waits for it any more.
+struct Waiting(Arc<AtomicBool>);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+impl FileStorage {
+    /// A job, and what keeps it going.
+    fn job(&self) -> (impl FnOnce() -> Result<Job> + Send + use<>, Waiting) {
+        let given_up = Arc::new(AtomicBool::new(false));
+        let (places, waiting) = (self.places.clone(), Waiting(given_up.clone()));
+        let begin = move || {
+            let scratch = places.job()?;
+            let room = Box::new(move || places.room());
+            Ok(Job { scratch, room, given_up })
+        };
+        (begin, waiting)
+    }
+
+    pub(super) async fn inspect_draft(&self, draft: Draft) -> Result<ImageFacts> {
+        let turn = self.drafts.turn(draft).await;
+        let permit = permit(&self.inspections).await?;
+        let (images, path) = (self.images.clone(), self.places.draft(draft));
+        let (begin, _waiting) = self.job();
+        blocking(move || {
+            let _held = (turn, permit);
+            fs::metadata(&path).map_err(absent)?;
+            images.inspect(&path, &begin()?)
+        })
+        .await
+    }
+
+    pub(super) async fn inspect_kept(&self, blob: BlobId) -> Result<ImageFacts> {
+        let permit = permit(&self.inspections).await?;
+        let (images, path) = (self.images.clone(), self.places.blob(blob));
+        let (begin, _waiting) = self.job();
+        blocking(move || {
+            let _held = permit;
+            if !path.exists() {
+                return Err(Error::not_found("blob"));
+            }
+            images.inspect(&path, &begin()?)
+        })
+        .await
+    }
+
+    pub(super) async fn unpack_draft(&self, draft: Draft) -> Result<Option<Packing>> {
+        let mut turn = self.drafts.turn(draft).await;
+        let permit = permit(&self.inspections).await?;
+        let (images, path) = (self.images.clone(), self.places.draft(draft));
+        let (begin, _waiting) = self.job();
+        blocking(move || {
+            let _held = permit;
+            let Some(packing) = image::packing(&File::open(&path).map_err(absent)?)? else { return Ok(None) };
+            let job = begin()?;
+            let unpacked = images.unpack(&path, packing, &job)?;
+            places::set_mode(&unpacked, 0o644)?;
+            *turn = None;
+            fs::rename(unpacked, &path).map_err(failed("an unpacked draft gets no name"))?;
+            Ok(Some(packing))
+        })
+        .await
+    }
+
+    pub(super) async fn convert_blob(&self, blob: BlobId, facts: ImageFacts) -> Result<()> {
+        let alone = self.blobs.lock(blob).await;
+        let (places, images) = (self.places.clone(), self.images.clone());
+        let is_there = blocking(move || Ok(touch(&places, blob))).await?;
+        if is_there {
+            return Ok(());
+        }
+        let permit = permit(&self.conversions).await?;
+        let places = self.places.clone();
+        let (begin, _waiting) = self.job();
+        blocking(move || {
+            let _held = (alone, permit);
+            let path = places.blob(blob);
+            if !path.exists() {
+                return Err(Error::not_found("blob"));
+            }
+            places::make(&places.conversions())?;
+            let job = begin()?;
+            let new = images.convert(&path, &facts, &job)?;
+            let whole = match new {
+                Some(new) => new,
+                None => {
+                    let same = job.scratch.path("same");
+                    places::link(&path, &same)?;
+                    same
+                }
+            };
+            let to = match facts.format {
+                ImageFormat::Iso => places.disc(blob),
+                ImageFormat::Raw | ImageFormat::Qcow2 => places.conversion(blob),
+            };
+            publish(&whole, &to)?;
+            // What is the blob's own file is as old as that.
+            touch(&places, blob);
+            places::sync_folder(&places.conversions())
+        })
+        .await
+    }
+}
+
+async fn permit(of: &Arc<tokio::sync::Semaphore>) -> Result<tokio::sync::OwnedSemaphorePermit> {
+    of.clone().acquire_owned().await.map_err(|error| Error::Internal(format!("no permit: {error}")))
+}
+
+/// Gives a whole file its name.
+fn publish(file: &Path, to: &Path) -> Result<()> {
+    places::set_mode(file, 0o444)?;
+    File::open(file).and_then(|file| file.sync_all()).map_err(failed("a conversion is not synchronised"))?;
+    fs::rename(file, to).map_err(failed("a conversion gets no name"))
+}
+
+/// Says that the conversion of a blob was used, if there is one.
+fn touch(places: &Places, blob: BlobId) -> bool {
+    let names = [places.conversion(blob), places.disc(blob)];
+    let now = SystemTime::now();
+    names.iter().any(|path| File::open(path).and_then(|file| file.set_modified(now)).is_ok())
+}
+
+pub(super) fn remove_conversion(places: &Places, blob: BlobId) -> Result<()> {
+    places::remove(&places.conversion(blob))?;
+    places::remove(&places.disc(blob))
+}

@@ -1,0 +1,186 @@
+//! The disk of a node: a folder with drafts, blobs and conversions. Nothing in here blocks the threads that serve
+//! others; what is looked into rather than stored is the business of [`crate::image`].
+
+mod blobs;
+mod drafts;
+mod images;
+mod places;
+mod sums;
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::UNIX_EPOCH;
+
+use muster_types::blob::{Content, ImageFacts, Packing};
+use muster_types::ids::BlobId;
+use muster_types::node::NodeFuture;
+use muster_types::storage::{ByteStream, Draft, Found, FoundFile, Storage};
+use tokio::sync::{OwnedMutexGuard, Semaphore};
+
+pub(crate) use places::{Scratch, failed};
+
+use crate::image::Images;
+use drafts::Drafts;
+use places::Places;
+use sums::blocking;
+
+/// How many images are converted at the same time; the others wait.
+const CONVERSIONS_AT_ONCE: usize = 2;
+
+/// How many images are looked at at the same time.
+const INSPECTIONS_AT_ONCE: usize = 4;
+
+/// A storage in a folder.
+#[derive(Debug)]
+pub(crate) struct FileStorage {
+    places: Places,
+    drafts: Drafts,
+    images: Arc<Images>,
+    blobs: BlobLocks,
+    conversions: Arc<Semaphore>,
+    inspections: Arc<Semaphore>,
+}
+
+impl FileStorage {
+    pub(crate) fn new(root: &Path, images: Images) -> Self {
+        let places = Places::new(root);
+        Self {
+            drafts: Drafts::new(places.clone()),
+            places,
+            images: Arc::new(images),
+            blobs: BlobLocks::default(),
+            conversions: Arc::new(Semaphore::new(CONVERSIONS_AT_ONCE)),
+            inspections: Arc::new(Semaphore::new(INSPECTIONS_AT_ONCE)),
+        }
+    }
+}
+
+/// Who changes the files of a blob does so alone.
+#[derive(Debug, Default)]
+struct BlobLocks(Mutex<HashMap<BlobId, Arc<tokio::sync::Mutex<()>>>>);
+
+impl BlobLocks {
+    async fn lock(&self, blob: BlobId) -> OwnedMutexGuard<()> {
+        let lock = {
+            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            all.retain(|_, lock| Arc::strong_count(lock) > 1);
+            all.entry(blob).or_default().clone()
+        };
+        lock.lock_owned().await
+    }
+}
+
+impl Storage for FileStorage {
+    fn draft_size(&self, draft: Draft) -> NodeFuture<'_, Option<u64>> {
+        Box::pin(self.drafts.size(draft))
+    }
+
+    fn append(&self, draft: Draft, at: Option<u64>, most: u64, data: ByteStream) -> NodeFuture<'_, u64> {
+        Box::pin(self.drafts.append(draft, at, most, data))
+    }
+
+    fn truncate(&self, draft: Draft, size: u64) -> NodeFuture<'_, ()> {
+        Box::pin(self.drafts.truncate(draft, size))
+    }
+
+    fn remove_draft(&self, draft: Draft) -> NodeFuture<'_, ()> {
+        Box::pin(self.drafts.remove(draft))
+    }
+
+    fn unpack(&self, draft: Draft) -> NodeFuture<'_, Option<Packing>> {
+        Box::pin(self.unpack_draft(draft))
+    }
+
+    fn content(&self, draft: Draft) -> NodeFuture<'_, Content> {
+        Box::pin(async move {
+            let mut turn = self.drafts.turn(draft).await;
+            Ok(self.drafts.summed(draft, &mut turn).await?.content)
+        })
+    }
+
+    fn inspect(&self, draft: Draft) -> NodeFuture<'_, ImageFacts> {
+        Box::pin(self.inspect_draft(draft))
+    }
+
+    fn inspect_blob(&self, blob: BlobId) -> NodeFuture<'_, ImageFacts> {
+        Box::pin(self.inspect_kept(blob))
+    }
+
+    fn keep(&self, draft: Draft, blob: BlobId) -> NodeFuture<'_, ()> {
+        Box::pin(async move {
+            let mut turn = self.drafts.turn(draft).await;
+            let pieces = self.drafts.summed(draft, &mut turn).await?.pieces;
+            let alone = self.blobs.lock(blob).await;
+            let places = self.places.clone();
+            blocking(move || {
+                let _held = (turn, alone);
+                blobs::keep(&places, &places.draft(draft), &pieces, blob)
+            })
+            .await
+        })
+    }
+
+    fn read(&self, blob: BlobId, range: Range<u64>) -> NodeFuture<'_, ByteStream> {
+        let places = self.places.clone();
+        Box::pin(blocking(move || blobs::read(&places, blob, range)))
+    }
+
+    fn verify<'a>(&'a self, blob: BlobId, content: &'a Content) -> NodeFuture<'a, Option<String>> {
+        Box::pin(async move {
+            let (wrong, found) = blobs::verify(&self.places, blob, content).await?;
+            if let Some(found) = found {
+                let alone = self.blobs.lock(blob).await;
+                let places = self.places.clone();
+                let repair = move || {
+                    let _held = alone;
+                    blobs::repair(&places, blob, &found)
+                };
+                blocking(repair).await?;
+            }
+            Ok(wrong)
+        })
+    }
+
+    fn remove(&self, blob: BlobId) -> NodeFuture<'_, ()> {
+        Box::pin(async move {
+            let alone = self.blobs.lock(blob).await;
+            let places = self.places.clone();
+            blocking(move || {
+                let _held = alone;
+                images::remove_conversion(&places, blob)?;
+                blobs::remove(&places, blob)
+            })
+            .await
+        })
+    }
+
+    fn convert<'a>(&'a self, blob: BlobId, facts: &'a ImageFacts) -> NodeFuture<'a, ()> {
+        Box::pin(self.convert_blob(blob, facts.clone()))
+    }
+
+    fn remove_conversion(&self, blob: BlobId) -> NodeFuture<'_, ()> {
+        Box::pin(async move {
+            let alone = self.blobs.lock(blob).await;
+            let places = self.places.clone();
+            blocking(move || {
+                let _held = alone;
+                images::remove_conversion(&places, blob)
+            })
+            .await
+        })
+    }
+
+    fn find(&self) -> NodeFuture<'_, Vec<Found>> {
+        let places = self.places.clone();
+        Box::pin(blocking(move || Ok(places.find().into_iter().filter_map(look).collect())))
+    }
+}
+
+/// Nothing if it went in this moment.
+fn look((what, path): (FoundFile, std::path::PathBuf)) -> Option<Found> {
+    let found = path.metadata().ok()?;
+    let touched = found.modified().ok()?.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+    Some(Found { what, touched, size: found.len() })
+}

@@ -1,0 +1,159 @@
+//! Blobs: kept, read in parts, damaged, verified.
+
+use std::fs;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+
+use muster_types::Error;
+use muster_types::blob::Content;
+use muster_types::ids::BlobId;
+use muster_types::storage::FoundFile;
+
+use crate::world::{Disk, MIB, all, bytes, checksums, next};
+
+fn content(data: &[u8]) -> Content {
+    Content { size: data.len() as u64, checksums: checksums(data) }
+}
+
+fn flip(path: &std::path::Path, at: u64) {
+    fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap();
+    let file = fs::File::options().read(true).write(true).open(path).unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[byte[0] ^ 0x10], at).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_part_of_a_blob_can_be_read() {
+    let disk = Disk::new();
+    let data = bytes(4 * MIB + 321, 20);
+    let blob = disk.blob(&data).await;
+    let (size, mib) = (data.len() as u64, MIB as u64);
+    for range in [0..size, 0..0, size..size, 0..1, size - 1..size, mib - 1..mib + 1, mib..2 * mib, 5..3 * mib]
+    {
+        let part = all(disk.storage().read(blob, range.clone()).await.unwrap()).await.unwrap();
+        let (start, end) = (usize::try_from(range.start).unwrap(), usize::try_from(range.end).unwrap());
+        assert!(part == data[start..end], "{range:?}");
+    }
+    let beyond = disk.storage().read(blob, 0..size + 1).await.map(drop);
+    assert!(matches!(beyond, Err(Error::Invalid(_))), "{beyond:?}");
+    let absent = disk.storage().read(BlobId::new(), 0..1).await.map(drop);
+    assert!(matches!(absent, Err(Error::NotFound(_))), "{absent:?}");
+    let empty = disk.blob(b"").await;
+    assert_eq!(disk.bytes(empty).await.unwrap(), b"");
+    assert_eq!(disk.storage().verify(empty, &content(b"")).await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_byte_is_never_handed_out_and_verifying_finds_it() {
+    let disk = Disk::new();
+    let data = bytes(3 * MIB + 999, 21);
+    let content = content(&data);
+    let (size, mib) = (data.len() as u64, MIB as u64);
+    for at in [0, 1, mib - 1, mib, mib + 4711, 2 * mib, 3 * mib - 1, 3 * mib, size - 1] {
+        let blob = disk.blob(&data).await;
+        assert_eq!(disk.storage().verify(blob, &content).await.unwrap(), None);
+        flip(&disk.blob_path(blob), at);
+        let mut stream = disk.storage().read(blob, 0..size).await.unwrap();
+        let mut good = 0;
+        let failure = loop {
+            match next(&mut stream).await {
+                Some(Ok(part)) => {
+                    assert!(part[..] == data[good..good + part.len()]);
+                    good += part.len();
+                }
+                Some(Err(error)) => break error,
+                None => panic!("the damage at {at} was not noticed"),
+            }
+        };
+        let piece = at / mib * mib;
+        assert!(good as u64 == piece, "{good} bytes before {at}");
+        let text = failure.to_string();
+        assert!(matches!(failure, Error::Internal(_)), "{text}");
+        assert!(text.contains(&blob.to_string()) && text.contains(&format!("byte {piece}")), "{text}");
+        assert!(next(&mut stream).await.is_none());
+        // What is elsewhere can still be read.
+        let elsewhere = if piece == 0 { mib..2 * mib } else { 0..mib };
+        all(disk.storage().read(blob, elsewhere).await.unwrap()).await.unwrap();
+        let wrong = disk.storage().verify(blob, &content).await.unwrap().unwrap();
+        assert!(wrong.contains("differs") && wrong.contains(&format!("byte {piece}")), "{wrong}");
+        disk.storage().remove(blob).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_blob_that_is_missing_or_of_another_size_is_told() {
+    let disk = Disk::new();
+    let data = bytes(2 * MIB, 22);
+    let (storage, content) = (disk.storage(), content(&data));
+    let missing = storage.verify(BlobId::new(), &content).await.unwrap();
+    assert_eq!(missing.as_deref(), Some("the file is missing"));
+    let blob = disk.blob(&data).await;
+    fs::set_permissions(disk.blob_path(blob), fs::Permissions::from_mode(0o644)).unwrap();
+    fs::File::options().write(true).open(disk.blob_path(blob)).unwrap().set_len(MIB as u64).unwrap();
+    let wrong = storage.verify(blob, &content).await.unwrap().unwrap();
+    assert_eq!(wrong, "1048576 bytes instead of 2097152");
+    assert!(matches!(disk.bytes(blob).await, Err(Error::Internal(_))));
+    let other = disk.blob(&bytes(2 * MIB, 23)).await;
+    assert!(storage.verify(other, &content).await.unwrap().unwrap().contains("differs"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lost_or_damaged_sums_stop_reading_until_the_blob_is_verified() {
+    let disk = Disk::new();
+    let data = bytes(2 * MIB + 5, 24);
+    let content = content(&data);
+    let blob = disk.blob(&data).await;
+    let sums = disk.blob_path(blob).with_extension("sums");
+    for damage in ["gone", "flipped"] {
+        match damage {
+            "gone" => fs::remove_file(&sums).unwrap(),
+            _ => flip(&sums, 20),
+        }
+        let refused = disk.bytes(blob).await;
+        assert!(matches!(&refused, Err(Error::Internal(text)) if text.contains("sums")), "{damage}");
+        assert_eq!(disk.storage().verify(blob, &content).await.unwrap(), None);
+        assert!(disk.bytes(blob).await.unwrap() == data);
+    }
+    // They are not made of bytes that are wrong.
+    fs::remove_file(&sums).unwrap();
+    flip(&disk.blob_path(blob), 7);
+    assert!(disk.storage().verify(blob, &content).await.unwrap().is_some());
+    assert!(!sums.exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_reads_a_blob_that_is_removed_or_replaced_reads_on() {
+    let disk = Disk::new();
+    let data = bytes(8 * MIB, 25);
+    let blob = disk.blob(&data).await;
+    let size = data.len() as u64;
+    let mut stream = disk.storage().read(blob, 0..size).await.unwrap();
+    let first = next(&mut stream).await.unwrap().unwrap();
+    let draft = disk.draft(b"another").await;
+    disk.storage().keep(draft, blob).await.unwrap();
+    assert_eq!(disk.bytes(blob).await.unwrap(), b"another");
+    disk.storage().remove(blob).await.unwrap();
+    disk.storage().remove(blob).await.unwrap();
+    let rest = all(stream).await.unwrap();
+    assert!([&first[..], &rest].concat() == data);
+    disk.storage().remove_draft(draft).await.unwrap();
+    assert_eq!(disk.files(), [] as [std::path::PathBuf; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_there_is_found_and_folders_are_for_us_alone() {
+    let disk = Disk::new();
+    assert_eq!(disk.storage().find().await.unwrap(), []);
+    assert_eq!(fs::read_dir(&disk.folder).unwrap().count(), 0, "folders before anything is stored");
+    let blob = disk.blob(b"12345").await;
+    let found = disk.storage().find().await.unwrap();
+    assert_eq!(found.len(), 1);
+    assert_eq!((found[0].what, found[0].size), (FoundFile::Blob(blob), 5));
+    let age = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64()
+        - found[0].touched;
+    assert!((0.0..60.0).contains(&age), "{age}");
+    for folder in fs::read_dir(&disk.folder).unwrap().flatten() {
+        assert_eq!(folder.metadata().unwrap().permissions().mode() & 0o777, 0o700, "{folder:?}");
+    }
+    assert_eq!(disk.blob_path(blob).metadata().unwrap().permissions().mode() & 0o777, 0o444);
+}

@@ -1,0 +1,612 @@
+//! Artifacts, blobs, labels and uploads, on simulated nodes with real files.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::http::{Method, Request};
+use muster_control::{objects, reconcile};
+use muster_types::object::{ObjectRef, ObjectType};
+use serde_json::{Value, json};
+
+use crate::harness::{Answer, Cluster, caller, wait_for};
+use crate::networks::{delete, get, post};
+
+/// Sends a content and makes it a version of the artifact of that name; its record.
+pub(crate) async fn upload(cluster: &Cluster, token: &str, name: &str, bytes: &[u8]) -> Value {
+    let answer = try_upload(cluster, token, name, bytes, json!({})).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    answer.body
+}
+
+async fn try_upload(cluster: &Cluster, token: &str, name: &str, bytes: &[u8], more: Value) -> Answer {
+    let id = begin(cluster, token).await;
+    let path = format!("/upload/{id}");
+    let answer = cluster.send(token, Method::POST, &path, bytes.to_vec()).await;
+    assert_eq!((answer.status.as_u16(), answer.body), (200, json!(bytes.len())));
+    let mut body = more;
+    body["upload_uuid"] = json!(id);
+    cluster.call(token, Method::POST, &format!("/artifacts/upload/{name}"), Some(body)).await
+}
+
+async fn begin(cluster: &Cluster, token: &str) -> String {
+    let answer = cluster.call(token, Method::POST, "/upload", None).await;
+    assert_eq!((answer.status.as_u16(), &answer.body["state"]), (200, &json!("created")), "{}", answer.text);
+    answer.body["uuid"].as_str().unwrap().to_owned()
+}
+
+async fn cluster(settings: &[(&str, &str)]) -> (Cluster, String) {
+    crate::networks::cluster(settings).await
+}
+
+fn text<'a>(record: &'a Value, key: &str) -> &'a str {
+    record[key].as_str().unwrap()
+}
+
+async fn data(cluster: &Cluster, token: &str, blob: &str, query: &str) -> Answer {
+    get(cluster, token, &format!("/blobs/{blob}/data{query}")).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_becomes_an_artifact_that_can_be_read_back() {
+    let (cluster, token) = cluster(&[]).await;
+    let made = upload(&cluster, &token, "notes", b"hello muster").await;
+    assert_eq!((text(&made, "state"), text(&made, "artifact_type")), ("created", "image"));
+    assert_eq!((text(&made, "name"), text(&made, "source_url")), ("notes", "sf://upload/ci/notes"));
+    assert_eq!(
+        (&made["index"], &made["max_versions"], &made["shared"]),
+        (&json!(1), &json!(3), &json!(false))
+    );
+    let blob = text(&made, "blob_uuid");
+    assert_eq!(made["blobs"]["1"]["uuid"], blob);
+    assert_eq!(made["blobs"]["1"]["size"], 12);
+    assert_eq!(made["blobs"]["1"]["reference_count"], 1);
+
+    let record = get(&cluster, &token, &format!("/blobs/{blob}")).await.body;
+    assert_eq!((text(&record, "state"), &record["size"]), ("created", &json!(12)));
+    assert_eq!((&record["locations"], &record["instances"]), (&json!(["sim-1"]), &json!([])));
+    assert_eq!((&record["transcodes"], &record["depends_on"]), (&json!({}), &Value::Null));
+    assert_eq!(record["references_to"]["version"][0]["source_uuid"], made["uuid"]);
+    assert_eq!(text(&record, "file format"), "raw");
+    for (algorithm, digits) in [("sha1", 40), ("sha256", 64), ("sha512", 128), ("xxh128", 32)] {
+        let sum = get(&cluster, &token, &format!("/blobs/{blob}/checksum/{algorithm}")).await.body;
+        assert_eq!(sum, record["checksums"][algorithm]);
+        assert_eq!(sum.as_str().unwrap().len(), digits);
+    }
+    assert_eq!(text(&record["checksums"], "sha1"), sha1(b"hello muster"));
+
+    let whole = data(&cluster, &token, blob, "").await;
+    assert_eq!((whole.status.as_u16(), whole.text.as_str()), (200, "hello muster"));
+    assert_eq!(whole.headers["content-type"], "text/plain");
+    assert_eq!(whole.headers["content-length"], "12");
+    assert_eq!(data(&cluster, &token, blob, "?offset=6").await.text, "muster");
+    assert_eq!(data(&cluster, &token, blob, "?offset=6&limit=3").await.text, "mus");
+    let end = data(&cluster, &token, blob, "?offset=12&limit=536870912").await;
+    assert_eq!((end.status.as_u16(), end.text.as_str()), (200, ""));
+    let beyond = data(&cluster, &token, blob, "?offset=99").await;
+    assert_eq!((beyond.status.as_u16(), beyond.text.as_str()), (200, ""));
+    for (query, why) in
+        [("?offset=-1", "offset cannot be negative"), ("?limit=-1", "limit cannot be negative")]
+    {
+        let answer = data(&cluster, &token, blob, query).await;
+        assert_eq!((answer.status.as_u16(), text(&answer.body, "error")), (400, why));
+    }
+    let used = get(&cluster, &token, &format!("/blobs/{blob}")).await.body;
+    assert!(used["last_used"].is_number());
+}
+
+fn sha1(bytes: &[u8]) -> String {
+    let hash = aws_lc_rs::digest::digest(&aws_lc_rs::digest::SHA1_FOR_LEGACY_USE_ONLY, bytes);
+    hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_part_is_asked_for_by_range() {
+    let (cluster, token) = cluster(&[]).await;
+    let made = upload(&cluster, &token, "notes", b"0123456789").await;
+    let path = format!("/blobs/{}/data", text(&made, "blob_uuid"));
+    let ask = async |range: &str, more: Option<(&str, &str)>| {
+        let mut request = Request::builder().uri(&path).header("authorization", format!("Bearer {token}"));
+        request = request.header("range", range);
+        if let Some((name, value)) = more {
+            request = request.header(name, value);
+        }
+        cluster.request(request.body(Body::empty()).unwrap()).await
+    };
+    let part = ask("bytes=2-4", None).await;
+    assert_eq!((part.status.as_u16(), part.text.as_str()), (206, "234"));
+    assert_eq!(part.headers["content-range"], "bytes 2-4/10");
+    let tag = part.headers["etag"].to_str().unwrap().to_owned();
+    assert_eq!(ask("bytes=-3", Some(("if-range", &tag))).await.text, "789");
+    let whole = ask("bytes=2-4", Some(("if-range", "\"other\""))).await;
+    assert_eq!((whole.status.as_u16(), whole.text.as_str()), (200, "0123456789"));
+    let beyond = ask("bytes=10-", None).await;
+    assert_eq!(
+        (beyond.status.as_u16(), beyond.headers["content-range"].to_str().unwrap()),
+        (416, "bytes */10")
+    );
+    assert_eq!(ask("bytes=0-1,4-5", None).await.text, "0123456789");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pieces_are_appended_cut_and_sent_again() {
+    let (cluster, token) = cluster(&[]).await;
+    let id = begin(&cluster, &token).await;
+    let path = format!("/upload/{id}");
+    let send = async |query: &str, bytes: &[u8]| {
+        cluster.send(&token, Method::POST, &format!("{path}{query}"), bytes.to_vec()).await
+    };
+    let cut = async |at: &str| post(&cluster, &token, &format!("{path}/truncate/{at}"), json!({})).await;
+    assert_eq!(cut("0").await.status, 200, "nothing is there to cut");
+    assert_eq!(cut("1").await.body["error"], "upload has no data");
+    // What looks like JSON is bytes all the same.
+    assert_eq!(send("", br#"{"a": 1}"#).await.body, json!(8));
+    assert_eq!(send("?offset=8", b"tail").await.body, json!(12));
+    let again = send("?offset=8", b"tail").await;
+    assert_eq!(again.status, 409, "{}", again.text);
+    assert_eq!(get(&cluster, &token, &path).await.body["size"], 12);
+    assert_eq!(cut("13").await.body["error"], "offset is beyond the end of the upload");
+    assert_eq!(cut("-1").await.status, 404);
+    assert_eq!(cut("x").await.status, 404);
+    assert_eq!((cut("8").await.status.as_u16(), cut("8").await.body), (200, Value::Null));
+    assert_eq!(send("", b"TAIL").await.body, json!(12));
+    assert_eq!(send("?offset=x", b"").await.status, 400);
+    assert_eq!(send("?other=1", b"").await.status, 400);
+    let body = json!({"upload_uuid": id, "artifact_type": "other"});
+    let made = post(&cluster, &token, "/artifacts/upload/x", body.clone()).await;
+    assert_eq!((made.status.as_u16(), text(&made.body, "artifact_type")), (200, "other"));
+    assert_eq!(data(&cluster, &token, text(&made.body, "blob_uuid"), "").await.text, r#"{"a": 1}TAIL"#);
+    // The upload is used up.
+    for answer in [send("", b"more").await, cut("0").await, get(&cluster, &token, &path).await] {
+        assert_eq!((answer.status.as_u16(), text(&answer.body, "error")), (404, "upload not found"));
+    }
+    assert_eq!(post(&cluster, &token, "/artifacts/upload/x", body).await.body["error"], "upload not found");
+    for path in ["/upload/nonsense", "/upload/1d6ff04e-0000-4000-8000-000000000000"] {
+        assert_eq!(send_to(&cluster, &token, path).await.status, 404);
+    }
+}
+
+async fn send_to(cluster: &Cluster, token: &str, path: &str) -> Answer {
+    cluster.send(token, Method::POST, path, b"x".to_vec()).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upload_may_be_larger_than_any_other_body_but_not_larger_than_the_setting() {
+    let (cluster, token) = cluster(&[("MAX_IMAGE_SIZE_GB", "0.002")]).await;
+    let id = begin(&cluster, &token).await;
+    let path = format!("/upload/{id}");
+    let piece = vec![7u8; 1_500_000];
+    assert_eq!(cluster.send(&token, Method::POST, &path, piece.clone()).await.body, json!(1_500_000));
+    let more = cluster.send(&token, Method::POST, &path, piece).await;
+    assert_eq!(more.status, 413, "{}", more.text);
+    assert_eq!(get(&cluster, &token, &path).await.body["size"], 1_500_000, "it is as it was");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_content_is_stored_once_and_nobody_is_told_of_others() {
+    let (cluster, token) = cluster(&[]).await;
+    cluster.create_namespace("other").await;
+    let other = cluster.token("other").await;
+    let system = cluster.token("system").await;
+    let mine = upload(&cluster, &token, "mine", b"a secret that others may have").await;
+    let blob = text(&mine, "blob_uuid").to_owned();
+    let record = get(&cluster, &token, &format!("/blobs/{blob}")).await.body;
+    let sum = text(&record, "sha512").to_owned();
+    let search = async |token: &str| get(&cluster, token, &format!("/blob_checksums/sha512/{sum}")).await;
+    assert_eq!(search(&token).await.body["uuid"], blob);
+    assert_eq!(search(&system).await.body["uuid"], blob);
+    let unknown = search(&other).await;
+    assert_eq!((unknown.status.as_u16(), unknown.body), (200, Value::Null), "a checksum is not the content");
+    // Who has sent the bytes may know.
+    let theirs = upload(&cluster, &other, "theirs", b"a secret that others may have").await;
+    assert_eq!(text(&theirs, "blob_uuid"), blob);
+    assert_eq!(search(&other).await.body["uuid"], blob);
+    let seen = get(&cluster, &other, &format!("/blobs/{blob}")).await.body;
+    assert_eq!(seen["reference_count"], 2);
+    let uses = seen["references_to"]["version"].as_array().unwrap();
+    assert_eq!(uses.len(), 1, "not whose the other is");
+    assert_eq!(uses[0]["source_uuid"], theirs["uuid"]);
+    let files = std::fs::read_dir(cluster.folder().join("1/blobs")).unwrap().count();
+    assert_eq!(files, 1);
+    // Sharing and trust let others find it, too.
+    cluster.create_namespace("third").await;
+    let third = cluster.token("third").await;
+    assert_eq!(search(&third).await.body, Value::Null);
+    objects::trust::add(&cluster.app, &caller(), "ci", "third").await.unwrap();
+    assert_eq!(search(&third).await.body["uuid"], blob);
+    for (path, why) in [("md5/00", "unknown hash algorithm"), ("sha256/", "route not found")] {
+        let answer = get(&cluster, &token, &format!("/blob_checksums/{path}")).await;
+        assert_eq!(text(&answer.body, "error"), why);
+    }
+    assert_eq!(get(&cluster, &token, &format!("/blobs/{blob}/checksum/md5")).await.status, 400);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn versions_are_numbered_trimmed_and_deleted() {
+    let (cluster, token) = cluster(&[]).await;
+    for number in 1..=5 {
+        let made = upload(&cluster, &token, "v", format!("version {number}").as_bytes()).await;
+        assert_eq!(made["index"], number);
+    }
+    let same = upload(&cluster, &token, "v", b"version 5").await;
+    assert_eq!(same["index"], 5, "the newest is the same");
+    let keys = |record: &Value| record["blobs"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    assert_eq!(keys(&same), ["3", "4", "5"]);
+    let list = get(&cluster, &token, "/artifacts/v/versions").await.body;
+    let indexes: Vec<i64> = list.as_array().unwrap().iter().map(|v| v["index"].as_i64().unwrap()).collect();
+    assert_eq!(indexes, [3, 4, 5]);
+    assert_eq!((&list[0]["state"], &list[0]["instances"]), (&json!("created"), &json!([])));
+
+    let most = async |value: Value| {
+        post(&cluster, &token, "/artifacts/v/versions", json!({"max_versions": value})).await
+    };
+    assert_eq!(most(json!("many")).await.body["error"], "max version is not an integer");
+    assert_eq!(most(json!(-1)).await.body["error"], "max version cannot be negative");
+    assert_eq!((most(json!(2)).await.status.as_u16(), most(json!("2")).await.body), (200, Value::Null));
+    assert_eq!(keys(&get(&cluster, &token, "/artifacts/v").await.body), ["4", "5"]);
+    assert_eq!(
+        delete(&cluster, &token, "/artifacts/v/versions/x").await.body["error"],
+        "version index is not an integer"
+    );
+    assert_eq!(
+        delete(&cluster, &token, "/artifacts/v/versions/3").await.body["error"],
+        "artifact index not found"
+    );
+    let left = delete(&cluster, &token, "/artifacts/v/versions/5").await.body;
+    assert_eq!((keys(&left), &left["index"]), (vec!["4".to_owned()], &json!(4)));
+    // A number is not used twice.
+    assert_eq!(upload(&cluster, &token, "v", b"version 6").await["index"], 6);
+    delete(&cluster, &token, "/artifacts/v/versions/6").await;
+    let gone = delete(&cluster, &token, "/artifacts/v/versions/4").await.body;
+    assert_eq!((text(&gone, "state"), &gone["index"], &gone["blobs"]), ("deleted", &json!(0), &json!({})));
+    assert_eq!(get(&cluster, &token, "/artifacts/v").await.status, 404);
+    let id = text(&gone, "uuid");
+    assert_eq!(get(&cluster, &token, &format!("/artifacts/{id}")).await.body["state"], "deleted");
+    assert_eq!(delete(&cluster, &token, &format!("/artifacts/{id}")).await.body, Value::Null);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_artifact_is_listed_shared_and_deleted() {
+    let (cluster, token) = cluster(&[]).await;
+    let system = cluster.token("system").await;
+    let shared = try_upload(&cluster, &system, "tiny", b"for all", json!({"shared": true})).await.body;
+    assert_eq!(shared["shared"], true);
+    upload(&cluster, &token, "mine", b"for me").await;
+    let names = async |token: &str| {
+        let list = get(&cluster, token, "/artifacts").await.body;
+        let mut names: Vec<String> =
+            list.as_array().unwrap().iter().map(|a| text(a, "name").to_owned()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(&token).await, ["mine", "tiny"]);
+    let answer = try_upload(&cluster, &token, "mine", b"x", json!({"shared": true})).await;
+    assert_eq!(text(&answer.body, "error"), "only the system namespace can create shared artifacts");
+    assert_eq!(get(&cluster, &token, "/artifacts/tiny").await.body["uuid"], shared["uuid"]);
+    assert_eq!(delete(&cluster, &token, "/artifacts/tiny").await.status, 404, "reading is not deleting");
+    let id = text(&shared, "uuid");
+    assert_eq!(delete(&cluster, &token, &format!("/artifacts/{id}")).await.status, 404);
+    assert_eq!(get(&cluster, &token, &format!("/artifacts/{id}/metadata")).await.status, 404);
+    let answer = post(&cluster, &system, "/artifacts/tiny/unshare", json!({})).await;
+    assert_eq!(answer.body["shared"], false);
+    assert_eq!(
+        post(&cluster, &system, "/artifacts/tiny/unshare", json!({})).await.body["error"],
+        "artifact not shared"
+    );
+    assert_eq!(names(&token).await, ["mine"]);
+    assert_eq!(get(&cluster, &token, &format!("/artifacts/{id}")).await.status, 404);
+    assert_eq!(post(&cluster, &system, "/artifacts/tiny/share", json!({})).await.body["shared"], true);
+    let text_of = |answer: Answer| text(&answer.body, "error").to_owned();
+    assert_eq!(
+        text_of(post(&cluster, &token, "/artifacts/mine/share", json!({})).await),
+        "only artifacts in the system namespace can be shared"
+    );
+    // Names: one's own comes first, and what is not one's own must be unambiguous.
+    upload(&cluster, &token, "tiny", b"my own").await;
+    assert_eq!(get(&cluster, &token, "/artifacts/tiny").await.body["namespace"], "ci");
+    let both = get(&cluster, &system, "/artifacts/tiny").await;
+    assert_eq!(
+        (both.status.as_u16(), both.body["error"].as_str().unwrap().contains("multiple artifacts")),
+        (400, true)
+    );
+    let within =
+        cluster.call(&system, Method::GET, "/artifacts/tiny", Some(json!({"namespace": "ci"}))).await;
+    assert_eq!(within.body["namespace"], "ci");
+
+    let all =
+        async |token: &str, body: Value| cluster.call(token, Method::DELETE, "/artifacts", Some(body)).await;
+    assert_eq!(text_of(all(&token, json!({})).await), "parameter confirm is not set true");
+    assert_eq!(
+        text_of(all(&system, json!({"confirm": true})).await),
+        "system user must specify parameter namespace"
+    );
+    let answer = all(&token, json!({"confirm": true, "namespace": "system"})).await;
+    assert_eq!((answer.status.as_u16(), text_of(answer)), (401, "you cannot delete other namespaces".into()));
+    assert_eq!(all(&token, json!({"confirm": true})).await.body.as_array().unwrap().len(), 2);
+    assert_eq!(names(&token).await, ["tiny"], "the shared one");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trusted_namespace_makes_the_first_and_never_the_second() {
+    let (cluster, token) = cluster(&[]).await;
+    cluster.create_namespace("friend").await;
+    let friend = cluster.token("friend").await;
+    objects::trust::add(&cluster.app, &caller(), "ci", "friend").await.unwrap();
+    let more = json!({"namespace": "ci", "source_url": "sf://upload/ci/gift"});
+    let first = try_upload(&cluster, &friend, "gift", b"one", more.clone()).await;
+    assert_eq!((first.status.as_u16(), text(&first.body, "namespace")), (200, "ci"));
+    let blob = text(&first.body, "blob_uuid");
+    let second = try_upload(&cluster, &friend, "gift", b"two", more.clone()).await;
+    assert_eq!((second.status.as_u16(), text(&second.body, "error")), (404, "namespace not found"));
+    assert_eq!(try_upload(&cluster, &token, "gift", b"two", json!({})).await.body["index"], 2);
+    // The same for labels.
+    let label = json!({"blob_uuid": blob});
+    assert_eq!(
+        post(&cluster, &friend, "/label/ci/best", label.clone()).await.body["source_url"],
+        "sf://label/ci/best"
+    );
+    let again = post(&cluster, &friend, "/label/ci/best", label.clone()).await;
+    assert_eq!((again.status.as_u16(), text(&again.body, "error")), (404, "namespace not found"));
+    assert_eq!(post(&cluster, &token, "/label/best", label.clone()).await.status, 200);
+    assert_eq!(get(&cluster, &friend, "/label/ci/best").await.status, 200);
+    assert_eq!(delete(&cluster, &friend, "/label/ci/best").await.body["error"], "label ci/best not found");
+    assert_eq!(post(&cluster, &friend, "/label/system/best", label.clone()).await.status, 404);
+    assert_eq!(post(&cluster, &friend, "/label/a/b/c", label).await.status, 400);
+    assert_eq!(
+        post(&cluster, &token, "/label/best", json!({})).await.body["error"],
+        "blob_uuid: Missing data for required field."
+    );
+    let absent = json!({"blob_uuid": "1d6ff04e-0000-4000-8000-000000000000"});
+    assert_eq!(post(&cluster, &token, "/label/best", absent).await.body["error"], "blob not found");
+    // Deleting across a trust is refused.
+    let id = text(&first.body, "uuid");
+    assert_eq!(delete(&cluster, &friend, &format!("/artifacts/{id}")).await.status, 404);
+    assert_eq!(delete(&cluster, &token, "/label/best").await.body["state"], "deleted");
+    assert_eq!(get(&cluster, &token, "/label/best").await.body["error"], "label best not found");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_input_is_refused_with_its_reason_and_leaves_nothing() {
+    let (cluster, token) = cluster(&[]).await;
+    let made = upload(&cluster, &token, "x", b"x").await;
+    let blob = text(&made, "blob_uuid");
+    let id = begin(&cluster, &token).await;
+    let path = "/artifacts/upload/y";
+    for (body, status, why) in [
+        (json!({}), 400, "specify one of upload_uuid and blob_uuid"),
+        (json!({"upload_uuid": id, "blob_uuid": blob}), 400, "only specify one of upload_uuid and blob_uuid"),
+        (json!({"upload_uuid": "x"}), 404, "upload not found"),
+        (json!({"blob_uuid": "x"}), 404, "blob not found"),
+        (json!({"blob_uuid": blob, "artifact_type": "snapshot"}), 403, "invalid artifact type specified"),
+        (json!({"blob_uuid": blob, "namespace": "absent"}), 404, "namespace not found"),
+        (json!({"blob_uuid": blob, "namespace": "system"}), 404, "namespace not found"),
+        (
+            json!({"blob_uuid": blob, "source_url": "a\nb"}),
+            400,
+            "source_url: must not contain control characters",
+        ),
+        (json!({"blob_uuid": 7}), 400, "blob_uuid: Not a valid string."),
+        (json!({"blob": blob}), 400, "blob: not declared by this endpoint"),
+    ] {
+        let answer = post(&cluster, &token, path, body.clone()).await;
+        assert_eq!((answer.status.as_u16(), text(&answer.body, "error")), (status, why), "{body}");
+    }
+    assert_eq!(get(&cluster, &token, "/artifacts").await.body.as_array().unwrap().len(), 1);
+    for (body, why) in [
+        (json!({}), "url: Missing data for required field."),
+        (json!({"url": "nonsense"}), "url: is neither a URL nor the name of a known image"),
+        (
+            json!({"url": "http://127.0.0.1/x"}),
+            "url: 127.0.0.1 is at a loopback address, which IMAGE_FETCH_ALLOWED_NETWORKS does not allow",
+        ),
+        (
+            json!({"url": "http://[::1]/x"}),
+            "url: [::1] is at a loopback address, which IMAGE_FETCH_ALLOWED_NETWORKS does not allow",
+        ),
+        (
+            json!({"url": "http://0x7f.1/x"}),
+            "url: 127.0.0.1 is at a loopback address, which IMAGE_FETCH_ALLOWED_NETWORKS does not allow",
+        ),
+    ] {
+        let answer = post(&cluster, &token, "/artifacts", body).await;
+        assert_eq!((answer.status.as_u16(), text(&answer.body, "error")), (400, why));
+    }
+}
+
+/// A qcow2 header whose backing file is one of the host.
+fn hostile() -> Vec<u8> {
+    let name = b"/etc/hostname";
+    let mut bytes = vec![0u8; 1 << 17];
+    bytes[..4].copy_from_slice(b"QFI\xfb");
+    bytes[4..8].copy_from_slice(&2u32.to_be_bytes());
+    bytes[8..16].copy_from_slice(&1024u64.to_be_bytes());
+    bytes[16..20].copy_from_slice(&13u32.to_be_bytes());
+    bytes[20..24].copy_from_slice(&16u32.to_be_bytes());
+    bytes[24..32].copy_from_slice(&(1u64 << 20).to_be_bytes());
+    bytes[1024..1024 + name.len()].copy_from_slice(name);
+    bytes
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hostile_image_is_refused_and_can_still_be_kept_as_something_else() {
+    let (cluster, token) = cluster(&[]).await;
+    let refused = try_upload(&cluster, &token, "evil", &hostile(), json!({})).await;
+    assert_eq!(refused.status, 400, "{}", refused.text);
+    assert!(text(&refused.body, "error").contains("backing file"), "{}", refused.text);
+    assert!(!refused.text.contains("hostname"));
+    assert_eq!(get(&cluster, &token, "/artifacts").await.body, json!([]));
+    let kept = try_upload(&cluster, &token, "evil", &hostile(), json!({"artifact_type": "other"})).await;
+    assert_eq!(kept.status, 200, "{}", kept.text);
+    let blob = json!({"blob_uuid": text(&kept.body, "blob_uuid")});
+    let answer = post(&cluster, &token, "/artifacts/upload/evil", blob).await;
+    assert_eq!(answer.status, 400, "an image is looked at whichever way it comes: {}", answer.text);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_nothing_uses_any_more_goes_after_the_delay_with_its_file() {
+    let settings = [("BLOB_DELETION_DELAY", "0"), ("CLEANER_DELAY", "0"), ("BLOB_REPLICATION_FACTOR", "1")];
+    let (cluster, token) = cluster(&settings).await;
+    let made = upload(&cluster, &token, "a", b"used twice").await;
+    let blob = text(&made, "blob_uuid").to_owned();
+    let body = json!({"blob_uuid": blob});
+    assert_eq!(post(&cluster, &token, "/artifacts/upload/b", body).await.status, 200);
+    cluster.settle().await;
+    let path = format!("/blobs/{blob}");
+    let sweep = async || {
+        reconcile::artifact_watch::delete_unused(&cluster.app).await.unwrap();
+        reconcile::storage::run_once(&cluster.app).await.unwrap();
+    };
+    delete(&cluster, &token, "/artifacts/a").await;
+    sweep().await;
+    assert_eq!(get(&cluster, &token, &path).await.body["state"], "created", "b uses it");
+    delete(&cluster, &token, "/artifacts/b").await;
+    sweep().await;
+    assert_eq!(get(&cluster, &token, &path).await.body["state"], "deleted");
+    assert_eq!(data(&cluster, &token, &blob, "").await.status, 404);
+    assert!(!cluster.has_file(&blob), "the file is gone");
+    let messages = cluster.messages(&ObjectRef::new(ObjectType::Blob, &blob)).await;
+    assert!(messages.contains(&"state is now deleted".to_owned()), "{messages:?}");
+    reconcile::cleaner::run(&cluster.app).await.unwrap();
+    assert_eq!(get(&cluster, &token, &path).await.status, 404);
+    // The same content may come again.
+    let again = upload(&cluster, &token, "c", b"used twice").await;
+    assert_ne!(text(&again, "blob_uuid"), blob);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_blob_is_kept_for_the_delay() {
+    let (cluster, token) = cluster(&[("BLOB_DELETION_DELAY", "3600")]).await;
+    let made = upload(&cluster, &token, "a", b"x").await;
+    delete(&cluster, &token, "/artifacts/a").await;
+    reconcile::artifact_watch::delete_unused(&cluster.app).await.unwrap();
+    let blob = text(&made, "blob_uuid");
+    assert_eq!(get(&cluster, &token, &format!("/blobs/{blob}")).await.body["state"], "created");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_damaged_copy_is_told_of_never_served_and_replaced() {
+    let settings = [("CHECKSUM_VERIFICATION_FREQUENCY", "1"), ("BLOB_REPLICATION_FACTOR", "2")];
+    let (cluster, token) = cluster(&settings).await;
+    let content: Vec<u8> = (0..3_000_000u32).map(|n| (n % 251) as u8).collect();
+    let made = upload(&cluster, &token, "a", &content).await;
+    let blob = text(&made, "blob_uuid").to_owned();
+    let record = async || get(&cluster, &token, &format!("/blobs/{blob}")).await.body;
+    wait_for("a second copy", async || {
+        reconcile::storage::run_once(&cluster.app).await.unwrap();
+        (record().await["locations"] == json!(["sim-1", "sim-2"])).then_some(())
+    })
+    .await;
+    // A bit flips in the first copy. The reader who meets it gets no wrong byte.
+    cluster.damage(1, &blob, 2_500_000);
+    let read = cluster.try_data(&token, &blob).await;
+    assert!(content.starts_with(&read) && read.len() <= 2_500_000, "{} bytes", read.len());
+    assert_eq!(record().await["locations"], json!(["sim-2"]));
+    let object = ObjectRef::new(ObjectType::Blob, &blob);
+    let messages = cluster.messages(&object).await;
+    assert!(messages.contains(&"a copy of the blob is damaged".to_owned()), "{messages:?}");
+    assert_eq!(cluster.try_data(&token, &blob).await, content, "from the other copy");
+    wait_for("the copy to be replaced", async || {
+        reconcile::storage::run_once(&cluster.app).await.unwrap();
+        (record().await["locations"] == json!(["sim-1", "sim-2"])).then_some(())
+    })
+    .await;
+    assert_eq!(cluster.try_data(&token, &blob).await, content);
+    // The schedule finds what nobody reads.
+    cluster.damage(2, &blob, 7);
+    wait_for("the damage to be found", async || {
+        reconcile::storage::run_once(&cluster.app).await.unwrap();
+        let messages = cluster.messages(&object).await;
+        (messages.iter().filter(|m| *m == "a copy of the blob is damaged").count() == 2).then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_last_copy_is_not_thrown_away_because_it_is_damaged() {
+    let settings = [("CHECKSUM_VERIFICATION_FREQUENCY", "1"), ("BLOB_REPLICATION_FACTOR", "1")];
+    let (cluster, token) = cluster(&settings).await;
+    let made = upload(&cluster, &token, "a", b"the only one").await;
+    let blob = text(&made, "blob_uuid").to_owned();
+    cluster.damage(1, &blob, 0);
+    assert!(cluster.try_data(&token, &blob).await.is_empty());
+    let missing = data(&cluster, &token, &blob, "").await;
+    assert_eq!((missing.status.as_u16(), text(&missing.body, "error")), (404, "blob missing"));
+    reconcile::storage::run_once(&cluster.app).await.unwrap();
+    assert!(cluster.has_file(&blob));
+    // The same content, sent again, heals it.
+    let again = upload(&cluster, &token, "b", b"the only one").await;
+    assert_eq!(text(&again, "blob_uuid"), blob);
+    assert_eq!(data(&cluster, &token, &blob, "").await.text, "the only one");
+    // And a fault that passes is forgiven.
+    cluster.damage(1, &blob, 0);
+    assert!(cluster.try_data(&token, &blob).await.is_empty());
+    cluster.damage(1, &blob, 0);
+    wait_for("the copy to count again", async || {
+        reconcile::storage::run_once(&cluster.app).await.unwrap();
+        (data(&cluster, &token, &blob, "").await.text == "the only one").then_some(())
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_abandoned_upload_goes() {
+    let (cluster, token) = cluster(&[("UPLOAD_MAXIMUM_IDLE_TIME", "1")]).await;
+    let id = begin(&cluster, &token).await;
+    let path = format!("/upload/{id}");
+    cluster.send(&token, Method::POST, &path, b"half a content".to_vec()).await;
+    reconcile::storage::run_once(&cluster.app).await.unwrap();
+    assert_eq!(get(&cluster, &token, &path).await.status, 200, "not yet");
+    wait_for("the upload to go", async || {
+        reconcile::storage::run_once(&cluster.app).await.unwrap();
+        (get(&cluster, &token, &path).await.status == 404).then_some(())
+    })
+    .await;
+    assert!(!cluster.has_file(&id));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deleting_a_namespace_deletes_its_artifacts() {
+    let (cluster, token) = cluster(&[]).await;
+    let made = upload(&cluster, &token, "a", b"x").await;
+    objects::namespace::delete(&cluster.app, &caller(), "ci").await.unwrap();
+    let system = cluster.token("system").await;
+    let id = text(&made, "uuid");
+    assert_eq!(get(&cluster, &system, &format!("/artifacts/{id}")).await.body["state"], "deleted");
+    let messages = cluster.messages(&ObjectRef::new(ObjectType::Artifact, id)).await;
+    assert!(
+        messages.iter().any(|m| m == "deletion request via namespace deletion from REST API"),
+        "{messages:?}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_content_sent_by_many_at_once_is_one_blob() {
+    let (cluster, token) = cluster(&[]).await;
+    let (cluster, token) = (Arc::new(cluster), Arc::new(token));
+    let sent: Vec<_> = (0..8)
+        .map(|number| {
+            let (cluster, token) = (Arc::clone(&cluster), Arc::clone(&token));
+            tokio::spawn(async move {
+                let id = begin(&cluster, &token).await;
+                cluster.send(&token, Method::POST, &format!("/upload/{id}"), b"the same".to_vec()).await;
+                let path = format!("/artifacts/upload/n{number}");
+                loop {
+                    let answer = post(&cluster, &token, &path, json!({"upload_uuid": id})).await;
+                    if answer.status == 200 {
+                        break text(&answer.body, "blob_uuid").to_owned();
+                    }
+                    assert_eq!(answer.status, 503, "somebody else is at it: {}", answer.text);
+                }
+            })
+        })
+        .collect();
+    let mut blobs = Vec::new();
+    for task in sent {
+        blobs.push(task.await.unwrap());
+    }
+    blobs.dedup();
+    assert_eq!(blobs.len(), 1, "{blobs:?}");
+    cluster.settle().await;
+    reconcile::storage::run_once(&cluster.app).await.unwrap();
+    let rows = cluster.app.store.query("SELECT COUNT(*) FROM blobs", &[]).await.unwrap();
+    assert_eq!(rows[0].get::<i64>(0).unwrap(), 1);
+}

@@ -1,0 +1,263 @@
+//! Fetching images from a web server that is not to be trusted.
+
+use axum::http::Method;
+use muster_types::object::{ObjectRef, ObjectType};
+use serde_json::{Value, json};
+
+use crate::harness::Cluster;
+use crate::networks::{get, post};
+use crate::web::{Asked, Reply, Web};
+
+const QUICK: &[(&str, &str)] = &[
+    ("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.1"),
+    ("IMAGE_STALL_TIMEOUT", "1"),
+    ("CLUSTER_OP_LEASE", "1"),
+    ("CLUSTER_OP_MAX_ATTEMPTS", "1"),
+    ("MAX_IMAGE_SIZE_GB", "0.01"),
+];
+
+async fn cluster() -> (Cluster, String) {
+    crate::networks::cluster(QUICK).await
+}
+
+/// Fetches, waits for the end, and answers the record.
+async fn fetch(cluster: &Cluster, token: &str, url: &str) -> Value {
+    let answer = post(cluster, token, "/artifacts", json!({"url": url})).await;
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    cluster.settle().await;
+    get(cluster, token, &format!("/artifacts/{}", answer.body["uuid"].as_str().unwrap())).await.body
+}
+
+async fn bytes(cluster: &Cluster, token: &str, record: &Value) -> Vec<u8> {
+    cluster.try_data(token, record["blob_uuid"].as_str().unwrap()).await
+}
+
+/// A content that no part of can be taken for another.
+fn content(seed: u8) -> Vec<u8> {
+    (0..400_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8 ^ seed).collect()
+}
+
+fn error(record: &Value) -> &str {
+    record["error_message"].as_str().unwrap_or_default()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_is_fetched_asked_for_again_and_versioned() {
+    let (cluster, token) = cluster().await;
+    let web = Web::new(|asked, number| {
+        let (tag, body) = if number < 2 { ("\"one\"", content(1)) } else { ("\"two\"", content(2)) };
+        match asked.header("if-none-match") {
+            Some(known) if known == tag => Reply::status(304),
+            _ => Reply::ok(&body).with("ETag", tag).with("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT"),
+        }
+    })
+    .await;
+    let url = web.url("/images/small.img");
+    let answer = post(&cluster, &token, "/artifacts", json!({"url": url})).await.body;
+    assert_eq!(
+        (&answer["state"], &answer["index"], &answer["blobs"]),
+        (&json!("initial"), &json!(0), &json!({}))
+    );
+    assert_eq!((&answer["name"], &answer["source_url"]), (&json!("small.img"), &json!(url)));
+    assert!(answer.get("blob_uuid").is_none());
+    let handle = &answer["last_cluster_operation"];
+    assert_eq!(handle["op_type"], "artifact_fetch_op");
+    let path = format!("/clusteroperations/artifact_fetch_op/{}", handle["op_uuid"].as_str().unwrap());
+    cluster.settle().await;
+    assert_eq!(get(&cluster, &token, &path).await.body["tasks"], json!(["image_fetch"]));
+    let made = get(&cluster, &token, "/artifacts/small.img").await.body;
+    assert_eq!((&made["state"], &made["index"]), (&json!("created"), &json!(1)));
+    assert_eq!(bytes(&cluster, &token, &made).await, content(1));
+    let blob = get(&cluster, &token, &format!("/blobs/{}", made["blob_uuid"].as_str().unwrap())).await.body;
+    assert_eq!(blob["modified"], "Wed, 21 Oct 2015 07:28:00 GMT");
+
+    let same = fetch(&cluster, &token, &url).await;
+    assert_eq!((&same["uuid"], &same["index"]), (&made["uuid"], &json!(1)), "304");
+    let newer = fetch(&cluster, &token, &url).await;
+    assert_eq!((&newer["uuid"], &newer["index"]), (&made["uuid"], &json!(2)));
+    assert_eq!(bytes(&cluster, &token, &newer).await, content(2));
+    assert_eq!(web.asked().len(), 3);
+    let messages =
+        cluster.messages(&ObjectRef::new(ObjectType::Artifact, made["uuid"].as_str().unwrap())).await;
+    for message in ["version added", "the source has nothing new"] {
+        assert!(messages.iter().any(|m| m == message), "{messages:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_that_says_nothing_of_versions_is_compared() {
+    let (cluster, token) = cluster().await;
+    let web = Web::new(|_, _| Reply::ok(&content(1))).await;
+    assert_eq!(fetch(&cluster, &token, &web.url("/x")).await["index"], 1);
+    assert_eq!(fetch(&cluster, &token, &web.url("/x")).await["index"], 1);
+    // One that only tells its time and length is believed.
+    let web =
+        Web::new(|_, _| Reply::ok(&content(1)).with("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT")).await;
+    fetch(&cluster, &token, &web.url("/y")).await;
+    let again = fetch(&cluster, &token, &web.url("/y")).await;
+    assert_eq!((&again["index"], error(&again)), (&json!(1), ""));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failing_source_keeps_the_cached_version() {
+    let (cluster, token) = cluster().await;
+    let web =
+        Web::new(|_, number| if number == 0 { Reply::ok(&content(1)) } else { Reply::status(404) }).await;
+    fetch(&cluster, &token, &web.url("/x")).await;
+    let kept = fetch(&cluster, &token, &web.url("/x")).await;
+    assert_eq!((&kept["state"], &kept["index"]), (&json!("created"), &json!(1)));
+    assert_eq!(error(&kept), "the server answers 404 Not Found");
+    assert_eq!(bytes(&cluster, &token, &kept).await, content(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_fetch_goes_on_where_the_server_broke_off_or_stalled() {
+    let (cluster, token) = cluster().await;
+    for stall in [false, true] {
+        let web = Web::new(move |asked: &Asked, number| {
+            let tagged = |reply: Reply| Reply { stall, ..reply.with("ETag", "\"one\"") };
+            match (asked.start(), number) {
+                (None, _) => tagged(Reply::ok(&content(1)).cut(150_000)),
+                (Some(start), 1) => tagged(Reply::part(&content(1), start).cut(100_000)),
+                (Some(start), _) => Reply::part(&content(1), start).with("ETag", "\"one\""),
+            }
+        })
+        .await;
+        let made = fetch(&cluster, &token, &web.url("/x")).await;
+        assert_eq!(made["state"], "created", "{}", error(&made));
+        assert_eq!(bytes(&cluster, &token, &made).await, content(1));
+        let asked = web.asked();
+        assert_eq!((asked.len(), asked[1].header("if-range")), (3, Some("\"one\"")));
+        assert!(asked[2].start() > asked[1].start(), "{asked:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_contents_are_never_mixed() {
+    let (cluster, token) = cluster().await;
+    // The content changes after the connection broke: the second answer is the whole of another one.
+    let web = Web::new(|_, number| match number {
+        0 => Reply::ok(&content(1)).with("ETag", "\"one\"").cut(150_000),
+        _ => Reply::ok(&content(2)).with("ETag", "\"two\""),
+    })
+    .await;
+    let made = fetch(&cluster, &token, &web.url("/x")).await;
+    assert_eq!(bytes(&cluster, &token, &made).await, content(2));
+    // Without anything to tell versions apart nothing is gone on with.
+    let web = Web::new(|asked: &Asked, number| match (asked.start(), number) {
+        (None, 0) => Reply::ok(&content(1)).cut(150_000),
+        (None, _) => Reply::ok(&content(2)),
+        (Some(start), _) => Reply::part(&content(2), start),
+    })
+    .await;
+    let made = fetch(&cluster, &token, &web.url("/y")).await;
+    assert_eq!(bytes(&cluster, &token, &made).await, content(2));
+    // A server that answers another part than the one that was asked for is not believed.
+    let web = Web::new(|asked: &Asked, number| match (asked.start(), number) {
+        (None, 0) => Reply::ok(&content(1)).with("ETag", "\"one\"").cut(150_000),
+        (Some(_), _) => Reply::part(&content(1), 1000).with("ETag", "\"one\""),
+        (None, _) => Reply::ok(&content(1)).with("ETag", "\"one\""),
+    })
+    .await;
+    let made = fetch(&cluster, &token, &web.url("/z")).await;
+    assert_eq!(bytes(&cluster, &token, &made).await, content(1));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_lies_or_never_ends_is_given_up_with_a_reason() {
+    let (cluster, token) = cluster().await;
+    let cases: Vec<(&str, Box<dyn FnMut(&Asked, usize) -> Reply + Send>)> = vec![
+        // More is promised than ever comes.
+        (
+            "broke the connection off",
+            Box::new(|_, _| Reply::ok(&content(1)).with("Content-Length", "999999")),
+        ),
+        ("does not answer", Box::new(|_, _| Reply::default())),
+        ("larger than the 0.01 GB", Box::new(|_, _| Reply::ok(&vec![1; 11_000_000]))),
+        (
+            "larger than the 0.01 GB",
+            Box::new(|_, _| Reply { endless: true, ..Reply::ok(&vec![1; 11_000_000]) }),
+        ),
+        (
+            "larger than the 0.01 GB",
+            Box::new(|_, _| Reply::ok(b"x").with("Content-Length", "99999999999999")),
+        ),
+        ("the server answers 500", Box::new(|_, _| Reply::status(500))),
+        ("the server answers 403", Box::new(|_, _| Reply::status(403))),
+        ("redirects too often", Box::new(|_, _| Reply::status(302).with("Location", "/again"))),
+        (
+            "at a loopback address",
+            Box::new(|_, _| Reply::status(302).with("Location", "http://127.0.0.2:9/x")),
+        ),
+        (
+            "at a link-local address",
+            Box::new(|_, _| Reply::status(307).with("Location", "http://169.254.169.254/")),
+        ),
+        ("at a loopback address", Box::new(|_, _| Reply::status(301).with("Location", "http://[::1]:9/x"))),
+        ("no web address", Box::new(|_, _| Reply::status(302).with("Location", "file:///etc/passwd"))),
+        ("no valid URL", Box::new(|_, _| Reply::status(302))),
+    ];
+    for (number, (why, answer)) in cases.into_iter().enumerate() {
+        let web = Web::new(answer).await;
+        let record = fetch(&cluster, &token, &web.url(&format!("/{number}"))).await;
+        assert_eq!(record["state"], "error", "{why}");
+        assert!(error(&record).contains(why), "{why}: {}", error(&record));
+        assert!(web.asked().len() <= 6, "{why}: {} requests", web.asked().len());
+        assert_eq!(record["blobs"], json!({}));
+    }
+    let drafts = std::fs::read_dir(cluster.folder().join("1/drafts")).unwrap().count();
+    assert_eq!(drafts, 0, "nothing is left of them");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_name_for_this_machine_is_refused_as_its_address_is() {
+    let settings = [("IMAGE_FETCH_ALLOWED_NETWORKS", "10.0.0.0/8"), ("CLUSTER_OP_MAX_ATTEMPTS", "1")];
+    let (cluster, token) = crate::networks::cluster(&settings).await;
+    let web = Web::new(|_, _| Reply::ok(b"the inside")).await;
+    let record = fetch(&cluster, &token, &format!("http://localhost:{}/x", web.address.port())).await;
+    assert_eq!(record["state"], "error");
+    assert!(error(&record).contains("localhost is at a loopback address"), "{}", error(&record));
+    assert!(web.asked().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_redirect_is_followed() {
+    let (cluster, token) = cluster().await;
+    let web = Web::new(|asked: &Asked, _| match asked.path.as_str() {
+        "/moved" => Reply::status(302).with("Location", "/here"),
+        _ => Reply::ok(&content(1)),
+    })
+    .await;
+    let made = fetch(&cluster, &token, &web.url("/moved")).await;
+    assert_eq!(made["state"], "created", "{}", error(&made));
+    assert_eq!(made["source_url"], web.url("/moved"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn names_of_images_come_from_the_table() {
+    let web = Web::new(|_, _| Reply::ok(&content(1))).await;
+    let names = format!("tiny=http://{}/tiny debian:*=http://{}/deb/{{version}}", web.address, web.address);
+    let settings = [("IMAGE_NAMES", names.as_str()), ("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.1")];
+    let (cluster, token) = crate::networks::cluster(&settings).await;
+    let made = fetch(&cluster, &token, "debian:12").await;
+    assert_eq!(
+        (&made["state"], &made["name"], &made["source_url"]),
+        (&json!("created"), &json!("debian:12"), &json!("debian:12"))
+    );
+    fetch(&cluster, &token, "tiny").await;
+    let paths: Vec<String> = web.asked().into_iter().map(|asked| asked.path).collect();
+    assert_eq!(paths, ["/deb/12", "/tiny"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_artifact_deleted_while_it_is_fetched_leaves_nothing() {
+    let (cluster, token) = cluster().await;
+    let web = Web::new(|_, _| Reply::ok(&content(1))).await;
+    let made = post(&cluster, &token, "/artifacts", json!({"url": web.url("/x")})).await.body;
+    let path = format!("/artifacts/{}", made["uuid"].as_str().unwrap());
+    assert_eq!(cluster.call(&token, Method::DELETE, &path, None).await.body["state"], "deleted");
+    cluster.settle().await;
+    assert_eq!(get(&cluster, &token, &path).await.body["state"], "deleted");
+    let rows = cluster.app.store.query("SELECT COUNT(*) FROM blobs", &[]).await.unwrap();
+    assert_eq!(rows[0].get::<i64>(0).unwrap(), 0);
+}
