@@ -2,9 +2,13 @@
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
+
+/// In how many pieces a slow body comes.
+const PIECES: usize = 40;
 
 /// What a client asked.
 #[derive(Debug, Clone)]
@@ -41,6 +45,8 @@ pub(crate) struct Reply {
     pub(crate) stall: bool,
     /// Do not say how long the body is.
     pub(crate) endless: bool,
+    /// Take this long for the body, which comes in many pieces.
+    pub(crate) slow: Option<Duration>,
 }
 
 impl Reply {
@@ -66,6 +72,11 @@ impl Reply {
 
     pub(crate) fn cut(mut self, after: usize) -> Self {
         self.cut = Some(after);
+        self
+    }
+
+    pub(crate) fn slow(mut self, time: Duration) -> Self {
+        self.slow = Some(time);
         self
     }
 }
@@ -136,7 +147,17 @@ async fn serve(mut stream: TcpStream, answer: Arc<Mutex<Answer>>, seen: Arc<Mute
     text.push_str("\r\n");
     let _ = stream.write_all(text.as_bytes()).await;
     let sent = reply.cut.unwrap_or(reply.body.len()).min(reply.body.len());
-    let _ = stream.write_all(&reply.body[..sent]).await;
+    match reply.slow {
+        None => drop(stream.write_all(&reply.body[..sent]).await),
+        Some(time) => {
+            for piece in reply.body[..sent].chunks(sent.div_ceil(PIECES).max(1)) {
+                tokio::time::sleep(time / PIECES as u32).await;
+                if stream.write_all(piece).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
     let _ = stream.flush().await;
     if reply.stall {
         // Until the client gives up.

@@ -9,6 +9,7 @@
 //! its events tells what answering alone costs.
 
 mod allocation;
+mod images;
 mod load;
 mod mariadb;
 mod networks;
@@ -49,6 +50,9 @@ struct Arguments {
     /// A tenth of the calls
     #[arg(long)]
     quick: bool,
+    /// Only how images go in and out
+    #[arg(long)]
+    images: bool,
     /// Only with SQLite
     #[arg(long)]
     sqlite: bool,
@@ -128,10 +132,16 @@ async fn measure_all(arguments: &Arguments) -> anyhow::Result<Table> {
         return Ok(table);
     }
 
+    if arguments.images {
+        images::measure(&program, if arguments.quick { 8 } else { 1 }, &mut table).await.context("images")?;
+        return Ok(table);
+    }
+
     let folder = tempfile::tempdir()?;
     let sqlite = Engine { name: "SQLite", settings: vec![], spooling: vec![], has_targets: true };
     measure(&program, folder.path(), &sqlite, scale, &mut table).await.context("with SQLite")?;
     drop(folder);
+    images::measure(&program, if arguments.quick { 8 } else { 1 }, &mut table).await.context("images")?;
     allocation::measure(arguments.quick, &mut table).await.context("allocating addresses")?;
     networks::measure_in_namespace(arguments, &program, &mut table).await.context("real networks")?;
     if arguments.sqlite {

@@ -105,8 +105,18 @@ impl Server {
 
     /// Resident memory in megabytes.
     pub(crate) fn memory(&self) -> anyhow::Result<f64> {
+        self.status("VmRSS:")
+    }
+
+    /// The most that it ever was.
+    pub(crate) fn peak(&self) -> anyhow::Result<f64> {
+        self.status("VmHWM:")
+    }
+
+    fn status(&self, name: &str) -> anyhow::Result<f64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        let line =
+            status.lines().find_map(|line| line.strip_prefix(name)).with_context(|| format!("no {name}"))?;
         let kibibytes: f64 = line.trim().trim_end_matches("kB").trim().parse()?;
         Ok(kibibytes * 1024.0 / 1e6)
     }

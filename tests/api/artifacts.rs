@@ -300,6 +300,10 @@ async fn an_artifact_is_listed_shared_and_deleted() {
         text_of(post(&cluster, &token, "/artifacts/mine/share", json!({})).await),
         "only artifacts in the system namespace can be shared"
     );
+    // A label of the same name is in nobody's way.
+    let label = json!({"blob_uuid": shared["blob_uuid"]});
+    assert_eq!(post(&cluster, &system, "/label/tiny", label).await.status, 200);
+    assert_eq!(get(&cluster, &system, "/artifacts/tiny").await.body["uuid"], shared["uuid"]);
     // Names: one's own comes first, and what is not one's own must be unambiguous.
     upload(&cluster, &token, "tiny", b"my own").await;
     assert_eq!(get(&cluster, &token, "/artifacts/tiny").await.body["namespace"], "ci");

@@ -83,8 +83,7 @@ where
     http.timer(TokioTimer::new())
         .header_read_timeout(listener.patience)
         .max_headers(MOST_HEADERS)
-        .max_buf_size(LARGEST_HEAD)
-        .pipeline_flush(true);
+        .max_buf_size(LARGEST_HEAD);
     loop {
         let accepted = tokio::select! {
             accepted = accept(&listener.socket, &slots) => accepted,

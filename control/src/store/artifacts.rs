@@ -98,6 +98,17 @@ pub async fn by_source(
     Ok(rows(db, "source_key = ?", params![key]).await?.pop())
 }
 
+/// Some artifacts of a name; labels only if nothing else has it, for they are called by a path of their own.
+async fn named(db: impl Read, tail: &str, values: &[Value]) -> Result<Vec<ArtifactRow>, StoreError> {
+    let tail = format!("name = ? AND {tail} AND {ACTIVE} ORDER BY artifact_type = 'label', uuid LIMIT 2");
+    let mut found = rows(db, &tail, values).await?;
+    let is_label = |row: &ArtifactRow| row.artifact_type == ArtifactType::Label;
+    if found.iter().any(|row| !is_label(row)) {
+        found.retain(|row| !is_label(row));
+    }
+    Ok(found)
+}
+
 /// The artifacts of a name, in one namespace or in all.
 pub async fn by_name(
     db: impl Read,
@@ -105,11 +116,8 @@ pub async fn by_name(
     namespace: Option<&str>,
 ) -> Result<Vec<ArtifactRow>, StoreError> {
     match namespace {
-        Some(namespace) => {
-            rows(db, &format!("name = ? AND namespace = ? AND {ACTIVE} LIMIT 2"), params![name, namespace])
-                .await
-        }
-        None => rows(db, &format!("name = ? AND {ACTIVE} LIMIT 2"), params![name]).await,
+        Some(namespace) => named(db, "namespace = ?", params![name, namespace]).await,
+        None => named(db, "1 = 1", params![name]).await,
     }
 }
 
@@ -119,8 +127,7 @@ pub async fn by_name_visible(
     name: &str,
     caller: &str,
 ) -> Result<Vec<ArtifactRow>, StoreError> {
-    let tail = format!("name = ? AND {VISIBLE} AND {ACTIVE} LIMIT 2");
-    rows(db, &tail, params![name, caller, caller]).await
+    named(db, VISIBLE, params![name, caller, caller]).await
 }
 
 /// Which of some artifacts a namespace may read.
