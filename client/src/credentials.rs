@@ -85,6 +85,11 @@ pub fn default_data_dir() -> PathBuf {
     user_dir(env::var_os("XDG_DATA_HOME"), env::home_dir(), ".local/share").unwrap_or_else(system)
 }
 
+/// Where the command line keeps what it must remember between two runs; absent for a user without a home.
+pub(crate) fn state_dir() -> Option<PathBuf> {
+    user_dir(env::var_os("XDG_STATE_HOME"), env::home_dir(), ".local/state")
+}
+
 /// Our folder in one of the user's base folders. A relative setting is to be ignored, says its standard.
 fn user_dir(set: Option<OsString>, home: Option<PathBuf>, default: &str) -> Option<PathBuf> {
     let set = set.map(PathBuf::from).filter(|path| path.is_absolute());

@@ -5,7 +5,9 @@ pub mod api;
 pub mod commands;
 pub mod credentials;
 mod output;
+mod progress;
 mod time;
+mod transfer;
 
 pub use api::{Client, Error};
 pub use commands::{Command, Options, run};

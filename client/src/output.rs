@@ -126,6 +126,29 @@ pub(crate) fn compact(value: &Value) -> String {
     }
 }
 
+/// A number of bytes for people.
+pub(crate) fn bytes(count: u64) -> String {
+    if count < 1024 {
+        return format!("{count} B");
+    }
+    #[expect(clippy::cast_precision_loss, reason = "one digit behind the point is shown")]
+    let mut size = count as f64;
+    let mut unit = "B";
+    for next in ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"] {
+        // What would be shown as 1024.0 is one of the next unit.
+        if size < 1023.95 {
+            break;
+        }
+        (size, unit) = (size / 1024.0, next);
+    }
+    format!("{size:.1} {unit}")
+}
+
+/// A size of the API's for people; exact in JSON.
+pub(crate) fn size(count: i64) -> String {
+    u64::try_from(count).map_or_else(|_| count.to_string(), bytes)
+}
+
 /// `-` for what is not there, so that columns can be counted.
 pub(crate) fn or_dash(text: String) -> String {
     if text.is_empty() { "-".to_owned() } else { text }
@@ -186,6 +209,14 @@ production  created  -
         assert_eq!(visible("red \u{1b}[31m\nnext\u{9b}é"), r"red \u{1b}[31m\nnext\u{9b}é");
         let table = Table::new(&["NAME"], &[]).rows([["a\u{1b}]0;b\u{7}".to_owned()]]);
         assert!(!table.render(None).contains('\u{1b}'));
+    }
+
+    #[test]
+    fn sizes_are_for_people() {
+        let shown = [0, 1023, 1024, 1536, 1_048_575, 1 << 20, 5 << 30, u64::MAX].map(bytes);
+        let expected = ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "1.0 MiB", "5.0 GiB", "16.0 EiB"];
+        assert_eq!(shown, expected);
+        assert_eq!((size(2048), size(-1)), ("2.0 KiB".into(), "-1".into()));
     }
 
     #[test]

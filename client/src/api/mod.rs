@@ -1,15 +1,19 @@
 //! The REST API as methods, one file per noun. Logs in when first needed, keeps the token, and never shows a
 //! secret.
 
+mod artifacts;
+mod blobs;
 mod events;
 mod interfaces;
 mod keys;
+mod labels;
 mod metadata;
 mod namespaces;
 mod networks;
 mod nodes;
 mod operations;
 mod trusts;
+mod uploads;
 
 use std::error::Error as _;
 use std::fmt;
@@ -22,19 +26,23 @@ use std::time::Duration;
 use muster_types::key::Secret;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::header::LOCATION;
-use reqwest::{Certificate, Method, StatusCode, Url, redirect};
+use reqwest::{Certificate, Method, RequestBuilder, Response, StatusCode, Url, redirect};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
 use crate::credentials::Credentials;
 use crate::output::visible;
+pub use artifacts::{ArtifactRef, NewVersion, VersionSource};
+pub use blobs::BlobData;
 pub use events::EventQuery;
 pub use keys::AddedKey;
 pub use networks::{DeletedNetworks, NetworkDeletion, NewNetwork};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
+/// The longest that one request with much data may take. Whether it still moves is looked at apart.
+const STREAM_TIMEOUT: Duration = Duration::from_secs(86_400);
 /// Longest part of an unexpected answer that an error shows.
 const LONGEST_EXCERPT: usize = 200;
 /// Everything but the characters that mean themselves anywhere in a URL.
@@ -136,6 +144,10 @@ pub enum Object<'a> {
     Network(&'a str),
     /// An interface by its id.
     Interface(&'a str),
+    /// An artifact by its name or id.
+    Artifact(&'a str),
+    /// A blob by its id.
+    Blob(&'a str),
 }
 
 impl Object<'_> {
@@ -145,6 +157,8 @@ impl Object<'_> {
             Self::Node(node) => path(&["nodes", node])?,
             Self::Network(network) => path(&["networks", network])?,
             Self::Interface(interface) => path(&["interfaces", interface])?,
+            Self::Artifact(artifact) => path(&["artifacts", artifact])?,
+            Self::Blob(blob) => path(&["blobs", blob])?,
         };
         Ok(start + &path(rest)?)
     }
@@ -209,6 +223,18 @@ impl Client {
             .map_err(|error| Error::Unusable(format!("cannot prepare for HTTPS: {}", innermost(&error))))?;
         let base = url.as_str().trim_end_matches('/').to_owned();
         Ok(Self { http, base, credentials, token: Mutex::new(None) })
+    }
+
+    /// Address of the API.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.base
+    }
+
+    /// The namespace to act as.
+    #[must_use]
+    pub fn acts_as(&self) -> &str {
+        &self.credentials.namespace
     }
 
     /// Logs in now rather than with the first call.
@@ -288,21 +314,36 @@ impl Client {
         token: Option<&Secret>,
         body: Option<&Value>,
     ) -> Result<Reply> {
-        let mut request = self.http.request(method, format!("{}{path}", self.base));
-        if let Some(token) = token {
-            request = request.bearer_auth(token.expose());
-        }
+        let mut request = self.request(method, path, token);
         if let Some(body) = body {
             request = request.json(body);
         }
-        let response = request.send().await.map_err(|error| self.unreachable(&error))?;
+        self.receive(request).await
+    }
+
+    fn request(&self, method: Method, path: &str, token: Option<&Secret>) -> RequestBuilder {
+        let request = self.http.request(method, format!("{}{path}", self.base));
+        match token {
+            Some(token) => request.bearer_auth(token.expose()),
+            None => request,
+        }
+    }
+
+    async fn receive(&self, request: RequestBuilder) -> Result<Reply> {
+        let response = self.respond(request).await?;
         let status = response.status();
-        if status.is_redirection() {
+        let body = response.bytes().await.map_err(|error| self.unreachable(&error))?.to_vec();
+        Ok(Reply { status, body })
+    }
+
+    /// Sends a request. What is answered begins with a response, whose body is still to be read.
+    async fn respond(&self, request: RequestBuilder) -> Result<Response> {
+        let response = request.send().await.map_err(|error| self.unreachable(&error))?;
+        if response.status().is_redirection() {
             let to = response.headers().get(LOCATION).and_then(|to| to.to_str().ok()).unwrap_or("nowhere");
             return Err(self.unreadable(&format!("a redirection to {}", visible(to))));
         }
-        let body = response.bytes().await.map_err(|error| self.unreachable(&error))?.to_vec();
-        Ok(Reply { status, body })
+        Ok(response)
     }
 
     fn parse(&self, body: &[u8]) -> Result<Value> {
@@ -311,6 +352,12 @@ impl Client {
 
     fn unreadable(&self, why: &str) -> Error {
         Error::Unreadable { url: self.base.clone(), why: why.to_owned() }
+    }
+
+    /// The error of a connection on which nothing has moved for a time.
+    pub(crate) fn stalled(&self, patience: Duration) -> Error {
+        let why = format!("nothing moved for {} seconds", patience.as_secs());
+        Error::Unreachable { url: self.base.clone(), why }
     }
 
     fn unreachable(&self, error: &reqwest::Error) -> Error {

@@ -31,6 +31,18 @@ pub enum Command {
         #[command(flatten)]
         which: Which,
     },
+    /// Events of an artifact
+    Artifact {
+        artifact: String,
+        #[command(flatten)]
+        which: Which,
+    },
+    /// Events of a blob
+    Blob {
+        uuid: String,
+        #[command(flatten)]
+        which: Which,
+    },
 }
 
 /// Which events to show.
@@ -53,7 +65,14 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
         Command::Namespace { name, which } => (Object::Namespace(name), which),
         Command::Node { name, which } => (Object::Node(name), which),
         Command::Network { network, which } => (Object::Network(network), which),
+        Command::Artifact { artifact, which } => (Object::Artifact(artifact), which),
+        Command::Blob { uuid, which } => (Object::Blob(uuid), which),
     };
+    show(session, object, which).await
+}
+
+/// Prints the events of an object.
+pub(super) async fn show(session: &Session, object: Object<'_>, which: &Which) -> anyhow::Result<()> {
     let query = EventQuery { limit: which.limit, event_type: which.event_type.clone() };
     session.show(session.client.events(object, &query).await?, table)
 }

@@ -1,9 +1,13 @@
 //! The commands of the command line, one file per noun. They only call the API and print: rules are the
 //! server's.
 
+mod artifact;
+mod artifact_transfer;
+mod blob;
 mod events;
 mod interface;
 mod key;
+mod label;
 mod login;
 mod metadata;
 mod namespace;
@@ -134,6 +138,15 @@ pub enum Command {
     /// Where instances meet networks
     #[command(subcommand)]
     Interface(interface::Command),
+    /// Images and other named content, with versions
+    #[command(subcommand)]
+    Artifact(artifact::Command),
+    /// Names for content
+    #[command(subcommand)]
+    Label(label::Command),
+    /// Content, each stored once
+    #[command(subcommand)]
+    Blob(blob::Command),
     /// What happened to an object, newest first
     #[command(subcommand)]
     Events(events::Command),
@@ -153,6 +166,9 @@ pub async fn run(command: Command, options: Options) -> anyhow::Result<()> {
         Command::Node(command) => node::run(command, &Session::new(options)?).await,
         Command::Network(command) => network::run(command, &Session::new(options)?).await,
         Command::Interface(command) => interface::run(command, &Session::new(options)?).await,
+        Command::Artifact(command) => artifact::run(command, &Session::new(options)?).await,
+        Command::Label(command) => label::run(command, &Session::new(options)?).await,
+        Command::Blob(command) => blob::run(command, &Session::new(options)?).await,
         Command::Events(command) => events::run(command, &Session::new(options)?).await,
         Command::Operation(command) => operation::run(command, &Session::new(options)?).await,
     }
@@ -283,6 +299,44 @@ mod tests {
             "muster interface metadata 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
             "muster interface set-metadata 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01 size 7",
             "muster interface delete-metadata 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01 size",
+            "muster artifact list",
+            "muster artifact show debian",
+            "muster artifact show debian --in-namespace ci --namespace system",
+            "muster artifact fetch debian:12",
+            "muster artifact fetch https://host/a.qcow2 --shared --in-namespace system --no-wait",
+            "muster artifact upload tiny tiny.img",
+            "muster artifact upload tiny - --type other --source-url x --shared --in-namespace ci --no-search",
+            "muster artifact download tiny tiny.img",
+            "muster artifact download tiny - --version 3 --force",
+            "muster artifact versions tiny",
+            "muster artifact delete tiny",
+            "muster artifact delete-version tiny 3",
+            "muster artifact delete-all --yes",
+            "muster artifact delete-all --in-namespace ci --yes",
+            "muster artifact max-versions tiny 5",
+            "muster artifact share tiny",
+            "muster artifact unshare tiny",
+            "muster artifact events tiny --limit 3 --type audit",
+            "muster artifact operations tiny --all",
+            "muster artifact metadata tiny",
+            "muster artifact set-metadata tiny size -7",
+            "muster artifact delete-metadata tiny size",
+            "muster blob list --node sim-1",
+            "muster blob show 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
+            "muster blob search sha512 abc",
+            "muster blob checksum 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
+            "muster blob checksum 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01 xxh128",
+            "muster blob download 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01 file",
+            "muster blob events 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
+            "muster blob metadata 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
+            "muster blob set-metadata 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01 size 7",
+            "muster blob delete-metadata 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01 size",
+            "muster label set tiny 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
+            "muster label set ci/tiny debian --max-versions 2",
+            "muster label show ci/tiny",
+            "muster label delete tiny",
+            "muster events artifact tiny",
+            "muster events blob 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
             "muster events network lan --limit 10",
             "muster events namespace ci --limit 10 --type audit",
             "muster events node sim-1",
@@ -333,6 +387,13 @@ mod tests {
     fn every_network_is_deleted_only_by_those_who_mean_it() {
         assert!(parse("muster network delete-all").is_err());
         assert!(parse("muster network delete-all --in-namespace ci --clean-wait").is_err());
+        assert!(parse("muster artifact delete-all --in-namespace ci").is_err());
+    }
+
+    #[test]
+    fn only_images_and_others_are_uploaded() {
+        assert!(parse("muster artifact upload tiny tiny.img --type label").is_err());
+        assert!(parse("muster blob search md5 abc").is_err());
     }
 
     #[test]
