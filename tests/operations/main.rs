@@ -473,7 +473,9 @@ async fn send_and_delete(cluster: &Cluster, token: &str, number: u8) {
         let path = format!("/upload/{}", begun.as_str().unwrap());
         cluster.send(token, Method::POST, &path, content).await;
         let name = format!("/artifacts/upload/n{number}");
+        let mut tries = 0;
         let made = loop {
+            tries += 1;
             let body = json!({"upload_uuid": begun, "artifact_type": "other"});
             let answer = cluster.call(token, Method::POST, &name, Some(body)).await;
             if answer.status == 200 {
@@ -481,6 +483,7 @@ async fn send_and_delete(cluster: &Cluster, token: &str, number: u8) {
             }
             // Somebody else stores or deletes the same just now, and says so.
             assert_eq!(answer.status, 503, "{}", answer.text);
+            assert!(tries < 2000, "{}", answer.text);
         };
         if round < 11 {
             let path = format!("/artifacts/{}", made["uuid"].as_str().unwrap());

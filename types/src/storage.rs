@@ -79,17 +79,14 @@ pub trait Storage: Send + Sync {
     /// What a draft holds: summed up while it came in, or read once more.
     fn content(&self, draft: Draft) -> NodeFuture<'_, Content>;
 
-    /// Looks at a draft as a disk image. [`Error::Invalid`] with the reason if it is none that anybody should use.
+    /// Makes the bytes of a draft those of a blob, on disk and synchronised, and says what they are. The draft stays,
+    /// but nothing can be added to it while the blob is there. A blob that is there already is replaced.
+    fn keep(&self, draft: Draft, blob: BlobId) -> NodeFuture<'_, Content>;
+
+    /// Looks at a blob as a disk image. [`Error::Invalid`] with the reason if it is none that anybody should use.
     ///
     /// [`Error::Invalid`]: crate::Error::Invalid
-    fn inspect(&self, draft: Draft) -> NodeFuture<'_, ImageFacts>;
-
-    /// Looks at a blob as a disk image, in the same way.
-    fn inspect_blob(&self, blob: BlobId) -> NodeFuture<'_, ImageFacts>;
-
-    /// Makes the bytes of a draft those of a blob, on disk and synchronised. The draft stays. A blob that is there
-    /// already is replaced.
-    fn keep(&self, draft: Draft, blob: BlobId) -> NodeFuture<'_, ()>;
+    fn inspect(&self, blob: BlobId) -> NodeFuture<'_, ImageFacts>;
 
     /// Reads a part of a blob. Every byte is checked before it is handed out: the stream fails with
     /// [`Error::Internal`] instead of yielding a damaged one. [`Error::NotFound`] if the file is not there.

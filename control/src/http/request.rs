@@ -4,7 +4,9 @@ use std::collections::HashSet;
 use std::fmt;
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
@@ -14,6 +16,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Request, StatusCode
 use axum::response::{IntoResponse, Response};
 use futures_util::FutureExt as _;
 use http_body_util::BodyExt;
+use hyper::body::{Body as HttpBody, Frame};
 use muster_types::Error;
 use muster_types::event::Event;
 use muster_types::object::{ObjectRef, ObjectType};
@@ -33,6 +36,9 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const LONGEST_ID: usize = 128;
 /// Bodies longer than this are not traced.
 const LONGEST_TRACE: usize = 1024;
+/// How much of a refused piece is taken in, and for how long.
+const MOST_DRAINED: usize = 16 << 20;
+const DRAIN_TIME: Duration = Duration::from_secs(10);
 /// Paths that leave no request events.
 const QUIET: &[&str] = &["/", "/livez", "/readyz", "/healthz", "/openapi.json"];
 
@@ -90,8 +96,11 @@ impl Service {
 
         let mut trace = Trace::new(self, &id, &method, &uri);
         // The bytes of an upload go to disk as they come; everything else is a small document.
+        let mut rest = None;
         let (body, piece) = if is_piece(&method, &uri) {
-            (Ok(Bytes::new()), Body::new(body))
+            let shared = Shared::new(Body::new(body));
+            rest = Some(shared.clone());
+            (Ok(Bytes::new()), Body::new(shared))
         } else {
             (self.read_body(&parts.headers, body).await, Body::empty())
         };
@@ -107,6 +116,9 @@ impl Service {
             }
             Err(error) => ApiError(error).into_response(),
         };
+        if let Some(rest) = rest.filter(|_| !response.status().is_success()) {
+            rest.drain().await;
+        }
         if response.status() == StatusCode::METHOD_NOT_ALLOWED {
             response = wrong_method(&method, &response);
         }
@@ -158,6 +170,45 @@ impl Service {
             Ok(Ok(response)) => response,
             Err(_) => ApiError(Error::Internal("a handler panicked".into())).into_response(),
         }
+    }
+}
+
+/// A body that two can read, one after the other.
+#[derive(Clone)]
+struct Shared(Arc<Mutex<Body>>);
+
+impl Shared {
+    fn new(body: Body) -> Self {
+        Self(Arc::new(Mutex::new(body)))
+    }
+
+    /// Takes in some of what a handler left. Many callers only look for an answer when they have sent everything; if
+    /// the connection were closed before, they would never see why they are refused.
+    async fn drain(mut self) {
+        let mut left = MOST_DRAINED;
+        let drained = async {
+            while let Some(Ok(frame)) = self.frame().await {
+                let size = frame.data_ref().map_or(0, Bytes::len);
+                left = left.saturating_sub(size);
+                if left == 0 {
+                    break;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(DRAIN_TIME, drained).await;
+    }
+}
+
+impl HttpBody for Shared {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let mut body = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Pin::new(&mut *body).poll_frame(cx)
     }
 }
 

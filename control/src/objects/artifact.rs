@@ -22,8 +22,9 @@ use serde_json::json;
 
 use crate::app::App;
 use crate::auth::Caller;
+use crate::objects::blob::{self, Coming};
 use crate::objects::node::Place;
-use crate::objects::{blob, upload};
+use crate::objects::upload;
 use crate::operations::{Order, convert_image, fetch_artifact};
 use crate::store::artifacts::{self, ArtifactRow, NewArtifact};
 use crate::store::blobs::{self, BlobRow};
@@ -209,12 +210,8 @@ pub async fn from_upload(
         let nothing = Box::pin(futures_util::stream::empty());
         node.storage().append(draft, Some(0), upload::most_bytes(app), nothing).await?;
     }
-    let image = match request.artifact_type {
-        ArtifactType::Image => Some(node.storage().inspect(draft).await?),
-        ArtifactType::Snapshot | ArtifactType::Label | ArtifactType::Other => None,
-    };
-    let is_image = image.is_some();
-    let prepared = blob::prepare(app, node, draft, image, None).await?;
+    let is_image = request.artifact_type == ArtifactType::Image;
+    let prepared = blob::prepare(app, node, &Coming { draft, is_image, modified: None }).await?;
     let outcome = transaction!(app.store, |tx| {
         if !uploads::end(tx, from.id).await? {
             return Err(Error::not_found("upload").into());
@@ -258,7 +255,7 @@ pub async fn from_blob(
         && row.image.is_none()
         && let Place::Here(node) = &place
     {
-        image = Some(node.storage().inspect_blob(blob).await?);
+        image = Some(node.storage().inspect(blob).await?);
     }
     let (id, new, added) = transaction!(app.store, |tx| {
         if !blobs::hold(tx, blob).await? {

@@ -54,7 +54,9 @@ impl Making {
 
     /// Marks a blob as being made until the mark is dropped; nothing if somebody is at it.
     pub(crate) fn begin(&self, id: BlobId) -> Option<Mark<'_>> {
-        self.ids().insert(id).then_some(Mark { making: self, id })
+        let new = self.ids().insert(id);
+        // Not before it is known: a mark that is dropped ends the making.
+        if new { Some(Mark { making: self, id }) } else { None }
     }
 }
 
@@ -92,46 +94,75 @@ impl fmt::Debug for Prepared<'_> {
     }
 }
 
-/// Puts the bytes of a draft on disk as those of a blob: of the one that holds the same, or of a new one.
+/// What is to become a blob.
+#[derive(Debug)]
+pub(crate) struct Coming {
+    pub(crate) draft: Draft,
+    /// Whether it is to be used as a disk image, and so must be one that may be.
+    pub(crate) is_image: bool,
+    /// When the source says that it last changed.
+    pub(crate) modified: Option<String>,
+}
+
+/// Puts the bytes of a draft on disk as those of a blob: of the one that holds the same, or of a new one. An image is
+/// looked at once nobody can change it any more.
 pub(crate) async fn prepare<'a>(
     app: &'a App,
     node: &Arc<dyn NodeApi>,
-    draft: Draft,
-    image: Option<ImageFacts>,
-    modified: Option<String>,
+    coming: &Coming,
 ) -> Result<Prepared<'a>> {
-    let content = node.storage().content(draft).await?;
-    let here = node.identity().id;
+    let content = node.storage().content(coming.draft).await?;
     let known = blobs::of_content(&*app.store, &content.checksums.sha512).await?;
     let (blob, fresh) = known.map_or_else(|| (BlobId::new(), true), |blob| (blob, false));
-    let mut prepared = Prepared { blob, content, image, node: Arc::clone(node), fresh, mark: None };
-    if !fresh {
-        let copies = blob_locations::of_blob(&*app.store, blob).await?;
-        if copies.iter().any(|copy| copy.node == here && copy.state == CopyState::Whole) {
-            return Ok(prepared);
-        }
+    let mut prepared = Prepared { blob, content, image: None, node: Arc::clone(node), fresh, mark: None };
+    if !is_here(app, &prepared).await? {
+        let Some(mark) = app.making.begin(blob) else {
+            return Err(Error::Unavailable("the same content is just being stored, please retry".into()));
+        };
+        prepared.mark = Some(mark);
     }
-    let Some(mark) = app.making.begin(blob) else {
-        return Err(Error::Unavailable("the same content is just being stored, please retry".into()));
-    };
-    prepared.mark = Some(mark);
-    // The rows come first: whatever happens next, they explain the file.
-    transaction!(app.store, |tx| {
-        if fresh {
-            let (content, image) = (prepared.content.clone(), prepared.image.clone());
-            blobs::insert(tx, &NewBlob { id: blob, content, modified: modified.clone(), image }).await?;
-        } else if !blobs::hold(tx, blob).await? {
-            return Err(gone().into());
-        }
-        Ok(blob_locations::set(tx, blob, here, CopyState::Coming).await?)
-    })?;
-    match node.storage().keep(draft, blob).await {
+    match put(app, coming, &mut prepared).await {
         Ok(()) => Ok(prepared),
         Err(error) => {
             discard(app, &prepared).await;
             Err(error)
         }
     }
+}
+
+/// Whether the node has a whole copy.
+async fn is_here(app: &App, prepared: &Prepared<'_>) -> Result<bool> {
+    let here = prepared.node.identity().id;
+    let copies = blob_locations::of_blob(&*app.store, prepared.blob).await?;
+    Ok(copies.iter().any(|copy| copy.node == here && copy.state == CopyState::Whole))
+}
+
+async fn put(app: &App, coming: &Coming, prepared: &mut Prepared<'_>) -> Result<()> {
+    let (blob, here) = (prepared.blob, prepared.node.identity().id);
+    let storage = prepared.node.storage();
+    if prepared.mark.is_some() {
+        // The rows come first: whatever happens next, they explain the file.
+        transaction!(app.store, |tx| {
+            if prepared.fresh {
+                let (content, modified) = (prepared.content.clone(), coming.modified.clone());
+                blobs::insert(tx, &NewBlob { id: blob, content, modified, image: None }).await?;
+            } else if !blobs::hold(tx, blob).await? {
+                return Err(gone().into());
+            }
+            Ok(blob_locations::set(tx, blob, here, CopyState::Coming).await?)
+        })?;
+        if storage.keep(coming.draft, blob).await? != prepared.content {
+            return Err(Error::Conflict("the content was changed while it was stored".into()));
+        }
+    }
+    if coming.is_image {
+        let known = blobs::get(&*app.store, blob).await?.and_then(|row| row.image);
+        prepared.image = match known {
+            Some(known) => Some(known),
+            None => Some(storage.inspect(blob).await?),
+        };
+    }
+    Ok(())
 }
 
 fn gone() -> Error {
@@ -429,5 +460,20 @@ pub(crate) struct NodeRef {
 impl NodeRef {
     pub(crate) fn of(node: &Arc<dyn NodeApi>) -> Self {
         Self { id: node.identity().id, name: node.identity().name.clone() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_blob_is_made_by_one_at_a_time() {
+        let (making, id) = (Making::default(), BlobId::new());
+        let mark = making.begin(id).unwrap();
+        assert!(making.begin(id).is_none());
+        assert!(making.contains(id), "who comes second does not end what the first does");
+        drop(mark);
+        assert!(!making.contains(id) && making.begin(id).is_some());
     }
 }

@@ -33,7 +33,7 @@ async fn convert(app: &App, row: &OperationRow) -> Result<()> {
     let facts = match blob.image {
         Some(facts) => facts,
         None => {
-            let facts = node.storage().inspect_blob(id).await?;
+            let facts = node.storage().inspect(id).await?;
             transaction!(app.store, |tx| { Ok(blobs::set_image(tx, id, &facts).await?) })?;
             facts
         }

@@ -18,8 +18,9 @@ use super::{Kind, Step, Undo};
 use crate::app::App;
 use crate::fetch::{Fetch, Keep, Meter, Outcome, resolve};
 use crate::objects::artifact::{add_version_in, enqueue_conversion, object, version_event};
+use crate::objects::blob::{self, Coming};
 use crate::objects::node::own_node;
-use crate::objects::{blob, upload};
+use crate::objects::upload;
 use crate::store::artifacts::{self, ArtifactRow, Validators};
 use crate::store::operations::{self, OperationRow};
 use crate::store::transaction;
@@ -84,8 +85,8 @@ async fn fetch(app: &App, row: &OperationRow) -> Result<()> {
 async fn take_in(app: &App, row: &OperationRow, artifact: &ArtifactRow, said: &Validators) -> Result<()> {
     let (node, draft) = (own_node(app)?, Draft::Fetch(row.id));
     let packing = node.storage().unpack(draft).await?;
-    let image = node.storage().inspect(draft).await?;
-    let prepared = blob::prepare(app, node, draft, Some(image), said.modified.clone()).await?;
+    let coming = Coming { draft, is_image: true, modified: said.modified.clone() };
+    let prepared = blob::prepare(app, node, &coming).await?;
     let outcome = transaction!(app.store, |tx| {
         let holder = blob::commit_in(tx, &prepared).await?;
         let added = add_version_in(tx, artifact, holder).await?;

@@ -99,6 +99,7 @@ async fn copy(
         Ok(true)
     })?;
     if there {
+        // Nobody but this task touches the draft, so it keeps what was compared.
         storage.keep(draft, id).await?;
         transaction!(app.store, |tx| {
             if blobs::get(&mut *tx, id).await?.is_some() {

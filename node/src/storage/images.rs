@@ -39,20 +39,7 @@ impl FileStorage {
         (begin, waiting)
     }
 
-    pub(super) async fn inspect_draft(&self, draft: Draft) -> Result<ImageFacts> {
-        let turn = self.drafts.turn(draft).await;
-        let permit = permit(&self.inspections).await?;
-        let (images, path) = (self.images.clone(), self.places.draft(draft));
-        let (begin, _waiting) = self.job();
-        blocking(move || {
-            let _held = (turn, permit);
-            fs::metadata(&path).map_err(absent)?;
-            images.inspect(&path, &begin()?)
-        })
-        .await
-    }
-
-    pub(super) async fn inspect_kept(&self, blob: BlobId) -> Result<ImageFacts> {
+    pub(super) async fn inspect_blob(&self, blob: BlobId) -> Result<ImageFacts> {
         let permit = permit(&self.inspections).await?;
         let (images, path) = (self.images.clone(), self.places.blob(blob));
         let (begin, _waiting) = self.job();

@@ -100,26 +100,23 @@ impl Storage for FileStorage {
         })
     }
 
-    fn inspect(&self, draft: Draft) -> NodeFuture<'_, ImageFacts> {
-        Box::pin(self.inspect_draft(draft))
-    }
-
-    fn inspect_blob(&self, blob: BlobId) -> NodeFuture<'_, ImageFacts> {
-        Box::pin(self.inspect_kept(blob))
-    }
-
-    fn keep(&self, draft: Draft, blob: BlobId) -> NodeFuture<'_, ()> {
+    fn keep(&self, draft: Draft, blob: BlobId) -> NodeFuture<'_, Content> {
         Box::pin(async move {
             let mut turn = self.drafts.turn(draft).await;
-            let pieces = self.drafts.summed(draft, &mut turn).await?.pieces;
+            let summed = self.drafts.summed(draft, &mut turn).await?;
             let alone = self.blobs.lock(blob).await;
             let places = self.places.clone();
             blocking(move || {
                 let _held = (turn, alone);
-                blobs::keep(&places, &places.draft(draft), &pieces, blob)
+                blobs::keep(&places, &places.draft(draft), &summed.pieces, blob)?;
+                Ok(summed.content)
             })
             .await
         })
+    }
+
+    fn inspect(&self, blob: BlobId) -> NodeFuture<'_, ImageFacts> {
+        Box::pin(self.inspect_blob(blob))
     }
 
     fn read(&self, blob: BlobId, range: Range<u64>) -> NodeFuture<'_, ByteStream> {

@@ -52,16 +52,15 @@ impl Workshop {
 }
 
 async fn refused(disk: &Disk, name: &str, image: &[u8], reason: &str) {
-    let draft = disk.draft(image).await;
-    let refusal = match disk.storage().inspect(draft).await {
+    let (draft, blob) = (disk.draft(image).await, BlobId::new());
+    disk.storage().keep(draft, blob).await.unwrap();
+    let refusal = match disk.storage().inspect(blob).await {
         Err(Error::Invalid(text)) => text,
         other => panic!("{name}: {other:?}"),
     };
     assert!(refusal.contains(reason), "{name}: {refusal}");
     assert!(!refusal.contains('/') && !refusal.contains(SECRET), "{name}: {refusal}");
     // Nor is it converted, whatever was said of it before.
-    let blob = BlobId::new();
-    disk.storage().keep(draft, blob).await.unwrap();
     for format in [ImageFormat::Qcow2, ImageFormat::Raw] {
         let facts =
             ImageFacts { format, packing: None, virtual_size: 64 << 20, further: serde_json::Map::new() };

@@ -74,13 +74,11 @@ async fn good_images_are_taken_in_and_converted_to_the_same_disk() {
     images.push(("raw.gz", packed("gzip", &guest), (ImageFormat::Raw, gzip), nothing.clone()));
     images.push(("raw.xz", packed("xz", &guest), (ImageFormat::Raw, xz), nothing));
     for (name, image, (format, packing), further) in images {
-        let draft = disk.draft(&image).await;
-        let facts = disk.storage().inspect(draft).await.unwrap_or_else(|error| panic!("{name}: {error}"));
+        let (draft, blob) = (disk.draft(&image).await, BlobId::new());
+        disk.storage().keep(draft, blob).await.unwrap();
+        let facts = disk.storage().inspect(blob).await.unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!((facts.format, facts.packing, facts.virtual_size), (format, packing, 6 << 20), "{name}");
         assert_eq!(serde_json::Value::Object(facts.further.clone()), further, "{name}");
-        let blob = BlobId::new();
-        disk.storage().keep(draft, blob).await.unwrap();
-        assert_eq!(disk.storage().inspect_blob(blob).await.unwrap(), facts, "{name}");
         disk.storage().convert(blob, &facts).await.unwrap_or_else(|error| panic!("{name}: {error}"));
         let conversion = disk.conversion_path(blob, "qcow2");
         let (conversion, source) = (conversion.display(), folder.path().join("disk"));
@@ -109,12 +107,10 @@ async fn an_optical_disc_stays_as_it_is() {
     let Some(disk) = Disk::real(&[]).await else { return };
     let data = disc();
     for (image, packing) in [(data.clone(), None), (packed("xz", &data), Some(Packing::Xz))] {
-        let draft = disk.draft(&image).await;
-        let facts = disk.storage().inspect(draft).await.unwrap();
+        let blob = disk.blob(&image).await;
+        let facts = disk.storage().inspect(blob).await.unwrap();
         assert_eq!((facts.format, facts.packing), (ImageFormat::Iso, packing));
         assert_eq!(facts.virtual_size, data.len() as u64);
-        let blob = BlobId::new();
-        disk.storage().keep(draft, blob).await.unwrap();
         disk.storage().convert(blob, &facts).await.unwrap();
         disk.storage().convert(blob, &facts).await.unwrap();
         assert!(fs::read(disk.conversion_path(blob, "iso")).unwrap() == data);
@@ -153,13 +149,12 @@ async fn a_packed_draft_is_unpacked_in_its_place() {
 async fn a_simulated_node_looks_at_headers_and_converts_by_a_link() {
     let disk = Disk::new();
     let guest = guest_disk();
-    let draft = disk.draft(&guest).await;
-    let facts = disk.storage().inspect(draft).await.unwrap();
-    assert_eq!((facts.format, facts.virtual_size), (ImageFormat::Raw, 6 << 20));
     let blob = disk.blob(&guest).await;
+    let facts = disk.storage().inspect(blob).await.unwrap();
+    assert_eq!((facts.format, facts.virtual_size), (ImageFormat::Raw, 6 << 20));
     disk.storage().convert(blob, &facts).await.unwrap();
     assert!(fs::read(disk.conversion_path(blob, "qcow2")).unwrap() == guest);
-    let bad = disk.draft(b"QFI\xfb\0\0\0\x03").await;
+    let bad = disk.blob(b"QFI\xfb\0\0\0\x03").await;
     assert!(matches!(disk.storage().inspect(bad).await, Err(Error::Invalid(_))));
 }
 
@@ -186,8 +181,7 @@ async fn conversions_at_once_make_one_file() {
     let Some(disk) = Disk::real(&[]).await else { return };
     let disk = std::sync::Arc::new(disk);
     let blob = disk.blob(&guest_disk()).await;
-    let draft = disk.draft(&guest_disk()).await;
-    let facts = disk.storage().inspect(draft).await.unwrap();
+    let facts = disk.storage().inspect(blob).await.unwrap();
     let tasks: Vec<_> = (0..4)
         .map(|_| {
             let (disk, facts) = (disk.clone(), facts.clone());

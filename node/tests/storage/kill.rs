@@ -28,9 +28,9 @@ async fn live(storage: &dyn Storage, convert: bool) {
         let kept = storage.append(draft, Some(size), ANY, rest).await;
         // Kept before the last kill, perhaps.
         assert!(matches!(kept, Ok(_) | Err(muster_types::Error::Conflict(_))), "{kept:?}");
-        let facts = if convert { Some(storage.inspect(draft).await.unwrap()) } else { None };
         storage.keep(draft, blob(number)).await.unwrap();
-        if let Some(facts) = facts {
+        if convert {
+            let facts = storage.inspect(blob(number)).await.unwrap();
             storage.convert(blob(number), &facts).await.unwrap();
         }
         storage.remove_draft(draft).await.unwrap();
