@@ -87,7 +87,7 @@ impl Cluster {
         objects::network::bootstrap(&app).await.unwrap();
         tokio::spawn(reconcile::networks::run(Arc::clone(&app), stop.subscribe()));
         let (service, routes) = http::service(&app);
-        Self { app, service, routes, node, other, stop, folder: folder }
+        Self { app, service, routes, node, other, stop, folder }
     }
 
     /// A token for a key that is made for it.

@@ -81,7 +81,7 @@ impl Reply {
     }
 }
 
-type Answer = Box<dyn FnMut(&Asked, usize) -> Reply + Send>;
+pub(crate) type Answer = Box<dyn FnMut(&Asked, usize) -> Reply + Send>;
 
 pub(crate) struct Web {
     pub(crate) address: SocketAddr,

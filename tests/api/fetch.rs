@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::harness::Cluster;
 use crate::networks::{get, post};
-use crate::web::{Asked, Reply, Web};
+use crate::web::{Answer, Asked, Reply, Web};
 
 const QUICK: &[(&str, &str)] = &[
     ("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.1"),
@@ -166,7 +166,7 @@ async fn two_contents_are_never_mixed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_lies_or_never_ends_is_given_up_with_a_reason() {
     let (cluster, token) = cluster().await;
-    let cases: Vec<(&str, Box<dyn FnMut(&Asked, usize) -> Reply + Send>)> = vec![
+    let cases: Vec<(&str, Answer)> = vec![
         // More is promised than ever comes.
         (
             "broke the connection off",

@@ -4,6 +4,7 @@
 
 #[path = "../harness.rs"]
 mod harness;
+#[allow(dead_code, reason = "shared with the other tests, which use more of it")]
 #[path = "../web.rs"]
 mod web;
 

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Output};
+use std::sync::OnceLock;
 
 use muster_testing::Daemon;
 use serde_json::Value;
@@ -9,7 +10,12 @@ use serde_json::Value;
 use crate::setup;
 
 /// The client's command, installed once into the build folder; nothing when it cannot be had.
-fn installed() -> Option<PathBuf> {
+pub(crate) fn installed() -> Option<PathBuf> {
+    static COMMAND: OnceLock<Option<PathBuf>> = OnceLock::new();
+    COMMAND.get_or_init(install).clone()
+}
+
+fn install() -> Option<PathBuf> {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("sf-client");
     let command = folder.join("bin/sf-client");
     if !command.exists() {
@@ -26,7 +32,13 @@ fn installed() -> Option<PathBuf> {
     Some(command)
 }
 
-fn run(command: &PathBuf, daemon: &Daemon, namespace: &str, key: &str, arguments: &str) -> (bool, String) {
+pub(crate) fn run(
+    command: &PathBuf,
+    daemon: &Daemon,
+    namespace: &str,
+    key: &str,
+    arguments: &str,
+) -> (bool, String) {
     let Output { status, stdout, stderr } = Command::new(command)
         .args(arguments.split(' '))
         .env("SHAKENFIST_API_URL", &daemon.url)

@@ -7,8 +7,12 @@ mod command_line;
 mod daemon;
 mod database;
 mod hostile;
+mod images;
 mod kill;
 mod several;
+#[path = "../web.rs"]
+#[allow(dead_code, reason = "not every test needs all that it can do")]
+mod web;
 
 use std::path::Path;
 

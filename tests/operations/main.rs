@@ -51,7 +51,7 @@ async fn cluster() -> Cluster {
 }
 
 /// A disk image that is all zeroes.
-const IMAGE: [u8; 65536] = [0; 65536];
+static IMAGE: [u8; 65536] = [0; 65536];
 
 /// An image is fetched into that namespace, and deleted again.
 async fn fetch_and_delete(cluster: &Cluster) {

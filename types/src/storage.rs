@@ -56,8 +56,8 @@ pub trait Storage: Send + Sync {
     fn draft_size(&self, draft: Draft) -> NodeFuture<'_, Option<u64>>;
 
     /// Appends what comes, and says how long the draft is then. It begins at the end, which must be `at` if that is
-    /// given ([`Error::Conflict`] otherwise). When the stream fails, what came before stays. A draft does not grow
-    /// beyond `most` bytes ([`Error::TooLarge`]), and a full disk is [`Error::Insufficient`]; in both cases the draft
+    /// given ([`Error::Conflict`] otherwise). When the stream fails, what came before stays if `at` was given, for then
+    /// it is where it belongs; without it the draft is as long as before. A draft does not grow beyond `most` bytes ([`Error::TooLarge`]), and a full disk is [`Error::Insufficient`]; in both cases the draft
     /// is then as long as before.
     ///
     /// [`Error::Conflict`]: crate::Error::Conflict

@@ -153,7 +153,7 @@ impl<'a> Fetch<'a> {
         let answer = self.follow(url.clone(), &headers).await?;
         let said = validators(answer.headers());
         match answer.status() {
-            StatusCode::NOT_MODIFIED if have == 0 => return Ok(Outcome::Unchanged),
+            StatusCode::NOT_MODIFIED if have == 0 => Ok(Outcome::Unchanged),
             StatusCode::OK => {
                 if have == 0 && same(known, &said) {
                     return Ok(Outcome::Unchanged);

@@ -39,7 +39,7 @@ pub(super) async fn get(
 ) -> ApiResult {
     let row = upload::find(&app, &caller, &id).await?;
     match upload::locate(&app, &row).await? {
-        Place::Here(node) => Ok(ok(&upload::get(&node, row).await?)),
+        Place::Here(node) => Ok(ok(&upload::get(&node, &row).await?)),
         Place::There(node) => peer::ask(&app, &node, &caller, Handed::read(&uri, &headers)).await,
     }
 }
@@ -47,7 +47,7 @@ pub(super) async fn get(
 /// Add bytes to the end of an upload. The answer is how long it is then.
 ///
 /// With `offset` the bytes are only added if the upload is that long: so a piece that is sent again is not added
-/// again. What arrived before a connection broke stays.
+/// again, and what arrived before a connection broke stays. Without it a piece is added whole or not at all.
 #[utoipa::path(post, path = "/upload/{upload_uuid}", tag = "uploads",
     params(("upload_uuid" = String, Path), ("offset" = Option<u64>, Query)),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"), responses(

@@ -179,10 +179,6 @@ pub(crate) async fn commit_in(tx: &mut Tx, prepared: &Prepared<'_>) -> Result<Bl
             if !blobs::hold(tx, holder).await? {
                 return Err(StoreError::Conflict("the blob changed".into()).into());
             }
-            if prepared.fresh && holder != prepared.blob {
-                blob_locations::remove(tx, prepared.blob, node).await?;
-                blobs::remove(tx, prepared.blob).await?;
-            }
             holder
         }
         None if prepared.fresh => {
@@ -209,9 +205,7 @@ pub(crate) async fn commit_in(tx: &mut Tx, prepared: &Prepared<'_>) -> Result<Bl
 /// What is left to do once [`commit_in`] is committed.
 pub(crate) async fn settle(app: &App, prepared: &Prepared<'_>, holder: BlobId) {
     if prepared.fresh && holder != prepared.blob {
-        if let Err(error) = prepared.node.storage().remove(prepared.blob).await {
-            tracing::warn!(blob = %prepared.blob, %error, "a file that is not needed was not removed");
-        }
+        discard(app, prepared).await;
     } else if prepared.fresh {
         app.events
             .record(Event::audit(object(holder), "db record created").with("size", prepared.content.size));

@@ -30,7 +30,7 @@ pub async fn create(app: &App, caller: &Caller) -> Result<UploadRecord> {
     let node = own_node(app)?.identity();
     let row = transaction!(app.store, |tx| { Ok(uploads::insert(tx, &caller.namespace, node.id).await?) })?;
     app.record(caller, Event::audit(object(row.id), "creation request from REST API"));
-    Ok(record(row, node.name.clone(), 0))
+    Ok(record(&row, node.name.clone(), 0))
 }
 
 /// An upload that the caller may go on with.
@@ -48,7 +48,7 @@ pub(crate) async fn locate(app: &App, row: &UploadRow) -> Result<Place> {
 }
 
 /// How much of an upload has arrived at a node of this daemon.
-pub async fn get(node: &Arc<dyn NodeApi>, row: UploadRow) -> Result<UploadRecord> {
+pub async fn get(node: &Arc<dyn NodeApi>, row: &UploadRow) -> Result<UploadRecord> {
     let size = node.storage().draft_size(Draft::Upload(row.id)).await?.unwrap_or(0);
     Ok(record(row, node.identity().name.clone(), size))
 }
@@ -90,7 +90,7 @@ pub(crate) fn most_bytes(app: &App) -> u64 {
     (app.settings.max_image_size_gb * f64::from(1 << 30)) as u64
 }
 
-fn record(row: UploadRow, node: String, size: u64) -> UploadRecord {
+fn record(row: &UploadRow, node: String, size: u64) -> UploadRecord {
     UploadRecord {
         uuid: row.id,
         state: "created".into(),

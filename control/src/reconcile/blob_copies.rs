@@ -40,15 +40,22 @@ async fn living(app: &App) -> Result<Vec<NodeRow>> {
 
 /// Fetches what this node should have a copy of; one blob after the other.
 pub(super) async fn run(app: &App, node: &Arc<dyn NodeApi>) -> Result<()> {
-    let living = living(app).await?;
+    let known = nodes::list(&*app.store).await?;
+    // A node that is silent for so long that it is in error may never come back.
+    let lost: Vec<NodeId> = known
+        .iter()
+        .filter(|row| matches!(row.state, NodeState::Error | NodeState::Deleted))
+        .map(|row| row.identity.id)
+        .collect();
+    let living: Vec<NodeRow> = known.into_iter().filter(|row| row.state == NodeState::Created).collect();
     let wanted = wanted_of(app, living.len());
     if wanted < 2 && living.len() < 2 {
         return Ok(());
     }
     for id in blob_locations::scarce(&*app.store, wanted, PASS).await? {
         let copies = blob_locations::of_blob(&*app.store, id).await?;
-        let whole: Vec<NodeId> =
-            copies.iter().filter(|copy| copy.state == CopyState::Whole).map(|copy| copy.node).collect();
+        let whole = copies.iter().filter(|copy| copy.state == CopyState::Whole).map(|copy| copy.node);
+        let whole: Vec<NodeId> = whole.filter(|node| !lost.contains(node)).collect();
         let lacking = usize::try_from(wanted).unwrap_or(0).saturating_sub(whole.len());
         let mut order: Vec<NodeId> =
             living.iter().map(|row| row.identity.id).filter(|id| !whole.contains(id)).collect();

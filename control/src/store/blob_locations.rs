@@ -71,11 +71,12 @@ pub async fn unverified(
     rows.iter().map(|row| row.parse(0)).collect()
 }
 
-/// Whole blobs with fewer than `wanted` whole copies.
+/// Whole blobs with fewer than `wanted` whole copies, on nodes that were heard of not too long ago.
 pub async fn scarce(mut db: impl Read, wanted: i64, limit: i64) -> Result<Vec<BlobId>, StoreError> {
     let sql = "SELECT uuid FROM blobs WHERE state = 'created' AND \
-               (SELECT COUNT(*) FROM blob_locations WHERE blob_uuid = blobs.uuid AND blob_locations.state = 'whole') < ? \
-               ORDER BY created LIMIT ?";
+               (SELECT COUNT(*) FROM blob_locations LEFT JOIN nodes ON nodes.uuid = node_uuid \
+               WHERE blob_uuid = blobs.uuid AND blob_locations.state = 'whole' \
+               AND COALESCE(nodes.state, '') NOT IN ('error', 'deleted')) < ? ORDER BY created LIMIT ?";
     let rows = db.rows(sql, params![wanted, limit]).await?;
     rows.iter().map(|row| row.parse(0)).collect()
 }

@@ -70,7 +70,7 @@ on_both_engines! {
             Ok(blobs::claim(tx, &new.content.checksums.sha512, BlobId::new()).await.is_err())
         });
         assert!(twice.unwrap(), "a content has one blob");
-        assert_eq!(blobs::unused(&*store, now() + 1.0, 10).await.unwrap(), [row.clone()]);
+        assert_eq!(blobs::unused(&*store, now() + 1.0, 10).await.unwrap()[0].id, row.id);
         assert!(blobs::unused(&*store, now() - 10.0, 10).await.unwrap().is_empty());
         // Whoever begins to use it changes the row.
         let user = ObjectRef::new(ObjectType::Artifact, ArtifactId::new());

@@ -142,6 +142,11 @@ impl Drafts {
                 }
             }
         }
+        if failure.is_some() && at.is_none() {
+            // Who does not say where a part begins sends all of it again, and may have cut the draft before this came.
+            pipe.undo().await?;
+            return failure.map_or(Ok(0), Err);
+        }
         if !buffer.is_empty() {
             pipe = pipe.push(buffer.into()).await?;
         }

@@ -58,10 +58,14 @@ async fn what_came_before_a_failure_stays_and_what_is_too_much_goes() {
     let disk = Disk::new();
     let storage = disk.storage();
     let draft = disk.draft(b"begin ").await;
-    let failing = vec![Ok(Bytes::from("middle ")), Err(Error::Timeout("gone".into())), Ok(Bytes::from("no"))];
-    let failed = storage.append(draft, None, ANY, results(failing)).await;
-    assert!(matches!(failed, Err(Error::Timeout(_))), "{failed:?}");
-    assert_eq!(std::fs::read(disk.draft_path(draft)).unwrap(), b"begin middle ");
+    let failing =
+        || vec![Ok(Bytes::from("middle ")), Err(Error::Timeout("gone".into())), Ok(Bytes::from("no"))];
+    // Only if it is said where it belongs.
+    for (at, left) in [(None, &b"begin "[..]), (Some(6), b"begin middle ")] {
+        let failed = storage.append(draft, at, ANY, results(failing())).await;
+        assert!(matches!(failed, Err(Error::Timeout(_))), "{failed:?}");
+        assert_eq!(std::fs::read(disk.draft_path(draft)).unwrap(), left);
+    }
     let large = bytes(3 * MIB, 2);
     let refused = storage.append(draft, Some(13), 13 + 3 * MIB as u64 - 1, parts(&large, MIB)).await;
     assert!(matches!(refused, Err(Error::TooLarge(_))), "{refused:?}");
