@@ -7,7 +7,8 @@ use muster_types::event::Event;
 use muster_types::key::Secret;
 use muster_types::node::NodeApi;
 use muster_types::settings::Settings;
-use tokio::sync::{OwnedRwLockReadGuard, RwLock};
+use muster_types::{Error, Result};
+use tokio::sync::{OwnedRwLockReadGuard, OwnedSemaphorePermit, RwLock, Semaphore};
 
 use crate::auth::Caller;
 use crate::auth::secrets::Secrets;
@@ -20,6 +21,9 @@ use crate::reconcile::networks::Bell;
 use crate::store::Store;
 use crate::store::leases::Holder;
 
+/// Contents that one daemon moves at once.
+const MOST_TRANSFERS: usize = 256;
+
 /// The control plane of one daemon.
 pub struct App {
     pub store: Arc<Store>,
@@ -31,6 +35,8 @@ pub struct App {
     pub queue: Queue,
     /// Between those who change networks and those who follow.
     pub networks: Bell,
+    /// Room for contents on their way in or out: each takes some megabytes while it moves.
+    transfers: Arc<Semaphore>,
     /// The blobs that this daemon is making.
     pub making: Making,
     /// The nodes that this daemon speaks for: this machine, or simulated ones.
@@ -64,12 +70,19 @@ impl App {
             busy: Arc::default(),
             queue: Queue::default(),
             networks: Bell::default(),
+            transfers: Arc::new(Semaphore::new(MOST_TRANSFERS)),
             making: Making::default(),
             store,
             settings,
             events,
             nodes,
         }
+    }
+
+    /// Room for one content on its way, until it is dropped.
+    pub(crate) fn begin_transfer(&self) -> Result<OwnedSemaphorePermit> {
+        let full = |_| Error::Unavailable("too many contents are on their way, please retry".into());
+        Arc::clone(&self.transfers).try_acquire_owned().map_err(full)
     }
 
     /// Marks a change as under way until the guard is dropped.

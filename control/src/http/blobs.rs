@@ -99,6 +99,7 @@ pub(super) async fn data(
         Place::Here(node) => node,
         Place::There(node) => return peer::ask(&app, &node, &caller, Handed::read(&uri, &headers)).await,
     };
+    let room = app.begin_transfer()?;
     blob::note_use(&app, &row).await;
     let size = row.content().size;
     let tag = format!("\"{}\"", row.id);
@@ -119,6 +120,8 @@ pub(super) async fn data(
     };
     let (keeper, holder) = (Arc::clone(&app), NodeRef::of(&node));
     let stream = stream.then(move |piece| {
+        // Kept for as long as the answer is on its way.
+        let _room = &room;
         let (app, holder) = (Arc::clone(&keeper), holder.clone());
         async move {
             match piece {

@@ -19,6 +19,7 @@ use muster_types::blob::{Content, HashAlgorithm};
 use muster_types::ids::BlobId;
 use muster_types::storage::ByteStream;
 use muster_types::{Error, Result};
+use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use tokio::task::JoinHandle;
 
 use super::places::{self, Places, Scratch, failed};
@@ -26,6 +27,8 @@ use super::sums::{PIECE, Pieces, blocking, sum_up};
 
 /// How many pieces are read before somebody wants them.
 const AHEAD: usize = 2;
+/// How many bytes before somebody wants them the kernel is asked to fetch them from the disk.
+const FETCHED_AHEAD: u64 = 6 * PIECE as u64;
 
 /// Makes a file the content of a blob. Whatever moment this is killed in, the blob is there whole or not at all.
 pub(super) fn keep(places: &Places, file: &Path, pieces: &Pieces, blob: BlobId) -> Result<()> {
@@ -140,6 +143,8 @@ pub(super) fn read(places: &Places, blob: BlobId, range: Range<u64>) -> Result<B
         return Err(Error::Invalid(format!("bytes {}-{} of {size}", range.start, range.end)));
     }
     let source = Source { blob, file, pieces, spare: Mutex::default() };
+    // From its first byte to its last: the kernel reads further ahead.
+    source.advise(PosixFadviseAdvice::POSIX_FADV_SEQUENTIAL, 0, 0);
     Ok(Box::pin(Reader {
         source: Arc::new(source),
         next: range.start / PIECE as u64,
@@ -179,8 +184,16 @@ impl Drop for Piece {
 }
 
 impl Source {
+    /// Tells the kernel what is to come. It may take the advice or not.
+    fn advise(&self, advice: PosixFadviseAdvice, at: u64, size: usize) {
+        let (Ok(at), Ok(size)) = (i64::try_from(at), i64::try_from(size)) else { return };
+        let _ = posix_fadvise(&self.file, at, size, advice);
+    }
+
     fn piece(self: &Arc<Self>, number: u64) -> Result<Bytes> {
         let at = number * PIECE as u64;
+        // The disk is at work while this piece is compared and sent.
+        self.advise(PosixFadviseAdvice::POSIX_FADV_WILLNEED, at + FETCHED_AHEAD, PIECE);
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let mut data = spare.unwrap_or_else(|| vec![0; PIECE]);
         let size = usize::try_from(self.pieces.size.saturating_sub(at)).map_or(PIECE, |size| size.min(PIECE));
