@@ -15,6 +15,7 @@ use muster_node::{LocalNode, SimulatedNode};
 use muster_types::key::Secret;
 use muster_types::node::NodeApi;
 use muster_types::settings::{Settings, mask_password};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -51,6 +52,7 @@ fn parse_image(text: &str) -> Result<(String, PathBuf), String> {
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let settings = config::load(arguments.config.as_deref())?;
     logging::start(&settings);
+    allow_many_files();
     let mut signals =
         Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
     let daemon = tokio::select! {
@@ -66,6 +68,15 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     match failed {
         Some(task) => bail!("the task {task} ended by itself; see the log"),
         None => Ok(()),
+    }
+}
+
+/// Takes all the file descriptors that the machine grants: every connection, and every content on its way, needs some.
+fn allow_many_files() {
+    let raised = getrlimit(Resource::RLIMIT_NOFILE)
+        .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
+    if let Err(error) = raised {
+        tracing::warn!(%error, "the number of open files was not raised");
     }
 }
 

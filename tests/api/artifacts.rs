@@ -213,7 +213,7 @@ async fn the_same_content_is_stored_once_and_nobody_is_told_of_others() {
     assert_eq!(search(&third).await.body, Value::Null);
     objects::trust::add(&cluster.app, &caller(), "ci", "third").await.unwrap();
     assert_eq!(search(&third).await.body["uuid"], blob);
-    for (path, why) in [("md5/00", "unknown hash algorithm"), ("sha256/", "route not found")] {
+    for (path, why) in [("md5/00", "unknown hash algorithm"), ("sha256/", "you must specify a hash")] {
         let answer = get(&cluster, &token, &format!("/blob_checksums/{path}")).await;
         assert_eq!(text(&answer.body, "error"), why);
     }
@@ -341,6 +341,10 @@ async fn a_trusted_namespace_makes_the_first_and_never_the_second() {
     let blob = text(&first.body, "blob_uuid");
     let second = try_upload(&cluster, &friend, "gift", b"two", more.clone()).await;
     assert_eq!((second.status.as_u16(), text(&second.body, "error")), (404, "namespace not found"));
+    // Not even as something else.
+    let mut other = more.clone();
+    other["artifact_type"] = json!("other");
+    assert_eq!(try_upload(&cluster, &friend, "gift", b"two", other).await.status, 404);
     assert_eq!(try_upload(&cluster, &token, "gift", b"two", json!({})).await.body["index"], 2);
     // The same for labels.
     let label = json!({"blob_uuid": blob});
@@ -571,8 +575,11 @@ async fn an_abandoned_upload_goes() {
 async fn deleting_a_namespace_deletes_its_artifacts() {
     let (cluster, token) = cluster(&[]).await;
     let made = upload(&cluster, &token, "a", b"x").await;
+    let begun = begin(&cluster, &token).await;
     objects::namespace::delete(&cluster.app, &caller(), "ci").await.unwrap();
     let system = cluster.token("system").await;
+    // Whoever takes the name next does not get what was half sent.
+    assert_eq!(get(&cluster, &system, &format!("/upload/{begun}")).await.status, 404);
     let id = text(&made, "uuid");
     assert_eq!(get(&cluster, &system, &format!("/artifacts/{id}")).await.body["state"], "deleted");
     let messages = cluster.messages(&ObjectRef::new(ObjectType::Artifact, id)).await;

@@ -4,7 +4,7 @@ use axum::http::Method;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
-use crate::harness::Cluster;
+use crate::harness::{Cluster, wait_for};
 use crate::networks::{get, post};
 use crate::web::{Answer, Asked, Reply, Web};
 
@@ -152,6 +152,15 @@ async fn two_contents_are_never_mixed() {
     .await;
     let made = fetch(&cluster, &token, &web.url("/y")).await;
     assert_eq!(bytes(&cluster, &token, &made).await, content(2));
+    // A server that pays no heed to If-Range is found out by what it says of the rest.
+    let web = Web::new(|asked: &Asked, number| match (asked.start(), number) {
+        (None, 0) => Reply::ok(&content(1)).with("ETag", "\"one\"").cut(150_000),
+        (Some(start), _) => Reply::part(&content(2), start).with("ETag", "\"two\""),
+        (None, _) => Reply::ok(&content(2)).with("ETag", "\"two\""),
+    })
+    .await;
+    let made = fetch(&cluster, &token, &web.url("/heedless")).await;
+    assert_eq!(bytes(&cluster, &token, &made).await, content(2));
     // A server that answers another part than the one that was asked for is not believed.
     let web = Web::new(|asked: &Asked, number| match (asked.start(), number) {
         (None, 0) => Reply::ok(&content(1)).with("ETag", "\"one\"").cut(150_000),
@@ -247,6 +256,57 @@ async fn names_of_images_come_from_the_table() {
     fetch(&cluster, &token, "tiny").await;
     let paths: Vec<String> = web.asked().into_iter().map(|asked| asked.path).collect();
     assert_eq!(paths, ["/deb/12", "/tiny"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_deleted_is_fetched_again() {
+    let (cluster, token) = cluster().await;
+    let web = Web::new(|asked: &Asked, number| match asked.header("if-none-match") {
+        Some("\"two\"") => Reply::status(304),
+        _ if number == 0 => Reply::ok(&content(1)).with("ETag", "\"one\""),
+        _ => Reply::ok(&content(2)).with("ETag", "\"two\""),
+    })
+    .await;
+    fetch(&cluster, &token, &web.url("/x")).await;
+    assert_eq!(fetch(&cluster, &token, &web.url("/x")).await["index"], 2);
+    assert_eq!(cluster.call(&token, Method::DELETE, "/artifacts/x/versions/2", None).await.body["index"], 1);
+    let again = fetch(&cluster, &token, &web.url("/x")).await;
+    assert_eq!(again["index"], 3);
+    assert_eq!(bytes(&cluster, &token, &again).await, content(2));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_source_that_never_ends_holds_up_nobody_and_ends_with_its_artifact() {
+    let (cluster, token) = cluster().await;
+    // Fast enough to be waited for, and endless.
+    let web = Web::new(|_, _| Reply { endless: true, stall: true, ..Reply::ok(&vec![1; 70_000]) }).await;
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let workers = tokio::spawn(muster_control::operations::run(std::sync::Arc::clone(&cluster.app), stopped));
+    let mut paths = Vec::new();
+    for number in 0..12 {
+        let body = json!({"url": web.url(&format!("/{number}"))});
+        let made = post(&cluster, &token, "/artifacts", body).await.body;
+        paths.push(format!("/artifacts/{}", made["uuid"].as_str().unwrap()));
+    }
+    wait_for("all hands of the fetches to be busy", async || (web.asked().len() >= 8).then_some(())).await;
+    let body = json!({"name": "net", "netblock": "10.0.0.0/24"});
+    let network = post(&cluster, &token, "/networks", body).await.body;
+    let network = format!("/networks/{}", network["uuid"].as_str().unwrap());
+    wait_for("a network", async || {
+        (get(&cluster, &token, &network).await.body["state"] == "created").then_some(())
+    })
+    .await;
+    for path in &paths {
+        assert_eq!(cluster.call(&token, Method::DELETE, path, None).await.status, 200);
+    }
+    wait_for("the fetches to end", async || {
+        let left = muster_control::store::operations::unfinished(&*cluster.app.store).await.unwrap();
+        (left == 0).then_some(())
+    })
+    .await;
+    stop.send_replace(true);
+    workers.await.unwrap();
+    assert!(cluster.files_in("1/drafts").is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex};
 
 use axum::http::Method;
 use harness::{Cluster, caller};
-use muster_control::operations::{Fault, KINDS, Kind, Order, Queue, Step, Undo};
+use muster_control::operations::{Fault, KINDS, Kind, Lane, Order, Queue, Step, Undo};
 use muster_control::store::operations::OperationRow;
 use muster_control::store::{Retry, addresses, keys, metadata, namespaces, operations, trusts};
 use muster_control::{objects, reconcile};
@@ -237,6 +237,7 @@ const REFUSED: Kind = Kind {
     operation_type: OperationType::Namespace,
     name: "refused",
     removes_target: false,
+    lane: Lane::Quick,
     steps: &[
         Step {
             name: "first",
@@ -274,6 +275,7 @@ const FINE: Kind = Kind {
     operation_type: OperationType::Namespace,
     name: "fine",
     removes_target: false,
+    lane: Lane::Quick,
     steps: &[Step {
         name: "only",
         run: |_, _| Box::pin(async { Ok(()) }),
@@ -352,6 +354,7 @@ async fn many_workers_do_each_operation_once() {
         operation_type: OperationType::Namespace,
         name: "counted",
         removes_target: false,
+        lane: Lane::Quick,
         steps: &[Step {
             name: "count",
             run: |_, _| {

@@ -84,7 +84,7 @@ pub struct ArtifactRecord {
     pub namespace: String,
     pub artifact_type: ArtifactType,
     pub state: ArtifactState,
-    /// Why it is in `error`, or why its source could last not be fetched.
+    /// Why it is in `error`, why its source could last not be fetched, or why its image cannot be used.
     pub error_message: Option<String>,
     pub source_url: String,
     pub shared: bool,

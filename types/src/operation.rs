@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::ids::OperationId;
+use crate::ids::{NodeId, OperationId};
 use crate::object::words;
 
 words! {
@@ -90,6 +90,9 @@ pub struct Progress {
     /// What the source called the part that is here, so that another attempt can ask for the rest of the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validator: Option<String>,
+    /// The node that has that part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<NodeId>,
 }
 
 /// An operation as the API answers it.

@@ -15,6 +15,7 @@ use muster_types::storage::{ByteStream, Draft, Storage};
 use muster_types::{Error, Result};
 use reqwest::header::{self, HeaderMap, HeaderValue};
 use reqwest::{Response, StatusCode, Url};
+use tokio::time::Instant;
 
 use crate::store::artifacts::Validators;
 use address::{Guard, Refused};
@@ -26,6 +27,10 @@ const MOST_REDIRECTS: usize = 5;
 const MOST_VAIN_TRIES: u32 = 4;
 /// Pause before the second try; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(200);
+/// What a try must bring to count, in bytes.
+const LEAST_PROGRESS: u64 = 64 << 10;
+/// Bytes a second below which a server counts as stalled.
+const LEAST_RATE: u64 = 1 << 10;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Refuses what cannot or must not be fetched, as far as the words tell.
@@ -122,7 +127,7 @@ impl<'a> Fetch<'a> {
                 Err(Failure::Passing(why)) => why,
             };
             let have = self.storage.draft_size(self.draft).await?.unwrap_or(0);
-            vain = if have > furthest { 1 } else { vain + 1 };
+            vain = if have >= furthest + LEAST_PROGRESS { 1 } else { vain + 1 };
             furthest = furthest.max(have);
             if vain > MOST_VAIN_TRIES {
                 return Err(Error::Unavailable(error));
@@ -167,9 +172,10 @@ impl<'a> Fetch<'a> {
                 Ok(Outcome::Fetched(Validators { length: total.and_then(|n| i64::try_from(n).ok()), ..said }))
             }
             StatusCode::PARTIAL_CONTENT if have > 0 => {
-                let Some((start, total)) =
-                    content_range(answer.headers()).filter(|(start, _)| *start == have)
-                else {
+                // Some servers pay no heed to what they were asked for: is it the rest of the same?
+                let same = range_validator(&said) == validator;
+                let part = content_range(answer.headers()).filter(|(start, _)| same && *start == have);
+                let Some((start, total)) = part else {
                     self.storage.truncate(self.draft, 0).await?;
                     return Err(Failure::Passing("the server sent another part than was asked for".into()));
                 };
@@ -298,20 +304,26 @@ fn failure(error: &reqwest::Error) -> Failure {
 /// The bytes of an answer: counted, and given up when none comes for too long.
 fn watched(answer: Response, stall: Duration, meter: Arc<Meter>) -> ByteStream {
     let body = Box::pin(answer.bytes_stream());
-    Box::pin(futures_util::stream::unfold(Some(body), move |body| {
+    // What came in this span of time, and when it ends.
+    let span = (0, Instant::now() + stall);
+    Box::pin(futures_util::stream::unfold(Some((body, span)), move |state| {
         let meter = Arc::clone(&meter);
         async move {
-            let mut body = body?;
-            match tokio::time::timeout(stall, body.next()).await {
+            let (mut body, (mut came, mut end)) = state?;
+            match tokio::time::timeout_at(end, body.next()).await {
                 Ok(None) => None,
                 Ok(Some(Ok(bytes))) => {
                     meter.done.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-                    Some((Ok(bytes), Some(body)))
+                    came += bytes.len() as u64;
+                    if came >= LEAST_RATE * stall.as_secs() {
+                        (came, end) = (0, Instant::now() + stall);
+                    }
+                    Some((Ok(bytes), Some((body, (came, end)))))
                 }
                 Ok(Some(Err(_))) => {
                     Some((Err(Error::Unavailable("the server broke the connection off".into())), None))
                 }
-                Err(_) => Some((Err(Error::Timeout("the server sends no more".into())), None)),
+                Err(_) => Some((Err(Error::Timeout("the server sends no more, or too slowly".into())), None)),
             }
         }
     }))

@@ -207,17 +207,23 @@ pub(super) async fn create_version(
             return Err(Error::Invalid("only specify one of upload_uuid and blob_uuid".into()).into());
         }
         (None, None) => return Err(Error::Invalid("specify one of upload_uuid and blob_uuid".into()).into()),
-        (None, Some(blob)) => return Ok(ok(&artifact::from_blob(&app, &caller, &request, &blob.0).await?)),
+        (None, Some(blob)) => {
+            return match artifact::looked_at_by(&app, &request, &blob.0).await? {
+                None => Ok(ok(&artifact::from_blob(&app, &caller, &request, &blob.0).await?)),
+                Some(node) => peer::ask(&app, &node, &caller, handed(&uri, &headers, incoming)).await,
+            };
+        }
         (Some(upload), None) => upload::find(&app, &caller, &upload.0).await?,
     };
     match upload::locate(&app, &from).await? {
         Place::Here(node) => Ok(ok(&artifact::from_upload(&app, &caller, &request, &node, &from).await?)),
-        Place::There(node) => {
-            let body = reqwest::Body::from(incoming.body);
-            let handed = Handed { method: Method::POST, uri: &uri, headers: &headers, body };
-            peer::ask(&app, &node, &caller, handed).await
-        }
+        Place::There(node) => peer::ask(&app, &node, &caller, handed(&uri, &headers, incoming)).await,
     }
+}
+
+/// The same request for another daemon.
+fn handed<'a>(uri: &'a Uri, headers: &'a HeaderMap, incoming: Incoming) -> Handed<'a> {
+    Handed { method: Method::POST, uri, headers, body: reqwest::Body::from(incoming.body) }
 }
 
 /// The versions of an artifact, oldest first.
@@ -342,14 +348,14 @@ pub(super) struct OperationQuery {
 /// The operations on an artifact, newest first: those that have not ended, or all.
 #[utoipa::path(get, path = "/artifacts/{artifact_ref}/clusteroperations", tag = "artifacts",
     params(("artifact_ref" = String, Path), OperationQuery), responses(
-    (status = 200, body = Vec<OperationRecord>), (status = 404, description = "no such artifact of yours")))]
+    (status = 200, body = Vec<OperationRecord>), (status = 404, description = "no such artifact")))]
 pub(super) async fn list_operations(
     State(app): State<Arc<App>>,
     caller: Caller,
     Path(reference): Path<String>,
     Args(query): Args<OperationQuery>,
 ) -> ApiResult {
-    let target = own_object(&app, &caller, &reference).await?;
+    let target = artifact::object(artifact::find(&app, &caller, &reference, None).await?.id);
     Ok(ok(&operation::of_object(&app, &target, query.all.is_some_and(|all| all.0)).await?))
 }
 

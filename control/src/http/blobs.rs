@@ -233,6 +233,13 @@ pub(super) async fn search(
     Ok(ok(&blob::search(&app, &caller, &algorithm, &hash).await?))
 }
 
+/// A search without a checksum.
+#[utoipa::path(get, path = "/blob_checksums/{algorithm}", tag = "blobs", params(("algorithm" = String, Path)),
+    responses((status = 400, description = "no hash was given")))]
+pub(super) async fn search_nothing(_: Caller, Path(_algorithm): Path<String>, _: Args<Nothing>) -> ApiResult {
+    Err(Error::Invalid("you must specify a hash".into()).into())
+}
+
 /// The blob that a call is about: whoever knows it may.
 async fn object(app: &App, _: &Caller, id: &str) -> Result<ObjectRef, ApiError> {
     Ok(blob::object(blob::find(app, id).await?.id))

@@ -123,6 +123,7 @@ fn table(app: &Arc<App>) -> Table {
     table.add(Token, "blob", routes!(blobs::list_events));
     table.add(Token, "blob", routes!(blobs::checksum));
     table.add(Token, "blob", routes!(blobs::search));
+    table.add(Token, "blob", routes!(blobs::search_nothing));
     table.add(Token, "blob", routes!(blobs::metadata::list, blobs::metadata::create));
     table.add(Token, "blob", routes!(blobs::metadata::update, blobs::metadata::delete));
 

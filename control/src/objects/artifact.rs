@@ -10,8 +10,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use muster_types::artifact::{ArtifactRecord, ArtifactState, ArtifactType, Version, VersionRecord};
+use muster_types::blob::CopyState;
 use muster_types::event::{Event, EventType};
-use muster_types::ids::{ArtifactId, BlobId, NodeId, OperationId};
+use muster_types::ids::{ArtifactId, BlobId, OperationId};
 use muster_types::namespace::{NamespaceState, SYSTEM};
 use muster_types::node::NodeApi;
 use muster_types::object::{NameOrId, ObjectRef, ObjectType};
@@ -26,11 +27,14 @@ use crate::objects::blob::{self, Coming};
 use crate::objects::node::Place;
 use crate::objects::upload;
 use crate::operations::{Order, convert_image, fetch_artifact};
-use crate::store::artifacts::{self, ArtifactRow, NewArtifact};
+use crate::store::artifacts::{self, ArtifactRow, NewArtifact, Validators};
 use crate::store::blobs::{self, BlobRow};
+use crate::store::nodes::NodeRow;
 use crate::store::references::{self, References};
 use crate::store::uploads::UploadRow;
-use crate::store::{Read, StoreError, Tx, TxError, metadata, namespaces, operations, transaction, uploads};
+use crate::store::{
+    Read, StoreError, Tx, TxError, blob_locations, metadata, namespaces, operations, transaction, uploads,
+};
 
 /// Version of the record's format.
 const VERSION: i64 = 9;
@@ -105,13 +109,16 @@ async fn require(app: &App, caller: &Caller, request: &ArtifactRequest) -> Resul
     if !lives || !caller.may_see(&*app.store, &namespace).await? {
         return Err(Error::not_found("namespace"));
     }
-    let (kind, url) = (request.artifact_type, &request.source_url);
-    let existing = artifacts::by_source(&*app.store, &namespace, kind, url).await?;
-    if existing.is_some() && !caller.may_change(&namespace) {
-        // A trusted namespace makes the first, never the second.
+    refuse_second(&*app.store, caller, &namespace, &request.source_url).await?;
+    Ok(namespace)
+}
+
+/// A trusted namespace makes the first of a source, never the second.
+async fn refuse_second(db: impl Read, caller: &Caller, namespace: &str, url: &str) -> Result<()> {
+    if !caller.may_change(namespace) && artifacts::has_source(db, namespace, url).await? {
         return Err(Error::not_found("namespace"));
     }
-    Ok(namespace)
+    Ok(())
 }
 
 /// Finds or makes the artifact of a source, as part of a transaction. Says whether it is new.
@@ -126,10 +133,8 @@ async fn ensure_in(
         return Err(Error::not_found("namespace").into());
     }
     let (kind, url) = (request.artifact_type, &request.source_url);
+    refuse_second(&mut *tx, caller, namespace, url).await?;
     if let Some(row) = artifacts::by_source(&mut *tx, namespace, kind, url).await? {
-        if !caller.may_change(namespace) {
-            return Err(Error::not_found("namespace").into());
-        }
         if request.shared && !row.shared {
             artifacts::set_shared(tx, row.id, true).await?;
         }
@@ -220,7 +225,7 @@ pub async fn from_upload(
         let (row, new) = ensure_in(app, tx, caller, &namespace, request).await?;
         let added = add_version_in(tx, &row, holder).await?;
         if is_image && added.is_some() {
-            enqueue_conversion(tx, holder, node.identity().id, &row, Some(&caller.request_id)).await?;
+            enqueue_conversion(tx, holder, &row, Some(&caller.request_id)).await?;
         }
         Ok((holder, row.id, new, added))
     });
@@ -238,6 +243,17 @@ pub async fn from_upload(
         tracing::warn!(upload = %from.id, %error, "a used upload was not removed yet");
     }
     finish(app, caller, id, new, added, holder).await
+}
+
+/// The node that must look at a blob before it can be an image, if that is one of another daemon.
+pub async fn looked_at_by(app: &App, request: &ArtifactRequest, blob: &str) -> Result<Option<Box<NodeRow>>> {
+    let (row, place) = blob::locate(app, blob).await?;
+    Ok(match place {
+        Place::There(node) if request.artifact_type == ArtifactType::Image && row.image.is_none() => {
+            Some(node)
+        }
+        _ => None,
+    })
 }
 
 /// Makes a blob that the caller knows a version of an artifact.
@@ -267,7 +283,7 @@ pub async fn from_blob(
         let (row, new) = ensure_in(app, tx, caller, &namespace, request).await?;
         let added = add_version_in(tx, &row, blob).await?;
         if request.artifact_type == ArtifactType::Image && added.is_some() {
-            enqueue_conversion(tx, blob, place.id(), &row, Some(&caller.request_id)).await?;
+            enqueue_conversion(tx, blob, &row, Some(&caller.request_id)).await?;
         }
         Ok((row.id, new, added))
     })?;
@@ -295,17 +311,16 @@ async fn finish(
 }
 
 pub(crate) fn version_event(id: ArtifactId, index: i64, blob: BlobId) -> Event {
+    // Not an event of the blob: whoever knows it would learn who else uses it.
     Event::new(EventType::Mutate, object(id), "version added")
-        .also(blob::object(blob))
         .with("index", index)
         .with("blob_uuid", blob.to_string())
 }
 
-/// Queues making the copy of an image that machines use.
+/// Queues making the copy of an image that machines use, on a node that has the image.
 pub(crate) async fn enqueue_conversion(
     tx: &mut Tx,
     blob: BlobId,
-    node: NodeId,
     artifact: &ArtifactRow,
     request_id: Option<&str>,
 ) -> Result<(), StoreError> {
@@ -313,6 +328,10 @@ pub(crate) async fn enqueue_conversion(
     if operations::is_pending(&mut *tx, &target, convert_image::KIND.name).await? {
         return Ok(());
     }
+    let copies = blob_locations::of_blob(&mut *tx, blob).await?;
+    let Some(node) = copies.iter().find(|copy| copy.state == CopyState::Whole).map(|copy| copy.node) else {
+        return Ok(());
+    };
     let order = Order {
         target,
         namespace: Some(artifact.namespace.clone()),
@@ -358,6 +377,8 @@ pub(crate) async fn add_version_in(
     };
     trim_in(tx, row.id, now.max_versions).await?;
     artifacts::set_error(tx, row.id, None).await?;
+    // What the source said was said of another version; who fetched this one knows better.
+    artifacts::set_source(tx, row.id, &Validators::default()).await?;
     if now.state != ArtifactState::Created {
         artifacts::set_state(tx, row.id, now.state, ArtifactState::Created).await?;
     }
@@ -616,6 +637,8 @@ pub async fn delete_version(
         let versions = versions_in(&mut *tx, row.id).await?;
         let blob = *versions.get(&index).ok_or_else(absent)?;
         drop_version_in(tx, row.id, index, blob).await?;
+        // The source has to be asked anew for what is not here any more.
+        artifacts::set_source(tx, row.id, &Validators::default()).await?;
         if versions.len() == 1 {
             delete_in(tx, row.id).await?;
         }

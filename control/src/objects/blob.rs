@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use muster_types::blob::{BlobRecord, BlobState, Content, CopyState, HashAlgorithm, ImageFacts};
 use muster_types::event::{Event, EventType};
@@ -31,6 +32,8 @@ use crate::store::{
 const VERSION: i64 = 6;
 /// Blobs read at once for a list.
 const PAGE: i64 = 500;
+/// How long one waits for another who stores the same content.
+const PATIENCE: Duration = Duration::from_secs(20);
 /// That a blob is read is written down at most this often, in seconds.
 const USED_EVERY: f64 = 60.0;
 
@@ -41,19 +44,34 @@ pub(crate) fn object(id: BlobId) -> ObjectRef {
 
 /// The blobs whose files this daemon is writing just now. What is not here and not whole was left by one that died.
 #[derive(Debug, Default)]
-pub struct Making(Mutex<HashSet<BlobId>>);
+pub struct Making(Mutex<HashSet<(NodeId, BlobId)>>);
 
 impl Making {
-    fn ids(&self) -> MutexGuard<'_, HashSet<BlobId>> {
+    fn ids(&self) -> MutexGuard<'_, HashSet<(NodeId, BlobId)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn contains(&self, id: BlobId) -> bool {
-        self.ids().contains(&id)
+    pub(crate) fn contains(&self, node: NodeId, blob: BlobId) -> bool {
+        self.ids().contains(&(node, blob))
     }
 
-    /// Marks a blob as being made until the mark is dropped; nothing if somebody is at it.
-    pub(crate) fn begin(&self, id: BlobId) -> Option<Mark<'_>> {
+    /// The same, once whoever is at it has ended; but nobody waits for ever.
+    async fn wait(&self, node: NodeId, blob: BlobId) -> Result<Mark<'_>> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(mark) = self.begin(node, blob) {
+                return Ok(mark);
+            }
+            if Instant::now() > deadline {
+                return Err(Error::Unavailable("the same content is just being stored, please retry".into()));
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Marks a blob as being made on a node until the mark is dropped; nothing if somebody is at it.
+    pub(crate) fn begin(&self, node: NodeId, blob: BlobId) -> Option<Mark<'_>> {
+        let id = (node, blob);
         let new = self.ids().insert(id);
         // Not before it is known: a mark that is dropped ends the making.
         if new { Some(Mark { making: self, id }) } else { None }
@@ -64,7 +82,7 @@ impl Making {
 #[derive(Debug)]
 pub(crate) struct Mark<'a> {
     making: &'a Making,
-    id: BlobId,
+    id: (NodeId, BlobId),
 }
 
 impl Drop for Mark<'_> {
@@ -116,10 +134,11 @@ pub(crate) async fn prepare<'a>(
     let (blob, fresh) = known.map_or_else(|| (BlobId::new(), true), |blob| (blob, false));
     let mut prepared = Prepared { blob, content, image: None, node: Arc::clone(node), fresh, mark: None };
     if !is_here(app, &prepared).await? {
-        let Some(mark) = app.making.begin(blob) else {
-            return Err(Error::Unavailable("the same content is just being stored, please retry".into()));
-        };
-        prepared.mark = Some(mark);
+        prepared.mark = Some(app.making.wait(node.identity().id, blob).await?);
+        if is_here(app, &prepared).await? {
+            // Whoever was at it has done it.
+            prepared.mark = None;
+        }
     }
     match put(app, coming, &mut prepared).await {
         Ok(()) => Ok(prepared),
@@ -276,9 +295,6 @@ pub async fn checksum(app: &App, id: &str, algorithm: &str) -> Result<Option<Str
 /// The blob of a checksum, if the caller may read it already.
 pub async fn search(app: &App, caller: &Caller, algorithm: &str, sum: &str) -> Result<Option<BlobRecord>> {
     let algorithm = parse_algorithm(algorithm)?;
-    if sum.is_empty() {
-        return Err(Error::Invalid("you must specify a hash".into()));
-    }
     for row in blobs::by_checksum(&*app.store, algorithm, &sum.to_lowercase()).await? {
         if caller.is_system() || blobs::is_readable(&*app.store, row.id, &caller.namespace).await? {
             return one(app, caller, row).await.map(Some);
@@ -463,11 +479,12 @@ mod tests {
 
     #[test]
     fn a_blob_is_made_by_one_at_a_time() {
-        let (making, id) = (Making::default(), BlobId::new());
-        let mark = making.begin(id).unwrap();
-        assert!(making.begin(id).is_none());
-        assert!(making.contains(id), "who comes second does not end what the first does");
+        let (making, node, id) = (Making::default(), NodeId::new(), BlobId::new());
+        let mark = making.begin(node, id).unwrap();
+        assert!(making.begin(node, id).is_none());
+        assert!(making.contains(node, id), "who comes second does not end what the first does");
+        assert!(making.begin(NodeId::new(), id).is_some(), "another node has its own copy");
         drop(mark);
-        assert!(!making.contains(id) && making.begin(id).is_some());
+        assert!(!making.contains(node, id) && making.begin(node, id).is_some());
     }
 }

@@ -18,7 +18,9 @@ use crate::objects::network::enqueue_delete;
 use crate::operations::{Order, delete_namespace};
 use crate::store::keys::NewKey;
 use crate::store::namespaces::NamespaceRow;
-use crate::store::{Read, StoreError, artifacts, keys, metadata, namespaces, networks, transaction, trusts};
+use crate::store::{
+    Read, StoreError, artifacts, keys, metadata, namespaces, networks, transaction, trusts, uploads,
+};
 
 /// Version of the record's format.
 const VERSION: i64 = 7;
@@ -106,6 +108,7 @@ pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<()> {
             }
             enqueue_delete(tx, network.id, Some(caller)).await?;
         }
+        uploads::end_of(tx, name).await?;
         let mut gone = Vec::new();
         for row in artifacts::of_namespace(&mut *tx, name).await? {
             if artifact::delete_in(tx, row.id).await? {

@@ -42,14 +42,6 @@ impl Place {
         let here = app.nodes.iter().find(|own| own.identity().id == node.identity.id);
         here.map_or_else(|| Self::There(Box::new(node)), |own| Self::Here(Arc::clone(own)))
     }
-
-    /// The node's id.
-    pub(crate) fn id(&self) -> NodeId {
-        match self {
-            Self::Here(node) => node.identity().id,
-            Self::There(node) => node.identity.id,
-        }
-    }
 }
 
 /// The node of this daemon that keeps what comes in here.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use muster_types::event::Event;
 use muster_types::ids::UploadId;
+use muster_types::namespace::NamespaceState;
 use muster_types::node::NodeApi;
 use muster_types::object::{NameOrId, ObjectRef, ObjectType};
 use muster_types::storage::{ByteStream, Draft};
@@ -15,7 +16,7 @@ use crate::auth::Caller;
 use crate::objects::node::{Place, own_node};
 use crate::operations::clean_namespace::clear_events;
 use crate::store::uploads::UploadRow;
-use crate::store::{nodes, transaction, uploads};
+use crate::store::{namespaces, nodes, transaction, uploads};
 
 /// Version of the record's format.
 const VERSION: i64 = 3;
@@ -28,7 +29,13 @@ pub(crate) fn object(id: UploadId) -> ObjectRef {
 /// Begins an upload; the node of this daemon keeps its bytes.
 pub async fn create(app: &App, caller: &Caller) -> Result<UploadRecord> {
     let node = own_node(app)?.identity();
-    let row = transaction!(app.store, |tx| { Ok(uploads::insert(tx, &caller.namespace, node.id).await?) })?;
+    let row = transaction!(app.store, |tx| {
+        // No upload may be left behind by a namespace that goes at the same moment.
+        if !namespaces::hold(tx, &caller.namespace, NamespaceState::Created).await? {
+            return Err(Error::not_found("namespace").into());
+        }
+        Ok(uploads::insert(tx, &caller.namespace, node.id).await?)
+    })?;
     app.record(caller, Event::audit(object(row.id), "creation request from REST API"));
     Ok(record(&row, node.name.clone(), 0))
 }

@@ -5,7 +5,7 @@ use muster_types::namespace::NamespaceState;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::OperationType;
 
-use super::{Kind, Step, Undo};
+use super::{Kind, Lane, Step, Undo};
 use crate::app::App;
 use crate::store::operations::OperationRow;
 use crate::store::{events, keys, metadata, namespaces, transaction, trusts};
@@ -16,6 +16,7 @@ pub const KIND: Kind = Kind {
     operation_type: OperationType::Namespace,
     name: "clean_namespace",
     removes_target: true,
+    lane: Lane::Quick,
     steps: &[
         Step {
             name: "namespace_clean_keys",

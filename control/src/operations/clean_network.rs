@@ -3,7 +3,7 @@
 use muster_types::operation::OperationType;
 use muster_types::{Error, Result};
 
-use super::{Kind, Step, Undo};
+use super::{Kind, Lane, Step, Undo};
 use crate::app::App;
 use crate::operations::clean_namespace::clear_events;
 use crate::store::operations::OperationRow;
@@ -15,6 +15,7 @@ pub const KIND: Kind = Kind {
     operation_type: OperationType::Network,
     name: "clean_network",
     removes_target: true,
+    lane: Lane::Quick,
     steps: &[
         Step {
             name: "network_clean_events",

@@ -1,25 +1,43 @@
 //! Makes the copy of an image that machines use, on the node where the image came in.
 
 use muster_types::blob::BlobState;
+use muster_types::event::{Event, EventType};
 use muster_types::ids::BlobId;
 use muster_types::operation::OperationType;
 use muster_types::{Error, Result};
 
-use super::{Kind, Step, Undo};
+use super::{Kind, Lane, Step, Undo};
 use crate::app::App;
+use crate::objects::artifact::{self, VERSION_OF};
 use crate::store::operations::OperationRow;
-use crate::store::{blobs, transaction};
+use crate::store::{artifacts, blobs, references, transaction};
 
 pub const KIND: Kind = Kind {
     operation_type: OperationType::ImageCache,
     name: "convert_image",
     removes_target: false,
+    lane: Lane::Convert,
     steps: &[Step {
         name: "image_convert",
         run: |app, row| Box::pin(convert(app, row)),
-        undo: Undo::NotNeeded("a conversion can be made again and dropped at any time"),
+        undo: Undo::Run(|app, row| Box::pin(tell(app, row))),
     }],
 };
+
+/// What cannot be converted cannot be used: the artifacts say so.
+async fn tell(app: &App, row: &OperationRow) -> Result<()> {
+    let reason =
+        row.error_report.as_ref().map_or_else(|| "unknown".to_owned(), |report| report.message.clone());
+    let reason = format!("the image cannot be used: {reason}");
+    let uses = references::around(&*app.store, &row.target).await?.to;
+    for user in uses.get(VERSION_OF).into_iter().flatten() {
+        let Ok(id) = user.source_uuid.parse() else { continue };
+        transaction!(app.store, |tx| { Ok(artifacts::set_error(tx, id, Some(&reason)).await?) })?;
+        let event = Event::new(EventType::Status, artifact::object(id), "the image cannot be converted");
+        app.events.record(event.with("blob_uuid", row.target.id.clone()).with("reason", reason.clone()));
+    }
+    Ok(())
+}
 
 async fn convert(app: &App, row: &OperationRow) -> Result<()> {
     let id: BlobId = row.target.id.parse().map_err(|_| Error::Internal("a blob's id is not one".into()))?;
@@ -38,5 +56,9 @@ async fn convert(app: &App, row: &OperationRow) -> Result<()> {
             facts
         }
     };
-    node.storage().convert(id, &facts).await
+    node.storage().convert(id, &facts).await.map_err(|error| match error {
+        // There may be room later.
+        Error::Insufficient(why) => Error::Unavailable(why),
+        other => other,
+    })
 }

@@ -6,7 +6,7 @@ use muster_types::network::NetworkState;
 use muster_types::operation::OperationType;
 use muster_types::{Error, Result};
 
-use super::{Kind, Step, Undo};
+use super::{Kind, Lane, Step, Undo};
 use crate::app::App;
 use crate::objects::address::rests;
 use crate::objects::network::{floating_pool, object};
@@ -20,6 +20,7 @@ pub const KIND: Kind = Kind {
     operation_type: OperationType::Network,
     name: "create_network",
     removes_target: false,
+    lane: Lane::Quick,
     steps: &[
         Step {
             name: "network_allocate_gateway",

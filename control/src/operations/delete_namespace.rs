@@ -5,7 +5,7 @@ use muster_types::Result;
 use muster_types::namespace::NamespaceState;
 use muster_types::operation::OperationType;
 
-use super::{Kind, Step, Undo};
+use super::{Kind, Lane, Step, Undo};
 use crate::app::App;
 use crate::store::operations::OperationRow;
 use crate::store::{keys, namespaces, transaction, trusts};
@@ -14,6 +14,7 @@ pub const KIND: Kind = Kind {
     operation_type: OperationType::Namespace,
     name: "delete_namespace",
     removes_target: false,
+    lane: Lane::Quick,
     steps: &[
         Step {
             name: "namespace_delete_keys",

@@ -7,7 +7,7 @@ use muster_types::operation::OperationType;
 use muster_types::{Error, Result};
 
 use super::create_network::target;
-use super::{Kind, Step, Undo};
+use super::{Kind, Lane, Step, Undo};
 use crate::app::App;
 use crate::objects::address::rests;
 use crate::objects::network::{floating_pool, object};
@@ -21,6 +21,7 @@ pub const KIND: Kind = Kind {
     operation_type: OperationType::Network,
     name: "delete_network",
     removes_target: false,
+    lane: Lane::Quick,
     steps: &[
         Step {
             name: "network_wait_for_interfaces",

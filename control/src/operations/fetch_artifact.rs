@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use muster_types::artifact::ArtifactState;
 use muster_types::event::{Event, EventType};
-use muster_types::ids::ArtifactId;
+use muster_types::ids::{ArtifactId, NodeId};
 use muster_types::operation::{OperationType, Progress};
 use muster_types::storage::Draft;
 use muster_types::{Error, Result};
 
-use super::{Kind, Step, Undo};
+use super::{Kind, Lane, Step, Undo};
 use crate::app::App;
 use crate::fetch::{Fetch, Keep, Meter, Outcome, resolve};
 use crate::objects::artifact::{add_version_in, enqueue_conversion, object, version_event};
@@ -35,6 +35,7 @@ pub const KIND: Kind = Kind {
     operation_type: OperationType::ArtifactFetch,
     name: "fetch_artifact",
     removes_target: false,
+    lane: Lane::Fetch,
     steps: &[Step {
         name: "image_fetch",
         run: |app, row| Box::pin(fetch(app, row)),
@@ -59,12 +60,16 @@ async fn fetch(app: &App, row: &OperationRow) -> Result<()> {
     } else {
         Validators::default()
     };
-    let part = Part { app, row, validator: Mutex::new(row.progress.clone().and_then(|part| part.validator)) };
+    let here = node.identity().id;
+    // What another node has of it is of no use here.
+    let kept = row.progress.clone().filter(|part| part.node == Some(here));
+    let part = Part { app, row, here, validator: Mutex::new(kept.and_then(|part| part.validator)) };
     let most = upload::most_bytes(app);
     let fetching = Fetch::new(&app.settings, node.storage(), draft, most, Arc::clone(&meter))?;
     let outcome = tokio::select! {
         outcome = fetching.run(&url, &known, &part) => outcome?,
-        () = watch(&part, &artifact, &meter) => return Err(Error::Internal("a watcher ended".into())),
+        // Deleted while it is fetched: nobody wants it any more.
+        () = watch(&part, &artifact, &meter) => return node.storage().remove_draft(draft).await,
     };
     match outcome {
         Outcome::Unchanged => {
@@ -92,8 +97,7 @@ async fn take_in(app: &App, row: &OperationRow, artifact: &ArtifactRow, said: &V
         let added = add_version_in(tx, artifact, holder).await?;
         artifacts::set_source(tx, artifact.id, said).await?;
         if added.is_some() {
-            let here = node.identity().id;
-            enqueue_conversion(tx, holder, here, artifact, row.request_id.as_deref()).await?;
+            enqueue_conversion(tx, holder, artifact, row.request_id.as_deref()).await?;
         }
         Ok((holder, added))
     });
@@ -128,6 +132,7 @@ async fn take_in(app: &App, row: &OperationRow, artifact: &ArtifactRow, said: &V
 struct Part<'a> {
     app: &'a App,
     row: &'a OperationRow,
+    here: NodeId,
     validator: Mutex<Option<String>>,
 }
 
@@ -145,12 +150,13 @@ impl Keep for Part<'_> {
 impl Part<'_> {
     async fn write(&self, done: u64, total: Option<u64>, validator: Option<String>) -> Result<()> {
         let number = |count| i64::try_from(count).unwrap_or(i64::MAX);
-        let progress = Progress { done: number(done), total: total.map(number), validator };
+        let progress =
+            Progress { done: number(done), total: total.map(number), validator, node: Some(self.here) };
         transaction!(self.app.store, |tx| { Ok(operations::set_progress(tx, self.row, &progress).await?) })
     }
 }
 
-/// Writes down how far a fetch is, in the operation and now and then as an event. Does not end.
+/// Writes down how far a fetch is, in the operation and now and then as an event. Ends when the artifact is deleted.
 async fn watch(part: &Part<'_>, artifact: &ArtifactRow, meter: &Meter) {
     let (mut written, mut told, mut silent) = (0, 0, 0);
     loop {
@@ -158,6 +164,9 @@ async fn watch(part: &Part<'_>, artifact: &ArtifactRow, meter: &Meter) {
         let (done, total) = (meter.done.load(Ordering::Relaxed), meter.total.load(Ordering::Relaxed));
         let known = Some(total).filter(|total| *total > 0);
         silent += 1;
+        if matches!(target(part.app, part.row).await, Ok(None)) {
+            return;
+        }
         if done == written {
             continue;
         }

@@ -60,7 +60,32 @@ pub struct Kind {
     pub name: &'static str,
     /// Whether its target no longer exists once it is complete.
     pub removes_target: bool,
+    /// Beside which others it is done.
+    pub lane: Lane,
     pub steps: &'static [Step],
+}
+
+/// Operations of one lane never wait for those of another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lane {
+    /// Work that is soon done.
+    Quick,
+    /// Bytes from elsewhere, which may take as long as they like.
+    Fetch,
+    /// Work for the processor and the disk.
+    Convert,
+}
+
+impl Lane {
+    pub(crate) const ALL: [Self; 3] = [Self::Quick, Self::Fetch, Self::Convert];
+
+    /// Operations of the lane that one daemon works on at once.
+    pub(crate) fn workers(self) -> usize {
+        match self {
+            Self::Quick | Self::Fetch => 8,
+            Self::Convert => 2,
+        }
+    }
 }
 
 /// Every operation that a worker can do.
@@ -87,7 +112,8 @@ type Fate = Box<dyn FnMut(&OperationRow, &str) -> Option<Fault> + Send>;
 
 /// The way to the workers: wakes them, and tells them what can be done.
 pub struct Queue {
-    pub(crate) wake: Notify,
+    /// One for each lane.
+    wakes: [Notify; Lane::ALL.len()],
     kinds: Vec<Kind>,
     faults: Mutex<Option<Fate>>,
 }
@@ -107,12 +133,17 @@ impl fmt::Debug for Queue {
 impl Queue {
     #[must_use]
     pub fn new(kinds: Vec<Kind>) -> Self {
-        Self { wake: Notify::new(), kinds, faults: Mutex::new(None) }
+        Self { wakes: Default::default(), kinds, faults: Mutex::new(None) }
     }
 
     /// Tells the workers that something was queued. Call it after the transaction.
     pub fn wake(&self) {
-        self.wake.notify_one();
+        self.wakes.iter().for_each(Notify::notify_one);
+    }
+
+    /// Waits until something may have been queued for a lane.
+    async fn woken(&self, lane: Lane) {
+        self.wakes[lane as usize].notified().await;
     }
 
     /// Makes steps fail on purpose, for tests of the recovery.
@@ -125,8 +156,8 @@ impl Queue {
         faults.as_mut().and_then(|fate| fate(row, step))
     }
 
-    fn names(&self) -> Vec<&'static str> {
-        self.kinds.iter().map(|kind| kind.name).collect()
+    fn names(&self, lane: Lane) -> Vec<&'static str> {
+        self.kinds.iter().filter(|kind| kind.lane == lane).map(|kind| kind.name).collect()
     }
 
     fn kind(&self, row: &OperationRow) -> Option<&Kind> {

@@ -11,13 +11,11 @@ use muster_types::{Error, Result};
 use serde_json::{Map, json};
 use tokio::sync::{Semaphore, watch};
 
-use super::{Fault, Kind, Undo};
+use super::{Fault, Kind, Lane, Undo};
 use crate::app::App;
 use crate::store::operations::{self, Able, OperationRow};
 use crate::store::transaction;
 
-/// Operations that one daemon works on at once.
-const WORKERS: usize = 8;
 /// How long a worker sleeps when nothing wakes it: another daemon may have queued something.
 const POLL: Duration = Duration::from_secs(1);
 /// Pause before a waiting operation looks again, in seconds.
@@ -26,10 +24,15 @@ const WAIT: f64 = 1.0;
 const LONGEST_PAUSE: f64 = 60.0;
 
 /// Works until told to stop; then finishes what is under way.
-pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
-    let slots = Arc::new(Semaphore::new(WORKERS));
+pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
+    let [quick, fetch, convert] = Lane::ALL.map(|lane| run_lane(Arc::clone(&app), lane, stop.clone()));
+    tokio::join!(quick, fetch, convert);
+}
+
+async fn run_lane(app: Arc<App>, lane: Lane, mut stop: watch::Receiver<bool>) {
+    let slots = Arc::new(Semaphore::new(lane.workers()));
     while !*stop.borrow() {
-        match take(&app, slots.available_permits()).await {
+        match take(&app, lane, slots.available_permits()).await {
             Ok(taken) if taken.is_empty() => {}
             Ok(taken) => {
                 for row in taken {
@@ -46,35 +49,38 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
             Err(error) => tracing::warn!(%error, "the operation queue cannot be read"),
         }
         // With every hand busy there is nothing to look for: who finishes wakes us.
-        let pause = if slots.available_permits() == 0 { POLL } else { until_next(&app).await };
+        let pause = if slots.available_permits() == 0 { POLL } else { until_next(&app, lane).await };
         tokio::select! {
-            () = app.queue.wake.notified() => {}
+            () = app.queue.woken(lane) => {}
             () = tokio::time::sleep(pause) => {}
             _ = stop.changed() => {}
         }
     }
     // Every slot free again means that everything has ended.
-    let _ = slots.acquire_many(u32::try_from(WORKERS).unwrap_or(u32::MAX)).await;
+    let _ = slots.acquire_many(u32::try_from(lane.workers()).unwrap_or(u32::MAX)).await;
 }
 
 /// Takes and does everything that is due now, one after the other. Says how many it took.
 pub async fn run_once(app: &App) -> Result<usize> {
-    let taken = take(app, WORKERS).await?;
-    let count = taken.len();
-    for row in taken {
-        work(app, row).await;
+    let mut count = 0;
+    for lane in Lane::ALL {
+        for row in take(app, lane, lane.workers()).await? {
+            count += 1;
+            work(app, row).await;
+        }
     }
     Ok(count)
 }
 
-/// What this daemon can do.
-fn able(app: &App) -> Able {
+/// What this daemon can do in a lane; nothing if no operation runs there.
+fn able(app: &App, lane: Lane) -> Option<Able> {
     let nodes = app.nodes.iter().map(|node| node.identity().id).collect();
-    Able { names: app.queue.names(), nodes }
+    Some(Able { names: app.queue.names(lane), nodes }).filter(|able| !able.names.is_empty())
 }
 
-async fn until_next(app: &App) -> Duration {
-    match operations::next_due(&app.store, &able(app)).await {
+async fn until_next(app: &App, lane: Lane) -> Duration {
+    let Some(able) = able(app, lane) else { return POLL };
+    match operations::next_due(&app.store, &able).await {
         Ok(Some(due)) => Duration::from_secs_f64((due - now()).clamp(0.02, POLL.as_secs_f64())),
         _ => POLL,
     }
@@ -90,12 +96,10 @@ fn most_attempts(app: &App) -> i64 {
 }
 
 /// Claims up to `free` due operations whose parents are done.
-async fn take(app: &App, free: usize) -> Result<Vec<OperationRow>> {
+async fn take(app: &App, lane: Lane, free: usize) -> Result<Vec<OperationRow>> {
     let mut taken = Vec::new();
-    if free == 0 {
-        return Ok(taken);
-    }
-    for row in operations::due(&app.store, &able(app), i64::try_from(free).unwrap_or(1)).await? {
+    let Some(able) = able(app, lane).filter(|_| free > 0) else { return Ok(taken) };
+    for row in operations::due(&app.store, &able, i64::try_from(free).unwrap_or(1)).await? {
         match parents(app, &row).await? {
             Parents::Done => {}
             Parents::Pending => {

@@ -21,7 +21,7 @@ use crate::store::nodes::{self, NodeRow};
 use crate::store::{blob_locations, transaction};
 
 /// Blobs considered in one pass.
-const PASS: i64 = 50;
+const PASS: i64 = 500;
 
 /// How many copies a blob should have: as many as the setting says, if there are that many nodes.
 pub(super) async fn wanted(app: &App) -> Result<i64> {
@@ -87,7 +87,7 @@ async fn copy(
         return Ok(());
     };
     // Somebody stores the same content here just now.
-    let Some(_mark) = app.making.begin(id) else { return Ok(()) };
+    let Some(_mark) = app.making.begin(node.identity().id, id) else { return Ok(()) };
     let (draft, storage) = (Draft::Copy(id), node.storage());
     let have = storage.draft_size(draft).await?.unwrap_or(0);
     let data = read(app, &row, have, whole, living).await?;

@@ -71,7 +71,7 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
     }
 }
 
-/// One look at the disks of all nodes, without what takes long.
+/// One look at the disks of all nodes, and one step of what takes long.
 pub async fn run_once(app: &Arc<App>) -> Result<()> {
     for node in &app.nodes {
         look(app, node, &mut Memory::default()).await?;
@@ -180,7 +180,7 @@ impl Look<'_> {
 
     /// A blob's file.
     async fn blob(&mut self, id: BlobId) -> Result<()> {
-        if self.app.making.contains(id) {
+        if self.app.making.contains(self.here(), id) {
             return Ok(());
         }
         match self.wanted.get(&id) {
@@ -206,11 +206,18 @@ impl Look<'_> {
     /// A file that may or may not be what a blob is: it is compared, and then counts as a copy or goes.
     async fn decide(&mut self, id: BlobId) -> Result<()> {
         let Some(row) = blobs::get(&*self.app.store, id).await? else { return Ok(()) };
-        let Some(_mark) = self.app.making.begin(id) else { return Ok(()) };
-        if self.node.storage().verify(id, &row.content()).await?.is_some() {
-            return self.remove_blob(id).await;
-        }
+        let Some(_mark) = self.app.making.begin(self.here(), id) else { return Ok(()) };
         let here = self.here();
+        if self.node.storage().verify(id, &row.content()).await?.is_some() {
+            let copies = blob_locations::of_blob(&*self.app.store, id).await?;
+            if copies.iter().any(|copy| copy.node != here && copy.state == CopyState::Whole) {
+                return self.remove_blob(id).await;
+            }
+            // Nobody has a better one.
+            return transaction!(self.app.store, |tx| {
+                Ok(blob_locations::set(tx, id, here, CopyState::Damaged).await?)
+            });
+        }
         transaction!(self.app.store, |tx| {
             // Not if it was deleted meanwhile.
             if blobs::get(&mut *tx, id).await?.is_some_and(|row| row.state == BlobState::Created) {
@@ -236,7 +243,7 @@ impl Look<'_> {
     async fn draft(&mut self, draft: Draft, file: &Found) -> Result<()> {
         let over = match draft {
             Draft::Upload(_) => false,
-            Draft::Copy(id) => !self.app.making.contains(id),
+            Draft::Copy(id) => !self.app.making.contains(self.here(), id),
             Draft::Fetch(id) => {
                 operations::get(&*self.app.store, id).await?.is_none_or(|row| row.state.is_final())
             }
@@ -275,7 +282,7 @@ impl Look<'_> {
     async fn absent(&mut self, files: &HashSet<FoundFile>) -> Result<()> {
         let mut missing = HashSet::new();
         for (id, (copy, state)) in &self.wanted {
-            if files.contains(&FoundFile::Blob(*id)) || self.app.making.contains(*id) {
+            if files.contains(&FoundFile::Blob(*id)) || self.app.making.contains(self.here(), *id) {
                 continue;
             }
             match (copy, state) {

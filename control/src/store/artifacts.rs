@@ -98,6 +98,12 @@ pub async fn by_source(
     Ok(rows(db, "source_key = ?", params![key]).await?.pop())
 }
 
+/// Whether a namespace has anything from a source, of whatever type.
+pub async fn has_source(mut db: impl Read, namespace: &str, source_url: &str) -> Result<bool, StoreError> {
+    let sql = format!("SELECT 1 FROM artifacts WHERE namespace = ? AND source_url = ? AND {ACTIVE} LIMIT 1");
+    Ok(!db.rows(&sql, params![namespace, source_url]).await?.is_empty())
+}
+
 /// Some artifacts of a name; labels only if nothing else has it, for they are called by a path of their own.
 async fn named(db: impl Read, tail: &str, values: &[Value]) -> Result<Vec<ArtifactRow>, StoreError> {
     let tail = format!("name = ? AND {tail} AND {ACTIVE} ORDER BY artifact_type = 'label', uuid LIMIT 2");

@@ -71,10 +71,10 @@ pub async fn unverified(
     rows.iter().map(|row| row.parse(0)).collect()
 }
 
-/// Whole blobs with fewer than `wanted` whole copies, on nodes that were heard of not too long ago.
+/// Whole blobs with some, but fewer than `wanted`, whole copies on nodes that were heard of not too long ago.
 pub async fn scarce(mut db: impl Read, wanted: i64, limit: i64) -> Result<Vec<BlobId>, StoreError> {
-    let sql = "SELECT uuid FROM blobs WHERE state = 'created' AND \
-               (SELECT COUNT(*) FROM blob_locations LEFT JOIN nodes ON nodes.uuid = node_uuid \
+    let sql = "SELECT uuid FROM blobs WHERE state = 'created' AND EXISTS (SELECT 1 FROM blob_locations \
+               WHERE blob_uuid = blobs.uuid AND blob_locations.state = 'whole') AND (SELECT COUNT(*) FROM blob_locations LEFT JOIN nodes ON nodes.uuid = node_uuid \
                WHERE blob_uuid = blobs.uuid AND blob_locations.state = 'whole' \
                AND COALESCE(nodes.state, '') NOT IN ('error', 'deleted')) < ? ORDER BY created LIMIT ?";
     let rows = db.rows(sql, params![wanted, limit]).await?;

@@ -177,7 +177,7 @@ on_both_engines! {
         assert!(operations::next_due(&store, &able(vec![NodeId::new()])).await.unwrap().is_none());
         let due = operations::due(&store, &able(vec![NodeId::new(), node]), 10).await.unwrap().remove(0);
         let claimed = operations::claim(&store, &due, 10.0).await.unwrap().unwrap();
-        let progress = Progress { done: 5, total: Some(7), validator: Some("\"x\"".into()) };
+        let progress = Progress { done: 5, total: Some(7), validator: Some("\"x\"".into()), node: Some(node) };
         transaction!(store, |tx| { Ok(operations::set_progress(tx, &claimed, &progress).await?) }).unwrap();
         assert_eq!(operations::get(&*store, claimed.id).await.unwrap().unwrap().progress, Some(progress));
     }

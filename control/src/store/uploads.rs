@@ -56,6 +56,12 @@ pub async fn end(tx: &mut Tx, id: UploadId) -> Result<bool, StoreError> {
     Ok(tx.execute("UPDATE uploads SET ended = 1 WHERE uuid = ? AND ended = 0", params![id]).await? == 1)
 }
 
+/// Ends every upload of a namespace.
+pub async fn end_of(tx: &mut Tx, namespace: &str) -> Result<(), StoreError> {
+    tx.execute("UPDATE uploads SET ended = 1 WHERE namespace = ? AND ended = 0", params![namespace]).await?;
+    Ok(())
+}
+
 /// Removes the row of an upload that has ended.
 pub async fn remove(tx: &mut Tx, id: UploadId) -> Result<(), StoreError> {
     tx.execute("DELETE FROM uploads WHERE uuid = ? AND ended = 1", params![id]).await?;
