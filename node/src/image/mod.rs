@@ -11,7 +11,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use muster_types::blob::{ImageFacts, ImageFormat, Packing};
 use muster_types::settings::Settings;
@@ -78,8 +78,10 @@ impl Images {
         let (facts, file) = self.open(file, job)?;
         if !self.simulated {
             let tools = self.tools()?;
+            require_whole(&file, job)?;
             tools.require_agreement(&file, &facts, job)?;
             if facts.format == ImageFormat::Qcow2 {
+                tools.require_sound(&file, job)?;
                 let head = tools.guest_head(&file, job)?;
                 if format::may_refer(&head) {
                     return Err(refuse(
@@ -109,6 +111,7 @@ impl Images {
         if facts.format == ImageFormat::Iso {
             return Ok((opened != file).then_some(opened));
         }
+        require_whole(&opened, job)?;
         let made = tools.convert(&opened, facts, self.most.size, job)?;
         let found = self.facts_of(&made)?;
         if found.format != ImageFormat::Qcow2 || found.virtual_size != facts.virtual_size {
@@ -168,6 +171,19 @@ impl Most {
 /// How a file is packed, if it is.
 pub(crate) fn packing(file: &File) -> Result<Option<Packing>> {
     Ok(format::packing(&head(file)?))
+}
+
+/// Refuses an image that says where its data is, and does not have it there.
+fn require_whole(path: &Path, job: &Job) -> Result<()> {
+    let file = File::open(path).map_err(failed("an image cannot be opened"))?;
+    let size = file.metadata().map_err(failed("an image cannot be looked at"))?.len();
+    match format::look(&head(&file)?, size)? {
+        Kind::Qcow2(image) => {
+            let most = tools::most_unpacked(size, u64::MAX);
+            image.require_whole(&file, size, most, &|| !job.given_up.load(Ordering::Relaxed))
+        }
+        Kind::Raw | Kind::Iso | Kind::Packed(_) => Ok(()),
+    }
 }
 
 /// The bytes that tell what a file is.

@@ -1,10 +1,15 @@
-//! The header of a qcow2 image, as far as it decides whether anybody should open the image. Every offset, count and
-//! size in it is a claim of a stranger.
+//! The header of a qcow2 image, as far as it decides whether anybody should open the image, and the tables that say
+//! where its data is. Every offset, count and size in it is a claim of a stranger.
 
-use muster_types::Result;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use muster_types::{Error, Result};
 use serde_json::{Map, Value};
 
 use super::format::refuse;
+use crate::storage::failed;
 
 pub(super) const MAGIC: &[u8] = b"QFI\xfb";
 
@@ -24,6 +29,14 @@ const LARGEST_TABLE: u64 = 32 << 20;
 const MOST_SNAPSHOTS: u32 = 1024;
 const SMALLEST_SNAPSHOT: u64 = 40;
 
+/// Where the offset is in an entry of a table.
+const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+const COMPRESSED: u64 = 1 << 62;
+/// The cluster reads as zeros, whatever it holds; not where each part of a cluster has a mark of its own.
+const ZEROS: u64 = 1;
+/// Parts of a cluster that have a mark each.
+const PARTS: u64 = 32;
+
 /// An image that may be opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Qcow2 {
@@ -33,6 +46,8 @@ pub(crate) struct Qcow2 {
     cluster_size: u64,
     zstd: bool,
     extended_l2: bool,
+    /// Where the table of tables is.
+    table: u64,
 }
 
 impl Qcow2 {
@@ -46,6 +61,98 @@ impl Qcow2 {
         ];
         facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
     }
+
+    /// Refuses an image of which data lies beyond its end, or that has more than `most` bytes of it. Reads every table
+    /// once, and no more of them than fit into the file.
+    pub(super) fn require_whole(
+        &self,
+        file: &File,
+        size: u64,
+        most: u64,
+        go_on: &dyn Fn() -> bool,
+    ) -> Result<()> {
+        let entry_size = if self.extended_l2 { 16 } else { 8 };
+        let mapped = self.cluster_size * (self.cluster_size / entry_size);
+        let tables = entries(file, self.table, self.virtual_size.div_ceil(mapped) * 8)?;
+        let count = tables.iter().filter(|entry| **entry & OFFSET != 0).count() as u64;
+        if count.saturating_mul(self.cluster_size) > size {
+            return Err(refuse("the image is cut off or damaged: its tables are larger than all of it"));
+        }
+        let mut allocated = 0u64;
+        for (number, entry) in (0u64..).zip(tables) {
+            let at = entry & OFFSET;
+            if at == 0 {
+                continue;
+            }
+            if !go_on() {
+                return Err(Error::Unavailable("nobody waits for it any more".into()));
+            }
+            let start = number * mapped;
+            let clusters = (self.virtual_size - start).min(mapped).div_ceil(self.cluster_size);
+            let length = clusters * entry_size;
+            if !at.is_multiple_of(self.cluster_size) {
+                return Err(refuse("the image is damaged: a table lies where none can be"));
+            }
+            if at.checked_add(length).is_none_or(|end| end > size) {
+                return Err(refuse("the image is cut off: a table lies beyond its end"));
+            }
+            let table = entries(file, at, length)?;
+            let step = if self.extended_l2 { 2 } else { 1 };
+            for (entry, cluster) in table.chunks_exact(step).zip(0u64..) {
+                let seen = self.virtual_size - start - cluster * self.cluster_size;
+                let end = self.end_of(entry[0], entry.get(1).copied(), seen)?;
+                if end > size {
+                    return Err(refuse("the image is cut off: data lies beyond its end"));
+                }
+                allocated += u64::from(end > 0);
+            }
+            if allocated.saturating_mul(self.cluster_size) > most {
+                return Err(refuse("the image holds far more data than its size allows"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the data of an entry ends in the file, of which a guest sees `seen` bytes; 0 if there is none.
+    fn end_of(&self, entry: u64, marks: Option<u64>, seen: u64) -> Result<u64> {
+        if entry & COMPRESSED != 0 {
+            let shift = 62 - (self.cluster_size.trailing_zeros() - 8);
+            let at = entry & ((1 << shift) - 1);
+            let further_sectors = (entry & (COMPRESSED - 1)) >> shift;
+            let last = if further_sectors == 0 { at } else { (at & !511) + further_sectors * 512 };
+            // The last sector need not be whole: nobody knows how much of it is data.
+            return Ok(last + 1);
+        }
+        let at = entry & OFFSET;
+        let length = match marks {
+            // The parts that hold data have their marks in the lower half.
+            Some(marks) => {
+                let parts = PARTS - u64::from(((marks & u64::from(u32::MAX)) as u32).leading_zeros());
+                parts * (self.cluster_size / PARTS)
+            }
+            None if entry & ZEROS != 0 => 0,
+            None => self.cluster_size,
+        };
+        if at == 0 || length == 0 {
+            return Ok(0);
+        }
+        if !at.is_multiple_of(self.cluster_size) {
+            return Err(refuse("the image is damaged: data lies where none can be"));
+        }
+        // A disk may end within its last cluster, and the file with it.
+        Ok(at + length.min(seen))
+    }
+}
+
+/// The numbers of a table.
+fn entries(file: &File, at: u64, length: u64) -> Result<Vec<u64>> {
+    let length = usize::try_from(length).map_err(|_| refuse("the image has a table without end"))?;
+    let mut bytes = vec![0; length];
+    file.read_exact_at(&mut bytes, at).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => refuse("the image is cut off: a table lies beyond its end"),
+        _ => failed("an image cannot be read")(error),
+    })?;
+    Ok(bytes.as_chunks::<8>().0.iter().map(|entry| u64::from_be_bytes(*entry)).collect())
 }
 
 /// Numbers at offsets; what lies behind the end is refused.
@@ -88,7 +195,8 @@ pub(super) fn read(head: &[u8], size: u64) -> Result<Qcow2> {
     let features = Features::read(&header, version, cluster_bits)?;
     check_extensions(&header, features.header_length, cluster_size)?;
     check_tables(&header, size, virtual_size, cluster_size, features.extended_l2)?;
-    Ok(Qcow2 { virtual_size, version, cluster_size, zstd: features.zstd, extended_l2: features.extended_l2 })
+    let (zstd, extended_l2, table) = (features.zstd, features.extended_l2, header.u64(40)?);
+    Ok(Qcow2 { virtual_size, version, cluster_size, zstd, extended_l2, table })
 }
 
 /// What version 3 added.
@@ -305,6 +413,24 @@ pub(super) mod tests {
             }
             let size = size.unwrap_or(bytes.len() as u64);
             let _ = format::look(&bytes[..HEAD], size);
+        }
+
+        #[test]
+        fn nor_do_tables(tables in prop::collection::vec(any::<u64>(), 2),
+                         entries in prop::collection::vec(any::<u64>(), 1..20), extended in any::<bool>()) {
+            let mut bytes = with(24, &(1u64 << 29).to_be_bytes());
+            bytes.resize(0x5_0000, 0);
+            bytes[79] = if extended { 16 } else { 0 };
+            let at = if tables[0] % 2 == 0 { 0x4_0000 } else { tables[0] };
+            for (place, entry) in [(0x3_0000, at), (0x3_0008, tables[1])] {
+                bytes[place..place + 8].copy_from_slice(&entry.to_be_bytes());
+            }
+            for (entry, place) in entries.iter().zip((0x4_0000..).step_by(8)) {
+                bytes[place..place + 8].copy_from_slice(&entry.to_be_bytes());
+            }
+            let mut file = tempfile::tempfile().unwrap();
+            std::io::Write::write_all(&mut file, &bytes).unwrap();
+            let _ = look(&bytes).unwrap().require_whole(&file, bytes.len() as u64, 1 << 30, &|| true);
         }
 
         #[test]

@@ -34,6 +34,12 @@ const MOST_WORDS: u64 = 1 << 20;
 /// The most of it that is repeated in the log.
 const LOGGED: usize = 300;
 
+/// With less room than this, no tool is even begun.
+const LEAST_ROOM: u64 = 1 << 20;
+
+/// How far from the end of its room a tool may have failed for the lack of it: some write several parts at once.
+const CLOSE: u64 = 64 << 20;
+
 /// How much of the guest's disk tells whether it is an image again.
 const GUEST_HEAD: &str = "65536";
 
@@ -87,6 +93,9 @@ impl Tools {
 
     fn run(&self, task: &Task<'_>, job: &Job) -> Result<Left> {
         let room = (job.room)();
+        if room < LEAST_ROOM {
+            return Err(full());
+        }
         let file_size = task.file_size.min(room);
         let io = failed("a tool for images cannot be run");
         let prepare = || -> std::io::Result<_> {
@@ -123,13 +132,17 @@ impl Tools {
             End::Stopped if job.given_up.load(Ordering::Relaxed) => {
                 Err(Error::Unavailable("nobody waits for it any more".into()))
             }
-            End::Stopped => Err(Error::Insufficient("the disk of the node has no room for it".into())),
-            End::Code(code) if code != 0 && wrote_all(&[&stdout], &folder, file_size) => {
-                Err(if file_size < task.file_size {
-                    Error::Insufficient("the disk of the node has no room for it".into())
+            End::Stopped => Err(full()),
+            End::Code(code) if code != 0 => {
+                let most = most_written(&stdout, &folder);
+                let no_room = room < task.file_size && most.saturating_add(CLOSE) >= room;
+                if no_room || (job.room)() < LEAST_ROOM {
+                    Err(full())
+                } else if most >= task.file_size {
+                    Err(refuse("the image becomes larger than is allowed when it is unpacked"))
                 } else {
-                    refuse("the image becomes larger than is allowed when it is unpacked")
-                })
+                    Ok(Left { end, stdout, folder })
+                }
             }
             _ => Ok(Left { end, stdout, folder }),
         }
@@ -186,6 +199,25 @@ impl Tools {
         if same { Ok(()) } else { Err(refuse("the image contradicts itself about its format or its size")) }
     }
 
+    /// Refuses a qcow2 image whose tables are damaged.
+    pub(super) fn require_sound(&self, file: &Path, job: &Job) -> Result<()> {
+        let size = fs::metadata(file).map_err(failed("an image cannot be looked at"))?.len();
+        let arguments = ["check", "-f", "qcow2", "--output=json", "/in"];
+        let task = Task { limit: time_for(size), ..self.header_task(&arguments, file) };
+        let left = self.run(&task, job)?;
+        if left.end == End::TooLate {
+            return Err(refuse("the image takes too long to check"));
+        }
+        // 3: there are clusters that nothing refers to, which harm nobody.
+        let said: Option<Value> = serde_json::from_str(&words(&left.stdout)).ok();
+        let said = said.filter(|_| matches!(left.end, End::Code(0 | 3)));
+        let none = |said: &Value, key: &str| said.get(key).is_none_or(|count| count.as_u64() == Some(0));
+        if said.is_some_and(|said| none(&said, "corruptions") && none(&said, "check-errors")) {
+            return Ok(());
+        }
+        Err(refuse("the image is damaged: its tables contradict each other"))
+    }
+
     /// The first bytes of the disk that a guest sees.
     pub(super) fn guest_head(&self, file: &Path, job: &Job) -> Result<Vec<u8>> {
         let bs = format!("bs={GUEST_HEAD}");
@@ -212,8 +244,12 @@ impl Tools {
             ["convert", "-f", format, "-O", "qcow2", "-o", "cluster_size=2M", "/in", "/out/image"];
         let limit = time_for(size + facts.virtual_size.min(most));
         let tool = self.qemu_img.as_path();
-        let left = self
-            .run(&Task { tool, arguments: &arguments, file, streamed: false, file_size: most, limit }, job)?;
+        let file_size = match facts.format {
+            ImageFormat::Qcow2 => most_unpacked(size, most),
+            ImageFormat::Raw | ImageFormat::Iso => most,
+        };
+        let left =
+            self.run(&Task { tool, arguments: &arguments, file, streamed: false, file_size, limit }, job)?;
         match left.end {
             End::Code(0) => {}
             End::TooLate => return Err(refuse("the image takes too long to convert")),
@@ -233,8 +269,8 @@ impl Tools {
     }
 }
 
-/// How much a packed image may become.
-fn most_unpacked(size: u64, most: u64) -> u64 {
+/// How much a packed image may become, and a qcow2 image when it is converted.
+pub(super) fn most_unpacked(size: u64, most: u64) -> u64 {
     SMALL.max(size.saturating_mul(RATIO)).min(most)
 }
 
@@ -263,16 +299,15 @@ fn words(path: &Path) -> String {
     read.map_or_else(|_| String::new(), |_| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Whether a tool came to the end of what it might write.
-fn wrote_all(files: &[&Path], folder: &Path, most: u64) -> bool {
+/// The size of the largest file that a tool wrote.
+fn most_written(stdout: &Path, folder: &Path) -> u64 {
     let inside = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut sizes = files
-        .iter()
-        .map(|path| path.to_path_buf())
-        .chain(inside)
-        .filter_map(|path| fs::symlink_metadata(path).ok())
-        .map(|found| found.len());
-    sizes.any(|size| size >= most)
+    let sizes = inside.chain([stdout.to_owned()]).filter_map(|path| fs::symlink_metadata(path).ok());
+    sizes.map(|found| found.len()).max().unwrap_or(0)
+}
+
+fn full() -> Error {
+    Error::Insufficient("the disk is full: the node has no room for the image".into())
 }
 
 #[cfg(test)]

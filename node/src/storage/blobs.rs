@@ -22,8 +22,8 @@ use muster_types::{Error, Result};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 use tokio::task::JoinHandle;
 
-use super::places::{self, Places, Scratch, failed};
-use super::sums::{PIECE, Pieces, blocking, sum_up};
+use super::places::{self, Places, Scratch, failed, unreadable};
+use super::sums::{PIECE, Pieces, blocking, ended, sum_up};
 
 /// How many pieces are read before somebody wants them.
 const AHEAD: usize = 2;
@@ -46,6 +46,7 @@ pub(super) fn keep(places: &Places, file: &Path, pieces: &Pieces, blob: BlobId) 
     }
     // An older one must not be seen with the sums of this one.
     if path.exists() {
+        release(&path, Some(&new))?;
         places::remove(&path)?;
         places::sync_folder(folder)?;
     }
@@ -64,8 +65,16 @@ fn write_sums(scratch: &Scratch, pieces: &Pieces) -> Result<std::path::PathBuf> 
     written.map_err(failed("the sums of a blob are not written")).map(|()| path)
 }
 
+/// Lets the draft grow again that a blob about to be removed was made of, unless `new` is the same file.
+fn release(path: &Path, new: Option<&Path>) -> Result<()> {
+    let Ok(found) = fs::metadata(path) else { return Ok(()) };
+    let is_new = new.and_then(|new| fs::metadata(new).ok()).is_some_and(|new| new.ino() == found.ino());
+    if found.nlink() > 1 && !is_new { places::set_mode(path, 0o644) } else { Ok(()) }
+}
+
 pub(super) fn remove(places: &Places, blob: BlobId) -> Result<()> {
     let path = places.blob(blob);
+    release(&path, None)?;
     places::remove(&path)?;
     places::remove(&places.sums(blob))?;
     let folder = path.parent().filter(|folder| folder.exists());
@@ -89,15 +98,19 @@ pub(super) async fn verify(
     let path = places.blob(blob);
     let open = move || match File::open(path) {
         Ok(file) => {
-            let number = file.metadata().map_err(failed("a blob cannot be looked at"))?.ino();
+            let number = file.metadata().map_err(unreadable("a blob cannot be looked at"))?.ino();
             Ok(Some((file, number)))
         }
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(failed("a blob cannot be opened")(error)),
+        Err(error) => Err(unreadable("a blob cannot be opened")(error)),
     };
-    let Some((file, number)) = blocking(open).await? else { return wrong("the file is missing".into()) };
-    let found = match sum_up(file, true).await {
-        Ok(found) => found,
+    let look = async {
+        let Some((file, number)) = blocking(open).await? else { return Ok(None) };
+        Ok(Some((sum_up(file, true).await?, number)))
+    };
+    let (found, number) = match look.await {
+        Ok(Some(found)) => found,
+        Ok(None) => return wrong("the file is missing".into()),
         // A disk that cannot be read any more is what this is to find.
         Err(Error::Internal(why)) => return wrong(why),
         Err(error) => return Err(error),
@@ -106,7 +119,7 @@ pub(super) async fn verify(
         return wrong(format!("{} bytes instead of {}", found.content.size, content.size));
     }
     let sums = places.sums(blob);
-    let stored = blocking(move || Ok(Pieces::read(&sums))).await?;
+    let stored = blocking(move || Pieces::read(&sums)).await?;
     let difference = stored.as_ref().map_or(Some(0), |stored| stored.first_difference(&found.pieces));
     let differs = |algorithm: &&HashAlgorithm| {
         found.content.checksums.get(**algorithm) != content.checksums.get(**algorithm)
@@ -129,14 +142,23 @@ pub(super) fn repair(places: &Places, blob: BlobId, repair: &Repair) -> Result<(
     fs::rename(sums, places.sums(blob)).map_err(failed("the sums of a blob get no name"))
 }
 
-/// A part of a blob, of which every byte is checked.
+/// A part of a blob, of which every byte is checked. [`Error::Internal`] only if it is damaged.
 pub(super) fn read(places: &Places, blob: BlobId, range: Range<u64>) -> Result<ByteStream> {
-    let file = match File::open(places.blob(blob)) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Err(Error::not_found("blob")),
-        other => other.map_err(failed("a blob cannot be opened"))?,
+    let path = places.blob(blob);
+    let absent = |what| {
+        move |error: std::io::Error| match error.kind() {
+            ErrorKind::NotFound => Error::not_found("blob"),
+            _ => unreadable(what)(error),
+        }
     };
-    let size = file.metadata().map_err(failed("a blob cannot be looked at"))?.len();
-    let pieces = Pieces::read(&places.sums(blob))
+    let file = File::open(&path).map_err(absent("a blob cannot be opened"))?;
+    let found = file.metadata().map_err(unreadable("a blob cannot be looked at"))?;
+    let (size, pieces) = (found.len(), Pieces::read(&places.sums(blob))?);
+    // The sums may be those of what takes its place in this moment.
+    if fs::metadata(&path).map_err(absent("a blob cannot be looked at"))?.ino() != found.ino() {
+        return Err(Error::Unavailable("the blob is being replaced".into()));
+    }
+    let pieces = pieces
         .filter(|pieces| pieces.size == size)
         .ok_or_else(|| Error::Internal(format!("blob {blob} cannot be checked: its sums are damaged")))?;
     if range.start > range.end || range.end > size {
@@ -198,7 +220,7 @@ impl Source {
         let mut data = spare.unwrap_or_else(|| vec![0; PIECE]);
         let size = usize::try_from(self.pieces.size.saturating_sub(at)).map_or(PIECE, |size| size.min(PIECE));
         let read = self.file.read_exact_at(&mut data[..size], at);
-        read.map_err(|error| Error::Internal(format!("blob {} at byte {at}: {error}", self.blob)))?;
+        read.map_err(unreadable(&format!("blob {} at byte {at} cannot be read", self.blob)))?;
         let right = usize::try_from(number).is_ok_and(|number| self.pieces.is_right(number, &data[..size]));
         if !right {
             return Err(Error::Internal(format!("blob {} is damaged at byte {at} or after it", self.blob)));
@@ -230,8 +252,7 @@ impl Stream for Reader {
             return Poll::Ready(None);
         }
         let Some(first) = reader.ahead.front_mut() else { return Poll::Ready(None) };
-        let ended = |error| Err(Error::Internal(format!("reading ended early: {error}")));
-        let piece = ready!(Pin::new(first).poll(context)).unwrap_or_else(ended);
+        let piece = ready!(Pin::new(first).poll(context)).unwrap_or_else(|error| Err(ended(error)));
         reader.ahead.pop_front();
         let within = reader.range.start % PIECE as u64;
         let wanted = (reader.range.end - reader.range.start).min(PIECE as u64 - within);

@@ -174,6 +174,23 @@ pub(crate) fn failed(what: &str) -> impl FnOnce(io::Error) -> Error {
     }
 }
 
+/// Whether the disk itself said that it lost something, rather than this process lacking what it takes to read.
+pub(super) fn is_damage(error: &io::Error) -> bool {
+    let lost = matches!(error.raw_os_error(), Some(libc::EIO | libc::EBADMSG | libc::EUCLEAN));
+    lost || error.kind() == ErrorKind::UnexpectedEof
+}
+
+/// The error of a caller for what cannot be read: [`Error::Internal`] only if it is damaged.
+pub(super) fn unreadable(what: &str) -> impl FnOnce(io::Error) -> Error {
+    move |error| {
+        if is_damage(&error) {
+            return Error::Internal(format!("{what}: {error}"));
+        }
+        tracing::warn!(what, %error, "not readable for now");
+        Error::Unavailable(format!("{what} for now"))
+    }
+}
+
 /// Makes a folder for us alone.
 pub(super) fn make(path: &Path) -> Result<()> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(path);

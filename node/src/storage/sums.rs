@@ -1,6 +1,7 @@
 //! Checksums: of a whole content, and of each piece of it so that a part can be checked when it is read.
 
 use std::fs::File;
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -10,10 +11,10 @@ use bytes::Bytes;
 use muster_types::blob::{Checksums, Content};
 use muster_types::{Error, Result};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::places::failed;
+use super::places::{is_damage, unreadable};
 
 /// How much is summed up, and checked, at once.
 pub(super) const PIECE: usize = 1 << 20;
@@ -73,11 +74,16 @@ impl<T: Send + 'static> Lane<T> {
     pub(super) async fn end(self) -> Result<T> {
         match self {
             Self::Idle(state) => Ok(state),
-            Self::Busy(job) => {
-                job.await.map_err(|error| Error::Internal(format!("work on the disk ended early: {error}")))
-            }
+            Self::Busy(job) => job.await.map_err(ended),
         }
     }
+}
+
+/// Whatever ended a thread's work, the files are not to blame.
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+pub(super) fn ended(error: JoinError) -> Error {
+    tracing::error!(%error, "work on the disk ended early");
+    Error::Unavailable("work on the disk ended early".into())
 }
 
 impl Summing {
@@ -159,7 +165,7 @@ pub(super) async fn sum_up(file: File, gently: bool) -> Result<Summed> {
             let mut filled = 0;
             while filled < PIECE {
                 let came = from.read_at(&mut data[filled..], at + filled as u64);
-                match came.map_err(failed("a file cannot be read"))? {
+                match came.map_err(unreadable("a file cannot be read"))? {
                     0 => break,
                     came => filled += came,
                 }
@@ -227,8 +233,12 @@ impl Pieces {
     }
 
     /// Nothing if the file is missing or damaged.
-    pub(super) fn read(path: &Path) -> Option<Self> {
-        Self::from_bytes(&std::fs::read(path).ok()?)
+    pub(super) fn read(path: &Path) -> Result<Option<Self>> {
+        match std::fs::read(path) {
+            Ok(bytes) => Ok(Self::from_bytes(&bytes)),
+            Err(error) if error.kind() == ErrorKind::NotFound || is_damage(&error) => Ok(None),
+            Err(error) => Err(unreadable("the sums of a blob cannot be read")(error)),
+        }
     }
 }
 

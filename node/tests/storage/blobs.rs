@@ -1,12 +1,15 @@
 //! Blobs: kept, read in parts, damaged, verified.
 
 use std::fs;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::process::Command;
 
 use muster_types::Error;
 use muster_types::blob::Content;
 use muster_types::ids::BlobId;
 use muster_types::storage::FoundFile;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::world::{Disk, MIB, all, bytes, checksums, next};
 
@@ -156,4 +159,39 @@ async fn what_is_there_is_found_and_folders_are_for_us_alone() {
         assert_eq!(folder.metadata().unwrap().permissions().mode() & 0o777, 0o700, "{folder:?}");
     }
     assert_eq!(disk.blob_path(blob).metadata().unwrap().permissions().mode() & 0o777, 0o444);
+}
+
+/// Not a test by itself: the number of open files is that of a whole process.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "only in a process of its own"]
+async fn starved() {
+    if std::env::var_os("MUSTER_TEST_STARVED").is_none() {
+        return;
+    }
+    let disk = Disk::new();
+    let data = bytes(2 * MIB, 26);
+    let (blob, content, size) = (disk.blob(&data).await, content(&data), data.len() as u64);
+    let (before, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    let free = fs::File::open("/dev/null").unwrap().as_raw_fd();
+    let free = u64::try_from(free).unwrap();
+    // Without any, and with one that is enough for the blob but not for its sums.
+    for files in [free, free + 1] {
+        setrlimit(Resource::RLIMIT_NOFILE, files, most).unwrap();
+        let refused = disk.storage().read(blob, 0..size).await.map(drop);
+        let unverified = if files == free { Some(disk.storage().verify(blob, &content).await) } else { None };
+        setrlimit(Resource::RLIMIT_NOFILE, before, most).unwrap();
+        assert!(matches!(refused, Err(Error::Unavailable(_))), "{refused:?}");
+        assert!(matches!(unverified, None | Some(Err(Error::Unavailable(_)))), "{unverified:?}");
+    }
+    assert!(disk.bytes(blob).await.unwrap() == data);
+    assert_eq!(disk.storage().verify(blob, &content).await.unwrap(), None);
+}
+
+#[test]
+fn a_lack_of_open_files_is_not_taken_for_damage() {
+    let mut alone = Command::new(std::env::current_exe().unwrap());
+    alone.args(["--exact", "blobs::starved", "--ignored"]).env("MUSTER_TEST_STARVED", "1");
+    let output = alone.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
 }

@@ -1,5 +1,6 @@
 //! Drafts: appended to, cut, resumed, interrupted.
 
+use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -254,4 +255,25 @@ async fn a_draft_that_is_kept_changes_no_more() {
     storage.keep(draft, blob).await.unwrap();
     storage.remove_draft(draft).await.unwrap();
     assert_eq!(disk.bytes(blob).await.unwrap(), b"kept");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_draft_goes_on_after_the_blob_that_was_made_of_it_is_removed() {
+    let disk = Disk::new();
+    let storage = disk.storage();
+    let (draft, blob) = (disk.draft(b"begin ").await, BlobId::new());
+    let mode = || disk.draft_path(draft).metadata().unwrap().permissions().mode() & 0o777;
+    storage.keep(draft, blob).await.unwrap();
+    storage.keep(draft, blob).await.unwrap();
+    assert_eq!(mode(), 0o444);
+    storage.remove(blob).await.unwrap();
+    assert_eq!(mode(), 0o644);
+    storage.append(draft, Some(6), ANY, parts(b"end", 1)).await.unwrap();
+    storage.keep(draft, blob).await.unwrap();
+    assert_eq!(disk.bytes(blob).await.unwrap(), b"begin end");
+    // Another one takes the blob's place.
+    let other = disk.draft(b"other").await;
+    storage.keep(other, blob).await.unwrap();
+    assert_eq!(mode(), 0o644);
+    assert_eq!(disk.blob_path(blob).metadata().unwrap().permissions().mode() & 0o777, 0o444);
 }

@@ -144,6 +144,91 @@ async fn an_image_with_an_absurd_header_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_image_that_is_cut_off_within_its_data_is_refused() {
+    let Some(disk) = Disk::real(&[]).await else { return };
+    let shop = Workshop::new();
+    shop.made("base64 disk > made; truncate -s 8M made; mv made text; cp text made");
+    for (options, source) in [
+        ("", "disk"),
+        ("-o compat=0.10", "disk"),
+        ("-o cluster_size=4k", "disk"),
+        ("-o extended_l2=on", "disk"),
+        ("-o preallocation=metadata", "disk"),
+        ("-c", "text"),
+        ("-c -o cluster_size=4k,compression_type=zstd", "text"),
+    ] {
+        let whole = shop.made(&format!("qemu-img convert -f raw -O qcow2 {options} {source} made"));
+        let blob = disk.blob(&whole).await;
+        let facts = disk.storage().inspect(blob).await.unwrap_or_else(|error| panic!("{options:?}: {error}"));
+        let number = |at: usize| usize::try_from(u64::from_be_bytes(whole[at..at + 8].try_into().unwrap()));
+        let entries = u32::from_be_bytes(whole[36..40].try_into().unwrap()) as usize;
+        let behind = number(40).unwrap() + entries * 8;
+        let data = whole.len() - behind;
+        for size in [behind, behind + 100_000, behind + data / 2, behind + data * 9 / 10, whole.len() - 513] {
+            let name = format!("{options:?} cut to {size} of {}", whole.len());
+            let cut = disk.blob(&whole[..size]).await;
+            for refusal in
+                [disk.storage().inspect(cut).await.map(drop), disk.storage().convert(cut, &facts).await]
+            {
+                match refusal {
+                    Err(Error::Invalid(text)) => assert!(text.contains("cut off"), "{name}: {text}"),
+                    other => panic!("{name}: {other:?}"),
+                }
+            }
+        }
+    }
+    // A disk that ends within a cluster, and a file that ends there, too.
+    for options in ["", "-o extended_l2=on", "-c"] {
+        let script = "head -c 100352 disk > odd; qemu-img convert -f raw -O qcow2";
+        let blob = disk.blob(&shop.made(&format!("{script} {options} odd made"))).await;
+        let facts = disk.storage().inspect(blob).await.unwrap_or_else(|error| panic!("{options:?}: {error}"));
+        disk.storage().convert(blob, &facts).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_whose_tables_contradict_each_other_is_refused() {
+    let Some(disk) = Disk::real(&[]).await else { return };
+    let shop = Workshop::new();
+    let whole = shop.made("qemu-img convert -f raw -O qcow2 disk made");
+    let table = u64::from_be_bytes(whole[48..56].try_into().unwrap());
+    let mut image = whole.clone();
+    image[usize::try_from(table).unwrap()..][..8].fill(0);
+    let blob = disk.blob(&image).await;
+    let refused = disk.storage().inspect(blob).await;
+    assert!(matches!(&refused, Err(Error::Invalid(text)) if text.starts_with("the image is damaged: ")));
+    // Clusters that nothing refers to harm nobody.
+    let leaky = [whole, vec![0; MIB]].concat();
+    disk.storage().inspect(disk.blob(&leaky).await).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_that_shows_one_cluster_everywhere_is_refused() {
+    let Some(disk) = Disk::real(&[]).await else { return };
+    let shop = Workshop::new();
+    let writes = "-c 'write 0 64k' -c 'write 512M 64k' -c 'write 1G 64k' -c 'write 1536M 64k'";
+    let script = format!("qemu-img create -q -f qcow2 made 2G; qemu-io -f qcow2 {writes} made");
+    let mut image = shop.made(&script);
+    let number =
+        |image: &[u8], at: usize| u64::from_be_bytes(image[at..at + 8].try_into().unwrap()) & !(1 << 63);
+    let first = usize::try_from(number(&image, 40)).unwrap();
+    let tables: Vec<usize> =
+        (0..4).map(|table| usize::try_from(number(&image, first + table * 8)).unwrap()).collect();
+    let entry = image[tables[0]..tables[0] + 8].to_vec();
+    for table in &tables {
+        image[*table..*table + (64 << 10)].copy_from_slice(&entry.repeat(8 << 10));
+    }
+    refused(&disk, "one cluster", &image, "far more data").await;
+    refused(&disk, "one cluster, packed", &packed("gzip", &image), "far more data").await;
+    // One table everywhere is not even walked through.
+    let mut image = shop.made("qemu-img create -q -f qcow2 made 2T; qemu-io -f qcow2 -c 'write 0 64k' made");
+    let entry_at = usize::try_from(number(&image, 40)).unwrap();
+    let own = image[entry_at..entry_at + 8].to_vec();
+    image[entry_at..entry_at + 4096 * 8].copy_from_slice(&own.repeat(4096));
+    refused(&disk, "one table", &image, "tables are larger").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn images_of_other_formats_are_refused_by_name() {
     let Some(disk) = Disk::real(&[]).await else { return };
     let shop = Workshop::new();
