@@ -74,7 +74,8 @@ pub(crate) async fn measure(program: &Path, part: usize, table: &mut Table) -> a
     );
     table.add(Row::new("one thread reads, from disk", show(rate(|r| r.read))));
     let (download, share) = (rate(|r| r.downloaded), ratio(|r| (r.downloaded, r.read)));
-    table.add(compare("download, from disk", download, share).target(">= 80 %", share >= 0.8));
+    // A short one is over before the disk has found its pace.
+    table.add(compare("download, from disk", download, share).target_if(part == 1, ">= 80 %", share >= 0.8));
     table.add(Row::new("one thread reads, from memory", show(rate(|r| r.read_warm))));
     let (download, share) = (rate(|r| r.downloaded_warm), ratio(|r| (r.downloaded_warm, r.read_warm)));
     table.add(compare("download, from memory", download, share));
