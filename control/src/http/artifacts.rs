@@ -28,7 +28,7 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::artifact::{self, ArtifactRequest};
 use crate::objects::node::Place;
-use crate::objects::{operation, upload};
+use crate::objects::{operation, upload, version};
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
@@ -236,7 +236,7 @@ pub(super) async fn list_versions(
     Path(reference): Path<String>,
     Args(within): Args<Within>,
 ) -> ApiResult {
-    Ok(ok(&artifact::list_versions(&app, &caller, &reference, within.namespace()).await?))
+    Ok(ok(&version::list(&app, &caller, &reference, within.namespace()).await?))
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -269,7 +269,7 @@ pub(super) async fn set_max_versions(
 ) -> ApiResult {
     let most = what.max_versions.as_ref().map_or(Ok(0), max_versions)?;
     let namespace = what.namespace.map(|text| text.0);
-    artifact::set_max_versions(&app, &caller, &reference, namespace.as_deref(), most).await?;
+    version::set_most(&app, &caller, &reference, namespace.as_deref(), most).await?;
     Ok(nothing())
 }
 
@@ -284,7 +284,7 @@ pub(super) async fn delete_version(
     Path((reference, index)): Path<(String, String)>,
     Args(within): Args<Within>,
 ) -> ApiResult {
-    Ok(ok(&artifact::delete_version(&app, &caller, &reference, within.namespace(), &index).await?))
+    Ok(ok(&version::delete(&app, &caller, &reference, within.namespace(), &index).await?))
 }
 
 /// Let everybody read an artifact of `system`.

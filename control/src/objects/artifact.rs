@@ -6,10 +6,9 @@
 //! | make the first version from a source | yes | yes | yes | 404 |
 //! | add a version, delete, share, change metadata | yes | 404 | yes | 404 |
 
-use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use muster_types::artifact::{ArtifactRecord, ArtifactState, ArtifactType, Version, VersionRecord};
+use muster_types::artifact::{ArtifactRecord, ArtifactState, ArtifactType, Version};
 use muster_types::blob::CopyState;
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{ArtifactId, BlobId, OperationId};
@@ -25,12 +24,12 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::blob::{self, Coming};
 use crate::objects::node::Place;
-use crate::objects::upload;
+use crate::objects::{upload, version};
 use crate::operations::{Order, convert_image, fetch_artifact};
-use crate::store::artifacts::{self, ArtifactRow, NewArtifact, Validators};
+use crate::store::artifacts::{self, ArtifactRow, NewArtifact};
 use crate::store::blobs::{self, BlobRow};
 use crate::store::nodes::NodeRow;
-use crate::store::references::{self, References};
+use crate::store::references;
 use crate::store::uploads::UploadRow;
 use crate::store::{
     Read, StoreError, Tx, TxError, blob_locations, metadata, namespaces, operations, transaction, uploads,
@@ -40,8 +39,6 @@ use crate::store::{
 const VERSION: i64 = 9;
 /// Artifacts read at once for a list.
 const PAGE: i64 = 500;
-/// How an artifact uses a blob; the value is the number of the version.
-pub(crate) const VERSION_OF: &str = "version";
 /// Longest source.
 const LONGEST_URL: usize = 2048;
 
@@ -223,7 +220,7 @@ pub async fn from_upload(
         }
         let holder = blob::commit_in(tx, &prepared).await?;
         let (row, new) = ensure_in(app, tx, caller, &namespace, request).await?;
-        let added = add_version_in(tx, &row, holder).await?;
+        let added = version::add_in(tx, &row, holder).await?;
         if is_image && added.is_some() {
             enqueue_conversion(tx, holder, &row, Some(&caller.request_id)).await?;
         }
@@ -281,7 +278,7 @@ pub async fn from_blob(
             blobs::set_image(tx, blob, image).await?;
         }
         let (row, new) = ensure_in(app, tx, caller, &namespace, request).await?;
-        let added = add_version_in(tx, &row, blob).await?;
+        let added = version::add_in(tx, &row, blob).await?;
         if request.artifact_type == ArtifactType::Image && added.is_some() {
             enqueue_conversion(tx, blob, &row, Some(&caller.request_id)).await?;
         }
@@ -303,18 +300,11 @@ async fn finish(
     let row = artifacts::get(&*app.store, id).await?.ok_or_else(|| Error::not_found("artifact"))?;
     record_created(app, caller, &row, new);
     if let Some(index) = added {
-        let mut event = version_event(id, index, blob);
+        let mut event = version::added(id, index, blob);
         event.request_id = Some(caller.request_id.clone());
         app.events.record(event);
     }
     one(&*app.store, row).await
-}
-
-pub(crate) fn version_event(id: ArtifactId, index: i64, blob: BlobId) -> Event {
-    // Not an event of the blob: whoever knows it would learn who else uses it.
-    Event::new(EventType::Mutate, object(id), "version added")
-        .with("index", index)
-        .with("blob_uuid", blob.to_string())
 }
 
 /// Queues making the copy of an image that machines use, on a node that has the image.
@@ -344,63 +334,6 @@ pub(crate) async fn enqueue_conversion(
     Ok(())
 }
 
-/// The versions of an artifact by number, as its references tell them.
-fn versions(references: &References) -> BTreeMap<i64, BlobId> {
-    let list = references.get(VERSION_OF).map(Vec::as_slice).unwrap_or_default();
-    let parse = |value: &Option<String>| value.as_ref()?.parse::<i64>().ok();
-    list.iter().filter_map(|r| Some((parse(&r.relationship_value)?, r.target_uuid.parse().ok()?))).collect()
-}
-
-async fn versions_in(db: impl Read, id: ArtifactId) -> Result<BTreeMap<i64, BlobId>, StoreError> {
-    Ok(versions(&references::around(db, &object(id)).await?.from))
-}
-
-/// Adds a version as part of a transaction that holds the blob, and drops the oldest beyond the most. The number of
-/// the version; nothing if the newest is the same.
-pub(crate) async fn add_version_in(
-    tx: &mut Tx,
-    row: &ArtifactRow,
-    blob: BlobId,
-) -> Result<Option<i64>, TxError> {
-    if !artifacts::hold(tx, row.id).await? {
-        return Err(Error::not_found("artifact").into());
-    }
-    let now = artifacts::get(&mut *tx, row.id).await?.ok_or_else(|| Error::not_found("artifact"))?;
-    let versions = versions_in(&mut *tx, row.id).await?;
-    let added = if versions.last_key_value().is_some_and(|(_, newest)| *newest == blob) {
-        None
-    } else {
-        let index = artifacts::next_index(tx, row.id).await?;
-        let (source, value) = (object(row.id), index.to_string());
-        references::insert(tx, &source, VERSION_OF, Some(&value), &blob::object(blob)).await?;
-        Some(index)
-    };
-    trim_in(tx, row.id, now.max_versions).await?;
-    artifacts::set_error(tx, row.id, None).await?;
-    // What the source said was said of another version; who fetched this one knows better.
-    artifacts::set_source(tx, row.id, &Validators::default()).await?;
-    if now.state != ArtifactState::Created {
-        artifacts::set_state(tx, row.id, now.state, ArtifactState::Created).await?;
-    }
-    Ok(added)
-}
-
-/// Drops the oldest versions beyond the most.
-async fn trim_in(tx: &mut Tx, id: ArtifactId, most: i64) -> Result<(), StoreError> {
-    let versions = versions_in(&mut *tx, id).await?;
-    let surplus = versions.len().saturating_sub(usize::try_from(most.max(1)).unwrap_or(usize::MAX));
-    for (index, blob) in versions.into_iter().take(surplus) {
-        drop_version_in(tx, id, index, blob).await?;
-    }
-    Ok(())
-}
-
-async fn drop_version_in(tx: &mut Tx, id: ArtifactId, index: i64, blob: BlobId) -> Result<(), StoreError> {
-    // From now on the blob counts as changed: it is not deleted at once.
-    blobs::hold(tx, blob).await?;
-    references::remove(tx, &object(id), VERSION_OF, &index.to_string()).await
-}
-
 /// Deletes an artifact as part of a transaction. Says whether it was not deleted.
 pub(crate) async fn delete_in(tx: &mut Tx, id: ArtifactId) -> Result<bool, StoreError> {
     let Some(row) = artifacts::get(&mut *tx, id).await? else { return Ok(false) };
@@ -410,8 +343,8 @@ pub(crate) async fn delete_in(tx: &mut Tx, id: ArtifactId) -> Result<bool, Store
     if !artifacts::set_state(tx, id, row.state, ArtifactState::Deleted).await? {
         return Err(StoreError::Conflict("the artifact changed".into()));
     }
-    for (index, blob) in versions_in(&mut *tx, id).await? {
-        drop_version_in(tx, id, index, blob).await?;
+    for (index, blob) in version::versions_in(&mut *tx, id).await? {
+        version::drop_in(tx, id, index, blob).await?;
     }
     Ok(true)
 }
@@ -526,7 +459,7 @@ async fn records<D: Read + Copy>(db: D, rows: Vec<ArtifactRow>) -> Result<Vec<Ar
     let mut metadata_of = metadata::of(db, ObjectType::Artifact, &ids).await?;
     let mut references_of = references::of(db, ObjectType::Artifact, &ids).await?;
     let mut used: Vec<BlobId> =
-        references_of.values().flat_map(|around| versions(&around.from).into_values()).collect();
+        references_of.values().flat_map(|around| version::versions(&around.from).into_values()).collect();
     used.sort_unstable();
     used.dedup();
     let blobs_of = blobs::some(db, &used).await?;
@@ -545,7 +478,7 @@ async fn records<D: Read + Copy>(db: D, rows: Vec<ArtifactRow>) -> Result<Vec<Ar
         .map(|row| {
             let id = row.id.to_string();
             let references = references_of.remove(&id).unwrap_or_default();
-            let versions = versions(&references.from);
+            let versions = version::versions(&references.from);
             let newest = versions.last_key_value();
             ArtifactRecord {
                 uuid: row.id,
@@ -575,80 +508,6 @@ async fn records<D: Read + Copy>(db: D, rows: Vec<ArtifactRow>) -> Result<Vec<Ar
 
 fn handle(operation: OperationId) -> OperationHandle {
     OperationHandle { op_type: OperationType::ArtifactFetch, op_uuid: operation }
-}
-
-/// The versions of an artifact, oldest first.
-pub async fn list_versions(
-    app: &App,
-    caller: &Caller,
-    reference: &str,
-    namespace: Option<&str>,
-) -> Result<Vec<VersionRecord>> {
-    let row = find(app, caller, reference, namespace).await?;
-    let versions = versions_in(&*app.store, row.id).await?;
-    let ids: Vec<BlobId> = versions.values().copied().collect();
-    let rows = blobs::some(&*app.store, &ids).await?.into_values().collect();
-    let records = blob::records(&*app.store, Some(caller), rows).await?;
-    let by_id: HashMap<BlobId, _> = records.into_iter().map(|record| (record.uuid, record)).collect();
-    let version = |(index, blob)| Some(VersionRecord { index, blob: by_id.get(&blob)?.clone() });
-    Ok(versions.into_iter().filter_map(version).collect())
-}
-
-/// Sets how many versions are kept; 0 is the default.
-pub async fn set_max_versions(
-    app: &App,
-    caller: &Caller,
-    reference: &str,
-    namespace: Option<&str>,
-    most: i64,
-) -> Result<()> {
-    let row = find_own(app, caller, reference, namespace).await?;
-    let default = i64::try_from(app.settings.artifact_max_versions_default).unwrap_or(i64::MAX).max(1);
-    let most = if most == 0 { default } else { most };
-    transaction!(app.store, |tx| {
-        if !artifacts::hold(tx, row.id).await? {
-            return Err(Error::not_found("artifact").into());
-        }
-        artifacts::set_max_versions(tx, row.id, most).await?;
-        Ok(trim_in(tx, row.id, most).await?)
-    })?;
-    app.record(
-        caller,
-        Event::audit(object(row.id), "set max versions request from REST API").with("max_versions", most),
-    );
-    Ok(())
-}
-
-/// Deletes one version; with the last of them the artifact goes.
-pub async fn delete_version(
-    app: &App,
-    caller: &Caller,
-    reference: &str,
-    namespace: Option<&str>,
-    index: &str,
-) -> Result<ArtifactRecord> {
-    let index: i64 = index.parse().map_err(|_| Error::Invalid("version index is not an integer".into()))?;
-    let row = find_own(app, caller, reference, namespace).await?;
-    transaction!(app.store, |tx| {
-        let absent = || Error::NotFound("artifact index not found".into());
-        if !artifacts::hold(tx, row.id).await? {
-            return Err(absent().into());
-        }
-        let versions = versions_in(&mut *tx, row.id).await?;
-        let blob = *versions.get(&index).ok_or_else(absent)?;
-        drop_version_in(tx, row.id, index, blob).await?;
-        // The source has to be asked anew for what is not here any more.
-        artifacts::set_source(tx, row.id, &Validators::default()).await?;
-        if versions.len() == 1 {
-            delete_in(tx, row.id).await?;
-        }
-        Ok(())
-    })?;
-    app.record(
-        caller,
-        Event::audit(object(row.id), "delete version request from REST API").with("index", index),
-    );
-    get(app, caller, &row.id.to_string(), None).await
 }
 
 /// Deletes an artifact; nothing if it is deleted.

@@ -14,3 +14,4 @@ pub mod node;
 pub mod operation;
 pub mod trust;
 pub mod upload;
+pub mod version;

@@ -8,7 +8,8 @@ use muster_types::{Error, Result};
 
 use super::{Kind, Lane, Step, Undo};
 use crate::app::App;
-use crate::objects::artifact::{self, VERSION_OF};
+use crate::objects::artifact;
+use crate::objects::version::VERSION_OF;
 use crate::store::operations::OperationRow;
 use crate::store::{artifacts, blobs, references, transaction};
 

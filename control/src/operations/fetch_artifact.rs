@@ -17,10 +17,10 @@ use muster_types::{Error, Result};
 use super::{Kind, Lane, Step, Undo};
 use crate::app::App;
 use crate::fetch::{Fetch, Keep, Meter, Outcome, resolve};
-use crate::objects::artifact::{add_version_in, enqueue_conversion, object, version_event};
+use crate::objects::artifact::{enqueue_conversion, object};
 use crate::objects::blob::{self, Coming};
 use crate::objects::node::own_node;
-use crate::objects::upload;
+use crate::objects::{upload, version};
 use crate::store::artifacts::{self, ArtifactRow, Validators};
 use crate::store::operations::{self, OperationRow};
 use crate::store::transaction;
@@ -94,7 +94,7 @@ async fn take_in(app: &App, row: &OperationRow, artifact: &ArtifactRow, said: &V
     let prepared = blob::prepare(app, node, &coming).await?;
     let outcome = transaction!(app.store, |tx| {
         let holder = blob::commit_in(tx, &prepared).await?;
-        let added = add_version_in(tx, artifact, holder).await?;
+        let added = version::add_in(tx, artifact, holder).await?;
         artifacts::set_source(tx, artifact.id, said).await?;
         if added.is_some() {
             enqueue_conversion(tx, holder, artifact, row.request_id.as_deref()).await?;
@@ -113,7 +113,7 @@ async fn take_in(app: &App, row: &OperationRow, artifact: &ArtifactRow, said: &V
     app.queue.wake();
     match added {
         Some(index) => {
-            let mut event = version_event(artifact.id, index, holder);
+            let mut event = version::added(artifact.id, index, holder);
             if let Some(packing) = packing {
                 event = event.with("unpacked", packing.as_str());
             }

@@ -1,0 +1,153 @@
+//! Versions of artifacts: references to blobs, each with a number that no other has or had.
+
+use std::collections::{BTreeMap, HashMap};
+
+use muster_types::artifact::{ArtifactRecord, ArtifactState, VersionRecord};
+use muster_types::event::{Event, EventType};
+use muster_types::ids::{ArtifactId, BlobId};
+use muster_types::{Error, Result};
+
+use crate::app::App;
+use crate::auth::Caller;
+use crate::objects::artifact::{delete_in, find, find_own, get, object};
+use crate::objects::blob;
+use crate::store::artifacts::{self, ArtifactRow, Validators};
+use crate::store::references::{self, References};
+use crate::store::{Read, StoreError, Tx, TxError, blobs, transaction};
+
+/// How an artifact uses a blob; the value is the number of the version.
+pub(crate) const VERSION_OF: &str = "version";
+
+pub(crate) fn added(id: ArtifactId, index: i64, blob: BlobId) -> Event {
+    // Not an event of the blob: whoever knows it would learn who else uses it.
+    Event::new(EventType::Mutate, object(id), "version added")
+        .with("index", index)
+        .with("blob_uuid", blob.to_string())
+}
+
+/// The versions of an artifact by number, as its references tell them.
+pub(super) fn versions(references: &References) -> BTreeMap<i64, BlobId> {
+    let list = references.get(VERSION_OF).map(Vec::as_slice).unwrap_or_default();
+    let parse = |value: &Option<String>| value.as_ref()?.parse::<i64>().ok();
+    list.iter().filter_map(|r| Some((parse(&r.relationship_value)?, r.target_uuid.parse().ok()?))).collect()
+}
+
+pub(super) async fn versions_in(db: impl Read, id: ArtifactId) -> Result<BTreeMap<i64, BlobId>, StoreError> {
+    Ok(versions(&references::around(db, &object(id)).await?.from))
+}
+
+/// Adds a version as part of a transaction that holds the blob, and drops the oldest beyond the most. The number of
+/// the version; nothing if the newest is the same.
+pub(crate) async fn add_in(tx: &mut Tx, row: &ArtifactRow, blob: BlobId) -> Result<Option<i64>, TxError> {
+    if !artifacts::hold(tx, row.id).await? {
+        return Err(Error::not_found("artifact").into());
+    }
+    let now = artifacts::get(&mut *tx, row.id).await?.ok_or_else(|| Error::not_found("artifact"))?;
+    let versions = versions_in(&mut *tx, row.id).await?;
+    let added = if versions.last_key_value().is_some_and(|(_, newest)| *newest == blob) {
+        None
+    } else {
+        let index = artifacts::next_index(tx, row.id).await?;
+        let (source, value) = (object(row.id), index.to_string());
+        references::insert(tx, &source, VERSION_OF, Some(&value), &blob::object(blob)).await?;
+        Some(index)
+    };
+    trim_in(tx, row.id, now.max_versions).await?;
+    artifacts::set_error(tx, row.id, None).await?;
+    // What the source said was said of another version; who fetched this one knows better.
+    artifacts::set_source(tx, row.id, &Validators::default()).await?;
+    if now.state != ArtifactState::Created {
+        artifacts::set_state(tx, row.id, now.state, ArtifactState::Created).await?;
+    }
+    Ok(added)
+}
+
+/// Drops the oldest versions beyond the most.
+async fn trim_in(tx: &mut Tx, id: ArtifactId, most: i64) -> Result<(), StoreError> {
+    let versions = versions_in(&mut *tx, id).await?;
+    let surplus = versions.len().saturating_sub(usize::try_from(most.max(1)).unwrap_or(usize::MAX));
+    for (index, blob) in versions.into_iter().take(surplus) {
+        drop_in(tx, id, index, blob).await?;
+    }
+    Ok(())
+}
+
+pub(super) async fn drop_in(tx: &mut Tx, id: ArtifactId, index: i64, blob: BlobId) -> Result<(), StoreError> {
+    // From now on the blob counts as changed: it is not deleted at once.
+    blobs::hold(tx, blob).await?;
+    references::remove(tx, &object(id), VERSION_OF, &index.to_string()).await
+}
+
+/// The versions of an artifact, oldest first.
+pub async fn list(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    namespace: Option<&str>,
+) -> Result<Vec<VersionRecord>> {
+    let row = find(app, caller, reference, namespace).await?;
+    let versions = versions_in(&*app.store, row.id).await?;
+    let ids: Vec<BlobId> = versions.values().copied().collect();
+    let rows = blobs::some(&*app.store, &ids).await?.into_values().collect();
+    let records = blob::records(&*app.store, Some(caller), rows).await?;
+    let by_id: HashMap<BlobId, _> = records.into_iter().map(|record| (record.uuid, record)).collect();
+    let version = |(index, blob)| Some(VersionRecord { index, blob: by_id.get(&blob)?.clone() });
+    Ok(versions.into_iter().filter_map(version).collect())
+}
+
+/// Sets how many versions are kept; 0 is the default.
+pub async fn set_most(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    namespace: Option<&str>,
+    most: i64,
+) -> Result<()> {
+    let row = find_own(app, caller, reference, namespace).await?;
+    let default = i64::try_from(app.settings.artifact_max_versions_default).unwrap_or(i64::MAX).max(1);
+    let most = if most == 0 { default } else { most };
+    transaction!(app.store, |tx| {
+        if !artifacts::hold(tx, row.id).await? {
+            return Err(Error::not_found("artifact").into());
+        }
+        artifacts::set_max_versions(tx, row.id, most).await?;
+        Ok(trim_in(tx, row.id, most).await?)
+    })?;
+    app.record(
+        caller,
+        Event::audit(object(row.id), "set max versions request from REST API").with("max_versions", most),
+    );
+    Ok(())
+}
+
+/// Deletes one version; with the last of them the artifact goes.
+pub async fn delete(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    namespace: Option<&str>,
+    index: &str,
+) -> Result<ArtifactRecord> {
+    let index: i64 = index.parse().map_err(|_| Error::Invalid("version index is not an integer".into()))?;
+    let row = find_own(app, caller, reference, namespace).await?;
+    transaction!(app.store, |tx| {
+        let absent = || Error::NotFound("artifact index not found".into());
+        if !artifacts::hold(tx, row.id).await? {
+            return Err(absent().into());
+        }
+        let versions = versions_in(&mut *tx, row.id).await?;
+        let blob = *versions.get(&index).ok_or_else(absent)?;
+        drop_in(tx, row.id, index, blob).await?;
+        // The source has to be asked anew for what is not here any more.
+        artifacts::set_source(tx, row.id, &Validators::default()).await?;
+        if versions.len() == 1 {
+            delete_in(tx, row.id).await?;
+        }
+        Ok(())
+    })?;
+    app.record(
+        caller,
+        Event::audit(object(row.id), "delete version request from REST API").with("index", index),
+    );
+    get(app, caller, &row.id.to_string(), None).await
+}
