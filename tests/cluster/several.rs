@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::{setup, wait_for};
 
-fn member(folder: &std::path::Path, name: &str, url: &str) -> Setup {
+pub(crate) fn member(folder: &std::path::Path, name: &str, url: &str) -> Setup {
     let folder = folder.join(name);
     std::fs::create_dir_all(&folder).unwrap();
     setup(&folder)

@@ -10,6 +10,7 @@ use serde::de::{DeserializeOwned, Deserializer, Visitor};
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
+use super::fields::Text;
 use super::request::Incoming;
 use crate::app::App;
 
@@ -20,6 +21,21 @@ pub(super) struct Args<T>(pub(super) T);
 /// The arguments of a call that has none.
 #[derive(Debug, serde::Deserialize)]
 pub(super) struct Nothing {}
+
+/// Where an object is looked for.
+#[derive(Debug, serde::Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(super) struct Within {
+    /// The namespace in which it is looked for. Also taken from the body.
+    #[param(value_type = Option<String>)]
+    namespace: Option<Text>,
+}
+
+impl Within {
+    pub(super) fn namespace(&self) -> Option<&str> {
+        self.namespace.as_ref().map(|text| text.0.as_str())
+    }
+}
 
 impl<T: DeserializeOwned> FromRequest<Arc<App>> for Args<T> {
     type Rejection = ApiError;

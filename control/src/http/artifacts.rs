@@ -15,7 +15,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
-use super::arguments::Args;
+use super::arguments::{Args, Within};
 use super::error::ApiResult;
 use super::events::{EventQuery, answer};
 use super::fields::{Boolean, Text};
@@ -37,20 +37,6 @@ pub(super) struct ListQuery {
     #[param(value_type = Option<String>)]
     #[expect(dead_code, reason = "declared, so that it is not refused")]
     node: Option<Text>,
-}
-
-#[derive(Debug, Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-pub(super) struct Within {
-    /// The namespace in which the artifact is looked for. Also taken from the body.
-    #[param(value_type = Option<String>)]
-    namespace: Option<Text>,
-}
-
-impl Within {
-    fn namespace(&self) -> Option<&str> {
-        self.namespace.as_ref().map(|text| text.0.as_str())
-    }
 }
 
 /// The artifacts that the caller can see.

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
 
-use super::arguments::{Args, Nothing};
+use super::arguments::{Args, Nothing, Within};
 use super::error::ApiResult;
 use super::events::{EventQuery, answer};
 use super::fields::{Boolean, Text};
@@ -35,20 +35,6 @@ pub(super) struct ListQuery {
     /// Whether deleted ones are listed, too. Also taken from the body.
     #[param(value_type = Option<bool>)]
     all: Option<Boolean>,
-}
-
-#[derive(Debug, Deserialize, IntoParams)]
-#[into_params(parameter_in = Query)]
-pub(super) struct Within {
-    /// The namespace in which the network is looked for. Also taken from the body.
-    #[param(value_type = Option<String>)]
-    namespace: Option<Text>,
-}
-
-impl Within {
-    fn namespace(&self) -> Option<&str> {
-        self.namespace.as_ref().map(|text| text.0.as_str())
-    }
 }
 
 /// The networks that the caller can see.

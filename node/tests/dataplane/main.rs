@@ -5,7 +5,6 @@
 mod care;
 mod guard;
 mod kill;
-mod scale;
 mod world;
 
 use muster_types::node::{Limit, NodeApi};

@@ -8,5 +8,4 @@ mod full;
 mod hostile;
 mod images;
 mod kill;
-mod speed;
 mod world;

@@ -11,7 +11,7 @@ async fn an_image_given_at_the_start_is_offered_to_everybody_once() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("tiny.img");
     let image = format!("tiny={}", file.display());
-    let setup = setup(folder.path()).arguments(&["--simulate", "1", "--image", &image]);
+    let setup = setup(folder.path()).arguments(&["--image", &image]);
     let offered = |log: &str| log.matches("image offered").count();
     let (first, second) = (Content::new(1, MIB + 5).bytes(), Content::new(2, MIB).bytes());
     for (start, (content, versions)) in [(&first, 1), (&first, 1), (&second, 2)].into_iter().enumerate() {

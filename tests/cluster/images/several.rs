@@ -7,25 +7,14 @@ use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{Caller, Content, MIB, blob_file, text};
+use crate::wait_for;
 use crate::web::{Asked, Reply, Web};
-use crate::{setup, wait_for};
 
 const KEY: &str = "the first key";
 const NAMES: [&str; 3] = ["n1", "n2", "n3"];
 
 fn member(folder: &std::path::Path, name: &str, url: &str) -> Setup {
-    let folder = folder.join(name);
-    std::fs::create_dir_all(&folder).unwrap();
-    setup(&folder)
-        .arguments(&[])
-        .set("NODE_NAME", name)
-        .set("DATABASE_URL", url)
-        .set("AUTH_SECRET_SEED", "the seed of the whole cluster")
-        .set("SYSTEM_KEY", KEY)
-        .set("CLUSTER_OP_LEASE", "1")
-        .set("NODE_CHECKIN_INTERVAL", "0.2")
-        .set("NODE_CHECKIN_MAXIMUM", "2")
-        .set("CLEANER_DELAY", "2")
+    crate::several::member(folder, name, url)
         .set("BLOB_DELETION_DELAY", "1")
         .set("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.0/8")
 }
