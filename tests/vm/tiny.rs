@@ -30,8 +30,8 @@ fn the_small_guest_boots_to_a_login_takes_its_hostname_keys_and_script_from_the_
     if !before.contains("script: first is 0") {
         guest.wait_for("script: first is 0");
     }
-    assert_eq!(guest.run("cat ~/.ssh/authorized_keys"), format!("{KEY}\nssh-rsa second\n"));
-    assert_eq!(guest.run("hostname; stat -c %a ~/.ssh/authorized_keys"), "first\n600\n");
+    assert_eq!(guest.run("cat /root/.ssh/authorized_keys"), format!("{KEY}\nssh-rsa second\n"));
+    assert_eq!(guest.run("hostname; stat -c %a /root/.ssh/authorized_keys"), "first\n600\n");
     assert_eq!(guest.run("head -n 1 /var/log/user-data.log"), "script: first is 0\n");
 
     // Another copy of the drive in the other form of JSON: the same instance, so the script does not run again.
@@ -72,10 +72,10 @@ fn it_keeps_its_disk_and_grows_it() {
     guest.log_in();
     let size = guest.run("df -m / | awk 'END { print $2 }'");
     assert!((900..1024).contains(&size.trim().parse().unwrap()), "{size}");
-    guest.run("cd; dd if=/dev/urandom of=data bs=1M count=8 2>/dev/null; sha512sum data >sum");
+    guest.run("dd if=/dev/urandom of=/root/data bs=1M count=8 2>/dev/null; sha512sum /root/data >/root/sum");
     guest.type_line("reboot");
     guest.log_in();
-    assert_eq!(guest.run("cd; sha512sum -c sum"), "data: OK\n");
+    assert_eq!(guest.run("sha512sum -c /root/sum"), "/root/data: OK\n");
     assert_eq!(guest.run("df -m / | awk 'END { print $2 }'"), size);
 }
 

@@ -127,7 +127,7 @@ async fn the_released_client_manages_images() {
 
     let blob = pictures["blob_uuid"].as_str().unwrap();
     let shown = ok(&format!("blob show {blob}"));
-    assert!(shown.contains(&sum(&second)) && shown.contains("a-real-node"), "{shown}");
+    assert!(shown.contains(&sum(&second)), "{shown}");
     assert_eq!(json(&format!("blob sha512 {}", sum(&second)))["uuid"], blob);
     assert!(ok("blob list").contains(blob));
     assert_eq!(json("blob list").as_array().unwrap().len(), 3);
