@@ -4,8 +4,12 @@
 pub mod api;
 pub mod commands;
 pub mod credentials;
+#[cfg(test)]
+mod fake;
 mod output;
 mod progress;
+mod telnet;
+mod terminal;
 mod time;
 mod transfer;
 

@@ -32,6 +32,25 @@ fn date(days: i64) -> (i64, i64, i64) {
     (year, month, day)
 }
 
+/// How long ago something was, in at most two units.
+pub(crate) fn ago(now: f64, then: f64) -> String {
+    let seconds = (now - then).max(0.0) as u64;
+    if seconds == 0 {
+        return "just now".into();
+    }
+    let units = [(86_400, "d"), (3600, "h"), (60, "min"), (1, "s")];
+    let first = units.iter().position(|(length, _)| seconds >= *length).unwrap_or(units.len() - 1);
+    let mut rest = seconds;
+    let mut parts = vec![];
+    for (length, unit) in units.iter().skip(first).take(2) {
+        if rest >= *length {
+            parts.push(format!("{} {unit}", rest / length));
+        }
+        rest %= length;
+    }
+    format!("{} ago", parts.join(" "))
+}
+
 /// A moment from now, such as `2h` or `30d`, or a Unix time.
 pub(crate) fn expiry(text: &str) -> Result<f64, String> {
     expiry_after(now(), text)
@@ -79,6 +98,23 @@ mod tests {
     fn a_time_without_a_date_is_shown_as_it_is() {
         assert_eq!(iso(-1.0), "-1");
         assert_eq!(iso(f64::NAN), "NaN");
+    }
+
+    #[test]
+    fn an_age_has_at_most_two_units() {
+        for (seconds, shown) in [
+            (-5.0, "just now"),
+            (0.9, "just now"),
+            (59.9, "59 s ago"),
+            (60.0, "1 min ago"),
+            (192.0, "3 min 12 s ago"),
+            (3600.0, "1 h ago"),
+            (3605.0, "1 h ago"),
+            (7500.0, "2 h 5 min ago"),
+            (356_400.0, "4 d 3 h ago"),
+        ] {
+            assert_eq!(ago(10_000_000.0, 10_000_000.0 - seconds), shown);
+        }
     }
 
     #[test]

@@ -11,11 +11,14 @@ use muster_types::{Error, Result};
 use tokio::sync::{OwnedRwLockReadGuard, OwnedSemaphorePermit, RwLock, Semaphore};
 
 use crate::auth::Caller;
+use crate::auth::console_key::ConsoleKey;
 use crate::auth::secrets::Secrets;
 use crate::auth::tokens::Tokens;
 use crate::events::Events;
 use crate::health::Health;
 use crate::objects::blob::Making;
+use crate::objects::instance::placement::Known;
+use crate::objects::instance::turns::Turns;
 use crate::operations::Queue;
 use crate::reconcile::networks::Bell;
 use crate::store::Store;
@@ -39,6 +42,14 @@ pub struct App {
     transfers: Arc<Semaphore>,
     /// The blobs that this daemon is making.
     pub making: Making,
+    /// The drafts that machines of this daemon's nodes are writing.
+    pub drafting: Making,
+    /// Who is at the machine of which instance.
+    pub turns: Turns,
+    /// What is known of the nodes by those who place instances.
+    pub placement: Known,
+    /// Signs the tokens of the console proxy.
+    pub console_key: Option<ConsoleKey>,
     /// The nodes that this daemon speaks for: this machine, or simulated ones.
     pub nodes: Vec<Arc<dyn NodeApi>>,
     /// This process, as leases name it.
@@ -62,6 +73,7 @@ impl App {
         seed: &Secret,
         nodes: Vec<Arc<dyn NodeApi>>,
     ) -> Self {
+        let console_key = ConsoleKey::load(&settings.kerbside_signing_key, seed);
         Self {
             holder: Holder::new(events.node()),
             secrets: Secrets::new(seed),
@@ -72,6 +84,13 @@ impl App {
             networks: Bell::default(),
             transfers: Arc::new(Semaphore::new(MOST_TRANSFERS)),
             making: Making::default(),
+            drafting: Making::default(),
+            turns: Turns::default(),
+            placement: Known::default(),
+            console_key: console_key.unwrap_or_else(|error| {
+                tracing::error!(error, "KERBSIDE_SIGNING_KEY cannot be used");
+                None
+            }),
             store,
             settings,
             events,

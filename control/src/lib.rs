@@ -9,6 +9,7 @@ pub mod http;
 pub mod objects;
 pub mod operations;
 pub mod reconcile;
+pub mod scheduler;
 pub mod store;
 
 pub use app::App;

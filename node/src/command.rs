@@ -35,6 +35,7 @@ pub(crate) enum Tool {
     QemuImg,
     Gzip,
     Xz,
+    QemuSystem,
 }
 
 impl Tool {
@@ -43,6 +44,9 @@ impl Tool {
 
     /// What looking at images takes.
     pub(crate) const IMAGES: [Self; 3] = [Self::QemuImg, Self::Gzip, Self::Xz];
+
+    /// What running machines takes.
+    pub(crate) const MACHINES: [Self; 1] = [Self::QemuSystem];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -54,6 +58,7 @@ impl Tool {
             Self::QemuImg => "qemu-img",
             Self::Gzip => "gzip",
             Self::Xz => "xz",
+            Self::QemuSystem => "qemu-system-x86_64",
         }
     }
 
@@ -67,6 +72,7 @@ impl Tool {
             Self::QemuImg => "qemu-utils",
             Self::Gzip => "gzip",
             Self::Xz => "xz-utils",
+            Self::QemuSystem => "qemu-system-x86",
         }
     }
 }
@@ -94,7 +100,7 @@ impl Commands {
             std::env::split_paths(&path).chain(FURTHER_FOLDERS.iter().map(PathBuf::from)).collect();
         let find =
             |tool: Tool| folders.iter().map(|folder| folder.join(tool.name())).find(|file| is_program(file));
-        let tools = Tool::NETWORKS.into_iter().chain(Tool::IMAGES);
+        let tools = Tool::NETWORKS.into_iter().chain(Tool::IMAGES).chain(Tool::MACHINES);
         let found = tools.filter_map(|tool| Some((tool, find(tool)?))).collect();
         Self { found, started: AtomicU64::new(0) }
     }

@@ -1,11 +1,13 @@
 //! What runs on one machine of a cluster. The control plane reaches it only through
 //! [`muster_types::node::NodeApi`].
 
+mod changes;
 mod command;
 mod host;
 mod image;
 mod limits;
 mod local;
+mod machine;
 mod network;
 mod sim;
 mod storage;

@@ -11,8 +11,13 @@ use crate::network;
 const CAP_NET_ADMIN: (u32, &str) = (12, "CAP_NET_ADMIN");
 const CAP_SYS_ADMIN: (u32, &str) = (21, "CAP_SYS_ADMIN");
 
-/// Looks at the rights of this process, its programs, its devices and its kernel; `images` was tried already.
-pub(crate) fn find(commands: &Commands, images: Option<String>) -> BTreeMap<Limit, String> {
+/// Looks at the rights of this process, its programs, its devices and its kernel; `images` and `machines` were tried
+/// already.
+pub(crate) fn find(
+    commands: &Commands,
+    images: Option<String>,
+    machines: &[(Limit, String)],
+) -> BTreeMap<Limit, String> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let missing: Vec<Tool> = Tool::NETWORKS.into_iter().filter(|tool| !commands.has(*tool)).collect();
     let lacking = || Some(format!("carrying networks needs a kernel with {}", network::lacking(commands)?));
@@ -20,7 +25,8 @@ pub(crate) fn find(commands: &Commands, images: Option<String>) -> BTreeMap<Limi
     let taps = fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun").err();
     let taps = taps.map(|error| format!("connecting guests needs /dev/net/tun: {error}"));
     let found = [(Limit::Networks, networks), (Limit::Taps, taps), (Limit::Images, images)];
-    found.into_iter().filter_map(|(limit, why)| Some((limit, why?))).collect()
+    let found = found.into_iter().filter_map(|(limit, why)| Some((limit, why?)));
+    found.chain(machines.iter().cloned()).collect()
 }
 
 fn networks(capabilities: u64, missing: &[Tool]) -> Option<String> {

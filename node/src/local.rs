@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use muster_types::ids::NetworkId;
+use muster_types::machine::Machines;
 use muster_types::network::{NetworkCare, NetworkPlan, NetworkUsage, PingResult};
 use muster_types::node::{FoundNetwork, Limit, NodeApi, NodeFuture, NodeIdentity, NodeReport};
 use muster_types::settings::Settings;
@@ -16,6 +17,7 @@ use tokio::sync::{Semaphore, oneshot};
 
 use crate::command::Commands;
 use crate::image::Images;
+use crate::machine::LocalMachines;
 use crate::network::{self, Networks};
 use crate::storage::FileStorage;
 use crate::{host, limits};
@@ -28,7 +30,8 @@ const PINGS_AT_ONCE: usize = 16;
 pub struct LocalNode {
     identity: NodeIdentity,
     folder: PathBuf,
-    storage: FileStorage,
+    storage: Arc<FileStorage>,
+    machines: LocalMachines,
     reserved_memory_mb: u64,
     reserved_disk_gb: f64,
     reserved_cpus: u64,
@@ -53,15 +56,20 @@ impl LocalNode {
         let reserved_memory_mb = (settings.node_ram_reservation_gb.max(0.0) * 1024.0) as u64;
         let commands = Commands::find();
         let images = Images::new(&commands, settings);
-        let limits = limits::find(&commands, images.limit());
+        let no_images = images.limit();
+        let files = Arc::new(FileStorage::new(storage, images));
+        let name = or(&settings.node_name, host::name);
+        let ip = or(&settings.node_mesh_ip, host::address);
+        let machines = LocalMachines::new(storage, files.clone(), &commands, (&name, &ip));
+        let limits = limits::find(&commands, no_images, machines.limits());
         for (limit, reason) in &limits {
             tracing::warn!(%limit, %reason, "this machine cannot do everything");
         }
         Self {
             identity: NodeIdentity {
                 id,
-                name: or(&settings.node_name, host::name),
-                ip: or(&settings.node_mesh_ip, host::address),
+                name,
+                ip,
                 release: format!("muster {}", env!("CARGO_PKG_VERSION")),
                 simulated: false,
                 is_hypervisor: settings.node_is_hypervisor,
@@ -69,7 +77,8 @@ impl LocalNode {
                 is_database_node: settings.node_is_database_node,
             },
             folder: storage.to_owned(),
-            storage: FileStorage::new(storage, images),
+            storage: files,
+            machines,
             reserved_memory_mb,
             reserved_disk_gb: settings.node_disk_reservation_gb,
             reserved_cpus: settings.node_cpu_reservation_threads,
@@ -127,25 +136,20 @@ impl LocalNode {
             "cpu_load_1": load[0],
             "cpu_load_5": load[1],
             "cpu_load_15": load[2],
-            "cpu_total_instance_vcpus": 0,
-            "cpu_total_instance_cpu_time": 0,
             "memory_max": memory.total,
             "memory_available": memory.available,
             "memory_reserved_mb": self.reserved_memory_mb,
-            "memory_total_instance_max": 0,
-            "memory_total_instance_actual": 0,
             "disk_total": disk.total,
             "disk_free": disk.free,
             "disk_used": disk.total.saturating_sub(disk.free),
             "disk_reservation_gb": self.reserved_disk_gb,
             "network_read_bytes": received,
             "network_write_bytes": sent,
-            "instances_total": 0,
-            "instances_active": 0,
         });
         if let Value::Object(facts) = facts {
             resources.extend(facts);
         }
+        resources.extend(self.machines.resources());
         let mesh_mtu = network::mesh_mtu(self.identity.ip.parse().ok(), &self.mesh_nic);
         NodeReport {
             resources,
@@ -153,6 +157,7 @@ impl LocalNode {
             limits: self.limits.clone(),
             mesh_mtu: mesh_mtu.inspect_err(|error| tracing::warn!(%error, "mesh not looked at")).ok(),
             api_url: self.api_url.clone(),
+            screens: self.machines.screens(),
         }
     }
 }
@@ -242,7 +247,11 @@ impl NodeApi for LocalNode {
     }
 
     fn storage(&self) -> &dyn Storage {
-        &self.storage
+        &*self.storage
+    }
+
+    fn machines(&self) -> &dyn Machines {
+        &self.machines
     }
 
     fn network_usage(&self, network: FoundNetwork) -> NodeFuture<'_, Option<NetworkUsage>> {

@@ -39,9 +39,15 @@ pub enum Error {
     /// There is no room left for it.
     #[error("{0}")]
     Insufficient(String),
+    /// No node can take it; the stage is where the last candidate dropped out.
+    #[error("{text}")]
+    Unplaceable { text: String, stage: &'static str, transient: bool },
     /// Something we depend on is away; the same request may work later.
     #[error("{0}")]
     Unavailable(String),
+    /// The operator has not set what this needs.
+    #[error("{0}")]
+    Unconfigured(String),
     /// Our own fault. The text is for the log, never for the caller.
     #[error("{0}")]
     Internal(String),

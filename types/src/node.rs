@@ -18,6 +18,7 @@ use utoipa::ToSchema;
 
 use crate::Result;
 use crate::ids::{NetworkId, NodeId};
+use crate::machine::{Machines, ScreenIdentity};
 use crate::network::{NetworkCare, NetworkPlan, NetworkUsage, PingResult};
 use crate::object::{Reference, words};
 use crate::storage::Storage;
@@ -83,6 +84,9 @@ pub struct NodeReport {
     /// Where the node's daemon serves the API to the other nodes.
     #[serde(default)]
     pub api_url: String,
+    /// Of a node whose screens speak TLS.
+    #[serde(default)]
+    pub screens: Option<ScreenIdentity>,
 }
 
 words! {
@@ -94,6 +98,10 @@ words! {
         Taps = "taps",
         /// Looking at and converting disk images.
         Images = "images",
+        /// Running machines.
+        Machines = "machines",
+        /// Running machines at full speed.
+        Kvm = "kvm",
     }
 }
 
@@ -123,6 +131,9 @@ pub trait NodeApi: Send + Sync {
 
     /// Its disk.
     fn storage(&self) -> &dyn Storage;
+
+    /// Its machines.
+    fn machines(&self) -> &dyn Machines;
 
     /// What passed the router of a network; nothing if it is not here.
     fn network_usage(&self, network: FoundNetwork) -> NodeFuture<'_, Option<NetworkUsage>>;

@@ -59,6 +59,12 @@ words! {
         ArtifactFetch = "artifact_fetch_op",
         /// Work on the converted copy of an image.
         ImageCache = "imgcache_op",
+        /// Work on an instance, on its node.
+        Instance = "node_inst_op",
+        /// Adding an interface to an instance.
+        InstanceInterface = "node_inst_net_iface_op",
+        /// Copying disks of an instance.
+        InstanceSnapshot = "node_inst_snap_op",
     }
 }
 

@@ -193,6 +193,7 @@ settings! {
     agent_operation_default_progress_timeout: u64 = "AGENT_OPERATION_DEFAULT_PROGRESS_TIMEOUT", "30", "progress timeout when none is given";
     agent_operation_max_deadline: u64 = "AGENT_OPERATION_MAX_DEADLINE", "86400", "ceiling of both budgets";
     kerbside_url: String = "KERBSIDE_URL", "", "console proxy; empty: the feature is off";
+    kerbside_signing_key: String = "KERBSIDE_SIGNING_KEY", "auto", "key that signs console tokens: auto (made of AUTH_SECRET_SEED) or the path of an Ed25519 key in PEM; empty: none";
     kerbside_token_duration: u64 = "KERBSIDE_TOKEN_DURATION", "300", "seconds that a console token lives";
     max_audit_event_age: u64 = "MAX_AUDIT_EVENT_AGE", "7776000", "retention of audit events";
     max_mutate_event_age: u64 = "MAX_MUTATE_EVENT_AGE", "7776000", "retention of mutate events";

@@ -31,6 +31,8 @@ pub enum Draft {
     Fetch(OperationId),
     /// It is copied from another node.
     Copy(BlobId),
+    /// A machine writes it: a picture of its screen, a copy of its disk.
+    Machine(BlobId),
 }
 
 /// A file that a node has.
@@ -106,6 +108,12 @@ pub trait Storage: Send + Sync {
     ///
     /// [`Error::Invalid`]: crate::Error::Invalid
     fn convert<'a>(&'a self, blob: BlobId, facts: &'a ImageFacts) -> NodeFuture<'a, ()>;
+
+    /// The same for a blob that holds only what differs from the conversion of `base`, which the node has: the two
+    /// are joined, and the result needs neither. [`Error::Unavailable`] if the conversion of the base is not there.
+    ///
+    /// [`Error::Unavailable`]: crate::Error::Unavailable
+    fn convert_thin(&self, blob: BlobId, base: BlobId) -> NodeFuture<'_, ()>;
 
     /// Removes a conversion. Nothing there is no error.
     fn remove_conversion(&self, blob: BlobId) -> NodeFuture<'_, ()>;

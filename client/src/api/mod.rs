@@ -4,6 +4,7 @@
 mod artifacts;
 mod blobs;
 mod events;
+mod instances;
 mod interfaces;
 mod keys;
 mod labels;
@@ -36,6 +37,9 @@ use crate::output::visible;
 pub use artifacts::{ArtifactRef, NewVersion, VersionSource};
 pub use blobs::BlobData;
 pub use events::EventQuery;
+pub use instances::{
+    NewInstance, NewInterface, NewSnapshot, PowerCall, ScreenLink, SnapshotHandle, SnapshotRecord,
+};
 pub use keys::AddedKey;
 pub use networks::{DeletedNetworks, NetworkDeletion, NewNetwork};
 
@@ -69,6 +73,9 @@ pub enum Error {
     /// The server said no; the text is its own.
     #[error("{text}")]
     Refused { status: u16, text: String },
+    /// No node can take it; the text is the server's own.
+    #[error("{text}")]
+    NotPlaced { status: u16, text: String, stage: String, transient: bool },
 }
 
 impl Error {
@@ -77,7 +84,9 @@ impl Error {
     pub fn status(&self) -> Option<u16> {
         match self {
             Self::Unusable(_) | Self::Unreachable { .. } | Self::Unreadable { .. } => None,
-            Self::LoginRefused { status, .. } | Self::Refused { status, .. } => Some(*status),
+            Self::LoginRefused { status, .. }
+            | Self::Refused { status, .. }
+            | Self::NotPlaced { status, .. } => Some(*status),
             Self::NotAllowed { .. } => Some(StatusCode::UNAUTHORIZED.as_u16()),
         }
     }
@@ -144,6 +153,8 @@ pub enum Object<'a> {
     Network(&'a str),
     /// An interface by its id.
     Interface(&'a str),
+    /// An instance by its name or id.
+    Instance(&'a str),
     /// An artifact by its name or id.
     Artifact(&'a str),
     /// A blob by its id.
@@ -157,6 +168,7 @@ impl Object<'_> {
             Self::Node(node) => path(&["nodes", node])?,
             Self::Network(network) => path(&["networks", network])?,
             Self::Interface(interface) => path(&["interfaces", interface])?,
+            Self::Instance(instance) => path(&["instances", instance])?,
             Self::Artifact(artifact) => path(&["artifacts", artifact])?,
             Self::Blob(blob) => path(&["blobs", blob])?,
         };
@@ -275,8 +287,18 @@ impl Client {
                 namespace: self.credentials.namespace.clone(),
                 text: reply.refusal(),
             }),
-            status => Err(Error::Refused { status: status.as_u16(), text: reply.refusal() }),
+            status => Err(reply.refused(status.as_u16())),
         }
+    }
+
+    /// What a call answers that is not JSON.
+    async fn content(&self, path: String) -> Result<Vec<u8>> {
+        let reply = self.ask(Method::GET, &path, None).await?;
+        if reply.status == StatusCode::OK {
+            return Ok(reply.body);
+        }
+        let refusal = self.answer::<()>(&reply).err();
+        Err(refusal.unwrap_or_else(|| self.unreadable(&format!("{} instead of content", reply.status))))
     }
 
     /// The token, and whether it was made just now. One that was `refused` is replaced, unless another
@@ -378,6 +400,18 @@ struct Reply {
 }
 
 impl Reply {
+    fn refused(&self, status: u16) -> Error {
+        let json: Value = serde_json::from_slice(&self.body).unwrap_or_default();
+        let text = self.refusal();
+        match json.get("stage").and_then(Value::as_str) {
+            Some(stage) => {
+                let transient = json.get("transient").and_then(Value::as_bool).unwrap_or(false);
+                Error::NotPlaced { status, text, stage: visible(stage), transient }
+            }
+            None => Error::Refused { status, text },
+        }
+    }
+
     /// The server's reason, in one line.
     fn refusal(&self) -> String {
         let json: Value = serde_json::from_slice(&self.body).unwrap_or_default();
@@ -530,6 +564,28 @@ mod tests {
         let (client, _) = server(vec![TOKEN, (409, r#"{"error": "not\nnow"}"#)]).await;
         let error = client.delete_namespace("ci").await.unwrap_err();
         assert_eq!((error.to_string().as_str(), error.status()), (r"not\nnow", Some(409)));
+    }
+
+    #[tokio::test]
+    async fn a_refusal_of_the_scheduler_carries_its_stage() {
+        let full =
+            (507, r#"{"error": "no room", "status": 507, "stage": "capacity_guard", "transient": true}"#);
+        let (client, _) = server(vec![TOKEN, full]).await;
+        let error = client.instance("web").await.unwrap_err();
+        assert_eq!((error.to_string().as_str(), error.status()), ("no room", Some(507)));
+        assert!(
+            matches!(error, Error::NotPlaced { stage, transient: true, .. } if stage == "capacity_guard")
+        );
+    }
+
+    #[tokio::test]
+    async fn what_a_console_showed_is_not_json() {
+        let (client, heads) = server(vec![TOKEN, (200, "login: "), (404, r#"{"error": "no"}"#)]).await;
+        assert_eq!(client.console_data("web", None).await.unwrap(), b"login: ");
+        assert_eq!(client.console_data("web", Some(7)).await.unwrap_err().to_string(), "no");
+        let heads = heads.lock().await;
+        assert_eq!(heads[1], "GET /instances/web/consoledata?length=-1 HTTP/1.1");
+        assert_eq!(heads[2], "GET /instances/web/consoledata?length=7 HTTP/1.1");
     }
 
     #[tokio::test]

@@ -31,6 +31,12 @@ pub enum Command {
         #[command(flatten)]
         which: Which,
     },
+    /// Events of an instance
+    Instance {
+        instance: String,
+        #[command(flatten)]
+        which: Which,
+    },
     /// Events of an artifact
     Artifact {
         artifact: String,
@@ -65,6 +71,7 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
         Command::Namespace { name, which } => (Object::Namespace(name), which),
         Command::Node { name, which } => (Object::Node(name), which),
         Command::Network { network, which } => (Object::Network(network), which),
+        Command::Instance { instance, which } => (Object::Instance(instance), which),
         Command::Artifact { artifact, which } => (Object::Artifact(artifact), which),
         Command::Blob { uuid, which } => (Object::Blob(uuid), which),
     };

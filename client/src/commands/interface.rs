@@ -81,7 +81,8 @@ pub(super) fn table(mut interfaces: Vec<InterfaceRecord>) -> Table {
     }))
 }
 
-fn facts(interface: InterfaceRecord) -> Table {
+/// One interface, in full.
+pub(super) fn facts(interface: InterfaceRecord) -> Table {
     let metadata = interface.metadata.iter().map(|(key, value)| (format!("metadata {key}"), compact(value)));
     let facts = [
         ("uuid", interface.uuid.to_string()),

@@ -4,7 +4,15 @@
 mod artifact;
 mod artifact_transfer;
 mod blob;
+mod console;
 mod events;
+mod instance;
+mod instance_create;
+mod instance_log;
+mod instance_snapshot;
+mod instance_specs;
+mod instance_tables;
+mod instance_why;
 mod interface;
 mod key;
 mod label;
@@ -135,6 +143,11 @@ pub enum Command {
     /// Virtual networks
     #[command(subcommand)]
     Network(network::Command),
+    /// Virtual machines
+    #[command(subcommand)]
+    Instance(instance::Command),
+    /// The serial console of an instance, in this terminal
+    Console(console::Arguments),
     /// Where instances meet networks
     #[command(subcommand)]
     Interface(interface::Command),
@@ -165,6 +178,8 @@ pub async fn run(command: Command, options: Options) -> anyhow::Result<()> {
         Command::Trust(command) => trust::run(command, &Session::new(options)?).await,
         Command::Node(command) => node::run(command, &Session::new(options)?).await,
         Command::Network(command) => network::run(command, &Session::new(options)?).await,
+        Command::Instance(command) => instance::run(command, &Session::new(options)?).await,
+        Command::Console(arguments) => console::run(arguments, &Session::new(options)?).await,
         Command::Interface(command) => interface::run(command, &Session::new(options)?).await,
         Command::Artifact(command) => artifact::run(command, &Session::new(options)?).await,
         Command::Label(command) => label::run(command, &Session::new(options)?).await,
@@ -293,6 +308,44 @@ mod tests {
             "muster network metadata lan",
             "muster network set-metadata lan size -7",
             "muster network delete-metadata lan size",
+            "muster instance list",
+            "muster instance list --all",
+            "muster instance show web",
+            "muster instance create web --disk 8@tiny",
+            "muster instance create web --cpus 2 --memory 2G --disk @debian:12 --disk 20,bus=nvme --network lan@10.0.0.7,float --network wan,model=e1000",
+            "muster instance create web --disk 1 --ssh-key id.pub --user-data - --placed-on sim-1 --in-namespace ci --no-wait",
+            "muster instance create web --disk 1 --uefi --secure-boot --nvram-template label:vars --no-config-drive --timeout 9",
+            "muster instance create web --disk 1 --video model=qxl,vdi=vnc --metadata a=7 --tag web --affinity prefer-with=db --side-channel none",
+            "muster instance why web",
+            "muster instance delete web db",
+            "muster instance delete web --no-wait",
+            "muster instance delete-all --in-namespace ci --yes --timeout 9",
+            "muster instance poweron web",
+            "muster instance poweroff web",
+            "muster instance pause web",
+            "muster instance unpause web",
+            "muster instance reboot web --hard",
+            "muster instance interfaces web",
+            "muster instance plug web lan@none",
+            "muster instance plug web lan,float --timeout 5",
+            "muster instance log web --lines 20 -f",
+            "muster instance log web --bytes 20 --clear",
+            "muster instance log web --all --raw",
+            "muster instance screenshot web screen.png --force",
+            "muster instance snapshot web",
+            "muster instance snapshot web --all --thin --max-versions 3 --no-wait",
+            "muster instance snapshot web --device vdc --timeout 9",
+            "muster instance snapshots web",
+            "muster instance vdi web --output web.vv",
+            "muster instance vdi web --url",
+            "muster instance events web --limit 3 --type audit",
+            "muster instance operations web --all",
+            "muster instance metadata web",
+            "muster instance set-metadata web size -7",
+            "muster instance delete-metadata web size",
+            "muster console web",
+            "muster console web --linger 0",
+            "muster events instance web",
             "muster interface show 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
             "muster interface float 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
             "muster interface defloat 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
@@ -388,6 +441,26 @@ mod tests {
         assert!(parse("muster network delete-all").is_err());
         assert!(parse("muster network delete-all --in-namespace ci --clean-wait").is_err());
         assert!(parse("muster artifact delete-all --in-namespace ci").is_err());
+    }
+
+    #[test]
+    fn what_an_instance_cannot_be_is_refused_before_anything_is_sent() {
+        for line in [
+            "muster instance create web",
+            "muster instance create web --disk tiny",
+            "muster instance create web --disk 1 --secure-boot",
+            "muster instance create web --disk 1 --memory lots",
+            "muster instance create web --disk 1 --network lan,fast",
+            "muster instance create web --disk 1 --video vdi=rdp",
+            "muster instance delete",
+            "muster instance delete-all",
+            "muster instance snapshot web --all --device vda",
+            "muster instance log web --lines 3 --bytes 3",
+            "muster instance log web --follow --clear",
+            "muster instance vdi web --url --output web.vv",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
     }
 
     #[test]

@@ -23,21 +23,48 @@ impl Waiting {
     /// The time that there is, unless nobody wants to wait.
     pub(super) fn patience(self) -> Option<Patience> {
         let time = Duration::from_secs(self.timeout.into());
-        (!self.no_wait).then(|| Patience { end: Instant::now() + time, pause: SHORTEST_PAUSE })
+        (!self.no_wait).then(|| Patience { end: Some(Instant::now() + time), pause: SHORTEST_PAUSE })
+    }
+}
+
+#[cfg(test)]
+impl Waiting {
+    pub(super) fn of(seconds: u32) -> Self {
+        Self { no_wait: false, timeout: seconds }
+    }
+}
+
+/// Whether and how long to wait for what may take very long.
+#[derive(Debug, Clone, Copy, Args)]
+pub(super) struct LongWaiting {
+    /// Do not wait for the end of it
+    #[arg(long)]
+    no_wait: bool,
+    /// How long to wait at most, if not for ever
+    #[arg(long, value_name = "SECONDS", conflicts_with = "no_wait")]
+    timeout: Option<u32>,
+}
+
+impl LongWaiting {
+    /// The time that there is, unless nobody wants to wait.
+    pub(super) fn patience(self) -> Option<Patience> {
+        let end = self.timeout.map(|time| Instant::now() + Duration::from_secs(time.into()));
+        (!self.no_wait).then_some(Patience { end, pause: SHORTEST_PAUSE })
     }
 }
 
 /// What is left of the time to wait.
 #[derive(Debug)]
 pub(super) struct Patience {
-    end: Instant,
+    /// Nothing: there is no end of it.
+    end: Option<Instant>,
     pause: Duration,
 }
 
 impl Patience {
     /// Pauses before the next question. False when there is no time for one.
     pub(super) async fn lasts(&mut self) -> bool {
-        let left = self.end.saturating_duration_since(Instant::now());
+        let left = self.end.map_or(LONGEST_PAUSE, |end| end.saturating_duration_since(Instant::now()));
         if left.is_zero() {
             return false;
         }
@@ -57,10 +84,20 @@ mod tests {
         let mut patience = Waiting { no_wait: false, timeout: 0 }.patience().unwrap();
         assert!(!patience.lasts().await);
         let end = Instant::now() + Duration::from_millis(2);
-        let mut patience = Patience { end, pause: Duration::from_millis(1) };
+        let mut patience = Patience { end: Some(end), pause: Duration::from_millis(1) };
         assert!(patience.lasts().await);
         assert_eq!(patience.pause, Duration::from_micros(1500));
         while patience.lasts().await {}
         assert!(Instant::now() >= end && patience.pause <= LONGEST_PAUSE);
+    }
+
+    #[tokio::test]
+    async fn long_patience_ends_only_if_that_is_wanted() {
+        assert!(LongWaiting { no_wait: true, timeout: None }.patience().is_none());
+        let mut patience = LongWaiting { no_wait: false, timeout: Some(0) }.patience().unwrap();
+        assert!(!patience.lasts().await);
+        let patience = LongWaiting { no_wait: false, timeout: None }.patience().unwrap();
+        assert!(patience.end.is_none());
+        assert!(Patience { pause: Duration::from_millis(1), ..patience }.lasts().await);
     }
 }

@@ -92,7 +92,7 @@ pub(crate) async fn pause() {
 fn may_pass(error: &Error) -> bool {
     match error {
         Error::Unreachable { .. } => true,
-        Error::Unusable(_) | Error::Unreadable { .. } => false,
+        Error::Unusable(_) | Error::Unreadable { .. } | Error::NotPlaced { .. } => false,
         Error::LoginRefused { .. } | Error::NotAllowed { .. } | Error::Refused { .. } => {
             matches!(error.status(), Some(408 | 429 | 500 | 502..=504))
         }

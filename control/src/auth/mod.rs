@@ -1,6 +1,7 @@
 //! Who is calling, and what it may see and do.
 
 pub mod access;
+pub mod console_key;
 pub mod scopes;
 pub mod secrets;
 pub mod tokens;

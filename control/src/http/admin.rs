@@ -10,6 +10,7 @@ use super::error::ApiResult;
 use super::response::ok;
 use crate::app::App;
 use crate::store::{leases, nodes};
+use muster_types::Error;
 use muster_types::node::NodeState;
 
 /// Who holds which cluster-wide lease.
@@ -55,4 +56,14 @@ pub(super) async fn resources(State(app): State<Arc<App>>, _: Args<Nothing>) -> 
         per_node.insert(row.identity.name, node);
     }
     Ok(ok(&json!({ "total": { "cpu_available": cpus, "ram_available": memory }, "per_node": per_node })))
+}
+
+/// What the console proxy needs to check tokens.
+#[utoipa::path(get, path = "/admin/vditokenpubkey", tag = "admin", responses(
+    (status = 200, description = "the public keys", body = Object),
+    (status = 404, description = "no key signs tokens")))]
+pub(super) async fn console_keys(State(app): State<Arc<App>>, _: Args<Nothing>) -> ApiResult {
+    let key = app.console_key.as_ref();
+    let absent = || Error::NotFound("kerbside signing key is not configured, set KERBSIDE_SIGNING_KEY".into());
+    Ok(ok(&key.ok_or_else(absent)?.public()))
 }

@@ -1,6 +1,6 @@
 //! The one place that turns an error into a status and a body.
 
-use axum::http::StatusCode;
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use muster_types::Error;
 use serde_json::json;
@@ -17,12 +17,26 @@ impl<E: Into<Error>> From<E> for ApiError {
     }
 }
 
+/// When a caller that found no room should ask again, in seconds.
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("15");
+
 /// What a handler answers.
 pub(super) type ApiResult<T = Response> = Result<T, ApiError>;
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let (status, text) = match self.0 {
+            Error::Unplaceable { text, stage, transient } => {
+                let status = StatusCode::INSUFFICIENT_STORAGE;
+                let mut response = json_response(
+                    status,
+                    &json!({ "error": text, "status": status.as_u16(), "stage": stage, "transient": transient }),
+                );
+                if transient {
+                    response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
+                }
+                return response;
+            }
             Error::Invalid(text) => (StatusCode::BAD_REQUEST, text),
             Error::Unauthenticated(text) => (StatusCode::UNAUTHORIZED, text),
             Error::Forbidden(text) => (StatusCode::FORBIDDEN, text),
@@ -35,6 +49,7 @@ impl IntoResponse for ApiError {
             Error::TooLong(text) => (StatusCode::UNPROCESSABLE_ENTITY, text),
             Error::Insufficient(text) => (StatusCode::INSUFFICIENT_STORAGE, text),
             Error::Unavailable(text) => (StatusCode::SERVICE_UNAVAILABLE, text),
+            Error::Unconfigured(text) => (StatusCode::INTERNAL_SERVER_ERROR, text),
             Error::Internal(why) => {
                 tracing::error!(%why, "server error");
                 (StatusCode::INTERNAL_SERVER_ERROR, "server error".to_owned())

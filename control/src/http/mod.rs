@@ -11,6 +11,8 @@ mod events;
 mod fields;
 mod guard;
 mod health;
+mod instance_machines;
+mod instances;
 mod interfaces;
 mod keys;
 mod labels;
@@ -93,6 +95,29 @@ fn table(app: &Arc<App>) -> Table {
     table.add(Token, "network", routes!(networks::metadata::list, networks::metadata::create));
     table.add(Token, "network", routes!(networks::metadata::update, networks::metadata::delete));
 
+    table.add(Token, "instance", routes!(instances::list, instances::create, instances::delete_all));
+    table.add(Token, "instance", routes!(instances::get, instances::delete));
+    table.add(Token, "instance", routes!(instances::list_interfaces, instances::plug));
+    table.add(Token, "instance", routes!(instances::list_snapshots, instances::create_snapshot));
+    table.add(Token, "instance", routes!(instances::list_events));
+    table.add(Token, "instance", routes!(instances::list_operations));
+    table.add(Token, "instance", routes!(instances::metadata::list, instances::metadata::create));
+    table.add(Token, "instance", routes!(instances::metadata::update, instances::metadata::delete));
+    table.add(Token, "instance", routes!(instance_machines::reboot_soft));
+    table.add(Token, "instance", routes!(instance_machines::reboot_hard));
+    table.add(Token, "instance", routes!(instance_machines::power_on));
+    table.add(Token, "instance", routes!(instance_machines::power_off));
+    table.add(Token, "instance", routes!(instance_machines::pause));
+    table.add(Token, "instance", routes!(instance_machines::unpause));
+    table.add(
+        Token,
+        "instance",
+        routes!(instance_machines::console_data, instance_machines::clear_console_data),
+    );
+    table.add(Token, "instance", routes!(instance_machines::screenshot));
+    table.add(Token, "instance", routes!(instance_machines::vdi_helper));
+    table.add(Token, "instance", routes!(instance_machines::vdi_proxy));
+
     table.add(Token, "interface", routes!(interfaces::get));
     table.add(Token, "interface", routes!(interfaces::float));
     table.add(Token, "interface", routes!(interfaces::defloat));
@@ -133,6 +158,7 @@ fn table(app: &Arc<App>) -> Table {
 
     table.add(Admin, "admin", routes!(admin::locks));
     table.add(Admin, "admin", routes!(admin::resources));
+    table.add(Admin, "admin", routes!(admin::console_keys));
     table
 }
 

@@ -1,12 +1,16 @@
 //! The root page: what this cluster can do, for people and for clients that search it for words.
 
+use std::sync::Arc;
+
+use axum::extract::State;
 use axum::response::Response;
 
 use super::response::text;
+use crate::app::App;
 
 /// Capabilities by family. A client finds a feature by finding its word on the page, so only what works is here.
 const CAPABILITIES: &[(&str, &[&str])] = &[
-    ("admin", &["cluster-resources"]),
+    ("admin", &["cluster-resources", "vdi-token-pubkey"]),
     ("artifacts", &["artifact-metadata", "artifact-upload-types", "artifact-clusteroperations"]),
     ("auth", &["generated-key-secrets"]),
     (
@@ -29,6 +33,18 @@ const CAPABILITIES: &[(&str, &[&str])] = &[
     ),
     ("events", &["events-by-type"]),
     (
+        "instances",
+        &[
+            "pure-affinity",
+            "spice-vdi-console",
+            "vdi-console-helper",
+            "instance-screenshot",
+            "get-instance-namespace",
+            "hot-plug-interface",
+            "instance-clusteroperations",
+        ],
+    ),
+    (
         "networks",
         &[
             "list-addresses",
@@ -47,11 +63,14 @@ const CAPABILITIES: &[(&str, &[&str])] = &[
 
 /// The capabilities of this cluster.
 #[utoipa::path(get, path = "/", tag = "root", responses((status = 200, description = "HTML page", content_type = "text/html", body = String)))]
-pub(super) async fn root() -> Response {
-    let list: String = CAPABILITIES
-        .iter()
-        .map(|(family, words)| format!("<li>{family}: {}</li>\n", words.join(", ")))
-        .collect();
+pub(super) async fn root(State(app): State<Arc<App>>) -> Response {
+    let proxied = !app.settings.kerbside_url.is_empty();
+    let line = |(family, words): &(&str, &[&str])| {
+        // Clients that see it use nothing else.
+        let further = if proxied && *family == "instances" { ", vdi-console-proxy" } else { "" };
+        format!("<li>{family}: {}{further}</li>\n", words.join(", "))
+    };
+    let list: String = CAPABILITIES.iter().map(line).collect();
     text(
         "text/html; charset=utf-8",
         format!(

@@ -119,7 +119,7 @@ async fn refuse_second(db: impl Read, caller: &Caller, namespace: &str, url: &st
 }
 
 /// Finds or makes the artifact of a source, as part of a transaction. Says whether it is new.
-async fn ensure_in(
+pub(crate) async fn ensure_in(
     app: &App,
     tx: &mut Tx,
     caller: &Caller,

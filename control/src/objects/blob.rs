@@ -37,6 +37,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// That a blob is read is written down at most this often, in seconds.
 const USED_EVERY: f64 = 60.0;
 
+/// How a blob uses the one that it is only whole with.
+const DEPENDS_ON: &str = "depends_on";
+
 /// The blob as the subject of events.
 pub(crate) fn object(id: BlobId) -> ObjectRef {
     ObjectRef::new(ObjectType::Blob, id)
@@ -149,6 +152,28 @@ pub(crate) async fn prepare<'a>(
     }
 }
 
+/// Puts the bytes of a draft on disk as those of a new blob with this id, whoever else holds the same.
+pub(crate) async fn prepare_as<'a>(
+    app: &'a App,
+    node: &Arc<dyn NodeApi>,
+    coming: &Coming,
+    blob: BlobId,
+) -> Result<Prepared<'a>> {
+    let content = node.storage().content(coming.draft).await?;
+    // What an attempt that died left of it is made anew.
+    give_up(app, node, blob).await?;
+    let mark = Some(app.making.wait(node.identity().id, blob).await?);
+    let mut prepared =
+        Prepared { blob, content, image: None, node: Arc::clone(node), fresh: true, mark };
+    match put(app, coming, &mut prepared).await {
+        Ok(()) => Ok(prepared),
+        Err(error) => {
+            discard(app, &prepared).await;
+            Err(error)
+        }
+    }
+}
+
 /// Whether the node has a whole copy.
 async fn is_here(app: &App, prepared: &Prepared<'_>) -> Result<bool> {
     let here = prepared.node.identity().id;
@@ -219,6 +244,38 @@ pub(crate) async fn commit_in(tx: &mut Tx, prepared: &Prepared<'_>) -> Result<Bl
         blobs::set_image(tx, holder, image).await?;
     }
     Ok(holder)
+}
+
+/// Makes a blob of [`prepare_as`] known, as part of the transaction that also says what uses it. It may only be whole
+/// with another one. Call [`settle`] afterwards.
+pub(crate) async fn commit_own_in(
+    tx: &mut Tx,
+    prepared: &Prepared<'_>,
+    base: Option<BlobId>,
+) -> Result<(), TxError> {
+    let blob = prepared.blob;
+    let sha512 = &prepared.content.checksums.sha512;
+    if blobs::of_content(&mut *tx, sha512).await?.is_none() && base.is_none() {
+        match blobs::claim(tx, sha512, blob).await {
+            Err(StoreError::Duplicate(why)) => return Err(StoreError::Conflict(why).into()),
+            claimed => claimed?,
+        }
+    }
+    if !blobs::set_created(tx, blob).await? {
+        return Err(Error::Internal(format!("blob {blob} is not being made")).into());
+    }
+    blob_locations::set(tx, blob, prepared.node.identity().id, CopyState::Whole).await?;
+    if let Some(image) = &prepared.image {
+        blobs::set_image(tx, blob, image).await?;
+    }
+    if let Some(base) = base {
+        if !blobs::hold(tx, base).await? {
+            return Err(Error::not_found("blob").into());
+        }
+        blobs::set_depends_on(tx, blob, base).await?;
+        references::insert(tx, &object(blob), DEPENDS_ON, None, &object(base)).await?;
+    }
+    Ok(())
 }
 
 /// What is left to do once [`commit_in`] is committed.
@@ -376,16 +433,17 @@ pub(crate) fn instances(references: &References) -> Vec<muster_types::ids::Insta
 }
 
 /// Those uses of a blob of which a caller may know.
-async fn visible(db: impl Read, caller: &Caller, references: References) -> Result<References> {
-    let is_artifact = |reference: &Reference| reference.source_object_type == ObjectType::Artifact.as_str();
-    let uses = references.values().flatten().filter(|reference| is_artifact(reference));
-    let ids: Vec<String> = uses.map(|reference| reference.source_uuid.clone()).collect();
-    let seen = artifacts::visible(db, &ids, &caller.namespace).await?;
+async fn visible<D: Read + Copy>(db: D, caller: &Caller, references: References) -> Result<References> {
+    let of = |kind: ObjectType| -> Vec<String> {
+        let uses = references.values().flatten();
+        let own = uses.filter(|reference| reference.source_object_type == kind.as_str());
+        own.map(|reference| reference.source_uuid.clone()).collect()
+    };
+    let mut seen = artifacts::visible(db, &of(ObjectType::Artifact), &caller.namespace).await?;
+    seen.extend(crate::store::instances::visible(db, &of(ObjectType::Instance), &caller.namespace).await?);
     let kept = references.into_iter().map(|(name, list)| {
-        let list: Vec<Reference> = list
-            .into_iter()
-            .filter(|reference| is_artifact(reference) && seen.contains(&reference.source_uuid))
-            .collect();
+        let list: Vec<Reference> =
+            list.into_iter().filter(|reference| seen.contains(&reference.source_uuid)).collect();
         (name, list)
     });
     Ok(kept.filter(|(_, list)| !list.is_empty()).collect())

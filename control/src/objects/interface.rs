@@ -18,7 +18,7 @@ use crate::reconcile::networks::wait_applied;
 use crate::store::addresses::{self, Claim};
 use crate::store::interfaces::{self, InterfaceRow};
 use crate::store::networks::{self, NetworkRow};
-use crate::store::{Tx, TxError, metadata, transaction};
+use crate::store::{Read, Tx, TxError, metadata, transaction};
 
 /// Version of the record's format.
 const VERSION: i64 = 3;
@@ -121,7 +121,7 @@ async fn claim_address(
         WantedAddress::Exactly(address) => {
             require_within(network, address)?;
             if !addresses::claim(tx, network.pool(), address, &claim).await? {
-                return Err(Error::Conflict(format!("address: {address} is already in use")).into());
+                return Err(Error::Conflict(format!("address {address} in use")).into());
             }
             Ok(Some(address))
         }
@@ -209,7 +209,7 @@ pub async fn list_page(
     let rows = interfaces::page(&*app.store, network, after, PAGE).await?;
     let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE);
     let next = rows.last().filter(|_| full).map(|row| row.id);
-    Ok((records(app, rows).await?, next))
+    Ok((records(&*app.store, rows).await?, next))
 }
 
 /// Gives an interface a floating address.
@@ -264,15 +264,15 @@ fn announce(app: &App, caller: &Caller, row: &InterfaceRow, message: &str, addre
     app.record(caller, event);
 }
 
-async fn record(app: &App, row: InterfaceRow) -> Result<InterfaceRecord> {
-    let mut records = records(app, vec![row]).await?;
+pub(crate) async fn record(app: &App, row: InterfaceRow) -> Result<InterfaceRecord> {
+    let mut records = records(&*app.store, vec![row]).await?;
     records.pop().ok_or_else(|| Error::not_found("interface"))
 }
 
 /// The records of rows, in one read however many there are.
-async fn records(app: &App, rows: Vec<InterfaceRow>) -> Result<Vec<InterfaceRecord>> {
+pub(crate) async fn records<D: Read + Copy>(db: D, rows: Vec<InterfaceRow>) -> Result<Vec<InterfaceRecord>> {
     let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
-    let mut metadata_of = metadata::of(&*app.store, ObjectType::Interface, &ids).await?;
+    let mut metadata_of = metadata::of(db, ObjectType::Interface, &ids).await?;
     Ok(rows
         .into_iter()
         .map(|row| InterfaceRecord {

@@ -10,9 +10,9 @@ use serde_json::{Map, Value};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::objects::network;
+use crate::objects::{instance, network};
 use crate::store::{
-    StoreError, Tx, artifacts, blobs, interfaces, metadata, namespaces, networks, transaction,
+    StoreError, Tx, artifacts, blobs, instances, interfaces, metadata, namespaces, networks, transaction,
 };
 
 /// All metadata of an object is part of its record, so it is bounded.
@@ -36,6 +36,10 @@ async fn hold(tx: &mut Tx, object: &ObjectRef) -> Result<bool, StoreError> {
             Ok(id) => interfaces::hold(tx, id).await,
             Err(_) => Ok(false),
         },
+        ObjectType::Instance => match object.id.parse() {
+            Ok(id) => instances::hold_present(tx, id).await,
+            Err(_) => Ok(false),
+        },
         ObjectType::Artifact => match object.id.parse() {
             Ok(id) => artifacts::hold(tx, id).await,
             Err(_) => Ok(false),
@@ -48,7 +52,6 @@ async fn hold(tx: &mut Tx, object: &ObjectRef) -> Result<bool, StoreError> {
         ObjectType::Node
         | ObjectType::ApiRequest
         | ObjectType::NamespaceKey
-        | ObjectType::Instance
         | ObjectType::Upload
         | ObjectType::ClusterOperation => Ok(true),
     }
@@ -62,27 +65,21 @@ pub async fn set(
     key: Option<&str>,
     value: Option<Value>,
 ) -> Result<()> {
-    let key = key.filter(|key| !key.is_empty()).ok_or_else(|| Error::Invalid("no key specified".into()))?;
-    if key.chars().count() > 255 {
-        return Err(Error::Invalid("key: must be at most 255 characters".into()));
-    }
-    check_segment("key", key)?;
-    let value =
-        value.filter(|value| !is_falsy(value)).ok_or_else(|| Error::Invalid("no value specified".into()))?;
+    let (key, value) = check(key, value.as_ref())?;
+    let deprecated = object.object_type == ObjectType::Instance && instance::check_metadata(key, value)?;
     transaction!(app.store, |tx| {
         // What is set must not outlive an object that goes at the same moment.
         if !hold(tx, object).await? {
             return Err(Error::not_found(object.object_type.as_str()).into());
         }
-        metadata::set(tx, object.object_type, &object.id, key, &value).await?;
+        metadata::set(tx, object.object_type, &object.id, key, value).await?;
         if metadata::size(&mut *tx, object.object_type, &object.id).await? > MOST_BYTES {
-            let text = format!("value: the metadata of one object may hold {MOST_BYTES} bytes at most");
-            return Err(Error::Invalid(text).into());
+            return Err(too_much().into());
         }
         Ok(())
     })?;
     let long = value.to_string().len() > LONGEST_TRACE;
-    let traced = if long { "...value not logged as it is too long...".into() } else { value };
+    let traced = if long { "...value not logged as it is too long...".into() } else { value.clone() };
     app.record(
         caller,
         Event::audit(object.clone(), "set metadata key request from REST API")
@@ -90,7 +87,31 @@ pub async fn set(
             .with("value", traced)
             .with("method", caller.method.to_lowercase()),
     );
+    if deprecated {
+        app.record(caller, Event::audit(object.clone(), instance::DEPRECATED_AFFINITY));
+    }
     Ok(())
+}
+
+/// Refuses a key or a value that no object may carry.
+pub(crate) fn check<'a>(key: Option<&'a str>, value: Option<&'a Value>) -> Result<(&'a str, &'a Value)> {
+    let key = key.filter(|key| !key.is_empty()).ok_or_else(|| Error::Invalid("no key specified".into()))?;
+    if key.chars().count() > 255 {
+        return Err(Error::Invalid("key: must be at most 255 characters".into()));
+    }
+    check_segment("key", key)?;
+    let value = value.filter(|value| !is_falsy(value));
+    Ok((key, value.ok_or_else(|| Error::Invalid("no value specified".into()))?))
+}
+
+/// Refuses more than an object may carry at once.
+pub(crate) fn check_size(map: &Map<String, Value>) -> Result<()> {
+    let size: usize = map.iter().map(|(key, value)| key.len() + value.to_string().len()).sum();
+    if i64::try_from(size).is_ok_and(|size| size <= MOST_BYTES) { Ok(()) } else { Err(too_much()) }
+}
+
+fn too_much() -> Error {
+    Error::Invalid(format!("value: the metadata of one object may hold {MOST_BYTES} bytes at most"))
 }
 
 /// Removes one key, if it is there.

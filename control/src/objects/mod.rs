@@ -4,6 +4,7 @@ pub mod address;
 pub mod artifact;
 pub mod blob;
 pub mod import;
+pub mod instance;
 pub mod interface;
 pub mod key;
 pub mod label;

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use muster_types::event::Event;
+use muster_types::instance::InstanceState;
 use muster_types::namespace::{NamespaceRecord, NamespaceState, SYSTEM, Trust, check_name};
 use muster_types::network::NetworkState;
 use muster_types::object::{ObjectRef, ObjectType};
@@ -13,13 +14,14 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::require_namespace;
 use crate::objects::artifact;
+use crate::objects::instance::delete;
 use crate::objects::key::{KeyRequest, written};
 use crate::objects::network::enqueue_delete;
 use crate::operations::{Order, delete_namespace};
 use crate::store::keys::NewKey;
 use crate::store::namespaces::NamespaceRow;
 use crate::store::{
-    Read, StoreError, artifacts, keys, metadata, namespaces, networks, transaction, trusts, uploads,
+    Read, StoreError, artifacts, instances, keys, metadata, namespaces, networks, transaction, trusts, uploads,
 };
 
 /// Version of the record's format.
@@ -100,6 +102,13 @@ pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<()> {
         let (from, to) = (NamespaceState::Created, NamespaceState::Deleted);
         if !namespaces::set_state(tx, name, from, to).await? {
             return Err(Error::not_found("namespace").into());
+        }
+        for instance in instances::of_namespace(&mut *tx, Some(name)).await? {
+            // One in error runs nothing and goes with its namespace.
+            if instance.state != InstanceState::Error {
+                return Err(Error::Invalid("you cannot delete a namespace with instances".into()).into());
+            }
+            delete::enqueue(tx, instance.id, Some(caller)).await?;
         }
         for network in networks::of_namespace(&mut *tx, name).await? {
             // One in error carries nothing and goes with its namespace.

@@ -214,6 +214,28 @@ async fn find_in<D: Read + Copy>(
     if visible { Ok(row) } else { Err(absent()) }
 }
 
+/// A network by id or name on which instances of a namespace may be.
+pub(crate) async fn of_instances(app: &App, namespace: &str, reference: &str) -> Result<NetworkRow> {
+    let absent = || Error::NotFound(format!("network {reference} not found"));
+    match NameOrId::parse(reference) {
+        NameOrId::Id(id) => {
+            let row = networks::get(&*app.store, id).await?.ok_or_else(absent)?;
+            if row.namespace.as_deref() != Some(namespace) {
+                return Err(Error::NotFound(format!("network {id} does not exist")));
+            }
+            Ok(row)
+        }
+        NameOrId::Name(name) => {
+            let mut found = networks::by_name(&*app.store, &name, Some(namespace)).await?;
+            if found.len() > 1 {
+                let text = format!("multiple networks have the name \"{name}\" in namespace \"{namespace}\"");
+                return Err(Error::Invalid(text));
+            }
+            found.pop().ok_or_else(absent)
+        }
+    }
+}
+
 /// A network by id or name that the caller may change.
 pub(crate) async fn find_own(
     app: &App,

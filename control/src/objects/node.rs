@@ -10,6 +10,7 @@ use muster_types::{Error, Result};
 
 use crate::app::App;
 use crate::auth::Caller;
+use crate::objects::instance;
 use crate::reconcile::maintainer;
 use crate::store::nodes::NodeRow;
 use crate::store::{
@@ -156,6 +157,7 @@ pub async fn delete(app: &App, caller: &Caller, node: &str) -> Result<NodeRecord
             node_networks::remove_of_node(tx, row.identity.id).await?;
             Ok(blob_locations::remove_of_node(tx, row.identity.id).await?)
         })?;
+        instance::delete::forsake(app, row.identity.id, &row.identity.name).await?;
         app.networks.changed();
     }
     get(app, &row.identity.id.to_string()).await

@@ -2,7 +2,7 @@
 
 use std::collections::{HashSet, VecDeque};
 
-use muster_types::ids::{ArtifactId, NetworkId, OperationId};
+use muster_types::ids::{ArtifactId, InstanceId, NetworkId, OperationId};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::{OperationRecord, OperationType};
 use muster_types::{Error, Result};
@@ -11,7 +11,7 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::{blob, node};
 use crate::store::operations::{self, OperationRow};
-use crate::store::{artifacts, namespaces, networks};
+use crate::store::{artifacts, instances, namespaces, networks};
 
 /// Version of the record's format.
 const VERSION: i64 = 1;
@@ -112,6 +112,14 @@ pub async fn of_target(
             }
             ObjectRef::new(object_type, id)
         }
+        ObjectType::Instance => {
+            let id: InstanceId = id.parse().map_err(|_| absent())?;
+            let row = instances::get(&*app.store, id).await?.ok_or_else(absent)?;
+            if !caller.may_change(&row.namespace) {
+                return Err(Error::Forbidden("target object is in a namespace you cannot see".into()));
+            }
+            ObjectRef::new(object_type, id)
+        }
         ObjectType::Blob => {
             // Who knows a blob may read it, but whose operations are at it is another matter.
             if !caller.is_system() {
@@ -123,8 +131,7 @@ pub async fn of_target(
         | ObjectType::Upload
         | ObjectType::NamespaceKey
         | ObjectType::ClusterOperation
-        | ObjectType::Interface
-        | ObjectType::Instance => {
+        | ObjectType::Interface => {
             return Err(Error::Invalid(format!("unsupported target_object_type: '{object_type}'")));
         }
     };

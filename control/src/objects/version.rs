@@ -36,6 +36,11 @@ pub(super) async fn versions_in(db: impl Read, id: ArtifactId) -> Result<BTreeMa
     Ok(versions(&references::around(db, &object(id)).await?.from))
 }
 
+/// The content of the newest version of an artifact.
+pub(crate) async fn newest(db: impl Read, id: ArtifactId) -> Result<Option<BlobId>, StoreError> {
+    Ok(versions_in(db, id).await?.last_key_value().map(|(_, blob)| *blob))
+}
+
 /// Adds a version as part of a transaction that holds the blob, and drops the oldest beyond the most. The number of
 /// the version; nothing if the newest is the same.
 pub(crate) async fn add_in(tx: &mut Tx, row: &ArtifactRow, blob: BlobId) -> Result<Option<i64>, TxError> {

@@ -9,10 +9,16 @@
 pub mod clean_namespace;
 pub mod clean_network;
 pub mod convert_image;
+pub mod create_instance;
 pub mod create_network;
+pub mod delete_instance;
 pub mod delete_namespace;
 pub mod delete_network;
 pub mod fetch_artifact;
+pub mod plug_interface;
+pub mod release_instance;
+pub mod snapshot_instance;
+pub mod start_instance;
 mod worker;
 
 use std::fmt;
@@ -74,16 +80,19 @@ pub enum Lane {
     Fetch,
     /// Work for the processor and the disk.
     Convert,
+    /// Work on machines.
+    Machine,
 }
 
 impl Lane {
-    pub(crate) const ALL: [Self; 3] = [Self::Quick, Self::Fetch, Self::Convert];
+    pub(crate) const ALL: [Self; 4] = [Self::Quick, Self::Fetch, Self::Convert, Self::Machine];
 
     /// Operations of the lane that one daemon works on at once.
     pub(crate) fn workers(self) -> usize {
         match self {
             Self::Quick | Self::Fetch => 8,
             Self::Convert => 2,
+            Self::Machine => 16,
         }
     }
 }
@@ -97,6 +106,12 @@ pub const KINDS: &[Kind] = &[
     clean_network::KIND,
     fetch_artifact::KIND,
     convert_image::KIND,
+    create_instance::KIND,
+    start_instance::KIND,
+    release_instance::KIND,
+    plug_interface::KIND,
+    snapshot_instance::KIND,
+    delete_instance::KIND,
 ];
 
 /// What a test makes happen around a step.

@@ -25,8 +25,9 @@ const LONGEST_PAUSE: f64 = 60.0;
 
 /// Works until told to stop; then finishes what is under way.
 pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
-    let [quick, fetch, convert] = Lane::ALL.map(|lane| run_lane(Arc::clone(&app), lane, stop.clone()));
-    tokio::join!(quick, fetch, convert);
+    let [quick, fetch, convert, machine] =
+        Lane::ALL.map(|lane| run_lane(Arc::clone(&app), lane, stop.clone()));
+    tokio::join!(quick, fetch, convert, machine);
 }
 
 async fn run_lane(app: Arc<App>, lane: Lane, mut stop: watch::Receiver<bool>) {

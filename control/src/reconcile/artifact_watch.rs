@@ -7,7 +7,7 @@ use muster_types::time::now;
 
 use crate::app::App;
 use crate::objects::{artifact, blob};
-use crate::store::{artifacts, blobs, operations, transaction};
+use crate::store::{artifacts, blobs, operations, references, transaction};
 
 /// Seconds that an artifact may be without an operation: one that was just made gets it at once.
 const PATIENCE: f64 = 60.0;
@@ -40,7 +40,14 @@ pub async fn delete_unused(app: &App) -> Result<()> {
     #[expect(clippy::cast_precision_loss, reason = "delays are seconds")]
     let before = now() - app.settings.blob_deletion_delay as f64;
     for row in blobs::unused(&*app.store, before, PASS).await? {
-        if transaction!(app.store, |tx| { Ok(blobs::delete(tx, &row).await?) })? {
+        if transaction!(app.store, |tx| {
+            let gone = blobs::delete(tx, &row).await?;
+            if gone {
+                // What it was only whole with is no longer needed for it.
+                references::remove_from(tx, &blob::object(row.id)).await?;
+            }
+            Ok(gone)
+        })? {
             app.events.record(
                 Event::new(EventType::Mutate, blob::object(row.id), "state is now deleted")
                     .with("reason", "nothing uses it any more"),

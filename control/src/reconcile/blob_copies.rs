@@ -70,6 +70,26 @@ pub(super) async fn run(app: &App, node: &Arc<dyn NodeApi>) -> Result<()> {
     Ok(())
 }
 
+/// Makes a copy of a blob on a node that has none. [`Error::NotReady`] while somebody else is at it.
+pub(crate) async fn ensure_here(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) -> Result<()> {
+    let here = node.identity().id;
+    let whole = || async {
+        let copies = blob_locations::of_blob(&*app.store, id).await?;
+        let whole = copies.iter().filter(|copy| copy.state == CopyState::Whole).map(|copy| copy.node);
+        Ok::<Vec<NodeId>, Error>(whole.collect())
+    };
+    let holders = whole().await?;
+    if holders.contains(&here) {
+        return Ok(());
+    }
+    copy(app, node, id, &holders, &living(app).await?).await?;
+    if whole().await?.contains(&here) {
+        Ok(())
+    } else {
+        Err(Error::NotReady(format!("blob {id} is on its way to node {}", node.identity().name)))
+    }
+}
+
 /// Where a node stands in the order for a blob.
 fn rank(blob: BlobId, node: NodeId) -> Vec<u8> {
     let text = format!("{blob}{node}");

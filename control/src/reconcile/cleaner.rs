@@ -8,7 +8,7 @@ use crate::app::App;
 use crate::operations::clean_namespace::{self, clear_events};
 use crate::operations::{Kind, Order, clean_network};
 use crate::store::{
-    artifacts, blobs, interfaces, keys, metadata, namespaces, networks, operations, transaction,
+    artifacts, blobs, instances, interfaces, keys, metadata, namespaces, networks, operations, transaction,
 };
 
 /// Objects of a kind handled in one pass.
@@ -42,6 +42,18 @@ pub async fn run(app: &App) -> Result<bool> {
         transaction!(app.store, |tx| {
             metadata::remove_of(tx, object.object_type, &object.id).await?;
             Ok(interfaces::remove(tx, id).await?)
+        })?;
+    }
+    let old_instances = instances::deleted_before(&*app.store, before, PASS).await?;
+    most = most.max(old_instances.len());
+    for id in old_instances {
+        let object = ObjectRef::new(ObjectType::Instance, id);
+        clear_events(app, &object).await?;
+        transaction!(app.store, |tx| {
+            if instances::remove(tx, id).await? {
+                metadata::remove_of(tx, object.object_type, &object.id).await?;
+            }
+            Ok(())
         })?;
     }
     let old_artifacts = artifacts::deleted_before(&*app.store, before, PASS).await?;

@@ -9,7 +9,7 @@ use muster_types::time::now;
 use muster_types::{Error, Result};
 use tokio::sync::watch;
 
-use super::{address_rest, artifact_watch, cleaner, key_sweep, network_watch, node_watch};
+use super::{address_rest, artifact_watch, cleaner, instance_watch, key_sweep, network_watch, node_watch};
 use crate::app::App;
 use crate::events;
 use crate::store::{leases, transaction, values};
@@ -41,6 +41,7 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
                 }
                 note("node watch", node_watch::run(&app).await);
                 note("network watch", network_watch::run(&app).await);
+                note("instance watch", instance_watch::run(&app).await);
                 note("artifact watch", artifact_watch::run(&app).await);
                 note("unused blobs", artifact_watch::delete_unused(&app).await);
             }

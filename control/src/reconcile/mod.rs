@@ -3,12 +3,15 @@
 
 pub mod address_rest;
 pub mod artifact_watch;
-mod blob_copies;
+pub(crate) mod blob_copies;
 pub mod checkin;
 pub mod cleaner;
+pub mod instance_watch;
 pub mod key_sweep;
 pub mod maintainer;
-mod network_plan;
+pub mod machine_usage;
+pub mod machines;
+pub(crate) mod network_plan;
 pub mod network_usage;
 pub mod network_watch;
 pub mod networks;

@@ -102,14 +102,6 @@ impl<'a> Picture<'a> {
         self.facts.networks.is_empty()
     }
 
-    /// The largest packet that fits into the tunnels between all nodes.
-    fn mtu(&self, settings: &Settings) -> u32 {
-        let ways = self.nodes.values().map(|node| node.report.mesh_mtu.unwrap_or(USUAL_MTU));
-        let most = u32::try_from(settings.max_hypervisor_mtu).unwrap_or(u32::MAX);
-        let narrowest = ways.min().unwrap_or(USUAL_MTU).min(most);
-        narrowest.saturating_sub(VXLAN_OVERHEAD).max(SMALLEST_MTU)
-    }
-
     /// What the network needs on a node that it is on.
     pub(super) fn plan(
         &self,
@@ -125,7 +117,7 @@ impl<'a> Picture<'a> {
             vxid: u32::try_from(network.vxid).ok()?,
             generation: network.generation,
             netblock: network.netblock,
-            mtu: self.mtu(settings),
+            mtu: mtu(self.nodes.values(), settings),
             mesh_address: address(&node)?,
             peers: self
                 .participants
@@ -167,8 +159,17 @@ impl<'a> Picture<'a> {
     }
 }
 
+/// The largest packet that fits into the tunnels between all nodes.
+pub(crate) fn mtu<'a>(nodes: impl Iterator<Item = &'a NodeRow>, settings: &Settings) -> u32 {
+    let present = nodes.filter(|node| node.state != NodeState::Deleted);
+    let ways = present.map(|node| node.report.mesh_mtu.unwrap_or(USUAL_MTU));
+    let most = u32::try_from(settings.max_hypervisor_mtu).unwrap_or(u32::MAX);
+    let narrowest = ways.min().unwrap_or(USUAL_MTU).min(most);
+    narrowest.saturating_sub(VXLAN_OVERHEAD).max(SMALLEST_MTU)
+}
+
 /// The DNS domain of a namespace's networks. A namespace may have a name that no host name can hold.
-fn domain(namespace: &str, zone: &str) -> String {
+pub(crate) fn domain(namespace: &str, zone: &str) -> String {
     let label = |text: &str| -> String {
         let kept: String = text
             .chars()

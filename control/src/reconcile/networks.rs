@@ -12,7 +12,7 @@ use muster_types::event::{Event, EventType};
 use muster_types::ids::{NetworkId, NodeId};
 use muster_types::network::{NetworkCare, NetworkPlan};
 use muster_types::node::{FoundNetwork, Limit, NodeApi, NodeState};
-use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::object::{NameOrId, ObjectRef, ObjectType};
 use muster_types::time::now;
 use muster_types::{Error, Result};
 use tokio::sync::{Notify, watch};
@@ -82,7 +82,12 @@ pub(crate) async fn follow(app: &App, network: NetworkId, since: f64) -> Result<
             Ok(())
         })?;
     }
-    match wait_for_node(app, network, MOMENT).await? {
+    settled(wait_for_node(app, network, MOMENT).await?, since)
+}
+
+/// What an operation makes of how its wait ended.
+fn settled(waited: Waited, since: f64) -> Result<()> {
+    match waited {
         Waited::Followed => Ok(()),
         // What the machine cannot do today it cannot do in a minute either.
         Waited::Failed(node, why) if node.report.limits.contains_key(&Limit::Networks) => {
@@ -118,11 +123,38 @@ enum Waited {
 }
 
 fn late(node: &NodeRow) -> String {
-    format!("network node {} has not answered in time", node.identity.name)
+    format!("node {} has not answered in time", node.identity.name)
+}
+
+/// Waits a moment for a node to have what an interface there needs, and fails with the node's reason. An operation that
+/// it makes wait is asked again; it was queued at `since`.
+pub(crate) async fn follow_on(app: &App, network: NetworkId, node: NodeId, since: f64) -> Result<()> {
+    let row = nodes::get(&*app.store, &NameOrId::Id(node)).await?;
+    let row = row.ok_or_else(|| Error::Internal("a node without a row".into()))?;
+    settled(wait_for(app, network, row, MOMENT).await?, since)
+}
+
+/// Waits a moment for a node to have nothing any more of an interface that is gone. One that takes longer follows
+/// later.
+pub(crate) async fn wait_left(app: &App, network: NetworkId, node: NodeId) -> Result<()> {
+    let mut wait = Wait::new(app, MOMENT);
+    loop {
+        let Some(row) = networks::get(&*app.store, network).await? else { return Ok(()) };
+        let rows = node_networks::of_network(&*app.store, network).await?;
+        let behind = rows.iter().any(|own| {
+            own.node == node && own.generation < row.generation && own.error.is_none()
+        });
+        if !behind || !wait.again().await {
+            return Ok(());
+        }
+    }
 }
 
 async fn wait_for_node(app: &App, network: NetworkId, patience: Duration) -> Result<Waited> {
-    let node = network_node(app).await?;
+    wait_for(app, network, network_node(app).await?, patience).await
+}
+
+async fn wait_for(app: &App, network: NetworkId, node: NodeRow, patience: Duration) -> Result<Waited> {
     let mut wait = Wait::new(app, patience);
     loop {
         let row = networks::get(&*app.store, network).await?.filter(|row| row.wanted);

@@ -244,6 +244,7 @@ impl Look<'_> {
         let over = match draft {
             Draft::Upload(_) => false,
             Draft::Copy(id) => !self.app.making.contains(self.here(), id),
+            Draft::Machine(id) => !self.app.drafting.contains(self.here(), id),
             Draft::Fetch(id) => {
                 operations::get(&*self.app.store, id).await?.is_none_or(|row| row.state.is_final())
             }

@@ -136,6 +136,18 @@ pub async fn by_name_visible(
     named(db, VISIBLE, params![name, caller, caller]).await
 }
 
+/// The usable images from a source that a namespace may read.
+pub async fn by_url_visible(
+    db: impl Read,
+    url: &str,
+    caller: &str,
+) -> Result<Vec<ArtifactRow>, StoreError> {
+    let tail = format!(
+        "source_url = ? AND artifact_type = 'image' AND state = 'created' AND {VISIBLE} ORDER BY uuid LIMIT 10"
+    );
+    rows(db, &tail, params![url, caller, caller]).await
+}
+
 /// Which of some artifacts a namespace may read.
 pub async fn visible(mut db: impl Read, ids: &[String], caller: &str) -> Result<HashSet<String>, StoreError> {
     if ids.is_empty() {
@@ -169,9 +181,15 @@ pub async fn of_namespace(db: impl Read, namespace: &str) -> Result<Vec<Artifact
     rows(db, &format!("namespace = ? AND {ACTIVE} ORDER BY uuid"), params![namespace]).await
 }
 
+/// The artifacts that hold copies of the disks of an instance.
+pub async fn snapshots_of(db: impl Read, instance: &str) -> Result<Vec<ArtifactRow>, StoreError> {
+    let tail = format!("artifact_type = 'snapshot' AND name LIKE ? AND {ACTIVE} ORDER BY name");
+    rows(db, &tail, params![format!("{instance}/%")]).await
+}
+
 /// Artifacts without any version that no operation is at.
 pub async fn abandoned(db: impl Read, before: f64) -> Result<Vec<ArtifactRow>, StoreError> {
-    let tail = "state = 'initial' AND updated <= ? AND NOT EXISTS (SELECT 1 FROM operations \
+    let tail = "state = 'initial' AND artifact_type <> 'snapshot' AND updated <= ? AND NOT EXISTS (SELECT 1 FROM operations \
                 WHERE target_type = 'artifact' AND target_id = artifacts.uuid AND state IN ('queued', 'executing')) \
                 ORDER BY updated LIMIT 500";
     rows(db, tail, params![before]).await

@@ -219,6 +219,12 @@ pub async fn set_image(tx: &mut Tx, id: BlobId, facts: &ImageFacts) -> Result<()
     Ok(())
 }
 
+/// Writes down that a blob is only whole with another one.
+pub async fn set_depends_on(tx: &mut Tx, id: BlobId, base: BlobId) -> Result<(), StoreError> {
+    tx.execute("UPDATE blobs SET depends_on = ? WHERE uuid = ?", params![base, id]).await?;
+    Ok(())
+}
+
 /// Writes down that a blob was read.
 pub async fn set_used(tx: &mut Tx, id: BlobId) -> Result<(), StoreError> {
     tx.execute("UPDATE blobs SET last_used = ? WHERE uuid = ?", params![now(), id]).await?;

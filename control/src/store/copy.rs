@@ -142,6 +142,8 @@ fn keys(table: &str) -> Vec<&'static str> {
         "dns_entries" => vec!["network_uuid", "name"],
         "node_networks" => vec!["node_uuid", "network_uuid"],
         "blob_contents" => vec!["sha512"],
+        "node_claims" => vec!["node_uuid"],
+        "instance_ports" => vec!["node_uuid", "port"],
         "blob_locations" => vec!["blob_uuid", "node_uuid"],
         "event_links" => vec!["object_type", "object_id", "timestamp", "event_uuid"],
         _ => vec!["uuid"],

@@ -7,7 +7,7 @@ use muster_types::ids::{InstanceId, InterfaceId, NetworkId, NodeId};
 use muster_types::interface::InterfaceState;
 use muster_types::time::now;
 
-use super::{Read, Row, StoreError, Tx, Value, params};
+use super::{Read, Row, StoreError, Tx, Value, marks, params};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct InterfaceRow {
@@ -74,6 +74,16 @@ pub async fn page(
     let after = after.map_or_else(String::new, |id| id.to_string());
     let tail = format!("WHERE network_uuid = ? AND {LIVE} AND uuid > ? ORDER BY uuid LIMIT ?");
     rows(db, &tail, params![network, after, limit]).await
+}
+
+/// The live interfaces of some instances, in their order.
+pub async fn of_instances(db: impl Read, ids: &[InstanceId]) -> Result<Vec<InterfaceRow>, StoreError> {
+    if ids.is_empty() {
+        return Ok(vec![]);
+    }
+    let values: Vec<Value> = ids.iter().map(|id| (*id).into()).collect();
+    let tail = format!("WHERE instance_uuid IN ({}) AND {LIVE} ORDER BY position, uuid", marks(ids.len()));
+    rows(db, &tail, &values).await
 }
 
 /// How many live interfaces a network has.

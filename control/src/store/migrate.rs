@@ -12,6 +12,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (1, include_str!("../../../migrations/0001_base.sql")),
     (2, include_str!("../../../migrations/0002_networks.sql")),
     (3, include_str!("../../../migrations/0003_images.sql")),
+    (4, include_str!("../../../migrations/0004_instances.sql")),
 ];
 
 /// How long another node waits for one that died while it migrated, in seconds.
@@ -136,6 +137,9 @@ pub(super) const TABLES: &[&str] = &[
     "blob_locations",
     "artifacts",
     "uploads",
+    "instances",
+    "node_claims",
+    "instance_ports",
 ];
 
 #[cfg(test)]

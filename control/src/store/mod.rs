@@ -15,6 +15,7 @@ pub mod dns_entries;
 pub mod events;
 #[cfg(test)]
 mod images_tests;
+pub mod instances;
 pub mod interfaces;
 pub mod keys;
 pub mod leases;
@@ -23,6 +24,7 @@ pub mod metadata;
 mod migrate;
 pub mod namespaces;
 pub mod networks;
+pub mod node_claims;
 pub mod node_networks;
 pub mod nodes;
 pub mod operations;
@@ -96,6 +98,8 @@ value_from_word!(
     muster_types::address::AddressType,
     muster_types::address::MacAddress,
     muster_types::address::Netblock,
+    muster_types::instance::InstanceState,
+    muster_types::instance::PowerState,
     muster_types::interface::InterfaceState,
     muster_types::network::NetworkState,
     std::net::Ipv4Addr,

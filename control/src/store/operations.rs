@@ -335,6 +335,17 @@ pub async fn finished_before(
     rows.iter().map(|row| row.parse(0)).collect()
 }
 
+/// Gives up what waits to be done to an object, but for operations of one name.
+pub async fn abort_queued(tx: &mut Tx, target: &ObjectRef, except: &str) -> Result<(), StoreError> {
+    tx.execute(
+        "UPDATE operations SET state = ?, updated = ?, version = version + 1 \
+         WHERE target_type = ? AND target_id = ? AND state = ? AND name <> ?",
+        params![OperationState::Abort, now(), target.object_type, &target.id, OperationState::Queued, except],
+    )
+    .await?;
+    Ok(())
+}
+
 /// Removes a finished operation.
 pub async fn remove(tx: &mut Tx, id: OperationId) -> Result<(), StoreError> {
     let met = tx

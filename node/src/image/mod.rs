@@ -2,6 +2,7 @@
 //! callers only learn what we say about an image, never what a tool said.
 
 mod format;
+pub(crate) mod fresh;
 mod qcow2;
 mod sandbox;
 mod tools;
@@ -21,7 +22,7 @@ use serde_json::Map;
 use crate::command::Commands;
 use crate::storage::{Scratch, failed};
 use format::{HEAD, Kind, refuse};
-use tools::Tools;
+use tools::{Layers, Tools};
 
 /// What may be taken in, in bytes.
 #[derive(Debug, Clone, Copy)]
@@ -37,6 +38,13 @@ pub(crate) struct Images {
     tools: Result<Tools, String>,
     /// Whether our own reader has the last word, and what is converted stays as it is.
     simulated: bool,
+}
+
+/// The files of a disk.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Disk<'a> {
+    pub(crate) top: &'a Path,
+    pub(crate) base: Option<&'a Path>,
 }
 
 /// Work on one image: where it may write, how much, and whether anybody still waits for it.
@@ -113,11 +121,48 @@ impl Images {
         }
         require_whole(&opened, job)?;
         let made = tools.convert(&opened, facts, self.most.size, job)?;
-        let found = self.facts_of(&made)?;
-        if found.format != ImageFormat::Qcow2 || found.virtual_size != facts.virtual_size {
+        self.require_made(&made, facts.virtual_size)?;
+        Ok(Some(made))
+    }
+
+    /// The same for an image that holds only what differs from `base`.
+    pub(crate) fn join(&self, file: &Path, base: &Path, job: &Job) -> Result<Option<PathBuf>> {
+        if self.simulated {
+            return Ok(None);
+        }
+        let (facts, under) = (self.facts_of(file)?, self.facts_of(base)?);
+        if facts.format != ImageFormat::Qcow2 || facts.packing.is_some() {
+            return Err(refuse("the image is said to be a part of another and is none"));
+        }
+        require_whole(file, job)?;
+        let layers = Layers { top: file, base: Some((base, under.format)), virtual_size: facts.virtual_size };
+        let made = self.tools()?.join(&layers, self.most.size, job)?;
+        self.require_made(&made, facts.virtual_size)?;
+        Ok(Some(made))
+    }
+
+    /// A copy of the disk of a machine that is off: its image, and the one that lies below if there is one.
+    pub(crate) fn copy_disk(
+        &self,
+        disk: &Disk<'_>,
+        thin: bool,
+        compress: bool,
+        job: &Job,
+    ) -> Result<PathBuf> {
+        let virtual_size = fresh::virtual_size(disk.top).map_err(failed("a disk cannot be looked at"))?;
+        let under = disk.base.map(|base| Ok((base, self.facts_of(base)?.format))).transpose()?;
+        let layers = Layers { top: disk.top, base: under, virtual_size };
+        let made = self.tools()?.copy(&layers, thin, compress, self.most.size, job)?;
+        self.require_made(&made, virtual_size)?;
+        Ok(made)
+    }
+
+    fn require_made(&self, made: &Path, virtual_size: u64) -> Result<()> {
+        let found = self.facts_of(made)?;
+        if found.format != ImageFormat::Qcow2 || found.virtual_size != virtual_size {
             return Err(Error::Internal("the conversion of an image is not what was asked for".into()));
         }
-        Ok(Some(made))
+        Ok(())
     }
 
     /// What an image is by its first bytes, and where its unpacked bytes are.
@@ -133,7 +178,7 @@ impl Images {
     }
 
     /// What a file is by its first bytes.
-    fn facts_of(&self, path: &Path) -> Result<ImageFacts> {
+    pub(crate) fn facts_of(&self, path: &Path) -> Result<ImageFacts> {
         let file = File::open(path).map_err(failed("an image cannot be opened"))?;
         let size = file.metadata().map_err(failed("an image cannot be looked at"))?.len();
         // Disk tools count in sectors.

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! The warden only waits: it is the parent that the program dies with, and it dies with us. The program sees `/usr`,
-//! `/dev/null`, its input as `/in` and its output folder as `/out`. As root it becomes `IMAGE_USER`; otherwise a user
+//! `/dev/null`, its input as `/in`, what that lies on as `/base` and its output folder as `/out`. As root it becomes `IMAGE_USER`; otherwise a user
 //! namespace is tried, in which it stays who we are without any right.
 
 #![allow(unsafe_code, reason = "between fork and exec there are only system calls")]
@@ -60,6 +60,8 @@ pub(crate) struct Order<'a> {
     pub(crate) arguments: &'a [&'a str],
     /// What it sees as `/in`.
     pub(crate) input: Option<&'a Path>,
+    /// What it sees as `/base`.
+    pub(crate) base: Option<&'a Path>,
     /// What it sees as `/out`.
     pub(crate) output: Option<&'a Path>,
     pub(crate) stdin: Option<File>,
@@ -106,6 +108,7 @@ impl Sandbox {
                 program: Path::new("/usr/bin/true"),
                 arguments: &[],
                 input: None,
+                base: None,
                 output: None,
                 stdin: None,
                 stdout,
@@ -220,8 +223,10 @@ impl Plan {
         let null = Path::new("/dev/null");
         parts.push(Part::Folder(text(Path::new("/dev"))?));
         parts.push(Part::bind(null, null, false, MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC)?);
-        if let Some(input) = order.input {
-            parts.push(Part::bind(input, Path::new("/in"), false, data | MsFlags::MS_RDONLY)?);
+        for (input, at) in [(order.input, "/in"), (order.base, "/base")] {
+            if let Some(input) = input {
+                parts.push(Part::bind(input, Path::new(at), false, data | MsFlags::MS_RDONLY)?);
+            }
         }
         if let Some(output) = order.output {
             parts.push(Part::bind(output, Path::new("/out"), true, data)?);
@@ -460,6 +465,7 @@ mod tests {
                 program: Path::new("/usr/bin/sh"),
                 arguments: &["-c", script],
                 input: Some(&self.path("input")),
+                base: None,
                 output: Some(&self.path("out")),
                 stdin: None,
                 stdout: File::create(self.path("stdout")).unwrap(),

@@ -59,9 +59,40 @@ struct Task<'a> {
     file: &'a Path,
     /// The file goes to its standard input rather than to `/in`.
     streamed: bool,
+    /// What the file lies on, if it does.
+    base: Option<&'a Path>,
     /// The most that it may write.
     file_size: u64,
     limit: Duration,
+}
+
+/// A qcow2 image, and what it lies on.
+#[derive(Debug)]
+pub(super) struct Layers<'a> {
+    pub(super) top: &'a Path,
+    pub(super) base: Option<(&'a Path, ImageFormat)>,
+    /// Of the disk, in bytes.
+    pub(super) virtual_size: u64,
+}
+
+impl Layers<'_> {
+    /// Spelled out, so that the tool neither guesses nor looks for anything else.
+    fn source(&self) -> String {
+        let file = |name: &str| serde_json::json!({ "driver": "file", "filename": name });
+        let base = self
+            .base
+            .map(|(_, format)| serde_json::json!({ "driver": tool_format(format), "file": file("/base") }));
+        format!("json:{}", serde_json::json!({ "driver": "qcow2", "file": file("/in"), "backing": base }))
+    }
+
+    fn task<'a>(&'a self, tool: &'a Path, arguments: &'a [&'a str], most: u64) -> Result<Task<'a>> {
+        let size = |path: &Path| fs::metadata(path).map(|found| found.len());
+        let sizes = size(self.top).and_then(|top| Ok(top + self.base.map_or(Ok(0), |(base, _)| size(base))?));
+        let sizes = sizes.map_err(failed("an image cannot be looked at"))?;
+        let base = self.base.map(|(base, _)| base);
+        let limit = time_for(sizes + self.virtual_size.min(most));
+        Ok(Task { tool, arguments, file: self.top, streamed: false, base, file_size: most, limit })
+    }
 }
 
 /// What is left of a tool.
@@ -113,6 +144,7 @@ impl Tools {
             program: task.tool,
             arguments: task.arguments,
             input: (!task.streamed).then_some(task.file),
+            base: task.base,
             output: Some(&folder),
             stdin,
             stdout: out,
@@ -157,8 +189,8 @@ impl Tools {
             // With holes, a file would be shorter than what went into it when it becomes too large.
             Packing::Xz => (&self.xz, &["-dc", "--no-sparse", "-M", "512MiB"]),
         };
-        let task =
-            Task { tool, arguments, file, streamed: true, file_size: bound, limit: time_for(size + bound) };
+        let limit = time_for(size + bound);
+        let task = Task { tool, arguments, file, streamed: true, base: None, file_size: bound, limit };
         let left = self.run(&task, job)?;
         match left.end {
             End::Code(0) => {
@@ -233,7 +265,8 @@ impl Tools {
     }
 
     fn header_task<'a>(&'a self, arguments: &'a [&'a str], file: &'a Path) -> Task<'a> {
-        Task { tool: &self.qemu_img, arguments, file, streamed: false, file_size: MOST_WORDS, limit: QUICK }
+        let tool = &self.qemu_img;
+        Task { tool, arguments, file, streamed: false, base: None, file_size: MOST_WORDS, limit: QUICK }
     }
 
     /// The image that machines use.
@@ -248,8 +281,46 @@ impl Tools {
             ImageFormat::Qcow2 => most_unpacked(size, most),
             ImageFormat::Raw | ImageFormat::Iso => most,
         };
-        let left =
-            self.run(&Task { tool, arguments: &arguments, file, streamed: false, file_size, limit }, job)?;
+        let task = Task { tool, arguments: &arguments, file, streamed: false, base: None, file_size, limit };
+        self.convert_by(&task, job)
+    }
+
+    /// The image that machines use, of a qcow2 image that lies on another.
+    pub(super) fn join(&self, layers: &Layers<'_>, most: u64, job: &Job) -> Result<PathBuf> {
+        let source = layers.source();
+        let arguments = ["convert", "-O", "qcow2", "-o", "cluster_size=2M", &source, "/out/image"];
+        self.convert_by(&layers.task(&self.qemu_img, &arguments, most)?, job)
+    }
+
+    /// A copy of a disk. A thin one has only what differs from its base, and does not name that.
+    pub(super) fn copy(
+        &self,
+        layers: &Layers<'_>,
+        thin: bool,
+        compress: bool,
+        most: u64,
+        job: &Job,
+    ) -> Result<PathBuf> {
+        let source = layers.source();
+        let mut arguments = vec!["convert", "-O", "qcow2"];
+        if compress {
+            arguments.extend(["-c", "-o", "compression_type=zstd"]);
+        }
+        let base = layers.base.filter(|_| thin);
+        if let Some((_, format)) = base {
+            // What is empty on top of something is then written down as empty.
+            arguments.extend(["-B", "/base", "-F", tool_format(format)]);
+        }
+        arguments.extend([source.as_str(), "/out/image"]);
+        let copied = self.convert_by(&layers.task(&self.qemu_img, &arguments, most)?, job)?;
+        if base.is_some() {
+            super::fresh::forget_backing(&copied).map_err(failed("a copy of a disk is not finished"))?;
+        }
+        Ok(copied)
+    }
+
+    fn convert_by(&self, task: &Task<'_>, job: &Job) -> Result<PathBuf> {
+        let left = self.run(task, job)?;
         match left.end {
             End::Code(0) => {}
             End::TooLate => return Err(refuse("the image takes too long to convert")),

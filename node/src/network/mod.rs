@@ -21,7 +21,7 @@ mod egress;
 #[cfg(test)]
 mod example;
 mod leftovers;
-mod names;
+pub(crate) mod names;
 mod namespace;
 mod netlink;
 mod nftables;

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -182,6 +182,21 @@ impl Drafts {
         .await
     }
 
+    /// Makes a finished file a draft, in place of one that is there.
+    pub(super) async fn adopt(&self, draft: Draft, file: PathBuf) -> Result<()> {
+        let mut turn = self.interrupt(draft).await;
+        let places = self.places.clone();
+        blocking(move || {
+            places::make(&places.drafts())?;
+            places::take_over(&file)?;
+            // Whatever is known was of what is there now.
+            *turn = None;
+            places::set_mode(&file, 0o644)?;
+            fs::rename(file, places.draft(draft)).map_err(failed("a draft gets no name"))
+        })
+        .await
+    }
+
     /// Stops those that append, and waits for them.
     async fn interrupt(&self, draft: Draft) -> Turn {
         let known = self.known(draft);
@@ -322,5 +337,37 @@ impl Pipe {
     async fn undo(self) -> Result<()> {
         let mut writer = self.writing.end().await??;
         blocking(move || writer.undo()).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_types::ids::BlobId;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_finished_file_becomes_a_draft_of_our_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let (drafts, draft) = (Drafts::new(Places::new(folder.path())), Draft::Machine(BlobId::new()));
+        let file = folder.path().join("file");
+        for text in ["first", "and another"] {
+            fs::write(&file, text).unwrap();
+            fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+            if nix::unistd::geteuid().is_root() {
+                std::os::unix::fs::chown(&file, Some(12345), Some(12345)).unwrap();
+            }
+            drafts.adopt(draft, file.clone()).await.unwrap();
+            assert!(!file.exists());
+            let found = fs::metadata(drafts.places.draft(draft)).unwrap();
+            let owner = nix::unistd::geteuid().as_raw();
+            assert_eq!((found.mode() & 0o777, found.uid(), found.len()), (0o644, owner, text.len() as u64));
+            let mut turn = drafts.turn(draft).await;
+            assert_eq!(drafts.summed(draft, &mut turn).await.unwrap().content.size, text.len() as u64);
+        }
+        // Whoever wrote it may have left anything under that name.
+        std::os::unix::fs::symlink("/etc/passwd", &file).unwrap();
+        assert!(matches!(drafts.adopt(draft, file).await, Err(Error::Internal(_))));
+        assert_eq!(drafts.size(draft).await.unwrap(), Some(11));
     }
 }

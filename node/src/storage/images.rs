@@ -1,7 +1,7 @@
 //! Drafts and blobs as disk images: who may look at or convert them when, and where the result goes.
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
@@ -72,8 +72,59 @@ impl FileStorage {
     }
 
     pub(super) async fn convert_blob(&self, blob: BlobId, facts: ImageFacts) -> Result<()> {
-        let alone = self.blobs.lock(blob).await;
         let (places, images) = (self.places.clone(), self.images.clone());
+        let is_disc = facts.format == ImageFormat::Iso;
+        let to = if is_disc { places.disc(blob) } else { places.conversion(blob) };
+        self.make_conversion(blob, to, move |file, job| images.convert(file, &facts, job)).await
+    }
+
+    pub(super) async fn convert_thin_blob(&self, blob: BlobId, base: BlobId) -> Result<()> {
+        let (places, images) = (self.places.clone(), self.images.clone());
+        let to = places.conversion(blob);
+        let join = move |file: &Path, job: &Job| {
+            let missing = || Error::Unavailable(format!("the conversion of blob {base} is not on this node"));
+            let under = conversion(&places, base).ok_or_else(missing)?;
+            // It may be removed meanwhile.
+            let kept = job.scratch.path("base");
+            places::link(&under, &kept)?;
+            touch(&places, base);
+            images.join(file, &kept, job)
+        };
+        self.make_conversion(blob, to, join).await
+    }
+
+    /// Copies the disk of a machine that is off to a file on the same file system; a thin copy has only what differs from its base.
+    pub(crate) async fn copy_disk(
+        &self,
+        (top, base): (PathBuf, Option<PathBuf>),
+        (thin, compress): (bool, bool),
+        to: PathBuf,
+    ) -> Result<()> {
+        let permit = permit(&self.conversions).await?;
+        let images = self.images.clone();
+        let (begin, _waiting) = self.job();
+        blocking(move || {
+            let _held = permit;
+            let disk = image::Disk { top: &top, base: base.as_deref() };
+            let job = begin()?;
+            let made = images.copy_disk(&disk, thin, compress, &job)?;
+            File::open(&made)
+                .and_then(|made| made.sync_all())
+                .map_err(failed("a copy is not synchronised"))?;
+            fs::rename(made, to).map_err(failed("a copy of a disk gets no name"))
+        })
+        .await
+    }
+
+    /// Gives a blob its conversion, which `make` makes, unless it is there. Nothing made: it is the blob itself.
+    async fn make_conversion(
+        &self,
+        blob: BlobId,
+        to: PathBuf,
+        make: impl FnOnce(&Path, &Job) -> Result<Option<PathBuf>> + Send + 'static,
+    ) -> Result<()> {
+        let alone = self.blobs.lock(blob).await;
+        let places = self.places.clone();
         let is_there = blocking(move || Ok(touch(&places, blob))).await?;
         if is_there {
             return Ok(());
@@ -89,18 +140,13 @@ impl FileStorage {
             }
             places::make(&places.conversions())?;
             let job = begin()?;
-            let new = images.convert(&path, &facts, &job)?;
-            let whole = match new {
+            let whole = match make(&path, &job)? {
                 Some(new) => new,
                 None => {
                     let same = job.scratch.path("same");
                     places::link(&path, &same)?;
                     same
                 }
-            };
-            let to = match facts.format {
-                ImageFormat::Iso => places.disc(blob),
-                ImageFormat::Raw | ImageFormat::Qcow2 => places.conversion(blob),
             };
             publish(&whole, &to)?;
             // What is the blob's own file is as old as that.
@@ -120,6 +166,11 @@ fn publish(file: &Path, to: &Path) -> Result<()> {
     places::set_mode(file, 0o444)?;
     File::open(file).and_then(|file| file.sync_all()).map_err(failed("a conversion is not synchronised"))?;
     fs::rename(file, to).map_err(failed("a conversion gets no name"))
+}
+
+/// Where the conversion of a blob is, if there is one.
+pub(super) fn conversion(places: &Places, blob: BlobId) -> Option<PathBuf> {
+    [places.conversion(blob), places.disc(blob)].into_iter().find(|path| path.exists())
 }
 
 /// Says that the conversion of a blob was used, if there is one.

@@ -9,10 +9,11 @@ mod sums;
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::UNIX_EPOCH;
 
+use muster_types::Result;
 use muster_types::blob::{Content, ImageFacts, Packing};
 use muster_types::ids::BlobId;
 use muster_types::node::NodeFuture;
@@ -54,6 +55,44 @@ impl FileStorage {
             conversions: Arc::new(Semaphore::new(CONVERSIONS_AT_ONCE)),
             inspections: Arc::new(Semaphore::new(INSPECTIONS_AT_ONCE)),
         }
+    }
+}
+
+/// What machines of this node begin with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Conversion {
+    pub(crate) path: PathBuf,
+    pub(crate) facts: ImageFacts,
+}
+
+/// What the machines of the same node need.
+impl FileStorage {
+    /// Makes a finished file a draft, in place of one that is there. It is on the same file system, and gone from its
+    /// old place afterwards.
+    pub(crate) async fn adopt_draft(&self, draft: Draft, file: &Path) -> Result<()> {
+        self.drafts.adopt(draft, file.to_owned()).await
+    }
+
+    /// The conversion of a blob; nothing if there is none. Blocks.
+    pub(crate) fn conversion(&self, blob: BlobId) -> Result<Option<Conversion>> {
+        let Some(path) = images::conversion(&self.places, blob) else { return Ok(None) };
+        let facts = self.images.facts_of(&path)?;
+        Ok(Some(Conversion { path, facts }))
+    }
+
+    /// What a file is by its first bytes. Blocks.
+    pub(crate) fn facts(&self, path: &Path) -> Result<ImageFacts> {
+        self.images.facts_of(path)
+    }
+
+    /// The file of a blob; nothing if it is not here.
+    pub(crate) fn blob(&self, blob: BlobId) -> Option<PathBuf> {
+        Some(self.places.blob(blob)).filter(|path| path.exists())
+    }
+
+    /// A folder on the same file system for one job, which goes with it.
+    pub(crate) fn scratch(&self) -> Result<Scratch> {
+        self.places.job()
     }
 }
 
@@ -155,6 +194,10 @@ impl Storage for FileStorage {
 
     fn convert<'a>(&'a self, blob: BlobId, facts: &'a ImageFacts) -> NodeFuture<'a, ()> {
         Box::pin(self.convert_blob(blob, facts.clone()))
+    }
+
+    fn convert_thin(&self, blob: BlobId, base: BlobId) -> NodeFuture<'_, ()> {
+        Box::pin(self.convert_thin_blob(blob, base))
     }
 
     fn remove_conversion(&self, blob: BlobId) -> NodeFuture<'_, ()> {

@@ -1,7 +1,7 @@
 //! Where files are, what they are called, and how much room is left for them.
 //!
 //! ```text
-//! drafts/upload-<id>  drafts/fetch-<id>  drafts/copy-<id>
+//! drafts/upload-<id>  drafts/fetch-<id>  drafts/copy-<id>  drafts/machine-<id>
 //! blobs/<2 digits>/<id>  blobs/<2 digits>/<id>.sums
 //! conversions/<id>.qcow2  conversions/<id>.iso
 //! work/job-<id>/…
@@ -13,7 +13,7 @@
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -57,6 +57,7 @@ impl Places {
             Draft::Upload(id) => format!("upload-{id}"),
             Draft::Fetch(id) => format!("fetch-{id}"),
             Draft::Copy(id) => format!("copy-{id}"),
+            Draft::Machine(id) => format!("machine-{id}"),
         })
     }
 
@@ -100,7 +101,8 @@ impl Places {
             let name = name(&path);
             let draft = (of_kind(&name, "upload-", "").map(Draft::Upload))
                 .or_else(|| of_kind(&name, "fetch-", "").map(Draft::Fetch))
-                .or_else(|| of_kind(&name, "copy-", "").map(Draft::Copy));
+                .or_else(|| of_kind(&name, "copy-", "").map(Draft::Copy))
+                .or_else(|| of_kind(&name, "machine-", "").map(Draft::Machine));
             found.extend(draft.map(|draft| (FoundFile::Draft(draft), path)));
         }
         for path in entries(&self.root.join("blobs")).iter().flat_map(|folder| entries(folder)) {
@@ -204,6 +206,20 @@ pub(super) fn sync_folder(path: &Path) -> Result<()> {
 
 pub(super) fn set_mode(path: &Path, mode: u32) -> Result<()> {
     fs::set_permissions(path, Permissions::from_mode(mode)).map_err(failed("a file's mode is not set"))
+}
+
+/// Makes a file our own that another user wrote for us. It is a file, and not what a link leads to.
+pub(super) fn take_over(path: &Path) -> Result<()> {
+    let what = "a file cannot be taken over";
+    let found = fs::symlink_metadata(path).map_err(failed(what))?;
+    if !found.is_file() {
+        return Err(Error::Internal(format!("{what}: it is none")));
+    }
+    let (uid, gid) = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
+    if (found.uid(), found.gid()) == (uid, gid) {
+        return Ok(());
+    }
+    std::os::unix::fs::lchown(path, Some(uid), Some(gid)).map_err(failed(what))
 }
 
 /// Gives a file another name, too, or copies it where that is not possible.

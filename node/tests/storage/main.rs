@@ -8,4 +8,5 @@ mod full;
 mod hostile;
 mod images;
 mod kill;
+mod thin;
 mod world;

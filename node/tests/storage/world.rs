@@ -98,10 +98,13 @@ impl Disk {
         self.folder.join(format!("conversions/{blob}.{kind}"))
     }
 
-    /// Every file below the folder.
+    /// Every file of the storage.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         let mut files = Vec::new();
-        let mut folders = vec![self.folder.clone()];
+        let mut folders: Vec<PathBuf> =
+            ["drafts", "blobs", "conversions", "work"].map(|name| self.folder.join(name)).into();
+        // The others are those of machines.
+        folders.retain(|folder| folder.exists());
         while let Some(folder) = folders.pop() {
             for entry in std::fs::read_dir(folder).unwrap().flatten() {
                 let path = entry.path();

@@ -1,11 +1,15 @@
 //! A made-up node, for demonstrations, fault injection and tests of scale. It says so in its record.
 
+mod machines;
+mod screen;
+
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use muster_types::ids::{NetworkId, NodeId};
+use muster_types::ids::{InstanceId, NetworkId, NodeId};
+use muster_types::machine::{MachinePlan, Machines, Power, ScreenIdentity, Script};
 use muster_types::network::{NetworkCare, NetworkPlan, NetworkUsage, PingResult};
 use muster_types::node::{FoundNetwork, NodeApi, NodeFuture, NodeIdentity, NodeReport};
 use muster_types::storage::Storage;
@@ -17,9 +21,21 @@ use crate::image::Images;
 use crate::local::{flags, metrics};
 use crate::storage::FileStorage;
 
-const CPUS: u64 = 16;
-const MEMORY_MB: u64 = 64 * 1024;
-const DISK: u64 = 1 << 40;
+use machines::SimulatedMachines;
+
+/// What a node has.
+#[derive(Debug, Clone, Copy)]
+struct Size {
+    cpus: u64,
+    memory_mb: u64,
+    /// In bytes.
+    disk: u64,
+}
+
+const USUAL: Size = Size { cpus: 16, memory_mb: 64 * 1024, disk: 1 << 40 };
+
+/// Stands for the certificate of an authority; nobody is to trust it.
+const AUTHORITY: &str = "-----BEGIN CERTIFICATE-----\nc2ltdWxhdGVk\n-----END CERTIFICATE-----\n";
 
 /// A node that exists only in this process.
 #[derive(Debug)]
@@ -27,8 +43,10 @@ pub struct SimulatedNode {
     identity: NodeIdentity,
     born: std::time::Instant,
     api_url: String,
+    size: Size,
     networks: Mutex<Networks>,
-    storage: FileStorage,
+    storage: Arc<FileStorage>,
+    machines: SimulatedMachines,
 }
 
 #[derive(Debug, Default)]
@@ -45,6 +63,8 @@ impl SimulatedNode {
     /// the folder `storage`, which no other node may have.
     #[must_use]
     pub fn new(number: usize, id: NodeId, storage: &Path) -> Self {
+        let machines = storage.join("machines");
+        let storage = Arc::new(FileStorage::new(storage, Images::simulated()));
         Self {
             identity: NodeIdentity {
                 id,
@@ -58,8 +78,10 @@ impl SimulatedNode {
             },
             born: std::time::Instant::now(),
             api_url: String::new(),
+            size: USUAL,
             networks: Mutex::default(),
-            storage: FileStorage::new(storage, Images::simulated()),
+            machines: SimulatedMachines::new(storage.clone(), machines),
+            storage,
         }
     }
 
@@ -67,6 +89,44 @@ impl SimulatedNode {
     #[must_use]
     pub fn with_api_url(self, url: String) -> Self {
         Self { api_url: url, ..self }
+    }
+
+    /// Says how large the node is.
+    #[must_use]
+    pub fn with_size(self, cpus: u64, memory_mb: u64, disk_gb: u64) -> Self {
+        Self { size: Size { cpus, memory_mb, disk: disk_gb << 30 }, ..self }
+    }
+
+    /// Says what happens to machines from now on.
+    pub fn script(&self, script: Script) {
+        self.machines.script(script);
+    }
+
+    /// Switches a machine off as if its guest did it.
+    pub fn switch_off(&self, id: InstanceId, reason: &str) {
+        self.machines.end(|other| other == id, &Power::Off { reason: reason.to_owned() });
+    }
+
+    /// Ends a machine as if its process died.
+    pub fn crash(&self, id: InstanceId, reason: &str) {
+        self.machines.end(|other| other == id, &Power::Crashed { reason: reason.to_owned() });
+    }
+
+    /// Ends all machines that run as if the host had restarted.
+    pub fn lose_all(&self) {
+        self.machines.end(|_| true, &Power::Lost);
+    }
+
+    /// What a machine is, but for the contents of its config drive; nothing if there is none.
+    #[must_use]
+    pub fn machine(&self, id: InstanceId) -> Option<MachinePlan> {
+        self.machines.plan(id)
+    }
+
+    /// The machines that the node has something of.
+    #[must_use]
+    pub fn machine_ids(&self) -> Vec<InstanceId> {
+        self.machines.ids()
     }
 
     /// Makes every network fail for this reason from now on, or none any more.
@@ -93,23 +153,27 @@ impl NodeApi for SimulatedNode {
     fn report(&self) -> NodeFuture<'_, NodeReport> {
         Box::pin(async {
             let mut resources = flags(&self.identity);
+            let (Size { cpus, memory_mb, disk }, machines) = (self.size, self.machines.sum());
             let facts = json!({
                 "simulated": true,
-                "cpu_max": CPUS,
-                "cpu_available": CPUS,
-                "cpu_max_per_instance": CPUS,
-                "cpu_schedulable": CPUS,
+                "accelerator": "simulated",
+                "cpu_max": cpus,
+                "cpu_available": cpus,
+                "cpu_max_per_instance": cpus,
+                "cpu_schedulable": cpus,
                 "cpu_load_1": 0.0,
                 "cpu_load_5": 0.0,
                 "cpu_load_15": 0.0,
-                "cpu_total_instance_vcpus": 0,
-                "memory_max": MEMORY_MB,
-                "memory_available": MEMORY_MB,
-                "disk_total": DISK,
-                "disk_free": DISK,
+                "cpu_total_instance_vcpus": machines.cpus,
+                "memory_max": memory_mb,
+                "memory_available": memory_mb.saturating_sub(machines.memory_mb),
+                "memory_total_instance_max": machines.memory_mb,
+                "memory_total_instance_actual": machines.memory_mb,
+                "disk_total": disk,
+                "disk_free": disk,
                 "disk_used": 0,
-                "instances_total": 0,
-                "instances_active": 0,
+                "instances_total": machines.total,
+                "instances_active": machines.active,
             });
             if let Value::Object(facts) = facts {
                 resources.extend(facts);
@@ -121,6 +185,10 @@ impl NodeApi for SimulatedNode {
                 limits: BTreeMap::new(),
                 mesh_mtu: Some(1500),
                 api_url: self.api_url.clone(),
+                screens: Some(ScreenIdentity {
+                    authority: AUTHORITY.into(),
+                    subject: format!("C=XX,O=Muster,CN={}", self.identity.name),
+                }),
             })
         })
     }
@@ -165,7 +233,11 @@ impl NodeApi for SimulatedNode {
     }
 
     fn storage(&self) -> &dyn Storage {
-        &self.storage
+        &*self.storage
+    }
+
+    fn machines(&self) -> &dyn Machines {
+        &self.machines
     }
 
     fn network_usage(&self, network: FoundNetwork) -> NodeFuture<'_, Option<NetworkUsage>> {
@@ -225,15 +297,4 @@ fn pings(address: Ipv4Addr, answers: bool) -> Vec<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_ping_looks_like_one() {
-        let address = "10.0.0.2".parse().unwrap();
-        let lines = pings(address, true);
-        assert_eq!(lines.iter().filter(|line| line.contains("icmp_seq")).count(), 10);
-        assert_eq!(lines.last().map(String::as_str), Some(""));
-        assert!(pings(address, false).iter().any(|line| line.contains("100% packet loss")));
-    }
-}
+mod tests;

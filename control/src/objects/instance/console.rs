@@ -1,0 +1,175 @@
+//! What an instance shows: its serial console, its screen, and the ways to them.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use muster_types::event::Event;
+use muster_types::ids::BlobId;
+use muster_types::node::NodeApi;
+use muster_types::spec::Vdi;
+use muster_types::storage::Draft;
+use muster_types::time::now;
+use muster_types::{Error, Result};
+use serde::Serialize;
+use serde_json::json;
+use utoipa::ToSchema;
+
+use super::{find_own, node_row, object, require_created};
+use crate::app::App;
+use crate::auth::Caller;
+use crate::objects::blob::{self, Coming};
+use crate::store::instances::InstanceRow;
+use crate::store::transaction;
+
+/// How much of the console is shown when nobody says.
+const USUAL_LENGTH: i64 = 10240;
+
+/// The last bytes of the serial console. Call it where the instance's node is.
+pub async fn read(node: &Arc<dyn NodeApi>, row: &InstanceRow, length: Option<i64>) -> Result<Bytes> {
+    let length = match length {
+        None | Some(0) => Some(USUAL_LENGTH),
+        Some(-1) => None,
+        Some(length) if length < 0 => {
+            return Err(Error::Invalid("length: Must be greater than or equal to -1.".into()));
+        }
+        Some(length) => Some(length),
+    };
+    let most = length.and_then(|length| u64::try_from(length).ok());
+    match node.machines().console(row.id, most).await {
+        // It showed nothing yet, or is gone.
+        Err(Error::NotFound(_)) => Ok(Bytes::new()),
+        shown => shown,
+    }
+}
+
+/// Forgets what the serial console showed. Call it where the instance's node is.
+pub async fn clear(app: &App, caller: &Caller, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<()> {
+    node.machines().clear_console(row.id).await?;
+    app.record(caller, Event::audit(object(row.id), "clear console request from REST API"));
+    Ok(())
+}
+
+/// Keeps what the screen shows as a blob. Call it where the instance's node is.
+pub async fn screenshot(
+    app: &App,
+    caller: &Caller,
+    node: &Arc<dyn NodeApi>,
+    row: &InstanceRow,
+) -> Result<BlobId> {
+    require_created(row)?;
+    let id = BlobId::new();
+    let draft = Draft::Machine(id);
+    let _mark = app.drafting.begin(node.identity().id, id);
+    {
+        let _turn = app.turns.take(row.id).await;
+        node.machines().screenshot(row.id, draft).await.map_err(|error| match error {
+            Error::Conflict(why) => Error::NotReady(why),
+            other => other,
+        })?;
+    }
+    let kept = keep(app, node, draft).await;
+    node.storage().remove_draft(draft).await?;
+    let blob = kept?;
+    app.record(
+        caller,
+        Event::audit(object(row.id), "screenshot request from REST API").with("blob_uuid", blob.to_string()),
+    );
+    Ok(blob)
+}
+
+async fn keep(app: &App, node: &Arc<dyn NodeApi>, draft: Draft) -> Result<BlobId> {
+    let coming = Coming { draft, is_image: false, modified: None };
+    let prepared = blob::prepare(app, node, &coming).await?;
+    match transaction!(app.store, |tx| { blob::commit_in(tx, &prepared).await }) {
+        Ok(holder) => {
+            blob::settle(app, &prepared, holder).await;
+            Ok(holder)
+        }
+        Err(error) => {
+            blob::discard(app, &prepared).await;
+            Err(error)
+        }
+    }
+}
+
+/// A file that tells a viewer where the screen is.
+pub async fn helper(app: &App, caller: &Caller, reference: &str) -> Result<String> {
+    let row = find_own(app, caller, reference, None).await?;
+    let node = node_row(app, &row).await?;
+    let ports = row.ports.ok_or_else(|| Error::NotFound("the instance has no console yet".into()))?;
+    let kind = if row.spec.video.vdi == Vdi::Vnc { "vnc" } else { "spice" };
+    let mut lines = vec![
+        "[virt-viewer]".to_owned(),
+        format!("type={kind}"),
+        format!("host={}", node.identity.ip),
+        format!("port={}", ports.vdi),
+    ];
+    if let (Some(port), Some(screens)) = (ports.vdi_tls, &node.report.screens) {
+        lines.push(format!("tls-port={port}"));
+        lines.push(format!("host-subject={}", screens.subject));
+    }
+    lines.push("delete-this-file=1".to_owned());
+    if let (Some(_), Some(screens)) = (ports.vdi_tls, &node.report.screens) {
+        lines.push(format!("ca={}", screens.authority.replace('\n', "\\n")));
+    }
+    app.record(caller, Event::audit(object(row.id), "vdi console helper request from REST API"));
+    Ok(lines.join("\n") + "\n")
+}
+
+/// Where the screen can be seen through the console proxy.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct ProxyRecord {
+    pub url: String,
+    /// Unix time in seconds.
+    pub expires_at: u64,
+}
+
+/// A short-lived way to the screen through the console proxy.
+pub async fn proxy(app: &App, caller: &Caller, reference: &str) -> Result<ProxyRecord> {
+    let row = find_own(app, caller, reference, None).await?;
+    let base = app.settings.kerbside_url.trim_end_matches('/');
+    if base.is_empty() {
+        return Err(Error::NotFound("kerbside integration is not configured".into()));
+    }
+    require_created(&row)?;
+    if row.spec.video.vdi == Vdi::Vnc {
+        return Err(Error::Conflict("instance does not have a SPICE console".into()));
+    }
+    let Some(signer) = &app.console_key else {
+        return Err(Error::Unconfigured(
+            "kerbside signing key is not configured, set KERBSIDE_SIGNING_KEY".into(),
+        ));
+    };
+    let node = node_row(app, &row).await?;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole seconds of Unix time")]
+    let issued = now() as u64;
+    let expires_at = issued + app.settings.kerbside_token_duration;
+    let jti = uuid::Uuid::new_v4().to_string();
+    let claims = json!({
+        "iss": app.settings.zone,
+        "aud": base,
+        "sub": row.id,
+        "iat": issued,
+        "nbf": issued,
+        "exp": expires_at,
+        "jti": jti,
+        "instance_uuid": row.id,
+        "instance_name": row.name,
+        "namespace": row.namespace,
+        "node": node.identity.name,
+        "host": node.identity.ip,
+        "port": row.ports.map(|ports| ports.vdi),
+        "tls_port": row.ports.and_then(|ports| ports.vdi_tls),
+        "host_subject": node.report.screens.map(|screens| screens.subject),
+    });
+    let token = signer.sign(&claims);
+    app.record(
+        caller,
+        Event::audit(object(row.id), "vdi console token created")
+            .with("jti", jti)
+            .with("kid", signer.kid())
+            .with("namespace", caller.namespace.clone())
+            .with("expires_at", expires_at),
+    );
+    Ok(ProxyRecord { url: format!("{base}/sf-console.vv?token={token}"), expires_at })
+}

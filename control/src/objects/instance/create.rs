@@ -1,0 +1,484 @@
+//! Creating an instance: everything is checked before anything is written, and everything is written at once.
+
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+
+use base64::Engine as _;
+use muster_types::event::{Event, EventType};
+use muster_types::ids::{BlobId, InstanceId, NodeId};
+use muster_types::instance::{
+    ConfigDriveType, DiskSpecRecord, InstanceRecord, InstanceState, MachineType, SideChannel,
+};
+use muster_types::namespace::NamespaceState;
+use muster_types::network::NetworkState;
+use muster_types::node::NodeState;
+use muster_types::object::{NameOrId, ObjectType};
+use muster_types::spec::{self, AddressSpec, Affinity, DiskSpec, NetworkSpec, VideoSpec};
+use muster_types::{Error, Result};
+use serde_json::{Map, Value, json};
+
+use super::image::{self, Source};
+use super::placement::{self, Found, Taken};
+use super::{DEPRECATED_AFFINITY, DISK, NVRAM_TEMPLATE, check_metadata, object, one, order};
+use crate::app::App;
+use crate::auth::Caller;
+use crate::objects::interface::{self, NewInterface, WantedAddress};
+use crate::objects::{address, blob, metadata, network};
+use crate::operations::create_instance;
+use crate::scheduler::Wish;
+use crate::store::instances::{self, Claimed, InstanceRow, InstanceSpec, NewInstance};
+use crate::store::networks::NetworkRow;
+use crate::store::{
+    StoreError, Tx, TxError, blobs, metadata as metadata_rows, namespaces, nodes, references, transaction,
+};
+
+/// Longest script that a guest is given.
+const LONGEST_USER_DATA: usize = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// An instance to make, as the caller asked for it. The specs were read already.
+#[derive(Debug, Clone)]
+pub struct InstanceRequest {
+    pub name: Option<String>,
+    pub cpus: Option<i64>,
+    pub memory: Option<i64>,
+    pub disks: Vec<DiskSpec>,
+    pub networks: Vec<NetworkSpec>,
+    pub video: VideoSpec,
+    pub ssh_key: Option<String>,
+    pub user_data: Option<String>,
+    pub placed_on: Option<String>,
+    pub namespace: Option<String>,
+    pub uefi: bool,
+    pub secure_boot: bool,
+    pub nvram_template: Option<String>,
+    pub configdrive: Option<String>,
+    pub metadata: Option<Value>,
+    pub side_channels: Option<Vec<String>>,
+}
+
+/// A request whose every field makes sense on its own.
+struct Checked {
+    name: String,
+    spec: InstanceSpec,
+    networks: Vec<NetworkSpec>,
+    metadata: Map<String, Value>,
+    affinity: Affinity,
+    deprecated_affinity: bool,
+    placed_on: Option<String>,
+    nvram_template: Option<String>,
+}
+
+/// A request that was compared with the cluster.
+struct Ready {
+    id: InstanceId,
+    name: String,
+    namespace: String,
+    spec: InstanceSpec,
+    networks: Vec<(NetworkRow, NetworkSpec, WantedAddress)>,
+    metadata: Map<String, Value>,
+    wish: Wish,
+    /// What to fetch, by the number of the disk.
+    fetch: BTreeMap<usize, String>,
+}
+
+/// Makes an instance. Its machine follows.
+pub async fn create(app: &App, caller: &Caller, request: InstanceRequest) -> Result<InstanceRecord> {
+    let namespace = request.namespace.clone().filter(|name| !name.is_empty());
+    let namespace = namespace.unwrap_or_else(|| caller.namespace.clone());
+    let checked = check(request)?;
+    let deprecated = checked.deprecated_affinity;
+    let mut ready = compare(app, caller, namespace, checked).await?;
+    for (number, url) in std::mem::take(&mut ready.fetch) {
+        let artifact = image::fetch(app, caller, &ready.namespace, &url).await?;
+        ready.spec.awaited.insert(number, artifact);
+    }
+    let mut found = placement::find(app, &ready.namespace, &ready.wish).await?;
+    let mut outcome = write(app, caller, &ready, &found).await;
+    if matches!(outcome, Err(Error::Unplaceable { transient: true, .. })) && found.candidates().is_ok() {
+        // What was known of the nodes was old: others were faster.
+        found = placement::find_afresh(app, &ready.namespace, &ready.wish).await?;
+        outcome = write(app, caller, &ready, &found).await;
+    }
+    match outcome {
+        Ok((row, taken)) => {
+            placement::taken(app, &taken);
+            app.networks.changed();
+            app.queue.wake();
+            tell_created(app, caller, &row, deprecated);
+            placement::tell(app, caller, row.id, &ready.wish, &found, Some(&taken));
+            one(&*app.store, row).await
+        }
+        Err(error) => {
+            if let Some(reason) = reason(&error, &ready) {
+                keep_failure(app, caller, &ready, &reason, &error).await?;
+                placement::tell(app, caller, ready.id, &ready.wish, &found, None);
+            }
+            Err(error)
+        }
+    }
+}
+
+/// Looks at the fields of a request, and at nothing else.
+fn check(request: InstanceRequest) -> Result<Checked> {
+    let missing = |name: &str| Error::Invalid(format!("{name}: Missing data for required field."));
+    let name = request.name.ok_or_else(|| missing("name"))?;
+    spec::name(&name)?;
+    let cpus = positive("cpus", request.cpus.ok_or_else(|| missing("cpus"))?, 1024)?;
+    let memory = positive("memory", request.memory.ok_or_else(|| missing("memory"))?, 64 << 20)?;
+    if request.secure_boot && !request.uefi {
+        return Err(Error::Invalid("secure boot requires UEFI be enabled".into()));
+    }
+    let configdrive = match request.configdrive.as_deref().filter(|text| !text.is_empty()) {
+        None => ConfigDriveType::OpenStackDisk,
+        Some(text) => {
+            text.parse().map_err(|_| Error::Invalid(format!("invalid config drive type: \"{text}\"")))?
+        }
+    };
+    let user_data = request.user_data.filter(|text| !text.is_empty());
+    if let Some(text) = &user_data {
+        if text.len() > LONGEST_USER_DATA {
+            return Err(Error::Invalid(format!("user_data: must be at most {LONGEST_USER_DATA} bytes")));
+        }
+        decode_user_data(text).ok_or_else(|| Error::Invalid("user_data: Not valid base64.".into()))?;
+    }
+    let ssh_key = request.ssh_key.filter(|text| !text.is_empty());
+    let (metadata, affinity, deprecated_affinity) = check_all_metadata(request.metadata)?;
+    let side_channels = match request.side_channels {
+        None => vec![SideChannel::Agent, SideChannel::Agent2],
+        Some(names) => side_channels(&names)?,
+    };
+    let machine_type = if request.secure_boot { MachineType::Q35 } else { MachineType::Pc };
+    let record = |spec| DiskSpecRecord { spec, blob_uuid: None };
+    Ok(Checked {
+        name,
+        spec: InstanceSpec {
+            cpus,
+            memory,
+            disks: request.disks.into_iter().map(record).collect(),
+            awaited: BTreeMap::new(),
+            video: request.video,
+            ssh_key,
+            user_data,
+            uefi: request.uefi,
+            secure_boot: request.secure_boot,
+            configdrive,
+            nvram_template: None,
+            machine_type,
+            side_channels,
+            requested_placement: None,
+        },
+        networks: request.networks,
+        metadata,
+        affinity,
+        deprecated_affinity,
+        placed_on: request.placed_on.filter(|text| !text.is_empty()),
+        nvram_template: request.nvram_template.filter(|text| !text.is_empty()),
+    })
+}
+
+fn positive(field: &str, number: i64, most: i64) -> Result<i64> {
+    if (1..=most).contains(&number) {
+        return Ok(number);
+    }
+    let text = format!("{field}: Must be greater than or equal to 1 and less than or equal to {most}.");
+    Err(Error::Invalid(text))
+}
+
+/// The script for the guest, which some tools wrap into lines.
+pub(crate) fn decode_user_data(text: &str) -> Option<Vec<u8>> {
+    let text: String = text.chars().filter(|c| !c.is_ascii_whitespace()).collect();
+    base64::engine::general_purpose::STANDARD.decode(text).ok()
+}
+
+fn side_channels(names: &[String]) -> Result<Vec<SideChannel>> {
+    let mut found = Vec::new();
+    for name in names {
+        let channel: SideChannel = name
+            .parse()
+            .map_err(|_| Error::Invalid(format!("{name} is not a known side channel type")))?;
+        if !found.contains(&channel) {
+            found.push(channel);
+        }
+    }
+    Ok(found)
+}
+
+fn check_all_metadata(given: Option<Value>) -> Result<(Map<String, Value>, Affinity, bool)> {
+    let map = match given {
+        None => Map::new(),
+        Some(Value::Object(map)) => map,
+        // What newer Go clients send when nothing is set.
+        Some(Value::String(text)) if text.is_empty() => Map::new(),
+        Some(_) => return Err(Error::Invalid("metadata must be a dictionary".into())),
+    };
+    let (mut affinity, mut deprecated) = (Affinity::default(), false);
+    for (key, value) in &map {
+        metadata::check(Some(key), Some(value))?;
+        check_metadata(key, value)?;
+        if key == "affinity" {
+            (affinity, deprecated) = spec::affinity(value)?;
+        }
+    }
+    metadata::check_size(&map)?;
+    Ok((map, affinity, deprecated))
+}
+
+/// Compares a request with the cluster, in the order in which the existing service does.
+async fn compare(app: &App, caller: &Caller, namespace: String, checked: Checked) -> Result<Ready> {
+    let known = namespaces::get(&*app.store, &namespace).await?;
+    if known.is_none_or(|row| row.state != NamespaceState::Created)
+        || !caller.may_see(&*app.store, &namespace).await?
+    {
+        return Err(Error::not_found("namespace"));
+    }
+    let Checked { name, mut spec, networks, metadata, affinity, placed_on, nvram_template, .. } = checked;
+    let only = match placed_on {
+        None => None,
+        Some(place) => Some(forced_node(app, &place, &mut spec).await?),
+    };
+    let mut fetch = BTreeMap::new();
+    for (number, disk) in spec.disks.iter_mut().enumerate() {
+        let Some(base) = &disk.spec.base else { continue };
+        match image::resolve(app, caller, &namespace, base).await? {
+            Source::Blob(blob) => disk.blob_uuid = Some(require_fit(app, number, &disk.spec, blob).await?),
+            Source::Url(url) => {
+                fetch.insert(number, url);
+            }
+        }
+    }
+    if let Some(template) = nvram_template {
+        spec.nvram_template = Some(resolve_template(app, caller, &namespace, &template).await?.to_string());
+    }
+    let mut found = Vec::with_capacity(networks.len());
+    for (number, wanted) in networks.into_iter().enumerate() {
+        found.push(find_network(app, &namespace, wanted, &format!("network[{number}]")).await?);
+    }
+    let wish = Wish {
+        cpus: spec.cpus,
+        memory_mb: spec.memory,
+        disk_gb: disk_gb(app, &spec).await?,
+        only,
+        affinity,
+    };
+    Ok(Ready { id: InstanceId::new(), name, namespace, spec, networks: found, metadata, wish, fetch })
+}
+
+async fn forced_node(app: &App, place: &str, spec: &mut InstanceSpec) -> Result<NodeId> {
+    let row = nodes::get(&*app.store, &NameOrId::parse(place)).await?;
+    let row = row.filter(|row| row.state != NodeState::Deleted);
+    let row = row.ok_or_else(|| Error::NotFound(format!("Specified node {place} does not exist")))?;
+    if row.state != NodeState::Created {
+        return Err(Error::NotFound(format!("Specified node {place} not ready")));
+    }
+    spec.requested_placement = Some(row.identity.name);
+    Ok(row.identity.id)
+}
+
+/// Refuses a disk that its image does not fit into, if that is known already.
+async fn require_fit(app: &App, number: usize, disk: &DiskSpec, blob: BlobId) -> Result<BlobId> {
+    let facts = blobs::get(&*app.store, blob).await?.and_then(|row| row.image);
+    if let (Some(size), Some(facts)) = (disk.size, facts)
+        && size.saturating_mul(GIB) < facts.virtual_size
+    {
+        let needed = facts.virtual_size.div_ceil(GIB);
+        let text = format!("disk[{number}].size: {size} GB is smaller than the image, which needs {needed} GB");
+        return Err(Error::Invalid(text));
+    }
+    Ok(blob)
+}
+
+async fn resolve_template(app: &App, caller: &Caller, namespace: &str, template: &str) -> Result<BlobId> {
+    let known = template.starts_with("label:") || template.starts_with("sf://");
+    if known && let Source::Blob(blob) = image::resolve(app, caller, namespace, template).await? {
+        return Ok(blob);
+    }
+    Err(Error::Invalid(format!(
+        "nvram_template: {template:?} is neither label:<name> nor sf://blob/<uuid>"
+    )))
+}
+
+/// A network of the instance's own namespace that is ready for an interface.
+pub(super) async fn find_network(
+    app: &App,
+    namespace: &str,
+    wanted: NetworkSpec,
+    path: &str,
+) -> Result<(NetworkRow, NetworkSpec, WantedAddress)> {
+    let row = network::of_instances(app, namespace, &wanted.network).await?;
+    let address = match &wanted.address {
+        AddressSpec::Any => WantedAddress::Any,
+        AddressSpec::None => WantedAddress::None,
+        AddressSpec::Exactly(text) => {
+            let address: Ipv4Addr = text
+                .parse()
+                .map_err(|_| Error::Invalid(format!("{path}.address: Not a valid IPv4 address.")))?;
+            address::require_within(&row, address).map_err(|_| {
+                let text = "network specification requests an address outside the range of the network";
+                Error::Invalid(text.into())
+            })?;
+            WantedAddress::Exactly(address)
+        }
+    };
+    if wanted.float && address == WantedAddress::None {
+        return Err(Error::Invalid(format!("{path}.float: an interface without an address cannot float")));
+    }
+    network::require_state(&row, &[NetworkState::Created])?;
+    Ok((row, wanted, address))
+}
+
+/// What the disks take, as far as that is known.
+async fn disk_gb(app: &App, spec: &InstanceSpec) -> Result<i64> {
+    let mut sum = 0u64;
+    for disk in &spec.disks {
+        let size = match (disk.spec.size, disk.blob_uuid) {
+            (Some(size), _) => size,
+            (None, Some(blob)) => {
+                let facts = blobs::get(&*app.store, blob).await?.and_then(|row| row.image);
+                facts.map_or(0, |facts| facts.virtual_size.div_ceil(GIB))
+            }
+            (None, None) => 0,
+        };
+        sum = sum.saturating_add(size);
+    }
+    Ok(i64::try_from(sum).unwrap_or(i64::MAX))
+}
+
+/// Writes the instance, its interfaces, its addresses, its place and the queued work, all or nothing.
+async fn write(app: &App, caller: &Caller, ready: &Ready, found: &Found) -> Result<(InstanceRow, Taken)> {
+    found.candidates()?;
+    transaction!(app.store, |tx| {
+        // No instance may be left behind by a namespace that goes at the same moment.
+        if !namespaces::hold(tx, &ready.namespace, NamespaceState::Created).await? {
+            return Err(Error::not_found("namespace").into());
+        }
+        let taken = placement::take_in(app, tx, &ready.wish, found).await?;
+        let row = insert(tx, ready, InstanceState::Initial, None, Some(&taken)).await?;
+        for (order, (network, wanted, address)) in ready.networks.iter().enumerate() {
+            let new = NewInterface {
+                network: network.id,
+                instance: row.id,
+                namespace: row.namespace.clone(),
+                hostname: row.name.clone(),
+                node: row.node,
+                mac: wanted.mac,
+                address: *address,
+                float: wanted.float,
+                model: wanted.model.clone(),
+                order: i64::try_from(order).unwrap_or(i64::MAX),
+            };
+            interface::create_in(app, tx, &new).await?;
+        }
+        use_blobs_in(tx, row.id, &ready.spec).await?;
+        let handle =
+            create_instance::KIND.enqueue(tx, order(&row, json!({}), Some(&caller.request_id))).await?;
+        instances::set_operation(tx, row.id, &handle).await?;
+        let row = InstanceRow { last_operation: Some(handle), ..row };
+        Ok((row, taken))
+    })
+}
+
+async fn insert(
+    tx: &mut Tx,
+    ready: &Ready,
+    state: InstanceState,
+    error: Option<&str>,
+    taken: Option<&Taken>,
+) -> Result<InstanceRow, StoreError> {
+    let new = NewInstance {
+        id: ready.id,
+        name: ready.name.clone(),
+        namespace: ready.namespace.clone(),
+        state,
+        error_message: error.map(str::to_owned),
+        spec: ready.spec.clone(),
+        node: taken.map(|taken| taken.node),
+        claimed: taken.map_or_else(Claimed::default, |taken| taken.claimed),
+    };
+    let row = instances::insert(tx, &new).await?;
+    for (key, value) in &ready.metadata {
+        metadata_rows::set(tx, ObjectType::Instance, &row.id.to_string(), key, value).await?;
+    }
+    Ok(row)
+}
+
+/// Records which contents an instance uses, as part of a transaction: from now on they stay.
+pub(crate) async fn use_blobs_in(tx: &mut Tx, id: InstanceId, spec: &InstanceSpec) -> Result<(), TxError> {
+    let source = object(id);
+    references::remove_from(tx, &source).await?;
+    for (number, disk) in spec.disks.iter().enumerate() {
+        if let Some(blob) = disk.blob_uuid {
+            use_blob_in(tx, &source, DISK, Some(&number.to_string()), blob).await?;
+        }
+    }
+    if let Some(blob) = spec.nvram_blob() {
+        use_blob_in(tx, &source, NVRAM_TEMPLATE, None, blob).await?;
+    }
+    Ok(())
+}
+
+async fn use_blob_in(
+    tx: &mut Tx,
+    source: &muster_types::object::ObjectRef,
+    relationship: &str,
+    value: Option<&str>,
+    id: BlobId,
+) -> Result<(), TxError> {
+    if !blobs::hold(tx, id).await? {
+        return Err(Error::not_found("blob").into());
+    }
+    Ok(references::insert(tx, source, relationship, value, &blob::object(id)).await?)
+}
+
+fn tell_created(app: &App, caller: &Caller, row: &InstanceRow, deprecated: bool) {
+    app.record(
+        caller,
+        Event::audit(object(row.id), "db record created")
+            .with("name", row.name.clone())
+            .with("namespace", row.namespace.clone())
+            .with("cpus", row.spec.cpus)
+            .with("memory", row.spec.memory),
+    );
+    app.record(caller, Event::audit(object(row.id), "creation request from REST API"));
+    if deprecated {
+        app.record(caller, Event::audit(object(row.id), DEPRECATED_AFFINITY));
+    }
+}
+
+/// What the record of an instance that could not be placed says; nothing when the request itself was wrong.
+fn reason(error: &Error, ready: &Ready) -> Option<String> {
+    let network = || ready.networks.first().map(|(network, ..)| network.id);
+    match error {
+        Error::Unplaceable { .. } => Some("scheduling failed".into()),
+        Error::Conflict(text) if text.starts_with("No nodes remaining") => Some("scheduling failed".into()),
+        Error::Conflict(text) if text.starts_with("address ") => {
+            Some(format!("failed to reserve an IP on network {}", network()?))
+        }
+        Error::Insufficient(text) => Some(format!("cannot allocate address: {text}")),
+        Error::NotFound(text) if text.starts_with("network ") => {
+            Some(format!("missing network: {text}"))
+        }
+        _ => None,
+    }
+}
+
+/// Keeps a record of an instance that could not be made, until the caller deletes it.
+async fn keep_failure(
+    app: &App,
+    caller: &Caller,
+    ready: &Ready,
+    reason: &str,
+    error: &Error,
+) -> Result<()> {
+    let message = format!("{reason}: {error}");
+    let row = transaction!(app.store, |tx| {
+        if !namespaces::hold(tx, &ready.namespace, NamespaceState::Created).await? {
+            return Err(Error::not_found("namespace").into());
+        }
+        Ok(insert(tx, ready, InstanceState::Error, Some(&message), None).await?)
+    })?;
+    tell_created(app, caller, &row, false);
+    let event = Event::new(EventType::Mutate, object(row.id), "state is now error");
+    app.record(caller, event.with("reason", message));
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! Deleting instances.
+
+use muster_types::event::Event;
+use muster_types::ids::{InstanceId, NodeId};
+use muster_types::instance::{InstanceRecord, InstanceState};
+use muster_types::namespace::{NamespaceState, SYSTEM};
+use muster_types::operation::OperationHandle;
+use muster_types::{Error, Result};
+use serde_json::json;
+
+use super::{find_own, object, order, record};
+use crate::app::App;
+use crate::auth::Caller;
+use crate::operations::create_instance::{move_on, release};
+use crate::operations::{delete_instance, snapshot_instance};
+use crate::store::instances::InstanceRow;
+use crate::store::{StoreError, Tx, TxError, instances, namespaces, operations, transaction};
+
+/// Deletes an instance. Its machine goes first, then the rest of it.
+pub async fn delete(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    namespace: Option<&str>,
+) -> Result<InstanceRecord> {
+    let row = find_own(app, caller, reference, namespace).await?;
+    if !begin(app, caller, row.id, "deletion request from REST API").await? {
+        return Err(Error::not_found("instance"));
+    }
+    record(app, row.id).await
+}
+
+/// Marks an instance as going and queues the rest. `false`: it is gone.
+async fn begin(app: &App, caller: &Caller, id: InstanceId, message: &str) -> Result<bool> {
+    let queued = transaction!(app.store, |tx| { enqueue(tx, id, Some(caller)).await })?;
+    if queued.is_some() {
+        app.queue.wake();
+        app.record(caller, Event::audit(object(id), message));
+    }
+    Ok(queued.is_some())
+}
+
+/// Marks an instance as going and queues the rest as part of a transaction, or finds the operation that is at it.
+/// `None`: it is gone.
+pub(crate) async fn enqueue(
+    tx: &mut Tx,
+    id: InstanceId,
+    caller: Option<&Caller>,
+) -> Result<Option<OperationHandle>, TxError> {
+    let Some(row) = instances::get(&mut *tx, id).await? else { return Ok(None) };
+    match row.state {
+        InstanceState::Deleted => return Ok(None),
+        InstanceState::DeleteWait => {
+            if let Some(pending) = pending(&mut *tx, &row).await? {
+                return Ok(Some(pending));
+            }
+        }
+        InstanceState::DeleteWaitError => {
+            // It goes on from there.
+            instances::set_state(tx, id, row.state, InstanceState::Error, None).await?;
+            return Box::pin(enqueue(tx, id, caller)).await;
+        }
+        _ => {
+            if !instances::set_state(tx, id, row.state, InstanceState::DeleteWait, None).await? {
+                return Err(StoreError::Conflict("the instance changed".into()).into());
+            }
+        }
+    }
+    // What waits is of no use any more; what is being done notices by itself.
+    operations::abort_queued(tx, &object(id), snapshot_instance::KIND.name).await?;
+    let request = caller.map(|caller| caller.request_id.as_str());
+    let handle = delete_instance::KIND.enqueue(tx, order(&row, json!({}), request)).await?;
+    instances::set_operation(tx, id, &handle).await?;
+    Ok(Some(handle))
+}
+
+async fn pending(tx: &mut Tx, row: &InstanceRow) -> Result<Option<OperationHandle>, StoreError> {
+    let rows = operations::of_target(tx, &object(row.id)).await?;
+    let pending = rows.into_iter().find(|op| op.name == delete_instance::KIND.name && !op.state.is_final());
+    Ok(pending.map(|op| OperationHandle { op_type: op.operation_type, op_uuid: op.id }))
+}
+
+/// What was on a node that was deleted is lost: its instances are in error, and those that were going are gone.
+pub(crate) async fn forsake(app: &App, node: NodeId, name: &str) -> Result<()> {
+    for row in instances::of_node(&*app.store, node).await? {
+        let reason = format!("node {name} was deleted");
+        let (from, to) = match row.state {
+            InstanceState::DeleteWait => (row.state, InstanceState::Deleted),
+            InstanceState::DeleteWaitError => (row.state, InstanceState::Error),
+            state => match state.failed() {
+                Some(failed) if move_on(app, row.id, state, failed, Some(&reason)).await? => {
+                    (failed, InstanceState::Error)
+                }
+                _ => (state, InstanceState::Error),
+            },
+        };
+        if from != to {
+            release(app, &row, from, to).await?;
+        }
+        transaction!(app.store, |tx| {
+            operations::abort_queued(tx, &object(row.id), "").await?;
+            Ok(instances::unplace(tx, row.id).await?)
+        })?;
+    }
+    Ok(())
+}
+
+/// Deletes every instance of a namespace. `system` with the namespace `system` means the whole cluster.
+pub async fn delete_all(
+    app: &App,
+    caller: &Caller,
+    confirm: bool,
+    namespace: Option<&str>,
+) -> Result<Vec<InstanceId>> {
+    if !confirm {
+        return Err(Error::Invalid("parameter confirm is not set true".into()));
+    }
+    let namespace = match namespace.filter(|name| !name.is_empty()) {
+        Some(namespace) => namespace,
+        None if caller.is_system() => {
+            return Err(Error::Invalid("system user must specify parameter namespace".into()));
+        }
+        None => &caller.namespace,
+    };
+    if !caller.may_change(namespace) {
+        return Err(Error::Unauthenticated("you cannot delete other namespaces".into()));
+    }
+    if namespaces::get(&*app.store, namespace).await?.is_none_or(|row| row.state != NamespaceState::Created) {
+        return Err(Error::not_found("namespace"));
+    }
+    let within = (namespace != SYSTEM).then_some(namespace);
+    let mut gone = Vec::new();
+    for row in instances::of_namespace(&*app.store, within).await? {
+        if begin(app, caller, row.id, "deletion request from REST API").await? {
+            gone.push(row.id);
+        }
+    }
+    Ok(gone)
+}

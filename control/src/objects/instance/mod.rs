@@ -1,0 +1,259 @@
+//! Instances: virtual machines. This file finds and shows them; the others are what can be done to them.
+//!
+//! | what | own namespace | trusted by the owner | `system` | anyone else |
+//! |---|---|---|---|---|
+//! | list and read | yes | yes | yes | 404 |
+//! | create | yes | yes | yes | 404 |
+//! | everything else | yes | 404 | yes | 404 |
+
+pub mod console;
+pub mod create;
+pub mod delete;
+pub mod image;
+pub mod placement;
+pub mod plan;
+pub mod plug;
+pub mod power;
+pub mod snapshot;
+pub mod turns;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use muster_types::ids::{InstanceId, NodeId};
+use muster_types::instance::{InstanceRecord, InstanceState};
+use muster_types::interface::InterfaceRecord;
+use muster_types::node::NodeApi;
+use muster_types::object::{NameOrId, ObjectRef, ObjectType};
+use muster_types::spec;
+use muster_types::{Error, Result};
+use serde_json::Value;
+
+use crate::app::App;
+use crate::auth::Caller;
+use crate::objects::interface;
+use crate::objects::node::Place;
+use crate::operations::Order;
+use crate::store::instances::{self, InstanceRow};
+use crate::store::nodes::{self, NodeRow};
+use crate::store::{Read, interfaces, metadata, references};
+
+/// Version of the record's format.
+const VERSION: i64 = 19;
+/// Instances read at once for a list.
+const PAGE: i64 = 500;
+/// How an instance uses the content that a disk began as; the value is the number of the disk.
+pub(crate) const DISK: &str = "disk";
+/// How an instance uses the content that the memory of its firmware began as.
+pub(crate) const NVRAM_TEMPLATE: &str = "nvram_template";
+
+/// Told when somebody uses the older form of affinity.
+pub(crate) const DEPRECATED_AFFINITY: &str = "deprecated weighted affinity specification accepted";
+
+/// The instance as the subject of events.
+pub(crate) fn object(id: InstanceId) -> ObjectRef {
+    ObjectRef::new(ObjectType::Instance, id)
+}
+
+/// The instance that an operation is about.
+pub(crate) fn target(text: &str) -> Result<InstanceId> {
+    text.parse().map_err(|_| Error::Internal("an instance's id is not one".into()))
+}
+
+/// An operation on an instance, done by its node.
+pub(crate) fn order(row: &InstanceRow, arguments: Value, request_id: Option<&str>) -> Order {
+    Order {
+        target: object(row.id),
+        namespace: Some(row.namespace.clone()),
+        arguments,
+        depends_on: vec![],
+        request_id: request_id.map(str::to_owned),
+        node: row.node,
+    }
+}
+
+/// An instance by id or name that the caller may read.
+pub(crate) async fn find<D: Read + Copy>(
+    db: D,
+    caller: &Caller,
+    reference: &str,
+    namespace: Option<&str>,
+) -> Result<InstanceRow> {
+    let absent = || Error::not_found("instance");
+    let namespace = namespace.filter(|name| !name.is_empty());
+    let row = match NameOrId::parse(reference) {
+        NameOrId::Id(id) => instances::get(db, id).await?,
+        NameOrId::Name(name) => {
+            let within = match namespace {
+                Some(namespace) => Some(namespace),
+                None => (!caller.is_system()).then_some(caller.namespace.as_str()),
+            };
+            let mut found = instances::by_name(db, &name, within).await?;
+            if found.is_empty() && namespace.is_none() && !caller.is_system() {
+                found = instances::by_name_trusting(db, &name, &caller.namespace).await?;
+            }
+            if found.len() > 1 {
+                let place = within.unwrap_or(&caller.namespace);
+                let text = format!("multiple instances have the name \"{name}\" in namespace \"{place}\"");
+                return Err(Error::Invalid(text));
+            }
+            found.pop()
+        }
+    };
+    let row = row.ok_or_else(absent)?;
+    if namespace.is_some_and(|wanted| row.namespace != wanted) || !caller.may_see(db, &row.namespace).await? {
+        return Err(absent());
+    }
+    Ok(row)
+}
+
+/// An instance by id or name that the caller may change.
+pub(crate) async fn find_own(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    namespace: Option<&str>,
+) -> Result<InstanceRow> {
+    let row = find(&*app.store, caller, reference, namespace).await?;
+    if caller.may_change(&row.namespace) { Ok(row) } else { Err(Error::not_found("instance")) }
+}
+
+/// Refuses what only an instance that was made can do: waiting may help.
+pub(crate) fn require_created(row: &InstanceRow) -> Result<()> {
+    if row.state == InstanceState::Created { Ok(()) } else { Err(not_ready(row)) }
+}
+
+fn not_ready(row: &InstanceRow) -> Error {
+    Error::NotReady(format!("instance {} is not ready ({})", row.id, row.state))
+}
+
+/// Where an instance is; nothing as long as it has no place.
+pub(crate) async fn place(app: &App, row: &InstanceRow) -> Result<Option<Place>> {
+    let Some(node) = row.node else { return Ok(None) };
+    let node = nodes::get(&*app.store, &NameOrId::Id(node)).await?;
+    Ok(node.map(|node| Place::of(app, node)))
+}
+
+/// The node of this daemon that an instance is on.
+pub(crate) fn own_node(app: &App, node: Option<NodeId>) -> Result<&Arc<dyn NodeApi>> {
+    let found = app.nodes.iter().find(|own| Some(own.identity().id) == node);
+    found.ok_or_else(|| Error::Internal("an instance is on a node that is not one of ours".into()))
+}
+
+pub async fn get(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    namespace: Option<&str>,
+) -> Result<InstanceRecord> {
+    let snapshot = app.store.snapshot()?;
+    let row = find(&snapshot, caller, reference, namespace).await?;
+    one(&snapshot, row).await
+}
+
+/// The next page of the instances that the caller may read, by id.
+pub async fn list_page(
+    app: &App,
+    caller: &Caller,
+    all: bool,
+    after: Option<InstanceId>,
+) -> Result<(Vec<InstanceRecord>, Option<InstanceId>)> {
+    let seen_by = (!caller.is_system()).then_some(caller.namespace.as_str());
+    let rows = instances::page(&*app.store, seen_by, all, after, PAGE).await?;
+    let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE);
+    let next = rows.last().filter(|_| full).map(|row| row.id);
+    Ok((records(&*app.store, rows).await?, next))
+}
+
+/// The record of one instance.
+pub(crate) async fn one<D: Read + Copy>(db: D, row: InstanceRow) -> Result<InstanceRecord> {
+    let mut records = records(db, vec![row]).await?;
+    records.pop().ok_or_else(|| Error::not_found("instance"))
+}
+
+/// The record of an instance that is known to exist.
+pub(crate) async fn record(app: &App, id: InstanceId) -> Result<InstanceRecord> {
+    let row = instances::get(&*app.store, id).await?.ok_or_else(|| Error::not_found("instance"))?;
+    one(&*app.store, row).await
+}
+
+/// The records of rows, in few reads however many there are.
+async fn records<D: Read + Copy>(db: D, rows: Vec<InstanceRow>) -> Result<Vec<InstanceRecord>> {
+    let ids: Vec<InstanceId> = rows.iter().map(|row| row.id).collect();
+    let words: Vec<String> = ids.iter().map(ToString::to_string).collect();
+    let mut metadata_of = metadata::of(db, ObjectType::Instance, &words).await?;
+    let mut references_of = references::of(db, ObjectType::Instance, &words).await?;
+    let mut places: Vec<NodeId> = rows.iter().filter_map(|row| row.node).collect();
+    places.sort_unstable();
+    places.dedup();
+    let names = nodes::names(db, &places).await?;
+    let mut interfaces_of: HashMap<InstanceId, Vec<InterfaceRecord>> = HashMap::new();
+    for record in interface::records(db, interfaces::of_instances(db, &ids).await?).await? {
+        interfaces_of.entry(record.instance_uuid).or_default().push(record);
+    }
+    Ok(rows
+        .into_iter()
+        .map(|row| {
+            let id = row.id.to_string();
+            let references = references_of.remove(&id).unwrap_or_default();
+            InstanceRecord {
+                uuid: row.id,
+                name: row.name,
+                namespace: row.namespace,
+                state: row.state,
+                error_message: row.error_message,
+                power_state: row.power_state,
+                cpus: row.spec.cpus,
+                memory: row.spec.memory,
+                disk_spec: row.spec.disks,
+                disks: row.disks,
+                video: row.spec.video,
+                ssh_key: row.spec.ssh_key,
+                user_data: row.spec.user_data,
+                uefi: row.spec.uefi,
+                secure_boot: row.spec.secure_boot,
+                configdrive: row.spec.configdrive,
+                nvram_template: row.spec.nvram_template,
+                machine_type: row.spec.machine_type,
+                side_channels: row.spec.side_channels,
+                agent_state: row.agent_state,
+                agent_start_time: row.agent_start_time,
+                agent_system_boot_time: row.agent_system_boot_time,
+                console_port: row.ports.map(|ports| ports.console),
+                vdi_port: row.ports.map(|ports| ports.vdi),
+                vdi_tls_port: row.ports.and_then(|ports| ports.vdi_tls),
+                node: row.node.and_then(|node| names.get(&node).cloned()),
+                requested_placement: row.spec.requested_placement,
+                interfaces: interfaces_of.remove(&row.id).unwrap_or_default(),
+                last_cluster_operation: row.last_operation,
+                agent_operations_queue: vec![],
+                metadata: metadata_of.remove(&id).unwrap_or_default(),
+                version: VERSION,
+                references_to: references.to,
+                references_from: references.from,
+            }
+        })
+        .collect())
+}
+
+/// The interfaces of an instance, in their order.
+pub async fn list_interfaces(app: &App, caller: &Caller, reference: &str) -> Result<Vec<InterfaceRecord>> {
+    let row = find(&*app.store, caller, reference, None).await?;
+    interface::records(&*app.store, interfaces::of_instances(&*app.store, &[row.id]).await?).await
+}
+
+/// Refuses a value that the scheduler could not read. Says whether it is of a form that will go.
+pub(crate) fn check_metadata(key: &str, value: &Value) -> Result<bool> {
+    match key {
+        "tags" => spec::tags(value).map(|_| false),
+        "affinity" => spec::affinity(value).map(|(_, deprecated)| deprecated),
+        _ => Ok(false),
+    }
+}
+
+/// The row of the node that an instance is on, for those who speak with it from outside.
+pub(crate) async fn node_row(app: &App, row: &InstanceRow) -> Result<NodeRow> {
+    let absent = || Error::NotFound("placement node not found".into());
+    let id = row.node.ok_or_else(absent)?;
+    nodes::get(&*app.store, &NameOrId::Id(id)).await?.ok_or_else(absent)
+}

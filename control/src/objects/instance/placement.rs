@@ -1,0 +1,245 @@
+//! Where an instance goes: asks the scheduler, and takes what it found from the node's ledger.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use muster_types::event::{Event, EventType};
+use muster_types::ids::{InstanceId, NodeId};
+use muster_types::node::NodeState;
+use muster_types::time::now;
+use muster_types::{Error, Result};
+use serde_json::json;
+
+use super::object;
+use crate::app::App;
+use crate::auth::Caller;
+use crate::scheduler::{self, Committed, Facts, Outcome, Policy, Stage, Wish};
+use crate::store::instances::{Claimed, InstanceRow};
+use crate::store::{StoreError, Tx, TxError, instances, node_claims, nodes};
+
+/// Candidates whose ledgers one attempt looks into.
+const MOST_CANDIDATES: usize = 32;
+
+/// What is known of the nodes, which may be a little old: the ledger's row decides.
+#[derive(Debug, Default)]
+pub struct Known(Mutex<Option<Seen>>);
+
+#[derive(Debug, Clone)]
+struct Seen {
+    at: Instant,
+    nodes: Arc<Vec<(Arc<Facts>, Committed)>>,
+}
+
+impl Known {
+    fn seen(&self) -> MutexGuard<'_, Option<Seen>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Corrects the ledger of a node after a change that is committed.
+    pub(crate) fn correct(&self, node: NodeId, committed: Committed) {
+        if let Some(seen) = self.seen().as_mut() {
+            let nodes = Arc::make_mut(&mut seen.nodes);
+            if let Some(known) = nodes.iter_mut().find(|(facts, _)| facts.id == node) {
+                known.1 = committed;
+            }
+        }
+    }
+
+    /// The nodes, not older than the setting says, or as they are now.
+    async fn get(&self, app: &App, fresh: bool) -> Result<Arc<Vec<(Arc<Facts>, Committed)>>> {
+        let most = Duration::from_secs(app.settings.scheduler_cache_timeout);
+        let usable = self.seen().clone().filter(|seen| !fresh && seen.at.elapsed() < most);
+        if let Some(seen) = usable {
+            return Ok(seen.nodes);
+        }
+        let at = Instant::now();
+        let mut ledgers = node_claims::list(&*app.store).await?;
+        let rows = nodes::list(&*app.store).await?;
+        let alive = rows.iter().filter(|row| row.state == NodeState::Created);
+        let nodes: Vec<_> = alive
+            .map(|row| (Arc::new(Facts::read(row)), ledgers.remove(&row.identity.id).unwrap_or_default()))
+            .collect();
+        let nodes = Arc::new(nodes);
+        *self.seen() = Some(Seen { at, nodes: Arc::clone(&nodes) });
+        Ok(nodes)
+    }
+}
+
+/// Candidates, and what is known of them.
+#[derive(Debug)]
+pub(crate) struct Found {
+    outcome: Outcome,
+    nodes: Arc<Vec<(Arc<Facts>, Committed)>>,
+}
+
+/// Asks the scheduler. A refusal is not believed before the nodes were looked at afresh.
+pub(crate) async fn find(app: &App, namespace: &str, wish: &Wish) -> Result<Found> {
+    let found = ask(app, namespace, wish, false).await?;
+    if found.outcome.result.is_ok() { Ok(found) } else { ask(app, namespace, wish, true).await }
+}
+
+/// Asks the scheduler about the nodes as they are now.
+pub(crate) async fn find_afresh(app: &App, namespace: &str, wish: &Wish) -> Result<Found> {
+    ask(app, namespace, wish, true).await
+}
+
+async fn ask(app: &App, namespace: &str, wish: &Wish, fresh: bool) -> Result<Found> {
+    let nodes = app.placement.get(app, fresh).await?;
+    let mut neighbours: HashMap<NodeId, Vec<Vec<String>>> = HashMap::new();
+    if wish.affinity != muster_types::spec::Affinity::default() {
+        for (node, tags) in instances::tags(&*app.store, namespace).await? {
+            let tags = muster_types::spec::tags(&tags).unwrap_or_default();
+            neighbours.entry(node).or_default().push(tags);
+        }
+    }
+    let policy = Policy::from(&app.settings);
+    let outcome = scheduler::candidates(wish, &nodes, &neighbours, &policy, now(), &mut dice);
+    Ok(Found { outcome, nodes })
+}
+
+/// A number from 0 up to 1.
+#[expect(clippy::cast_precision_loss, reason = "any number will do")]
+fn dice() -> f64 {
+    let bits = uuid::Uuid::new_v4().as_u128() & u128::from(u32::MAX);
+    bits as f64 / (f64::from(u32::MAX) + 1.0)
+}
+
+impl Found {
+    /// The candidates, or why there are none.
+    pub(crate) fn candidates(&self) -> Result<&[NodeId]> {
+        match &self.outcome.result {
+            Ok(candidates) => Ok(candidates),
+            Err(refusal) if refusal.stage == Stage::AffinityConstraints => {
+                Err(Error::Conflict(refusal.text.clone()))
+            }
+            Err(refusal) => Err(Error::Unplaceable {
+                text: refusal.text.clone(),
+                stage: refusal.stage.as_str(),
+                transient: refusal.transient,
+            }),
+        }
+    }
+
+    fn facts(&self, node: NodeId) -> Option<&Facts> {
+        self.nodes.iter().find(|(facts, _)| facts.id == node).map(|(facts, _)| &**facts)
+    }
+}
+
+/// What a node took over, and what its ledger says then.
+#[derive(Debug, Clone)]
+pub(crate) struct Taken {
+    pub(crate) node: NodeId,
+    pub(crate) name: String,
+    pub(crate) claimed: Claimed,
+    committed: Committed,
+    /// Nodes whose ledgers had no room, and why.
+    refused: Vec<(String, String)>,
+}
+
+/// Takes room for an instance from the first candidate that has it, as part of the transaction that makes the
+/// instance.
+pub(crate) async fn take_in(app: &App, tx: &mut Tx, wish: &Wish, found: &Found) -> Result<Taken, TxError> {
+    let policy = Policy::from(&app.settings);
+    let mut refused = Vec::new();
+    let candidates = found.candidates()?;
+    // The load that is only expected may be ignored when it is all that is in the way.
+    for heed_demand in [true, false] {
+        let mut demanding = false;
+        for node in candidates.iter().take(MOST_CANDIDATES) {
+            let Some(facts) = found.facts(*node) else { continue };
+            let ledger = node_claims::hold(tx, *node).await?;
+            match scheduler::claim(wish, facts, &ledger, &policy, now(), heed_demand) {
+                Ok(committed) => {
+                    node_claims::set(tx, *node, &committed).await?;
+                    let claimed =
+                        Claimed { cpus: wish.cpus, memory_mb: wish.memory_mb, disk_gb: wish.disk_gb };
+                    let name = facts.name.clone();
+                    return Ok(Taken { node: *node, name, claimed, committed, refused });
+                }
+                Err(denied) => {
+                    demanding |= denied.only_demand;
+                    refused.push((facts.name.clone(), denied.reason));
+                }
+            }
+        }
+        if !demanding {
+            break;
+        }
+    }
+    let count = candidates.len().min(MOST_CANDIDATES);
+    Err(Error::Unplaceable {
+        text: format!("no node had capacity for this instance, {count} candidates refused it"),
+        stage: Stage::CapacityGuard.as_str(),
+        transient: true,
+    }
+    .into())
+}
+
+/// What is known of the nodes follows a ledger that was changed and committed.
+pub(crate) fn taken(app: &App, taken: &Taken) {
+    app.placement.correct(taken.node, taken.committed.clone());
+}
+
+/// Gives back what a node promised to an instance, as part of a transaction. The answer is for [`Known::correct`].
+pub(crate) async fn give_back_in(
+    tx: &mut Tx,
+    row: &InstanceRow,
+) -> Result<Option<(NodeId, Committed)>, StoreError> {
+    let (Some(node), claimed) = (row.node, row.claimed) else { return Ok(None) };
+    if claimed == Claimed::default() {
+        return Ok(None);
+    }
+    let ledger = node_claims::hold(tx, node).await?;
+    let committed = scheduler::release(&ledger, claimed.cpus, claimed.memory_mb, claimed.disk_gb);
+    node_claims::set(tx, node, &committed).await?;
+    instances::unclaim(tx, row.id).await?;
+    Ok(Some((node, committed)))
+}
+
+/// Tells how an instance was placed, or why it was not, node by node.
+pub(crate) fn tell(app: &App, caller: &Caller, id: InstanceId, wish: &Wish, found: &Found, taken: Option<&Taken>) {
+    let event = |message: String| Event::new(EventType::Status, object(id), message);
+    let names = |ids: &[NodeId]| -> Vec<String> {
+        ids.iter().take(50).filter_map(|id| Some(found.facts(*id)?.name.clone())).collect()
+    };
+    app.record(caller, event("started scheduling".into()));
+    app.record(
+        caller,
+        event("schedule inputs".into())
+            .with("cpus", wish.cpus)
+            .with("memory", wish.memory_mb)
+            .with("disk_gb", wish.disk_gb)
+            .with("placed_on", wish.only.map(|node| node.to_string()))
+            .with("require_with_tag", wish.affinity.require_with.clone())
+            .with("require_without_tag", wish.affinity.require_without.clone())
+            .with("prefer_with_tag", wish.affinity.prefer_with.clone())
+            .with("prefer_without_tag", wish.affinity.prefer_without.clone()),
+    );
+    app.record(caller, event("schedule initial candidates".into()).with("candidates", found.nodes.len()));
+    for stage in &found.outcome.stages {
+        let dropped: serde_json::Map<String, serde_json::Value> =
+            stage.dropped.iter().map(|(node, why)| (node.clone(), json!(why))).collect();
+        app.record(
+            caller,
+            event(format!("schedule at stage {}", stage.stage))
+                .with("remaining", stage.kept)
+                .with("dropped", dropped),
+        );
+    }
+    match &found.outcome.result {
+        Err(refusal) => {
+            let message = format!("schedule has no candidates at stage {}, aborting", refusal.stage);
+            app.record(caller, event(message).with("reason", refusal.text.clone()));
+        }
+        Ok(candidates) => {
+            let mut last = event("schedule final candidates".into()).with("candidates", names(candidates));
+            if let Some(taken) = taken {
+                let refused: serde_json::Map<String, serde_json::Value> =
+                    taken.refused.iter().map(|(node, why)| (node.clone(), json!(why))).collect();
+                last = last.with("chosen", taken.name.clone()).with("refused", refused);
+            }
+            app.record(caller, last);
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! What a node needs to build and start the machine of an instance, from what the database says.
+
+use base64::Engine as _;
+use muster_types::ids::NetworkId;
+use muster_types::instance::{ConfigDriveType, DiskRecord};
+use muster_types::interface::InterfaceState;
+use muster_types::machine::{DiskKind, DiskPlan, DriveFile, MachinePlan, Nic, Ports};
+use muster_types::spec::{self, DiskType, Which};
+use muster_types::{Error, Result};
+use serde_json::{Map, Value, json};
+
+use super::create::decode_user_data;
+use crate::app::App;
+use crate::reconcile::network_plan::{domain, mtu};
+use crate::store::instances::{InstanceRow, InstanceSpec};
+use crate::store::interfaces::InterfaceRow;
+use crate::store::networks::NetworkRow;
+use crate::store::{interfaces, networks, nodes};
+
+const GIB: u64 = 1 << 30;
+/// The versions of the layout that guests look for.
+const VERSIONS: [&str; 2] = ["latest", "2017-02-22"];
+
+/// The disks of an instance as they will be. `sizes` are those of the images in bytes, by the number of the disk.
+pub(crate) fn lay_out(spec: &InstanceSpec, sizes: &[Option<u64>]) -> Vec<DiskRecord> {
+    let specs: Vec<_> = spec.disks.iter().map(|disk| disk.spec.clone()).collect();
+    let config_drive = spec.configdrive == ConfigDriveType::OpenStackDisk;
+    let devices = spec::layout(&specs, config_drive);
+    devices
+        .into_iter()
+        .map(|device| match device.what {
+            Which::ConfigDrive => DiskRecord {
+                device: device.device,
+                bus: device.bus,
+                size: None,
+                blob_uuid: None,
+                snapshot_ignores: true,
+            },
+            Which::Disk(number) => {
+                let disk = &spec.disks[number];
+                let image = sizes.get(number).copied().flatten().map(|size| size.div_ceil(GIB));
+                DiskRecord {
+                    device: device.device,
+                    bus: device.bus,
+                    size: disk.spec.size.or(image),
+                    blob_uuid: disk.blob_uuid,
+                    snapshot_ignores: disk.spec.disk_type == DiskType::Cdrom,
+                }
+            }
+        })
+        .collect()
+}
+
+/// The plan of an instance whose disks are laid out and that has its ports.
+pub(crate) async fn make(app: &App, row: &InstanceRow, ports: Ports) -> Result<MachinePlan> {
+    let all = interfaces::of_instances(&*app.store, &[row.id]).await?;
+    let present: Vec<&InterfaceRow> =
+        all.iter().filter(|interface| interface.state != InterfaceState::Error).collect();
+    let mut ids: Vec<NetworkId> = present.iter().map(|interface| interface.network).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    let networks = networks::some(&*app.store, &ids).await?;
+    let mtu = mtu(nodes::list(&*app.store).await?.iter(), &app.settings);
+    let config_drive = (row.spec.configdrive == ConfigDriveType::OpenStackDisk)
+        .then(|| config_drive(app, row, &present, &networks, mtu));
+    Ok(MachinePlan {
+        id: row.id,
+        name: row.name.clone(),
+        cpus: u32::try_from(row.spec.cpus).unwrap_or(1),
+        memory_mb: u64::try_from(row.spec.memory).unwrap_or(1),
+        machine_type: row.spec.machine_type,
+        uefi: row.spec.uefi,
+        secure_boot: row.spec.secure_boot,
+        nvram_template: row.spec.nvram_blob(),
+        disks: disks(row)?,
+        nics: nics(&present, &networks, mtu),
+        video: row.spec.video.clone(),
+        ports,
+        config_drive,
+        side_channels: row.spec.side_channels.clone(),
+    })
+}
+
+fn nics(interfaces: &[&InterfaceRow], networks: &[NetworkRow], mtu: u32) -> Vec<Nic> {
+    let of = |interface: &&InterfaceRow| {
+        Some(nic(interface, networks.iter().find(|network| network.id == interface.network)?, mtu))
+    };
+    interfaces.iter().filter_map(of).collect()
+}
+
+/// An interface as its machine has it.
+pub(crate) fn nic(interface: &InterfaceRow, network: &NetworkRow, mtu: u32) -> Nic {
+    Nic {
+        interface: interface.id,
+        vxid: u32::try_from(network.vxid).unwrap_or(0),
+        mac: interface.mac,
+        model: interface.model.clone(),
+        mtu,
+    }
+}
+
+fn disks(row: &InstanceRow) -> Result<Vec<DiskPlan>> {
+    let specs: Vec<_> = row.spec.disks.iter().map(|disk| disk.spec.clone()).collect();
+    let config_drive = row.spec.configdrive == ConfigDriveType::OpenStackDisk;
+    let devices = spec::layout(&specs, config_drive);
+    if devices.len() != row.disks.len() {
+        return Err(Error::Internal("the disks of an instance are not laid out".into()));
+    }
+    Ok(devices
+        .into_iter()
+        .map(|device| match device.what {
+            Which::ConfigDrive => DiskPlan {
+                device: device.device,
+                bus: device.bus,
+                kind: DiskKind::ConfigDrive,
+                size: None,
+                base: None,
+            },
+            Which::Disk(number) => {
+                let disk = &row.spec.disks[number];
+                let is_disc = disk.spec.disk_type == DiskType::Cdrom;
+                DiskPlan {
+                    device: device.device,
+                    bus: device.bus,
+                    kind: if is_disc { DiskKind::Cdrom } else { DiskKind::Disk },
+                    size: disk.spec.size.map(|size| size.saturating_mul(GIB)),
+                    base: disk.blob_uuid,
+                }
+            }
+        })
+        .collect())
+}
+
+/// The files that tell a guest who it is, in the layout of OpenStack.
+fn config_drive(
+    app: &App,
+    row: &InstanceRow,
+    interfaces: &[&InterfaceRow],
+    networks: &[NetworkRow],
+    mtu: u32,
+) -> Vec<DriveFile> {
+    let mut seed = [0u8; 512];
+    if aws_lc_rs::rand::fill(&mut seed).is_err() {
+        tracing::error!("the system has no random numbers");
+    }
+    let meta_data = json!({
+        "random_seed": base64::engine::general_purpose::STANDARD.encode(seed),
+        "uuid": row.id,
+        "availability_zone": app.settings.zone,
+        "hostname": format!("{}.local", row.name),
+        "launch_index": 0,
+        "devices": [],
+        "project_id": null,
+        "name": row.name,
+        "public_keys": { "mykey": row.spec.ssh_key },
+    });
+    let user_data = row.spec.user_data.as_deref().and_then(decode_user_data);
+    let network_data = network_data(app, row, interfaces, networks, mtu);
+    let text = |value: &Value| value.to_string().into_bytes();
+    let mut files = Vec::new();
+    for version in VERSIONS {
+        for (name, content) in [
+            ("meta_data.json", text(&meta_data)),
+            ("user_data", user_data.clone().unwrap_or_else(|| b"#cloud-config\n".to_vec())),
+            ("network_data.json", text(&network_data)),
+            ("vendor_data.json", b"{}".to_vec()),
+            ("vendor_data2.json", b"{}".to_vec()),
+        ] {
+            files.push(DriveFile { path: format!("openstack/{version}/{name}"), content });
+        }
+    }
+    files
+}
+
+fn network_data(
+    app: &App,
+    row: &InstanceRow,
+    interfaces: &[&InterfaceRow],
+    networks: &[NetworkRow],
+    mtu: u32,
+) -> Value {
+    let (mut links, mut addresses, mut services) = (vec![], vec![], vec![]);
+    for interface in interfaces {
+        let network = networks.iter().find(|network| network.id == interface.network);
+        let (Some(address), Some(network)) = (interface.ipv4, network) else { continue };
+        let link = format!("eth{}", interface.order);
+        let router = network.netblock.router().to_string();
+        links.push(json!({
+            "ethernet_mac_address": interface.mac,
+            "id": link,
+            "name": link,
+            "mtu": mtu,
+            "type": "vif",
+            "vif_id": interface.id,
+        }));
+        let mut entry: Map<String, Value> = Map::new();
+        entry.insert("id".into(), json!(format!("{}-{}", network.id, interface.order)));
+        entry.insert("link".into(), json!(link));
+        entry.insert("type".into(), json!("ipv4"));
+        entry.insert("network_id".into(), json!(network.id));
+        entry.insert("ip_address".into(), json!(address));
+        entry.insert("netmask".into(), json!(network.netblock.netmask()));
+        if addresses.is_empty() {
+            let route = json!({ "network": "0.0.0.0", "netmask": "0.0.0.0", "gateway": router });
+            entry.insert("routes".into(), json!([route]));
+        }
+        addresses.push(Value::Object(entry));
+        if network.provide_dns {
+            let search = domain(&row.namespace, &app.settings.zone);
+            services.push(json!({ "address": router, "type": "dns", "search": [search] }));
+        }
+    }
+    if services.is_empty() {
+        services.push(json!({ "address": app.settings.dns_server, "type": "dns" }));
+    }
+    json!({ "links": links, "networks": addresses, "services": services })
+}

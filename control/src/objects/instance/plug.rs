@@ -1,0 +1,70 @@
+//! Adding an interface to an instance that exists.
+
+use muster_types::event::Event;
+use muster_types::instance::InstanceState;
+use muster_types::interface::InterfaceRecord;
+use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::spec::NetworkSpec;
+use muster_types::{Error, Result};
+use serde_json::json;
+
+use super::create::find_network;
+use super::{find_own, object, order};
+use crate::app::App;
+use crate::auth::Caller;
+use crate::objects::interface::{self, NewInterface};
+use crate::operations::plug_interface;
+use crate::store::{instances, interfaces, transaction};
+
+/// States in which an instance can get an interface.
+const PLUGGABLE: &[InstanceState] =
+    &[InstanceState::Initial, InstanceState::Preflight, InstanceState::Creating, InstanceState::Created];
+
+/// Gives an instance another interface. Its machine gets it soon after.
+pub async fn plug(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    wanted: NetworkSpec,
+) -> Result<InterfaceRecord> {
+    let row = find_own(app, caller, reference, None).await?;
+    let unfit = || Error::NotReady("instance in invalid state for hot plug".into());
+    if !PLUGGABLE.contains(&row.state) {
+        return Err(unfit());
+    }
+    let (network, wanted, address) = find_network(app, &row.namespace, wanted, "network").await?;
+    let made = transaction!(app.store, |tx| {
+        if !instances::hold(tx, row.id, PLUGGABLE).await? {
+            return Err(unfit().into());
+        }
+        let present = interfaces::of_instances(&mut *tx, &[row.id]).await?;
+        let new = NewInterface {
+            network: network.id,
+            instance: row.id,
+            namespace: row.namespace.clone(),
+            hostname: row.name.clone(),
+            node: row.node,
+            mac: wanted.mac,
+            address,
+            float: wanted.float,
+            model: wanted.model.clone(),
+            order: present.iter().map(|interface| interface.order + 1).max().unwrap_or(0),
+        };
+        let made = interface::create_in(app, tx, &new).await?;
+        let arguments = json!({ "interface": made.id });
+        let handle =
+            plug_interface::KIND.enqueue(tx, order(&row, arguments, Some(&caller.request_id))).await?;
+        instances::set_operation(tx, row.id, &handle).await?;
+        Ok(made)
+    })?;
+    app.networks.changed();
+    app.queue.wake();
+    app.record(
+        caller,
+        Event::audit(object(row.id), "hot plug request from REST API")
+            .also(ObjectRef::new(ObjectType::Interface, made.id))
+            .with("interface_uuid", made.id.to_string())
+            .with("network_uuid", made.network.to_string()),
+    );
+    interface::record(app, made).await
+}

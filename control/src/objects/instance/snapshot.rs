@@ -1,0 +1,157 @@
+//! Copies of disks, kept as artifacts: one artifact for each disk, one version for each copy.
+
+use std::collections::BTreeMap;
+
+use muster_types::artifact::ArtifactType;
+use muster_types::event::Event;
+use muster_types::ids::{ArtifactId, BlobId, InstanceId};
+use muster_types::instance::DiskRecord;
+use muster_types::{Error, Result};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
+
+use super::{find, find_own, object, order, require_created};
+use crate::app::App;
+use crate::auth::Caller;
+use crate::objects::artifact::{self, ArtifactRequest};
+use crate::objects::{blob, version};
+use crate::operations::snapshot_instance;
+use crate::store::instances::InstanceRow;
+use crate::store::{artifacts, blobs, instances, transaction};
+
+/// The memory of the firmware, as a device.
+pub(crate) const NVRAM: &str = "nvram";
+
+/// What is to be copied.
+#[derive(Debug, Clone, Default)]
+pub struct SnapshotRequest {
+    pub all: bool,
+    pub device: Option<String>,
+    /// 0 is the default.
+    pub max_versions: i64,
+    pub thin: bool,
+}
+
+/// A copy on its way, as the operation carries it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct Copying {
+    pub(crate) device: String,
+    pub(crate) artifact: ArtifactId,
+    pub(crate) blob: BlobId,
+    /// What the copy is only whole with.
+    pub(crate) base: Option<BlobId>,
+}
+
+/// A copy on its way, as the API answers it.
+#[derive(Debug, Serialize, ToSchema)]
+pub struct SnapshotRecord {
+    pub source_url: String,
+    pub artifact_uuid: ArtifactId,
+    /// The content that it will have.
+    pub blob_uuid: BlobId,
+}
+
+fn source_url(instance: InstanceId, device: &str) -> String {
+    format!("sf://instance/{instance}/{device}")
+}
+
+/// The disks that a request means.
+fn chosen<'a>(row: &'a InstanceRow, request: &SnapshotRequest) -> Vec<(&'a str, Option<&'a DiskRecord>)> {
+    let disks = row.disks.iter().filter(|disk| !disk.snapshot_ignores);
+    let disks = disks.map(|disk| (disk.device.as_str(), Some(disk)));
+    let nvram = row.spec.uefi.then_some((NVRAM, None));
+    match &request.device {
+        Some(device) => disks.chain(nvram).filter(|(name, _)| name == device).collect(),
+        None if request.all => disks.chain(nvram).collect(),
+        None => disks.take(1).collect(),
+    }
+}
+
+/// Queues copying disks of an instance.
+pub async fn create(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    request: &SnapshotRequest,
+) -> Result<BTreeMap<String, SnapshotRecord>> {
+    let row = find_own(app, caller, reference, None).await?;
+    require_created(&row)?;
+    let thin = request.thin || app.settings.snapshots_default_to_thin;
+    let chosen = chosen(&row, request);
+    if chosen.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let copies = transaction!(app.store, |tx| {
+        if !instances::hold(tx, row.id, &[muster_types::instance::InstanceState::Created]).await? {
+            return Err(super::not_ready(&row).into());
+        }
+        let mut copies = Vec::new();
+        for (device, disk) in &chosen {
+            let wanted = ArtifactRequest {
+                name: Some(format!("{}/{device}", row.id)),
+                namespace: Some(row.namespace.clone()),
+                artifact_type: ArtifactType::Snapshot,
+                source_url: source_url(row.id, device),
+                shared: false,
+                max_versions: request.max_versions,
+            };
+            let (kept, _) = artifact::ensure_in(app, tx, caller, &row.namespace, &wanted).await?;
+            copies.push(Copying {
+                device: (*device).to_owned(),
+                artifact: kept.id,
+                blob: BlobId::new(),
+                base: disk.and_then(|disk| disk.blob_uuid).filter(|_| thin),
+            });
+        }
+        let arguments = json!({ "copies": copies });
+        let order = order(&row, arguments, Some(&caller.request_id));
+        let handle = snapshot_instance::KIND.enqueue(tx, order).await?;
+        instances::set_operation(tx, row.id, &handle).await?;
+        Ok(copies)
+    })?;
+    app.queue.wake();
+    let devices: Vec<&str> = copies.iter().map(|copy| copy.device.as_str()).collect();
+    let event = Event::audit(object(row.id), "snapshot request from REST API");
+    app.record(caller, event.with("devices", json!(devices)).with("thin", thin));
+    let record = |copy: Copying| {
+        let record = SnapshotRecord {
+            source_url: source_url(row.id, &copy.device),
+            artifact_uuid: copy.artifact,
+            blob_uuid: copy.blob,
+        };
+        (copy.device, record)
+    };
+    Ok(copies.into_iter().map(record).collect())
+}
+
+/// Every copy of the disks of an instance: what its artifact says, and over it what its content says.
+pub async fn list(app: &App, caller: &Caller, reference: &str) -> Result<Vec<Map<String, Value>>> {
+    let row = find(&*app.store, caller, reference, None).await?;
+    let broken = |error: serde_json::Error| Error::Internal(error.to_string());
+    let mut list = Vec::new();
+    for found in artifacts::snapshots_of(&*app.store, &row.id.to_string()).await? {
+        let device = found.source_url.rsplit('/').next().unwrap_or_default().to_owned();
+        let versions = version::versions_in(&*app.store, found.id).await?;
+        let ids: Vec<BlobId> = versions.values().copied().collect();
+        let contents = blobs::some(&*app.store, &ids).await?;
+        let outer = serde_json::to_value(artifact::one(&*app.store, found).await?).map_err(broken)?;
+        for id in ids {
+            let Some(content) = contents.get(&id).cloned() else { continue };
+            let created = content.created;
+            let inner = blob::records(&*app.store, Some(caller), vec![content]).await?;
+            let inner = serde_json::to_value(inner.first()).map_err(broken)?;
+            let (Value::Object(mut one), Value::Object(mut over)) = (outer.clone(), inner) else { continue };
+            one.remove("index");
+            one.remove("blobs");
+            if let Some(id) = over.remove("uuid") {
+                over.insert("blob_uuid".into(), id);
+            }
+            one.extend(over);
+            one.insert("device".into(), json!(device));
+            one.insert("created".into(), json!(created));
+            list.push(one);
+        }
+    }
+    Ok(list)
+}

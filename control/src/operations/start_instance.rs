@@ -1,0 +1,59 @@
+//! Starts the machine of an instance again, after its host went down with it.
+
+use muster_types::Result;
+use muster_types::event::{Event, EventType};
+use muster_types::instance::{InstanceState, PowerState};
+use muster_types::operation::OperationType;
+
+use super::{Kind, Lane, Step, Undo};
+use crate::app::App;
+use crate::objects::instance::{object, own_node, power, target};
+use crate::reconcile::networks::follow_on;
+use crate::store::instances::{self, InstanceRow};
+use crate::store::operations::OperationRow;
+use crate::store::{interfaces, transaction};
+
+pub const KIND: Kind = Kind {
+    operation_type: OperationType::Instance,
+    name: "start_instance",
+    removes_target: false,
+    lane: Lane::Machine,
+    steps: &[Step {
+        name: "instance_start",
+        run: |app, row| Box::pin(start(app, row)),
+        undo: Undo::Run(|app, row| Box::pin(fail(app, row))),
+    }],
+};
+
+/// The instance, while it still is to be on.
+async fn wanted(app: &App, row: &OperationRow) -> Result<Option<InstanceRow>> {
+    let instance = instances::get(&*app.store, target(&row.target.id)?).await?;
+    Ok(instance
+        .filter(|row| row.state == InstanceState::Created && row.power_wanted != PowerState::Off))
+}
+
+async fn start(app: &App, row: &OperationRow) -> Result<()> {
+    let Some(instance) = wanted(app, row).await? else { return Ok(()) };
+    let node = own_node(app, instance.node)?;
+    for interface in interfaces::of_instances(&*app.store, &[instance.id]).await? {
+        follow_on(app, interface.network, node.identity().id, row.created).await?;
+    }
+    let _turn = app.turns.take(instance.id).await;
+    let Some(instance) = wanted(app, row).await? else { return Ok(()) };
+    power::switch_on(app, node, &instance).await?;
+    power::write_seen(app, node, instance.id).await
+}
+
+/// What cannot be started again is off, with the reason.
+async fn fail(app: &App, row: &OperationRow) -> Result<()> {
+    let Some(instance) = wanted(app, row).await? else { return Ok(()) };
+    let report = row.error_report.as_ref();
+    let reason = report.map_or_else(|| "unknown".to_owned(), |report| report.message.clone());
+    let (id, power) = (instance.id, PowerState::Crashed);
+    let changed = transaction!(app.store, |tx| { Ok(instances::set_power(tx, id, power).await?) })?;
+    if changed {
+        let event = Event::new(EventType::Mutate, object(id), format!("power state is now {power}"));
+        app.events.record(event.with("reason", format!("it could not be started again: {reason}")));
+    }
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! What became of the nodes at each stage of a placement.
+
+use std::fmt;
+
+use muster_types::Error;
+use muster_types::ids::NodeId;
+use muster_types::spec::Affinity;
+
+use super::shortage::Shortage;
+
+/// How many dropped nodes of a stage are named.
+const MOST_NAMED: usize = 50;
+
+/// The stages, in their order. Callers see the words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Stage {
+    /// It is there, and spoke lately.
+    PreSchedule,
+    /// It can run machines.
+    IsHypervisor,
+    CpuMaxPerInstance,
+    SufficientIdleCpu,
+    SufficientIdleMemory,
+    SufficientFreeDisk,
+    AffinityConstraints,
+    QueueState,
+    SufficientIdleDisk,
+    /// The claim on the ledger.
+    CapacityGuard,
+}
+
+impl Stage {
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::PreSchedule => "pre_schedule",
+            Self::IsHypervisor => "is_hypervisor",
+            Self::CpuMaxPerInstance => "cpu_max_per_instance",
+            Self::SufficientIdleCpu => "sufficient_idle_cpu",
+            Self::SufficientIdleMemory => "sufficient_idle_memory",
+            Self::SufficientFreeDisk => "sufficient_free_disk",
+            Self::AffinityConstraints => "affinity_constraints",
+            Self::QueueState => "queue_state",
+            Self::SufficientIdleDisk => "sufficient_idle_disk",
+            Self::CapacityGuard => "capacity_guard",
+        }
+    }
+
+    /// Whether asking again later may help although nobody changes the cluster.
+    #[must_use]
+    pub fn is_transient(self) -> bool {
+        match self {
+            Self::SufficientIdleCpu
+            | Self::SufficientIdleMemory
+            | Self::SufficientFreeDisk
+            | Self::QueueState
+            | Self::SufficientIdleDisk
+            | Self::CapacityGuard => true,
+            Self::PreSchedule | Self::IsHypervisor | Self::CpuMaxPerInstance | Self::AffinityConstraints => {
+                false
+            }
+        }
+    }
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// What a stage did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StageReport {
+    pub stage: Stage,
+    /// How many nodes passed.
+    pub kept: usize,
+    /// Name and reason of the first of those that did not pass. They are out, except after `queue_state` and
+    /// `sufficient_idle_disk`: there they are put last.
+    pub dropped: Vec<(String, String)>,
+    /// How many did not pass, named or not.
+    pub dropped_count: usize,
+}
+
+impl StageReport {
+    pub(super) fn new(stage: Stage) -> Self {
+        Self { stage, kept: 0, dropped: Vec::new(), dropped_count: 0 }
+    }
+
+    pub(super) fn drop(&mut self, name: &str, shortage: &Shortage<'_>) {
+        self.dropped_count += 1;
+        if self.dropped.len() < MOST_NAMED {
+            self.dropped.push((name.to_owned(), shortage.to_string()));
+        }
+    }
+}
+
+/// What became of a wish.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome {
+    /// Those that were reached.
+    pub stages: Vec<StageReport>,
+    /// Candidates, best first; never an empty list.
+    pub result: Result<Vec<NodeId>, Refusal>,
+}
+
+/// Why there is no node for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// Where the last node dropped out.
+    pub stage: Stage,
+    pub transient: bool,
+    pub text: String,
+}
+
+impl Refusal {
+    pub(super) fn new(stage: Stage, affinity: &Affinity) -> Self {
+        let mut text = format!("No nodes remaining at scheduling stage {stage}");
+        if stage == Stage::AffinityConstraints {
+            let (with, without) = (quoted(&affinity.require_with), quoted(&affinity.require_without));
+            text = format!("{text}: require_with_tag=[{with}], require_without_tag=[{without}]");
+        }
+        Self { stage, transient: stage.is_transient(), text }
+    }
+
+    /// After each of `candidates` refused the claim.
+    #[must_use]
+    pub fn full(candidates: usize) -> Self {
+        let stage = Stage::CapacityGuard;
+        let text = format!("no node had capacity for this instance, {candidates} candidates refused it");
+        Self { stage, transient: stage.is_transient(), text }
+    }
+}
+
+impl From<Refusal> for Error {
+    fn from(refusal: Refusal) -> Self {
+        let Refusal { stage, transient, text } = refusal;
+        match stage {
+            // Waiting does not help, other neighbours do.
+            Stage::AffinityConstraints => Self::Conflict(text),
+            stage => Self::Unplaceable { text, stage: stage.as_str(), transient },
+        }
+    }
+}
+
+fn quoted(tags: &[String]) -> String {
+    tags.iter().map(|tag| format!("'{tag}'")).collect::<Vec<_>>().join(", ")
+}

@@ -1,0 +1,140 @@
+//! What makes the screens of this node trustworthy: an authority of its own, made once, and the certificate that it
+//! signed for the node.
+//!
+//! ```text
+//! pki/ca.pem  pki/ca-key.pem  pki/cert.pem  pki/key.pem  pki/subject
+//! ```
+
+use std::fs::{self, DirBuilder, OpenOptions};
+use std::io::{ErrorKind, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use muster_types::machine::ScreenIdentity;
+use muster_types::{Error, Result};
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
+    KeyPair, KeyUsagePurpose,
+};
+
+use super::folder::Folder;
+use super::hardware::file;
+use crate::storage::failed;
+
+const ORGANISATION: &str = "Muster";
+
+/// The node's certificates.
+#[derive(Debug, Clone)]
+pub(super) struct Screens {
+    folder: PathBuf,
+    pub(super) identity: ScreenIdentity,
+}
+
+impl Screens {
+    /// Reads the certificates below `storage`, or makes them.
+    pub(super) fn open(storage: &Path, node: &str, ip: &str) -> Result<Self> {
+        let folder = storage.join("pki");
+        if !folder.exists() {
+            make(storage, &folder, node, ip)?;
+        }
+        let read = |name: &str| fs::read_to_string(folder.join(name));
+        let identity = read("ca.pem").and_then(|authority| {
+            Ok(ScreenIdentity { authority, subject: read("subject")?.trim().to_owned() })
+        });
+        Ok(Self {
+            identity: identity.map_err(failed("the certificates of the node cannot be read"))?,
+            folder,
+        })
+    }
+
+    /// Gives a machine copies of what it needs.
+    pub(super) fn copy_to(&self, machine: &Folder, user: Option<u32>) -> Result<()> {
+        for (from, to) in
+            [("ca.pem", file::AUTHORITY), ("cert.pem", file::CERTIFICATE), ("key.pem", file::KEY)]
+        {
+            machine.remove(to)?;
+            machine.ensure(to, None)?;
+            let copied = fs::read(self.folder.join(from)).and_then(|data| fs::write(machine.file(to), data));
+            copied.map_err(failed("the certificates of the node cannot be copied"))?;
+            machine.give(to, user)?;
+        }
+        Ok(())
+    }
+}
+
+fn make(storage: &Path, folder: &Path, node: &str, ip: &str) -> Result<()> {
+    let (files, subject) = certificates(node, ip)
+        .map_err(|error| Error::Internal(format!("the certificates of the node cannot be made: {error}")))?;
+    let write = || -> std::io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o700).create(storage)?;
+        // All of them or none.
+        let new = storage.join(format!("pki-{}", uuid::Uuid::new_v4()));
+        DirBuilder::new().mode(0o700).create(&new)?;
+        for (name, text) in files.iter().map(|(name, text)| (*name, text)).chain([("subject", &subject)]) {
+            let mut file =
+                OpenOptions::new().write(true).create_new(true).mode(0o600).open(new.join(name))?;
+            file.write_all(text.as_bytes())?;
+            file.sync_all()?;
+        }
+        match fs::rename(&new, folder) {
+            // Somebody else was quicker.
+            Err(error) if matches!(error.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists) => {
+                fs::remove_dir_all(&new)
+            }
+            result => result,
+        }
+    };
+    write().map_err(failed("the certificates of the node cannot be written"))
+}
+
+fn certificates(node: &str, ip: &str) -> Result<([(&'static str, String); 4], String), rcgen::Error> {
+    let named = |common: &str| {
+        let mut name = DistinguishedName::new();
+        name.push(DnType::OrganizationName, ORGANISATION);
+        name.push(DnType::CommonName, common);
+        name
+    };
+    let mut authority = CertificateParams::default();
+    authority.distinguished_name = named(&format!("screens of {node}"));
+    authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    let authority_key = KeyPair::generate()?;
+    let authority_certificate = authority.self_signed(&authority_key)?;
+
+    let mut server = CertificateParams::new(vec![node.to_owned(), ip.to_owned()])?;
+    server.distinguished_name = named(node);
+    server.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    let server_key = KeyPair::generate()?;
+    let authority_key_text = authority_key.serialize_pem();
+    let certificate = server.signed_by(&server_key, &Issuer::new(authority, authority_key))?;
+    // A comma would end the name where viewers read it.
+    let subject = format!("O={ORGANISATION},CN={}", node.replace(',', "\\,"));
+    let files = [
+        ("ca.pem", authority_certificate.pem()),
+        ("ca-key.pem", authority_key_text),
+        ("cert.pem", certificate.pem()),
+        ("key.pem", server_key.serialize_pem()),
+    ];
+    Ok((files, subject))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn certificates_are_made_once_and_for_us_alone() {
+        let storage = tempfile::tempdir().unwrap();
+        let first = Screens::open(storage.path(), "node-1", "10.0.0.1").unwrap();
+        assert_eq!(first.identity.subject, "O=Muster,CN=node-1");
+        assert!(first.identity.authority.starts_with("-----BEGIN CERTIFICATE-----"));
+        let again = Screens::open(storage.path(), "node-2", "10.0.0.2").unwrap();
+        assert_eq!(again.identity, first.identity);
+        let mode = |name: &str| fs::metadata(storage.path().join(name)).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode("pki"), mode("pki/key.pem")), (0o700, 0o600));
+        assert_eq!(fs::read_dir(storage.path()).unwrap().count(), 1);
+    }
+}

@@ -1,0 +1,120 @@
+//! What machines use, as QEMU and the kernel count it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+
+use muster_types::Result;
+use muster_types::machine::MachineUsage;
+use serde_json::{Value, json};
+
+use super::folder::{Folder, Record};
+use super::life::Live;
+
+pub(super) async fn usage(folder: &Folder, live: &Live) -> Result<MachineUsage> {
+    let stats = live.qmp()?.execute("query-blockstats", json!({})).await?;
+    let record = live.record();
+    let (user, system) = live.process.times();
+    let cpu = [("cpu time ns", user + system), ("system time ns", system), ("user time ns", user)];
+    let devices = fs::read_to_string("/proc/net/dev").unwrap_or_default();
+    Ok(MachineUsage {
+        cpu: cpu.into(),
+        disks: disks(folder, &record, &stats),
+        networks: networks(&record, &devices),
+    })
+}
+
+fn disks(folder: &Folder, record: &Record, stats: &Value) -> BTreeMap<String, BTreeMap<&'static str, u64>> {
+    let stats = stats.as_array().map(Vec::as_slice).unwrap_or_default();
+    let one = |device: &String| {
+        let stats =
+            stats.iter().find(|stats| stats["node-name"] == json!(device)).map(|stats| &stats["stats"]);
+        let count = |name: &str| stats.and_then(|stats| stats[name].as_u64()).unwrap_or(0);
+        let errors = ["failed_rd_operations", "failed_wr_operations", "failed_flush_operations"];
+        let file = fs::metadata(folder.file(&format!("{device}.qcow2")));
+        let counters = [
+            ("actual bytes on disk", file.map_or(0, |found| found.blocks() * 512)),
+            ("errors", errors.into_iter().map(count).sum()),
+            ("read bytes", count("rd_bytes")),
+            ("read requests", count("rd_operations")),
+            ("write bytes", count("wr_bytes")),
+            ("write requests", count("wr_operations")),
+        ];
+        (device.clone(), counters.into())
+    };
+    record.disks.iter().map(one).collect()
+}
+
+/// What a device sends, its guest receives.
+fn networks(record: &Record, devices: &str) -> BTreeMap<String, BTreeMap<&'static str, u64>> {
+    let of_device = |name: &str| -> Option<Vec<u64>> {
+        let line = devices.lines().find_map(|line| {
+            line.split_once(':').filter(|(device, _)| device.trim() == name).map(|(_, numbers)| numbers)
+        })?;
+        Some(line.split_whitespace().map(|word| word.parse().unwrap_or(0)).collect())
+    };
+    let one = |(mac, device): (&String, &String)| {
+        let numbers = of_device(device)?;
+        let at = |index: usize| numbers.get(index).copied().unwrap_or(0);
+        let counters = [
+            ("read bytes", at(8)),
+            ("read packets", at(9)),
+            ("read errors", at(10)),
+            ("read drops", at(11)),
+            ("write bytes", at(0)),
+            ("write packets", at(1)),
+            ("write errors", at(2)),
+            ("write drops", at(3)),
+        ];
+        Some((mac.clone(), counters.into()))
+    };
+    record.nics.iter().filter_map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use muster_types::machine::Ports;
+
+    use super::*;
+
+    fn record() -> Record {
+        Record {
+            boot: String::new(),
+            cpus: 1,
+            memory_mb: 64,
+            ports: Ports { console: 1, vdi: 2, vdi_tls: None },
+            uid: None,
+            has_ports: false,
+            disks: vec!["vda".into()],
+            nics: [("02:00:00:00:00:01".to_owned(), "tap1".to_owned())].into(),
+        }
+    }
+
+    #[test]
+    fn a_guest_reads_what_its_device_sends() {
+        let devices =
+            " face |bytes\n  tap11: 9 9 9 9 0 0 0 0 9 9 9 9\n  tap1: 100 1 2 3 0 0 0 0 200 4 5 6 0 0 0 0\n";
+        let counters = &networks(&record(), devices)["02:00:00:00:00:01"];
+        assert_eq!((counters["read bytes"], counters["write bytes"]), (200, 100));
+        assert_eq!((counters["read packets"], counters["read errors"], counters["read drops"]), (4, 5, 6));
+        assert_eq!((counters["write packets"], counters["write errors"], counters["write drops"]), (1, 2, 3));
+        assert!(networks(&record(), "").is_empty());
+    }
+
+    #[test]
+    fn disks_are_counted_by_their_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let stats = json!([
+            { "node-name": "vdb", "stats": { "rd_bytes": 1 } },
+            { "node-name": "vda", "stats": {
+                "rd_bytes": 4096, "rd_operations": 2, "wr_bytes": 512, "wr_operations": 1,
+                "failed_rd_operations": 1, "failed_wr_operations": 1, "failed_flush_operations": 1,
+            } },
+        ]);
+        let disks = disks(&Folder::new(folder.path().to_owned()), &record(), &stats);
+        let counters = &disks["vda"];
+        assert_eq!((counters["read bytes"], counters["read requests"], counters["errors"]), (4096, 2, 3));
+        assert_eq!((counters["write bytes"], counters["write requests"]), (512, 1));
+        assert_eq!(disks.len(), 1);
+    }
+}

@@ -1,0 +1,318 @@
+//! Simulated machines obey the rules of real ones.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_core::Stream;
+use muster_types::blob::ImageFormat;
+use muster_types::ids::{BlobId, InterfaceId, UploadId};
+use muster_types::instance::MachineType;
+use muster_types::machine::{Changes, DiskKind, DiskPlan, DriveFile, Nic, Ports, SnapshotDisk};
+use muster_types::spec::{DiskBus, VideoSpec};
+use muster_types::storage::{ByteStream, Draft};
+
+use super::*;
+
+fn node() -> (SimulatedNode, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    (SimulatedNode::new(1, NodeId::new(), folder.path()), folder)
+}
+
+fn disk(device: &str, size: Option<u64>, base: Option<BlobId>) -> DiskPlan {
+    DiskPlan { device: device.into(), bus: DiskBus::Virtio, kind: DiskKind::Disk, size, base }
+}
+
+fn nic() -> Nic {
+    let mac = "02:00:00:12:34:56".parse().unwrap();
+    Nic { interface: InterfaceId::new(), vxid: 1, mac, model: "virtio".into(), mtu: 1450 }
+}
+
+fn plan(base: Option<BlobId>) -> MachinePlan {
+    MachinePlan {
+        id: InstanceId::new(),
+        name: "apple".into(),
+        cpus: 2,
+        memory_mb: 1024,
+        machine_type: MachineType::Pc,
+        uefi: true,
+        secure_boot: false,
+        nvram_template: None,
+        disks: vec![disk("vda", None, base), disk("vdb", Some(1 << 30), None)],
+        nics: vec![nic()],
+        video: VideoSpec::default(),
+        ports: Ports { console: 30000, vdi: 30001, vdi_tls: Some(30002) },
+        config_drive: Some(vec![DriveFile { path: "openstack/x".into(), content: vec![0; 4096] }]),
+        side_channels: Vec::new(),
+    }
+}
+
+struct Once(Option<Bytes>);
+
+impl Stream for Once {
+    type Item = Result<Bytes>;
+
+    fn poll_next(
+        mut self: std::pin::Pin<&mut Self>,
+        _: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Self::Item>> {
+        std::task::Poll::Ready(self.0.take().map(Ok))
+    }
+}
+
+/// A blob with a conversion.
+async fn image(node: &SimulatedNode, size: usize) -> BlobId {
+    let (storage, draft, blob) = (node.storage(), Draft::Upload(UploadId::new()), BlobId::new());
+    let data: ByteStream = Box::pin(Once(Some(vec![7; size].into())));
+    storage.append(draft, Some(0), u64::MAX, data).await.unwrap();
+    storage.keep(draft, blob).await.unwrap();
+    let facts = storage.inspect(blob).await.unwrap();
+    storage.convert(blob, &facts).await.unwrap();
+    blob
+}
+
+async fn next(changes: &mut Changes) -> Option<InstanceId> {
+    std::future::poll_fn(|context| changes.as_mut().poll_next(context)).await
+}
+
+async fn power(node: &SimulatedNode, id: InstanceId) -> Option<Power> {
+    node.machines().power(id).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_machine_lives_and_its_power_is_told() {
+    let (node, _folder) = node();
+    let plan = plan(Some(image(&node, 1 << 20).await));
+    let (machines, id) = (node.machines(), plan.id);
+    let mut changes = machines.changes();
+    assert!(matches!(machines.start(&plan).await, Err(Error::NotFound(_))));
+    assert_eq!(power(&node, id).await, None);
+    machines.build(&plan).await.unwrap();
+    machines.build(&plan).await.unwrap();
+    assert!(matches!(power(&node, id).await, Some(Power::Off { .. })));
+    for refused in [machines.pause(id).await, machines.resume(id).await, machines.reset(id).await] {
+        assert!(matches!(refused, Err(Error::Conflict(_))), "{refused:?}");
+    }
+    assert_eq!(machines.usage(id).await.unwrap(), None);
+
+    machines.start(&plan).await.unwrap();
+    assert_eq!(next(&mut changes).await, Some(id));
+    machines.start(&plan).await.unwrap();
+    assert_eq!(power(&node, id).await, Some(Power::On));
+    let console = machines.console(id, None).await.unwrap();
+    let console = String::from_utf8(console.to_vec()).unwrap();
+    assert!(console.contains(&id.to_string()) && console.ends_with("apple login: "), "{console}");
+    assert_eq!(&machines.console(id, Some(7)).await.unwrap()[..], b"login: ");
+    machines.reboot(id).await.unwrap();
+    machines.reset(id).await.unwrap();
+    assert_eq!(machines.console(id, None).await.unwrap().len(), 3 * console.len());
+    machines.clear_console(id).await.unwrap();
+    assert!(machines.console(id, None).await.unwrap().is_empty());
+
+    machines.pause(id).await.unwrap();
+    assert_eq!(next(&mut changes).await, Some(id));
+    assert_eq!(power(&node, id).await, Some(Power::Paused));
+    machines.start(&plan).await.unwrap();
+    assert_eq!(power(&node, id).await, Some(Power::Paused));
+    machines.resume(id).await.unwrap();
+    let before = machines.usage(id).await.unwrap().unwrap();
+    let after = machines.usage(id).await.unwrap().unwrap();
+    assert!(after.cpu["cpu time ns"] > before.cpu["cpu time ns"]);
+    assert!(after.disks["vdb"]["write bytes"] > before.disks["vdb"]["write bytes"]);
+    assert!(after.networks["02:00:00:12:34:56"]["read packets"] > 0);
+
+    for (end, expected) in [
+        (
+            &(|| node.switch_off(id, "the guest did it")) as &dyn Fn(),
+            Power::Off { reason: "the guest did it".into() },
+        ),
+        (&|| node.crash(id, "signal 9"), Power::Crashed { reason: "signal 9".into() }),
+        (&|| node.lose_all(), Power::Lost),
+    ] {
+        machines.start(&plan).await.unwrap();
+        next(&mut changes).await;
+        end();
+        assert_eq!(next(&mut changes).await, Some(id));
+        assert_eq!(power(&node, id).await, Some(expected));
+    }
+    machines.stop(id).await.unwrap();
+    machines.stop(InstanceId::new()).await.unwrap();
+    assert_eq!(machines.find().await.unwrap().len(), 1);
+    machines.remove(id).await.unwrap();
+    machines.remove(id).await.unwrap();
+    assert_eq!((node.machine_ids(), power(&node, id).await), (vec![], None));
+}
+
+#[tokio::test]
+async fn a_disk_needs_its_base_and_cannot_be_smaller() {
+    let (node, _folder) = node();
+    let missing = plan(Some(BlobId::new()));
+    let refused = node.machines().build(&missing).await;
+    assert!(matches!(refused, Err(Error::Unavailable(_))), "{refused:?}");
+    let mut small = plan(Some(image(&node, 2 << 20).await));
+    small.disks[0].size = Some(1 << 20);
+    let refused = node.machines().build(&small).await.unwrap_err();
+    assert!(matches!(refused, Error::Invalid(_)), "{refused:?}");
+    assert!(refused.to_string().contains("1048576") && refused.to_string().contains("2097152"), "{refused}");
+    assert_eq!(node.machine_ids(), []);
+    // Once it is built, the conversion may go.
+    small.disks[0].size = None;
+    node.machines().build(&small).await.unwrap();
+    node.storage().remove_conversion(small.disks[0].base.unwrap()).await.unwrap();
+    node.machines().build(&small).await.unwrap();
+    node.machines().start(&small).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_script_says_how_long_starts_take_and_what_fails() {
+    let (node, _folder) = node();
+    let plan = plan(None);
+    let script = Script { build_fails: Some("no".into()), ..Script::default() };
+    node.script(script);
+    let refused = node.machines().build(&plan).await;
+    assert!(matches!(&refused, Err(Error::Conflict(why)) if why == "no"), "{refused:?}");
+    let (boot, console) = (Duration::from_secs(30), Some("hello\n".to_owned()));
+    node.script(Script { boot, console, ..Script::default() });
+    node.machines().build(&plan).await.unwrap();
+    let before = tokio::time::Instant::now();
+    node.machines().start(&plan).await.unwrap();
+    assert_eq!(before.elapsed().as_secs(), 30);
+    assert_eq!(&node.machines().console(plan.id, None).await.unwrap()[..], b"hello\n");
+    node.machines().stop(plan.id).await.unwrap();
+    node.script(Script { start_fails: Some("no".into()), ..Script::default() });
+    assert!(matches!(node.machines().start(&plan).await, Err(Error::Conflict(_))));
+    assert!(matches!(power(&node, plan.id).await, Some(Power::Off { .. })));
+}
+
+#[tokio::test]
+async fn screens_and_copies_of_disks_become_blobs() {
+    let (node, _folder) = node();
+    let plan = plan(Some(image(&node, 1 << 20).await));
+    let (machines, id) = (node.machines(), plan.id);
+    machines.build(&plan).await.unwrap();
+    let (screen, blob) = (Draft::Machine(BlobId::new()), BlobId::new());
+    assert!(matches!(machines.screenshot(id, screen).await, Err(Error::Conflict(_))));
+    machines.start(&plan).await.unwrap();
+    machines.screenshot(id, screen).await.unwrap();
+    machines.screenshot(id, screen).await.unwrap();
+    assert!(node.storage().keep(screen, blob).await.unwrap().size > 1000);
+
+    let copy = |device: &str| SnapshotDisk {
+        device: device.into(),
+        draft: Draft::Machine(BlobId::new()),
+        thin: device == "vda",
+    };
+    let copies = ["vda", "vdb", "nvram"].map(copy);
+    machines.snapshot(id, &copies, true).await.unwrap();
+    let mut contents = Vec::new();
+    for (copy, size) in copies.iter().zip([1 << 20, 1 << 30]) {
+        let blob = BlobId::new();
+        contents.push(node.storage().keep(copy.draft, blob).await.unwrap().checksums.sha256);
+        let facts = node.storage().inspect(blob).await.unwrap();
+        assert_eq!((facts.format, facts.virtual_size), (ImageFormat::Qcow2, size));
+    }
+    assert_ne!(contents[0], contents[1]);
+    assert_eq!(node.storage().draft_size(copies[2].draft).await.unwrap(), Some(64 << 10));
+    // Another one replaces the draft and what was known of it.
+    machines.snapshot(id, &copies[..1], false).await.unwrap();
+    let again = node.storage().content(copies[0].draft).await.unwrap().checksums.sha256;
+    assert_ne!(again, contents[0]);
+    assert!(matches!(machines.snapshot(id, &[copy("vdz")], false).await, Err(Error::Conflict(_))));
+}
+
+#[tokio::test]
+async fn ports_are_free_and_no_two_machines_share_one() {
+    let (node, _folder) = node();
+    let (one, mut other) = (plan(None), plan(None));
+    for plan in [&one, &other] {
+        node.machines().build(plan).await.unwrap();
+    }
+    node.machines().start(&one).await.unwrap();
+    let refused = node.machines().start(&other).await;
+    assert!(matches!(refused, Err(Error::Unavailable(_))), "{refused:?}");
+    let taken: Vec<u16> = (30003..49990).collect();
+    let mut chosen = node.machines().choose_ports(10, &taken).await.unwrap();
+    chosen.sort_unstable();
+    assert_eq!(chosen, (49990..50000).collect::<Vec<u16>>());
+    assert!(node.machines().choose_ports(11, &taken).await.is_err());
+    other.ports = Ports { console: chosen[0], vdi: chosen[1], vdi_tls: None };
+    node.machines().start(&other).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_interface_is_plugged_once() {
+    let (node, _folder) = node();
+    let (plan, new) = (plan(None), nic());
+    assert!(matches!(node.machines().plug(plan.id, &new).await, Err(Error::NotFound(_))));
+    node.machines().build(&plan).await.unwrap();
+    node.machines().start(&plan).await.unwrap();
+    for nic in [&new, &new, &plan.nics[0]] {
+        node.machines().plug(plan.id, nic).await.unwrap();
+    }
+    let known = node.machine(plan.id).unwrap();
+    assert_eq!(known.nics, [plan.nics[0].clone(), new]);
+    assert_eq!(known.config_drive, Some(Vec::new()));
+}
+
+#[tokio::test]
+async fn the_node_reports_its_machines() {
+    let (node, _folder) = node();
+    let node = node.with_size(4, 4096, 10);
+    let plan = plan(None);
+    node.machines().build(&plan).await.unwrap();
+    let report = node.report().await.unwrap().resources;
+    assert_eq!((&report["instances_total"], &report["instances_active"]), (&1.into(), &0.into()));
+    node.machines().start(&plan).await.unwrap();
+    let report = node.report().await.unwrap().resources;
+    for (key, value) in [
+        ("instances_active", 1),
+        ("cpu_total_instance_vcpus", 2),
+        ("cpu_max_per_instance", 4),
+        ("memory_available", 3072),
+        ("memory_total_instance_max", 1024),
+        ("disk_total", 10u64 << 30),
+    ] {
+        assert_eq!(report[key], value, "{key}");
+    }
+    assert_eq!(report["accelerator"], "simulated");
+}
+
+#[tokio::test]
+async fn the_end_of_the_process_is_that_of_the_host() {
+    let (node, folder) = node();
+    let plans: Vec<MachinePlan> = (0..4)
+        .map(|number| {
+            let port = 30000 + 3 * number;
+            let ports = Ports { console: port, vdi: port + 1, vdi_tls: None };
+            MachinePlan { ports, ..plan(None) }
+        })
+        .collect();
+    for plan in &plans {
+        node.machines().build(plan).await.unwrap();
+    }
+    for plan in &plans[1..] {
+        node.machines().start(plan).await.unwrap();
+    }
+    node.machines().stop(plans[2].id).await.unwrap();
+    node.machines().remove(plans[3].id).await.unwrap();
+    drop(node);
+    let node = SimulatedNode::new(1, NodeId::new(), folder.path());
+    assert!(matches!(power(&node, plans[0].id).await, Some(Power::Off { .. })));
+    assert_eq!(power(&node, plans[1].id).await, Some(Power::Lost));
+    assert!(matches!(power(&node, plans[2].id).await, Some(Power::Off { .. })));
+    assert_eq!(power(&node, plans[3].id).await, None);
+    node.machines().start(&plans[1]).await.unwrap();
+    assert_eq!(node.machine(plans[1].id).unwrap().name, "apple");
+    for plan in &plans {
+        node.machines().remove(plan.id).await.unwrap();
+    }
+    assert_eq!(std::fs::read_dir(folder.path().join("machines")).unwrap().count(), 0);
+}
+
+#[test]
+fn a_ping_looks_like_one() {
+    let address = "10.0.0.2".parse().unwrap();
+    let lines = pings(address, true);
+    assert_eq!(lines.iter().filter(|line| line.contains("icmp_seq")).count(), 10);
+    assert_eq!(lines.last().map(String::as_str), Some(""));
+    assert!(pings(address, false).iter().any(|line| line.contains("100% packet loss")));
+}

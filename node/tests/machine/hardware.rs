@@ -1,0 +1,129 @@
+//! What machines may be made of, as QEMU takes it.
+
+use muster_types::ids::InterfaceId;
+use muster_types::instance::MachineType;
+use muster_types::machine::{DiskKind, DiskPlan, Nic, Power};
+use muster_types::spec::{DiskBus, Vdi};
+
+use crate::world::{World, sh};
+
+/// A device on which an interface can be plugged. It goes with the test.
+struct Tap(InterfaceId);
+
+impl Tap {
+    fn new() -> Option<Self> {
+        let tap = Self(InterfaceId::new());
+        let made =
+            std::process::Command::new("ip").args(["tuntap", "add", &tap.0.device(), "mode", "tap"]).status();
+        if !made.is_ok_and(|status| status.success()) {
+            muster_testing::skipped("the right to make network devices");
+            return None;
+        }
+        sh(&format!("ip link set {} up", tap.0.device()));
+        Some(tap)
+    }
+
+    fn nic(&self, number: u8, model: &str) -> Nic {
+        let mac = format!("02:00:00:00:00:{number:02x}").parse().unwrap();
+        Nic { interface: self.0, vxid: 1, mac, model: model.into(), mtu: 1400 }
+    }
+}
+
+impl Drop for Tap {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("ip").args(["link", "del", &self.0.device()]).output();
+    }
+}
+
+#[tokio::test]
+async fn an_interface_is_seen_by_the_guest_when_it_is_plugged_in() {
+    let Some(world) = World::new().await else { return };
+    let machines = world.machines();
+    let (Some(first), Some(second), Some(third)) = (Tap::new(), Tap::new(), Tap::new()) else { return };
+    for machine_type in [MachineType::Q35, MachineType::Pc] {
+        let mut plan = world.plan("plugged").await;
+        plan.machine_type = machine_type;
+        plan.nics.push(first.nic(1, "virtio"));
+        let mut console = world.boot(&plan).await;
+        console.log_in().await;
+        assert_eq!(console.run("cat /sys/class/net/eth0/address").await, "02:00:00:00:00:01\n");
+        assert_eq!(console.run("cat /sys/class/net/eth0/mtu").await, "1400\n");
+        let nic = second.nic(2, "virtio");
+        machines.plug(plan.id, &nic).await.unwrap();
+        machines.plug(plan.id, &nic).await.unwrap();
+        let seen =
+            console.run("until cat /sys/class/net/eth1/address; do usleep 20000; done 2>/dev/null").await;
+        assert!(seen.contains("02:00:00:00:00:02"), "{seen}");
+        let usage = machines.usage(plan.id).await.unwrap().unwrap();
+        assert_eq!(usage.networks.len(), 2);
+        assert!(usage.networks["02:00:00:00:00:01"]["write packets"] > 0, "{usage:?}");
+        // The same device twice, or a model that does not exist.
+        let wrong = machines.plug(plan.id, &third.nic(3, "nonsense")).await.unwrap_err();
+        assert!(
+            matches!(&wrong, muster_types::Error::Conflict(text) if text.contains("nonsense")),
+            "{wrong:?}"
+        );
+        machines.plug(plan.id, &third.nic(3, "e1000")).await.unwrap();
+        let missing = machines.plug(plan.id, &Nic { interface: InterfaceId::new(), ..nic }).await;
+        assert!(matches!(missing, Err(muster_types::Error::Unavailable(_))), "{missing:?}");
+        machines.remove(plan.id).await.unwrap();
+    }
+}
+
+/// Starts what a change makes of the usual plan, until QEMU runs it.
+async fn runs(world: &World, change: impl FnOnce(&mut muster_types::machine::MachinePlan)) {
+    let mut plan = world.plan("hardware").await;
+    change(&mut plan);
+    let what = format!("{:?} {:?} {:?}", plan.machine_type, plan.disks, plan.video);
+    world.machines().build(&plan).await.unwrap();
+    world.machines().start(&plan).await.unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert_eq!(world.power(&plan).await, Power::On, "{what}");
+    world.machines().remove(plan.id).await.unwrap();
+}
+
+#[tokio::test]
+async fn qemu_takes_every_bus_screen_and_firmware() {
+    let Some(world) = World::new().await else { return };
+    for bus in [DiskBus::Sata, DiskBus::Scsi, DiskBus::Usb, DiskBus::Virtio, DiskBus::Nvme] {
+        for machine_type in [MachineType::Pc, MachineType::Q35] {
+            runs(&world, |plan| {
+                plan.machine_type = machine_type;
+                plan.disks.iter_mut().for_each(|disk| disk.bus = bus);
+                let disk = |device: &str, kind, base| DiskPlan {
+                    device: device.into(),
+                    bus,
+                    kind,
+                    size: (kind == DiskKind::Disk).then_some(1 << 30),
+                    base,
+                };
+                plan.disks.push(disk("sdx", DiskKind::Disk, None));
+                plan.disks.push(disk("sdy", DiskKind::Cdrom, Some(world.image)));
+                plan.disks.push(disk("sdz", DiskKind::Cdrom, None));
+            })
+            .await;
+        }
+    }
+    for vdi in [Vdi::Vnc, Vdi::Spice, Vdi::SpiceConcurrent, Vdi::SpiceDebug] {
+        runs(&world, |plan| plan.video.vdi = vdi).await;
+    }
+    for model in ["vga", "qxl", "virtio", "vmvga", "bochs", "none", "VGA"] {
+        for memory in [1, 16384, 65536] {
+            runs(&world, |plan| {
+                plan.video.model = model.into();
+                plan.video.memory = memory;
+            })
+            .await;
+        }
+    }
+    if !std::path::Path::new("/usr/share/OVMF/OVMF_CODE_4M.fd").exists() {
+        return muster_testing::skipped("ovmf");
+    }
+    for (secure_boot, machine_type) in
+        [(false, MachineType::Pc), (false, MachineType::Q35), (true, MachineType::Pc)]
+    {
+        runs(&world, |plan| {
+            (plan.uefi, plan.secure_boot, plan.machine_type) = (true, secure_boot, machine_type);
+        })
+        .await;
+    }
+}

@@ -1,0 +1,85 @@
+//! Copies of disks and of the screen.
+
+use std::path::PathBuf;
+
+use muster_types::ids::BlobId;
+use muster_types::machine::{DiskKind, DiskPlan, SnapshotDisk};
+use muster_types::spec::DiskBus;
+use muster_types::storage::Draft;
+
+use crate::world::{World, sh};
+
+fn draft(world: &World) -> (Draft, PathBuf) {
+    let blob = BlobId::new();
+    (Draft::Machine(blob), world.folder.path().join(format!("drafts/machine-{blob}")))
+}
+
+/// The bytes of a disk's image, as the guest sees them.
+fn raw(image: &std::path::Path, name: &str) -> Vec<u8> {
+    let raw = image.with_file_name(format!("{name}.raw"));
+    sh(&format!("qemu-img convert -f qcow2 -O raw {} {}", image.display(), raw.display()));
+    std::fs::read(raw).unwrap()
+}
+
+fn contains(data: &[u8], text: &str) -> bool {
+    data.windows(text.len()).any(|part| part == text.as_bytes())
+}
+
+#[tokio::test]
+async fn disks_are_copied_while_the_machine_runs_and_when_it_is_off() {
+    let Some(world) = World::new().await else { return };
+    let machines = world.machines();
+    let mut plan = world.plan("copied").await;
+    plan.disks.push(DiskPlan {
+        device: "vdc".into(),
+        bus: DiskBus::Virtio,
+        kind: DiskKind::Disk,
+        size: Some(64 << 20),
+        base: None,
+    });
+    let mut console = world.boot(&plan).await;
+    console.log_in().await;
+    console
+        .run("echo written-to-first > /root/data; sync; echo written-to-second | dd of=/dev/vdc conv=fsync")
+        .await;
+
+    let (whole, whole_file) = draft(&world);
+    let (second, second_file) = draft(&world);
+    let disk = |device: &str, draft, thin| SnapshotDisk { device: device.into(), draft, thin };
+    machines
+        .snapshot(plan.id, &[disk("vda", whole, false), disk("vdc", second, false)], false)
+        .await
+        .unwrap();
+    let info = |file: &PathBuf| sh(&format!("qemu-img info --output=json {}", file.display()));
+    for file in [&whole_file, &second_file] {
+        assert!(!info(file).contains("backing-filename"), "{}", info(file));
+        sh(&format!("qemu-img check -q {}", file.display()));
+    }
+    assert!(contains(&raw(&whole_file, "whole"), "written-to-first"));
+    assert!(raw(&second_file, "second").starts_with(b"written-to-second"));
+
+    // Only what the guest wrote, packed.
+    let (thin, thin_file) = draft(&world);
+    machines.snapshot(plan.id, &[disk("vda", thin, true)], true).await.unwrap();
+    assert!(!info(&thin_file).contains("backing-filename"));
+    assert!(contains(&raw(&thin_file, "thin"), "written-to-first"));
+    let size = |file: &PathBuf| std::fs::metadata(file).unwrap().len();
+    assert!(size(&thin_file) * 2 < size(&whole_file), "{} {}", size(&thin_file), size(&whole_file));
+    assert_eq!(console.run("cat /root/data").await, "written-to-first\n");
+
+    let (picture, picture_file) = draft(&world);
+    machines.screenshot(plan.id, picture).await.unwrap();
+    assert!(std::fs::read(picture_file).unwrap().starts_with(b"\x89PNG\r\n\x1a\n"));
+
+    let wrong = machines.snapshot(plan.id, &[disk("vdb", thin, true)], false).await;
+    assert!(matches!(wrong, Err(muster_types::Error::Conflict(_))), "{wrong:?}");
+    machines.stop(plan.id).await.unwrap();
+    let (off, off_file) = draft(&world);
+    machines.snapshot(plan.id, &[disk("vda", off, true)], false).await.unwrap();
+    assert!(contains(&raw(&off_file, "off"), "written-to-first"));
+    // Nothing is left of the copies, and the machine still starts.
+    let left = std::fs::read_dir(world.place(&plan)).unwrap().flatten();
+    assert!(left.into_iter().all(|entry| !entry.file_name().to_string_lossy().starts_with("copy-")));
+    machines.start(&plan).await.unwrap();
+    machines.remove(plan.id).await.unwrap();
+}
