@@ -168,6 +168,9 @@ pub struct NodeRecord {
     pub is_cluster_maintainer: bool,
     /// Whether the node is made up by `--simulate`.
     pub simulated: bool,
+    /// Whom viewers should find behind the screens of the node's instances.
+    #[serde(default)]
+    pub spice_server_cert_subject: Option<String>,
     /// What the machine cannot do, and why.
     #[serde(default)]
     #[schema(value_type = Object)]

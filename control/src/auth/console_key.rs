@@ -113,6 +113,8 @@ mod tests {
     fn no_key_and_a_wrong_file_are_told_apart() {
         let seed = Secret::new("a seed");
         assert!(ConsoleKey::load("", &seed).unwrap().is_none());
-        assert!(ConsoleKey::load("/nonexistent/key.pem", &seed).unwrap_err().contains("/nonexistent/key.pem"));
+        assert!(
+            ConsoleKey::load("/nonexistent/key.pem", &seed).unwrap_err().contains("/nonexistent/key.pem")
+        );
     }
 }

@@ -64,6 +64,7 @@ pub(super) async fn resources(State(app): State<Arc<App>>, _: Args<Nothing>) -> 
     (status = 404, description = "no key signs tokens")))]
 pub(super) async fn console_keys(State(app): State<Arc<App>>, _: Args<Nothing>) -> ApiResult {
     let key = app.console_key.as_ref();
-    let absent = || Error::NotFound("kerbside signing key is not configured, set KERBSIDE_SIGNING_KEY".into());
+    let absent =
+        || Error::NotFound("kerbside signing key is not configured, set KERBSIDE_SIGNING_KEY".into());
     Ok(ok(&key.ok_or_else(absent)?.public()))
 }

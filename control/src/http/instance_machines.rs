@@ -1,8 +1,11 @@
 //! `/instances`: what only the daemon of an instance's node can do. Every daemon takes such a call, and hands it on.
 
+use std::convert::Infallible;
 use std::sync::Arc;
 
-use axum::extract::{Extension, Path, State};
+use axum::body::Bytes;
+use axum::extract::{FromRequestParts, Path, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, Method, Uri};
 use axum::response::Response;
 use muster_types::Error;
@@ -25,11 +28,25 @@ use crate::objects::node::Place;
 use crate::store::instances::InstanceRow;
 
 /// A call as it came, for the daemon that it is handed on to.
-struct Call {
+pub(super) struct Call {
     method: Method,
     uri: Uri,
     headers: HeaderMap,
-    incoming: Incoming,
+    body: Bytes,
+}
+
+impl FromRequestParts<Arc<App>> for Call {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &Arc<App>) -> Result<Self, Infallible> {
+        let incoming = parts.extensions.get::<Incoming>();
+        Ok(Self {
+            method: parts.method.clone(),
+            uri: parts.uri.clone(),
+            headers: parts.headers.clone(),
+            body: incoming.map(|incoming| incoming.body.clone()).unwrap_or_default(),
+        })
+    }
 }
 
 /// Where a call is answered.
@@ -41,7 +58,12 @@ enum At {
 }
 
 /// Finds the node of an instance; a call for the node of another daemon is answered by that.
-async fn at(app: &App, caller: &Caller, row: &InstanceRow, call: &Call) -> Result<At, super::error::ApiError> {
+async fn at(
+    app: &App,
+    caller: &Caller,
+    row: &InstanceRow,
+    call: &Call,
+) -> Result<At, super::error::ApiError> {
     match place(app, row).await? {
         None => Ok(At::Nowhere),
         Some(Place::Here(node)) => Ok(At::Here(node)),
@@ -50,7 +72,7 @@ async fn at(app: &App, caller: &Caller, row: &InstanceRow, call: &Call) -> Resul
                 method: call.method.clone(),
                 uri: &call.uri,
                 headers: &call.headers,
-                body: reqwest::Body::from(call.incoming.body.clone()),
+                body: reqwest::Body::from(call.body.clone()),
             };
             peer::ask(app, &node, caller, handed).await.map(At::Answered)
         }
@@ -81,13 +103,10 @@ macro_rules! power_call {
             State(app): State<Arc<App>>,
             caller: Caller,
             Path(reference): Path<String>,
-            method: Method,
-            uri: Uri,
-            headers: HeaderMap,
-            Extension(incoming): Extension<Incoming>,
+            call: Call,
             _: Args<Nothing>,
         ) -> ApiResult {
-            act(&app, &caller, &reference, &Call { method, uri, headers, incoming }, $action).await
+            act(&app, &caller, &reference, &call, $action).await
         }
     };
 }
@@ -106,7 +125,12 @@ power_call!(
 );
 power_call!(power_on, "/instances/{instance_ref}/poweron", Action::On, "Switch an instance on.");
 power_call!(power_off, "/instances/{instance_ref}/poweroff", Action::Off, "Switch an instance off at once.");
-power_call!(pause, "/instances/{instance_ref}/pause", Action::Pause, "Halt an instance, leaving it in memory.");
+power_call!(
+    pause,
+    "/instances/{instance_ref}/pause",
+    Action::Pause,
+    "Halt an instance, leaving it in memory."
+);
 power_call!(unpause, "/instances/{instance_ref}/unpause", Action::Unpause, "Let a halted instance go on.");
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -139,15 +163,12 @@ pub(super) async fn console_data(
     State(app): State<Arc<App>>,
     caller: Caller,
     Path(reference): Path<String>,
-    method: Method,
-    uri: Uri,
-    headers: HeaderMap,
-    Extension(incoming): Extension<Incoming>,
+    call: Call,
     Args(query): Args<ConsoleQuery>,
 ) -> ApiResult {
     let length = query.length()?;
     let row = find(&*app.store, &caller, &reference, None).await?;
-    match at(&app, &caller, &row, &Call { method, uri, headers, incoming }).await? {
+    match at(&app, &caller, &row, &call).await? {
         At::Here(node) => Ok(text("application/octet-stream", console::read(&node, &row, length).await?)),
         At::Answered(answer) => Ok(answer),
         At::Nowhere => Ok(text("application/octet-stream", Vec::new())),
@@ -162,14 +183,11 @@ pub(super) async fn clear_console_data(
     State(app): State<Arc<App>>,
     caller: Caller,
     Path(reference): Path<String>,
-    method: Method,
-    uri: Uri,
-    headers: HeaderMap,
-    Extension(incoming): Extension<Incoming>,
+    call: Call,
     _: Args<Nothing>,
 ) -> ApiResult {
     let row = find_own(&app, &caller, &reference, None).await?;
-    match at(&app, &caller, &row, &Call { method, uri, headers, incoming }).await? {
+    match at(&app, &caller, &row, &call).await? {
         At::Here(node) => console::clear(&app, &caller, &node, &row).await?,
         At::Answered(answer) => return Ok(answer),
         At::Nowhere => {}
@@ -185,15 +203,12 @@ pub(super) async fn screenshot(
     State(app): State<Arc<App>>,
     caller: Caller,
     Path(reference): Path<String>,
-    method: Method,
-    uri: Uri,
-    headers: HeaderMap,
-    Extension(incoming): Extension<Incoming>,
+    call: Call,
     _: Args<Nothing>,
 ) -> ApiResult {
     let row = find_own(&app, &caller, &reference, None).await?;
     require_created(&row)?;
-    match at(&app, &caller, &row, &Call { method, uri, headers, incoming }).await? {
+    match at(&app, &caller, &row, &call).await? {
         At::Here(node) => Ok(ok(&console::screenshot(&app, &caller, &node, &row).await?)),
         At::Answered(answer) => Ok(answer),
         At::Nowhere => Err(Error::Internal("a created instance has no place".into()).into()),

@@ -194,7 +194,7 @@ pub async fn fetch(app: &App, caller: &Caller, request: &ArtifactRequest) -> Res
     })?;
     app.queue.wake();
     record_created(app, caller, &row, new);
-    one(&*app.store, row).await
+    one(&*app.store, caller, row).await
 }
 
 /// Makes an upload a version of an artifact. Call it where the upload's bytes are.
@@ -304,7 +304,7 @@ async fn finish(
         event.request_id = Some(caller.request_id.clone());
         app.events.record(event);
     }
-    one(&*app.store, row).await
+    one(&*app.store, caller, row).await
 }
 
 /// Queues making the copy of an image that machines use, on a node that has the image.
@@ -429,7 +429,7 @@ pub async fn get(
 ) -> Result<ArtifactRecord> {
     let snapshot = app.store.snapshot()?;
     let row = find_in(&snapshot, caller, reference, namespace).await?;
-    one(&snapshot, row).await
+    one(&snapshot, caller, row).await
 }
 
 /// The next page of the artifacts that the caller may read, by id.
@@ -442,19 +442,24 @@ pub async fn list_page(
     let rows = artifacts::page(&*app.store, seen_by, after, PAGE).await?;
     let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE);
     let next = rows.last().filter(|_| full).map(|row| row.id);
-    let mut records = records(&*app.store, rows).await?;
+    let mut records = records(&*app.store, caller, rows).await?;
     records.iter_mut().flat_map(|record| record.blobs.values_mut()).for_each(|blob| blob.instances = None);
     Ok((records, next))
 }
 
 /// The record of one artifact.
-pub(crate) async fn one<D: Read + Copy>(db: D, row: ArtifactRow) -> Result<ArtifactRecord> {
-    let mut records = records(db, vec![row]).await?;
+pub(crate) async fn one<D: Read + Copy>(db: D, caller: &Caller, row: ArtifactRow) -> Result<ArtifactRecord> {
+    let mut records = records(db, caller, vec![row]).await?;
     records.pop().ok_or_else(|| Error::not_found("artifact"))
 }
 
-/// The records of rows, in few reads however many there are.
-async fn records<D: Read + Copy>(db: D, rows: Vec<ArtifactRow>) -> Result<Vec<ArtifactRecord>> {
+/// The records of rows, in few reads however many there are. Of the instances that use a version the caller learns
+/// those that it may see.
+async fn records<D: Read + Copy>(
+    db: D,
+    caller: &Caller,
+    rows: Vec<ArtifactRow>,
+) -> Result<Vec<ArtifactRecord>> {
     let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
     let mut metadata_of = metadata::of(db, ObjectType::Artifact, &ids).await?;
     let mut references_of = references::of(db, ObjectType::Artifact, &ids).await?;
@@ -466,12 +471,13 @@ async fn records<D: Read + Copy>(db: D, rows: Vec<ArtifactRow>) -> Result<Vec<Ar
     let uses = blobs::uses(db, &used).await?;
     let words: Vec<String> = used.iter().map(ToString::to_string).collect();
     let users = references::of(db, ObjectType::Blob, &words).await?;
+    let users = blob::instances_by_blob(db, caller, users).await?;
     let version = |blob: &BlobRow| Version {
         uuid: blob.id,
         size: blob.size,
         reference_count: uses.get(&blob.id).copied().unwrap_or(0),
         depends_on: blob.depends_on,
-        instances: Some(users.get(&blob.id.to_string()).map(|u| blob::instances(&u.to)).unwrap_or_default()),
+        instances: Some(users.get(&blob.id.to_string()).cloned().unwrap_or_default()),
     };
     Ok(rows
         .into_iter()

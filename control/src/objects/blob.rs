@@ -3,14 +3,14 @@
 //! Knowing a blob's id implies access to it. So an id is told only to who may read one of the artifacts that use the
 //! blob, or has sent its bytes: a search by checksum finds nothing else (docs/decisions/0014).
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use muster_types::blob::{BlobRecord, BlobState, Content, CopyState, HashAlgorithm, ImageFacts};
 use muster_types::event::{Event, EventType};
-use muster_types::ids::{BlobId, NodeId};
+use muster_types::ids::{BlobId, InstanceId, NodeId};
 use muster_types::node::{NodeApi, NodeState};
 use muster_types::object::{ObjectRef, ObjectType, Reference};
 use muster_types::storage::Draft;
@@ -163,8 +163,7 @@ pub(crate) async fn prepare_as<'a>(
     // What an attempt that died left of it is made anew.
     give_up(app, node, blob).await?;
     let mark = Some(app.making.wait(node.identity().id, blob).await?);
-    let mut prepared =
-        Prepared { blob, content, image: None, node: Arc::clone(node), fresh: true, mark };
+    let mut prepared = Prepared { blob, content, image: None, node: Arc::clone(node), fresh: true, mark };
     match put(app, coming, &mut prepared).await {
         Ok(()) => Ok(prepared),
         Err(error) => {
@@ -421,7 +420,7 @@ pub(crate) async fn records<D: Read + Copy>(
 }
 
 /// The instances among what uses a blob.
-pub(crate) fn instances(references: &References) -> Vec<muster_types::ids::InstanceId> {
+fn instances(references: &References) -> Vec<InstanceId> {
     let uses = references.values().flatten();
     let mut ids: Vec<_> = uses
         .filter(|reference| reference.source_object_type == ObjectType::Instance.as_str())
@@ -430,6 +429,22 @@ pub(crate) fn instances(references: &References) -> Vec<muster_types::ids::Insta
     ids.sort_unstable();
     ids.dedup();
     ids
+}
+
+/// The instances that use each of some blobs, of which a caller may know.
+pub(crate) async fn instances_by_blob(
+    db: impl Read,
+    caller: &Caller,
+    users: HashMap<String, references::Around>,
+) -> Result<HashMap<String, Vec<InstanceId>>> {
+    let mut found: HashMap<String, Vec<InstanceId>> =
+        users.into_iter().map(|(blob, around)| (blob, instances(&around.to))).collect();
+    if !caller.is_system() {
+        let all: Vec<String> = found.values().flatten().map(ToString::to_string).collect();
+        let seen = crate::store::instances::visible(db, &all, &caller.namespace).await?;
+        found.values_mut().for_each(|list| list.retain(|id| seen.contains(&id.to_string())));
+    }
+    Ok(found)
 }
 
 /// Those uses of a blob of which a caller may know.

@@ -55,7 +55,7 @@ async fn find(app: &App, caller: &Caller, path: &str) -> Result<(ArtifactRow, Er
 pub async fn get(app: &App, caller: &Caller, path: &str) -> Result<ArtifactRecord> {
     let (row, absent) = find(app, caller, path).await?;
     if row.shared || caller.may_see(&*app.store, &row.namespace).await? {
-        artifact::one(&*app.store, row).await
+        artifact::one(&*app.store, caller, row).await
     } else {
         Err(absent)
     }

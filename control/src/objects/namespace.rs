@@ -21,7 +21,8 @@ use crate::operations::{Order, delete_namespace};
 use crate::store::keys::NewKey;
 use crate::store::namespaces::NamespaceRow;
 use crate::store::{
-    Read, StoreError, artifacts, instances, keys, metadata, namespaces, networks, transaction, trusts, uploads,
+    Read, StoreError, artifacts, instances, keys, metadata, namespaces, networks, transaction, trusts,
+    uploads,
 };
 
 /// Version of the record's format.

@@ -35,7 +35,9 @@ pub const KIND: Kind = Kind {
         Step {
             name: "network_ensure_mesh",
             run: |app, row| Box::pin(ensure_networks(app, row)),
-            undo: Undo::NotNeeded("what the node has of networks follows the interfaces, which go with the start"),
+            undo: Undo::NotNeeded(
+                "what the node has of networks follows the interfaces, which go with the start",
+            ),
         },
         Step {
             name: "instance_start",
@@ -73,8 +75,8 @@ pub(super) fn announce(
     to: InstanceState,
     reason: Option<&str>,
 ) {
-    let mut event = Event::new(EventType::Mutate, object(id), format!("state is now {to}"))
-        .with("from", from.as_str());
+    let mut event =
+        Event::new(EventType::Mutate, object(id), format!("state is now {to}")).with("from", from.as_str());
     if let Some(reason) = reason {
         event = event.with("reason", reason);
     }

@@ -28,8 +28,7 @@ pub const KIND: Kind = Kind {
 /// The instance, while it still is to be on.
 async fn wanted(app: &App, row: &OperationRow) -> Result<Option<InstanceRow>> {
     let instance = instances::get(&*app.store, target(&row.target.id)?).await?;
-    Ok(instance
-        .filter(|row| row.state == InstanceState::Created && row.power_wanted != PowerState::Off))
+    Ok(instance.filter(|row| row.state == InstanceState::Created && row.power_wanted != PowerState::Off))
 }
 
 async fn start(app: &App, row: &OperationRow) -> Result<()> {

@@ -141,9 +141,8 @@ pub(crate) async fn wait_left(app: &App, network: NetworkId, node: NodeId) -> Re
     loop {
         let Some(row) = networks::get(&*app.store, network).await? else { return Ok(()) };
         let rows = node_networks::of_network(&*app.store, network).await?;
-        let behind = rows.iter().any(|own| {
-            own.node == node && own.generation < row.generation && own.error.is_none()
-        });
+        let behind =
+            rows.iter().any(|own| own.node == node && own.generation < row.generation && own.error.is_none());
         if !behind || !wait.again().await {
             return Ok(());
         }

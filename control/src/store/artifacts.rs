@@ -137,11 +137,7 @@ pub async fn by_name_visible(
 }
 
 /// The usable images from a source that a namespace may read.
-pub async fn by_url_visible(
-    db: impl Read,
-    url: &str,
-    caller: &str,
-) -> Result<Vec<ArtifactRow>, StoreError> {
+pub async fn by_url_visible(db: impl Read, url: &str, caller: &str) -> Result<Vec<ArtifactRow>, StoreError> {
     let tail = format!(
         "source_url = ? AND artifact_type = 'image' AND state = 'created' AND {VISIBLE} ORDER BY uuid LIMIT 10"
     );

@@ -360,7 +360,8 @@ pub async fn unclaim(tx: &mut Tx, id: InstanceId) -> Result<(), StoreError> {
 
 /// It is on no node any more.
 pub async fn unplace(tx: &mut Tx, id: InstanceId) -> Result<(), StoreError> {
-    tx.execute("UPDATE instances SET node_uuid = NULL, version = version + 1 WHERE uuid = ?", params![id]).await?;
+    tx.execute("UPDATE instances SET node_uuid = NULL, version = version + 1 WHERE uuid = ?", params![id])
+        .await?;
     Ok(())
 }
 
@@ -379,8 +380,9 @@ pub async fn set_ports(
     ports: Option<Ports>,
 ) -> Result<bool, StoreError> {
     tx.execute("DELETE FROM instance_ports WHERE instance_uuid = ?", params![id]).await?;
-    let all: Vec<u16> =
-        ports.map(|ports| [ports.console, ports.vdi].into_iter().chain(ports.vdi_tls).collect()).unwrap_or_default();
+    let all: Vec<u16> = ports
+        .map(|ports| [ports.console, ports.vdi].into_iter().chain(ports.vdi_tls).collect())
+        .unwrap_or_default();
     for port in all {
         let sql = "INSERT INTO instance_ports (node_uuid, port, instance_uuid) VALUES (?, ?, ?)";
         match tx.execute(sql, params![node, i64::from(port), id]).await {

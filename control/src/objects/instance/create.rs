@@ -18,7 +18,7 @@ use muster_types::{Error, Result};
 use serde_json::{Map, Value, json};
 
 use super::image::{self, Source};
-use super::placement::{self, Found, Taken};
+use super::placement::{self, Found, Refused, Taken};
 use super::{DEPRECATED_AFFINITY, DISK, NVRAM_TEMPLATE, check_metadata, object, one, order};
 use crate::app::App;
 use crate::auth::Caller;
@@ -34,6 +34,8 @@ use crate::store::{
 
 /// Longest script that a guest is given.
 const LONGEST_USER_DATA: usize = 1 << 20;
+/// Disks of one instance, and interfaces.
+const MOST_DEVICES: usize = 24;
 const GIB: u64 = 1 << 30;
 
 /// An instance to make, as the caller asked for it. The specs were read already.
@@ -95,24 +97,29 @@ pub async fn create(app: &App, caller: &Caller, request: InstanceRequest) -> Res
     }
     let mut found = placement::find(app, &ready.namespace, &ready.wish).await?;
     let mut outcome = write(app, caller, &ready, &found).await;
-    if matches!(outcome, Err(Error::Unplaceable { transient: true, .. })) && found.candidates().is_ok() {
+    if matches!(outcome, Ok(Err(_))) {
         // What was known of the nodes was old: others were faster.
         found = placement::find_afresh(app, &ready.namespace, &ready.wish).await?;
         outcome = write(app, caller, &ready, &found).await;
     }
+    let (outcome, refused) = match outcome {
+        Ok(Ok(made)) => (Ok(made), vec![]),
+        Ok(Err(refused)) => (Err(placement::full(&refused)), refused),
+        Err(error) => (Err(error), vec![]),
+    };
     match outcome {
         Ok((row, taken)) => {
             placement::taken(app, &taken);
             app.networks.changed();
             app.queue.wake();
             tell_created(app, caller, &row, deprecated);
-            placement::tell(app, caller, row.id, &ready.wish, &found, Some(&taken));
+            placement::tell(app, caller, row.id, &ready.wish, &found, Ok(&taken));
             one(&*app.store, row).await
         }
         Err(error) => {
             if let Some(reason) = reason(&error, &ready) {
                 keep_failure(app, caller, &ready, &reason, &error).await?;
-                placement::tell(app, caller, ready.id, &ready.wish, &found, None);
+                placement::tell(app, caller, ready.id, &ready.wish, &found, Err(&refused));
             }
             Err(error)
         }
@@ -126,6 +133,11 @@ fn check(request: InstanceRequest) -> Result<Checked> {
     spec::name(&name)?;
     let cpus = positive("cpus", request.cpus.ok_or_else(|| missing("cpus"))?, 1024)?;
     let memory = positive("memory", request.memory.ok_or_else(|| missing("memory"))?, 64 << 20)?;
+    for (field, count) in [("disk", request.disks.len()), ("network", request.networks.len())] {
+        if count > MOST_DEVICES {
+            return Err(Error::Invalid(format!("{field}: Must not have more than {MOST_DEVICES} elements.")));
+        }
+    }
     if request.secure_boot && !request.uefi {
         return Err(Error::Invalid("secure boot requires UEFI be enabled".into()));
     }
@@ -194,9 +206,8 @@ pub(crate) fn decode_user_data(text: &str) -> Option<Vec<u8>> {
 fn side_channels(names: &[String]) -> Result<Vec<SideChannel>> {
     let mut found = Vec::new();
     for name in names {
-        let channel: SideChannel = name
-            .parse()
-            .map_err(|_| Error::Invalid(format!("{name} is not a known side channel type")))?;
+        let channel: SideChannel =
+            name.parse().map_err(|_| Error::Invalid(format!("{name} is not a known side channel type")))?;
         if !found.contains(&channel) {
             found.push(channel);
         }
@@ -254,13 +265,8 @@ async fn compare(app: &App, caller: &Caller, namespace: String, checked: Checked
     for (number, wanted) in networks.into_iter().enumerate() {
         found.push(find_network(app, &namespace, wanted, &format!("network[{number}]")).await?);
     }
-    let wish = Wish {
-        cpus: spec.cpus,
-        memory_mb: spec.memory,
-        disk_gb: disk_gb(app, &spec).await?,
-        only,
-        affinity,
-    };
+    let wish =
+        Wish { cpus: spec.cpus, memory_mb: spec.memory, disk_gb: disk_gb(app, &spec).await?, only, affinity };
     Ok(Ready { id: InstanceId::new(), name, namespace, spec, networks: found, metadata, wish, fetch })
 }
 
@@ -282,7 +288,8 @@ async fn require_fit(app: &App, number: usize, disk: &DiskSpec, blob: BlobId) ->
         && size.saturating_mul(GIB) < facts.virtual_size
     {
         let needed = facts.virtual_size.div_ceil(GIB);
-        let text = format!("disk[{number}].size: {size} GB is smaller than the image, which needs {needed} GB");
+        let text =
+            format!("disk[{number}].size: {size} GB is smaller than the image, which needs {needed} GB");
         return Err(Error::Invalid(text));
     }
     Ok(blob)
@@ -293,9 +300,7 @@ async fn resolve_template(app: &App, caller: &Caller, namespace: &str, template:
     if known && let Source::Blob(blob) = image::resolve(app, caller, namespace, template).await? {
         return Ok(blob);
     }
-    Err(Error::Invalid(format!(
-        "nvram_template: {template:?} is neither label:<name> nor sf://blob/<uuid>"
-    )))
+    Err(Error::Invalid(format!("nvram_template: {template:?} is neither label:<name> nor sf://blob/<uuid>")))
 }
 
 /// A network of the instance's own namespace that is ready for an interface.
@@ -344,15 +349,24 @@ async fn disk_gb(app: &App, spec: &InstanceSpec) -> Result<i64> {
     Ok(i64::try_from(sum).unwrap_or(i64::MAX))
 }
 
-/// Writes the instance, its interfaces, its addresses, its place and the queued work, all or nothing.
-async fn write(app: &App, caller: &Caller, ready: &Ready, found: &Found) -> Result<(InstanceRow, Taken)> {
+/// Writes the instance, its interfaces, its addresses, its place and the queued work, all or nothing. If no candidate
+/// has room, the answer is why.
+async fn write(
+    app: &App,
+    caller: &Caller,
+    ready: &Ready,
+    found: &Found,
+) -> Result<Result<(InstanceRow, Taken), Refused>> {
     found.candidates()?;
     transaction!(app.store, |tx| {
         // No instance may be left behind by a namespace that goes at the same moment.
         if !namespaces::hold(tx, &ready.namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
-        let taken = placement::take_in(app, tx, &ready.wish, found).await?;
+        let taken = match placement::take_in(app, tx, &ready.wish, found).await? {
+            Ok(taken) => taken,
+            Err(refused) => return Ok(Err(refused)),
+        };
         let row = insert(tx, ready, InstanceState::Initial, None, Some(&taken)).await?;
         for (order, (network, wanted, address)) in ready.networks.iter().enumerate() {
             let new = NewInterface {
@@ -374,7 +388,7 @@ async fn write(app: &App, caller: &Caller, ready: &Ready, found: &Found) -> Resu
             create_instance::KIND.enqueue(tx, order(&row, json!({}), Some(&caller.request_id))).await?;
         instances::set_operation(tx, row.id, &handle).await?;
         let row = InstanceRow { last_operation: Some(handle), ..row };
-        Ok((row, taken))
+        Ok(Ok((row, taken)))
     })
 }
 
@@ -455,21 +469,13 @@ fn reason(error: &Error, ready: &Ready) -> Option<String> {
             Some(format!("failed to reserve an IP on network {}", network()?))
         }
         Error::Insufficient(text) => Some(format!("cannot allocate address: {text}")),
-        Error::NotFound(text) if text.starts_with("network ") => {
-            Some(format!("missing network: {text}"))
-        }
+        Error::NotFound(text) if text.starts_with("network ") => Some(format!("missing network: {text}")),
         _ => None,
     }
 }
 
 /// Keeps a record of an instance that could not be made, until the caller deletes it.
-async fn keep_failure(
-    app: &App,
-    caller: &Caller,
-    ready: &Ready,
-    reason: &str,
-    error: &Error,
-) -> Result<()> {
+async fn keep_failure(app: &App, caller: &Caller, ready: &Ready, reason: &str, error: &Error) -> Result<()> {
     let message = format!("{reason}: {error}");
     let row = transaction!(app.store, |tx| {
         if !namespaces::hold(tx, &ready.namespace, NamespaceState::Created).await? {

@@ -47,12 +47,8 @@ pub(crate) async fn resolve(app: &App, caller: &Caller, namespace: &str, base: &
     };
     let (kind, rest) = path.split_once('/').unwrap_or((path, ""));
     match (kind, rest.split_once('/')) {
-        ("label", Some((owner, _))) => {
-            by_source(app, caller, ArtifactType::Label, owner, base, base).await
-        }
-        ("upload", Some((owner, _))) => {
-            by_source(app, caller, ArtifactType::Image, owner, base, base).await
-        }
+        ("label", Some((owner, _))) => by_source(app, caller, ArtifactType::Label, owner, base, base).await,
+        ("upload", Some((owner, _))) => by_source(app, caller, ArtifactType::Image, owner, base, base).await,
         ("snapshot" | "artifact", None) => {
             let absent = || Error::not_found("artifact");
             let id: ArtifactId = rest.parse().map_err(|_| absent())?;
@@ -150,7 +146,9 @@ pub(crate) async fn awaited(app: &App, id: ArtifactId) -> Result<BlobId> {
             let why = row.error_message.unwrap_or_else(|| "unknown".into());
             Err(Error::Conflict(format!("image {} could not be fetched: {why}", row.source_url)))
         }
-        (ArtifactState::Initial, _) => Err(Error::NotReady(format!("image {} is not there yet", row.source_url))),
+        (ArtifactState::Initial, _) => {
+            Err(Error::NotReady(format!("image {} is not there yet", row.source_url)))
+        }
         (ArtifactState::Created | ArtifactState::Deleted, _) => Err(gone()),
     }
 }

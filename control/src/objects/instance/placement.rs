@@ -1,6 +1,6 @@
 //! Where an instance goes: asks the scheduler, and takes what it found from the node's ledger.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use serde_json::json;
 use super::object;
 use crate::app::App;
 use crate::auth::Caller;
-use crate::scheduler::{self, Committed, Facts, Outcome, Policy, Stage, Wish};
+use crate::scheduler::{self, Committed, Facts, Outcome, Policy, Refusal, Wish};
 use crate::store::instances::{Claimed, InstanceRow};
 use crate::store::{StoreError, Tx, TxError, instances, node_claims, nodes};
 
@@ -108,17 +108,8 @@ fn dice() -> f64 {
 impl Found {
     /// The candidates, or why there are none.
     pub(crate) fn candidates(&self) -> Result<&[NodeId]> {
-        match &self.outcome.result {
-            Ok(candidates) => Ok(candidates),
-            Err(refusal) if refusal.stage == Stage::AffinityConstraints => {
-                Err(Error::Conflict(refusal.text.clone()))
-            }
-            Err(refusal) => Err(Error::Unplaceable {
-                text: refusal.text.clone(),
-                stage: refusal.stage.as_str(),
-                transient: refusal.transient,
-            }),
-        }
+        let result = self.outcome.result.as_ref();
+        result.map(Vec::as_slice).map_err(|refusal| refusal.clone().into())
     }
 
     fn facts(&self, node: NodeId) -> Option<&Facts> {
@@ -133,13 +124,20 @@ pub(crate) struct Taken {
     pub(crate) name: String,
     pub(crate) claimed: Claimed,
     committed: Committed,
-    /// Nodes whose ledgers had no room, and why.
-    refused: Vec<(String, String)>,
+    refused: Refused,
 }
 
+/// Nodes whose ledgers had no room, and why.
+pub(crate) type Refused = Vec<(String, String)>;
+
 /// Takes room for an instance from the first candidate that has it, as part of the transaction that makes the
-/// instance.
-pub(crate) async fn take_in(app: &App, tx: &mut Tx, wish: &Wish, found: &Found) -> Result<Taken, TxError> {
+/// instance. If none has, the answer is why.
+pub(crate) async fn take_in(
+    app: &App,
+    tx: &mut Tx,
+    wish: &Wish,
+    found: &Found,
+) -> Result<Result<Taken, Refused>, TxError> {
     let policy = Policy::from(&app.settings);
     let mut refused = Vec::new();
     let candidates = found.candidates()?;
@@ -155,7 +153,7 @@ pub(crate) async fn take_in(app: &App, tx: &mut Tx, wish: &Wish, found: &Found) 
                     let claimed =
                         Claimed { cpus: wish.cpus, memory_mb: wish.memory_mb, disk_gb: wish.disk_gb };
                     let name = facts.name.clone();
-                    return Ok(Taken { node: *node, name, claimed, committed, refused });
+                    return Ok(Ok(Taken { node: *node, name, claimed, committed, refused }));
                 }
                 Err(denied) => {
                     demanding |= denied.only_demand;
@@ -167,18 +165,18 @@ pub(crate) async fn take_in(app: &App, tx: &mut Tx, wish: &Wish, found: &Found) 
             break;
         }
     }
-    let count = candidates.len().min(MOST_CANDIDATES);
-    Err(Error::Unplaceable {
-        text: format!("no node had capacity for this instance, {count} candidates refused it"),
-        stage: Stage::CapacityGuard.as_str(),
-        transient: true,
-    }
-    .into())
+    Ok(Err(refused))
+}
+
+/// What a caller is told when no candidate had room.
+pub(crate) fn full(refused: &Refused) -> Error {
+    let nodes: BTreeSet<&str> = refused.iter().map(|(node, _)| node.as_str()).collect();
+    Refusal::full(nodes.len()).into()
 }
 
 /// What is known of the nodes follows a ledger that was changed and committed.
 pub(crate) fn taken(app: &App, taken: &Taken) {
-    app.placement.correct(taken.node, taken.committed.clone());
+    app.placement.correct(taken.node, taken.committed);
 }
 
 /// Gives back what a node promised to an instance, as part of a transaction. The answer is for [`Known::correct`].
@@ -198,7 +196,14 @@ pub(crate) async fn give_back_in(
 }
 
 /// Tells how an instance was placed, or why it was not, node by node.
-pub(crate) fn tell(app: &App, caller: &Caller, id: InstanceId, wish: &Wish, found: &Found, taken: Option<&Taken>) {
+pub(crate) fn tell(
+    app: &App,
+    caller: &Caller,
+    id: InstanceId,
+    wish: &Wish,
+    found: &Found,
+    taken: Result<&Taken, &Refused>,
+) {
     let event = |message: String| Event::new(EventType::Status, object(id), message);
     let names = |ids: &[NodeId]| -> Vec<String> {
         ids.iter().take(50).filter_map(|id| Some(found.facts(*id)?.name.clone())).collect()
@@ -234,11 +239,13 @@ pub(crate) fn tell(app: &App, caller: &Caller, id: InstanceId, wish: &Wish, foun
         }
         Ok(candidates) => {
             let mut last = event("schedule final candidates".into()).with("candidates", names(candidates));
-            if let Some(taken) = taken {
-                let refused: serde_json::Map<String, serde_json::Value> =
-                    taken.refused.iter().map(|(node, why)| (node.clone(), json!(why))).collect();
-                last = last.with("chosen", taken.name.clone()).with("refused", refused);
-            }
+            let (chosen, refused) = match taken {
+                Ok(taken) => (Some(taken.name.clone()), &taken.refused),
+                Err(refused) => (None, refused),
+            };
+            let refused: serde_json::Map<String, serde_json::Value> =
+                refused.iter().map(|(node, why)| (node.clone(), json!(why))).collect();
+            last = last.with("chosen", chosen).with("refused", refused);
             app.record(caller, last);
         }
     }

@@ -112,7 +112,8 @@ pub(crate) async fn switch_on(app: &App, node: &Arc<dyn NodeApi>, row: &Instance
             None => choose_ports(app, node, row).await?,
         };
         let plan = plan::make(app, row, now).await?;
-        if row.state == InstanceState::Creating {
+        // The machines of a simulated node go with their daemon; there is nothing on their disks to lose.
+        if row.state == InstanceState::Creating || node.identity().simulated {
             node.machines().build(&plan).await?;
         }
         match node.machines().start(&plan).await {

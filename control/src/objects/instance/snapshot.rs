@@ -135,7 +135,7 @@ pub async fn list(app: &App, caller: &Caller, reference: &str) -> Result<Vec<Map
         let versions = version::versions_in(&*app.store, found.id).await?;
         let ids: Vec<BlobId> = versions.values().copied().collect();
         let contents = blobs::some(&*app.store, &ids).await?;
-        let outer = serde_json::to_value(artifact::one(&*app.store, found).await?).map_err(broken)?;
+        let outer = serde_json::to_value(artifact::one(&*app.store, caller, found).await?).map_err(broken)?;
         for id in ids {
             let Some(content) = contents.get(&id).cloned() else { continue };
             let created = content.created;
