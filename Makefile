@@ -1,7 +1,7 @@
 # Muster: each target is a line or two. `make run` and `make test` need nothing but Debian and Rust.
 
 PACKAGES_IMAGE = qemu-utils e2fsprogs fdisk mtools syslinux cpio xz-utils
-PACKAGES_RUN   = build-essential iproute2 nftables dnsmasq-base iputils-ping qemu-system-x86 $(PACKAGES_IMAGE)
+PACKAGES_RUN   = build-essential iproute2 nftables dnsmasq-base iputils-ping qemu-system-x86 ovmf qemu-system-modules-spice? $(PACKAGES_IMAGE)
 PACKAGES_TEST  = $(PACKAGES_RUN) mariadb-server python3-venv busybox tcpdump procps xorriso
 DATA_DIR      ?=
 LISTEN        ?=
@@ -26,7 +26,7 @@ check:                        ## formatting and lints
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 
-bench: packages-test          ## speed and memory, as one table
+bench: packages-test image    ## speed and memory, as one table
 	cargo build --release --locked -p muster -p muster-bench
 	./target/release/muster-bench
 

@@ -18,7 +18,7 @@ use super::{Session, path_parser};
 use crate::api::{Answer, Client, Error, EventQuery, NewInstance, NewInterface, Object};
 use crate::output::{self, visible};
 use crate::progress::Meter;
-use crate::transfer::unless_interrupted;
+use crate::transfer::{Policy, Tries, unless_interrupted};
 
 /// What to make.
 #[derive(Debug, Args)]
@@ -234,6 +234,7 @@ async fn watch(
 ) -> anyhow::Result<Answer<InstanceRecord>> {
     let client = &session.client;
     let mut view = View::default();
+    let mut tries = Tries::new(Policy::default());
     loop {
         let record = answer.clone().value()?;
         let settled = matches!(record.state, InstanceState::Created | InstanceState::Error)
@@ -250,7 +251,14 @@ async fn watch(
                 "instance {id} does not run in time; it may do so later: `muster instance why {id}` tells how far"
             );
         }
-        answer = client.instance(&record.uuid.to_string()).await?;
+        match client.instance(&record.uuid.to_string()).await {
+            Ok(newer) => {
+                tries.succeeded();
+                answer = newer;
+            }
+            // A server that is away for a moment does not end it: the instance is made anyway.
+            Err(error) => tries.again(error, None).await?,
+        }
     }
 }
 
@@ -319,7 +327,7 @@ fn is_fetch(operation: &OperationRecord) -> bool {
 }
 
 /// What the disks are to begin as that is not there yet.
-fn awaited(record: &InstanceRecord) -> Vec<&str> {
+pub(super) fn awaited(record: &InstanceRecord) -> Vec<&str> {
     if !matches!(record.state, InstanceState::Initial | InstanceState::Preflight) {
         return vec![];
     }
@@ -333,6 +341,7 @@ mod tests {
 
     use super::super::instance_tables::tests::example;
     use super::*;
+    use crate::fake::Fake;
 
     #[test]
     fn it_failed_only_when_it_will_not_run() {

@@ -1,15 +1,20 @@
 //! `muster instance why`: the story of an instance, as somebody would tell it who watched. It is made only from what
 //! the API says: events, operations and the record.
 
+#[cfg(test)]
+mod tests;
+
+use anyhow::bail;
 use muster_types::event::{EventRecord, EventType};
 use muster_types::instance::{InstanceRecord, InstanceState, PowerState};
-use muster_types::operation::{OperationRecord, OperationState, OperationType};
+use muster_types::operation::{OperationRecord, OperationState};
 use muster_types::time::now;
 use serde_json::{Map, Value, json};
 
 use super::Session;
+use super::instance_create::awaited;
 use super::instance_tables::{asked_for, megabytes};
-use crate::api::{Answer, EventQuery, Object};
+use crate::api::{Answer, Client, EventQuery, Object};
 use crate::output::{self, compact, visible};
 use crate::time::ago;
 use crate::transfer::pause;
@@ -30,7 +35,13 @@ const REQUEST: &str = " request from REST API";
 /// Tells the story of an instance.
 pub(super) async fn why(session: &Session, instance: &str) -> anyhow::Result<()> {
     let client = &session.client;
-    let answer = client.instance(instance).await?;
+    let answer = match client.instance(instance).await {
+        Err(error) if error.status() == Some(404) => {
+            let Some(id) = deleted(client, instance).await? else { return Err(error.into()) };
+            client.instance(&id).await?
+        }
+        answer => answer?,
+    };
     let record = answer.clone().value()?;
     let id = record.uuid.to_string();
     let query = EventQuery { limit: Some(MOST_EVENTS), event_type: None };
@@ -44,6 +55,17 @@ pub(super) async fn why(session: &Session, instance: &str) -> anyhow::Result<()>
         }));
     }
     output::print(&story(&record, &events.value()?, &operations.value()?, now()))
+}
+
+/// The instance that had a name until it was deleted: the server only knows it by its id.
+async fn deleted(client: &Client, name: &str) -> anyhow::Result<Option<String>> {
+    let all = client.instances(true).await?.value()?;
+    let named = all.into_iter().filter(|record| record.name == name).map(|record| record.uuid.to_string());
+    let mut named: Vec<String> = named.collect();
+    if named.len() > 1 {
+        bail!("several instances that are deleted were named {}: {}", visible(name), named.join(", "));
+    }
+    Ok(named.pop())
 }
 
 /// Why no node took an instance, node by node, as its newest events tell.
@@ -166,13 +188,16 @@ fn happened(record: &InstanceRecord, event: &EventRecord, creator: &str) -> Opti
     let text = match message {
         birth if BIRTHS.contains(&birth) => {
             let disks: Vec<String> = record.disk_spec.iter().map(asked_for).collect();
-            details.push(format!("{} vCPUs, {}", record.cpus, megabytes(record.memory)));
+            let cpus = counted(u64::try_from(record.cpus).unwrap_or(0), "vCPU");
+            details.push(format!("{cpus}, {}", megabytes(record.memory)));
             details.extend(disks.into_iter().map(|disk| format!("disk: {disk}")));
             format!("created{creator}")
         }
         "started scheduling" | "schedule inputs" | "schedule have highest affinity" => return None,
-        // Whoever looks at the console asks for this.
-        "vdi console helper request from REST API" => return None,
+        // Whoever looks at the console asks for this, and what an operation did is told by what became of it.
+        "vdi console helper request from REST API" | "operation started" | "operation complete" => {
+            return None;
+        }
         "disk was copied" => {
             let value = |name: &str| event.extra.get(name).map(compact).unwrap_or_default();
             format!("disk {} was copied to artifact {}", value("device"), value("artifact_uuid"))
@@ -213,6 +238,10 @@ fn other(record: &InstanceRecord, event: &EventRecord, details: &mut Vec<String>
     if message.starts_with("schedule at stage ") {
         *details = nodes_left(event);
         return (!details.is_empty()).then(|| "some nodes were left out".to_owned());
+    }
+    if let Some(end) = message.strip_prefix("operation ") {
+        let name = event.extra.get("operation").map(compact).unwrap_or_else(|| "an operation".to_owned());
+        return Some(format!("{name} {end}{because}"));
     }
     if let Some(state) = message.strip_prefix("state is now ") {
         return state_change(record, state, &because);
@@ -277,11 +306,7 @@ fn ended(operation: &OperationRecord, events: &[EventRecord]) -> Option<Line> {
             format!("{steps} failed after {}: {why}", counted(attempts, "attempt"))
         }
         OperationState::Abort => format!("{steps} was given up"),
-        OperationState::Complete => match operation.operation_type {
-            OperationType::InstanceInterface => "an interface was plugged in".to_owned(),
-            _ => return None,
-        },
-        OperationState::Queued | OperationState::Executing => return None,
+        OperationState::Complete | OperationState::Queued | OperationState::Executing => return None,
     };
     Some(Line { time: operation.updated, text, details: vec![], times: 1 })
 }
@@ -311,7 +336,13 @@ fn present(
             PowerState::Initial => format!("it is made{on} and was never on"),
         },
         InstanceState::Initial | InstanceState::Preflight | InstanceState::Creating => {
-            format!("it is on its way ({}){on}", record.state)
+            let images = awaited(record);
+            let images = if images.is_empty() {
+                String::new()
+            } else {
+                format!(", waiting for {}", images.join(", "))
+            };
+            format!("it is on its way ({}){on}{images}", record.state)
         }
         InstanceState::DeleteWait => "it is being deleted".to_owned(),
         InstanceState::Deleted => "it is deleted".to_owned(),
@@ -394,7 +425,9 @@ fn by(extra: &Map<String, Value>) -> String {
 }
 
 fn reason(extra: &Map<String, Value>) -> Option<String> {
-    REASONS.iter().find_map(|name| extra.get(*name)).filter(|value| !value.is_null()).map(compact)
+    let value = REASONS.iter().find_map(|name| extra.get(*name)).filter(|value| !value.is_null())?;
+    // The report of an operation has its sentence in it.
+    Some(compact(value.get("message").unwrap_or(value)))
 }
 
 fn names(value: Option<&Value>) -> String {
@@ -411,181 +444,4 @@ fn pairs(extra: &Map<String, Value>) -> String {
 
 fn counted(count: u64, what: &str) -> String {
     if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::from_value;
-
-    use super::super::instance_tables::tests::example;
-    use super::*;
-
-    const NOW: f64 = 1_767_225_600.0;
-
-    /// An event some seconds ago.
-    fn event(age: f64, kind: &str, message: &str, extra: &Value) -> EventRecord {
-        from_value(json!({
-            "event_uuid": format!("{message}{age}"), "request_id": null, "timestamp": NOW - age, "event_type": kind, "type": kind,
-            "message": message, "extra": extra, "node": "sim-1", "fqdn": "sim-1", "duration": null
-        }))
-        .unwrap()
-    }
-
-    fn operation(age: f64, kind: &str, state: &str, error: &Value) -> OperationRecord {
-        from_value(json!({
-            "uuid": "5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01", "object_type": "clusteroperation", "operation_type": kind,
-            "state": state, "tasks": ["instance_start"], "depends_on": [], "error_report": error, "namespace": "ci",
-            "target_object_type": "instance", "target_uuid": "x", "attempts": 2, "progress": null,
-            "created": NOW - age, "updated": NOW - age, "version": 1
-        }))
-        .unwrap()
-    }
-
-    /// Told oldest first here, as it happened; the API answers the newest first.
-    fn tell(record: &Value, mut events: Vec<EventRecord>, operations: &[OperationRecord]) -> String {
-        events.reverse();
-        story(&example(record), &events, operations, NOW)
-    }
-
-    #[test]
-    fn a_whole_life_is_told_oldest_first() {
-        let by = json!({ "keyname": "deploy", "caller": "ci" });
-        let events = vec![
-            event(300.0, "audit", "db record created", &json!({ "name": "web" })),
-            event(300.0, "audit", "creation request from REST API", &by),
-            event(299.9, "status", "started scheduling", &json!({})),
-            event(299.9, "status", "schedule inputs", &json!({ "cpus": 2 })),
-            event(299.9, "status", "schedule initial candidates", &json!({ "candidates": 3 })),
-            event(
-                299.9,
-                "status",
-                "schedule at stage is_hypervisor",
-                &json!({ "remaining": 3, "dropped": {} }),
-            ),
-            event(
-                299.9,
-                "status",
-                "schedule at stage sufficient_idle_cpu",
-                &json!({ "remaining": 2, "dropped": { "sim-3": "12 of 12 vCPUs are promised" } }),
-            ),
-            event(
-                299.8,
-                "status",
-                "schedule final candidates",
-                &json!({ "candidates": ["sim-2", "sim-1"], "chosen": "sim-1", "refused": { "sim-2": "just filled" } }),
-            ),
-            event(299.0, "mutate", "state is now creating", &json!({ "from": "preflight" })),
-            event(290.0, "mutate", "state is now created", &json!({ "from": "creating" })),
-            event(200.0, "usage", "usage", &json!({ "cpu usage": {} })),
-            event(130.0, "status", "disk was copied", &json!({ "device": "vda", "artifact_uuid": "7" })),
-            event(120.0, "audit", "vdi console helper request from REST API", &json!({})),
-            event(100.0, "audit", "poweroff request from REST API", &by),
-            event(99.0, "mutate", "power state is now off", &json!({ "reason": "it was switched off" })),
-        ];
-        let plugged = operation(150.0, "node_inst_net_iface_op", "complete", &json!(null));
-        let expected = "\
-instance web (5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01) of namespace ci
-
-     5 min ago  created by key deploy of namespace ci
-                  2 vCPUs, 2.0 GiB
-                  disk: 8 GB from label:tiny, virtio, disk
-4 min 59 s ago  a node was looked for: 3 candidates
-4 min 59 s ago  some nodes were left out
-                  not on sim-3: 12 of 12 vCPUs are promised
-4 min 59 s ago  placed on sim-1
-                  not on sim-2: just filled
-4 min 59 s ago  it is built and started on sim-1
-4 min 50 s ago  it is ready on sim-1
-2 min 30 s ago  an interface was plugged in
-2 min 10 s ago  disk vda was copied to artifact 7
-1 min 40 s ago  asked for by key deploy of namespace ci: poweroff
-1 min 39 s ago  it is off: it was switched off
-
-now: it is off; `muster instance poweron 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01` switches it on
-";
-        assert_eq!(tell(&json!({ "power_state": "off" }), events, &[plugged]), expected);
-    }
-
-    #[test]
-    fn an_instance_without_a_node_says_what_to_do() {
-        let events = vec![
-            event(
-                5.0,
-                "status",
-                "schedule at stage sufficient_idle_memory",
-                &json!({ "remaining": 0, "dropped": { "sim-1": "1 of 64 GB is free", "sim-2": "0 of 64 GB is free" } }),
-            ),
-            event(
-                5.0,
-                "status",
-                "schedule has no candidates at stage sufficient_idle_memory, aborting",
-                &json!({ "reason": "No nodes remaining" }),
-            ),
-            event(4.0, "mutate", "state is now initial-error", &json!({ "reason": "scheduling failed" })),
-        ];
-        let record = json!({
-            "state": "error", "power_state": "initial", "error_message": "scheduling failed", "node": null
-        });
-        let text = tell(&record, events, &[]);
-        assert!(
-            text.contains("\n5 s ago  not placed: no node has enough memory left: No nodes remaining\n"),
-            "{text}"
-        );
-        assert!(text.contains("    not on sim-2: 0 of 64 GB is free\n"), "{text}");
-        assert!(text.contains("4 s ago  it could not be begun: scheduling failed\n"), "{text}");
-        let now = "\nnow: it has failed: scheduling failed; ask for less, delete what is not needed, or try again when \
-                   there is room; `muster instance delete 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01` clears it away\n";
-        assert!(text.ends_with(now), "{text}");
-    }
-
-    #[test]
-    fn a_failed_operation_is_told_once() {
-        let report = json!({ "code": "c", "message": "no such model", "details": {} });
-        let failed = operation(3.0, "node_inst_op", "error", &report);
-        let record = json!({ "state": "error", "error_message": "no such model" });
-        let text = tell(&record, vec![], std::slice::from_ref(&failed));
-        assert!(text.contains("3 s ago  instance_start failed after 2 attempts: no such model\n"), "{text}");
-        let told = event(3.0, "mutate", "state is now error", &json!({ "reason": "no such model" }));
-        let text = tell(&record, vec![told], &[failed]);
-        assert!(!text.contains("attempts"), "{text}");
-        assert!(text.contains("it has failed: no such model\n"), "{text}");
-    }
-
-    #[test]
-    fn what_is_under_way_is_part_of_the_present() {
-        let record = json!({ "state": "preflight", "power_state": "initial" });
-        let mut fetch = operation(9.0, "node_inst_op", "executing", &json!(null));
-        fetch.progress = from_value(json!({ "done": 1024, "total": 4096 })).unwrap();
-        let text = tell(&record, vec![], &[fetch]);
-        let now = "now: it is on its way (preflight) on sim-1; under way: instance_start (begun 9 s ago, attempt 2, 1.0 \
-                   KiB of 4.0 KiB)\n";
-        assert!(text.ends_with(now), "{text}");
-        assert!(text.contains("nothing is remembered of its past\n"), "{text}");
-    }
-
-    #[test]
-    fn a_crash_names_the_next_step_and_repetitions_are_counted() {
-        let crash = |age| {
-            event(age, "mutate", "power state is now crashed", &json!({ "reason": "killed by signal 9" }))
-        };
-        let text = tell(&json!({ "power_state": "crashed" }), vec![crash(9.0), crash(8.0)], &[]);
-        assert!(text.contains("8 s ago  it crashed: killed by signal 9 (2 times)\n"), "{text}");
-        assert!(text.contains("` shows its last words\n"), "{text}");
-    }
-
-    #[test]
-    fn what_nobody_foresaw_is_told_as_it_is_and_cannot_steer_the_terminal() {
-        let odd =
-            event(1.0, "audit", "odd \u{1b}[31mthing", &json!({ "size": 7, "none": null, "error": "oh" }));
-        let text = tell(&json!({ "name": "a\u{1b}b" }), vec![odd], &[]);
-        assert!(text.contains(r"1 s ago  odd \u{1b}[31mthing: oh (size 7)"), "{text}");
-        assert!(!text.contains('\u{1b}'), "{text}");
-    }
-
-    #[test]
-    fn many_nodes_are_counted() {
-        let nodes: Map<String, Value> = (0..40).map(|n| (format!("n{n:02}"), json!("full"))).collect();
-        let left = nodes_left(&event(1.0, "status", "schedule at stage x", &json!({ "dropped": nodes })));
-        assert_eq!((left.len(), left.last().unwrap().as_str()), (MOST_NODES + 1, "nor on 28 more"));
-    }
 }

@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 
 use super::image::{self, Source};
 use super::placement::{self, Found, Refused, Taken};
-use super::{DEPRECATED_AFFINITY, DISK, NVRAM_TEMPLATE, check_metadata, object, one, order};
+use super::{DEPRECATED_AFFINITY, DISK, NVRAM_TEMPLATE, asked, check_metadata, object, one, order};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::interface::{self, NewInterface, WantedAddress};
@@ -453,7 +453,7 @@ fn tell_created(app: &App, caller: &Caller, row: &InstanceRow, deprecated: bool)
             .with("cpus", row.spec.cpus)
             .with("memory", row.spec.memory),
     );
-    app.record(caller, Event::audit(object(row.id), "creation request from REST API"));
+    app.record(caller, asked(caller, Event::audit(object(row.id), "creation request from REST API")));
     if deprecated {
         app.record(caller, Event::audit(object(row.id), DEPRECATED_AFFINITY));
     }

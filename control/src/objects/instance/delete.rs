@@ -8,7 +8,7 @@ use muster_types::operation::OperationHandle;
 use muster_types::{Error, Result};
 use serde_json::json;
 
-use super::{find_own, object, order, record};
+use super::{asked, find_own, object, order, record};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::operations::create_instance::{move_on, release};
@@ -35,7 +35,7 @@ async fn begin(app: &App, caller: &Caller, id: InstanceId, message: &str) -> Res
     let queued = transaction!(app.store, |tx| { enqueue(tx, id, Some(caller)).await })?;
     if queued.is_some() {
         app.queue.wake();
-        app.record(caller, Event::audit(object(id), message));
+        app.record(caller, asked(caller, Event::audit(object(id), message)));
     }
     Ok(queued.is_some())
 }

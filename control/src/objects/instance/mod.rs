@@ -20,6 +20,7 @@ pub mod turns;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use muster_types::event::Event;
 use muster_types::ids::{InstanceId, NodeId};
 use muster_types::instance::{InstanceRecord, InstanceState};
 use muster_types::interface::InterfaceRecord;
@@ -53,6 +54,11 @@ pub(crate) const DEPRECATED_AFFINITY: &str = "deprecated weighted affinity speci
 /// The instance as the subject of events.
 pub(crate) fn object(id: InstanceId) -> ObjectRef {
     ObjectRef::new(ObjectType::Instance, id)
+}
+
+/// An event with who asked for it.
+pub(crate) fn asked(caller: &Caller, event: Event) -> Event {
+    event.with("caller", caller.namespace.clone()).with("keyname", caller.key_name.clone())
 }
 
 /// The instance that an operation is about.

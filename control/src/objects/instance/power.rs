@@ -14,7 +14,7 @@ use muster_types::spec::Vdi;
 use muster_types::{Error, Result};
 use serde_json::json;
 
-use super::{object, order, plan, require_created};
+use super::{asked, object, order, plan, require_created};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::operations::start_instance;
@@ -82,7 +82,8 @@ pub async fn act(
         }
         _ => {}
     }
-    app.record(caller, Event::audit(object(id), format!("{} request from REST API", action.word())));
+    let event = Event::audit(object(id), format!("{} request from REST API", action.word()));
+    app.record(caller, asked(caller, event));
     let wanted = match action {
         Action::On | Action::Unpause => Some(PowerState::On),
         Action::Off => Some(PowerState::Off),
