@@ -2,7 +2,7 @@
 
 PACKAGES_IMAGE = qemu-utils e2fsprogs fdisk mtools syslinux cpio xz-utils
 PACKAGES_RUN   = build-essential iproute2 nftables dnsmasq-base iputils-ping qemu-system-x86 ovmf qemu-system-modules-spice? $(PACKAGES_IMAGE)
-PACKAGES_TEST  = $(PACKAGES_RUN) mariadb-server python3-venv busybox tcpdump procps xorriso
+PACKAGES_TEST  = $(PACKAGES_RUN) mariadb-server python3-venv busybox tcpdump procps xorriso openssl
 DATA_DIR      ?=
 LISTEN        ?=
 

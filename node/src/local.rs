@@ -199,7 +199,11 @@ impl NodeApi for LocalNode {
     }
 
     fn report(&self) -> NodeFuture<'_, NodeReport> {
-        Box::pin(async { Ok(self.look()) })
+        Box::pin(async {
+            // Whoever places machines must know of all that run here.
+            self.machines.ready().await;
+            Ok(self.look())
+        })
     }
 
     fn ensure_networks<'a>(&'a self, plans: &'a [NetworkPlan]) -> NodeFuture<'a, Vec<Result<NetworkCare>>> {

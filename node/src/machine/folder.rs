@@ -285,7 +285,8 @@ impl Folder {
 fn words(text: &str) -> Option<String> {
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let own = lines.iter().filter_map(|line| line.strip_prefix("qemu-system-x86_64: "));
-    let own: Vec<&str> = own.filter(|line| !line.starts_with("warning: ")).collect();
+    let own: Vec<&str> =
+        own.filter(|line| !line.starts_with("warning: ") && !line.starts_with("info: ")).collect();
     let line = own.last().or(lines.last())?;
     // The option that is wrong comes first, with everything that it says.
     let line = match line.strip_prefix('-') {
@@ -357,8 +358,7 @@ mod tests {
     fn the_words_of_qemu_are_found_among_others() {
         let text = "qemu-system-x86_64: warning: slow\nqemu-system-x86_64: -device {\"driver\":\"x\",\"a\":{}}: 'x' is not a valid device model name\n";
         assert_eq!(words(text).unwrap(), "'x' is not a valid device model name");
-        let text =
-            "qemu-system-x86_64: -spice addr=::1,port=1: failed to initialize\n(process:1): Spice-DEBUG: x\n";
+        let text = "qemu-system-x86_64: -spice addr=::1,port=1: failed to initialize\nqemu-system-x86_64: info: Spice: x\n";
         assert!(words(text).unwrap().contains("failed to initialize"));
         assert_eq!(words("library: broken\n\n").unwrap(), "library: broken");
         assert_eq!(words("\n"), None);

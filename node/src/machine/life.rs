@@ -13,7 +13,7 @@ use std::time::Duration;
 use muster_types::ids::InstanceId;
 use muster_types::machine::Power;
 use muster_types::{Error, Result};
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
@@ -140,8 +140,16 @@ impl Machine {
         self.teller.tell(self.id);
     }
 
+    /// Writes down how it ended, or ends presently. Where that is not possible, such as on a full disk, it ends all the
+    /// same.
+    pub(super) fn note_end(&self, end: &Ended) {
+        if let Err(error) = self.folder.put_end(end) {
+            tracing::warn!(machine = %self.id, %error, "the end of a machine is not written down");
+        }
+    }
+
     /// Has somebody look after its process from now on. `events` is nothing if QEMU did not answer yet.
-    pub(super) fn look_after(self: &Arc<Self>, live: Arc<Live>, events: Option<mpsc::Receiver<Event>>) {
+    pub(super) fn look_after(self: &Arc<Self>, live: &Arc<Live>, events: Option<mpsc::Receiver<Event>>) {
         lock(&self.state).live = Some(live.clone());
         let watcher = Watcher { machine: self.clone(), live: live.clone(), restarting: false };
         *lock(&live.watcher) = Some(tokio::spawn(watcher.watch(events)).abort_handle());
@@ -168,7 +176,7 @@ impl Machine {
             tracing::warn!(machine = %self.id, %error, "what a copy left is not cleared away");
         }
         lock(&self.state).power = Power::On;
-        self.look_after(live.clone(), connected.ok());
+        self.look_after(&live, connected.ok());
         if !self.folder.was_started() {
             let _ = self.end(&live, Ended::off("its start was interrupted"), false).await;
         } else if let Err(error) = self.refresh(&live).await {
@@ -178,7 +186,7 @@ impl Machine {
 
     /// Ends its process, and returns when everybody knows.
     pub(super) async fn end(&self, live: &Live, end: Ended, orderly: bool) -> Result<()> {
-        self.folder.put_end(&live.want(end))?;
+        self.note_end(&live.want(end));
         if orderly && let Ok(qmp) = live.qmp() {
             // It writes what it has not written yet, which a guest that trusts its disk may not have asked for.
             let quit = tokio::time::timeout(FAREWELL, qmp.execute("quit", json!({})));
@@ -206,7 +214,7 @@ impl Machine {
     pub(super) fn leave(&self) {
         if let Some(live) = lock(&self.state).live.take() {
             let _ = lock(&live.watcher).take().map(|watcher| watcher.abort());
-            lock(&live.qmp).take();
+            let _ = lock(&live.qmp).take().map(|qmp| qmp.close());
         }
     }
 }
@@ -219,6 +227,8 @@ enum Meaning {
     SwitchedOff,
     /// It will not go on.
     Broken(&'static str),
+    /// Somebody ends QEMU; the end of its process tells the rest.
+    Ending,
 }
 
 fn meaning(status: &str) -> Meaning {
@@ -282,7 +292,7 @@ impl Watcher {
         }
         if let Some(mut events) = events {
             while let Ok(event) = events.try_recv() {
-                signalled |= is_signal(&event);
+                signalled |= event.is_signal();
             }
         }
         self.finish(signalled).await;
@@ -305,31 +315,36 @@ impl Watcher {
     }
 
     async fn hear(&mut self, event: Event, signalled: &mut bool) {
-        *signalled |= is_signal(&event);
-        match event.name.as_str() {
-            "BLOCK_IO_ERROR" => {
-                let (device, reason) = (&event.data["node-name"], &event.data["reason"]);
-                tracing::warn!(machine = %self.machine.id, %device, %reason, "a disk of a machine failed");
-                return;
-            }
-            "RESET" if self.restarting => {
-                self.restarting = false;
-                self.go_on().await;
-            }
-            // It restarted in its own way.
-            "RESET" => self.machine.folder.forget_reboot(),
+        *signalled |= event.is_signal();
+        let reset = event.name == "RESET";
+        if event.name == "SHUTDOWN" && event.data["guest"] != json!(true) {
             // Ended from outside, which the end of the process tells.
-            "SHUTDOWN" if event.data["guest"] != json!(true) => return,
-            _ => {}
+            return;
+        }
+        if reset && self.restarting {
+            self.restarting = false;
+            self.go_on().await;
         }
         let meaning = Self::look(&self.machine, &self.live).await;
+        if reset && matches!(meaning, Ok(Meaning::Power(Power::On))) {
+            // It restarted in its own way.
+            self.machine.folder.forget_reboot();
+        }
         self.follow(meaning).await;
     }
 
     /// Asks QEMU how it is, and tells everybody if that is plain.
     async fn look(machine: &Machine, live: &Live) -> Result<Meaning> {
-        let status = live.qmp()?.execute("query-status", json!({})).await?;
-        let meaning = meaning(status["status"].as_str().unwrap_or_default());
+        let qmp = live.qmp()?;
+        let status = qmp.execute("query-status", json!({})).await?;
+        let status = status["status"].as_str().unwrap_or_default();
+        if status == "shutdown" && qmp.is_signalled() {
+            return Ok(Meaning::Ending);
+        }
+        if status == "io-error" {
+            tracing::warn!(machine = %machine.id, "a machine is paused: the file of a disk failed, or the node's disk is full");
+        }
+        let meaning = meaning(status);
         if let Meaning::Power(power) = &meaning
             && lock(&live.wanted).is_none()
         {
@@ -360,14 +375,12 @@ impl Watcher {
                 // by the state after a reset.
                 return self.go_on_after_reset().await;
             }
-            Ok(Meaning::Power(_)) => return,
+            Ok(Meaning::Power(_) | Meaning::Ending) => return,
             Err(error) => {
                 return tracing::debug!(machine = %self.machine.id, %error, "a machine was not asked how it is");
             }
         };
-        if let Err(error) = self.machine.folder.put_end(&self.live.want(end)) {
-            tracing::warn!(machine = %self.machine.id, %error, "the end of a machine is not written down");
-        }
+        self.machine.note_end(&self.live.want(end));
         if let Ok(qmp) = self.live.qmp() {
             let _ = tokio::time::timeout(FAREWELL, qmp.execute("quit", json!({}))).await;
         }
@@ -412,15 +425,12 @@ impl Watcher {
         };
         let words = tokio::task::spawn_blocking(cleared).await.ok().flatten();
         let ended = wanted.unwrap_or_else(|| {
-            let mut reason = if signalled { "QEMU was told to end by a signal".into() } else { end.reason() };
-            // A signal says all there is, and whatever was in the log has nothing to do with it.
-            if let Some(words) = words.filter(|_| !signalled) {
-                reason = format!("{reason}: {words}");
-            }
+            let reason = if signalled { "QEMU was told to end by somebody".into() } else { end.reason() };
+            let reason = words.map(|words| format!("{reason}: {words}")).unwrap_or(reason);
             let ended = Ended { crashed: true, reason };
             // The end that comes with a signal may be that of the host, after which it shall run again.
-            if !signalled && let Err(error) = machine.folder.put_end(&ended) {
-                tracing::warn!(machine = %machine.id, %error, "the end of a machine is not written down");
+            if !signalled {
+                machine.note_end(&ended);
             }
             ended
         });
@@ -428,10 +438,6 @@ impl Watcher {
         machine.set_power(ended.power());
         live.over.send_replace(true);
     }
-}
-
-fn is_signal(event: &Event) -> bool {
-    event.name == "SHUTDOWN" && event.data["reason"] == Value::from("host-signal")
 }
 
 #[cfg(test)]

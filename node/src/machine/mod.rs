@@ -55,6 +55,12 @@ const PORTS: std::ops::Range<u16> = 30000..50000;
 /// How often logs are looked at whether they are too large.
 const LOOK_AT_LOGS: Duration = Duration::from_secs(20);
 
+/// How long to wait for a process that is not yet what it will be.
+const BECOMING: Duration = Duration::from_millis(10);
+
+/// How often it is looked at.
+const BECOMING_MOST: usize = 300;
+
 /// The machines of this node.
 #[derive(Debug)]
 pub(crate) struct LocalMachines {
@@ -128,6 +134,11 @@ impl LocalMachines {
             runtime.spawn(async move { shared.ready().await });
         }
         Self { inner }
+    }
+
+    /// Waits until the machines of earlier daemons were found.
+    pub(crate) async fn ready(&self) {
+        self.inner.ready().await;
     }
 
     /// What machines of this node cannot do, and why.
@@ -256,16 +267,14 @@ impl Inner {
         let mut taken = tokio::task::JoinSet::new();
         for id in ids {
             let folder = self.folder(id);
-            let record = folder.record();
             // After a start of the host a number is anybody's.
-            let running = record.filter(|record| record.boot == self.boot).zip(folder.pid());
-            let running = running.and_then(|(record, pid)| match Process::recognise(pid, id) {
-                Ok(process) => process.map(|process| (record, process)),
-                Err(error) => {
-                    tracing::warn!(machine = %id, pid, %error, "a machine's process cannot be looked at");
-                    None
+            let record = folder.record().filter(|record| record.boot == self.boot);
+            let running = match record.zip(folder.pid()) {
+                Some((record, pid)) => {
+                    self.recognise(id, &folder, pid).await.map(|process| (record, process))
                 }
-            });
+                None => None,
+            };
             let power = if running.is_some() { Power::On } else { folder.power(&self.boot) };
             let machine = Arc::new(Machine::new(id, folder, power, self.teller.clone()));
             self.known().insert(id, machine.clone());
@@ -280,6 +289,23 @@ impl Inner {
         }
         let look = tokio::spawn(look_at_logs(Arc::downgrade(self))).abort_handle();
         *self.logs.lock().unwrap_or_else(PoisonError::into_inner) = Some(look);
+    }
+
+    /// The process of a machine, if it is one.
+    async fn recognise(&self, id: InstanceId, folder: &Folder, pid: u32) -> Option<Process> {
+        for _ in 0..BECOMING_MOST {
+            match Process::recognise(pid, id) {
+                // It left a daemon that was killed just then, and is about to become QEMU.
+                Ok(None) if process::is_in(pid, folder.path()) => tokio::time::sleep(BECOMING).await,
+                Ok(process) => return process,
+                Err(error) => {
+                    tracing::warn!(machine = %id, pid, %error, "a machine's process cannot be looked at");
+                    return None;
+                }
+            }
+        }
+        tracing::warn!(machine = %id, pid, "a process in the folder of a machine is not its QEMU");
+        None
     }
 
     fn choose_ports(&self, count: usize, taken: &[u16]) -> Result<Vec<u16>> {
@@ -386,7 +412,7 @@ impl Machines for LocalMachines {
                 Some(live) => machine.end(&live, off, true).await,
                 None => {
                     if !matches!(machine.power(), Power::Off { .. }) {
-                        machine.folder.put_end(&off)?;
+                        machine.note_end(&off);
                         machine.set_power(off.power());
                     }
                     Ok(())
@@ -404,7 +430,13 @@ impl Machines for LocalMachines {
     }
 
     fn reset(&self, id: InstanceId) -> NodeFuture<'_, ()> {
-        self.tell(id, "system_reset")
+        self.with(id, |_, machine| async move {
+            let live = machine.require_live()?;
+            // Whatever it was asked before, this is its restart.
+            machine.folder.forget_reboot();
+            live.qmp()?.execute("system_reset", json!({})).await?;
+            machine.refresh(&live).await
+        })
     }
 
     fn reboot(&self, id: InstanceId) -> NodeFuture<'_, ()> {

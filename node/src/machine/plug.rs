@@ -16,17 +16,27 @@ use crate::command::Commands;
 
 pub(super) async fn plug(machine: &Machine, live: &Live, nic: &Nic, commands: &Arc<Commands>) -> Result<()> {
     let qmp = live.qmp()?;
-    let (device, netdev) = (hardware::nic_id(nic), hardware::netdev_id(nic));
-    if has(&qmp, &device).await? {
-        return Ok(());
-    }
     let mut record = live.record();
-    let port = if record.has_ports { Some(free_port(&qmp).await?) } else { None };
+    if !has(&qmp, &hardware::nic_id(nic)).await? {
+        add(&qmp, nic, record.has_ports, commands).await?;
+    }
+    record.nics.insert(nic.mac.to_string(), nic.interface.device());
+    machine.folder.change_record(&record)?;
+    live.set_record(record);
+    Ok(())
+}
+
+async fn add(qmp: &Qmp, nic: &Nic, has_ports: bool, commands: &Arc<Commands>) -> Result<()> {
+    let port = if has_ports { Some(free_port(qmp).await?) } else { None };
+    let netdev = hardware::netdev_id(nic);
+    let names = (format!("{netdev}-tap"), format!("{netdev}-vhost"));
+    // An earlier attempt may have come this far. Nobody else can open what QEMU still holds then.
+    let _ = qmp.execute("netdev_del", json!({ "id": netdev })).await;
+    for name in [&names.0, &names.1] {
+        let _ = qmp.execute("closefd", json!({ "fdname": name })).await;
+    }
     let (wanted, commands) = (nic.clone(), commands.clone());
     let tap = blocking(move || Tap::open(&wanted, &commands)).await?;
-    // An earlier attempt may have come this far.
-    let _ = qmp.execute("netdev_del", json!({ "id": netdev })).await;
-    let names = (format!("{netdev}-tap"), format!("{netdev}-vhost"));
     qmp.give(&names.0, tap.tap.as_fd()).await?;
     let mut backend = json!({ "type": "tap", "id": netdev, "fd": names.0 });
     if let Some(vhost) = tap.vhost.filter(|_| nic.model == "virtio") {
@@ -39,9 +49,6 @@ pub(super) async fn plug(machine: &Machine, live: &Live, nic: &Nic, commands: &A
         let _ = qmp.execute("netdev_del", json!({ "id": netdev })).await;
         return Err(error);
     }
-    record.nics.insert(nic.mac.to_string(), nic.interface.device());
-    machine.folder.change_record(&record)?;
-    live.set_record(record);
     Ok(())
 }
 

@@ -5,6 +5,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -76,9 +77,15 @@ pub(super) fn start(order: &Order<'_>) -> io::Result<u32> {
         .stderr(order.log.try_clone()?);
     let files = order.files.to_vec();
     let (identity, number) = (order.identity, order.pid_file.as_raw_fd());
+    let parent = std::process::id();
     let become_machine = move || {
-        nix::unistd::setsid()?;
         write_number(number)?;
+        // Whoever looks for the number after us finds it: if we are gone before it was written, this ends here.
+        // SAFETY: always succeeds.
+        if unsafe { libc::getppid() }.unsigned_abs() != parent {
+            return Err(Errno::ESRCH.into());
+        }
+        nix::unistd::setsid()?;
         for file in &files {
             // SAFETY: only numbers are passed.
             Errno::result(unsafe { libc::fcntl(*file, libc::F_SETFD, 0) })?;
@@ -204,6 +211,14 @@ impl Process {
     }
 }
 
+/// Whether a process is alive and works in this folder.
+pub(super) fn is_in(pid: u32, folder: &Path) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let place = fs::metadata(format!("/proc/{pid}/cwd")).map(|found| (found.dev(), found.ino()));
+    let folder = fs::metadata(folder).map(|found| (found.dev(), found.ino()));
+    is_alive(&stat) && place.is_ok_and(|place| folder.is_ok_and(|folder| folder == place))
+}
+
 /// The fields behind the name, which may hold anything.
 fn fields(stat: &str) -> Vec<&str> {
     stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace().collect()).unwrap_or_default()
@@ -303,6 +318,7 @@ mod tests {
         let session = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
         assert_eq!(fields(&session)[3], pid.to_string());
         assert!(Process::recognise(pid, InstanceId::new()).unwrap().is_none());
+        assert!(is_in(pid, folder.path()) && !is_in(pid, Path::new("/")));
         process.kill();
         assert!(process.ends_within(Duration::from_secs(20)).await);
         assert_eq!(process.end(), End::Signal(9));

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -31,6 +32,13 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 pub(super) struct Event {
     pub(super) name: String,
     pub(super) data: Value,
+}
+
+impl Event {
+    /// Whether it says that a signal ends QEMU.
+    pub(super) fn is_signal(&self) -> bool {
+        self.name == "SHUTDOWN" && self.data["reason"] == "host-signal"
+    }
 }
 
 /// Why a command came to nothing.
@@ -79,6 +87,8 @@ struct Shared {
     waiting: Mutex<Waiting>,
     /// Told when a job may have come to an end.
     jobs: Notify,
+    /// Whether QEMU said that a signal ends it.
+    signalled: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -112,6 +122,7 @@ impl Qmp {
             writing: tokio::sync::Mutex::default(),
             waiting: Mutex::default(),
             jobs: Notify::new(),
+            signalled: AtomicBool::new(false),
         });
         let reader = tokio::spawn(read(shared.clone(), greeting, events)).abort_handle();
         let qmp = Self { shared, reader };
@@ -133,6 +144,18 @@ impl Qmp {
     /// Hands QEMU a file, by which it is called `name` from then on.
     pub(super) async fn give(&self, name: &str, file: BorrowedFd<'_>) -> Result<(), Error> {
         self.send("getfd", json!({ "fdname": name }), Some(file)).await.map(drop).map_err(Failure::error)
+    }
+
+    /// Whether QEMU said, before whatever it answered last, that a signal ends it.
+    pub(super) fn is_signalled(&self) -> bool {
+        self.shared.signalled.load(Ordering::Relaxed)
+    }
+
+    /// Ends the conversation, whoever is in the midst of it. QEMU listens to one at a time, and the next may be waiting
+    /// already.
+    pub(super) fn close(&self) {
+        self.shared.lose("nobody needs it any more");
+        self.reader.abort();
     }
 
     /// Waits until a job may have come to an end.
@@ -177,7 +200,7 @@ impl Qmp {
 
 impl Drop for Qmp {
     fn drop(&mut self) {
-        self.reader.abort();
+        self.close();
     }
 }
 
@@ -263,6 +286,9 @@ async fn read(shared: Arc<Shared>, greeting: oneshot::Sender<()>, events: mpsc::
                 }
                 Line::Event(event) if event.name.contains("JOB") => shared.jobs.notify_one(),
                 Line::Event(event) if concerns_power(&event.name) => {
+                    if event.is_signal() {
+                        shared.signalled.store(true, Ordering::Relaxed);
+                    }
                     if events.try_send(event).is_err() {
                         break 'all "it tells too much".to_owned();
                     }
@@ -279,10 +305,7 @@ async fn read(shared: Arc<Shared>, greeting: oneshot::Sender<()>, events: mpsc::
 }
 
 fn concerns_power(event: &str) -> bool {
-    matches!(
-        event,
-        "SHUTDOWN" | "STOP" | "RESUME" | "RESET" | "GUEST_PANICKED" | "SUSPEND" | "WAKEUP" | "BLOCK_IO_ERROR"
-    )
+    matches!(event, "SHUTDOWN" | "STOP" | "RESUME" | "RESET" | "GUEST_PANICKED" | "SUSPEND" | "WAKEUP")
 }
 
 fn parse(line: &[u8]) -> Line {

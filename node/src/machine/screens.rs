@@ -63,14 +63,14 @@ impl Screens {
 }
 
 fn make(storage: &Path, folder: &Path, node: &str, ip: &str) -> Result<()> {
-    let (files, subject) = certificates(node, ip)
+    let files = certificates(node, ip)
         .map_err(|error| Error::Internal(format!("the certificates of the node cannot be made: {error}")))?;
     let write = || -> std::io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(storage)?;
         // All of them or none.
         let new = storage.join(format!("pki-{}", uuid::Uuid::new_v4()));
         DirBuilder::new().mode(0o700).create(&new)?;
-        for (name, text) in files.iter().map(|(name, text)| (*name, text)).chain([("subject", &subject)]) {
+        for (name, text) in &files {
             let mut file =
                 OpenOptions::new().write(true).create_new(true).mode(0o600).open(new.join(name))?;
             file.write_all(text.as_bytes())?;
@@ -87,7 +87,7 @@ fn make(storage: &Path, folder: &Path, node: &str, ip: &str) -> Result<()> {
     write().map_err(failed("the certificates of the node cannot be written"))
 }
 
-fn certificates(node: &str, ip: &str) -> Result<([(&'static str, String); 4], String), rcgen::Error> {
+fn certificates(node: &str, ip: &str) -> Result<[(&'static str, String); 5], rcgen::Error> {
     let named = |common: &str| {
         let mut name = DistinguishedName::new();
         name.push(DnType::OrganizationName, ORGANISATION);
@@ -115,8 +115,9 @@ fn certificates(node: &str, ip: &str) -> Result<([(&'static str, String); 4], St
         ("ca-key.pem", authority_key_text),
         ("cert.pem", certificate.pem()),
         ("key.pem", server_key.serialize_pem()),
+        ("subject", subject),
     ];
-    Ok((files, subject))
+    Ok(files)
 }
 
 #[cfg(test)]

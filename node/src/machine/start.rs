@@ -73,7 +73,7 @@ pub(super) async fn start(inner: &Arc<Inner>, machine: &Arc<Machine>, plan: &Mac
     };
     match greeted {
         Ok((qmp, events)) => {
-            machine.look_after(Arc::new(Live::new(process, record, Some(qmp))), Some(events));
+            machine.look_after(&Arc::new(Live::new(process, record, Some(qmp))), Some(events));
             machine.set_power(Power::On);
             Ok(())
         }
@@ -109,9 +109,7 @@ async fn failed_start(machine: &Machine, process: &Process, error: Error) -> Err
         (error, ..) => error,
     };
     let ended = Ended::off(&format!("it could not be switched on: {error}"));
-    if let Err(error) = machine.folder.put_end(&ended) {
-        tracing::warn!(machine = %machine.id, %error, "the end of a machine is not written down");
-    }
+    machine.note_end(&ended);
     machine.set_power(ended.power());
     error
 }
@@ -123,6 +121,7 @@ fn may_pass(words: &str) -> bool {
         "Cannot allocate memory",
         "cannot allocate memory",
         "Resource temporarily",
+        "Failed to get",
         "in use",
     ]
     .iter()

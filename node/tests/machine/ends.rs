@@ -51,6 +51,29 @@ async fn a_machine_whose_process_dies_has_crashed_and_starts_again() {
 }
 
 #[tokio::test]
+async fn a_start_that_a_daemon_did_not_finish_is_cleared_away_and_a_signal_is_named() {
+    let Some(mut world) = World::new().await else { return };
+    let plan = world.plan("half").await;
+    world.boot(&plan).await;
+    let pid = world.pid(&plan);
+    world.leave();
+    std::fs::remove_file(world.place(&plan).join("started")).unwrap();
+    world.restart();
+    let power = world.power(&plan).await;
+    assert_eq!(power, Power::Off { reason: "its start was interrupted".into() });
+    assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+
+    world.machines().start(&plan).await.unwrap();
+    let mut changes = world.machines().changes();
+    sh(&format!("kill -TERM {}", world.pid(&plan)));
+    let power = world.wait_for_power(&mut changes, &plan, PATIENCE, crashed).await;
+    let said = "QEMU was told to end by somebody: terminating on signal 15";
+    assert!(matches!(&power, Power::Crashed { reason } if reason.starts_with(said)), "{power:?}");
+    // So it is when the host goes down, after which the machine shall run again.
+    assert!(!world.place(&plan).join("end.json").exists());
+}
+
+#[tokio::test]
 async fn a_qemu_that_hangs_holds_up_nobody_and_can_be_ended() {
     let Some(mut world) = World::new().await else { return };
     let plan = world.plan("hang").await;

@@ -3,6 +3,7 @@
 use muster_types::ids::InterfaceId;
 use muster_types::instance::MachineType;
 use muster_types::machine::{DiskKind, DiskPlan, Nic, Power};
+use muster_types::node::NodeApi as _;
 use muster_types::spec::{DiskBus, Vdi};
 
 use crate::world::{World, sh};
@@ -126,4 +127,72 @@ async fn qemu_takes_every_bus_screen_and_firmware() {
         })
         .await;
     }
+}
+
+#[tokio::test]
+async fn the_small_guest_boots_from_other_buses_and_by_uefi() {
+    let Some(world) = World::new().await else { return };
+    let machines = world.machines();
+    for (bus, machine_type) in [(DiskBus::Scsi, MachineType::Pc), (DiskBus::Nvme, MachineType::Q35)] {
+        let mut plan = world.plan(&bus.to_string()).await;
+        plan.machine_type = machine_type;
+        plan.disks.iter_mut().for_each(|disk| disk.bus = bus);
+        let mut console = world.boot(&plan).await;
+        let before = console.log_in().await;
+        assert!(before.ends_with(&bus.to_string()), "{before}");
+        machines.remove(plan.id).await.unwrap();
+    }
+    if !std::path::Path::new("/usr/share/OVMF/OVMF_CODE_4M.fd").exists() {
+        return muster_testing::skipped("ovmf");
+    }
+    let mut plan = world.plan("uefi").await;
+    (plan.uefi, plan.secure_boot, plan.memory_mb) = (true, true, 512);
+    let mut console = world.boot(&plan).await;
+    let before = console.log_in().await;
+    assert!(before.ends_with("uefi"), "{before}");
+    let secure = console.run("dmesg | grep -i 'secure boot'").await;
+    assert!(secure.contains("Secure boot enabled"), "{secure}");
+    // What the firmware keeps can be copied, too.
+    let blob = muster_types::ids::BlobId::new();
+    let copy = muster_types::machine::SnapshotDisk {
+        device: "nvram".into(),
+        draft: muster_types::storage::Draft::Machine(blob),
+        thin: false,
+    };
+    machines.snapshot(plan.id, &[copy], false).await.unwrap();
+    let copied = std::fs::read(world.folder.path().join(format!("drafts/machine-{blob}"))).unwrap();
+    assert_eq!(copied, std::fs::read(world.place(&plan).join("nvram.fd")).unwrap());
+    machines.remove(plan.id).await.unwrap();
+}
+
+#[tokio::test]
+async fn screens_are_served_with_the_certificate_that_the_node_reports() {
+    let Some(world) = World::new().await else { return };
+    let plan = world.plan("screen").await;
+    world.boot(&plan).await;
+    let screens = world.node().report().await.unwrap().screens.unwrap();
+    assert_eq!(screens.subject, "O=Muster,CN=here");
+    let authority = world.folder.path().join("authority.pem");
+    std::fs::write(&authority, screens.authority).unwrap();
+    let port = plan.ports.vdi_tls.unwrap();
+    let seen = sh(&format!(
+        "openssl s_client -connect 127.0.0.1:{port} -CAfile {} -verify_return_error </dev/null 2>&1",
+        authority.display()
+    ));
+    assert!(seen.contains("Verify return code: 0 (ok)") && seen.contains("O = Muster, CN = here"), "{seen}");
+    // Only its user can read the key, and nobody can make anything where it is.
+    let mode = |name: &str| sh(&format!("stat -c '%a %U' {}", world.place(&plan).join(name).display()));
+    assert!(mode("screen-key.pem").starts_with("600"), "{}", mode("screen-key.pem"));
+    if nix::unistd::geteuid().is_root() {
+        assert_eq!(mode("").trim(), "710 root");
+    }
+    // Another viewer finds a screen that is not encrypted.
+    let mut vnc = world.plan("vnc").await;
+    vnc.video.vdi = Vdi::Vnc;
+    vnc.ports.vdi_tls = None;
+    world.boot(&vnc).await;
+    let mut stream = tokio::net::TcpStream::connect(("127.0.0.1", vnc.ports.vdi)).await.unwrap();
+    let mut greeting = [0; 4];
+    tokio::io::AsyncReadExt::read_exact(&mut stream, &mut greeting).await.unwrap();
+    assert_eq!(&greeting, b"RFB ");
 }

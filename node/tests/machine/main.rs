@@ -4,6 +4,7 @@
 
 mod ends;
 mod hardware;
+mod kill;
 mod life;
 mod snapshot;
 mod world;

@@ -1,11 +1,14 @@
 //! Copies of disks and of the screen.
 
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use muster_types::ids::BlobId;
-use muster_types::machine::{DiskKind, DiskPlan, SnapshotDisk};
+use muster_types::machine::{DiskKind, DiskPlan, MachinePlan, Power, SnapshotDisk};
 use muster_types::spec::DiskBus;
 use muster_types::storage::Draft;
+use serde_json::{Value, json};
 
 use crate::world::{World, sh};
 
@@ -82,4 +85,59 @@ async fn disks_are_copied_while_the_machine_runs_and_when_it_is_off() {
     assert!(left.into_iter().all(|entry| !entry.file_name().to_string_lossy().starts_with("copy-")));
     machines.start(&plan).await.unwrap();
     machines.remove(plan.id).await.unwrap();
+}
+
+/// Tells QEMU something as a daemon would that goes right after.
+fn tell(world: &World, plan: &MachinePlan, commands: &[Value]) {
+    let socket = UnixStream::connect(world.place(plan).join("qmp")).unwrap();
+    socket.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
+    let mut lines = BufReader::new(socket.try_clone().unwrap()).lines();
+    let mut socket = socket;
+    for command in [&json!({ "execute": "qmp_capabilities" })].into_iter().chain(commands) {
+        writeln!(socket, "{command}").unwrap();
+        let answer =
+            lines.find(|line| !["QMP", "event"].iter().any(|word| line.as_ref().unwrap().contains(word)));
+        assert!(answer.unwrap().unwrap().contains("return"), "{command}");
+    }
+}
+
+#[tokio::test]
+async fn a_copy_that_a_daemon_left_is_cleared_away() {
+    let Some(mut world) = World::new().await else { return };
+    let plan = world.plan("left").await;
+    world.boot(&plan).await;
+    world.leave();
+    let left = world.place(&plan).join("copy-vda");
+    let size = sh(&format!(
+        "qemu-img info -U --output=json {} | grep -m 1 virtual-size | tr -cd 0-9",
+        world.place(&plan).join("vda.qcow2").display()
+    ));
+    sh(&format!("qemu-img create -q -f qcow2 {0} {size}; chmod 666 {0}", left.display()));
+    let execute = |command: &str, arguments: Value| json!({ "execute": command, "arguments": arguments });
+    let commands = [
+        execute(
+            "blockdev-add",
+            json!({ "driver": "file", "filename": "copy-vda", "node-name": "copy-vda-file" }),
+        ),
+        execute(
+            "blockdev-add",
+            json!({ "driver": "qcow2", "file": "copy-vda-file", "node-name": "copy-vda" }),
+        ),
+        // One that would take hours.
+        execute(
+            "blockdev-backup",
+            json!({
+                "job-id": "copy-vda", "device": "vda", "target": "copy-vda", "sync": "full", "speed": 1,
+                "auto-dismiss": false,
+            }),
+        ),
+    ];
+    tell(&world, &plan, &commands);
+    world.restart();
+    assert_eq!(world.power(&plan).await, Power::On);
+    assert!(!left.exists());
+    let (draft, file) = draft(&world);
+    let disk = SnapshotDisk { device: "vda".into(), draft, thin: true };
+    world.machines().snapshot(plan.id, &[disk], false).await.unwrap();
+    assert!(file.exists());
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use muster_node::LocalNode;
@@ -25,6 +26,8 @@ pub(crate) struct World {
     node: Option<LocalNode>,
     pub(crate) folder: tempfile::TempDir,
     pub(crate) image: BlobId,
+    /// The ports of all plans.
+    taken: Mutex<Vec<u16>>,
 }
 
 impl World {
@@ -40,7 +43,7 @@ impl World {
         let conversions = folder.path().join("conversions");
         std::fs::create_dir(&conversions).unwrap();
         std::fs::copy(image, conversions.join(format!("{blob}.qcow2"))).unwrap();
-        let mut world = Self { node: None, folder, image: blob };
+        let mut world = Self { node: None, folder, image: blob, taken: Mutex::default() };
         world.restart();
         let limits = world.node().report().await.unwrap().limits;
         for limit in [Limit::Machines, Limit::Images] {
@@ -55,8 +58,7 @@ impl World {
     /// Another daemon takes over from the one that was there.
     pub(crate) fn restart(&mut self) {
         self.leave();
-        let settings = Settings::with(&[("NODE_MESH_IP", "127.0.0.1"), ("NODE_NAME", "here")]).unwrap();
-        self.node = Some(LocalNode::new(NodeId::new(), &settings, self.folder.path()));
+        self.node = Some(node_at(self.folder.path()));
     }
 
     /// The daemon goes.
@@ -74,35 +76,11 @@ impl World {
 
     /// A plan for the small guest.
     pub(crate) async fn plan(&self, name: &str) -> MachinePlan {
-        let ports = self.machines().choose_ports(3, &[]).await.unwrap();
-        let meta_data = format!(r#"{{"uuid": "{}", "hostname": "{name}"}}"#, InstanceId::new());
-        let file = |path: &str, text: String| DriveFile { path: path.into(), content: text.into_bytes() };
-        let disk = |device: &str, kind, base| DiskPlan {
-            device: device.into(),
-            bus: DiskBus::Virtio,
-            kind,
-            size: None,
-            base,
-        };
-        MachinePlan {
-            id: InstanceId::new(),
-            name: name.into(),
-            cpus: 1,
-            memory_mb: 128,
-            machine_type: MachineType::Q35,
-            uefi: false,
-            secure_boot: false,
-            nvram_template: None,
-            disks: vec![
-                disk("vda", DiskKind::Disk, Some(self.image)),
-                disk("vdb", DiskKind::ConfigDrive, None),
-            ],
-            nics: Vec::new(),
-            video: VideoSpec { model: "cirrus".into(), memory: 16384, vdi: Vdi::Spice },
-            ports: Ports { console: ports[0], vdi: ports[1], vdi_tls: Some(ports[2]) },
-            config_drive: Some(vec![file("openstack/latest/meta_data.json", meta_data)]),
-            side_channels: vec![SideChannel::Agent],
-        }
+        let taken = self.taken.lock().unwrap().clone();
+        let plan = plan(self.machines(), self.image, &taken, name).await;
+        let Ports { console, vdi, vdi_tls } = plan.ports;
+        self.taken.lock().unwrap().extend([console, vdi].into_iter().chain(vdi_tls));
+        plan
     }
 
     /// Builds and starts it, and connects to its console.
@@ -155,6 +133,43 @@ impl World {
         let line =
             |line: &str| line.split_once(':').map(|(name, value)| (name.to_owned(), value.trim().to_owned()));
         text.lines().filter_map(line).collect()
+    }
+}
+
+/// A node on a disk that is there.
+pub(crate) fn node_at(folder: &Path) -> LocalNode {
+    let settings = Settings::with(&[("NODE_MESH_IP", "127.0.0.1"), ("NODE_NAME", "here")]).unwrap();
+    LocalNode::new(NodeId::new(), &settings, folder)
+}
+
+/// A plan for the small guest, with ports that are not taken.
+pub(crate) async fn plan(machines: &dyn Machines, image: BlobId, taken: &[u16], name: &str) -> MachinePlan {
+    let ports = machines.choose_ports(3, taken).await.unwrap();
+    assert!(ports.iter().all(|port| (30000..50000).contains(port) && !taken.contains(port)), "{ports:?}");
+    let meta_data = format!(r#"{{"uuid": "{}", "hostname": "{name}"}}"#, InstanceId::new());
+    let file = |path: &str, text: String| DriveFile { path: path.into(), content: text.into_bytes() };
+    let disk = |device: &str, kind, base| DiskPlan {
+        device: device.into(),
+        bus: DiskBus::Virtio,
+        kind,
+        size: None,
+        base,
+    };
+    MachinePlan {
+        id: InstanceId::new(),
+        name: name.into(),
+        cpus: 1,
+        memory_mb: 128,
+        machine_type: MachineType::Q35,
+        uefi: false,
+        secure_boot: false,
+        nvram_template: None,
+        disks: vec![disk("vda", DiskKind::Disk, Some(image)), disk("vdb", DiskKind::ConfigDrive, None)],
+        nics: Vec::new(),
+        video: VideoSpec { model: "cirrus".into(), memory: 16384, vdi: Vdi::Spice },
+        ports: Ports { console: ports[0], vdi: ports[1], vdi_tls: Some(ports[2]) },
+        config_drive: Some(vec![file("openstack/latest/meta_data.json", meta_data)]),
+        side_channels: vec![SideChannel::Agent],
     }
 }
 

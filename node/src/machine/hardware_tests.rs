@@ -1,0 +1,201 @@
+//! What machines are made of.
+
+use muster_types::ids::{BlobId, InstanceId, InterfaceId};
+use muster_types::machine::Ports;
+
+use super::*;
+
+fn plan() -> MachinePlan {
+    MachinePlan {
+        id: InstanceId::new(),
+        name: "web".into(),
+        cpus: 2,
+        memory_mb: 512,
+        machine_type: MachineType::Pc,
+        uefi: false,
+        secure_boot: false,
+        nvram_template: None,
+        disks: vec![disk("vda", DiskBus::Virtio, DiskKind::Disk)],
+        nics: Vec::new(),
+        video: VideoSpec::default(),
+        ports: Ports { console: 31000, vdi: 31001, vdi_tls: Some(31002) },
+        config_drive: None,
+        side_channels: Vec::new(),
+    }
+}
+
+fn disk(device: &str, bus: DiskBus, kind: DiskKind) -> DiskPlan {
+    DiskPlan { device: device.into(), bus, kind, size: None, base: Some(BlobId::new()) }
+}
+
+fn nic(model: &str) -> Nic {
+    let mac = "02:00:00:00:00:01".parse().unwrap();
+    Nic { interface: InterfaceId::new(), vxid: 1, mac, model: model.into(), mtu: 1450 }
+}
+
+fn prepared() -> Prepared {
+    Prepared {
+        kvm: false,
+        listen: IpAddr::from([127, 0, 0, 1]),
+        direct: true,
+        files: BTreeSet::new(),
+        firmware: None,
+        taps: Vec::new(),
+        control: 10,
+        agent: None,
+    }
+}
+
+/// The values of an option.
+fn values(line: &[String], option: &str) -> Vec<String> {
+    line.windows(2).filter(|pair| pair[0] == option).map(|pair| pair[1].clone()).collect()
+}
+
+fn objects(line: &[String], option: &str) -> Vec<Value> {
+    values(line, option).iter().map(|value| serde_json::from_str(value).unwrap()).collect()
+}
+
+fn find(objects: &[Value], key: &str, value: &str) -> Value {
+    let found = objects.iter().find(|object| object[key] == value);
+    found.unwrap_or_else(|| panic!("no {key} {value} in {objects:?}")).clone()
+}
+
+#[test]
+fn the_processor_follows_the_accelerator() {
+    let line = arguments(&plan(), &prepared());
+    assert_eq!((values(&line, "-accel"), values(&line, "-cpu")), (vec!["tcg".into()], vec!["qemu64".into()]));
+    let line = arguments(&plan(), &Prepared { kvm: true, ..prepared() });
+    assert_eq!((values(&line, "-accel"), values(&line, "-cpu")), (vec!["kvm".into()], vec!["host".into()]));
+    assert_eq!(values(&line, "-smp"), ["cpus=2,sockets=1,cores=2,threads=1"]);
+    assert_eq!(values(&line, "-m"), ["size=512M"]);
+}
+
+#[test]
+fn a_name_adds_nothing_to_the_line() {
+    let line = arguments(&MachinePlan { name: "a,process=b".into(), ..plan() }, &prepared());
+    assert_eq!(values(&line, "-name"), ["guest=a,,process=b,debug-threads=on"]);
+    let nic = nic_device(&nic("e1000,romfile=/etc/passwd"), None);
+    assert_eq!(nic["driver"], "e1000,romfile=/etc/passwd");
+}
+
+#[test]
+fn a_disk_lies_over_its_base_and_only_the_upper_layer_is_written() {
+    let line = arguments(&plan(), &prepared());
+    let layers = objects(&line, "-blockdev");
+    let (upper, base) = (find(&layers, "node-name", "vda"), find(&layers, "node-name", "vda-base"));
+    assert_eq!((&upper["backing"], &upper["read-only"]), (&json!("vda-base"), &json!(false)));
+    assert_eq!((&base["backing"], &base["read-only"]), (&Value::Null, &json!(true)));
+    assert_eq!(find(&layers, "node-name", "vda-base-file")["filename"], "vda.base");
+    assert_eq!(find(&layers, "node-name", "vda-file")["filename"], "vda.qcow2");
+    let device = find(&objects(&line, "-device"), "driver", "virtio-blk-pci");
+    assert_eq!((&device["bootindex"], &device["serial"]), (&json!(0), &json!("vda")));
+}
+
+#[test]
+fn every_bus_has_its_device_and_controllers_come_once() {
+    let disks = (0..8).map(|number| disk(&format!("sd{number}"), DiskBus::Sata, DiskKind::Disk));
+    let mut disks: Vec<DiskPlan> = disks.collect();
+    disks.push(disk("sdx", DiskBus::Scsi, DiskKind::Disk));
+    disks.push(disk("sdy", DiskBus::Scsi, DiskKind::Cdrom));
+    disks.push(disk("sdz", DiskBus::Usb, DiskKind::Disk));
+    disks.push(disk("vdc", DiskBus::Virtio, DiskKind::Cdrom));
+    disks.push(disk("nvme0", DiskBus::Nvme, DiskKind::Disk));
+    let line = arguments(&MachinePlan { disks, ..plan() }, &prepared());
+    let devices = objects(&line, "-device");
+    let count = |driver: &str| devices.iter().filter(|device| device["driver"] == driver).count();
+    assert_eq!((count("ide-hd"), count("ich9-ahci"), count("virtio-scsi-pci")), (8, 2, 1));
+    assert_eq!((count("scsi-hd"), count("scsi-cd"), count("usb-bot"), count("nvme")), (2, 2, 2, 1));
+    assert_eq!(find(&devices, "serial", "sd6")["bus"], "sata1.0");
+    // A drive for discs that virtio does not have.
+    assert_eq!(find(&devices, "serial", "vdc")["bus"], "usb-vdc.0");
+}
+
+#[test]
+fn an_empty_drive_has_no_disc_and_a_disc_is_raw() {
+    let mut drive = disk("sda", DiskBus::Sata, DiskKind::Cdrom);
+    let full = MachinePlan { disks: vec![drive.clone()], ..plan() };
+    let files = ["sda.iso".to_owned()].into();
+    let line = arguments(&full, &Prepared { files, ..prepared() });
+    assert_eq!(find(&objects(&line, "-blockdev"), "node-name", "sda")["driver"], "raw");
+    drive.base = None;
+    let line = arguments(&MachinePlan { disks: vec![drive], ..plan() }, &prepared());
+    assert!(objects(&line, "-blockdev").is_empty());
+    assert_eq!(find(&objects(&line, "-device"), "driver", "ide-cd")["drive"], Value::Null);
+}
+
+#[test]
+fn the_config_drive_is_not_booted_from_and_only_read() {
+    let mut drive = disk("vdb", DiskBus::Virtio, DiskKind::ConfigDrive);
+    drive.base = None;
+    let disks = vec![disk("vda", DiskBus::Virtio, DiskKind::Disk), drive.clone()];
+    let line = arguments(&MachinePlan { disks, ..plan() }, &prepared());
+    let medium = find(&objects(&line, "-blockdev"), "node-name", "vdb");
+    assert_eq!((&medium["driver"], &medium["read-only"]), (&json!("raw"), &json!(true)));
+    let device = find(&objects(&line, "-device"), "serial", "vdb");
+    assert_eq!(device["bootindex"], Value::Null);
+    drive.bus = DiskBus::Sata;
+    let line = arguments(&MachinePlan { disks: vec![drive], ..plan() }, &prepared());
+    assert_eq!(find(&objects(&line, "-blockdev"), "node-name", "vdb")["read-only"], false);
+}
+
+#[test]
+fn interfaces_have_their_files_and_only_virtio_is_helped_by_the_kernel() {
+    let nics = vec![nic("virtio"), nic("e1000")];
+    let taps = vec![TapFiles { tap: 5, vhost: Some(6) }, TapFiles { tap: 7, vhost: Some(8) }];
+    let plan = MachinePlan { nics, ..plan() };
+    let line = arguments(&plan, &Prepared { taps, ..prepared() });
+    let netdevs = objects(&line, "-netdev");
+    assert_eq!((&netdevs[0]["fd"], &netdevs[0]["vhostfd"]), (&json!("5"), &json!("6")));
+    assert_eq!((&netdevs[1]["fd"], &netdevs[1]["vhost"]), (&json!("7"), &Value::Null));
+    let devices = objects(&line, "-device");
+    assert_eq!(find(&devices, "driver", "virtio-net-pci")["host_mtu"], 1450);
+    assert_eq!(find(&devices, "driver", "e1000")["host_mtu"], Value::Null);
+    assert_eq!(find(&devices, "driver", "e1000")["netdev"], netdevs[1]["id"]);
+}
+
+#[test]
+fn only_q35_needs_ports_for_what_comes_later() {
+    let ports = |machine_type| {
+        let line = arguments(&MachinePlan { machine_type, ..plan() }, &prepared());
+        objects(&line, "-device").iter().filter(|device| device["driver"] == "pcie-root-port").count()
+    };
+    assert_eq!((ports(MachineType::Pc), ports(MachineType::Q35)), (0, SPARE_PORTS));
+}
+
+#[test]
+fn secure_boot_brings_its_board_and_protects_the_firmware() {
+    let plan = MachinePlan { uefi: true, secure_boot: true, ..plan() };
+    let line = arguments(&plan, &Prepared { firmware: Some("/fw".into()), ..prepared() });
+    let machine = &values(&line, "-machine")[0];
+    assert!(machine.starts_with("q35,") && machine.contains("smm=on"), "{machine}");
+    assert!(machine.contains("pflash0=firmware,pflash1=nvram"), "{machine}");
+    assert_eq!(values(&line, "-global"), ["driver=cfi.pflash01,property=secure,value=on"]);
+    assert_eq!(find(&objects(&line, "-blockdev"), "node-name", "firmware")["read-only"], true);
+}
+
+#[test]
+fn screens_are_served_as_asked() {
+    let line = arguments(&plan(), &prepared());
+    let spice = &values(&line, "-spice")[0];
+    assert!(spice.starts_with("addr=127.0.0.1,port=31001,"), "{spice}");
+    assert!(spice.contains("tls-port=31002,tls-channel=default"), "{spice}");
+    let video = VideoSpec { vdi: Vdi::Vnc, model: "vga".into(), memory: 20_000 };
+    let listen = "fd00::1".parse().unwrap();
+    let line = arguments(&MachinePlan { video, ..plan() }, &Prepared { listen, ..prepared() });
+    assert_eq!(values(&line, "-vnc"), ["[fd00::1]:25101"]);
+    assert!(values(&line, "-spice").is_empty());
+    assert_eq!(find(&objects(&line, "-device"), "driver", "VGA")["vgamem_mb"], 32);
+    let spec = |vdi| environment(&MachinePlan { video: VideoSpec { vdi, ..VideoSpec::default() }, ..plan() });
+    assert_eq!(spec(Vdi::SpiceConcurrent), [("SPICE_DEBUG_ALLOW_MC", "1")]);
+    assert!(spec(Vdi::Spice).is_empty());
+}
+
+#[test]
+fn the_agent_has_its_port_only_if_asked_for() {
+    let with = |side_channels| {
+        let plan = MachinePlan { side_channels, ..plan() };
+        let line = arguments(&plan, &Prepared { agent: Some(11), ..prepared() });
+        objects(&line, "-device").iter().any(|device| device["name"] == "sf-agent")
+    };
+    assert!(with(vec![SideChannel::Agent]) && !with(vec![SideChannel::Agent2]) && !with(Vec::new()));
+}
