@@ -1,5 +1,6 @@
 //! A whole cluster in the test's own process, without sockets: the router, the store, a simulated node.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -66,14 +67,36 @@ impl Cluster {
         settings: &[(&str, &str)],
         queue: Option<Queue>,
     ) -> Self {
+        Self::made_of(url, folder, settings, queue, |node| node).await
+    }
+
+    /// A cluster whose nodes have so many threads, so many megabytes of memory and so many gigabytes of disk, on a
+    /// database of its own if none is given.
+    pub(crate) async fn sized(url: Option<&str>, settings: &[(&str, &str)], size: (u64, u64, u64)) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let own = format!("sqlite:{}", folder.path().join("muster.db").display());
+        let shape = |node: SimulatedNode| node.with_size(size.0, size.1, size.2);
+        Self::made_of(url.unwrap_or(&own), folder, settings, None, shape).await
+    }
+
+    async fn made_of(
+        url: &str,
+        folder: tempfile::TempDir,
+        settings: &[(&str, &str)],
+        queue: Option<Queue>,
+        shape: impl Fn(SimulatedNode) -> SimulatedNode,
+    ) -> Self {
         let settings = Settings::with(settings).unwrap();
         let store = Arc::new(Store::open(url).await.unwrap());
         let spool = folder.path().join("spool");
         let events = Events::open(&spool, "sim-1", &settings).unwrap();
         let drainer = Drainer::new(&events, &spool, &settings).unwrap();
         let seed = Secret::new("a seed that only tests use");
-        let node = Arc::new(SimulatedNode::new(1, NodeId::new(), &folder.path().join("1")));
-        let other = Arc::new(SimulatedNode::new(2, NodeId::new(), &folder.path().join("2")));
+        let make = |number: usize| {
+            let storage = folder.path().join(number.to_string());
+            Arc::new(shape(SimulatedNode::new(number, NodeId::new(), &storage)))
+        };
+        let (node, other) = (make(1), make(2));
         let nodes: Vec<Arc<dyn NodeApi>> = vec![Arc::clone(&node) as _, Arc::clone(&other) as _];
         let mut app = App::new(Arc::clone(&store), settings, events, &seed, nodes);
         if let Some(queue) = queue {
@@ -86,6 +109,7 @@ impl Cluster {
         reconcile::checkin::join(&app).await.unwrap();
         objects::network::bootstrap(&app).await.unwrap();
         tokio::spawn(reconcile::networks::run(Arc::clone(&app), stop.subscribe()));
+        tokio::spawn(reconcile::machines::run(Arc::clone(&app), stop.subscribe()));
         let (service, routes) = http::service(&app);
         Self { app, service, routes, node, other, stop, folder }
     }
@@ -214,6 +238,36 @@ impl Cluster {
             }
         }
         self.app.networks.changed();
+    }
+
+    /// The simulated node of that name.
+    pub(crate) fn node_named(&self, name: &str) -> &SimulatedNode {
+        let all = [&self.node, &self.other];
+        all.into_iter().find(|node| node.identity().name == name).unwrap()
+    }
+
+    /// The machines that the nodes have something of.
+    pub(crate) fn machines(&self) -> Vec<InstanceId> {
+        let mut ids = self.node.machine_ids();
+        ids.extend(self.other.machine_ids());
+        ids
+    }
+
+    /// What every node has promised: threads, megabytes, gigabytes.
+    pub(crate) async fn promised(&self) -> BTreeMap<String, (i64, i64, i64)> {
+        let ledgers = muster_control::store::node_claims::list(&*self.app.store).await.unwrap();
+        let name =
+            |id| self.app.nodes.iter().find(|node| node.identity().id == id).unwrap().identity().name.clone();
+        let read = |(id, row): (NodeId, muster_control::scheduler::Committed)| {
+            (name(id), (row.cpus, row.memory_mb, row.disk_gb))
+        };
+        ledgers.into_iter().map(read).collect()
+    }
+
+    /// How many rows a table has for which something is so.
+    pub(crate) async fn count(&self, table: &str, condition: &str) -> i64 {
+        let sql = format!("SELECT COUNT(*) FROM {table} WHERE {condition}");
+        self.app.store.query(&sql, &[]).await.unwrap()[0].get(0).unwrap()
     }
 
     /// Where the nodes keep their files.

@@ -46,7 +46,7 @@ pub(crate) async fn run(command: Command) -> anyhow::Result<()> {
 
 async fn recover_key(arguments: RecoverKey) -> anyhow::Result<()> {
     let settings = config::load(arguments.config.as_deref())?;
-    let data = DataDir::open(&arguments.data_dir)?;
+    let data = DataDir::open(&arguments.data_dir).await?;
     let (store, seed) = serve::open_store(&settings, &data).await?;
     let apiurl = format!("http://127.0.0.1:{}", settings.api_port);
     let keep = |key: &Secret| data.write_credentials(key, &apiurl).map_err(|error| format!("{error:#}"));

@@ -1,10 +1,11 @@
 //! `muster serve`: puts the parts together, runs them, and takes them apart in order.
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use muster_control::events::{Drainer, Events};
@@ -22,7 +23,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use crate::state::DataDir;
+use crate::state::{DataDir, LINGER};
 use crate::{config, logging};
 
 #[derive(Debug, clap::Args)]
@@ -80,14 +81,27 @@ fn allow_many_files() {
     }
 }
 
+/// Listens, as soon as the port is free.
+async fn bind(listen: SocketAddr) -> io::Result<TcpListener> {
+    let began = Instant::now();
+    loop {
+        match TcpListener::bind(listen).await {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse && began.elapsed() < LINGER => {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            bound => return bound,
+        }
+    }
+}
+
 /// Brings everything up, in order.
 async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemon> {
     let tls = load_tls(&settings)?;
     let listen =
         arguments.listen.unwrap_or_else(|| (std::net::Ipv4Addr::LOCALHOST, settings.api_port).into());
-    let socket = TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
+    let socket = bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
     let address = socket.local_addr()?;
-    let data = DataDir::open(&arguments.data_dir)?;
+    let data = DataDir::open(&arguments.data_dir).await?;
 
     let (store, secret_seed) = open_store(&settings, &data).await?;
     let store = Arc::new(store);

@@ -4,14 +4,20 @@ use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use muster_client::{Credentials, write_private};
 use muster_types::ids::NodeId;
 use muster_types::key::{Secret, random_text};
 use muster_types::namespace::SYSTEM;
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::{Map, Value};
+
+/// How long somebody else may still have what was a killed daemon's: what it had just begun to start holds its files
+/// for a moment.
+pub(crate) const LINGER: Duration = Duration::from_secs(2);
 
 /// A data directory that only this process uses.
 #[derive(Debug)]
@@ -21,7 +27,7 @@ pub(crate) struct DataDir {
 }
 
 impl DataDir {
-    pub(crate) fn open(path: &Path) -> anyhow::Result<Self> {
+    pub(crate) async fn open(path: &Path) -> anyhow::Result<Self> {
         let named = || format!("data directory {}", path.display());
         DirBuilder::new().recursive(true).mode(0o700).create(path).with_context(named)?;
         let path = path.canonicalize().with_context(named)?;
@@ -32,9 +38,14 @@ impl DataDir {
             .mode(0o600)
             .open(path.join("lock"))
             .with_context(named)?;
-        match Flock::lock(lock, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => Ok(Self { path, _lock: lock }),
-            Err(_) => bail!("data directory {} is in use by another muster", path.display()),
+        let (began, mut file) = (Instant::now(), lock);
+        loop {
+            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => return Ok(Self { path, _lock: lock }),
+                Err((held, Errno::EWOULDBLOCK)) if began.elapsed() < LINGER => file = held,
+                Err(_) => bail!("data directory {} is in use by another muster", path.display()),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 

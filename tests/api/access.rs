@@ -76,6 +76,35 @@ const TABLE: &[(&str, &str, [u16; 7])] = &[
     ("POST", "/networks/{network_ref}/metadata", [401, 401, 401, 404, 404, 200, 200]),
     ("PUT", "/networks/{network_ref}/metadata/{key}", [401, 401, 401, 404, 404, 200, 200]),
     ("DELETE", "/networks/{network_ref}/metadata/{key}", [401, 401, 401, 404, 404, 200, 200]),
+    // An instance of namespace `alpha`, which runs: trust reads, and creates.
+    ("GET", "/instances", [401, 401, 401, 200, 200, 200, 200]),
+    ("POST", "/instances", [401, 401, 401, 404, 200, 200, 200]),
+    ("DELETE", "/instances", [401, 401, 401, 401, 401, 200, 200]),
+    ("GET", "/instances/{instance_ref}", [401, 401, 401, 404, 200, 200, 200]),
+    ("DELETE", "/instances/{instance_ref}", [401, 401, 401, 404, 404, 200, 200]),
+    ("GET", "/instances/{instance_ref}/interfaces", [401, 401, 401, 404, 200, 200, 200]),
+    ("POST", "/instances/{instance_ref}/interfaces", [401, 401, 401, 404, 404, 200, 200]),
+    ("GET", "/instances/{instance_ref}/snapshot", [401, 401, 401, 404, 200, 200, 200]),
+    ("POST", "/instances/{instance_ref}/snapshot", [401, 401, 401, 404, 404, 200, 200]),
+    ("GET", "/instances/{instance_ref}/events", [401, 401, 401, 404, 200, 200, 200]),
+    ("GET", "/instances/{instance_ref}/clusteroperations", [401, 401, 401, 404, 404, 200, 200]),
+    ("GET", "/instances/{instance_ref}/metadata", [401, 401, 401, 404, 200, 200, 200]),
+    ("POST", "/instances/{instance_ref}/metadata", [401, 401, 401, 404, 404, 200, 200]),
+    ("PUT", "/instances/{instance_ref}/metadata/{key}", [401, 401, 401, 404, 404, 200, 200]),
+    ("DELETE", "/instances/{instance_ref}/metadata/{key}", [401, 401, 401, 404, 404, 200, 200]),
+    ("POST", "/instances/{instance_ref}/rebootsoft", [401, 401, 401, 404, 404, 200, 200]),
+    ("POST", "/instances/{instance_ref}/reboothard", [401, 401, 401, 404, 404, 200, 200]),
+    ("POST", "/instances/{instance_ref}/poweron", [401, 401, 401, 404, 404, 200, 200]),
+    ("POST", "/instances/{instance_ref}/poweroff", [401, 401, 401, 404, 404, 200, 200]),
+    // The second who may finds it paused; nobody finds it paused who did not pause it.
+    ("POST", "/instances/{instance_ref}/pause", [401, 401, 401, 404, 404, 200, 409]),
+    ("POST", "/instances/{instance_ref}/unpause", [401, 401, 401, 404, 404, 409, 409]),
+    ("GET", "/instances/{instance_ref}/consoledata", [401, 401, 401, 404, 200, 200, 200]),
+    ("DELETE", "/instances/{instance_ref}/consoledata", [401, 401, 401, 404, 404, 200, 200]),
+    // Whoever sees the screen can use the keyboard; a picture of it is made, not read.
+    ("GET", "/instances/{instance_ref}/screenshot", [401, 401, 401, 404, 404, 200, 200]),
+    ("GET", "/instances/{instance_ref}/vdiconsolehelper", [401, 401, 401, 404, 404, 200, 200]),
+    ("GET", "/instances/{instance_ref}/vdiconsoleproxy", [401, 401, 401, 404, 404, 200, 200]),
     ("GET", "/interfaces/{interface_uuid}", [401, 401, 401, 404, 200, 200, 200]),
     // The second who may finds it floating.
     ("POST", "/interfaces/{interface_uuid}/float", [401, 401, 401, 404, 404, 200, 409]),
@@ -129,6 +158,7 @@ const TABLE: &[(&str, &str, [u16; 7])] = &[
     ("GET", "/clusteroperations/{operation_uuid}/chain", [401, 401, 401, 403, 403, 200, 200]),
     ("GET", "/admin/locks", [401, 401, 401, 401, 401, 401, 200]),
     ("GET", "/admin/resources", [401, 401, 401, 401, 401, 401, 200]),
+    ("GET", "/admin/vditokenpubkey", [401, 401, 401, 401, 401, 401, 200]),
 ];
 
 fn body(method: &str, path: &str, stage: &Stage) -> Option<Value> {
@@ -145,6 +175,9 @@ fn body(method: &str, path: &str, stage: &Stage) -> Option<Value> {
         ("DELETE", "/networks") => json!({"confirm": true, "namespace": "alpha"}),
         ("POST", "/networks/{network_ref}/dns") => json!({"name": "web", "value": "10.0.0.9"}),
         ("DELETE", "/networks/{network_ref}/dns") => json!({"name": "web"}),
+        ("POST", "/instances") => crate::instances::small("another", &json!({"namespace": "alpha"})),
+        ("DELETE", "/instances") => json!({"confirm": true, "namespace": "alpha"}),
+        ("POST", "/instances/{instance_ref}/interfaces") => json!({"network_uuid": stage.network}),
         ("POST", "/artifacts") => json!({"url": "https://images.invalid/x.qcow2", "namespace": "alpha"}),
         ("DELETE", "/artifacts") => json!({"confirm": true, "namespace": "alpha"}),
         ("POST", "/artifacts/upload/{name}") => json!({"blob_uuid": stage.blob, "namespace": "alpha"}),
@@ -161,6 +194,7 @@ struct Stage {
     operation: String,
     network: String,
     interface: String,
+    instance: String,
     artifact: String,
     blob: String,
     upload: String,
@@ -168,7 +202,7 @@ struct Stage {
 
 /// A cluster for one route, so that no call disturbs another's.
 async fn stage(path: &str) -> Stage {
-    let cluster = Cluster::new().await;
+    let cluster = Cluster::with(&[("KERBSIDE_URL", "https://consoles.example")], None).await;
     for name in ["alpha", "beta", "gamma"] {
         cluster.create_namespace(name).await;
     }
@@ -203,12 +237,17 @@ async fn stage(path: &str) -> Stage {
         cluster.token("system").await,
     ];
     let (mut network, mut interface) = (String::new(), String::new());
-    if path.starts_with("/networks") || path.starts_with("/interfaces") {
+    if path.starts_with("/networks") || path.contains("/interfaces") {
         let new = json!({"name": "net", "netblock": "10.0.0.0/24", "provide_dns": true});
         let answer = cluster.call(&tokens[5], Method::POST, "/networks", Some(new)).await;
         answer.body["uuid"].as_str().unwrap().clone_into(&mut network);
         cluster.settle_networks().await;
         interface = cluster.interface(&network, "alpha", "host", 1).await.id.to_string();
+    }
+    let mut instance = String::new();
+    if path.starts_with("/instances") {
+        let record = crate::instances::create(&cluster, &tokens[5], "host", &json!({})).await;
+        record["uuid"].as_str().unwrap().clone_into(&mut instance);
     }
     let (mut artifact, mut blob, mut upload) = (String::new(), String::new(), String::new());
     if ["/artifacts", "/label", "/upload", "/blob"].iter().any(|family| path.starts_with(family)) {
@@ -221,7 +260,7 @@ async fn stage(path: &str) -> Stage {
         begun.body["uuid"].as_str().unwrap().clone_into(&mut upload);
     }
     let operation = handle.op_uuid.to_string();
-    Stage { cluster, tokens, operation, network, interface, artifact, blob, upload }
+    Stage { cluster, tokens, operation, network, interface, instance, artifact, blob, upload }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -239,6 +278,7 @@ async fn every_route_answers_every_kind_of_caller_as_the_table_says() {
             .replace("{operation_uuid}", &stage.operation)
             .replace("{network_ref}", &stage.network)
             .replace("{interface_uuid}", &stage.interface)
+            .replace("{instance_ref}", &stage.instance)
             .replace("{address}", "10.0.0.9")
             .replace("{artifact_ref}", &stage.artifact)
             .replace("{blob_uuid}", &stage.blob)

@@ -14,6 +14,7 @@ mod artifacts;
 mod auth;
 mod events;
 mod fetch;
+mod instances;
 mod namespaces;
 mod networks;
 mod nodes;

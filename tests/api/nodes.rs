@@ -30,6 +30,7 @@ async fn a_node_is_found_by_name_and_id_with_its_resources() {
         "is_etcd_master",
         "is_eventlog_node",
         "is_cluster_maintainer",
+        "spice_server_cert_subject",
         "references_to",
         "references_from",
     ] {

@@ -93,6 +93,9 @@ pub struct Nic {
     pub mtu: u32,
 }
 
+/// How [`Machines::start`] begins to say that somebody else has one of the ports: others may do.
+pub const PORT_TAKEN: &str = "a port of the consoles is in use";
+
 /// TCP ports of a machine on its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ports {

@@ -198,7 +198,8 @@ pub(super) async fn clear_console_data(
 /// Keep what the screen shows as a blob, whose UUID is the answer. It is a PNG.
 #[utoipa::path(get, path = "/instances/{instance_ref}/screenshot", tag = "instances",
     params(("instance_ref" = String, Path)), responses((status = 200, description = "the blob", body = String),
-    (status = 404, description = "no such instance"), (status = 406, description = "the instance is not on")))]
+    (status = 404, description = "no such instance"), (status = 406, description = "the instance is not ready"),
+    (status = 409, description = "it is not on, or has no screen")))]
 pub(super) async fn screenshot(
     State(app): State<Arc<App>>,
     caller: Caller,

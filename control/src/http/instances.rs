@@ -15,6 +15,7 @@ use serde_json::{Map, Value};
 use utoipa::{IntoParams, ToSchema};
 
 use super::arguments::{Args, Nothing, Within};
+use super::artifacts::max_versions;
 use super::error::ApiResult;
 use super::events::{EventQuery, answer};
 use super::fields::{Boolean, Integer, Text};
@@ -312,7 +313,7 @@ pub(super) struct NewSnapshot {
     device: Option<Text>,
     /// How many copies are kept; 0 or absent: ARTIFACT_MAX_VERSIONS_DEFAULT.
     #[schema(value_type = Option<i64>)]
-    max_versions: Option<Integer>,
+    max_versions: Option<Value>,
     /// Whether only what differs from the image is copied.
     #[schema(value_type = Option<bool>)]
     thin: Option<Boolean>,
@@ -331,11 +332,7 @@ pub(super) async fn create_snapshot(
     Path(reference): Path<String>,
     Args(new): Args<NewSnapshot>,
 ) -> ApiResult {
-    let max_versions = new.max_versions.map_or(0, |number| number.0);
-    if max_versions < 0 {
-        let text = "max_versions: Must be greater than or equal to 0.";
-        return Err(Error::Invalid(text.into()).into());
-    }
+    let max_versions = new.max_versions.as_ref().map_or(Ok(0), max_versions)?;
     let request = SnapshotRequest {
         all: new.all.is_some_and(|flag| flag.0),
         device: new.device.map(|text| text.0).filter(|text| !text.is_empty()),

@@ -19,7 +19,7 @@ use crate::objects::interface;
 use crate::reconcile::networks::follow_on;
 use crate::store::instances::{self, InstanceRow};
 use crate::store::operations::OperationRow;
-use crate::store::{interfaces, references, transaction};
+use crate::store::{interfaces, operations, references, transaction};
 
 pub const KIND: Kind = Kind {
     operation_type: OperationType::Instance,
@@ -46,6 +46,9 @@ pub const KIND: Kind = Kind {
         },
     ],
 };
+
+/// States of an instance that is being made.
+const MAKING: &[InstanceState] = &[InstanceState::Initial, InstanceState::Preflight, InstanceState::Creating];
 
 /// The instance, while it is still to be made.
 async fn making(app: &App, row: &OperationRow) -> Result<Option<InstanceRow>> {
@@ -99,6 +102,10 @@ async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
     if spec != instance.spec {
         // From now on it is known what the disks begin as, and that stays.
         transaction!(app.store, |tx| {
+            // Not if it is deleted meanwhile: nothing would end that use.
+            if !instances::hold(tx, instance.id, MAKING).await? {
+                return Ok(());
+            }
             use_blobs_in(tx, instance.id, &spec).await?;
             Ok(instances::set_spec(tx, instance.id, &spec, &instance.disks).await?)
         })?;
@@ -162,12 +169,16 @@ async fn start(app: &App, row: &OperationRow) -> Result<()> {
         move_on(app, id, InstanceState::Preflight, InstanceState::Creating, None).await?;
     }
     let node = own_node(app, instance.node)?;
+    // Those that its plan certainly has; others may come while it starts, and are plugged in afterwards.
+    let mut fresh = interfaces::of_instances(&*app.store, &[id]).await?;
+    fresh.retain(|interface| interface.state == InterfaceState::Initial);
+    for interface in &fresh {
+        follow_on(app, interface.network, node.identity().id, row.created).await?;
+    }
     let _turn = app.turns.take(id).await;
     // It may have been deleted while this waited.
     let Some(instance) = making(app, row).await? else { return Ok(()) };
     power::switch_on(app, node, &instance).await?;
-    let mut fresh = interfaces::of_instances(&*app.store, &[id]).await?;
-    fresh.retain(|interface| interface.state == InterfaceState::Initial);
     let created = transaction!(app.store, |tx| {
         let (from, to) = (InstanceState::Creating, InstanceState::Created);
         if !instances::set_state(tx, id, from, to, None).await? {
@@ -223,6 +234,17 @@ pub(crate) async fn release(
     from: InstanceState,
     to: InstanceState,
 ) -> Result<()> {
+    release_from(app, instance, from, to, false).await
+}
+
+/// The same, if its node is gone, too: it is on none any more, and nobody waits for what only that could do.
+pub(crate) async fn release_from(
+    app: &App,
+    instance: &InstanceRow,
+    from: InstanceState,
+    to: InstanceState,
+    node_is_gone: bool,
+) -> Result<()> {
     let id = instance.id;
     // No interface can come any more: the instance is on its way out.
     let left = interfaces::of_instances(&*app.store, &[id]).await?;
@@ -243,6 +265,10 @@ pub(crate) async fn release(
             Some(fresh) => placement::give_back_in(tx, &fresh).await?,
             None => None,
         };
+        if node_is_gone {
+            operations::abort_queued(tx, &object(id), "").await?;
+            instances::unplace(tx, id).await?;
+        }
         Ok(Some(ledger))
     })?;
     let Some(ledger) = given_back else { return Ok(()) };

@@ -11,7 +11,7 @@ use muster_types::{Error, Result};
 use super::{Kind, Lane, Step, Undo};
 use crate::app::App;
 use crate::objects::instance::{object, own_node, plan, target};
-use crate::objects::interface::set_state_in;
+use crate::objects::interface::{delete_in, set_state_in};
 use crate::reconcile::network_plan::mtu;
 use crate::reconcile::networks::follow_on;
 use crate::store::instances::{self, InstanceRow};
@@ -65,12 +65,13 @@ async fn plug(app: &App, row: &OperationRow) -> Result<()> {
     Ok(())
 }
 
-/// An interface that the machine does not take is in error, with the reason; it goes with its instance.
+/// An interface that the machine does not take goes, with all that it had; the instance's events say why.
 async fn fail(app: &App, row: &OperationRow) -> Result<()> {
     let Some((instance, interface)) = wanted(app, row).await? else { return Ok(()) };
     let report = row.error_report.as_ref();
     let reason = report.map_or_else(|| "unknown".to_owned(), |report| report.message.clone());
-    transaction!(app.store, |tx| { set_state_in(tx, &interface, InterfaceState::Error).await })?;
+    transaction!(app.store, |tx| { delete_in(app, tx, interface.id).await })?;
+    app.networks.changed();
     app.events.record(
         Event::new(EventType::Mutate, object(instance.id), "interface could not be plugged in")
             .also(ObjectRef::new(ObjectType::Interface, interface.id))

@@ -1,5 +1,6 @@
 //! Every node reports in: what it is, that it lives, what it has left.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -10,12 +11,14 @@ use muster_types::object::{ObjectRef, ObjectType};
 
 use crate::app::App;
 use crate::objects::node;
-use crate::store::{nodes, transaction};
+use crate::store::{node_networks, nodes, transaction};
 
 /// Makes the nodes of this daemon known, or known again.
 pub async fn join(app: &App) -> Result<()> {
     for node in &app.nodes {
         node::join(app, node.identity()).await?;
+        let id = node.identity().id;
+        transaction!(app.store, |tx| { Ok(node_networks::void(tx, id).await?) })?;
     }
     once(app, true).await
 }
@@ -42,14 +45,21 @@ async fn once(app: &App, with_event: bool) -> Result<()> {
     for node in &app.nodes {
         reports.push((node.identity().id, node.report().await?));
     }
-    transaction!(app.store, |tx| {
+    // Each revival is a transaction, and a thousand of them would wait behind everybody else's.
+    let asleep = transaction!(app.store, |tx| {
+        let mut asleep = HashSet::new();
         for (id, report) in &reports {
             nodes::set_report(tx, *id, report).await?;
+            if nodes::state(&mut *tx, *id).await? != Some(NodeState::Created) {
+                asleep.insert(*id);
+            }
         }
-        Ok(())
+        Ok(asleep)
     })?;
     for (id, report) in reports {
-        node::revive(app, id).await?;
+        if asleep.contains(&id) {
+            node::revive(app, id).await?;
+        }
         if with_event {
             let mut event = Event::new(
                 EventType::Resources,

@@ -11,6 +11,9 @@ use crate::store::{instances, operations, transaction};
 
 /// One pass.
 pub async fn run(app: &App) -> Result<()> {
+    for (node, name) in instances::on_deleted_nodes(&*app.store).await? {
+        delete::forsake(app, node, &name).await?;
+    }
     for row in instances::abandoned(&*app.store).await? {
         if matches!(row.state, InstanceState::DeleteWait | InstanceState::DeleteWaitError) {
             // Whatever was in the way of the last attempt may be gone.

@@ -102,7 +102,7 @@ async fn look(app: &App, node: &Arc<dyn NodeApi>, memory: &mut Memory) -> Result
         match row {
             Some(row) if row.node != Some(here) && row.state.is_alive() => tell(app, here, memory, &machine),
             Some(row) => match row.state {
-                InstanceState::Created if !is_seen(row.power_state, &machine.power) => {
+                InstanceState::Created if !is_seen(&row, &machine.power) => {
                     observe(app, node, row.id).await;
                 }
                 InstanceState::Deleted | InstanceState::Error => {
@@ -128,14 +128,15 @@ async fn look(app: &App, node: &Arc<dyn NodeApi>, memory: &mut Memory) -> Result
 }
 
 /// Whether the record says what the node says.
-fn is_seen(power: PowerState, machine: &Power) -> bool {
-    matches!(
-        (power, machine),
-        (PowerState::On, Power::On)
-            | (PowerState::Paused, Power::Paused)
-            | (PowerState::Off, Power::Off { .. } | Power::Lost)
-            | (PowerState::Crashed, Power::Crashed { .. } | Power::Lost)
-    )
+fn is_seen(row: &InstanceRow, machine: &Power) -> bool {
+    match machine {
+        Power::On => row.power_state == PowerState::On,
+        Power::Paused => row.power_state == PowerState::Paused,
+        Power::Off { .. } => row.power_state == PowerState::Off,
+        Power::Crashed { .. } => row.power_state == PowerState::Crashed,
+        // It is to be started again, unless its user switched it off.
+        Power::Lost => row.power_wanted == PowerState::Off,
+    }
 }
 
 /// Removes what an instance that is gone left on its node.

@@ -155,11 +155,16 @@ async fn wait_for_node(app: &App, network: NetworkId, patience: Duration) -> Res
 
 async fn wait_for(app: &App, network: NetworkId, node: NodeRow, patience: Duration) -> Result<Waited> {
     let mut wait = Wait::new(app, patience);
+    let row = networks::get(&*app.store, network).await?.filter(|row| row.wanted);
+    let Some(row) = row else { return Ok(Waited::Followed) };
+    // What others change meanwhile is not waited for: on a busy network that would never end.
+    let generation = row.generation;
     loop {
-        let row = networks::get(&*app.store, network).await?.filter(|row| row.wanted);
-        let Some(row) = row else { return Ok(Waited::Followed) };
+        if networks::get(&*app.store, network).await?.is_none_or(|row| !row.wanted) {
+            return Ok(Waited::Followed);
+        }
         let rows = node_networks::of_network(&*app.store, network).await?;
-        match rows.into_iter().find(|own| own.node == node.identity.id && own.generation >= row.generation) {
+        match rows.into_iter().find(|own| own.node == node.identity.id && own.generation >= generation) {
             Some(NodeNetworkRow { error: Some(why), .. }) => return Ok(Waited::Failed(node, why)),
             Some(_) => return Ok(Waited::Followed),
             None if wait.again().await => {}

@@ -235,6 +235,13 @@ pub async fn tags(
     db.rows(&sql, params![namespace]).await?.iter().map(|row| Ok((row.parse(0)?, row.json(1)?))).collect()
 }
 
+/// Nodes that are deleted and still have instances.
+pub async fn on_deleted_nodes(mut db: impl Read) -> Result<Vec<(NodeId, String)>, StoreError> {
+    let sql = "SELECT uuid, name FROM nodes WHERE state = 'deleted' \
+               AND uuid IN (SELECT node_uuid FROM instances WHERE node_uuid IS NOT NULL AND state <> 'deleted')";
+    db.rows(sql, &[]).await?.iter().map(|row| Ok((row.parse(0)?, row.get(1)?))).collect()
+}
+
 /// Instances that an operation should be bringing to another state, and that no operation is at.
 pub async fn abandoned(db: impl Read) -> Result<Vec<InstanceRow>, StoreError> {
     let tail = "state NOT IN ('created', 'error', 'deleted') AND NOT EXISTS (SELECT 1 FROM operations \

@@ -16,6 +16,8 @@ pub mod events;
 #[cfg(test)]
 mod images_tests;
 pub mod instances;
+#[cfg(test)]
+mod instances_tests;
 pub mod interfaces;
 pub mod keys;
 pub mod leases;

@@ -61,3 +61,9 @@ pub async fn remove_of_node(tx: &mut Tx, node: NodeId) -> Result<(), StoreError>
     tx.execute("DELETE FROM node_networks WHERE node_uuid = ?", params![node]).await?;
     Ok(())
 }
+
+/// Nothing is known any more of how far a node has followed: its host may have been down. What it may have stays known.
+pub async fn void(tx: &mut Tx, node: NodeId) -> Result<(), StoreError> {
+    tx.execute("UPDATE node_networks SET generation = 0 WHERE node_uuid = ?", params![node]).await?;
+    Ok(())
+}

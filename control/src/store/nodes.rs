@@ -58,6 +58,12 @@ pub async fn get(mut db: impl Read, node: &NameOrId<NodeId>) -> Result<Option<No
     db.rows(&sql, params![value]).await?.first().map(NodeRow::read).transpose()
 }
 
+/// The state of a node.
+pub async fn state(mut db: impl Read, id: NodeId) -> Result<Option<NodeState>, StoreError> {
+    let rows = db.rows("SELECT state FROM nodes WHERE uuid = ?", params![id]).await?;
+    rows.first().map(|row| row.parse(0)).transpose()
+}
+
 /// Adds a node; a taken name or id is [`StoreError::Duplicate`].
 pub async fn insert(tx: &mut Tx, identity: &NodeIdentity) -> Result<(), StoreError> {
     let time = now();

@@ -227,7 +227,9 @@ impl Folder {
 
     /// The last that QEMU said, as far as somebody should know it.
     pub(super) fn last_words(&self) -> Option<String> {
-        words(&self.end_of_log().unwrap_or_default())
+        let words = words(&self.end_of_log().unwrap_or_default())?;
+        // Who ended it is the host's own business.
+        Some(words.split(" from pid ").next().unwrap_or_default().to_owned())
     }
 
     pub(super) fn log_mentions(&self, text: &str) -> bool {
@@ -252,7 +254,7 @@ impl Folder {
         match self.record() {
             None => Power::Off { reason: "it was not switched on yet".into() },
             Some(record) if record.boot != boot => Power::Lost,
-            Some(_) if !self.was_started() => Power::Off { reason: "its start was interrupted".into() },
+            Some(_) if !self.was_started() => Power::Crashed { reason: "its start was interrupted".into() },
             Some(_) => {
                 let words = self.last_words().map(|words| format!(": {words}")).unwrap_or_default();
                 Power::Crashed { reason: format!("QEMU ended while nobody watched{words}") }
@@ -326,7 +328,7 @@ mod tests {
         folder.begin(&record("now")).unwrap();
         folder.synchronise().unwrap();
         assert_eq!(folder.record(), Some(record("now")));
-        assert!(matches!(folder.power("now"), Power::Off { reason } if reason.contains("interrupted")));
+        assert!(matches!(folder.power("now"), Power::Crashed { reason } if reason.contains("interrupted")));
         folder.mark_started().unwrap();
         fs::write(folder.file(LOG), "qemu-system-x86_64: it hurts\n").unwrap();
         assert!(

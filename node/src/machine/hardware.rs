@@ -79,10 +79,15 @@ pub(super) fn machine_type(plan: &MachinePlan) -> MachineType {
     if plan.secure_boot { MachineType::Q35 } else { plan.machine_type }
 }
 
+/// What QEMU calls an interface's model.
+pub(super) fn nic_driver(nic: &Nic) -> &str {
+    if nic.model == "virtio" { "virtio-net-pci" } else { &nic.model }
+}
+
 /// An interface as a device. `bus` is only for one that comes later.
 pub(super) fn nic_device(nic: &Nic, bus: Option<&str>) -> Value {
     let virtio = nic.model == "virtio";
-    let driver = if virtio { "virtio-net-pci" } else { &nic.model };
+    let driver = nic_driver(nic);
     let mut device = Map::new();
     device.insert("driver".into(), driver.into());
     device.insert("id".into(), nic_id(nic).into());
@@ -393,6 +398,11 @@ fn screen(line: &mut Line, plan: &MachinePlan, listen: IpAddr) {
     line.device(&json!({
         "driver": "virtserialport", "bus": "channels.0", "chardev": "viewer", "name": "com.redhat.spice.0",
     }));
+}
+
+/// What QEMU calls a screen's model; nothing without a screen.
+pub(super) fn video_driver(spec: &VideoSpec) -> Option<String> {
+    video(spec)?["driver"].as_str().map(str::to_owned)
 }
 
 /// A video card, with as much memory as was asked for where it can be told.

@@ -42,6 +42,8 @@ pub(super) struct Machine {
     pub(super) folder: Folder,
     /// Held by whoever switches it on or off.
     pub(super) turn: tokio::sync::Mutex<()>,
+    /// Held by whoever copies its disks.
+    pub(super) copying: tokio::sync::Mutex<()>,
     state: Mutex<State>,
     teller: Teller,
 }
@@ -112,7 +114,8 @@ impl Live {
 impl Machine {
     pub(super) fn new(id: InstanceId, folder: Folder, power: Power, teller: Teller) -> Self {
         let state = Mutex::new(State { power, live: None });
-        Self { id, folder, turn: tokio::sync::Mutex::default(), state, teller }
+        let (turn, copying) = Default::default();
+        Self { id, folder, turn, copying, state, teller }
     }
 
     pub(super) fn power(&self) -> Power {
@@ -178,7 +181,8 @@ impl Machine {
         lock(&self.state).power = Power::On;
         self.look_after(&live, connected.ok());
         if !self.folder.was_started() {
-            let _ = self.end(&live, Ended::off("its start was interrupted"), false).await;
+            let interrupted = Ended { crashed: true, reason: "its start was interrupted".into() };
+            let _ = self.end(&live, interrupted, false).await;
         } else if let Err(error) = self.refresh(&live).await {
             tracing::warn!(machine = %self.id, %error, "a machine was not asked how it is");
         }

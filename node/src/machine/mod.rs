@@ -11,6 +11,7 @@ mod folder;
 mod hardware;
 mod kvm;
 mod life;
+mod models;
 mod plug;
 mod process;
 mod qmp;
@@ -42,6 +43,7 @@ use tokio::task::AbortHandle;
 use self::folder::{Ended, Folder};
 use self::hardware::file;
 use self::life::Machine;
+use self::models::Models;
 use self::process::Process;
 use self::screens::Screens;
 use crate::changes::Teller;
@@ -87,6 +89,7 @@ struct Inner {
     known: Mutex<HashMap<InstanceId, Arc<Machine>>>,
     teller: Teller,
     screens: OnceLock<Screens>,
+    models: OnceLock<Models>,
     /// Done once what was there has been looked at.
     found: OnceCell<()>,
     starts: Semaphore,
@@ -124,6 +127,7 @@ impl LocalMachines {
             known: Mutex::default(),
             teller: Teller::default(),
             screens: OnceLock::new(),
+            models: OnceLock::new(),
             found: OnceCell::new(),
             // More at once would only wait for each other.
             starts: Semaphore::new((2 * host::cpus()).max(4)),
@@ -245,6 +249,15 @@ impl Inner {
     fn require_qemu(&self) -> Result<&Path> {
         let why = self.limits.iter().find(|(limit, _)| *limit == Limit::Machines).map(|(_, why)| why.clone());
         self.qemu.as_deref().ok_or_else(|| Error::Conflict(why.unwrap_or_default()))
+    }
+
+    /// The devices that QEMU has. Blocks.
+    fn models(&self) -> Result<&Models> {
+        if let Some(models) = self.models.get() {
+            return Ok(models);
+        }
+        let asked = Models::ask(&self.commands)?;
+        Ok(self.models.get_or_init(|| asked))
     }
 
     fn folder(&self, id: InstanceId) -> Folder {
@@ -453,8 +466,9 @@ impl Machines for LocalMachines {
         self.with(id, move |inner, machine| async move {
             let _turn = machine.turn.lock().await;
             match machine.live() {
-                Some(live) => plug::plug(&machine, &live, &nic, &inner.commands).await,
-                None => Ok(()),
+                Some(live) => plug::plug(&inner, &machine, &live, &nic).await,
+                // Its next start takes it along, and must not fail because of it.
+                None => blocking(move || inner.models()?.check_nic(&nic)).await,
             }
         })
     }

@@ -7,18 +7,20 @@ use muster_types::machine::Nic;
 use muster_types::{Error, Result};
 use serde_json::{Value, json};
 
-use super::blocking;
 use super::hardware::{self, nic_device};
 use super::life::{Live, Machine};
 use super::qmp::Qmp;
 use super::tap::Tap;
+use super::{Inner, blocking};
 use crate::command::Commands;
 
-pub(super) async fn plug(machine: &Machine, live: &Live, nic: &Nic, commands: &Arc<Commands>) -> Result<()> {
+pub(super) async fn plug(inner: &Arc<Inner>, machine: &Machine, live: &Live, nic: &Nic) -> Result<()> {
+    let (shared, wanted) = (inner.clone(), nic.clone());
+    blocking(move || shared.models()?.check_nic(&wanted)).await?;
     let qmp = live.qmp()?;
     let mut record = live.record();
     if !has(&qmp, &hardware::nic_id(nic)).await? {
-        add(&qmp, nic, record.has_ports, commands).await?;
+        add(&qmp, nic, record.has_ports, &inner.commands).await?;
     }
     record.nics.insert(nic.mac.to_string(), nic.interface.device());
     machine.folder.change_record(&record)?;

@@ -37,6 +37,8 @@ pub(super) async fn snapshot(
     disks: &[SnapshotDisk],
     compress: bool,
 ) -> Result<()> {
+    // Copies have the names of their disks, so there is one at a time.
+    let _alone = machine.copying.lock().await;
     let (nvram, disks): (Vec<&SnapshotDisk>, Vec<&SnapshotDisk>) =
         disks.iter().partition(|disk| disk.device == NVRAM);
     match machine.live() {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_types::instance::{MachineType, SideChannel};
-use muster_types::machine::{DiskKind, MachinePlan, Power};
+use muster_types::machine::{DiskKind, MachinePlan, PORT_TAKEN, Power};
 use muster_types::spec::Vdi;
 use muster_types::{Error, Result};
 use nix::libc;
@@ -103,12 +103,14 @@ async fn failed_start(machine: &Machine, process: &Process, error: Error) -> Err
     let (words, port_taken) = words.await.unwrap_or_default();
     let error = match (error, end, words) {
         (error @ (Error::Conflict(_) | Error::Insufficient(_)), ..) => error,
-        (_, End::Code(_), Some(words)) if port_taken || may_pass(&words) => Error::Unavailable(words),
+        (_, End::Code(_), Some(words)) if port_taken => Error::Unavailable(format!("{PORT_TAKEN}: {words}")),
+        (_, End::Code(_), Some(words)) if may_pass(&words) => Error::Unavailable(words),
         (_, End::Code(_), Some(words)) => Error::Conflict(words),
         (_, end @ (End::Code(_) | End::Signal(_)), _) => Error::Unavailable(end.reason()),
         (error, ..) => error,
     };
-    let ended = Ended::off(&format!("it could not be switched on: {error}"));
+    // Nobody switched it off: it is still wanted to be on.
+    let ended = Ended { crashed: true, reason: format!("it could not be switched on: {error}") };
     machine.note_end(&ended);
     machine.set_power(ended.power());
     error
@@ -122,7 +124,6 @@ fn may_pass(words: &str) -> bool {
         "cannot allocate memory",
         "Resource temporarily",
         "Failed to get",
-        "in use",
     ]
     .iter()
     .any(|text| words.contains(text))
@@ -131,6 +132,7 @@ fn may_pass(words: &str) -> bool {
 /// Everything up to a process that is about to answer. Blocks.
 fn launch(inner: &Inner, folder: &Folder, plan: &MachinePlan) -> Result<Launched> {
     let qemu = inner.require_qemu()?;
+    inner.models()?.check(plan)?;
     let identity = inner.root.then(|| {
         let user = USERS + u32::from(plan.ports.console);
         Identity { uid: user, gid: user, kvm: inner.kvm.then(kvm_group).flatten() }

@@ -13,8 +13,8 @@ use std::time::Instant;
 use bytes::Bytes;
 use muster_types::ids::{BlobId, InstanceId};
 use muster_types::machine::{
-    Changes, DiskKind, DiskPlan, FoundMachine, MachinePlan, MachineUsage, Machines, Nic, Ports, Power,
-    Script, SnapshotDisk,
+    Changes, DiskKind, DiskPlan, FoundMachine, MachinePlan, MachineUsage, Machines, Nic, PORT_TAKEN, Ports,
+    Power, Script, SnapshotDisk,
 };
 use muster_types::node::NodeFuture;
 use muster_types::storage::Draft;
@@ -308,7 +308,7 @@ impl State {
         let others = self.machines.iter().filter(|(id, other)| **id != plan.id && other.is_active());
         let wanted: Vec<u16> = ports(plan.ports).collect();
         match others.flat_map(|(_, other)| other.ports()).find(|port| wanted.contains(port)) {
-            Some(port) => Err(Error::Unavailable(format!("port {port} is in use"))),
+            Some(port) => Err(Error::Unavailable(format!("{PORT_TAKEN}: {port}"))),
             None => Ok(()),
         }
     }

@@ -192,7 +192,16 @@ impl Drafts {
             // Whatever is known was of what is there now.
             *turn = None;
             places::set_mode(&file, 0o644)?;
-            fs::rename(file, places.draft(draft)).map_err(failed("a draft gets no name"))
+            let to = places.draft(draft);
+            fs::rename(file, &to).map_err(failed("a draft gets no name"))?;
+            if places::may_be_written(&to) {
+                // Whoever made it holds it open, and could change it after it was summed up.
+                let scratch = places.job()?;
+                let copy = scratch.path("own");
+                fs::copy(&to, &copy).map_err(failed("a draft cannot be copied"))?;
+                fs::rename(copy, &to).map_err(failed("a draft gets no name"))?;
+            }
+            Ok(())
         })
         .await
     }
@@ -365,9 +374,16 @@ mod tests {
             let mut turn = drafts.turn(draft).await;
             assert_eq!(drafts.summed(draft, &mut turn).await.unwrap().content.size, text.len() as u64);
         }
+        // Whoever holds it open for writing does not reach the draft.
+        fs::write(&file, "as summed up").unwrap();
+        let held = fs::OpenOptions::new().write(true).open(&file).unwrap();
+        drafts.adopt(draft, file.clone()).await.unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&held, b"changed", 0).unwrap();
+        assert_eq!(fs::read(drafts.places.draft(draft)).unwrap(), b"as summed up");
+        drop(held);
         // Whoever wrote it may have left anything under that name.
         std::os::unix::fs::symlink("/etc/passwd", &file).unwrap();
         assert!(matches!(drafts.adopt(draft, file).await, Err(Error::Internal(_))));
-        assert_eq!(drafts.size(draft).await.unwrap(), Some(11));
+        assert_eq!(drafts.size(draft).await.unwrap(), Some(12));
     }
 }

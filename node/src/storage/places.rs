@@ -13,6 +13,7 @@
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, ErrorKind};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -220,6 +221,16 @@ pub(super) fn take_over(path: &Path) -> Result<()> {
         return Ok(());
     }
     std::os::unix::fs::lchown(path, Some(uid), Some(gid)).map_err(failed(what))
+}
+
+/// Whether somebody may have a file open for writing, which a lease on it tells.
+pub(super) fn may_be_written(path: &Path) -> bool {
+    let Ok(file) = File::open(path) else { return true };
+    #[expect(unsafe_code, reason = "there is no safe name for this call")]
+    // SAFETY: the descriptor is open, and the call takes a number and gives one.
+    let leased = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_RDLCK) };
+    // The lease goes with the file.
+    leased != 0
 }
 
 /// Gives a file another name, too, or copies it where that is not possible.

@@ -60,7 +60,7 @@ async fn a_start_that_a_daemon_did_not_finish_is_cleared_away_and_a_signal_is_na
     std::fs::remove_file(world.place(&plan).join("started")).unwrap();
     world.restart();
     let power = world.power(&plan).await;
-    assert_eq!(power, Power::Off { reason: "its start was interrupted".into() });
+    assert_eq!(power, Power::Crashed { reason: "its start was interrupted".into() });
     assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
 
     world.machines().start(&plan).await.unwrap();

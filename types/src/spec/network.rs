@@ -59,6 +59,10 @@ pub fn network(value: &Value, path: &str, findings: &mut Findings) -> Result<Net
         Some(text) if text.is_empty() || text.eq_ignore_ascii_case("none") => AddressSpec::None,
         Some(text) => AddressSpec::Exactly(text.to_owned()),
     };
+    // The lowest bit of the first byte says that it is the address of a group.
+    if mac.is_some_and(|mac: MacAddress| mac.0[0] & 1 == 1 || mac.0 == [0; 6]) {
+        return fields.refuse("macaddress", "Must be the address of one device.");
+    }
     let model = fields.model("model", fields.filled_text("model")?)?;
     Ok(NetworkSpec {
         network: network.to_owned(),

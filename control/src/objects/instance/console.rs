@@ -62,10 +62,7 @@ pub async fn screenshot(
     let _mark = app.drafting.begin(node.identity().id, id);
     {
         let _turn = app.turns.take(row.id).await;
-        node.machines().screenshot(row.id, draft).await.map_err(|error| match error {
-            Error::Conflict(why) => Error::NotReady(why),
-            other => other,
-        })?;
+        node.machines().screenshot(row.id, draft).await?;
     }
     let kept = keep(app, node, draft).await;
     node.storage().remove_draft(draft).await?;

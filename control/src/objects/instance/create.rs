@@ -13,7 +13,7 @@ use muster_types::namespace::NamespaceState;
 use muster_types::network::NetworkState;
 use muster_types::node::NodeState;
 use muster_types::object::{NameOrId, ObjectType};
-use muster_types::spec::{self, AddressSpec, Affinity, DiskSpec, NetworkSpec, VideoSpec};
+use muster_types::spec::{self, AddressSpec, Affinity, DiskBus, DiskSpec, NetworkSpec, VideoSpec};
 use muster_types::{Error, Result};
 use serde_json::{Map, Value, json};
 
@@ -36,6 +36,8 @@ use crate::store::{
 const LONGEST_USER_DATA: usize = 1 << 20;
 /// Disks of one instance, and interfaces.
 const MOST_DEVICES: usize = 24;
+/// Devices of one instance that take a slot of their own.
+pub(super) const MOST_SLOTS: usize = 20;
 const GIB: u64 = 1 << 30;
 
 /// An instance to make, as the caller asked for it. The specs were read already.
@@ -89,6 +91,12 @@ pub async fn create(app: &App, caller: &Caller, request: InstanceRequest) -> Res
     let namespace = request.namespace.clone().filter(|name| !name.is_empty());
     let namespace = namespace.unwrap_or_else(|| caller.namespace.clone());
     let checked = check(request)?;
+    for (number, disk) in checked.spec.disks.iter().enumerate() {
+        let base = disk.spec.base.as_deref();
+        if let Some(base) = base.filter(|base| !image::is_ours(base)) {
+            crate::fetch::check(&app.settings, base).map_err(|error| of_base(number, error))?;
+        }
+    }
     let deprecated = checked.deprecated_affinity;
     let mut ready = compare(app, caller, namespace, checked).await?;
     for (number, url) in std::mem::take(&mut ready.fetch) {
@@ -138,6 +146,12 @@ fn check(request: InstanceRequest) -> Result<Checked> {
             return Err(Error::Invalid(format!("{field}: Must not have more than {MOST_DEVICES} elements.")));
         }
     }
+    let record = |spec| DiskSpecRecord { spec, blob_uuid: None };
+    let disks: Vec<DiskSpecRecord> = request.disks.into_iter().map(record).collect();
+    if slots(&disks, request.networks.len()) > MOST_SLOTS {
+        let text = "disk: Must not have more than 20 elements on the buses virtio and nvme, interfaces counted with them.";
+        return Err(Error::Invalid(text.into()));
+    }
     if request.secure_boot && !request.uefi {
         return Err(Error::Invalid("secure boot requires UEFI be enabled".into()));
     }
@@ -161,13 +175,12 @@ fn check(request: InstanceRequest) -> Result<Checked> {
         Some(names) => side_channels(&names)?,
     };
     let machine_type = if request.secure_boot { MachineType::Q35 } else { MachineType::Pc };
-    let record = |spec| DiskSpecRecord { spec, blob_uuid: None };
     Ok(Checked {
         name,
         spec: InstanceSpec {
             cpus,
             memory,
-            disks: request.disks.into_iter().map(record).collect(),
+            disks,
             awaited: BTreeMap::new(),
             video: request.video,
             ssh_key,
@@ -187,6 +200,22 @@ fn check(request: InstanceRequest) -> Result<Checked> {
         placed_on: request.placed_on.filter(|text| !text.is_empty()),
         nvram_template: request.nvram_template.filter(|text| !text.is_empty()),
     })
+}
+
+/// How many slots of a machine its disks and interfaces take.
+pub(super) fn slots(disks: &[DiskSpecRecord], interfaces: usize) -> usize {
+    let slotted = |disk: &&DiskSpecRecord| matches!(disk.spec.bus, DiskBus::Virtio | DiskBus::Nvme);
+    disks.iter().filter(slotted).count() + interfaces
+}
+
+/// Names the disk whose base was refused.
+fn of_base(number: usize, error: Error) -> Error {
+    match error {
+        Error::Invalid(why) => {
+            Error::Invalid(format!("disk[{number}].base: {}", why.strip_prefix("url: ").unwrap_or(&why)))
+        }
+        other => other,
+    }
 }
 
 fn positive(field: &str, number: i64, most: i64) -> Result<i64> {
@@ -251,7 +280,7 @@ async fn compare(app: &App, caller: &Caller, namespace: String, checked: Checked
     let mut fetch = BTreeMap::new();
     for (number, disk) in spec.disks.iter_mut().enumerate() {
         let Some(base) = &disk.spec.base else { continue };
-        match image::resolve(app, caller, &namespace, base).await? {
+        match image::resolve(app, caller, &namespace, base).await.map_err(|error| of_base(number, error))? {
             Source::Blob(blob) => disk.blob_uuid = Some(require_fit(app, number, &disk.spec, blob).await?),
             Source::Url(url) => {
                 fetch.insert(number, url);
@@ -461,15 +490,19 @@ fn tell_created(app: &App, caller: &Caller, row: &InstanceRow, deprecated: bool)
 
 /// What the record of an instance that could not be placed says; nothing when the request itself was wrong.
 fn reason(error: &Error, ready: &Ready) -> Option<String> {
-    let network = || ready.networks.first().map(|(network, ..)| network.id);
+    let refused = |text: &str, wanted: &WantedAddress| match wanted {
+        WantedAddress::Exactly(address) => text == format!("address {address} in use"),
+        WantedAddress::Any | WantedAddress::None => false,
+    };
     match error {
         Error::Unplaceable { .. } => Some("scheduling failed".into()),
         Error::Conflict(text) if text.starts_with("No nodes remaining") => Some("scheduling failed".into()),
         Error::Conflict(text) if text.starts_with("address ") => {
-            Some(format!("failed to reserve an IP on network {}", network()?))
+            let (network, ..) = ready.networks.iter().find(|(.., wanted)| refused(text, wanted))?;
+            Some(format!("failed to reserve an IP on network {}", network.id))
         }
-        Error::Insufficient(text) => Some(format!("cannot allocate address: {text}")),
-        Error::NotFound(text) if text.starts_with("network ") => Some(format!("missing network: {text}")),
+        Error::Insufficient(_) => Some("cannot allocate address".into()),
+        Error::NotFound(text) if text.starts_with("network ") => Some("missing network".into()),
         _ => None,
     }
 }

@@ -11,10 +11,10 @@ use serde_json::json;
 use super::{asked, find_own, object, order, record};
 use crate::app::App;
 use crate::auth::Caller;
-use crate::operations::create_instance::{move_on, release};
+use crate::operations::create_instance::{move_on, release_from};
 use crate::operations::{delete_instance, snapshot_instance};
 use crate::store::instances::InstanceRow;
-use crate::store::{StoreError, Tx, TxError, instances, namespaces, operations, transaction};
+use crate::store::{StoreError, Tx, TxError, instances, namespaces, node_claims, operations, transaction};
 
 /// Deletes an instance. Its machine goes first, then the rest of it.
 pub async fn delete(
@@ -82,6 +82,8 @@ async fn pending(tx: &mut Tx, row: &InstanceRow) -> Result<Option<OperationHandl
 
 /// What was on a node that was deleted is lost: its instances are in error, and those that were going are gone.
 pub(crate) async fn forsake(app: &App, node: NodeId, name: &str) -> Result<()> {
+    // Who is taking room there just now ends first, and is seen below; who comes later sees that the node is gone.
+    transaction!(app.store, |tx| { Ok(node_claims::hold(tx, node).await?) })?;
     for row in instances::of_node(&*app.store, node).await? {
         let reason = format!("node {name} was deleted");
         let (from, to) = match row.state {
@@ -94,13 +96,11 @@ pub(crate) async fn forsake(app: &App, node: NodeId, name: &str) -> Result<()> {
                 _ => (state, InstanceState::Error),
             },
         };
-        if from != to {
-            release(app, &row, from, to).await?;
+        if from == to {
+            transaction!(app.store, |tx| { Ok(instances::unplace(tx, row.id).await?) })?;
+        } else {
+            release_from(app, &row, from, to, true).await?;
         }
-        transaction!(app.store, |tx| {
-            operations::abort_queued(tx, &object(row.id), "").await?;
-            Ok(instances::unplace(tx, row.id).await?)
-        })?;
     }
     Ok(())
 }

@@ -35,6 +35,11 @@ pub(crate) enum Source {
     Url(String),
 }
 
+/// Whether a base names something of this cluster.
+pub(crate) fn is_ours(base: &str) -> bool {
+    base.starts_with("label:") || base.starts_with("sf://")
+}
+
 /// What a base stands for, if the caller may use it. Nothing is changed by asking.
 pub(crate) async fn resolve(app: &App, caller: &Caller, namespace: &str, base: &str) -> Result<Source> {
     if let Some(name) = base.strip_prefix("label:") {

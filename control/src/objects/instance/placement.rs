@@ -147,12 +147,21 @@ pub(crate) async fn take_in(
         for node in candidates.iter().take(MOST_CANDIDATES) {
             let Some(facts) = found.facts(*node) else { continue };
             let ledger = node_claims::hold(tx, *node).await?;
+            // Whoever deletes a node waits for this ledger before looking at what is there.
+            let state = nodes::state(&mut *tx, *node).await?;
+            if state != Some(NodeState::Created) {
+                let state = state.unwrap_or(NodeState::Deleted);
+                refused.push((facts.name.clone(), format!("its state is {state}")));
+                continue;
+            }
             match scheduler::claim(wish, facts, &ledger, &policy, now(), heed_demand) {
                 Ok(committed) => {
                     node_claims::set(tx, *node, &committed).await?;
                     let claimed =
                         Claimed { cpus: wish.cpus, memory_mb: wish.memory_mb, disk_gb: wish.disk_gb };
                     let name = facts.name.clone();
+                    // The load that is expected there may have been in the way first.
+                    refused.retain(|(node, _)| *node != name);
                     return Ok(Ok(Taken { node: *node, name, claimed, committed, refused }));
                 }
                 Err(denied) => {

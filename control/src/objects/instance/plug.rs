@@ -8,7 +8,7 @@ use muster_types::spec::NetworkSpec;
 use muster_types::{Error, Result};
 use serde_json::json;
 
-use super::create::find_network;
+use super::create::{MOST_SLOTS, find_network, slots};
 use super::{find_own, object, order};
 use crate::app::App;
 use crate::auth::Caller;
@@ -33,11 +33,15 @@ pub async fn plug(
         return Err(unfit());
     }
     let (network, wanted, address) = find_network(app, &row.namespace, wanted, "network").await?;
+    let own = [row.id];
     let made = transaction!(app.store, |tx| {
         if !instances::hold(tx, row.id, PLUGGABLE).await? {
             return Err(unfit().into());
         }
-        let present = interfaces::of_instances(&mut *tx, &[row.id]).await?;
+        let present = interfaces::of_instances(&mut *tx, &own).await?;
+        if slots(&row.spec.disks, present.len() + 1) > MOST_SLOTS {
+            return Err(Error::Conflict("the machine has no slot for another interface".into()).into());
+        }
         let new = NewInterface {
             network: network.id,
             instance: row.id,

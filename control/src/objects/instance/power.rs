@@ -8,9 +8,10 @@ use std::sync::Arc;
 use muster_types::event::{Event, EventType};
 use muster_types::ids::InstanceId;
 use muster_types::instance::{InstanceState, PowerState, SideChannel};
-use muster_types::machine::{Ports, Power};
+use muster_types::machine::{PORT_TAKEN, Ports, Power};
 use muster_types::node::{NodeApi, NodeFuture};
 use muster_types::spec::Vdi;
+use muster_types::time::now;
 use muster_types::{Error, Result};
 use serde_json::json;
 
@@ -18,8 +19,9 @@ use super::{asked, object, order, plan, require_created};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::operations::start_instance;
+use crate::reconcile::networks::follow_on;
 use crate::store::instances::{self, InstanceRow};
-use crate::store::{operations, transaction};
+use crate::store::{interfaces, operations, transaction};
 
 /// How often other ports are tried when somebody else has taken them.
 const PORT_ATTEMPTS: usize = 5;
@@ -94,7 +96,12 @@ pub async fn act(
         transaction!(app.store, |tx| { Ok(instances::set_wanted(tx, id, wanted).await?) })?;
     }
     match action {
-        Action::On => switch_on(app, node, &row).await?,
+        Action::On => {
+            for interface in interfaces::of_instances(&*app.store, &[id]).await? {
+                follow_on(app, interface.network, node.identity().id, now()).await?;
+            }
+            switch_on(app, node, &row).await?;
+        }
         Action::Off => machines.stop(id).await?,
         Action::Pause => machines.pause(id).await?,
         Action::Unpause => machines.resume(id).await?,
@@ -119,7 +126,7 @@ pub(crate) async fn switch_on(app: &App, node: &Arc<dyn NodeApi>, row: &Instance
         }
         match node.machines().start(&plan).await {
             // Somebody who is none of ours has it.
-            Err(Error::Unavailable(why)) if why.contains("in use") => {
+            Err(Error::Unavailable(why)) if why.starts_with(PORT_TAKEN) => {
                 tracing::info!(instance = %row.id, why, "a machine gets other ports");
             }
             outcome => return outcome,
@@ -216,12 +223,9 @@ pub(crate) fn agent_state(row: &InstanceRow, power: PowerState) -> Option<&'stat
 ///
 /// The operation that this queues comes back here: hence the box.
 fn start_again<'a>(app: &'a App, row: &'a InstanceRow) -> NodeFuture<'a, ()> {
-    Box::pin(async move {
-        if !matches!(row.power_state, PowerState::On | PowerState::Paused) {
-            return Ok(());
-        }
-        queue_start(app, row).await
-    })
+    Box::pin(
+        async move { if row.power_wanted == PowerState::Off { Ok(()) } else { queue_start(app, row).await } },
+    )
 }
 
 async fn queue_start(app: &App, row: &InstanceRow) -> Result<()> {
