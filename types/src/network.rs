@@ -173,6 +173,8 @@ pub struct Egress {
     pub floating: Vec<(Ipv4Addr, Ipv4Addr)>,
     /// Whether the node hides the floating network behind its own address.
     pub masquerade: bool,
+    /// The addresses of the other nodes, of which guests reach as much as of this one.
+    pub nodes: Vec<Ipv4Addr>,
 }
 
 /// Who gets which address, and its name.

@@ -1,19 +1,19 @@
 //! Takes an instance apart: its machine, then everything that it had, then the record says so.
 
-use muster_types::Result;
 use muster_types::ids::NetworkId;
 use muster_types::instance::InstanceState;
 use muster_types::operation::OperationType;
+use muster_types::{Error, Result};
 
 use super::create_instance::release;
-use super::{Kind, Lane, Step, Undo};
+use super::{Kind, Lane, Step, Undo, snapshot_instance};
 use crate::app::App;
 use crate::objects::instance::{own_node, target};
 use crate::objects::interface;
 use crate::reconcile::networks::wait_left;
 use crate::store::instances::{self, InstanceRow};
 use crate::store::operations::OperationRow;
-use crate::store::{interfaces, transaction};
+use crate::store::{interfaces, operations, transaction};
 
 const NO_WAY_BACK: Undo = Undo::NotNeeded("an instance that is being deleted is deleted by the next attempt");
 
@@ -47,6 +47,10 @@ async fn remove_machine(app: &App, row: &OperationRow) -> Result<()> {
     if instance.node.is_none() {
         // It never had a place.
         return Ok(());
+    }
+    // What was asked for before is still copied.
+    if operations::is_pending(&*app.store, &row.target, snapshot_instance::KIND.name).await? {
+        return Err(Error::NotReady("a copy of its disks is being made".into()));
     }
     let _turn = app.turns.take(instance.id).await;
     own_node(app, instance.node)?.machines().remove(instance.id).await

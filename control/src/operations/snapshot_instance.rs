@@ -85,7 +85,12 @@ async fn copy_all(
     // Nobody may start a machine whose files are being read. One that runs copies by itself, beside all else.
     let turn = app.turns.take(instance.id).await;
     let running = matches!(node.machines().power(instance.id).await?, Some(Power::On | Power::Paused));
-    let turn = if running { None } else { Some(turn) };
+    let turn = if running {
+        drop(turn);
+        None
+    } else {
+        Some(turn)
+    };
     node.machines().snapshot(instance.id, &disks, compress).await.map_err(|error| match error {
         // There may be room later.
         Error::Insufficient(why) => Error::Unavailable(why),

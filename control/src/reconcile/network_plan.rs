@@ -134,6 +134,23 @@ impl<'a> Picture<'a> {
         })
     }
 
+    /// The addresses of all nodes but the network node, in order.
+    fn others(&self) -> Vec<Ipv4Addr> {
+        let others = self.nodes.iter().filter(|(node, _)| Some(**node) != self.network_node);
+        let mut others: Vec<Ipv4Addr> = others
+            .filter_map(|(_, row)| row.identity.ip.parse().ok())
+            .filter(|ip| Some(*ip) != self.own())
+            .collect();
+        others.sort_unstable();
+        others.dedup();
+        others
+    }
+
+    /// The address of the network node.
+    fn own(&self) -> Option<Ipv4Addr> {
+        self.network_node.and_then(|node| self.nodes.get(&node)?.identity.ip.parse().ok())
+    }
+
     fn router(&self, network: &NetworkRow, interfaces: &[InterfaceRow], settings: &Settings) -> Router {
         let namespace = network.namespace.as_deref().unwrap_or_default();
         Router {
@@ -154,6 +171,7 @@ impl<'a> Picture<'a> {
                 gateway: network.floating_gateway,
                 floating: interfaces.iter().filter_map(|row| Some((row.floating?, row.ipv4?))).collect(),
                 masquerade: settings.network_masquerade,
+                nodes: self.others(),
             },
         }
     }

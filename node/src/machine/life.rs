@@ -27,7 +27,7 @@ use crate::changes::Teller;
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// How long the kernel may take to end a process.
-const DEATH: Duration = Duration::from_secs(20);
+pub(super) const DEATH: Duration = Duration::from_secs(20);
 
 /// How long a QEMU that was found may take to answer before it counts as one that cannot be driven.
 const GREETING: Duration = Duration::from_secs(5);

@@ -42,7 +42,7 @@ use tokio::task::AbortHandle;
 
 use self::folder::{Ended, Folder};
 use self::hardware::file;
-use self::life::Machine;
+use self::life::{DEATH, Machine};
 use self::models::Models;
 use self::process::Process;
 use self::screens::Screens;
@@ -317,7 +317,14 @@ impl Inner {
                 }
             }
         }
-        tracing::warn!(machine = %id, pid, "a process in the folder of a machine is not its QEMU");
+        // Held before it is looked at once more, so that it cannot be another one by then. It has run no guest yet.
+        if let Ok(Some(process)) = Process::hold(pid)
+            && process::is_in(pid, folder.path())
+        {
+            tracing::warn!(machine = %id, pid, "a process in the folder of a machine did not become its QEMU");
+            process.kill();
+            process.ends_within(DEATH).await;
+        }
         None
     }
 

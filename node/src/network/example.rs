@@ -41,6 +41,7 @@ pub(crate) fn router() -> Router {
             gateway: Some("192.168.20.5".parse().unwrap()),
             floating: vec![("192.168.20.7".parse().unwrap(), "10.0.0.2".parse().unwrap())],
             masquerade: true,
+            nodes: vec![],
         },
     }
 }

@@ -162,8 +162,20 @@ pub(crate) fn egress_rules(egress: &Egress, bridge: &str, api_port: Option<u16>)
         "    iifname \"{bridge}\" drop\n  }}\n  chain forward {{\n    \
          type filter hook forward priority filter; policy accept;\n    \
          iifname \"{bridge}\" udp dport {VXLAN_PORT} drop\n    \
-         iifname \"{bridge}\" ip daddr 169.254.0.0/16 drop\n  }}\n"
+         iifname \"{bridge}\" ip daddr 169.254.0.0/16 drop\n"
     );
+    if !egress.nodes.is_empty() {
+        // Consoles there ask for no password.
+        let nodes: Vec<String> = egress.nodes.iter().map(ToString::to_string).collect();
+        let to = format!("iifname \"{bridge}\" ip daddr {{ {} }}", nodes.join(", "));
+        let _ = writeln!(text, "    {to} ct state established,related accept");
+        let _ = writeln!(text, "    {to} icmp type echo-request accept");
+        if let Some(port) = api_port {
+            let _ = writeln!(text, "    {to} tcp dport {port} accept");
+        }
+        let _ = writeln!(text, "    {to} drop");
+    }
+    text.push_str("  }\n");
     if egress.masquerade {
         let _ = write!(
             text,
@@ -307,5 +319,10 @@ mod tests {
             assert_eq!(count(&text), 7 + usize::from(masquerade));
         }
         assert!(!egress_rules(&egress, "egr-br-eth0", None).contains("tcp"));
+        egress.nodes = vec!["10.99.0.2".parse().unwrap(), "10.99.0.3".parse().unwrap()];
+        let text = egress_rules(&egress, "egr-br-eth0", Some(13000));
+        let guarded = "ip daddr { 10.99.0.2, 10.99.0.3 }";
+        assert!(text.contains(&format!("{guarded} tcp dport 13000 accept")), "{text}");
+        assert!(text.contains(&format!("{guarded} drop\n  }}")), "{text}");
     }
 }

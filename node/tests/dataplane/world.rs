@@ -390,6 +390,7 @@ impl Net {
             gateway: Some(gateway.parse().unwrap()),
             floating: Vec::new(),
             masquerade: false,
+            nodes: vec![],
         };
         let router = Router {
             dhcp: true,

@@ -126,8 +126,9 @@ pub async fn create(app: &App, caller: &Caller, request: InstanceRequest) -> Res
         }
         Err(error) => {
             if let Some(reason) = reason(&error, &ready) {
-                keep_failure(app, caller, &ready, &reason, &error).await?;
+                let row = keep_failure(app, caller, &ready, &reason, &error).await?;
                 placement::tell(app, caller, ready.id, &ready.wish, &found, Err(&refused));
+                tell_failed(app, caller, &row);
             }
             Err(error)
         }
@@ -508,7 +509,13 @@ fn reason(error: &Error, ready: &Ready) -> Option<String> {
 }
 
 /// Keeps a record of an instance that could not be made, until the caller deletes it.
-async fn keep_failure(app: &App, caller: &Caller, ready: &Ready, reason: &str, error: &Error) -> Result<()> {
+async fn keep_failure(
+    app: &App,
+    caller: &Caller,
+    ready: &Ready,
+    reason: &str,
+    error: &Error,
+) -> Result<InstanceRow> {
     let message = format!("{reason}: {error}");
     let row = transaction!(app.store, |tx| {
         if !namespaces::hold(tx, &ready.namespace, NamespaceState::Created).await? {
@@ -517,7 +524,10 @@ async fn keep_failure(app: &App, caller: &Caller, ready: &Ready, reason: &str, e
         Ok(insert(tx, ready, InstanceState::Error, Some(&message), None).await?)
     })?;
     tell_created(app, caller, &row, false);
+    Ok(row)
+}
+
+fn tell_failed(app: &App, caller: &Caller, row: &InstanceRow) {
     let event = Event::new(EventType::Mutate, object(row.id), "state is now error");
-    app.record(caller, event.with("reason", message));
-    Ok(())
+    app.record(caller, event.with("reason", row.error_message.clone()));
 }

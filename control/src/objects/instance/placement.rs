@@ -23,7 +23,11 @@ const MOST_CANDIDATES: usize = 32;
 
 /// What is known of the nodes, which may be a little old: the ledger's row decides.
 #[derive(Debug, Default)]
-pub struct Known(Mutex<Option<Seen>>);
+pub struct Known {
+    seen: Mutex<Option<Seen>>,
+    /// Held by whoever reads the nodes: the others want the same.
+    reading: tokio::sync::Mutex<()>,
+}
 
 #[derive(Debug, Clone)]
 struct Seen {
@@ -33,7 +37,7 @@ struct Seen {
 
 impl Known {
     fn seen(&self) -> MutexGuard<'_, Option<Seen>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Corrects the ledger of a node after a change that is committed.
@@ -49,8 +53,13 @@ impl Known {
     /// The nodes, not older than the setting says, or as they are now.
     async fn get(&self, app: &App, fresh: bool) -> Result<Arc<Vec<(Arc<Facts>, Committed)>>> {
         let most = Duration::from_secs(app.settings.scheduler_cache_timeout);
-        let usable = self.seen().clone().filter(|seen| !fresh && seen.at.elapsed() < most);
-        if let Some(seen) = usable {
+        let asked = Instant::now();
+        let usable = |seen: &Seen| seen.at >= asked || (!fresh && seen.at.elapsed() < most);
+        if let Some(seen) = self.seen().clone().filter(usable) {
+            return Ok(seen.nodes);
+        }
+        let _alone = self.reading.lock().await;
+        if let Some(seen) = self.seen().clone().filter(usable) {
             return Ok(seen.nodes);
         }
         let at = Instant::now();
