@@ -3,15 +3,14 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use muster_control::store::Store;
 use muster_control::store::addresses::{self, Claim, Pool};
-use muster_control::store::{Retry, Store, Tx, TxError};
 use muster_types::address::AddressType;
 use muster_types::ids::NetworkId;
 use muster_types::object::{ObjectRef, ObjectType};
-use nix::time::{ClockId, clock_gettime};
 
 use crate::table::{Row, Table};
-use crate::{micros, progress};
+use crate::{micros, processor_time, progress, transaction};
 
 /// Addresses allocated for one row of the table.
 const ALLOCATIONS: usize = 500;
@@ -55,7 +54,7 @@ async fn fill(store: &Store, pool: Pool, quick: bool) -> anyhow::Result<u32> {
     let mut done = 0;
     while done < upto {
         let next = (done + CHUNK).min(upto);
-        run(store, async |tx| {
+        transaction(store, async |tx| {
             tx.execute(
                 "INSERT INTO addresses (network_uuid, address, kind, user_type, user_id, comment, reserved_at) \
                  WITH RECURSIVE n(x) AS (SELECT ? UNION ALL SELECT x + 1 FROM n WHERE x + 1 < ?) \
@@ -70,7 +69,7 @@ async fn fill(store: &Store, pool: Pool, quick: bool) -> anyhow::Result<u32> {
     }
     let bits = 32 - i64::from(pool.netblock.prefix());
     for level in [8i64, 16].into_iter().filter(|level| *level < bits) {
-        run(store, async |tx| {
+        transaction(store, async |tx| {
             tx.execute(
                 "INSERT INTO address_blocks (network_uuid, bits, block, taken) \
                  SELECT network_uuid, ?, address >> ?, COUNT(*) FROM addresses WHERE network_uuid = ? \
@@ -94,12 +93,13 @@ async fn allocate(store: &Store, pool: Pool, count: usize) -> anyhow::Result<(f6
     let (mut took, mut cost) = (Duration::ZERO, Duration::ZERO);
     for _ in 0..count {
         let (began, cpu) = (Instant::now(), processor_time()?);
-        let address = run(store, async |tx| Ok(addresses::claim_any(tx, pool, &claim, 30.0).await?)).await?;
+        let address =
+            transaction(store, async |tx| Ok(addresses::claim_any(tx, pool, &claim, 30.0).await?)).await?;
         took += began.elapsed();
         cost += processor_time()? - cpu;
         let address = address.context("the network is full")?;
         // Given back, so that the next one finds it as full.
-        let released = run(store, async |tx| {
+        let released = transaction(store, async |tx| {
             Ok(addresses::release(tx, pool, address, AddressType::Instance, &owner, false).await?)
         });
         ensure!(released.await?, "an address was lost");
@@ -107,20 +107,4 @@ async fn allocate(store: &Store, pool: Pool, count: usize) -> anyhow::Result<(f6
     #[expect(clippy::cast_precision_loss, reason = "a count of allocations")]
     let rate = count as f64 / took.as_secs_f64();
     Ok((rate, micros(cost, count)))
-}
-
-fn processor_time() -> anyhow::Result<Duration> {
-    Ok(clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID)?.into())
-}
-
-/// One transaction, as the control plane makes them.
-async fn run<T>(store: &Store, body: impl AsyncFn(&mut Tx) -> Result<T, TxError>) -> anyhow::Result<T> {
-    let mut retry = Retry::default();
-    loop {
-        let mut tx = store.begin().await?;
-        let outcome = body(&mut tx).await;
-        if let Some(end) = tx.finish(outcome, &mut retry).await {
-            return Ok(end?);
-        }
-    }
 }

@@ -9,9 +9,13 @@
 //! its events tells what answering alone costs.
 
 mod allocation;
+mod bare;
 mod images;
+mod instances;
+mod instances_real;
 mod load;
 mod mariadb;
+mod namespace;
 mod networks;
 mod server;
 mod table;
@@ -25,6 +29,8 @@ use anyhow::{Context as _, ensure};
 use clap::Parser;
 use load::{Pool, request};
 use mariadb::MariaDb;
+use muster_control::store::{Retry, Store, Tx, TxError};
+use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use server::Server;
 use table::{Row, Table};
@@ -53,12 +59,21 @@ struct Arguments {
     /// Only how images go in and out
     #[arg(long)]
     images: bool,
+    /// Only instances: many on simulated nodes, and real ones on this machine
+    #[arg(long)]
+    instances: bool,
     /// Only with SQLite
     #[arg(long)]
     sqlite: bool,
+    /// The disk that real instances boot from
+    #[arg(long, value_name = "PATH", default_value = "target/image/tiny.qcow2")]
+    image: PathBuf,
     /// Only the networks of this machine, in whose network namespace nothing else is
     #[arg(long, hide = true)]
     real_networks: bool,
+    /// Only real instances, with everything in this folder; in a network namespace as above
+    #[arg(long, hide = true, value_name = "FOLDER")]
+    real_instances: Option<PathBuf>,
     /// The server to measure [default: muster next to this program]
     #[arg(long, value_name = "PATH")]
     server: Option<PathBuf>,
@@ -87,7 +102,7 @@ struct Scale {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match run(&arguments) {
-        Ok(table) if arguments.real_networks => {
+        Ok(table) if arguments.real_networks || arguments.real_instances.is_some() => {
             println!("{}", table.to_json());
             ExitCode::SUCCESS
         }
@@ -132,6 +147,18 @@ async fn measure_all(arguments: &Arguments) -> anyhow::Result<Table> {
         return Ok(table);
     }
 
+    if let Some(folder) = &arguments.real_instances {
+        instances_real::measure(&program, folder, &arguments.image, arguments.quick, &mut table).await?;
+        return Ok(table);
+    }
+
+    if arguments.instances {
+        instances::measure(&program, arguments.quick, &mut table).await.context("simulated instances")?;
+        instances_real::measure_in_namespace(arguments, &program, &mut table)
+            .await
+            .context("real instances")?;
+        return Ok(table);
+    }
     if arguments.images {
         images::measure(&program, if arguments.quick { 8 } else { 1 }, &mut table).await.context("images")?;
         return Ok(table);
@@ -144,6 +171,8 @@ async fn measure_all(arguments: &Arguments) -> anyhow::Result<Table> {
     images::measure(&program, if arguments.quick { 8 } else { 1 }, &mut table).await.context("images")?;
     allocation::measure(arguments.quick, &mut table).await.context("allocating addresses")?;
     networks::measure_in_namespace(arguments, &program, &mut table).await.context("real networks")?;
+    instances::measure(&program, arguments.quick, &mut table).await.context("simulated instances")?;
+    instances_real::measure_in_namespace(arguments, &program, &mut table).await.context("real instances")?;
     if arguments.sqlite {
         return Ok(table);
     }
@@ -406,4 +435,24 @@ fn median(mut values: Vec<f64>) -> f64 {
 
 fn progress(what: &str) {
     eprintln!("… {what}");
+}
+
+/// What this process has used of the processors so far.
+fn processor_time() -> anyhow::Result<Duration> {
+    Ok(clock_gettime(ClockId::CLOCK_PROCESS_CPUTIME_ID)?.into())
+}
+
+/// One transaction, as the control plane makes them.
+async fn transaction<T>(
+    store: &Store,
+    body: impl AsyncFn(&mut Tx) -> Result<T, TxError>,
+) -> anyhow::Result<T> {
+    let mut retry = Retry::default();
+    loop {
+        let mut tx = store.begin().await?;
+        let outcome = body(&mut tx).await;
+        if let Some(end) = tx.finish(outcome, &mut retry).await {
+            return Ok(end?);
+        }
+    }
 }

@@ -1,18 +1,16 @@
 //! What networks cost: reading them on a simulated node, and making them on the real data plane.
 
 use std::path::Path;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
-use tokio::process::Command;
 use tokio::task::JoinSet;
 
 use crate::load::{self, Connection, request};
 use crate::server::Server;
 use crate::table::{Row, Table};
-use crate::{Arguments, Caller, Engine, ROUNDS, SLICES, Scale, median, micros, progress, same};
+use crate::{Arguments, Caller, Engine, ROUNDS, SLICES, Scale, median, micros, namespace, progress, same};
 
 /// Networks in the list that is measured.
 const NETWORKS: usize = 1000;
@@ -111,7 +109,7 @@ async fn wait_created(server: &Server, token: &str) -> anyhow::Result<String> {
     }
 }
 
-/// Runs this program again in a network namespace of its own, where the server is the only one who makes networks.
+/// Measures in a network namespace where the server is the only one who makes networks.
 pub(crate) async fn measure_in_namespace(
     arguments: &Arguments,
     program: &Path,
@@ -123,40 +121,7 @@ pub(crate) async fn measure_in_namespace(
         return Ok(());
     }
     progress("networks on the real data plane");
-    let namespace = Namespace::new().await?;
-    let mut command = Command::new("nsenter");
-    command
-        .arg(format!("--net=/run/netns/{}", namespace.0))
-        .arg(std::env::current_exe()?)
-        .args(["--real-networks", "--server"])
-        .arg(program);
-    if arguments.quick {
-        command.arg("--quick");
-    }
-    let output = command.stderr(Stdio::inherit()).kill_on_drop(true).output().await?;
-    ensure!(output.status.success(), "the measurement ended with {}", output.status);
-    table.add_json(&String::from_utf8(output.stdout)?)
-}
-
-/// A network namespace that goes when this is dropped.
-struct Namespace(String);
-
-impl Namespace {
-    async fn new() -> anyhow::Result<Self> {
-        let name = format!("muster-bench-{}", std::process::id());
-        let made = Self(name.clone());
-        for arguments in [vec!["netns", "add", &name], vec!["-n", &name, "link", "set", "lo", "up"]] {
-            let status = Command::new("ip").args(&arguments).status().await?;
-            ensure!(status.success(), "ip {} failed", arguments.join(" "));
-        }
-        Ok(made)
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        let _ = std::process::Command::new("ip").args(["netns", "del", &self.0]).status();
-    }
+    namespace::measure(arguments, program, &["--real-networks".as_ref()], table).await
 }
 
 /// Makes networks on the kernel of this machine, and takes them apart again.

@@ -49,7 +49,8 @@ impl Server {
         Self::start_with(program, data, settings, &[]).await
     }
 
-    async fn start_with(
+    /// The same with arguments that say which nodes there are.
+    pub(crate) async fn start_with(
         program: &Path,
         data: &Path,
         settings: &[(String, String)],
@@ -93,7 +94,22 @@ impl Server {
 
     /// A token for the namespace `system`.
     pub(crate) async fn token(&self) -> anyhow::Result<String> {
-        let answer: Value = serde_json::from_slice(&load::call(self.address, &self.login()).await?.ok()?)?;
+        self.log_in(&self.login()).await
+    }
+
+    /// A namespace with a key of its own, made by whoever has `token`, and a token for it.
+    pub(crate) async fn new_namespace(&self, token: &str, name: &str) -> anyhow::Result<String> {
+        let make = request("POST", "/auth/namespaces", Some(token), Some(&json!({ "namespace": name })));
+        load::call(self.address, &make).await?.ok()?;
+        let path = format!("/auth/namespaces/{name}/keys");
+        let make = request("POST", &path, Some(token), Some(&json!({ "key_name": "bench" })));
+        let made: Value = serde_json::from_slice(&load::call(self.address, &make).await?.ok()?)?;
+        self.log_in(&request("POST", "/auth", None, Some(&json!({ "namespace": name, "key": made["key"] }))))
+            .await
+    }
+
+    async fn log_in(&self, login: &[u8]) -> anyhow::Result<String> {
+        let answer: Value = serde_json::from_slice(&load::call(self.address, login).await?.ok()?)?;
         Ok(answer["access_token"].as_str().context("no token")?.to_owned())
     }
 

@@ -51,15 +51,18 @@ impl Table {
         self.add(Row::new(title.to_uppercase(), ""));
     }
 
-    /// The lines for another process: what, and what was measured.
+    /// The lines for another process.
     pub(crate) fn to_json(&self) -> serde_json::Value {
-        self.0.iter().map(|row| serde_json::json!([row.what, row.measured])).collect()
+        let cells =
+            |row: &Row| serde_json::json!([row.what, row.measured, row.multiple, row.target, row.met]);
+        self.0.iter().map(cells).collect()
     }
 
     /// Adds lines of another process.
     pub(crate) fn add_json(&mut self, text: &str) -> anyhow::Result<()> {
-        let rows: Vec<(String, String)> = serde_json::from_str(text.trim())?;
-        self.0.extend(rows.into_iter().map(|(what, measured)| Row::new(what, measured)));
+        let rows: Vec<(String, String, String, String, Option<bool>)> = serde_json::from_str(text.trim())?;
+        let row = |(what, measured, multiple, target, met)| Row { what, measured, multiple, target, met };
+        self.0.extend(rows.into_iter().map(row));
         Ok(())
     }
 

@@ -39,9 +39,19 @@ pub(crate) fn run(
     key: &str,
     arguments: &str,
 ) -> (bool, String) {
+    run_at(command, &daemon.url, namespace, key, arguments)
+}
+
+pub(crate) fn run_at(
+    command: &PathBuf,
+    url: &str,
+    namespace: &str,
+    key: &str,
+    arguments: &str,
+) -> (bool, String) {
     let Output { status, stdout, stderr } = Command::new(command)
-        .args(arguments.split(' '))
-        .env("SHAKENFIST_API_URL", &daemon.url)
+        .args(arguments.split_whitespace())
+        .env("SHAKENFIST_API_URL", url)
         .env("SHAKENFIST_NAMESPACE", namespace)
         .env("SHAKENFIST_KEY", key)
         .output()

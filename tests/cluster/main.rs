@@ -2,21 +2,35 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "../host/backdoor.rs"]
+#[allow(dead_code, reason = "not every test needs all that it can do")]
+mod backdoor;
 mod clients;
 mod command_line;
 mod daemon;
 mod database;
 mod hostile;
 mod images;
+mod instances;
 mod kill;
+#[path = "../host/machine.rs"]
+#[allow(dead_code, reason = "not every test needs all that it can do")]
+mod machine;
 mod several;
 #[path = "../web.rs"]
 #[allow(dead_code, reason = "not every test needs all that it can do")]
 mod web;
+#[path = "../vm/world.rs"]
+#[allow(dead_code, reason = "not every test needs all that it can do")]
+mod world;
 
 use std::path::Path;
+use std::time::Duration;
 
 use muster_testing::Setup;
+
+/// How long anyone would wait for something that has to happen.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A daemon of simulated nodes whose data is in `folder`.
 fn setup(folder: &Path) -> Setup {

@@ -1,17 +1,15 @@
 //! A guest that a test can read, type to and switch off. It ends with the test, however that ends.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
 
 use muster_testing::{skipped, wait_for};
 use serde_json::{Value, json};
 
-/// How long anyone would wait for a guest that is emulated on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+use crate::PATIENCE;
+use crate::console::Console;
 
 /// What a guest starts from: a folder with a disk that is a copy of the small image.
 #[derive(Debug)]
@@ -58,7 +56,7 @@ impl Disk {
 }
 
 /// The image, if everything is here that a guest needs.
-fn image() -> Option<PathBuf> {
+pub(crate) fn image() -> Option<PathBuf> {
     for program in ["qemu-system-x86_64", "qemu-img", "xorriso", "setpriv"] {
         if !Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success()) {
             skipped(program);
@@ -74,15 +72,9 @@ fn image() -> Option<PathBuf> {
 }
 
 /// A running guest. Dropping it kills it.
-#[derive(Debug)]
 pub(crate) struct Guest {
     qemu: Child,
-    keys: UnixStream,
-    output: Receiver<Vec<u8>>,
-    /// What the console has shown, and how much of that the test has looked at.
-    console: String,
-    seen: usize,
-    commands: u32,
+    pub(crate) console: Console,
     control: BufReader<UnixStream>,
 }
 
@@ -117,75 +109,11 @@ impl Guest {
         let keys = connect("console");
         let control = connect("qmp");
         control.set_read_timeout(Some(PATIENCE)).unwrap();
-        let (send, output) = channel();
-        let mut screen = keys.try_clone().unwrap();
-        std::thread::spawn(move || {
-            let mut buffer = [0; 4096];
-            while let Ok(size @ 1..) = screen.read(&mut buffer) {
-                if send.send(buffer[..size].to_vec()).is_err() {
-                    break;
-                }
-            }
-        });
-        let mut guest = Self {
-            qemu: qemu.0.take().unwrap(),
-            keys,
-            output,
-            console: String::new(),
-            seen: 0,
-            commands: 0,
-            control: BufReader::new(control),
-        };
+        let console = Console::new(keys.try_clone().unwrap(), keys);
+        let mut guest = Self { qemu: qemu.0.take().unwrap(), console, control: BufReader::new(control) };
         guest.answer(); // its greeting
         guest.control("qmp_capabilities", &json!({}));
         guest
-    }
-
-    /// Waits until the console shows a text after what was waited for before, and answers what came before it.
-    pub(crate) fn wait_for(&mut self, text: &str) -> String {
-        let started = Instant::now();
-        loop {
-            if let Some(at) = self.console[self.seen..].find(text) {
-                let before = self.console[self.seen..self.seen + at].to_owned();
-                self.seen += at + text.len();
-                return before;
-            }
-            match self.output.recv_timeout(PATIENCE.saturating_sub(started.elapsed())) {
-                Ok(bytes) => self.console.push_str(&String::from_utf8_lossy(&bytes)),
-                Err(RecvTimeoutError::Timeout) => panic!("no {text:?} on the console:\n{}", self.console),
-                Err(RecvTimeoutError::Disconnected) => {
-                    panic!("the guest ended without {text:?} on the console:\n{}", self.console)
-                }
-            }
-        }
-    }
-
-    /// Types a line.
-    pub(crate) fn type_line(&mut self, line: &str) {
-        self.keys.write_all(format!("{line}\n").as_bytes()).unwrap();
-    }
-
-    /// Waits for the prompt, answers what was shown before it, and logs in.
-    pub(crate) fn log_in(&mut self) -> String {
-        let before = self.wait_for(" login: ");
-        self.type_line("root");
-        self.wait_for("# ");
-        before
-    }
-
-    /// Runs a command in the guest's shell and answers what it printed.
-    pub(crate) fn run(&mut self, command: &str) -> String {
-        self.commands += 1;
-        let end = format!("end-of-{}", self.commands);
-        // The quotes are gone from what the shell prints, but not from the echo of what was typed.
-        self.type_line(&format!("echo \"be\"gin; {command}; echo \"e\"{}", &end[1..]));
-        self.wait_for("begin\r\n");
-        self.wait_for(&end).replace('\r', "")
-    }
-
-    /// Runs a command in the guest until it succeeds, and answers what it printed then.
-    pub(crate) fn run_until(&mut self, command: &str) -> String {
-        self.run(&format!("until {command}; do usleep 50000; done"))
     }
 
     /// Tells QEMU something.

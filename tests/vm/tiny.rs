@@ -25,35 +25,38 @@ fn the_small_guest_boots_to_a_login_takes_its_hostname_keys_and_script_from_the_
     let meta_data = serde_json::to_string_pretty(&meta_data).unwrap().replace("/x", "\\u002fx");
     let script = "#!/bin/sh\necho \"script: $(hostname) is $(id -u)\"\n";
     let mut guest = Guest::start(&disk, &disk.config_drive(&meta_data, script));
-    let before = guest.log_in();
+    let before = guest.console.log_in();
     assert!(before.ends_with("first"), "{before}");
     if !before.contains("script: first is 0") {
-        guest.wait_for("script: first is 0");
+        guest.console.wait_for("script: first is 0");
     }
-    assert_eq!(guest.run("cat /root/.ssh/authorized_keys"), format!("{KEY}\nssh-rsa second\n"));
-    assert_eq!(guest.run("hostname; stat -c %a /root/.ssh/authorized_keys"), "first\n600\n");
-    assert_eq!(guest.run("head -n 1 /var/log/user-data.log"), "script: first is 0\n");
+    assert_eq!(guest.console.run("cat /root/.ssh/authorized_keys"), format!("{KEY}\nssh-rsa second\n"));
+    assert_eq!(guest.console.run("hostname; stat -c %a /root/.ssh/authorized_keys"), "first\n600\n");
+    assert_eq!(guest.console.run("head -n 1 /var/log/user-data.log"), "script: first is 0\n");
 
     // Another copy of the drive in the other form of JSON: the same instance, so the script does not run again.
     assert!(guest.shutdown().success());
     let compact = serde_json::from_str::<serde_json::Value>(&meta_data).unwrap();
     let compact = compact.to_string().replace("first.local", "renamed.local");
     let mut guest = Guest::start(&disk, &disk.config_drive(&compact, "#!/bin/sh\necho again\n"));
-    let before = guest.log_in();
+    let before = guest.console.log_in();
     assert!(before.ends_with("renamed"), "{before}");
-    assert_eq!(guest.run("cat /var/log/user-data.log"), "script: first is 0\nuser data: ended with 0\n");
+    assert_eq!(
+        guest.console.run("cat /var/log/user-data.log"),
+        "script: first is 0\nuser data: ended with 0\n"
+    );
 }
 
 #[test]
 fn it_gets_an_address_by_dhcp() {
     let Some(disk) = Disk::new(None) else { return };
     let mut guest = Guest::start(&disk, &nic("10.11.12.0/24"));
-    let before = guest.log_in();
+    let before = guest.console.log_in();
     assert!(before.ends_with("tiny"), "{before}");
-    guest.run_until("ip -4 addr show dev eth0 | grep -q 'inet 10.11.12.15/24 '");
+    guest.console.run_until("ip -4 addr show dev eth0 | grep -q 'inet 10.11.12.15/24 '");
     // Root has no password, which must not open ssh.
-    guest.run_until("netstat -ltn | grep -q ':22 '");
-    let answer = guest.run("ssh -y 127.0.0.1 true </dev/null 2>&1 | tail -n 1");
+    guest.console.run_until("netstat -ltn | grep -q ':22 '");
+    let answer = guest.console.run("ssh -y 127.0.0.1 true </dev/null 2>&1 | tail -n 1");
     assert!(answer.contains("No auth methods could be used"), "{answer}");
 }
 
@@ -61,7 +64,7 @@ fn it_gets_an_address_by_dhcp() {
 fn it_powers_off_when_told_by_acpi() {
     let Some(disk) = Disk::new(None) else { return };
     let mut guest = Guest::start(&disk, &[]);
-    guest.log_in();
+    guest.console.log_in();
     assert!(guest.shutdown().success());
 }
 
@@ -69,29 +72,31 @@ fn it_powers_off_when_told_by_acpi() {
 fn it_keeps_its_disk_and_grows_it() {
     let Some(disk) = Disk::new(Some("1G")) else { return };
     let mut guest = Guest::start(&disk, &[]);
-    guest.log_in();
-    let size = guest.run("df -m / | awk 'END { print $2 }'");
+    guest.console.log_in();
+    let size = guest.console.run("df -m / | awk 'END { print $2 }'");
     assert!((900..1024).contains(&size.trim().parse().unwrap()), "{size}");
-    guest.run("dd if=/dev/urandom of=/root/data bs=1M count=8 2>/dev/null; sha512sum /root/data >/root/sum");
-    guest.type_line("reboot");
-    guest.log_in();
-    assert_eq!(guest.run("sha512sum -c /root/sum"), "/root/data: OK\n");
-    assert_eq!(guest.run("df -m / | awk 'END { print $2 }'"), size);
+    guest
+        .console
+        .run("dd if=/dev/urandom of=/root/data bs=1M count=8 2>/dev/null; sha512sum /root/data >/root/sum");
+    guest.console.type_line("reboot");
+    guest.console.log_in();
+    assert_eq!(guest.console.run("sha512sum -c /root/sum"), "/root/data: OK\n");
+    assert_eq!(guest.console.run("df -m / | awk 'END { print $2 }'"), size);
 }
 
 #[test]
 fn a_hot_plugged_interface_gets_an_address() {
     let Some(disk) = Disk::new(None) else { return };
     let mut guest = Guest::start(&disk, &[]);
-    guest.log_in();
-    assert_eq!(guest.run("ls /sys/class/net"), "lo\n");
+    guest.console.log_in();
+    assert_eq!(guest.console.run("ls /sys/class/net"), "lo\n");
     guest.control(
         "netdev_add",
         &json!({ "type": "user", "id": "late", "restrict": true, "net": "10.13.14.0/24" }),
     );
     let device = json!({ "driver": "virtio-net-pci", "id": "late-card", "netdev": "late", "bus": "free" });
     guest.control("device_add", &device);
-    guest.run_until("ip -4 addr show dev eth0 2>/dev/null | grep -q 'inet 10.13.14.15/24 '");
+    guest.console.run_until("ip -4 addr show dev eth0 2>/dev/null | grep -q 'inet 10.13.14.15/24 '");
     guest.control("device_del", &json!({ "id": "late-card" }));
-    guest.run_until("[ ! -e /sys/class/net/eth0 ] && ! pidof udhcpc");
+    guest.console.run_until("[ ! -e /sys/class/net/eth0 ] && ! pidof udhcpc");
 }

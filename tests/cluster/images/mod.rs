@@ -153,10 +153,10 @@ fn sha512(bytes: &[u8]) -> String {
 
 /// Numbers that look random. Seeded by the clock: what a test does with them is another thing each time.
 #[derive(Debug)]
-struct Dice(AtomicU64);
+pub(crate) struct Dice(AtomicU64);
 
 impl Dice {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         static NUMBER: AtomicU64 = AtomicU64::new(1);
         let clock = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
         let number = NUMBER.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -164,7 +164,7 @@ impl Dice {
     }
 
     /// A number below `most`.
-    fn below(&self, most: u64) -> u64 {
+    pub(crate) fn below(&self, most: u64) -> u64 {
         let state = self.0.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
         mixed(state) % most
     }

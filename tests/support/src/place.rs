@@ -2,6 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -49,12 +50,32 @@ pub fn enter(test: &str, programs: &[&str]) -> bool {
         .env("TMPDIR", folder.path())
         .output()
         .expect("setpriv");
+    remove_groups(folder.path());
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
     assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}\n{stderr}");
     print!("{stdout}");
     eprint!("{stderr}");
     false
+}
+
+/// Removes the resource groups of machines that a test left in its folder. Their processes ended with the world, but
+/// groups are the whole host's.
+fn remove_groups(folder: &Path) {
+    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            continue;
+        }
+        if folder.ends_with("machines") {
+            for hierarchy in ["", "cpu", "memory", "pids"] {
+                let group =
+                    Path::new("/sys/fs/cgroup").join(hierarchy).join("muster").join(entry.file_name());
+                let _ = std::fs::remove_dir(group);
+            }
+        } else {
+            remove_groups(&entry.path());
+        }
+    }
 }
 
 /// Looks again and again until there is something, but not for ever.
