@@ -20,10 +20,10 @@ use crate::fetch::{Fetch, Keep, Meter, Outcome, resolve};
 use crate::objects::artifact::{enqueue_conversion, object};
 use crate::objects::blob::{self, Coming};
 use crate::objects::node::own_node;
-use crate::objects::{upload, version};
+use crate::objects::{instance, upload, version};
 use crate::store::artifacts::{self, ArtifactRow, Validators};
 use crate::store::operations::{self, OperationRow};
-use crate::store::transaction;
+use crate::store::{instances, transaction};
 
 /// How often progress is written down.
 const TICK: Duration = Duration::from_secs(1);
@@ -182,6 +182,9 @@ async fn watch(part: &Part<'_>, artifact: &ArtifactRow, meter: &Meter) {
                 .with("total", known)
                 .with("percent", percent);
             event.request_id.clone_from(&part.row.request_id);
+            for instance in instances::awaiting(&*part.app.store, artifact.id).await.unwrap_or_default() {
+                event = event.also(instance::object(instance));
+            }
             part.app.events.record(event);
         }
     }

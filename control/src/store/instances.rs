@@ -242,6 +242,13 @@ pub async fn on_deleted_nodes(mut db: impl Read) -> Result<Vec<(NodeId, String)>
     db.rows(sql, &[]).await?.iter().map(|row| Ok((row.parse(0)?, row.get(1)?))).collect()
 }
 
+/// Instances that wait for an artifact.
+pub async fn awaiting(mut db: impl Read, artifact: ArtifactId) -> Result<Vec<InstanceId>, StoreError> {
+    let sql = "SELECT uuid FROM instances WHERE state IN ('initial', 'preflight') AND spec LIKE ? LIMIT 100";
+    let rows = db.rows(sql, params![format!("%\"awaited\":{{%{artifact}%")]).await?;
+    rows.iter().map(|row| row.parse(0)).collect()
+}
+
 /// Instances that an operation should be bringing to another state, and that no operation is at.
 pub async fn abandoned(db: impl Read) -> Result<Vec<InstanceRow>, StoreError> {
     let tail = "state NOT IN ('created', 'error', 'deleted') AND NOT EXISTS (SELECT 1 FROM operations \

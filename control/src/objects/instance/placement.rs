@@ -263,8 +263,11 @@ pub(crate) fn tell(
             };
             let refused: serde_json::Map<String, serde_json::Value> =
                 refused.iter().map(|(node, why)| (node.clone(), json!(why))).collect();
-            last = last.with("chosen", chosen).with("refused", refused);
+            last = last.with("chosen", chosen.clone()).with("refused", refused);
             app.record(caller, last);
+            if let Some(chosen) = chosen {
+                app.record(caller, event("schedule complete".into()).with("node", chosen));
+            }
         }
     }
 }
