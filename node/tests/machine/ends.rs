@@ -110,11 +110,18 @@ async fn what_can_never_work_is_refused_in_the_words_of_qemu() {
     machines.build(&plan).await.unwrap();
     let error = machines.start(&plan).await.unwrap_err();
     assert!(
-        matches!(&error, Error::Conflict(text) if text.contains("'nonsense' is not a valid device")),
+        matches!(&error, Error::Conflict(text) if text.contains("'nonsense' is not a display device")),
         "{error:?}"
     );
+    assert!(matches!(world.power(&plan).await, Power::Off { .. }));
+    // What QEMU itself does not take is told in its words, and nobody switched it off.
+    plan.video.model = "vga".into();
+    plan.cpus = 100_000;
+    let error = machines.start(&plan).await.unwrap_err();
+    assert!(matches!(&error, Error::Conflict(text) if text.contains("CPU")), "{error:?}");
     let power = world.power(&plan).await;
-    assert!(matches!(&power, Power::Off { reason } if reason.contains("nonsense")), "{power:?}");
+    assert!(matches!(&power, Power::Crashed { reason } if reason.contains("CPU")), "{power:?}");
+    plan.cpus = 1;
 
     // A port that somebody has may be free later.
     plan.video.model = "vga".into();
