@@ -13,4 +13,4 @@ mod sim;
 mod storage;
 
 pub use local::LocalNode;
-pub use sim::SimulatedNode;
+pub use sim::{Script, SimulatedNode};

@@ -13,7 +13,6 @@
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_core::Stream;
@@ -236,19 +235,6 @@ pub trait Machines: Send + Sync {
 
     /// What a machine used; nothing if it is not on.
     fn usage(&self, id: InstanceId) -> NodeFuture<'_, Option<MachineUsage>>;
-}
-
-/// What happens to simulated machines, for tests and demonstrations.
-#[derive(Debug, Clone, Default)]
-pub struct Script {
-    /// How long a start takes.
-    pub boot: Duration,
-    /// Why every start fails.
-    pub start_fails: Option<String>,
-    /// Why every build fails.
-    pub build_fails: Option<String>,
-    /// What consoles show after a start, in place of the usual text.
-    pub console: Option<String>,
 }
 
 impl MachineUsage {

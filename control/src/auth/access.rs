@@ -63,3 +63,26 @@ pub async fn require_namespace<D: Read + Copy>(
         _ => Err(Error::not_found("namespace")),
     }
 }
+
+/// The namespace all of whose objects of a kind a caller wants to delete: its own, unless it names one.
+pub async fn namespace_to_empty<'a>(
+    db: impl Read,
+    caller: &'a Caller,
+    named: Option<&'a str>,
+) -> Result<&'a str> {
+    let namespace = match named.filter(|name| !name.is_empty()) {
+        Some(namespace) => namespace,
+        // Too much would go by a slip.
+        None if caller.is_system() => {
+            return Err(Error::Invalid("system user must specify parameter namespace".into()));
+        }
+        None => &caller.namespace,
+    };
+    if !caller.may_change(namespace) {
+        return Err(Error::Unauthenticated("you cannot delete other namespaces".into()));
+    }
+    if namespaces::get(db, namespace).await?.is_none_or(|row| row.state != NamespaceState::Created) {
+        return Err(Error::not_found("namespace"));
+    }
+    Ok(namespace)
+}

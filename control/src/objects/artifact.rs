@@ -22,6 +22,7 @@ use serde_json::json;
 
 use crate::app::App;
 use crate::auth::Caller;
+use crate::auth::access::namespace_to_empty;
 use crate::objects::blob::{self, Coming};
 use crate::objects::node::Place;
 use crate::objects::{upload, version};
@@ -539,19 +540,7 @@ pub(crate) fn deleted(app: &App, caller: &Caller, id: ArtifactId, message: &str)
 
 /// Deletes every artifact of a namespace.
 pub async fn delete_all(app: &App, caller: &Caller, namespace: Option<&str>) -> Result<Vec<ArtifactId>> {
-    let namespace = match namespace.filter(|name| !name.is_empty()) {
-        Some(namespace) => namespace,
-        None if caller.is_system() => {
-            return Err(Error::Invalid("system user must specify parameter namespace".into()));
-        }
-        None => &caller.namespace,
-    };
-    if !caller.may_change(namespace) {
-        return Err(Error::Unauthenticated("you cannot delete other namespaces".into()));
-    }
-    if namespaces::get(&*app.store, namespace).await?.is_none_or(|row| row.state != NamespaceState::Created) {
-        return Err(Error::not_found("namespace"));
-    }
+    let namespace = namespace_to_empty(&*app.store, caller, namespace).await?;
     let mut gone = Vec::new();
     for row in artifacts::of_namespace(&*app.store, namespace).await? {
         if transaction!(app.store, |tx| { Ok(delete_in(tx, row.id).await?) })? {

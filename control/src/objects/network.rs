@@ -14,6 +14,7 @@ use serde_json::json;
 
 use crate::app::App;
 use crate::auth::Caller;
+use crate::auth::access::namespace_to_empty;
 use crate::objects::address::{FULL, rests};
 use crate::objects::node::{Place, network_node};
 use crate::operations::{Order, create_network, delete_network};
@@ -403,13 +404,8 @@ pub async fn delete_all(
     namespace: Option<&str>,
     clean_wait: bool,
 ) -> Result<DeletedAll> {
-    let namespace = namespace.filter(|name| !name.is_empty()).unwrap_or(&caller.namespace);
-    if !caller.may_change(namespace) {
-        return Err(Error::Unauthenticated("you cannot delete other namespaces".into()));
-    }
-    if namespaces::get(&*app.store, namespace).await?.is_none_or(|row| row.state != NamespaceState::Created) {
-        return Err(Error::not_found("namespace"));
-    }
+    let named = namespace.filter(|name| !name.is_empty()).unwrap_or(&caller.namespace);
+    let namespace = namespace_to_empty(&*app.store, caller, Some(named)).await?;
     let mut outcome = DeletedAll::default();
     for row in networks::of_namespace(&*app.store, namespace).await? {
         if !clean_wait && interfaces::count(&*app.store, row.id).await? > 0 {

@@ -16,7 +16,7 @@ use crate::app::App;
 use crate::objects::instance::create::use_blobs_in;
 use crate::objects::instance::{image, object, own_node, placement, plan, power, target};
 use crate::objects::interface;
-use crate::reconcile::networks::follow_on;
+use crate::reconcile::networks::follow_instance;
 use crate::store::instances::{self, InstanceRow};
 use crate::store::operations::OperationRow;
 use crate::store::{interfaces, operations, references, transaction};
@@ -156,10 +156,7 @@ async fn ready_image(
 async fn ensure_networks(app: &App, row: &OperationRow) -> Result<()> {
     let Some(instance) = making(app, row).await? else { return Ok(()) };
     let node = own_node(app, instance.node)?.identity().id;
-    for interface in interfaces::of_instances(&*app.store, &[instance.id]).await? {
-        follow_on(app, interface.network, node, row.created).await?;
-    }
-    Ok(())
+    follow_instance(app, instance.id, node, row.created).await
 }
 
 async fn start(app: &App, row: &OperationRow) -> Result<()> {
@@ -172,9 +169,8 @@ async fn start(app: &App, row: &OperationRow) -> Result<()> {
     // Those that its plan certainly has; others may come while it starts, and are plugged in afterwards.
     let mut fresh = interfaces::of_instances(&*app.store, &[id]).await?;
     fresh.retain(|interface| interface.state == InterfaceState::Initial);
-    for interface in &fresh {
-        follow_on(app, interface.network, node.identity().id, row.created).await?;
-    }
+    // One that came since the last step may be on another network.
+    follow_instance(app, id, node.identity().id, row.created).await?;
     let _turn = app.turns.take(id).await;
     // It may have been deleted while this waited.
     let Some(instance) = making(app, row).await? else { return Ok(()) };

@@ -8,10 +8,10 @@ use muster_types::operation::OperationType;
 use super::{Kind, Lane, Step, Undo};
 use crate::app::App;
 use crate::objects::instance::{object, own_node, power, target};
-use crate::reconcile::networks::follow_on;
+use crate::reconcile::networks::follow_instance;
 use crate::store::instances::{self, InstanceRow};
 use crate::store::operations::OperationRow;
-use crate::store::{interfaces, transaction};
+use crate::store::transaction;
 
 pub const KIND: Kind = Kind {
     operation_type: OperationType::Instance,
@@ -34,9 +34,7 @@ async fn wanted(app: &App, row: &OperationRow) -> Result<Option<InstanceRow>> {
 async fn start(app: &App, row: &OperationRow) -> Result<()> {
     let Some(instance) = wanted(app, row).await? else { return Ok(()) };
     let node = own_node(app, instance.node)?;
-    for interface in interfaces::of_instances(&*app.store, &[instance.id]).await? {
-        follow_on(app, interface.network, node.identity().id, row.created).await?;
-    }
+    follow_instance(app, instance.id, node.identity().id, row.created).await?;
     let _turn = app.turns.take(instance.id).await;
     let Some(instance) = wanted(app, row).await? else { return Ok(()) };
     power::switch_on(app, node, &instance).await?;

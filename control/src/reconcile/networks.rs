@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use muster_types::event::{Event, EventType};
-use muster_types::ids::{NetworkId, NodeId};
+use muster_types::ids::{InstanceId, NetworkId, NodeId};
 use muster_types::network::{NetworkCare, NetworkPlan};
 use muster_types::node::{FoundNetwork, Limit, NodeApi, NodeState};
 use muster_types::object::{NameOrId, ObjectRef, ObjectType};
@@ -24,7 +24,7 @@ use crate::objects::network::{USABLE, object};
 use crate::objects::node::network_node;
 use crate::store::node_networks::{self, NodeNetworkRow};
 use crate::store::nodes::{self, NodeRow};
-use crate::store::{networks, transaction};
+use crate::store::{interfaces, networks, transaction};
 
 /// How often the database is asked whether another daemon changed something.
 const TICK: Duration = Duration::from_millis(500);
@@ -132,6 +132,14 @@ pub(crate) async fn follow_on(app: &App, network: NetworkId, node: NodeId, since
     let row = nodes::get(&*app.store, &NameOrId::Id(node)).await?;
     let row = row.ok_or_else(|| Error::Internal("a node without a row".into()))?;
     settled(wait_for(app, network, row, MOMENT).await?, since)
+}
+
+/// The same for all interfaces of an instance.
+pub(crate) async fn follow_instance(app: &App, instance: InstanceId, node: NodeId, since: f64) -> Result<()> {
+    for interface in interfaces::of_instances(&*app.store, &[instance]).await? {
+        follow_on(app, interface.network, node, since).await?;
+    }
+    Ok(())
 }
 
 /// Waits a moment for a node to have nothing any more of an interface that is gone. One that takes longer follows

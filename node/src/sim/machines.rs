@@ -14,13 +14,14 @@ use bytes::Bytes;
 use muster_types::ids::{BlobId, InstanceId};
 use muster_types::machine::{
     Changes, DiskKind, DiskPlan, FoundMachine, MachinePlan, MachineUsage, Machines, Nic, PORT_TAKEN, Ports,
-    Power, Script, SnapshotDisk,
+    Power, SnapshotDisk,
 };
 use muster_types::node::NodeFuture;
 use muster_types::storage::Draft;
 use muster_types::{Error, Result};
 use uuid::Uuid;
 
+use super::Script;
 use super::screen;
 use crate::changes::Teller;
 use crate::image::fresh;

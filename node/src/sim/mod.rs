@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use muster_types::ids::{InstanceId, NetworkId, NodeId};
-use muster_types::machine::{MachinePlan, Machines, Power, ScreenIdentity, Script};
+use muster_types::machine::{MachinePlan, Machines, Power, ScreenIdentity};
 use muster_types::network::{NetworkCare, NetworkPlan, NetworkUsage, PingResult};
 use muster_types::node::{FoundNetwork, NodeApi, NodeFuture, NodeIdentity, NodeReport};
 use muster_types::storage::Storage;
@@ -36,6 +37,19 @@ const USUAL: Size = Size { cpus: 16, memory_mb: 64 * 1024, disk: 1 << 40 };
 
 /// Stands for the certificate of an authority; nobody is to trust it.
 const AUTHORITY: &str = "-----BEGIN CERTIFICATE-----\nc2ltdWxhdGVk\n-----END CERTIFICATE-----\n";
+
+/// What happens to simulated machines, for tests and demonstrations.
+#[derive(Debug, Clone, Default)]
+pub struct Script {
+    /// How long a start takes.
+    pub boot: Duration,
+    /// Why every start fails.
+    pub start_fails: Option<String>,
+    /// Why every build fails.
+    pub build_fails: Option<String>,
+    /// What consoles show after a start, in place of the usual text.
+    pub console: Option<String>,
+}
 
 /// A node that exists only in this process.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use aws_lc_rs::signature::{ED25519, UnparsedPublicKey};
 use axum::http::Method;
-use muster_types::machine::Script;
+use muster_node::Script;
 use serde_json::{Value, json};
 
 use super::{act, create, object, path, refusal, text, try_create};

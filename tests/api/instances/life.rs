@@ -2,7 +2,7 @@
 
 use axum::http::Method;
 use muster_control::reconcile;
-use muster_types::machine::Script;
+use muster_node::Script;
 use serde_json::{Value, json};
 
 use super::{act, create, id, object, path, refusal, settled, show, text, try_create};

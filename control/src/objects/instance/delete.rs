@@ -3,7 +3,7 @@
 use muster_types::event::Event;
 use muster_types::ids::{InstanceId, NodeId};
 use muster_types::instance::{InstanceRecord, InstanceState};
-use muster_types::namespace::{NamespaceState, SYSTEM};
+use muster_types::namespace::SYSTEM;
 use muster_types::operation::OperationHandle;
 use muster_types::{Error, Result};
 use serde_json::json;
@@ -11,10 +11,11 @@ use serde_json::json;
 use super::{asked, find_own, object, order, record};
 use crate::app::App;
 use crate::auth::Caller;
+use crate::auth::access::namespace_to_empty;
 use crate::operations::create_instance::{move_on, release_from};
 use crate::operations::{delete_instance, snapshot_instance};
 use crate::store::instances::InstanceRow;
-use crate::store::{StoreError, Tx, TxError, instances, namespaces, node_claims, operations, transaction};
+use crate::store::{StoreError, Tx, TxError, instances, node_claims, operations, transaction};
 
 /// Deletes an instance. Its machine goes first, then the rest of it.
 pub async fn delete(
@@ -115,19 +116,7 @@ pub async fn delete_all(
     if !confirm {
         return Err(Error::Invalid("parameter confirm is not set true".into()));
     }
-    let namespace = match namespace.filter(|name| !name.is_empty()) {
-        Some(namespace) => namespace,
-        None if caller.is_system() => {
-            return Err(Error::Invalid("system user must specify parameter namespace".into()));
-        }
-        None => &caller.namespace,
-    };
-    if !caller.may_change(namespace) {
-        return Err(Error::Unauthenticated("you cannot delete other namespaces".into()));
-    }
-    if namespaces::get(&*app.store, namespace).await?.is_none_or(|row| row.state != NamespaceState::Created) {
-        return Err(Error::not_found("namespace"));
-    }
+    let namespace = namespace_to_empty(&*app.store, caller, namespace).await?;
     let within = (namespace != SYSTEM).then_some(namespace);
     let mut gone = Vec::new();
     for row in instances::of_namespace(&*app.store, within).await? {

@@ -5,7 +5,7 @@ use muster_types::ids::NetworkId;
 use muster_types::instance::{ConfigDriveType, DiskRecord};
 use muster_types::interface::InterfaceState;
 use muster_types::machine::{DiskKind, DiskPlan, DriveFile, MachinePlan, Nic, Ports};
-use muster_types::spec::{self, DiskType, Which};
+use muster_types::spec::{self, Device, DiskType, Which};
 use muster_types::{Error, Result};
 use serde_json::{Map, Value, json};
 
@@ -21,12 +21,15 @@ const GIB: u64 = 1 << 30;
 /// The versions of the layout that guests look for.
 const VERSIONS: [&str; 2] = ["latest", "2017-02-22"];
 
+/// The devices of an instance's disks, with the config drive if it has one.
+fn devices(spec: &InstanceSpec) -> Vec<Device> {
+    let disks: Vec<_> = spec.disks.iter().map(|disk| disk.spec.clone()).collect();
+    spec::layout(&disks, spec.configdrive == ConfigDriveType::OpenStackDisk)
+}
+
 /// The disks of an instance as they will be. `sizes` are those of the images in bytes, by the number of the disk.
 pub(crate) fn lay_out(spec: &InstanceSpec, sizes: &[Option<u64>]) -> Vec<DiskRecord> {
-    let specs: Vec<_> = spec.disks.iter().map(|disk| disk.spec.clone()).collect();
-    let config_drive = spec.configdrive == ConfigDriveType::OpenStackDisk;
-    let devices = spec::layout(&specs, config_drive);
-    devices
+    devices(spec)
         .into_iter()
         .map(|device| match device.what {
             Which::ConfigDrive => DiskRecord {
@@ -60,7 +63,8 @@ pub(crate) async fn make(app: &App, row: &InstanceRow, ports: Ports) -> Result<M
     ids.sort_unstable();
     ids.dedup();
     let networks = networks::some(&*app.store, &ids).await?;
-    let mtu = mtu(nodes::list(&*app.store).await?.iter(), &app.settings);
+    // All nodes have to be read for it: not for a machine that is on no network.
+    let mtu = if present.is_empty() { 0 } else { mtu(nodes::list(&*app.store).await?.iter(), &app.settings) };
     let config_drive = (row.spec.configdrive == ConfigDriveType::OpenStackDisk)
         .then(|| config_drive(app, row, &present, &networks, mtu));
     Ok(MachinePlan {
@@ -100,9 +104,7 @@ pub(crate) fn nic(interface: &InterfaceRow, network: &NetworkRow, mtu: u32) -> N
 }
 
 fn disks(row: &InstanceRow) -> Result<Vec<DiskPlan>> {
-    let specs: Vec<_> = row.spec.disks.iter().map(|disk| disk.spec.clone()).collect();
-    let config_drive = row.spec.configdrive == ConfigDriveType::OpenStackDisk;
-    let devices = spec::layout(&specs, config_drive);
+    let devices = devices(&row.spec);
     if devices.len() != row.disks.len() {
         return Err(Error::Internal("the disks of an instance are not laid out".into()));
     }

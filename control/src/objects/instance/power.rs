@@ -19,9 +19,9 @@ use super::{asked, object, order, plan, require_created};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::operations::start_instance;
-use crate::reconcile::networks::follow_on;
+use crate::reconcile::networks::follow_instance;
 use crate::store::instances::{self, InstanceRow};
-use crate::store::{interfaces, operations, transaction};
+use crate::store::{operations, transaction};
 
 /// How often other ports are tried when somebody else has taken them.
 const PORT_ATTEMPTS: usize = 5;
@@ -97,9 +97,7 @@ pub async fn act(
     }
     match action {
         Action::On => {
-            for interface in interfaces::of_instances(&*app.store, &[id]).await? {
-                follow_on(app, interface.network, node.identity().id, now()).await?;
-            }
+            follow_instance(app, id, node.identity().id, now()).await?;
             switch_on(app, node, &row).await?;
         }
         Action::Off => machines.stop(id).await?,
