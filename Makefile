@@ -1,19 +1,27 @@
 # Muster: each target is a line or two. `make run` and `make test` need nothing but Debian and Rust.
 
-PACKAGES_IMAGE = qemu-utils e2fsprogs fdisk mtools syslinux cpio xz-utils
-PACKAGES_RUN   = build-essential iproute2 nftables dnsmasq-base iputils-ping qemu-system-x86 ovmf qemu-system-modules-spice? $(PACKAGES_IMAGE)
+PACKAGES_IMAGE = build-essential qemu-utils e2fsprogs fdisk mtools syslinux cpio xz-utils
+PACKAGES_RUN   = iproute2 nftables dnsmasq-base iputils-ping qemu-system-x86 ovmf qemu-system-modules-spice? $(PACKAGES_IMAGE)
 PACKAGES_TEST  = $(PACKAGES_RUN) mariadb-server python3-venv busybox tcpdump procps xorriso openssl
+AGENT_TARGET   = x86_64-unknown-linux-gnu
 DATA_DIR      ?=
 LISTEN        ?=
 
-.PHONY: build image run test check bench fuzz packages-run packages-test packages-image
+.PHONY: build agent deb-agent image run test check bench fuzz packages-run packages-test packages-image
 .DEFAULT_GOAL := build
 
 build: packages-run           ## target/release/muster
 	cargo build --release --locked -p muster
 
-image: packages-image         ## target/image/tiny.qcow2, the small guest
-	@./image/build
+agent: packages-image         ## target/agent/muster-agent, the program inside guests, without libraries
+	RUSTFLAGS="-C target-feature=+crt-static" CARGO_TARGET_DIR=target/agent-build cargo build --locked --profile agent --target $(AGENT_TARGET) -p muster-agent
+	install -CD target/agent-build/$(AGENT_TARGET)/agent/muster-agent target/agent/muster-agent
+
+deb-agent: agent              ## target/agent/muster-agent_VERSION_amd64.deb, the same for Debian
+	@./packaging/agent/build-deb
+
+image: agent                  ## target/image/tiny.qcow2, the small guest
+	@AGENT=$(CURDIR)/target/agent/muster-agent ./image/build
 
 run: build image              ## a cluster of one, in the foreground
 	./target/release/muster serve --image tiny=target/image/tiny.qcow2 $(if $(LISTEN),--listen $(LISTEN)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
@@ -31,7 +39,7 @@ bench: packages-test image    ## speed and memory, as one table
 	./target/release/muster-bench
 
 fuzz:                         ## two minutes on each fuzz target; needs a nightly toolchain and cargo-fuzz
-	cd fuzz && for target in body token; do cargo +nightly fuzz run $$target -- -max_total_time=120 || exit 1; done
+	cd fuzz && for target in body frames token; do cargo +nightly fuzz run $$target -- -max_total_time=120 || exit 1; done
 
 packages-run packages-test packages-image:
 	@./packaging/install-packages $(if $(filter %-test,$@),$(PACKAGES_TEST),$(if $(filter %-image,$@),$(PACKAGES_IMAGE),$(PACKAGES_RUN)))
