@@ -3,6 +3,7 @@
 
 mod changes;
 mod command;
+mod guest;
 mod host;
 mod image;
 mod limits;
@@ -13,4 +14,4 @@ mod sim;
 mod storage;
 
 pub use local::LocalNode;
-pub use sim::{Script, SimulatedNode};
+pub use sim::{GuestScript, Script, SimulatedNode};

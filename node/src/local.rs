@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use muster_types::guest::Guests;
 use muster_types::ids::NetworkId;
 use muster_types::machine::Machines;
 use muster_types::network::{NetworkCare, NetworkPlan, NetworkUsage, PingResult};
@@ -16,6 +17,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::command::Commands;
+use crate::guest::{Contacts, LocalGuests};
 use crate::image::Images;
 use crate::machine::LocalMachines;
 use crate::network::{self, Networks};
@@ -32,6 +34,7 @@ pub struct LocalNode {
     folder: PathBuf,
     storage: Arc<FileStorage>,
     machines: LocalMachines,
+    guests: LocalGuests,
     reserved_memory_mb: u64,
     reserved_disk_gb: f64,
     reserved_cpus: u64,
@@ -60,7 +63,8 @@ impl LocalNode {
         let files = Arc::new(FileStorage::new(storage, images));
         let name = or(&settings.node_name, host::name);
         let ip = or(&settings.node_mesh_ip, host::address);
-        let machines = LocalMachines::new(storage, files.clone(), &commands, (&name, &ip));
+        let contacts = Arc::new(Contacts::default());
+        let machines = LocalMachines::new(storage, files.clone(), &commands, (&name, &ip), contacts.clone());
         let limits = limits::find(&commands, no_images, machines.limits());
         for (limit, reason) in &limits {
             tracing::warn!(%limit, %reason, "this machine cannot do everything");
@@ -79,6 +83,7 @@ impl LocalNode {
             folder: storage.to_owned(),
             storage: files,
             machines,
+            guests: LocalGuests::new(contacts),
             reserved_memory_mb,
             reserved_disk_gb: settings.node_disk_reservation_gb,
             reserved_cpus: settings.node_cpu_reservation_threads,
@@ -256,6 +261,10 @@ impl NodeApi for LocalNode {
 
     fn machines(&self) -> &dyn Machines {
         &self.machines
+    }
+
+    fn guests(&self) -> &dyn Guests {
+        &self.guests
     }
 
     fn network_usage(&self, network: FoundNetwork) -> NodeFuture<'_, Option<NetworkUsage>> {

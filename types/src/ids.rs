@@ -60,4 +60,6 @@ ids! {
     ArtifactId,
     /// Content on its way in.
     UploadId,
+    /// Something to be done inside a guest.
+    AgentOperationId,
 }

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
+use crate::agent_operation::AgentOperationRecord;
 use crate::ids::{BlobId, InstanceId};
 use crate::interface::InterfaceRecord;
 use crate::object::{Reference, words};
@@ -205,8 +206,8 @@ pub struct InstanceRecord {
     pub requested_placement: Option<String>,
     pub interfaces: Vec<InterfaceRecord>,
     pub last_cluster_operation: Option<OperationHandle>,
-    #[schema(value_type = Vec<Object>)]
-    pub agent_operations_queue: Vec<Value>,
+    /// What is to be done inside it, in order.
+    pub agent_operations_queue: Vec<AgentOperationRecord>,
     #[schema(value_type = Object)]
     pub metadata: Map<String, Value>,
     pub version: i64,

@@ -2,10 +2,12 @@
 //! between the control plane and a node. No I/O lives here.
 
 pub mod address;
+pub mod agent_operation;
 pub mod artifact;
 pub mod blob;
 pub mod error;
 pub mod event;
+pub mod guest;
 pub mod ids;
 pub mod instance;
 pub mod interface;

@@ -17,6 +17,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::Result;
+use crate::guest::Guests;
 use crate::ids::{NetworkId, NodeId};
 use crate::machine::{Machines, ScreenIdentity};
 use crate::network::{NetworkCare, NetworkPlan, NetworkUsage, PingResult};
@@ -134,6 +135,9 @@ pub trait NodeApi: Send + Sync {
 
     /// Its machines.
     fn machines(&self) -> &dyn Machines;
+
+    /// What runs inside its machines.
+    fn guests(&self) -> &dyn Guests;
 
     /// What passed the router of a network; nothing if it is not here.
     fn network_usage(&self, network: FoundNetwork) -> NodeFuture<'_, Option<NetworkUsage>>;

@@ -69,6 +69,8 @@ words! {
         Upload = "upload",
         /// A piece of queued work.
         ClusterOperation = "clusteroperation",
+        /// Something to be done inside a guest.
+        AgentOperation = "agentoperation",
     }
 }
 

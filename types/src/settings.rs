@@ -192,6 +192,7 @@ settings! {
     agent_operation_default_deadline: u64 = "AGENT_OPERATION_DEFAULT_DEADLINE", "600", "deadline of an agent operation when none is given";
     agent_operation_default_progress_timeout: u64 = "AGENT_OPERATION_DEFAULT_PROGRESS_TIMEOUT", "30", "progress timeout when none is given";
     agent_operation_max_deadline: u64 = "AGENT_OPERATION_MAX_DEADLINE", "86400", "ceiling of both budgets";
+    agent_program: String = "AGENT_PROGRAM", "", "the agent that guests install from here, a static program; empty: muster-agent beside this program";
     kerbside_url: String = "KERBSIDE_URL", "", "console proxy; empty: the feature is off";
     kerbside_signing_key: String = "KERBSIDE_SIGNING_KEY", "auto", "key that signs console tokens: auto (made of AUTH_SECRET_SEED) or the path of an Ed25519 key in PEM; empty: none";
     kerbside_token_duration: u64 = "KERBSIDE_TOKEN_DURATION", "300", "seconds that a console token lives";

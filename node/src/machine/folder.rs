@@ -16,6 +16,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown, lc
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
+use muster_types::instance::SideChannel;
 use muster_types::machine::{Ports, Power};
 use muster_types::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -51,6 +52,12 @@ pub(super) struct Record {
     pub(super) disks: Vec<String>,
     /// The devices of its interfaces, by their hardware addresses.
     pub(super) nics: BTreeMap<String, String>,
+    /// The ways for an agent.
+    #[serde(default)]
+    pub(super) side_channels: Vec<SideChannel>,
+    /// The number of its virtual socket, if it has one.
+    #[serde(default)]
+    pub(super) vsock: Option<u32>,
 }
 
 /// How a machine ended.
@@ -314,6 +321,8 @@ mod tests {
             has_ports: false,
             disks: vec!["vda".into()],
             nics: BTreeMap::new(),
+            side_channels: vec![SideChannel::Agent],
+            vsock: Some(7),
         }
     }
 

@@ -50,6 +50,15 @@ pub(super) struct Prepared {
     pub(super) control: RawFd,
     /// Of a machine with the side channel for agents.
     pub(super) agent: Option<RawFd>,
+    /// Of a machine with the side channel for agents that listen.
+    pub(super) vsock: Option<VsockFile>,
+}
+
+/// A virtual socket's file, as a number that QEMU inherits, and the number of the guest.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct VsockFile {
+    pub(super) file: RawFd,
+    pub(super) number: u32,
 }
 
 /// An interface's files, as numbers that QEMU inherits.
@@ -218,11 +227,16 @@ fn control(line: &mut Line, plan: &MachinePlan, prepared: &Prepared) {
     );
     line.device(&json!({ "driver": "isa-serial", "chardev": "console" }));
     line.device(&json!({ "driver": "virtio-serial-pci", "id": "channels" }));
-    if let Some(agent) = prepared.agent.filter(|_| plan.side_channels.contains(&SideChannel::Agent)) {
+    if let Some(agent) = prepared.agent {
         line.text("-chardev", format!("socket,id=agent,fd={agent},server=on,wait=off"));
         line.device(&json!({
             "driver": "virtserialport", "bus": "channels.0", "id": "agent", "chardev": "agent",
             "name": SideChannel::Agent.to_string(),
+        }));
+    }
+    if let Some(VsockFile { file, number }) = prepared.vsock {
+        line.device(&json!({
+            "driver": "vhost-vsock-pci", "id": "vsock", "guest-cid": number, "vhostfd": file.to_string(),
         }));
     }
 }

@@ -43,6 +43,7 @@ fn prepared() -> Prepared {
         taps: Vec::new(),
         control: 10,
         agent: None,
+        vsock: None,
     }
 }
 
@@ -191,11 +192,16 @@ fn screens_are_served_as_asked() {
 }
 
 #[test]
-fn the_agent_has_its_port_only_if_asked_for() {
-    let with = |side_channels| {
-        let plan = MachinePlan { side_channels, ..plan() };
-        let line = arguments(&plan, &Prepared { agent: Some(11), ..prepared() });
-        objects(&line, "-device").iter().any(|device| device["name"] == "sf-agent")
+fn an_agent_has_only_the_ways_that_were_prepared_for_it() {
+    let find = |prepared: &Prepared, key: &str, value: &str| {
+        let devices = objects(&arguments(&plan(), prepared), "-device");
+        devices.into_iter().find(|device| device[key] == value)
     };
-    assert!(with(vec![SideChannel::Agent]) && !with(vec![SideChannel::Agent2]) && !with(Vec::new()));
+    let port = Prepared { agent: Some(11), ..prepared() };
+    assert_eq!(find(&port, "name", "sf-agent").unwrap()["chardev"], "agent");
+    assert_eq!(find(&port, "driver", "vhost-vsock-pci"), None);
+    let vsock = Prepared { vsock: Some(VsockFile { file: 12, number: u32::MAX - 1 }), ..prepared() };
+    assert_eq!(find(&vsock, "name", "sf-agent"), None);
+    let device = find(&vsock, "driver", "vhost-vsock-pci").unwrap();
+    assert_eq!((&device["guest-cid"], &device["vhostfd"]), (&json!(4_294_967_294_u32), &json!("12")));
 }

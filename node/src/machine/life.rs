@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use muster_types::ids::InstanceId;
+use muster_types::instance::SideChannel;
 use muster_types::machine::Power;
 use muster_types::{Error, Result};
 use serde_json::json;
@@ -22,6 +23,7 @@ use super::process::Process;
 use super::qmp::{Event, Qmp};
 use super::{cgroup, snapshot, socket};
 use crate::changes::Teller;
+use crate::guest::{Contact, Contacts};
 
 /// How long QEMU may take to write what it has not written yet.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -46,6 +48,7 @@ pub(super) struct Machine {
     pub(super) copying: tokio::sync::Mutex<()>,
     state: Mutex<State>,
     teller: Teller,
+    contacts: Arc<Contacts>,
 }
 
 #[derive(Debug)]
@@ -65,6 +68,8 @@ pub(super) struct Live {
     /// True when its end is known to all.
     over: watch::Sender<bool>,
     watcher: Mutex<Option<AbortHandle>>,
+    /// The contact with its guest, if there is a way.
+    contact: Mutex<Option<Contact>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -80,6 +85,7 @@ impl Live {
             wanted: Mutex::default(),
             over: watch::Sender::new(false),
             watcher: Mutex::default(),
+            contact: Mutex::default(),
         }
     }
 
@@ -100,6 +106,27 @@ impl Live {
         lock(&self.qmp).clone().ok_or_else(reason)
     }
 
+    /// The ways for an agent. A daemon that knew nothing of agents did not write them down.
+    fn side_channels(&self, folder: &Folder) -> Vec<SideChannel> {
+        let channels = lock(&self.record).side_channels.clone();
+        match channels.is_empty() && folder.file(socket::AGENT).exists() {
+            true => vec![SideChannel::Agent],
+            false => channels,
+        }
+    }
+
+    fn set_paused(&self, paused: bool) {
+        if let Some(contact) = &*lock(&self.contact) {
+            contact.set_paused(paused);
+        }
+    }
+
+    fn tell_reset(&self) {
+        if let Some(contact) = &*lock(&self.contact) {
+            contact.tell_reset();
+        }
+    }
+
     /// Says how it shall end, unless that was said before; answers what holds.
     fn want(&self, end: Ended) -> Ended {
         lock(&self.wanted).get_or_insert(end).clone()
@@ -112,10 +139,16 @@ impl Live {
 }
 
 impl Machine {
-    pub(super) fn new(id: InstanceId, folder: Folder, power: Power, teller: Teller) -> Self {
+    pub(super) fn new(
+        id: InstanceId,
+        folder: Folder,
+        power: Power,
+        teller: Teller,
+        contacts: Arc<Contacts>,
+    ) -> Self {
         let state = Mutex::new(State { power, live: None });
         let (turn, copying) = Default::default();
-        Self { id, folder, turn, copying, state, teller }
+        Self { id, folder, turn, copying, state, teller, contacts }
     }
 
     pub(super) fn power(&self) -> Power {
@@ -138,6 +171,9 @@ impl Machine {
                 return;
             }
             tracing::info!(machine = %self.id, ?power, "a machine's power changed");
+            if let Some(live) = &state.live {
+                live.set_paused(power == Power::Paused);
+            }
             state.power = power;
         }
         self.teller.tell(self.id);
@@ -153,9 +189,15 @@ impl Machine {
 
     /// Has somebody look after its process from now on. `events` is nothing if QEMU did not answer yet.
     pub(super) fn look_after(self: &Arc<Self>, live: &Arc<Live>, events: Option<mpsc::Receiver<Event>>) {
+        *lock(&live.contact) = self.begin_contact(live);
         lock(&self.state).live = Some(live.clone());
         let watcher = Watcher { machine: self.clone(), live: live.clone(), restarting: false };
         *lock(&live.watcher) = Some(tokio::spawn(watcher.watch(events)).abort_handle());
+    }
+
+    fn begin_contact(&self, live: &Live) -> Option<Contact> {
+        let (channels, vsock) = (live.side_channels(&self.folder), lock(&live.record).vsock);
+        self.contacts.begin(self.id, self.folder.path(), &channels, vsock)
     }
 
     /// Takes over a process that another daemon started.
@@ -219,6 +261,7 @@ impl Machine {
         if let Some(live) = lock(&self.state).live.take() {
             let _ = lock(&live.watcher).take().map(|watcher| watcher.abort());
             let _ = lock(&live.qmp).take().map(|qmp| qmp.close());
+            lock(&live.contact).take();
         }
     }
 }
@@ -325,6 +368,9 @@ impl Watcher {
             // Ended from outside, which the end of the process tells.
             return;
         }
+        if reset {
+            self.live.tell_reset();
+        }
         if reset && self.restarting {
             self.restarting = false;
             self.go_on().await;
@@ -420,6 +466,7 @@ impl Watcher {
         let end = live.process.end();
         let wanted = lock(&live.wanted).take();
         lock(&live.qmp).take();
+        lock(&live.contact).take();
         let told = machine.clone();
         let cleared = move || {
             if let Err(error) = cgroup::remove(told.id) {

@@ -17,10 +17,11 @@ mod process;
 mod qmp;
 mod screens;
 mod snapshot;
-mod socket;
+pub(crate) mod socket;
 mod start;
 mod tap;
 mod usage;
+mod vsock;
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::{Ipv4Addr, TcpListener};
@@ -48,6 +49,7 @@ use self::process::Process;
 use self::screens::Screens;
 use crate::changes::Teller;
 use crate::command::{Commands, Tool};
+use crate::guest::Contacts;
 use crate::host;
 use crate::storage::FileStorage;
 
@@ -88,6 +90,7 @@ struct Inner {
     boot: String,
     known: Mutex<HashMap<InstanceId, Arc<Machine>>>,
     teller: Teller,
+    contacts: Arc<Contacts>,
     screens: OnceLock<Screens>,
     models: OnceLock<Models>,
     /// Done once what was there has been looked at.
@@ -103,6 +106,7 @@ impl LocalMachines {
         storage: Arc<FileStorage>,
         commands: &Commands,
         node: (&str, &str),
+        contacts: Arc<Contacts>,
     ) -> Self {
         let qemu = commands.path(Tool::QemuSystem).map(Path::to_owned);
         let kvm = kvm::probe();
@@ -126,6 +130,7 @@ impl LocalMachines {
             boot: process::boot_id(),
             known: Mutex::default(),
             teller: Teller::default(),
+            contacts,
             screens: OnceLock::new(),
             models: OnceLock::new(),
             found: OnceCell::new(),
@@ -264,6 +269,10 @@ impl Inner {
         Folder::new(self.place.join(id.to_string()))
     }
 
+    fn machine(&self, id: InstanceId, folder: Folder, power: Power) -> Machine {
+        Machine::new(id, folder, power, self.teller.clone(), self.contacts.clone())
+    }
+
     /// Waits until what was there at the start has been looked at.
     async fn ready(self: &Arc<Self>) {
         self.found.get_or_init(|| self.look()).await;
@@ -289,7 +298,7 @@ impl Inner {
                 None => None,
             };
             let power = if running.is_some() { Power::On } else { folder.power(&self.boot) };
-            let machine = Arc::new(Machine::new(id, folder, power, self.teller.clone()));
+            let machine = Arc::new(self.machine(id, folder, power));
             self.known().insert(id, machine.clone());
             if let Some((record, process)) = running {
                 taken.spawn(async move { machine.adopt(process, record).await });
@@ -395,7 +404,7 @@ impl Machines for LocalMachines {
                 let mut known = inner.known();
                 let fresh = || {
                     let power = folder.power(&inner.boot);
-                    Arc::new(Machine::new(id, folder.clone(), power, inner.teller.clone()))
+                    Arc::new(inner.machine(id, folder.clone(), power))
                 };
                 known.entry(id).or_insert_with(fresh).clone()
             };

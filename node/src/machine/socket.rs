@@ -13,7 +13,7 @@ use tokio::net::UnixStream;
 pub(super) const CONTROL: &str = "qmp";
 
 /// Where the agent in the guest is spoken with.
-pub(super) const AGENT: &str = "sc-sf-agent";
+pub(crate) const AGENT: &str = "sc-sf-agent";
 
 fn short(folder: &File, name: &str) -> PathBuf {
     format!("/proc/self/fd/{}/{name}", folder.as_raw_fd()).into()
@@ -34,7 +34,7 @@ pub(super) fn connect_ahead(folder: &Path, name: &str) -> io::Result<std::os::un
 }
 
 /// Connects to a socket.
-pub(super) async fn connect(folder: &Path, name: &str) -> io::Result<UnixStream> {
+pub(crate) async fn connect(folder: &Path, name: &str) -> io::Result<UnixStream> {
     let folder = File::open(folder)?;
     UnixStream::connect(short(&folder, name)).await
 }

@@ -1,5 +1,6 @@
 //! Switches a machine on: everything from its plan to a guest that runs.
 
+use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
@@ -19,13 +20,14 @@ use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
 use super::folder::{Ended, Folder, Record};
-use super::hardware::{self, Prepared, TapFiles, file};
+use super::hardware::{self, Prepared, TapFiles, VsockFile, file};
 use super::life::{Live, Machine};
 use super::process::{self, End, Identity, Order, Process};
 use super::qmp::{Event, Qmp};
 use super::screens::Screens;
 use super::tap::Tap;
-use super::{Inner, blocking, cgroup, config_drive, snapshot, socket};
+use super::vsock::Vsock;
+use super::{Inner, blocking, cgroup, config_drive, snapshot, socket, vsock};
 use crate::storage::failed;
 
 /// The users of machines: this and the number of the console's port, of which there is one on a node.
@@ -142,7 +144,10 @@ fn launch(inner: &Inner, folder: &Folder, plan: &MachinePlan) -> Result<Launched
 
     let cannot = |error: io::Error| failed("the way to QEMU cannot be made")(error);
     let control = socket::listen(folder.path(), socket::CONTROL).map_err(cannot)?;
-    let agent = match plan.side_channels.contains(&SideChannel::Agent) {
+    let vsock =
+        plan.side_channels.contains(&SideChannel::Agent2).then(|| Vsock::open(&inner.vsocks())).flatten();
+    let ways = vsock::ways(&plan.side_channels, vsock.is_some());
+    let agent = match ways.contains(&SideChannel::Agent) {
         true => Some(socket::listen(folder.path(), socket::AGENT).map_err(cannot)?),
         false => None,
     };
@@ -156,12 +161,16 @@ fn launch(inner: &Inner, folder: &Folder, plan: &MachinePlan) -> Result<Launched
         taps: taps.iter().map(numbers).collect(),
         control: control.as_raw_fd(),
         agent: agent.as_ref().map(AsRawFd::as_raw_fd),
+        vsock: vsock.as_ref().map(|vsock| VsockFile { file: vsock.file.as_raw_fd(), number: vsock.number }),
     };
-    let record = record(inner, plan, user);
+    let mut record = record(inner, plan, user);
+    record.side_channels = ways;
+    record.vsock = vsock.as_ref().map(|vsock| vsock.number);
     folder.begin(&record)?;
     let group = cgroup::Group::create(plan.id, plan.cpus, plan.memory_mb)?;
     let mut files = vec![prepared.control];
     files.extend(prepared.agent);
+    files.extend(prepared.vsock.map(|vsock| vsock.file));
     files.extend(prepared.taps.iter().flat_map(|files| [Some(files.tap), files.vhost]).flatten());
     // Waits in the socket until QEMU comes to it.
     let stream = socket::connect_ahead(folder.path(), socket::CONTROL).map_err(cannot)?;
@@ -233,6 +242,8 @@ fn record(inner: &Inner, plan: &MachinePlan, user: Option<u32>) -> Record {
         has_ports: hardware::machine_type(plan) == MachineType::Q35,
         disks: disks.map(|disk| disk.device.clone()).collect(),
         nics: plan.nics.iter().map(|nic| (nic.mac.to_string(), nic.interface.device())).collect(),
+        side_channels: plan.side_channels.clone(),
+        vsock: None,
     }
 }
 
@@ -266,6 +277,12 @@ fn bypasses_cache(file: &Path) -> bool {
 }
 
 impl Inner {
+    /// The numbers of the virtual sockets of the machines that run here.
+    fn vsocks(&self) -> BTreeSet<u32> {
+        let machines: Vec<Arc<Machine>> = self.known().values().cloned().collect();
+        machines.iter().filter_map(|machine| machine.live()?.record().vsock).collect()
+    }
+
     /// The certificates of this node, made when they are first needed. Blocks.
     pub(super) fn screens(&self) -> Result<&Screens> {
         if let Some(screens) = self.screens.get() {

@@ -87,6 +87,8 @@ mod tests {
             has_ports: false,
             disks: vec!["vda".into()],
             nics: [("02:00:00:00:00:01".to_owned(), "tap1".to_owned())].into(),
+            side_channels: Vec::new(),
+            vsock: None,
         }
     }
 

@@ -22,6 +22,7 @@ use muster_types::{Error, Result};
 use uuid::Uuid;
 
 use super::Script;
+use super::guests::SimulatedGuests;
 use super::screen;
 use crate::changes::Teller;
 use crate::image::fresh;
@@ -44,6 +45,7 @@ pub(super) struct SimulatedMachines {
     folder: PathBuf,
     teller: Teller,
     state: Mutex<State>,
+    guests: SimulatedGuests,
 }
 
 #[derive(Debug, Default)]
@@ -81,10 +83,10 @@ pub(super) struct Sum {
 }
 
 impl SimulatedMachines {
-    pub(super) fn new(storage: Arc<FileStorage>, folder: PathBuf) -> Self {
+    pub(super) fn new(storage: Arc<FileStorage>, folder: PathBuf, guests: SimulatedGuests) -> Self {
         let machines = remembered(&folder).into_iter().map(|(id, power)| (id, Machine::new(None, power)));
         let state = State { machines: machines.collect(), ..State::default() };
-        Self { storage, folder, teller: Teller::default(), state: Mutex::new(state) }
+        Self { storage, folder, teller: Teller::default(), state: Mutex::new(state), guests }
     }
 
     /// Remembers how a machine is, or that there is none.
@@ -135,6 +137,7 @@ impl SimulatedMachines {
             }
         }
         for id in ended {
+            self.guests.switched_off(id);
             self.remember(id, Some(power));
             self.teller.tell(id);
         }
@@ -159,8 +162,10 @@ impl SimulatedMachines {
         let before = machine.power.clone();
         let result = work(machine);
         let changed = (machine.power != before).then(|| machine.power.clone());
+        let plan = machine.plan.clone();
         drop(state);
         if let Some(power) = changed {
+            self.guests.follow(id, &before, &power, plan.as_ref());
             self.remember(id, Some(&power));
             self.teller.tell(id);
         }
@@ -236,13 +241,18 @@ impl SimulatedMachines {
     /// Boots a guest again.
     fn boot_again(&self, id: InstanceId, does: impl FnOnce(&Machine) -> bool) -> Result<()> {
         let console = self.state().console.clone();
-        self.with(id, |machine| {
+        let boots = self.with(id, |machine| {
             machine.require_active()?;
-            if does(machine) {
+            let boots = does(machine);
+            if boots {
                 machine.boot(console);
             }
-            Ok(())
-        })
+            Ok(boots)
+        })?;
+        if boots {
+            self.guests.restart(id);
+        }
+        Ok(())
     }
 
     async fn snapshot_now(&self, id: InstanceId, disks: &[SnapshotDisk]) -> Result<()> {
@@ -520,6 +530,7 @@ impl Machines for SimulatedMachines {
     fn remove(&self, id: InstanceId) -> NodeFuture<'_, ()> {
         let removed = self.state().machines.remove(&id);
         if removed.is_some() {
+            self.guests.removed(id);
             self.remember(id, None);
             self.teller.tell(id);
         }

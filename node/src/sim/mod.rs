@@ -1,5 +1,6 @@
 //! A made-up node, for demonstrations, fault injection and tests of scale. It says so in its record.
 
+mod guests;
 mod machines;
 mod screen;
 
@@ -9,6 +10,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use muster_types::guest::Guests;
 use muster_types::ids::{InstanceId, NetworkId, NodeId};
 use muster_types::machine::{MachinePlan, Machines, Power, ScreenIdentity};
 use muster_types::network::{NetworkCare, NetworkPlan, NetworkUsage, PingResult};
@@ -22,6 +24,8 @@ use crate::image::Images;
 use crate::local::{flags, metrics};
 use crate::storage::FileStorage;
 
+pub use guests::GuestScript;
+use guests::SimulatedGuests;
 use machines::SimulatedMachines;
 
 /// What a node has.
@@ -49,6 +53,8 @@ pub struct Script {
     pub build_fails: Option<String>,
     /// What consoles show after a start, in place of the usual text.
     pub console: Option<String>,
+    /// What happens in their guests.
+    pub guest: GuestScript,
 }
 
 /// A node that exists only in this process.
@@ -61,6 +67,7 @@ pub struct SimulatedNode {
     networks: Mutex<Networks>,
     storage: Arc<FileStorage>,
     machines: SimulatedMachines,
+    guests: SimulatedGuests,
 }
 
 #[derive(Debug, Default)]
@@ -79,6 +86,7 @@ impl SimulatedNode {
     pub fn new(number: usize, id: NodeId, storage: &Path) -> Self {
         let machines = storage.join("machines");
         let storage = Arc::new(FileStorage::new(storage, Images::simulated()));
+        let guests = SimulatedGuests::default();
         Self {
             identity: NodeIdentity {
                 id,
@@ -94,7 +102,8 @@ impl SimulatedNode {
             api_url: String::new(),
             size: USUAL,
             networks: Mutex::default(),
-            machines: SimulatedMachines::new(storage.clone(), machines),
+            machines: SimulatedMachines::new(storage.clone(), machines, guests.clone()),
+            guests,
             storage,
         }
     }
@@ -113,7 +122,30 @@ impl SimulatedNode {
 
     /// Says what happens to machines from now on.
     pub fn script(&self, script: Script) {
+        self.guests.script(script.guest.clone());
         self.machines.script(script);
+    }
+
+    /// Starts a guest again as if somebody in it did it.
+    pub fn restart_guest(&self, id: InstanceId) {
+        self.guests.restart(id);
+    }
+
+    /// Starts the agent of a guest again.
+    pub fn restart_agent(&self, id: InstanceId) {
+        self.guests.restart_agent(id);
+    }
+
+    /// How often each command line was started in the guest of a machine, for as long as there is one.
+    #[must_use]
+    pub fn executions(&self, id: InstanceId) -> BTreeMap<String, u64> {
+        self.guests.executions(id)
+    }
+
+    /// How many transfers of files and of output were begun with the guest of a machine.
+    #[must_use]
+    pub fn transfers(&self, id: InstanceId) -> u64 {
+        self.guests.transfers(id)
     }
 
     /// Switches a machine off as if its guest did it.
@@ -252,6 +284,10 @@ impl NodeApi for SimulatedNode {
 
     fn machines(&self) -> &dyn Machines {
         &self.machines
+    }
+
+    fn guests(&self) -> &dyn Guests {
+        &self.guests
     }
 
     fn network_usage(&self, network: FoundNetwork) -> NodeFuture<'_, Option<NetworkUsage>> {

@@ -1,12 +1,13 @@
 //! What machines may be made of, as QEMU takes it.
 
+use muster_types::guest::AgentState;
 use muster_types::ids::InterfaceId;
-use muster_types::instance::MachineType;
+use muster_types::instance::{MachineType, SideChannel};
 use muster_types::machine::{DiskKind, DiskPlan, Nic, Power};
 use muster_types::node::NodeApi as _;
 use muster_types::spec::{DiskBus, Vdi};
 
-use crate::world::{World, sh};
+use crate::world::{PATIENCE, World, next, sh};
 
 /// A device on which an interface can be plugged. It goes with the test.
 struct Tap(InterfaceId);
@@ -195,4 +196,33 @@ async fn screens_are_served_with_the_certificate_that_the_node_reports() {
     let mut greeting = [0; 4];
     tokio::io::AsyncReadExt::read_exact(&mut stream, &mut greeting).await.unwrap();
     assert_eq!(&greeting, b"RFB ");
+}
+
+#[tokio::test]
+async fn an_agent_has_a_way_whether_there_are_virtual_sockets_or_not() {
+    let Some(mut world) = World::new().await else { return };
+    let mut plan = world.plan("listens").await;
+    plan.side_channels = vec![SideChannel::Agent2];
+    world.machines().build(&plan).await.unwrap();
+    world.machines().start(&plan).await.unwrap();
+    let has_vsock = std::fs::File::options().read(true).write(true).open("/dev/vhost-vsock").is_ok();
+    // Another daemon knows which way it is.
+    for _ in 0..2 {
+        let guests = world.node().guests();
+        let mut changes = guests.changes();
+        world.node().report().await.unwrap();
+        let wait = async {
+            loop {
+                let report = guests.report(plan.id).unwrap();
+                // The small guest's agent does not listen, but finds the port that is there instead.
+                match report.state {
+                    AgentState::NoContact if has_vsock => break,
+                    AgentState::Ready => break assert!(!has_vsock),
+                    _ => next(&mut changes).await.unwrap(),
+                };
+            }
+        };
+        tokio::time::timeout(PATIENCE, wait).await.unwrap();
+        world.restart();
+    }
 }
