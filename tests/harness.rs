@@ -27,6 +27,7 @@ use muster_types::object::ObjectRef;
 use muster_types::settings::Settings;
 use serde_json::Value;
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 pub(crate) struct Cluster {
     pub(crate) app: Arc<App>,
@@ -36,6 +37,8 @@ pub(crate) struct Cluster {
     pub(crate) node: Arc<SimulatedNode>,
     pub(crate) other: Arc<SimulatedNode>,
     stop: watch::Sender<bool>,
+    /// What the daemon does besides answering.
+    tasks: Vec<JoinHandle<()>>,
     folder: tempfile::TempDir,
 }
 
@@ -91,14 +94,13 @@ impl Cluster {
         let spool = folder.path().join("spool");
         let events = Events::open(&spool, "sim-1", &settings).unwrap();
         let drainer = Drainer::new(&events, &spool, &settings).unwrap();
-        let seed = Secret::new("a seed that only tests use");
         let make = |number: usize| {
             let storage = folder.path().join(number.to_string());
             Arc::new(shape(SimulatedNode::new(number, NodeId::new(), &storage)))
         };
         let (node, other) = (make(1), make(2));
         let nodes: Vec<Arc<dyn NodeApi>> = vec![Arc::clone(&node) as _, Arc::clone(&other) as _];
-        let mut app = App::new(Arc::clone(&store), settings, events, &seed, nodes);
+        let mut app = App::new(Arc::clone(&store), settings, events, &seed(), nodes);
         if let Some(queue) = queue {
             app.queue = queue;
         }
@@ -108,10 +110,26 @@ impl Cluster {
         objects::key::bootstrap(&app, &Secret::new(""), |_| Ok(())).await.unwrap();
         reconcile::checkin::join(&app).await.unwrap();
         objects::network::bootstrap(&app).await.unwrap();
-        tokio::spawn(reconcile::networks::run(Arc::clone(&app), stop.subscribe()));
-        tokio::spawn(reconcile::machines::run(Arc::clone(&app), stop.subscribe()));
+        let tasks = reconcilers(&app, &stop);
         let (service, routes) = http::service(&app);
-        Self { app, service, routes, node, other, stop, folder }
+        Self { app, service, routes, node, other, stop, tasks, folder }
+    }
+
+    /// Ends what the daemon does besides answering, as if it was killed. The machines of its nodes go on.
+    pub(crate) async fn kill(&mut self) {
+        for task in self.tasks.drain(..) {
+            task.abort();
+            let _ = task.await;
+        }
+    }
+
+    /// Starts the next daemon, on the same database and nodes.
+    pub(crate) fn start(&mut self) {
+        let App { store, settings, events, nodes, .. } = &*self.app;
+        let app = App::new(store.clone(), settings.clone(), events.clone(), &seed(), nodes.clone());
+        self.app = Arc::new(app);
+        (self.service, self.routes) = http::service(&self.app);
+        self.tasks = reconcilers(&self.app, &self.stop);
     }
 
     /// A token for a key that is made for it.
@@ -332,6 +350,19 @@ impl Cluster {
         })
         .await;
     }
+}
+
+fn seed() -> Secret {
+    Secret::new("a seed that only tests use")
+}
+
+fn reconcilers(app: &Arc<App>, stop: &watch::Sender<bool>) -> Vec<JoinHandle<()>> {
+    vec![
+        tokio::spawn(reconcile::networks::run(Arc::clone(app), stop.subscribe())),
+        tokio::spawn(reconcile::machines::run(Arc::clone(app), stop.subscribe())),
+        tokio::spawn(reconcile::agents::run(Arc::clone(app), stop.subscribe())),
+        tokio::spawn(reconcile::agent_operations::run(Arc::clone(app), stop.subscribe())),
+    ]
 }
 
 impl Drop for Cluster {

@@ -20,6 +20,7 @@ use crate::objects::blob::Making;
 use crate::objects::instance::placement::Known;
 use crate::objects::instance::turns::Turns;
 use crate::operations::Queue;
+use crate::reconcile::agent_operations;
 use crate::reconcile::networks::Bell;
 use crate::store::Store;
 use crate::store::leases::Holder;
@@ -38,6 +39,8 @@ pub struct App {
     pub queue: Queue,
     /// Between those who change networks and those who follow.
     pub networks: Bell,
+    /// Between those who want something done inside guests and those who do it.
+    pub agents: agent_operations::Bell,
     /// Room for contents on their way in or out: each takes some megabytes while it moves.
     transfers: Arc<Semaphore>,
     /// The blobs that this daemon is making.
@@ -82,6 +85,7 @@ impl App {
             busy: Arc::default(),
             queue: Queue::default(),
             networks: Bell::default(),
+            agents: agent_operations::Bell::default(),
             transfers: Arc::new(Semaphore::new(MOST_TRANSFERS)),
             making: Making::default(),
             drafting: Making::default(),

@@ -38,7 +38,7 @@ enum Command {
 fn main() -> ExitCode {
     let cli = Cli::parse();
     match run(cli) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             // The whole chain in one line: scripts and people read the same thing.
             eprintln!("error: {error:#}");
@@ -56,26 +56,27 @@ fn print(text: &[u8]) -> anyhow::Result<()> {
     }
 }
 
-fn run(cli: Cli) -> anyhow::Result<()> {
+fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     if let Command::Completion { shell } = cli.command {
         let mut script = Vec::new();
         clap_complete::generate(shell, &mut Cli::command(), "muster", &mut script);
-        return print(&script);
+        return print(&script).map(|()| ExitCode::SUCCESS);
     }
     if matches!(cli.command, Command::Serve(_) | Command::Db(_)) {
         // Whatever these write is for their own user only.
         nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     }
     if let Command::Config(arguments) = &cli.command {
-        return config::show(arguments, cli.options.json);
+        return config::show(arguments, cli.options.json).map(|()| ExitCode::SUCCESS);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         match cli.command {
-            Command::Serve(arguments) => serve::run(arguments).await,
-            Command::Db(command) => database::run(command).await,
-            Command::Client(command) => muster_client::run(command, cli.options).await,
-            Command::Config(_) | Command::Completion { .. } => Ok(()),
+            Command::Client(command) => return muster_client::run(command, cli.options).await,
+            Command::Serve(arguments) => serve::run(arguments).await?,
+            Command::Db(command) => database::run(command).await?,
+            Command::Config(_) | Command::Completion { .. } => {}
         }
+        Ok(ExitCode::SUCCESS)
     })
 }

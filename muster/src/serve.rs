@@ -222,6 +222,11 @@ impl Daemon {
                 run("operations", Box::pin(operations::run(Arc::clone(&app), stop_work.subscribe()))),
                 run("storage", Box::pin(reconcile::storage::run(Arc::clone(&app), stop_work.subscribe()))),
                 run("machines", Box::pin(reconcile::machines::run(Arc::clone(&app), stop_work.subscribe()))),
+                run("agents", Box::pin(reconcile::agents::run(Arc::clone(&app), stop_work.subscribe()))),
+                run(
+                    "agent operations",
+                    Box::pin(reconcile::agent_operations::run(Arc::clone(&app), stop_work.subscribe())),
+                ),
                 run("networks", Box::pin(reconcile::networks::run(Arc::clone(&app), stop_work.subscribe()))),
                 run(
                     "maintainer",

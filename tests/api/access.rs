@@ -21,6 +21,9 @@ const TABLE: &[(&str, &str, [u16; 7])] = &[
     ("GET", "/openapi.json", [200, 200, 200, 200, 200, 200, 200]),
     ("GET", "/apidocs", [200, 200, 200, 200, 200, 200, 200]),
     ("GET", "/apidocs/{file}", [200, 200, 200, 200, 200, 200, 200]),
+    // The calls of this test name no host.
+    ("GET", "/agent/install.sh", [400, 400, 400, 400, 400, 400, 400]),
+    ("GET", "/agent/muster-agent", [200, 200, 200, 200, 200, 200, 200]),
     ("POST", "/auth", [401, 401, 401, 401, 401, 401, 401]),
     ("GET", "/auth/namespaces", [401, 401, 401, 200, 200, 200, 200]),
     ("POST", "/auth/namespaces", [401, 401, 401, 401, 401, 401, 200]),
@@ -105,6 +108,15 @@ const TABLE: &[(&str, &str, [u16; 7])] = &[
     ("GET", "/instances/{instance_ref}/screenshot", [401, 401, 401, 404, 404, 200, 200]),
     ("GET", "/instances/{instance_ref}/vdiconsolehelper", [401, 401, 401, 404, 404, 200, 200]),
     ("GET", "/instances/{instance_ref}/vdiconsoleproxy", [401, 401, 401, 404, 404, 200, 200]),
+    // What is done in a guest is done by the owner; what came of it is read.
+    ("POST", "/instances/{instance_ref}/agent/execute", [401, 401, 401, 404, 404, 200, 200]),
+    ("POST", "/instances/{instance_ref}/agent/put", [401, 401, 401, 404, 404, 200, 200]),
+    ("POST", "/instances/{instance_ref}/agent/get", [401, 401, 401, 404, 404, 200, 200]),
+    ("GET", "/instances/{instance_ref}/agentoperations", [401, 401, 401, 404, 200, 200, 200]),
+    ("GET", "/instances/{instance_ref}/agent/facts", [401, 401, 401, 404, 404, 200, 200]),
+    ("GET", "/agentoperations/{agentoperation_uuid}", [401, 401, 401, 404, 200, 200, 200]),
+    ("DELETE", "/agentoperations/{agentoperation_uuid}", [401, 401, 401, 404, 404, 200, 200]),
+    ("GET", "/agentoperations/{agentoperation_uuid}/events", [401, 401, 401, 404, 200, 200, 200]),
     ("GET", "/interfaces/{interface_uuid}", [401, 401, 401, 404, 200, 200, 200]),
     // The second who may finds it floating.
     ("POST", "/interfaces/{interface_uuid}/float", [401, 401, 401, 404, 404, 200, 409]),
@@ -178,6 +190,11 @@ fn body(method: &str, path: &str, stage: &Stage) -> Option<Value> {
         ("POST", "/instances") => crate::instances::small("another", &json!({"namespace": "alpha"})),
         ("DELETE", "/instances") => json!({"confirm": true, "namespace": "alpha"}),
         ("POST", "/instances/{instance_ref}/interfaces") => json!({"network_uuid": stage.network}),
+        ("POST", "/instances/{instance_ref}/agent/execute") => json!({"command_line": "true"}),
+        ("POST", "/instances/{instance_ref}/agent/put") => {
+            json!({"blob_uuid": stage.blob, "path": "/tmp/x", "mode": 420})
+        }
+        ("POST", "/instances/{instance_ref}/agent/get") => json!({"path": "/etc/hostname"}),
         ("POST", "/artifacts") => json!({"url": "https://images.invalid/x.qcow2", "namespace": "alpha"}),
         ("DELETE", "/artifacts") => json!({"confirm": true, "namespace": "alpha"}),
         ("POST", "/artifacts/upload/{name}") => json!({"blob_uuid": stage.blob, "namespace": "alpha"}),
@@ -198,11 +215,15 @@ struct Stage {
     artifact: String,
     blob: String,
     upload: String,
+    agent_operation: String,
 }
 
 /// A cluster for one route, so that no call disturbs another's.
 async fn stage(path: &str) -> Stage {
-    let cluster = Cluster::with(&[("KERBSIDE_URL", "https://consoles.example")], None).await;
+    // Any file will do for an agent.
+    let program = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    let settings = [("KERBSIDE_URL", "https://consoles.example"), ("AGENT_PROGRAM", program)];
+    let cluster = Cluster::with(&settings, None).await;
     for name in ["alpha", "beta", "gamma"] {
         cluster.create_namespace(name).await;
     }
@@ -244,13 +265,19 @@ async fn stage(path: &str) -> Stage {
         cluster.settle_networks().await;
         interface = cluster.interface(&network, "alpha", "host", 1).await.id.to_string();
     }
-    let mut instance = String::new();
-    if path.starts_with("/instances") {
+    let (mut instance, mut agent_operation) = (String::new(), String::new());
+    if path.starts_with("/instances") || path.starts_with("/agentoperations") {
         let record = crate::instances::create(&cluster, &tokens[5], "host", &json!({})).await;
         record["uuid"].as_str().unwrap().clone_into(&mut instance);
     }
+    if path.starts_with("/agentoperations") {
+        let (path, body) = (format!("/instances/{instance}/agent/execute"), json!({"command_line": "true"}));
+        let begun = cluster.call(&tokens[5], Method::POST, &path, Some(body)).await;
+        begun.body["uuid"].as_str().unwrap().clone_into(&mut agent_operation);
+    }
     let (mut artifact, mut blob, mut upload) = (String::new(), String::new(), String::new());
-    if ["/artifacts", "/label", "/upload", "/blob"].iter().any(|family| path.starts_with(family)) {
+    let families = ["/artifacts", "/label", "/upload", "/blob"];
+    if families.iter().any(|family| path.starts_with(family)) || path.ends_with("/agent/put") {
         let record = crate::artifacts::upload(&cluster, &tokens[5], "img", b"content").await;
         record["uuid"].as_str().unwrap().clone_into(&mut artifact);
         record["blob_uuid"].as_str().unwrap().clone_into(&mut blob);
@@ -260,7 +287,18 @@ async fn stage(path: &str) -> Stage {
         begun.body["uuid"].as_str().unwrap().clone_into(&mut upload);
     }
     let operation = handle.op_uuid.to_string();
-    Stage { cluster, tokens, operation, network, interface, instance, artifact, blob, upload }
+    Stage {
+        cluster,
+        tokens,
+        operation,
+        network,
+        interface,
+        instance,
+        artifact,
+        blob,
+        upload,
+        agent_operation,
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -279,6 +317,7 @@ async fn every_route_answers_every_kind_of_caller_as_the_table_says() {
             .replace("{network_ref}", &stage.network)
             .replace("{interface_uuid}", &stage.interface)
             .replace("{instance_ref}", &stage.instance)
+            .replace("{agentoperation_uuid}", &stage.agent_operation)
             .replace("{address}", "10.0.0.9")
             .replace("{artifact_ref}", &stage.artifact)
             .replace("{blob_uuid}", &stage.blob)

@@ -10,6 +10,7 @@ mod web;
 
 mod access;
 mod addresses;
+mod agent;
 mod artifacts;
 mod auth;
 mod events;

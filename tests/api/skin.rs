@@ -19,10 +19,18 @@ async fn the_root_page_lists_only_what_works() {
         "blob-search-by-hash",
         "instance-screenshot",
         "hot-plug-interface",
+        "agentoperations-crud",
+        "instance-agentoperations-all",
+        "agentoperations-put-with-mode",
+        "instance-put-blob",
+        "instance-execute",
+        "instance-get",
+        "include-queued-agent-operations",
+        "agentoperation-deadlines",
     ] {
         assert!(page.text.contains(word), "{word}");
     }
-    for word in ["instance-execute", "federated-exchange", "vdi-console-proxy"] {
+    for word in ["cluster-cacert", "federated-exchange", "vdi-console-proxy"] {
         assert!(!page.text.contains(word), "{word}");
     }
 }

@@ -5,15 +5,15 @@ use axum::http::Method;
 /// Needed in addition on every administrative route.
 pub const CLUSTER_ADMIN: &str = "cluster-admin";
 
-/// The scope of a call: the route's family and the method's verb.
+/// The scope of a call: the route's family, and its own verb or else that of the method.
 #[must_use]
-pub fn required(family: &str, method: &Method) -> String {
-    let verb = match *method {
+pub fn required(family: &str, verb: Option<&str>, method: &Method) -> String {
+    let usual = match *method {
         Method::GET | Method::HEAD | Method::OPTIONS => "read",
         Method::DELETE => "delete",
         _ => "write",
     };
-    format!("{family}.{verb}")
+    format!("{family}.{}", verb.unwrap_or(usual))
 }
 
 /// Whether `held` covers `needed`. `None` covers everything, an empty list nothing.
@@ -54,9 +54,10 @@ mod tests {
 
     #[test]
     fn the_verb_follows_the_method() {
-        assert_eq!(required("auth", &Method::GET), "auth.read");
-        assert_eq!(required("auth", &Method::HEAD), "auth.read");
-        assert_eq!(required("auth", &Method::PUT), "auth.write");
-        assert_eq!(required("auth", &Method::DELETE), "auth.delete");
+        assert_eq!(required("auth", None, &Method::GET), "auth.read");
+        assert_eq!(required("auth", None, &Method::HEAD), "auth.read");
+        assert_eq!(required("auth", None, &Method::PUT), "auth.write");
+        assert_eq!(required("auth", None, &Method::DELETE), "auth.delete");
+        assert_eq!(required("instance", Some("execute"), &Method::POST), "instance.execute");
     }
 }

@@ -28,6 +28,8 @@ pub(super) struct Guard {
     pub(super) app: Arc<App>,
     pub(super) access: Access,
     pub(super) family: &'static str,
+    /// What the scope says in place of the method's verb.
+    pub(super) verb: Option<&'static str>,
 }
 
 /// Lets a request through, with its caller attached, or answers why not.
@@ -57,7 +59,7 @@ async fn admit(guard: &Guard, request: &Parts) -> Result<Caller> {
         remote: incoming.map(|incoming| incoming.remote.clone()).unwrap_or_default(),
     };
     check_key(app, &caller, claims.nonce.as_deref()).await?;
-    let needed = scopes::required(guard.family, &request.method);
+    let needed = scopes::required(guard.family, guard.verb, &request.method);
     if !scopes::grants(caller.scopes.as_deref(), &needed) {
         return Err(Error::Forbidden("token is not scoped for this operation".into()));
     }

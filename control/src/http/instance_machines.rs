@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::{FromRequestParts, Path, State};
@@ -21,6 +22,7 @@ use super::request::Incoming;
 use super::response::{nothing, ok, text};
 use crate::app::App;
 use crate::auth::Caller;
+use crate::objects::agent_operation;
 use crate::objects::instance::console::{self, ProxyRecord};
 use crate::objects::instance::power::{self, Action};
 use crate::objects::instance::{find, find_own, place, require_created};
@@ -244,4 +246,33 @@ pub(super) async fn vdi_proxy(
     _: Args<Nothing>,
 ) -> ApiResult {
     Ok(ok(&console::proxy(&app, &caller, &reference).await?))
+}
+
+/// What the guest of an instance says of itself: its distribution, mounts and SSH host keys.
+#[utoipa::path(get, path = "/instances/{instance_ref}/agent/facts", tag = "instances",
+    params(("instance_ref" = String, Path)), responses(
+    (status = 200, description = "`distribution`, `mounts`, `ssh-host-keys`", body = Object),
+    (status = 400, description = "the agent is not ready"), (status = 404, description = "no such instance"),
+    (status = 406, description = "the instance is not ready"),
+    (status = 503, description = "the agent does not answer")))]
+pub(super) async fn agent_facts(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Path(reference): Path<String>,
+    call: Call,
+    _: Args<Nothing>,
+) -> ApiResult {
+    let row = find_own(&app, &caller, &reference, None).await?;
+    require_created(&row)?;
+    match at(&app, &caller, &row, &call).await? {
+        At::Here(node) => {
+            // A guest may say that it is there, and never answer.
+            let most = Duration::from_secs(app.settings.api_async_wait);
+            let facts = tokio::time::timeout(most, agent_operation::facts(&app, &node, &row)).await;
+            let silent = |_| Error::Unavailable("the agent of the instance does not answer".into());
+            Ok(ok(&facts.map_err(silent)??))
+        }
+        At::Answered(answer) => Ok(answer),
+        At::Nowhere => Err(Error::Internal("a created instance has no place".into()).into()),
+    }
 }

@@ -2,6 +2,8 @@
 //! rules and no SQL.
 
 mod admin;
+mod agent_operations;
+mod agent_program;
 mod arguments;
 mod artifacts;
 mod blobs;
@@ -57,6 +59,8 @@ fn table(app: &Arc<App>) -> Table {
     table.add(Public, "", routes!(docs::document));
     table.add(Public, "", routes!(docs::page));
     table.add(Public, "", routes!(docs::file));
+    table.add(Public, "", routes!(agent_program::install));
+    table.add(Public, "", routes!(agent_program::program));
 
     table.add(Public, "auth", routes!(login::log_in));
     table.add(Token, "auth", routes!(namespaces::list));
@@ -115,8 +119,16 @@ fn table(app: &Arc<App>) -> Table {
         routes!(instance_machines::console_data, instance_machines::clear_console_data),
     );
     table.add(Token, "instance", routes!(instance_machines::screenshot));
-    table.add(Token, "instance", routes!(instance_machines::vdi_helper));
-    table.add(Token, "instance", routes!(instance_machines::vdi_proxy));
+    table.add_for(Token, "instance", Some("console"), routes!(instance_machines::vdi_helper));
+    table.add_for(Token, "instance", Some("console"), routes!(instance_machines::vdi_proxy));
+    table.add_for(Token, "instance", Some("execute"), routes!(agent_operations::execute));
+    table.add(Token, "instance", routes!(agent_operations::put));
+    table.add(Token, "instance", routes!(agent_operations::get_file));
+    table.add(Token, "instance", routes!(agent_operations::list));
+    table.add(Token, "instance", routes!(instance_machines::agent_facts));
+
+    table.add(Token, "agentoperation", routes!(agent_operations::get, agent_operations::delete));
+    table.add(Token, "agentoperation", routes!(agent_operations::list_events));
 
     table.add(Token, "interface", routes!(interfaces::get));
     table.add(Token, "interface", routes!(interfaces::float));

@@ -11,6 +11,15 @@ use crate::app::App;
 /// Capabilities by family. A client finds a feature by finding its word on the page, so only what works is here.
 const CAPABILITIES: &[(&str, &[&str])] = &[
     ("admin", &["cluster-resources", "vdi-token-pubkey"]),
+    (
+        "agent-operations",
+        &[
+            "agentoperations-crud",
+            "instance-agentoperations",
+            "instance-agentoperations-all",
+            "agentoperations-put-with-mode",
+        ],
+    ),
     ("artifacts", &["artifact-metadata", "artifact-upload-types", "artifact-clusteroperations"]),
     ("auth", &["generated-key-secrets"]),
     (
@@ -38,10 +47,15 @@ const CAPABILITIES: &[(&str, &[&str])] = &[
             "pure-affinity",
             "spice-vdi-console",
             "vdi-console-helper",
+            "instance-put-blob",
+            "instance-execute",
+            "instance-get",
             "instance-screenshot",
             "get-instance-namespace",
             "hot-plug-interface",
+            "include-queued-agent-operations",
             "instance-clusteroperations",
+            "agentoperation-deadlines",
         ],
     ),
     (

@@ -70,6 +70,17 @@ impl Table {
         family: &'static str,
         handlers: UtoipaMethodRouter<Arc<App>>,
     ) {
+        self.add_for(access, family, None, handlers);
+    }
+
+    /// The same for handlers that need more than to read or to write: a scope of their own, of that verb.
+    pub(super) fn add_for(
+        &mut self,
+        access: Access,
+        family: &'static str,
+        verb: Option<&'static str>,
+        handlers: UtoipaMethodRouter<Arc<App>>,
+    ) {
         let (schemas, mut paths, mut methods) = handlers;
         for (path, item) in &mut paths.paths {
             let operations = [
@@ -91,7 +102,7 @@ impl Table {
             }
         }
         if access != Access::Public {
-            let guard = Guard { app: Arc::clone(&self.app), access, family };
+            let guard = Guard { app: Arc::clone(&self.app), access, family, verb };
             methods = methods.route_layer(from_fn_with_state(guard, check));
         }
         let router = std::mem::take(&mut self.router);

@@ -53,7 +53,8 @@ async fn hold(tx: &mut Tx, object: &ObjectRef) -> Result<bool, StoreError> {
         | ObjectType::ApiRequest
         | ObjectType::NamespaceKey
         | ObjectType::Upload
-        | ObjectType::ClusterOperation => Ok(true),
+        | ObjectType::ClusterOperation
+        | ObjectType::AgentOperation => Ok(true),
     }
 }
 

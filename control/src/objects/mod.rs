@@ -1,6 +1,7 @@
 //! The rules: what may be done to which object, and what follows from it. No HTTP and no SQL text here.
 
 pub mod address;
+pub mod agent_operation;
 pub mod artifact;
 pub mod blob;
 pub mod import;

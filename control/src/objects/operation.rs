@@ -131,6 +131,7 @@ pub async fn of_target(
         | ObjectType::Upload
         | ObjectType::NamespaceKey
         | ObjectType::ClusterOperation
+        | ObjectType::AgentOperation
         | ObjectType::Interface => {
             return Err(Error::Invalid(format!("unsupported target_object_type: '{object_type}'")));
         }

@@ -13,6 +13,7 @@ use muster_types::{Error, Result};
 
 use super::{Kind, Lane, Step, Undo};
 use crate::app::App;
+use crate::objects::agent_operation::end;
 use crate::objects::instance::create::use_blobs_in;
 use crate::objects::instance::{image, object, own_node, placement, plan, power, target};
 use crate::objects::interface;
@@ -255,6 +256,7 @@ pub(crate) async fn release_from(
             instances::set_ports(tx, id, node, None).await?;
         }
         references::remove_from(tx, &object(id)).await?;
+        end::leave_in(tx, id, to == InstanceState::Deleted).await?;
         instances::set_power(tx, id, PowerState::Off).await?;
         let fresh = instances::get(&mut *tx, id).await?;
         let ledger = match fresh {

@@ -8,7 +8,8 @@ use crate::app::App;
 use crate::operations::clean_namespace::{self, clear_events};
 use crate::operations::{Kind, Order, clean_network};
 use crate::store::{
-    artifacts, blobs, instances, interfaces, keys, metadata, namespaces, networks, operations, transaction,
+    agent_operations, artifacts, blobs, instances, interfaces, keys, metadata, namespaces, networks,
+    operations, references, transaction,
 };
 
 /// Objects of a kind handled in one pass.
@@ -51,6 +52,19 @@ pub async fn run(app: &App) -> Result<bool> {
         clear_events(app, &object).await?;
         transaction!(app.store, |tx| {
             if instances::remove(tx, id).await? {
+                metadata::remove_of(tx, object.object_type, &object.id).await?;
+            }
+            Ok(())
+        })?;
+    }
+    let ended = agent_operations::finished_before(&*app.store, before, PASS).await?;
+    most = most.max(ended.len());
+    for id in ended {
+        let object = ObjectRef::new(ObjectType::AgentOperation, id);
+        clear_events(app, &object).await?;
+        transaction!(app.store, |tx| {
+            if agent_operations::remove(tx, id).await? {
+                references::remove_from(tx, &object).await?;
                 metadata::remove_of(tx, object.object_type, &object.id).await?;
             }
             Ok(())

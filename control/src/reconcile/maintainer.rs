@@ -12,6 +12,7 @@ use tokio::sync::watch;
 use super::{address_rest, artifact_watch, cleaner, instance_watch, key_sweep, network_watch, node_watch};
 use crate::app::App;
 use crate::events;
+use crate::objects::agent_operation::end;
 use crate::store::{leases, transaction, values};
 
 /// The lease that makes a daemon the maintainer.
@@ -45,6 +46,7 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
                 note("artifact watch", artifact_watch::run(&app).await);
                 note("unused blobs", artifact_watch::delete_unused(&app).await);
             }
+            note("agent operations", end::expire_overdue(&app).await);
             note("address rest", address_rest::run(&app).await.map(|_| ()));
             note("key sweep", sweep_if_due(&app).await);
         }

@@ -2,6 +2,8 @@
 //! step nearer to what the database says it should be.
 
 pub mod address_rest;
+pub mod agent_operations;
+pub mod agents;
 pub mod artifact_watch;
 pub(crate) mod blob_copies;
 pub mod checkin;

@@ -361,6 +361,21 @@ pub async fn set_agent_state(
     Ok(())
 }
 
+/// What is known of the agent of an instance.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AgentSeen {
+    pub state: String,
+    pub start_time: Option<f64>,
+    pub system_boot_time: Option<f64>,
+}
+
+/// Writes what an agent said, if its instance is on.
+pub async fn set_agent(tx: &mut Tx, id: InstanceId, seen: &AgentSeen) -> Result<bool, StoreError> {
+    let sql = "UPDATE instances SET agent_state = ?, agent_start_time = ?, agent_system_boot_time = ? \
+               WHERE uuid = ? AND state = 'created' AND power_state = 'on'";
+    Ok(tx.execute(sql, params![&seen.state, seen.start_time, seen.system_boot_time, id]).await? == 1)
+}
+
 /// What the node promised is given back; what it has of the instance stays known.
 pub async fn unclaim(tx: &mut Tx, id: InstanceId) -> Result<(), StoreError> {
     tx.execute(

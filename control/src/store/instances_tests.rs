@@ -44,7 +44,7 @@ fn spec() -> InstanceSpec {
     }
 }
 
-fn new(name: &str, namespace: &str, node: Option<NodeId>) -> NewInstance {
+pub(super) fn new(name: &str, namespace: &str, node: Option<NodeId>) -> NewInstance {
     NewInstance {
         id: InstanceId::new(),
         name: name.into(),
@@ -57,11 +57,11 @@ fn new(name: &str, namespace: &str, node: Option<NodeId>) -> NewInstance {
     }
 }
 
-async fn add(store: &Store, new: &NewInstance) {
+pub(super) async fn add(store: &Store, new: &NewInstance) {
     transaction!(store, |tx| { Ok(instances::insert(tx, new).await?) }).unwrap();
 }
 
-async fn step(store: &Store, id: InstanceId, from: InstanceState, to: InstanceState) -> bool {
+pub(super) async fn step(store: &Store, id: InstanceId, from: InstanceState, to: InstanceState) -> bool {
     transaction!(store, |tx| { Ok(instances::set_state(tx, id, from, to, None).await?) }).unwrap()
 }
 

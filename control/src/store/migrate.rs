@@ -13,6 +13,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (2, include_str!("../../../migrations/0002_networks.sql")),
     (3, include_str!("../../../migrations/0003_images.sql")),
     (4, include_str!("../../../migrations/0004_instances.sql")),
+    (5, include_str!("../../../migrations/0005_agent_operations.sql")),
 ];
 
 /// How long another node waits for one that died while it migrated, in seconds.
@@ -140,6 +141,7 @@ pub(super) const TABLES: &[&str] = &[
     "instances",
     "node_claims",
     "instance_ports",
+    "agent_operations",
 ];
 
 #[cfg(test)]

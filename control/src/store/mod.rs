@@ -7,6 +7,9 @@
 pub mod addresses;
 #[cfg(test)]
 mod addresses_tests;
+pub mod agent_operations;
+#[cfg(test)]
+mod agent_operations_tests;
 pub mod artifacts;
 pub mod blob_locations;
 pub mod blobs;
@@ -93,6 +96,8 @@ value_from_word!(
     muster_types::ids::BlobId,
     muster_types::ids::ArtifactId,
     muster_types::ids::UploadId,
+    muster_types::ids::AgentOperationId,
+    muster_types::agent_operation::AgentOperationState,
     muster_types::artifact::ArtifactState,
     muster_types::artifact::ArtifactType,
     muster_types::blob::BlobState,

@@ -111,6 +111,16 @@ pub async fn remove(
     Ok(())
 }
 
+/// Forgets everything that `source` used as its `relationship`.
+pub async fn remove_as(tx: &mut Tx, source: &ObjectRef, relationship: &str) -> Result<(), StoreError> {
+    tx.execute(
+        "DELETE FROM object_references WHERE source_type = ? AND source_id = ? AND relationship = ?",
+        params![source.object_type, &source.id, relationship],
+    )
+    .await?;
+    Ok(())
+}
+
 /// Forgets everything that `source` used.
 pub async fn remove_from(tx: &mut Tx, source: &ObjectRef) -> Result<(), StoreError> {
     tx.execute(

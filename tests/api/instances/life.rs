@@ -2,7 +2,7 @@
 
 use axum::http::Method;
 use muster_control::reconcile;
-use muster_node::Script;
+use muster_node::{GuestScript, Script};
 use serde_json::{Value, json};
 
 use super::{act, create, id, object, path, refusal, settled, show, text, try_create};
@@ -27,7 +27,12 @@ async fn reason(cluster: &Cluster, record: &Value) -> (String, Value) {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_instance_is_switched_paused_and_rebooted() {
     let (cluster, token) = cluster(&[]).await;
-    let record = create(&cluster, &token, "www", &json!({})).await;
+    // Its agent never says anything.
+    let guest = GuestScript { ready_after: None, ..GuestScript::default() };
+    for node in [&cluster.node, &cluster.other] {
+        node.script(Script { guest: guest.clone(), ..Script::default() });
+    }
+    let record = settled(&cluster, &token, "www", &json!({})).await;
     let off = |verb: &str| format!("Invalid lifecycle state: you cannot {verb} a powered off instance");
     let ports = record["console_port"].clone();
     for (verb, status, why, power, agent) in [

@@ -20,6 +20,7 @@ pub mod turns;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use muster_types::agent_operation::AgentOperationRecord;
 use muster_types::event::Event;
 use muster_types::ids::{InstanceId, NodeId};
 use muster_types::instance::{InstanceRecord, InstanceState};
@@ -32,12 +33,12 @@ use serde_json::Value;
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::objects::interface;
 use crate::objects::node::Place;
+use crate::objects::{agent_operation, interface};
 use crate::operations::Order;
 use crate::store::instances::{self, InstanceRow};
 use crate::store::nodes::{self, NodeRow};
-use crate::store::{Read, interfaces, metadata, references};
+use crate::store::{Read, agent_operations, interfaces, metadata, references};
 
 /// Version of the record's format.
 const VERSION: i64 = 19;
@@ -129,7 +130,7 @@ pub(crate) fn require_created(row: &InstanceRow) -> Result<()> {
     if row.state == InstanceState::Created { Ok(()) } else { Err(not_ready(row)) }
 }
 
-fn not_ready(row: &InstanceRow) -> Error {
+pub(crate) fn not_ready(row: &InstanceRow) -> Error {
     Error::NotReady(format!("instance {} is not ready ({})", row.id, row.state))
 }
 
@@ -197,6 +198,10 @@ async fn records<D: Read + Copy>(db: D, rows: Vec<InstanceRow>) -> Result<Vec<In
     for record in interface::records(db, interfaces::of_instances(db, &ids).await?).await? {
         interfaces_of.entry(record.instance_uuid).or_default().push(record);
     }
+    let mut queues: HashMap<InstanceId, Vec<AgentOperationRecord>> = HashMap::new();
+    for record in agent_operation::records(db, agent_operations::unfinished(db, &ids).await?).await? {
+        queues.entry(record.instance_uuid).or_default().push(record);
+    }
     Ok(rows
         .into_iter()
         .map(|row| {
@@ -232,7 +237,7 @@ async fn records<D: Read + Copy>(db: D, rows: Vec<InstanceRow>) -> Result<Vec<In
                 requested_placement: row.spec.requested_placement,
                 interfaces: interfaces_of.remove(&row.id).unwrap_or_default(),
                 last_cluster_operation: row.last_operation,
-                agent_operations_queue: vec![],
+                agent_operations_queue: queues.remove(&row.id).unwrap_or_default(),
                 metadata: metadata_of.remove(&id).unwrap_or_default(),
                 version: VERSION,
                 references_to: references.to,

@@ -19,6 +19,7 @@ use super::{asked, object, order, plan, require_created};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::operations::start_instance;
+use crate::reconcile::agents;
 use crate::reconcile::networks::follow_instance;
 use crate::store::instances::{self, InstanceRow};
 use crate::store::{operations, transaction};
@@ -178,7 +179,7 @@ pub(crate) async fn write_seen(app: &App, node: &Arc<dyn NodeApi>, id: InstanceI
         None => (PowerState::Crashed, Some("the node has nothing of it any more".to_owned())),
     };
     if power == row.power_state {
-        return Ok(());
+        return agents::observe(app, node, id).await;
     }
     let agent = agent_state(&row, power);
     let changed = transaction!(app.store, |tx| {
@@ -200,7 +201,8 @@ pub(crate) async fn write_seen(app: &App, node: &Arc<dyn NodeApi>, id: InstanceI
         }
         app.events.record(event);
     }
-    Ok(())
+    // Its guest may have spoken before it was written down that it is on.
+    agents::observe(app, node, id).await
 }
 
 /// What is known of the agent when the power changes.

@@ -1,0 +1,109 @@
+//! How agent operations end, whoever ends them.
+
+use muster_types::Result;
+use muster_types::agent_operation::{AgentOperationState, ExpiryReason};
+use muster_types::ids::InstanceId;
+use muster_types::time::now;
+
+use super::{AGENT_INPUT, audit, object};
+use crate::app::App;
+use crate::store::agent_operations::{self, AgentOperationRow, End};
+use crate::store::{StoreError, Tx, TxError, references, transaction};
+
+/// Seconds that the daemon of an operation's node has to notice that its time is over.
+const GRACE: f64 = 5.0;
+/// Operations that are ended in one pass.
+const PASS: i64 = 500;
+
+/// Moves an operation to its end as part of a transaction, and gives back what it held. A conflict if its state is not
+/// that of the row any more.
+pub(super) async fn end_in(
+    tx: &mut Tx,
+    row: &AgentOperationRow,
+    to: AgentOperationState,
+    end: &End<'_>,
+) -> Result<(), TxError> {
+    if try_end_in(tx, row, to, end).await? {
+        Ok(())
+    } else {
+        Err(StoreError::Conflict("the agent operation changed".into()).into())
+    }
+}
+
+/// The same; `false` if its state is not that of the row any more.
+pub(crate) async fn try_end_in(
+    tx: &mut Tx,
+    row: &AgentOperationRow,
+    to: AgentOperationState,
+    end: &End<'_>,
+) -> Result<bool, StoreError> {
+    if !agent_operations::set_state(tx, row.id, row.state, to, end).await? {
+        return Ok(false);
+    }
+    if to == AgentOperationState::Deleted {
+        references::remove_from(tx, &object(row.id)).await?;
+    } else {
+        references::remove_as(tx, &object(row.id), AGENT_INPUT).await?;
+    }
+    Ok(true)
+}
+
+/// When the time of an unfinished operation is over. One without any budget may not hold up the others for ever.
+#[expect(clippy::cast_precision_loss, reason = "budgets are seconds")]
+pub(crate) fn time_is_over(row: &AgentOperationRow, most: u64) -> Option<f64> {
+    if row.deadline > 0.0 {
+        Some(row.deadline)
+    } else {
+        (row.progress_timeout <= 0.0).then_some(row.updated + most as f64)
+    }
+}
+
+/// A budget of an operation ran out. `false`: it is not as the row says any more.
+pub(crate) async fn expire(app: &App, row: &AgentOperationRow, reason: ExpiryReason) -> Result<bool> {
+    let to = AgentOperationState::Expired;
+    let end = End { expiry: Some(reason), ..End::default() };
+    let news = transaction!(app.store, |tx| { Ok(try_end_in(tx, row, to, &end).await?) })?;
+    if news {
+        app.events.record(
+            audit(row, "agent operation expired")
+                .with("reason", reason.as_str())
+                .with("state", row.state.as_str())
+                .with("attempts", row.attempts),
+        );
+    }
+    Ok(news)
+}
+
+/// An operation failed. `false`: it is not as the row says any more.
+pub(crate) async fn fail(app: &App, row: &AgentOperationRow, why: &str) -> Result<bool> {
+    let to = AgentOperationState::Error;
+    let end = End { error: Some(why), ..End::default() };
+    let news = transaction!(app.store, |tx| { Ok(try_end_in(tx, row, to, &end).await?) })?;
+    if news {
+        app.events.record(audit(row, "agent operation failed").with("reason", why));
+    }
+    Ok(news)
+}
+
+/// Ends operations whose time is over and whose daemon is away.
+pub(crate) async fn expire_overdue(app: &App) -> Result<()> {
+    #[expect(clippy::cast_precision_loss, reason = "budgets are seconds")]
+    let most = app.settings.agent_operation_max_deadline as f64;
+    for row in agent_operations::overdue(&*app.store, now() - GRACE, most, PASS).await? {
+        expire(app, &row, ExpiryReason::Deadline).await?;
+    }
+    Ok(())
+}
+
+/// Nothing is done any more inside an instance that is on its way out: part of the transaction that says so.
+pub(crate) async fn leave_in(tx: &mut Tx, instance: InstanceId, is_deleted: bool) -> Result<(), TxError> {
+    for row in agent_operations::of_instance(&mut *tx, instance).await? {
+        if is_deleted {
+            end_in(tx, &row, AgentOperationState::Deleted, &End::default()).await?;
+        } else if !row.state.is_final() {
+            let end = End { error: Some("the instance is in error"), ..End::default() };
+            end_in(tx, &row, AgentOperationState::Error, &end).await?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,211 @@
+//! What comes out of a guest: short texts become part of the results, everything else becomes blobs.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+use futures_util::{StreamExt as _, stream};
+use muster_types::event::{Event, EventType};
+use muster_types::guest::{CommandKey, Executed, Output, OutputName};
+use muster_types::ids::BlobId;
+use muster_types::node::NodeApi;
+use muster_types::storage::{ByteStream, Draft};
+use muster_types::{Error, Result};
+use serde_json::{Map, Value, json};
+
+use super::end::try_end_in;
+use super::perform::{Failure, Work};
+use super::{AGENT_OUTPUT, audit, object};
+use crate::app::App;
+use crate::objects::blob::{self, Coming, Mark, Prepared};
+use crate::objects::upload;
+use crate::store::agent_operations::{AgentOperationRow, End, Results};
+use crate::store::{references, transaction};
+
+/// Longer output becomes a blob, in bytes.
+const LONGEST_TEXT: usize = 10 << 10;
+
+/// What came of one command.
+pub(super) struct Outcome<'a> {
+    pub(super) result: Map<String, Value>,
+    pub(super) kept: Vec<Kept<'a>>,
+}
+
+/// Content that is to become known as a blob together with the result that names it.
+pub(super) struct Kept<'a> {
+    name: &'static str,
+    prepared: Prepared<'a>,
+    draft: Draft,
+    /// Says that the draft is being written.
+    _mark: Option<Mark<'a>>,
+}
+
+/// Puts bytes on the node's disk.
+pub(super) async fn keep<'a>(
+    app: &'a App,
+    node: &Arc<dyn NodeApi>,
+    name: &'static str,
+    most: u64,
+    data: ByteStream,
+) -> Result<Kept<'a>> {
+    let id = BlobId::new();
+    let draft = Draft::Machine(id);
+    let mark = app.drafting.begin(node.identity().id, id);
+    let prepared = async {
+        node.storage().append(draft, Some(0), most.min(upload::most_bytes(app)), data).await?;
+        blob::prepare(app, node, &Coming { draft, is_image: false, modified: None }).await
+    };
+    match prepared.await {
+        Ok(prepared) => Ok(Kept { name, prepared, draft, _mark: mark }),
+        Err(error) => {
+            remove_draft(node, draft).await;
+            Err(error)
+        }
+    }
+}
+
+async fn remove_draft(node: &Arc<dyn NodeApi>, draft: Draft) {
+    if let Err(error) = node.storage().remove_draft(draft).await {
+        // Whoever looks after the disk finds it.
+        tracing::debug!(?draft, %error, "a draft was not removed yet");
+    }
+}
+
+/// The result of a command that ended.
+pub(super) async fn executed<'a>(
+    work: &'a Work,
+    key: CommandKey,
+    line: &str,
+    executed: Executed,
+) -> Result<Outcome<'a>, Failure> {
+    let mut result = Map::new();
+    result.insert("command-line".into(), json!(line));
+    result.insert("result".into(), json!(true));
+    result.insert("return-code".into(), json!(executed.return_code));
+    let mut outcome = Outcome { result, kept: vec![] };
+    for (name, output) in [(OutputName::Stdout, executed.stdout), (OutputName::Stderr, executed.stderr)] {
+        match read(work, key, name, output, &mut outcome).await {
+            Ok(()) => {}
+            Err(failure) => {
+                give_up(work, outcome.kept).await;
+                return Err(failure);
+            }
+        }
+    }
+    Ok(outcome)
+}
+
+/// Takes in one output of a command.
+async fn read<'a>(
+    work: &'a Work,
+    key: CommandKey,
+    name: OutputName,
+    output: Output,
+    outcome: &mut Outcome<'a>,
+) -> Result<(), Failure> {
+    let word = name.as_str();
+    let (most, data) = match output {
+        Output::Here(bytes) => (bytes.len() as u64, Some(bytes)),
+        Output::There { size, cut } => {
+            if cut {
+                // The guest keeps only so much of what a command writes.
+                outcome.result.insert(format!("{word}-cut"), json!(true));
+            }
+            let short = usize::try_from(size).is_ok_and(|size| size <= LONGEST_TEXT);
+            let data = match short {
+                true if size == 0 => Some(Bytes::new()),
+                true => Some(collect(work.guests().output(work.row.instance, key, name).await?).await?),
+                false => None,
+            };
+            (size, data)
+        }
+    };
+    let data = match data {
+        Some(bytes) if bytes.len() <= LONGEST_TEXT && std::str::from_utf8(&bytes).is_ok() => {
+            outcome.result.insert(word.into(), json!(String::from_utf8_lossy(&bytes)));
+            return Ok(());
+        }
+        Some(bytes) => Box::pin(stream::iter([Ok(bytes)])),
+        None => work.guests().output(work.row.instance, key, name).await?,
+    };
+    let kept = keep(&work.app, &work.node, word, most, data).await.map_err(Failure::of_bytes)?;
+    outcome.kept.push(kept);
+    Ok(())
+}
+
+/// All of a short output. A guest that sends more than it said is not believed.
+async fn collect(mut data: ByteStream) -> Result<Bytes, Failure> {
+    let mut bytes = BytesMut::new();
+    while let Some(piece) = data.next().await {
+        bytes.extend_from_slice(&piece.map_err(Failure::of_bytes)?);
+        if bytes.len() > LONGEST_TEXT {
+            return Err(Failure::Final("the guest sent more output than it said".into()));
+        }
+    }
+    Ok(bytes.freeze())
+}
+
+/// Gives up what nobody will know of.
+pub(super) async fn give_up(work: &Work, kept: Vec<Kept<'_>>) {
+    for one in kept {
+        blob::discard(&work.app, &one.prepared).await;
+        remove_draft(&work.node, one.draft).await;
+    }
+}
+
+/// Ends an operation with what came of its commands, and makes its outputs known. `false`: somebody else ended it.
+pub(super) async fn finish(
+    work: &Work,
+    row: &AgentOperationRow,
+    outcomes: Vec<Outcome<'_>>,
+    error: Option<&str>,
+) -> Result<bool> {
+    use muster_types::agent_operation::AgentOperationState as State;
+
+    let app = &work.app;
+    let to = if error.is_some() { State::Error } else { State::Complete };
+    let ended = transaction!(app.store, |tx| {
+        let mut results = Results::new();
+        let mut holders = Vec::new();
+        for (index, outcome) in outcomes.iter().enumerate() {
+            let mut result = outcome.result.clone();
+            for kept in &outcome.kept {
+                let holder = blob::commit_in(tx, &kept.prepared).await?;
+                let (source, target) = (object(row.id), blob::object(holder));
+                references::insert(tx, &source, AGENT_OUTPUT, Some(kept.name), &target).await?;
+                result.insert(format!("{}_blob", kept.name), json!(holder));
+                holders.push(holder);
+            }
+            results.insert(index.to_string(), result);
+        }
+        let end = End { results: Some(&results), error, expiry: None };
+        if !try_end_in(tx, row, to, &end).await? {
+            // Nothing of this is kept.
+            return Err(Error::not_found("agent operation").into());
+        }
+        Ok(holders)
+    });
+    let kept: Vec<Kept<'_>> = outcomes.into_iter().flat_map(|outcome| outcome.kept).collect();
+    let holders = match ended {
+        Ok(holders) => holders,
+        Err(error) => {
+            give_up(work, kept).await;
+            return match error {
+                Error::NotFound(_) => Ok(false),
+                error => Err(error),
+            };
+        }
+    };
+    match error {
+        Some(why) => app.events.record(audit(row, "agent operation failed").with("reason", why)),
+        None => {
+            let mut event = Event::new(EventType::Status, object(row.id), "agent operation complete");
+            event.request_id.clone_from(&row.request_id);
+            app.events.record(event.with("attempts", row.attempts));
+        }
+    }
+    for (one, holder) in kept.into_iter().zip(holders) {
+        blob::settle(app, &one.prepared, holder).await;
+        remove_draft(&work.node, one.draft).await;
+    }
+    Ok(true)
+}

@@ -1,0 +1,239 @@
+//! Rows of agent operations, on both engines.
+
+use std::sync::Arc;
+
+use muster_types::agent_operation::{AgentCommand, AgentOperationState, ExpiryReason};
+use muster_types::ids::{AgentOperationId, InstanceId, NodeId};
+use muster_types::instance::{InstanceState, PowerState};
+use muster_types::time::now;
+use serde_json::json;
+
+use super::agent_operations::{AgentOperationRow, End, NewAgentOperation, Results, Room};
+use super::instances::AgentSeen;
+use super::instances_tests::{add, new as new_instance, step};
+use super::tests::on_both_engines;
+use super::*;
+
+use AgentOperationState as S;
+
+fn new(instance: InstanceId, state: S) -> NewAgentOperation {
+    NewAgentOperation {
+        id: AgentOperationId::new(),
+        instance,
+        namespace: "alpha".into(),
+        state,
+        commands: vec![AgentCommand::Execute { commandline: "echo ü".into(), block_for_result: true }],
+        deadline: 0.0,
+        progress_timeout: 0.0,
+        request_id: Some("a request".into()),
+    }
+}
+
+async fn insert(store: &Store, new: &NewAgentOperation) -> bool {
+    let row = transaction!(store, |tx| {
+        Ok(agent_operations::insert(tx, new, Room { operations: 100, bytes: 1 << 20 }).await?)
+    })
+    .unwrap();
+    assert_eq!(row, agent_operations::get(store, new.id).await.unwrap(), "the row is as it is told");
+    row.is_some()
+}
+
+async fn get(store: &Store, id: AgentOperationId) -> AgentOperationRow {
+    agent_operations::get(store, id).await.unwrap().unwrap()
+}
+
+async fn go(store: &Store, id: AgentOperationId, from: S, to: S, end: &End<'_>) -> bool {
+    transaction!(store, |tx| { Ok(agent_operations::set_state(tx, id, from, to, end).await?) }).unwrap()
+}
+
+async fn begin(store: &Store, id: AgentOperationId, from: S, boot: Option<&str>) -> bool {
+    transaction!(store, |tx| { Ok(agent_operations::begin(tx, id, from, boot).await?) }).unwrap()
+}
+
+/// An instance that was made, on a node.
+async fn made(store: &Store, node: NodeId) -> InstanceId {
+    use InstanceState as I;
+    let new = new_instance("www", "alpha", Some(node));
+    add(store, &new).await;
+    for (from, to) in [(I::Initial, I::Preflight), (I::Preflight, I::Creating), (I::Creating, I::Created)] {
+        assert!(step(store, new.id, from, to).await);
+    }
+    new.id
+}
+
+on_both_engines! {
+    async fn an_operation_keeps_everything_that_was_asked_for_and_came_of_it(store: Arc<Store>) {
+        let mut new = new(InstanceId::new(), S::Queued);
+        new.deadline = 1_700_000_000.25;
+        new.progress_timeout = 0.5;
+        assert!(insert(&store, &new).await);
+        let row = get(&store, new.id).await;
+        assert_eq!((row.sequence, row.state, row.attempts), (1, S::Queued, 0));
+        assert_eq!((&row.commands, &row.request_id), (&new.commands, &new.request_id));
+        assert_eq!((row.deadline, row.progress_timeout, row.last_progress), (1_700_000_000.25, 0.5, None));
+        assert!(begin(&store, new.id, S::Queued, Some("a start")).await);
+        assert!(!begin(&store, new.id, S::Queued, Some("another")).await, "it is begun already");
+        let row = get(&store, new.id).await;
+        assert_eq!((row.state, row.attempts, row.sent_boot.as_deref()), (S::Executing, 1, Some("a start")));
+        assert!(row.last_progress.is_some());
+        transaction!(store, |tx| { Ok(agent_operations::set_progress(tx, new.id, 12.5).await?) }).unwrap();
+        let changed = row.updated;
+        assert!(begin(&store, new.id, S::Executing, None).await);
+        let row = get(&store, new.id).await;
+        assert!(row.attempts == 2 && row.last_progress > Some(12.5));
+        assert!((row.updated - changed).abs() < 1e-6, "its state did not change");
+        let stdout = "ü".repeat(1 << 20);
+        let results = Results::from([("0".into(), json!({ "stdout": stdout }).as_object().unwrap().clone())]);
+        let end = End { results: Some(&results), error: Some("why"), expiry: None };
+        assert!(go(&store, new.id, S::Executing, S::Error, &end).await);
+        let row = get(&store, new.id).await;
+        assert_eq!((row.results, row.error_message.as_deref(), row.sent_boot), (results, Some("why"), None));
+    }
+
+    async fn only_one_end_counts(store: Arc<Store>) {
+        let new = new(InstanceId::new(), S::Preflight);
+        assert!(insert(&store, &new).await);
+        assert!(go(&store, new.id, S::Preflight, S::Queued, &End::default()).await);
+        assert!(begin(&store, new.id, S::Queued, Some("a start")).await);
+        let expiry = End { expiry: Some(ExpiryReason::Progress), ..End::default() };
+        assert!(go(&store, new.id, S::Executing, S::Expired, &expiry).await);
+        assert!(!go(&store, new.id, S::Executing, S::Complete, &End::default()).await, "its time was over");
+        assert!(!begin(&store, new.id, S::Executing, None).await);
+        let wrong = transaction!(store, |tx| {
+            Ok(agent_operations::set_state(tx, new.id, S::Expired, S::Queued, &End::default()).await?)
+        });
+        assert!(wrong.is_err(), "there is no way back");
+        assert!(go(&store, new.id, S::Expired, S::Deleted, &End::default()).await);
+        let row = get(&store, new.id).await;
+        assert_eq!((row.state, row.expiry_reason), (S::Deleted, Some(ExpiryReason::Progress)));
+        assert_eq!(row.sent_boot.as_deref(), Some("a start"), "its command is still to be ended");
+    }
+
+    async fn operations_stand_in_the_line_of_their_instance(store: Arc<Store>) {
+        let node = NodeId::new();
+        let (instance, other) = (made(&store, node).await, made(&store, NodeId::new()).await);
+        assert_eq!(agent_operations::line(&*store, instance).await.unwrap().rows, vec![]);
+        let mut ids = Vec::new();
+        for state in [S::Preflight, S::Queued, S::Queued] {
+            let new = new(instance, state);
+            assert!(insert(&store, &new).await);
+            ids.push(new.id);
+        }
+        assert!(insert(&store, &new(other, S::Queued)).await);
+        let line = agent_operations::line(&*store, instance).await.unwrap();
+        assert_eq!(line.rows.iter().map(|row| row.id).collect::<Vec<_>>(), ids);
+        assert_eq!((line.node, line.is_created), (Some(node), true));
+        assert_eq!(agent_operations::waiting(&*store, &[node, NodeId::new()]).await.unwrap(), [instance]);
+        assert!(go(&store, ids[1], S::Queued, S::Deleted, &End::default()).await);
+        let unfinished = agent_operations::unfinished(&*store, &[instance, other]).await.unwrap();
+        assert_eq!(unfinished.len(), 3);
+        let page = |all, after| agent_operations::page(&*store, instance, all, after, 2);
+        assert_eq!(page(false, None).await.unwrap().iter().map(|row| row.id).collect::<Vec<_>>(), [ids[0], ids[2]]);
+        let first = page(true, None).await.unwrap();
+        assert_eq!(first.iter().map(|row| row.sequence).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(page(true, Some(2)).await.unwrap().iter().map(|row| row.id).collect::<Vec<_>>(), [ids[2]]);
+        assert!(step(&store, instance, InstanceState::Created, InstanceState::DeleteWait).await);
+        assert!(!agent_operations::line(&*store, instance).await.unwrap().is_created);
+    }
+
+    async fn a_line_is_only_so_long(store: Arc<Store>) {
+        let instance = InstanceId::new();
+        let bytes = serde_json::to_string(&new(instance, S::Queued).commands).unwrap().len();
+        let room = Room { operations: 100, bytes: i64::try_from(2 * bytes + 1).unwrap() };
+        for fits in [true, true, false] {
+            let new = new(instance, S::Queued);
+            let row = transaction!(store, |tx| { Ok(agent_operations::insert(tx, &new, room).await?) }).unwrap();
+            assert_eq!(row.is_some(), fits);
+        }
+        // Whatever is long by itself is not refused for ever.
+        let (alone, none) = (new(InstanceId::new(), S::Queued), Room { operations: 1, bytes: 0 });
+        assert!(transaction!(store, |tx| { Ok(agent_operations::insert(tx, &alone, none).await?) }).unwrap().is_some());
+    }
+
+    async fn a_line_has_an_end(store: Arc<Store>) {
+        let instance = InstanceId::new();
+        let few = |new: NewAgentOperation| {
+            let store = Arc::clone(&store);
+            async move { transaction!(store, |tx| { Ok(agent_operations::insert(tx, &new, Room { operations: 2, bytes: 1 << 20 }).await?.is_some()) }).unwrap() }
+        };
+        let first = new(instance, S::Queued);
+        assert!(few(first.clone()).await && few(new(instance, S::Preflight)).await);
+        assert!(!few(new(instance, S::Queued)).await);
+        assert!(few(new(InstanceId::new(), S::Queued)).await, "every instance has a line of its own");
+        assert!(begin(&store, first.id, S::Queued, None).await);
+        assert!(!few(new(instance, S::Queued)).await, "what is under way counts");
+        assert!(go(&store, first.id, S::Executing, S::Complete, &End::default()).await);
+        let last = new(instance, S::Queued);
+        assert!(few(last.clone()).await);
+        assert_eq!(get(&store, last.id).await.sequence, 3, "refused ones left no gap");
+    }
+
+    async fn those_whose_time_is_over_are_found(store: Arc<Store>) {
+        let time = now();
+        let with = |deadline: f64, progress_timeout: f64| NewAgentOperation {
+            deadline,
+            progress_timeout,
+            ..new(InstanceId::new(), S::Queued)
+        };
+        let (over, later) = (with(time - 10.0, 30.0), with(time + 100.0, 0.0));
+        let (without, patient) = (with(0.0, 0.0), with(0.0, 30.0));
+        for new in [&over, &later, &without, &patient] {
+            assert!(insert(&store, new).await);
+        }
+        let found = |time: f64, most: f64| {
+            let store = Arc::clone(&store);
+            async move {
+                let rows = agent_operations::overdue(&*store, time, most, 100).await.unwrap();
+                rows.into_iter().map(|row| row.id).collect::<Vec<_>>()
+            }
+        };
+        assert_eq!(found(time, 60.0).await, [over.id]);
+        let late = found(time + 90.0, 60.0).await;
+        assert!(late.len() == 2 && late.contains(&over.id) && late.contains(&without.id), "{late:?}");
+        assert!(go(&store, over.id, S::Queued, S::Expired, &End::default()).await);
+        assert_eq!(found(time, 60.0).await, []);
+    }
+
+    async fn commands_that_were_given_up_are_found_until_they_are_ended(store: Arc<Store>) {
+        let node = NodeId::new();
+        let instance = made(&store, node).await;
+        let (given_up, done) = (new(instance, S::Queued), new(instance, S::Queued));
+        for new in [&given_up, &done] {
+            assert!(insert(&store, new).await);
+            assert!(begin(&store, new.id, S::Queued, Some("a start")).await);
+        }
+        assert!(go(&store, given_up.id, S::Executing, S::Deleted, &End::default()).await);
+        assert!(go(&store, done.id, S::Executing, S::Complete, &End::default()).await);
+        assert!(go(&store, done.id, S::Complete, S::Deleted, &End::default()).await);
+        let found = agent_operations::given_up(&*store, &[node]).await.unwrap();
+        assert_eq!(found.iter().map(|(row, node)| (row.id, *node)).collect::<Vec<_>>(), [(given_up.id, node)]);
+        transaction!(store, |tx| { Ok(agent_operations::clear_sent(tx, given_up.id).await?) }).unwrap();
+        assert_eq!(agent_operations::given_up(&*store, &[node]).await.unwrap(), []);
+    }
+
+    async fn only_what_ended_is_removed(store: Arc<Store>) {
+        let new = new(InstanceId::new(), S::Queued);
+        assert!(insert(&store, &new).await);
+        let remove = || async { transaction!(store, |tx| { Ok(agent_operations::remove(tx, new.id).await?) }).unwrap() };
+        let later = now() + 10.0;
+        assert!(!remove().await);
+        assert_eq!(agent_operations::finished_before(&*store, later, 10).await.unwrap(), []);
+        assert!(go(&store, new.id, S::Queued, S::Deleted, &End::default()).await);
+        assert_eq!(agent_operations::finished_before(&*store, now() - 10.0, 10).await.unwrap(), []);
+        assert_eq!(agent_operations::finished_before(&*store, later, 10).await.unwrap(), [new.id]);
+        assert_eq!(agent_operations::of_instance(&*store, new.instance).await.unwrap(), []);
+        assert!(remove().await);
+        assert_eq!(agent_operations::get(&*store, new.id).await.unwrap(), None);
+    }
+
+    async fn an_agent_is_written_down_only_while_its_instance_is_on(store: Arc<Store>) {
+        let id = made(&store, NodeId::new()).await;
+        let seen = AgentSeen { state: "ready".into(), start_time: Some(2.5), system_boot_time: Some(1.25) };
+        let write = || async { transaction!(store, |tx| { Ok(instances::set_agent(tx, id, &seen).await?) }).unwrap() };
+        assert!(!write().await);
+        transaction!(store, |tx| { Ok(instances::set_power(tx, id, PowerState::On).await?) }).unwrap();
+        assert!(write().await);
+        let row = instances::get(&*store, id).await.unwrap().unwrap();
+        assert_eq!((row.agent_state.as_deref(), row.agent_start_time, row.agent_system_boot_time), (Some("ready"), Some(2.5), Some(1.25)));
+    }
+}
