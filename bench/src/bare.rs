@@ -1,10 +1,12 @@
-//! QEMU without us: how long it takes from its start until it can be spoken with.
+//! QEMU without us: how long it takes from its start until it can be spoken with, and guests in it.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
+use nix::time::ClockId;
+use nix::unistd::Pid;
 use serde_json::Value;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixListener;
@@ -28,12 +30,15 @@ pub(crate) struct Bare {
 pub(crate) struct Prepared {
     command: Command,
     listener: UnixListener,
+    /// Where the agent of its guest is spoken with.
+    port: PathBuf,
 }
 
 /// One that answered. Dropping it kills it.
 pub(crate) struct Ready {
     process: Child,
     pub(crate) took: Duration,
+    pub(crate) port: PathBuf,
 }
 
 impl Bare {
@@ -46,7 +51,7 @@ impl Bare {
     /// Makes what one needs before it can be started.
     pub(crate) async fn prepare(&self, number: usize) -> anyhow::Result<Prepared> {
         let file = |kind: &str| self.folder.join(format!("bare-{number}.{kind}"));
-        let (disk, socket) = (file("qcow2"), file("sock"));
+        let (disk, socket, port) = (file("qcow2"), file("sock"), file("agent"));
         let made = Command::new("qemu-img")
             .args(["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b"])
             .args([&self.base, &disk])
@@ -70,6 +75,8 @@ impl Bare {
             .args(["-mon", "chardev=control,mode=control", "-chardev"])
             .arg(format!("socket,id=console,host=127.0.0.1,port={console},server=on,wait=off,telnet=on"))
             .args(["-device", "isa-serial,chardev=console", "-device", "virtio-serial-pci"])
+            .args(["-chardev", &format!("socket,id=agent,path={},server=on,wait=off", port.display())])
+            .args(["-device", "virtserialport,chardev=agent,name=sf-agent"])
             .args(["-device", "qemu-xhci,id=usb", "-device", "usb-tablet,bus=usb.0"])
             .args(["-drive", &format!("if=none,id=disk,file={},format=qcow2,cache=none", disk.display())])
             .args(["-device", "virtio-blk-pci,drive=disk,bootindex=0"])
@@ -80,13 +87,22 @@ impl Bare {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .kill_on_drop(true);
-        Ok(Prepared { command, listener })
+        Ok(Prepared { command, listener, port })
     }
 }
 
 impl Prepared {
     /// Starts it, halted, and waits until it has answered.
-    pub(crate) async fn start(mut self) -> anyhow::Result<Ready> {
+    pub(crate) async fn start(self) -> anyhow::Result<Ready> {
+        self.start_and(&["qmp_capabilities"]).await
+    }
+
+    /// Starts it, and lets its guest boot.
+    pub(crate) async fn boot(self) -> anyhow::Result<Ready> {
+        self.start_and(&["qmp_capabilities", "cont"]).await
+    }
+
+    async fn start_and(mut self, commands: &[&str]) -> anyhow::Result<Ready> {
         let began = Instant::now();
         let mut process = self.command.spawn().context(PROGRAM)?;
         let answered = async {
@@ -94,22 +110,30 @@ impl Prepared {
             let mut stream = BufReader::new(stream);
             let mut line = String::new();
             stream.read_line(&mut line).await?;
-            stream.write_all(b"{\"execute\":\"qmp_capabilities\"}\n").await?;
-            line.clear();
-            stream.read_line(&mut line).await?;
-            let answer: Value = serde_json::from_str(&line)?;
-            ensure!(answer["return"].is_object(), "QEMU said {line}");
+            for command in commands {
+                stream.write_all(format!("{{\"execute\":\"{command}\"}}\n").as_bytes()).await?;
+                line.clear();
+                stream.read_line(&mut line).await?;
+                let answer: Value = serde_json::from_str(&line)?;
+                ensure!(answer.get("error").is_none(), "QEMU said {line}");
+            }
             Ok(())
         };
         tokio::select! {
             answered = tokio::time::timeout(PATIENCE, answered) => answered.context("QEMU says nothing")??,
             ended = process.wait() => anyhow::bail!("QEMU ended: {}", ended?),
         }
-        Ok(Ready { process, took: began.elapsed() })
+        Ok(Ready { process, took: began.elapsed(), port: self.port })
     }
 }
 
 impl Ready {
+    /// What it has used of the processors so far.
+    pub(crate) fn cpu(&self) -> anyhow::Result<Duration> {
+        let pid = self.process.id().context("QEMU is gone")?;
+        Ok(ClockId::pid_cpu_clock_id(Pid::from_raw(i32::try_from(pid)?))?.now()?.into())
+    }
+
     pub(crate) async fn end(mut self) -> anyhow::Result<()> {
         Ok(self.process.kill().await?)
     }

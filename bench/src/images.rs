@@ -189,13 +189,13 @@ fn read_locally(mut file: File) -> anyhow::Result<Duration> {
     Ok(began.elapsed())
 }
 
-async fn begin(server: &Server, token: &str) -> anyhow::Result<String> {
+pub(crate) async fn begin(server: &Server, token: &str) -> anyhow::Result<String> {
     let answer = load::call(server.address, &request("POST", "/upload", Some(token), None)).await?.ok()?;
     let answer: Value = serde_json::from_slice(&answer)?;
     Ok(answer["uuid"].as_str().context("no upload")?.to_owned())
 }
 
-async fn finish(server: &Server, token: &str, upload: &str) -> anyhow::Result<String> {
+pub(crate) async fn finish(server: &Server, token: &str, upload: &str) -> anyhow::Result<String> {
     let body = json!({ "upload_uuid": upload, "artifact_type": "other" });
     let made = request("POST", "/artifacts/upload/bench", Some(token), Some(&body));
     let answer: Value = serde_json::from_slice(&load::call(server.address, &made).await?.ok()?)?;
@@ -203,7 +203,7 @@ async fn finish(server: &Server, token: &str, upload: &str) -> anyhow::Result<St
 }
 
 /// Sends a part of a file in one request; the rest of it if no length is given.
-fn send(
+pub(crate) fn send(
     server: &Server,
     token: &str,
     upload: &str,

@@ -30,9 +30,9 @@ const BOOTING: usize = 3;
 const IDLE: Duration = Duration::from_secs(20);
 /// How long the last guest may take to come to rest.
 const REST: Duration = Duration::from_secs(10);
-const PATIENCE: Duration = Duration::from_secs(300);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
 /// Between two looks at one instance, and at several.
-const LOOK: Duration = Duration::from_millis(2);
+pub(crate) const LOOK: Duration = Duration::from_millis(2);
 const LOOK_AT_MANY: Duration = Duration::from_millis(10);
 
 /// Milliseconds that an instance may take longer than its QEMU.
@@ -62,7 +62,7 @@ pub(crate) async fn measure_in_namespace(
 }
 
 /// Where a server keeps everything. The resource groups of machines are the whole host's, and would stay.
-struct Home(tempfile::TempDir);
+pub(crate) struct Home(pub(crate) tempfile::TempDir);
 
 impl Drop for Home {
     fn drop(&mut self) {
@@ -94,7 +94,7 @@ fn machines(folder: &Path) -> Vec<(String, Pid)> {
 }
 
 /// What the machines have used of the processors so far.
-fn machines_cpu(folder: &Path) -> Duration {
+pub(crate) fn machines_cpu(folder: &Path) -> Duration {
     let used = |(_, pid): (String, Pid)| ClockId::pid_cpu_clock_id(pid).ok()?.now().ok().map(Duration::from);
     machines(folder).into_iter().filter_map(used).sum()
 }
@@ -106,17 +106,7 @@ pub(crate) async fn measure(
     quick: bool,
     table: &mut Table,
 ) -> anyhow::Result<()> {
-    let settings = [
-        ("MUSTER_NODE_MESH_IP", "127.0.0.1"),
-        ("MUSTER_FLOATING_NETWORK", "172.29.0.0/16"),
-        ("MUSTER_CPU_OVERCOMMIT_RATIO", "100"),
-        ("MUSTER_NODE_CPU_RESERVATION_THREADS", "0"),
-        ("MUSTER_NODE_DISK_RESERVATION_GB", "0"),
-        ("MUSTER_NODE_RAM_RESERVATION_GB", "0.5"),
-    ];
-    let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let offer = format!("tiny={}", image.display());
-    let server = Server::start_with(program, &data(folder), &settings, &["--image", &offer]).await?;
+    let server = start(program, folder, image).await?;
     let mut api = Api::open(&server).await?;
     progress("a real instance, so that its image is ready");
     let world = World { folder, network: prepare(&mut api).await? };
@@ -132,18 +122,24 @@ pub(crate) async fn measure(
     server.stop().await
 }
 
+/// Starts a server with this machine as its node, and an image to boot from.
+pub(crate) async fn start(program: &Path, folder: &Path, image: &Path) -> anyhow::Result<Server> {
+    let settings = [
+        ("MUSTER_NODE_MESH_IP", "127.0.0.1"),
+        ("MUSTER_FLOATING_NETWORK", "172.29.0.0/16"),
+        ("MUSTER_CPU_OVERCOMMIT_RATIO", "100"),
+        ("MUSTER_NODE_CPU_RESERVATION_THREADS", "0"),
+        ("MUSTER_NODE_DISK_RESERVATION_GB", "0"),
+        ("MUSTER_NODE_RAM_RESERVATION_GB", "0.5"),
+    ];
+    let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let offer = format!("tiny={}", image.display());
+    Server::start_with(program, &data(folder), &settings, &["--image", &offer]).await
+}
+
 /// Waits for the image to be offered, and makes a network.
 async fn prepare(api: &mut Api) -> anyhow::Result<String> {
-    let began = Instant::now();
-    loop {
-        let artifacts = api.get("/artifacts").await?;
-        let mut artifacts = artifacts.as_array().context("no list")?.iter();
-        if artifacts.any(|artifact| artifact["source_url"] == "sf://label/system/tiny") {
-            break;
-        }
-        ensure!(began.elapsed() < PATIENCE, "the image is not offered in time");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    api.wait_for_image().await?;
     let body = json!({"name": "lan", "netblock": "10.0.0.0/24", "provide_dhcp": true});
     let network = api.send("POST", "/networks", Some(&body)).await?;
     let network = network["uuid"].as_str().context("no id")?.to_owned();
@@ -167,23 +163,42 @@ impl World<'_> {
 }
 
 /// A connection to the API, of one who may do everything.
-struct Api {
+pub(crate) struct Api {
     connection: Connection,
     token: String,
 }
 
 impl Api {
-    async fn open(server: &Server) -> anyhow::Result<Self> {
+    pub(crate) async fn open(server: &Server) -> anyhow::Result<Self> {
         Ok(Self { connection: Connection::open(server.address).await?, token: server.token().await? })
     }
 
-    async fn send(&mut self, method: &str, path: &str, body: Option<&Value>) -> anyhow::Result<Value> {
+    /// Waits until the image can be booted from.
+    pub(crate) async fn wait_for_image(&mut self) -> anyhow::Result<()> {
+        let began = Instant::now();
+        loop {
+            let artifacts = self.get("/artifacts").await?;
+            let mut artifacts = artifacts.as_array().context("no list")?.iter();
+            if artifacts.any(|artifact| artifact["source_url"] == "sf://label/system/tiny") {
+                return Ok(());
+            }
+            ensure!(began.elapsed() < PATIENCE, "the image is not offered in time");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    pub(crate) async fn send(
+        &mut self,
+        method: &str,
+        path: &str,
+        body: Option<&Value>,
+    ) -> anyhow::Result<Value> {
         let answer = self.connection.call(&request(method, path, Some(&self.token), body)).await?;
         let answer = answer.ok().with_context(|| format!("{method} {path}"))?;
         Ok(serde_json::from_slice(&answer)?)
     }
 
-    async fn get(&mut self, path: &str) -> anyhow::Result<Value> {
+    pub(crate) async fn get(&mut self, path: &str) -> anyhow::Result<Value> {
         self.send("GET", path, None).await
     }
 
@@ -204,14 +219,14 @@ impl Api {
     }
 
     /// Makes an instance, and waits until it runs.
-    async fn create(&mut self, wanted: &Value) -> anyhow::Result<String> {
+    pub(crate) async fn create(&mut self, wanted: &Value) -> anyhow::Result<String> {
         let made = self.send("POST", "/instances", Some(wanted)).await?;
         let path = format!("/instances/{}", made["uuid"].as_str().context("no id")?);
         self.wait(&path, "created", LOOK).await?;
         Ok(path)
     }
 
-    async fn delete(&mut self, path: &str) -> anyhow::Result<()> {
+    pub(crate) async fn delete(&mut self, path: &str) -> anyhow::Result<()> {
         self.send("DELETE", path, None).await?;
         self.wait(path, "deleted", LOOK_AT_MANY).await
     }
@@ -229,7 +244,7 @@ impl Api {
     }
 
     /// Whether the node says that it uses the processor's own virtualisation.
-    async fn node_has_kvm(&mut self) -> anyhow::Result<bool> {
+    pub(crate) async fn node_has_kvm(&mut self) -> anyhow::Result<bool> {
         let nodes = self.get("/nodes").await?;
         let node = nodes.as_array().and_then(|nodes| nodes.first()).context("no node")?;
         Ok(node["limits"].get("kvm").is_none_or(Value::is_null))
@@ -423,12 +438,12 @@ async fn idle(server: &Server, world: &World<'_>, quick: bool, table: &mut Table
     Ok(())
 }
 
-fn millis(time: Duration) -> f64 {
+pub(crate) fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
 /// The median, and from where to where it went.
-fn spread(values: &mut [f64]) -> String {
+pub(crate) fn spread(values: &mut [f64]) -> String {
     values.sort_by(f64::total_cmp);
     let (least, most) = (values[0], values[values.len() - 1]);
     format!("median {:.0} ms ({least:.0} to {most:.0})", values[values.len() / 2])

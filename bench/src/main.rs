@@ -8,6 +8,7 @@
 //! The cost of a call includes that of writing its events to the database later. A second server that only spools
 //! its events tells what answering alone costs.
 
+mod agents;
 mod allocation;
 mod bare;
 mod images;
@@ -17,6 +18,7 @@ mod load;
 mod mariadb;
 mod namespace;
 mod networks;
+mod port;
 mod server;
 mod table;
 
@@ -62,6 +64,9 @@ struct Arguments {
     /// Only instances: many on simulated nodes, and real ones on this machine
     #[arg(long)]
     instances: bool,
+    /// Only what agents in real guests do
+    #[arg(long)]
+    agent: bool,
     /// Only with SQLite
     #[arg(long)]
     sqlite: bool,
@@ -74,9 +79,19 @@ struct Arguments {
     /// Only real instances, with everything in this folder; in a network namespace as above
     #[arg(long, hide = true, value_name = "FOLDER")]
     real_instances: Option<PathBuf>,
+    /// Only real agents, as above
+    #[arg(long, hide = true, value_name = "FOLDER")]
+    real_agents: Option<PathBuf>,
     /// The server to measure [default: muster next to this program]
     #[arg(long, value_name = "PATH")]
     server: Option<PathBuf>,
+}
+
+impl Arguments {
+    /// Whether another run of this program prints what is measured here.
+    fn is_inner(&self) -> bool {
+        self.real_networks || self.real_instances.is_some() || self.real_agents.is_some()
+    }
 }
 
 type Settings = Vec<(String, String)>;
@@ -102,7 +117,7 @@ struct Scale {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     match run(&arguments) {
-        Ok(table) if arguments.real_networks || arguments.real_instances.is_some() => {
+        Ok(table) if arguments.is_inner() => {
             println!("{}", table.to_json());
             ExitCode::SUCCESS
         }
@@ -152,6 +167,15 @@ async fn measure_all(arguments: &Arguments) -> anyhow::Result<Table> {
         return Ok(table);
     }
 
+    if let Some(folder) = &arguments.real_agents {
+        agents::measure(&program, folder, &arguments.image, arguments.quick, &mut table).await?;
+        return Ok(table);
+    }
+
+    if arguments.agent {
+        agents::measure_in_namespace(arguments, &program, &mut table).await.context("agents")?;
+        return Ok(table);
+    }
     if arguments.instances {
         instances::measure(&program, arguments.quick, &mut table).await.context("simulated instances")?;
         instances_real::measure_in_namespace(arguments, &program, &mut table)
@@ -173,6 +197,7 @@ async fn measure_all(arguments: &Arguments) -> anyhow::Result<Table> {
     networks::measure_in_namespace(arguments, &program, &mut table).await.context("real networks")?;
     instances::measure(&program, arguments.quick, &mut table).await.context("simulated instances")?;
     instances_real::measure_in_namespace(arguments, &program, &mut table).await.context("real instances")?;
+    agents::measure_in_namespace(arguments, &program, &mut table).await.context("agents")?;
     if arguments.sqlite {
         return Ok(table);
     }

@@ -14,6 +14,7 @@ const LINE_EVERY: Duration = Duration::from_secs(10);
 const DRAWINGS: u8 = 8;
 const KNOWN: &str =
     "{msg} [{wide_bar}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}, {eta} left";
+const WAITING: &str = "{msg} {spinner}";
 const UNKNOWN: &str = "{msg} {spinner} {binary_bytes} {binary_bytes_per_sec}";
 
 /// Shows how many bytes of something are done. It is gone from the screen when dropped.
@@ -29,21 +30,42 @@ struct Shown {
     begun: Instant,
     /// Where it was when it began.
     start: u64,
-    /// When the last line was written, where no bar is.
-    line: Mutex<Instant>,
+    /// When the last line was written, where no bar is. Without this there are none.
+    line: Option<Mutex<Instant>>,
 }
 
 impl Meter {
     /// Begins at `start` of perhaps `total` bytes.
     pub(crate) fn new(title: &str, start: u64, total: Option<u64>) -> Self {
         let target = ProgressDrawTarget::stderr_with_hz(DRAWINGS);
+        Self::drawn(title, start, total, target, Some(Mutex::new(Instant::now())))
+    }
+
+    /// Tells what is waited for, without counting.
+    pub(crate) fn waiting(title: &str) -> Self {
+        let meter = Self::new(title, 0, None);
+        meter.shown.bar.set_style(styled(WAITING));
+        meter
+    }
+
+    /// Counts, and shows nothing: standard error is somebody else's.
+    pub(crate) fn hidden() -> Self {
+        Self::drawn("", 0, None, ProgressDrawTarget::hidden(), None)
+    }
+
+    fn drawn(
+        title: &str,
+        start: u64,
+        total: Option<u64>,
+        target: ProgressDrawTarget,
+        line: Option<Mutex<Instant>>,
+    ) -> Self {
         let bar = ProgressBar::with_draw_target(total, target).with_message(visible(title));
         bar.set_style(style(total));
         bar.set_position(start);
         // What was there before took no time now.
         bar.reset_eta();
-        let now = Instant::now();
-        let shown = Shown { bar, title: visible(title), begun: now, start, line: Mutex::new(now) };
+        let shown = Shown { bar, title: visible(title), begun: Instant::now(), start, line };
         Self { shown: Arc::new(shown) }
     }
 
@@ -51,9 +73,7 @@ impl Meter {
     pub(crate) fn at(&self, done: u64) {
         let Shown { bar, title, begun, start, line } = &*self.shown;
         bar.set_position(done);
-        if !bar.is_hidden() {
-            return;
-        }
+        let Some(line) = line.as_ref().filter(|_| bar.is_hidden()) else { return };
         let mut last = line.lock().unwrap_or_else(PoisonError::into_inner);
         if last.elapsed() < LINE_EVERY {
             return;
@@ -97,8 +117,7 @@ impl Meter {
 
     /// How much was moved, and how fast.
     pub(crate) fn summary(&self) -> String {
-        let (moved, time) = (self.done().saturating_sub(self.shown.start), self.shown.begun.elapsed());
-        format!("{} in {:.1} s, {}", bytes(moved), time.as_secs_f64(), rate(moved, time))
+        pace(self.done().saturating_sub(self.shown.start), self.shown.begun.elapsed())
     }
 }
 
@@ -109,9 +128,17 @@ impl Drop for Shown {
 }
 
 fn style(total: Option<u64>) -> ProgressStyle {
-    let template = if total.is_some() { KNOWN } else { UNKNOWN };
+    styled(if total.is_some() { KNOWN } else { UNKNOWN })
+}
+
+fn styled(template: &str) -> ProgressStyle {
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     style.progress_chars("=> ")
+}
+
+/// How much was moved in which time, and how fast that is.
+pub(crate) fn pace(moved: u64, time: Duration) -> String {
+    format!("{} in {:.1} s, {}", bytes(moved), time.as_secs_f64(), rate(moved, time))
 }
 
 fn rate(moved: u64, time: Duration) -> String {
@@ -131,7 +158,7 @@ mod tests {
 
     #[test]
     fn the_templates_are_understood() {
-        for template in [KNOWN, UNKNOWN] {
+        for template in [KNOWN, UNKNOWN, WAITING] {
             ProgressStyle::with_template(template).unwrap();
         }
     }

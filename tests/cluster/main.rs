@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod agent;
 #[path = "../host/backdoor.rs"]
 #[allow(dead_code, reason = "not every test needs all that it can do")]
 mod backdoor;

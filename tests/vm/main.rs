@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod across;
+mod agent;
 #[path = "../host/backdoor.rs"]
 #[allow(dead_code, reason = "not every test needs all that it can do")]
 mod backdoor;

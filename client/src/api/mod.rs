@@ -1,6 +1,7 @@
 //! The REST API as methods, one file per noun. Logs in when first needed, keeps the token, and never shows a
 //! secret.
 
+mod agent_operations;
 mod artifacts;
 mod blobs;
 mod events;
@@ -34,6 +35,7 @@ use tokio::sync::Mutex;
 
 use crate::credentials::Credentials;
 use crate::output::visible;
+pub use agent_operations::Budgets;
 pub use artifacts::{ArtifactRef, NewVersion, VersionSource};
 pub use blobs::BlobData;
 pub use events::EventQuery;
@@ -159,6 +161,8 @@ pub enum Object<'a> {
     Artifact(&'a str),
     /// A blob by its id.
     Blob(&'a str),
+    /// What is done inside a guest, by its id.
+    AgentOperation(&'a str),
 }
 
 impl Object<'_> {
@@ -171,6 +175,7 @@ impl Object<'_> {
             Self::Instance(instance) => path(&["instances", instance])?,
             Self::Artifact(artifact) => path(&["artifacts", artifact])?,
             Self::Blob(blob) => path(&["blobs", blob])?,
+            Self::AgentOperation(operation) => path(&["agentoperations", operation])?,
         };
         Ok(start + &path(rest)?)
     }

@@ -185,7 +185,7 @@ async fn finish(
 }
 
 /// Makes a version of an upload. If the answer is lost, it is found out whether it was done.
-async fn add_version(
+pub(super) async fn add_version(
     client: &Client,
     version: &NewVersion,
     uploaded: &Uploaded,

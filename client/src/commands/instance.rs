@@ -14,8 +14,8 @@ use super::instance_tables::{facts, table};
 use super::instance_why::why;
 use super::wait::{Patience, Waiting};
 use super::{
-    Session, blob, events, instance_log, instance_snapshot, instance_specs as specs, interface, metadata,
-    operation, path_parser,
+    Session, blob, events, guest_facts, instance_log, instance_snapshot, instance_specs as specs, interface,
+    metadata, operation, path_parser,
 };
 use crate::api::{Answer, NewInterface, Object, PowerCall};
 use crate::credentials::write_private;
@@ -70,6 +70,8 @@ pub enum Command {
         #[arg(long)]
         hard: bool,
     },
+    /// Show what the guest says of itself: distribution, mounts, SSH host keys
+    Facts { instance: String },
     /// List the interfaces of an instance
     Interfaces { instance: String },
     /// Give an instance one more interface, also while it runs
@@ -161,6 +163,7 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
         Command::Reboot { instance, hard: false } => {
             power(session, &instance, PowerCall::RebootSoft, "was asked to start again").await
         }
+        Command::Facts { instance } => guest_facts::show(session, &instance).await,
         Command::Interfaces { instance } => {
             session.show(client.instance_interfaces(&instance).await?, interface::table)
         }

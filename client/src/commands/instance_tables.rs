@@ -3,6 +3,7 @@
 use muster_types::instance::{DiskRecord, DiskSpecRecord, InstanceRecord};
 use muster_types::interface::InterfaceRecord;
 
+use super::agent::wanted;
 use crate::api::SnapshotRecord;
 use crate::output::{Table, compact, or_dash, size};
 use crate::time::iso;
@@ -88,6 +89,10 @@ pub(super) fn facts(instance: InstanceRecord) -> Table {
         (true, false) => "uefi",
         (false, _) => "bios",
     };
+    let since = |time: Option<f64>| or_dash(time.map(iso).unwrap_or_default());
+    let queue = instance.agent_operations_queue.iter();
+    let queue =
+        queue.map(|one| ("agent queue".to_owned(), format!("{}: {}, {}", one.uuid, wanted(one), one.state)));
     let operation = instance.last_cluster_operation.map(|last| format!("{} {}", last.op_type, last.op_uuid));
     let channels: Vec<&str> = instance.side_channels.iter().map(|channel| channel.as_str()).collect();
     let facts = [
@@ -106,13 +111,15 @@ pub(super) fn facts(instance: InstanceRecord) -> Table {
         ("screen port", port(instance.vdi_tls_port.or(instance.vdi_port))),
         ("console port", port(instance.console_port)),
         ("agent", or_dash(instance.agent_state.unwrap_or_default())),
+        ("agent since", since(instance.agent_start_time)),
+        ("guest since", since(instance.agent_system_boot_time)),
         ("side channels", or_dash(channels.join(", "))),
         ("ssh key", or_dash(instance.ssh_key.unwrap_or_default())),
         ("last operation", or_dash(operation.unwrap_or_default())),
     ];
     let facts = facts.map(|(name, value)| (name.to_owned(), value)).into_iter();
     let metadata = instance.metadata.iter().map(|(key, value)| (format!("metadata {key}"), compact(value)));
-    Table::facts(facts.chain(error).chain(disks).chain(interfaces).chain(metadata))
+    Table::facts(facts.chain(error).chain(disks).chain(interfaces).chain(queue).chain(metadata))
 }
 
 /// The copies of an instance's disks, one a line.

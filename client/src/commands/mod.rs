@@ -1,11 +1,16 @@
 //! The commands of the command line, one file per noun. They only call the API and print: rules are the
 //! server's.
 
+mod agent;
+mod agent_wait;
 mod artifact;
 mod artifact_transfer;
 mod blob;
 mod console;
+mod cp;
 mod events;
+mod exec;
+mod guest_facts;
 mod instance;
 mod instance_create;
 mod instance_log;
@@ -28,6 +33,7 @@ mod wait;
 
 use std::convert::Infallible;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 use clap::builder::TypedValueParser as _;
 use clap::{Args, Subcommand};
@@ -148,6 +154,13 @@ pub enum Command {
     Instance(instance::Command),
     /// The serial console of an instance, in this terminal
     Console(console::Arguments),
+    /// Run a command inside an instance
+    Exec(exec::Arguments),
+    /// Copy a file into an instance or out of it
+    Cp(cp::Arguments),
+    /// What is done inside instances
+    #[command(subcommand)]
+    Agent(agent::Command),
     /// Where instances meet networks
     #[command(subcommand)]
     Interface(interface::Command),
@@ -168,25 +181,29 @@ pub enum Command {
     Operation(operation::Command),
 }
 
-/// Does what a command says. An error is one line.
-pub async fn run(command: Command, options: Options) -> anyhow::Result<()> {
+/// Does what a command says, and answers with what the program should end with. An error is one line.
+pub async fn run(command: Command, options: Options) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Login(arguments) => login::log_in(arguments, options).await,
-        Command::Logout => login::log_out(),
-        Command::Namespace(command) => namespace::run(command, &Session::new(options)?).await,
-        Command::Key(command) => key::run(command, &Session::new(options)?).await,
-        Command::Trust(command) => trust::run(command, &Session::new(options)?).await,
-        Command::Node(command) => node::run(command, &Session::new(options)?).await,
-        Command::Network(command) => network::run(command, &Session::new(options)?).await,
-        Command::Instance(command) => instance::run(command, &Session::new(options)?).await,
-        Command::Console(arguments) => console::run(arguments, &Session::new(options)?).await,
-        Command::Interface(command) => interface::run(command, &Session::new(options)?).await,
-        Command::Artifact(command) => artifact::run(command, &Session::new(options)?).await,
-        Command::Label(command) => label::run(command, &Session::new(options)?).await,
-        Command::Blob(command) => blob::run(command, &Session::new(options)?).await,
-        Command::Events(command) => events::run(command, &Session::new(options)?).await,
-        Command::Operation(command) => operation::run(command, &Session::new(options)?).await,
+        Command::Login(arguments) => login::log_in(arguments, options).await?,
+        Command::Logout => login::log_out()?,
+        Command::Namespace(command) => namespace::run(command, &Session::new(options)?).await?,
+        Command::Key(command) => key::run(command, &Session::new(options)?).await?,
+        Command::Trust(command) => trust::run(command, &Session::new(options)?).await?,
+        Command::Node(command) => node::run(command, &Session::new(options)?).await?,
+        Command::Network(command) => network::run(command, &Session::new(options)?).await?,
+        Command::Instance(command) => instance::run(command, &Session::new(options)?).await?,
+        Command::Console(arguments) => console::run(arguments, &Session::new(options)?).await?,
+        Command::Exec(arguments) => return Ok(exec::run(arguments, &Session::new(options)?).await.into()),
+        Command::Cp(arguments) => return cp::run(arguments, &Session::new(options)?).await,
+        Command::Agent(command) => agent::run(command, &Session::new(options)?).await?,
+        Command::Interface(command) => interface::run(command, &Session::new(options)?).await?,
+        Command::Artifact(command) => artifact::run(command, &Session::new(options)?).await?,
+        Command::Label(command) => label::run(command, &Session::new(options)?).await?,
+        Command::Blob(command) => blob::run(command, &Session::new(options)?).await?,
+        Command::Events(command) => events::run(command, &Session::new(options)?).await?,
+        Command::Operation(command) => operation::run(command, &Session::new(options)?).await?,
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// A client, and how to print what it answers.
@@ -345,6 +362,17 @@ mod tests {
             "muster instance delete-metadata web size",
             "muster console web",
             "muster console web --linger 0",
+            "muster exec web -- ls -l --json",
+            "muster exec web --deadline 1.5 --wait 60 -- uptime",
+            "muster exec web --detach --json -- uptime",
+            "muster cp file web:/tmp/file",
+            "muster cp web:/tmp/file . --deadline 0 --progress-timeout 9",
+            "muster cp - web:/tmp/file --mode 0755 --wait 9",
+            "muster agent list web --all",
+            "muster agent show 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
+            "muster agent delete 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
+            "muster agent events 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01 --limit 3",
+            "muster instance facts web",
             "muster events instance web",
             "muster interface show 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
             "muster interface float 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
@@ -458,6 +486,20 @@ mod tests {
             "muster instance log web --lines 3 --bytes 3",
             "muster instance log web --follow --clear",
             "muster instance vdi web --url --output web.vv",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_done_inside_a_guest_is_refused_before_anything_is_sent() {
+        for line in [
+            "muster exec web",
+            "muster exec web uptime",
+            "muster exec web --deadline -1 -- uptime",
+            "muster cp file web:file",
+            "muster cp file web:/",
+            "muster cp file web:/file --mode 999",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }

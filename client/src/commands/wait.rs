@@ -22,8 +22,7 @@ pub struct Waiting {
 impl Waiting {
     /// The time that there is, unless nobody wants to wait.
     pub(super) fn patience(self) -> Option<Patience> {
-        let time = Duration::from_secs(self.timeout.into());
-        (!self.no_wait).then(|| Patience { end: Some(Instant::now() + time), pause: SHORTEST_PAUSE })
+        (!self.no_wait).then(|| Patience::of(self.timeout))
     }
 }
 
@@ -62,6 +61,11 @@ pub(super) struct Patience {
 }
 
 impl Patience {
+    /// So many seconds from now.
+    pub(super) fn of(seconds: u32) -> Self {
+        Self { end: Some(Instant::now() + Duration::from_secs(seconds.into())), pause: SHORTEST_PAUSE }
+    }
+
     /// Pauses before the next question. False when there is no time for one.
     pub(super) async fn lasts(&mut self) -> bool {
         let left = self.end.map_or(LONGEST_PAUSE, |end| end.saturating_duration_since(Instant::now()));

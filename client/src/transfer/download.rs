@@ -3,6 +3,7 @@
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::thread;
 
@@ -58,11 +59,15 @@ pub(crate) async fn download(
     target: &Target,
     policy: Policy,
 ) -> anyhow::Result<Option<String>> {
-    let sha512 = sha512(client, blob).await?;
-    let size = u64::try_from(blob.size).map_err(|_| anyhow!("blob {} has no size", blob.uuid))?;
-    let wanted = Wanted { client, blob: blob.uuid.to_string(), size, sha512, policy };
+    let wanted = Wanted::new(client, blob, policy).await?;
+    if wanted.sha512.is_none() {
+        eprintln!(
+            "the server does not know the checksum of blob {} yet: what arrives is not checked",
+            blob.uuid
+        );
+    }
     match target {
-        Target::Stdout => wanted.to_stdout().await,
+        Target::Stdout => wanted.to_stream(io::stdout(), &wanted.meter(0)).await,
         Target::File(file) => wanted.to_file(file).await.map(Some),
     }
 }
@@ -70,17 +75,42 @@ pub(crate) async fn download(
 /// What the content must sum up to, if the server knows.
 async fn sha512(client: &Client, blob: &BlobRecord) -> anyhow::Result<Option<String>> {
     let known = blob.sha512.clone().or_else(|| blob.checksums.get(&HashAlgorithm::Sha512).cloned());
-    let known = match known {
-        Some(known) => Some(known),
-        None => client.checksum(&blob.uuid.to_string(), HashAlgorithm::Sha512.as_str()).await?.value()?,
-    };
-    if known.is_none() {
-        eprintln!(
-            "the server does not know the checksum of blob {} yet: what arrives is not checked",
-            blob.uuid
-        );
+    match known {
+        Some(known) => Ok(Some(known)),
+        None => Ok(client.checksum(&blob.uuid.to_string(), HashAlgorithm::Sha512.as_str()).await?.value()?),
     }
-    Ok(known)
+}
+
+/// Writes a blob to a stream, whole and checked, and shows nothing but that. A reader that has seen enough is no error.
+pub(crate) async fn pour(
+    client: &Client,
+    blob: &BlobRecord,
+    out: impl Write + Send + 'static,
+    policy: Policy,
+) -> anyhow::Result<()> {
+    let wanted = Wanted::new(client, blob, policy).await?;
+    wanted.to_stream(out, &Meter::hidden()).await.map(drop)
+}
+
+/// What has arrived of a blob for a file: nobody else may read it, and if it does not become whole it is removed when
+/// this is dropped.
+#[derive(Debug)]
+pub(crate) struct PrivatePart(PathBuf);
+
+impl PrivatePart {
+    pub(crate) fn new(blob: &BlobRecord, file: &Path) -> anyhow::Result<Self> {
+        let path = part_of(file, &blob.uuid.to_string())?;
+        let opened = OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
+        opened.map_err(|error| anyhow!("cannot write {}: {}", path.display(), io_text(&error)))?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for PrivatePart {
+    fn drop(&mut self) {
+        // What became whole has another name.
+        let _ = fs::remove_file(&self.0);
+    }
 }
 
 struct Wanted<'a> {
@@ -91,11 +121,20 @@ struct Wanted<'a> {
     policy: Policy,
 }
 
-impl Wanted<'_> {
-    async fn to_stdout(&self) -> anyhow::Result<Option<String>> {
-        let meter = self.meter(0);
-        let writer = Writer::start(io::stdout(), Tally::new());
-        let received = self.receive(&writer, 0, &meter).await;
+impl<'a> Wanted<'a> {
+    async fn new(client: &'a Client, blob: &BlobRecord, policy: Policy) -> anyhow::Result<Self> {
+        let sha512 = sha512(client, blob).await?;
+        let size = u64::try_from(blob.size).map_err(|_| anyhow!("blob {} has no size", blob.uuid))?;
+        Ok(Self { client, blob: blob.uuid.to_string(), size, sha512, policy })
+    }
+
+    async fn to_stream(
+        &self,
+        out: impl Write + Send + 'static,
+        meter: &Meter,
+    ) -> anyhow::Result<Option<String>> {
+        let writer = Writer::start(out, Tally::new());
+        let received = self.receive(&writer, 0, meter).await;
         let written = match writer.end().await {
             Ok((_, tally)) => tally,
             // A reader that has seen enough is no error.
@@ -127,7 +166,10 @@ impl Wanted<'_> {
             let ended = writer.end().await;
             (part, tally) =
                 ended.map_err(|error| anyhow!("cannot write {}: {}", path.display(), io_text(&error)))?;
-            received.map_err(|error| anyhow!("{error}; run the same command again to go on"))?;
+            received.map_err(|error| {
+                let file = file.display();
+                anyhow!("{error}; `muster blob download {} {file}` goes on with it", self.blob)
+            })?;
             let summary = meter.summary();
             drop(meter);
             if self.fits(&tally) {

@@ -15,9 +15,9 @@ use aws_lc_rs::digest::{Context, SHA512};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 
-pub(crate) use self::download::{Target, download};
+pub(crate) use self::download::{PrivatePart, Target, download, pour};
 pub(crate) use self::remembered::Remembered;
-pub(crate) use self::upload::{LocalFile, Uploaded, send_file, send_stdin};
+pub(crate) use self::upload::{LocalFile, Uploaded, send_file, send_once, send_stdin};
 use crate::api::Error;
 use crate::progress::Meter;
 
@@ -89,7 +89,7 @@ pub(crate) async fn pause() {
 }
 
 /// Whether another try may go better.
-fn may_pass(error: &Error) -> bool {
+pub(crate) fn may_pass(error: &Error) -> bool {
     match error {
         Error::Unreachable { .. } => true,
         Error::Unusable(_) | Error::Unreadable { .. } | Error::NotPlaced { .. } => false,

@@ -226,6 +226,28 @@ fn not_sent(error: &Error, at: u64, size: u64) -> anyhow::Error {
     }
 }
 
+/// Sends a file without remembering that: several runs may send it at once, and none goes on with what another left.
+pub(crate) async fn send_once(
+    client: &Client,
+    local: &LocalFile,
+    policy: Policy,
+) -> anyhow::Result<Uploaded> {
+    let upload = client.create_upload().await?.value()?.uuid;
+    let meter = Meter::new(&format!("uploading {}", local.name()), 0, Some(local.size));
+    let tally = Arc::new(Mutex::new(Tally::new()));
+    let source = Source::File { file: Arc::clone(&local.file), tally: Some(Arc::clone(&tally)) };
+    let mut sending = Sending { client, upload, tries: Tries::new(policy), meter: &meter };
+    match sending.send(&source, 0, local.size).await {
+        Ok(Sent::Whole) => {}
+        Ok(Sent::Gone) => bail!("the server has lost the upload; run the command again"),
+        Err(Failure::Local(error)) => return Err(local.unreadable(&error)),
+        Err(Failure::Remote(error)) => return Err(error.into()),
+    }
+    local.require_unchanged()?;
+    let sha512 = tally.lock().unwrap_or_else(PoisonError::into_inner).finish();
+    Ok(Uploaded { upload, sha512, summary: meter.summary() })
+}
+
 /// Sends standard input. Nothing of it can be sent again by another run.
 pub(crate) async fn send_stdin(
     client: &Client,

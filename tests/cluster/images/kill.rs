@@ -264,8 +264,9 @@ impl Storm {
         }
         let deleted = self.told().deleted.clone();
         for id in deleted {
-            let (status, _) = self.caller.call(Method::GET, &format!("/artifacts/{id}"), None).await;
-            assert_eq!(status, 404, "{id} is deleted");
+            // Its record is there until the cleaner comes by.
+            let (status, record) = self.caller.call(Method::GET, &format!("/artifacts/{id}"), None).await;
+            assert!(status == 404 || record["state"] == "deleted", "{id} is deleted: {status} {record}");
         }
     }
 

@@ -1,0 +1,163 @@
+//! `muster agent`: what is to be done, and what was done, inside guests.
+
+use clap::Subcommand;
+use muster_types::agent_operation::{AgentCommand, AgentOperationRecord, Mode};
+
+use super::{Session, events};
+use crate::api::Object;
+use crate::output::{Table, compact, or_dash};
+use crate::time::iso;
+
+/// The commands about what is done inside guests. `muster exec` and `muster cp` ask for it.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// List what waits for the agent of an instance, in its order
+    List {
+        instance: String,
+        /// With what has ended
+        #[arg(long)]
+        all: bool,
+    },
+    /// Show one operation with its results
+    Show { uuid: String },
+    /// Delete an operation; a command that runs is ended
+    Delete { uuid: String },
+    /// Show the events of an operation, newest first
+    Events {
+        uuid: String,
+        #[command(flatten)]
+        which: events::Which,
+    },
+}
+
+pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
+    let client = &session.client;
+    match command {
+        Command::List { instance, all } => {
+            session.show(client.agent_operations(&instance, all).await?, table)
+        }
+        Command::Show { uuid } => session.show(client.agent_operation(&uuid).await?, facts),
+        Command::Delete { uuid } => {
+            let answer = client.delete_agent_operation(&uuid).await?;
+            session.done(&answer, &format!("agent operation {uuid} deleted"))
+        }
+        Command::Events { uuid, which } => events::show(session, Object::AgentOperation(&uuid), &which).await,
+    }
+}
+
+/// A command in one line.
+fn said(command: &AgentCommand) -> String {
+    match command {
+        AgentCommand::Execute { commandline, .. } => format!("execute {commandline}"),
+        AgentCommand::PutBlob { blob_uuid, path } => format!("put blob {blob_uuid} at {path}"),
+        AgentCommand::Chmod { path, mode: Mode::Number(mode) } => {
+            format!("set mode {:o} of {path}", mode & 0o7777)
+        }
+        AgentCommand::Chmod { path, mode: Mode::Words(mode) } => format!("set mode {mode} of {path}"),
+        AgentCommand::GetFile { path } => format!("get {path}"),
+    }
+}
+
+/// Everything that an operation does, in one line.
+pub(super) fn wanted(operation: &AgentOperationRecord) -> String {
+    operation.commands.iter().map(said).collect::<Vec<_>>().join(", ")
+}
+
+/// Why an operation did not do what was wanted, if it did not.
+pub(super) fn failure(operation: &AgentOperationRecord) -> Option<String> {
+    let expired = operation.expiry_reason.map(|reason| format!("its {reason} budget ran out"));
+    operation.error_message.clone().or(expired)
+}
+
+fn outcome(operation: &AgentOperationRecord) -> String {
+    let code = || operation.results.get("0")?.get("return-code").map(|code| format!("returned {code}"));
+    or_dash(failure(operation).or_else(code).unwrap_or_default())
+}
+
+fn table(operations: Vec<AgentOperationRecord>) -> Table {
+    let table = Table::new(&["UUID", "STATE", "ATTEMPTS"], &["WHAT", "OUTCOME"]);
+    table.rows(operations.into_iter().map(|operation| {
+        let (wanted, outcome) = (wanted(&operation), outcome(&operation));
+        [
+            operation.uuid.to_string(),
+            operation.state.to_string(),
+            operation.attempts.to_string(),
+            wanted,
+            outcome,
+        ]
+    }))
+}
+
+fn facts(operation: AgentOperationRecord) -> Table {
+    let unless_zero = |value: f64, text: String| if value > 0.0 { text } else { "-".to_owned() };
+    let (timeout, failure) = (operation.progress_timeout, failure(&operation));
+    let facts = [
+        ("uuid", operation.uuid.to_string()),
+        ("instance", operation.instance_uuid.to_string()),
+        ("namespace", operation.namespace),
+        ("state", operation.state.to_string()),
+        ("failure", or_dash(failure.unwrap_or_default())),
+        ("attempts", operation.attempts.to_string()),
+        ("deadline", unless_zero(operation.deadline, iso(operation.deadline))),
+        ("progress timeout", unless_zero(timeout, format!("{timeout} s"))),
+        ("last progress", or_dash(operation.last_progress.map(iso).unwrap_or_default())),
+    ];
+    let facts = facts.map(|(name, value)| (name.to_owned(), value)).into_iter();
+    let commands = operation.commands.iter().enumerate();
+    let commands = commands.map(|(at, command)| (format!("command {at}"), said(command)));
+    let results = operation.results.iter().flat_map(|(at, result)| {
+        result.iter().map(move |(name, value)| (format!("result {at} {name}"), compact(value)))
+    });
+    Table::facts(facts.chain(commands).chain(results))
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use serde_json::{Value, from_value, json};
+
+    use super::*;
+
+    /// An operation that ended well, with some of its fields replaced.
+    pub(in crate::commands) fn example(changes: &Value) -> AgentOperationRecord {
+        let mut record = json!({
+            "uuid": "7d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01", "instance_uuid": "5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
+            "namespace": "ci", "state": "complete", "attempts": 1, "deadline": 1_767_225_600.0,
+            "commands": [{ "command": "execute", "commandline": "uptime", "block-for-result": true }],
+            "results": { "0": {
+                "command-line": "uptime", "result": true, "return-code": 0, "stdout": "up\n", "stderr": ""
+            } },
+            "progress_timeout": 0.0, "last_progress": null, "expiry_reason": null, "error_message": null,
+            "metadata": {}, "version": 3, "references_to": {}, "references_from": {}
+        });
+        for (name, value) in changes.as_object().into_iter().flatten() {
+            record[name] = value.clone();
+        }
+        from_value(record).unwrap()
+    }
+
+    #[test]
+    fn an_operation_says_what_it_did_and_how_that_went() {
+        let text = table(vec![example(&json!({}))]).render(None);
+        assert!(text.ends_with("complete  1         execute uptime  returned 0\n"), "{text}");
+        let text = facts(example(&json!({}))).render(None);
+        assert!(text.contains("deadline               2026-01-01T00:00:00.000Z\n"), "{text}");
+        assert!(text.contains("command 0              execute uptime\n"), "{text}");
+        assert!(text.contains("result 0 stdout        up\\n\n"), "{text}");
+    }
+
+    #[test]
+    fn an_operation_that_failed_says_why() {
+        let put = json!([
+            { "command": "put-blob", "blob_uuid": "1d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01", "path": "/a" },
+            { "command": "chmod", "path": "/a", "mode": 33188 }
+        ]);
+        let late = example(&json!({
+            "state": "expired", "expiry_reason": "progress", "commands": put, "results": {}, "deadline": 0.0
+        }));
+        let text = table(vec![late.clone()]).render(None);
+        assert!(text.contains(" at /a, set mode 644 of /a  its progress budget ran out\n"), "{text}");
+        assert!(facts(late).render(None).contains("deadline          -\n"));
+        let failed = example(&json!({ "state": "error", "error_message": "no such file", "results": {} }));
+        assert_eq!(outcome(&failed), "no such file");
+    }
+}
