@@ -81,11 +81,6 @@ impl Machine {
         self.daemon.as_ref().map(|daemon| daemon.log()).unwrap_or_default()
     }
 
-    /// The process of the daemon.
-    pub(crate) fn pid(&self) -> u32 {
-        self.daemon.as_ref().unwrap().pid()
-    }
-
     pub(crate) fn url(&self) -> String {
         self.daemon.as_ref().unwrap().url.clone()
     }

@@ -87,7 +87,8 @@ async fn execute(arguments: &Arguments, session: &Session, asked: &Asked) -> any
     match succeeded(&record) {
         Ok(()) => {
             let code = result.get("return-code").and_then(Value::as_i64);
-            code.map(exit_code).context("the server does not say how the command ended")
+            let code = code.map(exit_code).context("the server does not say how the command ended")?;
+            Ok(if code == 0 && tell_cuts(result) { FAILED } else { code })
         }
         Err(Failure::Expired(text)) => {
             eprintln!("error: {text}");
@@ -95,6 +96,20 @@ async fn execute(arguments: &Arguments, session: &Session, asked: &Asked) -> any
         }
         Err(Failure::Other(text)) => Err(anyhow!(text)),
     }
+}
+
+/// Says of which outputs the guest did not keep all, if there are any.
+fn tell_cuts(result: &Map<String, Value>) -> bool {
+    let is_cut = |name: &&str| result.get(&format!("{name}-cut")).is_some_and(|cut| cut == true);
+    let cut: Vec<&str> = ["stdout", "stderr"].into_iter().filter(is_cut).collect();
+    if cut.is_empty() {
+        return false;
+    }
+    eprintln!(
+        "error: the guest kept only the beginning of {}: write it to a file, and copy that",
+        cut.join(" and ")
+    );
+    true
 }
 
 /// What this program ends with for a command's return code. The negative of a signal is what shells make of it.
@@ -172,6 +187,13 @@ mod tests {
             Fake::serve(vec![(EXECUTE, vec![queued.clone()]), (LOOK, vec![queued, end])]).await;
         let code = run(arguments(command), &Session { client, json: false }).await;
         (code, fake.asked())
+    }
+
+    #[test]
+    fn output_that_was_cut_is_told_of() {
+        let result = |value: Value| value.as_object().cloned().unwrap();
+        assert!(!tell_cuts(&result(json!({ "stdout": "all of it", "stderr-cut": false }))));
+        assert!(tell_cuts(&result(json!({ "stdout_blob": "x", "stdout-cut": true }))));
     }
 
     #[tokio::test]

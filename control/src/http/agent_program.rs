@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use axum::extract::State;
 use axum::http::{HeaderMap, header};
+use bytes::Bytes;
 use muster_types::settings::Settings;
 use muster_types::{Error, Result};
+use tokio::sync::Mutex;
 
 use super::error::ApiResult;
 use super::response::text;
@@ -35,7 +37,7 @@ pub(super) async fn install(State(app): State<Arc<App>>, headers: HeaderMap) -> 
 pub(super) async fn program(State(app): State<Arc<App>>) -> ApiResult {
     let places = places(&app.settings, std::env::current_exe().ok().as_deref());
     for place in &places {
-        match tokio::fs::read(place).await {
+        match read(place).await {
             Ok(program) => return Ok(text("application/octet-stream", program)),
             Err(error) => tracing::debug!(place = %place.display(), %error, "no agent here"),
         }
@@ -45,6 +47,22 @@ pub(super) async fn program(State(app): State<Arc<App>>) -> ApiResult {
         false => "the file that AGENT_PROGRAM names cannot be read",
     };
     Err(Error::NotFound(text.into()).into())
+}
+
+/// The program, of which all callers share one copy: anybody may ask for it, and take it as slowly as they like.
+async fn read(place: &Path) -> std::io::Result<Bytes> {
+    type Copy = (PathBuf, std::time::SystemTime, Bytes);
+    static LAST: Mutex<Option<Copy>> = Mutex::const_new(None);
+    let written = tokio::fs::metadata(place).await?.modified()?;
+    let mut last = LAST.lock().await;
+    match &*last {
+        Some((path, time, program)) if path == place && *time == written => Ok(program.clone()),
+        _ => {
+            let program = Bytes::from(tokio::fs::read(place).await?);
+            *last = Some((place.to_owned(), written, program.clone()));
+            Ok(program)
+        }
+    }
 }
 
 /// Where the agent may be, the best place first.

@@ -35,6 +35,8 @@ const LINGER: Duration = Duration::from_secs(5);
 const ENDING: Duration = Duration::from_secs(3);
 /// How often a transfer that stalls is begun.
 const MOST_ATTEMPTS: i64 = 3;
+/// Blobs that are brought to a node at a time for one instance, which can use them one after the other only.
+const COPIES_AHEAD: usize = 2;
 /// How long one waits before a blob is asked for again: at first, and at most.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
@@ -155,7 +157,7 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
 
 /// Stays at one instance as long as there is something to do.
 async fn attend(app: Arc<App>, instance: InstanceId, wake: Arc<Notify>) {
-    let mut line = Line { app, instance, wake, copying: HashMap::new(), current: None };
+    let mut line = Line { app, instance, wake, copying: HashMap::new(), current: None, is_clear: false };
     loop {
         let pause = match line.step().await {
             Ok(Some(pause)) => pause,
@@ -182,6 +184,8 @@ struct Line {
     /// Those whose blob is on its way.
     copying: HashMap<AgentOperationId, Task>,
     current: Option<Current>,
+    /// Whether nothing runs in the guest that was given up, as far as it could be told.
+    is_clear: bool,
 }
 
 /// The operation that is under way.
@@ -229,7 +233,8 @@ impl Line {
         let mut rows = found.rows;
         self.expire(&mut rows).await?;
         self.watch_progress(&mut rows).await?;
-        for row in rows.iter().filter(|row| row.state == AgentOperationState::Preflight) {
+        let waiting = rows.iter().filter(|row| row.state == AgentOperationState::Preflight);
+        for row in waiting.take(COPIES_AHEAD) {
             if !self.copying.contains_key(&row.id) {
                 let copy =
                     copy(Arc::clone(&self.app), Arc::clone(&node), row.clone(), Arc::clone(&self.wake));
@@ -240,6 +245,12 @@ impl Line {
             && let Some(head) = rows.first()
             && may_begin(head, &node)
         {
+            if !self.is_clear {
+                // Left by a daemon that died: it does not run beside the next one.
+                let here = [node.identity().id];
+                end_given_up(&self.app, &here, Some(self.instance)).await?;
+                self.is_clear = true;
+            }
             self.begin(&node, head.clone());
         }
         Ok(Some(self.pause(&rows)))
@@ -300,8 +311,12 @@ impl Line {
                 }
             }
             self.copying.remove(&row.id);
-            if gone && self.current.as_ref().is_some_and(|current| current.row.id == row.id) {
-                self.stop().await?;
+            if self.current.as_ref().is_some_and(|current| current.row.id == row.id) {
+                if gone {
+                    self.stop().await?;
+                }
+            } else if row.state == AgentOperationState::Executing {
+                self.is_clear = false;
             }
         }
         rows.retain(|row| !over(row));
@@ -412,16 +427,17 @@ async fn bring(app: &App, node: &Arc<dyn NodeApi>, row: &AgentOperationRow) -> R
     }
 }
 
-/// Ends a command in its guest, and writes down that this was done.
-async fn cancel(app: &App, node: &Arc<dyn NodeApi>, row: &AgentOperationRow) -> Result<()> {
+/// Ends a command in its guest, and writes down that this was done. `false`: the guest could not be told.
+async fn cancel(app: &App, node: &Arc<dyn NodeApi>, row: &AgentOperationRow) -> Result<bool> {
     let cancelled = node.guests().cancel(row.instance, command_key(row));
     match tokio::time::timeout(ENDING, cancelled).await {
         Ok(Err(GuestError::Away(_) | GuestError::Host(_))) | Err(_) => {
             tracing::info!(operation = %row.id, "a command was not ended yet");
-            Ok(())
+            Ok(false)
         }
         Ok(_) => {
-            transaction!(app.store, |tx| { Ok(agent_operations::clear_sent(tx, row.id).await?) })
+            transaction!(app.store, |tx| { Ok(agent_operations::clear_sent(tx, row.id).await?) })?;
+            Ok(true)
         }
     }
 }
@@ -429,19 +445,24 @@ async fn cancel(app: &App, node: &Arc<dyn NodeApi>, row: &AgentOperationRow) -> 
 /// Ends commands that were given up while nobody could tell their guest.
 async fn sweep(app: Arc<App>, nodes: Vec<NodeId>) {
     loop {
-        if let Err(error) = sweep_once(&app, &nodes).await {
+        if let Err(error) = end_given_up(&app, &nodes, None).await {
             tracing::warn!(%error, "commands that were given up were not looked for");
         }
         tokio::time::sleep(SWEEP).await;
     }
 }
 
-async fn sweep_once(app: &App, nodes: &[NodeId]) -> Result<()> {
-    for (row, place) in agent_operations::given_up(&*app.store, nodes).await? {
+/// The same, once, in all guests of some nodes or in one of them.
+async fn end_given_up(app: &App, nodes: &[NodeId], instance: Option<InstanceId>) -> Result<()> {
+    let mut deaf = HashSet::new();
+    for (row, place) in agent_operations::given_up(&*app.store, nodes, instance).await? {
         let Some(node) = app.nodes.iter().find(|node| node.identity().id == place) else { continue };
         match node.guests().report(row.instance) {
             Some(report) if report.state.is_ready() && report.boot == row.sent_boot => {
-                cancel(app, node, &row).await?;
+                // One that does not answer holds up nobody else.
+                if !deaf.contains(&row.instance) && !cancel(app, node, &row).await? {
+                    deaf.insert(row.instance);
+                }
             }
             // It may come back.
             Some(report) if !report.state.is_ready() => {}

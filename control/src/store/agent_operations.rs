@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use muster_types::agent_operation::{AgentCommand, AgentOperationState, ExpiryReason};
 use muster_types::ids::{AgentOperationId, InstanceId, NodeId};
 use muster_types::instance::InstanceState;
+use muster_types::object::ObjectType;
 use muster_types::time::now;
 use serde_json::{Map, Value as Json};
 
@@ -180,18 +181,22 @@ pub async fn overdue(
     rows(db, &tail, params![time, time - most, limit]).await
 }
 
-/// Those that were given up while a command may have been under way, with the node of their instance.
+/// Those that were given up while a command may have been under way, with the node of their instance: of all
+/// instances on some nodes, or of one of them.
 pub async fn given_up(
     mut db: impl Read,
     nodes: &[NodeId],
+    instance: Option<InstanceId>,
 ) -> Result<Vec<(AgentOperationRow, NodeId)>, StoreError> {
     let sql = format!(
         "SELECT {}, i.node_uuid FROM agent_operations o JOIN instances i ON i.uuid = o.instance_uuid \
-         WHERE o.state IN ('deleted', 'expired') AND o.sent_boot IS NOT NULL AND i.node_uuid IN ({}) LIMIT 1000",
+         WHERE o.state IN ('deleted', 'expired') AND o.sent_boot IS NOT NULL AND i.node_uuid IN ({}){} \
+         ORDER BY o.updated LIMIT 1000",
         own_columns(),
-        marks(nodes.len())
+        marks(nodes.len()),
+        if instance.is_some() { " AND o.instance_uuid = ?" } else { "" }
     );
-    let values: Vec<Value> = nodes.iter().map(|id| (*id).into()).collect();
+    let values: Vec<Value> = nodes.iter().map(|id| (*id).into()).chain(instance.map(Value::from)).collect();
     let found = db.rows(&sql, &values).await?;
     found.iter().map(|row| Ok((AgentOperationRow::read(row)?, row.parse(16)?))).collect()
 }
@@ -319,9 +324,33 @@ pub async fn clear_sent(tx: &mut Tx, id: AgentOperationId) -> Result<(), StoreEr
     Ok(())
 }
 
-/// Every operation of an instance that is not deleted.
-pub async fn of_instance(db: impl Read, instance: InstanceId) -> Result<Vec<AgentOperationRow>, StoreError> {
-    rows(db, "instance_uuid = ? AND state <> 'deleted' ORDER BY sequence", params![instance]).await
+/// Says of all operations of an instance that they are deleted, and forgets what they used.
+pub async fn delete_all(tx: &mut Tx, instance: InstanceId) -> Result<(), StoreError> {
+    let sql = "UPDATE agent_operations SET state = 'deleted', updated = ?, version = version + 1 \
+               WHERE instance_uuid = ? AND state <> 'deleted'";
+    tx.execute(sql, params![now(), instance]).await?;
+    forget_uses(tx, instance, "").await
+}
+
+/// Says of all unfinished operations of an instance that they failed, and forgets what these used.
+pub async fn fail_all(tx: &mut Tx, instance: InstanceId, why: &str) -> Result<(), StoreError> {
+    forget_uses(tx, instance, &format!(" AND {UNFINISHED}")).await?;
+    let sql = format!(
+        "UPDATE agent_operations SET state = 'error', error_message = ?, sent_boot = NULL, updated = ?, \
+         version = version + 1 WHERE instance_uuid = ? AND {UNFINISHED}"
+    );
+    tx.execute(&sql, params![why, now(), instance]).await?;
+    Ok(())
+}
+
+/// Forgets what operations of an instance used.
+async fn forget_uses(tx: &mut Tx, instance: InstanceId, which: &str) -> Result<(), StoreError> {
+    let sql = format!(
+        "DELETE FROM object_references WHERE source_type = ? AND source_id IN \
+         (SELECT uuid FROM agent_operations WHERE instance_uuid = ?{which})"
+    );
+    tx.execute(&sql, params![ObjectType::AgentOperation, instance]).await?;
+    Ok(())
 }
 
 /// Operations that ended before `before`.

@@ -1,10 +1,12 @@
 //! Rows of agent operations, on both engines.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use muster_types::agent_operation::{AgentCommand, AgentOperationState, ExpiryReason};
-use muster_types::ids::{AgentOperationId, InstanceId, NodeId};
+use muster_types::ids::{AgentOperationId, BlobId, InstanceId, NodeId};
 use muster_types::instance::{InstanceState, PowerState};
+use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::time::now;
 use serde_json::json;
 
@@ -205,10 +207,12 @@ on_both_engines! {
         assert!(go(&store, given_up.id, S::Executing, S::Deleted, &End::default()).await);
         assert!(go(&store, done.id, S::Executing, S::Complete, &End::default()).await);
         assert!(go(&store, done.id, S::Complete, S::Deleted, &End::default()).await);
-        let found = agent_operations::given_up(&*store, &[node]).await.unwrap();
+        let found = agent_operations::given_up(&*store, &[node], None).await.unwrap();
         assert_eq!(found.iter().map(|(row, node)| (row.id, *node)).collect::<Vec<_>>(), [(given_up.id, node)]);
         transaction!(store, |tx| { Ok(agent_operations::clear_sent(tx, given_up.id).await?) }).unwrap();
-        assert_eq!(agent_operations::given_up(&*store, &[node]).await.unwrap(), []);
+        let elsewhere = agent_operations::given_up(&*store, &[node], Some(InstanceId::new())).await.unwrap();
+        assert_eq!(elsewhere, []);
+        assert_eq!(agent_operations::given_up(&*store, &[node], Some(instance)).await.unwrap(), []);
     }
 
     async fn only_what_ended_is_removed(store: Arc<Store>) {
@@ -221,9 +225,36 @@ on_both_engines! {
         assert!(go(&store, new.id, S::Queued, S::Deleted, &End::default()).await);
         assert_eq!(agent_operations::finished_before(&*store, now() - 10.0, 10).await.unwrap(), []);
         assert_eq!(agent_operations::finished_before(&*store, later, 10).await.unwrap(), [new.id]);
-        assert_eq!(agent_operations::of_instance(&*store, new.instance).await.unwrap(), []);
         assert!(remove().await);
         assert_eq!(agent_operations::get(&*store, new.id).await.unwrap(), None);
+    }
+
+    async fn an_instance_takes_its_operations_along(store: Arc<Store>) {
+        let (instance, other) = (InstanceId::new(), new(InstanceId::new(), S::Queued));
+        let (waiting, done) = (new(instance, S::Preflight), new(instance, S::Queued));
+        let blob = ObjectRef::new(ObjectType::Blob, BlobId::new());
+        for new in [&other, &waiting, &done] {
+            assert!(insert(&store, new).await);
+            let source = ObjectRef::new(ObjectType::AgentOperation, new.id);
+            transaction!(store, |tx| { Ok(references::insert(tx, &source, "agent_input", None, &blob).await?) }).unwrap();
+        }
+        assert!(begin(&store, done.id, S::Queued, None).await);
+        assert!(go(&store, done.id, S::Executing, S::Complete, &End::default()).await);
+        let uses = || async {
+            let around = references::around(&*store, &blob).await.unwrap();
+            around.to.values().flatten().map(|found| found.source_uuid.clone()).collect::<BTreeSet<_>>()
+        };
+        transaction!(store, |tx| { Ok(agent_operations::fail_all(tx, instance, "gone").await?) }).unwrap();
+        let row = get(&store, waiting.id).await;
+        assert_eq!((row.state, row.error_message.as_deref()), (S::Error, Some("gone")));
+        assert_eq!(get(&store, done.id).await.state, S::Complete);
+        assert_eq!(uses().await, BTreeSet::from([done.id.to_string(), other.id.to_string()]));
+        transaction!(store, |tx| { Ok(agent_operations::delete_all(tx, instance).await?) }).unwrap();
+        for id in [waiting.id, done.id] {
+            assert_eq!(get(&store, id).await.state, S::Deleted);
+        }
+        assert_eq!(get(&store, other.id).await.state, S::Queued);
+        assert_eq!(uses().await, BTreeSet::from([other.id.to_string()]));
     }
 
     async fn an_agent_is_written_down_only_while_its_instance_is_on(store: Arc<Store>) {

@@ -164,7 +164,12 @@ impl Guest {
     }
 
     pub(super) fn report(&self) -> GuestReport {
-        lock(&self.state).report.clone()
+        let mut report = lock(&self.state).report.clone();
+        if self.signals.borrow().paused {
+            // Nothing is begun in it: it would be done when nobody wants it any more.
+            report.state = AgentState::NotReady("instance paused".into());
+        }
+        report
     }
 
     /// Changes what is known, and tells it.
@@ -197,11 +202,14 @@ impl Guest {
     }
 
     pub(super) fn set_paused(&self, paused: bool) {
-        self.signals.send_if_modified(|signals| {
+        let changed = self.signals.send_if_modified(|signals| {
             let changed = signals.paused != paused;
             signals.paused = paused;
             changed
         });
+        if changed {
+            self.teller.tell(self.id);
+        }
     }
 
     pub(super) fn tell_reset(&self) {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-const LOST: &str = "the guest restarted while the command ran; whether it finished is not known";
+const LOST: &str = "the guest or its agent restarted while the command ran; whether it finished is not known";
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_that_restarts_its_guest_runs_once() {

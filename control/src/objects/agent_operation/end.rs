@@ -96,14 +96,10 @@ pub(crate) async fn expire_overdue(app: &App) -> Result<()> {
 }
 
 /// Nothing is done any more inside an instance that is on its way out: part of the transaction that says so.
-pub(crate) async fn leave_in(tx: &mut Tx, instance: InstanceId, is_deleted: bool) -> Result<(), TxError> {
-    for row in agent_operations::of_instance(&mut *tx, instance).await? {
-        if is_deleted {
-            end_in(tx, &row, AgentOperationState::Deleted, &End::default()).await?;
-        } else if !row.state.is_final() {
-            let end = End { error: Some("the instance is in error"), ..End::default() };
-            end_in(tx, &row, AgentOperationState::Error, &end).await?;
-        }
+pub(crate) async fn leave_in(tx: &mut Tx, instance: InstanceId, is_deleted: bool) -> Result<(), StoreError> {
+    if is_deleted {
+        agent_operations::delete_all(tx, instance).await
+    } else {
+        agent_operations::fail_all(tx, instance, "the instance is in error").await
     }
-    Ok(())
 }

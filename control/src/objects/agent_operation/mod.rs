@@ -85,7 +85,15 @@ impl Wanted {
     /// Refuses what no guest could be asked.
     fn check(&self) -> Result<()> {
         match self {
-            Self::Execute { command_line } => check_text("command_line", command_line, LONGEST_COMMAND_LINE),
+            Self::Execute { command_line } => {
+                check_text("command_line", command_line, LONGEST_COMMAND_LINE)?;
+                // What takes six bytes on its way for each of its own would be more than an agent reads at once.
+                let written = serde_json::to_string(command_line).map_or(usize::MAX, |text| text.len());
+                if written > 2 * LONGEST_COMMAND_LINE {
+                    return Err(Error::Invalid("command_line: has too many control characters".into()));
+                }
+                Ok(())
+            }
             Self::Put { path, .. } | Self::Get { path } => {
                 check_text("path", path, LONGEST_PATH)?;
                 if path.starts_with('/') {
@@ -389,6 +397,8 @@ mod tests {
         assert_eq!(refusal(get(&"/".repeat(4097))), "path: must be at most 4096 bytes");
         assert_eq!(refusal(run("")), "command_line: must not be empty");
         assert_eq!(refusal(run(&"x".repeat((64 << 10) + 1))), "command_line: must be at most 65536 bytes");
+        assert!(run(&"\u{1}".repeat(20_000)).is_ok());
+        assert_eq!(refusal(run(&"\u{1}".repeat(60_000))), "command_line: has too many control characters");
     }
 
     #[test]

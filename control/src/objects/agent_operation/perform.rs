@@ -28,7 +28,7 @@ const FORGETTING: Duration = Duration::from_secs(3);
 
 /// How much is kept of what a guest calls its start, in characters.
 const LONGEST_BOOT: usize = 255;
-const LOST: &str = "the guest restarted while the command ran; whether it finished is not known";
+const LOST: &str = "the guest or its agent restarted while the command ran; whether it finished is not known";
 
 /// What came of the commands of an operation, and why it failed if it did.
 type Ended<'a> = (Vec<Outcome<'a>>, Option<String>);

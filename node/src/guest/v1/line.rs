@@ -23,7 +23,7 @@ const ROOM: usize = 4 << 20;
 
 /// The longest frame of a plain agent, which sends all that a command wrote in one. Nobody else needs it, and only while
 /// such a command runs it is taken: what a guest can make us hold is bounded by this and some [`ROOM`].
-const LONG: usize = 32 << 20;
+const LONG: usize = 16 << 20;
 
 /// What an agent can do beyond the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

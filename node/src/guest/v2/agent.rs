@@ -22,7 +22,7 @@ use crate::guest::text::{ERROR_TEXT, printable};
 const CONNECTIONS: usize = 4;
 
 /// The longest answer to a command, with everything that it wrote.
-const EXECUTED: usize = 32 << 20;
+const EXECUTED: usize = 16 << 20;
 
 /// The longest of what a guest says of itself. In memory it may become ten times that.
 const FACTS: usize = 1 << 20;
