@@ -235,7 +235,9 @@ async fn an_instance_has_so_much_to_do_and_no_more() {
         [("execute", json!({"command_line": "true"})), ("get", json!({"path": "/etc/hostname"}))]
     {
         let answer = world.ask(verb, body).await;
-        assert_eq!(refusal(&answer), (409, "the instance has 100 unfinished agent operations already"));
+        let text = "too much waits for the agent of the instance: it may be 100 agent operations, and 256 KiB of command \
+                    lines and paths";
+        assert_eq!(refusal(&answer), (409, text));
     }
     assert_eq!(world.list(false).await.len(), 100);
     // What has ended does not count.
@@ -243,4 +245,12 @@ async fn an_instance_has_so_much_to_do_and_no_more() {
     world.begin("execute", json!({"command_line": "true"})).await;
     assert_eq!((world.list(false).await.len(), world.list(true).await.len()), (100, 101));
     assert_eq!(world.ask("execute", json!({"command_line": "true"})).await.status, 409);
+
+    // Nor may few of them be very long.
+    let other = World::new(&[]).await;
+    let long = json!({"command_line": format!("sleep 600 # {}", "x".repeat(60_000))});
+    for _ in 0..4 {
+        other.begin("execute", long.clone()).await;
+    }
+    assert_eq!(other.ask("execute", long).await.status, 409);
 }
