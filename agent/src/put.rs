@@ -157,7 +157,7 @@ impl Put {
         let (path, stat, wants_pieces) = (packet.path.clone(), packet.stat, packet.pieces);
         process::start(move || {
             let told = if wants_pieces { Some(&asker_there) } else { None };
-            let mode = if wants_pieces { None } else { stat.and_then(|stat: Stat| stat.mode) };
+            let mode = stat.and_then(|stat: Stat| stat.mode);
             match write(&path, mode, &received, told, &commands) {
                 Ok(true) => asker_there.say(json!({ "command": "put-file-response", "path": path })),
                 Ok(false) => {}

@@ -188,8 +188,16 @@ pub trait Guests: Send + Sync {
     fn cancel(&self, id: InstanceId, key: CommandKey) -> GuestFuture<'_, ()>;
 
     /// Writes a file of `size` bytes: as a whole or, if anything fails, not at all, where the agent can do that. The
-    /// bytes are taken from the stream as the guest takes them.
-    fn put<'a>(&'a self, id: InstanceId, path: &'a str, size: u64, data: ByteStream) -> GuestFuture<'a, ()>;
+    /// bytes are taken from the stream as the guest takes them. With a mode nobody finds the file there with another one;
+    /// without it a new one may be read by all, and one that was there is as it was.
+    fn put<'a>(
+        &'a self,
+        id: InstanceId,
+        path: &'a str,
+        size: u64,
+        mode: Option<u32>,
+        data: ByteStream,
+    ) -> GuestFuture<'a, ()>;
 
     /// Changes the permissions of a file.
     fn change_mode<'a>(&'a self, id: InstanceId, path: &'a str, mode: u32) -> GuestFuture<'a, ()>;

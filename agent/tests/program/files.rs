@@ -39,6 +39,10 @@ fn files_go_in_and_out_in_large_pieces() {
     }
     assert_eq!(names(&host), ["file"]);
     assert_eq!(fs::read_dir(host.path("spool/leftovers")).unwrap().count(), 0);
+    // What is to be private is so from the first moment.
+    let path = host.path_text("key");
+    host.put_as(&path, &json!({ "mode": 0o100_600 }), b"secret");
+    assert_eq!((mode(&path), fs::read(&path).unwrap()), (0o600, b"secret".to_vec()));
 }
 
 #[test]

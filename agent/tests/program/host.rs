@@ -193,8 +193,13 @@ impl Host {
 
     /// Puts a file in pieces as large as they may be, and returns the last answer.
     pub(crate) fn put(&mut self, path: &str, bytes: &[u8]) -> Value {
+        self.put_as(path, &json!({}), bytes)
+    }
+
+    /// The same, with what is said of the file.
+    pub(crate) fn put_as(&mut self, path: &str, stat: &Value, bytes: &[u8]) -> Value {
         let unique = self.request(json!({
-            "command": "put-file", "path": path, "stat_result": { "mode": 0o100_600 }, "pieces": true,
+            "command": "put-file", "path": path, "stat_result": stat, "pieces": true,
         }));
         let mut sent = 0;
         for piece in bytes.chunks(muster_agent::PIECE) {

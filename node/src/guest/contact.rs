@@ -32,7 +32,13 @@ pub(super) trait Speaker: fmt::Debug + Send + Sync {
 
     fn cancel(&self, key: CommandKey) -> GuestFuture<'_, ()>;
 
-    fn put<'a>(&'a self, path: &'a str, size: u64, data: ByteStream) -> GuestFuture<'a, ()>;
+    fn put<'a>(
+        &'a self,
+        path: &'a str,
+        size: u64,
+        mode: Option<u32>,
+        data: ByteStream,
+    ) -> GuestFuture<'a, ()>;
 
     fn change_mode<'a>(&'a self, path: &'a str, mode: u32) -> GuestFuture<'a, ()>;
 

@@ -63,8 +63,15 @@ impl Guests for LocalGuests {
         Box::pin(async move { self.contacts.speaker(id)?.cancel(key).await })
     }
 
-    fn put<'a>(&'a self, id: InstanceId, path: &'a str, size: u64, data: ByteStream) -> GuestFuture<'a, ()> {
-        Box::pin(async move { self.contacts.speaker(id)?.put(path, size, data).await })
+    fn put<'a>(
+        &'a self,
+        id: InstanceId,
+        path: &'a str,
+        size: u64,
+        mode: Option<u32>,
+        data: ByteStream,
+    ) -> GuestFuture<'a, ()> {
+        Box::pin(async move { self.contacts.speaker(id)?.put(path, size, mode, data).await })
     }
 
     fn change_mode<'a>(&'a self, id: InstanceId, path: &'a str, mode: u32) -> GuestFuture<'a, ()> {

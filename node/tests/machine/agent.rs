@@ -134,7 +134,7 @@ async fn a_guest_runs_commands_and_moves_files() {
     let data = data(size);
     let began = Instant::now();
     let source = Box::pin(Source(data.clone()));
-    guests(&world).put(plan.id, "/tmp/file", size.into(), source).await.unwrap();
+    guests(&world).put(plan.id, "/tmp/file", size.into(), None, source).await.unwrap();
     println!("put: {:.1} MB/s", 20.0 / began.elapsed().as_secs_f64());
     guests(&world).change_mode(plan.id, "/tmp/file", 0o100_640).await.unwrap();
     let began = Instant::now();
@@ -144,7 +144,7 @@ async fn a_guest_runs_commands_and_moves_files() {
     println!("get: {:.1} MB/s", 20.0 / began.elapsed().as_secs_f64());
     let missing = guests(&world).get(plan.id, "/tmp/nothing").await.err();
     assert!(matches!(missing, Some(GuestError::Refused(_))), "{missing:?}");
-    let nowhere = guests(&world).put(plan.id, "/no/where", 1, Box::pin(Source("x".into()))).await;
+    let nowhere = guests(&world).put(plan.id, "/no/where", 1, None, Box::pin(Source("x".into()))).await;
     assert!(matches!(nowhere, Err(GuestError::Refused(_))), "{nowhere:?}");
 
     // What is given up leaves nothing.
@@ -152,7 +152,7 @@ async fn a_guest_runs_commands_and_moves_files() {
     std::future::poll_fn(|context| stream.as_mut().poll_next(context)).await.unwrap().unwrap();
     drop(stream);
     let endless = Box::pin(Source(data.clone()));
-    let putting = guests(&world).put(plan.id, "/tmp/other", 1 << 40, endless);
+    let putting = guests(&world).put(plan.id, "/tmp/other", 1 << 40, None, endless);
     assert!(matches!(putting.await, Err(GuestError::Host(_))));
     let left = run(&world, &plan, "ls -A /tmp; rm /tmp/file").await;
     assert!(text(&left.stdout).contains("file") && !text(&left.stdout).contains("other"), "{left:?}");
@@ -206,13 +206,16 @@ async fn a_command_outlives_the_daemon_and_a_pause_but_not_a_restart() {
 
     // Paused for longer than any silence is borne.
     world.machines().pause(plan.id).await.unwrap();
+    let paused = AgentState::NotReady("instance paused".into());
+    wait_for(&world, &mut changes, &plan, |report| report.state == paused).await;
     let quiet = timeout(Duration::from_secs(17), async {
-        while guests(&world).report(plan.id).unwrap().state == AgentState::Ready {
+        while guests(&world).report(plan.id).unwrap().state == paused {
             next(&mut changes).await.unwrap();
         }
     });
     assert!(quiet.await.is_err(), "{:?}", guests(&world).report(plan.id));
     world.machines().resume(plan.id).await.unwrap();
+    wait_for(&world, &mut changes, &plan, |report| report.state == AgentState::Ready).await;
     assert_eq!(text(&run(&world, &plan, "echo on").await.stdout), "on\n");
 
     let order = command("touch /tmp/begun; sleep 1000");

@@ -190,6 +190,11 @@ impl Work {
     /// Moves files, from the beginning again if the guest was away.
     async fn transfer(&self, row: &mut AgentOperationRow) -> Result<Option<Ended<'_>>> {
         let mut pause = SHORTEST_PAUSE;
+        if row.state == AgentOperationState::Executing {
+            // Left by a daemon that died: the contact with its guest may still have to be made.
+            self.clock.touch();
+            self.app.agents.ready(&self.node, row.instance).await;
+        }
         loop {
             if !self.begin(row).await? {
                 return Ok(None);
@@ -236,7 +241,12 @@ impl Work {
         let found = found.ok_or_else(|| Failure::Final("blob not found".into()))?;
         let size = found.content().size;
         let data = self.node.storage().read(blob, 0..size).await.map_err(Failure::of_bytes)?;
-        self.guests().put(row.instance, path, size, watched(&self.clock, data)).await?;
+        // What is to be private is not seen before.
+        let mode = row.commands.iter().find_map(|command| match command {
+            AgentCommand::Chmod { mode: Mode::Number(bits), .. } => Some(bits & 0o777),
+            _ => None,
+        });
+        self.guests().put(row.instance, path, size, mode, watched(&self.clock, data)).await?;
         Ok(Outcome { result: named(path), kept: vec![] })
     }
 

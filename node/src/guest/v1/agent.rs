@@ -59,8 +59,14 @@ impl Speaker for Agent {
         })
     }
 
-    fn put<'a>(&'a self, path: &'a str, size: u64, data: ByteStream) -> GuestFuture<'a, ()> {
-        Box::pin(put::put(&self.line, path, size, data))
+    fn put<'a>(
+        &'a self,
+        path: &'a str,
+        size: u64,
+        mode: Option<u32>,
+        data: ByteStream,
+    ) -> GuestFuture<'a, ()> {
+        Box::pin(put::put(&self.line, path, size, mode, data))
     }
 
     fn change_mode<'a>(&'a self, path: &'a str, mode: u32) -> GuestFuture<'a, ()> {

@@ -100,7 +100,7 @@ async fn survive(packets: Vec<(Value, Option<Index>)>, features: &[&str]) {
                 let _ = collect(stream).await;
             }
         };
-        let put = guests.put(id, "/x", 5, Once::stream("hello".into()));
+        let put = guests.put(id, "/x", 5, None, Once::stream("hello".into()));
         let mode = guests.change_mode(id, "/x", 0o644);
         let _ = tokio::join!(guests.execute(id, &order), put, mode, guests.facts(id), get, output);
     });

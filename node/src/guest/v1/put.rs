@@ -18,13 +18,16 @@ const PLAIN_PIECE: usize = 16 << 10;
 /// How many bytes may be on the way to an agent that says what it wrote.
 const WINDOW: u64 = 16 * PIECE as u64;
 
-/// A regular file that everybody may read, until somebody says otherwise.
-const MODE: u32 = 0o100_644;
+/// A file that everybody may read, until somebody says otherwise.
+const MODE: u32 = 0o644;
+/// What the mode of a regular file has beside its permissions.
+const REGULAR: u32 = 0o100_000;
 
 pub(super) async fn put(
     line: &Arc<Line>,
     path: &str,
     size: u64,
+    mode: Option<u32>,
     mut data: ByteStream,
 ) -> Result<(), GuestError> {
     let pieces = line.features().pieces;
@@ -39,8 +42,12 @@ pub(super) async fn put(
         line.turn().await?.send(&end);
     }
     let turn = line.turn().await?;
-    let times = json!({ "mode": MODE, "size": size, "uid": 0, "gid": 0, "atime": 0, "mtime": 0, "ctime": 0 });
-    let mut first = json!({ "path": path, "stat_result": times });
+    let mut stat = json!({ "size": size, "uid": 0, "gid": 0, "atime": 0, "mtime": 0, "ctime": 0 });
+    // Ours leaves the permissions of a file that is there alone if it is told none.
+    if let Some(mode) = mode.or((!pieces).then_some(MODE)) {
+        stat["mode"] = (REGULAR | mode).into();
+    }
+    let mut first = json!({ "path": path, "stat_result": stat });
     if pieces {
         first["pieces"] = true.into();
     }

@@ -105,9 +105,9 @@ async fn the_released_agent_runs_commands_and_moves_files() {
     let data: Bytes =
         (0..500_000_u32).map(|number| number.wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect();
     // Given up at first, which must not show.
-    let stopped = guests.put(id, name, 1 << 30, Once::stream(data.clone())).await;
+    let stopped = guests.put(id, name, 1 << 30, None, Once::stream(data.clone())).await;
     assert!(matches!(stopped, Err(GuestError::Host(_))), "{stopped:?}");
-    guests.put(id, name, data.len() as u64, Once::stream(data.clone())).await.unwrap();
+    guests.put(id, name, data.len() as u64, None, Once::stream(data.clone())).await.unwrap();
     assert!(std::fs::read(&file).unwrap() == data);
     guests.change_mode(id, name, 0o600).await.unwrap();
     let (facts, stream) = guests.get(id, name).await.unwrap();
@@ -115,7 +115,7 @@ async fn the_released_agent_runs_commands_and_moves_files() {
     assert!(collect(stream).await.unwrap() == data);
     let missing = guests.get(id, "/no/such/file").await.err();
     assert!(matches!(missing, Some(GuestError::Refused(_))), "{missing:?}");
-    let nowhere = guests.put(id, "/no/such/file", 1, Once::stream("x".into())).await;
+    let nowhere = guests.put(id, "/no/such/file", 1, None, Once::stream("x".into())).await;
     assert!(matches!(nowhere, Err(GuestError::Refused(_))), "{nowhere:?}");
     program.kill().await.unwrap();
 }

@@ -57,7 +57,7 @@ impl Stream for Source {
 
 fn put(world: &World, size: u64, data: ByteStream) -> JoinHandle<Result<(), GuestError>> {
     let (guests, id) = (world.guests.clone(), world.id);
-    tokio::spawn(async move { guests.put(id, "/tmp/x", size, data).await })
+    tokio::spawn(async move { guests.put(id, "/tmp/x", size, None, data).await })
 }
 
 type Got = Result<(FileFacts, ByteStream), GuestError>;

@@ -255,8 +255,14 @@ impl Speaker for Agent {
         Box::pin(async { Err(GuestError::Refused("the guest's agent cannot end commands".into())) })
     }
 
-    fn put<'a>(&'a self, path: &'a str, size: u64, data: ByteStream) -> GuestFuture<'a, ()> {
-        Box::pin(file::put(self, path, size, data))
+    fn put<'a>(
+        &'a self,
+        path: &'a str,
+        size: u64,
+        mode: Option<u32>,
+        data: ByteStream,
+    ) -> GuestFuture<'a, ()> {
+        Box::pin(file::put(self, path, size, mode, data))
     }
 
     fn change_mode<'a>(&'a self, path: &'a str, mode: u32) -> GuestFuture<'a, ()> {

@@ -44,12 +44,19 @@ struct Writing {
     pieces: VecDeque<u64>,
 }
 
-pub(super) async fn put(agent: &Agent, path: &str, size: u64, data: ByteStream) -> Result<(), GuestError> {
+pub(super) async fn put(
+    agent: &Agent,
+    path: &str,
+    size: u64,
+    mode: Option<u32>,
+    data: ByteStream,
+) -> Result<(), GuestError> {
     let mut file = Writing { data, size, rest: BytesMut::new(), sent: 0, pieces: VecDeque::new() };
     let first = file.next_piece().await?;
     let mut ended = first.payload.is_empty();
     let length = i64::try_from(size).map_err(|_| GuestError::Host("the file is too long".into()))?;
-    let question = PutFile { path: path.to_owned(), mode: MODE, length, first: Some(first) };
+    let mode = mode.and_then(|mode| i32::try_from(mode & 0o7777).ok()).unwrap_or(MODE);
+    let question = PutFile { path: path.to_owned(), mode, length, first: Some(first) };
     let mut call = agent.call(Question::PutFile(question), USUAL).await?;
     while !ended || !file.pieces.is_empty() {
         tokio::select! {

@@ -148,7 +148,7 @@ async fn files_go_in_and_come_out() {
     let agent = host.ready().await;
     let bytes: Vec<u8> = (0..1_000_000_u32).map(|number| (number / 7) as u8).collect();
     for (path, size, pieces) in [("/large", 1_000_000, 60_001), ("/small", 1, 1), ("/empty", 0, 1)] {
-        agent.put(path, size as u64, given(&bytes[..size], pieces)).await.unwrap();
+        agent.put(path, size as u64, None, given(&bytes[..size], pieces)).await.unwrap();
         assert!(host.agent.files.lock().unwrap()[path] == bytes[..size], "{path} is another one");
         let (facts, stream) = agent.get(path).await.unwrap();
         assert_eq!((facts.size, facts.mode, facts.mtime, facts.uid), (size as u64, 0o100_600, 5.5, 0));
@@ -175,7 +175,7 @@ async fn a_file_that_is_not_as_long_as_was_said_does_not_arrive() {
     let mut host = Host::new();
     let agent = host.ready().await;
     for size in [0, 1, 199_999, 200_001] {
-        let put = agent.put("/file", size, given(&[7; 200_000], 1000)).await;
+        let put = agent.put("/file", size, None, given(&[7; 200_000], 1000)).await;
         assert!(matches!(put, Err(GuestError::Host(_))), "{size}: {put:?}");
     }
     assert!(!host.agent.files.lock().unwrap().contains_key("/file"));
@@ -193,7 +193,7 @@ async fn a_guest_that_writes_slowly_is_not_overrun() {
         }
         _ => None,
     });
-    let put = agent.put("/file", 1_000_000, given(&[7; 1_000_000], 10_000));
+    let put = agent.put("/file", 1_000_000, None, given(&[7; 1_000_000], 10_000));
     let count = async {
         for _ in 0..5 {
             asks.recv().await.unwrap();
@@ -259,7 +259,7 @@ async fn silence_is_noticed_unless_the_machine_is_paused() {
     host.guest.set_paused(true);
     host.play(|_| Some(Vec::new()));
     sleep(Duration::from_secs(1000)).await;
-    assert_eq!(host.guest.report().state, AgentState::Ready);
+    assert_eq!(host.guest.report().state.to_string(), "not ready (instance paused)");
     let waits = command("true");
     let mut executing = agent.execute(&waits);
     assert!(timeout(Duration::from_secs(1), &mut executing).await.is_err());
@@ -372,7 +372,8 @@ async fn whatever_is_answered_harms_only_what_was_asked() {
         assert!(matches!(agent.facts().await, Err(GuestError::Refused(_))), "{what}");
         assert!(matches!(agent.change_mode("/x", 0).await, Err(GuestError::Refused(_))), "{what}");
         assert!(!refused(&agent, "/x").await.is_empty());
-        let put = timeout(PATIENCE, agent.put("/x", 500_000, given(&[7; 500_000], 10_000))).await.unwrap();
+        let put =
+            timeout(PATIENCE, agent.put("/x", 500_000, None, given(&[7; 500_000], 10_000))).await.unwrap();
         assert!(matches!(put, Err(GuestError::Refused(_))), "{what}: {put:?}");
     }
     *host.agent.trick.lock().unwrap() = None;
@@ -412,7 +413,7 @@ async fn a_file_whose_parts_do_not_fit_fails() {
         }
         _ => None,
     });
-    let put = agent.put("/x", 5, given(b"hello", 5)).await;
+    let put = agent.put("/x", 5, None, given(b"hello", 5)).await;
     assert!(matches!(put, Err(GuestError::Refused(_))), "{put:?}");
     // One that breaks in the middle is not the guest's last word.
     host.play(|request| match &request.question {
@@ -447,7 +448,7 @@ async fn a_real_agent_answers() {
     for (name, size) in [("large", 50_000_000), ("small", 1), ("empty", 0)] {
         let path = folder.path().join(name);
         let path = path.to_str().unwrap();
-        agent.put(path, size as u64, given(&bytes[..size], 1 << 20)).await.unwrap();
+        agent.put(path, size as u64, None, given(&bytes[..size], 1 << 20)).await.unwrap();
         assert!(std::fs::read(path).unwrap() == bytes[..size], "{name} is another one");
         agent.change_mode(path, 0o600).await.unwrap();
         let (facts, stream) = agent.get(path).await.unwrap();
@@ -455,6 +456,6 @@ async fn a_real_agent_answers() {
         assert!(all(stream).await.unwrap() == bytes[..size], "{name} came out another one");
     }
     assert_eq!(refused(&agent, "/no/such/file").await, "file not found");
-    assert!(matches!(agent.put("/no/such/file", 1, given(b"x", 1)).await, Err(GuestError::Refused(_))));
+    assert!(matches!(agent.put("/no/such/file", 1, None, given(b"x", 1)).await, Err(GuestError::Refused(_))));
     assert!(agent.facts().await.unwrap()["mounts"].as_array().is_some_and(|mounts| !mounts.is_empty()));
 }

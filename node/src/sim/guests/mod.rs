@@ -262,6 +262,7 @@ impl SimulatedGuests {
         id: InstanceId,
         path: &str,
         size: u64,
+        mode: Option<u32>,
         mut data: ByteStream,
     ) -> Result<(), GuestError> {
         let (mut link, session) = self.reach(id).await?;
@@ -290,7 +291,11 @@ impl SimulatedGuests {
             taken = taken => taken?,
             () = broken(&mut link, session) => return Err(away("the connection broke")),
         }
-        self.ask(id, |guest, _| guest.files.write(path, whole.into()).map_err(GuestError::Refused)).await
+        let write = |files: &mut files::Files| {
+            files.write(path, whole.into())?;
+            mode.map_or(Ok(()), |mode| files.change_mode(path, mode))
+        };
+        self.ask(id, |guest, _| write(&mut guest.files).map_err(GuestError::Refused)).await
     }
 
     async fn get_now(&self, id: InstanceId, path: &str) -> Result<(FileFacts, ByteStream), GuestError> {
@@ -374,8 +379,15 @@ impl Guests for SimulatedGuests {
         }))
     }
 
-    fn put<'a>(&'a self, id: InstanceId, path: &'a str, size: u64, data: ByteStream) -> GuestFuture<'a, ()> {
-        Box::pin(self.put_now(id, path, size, data))
+    fn put<'a>(
+        &'a self,
+        id: InstanceId,
+        path: &'a str,
+        size: u64,
+        mode: Option<u32>,
+        data: ByteStream,
+    ) -> GuestFuture<'a, ()> {
+        Box::pin(self.put_now(id, path, size, mode, data))
     }
 
     fn change_mode<'a>(&'a self, id: InstanceId, path: &'a str, mode: u32) -> GuestFuture<'a, ()> {

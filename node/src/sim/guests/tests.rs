@@ -150,19 +150,22 @@ async fn a_command_is_cancelled_and_one_that_nobody_waits_for_goes_on() {
 #[tokio::test]
 async fn files_come_and_go_whole() {
     let (guests, id) = guest().await;
-    guests.put(id, "/tmp/x", 200_000, bytes(200_000)).await.unwrap();
+    guests.put(id, "/tmp/x", 200_000, None, bytes(200_000)).await.unwrap();
     guests.change_mode(id, "/tmp/x", 0o751).await.unwrap();
     let (facts, data) = guests.get(id, "/tmp/x").await.unwrap();
     assert_eq!((facts.size, facts.mode), (200_000, 0o100_751));
     assert_eq!(all(data).await.unwrap(), vec![7; 200_000]);
-    assert!(matches!(guests.put(id, "/tmp/x", 5, bytes(4)).await, Err(GuestError::Host(_))));
+    assert!(matches!(guests.put(id, "/tmp/x", 5, None, bytes(4)).await, Err(GuestError::Host(_))));
     let broken: ByteStream = Box::pin(Once(vec![Err(muster_types::Error::not_found("blob"))]));
-    assert_eq!(guests.put(id, "/tmp/x", 5, broken).await, Err(GuestError::Host("blob not found".into())));
+    assert_eq!(
+        guests.put(id, "/tmp/x", 5, None, broken).await,
+        Err(GuestError::Host("blob not found".into()))
+    );
     assert_eq!(guests.get(id, "/tmp/x").await.unwrap().0.size, 200_000);
     let refused = Some(GuestError::Refused("No such file or directory: /no".into()));
     assert_eq!(guests.get(id, "/no").await.err(), refused);
     assert_eq!(guests.change_mode(id, "/no", 0o600).await.err(), refused);
-    let large = guests.put(id, "/big", files::MOST + 1, bytes(1)).await;
+    let large = guests.put(id, "/big", files::MOST + 1, None, bytes(1)).await;
     assert_eq!(large, Err(GuestError::Refused("No space left on device: /big".into())));
 }
 
@@ -172,8 +175,8 @@ async fn scripts_make_guests_misbehave() {
     let mut changes = guests.changes();
     let script = GuestScript { stalls_after: Some(100), ..GuestScript::default() };
     guests.script(script.clone());
-    guests.put(id, "/small", 100, bytes(100)).await.unwrap();
-    let (stalled, ()) = tokio::join!(guests.put(id, "/large", 101, bytes(101)), async {
+    guests.put(id, "/small", 100, None, bytes(100)).await.unwrap();
+    let (stalled, ()) = tokio::join!(guests.put(id, "/large", 101, None, bytes(101)), async {
         tokio::time::sleep(Duration::from_millis(20)).await;
         guests.restart_agent(id);
     });
