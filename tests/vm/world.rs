@@ -36,7 +36,11 @@ pub(crate) fn image() -> PathBuf {
 
 /// What makes the most of a small machine, and lets go soon of what is gone.
 pub(crate) fn settings<'a>(more: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
-    let mut all = vec![("CPU_OVERCOMMIT_RATIO", "20"), ("IP_DELETION_HALO_DURATION", "1")];
+    let mut all = vec![
+        ("CPU_OVERCOMMIT_RATIO", "20"),
+        ("IP_DELETION_HALO_DURATION", "1"),
+        ("NODE_DISK_RESERVATION_GB", "0"),
+    ];
     all.extend(more);
     all
 }
