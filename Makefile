@@ -39,7 +39,7 @@ bench: packages-test image    ## speed and memory, as one table
 	./target/release/muster-bench
 
 fuzz:                         ## two minutes on each fuzz target; needs a nightly toolchain and cargo-fuzz
-	cd fuzz && for target in body frames token; do cargo +nightly fuzz run $$target -- -max_total_time=120 || exit 1; done
+	cd fuzz && for target in body frames identity token; do cargo +nightly fuzz run $$target -- -max_total_time=120 || exit 1; done
 
 packages-run packages-test packages-image:
 	@./packaging/install-packages $(if $(filter %-test,$@),$(PACKAGES_TEST),$(if $(filter %-image,$@),$(PACKAGES_IMAGE),$(PACKAGES_RUN)))

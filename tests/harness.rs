@@ -148,7 +148,7 @@ impl Cluster {
     pub(crate) async fn expiring_key(&self, namespace: &str, name: &str, expiry: f64) -> Secret {
         let secret = Secret::generate();
         let sealed = self.app.secrets.seal(namespace, &secret).await.unwrap();
-        let new = keys::NewKey { secret: sealed, expiry: Some(expiry), scopes: None };
+        let new = keys::NewKey { secret: sealed, expiry: Some(expiry), scopes: None, provenance: None };
         let mut tx = self.app.store.begin().await.unwrap();
         keys::put(&mut tx, namespace, name, &new).await.unwrap();
         tx.finish(Ok(()), &mut Retry::default()).await.unwrap().unwrap();

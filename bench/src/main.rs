@@ -11,6 +11,7 @@
 mod agents;
 mod allocation;
 mod bare;
+mod exchanges;
 mod images;
 mod instances;
 mod instances_real;
@@ -64,6 +65,9 @@ struct Arguments {
     /// Only instances: many on simulated nodes, and real ones on this machine
     #[arg(long)]
     instances: bool,
+    /// Only exchanges of identity tokens for keys
+    #[arg(long)]
+    exchanges: bool,
     /// Only what agents in real guests do
     #[arg(long)]
     agent: bool,
@@ -176,6 +180,10 @@ async fn measure_all(arguments: &Arguments) -> anyhow::Result<Table> {
         agents::measure_in_namespace(arguments, &program, &mut table).await.context("agents")?;
         return Ok(table);
     }
+    if arguments.exchanges {
+        exchanges::measure(&program, arguments.quick, &mut table).await.context("exchanges")?;
+        return Ok(table);
+    }
     if arguments.instances {
         instances::measure(&program, arguments.quick, &mut table).await.context("simulated instances")?;
         instances_real::measure_in_namespace(arguments, &program, &mut table)
@@ -192,6 +200,7 @@ async fn measure_all(arguments: &Arguments) -> anyhow::Result<Table> {
     let sqlite = Engine { name: "SQLite", settings: vec![], spooling: vec![], has_targets: true };
     measure(&program, folder.path(), &sqlite, scale, &mut table).await.context("with SQLite")?;
     drop(folder);
+    exchanges::measure(&program, arguments.quick, &mut table).await.context("exchanges")?;
     images::measure(&program, if arguments.quick { 8 } else { 1 }, &mut table).await.context("images")?;
     allocation::measure(arguments.quick, &mut table).await.context("allocating addresses")?;
     networks::measure_in_namespace(arguments, &program, &mut table).await.context("real networks")?;

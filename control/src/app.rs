@@ -12,6 +12,7 @@ use tokio::sync::{OwnedRwLockReadGuard, OwnedSemaphorePermit, RwLock, Semaphore}
 
 use crate::auth::Caller;
 use crate::auth::console_key::ConsoleKey;
+use crate::auth::identity::Identities;
 use crate::auth::secrets::Secrets;
 use crate::auth::tokens::Tokens;
 use crate::events::Events;
@@ -35,6 +36,8 @@ pub struct App {
     pub events: Events,
     pub secrets: Secrets,
     pub tokens: Tokens,
+    /// Verifies the tokens of trusted issuers.
+    pub identities: Identities,
     pub health: Health,
     pub queue: Queue,
     /// Between those who change networks and those who follow.
@@ -81,6 +84,7 @@ impl App {
             holder: Holder::new(events.node()),
             secrets: Secrets::new(seed),
             tokens: Tokens::new(seed, &settings.zone, settings.api_token_duration),
+            identities: Identities::new(&settings),
             health: Health::default(),
             busy: Arc::default(),
             queue: Queue::default(),

@@ -13,6 +13,11 @@ async fn the_root_page_lists_only_what_works() {
     assert_eq!(page.headers["content-type"], "text/html; charset=utf-8");
     for word in [
         "generated-key-secrets",
+        "trusted-issuers",
+        "mapping-rules",
+        "federated-exchange",
+        "scope-enforcement",
+        "namespace-claims",
         "events-by-type",
         "get-cluster-operations",
         "node-get",
@@ -30,7 +35,7 @@ async fn the_root_page_lists_only_what_works() {
     ] {
         assert!(page.text.contains(word), "{word}");
     }
-    for word in ["cluster-cacert", "federated-exchange", "vdi-console-proxy"] {
+    for word in ["cluster-cacert", "vdi-console-proxy"] {
         assert!(!page.text.contains(word), "{word}");
     }
 }

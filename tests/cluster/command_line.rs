@@ -36,6 +36,19 @@ fn the_commands_do_what_they_say() {
     assert!(secret.trim().starts_with("sfk_") && secret.trim().len() == 42, "{secret}");
     assert!(ok("key list ci").contains("robot"));
     ok("key update ci robot --key another");
+    ok(
+        "issuer create forge --issuer-url https://forge.example --jwks-uri https://forge.example/keys --audience x",
+    );
+    ok("issuer update forge --audience cloud");
+    assert!(ok("issuer list").contains("cloud"));
+    ok(
+        "rule create ci deploy --issuer forge --claim ref=a --claim ref=b --scope node.read --ttl 60 --prefix robot",
+    );
+    ok("rule update ci deploy --ttl 600");
+    assert_eq!(json("rule show ci deploy")["bound_claims"]["ref"][1], "b");
+    assert!(ok("rule list ci").contains("600"));
+    ok("rule delete ci deploy");
+    ok("issuer delete forge");
     ok("trust add ci friend");
     assert!(ok("trust list ci").contains("friend"));
     ok("namespace set-metadata ci limits {\"cpus\":4}");

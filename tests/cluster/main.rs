@@ -10,6 +10,8 @@ mod clients;
 mod command_line;
 mod daemon;
 mod database;
+mod federated_login;
+mod federation;
 mod hostile;
 mod images;
 mod instances;

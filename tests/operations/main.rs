@@ -16,10 +16,13 @@ use std::sync::{Arc, Mutex};
 
 use axum::http::Method;
 use harness::{Cluster, caller};
+use muster_control::objects::claim::ClaimRequest;
 use muster_control::operations::{Fault, KINDS, Kind, Lane, Order, Queue, Step, Undo};
 use muster_control::store::operations::OperationRow;
-use muster_control::store::{Retry, addresses, keys, metadata, namespaces, operations, trusts};
-use muster_control::{objects, reconcile};
+use muster_control::store::{
+    Retry, addresses, claims, keys, metadata, namespaces, operations, rules, trusts,
+};
+use muster_control::{App, objects, reconcile};
 use muster_types::Error;
 use muster_types::address::AddressType;
 use muster_types::artifact::{ArtifactState, ArtifactType};
@@ -47,9 +50,37 @@ async fn cluster() -> Cluster {
     cluster.key(&caller(), "doomed", "two").await;
     objects::trust::add(app, &caller(), "doomed", "friend").await.unwrap();
     objects::trust::add(app, &caller(), "friend", "doomed").await.unwrap();
+    let (one, hour) = (Some(json!(1)), Some(json!(3600)));
+    let claim = ClaimRequest {
+        limit_cpus: one.clone(),
+        limit_memory_mb: one.clone(),
+        limit_disk_gb: one,
+        expires_in_seconds: hour,
+    };
+    objects::claim::create(app, &caller(), "doomed", &claim).await.unwrap();
     let object = ObjectRef::namespace("doomed");
     objects::metadata::set(app, &caller(), &object, Some("k"), Some(json!("v"))).await.unwrap();
+    add_rule(app).await;
     cluster
+}
+
+/// Adds a rule to that namespace.
+async fn add_rule(app: &App) {
+    let text = |text: &str| Some(json!(text));
+    let issuer = objects::issuer::IssuerRequest {
+        issuer_url: text("https://forge.example"),
+        jwks_uri: text("https://forge.example/keys"),
+        audience: text("cloud"),
+    };
+    objects::issuer::create(app, &caller(), text("forge").as_ref(), &issuer).await.unwrap();
+    let rule = objects::rule::RuleRequest {
+        issuer: text("forge"),
+        bound_claims: Some(json!({"sub": "x"})),
+        scopes: Some(json!(["node.read"])),
+        key_ttl: Some(json!(60)),
+        key_name_prefix: text("robot"),
+    };
+    objects::rule::create(app, &caller(), "doomed", text("deploy").as_ref(), &rule).await.unwrap();
 }
 
 /// A disk image that is all zeroes.
@@ -151,6 +182,9 @@ async fn assert_gone(cluster: &Cluster) {
     assert_eq!(networks[0].get::<i64>(0).unwrap(), 1, "only the floating one");
     assert!(namespaces::get(store, "doomed").await.unwrap().is_none());
     assert!(keys::some_of(store, "doomed", 10).await.unwrap().is_empty());
+    assert!(claims::list(store, "doomed").await.unwrap().is_empty());
+    assert!(rules::some_of(store, "doomed", 10).await.unwrap().is_empty());
+    assert_eq!(cluster.count("event_links", "object_type = 'mapping_rule'").await, 0);
     assert!(metadata::get(store, ObjectType::Namespace, "doomed").await.unwrap().is_empty());
     assert!(trusts::range(store, "doomed", "doomed").await.unwrap().is_empty());
     assert!(trusts::trusting(store, "doomed").await.unwrap().is_empty());

@@ -33,6 +33,9 @@ pub enum Error {
     /// The body is larger than we read.
     #[error("{0}")]
     TooLarge(String),
+    /// The caller asked too often; in so many seconds it may ask again.
+    #[error("{text}")]
+    TooMany { text: String, retry_after: u64 },
     /// The caller did not send its request in time.
     #[error("{0}")]
     Timeout(String),

@@ -44,6 +44,8 @@ macro_rules! ids {
 ids! {
     /// A namespace key. Namespaces themselves are identified by their name.
     KeyId,
+    /// What a namespace was promised of the cluster.
+    ClaimId,
     /// A node of the cluster.
     NodeId,
     /// A cluster operation.
@@ -62,4 +64,8 @@ ids! {
     UploadId,
     /// Something to be done inside a guest.
     AgentOperationId,
+    /// Somebody whose tokens can be exchanged for keys.
+    IssuerId,
+    /// What such a token can be exchanged for.
+    RuleId,
 }

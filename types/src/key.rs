@@ -103,12 +103,18 @@ fn checksum(text: &str) -> String {
     digits.iter().map(|d| char::from(*d)).collect()
 }
 
+/// Whether a name is kept for keys that the cluster makes for itself.
+#[must_use]
+pub fn is_reserved(name: &str) -> bool {
+    name == "service_key" || name.starts_with(RESERVED_NAME)
+}
+
 /// Refuses a key name that is missing, reserved, or cannot be stored.
 pub fn check_name(name: &str) -> Result<()> {
     if name.is_empty() {
         return Err(Error::Invalid("no key name specified".into()));
     }
-    if name == "service_key" || name.starts_with(RESERVED_NAME) {
+    if is_reserved(name) {
         return Err(Error::Forbidden("illegal key name".into()));
     }
     if name.chars().count() > 255 {

@@ -53,6 +53,8 @@ words! {
         Namespace = "namespace",
         /// A key of a namespace.
         NamespaceKey = "namespace_key",
+        /// What a namespace was promised of the cluster.
+        NamespaceClaim = "namespace_claim",
         /// A machine of the cluster.
         Node = "node",
         /// A virtual network.
@@ -71,6 +73,10 @@ words! {
         ClusterOperation = "clusteroperation",
         /// Something to be done inside a guest.
         AgentOperation = "agentoperation",
+        /// Somebody whose tokens can be exchanged for keys.
+        Issuer = "trusted_issuer",
+        /// What such a token can be exchanged for.
+        Rule = "mapping_rule",
     }
 }
 

@@ -181,6 +181,7 @@ settings! {
     federation_jwks_cache_seconds: u64 = "FEDERATION_JWKS_CACHE_SECONDS", "300", "how long issuer keys are cached";
     federation_jwks_fetch_timeout_seconds: u64 = "FEDERATION_JWKS_FETCH_TIMEOUT_SECONDS", "5", "time for fetching issuer keys";
     federation_jwks_ca_bundle: String = "FEDERATION_JWKS_CA_BUNDLE", "", "PEM file of further trusted authorities";
+    federation_jwks_allowed_networks: String = "FEDERATION_JWKS_ALLOWED_NETWORKS", "", "private, loopback and link-local networks that issuer keys may be fetched from, such as 10.1.0.0/16";
     federation_rate_limit_per_minute: i64 = "FEDERATION_RATE_LIMIT_PER_MINUTE", "60", "exchange attempts per source address and minute; 0 disables";
     namespace_key_reap_grace: i64 = "NAMESPACE_KEY_REAP_GRACE", "3600", "seconds after its expiry that a key is soft-deleted; 0 disables";
     key_sweep_interval: u64 = "KEY_SWEEP_INTERVAL", "900", "seconds between sweeps for expired keys";
@@ -258,7 +259,7 @@ settings! {
     archive_instance_console_duration: u64 = "ARCHIVE_INSTANCE_CONSOLE_DURATION", "0", "days that console logs are archived";
     image_download_url: String = "IMAGE_DOWNLOAD_URL", "https://images.shakenfist.com", "where named images come from";
     disk_bus: String = "DISK_BUS", "virtio", "bus of a disk when none is given";
-    http_proxy_server: String = "HTTP_PROXY_SERVER", "", "proxy for fetching images";
+    http_proxy_server: String = "HTTP_PROXY_SERVER", "", "proxy for fetching images and the keys of issuers";
     resources_metrics_port: u16 = "RESOURCES_METRICS_PORT", "13001", "port of the resources metrics";
     cluster_metrics_port: u16 = "CLUSTER_METRICS_PORT", "13007", "port of the cluster metrics";
     mariadb_gateway_port: u16 = "MARIADB_GATEWAY_PORT", "13005", "port of the database service";
@@ -349,15 +350,13 @@ impl Settings {
                 return Err(format!("{name}: must be between 0.001 and 1000000"));
             }
         }
-        for word in self.image_fetch_allowed_networks.split([' ', ',']).filter(|word| !word.is_empty()) {
-            let (address, bits) = word.split_once('/').unwrap_or((word, "0"));
-            let most = match address.parse() {
-                Ok(std::net::IpAddr::V4(_)) => 32,
-                Ok(std::net::IpAddr::V6(_)) => 128,
-                Err(_) => 0,
-            };
-            if most == 0 || bits.parse::<u8>().is_ok_and(|bits| bits > most) || bits.parse::<u8>().is_err() {
-                return Err(format!("IMAGE_FETCH_ALLOWED_NETWORKS: {word:?} is not a network"));
+        for (name, networks) in [
+            ("IMAGE_FETCH_ALLOWED_NETWORKS", &self.image_fetch_allowed_networks),
+            ("FEDERATION_JWKS_ALLOWED_NETWORKS", &self.federation_jwks_allowed_networks),
+        ] {
+            if let Some(word) = networks.split([' ', ',']).find(|word| !word.is_empty() && !is_network(word))
+            {
+                return Err(format!("{name}: {word:?} is not a network"));
             }
         }
         for word in self.image_names.split_whitespace() {
@@ -403,6 +402,17 @@ impl Settings {
         }
         Ok(())
     }
+}
+
+/// Whether a word is a network or a single address.
+fn is_network(word: &str) -> bool {
+    let (address, bits) = word.split_once('/').unwrap_or((word, "0"));
+    let most = match address.parse() {
+        Ok(std::net::IpAddr::V4(_)) => 32,
+        Ok(std::net::IpAddr::V6(_)) => 128,
+        Err(_) => return false,
+    };
+    bits.parse::<u8>().is_ok_and(|bits| bits <= most)
 }
 
 /// A node's name is part of URLs and must not look like an id.

@@ -21,7 +21,7 @@ pub enum AddedKey {
     Supplied(String),
 }
 
-fn secret<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Secret, D::Error> {
+pub(super) fn secret<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Secret, D::Error> {
     String::deserialize(deserializer).map(Secret::new)
 }
 

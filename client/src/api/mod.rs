@@ -4,9 +4,12 @@
 mod agent_operations;
 mod artifacts;
 mod blobs;
+mod claims;
 mod events;
+mod exchanges;
 mod instances;
 mod interfaces;
+mod issuers;
 mod keys;
 mod labels;
 mod metadata;
@@ -14,6 +17,7 @@ mod namespaces;
 mod networks;
 mod nodes;
 mod operations;
+mod rules;
 mod trusts;
 mod uploads;
 
@@ -38,7 +42,9 @@ use crate::output::visible;
 pub use agent_operations::Budgets;
 pub use artifacts::{ArtifactRef, NewVersion, VersionSource};
 pub use blobs::BlobData;
+pub use claims::ClaimLimits;
 pub use events::EventQuery;
+pub use exchanges::ExchangedKey;
 pub use instances::{
     NewInstance, NewInterface, NewSnapshot, PowerCall, ScreenLink, SnapshotHandle, SnapshotRecord,
 };
@@ -149,6 +155,12 @@ impl<T> fmt::Debug for Answer<T> {
 pub enum Object<'a> {
     /// A namespace by its name.
     Namespace(&'a str),
+    /// A claim by its namespace and its id.
+    Claim(&'a str, &'a str),
+    /// A trusted issuer by its name.
+    Issuer(&'a str),
+    /// A mapping rule by its namespace and its name.
+    Rule(&'a str, &'a str),
     /// A node by its name or id.
     Node(&'a str),
     /// A network by its name or id.
@@ -169,6 +181,9 @@ impl Object<'_> {
     fn path(self, rest: &[&str]) -> Result<String> {
         let start = match self {
             Self::Namespace(name) => path(&["auth", "namespaces", name])?,
+            Self::Claim(namespace, claim) => path(&["auth", "namespaces", namespace, "claims", claim])?,
+            Self::Issuer(issuer) => path(&["auth", "issuers", issuer])?,
+            Self::Rule(namespace, rule) => path(&["auth", "namespaces", namespace, "rules", rule])?,
             Self::Node(node) => path(&["nodes", node])?,
             Self::Network(network) => path(&["networks", network])?,
             Self::Interface(interface) => path(&["interfaces", interface])?,
@@ -462,7 +477,7 @@ fn is_refused(error: &reqwest::Error) -> bool {
 }
 
 /// The text of what lies at the bottom of an error: the layers above only repeat that something failed.
-fn innermost(error: &reqwest::Error) -> String {
+pub(crate) fn innermost(error: &reqwest::Error) -> String {
     match causes(error).last() {
         Some(cause) => match cause.downcast_ref::<io::Error>() {
             Some(cause) => io_text(cause),

@@ -117,7 +117,8 @@ pub(super) fn memory(text: &str) -> Result<u64, String> {
     number.checked_mul(megabytes).ok_or_else(refused)
 }
 
-fn gigabytes(text: &str) -> Result<u64, String> {
+/// A size in gigabytes, or in terabytes if it says so.
+pub(super) fn gigabytes(text: &str) -> Result<u64, String> {
     let refused = || format!("size {text:?} must be a number of gigabytes, such as 20, or 2T");
     let (number, unit) = number_and_unit(text).ok_or_else(refused)?;
     match unit.as_str() {

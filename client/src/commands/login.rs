@@ -8,6 +8,7 @@ use clap::Args;
 use muster_types::key::Secret;
 use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
 
+use super::federated_login::{self, Federated};
 use super::{Options, client, parse_secret};
 use crate::api::io_text;
 use crate::credentials::{self, Credentials, Places};
@@ -17,11 +18,17 @@ const DEFAULT_URL: &str = "http://localhost:13000";
 
 /// Arguments of `muster login`. The namespace and the address are those of the global options.
 #[derive(Debug, Args)]
-#[command(after_help = "Without --key and MUSTER_KEY the secret is asked for, or read from standard input.")]
+#[command(
+    after_help = "Without --key and MUSTER_KEY the secret is asked for, or read from standard input.\n\n\
+    With --federated the identity token is that of --token-file or --token-env, else of MUSTER_ID_TOKEN or \
+    MUSTER_ID_TOKEN_FILE, else of the CI system: GitHub Actions, Forgejo, GitLab, Buildkite, CircleCI."
+)]
 pub struct Arguments {
     /// Secret of a key of the namespace
     #[arg(long, value_name = "SECRET", value_parser = parse_secret)]
     key: Option<Secret>,
+    #[command(flatten)]
+    federated: Federated,
 }
 
 /// Tries the credentials and, if they are good, writes them down.
@@ -29,6 +36,10 @@ pub(super) async fn log_in(arguments: Arguments, options: Options) -> anyhow::Re
     let given = |text: Option<String>| text.filter(|text| !text.is_empty());
     let namespace = given(options.namespace).context("no namespace to log in to: give --namespace")?;
     let apiurl = given(options.api_url).unwrap_or_else(|| DEFAULT_URL.to_owned());
+    if arguments.federated.federated {
+        let nobody = Credentials { namespace, key: Secret::new(""), apiurl };
+        return federated_login::log_in(arguments.federated, nobody, options.cacert, options.json).await;
+    }
     let file = login_file()?;
     let key = match arguments.key.or(options.key).filter(|key| !key.expose().is_empty()) {
         Some(key) => key,
@@ -48,7 +59,7 @@ pub(super) fn log_out() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn login_file() -> anyhow::Result<PathBuf> {
+pub(super) fn login_file() -> anyhow::Result<PathBuf> {
     Places::of_this_user().login.context("nowhere to remember a login: set HOME or XDG_CONFIG_HOME")
 }
 

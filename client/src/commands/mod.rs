@@ -6,11 +6,14 @@ mod agent_wait;
 mod artifact;
 mod artifact_transfer;
 mod blob;
+mod claim;
 mod console;
 mod cp;
 mod events;
 mod exec;
+mod federated_login;
 mod guest_facts;
+mod identity_token;
 mod instance;
 mod instance_create;
 mod instance_log;
@@ -19,6 +22,7 @@ mod instance_specs;
 mod instance_tables;
 mod instance_why;
 mod interface;
+mod issuer;
 mod key;
 mod label;
 mod login;
@@ -28,6 +32,7 @@ mod network;
 mod network_drawing;
 mod node;
 mod operation;
+mod rule;
 mod trust;
 mod wait;
 
@@ -143,6 +148,15 @@ pub enum Command {
     /// Whom a namespace trusts
     #[command(subcommand)]
     Trust(trust::Command),
+    /// Whose tokens can be exchanged for keys
+    #[command(subcommand)]
+    Issuer(issuer::Command),
+    /// Which tokens can be exchanged for which keys
+    #[command(subcommand)]
+    Rule(rule::Command),
+    /// What namespaces were promised of the cluster
+    #[command(subcommand)]
+    Claim(claim::Command),
     /// Machines of the cluster
     #[command(subcommand)]
     Node(node::Command),
@@ -189,6 +203,9 @@ pub async fn run(command: Command, options: Options) -> anyhow::Result<ExitCode>
         Command::Namespace(command) => namespace::run(command, &Session::new(options)?).await?,
         Command::Key(command) => key::run(command, &Session::new(options)?).await?,
         Command::Trust(command) => trust::run(command, &Session::new(options)?).await?,
+        Command::Issuer(command) => issuer::run(command, &Session::new(options)?).await?,
+        Command::Rule(command) => rule::run(command, &Session::new(options)?).await?,
+        Command::Claim(command) => claim::run(command, &Session::new(options)?).await?,
         Command::Node(command) => node::run(command, &Session::new(options)?).await?,
         Command::Network(command) => network::run(command, &Session::new(options)?).await?,
         Command::Instance(command) => instance::run(command, &Session::new(options)?).await?,
@@ -276,6 +293,10 @@ mod tests {
         for line in [
             "muster login --namespace ci",
             "muster login --api-url http://host --namespace ci --key secret",
+            "muster login --federated --rule deploy --namespace ci",
+            "muster login --federated --rule deploy --audience cloud --print",
+            "muster login --federated --rule deploy --token-file -",
+            "muster login --federated --rule deploy --token-env MY_TOKEN --json",
             "muster logout",
             "muster namespace list --json",
             "muster namespace show ci",
@@ -292,6 +313,24 @@ mod tests {
             "muster trust list ci",
             "muster trust add ci other",
             "muster trust remove ci other",
+            "muster issuer list",
+            "muster issuer show forge",
+            "muster issuer create forge --issuer-url https://forge --jwks-uri https://forge/keys --audience cloud",
+            "muster issuer update forge --audience other",
+            "muster issuer delete forge",
+            "muster issuer events forge",
+            "muster rule list ci",
+            "muster rule show ci deploy",
+            "muster rule create ci deploy --issuer forge --claim sub=x --claim ref=main --scope artifact.* --ttl 600 --prefix robot",
+            "muster rule update ci deploy --ttl 60 --scope blob.read --scope node.read",
+            "muster rule delete ci deploy",
+            "muster rule events ci deploy --limit 3 --type audit",
+            "muster claim list ci",
+            "muster claim show ci 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
+            "muster claim create ci --cpus 8 --memory 64G --disk 2T --expires 30d",
+            "muster claim update ci 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01 --cpus 0 --expires 1767225600",
+            "muster claim delete ci 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
+            "muster claim events ci 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01 --limit 3",
             "muster node list",
             "muster node show sim-1",
             "muster node resources sim-1",
@@ -442,6 +481,22 @@ mod tests {
     }
 
     #[test]
+    fn a_login_is_with_a_key_or_with_a_token_and_a_rule() {
+        for line in [
+            "muster login --federated",
+            "muster login --rule deploy",
+            "muster login --print",
+            "muster login --token-file token",
+            "muster login --audience cloud",
+            "muster login --federated --rule deploy --key secret",
+            "muster login --federated --rule deploy --token-file token --token-env TOKEN",
+            "muster login --federated --rule deploy --token-file token --audience cloud",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
     fn a_first_key_needs_both_its_name_and_its_secret() {
         assert!(parse("muster namespace create ci --key-name deploy").is_err());
         assert!(parse("muster namespace create ci --key secret").is_err());
@@ -451,6 +506,8 @@ mod tests {
     fn an_unknown_type_and_an_unusable_expiry_are_refused_before_anything_is_sent() {
         assert!(parse("muster events node sim-1 --type gossip").is_err());
         assert!(parse("muster key add ci deploy --expires soon").is_err());
+        assert!(parse("muster claim create ci --cpus 8 --memory 64G --disk 2T").is_err(), "it must end");
+        assert!(parse("muster claim update ci x").is_err(), "nothing to change");
     }
 
     #[test]
@@ -500,6 +557,19 @@ mod tests {
             "muster cp file web:file",
             "muster cp file web:/",
             "muster cp file web:/file --mode 999",
+        ] {
+            assert!(parse(line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_rule_that_accepts_or_gives_nothing_is_refused_before_anything_is_sent() {
+        for line in [
+            "muster issuer update forge",
+            "muster rule update ci deploy",
+            "muster rule create ci deploy --issuer forge --scope node.read --ttl 60 --prefix robot",
+            "muster rule create ci deploy --issuer forge --claim sub=x --ttl 60 --prefix robot",
+            "muster rule create ci deploy --issuer forge --claim sub --scope node.read --ttl 60 --prefix robot",
         ] {
             assert!(parse(line).is_err(), "{line}");
         }

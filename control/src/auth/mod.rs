@@ -2,6 +2,7 @@
 
 pub mod access;
 pub mod console_key;
+pub mod identity;
 pub mod scopes;
 pub mod secrets;
 pub mod tokens;

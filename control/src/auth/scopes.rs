@@ -53,6 +53,15 @@ mod tests {
     }
 
     #[test]
+    fn what_covers_a_wildcard_is_the_wildcard_or_a_wider_one() {
+        assert!(grants(Some(&held(&["artifact.*"])), "artifact.*"));
+        assert!(grants(Some(&held(&["*"])), "artifact.*"));
+        assert!(!grants(Some(&held(&["artifact.read", "artifact.write", "artifact.delete"])), "artifact.*"));
+        assert!(!grants(Some(&held(&["artifact.*", "*.*"])), "*"));
+        assert!(!grants(Some(&held(&["artifact.*"])), "artifact"));
+    }
+
+    #[test]
     fn the_verb_follows_the_method() {
         assert_eq!(required("auth", None, &Method::GET), "auth.read");
         assert_eq!(required("auth", None, &Method::HEAD), "auth.read");

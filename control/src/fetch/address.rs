@@ -6,16 +6,20 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
-use muster_types::settings::Settings;
+use reqwest::Url;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
 /// Why an address is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Refused(String);
+pub(crate) struct Refused {
+    what: String,
+    /// The setting that would allow it.
+    setting: &'static str,
+}
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}, which IMAGE_FETCH_ALLOWED_NETWORKS does not allow", self.0)
+        write!(f, "{}, which {} does not allow", self.what, self.setting)
     }
 }
 
@@ -25,16 +29,18 @@ impl StdError for Refused {}
 #[derive(Debug, Clone)]
 pub(crate) struct Guard {
     allowed: Arc<Vec<IpNet>>,
+    /// The setting that names them.
+    setting: &'static str,
     /// The host of the operator's proxy, which may be anywhere.
     proxy: Option<String>,
 }
 
 impl Guard {
-    pub(crate) fn new(settings: &Settings) -> Self {
-        let words = settings.image_fetch_allowed_networks.split([' ', ',']).filter(|word| !word.is_empty());
-        let proxy = reqwest::Url::parse(&settings.http_proxy_server).ok();
-        let proxy = proxy.and_then(|url| url.host_str().map(str::to_owned));
-        Self { allowed: Arc::new(words.filter_map(parse).collect()), proxy }
+    /// Allows the networks in `words`, which are the value of `setting`. An empty `proxy` is none.
+    pub(crate) fn new(setting: &'static str, words: &str, proxy: &str) -> Self {
+        let words = words.split([' ', ',']).filter(|word| !word.is_empty());
+        let proxy = Url::parse(proxy).ok().and_then(|url| url.host_str().map(str::to_owned));
+        Self { allowed: Arc::new(words.filter_map(parse).collect()), setting, proxy }
     }
 
     pub(crate) fn check(&self, host: &str, ip: IpAddr) -> Result<(), Refused> {
@@ -48,8 +54,26 @@ impl Guard {
         };
         match what {
             None => Ok(()),
-            Some(kind) => Err(Refused(format!("{host} is at a {kind} address"))),
+            Some(kind) => {
+                Err(Refused { what: format!("{host} is at a {kind} address"), setting: self.setting })
+            }
         }
+    }
+
+    /// A host that is an address needs no look-up, so it is checked here.
+    pub(crate) fn check_literal(&self, url: &Url) -> Result<(), Refused> {
+        let host = url.host_str().unwrap_or_default();
+        host.trim_matches(['[', ']']).parse().map_or(Ok(()), |ip| self.check(host, ip))
+    }
+
+    /// A proxy would look the name up itself; what is known of it here must be allowed.
+    pub(crate) async fn check_name(&self, url: &Url) -> Result<(), Refused> {
+        let host = url.host_str().unwrap_or_default();
+        let Ok(found) = tokio::net::lookup_host((host, 0)).await else { return Ok(()) };
+        for address in found {
+            self.check(host, address.ip())?;
+        }
+        Ok(())
     }
 }
 
@@ -124,7 +148,7 @@ mod tests {
     use super::*;
 
     fn guard(allowed: &str) -> Guard {
-        Guard::new(&Settings::with(&[("IMAGE_FETCH_ALLOWED_NETWORKS", allowed)]).unwrap())
+        Guard::new("ALLOWED_NETWORKS", allowed, "")
     }
 
     #[test]
@@ -158,6 +182,15 @@ mod tests {
         {
             assert!(guard("").check("host", ip.parse().unwrap()).is_ok(), "{ip}");
         }
+    }
+
+    #[test]
+    fn a_refusal_names_the_setting_that_would_allow_it() {
+        let url = Url::parse("https://[::1]:8443/keys").unwrap();
+        let why = guard("").check_literal(&url).unwrap_err().to_string();
+        assert_eq!(why, "[::1] is at a loopback address, which ALLOWED_NETWORKS does not allow");
+        assert!(guard("::1").check_literal(&url).is_ok());
+        assert!(guard("").check_literal(&Url::parse("https://localhost/keys").unwrap()).is_ok());
     }
 
     #[test]

@@ -1,10 +1,9 @@
 //! Fetches images from web servers that nobody trusts: they may stall, break off, lie, redirect to where they should
 //! not, and change what they serve between two requests.
 
-mod address;
+pub(crate) mod address;
 mod names;
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -36,16 +35,17 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Refuses what cannot or must not be fetched, as far as the words tell.
 pub(crate) fn check(settings: &Settings, source: &str) -> Result<()> {
     let url = resolve(settings, source)?;
-    check_literal(&Guard::new(settings), &url)
+    guard(settings).check_literal(&url).map_err(|why| not_allowed(&why))
 }
 
-/// A host that is an address needs no look-up, so it is checked here.
-fn check_literal(guard: &Guard, url: &Url) -> Result<()> {
-    let host = url.host_str().unwrap_or_default();
-    match host.trim_matches(['[', ']']).parse::<IpAddr>() {
-        Ok(ip) => guard.check(host, ip).map_err(|why| Error::Invalid(format!("url: {why}"))),
-        Err(_) => Ok(()),
-    }
+/// Which addresses images may be fetched from.
+fn guard(settings: &Settings) -> Guard {
+    let words = &settings.image_fetch_allowed_networks;
+    Guard::new("IMAGE_FETCH_ALLOWED_NETWORKS", words, &settings.http_proxy_server)
+}
+
+fn not_allowed(why: &Refused) -> Error {
+    Error::Invalid(format!("url: {why}"))
 }
 
 /// What a fetch came to.
@@ -92,7 +92,7 @@ impl<'a> Fetch<'a> {
         most: u64,
         meter: Arc<Meter>,
     ) -> Result<Self> {
-        let guard = Guard::new(settings);
+        let guard = guard(settings);
         let mut builder = reqwest::Client::builder()
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT_TIMEOUT)
@@ -196,9 +196,9 @@ impl<'a> Fetch<'a> {
     /// Asks, and asks where the answer points to, for as long as that is allowed.
     async fn follow(&self, mut url: Url, headers: &HeaderMap) -> Result<Response, Failure> {
         for _ in 0..=MOST_REDIRECTS {
-            check_literal(&self.guard, &url)?;
+            self.guard.check_literal(&url).map_err(|why| not_allowed(&why))?;
             if !self.settings.http_proxy_server.is_empty() {
-                self.check_name(&url).await?;
+                self.guard.check_name(&url).await.map_err(|why| not_allowed(&why))?;
             }
             let stall = Duration::from_secs(self.settings.image_stall_timeout);
             let request = self.client.get(url.clone()).headers(headers.clone()).send();
@@ -219,18 +219,6 @@ impl<'a> Fetch<'a> {
             url = next;
         }
         Err(refuse("the server redirects too often"))
-    }
-
-    /// A proxy would look the name up itself; what is known of it here must be allowed.
-    async fn check_name(&self, url: &Url) -> Result<(), Failure> {
-        let host = url.host_str().unwrap_or_default();
-        let Ok(found) = tokio::net::lookup_host((host, 0)).await else { return Ok(()) };
-        for address in found {
-            self.guard
-                .check(host, address.ip())
-                .map_err(|why| Failure::Final(Error::Invalid(format!("url: {why}"))))?;
-        }
-        Ok(())
     }
 
     /// Writes an answer's bytes behind what is there.
@@ -286,7 +274,7 @@ fn failure(error: &reqwest::Error) -> Failure {
     let mut source: Option<&dyn std::error::Error> = Some(error);
     while let Some(cause) = source {
         if let Some(refused) = cause.downcast_ref::<Refused>() {
-            return Failure::Final(Error::Invalid(format!("url: {refused}")));
+            return Failure::Final(not_allowed(refused));
         }
         source = cause.source();
     }

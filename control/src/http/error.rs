@@ -37,6 +37,13 @@ impl IntoResponse for ApiError {
                 }
                 return response;
             }
+            Error::TooMany { text, retry_after } => {
+                let status = StatusCode::TOO_MANY_REQUESTS;
+                let mut response =
+                    json_response(status, &json!({ "error": text, "status": status.as_u16() }));
+                response.headers_mut().insert(header::RETRY_AFTER, retry_after.into());
+                return response;
+            }
             Error::Invalid(text) => (StatusCode::BAD_REQUEST, text),
             Error::Unauthenticated(text) => (StatusCode::UNAUTHORIZED, text),
             Error::Forbidden(text) => (StatusCode::FORBIDDEN, text),

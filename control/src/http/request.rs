@@ -27,6 +27,7 @@ use utoipa::openapi::OpenApi;
 
 use super::docs::Document;
 use super::error::ApiError;
+use super::exchanges;
 use super::response::{ShownBody, json_response};
 use super::table::{Access, RouteInfo};
 use crate::app::App;
@@ -102,14 +103,15 @@ impl Service {
             rest = Some(shared.clone());
             (Ok(Bytes::new()), Body::new(shared))
         } else {
-            (self.read_body(&parts.headers, body).await, Body::empty())
+            (self.read_body(self.bounds(&method, &uri), &parts.headers, body).await, Body::empty())
         };
         let mut response = match body {
             // No object has a name that is not text.
             Ok(_) if !is_text(uri.path()) => not_found().await,
             Ok(body) => {
                 trace.received(&body);
-                let incoming = Incoming { id: id.clone(), remote: peer.ip().to_string(), body };
+                let incoming =
+                    Incoming { id: id.clone(), remote: peer.ip().to_canonical().to_string(), body };
                 parts.extensions.insert(incoming);
                 parts.extensions.insert(self.document.clone());
                 self.route(Request::from_parts(parts, piece)).await
@@ -128,12 +130,24 @@ impl Service {
         response
     }
 
-    async fn read_body<B>(&self, headers: &HeaderMap, body: B) -> Result<Bytes, Error>
+    /// How much a request may say. Strangers can make us work with an exchange, so it is short and says how long it is.
+    fn bounds(&self, method: &Method, uri: &Uri) -> Bounds {
+        let most = self.app.settings.api_max_request_body_bytes;
+        if method.is_safe() || uri.path() != exchanges::PATH {
+            return Bounds { most, length_needed: false };
+        }
+        // What is not in the body may be in the query.
+        let query = uri.query().map_or(0, |query| query.len() as u64);
+        let most_here = self.app.settings.federation_max_token_bytes.saturating_sub(query);
+        Bounds { most: most.min(most_here), length_needed: true }
+    }
+
+    async fn read_body<B>(&self, bounds: Bounds, headers: &HeaderMap, body: B) -> Result<Bytes, Error>
     where
         B: BodyExt<Data = Bytes>,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        if body.is_end_stream() {
+        if body.is_end_stream() && !bounds.length_needed {
             return Ok(Bytes::new());
         }
         let too_large = || Error::TooLarge("request body too large".into());
@@ -141,7 +155,7 @@ impl Service {
             return Err(Error::LengthRequired("a content-length is required".into()));
         };
         let length = length.to_str().ok().and_then(|text| text.parse::<u64>().ok());
-        if length.is_none_or(|length| length > self.app.settings.api_max_request_body_bytes) {
+        if length.is_none_or(|length| length > bounds.most) {
             return Err(too_large());
         }
         let limit = Duration::from_secs(self.app.settings.api_timeout);
@@ -171,6 +185,15 @@ impl Service {
             Err(_) => ApiError(Error::Internal("a handler panicked".into())).into_response(),
         }
     }
+}
+
+/// What a body may be.
+#[derive(Debug, Clone, Copy)]
+struct Bounds {
+    /// Bytes.
+    most: u64,
+    /// Whether its length must be said even if there is no body.
+    length_needed: bool,
 }
 
 /// A body that two can read, one after the other.

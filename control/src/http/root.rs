@@ -21,7 +21,17 @@ const CAPABILITIES: &[(&str, &[&str])] = &[
         ],
     ),
     ("artifacts", &["artifact-metadata", "artifact-upload-types", "artifact-clusteroperations"]),
-    ("auth", &["generated-key-secrets"]),
+    (
+        "auth",
+        &[
+            "trusted-issuers",
+            "generated-key-secrets",
+            "scope-enforcement",
+            "mapping-rules",
+            "federated-exchange",
+            "namespace-claims",
+        ],
+    ),
     (
         "blobs",
         &[

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use axum::Router;
+use axum::http::Method;
 use axum::middleware::from_fn_with_state;
-use utoipa::openapi::path::{HttpMethod, Operation};
+use utoipa::openapi::path::Operation;
 use utoipa::openapi::schema::{Object, ObjectBuilder, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
 use utoipa::openapi::{
@@ -15,6 +16,7 @@ use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use super::guard::{Guard, check};
 use super::request::not_found;
 use crate::app::App;
+use crate::auth::scopes;
 
 /// Who may call a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +35,9 @@ pub struct RouteInfo {
     pub method: String,
     pub path: String,
     pub access: Access,
-    pub family: &'static str,
+    /// What a token needs to be scoped for, empty where none is needed. Administrative routes need
+    /// [`CLUSTER_ADMIN`](crate::auth::scopes::CLUSTER_ADMIN) besides.
+    pub scope: String,
 }
 
 pub(super) struct Table {
@@ -84,21 +88,20 @@ impl Table {
         let (schemas, mut paths, mut methods) = handlers;
         for (path, item) in &mut paths.paths {
             let operations = [
-                (HttpMethod::Get, &mut item.get),
-                (HttpMethod::Post, &mut item.post),
-                (HttpMethod::Put, &mut item.put),
-                (HttpMethod::Delete, &mut item.delete),
+                (&Method::GET, &mut item.get),
+                (&Method::POST, &mut item.post),
+                (&Method::PUT, &mut item.put),
+                (&Method::DELETE, &mut item.delete),
             ];
             for (method, operation) in operations {
                 let Some(operation) = operation else { continue };
-                let method = match method {
-                    HttpMethod::Post => "POST",
-                    HttpMethod::Put => "PUT",
-                    HttpMethod::Delete => "DELETE",
-                    _ => "GET",
+                describe(operation, method.as_str(), path, access);
+                let scope = match access {
+                    Access::Public => String::new(),
+                    Access::Token | Access::Admin => scopes::required(family, verb, method),
                 };
-                describe(operation, method, path, access);
-                self.routes.push(RouteInfo { method: method.into(), path: path.clone(), access, family });
+                let (method, path) = (method.to_string(), path.clone());
+                self.routes.push(RouteInfo { method, path, access, scope });
             }
         }
         if access != Access::Public {

@@ -148,7 +148,12 @@ pub(crate) async fn service_token(app: &App, namespace: &str) -> Result<String> 
     let secret = app.secrets.seal(namespace, &Secret::generate()).await?;
     let nonce = secret.nonce.clone();
     let scopes = Some(vec!["blob.read".to_owned()]);
-    let new = NewKey { secret, expiry: Some(now() + SERVICE_KEY_LIFETIME), scopes: scopes.clone() };
+    let new = NewKey {
+        secret,
+        expiry: Some(now() + SERVICE_KEY_LIFETIME),
+        scopes: scopes.clone(),
+        provenance: None,
+    };
     let put = transaction!(app.store, |tx| { Ok(keys::put(tx, namespace, &name, &new).await?) })?;
     app.events.record(written(put, namespace, &name));
     Ok(app.tokens.create(unix_seconds(), namespace, &name, &nonce, scopes.as_deref()))
@@ -170,7 +175,7 @@ async fn write(
 ) -> Result<()> {
     let secret = app.secrets.seal(namespace, secret).await?;
     // A scoped caller cannot make a key that may do more than itself.
-    let new = NewKey { secret, expiry, scopes: caller.scopes.clone() };
+    let new = NewKey { secret, expiry, scopes: caller.scopes.clone(), provenance: None };
     let put = transaction!(app.store, |tx| {
         if !namespaces::hold(tx, namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
@@ -217,7 +222,8 @@ pub async fn recover(
 ) -> Result<()> {
     let secret = Secret::generate();
     keep(&secret).map_err(Error::Internal)?;
-    let new = NewKey { secret: secrets.seal(SYSTEM, &secret).await?, expiry: None, scopes: None };
+    let new =
+        NewKey { secret: secrets.seal(SYSTEM, &secret).await?, expiry: None, scopes: None, provenance: None };
     transaction!(store, |tx| {
         if !namespaces::hold(tx, SYSTEM, NamespaceState::Created).await? {
             return Err(Error::Conflict("this cluster has never been started".into()).into());
@@ -245,7 +251,12 @@ pub async fn bootstrap(
     } else {
         supplied.clone()
     };
-    let new = NewKey { secret: app.secrets.seal(SYSTEM, &secret).await?, expiry: None, scopes: None };
+    let new = NewKey {
+        secret: app.secrets.seal(SYSTEM, &secret).await?,
+        expiry: None,
+        scopes: None,
+        provenance: None,
+    };
     let first = transaction!(app.store, |tx| {
         match namespaces::insert(tx, SYSTEM).await {
             Ok(()) => {}

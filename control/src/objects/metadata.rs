@@ -52,9 +52,12 @@ async fn hold(tx: &mut Tx, object: &ObjectRef) -> Result<bool, StoreError> {
         ObjectType::Node
         | ObjectType::ApiRequest
         | ObjectType::NamespaceKey
+        | ObjectType::NamespaceClaim
         | ObjectType::Upload
         | ObjectType::ClusterOperation
-        | ObjectType::AgentOperation => Ok(true),
+        | ObjectType::AgentOperation
+        | ObjectType::Issuer
+        | ObjectType::Rule => Ok(true),
     }
 }
 

@@ -21,8 +21,8 @@ use crate::operations::{Order, delete_namespace};
 use crate::store::keys::NewKey;
 use crate::store::namespaces::NamespaceRow;
 use crate::store::{
-    Read, StoreError, artifacts, instances, keys, metadata, namespaces, networks, transaction, trusts,
-    uploads,
+    Read, StoreError, artifacts, claims, instances, keys, metadata, namespaces, networks, transaction,
+    trusts, uploads,
 };
 
 /// Version of the record's format.
@@ -41,7 +41,7 @@ pub async fn create(
     let sealed = if first_key.name.is_some() {
         let (key_name, secret) = first_key.check_supplied()?;
         let secret = app.secrets.seal(name, &secret).await?;
-        Some((key_name, NewKey { secret, expiry: None, scopes: caller.scopes.clone() }))
+        Some((key_name, NewKey { secret, expiry: None, scopes: caller.scopes.clone(), provenance: None }))
     } else {
         None
     };
@@ -119,6 +119,8 @@ pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<()> {
             enqueue_delete(tx, network.id, Some(caller)).await?;
         }
         uploads::end_of(tx, name).await?;
+        // What it was promised is there for others at once.
+        claims::end_of(tx, name).await?;
         let mut gone = Vec::new();
         for row in artifacts::of_namespace(&mut *tx, name).await? {
             if artifact::delete_in(tx, row.id).await? {

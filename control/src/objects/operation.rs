@@ -130,8 +130,11 @@ pub async fn of_target(
         ObjectType::ApiRequest
         | ObjectType::Upload
         | ObjectType::NamespaceKey
+        | ObjectType::NamespaceClaim
         | ObjectType::ClusterOperation
         | ObjectType::AgentOperation
+        | ObjectType::Issuer
+        | ObjectType::Rule
         | ObjectType::Interface => {
             return Err(Error::Invalid(format!("unsupported target_object_type: '{object_type}'")));
         }

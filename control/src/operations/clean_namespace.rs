@@ -7,8 +7,9 @@ use muster_types::operation::OperationType;
 
 use super::{Kind, Lane, Step, Undo};
 use crate::app::App;
+use crate::objects::claim;
 use crate::store::operations::OperationRow;
-use crate::store::{events, keys, metadata, namespaces, transaction, trusts};
+use crate::store::{claims, events, keys, metadata, namespaces, rules, transaction, trusts};
 
 const NO_WAY_BACK: Undo = Undo::NotNeeded("what is cleaned was deleted before; the next attempt goes on");
 
@@ -21,6 +22,16 @@ pub const KIND: Kind = Kind {
         Step {
             name: "namespace_clean_keys",
             run: |app, row| Box::pin(clean_keys(app, row)),
+            undo: NO_WAY_BACK,
+        },
+        Step {
+            name: "namespace_clean_claims",
+            run: |app, row| Box::pin(clean_claims(app, row)),
+            undo: NO_WAY_BACK,
+        },
+        Step {
+            name: "namespace_clean_rules",
+            run: |app, row| Box::pin(clean_rules(app, row)),
             undo: NO_WAY_BACK,
         },
         Step {
@@ -63,6 +74,41 @@ async fn clean_keys(app: &App, row: &OperationRow) -> Result<()> {
         for key in some {
             clear_events(app, &ObjectRef::new(ObjectType::NamespaceKey, key.id)).await?;
             transaction!(app.store, |tx| { Ok(keys::remove_deleted(tx, key.id).await?) })?;
+        }
+    }
+}
+
+async fn clean_claims(app: &App, row: &OperationRow) -> Result<()> {
+    let name = &row.target.id;
+    let all = transaction!(app.store, |tx| {
+        if !namespaces::hold(tx, name, DELETED).await? {
+            return Ok(vec![]);
+        }
+        Ok(claims::list(&mut *tx, name).await?)
+    })?;
+    for one in all {
+        clear_events(app, &claim::object(one.id)).await?;
+        transaction!(app.store, |tx| { Ok(claims::remove(tx, one.id).await?) })?;
+    }
+    Ok(())
+}
+
+async fn clean_rules(app: &App, row: &OperationRow) -> Result<()> {
+    let name = &row.target.id;
+    loop {
+        let some = transaction!(app.store, |tx| {
+            if !namespaces::hold(tx, name, DELETED).await? {
+                return Ok(vec![]);
+            }
+            rules::soft_delete_of(tx, name).await?;
+            Ok(rules::some_of(&mut *tx, name, BATCH).await?)
+        })?;
+        if some.is_empty() {
+            return Ok(());
+        }
+        for id in some {
+            clear_events(app, &ObjectRef::new(ObjectType::Rule, id)).await?;
+            transaction!(app.store, |tx| { Ok(rules::remove_deleted(tx, id).await?) })?;
         }
     }
 }

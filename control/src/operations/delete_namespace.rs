@@ -1,4 +1,4 @@
-//! What follows the deletion of a namespace: its keys and its own trusts go. That others no longer trust it
+//! What follows the deletion of a namespace: its keys, its own trusts and its rules go. That others no longer trust it
 //! was part of the deletion itself.
 
 use muster_types::Result;
@@ -8,7 +8,7 @@ use muster_types::operation::OperationType;
 use super::{Kind, Lane, Step, Undo};
 use crate::app::App;
 use crate::store::operations::OperationRow;
-use crate::store::{keys, namespaces, transaction, trusts};
+use crate::store::{keys, namespaces, rules, transaction, trusts};
 
 pub const KIND: Kind = Kind {
     operation_type: OperationType::Namespace,
@@ -25,6 +25,11 @@ pub const KIND: Kind = Kind {
             name: "namespace_delete_trusts",
             run: |app, row| Box::pin(delete_trusts(app, row)),
             undo: Undo::NotNeeded("nobody can act on a trust of a deleted namespace"),
+        },
+        Step {
+            name: "namespace_delete_rules",
+            run: |app, row| Box::pin(delete_rules(app, row)),
+            undo: Undo::NotNeeded("a rule of a deleted namespace makes no keys"),
         },
     ],
 };
@@ -43,6 +48,15 @@ async fn delete_trusts(app: &App, row: &OperationRow) -> Result<()> {
     transaction!(app.store, |tx| {
         if namespaces::hold(tx, &row.target.id, NamespaceState::Deleted).await? {
             trusts::remove_of(tx, &row.target.id).await?;
+        }
+        Ok(())
+    })
+}
+
+async fn delete_rules(app: &App, row: &OperationRow) -> Result<()> {
+    transaction!(app.store, |tx| {
+        if namespaces::hold(tx, &row.target.id, NamespaceState::Deleted).await? {
+            rules::soft_delete_of(tx, &row.target.id).await?;
         }
         Ok(())
     })

@@ -8,12 +8,16 @@ use crate::app::App;
 use crate::operations::clean_namespace::{self, clear_events};
 use crate::operations::{Kind, Order, clean_network};
 use crate::store::{
-    agent_operations, artifacts, blobs, instances, interfaces, keys, metadata, namespaces, networks,
-    operations, references, transaction,
+    agent_operations, artifacts, blobs, exchanges, instances, interfaces, issuers, keys, metadata,
+    namespaces, networks, operations, references, rules, transaction,
 };
 
 /// Objects of a kind handled in one pass.
 const PASS: i64 = 500;
+
+/// Seconds by which the clock of another daemon may be behind this one's: a token that has expired here is still good
+/// there.
+const CLOCK_DIFFERENCE: f64 = 300.0;
 
 /// One pass. Says whether there is more to do at once.
 pub async fn run(app: &App) -> Result<bool> {
@@ -100,13 +104,36 @@ pub async fn run(app: &App) -> Result<bool> {
         clear_events(app, &ObjectRef::new(ObjectType::NamespaceKey, key.id)).await?;
         transaction!(app.store, |tx| { Ok(keys::remove_deleted(tx, key.id).await?) })?;
     }
+    let old_issuers = issuers::deleted_before(&*app.store, before, PASS).await?;
+    most = most.max(old_issuers.len());
+    for id in old_issuers {
+        clear_events(app, &ObjectRef::new(ObjectType::Issuer, id)).await?;
+        transaction!(app.store, |tx| { Ok(issuers::remove_deleted(tx, id).await?) })?;
+    }
+    let old_rules = rules::deleted_before(&*app.store, before, PASS).await?;
+    most = most.max(old_rules.len());
+    for id in old_rules {
+        clear_events(app, &ObjectRef::new(ObjectType::Rule, id)).await?;
+        transaction!(app.store, |tx| { Ok(rules::remove_deleted(tx, id).await?) })?;
+    }
     let finished = operations::finished_before(&*app.store, before, PASS).await?;
     most = most.max(finished.len());
     for id in finished {
         clear_events(app, &ObjectRef::new(ObjectType::ClusterOperation, id)).await?;
         transaction!(app.store, |tx| { Ok(operations::remove(tx, id).await?) })?;
     }
+    most = most.max(forget_exchanges(app).await?);
     Ok(i64::try_from(most).is_ok_and(|most| most >= PASS))
+}
+
+/// Forgets counts of minutes that are over and tokens that nobody can use any more. Says how many of one kind.
+async fn forget_exchanges(app: &App) -> Result<usize> {
+    let before = now() - CLOCK_DIFFERENCE;
+    #[expect(clippy::cast_possible_truncation, reason = "Unix time is small")]
+    let minute = (before / 60.0).floor() as i64;
+    let tokens = transaction!(app.store, |tx| { Ok(exchanges::remove_tokens(tx, before, PASS).await?) })?;
+    let attempts = transaction!(app.store, |tx| { Ok(exchanges::remove_attempts(tx, minute, PASS).await?) })?;
+    Ok(tokens.max(attempts))
 }
 
 /// Queues the last operation of an object, unless it is queued. Says whether it was not.

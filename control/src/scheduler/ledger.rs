@@ -39,7 +39,7 @@ pub struct Denied {
 }
 
 impl Denied {
-    fn new(shortage: &Shortage<'_>, only_demand: bool) -> Self {
+    pub(super) fn new(shortage: &Shortage<'_>, only_demand: bool) -> Self {
         Self { reason: shortage.to_string(), only_demand }
     }
 }
@@ -90,6 +90,15 @@ fn limit(total: f64, reserved: f64, overcommit: f64) -> f64 {
     (total - reserved).max(0.0) * overcommit
 }
 
+/// What a node may promise in all: processors, megabytes, gigabytes.
+pub(super) fn limits(facts: &Facts, policy: &Policy) -> [f64; 3] {
+    [
+        limit(facts.cpu_schedulable, 0.0, policy.cpu_overcommit),
+        limit(facts.memory_max_mb, facts.memory_reserved_mb, policy.memory_overcommit),
+        limit(facts.disk_total_gb, facts.disk_reserved_gb, policy.disk_overcommit),
+    ]
+}
+
 pub(super) fn cpu_per_instance<'a>(wish: &Wish, facts: &'a Facts) -> Result<(), Shortage<'a>> {
     let (most, wanted) = (facts.cpu_max_per_instance, wish.cpus);
     if wanted as f64 > most { Err(Shortage::CpuPerInstance { most, wanted }) } else { Ok(()) }
@@ -101,7 +110,7 @@ pub(super) fn cpu<'a>(
     committed: &Committed,
     policy: &Policy,
 ) -> Result<(), Shortage<'a>> {
-    let limit = limit(facts.cpu_schedulable, 0.0, policy.cpu_overcommit);
+    let [limit, _, _] = limits(facts, policy);
     let (promised, wanted) = (committed.cpus as f64, wish.cpus);
     let taken = promised.max(facts.measured_vcpus);
     if taken + wanted as f64 > limit {
@@ -125,7 +134,7 @@ pub(super) fn memory<'a>(
     if used + wanted as f64 > limit_used {
         return Err(Shortage::MemoryUsed { used, limit: limit_used, wanted });
     }
-    let limit = limit(facts.memory_max_mb, facts.memory_reserved_mb, policy.memory_overcommit);
+    let [_, limit, _] = limits(facts, policy);
     let promised = committed.memory_mb;
     if promised as f64 + wanted as f64 > limit {
         return Err(Shortage::MemoryPromised { promised, limit, wanted });
@@ -144,7 +153,7 @@ pub(super) fn disk<'a>(
     if wanted as f64 > free {
         return Err(Shortage::DiskFree { free: free.max(0.0), wanted });
     }
-    let limit = limit(facts.disk_total_gb, facts.disk_reserved_gb, policy.disk_overcommit);
+    let [_, _, limit] = limits(facts, policy);
     let promised = committed.disk_gb;
     if promised as f64 + wanted as f64 > limit {
         return Err(Shortage::DiskPromised { promised, limit, wanted });

@@ -13,6 +13,7 @@
 mod facts;
 mod ledger;
 mod neighbours;
+mod room;
 mod shortage;
 mod stage;
 
@@ -29,6 +30,7 @@ use muster_types::spec::Affinity;
 
 pub use facts::Facts;
 pub use ledger::{Committed, Denied, claim, release};
+pub use room::{Amount, Lacking, Room, promise, room, spare};
 use shortage::Shortage;
 pub use stage::{Outcome, Refusal, Stage, StageReport};
 

@@ -46,6 +46,13 @@ pub(super) enum Shortage<'a> {
         limit: f64,
         wanted: i64,
     },
+    /// Of the whole cluster, to other namespaces.
+    PromisedElsewhere {
+        what: &'a str,
+        free: f64,
+        promised: i64,
+        wanted: i64,
+    },
     TagMissing(&'a str),
     TagUnwanted(&'a str),
     Waiting(f64),
@@ -88,6 +95,11 @@ impl fmt::Display for Shortage<'_> {
             Self::DiskPromised { promised, limit, wanted } => {
                 write!(f, "{promised} of {limit:.1} GB of disk are promised, {wanted} GB more are wanted")
             }
+            Self::PromisedElsewhere { what, free, promised, wanted } => write!(
+                f,
+                "{promised} of the {free:.0} {what} that are free in the cluster are promised to other namespaces, \
+                 {wanted} are wanted"
+            ),
             Self::TagMissing(tag) => write!(f, "no instance with the tag {tag:?} is here"),
             Self::TagUnwanted(tag) => write!(f, "an instance with the tag {tag:?} is here"),
             Self::Waiting(jobs) => write!(f, "{jobs} jobs wait for it"),

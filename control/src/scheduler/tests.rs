@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use super::*;
 use crate::store::nodes::NodeRow;
 
-const NOW: f64 = 1_000_000.0;
+pub(super) const NOW: f64 = 1_000_000.0;
 
 type Neighbours = HashMap<NodeId, Vec<Vec<String>>>;
 
 /// With room for 18 vCPUs, 42 GB of memory and 400 GB of disk.
-fn node(name: &str) -> Facts {
+pub(super) fn node(name: &str) -> Facts {
     Facts {
         id: NodeId::new(),
         name: name.into(),
@@ -40,7 +40,7 @@ fn node(name: &str) -> Facts {
     }
 }
 
-fn policy() -> Policy {
+pub(super) fn policy() -> Policy {
     Policy::from(&Settings::with(&[]).unwrap())
 }
 

@@ -146,6 +146,8 @@ fn keys(table: &str) -> Vec<&'static str> {
         "instance_ports" => vec!["node_uuid", "port"],
         "blob_locations" => vec!["blob_uuid", "node_uuid"],
         "event_links" => vec!["object_type", "object_id", "timestamp", "event_uuid"],
+        "exchange_attempts" => vec!["source", "minute"],
+        "exchanged_tokens" => vec!["rule", "token"],
         _ => vec!["uuid"],
     }
 }

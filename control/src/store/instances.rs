@@ -387,6 +387,19 @@ pub async fn unclaim(tx: &mut Tx, id: InstanceId) -> Result<(), StoreError> {
     Ok(())
 }
 
+/// What nodes have promised to the instances of a namespace, in sum.
+pub async fn claimed_of(mut db: impl Read, namespace: &str) -> Result<Claimed, StoreError> {
+    let rows = db
+        .rows(
+            "SELECT CAST(COALESCE(SUM(claimed_cpus), 0) AS SIGNED), CAST(COALESCE(SUM(claimed_memory), 0) AS SIGNED), \
+             CAST(COALESCE(SUM(claimed_disk), 0) AS SIGNED) FROM instances WHERE namespace = ?",
+            params![namespace],
+        )
+        .await?;
+    let row = rows.first().ok_or_else(|| StoreError::Broken("a sum has no row".into()))?;
+    Ok(Claimed { cpus: row.get(0)?, memory_mb: row.get(1)?, disk_gb: row.get(2)? })
+}
+
 /// It is on no node any more.
 pub async fn unplace(tx: &mut Tx, id: InstanceId) -> Result<(), StoreError> {
     tx.execute("UPDATE instances SET node_uuid = NULL, version = version + 1 WHERE uuid = ?", params![id])

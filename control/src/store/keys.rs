@@ -21,6 +21,16 @@ pub struct NewKey {
     pub secret: StoredSecret,
     pub expiry: Option<f64>,
     pub scopes: Option<Vec<String>>,
+    /// Who made it, if that was not a caller with a key of its own.
+    pub provenance: Option<serde_json::Value>,
+}
+
+impl NewKey {
+    /// The scopes and the provenance as their columns hold them.
+    fn documents(&self) -> (Option<String>, Option<String>) {
+        let scopes = self.scopes.as_ref().map(|scopes| serde_json::json!(scopes).to_string());
+        (scopes, self.provenance.as_ref().map(ToString::to_string))
+    }
 }
 
 /// A key that a presented secret may belong to.
@@ -117,8 +127,7 @@ pub enum Put {
 
 /// Adds a key, or replaces the one of that name and with it every right of the old one.
 pub async fn put(tx: &mut Tx, namespace: &str, name: &str, key: &NewKey) -> Result<Put, StoreError> {
-    let time = now();
-    let scopes = key.scopes.as_ref().map(|scopes| serde_json::json!(scopes).to_string());
+    let (scopes, provenance) = key.documents();
     let row = tx
         .query_one(
             "SELECT uuid, state FROM namespace_keys WHERE namespace = ? AND name = ?",
@@ -130,8 +139,17 @@ pub async fn put(tx: &mut Tx, namespace: &str, name: &str, key: &NewKey) -> Resu
         let met = tx
             .execute(
             "UPDATE namespace_keys SET state = 'created', tag = ?, hash = ?, nonce = ?, expiry = ?, scopes = ?, \
-             provenance = NULL, updated = ?, version = version + 1 WHERE uuid = ?",
-            params![key.secret.tag, &key.secret.hash, &key.secret.nonce, key.expiry, scopes, time, id],
+             provenance = ?, updated = ?, version = version + 1 WHERE uuid = ?",
+            params![
+                key.secret.tag,
+                &key.secret.hash,
+                &key.secret.nonce,
+                key.expiry,
+                scopes,
+                provenance,
+                now(),
+                id
+            ],
         )
         .await?;
         if met != 1 {
@@ -140,31 +158,37 @@ pub async fn put(tx: &mut Tx, namespace: &str, name: &str, key: &NewKey) -> Resu
         let was_deleted = row.get::<String>(1)? == "deleted";
         return Ok(if was_deleted { Put::Created(id) } else { Put::Rotated(id) });
     }
-    let id = KeyId::new();
-    let inserted = tx
-        .execute(
-            "INSERT INTO namespace_keys (uuid, namespace, name, state, tag, hash, nonce, expiry, scopes, created, \
-             updated, version) VALUES (?, ?, ?, 'created', ?, ?, ?, ?, ?, ?, ?, 1)",
-            params![
-                id,
-                namespace,
-                name,
-                key.secret.tag,
-                &key.secret.hash,
-                &key.secret.nonce,
-                key.expiry,
-                scopes,
-                time,
-                time
-            ],
-        )
-        .await;
-    match inserted {
-        Ok(_) => Ok(Put::Created(id)),
+    match insert(tx, namespace, name, key).await {
+        Ok(id) => Ok(Put::Created(id)),
         // Somebody added the name since we looked: run again and rotate it.
         Err(StoreError::Duplicate(why)) => Err(StoreError::Conflict(why)),
         Err(error) => Err(error),
     }
+}
+
+/// Adds a key; a name that any key of the namespace has, deleted ones too, is [`StoreError::Duplicate`].
+pub async fn insert(tx: &mut Tx, namespace: &str, name: &str, key: &NewKey) -> Result<KeyId, StoreError> {
+    let (id, time) = (KeyId::new(), now());
+    let (scopes, provenance) = key.documents();
+    tx.execute(
+        "INSERT INTO namespace_keys (uuid, namespace, name, state, tag, hash, nonce, expiry, scopes, provenance, \
+         created, updated, version) VALUES (?, ?, ?, 'created', ?, ?, ?, ?, ?, ?, ?, ?, 1)",
+        params![
+            id,
+            namespace,
+            name,
+            key.secret.tag,
+            &key.secret.hash,
+            &key.secret.nonce,
+            key.expiry,
+            scopes,
+            provenance,
+            time,
+            time
+        ],
+    )
+    .await?;
+    Ok(id)
 }
 
 /// Soft-deletes a live key: it stops working at once, and its name may be used again.

@@ -14,6 +14,8 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (3, include_str!("../../../migrations/0003_images.sql")),
     (4, include_str!("../../../migrations/0004_instances.sql")),
     (5, include_str!("../../../migrations/0005_agent_operations.sql")),
+    (6, include_str!("../../../migrations/0006_federation.sql")),
+    (7, include_str!("../../../migrations/0007_claims.sql")),
 ];
 
 /// How long another node waits for one that died while it migrated, in seconds.
@@ -142,6 +144,11 @@ pub(super) const TABLES: &[&str] = &[
     "node_claims",
     "instance_ports",
     "agent_operations",
+    "issuers",
+    "rules",
+    "exchange_attempts",
+    "exchanged_tokens",
+    "namespace_claims",
 ];
 
 #[cfg(test)]

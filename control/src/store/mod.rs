@@ -13,15 +13,24 @@ mod agent_operations_tests;
 pub mod artifacts;
 pub mod blob_locations;
 pub mod blobs;
+pub mod claims;
+#[cfg(test)]
+mod claims_tests;
 pub mod copy;
 pub mod dns_entries;
 pub mod events;
+pub mod exchanges;
+#[cfg(test)]
+mod exchanges_tests;
+#[cfg(test)]
+mod federation_tests;
 #[cfg(test)]
 mod images_tests;
 pub mod instances;
 #[cfg(test)]
 mod instances_tests;
 pub mod interfaces;
+pub mod issuers;
 pub mod keys;
 pub mod leases;
 mod mariadb;
@@ -34,6 +43,7 @@ pub mod node_networks;
 pub mod nodes;
 pub mod operations;
 pub mod references;
+pub mod rules;
 pub mod seed;
 mod sqlite;
 #[cfg(test)]
@@ -88,6 +98,7 @@ macro_rules! value_from_word {
 }
 value_from_word!(
     muster_types::ids::KeyId,
+    muster_types::ids::ClaimId,
     muster_types::ids::NodeId,
     muster_types::ids::OperationId,
     muster_types::ids::NetworkId,
@@ -97,6 +108,8 @@ value_from_word!(
     muster_types::ids::ArtifactId,
     muster_types::ids::UploadId,
     muster_types::ids::AgentOperationId,
+    muster_types::ids::IssuerId,
+    muster_types::ids::RuleId,
     muster_types::agent_operation::AgentOperationState,
     muster_types::artifact::ArtifactState,
     muster_types::artifact::ArtifactType,
@@ -108,6 +121,7 @@ value_from_word!(
     muster_types::instance::InstanceState,
     muster_types::instance::PowerState,
     muster_types::interface::InterfaceState,
+    muster_types::issuer::IssuerState,
     muster_types::network::NetworkState,
     std::net::Ipv4Addr,
     muster_types::object::ObjectType,
@@ -115,7 +129,8 @@ value_from_word!(
     muster_types::namespace::NamespaceState,
     muster_types::node::NodeState,
     muster_types::operation::OperationState,
-    muster_types::operation::OperationType
+    muster_types::operation::OperationType,
+    muster_types::rule::RuleState
 );
 
 /// Something that answers reading statements: the store itself or a transaction.

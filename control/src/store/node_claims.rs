@@ -43,6 +43,18 @@ pub async fn hold(tx: &mut Tx, node: NodeId) -> Result<Committed, StoreError> {
     Ok(read(&row)?.1)
 }
 
+/// The ledgers of these nodes and of all others that have one, which nobody else changes until this transaction ends.
+pub async fn hold_all(tx: &mut Tx, nodes: &[NodeId]) -> Result<HashMap<NodeId, Committed>, StoreError> {
+    tx.execute("UPDATE node_claims SET version = version + 1", &[]).await?;
+    let mut ledgers = list(&mut *tx).await?;
+    for node in nodes {
+        if !ledgers.contains_key(node) {
+            ledgers.insert(*node, hold(tx, *node).await?);
+        }
+    }
+    Ok(ledgers)
+}
+
 /// Writes the ledger of a node that was held.
 pub async fn set(tx: &mut Tx, node: NodeId, to: &Committed) -> Result<(), StoreError> {
     tx.execute(

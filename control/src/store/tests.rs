@@ -46,7 +46,7 @@ pub(super) use on_both_engines;
 
 fn key(tag: i64, expiry: Option<f64>) -> NewKey {
     let secret = StoredSecret { tag, hash: format!("hash {tag}"), nonce: format!("nonce {tag}") };
-    NewKey { secret, expiry, scopes: None }
+    NewKey { secret, expiry, scopes: None, provenance: None }
 }
 
 pub(super) fn operation(

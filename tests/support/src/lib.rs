@@ -1,10 +1,12 @@
 //! What the tests share. Everything started here ends with the test process, however that ends.
 
 mod daemon;
+pub mod issuer;
 mod mariadb;
 mod place;
 
 pub use daemon::{Daemon, Setup};
+pub use issuer::Issuer;
 pub use mariadb::{MariaDb, database_url, socket_url, wait};
 pub use place::{Place, enter, wait_for};
 

@@ -393,7 +393,7 @@ async fn write(
         if !namespaces::hold(tx, &ready.namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
-        let taken = match placement::take_in(app, tx, &ready.wish, found).await? {
+        let taken = match placement::take_in(app, tx, &ready.namespace, &ready.wish, found).await? {
             Ok(taken) => taken,
             Err(refused) => return Ok(Err(refused)),
         };

@@ -14,12 +14,16 @@ use serde_json::json;
 use super::object;
 use crate::app::App;
 use crate::auth::Caller;
-use crate::scheduler::{self, Committed, Facts, Outcome, Policy, Refusal, Wish};
+use crate::objects::claim;
+use crate::scheduler::{self, Amount, Committed, Facts, Outcome, Policy, Refusal, Wish};
 use crate::store::instances::{Claimed, InstanceRow};
 use crate::store::{StoreError, Tx, TxError, instances, node_claims, nodes};
 
 /// Candidates whose ledgers one attempt looks into.
 const MOST_CANDIDATES: usize = 32;
+
+/// The nodes that are there, and what they have promised.
+pub(crate) type Nodes = Vec<(Arc<Facts>, Committed)>;
 
 /// What is known of the nodes, which may be a little old: the ledger's row decides.
 #[derive(Debug, Default)]
@@ -32,7 +36,7 @@ pub struct Known {
 #[derive(Debug, Clone)]
 struct Seen {
     at: Instant,
-    nodes: Arc<Vec<(Arc<Facts>, Committed)>>,
+    nodes: Arc<Nodes>,
 }
 
 impl Known {
@@ -51,7 +55,7 @@ impl Known {
     }
 
     /// The nodes, not older than the setting says, or as they are now.
-    async fn get(&self, app: &App, fresh: bool) -> Result<Arc<Vec<(Arc<Facts>, Committed)>>> {
+    async fn get(&self, app: &App, fresh: bool) -> Result<Arc<Nodes>> {
         let most = Duration::from_secs(app.settings.scheduler_cache_timeout);
         let asked = Instant::now();
         let usable = |seen: &Seen| seen.at >= asked || (!fresh && seen.at.elapsed() < most);
@@ -75,11 +79,16 @@ impl Known {
     }
 }
 
+/// The nodes as they are now.
+pub(crate) async fn nodes_afresh(app: &App) -> Result<Arc<Nodes>> {
+    app.placement.get(app, true).await
+}
+
 /// Candidates, and what is known of them.
 #[derive(Debug)]
 pub(crate) struct Found {
     outcome: Outcome,
-    nodes: Arc<Vec<(Arc<Facts>, Committed)>>,
+    nodes: Arc<Nodes>,
 }
 
 /// Asks the scheduler. A refusal is not believed before the nodes were looked at afresh.
@@ -121,6 +130,11 @@ impl Found {
         result.map(Vec::as_slice).map_err(|refusal| refusal.clone().into())
     }
 
+    fn refused_everywhere(&self, why: &str) -> Refused {
+        let all = self.outcome.result.iter().flatten().take(MOST_CANDIDATES);
+        all.filter_map(|node| Some((self.facts(*node)?.name.clone(), why.to_owned()))).collect()
+    }
+
     fn facts(&self, node: NodeId) -> Option<&Facts> {
         self.nodes.iter().find(|(facts, _)| facts.id == node).map(|(facts, _)| &**facts)
     }
@@ -144,12 +158,14 @@ pub(crate) type Refused = Vec<(String, String)>;
 pub(crate) async fn take_in(
     app: &App,
     tx: &mut Tx,
+    namespace: &str,
     wish: &Wish,
     found: &Found,
 ) -> Result<Result<Taken, Refused>, TxError> {
     let policy = Policy::from(&app.settings);
     let mut refused = Vec::new();
     let candidates = found.candidates()?;
+    let wanted = Amount { cpus: wish.cpus, memory_mb: wish.memory_mb, disk_gb: wish.disk_gb };
     // The load that is only expected may be ignored when it is all that is in the way.
     for heed_demand in [true, false] {
         let mut demanding = false;
@@ -165,6 +181,12 @@ pub(crate) async fn take_in(
             }
             match scheduler::claim(wish, facts, &ledger, &policy, now(), heed_demand) {
                 Ok(committed) => {
+                    // After the ledger: whoever makes a claim waits for all of them.
+                    match claim::charge_in(app, tx, namespace, &wanted, &found.nodes).await? {
+                        Ok(()) => {}
+                        // It is the same on every node.
+                        Err(why) => return Ok(Err(found.refused_everywhere(&why))),
+                    }
                     node_claims::set(tx, *node, &committed).await?;
                     let claimed =
                         Claimed { cpus: wish.cpus, memory_mb: wish.memory_mb, disk_gb: wish.disk_gb };
@@ -209,6 +231,7 @@ pub(crate) async fn give_back_in(
     let ledger = node_claims::hold(tx, node).await?;
     let committed = scheduler::release(&ledger, claimed.cpus, claimed.memory_mb, claimed.disk_gb);
     node_claims::set(tx, node, &committed).await?;
+    claim::give_back_in(tx, &row.namespace, &claimed).await?;
     instances::unclaim(tx, row.id).await?;
     Ok(Some((node, committed)))
 }

@@ -1,0 +1,375 @@
+//! Capacity claims: promises of processors, memory and disk of the whole cluster to a namespace, until a moment.
+//!
+//! What an active claim has used is what the instances of its namespace hold. What is promised and not used is kept
+//! from all other namespaces, in the transactions that place instances. Nothing sweeps: a claim that has expired is
+//! one whose time is over when somebody looks.
+
+use std::collections::HashMap;
+
+use muster_types::claim::{ClaimRecord, ClaimState, CoverageState};
+use muster_types::event::{Event, EventType};
+use muster_types::ids::{ClaimId, NodeId};
+use muster_types::namespace::NamespaceState;
+use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::time::now;
+use muster_types::{Error, Result};
+use serde_json::{Map, Value};
+
+use crate::app::App;
+use crate::auth::Caller;
+use crate::auth::access::require_namespace;
+use crate::objects::instance::placement::{self, Nodes};
+use crate::operations::clean_namespace::clear_events;
+use crate::scheduler::{self, Amount, Committed, Policy, Room};
+use crate::store::claims::{self, ClaimRow};
+use crate::store::instances::{self, Claimed};
+use crate::store::{StoreError, Tx, TxError, namespaces, node_claims, transaction};
+
+/// Version of the record's format.
+const VERSION: i64 = 1;
+
+/// What a caller asks for, not looked at yet.
+#[derive(Debug, Clone, Default)]
+pub struct ClaimRequest {
+    pub limit_cpus: Option<Value>,
+    pub limit_memory_mb: Option<Value>,
+    pub limit_disk_gb: Option<Value>,
+    pub expires_in_seconds: Option<Value>,
+}
+
+/// What a caller asks for: limits in the order of [`Amount::parts`].
+struct Asked {
+    limits: [Option<i64>; 3],
+    expires_in: Option<i64>,
+}
+
+const LIMITS: [&str; 3] = ["limit_cpus", "limit_memory_mb", "limit_disk_gb"];
+const EXPIRES_IN: &str = "expires_in_seconds";
+
+impl ClaimRequest {
+    /// Looks at every field, in the order in which callers name them.
+    fn check(&self, all_needed: bool) -> Result<Asked> {
+        let given = [&self.limit_cpus, &self.limit_memory_mb, &self.limit_disk_gb];
+        let mut limits = [None; 3];
+        for ((limit, name), value) in limits.iter_mut().zip(LIMITS).zip(given) {
+            *limit = whole(name, value.as_ref(), all_needed)?;
+            if limit.is_some_and(|limit| limit < 0) {
+                return Err(Error::Invalid(format!("{name} cannot be negative")));
+            }
+        }
+        let expires_in = whole(EXPIRES_IN, self.expires_in_seconds.as_ref(), all_needed)?;
+        if expires_in.is_some_and(|seconds| seconds < 1) {
+            return Err(Error::Invalid(format!("{EXPIRES_IN} must be positive")));
+        }
+        Ok(Asked { limits, expires_in })
+    }
+}
+
+fn whole(name: &str, value: Option<&Value>, needed: bool) -> Result<Option<i64>> {
+    match value {
+        None | Some(Value::Null) if needed => Err(Error::Invalid(format!("no {name} specified"))),
+        None | Some(Value::Null) => Ok(None),
+        // A number too large to count with is still a number.
+        Some(value) if value.is_u64() => Ok(Some(value.as_i64().unwrap_or(i64::MAX))),
+        Some(value) => {
+            let number = value.as_i64().ok_or_else(|| Error::Invalid(format!("{name} is not an integer")))?;
+            Ok(Some(number))
+        }
+    }
+}
+
+impl Asked {
+    /// The limits, with those of `before` where nothing is asked.
+    fn limit(&self, before: &Amount) -> Amount {
+        let [cpus, memory_mb, disk_gb] = self.limits;
+        Amount {
+            cpus: cpus.unwrap_or(before.cpus),
+            memory_mb: memory_mb.unwrap_or(before.memory_mb),
+            disk_gb: disk_gb.unwrap_or(before.disk_gb),
+        }
+    }
+
+    fn end(&self, now: f64) -> Option<f64> {
+        self.expires_in.map(|seconds| now + seconds as f64)
+    }
+}
+
+/// Promises a namespace a part of the cluster. What its instances hold already counts as used.
+pub async fn create(
+    app: &App,
+    caller: &Caller,
+    namespace: &str,
+    request: &ClaimRequest,
+) -> Result<ClaimRecord> {
+    require_namespace(&*app.store, caller, namespace).await?;
+    let about = |message: &str| Event::audit(ObjectRef::namespace(namespace), message);
+    app.record(caller, about("create namespace claim request from REST API"));
+    let asked = request.check(true)?;
+    let nodes = placement::nodes_afresh(app).await?;
+    let row = transaction!(app.store, |tx| {
+        // Two claims, or a claim and an instance, of one namespace are made one after the other.
+        if !namespaces::hold(tx, namespace, NamespaceState::Created).await? {
+            return Err(Error::not_found("namespace").into());
+        }
+        let time = now();
+        if claims::list(&mut *tx, namespace).await?.iter().any(|row| row.is_active(time)) {
+            return Err(Error::Conflict("this namespace already holds an active claim".into()).into());
+        }
+        let room = hold_cluster(app, tx, &nodes).await?;
+        let row = ClaimRow {
+            id: ClaimId::new(),
+            namespace: namespace.to_owned(),
+            limit: asked.limit(&Amount::default()),
+            used: used(tx, namespace).await?,
+            expires: asked.end(time).unwrap_or(time),
+            updated: time,
+        };
+        require_room(tx, &row, room.as_ref()).await?;
+        claims::insert(tx, &row).await?;
+        Ok(row)
+    })?;
+    let created = Event::audit(object(row.id), "db record created").with("namespace", namespace);
+    app.record(caller, with_limit(created, &row));
+    Ok(record(row))
+}
+
+/// Changes what is given of a claim that is still active.
+pub async fn update(
+    app: &App,
+    caller: &Caller,
+    namespace: &str,
+    claim: &str,
+    request: &ClaimRequest,
+) -> Result<ClaimRecord> {
+    let id = find(app, caller, namespace, claim).await?.id;
+    app.record(caller, Event::audit(object(id), "update namespace claim request from REST API"));
+    let asked = request.check(false)?;
+    if asked.limits == [None; 3] && asked.expires_in.is_none() {
+        return Err(Error::Invalid("no claim fields to update specified".into()));
+    }
+    let nodes = placement::nodes_afresh(app).await?;
+    let written = transaction!(app.store, |tx| {
+        if !namespaces::hold(tx, namespace, NamespaceState::Created).await? {
+            return Err(Error::not_found("namespace").into());
+        }
+        let room = hold_cluster(app, tx, &nodes).await?;
+        let before = claims::get(&mut *tx, namespace, id).await?.ok_or_else(absent)?;
+        let time = now();
+        if !before.is_active(time) {
+            let text = "this claim is no longer active and cannot be changed, delete it and create a new one";
+            return Err(Error::Conflict(text.into()).into());
+        }
+        let row = ClaimRow {
+            limit: asked.limit(&before.limit),
+            used: used(tx, namespace).await?,
+            expires: asked.end(time).unwrap_or(before.expires),
+            updated: time,
+            ..before.clone()
+        };
+        require_above_use(&before.limit, &row)?;
+        // What was promised before stays promised, whatever has become of the nodes since.
+        if row.limit.beyond(&before.limit) != Amount::default() {
+            require_room(tx, &row, room.as_ref()).await?;
+        }
+        if !claims::set(tx, &row).await? {
+            return Err(absent().into());
+        }
+        Ok(row)
+    });
+    let unavailable = Error::database_unavailable().to_string();
+    if written.as_ref().is_err_and(|error| error.to_string() == unavailable)
+        && claims::get(&*app.store, namespace, id).await.is_ok()
+    {
+        // The database answers: it was others who were in the way, again and again.
+        let text = "this claim was being changed concurrently and the update gave up, please retry";
+        return Err(Error::Unavailable(text.into()));
+    }
+    let row = written?;
+    let changed = Event::new(EventType::Mutate, object(id), "updated namespace claim");
+    app.record(caller, with_limit(changed, &row));
+    Ok(record(row))
+}
+
+/// Takes a promise back. The answer is the claim as it was.
+pub async fn delete(app: &App, caller: &Caller, namespace: &str, claim: &str) -> Result<ClaimRecord> {
+    let id = find(app, caller, namespace, claim).await?.id;
+    let about =
+        |message: &str| Event::audit(ObjectRef::namespace(namespace), message).with("claim", id.to_string());
+    app.record(caller, about("delete namespace claim request from REST API"));
+    let row = transaction!(app.store, |tx| {
+        // Placements hold all claims that they heed.
+        claims::hold_active(tx, now()).await?;
+        let row = claims::get(&mut *tx, namespace, id).await?.ok_or_else(absent)?;
+        claims::remove(tx, id).await?;
+        Ok(row)
+    })?;
+    clear_events(app, &object(id)).await?;
+    let returned = if row.is_active(now()) { row.unspent() } else { Amount::default() };
+    app.record(
+        caller,
+        about("namespace claim deleted, capacity returned")
+            .with("clamped", false)
+            .with("returned_cpus", returned.cpus)
+            .with("returned_memory_mb", returned.memory_mb)
+            .with("returned_disk_gb", returned.disk_gb),
+    );
+    Ok(record(row))
+}
+
+pub async fn get(app: &App, caller: &Caller, namespace: &str, claim: &str) -> Result<ClaimRecord> {
+    Ok(record(find(app, caller, namespace, claim).await?))
+}
+
+/// The claims of a namespace, oldest first, with those that have expired.
+pub async fn list(app: &App, caller: &Caller, namespace: &str) -> Result<Vec<ClaimRecord>> {
+    require_namespace(&*app.store, caller, namespace).await?;
+    Ok(claims::list(&*app.store, namespace).await?.into_iter().map(record).collect())
+}
+
+/// The claim whose events are asked for.
+pub async fn subject(app: &App, caller: &Caller, namespace: &str, claim: &str) -> Result<ObjectRef> {
+    Ok(object(find(app, caller, namespace, claim).await?.id))
+}
+
+async fn find(app: &App, caller: &Caller, namespace: &str, claim: &str) -> Result<ClaimRow> {
+    require_namespace(&*app.store, caller, namespace).await?;
+    let id = claim.parse().map_err(|_| absent())?;
+    claims::get(&*app.store, namespace, id).await?.ok_or_else(absent)
+}
+
+fn absent() -> Error {
+    Error::not_found("namespace claim")
+}
+
+pub(crate) fn object(id: ClaimId) -> ObjectRef {
+    ObjectRef::new(ObjectType::NamespaceClaim, id)
+}
+
+fn with_limit(event: Event, row: &ClaimRow) -> Event {
+    LIMITS
+        .into_iter()
+        .zip(row.limit.parts())
+        .fold(event, |event, (name, limit)| event.with(name, limit))
+        .with("expires_at", row.expires)
+}
+
+fn record(row: ClaimRow) -> ClaimRecord {
+    let active = row.is_active(now());
+    ClaimRecord {
+        uuid: row.id,
+        namespace: row.namespace,
+        state: ClaimState::Created,
+        coverage_state: if active { CoverageState::Active } else { CoverageState::Expired },
+        limit_cpus: row.limit.cpus,
+        limit_memory_mb: row.limit.memory_mb,
+        limit_disk_gb: row.limit.disk_gb,
+        used_cpus: row.used.cpus,
+        used_memory_mb: row.used.memory_mb,
+        used_disk_gb: row.used.disk_gb,
+        expires_at: row.expires,
+        updated_at: row.updated,
+        version: VERSION,
+        metadata: Map::new(),
+    }
+}
+
+/// What the instances of a namespace hold, while the ledgers of all nodes are held.
+async fn used(tx: &mut Tx, namespace: &str) -> Result<Amount, TxError> {
+    Ok(amount(&instances::claimed_of(tx, namespace).await?))
+}
+
+fn amount(claimed: &Claimed) -> Amount {
+    Amount { cpus: claimed.cpus, memory_mb: claimed.memory_mb, disk_gb: claimed.disk_gb }
+}
+
+/// Holds the ledger of every node, so that nothing is placed or given back until this transaction ends. Says what room
+/// they have, nothing if none has reported.
+async fn hold_cluster(app: &App, tx: &mut Tx, nodes: &Nodes) -> Result<Option<Room>, StoreError> {
+    let all: Vec<NodeId> = nodes.iter().map(|(facts, _)| facts.id).collect();
+    let ledgers = node_claims::hold_all(tx, &all).await?;
+    Ok(room(app, nodes, &ledgers))
+}
+
+/// The room that nodes have by their ledgers.
+fn room(app: &App, nodes: &Nodes, ledgers: &HashMap<NodeId, Committed>) -> Option<Room> {
+    let ledger = |node: &NodeId| ledgers.get(node).copied().unwrap_or_default();
+    let each = nodes.iter().map(|(facts, _)| (&**facts, ledger(&facts.id)));
+    scheduler::room(each, &Policy::from(&app.settings), now())
+}
+
+/// What other namespaces than this one were promised and have not used.
+fn promised_to_others(active: &[ClaimRow], namespace: &str) -> Amount {
+    let others = active.iter().filter(|row| row.namespace != namespace);
+    others.fold(Amount::default(), |sum, row| sum.plus(&row.unspent()))
+}
+
+/// Refuses a claim whose unused part the cluster cannot keep free.
+async fn require_room(tx: &mut Tx, row: &ClaimRow, room: Option<&Room>) -> Result<(), TxError> {
+    let Some(room) = room else {
+        let text = "the cluster capacity accounting is not available yet, please retry";
+        return Err(Error::Unavailable(text.into()).into());
+    };
+    let others = promised_to_others(&claims::active(tx, now()).await?, &row.namespace);
+    let Err(lacking) = scheduler::promise(&row.unspent(), &others, room) else { return Ok(()) };
+    let detail = lacking.into_iter().map(|scheduler::Lacking { part, total, taken }| {
+        let (name, requested) = (Amount::NAMES[part], row.limit.parts()[part]);
+        // What the namespace holds itself is part of what it asks for.
+        let taken = (taken - row.used.parts()[part] as f64).max(0.0);
+        format!("{name} (limit {total:.0}, used {taken:.0}, requested {requested})")
+    });
+    let detail: Vec<String> = detail.collect();
+    let text = "the cluster does not have the capacity to promise this claim";
+    Err(Error::Insufficient(format!("{text}: {}", detail.join(", "))).into())
+}
+
+/// Refuses to shrink a claim below what is used of it. One that is exceeded may grow towards its use.
+fn require_above_use(before: &Amount, row: &ClaimRow) -> Result<()> {
+    let parts = before.parts().into_iter().zip(row.used.parts()).zip(row.limit.parts());
+    let below: Vec<String> = Amount::NAMES
+        .into_iter()
+        .zip(parts)
+        .filter(|(_, ((before, used), limit))| limit < before && limit < used)
+        .map(|(name, ((before, used), limit))| {
+            format!("{name} (limit {before}, used {used}, requested {limit})")
+        })
+        .collect();
+    if below.is_empty() {
+        return Ok(());
+    }
+    let text = "a claim cannot be shrunk below what it is already using";
+    Err(Error::Conflict(format!("{text}: {}", below.join(", "))))
+}
+
+/// Charges an instance that is about to be placed to the claim of its namespace, if there is one, as part of the
+/// transaction that places it and after a ledger is held. Refuses what is promised to others, and says why.
+pub(crate) async fn charge_in(
+    app: &App,
+    tx: &mut Tx,
+    namespace: &str,
+    wanted: &Amount,
+    nodes: &Nodes,
+) -> Result<Result<(), String>, TxError> {
+    let active = claims::hold_active(tx, now()).await?;
+    if active.is_empty() {
+        return Ok(Ok(()));
+    }
+    let others = promised_to_others(&active, namespace);
+    let own = active.into_iter().find(|row| row.namespace == namespace);
+    let unspent = own.as_ref().map(ClaimRow::unspent).unwrap_or_default();
+    let ledgers = node_claims::list(&mut *tx).await?;
+    let room = room(app, nodes, &ledgers).unwrap_or_default();
+    if let Err(denied) = scheduler::spare(wanted, &unspent, &others, &room) {
+        return Ok(Err(denied.reason));
+    }
+    if let Some(own) = own {
+        let row = ClaimRow { used: own.used.plus(wanted), updated: now(), ..own };
+        claims::set(tx, &row).await?;
+    }
+    Ok(Ok(()))
+}
+
+/// Gives back what an instance used of the claim of its namespace, as part of the transaction that gives back what
+/// its node promised.
+pub(crate) async fn give_back_in(tx: &mut Tx, namespace: &str, claimed: &Claimed) -> Result<(), StoreError> {
+    claims::give_back(tx, namespace, &amount(claimed)).await
+}

@@ -1,0 +1,181 @@
+//! Trusted issuers: create, get, list, update, delete. Only `system` comes here.
+//!
+//! Rules name their issuer: those of a deleted one stop working, and work again when one is made under the same name.
+
+use muster_types::event::{Event, EventType};
+use muster_types::ids::IssuerId;
+use muster_types::issuer::{IssuerRecord, IssuerState, IssuerTerms, check_field, check_name};
+use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::{Error, Result};
+use serde_json::{Map, Value};
+
+use crate::app::App;
+use crate::auth::Caller;
+use crate::objects::namespace::caller_event;
+use crate::store::issuers::IssuerRow;
+use crate::store::{Read, TxError, issuers, transaction};
+
+/// Version of the record's format.
+const VERSION: i64 = 1;
+
+/// What a caller says of an issuer's terms, not looked at yet.
+#[derive(Debug, Clone, Default)]
+pub struct IssuerRequest {
+    pub issuer_url: Option<Value>,
+    pub jwks_uri: Option<Value>,
+    pub audience: Option<Value>,
+}
+
+impl IssuerRequest {
+    fn check(&self) -> Result<IssuerTerms> {
+        let terms = IssuerTerms {
+            issuer_url: check_field("issuer_url", self.issuer_url.as_ref())?,
+            jwks_uri: check_field("jwks_uri", self.jwks_uri.as_ref())?,
+            audience: check_field("audience", self.audience.as_ref())?,
+        };
+        let uri = reqwest::Url::parse(&terms.jwks_uri);
+        if !uri.is_ok_and(|uri| uri.scheme() == "https" && uri.has_host()) {
+            return Err(Error::Invalid("jwks_uri must be https".into()));
+        }
+        Ok(terms)
+    }
+}
+
+/// The live issuers, by name.
+pub async fn list(app: &App) -> Result<Vec<IssuerRecord>> {
+    Ok(issuers::list(&*app.store).await?.into_iter().map(record).collect())
+}
+
+/// One live issuer.
+pub async fn get(app: &App, name: &str) -> Result<IssuerRecord> {
+    Ok(record(issuers::by_name(&*app.store, name).await?.ok_or_else(absent)?))
+}
+
+/// The issuer whose events are asked for.
+pub async fn subject(app: &App, name: &str) -> Result<ObjectRef> {
+    Ok(object(get(app, name).await?.uuid))
+}
+
+/// Makes an issuer. The name of a deleted one may be used again.
+pub async fn create(
+    app: &App,
+    caller: &Caller,
+    name: Option<&Value>,
+    request: &IssuerRequest,
+) -> Result<IssuerRecord> {
+    let name = check_name(name)?;
+    let terms = request.check()?;
+    let (row, replaced) = transaction!(app.store, |tx| {
+        require_free_url(&mut *tx, name, &terms.issuer_url).await?;
+        if issuers::by_name(&mut *tx, name).await?.is_some() {
+            return Err(Error::Conflict("issuer already exists".into()).into());
+        }
+        let replaced = issuers::deleted_of_name(&mut *tx, name).await?;
+        Ok((issuers::insert(tx, name, &terms).await?, replaced))
+    })?;
+    app.record(
+        caller,
+        told(caller, EventType::Audit, row.id, "db record created", &terms).with("name", name),
+    );
+    if let Some(old) = replaced {
+        let event = Event::audit(object(row.id), "replaced a deleted issuer of the same name");
+        app.record(caller, caller_event(caller, event).with("replaced", old.id.to_string()));
+    }
+    Ok(record(row))
+}
+
+/// Replaces all terms of an issuer.
+pub async fn update(app: &App, caller: &Caller, name: &str, request: &IssuerRequest) -> Result<IssuerRecord> {
+    let terms = request.check()?;
+    let row = transaction!(app.store, |tx| {
+        let mut row = issuers::by_name(&mut *tx, name).await?.ok_or_else(absent)?;
+        require_free_url(&mut *tx, name, &terms.issuer_url).await?;
+        if !issuers::update(tx, row.id, &terms).await? {
+            return Err(absent().into());
+        }
+        row.terms = terms.clone();
+        Ok(row)
+    })?;
+    let message = "updated trusted issuer configuration";
+    app.record(caller, told(caller, EventType::Mutate, row.id, message, &terms));
+    Ok(record(row))
+}
+
+/// Deletes an issuer. Rules that name it stay and accept nothing.
+pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<IssuerRecord> {
+    let row = transaction!(app.store, |tx| {
+        let mut row = issuers::by_name(&mut *tx, name).await?.ok_or_else(absent)?;
+        if !issuers::soft_delete(tx, row.id).await? {
+            return Err(absent().into());
+        }
+        row.state = IssuerState::Deleted;
+        Ok(row)
+    })?;
+    let event = Event::audit(object(row.id), "delete issuer request from REST API");
+    app.record(caller, caller_event(caller, event).with("name", name));
+    Ok(record(row))
+}
+
+/// Refuses a URL that a live issuer of another name has: a token would be of both.
+async fn require_free_url(db: impl Read, name: &str, url: &str) -> Result<(), TxError> {
+    match issuers::by_url(db, url).await? {
+        Some(other) if other.name != name => {
+            Err(Error::Conflict(format!("issuer {} is already configured for {url}", other.name)).into())
+        }
+        _ => Ok(()),
+    }
+}
+
+fn absent() -> Error {
+    Error::not_found("issuer")
+}
+
+fn object(id: IssuerId) -> ObjectRef {
+    ObjectRef::new(ObjectType::Issuer, id)
+}
+
+/// An event with the terms and who set them.
+fn told(caller: &Caller, event_type: EventType, id: IssuerId, message: &str, terms: &IssuerTerms) -> Event {
+    caller_event(caller, Event::new(event_type, object(id), message))
+        .with("issuer_url", terms.issuer_url.clone())
+        .with("jwks_uri", terms.jwks_uri.clone())
+        .with("audience", terms.audience.clone())
+}
+
+fn record(row: IssuerRow) -> IssuerRecord {
+    IssuerRecord {
+        uuid: row.id,
+        state: row.state,
+        version: VERSION,
+        metadata: Map::new(),
+        name: row.name,
+        issuer_url: row.terms.issuer_url,
+        jwks_uri: row.terms.jwks_uri,
+        audience: row.terms.audience,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn with_keys_at(uri: &str) -> Result<IssuerTerms> {
+        let text = |text: &str| Some(json!(text));
+        let request = IssuerRequest { issuer_url: text("any"), jwks_uri: text(uri), audience: text("cloud") };
+        request.check()
+    }
+
+    #[test]
+    fn the_keys_of_an_issuer_come_over_https() {
+        for uri in ["https://host/keys", "HTTPS://host", "https://[::1]:8443/a?b"] {
+            assert_eq!(with_keys_at(uri).unwrap().jwks_uri, uri, "kept as given");
+        }
+        for uri in
+            ["http://host/keys", "host/keys", "file:///etc/passwd", "https:", "https://", "httpss://host"]
+        {
+            assert_eq!(with_keys_at(uri).unwrap_err().to_string(), "jwks_uri must be https", "{uri}");
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Mapping rules of a namespace: create, get, list, update, delete. Whoever may add keys may add rules, for a rule
+//! makes keys.
+
+use muster_types::event::{Event, EventType};
+use muster_types::ids::RuleId;
+use muster_types::issuer::check_name;
+use muster_types::namespace::{NamespaceState, SYSTEM};
+use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::rule::{
+    RuleRecord, RuleState, RuleTerms, check_bound_claims, check_issuer, check_key_name_prefix, check_key_ttl,
+    check_scopes,
+};
+use muster_types::{Error, Result};
+use serde_json::{Map, Value, json};
+
+use crate::app::App;
+use crate::auth::Caller;
+use crate::auth::access::require_namespace;
+use crate::auth::scopes;
+use crate::objects::namespace::caller_event;
+use crate::store::rules::RuleRow;
+use crate::store::{StoreError, issuers, namespaces, rules, transaction};
+
+/// Version of the record's format.
+const VERSION: i64 = 1;
+
+/// What a caller says of a rule's terms, not looked at yet.
+#[derive(Debug, Clone, Default)]
+pub struct RuleRequest {
+    pub issuer: Option<Value>,
+    pub bound_claims: Option<Value>,
+    pub scopes: Option<Value>,
+    pub key_ttl: Option<Value>,
+    pub key_name_prefix: Option<Value>,
+}
+
+impl RuleRequest {
+    /// The terms, if they are possible and the caller may give what they give.
+    async fn check(&self, app: &App, caller: &Caller) -> Result<RuleTerms> {
+        let (Some(issuer), Some(bound_claims), Some(scopes), Some(key_ttl), Some(key_name_prefix)) =
+            (&self.issuer, &self.bound_claims, &self.scopes, &self.key_ttl, &self.key_name_prefix)
+        else {
+            return Err(self.missing());
+        };
+        require_held(caller, scopes)?;
+        let issuer = check_issuer(issuer)?;
+        // Not part of the transaction: an issuer may go at any time, and its rules stay.
+        if issuers::by_name(&*app.store, &issuer).await?.is_none() {
+            return Err(Error::Invalid(format!("no trusted issuer named \"{issuer}\"")));
+        }
+        Ok(RuleTerms {
+            issuer,
+            bound_claims: check_bound_claims(bound_claims)?,
+            scopes: check_scopes(scopes)?,
+            key_ttl: check_key_ttl(key_ttl)?,
+            key_name_prefix: check_key_name_prefix(key_name_prefix)?,
+        })
+    }
+
+    fn missing(&self) -> Error {
+        let fields = [
+            ("issuer", &self.issuer),
+            ("bound_claims", &self.bound_claims),
+            ("scopes", &self.scopes),
+            ("key_ttl", &self.key_ttl),
+            ("key_name_prefix", &self.key_name_prefix),
+        ];
+        let missing: Vec<&str> =
+            fields.iter().filter(|(_, value)| value.is_none()).map(|(name, _)| *name).collect();
+        Error::Invalid(format!("missing required field(s): {}", missing.join(", ")))
+    }
+}
+
+/// Refuses a rule whose keys could do what the caller itself cannot.
+fn require_held(caller: &Caller, wanted: &Value) -> Result<()> {
+    let wanted = wanted.as_array().into_iter().flatten().filter_map(Value::as_str);
+    // Empty ones are no scopes, and are refused as such.
+    let mut excess: Vec<&str> = wanted
+        .filter(|scope| !scope.is_empty() && !scopes::grants(caller.scopes.as_deref(), scope))
+        .collect();
+    if excess.is_empty() {
+        return Ok(());
+    }
+    excess.sort_unstable();
+    excess.dedup();
+    Err(Error::Forbidden(format!("a rule cannot grant scopes you do not hold: {}", excess.join(", "))))
+}
+
+/// The live rules of a namespace, by name.
+pub async fn list(app: &App, caller: &Caller, namespace: &str) -> Result<Vec<RuleRecord>> {
+    require_namespace(&*app.store, caller, namespace).await?;
+    Ok(rules::list(&*app.store, namespace).await?.into_iter().map(record).collect())
+}
+
+/// One live rule.
+pub async fn get(app: &App, caller: &Caller, namespace: &str, name: &str) -> Result<RuleRecord> {
+    require_namespace(&*app.store, caller, namespace).await?;
+    Ok(record(rules::by_name(&*app.store, namespace, name).await?.ok_or_else(absent)?))
+}
+
+/// The rule whose events are asked for.
+pub async fn subject(app: &App, caller: &Caller, namespace: &str, name: &str) -> Result<ObjectRef> {
+    Ok(object(get(app, caller, namespace, name).await?.uuid))
+}
+
+/// Makes a rule.
+pub async fn create(
+    app: &App,
+    caller: &Caller,
+    namespace: &str,
+    name: Option<&Value>,
+    request: &RuleRequest,
+) -> Result<RuleRecord> {
+    require_namespace(&*app.store, caller, namespace).await?;
+    let asked: Option<String> = name.and_then(Value::as_str).map(|name| name.chars().take(255).collect());
+    let event = Event::audit(ObjectRef::namespace(namespace), "create mapping rule request from REST API");
+    app.record(caller, event.with("rule", asked));
+    let name = check_name(name)?;
+    let terms = request.check(app, caller).await?;
+    let row = transaction!(app.store, |tx| {
+        if !namespaces::hold(tx, namespace, NamespaceState::Created).await? {
+            return Err(Error::not_found("namespace").into());
+        }
+        match rules::insert(tx, namespace, name, &terms).await {
+            Ok(row) => Ok(row),
+            Err(StoreError::Duplicate(_)) => Err(Error::Conflict("rule already exists".into()).into()),
+            Err(error) => Err(error.into()),
+        }
+    })?;
+    let event = told(caller, EventType::Audit, &row, "db record created");
+    app.record(caller, event.with("namespace", namespace).with("name", name));
+    warn_of_system(app, caller, &row);
+    Ok(record(row))
+}
+
+/// Replaces all terms of a rule. Keys that it made stay as they are.
+pub async fn update(
+    app: &App,
+    caller: &Caller,
+    namespace: &str,
+    name: &str,
+    request: &RuleRequest,
+) -> Result<RuleRecord> {
+    require_namespace(&*app.store, caller, namespace).await?;
+    let terms = request.check(app, caller).await?;
+    let row = transaction!(app.store, |tx| {
+        let mut row = rules::by_name(&mut *tx, namespace, name).await?.ok_or_else(absent)?;
+        if !rules::update(tx, row.id, &terms).await? {
+            return Err(absent().into());
+        }
+        row.terms = terms.clone();
+        Ok(row)
+    })?;
+    app.record(caller, told(caller, EventType::Mutate, &row, "updated mapping rule"));
+    warn_of_system(app, caller, &row);
+    Ok(record(row))
+}
+
+/// Deletes a rule. Keys that it made stay as they are.
+pub async fn delete(app: &App, caller: &Caller, namespace: &str, name: &str) -> Result<RuleRecord> {
+    require_namespace(&*app.store, caller, namespace).await?;
+    let row = transaction!(app.store, |tx| {
+        let mut row = rules::by_name(&mut *tx, namespace, name).await?.ok_or_else(absent)?;
+        if !rules::soft_delete(tx, row.id).await? {
+            return Err(absent().into());
+        }
+        row.state = RuleState::Deleted;
+        Ok(row)
+    })?;
+    let event = Event::audit(object(row.id), "delete mapping rule request from REST API");
+    app.record(caller, by(caller, event));
+    Ok(record(row))
+}
+
+fn absent() -> Error {
+    Error::not_found("rule")
+}
+
+fn object(id: RuleId) -> ObjectRef {
+    ObjectRef::new(ObjectType::Rule, id)
+}
+
+/// An event with who did it: a rule may be the work of a namespace that is trusted.
+fn by(caller: &Caller, event: Event) -> Event {
+    caller_event(caller, event).with("caller-namespace", caller.namespace.clone())
+}
+
+/// An event with the terms and who set them.
+fn told(caller: &Caller, event_type: EventType, row: &RuleRow, message: &str) -> Event {
+    let terms = &row.terms;
+    by(caller, Event::new(event_type, object(row.id), message))
+        .with("issuer", terms.issuer.clone())
+        .with("bound_claims", json!(terms.bound_claims))
+        .with("scopes", json!(terms.scopes))
+        .with("key_ttl", terms.key_ttl)
+        .with("key_name_prefix", terms.key_name_prefix.clone())
+}
+
+/// Keys of `system` can do everything to everyone, so a rule that makes them does not go unseen.
+fn warn_of_system(app: &App, caller: &Caller, row: &RuleRow) {
+    if row.namespace != SYSTEM {
+        return;
+    }
+    let (rule, issuer) = (&row.name, &row.terms.issuer);
+    tracing::warn!(%rule, %issuer, key = %caller.key_name, "a mapping rule targets the system namespace");
+    let event = Event::audit(object(row.id), "mapping rule targets the system namespace")
+        .with("issuer", issuer.clone())
+        .with("bound_claims", json!(row.terms.bound_claims))
+        .with("scopes", json!(row.terms.scopes));
+    app.record(caller, by(caller, event));
+}
+
+fn record(row: RuleRow) -> RuleRecord {
+    RuleRecord {
+        uuid: row.id,
+        state: row.state,
+        version: VERSION,
+        metadata: Map::new(),
+        namespace: row.namespace,
+        name: row.name,
+        issuer: row.terms.issuer,
+        bound_claims: row.terms.bound_claims,
+        scopes: row.terms.scopes,
+        key_ttl: row.terms.key_ttl,
+        key_name_prefix: row.terms.key_name_prefix,
+    }
+}

@@ -1,0 +1,323 @@
+//! An issuer of identity tokens: a real https server on this machine with an authority of its own, whose answers and
+//! keys a test can change.
+
+mod keys;
+
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair, KeyUsagePurpose, date_time_ymd};
+use rustls::ServerConfig;
+use rustls::pki_types::PrivateKeyDer;
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::{oneshot, watch};
+use tokio_rustls::TlsAcceptor;
+
+pub use keys::Signer;
+use keys::{Keys, fresh};
+
+/// How long a slow answer takes.
+const SLOW: Duration = Duration::from_secs(20);
+/// In how many pieces it comes.
+const PIECES: usize = 40;
+/// What a huge answer has before its keys.
+const HUGE: usize = 16 << 20;
+
+/// What is answered to who asks for the keys.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Mode {
+    Keys,
+    /// Not a word, until something else is to be served.
+    Hang,
+    /// The keys, a little at a time.
+    Slow,
+    /// The keys, after megabytes of blanks.
+    Huge,
+    NotJson,
+    Redirect(String),
+    /// Another status; the keys are there all the same.
+    Status(u16),
+}
+
+/// The certificate that the server shows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Certificate {
+    Good,
+    /// For another host.
+    WrongHost,
+    Expired,
+}
+
+/// A running issuer. Dropping it ends its server.
+#[derive(Debug)]
+pub struct Issuer {
+    port: u16,
+    authority: String,
+    state: Arc<State>,
+    /// Its end is the server's end.
+    _running: oneshot::Sender<()>,
+}
+
+#[derive(Debug)]
+struct State {
+    mode: watch::Sender<Mode>,
+    keys: Mutex<Keys>,
+    /// What is published.
+    published: Mutex<Vec<Value>>,
+    fetches: AtomicUsize,
+}
+
+impl Issuer {
+    /// Starts an issuer that publishes an RS256 key `rsa-1` and an ES256 key `ec-1`.
+    ///
+    /// # Panics
+    /// When that fails.
+    #[must_use]
+    pub fn start() -> Self {
+        Self::start_with(Certificate::Good)
+    }
+
+    /// The same with a certificate that may be no good.
+    ///
+    /// # Panics
+    /// When that fails.
+    #[must_use]
+    pub fn start_with(certificate: Certificate) -> Self {
+        let (authority, config) = certified(certificate);
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
+        listener.set_nonblocking(true).expect("a socket");
+        let port = listener.local_addr().expect("an address").port();
+        let keys = Keys::generate(1);
+        let state = Arc::new(State {
+            mode: watch::Sender::new(Mode::Keys),
+            published: Mutex::new(keys.published()),
+            keys: Mutex::new(keys),
+            fetches: AtomicUsize::new(0),
+        });
+        let (running, ended) = oneshot::channel::<()>();
+        let served = Arc::clone(&state);
+        // Not in the test's own runtime, which may be blocked.
+        std::thread::spawn(move || {
+            let runtime =
+                tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+            runtime.block_on(async {
+                tokio::select! {
+                    () = serve(listener, config, served) => {}
+                    _ = ended => {}
+                }
+            });
+        });
+        Self { port, authority, state, _running: running }
+    }
+
+    /// What its tokens have as `iss`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("https://localhost:{}", self.port)
+    }
+
+    /// Where its keys are, as long as it answers with keys.
+    #[must_use]
+    pub fn jwks_uri(&self) -> String {
+        format!("{}/keys", self.url())
+    }
+
+    /// Where its keys are whatever it answers to who asks for them.
+    #[must_use]
+    pub fn moved_uri(&self) -> String {
+        format!("{}/moved", self.url())
+    }
+
+    /// The authority that its certificate is from.
+    #[must_use]
+    pub fn ca_pem(&self) -> String {
+        self.authority.clone()
+    }
+
+    /// Writes the authority into a file.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub fn write_ca(&self, path: &Path) {
+        std::fs::write(path, &self.authority).expect("a file");
+    }
+
+    /// How often keys were asked for.
+    #[must_use]
+    pub fn fetches(&self) -> usize {
+        self.state.fetches.load(Ordering::SeqCst)
+    }
+
+    /// Changes what is answered from now on.
+    pub fn serve(&self, mode: Mode) {
+        self.state.mode.send_replace(mode);
+    }
+
+    /// Publishes new keys with new ids instead of all old ones.
+    pub fn rotate(&self) {
+        let mut keys = lock(&self.state.keys);
+        *keys = Keys::generate(keys.number + 1);
+        *lock(&self.state.published) = keys.published();
+    }
+
+    /// What is published, as it is served.
+    #[must_use]
+    pub fn jwks(&self) -> Value {
+        json!({ "keys": *lock(&self.state.published) })
+    }
+
+    /// Publishes these keys, and no others.
+    pub fn publish(&self, keys: Vec<Value>) {
+        *lock(&self.state.published) = keys;
+    }
+
+    /// The current RSA key for publishing: without an id, for every algorithm.
+    #[must_use]
+    pub fn rsa_jwk(&self) -> Value {
+        lock(&self.state.keys).rsa_jwk()
+    }
+
+    /// The current key of the algorithm's curve for publishing: without an id.
+    #[must_use]
+    pub fn ec_jwk(&self, algorithm: &str) -> Value {
+        lock(&self.state.keys).ec_jwk(algorithm)
+    }
+
+    /// The public RSA key as bytes, in every usual spelling.
+    #[must_use]
+    pub fn public_key_texts(&self) -> Vec<Vec<u8>> {
+        lock(&self.state.keys).public_texts()
+    }
+
+    /// The claims of a good token for an audience, which no other token has.
+    #[must_use]
+    pub fn claims(&self, audience: &str) -> Value {
+        json!({"iss": self.url(), "aud": audience, "sub": "repo:x", "exp": now() + 300, "jti": fresh()})
+    }
+
+    /// A token, signed with the RSA key by RS256.
+    #[must_use]
+    pub fn token(&self, claims: Value) -> String {
+        let id = lock(&self.state.keys).rsa_id();
+        self.token_with(json!({"alg": "RS256", "typ": "JWT", "kid": id}), claims, Signer::Rsa("RS256"))
+    }
+
+    /// A token with any header, signed with anything.
+    #[must_use]
+    #[expect(clippy::needless_pass_by_value, reason = "tests make them on the spot")]
+    pub fn token_with(&self, header: Value, claims: Value, signer: Signer) -> String {
+        lock(&self.state.keys).token(&header, &claims, &signer)
+    }
+}
+
+/// Unix time.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// A new authority, and what a server needs to show the certificate that it signed.
+fn certified(certificate: Certificate) -> (String, Arc<ServerConfig>) {
+    let mut authority = CertificateParams::default();
+    authority.distinguished_name.push(DnType::CommonName, format!("authority {}", fresh()));
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    let authority_key = KeyPair::generate().expect("a key");
+    let pem = authority.self_signed(&authority_key).expect("an authority").pem();
+
+    let hosts = match certificate {
+        Certificate::WrongHost => vec!["elsewhere.example".to_owned()],
+        _ => vec!["localhost".to_owned(), "127.0.0.1".to_owned()],
+    };
+    let mut server = CertificateParams::new(hosts).expect("names");
+    server.distinguished_name.push(DnType::CommonName, "an issuer");
+    if certificate == Certificate::Expired {
+        server.not_before = date_time_ymd(2020, 1, 1);
+        server.not_after = date_time_ymd(2021, 1, 1);
+    }
+    let key = KeyPair::generate().expect("a key");
+    let signed =
+        server.signed_by(&key, &rcgen::Issuer::new(authority, authority_key)).expect("a certificate");
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .expect("protocol versions")
+        .with_no_client_auth()
+        .with_single_cert(vec![signed.der().clone()], PrivateKeyDer::Pkcs8(key.serialize_der().into()))
+        .expect("a certificate and its key");
+    (pem, Arc::new(config))
+}
+
+async fn serve(listener: TcpListener, config: Arc<ServerConfig>, state: Arc<State>) {
+    let acceptor = TlsAcceptor::from(config);
+    let listener = tokio::net::TcpListener::from_std(listener).expect("a socket");
+    while let Ok((stream, _)) = listener.accept().await {
+        let (acceptor, state) = (acceptor.clone(), Arc::clone(&state));
+        tokio::spawn(async move {
+            if let Ok(stream) = acceptor.accept(stream).await {
+                let _ = answer(stream, &state).await;
+            }
+        });
+    }
+}
+
+async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, state: &State) -> std::io::Result<()> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await?);
+    }
+    let head = String::from_utf8_lossy(&head);
+    state.fetches.fetch_add(1, Ordering::SeqCst);
+    let mode = match head.split_whitespace().nth(1) {
+        Some("/keys") => {
+            let mut mode = state.mode.subscribe();
+            tokio::select! {
+                // The client gave up.
+                _ = stream.read_u8() => Mode::Hang,
+                Ok(mode) = mode.wait_for(|mode| *mode != Mode::Hang) => mode.clone(),
+            }
+        }
+        Some("/moved") => Mode::Keys,
+        _ => Mode::Status(404),
+    };
+    let keys = json!({ "keys": *lock(&state.published) }).to_string();
+    let (status, body) = match &mode {
+        Mode::Hang => return Ok(()),
+        Mode::Keys | Mode::Slow => (200, keys),
+        Mode::Huge => (200, " ".repeat(HUGE) + &keys),
+        Mode::NotJson => (200, "<html>keys</html>".to_owned()),
+        Mode::Redirect(_) => (302, keys),
+        Mode::Status(status) => (*status, keys),
+    };
+    let mut head = format!("HTTP/1.1 {status} Whatever\r\nConnection: close\r\n");
+    head.push_str("Content-Type: application/json\r\n");
+    if let Mode::Redirect(target) = &mode {
+        head.push_str(&format!("Location: {target}\r\n"));
+    }
+    // The length of what is huge comes as a surprise.
+    if mode != Mode::Huge {
+        head.push_str(&format!("Content-Length: {}\r\n", body.len()));
+    }
+    head.push_str("\r\n");
+    stream.write_all(head.as_bytes()).await?;
+    if mode == Mode::Slow {
+        for piece in body.as_bytes().chunks(body.len().div_ceil(PIECES)) {
+            stream.write_all(piece).await?;
+            stream.flush().await?;
+            tokio::time::sleep(SLOW / PIECES as u32).await;
+        }
+    } else {
+        stream.write_all(body.as_bytes()).await?;
+    }
+    stream.shutdown().await
+}
+
+#[cfg(test)]
+mod tests;
