@@ -34,7 +34,8 @@ use serde_json::json;
 const QUICK: &[(&str, &str)] = &[
     ("CLUSTER_OP_LEASE", "1"),
     ("CLEANER_DELAY", "0"),
-    ("CLUSTER_OP_MAX_ATTEMPTS", "6"),
+    // One more than the longest operation has steps.
+    ("CLUSTER_OP_MAX_ATTEMPTS", "7"),
     ("BLOB_DELETION_DELAY", "0"),
     ("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.0/8"),
 ];
@@ -260,11 +261,11 @@ async fn a_step_that_always_fails_ends_in_error_with_a_reason() {
     objects::namespace::delete(&cluster.app, &caller(), "doomed").await.unwrap();
     cluster.settle().await;
     let rows = operations::of_target(&*cluster.app.store, &ObjectRef::namespace("doomed")).await.unwrap();
-    assert_eq!((rows[0].state, rows[0].attempts), (OperationState::Error, 6));
+    assert_eq!((rows[0].state, rows[0].attempts), (OperationState::Error, 7));
     let report = rows[0].error_report.as_ref().unwrap();
     assert_eq!(report.details["step"], "namespace_delete_trusts");
     let messages = cluster.messages(&ObjectRef::namespace("doomed")).await;
-    assert_eq!(messages.iter().filter(|m| *m == "operation will be tried again").count(), 5);
+    assert_eq!(messages.iter().filter(|m| *m == "operation will be tried again").count(), 6);
     assert!(messages.contains(&"operation failed".to_owned()));
 }
 

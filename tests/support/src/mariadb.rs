@@ -45,10 +45,13 @@ impl MariaDb {
         let folder =
             tempfile::Builder::new().prefix("muster-mariadb-").tempdir().expect("a temporary folder");
         let data = folder.path().join("data");
+        // A server that starts removes the temporary tables of all that share its folder for them.
+        let temporary = format!("--tmpdir={}", folder.path().join("tmp").display());
+        std::fs::create_dir(folder.path().join("tmp")).expect("a folder");
         let user = format!("--user={}", nix::unistd::User::from_uid(nix::unistd::getuid()).ok()??.name);
         let installed = Command::new("mariadb-install-db")
             .args([&user, "--auth-root-authentication-method=normal", "--skip-test-db", "--no-defaults"])
-            .arg(format!("--datadir={}", data.display()))
+            .args([&format!("--datadir={}", data.display()), &temporary])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .status()
@@ -61,7 +64,7 @@ impl MariaDb {
             .arg("mariadbd")
             .args(["--no-defaults", &user, "--bind-address=127.0.0.1", "--innodb-buffer-pool-size=64M"])
             .args(["--performance-schema=OFF", "--skip-log-bin", "--max-connections=500"])
-            .arg(format!("--datadir={}", data.display()))
+            .args([&format!("--datadir={}", data.display()), &temporary])
             .arg(format!("--socket={}", folder.path().join("s.sock").display()))
             .arg(format!("--pid-file={}", folder.path().join("pid").display()))
             .arg(format!("--port={port}"))
