@@ -1,5 +1,8 @@
 -- Whose tokens can be exchanged for keys, and for which.
 
+-- What whoever gave the trust was scoped for, as JSON. Nothing is everything.
+ALTER TABLE trusts ADD COLUMN scopes LONGTEXT;
+
 CREATE TABLE IF NOT EXISTS issuers (
     uuid VARCHAR(36) NOT NULL PRIMARY KEY,
     name VARCHAR(255) NOT NULL,

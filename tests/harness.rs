@@ -377,6 +377,7 @@ pub(crate) fn caller() -> Caller {
         namespace: "system".into(),
         key_name: "deploy".into(),
         scopes: None,
+        minted: None,
         request_id: "a request".into(),
         method: "POST".into(),
         path: "/".into(),

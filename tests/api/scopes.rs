@@ -6,19 +6,22 @@ use axum::http::Method;
 use muster_control::auth::Caller;
 use muster_control::http::{Access, RouteInfo};
 use muster_control::objects;
+use muster_types::ids::KeyId;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
+use serde_json::json;
 
 use crate::harness::{Answer, Cluster, caller};
 
 const NOT_SCOPED: &str = "token is not scoped for this operation";
 const NOT_ADMINISTRATIVE: &str = "token is not scoped for administrative operations";
 
-/// A token of a namespace that is good for some scopes. Those of an earlier call are good no more.
+/// A token of a namespace that is good for some scopes.
 pub(crate) async fn scoped<S: ToString>(cluster: &Cluster, namespace: &str, scopes: &[S]) -> String {
     let scopes = Some(scopes.iter().map(ToString::to_string).collect());
     // A key made by a scoped caller can do no more than the caller.
-    let secret = cluster.key(&Caller { scopes, ..caller() }, namespace, "scoped").await;
+    let name = format!("scoped-{}", KeyId::new());
+    let secret = cluster.key(&Caller { scopes, ..caller() }, namespace, &name).await;
     objects::key::log_in(&cluster.app, namespace, &secret, "test").await.unwrap()
 }
 
@@ -140,4 +143,64 @@ fn no_combination_of_scopes_reaches_a_route_outside_its_row() {
         })
     });
     tried.unwrap_or_else(|failure| panic!("{failure}"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_trust_hands_on_no_more_than_its_giver_holds() {
+    let cluster = Cluster::new().await;
+    for name in ["alpha", "beta", "gamma"] {
+        cluster.create_namespace(name).await;
+    }
+    let scopes_of = async |namespace: &str| -> Option<Vec<String>> {
+        let trusted = Caller { namespace: namespace.into(), ..caller() };
+        let name = format!("made-{}", KeyId::new());
+        cluster.key(&trusted, "alpha", &name).await;
+        let sql = "SELECT scopes FROM namespace_keys WHERE name = ?";
+        let rows = cluster.app.store.query(sql, &[name.into()]).await.unwrap();
+        rows[0].json_opt(0).unwrap()
+    };
+    let some = |scopes: &[&str]| Some(scopes.iter().map(ToString::to_string).collect::<Vec<_>>());
+    let trust = async |giver: &str, other: &str| {
+        let body = json!({"external_namespace": other});
+        let answer = cluster.call(giver, Method::POST, "/auth/namespaces/alpha/trust", Some(body)).await;
+        assert_eq!(answer.status, 200, "{}", answer.text);
+    };
+    let giver = scoped(&cluster, "alpha", &["auth.write", "artifact.*"]).await;
+    trust(&giver, "beta").await;
+    assert_eq!(scopes_of("beta").await, some(&["auth.write", "artifact.*"]));
+    // Nor is there a way around by a third one.
+    let beta = cluster.token("beta").await;
+    trust(&beta, "gamma").await;
+    assert_eq!(scopes_of("gamma").await, some(&["auth.write", "artifact.*"]));
+    let rule = json!({"name": "r", "issuer": "none", "bound_claims": {"sub": "x"}, "scopes": ["blob.read"],
+                                  "key_ttl": 60, "key_name_prefix": "r"});
+    let answer = cluster.call(&beta, Method::POST, "/auth/namespaces/alpha/rules", Some(rule)).await;
+    assert_eq!(answer.body["error"], "a rule cannot grant scopes you do not hold: blob.read");
+    // Given again by others it hands on what they hold, too.
+    let giver = scoped(&cluster, "alpha", &["auth.*"]).await;
+    trust(&giver, "beta").await;
+    assert_eq!(scopes_of("beta").await, some(&["artifact.*", "auth.*", "auth.write"]));
+    trust(&cluster.token("alpha").await, "beta").await;
+    assert_eq!(scopes_of("beta").await, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_can_do_more_is_not_replaced_by_one_that_can_do_less() {
+    let cluster = Cluster::new().await;
+    cluster.create_namespace("alpha").await;
+    cluster.key(&caller(), "alpha", "main").await;
+    let few = Caller { scopes: Some(vec!["blob.read".into(), "auth.write".into()]), ..caller() };
+    cluster.key(&few, "alpha", "few").await;
+    let keys = "/auth/namespaces/alpha/keys";
+    let token = scoped(&cluster, "alpha", &["auth.write"]).await;
+    for name in ["main", "few"] {
+        let answer = cluster.call(&token, Method::POST, keys, Some(json!({"key_name": name}))).await;
+        let expected = (403, "a key cannot be replaced by a token that is scoped for less");
+        assert_eq!((answer.status.as_u16(), answer.body["error"].as_str().unwrap()), expected, "{name}");
+    }
+    let token = scoped(&cluster, "alpha", &["auth.*", "blob.*"]).await;
+    for (name, status) in [("main", 403), ("few", 200), ("another", 200)] {
+        let answer = cluster.call(&token, Method::POST, keys, Some(json!({"key_name": name}))).await;
+        assert_eq!(answer.status, status, "{name}: {}", answer.text);
+    }
 }

@@ -33,7 +33,7 @@ use std::time::Duration;
 use muster_testing::Setup;
 
 /// How long anyone would wait for something that has to happen.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(240);
 
 /// A daemon of simulated nodes whose data is in `folder`.
 fn setup(folder: &Path) -> Setup {

@@ -52,6 +52,11 @@ impl Console {
         }
     }
 
+    /// All that it has shown so far.
+    pub(crate) fn shown(&self) -> &str {
+        &self.text
+    }
+
     /// Types a line.
     pub(crate) fn type_line(&mut self, line: &str) {
         self.keys.write_all(format!("{line}\n").as_bytes()).unwrap();

@@ -24,4 +24,4 @@ mod world;
 use std::time::Duration;
 
 /// How long anyone would wait for a guest that is emulated on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(240);

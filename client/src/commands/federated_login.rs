@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::identity_token::{self, Environment, TokenPlace};
-use super::{client, login};
+use super::{Options, client, login};
 use crate::api::{Answer, ExchangedKey};
 use crate::credentials::{self, Credentials};
 use crate::output::{self, visible};
@@ -31,11 +31,11 @@ pub(super) struct Federated {
 pub(super) async fn log_in(
     arguments: Federated,
     nobody: Credentials,
-    cacert: Option<PathBuf>,
-    json: bool,
+    options: Options,
 ) -> anyhow::Result<()> {
+    let Options { cacert, json, credentials: file, .. } = options;
     // Before the exchange: a token is good for only one.
-    let file = if arguments.print { None } else { Some(login::login_file()?) };
+    let file = if arguments.print { None } else { Some(login::login_file(file)?) };
     let (answer, credentials) = exchange(arguments, nobody, cacert, &|name| env::var(name).ok()).await?;
     let key_name = answer.clone().value()?.key_name;
     match file {

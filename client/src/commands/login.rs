@@ -34,13 +34,14 @@ pub struct Arguments {
 /// Tries the credentials and, if they are good, writes them down.
 pub(super) async fn log_in(arguments: Arguments, options: Options) -> anyhow::Result<()> {
     let given = |text: Option<String>| text.filter(|text| !text.is_empty());
-    let namespace = given(options.namespace).context("no namespace to log in to: give --namespace")?;
-    let apiurl = given(options.api_url).unwrap_or_else(|| DEFAULT_URL.to_owned());
+    let namespace =
+        given(options.namespace.clone()).context("no namespace to log in to: give --namespace")?;
+    let apiurl = given(options.api_url.clone()).unwrap_or_else(|| DEFAULT_URL.to_owned());
     if arguments.federated.federated {
         let nobody = Credentials { namespace, key: Secret::new(""), apiurl };
-        return federated_login::log_in(arguments.federated, nobody, options.cacert, options.json).await;
+        return federated_login::log_in(arguments.federated, nobody, options).await;
     }
-    let file = login_file()?;
+    let file = login_file(options.credentials)?;
     let key = match arguments.key.or(options.key).filter(|key| !key.expose().is_empty()) {
         Some(key) => key,
         None => ask(&format!("key of namespace {namespace}"))?,
@@ -53,14 +54,18 @@ pub(super) async fn log_in(arguments: Arguments, options: Options) -> anyhow::Re
 }
 
 /// Forgets the credentials.
-pub(super) fn log_out() -> anyhow::Result<()> {
-    let was = credentials::remove(&login_file()?)?;
+pub(super) fn log_out(options: Options) -> anyhow::Result<()> {
+    let was = credentials::remove(&login_file(options.credentials)?)?;
     eprintln!("{}", if was { "logged out" } else { "was not logged in" });
     Ok(())
 }
 
-pub(super) fn login_file() -> anyhow::Result<PathBuf> {
-    Places::of_this_user().login.context("nowhere to remember a login: set HOME or XDG_CONFIG_HOME")
+/// Where a login is remembered: in the file that is named, else in that of this user.
+pub(super) fn login_file(named: Option<PathBuf>) -> anyhow::Result<PathBuf> {
+    let named = named.filter(|file| !file.as_os_str().is_empty());
+    named
+        .or_else(|| Places::of_this_user().login)
+        .context("nowhere to remember a login: set HOME or XDG_CONFIG_HOME")
 }
 
 /// The secret from the terminal without showing it, or from the first line of standard input.
@@ -104,5 +109,18 @@ impl Drop for NoEcho {
     fn drop(&mut self) {
         // Nothing can be done about a terminal that went away.
         let _ = tcsetattr(io::stdin(), SetArg::TCSANOW, &self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_login_is_remembered_in_the_file_that_is_named() {
+        assert_eq!(login_file(Some("/x/y.json".into())).unwrap(), PathBuf::from("/x/y.json"));
+        let usual = Places::of_this_user().login;
+        assert_eq!(login_file(None).ok(), usual);
+        assert_eq!(login_file(Some(PathBuf::new())).ok(), usual, "an empty variable is none");
     }
 }

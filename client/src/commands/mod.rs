@@ -199,7 +199,7 @@ pub enum Command {
 pub async fn run(command: Command, options: Options) -> anyhow::Result<ExitCode> {
     match command {
         Command::Login(arguments) => login::log_in(arguments, options).await?,
-        Command::Logout => login::log_out()?,
+        Command::Logout => login::log_out(options)?,
         Command::Namespace(command) => namespace::run(command, &Session::new(options)?).await?,
         Command::Key(command) => key::run(command, &Session::new(options)?).await?,
         Command::Trust(command) => trust::run(command, &Session::new(options)?).await?,

@@ -12,9 +12,26 @@
 
 use muster_types::namespace::{NamespaceState, SYSTEM};
 use muster_types::{Error, Result};
+use serde_json::Value;
 
+use super::scopes;
 use crate::store::namespaces::NamespaceRow;
 use crate::store::{Read, StoreError, namespaces, trusts};
+
+/// A key that was given for an identity token: where it is from, and when it ends.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Minted {
+    pub provenance: Value,
+    pub expiry: Option<f64>,
+}
+
+impl Minted {
+    /// The end of a key that this one makes: its own at the latest, whatever is asked for.
+    #[must_use]
+    pub fn end(&self, asked: Option<f64>) -> Option<f64> {
+        [asked, self.expiry].into_iter().flatten().min_by(f64::total_cmp)
+    }
+}
 
 /// An authenticated caller.
 #[derive(Debug, Clone)]
@@ -23,6 +40,8 @@ pub struct Caller {
     pub key_name: String,
     /// What the token may be used for; `None` is everything.
     pub scopes: Option<Vec<String>>,
+    /// Of a key that an exchange made, or one that such a key made.
+    pub minted: Option<Minted>,
     pub request_id: String,
     pub method: String,
     pub path: String,
@@ -62,6 +81,18 @@ pub async fn require_namespace<D: Read + Copy>(
         Some(row) if caller.may_see(db, namespace).await? => Ok(row),
         _ => Err(Error::not_found("namespace")),
     }
+}
+
+/// What the caller can hand on in a namespace that it may reach: its own scopes and, where it is only trusted, no more
+/// than whoever gave the trust held.
+pub async fn held_in(db: impl Read, caller: &Caller, namespace: &str) -> Result<Option<Vec<String>>> {
+    if caller.may_change(namespace) {
+        return Ok(caller.scopes.clone());
+    }
+    let trust = trusts::scopes(db, namespace, &caller.namespace).await?;
+    // A trust that went since we looked gives nothing.
+    let given = trust.unwrap_or(Some(vec![]));
+    Ok(scopes::common(caller.scopes.as_deref(), given.as_deref()))
 }
 
 /// The namespace all of whose objects of a kind a caller wants to delete: its own, unless it names one.

@@ -29,6 +29,27 @@ pub fn grants(held: Option<&[String]>, needed: &str) -> bool {
     })
 }
 
+/// Whether `held` covers all of `other`.
+#[must_use]
+pub fn cover(held: Option<&[String]>, other: Option<&[String]>) -> bool {
+    match other {
+        None => held.is_none(),
+        Some(other) => other.iter().all(|scope| grants(held, scope)),
+    }
+}
+
+/// What both lists cover.
+#[must_use]
+pub fn common(one: Option<&[String]>, other: Option<&[String]>) -> Option<Vec<String>> {
+    let (Some(first), Some(second)) = (one, other) else { return one.or(other).map(<[String]>::to_vec) };
+    let in_second = first.iter().filter(|scope| grants(other, scope));
+    let in_first = second.iter().filter(|scope| grants(one, scope));
+    let mut common: Vec<String> = in_second.chain(in_first).cloned().collect();
+    common.sort_unstable();
+    common.dedup();
+    Some(common)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -59,6 +80,22 @@ mod tests {
         assert!(!grants(Some(&held(&["artifact.read", "artifact.write", "artifact.delete"])), "artifact.*"));
         assert!(!grants(Some(&held(&["artifact.*", "*.*"])), "*"));
         assert!(!grants(Some(&held(&["artifact.*"])), "artifact"));
+    }
+
+    #[test]
+    fn what_is_common_is_covered_by_both() {
+        let one = held(&["artifact.*", "blob.read", "node.read"]);
+        let other = held(&["artifact.read", "blob.*", "auth.write"]);
+        let both = held(&["artifact.read", "blob.read"]);
+        assert_eq!(common(Some(&one), Some(&other)), Some(both));
+        assert_eq!(common(Some(&one), None), Some(one.clone()));
+        assert_eq!(common(None, Some(&other)), Some(other.clone()));
+        assert_eq!(common(None, None), None);
+        assert_eq!(common(Some(&one), Some(&held(&["*"]))), Some(one.clone()));
+        assert_eq!(common(Some(&[]), Some(&other)), Some(vec![]));
+        assert!(cover(Some(&one), common(Some(&one), Some(&other)).as_deref()));
+        assert!(cover(None, None) && cover(None, Some(&one)) && !cover(Some(&one), None));
+        assert!(!cover(Some(&one), Some(&other)));
     }
 
     #[test]

@@ -17,11 +17,12 @@ use super::error::ApiError;
 use super::request::{Incoming, is_piece};
 use super::table::Access;
 use crate::app::App;
+use crate::auth::access::Minted;
 use crate::auth::tokens::{Claims, Refused};
 use crate::auth::{Caller, scopes};
 use crate::objects::key::unix_seconds;
 use crate::objects::namespace::caller_event;
-use crate::store::keys;
+use crate::store::keys::{self, CredentialKey};
 
 #[derive(Debug, Clone)]
 pub(super) struct Guard {
@@ -49,16 +50,18 @@ async fn admit(guard: &Guard, request: &Parts) -> Result<Caller> {
     let claims = verify(app, request)?;
     let incoming = request.extensions.get::<Incoming>();
     let (namespace, key_name) = claims.sub;
-    let caller = Caller {
+    let mut caller = Caller {
         namespace,
         key_name,
         scopes: claims.scopes.filter(|scopes| !scopes.iter().any(|scope| scope == "*")),
+        minted: None,
         request_id: incoming.map(|incoming| incoming.id.clone()).unwrap_or_default(),
         method: request.method.to_string(),
         path: request.uri.path().to_owned(),
         remote: incoming.map(|incoming| incoming.remote.clone()).unwrap_or_default(),
     };
-    check_key(app, &caller, claims.nonce.as_deref()).await?;
+    let key = check_key(app, &caller, claims.nonce.as_deref()).await?;
+    caller.minted = key.provenance.map(|provenance| Minted { provenance, expiry: key.expiry });
     let needed = scopes::required(guard.family, guard.verb, &request.method);
     if !scopes::grants(caller.scopes.as_deref(), &needed) {
         return Err(Error::Forbidden("token is not scoped for this operation".into()));
@@ -107,7 +110,7 @@ fn verify(app: &App, request: &Parts) -> Result<Claims> {
 }
 
 /// A token works only while its namespace and key live and the key has not changed.
-async fn check_key(app: &App, caller: &Caller, nonce: Option<&str>) -> Result<()> {
+async fn check_key(app: &App, caller: &Caller, nonce: Option<&str>) -> Result<CredentialKey> {
     let refuse = |why: &str, known: bool| {
         if known {
             let event = Event::audit(ObjectRef::namespace(&caller.namespace), why)
@@ -130,7 +133,7 @@ async fn check_key(app: &App, caller: &Caller, nonce: Option<&str>) -> Result<()
     if aws_lc_rs::constant_time::verify_slices_are_equal(nonce.as_bytes(), key.nonce.as_bytes()).is_err() {
         return refuse("JWT token has incorrect nonce", true);
     }
-    Ok(())
+    Ok(key)
 }
 
 impl FromRequestParts<Arc<App>> for Caller {

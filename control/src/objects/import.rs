@@ -29,6 +29,7 @@ pub async fn run(app: &App, name: &str, file: &Path) -> Result<ArtifactRecord> {
         namespace: SYSTEM.into(),
         key_name: "start".into(),
         scopes: None,
+        minted: None,
         request_id: uuid::Uuid::now_v7().to_string(),
         method: "START".into(),
         path: "/".into(),

@@ -5,6 +5,7 @@
 use muster_types::event::{Event, EventType};
 use muster_types::ids::IssuerId;
 use muster_types::issuer::{IssuerRecord, IssuerState, IssuerTerms, check_field, check_name};
+use muster_types::namespace::SYSTEM;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::{Error, Result};
 use serde_json::{Map, Value};
@@ -34,8 +35,12 @@ impl IssuerRequest {
             audience: check_field("audience", self.audience.as_ref())?,
         };
         let uri = reqwest::Url::parse(&terms.jwks_uri);
-        if !uri.is_ok_and(|uri| uri.scheme() == "https" && uri.has_host()) {
+        let Some(uri) = uri.ok().filter(|uri| uri.scheme() == "https" && uri.has_host()) else {
             return Err(Error::Invalid("jwks_uri must be https".into()));
+        };
+        // It is shown to many, and nobody hides what is published.
+        if !uri.username().is_empty() || uri.password().is_some() {
+            return Err(Error::Invalid("jwks_uri must not contain credentials".into()));
         }
         Ok(terms)
     }
@@ -73,13 +78,10 @@ pub async fn create(
         let replaced = issuers::deleted_of_name(&mut *tx, name).await?;
         Ok((issuers::insert(tx, name, &terms).await?, replaced))
     })?;
-    app.record(
-        caller,
-        told(caller, EventType::Audit, row.id, "db record created", &terms).with("name", name),
-    );
+    app.record(caller, told(caller, EventType::Audit, &row, "db record created"));
     if let Some(old) = replaced {
         let event = Event::audit(object(row.id), "replaced a deleted issuer of the same name");
-        app.record(caller, caller_event(caller, event).with("replaced", old.id.to_string()));
+        app.record(caller, by(caller, &row, event).with("replaced", old.id.to_string()));
     }
     Ok(record(row))
 }
@@ -96,8 +98,7 @@ pub async fn update(app: &App, caller: &Caller, name: &str, request: &IssuerRequ
         row.terms = terms.clone();
         Ok(row)
     })?;
-    let message = "updated trusted issuer configuration";
-    app.record(caller, told(caller, EventType::Mutate, row.id, message, &terms));
+    app.record(caller, told(caller, EventType::Mutate, &row, "updated trusted issuer configuration"));
     Ok(record(row))
 }
 
@@ -112,7 +113,7 @@ pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<IssuerReco
         Ok(row)
     })?;
     let event = Event::audit(object(row.id), "delete issuer request from REST API");
-    app.record(caller, caller_event(caller, event).with("name", name));
+    app.record(caller, by(caller, &row, event));
     Ok(record(row))
 }
 
@@ -134,9 +135,15 @@ fn object(id: IssuerId) -> ObjectRef {
     ObjectRef::new(ObjectType::Issuer, id)
 }
 
+/// An event with who did it. `system`, whose business issuers are, remembers it when the issuer is gone.
+fn by(caller: &Caller, row: &IssuerRow, event: Event) -> Event {
+    caller_event(caller, event).also(ObjectRef::namespace(SYSTEM)).with("name", row.name.clone())
+}
+
 /// An event with the terms and who set them.
-fn told(caller: &Caller, event_type: EventType, id: IssuerId, message: &str, terms: &IssuerTerms) -> Event {
-    caller_event(caller, Event::new(event_type, object(id), message))
+fn told(caller: &Caller, event_type: EventType, row: &IssuerRow, message: &str) -> Event {
+    let terms = &row.terms;
+    by(caller, row, Event::new(event_type, object(row.id), message))
         .with("issuer_url", terms.issuer_url.clone())
         .with("jwks_uri", terms.jwks_uri.clone())
         .with("audience", terms.audience.clone())
@@ -176,6 +183,10 @@ mod tests {
             ["http://host/keys", "host/keys", "file:///etc/passwd", "https:", "https://", "httpss://host"]
         {
             assert_eq!(with_keys_at(uri).unwrap_err().to_string(), "jwks_uri must be https", "{uri}");
+        }
+        for uri in ["https://user@host/keys", "https://:secret@host", "https://user:secret@host"] {
+            let refused = with_keys_at(uri).unwrap_err().to_string();
+            assert_eq!(refused, "jwks_uri must not contain credentials", "{uri}");
         }
     }
 }

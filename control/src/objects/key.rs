@@ -10,9 +10,10 @@ use serde_json::Value;
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::auth::access::require_namespace;
+use crate::auth::access::{held_in, require_namespace};
+use crate::auth::scopes;
 use crate::auth::secrets::Secrets;
-use crate::store::keys::{NewKey, Put};
+use crate::store::keys::{NewKey, Put, StoredSecret};
 use crate::store::{Store, StoreError, keys, namespaces, transaction};
 
 /// Seconds that a key between nodes lives.
@@ -165,6 +166,19 @@ fn requested(app: &App, caller: &Caller, namespace: &str, message: &str, name: O
     app.record(caller, Event::audit(ObjectRef::namespace(namespace), message).with("key", name));
 }
 
+/// A key that a caller makes can do no more than the caller, and one made with a key that was given for an identity token
+/// ends with it.
+pub(crate) fn made_by(
+    caller: &Caller,
+    secret: StoredSecret,
+    expiry: Option<f64>,
+    held: Option<Vec<String>>,
+) -> NewKey {
+    let expiry = caller.minted.as_ref().map_or(expiry, |minted| minted.end(expiry));
+    let provenance = caller.minted.as_ref().map(|minted| minted.provenance.clone());
+    NewKey { secret, expiry, scopes: held, provenance }
+}
+
 async fn write(
     app: &App,
     caller: &Caller,
@@ -174,15 +188,20 @@ async fn write(
     expiry: Option<f64>,
 ) -> Result<()> {
     let secret = app.secrets.seal(namespace, secret).await?;
-    // A scoped caller cannot make a key that may do more than itself.
-    let new = NewKey { secret, expiry, scopes: caller.scopes.clone(), provenance: None };
+    let held = held_in(&*app.store, caller, namespace).await?;
+    let new = made_by(caller, secret, expiry, held);
     let put = transaction!(app.store, |tx| {
         if !namespaces::hold(tx, namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
+        let before = keys::scopes(&mut *tx, namespace, name).await?;
+        if before.is_some_and(|before| !scopes::cover(new.scopes.as_deref(), before.as_deref())) {
+            let text = "a key cannot be replaced by a token that is scoped for less";
+            return Err(Error::Forbidden(text.into()).into());
+        }
         Ok(keys::put(tx, namespace, name, &new).await?)
     })?;
-    app.record(caller, written(put, namespace, name).with("expiry", expiry));
+    app.record(caller, written(put, namespace, name).with("expiry", new.expiry));
     Ok(())
 }
 

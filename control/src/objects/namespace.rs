@@ -15,10 +15,9 @@ use crate::auth::Caller;
 use crate::auth::access::require_namespace;
 use crate::objects::artifact;
 use crate::objects::instance::delete;
-use crate::objects::key::{KeyRequest, written};
+use crate::objects::key::{KeyRequest, made_by, written};
 use crate::objects::network::enqueue_delete;
 use crate::operations::{Order, delete_namespace};
-use crate::store::keys::NewKey;
 use crate::store::namespaces::NamespaceRow;
 use crate::store::{
     Read, StoreError, artifacts, claims, instances, keys, metadata, namespaces, networks, transaction,
@@ -41,7 +40,7 @@ pub async fn create(
     let sealed = if first_key.name.is_some() {
         let (key_name, secret) = first_key.check_supplied()?;
         let secret = app.secrets.seal(name, &secret).await?;
-        Some((key_name, NewKey { secret, expiry: None, scopes: caller.scopes.clone(), provenance: None }))
+        Some((key_name, made_by(caller, secret, None, caller.scopes.clone())))
     } else {
         None
     };

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::auth::access::require_namespace;
+use crate::auth::access::{held_in, require_namespace};
 use crate::auth::scopes;
 use crate::objects::namespace::caller_event;
 use crate::store::rules::RuleRow;
@@ -36,13 +36,13 @@ pub struct RuleRequest {
 
 impl RuleRequest {
     /// The terms, if they are possible and the caller may give what they give.
-    async fn check(&self, app: &App, caller: &Caller) -> Result<RuleTerms> {
+    async fn check(&self, app: &App, caller: &Caller, namespace: &str) -> Result<RuleTerms> {
         let (Some(issuer), Some(bound_claims), Some(scopes), Some(key_ttl), Some(key_name_prefix)) =
             (&self.issuer, &self.bound_claims, &self.scopes, &self.key_ttl, &self.key_name_prefix)
         else {
             return Err(self.missing());
         };
-        require_held(caller, scopes)?;
+        require_held(held_in(&*app.store, caller, namespace).await?.as_deref(), scopes)?;
         let issuer = check_issuer(issuer)?;
         // Not part of the transaction: an issuer may go at any time, and its rules stay.
         if issuers::by_name(&*app.store, &issuer).await?.is_none() {
@@ -72,12 +72,11 @@ impl RuleRequest {
 }
 
 /// Refuses a rule whose keys could do what the caller itself cannot.
-fn require_held(caller: &Caller, wanted: &Value) -> Result<()> {
+fn require_held(held: Option<&[String]>, wanted: &Value) -> Result<()> {
     let wanted = wanted.as_array().into_iter().flatten().filter_map(Value::as_str);
     // Empty ones are no scopes, and are refused as such.
-    let mut excess: Vec<&str> = wanted
-        .filter(|scope| !scope.is_empty() && !scopes::grants(caller.scopes.as_deref(), scope))
-        .collect();
+    let mut excess: Vec<&str> =
+        wanted.filter(|scope| !scope.is_empty() && !scopes::grants(held, scope)).collect();
     if excess.is_empty() {
         return Ok(());
     }
@@ -116,7 +115,7 @@ pub async fn create(
     let event = Event::audit(ObjectRef::namespace(namespace), "create mapping rule request from REST API");
     app.record(caller, event.with("rule", asked));
     let name = check_name(name)?;
-    let terms = request.check(app, caller).await?;
+    let terms = request.check(app, caller, namespace).await?;
     let row = transaction!(app.store, |tx| {
         if !namespaces::hold(tx, namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
@@ -142,7 +141,7 @@ pub async fn update(
     request: &RuleRequest,
 ) -> Result<RuleRecord> {
     require_namespace(&*app.store, caller, namespace).await?;
-    let terms = request.check(app, caller).await?;
+    let terms = request.check(app, caller, namespace).await?;
     let row = transaction!(app.store, |tx| {
         let mut row = rules::by_name(&mut *tx, namespace, name).await?.ok_or_else(absent)?;
         if !rules::update(tx, row.id, &terms).await? {
@@ -168,7 +167,7 @@ pub async fn delete(app: &App, caller: &Caller, namespace: &str, name: &str) -> 
         Ok(row)
     })?;
     let event = Event::audit(object(row.id), "delete mapping rule request from REST API");
-    app.record(caller, by(caller, event));
+    app.record(caller, by(caller, &row, event));
     Ok(record(row))
 }
 
@@ -180,15 +179,19 @@ fn object(id: RuleId) -> ObjectRef {
     ObjectRef::new(ObjectType::Rule, id)
 }
 
-/// An event with who did it: a rule may be the work of a namespace that is trusted.
-fn by(caller: &Caller, event: Event) -> Event {
-    caller_event(caller, event).with("caller-namespace", caller.namespace.clone())
+/// An event with who did it: a rule may be the work of a namespace that is trusted. Its namespace remembers it when the
+/// rule is gone.
+fn by(caller: &Caller, row: &RuleRow, event: Event) -> Event {
+    caller_event(caller, event)
+        .also(ObjectRef::namespace(&row.namespace))
+        .with("rule", row.name.clone())
+        .with("caller-namespace", caller.namespace.clone())
 }
 
 /// An event with the terms and who set them.
 fn told(caller: &Caller, event_type: EventType, row: &RuleRow, message: &str) -> Event {
     let terms = &row.terms;
-    by(caller, Event::new(event_type, object(row.id), message))
+    by(caller, row, Event::new(event_type, object(row.id), message))
         .with("issuer", terms.issuer.clone())
         .with("bound_claims", json!(terms.bound_claims))
         .with("scopes", json!(terms.scopes))
@@ -207,7 +210,7 @@ fn warn_of_system(app: &App, caller: &Caller, row: &RuleRow) {
         .with("issuer", issuer.clone())
         .with("bound_claims", json!(row.terms.bound_claims))
         .with("scopes", json!(row.terms.scopes));
-    app.record(caller, by(caller, event));
+    app.record(caller, by(caller, row, event));
 }
 
 fn record(row: RuleRow) -> RuleRecord {

@@ -7,11 +7,12 @@ use muster_types::{Error, Result};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::auth::access::require_namespace;
+use crate::auth::access::{held_in, require_namespace};
 use crate::objects::namespace;
-use crate::store::{StoreError, namespaces, transaction, trusts};
+use crate::store::{namespaces, transaction, trusts};
 
-/// Lets `other` read what belongs to `name`, and create there. Doing it again changes nothing.
+/// Lets `other` read what belongs to `name`, and create there. Keys that it makes there can do no more than the caller,
+/// who might otherwise get around its scopes.
 pub async fn add(app: &App, caller: &Caller, name: &str, other: &str) -> Result<NamespaceRecord> {
     require_namespace(&*app.store, caller, name).await?;
     check_name(other)
@@ -22,14 +23,12 @@ pub async fn add(app: &App, caller: &Caller, name: &str, other: &str) -> Result<
             .with("external_namespace", other),
     );
     if other != SYSTEM {
+        let held = held_in(&*app.store, caller, name).await?;
         transaction!(app.store, |tx| {
             if !namespaces::hold(tx, name, NamespaceState::Created).await? {
                 return Err(Error::not_found("namespace").into());
             }
-            match trusts::insert(tx, name, other).await {
-                Ok(()) | Err(StoreError::Duplicate(_)) => Ok(()),
-                Err(error) => Err(error.into()),
-            }
+            Ok(trusts::put(tx, name, other, held.as_deref()).await?)
         })?;
     }
     namespace::record(app, name).await

@@ -151,7 +151,7 @@ on_both_engines! {
         let named = async |name: &str, namespace: Option<&str>| instances::by_name(&*store, name, namespace).await.unwrap().len();
         assert_eq!((named("www", Some("alpha")).await, named("www", Some("beta")).await), (2, 1));
         assert_eq!((named("www", None).await, named("WWW", None).await), (2, 0), "two are enough to know that they are many");
-        transaction!(store, |tx| { Ok(trusts::insert(tx, "beta", "alpha").await?) }).unwrap();
+        transaction!(store, |tx| { Ok(trusts::put(tx, "beta", "alpha", None).await?) }).unwrap();
         assert_eq!(instances::by_name_trusting(&*store, "db", "alpha").await.unwrap()[0].id, other.id);
         assert!(instances::by_name_trusting(&*store, "www", "beta").await.unwrap().is_empty());
         let page = async |seen_by: Option<&str>, all, after, limit| {

@@ -53,6 +53,8 @@ pub struct Credential {
 pub struct CredentialKey {
     pub nonce: String,
     pub expiry: Option<f64>,
+    /// What an exchange wrote of where it is from.
+    pub provenance: Option<serde_json::Value>,
 }
 
 const LIVE: &str = "state = 'created' AND (expiry IS NULL OR expiry > ?)";
@@ -65,14 +67,14 @@ pub async fn credential(
 ) -> Result<Option<Credential>, StoreError> {
     let row = store
         .query_one(
-            "SELECT n.state, k.nonce, k.expiry FROM namespaces n LEFT JOIN namespace_keys k \
+            "SELECT n.state, k.nonce, k.expiry, k.provenance FROM namespaces n LEFT JOIN namespace_keys k \
              ON k.namespace = n.name AND k.name = ? AND k.state = 'created' WHERE n.name = ?",
             params![name, namespace],
         )
         .await?;
     row.map(|row| {
         let key = match row.get::<Option<String>>(1)? {
-            Some(nonce) => Some(CredentialKey { nonce, expiry: row.get(2)? }),
+            Some(nonce) => Some(CredentialKey { nonce, expiry: row.get(2)?, provenance: row.json_opt(3)? }),
             None => None,
         };
         Ok(Credential { namespace_state: row.parse(0)?, key })
@@ -116,6 +118,17 @@ pub async fn find(mut db: impl Read, namespace: &str, name: &str) -> Result<Opti
     let sql = format!("SELECT uuid FROM namespace_keys WHERE namespace = ? AND name = ? AND {LIVE}");
     let rows = db.rows(&sql, params![namespace, name, now()]).await?;
     rows.first().map(|row| row.parse(0)).transpose()
+}
+
+/// What a live key may be used for, if there is one: `None` inside is everything.
+pub async fn scopes(
+    mut db: impl Read,
+    namespace: &str,
+    name: &str,
+) -> Result<Option<Option<Vec<String>>>, StoreError> {
+    let sql = format!("SELECT scopes FROM namespace_keys WHERE namespace = ? AND name = ? AND {LIVE}");
+    let rows = db.rows(&sql, params![namespace, name, now()]).await?;
+    rows.first().map(|row| row.json_opt(0)).transpose()
 }
 
 /// Whether a write made a key or replaced one.

@@ -157,8 +157,8 @@ on_both_engines! {
             for name in ["a", "b", "c", "d"] {
                 namespaces::insert(tx, name).await?;
             }
-            trusts::insert(tx, "c", "b").await?;
-            trusts::insert(tx, "c", "zz").await?;
+            trusts::put(tx, "c", "b", None).await?;
+            trusts::put(tx, "c", "zz", None).await?;
             Ok(())
         }).unwrap();
         let names = |rows: Vec<namespaces::NamespaceRow>| rows.into_iter().map(|r| r.name).collect::<Vec<_>>();
@@ -171,7 +171,7 @@ on_both_engines! {
         assert_eq!(trusts::range(&*store, "a", "d").await.unwrap().len(), 2);
         transaction!(store, |tx| { Ok(trusts::remove_naming(tx, "b").await?) }).unwrap();
         assert_eq!(trusts::range(&*store, "c", "c").await.unwrap(), [("c".into(), "zz".into())]);
-        transaction!(store, |tx| { trusts::insert(tx, "c", "d").await?; Ok(trusts::remove(tx, "c", "d").await?) }).unwrap();
+        transaction!(store, |tx| { trusts::put(tx, "c", "d", None).await?; Ok(trusts::remove(tx, "c", "d").await?) }).unwrap();
         transaction!(store, |tx| { Ok(trusts::remove_of(tx, "c").await?) }).unwrap();
         assert!(trusts::range(&*store, "a", "d").await.unwrap().is_empty());
     }
@@ -495,7 +495,7 @@ async fn a_cluster_moves_from_sqlite_to_mariadb_and_back_whole() {
             namespaces::insert(tx, &format!("ns-{n}")).await?;
         }
         keys::put(tx, "ns-1", "k", &key(7, Some(1e10 + 0.1))).await?;
-        trusts::insert(tx, "ns-1", "ns-2").await?;
+        trusts::put(tx, "ns-1", "ns-2", None).await?;
         metadata::set(tx, ObjectType::Namespace, "ns-1", "ключ", &json!("\u{1f600}")).await?;
         Ok(operations::insert(tx, &operation("ns-1", vec![])).await?)
     })

@@ -19,7 +19,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 /// How long anyone would wait for a guest that is emulated on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
 
 /// A node with a disk that has the small guest. Everything ends with it.
 pub(crate) struct World {

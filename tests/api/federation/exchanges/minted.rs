@@ -65,6 +65,35 @@ async fn every_exchange_makes_a_key_of_its_own() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_it_makes_ends_with_it() {
+    let world = World::new().await;
+    world.add_rule("keys", &json!({"scopes": ["*"]})).await;
+    let minted = world.exchange_by(&world.token(), "ci", "keys").await.body;
+    let end = world.column("expiry", &minted).await;
+    let token = world.log_in(&minted).await;
+    let far = muster_types::time::now() + 1e6;
+    let make = async |token: &str, body: Value| -> Value {
+        let answer = post(&world.cluster, token, "/auth/namespaces/ci/keys", body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text);
+        with(&answer.body, &json!({"namespace": "ci"}))
+    };
+    let made = make(&token, json!({"key_name": "first"})).await;
+    let next = world.log_in(&made).await;
+    make(&next, json!({"key_name": "second", "expiry": far})).await;
+    // Nor does it live longer by its own name.
+    make(&next, json!({"key_name": minted["key_name"]})).await;
+    for name in [json!("first"), json!("second"), minted["key_name"].clone()] {
+        let key = json!({"key_name": name});
+        assert_eq!(world.column("expiry", &key).await, end, "{name}");
+        let provenance: Value = serde_json::from_str(&world.column("provenance", &key).await).unwrap();
+        assert_eq!(provenance["rule_name"], "keys", "{name}");
+    }
+    make(&world.admin, json!({"key_name": "own"})).await;
+    let sql = "SELECT 1 FROM namespace_keys WHERE name = 'own' AND expiry IS NULL AND provenance IS NULL";
+    assert_eq!(world.cluster.app.store.query(sql, &[]).await.unwrap().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_key_ends_with_the_time_that_the_rule_gives_it() {
     let world = World::new().await;
     world.add_rule("short", &json!({"key_ttl": 3})).await;
