@@ -1,11 +1,11 @@
 //! What is refused, and with which words.
 
-use muster_control::objects::key::log_in;
 use muster_types::ids::BlobId;
 
 use super::*;
 use crate::harness::caller;
 use crate::instances::{settled, small};
+use crate::scopes::scoped;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_field_that_is_wrong_is_named() {
@@ -195,12 +195,7 @@ async fn operations_are_found_by_those_who_see_the_instance() {
 #[tokio::test(flavor = "multi_thread")]
 async fn commands_need_a_scope_of_their_own() {
     let world = World::new(&[]).await;
-    let token = async |scopes: &[&str]| {
-        let mut scoped = caller();
-        scoped.scopes = Some(scopes.iter().map(|scope| (*scope).to_owned()).collect());
-        let secret = world.cluster.key(&scoped, "ci", "scoped").await;
-        log_in(&world.cluster.app, "ci", &secret, "r").await.unwrap()
-    };
+    let token = async |scopes: &[&str]| scoped(&world.cluster, "ci", scopes).await;
     let run = format!("/instances/{}/agent/execute", world.instance);
     let file = format!("/instances/{}/agent/get", world.instance);
     let (line, path) = (json!({"command_line": "true"}), json!({"path": "/etc/hostname"}));

@@ -15,8 +15,9 @@ use muster_types::ids::InstanceId;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Cluster, caller, wait_for};
+use crate::harness::{Answer, Cluster, wait_for};
 use crate::networks::{cluster, get, network, post};
+use crate::scopes::scoped;
 
 /// The body that creates a small instance with a blank disk, and whatever else is wanted.
 pub(crate) fn small(name: &str, more: &Value) -> Value {
@@ -320,10 +321,7 @@ async fn metadata_that_the_scheduler_reads_must_make_sense_to_it() {
 async fn the_viewers_scope_is_not_enough_to_change_anything() {
     let (cluster, token) = cluster(&[]).await;
     let record = create(&cluster, &token, "www", &json!({})).await;
-    let mut scoped = caller();
-    scoped.scopes = Some(vec!["instance.read".into()]);
-    let secret = cluster.key(&scoped, "ci", "scoped").await;
-    let reader = muster_control::objects::key::log_in(&cluster.app, "ci", &secret, "r").await.unwrap();
+    let reader = scoped(&cluster, "ci", &["instance.read"]).await;
     assert_eq!(get(&cluster, &reader, &path(&record, "")).await.status, 200);
     let refused = act(&cluster, &reader, &record, "poweroff").await;
     assert_eq!(refusal(&refused), (403, "token is not scoped for this operation"));
