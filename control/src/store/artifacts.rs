@@ -2,12 +2,11 @@
 
 use std::collections::HashSet;
 
-use aws_lc_rs::digest;
 use muster_types::artifact::{ArtifactState, ArtifactType};
 use muster_types::ids::{ArtifactId, OperationId};
 use muster_types::time::now;
 
-use super::{Read, Row, StoreError, Tx, Value, marks, params};
+use super::{Read, Row, StoreError, Tx, Value, marks, params, sha256};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct ArtifactRow {
@@ -78,9 +77,7 @@ async fn rows(mut db: impl Read, tail: &str, values: &[Value]) -> Result<Vec<Art
 
 /// Stands for what there is one artifact of: sources may be longer than a key.
 fn source_key(namespace: &str, artifact_type: ArtifactType, source_url: &str) -> String {
-    let text = format!("{namespace}/{artifact_type}/{source_url}");
-    let hash = digest::digest(&digest::SHA256, text.as_bytes());
-    hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+    sha256(&format!("{namespace}/{artifact_type}/{source_url}"))
 }
 
 pub async fn get(db: impl Read, id: ArtifactId) -> Result<Option<ArtifactRow>, StoreError> {

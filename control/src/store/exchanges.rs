@@ -1,9 +1,8 @@
 //! Rows of exchanges: how often somebody tried within a minute, and which tokens a rule has taken.
 
-use aws_lc_rs::digest;
 use muster_types::ids::RuleId;
 
-use super::{Read, StoreError, Tx, params};
+use super::{Read, StoreError, Tx, params, sha256};
 
 /// How often `source` has tried in a minute so far.
 pub async fn attempts(mut db: impl Read, source: &str, minute: i64) -> Result<i64, StoreError> {
@@ -28,15 +27,6 @@ pub async fn count_attempt(tx: &mut Tx, source: &str, minute: i64) -> Result<i64
     }
 }
 
-/// Stands for a token of an issuer: what names it may be longer than a key.
-fn token_key(issuer_url: &str, token_id: &str) -> String {
-    let mut context = digest::Context::new(&digest::SHA256);
-    for part in [issuer_url, "\n", token_id] {
-        context.update(part.as_bytes());
-    }
-    context.finish().as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// Takes a token for a rule, unless the rule has had it. Says whether it is taken now.
 pub async fn take_token(
     tx: &mut Tx,
@@ -46,7 +36,9 @@ pub async fn take_token(
     expires: f64,
 ) -> Result<bool, StoreError> {
     let sql = "INSERT INTO exchanged_tokens (rule, token, expires) VALUES (?, ?, ?)";
-    match tx.execute(sql, params![rule, token_key(issuer_url, token_id), expires]).await {
+    // What names a token may be longer than a key.
+    let token = sha256(&format!("{issuer_url}\n{token_id}"));
+    match tx.execute(sql, params![rule, token, expires]).await {
         Ok(_) => Ok(true),
         Err(StoreError::Duplicate(_)) => Ok(false),
         Err(error) => Err(error),

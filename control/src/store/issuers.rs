@@ -1,11 +1,10 @@
 //! Rows of trusted issuers. Live ones have a name and a URL that no other live one has.
 
-use aws_lc_rs::digest;
 use muster_types::ids::IssuerId;
 use muster_types::issuer::{IssuerState, IssuerTerms};
 use muster_types::time::now;
 
-use super::{Read, Row, StoreError, Tx, Value, params};
+use super::{Read, Row, StoreError, Tx, Value, params, sha256};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IssuerRow {
@@ -29,12 +28,6 @@ async fn rows(mut db: impl Read, tail: &str, values: &[Value]) -> Result<Vec<Iss
     db.rows(&sql, values).await?.iter().map(IssuerRow::read).collect()
 }
 
-/// Stands for a URL, which may be longer than a key.
-fn url_key(url: &str) -> String {
-    let hash = digest::digest(&digest::SHA256, url.as_bytes());
-    hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 /// The live issuers, by name.
 pub async fn list(db: impl Read) -> Result<Vec<IssuerRow>, StoreError> {
     rows(db, "state = 'created' ORDER BY name", &[]).await
@@ -47,7 +40,7 @@ pub async fn by_name(db: impl Read, name: &str) -> Result<Option<IssuerRow>, Sto
 
 /// The live issuer of a URL.
 pub async fn by_url(db: impl Read, url: &str) -> Result<Option<IssuerRow>, StoreError> {
-    Ok(rows(db, "live_url = ?", params![url_key(url)]).await?.pop())
+    Ok(rows(db, "live_url = ?", params![sha256(url)]).await?.pop())
 }
 
 /// The issuer of a name that was deleted last and is not removed yet.
@@ -76,7 +69,7 @@ pub async fn insert(tx: &mut Tx, name: &str, terms: &IssuerTerms) -> Result<Issu
             name,
             IssuerState::Created,
             &terms.issuer_url,
-            url_key(&terms.issuer_url),
+            sha256(&terms.issuer_url),
             &terms.jwks_uri,
             &terms.audience,
             time,
@@ -96,7 +89,7 @@ pub async fn update(tx: &mut Tx, id: IssuerId, terms: &IssuerTerms) -> Result<bo
              WHERE uuid = ? AND state = 'created'",
             params![
                 &terms.issuer_url,
-                url_key(&terms.issuer_url),
+                sha256(&terms.issuer_url),
                 &terms.jwks_uri,
                 &terms.audience,
                 id

@@ -55,6 +55,7 @@ pub mod values;
 use std::path::Path;
 use std::time::Duration;
 
+use aws_lc_rs::digest;
 use muster_types::Error;
 
 /// A value on its way into or out of the database.
@@ -178,6 +179,12 @@ pub(crate) use params;
 /// Question marks for so many values of a list.
 fn marks(count: usize) -> String {
     vec!["?"; count].join(", ")
+}
+
+/// Stands for a text that may be longer than a key.
+pub(crate) fn sha256(text: &str) -> String {
+    let hash = digest::digest(&digest::SHA256, text.as_bytes());
+    hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// One row of an answer.

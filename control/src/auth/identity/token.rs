@@ -3,7 +3,6 @@
 
 use std::fmt;
 
-use aws_lc_rs::digest;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
 use muster_types::issuer::IssuerTerms;
@@ -12,6 +11,7 @@ use serde_json::{Map, Value};
 
 use super::Identity;
 use super::signature::Algorithm;
+use crate::store::sha256;
 
 /// Longest `jti` that names a token, in characters.
 const LONGEST_ID: usize = 128;
@@ -79,7 +79,7 @@ impl<'a> Token<'a> {
         let own_id = self.claims.get("jti").and_then(Value::as_str);
         let own_id = own_id.filter(|id| (1..=LONGEST_ID).contains(&id.chars().count()));
         // Without the signature, which may be written in several ways.
-        let token_id = own_id.map_or_else(|| format!("sha256:{}", hash(self.signed)), str::to_owned);
+        let token_id = own_id.map_or_else(|| format!("sha256:{}", sha256(self.signed)), str::to_owned);
         // Nothing that was checked expires never.
         let expires = self.expires().unwrap_or(0.0);
         Identity { claims: self.claims, expires, token_id }
@@ -115,11 +115,6 @@ fn is_for(audience: &Value, wanted: &str) -> bool {
         }
         _ => false,
     }
-}
-
-fn hash(text: &str) -> String {
-    let hash = digest::digest(&digest::SHA256, text.as_bytes());
-    hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// An object with each member once: of two, somebody else might read the other one.

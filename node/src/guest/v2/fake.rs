@@ -88,16 +88,6 @@ impl Host {
         let path = folder.path().join("agent");
         let agent = Arc::new(Behaviour::default());
         let listener = listen(&agent, path.clone());
-        Self::keep(path, folder, agent, listener)
-    }
-
-    /// With another agent, which listens there.
-    pub(super) fn with(path: PathBuf) -> Self {
-        let nobody = tokio::spawn(async {}).abort_handle();
-        Self::keep(path, tempfile::tempdir().unwrap(), Arc::default(), nobody)
-    }
-
-    fn keep(path: PathBuf, folder: tempfile::TempDir, agent: Arc<Behaviour>, listener: AbortHandle) -> Self {
         let teller = Teller::default();
         let changes = teller.listen();
         let guest = Arc::new(Guest::new(InstanceId::new(), teller));

@@ -426,36 +426,3 @@ async fn a_file_whose_parts_do_not_fit_fails() {
     let failed = next(&mut stream).await.unwrap();
     assert!(matches!(failed, Err(Error::Unavailable(_))), "{failed:?}");
 }
-
-/// What the fake one is like.
-#[tokio::test]
-#[ignore = "needs an agent of protocol 2 that listens on the socket AGENT2_SOCKET of this host"]
-async fn a_real_agent_answers() {
-    let path = std::env::var_os("AGENT2_SOCKET").unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let mut host = Host::with(path.into());
-    host.wait_for(|report| !matches!(report.state, AgentState::NoContact | AgentState::Startup)).await;
-    let report = host.guest.report();
-    assert!(report.version.is_some() && report.boot.is_some(), "{report:?}");
-    let agent = host.guest.speaker().unwrap();
-    let execute = async |line: &str| agent.execute(&command(line)).await;
-    assert_eq!(execute("X=1; echo 'a b' $X; (echo c >&2); exit 3").await, Ok(here(3, "a b 1\n", "c\n")));
-    assert_eq!(execute("no-such-program-here").await.unwrap().return_code, 127);
-    assert_eq!(execute("sleep 5; echo done").await, Ok(here(0, "done\n", "")));
-    let large = execute("head -c 5000000 /dev/zero").await.unwrap();
-    assert!(matches!(large.stdout, Output::Here(bytes) if bytes.len() == 5_000_000));
-    let bytes: Vec<u8> = (0..50_000_000_u32).map(|number| (number / 7) as u8).collect();
-    for (name, size) in [("large", 50_000_000), ("small", 1), ("empty", 0)] {
-        let path = folder.path().join(name);
-        let path = path.to_str().unwrap();
-        agent.put(path, size as u64, None, given(&bytes[..size], 1 << 20)).await.unwrap();
-        assert!(std::fs::read(path).unwrap() == bytes[..size], "{name} is another one");
-        agent.change_mode(path, 0o600).await.unwrap();
-        let (facts, stream) = agent.get(path).await.unwrap();
-        assert_eq!((facts.size, facts.mode), (size as u64, 0o100_600));
-        assert!(all(stream).await.unwrap() == bytes[..size], "{name} came out another one");
-    }
-    assert_eq!(refused(&agent, "/no/such/file").await, "file not found");
-    assert!(matches!(agent.put("/no/such/file", 1, None, given(b"x", 1)).await, Err(GuestError::Refused(_))));
-    assert!(agent.facts().await.unwrap()["mounts"].as_array().is_some_and(|mounts| !mounts.is_empty()));
-}
