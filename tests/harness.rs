@@ -265,7 +265,7 @@ impl Cluster {
     }
 
     /// The machines that the nodes have something of.
-    pub(crate) fn machines(&self) -> Vec<InstanceId> {
+    pub(crate) fn vms(&self) -> Vec<InstanceId> {
         let mut ids = self.node.machine_ids();
         ids.extend(self.other.machine_ids());
         ids
@@ -359,7 +359,7 @@ fn seed() -> Secret {
 fn reconcilers(app: &Arc<App>, stop: &watch::Sender<bool>) -> Vec<JoinHandle<()>> {
     vec![
         tokio::spawn(reconcile::networks::run(Arc::clone(app), stop.subscribe())),
-        tokio::spawn(reconcile::machines::run(Arc::clone(app), stop.subscribe())),
+        tokio::spawn(reconcile::vms::run(Arc::clone(app), stop.subscribe())),
         tokio::spawn(reconcile::agents::run(Arc::clone(app), stop.subscribe())),
         tokio::spawn(reconcile::agent_operations::run(Arc::clone(app), stop.subscribe())),
     ]

@@ -24,7 +24,7 @@ const MEMORY_MB: u64 = 128;
 const SINGLE: usize = 15;
 const AT_ONCE: usize = 10;
 const ROUNDS: usize = 3;
-/// Guests that idle, and how many boot at a time.
+/// GuestApi that idle, and how many boot at a time.
 const GUESTS: usize = 30;
 const BOOTING: usize = 3;
 const IDLE: Duration = Duration::from_secs(20);

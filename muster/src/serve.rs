@@ -221,7 +221,7 @@ impl Daemon {
             working: vec![
                 run("operations", Box::pin(operations::run(Arc::clone(&app), stop_work.subscribe()))),
                 run("storage", Box::pin(reconcile::storage::run(Arc::clone(&app), stop_work.subscribe()))),
-                run("machines", Box::pin(reconcile::machines::run(Arc::clone(&app), stop_work.subscribe()))),
+                run("machines", Box::pin(reconcile::vms::run(Arc::clone(&app), stop_work.subscribe()))),
                 run("agents", Box::pin(reconcile::agents::run(Arc::clone(&app), stop_work.subscribe()))),
                 run(
                     "agent operations",
@@ -237,7 +237,7 @@ impl Daemon {
                 run("health", Box::pin(health::watch(Arc::clone(&app)))),
                 run("check-in", Box::pin(reconcile::checkin::run(Arc::clone(&app)))),
                 run("network usage", Box::pin(reconcile::network_usage::run(Arc::clone(&app)))),
-                run("instance usage", Box::pin(reconcile::machine_usage::run(Arc::clone(&app)))),
+                run("instance usage", Box::pin(reconcile::vm_usage::run(Arc::clone(&app)))),
                 tokio::spawn(metrics),
             ],
             draining: run("events", Box::pin(drainer.run(Arc::clone(&app.store), stop_drain.subscribe()))),

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 
 use futures_core::Stream;
 use muster_types::ids::InstanceId;
-use muster_types::machine::Changes;
+use muster_types::vm::ChangeStream;
 
 /// Where changes are told.
 #[derive(Debug, Clone, Default)]
@@ -45,7 +45,7 @@ impl Teller {
     }
 
     /// Listens from now on. Whoever listened before hears the end.
-    pub(crate) fn listen(&self) -> Changes {
+    pub(crate) fn listen(&self) -> ChangeStream {
         let mut state = self.state();
         state.listeners += 1;
         state.listening = true;
@@ -88,7 +88,7 @@ impl Drop for Listener {
 mod tests {
     use super::*;
 
-    async fn next(changes: &mut Changes) -> Option<InstanceId> {
+    async fn next(changes: &mut ChangeStream) -> Option<InstanceId> {
         std::future::poll_fn(|context| changes.as_mut().poll_next(context)).await
     }
 

@@ -8,10 +8,10 @@ mod host;
 mod image;
 mod limits;
 mod local;
-mod machine;
 mod network;
 mod sim;
 mod storage;
+mod vm;
 
 pub use local::LocalNode;
 pub use sim::{GuestScript, Script, SimulatedNode};

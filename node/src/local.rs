@@ -5,13 +5,13 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use muster_types::guest::Guests;
+use muster_types::guest::GuestApi;
 use muster_types::ids::NetworkId;
-use muster_types::machine::Machines;
-use muster_types::network::{NetworkCare, NetworkPlan, NetworkUsage, PingResult};
+use muster_types::network::{NetworkPlan, NetworkReport, NetworkUsage, PingResult};
 use muster_types::node::{FoundNetwork, Limit, NodeApi, NodeFuture, NodeIdentity, NodeReport};
 use muster_types::settings::Settings;
-use muster_types::storage::Storage;
+use muster_types::storage::StorageApi;
+use muster_types::vm::VmApi;
 use muster_types::{Error, Result};
 use serde_json::{Map, Value, json};
 use tokio::sync::{Semaphore, oneshot};
@@ -19,9 +19,9 @@ use tokio::sync::{Semaphore, oneshot};
 use crate::command::Commands;
 use crate::guest::{Contacts, LocalGuests};
 use crate::image::Images;
-use crate::machine::LocalMachines;
 use crate::network::{self, Networks};
 use crate::storage::FileStorage;
+use crate::vm::LocalMachines;
 use crate::{host, limits};
 
 /// How many pings run at the same time; the others wait.
@@ -211,9 +211,9 @@ impl NodeApi for LocalNode {
         })
     }
 
-    fn ensure_networks<'a>(&'a self, plans: &'a [NetworkPlan]) -> NodeFuture<'a, Vec<Result<NetworkCare>>> {
+    fn ensure_networks<'a>(&'a self, plans: &'a [NetworkPlan]) -> NodeFuture<'a, Vec<Result<NetworkReport>>> {
         if self.require_networks().is_err() {
-            let refusals = plans.iter().map(|_| self.require_networks().map(|()| NetworkCare::default()));
+            let refusals = plans.iter().map(|_| self.require_networks().map(|()| NetworkReport::default()));
             let refusals = refusals.collect();
             return Box::pin(async { Ok(refusals) });
         }
@@ -255,15 +255,15 @@ impl NodeApi for LocalNode {
         })
     }
 
-    fn storage(&self) -> &dyn Storage {
+    fn storage(&self) -> &dyn StorageApi {
         &*self.storage
     }
 
-    fn machines(&self) -> &dyn Machines {
+    fn vms(&self) -> &dyn VmApi {
         &self.machines
     }
 
-    fn guests(&self) -> &dyn Guests {
+    fn guests(&self) -> &dyn GuestApi {
         &self.guests
     }
 

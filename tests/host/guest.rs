@@ -1,4 +1,4 @@
-//! Guests: a namespace in place of a virtual machine.
+//! GuestApi: a namespace in place of a virtual machine.
 
 use std::net::Ipv4Addr;
 

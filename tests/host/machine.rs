@@ -1,4 +1,4 @@
-//! Machines on a switch, each with a daemon, and somebody outside who hangs on the last of them.
+//! VmApi on a switch, each with a daemon, and somebody outside who hangs on the last of them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -216,7 +216,7 @@ pub(crate) fn id(network: &Value) -> NetworkId {
     network["uuid"].as_str().unwrap().parse().unwrap()
 }
 
-/// Machines and the outside. The last machine is the network node.
+/// VmApi and the outside. The last machine is the network node.
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) machines: Vec<Machine>,

@@ -1,4 +1,4 @@
-//! Guests speak as themselves or not at all.
+//! GuestApi speak as themselves or not at all.
 
 use muster_testing::{Place, wait_for};
 use serde_json::json;

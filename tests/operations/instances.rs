@@ -144,7 +144,7 @@ impl Stage {
     /// Deletes everything else, and checks that nothing of anything is left.
     async fn assert_nothing_left(&self) {
         let (cluster, app) = (&self.cluster, &self.cluster.app);
-        assert!(cluster.machines().is_empty(), "{:?}", cluster.machines());
+        assert!(cluster.vms().is_empty(), "{:?}", cluster.vms());
         assert!(cluster.promised().await.values().all(|promised| *promised == (0, 0, 0)));
         for (table, condition) in [
             ("instance_ports", "1 = 1"),
@@ -343,7 +343,7 @@ async fn whatever_happens_to_instances_at_once_nothing_is_left_of_them() {
     stop.send_replace(true);
     workers.await.unwrap();
     stage.cluster.settle().await;
-    assert!(stage.cluster.machines().is_empty());
+    assert!(stage.cluster.vms().is_empty());
     assert!(stage.cluster.promised().await.values().all(|promised| *promised == (0, 0, 0)));
     for (table, condition) in [
         ("instance_ports", "1 = 1"),

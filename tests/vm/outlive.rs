@@ -1,4 +1,4 @@
-//! Guests do not notice what happens to daemons.
+//! GuestApi do not notice what happens to daemons.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Machines whose daemons offer the small guest, and everything that instances could leave behind on them.
+//! VmApi whose daemons offer the small guest, and everything that instances could leave behind on them.
 
 use std::path::{Path, PathBuf};
 

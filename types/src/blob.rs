@@ -85,7 +85,7 @@ words! {
 
 words! {
     /// How a content is packed.
-    Packing {
+    Compression {
         Gzip = "gzip",
         Xz = "xz",
     }
@@ -97,7 +97,7 @@ pub struct ImageFacts {
     pub format: ImageFormat,
     /// How the image was packed; nothing if it was not.
     #[serde(default)]
-    pub packing: Option<Packing>,
+    pub packing: Option<Compression>,
     /// Size of the disk that a guest sees, in bytes.
     pub virtual_size: u64,
     /// Further facts of a qcow2 image: `cluster_size`, `compat`, `compression type`, `extended l2`.
@@ -110,8 +110,8 @@ impl ImageFacts {
     #[must_use]
     pub fn mime_type(&self) -> &'static str {
         match (self.packing, self.format) {
-            (Some(Packing::Gzip), _) => "application/gzip",
-            (Some(Packing::Xz), _) => "application/x-xz",
+            (Some(Compression::Gzip), _) => "application/gzip",
+            (Some(Compression::Xz), _) => "application/x-xz",
             (None, ImageFormat::Raw) => "application/octet-stream",
             (None, ImageFormat::Qcow2) => "application/x-qemu-disk",
             (None, ImageFormat::Iso) => "application/x-iso9660-image",

@@ -1,4 +1,4 @@
-//! Guests: what the agent inside a machine says, and everything that the control plane may ask of it.
+//! GuestApi: what the agent inside a machine says, and everything that the control plane may ask of it.
 //!
 //! A guest is not trusted: whatever it sends harms nothing but what was asked of it.
 
@@ -12,9 +12,9 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::ids::{AgentOperationId, InstanceId};
-use crate::machine::Changes;
 use crate::object::words;
 use crate::storage::ByteStream;
+use crate::vm::ChangeStream;
 
 /// How the agent in a guest is.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -74,7 +74,7 @@ impl fmt::Display for AgentState {
 
 /// A command line for the shell of a guest. The same one twice is one command: the second call waits for the first.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Command {
+pub struct GuestCommand {
     /// The operation and the number of the command in it.
     pub key: CommandKey,
     pub line: String,
@@ -98,18 +98,18 @@ impl fmt::Display for CommandKey {
 
 /// A command that ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Executed {
+pub struct CommandResult {
     pub return_code: i32,
-    pub stdout: Output,
-    pub stderr: Output,
+    pub stdout: CommandOutput,
+    pub stderr: CommandOutput,
 }
 
 /// What a command wrote.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Output {
+pub enum CommandOutput {
     /// All of it.
     Here(Bytes),
-    /// The guest has it, for [`Guests::output`]. `cut` if the command wrote more than an agent keeps.
+    /// The guest has it, for [`GuestApi::output`]. `cut` if the command wrote more than an agent keeps.
     There { size: u64, cut: bool },
 }
 
@@ -123,7 +123,7 @@ words! {
 
 /// What a guest says of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct FileFacts {
+pub struct GuestFileInfo {
     pub mode: u32,
     pub size: u64,
     pub uid: u32,
@@ -164,9 +164,9 @@ pub type GuestFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, GuestError>>
 ///
 /// Several things may be asked of one guest at a time. Whoever drops a future or a stream gives it up: a transfer is
 /// ended and what it left in the guest is removed, but a command goes on until it is cancelled.
-pub trait Guests: Send + Sync {
+pub trait GuestApi: Send + Sync {
     /// Names a machine whenever the report of its guest may have changed, from now on. There is one listener at a time.
-    fn changes(&self) -> Changes;
+    fn changes(&self) -> ChangeStream;
 
     /// What is known of the guest of a machine; nothing if the machine is not on or has no way for an agent.
     fn report(&self, id: InstanceId) -> Option<GuestReport>;
@@ -175,8 +175,8 @@ pub trait Guests: Send + Sync {
     fn facts(&self, id: InstanceId) -> GuestFuture<'_, Map<String, Value>>;
 
     /// Runs a command line in the guest's shell and returns when it has ended, however long that takes. An agent that
-    /// remembers keeps the result until [`Guests::forget`].
-    fn execute<'a>(&'a self, id: InstanceId, command: &'a Command) -> GuestFuture<'a, Executed>;
+    /// remembers keeps the result until [`GuestApi::forget`].
+    fn execute<'a>(&'a self, id: InstanceId, command: &'a GuestCommand) -> GuestFuture<'a, CommandResult>;
 
     /// What a command wrote, from its first byte; of one that ended and is not forgotten.
     fn output(&self, id: InstanceId, key: CommandKey, name: OutputName) -> GuestFuture<'_, ByteStream>;
@@ -199,10 +199,10 @@ pub trait Guests: Send + Sync {
         data: ByteStream,
     ) -> GuestFuture<'a, ()>;
 
-    /// Changes the permissions of a file.
+    /// ChangeStream the permissions of a file.
     fn change_mode<'a>(&'a self, id: InstanceId, path: &'a str, mode: u32) -> GuestFuture<'a, ()>;
 
     /// Reads a file. The stream fails with [`crate::Error::Unavailable`] where this would be [`GuestError::Away`], and
     /// with [`crate::Error::Conflict`] where this would be [`GuestError::Refused`].
-    fn get<'a>(&'a self, id: InstanceId, path: &'a str) -> GuestFuture<'a, (FileFacts, ByteStream)>;
+    fn get<'a>(&'a self, id: InstanceId, path: &'a str) -> GuestFuture<'a, (GuestFileInfo, ByteStream)>;
 }

@@ -12,7 +12,7 @@ pub const PREFIX: &str = "sfk_";
 /// Name prefix of keys that the cluster makes for itself.
 pub const RESERVED_NAME: &str = "_service_key";
 /// Longest secret that a caller may choose, in characters.
-pub const LONGEST_SECRET: usize = 72;
+pub const MAX_SECRET_LENGTH: usize = 72;
 
 const ALPHABET: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
 const RANDOM: usize = 32;
@@ -60,8 +60,8 @@ impl Secret {
 
     /// Refuses a secret that a caller may not choose.
     pub fn check_supplied(&self) -> Result<()> {
-        if self.0.chars().count() > LONGEST_SECRET {
-            return Err(Error::TooLong(format!("keys cannot be longer than {LONGEST_SECRET} characters")));
+        if self.0.chars().count() > MAX_SECRET_LENGTH {
+            return Err(Error::TooLong(format!("keys cannot be longer than {MAX_SECRET_LENGTH} characters")));
         }
         if self.has_prefix() {
             return Err(Error::Invalid(format!(

@@ -14,7 +14,6 @@ pub mod instance;
 pub mod interface;
 pub mod issuer;
 pub mod key;
-pub mod machine;
 pub mod namespace;
 pub mod network;
 pub mod node;
@@ -26,5 +25,6 @@ pub mod spec;
 pub mod storage;
 pub mod time;
 pub mod upload;
+pub mod vm;
 
 pub use error::{Error, Result};

@@ -28,7 +28,7 @@ pub const FLOATING: NetworkId = NetworkId(FLOATING_UUID);
 const FLOATING_UUID: Uuid = uuid!("f10a7f10-a7f1-4a7f-a10a-7f10a7f10a7f");
 
 /// The largest number that tells VXLANs apart.
-pub const LARGEST_VXID: u32 = (1 << 24) - 1;
+pub const MAX_VXID: u32 = (1 << 24) - 1;
 /// What VXLAN adds to every frame.
 pub const VXLAN_OVERHEAD: u32 = 50;
 
@@ -128,18 +128,18 @@ pub struct NetworkPlan {
     /// The other nodes that take part.
     pub peers: Vec<Ipv4Addr>,
     /// The interfaces on this node.
-    pub ports: Vec<Port>,
+    pub ports: Vec<InterfacePlan>,
     /// Addresses that any interface of the network may use beside its own.
     pub routed: Vec<Ipv4Addr>,
     /// Whether frames from interfaces are checked for forged senders.
     pub check_senders: bool,
     /// Only on the network node.
-    pub router: Option<Router>,
+    pub router: Option<RouterPlan>,
 }
 
 /// An interface on a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Port {
+pub struct InterfacePlan {
     pub interface: InterfaceId,
     pub mac: MacAddress,
     pub address: Option<Ipv4Addr>,
@@ -147,7 +147,7 @@ pub struct Port {
 
 /// The services of a network on the network node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Router {
+pub struct RouterPlan {
     pub dhcp: bool,
     pub dns: bool,
     pub nat: bool,
@@ -156,15 +156,15 @@ pub struct Router {
     /// The resolver that is asked, or handed to guests.
     pub dns_server: String,
     /// Every interface with an address, wherever it is.
-    pub leases: Vec<Lease>,
+    pub leases: Vec<DhcpLease>,
     /// Further names.
     pub names: Vec<(String, Ipv4Addr)>,
-    pub egress: Egress,
+    pub egress: EgressPlan,
 }
 
 /// How the network meets the world.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Egress {
+pub struct EgressPlan {
     /// The floating network.
     pub netblock: Netblock,
     /// The network's own address there.
@@ -179,7 +179,7 @@ pub struct Egress {
 
 /// Who gets which address, and its name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lease {
+pub struct DhcpLease {
     pub mac: MacAddress,
     pub address: Ipv4Addr,
     pub name: String,
@@ -194,7 +194,7 @@ pub struct NetworkUsage {
 
 /// What a node found and did when it looked after a network.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct NetworkCare {
+pub struct NetworkReport {
     /// What had to be put right, in words for an event; empty when all was as it should be.
     pub repaired: Vec<String>,
     /// Why the DHCP and DNS server had to be started again, when it had died.

@@ -17,12 +17,12 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::Result;
-use crate::guest::Guests;
+use crate::guest::GuestApi;
 use crate::ids::{NetworkId, NodeId};
-use crate::machine::{Machines, ScreenIdentity};
-use crate::network::{NetworkCare, NetworkPlan, NetworkUsage, PingResult};
+use crate::network::{NetworkPlan, NetworkReport, NetworkUsage, PingResult};
 use crate::object::{Reference, words};
-use crate::storage::Storage;
+use crate::storage::StorageApi;
+use crate::vm::{DisplayIdentity, VmApi};
 
 words! {
     /// The life of a node.
@@ -87,7 +87,7 @@ pub struct NodeReport {
     pub api_url: String,
     /// Of a node whose screens speak TLS.
     #[serde(default)]
-    pub screens: Option<ScreenIdentity>,
+    pub screens: Option<DisplayIdentity>,
 }
 
 words! {
@@ -100,7 +100,7 @@ words! {
         /// Looking at and converting disk images.
         Images = "images",
         /// Running machines.
-        Machines = "machines",
+        VmApi = "machines",
         /// Running machines at full speed.
         Kvm = "kvm",
     }
@@ -119,7 +119,7 @@ pub trait NodeApi: Send + Sync {
 
     /// Makes networks be as their plans say, each on its own: one that fails does not hold up the others. What
     /// already is as it should be is left alone, so that this may be called at any time.
-    fn ensure_networks<'a>(&'a self, plans: &'a [NetworkPlan]) -> NodeFuture<'a, Vec<Result<NetworkCare>>>;
+    fn ensure_networks<'a>(&'a self, plans: &'a [NetworkPlan]) -> NodeFuture<'a, Vec<Result<NetworkReport>>>;
 
     /// Removes everything that this node has of a network. Nothing there is no error.
     fn remove_network(&self, network: FoundNetwork) -> NodeFuture<'_, ()>;
@@ -131,13 +131,13 @@ pub trait NodeApi: Send + Sync {
     fn ping(&self, network: NetworkId, address: Ipv4Addr) -> NodeFuture<'_, PingResult>;
 
     /// Its disk.
-    fn storage(&self) -> &dyn Storage;
+    fn storage(&self) -> &dyn StorageApi;
 
     /// Its machines.
-    fn machines(&self) -> &dyn Machines;
+    fn vms(&self) -> &dyn VmApi;
 
     /// What runs inside its machines.
-    fn guests(&self) -> &dyn Guests;
+    fn guests(&self) -> &dyn GuestApi;
 
     /// What passed the router of a network; nothing if it is not here.
     fn network_usage(&self, network: FoundNetwork) -> NodeFuture<'_, Option<NetworkUsage>>;

@@ -15,7 +15,7 @@ use crate::object::words;
 use crate::{Error, Result, key};
 
 /// Longest life of a key that is made by a rule, in seconds.
-pub const LONGEST_TTL: i64 = 86_400;
+pub const MAX_TTL: i64 = 86_400;
 
 const MOST_CLAIMS: usize = 32;
 const LONGEST_CLAIM: usize = 128;
@@ -190,8 +190,8 @@ pub fn check_key_ttl(value: &Value) -> Result<i64> {
     match whole {
         None => invalid("key_ttl must be an integer number of seconds"),
         Some(seconds) if seconds < 1 => invalid("key_ttl must be positive; a key made by a rule has an end"),
-        Some(seconds) if seconds > LONGEST_TTL => invalid(format!(
-            "key_ttl may not exceed {LONGEST_TTL} seconds; whoever needs a key for longer exchanges another token"
+        Some(seconds) if seconds > MAX_TTL => invalid(format!(
+            "key_ttl may not exceed {MAX_TTL} seconds; whoever needs a key for longer exchanges another token"
         )),
         Some(seconds) => Ok(seconds),
     }

@@ -30,13 +30,13 @@ pub enum LogFormat {
 
 /// Where a value came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum SettingSource {
     Default,
     File { line: usize },
     Environment,
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for SettingSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
@@ -48,11 +48,11 @@ impl fmt::Display for Source {
 
 /// One setting's effective value, for `muster config`.
 #[derive(Debug, Clone)]
-pub struct Effective {
+pub struct EffectiveSetting {
     pub name: &'static str,
     /// The value, masked when it is a secret.
     pub value: String,
-    pub source: Source,
+    pub source: SettingSource,
     pub about: &'static str,
 }
 
@@ -127,7 +127,7 @@ macro_rules! settings {
         pub struct Settings {
             $(#[doc = $about] pub $field: $type,)+
             /// Where each value came from, in table order.
-            pub effective: Vec<Effective>,
+            pub effective: Vec<EffectiveSetting>,
         }
 
         impl Settings {
@@ -142,12 +142,12 @@ macro_rules! settings {
                 let mut effective = Vec::with_capacity(Self::NAMES.len());
                 $(
                     let (raw, source) = match (environment.get($name), file.get($name)) {
-                        (Some(text), _) => (text.as_str(), Source::Environment),
-                        (None, Some((line, text))) => (text.as_str(), Source::File { line: *line }),
-                        (None, None) => ($default, Source::Default),
+                        (Some(text), _) => (text.as_str(), SettingSource::Environment),
+                        (None, Some((line, text))) => (text.as_str(), SettingSource::File { line: *line }),
+                        (None, None) => ($default, SettingSource::Default),
                     };
                     let $field = <$type as Parse>::parse(raw).map_err(|why| format!("{} ({source}): {why}", $name))?;
-                    effective.push(Effective { name: $name, value: shown($name, raw), source, about: $about });
+                    effective.push(EffectiveSetting { name: $name, value: shown($name, raw), source, about: $about });
                 )+
                 let settings = Self { $($field,)+ effective };
                 settings.check()?;
@@ -509,9 +509,9 @@ mod tests {
         let settings = Settings::new(&file, &environment).unwrap();
         assert_eq!((settings.cleaner_delay, settings.zone.as_str()), (5, "here"));
         let source = |name| settings.effective.iter().find(|e| e.name == name).unwrap().source.clone();
-        assert_eq!(source("CLEANER_DELAY"), Source::Environment);
-        assert_eq!(source("ZONE"), Source::File { line: 3 });
-        assert_eq!(source("API_DRAIN_GRACE"), Source::Default);
+        assert_eq!(source("CLEANER_DELAY"), SettingSource::Environment);
+        assert_eq!(source("ZONE"), SettingSource::File { line: 3 });
+        assert_eq!(source("API_DRAIN_GRACE"), SettingSource::Default);
     }
 
     #[test]

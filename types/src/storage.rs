@@ -15,7 +15,7 @@ use bytes::Bytes;
 use futures_core::Stream;
 
 use crate::Result;
-use crate::blob::{Content, ImageFacts, Packing};
+use crate::blob::{Compression, Content, ImageFacts};
 use crate::ids::{BlobId, OperationId, UploadId};
 use crate::node::NodeFuture;
 
@@ -32,13 +32,13 @@ pub enum Draft {
     /// It is copied from another node.
     Copy(BlobId),
     /// A machine writes it: a picture of its screen, a copy of its disk.
-    Machine(BlobId),
+    Vm(BlobId),
 }
 
 /// A file that a node has.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Found {
-    pub what: FoundFile,
+pub struct StoredFile {
+    pub what: StoredFileKind,
     /// Unix time when it was last written, or used if it is a conversion.
     pub touched: f64,
     /// In bytes.
@@ -46,14 +46,14 @@ pub struct Found {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum FoundFile {
+pub enum StoredFileKind {
     Draft(Draft),
     Blob(BlobId),
     Conversion(BlobId),
 }
 
 /// Everything that the control plane may ask of a node's disk.
-pub trait Storage: Send + Sync {
+pub trait StorageApi: Send + Sync {
     /// How many bytes a draft has; nothing if there is none.
     fn draft_size(&self, draft: Draft) -> NodeFuture<'_, Option<u64>>;
 
@@ -76,7 +76,7 @@ pub trait Storage: Send + Sync {
     fn remove_draft(&self, draft: Draft) -> NodeFuture<'_, ()>;
 
     /// Unpacks a draft in its place, if it is packed.
-    fn unpack(&self, draft: Draft) -> NodeFuture<'_, Option<Packing>>;
+    fn unpack(&self, draft: Draft) -> NodeFuture<'_, Option<Compression>>;
 
     /// What a draft holds: summed up while it came in, or read once more.
     fn content(&self, draft: Draft) -> NodeFuture<'_, Content>;
@@ -119,5 +119,5 @@ pub trait Storage: Send + Sync {
     fn remove_conversion(&self, blob: BlobId) -> NodeFuture<'_, ()>;
 
     /// Every file that is there, whether it should be or not.
-    fn find(&self) -> NodeFuture<'_, Vec<Found>>;
+    fn find(&self) -> NodeFuture<'_, Vec<StoredFile>>;
 }

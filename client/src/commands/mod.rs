@@ -157,7 +157,7 @@ pub enum Command {
     /// What namespaces were promised of the cluster
     #[command(subcommand)]
     Claim(claim::Command),
-    /// Machines of the cluster
+    /// VmApi of the cluster
     #[command(subcommand)]
     Node(node::Command),
     /// Virtual networks

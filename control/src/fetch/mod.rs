@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use muster_types::settings::Settings;
-use muster_types::storage::{ByteStream, Draft, Storage};
+use muster_types::storage::{ByteStream, Draft, StorageApi};
 use muster_types::{Error, Result};
 use reqwest::header::{self, HeaderMap, HeaderValue};
 use reqwest::{Response, StatusCode, Url};
@@ -78,7 +78,7 @@ pub(crate) struct Fetch<'a> {
     settings: &'a Settings,
     guard: Guard,
     client: reqwest::Client,
-    storage: &'a dyn Storage,
+    storage: &'a dyn StorageApi,
     draft: Draft,
     most: u64,
     meter: Arc<Meter>,
@@ -87,7 +87,7 @@ pub(crate) struct Fetch<'a> {
 impl<'a> Fetch<'a> {
     pub(crate) fn new(
         settings: &'a Settings,
-        storage: &'a dyn Storage,
+        storage: &'a dyn StorageApi,
         draft: Draft,
         most: u64,
         meter: Arc<Meter>,

@@ -219,7 +219,7 @@ pub(super) async fn give_up(app: &App, row: &OperationRow, reason: &str) -> Resu
     };
     {
         let _turn = app.turns.take(id).await;
-        own_node(app, instance.node)?.machines().remove(id).await?;
+        own_node(app, instance.node)?.vms().remove(id).await?;
     }
     release(app, &instance, failed, InstanceState::Error).await
 }

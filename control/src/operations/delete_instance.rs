@@ -53,7 +53,7 @@ async fn remove_machine(app: &App, row: &OperationRow) -> Result<()> {
         return Err(Error::NotReady("a copy of its disks is being made".into()));
     }
     let _turn = app.turns.take(instance.id).await;
-    own_node(app, instance.node)?.machines().remove(instance.id).await
+    own_node(app, instance.node)?.vms().remove(instance.id).await
 }
 
 /// The interfaces go before the record does, so that nothing of an instance that is deleted is left on its node.

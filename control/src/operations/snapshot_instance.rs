@@ -6,10 +6,10 @@ use muster_types::artifact::ArtifactState;
 use muster_types::blob::BlobState;
 use muster_types::event::{Event, EventType};
 use muster_types::instance::InstanceState;
-use muster_types::machine::{Power, SnapshotDisk};
 use muster_types::node::NodeApi;
 use muster_types::operation::OperationType;
 use muster_types::storage::Draft;
+use muster_types::vm::{SnapshotDisk, VmPower};
 use muster_types::{Error, Result};
 
 use super::{Kind, Lane, Step, Undo};
@@ -60,7 +60,7 @@ async fn copy(app: &App, row: &OperationRow) -> Result<()> {
     let marks: Vec<_> = left.iter().map(|copy| app.drafting.begin(here, copy.blob)).collect();
     let outcome = copy_all(app, row, node, &instance, &left).await;
     for copy in &left {
-        node.storage().remove_draft(Draft::Machine(copy.blob)).await?;
+        node.storage().remove_draft(Draft::Vm(copy.blob)).await?;
     }
     drop(marks);
     outcome
@@ -77,21 +77,21 @@ async fn copy_all(
         .iter()
         .map(|copy| SnapshotDisk {
             device: copy.device.clone(),
-            draft: Draft::Machine(copy.blob),
+            draft: Draft::Vm(copy.blob),
             thin: copy.base.is_some(),
         })
         .collect();
     let compress = app.settings.compress_snapshots;
     // Nobody may start a machine whose files are being read. One that runs copies by itself, beside all else.
     let turn = app.turns.take(instance.id).await;
-    let running = matches!(node.machines().power(instance.id).await?, Some(Power::On | Power::Paused));
+    let running = matches!(node.vms().power(instance.id).await?, Some(VmPower::On | VmPower::Paused));
     let turn = if running {
         drop(turn);
         None
     } else {
         Some(turn)
     };
-    node.machines().snapshot(instance.id, &disks, compress).await.map_err(|error| match error {
+    node.vms().snapshot(instance.id, &disks, compress).await.map_err(|error| match error {
         // There may be room later.
         Error::Insufficient(why) => Error::Unavailable(why),
         other => other,
@@ -111,7 +111,7 @@ async fn keep(
     instance: &InstanceRow,
     copy: &Copying,
 ) -> Result<()> {
-    let draft = Draft::Machine(copy.blob);
+    let draft = Draft::Vm(copy.blob);
     let coming = Coming { draft, is_image: copy.device != NVRAM, modified: None };
     let prepared = blob::prepare_as(app, node, &coming, copy.blob).await?;
     let outcome = transaction!(app.store, |tx| {

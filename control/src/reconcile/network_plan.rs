@@ -5,7 +5,9 @@ use std::net::Ipv4Addr;
 
 use muster_types::address::{AddressType, Netblock};
 use muster_types::ids::{NetworkId, NodeId};
-use muster_types::network::{Egress, FLOATING, Lease, NetworkPlan, Port, Router, VXLAN_OVERHEAD};
+use muster_types::network::{
+    DhcpLease, EgressPlan, FLOATING, InterfacePlan, NetworkPlan, RouterPlan, VXLAN_OVERHEAD,
+};
 use muster_types::node::NodeState;
 use muster_types::settings::Settings;
 
@@ -127,7 +129,9 @@ impl<'a> Picture<'a> {
                 .filter(|peer| **peer != node)
                 .filter_map(address)
                 .collect(),
-            ports: here.map(|row| Port { interface: row.id, mac: row.mac, address: row.ipv4 }).collect(),
+            ports: here
+                .map(|row| InterfacePlan { interface: row.id, mac: row.mac, address: row.ipv4 })
+                .collect(),
             routed: self.facts.routed.get(&network.id).cloned().unwrap_or_default(),
             check_senders: settings.network_check_senders,
             router: (self.network_node == Some(node)).then(|| self.router(network, interfaces, settings)),
@@ -151,9 +155,9 @@ impl<'a> Picture<'a> {
         self.network_node.and_then(|node| self.nodes.get(&node)?.identity.ip.parse().ok())
     }
 
-    fn router(&self, network: &NetworkRow, interfaces: &[InterfaceRow], settings: &Settings) -> Router {
+    fn router(&self, network: &NetworkRow, interfaces: &[InterfaceRow], settings: &Settings) -> RouterPlan {
         let namespace = network.namespace.as_deref().unwrap_or_default();
-        Router {
+        RouterPlan {
             dhcp: network.provide_dhcp,
             dns: network.provide_dns,
             nat: network.provide_nat,
@@ -162,11 +166,11 @@ impl<'a> Picture<'a> {
             leases: interfaces
                 .iter()
                 .filter_map(|row| {
-                    Some(Lease { mac: row.mac, address: row.ipv4?, name: row.hostname.clone() })
+                    Some(DhcpLease { mac: row.mac, address: row.ipv4?, name: row.hostname.clone() })
                 })
                 .collect(),
             names: self.facts.names.get(&network.id).cloned().unwrap_or_default(),
-            egress: Egress {
+            egress: EgressPlan {
                 netblock: self.facts.floats,
                 gateway: network.floating_gateway,
                 floating: interfaces.iter().filter_map(|row| Some((row.floating?, row.ipv4?))).collect(),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{InstanceId, NetworkId, NodeId};
-use muster_types::network::{NetworkCare, NetworkPlan};
+use muster_types::network::{NetworkPlan, NetworkReport};
 use muster_types::node::{FoundNetwork, Limit, NodeApi, NodeState};
 use muster_types::object::{NameOrId, ObjectRef, ObjectType};
 use muster_types::time::now;
@@ -359,7 +359,7 @@ impl Follower {
         node: NodeId,
         known: &Known,
         plans: &[NetworkPlan],
-        outcomes: Vec<Result<NetworkCare>>,
+        outcomes: Vec<Result<NetworkReport>>,
     ) -> Result<()> {
         let mut news = Vec::new();
         for (plan, outcome) in plans.iter().zip(outcomes) {
@@ -502,7 +502,7 @@ fn reason(error: &Error) -> String {
 }
 
 /// Tells of repairs, and of a server that died. What was new anyway is no repair.
-fn announce(app: &App, node: NodeId, network: NetworkId, care: NetworkCare, again: bool) {
+fn announce(app: &App, node: NodeId, network: NetworkId, care: NetworkReport, again: bool) {
     let place = || ObjectRef::new(ObjectType::Node, node);
     if let Some(why) = care.server_died {
         let event = Event::new(EventType::Status, object(network), "dnsmasq died and was started again");

@@ -14,7 +14,7 @@ use muster_types::event::{Event, EventType};
 use muster_types::ids::{BlobId, NodeId};
 use muster_types::node::NodeApi;
 use muster_types::object::{ObjectRef, ObjectType};
-use muster_types::storage::{Draft, Found, FoundFile};
+use muster_types::storage::{Draft, StoredFile, StoredFileKind};
 use muster_types::time::now;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -42,7 +42,7 @@ struct Memory {
     /// Files of fetches that nothing explained.
     idle: HashSet<Draft>,
     /// Files that nobody explains, which were told of.
-    told: HashSet<FoundFile>,
+    told: HashSet<StoredFileKind>,
     /// Comparing and copying, which take long.
     busy: Option<JoinHandle<()>>,
 }
@@ -138,16 +138,16 @@ async fn look(app: &Arc<App>, node: &Arc<dyn NodeApi>, memory: &mut Memory) -> R
     let found = node.storage().find().await?;
     let wanted = blob_locations::of_node(&*app.store, node.identity().id).await?;
     let mut look = Look { app, node, memory, wanted, removed: 0 };
-    let files: HashSet<FoundFile> = found.iter().map(|file| file.what).collect();
+    let files: HashSet<StoredFileKind> = found.iter().map(|file| file.what).collect();
     for file in &found {
         if look.removed >= MOST_REMOVALS {
             return Ok(());
         }
         match file.what {
-            FoundFile::Blob(id) => look.blob(id).await?,
-            FoundFile::Draft(Draft::Upload(_)) => {}
-            FoundFile::Draft(draft) => look.draft(draft, file).await?,
-            FoundFile::Conversion(id) => look.conversion(id, file).await?,
+            StoredFileKind::Blob(id) => look.blob(id).await?,
+            StoredFileKind::Draft(Draft::Upload(_)) => {}
+            StoredFileKind::Draft(draft) => look.draft(draft, file).await?,
+            StoredFileKind::Conversion(id) => look.conversion(id, file).await?,
         }
     }
     look.absent(&files).await?;
@@ -196,7 +196,7 @@ impl Look<'_> {
                 Some(BlobState::Created) => self.decide(id).await,
                 Some(BlobState::Deleted) => self.remove_blob(id).await,
                 Some(BlobState::Initial) | None => {
-                    self.tell(FoundFile::Blob(id));
+                    self.tell(StoredFileKind::Blob(id));
                     Ok(())
                 }
             },
@@ -240,11 +240,11 @@ impl Look<'_> {
     }
 
     /// The file of a fetch or of a copy.
-    async fn draft(&mut self, draft: Draft, file: &Found) -> Result<()> {
+    async fn draft(&mut self, draft: Draft, file: &StoredFile) -> Result<()> {
         let over = match draft {
             Draft::Upload(_) => false,
             Draft::Copy(id) => !self.app.making.contains(self.here(), id),
-            Draft::Machine(id) => !self.app.drafting.contains(self.here(), id),
+            Draft::Vm(id) => !self.app.drafting.contains(self.here(), id),
             Draft::Fetch(id) => {
                 operations::get(&*self.app.store, id).await?.is_none_or(|row| row.state.is_final())
             }
@@ -263,7 +263,7 @@ impl Look<'_> {
     }
 
     /// A conversion goes with its blob, and when nobody has used it for long.
-    async fn conversion(&mut self, id: BlobId, file: &Found) -> Result<()> {
+    async fn conversion(&mut self, id: BlobId, file: &StoredFile) -> Result<()> {
         #[expect(clippy::cast_precision_loss, reason = "intervals are seconds")]
         let idle = self.app.settings.blob_transcode_maximum_idle_time as f64;
         let wanted = match self.wanted.get(&id) {
@@ -280,10 +280,10 @@ impl Look<'_> {
     }
 
     /// Copies that have a row and no file.
-    async fn absent(&mut self, files: &HashSet<FoundFile>) -> Result<()> {
+    async fn absent(&mut self, files: &HashSet<StoredFileKind>) -> Result<()> {
         let mut missing = HashSet::new();
         for (id, (copy, state)) in &self.wanted {
-            if files.contains(&FoundFile::Blob(*id)) || self.app.making.contains(self.here(), *id) {
+            if files.contains(&StoredFileKind::Blob(*id)) || self.app.making.contains(self.here(), *id) {
                 continue;
             }
             match (copy, state) {
@@ -308,13 +308,13 @@ impl Look<'_> {
     }
 
     /// Uploads that have ended, and those that nobody goes on with.
-    async fn uploads(&mut self, found: &[Found]) -> Result<()> {
+    async fn uploads(&mut self, found: &[StoredFile]) -> Result<()> {
         #[expect(clippy::cast_precision_loss, reason = "intervals are seconds")]
         let idle = self.app.settings.upload_maximum_idle_time as f64;
         let files: HashMap<Draft, f64> = found
             .iter()
             .filter_map(|file| match file.what {
-                FoundFile::Draft(draft @ Draft::Upload(_)) => Some((draft, file.touched)),
+                StoredFileKind::Draft(draft @ Draft::Upload(_)) => Some((draft, file.touched)),
                 _ => None,
             })
             .collect();
@@ -338,14 +338,14 @@ impl Look<'_> {
         for draft in files.into_keys().filter(|draft| !known.contains(draft)) {
             let Draft::Upload(id) = draft else { continue };
             if uploads::get(&*self.app.store, id).await?.is_none() {
-                self.tell(FoundFile::Draft(draft));
+                self.tell(StoredFileKind::Draft(draft));
             }
         }
         Ok(())
     }
 
     /// Tells of a file that no row explains, once.
-    fn tell(&mut self, file: FoundFile) {
+    fn tell(&mut self, file: StoredFileKind) {
         if !self.memory.told.insert(file) {
             return;
         }

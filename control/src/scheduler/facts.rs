@@ -55,7 +55,7 @@ impl Facts {
             name: row.identity.name.clone(),
             state: row.state,
             is_hypervisor: row.identity.is_hypervisor,
-            refuses: row.report.limits.get(&Limit::Machines).cloned(),
+            refuses: row.report.limits.get(&Limit::VmApi).cloned(),
             cpu_max,
             cpu_max_per_instance: said("cpu_max_per_instance").unwrap_or(cpu_max),
             cpu_schedulable: said("cpu_schedulable").unwrap_or(cpu_max),

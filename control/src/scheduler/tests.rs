@@ -409,7 +409,7 @@ fn a_report_becomes_facts() {
     });
     let Value::Object(resources) = resources else { unreachable!() };
     row.report.resources = resources;
-    row.report.limits = BTreeMap::from([(Limit::Machines, "no QEMU".to_owned())]);
+    row.report.limits = BTreeMap::from([(Limit::VmApi, "no QEMU".to_owned())]);
     let expected = Facts {
         id: row.identity.id,
         refuses: Some("no QEMU".into()),

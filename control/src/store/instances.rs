@@ -6,10 +6,10 @@ use muster_types::ids::{ArtifactId, BlobId, InstanceId, NodeId};
 use muster_types::instance::{
     ConfigDriveType, DiskRecord, DiskSpecRecord, InstanceState, MachineType, PowerState, SideChannel,
 };
-use muster_types::machine::Ports;
 use muster_types::operation::OperationHandle;
 use muster_types::spec::VideoSpec;
 use muster_types::time::now;
+use muster_types::vm::ConsolePorts;
 use serde::{Deserialize, Serialize};
 
 use super::{Read, Row, StoreError, Tx, Value, marks, params};
@@ -30,7 +30,7 @@ pub struct InstanceRow {
     pub power_state: PowerState,
     /// What the user wants: on, off or paused.
     pub power_wanted: PowerState,
-    pub ports: Option<Ports>,
+    pub ports: Option<ConsolePorts>,
     pub agent_state: Option<String>,
     pub agent_start_time: Option<f64>,
     pub agent_system_boot_time: Option<f64>,
@@ -100,7 +100,7 @@ impl InstanceRow {
         let port =
             |at| Ok::<_, StoreError>(row.get::<Option<i64>>(at)?.and_then(|port| u16::try_from(port).ok()));
         let ports = match (port(13)?, port(14)?) {
-            (Some(console), Some(vdi)) => Some(Ports { console, vdi, vdi_tls: port(15)? }),
+            (Some(console), Some(vdi)) => Some(ConsolePorts { console, vdi, vdi_tls: port(15)? }),
             _ => None,
         };
         Ok(Self {
@@ -419,7 +419,7 @@ pub async fn set_ports(
     tx: &mut Tx,
     id: InstanceId,
     node: NodeId,
-    ports: Option<Ports>,
+    ports: Option<ConsolePorts>,
 ) -> Result<bool, StoreError> {
     tx.execute("DELETE FROM instance_ports WHERE instance_uuid = ?", params![id]).await?;
     let all: Vec<u16> = ports

@@ -7,11 +7,11 @@ use muster_types::ids::{ArtifactId, BlobId, InstanceId, NodeId, OperationId};
 use muster_types::instance::{
     ConfigDriveType, DiskRecord, DiskSpecRecord, InstanceState, MachineType, PowerState, SideChannel,
 };
-use muster_types::machine::Ports;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::{OperationHandle, OperationType};
 use muster_types::spec::{DiskBus, DiskSpec, DiskType, VideoSpec};
 use muster_types::time::now;
+use muster_types::vm::ConsolePorts;
 use serde_json::json;
 
 use super::instances::{Claimed, InstanceSpec, NewInstance};
@@ -65,8 +65,8 @@ pub(super) async fn step(store: &Store, id: InstanceId, from: InstanceState, to:
     transaction!(store, |tx| { Ok(instances::set_state(tx, id, from, to, None).await?) }).unwrap()
 }
 
-fn ports(first: u16) -> Ports {
-    Ports { console: first, vdi: first + 1, vdi_tls: Some(first + 2) }
+fn ports(first: u16) -> ConsolePorts {
+    ConsolePorts { console: first, vdi: first + 1, vdi_tls: Some(first + 2) }
 }
 
 on_both_engines! {
@@ -207,7 +207,7 @@ on_both_engines! {
         let (first, second) = (new("a", "x", Some(one)), new("b", "x", Some(one)));
         add(&store, &first).await;
         add(&store, &second).await;
-        let take = async |id, node, ports: Option<Ports>| {
+        let take = async |id, node, ports: Option<ConsolePorts>| {
             let outcome: Result<bool, muster_types::Error> = transaction!(store, |tx| {
                 if instances::set_ports(tx, id, node, ports).await? {
                     return Ok(true);
@@ -227,7 +227,7 @@ on_both_engines! {
         assert!(take(first.id, one, None).await);
         assert!(instances::ports(&*store, one).await.unwrap().is_empty());
         assert_eq!(instances::get(&*store, first.id).await.unwrap().unwrap().ports, None);
-        let plain = Ports { console: 40000, vdi: 40001, vdi_tls: None };
+        let plain = ConsolePorts { console: 40000, vdi: 40001, vdi_tls: None };
         assert!(take(first.id, one, Some(plain)).await);
         assert_eq!(instances::get(&*store, first.id).await.unwrap().unwrap().ports, Some(plain));
     }

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 
 use muster_types::address::Netblock;
 use muster_types::ids::{NetworkId, OperationId};
-use muster_types::network::{FLOATING, LARGEST_VXID, NetworkState};
+use muster_types::network::{FLOATING, MAX_VXID, NetworkState};
 use muster_types::time::now;
 
 use super::{Read, Row, StoreError, Tx, Value, params};
@@ -179,7 +179,7 @@ pub async fn cleanable(db: impl Read, before: f64, limit: i64) -> Result<Vec<Net
 pub async fn insert(tx: &mut Tx, new: &NewNetwork) -> Result<NetworkRow, StoreError> {
     // A cluster would have to be full of networks for this to fail.
     for _ in 0..64 {
-        let random = uuid::Uuid::new_v4().as_u128() % u128::from(LARGEST_VXID);
+        let random = uuid::Uuid::new_v4().as_u128() % u128::from(MAX_VXID);
         let vxid = if new.id == FLOATING { 0 } else { i64::try_from(random).unwrap_or(0) + 1 };
         let (time, floating) = (now(), new.id == FLOATING);
         let state = if floating { NetworkState::Created } else { NetworkState::Initial };

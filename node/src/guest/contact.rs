@@ -7,12 +7,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use muster_types::Error;
 use muster_types::guest::{
-    AgentState, Command, CommandKey, Executed, FileFacts, GuestError, GuestFuture, GuestReport, OutputName,
+    AgentState, CommandKey, CommandResult, GuestCommand, GuestError, GuestFileInfo, GuestFuture, GuestReport,
+    OutputName,
 };
 use muster_types::ids::InstanceId;
 use muster_types::instance::SideChannel;
-use muster_types::machine::Changes;
 use muster_types::storage::ByteStream;
+use muster_types::vm::ChangeStream;
 use serde_json::{Map, Value};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -20,11 +21,11 @@ use tokio::task::AbortHandle;
 use super::{v1, v2};
 use crate::changes::Teller;
 
-/// Asks the agent of one guest, in whichever protocol it speaks: what [`muster_types::guest::Guests`] has for all.
+/// Asks the agent of one guest, in whichever protocol it speaks: what [`muster_types::guest::GuestApi`] has for all.
 pub(super) trait Speaker: fmt::Debug + Send + Sync {
     fn facts(&self) -> GuestFuture<'_, Map<String, Value>>;
 
-    fn execute<'a>(&'a self, command: &'a Command) -> GuestFuture<'a, Executed>;
+    fn execute<'a>(&'a self, command: &'a GuestCommand) -> GuestFuture<'a, CommandResult>;
 
     fn output(&self, key: CommandKey, name: OutputName) -> GuestFuture<'_, ByteStream>;
 
@@ -42,7 +43,7 @@ pub(super) trait Speaker: fmt::Debug + Send + Sync {
 
     fn change_mode<'a>(&'a self, path: &'a str, mode: u32) -> GuestFuture<'a, ()>;
 
-    fn get<'a>(&'a self, path: &'a str) -> GuestFuture<'a, (FileFacts, ByteStream)>;
+    fn get<'a>(&'a self, path: &'a str) -> GuestFuture<'a, (GuestFileInfo, ByteStream)>;
 }
 
 /// What a stream says where a call would say this.
@@ -136,7 +137,7 @@ impl Contacts {
         Some(Contact { contacts: self.clone(), id, guests, tasks })
     }
 
-    pub(super) fn changes(&self) -> Changes {
+    pub(super) fn changes(&self) -> ChangeStream {
         self.teller.listen()
     }
 
@@ -178,7 +179,7 @@ impl Guest {
         report
     }
 
-    /// Changes what is known, and tells it.
+    /// ChangeStream what is known, and tells it.
     pub(super) fn change(&self, change: impl FnOnce(&mut GuestReport)) {
         {
             let mut state = lock(&self.state);

@@ -13,11 +13,11 @@ mod v2;
 use std::sync::Arc;
 
 use muster_types::guest::{
-    Command, CommandKey, Executed, FileFacts, GuestFuture, GuestReport, Guests, OutputName,
+    CommandKey, CommandResult, GuestApi, GuestCommand, GuestFileInfo, GuestFuture, GuestReport, OutputName,
 };
 use muster_types::ids::InstanceId;
-use muster_types::machine::Changes;
 use muster_types::storage::ByteStream;
+use muster_types::vm::ChangeStream;
 use serde_json::{Map, Value};
 
 pub(crate) use self::contact::{Contact, Contacts};
@@ -34,8 +34,8 @@ impl LocalGuests {
     }
 }
 
-impl Guests for LocalGuests {
-    fn changes(&self) -> Changes {
+impl GuestApi for LocalGuests {
+    fn changes(&self) -> ChangeStream {
         self.contacts.changes()
     }
 
@@ -47,7 +47,7 @@ impl Guests for LocalGuests {
         Box::pin(async move { self.contacts.speaker(id)?.facts().await })
     }
 
-    fn execute<'a>(&'a self, id: InstanceId, command: &'a Command) -> GuestFuture<'a, Executed> {
+    fn execute<'a>(&'a self, id: InstanceId, command: &'a GuestCommand) -> GuestFuture<'a, CommandResult> {
         Box::pin(async move { self.contacts.speaker(id)?.execute(command).await })
     }
 
@@ -78,7 +78,7 @@ impl Guests for LocalGuests {
         Box::pin(async move { self.contacts.speaker(id)?.change_mode(path, mode).await })
     }
 
-    fn get<'a>(&'a self, id: InstanceId, path: &'a str) -> GuestFuture<'a, (FileFacts, ByteStream)> {
+    fn get<'a>(&'a self, id: InstanceId, path: &'a str) -> GuestFuture<'a, (GuestFileInfo, ByteStream)> {
         Box::pin(async move { self.contacts.speaker(id)?.get(path).await })
     }
 }

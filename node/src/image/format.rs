@@ -3,7 +3,7 @@
 //! What a disk tool would take for a format that may refer to other files is refused by name: nobody may get there
 //! what this module calls raw.
 
-use muster_types::blob::Packing;
+use muster_types::blob::Compression;
 use muster_types::{Error, Result};
 
 use super::qcow2::{self, Qcow2};
@@ -17,7 +17,7 @@ pub(crate) enum Kind {
     Raw,
     Iso,
     Qcow2(Qcow2),
-    Packed(Packing),
+    Packed(Compression),
 }
 
 /// Where which bytes give a format away that is not taken in.
@@ -55,8 +55,9 @@ pub(crate) fn look(head: &[u8], size: u64) -> Result<Kind> {
     })
 }
 
-pub(crate) fn packing(head: &[u8]) -> Option<Packing> {
-    let packings = [(b"\x1f\x8b\x08".as_slice(), Packing::Gzip), (b"\xfd7zXZ\0".as_slice(), Packing::Xz)];
+pub(crate) fn packing(head: &[u8]) -> Option<Compression> {
+    let packings =
+        [(b"\x1f\x8b\x08".as_slice(), Compression::Gzip), (b"\xfd7zXZ\0".as_slice(), Compression::Xz)];
     packings.into_iter().find(|(magic, _)| head.starts_with(magic)).map(|(_, packing)| packing)
 }
 
@@ -109,8 +110,8 @@ mod tests {
         assert_eq!(kind(&[0; 512]).unwrap(), Kind::Raw);
         assert_eq!(kind(b"x").unwrap(), Kind::Raw);
         assert_eq!(kind(&padded(0x8001, b"CD001")).unwrap(), Kind::Iso);
-        assert_eq!(kind(&padded(0, b"\x1f\x8b\x08\0")).unwrap(), Kind::Packed(Packing::Gzip));
-        assert_eq!(kind(&padded(0, b"\xfd7zXZ\0")).unwrap(), Kind::Packed(Packing::Xz));
+        assert_eq!(kind(&padded(0, b"\x1f\x8b\x08\0")).unwrap(), Kind::Packed(Compression::Gzip));
+        assert_eq!(kind(&padded(0, b"\xfd7zXZ\0")).unwrap(), Kind::Packed(Compression::Xz));
         // The end of a file tells nothing: disk tools do not look there either.
         let mut fixed = vec![0; 1024];
         fixed[512..520].copy_from_slice(b"conectix");

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use muster_types::blob::{ImageFacts, ImageFormat, Packing};
+use muster_types::blob::{Compression, ImageFacts, ImageFormat};
 use muster_types::settings::Settings;
 use muster_types::{Error, Result};
 use serde_json::Map;
@@ -102,7 +102,7 @@ impl Images {
     }
 
     /// The bytes of an image, unpacked.
-    pub(crate) fn unpack(&self, file: &Path, packing: Packing, job: &Job) -> Result<PathBuf> {
+    pub(crate) fn unpack(&self, file: &Path, packing: Compression, job: &Job) -> Result<PathBuf> {
         self.tools()?.unpack(file, packing, self.most.size, job)
     }
 
@@ -214,7 +214,7 @@ impl Most {
 }
 
 /// How a file is packed, if it is.
-pub(crate) fn packing(file: &File) -> Result<Option<Packing>> {
+pub(crate) fn packing(file: &File) -> Result<Option<Compression>> {
     Ok(format::packing(&head(file)?))
 }
 

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use muster_types::blob::{ImageFacts, ImageFormat, Packing};
+use muster_types::blob::{Compression, ImageFacts, ImageFormat};
 use muster_types::{Error, Result};
 use serde_json::Value;
 
@@ -181,13 +181,13 @@ impl Tools {
     }
 
     /// The unpacked bytes, if they are not suspiciously many.
-    pub(super) fn unpack(&self, file: &Path, packing: Packing, most: u64, job: &Job) -> Result<PathBuf> {
+    pub(super) fn unpack(&self, file: &Path, packing: Compression, most: u64, job: &Job) -> Result<PathBuf> {
         let size = fs::metadata(file).map_err(failed("an image cannot be looked at"))?.len();
         let bound = most_unpacked(size, most);
         let (tool, arguments): (_, &[&str]) = match packing {
-            Packing::Gzip => (&self.gzip, &["-dc"]),
+            Compression::Gzip => (&self.gzip, &["-dc"]),
             // With holes, a file would be shorter than what went into it when it becomes too large.
-            Packing::Xz => (&self.xz, &["-dc", "--no-sparse", "-M", "512MiB"]),
+            Compression::Xz => (&self.xz, &["-dc", "--no-sparse", "-M", "512MiB"]),
         };
         let limit = time_for(size + bound);
         let task = Task { tool, arguments, file, streamed: true, base: None, file_size: bound, limit };

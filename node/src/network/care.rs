@@ -6,7 +6,7 @@ use std::net::UdpSocket;
 use std::path::Path;
 use std::sync::TryLockError;
 
-use muster_types::network::{NetworkCare, NetworkPlan};
+use muster_types::network::{NetworkPlan, NetworkReport};
 use muster_types::{Error, Result};
 
 use super::changes::{Changes, in_router, on_node};
@@ -258,12 +258,12 @@ impl Networks {
     }
 
     /// Makes a network be as its plan says.
-    pub(crate) fn care(&self, plan: &NetworkPlan) -> Result<NetworkCare> {
+    pub(crate) fn care(&self, plan: &NetworkPlan) -> Result<NetworkReport> {
         let (names, folder) = (Names::new(plan.vxid), names::folder(plan.id));
         let known = self.known(plan.id);
         let known: &mut Known = &mut lock(&known);
         known.prepare(plan, &folder)?;
-        let mut care = NetworkCare::default();
+        let mut care = NetworkReport::default();
         let mut failure = None;
         for _ in 0..ROUNDS {
             let difference = self.look(plan, &names, &folder, known)?;
@@ -382,7 +382,7 @@ impl Networks {
         folder: &Path,
         known: &mut Known,
         difference: Difference,
-        care: &mut NetworkCare,
+        care: &mut NetworkReport,
     ) -> Result<()> {
         if difference.folder {
             prepare_folder(plan, folder)?;

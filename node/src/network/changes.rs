@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 
 use muster_types::ids::NetworkId;
-use muster_types::network::{NetworkPlan, Router};
+use muster_types::network::{NetworkPlan, RouterPlan};
 use muster_types::{Error, Result};
 
 use super::names::{Names, VXLAN_PORT, egress_mac, marked, marker, router_mac, vxid_of_device};
@@ -53,7 +53,8 @@ impl Surroundings {
 
 /// Whether the router of a network has a way to the world.
 pub(crate) fn has_egress(plan: &NetworkPlan) -> bool {
-    let way = |router: &Router| router.nat || !router.egress.floating.is_empty() || !plan.routed.is_empty();
+    let way =
+        |router: &RouterPlan| router.nat || !router.egress.floating.is_empty() || !plan.routed.is_empty();
     plan.router.as_ref().is_some_and(way)
 }
 
@@ -277,7 +278,7 @@ pub(crate) fn is_bare(node: &Snapshot, link: &Link, kind: &str) -> bool {
 }
 
 /// Compares what the router has.
-pub(crate) fn in_router(plan: &NetworkPlan, router: &Router, names: &Names, inside: &Inside) -> Changes {
+pub(crate) fn in_router(plan: &NetworkPlan, router: &RouterPlan, names: &Names, inside: &Inside) -> Changes {
     let mut changes = Changes::default();
     if inside.link("lo").is_none_or(|lo| !lo.up || lo.alias != marker(plan.id)) {
         changes.repaired.push("the router was not marked".into());
@@ -344,7 +345,7 @@ fn side(
 }
 
 /// The ways to the world and to the routed addresses, for which the router also answers in the world.
-fn routes(changes: &mut Changes, plan: &NetworkPlan, router: &Router, names: &Names, inside: &Inside) {
+fn routes(changes: &mut Changes, plan: &NetworkPlan, router: &RouterPlan, names: &Names, inside: &Inside) {
     // A device that is not there yet has no number; 0 is none's, so that its routes count as missing.
     let index = |name: &str| inside.link(name).map_or(0, |link| link.index);
     let (inner, outer) = (index(&names.veth_inner), index(&names.egress_inner));

@@ -4,7 +4,7 @@
 use std::net::Ipv4Addr;
 
 use muster_types::Result;
-use muster_types::network::{NetworkPlan, Router};
+use muster_types::network::{NetworkPlan, RouterPlan};
 
 use super::netlink::{Request, Socket, attributes};
 
@@ -27,7 +27,7 @@ pub(crate) struct Flow {
 }
 
 /// Whether a connection would be translated in the same way if it began now.
-pub(crate) fn is_meant(flow: &Flow, plan: &NetworkPlan, router: &Router) -> bool {
+pub(crate) fn is_meant(flow: &Flow, plan: &NetworkPlan, router: &RouterPlan) -> bool {
     let floating = &router.egress.floating;
     let inward = flow.to == flow.answer_from || floating.contains(&(flow.to, flow.answer_from));
     let outward = if flow.from == flow.answer_to {

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
-use muster_types::network::{NetworkPlan, Router};
+use muster_types::network::{NetworkPlan, RouterPlan};
 
 use super::names::Names;
 
@@ -39,7 +39,7 @@ pub(crate) fn texts(plan: &NetworkPlan, names: &Names, folder: &Path, device: u3
     })
 }
 
-fn settings(plan: &NetworkPlan, router: &Router, names: &Names, folder: &Path, device: u32) -> String {
+fn settings(plan: &NetworkPlan, router: &RouterPlan, names: &Names, folder: &Path, device: u32) -> String {
     let folder = folder.display();
     let block = plan.netblock;
     let domain = Some(router.domain.as_str()).filter(|domain| is_host_name(domain));
@@ -81,7 +81,7 @@ fn settings(plan: &NetworkPlan, router: &Router, names: &Names, folder: &Path, d
     text
 }
 
-fn leases(router: &Router) -> String {
+fn leases(router: &RouterPlan) -> String {
     let mut known = BTreeSet::new();
     let mut text = String::new();
     // Of two leases for the same guest or address the first counts: the server refuses to start with both.
@@ -95,7 +95,7 @@ fn leases(router: &Router) -> String {
     text
 }
 
-fn hosts(router: &Router) -> String {
+fn hosts(router: &RouterPlan) -> String {
     let leases = router.leases.iter().map(|lease| (&lease.name, lease.address));
     let names = router.names.iter().map(|(name, address)| (name, *address));
     let lines: BTreeSet<(Ipv4Addr, &str)> = leases
@@ -131,7 +131,7 @@ mod tests {
     use super::super::example;
     use super::*;
 
-    fn texts_of(change: impl FnOnce(&mut Router)) -> Option<Texts> {
+    fn texts_of(change: impl FnOnce(&mut RouterPlan)) -> Option<Texts> {
         let mut plan = example::plan();
         plan.router = Some(example::router());
         change(plan.router.as_mut().unwrap());

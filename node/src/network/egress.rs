@@ -4,7 +4,7 @@ use std::fs;
 use std::net::Ipv4Addr;
 
 use muster_types::address::Netblock;
-use muster_types::network::{Egress, FLOATING};
+use muster_types::network::{EgressPlan, FLOATING};
 use muster_types::{Error, Result};
 
 use super::names::{self, EGRESS_TABLE, marker};
@@ -82,7 +82,7 @@ impl Drop for Use<'_> {
 
 impl Networks {
     /// Makes the way out and holds it. The rules come first: nothing may pass before them.
-    pub(crate) fn use_egress(&self, egress: &Egress) -> Result<Use<'_>> {
+    pub(crate) fn use_egress(&self, egress: &EgressPlan) -> Result<Use<'_>> {
         let mut state = lock(&self.egress);
         let mut repaired = Vec::new();
         let mut socket = Socket::route()?;
@@ -104,7 +104,7 @@ impl Networks {
 
     fn bridge_lines(
         &self,
-        egress: &Egress,
+        egress: &EgressPlan,
         link: Option<&Link>,
         socket: &mut Socket,
         repaired: &mut Vec<String>,
@@ -153,7 +153,7 @@ impl Networks {
         Ok(lines)
     }
 
-    fn egress_rules(&self, egress: &Egress, state: &mut State, repaired: &mut Vec<String>) -> Result<()> {
+    fn egress_rules(&self, egress: &EgressPlan, state: &mut State, repaired: &mut Vec<String>) -> Result<()> {
         state.read();
         let mut socket = Socket::netfilter()?;
         let generation = nftables::generation(&mut socket)?;

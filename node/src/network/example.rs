@@ -1,7 +1,7 @@
 //! A network for the tests of this module.
 
 use muster_types::ids::{InterfaceId, NetworkId};
-use muster_types::network::{Egress, Lease, NetworkPlan, Port, Router};
+use muster_types::network::{DhcpLease, EgressPlan, InterfacePlan, NetworkPlan, RouterPlan};
 
 pub(crate) fn plan() -> NetworkPlan {
     NetworkPlan {
@@ -12,7 +12,7 @@ pub(crate) fn plan() -> NetworkPlan {
         mtu: 1450,
         mesh_address: "10.99.0.1".parse().unwrap(),
         peers: vec!["10.99.0.2".parse().unwrap()],
-        ports: vec![Port {
+        ports: vec![InterfacePlan {
             interface: InterfaceId::new(),
             mac: "02:00:00:00:00:02".parse().unwrap(),
             address: Some("10.0.0.2".parse().unwrap()),
@@ -23,20 +23,20 @@ pub(crate) fn plan() -> NetworkPlan {
     }
 }
 
-pub(crate) fn router() -> Router {
-    Router {
+pub(crate) fn router() -> RouterPlan {
+    RouterPlan {
         dhcp: true,
         dns: true,
         nat: true,
         domain: "one.example".into(),
         dns_server: "8.8.8.8".into(),
-        leases: vec![Lease {
+        leases: vec![DhcpLease {
             mac: "02:00:00:00:00:02".parse().unwrap(),
             address: "10.0.0.2".parse().unwrap(),
             name: "web".into(),
         }],
         names: vec![("printer".into(), "10.0.0.9".parse().unwrap())],
-        egress: Egress {
+        egress: EgressPlan {
             netblock: "192.168.20.0/24".parse().unwrap(),
             gateway: Some("192.168.20.5".parse().unwrap()),
             floating: vec![("192.168.20.7".parse().unwrap(), "10.0.0.2".parse().unwrap())],

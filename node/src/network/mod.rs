@@ -36,7 +36,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use muster_types::ids::NetworkId;
-use muster_types::network::{NetworkCare, NetworkPlan, NetworkUsage, PingResult};
+use muster_types::network::{NetworkPlan, NetworkReport, NetworkUsage, PingResult};
 use muster_types::node::FoundNetwork;
 use muster_types::{Error, Result};
 
@@ -106,7 +106,7 @@ impl Networks {
     }
 
     /// Makes networks be as their plans say. Blocks.
-    pub(crate) fn ensure(&self, plans: &[NetworkPlan]) -> Result<Vec<Result<NetworkCare>>> {
+    pub(crate) fn ensure(&self, plans: &[NetworkPlan]) -> Result<Vec<Result<NetworkReport>>> {
         for name in BRIDGE_SETTINGS {
             if namespace::get(name).is_some_and(|value| value != "0") {
                 namespace::prefer(name, "0");
@@ -117,7 +117,7 @@ impl Networks {
             Some(router) => self.use_egress(&router.egress),
             None => Ok(egress::Use::nothing()),
         };
-        let mut results: Vec<Option<Result<NetworkCare>>> = plans.iter().map(|_| None).collect();
+        let mut results: Vec<Option<Result<NetworkReport>>> = plans.iter().map(|_| None).collect();
         let all = || (0..plans.len()).collect();
         let rest: Vec<usize> = if plans.len() > FEW {
             self.survey(plans, &mut results).unwrap_or_else(|error| {
@@ -149,8 +149,10 @@ impl Networks {
                 }
             }
         });
-        let mut results: Vec<_> =
-            results.into_iter().map(|result| result.unwrap_or_else(|| Ok(NetworkCare::default()))).collect();
+        let mut results: Vec<_> = results
+            .into_iter()
+            .map(|result| result.unwrap_or_else(|| Ok(NetworkReport::default())))
+            .collect();
         if let (Some(at), Ok(egress)) = (user, egress)
             && let Ok(care) = &mut results[at]
         {
@@ -168,7 +170,7 @@ impl Networks {
     fn survey(
         &self,
         plans: &[NetworkPlan],
-        results: &mut [Option<Result<NetworkCare>>],
+        results: &mut [Option<Result<NetworkReport>>],
     ) -> Result<Vec<usize>> {
         let mut rules: Vec<(&NetworkPlan, String)> = Vec::new();
         let rest = namespace::in_thread(|| {
@@ -177,7 +179,7 @@ impl Networks {
             let mut rest = Vec::new();
             for (at, plan) in plans.iter().enumerate() {
                 match self.glance(plan, &node, &tables) {
-                    Ok(Health::Well) => results[at] = Some(Ok(NetworkCare::default())),
+                    Ok(Health::Well) => results[at] = Some(Ok(NetworkReport::default())),
                     Ok(Health::Ill { rules: Some(text) }) => {
                         rules.push((plan, text));
                         rest.push(at);

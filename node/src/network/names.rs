@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use muster_types::ids::NetworkId;
-use muster_types::network::LARGEST_VXID;
+use muster_types::network::MAX_VXID;
 
 /// Below it every network has a folder. It goes with the machine's memory, as the devices do.
 const FOLDERS: &str = "/run/muster/networks";
@@ -80,7 +80,7 @@ pub(crate) fn vxid_of_table(name: &str) -> Option<u32> {
 
 fn vxid(digits: &str) -> Option<u32> {
     let lower = digits.len() == 6 && digits.chars().all(|c| c.is_ascii_digit() || ('a'..='f').contains(&c));
-    u32::from_str_radix(digits, 16).ok().filter(|vxid| lower && *vxid <= LARGEST_VXID)
+    u32::from_str_radix(digits, 16).ok().filter(|vxid| lower && *vxid <= MAX_VXID)
 }
 
 /// The bridge where routers meet the world.

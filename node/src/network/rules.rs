@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::net::Ipv4Addr;
 
-use muster_types::network::{Egress, NetworkPlan, Port, Router};
+use muster_types::network::{EgressPlan, InterfacePlan, NetworkPlan, RouterPlan};
 
 use super::names::{EGRESS_TABLE, Names, ROUTER_TABLE, VXLAN_PORT, marker};
 
@@ -43,7 +43,7 @@ pub(crate) fn node_rules(plan: &NetworkPlan, names: &Names) -> String {
 
 /// What may come from one guest: its own address and those that are routed to the network, nothing but IPv4 and
 /// ARP, and no answers of a DHCP server, whichever port they come from.
-fn sender_rules(text: &mut String, port: &Port, routed: &[Ipv4Addr]) {
+fn sender_rules(text: &mut String, port: &InterfacePlan, routed: &[Ipv4Addr]) {
     let (device, mac) = (port.interface.device(), port.mac);
     let own: BTreeSet<Ipv4Addr> = port.address.into_iter().chain(routed.iter().copied()).collect();
     let probes: BTreeSet<Ipv4Addr> = own.iter().copied().chain([Ipv4Addr::UNSPECIFIED]).collect();
@@ -61,7 +61,7 @@ fn sender_rules(text: &mut String, port: &Port, routed: &[Ipv4Addr]) {
 }
 
 /// The rule set in the router: what passes, and under which address.
-pub(crate) fn router_rules(plan: &NetworkPlan, router: &Router, names: &Names) -> String {
+pub(crate) fn router_rules(plan: &NetworkPlan, router: &RouterPlan, names: &Names) -> String {
     let (inner, outer) = (&names.veth_inner, &names.egress_inner);
     let block = plan.netblock;
     let floating = &router.egress.floating;
@@ -140,12 +140,12 @@ pub(crate) fn router_rules(plan: &NetworkPlan, router: &Router, names: &Names) -
 
 /// The rule set on the node around the way out. It judges nothing but what comes from the bridge.
 ///
-/// Guests speak there with the addresses of their routers, or their own. To the node itself they may only say what
+/// GuestApi speak there with the addresses of their routers, or their own. To the node itself they may only say what
 /// it answers to anybody: a ping, and its API on `api_port`. Through the node they reach the world, but neither the
 /// port where nodes exchange frames of all networks, nor the link-local services that are meant for the node.
 ///
 /// The state of connections is asked for also to have fragments put together before anything here sees them.
-pub(crate) fn egress_rules(egress: &Egress, bridge: &str, api_port: Option<u16>) -> String {
+pub(crate) fn egress_rules(egress: &EgressPlan, bridge: &str, api_port: Option<u16>) -> String {
     let mut text = replacing("ip", EGRESS_TABLE);
     let _ = write!(
         text,

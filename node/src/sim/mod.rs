@@ -1,8 +1,8 @@
 //! A made-up node, for demonstrations, fault injection and tests of scale. It says so in its record.
 
 mod guests;
-mod machines;
 mod screen;
+mod vms;
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -10,12 +10,12 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use muster_types::guest::Guests;
+use muster_types::guest::GuestApi;
 use muster_types::ids::{InstanceId, NetworkId, NodeId};
-use muster_types::machine::{MachinePlan, Machines, Power, ScreenIdentity};
-use muster_types::network::{NetworkCare, NetworkPlan, NetworkUsage, PingResult};
+use muster_types::network::{NetworkPlan, NetworkReport, NetworkUsage, PingResult};
 use muster_types::node::{FoundNetwork, NodeApi, NodeFuture, NodeIdentity, NodeReport};
-use muster_types::storage::Storage;
+use muster_types::storage::StorageApi;
+use muster_types::vm::{DisplayIdentity, VmApi, VmPlan, VmPower};
 use muster_types::{Error, Result};
 use serde_json::{Value, json};
 
@@ -26,7 +26,7 @@ use crate::storage::FileStorage;
 
 pub use guests::GuestScript;
 use guests::SimulatedGuests;
-use machines::SimulatedMachines;
+use vms::SimulatedMachines;
 
 /// What a node has.
 #[derive(Debug, Clone, Copy)]
@@ -150,22 +150,22 @@ impl SimulatedNode {
 
     /// Switches a machine off as if its guest did it.
     pub fn switch_off(&self, id: InstanceId, reason: &str) {
-        self.machines.end(|other| other == id, &Power::Off { reason: reason.to_owned() });
+        self.machines.end(|other| other == id, &VmPower::Off { reason: reason.to_owned() });
     }
 
     /// Ends a machine as if its process died.
     pub fn crash(&self, id: InstanceId, reason: &str) {
-        self.machines.end(|other| other == id, &Power::Crashed { reason: reason.to_owned() });
+        self.machines.end(|other| other == id, &VmPower::Crashed { reason: reason.to_owned() });
     }
 
     /// Ends all machines that run as if the host had restarted.
     pub fn lose_all(&self) {
-        self.machines.end(|_| true, &Power::Lost);
+        self.machines.end(|_| true, &VmPower::Lost);
     }
 
     /// What a machine is, but for the contents of its config drive; nothing if there is none.
     #[must_use]
-    pub fn machine(&self, id: InstanceId) -> Option<MachinePlan> {
+    pub fn machine(&self, id: InstanceId) -> Option<VmPlan> {
         self.machines.plan(id)
     }
 
@@ -231,7 +231,7 @@ impl NodeApi for SimulatedNode {
                 limits: BTreeMap::new(),
                 mesh_mtu: Some(1500),
                 api_url: self.api_url.clone(),
-                screens: Some(ScreenIdentity {
+                screens: Some(DisplayIdentity {
                     authority: AUTHORITY.into(),
                     subject: format!("C=XX,O=Muster,CN={}", self.identity.name),
                 }),
@@ -239,7 +239,7 @@ impl NodeApi for SimulatedNode {
         })
     }
 
-    fn ensure_networks<'a>(&'a self, plans: &'a [NetworkPlan]) -> NodeFuture<'a, Vec<Result<NetworkCare>>> {
+    fn ensure_networks<'a>(&'a self, plans: &'a [NetworkPlan]) -> NodeFuture<'a, Vec<Result<NetworkReport>>> {
         let mut networks = self.networks();
         let results = plans.iter().map(|plan| networks.ensure(plan)).collect();
         Box::pin(async { Ok(results) })
@@ -278,15 +278,15 @@ impl NodeApi for SimulatedNode {
         Box::pin(async { result })
     }
 
-    fn storage(&self) -> &dyn Storage {
+    fn storage(&self) -> &dyn StorageApi {
         &*self.storage
     }
 
-    fn machines(&self) -> &dyn Machines {
+    fn vms(&self) -> &dyn VmApi {
         &self.machines
     }
 
-    fn guests(&self) -> &dyn Guests {
+    fn guests(&self) -> &dyn GuestApi {
         &self.guests
     }
 
@@ -312,7 +312,7 @@ impl Networks {
         self.failure.as_ref().map_or(Ok(()), |reason| Err(Error::Unavailable(reason.clone())))
     }
 
-    fn ensure(&mut self, plan: &NetworkPlan) -> Result<NetworkCare> {
+    fn ensure(&mut self, plan: &NetworkPlan) -> Result<NetworkReport> {
         self.refuse()?;
         if let Some(newer) = self.plans.get(&plan.id).filter(|known| known.generation > plan.generation) {
             return Err(Error::Conflict(format!(
@@ -321,7 +321,7 @@ impl Networks {
             )));
         }
         self.plans.insert(plan.id, plan.clone());
-        Ok(NetworkCare::default())
+        Ok(NetworkReport::default())
     }
 }
 

@@ -7,9 +7,9 @@ use futures_core::Stream;
 use muster_types::blob::ImageFormat;
 use muster_types::ids::{BlobId, InterfaceId, UploadId};
 use muster_types::instance::MachineType;
-use muster_types::machine::{Changes, DiskKind, DiskPlan, DriveFile, Nic, Ports, SnapshotDisk};
 use muster_types::spec::{DiskBus, VideoSpec};
 use muster_types::storage::{ByteStream, Draft};
+use muster_types::vm::{ChangeStream, ConsolePorts, DiskKind, DiskPlan, DriveFile, NicPlan, SnapshotDisk};
 
 use super::*;
 
@@ -22,13 +22,13 @@ fn disk(device: &str, size: Option<u64>, base: Option<BlobId>) -> DiskPlan {
     DiskPlan { device: device.into(), bus: DiskBus::Virtio, kind: DiskKind::Disk, size, base }
 }
 
-fn nic() -> Nic {
+fn nic() -> NicPlan {
     let mac = "02:00:00:12:34:56".parse().unwrap();
-    Nic { interface: InterfaceId::new(), vxid: 1, mac, model: "virtio".into(), mtu: 1450 }
+    NicPlan { interface: InterfaceId::new(), vxid: 1, mac, model: "virtio".into(), mtu: 1450 }
 }
 
-fn plan(base: Option<BlobId>) -> MachinePlan {
-    MachinePlan {
+fn plan(base: Option<BlobId>) -> VmPlan {
+    VmPlan {
         id: InstanceId::new(),
         name: "apple".into(),
         cpus: 2,
@@ -40,7 +40,7 @@ fn plan(base: Option<BlobId>) -> MachinePlan {
         disks: vec![disk("vda", None, base), disk("vdb", Some(1 << 30), None)],
         nics: vec![nic()],
         video: VideoSpec::default(),
-        ports: Ports { console: 30000, vdi: 30001, vdi_tls: Some(30002) },
+        ports: ConsolePorts { console: 30000, vdi: 30001, vdi_tls: Some(30002) },
         config_drive: Some(vec![DriveFile { path: "openstack/x".into(), content: vec![0; 4096] }]),
         side_channels: Vec::new(),
     }
@@ -70,25 +70,25 @@ async fn image(node: &SimulatedNode, size: usize) -> BlobId {
     blob
 }
 
-async fn next(changes: &mut Changes) -> Option<InstanceId> {
+async fn next(changes: &mut ChangeStream) -> Option<InstanceId> {
     std::future::poll_fn(|context| changes.as_mut().poll_next(context)).await
 }
 
-async fn power(node: &SimulatedNode, id: InstanceId) -> Option<Power> {
-    node.machines().power(id).await.unwrap()
+async fn power(node: &SimulatedNode, id: InstanceId) -> Option<VmPower> {
+    node.vms().power(id).await.unwrap()
 }
 
 #[tokio::test]
 async fn a_machine_lives_and_its_power_is_told() {
     let (node, _folder) = node();
     let plan = plan(Some(image(&node, 1 << 20).await));
-    let (machines, id) = (node.machines(), plan.id);
+    let (machines, id) = (node.vms(), plan.id);
     let mut changes = machines.changes();
     assert!(matches!(machines.start(&plan).await, Err(Error::NotFound(_))));
     assert_eq!(power(&node, id).await, None);
     machines.build(&plan).await.unwrap();
     machines.build(&plan).await.unwrap();
-    assert!(matches!(power(&node, id).await, Some(Power::Off { .. })));
+    assert!(matches!(power(&node, id).await, Some(VmPower::Off { .. })));
     for refused in [machines.pause(id).await, machines.resume(id).await, machines.reset(id).await] {
         assert!(matches!(refused, Err(Error::Conflict(_))), "{refused:?}");
     }
@@ -97,7 +97,7 @@ async fn a_machine_lives_and_its_power_is_told() {
     machines.start(&plan).await.unwrap();
     assert_eq!(next(&mut changes).await, Some(id));
     machines.start(&plan).await.unwrap();
-    assert_eq!(power(&node, id).await, Some(Power::On));
+    assert_eq!(power(&node, id).await, Some(VmPower::On));
     let console = machines.console(id, None).await.unwrap();
     let console = String::from_utf8(console.to_vec()).unwrap();
     assert!(console.contains(&id.to_string()) && console.ends_with("apple login: "), "{console}");
@@ -110,9 +110,9 @@ async fn a_machine_lives_and_its_power_is_told() {
 
     machines.pause(id).await.unwrap();
     assert_eq!(next(&mut changes).await, Some(id));
-    assert_eq!(power(&node, id).await, Some(Power::Paused));
+    assert_eq!(power(&node, id).await, Some(VmPower::Paused));
     machines.start(&plan).await.unwrap();
-    assert_eq!(power(&node, id).await, Some(Power::Paused));
+    assert_eq!(power(&node, id).await, Some(VmPower::Paused));
     machines.resume(id).await.unwrap();
     let before = machines.usage(id).await.unwrap().unwrap();
     let after = machines.usage(id).await.unwrap().unwrap();
@@ -123,10 +123,10 @@ async fn a_machine_lives_and_its_power_is_told() {
     for (end, expected) in [
         (
             &(|| node.switch_off(id, "the guest did it")) as &dyn Fn(),
-            Power::Off { reason: "the guest did it".into() },
+            VmPower::Off { reason: "the guest did it".into() },
         ),
-        (&|| node.crash(id, "signal 9"), Power::Crashed { reason: "signal 9".into() }),
-        (&|| node.lose_all(), Power::Lost),
+        (&|| node.crash(id, "signal 9"), VmPower::Crashed { reason: "signal 9".into() }),
+        (&|| node.lose_all(), VmPower::Lost),
     ] {
         machines.start(&plan).await.unwrap();
         next(&mut changes).await;
@@ -146,20 +146,20 @@ async fn a_machine_lives_and_its_power_is_told() {
 async fn a_disk_needs_its_base_and_cannot_be_smaller() {
     let (node, _folder) = node();
     let missing = plan(Some(BlobId::new()));
-    let refused = node.machines().build(&missing).await;
+    let refused = node.vms().build(&missing).await;
     assert!(matches!(refused, Err(Error::Unavailable(_))), "{refused:?}");
     let mut small = plan(Some(image(&node, 2 << 20).await));
     small.disks[0].size = Some(1 << 20);
-    let refused = node.machines().build(&small).await.unwrap_err();
+    let refused = node.vms().build(&small).await.unwrap_err();
     assert!(matches!(refused, Error::Invalid(_)), "{refused:?}");
     assert!(refused.to_string().contains("1048576") && refused.to_string().contains("2097152"), "{refused}");
     assert_eq!(node.machine_ids(), []);
     // Once it is built, the conversion may go.
     small.disks[0].size = None;
-    node.machines().build(&small).await.unwrap();
+    node.vms().build(&small).await.unwrap();
     node.storage().remove_conversion(small.disks[0].base.unwrap()).await.unwrap();
-    node.machines().build(&small).await.unwrap();
-    node.machines().start(&small).await.unwrap();
+    node.vms().build(&small).await.unwrap();
+    node.vms().start(&small).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -168,28 +168,28 @@ async fn a_script_says_how_long_starts_take_and_what_fails() {
     let plan = plan(None);
     let script = Script { build_fails: Some("no".into()), ..Script::default() };
     node.script(script);
-    let refused = node.machines().build(&plan).await;
+    let refused = node.vms().build(&plan).await;
     assert!(matches!(&refused, Err(Error::Conflict(why)) if why == "no"), "{refused:?}");
     let (boot, console) = (Duration::from_secs(30), Some("hello\n".to_owned()));
     node.script(Script { boot, console, ..Script::default() });
-    node.machines().build(&plan).await.unwrap();
+    node.vms().build(&plan).await.unwrap();
     let before = tokio::time::Instant::now();
-    node.machines().start(&plan).await.unwrap();
+    node.vms().start(&plan).await.unwrap();
     assert_eq!(before.elapsed().as_secs(), 30);
-    assert_eq!(&node.machines().console(plan.id, None).await.unwrap()[..], b"hello\n");
-    node.machines().stop(plan.id).await.unwrap();
+    assert_eq!(&node.vms().console(plan.id, None).await.unwrap()[..], b"hello\n");
+    node.vms().stop(plan.id).await.unwrap();
     node.script(Script { start_fails: Some("no".into()), ..Script::default() });
-    assert!(matches!(node.machines().start(&plan).await, Err(Error::Conflict(_))));
-    assert!(matches!(power(&node, plan.id).await, Some(Power::Off { .. })));
+    assert!(matches!(node.vms().start(&plan).await, Err(Error::Conflict(_))));
+    assert!(matches!(power(&node, plan.id).await, Some(VmPower::Off { .. })));
 }
 
 #[tokio::test]
 async fn screens_and_copies_of_disks_become_blobs() {
     let (node, _folder) = node();
     let plan = plan(Some(image(&node, 1 << 20).await));
-    let (machines, id) = (node.machines(), plan.id);
+    let (machines, id) = (node.vms(), plan.id);
     machines.build(&plan).await.unwrap();
-    let (screen, blob) = (Draft::Machine(BlobId::new()), BlobId::new());
+    let (screen, blob) = (Draft::Vm(BlobId::new()), BlobId::new());
     assert!(matches!(machines.screenshot(id, screen).await, Err(Error::Conflict(_))));
     machines.start(&plan).await.unwrap();
     machines.screenshot(id, screen).await.unwrap();
@@ -198,7 +198,7 @@ async fn screens_and_copies_of_disks_become_blobs() {
 
     let copy = |device: &str| SnapshotDisk {
         device: device.into(),
-        draft: Draft::Machine(BlobId::new()),
+        draft: Draft::Vm(BlobId::new()),
         thin: device == "vda",
     };
     let copies = ["vda", "vdb", "nvram"].map(copy);
@@ -224,29 +224,29 @@ async fn ports_are_free_and_no_two_machines_share_one() {
     let (node, _folder) = node();
     let (one, mut other) = (plan(None), plan(None));
     for plan in [&one, &other] {
-        node.machines().build(plan).await.unwrap();
+        node.vms().build(plan).await.unwrap();
     }
-    node.machines().start(&one).await.unwrap();
-    let refused = node.machines().start(&other).await;
+    node.vms().start(&one).await.unwrap();
+    let refused = node.vms().start(&other).await;
     assert!(matches!(refused, Err(Error::Unavailable(_))), "{refused:?}");
     let taken: Vec<u16> = (30003..49990).collect();
-    let mut chosen = node.machines().choose_ports(10, &taken).await.unwrap();
+    let mut chosen = node.vms().choose_ports(10, &taken).await.unwrap();
     chosen.sort_unstable();
     assert_eq!(chosen, (49990..50000).collect::<Vec<u16>>());
-    assert!(node.machines().choose_ports(11, &taken).await.is_err());
-    other.ports = Ports { console: chosen[0], vdi: chosen[1], vdi_tls: None };
-    node.machines().start(&other).await.unwrap();
+    assert!(node.vms().choose_ports(11, &taken).await.is_err());
+    other.ports = ConsolePorts { console: chosen[0], vdi: chosen[1], vdi_tls: None };
+    node.vms().start(&other).await.unwrap();
 }
 
 #[tokio::test]
 async fn an_interface_is_plugged_once() {
     let (node, _folder) = node();
     let (plan, new) = (plan(None), nic());
-    assert!(matches!(node.machines().plug(plan.id, &new).await, Err(Error::NotFound(_))));
-    node.machines().build(&plan).await.unwrap();
-    node.machines().start(&plan).await.unwrap();
+    assert!(matches!(node.vms().plug(plan.id, &new).await, Err(Error::NotFound(_))));
+    node.vms().build(&plan).await.unwrap();
+    node.vms().start(&plan).await.unwrap();
     for nic in [&new, &new, &plan.nics[0]] {
-        node.machines().plug(plan.id, nic).await.unwrap();
+        node.vms().plug(plan.id, nic).await.unwrap();
     }
     let known = node.machine(plan.id).unwrap();
     assert_eq!(known.nics, [plan.nics[0].clone(), new]);
@@ -258,10 +258,10 @@ async fn the_node_reports_its_machines() {
     let (node, _folder) = node();
     let node = node.with_size(4, 4096, 10);
     let plan = plan(None);
-    node.machines().build(&plan).await.unwrap();
+    node.vms().build(&plan).await.unwrap();
     let report = node.report().await.unwrap().resources;
     assert_eq!((&report["instances_total"], &report["instances_active"]), (&1.into(), &0.into()));
-    node.machines().start(&plan).await.unwrap();
+    node.vms().start(&plan).await.unwrap();
     let report = node.report().await.unwrap().resources;
     for (key, value) in [
         ("instances_active", 1),
@@ -279,31 +279,31 @@ async fn the_node_reports_its_machines() {
 #[tokio::test]
 async fn the_end_of_the_process_is_that_of_the_host() {
     let (node, folder) = node();
-    let plans: Vec<MachinePlan> = (0..4)
+    let plans: Vec<VmPlan> = (0..4)
         .map(|number| {
             let port = 30000 + 3 * number;
-            let ports = Ports { console: port, vdi: port + 1, vdi_tls: None };
-            MachinePlan { ports, ..plan(None) }
+            let ports = ConsolePorts { console: port, vdi: port + 1, vdi_tls: None };
+            VmPlan { ports, ..plan(None) }
         })
         .collect();
     for plan in &plans {
-        node.machines().build(plan).await.unwrap();
+        node.vms().build(plan).await.unwrap();
     }
     for plan in &plans[1..] {
-        node.machines().start(plan).await.unwrap();
+        node.vms().start(plan).await.unwrap();
     }
-    node.machines().stop(plans[2].id).await.unwrap();
-    node.machines().remove(plans[3].id).await.unwrap();
+    node.vms().stop(plans[2].id).await.unwrap();
+    node.vms().remove(plans[3].id).await.unwrap();
     drop(node);
     let node = SimulatedNode::new(1, NodeId::new(), folder.path());
-    assert!(matches!(power(&node, plans[0].id).await, Some(Power::Off { .. })));
-    assert_eq!(power(&node, plans[1].id).await, Some(Power::Lost));
-    assert!(matches!(power(&node, plans[2].id).await, Some(Power::Off { .. })));
+    assert!(matches!(power(&node, plans[0].id).await, Some(VmPower::Off { .. })));
+    assert_eq!(power(&node, plans[1].id).await, Some(VmPower::Lost));
+    assert!(matches!(power(&node, plans[2].id).await, Some(VmPower::Off { .. })));
     assert_eq!(power(&node, plans[3].id).await, None);
-    node.machines().start(&plans[1]).await.unwrap();
+    node.vms().start(&plans[1]).await.unwrap();
     assert_eq!(node.machine(plans[1].id).unwrap().name, "apple");
     for plan in &plans {
-        node.machines().remove(plan.id).await.unwrap();
+        node.vms().remove(plan.id).await.unwrap();
     }
     assert_eq!(std::fs::read_dir(folder.path().join("machines")).unwrap().count(), 0);
 }

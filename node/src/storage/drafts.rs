@@ -358,7 +358,7 @@ mod tests {
     #[tokio::test]
     async fn a_finished_file_becomes_a_draft_of_our_own() {
         let folder = tempfile::tempdir().unwrap();
-        let (drafts, draft) = (Drafts::new(Places::new(folder.path())), Draft::Machine(BlobId::new()));
+        let (drafts, draft) = (Drafts::new(Places::new(folder.path())), Draft::Vm(BlobId::new()));
         let file = folder.path().join("file");
         for text in ["first", "and another"] {
             fs::write(&file, text).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::SystemTime;
 
-use muster_types::blob::{ImageFacts, ImageFormat, Packing};
+use muster_types::blob::{Compression, ImageFacts, ImageFormat};
 use muster_types::ids::BlobId;
 use muster_types::storage::Draft;
 use muster_types::{Error, Result};
@@ -53,7 +53,7 @@ impl FileStorage {
         .await
     }
 
-    pub(super) async fn unpack_draft(&self, draft: Draft) -> Result<Option<Packing>> {
+    pub(super) async fn unpack_draft(&self, draft: Draft) -> Result<Option<Compression>> {
         let mut turn = self.drafts.turn(draft).await;
         let permit = permit(&self.inspections).await?;
         let (images, path) = (self.images.clone(), self.places.draft(draft));

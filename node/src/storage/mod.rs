@@ -14,10 +14,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::UNIX_EPOCH;
 
 use muster_types::Result;
-use muster_types::blob::{Content, ImageFacts, Packing};
+use muster_types::blob::{Compression, Content, ImageFacts};
 use muster_types::ids::BlobId;
 use muster_types::node::NodeFuture;
-use muster_types::storage::{ByteStream, Draft, Found, FoundFile, Storage};
+use muster_types::storage::{ByteStream, Draft, StorageApi, StoredFile, StoredFileKind};
 use tokio::sync::{OwnedMutexGuard, Semaphore};
 
 pub(crate) use places::{Scratch, failed};
@@ -111,7 +111,7 @@ impl BlobLocks {
     }
 }
 
-impl Storage for FileStorage {
+impl StorageApi for FileStorage {
     fn draft_size(&self, draft: Draft) -> NodeFuture<'_, Option<u64>> {
         Box::pin(self.drafts.size(draft))
     }
@@ -128,7 +128,7 @@ impl Storage for FileStorage {
         Box::pin(self.drafts.remove(draft))
     }
 
-    fn unpack(&self, draft: Draft) -> NodeFuture<'_, Option<Packing>> {
+    fn unpack(&self, draft: Draft) -> NodeFuture<'_, Option<Compression>> {
         Box::pin(self.unpack_draft(draft))
     }
 
@@ -212,15 +212,15 @@ impl Storage for FileStorage {
         })
     }
 
-    fn find(&self) -> NodeFuture<'_, Vec<Found>> {
+    fn find(&self) -> NodeFuture<'_, Vec<StoredFile>> {
         let places = self.places.clone();
         Box::pin(blocking(move || Ok(places.find().into_iter().filter_map(look).collect())))
     }
 }
 
 /// Nothing if it went in this moment.
-fn look((what, path): (FoundFile, std::path::PathBuf)) -> Option<Found> {
+fn look((what, path): (StoredFileKind, std::path::PathBuf)) -> Option<StoredFile> {
     let found = path.metadata().ok()?;
     let touched = found.modified().ok()?.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
-    Some(Found { what, touched, size: found.len() })
+    Some(StoredFile { what, touched, size: found.len() })
 }

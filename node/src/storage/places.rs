@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use muster_types::ids::BlobId;
-use muster_types::storage::{Draft, FoundFile};
+use muster_types::storage::{Draft, StoredFileKind};
 use muster_types::{Error, Result};
 use nix::libc;
 use uuid::Uuid;
@@ -58,7 +58,7 @@ impl Places {
             Draft::Upload(id) => format!("upload-{id}"),
             Draft::Fetch(id) => format!("fetch-{id}"),
             Draft::Copy(id) => format!("copy-{id}"),
-            Draft::Machine(id) => format!("machine-{id}"),
+            Draft::Vm(id) => format!("machine-{id}"),
         })
     }
 
@@ -96,19 +96,19 @@ impl Places {
     }
 
     /// Every file, with its path. Also removes what a kill left between two names of one blob.
-    pub(super) fn find(&self) -> Vec<(FoundFile, PathBuf)> {
+    pub(super) fn find(&self) -> Vec<(StoredFileKind, PathBuf)> {
         let mut found = Vec::new();
         for path in entries(&self.drafts()) {
             let name = name(&path);
             let draft = (of_kind(&name, "upload-", "").map(Draft::Upload))
                 .or_else(|| of_kind(&name, "fetch-", "").map(Draft::Fetch))
                 .or_else(|| of_kind(&name, "copy-", "").map(Draft::Copy))
-                .or_else(|| of_kind(&name, "machine-", "").map(Draft::Machine));
-            found.extend(draft.map(|draft| (FoundFile::Draft(draft), path)));
+                .or_else(|| of_kind(&name, "machine-", "").map(Draft::Vm));
+            found.extend(draft.map(|draft| (StoredFileKind::Draft(draft), path)));
         }
         for path in entries(&self.root.join("blobs")).iter().flat_map(|folder| entries(folder)) {
             if let Some(blob) = of_kind(&name(&path), "", "") {
-                found.push((FoundFile::Blob(blob), path));
+                found.push((StoredFileKind::Blob(blob), path));
             } else if let Some(blob) = of_kind::<BlobId>(&name(&path), "", ".sums") {
                 self.sweep(blob, &path);
             }
@@ -116,7 +116,7 @@ impl Places {
         for path in entries(&self.conversions()) {
             let name = name(&path);
             let blob = of_kind(&name, "", ".qcow2").or_else(|| of_kind(&name, "", ".iso"));
-            found.extend(blob.map(|blob| (FoundFile::Conversion(blob), path)));
+            found.extend(blob.map(|blob| (StoredFileKind::Conversion(blob), path)));
         }
         found
     }
@@ -286,9 +286,12 @@ mod tests {
         }
         fs::write(places.drafts().join(format!("upload-{}", upload.to_string().to_uppercase())), "x")
             .unwrap();
-        let mut found: Vec<FoundFile> = places.find().into_iter().map(|(what, _)| what).collect();
+        let mut found: Vec<StoredFileKind> = places.find().into_iter().map(|(what, _)| what).collect();
         found.sort();
-        assert_eq!(found, [FoundFile::Draft(draft), FoundFile::Blob(blob), FoundFile::Conversion(blob)]);
+        assert_eq!(
+            found,
+            [StoredFileKind::Draft(draft), StoredFileKind::Blob(blob), StoredFileKind::Conversion(blob)]
+        );
     }
 
     #[test]

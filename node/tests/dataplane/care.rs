@@ -1,6 +1,6 @@
 //! Plans that change, things that break.
 
-use muster_types::network::{NetworkCare, NetworkPlan};
+use muster_types::network::{NetworkPlan, NetworkReport};
 
 use crate::world::{self, Guest, Net, World, enter, is_conflict};
 
@@ -14,11 +14,12 @@ fn many_networks_are_looked_after_at_once() {
         .map(|number| Net::new(0x200 + number, "10.0.0.0/24", &format!("192.168.20.{}", 10 + number)))
         .collect();
     let plans: Vec<NetworkPlan> = nets.iter().map(|net| net.plan(&world, 3, &[])).collect();
-    let ensure = |world: &World| -> Vec<Result<NetworkCare, String>> {
+    let ensure = |world: &World| -> Vec<Result<NetworkReport, String>> {
         let results = world.machine(3).try_ensure(plans.clone());
         results.into_iter().map(|result| result.map_err(|error| error.to_string())).collect()
     };
-    let well: Vec<Result<NetworkCare, String>> = plans.iter().map(|_| Ok(NetworkCare::default())).collect();
+    let well: Vec<Result<NetworkReport, String>> =
+        plans.iter().map(|_| Ok(NetworkReport::default())).collect();
 
     // Two passes at the same time do not trip over each other.
     std::thread::scope(|scope| {
@@ -80,7 +81,7 @@ fn what_is_damaged_is_repaired_and_what_is_well_is_left_alone() {
     let within = format!("ip netns exec {router}");
     let whole = machine.inventory();
     let before = machine.programs_run();
-    assert_eq!(machine.ensure(&plan), NetworkCare::default());
+    assert_eq!(machine.ensure(&plan), NetworkReport::default());
     assert_eq!(machine.programs_run(), before, "a network that is well was changed");
 
     for (deed, word) in [
@@ -177,7 +178,7 @@ fn plans_change_roles_move_and_nothing_is_left() {
     // Another run of the program finds everything as it should be.
     world.machines[2].restart();
     let plan = net.plan(&world, 3, &guests);
-    assert_eq!(world.machine(3).ensure(&plan), NetworkCare::default());
+    assert_eq!(world.machine(3).ensure(&plan), NetworkReport::default());
     assert_eq!(world.machine(3).programs_run(), 0);
     assert_eq!(world.machine(3).place.sh(&pid), first);
     assert_eq!(world.machine(3).find(), [net.found()]);

@@ -1,7 +1,7 @@
 //! What guests must not reach, and what must not be taken from the machine.
 
 use muster_types::Error;
-use muster_types::network::NetworkCare;
+use muster_types::network::NetworkReport;
 use muster_types::node::NodeApi;
 
 use crate::world::{self, API_PORT, Guest, Net, Place, World, enter, is_conflict};
@@ -256,7 +256,7 @@ fn a_network_whose_server_keeps_dying_is_not_well() {
     while machine.try_ensure(vec![plan.clone()]).remove(0).is_err() {
         assert!(std::time::Instant::now() < deadline, "the server was never started again");
     }
-    assert_eq!(machine.ensure(&plan), NetworkCare::default());
+    assert_eq!(machine.ensure(&plan), NetworkReport::default());
     web.place.sh("ip addr flush dev eth0");
     web.dhcp();
 }
@@ -340,7 +340,7 @@ fn what_a_program_refuses_is_said_and_what_the_kernel_keeps_fails_no_other_netwo
     plans[1..].iter_mut().for_each(|plan| plan.router = None);
     let results = machine.try_ensure(plans);
     assert!(results[1..].iter().all(Result::is_ok), "{results:?}");
-    let why = |result: &Result<NetworkCare, Error>| result.as_ref().err().map(ToString::to_string);
+    let why = |result: &Result<NetworkReport, Error>| result.as_ref().err().map(ToString::to_string);
     assert!(why(&results[0]).is_none_or(|why| why.contains("cannot set net/")), "{results:?}");
 }
 

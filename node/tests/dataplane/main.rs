@@ -105,7 +105,7 @@ fn networks_with_the_same_addresses_do_not_meet() {
     let nn = &world.machine(3).place;
     nn.sh(&format!("ip netns exec {router} ip route add 172.30.0.0/24 via 192.168.20.6"));
     assert!(one.place.pings_not("172.30.0.2"));
-    // Guests do not reach the machine that they are on, even by its hardware address.
+    // GuestApi do not reach the machine that they are on, even by its hardware address.
     let host = &world.machine(1).place;
     let bridge = host.sh("ip -o link show br-vxlan-0000b1 | sed 's/.*ether //; s/ .*//'");
     one.place.sh(&format!(

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use muster_node::LocalNode;
 use muster_types::address::MacAddress;
 use muster_types::ids::{InterfaceId, NetworkId, NodeId};
-use muster_types::network::{Egress, Lease, NetworkCare, NetworkPlan, Port, Router};
+use muster_types::network::{DhcpLease, EgressPlan, InterfacePlan, NetworkPlan, NetworkReport, RouterPlan};
 use muster_types::node::{FoundNetwork, NodeApi};
 use muster_types::settings::Settings;
 use muster_types::{Error, Result};
@@ -231,11 +231,11 @@ impl Machine {
         })
     }
 
-    pub(crate) fn try_ensure(&self, plans: Vec<NetworkPlan>) -> Vec<Result<NetworkCare>> {
+    pub(crate) fn try_ensure(&self, plans: Vec<NetworkPlan>) -> Vec<Result<NetworkReport>> {
         self.ask(async move |node| node.ensure_networks(&plans).await.unwrap())
     }
 
-    pub(crate) fn ensure(&self, plan: &NetworkPlan) -> NetworkCare {
+    pub(crate) fn ensure(&self, plan: &NetworkPlan) -> NetworkReport {
         let mut cares = self.try_ensure(vec![plan.clone()]);
         cares.remove(0).unwrap_or_else(|error| panic!("{}: {error}", self.place.name))
     }
@@ -366,7 +366,7 @@ impl Guest {
 #[derive(Clone)]
 pub(crate) struct Net {
     pub(crate) plan: NetworkPlan,
-    pub(crate) router: Router,
+    pub(crate) router: RouterPlan,
     pub(crate) router_on: usize,
 }
 
@@ -385,14 +385,14 @@ impl Net {
             check_senders: true,
             router: None,
         };
-        let egress = Egress {
+        let egress = EgressPlan {
             netblock: "192.168.20.0/24".parse().unwrap(),
             gateway: Some(gateway.parse().unwrap()),
             floating: Vec::new(),
             masquerade: false,
             nodes: vec![],
         };
-        let router = Router {
+        let router = RouterPlan {
             dhcp: true,
             dns: true,
             nat: true,
@@ -407,7 +407,7 @@ impl Net {
 
     pub(crate) fn with(mut self, guests: &[&Guest]) -> Self {
         let lease =
-            |guest: &&Guest| Lease { mac: guest.mac, address: guest.address, name: guest.name.clone() };
+            |guest: &&Guest| DhcpLease { mac: guest.mac, address: guest.address, name: guest.name.clone() };
         self.router.leases = guests.iter().map(lease).collect();
         self
     }
@@ -418,7 +418,7 @@ impl Net {
 
     /// The plan for one machine.
     pub(crate) fn plan(&self, world: &World, machine: usize, guests: &[&Guest]) -> NetworkPlan {
-        let port = |guest: &&&Guest| Port {
+        let port = |guest: &&&Guest| InterfacePlan {
             interface: guest.interface,
             mac: guest.mac,
             address: Some(guest.address),
@@ -448,6 +448,6 @@ pub(crate) fn is_alive(mut stream: &TcpStream) -> bool {
     stream.read_exact(&mut [0; 1]).is_ok()
 }
 
-pub(crate) fn is_conflict(result: &Result<NetworkCare>) -> bool {
+pub(crate) fn is_conflict(result: &Result<NetworkReport>) -> bool {
     matches!(result, Err(Error::Conflict(_)))
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 use muster_types::Error;
 use muster_types::blob::Content;
 use muster_types::ids::BlobId;
-use muster_types::storage::FoundFile;
+use muster_types::storage::StoredFileKind;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
 use crate::world::{Disk, MIB, all, bytes, checksums, next};
@@ -151,7 +151,7 @@ async fn what_is_there_is_found_and_folders_are_for_us_alone() {
     let blob = disk.blob(b"12345").await;
     let found = disk.storage().find().await.unwrap();
     assert_eq!(found.len(), 1);
-    assert_eq!((found[0].what, found[0].size), (FoundFile::Blob(blob), 5));
+    assert_eq!((found[0].what, found[0].size), (StoredFileKind::Blob(blob), 5));
     let age = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64()
         - found[0].touched;
     assert!((0.0..60.0).contains(&age), "{age}");

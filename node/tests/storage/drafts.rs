@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use muster_types::Error;
 use muster_types::ids::{BlobId, OperationId, UploadId};
-use muster_types::storage::{Draft, FoundFile};
+use muster_types::storage::{Draft, StoredFileKind};
 
 use crate::world::{ANY, Disk, MIB, bytes, checksums, fed, parts, results};
 
@@ -235,7 +235,7 @@ async fn more_drafts_than_are_remembered_are_summed_up_right() {
     }
     let found = disk.storage().find().await.unwrap();
     assert_eq!(found.len(), 300);
-    assert!(found.iter().all(|found| found.size == 5 && matches!(found.what, FoundFile::Draft(_))));
+    assert!(found.iter().all(|found| found.size == 5 && matches!(found.what, StoredFileKind::Draft(_))));
 }
 
 #[tokio::test(flavor = "multi_thread")]

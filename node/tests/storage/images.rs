@@ -5,9 +5,9 @@ use std::path::Path;
 use std::process::Command;
 
 use muster_types::Error;
-use muster_types::blob::{ImageFacts, ImageFormat, Packing};
+use muster_types::blob::{Compression, ImageFacts, ImageFormat};
 use muster_types::ids::BlobId;
-use muster_types::storage::FoundFile;
+use muster_types::storage::StoredFileKind;
 
 use crate::world::{Disk, MIB, bytes, checksums, pipe, sh};
 
@@ -68,7 +68,7 @@ async fn good_images_are_taken_in_and_converted_to_the_same_disk() {
     }
     let (image, further) = (images[0].1.clone(), images[0].3.clone());
     let nothing = serde_json::json!({});
-    let (gzip, xz) = (Some(Packing::Gzip), Some(Packing::Xz));
+    let (gzip, xz) = (Some(Compression::Gzip), Some(Compression::Xz));
     images.push(("qcow2.gz", packed("gzip", &image), (ImageFormat::Qcow2, gzip), further));
     images.push(("raw", guest.clone(), (ImageFormat::Raw, None), nothing.clone()));
     images.push(("raw.gz", packed("gzip", &guest), (ImageFormat::Raw, gzip), nothing.clone()));
@@ -90,7 +90,7 @@ async fn good_images_are_taken_in_and_converted_to_the_same_disk() {
         disk.storage().convert(blob, &facts).await.unwrap();
         assert_eq!(sh(&format!("stat -c %i {conversion}")), number, "{name}");
         let found = disk.storage().find().await.unwrap();
-        let found = found.iter().find(|found| found.what == FoundFile::Conversion(blob)).unwrap();
+        let found = found.iter().find(|found| found.what == StoredFileKind::Conversion(blob)).unwrap();
         assert!(found.touched > 1e9, "{name}");
         // Made again after it was removed.
         disk.storage().remove_conversion(blob).await.unwrap();
@@ -106,7 +106,7 @@ async fn good_images_are_taken_in_and_converted_to_the_same_disk() {
 async fn an_optical_disc_stays_as_it_is() {
     let Some(disk) = Disk::real(&[]).await else { return };
     let data = disc();
-    for (image, packing) in [(data.clone(), None), (packed("xz", &data), Some(Packing::Xz))] {
+    for (image, packing) in [(data.clone(), None), (packed("xz", &data), Some(Compression::Xz))] {
         let blob = disk.blob(&image).await;
         let facts = disk.storage().inspect(blob).await.unwrap();
         assert_eq!((facts.format, facts.packing), (ImageFormat::Iso, packing));
@@ -115,7 +115,7 @@ async fn an_optical_disc_stays_as_it_is() {
         disk.storage().convert(blob, &facts).await.unwrap();
         assert!(fs::read(disk.conversion_path(blob, "iso")).unwrap() == data);
         let found = disk.storage().find().await.unwrap();
-        assert!(found.iter().any(|found| found.what == FoundFile::Conversion(blob)));
+        assert!(found.iter().any(|found| found.what == StoredFileKind::Conversion(blob)));
         disk.storage().remove(blob).await.unwrap();
         assert!(!disk.conversion_path(blob, "iso").exists());
     }
@@ -125,7 +125,7 @@ async fn an_optical_disc_stays_as_it_is() {
 async fn a_packed_draft_is_unpacked_in_its_place() {
     let Some(disk) = Disk::real(&[]).await else { return };
     let data = bytes(MIB + 7, 44);
-    for (program, packing) in [("gzip", Packing::Gzip), ("xz", Packing::Xz)] {
+    for (program, packing) in [("gzip", Compression::Gzip), ("xz", Compression::Xz)] {
         let draft = disk.draft(&packed(program, &data)).await;
         // One that is a blob already stays one.
         let blob = BlobId::new();

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use muster_types::ids::{BlobId, UploadId};
-use muster_types::storage::{Draft, FoundFile, Storage};
+use muster_types::storage::{Draft, StorageApi, StoredFileKind};
 
 use crate::world::{ANY, Disk, MIB, bytes, parts, sh};
 
@@ -20,7 +20,7 @@ fn blob(number: u64) -> BlobId {
     BlobId(uuid::Uuid::from_u128(u128::from(number)))
 }
 
-async fn live(storage: &dyn Storage, convert: bool) {
+async fn live(storage: &dyn StorageApi, convert: bool) {
     for number in 0.. {
         let (data, draft) = (data(number), Draft::Upload(UploadId(uuid::Uuid::from_u128(number.into()))));
         let size = storage.draft_size(draft).await.unwrap().unwrap_or(0);
@@ -83,29 +83,29 @@ async fn kill_again_and_again(folder: &Path, real: bool, times: u64) -> (usize, 
         let all = disk.storage().find().await.unwrap();
         for found in &all {
             match found.what {
-                FoundFile::Blob(id) => {
+                StoredFileKind::Blob(id) => {
                     let number = u64::try_from(id.0.as_u128()).unwrap();
                     assert!(disk.bytes(id).await.unwrap() == data(number), "blob {number}");
                     seen.0 += 1;
                 }
-                FoundFile::Conversion(id) => {
+                StoredFileKind::Conversion(id) => {
                     let number = u64::try_from(id.0.as_u128()).unwrap();
                     let (raw, made) = (folder.join("raw"), disk.conversion_path(id, "qcow2"));
                     fs::write(&raw, data(number)).unwrap();
                     sh(&format!("qemu-img compare -q -f qcow2 -F raw {} {}", made.display(), raw.display()));
                     seen.1 += 1;
                 }
-                FoundFile::Draft(Draft::Upload(id)) => {
+                StoredFileKind::Draft(Draft::Upload(id)) => {
                     let begun = fs::read(folder.join(format!("drafts/upload-{id}"))).unwrap();
                     let number = u64::try_from(id.0.as_u128()).unwrap();
                     assert!(data(number).starts_with(&begun), "draft {number}");
                 }
-                FoundFile::Draft(other) => panic!("{other:?}"),
+                StoredFileKind::Draft(other) => panic!("{other:?}"),
             }
         }
         // The next victim begins anew, but for its drafts.
         for found in all {
-            if let FoundFile::Blob(id) | FoundFile::Conversion(id) = found.what {
+            if let StoredFileKind::Blob(id) | StoredFileKind::Conversion(id) = found.what {
                 disk.storage().remove(id).await.unwrap();
             }
         }

@@ -6,7 +6,7 @@ use std::path::Path;
 use muster_types::Error;
 use muster_types::blob::ImageFormat;
 use muster_types::ids::BlobId;
-use muster_types::storage::{Draft, FoundFile};
+use muster_types::storage::{Draft, StoredFileKind};
 
 use crate::images::guest_disk;
 use crate::world::{ANY, Disk, MIB, parts, sh};
@@ -73,11 +73,11 @@ async fn only_an_image_that_can_lie_on_another_is_joined() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_machine_writes_is_a_draft_like_any_other() {
     let disk = Disk::new();
-    let draft = Draft::Machine(BlobId::new());
+    let draft = Draft::Vm(BlobId::new());
     disk.storage().append(draft, Some(0), ANY, parts(b"a picture", 4)).await.unwrap();
     let found = disk.storage().find().await.unwrap();
-    let found: Vec<(FoundFile, u64)> = found.iter().map(|found| (found.what, found.size)).collect();
-    assert_eq!(found, [(FoundFile::Draft(draft), 9)]);
+    let found: Vec<(StoredFileKind, u64)> = found.iter().map(|found| (found.what, found.size)).collect();
+    assert_eq!(found, [(StoredFileKind::Draft(draft), 9)]);
     disk.storage().keep(draft, BlobId::new()).await.unwrap();
     disk.storage().remove_draft(draft).await.unwrap();
     assert_eq!(disk.storage().draft_size(draft).await.unwrap(), None);

@@ -15,7 +15,7 @@ use muster_types::blob::Checksums;
 use muster_types::ids::{BlobId, NodeId, UploadId};
 use muster_types::node::{Limit, NodeApi};
 use muster_types::settings::Settings;
-use muster_types::storage::{ByteStream, Draft, Storage};
+use muster_types::storage::{ByteStream, Draft, StorageApi};
 
 pub(crate) const MIB: usize = 1 << 20;
 pub(crate) const ANY: u64 = u64::MAX;
@@ -59,7 +59,7 @@ impl Disk {
         Self { node, folder: folder.to_owned(), _owned: None }
     }
 
-    pub(crate) fn storage(&self) -> &dyn Storage {
+    pub(crate) fn storage(&self) -> &dyn StorageApi {
         self.node.storage()
     }
 

@@ -95,5 +95,5 @@ async fn operations_go_with_their_instance() {
         assert_eq!(deleted["references_from"], json!({}), "{deleted}");
     }
     assert!(world.list(false).await.is_empty());
-    assert_eq!(world.cluster.machines(), []);
+    assert_eq!(world.cluster.vms(), []);
 }

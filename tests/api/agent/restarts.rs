@@ -1,4 +1,4 @@
-//! Guests, agents and daemons that are started again in the middle.
+//! GuestApi, agents and daemons that are started again in the middle.
 
 use super::*;
 

@@ -216,7 +216,7 @@ async fn an_image_that_cannot_be_fetched_or_used_leaves_an_instance_in_error_tha
         assert!(text(&record, "error_message").contains(why), "{record}");
         assert_eq!(record["references_from"], json!({}));
     }
-    assert_eq!(cluster.machines(), [id(&origin)]);
+    assert_eq!(cluster.vms(), [id(&origin)]);
     assert_eq!(cluster.count("instances", "claimed_cpus > 0").await, 1);
     for forbidden in ["http://169.254.169.254/latest", "file:///etc/passwd", "ftp://x.example/y"] {
         let answer = try_create(&cluster, &token, "forbidden", &from(forbidden)).await;
@@ -244,7 +244,7 @@ async fn an_optical_image_is_put_into_a_drive() {
         ("sdc", "usb", &json!(true))
     );
     let plan = cluster.node_named(text(&record, "node")).machine(id(&record)).unwrap();
-    assert_eq!(plan.disks[2].kind, muster_types::machine::DiskKind::Cdrom);
+    assert_eq!(plan.disks[2].kind, muster_types::vm::DiskKind::Cdrom);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -129,7 +129,7 @@ async fn what_was_on_when_its_host_went_down_is_started_again() {
         })
         .await;
     }
-    reconcile::machines::run_once(&cluster.app).await.unwrap();
+    reconcile::vms::run_once(&cluster.app).await.unwrap();
     cluster.settle().await;
     for (record, power) in [(&on, "on"), (&paused, "on"), (&off, "off"), (&ended, "off")] {
         let now = show(&cluster, &token, record).await;
@@ -178,7 +178,7 @@ async fn an_instance_that_cannot_be_made_ends_in_error_with_the_reason_and_has_n
         let failed = events.iter().find(|event| event.message == "state is now creating-error").unwrap();
         assert!(failed.extra["reason"].as_str().unwrap().contains("no such model"), "{failed:?}");
         assert!(events.iter().any(|event| event.message == "state is now error"));
-        assert!(cluster.machines().is_empty());
+        assert!(cluster.vms().is_empty());
         assert_eq!(cluster.promised().await["sim-1"], (0, 0, 0));
         assert_eq!(cluster.count("addresses", "kind IN ('instance', 'floating')").await, 0);
         for verb in ["poweron", "poweroff", "pause", "snapshot"] {
@@ -214,7 +214,7 @@ async fn a_deleted_instance_gives_everything_back_and_is_forgotten_after_the_del
     let gone = show(&cluster, &token, &record).await;
     assert_eq!((text(&gone, "state"), text(&gone, "power_state")), ("deleted", "off"));
     assert_eq!((&gone["interfaces"], &gone["console_port"]), (&json!([]), &Value::Null));
-    assert!(cluster.machines().is_empty());
+    assert!(cluster.vms().is_empty());
     assert_eq!(cluster.promised().await[text(&record, "node")], (0, 0, 0));
     assert_eq!(cluster.count("instance_ports", "1 = 1").await, 0);
     let addresses = get(&cluster, &token, &format!("/networks/{net}/addresses")).await.body;
@@ -241,7 +241,7 @@ async fn what_is_deleted_while_it_is_made_is_never_started() {
     assert_eq!(delete(&cluster, &token, &path(&record, "")).await.status, 200);
     cluster.settle().await;
     assert_eq!(show(&cluster, &token, &record).await["state"], "deleted");
-    assert!(cluster.machines().is_empty());
+    assert!(cluster.vms().is_empty());
     let all = get(&cluster, &token, &path(&record, "/clusteroperations?all=true")).await.body;
     let states: Vec<&str> = all.as_array().unwrap().iter().map(|one| text(one, "state")).collect();
     assert_eq!(states, ["complete", "abort"]);
@@ -284,7 +284,7 @@ async fn all_instances_of_a_namespace_are_deleted_only_when_that_is_meant() {
     assert_eq!(list.as_array().unwrap().len(), 2, "system means everybody");
     cluster.settle().await;
     assert_eq!(show(&cluster, &system, &own).await["state"], "deleted");
-    assert!(cluster.machines().is_empty());
+    assert!(cluster.vms().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -302,7 +302,7 @@ async fn a_machine_that_no_record_explains_is_left_alone_and_one_whose_record_is
         tx.execute(sql, &[id.into()]).await.unwrap();
     }
     tx.finish(Ok(()), &mut muster_control::store::Retry::default()).await.unwrap().unwrap();
-    reconcile::machines::run_once(&cluster.app).await.unwrap();
+    reconcile::vms::run_once(&cluster.app).await.unwrap();
     let mut left = cluster.node.machine_ids();
     left.sort_unstable();
     let mut expected = [id(&kept), id(&stray)];
@@ -332,7 +332,7 @@ async fn an_instance_whose_operation_vanished_is_brought_to_an_end() {
         ("error", "its creation ended without a result")
     );
     assert_eq!(show(&cluster, &token, &going).await["state"], "deleted");
-    assert!(cluster.machines().is_empty());
+    assert!(cluster.vms().is_empty());
     assert!(cluster.promised().await.values().all(|promised| *promised == (0, 0, 0)));
 }
 

@@ -61,7 +61,7 @@ async fn fifty_at_once(url: Option<&str>) {
         assert!(text(failed, "error_message").starts_with("scheduling failed: "), "{failed}");
         assert_eq!((&failed["node"], &failed["interfaces"]), (&Value::Null, &json!([])));
     }
-    assert_eq!(cluster.machines().len(), 30);
+    assert_eq!(cluster.vms().len(), 30);
 
     // Each ledger is the sum of its instances, and within what its node has.
     let mut sums: BTreeMap<String, (i64, i64, i64)> = BTreeMap::new();
@@ -90,7 +90,7 @@ async fn fifty_at_once(url: Option<&str>) {
     assert_eq!(going.as_array().unwrap().len(), 50);
     cluster.settle().await;
     assert_eq!(get(&cluster, &token, "/instances").await.body, json!([]));
-    assert!(cluster.machines().is_empty());
+    assert!(cluster.vms().is_empty());
     assert!(cluster.promised().await.values().all(|promised| *promised == (0, 0, 0)));
     assert_eq!(cluster.count("addresses", "kind = 'instance'").await, 0);
     for table in ["instance_ports", "hardware_addresses"] {

@@ -9,7 +9,7 @@ use crate::object::words;
 use crate::{Error, Result};
 
 /// The largest disk: beyond it nobody means it, and its bytes would be hard to count.
-pub const LARGEST_DISK_GB: u64 = 1_000_000;
+pub const MAX_DISK_GB: u64 = 1_000_000;
 
 words! {
     /// How a disk is connected.
@@ -66,7 +66,7 @@ fn disk(value: &Value, path: &str, default_bus: DiskBus, findings: &mut Findings
     };
     let fields = Fields::new(path, values, &["size", "base", "bus", "type"], findings)?;
     // Released clients that cannot leave a size out send 0.
-    let size = fields.count("size", LARGEST_DISK_GB)?.filter(|size| *size > 0);
+    let size = fields.count("size", MAX_DISK_GB)?.filter(|size| *size > 0);
     let base = fields.filled_text("base")?.filter(|base| !base.eq_ignore_ascii_case("none"));
     let bus = fields.word("bus", fields.filled_text("bus")?, DiskBus::ALL, DiskBus::as_str)?;
     let disk_type = fields.word("type", fields.filled_text("type")?, DiskType::ALL, DiskType::as_str)?;

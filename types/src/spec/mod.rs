@@ -14,8 +14,8 @@ mod video;
 mod tests;
 
 pub use affinity::{Affinity, affinity, tags};
-pub use disk::{Device, DiskBus, DiskSpec, DiskType, LARGEST_DISK_GB, Which, disks, layout};
+pub use disk::{Device, DiskBus, DiskSpec, DiskType, MAX_DISK_GB, Which, disks, layout};
 pub use fields::Findings;
 pub use name::name;
 pub use network::{AddressSpec, NetworkSpec, network, networks};
-pub use video::{LARGEST_VIDEO_KB, Vdi, VideoSpec, video};
+pub use video::{MAX_VIDEO_MEMORY_KB, Vdi, VideoSpec, video};

@@ -517,7 +517,7 @@ proptest! {
 
     #[test]
     fn specs_that_are_well_formed_are_accepted(
-        size in prop::option::of(1..=LARGEST_DISK_GB),
+        size in prop::option::of(1..=MAX_DISK_GB),
         base in prop::option::of("[a-z]{5,9}:[0-9]{1,3}"),
         bus in prop::sample::select(DiskBus::ALL),
         disk_type in prop::sample::select(DiskType::ALL),

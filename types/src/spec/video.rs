@@ -9,7 +9,7 @@ use crate::object::words;
 use crate::{Error, Result};
 
 /// The largest memory of a screen, in kibibytes.
-pub const LARGEST_VIDEO_KB: u64 = 4 * 1024 * 1024;
+pub const MAX_VIDEO_MEMORY_KB: u64 = 4 * 1024 * 1024;
 
 words! {
     /// How a screen is reached.
@@ -63,7 +63,7 @@ fn screen(value: &Value, path: &str, findings: &mut Findings) -> Result<Option<V
     let fields = Fields::new(path, values, &["model", "memory", "vdi"], findings)?;
     let missing = |key: &str| Error::Invalid(format!("video specification requires \"{key}\""));
     let model = fields.model("model", fields.text("model")?)?.ok_or_else(|| missing("model"))?;
-    let memory = fields.count("memory", LARGEST_VIDEO_KB)?.ok_or_else(|| missing("memory"))?;
+    let memory = fields.count("memory", MAX_VIDEO_MEMORY_KB)?.ok_or_else(|| missing("memory"))?;
     let vdi = fields.word("vdi", fields.text("vdi")?, Vdi::ALL, Vdi::as_str)?.unwrap_or(Vdi::Spice);
     Ok(Some(VideoSpec { model, memory, vdi }))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt as _, stream};
 use muster_types::event::{Event, EventType};
-use muster_types::guest::{CommandKey, Executed, Output, OutputName};
+use muster_types::guest::{CommandKey, CommandOutput, CommandResult, OutputName};
 use muster_types::ids::BlobId;
 use muster_types::node::NodeApi;
 use muster_types::storage::{ByteStream, Draft};
@@ -48,7 +48,7 @@ pub(super) async fn keep<'a>(
     data: ByteStream,
 ) -> Result<Kept<'a>> {
     let id = BlobId::new();
-    let draft = Draft::Machine(id);
+    let draft = Draft::Vm(id);
     let mark = app.drafting.begin(node.identity().id, id);
     let prepared = async {
         node.storage().append(draft, Some(0), most.min(upload::most_bytes(app)), data).await?;
@@ -75,7 +75,7 @@ pub(super) async fn executed<'a>(
     work: &'a Work,
     key: CommandKey,
     line: &str,
-    executed: Executed,
+    executed: CommandResult,
 ) -> Result<Outcome<'a>, Failure> {
     let mut result = Map::new();
     result.insert("command-line".into(), json!(line));
@@ -99,13 +99,13 @@ async fn read<'a>(
     work: &'a Work,
     key: CommandKey,
     name: OutputName,
-    output: Output,
+    output: CommandOutput,
     outcome: &mut Outcome<'a>,
 ) -> Result<(), Failure> {
     let word = name.as_str();
     let (most, data) = match output {
-        Output::Here(bytes) => (bytes.len() as u64, Some(bytes)),
-        Output::There { size, cut } => {
+        CommandOutput::Here(bytes) => (bytes.len() as u64, Some(bytes)),
+        CommandOutput::There { size, cut } => {
             if cut {
                 // The guest keeps only so much of what a command writes.
                 outcome.result.insert(format!("{word}-cut"), json!(true));

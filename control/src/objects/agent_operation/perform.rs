@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_types::agent_operation::{AgentCommand, AgentOperationState, Mode};
-use muster_types::guest::{Command, CommandKey, FileFacts, GuestError, Guests, Output};
+use muster_types::guest::{CommandKey, CommandOutput, GuestApi, GuestCommand, GuestError, GuestFileInfo};
 use muster_types::ids::BlobId;
 use muster_types::node::NodeApi;
 use muster_types::{Error, Result};
@@ -94,7 +94,7 @@ pub(crate) fn is_command(row: &AgentOperationRow) -> bool {
 }
 
 impl Work {
-    pub(super) fn guests(&self) -> &dyn Guests {
+    pub(super) fn guests(&self) -> &dyn GuestApi {
         self.node.guests()
     }
 
@@ -149,7 +149,7 @@ impl Work {
         }
         let mut pause = SHORTEST_PAUSE;
         loop {
-            let command = Command { key, line: line.to_owned(), again: again.clone() };
+            let command = GuestCommand { key, line: line.to_owned(), again: again.clone() };
             let failure = match self.guests().execute(row.instance, &command).await {
                 Ok(executed) => match output::executed(self, key, line, executed).await {
                     Ok(outcome) => return Ok(Some((vec![outcome], None))),
@@ -262,7 +262,7 @@ impl Work {
             // What they mean depends on how the file is.
             Mode::Words(words) => {
                 let index = u32::try_from(row.attempts).unwrap_or(u32::MAX);
-                let command = Command {
+                let command = GuestCommand {
                     // Another attempt is another command.
                     key: CommandKey { operation: row.id, index },
                     line: format!("chmod -- {words} {}", quoted(path)),
@@ -272,7 +272,7 @@ impl Work {
                 let _ = self.guests().forget(row.instance, command.key).await;
                 if executed.return_code != 0 {
                     return Err(Failure::Final(match &executed.stderr {
-                        Output::Here(text) if !text.is_empty() => {
+                        CommandOutput::Here(text) if !text.is_empty() => {
                             String::from_utf8_lossy(&text[..text.len().min(1024)]).trim().to_owned()
                         }
                         _ => format!("chmod ended with {}", executed.return_code),
@@ -329,7 +329,7 @@ fn refused(command: Option<&AgentCommand>, why: &str) -> Outcome<'static> {
     Outcome { result, kept: vec![] }
 }
 
-fn stat_result(facts: &FileFacts) -> Value {
+fn stat_result(facts: &GuestFileInfo) -> Value {
     json!({
         "mode": facts.mode,
         "size": facts.size,

@@ -35,7 +35,7 @@ pub async fn read(node: &Arc<dyn NodeApi>, row: &InstanceRow, length: Option<i64
         Some(length) => Some(length),
     };
     let most = length.and_then(|length| u64::try_from(length).ok());
-    match node.machines().console(row.id, most).await {
+    match node.vms().console(row.id, most).await {
         // It showed nothing yet, or is gone.
         Err(Error::NotFound(_)) => Ok(Bytes::new()),
         shown => shown,
@@ -44,7 +44,7 @@ pub async fn read(node: &Arc<dyn NodeApi>, row: &InstanceRow, length: Option<i64
 
 /// Forgets what the serial console showed. Call it where the instance's node is.
 pub async fn clear(app: &App, caller: &Caller, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<()> {
-    node.machines().clear_console(row.id).await?;
+    node.vms().clear_console(row.id).await?;
     app.record(caller, Event::audit(object(row.id), "clear console request from REST API"));
     Ok(())
 }
@@ -58,11 +58,11 @@ pub async fn screenshot(
 ) -> Result<BlobId> {
     require_created(row)?;
     let id = BlobId::new();
-    let draft = Draft::Machine(id);
+    let draft = Draft::Vm(id);
     let _mark = app.drafting.begin(node.identity().id, id);
     {
         let _turn = app.turns.take(row.id).await;
-        node.machines().screenshot(row.id, draft).await?;
+        node.vms().screenshot(row.id, draft).await?;
     }
     let kept = keep(app, node, draft).await;
     node.storage().remove_draft(draft).await?;

@@ -4,8 +4,8 @@ use base64::Engine as _;
 use muster_types::ids::NetworkId;
 use muster_types::instance::{ConfigDriveType, DiskRecord};
 use muster_types::interface::InterfaceState;
-use muster_types::machine::{DiskKind, DiskPlan, DriveFile, MachinePlan, Nic, Ports};
 use muster_types::spec::{self, Device, DiskType, Which};
+use muster_types::vm::{ConsolePorts, DiskKind, DiskPlan, DriveFile, NicPlan, VmPlan};
 use muster_types::{Error, Result};
 use serde_json::{Map, Value, json};
 
@@ -55,7 +55,7 @@ pub(crate) fn lay_out(spec: &InstanceSpec, sizes: &[Option<u64>]) -> Vec<DiskRec
 }
 
 /// The plan of an instance whose disks are laid out and that has its ports.
-pub(crate) async fn make(app: &App, row: &InstanceRow, ports: Ports) -> Result<MachinePlan> {
+pub(crate) async fn make(app: &App, row: &InstanceRow, ports: ConsolePorts) -> Result<VmPlan> {
     let all = interfaces::of_instances(&*app.store, &[row.id]).await?;
     let present: Vec<&InterfaceRow> =
         all.iter().filter(|interface| interface.state != InterfaceState::Error).collect();
@@ -67,7 +67,7 @@ pub(crate) async fn make(app: &App, row: &InstanceRow, ports: Ports) -> Result<M
     let mtu = if present.is_empty() { 0 } else { mtu(nodes::list(&*app.store).await?.iter(), &app.settings) };
     let config_drive = (row.spec.configdrive == ConfigDriveType::OpenStackDisk)
         .then(|| config_drive(app, row, &present, &networks, mtu));
-    Ok(MachinePlan {
+    Ok(VmPlan {
         id: row.id,
         name: row.name.clone(),
         cpus: u32::try_from(row.spec.cpus).unwrap_or(1),
@@ -85,7 +85,7 @@ pub(crate) async fn make(app: &App, row: &InstanceRow, ports: Ports) -> Result<M
     })
 }
 
-fn nics(interfaces: &[&InterfaceRow], networks: &[NetworkRow], mtu: u32) -> Vec<Nic> {
+fn nics(interfaces: &[&InterfaceRow], networks: &[NetworkRow], mtu: u32) -> Vec<NicPlan> {
     let of = |interface: &&InterfaceRow| {
         Some(nic(interface, networks.iter().find(|network| network.id == interface.network)?, mtu))
     };
@@ -93,8 +93,8 @@ fn nics(interfaces: &[&InterfaceRow], networks: &[NetworkRow], mtu: u32) -> Vec<
 }
 
 /// An interface as its machine has it.
-pub(crate) fn nic(interface: &InterfaceRow, network: &NetworkRow, mtu: u32) -> Nic {
-    Nic {
+pub(crate) fn nic(interface: &InterfaceRow, network: &NetworkRow, mtu: u32) -> NicPlan {
+    NicPlan {
         interface: interface.id,
         vxid: u32::try_from(network.vxid).unwrap_or(0),
         mac: interface.mac,

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use muster_types::event::{Event, EventType};
 use muster_types::ids::InstanceId;
 use muster_types::instance::{InstanceState, PowerState, SideChannel};
-use muster_types::machine::{PORT_TAKEN, Ports, Power};
 use muster_types::node::{NodeApi, NodeFuture};
 use muster_types::spec::Vdi;
 use muster_types::time::now;
+use muster_types::vm::{ConsolePorts, PORT_TAKEN, VmPower};
 use muster_types::{Error, Result};
 use serde_json::json;
 
@@ -62,9 +62,9 @@ pub async fn act(
     let _turn = app.turns.take(id).await;
     let row = instances::get(&*app.store, id).await?.ok_or_else(|| Error::not_found("instance"))?;
     require_created(&row)?;
-    let machines = node.machines();
+    let machines = node.vms();
     let power = machines.power(id).await?;
-    let running = matches!(power, Some(Power::On | Power::Paused));
+    let running = matches!(power, Some(VmPower::On | VmPower::Paused));
     let invalid = |why: &str| Err(Error::Conflict(format!("Invalid lifecycle state: {why}")));
     match action {
         Action::On if running => return Ok(()),
@@ -77,10 +77,10 @@ pub async fn act(
             };
             return invalid(&format!("you cannot {verb} a powered off instance"));
         }
-        Action::Pause if power == Some(Power::Paused) => {
+        Action::Pause if power == Some(VmPower::Paused) => {
             return invalid("pause failed after 1 attempts: the instance is paused");
         }
-        Action::Unpause if power == Some(Power::On) => {
+        Action::Unpause if power == Some(VmPower::On) => {
             return invalid("unpause failed after 1 attempts: the instance is not paused");
         }
         _ => {}
@@ -121,9 +121,9 @@ pub(crate) async fn switch_on(app: &App, node: &Arc<dyn NodeApi>, row: &Instance
         let plan = plan::make(app, row, now).await?;
         // The machines of a simulated node go with their daemon; there is nothing on their disks to lose.
         if row.state == InstanceState::Creating || node.identity().simulated {
-            node.machines().build(&plan).await?;
+            node.vms().build(&plan).await?;
         }
-        match node.machines().start(&plan).await {
+        match node.vms().start(&plan).await {
             // Somebody who is none of ours has it.
             Err(Error::Unavailable(why)) if why.starts_with(PORT_TAKEN) => {
                 tracing::info!(instance = %row.id, why, "a machine gets other ports");
@@ -134,14 +134,14 @@ pub(crate) async fn switch_on(app: &App, node: &Arc<dyn NodeApi>, row: &Instance
     Err(Error::Unavailable("no ports for the consoles were found".into()))
 }
 
-async fn choose_ports(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<Ports> {
+async fn choose_ports(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<ConsolePorts> {
     let here = node.identity().id;
     let secured = row.spec.video.vdi != Vdi::Vnc;
     for _ in 0..PORT_ATTEMPTS {
         let taken = instances::ports(&*app.store, here).await?;
-        let free = node.machines().choose_ports(if secured { 3 } else { 2 }, &taken).await?;
+        let free = node.vms().choose_ports(if secured { 3 } else { 2 }, &taken).await?;
         let (Some(console), Some(vdi)) = (free.first(), free.get(1)) else { break };
-        let ports = Ports { console: *console, vdi: *vdi, vdi_tls: free.get(2).copied() };
+        let ports = ConsolePorts { console: *console, vdi: *vdi, vdi_tls: free.get(2).copied() };
         let got = transaction!(app.store, |tx| {
             if !instances::set_ports(tx, row.id, here, Some(ports)).await? {
                 return Err(Error::Unavailable("somebody else took the ports".into()).into());
@@ -170,12 +170,12 @@ pub(crate) async fn write_seen(app: &App, node: &Arc<dyn NodeApi>, id: InstanceI
     if row.node != Some(node.identity().id) {
         return Ok(());
     }
-    let (power, reason) = match node.machines().power(id).await? {
-        Some(Power::On) => (PowerState::On, None),
-        Some(Power::Paused) => (PowerState::Paused, None),
-        Some(Power::Off { reason }) => (PowerState::Off, Some(reason)),
-        Some(Power::Crashed { reason }) => (PowerState::Crashed, Some(reason)),
-        Some(Power::Lost) => return start_again(app, &row).await,
+    let (power, reason) = match node.vms().power(id).await? {
+        Some(VmPower::On) => (PowerState::On, None),
+        Some(VmPower::Paused) => (PowerState::Paused, None),
+        Some(VmPower::Off { reason }) => (PowerState::Off, Some(reason)),
+        Some(VmPower::Crashed { reason }) => (PowerState::Crashed, Some(reason)),
+        Some(VmPower::Lost) => return start_again(app, &row).await,
         None => (PowerState::Crashed, Some("the node has nothing of it any more".to_owned())),
     };
     if power == row.power_state {

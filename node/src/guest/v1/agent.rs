@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use muster_types::guest::{Command, CommandKey, Executed, FileFacts, GuestError, GuestFuture, OutputName};
+use muster_types::guest::{
+    CommandKey, CommandResult, GuestCommand, GuestError, GuestFileInfo, GuestFuture, OutputName,
+};
 use muster_types::storage::ByteStream;
 use serde_json::{Map, Value, json};
 
@@ -33,7 +35,7 @@ impl Speaker for Agent {
         })
     }
 
-    fn execute<'a>(&'a self, command: &'a Command) -> GuestFuture<'a, Executed> {
+    fn execute<'a>(&'a self, command: &'a GuestCommand) -> GuestFuture<'a, CommandResult> {
         Box::pin(execute::execute(&self.line, command))
     }
 
@@ -76,7 +78,7 @@ impl Speaker for Agent {
         })
     }
 
-    fn get<'a>(&'a self, path: &'a str) -> GuestFuture<'a, (FileFacts, ByteStream)> {
+    fn get<'a>(&'a self, path: &'a str) -> GuestFuture<'a, (GuestFileInfo, ByteStream)> {
         Box::pin(get::get(&self.line, path))
     }
 }

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use bytes::{Bytes, BytesMut};
 use futures_core::Stream;
 use muster_agent::PIECE;
-use muster_types::guest::{Command, CommandKey, Executed, GuestError, Output, OutputName};
+use muster_types::guest::{CommandKey, CommandOutput, CommandResult, GuestCommand, GuestError, OutputName};
 use muster_types::storage::ByteStream;
 use serde_json::json;
 
@@ -23,14 +23,14 @@ const SMALL: u64 = 10 << 10;
 const AHEAD: usize = 8;
 
 /// Runs a command, or goes on with it, and returns when it has ended.
-pub(super) async fn execute(line: &Arc<Line>, command: &Command) -> Result<Executed, GuestError> {
+pub(super) async fn execute(line: &Arc<Line>, command: &GuestCommand) -> Result<CommandResult, GuestError> {
     match line.features().memory {
         true => execute_remembered(line, command).await,
         false => execute_plainly(line, command).await,
     }
 }
 
-async fn execute_remembered(line: &Arc<Line>, command: &Command) -> Result<Executed, GuestError> {
+async fn execute_remembered(line: &Arc<Line>, command: &GuestCommand) -> Result<CommandResult, GuestError> {
     let mut fields = json!({
         "command-line": command.line, "block-for-result": true, "key": command.key.to_string(),
     });
@@ -48,10 +48,10 @@ async fn execute_remembered(line: &Arc<Line>, command: &Command) -> Result<Execu
     };
     let stdout = written(line, command.key, OutputName::Stdout, &reply).await?;
     let stderr = written(line, command.key, OutputName::Stderr, &reply).await?;
-    Ok(Executed { return_code, stdout, stderr })
+    Ok(CommandResult { return_code, stdout, stderr })
 }
 
-async fn execute_plainly(line: &Arc<Line>, command: &Command) -> Result<Executed, GuestError> {
+async fn execute_plainly(line: &Arc<Line>, command: &GuestCommand) -> Result<CommandResult, GuestError> {
     if command.again.is_some() {
         return Err(if is_this_boot(line, command) { GuestError::Forgetful } else { restarted() });
     }
@@ -61,11 +61,11 @@ async fn execute_plainly(line: &Arc<Line>, command: &Command) -> Result<Executed
     let Some(return_code) = reply.return_code() else {
         return Err(reply.failure().unwrap_or_else(no_result));
     };
-    let mut here = |name| Output::Here(reply.take_text(name).unwrap_or_default().into_bytes().into());
-    Ok(Executed { return_code, stdout: here("stdout"), stderr: here("stderr") })
+    let mut here = |name| CommandOutput::Here(reply.take_text(name).unwrap_or_default().into_bytes().into());
+    Ok(CommandResult { return_code, stdout: here("stdout"), stderr: here("stderr") })
 }
 
-fn is_this_boot(line: &Line, command: &Command) -> bool {
+fn is_this_boot(line: &Line, command: &GuestCommand) -> bool {
     line.known().boot.unwrap_or_default() == command.again.as_deref().unwrap_or_default()
 }
 
@@ -83,11 +83,11 @@ async fn written(
     key: CommandKey,
     name: OutputName,
     reply: &Packet,
-) -> Result<Output, GuestError> {
+) -> Result<CommandOutput, GuestError> {
     let size = reply.whole(&format!("{name}-size")).unwrap_or_default();
     let cut = reply.flag(&format!("{name}-cut")) == Some(true);
     if size > SMALL || cut {
-        return Ok(Output::There { size, cut });
+        return Ok(CommandOutput::There { size, cut });
     }
     let mut all = BytesMut::new();
     while (all.len() as u64) < size {
@@ -97,7 +97,7 @@ async fn written(
     }
     // It may have more than it said by now, but no more than a piece.
     all.truncate(usize::try_from(size).unwrap_or(usize::MAX));
-    Ok(Output::Here(all.freeze()))
+    Ok(CommandOutput::Here(all.freeze()))
 }
 
 /// Asks for a piece.
@@ -142,7 +142,7 @@ pub(super) async fn output(
     Ok(Box::pin(Piece { first, written }))
 }
 
-/// Output on its way.
+/// CommandOutput on its way.
 struct Written {
     line: Arc<Line>,
     key: CommandKey,

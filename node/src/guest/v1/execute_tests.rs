@@ -5,7 +5,9 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use muster_agent::{MEMORY, PIECE, PIECES};
-use muster_types::guest::{AgentState, Command, Executed, GuestError, Guests, Output, OutputName};
+use muster_types::guest::{
+    AgentState, CommandOutput, CommandResult, GuestApi, GuestCommand, GuestError, OutputName,
+};
 use muster_types::storage::ByteStream;
 use serde_json::json;
 use tokio::task::JoinHandle;
@@ -15,13 +17,13 @@ use super::fake::{FakeAgent, World, command};
 
 const BOTH: &[&str] = &[MEMORY, PIECES];
 
-fn execute(world: &World, order: &Command) -> JoinHandle<Result<Executed, GuestError>> {
+fn execute(world: &World, order: &GuestCommand) -> JoinHandle<Result<CommandResult, GuestError>> {
     let (guests, id, order) = (world.guests.clone(), world.id, order.clone());
     tokio::spawn(async move { guests.execute(id, &order).await })
 }
 
-fn here(text: &str) -> Output {
-    Output::Here(text.to_owned().into())
+fn here(text: &str) -> CommandOutput {
+    CommandOutput::Here(text.to_owned().into())
 }
 
 pub(super) async fn collect(mut stream: ByteStream) -> muster_types::Result<Vec<u8>> {
@@ -60,9 +62,9 @@ async fn a_plain_agent_runs_a_command_and_may_be_silent_meanwhile() {
     assert_eq!((ended.return_code, ended.stderr), (3, here("oh")));
     assert_eq!(ended.stdout, here(&long));
     // What happened before it cannot know.
-    let again = Command { again: Some("1000".into()), ..order.clone() };
+    let again = GuestCommand { again: Some("1000".into()), ..order.clone() };
     assert_eq!(execute(&world, &again).await.unwrap(), Err(GuestError::Forgetful));
-    let before = Command { again: Some("900".into()), ..order.clone() };
+    let before = GuestCommand { again: Some("900".into()), ..order.clone() };
     assert!(matches!(execute(&world, &before).await.unwrap(), Err(GuestError::Restarted(_))));
     assert_eq!(
         world.guests.output(world.id, order.key, OutputName::Stdout).await.err(),
@@ -109,15 +111,16 @@ async fn what_an_agent_remembers_is_fetched_if_it_is_small() {
     // It comes in two parts, and more of it than was said.
     give_output(&mut agent, b"hello and more", 3).await;
     give_output(&mut agent, b"hello and more", 30).await;
-    let expected = Executed { return_code: 0, stdout: here("hello"), stderr: here("") };
+    let expected = CommandResult { return_code: 0, stdout: here("hello"), stderr: here("") };
     assert_eq!(running.await.unwrap().unwrap(), expected);
 
     let running = execute(&world, &order);
     let asked = agent.expect("execute").await;
     let ended = json!({ "return-code": 1, "stdout-size": 10241, "stderr-size": 7, "stderr-cut": true });
     agent.reply(&asked, "execute-response", ended).await;
-    let (stdout, stderr) = (Output::There { size: 10241, cut: false }, Output::There { size: 7, cut: true });
-    assert_eq!(running.await.unwrap().unwrap(), Executed { return_code: 1, stdout, stderr });
+    let (stdout, stderr) =
+        (CommandOutput::There { size: 10241, cut: false }, CommandOutput::There { size: 7, cut: true });
+    assert_eq!(running.await.unwrap().unwrap(), CommandResult { return_code: 1, stdout, stderr });
 }
 
 #[tokio::test(start_paused = true)]
@@ -132,7 +135,7 @@ async fn a_command_goes_on_over_another_connection() {
     let mut agent = world.connected().await;
     agent.be_ready(BOTH).await;
     world.wait_for(&AgentState::Ready).await;
-    let again = Command { again: world.report().boot, ..order.clone() };
+    let again = GuestCommand { again: world.report().boot, ..order.clone() };
     let running = execute(&world, &again);
     let asked = agent.expect("execute").await;
     assert_eq!((&asked["again"], &asked["key"]), (&json!(true), &json!(order.key.to_string())));
@@ -141,7 +144,7 @@ async fn a_command_goes_on_over_another_connection() {
         .await;
     assert_eq!(running.await.unwrap().unwrap().return_code, 2);
 
-    let before = Command { again: Some("zeroth".into()), ..order.clone() };
+    let before = GuestCommand { again: Some("zeroth".into()), ..order.clone() };
     for (order, reason, is_unknown) in [
         (&again, "unknown", true),
         (&before, "unknown", false),

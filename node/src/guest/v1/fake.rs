@@ -8,18 +8,18 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_core::Stream;
 use muster_agent::frame::{Frames, encode};
-use muster_types::guest::{AgentState, Command, CommandKey, GuestReport, Guests};
+use muster_types::guest::{AgentState, CommandKey, GuestApi, GuestCommand, GuestReport};
 use muster_types::ids::{AgentOperationId, InstanceId};
 use muster_types::instance::SideChannel;
-use muster_types::machine::Changes;
 use muster_types::storage::ByteStream;
+use muster_types::vm::ChangeStream;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
 use crate::guest::{Contact, Contacts, LocalGuests};
-use crate::machine::socket;
+use crate::vm::socket;
 
 /// Longer than anything here takes, by a clock that runs only when nothing else does.
 const PATIENCE: Duration = Duration::from_secs(100_000);
@@ -27,7 +27,7 @@ const PATIENCE: Duration = Duration::from_secs(100_000);
 pub(super) struct World {
     _folder: tempfile::TempDir,
     listener: UnixListener,
-    changes: Changes,
+    changes: ChangeStream,
     pub(super) id: InstanceId,
     pub(super) guests: Arc<LocalGuests>,
     pub(super) contact: Option<Contact>,
@@ -136,9 +136,9 @@ impl FakeAgent {
     }
 }
 
-pub(super) fn command(line: &str, again: Option<&str>) -> Command {
+pub(super) fn command(line: &str, again: Option<&str>) -> GuestCommand {
     let key = CommandKey { operation: AgentOperationId::new(), index: 0 };
-    Command { key, line: line.into(), again: again.map(str::to_owned) }
+    GuestCommand { key, line: line.into(), again: again.map(str::to_owned) }
 }
 
 /// Bytes that come at once.

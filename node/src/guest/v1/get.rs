@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use futures_core::Stream;
 use muster_agent::PIECE;
-use muster_types::guest::{FileFacts, GuestError};
+use muster_types::guest::{GuestError, GuestFileInfo};
 use muster_types::storage::ByteStream;
 use serde_json::json;
 
@@ -21,7 +21,7 @@ const WINDOW: u64 = 16 * PIECE as u64;
 /// After how many bytes it is told that they were taken.
 const TAKEN: u64 = 4 * PIECE as u64;
 
-pub(super) async fn get(line: &Arc<Line>, path: &str) -> Result<(FileFacts, ByteStream), GuestError> {
+pub(super) async fn get(line: &Arc<Line>, path: &str) -> Result<(GuestFileInfo, ByteStream), GuestError> {
     let windowed = line.features().pieces;
     let flow = if windowed { Flow::Window } else { Flow::Unasked };
     let mut call = line.call("get-file", flow)?;

@@ -1,7 +1,7 @@
 //! A guest that answers everything with anything.
 
 use muster_agent::{MEMORY, PIECES};
-use muster_types::guest::{AgentState, Guests, OutputName};
+use muster_types::guest::{AgentState, GuestApi, OutputName};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use serde_json::{Map, Value, json};

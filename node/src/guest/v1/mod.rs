@@ -38,7 +38,7 @@ use muster_types::guest::{AgentState, GuestReport};
 use self::conversation::{Conversation, End};
 use super::boot::Boot;
 use super::contact::Guest;
-use crate::machine::socket;
+use crate::vm::socket;
 
 /// How long to wait before a connection that broke is made anew.
 const BROKEN: Duration = Duration::from_secs(1);

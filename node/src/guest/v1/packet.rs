@@ -4,7 +4,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use muster_agent::frame;
-use muster_types::guest::{FileFacts, GuestError};
+use muster_types::guest::{GuestError, GuestFileInfo};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -146,12 +146,12 @@ impl Packet {
     }
 
     /// What it says of a file.
-    pub(super) fn file_facts(&self) -> Option<FileFacts> {
+    pub(super) fn file_facts(&self) -> Option<GuestFileInfo> {
         let found = self.0.get("stat_result")?.as_object()?;
         let whole = |name: &str| found.get(name).and_then(Value::as_u64).unwrap_or_default();
         let small = |name: &str| u32::try_from(whole(name)).unwrap_or_default();
         let time = |name: &str| time(found.get(name)).unwrap_or_default();
-        Some(FileFacts {
+        Some(GuestFileInfo {
             mode: small("mode"),
             size: whole("size"),
             uid: small("uid"),
@@ -214,7 +214,7 @@ mod tests {
             (None, None, None)
         );
         assert!(!wrong.lists("features", "memory"));
-        assert_eq!(wrong.file_facts(), Some(FileFacts::default()));
+        assert_eq!(wrong.file_facts(), Some(GuestFileInfo::default()));
         assert!(wrong.chunk().is_err());
         assert!(packet(&json!({ "command": "x", "chunk": "%" })).chunk().is_err());
         assert_eq!(packet(&json!({ "command": "x", "chunk": null })).chunk(), Ok(Some(Chunk::End)));

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster_testing::skipped;
-use muster_types::guest::{GuestError, Guests, Output};
+use muster_types::guest::{CommandOutput, GuestApi, GuestError};
 use muster_types::ids::InstanceId;
 use muster_types::instance::SideChannel;
 use tokio::process::Command;
@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use super::execute_tests::collect;
 use super::fake::{Once, command};
 use crate::guest::{Contacts, LocalGuests};
-use crate::machine::socket;
+use crate::vm::socket;
 
 const VERSION: &str = "0.4.1";
 
@@ -95,10 +95,13 @@ async fn the_released_agent_runs_commands_and_moves_files() {
     assert!(facts["distribution"].is_object() && facts["mounts"].is_array(), "{facts:?}");
     let ended = guests.execute(id, &command("echo out; echo err >&2; exit 3", None)).await.unwrap();
     assert_eq!(ended.return_code, 3);
-    assert_eq!((ended.stdout, ended.stderr), (Output::Here("out\n".into()), Output::Here("err\n".into())));
+    assert_eq!(
+        (ended.stdout, ended.stderr),
+        (CommandOutput::Here("out\n".into()), CommandOutput::Here("err\n".into()))
+    );
     assert_eq!(guests.execute(id, &command("no-such-program", None)).await.unwrap().return_code, 127);
     let ended = guests.execute(id, &command("head -c 600000 /dev/zero | tr '\\0' x", None)).await.unwrap();
-    assert_eq!(ended.stdout, Output::Here(vec![b'x'; 600_000].into()));
+    assert_eq!(ended.stdout, CommandOutput::Here(vec![b'x'; 600_000].into()));
 
     let file = folder.path().join("file");
     let name = file.to_str().unwrap();

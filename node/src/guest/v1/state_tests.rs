@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use muster_agent::{MEMORY, PIECES};
-use muster_types::guest::{AgentState, GuestError, Guests};
+use muster_types::guest::{AgentState, GuestApi, GuestError};
 use muster_types::instance::SideChannel;
 use serde_json::json;
 use tokio::time::{Instant, sleep};

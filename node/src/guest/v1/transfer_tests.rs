@@ -12,7 +12,7 @@ use bytes::Bytes;
 use futures_core::Stream;
 use muster_agent::{MEMORY, PIECE, PIECES};
 use muster_types::Error;
-use muster_types::guest::{AgentState, FileFacts, GuestError, Guests};
+use muster_types::guest::{AgentState, GuestApi, GuestError, GuestFileInfo};
 use muster_types::storage::ByteStream;
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
@@ -60,7 +60,7 @@ fn put(world: &World, size: u64, data: ByteStream) -> JoinHandle<Result<(), Gues
     tokio::spawn(async move { guests.put(id, "/tmp/x", size, None, data).await })
 }
 
-type Got = Result<(FileFacts, ByteStream), GuestError>;
+type Got = Result<(GuestFileInfo, ByteStream), GuestError>;
 
 fn get(world: &World) -> JoinHandle<Got> {
     let (guests, id) = (world.guests.clone(), world.id);

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use muster_types::guest::{
-    Command, CommandKey, Executed, FileFacts, GuestError, GuestFuture, Output, OutputName,
+    CommandKey, CommandOutput, CommandResult, GuestCommand, GuestError, GuestFileInfo, GuestFuture,
+    OutputName,
 };
 use muster_types::storage::ByteStream;
 use prost::Message;
@@ -86,7 +87,7 @@ impl Agent {
         self.call(question, most).await?.next().await
     }
 
-    async fn execute(&self, command: &Command) -> Result<Executed, GuestError> {
+    async fn execute(&self, command: &GuestCommand) -> Result<CommandResult, GuestError> {
         if let Some(boot) = &command.again {
             return Err(match self.boot.as_ref() == Some(boot) {
                 true => GuestError::Forgetful,
@@ -103,14 +104,15 @@ impl Agent {
         match self.ask(question, EXECUTED).await {
             Ok(Answer::Executed(bytes)) => {
                 let executed = message::Executed::decode(bytes).map_err(|_| Fault::Garbage)?;
-                let (stdout, stderr) = (Output::Here(executed.stdout), Output::Here(executed.stderr));
-                Ok(Executed { return_code: executed.return_code, stdout, stderr })
+                let (stdout, stderr) =
+                    (CommandOutput::Here(executed.stdout), CommandOutput::Here(executed.stderr));
+                Ok(CommandResult { return_code: executed.return_code, stdout, stderr })
             }
             Ok(_) => Err(GuestError::Refused("the guest did not say how the command ended".into())),
-            Err(GuestError::Refused(why)) if why.starts_with(NO_SUCH_COMMAND) => Ok(Executed {
+            Err(GuestError::Refused(why)) if why.starts_with(NO_SUCH_COMMAND) => Ok(CommandResult {
                 return_code: NOT_FOUND,
-                stdout: Output::Here("".into()),
-                stderr: Output::Here((why + "\n").into()),
+                stdout: CommandOutput::Here("".into()),
+                stderr: CommandOutput::Here((why + "\n").into()),
             }),
             Err(error) => Err(error),
         }
@@ -238,7 +240,7 @@ impl Speaker for Agent {
         Box::pin(self.facts())
     }
 
-    fn execute<'a>(&'a self, command: &'a Command) -> GuestFuture<'a, Executed> {
+    fn execute<'a>(&'a self, command: &'a GuestCommand) -> GuestFuture<'a, CommandResult> {
         Box::pin(self.execute(command))
     }
 
@@ -269,7 +271,7 @@ impl Speaker for Agent {
         Box::pin(self.change_mode(path, mode))
     }
 
-    fn get<'a>(&'a self, path: &'a str) -> GuestFuture<'a, (FileFacts, ByteStream)> {
+    fn get<'a>(&'a self, path: &'a str) -> GuestFuture<'a, (GuestFileInfo, ByteStream)> {
         Box::pin(file::get(self, path))
     }
 }

@@ -12,7 +12,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::{Bytes, BytesMut};
 use muster_types::guest::{AgentState, GuestReport};
 use muster_types::ids::InstanceId;
-use muster_types::machine::Changes;
+use muster_types::vm::ChangeStream;
 use prost::Message;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
@@ -68,7 +68,7 @@ impl Default for Behaviour {
 pub(super) struct Host {
     pub(super) agent: Arc<Behaviour>,
     pub(super) guest: Arc<Guest>,
-    changes: Changes,
+    changes: ChangeStream,
     folder: tempfile::TempDir,
     listener: AbortHandle,
     keeper: AbortHandle,

@@ -9,7 +9,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::{Bytes, BytesMut};
 use futures_core::Stream;
-use muster_types::guest::{FileFacts, GuestError};
+use muster_types::guest::{GuestError, GuestFileInfo};
 use muster_types::storage::ByteStream;
 use prost::Message;
 
@@ -115,7 +115,7 @@ impl Writing {
     }
 }
 
-pub(super) async fn get(agent: &Agent, path: &str) -> Result<(FileFacts, ByteStream), GuestError> {
+pub(super) async fn get(agent: &Agent, path: &str) -> Result<(GuestFileInfo, ByteStream), GuestError> {
     let question = Question::GetFile(Path { path: path.to_owned() });
     let mut call = agent.call(question, USUAL).await?;
     let bytes = match call.next().await {
@@ -132,10 +132,10 @@ pub(super) async fn get(agent: &Agent, path: &str) -> Result<(FileFacts, ByteStr
 }
 
 /// Makes of what a guest says what can be.
-fn facts(stat: &Stat) -> FileFacts {
+fn facts(stat: &Stat) -> GuestFileInfo {
     let small = |number: i64| u32::try_from(number).unwrap_or_default();
     let time = |time: f64| if (0.0..1e11).contains(&time) { time } else { 0.0 };
-    FileFacts {
+    GuestFileInfo {
         mode: small(stat.mode),
         size: u64::try_from(stat.size).unwrap_or_default(),
         uid: small(stat.uid),

@@ -1,4 +1,4 @@
-//! Guests that speak protocol 2: as they should, and otherwise.
+//! GuestApi that speak protocol 2: as they should, and otherwise.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_core::Stream;
 use muster_types::Error;
-use muster_types::guest::{AgentState, Command, CommandKey, Executed, GuestError, Output};
+use muster_types::guest::{AgentState, CommandKey, CommandOutput, CommandResult, GuestCommand, GuestError};
 use muster_types::ids::AgentOperationId;
 use muster_types::storage::ByteStream;
 use prost::Message;
@@ -23,17 +23,17 @@ use crate::guest::contact::Speaker;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn command(line: &str) -> Command {
-    Command {
+fn command(line: &str) -> GuestCommand {
+    GuestCommand {
         key: CommandKey { operation: AgentOperationId::new(), index: 0 },
         line: line.into(),
         again: None,
     }
 }
 
-fn here(return_code: i32, stdout: &str, stderr: &str) -> Executed {
-    let output = |text: &str| Output::Here(text.to_owned().into());
-    Executed { return_code, stdout: output(stdout), stderr: output(stderr) }
+fn here(return_code: i32, stdout: &str, stderr: &str) -> CommandResult {
+    let output = |text: &str| CommandOutput::Here(text.to_owned().into());
+    CommandResult { return_code, stdout: output(stdout), stderr: output(stderr) }
 }
 
 /// A stream of these pieces.
@@ -108,7 +108,9 @@ async fn commands_run_in_a_shell() {
     assert_eq!(execute("echo 'a b'; echo c >&2; exit 3").await, Ok(here(3, "a b\n", "c\n")));
     let missing = execute("no-such-program-here").await.unwrap();
     assert_eq!(missing.return_code, 127);
-    let Ok(Executed { stdout: Output::Here(bytes), .. }) = execute("head -c 5000000 /dev/zero").await else {
+    let Ok(CommandResult { stdout: CommandOutput::Here(bytes), .. }) =
+        execute("head -c 5000000 /dev/zero").await
+    else {
         panic!("no output");
     };
     assert!(bytes.len() == 5_000_000 && bytes.iter().all(|byte| *byte == 0));
@@ -134,9 +136,9 @@ async fn nothing_is_run_twice() {
         None
     });
     let boot = host.guest.report().boot;
-    let again = Command { again: boot, ..command("true") };
+    let again = GuestCommand { again: boot, ..command("true") };
     assert_eq!(agent.execute(&again).await, Err(GuestError::Forgetful));
-    let again = Command { again: Some("another".into()), ..command("true") };
+    let again = GuestCommand { again: Some("another".into()), ..command("true") };
     assert!(matches!(agent.execute(&again).await, Err(GuestError::Restarted(_))));
     agent.forget(again.key).await.unwrap();
     assert!(agent.cancel(again.key).await.is_err());

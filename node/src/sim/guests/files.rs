@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use muster_types::guest::FileFacts;
+use muster_types::guest::GuestFileInfo;
 use muster_types::time::now;
 
 /// How many bytes the files of a guest have at most.
@@ -19,7 +19,7 @@ pub(super) struct Files(BTreeMap<String, File>);
 #[derive(Debug)]
 struct File {
     data: Bytes,
-    facts: FileFacts,
+    facts: GuestFileInfo,
 }
 
 impl Files {
@@ -35,7 +35,7 @@ impl Files {
         files
     }
 
-    pub(super) fn read(&self, path: &str) -> Result<(FileFacts, Bytes), String> {
+    pub(super) fn read(&self, path: &str) -> Result<(GuestFileInfo, Bytes), String> {
         let file = self.0.get(path).ok_or_else(|| missing(path))?;
         Ok((file.facts, file.data.clone()))
     }
@@ -52,7 +52,8 @@ impl Files {
         }
         let mode = self.0.get(path).map_or(ORDINARY | 0o644, |file| file.facts.mode);
         let time = now();
-        let facts = FileFacts { mode, size, atime: time, mtime: time, ctime: time, ..FileFacts::default() };
+        let facts =
+            GuestFileInfo { mode, size, atime: time, mtime: time, ctime: time, ..GuestFileInfo::default() };
         self.0.insert(path.to_owned(), File { data, facts });
         Ok(())
     }

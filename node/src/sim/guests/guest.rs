@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use muster_types::guest::{AgentState, CommandKey, Executed, GuestError, GuestReport, Output};
+use muster_types::guest::{AgentState, CommandKey, CommandOutput, CommandResult, GuestError, GuestReport};
 use muster_types::time::now;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
@@ -177,15 +177,15 @@ impl Guest {
 }
 
 /// The result of a command, as an agent answers it.
-pub(super) fn executed(ran: &Ran, forgetful: bool) -> Executed {
+pub(super) fn executed(ran: &Ran, forgetful: bool) -> CommandResult {
     let output = |bytes: &Vec<u8>| {
         let kept = kept(bytes);
         if forgetful || kept.len() <= SHORT {
-            return Output::Here(Bytes::copy_from_slice(kept));
+            return CommandOutput::Here(Bytes::copy_from_slice(kept));
         }
-        Output::There { size: kept.len() as u64, cut: kept.len() < bytes.len() }
+        CommandOutput::There { size: kept.len() as u64, cut: kept.len() < bytes.len() }
     };
-    Executed { return_code: ran.code, stdout: output(&ran.stdout), stderr: output(&ran.stderr) }
+    CommandResult { return_code: ran.code, stdout: output(&ran.stdout), stderr: output(&ran.stderr) }
 }
 
 /// What an agent keeps of an output.

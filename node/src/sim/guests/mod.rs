@@ -15,11 +15,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster_types::guest::{
-    Command, CommandKey, Executed, FileFacts, GuestError, GuestFuture, GuestReport, Guests, OutputName,
+    CommandKey, CommandResult, GuestApi, GuestCommand, GuestError, GuestFileInfo, GuestFuture, GuestReport,
+    OutputName,
 };
 use muster_types::ids::InstanceId;
-use muster_types::machine::{Changes, MachinePlan, Power};
 use muster_types::storage::ByteStream;
+use muster_types::vm::{ChangeStream, VmPlan, VmPower};
 use serde_json::{Map, Value, json};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -87,17 +88,17 @@ impl SimulatedGuests {
     }
 
     /// The power of a machine changed.
-    pub(super) fn follow(&self, id: InstanceId, before: &Power, power: &Power, plan: Option<&MachinePlan>) {
+    pub(super) fn follow(&self, id: InstanceId, before: &VmPower, power: &VmPower, plan: Option<&VmPlan>) {
         match (before, power, plan) {
-            (Power::Paused, Power::On, _) => self.set_paused(id, false),
-            (_, Power::On, Some(plan)) => self.switched_on(plan),
-            (_, Power::Paused, _) => self.set_paused(id, true),
+            (VmPower::Paused, VmPower::On, _) => self.set_paused(id, false),
+            (_, VmPower::On, Some(plan)) => self.switched_on(plan),
+            (_, VmPower::Paused, _) => self.set_paused(id, true),
             _ => self.switched_off(id),
         }
     }
 
     /// A machine was switched on. Without a way for an agent it has no guest that anybody hears of.
-    fn switched_on(&self, plan: &MachinePlan) {
+    fn switched_on(&self, plan: &VmPlan) {
         if plan.side_channels.is_empty() {
             return self.removed(plan.id);
         }
@@ -204,7 +205,7 @@ impl SimulatedGuests {
         what(guest.ok_or_else(|| away("the connection broke"))?, script)
     }
 
-    async fn execute_now(&self, id: InstanceId, command: &Command) -> Result<Executed, GuestError> {
+    async fn execute_now(&self, id: InstanceId, command: &GuestCommand) -> Result<CommandResult, GuestError> {
         let (mut link, session) = self.reach(id).await?;
         let own = self.clone();
         let mut result = self
@@ -298,7 +299,7 @@ impl SimulatedGuests {
         self.ask(id, |guest, _| write(&mut guest.files).map_err(GuestError::Refused)).await
     }
 
-    async fn get_now(&self, id: InstanceId, path: &str) -> Result<(FileFacts, ByteStream), GuestError> {
+    async fn get_now(&self, id: InstanceId, path: &str) -> Result<(GuestFileInfo, ByteStream), GuestError> {
         let (link, session) = self.reach(id).await?;
         let found = self.ask(id, |guest, _| guest.files.read(path).map_err(GuestError::Refused)).await;
         let (facts, data) = found?;
@@ -332,8 +333,8 @@ fn facts() -> Map<String, Value> {
     }
 }
 
-impl Guests for SimulatedGuests {
-    fn changes(&self) -> Changes {
+impl GuestApi for SimulatedGuests {
+    fn changes(&self) -> ChangeStream {
         self.0.teller.listen()
     }
 
@@ -347,7 +348,7 @@ impl Guests for SimulatedGuests {
         Box::pin(self.ask(id, |_, _| Ok(facts())))
     }
 
-    fn execute<'a>(&'a self, id: InstanceId, command: &'a Command) -> GuestFuture<'a, Executed> {
+    fn execute<'a>(&'a self, id: InstanceId, command: &'a GuestCommand) -> GuestFuture<'a, CommandResult> {
         Box::pin(self.execute_now(id, command))
     }
 
@@ -396,7 +397,7 @@ impl Guests for SimulatedGuests {
         )
     }
 
-    fn get<'a>(&'a self, id: InstanceId, path: &'a str) -> GuestFuture<'a, (FileFacts, ByteStream)> {
+    fn get<'a>(&'a self, id: InstanceId, path: &'a str) -> GuestFuture<'a, (GuestFileInfo, ByteStream)> {
         Box::pin(self.get_now(id, path))
     }
 }

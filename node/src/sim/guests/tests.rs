@@ -1,6 +1,6 @@
 use futures_core::Stream;
 use muster_types::Result as AnyResult;
-use muster_types::guest::{AgentState, Output};
+use muster_types::guest::{AgentState, CommandOutput};
 use muster_types::ids::AgentOperationId;
 
 use super::*;
@@ -20,7 +20,7 @@ async fn guest() -> (SimulatedGuests, InstanceId) {
     (guests, id)
 }
 
-async fn until_ready(guests: &SimulatedGuests, changes: &mut Changes, id: InstanceId) {
+async fn until_ready(guests: &SimulatedGuests, changes: &mut ChangeStream, id: InstanceId) {
     let ready = async {
         while guests.report(id).unwrap().state != AgentState::Ready {
             std::future::poll_fn(|context| changes.as_mut().poll_next(context)).await;
@@ -29,9 +29,9 @@ async fn until_ready(guests: &SimulatedGuests, changes: &mut Changes, id: Instan
     tokio::time::timeout(SOON, ready).await.unwrap();
 }
 
-fn command(line: &str) -> Command {
+fn command(line: &str) -> GuestCommand {
     let key = CommandKey { operation: AgentOperationId::new(), index: 0 };
-    Command { key, line: line.into(), again: None }
+    GuestCommand { key, line: line.into(), again: None }
 }
 
 struct Once(Vec<AnyResult<Bytes>>);
@@ -73,10 +73,10 @@ async fn a_command_runs_once_for_its_key() {
     let (guests, id) = guest().await;
     let command = command("echo hello");
     let boot = guests.report(id).unwrap().boot;
-    let again = Command { again: boot, ..command.clone() };
+    let again = GuestCommand { again: boot, ..command.clone() };
     assert_eq!(guests.execute(id, &again).await, Err(GuestError::Unknown));
-    let hello = Output::Here("hello\n".into());
-    let expected = Executed { return_code: 0, stdout: hello, stderr: Output::Here(Bytes::new()) };
+    let hello = CommandOutput::Here("hello\n".into());
+    let expected = CommandResult { return_code: 0, stdout: hello, stderr: CommandOutput::Here(Bytes::new()) };
     for command in [&command, &again, &command] {
         assert_eq!(guests.execute(id, command).await.as_ref(), Ok(&expected));
     }
@@ -90,8 +90,8 @@ async fn what_a_command_wrote_is_there_until_it_is_forgotten() {
     let (guests, id) = guest().await;
     let command = command("bytes 100000; yes 3 >&2");
     let done = guests.execute(id, &command).await.unwrap();
-    assert_eq!(done.stdout, Output::There { size: 100_000, cut: false });
-    assert_eq!(done.stderr, Output::Here("y\ny\ny\n".into()));
+    assert_eq!(done.stdout, CommandOutput::There { size: 100_000, cut: false });
+    assert_eq!(done.stderr, CommandOutput::Here("y\ny\ny\n".into()));
     let stdout = guests.output(id, command.key, OutputName::Stdout).await.unwrap();
     assert_eq!(all(stdout).await.unwrap().len(), 100_000);
     guests.forget(id, command.key).await.unwrap();
@@ -114,10 +114,10 @@ async fn a_restart_of_the_guest_or_its_agent_loses_what_runs() {
     assert!(matches!(executing, Err(GuestError::Away(_))), "{executing:?}");
     until_ready(&guests, &mut changes, id).await;
     assert_eq!(guests.report(id).unwrap().boot, boot);
-    let again = Command { again: boot.clone(), ..long };
+    let again = GuestCommand { again: boot.clone(), ..long };
     let lost = guests.execute(id, &again).await;
     assert!(matches!(lost, Err(GuestError::Restarted(_))), "{lost:?}");
-    guests.execute(id, &Command { again: boot.clone(), ..done.clone() }).await.unwrap();
+    guests.execute(id, &GuestCommand { again: boot.clone(), ..done.clone() }).await.unwrap();
 
     let reboot = command("reboot");
     let rebooted = guests.execute(id, &reboot).await;
@@ -125,7 +125,7 @@ async fn a_restart_of_the_guest_or_its_agent_loses_what_runs() {
     until_ready(&guests, &mut changes, id).await;
     assert_ne!(guests.report(id).unwrap().boot, boot);
     for command in [reboot, done] {
-        let lost = guests.execute(id, &Command { again: boot.clone(), ..command }).await;
+        let lost = guests.execute(id, &GuestCommand { again: boot.clone(), ..command }).await;
         assert!(matches!(lost, Err(GuestError::Restarted(_))), "{lost:?}");
     }
 }
@@ -142,8 +142,8 @@ async fn a_command_is_cancelled_and_one_that_nobody_waits_for_goes_on() {
     let short = command("sleep 0.05; echo done");
     let given_up = tokio::time::timeout(Duration::from_millis(5), guests.execute(id, &short)).await;
     assert!(given_up.is_err());
-    let again = Command { again: guests.report(id).unwrap().boot, ..short };
-    assert_eq!(guests.execute(id, &again).await.unwrap().stdout, Output::Here("done\n".into()));
+    let again = GuestCommand { again: guests.report(id).unwrap().boot, ..short };
+    assert_eq!(guests.execute(id, &again).await.unwrap().stdout, CommandOutput::Here("done\n".into()));
     assert_eq!(guests.executions(id)["sleep 0.05; echo done"], 1);
 }
 
@@ -192,7 +192,7 @@ async fn scripts_make_guests_misbehave() {
         guests.script(GuestScript { forgetful: true, ..GuestScript::default() });
     });
     assert_eq!(executed.unwrap().return_code, 0);
-    let again = Command { again: guests.report(id).unwrap().boot, ..first };
+    let again = GuestCommand { again: guests.report(id).unwrap().boot, ..first };
     assert_eq!(guests.execute(id, &again).await, Err(GuestError::Forgetful));
 
     guests.script(GuestScript { ready_after: None, ..GuestScript::default() });

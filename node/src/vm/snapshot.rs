@@ -8,8 +8,8 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_types::machine::SnapshotDisk;
 use muster_types::storage::Draft;
+use muster_types::vm::SnapshotDisk;
 use muster_types::{Error, Result};
 use serde_json::{Value, json};
 

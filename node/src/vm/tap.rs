@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-use muster_types::machine::Nic;
+use muster_types::vm::NicPlan;
 use muster_types::{Error, Result};
 use nix::libc;
 
@@ -26,7 +26,7 @@ pub(super) struct Tap {
 impl Tap {
     /// Makes the device of an interface and connects it to its network. One that somebody made before is taken as it
     /// is.
-    pub(super) fn open(nic: &Nic, commands: &Commands) -> Result<Self> {
+    pub(super) fn open(nic: &NicPlan, commands: &Commands) -> Result<Self> {
         let (interface, name) = (nic.interface, nic.interface.device());
         let is_new = nix::net::if_::if_nametoindex(name.as_str()).is_err();
         let failed = |error: io::Error| {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use muster_types::ids::InstanceId;
 use muster_types::instance::SideChannel;
-use muster_types::machine::Power;
+use muster_types::vm::VmPower;
 use muster_types::{Error, Result};
 use serde_json::json;
 use tokio::sync::{mpsc, watch};
@@ -53,7 +53,7 @@ pub(super) struct Machine {
 
 #[derive(Debug)]
 struct State {
-    power: Power,
+    power: VmPower,
     live: Option<Arc<Live>>,
 }
 
@@ -142,7 +142,7 @@ impl Machine {
     pub(super) fn new(
         id: InstanceId,
         folder: Folder,
-        power: Power,
+        power: VmPower,
         teller: Teller,
         contacts: Arc<Contacts>,
     ) -> Self {
@@ -151,7 +151,7 @@ impl Machine {
         Self { id, folder, turn, copying, state, teller, contacts }
     }
 
-    pub(super) fn power(&self) -> Power {
+    pub(super) fn power(&self) -> VmPower {
         lock(&self.state).power.clone()
     }
 
@@ -164,7 +164,7 @@ impl Machine {
         self.live().ok_or_else(|| Error::Conflict("the machine is not on".into()))
     }
 
-    pub(super) fn set_power(&self, power: Power) {
+    pub(super) fn set_power(&self, power: VmPower) {
         {
             let mut state = lock(&self.state);
             if state.power == power {
@@ -172,7 +172,7 @@ impl Machine {
             }
             tracing::info!(machine = %self.id, ?power, "a machine's power changed");
             if let Some(live) = &state.live {
-                live.set_paused(power == Power::Paused);
+                live.set_paused(power == VmPower::Paused);
             }
             state.power = power;
         }
@@ -220,7 +220,7 @@ impl Machine {
         {
             tracing::warn!(machine = %self.id, %error, "what a copy left is not cleared away");
         }
-        lock(&self.state).power = Power::On;
+        lock(&self.state).power = VmPower::On;
         self.look_after(&live, connected.ok());
         if !self.folder.was_started() {
             let interrupted = Ended { crashed: true, reason: "its start was interrupted".into() };
@@ -269,7 +269,7 @@ impl Machine {
 /// What a state of QEMU means.
 #[derive(Debug, PartialEq)]
 enum Meaning {
-    Power(Power),
+    VmPower(VmPower),
     /// The guest switched itself off.
     SwitchedOff,
     /// It will not go on.
@@ -280,14 +280,14 @@ enum Meaning {
 
 fn meaning(status: &str) -> Meaning {
     match status {
-        "running" | "suspended" => Meaning::Power(Power::On),
+        "running" | "suspended" => Meaning::VmPower(VmPower::On),
         "shutdown" => Meaning::SwitchedOff,
         "internal-error" => Meaning::Broken(
             "the processor met something that KVM cannot run: the host's virtualisation is broken or nested",
         ),
         "guest-panicked" => Meaning::Broken("the guest's kernel panicked"),
         // Also after an error of a disk, such as a full one: it goes on when it is resumed.
-        _ => Meaning::Power(Power::Paused),
+        _ => Meaning::VmPower(VmPower::Paused),
     }
 }
 
@@ -376,7 +376,7 @@ impl Watcher {
             self.go_on().await;
         }
         let meaning = Self::look(&self.machine, &self.live).await;
-        if reset && matches!(meaning, Ok(Meaning::Power(Power::On))) {
+        if reset && matches!(meaning, Ok(Meaning::VmPower(VmPower::On))) {
             // It restarted in its own way.
             self.machine.folder.forget_reboot();
         }
@@ -395,7 +395,7 @@ impl Watcher {
             tracing::warn!(machine = %machine.id, "a machine is paused: the file of a disk failed, or the node's disk is full");
         }
         let meaning = meaning(status);
-        if let Meaning::Power(power) = &meaning
+        if let Meaning::VmPower(power) = &meaning
             && lock(&live.wanted).is_none()
         {
             machine.set_power(power.clone());
@@ -420,12 +420,12 @@ impl Watcher {
             }
             Ok(Meaning::SwitchedOff) => Ended::off("the guest switched itself off"),
             Ok(Meaning::Broken(why)) => Ended { crashed: true, reason: why.into() },
-            Ok(Meaning::Power(Power::Paused)) if self.machine.folder.wishes_reboot() => {
+            Ok(Meaning::VmPower(VmPower::Paused)) if self.machine.folder.wishes_reboot() => {
                 // A daemon that went in between had reset it already, or somebody else pauses it: both are told apart
                 // by the state after a reset.
                 return self.go_on_after_reset().await;
             }
-            Ok(Meaning::Power(_) | Meaning::Ending) => return,
+            Ok(Meaning::VmPower(_) | Meaning::Ending) => return,
             Err(error) => {
                 return tracing::debug!(machine = %self.machine.id, %error, "a machine was not asked how it is");
             }
@@ -497,9 +497,9 @@ mod tests {
 
     #[test]
     fn states_of_qemu_have_a_meaning() {
-        assert_eq!(meaning("running"), Meaning::Power(Power::On));
+        assert_eq!(meaning("running"), Meaning::VmPower(VmPower::On));
         for paused in ["paused", "prelaunch", "io-error", "anything new"] {
-            assert_eq!(meaning(paused), Meaning::Power(Power::Paused), "{paused}");
+            assert_eq!(meaning(paused), Meaning::VmPower(VmPower::Paused), "{paused}");
         }
         assert_eq!(meaning("shutdown"), Meaning::SwitchedOff);
         assert!(matches!(meaning("internal-error"), Meaning::Broken(why) if why.contains("KVM")));

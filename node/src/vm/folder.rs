@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use muster_types::instance::SideChannel;
-use muster_types::machine::{Ports, Power};
+use muster_types::vm::{ConsolePorts, VmPower};
 use muster_types::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -43,7 +43,7 @@ pub(super) struct Record {
     pub(super) boot: String,
     pub(super) cpus: u32,
     pub(super) memory_mb: u64,
-    pub(super) ports: Ports,
+    pub(super) ports: ConsolePorts,
     /// Its user, if that is not ours.
     pub(super) uid: Option<u32>,
     /// Whether interfaces that come later need a port.
@@ -73,10 +73,10 @@ impl Ended {
         Self { crashed: false, reason: reason.into() }
     }
 
-    pub(super) fn power(self) -> Power {
+    pub(super) fn power(self) -> VmPower {
         match self.crashed {
-            true => Power::Crashed { reason: self.reason },
-            false => Power::Off { reason: self.reason },
+            true => VmPower::Crashed { reason: self.reason },
+            false => VmPower::Off { reason: self.reason },
         }
     }
 }
@@ -254,17 +254,17 @@ impl Folder {
     }
 
     /// How the machine is, if it has no process.
-    pub(super) fn power(&self, boot: &str) -> Power {
+    pub(super) fn power(&self, boot: &str) -> VmPower {
         if let Some(end) = self.end() {
             return end.power();
         }
         match self.record() {
-            None => Power::Off { reason: "it was not switched on yet".into() },
-            Some(record) if record.boot != boot => Power::Lost,
-            Some(_) if !self.was_started() => Power::Crashed { reason: "its start was interrupted".into() },
+            None => VmPower::Off { reason: "it was not switched on yet".into() },
+            Some(record) if record.boot != boot => VmPower::Lost,
+            Some(_) if !self.was_started() => VmPower::Crashed { reason: "its start was interrupted".into() },
             Some(_) => {
                 let words = self.last_words().map(|words| format!(": {words}")).unwrap_or_default();
-                Power::Crashed { reason: format!("QEMU ended while nobody watched{words}") }
+                VmPower::Crashed { reason: format!("QEMU ended while nobody watched{words}") }
             }
         }
     }
@@ -316,7 +316,7 @@ mod tests {
             boot: boot.into(),
             cpus: 1,
             memory_mb: 64,
-            ports: Ports { console: 1, vdi: 2, vdi_tls: None },
+            ports: ConsolePorts { console: 1, vdi: 2, vdi_tls: None },
             uid: None,
             has_ports: false,
             disks: vec!["vda".into()],
@@ -332,20 +332,20 @@ mod tests {
         let folder = Folder::new(temporary.path().join("x"));
         folder.make().unwrap();
         assert!(
-            matches!(folder.power("now"), Power::Off { reason } if reason.contains("not switched on yet"))
+            matches!(folder.power("now"), VmPower::Off { reason } if reason.contains("not switched on yet"))
         );
         folder.begin(&record("now")).unwrap();
         folder.synchronise().unwrap();
         assert_eq!(folder.record(), Some(record("now")));
-        assert!(matches!(folder.power("now"), Power::Crashed { reason } if reason.contains("interrupted")));
+        assert!(matches!(folder.power("now"), VmPower::Crashed { reason } if reason.contains("interrupted")));
         folder.mark_started().unwrap();
         fs::write(folder.file(LOG), "qemu-system-x86_64: it hurts\n").unwrap();
         assert!(
-            matches!(folder.power("now"), Power::Crashed { reason } if reason.ends_with("watched: it hurts"))
+            matches!(folder.power("now"), VmPower::Crashed { reason } if reason.ends_with("watched: it hurts"))
         );
-        assert_eq!(folder.power("another"), Power::Lost);
+        assert_eq!(folder.power("another"), VmPower::Lost);
         folder.put_end(&Ended::off("enough")).unwrap();
-        assert_eq!(folder.power("another"), Power::Off { reason: "enough".into() });
+        assert_eq!(folder.power("another"), VmPower::Off { reason: "enough".into() });
         folder.wish_reboot().unwrap();
         assert!(folder.wishes_reboot());
         folder.begin(&record("now")).unwrap();

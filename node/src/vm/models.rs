@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use muster_types::machine::{MachinePlan, Nic};
+use muster_types::vm::{NicPlan, VmPlan};
 use muster_types::{Error, Result};
 
 use super::hardware;
@@ -45,7 +45,7 @@ impl Models {
     }
 
     /// Refuses a plan with a device that is something else than it is asked to be.
-    pub(super) fn check(&self, plan: &MachinePlan) -> Result<()> {
+    pub(super) fn check(&self, plan: &VmPlan) -> Result<()> {
         if let Some(driver) = hardware::video_driver(&plan.video)
             && !self.displays.contains(&driver)
         {
@@ -55,7 +55,7 @@ impl Models {
         plan.nics.iter().try_for_each(|nic| self.check_nic(nic))
     }
 
-    pub(super) fn check_nic(&self, nic: &Nic) -> Result<()> {
+    pub(super) fn check_nic(&self, nic: &NicPlan) -> Result<()> {
         if self.networks.contains(hardware::nic_driver(nic)) {
             return Ok(());
         }

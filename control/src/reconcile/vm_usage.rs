@@ -29,7 +29,7 @@ pub async fn once(app: &App) -> Result<()> {
             if row.state != InstanceState::Created || row.power_state == PowerState::Off {
                 continue;
             }
-            match node.machines().usage(row.id).await {
+            match node.vms().usage(row.id).await {
                 Ok(Some(usage)) => {
                     let mut event = Event::new(EventType::Usage, object(row.id), "usage");
                     event.extra = usage.extra();

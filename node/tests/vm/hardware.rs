@@ -3,9 +3,9 @@
 use muster_types::guest::AgentState;
 use muster_types::ids::InterfaceId;
 use muster_types::instance::{MachineType, SideChannel};
-use muster_types::machine::{DiskKind, DiskPlan, Nic, Power};
 use muster_types::node::NodeApi as _;
 use muster_types::spec::{DiskBus, Vdi};
+use muster_types::vm::{DiskKind, DiskPlan, NicPlan, VmPower};
 
 use crate::world::{PATIENCE, World, next, sh};
 
@@ -25,9 +25,9 @@ impl Tap {
         Some(tap)
     }
 
-    fn nic(&self, number: u8, model: &str) -> Nic {
+    fn nic(&self, number: u8, model: &str) -> NicPlan {
         let mac = format!("02:00:00:00:00:{number:02x}").parse().unwrap();
-        Nic { interface: self.0, vxid: 1, mac, model: model.into(), mtu: 1400 }
+        NicPlan { interface: self.0, vxid: 1, mac, model: model.into(), mtu: 1400 }
     }
 }
 
@@ -40,7 +40,7 @@ impl Drop for Tap {
 #[tokio::test]
 async fn an_interface_is_seen_by_the_guest_when_it_is_plugged_in() {
     let Some(world) = World::new().await else { return };
-    let machines = world.machines();
+    let machines = world.vms();
     let (Some(first), Some(second), Some(third)) = (Tap::new(), Tap::new(), Tap::new()) else { return };
     for machine_type in [MachineType::Q35, MachineType::Pc] {
         let mut plan = world.plan("plugged").await;
@@ -66,21 +66,21 @@ async fn an_interface_is_seen_by_the_guest_when_it_is_plugged_in() {
             "{wrong:?}"
         );
         machines.plug(plan.id, &third.nic(3, "e1000")).await.unwrap();
-        let missing = machines.plug(plan.id, &Nic { interface: InterfaceId::new(), ..nic }).await;
+        let missing = machines.plug(plan.id, &NicPlan { interface: InterfaceId::new(), ..nic }).await;
         assert!(matches!(missing, Err(muster_types::Error::Unavailable(_))), "{missing:?}");
         machines.remove(plan.id).await.unwrap();
     }
 }
 
 /// Starts what a change makes of the usual plan, until QEMU runs it.
-async fn runs(world: &World, change: impl FnOnce(&mut muster_types::machine::MachinePlan)) {
+async fn runs(world: &World, change: impl FnOnce(&mut muster_types::vm::VmPlan)) {
     let mut plan = world.plan("hardware").await;
     change(&mut plan);
     let what = format!("{:?} {:?} {:?}", plan.machine_type, plan.disks, plan.video);
-    world.machines().build(&plan).await.unwrap();
-    world.machines().start(&plan).await.unwrap_or_else(|error| panic!("{what}: {error}"));
-    assert_eq!(world.power(&plan).await, Power::On, "{what}");
-    world.machines().remove(plan.id).await.unwrap();
+    world.vms().build(&plan).await.unwrap();
+    world.vms().start(&plan).await.unwrap_or_else(|error| panic!("{what}: {error}"));
+    assert_eq!(world.power(&plan).await, VmPower::On, "{what}");
+    world.vms().remove(plan.id).await.unwrap();
 }
 
 #[tokio::test]
@@ -133,7 +133,7 @@ async fn qemu_takes_every_bus_screen_and_firmware() {
 #[tokio::test]
 async fn the_small_guest_boots_from_other_buses_and_by_uefi() {
     let Some(world) = World::new().await else { return };
-    let machines = world.machines();
+    let machines = world.vms();
     for (bus, machine_type) in [(DiskBus::Scsi, MachineType::Pc), (DiskBus::Nvme, MachineType::Q35)] {
         let mut plan = world.plan(&bus.to_string()).await;
         plan.machine_type = machine_type;
@@ -155,9 +155,9 @@ async fn the_small_guest_boots_from_other_buses_and_by_uefi() {
     assert!(secure.contains("Secure boot enabled"), "{secure}");
     // What the firmware keeps can be copied, too.
     let blob = muster_types::ids::BlobId::new();
-    let copy = muster_types::machine::SnapshotDisk {
+    let copy = muster_types::vm::SnapshotDisk {
         device: "nvram".into(),
-        draft: muster_types::storage::Draft::Machine(blob),
+        draft: muster_types::storage::Draft::Vm(blob),
         thin: false,
     };
     machines.snapshot(plan.id, &[copy], false).await.unwrap();
@@ -203,8 +203,8 @@ async fn an_agent_has_a_way_whether_there_are_virtual_sockets_or_not() {
     let Some(mut world) = World::new().await else { return };
     let mut plan = world.plan("listens").await;
     plan.side_channels = vec![SideChannel::Agent2];
-    world.machines().build(&plan).await.unwrap();
-    world.machines().start(&plan).await.unwrap();
+    world.vms().build(&plan).await.unwrap();
+    world.vms().start(&plan).await.unwrap();
     let has_vsock = std::fs::File::options().read(true).write(true).open("/dev/vhost-vsock").is_ok();
     // Another daemon knows which way it is.
     for _ in 0..2 {

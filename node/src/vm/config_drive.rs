@@ -14,7 +14,7 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use muster_types::machine::DriveFile;
+use muster_types::vm::DriveFile;
 use muster_types::{Error, Result};
 
 use super::disks::place;

@@ -12,12 +12,12 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use muster_types::ids::{BlobId, InstanceId};
-use muster_types::machine::{
-    Changes, DiskKind, DiskPlan, FoundMachine, MachinePlan, MachineUsage, Machines, Nic, PORT_TAKEN, Ports,
-    Power, SnapshotDisk,
-};
 use muster_types::node::NodeFuture;
 use muster_types::storage::Draft;
+use muster_types::vm::{
+    ChangeStream, ConsolePorts, DiskKind, DiskPlan, FoundVm, NicPlan, PORT_TAKEN, SnapshotDisk, VmApi,
+    VmPlan, VmPower, VmUsage,
+};
 use muster_types::{Error, Result};
 use uuid::Uuid;
 
@@ -60,8 +60,8 @@ struct State {
 struct Machine {
     /// Without the contents of the config drive, which nobody reads. Nothing for one that was remembered, until it is
     /// built or started again.
-    plan: Option<MachinePlan>,
-    power: Power,
+    plan: Option<VmPlan>,
+    power: VmPower,
     /// When it was switched on the last time.
     started: Instant,
     /// What its console showed: the usual text, or another one, for each time that it booted.
@@ -90,10 +90,10 @@ impl SimulatedMachines {
     }
 
     /// Remembers how a machine is, or that there is none.
-    fn remember(&self, id: InstanceId, power: Option<&Power>) {
+    fn remember(&self, id: InstanceId, power: Option<&VmPower>) {
         let kind = power.map(|power| match power {
-            Power::On | Power::Paused | Power::Lost => "on",
-            Power::Off { .. } | Power::Crashed { .. } => "off",
+            VmPower::On | VmPower::Paused | VmPower::Lost => "on",
+            VmPower::Off { .. } | VmPower::Crashed { .. } => "off",
         });
         let path = |kind: &str| self.folder.join(format!("{id}.{kind}"));
         // The new name first: one of them is always there.
@@ -119,7 +119,7 @@ impl SimulatedMachines {
         state.script = script;
     }
 
-    pub(super) fn plan(&self, id: InstanceId) -> Option<MachinePlan> {
+    pub(super) fn plan(&self, id: InstanceId) -> Option<VmPlan> {
         self.state().machines.get(&id).and_then(|machine| machine.plan.clone())
     }
 
@@ -128,7 +128,7 @@ impl SimulatedMachines {
     }
 
     /// Ends those of `which` that run.
-    pub(super) fn end(&self, which: impl Fn(InstanceId) -> bool, power: &Power) {
+    pub(super) fn end(&self, which: impl Fn(InstanceId) -> bool, power: &VmPower) {
         let mut ended = Vec::new();
         for (id, machine) in &mut self.state().machines {
             if which(*id) && machine.is_active() {
@@ -186,7 +186,7 @@ impl SimulatedMachines {
         }
     }
 
-    fn build_now(&self, plan: &MachinePlan) -> Result<()> {
+    fn build_now(&self, plan: &VmPlan) -> Result<()> {
         if let Some(reason) = self.state().script.build_fails.clone() {
             return Err(Error::Conflict(reason));
         }
@@ -208,7 +208,7 @@ impl SimulatedMachines {
         Ok(())
     }
 
-    async fn start_now(&self, plan: &MachinePlan) -> Result<()> {
+    async fn start_now(&self, plan: &VmPlan) -> Result<()> {
         let (boot, fails) = {
             let state = self.state();
             let machine = state.machines.get(&plan.id).ok_or_else(|| Error::not_found("machine"))?;
@@ -231,7 +231,7 @@ impl SimulatedMachines {
         };
         self.with(plan.id, |machine| {
             machine.plan = Some(slim(plan));
-            machine.power = Power::On;
+            machine.power = VmPower::On;
             machine.started = Instant::now();
             machine.boot(console);
             Ok(())
@@ -315,7 +315,7 @@ impl SimulatedMachines {
 
 impl State {
     /// Refuses ports that a machine that runs has.
-    fn require_ports(&self, plan: &MachinePlan) -> Result<()> {
+    fn require_ports(&self, plan: &VmPlan) -> Result<()> {
         let others = self.machines.iter().filter(|(id, other)| **id != plan.id && other.is_active());
         let wanted: Vec<u16> = ports(plan.ports).collect();
         match others.flat_map(|(_, other)| other.ports()).find(|port| wanted.contains(port)) {
@@ -326,7 +326,7 @@ impl State {
 }
 
 impl Machine {
-    fn new(plan: Option<MachinePlan>, power: Power) -> Self {
+    fn new(plan: Option<VmPlan>, power: VmPower) -> Self {
         Self { plan, power, started: Instant::now(), boots: Vec::new(), snapshots: 0, asked: 0 }
     }
 
@@ -336,8 +336,8 @@ impl Machine {
 
     fn is_active(&self) -> bool {
         match self.power {
-            Power::On | Power::Paused => true,
-            Power::Off { .. } | Power::Crashed { .. } | Power::Lost => false,
+            VmPower::On | VmPower::Paused => true,
+            VmPower::Off { .. } | VmPower::Crashed { .. } | VmPower::Lost => false,
         }
     }
 
@@ -348,7 +348,7 @@ impl Machine {
     /// Refuses what no copy can be made of.
     fn require_copied(&self, device: &str) -> Result<()> {
         let copied = |disk: &DiskPlan| disk.device == device && disk.kind == DiskKind::Disk;
-        let has = |plan: &MachinePlan| plan.disks.iter().any(copied) || (device == "nvram" && plan.uefi);
+        let has = |plan: &VmPlan| plan.disks.iter().any(copied) || (device == "nvram" && plan.uefi);
         if self.plan.as_ref().is_some_and(has) {
             return Ok(());
         }
@@ -372,7 +372,7 @@ impl Machine {
     }
 
     /// Grows with time and with each question.
-    fn usage(&mut self) -> MachineUsage {
+    fn usage(&mut self) -> VmUsage {
         self.asked += 1;
         let asked = self.asked;
         let age = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -399,7 +399,7 @@ impl Machine {
         ];
         let disks = self.plan.iter().flat_map(|plan| &plan.disks).filter(|of| of.kind == DiskKind::Disk);
         let nics = self.plan.iter().flat_map(|plan| &plan.nics);
-        MachineUsage {
+        VmUsage {
             cpu: cpu.into(),
             disks: disks.map(|of| (of.device.clone(), disk.into())).collect(),
             networks: nics.map(|nic| (nic.mac.to_string(), network.into())).collect(),
@@ -408,8 +408,8 @@ impl Machine {
 }
 
 /// What a guest says while it boots.
-fn log(plan: &MachinePlan) -> String {
-    let MachinePlan { id, name, cpus, memory_mb, .. } = plan;
+fn log(plan: &VmPlan) -> String {
+    let VmPlan { id, name, cpus, memory_mb, .. } = plan;
     let mut lines = vec![
         "[    0.000000] Linux version 6.1.0-simulated".to_owned(),
         format!("[    0.000000] DMI: Muster Simulated Machine, UUID {id}"),
@@ -428,19 +428,19 @@ fn log(plan: &MachinePlan) -> String {
     lines.join("\r\n")
 }
 
-fn never_on() -> Power {
-    Power::Off { reason: "it was never switched on".into() }
+fn never_on() -> VmPower {
+    VmPower::Off { reason: "it was never switched on".into() }
 }
 
 /// The machines of a process before this one.
-fn remembered(folder: &Path) -> BTreeMap<InstanceId, Power> {
+fn remembered(folder: &Path) -> BTreeMap<InstanceId, VmPower> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let Some((id, kind)) = name.split_once('.') else { continue };
         let Ok(id) = id.parse() else { continue };
         match kind {
-            "on" => drop(found.insert(id, Power::Lost)),
+            "on" => drop(found.insert(id, VmPower::Lost)),
             "off" => drop(found.entry(id).or_insert_with(never_on)),
             _ => {}
         }
@@ -448,13 +448,13 @@ fn remembered(folder: &Path) -> BTreeMap<InstanceId, Power> {
     found
 }
 
-fn slim(plan: &MachinePlan) -> MachinePlan {
-    let mut slim = MachinePlan { config_drive: None, ..plan.clone() };
+fn slim(plan: &VmPlan) -> VmPlan {
+    let mut slim = VmPlan { config_drive: None, ..plan.clone() };
     slim.config_drive = plan.config_drive.as_ref().map(|_| Vec::new());
     slim
 }
 
-fn ports(ports: Ports) -> impl Iterator<Item = u16> {
+fn ports(ports: ConsolePorts) -> impl Iterator<Item = u16> {
     [Some(ports.console), Some(ports.vdi), ports.vdi_tls].into_iter().flatten()
 }
 
@@ -462,19 +462,19 @@ fn missing(what: &str, blob: BlobId) -> Error {
     Error::Unavailable(format!("{what} of blob {blob} is not on this node"))
 }
 
-impl Machines for SimulatedMachines {
-    fn build<'a>(&'a self, plan: &'a MachinePlan) -> NodeFuture<'a, ()> {
+impl VmApi for SimulatedMachines {
+    fn build<'a>(&'a self, plan: &'a VmPlan) -> NodeFuture<'a, ()> {
         Box::pin(async { self.build_now(plan) })
     }
 
-    fn start<'a>(&'a self, plan: &'a MachinePlan) -> NodeFuture<'a, ()> {
+    fn start<'a>(&'a self, plan: &'a VmPlan) -> NodeFuture<'a, ()> {
         Box::pin(self.start_now(plan))
     }
 
     fn stop(&self, id: InstanceId) -> NodeFuture<'_, ()> {
         let stopped = self.with(id, |machine| {
-            if !matches!(machine.power, Power::Off { .. }) {
-                machine.power = Power::Off { reason: "switched off".into() };
+            if !matches!(machine.power, VmPower::Off { .. }) {
+                machine.power = VmPower::Off { reason: "switched off".into() };
             }
             Ok(())
         });
@@ -488,7 +488,7 @@ impl Machines for SimulatedMachines {
     fn pause(&self, id: InstanceId) -> NodeFuture<'_, ()> {
         let result = self.with(id, |machine| {
             machine.require_active()?;
-            machine.power = Power::Paused;
+            machine.power = VmPower::Paused;
             Ok(())
         });
         Box::pin(async { result })
@@ -497,7 +497,7 @@ impl Machines for SimulatedMachines {
     fn resume(&self, id: InstanceId) -> NodeFuture<'_, ()> {
         let result = self.with(id, |machine| {
             machine.require_active()?;
-            machine.power = Power::On;
+            machine.power = VmPower::On;
             Ok(())
         });
         Box::pin(async { result })
@@ -510,11 +510,11 @@ impl Machines for SimulatedMachines {
 
     fn reboot(&self, id: InstanceId) -> NodeFuture<'_, ()> {
         // A guest that is paused hears nothing.
-        let result = self.boot_again(id, |machine| machine.power == Power::On);
+        let result = self.boot_again(id, |machine| machine.power == VmPower::On);
         Box::pin(async { result })
     }
 
-    fn plug<'a>(&'a self, id: InstanceId, nic: &'a Nic) -> NodeFuture<'a, ()> {
+    fn plug<'a>(&'a self, id: InstanceId, nic: &'a NicPlan) -> NodeFuture<'a, ()> {
         let result = self.with(id, |machine| {
             // One without a plan gets it with its next start.
             if let Some(plan) = &mut machine.plan
@@ -537,20 +537,19 @@ impl Machines for SimulatedMachines {
         Box::pin(async { Ok(()) })
     }
 
-    fn power(&self, id: InstanceId) -> NodeFuture<'_, Option<Power>> {
+    fn power(&self, id: InstanceId) -> NodeFuture<'_, Option<VmPower>> {
         let power = self.state().machines.get(&id).map(|machine| machine.power.clone());
         Box::pin(async { Ok(power) })
     }
 
-    fn find(&self) -> NodeFuture<'_, Vec<FoundMachine>> {
+    fn find(&self) -> NodeFuture<'_, Vec<FoundVm>> {
         let state = self.state();
         let found = state.machines.iter();
-        let found =
-            found.map(|(id, machine)| FoundMachine { id: *id, power: machine.power.clone() }).collect();
+        let found = found.map(|(id, machine)| FoundVm { id: *id, power: machine.power.clone() }).collect();
         Box::pin(async { Ok(found) })
     }
 
-    fn changes(&self) -> Changes {
+    fn changes(&self) -> ChangeStream {
         self.teller.listen()
     }
 
@@ -587,7 +586,7 @@ impl Machines for SimulatedMachines {
         Box::pin(self.snapshot_now(id, disks))
     }
 
-    fn usage(&self, id: InstanceId) -> NodeFuture<'_, Option<MachineUsage>> {
+    fn usage(&self, id: InstanceId) -> NodeFuture<'_, Option<VmUsage>> {
         let mut state = self.state();
         let machine = state.machines.get_mut(&id).filter(|machine| machine.is_active());
         let usage = machine.map(Machine::usage);

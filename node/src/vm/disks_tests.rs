@@ -5,9 +5,9 @@ use std::process::Command;
 
 use muster_types::ids::InstanceId;
 use muster_types::instance::MachineType;
-use muster_types::machine::Ports;
 use muster_types::settings::Settings;
 use muster_types::spec::{DiskBus, VideoSpec};
+use muster_types::vm::ConsolePorts;
 
 use super::*;
 use crate::command::Commands;
@@ -56,7 +56,7 @@ impl World {
         blob
     }
 
-    fn build(&self, plan: &MachinePlan) -> Result<()> {
+    fn build(&self, plan: &VmPlan) -> Result<()> {
         build(&self.folder(), plan, &Sources::new(&self.storage))
     }
 
@@ -86,8 +86,8 @@ fn disk(device: &str, kind: DiskKind, size: Option<u64>, base: Option<BlobId>) -
     DiskPlan { device: device.into(), bus: DiskBus::Virtio, kind, size, base }
 }
 
-fn plan(disks: Vec<DiskPlan>) -> MachinePlan {
-    MachinePlan {
+fn plan(disks: Vec<DiskPlan>) -> VmPlan {
+    VmPlan {
         id: InstanceId::new(),
         name: "one".into(),
         cpus: 1,
@@ -99,7 +99,7 @@ fn plan(disks: Vec<DiskPlan>) -> MachinePlan {
         disks,
         nics: Vec::new(),
         video: VideoSpec::default(),
-        ports: Ports { console: 30000, vdi: 30001, vdi_tls: None },
+        ports: ConsolePorts { console: 30000, vdi: 30001, vdi_tls: None },
         config_drive: None,
         side_channels: Vec::new(),
     }

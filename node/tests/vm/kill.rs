@@ -5,8 +5,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use muster_types::machine::Power;
 use muster_types::node::NodeApi;
+use muster_types::vm::VmPower;
 
 use crate::world::{PATIENCE, World, node_at, plan};
 
@@ -20,7 +20,7 @@ async fn victim() {
     };
     let (folder, image) = (Path::new(&folder), image.parse().unwrap());
     let node = node_at(folder);
-    let machines = node.machines();
+    let machines = node.vms();
     std::fs::write(folder.join("ready"), "").unwrap();
     for number in 0.. {
         let plan = plan(machines, image, &[], &format!("victim-{number}")).await;
@@ -66,18 +66,18 @@ async fn a_killed_daemon_leaves_machines_that_the_next_one_knows_and_can_remove(
         nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGKILL).unwrap();
         victim.wait().unwrap();
         world.restart();
-        let machines = world.machines();
+        let machines = world.vms();
         let found = machines.find().await.unwrap();
-        let running = found.iter().filter(|found| found.power == Power::On).count();
+        let running = found.iter().filter(|found| found.power == VmPower::On).count();
         for machine in &found {
             let is_known = match &machine.power {
-                Power::On | Power::Off { .. } => true,
-                Power::Crashed { reason } => reason == "its start was interrupted",
-                Power::Paused | Power::Lost => false,
+                VmPower::On | VmPower::Off { .. } => true,
+                VmPower::Crashed { reason } => reason == "its start was interrupted",
+                VmPower::Paused | VmPower::Lost => false,
             };
             assert!(is_known, "{machine:?}");
             // It is not only there, but can be driven.
-            if machine.power == Power::On {
+            if machine.power == VmPower::On {
                 machines.pause(machine.id).await.unwrap();
             }
         }
@@ -92,7 +92,7 @@ async fn a_killed_daemon_leaves_machines_that_the_next_one_knows_and_can_remove(
             assert_eq!(std::fs::read_dir(folder.join("machines")).unwrap().count(), 0);
         }
         for machine in machines.find().await.unwrap() {
-            if machine.power == Power::Paused {
+            if machine.power == VmPower::Paused {
                 machines.resume(machine.id).await.unwrap();
             }
         }

@@ -10,10 +10,10 @@ use muster_node::LocalNode;
 use muster_testing::skipped;
 use muster_types::ids::{BlobId, InstanceId, NodeId};
 use muster_types::instance::{MachineType, SideChannel};
-use muster_types::machine::{Changes, DiskKind, DiskPlan, DriveFile, MachinePlan, Machines, Ports, Power};
 use muster_types::node::{Limit, NodeApi};
 use muster_types::settings::Settings;
 use muster_types::spec::{DiskBus, Vdi, VideoSpec};
+use muster_types::vm::{ChangeStream, ConsolePorts, DiskKind, DiskPlan, DriveFile, VmApi, VmPlan, VmPower};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -46,7 +46,7 @@ impl World {
         let mut world = Self { node: None, folder, image: blob, taken: Mutex::default() };
         world.restart();
         let limits = world.node().report().await.unwrap().limits;
-        for limit in [Limit::Machines, Limit::Images] {
+        for limit in [Limit::VmApi, Limit::Images] {
             if let Some(why) = limits.get(&limit) {
                 skipped(why);
                 return None;
@@ -70,39 +70,39 @@ impl World {
         self.node.as_ref().unwrap()
     }
 
-    pub(crate) fn machines(&self) -> &dyn Machines {
-        self.node().machines()
+    pub(crate) fn vms(&self) -> &dyn VmApi {
+        self.node().vms()
     }
 
     /// A plan for the small guest.
-    pub(crate) async fn plan(&self, name: &str) -> MachinePlan {
+    pub(crate) async fn plan(&self, name: &str) -> VmPlan {
         let taken = self.taken.lock().unwrap().clone();
-        let plan = plan(self.machines(), self.image, &taken, name).await;
-        let Ports { console, vdi, vdi_tls } = plan.ports;
+        let plan = plan(self.vms(), self.image, &taken, name).await;
+        let ConsolePorts { console, vdi, vdi_tls } = plan.ports;
         self.taken.lock().unwrap().extend([console, vdi].into_iter().chain(vdi_tls));
         plan
     }
 
     /// Builds and starts it, and connects to its console.
-    pub(crate) async fn boot(&self, plan: &MachinePlan) -> Console {
-        self.machines().build(plan).await.unwrap();
-        self.machines().start(plan).await.unwrap();
-        assert_eq!(self.power(plan).await, Power::On);
+    pub(crate) async fn boot(&self, plan: &VmPlan) -> Console {
+        self.vms().build(plan).await.unwrap();
+        self.vms().start(plan).await.unwrap();
+        assert_eq!(self.power(plan).await, VmPower::On);
         Console::open(plan.ports.console).await
     }
 
-    pub(crate) async fn power(&self, plan: &MachinePlan) -> Power {
-        self.machines().power(plan.id).await.unwrap().unwrap()
+    pub(crate) async fn power(&self, plan: &VmPlan) -> VmPower {
+        self.vms().power(plan.id).await.unwrap().unwrap()
     }
 
     /// Waits until a machine's power is as wanted, told by changes alone.
     pub(crate) async fn wait_for_power(
         &self,
-        changes: &mut Changes,
-        plan: &MachinePlan,
+        changes: &mut ChangeStream,
+        plan: &VmPlan,
         limit: Duration,
-        wanted: impl Fn(&Power) -> bool,
-    ) -> Power {
+        wanted: impl Fn(&VmPower) -> bool,
+    ) -> VmPower {
         let wait = async {
             loop {
                 let power = self.power(plan).await;
@@ -119,16 +119,16 @@ impl World {
         }
     }
 
-    pub(crate) fn place(&self, plan: &MachinePlan) -> PathBuf {
+    pub(crate) fn place(&self, plan: &VmPlan) -> PathBuf {
         self.folder.path().join("machines").join(plan.id.to_string())
     }
 
-    pub(crate) fn pid(&self, plan: &MachinePlan) -> u32 {
+    pub(crate) fn pid(&self, plan: &VmPlan) -> u32 {
         std::fs::read_to_string(self.place(plan).join("pid")).unwrap().parse().unwrap()
     }
 
     /// Files of the kernel about a machine's process, by the beginnings of their lines.
-    pub(crate) fn status(&self, plan: &MachinePlan) -> BTreeMap<String, String> {
+    pub(crate) fn status(&self, plan: &VmPlan) -> BTreeMap<String, String> {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.pid(plan))).unwrap();
         let line =
             |line: &str| line.split_once(':').map(|(name, value)| (name.to_owned(), value.trim().to_owned()));
@@ -143,7 +143,7 @@ pub(crate) fn node_at(folder: &Path) -> LocalNode {
 }
 
 /// A plan for the small guest, with ports that are not taken.
-pub(crate) async fn plan(machines: &dyn Machines, image: BlobId, taken: &[u16], name: &str) -> MachinePlan {
+pub(crate) async fn plan(machines: &dyn VmApi, image: BlobId, taken: &[u16], name: &str) -> VmPlan {
     let ports = machines.choose_ports(3, taken).await.unwrap();
     assert!(ports.iter().all(|port| (30000..50000).contains(port) && !taken.contains(port)), "{ports:?}");
     let meta_data = format!(r#"{{"uuid": "{}", "hostname": "{name}"}}"#, InstanceId::new());
@@ -155,7 +155,7 @@ pub(crate) async fn plan(machines: &dyn Machines, image: BlobId, taken: &[u16], 
         size: None,
         base,
     };
-    MachinePlan {
+    VmPlan {
         id: InstanceId::new(),
         name: name.into(),
         cpus: 1,
@@ -167,7 +167,7 @@ pub(crate) async fn plan(machines: &dyn Machines, image: BlobId, taken: &[u16], 
         disks: vec![disk("vda", DiskKind::Disk, Some(image)), disk("vdb", DiskKind::ConfigDrive, None)],
         nics: Vec::new(),
         video: VideoSpec { model: "cirrus".into(), memory: 16384, vdi: Vdi::Spice },
-        ports: Ports { console: ports[0], vdi: ports[1], vdi_tls: Some(ports[2]) },
+        ports: ConsolePorts { console: ports[0], vdi: ports[1], vdi_tls: Some(ports[2]) },
         config_drive: Some(vec![file("openstack/latest/meta_data.json", meta_data)]),
         side_channels: vec![SideChannel::Agent],
     }
@@ -197,7 +197,7 @@ impl Drop for World {
     }
 }
 
-pub(crate) async fn next(changes: &mut Changes) -> Option<InstanceId> {
+pub(crate) async fn next(changes: &mut ChangeStream) -> Option<InstanceId> {
     std::future::poll_fn(|context| changes.as_mut().poll_next(context)).await
 }
 

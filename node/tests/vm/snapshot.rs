@@ -5,16 +5,16 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
 use muster_types::ids::BlobId;
-use muster_types::machine::{DiskKind, DiskPlan, MachinePlan, Power, SnapshotDisk};
 use muster_types::spec::DiskBus;
 use muster_types::storage::Draft;
+use muster_types::vm::{DiskKind, DiskPlan, SnapshotDisk, VmPlan, VmPower};
 use serde_json::{Value, json};
 
 use crate::world::{World, sh};
 
 fn draft(world: &World) -> (Draft, PathBuf) {
     let blob = BlobId::new();
-    (Draft::Machine(blob), world.folder.path().join(format!("drafts/machine-{blob}")))
+    (Draft::Vm(blob), world.folder.path().join(format!("drafts/machine-{blob}")))
 }
 
 /// The bytes of a disk's image, as the guest sees them.
@@ -31,7 +31,7 @@ fn contains(data: &[u8], text: &str) -> bool {
 #[tokio::test]
 async fn disks_are_copied_while_the_machine_runs_and_when_it_is_off() {
     let Some(world) = World::new().await else { return };
-    let machines = world.machines();
+    let machines = world.vms();
     let mut plan = world.plan("copied").await;
     plan.disks.push(DiskPlan {
         device: "vdc".into(),
@@ -88,7 +88,7 @@ async fn disks_are_copied_while_the_machine_runs_and_when_it_is_off() {
 }
 
 /// Tells QEMU something as a daemon would that goes right after.
-fn tell(world: &World, plan: &MachinePlan, commands: &[Value]) {
+fn tell(world: &World, plan: &VmPlan, commands: &[Value]) {
     let socket = UnixStream::connect(world.place(plan).join("qmp")).unwrap();
     socket.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
     let mut lines = BufReader::new(socket.try_clone().unwrap()).lines();
@@ -134,10 +134,10 @@ async fn a_copy_that_a_daemon_left_is_cleared_away() {
     ];
     tell(&world, &plan, &commands);
     world.restart();
-    assert_eq!(world.power(&plan).await, Power::On);
+    assert_eq!(world.power(&plan).await, VmPower::On);
     assert!(!left.exists());
     let (draft, file) = draft(&world);
     let disk = SnapshotDisk { device: "vda".into(), draft, thin: true };
-    world.machines().snapshot(plan.id, &[disk], false).await.unwrap();
+    world.vms().snapshot(plan.id, &[disk], false).await.unwrap();
     assert!(file.exists());
 }

@@ -7,25 +7,26 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_core::Stream;
 use muster_types::guest::{
-    AgentState, Command, CommandKey, Executed, GuestError, GuestReport, Guests, Output, OutputName,
+    AgentState, CommandKey, CommandOutput, CommandResult, GuestApi, GuestCommand, GuestError, GuestReport,
+    OutputName,
 };
 use muster_types::ids::AgentOperationId;
-use muster_types::machine::{Changes, MachinePlan, Power};
 use muster_types::node::NodeApi;
 use muster_types::storage::ByteStream;
+use muster_types::vm::{ChangeStream, VmPlan, VmPower};
 use tokio::time::timeout;
 
 use crate::world::{PATIENCE, World, next};
 
-fn guests(world: &World) -> &dyn Guests {
+fn guests(world: &World) -> &dyn GuestApi {
     world.node().guests()
 }
 
 /// Waits until the report of a guest is as wanted, told by changes alone.
 async fn wait_for(
     world: &World,
-    changes: &mut Changes,
-    plan: &MachinePlan,
+    changes: &mut ChangeStream,
+    plan: &VmPlan,
     wanted: impl Fn(&GuestReport) -> bool,
 ) -> GuestReport {
     let wait = async {
@@ -42,23 +43,23 @@ async fn wait_for(
     }
 }
 
-async fn wait_until_ready(world: &World, changes: &mut Changes, plan: &MachinePlan) -> GuestReport {
+async fn wait_until_ready(world: &World, changes: &mut ChangeStream, plan: &VmPlan) -> GuestReport {
     wait_for(world, changes, plan, |report| report.state == AgentState::Ready).await
 }
 
-fn command(line: &str) -> Command {
+fn command(line: &str) -> GuestCommand {
     let key = CommandKey { operation: AgentOperationId::new(), index: 0 };
-    Command { key, line: line.into(), again: None }
+    GuestCommand { key, line: line.into(), again: None }
 }
 
-async fn run(world: &World, plan: &MachinePlan, line: &str) -> Executed {
+async fn run(world: &World, plan: &VmPlan, line: &str) -> CommandResult {
     timeout(PATIENCE, guests(world).execute(plan.id, &command(line))).await.unwrap().unwrap()
 }
 
-fn text(output: &Output) -> &str {
+fn text(output: &CommandOutput) -> &str {
     match output {
-        Output::Here(bytes) => std::str::from_utf8(bytes).unwrap(),
-        Output::There { .. } => panic!("{output:?}"),
+        CommandOutput::Here(bytes) => std::str::from_utf8(bytes).unwrap(),
+        CommandOutput::There { .. } => panic!("{output:?}"),
     }
 }
 
@@ -94,8 +95,8 @@ async fn a_guest_runs_commands_and_moves_files() {
     let plan = world.plan("agent").await;
     assert_eq!(guests(&world).report(plan.id), None);
     let began = Instant::now();
-    world.machines().build(&plan).await.unwrap();
-    world.machines().start(&plan).await.unwrap();
+    world.vms().build(&plan).await.unwrap();
+    world.vms().start(&plan).await.unwrap();
     let first = guests(&world).report(plan.id).unwrap();
     assert_eq!(first.state, AgentState::NoContact);
     let report = wait_until_ready(&world, &mut changes, &plan).await;
@@ -117,7 +118,7 @@ async fn a_guest_runs_commands_and_moves_files() {
     // 5 MB of output, which the guest keeps until it is forgotten.
     let order = command("head -c 5000000 /dev/zero | tr '\\0' x");
     let ended = guests(&world).execute(plan.id, &order).await.unwrap();
-    assert_eq!(ended.stdout, Output::There { size: 5_000_000, cut: false });
+    assert_eq!(ended.stdout, CommandOutput::There { size: 5_000_000, cut: false });
     let began = Instant::now();
     for _ in 0..2 {
         let output = guests(&world).output(plan.id, order.key, OutputName::Stdout).await.unwrap();
@@ -126,7 +127,7 @@ async fn a_guest_runs_commands_and_moves_files() {
     }
     println!("output: {:.1} MB/s", 10.0 / began.elapsed().as_secs_f64());
     guests(&world).forget(plan.id, order.key).await.unwrap();
-    let again = Command { again: report.boot.clone(), ..order };
+    let again = GuestCommand { again: report.boot.clone(), ..order };
     assert_eq!(guests(&world).execute(plan.id, &again).await, Err(GuestError::Unknown));
 
     // A file in, and out again.
@@ -168,7 +169,7 @@ async fn a_guest_runs_commands_and_moves_files() {
     cancelled.unwrap();
     assert!(matches!(ended, Err(GuestError::Refused(_))), "{ended:?}");
 
-    world.machines().stop(plan.id).await.unwrap();
+    world.vms().stop(plan.id).await.unwrap();
     assert_eq!(guests(&world).report(plan.id), None);
     assert!(matches!(guests(&world).facts(plan.id).await, Err(GuestError::Away(_))));
 }
@@ -178,8 +179,8 @@ async fn a_command_outlives_the_daemon_and_a_pause_but_not_a_restart() {
     let Some(mut world) = World::new().await else { return };
     let mut changes = guests(&world).changes();
     let plan = world.plan("outlive").await;
-    world.machines().build(&plan).await.unwrap();
-    world.machines().start(&plan).await.unwrap();
+    world.vms().build(&plan).await.unwrap();
+    world.vms().start(&plan).await.unwrap();
     let boot = wait_until_ready(&world, &mut changes, &plan).await.boot;
 
     let order = command("echo once >> /tmp/times; until test -e /tmp/go; do sleep 0.1; done; cat /tmp/times");
@@ -197,7 +198,7 @@ async fn a_command_outlives_the_daemon_and_a_pause_but_not_a_restart() {
     let mut changes = guests(&world).changes();
     let report = wait_until_ready(&world, &mut changes, &plan).await;
     assert_eq!(report.boot, boot);
-    let again = Command { again: boot.clone(), ..order };
+    let again = GuestCommand { again: boot.clone(), ..order };
     let release = async {
         run(&world, &plan, "touch /tmp/go").await;
     };
@@ -205,7 +206,7 @@ async fn a_command_outlives_the_daemon_and_a_pause_but_not_a_restart() {
     assert_eq!(text(&ended.unwrap().stdout), "once\n");
 
     // Paused for longer than any silence is borne.
-    world.machines().pause(plan.id).await.unwrap();
+    world.vms().pause(plan.id).await.unwrap();
     let paused = AgentState::NotReady("instance paused".into());
     wait_for(&world, &mut changes, &plan, |report| report.state == paused).await;
     let quiet = timeout(Duration::from_secs(17), async {
@@ -214,7 +215,7 @@ async fn a_command_outlives_the_daemon_and_a_pause_but_not_a_restart() {
         }
     });
     assert!(quiet.await.is_err(), "{:?}", guests(&world).report(plan.id));
-    world.machines().resume(plan.id).await.unwrap();
+    world.vms().resume(plan.id).await.unwrap();
     wait_for(&world, &mut changes, &plan, |report| report.state == AgentState::Ready).await;
     assert_eq!(text(&run(&world, &plan, "echo on").await.stdout), "on\n");
 
@@ -222,14 +223,14 @@ async fn a_command_outlives_the_daemon_and_a_pause_but_not_a_restart() {
     let running = guests(&world).execute(plan.id, &order);
     let resetting = async {
         run(&world, &plan, "until test -e /tmp/begun; do sleep 0.1; done").await;
-        world.machines().reset(plan.id).await.unwrap();
+        world.vms().reset(plan.id).await.unwrap();
     };
     let (ended, ()) = tokio::join!(running, resetting);
     assert!(matches!(ended, Err(GuestError::Away(_))), "{ended:?}");
     wait_for(&world, &mut changes, &plan, |report| report.state == AgentState::NoContact).await;
     let second = wait_until_ready(&world, &mut changes, &plan).await.boot;
     assert!(second.is_some() && second != boot, "{second:?}");
-    let again = Command { again: boot, ..order };
+    let again = GuestCommand { again: boot, ..order };
     let lost = guests(&world).execute(plan.id, &again).await;
     assert!(matches!(lost, Err(GuestError::Restarted(_))), "{lost:?}");
 
@@ -239,5 +240,5 @@ async fn a_command_outlives_the_daemon_and_a_pause_but_not_a_restart() {
         report.state == AgentState::Ready && report.boot.is_some() && report.boot != second
     });
     third.await;
-    assert_eq!(world.power(&plan).await, Power::On);
+    assert_eq!(world.power(&plan).await, VmPower::On);
 }

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_types::instance::{MachineType, SideChannel};
-use muster_types::machine::{DiskKind, MachinePlan, PORT_TAKEN, Power};
 use muster_types::spec::Vdi;
+use muster_types::vm::{DiskKind, PORT_TAKEN, VmPlan, VmPower};
 use muster_types::{Error, Result};
 use nix::libc;
 use serde_json::json;
@@ -50,7 +50,7 @@ struct Launched {
 }
 
 /// Starts a machine that is not on.
-pub(super) async fn start(inner: &Arc<Inner>, machine: &Arc<Machine>, plan: &MachinePlan) -> Result<()> {
+pub(super) async fn start(inner: &Arc<Inner>, machine: &Arc<Machine>, plan: &VmPlan) -> Result<()> {
     let _turn = inner.starts.acquire().await.map_err(|error| Error::Internal(error.to_string()))?;
     let (shared, order, target) = (inner.clone(), plan.clone(), machine.clone());
     let Launched { pid, record, stream } = blocking(move || launch(&shared, &target.folder, &order)).await?;
@@ -76,7 +76,7 @@ pub(super) async fn start(inner: &Arc<Inner>, machine: &Arc<Machine>, plan: &Mac
     match greeted {
         Ok((qmp, events)) => {
             machine.look_after(&Arc::new(Live::new(process, record, Some(qmp))), Some(events));
-            machine.set_power(Power::On);
+            machine.set_power(VmPower::On);
             Ok(())
         }
         Err(error) => Err(failed_start(machine, &process, error).await),
@@ -132,7 +132,7 @@ fn may_pass(words: &str) -> bool {
 }
 
 /// Everything up to a process that is about to answer. Blocks.
-fn launch(inner: &Inner, folder: &Folder, plan: &MachinePlan) -> Result<Launched> {
+fn launch(inner: &Inner, folder: &Folder, plan: &VmPlan) -> Result<Launched> {
     let qemu = inner.require_qemu()?;
     inner.models()?.check(plan)?;
     let identity = inner.root.then(|| {
@@ -195,7 +195,7 @@ fn launch(inner: &Inner, folder: &Folder, plan: &MachinePlan) -> Result<Launched
 }
 
 /// Makes the files of a start, and gives a machine's user what it needs and no more.
-fn hand_over(inner: &Inner, folder: &Folder, plan: &MachinePlan, user: Option<u32>) -> Result<()> {
+fn hand_over(inner: &Inner, folder: &Folder, plan: &VmPlan, user: Option<u32>) -> Result<()> {
     snapshot::sweep(folder)?;
     if let Some(group) = user {
         folder.open_to(group)?;
@@ -231,7 +231,7 @@ fn hand_over(inner: &Inner, folder: &Folder, plan: &MachinePlan, user: Option<u3
     Ok(())
 }
 
-fn record(inner: &Inner, plan: &MachinePlan, user: Option<u32>) -> Record {
+fn record(inner: &Inner, plan: &VmPlan, user: Option<u32>) -> Record {
     let disks = plan.disks.iter().filter(|disk| disk.kind == DiskKind::Disk);
     Record {
         boot: inner.boot.clone(),
@@ -257,7 +257,7 @@ fn kvm_group() -> Option<u32> {
 }
 
 /// The firmware that goes with a machine's memory for it.
-fn firmware(plan: &MachinePlan) -> Result<String> {
+fn firmware(plan: &VmPlan) -> Result<String> {
     let name = if plan.secure_boot { "OVMF_CODE_4M.secboot.fd" } else { "OVMF_CODE_4M.fd" };
     let path: PathBuf = Path::new(FIRMWARE).join(name);
     if !path.exists() {

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
-use muster_types::machine::Nic;
+use muster_types::vm::NicPlan;
 use muster_types::{Error, Result};
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ use super::tap::Tap;
 use super::{Inner, blocking};
 use crate::command::Commands;
 
-pub(super) async fn plug(inner: &Arc<Inner>, machine: &Machine, live: &Live, nic: &Nic) -> Result<()> {
+pub(super) async fn plug(inner: &Arc<Inner>, machine: &Machine, live: &Live, nic: &NicPlan) -> Result<()> {
     let (shared, wanted) = (inner.clone(), nic.clone());
     blocking(move || shared.models()?.check_nic(&wanted)).await?;
     let qmp = live.qmp()?;
@@ -28,7 +28,7 @@ pub(super) async fn plug(inner: &Arc<Inner>, machine: &Machine, live: &Live, nic
     Ok(())
 }
 
-async fn add(qmp: &Qmp, nic: &Nic, has_ports: bool, commands: &Arc<Commands>) -> Result<()> {
+async fn add(qmp: &Qmp, nic: &NicPlan, has_ports: bool, commands: &Arc<Commands>) -> Result<()> {
     let port = if has_ports { Some(free_port(qmp).await?) } else { None };
     let netdev = hardware::netdev_id(nic);
     let names = (format!("{netdev}-tap"), format!("{netdev}-vhost"));

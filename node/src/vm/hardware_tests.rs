@@ -1,12 +1,12 @@
 //! What machines are made of.
 
 use muster_types::ids::{BlobId, InstanceId, InterfaceId};
-use muster_types::machine::Ports;
+use muster_types::vm::ConsolePorts;
 
 use super::*;
 
-fn plan() -> MachinePlan {
-    MachinePlan {
+fn plan() -> VmPlan {
+    VmPlan {
         id: InstanceId::new(),
         name: "web".into(),
         cpus: 2,
@@ -18,7 +18,7 @@ fn plan() -> MachinePlan {
         disks: vec![disk("vda", DiskBus::Virtio, DiskKind::Disk)],
         nics: Vec::new(),
         video: VideoSpec::default(),
-        ports: Ports { console: 31000, vdi: 31001, vdi_tls: Some(31002) },
+        ports: ConsolePorts { console: 31000, vdi: 31001, vdi_tls: Some(31002) },
         config_drive: None,
         side_channels: Vec::new(),
     }
@@ -28,9 +28,9 @@ fn disk(device: &str, bus: DiskBus, kind: DiskKind) -> DiskPlan {
     DiskPlan { device: device.into(), bus, kind, size: None, base: Some(BlobId::new()) }
 }
 
-fn nic(model: &str) -> Nic {
+fn nic(model: &str) -> NicPlan {
     let mac = "02:00:00:00:00:01".parse().unwrap();
-    Nic { interface: InterfaceId::new(), vxid: 1, mac, model: model.into(), mtu: 1450 }
+    NicPlan { interface: InterfaceId::new(), vxid: 1, mac, model: model.into(), mtu: 1450 }
 }
 
 fn prepared() -> Prepared {
@@ -73,7 +73,7 @@ fn the_processor_follows_the_accelerator() {
 
 #[test]
 fn a_name_adds_nothing_to_the_line() {
-    let line = arguments(&MachinePlan { name: "a,process=b".into(), ..plan() }, &prepared());
+    let line = arguments(&VmPlan { name: "a,process=b".into(), ..plan() }, &prepared());
     assert_eq!(values(&line, "-name"), ["guest=a,,process=b,debug-threads=on"]);
     let nic = nic_device(&nic("e1000,romfile=/etc/passwd"), None);
     assert_eq!(nic["driver"], "e1000,romfile=/etc/passwd");
@@ -101,7 +101,7 @@ fn every_bus_has_its_device_and_controllers_come_once() {
     disks.push(disk("sdz", DiskBus::Usb, DiskKind::Disk));
     disks.push(disk("vdc", DiskBus::Virtio, DiskKind::Cdrom));
     disks.push(disk("nvme0", DiskBus::Nvme, DiskKind::Disk));
-    let line = arguments(&MachinePlan { disks, ..plan() }, &prepared());
+    let line = arguments(&VmPlan { disks, ..plan() }, &prepared());
     let devices = objects(&line, "-device");
     let count = |driver: &str| devices.iter().filter(|device| device["driver"] == driver).count();
     assert_eq!((count("ide-hd"), count("ich9-ahci"), count("virtio-scsi-pci")), (8, 2, 1));
@@ -114,12 +114,12 @@ fn every_bus_has_its_device_and_controllers_come_once() {
 #[test]
 fn an_empty_drive_has_no_disc_and_a_disc_is_raw() {
     let mut drive = disk("sda", DiskBus::Sata, DiskKind::Cdrom);
-    let full = MachinePlan { disks: vec![drive.clone()], ..plan() };
+    let full = VmPlan { disks: vec![drive.clone()], ..plan() };
     let files = ["sda.iso".to_owned()].into();
     let line = arguments(&full, &Prepared { files, ..prepared() });
     assert_eq!(find(&objects(&line, "-blockdev"), "node-name", "sda")["driver"], "raw");
     drive.base = None;
-    let line = arguments(&MachinePlan { disks: vec![drive], ..plan() }, &prepared());
+    let line = arguments(&VmPlan { disks: vec![drive], ..plan() }, &prepared());
     assert!(objects(&line, "-blockdev").is_empty());
     assert_eq!(find(&objects(&line, "-device"), "driver", "ide-cd")["drive"], Value::Null);
 }
@@ -129,13 +129,13 @@ fn the_config_drive_is_not_booted_from_and_only_read() {
     let mut drive = disk("vdb", DiskBus::Virtio, DiskKind::ConfigDrive);
     drive.base = None;
     let disks = vec![disk("vda", DiskBus::Virtio, DiskKind::Disk), drive.clone()];
-    let line = arguments(&MachinePlan { disks, ..plan() }, &prepared());
+    let line = arguments(&VmPlan { disks, ..plan() }, &prepared());
     let medium = find(&objects(&line, "-blockdev"), "node-name", "vdb");
     assert_eq!((&medium["driver"], &medium["read-only"]), (&json!("raw"), &json!(true)));
     let device = find(&objects(&line, "-device"), "serial", "vdb");
     assert_eq!(device["bootindex"], Value::Null);
     drive.bus = DiskBus::Sata;
-    let line = arguments(&MachinePlan { disks: vec![drive], ..plan() }, &prepared());
+    let line = arguments(&VmPlan { disks: vec![drive], ..plan() }, &prepared());
     assert_eq!(find(&objects(&line, "-blockdev"), "node-name", "vdb")["read-only"], false);
 }
 
@@ -143,7 +143,7 @@ fn the_config_drive_is_not_booted_from_and_only_read() {
 fn interfaces_have_their_files_and_only_virtio_is_helped_by_the_kernel() {
     let nics = vec![nic("virtio"), nic("e1000")];
     let taps = vec![TapFiles { tap: 5, vhost: Some(6) }, TapFiles { tap: 7, vhost: Some(8) }];
-    let plan = MachinePlan { nics, ..plan() };
+    let plan = VmPlan { nics, ..plan() };
     let line = arguments(&plan, &Prepared { taps, ..prepared() });
     let netdevs = objects(&line, "-netdev");
     assert_eq!((&netdevs[0]["fd"], &netdevs[0]["vhostfd"]), (&json!("5"), &json!("6")));
@@ -157,7 +157,7 @@ fn interfaces_have_their_files_and_only_virtio_is_helped_by_the_kernel() {
 #[test]
 fn only_q35_needs_ports_for_what_comes_later() {
     let ports = |machine_type| {
-        let line = arguments(&MachinePlan { machine_type, ..plan() }, &prepared());
+        let line = arguments(&VmPlan { machine_type, ..plan() }, &prepared());
         objects(&line, "-device").iter().filter(|device| device["driver"] == "pcie-root-port").count()
     };
     assert_eq!((ports(MachineType::Pc), ports(MachineType::Q35)), (0, SPARE_PORTS));
@@ -165,7 +165,7 @@ fn only_q35_needs_ports_for_what_comes_later() {
 
 #[test]
 fn secure_boot_brings_its_board_and_protects_the_firmware() {
-    let plan = MachinePlan { uefi: true, secure_boot: true, ..plan() };
+    let plan = VmPlan { uefi: true, secure_boot: true, ..plan() };
     let line = arguments(&plan, &Prepared { firmware: Some("/fw".into()), ..prepared() });
     let machine = &values(&line, "-machine")[0];
     assert!(machine.starts_with("q35,") && machine.contains("smm=on"), "{machine}");
@@ -182,11 +182,11 @@ fn screens_are_served_as_asked() {
     assert!(spice.contains("tls-port=31002,tls-channel=default"), "{spice}");
     let video = VideoSpec { vdi: Vdi::Vnc, model: "vga".into(), memory: 20_000 };
     let listen = "fd00::1".parse().unwrap();
-    let line = arguments(&MachinePlan { video, ..plan() }, &Prepared { listen, ..prepared() });
+    let line = arguments(&VmPlan { video, ..plan() }, &Prepared { listen, ..prepared() });
     assert_eq!(values(&line, "-vnc"), ["[fd00::1]:25101"]);
     assert!(values(&line, "-spice").is_empty());
     assert_eq!(find(&objects(&line, "-device"), "driver", "VGA")["vgamem_mb"], 32);
-    let spec = |vdi| environment(&MachinePlan { video: VideoSpec { vdi, ..VideoSpec::default() }, ..plan() });
+    let spec = |vdi| environment(&VmPlan { video: VideoSpec { vdi, ..VideoSpec::default() }, ..plan() });
     assert_eq!(spec(Vdi::SpiceConcurrent), [("SPICE_DEBUG_ALLOW_MC", "1")]);
     assert!(spec(Vdi::Spice).is_empty());
 }

@@ -31,11 +31,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster_types::ids::InstanceId;
-use muster_types::machine::{
-    Changes, FoundMachine, MachinePlan, MachineUsage, Machines, Nic, Power, ScreenIdentity, SnapshotDisk,
-};
 use muster_types::node::{Limit, NodeFuture};
 use muster_types::storage::Draft;
+use muster_types::vm::{
+    ChangeStream, DisplayIdentity, FoundVm, NicPlan, SnapshotDisk, VmApi, VmPlan, VmPower, VmUsage,
+};
 use muster_types::{Error, Result};
 use serde_json::{Map, Value, json};
 use tokio::sync::{OnceCell, Semaphore};
@@ -115,7 +115,7 @@ impl LocalMachines {
             format!("running machines needs the program {} (Debian package {})", tool.name(), tool.package())
         });
         let slow = kvm.as_ref().err().map(|why| format!("machines are emulated, which is slow: {why}"));
-        let limits = [(Limit::Machines, missing), (Limit::Kvm, slow)];
+        let limits = [(Limit::VmApi, missing), (Limit::Kvm, slow)];
         let inner = Arc::new(Inner {
             place: storage_folder.join("machines"),
             storage_folder: storage_folder.to_owned(),
@@ -156,7 +156,7 @@ impl LocalMachines {
     }
 
     /// What viewers compare; nothing if this node runs no machines.
-    pub(crate) fn screens(&self) -> Option<ScreenIdentity> {
+    pub(crate) fn screens(&self) -> Option<DisplayIdentity> {
         self.inner.require_qemu().ok()?;
         let screens = self.inner.screens();
         screens
@@ -252,7 +252,7 @@ impl Inner {
     }
 
     fn require_qemu(&self) -> Result<&Path> {
-        let why = self.limits.iter().find(|(limit, _)| *limit == Limit::Machines).map(|(_, why)| why.clone());
+        let why = self.limits.iter().find(|(limit, _)| *limit == Limit::VmApi).map(|(_, why)| why.clone());
         self.qemu.as_deref().ok_or_else(|| Error::Conflict(why.unwrap_or_default()))
     }
 
@@ -269,7 +269,7 @@ impl Inner {
         Folder::new(self.place.join(id.to_string()))
     }
 
-    fn machine(&self, id: InstanceId, folder: Folder, power: Power) -> Machine {
+    fn machine(&self, id: InstanceId, folder: Folder, power: VmPower) -> Machine {
         Machine::new(id, folder, power, self.teller.clone(), self.contacts.clone())
     }
 
@@ -297,7 +297,7 @@ impl Inner {
                 }
                 None => None,
             };
-            let power = if running.is_some() { Power::On } else { folder.power(&self.boot) };
+            let power = if running.is_some() { VmPower::On } else { folder.power(&self.boot) };
             let machine = Arc::new(self.machine(id, folder, power));
             self.known().insert(id, machine.clone());
             if let Some((record, process)) = running {
@@ -393,8 +393,8 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + '
     done.map_err(|error| Error::Internal(format!("work on a machine ended early: {error}")))?
 }
 
-impl Machines for LocalMachines {
-    fn build<'a>(&'a self, plan: &'a MachinePlan) -> NodeFuture<'a, ()> {
+impl VmApi for LocalMachines {
+    fn build<'a>(&'a self, plan: &'a VmPlan) -> NodeFuture<'a, ()> {
         let plan = plan.clone();
         self.task(move |inner| async move {
             inner.require_qemu()?;
@@ -418,11 +418,11 @@ impl Machines for LocalMachines {
         })
     }
 
-    fn start<'a>(&'a self, plan: &'a MachinePlan) -> NodeFuture<'a, ()> {
+    fn start<'a>(&'a self, plan: &'a VmPlan) -> NodeFuture<'a, ()> {
         let plan = plan.clone();
         self.with(plan.id, move |inner, machine| async move {
             let _turn = machine.turn.lock().await;
-            if matches!(machine.power(), Power::On | Power::Paused) && machine.live().is_some() {
+            if matches!(machine.power(), VmPower::On | VmPower::Paused) && machine.live().is_some() {
                 return Ok(());
             }
             if let Some(live) = machine.live() {
@@ -440,7 +440,7 @@ impl Machines for LocalMachines {
             match machine.live() {
                 Some(live) => machine.end(&live, off, true).await,
                 None => {
-                    if !matches!(machine.power(), Power::Off { .. }) {
+                    if !matches!(machine.power(), VmPower::Off { .. }) {
                         machine.note_end(&off);
                         machine.set_power(off.power());
                     }
@@ -477,7 +477,7 @@ impl Machines for LocalMachines {
         })
     }
 
-    fn plug<'a>(&'a self, id: InstanceId, nic: &'a Nic) -> NodeFuture<'a, ()> {
+    fn plug<'a>(&'a self, id: InstanceId, nic: &'a NicPlan) -> NodeFuture<'a, ()> {
         let nic = nic.clone();
         self.with(id, move |inner, machine| async move {
             let _turn = machine.turn.lock().await;
@@ -508,22 +508,22 @@ impl Machines for LocalMachines {
         })
     }
 
-    fn power(&self, id: InstanceId) -> NodeFuture<'_, Option<Power>> {
+    fn power(&self, id: InstanceId) -> NodeFuture<'_, Option<VmPower>> {
         Box::pin(async move {
             self.inner.ready().await;
             Ok(self.inner.known().get(&id).map(|machine| machine.power()))
         })
     }
 
-    fn find(&self) -> NodeFuture<'_, Vec<FoundMachine>> {
+    fn find(&self) -> NodeFuture<'_, Vec<FoundVm>> {
         Box::pin(async move {
             self.inner.ready().await;
             let known = self.inner.known();
-            Ok(known.iter().map(|(id, machine)| FoundMachine { id: *id, power: machine.power() }).collect())
+            Ok(known.iter().map(|(id, machine)| FoundVm { id: *id, power: machine.power() }).collect())
         })
     }
 
-    fn changes(&self) -> Changes {
+    fn changes(&self) -> ChangeStream {
         self.inner.teller.listen()
     }
 
@@ -563,7 +563,7 @@ impl Machines for LocalMachines {
         })
     }
 
-    fn usage(&self, id: InstanceId) -> NodeFuture<'_, Option<MachineUsage>> {
+    fn usage(&self, id: InstanceId) -> NodeFuture<'_, Option<VmUsage>> {
         self.with(id, |_, machine| async move {
             match machine.live() {
                 Some(live) => usage::usage(&machine.folder, &live).await.map(Some),

@@ -5,19 +5,19 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 
 use muster_types::Result;
-use muster_types::machine::MachineUsage;
+use muster_types::vm::VmUsage;
 use serde_json::{Value, json};
 
 use super::folder::{Folder, Record};
 use super::life::Live;
 
-pub(super) async fn usage(folder: &Folder, live: &Live) -> Result<MachineUsage> {
+pub(super) async fn usage(folder: &Folder, live: &Live) -> Result<VmUsage> {
     let stats = live.qmp()?.execute("query-blockstats", json!({})).await?;
     let record = live.record();
     let (user, system) = live.process.times();
     let cpu = [("cpu time ns", user + system), ("system time ns", system), ("user time ns", user)];
     let devices = fs::read_to_string("/proc/net/dev").unwrap_or_default();
-    Ok(MachineUsage {
+    Ok(VmUsage {
         cpu: cpu.into(),
         disks: disks(folder, &record, &stats),
         networks: networks(&record, &devices),
@@ -73,7 +73,7 @@ fn networks(record: &Record, devices: &str) -> BTreeMap<String, BTreeMap<&'stati
 
 #[cfg(test)]
 mod tests {
-    use muster_types::machine::Ports;
+    use muster_types::vm::ConsolePorts;
 
     use super::*;
 
@@ -82,7 +82,7 @@ mod tests {
             boot: String::new(),
             cpus: 1,
             memory_mb: 64,
-            ports: Ports { console: 1, vdi: 2, vdi_tls: None },
+            ports: ConsolePorts { console: 1, vdi: 2, vdi_tls: None },
             uid: None,
             has_ports: false,
             disks: vec!["vda".into()],

@@ -10,7 +10,7 @@ use std::io::{ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use muster_types::machine::ScreenIdentity;
+use muster_types::vm::DisplayIdentity;
 use muster_types::{Error, Result};
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
@@ -27,7 +27,7 @@ const ORGANISATION: &str = "Muster";
 #[derive(Debug, Clone)]
 pub(super) struct Screens {
     folder: PathBuf,
-    pub(super) identity: ScreenIdentity,
+    pub(super) identity: DisplayIdentity,
 }
 
 impl Screens {
@@ -39,7 +39,7 @@ impl Screens {
         }
         let read = |name: &str| fs::read_to_string(folder.join(name));
         let identity = read("ca.pem").and_then(|authority| {
-            Ok(ScreenIdentity { authority, subject: read("subject")?.trim().to_owned() })
+            Ok(DisplayIdentity { authority, subject: read("subject")?.trim().to_owned() })
         });
         Ok(Self {
             identity: identity.map_err(failed("the certificates of the node cannot be read"))?,

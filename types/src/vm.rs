@@ -1,4 +1,4 @@
-//! Machines: what an instance is on its node, and everything that the control plane may ask about them.
+//! VmApi: what an instance is on its node, and everything that the control plane may ask about them.
 //!
 //! ```text
 //! build ──▶ (files) ──start──▶ on ◀──pause, resume──▶ paused
@@ -28,7 +28,7 @@ use crate::storage::Draft;
 
 /// Everything that a node needs to build and start a machine.
 #[derive(Debug, Clone, PartialEq)]
-pub struct MachinePlan {
+pub struct VmPlan {
     /// The guest sees it as the UUID of its hardware.
     pub id: InstanceId,
     pub name: String,
@@ -41,9 +41,9 @@ pub struct MachinePlan {
     pub nvram_template: Option<BlobId>,
     /// In the order of their devices. The first is booted from.
     pub disks: Vec<DiskPlan>,
-    pub nics: Vec<Nic>,
+    pub nics: Vec<NicPlan>,
     pub video: VideoSpec,
-    pub ports: Ports,
+    pub ports: ConsolePorts,
     /// The files of the config drive, which is written anew at every start; nothing without one.
     pub config_drive: Option<Vec<DriveFile>>,
     pub side_channels: Vec<SideChannel>,
@@ -82,7 +82,7 @@ pub struct DriveFile {
 /// An interface of a machine. Its network is on the node before it is asked for; its device there
 /// ([`InterfaceId::device`]) comes and goes with the machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Nic {
+pub struct NicPlan {
     pub interface: InterfaceId,
     /// Which VXLAN it is in.
     pub vxid: u32,
@@ -92,12 +92,12 @@ pub struct Nic {
     pub mtu: u32,
 }
 
-/// How [`Machines::start`] begins to say that somebody else has one of the ports: others may do.
+/// How [`VmApi::start`] begins to say that somebody else has one of the ports: others may do.
 pub const PORT_TAKEN: &str = "a port of the consoles is in use";
 
 /// TCP ports of a machine on its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ports {
+pub struct ConsolePorts {
     pub console: u16,
     pub vdi: u16,
     /// Only with SPICE.
@@ -106,7 +106,7 @@ pub struct Ports {
 
 /// How a machine is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Power {
+pub enum VmPower {
     On,
     Paused,
     /// Switched off by us or by itself, or never on.
@@ -123,13 +123,13 @@ pub enum Power {
 
 /// A machine that a node has something of.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct FoundMachine {
+pub struct FoundVm {
     pub id: InstanceId,
-    pub power: Power,
+    pub power: VmPower,
 }
 
 /// The machines whose power may have changed.
-pub type Changes = Pin<Box<dyn Stream<Item = InstanceId> + Send>>;
+pub type ChangeStream = Pin<Box<dyn Stream<Item = InstanceId> + Send>>;
 
 /// A disk to copy while its machine may go on writing to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -144,7 +144,7 @@ pub struct SnapshotDisk {
 
 /// What a machine has used since it was started, as counted by QEMU and the kernel.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct MachineUsage {
+pub struct VmUsage {
     /// `cpu time ns`, `system time ns`, `user time ns`.
     pub cpu: BTreeMap<&'static str, u64>,
     /// By device: `actual bytes on disk`, `errors`, `read bytes`, `read requests`, `write bytes`, `write requests`.
@@ -156,7 +156,7 @@ pub struct MachineUsage {
 
 /// What makes the screens of a node trustworthy to viewers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ScreenIdentity {
+pub struct DisplayIdentity {
     /// The authority that signed the node's certificate, as PEM.
     pub authority: String,
     /// The subject of the certificate, as viewers compare it.
@@ -173,14 +173,14 @@ pub struct ScreenIdentity {
 /// [`Error::Conflict`]: crate::Error::Conflict
 /// [`Error::Unavailable`]: crate::Error::Unavailable
 /// [`Error::Insufficient`]: crate::Error::Insufficient
-pub trait Machines: Send + Sync {
+pub trait VmApi: Send + Sync {
     /// Makes the disks of a machine, synchronised. Those that are there stay as they are. The conversions of their
     /// bases are there, and may go afterwards: the machine keeps what it needs.
-    fn build<'a>(&'a self, plan: &'a MachinePlan) -> NodeFuture<'a, ()>;
+    fn build<'a>(&'a self, plan: &'a VmPlan) -> NodeFuture<'a, ()>;
 
     /// Switches a machine on and returns when it runs. One that is on or paused is left alone. Whatever an earlier
     /// start left half done is cleared away first.
-    fn start<'a>(&'a self, plan: &'a MachinePlan) -> NodeFuture<'a, ()>;
+    fn start<'a>(&'a self, plan: &'a VmPlan) -> NodeFuture<'a, ()>;
 
     /// Switches a machine off at once, and returns when its process is gone. Off is no error, nor is nothing.
     fn stop(&self, id: InstanceId) -> NodeFuture<'_, ()>;
@@ -198,21 +198,21 @@ pub trait Machines: Send + Sync {
 
     /// Adds an interface to a machine. One that runs gets it at once; one that is off with its next start. One that
     /// it has is left alone.
-    fn plug<'a>(&'a self, id: InstanceId, nic: &'a Nic) -> NodeFuture<'a, ()>;
+    fn plug<'a>(&'a self, id: InstanceId, nic: &'a NicPlan) -> NodeFuture<'a, ()>;
 
     /// Removes everything that the node has of a machine: process, files, resource group. Nothing there is no error.
     fn remove(&self, id: InstanceId) -> NodeFuture<'_, ()>;
 
     /// How a machine is; nothing if the node has nothing of it.
-    fn power(&self, id: InstanceId) -> NodeFuture<'_, Option<Power>>;
+    fn power(&self, id: InstanceId) -> NodeFuture<'_, Option<VmPower>>;
 
     /// Every machine that the node has something of, whether it should or not.
-    fn find(&self) -> NodeFuture<'_, Vec<FoundMachine>>;
+    fn find(&self) -> NodeFuture<'_, Vec<FoundVm>>;
 
     /// Names a machine whenever its power may have changed, from now on. There is one listener at a time.
-    fn changes(&self) -> Changes;
+    fn changes(&self) -> ChangeStream;
 
-    /// Ports that nobody uses on this node, in 30000..50000, none of them among `taken`.
+    /// ConsolePorts that nobody uses on this node, in 30000..50000, none of them among `taken`.
     fn choose_ports<'a>(&'a self, count: usize, taken: &'a [u16]) -> NodeFuture<'a, Vec<u16>>;
 
     /// The last bytes of what the serial console showed, at most `most`. Nothing there is no error.
@@ -234,10 +234,10 @@ pub trait Machines: Send + Sync {
     ) -> NodeFuture<'a, ()>;
 
     /// What a machine used; nothing if it is not on.
-    fn usage(&self, id: InstanceId) -> NodeFuture<'_, Option<MachineUsage>>;
+    fn usage(&self, id: InstanceId) -> NodeFuture<'_, Option<VmUsage>>;
 }
 
-impl MachineUsage {
+impl VmUsage {
     /// What a usage event says.
     #[must_use]
     pub fn extra(self) -> Map<String, Value> {

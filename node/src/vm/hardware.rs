@@ -7,18 +7,18 @@ use std::net::IpAddr;
 use std::os::fd::RawFd;
 
 use muster_types::instance::{MachineType, SideChannel};
-use muster_types::machine::{DiskKind, DiskPlan, MachinePlan, Nic};
 use muster_types::spec::{DiskBus, Vdi, VideoSpec};
+use muster_types::vm::{DiskKind, DiskPlan, NicPlan, VmPlan};
 use serde_json::{Map, Value, json};
 
 /// Files of a machine, in its folder.
 pub(super) mod file {
-    pub(in crate::machine) const CONFIG_DRIVE: &str = "config.iso";
-    pub(in crate::machine) const NVRAM: &str = "nvram.fd";
-    pub(in crate::machine) const CONSOLE: &str = "console.log";
-    pub(in crate::machine) const AUTHORITY: &str = "screen-ca.pem";
-    pub(in crate::machine) const CERTIFICATE: &str = "screen-cert.pem";
-    pub(in crate::machine) const KEY: &str = "screen-key.pem";
+    pub(in crate::vm) const CONFIG_DRIVE: &str = "config.iso";
+    pub(in crate::vm) const NVRAM: &str = "nvram.fd";
+    pub(in crate::vm) const CONSOLE: &str = "console.log";
+    pub(in crate::vm) const AUTHORITY: &str = "screen-ca.pem";
+    pub(in crate::vm) const CERTIFICATE: &str = "screen-cert.pem";
+    pub(in crate::vm) const KEY: &str = "screen-key.pem";
 }
 
 /// How many interfaces can be added while a q35 machine runs, whose slots must be there from the start.
@@ -69,11 +69,11 @@ pub(super) struct TapFiles {
 }
 
 /// The name of an interface's device in QEMU.
-pub(super) fn nic_id(nic: &Nic) -> String {
+pub(super) fn nic_id(nic: &NicPlan) -> String {
     format!("nic-{}", nic.interface.device())
 }
 
-pub(super) fn netdev_id(nic: &Nic) -> String {
+pub(super) fn netdev_id(nic: &NicPlan) -> String {
     format!("net-{}", nic.interface.device())
 }
 
@@ -83,18 +83,18 @@ pub(super) fn spare_ports() -> impl Iterator<Item = String> {
 }
 
 /// The mainboard that a machine gets.
-pub(super) fn machine_type(plan: &MachinePlan) -> MachineType {
+pub(super) fn machine_type(plan: &VmPlan) -> MachineType {
     // Only q35 has the system management mode that protects the keys.
     if plan.secure_boot { MachineType::Q35 } else { plan.machine_type }
 }
 
 /// What QEMU calls an interface's model.
-pub(super) fn nic_driver(nic: &Nic) -> &str {
+pub(super) fn nic_driver(nic: &NicPlan) -> &str {
     if nic.model == "virtio" { "virtio-net-pci" } else { &nic.model }
 }
 
 /// An interface as a device. `bus` is only for one that comes later.
-pub(super) fn nic_device(nic: &Nic, bus: Option<&str>) -> Value {
+pub(super) fn nic_device(nic: &NicPlan, bus: Option<&str>) -> Value {
     let virtio = nic.model == "virtio";
     let driver = nic_driver(nic);
     let mut device = Map::new();
@@ -116,7 +116,7 @@ pub(super) fn nic_device(nic: &Nic, bus: Option<&str>) -> Value {
 }
 
 /// Variables in the environment of a machine's QEMU.
-pub(super) fn environment(plan: &MachinePlan) -> Vec<(&'static str, &'static str)> {
+pub(super) fn environment(plan: &VmPlan) -> Vec<(&'static str, &'static str)> {
     match plan.video.vdi {
         Vdi::SpiceConcurrent => vec![("SPICE_DEBUG_ALLOW_MC", "1")],
         Vdi::SpiceDebug => vec![("G_MESSAGES_DEBUG", "all")],
@@ -125,7 +125,7 @@ pub(super) fn environment(plan: &MachinePlan) -> Vec<(&'static str, &'static str
 }
 
 /// The whole command line, without the program.
-pub(super) fn arguments(plan: &MachinePlan, prepared: &Prepared) -> Vec<String> {
+pub(super) fn arguments(plan: &VmPlan, prepared: &Prepared) -> Vec<String> {
     let mut line = Line::default();
     board(&mut line, plan, prepared);
     control(&mut line, plan, prepared);
@@ -185,7 +185,7 @@ impl Line {
 }
 
 /// Mainboard, processors, memory, clock.
-fn board(line: &mut Line, plan: &MachinePlan, prepared: &Prepared) {
+fn board(line: &mut Line, plan: &VmPlan, prepared: &Prepared) {
     // A comma in a value is written twice.
     line.text("-name", format!("guest={},debug-threads=on", plan.name.replace(',', ",,")));
     line.text("-uuid", plan.id.to_string());
@@ -213,7 +213,7 @@ fn board(line: &mut Line, plan: &MachinePlan, prepared: &Prepared) {
 }
 
 /// The ways in for us and for agents, and the serial console.
-fn control(line: &mut Line, plan: &MachinePlan, prepared: &Prepared) {
+fn control(line: &mut Line, plan: &VmPlan, prepared: &Prepared) {
     line.text("-chardev", format!("socket,id=control,fd={},server=on,wait=off", prepared.control));
     line.text("-mon", "chardev=control,mode=control");
     line.text(
@@ -242,7 +242,7 @@ fn control(line: &mut Line, plan: &MachinePlan, prepared: &Prepared) {
 }
 
 /// The firmware of a UEFI machine and its memory.
-fn pflash(line: &mut Line, plan: &MachinePlan, firmware: &str) {
+fn pflash(line: &mut Line, plan: &VmPlan, firmware: &str) {
     line.json(
         "-blockdev",
         &json!({
@@ -385,7 +385,7 @@ fn medium(line: &mut Line, disk: &DiskPlan, prepared: &Prepared) -> Option<Strin
     Some(name.clone())
 }
 
-fn screen(line: &mut Line, plan: &MachinePlan, listen: IpAddr) {
+fn screen(line: &mut Line, plan: &VmPlan, listen: IpAddr) {
     line.text("-display", "none");
     // Knows where the viewer's pointer is.
     line.device(&json!({ "driver": "usb-tablet", "bus": "usb.0" }));

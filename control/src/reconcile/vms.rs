@@ -13,9 +13,9 @@ use muster_types::Result;
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{InstanceId, NodeId};
 use muster_types::instance::{InstanceState, PowerState};
-use muster_types::machine::{FoundMachine, Power};
 use muster_types::node::NodeApi;
 use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::vm::{FoundVm, VmPower};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -31,9 +31,9 @@ const NODES_AT_ONCE: usize = 100;
 /// What is remembered from one look to the next.
 #[derive(Debug, Default)]
 struct Memory {
-    /// Machines that should not be there any more.
+    /// VmApi that should not be there any more.
     suspects: HashSet<InstanceId>,
-    /// Machines that nobody explains, which were told of.
+    /// VmApi that nobody explains, which were told of.
     told: HashSet<InstanceId>,
 }
 
@@ -73,7 +73,7 @@ pub async fn run_once(app: &App) -> Result<()> {
 }
 
 async fn listen(app: Arc<App>, node: Arc<dyn NodeApi>) {
-    let mut changes = node.machines().changes();
+    let mut changes = node.vms().changes();
     while let Some(id) = changes.next().await {
         // Each on its own: somebody may be at one of them for long.
         let (app, node) = (Arc::clone(&app), Arc::clone(&node));
@@ -89,7 +89,7 @@ async fn observe(app: &App, node: &Arc<dyn NodeApi>, id: InstanceId) {
 
 async fn look(app: &App, node: &Arc<dyn NodeApi>, memory: &mut Memory) -> Result<()> {
     // The machines first: what has one has had a row for longer.
-    let found = node.machines().find().await?;
+    let found = node.vms().find().await?;
     let here = node.identity().id;
     let mut rows: HashMap<InstanceId, InstanceRow> =
         instances::of_node(&*app.store, here).await?.into_iter().map(|row| (row.id, row)).collect();
@@ -128,21 +128,21 @@ async fn look(app: &App, node: &Arc<dyn NodeApi>, memory: &mut Memory) -> Result
 }
 
 /// Whether the record says what the node says.
-fn is_seen(row: &InstanceRow, machine: &Power) -> bool {
+fn is_seen(row: &InstanceRow, machine: &VmPower) -> bool {
     match machine {
-        Power::On => row.power_state == PowerState::On,
-        Power::Paused => row.power_state == PowerState::Paused,
-        Power::Off { .. } => row.power_state == PowerState::Off,
-        Power::Crashed { .. } => row.power_state == PowerState::Crashed,
+        VmPower::On => row.power_state == PowerState::On,
+        VmPower::Paused => row.power_state == PowerState::Paused,
+        VmPower::Off { .. } => row.power_state == PowerState::Off,
+        VmPower::Crashed { .. } => row.power_state == PowerState::Crashed,
         // It is to be started again, unless its user switched it off.
-        Power::Lost => row.power_wanted == PowerState::Off,
+        VmPower::Lost => row.power_wanted == PowerState::Off,
     }
 }
 
 /// Removes what an instance that is gone left on its node.
 async fn remove(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<()> {
     let _turn = app.turns.take(row.id).await;
-    node.machines().remove(row.id).await?;
+    node.vms().remove(row.id).await?;
     tracing::info!(instance = %row.id, node = node.identity().name, "what was left of a machine was removed");
     let event = Event::new(EventType::Health, object(row.id), "leftovers removed from a node");
     app.events.record(event.with("node", node.identity().name.clone()));
@@ -150,7 +150,7 @@ async fn remove(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result
 }
 
 /// Tells of a machine that no row explains, once.
-fn tell(app: &App, here: NodeId, memory: &mut Memory, machine: &FoundMachine) {
+fn tell(app: &App, here: NodeId, memory: &mut Memory, machine: &FoundVm) {
     if !memory.told.insert(machine.id) {
         return;
     }

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use muster_types::blob::ImageFormat;
 use muster_types::ids::BlobId;
-use muster_types::machine::{DiskKind, DiskPlan, MachinePlan};
+use muster_types::vm::{DiskKind, DiskPlan, VmPlan};
 use muster_types::{Error, Result};
 use nix::libc;
 
@@ -46,7 +46,7 @@ impl<'a> Sources<'a> {
 }
 
 /// Makes the disks of a machine that are not there yet. Blocks.
-pub(crate) fn build(folder: &Path, plan: &MachinePlan, sources: &Sources<'_>) -> Result<()> {
+pub(crate) fn build(folder: &Path, plan: &VmPlan, sources: &Sources<'_>) -> Result<()> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
     made.map_err(failed("the folder of a machine cannot be made"))?;
     for disk in &plan.disks {
@@ -137,7 +137,7 @@ fn format_of(format: ImageFormat) -> &'static str {
     }
 }
 
-fn build_nvram(folder: &Path, plan: &MachinePlan, sources: &Sources<'_>) -> Result<()> {
+fn build_nvram(folder: &Path, plan: &VmPlan, sources: &Sources<'_>) -> Result<()> {
     let path = folder.join(NVRAM);
     if is_plain(&path)? {
         return Ok(());

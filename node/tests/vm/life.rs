@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
-use muster_types::machine::Power;
 use muster_types::node::NodeApi as _;
+use muster_types::vm::VmPower;
 use tokio::task::JoinSet;
 
 use crate::world::{PATIENCE, World};
@@ -13,7 +13,7 @@ use crate::world::{PATIENCE, World};
 #[tokio::test]
 async fn a_machine_boots_is_driven_and_leaves_nothing() {
     let Some(world) = World::new().await else { return };
-    let machines = world.machines();
+    let machines = world.vms();
     let plan = world.plan("first").await;
     let mut console = world.boot(&plan).await;
     // Once more changes nothing.
@@ -52,9 +52,9 @@ async fn a_machine_boots_is_driven_and_leaves_nothing() {
     assert!(!String::from_utf8_lossy(&left).contains("login:"), "{left:?}");
 
     machines.pause(plan.id).await.unwrap();
-    assert_eq!(world.power(&plan).await, Power::Paused);
+    assert_eq!(world.power(&plan).await, VmPower::Paused);
     machines.resume(plan.id).await.unwrap();
-    assert_eq!(world.power(&plan).await, Power::On);
+    assert_eq!(world.power(&plan).await, VmPower::On);
     assert_eq!(console.run("echo still").await, "still\n");
 
     let usage = machines.usage(plan.id).await.unwrap().unwrap();
@@ -64,7 +64,7 @@ async fn a_machine_boots_is_driven_and_leaves_nothing() {
     assert!(report["memory_total_instance_actual"].as_u64().unwrap() > 50);
 
     machines.stop(plan.id).await.unwrap();
-    assert!(matches!(world.power(&plan).await, Power::Off { .. }));
+    assert!(matches!(world.power(&plan).await, VmPower::Off { .. }));
     assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
     machines.stop(plan.id).await.unwrap();
     assert_eq!(machines.usage(plan.id).await.unwrap(), None);
@@ -85,21 +85,21 @@ async fn another_daemon_finds_a_machine_again_and_hears_that_the_guest_switches_
     let mut console = world.boot(&plan).await;
     let pid = world.pid(&plan);
     world.restart();
-    assert_eq!(world.power(&plan).await, Power::On);
+    assert_eq!(world.power(&plan).await, VmPower::On);
     assert_eq!(world.pid(&plan), pid);
     console.log_in().await;
-    world.machines().pause(plan.id).await.unwrap();
+    world.vms().pause(plan.id).await.unwrap();
     world.restart();
-    assert_eq!(world.power(&plan).await, Power::Paused);
-    world.machines().resume(plan.id).await.unwrap();
+    assert_eq!(world.power(&plan).await, VmPower::Paused);
+    world.vms().resume(plan.id).await.unwrap();
 
-    let mut changes = world.machines().changes();
+    let mut changes = world.vms().changes();
     console.type_line("poweroff").await;
-    console.wait_for("Power down").await;
+    console.wait_for("VmPower down").await;
     let second = std::time::Duration::from_secs(1);
-    let off = |power: &Power| matches!(power, Power::Off { .. });
+    let off = |power: &VmPower| matches!(power, VmPower::Off { .. });
     let power = world.wait_for_power(&mut changes, &plan, second, off).await;
-    assert_eq!(power, Power::Off { reason: "the guest switched itself off".into() });
+    assert_eq!(power, VmPower::Off { reason: "the guest switched itself off".into() });
     world.restart();
     assert_eq!(world.power(&plan).await, power);
 
@@ -111,12 +111,12 @@ async fn another_daemon_finds_a_machine_again_and_hears_that_the_guest_switches_
     assert!(console.log_in().await.ends_with("renamed"));
 
     // While nobody watches.
-    drop(world.machines().changes());
+    drop(world.vms().changes());
     console.type_line("poweroff").await;
     world.restart();
-    let mut changes = world.machines().changes();
+    let mut changes = world.vms().changes();
     let power = world.wait_for_power(&mut changes, &plan, PATIENCE, off).await;
-    assert_eq!(power, Power::Off { reason: "the guest switched itself off".into() });
+    assert_eq!(power, VmPower::Off { reason: "the guest switched itself off".into() });
 }
 
 #[tokio::test]
@@ -126,20 +126,20 @@ async fn a_guest_that_is_asked_to_restart_does_so_also_under_another_daemon() {
     let mut console = world.boot(&plan).await;
     console.log_in().await;
     let pid = world.pid(&plan);
-    world.machines().reboot(plan.id).await.unwrap();
+    world.vms().reboot(plan.id).await.unwrap();
     console.log_in().await;
-    assert_eq!(world.power(&plan).await, Power::On);
-    world.machines().reboot(plan.id).await.unwrap();
+    assert_eq!(world.power(&plan).await, VmPower::On);
+    world.vms().reboot(plan.id).await.unwrap();
     world.restart();
     console.log_in().await;
-    assert_eq!((world.power(&plan).await, world.pid(&plan)), (Power::On, pid));
-    world.machines().reset(plan.id).await.unwrap();
+    assert_eq!((world.power(&plan).await, world.pid(&plan)), (VmPower::On, pid));
+    world.vms().reset(plan.id).await.unwrap();
     console.log_in().await;
-    assert_eq!(world.power(&plan).await, Power::On);
+    assert_eq!(world.power(&plan).await, VmPower::On);
     // A restart was asked for long ago: this is none.
-    let mut changes = world.machines().changes();
+    let mut changes = world.vms().changes();
     console.type_line("poweroff").await;
-    let off = |power: &Power| matches!(power, Power::Off { .. });
+    let off = |power: &VmPower| matches!(power, VmPower::Off { .. });
     world.wait_for_power(&mut changes, &plan, PATIENCE, off).await;
 }
 
@@ -154,9 +154,9 @@ async fn many_start_at_once_and_each_is_somebody_else() {
     let starts = plans.iter().cloned().map(|plan| {
         let world = world.clone();
         async move {
-            world.machines().build(&plan).await.unwrap();
-            world.machines().start(&plan).await.unwrap();
-            world.machines().pause(plan.id).await.unwrap();
+            world.vms().build(&plan).await.unwrap();
+            world.vms().start(&plan).await.unwrap();
+            world.vms().pause(plan.id).await.unwrap();
         }
     });
     starts.collect::<JoinSet<()>>().join_all().await;
@@ -164,13 +164,13 @@ async fn many_start_at_once_and_each_is_somebody_else() {
     if nix::unistd::geteuid().is_root() {
         assert_eq!(users.len(), plans.len());
     }
-    let found = world.machines().find().await.unwrap();
+    let found = world.vms().find().await.unwrap();
     assert_eq!(found.len(), plans.len());
-    assert!(found.iter().all(|found| found.power == Power::Paused), "{found:?}");
+    assert!(found.iter().all(|found| found.power == VmPower::Paused), "{found:?}");
     let ends = found.into_iter().map(|found| {
         let world = world.clone();
-        async move { world.machines().remove(found.id).await.unwrap() }
+        async move { world.vms().remove(found.id).await.unwrap() }
     });
     ends.collect::<JoinSet<()>>().join_all().await;
-    assert!(world.machines().find().await.unwrap().is_empty());
+    assert!(world.vms().find().await.unwrap().is_empty());
 }
