@@ -8,16 +8,17 @@ use std::time::{Duration, Instant};
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
+use muster_api::{RouteInfo, Service};
 use muster_control::auth::Caller;
 use muster_control::events::{Drainer, Events};
-use muster_control::http::{self, RouteInfo, Service};
 use muster_control::objects::interface::{NewInterface, WantedAddress};
 use muster_control::objects::key::KeyRequest;
-use muster_control::operations::{self, Queue};
-use muster_control::store::interfaces::InterfaceRow;
-use muster_control::store::{Retry, Store, keys};
+use muster_control::operations::{Implementation, Worker};
+use muster_control::reconcile::tasks::TASKS;
 use muster_control::{App, objects, reconcile};
 use muster_node::SimulatedNode;
+use muster_store::interfaces::InterfaceRow;
+use muster_store::{Retry, Store, keys};
 use muster_types::event::EventRecord;
 use muster_types::ids::{InstanceId, InterfaceId, NodeId};
 use muster_types::key::Secret;
@@ -31,6 +32,7 @@ use tokio::task::JoinHandle;
 
 pub(crate) struct Cluster {
     pub(crate) app: Arc<App>,
+    pub(crate) worker: Arc<Worker>,
     pub(crate) service: Service,
     pub(crate) routes: Vec<RouteInfo>,
     /// The network node, and a second one.
@@ -57,10 +59,13 @@ impl Cluster {
     }
 
     /// A cluster with settings of its own and, if given, other operations than the real ones.
-    pub(crate) async fn with(settings: &[(&str, &str)], queue: Option<Queue>) -> Self {
+    pub(crate) async fn with(
+        settings: &[(&str, &str)],
+        implementations: Option<Vec<Implementation>>,
+    ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let url = format!("sqlite:{}", folder.path().join("muster.db").display());
-        Self::on(&url, folder, settings, queue).await
+        Self::on(&url, folder, settings, implementations).await
     }
 
     /// The same on a database of the test's choice.
@@ -68,9 +73,9 @@ impl Cluster {
         url: &str,
         folder: tempfile::TempDir,
         settings: &[(&str, &str)],
-        queue: Option<Queue>,
+        implementations: Option<Vec<Implementation>>,
     ) -> Self {
-        Self::made_of(url, folder, settings, queue, |node| node).await
+        Self::made_of(url, folder, settings, implementations, |node| node).await
     }
 
     /// A cluster whose nodes have so many threads, so many megabytes of memory and so many gigabytes of disk, on a
@@ -86,7 +91,7 @@ impl Cluster {
         url: &str,
         folder: tempfile::TempDir,
         settings: &[(&str, &str)],
-        queue: Option<Queue>,
+        implementations: Option<Vec<Implementation>>,
         shape: impl Fn(SimulatedNode) -> SimulatedNode,
     ) -> Self {
         let settings = Settings::with(settings).unwrap();
@@ -100,19 +105,19 @@ impl Cluster {
         };
         let (node, other) = (make(1), make(2));
         let nodes: Vec<Arc<dyn NodeApi>> = vec![Arc::clone(&node) as _, Arc::clone(&other) as _];
-        let mut app = App::new(Arc::clone(&store), settings, events, &seed(), nodes);
-        if let Some(queue) = queue {
-            app.queue = queue;
-        }
-        let app = Arc::new(app);
+        let app = Arc::new(App::new(Arc::clone(&store), settings, events, &seed(), nodes));
+        let worker = Arc::new(match implementations {
+            Some(implementations) => Worker::with(Arc::clone(&app), implementations),
+            None => Worker::new(Arc::clone(&app)),
+        });
         let stop = watch::Sender::new(false);
         tokio::spawn(drainer.run(store, stop.subscribe()));
         objects::key::bootstrap(&app, &Secret::new(""), |_| Ok(())).await.unwrap();
         reconcile::checkin::join(&app).await.unwrap();
         objects::network::bootstrap(&app).await.unwrap();
-        let tasks = reconcilers(&app, &stop);
-        let (service, routes) = http::service(&app);
-        Self { app, service, routes, node, other, stop, tasks, folder }
+        let tasks = start_tasks(&app, &stop);
+        let (service, routes) = muster_api::service(&app);
+        Self { app, worker, service, routes, node, other, stop, tasks, folder }
     }
 
     /// Ends what the daemon does besides answering, as if it was killed. The machines of its nodes go on.
@@ -128,8 +133,9 @@ impl Cluster {
         let App { store, settings, events, nodes, .. } = &*self.app;
         let app = App::new(store.clone(), settings.clone(), events.clone(), &seed(), nodes.clone());
         self.app = Arc::new(app);
-        (self.service, self.routes) = http::service(&self.app);
-        self.tasks = reconcilers(&self.app, &self.stop);
+        self.worker = Arc::new(Worker::new(Arc::clone(&self.app)));
+        (self.service, self.routes) = muster_api::service(&self.app);
+        self.tasks = start_tasks(&self.app, &self.stop);
     }
 
     /// A token for a key that is made for it.
@@ -190,7 +196,7 @@ impl Cluster {
     /// Everything recorded of an object so far, newest first.
     pub(crate) async fn events(&self, object: &ObjectRef) -> Vec<EventRecord> {
         wait_for("events to be drained", async || (self.app.events.depth() == 0).then_some(())).await;
-        muster_control::store::events::list(&*self.app.store, object, None, 1000).await.unwrap()
+        muster_store::events::list(&*self.app.store, object, None, 1000).await.unwrap()
     }
 
     pub(crate) async fn messages(&self, object: &ObjectRef) -> Vec<String> {
@@ -200,8 +206,8 @@ impl Cluster {
     /// Works until no network is on its way into being.
     pub(crate) async fn settle_networks(&self) {
         wait_for("networks to be made", async || {
-            operations::run_once(&self.app).await.unwrap();
-            let rows = muster_control::store::networks::wanted(&*self.app.store).await.unwrap();
+            self.worker.run_once().await.unwrap();
+            let rows = muster_store::networks::wanted(&*self.app.store).await.unwrap();
             rows.iter().all(|row| row.state != NetworkState::Initial).then_some(())
         })
         .await;
@@ -239,7 +245,7 @@ impl Cluster {
             let mut tx = self.app.store.begin().await.unwrap();
             let outcome = objects::interface::create_in(&self.app, &mut tx, new).await;
             if let Some(end) = tx.finish(outcome, &mut retry).await {
-                self.app.networks.changed();
+                self.app.networks.notify_changed();
                 return end;
             }
         }
@@ -255,7 +261,7 @@ impl Cluster {
                 break;
             }
         }
-        self.app.networks.changed();
+        self.app.networks.notify_changed();
     }
 
     /// The simulated node of that name.
@@ -273,10 +279,10 @@ impl Cluster {
 
     /// What every node has promised: threads, megabytes, gigabytes.
     pub(crate) async fn promised(&self) -> BTreeMap<String, (i64, i64, i64)> {
-        let ledgers = muster_control::store::node_claims::list(&*self.app.store).await.unwrap();
+        let ledgers = muster_store::node_claims::list(&*self.app.store).await.unwrap();
         let name =
             |id| self.app.nodes.iter().find(|node| node.identity().id == id).unwrap().identity().name.clone();
-        let read = |(id, row): (NodeId, muster_control::scheduler::Committed)| {
+        let read = |(id, row): (NodeId, muster_types::capacity::CommittedCapacity)| {
             (name(id), (row.cpus, row.memory_mb, row.disk_gb))
         };
         ledgers.into_iter().map(read).collect()
@@ -344,8 +350,8 @@ impl Cluster {
     /// Works until no operation is left unfinished.
     pub(crate) async fn settle(&self) {
         wait_for("operations to end", async || {
-            operations::run_once(&self.app).await.unwrap();
-            let left = muster_control::store::operations::unfinished(&*self.app.store).await.unwrap();
+            self.worker.run_once().await.unwrap();
+            let left = muster_store::operations::unfinished(&*self.app.store).await.unwrap();
             (left == 0).then_some(())
         })
         .await;
@@ -356,13 +362,12 @@ fn seed() -> Secret {
     Secret::new("a seed that only tests use")
 }
 
-fn reconcilers(app: &Arc<App>, stop: &watch::Sender<bool>) -> Vec<JoinHandle<()>> {
-    vec![
-        tokio::spawn(reconcile::networks::run(Arc::clone(app), stop.subscribe())),
-        tokio::spawn(reconcile::vms::run(Arc::clone(app), stop.subscribe())),
-        tokio::spawn(reconcile::agents::run(Arc::clone(app), stop.subscribe())),
-        tokio::spawn(reconcile::agent_operations::run(Arc::clone(app), stop.subscribe())),
-    ]
+/// The tasks that a test cluster runs by itself. Tests run the others when they need them.
+const BACKGROUND_TASKS: &[&str] = &["networks", "vms", "agents", "agent operations"];
+
+fn start_tasks(app: &Arc<App>, stop: &watch::Sender<bool>) -> Vec<JoinHandle<()>> {
+    let tasks = TASKS.iter().filter(|task| BACKGROUND_TASKS.contains(&task.name));
+    tasks.map(|task| tokio::spawn(task.start(Arc::clone(app), stop.subscribe()))).collect()
 }
 
 impl Drop for Cluster {

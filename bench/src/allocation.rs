@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use muster_control::store::Store;
-use muster_control::store::addresses::{self, Claim, Pool};
+use muster_store::Store;
+use muster_store::addresses::{self, Claim, Pool};
 use muster_types::address::AddressType;
 use muster_types::ids::NetworkId;
 use muster_types::object::{ObjectRef, ObjectType};

@@ -8,8 +8,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use muster_control::scheduler::{self, Committed, Facts, Policy, Wish};
-use muster_control::store::{Store, node_claims, nodes};
+use muster_control::scheduler::{self, Facts, Policy, Wish};
+use muster_store::{Store, node_claims, nodes};
+use muster_types::capacity::CommittedCapacity;
 use muster_types::ids::NodeId;
 use muster_types::node::NodeState;
 use muster_types::settings::Settings;
@@ -261,7 +262,7 @@ async fn place(store: &Store) -> anyhow::Result<Placed> {
         let began = processor_time()?;
         let mut ledgers = node_claims::list(store).await?;
         let rows = nodes::list(store).await?;
-        let known_nodes: Vec<(Box<Facts>, Committed)> = rows
+        let known_nodes: Vec<(Box<Facts>, CommittedCapacity)> = rows
             .iter()
             .map(|row| {
                 let facts = Facts { state: NodeState::Created, lastseen: time, ..Facts::read(row) };

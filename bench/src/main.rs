@@ -32,7 +32,7 @@ use anyhow::{Context as _, ensure};
 use clap::Parser;
 use load::{Pool, request};
 use mariadb::MariaDb;
-use muster_control::store::{Retry, Store, Tx, TxError};
+use muster_store::{Retry, Store, Tx, TxError};
 use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use server::Server;

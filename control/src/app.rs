@@ -1,4 +1,4 @@
-//! What every part of the control plane is given: the store, the settings, the events, the keys.
+//! The state that every part of the control plane shares: store, settings, events, keys.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,17 +17,14 @@ use crate::auth::secrets::Secrets;
 use crate::auth::tokens::Tokens;
 use crate::events::Events;
 use crate::health::Health;
-use crate::objects::blob::Making;
-use crate::objects::instance::placement::Known;
-use crate::objects::instance::turns::Turns;
-use crate::operations::Queue;
-use crate::reconcile::agent_operations;
-use crate::reconcile::networks::Bell;
-use crate::store::Store;
-use crate::store::leases::Holder;
+use crate::peer::PeerClient;
+use crate::queue::Queue;
+use crate::state::{AgentNotifier, BlobsInProgress, InstanceLocks, NetworkNotifier, PlacementCache};
+use muster_store::Store;
+use muster_store::leases::Holder;
 
-/// Contents that one daemon moves at once.
-const MOST_TRANSFERS: usize = 256;
+/// The maximum number of concurrent uploads and downloads of one daemon. Each takes some megabytes of memory.
+const MAX_TRANSFERS: usize = 256;
 
 /// The control plane of one daemon.
 pub struct App {
@@ -38,30 +35,27 @@ pub struct App {
     pub tokens: Tokens,
     /// Verifies the tokens of trusted issuers.
     pub identities: Identities,
-    pub health: Health,
+    pub health: Arc<Health>,
     pub queue: Queue,
-    /// Between those who change networks and those who follow.
-    pub networks: Bell,
-    /// Between those who want something done inside guests and those who do it.
-    pub agents: agent_operations::Bell,
-    /// Room for contents on their way in or out: each takes some megabytes while it moves.
+    pub networks: NetworkNotifier,
+    pub agents: AgentNotifier,
+    /// The client for other daemons of the cluster.
+    pub peers: PeerClient,
     transfers: Arc<Semaphore>,
-    /// The blobs that this daemon is making.
-    pub making: Making,
-    /// The drafts that machines of this daemon's nodes are writing.
-    pub drafting: Making,
-    /// Who is at the machine of which instance.
-    pub turns: Turns,
-    /// What is known of the nodes by those who place instances.
-    pub placement: Known,
+    /// The blobs that this daemon is storing.
+    pub blobs_in_progress: BlobsInProgress,
+    /// The drafts that VMs of this daemon's nodes are writing.
+    pub drafts_in_progress: BlobsInProgress,
+    pub instance_locks: InstanceLocks,
+    pub placement: PlacementCache,
     /// Signs the tokens of the console proxy.
     pub console_key: Option<ConsoleKey>,
-    /// The nodes that this daemon speaks for: this machine, or simulated ones.
+    /// The nodes that this daemon runs: this host, or simulated ones.
     pub nodes: Vec<Arc<dyn NodeApi>>,
-    /// This process, as leases name it.
+    /// Identifies this process as the owner of leases.
     pub holder: Holder,
-    /// Held for reading by every change under way.
-    busy: Arc<RwLock<()>>,
+    /// Locked for reading by every change in progress.
+    changes: Arc<RwLock<()>>,
 }
 
 impl fmt::Debug for App {
@@ -85,18 +79,19 @@ impl App {
             secrets: Secrets::new(seed),
             tokens: Tokens::new(seed, &settings.zone, settings.api_token_duration),
             identities: Identities::new(&settings),
-            health: Health::default(),
-            busy: Arc::default(),
+            health: Arc::default(),
+            changes: Arc::default(),
             queue: Queue::default(),
-            networks: Bell::default(),
-            agents: agent_operations::Bell::default(),
-            transfers: Arc::new(Semaphore::new(MOST_TRANSFERS)),
-            making: Making::default(),
-            drafting: Making::default(),
-            turns: Turns::default(),
-            placement: Known::default(),
+            networks: NetworkNotifier::default(),
+            agents: AgentNotifier::default(),
+            peers: PeerClient::new(&settings),
+            transfers: Arc::new(Semaphore::new(MAX_TRANSFERS)),
+            blobs_in_progress: BlobsInProgress::default(),
+            drafts_in_progress: BlobsInProgress::default(),
+            instance_locks: InstanceLocks::default(),
+            placement: PlacementCache::default(),
             console_key: console_key.unwrap_or_else(|error| {
-                tracing::error!(error, "KERBSIDE_SIGNING_KEY cannot be used");
+                tracing::error!(error, "failed to load KERBSIDE_SIGNING_KEY");
                 None
             }),
             store,
@@ -106,20 +101,20 @@ impl App {
         }
     }
 
-    /// Room for one content on its way, until it is dropped.
-    pub(crate) fn begin_transfer(&self) -> Result<OwnedSemaphorePermit> {
+    /// Acquires a slot for one upload or download, until it is dropped.
+    pub fn begin_transfer(&self) -> Result<OwnedSemaphorePermit> {
         let full = |_| Error::Unavailable("too many contents are on their way, please retry".into());
         Arc::clone(&self.transfers).try_acquire_owned().map_err(full)
     }
 
-    /// Marks a change as under way until the guard is dropped.
-    pub(crate) async fn begin_change(&self) -> OwnedRwLockReadGuard<()> {
-        Arc::clone(&self.busy).read_owned().await
+    /// Marks a change as in progress until the guard is dropped.
+    pub async fn begin_change(&self) -> OwnedRwLockReadGuard<()> {
+        Arc::clone(&self.changes).read_owned().await
     }
 
-    /// Waits until no change is under way.
+    /// Waits until no change is in progress.
     pub async fn changes_ended(&self) {
-        drop(self.busy.write().await);
+        drop(self.changes.write().await);
     }
 
     /// Records an event that a request caused.

@@ -1,4 +1,4 @@
-//! Whether this daemon should be sent requests: the database answers, and it is not about to stop.
+//! Whether this daemon should receive requests: the database answers, and the daemon is not draining.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -6,59 +6,59 @@ use std::time::Duration;
 
 use muster_types::time::now;
 
-use crate::app::App;
+use muster_store::Store;
 
-const POLL: Duration = Duration::from_secs(5);
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Failures in a row before the daemon calls itself not ready.
-const TOLERATED: u32 = 3;
-/// A result older than this counts for nothing, in seconds.
-const STALE: u64 = 15;
+pub(crate) const CHECK_INTERVAL: Duration = Duration::from_secs(5);
+const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
+/// Consecutive failures after which the daemon reports that it is not ready.
+const MAX_FAILURES: u32 = 3;
+/// The age in seconds after which a result no longer counts.
+const RESULT_TTL: u64 = 15;
 
-/// The last word on the database, and whether we are draining.
+/// The last result of the database check, and whether the daemon is draining.
 #[derive(Debug, Default)]
 pub struct Health {
-    good: AtomicBool,
-    /// Unix second of the last look.
-    looked: AtomicU64,
+    database_ok: AtomicBool,
+    /// Unix time of the last check, in seconds.
+    checked: AtomicU64,
     draining: AtomicBool,
 }
 
 impl Health {
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        self.good.load(Ordering::Relaxed)
+        self.database_ok.load(Ordering::Relaxed)
             && !self.draining.load(Ordering::Relaxed)
-            && seconds().saturating_sub(self.looked.load(Ordering::Relaxed)) <= STALE
+            && seconds().saturating_sub(self.checked.load(Ordering::Relaxed)) <= RESULT_TTL
     }
 
-    /// From now on the daemon is not ready, whatever the database says.
+    /// Marks the daemon as draining: it is not ready from now on.
     pub fn drain(&self) {
         self.draining.store(true, Ordering::Relaxed);
     }
 
-    fn observe(&self, good: bool) {
-        self.good.store(good, Ordering::Relaxed);
-        self.looked.store(seconds(), Ordering::Relaxed);
+    fn observe(&self, ok: bool) {
+        self.database_ok.store(ok, Ordering::Relaxed);
+        self.checked.store(seconds(), Ordering::Relaxed);
     }
 }
 
-/// Looks at the database for as long as the daemon lives.
-pub async fn watch(app: Arc<App>) {
+/// Checks the database until the task is aborted.
+pub async fn watch(health: Arc<Health>, store: Arc<Store>) {
     let mut failures = 0;
     loop {
-        let answer = tokio::time::timeout(PATIENCE, app.store.query("SELECT 1", &[])).await;
+        let answer = tokio::time::timeout(QUERY_TIMEOUT, store.query("SELECT 1", &[])).await;
         if matches!(answer, Ok(Ok(_))) {
             failures = 0;
-            app.health.observe(true);
+            health.observe(true);
         } else {
             failures += 1;
             tracing::warn!(failures, "database does not answer");
-            if failures >= TOLERATED {
-                app.health.observe(false);
+            if failures >= MAX_FAILURES {
+                health.observe(false);
             }
         }
-        tokio::time::sleep(POLL).await;
+        tokio::time::sleep(CHECK_INTERVAL).await;
     }
 }
 

@@ -5,11 +5,12 @@ pub mod auth;
 pub mod events;
 mod fetch;
 pub mod health;
-pub mod http;
 pub mod objects;
 pub mod operations;
+pub mod peer;
+pub mod queue;
 pub mod reconcile;
 pub mod scheduler;
-pub mod store;
+pub mod state;
 
 pub use app::App;

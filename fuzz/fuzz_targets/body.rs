@@ -13,8 +13,8 @@ use http_body_util::BodyExt as _;
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::{Corpus, fuzz_target};
 use muster_control::events::Events;
-use muster_control::http::{self, RouteInfo, Service};
-use muster_control::store::Store;
+use muster_api::{RouteInfo, Service};
+use muster_store::Store;
 use muster_control::{App, objects, reconcile};
 use muster_node::SimulatedNode;
 use muster_types::ids::NodeId;
@@ -178,7 +178,7 @@ impl World {
         let key = Secret::generate();
         objects::key::bootstrap(&app, &key, |_| Ok(())).await.expect("namespace system");
         reconcile::checkin::join(&app).await.expect("a node");
-        let (service, routes) = http::service(&app);
+        let (service, routes) = muster_api::service(&app);
 
         let system = log_in(&service, "system", &json!(key.expose())).await;
         ask(&service, "/auth/namespaces", &system, &json!({ "namespace": "tenant" })).await;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context as _;
 use muster_control::auth::secrets::Secrets;
 use muster_control::objects;
-use muster_control::store::copy;
+use muster_store::copy;
 use muster_types::key::Secret;
 use muster_types::settings::mask_password;
 

@@ -9,12 +9,12 @@ use tracing_subscriber::EnvFilter;
 fn levels(settings: &Settings) -> String {
     let parts = [
         ("", &settings.loglevel_main),
-        ("muster_control::http=", &settings.loglevel_api),
+        ("muster_api=", &settings.loglevel_api),
         ("muster_control::auth=", &settings.loglevel_api),
         ("muster_control::reconcile::cleaner=", &settings.loglevel_cleaner),
         ("muster_control::reconcile=", &settings.loglevel_cluster),
-        ("muster_control::store=", &settings.loglevel_database),
-        ("muster_control::store::leases=", &settings.loglevel_nodelock),
+        ("muster_store=", &settings.loglevel_database),
+        ("muster_store::leases=", &settings.loglevel_nodelock),
         ("muster_control::operations=", &settings.loglevel_queues),
         ("muster_control::reconcile::checkin=", &settings.loglevel_resources),
         ("muster_node::network=", &settings.loglevel_net),

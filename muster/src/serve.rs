@@ -8,11 +8,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use muster_api::{Listener, Tls};
 use muster_control::events::{Drainer, Events};
-use muster_control::http::{self, Listener, Tls};
-use muster_control::store::{Store, seed};
-use muster_control::{App, health, objects, operations, reconcile};
+use muster_control::operations::Worker;
+use muster_control::reconcile::task::RunsOn;
+use muster_control::reconcile::tasks::TASKS;
+use muster_control::{App, objects, reconcile};
 use muster_node::{LocalNode, SimulatedNode};
+use muster_store::{Store, seed};
 use muster_types::key::Secret;
 use muster_types::node::NodeApi;
 use muster_types::settings::{Settings, mask_password};
@@ -134,7 +137,7 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
     objects::network::bootstrap(&app).await?;
     reconcile::checkin::join(&app).await?;
 
-    let (service, _) = http::service(&app);
+    let (service, _) = muster_api::service(&app);
     let listener = Listener {
         socket,
         tls,
@@ -197,7 +200,7 @@ impl Daemon {
         data: DataDir,
         drainer: Drainer,
         listener: Listener,
-        service: http::Service,
+        service: muster_api::Service,
     ) -> Self {
         let (stop_api, stop_work, stop_drain) =
             (watch::Sender::new(false), watch::Sender::new(false), watch::Sender::new(false));
@@ -215,31 +218,21 @@ impl Daemon {
                 task.await;
             })
         };
+        let start_tasks = |runs_on, stop: &watch::Sender<bool>| {
+            let tasks = TASKS.iter().filter(move |task| task.runs_on == runs_on);
+            let (app, run, stop) = (Arc::clone(&app), &run, stop.subscribe());
+            tasks.map(move |task| run(task.name, task.start(Arc::clone(&app), stop.clone())))
+        };
+        let worker = Arc::new(Worker::new(Arc::clone(&app)));
         let metrics = serve_metrics(Arc::clone(&app), address, stop_api.subscribe());
         Self {
-            serving: run("api", Box::pin(http::serve(listener, answer, stop_api.subscribe()))),
-            working: vec![
-                run("operations", Box::pin(operations::run(Arc::clone(&app), stop_work.subscribe()))),
-                run("storage", Box::pin(reconcile::storage::run(Arc::clone(&app), stop_work.subscribe()))),
-                run("machines", Box::pin(reconcile::vms::run(Arc::clone(&app), stop_work.subscribe()))),
-                run("agents", Box::pin(reconcile::agents::run(Arc::clone(&app), stop_work.subscribe()))),
-                run(
-                    "agent operations",
-                    Box::pin(reconcile::agent_operations::run(Arc::clone(&app), stop_work.subscribe())),
-                ),
-                run("networks", Box::pin(reconcile::networks::run(Arc::clone(&app), stop_work.subscribe()))),
-                run(
-                    "maintainer",
-                    Box::pin(reconcile::maintainer::run(Arc::clone(&app), stop_work.subscribe())),
-                ),
-            ],
-            watching: vec![
-                run("health", Box::pin(health::watch(Arc::clone(&app)))),
-                run("check-in", Box::pin(reconcile::checkin::run(Arc::clone(&app)))),
-                run("network usage", Box::pin(reconcile::network_usage::run(Arc::clone(&app)))),
-                run("instance usage", Box::pin(reconcile::vm_usage::run(Arc::clone(&app)))),
-                tokio::spawn(metrics),
-            ],
+            serving: run("api", Box::pin(muster_api::serve(listener, answer, stop_api.subscribe()))),
+            working: start_tasks(RunsOn::EveryDaemon, &stop_work)
+                .chain([run("operations", Box::pin(worker.run(stop_work.subscribe())))])
+                .collect(),
+            watching: start_tasks(RunsOn::EveryDaemonToTheEnd, &stop_work)
+                .chain([tokio::spawn(metrics)])
+                .collect(),
             draining: run("events", Box::pin(drainer.run(Arc::clone(&app.store), stop_drain.subscribe()))),
             app,
             data,
@@ -338,9 +331,9 @@ async fn serve_metrics(app: Arc<App>, ip: std::net::IpAddr, stop: watch::Receive
     let listener = Listener { socket, tls: None, patience: Duration::from_secs(10), most_connections: 64 };
     let answer = move |request, _| {
         let app = Arc::clone(&app);
-        async move { http::metrics(&app, &request) }
+        async move { muster_api::metrics(&app, &request) }
     };
-    http::serve(listener, answer, stop).await;
+    muster_api::serve(listener, answer, stop).await;
 }
 
 fn nodes(

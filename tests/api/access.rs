@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use axum::http::Method;
 use muster_control::objects;
+use muster_control::queue::{DeleteNamespace, NewOperation};
 use muster_types::object::ObjectRef;
 use serde_json::{Value, json};
 
@@ -432,16 +433,10 @@ async fn stage(path: &str) -> Stage {
         cluster.app.store.query("SELECT nonce FROM namespace_keys WHERE name = 'late'", &[]).await.unwrap();
     let nonce: String = late[0].get(0).unwrap();
     let mut tx = cluster.app.store.begin().await.unwrap();
-    let order = muster_control::operations::Order {
-        target: ObjectRef::namespace("alpha"),
-        namespace: Some("alpha".into()),
-        arguments: json!({}),
-        depends_on: vec![],
-        request_id: None,
-        node: None,
-    };
-    let handle = muster_control::operations::KINDS[0].enqueue(&mut tx, order).await.unwrap();
-    tx.finish(Ok(()), &mut muster_control::store::Retry::default()).await.unwrap().unwrap();
+    let target = ObjectRef::namespace("alpha");
+    let handle =
+        NewOperation::new(target, Some("alpha".into()), DeleteNamespace {}).enqueue(&mut tx).await.unwrap();
+    tx.finish(Ok(()), &mut muster_store::Retry::default()).await.unwrap().unwrap();
 
     let now = muster_types::time::now();
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "Unix time")]

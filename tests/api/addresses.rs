@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use axum::http::Method;
 use muster_control::objects::interface::{NewInterface, WantedAddress};
 use muster_control::reconcile;
-use muster_control::store::addresses;
+use muster_store::addresses;
 use muster_types::ids::InstanceId;
 use muster_types::network::FLOATING;
 use serde_json::{Value, json};
@@ -116,7 +116,7 @@ async fn a_small_network_fills_up_and_rested_addresses_come_back() {
     let double = NewInterface { mac: Some(again.mac), ..new(WantedAddress::None) };
     let refused = cluster.try_interface(&double).await.unwrap_err();
     assert!(refused.to_string().contains("macaddress"), "{refused}");
-    let rested = reconcile::address_rest::run(&cluster.app).await.unwrap();
+    let rested = reconcile::quarantine::run(&cluster.app).await.unwrap();
     assert_eq!(rested, 0, "the one that rested was taken");
 }
 

@@ -117,7 +117,7 @@ async fn an_expired_key_stops_working_at_once_and_is_swept_after_its_grace() {
 
     assert_eq!(muster_control::reconcile::key_sweep::run(app).await.unwrap(), 1);
     muster_control::reconcile::cleaner::run(app).await.unwrap();
-    let left = muster_control::store::keys::some_of(&*app.store, "ci", 10).await.unwrap();
+    let left = muster_store::keys::some_of(&*app.store, "ci", 10).await.unwrap();
     let mut names: Vec<_> = left.into_iter().map(|key| key.name).collect();
     names.sort_unstable();
     assert_eq!(names, ["lives", "young"], "only the one past its grace is gone");

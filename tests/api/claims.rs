@@ -301,7 +301,7 @@ async fn a_namespace_takes_its_claims_along() {
     assert!(!cluster.messages(&object).await.is_empty());
     let mut tx = cluster.app.store.begin().await.unwrap();
     tx.execute("UPDATE namespaces SET updated = 1.0 WHERE name = 'ci'", &[]).await.unwrap();
-    tx.finish(Ok(()), &mut muster_control::store::Retry::default()).await.unwrap().unwrap();
+    tx.finish(Ok(()), &mut muster_store::Retry::default()).await.unwrap().unwrap();
     reconcile::cleaner::run(&cluster.app).await.unwrap();
     cluster.settle().await;
     assert_eq!(cluster.count("namespace_claims", "1 = 1").await, 0);

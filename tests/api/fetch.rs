@@ -281,7 +281,7 @@ async fn a_source_that_never_ends_holds_up_nobody_and_ends_with_its_artifact() {
     // Fast enough to be waited for, and endless.
     let web = Web::new(|_, _| Reply { endless: true, stall: true, ..Reply::ok(&vec![1; 70_000]) }).await;
     let (stop, stopped) = tokio::sync::watch::channel(false);
-    let workers = tokio::spawn(muster_control::operations::run(std::sync::Arc::clone(&cluster.app), stopped));
+    let workers = tokio::spawn(std::sync::Arc::clone(&cluster.worker).run(stopped));
     let mut paths = Vec::new();
     for number in 0..12 {
         let body = json!({"url": web.url(&format!("/{number}"))});
@@ -300,7 +300,7 @@ async fn a_source_that_never_ends_holds_up_nobody_and_ends_with_its_artifact() {
         assert_eq!(cluster.call(&token, Method::DELETE, path, None).await.status, 200);
     }
     wait_for("the fetches to end", async || {
-        let left = muster_control::store::operations::unfinished(&*cluster.app.store).await.unwrap();
+        let left = muster_store::operations::unfinished(&*cluster.app.store).await.unwrap();
         (left == 0).then_some(())
     })
     .await;

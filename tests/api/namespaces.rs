@@ -86,8 +86,8 @@ async fn a_list_of_many_is_one_whole_document() {
     let cluster = Cluster::new().await;
     for n in 0..1203 {
         let mut tx = cluster.app.store.begin().await.unwrap();
-        muster_control::store::namespaces::insert(&mut tx, &format!("ns-{n:05}")).await.unwrap();
-        tx.finish(Ok(()), &mut muster_control::store::Retry::default()).await.unwrap().unwrap();
+        muster_store::namespaces::insert(&mut tx, &format!("ns-{n:05}")).await.unwrap();
+        tx.finish(Ok(()), &mut muster_store::Retry::default()).await.unwrap().unwrap();
     }
     objects::trust::add(&cluster.app, &caller(), "ns-01100", "friend").await.unwrap();
     let token = cluster.token("system").await;

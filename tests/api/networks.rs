@@ -2,7 +2,7 @@
 
 use axum::http::Method;
 use muster_control::reconcile;
-use muster_control::store::interfaces;
+use muster_store::interfaces;
 use muster_types::ids::NetworkId;
 use muster_types::network::FLOATING;
 use muster_types::object::{ObjectRef, ObjectType};
@@ -280,7 +280,7 @@ async fn a_network_with_interfaces_waits_for_them() {
     let row = cluster.interface(&network, "ci", "web", 2).await;
     let answer = delete(&cluster, &token, "/networks/n").await;
     assert_eq!(answer.status, 202);
-    muster_control::operations::run_once(&cluster.app).await.unwrap();
+    cluster.worker.run_once().await.unwrap();
     assert_eq!(get(&cluster, &token, "/networks/n").await.body["state"], "delete-wait");
     assert_eq!(cluster.other.plans().len(), 1, "it still carries what is on it");
     let list = get(&cluster, &token, &format!("/networks/{network}/clusteroperations")).await.body;
@@ -419,7 +419,7 @@ async fn a_namespace_with_networks_is_not_deleted() {
 async fn usage_of_networks_becomes_events() {
     let (cluster, token) = cluster(&[]).await;
     let id = network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
-    reconcile::network_usage::once(&cluster.app).await.unwrap();
+    reconcile::network_usage::run(&cluster.app).await.unwrap();
     let events = cluster.events(&object(&id)).await;
     let usage = events.iter().find(|event| event.message == "usage").expect("a usage event");
     assert_eq!(usage.kind, "usage");

@@ -77,7 +77,7 @@ async fn a_silent_node_goes_missing_then_to_error_and_comes_back_by_checking_in(
         let mut tx = app.store.begin().await.unwrap();
         let seen = muster_types::time::now() - seconds;
         tx.execute("UPDATE nodes SET lastseen = ?", &[seen.into()]).await.unwrap();
-        tx.finish(Ok(()), &mut muster_control::store::Retry::default()).await.unwrap().unwrap();
+        tx.finish(Ok(()), &mut muster_store::Retry::default()).await.unwrap().unwrap();
         reconcile::node_watch::run(app).await.unwrap();
     };
     silent(0.0).await;

@@ -27,7 +27,7 @@ async fn every_route_is_in_the_document_and_guarded_ones_say_so() {
         let path = route.path.replace("{*", "{");
         let operation = &document["paths"][&path][route.method.to_lowercase()];
         assert!(operation.is_object(), "{route:?}");
-        let public = route.access == muster_control::http::Access::Public;
+        let public = route.access == muster_api::Access::Public;
         assert_eq!(operation["security"].is_null(), public, "{route:?}");
         assert!(operation["summary"].is_string(), "{route:?}");
         assert!(ids.insert(operation["operationId"].as_str().unwrap().to_owned()), "{route:?}");

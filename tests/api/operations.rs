@@ -2,7 +2,7 @@
 
 use axum::http::Method;
 use muster_control::objects;
-use muster_control::operations::{KINDS, Order};
+use muster_control::queue::{DeleteNamespace, NewOperation};
 use muster_types::object::ObjectRef;
 use muster_types::operation::OperationHandle;
 use serde_json::{Value, json};
@@ -11,16 +11,11 @@ use crate::harness::{Cluster, caller};
 
 async fn enqueue(cluster: &Cluster, namespace: &str, depends_on: Vec<OperationHandle>) -> OperationHandle {
     let mut tx = cluster.app.store.begin().await.unwrap();
-    let order = Order {
-        target: ObjectRef::namespace(namespace),
-        namespace: Some(namespace.into()),
-        arguments: json!({}),
-        depends_on,
-        request_id: None,
-        node: None,
-    };
-    let handle = KINDS[0].enqueue(&mut tx, order).await.unwrap();
-    tx.finish(Ok(()), &mut muster_control::store::Retry::default()).await.unwrap().unwrap();
+    let target = ObjectRef::namespace(namespace);
+    let mut new = NewOperation::new(target, Some(namespace.into()), DeleteNamespace {});
+    new.depends_on = depends_on;
+    let handle = new.enqueue(&mut tx).await.unwrap();
+    tx.finish(Ok(()), &mut muster_store::Retry::default()).await.unwrap().unwrap();
     handle
 }
 

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use axum::http::Method;
+use muster_api::{Access, RouteInfo};
 use muster_control::auth::Caller;
-use muster_control::http::{Access, RouteInfo};
 use muster_control::objects;
 use muster_types::ids::KeyId;
 use proptest::prelude::*;

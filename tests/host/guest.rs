@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use muster_control::objects::interface::WantedAddress;
-use muster_control::store::interfaces::InterfaceRow;
+use muster_store::interfaces::InterfaceRow;
 use muster_testing::{Place, wait_for};
 use muster_types::ids::NetworkId;
 

@@ -4,9 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use axum::http::Method;
-use muster_control::operations::{Fault, KINDS, Kind};
+use muster_control::operations::{Fault, IMPLEMENTATIONS};
+use muster_control::queue::OperationKind;
 use muster_control::reconcile;
-use muster_control::store::Retry;
+use muster_store::Retry;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::OperationType;
 use serde_json::{Value, json};
@@ -15,7 +16,7 @@ use crate::QUICK;
 use crate::harness::{Cluster, wait_for};
 
 /// Whether an operation is about an instance.
-pub(crate) fn is_about_one(kind: &Kind) -> bool {
+pub(crate) fn is_about_one(kind: &OperationKind) -> bool {
     match kind.operation_type {
         OperationType::Instance | OperationType::InstanceInterface | OperationType::InstanceSnapshot => true,
         OperationType::Namespace
@@ -27,8 +28,9 @@ pub(crate) fn is_about_one(kind: &Kind) -> bool {
 
 /// Every step of every operation on instances, with the operation: two of them have a step of the same name.
 fn every_step() -> Vec<(&'static str, &'static str)> {
-    let kinds = KINDS.iter().filter(|kind| is_about_one(kind));
-    kinds.flat_map(|kind| kind.steps.iter().map(|step| (kind.name, step.name))).collect()
+    let kinds = IMPLEMENTATIONS.iter().map(|implementation| implementation.kind);
+    let kinds = kinds.filter(is_about_one);
+    kinds.flat_map(|kind| kind.steps.iter().map(move |step| (kind.name, *step))).collect()
 }
 
 /// A cluster, and what is on it.
@@ -192,7 +194,7 @@ async fn survives(kind: &'static str, step: &'static str, fault: Fault) {
     let stage = Stage::new().await;
     let met = Arc::new(AtomicBool::new(false));
     let meet = Arc::clone(&met);
-    stage.cluster.app.queue.inject(move |row, name| {
+    stage.cluster.worker.inject(move |row, name| {
         let here = row.name == kind && name == step;
         (here && !meet.swap(true, Ordering::Relaxed)).then_some(fault)
     });
@@ -231,7 +233,7 @@ fn every_worker_may_die_after_every_step_of_an_instance() {
 async fn every_step_of_an_instance_may_run_twice() {
     let stage = Stage::new().await;
     let seen: Mutex<Vec<(String, String)>> = Mutex::default();
-    stage.cluster.app.queue.inject(move |row, name| {
+    stage.cluster.worker.inject(move |row, name| {
         let mut seen = seen.lock().unwrap();
         let step = (row.name.clone(), name.to_owned());
         let first = !seen.contains(&step);
@@ -248,7 +250,7 @@ fn an_instance_one_of_whose_first_steps_always_fails_ends_in_error_and_has_nothi
     let steps = ["instance_preflight", "network_ensure_mesh", "instance_start"];
     at_once(steps, |step: &'static str| async move {
         let stage = Stage::new().await;
-        stage.cluster.app.queue.inject(move |_, name| (name == step).then_some(Fault::Fail));
+        stage.cluster.worker.inject(move |_, name| (name == step).then_some(Fault::Fail));
         let path = stage.order("one").await;
         stage.cluster.settle().await;
         let record = stage.expect(&path, "error").await;
@@ -266,7 +268,7 @@ async fn a_plug_and_a_copy_that_always_fail_do_not_touch_the_instance() {
     let stage = Stage::new().await;
     let path = stage.order("one").await;
     stage.cluster.settle().await;
-    stage.cluster.app.queue.inject(|_, name| {
+    stage.cluster.worker.inject(|_, name| {
         ["hot_plug_instance_interface", "instance_snapshot"].contains(&name).then_some(Fault::Fail)
     });
     let plugged = stage.post(&format!("{path}/interfaces"), json!({"network_uuid": stage.network})).await;
@@ -299,7 +301,7 @@ async fn a_deletion_that_failed_for_good_is_begun_again() {
     stage.cluster.settle().await;
     let failing = Arc::new(AtomicBool::new(true));
     let fails = Arc::clone(&failing);
-    stage.cluster.app.queue.inject(move |_, name| {
+    stage.cluster.worker.inject(move |_, name| {
         (name == "instance_power_off" && fails.load(Ordering::Relaxed)).then_some(Fault::Fail)
     });
     stage.delete(&path).await;
@@ -324,8 +326,7 @@ async fn whatever_happens_to_instances_at_once_nothing_is_left_of_them() {
     network["uuid"].as_str().unwrap().clone_into(&mut stage.network);
     stage.cluster.settle().await;
     let stop = tokio::sync::watch::Sender::new(false);
-    let workers =
-        tokio::spawn(muster_control::operations::run(Arc::clone(&stage.cluster.app), stop.subscribe()));
+    let workers = tokio::spawn(Arc::clone(&stage.cluster.worker).run(stop.subscribe()));
     tokio::join!(
         use_up(&stage, 0),
         use_up(&stage, 1),

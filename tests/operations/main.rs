@@ -17,18 +17,18 @@ use std::sync::{Arc, Mutex};
 use axum::http::Method;
 use harness::{Cluster, caller};
 use muster_control::objects::claim::ClaimRequest;
-use muster_control::operations::{Fault, KINDS, Kind, Lane, Order, Queue, Step, Undo};
-use muster_control::store::operations::OperationRow;
-use muster_control::store::{
-    Retry, addresses, claims, keys, metadata, namespaces, operations, rules, trusts,
-};
+use muster_control::operations::{Fault, IMPLEMENTATIONS, Implementation, Step, Undo, Worker};
+use muster_control::queue::{Lane, NewOperation, Operation, OperationKind};
 use muster_control::{App, objects, reconcile};
+use muster_store::operations::OperationRow;
+use muster_store::{Retry, addresses, claims, keys, metadata, namespaces, operations, rules, trusts};
 use muster_types::Error;
 use muster_types::address::AddressType;
 use muster_types::artifact::{ArtifactState, ArtifactType};
 use muster_types::network::{FLOATING, NetworkState};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::{OperationHandle, OperationState, OperationType};
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 const QUICK: &[(&str, &str)] = &[
@@ -212,8 +212,7 @@ async fn survives(step: &'static str, fault: Fault) {
     let cluster = cluster().await;
     let left = AtomicUsize::new(1);
     cluster
-        .app
-        .queue
+        .worker
         .inject(move |_, name| (name == step && left.swap(0, Ordering::Relaxed) == 1).then_some(fault));
     delete_and_clean(&cluster).await;
     assert_gone(&cluster).await;
@@ -221,8 +220,8 @@ async fn survives(step: &'static str, fault: Fault) {
 
 /// Those of instances have a story of their own.
 fn every_step() -> impl Iterator<Item = &'static str> {
-    let kinds = KINDS.iter().filter(|kind| !instances::is_about_one(kind));
-    kinds.flat_map(|kind| kind.steps).map(|step| step.name)
+    let kinds = IMPLEMENTATIONS.iter().map(|implementation| implementation.kind);
+    kinds.filter(|kind| !instances::is_about_one(kind)).flat_map(|kind| kind.steps.iter().copied())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -243,7 +242,7 @@ async fn every_worker_may_die_after_every_step() {
 async fn every_step_may_run_twice() {
     let cluster = cluster().await;
     let seen: Mutex<Vec<String>> = Mutex::default();
-    cluster.app.queue.inject(move |_, name| {
+    cluster.worker.inject(move |_, name| {
         let mut seen = seen.lock().unwrap();
         let first = !seen.iter().any(|known| known == name);
         seen.push(name.to_owned());
@@ -257,7 +256,7 @@ async fn every_step_may_run_twice() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_step_that_always_fails_ends_in_error_with_a_reason() {
     let cluster = cluster().await;
-    cluster.app.queue.inject(|_, name| (name == "namespace_delete_trusts").then_some(Fault::Fail));
+    cluster.worker.inject(|_, name| (name == "namespace_delete_trusts").then_some(Fault::Fail));
     objects::namespace::delete(&cluster.app, &caller(), "doomed").await.unwrap();
     cluster.settle().await;
     let rows = operations::of_target(&*cluster.app.store, &ObjectRef::namespace("doomed")).await.unwrap();
@@ -272,12 +271,22 @@ async fn a_step_that_always_fails_ends_in_error_with_a_reason() {
 static UNDONE: Mutex<Vec<&str>> = Mutex::new(Vec::new());
 
 /// An operation whose last step is refused, so that the first two are taken back.
-const REFUSED: Kind = Kind {
-    operation_type: OperationType::Namespace,
-    name: "refused",
-    removes_target: false,
-    lane: Lane::Quick,
-    steps: &[
+#[derive(Serialize, Deserialize)]
+struct Refused {}
+
+impl Operation for Refused {
+    const KIND: OperationKind = OperationKind {
+        operation_type: OperationType::Namespace,
+        name: "refused",
+        removes_target: false,
+        lane: Lane::Quick,
+        steps: &["first", "second", "third"],
+    };
+}
+
+const REFUSED: Implementation = Implementation::new(
+    Refused::KIND,
+    &[
         Step {
             name: "first",
             run: |_, _| Box::pin(async { Ok(()) }),
@@ -308,31 +317,39 @@ const REFUSED: Kind = Kind {
             undo: Undo::NotNeeded("it never did anything"),
         },
     ],
-};
+);
 
-const FINE: Kind = Kind {
-    operation_type: OperationType::Namespace,
-    name: "fine",
-    removes_target: false,
-    lane: Lane::Quick,
-    steps: &[Step {
+#[derive(Serialize, Deserialize)]
+struct Fine {}
+
+impl Operation for Fine {
+    const KIND: OperationKind = OperationKind {
+        operation_type: OperationType::Namespace,
+        name: "fine",
+        removes_target: false,
+        lane: Lane::Quick,
+        steps: &["only"],
+    };
+}
+
+const FINE: Implementation = Implementation::new(
+    Fine::KIND,
+    &[Step {
         name: "only",
         run: |_, _| Box::pin(async { Ok(()) }),
         undo: Undo::NotNeeded("nothing is done"),
     }],
-};
+);
 
-async fn enqueue(cluster: &Cluster, kind: &Kind, depends_on: Vec<OperationHandle>) -> OperationHandle {
+async fn enqueue<P: Operation>(
+    cluster: &Cluster,
+    parameters: P,
+    depends_on: Vec<OperationHandle>,
+) -> OperationHandle {
     let mut tx = cluster.app.store.begin().await.unwrap();
-    let order = Order {
-        target: ObjectRef::namespace("system"),
-        namespace: Some("system".into()),
-        arguments: json!({}),
-        depends_on,
-        request_id: None,
-        node: None,
-    };
-    let handle = kind.enqueue(&mut tx, order).await.unwrap();
+    let mut new = NewOperation::new(ObjectRef::namespace("system"), Some("system".into()), parameters);
+    new.depends_on = depends_on;
+    let handle = new.enqueue(&mut tx).await.unwrap();
     tx.finish(Ok(()), &mut Retry::default()).await.unwrap().unwrap();
     handle
 }
@@ -343,12 +360,12 @@ async fn row(cluster: &Cluster, handle: &OperationHandle) -> OperationRow {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_operation_is_undone_newest_step_first_and_its_children_abort() {
-    let cluster = Cluster::with(QUICK, Some(Queue::new(vec![REFUSED, FINE]))).await;
-    let parent = enqueue(&cluster, &REFUSED, vec![]).await;
-    let child = enqueue(&cluster, &FINE, vec![parent.clone()]).await;
-    let grandchild = enqueue(&cluster, &FINE, vec![child.clone()]).await;
-    let other = enqueue(&cluster, &FINE, vec![]).await;
-    let after_other = enqueue(&cluster, &FINE, vec![other.clone()]).await;
+    let cluster = Cluster::with(QUICK, Some(vec![REFUSED, FINE])).await;
+    let parent = enqueue(&cluster, Refused {}, vec![]).await;
+    let child = enqueue(&cluster, Fine {}, vec![parent.clone()]).await;
+    let grandchild = enqueue(&cluster, Fine {}, vec![child.clone()]).await;
+    let other = enqueue(&cluster, Fine {}, vec![]).await;
+    let after_other = enqueue(&cluster, Fine {}, vec![other.clone()]).await;
     cluster.settle().await;
     assert_eq!(*UNDONE.lock().unwrap(), ["second", "first"]);
     let failed = row(&cluster, &parent).await;
@@ -364,9 +381,9 @@ async fn a_failed_operation_is_undone_newest_step_first_and_its_children_abort()
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operation_that_kills_every_worker_ends_in_error() {
     let quick = [("CLUSTER_OP_LEASE", "1"), ("CLUSTER_OP_MAX_ATTEMPTS", "2")];
-    let cluster = Cluster::with(&quick, Some(Queue::new(vec![FINE]))).await;
-    cluster.app.queue.inject(|_, _| Some(Fault::Die));
-    let handle = enqueue(&cluster, &FINE, vec![]).await;
+    let cluster = Cluster::with(&quick, Some(vec![FINE])).await;
+    cluster.worker.inject(|_, _| Some(Fault::Die));
+    let handle = enqueue(&cluster, Fine {}, vec![]).await;
     cluster.settle().await;
     let row = row(&cluster, &handle).await;
     assert_eq!(row.state, OperationState::Error);
@@ -375,11 +392,11 @@ async fn an_operation_that_kills_every_worker_ends_in_error() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operation_that_only_another_daemon_knows_is_left_to_it_and_blocks_nothing() {
-    let cluster = Cluster::with(QUICK, Some(Queue::new(vec![REFUSED]))).await;
-    let foreign = enqueue(&cluster, &FINE, vec![]).await;
-    let known = enqueue(&cluster, &REFUSED, vec![]).await;
+    let cluster = Cluster::with(QUICK, Some(vec![REFUSED])).await;
+    let foreign = enqueue(&cluster, Fine {}, vec![]).await;
+    let known = enqueue(&cluster, Refused {}, vec![]).await;
     harness::wait_for("the known one to end", async || {
-        muster_control::operations::run_once(&cluster.app).await.unwrap();
+        cluster.worker.run_once().await.unwrap();
         row(&cluster, &known).await.state.is_final().then_some(())
     })
     .await;
@@ -389,12 +406,22 @@ async fn an_operation_that_only_another_daemon_knows_is_left_to_it_and_blocks_no
 #[tokio::test(flavor = "multi_thread")]
 async fn many_workers_do_each_operation_once() {
     static RUNS: AtomicUsize = AtomicUsize::new(0);
-    const COUNTED: Kind = Kind {
-        operation_type: OperationType::Namespace,
-        name: "counted",
-        removes_target: false,
-        lane: Lane::Quick,
-        steps: &[Step {
+    #[derive(Serialize, Deserialize)]
+    struct Counted {}
+
+    impl Operation for Counted {
+        const KIND: OperationKind = OperationKind {
+            operation_type: OperationType::Namespace,
+            name: "counted",
+            removes_target: false,
+            lane: Lane::Quick,
+            steps: &["count"],
+        };
+    }
+
+    const COUNTED: Implementation = Implementation::new(
+        Counted::KIND,
+        &[Step {
             name: "count",
             run: |_, _| {
                 Box::pin(async {
@@ -404,17 +431,15 @@ async fn many_workers_do_each_operation_once() {
             },
             undo: Undo::NotNeeded("a count"),
         }],
-    };
-    let cluster = Cluster::with(&[], Some(Queue::new(vec![COUNTED]))).await;
+    );
+    let cluster = Cluster::with(&[], Some(vec![COUNTED])).await;
     for _ in 0..40 {
-        enqueue(&cluster, &COUNTED, vec![]).await;
+        enqueue(&cluster, Counted {}, vec![]).await;
     }
     let workers: Vec<_> = (0..4)
         .map(|_| {
-            let app = Arc::clone(&cluster.app);
-            tokio::spawn(
-                async move { while muster_control::operations::run_once(&app).await.unwrap() > 0 {} },
-            )
+            let worker = Worker::with(Arc::clone(&cluster.app), vec![COUNTED]);
+            tokio::spawn(async move { while worker.run_once().await.unwrap() > 0 {} })
         })
         .collect();
     for worker in workers {
@@ -426,8 +451,8 @@ async fn many_workers_do_each_operation_once() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn finished_operations_are_removed_after_the_cleaners_delay() {
-    let cluster = Cluster::with(QUICK, Some(Queue::new(vec![FINE]))).await;
-    let handle = enqueue(&cluster, &FINE, vec![]).await;
+    let cluster = Cluster::with(QUICK, Some(vec![FINE])).await;
+    let handle = enqueue(&cluster, Fine {}, vec![]).await;
     reconcile::cleaner::run(&cluster.app).await.unwrap();
     assert_eq!(row(&cluster, &handle).await.state, OperationState::Queued, "unfinished ones stay");
     cluster.settle().await;

@@ -5,6 +5,7 @@ pub mod address;
 pub mod agent_operation;
 pub mod artifact;
 pub mod blob;
+pub mod capacity;
 pub mod claim;
 pub mod error;
 pub mod event;

@@ -15,8 +15,8 @@ use muster_types::{Error, Result};
 use serde_json::Value;
 
 use super::scopes;
-use crate::store::namespaces::NamespaceRow;
-use crate::store::{Read, StoreError, namespaces, trusts};
+use muster_store::namespaces::NamespaceRow;
+use muster_store::{Read, StoreError, namespaces, trusts};
 
 /// A key that was given for an identity token: where it is from, and when it ends.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,20 +1,7 @@
 //! Scopes: what a token may be used for, as `<family>.<verb>`.
 
-use axum::http::Method;
-
 /// Needed in addition on every administrative route.
 pub const CLUSTER_ADMIN: &str = "cluster-admin";
-
-/// The scope of a call: the route's family, and its own verb or else that of the method.
-#[must_use]
-pub fn required(family: &str, verb: Option<&str>, method: &Method) -> String {
-    let usual = match *method {
-        Method::GET | Method::HEAD | Method::OPTIONS => "read",
-        Method::DELETE => "delete",
-        _ => "write",
-    };
-    format!("{family}.{}", verb.unwrap_or(usual))
-}
 
 /// Whether `held` covers `needed`. `None` covers everything, an empty list nothing.
 #[must_use]
@@ -96,14 +83,5 @@ mod tests {
         assert!(cover(Some(&one), common(Some(&one), Some(&other)).as_deref()));
         assert!(cover(None, None) && cover(None, Some(&one)) && !cover(Some(&one), None));
         assert!(!cover(Some(&one), Some(&other)));
-    }
-
-    #[test]
-    fn the_verb_follows_the_method() {
-        assert_eq!(required("auth", None, &Method::GET), "auth.read");
-        assert_eq!(required("auth", None, &Method::HEAD), "auth.read");
-        assert_eq!(required("auth", None, &Method::PUT), "auth.write");
-        assert_eq!(required("auth", None, &Method::DELETE), "auth.delete");
-        assert_eq!(required("instance", Some("execute"), &Method::POST), "instance.execute");
     }
 }

@@ -19,7 +19,7 @@ use muster_types::key::{Secret, random_text};
 use muster_types::{Error, Result};
 use tokio::sync::Semaphore;
 
-use crate::store::keys::{Candidate, StoredSecret};
+use muster_store::keys::{Candidate, StoredSecret};
 
 /// What a supplied secret's hash costs, as it is stored with it: memory in KiB, rounds, lanes.
 type Cost = [u32; 3];

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 
 use super::spool::{self, Batch, Reader};
 use super::{Events, Metrics};
-use crate::store::{Store, events};
+use muster_store::{Store, events};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);

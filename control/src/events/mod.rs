@@ -16,6 +16,7 @@ use muster_types::settings::Settings;
 
 pub use drain::Drainer;
 pub use metrics::Metrics;
+pub(crate) use prune::clear_events;
 pub use prune::{PruneOutcome, prune};
 
 use spool::Spool;

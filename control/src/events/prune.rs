@@ -4,15 +4,16 @@ use std::time::{Duration, Instant};
 
 use muster_types::Result;
 use muster_types::event::EventType;
+use muster_types::object::ObjectRef;
 use muster_types::settings::Settings;
 use muster_types::time::now;
 
 use super::Metrics;
-use crate::store::{Store, events, transaction, values};
+use muster_store::{Store, events, transaction, values};
 
 /// Rows removed in one transaction.
 const BATCH: i64 = 500;
-/// Where the orphan sweep goes on.
+/// The key of the stored position of the orphan sweep.
 const CURSOR: &str = "EVENTS_PRUNE_ORPHAN_CURSOR";
 
 /// What a prune did.
@@ -97,4 +98,14 @@ fn age(settings: &Settings, event_type: EventType) -> f64 {
         EventType::Historic => settings.max_historic_event_age,
         EventType::Health => settings.max_health_event_age,
     }) as f64
+}
+
+/// Unlinks every event of an object. The orphan sweep later removes the events that nothing else links.
+pub(crate) async fn clear_events(store: &Store, object: &ObjectRef) -> Result<()> {
+    loop {
+        let removed = transaction!(store, |tx| { Ok(events::prune_object_links(tx, object, BATCH).await?) })?;
+        if removed < BATCH.unsigned_abs() {
+            return Ok(());
+        }
+    }
 }

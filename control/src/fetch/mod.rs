@@ -16,8 +16,8 @@ use reqwest::header::{self, HeaderMap, HeaderValue};
 use reqwest::{Response, StatusCode, Url};
 use tokio::time::Instant;
 
-use crate::store::artifacts::Validators;
 use address::{Guard, Refused};
+use muster_store::artifacts::Validators;
 pub(crate) use names::resolve;
 
 /// Redirects that are followed.
@@ -329,13 +329,10 @@ fn validators(headers: &HeaderMap) -> Validators {
         let value: &HeaderValue = headers.get(name)?;
         value.to_str().ok().filter(|text| text.len() <= 255).map(str::to_owned)
     };
-    Validators { etag: text(header::ETAG), modified: text(header::LAST_MODIFIED), length: None }
-        .with_length(headers.get(header::CONTENT_LENGTH))
-}
-
-impl Validators {
-    fn with_length(self, length: Option<&HeaderValue>) -> Self {
-        Self { length: length.and_then(|value| value.to_str().ok()?.parse().ok()), ..self }
+    Validators {
+        etag: text(header::ETAG),
+        modified: text(header::LAST_MODIFIED),
+        length: headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok()),
     }
 }
 

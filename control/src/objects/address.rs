@@ -10,9 +10,9 @@ use muster_types::{Error, Result};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::network::{USABLE, changed, find_own, object, require_state};
-use crate::store::addresses::{self, AddressRow, Claim};
-use crate::store::networks::NetworkRow;
-use crate::store::{networks, transaction};
+use muster_store::addresses::{self, AddressRow, Claim};
+use muster_store::networks::NetworkRow;
+use muster_store::{networks, transaction};
 
 /// What a caller is told when no address is left.
 pub(crate) const FULL: &str = "No free addresses on network";

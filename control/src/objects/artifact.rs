@@ -18,7 +18,6 @@ use muster_types::object::{NameOrId, ObjectRef, ObjectType};
 use muster_types::operation::{OperationHandle, OperationType};
 use muster_types::storage::Draft;
 use muster_types::{Error, Result};
-use serde_json::json;
 
 use crate::app::App;
 use crate::auth::Caller;
@@ -26,13 +25,13 @@ use crate::auth::access::namespace_to_empty;
 use crate::objects::blob::{self, Coming};
 use crate::objects::node::Place;
 use crate::objects::{upload, version};
-use crate::operations::{Order, convert_image, fetch_artifact};
-use crate::store::artifacts::{self, ArtifactRow, NewArtifact};
-use crate::store::blobs::{self, BlobRow};
-use crate::store::nodes::NodeRow;
-use crate::store::references;
-use crate::store::uploads::UploadRow;
-use crate::store::{
+use crate::queue::{ConvertImage, FetchArtifact, NewOperation, Operation as _};
+use muster_store::artifacts::{self, ArtifactRow, NewArtifact};
+use muster_store::blobs::{self, BlobRow};
+use muster_store::nodes::NodeRow;
+use muster_store::references;
+use muster_store::uploads::UploadRow;
+use muster_store::{
     Read, StoreError, Tx, TxError, blob_locations, metadata, namespaces, operations, transaction, uploads,
 };
 
@@ -44,7 +43,7 @@ const PAGE: i64 = 500;
 const LONGEST_URL: usize = 2048;
 
 /// The artifact as the subject of events.
-pub(crate) fn object(id: ArtifactId) -> ObjectRef {
+pub fn object(id: ArtifactId) -> ObjectRef {
     ObjectRef::new(ObjectType::Artifact, id)
 }
 
@@ -178,18 +177,13 @@ pub async fn fetch(app: &App, caller: &Caller, request: &ArtifactRequest) -> Res
     let namespace = require(app, caller, request).await?;
     let (row, new) = transaction!(app.store, |tx| {
         let (row, new) = ensure_in(app, tx, caller, &namespace, request).await?;
-        if operations::is_pending(&mut *tx, &object(row.id), fetch_artifact::KIND.name).await? {
+        if operations::is_pending(&mut *tx, &object(row.id), FetchArtifact::KIND.name).await? {
             return Ok((row, new));
         }
-        let order = Order {
-            target: object(row.id),
-            namespace: Some(namespace.clone()),
-            arguments: json!({ "url": row.source_url }),
-            depends_on: vec![],
-            request_id: Some(caller.request_id.clone()),
-            node: None,
-        };
-        let handle = fetch_artifact::KIND.enqueue(tx, order).await?;
+        let parameters = FetchArtifact { url: row.source_url.clone() };
+        let mut fetch = NewOperation::new(object(row.id), Some(namespace.clone()), parameters);
+        fetch.request_id = Some(caller.request_id.clone());
+        let handle = fetch.enqueue(tx).await?;
         artifacts::set_operation(tx, row.id, handle.op_uuid).await?;
         Ok((ArtifactRow { last_operation: Some(handle.op_uuid), ..row }, new))
     })?;
@@ -316,22 +310,17 @@ pub(crate) async fn enqueue_conversion(
     request_id: Option<&str>,
 ) -> Result<(), StoreError> {
     let target = blob::object(blob);
-    if operations::is_pending(&mut *tx, &target, convert_image::KIND.name).await? {
+    if operations::is_pending(&mut *tx, &target, ConvertImage::KIND.name).await? {
         return Ok(());
     }
     let copies = blob_locations::of_blob(&mut *tx, blob).await?;
     let Some(node) = copies.iter().find(|copy| copy.state == CopyState::Whole).map(|copy| copy.node) else {
         return Ok(());
     };
-    let order = Order {
-        target,
-        namespace: Some(artifact.namespace.clone()),
-        arguments: json!({ "node": node }),
-        depends_on: vec![],
-        request_id: request_id.map(str::to_owned),
-        node: Some(node),
-    };
-    convert_image::KIND.enqueue(tx, order).await?;
+    let mut conversion = NewOperation::new(target, Some(artifact.namespace.clone()), ConvertImage { node });
+    conversion.request_id = request_id.map(str::to_owned);
+    conversion.node = Some(node);
+    conversion.enqueue(tx).await?;
     Ok(())
 }
 
@@ -351,7 +340,7 @@ pub(crate) async fn delete_in(tx: &mut Tx, id: ArtifactId) -> Result<bool, Store
 }
 
 /// An artifact by id or name that the caller may read.
-pub(crate) async fn find(
+pub async fn find(
     app: &App,
     caller: &Caller,
     reference: &str,
@@ -410,7 +399,7 @@ async fn by_name<D: Read + Copy>(
 }
 
 /// An artifact by id or name that the caller may change. A name means one's own.
-pub(crate) async fn find_own(
+pub async fn find_own(
     app: &App,
     caller: &Caller,
     reference: &str,

@@ -5,8 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
 use muster_types::blob::{BlobRecord, BlobState, Content, CopyState, HashAlgorithm, ImageFacts};
 use muster_types::event::{Event, EventType};
@@ -21,10 +20,11 @@ use serde_json::{Map, Value, json};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::node::Place;
-use crate::store::blobs::{self, BlobRow, NewBlob};
-use crate::store::nodes::{self, NodeRow};
-use crate::store::references::References;
-use crate::store::{
+use crate::state::BlobInProgress;
+use muster_store::blobs::{self, BlobRow, NewBlob};
+use muster_store::nodes::{self, NodeRow};
+use muster_store::references::References;
+use muster_store::{
     Read, StoreError, Tx, TxError, artifacts, blob_locations, metadata, references, transaction,
 };
 
@@ -32,8 +32,6 @@ use crate::store::{
 const VERSION: i64 = 6;
 /// Blobs read at once for a list.
 const PAGE: i64 = 500;
-/// How long one waits for another who stores the same content.
-const PATIENCE: Duration = Duration::from_secs(20);
 /// That a blob is read is written down at most this often, in seconds.
 const USED_EVERY: f64 = 60.0;
 
@@ -41,57 +39,8 @@ const USED_EVERY: f64 = 60.0;
 const DEPENDS_ON: &str = "depends_on";
 
 /// The blob as the subject of events.
-pub(crate) fn object(id: BlobId) -> ObjectRef {
+pub fn object(id: BlobId) -> ObjectRef {
     ObjectRef::new(ObjectType::Blob, id)
-}
-
-/// The blobs whose files this daemon is writing just now. What is not here and not whole was left by one that died.
-#[derive(Debug, Default)]
-pub struct Making(Mutex<HashSet<(NodeId, BlobId)>>);
-
-impl Making {
-    fn ids(&self) -> MutexGuard<'_, HashSet<(NodeId, BlobId)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn contains(&self, node: NodeId, blob: BlobId) -> bool {
-        self.ids().contains(&(node, blob))
-    }
-
-    /// The same, once whoever is at it has ended; but nobody waits for ever.
-    async fn wait(&self, node: NodeId, blob: BlobId) -> Result<Mark<'_>> {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(mark) = self.begin(node, blob) {
-                return Ok(mark);
-            }
-            if Instant::now() > deadline {
-                return Err(Error::Unavailable("the same content is just being stored, please retry".into()));
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-
-    /// Marks a blob as being made on a node until the mark is dropped; nothing if somebody is at it.
-    pub(crate) fn begin(&self, node: NodeId, blob: BlobId) -> Option<Mark<'_>> {
-        let id = (node, blob);
-        let new = self.ids().insert(id);
-        // Not before it is known: a mark that is dropped ends the making.
-        if new { Some(Mark { making: self, id }) } else { None }
-    }
-}
-
-/// Says that a blob is being made.
-#[derive(Debug)]
-pub(crate) struct Mark<'a> {
-    making: &'a Making,
-    id: (NodeId, BlobId),
-}
-
-impl Drop for Mark<'_> {
-    fn drop(&mut self) {
-        self.making.ids().remove(&self.id);
-    }
 }
 
 /// A draft whose bytes are on disk as those of a blob, which nobody knows of yet.
@@ -103,7 +52,7 @@ pub(crate) struct Prepared<'a> {
     /// Whether there was no blob with this content before.
     fresh: bool,
     /// Says that this daemon is at it, if this node had no copy.
-    mark: Option<Mark<'a>>,
+    mark: Option<BlobInProgress<'a>>,
 }
 
 impl fmt::Debug for Prepared<'_> {
@@ -137,7 +86,7 @@ pub(crate) async fn prepare<'a>(
     let (blob, fresh) = known.map_or_else(|| (BlobId::new(), true), |blob| (blob, false));
     let mut prepared = Prepared { blob, content, image: None, node: Arc::clone(node), fresh, mark: None };
     if !is_here(app, &prepared).await? {
-        prepared.mark = Some(app.making.wait(node.identity().id, blob).await?);
+        prepared.mark = Some(app.blobs_in_progress.begin_after_others(node.identity().id, blob).await?);
         if is_here(app, &prepared).await? {
             // Whoever was at it has done it.
             prepared.mark = None;
@@ -162,7 +111,7 @@ pub(crate) async fn prepare_as<'a>(
     let content = node.storage().content(coming.draft).await?;
     // What an attempt that died left of it is made anew.
     give_up(app, node, blob).await?;
-    let mark = Some(app.making.wait(node.identity().id, blob).await?);
+    let mark = Some(app.blobs_in_progress.begin_after_others(node.identity().id, blob).await?);
     let mut prepared = Prepared { blob, content, image: None, node: Arc::clone(node), fresh: true, mark };
     match put(app, coming, &mut prepared).await {
         Ok(()) => Ok(prepared),
@@ -317,7 +266,7 @@ pub(crate) async fn give_up(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) -> R
 }
 
 /// A blob by its id.
-pub(crate) async fn find(app: &App, id: &str) -> Result<BlobRow> {
+pub async fn find(app: &App, id: &str) -> Result<BlobRow> {
     let id: BlobId = id.parse().map_err(|_| Error::not_found("blob"))?;
     blobs::get(&*app.store, id).await?.ok_or_else(|| Error::not_found("blob"))
 }
@@ -441,7 +390,7 @@ pub(crate) async fn instances_by_blob(
         users.into_iter().map(|(blob, around)| (blob, instances(&around.to))).collect();
     if !caller.is_system() {
         let all: Vec<String> = found.values().flatten().map(ToString::to_string).collect();
-        let seen = crate::store::instances::visible(db, &all, &caller.namespace).await?;
+        let seen = muster_store::instances::visible(db, &all, &caller.namespace).await?;
         found.values_mut().for_each(|list| list.retain(|id| seen.contains(&id.to_string())));
     }
     Ok(found)
@@ -455,7 +404,7 @@ async fn visible<D: Read + Copy>(db: D, caller: &Caller, references: References)
         own.map(|reference| reference.source_uuid.clone()).collect()
     };
     let mut seen = artifacts::visible(db, &of(ObjectType::Artifact), &caller.namespace).await?;
-    seen.extend(crate::store::instances::visible(db, &of(ObjectType::Instance), &caller.namespace).await?);
+    seen.extend(muster_store::instances::visible(db, &of(ObjectType::Instance), &caller.namespace).await?);
     let kept = references.into_iter().map(|(name, list)| {
         let list: Vec<Reference> =
             list.into_iter().filter(|reference| seen.contains(&reference.source_uuid)).collect();
@@ -482,7 +431,7 @@ fn image_keys(facts: &ImageFacts, size: i64) -> Map<String, Value> {
 }
 
 /// A whole blob, and where its bytes can be read.
-pub(crate) async fn locate(app: &App, id: &str) -> Result<(BlobRow, Place)> {
+pub async fn locate(app: &App, id: &str) -> Result<(BlobRow, Place)> {
     let row = find(app, id).await?;
     if row.state != BlobState::Created {
         return Err(Error::not_found("blob"));
@@ -501,7 +450,7 @@ pub(crate) async fn locate(app: &App, id: &str) -> Result<(BlobRow, Place)> {
 }
 
 /// Writes down that a blob is read, now and then.
-pub(crate) async fn note_use(app: &App, row: &BlobRow) {
+pub async fn note_use(app: &App, row: &BlobRow) {
     if row.last_used.is_some_and(|last| now() - last < USED_EVERY) {
         return;
     }
@@ -512,7 +461,7 @@ pub(crate) async fn note_use(app: &App, row: &BlobRow) {
 }
 
 /// A node's copy turned out to be damaged: it is not served any more.
-pub(crate) async fn set_damaged(app: &App, id: BlobId, node: &NodeRef, why: &str) -> Result<()> {
+pub async fn set_damaged(app: &App, id: BlobId, node: &NodeRef, why: &str) -> Result<()> {
     let news = transaction!(app.store, |tx| {
         let copies = blob_locations::of_blob(&mut *tx, id).await?;
         // One that is gone or being replaced meanwhile is nobody's damage.
@@ -535,29 +484,13 @@ pub(crate) async fn set_damaged(app: &App, id: BlobId, node: &NodeRef, why: &str
 
 /// A node by id and name.
 #[derive(Debug, Clone)]
-pub(crate) struct NodeRef {
+pub struct NodeRef {
     pub(crate) id: NodeId,
     pub(crate) name: String,
 }
 
 impl NodeRef {
-    pub(crate) fn of(node: &Arc<dyn NodeApi>) -> Self {
+    pub fn of(node: &Arc<dyn NodeApi>) -> Self {
         Self { id: node.identity().id, name: node.identity().name.clone() }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_blob_is_made_by_one_at_a_time() {
-        let (making, node, id) = (Making::default(), NodeId::new(), BlobId::new());
-        let mark = making.begin(node, id).unwrap();
-        assert!(making.begin(node, id).is_none());
-        assert!(making.contains(node, id), "who comes second does not end what the first does");
-        assert!(making.begin(NodeId::new(), id).is_some(), "another node has its own copy");
-        drop(mark);
-        assert!(!making.contains(node, id) && making.begin(node, id).is_some());
     }
 }

@@ -18,12 +18,14 @@ use serde_json::{Map, Value};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::require_namespace;
-use crate::objects::instance::placement::{self, Nodes};
-use crate::operations::clean_namespace::clear_events;
-use crate::scheduler::{self, Amount, Committed, Policy, Room};
-use crate::store::claims::{self, ClaimRow};
-use crate::store::instances::{self, Claimed};
-use crate::store::{StoreError, Tx, TxError, namespaces, node_claims, transaction};
+use crate::events::clear_events;
+use crate::objects::instance::placement;
+use crate::scheduler::{self, Policy, Room};
+use crate::state::NodeCapacity;
+use muster_store::claims::{self, ClaimRow};
+use muster_store::instances::{self, Claimed};
+use muster_store::{StoreError, Tx, TxError, namespaces, node_claims, transaction};
+use muster_types::capacity::{Capacity, CommittedCapacity};
 
 /// Version of the record's format.
 const VERSION: i64 = 1;
@@ -37,7 +39,7 @@ pub struct ClaimRequest {
     pub expires_in_seconds: Option<Value>,
 }
 
-/// What a caller asks for: limits in the order of [`Amount::parts`].
+/// What a caller asks for: limits in the order of [`Capacity::parts`].
 struct Asked {
     limits: [Option<i64>; 3],
     expires_in: Option<i64>,
@@ -80,9 +82,9 @@ fn whole(name: &str, value: Option<&Value>, needed: bool) -> Result<Option<i64>>
 
 impl Asked {
     /// The limits, with those of `before` where nothing is asked.
-    fn limit(&self, before: &Amount) -> Amount {
+    fn limit(&self, before: &Capacity) -> Capacity {
         let [cpus, memory_mb, disk_gb] = self.limits;
-        Amount {
+        Capacity {
             cpus: cpus.unwrap_or(before.cpus),
             memory_mb: memory_mb.unwrap_or(before.memory_mb),
             disk_gb: disk_gb.unwrap_or(before.disk_gb),
@@ -119,7 +121,7 @@ pub async fn create(
         let row = ClaimRow {
             id: ClaimId::new(),
             namespace: namespace.to_owned(),
-            limit: asked.limit(&Amount::default()),
+            limit: asked.limit(&Capacity::default()),
             used: used(tx, namespace).await?,
             expires: asked.end(time).unwrap_or(time),
             updated: time,
@@ -168,7 +170,7 @@ pub async fn update(
         };
         require_above_use(&before.limit, &row)?;
         // What was promised before stays promised, whatever has become of the nodes since.
-        if row.limit.beyond(&before.limit) != Amount::default() {
+        if row.limit.minus(&before.limit) != Capacity::default() {
             require_room(tx, &row, room.as_ref()).await?;
         }
         if !claims::set(tx, &row).await? {
@@ -203,8 +205,8 @@ pub async fn delete(app: &App, caller: &Caller, namespace: &str, claim: &str) ->
         claims::remove(tx, id).await?;
         Ok(row)
     })?;
-    clear_events(app, &object(id)).await?;
-    let returned = if row.is_active(now()) { row.unspent() } else { Amount::default() };
+    clear_events(&app.store, &object(id)).await?;
+    let returned = if row.is_active(now()) { row.unspent() } else { Capacity::default() };
     app.record(
         caller,
         about("namespace claim deleted, capacity returned")
@@ -274,33 +276,33 @@ fn record(row: ClaimRow) -> ClaimRecord {
 }
 
 /// What the instances of a namespace hold, while the ledgers of all nodes are held.
-async fn used(tx: &mut Tx, namespace: &str) -> Result<Amount, TxError> {
+async fn used(tx: &mut Tx, namespace: &str) -> Result<Capacity, TxError> {
     Ok(amount(&instances::claimed_of(tx, namespace).await?))
 }
 
-fn amount(claimed: &Claimed) -> Amount {
-    Amount { cpus: claimed.cpus, memory_mb: claimed.memory_mb, disk_gb: claimed.disk_gb }
+fn amount(claimed: &Claimed) -> Capacity {
+    Capacity { cpus: claimed.cpus, memory_mb: claimed.memory_mb, disk_gb: claimed.disk_gb }
 }
 
 /// Holds the ledger of every node, so that nothing is placed or given back until this transaction ends. Says what room
 /// they have, nothing if none has reported.
-async fn hold_cluster(app: &App, tx: &mut Tx, nodes: &Nodes) -> Result<Option<Room>, StoreError> {
+async fn hold_cluster(app: &App, tx: &mut Tx, nodes: &NodeCapacity) -> Result<Option<Room>, StoreError> {
     let all: Vec<NodeId> = nodes.iter().map(|(facts, _)| facts.id).collect();
     let ledgers = node_claims::hold_all(tx, &all).await?;
     Ok(room(app, nodes, &ledgers))
 }
 
 /// The room that nodes have by their ledgers.
-fn room(app: &App, nodes: &Nodes, ledgers: &HashMap<NodeId, Committed>) -> Option<Room> {
+fn room(app: &App, nodes: &NodeCapacity, ledgers: &HashMap<NodeId, CommittedCapacity>) -> Option<Room> {
     let ledger = |node: &NodeId| ledgers.get(node).copied().unwrap_or_default();
     let each = nodes.iter().map(|(facts, _)| (&**facts, ledger(&facts.id)));
     scheduler::room(each, &Policy::from(&app.settings), now())
 }
 
 /// What other namespaces than this one were promised and have not used.
-fn promised_to_others(active: &[ClaimRow], namespace: &str) -> Amount {
+fn promised_to_others(active: &[ClaimRow], namespace: &str) -> Capacity {
     let others = active.iter().filter(|row| row.namespace != namespace);
-    others.fold(Amount::default(), |sum, row| sum.plus(&row.unspent()))
+    others.fold(Capacity::default(), |sum, row| sum.plus(&row.unspent()))
 }
 
 /// Refuses a claim whose unused part the cluster cannot keep free.
@@ -312,7 +314,7 @@ async fn require_room(tx: &mut Tx, row: &ClaimRow, room: Option<&Room>) -> Resul
     let others = promised_to_others(&claims::active(tx, now()).await?, &row.namespace);
     let Err(lacking) = scheduler::promise(&row.unspent(), &others, room) else { return Ok(()) };
     let detail = lacking.into_iter().map(|scheduler::Lacking { part, total, taken }| {
-        let (name, requested) = (Amount::NAMES[part], row.limit.parts()[part]);
+        let (name, requested) = (Capacity::NAMES[part], row.limit.parts()[part]);
         // What the namespace holds itself is part of what it asks for.
         let taken = (taken - row.used.parts()[part] as f64).max(0.0);
         format!("{name} (limit {total:.0}, used {taken:.0}, requested {requested})")
@@ -323,9 +325,9 @@ async fn require_room(tx: &mut Tx, row: &ClaimRow, room: Option<&Room>) -> Resul
 }
 
 /// Refuses to shrink a claim below what is used of it. One that is exceeded may grow towards its use.
-fn require_above_use(before: &Amount, row: &ClaimRow) -> Result<()> {
+fn require_above_use(before: &Capacity, row: &ClaimRow) -> Result<()> {
     let parts = before.parts().into_iter().zip(row.used.parts()).zip(row.limit.parts());
-    let below: Vec<String> = Amount::NAMES
+    let below: Vec<String> = Capacity::NAMES
         .into_iter()
         .zip(parts)
         .filter(|(_, ((before, used), limit))| limit < before && limit < used)
@@ -346,8 +348,8 @@ pub(crate) async fn charge_in(
     app: &App,
     tx: &mut Tx,
     namespace: &str,
-    wanted: &Amount,
-    nodes: &Nodes,
+    wanted: &Capacity,
+    nodes: &NodeCapacity,
 ) -> Result<Result<(), String>, TxError> {
     let active = claims::hold_active(tx, now()).await?;
     if active.is_empty() {

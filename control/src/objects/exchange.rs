@@ -20,10 +20,10 @@ use serde_json::{Map, Value, json};
 use crate::app::App;
 use crate::auth::identity::{Identity, Refused, unverified_issuer};
 use crate::objects::key::written;
-use crate::store::issuers::IssuerRow;
-use crate::store::keys::{NewKey, Put, StoredSecret};
-use crate::store::rules::{FoundRule, RuleRow};
-use crate::store::{StoreError, Tx, exchanges, issuers, keys, namespaces, rules, transaction};
+use muster_store::issuers::IssuerRow;
+use muster_store::keys::{NewKey, Put, StoredSecret};
+use muster_store::rules::{FoundRule, RuleRow};
+use muster_store::{StoreError, Tx, exchanges, issuers, keys, namespaces, rules, transaction};
 
 /// Random characters at the end of a key's name.
 const SUFFIX: usize = 8;

@@ -13,12 +13,12 @@ use muster_types::{Error, Result};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::address::{FULL, require_within, rests};
+use crate::objects::network::wait::wait_applied;
 use crate::objects::network::{self, USABLE, changed, floating_pool, require_state};
-use crate::reconcile::networks::wait_applied;
-use crate::store::addresses::{self, Claim};
-use crate::store::interfaces::{self, InterfaceRow};
-use crate::store::networks::{self, NetworkRow};
-use crate::store::{Read, Tx, TxError, metadata, transaction};
+use muster_store::addresses::{self, Claim};
+use muster_store::interfaces::{self, InterfaceRow};
+use muster_store::networks::{self, NetworkRow};
+use muster_store::{Read, Tx, TxError, metadata, transaction};
 
 /// Version of the record's format.
 const VERSION: i64 = 3;
@@ -54,7 +54,7 @@ fn object(id: InterfaceId) -> ObjectRef {
 }
 
 /// Makes an interface as part of a transaction: the row, its address, its hardware address. Ring
-/// `app.networks.changed()` afterwards.
+/// `app.networks.notify_changed()` afterwards.
 pub async fn create_in(app: &App, tx: &mut Tx, new: &NewInterface) -> Result<InterfaceRow, TxError> {
     if !networks::bump(tx, new.network, USABLE).await? {
         return Err(changed(tx, new.network).await);
@@ -142,7 +142,7 @@ pub async fn set_state_in(tx: &mut Tx, row: &InterfaceRow, to: InterfaceState) -
 }
 
 /// Removes an interface as part of a transaction: its addresses rest, its hardware address is free. Ring
-/// `app.networks.changed()` afterwards.
+/// `app.networks.notify_changed()` afterwards.
 pub async fn delete_in(app: &App, tx: &mut Tx, id: InterfaceId) -> Result<bool, TxError> {
     let Some(network) = interfaces::get(&mut *tx, id).await?.map(|row| row.network) else { return Ok(false) };
     // The network first and then the interface, as everywhere: who floats it meanwhile has to wait.
@@ -190,7 +190,7 @@ async fn find_own(app: &App, caller: &Caller, id: &str) -> Result<(InterfaceRow,
 }
 
 /// The interface whose metadata a caller may read, or change.
-pub(crate) async fn metadata_object(app: &App, caller: &Caller, id: &str, change: bool) -> Result<ObjectRef> {
+pub async fn metadata_object(app: &App, caller: &Caller, id: &str, change: bool) -> Result<ObjectRef> {
     let (row, _) = if change { find_own(app, caller, id).await? } else { find(app, caller, id).await? };
     Ok(object(row.id))
 }

@@ -13,8 +13,8 @@ use serde_json::{Map, Value};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::namespace::caller_event;
-use crate::store::issuers::IssuerRow;
-use crate::store::{Read, TxError, issuers, transaction};
+use muster_store::issuers::IssuerRow;
+use muster_store::{Read, TxError, issuers, transaction};
 
 /// Version of the record's format.
 const VERSION: i64 = 1;

@@ -13,8 +13,8 @@ use crate::auth::Caller;
 use crate::auth::access::{held_in, require_namespace};
 use crate::auth::scopes;
 use crate::auth::secrets::Secrets;
-use crate::store::keys::{NewKey, Put, StoredSecret};
-use crate::store::{Store, StoreError, keys, namespaces, transaction};
+use muster_store::keys::{NewKey, Put, StoredSecret};
+use muster_store::{Store, StoreError, keys, namespaces, transaction};
 
 /// Seconds that a key between nodes lives.
 const SERVICE_KEY_LIFETIME: f64 = 300.0;
@@ -99,7 +99,7 @@ pub async fn log_in(app: &App, namespace: &str, secret: &Secret, request_id: &st
     clippy::cast_sign_loss,
     reason = "Unix time is positive and small"
 )]
-pub(crate) fn unix_seconds() -> u64 {
+pub fn unix_seconds() -> u64 {
     now() as u64
 }
 

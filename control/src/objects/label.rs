@@ -7,7 +7,7 @@ use muster_types::{Error, Result};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::artifact::{self, ArtifactRequest};
-use crate::store::artifacts::{self, ArtifactRow};
+use muster_store::artifacts::{self, ArtifactRow};
 
 /// The namespace and the name that a path names: `<label>` or `<namespace>/<label>`.
 fn parse(caller: &Caller, path: &str) -> Result<(String, String)> {

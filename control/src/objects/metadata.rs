@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::{instance, network};
-use crate::store::{
+use muster_store::{
     StoreError, Tx, artifacts, blobs, instances, interfaces, metadata, namespaces, networks, transaction,
 };
 

@@ -4,6 +4,7 @@ pub mod address;
 pub mod agent_operation;
 pub mod artifact;
 pub mod blob;
+pub(crate) mod blob_copy;
 pub mod claim;
 pub mod exchange;
 pub mod import;

@@ -17,9 +17,9 @@ use crate::objects::artifact;
 use crate::objects::instance::delete;
 use crate::objects::key::{KeyRequest, made_by, written};
 use crate::objects::network::enqueue_delete;
-use crate::operations::{Order, delete_namespace};
-use crate::store::namespaces::NamespaceRow;
-use crate::store::{
+use crate::queue::{DeleteNamespace, NewOperation};
+use muster_store::namespaces::NamespaceRow;
+use muster_store::{
     Read, StoreError, artifacts, claims, instances, keys, metadata, namespaces, networks, transaction,
     trusts, uploads,
 };
@@ -128,15 +128,10 @@ pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<()> {
         }
         let trusting = trusts::trusting(&mut *tx, name).await?;
         trusts::remove_naming(tx, name).await?;
-        let order = Order {
-            target: ObjectRef::namespace(name),
-            namespace: Some(name.to_owned()),
-            arguments: serde_json::json!({}),
-            depends_on: vec![],
-            request_id: Some(caller.request_id.clone()),
-            node: None,
-        };
-        delete_namespace::KIND.enqueue(tx, order).await?;
+        let target = ObjectRef::namespace(name);
+        let mut deletion = NewOperation::new(target, Some(name.to_owned()), DeleteNamespace {});
+        deletion.request_id = Some(caller.request_id.clone());
+        deletion.enqueue(tx).await?;
         Ok((trusting, gone))
     })?;
     app.queue.wake();
@@ -155,7 +150,7 @@ pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<()> {
 }
 
 /// An event with who did it from where.
-pub(crate) fn caller_event(caller: &Caller, event: Event) -> Event {
+pub fn caller_event(caller: &Caller, event: Event) -> Event {
     event
         .with("keyname", caller.key_name.clone())
         .with("method", caller.method.clone())

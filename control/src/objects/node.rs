@@ -11,12 +11,13 @@ use muster_types::{Error, Result};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::instance;
-use crate::reconcile::maintainer;
-use crate::store::nodes::NodeRow;
-use crate::store::{
+use muster_store::nodes::NodeRow;
+use muster_store::{
     StoreError, blob_locations, leases, metadata, node_networks, nodes, references, transaction,
 };
 
+/// The lease whose owner is the cluster maintainer.
+pub const MAINTAINER_LEASE: &str = "maintainer";
 /// Version of the record's format.
 const VERSION: i64 = 1;
 
@@ -85,7 +86,7 @@ pub async fn join(app: &App, identity: &NodeIdentity) -> Result<()> {
     Ok(())
 }
 
-fn name_taken(error: StoreError, identity: &NodeIdentity) -> crate::store::TxError {
+fn name_taken(error: StoreError, identity: &NodeIdentity) -> muster_store::TxError {
     match error {
         StoreError::Duplicate(_) => Error::Conflict(format!(
             "a node named {} exists with another id: two daemons cannot share a name (set NODE_NAME; simulated nodes \
@@ -125,7 +126,7 @@ pub async fn move_to(app: &App, id: NodeId, to: NodeState, why: &str) -> Result<
 }
 
 pub async fn list(app: &App) -> Result<Vec<NodeRecord>> {
-    let maintainer = leases::holder_node(&app.store, maintainer::LEASE).await?;
+    let maintainer = leases::holder_node(&app.store, MAINTAINER_LEASE).await?;
     let mut records = Vec::new();
     for row in nodes::list(&*app.store).await? {
         records.push(record(app, row, maintainer.as_deref()).await?);
@@ -135,7 +136,7 @@ pub async fn list(app: &App) -> Result<Vec<NodeRecord>> {
 
 pub async fn get(app: &App, node: &str) -> Result<NodeRecord> {
     let row = find(app, node).await?;
-    let maintainer = leases::holder_node(&app.store, maintainer::LEASE).await?;
+    let maintainer = leases::holder_node(&app.store, MAINTAINER_LEASE).await?;
     record(app, row, maintainer.as_deref()).await
 }
 
@@ -158,7 +159,7 @@ pub async fn delete(app: &App, caller: &Caller, node: &str) -> Result<NodeRecord
             Ok(blob_locations::remove_of_node(tx, row.identity.id).await?)
         })?;
         instance::delete::forsake(app, row.identity.id, &row.identity.name).await?;
-        app.networks.changed();
+        app.networks.notify_changed();
     }
     get(app, &row.identity.id.to_string()).await
 }

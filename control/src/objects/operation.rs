@@ -10,8 +10,8 @@ use muster_types::{Error, Result};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::{blob, node};
-use crate::store::operations::{self, OperationRow};
-use crate::store::{artifacts, instances, namespaces, networks};
+use muster_store::operations::{self, OperationRow};
+use muster_store::{artifacts, instances, namespaces, networks};
 
 /// Version of the record's format.
 const VERSION: i64 = 1;

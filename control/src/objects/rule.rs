@@ -18,8 +18,8 @@ use crate::auth::Caller;
 use crate::auth::access::{held_in, require_namespace};
 use crate::auth::scopes;
 use crate::objects::namespace::caller_event;
-use crate::store::rules::RuleRow;
-use crate::store::{StoreError, issuers, namespaces, rules, transaction};
+use muster_store::rules::RuleRow;
+use muster_store::{StoreError, issuers, namespaces, rules, transaction};
 
 /// Version of the record's format.
 const VERSION: i64 = 1;

@@ -9,7 +9,7 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::{held_in, require_namespace};
 use crate::objects::namespace;
-use crate::store::{namespaces, transaction, trusts};
+use muster_store::{namespaces, transaction, trusts};
 
 /// Lets `other` read what belongs to `name`, and create there. Keys that it makes there can do no more than the caller,
 /// who might otherwise get around its scopes.

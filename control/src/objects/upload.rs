@@ -13,10 +13,10 @@ use muster_types::{Error, Result};
 
 use crate::app::App;
 use crate::auth::Caller;
+use crate::events::clear_events;
 use crate::objects::node::{Place, own_node};
-use crate::operations::clean_namespace::clear_events;
-use crate::store::uploads::UploadRow;
-use crate::store::{namespaces, nodes, transaction, uploads};
+use muster_store::uploads::UploadRow;
+use muster_store::{namespaces, nodes, transaction, uploads};
 
 /// Version of the record's format.
 const VERSION: i64 = 3;
@@ -41,7 +41,7 @@ pub async fn create(app: &App, caller: &Caller) -> Result<UploadRecord> {
 }
 
 /// An upload that the caller may go on with.
-pub(crate) async fn find(app: &App, caller: &Caller, id: &str) -> Result<UploadRow> {
+pub async fn find(app: &App, caller: &Caller, id: &str) -> Result<UploadRow> {
     let absent = || Error::not_found("upload");
     let id: UploadId = id.parse().map_err(|_| absent())?;
     let row = uploads::get(&*app.store, id).await?;
@@ -49,7 +49,7 @@ pub(crate) async fn find(app: &App, caller: &Caller, id: &str) -> Result<UploadR
 }
 
 /// Where the bytes of an upload are.
-pub(crate) async fn locate(app: &App, row: &UploadRow) -> Result<Place> {
+pub async fn locate(app: &App, row: &UploadRow) -> Result<Place> {
     let node = nodes::get(&*app.store, &NameOrId::Id(row.node)).await?;
     node.map(|node| Place::of(app, node)).ok_or_else(|| Error::not_found("upload"))
 }
@@ -87,7 +87,7 @@ pub async fn truncate(node: &Arc<dyn NodeApi>, row: &UploadRow, size: u64) -> Re
 /// Removes what is left of an upload that has ended: the file first, for the row explains it.
 pub(crate) async fn clear(app: &App, node: &Arc<dyn NodeApi>, id: UploadId) -> Result<()> {
     node.storage().remove_draft(Draft::Upload(id)).await?;
-    clear_events(app, &object(id)).await?;
+    clear_events(&app.store, &object(id)).await?;
     transaction!(app.store, |tx| { Ok(uploads::remove(tx, id).await?) })
 }
 

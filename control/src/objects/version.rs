@@ -11,9 +11,9 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::artifact::{delete_in, find, find_own, get, object};
 use crate::objects::blob;
-use crate::store::artifacts::{self, ArtifactRow, Validators};
-use crate::store::references::{self, References};
-use crate::store::{Read, StoreError, Tx, TxError, blobs, transaction};
+use muster_store::artifacts::{self, ArtifactRow, Validators};
+use muster_store::references::{self, References};
+use muster_store::{Read, StoreError, Tx, TxError, blobs, transaction};
 
 /// How an artifact uses a blob; the value is the number of the version.
 pub(crate) const VERSION_OF: &str = "version";

@@ -3,22 +3,20 @@
 use muster_types::Result;
 use muster_types::namespace::NamespaceState;
 use muster_types::object::{ObjectRef, ObjectType};
-use muster_types::operation::OperationType;
 
-use super::{Kind, Lane, Step, Undo};
+use super::{Implementation, Step, Undo};
 use crate::app::App;
+use crate::events::clear_events;
 use crate::objects::claim;
-use crate::store::operations::OperationRow;
-use crate::store::{claims, events, keys, metadata, namespaces, rules, transaction, trusts};
+use crate::queue::{CleanNamespace, Operation as _};
+use muster_store::operations::OperationRow;
+use muster_store::{claims, events, keys, metadata, namespaces, rules, transaction, trusts};
 
 const NO_WAY_BACK: Undo = Undo::NotNeeded("what is cleaned was deleted before; the next attempt goes on");
 
-pub const KIND: Kind = Kind {
-    operation_type: OperationType::Namespace,
-    name: "clean_namespace",
-    removes_target: true,
-    lane: Lane::Quick,
-    steps: &[
+pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
+    CleanNamespace::KIND,
+    &[
         Step {
             name: "namespace_clean_keys",
             run: |app, row| Box::pin(clean_keys(app, row)),
@@ -50,7 +48,7 @@ pub const KIND: Kind = Kind {
             undo: NO_WAY_BACK,
         },
     ],
-};
+);
 
 /// Rows removed in one transaction.
 const BATCH: i64 = 500;
@@ -72,7 +70,7 @@ async fn clean_keys(app: &App, row: &OperationRow) -> Result<()> {
             return Ok(());
         }
         for key in some {
-            clear_events(app, &ObjectRef::new(ObjectType::NamespaceKey, key.id)).await?;
+            clear_events(&app.store, &ObjectRef::new(ObjectType::NamespaceKey, key.id)).await?;
             transaction!(app.store, |tx| { Ok(keys::remove_deleted(tx, key.id).await?) })?;
         }
     }
@@ -87,7 +85,7 @@ async fn clean_claims(app: &App, row: &OperationRow) -> Result<()> {
         Ok(claims::list(&mut *tx, name).await?)
     })?;
     for one in all {
-        clear_events(app, &claim::object(one.id)).await?;
+        clear_events(&app.store, &claim::object(one.id)).await?;
         transaction!(app.store, |tx| { Ok(claims::remove(tx, one.id).await?) })?;
     }
     Ok(())
@@ -107,7 +105,7 @@ async fn clean_rules(app: &App, row: &OperationRow) -> Result<()> {
             return Ok(());
         }
         for id in some {
-            clear_events(app, &ObjectRef::new(ObjectType::Rule, id)).await?;
+            clear_events(&app.store, &ObjectRef::new(ObjectType::Rule, id)).await?;
             transaction!(app.store, |tx| { Ok(rules::remove_deleted(tx, id).await?) })?;
         }
     }
@@ -145,15 +143,4 @@ async fn clean_record(app: &App, row: &OperationRow) -> Result<()> {
         namespaces::remove(tx, &row.target.id).await?;
         Ok(())
     })
-}
-
-/// Unlinks every event of an object; the orphan sweep removes what nothing else links.
-pub(crate) async fn clear_events(app: &App, object: &ObjectRef) -> Result<()> {
-    loop {
-        let gone =
-            transaction!(app.store, |tx| { Ok(events::prune_object_links(tx, object, BATCH).await?) })?;
-        if gone < BATCH.unsigned_abs() {
-            return Ok(());
-        }
-    }
 }

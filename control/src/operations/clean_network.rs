@@ -1,22 +1,19 @@
 //! Removes every trace of a network that was deleted long enough ago, the row itself last.
 
-use muster_types::operation::OperationType;
 use muster_types::{Error, Result};
 
-use super::{Kind, Lane, Step, Undo};
+use super::{Implementation, Step, Undo};
 use crate::app::App;
-use crate::operations::clean_namespace::clear_events;
-use crate::store::operations::OperationRow;
-use crate::store::{metadata, networks, transaction};
+use crate::events::clear_events;
+use crate::queue::{CleanNetwork, Operation as _};
+use muster_store::operations::OperationRow;
+use muster_store::{metadata, networks, transaction};
 
 const NO_WAY_BACK: Undo = Undo::NotNeeded("what is cleaned was deleted before; the next attempt goes on");
 
-pub const KIND: Kind = Kind {
-    operation_type: OperationType::Network,
-    name: "clean_network",
-    removes_target: true,
-    lane: Lane::Quick,
-    steps: &[
+pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
+    CleanNetwork::KIND,
+    &[
         Step {
             name: "network_clean_events",
             run: |app, row| Box::pin(clean_events(app, row)),
@@ -28,10 +25,10 @@ pub const KIND: Kind = Kind {
             undo: NO_WAY_BACK,
         },
     ],
-};
+);
 
 async fn clean_events(app: &App, row: &OperationRow) -> Result<()> {
-    clear_events(app, &row.target).await
+    clear_events(&app.store, &row.target).await
 }
 
 async fn clean_record(app: &App, row: &OperationRow) -> Result<()> {

@@ -3,27 +3,24 @@
 use muster_types::blob::BlobState;
 use muster_types::event::{Event, EventType};
 use muster_types::ids::BlobId;
-use muster_types::operation::OperationType;
 use muster_types::{Error, Result};
 
-use super::{Kind, Lane, Step, Undo};
+use super::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::objects::artifact;
 use crate::objects::version::VERSION_OF;
-use crate::store::operations::OperationRow;
-use crate::store::{artifacts, blobs, references, transaction};
+use crate::queue::{ConvertImage, Operation as _};
+use muster_store::operations::OperationRow;
+use muster_store::{artifacts, blobs, references, transaction};
 
-pub const KIND: Kind = Kind {
-    operation_type: OperationType::ImageCache,
-    name: "convert_image",
-    removes_target: false,
-    lane: Lane::Convert,
-    steps: &[Step {
+pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
+    ConvertImage::KIND,
+    &[Step {
         name: "image_convert",
         run: |app, row| Box::pin(convert(app, row)),
         undo: Undo::Run(|app, row| Box::pin(tell(app, row))),
     }],
-};
+);
 
 /// What cannot be converted cannot be used: the artifacts say so.
 async fn tell(app: &App, row: &OperationRow) -> Result<()> {
@@ -42,8 +39,8 @@ async fn tell(app: &App, row: &OperationRow) -> Result<()> {
 
 async fn convert(app: &App, row: &OperationRow) -> Result<()> {
     let id: BlobId = row.target.id.parse().map_err(|_| Error::Internal("a blob's id is not one".into()))?;
-    let wanted = row.arguments["node"].as_str().unwrap_or_default();
-    let node = app.nodes.iter().find(|node| node.identity().id.to_string() == wanted);
+    let ConvertImage { node: wanted } = ConvertImage::parameters(row)?;
+    let node = app.nodes.iter().find(|node| node.identity().id == wanted);
     let node = node.ok_or_else(|| Error::Internal(format!("node {wanted} is not one of ours")))?;
     let Some(blob) = blobs::get(&*app.store, id).await?.filter(|row| row.state == BlobState::Created) else {
         // Deleted before anybody used it.

@@ -2,32 +2,28 @@
 
 use std::sync::Arc;
 
+use muster_types::Result;
 use muster_types::event::{Event, EventType};
 use muster_types::ids::InstanceId;
 use muster_types::instance::{DiskSpecRecord, InstanceState, PowerState};
 use muster_types::interface::InterfaceState;
 use muster_types::node::NodeApi;
-use muster_types::operation::OperationType;
 use muster_types::spec::DiskType;
-use muster_types::{Error, Result};
 
-use super::{Kind, Lane, Step, Undo};
+use super::{Implementation, Step, Undo};
 use crate::app::App;
-use crate::objects::agent_operation::end;
 use crate::objects::instance::create::use_blobs_in;
-use crate::objects::instance::{image, object, own_node, placement, plan, power, target};
-use crate::objects::interface;
-use crate::reconcile::networks::follow_instance;
-use crate::store::instances::{self, InstanceRow};
-use crate::store::operations::OperationRow;
-use crate::store::{interfaces, operations, references, transaction};
+use crate::objects::instance::state::{announce, give_up, set_state};
+use crate::objects::instance::{image, object, own_node, plan, power, target};
+use crate::objects::network::wait::follow_instance;
+use crate::queue::{CreateInstance, Operation as _};
+use muster_store::instances::{self, InstanceRow};
+use muster_store::operations::OperationRow;
+use muster_store::{interfaces, transaction};
 
-pub const KIND: Kind = Kind {
-    operation_type: OperationType::Instance,
-    name: "create_instance",
-    removes_target: false,
-    lane: Lane::Machine,
-    steps: &[
+pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
+    CreateInstance::KIND,
+    &[
         Step {
             name: "instance_preflight",
             run: |app, row| Box::pin(preflight(app, row)),
@@ -46,7 +42,7 @@ pub const KIND: Kind = Kind {
             undo: Undo::Run(|app, row| Box::pin(fail(app, row))),
         },
     ],
-};
+);
 
 /// States of an instance that is being made.
 const MAKING: &[InstanceState] = &[InstanceState::Initial, InstanceState::Preflight, InstanceState::Creating];
@@ -57,40 +53,10 @@ async fn making(app: &App, row: &OperationRow) -> Result<Option<InstanceRow>> {
     Ok(instance.filter(|row| row.state.is_alive() && row.state != InstanceState::Created))
 }
 
-/// Moves an instance on, and tells of it. Says whether it was where it was thought to be.
-pub(crate) async fn move_on(
-    app: &App,
-    id: InstanceId,
-    from: InstanceState,
-    to: InstanceState,
-    reason: Option<&str>,
-) -> Result<bool> {
-    let moved = transaction!(app.store, |tx| { Ok(instances::set_state(tx, id, from, to, reason).await?) })?;
-    if moved {
-        announce(app, id, from, to, reason);
-    }
-    Ok(moved)
-}
-
-pub(super) fn announce(
-    app: &App,
-    id: InstanceId,
-    from: InstanceState,
-    to: InstanceState,
-    reason: Option<&str>,
-) {
-    let mut event =
-        Event::new(EventType::Mutate, object(id), format!("state is now {to}")).with("from", from.as_str());
-    if let Some(reason) = reason {
-        event = event.with("reason", reason);
-    }
-    app.events.record(event);
-}
-
 async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
     let Some(instance) = making(app, row).await? else { return Ok(()) };
     if instance.state == InstanceState::Initial {
-        move_on(app, instance.id, InstanceState::Initial, InstanceState::Preflight, None).await?;
+        set_state(app, instance.id, InstanceState::Initial, InstanceState::Preflight, None).await?;
     }
     let node = own_node(app, instance.node)?;
     let mut spec = instance.spec.clone();
@@ -119,7 +85,7 @@ async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
         });
     }
     if let Some(template) = spec.nvram_blob() {
-        crate::reconcile::blob_copies::ensure_here(app, node, template).await?;
+        crate::objects::blob_copy::ensure_here(app, node, template).await?;
     }
     let disks = plan::lay_out(&spec, &sizes);
     if disks != instance.disks || spec != instance.spec {
@@ -164,7 +130,7 @@ async fn start(app: &App, row: &OperationRow) -> Result<()> {
     let Some(instance) = making(app, row).await? else { return Ok(()) };
     let id = instance.id;
     if instance.state == InstanceState::Preflight {
-        move_on(app, id, InstanceState::Preflight, InstanceState::Creating, None).await?;
+        set_state(app, id, InstanceState::Preflight, InstanceState::Creating, None).await?;
     }
     let node = own_node(app, instance.node)?;
     // Those that its plan certainly has; others may come while it starts, and are plugged in afterwards.
@@ -172,7 +138,7 @@ async fn start(app: &App, row: &OperationRow) -> Result<()> {
     fresh.retain(|interface| interface.state == InterfaceState::Initial);
     // One that came since the last step may be on another network.
     follow_instance(app, id, node.identity().id, row.created).await?;
-    let _turn = app.turns.take(id).await;
+    let _lock = app.instance_locks.lock(id).await;
     // It may have been deleted while this waited.
     let Some(instance) = making(app, row).await? else { return Ok(()) };
     power::switch_on(app, node, &instance).await?;
@@ -199,81 +165,4 @@ async fn start(app: &App, row: &OperationRow) -> Result<()> {
 async fn fail(app: &App, row: &OperationRow) -> Result<()> {
     let report = row.error_report.as_ref();
     give_up(app, row, report.map_or("unknown", |report| report.message.as_str())).await
-}
-
-pub(super) async fn give_up(app: &App, row: &OperationRow, reason: &str) -> Result<()> {
-    let id = target(&row.target.id)?;
-    let Some(instance) = instances::get(&*app.store, id).await? else { return Ok(()) };
-    let failed = match instance.state {
-        InstanceState::Initial | InstanceState::Preflight | InstanceState::Creating => {
-            let Some(failed) = instance.state.failed() else { return Ok(()) };
-            if !move_on(app, id, instance.state, failed, Some(reason)).await? {
-                return Err(Error::Unavailable("the instance changed while it failed".into()));
-            }
-            failed
-        }
-        InstanceState::InitialError | InstanceState::PreflightError | InstanceState::CreatingError => {
-            instance.state
-        }
-        _ => return Ok(()),
-    };
-    {
-        let _turn = app.turns.take(id).await;
-        own_node(app, instance.node)?.vms().remove(id).await?;
-    }
-    release(app, &instance, failed, InstanceState::Error).await
-}
-
-/// Gives back all that an instance without a machine had: addresses, ports, room, contents.
-pub(crate) async fn release(
-    app: &App,
-    instance: &InstanceRow,
-    from: InstanceState,
-    to: InstanceState,
-) -> Result<()> {
-    release_from(app, instance, from, to, false).await
-}
-
-/// The same, if its node is gone, too: it is on none any more, and nobody waits for what only that could do.
-pub(crate) async fn release_from(
-    app: &App,
-    instance: &InstanceRow,
-    from: InstanceState,
-    to: InstanceState,
-    node_is_gone: bool,
-) -> Result<()> {
-    let id = instance.id;
-    // No interface can come any more: the instance is on its way out.
-    let left = interfaces::of_instances(&*app.store, &[id]).await?;
-    let given_back = transaction!(app.store, |tx| {
-        if !instances::set_state(tx, id, from, to, None).await? {
-            return Ok(None);
-        }
-        for interface in &left {
-            interface::delete_in(app, tx, interface.id).await?;
-        }
-        if let Some(node) = instance.node {
-            instances::set_ports(tx, id, node, None).await?;
-        }
-        references::remove_from(tx, &object(id)).await?;
-        end::leave_in(tx, id, to == InstanceState::Deleted).await?;
-        instances::set_power(tx, id, PowerState::Off).await?;
-        let fresh = instances::get(&mut *tx, id).await?;
-        let ledger = match fresh {
-            Some(fresh) => placement::give_back_in(tx, &fresh).await?,
-            None => None,
-        };
-        if node_is_gone {
-            operations::abort_queued(tx, &object(id), "").await?;
-            instances::unplace(tx, id).await?;
-        }
-        Ok(Some(ledger))
-    })?;
-    let Some(ledger) = given_back else { return Ok(()) };
-    if let Some((node, committed)) = ledger {
-        app.placement.correct(node, committed);
-    }
-    app.networks.changed();
-    announce(app, id, from, to, None);
-    Ok(())
 }

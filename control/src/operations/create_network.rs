@@ -3,25 +3,22 @@
 use muster_types::address::AddressType;
 use muster_types::event::{Event, EventType};
 use muster_types::network::NetworkState;
-use muster_types::operation::OperationType;
 use muster_types::{Error, Result};
 
-use super::{Kind, Lane, Step, Undo};
+use super::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::objects::address::rests;
+use crate::objects::network::wait::follow;
 use crate::objects::network::{floating_pool, object};
-use crate::reconcile::networks::follow;
-use crate::store::addresses::{self, Claim};
-use crate::store::networks::{self, NetworkRow};
-use crate::store::operations::OperationRow;
-use crate::store::transaction;
+use crate::queue::{CreateNetwork, Operation as _};
+use muster_store::addresses::{self, Claim};
+use muster_store::networks::{self, NetworkRow};
+use muster_store::operations::OperationRow;
+use muster_store::transaction;
 
-pub const KIND: Kind = Kind {
-    operation_type: OperationType::Network,
-    name: "create_network",
-    removes_target: false,
-    lane: Lane::Quick,
-    steps: &[
+pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
+    CreateNetwork::KIND,
+    &[
         Step {
             name: "network_allocate_gateway",
             run: |app, row| Box::pin(allocate_gateway(app, row)),
@@ -33,7 +30,7 @@ pub const KIND: Kind = Kind {
             undo: Undo::Run(|app, row| Box::pin(fail(app, row))),
         },
     ],
-};
+);
 
 /// The network, while it is still to be made.
 pub(super) async fn target(app: &App, row: &OperationRow) -> Result<Option<NetworkRow>> {
@@ -96,7 +93,7 @@ async fn fail(app: &App, row: &OperationRow) -> Result<()> {
         Ok(true)
     })?;
     if failed {
-        app.networks.changed();
+        app.networks.notify_changed();
         app.events.record(
             Event::new(EventType::Mutate, object(network.id), "state is now error")
                 .with("from", from.as_str())

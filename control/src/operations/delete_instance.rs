@@ -2,27 +2,24 @@
 
 use muster_types::ids::NetworkId;
 use muster_types::instance::InstanceState;
-use muster_types::operation::OperationType;
 use muster_types::{Error, Result};
 
-use super::create_instance::release;
-use super::{Kind, Lane, Step, Undo, snapshot_instance};
+use super::{Implementation, Step, Undo};
 use crate::app::App;
+use crate::objects::instance::state::release;
 use crate::objects::instance::{own_node, target};
 use crate::objects::interface;
-use crate::reconcile::networks::wait_left;
-use crate::store::instances::{self, InstanceRow};
-use crate::store::operations::OperationRow;
-use crate::store::{interfaces, operations, transaction};
+use crate::objects::network::wait::wait_left;
+use crate::queue::{DeleteInstance, Operation as _, SnapshotInstance};
+use muster_store::instances::{self, InstanceRow};
+use muster_store::operations::OperationRow;
+use muster_store::{interfaces, operations, transaction};
 
 const NO_WAY_BACK: Undo = Undo::NotNeeded("an instance that is being deleted is deleted by the next attempt");
 
-pub const KIND: Kind = Kind {
-    operation_type: OperationType::Instance,
-    name: "delete_instance",
-    removes_target: false,
-    lane: Lane::Machine,
-    steps: &[
+pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
+    DeleteInstance::KIND,
+    &[
         Step {
             name: "instance_power_off",
             run: |app, row| Box::pin(remove_machine(app, row)),
@@ -35,7 +32,7 @@ pub const KIND: Kind = Kind {
         },
         Step { name: "instance_delete", run: |app, row| Box::pin(delete(app, row)), undo: NO_WAY_BACK },
     ],
-};
+);
 
 async fn going(app: &App, row: &OperationRow) -> Result<Option<InstanceRow>> {
     let instance = instances::get(&*app.store, target(&row.target.id)?).await?;
@@ -49,10 +46,10 @@ async fn remove_machine(app: &App, row: &OperationRow) -> Result<()> {
         return Ok(());
     }
     // What was asked for before is still copied.
-    if operations::is_pending(&*app.store, &row.target, snapshot_instance::KIND.name).await? {
+    if operations::is_pending(&*app.store, &row.target, SnapshotInstance::KIND.name).await? {
         return Err(Error::NotReady("a copy of its disks is being made".into()));
     }
-    let _turn = app.turns.take(instance.id).await;
+    let _lock = app.instance_locks.lock(instance.id).await;
     own_node(app, instance.node)?.vms().remove(instance.id).await
 }
 
@@ -69,7 +66,7 @@ async fn delete_interfaces(app: &App, row: &OperationRow) -> Result<()> {
         }
         Ok(())
     })?;
-    app.networks.changed();
+    app.networks.notify_changed();
     let mut networks: Vec<NetworkId> = left.iter().map(|interface| interface.network).collect();
     networks.sort_unstable();
     networks.dedup();

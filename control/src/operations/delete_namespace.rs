@@ -3,19 +3,16 @@
 
 use muster_types::Result;
 use muster_types::namespace::NamespaceState;
-use muster_types::operation::OperationType;
 
-use super::{Kind, Lane, Step, Undo};
+use super::{Implementation, Step, Undo};
 use crate::app::App;
-use crate::store::operations::OperationRow;
-use crate::store::{keys, namespaces, rules, transaction, trusts};
+use crate::queue::{DeleteNamespace, Operation as _};
+use muster_store::operations::OperationRow;
+use muster_store::{keys, namespaces, rules, transaction, trusts};
 
-pub const KIND: Kind = Kind {
-    operation_type: OperationType::Namespace,
-    name: "delete_namespace",
-    removes_target: false,
-    lane: Lane::Quick,
-    steps: &[
+pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
+    DeleteNamespace::KIND,
+    &[
         Step {
             name: "namespace_delete_keys",
             run: |app, row| Box::pin(delete_keys(app, row)),
@@ -32,7 +29,7 @@ pub const KIND: Kind = Kind {
             undo: Undo::NotNeeded("a rule of a deleted namespace makes no keys"),
         },
     ],
-};
+);
 
 async fn delete_keys(app: &App, row: &OperationRow) -> Result<()> {
     transaction!(app.store, |tx| {

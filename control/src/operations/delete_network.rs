@@ -3,26 +3,23 @@
 use muster_types::address::AddressType;
 use muster_types::event::{Event, EventType};
 use muster_types::network::NetworkState;
-use muster_types::operation::OperationType;
 use muster_types::{Error, Result};
 
 use super::create_network::target;
-use super::{Kind, Lane, Step, Undo};
+use super::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::objects::address::rests;
+use crate::objects::network::wait::wait_removed;
 use crate::objects::network::{floating_pool, object};
-use crate::reconcile::networks::wait_removed;
-use crate::store::operations::OperationRow;
-use crate::store::{addresses, dns_entries, interfaces, networks, references, transaction};
+use crate::queue::{DeleteNetwork, Operation as _};
+use muster_store::operations::OperationRow;
+use muster_store::{addresses, dns_entries, interfaces, networks, references, transaction};
 
 const NO_WAY_BACK: Undo = Undo::NotNeeded("a network that is being deleted is deleted by the next attempt");
 
-pub const KIND: Kind = Kind {
-    operation_type: OperationType::Network,
-    name: "delete_network",
-    removes_target: false,
-    lane: Lane::Quick,
-    steps: &[
+pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
+    DeleteNetwork::KIND,
+    &[
         Step {
             name: "network_wait_for_interfaces",
             run: |app, row| Box::pin(wait_for_interfaces(app, row)),
@@ -44,7 +41,7 @@ pub const KIND: Kind = Kind {
             undo: NO_WAY_BACK,
         },
     ],
-};
+);
 
 async fn wait_for_interfaces(app: &App, row: &OperationRow) -> Result<()> {
     let Some(network) = target(app, row).await? else { return Ok(()) };

@@ -10,20 +10,21 @@ use std::time::Duration;
 use muster_types::artifact::ArtifactState;
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{ArtifactId, NodeId};
-use muster_types::operation::{OperationType, Progress};
+use muster_types::operation::Progress;
 use muster_types::storage::Draft;
 use muster_types::{Error, Result};
 
-use super::{Kind, Lane, Step, Undo};
+use super::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::fetch::{Fetch, Keep, Meter, Outcome, resolve};
 use crate::objects::artifact::{enqueue_conversion, object};
 use crate::objects::blob::{self, Coming};
 use crate::objects::node::own_node;
 use crate::objects::{instance, upload, version};
-use crate::store::artifacts::{self, ArtifactRow, Validators};
-use crate::store::operations::{self, OperationRow};
-use crate::store::{instances, transaction};
+use crate::queue::{FetchArtifact, Operation as _};
+use muster_store::artifacts::{self, ArtifactRow, Validators};
+use muster_store::operations::{self, OperationRow};
+use muster_store::{instances, transaction};
 
 /// How often progress is written down.
 const TICK: Duration = Duration::from_secs(1);
@@ -31,17 +32,14 @@ const TICK: Duration = Duration::from_secs(1);
 const STRIDE: u64 = 10;
 const SILENCE: u32 = 15;
 
-pub const KIND: Kind = Kind {
-    operation_type: OperationType::ArtifactFetch,
-    name: "fetch_artifact",
-    removes_target: false,
-    lane: Lane::Fetch,
-    steps: &[Step {
+pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
+    FetchArtifact::KIND,
+    &[Step {
         name: "image_fetch",
         run: |app, row| Box::pin(fetch(app, row)),
         undo: Undo::Run(|app, row| Box::pin(fail(app, row))),
     }],
-};
+);
 
 /// The artifact, while it is there.
 async fn target(app: &App, row: &OperationRow) -> Result<Option<ArtifactRow>> {

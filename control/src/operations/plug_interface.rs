@@ -1,40 +1,35 @@
 //! Gives the machine of an instance an interface that was asked for later.
 
 use muster_types::event::{Event, EventType};
-use muster_types::ids::InterfaceId;
 use muster_types::instance::InstanceState;
 use muster_types::interface::InterfaceState;
 use muster_types::object::{ObjectRef, ObjectType};
-use muster_types::operation::OperationType;
 use muster_types::{Error, Result};
 
-use super::{Kind, Lane, Step, Undo};
+use super::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::objects::instance::{object, own_node, plan, target};
 use crate::objects::interface::{delete_in, set_state_in};
-use crate::reconcile::network_plan::mtu;
-use crate::reconcile::networks::follow_on;
-use crate::store::instances::{self, InstanceRow};
-use crate::store::interfaces::{self, InterfaceRow};
-use crate::store::operations::OperationRow;
-use crate::store::{networks, nodes, transaction};
+use crate::objects::network::plan::mtu;
+use crate::objects::network::wait::follow_on;
+use crate::queue::{Operation as _, PlugInterface};
+use muster_store::instances::{self, InstanceRow};
+use muster_store::interfaces::{self, InterfaceRow};
+use muster_store::operations::OperationRow;
+use muster_store::{networks, nodes, transaction};
 
-pub const KIND: Kind = Kind {
-    operation_type: OperationType::InstanceInterface,
-    name: "plug_interface",
-    removes_target: false,
-    lane: Lane::Machine,
-    steps: &[Step {
+pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
+    PlugInterface::KIND,
+    &[Step {
         name: "hot_plug_instance_interface",
         run: |app, row| Box::pin(plug(app, row)),
         undo: Undo::Run(|app, row| Box::pin(fail(app, row))),
     }],
-};
+);
 
 /// The interface and its instance, while the one is still to be given to the other.
 async fn wanted(app: &App, row: &OperationRow) -> Result<Option<(InstanceRow, InterfaceRow)>> {
-    let id = row.arguments["interface"].as_str().unwrap_or_default();
-    let id: InterfaceId = id.parse().map_err(|_| Error::Internal("an interface's id is not one".into()))?;
+    let PlugInterface { interface: id } = PlugInterface::parameters(row)?;
     let interface = interfaces::get(&*app.store, id).await?;
     let instance = instances::get(&*app.store, target(&row.target.id)?).await?;
     let interface = interface.filter(|interface| interface.state == InterfaceState::Initial);
@@ -49,7 +44,7 @@ async fn plug(app: &App, row: &OperationRow) -> Result<()> {
     }
     let node = own_node(app, instance.node)?;
     follow_on(app, interface.network, node.identity().id, row.created).await?;
-    let _turn = app.turns.take(instance.id).await;
+    let _lock = app.instance_locks.lock(instance.id).await;
     let Some((instance, interface)) = wanted(app, row).await? else { return Ok(()) };
     let mtu = mtu(nodes::list(&*app.store).await?.iter(), &app.settings);
     let network = networks::get(&*app.store, interface.network).await?;
@@ -71,7 +66,7 @@ async fn fail(app: &App, row: &OperationRow) -> Result<()> {
     let report = row.error_report.as_ref();
     let reason = report.map_or_else(|| "unknown".to_owned(), |report| report.message.clone());
     transaction!(app.store, |tx| { delete_in(app, tx, interface.id).await })?;
-    app.networks.changed();
+    app.networks.notify_changed();
     app.events.record(
         Event::new(EventType::Mutate, object(instance.id), "interface could not be plugged in")
             .also(ObjectRef::new(ObjectType::Interface, interface.id))

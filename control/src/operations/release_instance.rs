@@ -1,21 +1,23 @@
 //! Gives back all that an instance has whose creation ended without a result.
 
-use muster_types::operation::OperationType;
+use muster_store::operations::OperationRow;
+use muster_types::Result;
 
-use super::create_instance::give_up;
-use super::{Kind, Lane, Step, Undo};
+use super::{Implementation, Step, Undo};
+use crate::app::App;
+use crate::objects::instance::state::give_up;
+use crate::queue::{Operation as _, ReleaseInstance};
 
-pub const KIND: Kind = Kind {
-    operation_type: OperationType::Instance,
-    name: "release_instance",
-    removes_target: false,
-    lane: Lane::Machine,
-    steps: &[Step {
+pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
+    ReleaseInstance::KIND,
+    &[Step {
         name: "instance_release",
-        run: |app, row| {
-            let reason = row.arguments["reason"].as_str().unwrap_or("unknown");
-            Box::pin(give_up(app, row, reason))
-        },
+        run: |app, row| Box::pin(release(app, row)),
         undo: Undo::NotNeeded("what is not given back yet is given back by the next attempt"),
     }],
-};
+);
+
+async fn release(app: &App, row: &OperationRow) -> Result<()> {
+    let ReleaseInstance { reason } = ReleaseInstance::parameters(row)?;
+    give_up(app, row, &reason).await
+}

@@ -7,36 +7,32 @@ use muster_types::blob::BlobState;
 use muster_types::event::{Event, EventType};
 use muster_types::instance::InstanceState;
 use muster_types::node::NodeApi;
-use muster_types::operation::OperationType;
 use muster_types::storage::Draft;
 use muster_types::vm::{SnapshotDisk, VmPower};
 use muster_types::{Error, Result};
 
-use super::{Kind, Lane, Step, Undo};
+use super::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::objects::blob::{self, Coming};
-use crate::objects::instance::snapshot::{Copying, NVRAM};
+use crate::objects::instance::snapshot::NVRAM;
 use crate::objects::instance::{object, own_node, target};
 use crate::objects::version;
-use crate::store::instances::{self, InstanceRow};
-use crate::store::operations::OperationRow;
-use crate::store::{artifacts, blobs, transaction};
+use crate::queue::{DiskCopy, Operation as _, SnapshotInstance};
+use muster_store::instances::{self, InstanceRow};
+use muster_store::operations::OperationRow;
+use muster_store::{artifacts, blobs, transaction};
 
-pub const KIND: Kind = Kind {
-    operation_type: OperationType::InstanceSnapshot,
-    name: "snapshot_instance",
-    removes_target: false,
-    lane: Lane::Convert,
-    steps: &[Step {
+pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
+    SnapshotInstance::KIND,
+    &[Step {
         name: "instance_snapshot",
         run: |app, row| Box::pin(copy(app, row)),
         undo: Undo::Run(|app, row| Box::pin(fail(app, row))),
     }],
-};
+);
 
-fn copies(row: &OperationRow) -> Result<Vec<Copying>> {
-    serde_json::from_value(row.arguments["copies"].clone())
-        .map_err(|error| Error::Internal(format!("the arguments of a snapshot are none: {error}")))
+fn copies(row: &OperationRow) -> Result<Vec<DiskCopy>> {
+    Ok(SnapshotInstance::parameters(row)?.copies)
 }
 
 async fn copy(app: &App, row: &OperationRow) -> Result<()> {
@@ -57,7 +53,7 @@ async fn copy(app: &App, row: &OperationRow) -> Result<()> {
     }
     // Says that the drafts are being written, until this ends.
     let here = node.identity().id;
-    let marks: Vec<_> = left.iter().map(|copy| app.drafting.begin(here, copy.blob)).collect();
+    let marks: Vec<_> = left.iter().map(|copy| app.drafts_in_progress.begin(here, copy.blob)).collect();
     let outcome = copy_all(app, row, node, &instance, &left).await;
     for copy in &left {
         node.storage().remove_draft(Draft::Vm(copy.blob)).await?;
@@ -71,7 +67,7 @@ async fn copy_all(
     row: &OperationRow,
     node: &Arc<dyn NodeApi>,
     instance: &InstanceRow,
-    copies: &[Copying],
+    copies: &[DiskCopy],
 ) -> Result<()> {
     let disks: Vec<SnapshotDisk> = copies
         .iter()
@@ -83,7 +79,7 @@ async fn copy_all(
         .collect();
     let compress = app.settings.compress_snapshots;
     // Nobody may start a machine whose files are being read. One that runs copies by itself, beside all else.
-    let turn = app.turns.take(instance.id).await;
+    let turn = app.instance_locks.lock(instance.id).await;
     let running = matches!(node.vms().power(instance.id).await?, Some(VmPower::On | VmPower::Paused));
     let turn = if running {
         drop(turn);
@@ -109,7 +105,7 @@ async fn keep(
     row: &OperationRow,
     node: &Arc<dyn NodeApi>,
     instance: &InstanceRow,
-    copy: &Copying,
+    copy: &DiskCopy,
 ) -> Result<()> {
     let draft = Draft::Vm(copy.blob);
     let coming = Coming { draft, is_image: copy.device != NVRAM, modified: None };

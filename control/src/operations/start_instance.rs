@@ -3,27 +3,24 @@
 use muster_types::Result;
 use muster_types::event::{Event, EventType};
 use muster_types::instance::{InstanceState, PowerState};
-use muster_types::operation::OperationType;
 
-use super::{Kind, Lane, Step, Undo};
+use super::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::objects::instance::{object, own_node, power, target};
-use crate::reconcile::networks::follow_instance;
-use crate::store::instances::{self, InstanceRow};
-use crate::store::operations::OperationRow;
-use crate::store::transaction;
+use crate::objects::network::wait::follow_instance;
+use crate::queue::{Operation as _, StartInstance};
+use muster_store::instances::{self, InstanceRow};
+use muster_store::operations::OperationRow;
+use muster_store::transaction;
 
-pub const KIND: Kind = Kind {
-    operation_type: OperationType::Instance,
-    name: "start_instance",
-    removes_target: false,
-    lane: Lane::Machine,
-    steps: &[Step {
+pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
+    StartInstance::KIND,
+    &[Step {
         name: "instance_start",
         run: |app, row| Box::pin(start(app, row)),
         undo: Undo::Run(|app, row| Box::pin(fail(app, row))),
     }],
-};
+);
 
 /// The instance, while it still is to be on.
 async fn wanted(app: &App, row: &OperationRow) -> Result<Option<InstanceRow>> {
@@ -35,7 +32,7 @@ async fn start(app: &App, row: &OperationRow) -> Result<()> {
     let Some(instance) = wanted(app, row).await? else { return Ok(()) };
     let node = own_node(app, instance.node)?;
     follow_instance(app, instance.id, node.identity().id, row.created).await?;
-    let _turn = app.turns.take(instance.id).await;
+    let _lock = app.instance_locks.lock(instance.id).await;
     let Some(instance) = wanted(app, row).await? else { return Ok(()) };
     power::switch_on(app, node, &instance).await?;
     power::write_seen(app, node, instance.id).await

@@ -1,303 +1,400 @@
-//! The workers: claim an operation, do its steps, keep the lease alive, end it one way or the other.
+//! The worker: leases due operations, runs their steps, and records the outcome.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_store::operations::{self, Able, OperationRow};
+use muster_store::transaction;
 use muster_types::event::{Event, EventType};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::{ErrorReport, OperationState};
 use muster_types::time::now;
 use muster_types::{Error, Result};
+use parking_lot::Mutex;
 use serde_json::{Map, json};
 use tokio::sync::{Semaphore, watch};
 
-use super::{Fault, Kind, Lane, Undo};
+use super::{IMPLEMENTATIONS, Implementation, Undo};
 use crate::app::App;
-use crate::store::operations::{self, Able, OperationRow};
-use crate::store::transaction;
+use crate::queue::Lane;
 
-/// How long a worker sleeps when nothing wakes it: another daemon may have queued something.
-const POLL: Duration = Duration::from_secs(1);
-/// Pause before a waiting operation looks again, in seconds.
-const WAIT: f64 = 1.0;
-/// Longest pause before another attempt, in seconds.
-const LONGEST_PAUSE: f64 = 60.0;
+/// How often the queue is read without a notification: another daemon may have queued an operation.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// The shortest time between two reads of the queue.
+const MIN_POLL_INTERVAL: f64 = 0.02;
+/// The delay in seconds before an operation that waits for something is tried again.
+const NOT_READY_DELAY: f64 = 1.0;
+/// The maximum delay in seconds before another attempt.
+const MAX_BACKOFF: f64 = 60.0;
 
-/// Works until told to stop; then finishes what is under way.
-pub async fn run(app: Arc<App>, stop: watch::Receiver<bool>) {
-    let [quick, fetch, convert, machine] =
-        Lane::ALL.map(|lane| run_lane(Arc::clone(&app), lane, stop.clone()));
-    tokio::join!(quick, fetch, convert, machine);
+/// A fault that a test injects around a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// The step fails instead of running.
+    Fail,
+    /// The worker dies after the step, before it records that the step is complete.
+    Die,
 }
 
-async fn run_lane(app: Arc<App>, lane: Lane, mut stop: watch::Receiver<bool>) {
-    let slots = Arc::new(Semaphore::new(lane.workers()));
-    while !*stop.borrow() {
-        match take(&app, lane, slots.available_permits()).await {
-            Ok(taken) if taken.is_empty() => {}
-            Ok(taken) => {
-                for row in taken {
-                    let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
-                    let app = Arc::clone(&app);
-                    tokio::spawn(async move {
-                        let _slot = slot;
-                        work(&app, row).await;
-                        app.queue.wake();
-                    });
+type FaultInjector = Box<dyn FnMut(&OperationRow, &str) -> Option<Fault> + Send>;
+
+/// Runs the queued operations of one daemon.
+pub struct Worker {
+    app: Arc<App>,
+    implementations: Vec<Implementation>,
+    faults: Mutex<Option<FaultInjector>>,
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker").field("implementations", &self.implementations).finish_non_exhaustive()
+    }
+}
+
+impl Worker {
+    /// Creates a worker for every operation.
+    #[must_use]
+    pub fn new(app: Arc<App>) -> Self {
+        Self::with(app, IMPLEMENTATIONS.to_vec())
+    }
+
+    /// Creates a worker for the given operations.
+    #[must_use]
+    pub fn with(app: Arc<App>, implementations: Vec<Implementation>) -> Self {
+        Self { app, implementations, faults: Mutex::new(None) }
+    }
+
+    /// Injects faults around steps, for tests of the recovery.
+    pub fn inject(&self, faults: impl FnMut(&OperationRow, &str) -> Option<Fault> + Send + 'static) {
+        *self.faults.lock() = Some(Box::new(faults));
+    }
+
+    fn fault(&self, row: &OperationRow, step: &str) -> Option<Fault> {
+        self.faults.lock().as_mut().and_then(|faults| faults(row, step))
+    }
+
+    fn implementation(&self, row: &OperationRow) -> Option<&Implementation> {
+        self.implementations.iter().find(|implementation| implementation.kind.name == row.name)
+    }
+
+    /// Runs operations until told to stop, then finishes those in progress.
+    pub async fn run(self: Arc<Self>, stop: watch::Receiver<bool>) {
+        let [quick, fetch, convert, vm] =
+            Lane::ALL.map(|lane| Arc::clone(&self).run_lane(lane, stop.clone()));
+        tokio::join!(quick, fetch, convert, vm);
+    }
+
+    async fn run_lane(self: Arc<Self>, lane: Lane, mut stop: watch::Receiver<bool>) {
+        let slots = Arc::new(Semaphore::new(lane.workers().into()));
+        while !*stop.borrow() {
+            match self.lease_due(lane, slots.available_permits()).await {
+                Ok(leased) if leased.is_empty() => {}
+                Ok(leased) => {
+                    for row in leased {
+                        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
+                        let worker = Arc::clone(&self);
+                        tokio::spawn(async move {
+                            let _slot = slot;
+                            worker.work(row).await;
+                            worker.app.queue.wake();
+                        });
+                    }
+                    continue;
                 }
-                continue;
+                Err(error) => tracing::warn!(%error, "failed to read the operation queue"),
             }
-            Err(error) => tracing::warn!(%error, "the operation queue cannot be read"),
+            // Without a free slot there is nothing to look for: an operation that ends wakes this loop.
+            let pause =
+                if slots.available_permits() == 0 { POLL_INTERVAL } else { self.until_due(lane).await };
+            tokio::select! {
+                () = self.app.queue.woken(lane) => {}
+                () = tokio::time::sleep(pause) => {}
+                _ = stop.changed() => {}
+            }
         }
-        // With every hand busy there is nothing to look for: who finishes wakes us.
-        let pause = if slots.available_permits() == 0 { POLL } else { until_next(&app, lane).await };
+        // All slots are free once all operations have ended.
+        let _ = slots.acquire_many(lane.workers().into()).await;
+    }
+
+    /// Runs all operations that are due, one after the other, and returns their number.
+    pub async fn run_once(&self) -> Result<usize> {
+        let mut count = 0;
+        for lane in Lane::ALL {
+            for row in self.lease_due(lane, lane.workers().into()).await? {
+                count += 1;
+                self.work(row).await;
+            }
+        }
+        Ok(count)
+    }
+
+    /// Returns what this daemon can run in a lane, if anything.
+    fn able(&self, lane: Lane) -> Option<Able> {
+        let nodes = self.app.nodes.iter().map(|node| node.identity().id).collect();
+        let kinds = self.implementations.iter().map(|implementation| implementation.kind);
+        let names: Vec<&str> = kinds.filter(|kind| kind.lane == lane).map(|kind| kind.name).collect();
+        Some(Able { names, nodes }).filter(|able| !able.names.is_empty())
+    }
+
+    /// Returns the time until the next operation of a lane is due.
+    async fn until_due(&self, lane: Lane) -> Duration {
+        let Some(able) = self.able(lane) else { return POLL_INTERVAL };
+        match operations::next_due(&self.app.store, &able).await {
+            Ok(Some(due)) => {
+                let pause = (due - now()).clamp(MIN_POLL_INTERVAL, POLL_INTERVAL.as_secs_f64());
+                Duration::from_secs_f64(pause)
+            }
+            _ => POLL_INTERVAL,
+        }
+    }
+
+    /// Leases up to `free` due operations whose dependencies are complete.
+    async fn lease_due(&self, lane: Lane, free: usize) -> Result<Vec<OperationRow>> {
+        let app = &*self.app;
+        let mut leased = Vec::new();
+        let Some(able) = self.able(lane).filter(|_| free > 0) else { return Ok(leased) };
+        let limit = i64::try_from(free).expect("a lane has few slots");
+        for row in operations::due(&app.store, &able, limit).await? {
+            match dependencies(app, &row).await? {
+                Dependencies::Complete => {}
+                Dependencies::Pending => {
+                    transaction!(app.store, |tx| {
+                        operations::put_off(tx, &row, now() + NOT_READY_DELAY).await?;
+                        Ok(())
+                    })?;
+                    continue;
+                }
+                Dependencies::Failed(report) => {
+                    let ended =
+                        transaction!(app.store, |tx| { Ok(operations::abort(tx, &row, &report).await?) })?;
+                    if ended {
+                        self.announce(&row, OperationState::Abort, Some(&report));
+                    }
+                    continue;
+                }
+            }
+            if let Some(row) = operations::claim(&app.store, &row, lease_seconds(app)).await? {
+                leased.push(row);
+            }
+        }
+        Ok(leased)
+    }
+
+    /// Runs an operation for as long as this worker holds its lease.
+    async fn work(&self, row: OperationRow) {
         tokio::select! {
-            () = app.queue.woken(lane) => {}
-            () = tokio::time::sleep(pause) => {}
-            _ = stop.changed() => {}
+            () = self.attempt(&row) => {}
+            () = renew_lease(&self.app, &row) => {}
         }
     }
-    // Every slot free again means that everything has ended.
-    let _ = slots.acquire_many(u32::try_from(lane.workers()).unwrap_or(u32::MAX)).await;
-}
 
-/// Takes and does everything that is due now, one after the other. Says how many it took.
-pub async fn run_once(app: &App) -> Result<usize> {
-    let mut count = 0;
-    for lane in Lane::ALL {
-        for row in take(app, lane, lane.workers()).await? {
-            count += 1;
-            work(app, row).await;
+    async fn attempt(&self, row: &OperationRow) {
+        let failed = |error| Outcome::Failed { step: row.name.clone(), error };
+        // Only operations that this worker implements are leased.
+        let Some(implementation) = self.implementation(row) else { return };
+        if row.attempts > max_attempts(&self.app) {
+            let error =
+                Error::Unavailable(format!("given up: {} workers vanished during it", row.attempts - 1));
+            return self.settle(row, implementation, failed(error)).await;
+        }
+        let limit = Duration::from_secs(self.app.settings.cluster_op_stuck_threshold);
+        let steps = self.run_steps(implementation, row);
+        let outcome = tokio::time::timeout(limit, steps).await.unwrap_or_else(|_| {
+            failed(Error::Unavailable(format!("not done after {} seconds", limit.as_secs())))
+        });
+        self.settle(row, implementation, outcome).await;
+    }
+
+    async fn run_steps(&self, implementation: &Implementation, row: &OperationRow) -> Outcome {
+        let store = &self.app.store;
+        for (step, number) in
+            implementation.steps.iter().zip(1i64..).skip_while(|(_, number)| *number <= row.step)
+        {
+            let fault = self.fault(row, step.name);
+            let result = match fault {
+                Some(Fault::Fail) => Err(Error::Unavailable("failed on purpose".into())),
+                Some(Fault::Die) | None => (step.run)(&self.app, row).await,
+            };
+            if fault == Some(Fault::Die) {
+                return Outcome::LeaseLost;
+            }
+            match result {
+                Ok(()) => {}
+                Err(Error::NotReady(reason)) => return Outcome::NotReady(reason),
+                Err(error) => return Outcome::Failed { step: step.name.to_owned(), error },
+            }
+            match transaction!(store, |tx| { Ok(operations::set_step(tx, row, number).await?) }) {
+                Ok(true) => {}
+                Ok(false) => return Outcome::LeaseLost,
+                Err(error) => return Outcome::Failed { step: step.name.to_owned(), error },
+            }
+        }
+        Outcome::Complete
+    }
+
+    /// Records how an attempt ended.
+    async fn settle(&self, row: &OperationRow, implementation: &Implementation, outcome: Outcome) {
+        let app = &*self.app;
+        let (state, run_after, report) = match outcome {
+            Outcome::LeaseLost => return,
+            Outcome::Complete => (OperationState::Complete, row.created, None),
+            Outcome::NotReady(reason) => {
+                tracing::debug!(operation = %row.id, reason, "operation is not ready");
+                return requeue(app, row).await;
+            }
+            Outcome::Failed { step, error } => {
+                let report = report(&step, row, &error);
+                if row.attempts < max_attempts(app) && is_retryable(&error) {
+                    (OperationState::Queued, now() + backoff(app, row.attempts), Some(report))
+                } else {
+                    let failed = OperationRow { error_report: Some(report.clone()), ..row.clone() };
+                    undo(app, implementation, &failed).await;
+                    (OperationState::Error, row.created, Some(report))
+                }
+            }
+        };
+        let settled = transaction!(app.store, |tx| {
+            Ok(operations::release(tx, row, state, run_after, report.as_ref()).await?)
+        });
+        match settled {
+            Ok(true) => self.announce(row, state, report.as_ref()),
+            Ok(false) => tracing::warn!(operation = %row.id, "another worker has taken over the operation"),
+            // The lease expires and another worker takes over.
+            Err(error) => {
+                tracing::warn!(operation = %row.id, %error, "failed to record the end of an operation");
+            }
         }
     }
-    Ok(count)
-}
 
-/// What this daemon can do in a lane; nothing if no operation runs there.
-fn able(app: &App, lane: Lane) -> Option<Able> {
-    let nodes = app.nodes.iter().map(|node| node.identity().id).collect();
-    Some(Able { names: app.queue.names(lane), nodes }).filter(|able| !able.names.is_empty())
-}
-
-async fn until_next(app: &App, lane: Lane) -> Duration {
-    let Some(able) = able(app, lane) else { return POLL };
-    match operations::next_due(&app.store, &able).await {
-        Ok(Some(due)) => Duration::from_secs_f64((due - now()).clamp(0.02, POLL.as_secs_f64())),
-        _ => POLL,
+    /// Records an event about the new state of an operation.
+    fn announce(&self, row: &OperationRow, state: OperationState, report: Option<&ErrorReport>) {
+        let message = match state {
+            OperationState::Queued => "operation will be tried again",
+            OperationState::Executing => "operation started",
+            OperationState::Complete => "operation complete",
+            OperationState::Error => "operation failed",
+            OperationState::Abort => "operation aborted",
+        };
+        let object = ObjectRef::new(ObjectType::ClusterOperation, row.id);
+        let mut event = Event::new(EventType::Status, object, message)
+            .with("operation", row.name.clone())
+            .with("operation_uuid", row.id.to_string());
+        // A new object of the same name must not inherit the events about the removal of the old one.
+        let removed =
+            self.implementation(row).is_some_and(|implementation| implementation.kind.removes_target);
+        if !removed || state == OperationState::Error {
+            event = event.also(row.target.clone());
+        }
+        if let Some(report) = report {
+            event = event.with("error", json!(report));
+        }
+        event.request_id.clone_from(&row.request_id);
+        event.duration = Some((now() - row.created).max(0.0));
+        self.app.events.record(event);
     }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "leases are seconds")]
-fn lease(app: &App) -> f64 {
+fn lease_seconds(app: &App) -> f64 {
     app.settings.cluster_op_lease as f64
 }
 
-fn most_attempts(app: &App) -> i64 {
+fn max_attempts(app: &App) -> i64 {
     i64::try_from(app.settings.cluster_op_max_attempts).unwrap_or(i64::MAX)
 }
 
-/// Claims up to `free` due operations whose parents are done.
-async fn take(app: &App, lane: Lane, free: usize) -> Result<Vec<OperationRow>> {
-    let mut taken = Vec::new();
-    let Some(able) = able(app, lane).filter(|_| free > 0) else { return Ok(taken) };
-    for row in operations::due(&app.store, &able, i64::try_from(free).unwrap_or(1)).await? {
-        match parents(app, &row).await? {
-            Parents::Done => {}
-            Parents::Pending => {
-                transaction!(app.store, |tx| {
-                    operations::put_off(tx, &row, now() + 1.0).await?;
-                    Ok(())
-                })?;
-                continue;
-            }
-            Parents::Failed(report) => {
-                let ended =
-                    transaction!(app.store, |tx| { Ok(operations::abort(tx, &row, &report).await?) })?;
-                if ended {
-                    announce(app, &row, OperationState::Abort, Some(&report));
-                }
-                continue;
-            }
-        }
-        if let Some(row) = operations::claim(&app.store, &row, lease(app)).await? {
-            taken.push(row);
-        }
-    }
-    Ok(taken)
-}
-
-enum Parents {
-    Done,
+enum Dependencies {
+    Complete,
     Pending,
     Failed(ErrorReport),
 }
 
-async fn parents(app: &App, row: &OperationRow) -> Result<Parents> {
+async fn dependencies(app: &App, row: &OperationRow) -> Result<Dependencies> {
     for parent in &row.depends_on {
-        // A parent that the cleaner removed was finished, and a failed one aborts its children long before.
+        // The cleaner removes only finished operations, and a failed one aborts its children long before.
         let Some(parent) = operations::get(&*app.store, parent.op_uuid).await? else { continue };
         match parent.state {
             OperationState::Complete => {}
-            OperationState::Queued | OperationState::Executing => return Ok(Parents::Pending),
+            OperationState::Queued | OperationState::Executing => return Ok(Dependencies::Pending),
             OperationState::Error | OperationState::Abort => {
                 let mut details = Map::new();
                 details.insert("operation".into(), json!(parent.id));
                 let message = format!("operation {} that this one depends on failed", parent.id);
-                return Ok(Parents::Failed(ErrorReport {
-                    code: "dependency.failed".into(),
-                    message,
-                    details,
-                }));
+                let code = "dependency.failed".into();
+                return Ok(Dependencies::Failed(ErrorReport { code, message, details }));
             }
         }
     }
-    Ok(Parents::Done)
+    Ok(Dependencies::Complete)
 }
 
 /// How an attempt ended.
-enum End {
+enum Outcome {
     Complete,
-    /// It failed.
     Failed {
         step: String,
         error: Error,
     },
-    /// It waits for something that is not its own work.
-    Waits(String),
-    /// The claim is lost, or a test killed the worker: say and write nothing more.
-    Gone,
+    /// The operation waits for something that is not its own work.
+    NotReady(String),
+    /// Another worker has the lease, or a test killed this one: record nothing.
+    LeaseLost,
 }
 
-/// Does an operation for as long as the lease holds.
-async fn work(app: &App, row: OperationRow) {
-    tokio::select! {
-        () = attempt(app, &row) => {}
-        () = keep_lease(app, &row) => {}
-    }
-}
-
-async fn attempt(app: &App, row: &OperationRow) {
-    let failed = |error| End::Failed { step: row.name.clone(), error };
-    // Only operations with a name that the queue knows are taken.
-    let Some(kind) = app.queue.kind(row).copied() else { return };
-    if row.attempts > most_attempts(app) {
-        let error = Error::Unavailable(format!("given up: {} workers vanished during it", row.attempts - 1));
-        return settle(app, row, &kind, failed(error)).await;
-    }
-    let limit = Duration::from_secs(app.settings.cluster_op_stuck_threshold);
-    let end = tokio::time::timeout(limit, steps(app, &kind, row)).await.unwrap_or_else(|_| {
-        failed(Error::Unavailable(format!("not done after {} seconds", limit.as_secs())))
-    });
-    settle(app, row, &kind, end).await;
-}
-
-/// Returns only when the lease is lost.
-async fn keep_lease(app: &App, row: &OperationRow) {
+/// Renews the lease of an operation, and returns when it is lost.
+async fn renew_lease(app: &App, row: &OperationRow) {
     loop {
-        tokio::time::sleep(Duration::from_secs_f64(lease(app) / 3.0)).await;
-        match operations::renew(&app.store, row, lease(app)).await {
+        tokio::time::sleep(Duration::from_secs_f64(lease_seconds(app) / 3.0)).await;
+        match operations::renew(&app.store, row, lease_seconds(app)).await {
             Ok(true) => {}
             Ok(false) => {
                 tracing::warn!(operation = %row.id, "lost the lease of an operation");
                 return;
             }
-            // The database is away. Whoever takes over after the lease repeats the step, which is harmless.
-            Err(error) => tracing::warn!(operation = %row.id, %error, "lease not renewed"),
-        }
-    }
-}
-
-async fn steps(app: &App, kind: &Kind, row: &OperationRow) -> End {
-    let done = usize::try_from(row.step).unwrap_or(0);
-    for (at, step) in kind.steps.iter().enumerate().skip(done) {
-        let fault = app.queue.fault(row, step.name);
-        let outcome = match fault {
-            Some(Fault::Fail) => Err(Error::Unavailable("failed on purpose".into())),
-            Some(Fault::Die) | None => (step.run)(app, row).await,
-        };
-        if fault == Some(Fault::Die) {
-            return End::Gone;
-        }
-        match outcome {
-            Ok(()) => {}
-            Err(Error::NotReady(why)) => return End::Waits(why),
-            Err(error) => return End::Failed { step: step.name.to_owned(), error },
-        }
-        let number = i64::try_from(at + 1).unwrap_or(i64::MAX);
-        let kept = transaction!(app.store, |tx| { Ok(operations::set_step(tx, row, number).await?) });
-        match kept {
-            Ok(true) => {}
-            Ok(false) => return End::Gone,
-            Err(error) => return End::Failed { step: step.name.to_owned(), error },
-        }
-    }
-    End::Complete
-}
-
-/// Writes down how an attempt ended.
-async fn settle(app: &App, row: &OperationRow, kind: &Kind, end: End) {
-    let (state, run_after, report) = match end {
-        End::Gone => return,
-        End::Complete => (OperationState::Complete, row.created, None),
-        End::Waits(why) => {
-            tracing::debug!(operation = %row.id, why, "an operation waits");
-            return put_back(app, row).await;
-        }
-        End::Failed { step, error } => {
-            let report = report(&step, row, &error);
-            if row.attempts < most_attempts(app) && may_succeed_later(&error) {
-                let pause =
-                    2f64.powi(i32::try_from(row.attempts).unwrap_or(10).min(10) - 1).min(LONGEST_PAUSE);
-                (OperationState::Queued, now() + pause * pace(app), Some(report))
-            } else {
-                undo(app, kind, &OperationRow { error_report: Some(report.clone()), ..row.clone() }).await;
-                (OperationState::Error, row.created, Some(report))
+            // If the lease expires, another worker repeats the step, which is idempotent.
+            Err(error) => {
+                tracing::warn!(operation = %row.id, %error, "failed to renew the lease of an operation")
             }
         }
-    };
-    let settled = transaction!(app.store, |tx| {
-        Ok(operations::release(tx, row, state, run_after, report.as_ref()).await?)
-    });
-    match settled {
-        Ok(true) => announce(app, row, state, report.as_ref()),
-        Ok(false) => tracing::warn!(operation = %row.id, "another worker has taken the operation over"),
-        // The lease runs out and the operation is taken over.
-        Err(error) => tracing::warn!(operation = %row.id, %error, "the end of an operation was not written"),
     }
 }
 
-/// Gives an operation that waits back to the queue; that was no attempt.
-async fn put_back(app: &App, row: &OperationRow) {
-    let outcome = transaction!(app.store, |tx| { Ok(operations::put_back(tx, row, now() + WAIT).await?) });
+/// Requeues an operation that waits for something, without counting an attempt.
+async fn requeue(app: &App, row: &OperationRow) {
+    let run_after = now() + NOT_READY_DELAY;
+    let outcome = transaction!(app.store, |tx| { Ok(operations::put_back(tx, row, run_after).await?) });
     if let Err(error) = outcome {
-        tracing::warn!(operation = %row.id, %error, "a waiting operation was not given back");
+        tracing::warn!(operation = %row.id, %error, "failed to requeue an operation that is not ready");
     }
 }
 
-/// Whether another attempt can end otherwise than this one.
-fn may_succeed_later(error: &Error) -> bool {
+/// Returns whether another attempt may succeed.
+fn is_retryable(error: &Error) -> bool {
     matches!(error, Error::Internal(_) | Error::Unavailable(_) | Error::Timeout(_))
 }
 
-/// Retries wait in step with the lease: a cluster that takes over quickly also retries quickly.
-fn pace(app: &App) -> f64 {
-    (lease(app) / 15.0).min(1.0)
+/// Returns the delay in seconds before the next attempt: 1, 2, 4 … up to [`MAX_BACKOFF`], scaled with the lease, so that
+/// a cluster with short leases also retries quickly.
+fn backoff(app: &App, attempts: i64) -> f64 {
+    let exponent = i32::try_from(attempts.clamp(1, 10)).expect("at most 10");
+    2f64.powi(exponent - 1).min(MAX_BACKOFF) * (lease_seconds(app) / 15.0).min(1.0)
 }
 
-/// Takes back what was done, newest first. What fails is reported and left to the reconcilers.
-async fn undo(app: &App, kind: &Kind, row: &OperationRow) {
-    for step in kind.steps.iter().rev() {
-        if let Undo::Run(back) = step.undo
-            && let Err(error) = back(app, row).await
+/// Reverts the steps of an operation, newest first. The reconcilers handle what fails here.
+async fn undo(app: &App, implementation: &Implementation, row: &OperationRow) {
+    for step in implementation.steps.iter().rev() {
+        if let Undo::Run(revert) = step.undo
+            && let Err(error) = revert(app, row).await
         {
-            tracing::error!(operation = %row.id, step = step.name, %error, "a step could not be undone");
+            tracing::error!(operation = %row.id, step = step.name, %error, "failed to undo a step");
         }
     }
 }
 
-/// What callers are told of a failure; internal texts stay in the log.
+/// Returns the report of a failure for callers. Internal texts stay in the log.
 fn report(step: &str, row: &OperationRow, error: &Error) -> ErrorReport {
-    tracing::warn!(operation = %row.id, step, attempt = row.attempts, %error, "an operation's step failed");
+    tracing::warn!(operation = %row.id, step, attempt = row.attempts, %error, "a step of an operation failed");
     let (code, message) = match error {
         Error::Internal(_) => ("internal.unknown", "an internal error, see the log of the node".to_owned()),
         Error::Unavailable(text) => ("internal.unavailable", text.clone()),
@@ -307,29 +404,4 @@ fn report(step: &str, row: &OperationRow, error: &Error) -> ErrorReport {
     details.insert("step".into(), json!(step));
     details.insert("attempt".into(), json!(row.attempts));
     ErrorReport { code: code.into(), message, details }
-}
-
-fn announce(app: &App, row: &OperationRow, state: OperationState, report: Option<&ErrorReport>) {
-    let message = match state {
-        OperationState::Queued => "operation will be tried again",
-        OperationState::Executing => "operation started",
-        OperationState::Complete => "operation complete",
-        OperationState::Error => "operation failed",
-        OperationState::Abort => "operation aborted",
-    };
-    let mut event =
-        Event::new(EventType::Status, ObjectRef::new(ObjectType::ClusterOperation, row.id), message)
-            .with("operation", row.name.clone())
-            .with("operation_uuid", row.id.to_string());
-    // A new object of the same name must not inherit the story of how the old one was removed.
-    let removed = app.queue.kind(row).is_some_and(|kind| kind.removes_target);
-    if !removed || state == OperationState::Error {
-        event = event.also(row.target.clone());
-    }
-    if let Some(report) = report {
-        event = event.with("error", json!(report));
-    }
-    event.request_id.clone_from(&row.request_id);
-    event.duration = Some((now() - row.created).max(0.0));
-    app.events.record(event);
 }

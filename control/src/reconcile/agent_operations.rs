@@ -1,11 +1,11 @@
 //! Does what callers want done inside the guests of this daemon's nodes: for each instance one operation at a time, in
-//! the order in which they came. Whoever wants something writes a row and rings the [`Bell`].
+//! the order in which they came. Whoever wants something writes a row and rings the [`AgentNotifier`].
 //!
 //! Nothing is remembered here that is not in the database or in the guest: whoever comes next goes on with it.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use muster_types::agent_operation::{AgentOperationState, ExpiryReason};
@@ -14,19 +14,20 @@ use muster_types::ids::{AgentOperationId, InstanceId, NodeId};
 use muster_types::node::NodeApi;
 use muster_types::time::now;
 use muster_types::{Error, Result};
-use tokio::sync::{MutexGuard, Notify, watch};
+use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
-use super::blob_copies;
 use crate::app::App;
 use crate::objects::agent_operation::clock::Clock;
 use crate::objects::agent_operation::perform::{Work, command_key, is_command};
 use crate::objects::agent_operation::{audit, end, input};
-use crate::store::agent_operations::{self, AgentOperationRow, End};
-use crate::store::transaction;
+use crate::objects::blob_copy;
+use crate::state::AgentNotifier;
+use muster_store::agent_operations::{self, AgentOperationRow, End};
+use muster_store::transaction;
 
 /// How often the database is asked what others wrote, and how far a transfer is is written down.
-const TICK: Duration = Duration::from_secs(1);
+pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_secs(1);
 /// How often what was given up is looked for in guests.
 const SWEEP: Duration = Duration::from_secs(10);
 /// How long somebody stays at an instance that has nothing to do.
@@ -40,63 +41,6 @@ const COPIES_AHEAD: usize = 2;
 /// How long one waits before a blob is asked for again: at first, and at most.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-
-/// Between those who want something done inside guests and those who do it.
-#[derive(Debug)]
-pub struct Bell {
-    /// The instances at which something changed.
-    changed: Mutex<HashSet<InstanceId>>,
-    rung: Notify,
-    /// Counts what guests said.
-    reports: watch::Sender<u64>,
-    /// Held while what a guest said is written down, so that the last word stays.
-    writing: tokio::sync::Mutex<()>,
-}
-
-impl Default for Bell {
-    fn default() -> Self {
-        Self {
-            changed: Mutex::default(),
-            rung: Notify::new(),
-            reports: watch::Sender::new(0),
-            writing: tokio::sync::Mutex::default(),
-        }
-    }
-}
-
-impl Bell {
-    /// Says that something changed in what is to be done inside an instance. Call it after the transaction.
-    pub fn ring(&self, id: InstanceId) {
-        self.changed.lock().unwrap_or_else(PoisonError::into_inner).insert(id);
-        self.rung.notify_one();
-    }
-
-    /// Says that a guest said something.
-    pub(super) fn reported(&self, id: InstanceId) {
-        self.reports.send_modify(|count| *count += 1);
-        self.ring(id);
-    }
-
-    pub(super) async fn writing(&self) -> MutexGuard<'_, ()> {
-        self.writing.lock().await
-    }
-
-    fn take(&self) -> HashSet<InstanceId> {
-        std::mem::take(&mut *self.changed.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Waits until a guest can be asked for something.
-    pub(crate) async fn ready(&self, node: &Arc<dyn NodeApi>, id: InstanceId) {
-        let mut reports = self.reports.subscribe();
-        while !is_ready(node, id) {
-            let _ = tokio::time::timeout(TICK, reports.changed()).await;
-        }
-    }
-}
-
-fn is_ready(node: &Arc<dyn NodeApi>, id: InstanceId) -> bool {
-    node.guests().report(id).is_some_and(|report| report.state.is_ready())
-}
 
 /// A task that ends when it is dropped.
 #[derive(Debug)]
@@ -123,9 +67,9 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
     let _sweeper = Task(tokio::spawn(sweep(Arc::clone(&app), nodes.clone())));
     let mut look_at = Instant::now();
     while !*stop.borrow() {
-        let mut there = app.agents.take();
+        let mut there = app.agents.take_changed();
         if Instant::now() >= look_at {
-            look_at = Instant::now() + TICK;
+            look_at = Instant::now() + RECONCILE_INTERVAL;
             lines.retain(|_, (_, task)| !task.0.is_finished());
             match agent_operations::waiting(&*app.store, &nodes).await {
                 // Those that are attended look for themselves.
@@ -145,7 +89,7 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
             lines.insert(id, (wake, Task(task)));
         }
         tokio::select! {
-            () = app.agents.rung.notified() => {}
+            () = app.agents.wait_changed() => {}
             () = tokio::time::sleep_until(look_at.into()) => {}
             _ = stop.changed() => {}
         }
@@ -169,7 +113,7 @@ async fn attend(app: Arc<App>, instance: InstanceId, wake: Arc<Notify>) {
             }
             Err(error) => {
                 tracing::warn!(%instance, %error, "agent operations were not looked after");
-                TICK
+                RECONCILE_INTERVAL
             }
         };
         let _ = tokio::time::timeout(pause, line.wake.notified()).await;
@@ -222,13 +166,13 @@ impl Line {
         }
         let Some(node) = node else {
             // One that has just ended tidies up, and rings.
-            return Ok(self.current.as_ref().map(|_| TICK));
+            return Ok(self.current.as_ref().map(|_| RECONCILE_INTERVAL));
         };
         if !found.is_created {
             // It is being deleted, and its operations with it.
             self.current = None;
             self.copying.clear();
-            return Ok(Some(TICK));
+            return Ok(Some(RECONCILE_INTERVAL));
         }
         let mut rows = found.rows;
         self.expire(&mut rows).await?;
@@ -330,7 +274,10 @@ impl Line {
         let stalls_at = current.clock.stalls_at(current.row.progress_timeout);
         if stalls_at.is_none_or(|at| at > Instant::now()) {
             let time = current.clock.time();
-            if current.written.0.elapsed() >= TICK && time.is_some() && time != current.written.1 {
+            if current.written.0.elapsed() >= RECONCILE_INTERVAL
+                && time.is_some()
+                && time != current.written.1
+            {
                 current.written = (Instant::now(), time);
                 let time = time.unwrap_or_default();
                 transaction!(self.app.store, |tx| {
@@ -363,7 +310,7 @@ impl Line {
     /// How long there is nothing to do unless somebody rings.
     fn pause(&self, rows: &[AgentOperationRow]) -> Duration {
         let most = self.app.settings.agent_operation_max_deadline;
-        let (time, mut pause) = (now(), TICK);
+        let (time, mut pause) = (now(), RECONCILE_INTERVAL);
         for over in rows.iter().filter_map(|row| end::time_is_over(row, most)) {
             pause = pause.min(Duration::try_from_secs_f64(over - time).unwrap_or_default());
         }
@@ -381,7 +328,7 @@ fn may_begin(row: &AgentOperationRow, node: &Arc<dyn NodeApi>) -> bool {
     match row.state {
         // Another attempt of what stalled is not spared by a guest that is away.
         AgentOperationState::Queued => {
-            (row.attempts > 0 && row.progress_timeout > 0.0) || is_ready(node, row.instance)
+            (row.attempts > 0 && row.progress_timeout > 0.0) || AgentNotifier::is_ready(node, row.instance)
         }
         AgentOperationState::Executing => true,
         AgentOperationState::Preflight
@@ -422,7 +369,7 @@ async fn copy(app: Arc<App>, node: Arc<dyn NodeApi>, row: AgentOperationRow, wak
 
 async fn bring(app: &App, node: &Arc<dyn NodeApi>, row: &AgentOperationRow) -> Result<()> {
     match input(&row.commands) {
-        Some(blob) => blob_copies::ensure_here(app, node, blob).await,
+        Some(blob) => blob_copy::ensure_here(app, node, blob).await,
         None => Ok(()),
     }
 }

@@ -7,7 +7,7 @@ use muster_types::time::now;
 
 use crate::app::App;
 use crate::objects::{artifact, blob};
-use crate::store::{artifacts, blobs, operations, references, transaction};
+use muster_store::{artifacts, blobs, operations, references, transaction};
 
 /// Seconds that an artifact may be without an operation: one that was just made gets it at once.
 const PATIENCE: f64 = 60.0;

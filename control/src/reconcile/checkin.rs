@@ -11,7 +11,7 @@ use muster_types::object::{ObjectRef, ObjectType};
 
 use crate::app::App;
 use crate::objects::node;
-use crate::store::{node_networks, nodes, transaction};
+use muster_store::{node_networks, nodes, transaction};
 
 /// Makes the nodes of this daemon known, or known again.
 pub async fn join(app: &App) -> Result<()> {

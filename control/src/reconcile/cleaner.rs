@@ -1,156 +1,132 @@
-//! Removes for good what was soft-deleted, and what is finished, `CLEANER_DELAY` seconds ago.
+//! Removes the rows of objects that were deleted or finished `CLEANER_DELAY` seconds ago.
 
+use muster_store::{
+    Store, StoreError, Tx, agent_operations, artifacts, blobs, exchanges, instances, interfaces, issuers,
+    keys, metadata, namespaces, networks, operations, references, rules, transaction,
+};
 use muster_types::Result;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::time::now;
 
+use super::task::TaskFuture;
 use crate::app::App;
-use crate::operations::clean_namespace::{self, clear_events};
-use crate::operations::{Kind, Order, clean_network};
-use crate::store::{
-    agent_operations, artifacts, blobs, exchanges, instances, interfaces, issuers, keys, metadata,
-    namespaces, networks, operations, references, rules, transaction,
+use crate::events::clear_events;
+use crate::queue::{CleanNamespace, CleanNetwork, NewOperation, Operation};
+
+/// The maximum number of objects of one type that a pass handles.
+const BATCH: i64 = 500;
+
+/// The number of seconds by which the clocks of two daemons may differ: a token that has expired here may still be valid
+/// there.
+const MAX_CLOCK_SKEW: f64 = 300.0;
+
+/// An object type whose expired rows are removed in one transaction each.
+struct ExpiredType {
+    object_type: ObjectType,
+    /// Returns the ids of objects that expired before a time.
+    find: for<'a> fn(&'a Store, f64) -> TaskFuture<'a, Result<Vec<String>, StoreError>>,
+    /// Removes the row of an object. Returns whether it was still there and expired.
+    remove: for<'a> fn(&'a mut Tx, &'a str) -> TaskFuture<'a, Result<bool, StoreError>>,
+}
+
+macro_rules! expired_types {
+    ($($object_type:ident: $find:path, |$row:ident| $id:expr, $remove:path;)+) => {
+        &[$(ExpiredType {
+            object_type: ObjectType::$object_type,
+            find: |store, before| {
+                Box::pin(async move {
+                    let rows = $find(store, before, BATCH).await?;
+                    Ok(rows.into_iter().map(|$row| $id.to_string()).collect())
+                })
+            },
+            remove: |tx, id| {
+                Box::pin(async move {
+                    let id = id.parse().map_err(|_| StoreError::Broken(format!("{id:?} is not an id")))?;
+                    $remove(tx, id).await
+                })
+            },
+        }),+]
+    };
+}
+
+/// Namespaces and networks need more than one transaction: they are removed by operations.
+const EXPIRED_TYPES: &[ExpiredType] = expired_types! {
+    Interface: interfaces::deleted_before, |id| id, interfaces::remove;
+    Instance: instances::deleted_before, |id| id, instances::remove;
+    AgentOperation: agent_operations::finished_before, |id| id, agent_operations::remove;
+    Artifact: artifacts::deleted_before, |id| id, artifacts::remove;
+    Blob: blobs::cleanable, |row| row.id, blobs::remove;
+    NamespaceKey: keys::deleted_before, |key| key.id, keys::remove_deleted;
+    Issuer: issuers::deleted_before, |id| id, issuers::remove_deleted;
+    Rule: rules::deleted_before, |id| id, rules::remove_deleted;
+    ClusterOperation: operations::finished_before, |id| id, operations::remove;
 };
 
-/// Objects of a kind handled in one pass.
-const PASS: i64 = 500;
-
-/// Seconds by which the clock of another daemon may be behind this one's: a token that has expired here is still good
-/// there.
-const CLOCK_DIFFERENCE: f64 = 300.0;
-
-/// One pass. Says whether there is more to do at once.
+/// Runs one pass. Returns whether there is more to do right away.
 pub async fn run(app: &App) -> Result<bool> {
     #[expect(clippy::cast_precision_loss, reason = "delays are seconds")]
     let before = now() - app.settings.cleaner_delay as f64;
-    let mut queued = false;
-    let mut seen = 0usize;
-    for row in namespaces::deleted_before(&*app.store, before, PASS).await? {
-        seen += 1;
-        let target = ObjectRef::namespace(&row.name);
-        queued |= enqueue(app, &clean_namespace::KIND, target, Some(&row.name)).await?;
+    let mut counts = vec![enqueue_operations(app, before).await?];
+    for expired in EXPIRED_TYPES {
+        let ids = (expired.find)(&app.store, before).await?;
+        counts.push(ids.len());
+        for id in ids {
+            remove(app, expired, ObjectRef { object_type: expired.object_type, id }).await?;
+        }
     }
-    for row in networks::cleanable(&*app.store, before, PASS).await? {
-        seen += 1;
+    counts.push(remove_exchanges(app).await?);
+    Ok(counts.into_iter().any(|count| i64::try_from(count).is_ok_and(|count| count >= BATCH)))
+}
+
+async fn remove(app: &App, expired: &ExpiredType, object: ObjectRef) -> Result<()> {
+    clear_events(&app.store, &object).await?;
+    transaction!(app.store, |tx| {
+        if (expired.remove)(tx, &object.id).await? {
+            references::remove_from(tx, &object).await?;
+            metadata::remove_of(tx, object.object_type, &object.id).await?;
+        }
+        Ok(())
+    })
+}
+
+/// Queues the removal of namespaces and networks. Returns the number of expired ones.
+async fn enqueue_operations(app: &App, before: f64) -> Result<usize> {
+    let expired_namespaces = namespaces::deleted_before(&*app.store, before, BATCH).await?;
+    let expired_networks = networks::cleanable(&*app.store, before, BATCH).await?;
+    let count = expired_namespaces.len() + expired_networks.len();
+    let mut queued = false;
+    for row in expired_namespaces {
+        let target = ObjectRef::namespace(&row.name);
+        queued |= enqueue(app, NewOperation::new(target, Some(row.name), CleanNamespace {})).await?;
+    }
+    for row in expired_networks {
         let target = ObjectRef::new(ObjectType::Network, row.id);
-        queued |= enqueue(app, &clean_network::KIND, target, row.namespace.as_deref()).await?;
+        queued |= enqueue(app, NewOperation::new(target, row.namespace, CleanNetwork {})).await?;
     }
     if queued {
         app.queue.wake();
     }
-    let mut most = seen;
-    let old_interfaces = interfaces::deleted_before(&*app.store, before, PASS).await?;
-    most = most.max(old_interfaces.len());
-    for id in old_interfaces {
-        let object = ObjectRef::new(ObjectType::Interface, id);
-        clear_events(app, &object).await?;
-        transaction!(app.store, |tx| {
-            metadata::remove_of(tx, object.object_type, &object.id).await?;
-            Ok(interfaces::remove(tx, id).await?)
-        })?;
-    }
-    let old_instances = instances::deleted_before(&*app.store, before, PASS).await?;
-    most = most.max(old_instances.len());
-    for id in old_instances {
-        let object = ObjectRef::new(ObjectType::Instance, id);
-        clear_events(app, &object).await?;
-        transaction!(app.store, |tx| {
-            if instances::remove(tx, id).await? {
-                metadata::remove_of(tx, object.object_type, &object.id).await?;
-            }
-            Ok(())
-        })?;
-    }
-    let ended = agent_operations::finished_before(&*app.store, before, PASS).await?;
-    most = most.max(ended.len());
-    for id in ended {
-        let object = ObjectRef::new(ObjectType::AgentOperation, id);
-        clear_events(app, &object).await?;
-        transaction!(app.store, |tx| {
-            if agent_operations::remove(tx, id).await? {
-                references::remove_from(tx, &object).await?;
-                metadata::remove_of(tx, object.object_type, &object.id).await?;
-            }
-            Ok(())
-        })?;
-    }
-    let old_artifacts = artifacts::deleted_before(&*app.store, before, PASS).await?;
-    most = most.max(old_artifacts.len());
-    for id in old_artifacts {
-        let object = ObjectRef::new(ObjectType::Artifact, id);
-        clear_events(app, &object).await?;
-        transaction!(app.store, |tx| {
-            if artifacts::remove(tx, id).await? {
-                metadata::remove_of(tx, object.object_type, &object.id).await?;
-            }
-            Ok(())
-        })?;
-    }
-    let old_blobs = blobs::cleanable(&*app.store, before, PASS).await?;
-    most = most.max(old_blobs.len());
-    for row in old_blobs {
-        let object = ObjectRef::new(ObjectType::Blob, row.id);
-        clear_events(app, &object).await?;
-        transaction!(app.store, |tx| {
-            if blobs::remove(tx, row.id).await? {
-                metadata::remove_of(tx, object.object_type, &object.id).await?;
-            }
-            Ok(())
-        })?;
-    }
-    let old_keys = keys::deleted_before(&*app.store, before, PASS).await?;
-    most = most.max(old_keys.len());
-    for key in old_keys {
-        clear_events(app, &ObjectRef::new(ObjectType::NamespaceKey, key.id)).await?;
-        transaction!(app.store, |tx| { Ok(keys::remove_deleted(tx, key.id).await?) })?;
-    }
-    let old_issuers = issuers::deleted_before(&*app.store, before, PASS).await?;
-    most = most.max(old_issuers.len());
-    for id in old_issuers {
-        clear_events(app, &ObjectRef::new(ObjectType::Issuer, id)).await?;
-        transaction!(app.store, |tx| { Ok(issuers::remove_deleted(tx, id).await?) })?;
-    }
-    let old_rules = rules::deleted_before(&*app.store, before, PASS).await?;
-    most = most.max(old_rules.len());
-    for id in old_rules {
-        clear_events(app, &ObjectRef::new(ObjectType::Rule, id)).await?;
-        transaction!(app.store, |tx| { Ok(rules::remove_deleted(tx, id).await?) })?;
-    }
-    let finished = operations::finished_before(&*app.store, before, PASS).await?;
-    most = most.max(finished.len());
-    for id in finished {
-        clear_events(app, &ObjectRef::new(ObjectType::ClusterOperation, id)).await?;
-        transaction!(app.store, |tx| { Ok(operations::remove(tx, id).await?) })?;
-    }
-    most = most.max(forget_exchanges(app).await?);
-    Ok(i64::try_from(most).is_ok_and(|most| most >= PASS))
+    Ok(count)
 }
 
-/// Forgets counts of minutes that are over and tokens that nobody can use any more. Says how many of one kind.
-async fn forget_exchanges(app: &App) -> Result<usize> {
-    let before = now() - CLOCK_DIFFERENCE;
-    #[expect(clippy::cast_possible_truncation, reason = "Unix time is small")]
-    let minute = (before / 60.0).floor() as i64;
-    let tokens = transaction!(app.store, |tx| { Ok(exchanges::remove_tokens(tx, before, PASS).await?) })?;
-    let attempts = transaction!(app.store, |tx| { Ok(exchanges::remove_attempts(tx, minute, PASS).await?) })?;
-    Ok(tokens.max(attempts))
-}
-
-/// Queues the last operation of an object, unless it is queued. Says whether it was not.
-async fn enqueue(app: &App, kind: &Kind, target: ObjectRef, namespace: Option<&str>) -> Result<bool> {
+/// Queues an operation unless it is pending. Returns whether it was not.
+async fn enqueue<P: Operation + Clone>(app: &App, operation: NewOperation<P>) -> Result<bool> {
     transaction!(app.store, |tx| {
-        if operations::is_pending(&mut *tx, &target, kind.name).await? {
+        if operations::is_pending(&mut *tx, &operation.target, P::KIND.name).await? {
             return Ok(false);
         }
-        let order = Order {
-            target: target.clone(),
-            namespace: namespace.map(str::to_owned),
-            arguments: serde_json::json!({}),
-            depends_on: vec![],
-            request_id: None,
-            node: None,
-        };
-        kind.enqueue(tx, order).await?;
+        operation.clone().enqueue(tx).await?;
         Ok(true)
     })
+}
+
+/// Removes the counts of past minutes and used tokens that have expired. Returns the larger number of the two.
+async fn remove_exchanges(app: &App) -> Result<usize> {
+    let before = now() - MAX_CLOCK_SKEW;
+    #[expect(clippy::cast_possible_truncation, reason = "Unix time is small")]
+    let minute = (before / 60.0).floor() as i64;
+    let tokens = transaction!(app.store, |tx| { Ok(exchanges::remove_tokens(tx, before, BATCH).await?) })?;
+    let attempts =
+        transaction!(app.store, |tx| { Ok(exchanges::remove_attempts(tx, minute, BATCH).await?) })?;
+    Ok(tokens.max(attempts))
 }

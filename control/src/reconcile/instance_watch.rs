@@ -2,12 +2,11 @@
 
 use muster_types::Result;
 use muster_types::instance::InstanceState;
-use serde_json::json;
 
 use crate::app::App;
-use crate::objects::instance::{delete, object, order};
-use crate::operations::release_instance;
-use crate::store::{instances, operations, transaction};
+use crate::objects::instance::{delete, object, operation_on};
+use crate::queue::{Operation as _, ReleaseInstance};
+use muster_store::{instances, operations, transaction};
 
 /// One pass.
 pub async fn run(app: &App) -> Result<()> {
@@ -24,11 +23,11 @@ pub async fn run(app: &App) -> Result<()> {
             let reason =
                 report.map_or("its creation ended without a result", |report| report.message.as_str());
             transaction!(app.store, |tx| {
-                if operations::is_pending(&mut *tx, &object(row.id), release_instance::KIND.name).await? {
+                if operations::is_pending(&mut *tx, &object(row.id), ReleaseInstance::KIND.name).await? {
                     return Ok(());
                 }
-                let order = order(&row, json!({ "reason": reason }), None);
-                release_instance::KIND.enqueue(tx, order).await?;
+                let release = ReleaseInstance { reason: reason.to_owned() };
+                operation_on(&row, release, None).enqueue(tx).await?;
                 Ok(())
             })?;
         }

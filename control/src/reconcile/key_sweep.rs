@@ -7,12 +7,12 @@ use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::time::now;
 
 use crate::app::App;
-use crate::store::{keys, transaction};
+use muster_store::{keys, transaction};
 
 /// Keys handled in one pass.
 const PASS: i64 = 500;
 
-/// One pass. Says how many keys went.
+/// Runs one pass and returns the number of deleted keys.
 pub async fn run(app: &App) -> Result<usize> {
     if app.settings.namespace_key_reap_grace <= 0 {
         return Ok(0);

@@ -1,21 +1,24 @@
-//! Reconcilers: they take no input, may run at any time and any number of times, and bring the cluster a
-//! step nearer to what the database says it should be.
+//! Reconcilers bring the cluster closer to what the database says it should be. They take no input and may run at any
+//! time, any number of times. `tasks.rs` lists all of them.
 
-pub mod address_rest;
 pub mod agent_operations;
 pub mod agents;
 pub mod artifact_watch;
 pub(crate) mod blob_copies;
 pub mod checkin;
 pub mod cleaner;
+mod event_prune;
+mod event_rows;
 pub mod instance_watch;
 pub mod key_sweep;
-pub mod maintainer;
-pub(crate) mod network_plan;
+mod maintainer;
 pub mod network_usage;
 pub mod network_watch;
 pub mod networks;
 pub mod node_watch;
+pub mod quarantine;
 pub mod storage;
+pub mod task;
+pub mod tasks;
 pub mod vm_usage;
 pub mod vms;

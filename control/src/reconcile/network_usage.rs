@@ -1,8 +1,5 @@
 //! Tells what passed through the routers of networks, from the kernel's own counters.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use muster_types::Result;
 use muster_types::event::{Event, EventType};
 use muster_types::network::NetworkState;
@@ -12,21 +9,10 @@ use serde_json::json;
 use crate::app::App;
 use crate::objects::network::object;
 use crate::objects::node::network_node;
-use crate::store::networks;
-
-/// Tells for as long as the daemon lives.
-pub async fn run(app: Arc<App>) {
-    let pause = Duration::from_secs(app.settings.usage_event_frequency);
-    loop {
-        tokio::time::sleep(pause).await;
-        if let Err(error) = once(&app).await {
-            tracing::warn!(%error, "usage of networks was not recorded");
-        }
-    }
-}
+use muster_store::networks;
 
 /// One event for each network whose router is on a node of this daemon.
-pub async fn once(app: &App) -> Result<()> {
+pub async fn run(app: &App) -> Result<()> {
     let chosen = network_node(app).await?.identity.id;
     let Some(node) = app.nodes.iter().find(|node| node.identity().id == chosen) else { return Ok(()) };
     for row in networks::wanted(&*app.store).await? {

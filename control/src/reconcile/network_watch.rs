@@ -6,7 +6,7 @@ use muster_types::network::NetworkState;
 
 use crate::app::App;
 use crate::objects::network::{enqueue_delete, object};
-use crate::store::{networks, operations, transaction};
+use muster_store::{networks, operations, transaction};
 
 /// One pass.
 pub async fn run(app: &App) -> Result<()> {
@@ -30,7 +30,7 @@ pub async fn run(app: &App) -> Result<()> {
             Ok(true)
         })?;
         if failed {
-            app.networks.changed();
+            app.networks.notify_changed();
             let event = Event::new(EventType::Mutate, target, "state is now error");
             app.events.record(event.with("from", row.state.as_str()).with("reason", reason));
         }

@@ -1,7 +1,7 @@
 //! Follows networks on the nodes of this daemon: makes what the database wants, repairs what was damaged, removes
 //! what it wants no longer.
 //!
-//! Nothing else touches a node's networks. Whoever changes a network writes rows, rings the [`Bell`], and may wait
+//! Nothing else touches a node's networks. Whoever changes a network writes rows, notifies the [`NetworkNotifier`](crate::state::NetworkNotifier), and may wait
 //! for the nodes' own rows to say that they followed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -9,25 +9,23 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use muster_types::event::{Event, EventType};
-use muster_types::ids::{InstanceId, NetworkId, NodeId};
+use muster_types::ids::{NetworkId, NodeId};
 use muster_types::network::{NetworkPlan, NetworkReport};
-use muster_types::node::{FoundNetwork, Limit, NodeApi, NodeState};
-use muster_types::object::{NameOrId, ObjectRef, ObjectType};
-use muster_types::time::now;
+use muster_types::node::{FoundNetwork, NodeApi};
+use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::{Error, Result};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::network_plan::{Facts, Picture};
 use crate::app::App;
-use crate::objects::network::{USABLE, object};
-use crate::objects::node::network_node;
-use crate::store::node_networks::{self, NodeNetworkRow};
-use crate::store::nodes::{self, NodeRow};
-use crate::store::{interfaces, networks, transaction};
+use crate::objects::network::object;
+use crate::objects::network::plan::{Facts, Picture};
+use muster_store::node_networks::{self, NodeNetworkRow};
+use muster_store::nodes;
+use muster_store::{networks, transaction};
 
 /// How often the database is asked whether another daemon changed something.
-const TICK: Duration = Duration::from_millis(500);
+pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_millis(500);
 /// In how many ticks every network was looked at once.
 const ROUND: usize = 6;
 /// Longest pause before something that failed is tried again, in seconds.
@@ -36,10 +34,6 @@ const LONGEST_PAUSE: u64 = 30;
 const REMOVALS: usize = 8;
 /// Leftovers removed in one look.
 const MOST_LEFTOVERS: usize = 50;
-/// How long an operation holds its worker while it waits for a node.
-const MOMENT: Duration = Duration::from_secs(3);
-/// Seconds that the network node may be silent before a new network is in error.
-const PATIENCE: f64 = 120.0;
 
 /// How long what was read counts, even if nothing seems to have changed.
 const STALE: Duration = Duration::from_secs(30);
@@ -47,184 +41,12 @@ const STALE: Duration = Duration::from_secs(30);
 /// What a node has, by network.
 type Known = BTreeMap<NetworkId, NodeNetworkRow>;
 
-/// Between those who change networks and those who follow.
-#[derive(Debug)]
-pub struct Bell {
-    changed: Notify,
-    followed: watch::Sender<u64>,
-}
-
-impl Default for Bell {
-    fn default() -> Self {
-        Self { changed: Notify::new(), followed: watch::Sender::new(0) }
-    }
-}
-
-impl Bell {
-    /// Says that a network was changed. Call it after the transaction.
-    pub fn changed(&self) {
-        self.changed.notify_one();
-    }
-
-    fn followed(&self) {
-        self.followed.send_modify(|count| *count += 1);
-    }
-}
-
-/// Waits a moment for the network node to have what the database wants, and fails with the node's reason. An
-/// operation that it makes wait is asked again; it was queued at `since`.
-pub(crate) async fn follow(app: &App, network: NetworkId, since: f64) -> Result<()> {
-    let rows = node_networks::of_network(&*app.store, network).await?;
-    if rows.iter().any(|row| row.error.is_some()) {
-        // A new number makes the node try again at once, whatever it said before.
-        transaction!(app.store, |tx| {
-            networks::bump(tx, network, USABLE).await?;
-            Ok(())
-        })?;
-    }
-    settled(wait_for_node(app, network, MOMENT).await?, since)
-}
-
-/// What an operation makes of how its wait ended.
-fn settled(waited: Waited, since: f64) -> Result<()> {
-    match waited {
-        Waited::Followed => Ok(()),
-        // What the machine cannot do today it cannot do in a minute either.
-        Waited::Failed(node, why) if node.report.limits.contains_key(&Limit::Networks) => {
-            Err(Error::Conflict(format!("node {}: {why}", node.identity.name)))
-        }
-        Waited::Failed(node, why) => Err(Error::Unavailable(format!("node {}: {why}", node.identity.name))),
-        Waited::Late(node) if now() - since > PATIENCE => Err(Error::Conflict(late(&node))),
-        Waited::Late(node) => Err(Error::NotReady(late(&node))),
-    }
-}
-
-/// Waits for the network node to follow a change that is committed. One that takes long is no failure.
-pub(crate) async fn wait_applied(app: &App, network: NetworkId) -> Result<()> {
-    let patience = Duration::from_secs(app.settings.api_async_wait);
-    match wait_for_node(app, network, patience).await? {
-        Waited::Followed => Ok(()),
-        Waited::Failed(node, why) => Err(Error::Unavailable(format!(
-            "the change is recorded, but network node {} could not follow it yet: {why}",
-            node.identity.name
-        ))),
-        Waited::Late(node) => {
-            tracing::warn!(%network, why = late(&node), "a change waits for the network node");
-            Ok(())
-        }
-    }
-}
-
-/// How waiting for the network node ended.
-enum Waited {
-    Followed,
-    Failed(NodeRow, String),
-    Late(NodeRow),
-}
-
-fn late(node: &NodeRow) -> String {
-    format!("node {} has not answered in time", node.identity.name)
-}
-
-/// Waits a moment for a node to have what an interface there needs, and fails with the node's reason. An operation that
-/// it makes wait is asked again; it was queued at `since`.
-pub(crate) async fn follow_on(app: &App, network: NetworkId, node: NodeId, since: f64) -> Result<()> {
-    let row = nodes::get(&*app.store, &NameOrId::Id(node)).await?;
-    let row = row.ok_or_else(|| Error::Internal("a node without a row".into()))?;
-    settled(wait_for(app, network, row, MOMENT).await?, since)
-}
-
-/// The same for all interfaces of an instance.
-pub(crate) async fn follow_instance(app: &App, instance: InstanceId, node: NodeId, since: f64) -> Result<()> {
-    for interface in interfaces::of_instances(&*app.store, &[instance]).await? {
-        follow_on(app, interface.network, node, since).await?;
-    }
-    Ok(())
-}
-
-/// Waits a moment for a node to have nothing any more of an interface that is gone. One that takes longer follows
-/// later.
-pub(crate) async fn wait_left(app: &App, network: NetworkId, node: NodeId) -> Result<()> {
-    let mut wait = Wait::new(app, MOMENT);
-    loop {
-        let Some(row) = networks::get(&*app.store, network).await? else { return Ok(()) };
-        let rows = node_networks::of_network(&*app.store, network).await?;
-        let behind =
-            rows.iter().any(|own| own.node == node && own.generation < row.generation && own.error.is_none());
-        if !behind || !wait.again().await {
-            return Ok(());
-        }
-    }
-}
-
-async fn wait_for_node(app: &App, network: NetworkId, patience: Duration) -> Result<Waited> {
-    wait_for(app, network, network_node(app).await?, patience).await
-}
-
-async fn wait_for(app: &App, network: NetworkId, node: NodeRow, patience: Duration) -> Result<Waited> {
-    let mut wait = Wait::new(app, patience);
-    let row = networks::get(&*app.store, network).await?.filter(|row| row.wanted);
-    let Some(row) = row else { return Ok(Waited::Followed) };
-    // What others change meanwhile is not waited for: on a busy network that would never end.
-    let generation = row.generation;
-    loop {
-        if networks::get(&*app.store, network).await?.is_none_or(|row| !row.wanted) {
-            return Ok(Waited::Followed);
-        }
-        let rows = node_networks::of_network(&*app.store, network).await?;
-        match rows.into_iter().find(|own| own.node == node.identity.id && own.generation >= generation) {
-            Some(NodeNetworkRow { error: Some(why), .. }) => return Ok(Waited::Failed(node, why)),
-            Some(_) => return Ok(Waited::Followed),
-            None if wait.again().await => {}
-            None => return Ok(Waited::Late(node)),
-        }
-    }
-}
-
-/// Waits a moment until no node of the cluster has anything of a network; an operation that it makes wait is asked
-/// again. A node that is away removes it when it is back.
-pub(crate) async fn wait_removed(app: &App, network: NetworkId) -> Result<()> {
-    let mut wait = Wait::new(app, MOMENT);
-    loop {
-        let left: BTreeSet<NodeId> =
-            node_networks::of_network(&*app.store, network).await?.iter().map(|row| row.node).collect();
-        let nodes = nodes::list(&*app.store).await?;
-        let mut present = nodes.iter().filter(|row| row.state == NodeState::Created);
-        let Some(busy) = present.find(|row| left.contains(&row.identity.id)) else { return Ok(()) };
-        if !wait.again().await {
-            return Err(Error::NotReady(format!("node {} has not removed it yet", busy.identity.name)));
-        }
-    }
-}
-
-/// Rings, and then waits for nodes to say that they followed.
-struct Wait {
-    followed: watch::Receiver<u64>,
-    end: Instant,
-}
-
-impl Wait {
-    fn new(app: &App, patience: Duration) -> Self {
-        let followed = app.networks.followed.subscribe();
-        app.networks.changed();
-        Self { followed, end: Instant::now() + patience }
-    }
-
-    /// Waits until it makes sense to look again; `false` when the time is over.
-    async fn again(&mut self) -> bool {
-        let left = self.end.saturating_duration_since(Instant::now());
-        // A node of another daemon rings no bell here.
-        let _ = tokio::time::timeout(left.min(TICK / 2), self.followed.changed()).await;
-        !left.is_zero()
-    }
-}
-
 /// Follows for as long as the daemon lives.
 pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
     let mut follower = Follower::default();
     let mut ticked: Option<Instant> = None;
     while !*stop.borrow() {
-        let tick = ticked.is_none_or(|last| last.elapsed() >= TICK);
+        let tick = ticked.is_none_or(|last| last.elapsed() >= RECONCILE_INTERVAL);
         if tick {
             ticked = Some(Instant::now());
         }
@@ -232,8 +54,8 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
             tracing::warn!(%error, "networks could not be followed");
         }
         tokio::select! {
-            () = app.networks.changed.notified() => {}
-            () = tokio::time::sleep(TICK) => {}
+            () = app.networks.wait_changed() => {}
+            () = tokio::time::sleep(RECONCILE_INTERVAL) => {}
             _ = stop.changed() => {}
         }
     }
@@ -399,7 +221,7 @@ impl Follower {
                 }
                 Ok(())
             })?;
-            app.networks.followed();
+            app.networks.notify_applied();
         }
         Ok(())
     }
@@ -437,7 +259,7 @@ impl Follower {
                 Ok(()) => {
                     self.failures.remove(&(id, row.id));
                     transaction!(app.store, |tx| { Ok(node_networks::remove(tx, id, row.id).await?) })?;
-                    app.networks.followed();
+                    app.networks.notify_applied();
                 }
                 Err(error) => {
                     tracing::warn!(network = %row.id, %error, "a network could not be removed from its node");

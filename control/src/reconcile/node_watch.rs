@@ -6,7 +6,7 @@ use muster_types::time::now;
 
 use crate::app::App;
 use crate::objects::node;
-use crate::store::nodes;
+use muster_store::nodes;
 
 /// One pass.
 pub async fn run(app: &App) -> Result<()> {

@@ -23,10 +23,10 @@ use super::blob_copies;
 use crate::app::App;
 use crate::objects::blob::{self, NodeRef};
 use crate::objects::upload;
-use crate::store::{blob_locations, blobs, operations, transaction, uploads};
+use muster_store::{blob_locations, blobs, operations, transaction, uploads};
 
 /// How often disks are looked at.
-const TICK: Duration = Duration::from_secs(2);
+pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_secs(2);
 /// Nodes that are looked at in one tick.
 const NODES_AT_ONCE: usize = 16;
 /// Files removed in one look at a node.
@@ -62,7 +62,7 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
             begin_long_work(&app, node, memory);
         }
         tokio::select! {
-            () = tokio::time::sleep(TICK) => {}
+            () = tokio::time::sleep(RECONCILE_INTERVAL) => {}
             _ = stop.changed() => {}
         }
     }
@@ -180,7 +180,7 @@ impl Look<'_> {
 
     /// A blob's file.
     async fn blob(&mut self, id: BlobId) -> Result<()> {
-        if self.app.making.contains(self.here(), id) {
+        if self.app.blobs_in_progress.contains(self.here(), id) {
             return Ok(());
         }
         match self.wanted.get(&id) {
@@ -206,7 +206,7 @@ impl Look<'_> {
     /// A file that may or may not be what a blob is: it is compared, and then counts as a copy or goes.
     async fn decide(&mut self, id: BlobId) -> Result<()> {
         let Some(row) = blobs::get(&*self.app.store, id).await? else { return Ok(()) };
-        let Some(_mark) = self.app.making.begin(self.here(), id) else { return Ok(()) };
+        let Some(_mark) = self.app.blobs_in_progress.begin(self.here(), id) else { return Ok(()) };
         let here = self.here();
         if self.node.storage().verify(id, &row.content()).await?.is_some() {
             let copies = blob_locations::of_blob(&*self.app.store, id).await?;
@@ -243,8 +243,8 @@ impl Look<'_> {
     async fn draft(&mut self, draft: Draft, file: &StoredFile) -> Result<()> {
         let over = match draft {
             Draft::Upload(_) => false,
-            Draft::Copy(id) => !self.app.making.contains(self.here(), id),
-            Draft::Vm(id) => !self.app.drafting.contains(self.here(), id),
+            Draft::Copy(id) => !self.app.blobs_in_progress.contains(self.here(), id),
+            Draft::Vm(id) => !self.app.drafts_in_progress.contains(self.here(), id),
             Draft::Fetch(id) => {
                 operations::get(&*self.app.store, id).await?.is_none_or(|row| row.state.is_final())
             }
@@ -283,7 +283,9 @@ impl Look<'_> {
     async fn absent(&mut self, files: &HashSet<StoredFileKind>) -> Result<()> {
         let mut missing = HashSet::new();
         for (id, (copy, state)) in &self.wanted {
-            if files.contains(&StoredFileKind::Blob(*id)) || self.app.making.contains(self.here(), *id) {
+            if files.contains(&StoredFileKind::Blob(*id))
+                || self.app.blobs_in_progress.contains(self.here(), *id)
+            {
                 continue;
             }
             match (copy, state) {

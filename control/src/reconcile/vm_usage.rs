@@ -1,29 +1,15 @@
 //! Tells what instances have used, from the counters of their machines.
 
-use std::sync::Arc;
-use std::time::Duration;
-
 use muster_types::Result;
 use muster_types::event::{Event, EventType};
 use muster_types::instance::{InstanceState, PowerState};
 
 use crate::app::App;
 use crate::objects::instance::object;
-use crate::store::instances;
-
-/// Tells for as long as the daemon lives.
-pub async fn run(app: Arc<App>) {
-    let pause = Duration::from_secs(app.settings.usage_event_frequency);
-    loop {
-        tokio::time::sleep(pause).await;
-        if let Err(error) = once(&app).await {
-            tracing::warn!(%error, "usage of instances was not recorded");
-        }
-    }
-}
+use muster_store::instances;
 
 /// One event for each instance that is on.
-pub async fn once(app: &App) -> Result<()> {
+pub async fn run(app: &App) -> Result<()> {
     for node in &app.nodes {
         for row in instances::of_node(&*app.store, node.identity().id).await? {
             if row.state != InstanceState::Created || row.power_state == PowerState::Off {

@@ -21,10 +21,10 @@ use tokio::task::JoinSet;
 
 use crate::app::App;
 use crate::objects::instance::{object, power};
-use crate::store::instances::{self, InstanceRow};
+use muster_store::instances::{self, InstanceRow};
 
 /// How often nodes are looked at.
-const TICK: Duration = Duration::from_secs(10);
+pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_secs(10);
 /// Nodes that are looked at in one tick.
 const NODES_AT_ONCE: usize = 100;
 
@@ -55,7 +55,7 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
             }
         }
         tokio::select! {
-            () = tokio::time::sleep(TICK) => {}
+            () = tokio::time::sleep(RECONCILE_INTERVAL) => {}
             _ = stop.changed() => {}
         }
     }
@@ -141,7 +141,7 @@ fn is_seen(row: &InstanceRow, machine: &VmPower) -> bool {
 
 /// Removes what an instance that is gone left on its node.
 async fn remove(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<()> {
-    let _turn = app.turns.take(row.id).await;
+    let _lock = app.instance_locks.lock(row.id).await;
     node.vms().remove(row.id).await?;
     tracing::info!(instance = %row.id, node = node.identity().name, "what was left of a machine was removed");
     let event = Event::new(EventType::Health, object(row.id), "leftovers removed from a node");

@@ -4,7 +4,7 @@ use muster_types::ids::NodeId;
 use muster_types::node::{Limit, NodeState};
 use serde_json::Value;
 
-use crate::store::nodes::NodeRow;
+use muster_store::nodes::NodeRow;
 
 /// Bytes of a gigabyte, as sizes of disks are counted.
 const GB: f64 = (1_u64 << 30) as f64;

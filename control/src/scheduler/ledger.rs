@@ -1,33 +1,21 @@
 //! What a node has promised, and whether it can promise more.
 
+use muster_types::capacity::CommittedCapacity;
+
 use super::shortage::Shortage;
 use super::{Facts, Policy, Wish};
 
 /// The decay of expected demand: after the whole time, e to the minus third is left, 5 %.
 const DECAY: f64 = 3.0;
 
-/// What a node has promised to its instances, in sum.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Committed {
-    pub cpus: i64,
-    pub memory_mb: i64,
-    pub disk_gb: i64,
-    /// The load that new instances were expected to make at `demand_at`.
-    pub demand: f64,
-    /// Unix time.
-    pub demand_at: f64,
-}
-
-impl Committed {
-    /// The load that is still expected. What came of older instances is in the measured load.
-    fn demand(&self, policy: &Policy, now: f64) -> f64 {
-        // Clocks of two daemons may differ.
-        let age = (now - self.demand_at).max(0.0);
-        if policy.demand_decay_seconds <= 0.0 {
-            return 0.0;
-        }
-        self.demand * (-DECAY * age / policy.demand_decay_seconds).exp()
+/// Returns the load still expected of new instances at `now`. The load of older instances is in the measured load.
+fn expected_demand(committed: &CommittedCapacity, policy: &Policy, now: f64) -> f64 {
+    // Clocks of two daemons may differ.
+    let age = (now - committed.demand_at).max(0.0);
+    if policy.demand_decay_seconds <= 0.0 {
+        return 0.0;
     }
+    committed.demand * (-DECAY * age / policy.demand_decay_seconds).exp()
 }
 
 /// Why a node does not promise it.
@@ -48,23 +36,23 @@ impl Denied {
 pub fn claim(
     wish: &Wish,
     facts: &Facts,
-    committed: &Committed,
+    committed: &CommittedCapacity,
     policy: &Policy,
     now: f64,
     heed_demand: bool,
-) -> Result<Committed, Denied> {
+) -> Result<CommittedCapacity, Denied> {
     cpu_per_instance(wish, facts)
         .and_then(|()| cpu(wish, facts, committed, policy))
         .and_then(|()| memory(wish, facts, committed, policy))
         .and_then(|()| disk(wish, facts, committed, policy))
         .map_err(|shortage| Denied::new(&shortage, false))?;
-    let expected = committed.demand(policy, now);
+    let expected = expected_demand(committed, policy, now);
     let more = wish.cpus as f64 * policy.demand_per_vcpu;
     let aim = facts.cpu_max * policy.target_load;
     if heed_demand && facts.load_1 + expected + more > aim {
         return Err(Denied::new(&Shortage::Demand { expected: facts.load_1 + expected, aim, more }, true));
     }
-    Ok(Committed {
+    Ok(CommittedCapacity {
         cpus: committed.cpus.saturating_add(wish.cpus),
         memory_mb: committed.memory_mb.saturating_add(wish.memory_mb),
         disk_gb: committed.disk_gb.saturating_add(wish.disk_gb),
@@ -75,9 +63,9 @@ pub fn claim(
 
 /// Takes back what was promised to an instance. The load that is expected of it fades by itself.
 #[must_use]
-pub fn release(committed: &Committed, cpus: i64, memory_mb: i64, disk_gb: i64) -> Committed {
+pub fn release(committed: &CommittedCapacity, cpus: i64, memory_mb: i64, disk_gb: i64) -> CommittedCapacity {
     let less = |from: i64, by: i64| from.saturating_sub(by).max(0);
-    Committed {
+    CommittedCapacity {
         cpus: less(committed.cpus, cpus),
         memory_mb: less(committed.memory_mb, memory_mb),
         disk_gb: less(committed.disk_gb, disk_gb),
@@ -107,7 +95,7 @@ pub(super) fn cpu_per_instance<'a>(wish: &Wish, facts: &'a Facts) -> Result<(), 
 pub(super) fn cpu<'a>(
     wish: &Wish,
     facts: &'a Facts,
-    committed: &Committed,
+    committed: &CommittedCapacity,
     policy: &Policy,
 ) -> Result<(), Shortage<'a>> {
     let [limit, _, _] = limits(facts, policy);
@@ -122,7 +110,7 @@ pub(super) fn cpu<'a>(
 pub(super) fn memory<'a>(
     wish: &Wish,
     facts: &'a Facts,
-    committed: &Committed,
+    committed: &CommittedCapacity,
     policy: &Policy,
 ) -> Result<(), Shortage<'a>> {
     let wanted = wish.memory_mb;
@@ -145,7 +133,7 @@ pub(super) fn memory<'a>(
 pub(super) fn disk<'a>(
     wish: &Wish,
     facts: &'a Facts,
-    committed: &Committed,
+    committed: &CommittedCapacity,
     policy: &Policy,
 ) -> Result<(), Shortage<'a>> {
     let wanted = wish.disk_gb;

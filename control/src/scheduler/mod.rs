@@ -24,13 +24,14 @@ use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::ops::Deref;
 
+use muster_types::capacity::CommittedCapacity;
 use muster_types::ids::NodeId;
 use muster_types::settings::Settings;
 use muster_types::spec::Affinity;
 
 pub use facts::Facts;
-pub use ledger::{Committed, Denied, claim, release};
-pub use room::{Amount, Lacking, Room, promise, room, spare};
+pub use ledger::{Denied, claim, release};
+pub use room::{Lacking, Room, promise, room, spare};
 use shortage::Shortage;
 pub use stage::{Outcome, Refusal, Stage, StageReport};
 
@@ -87,7 +88,7 @@ impl From<&Settings> for Policy {
 /// A node that is still in question.
 struct Candidate<'a> {
     facts: &'a Facts,
-    committed: &'a Committed,
+    committed: &'a CommittedCapacity,
     /// How much it likes its neighbours there.
     score: i64,
     busy: bool,
@@ -102,7 +103,7 @@ struct Candidate<'a> {
 /// cares. `dice` throws a number from 0 to 1, and is thrown at most once.
 pub fn candidates<F: Deref<Target = Facts>>(
     wish: &Wish,
-    nodes: &[(F, Committed)],
+    nodes: &[(F, CommittedCapacity)],
     neighbours: &HashMap<NodeId, Vec<Vec<String>>>,
     policy: &Policy,
     now: f64,

@@ -1,48 +1,13 @@
 //! What the whole cluster has room for, and how much of that is promised to namespaces.
 
+use muster_types::capacity::{Capacity, CommittedCapacity};
+
 use super::ledger::{Denied, limits};
 use super::shortage::Shortage;
-use super::{Committed, Facts, Policy, is_hypervisor, pre_schedule};
-
-/// Processors, megabytes and gigabytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Amount {
-    pub cpus: i64,
-    pub memory_mb: i64,
-    pub disk_gb: i64,
-}
-
-impl Amount {
-    /// What callers call its parts, in their order.
-    pub const NAMES: [&'static str; 3] = ["cpus", "memory_mb", "disk_gb"];
-
-    #[must_use]
-    pub fn parts(&self) -> [i64; 3] {
-        [self.cpus, self.memory_mb, self.disk_gb]
-    }
-
-    #[must_use]
-    pub fn plus(&self, other: &Self) -> Self {
-        self.with(other, i64::saturating_add)
-    }
-
-    /// What is left without `other`, nothing where that is more.
-    #[must_use]
-    pub fn beyond(&self, other: &Self) -> Self {
-        self.with(other, |have, less| have.saturating_sub(less).max(0))
-    }
-
-    fn with(&self, other: &Self, how: impl Fn(i64, i64) -> i64) -> Self {
-        Self {
-            cpus: how(self.cpus, other.cpus),
-            memory_mb: how(self.memory_mb, other.memory_mb),
-            disk_gb: how(self.disk_gb, other.disk_gb),
-        }
-    }
-}
+use super::{Facts, Policy, is_hypervisor, pre_schedule};
 
 /// What the nodes that can run machines may promise in all, and what of it they have not. In the order of
-/// [`Amount::parts`].
+/// [`Capacity::parts`].
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Room {
     pub total: [f64; 3],
@@ -51,7 +16,7 @@ pub struct Room {
 
 /// The room of a cluster; nothing if no node that can run machines has reported lately.
 pub fn room<'a>(
-    nodes: impl IntoIterator<Item = (&'a Facts, Committed)>,
+    nodes: impl IntoIterator<Item = (&'a Facts, CommittedCapacity)>,
     policy: &Policy,
     now: f64,
 ) -> Option<Room> {
@@ -79,9 +44,9 @@ pub fn room<'a>(
 
 /// Refuses an instance that would take what is promised to other namespaces and not used yet. `own` is what its own
 /// namespace was promised and has not used: that is taken in any case.
-pub fn spare(wanted: &Amount, own: &Amount, others: &Amount, room: &Room) -> Result<(), Denied> {
+pub fn spare(wanted: &Capacity, own: &Capacity, others: &Capacity, room: &Room) -> Result<(), Denied> {
     let each = wanted.parts().into_iter().zip(own.parts()).zip(others.parts()).zip(room.free);
-    for (what, (((wanted, own), promised), free)) in Amount::NAMES.into_iter().zip(each) {
+    for (what, (((wanted, own), promised), free)) in Capacity::NAMES.into_iter().zip(each) {
         if wanted > own && promised > 0 && free - (wanted as f64) < promised as f64 {
             return Err(Denied::new(&Shortage::PromisedElsewhere { what, free, promised, wanted }, false));
         }
@@ -91,7 +56,7 @@ pub fn spare(wanted: &Amount, own: &Amount, others: &Amount, room: &Room) -> Res
 
 /// Refuses a promise of `unspent` on top of those to `others` and of what is taken. The answer names the parts that
 /// do not fit: what there is in all, and what of it is taken or promised.
-pub fn promise(unspent: &Amount, others: &Amount, room: &Room) -> Result<(), Vec<Lacking>> {
+pub fn promise(unspent: &Capacity, others: &Capacity, room: &Room) -> Result<(), Vec<Lacking>> {
     let each = unspent.parts().into_iter().zip(others.parts()).zip(room.total.into_iter().zip(room.free));
     let lacking: Vec<Lacking> = each
         .enumerate()
@@ -110,7 +75,7 @@ pub fn promise(unspent: &Amount, others: &Amount, room: &Room) -> Result<(), Vec
 /// A part of which a cluster has too little.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Lacking {
-    /// Its place in [`Amount::parts`].
+    /// Its place in [`Capacity::parts`].
     pub part: usize,
     pub total: f64,
     pub taken: f64,
@@ -124,8 +89,8 @@ mod tests {
     use super::super::tests::{NOW, node, policy};
     use super::*;
 
-    fn amount(cpus: i64) -> Amount {
-        Amount { cpus, memory_mb: 0, disk_gb: 0 }
+    fn amount(cpus: i64) -> Capacity {
+        Capacity { cpus, memory_mb: 0, disk_gb: 0 }
     }
 
     /// With so many processors of twenty free, and as much of the rest as anyone could want.
@@ -136,13 +101,14 @@ mod tests {
     #[test]
     fn the_room_is_that_of_the_nodes_that_can_run_machines() {
         let (first, mut second) = (node("a"), node("b"));
-        let some = Committed { cpus: 4, memory_mb: 1000, disk_gb: 7, ..Committed::default() };
-        let found = room([(&first, some), (&second, Committed::default())], &policy(), NOW).unwrap();
+        let some = CommittedCapacity { cpus: 4, memory_mb: 1000, disk_gb: 7, ..CommittedCapacity::default() };
+        let found = room([(&first, some), (&second, CommittedCapacity::default())], &policy(), NOW).unwrap();
         assert_eq!(found.total, [36.0, 86016.0, 800.0]);
         assert_eq!(found.free, [32.0, 85016.0, 793.0]);
         second.measured_vcpus = 5.0;
-        let too_much = Committed { cpus: 40, ..some };
-        let found = room([(&first, too_much), (&second, Committed::default())], &policy(), NOW).unwrap();
+        let too_much = CommittedCapacity { cpus: 40, ..some };
+        let found =
+            room([(&first, too_much), (&second, CommittedCapacity::default())], &policy(), NOW).unwrap();
         assert_eq!(found.free[0], 13.0, "what is too much on one node is not missing on the other");
         for change in [
             (|facts: &mut Facts| facts.state = NodeState::Missing) as fn(&mut Facts),
@@ -160,7 +126,7 @@ mod tests {
 
     #[test]
     fn what_is_promised_to_others_is_left_to_them() {
-        let none = Amount::default();
+        let none = Capacity::default();
         assert!(spare(&amount(4), &none, &amount(6), &with_cpus(10)).is_ok());
         let denied = spare(&amount(5), &none, &amount(6), &with_cpus(10)).unwrap_err();
         let why =
@@ -174,9 +140,10 @@ mod tests {
 
     #[test]
     fn a_promise_is_refused_part_by_part() {
-        let others = Amount { cpus: 3, memory_mb: 10, disk_gb: 0 };
+        let others = Capacity { cpus: 3, memory_mb: 10, disk_gb: 0 };
         let room = Room { total: [20.0, 100.0, 50.0], free: [10.0, 20.0, 50.0] };
-        let wanted = |cpus, memory_mb, disk_gb| promise(&Amount { cpus, memory_mb, disk_gb }, &others, &room);
+        let wanted =
+            |cpus, memory_mb, disk_gb| promise(&Capacity { cpus, memory_mb, disk_gb }, &others, &room);
         assert_eq!(wanted(7, 10, 50), Ok(()));
         assert_eq!(wanted(0, 0, 0), Ok(()));
         let lacking = [
@@ -212,7 +179,7 @@ mod tests {
             for act in acts {
                 let used = |who: usize| -> i64 { placed[who].iter().sum() };
                 let unspent = |who: usize, limit: i64| (limit - used(who)).max(0);
-                let others = |who: usize| -> Amount {
+                let others = |who: usize| -> Capacity {
                     amount((0..3).filter(|one| *one != who).map(|one| unspent(one, limits[one])).sum())
                 };
                 let room = with_cpus(20 - (0..3).map(used).sum::<i64>());

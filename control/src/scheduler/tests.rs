@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::store::nodes::NodeRow;
+use muster_store::nodes::NodeRow;
 
 pub(super) const NOW: f64 = 1_000_000.0;
 
@@ -61,18 +61,18 @@ fn dice() -> impl FnMut() -> f64 {
     }
 }
 
-fn place(wish: &Wish, nodes: &[(&Facts, Committed)], neighbours: &Neighbours) -> Outcome {
+fn place(wish: &Wish, nodes: &[(&Facts, CommittedCapacity)], neighbours: &Neighbours) -> Outcome {
     candidates(wish, nodes, neighbours, &policy(), NOW, &mut dice())
 }
 
-fn names(outcome: &Outcome, nodes: &[(&Facts, Committed)]) -> Vec<String> {
+fn names(outcome: &Outcome, nodes: &[(&Facts, CommittedCapacity)]) -> Vec<String> {
     let name = |id: &NodeId| nodes.iter().find(|(facts, _)| facts.id == *id).unwrap().0.name.clone();
     outcome.result.as_ref().unwrap().iter().map(name).collect()
 }
 
 #[test]
 fn each_stage_drops_a_node_with_its_reason() {
-    type Change = fn(&mut Facts, &mut Committed, &mut Wish);
+    type Change = fn(&mut Facts, &mut CommittedCapacity, &mut Wish);
     let cases: [(Change, Stage, &str); 17] = [
         (|f, _, _| f.state = NodeState::Missing, Stage::PreSchedule, "its state is missing"),
         (|f, _, _| f.cpu_max = 0.0, Stage::PreSchedule, "it has not reported its resources"),
@@ -134,7 +134,7 @@ fn each_stage_drops_a_node_with_its_reason() {
         (|f, c, _| (f.is_hypervisor, c.cpus) = (false, 99), Stage::IsHypervisor, "it is not a hypervisor"),
     ];
     for (change, stage, reason) in cases {
-        let (mut facts, mut committed, mut wish) = (node("n1"), Committed::default(), wish());
+        let (mut facts, mut committed, mut wish) = (node("n1"), CommittedCapacity::default(), wish());
         let neighbours = Neighbours::from([(facts.id, vec![tags(&["db"]), tags(&["web", "a"])])]);
         let before = place(&wish, &[(&facts, committed)], &neighbours);
         assert!(before.result.is_ok());
@@ -155,7 +155,8 @@ fn each_stage_drops_a_node_with_its_reason() {
 #[test]
 fn what_just_fits_is_taken() {
     let facts = Facts { memory_available_mb: 3072.0, disk_free_gb: 30.0, lastseen: NOW - 120.0, ..node("n") };
-    let committed = Committed { cpus: 16, memory_mb: 43008 - 1024, disk_gb: 390, ..Committed::default() };
+    let committed =
+        CommittedCapacity { cpus: 16, memory_mb: 43008 - 1024, disk_gb: 390, ..CommittedCapacity::default() };
     assert!(place(&wish(), &[(&facts, committed)], &Neighbours::new()).result.is_ok());
     let huge = Wish { cpus: i64::MAX, memory_mb: i64::MAX, disk_gb: i64::MAX, ..Wish::default() };
     let outcome = place(&huge, &[(&facts, committed)], &Neighbours::new());
@@ -172,7 +173,7 @@ fn refusals_are_what_callers_know() {
         }
         other => panic!("{other:?}"),
     }
-    let full = Committed { cpus: 18, ..Committed::default() };
+    let full = CommittedCapacity { cpus: 18, ..CommittedCapacity::default() };
     match error(place(&wish(), &[(&facts, full)], &Neighbours::new())) {
         Error::Unplaceable { text, stage: "sufficient_idle_cpu", transient: true } => {
             assert_eq!(text, "No nodes remaining at scheduling stage sufficient_idle_cpu");
@@ -182,7 +183,7 @@ fn refusals_are_what_callers_know() {
     let affinity =
         Affinity { require_with: tags(&["a", "b"]), require_without: tags(&["c"]), ..Affinity::default() };
     let wish = Wish { affinity, ..wish() };
-    match error(place(&wish, &[(&facts, Committed::default())], &Neighbours::new())) {
+    match error(place(&wish, &[(&facts, CommittedCapacity::default())], &Neighbours::new())) {
         Error::Conflict(text) => assert_eq!(
             text,
             "No nodes remaining at scheduling stage affinity_constraints: require_with_tag=['a', 'b'], \
@@ -201,8 +202,8 @@ fn refusals_are_what_callers_know() {
 #[test]
 fn an_instance_that_is_placed_by_hand_passes_the_same_stages() {
     let (a, b) = (node("a"), node("b"));
-    let full = Committed { cpus: 18, ..Committed::default() };
-    let nodes = [(&a, Committed::default()), (&b, full)];
+    let full = CommittedCapacity { cpus: 18, ..CommittedCapacity::default() };
+    let nodes = [(&a, CommittedCapacity::default()), (&b, full)];
     let only = |id| Wish { only: Some(id), ..wish() };
     let outcome = place(&only(a.id), &nodes, &Neighbours::new());
     assert_eq!(names(&outcome, &nodes), ["a"]);
@@ -219,8 +220,8 @@ fn liked_neighbours_come_before_idle_nodes_and_idle_nodes_before_busy_ones() {
     let grinding = Facts { disk_busy_ms: 1201.0, ..node("liked and grinding") };
     let (idle, disliked) = (node("idle"), node("disliked"));
     let filled = node("filled");
-    let half = Committed { memory_mb: 8192, ..Committed::default() };
-    let none = Committed::default();
+    let half = CommittedCapacity { memory_mb: 8192, ..CommittedCapacity::default() };
+    let none = CommittedCapacity::default();
     let nodes = [
         (&disliked, none),
         (&filled, half),
@@ -260,7 +261,7 @@ fn liked_neighbours_come_before_idle_nodes_and_idle_nodes_before_busy_ones() {
 #[test]
 fn a_cluster_that_is_busy_everywhere_still_takes_instances() {
     let a = Facts { waiting: 100.0, disk_busy_ms: 5000.0, ..node("a") };
-    let nodes = [(&a, Committed::default())];
+    let nodes = [(&a, CommittedCapacity::default())];
     let outcome = place(&wish(), &nodes, &Neighbours::new());
     assert_eq!(names(&outcome, &nodes), ["a"]);
     assert_eq!(outcome.stages.last().unwrap().kept, 0);
@@ -270,8 +271,8 @@ fn a_cluster_that_is_busy_everywhere_still_takes_instances() {
 fn a_node_with_more_headroom_comes_first_more_often() {
     // Both are in the lowest step.
     let (idle, warm) = (node("idle"), Facts { load_1: 1.9, ..node("warm") });
-    let filled = Committed { memory_mb: 4000, ..Committed::default() };
-    let nodes = [(&warm, filled), (&idle, Committed::default())];
+    let filled = CommittedCapacity { memory_mb: 4000, ..CommittedCapacity::default() };
+    let nodes = [(&warm, filled), (&idle, CommittedCapacity::default())];
     let mut dice = dice();
     let first = (0..2000)
         .filter(|_| {
@@ -286,8 +287,9 @@ fn a_node_with_more_headroom_comes_first_more_often() {
 #[test]
 fn a_node_that_is_a_step_fuller_never_comes_first() {
     let (idle, loaded, filled) = (node("idle"), Facts { load_1: 2.0, ..node("loaded") }, node("filled"));
-    let quarter = Committed { memory_mb: 4096, ..Committed::default() };
-    let nodes = [(&filled, quarter), (&loaded, Committed::default()), (&idle, Committed::default())];
+    let quarter = CommittedCapacity { memory_mb: 4096, ..CommittedCapacity::default() };
+    let nodes =
+        [(&filled, quarter), (&loaded, CommittedCapacity::default()), (&idle, CommittedCapacity::default())];
     let mut dice = dice();
     for _ in 0..200 {
         let outcome = candidates(&wish(), &nodes, &Neighbours::new(), &policy(), NOW, &mut dice);
@@ -299,7 +301,7 @@ fn a_node_that_is_a_step_fuller_never_comes_first() {
 fn reports_name_a_bounded_number_of_nodes() {
     let facts: Vec<Facts> =
         (0..200).map(|at| Facts { is_hypervisor: at < 3, ..node(&format!("n{at}")) }).collect();
-    let nodes: Vec<_> = facts.iter().map(|facts| (facts, Committed::default())).collect();
+    let nodes: Vec<_> = facts.iter().map(|facts| (facts, CommittedCapacity::default())).collect();
     let outcome = place(&wish(), &nodes, &Neighbours::new());
     let report = &outcome.stages[1];
     assert_eq!((report.kept, report.dropped.len(), report.dropped_count), (3, 50, 197));
@@ -310,7 +312,7 @@ fn reports_name_a_bounded_number_of_nodes() {
 fn a_node_with_room_for_thirty_promises_exactly_thirty() {
     let facts = Facts { cpu_schedulable: 20.0, ..node("n") };
     let wish = Wish { cpus: 2, memory_mb: 512, disk_gb: 1, ..Wish::default() };
-    let mut committed = Committed::default();
+    let mut committed = CommittedCapacity::default();
     let mut denied = Vec::new();
     for _ in 0..50 {
         match claim(&wish, &facts, &committed, &policy(), NOW, false) {
@@ -333,20 +335,26 @@ fn a_node_with_room_for_thirty_promises_exactly_thirty() {
 #[test]
 fn a_claim_is_denied_for_want_of_anything() {
     let facts = node("n");
-    let full = Committed { cpus: 16, memory_mb: 43008 - 1024, disk_gb: 390, ..Committed::default() };
-    let claim = |wish: &Wish, committed: &Committed| claim(wish, &facts, committed, &policy(), NOW, false);
+    let full =
+        CommittedCapacity { cpus: 16, memory_mb: 43008 - 1024, disk_gb: 390, ..CommittedCapacity::default() };
+    let claim =
+        |wish: &Wish, committed: &CommittedCapacity| claim(wish, &facts, committed, &policy(), NOW, false);
     assert!(claim(&wish(), &full).is_ok());
     for (wish, committed, reason) in [
-        (Wish { cpus: 9, ..wish() }, Committed::default(), "an instance may have 8 vCPUs, 9 are wanted"),
-        (wish(), Committed { cpus: 17, ..full }, "17 of 18 vCPUs are promised, 2 more are wanted"),
+        (
+            Wish { cpus: 9, ..wish() },
+            CommittedCapacity::default(),
+            "an instance may have 8 vCPUs, 9 are wanted",
+        ),
+        (wish(), CommittedCapacity { cpus: 17, ..full }, "17 of 18 vCPUs are promised, 2 more are wanted"),
         (
             wish(),
-            Committed { memory_mb: 42000, ..full },
+            CommittedCapacity { memory_mb: 42000, ..full },
             "42000 of 43008 MB of memory are promised, 1024 MB more are wanted",
         ),
         (
             wish(),
-            Committed { disk_gb: 391, ..full },
+            CommittedCapacity { disk_gb: 391, ..full },
             "391 of 400.0 GB of disk are promised, 10 GB more are wanted",
         ),
     ] {
@@ -359,9 +367,10 @@ fn a_claim_is_denied_for_want_of_anything() {
 fn expected_demand_denies_a_claim_only_when_it_is_heeded_and_fades() {
     let (facts, policy) = (node("n"), policy());
     let wish = Wish { cpus: 4, ..wish() };
-    let claim = |committed: &Committed, now, heed| claim(&wish, &facts, committed, &policy, now, heed);
+    let claim =
+        |committed: &CommittedCapacity, now, heed| claim(&wish, &facts, committed, &policy, now, heed);
     // 0.6 for each of 4 vCPUs, towards an aim of 0.75 for each of 8 threads.
-    let one = claim(&Committed::default(), NOW, true).unwrap();
+    let one = claim(&CommittedCapacity::default(), NOW, true).unwrap();
     assert!((one.demand - 2.4).abs() < 1e-9);
     let two = claim(&one, NOW, true).unwrap();
     let denied = claim(&two, NOW, true).unwrap_err();
@@ -373,7 +382,7 @@ fn expected_demand_denies_a_claim_only_when_it_is_heeded_and_fades() {
     // The clock of the daemon that wrote it was ahead.
     let earlier = claim(&two, NOW - 5.0, false).unwrap();
     assert!((earlier.demand - 7.2).abs() < 1e-9, "{}", earlier.demand);
-    let full = Committed { cpus: 18, ..two };
+    let full = CommittedCapacity { cpus: 18, ..two };
     assert!(!claim(&full, NOW, true).unwrap_err().only_demand);
 }
 
@@ -398,7 +407,7 @@ fn a_report_becomes_facts() {
     };
     let silent = Facts::read(&row);
     assert_eq!((silent.cpu_max, silent.memory_max_mb), (0.0, 0.0));
-    let reasons = place(&wish(), &[(&silent, Committed::default())], &Neighbours::new()).stages;
+    let reasons = place(&wish(), &[(&silent, CommittedCapacity::default())], &Neighbours::new()).stages;
     assert_eq!(reasons[0].dropped[0].1, "it has not reported its resources");
 
     let resources = json!({
@@ -432,7 +441,7 @@ fn some_tags() -> impl Strategy<Value = Vec<String>> {
 }
 
 /// A node, its ledger and the tags of its instances.
-fn some_node() -> impl Strategy<Value = (Facts, Committed, Vec<Vec<String>>)> {
+fn some_node() -> impl Strategy<Value = (Facts, CommittedCapacity, Vec<Vec<String>>)> {
     let machine = (
         prop::sample::select(vec![0.0, 2.0, 8.0, 64.0]),
         0.0..70.0,
@@ -467,7 +476,7 @@ fn some_node() -> impl Strategy<Value = (Facts, Committed, Vec<Vec<String>>)> {
             ..node("n")
         };
         let (cpus, memory_mb, disk_gb, demand) = ledger;
-        (facts, Committed { cpus, memory_mb, disk_gb, demand, demand_at: NOW - age }, neighbours)
+        (facts, CommittedCapacity { cpus, memory_mb, disk_gb, demand, demand_at: NOW - age }, neighbours)
     })
 }
 
@@ -481,7 +490,7 @@ fn some_wish() -> impl Strategy<Value = Wish> {
 }
 
 /// Whether the ledger is within what the node may promise, counted in the plainest way.
-fn within_limits(committed: &Committed, facts: &Facts) -> bool {
+fn within_limits(committed: &CommittedCapacity, facts: &Facts) -> bool {
     let memory = (facts.memory_max_mb - facts.memory_reserved_mb).max(0.0) * 3.0;
     let disk = (facts.disk_total_gb - facts.disk_reserved_gb).max(0.0) * 5.0;
     committed.cpus as f64 <= facts.cpu_schedulable * 3.0
@@ -490,8 +499,8 @@ fn within_limits(committed: &Committed, facts: &Facts) -> bool {
 }
 
 /// Whether a node can take it, by the words of the stages.
-fn can_take(wish: &Wish, facts: &Facts, committed: &Committed, neighbours: &[Vec<String>]) -> bool {
-    let after = Committed {
+fn can_take(wish: &Wish, facts: &Facts, committed: &CommittedCapacity, neighbours: &[Vec<String>]) -> bool {
+    let after = CommittedCapacity {
         cpus: committed.cpus + wish.cpus,
         memory_mb: committed.memory_mb + wish.memory_mb,
         disk_gb: committed.disk_gb + wish.disk_gb,
@@ -531,7 +540,7 @@ proptest! {
         if let Ok(after) = claim(&wish, &facts, &committed, &policy(), NOW, heed) {
             prop_assert!(within_limits(&after, &facts));
             let back = release(&after, wish.cpus, wish.memory_mb, wish.disk_gb);
-            let sums = |ledger: &Committed| (ledger.cpus, ledger.memory_mb, ledger.disk_gb);
+            let sums = |ledger: &CommittedCapacity| (ledger.cpus, ledger.memory_mb, ledger.disk_gb);
             prop_assert_eq!(sums(&back), sums(&committed));
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use muster_control::store::Retry;
+use muster_store::Retry;
 
 use super::*;
 

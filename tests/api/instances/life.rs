@@ -301,7 +301,7 @@ async fn a_machine_that_no_record_explains_is_left_alone_and_one_whose_record_is
     ] {
         tx.execute(sql, &[id.into()]).await.unwrap();
     }
-    tx.finish(Ok(()), &mut muster_control::store::Retry::default()).await.unwrap().unwrap();
+    tx.finish(Ok(()), &mut muster_store::Retry::default()).await.unwrap().unwrap();
     reconcile::vms::run_once(&cluster.app).await.unwrap();
     let mut left = cluster.node.machine_ids();
     left.sort_unstable();
@@ -323,7 +323,7 @@ async fn an_instance_whose_operation_vanished_is_brought_to_an_end() {
     let going = create_then_delete(&cluster, &token).await;
     let mut tx = cluster.app.store.begin().await.unwrap();
     tx.execute("DELETE FROM operations WHERE state = 'queued'", &[]).await.unwrap();
-    tx.finish(Ok(()), &mut muster_control::store::Retry::default()).await.unwrap().unwrap();
+    tx.finish(Ok(()), &mut muster_store::Retry::default()).await.unwrap().unwrap();
     reconcile::instance_watch::run(&cluster.app).await.unwrap();
     cluster.settle().await;
     let record = show(&cluster, &token, &making).await;

@@ -249,7 +249,7 @@ async fn what_a_machine_used_is_told_of_while_it_is_on() {
     let record = create(&cluster, &token, "www", &json!({"network": [{"network_uuid": "blue"}]})).await;
     let idle = create(&cluster, &token, "idle", &json!({})).await;
     assert_eq!(act(&cluster, &token, &idle, "poweroff").await.status, 200);
-    muster_control::reconcile::vm_usage::once(&cluster.app).await.unwrap();
+    muster_control::reconcile::vm_usage::run(&cluster.app).await.unwrap();
     cluster.events(&object(&record)).await;
     let asked = json!({"event_type": "usage"});
     let list = cluster.call(&token, Method::GET, &path(&record, "/events"), Some(asked.clone())).await.body;

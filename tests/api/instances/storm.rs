@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use axum::http::Method;
-use muster_control::store::Retry;
-use muster_control::store::instances::{self, Claimed, NewInstance};
+use muster_store::Retry;
+use muster_store::instances::{self, Claimed, NewInstance};
 use muster_types::ids::InstanceId;
 use muster_types::instance::InstanceState;
 use serde_json::{Value, json};

@@ -19,7 +19,7 @@ use super::download::Download;
 use super::signature::{KeySet, Verdict};
 use super::token::Token;
 use crate::fetch::address::Guard;
-use crate::store::issuers::IssuerRow;
+use muster_store::issuers::IssuerRow;
 
 /// Fetches for unknown keys that are made in a row.
 const BURST: u32 = 5;

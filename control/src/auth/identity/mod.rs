@@ -22,9 +22,9 @@ use muster_types::settings::Settings;
 use serde_json::{Map, Value};
 
 use crate::fetch::address::Guard;
-use crate::store::issuers::IssuerRow;
 use authorities::Authorities;
 use jwks::Jwks;
+use muster_store::issuers::IssuerRow;
 pub use signature::KeySet;
 use signature::Verdict;
 use token::Token;

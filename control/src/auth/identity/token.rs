@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::Identity;
 use super::signature::Algorithm;
-use crate::store::sha256;
+use muster_store::sha256;
 
 /// Longest `jti` that names a token, in characters.
 const LONGEST_ID: usize = 128;

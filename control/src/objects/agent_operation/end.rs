@@ -7,8 +7,8 @@ use muster_types::time::now;
 
 use super::{AGENT_INPUT, audit, object};
 use crate::app::App;
-use crate::store::agent_operations::{self, AgentOperationRow, End};
-use crate::store::{StoreError, Tx, TxError, references, transaction};
+use muster_store::agent_operations::{self, AgentOperationRow, End};
+use muster_store::{StoreError, Tx, TxError, references, transaction};
 
 /// Seconds that the daemon of an operation's node has to notice that its time is over.
 const GRACE: f64 = 5.0;

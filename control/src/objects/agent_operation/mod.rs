@@ -31,9 +31,9 @@ use serde_json::{Map, Value};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::{blob, instance};
-use crate::store::agent_operations::{self, AgentOperationRow, End, NewAgentOperation, Room};
-use crate::store::instances::{self, InstanceRow};
-use crate::store::{Read, blobs, metadata, references, transaction};
+use muster_store::agent_operations::{self, AgentOperationRow, End, NewAgentOperation, Room};
+use muster_store::instances::{self, InstanceRow};
+use muster_store::{Read, blobs, metadata, references, transaction};
 
 /// Version of the record's format.
 const VERSION: i64 = 3;
@@ -144,7 +144,7 @@ pub(crate) fn input(commands: &[AgentCommand]) -> Option<BlobId> {
 }
 
 /// The operation as the subject of events.
-pub(crate) fn object(id: AgentOperationId) -> ObjectRef {
+pub fn object(id: AgentOperationId) -> ObjectRef {
     ObjectRef::new(ObjectType::AgentOperation, id)
 }
 
@@ -206,7 +206,7 @@ pub async fn create(
         }
         Ok(queued)
     })?;
-    app.agents.ring(instance);
+    app.agents.notify_changed(instance);
     let event = Event::audit(object(new.id), format!("agent {} request from REST API", wanted.word()))
         .also(instance::object(instance))
         .with("operation_uuid", new.id.to_string());
@@ -280,7 +280,7 @@ pub async fn get(app: &App, caller: &Caller, id: AgentOperationId) -> Result<Age
 }
 
 /// An operation that the caller may read.
-pub(crate) async fn find(app: &App, caller: &Caller, id: AgentOperationId) -> Result<AgentOperationRow> {
+pub async fn find(app: &App, caller: &Caller, id: AgentOperationId) -> Result<AgentOperationRow> {
     let absent = || Error::not_found("agent operation");
     let row = agent_operations::get(&*app.store, id).await?.ok_or_else(absent)?;
     if caller.may_see(&*app.store, &row.namespace).await? { Ok(row) } else { Err(absent()) }
@@ -303,7 +303,7 @@ pub async fn delete(app: &App, caller: &Caller, id: AgentOperationId) -> Result<
         Ok(true)
     })?;
     if news {
-        app.agents.ring(row.instance);
+        app.agents.notify_changed(row.instance);
         let event = audit(&row, "agent operation deletion request from REST API");
         app.record(caller, instance::asked(caller, event));
     }

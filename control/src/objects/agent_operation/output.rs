@@ -16,10 +16,11 @@ use super::end::try_end_in;
 use super::perform::{Failure, Work};
 use super::{AGENT_OUTPUT, audit, object};
 use crate::app::App;
-use crate::objects::blob::{self, Coming, Mark, Prepared};
+use crate::objects::blob::{self, Coming, Prepared};
 use crate::objects::upload;
-use crate::store::agent_operations::{AgentOperationRow, End, Results};
-use crate::store::{references, transaction};
+use crate::state::BlobInProgress;
+use muster_store::agent_operations::{AgentOperationRow, End, Results};
+use muster_store::{references, transaction};
 
 /// Longer output becomes a blob, in bytes.
 const LONGEST_TEXT: usize = 10 << 10;
@@ -36,7 +37,7 @@ pub(super) struct Kept<'a> {
     prepared: Prepared<'a>,
     draft: Draft,
     /// Says that the draft is being written.
-    _mark: Option<Mark<'a>>,
+    _mark: Option<BlobInProgress<'a>>,
 }
 
 /// Puts bytes on the node's disk.
@@ -49,7 +50,7 @@ pub(super) async fn keep<'a>(
 ) -> Result<Kept<'a>> {
     let id = BlobId::new();
     let draft = Draft::Vm(id);
-    let mark = app.drafting.begin(node.identity().id, id);
+    let mark = app.drafts_in_progress.begin(node.identity().id, id);
     let prepared = async {
         node.storage().append(draft, Some(0), most.min(upload::most_bytes(app)), data).await?;
         blob::prepare(app, node, &Coming { draft, is_image: false, modified: None }).await

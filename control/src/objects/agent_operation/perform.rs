@@ -15,8 +15,8 @@ use super::audit;
 use super::clock::{Clock, watched, watched_to_the_end};
 use super::output::{self, Outcome};
 use crate::app::App;
-use crate::store::agent_operations::{self, AgentOperationRow};
-use crate::store::{blobs, transaction};
+use muster_store::agent_operations::{self, AgentOperationRow};
+use muster_store::{blobs, transaction};
 
 /// How long one waits before a guest that was away is asked again: at first, and at most.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
@@ -193,7 +193,7 @@ impl Work {
         if row.state == AgentOperationState::Executing {
             // Left by a daemon that died: the contact with its guest may still have to be made.
             self.clock.touch();
-            self.app.agents.ready(&self.node, row.instance).await;
+            self.app.agents.wait_ready(&self.node, row.instance).await;
         }
         loop {
             if !self.begin(row).await? {
@@ -300,7 +300,7 @@ impl Work {
         // It may not be known yet that it is away.
         tokio::time::sleep(*pause).await;
         *pause = (*pause * 2).min(LONGEST_PAUSE);
-        self.app.agents.ready(&self.node, row.instance).await;
+        self.app.agents.wait_ready(&self.node, row.instance).await;
     }
 }
 

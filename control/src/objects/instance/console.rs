@@ -18,8 +18,8 @@ use super::{find_own, node_row, object, require_created};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::blob::{self, Coming};
-use crate::store::instances::InstanceRow;
-use crate::store::transaction;
+use muster_store::instances::InstanceRow;
+use muster_store::transaction;
 
 /// How much of the console is shown when nobody says.
 const USUAL_LENGTH: i64 = 10240;
@@ -59,9 +59,9 @@ pub async fn screenshot(
     require_created(row)?;
     let id = BlobId::new();
     let draft = Draft::Vm(id);
-    let _mark = app.drafting.begin(node.identity().id, id);
+    let _mark = app.drafts_in_progress.begin(node.identity().id, id);
     {
-        let _turn = app.turns.take(row.id).await;
+        let _lock = app.instance_locks.lock(row.id).await;
         node.vms().screenshot(row.id, draft).await?;
     }
     let kept = keep(app, node, draft).await;

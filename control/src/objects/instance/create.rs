@@ -15,20 +15,20 @@ use muster_types::node::NodeState;
 use muster_types::object::{NameOrId, ObjectType};
 use muster_types::spec::{self, AddressSpec, Affinity, DiskBus, DiskSpec, NetworkSpec, VideoSpec};
 use muster_types::{Error, Result};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::image::{self, Source};
 use super::placement::{self, Found, Refused, Taken};
-use super::{DEPRECATED_AFFINITY, DISK, NVRAM_TEMPLATE, asked, check_metadata, object, one, order};
+use super::{DEPRECATED_AFFINITY, DISK, NVRAM_TEMPLATE, asked, check_metadata, object, one, operation_on};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::interface::{self, NewInterface, WantedAddress};
 use crate::objects::{address, blob, metadata, network};
-use crate::operations::create_instance;
+use crate::queue::CreateInstance;
 use crate::scheduler::Wish;
-use crate::store::instances::{self, Claimed, InstanceRow, InstanceSpec, NewInstance};
-use crate::store::networks::NetworkRow;
-use crate::store::{
+use muster_store::instances::{self, Claimed, InstanceRow, InstanceSpec, NewInstance};
+use muster_store::networks::NetworkRow;
+use muster_store::{
     StoreError, Tx, TxError, blobs, metadata as metadata_rows, namespaces, nodes, references, transaction,
 };
 
@@ -118,7 +118,7 @@ pub async fn create(app: &App, caller: &Caller, request: InstanceRequest) -> Res
     match outcome {
         Ok((row, taken)) => {
             placement::taken(app, &taken);
-            app.networks.changed();
+            app.networks.notify_changed();
             app.queue.wake();
             tell_created(app, caller, &row, deprecated);
             placement::tell(app, caller, row.id, &ready.wish, &found, Ok(&taken));
@@ -414,8 +414,7 @@ async fn write(
             interface::create_in(app, tx, &new).await?;
         }
         use_blobs_in(tx, row.id, &ready.spec).await?;
-        let handle =
-            create_instance::KIND.enqueue(tx, order(&row, json!({}), Some(&caller.request_id))).await?;
+        let handle = operation_on(&row, CreateInstance {}, Some(&caller.request_id)).enqueue(tx).await?;
         instances::set_operation(tx, row.id, &handle).await?;
         let row = InstanceRow { last_operation: Some(handle), ..row };
         Ok(Ok((row, taken)))

@@ -6,16 +6,15 @@ use muster_types::instance::{InstanceRecord, InstanceState};
 use muster_types::namespace::SYSTEM;
 use muster_types::operation::OperationHandle;
 use muster_types::{Error, Result};
-use serde_json::json;
 
-use super::{asked, find_own, object, order, record};
+use super::state::{release_from, set_state};
+use super::{asked, find_own, object, operation_on, record};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::namespace_to_empty;
-use crate::operations::create_instance::{move_on, release_from};
-use crate::operations::{delete_instance, snapshot_instance};
-use crate::store::instances::InstanceRow;
-use crate::store::{StoreError, Tx, TxError, instances, node_claims, operations, transaction};
+use crate::queue::{DeleteInstance, Operation as _, SnapshotInstance};
+use muster_store::instances::InstanceRow;
+use muster_store::{StoreError, Tx, TxError, instances, node_claims, operations, transaction};
 
 /// Deletes an instance. Its machine goes first, then the rest of it.
 pub async fn delete(
@@ -68,16 +67,16 @@ pub(crate) async fn enqueue(
         }
     }
     // What waits is of no use any more; what is being done notices by itself.
-    operations::abort_queued(tx, &object(id), snapshot_instance::KIND.name).await?;
+    operations::abort_queued(tx, &object(id), SnapshotInstance::KIND.name).await?;
     let request = caller.map(|caller| caller.request_id.as_str());
-    let handle = delete_instance::KIND.enqueue(tx, order(&row, json!({}), request)).await?;
+    let handle = operation_on(&row, DeleteInstance {}, request).enqueue(tx).await?;
     instances::set_operation(tx, id, &handle).await?;
     Ok(Some(handle))
 }
 
 async fn pending(tx: &mut Tx, row: &InstanceRow) -> Result<Option<OperationHandle>, StoreError> {
     let rows = operations::of_target(tx, &object(row.id)).await?;
-    let pending = rows.into_iter().find(|op| op.name == delete_instance::KIND.name && !op.state.is_final());
+    let pending = rows.into_iter().find(|op| op.name == DeleteInstance::KIND.name && !op.state.is_final());
     Ok(pending.map(|op| OperationHandle { op_type: op.operation_type, op_uuid: op.id }))
 }
 
@@ -91,7 +90,7 @@ pub(crate) async fn forsake(app: &App, node: NodeId, name: &str) -> Result<()> {
             InstanceState::DeleteWait => (row.state, InstanceState::Deleted),
             InstanceState::DeleteWaitError => (row.state, InstanceState::Error),
             state => match state.failed() {
-                Some(failed) if move_on(app, row.id, state, failed, Some(&reason)).await? => {
+                Some(failed) if set_state(app, row.id, state, failed, Some(&reason)).await? => {
                     (failed, InstanceState::Error)
                 }
                 _ => (state, InstanceState::Error),

@@ -20,11 +20,11 @@ use muster_types::{Error, Result};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::artifact::{self, ArtifactRequest};
+use crate::objects::blob_copy;
 use crate::objects::version;
-use crate::operations::fetch_artifact;
-use crate::reconcile::blob_copies;
-use crate::store::artifacts::ArtifactRow;
-use crate::store::{artifacts, blobs, operations, transaction};
+use crate::queue::{FetchArtifact, Operation as _};
+use muster_store::artifacts::ArtifactRow;
+use muster_store::{artifacts, blobs, operations, transaction};
 
 /// What a base stands for.
 #[derive(Debug, Clone, PartialEq)]
@@ -142,7 +142,7 @@ pub(crate) async fn fetch(app: &App, caller: &Caller, namespace: &str, url: &str
 pub(crate) async fn awaited(app: &App, id: ArtifactId) -> Result<BlobId> {
     let gone = || Error::Conflict("the image was deleted before it could be used".into());
     let row = artifacts::get(&*app.store, id).await?.ok_or_else(gone)?;
-    if operations::is_pending(&*app.store, &artifact::object(id), fetch_artifact::KIND.name).await? {
+    if operations::is_pending(&*app.store, &artifact::object(id), FetchArtifact::KIND.name).await? {
         return Err(Error::NotReady(format!("image {} is being fetched", row.source_url)));
     }
     match (row.state, version::newest(&*app.store, id).await?) {
@@ -163,7 +163,7 @@ pub(crate) async fn ensure_on(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) ->
     let gone = || Error::Conflict(format!("blob {id} was deleted before it could be used"));
     let row = blobs::get(&*app.store, id).await?;
     let row = row.filter(|row| row.state == BlobState::Created).ok_or_else(gone)?;
-    blob_copies::ensure_here(app, node, id).await?;
+    blob_copy::ensure_here(app, node, id).await?;
     let storage = node.storage();
     let facts = match row.image {
         Some(facts) => facts,

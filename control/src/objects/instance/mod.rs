@@ -6,6 +6,7 @@
 //! | create | yes | yes | yes | 404 |
 //! | everything else | yes | 404 | yes | 404 |
 
+pub(crate) mod agent;
 pub mod console;
 pub mod create;
 pub mod delete;
@@ -15,7 +16,7 @@ pub mod plan;
 pub mod plug;
 pub mod power;
 pub mod snapshot;
-pub mod turns;
+pub(crate) mod state;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -35,10 +36,10 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::node::Place;
 use crate::objects::{agent_operation, interface};
-use crate::operations::Order;
-use crate::store::instances::{self, InstanceRow};
-use crate::store::nodes::{self, NodeRow};
-use crate::store::{Read, agent_operations, interfaces, metadata, references};
+use crate::queue::{NewOperation, Operation};
+use muster_store::instances::{self, InstanceRow};
+use muster_store::nodes::{self, NodeRow};
+use muster_store::{Read, agent_operations, interfaces, metadata, references};
 
 /// Version of the record's format.
 const VERSION: i64 = 19;
@@ -53,7 +54,7 @@ pub(crate) const NVRAM_TEMPLATE: &str = "nvram_template";
 pub(crate) const DEPRECATED_AFFINITY: &str = "deprecated weighted affinity specification accepted";
 
 /// The instance as the subject of events.
-pub(crate) fn object(id: InstanceId) -> ObjectRef {
+pub fn object(id: InstanceId) -> ObjectRef {
     ObjectRef::new(ObjectType::Instance, id)
 }
 
@@ -67,20 +68,21 @@ pub(crate) fn target(text: &str) -> Result<InstanceId> {
     text.parse().map_err(|_| Error::Internal("an instance's id is not one".into()))
 }
 
-/// An operation on an instance, done by its node.
-pub(crate) fn order(row: &InstanceRow, arguments: Value, request_id: Option<&str>) -> Order {
-    Order {
-        target: object(row.id),
-        namespace: Some(row.namespace.clone()),
-        arguments,
-        depends_on: vec![],
+/// An operation on an instance, for its node.
+pub(crate) fn operation_on<P: Operation>(
+    row: &InstanceRow,
+    parameters: P,
+    request_id: Option<&str>,
+) -> NewOperation<P> {
+    NewOperation {
         request_id: request_id.map(str::to_owned),
         node: row.node,
+        ..NewOperation::new(object(row.id), Some(row.namespace.clone()), parameters)
     }
 }
 
 /// An instance by id or name that the caller may read.
-pub(crate) async fn find<D: Read + Copy>(
+pub async fn find<D: Read + Copy>(
     db: D,
     caller: &Caller,
     reference: &str,
@@ -115,7 +117,7 @@ pub(crate) async fn find<D: Read + Copy>(
 }
 
 /// An instance by id or name that the caller may change.
-pub(crate) async fn find_own(
+pub async fn find_own(
     app: &App,
     caller: &Caller,
     reference: &str,
@@ -126,7 +128,7 @@ pub(crate) async fn find_own(
 }
 
 /// Refuses what only an instance that was made can do: waiting may help.
-pub(crate) fn require_created(row: &InstanceRow) -> Result<()> {
+pub fn require_created(row: &InstanceRow) -> Result<()> {
     if row.state == InstanceState::Created { Ok(()) } else { Err(not_ready(row)) }
 }
 
@@ -135,7 +137,7 @@ pub(crate) fn not_ready(row: &InstanceRow) -> Error {
 }
 
 /// Where an instance is; nothing as long as it has no place.
-pub(crate) async fn place(app: &App, row: &InstanceRow) -> Result<Option<Place>> {
+pub async fn place(app: &App, row: &InstanceRow) -> Result<Option<Place>> {
     let Some(node) = row.node else { return Ok(None) };
     let node = nodes::get(&*app.store, &NameOrId::Id(node)).await?;
     Ok(node.map(|node| Place::of(app, node)))

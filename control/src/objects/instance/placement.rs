@@ -1,8 +1,8 @@
 //! Where an instance goes: asks the scheduler, and takes what it found from the node's ledger.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{InstanceId, NodeId};
@@ -15,80 +15,25 @@ use super::object;
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::claim;
-use crate::scheduler::{self, Amount, Committed, Facts, Outcome, Policy, Refusal, Wish};
-use crate::store::instances::{Claimed, InstanceRow};
-use crate::store::{StoreError, Tx, TxError, instances, node_claims, nodes};
+use crate::scheduler::{self, Facts, Outcome, Policy, Refusal, Wish};
+use crate::state::NodeCapacity;
+use muster_store::instances::{Claimed, InstanceRow};
+use muster_store::{StoreError, Tx, TxError, instances, node_claims, nodes};
+use muster_types::capacity::{Capacity, CommittedCapacity};
 
 /// Candidates whose ledgers one attempt looks into.
 const MOST_CANDIDATES: usize = 32;
 
-/// The nodes that are there, and what they have promised.
-pub(crate) type Nodes = Vec<(Arc<Facts>, Committed)>;
-
-/// What is known of the nodes, which may be a little old: the ledger's row decides.
-#[derive(Debug, Default)]
-pub struct Known {
-    seen: Mutex<Option<Seen>>,
-    /// Held by whoever reads the nodes: the others want the same.
-    reading: tokio::sync::Mutex<()>,
-}
-
-#[derive(Debug, Clone)]
-struct Seen {
-    at: Instant,
-    nodes: Arc<Nodes>,
-}
-
-impl Known {
-    fn seen(&self) -> MutexGuard<'_, Option<Seen>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Corrects the ledger of a node after a change that is committed.
-    pub(crate) fn correct(&self, node: NodeId, committed: Committed) {
-        if let Some(seen) = self.seen().as_mut() {
-            let nodes = Arc::make_mut(&mut seen.nodes);
-            if let Some(known) = nodes.iter_mut().find(|(facts, _)| facts.id == node) {
-                known.1 = committed;
-            }
-        }
-    }
-
-    /// The nodes, not older than the setting says, or as they are now.
-    async fn get(&self, app: &App, fresh: bool) -> Result<Arc<Nodes>> {
-        let most = Duration::from_secs(app.settings.scheduler_cache_timeout);
-        let asked = Instant::now();
-        let usable = |seen: &Seen| seen.at >= asked || (!fresh && seen.at.elapsed() < most);
-        if let Some(seen) = self.seen().clone().filter(usable) {
-            return Ok(seen.nodes);
-        }
-        let _alone = self.reading.lock().await;
-        if let Some(seen) = self.seen().clone().filter(usable) {
-            return Ok(seen.nodes);
-        }
-        let at = Instant::now();
-        let mut ledgers = node_claims::list(&*app.store).await?;
-        let rows = nodes::list(&*app.store).await?;
-        let alive = rows.iter().filter(|row| row.state == NodeState::Created);
-        let nodes: Vec<_> = alive
-            .map(|row| (Arc::new(Facts::read(row)), ledgers.remove(&row.identity.id).unwrap_or_default()))
-            .collect();
-        let nodes = Arc::new(nodes);
-        *self.seen() = Some(Seen { at, nodes: Arc::clone(&nodes) });
-        Ok(nodes)
-    }
-}
-
 /// The nodes as they are now.
-pub(crate) async fn nodes_afresh(app: &App) -> Result<Arc<Nodes>> {
-    app.placement.get(app, true).await
+pub(crate) async fn nodes_afresh(app: &App) -> Result<Arc<NodeCapacity>> {
+    app.placement.get(&app.store, Duration::ZERO).await
 }
 
 /// Candidates, and what is known of them.
 #[derive(Debug)]
 pub(crate) struct Found {
     outcome: Outcome,
-    nodes: Arc<Nodes>,
+    nodes: Arc<NodeCapacity>,
 }
 
 /// Asks the scheduler. A refusal is not believed before the nodes were looked at afresh.
@@ -103,7 +48,8 @@ pub(crate) async fn find_afresh(app: &App, namespace: &str, wish: &Wish) -> Resu
 }
 
 async fn ask(app: &App, namespace: &str, wish: &Wish, fresh: bool) -> Result<Found> {
-    let nodes = app.placement.get(app, fresh).await?;
+    let max_age = if fresh { 0 } else { app.settings.scheduler_cache_timeout };
+    let nodes = app.placement.get(&app.store, Duration::from_secs(max_age)).await?;
     let mut neighbours: HashMap<NodeId, Vec<Vec<String>>> = HashMap::new();
     if wish.affinity != muster_types::spec::Affinity::default() {
         for (node, tags) in instances::tags(&*app.store, namespace).await? {
@@ -146,11 +92,11 @@ pub(crate) struct Taken {
     pub(crate) node: NodeId,
     pub(crate) name: String,
     pub(crate) claimed: Claimed,
-    committed: Committed,
+    committed: CommittedCapacity,
     refused: Refused,
 }
 
-/// Nodes whose ledgers had no room, and why.
+/// NodeCapacity whose ledgers had no room, and why.
 pub(crate) type Refused = Vec<(String, String)>;
 
 /// Takes room for an instance from the first candidate that has it, as part of the transaction that makes the
@@ -165,7 +111,7 @@ pub(crate) async fn take_in(
     let policy = Policy::from(&app.settings);
     let mut refused = Vec::new();
     let candidates = found.candidates()?;
-    let wanted = Amount { cpus: wish.cpus, memory_mb: wish.memory_mb, disk_gb: wish.disk_gb };
+    let wanted = Capacity { cpus: wish.cpus, memory_mb: wish.memory_mb, disk_gb: wish.disk_gb };
     // The load that is only expected may be ignored when it is all that is in the way.
     for heed_demand in [true, false] {
         let mut demanding = false;
@@ -216,14 +162,14 @@ pub(crate) fn full(refused: &Refused) -> Error {
 
 /// What is known of the nodes follows a ledger that was changed and committed.
 pub(crate) fn taken(app: &App, taken: &Taken) {
-    app.placement.correct(taken.node, taken.committed);
+    app.placement.update(taken.node, taken.committed);
 }
 
 /// Gives back what a node promised to an instance, as part of a transaction. The answer is for [`Known::correct`].
 pub(crate) async fn give_back_in(
     tx: &mut Tx,
     row: &InstanceRow,
-) -> Result<Option<(NodeId, Committed)>, StoreError> {
+) -> Result<Option<(NodeId, CommittedCapacity)>, StoreError> {
     let (Some(node), claimed) = (row.node, row.claimed) else { return Ok(None) };
     if claimed == Claimed::default() {
         return Ok(None);

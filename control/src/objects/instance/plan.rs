@@ -11,11 +11,11 @@ use serde_json::{Map, Value, json};
 
 use super::create::decode_user_data;
 use crate::app::App;
-use crate::reconcile::network_plan::{domain, mtu};
-use crate::store::instances::{InstanceRow, InstanceSpec};
-use crate::store::interfaces::InterfaceRow;
-use crate::store::networks::NetworkRow;
-use crate::store::{interfaces, networks, nodes};
+use crate::objects::network::plan::{domain, mtu};
+use muster_store::instances::{InstanceRow, InstanceSpec};
+use muster_store::interfaces::InterfaceRow;
+use muster_store::networks::NetworkRow;
+use muster_store::{interfaces, networks, nodes};
 
 const GIB: u64 = 1 << 30;
 /// The versions of the layout that guests look for.

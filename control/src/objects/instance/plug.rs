@@ -6,15 +6,14 @@ use muster_types::interface::InterfaceRecord;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::spec::NetworkSpec;
 use muster_types::{Error, Result};
-use serde_json::json;
 
 use super::create::{MOST_SLOTS, find_network, slots};
-use super::{find_own, object, order};
+use super::{find_own, object, operation_on};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::interface::{self, NewInterface};
-use crate::operations::plug_interface;
-use crate::store::{instances, interfaces, transaction};
+use crate::queue::PlugInterface;
+use muster_store::{instances, interfaces, transaction};
 
 /// States in which an instance can get an interface.
 const PLUGGABLE: &[InstanceState] =
@@ -55,13 +54,13 @@ pub async fn plug(
             order: present.iter().map(|interface| interface.order + 1).max().unwrap_or(0),
         };
         let made = interface::create_in(app, tx, &new).await?;
-        let arguments = json!({ "interface": made.id });
-        let handle =
-            plug_interface::KIND.enqueue(tx, order(&row, arguments, Some(&caller.request_id))).await?;
+        let handle = operation_on(&row, PlugInterface { interface: made.id }, Some(&caller.request_id))
+            .enqueue(tx)
+            .await?;
         instances::set_operation(tx, row.id, &handle).await?;
         Ok(made)
     })?;
-    app.networks.changed();
+    app.networks.notify_changed();
     app.queue.wake();
     app.record(
         caller,

@@ -13,16 +13,15 @@ use muster_types::spec::Vdi;
 use muster_types::time::now;
 use muster_types::vm::{ConsolePorts, PORT_TAKEN, VmPower};
 use muster_types::{Error, Result};
-use serde_json::json;
 
-use super::{asked, object, order, plan, require_created};
+use super::agent;
+use super::{asked, object, operation_on, plan, require_created};
 use crate::app::App;
 use crate::auth::Caller;
-use crate::operations::start_instance;
-use crate::reconcile::agents;
-use crate::reconcile::networks::follow_instance;
-use crate::store::instances::{self, InstanceRow};
-use crate::store::{operations, transaction};
+use crate::objects::network::wait::follow_instance;
+use crate::queue::{Operation as _, StartInstance};
+use muster_store::instances::{self, InstanceRow};
+use muster_store::{operations, transaction};
 
 /// How often other ports are tried when somebody else has taken them.
 const PORT_ATTEMPTS: usize = 5;
@@ -59,7 +58,7 @@ pub async fn act(
     id: InstanceId,
     action: Action,
 ) -> Result<()> {
-    let _turn = app.turns.take(id).await;
+    let _lock = app.instance_locks.lock(id).await;
     let row = instances::get(&*app.store, id).await?.ok_or_else(|| Error::not_found("instance"))?;
     require_created(&row)?;
     let machines = node.vms();
@@ -159,7 +158,7 @@ async fn choose_ports(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> 
 
 /// Looks at a machine whose power may have changed, and writes down what is seen.
 pub(crate) async fn observe(app: &App, node: &Arc<dyn NodeApi>, id: InstanceId) -> Result<()> {
-    let _turn = app.turns.take(id).await;
+    let _lock = app.instance_locks.lock(id).await;
     write_seen(app, node, id).await
 }
 
@@ -179,7 +178,7 @@ pub(crate) async fn write_seen(app: &App, node: &Arc<dyn NodeApi>, id: InstanceI
         None => (PowerState::Crashed, Some("the node has nothing of it any more".to_owned())),
     };
     if power == row.power_state {
-        return agents::observe(app, node, id).await;
+        return agent::observe(app, node, id).await;
     }
     let agent = agent_state(&row, power);
     let changed = transaction!(app.store, |tx| {
@@ -202,7 +201,7 @@ pub(crate) async fn write_seen(app: &App, node: &Arc<dyn NodeApi>, id: InstanceI
         app.events.record(event);
     }
     // Its guest may have spoken before it was written down that it is on.
-    agents::observe(app, node, id).await
+    agent::observe(app, node, id).await
 }
 
 /// What is known of the agent when the power changes.
@@ -230,10 +229,10 @@ fn start_again<'a>(app: &'a App, row: &'a InstanceRow) -> NodeFuture<'a, ()> {
 
 async fn queue_start(app: &App, row: &InstanceRow) -> Result<()> {
     let queued = transaction!(app.store, |tx| {
-        if operations::is_pending(&mut *tx, &object(row.id), start_instance::KIND.name).await? {
+        if operations::is_pending(&mut *tx, &object(row.id), StartInstance::KIND.name).await? {
             return Ok(false);
         }
-        let handle = start_instance::KIND.enqueue(tx, order(row, json!({}), None)).await?;
+        let handle = operation_on(row, StartInstance {}, None).enqueue(tx).await?;
         instances::set_operation(tx, row.id, &handle).await?;
         Ok(true)
     })?;

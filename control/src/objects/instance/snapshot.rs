@@ -7,18 +7,18 @@ use muster_types::event::Event;
 use muster_types::ids::{ArtifactId, BlobId, InstanceId};
 use muster_types::instance::DiskRecord;
 use muster_types::{Error, Result};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use super::{find, find_own, object, order, require_created};
+use super::{find, find_own, object, operation_on, require_created};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::artifact::{self, ArtifactRequest};
 use crate::objects::{blob, version};
-use crate::operations::snapshot_instance;
-use crate::store::instances::InstanceRow;
-use crate::store::{artifacts, blobs, instances, transaction};
+use crate::queue::{DiskCopy, SnapshotInstance};
+use muster_store::instances::InstanceRow;
+use muster_store::{artifacts, blobs, instances, transaction};
 
 /// The memory of the firmware, as a device.
 pub(crate) const NVRAM: &str = "nvram";
@@ -31,16 +31,6 @@ pub struct SnapshotRequest {
     /// 0 is the default.
     pub max_versions: i64,
     pub thin: bool,
-}
-
-/// A copy on its way, as the operation carries it.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct Copying {
-    pub(crate) device: String,
-    pub(crate) artifact: ArtifactId,
-    pub(crate) blob: BlobId,
-    /// What the copy is only whole with.
-    pub(crate) base: Option<BlobId>,
 }
 
 /// A copy on its way, as the API answers it.
@@ -97,16 +87,15 @@ pub async fn create(
                 max_versions: request.max_versions,
             };
             let (kept, _) = artifact::ensure_in(app, tx, caller, &row.namespace, &wanted).await?;
-            copies.push(Copying {
+            copies.push(DiskCopy {
                 device: (*device).to_owned(),
                 artifact: kept.id,
                 blob: BlobId::new(),
                 base: disk.and_then(|disk| disk.blob_uuid).filter(|_| thin),
             });
         }
-        let arguments = json!({ "copies": copies });
-        let order = order(&row, arguments, Some(&caller.request_id));
-        let handle = snapshot_instance::KIND.enqueue(tx, order).await?;
+        let snapshot = SnapshotInstance { copies: copies.clone() };
+        let handle = operation_on(&row, snapshot, Some(&caller.request_id)).enqueue(tx).await?;
         instances::set_operation(tx, row.id, &handle).await?;
         Ok(copies)
     })?;
@@ -114,7 +103,7 @@ pub async fn create(
     let devices: Vec<&str> = copies.iter().map(|copy| copy.device.as_str()).collect();
     let event = Event::audit(object(row.id), "snapshot request from REST API");
     app.record(caller, event.with("devices", json!(devices)).with("thin", thin));
-    let record = |copy: Copying| {
+    let record = |copy: DiskCopy| {
         let record = SnapshotRecord {
             source_url: source_url(row.id, &copy.device),
             artifact_uuid: copy.artifact,

@@ -177,7 +177,7 @@ impl World {
     async fn execute(&self, sql: &str) {
         let mut tx = self.cluster.app.store.begin().await.unwrap();
         let outcome = tx.execute(sql, &[]).await.map_err(Into::into);
-        let mut retry = muster_control::store::Retry::default();
+        let mut retry = muster_store::Retry::default();
         assert!(tx.finish(outcome, &mut retry).await.unwrap().unwrap() > 0, "{sql}");
     }
 }

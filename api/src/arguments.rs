@@ -1,0 +1,211 @@
+//! The arguments of a call: a JSON body on any method, whatever its content type, and the query string.
+
+use std::sync::Arc;
+
+use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
+use axum::http::Method;
+use muster_types::Error;
+use muster_types::settings::ValidationMode;
+use serde::de::{DeserializeOwned, Deserializer, Visitor};
+use serde_json::{Map, Value};
+
+use crate::error::ApiError;
+use crate::fields::Text;
+use crate::request::Incoming;
+use muster_control::app::App;
+
+/// The arguments of a call as `T`, whose fields are what the call declares.
+#[derive(Debug)]
+pub(crate) struct Args<T>(pub(crate) T);
+
+/// The arguments of a call that has none.
+#[derive(Debug, serde::Deserialize)]
+pub(crate) struct Nothing {}
+
+/// Where an object is looked for.
+#[derive(Debug, serde::Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct Within {
+    /// The namespace in which it is looked for. Also taken from the body.
+    #[param(value_type = Option<String>)]
+    namespace: Option<Text>,
+}
+
+impl Within {
+    pub(crate) fn namespace(&self) -> Option<&str> {
+        self.namespace.as_ref().map(|text| text.0.as_str())
+    }
+}
+
+impl<T: DeserializeOwned> FromRequest<Arc<App>> for Args<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+        let (mut parts, _) = request.into_parts();
+        let path = RawPathParams::from_request_parts(&mut parts, app).await.ok();
+        let body =
+            parts.extensions.get::<Incoming>().map(|incoming| incoming.body.clone()).unwrap_or_default();
+        let fields = field_names::<T>();
+        let needs_body = !fields.is_empty() && matches!(parts.method, Method::POST | Method::PUT);
+        let mut given = parse_body(&body, needs_body)?;
+        for (name, value) in form_pairs(parts.uri.query().unwrap_or_default()) {
+            given.entry(name).or_insert(Value::String(value));
+        }
+        given.retain(|_, value| !value.is_null());
+        if let Some(path) = &path {
+            drop_path_parameters(&mut given, path)?;
+        }
+        let mode = app.settings.api_validation_mode;
+        if let Some(unknown) = given.keys().find(|name| !fields.contains(&name.as_str())) {
+            let finding = format!("{}: not declared by this endpoint", shortened(unknown));
+            match mode {
+                ValidationMode::Enforce => return Err(Error::Invalid(finding).into()),
+                ValidationMode::Warn => tracing::warn!(finding, path = parts.uri.path(), "request parameter"),
+                ValidationMode::Off => {}
+            }
+            given.retain(|name, _| fields.contains(&name.as_str()));
+        }
+        serde_path_to_error::deserialize(Value::Object(given))
+            .map(Self)
+            .map_err(|error| Error::Invalid(format!("{}: {}", error.path(), error.inner())).into())
+    }
+}
+
+/// The members of a body. Nothing, a falsy document, and on calls that need no body anything unreadable, is
+/// an empty object.
+pub(crate) fn parse_body(body: &[u8], needed: bool) -> Result<Map<String, Value>, Error> {
+    if body.is_empty() {
+        return Ok(Map::new());
+    }
+    match serde_json::from_slice(body) {
+        Ok(Value::Object(members)) => Ok(members),
+        Ok(Value::Null | Value::Bool(false)) => Ok(Map::new()),
+        Ok(Value::Array(items)) if items.is_empty() => Ok(Map::new()),
+        Ok(Value::String(text)) if text.is_empty() => Ok(Map::new()),
+        Ok(Value::Number(number)) if number.as_f64() == Some(0.0) => Ok(Map::new()),
+        Ok(_) => Err(Error::Invalid("the request body must be a JSON object".into())),
+        Err(error) if needed => Err(Error::Invalid(format!("the request body is not valid JSON: {error}"))),
+        Err(_) => Ok(Map::new()),
+    }
+}
+
+/// A body key may repeat a parameter of the path, but not contradict it.
+fn drop_path_parameters(given: &mut Map<String, Value>, path: &RawPathParams) -> Result<(), Error> {
+    for (name, value) in path {
+        match given.get(name) {
+            None => {}
+            Some(Value::String(text)) if text == value => {
+                given.remove(name);
+            }
+            Some(_) => {
+                return Err(Error::Invalid(format!(
+                    "{name}: a body key of this name overwrote the URL path parameter"
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Parameter names in messages are cut, at a character.
+fn shortened(name: &str) -> String {
+    name.chars().filter(|c| !c.is_control()).take(64).collect()
+}
+
+/// The pairs of a query string.
+pub(crate) fn form_pairs(query: &str) -> impl Iterator<Item = (String, String)> {
+    let decode = |text: &str| {
+        let text = text.replace('+', " ");
+        percent_encoding::percent_decode_str(&text).decode_utf8_lossy().into_owned()
+    };
+    query.split('&').filter(|pair| !pair.is_empty()).map(move |pair| {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        (decode(name), decode(value))
+    })
+}
+
+/// The names of a struct's fields, as serde knows them.
+fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
+    struct Names(&'static [&'static str]);
+    #[derive(Debug)]
+    struct Done;
+    impl std::fmt::Display for Done {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("done")
+        }
+    }
+    impl std::error::Error for Done {}
+    impl serde::de::Error for Done {
+        fn custom<M: std::fmt::Display>(_: M) -> Self {
+            Self
+        }
+    }
+    impl<'de> Deserializer<'de> for &mut Names {
+        type Error = Done;
+        fn deserialize_any<V: Visitor<'de>>(self, _: V) -> Result<V::Value, Done> {
+            Err(Done)
+        }
+        fn deserialize_struct<V: Visitor<'de>>(
+            self,
+            _: &'static str,
+            fields: &'static [&'static str],
+            _: V,
+        ) -> Result<V::Value, Done> {
+            self.0 = fields;
+            Err(Done)
+        }
+        serde::forward_to_deserialize_any! {
+            bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf option unit
+            unit_struct newtype_struct seq tuple tuple_struct map enum identifier ignored_any
+        }
+    }
+    let mut names = Names(&[]);
+    // Always an error: only the names are wanted.
+    let _ = T::deserialize(&mut names);
+    names.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fields::{Integer, Text};
+
+    #[derive(Debug, serde::Deserialize)]
+    struct Example {
+        #[serde(rename = "limit")]
+        _limit: Option<Integer>,
+        #[serde(rename = "name")]
+        _name: Option<Text>,
+    }
+
+    #[test]
+    fn field_names_are_those_on_the_wire() {
+        assert_eq!(field_names::<Example>(), ["limit", "name"]);
+        assert!(field_names::<Nothing>().is_empty());
+    }
+
+    #[test]
+    fn falsy_documents_count_as_no_body_and_others_must_be_objects() {
+        for body in ["", "null", "[]", "\"\"", "0", "false", "{}"] {
+            assert!(parse_body(body.as_bytes(), true).unwrap().is_empty(), "{body}");
+        }
+        for body in ["[1]", "\"x\"", "7", "true"] {
+            assert!(parse_body(body.as_bytes(), false).is_err(), "{body}");
+        }
+        assert!(parse_body(b"{", false).unwrap().is_empty());
+        assert!(parse_body(b"{", true).is_err());
+    }
+
+    #[test]
+    fn a_deeply_nested_body_is_refused_without_exhausting_the_stack() {
+        let body = "[".repeat(100_000);
+        assert!(parse_body(body.as_bytes(), true).is_err());
+    }
+
+    #[test]
+    fn query_strings_are_decoded() {
+        let pairs: Vec<_> = form_pairs("limit=10&name=a%20b+c&&flag").collect();
+        let expected = [("limit", "10"), ("name", "a b c"), ("flag", "")].map(|(a, b)| (a.into(), b.into()));
+        assert_eq!(pairs, expected);
+    }
+}

@@ -1,0 +1,67 @@
+//! The one place that turns an error into a status and a body.
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use muster_types::Error;
+use serde_json::json;
+
+use crate::response::json_response;
+
+/// An error on its way out.
+#[derive(Debug)]
+pub(crate) struct ApiError(pub(crate) Error);
+
+impl<E: Into<Error>> From<E> for ApiError {
+    fn from(error: E) -> Self {
+        Self(error.into())
+    }
+}
+
+/// When a caller that found no room should ask again, in seconds.
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("15");
+
+/// What a handler answers.
+pub(crate) type ApiResult<T = Response> = Result<T, ApiError>;
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let (status, text) = match self.0 {
+            Error::Unplaceable { text, stage, transient } => {
+                let status = StatusCode::INSUFFICIENT_STORAGE;
+                let mut response = json_response(
+                    status,
+                    &json!({ "error": text, "status": status.as_u16(), "stage": stage, "transient": transient }),
+                );
+                if transient {
+                    response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
+                }
+                return response;
+            }
+            Error::TooMany { text, retry_after } => {
+                let status = StatusCode::TOO_MANY_REQUESTS;
+                let mut response =
+                    json_response(status, &json!({ "error": text, "status": status.as_u16() }));
+                response.headers_mut().insert(header::RETRY_AFTER, retry_after.into());
+                return response;
+            }
+            Error::Invalid(text) => (StatusCode::BAD_REQUEST, text),
+            Error::Unauthenticated(text) => (StatusCode::UNAUTHORIZED, text),
+            Error::Forbidden(text) => (StatusCode::FORBIDDEN, text),
+            Error::NotFound(text) => (StatusCode::NOT_FOUND, text),
+            Error::NotReady(text) => (StatusCode::NOT_ACCEPTABLE, text),
+            Error::Timeout(text) => (StatusCode::REQUEST_TIMEOUT, text),
+            Error::Conflict(text) => (StatusCode::CONFLICT, text),
+            Error::LengthRequired(text) => (StatusCode::LENGTH_REQUIRED, text),
+            Error::TooLarge(text) => (StatusCode::PAYLOAD_TOO_LARGE, text),
+            Error::TooLong(text) => (StatusCode::UNPROCESSABLE_ENTITY, text),
+            Error::Insufficient(text) => (StatusCode::INSUFFICIENT_STORAGE, text),
+            Error::Unavailable(text) => (StatusCode::SERVICE_UNAVAILABLE, text),
+            Error::Unconfigured(text) => (StatusCode::INTERNAL_SERVER_ERROR, text),
+            Error::Internal(why) => {
+                tracing::error!(%why, "server error");
+                (StatusCode::INTERNAL_SERVER_ERROR, "server error".to_owned())
+            }
+        };
+        json_response(status, &json!({ "error": text, "status": status.as_u16() }))
+    }
+}

@@ -1,0 +1,140 @@
+//! The wire: accepts connections, with or without TLS, and gives their requests to a service.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::Request;
+use axum::response::Response;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use rustls_pki_types::pem::PemObject;
+use rustls_pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, watch};
+use tokio_rustls::TlsAcceptor;
+
+use crate::patient::Patient;
+
+/// Most headers of a request.
+const MOST_HEADERS: usize = 100;
+/// How much of a request's head is buffered; a head of several times this is cut off.
+const LARGEST_HEAD: usize = 64 << 10;
+/// How long open connections get to finish at the end.
+const LAST_WAIT: Duration = Duration::from_secs(5);
+
+/// A certificate and its key.
+#[derive(Clone)]
+pub struct Tls(TlsAcceptor);
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Tls")
+    }
+}
+
+impl Tls {
+    /// Reads PEM files.
+    pub fn load(certificate: &Path, key: &Path) -> Result<Self, String> {
+        let named = |path: &Path, why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
+        let chain: Vec<_> = CertificateDer::pem_file_iter(certificate)
+            .and_then(Iterator::collect)
+            .map_err(|e| named(certificate, &e))?;
+        let private = PrivateKeyDer::from_pem_file(key).map_err(|e| named(key, &e))?;
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let mut config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|e| e.to_string())?
+            .with_no_client_auth()
+            .with_single_cert(chain, private)
+            .map_err(|e| named(certificate, &e))?;
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Self(TlsAcceptor::from(Arc::new(config))))
+    }
+}
+
+/// Where and how to listen.
+#[derive(Debug)]
+pub struct Listener {
+    pub socket: TcpListener,
+    pub tls: Option<Tls>,
+    /// Time for a request's head to arrive, and for the caller to take in some of the answer.
+    pub patience: Duration,
+    pub most_connections: usize,
+}
+
+/// Serves until `stop` says so, then lets open requests end.
+pub async fn serve<S, F>(listener: Listener, service: S, mut stop: watch::Receiver<bool>)
+where
+    S: Fn(Request<Incoming>, SocketAddr) -> F + Clone + Send + 'static,
+    F: Future<Output = Response> + Send + 'static,
+{
+    let slots = Arc::new(Semaphore::new(listener.most_connections));
+    let graceful = GracefulShutdown::new();
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new())
+        .header_read_timeout(listener.patience)
+        .max_headers(MOST_HEADERS)
+        .max_buf_size(LARGEST_HEAD);
+    loop {
+        let accepted = tokio::select! {
+            accepted = accept(&listener.socket, &slots) => accepted,
+            _ = stop.wait_for(|stop| *stop) => break,
+        };
+        let (stream, peer, slot) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Out of file descriptors, most likely: the backlog holds the rest until some are free.
+                tracing::warn!(%error, "connection not accepted");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            }
+        };
+        let (http, service, watcher) = (http.clone(), service.clone(), graceful.watcher());
+        let (tls, patience) = (listener.tls.clone(), listener.patience);
+        tokio::spawn(async move {
+            let _slot = slot;
+            let stream: Box<dyn Wire> = match tls {
+                None => Box::new(stream),
+                Some(Tls(acceptor)) => match tokio::time::timeout(patience, acceptor.accept(stream)).await {
+                    Ok(Ok(stream)) => Box::new(stream),
+                    Ok(Err(_)) | Err(_) => return,
+                },
+            };
+            let answer = service_fn(move |request| {
+                let answer = service(request, peer);
+                async move { Ok::<_, Infallible>(answer.await) }
+            });
+            let connection = http.serve_connection(TokioIo::new(Patient::new(stream, patience)), answer);
+            if let Err(error) = watcher.watch(connection).await {
+                tracing::debug!(%error, %peer, "connection ended");
+            }
+        });
+    }
+    drop(listener);
+    if tokio::time::timeout(LAST_WAIT, graceful.shutdown()).await.is_err() {
+        tracing::warn!("some connections were cut off");
+    }
+}
+
+async fn accept(
+    socket: &TcpListener,
+    slots: &Arc<Semaphore>,
+) -> io::Result<(TcpStream, SocketAddr, tokio::sync::OwnedSemaphorePermit)> {
+    let slot = Arc::clone(slots).acquire_owned().await.map_err(io::Error::other)?;
+    let (stream, peer) = socket.accept().await?;
+    stream.set_nodelay(true)?;
+    Ok((stream, peer, slot))
+}
+
+/// A stream in both directions.
+trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}

@@ -1,0 +1,118 @@
+//! Copies a blob to a node of this daemon from a node that has it.
+
+use std::sync::Arc;
+
+use futures_util::StreamExt as _;
+use muster_store::blobs::{self, BlobRow};
+use muster_store::nodes::{self, NodeRow};
+use muster_store::{blob_locations, transaction};
+use muster_types::blob::{BlobState, CopyState};
+use muster_types::event::{Event, EventType};
+use muster_types::ids::{BlobId, NodeId};
+use muster_types::node::{NodeApi, NodeState};
+use muster_types::storage::{ByteStream, Draft};
+use muster_types::{Error, Result};
+
+use super::key::service_token;
+use super::{blob, upload};
+use crate::app::App;
+
+/// Returns the nodes that are up.
+pub(crate) async fn living(app: &App) -> Result<Vec<NodeRow>> {
+    let rows = nodes::list(&*app.store).await?;
+    Ok(rows.into_iter().filter(|row| row.state == NodeState::Created).collect())
+}
+
+/// Makes a copy of a blob on a node that has none. [`Error::NotReady`] while somebody else is at it.
+pub(crate) async fn ensure_here(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) -> Result<()> {
+    let here = node.identity().id;
+    let whole = || async {
+        let copies = blob_locations::of_blob(&*app.store, id).await?;
+        let whole = copies.iter().filter(|copy| copy.state == CopyState::Whole).map(|copy| copy.node);
+        Ok::<Vec<NodeId>, Error>(whole.collect())
+    };
+    let holders = whole().await?;
+    if holders.contains(&here) {
+        return Ok(());
+    }
+    copy(app, node, id, &holders, &living(app).await?).await?;
+    if whole().await?.contains(&here) {
+        Ok(())
+    } else {
+        Err(Error::NotReady(format!("blob {id} is on its way to node {}", node.identity().name)))
+    }
+}
+
+/// Copies a blob from one of the nodes `whole`, unless this daemon is storing the same blob already.
+pub(crate) async fn copy(
+    app: &App,
+    node: &Arc<dyn NodeApi>,
+    id: BlobId,
+    whole: &[NodeId],
+    living: &[NodeRow],
+) -> Result<()> {
+    let Some(row) = blobs::get(&*app.store, id).await?.filter(|row| row.state == BlobState::Created) else {
+        return Ok(());
+    };
+    // Somebody stores the same content here just now.
+    let Some(_mark) = app.blobs_in_progress.begin(node.identity().id, id) else { return Ok(()) };
+    let (draft, storage) = (Draft::Copy(id), node.storage());
+    let have = storage.draft_size(draft).await?.unwrap_or(0);
+    let data = read(app, &row, have, whole, living).await?;
+    storage.append(draft, Some(have), upload::most_bytes(app).max(row.content().size), data).await?;
+    if storage.content(draft).await? != row.content() {
+        storage.remove_draft(draft).await?;
+        return Err(Error::Unavailable("what arrived is not what was sent".into()));
+    }
+    let here = node.identity().id;
+    let there = transaction!(app.store, |tx| {
+        let row = blobs::get(&mut *tx, id).await?;
+        if row.is_none_or(|row| row.state != BlobState::Created) {
+            return Ok(false);
+        }
+        blob_locations::set(tx, id, here, CopyState::Coming).await?;
+        Ok(true)
+    })?;
+    if there {
+        // Nobody but this task touches the draft, so it keeps what was compared.
+        storage.keep(draft, id).await?;
+        transaction!(app.store, |tx| {
+            if blobs::get(&mut *tx, id).await?.is_some() {
+                blob_locations::set(tx, id, here, CopyState::Whole).await?;
+            }
+            Ok(())
+        })?;
+        let event = Event::new(EventType::Status, blob::object(id), "copied to another node");
+        app.events.record(event.with("node", node.identity().name.clone()));
+    }
+    storage.remove_draft(draft).await
+}
+
+/// The bytes of a blob from where this node has none yet: from another node of this daemon, or over the network.
+async fn read(
+    app: &App,
+    row: &BlobRow,
+    from: u64,
+    whole: &[NodeId],
+    living: &[NodeRow],
+) -> Result<ByteStream> {
+    if let Some(near) = app.nodes.iter().find(|node| whole.contains(&node.identity().id)) {
+        return near.storage().read(row.id, from..row.content().size).await;
+    }
+    let holder =
+        living.iter().find(|node| whole.contains(&node.identity.id) && !node.report.api_url.is_empty());
+    let holder = holder.ok_or_else(|| Error::Unavailable("no node that has it can be reached".into()))?;
+    let silent = |error: reqwest::Error| {
+        Error::Unavailable(format!("node {} does not answer: {error}", holder.identity.name))
+    };
+    let token = service_token(app, muster_types::namespace::SYSTEM).await?;
+    let url = format!("{}/blobs/{}/data?offset={from}", holder.report.api_url, row.id);
+    let client = app.peers.get()?;
+    let answer =
+        client.get(url).bearer_auth(token).send().await.and_then(reqwest::Response::error_for_status);
+    let name = holder.identity.name.clone();
+    let bytes = answer.map_err(silent)?.bytes_stream().map(move |piece| {
+        piece.map_err(|_| Error::Unavailable(format!("node {name} broke the connection off")))
+    });
+    Ok(Box::pin(bytes))
+}

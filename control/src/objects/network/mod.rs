@@ -1,0 +1,596 @@
+//! Networks: create, get, list, delete, route, names, ping.
+
+pub(crate) mod plan;
+pub(crate) mod wait;
+
+use std::net::Ipv4Addr;
+
+use muster_types::address::{AddressType, Netblock};
+use muster_types::event::Event;
+use muster_types::ids::{NetworkId, OperationId};
+use muster_types::namespace::NamespaceState;
+use muster_types::network::{FLOATING, NetworkRecord, NetworkState, check_name};
+use muster_types::object::{NameOrId, ObjectRef, ObjectType};
+use muster_types::operation::{OperationHandle, OperationType};
+use muster_types::{Error, Result};
+
+use crate::app::App;
+use crate::auth::Caller;
+use crate::auth::access::namespace_to_empty;
+use crate::objects::address::{FULL, rests};
+use crate::objects::node::{Place, network_node};
+use crate::queue::{CreateNetwork, DeleteNetwork, NewOperation, Operation};
+use muster_store::addresses::{self, Claim, Pool};
+use muster_store::networks::{NetworkRow, NewNetwork};
+use muster_store::operations::OperationRow;
+use muster_store::{
+    Read, StoreError, Tx, TxError, dns_entries, interfaces, metadata, namespaces, networks, operations,
+    references, transaction,
+};
+
+/// Version of the record's format.
+const VERSION: i64 = 9;
+/// Networks read at once for a list.
+const PAGE: i64 = 500;
+/// Names that one network's resolver may be told beside those of its interfaces.
+const MOST_NAMES: i64 = 1000;
+/// How a network's record names the addresses that are routed to it.
+pub const ROUTED: &str = "routed_address";
+/// States of a network that is not on its way out.
+pub(crate) const USABLE: &[NetworkState] = &[NetworkState::Initial, NetworkState::Created];
+/// States of a network whose row may still get something attached.
+pub(crate) const PRESENT: &[NetworkState] =
+    &[NetworkState::Initial, NetworkState::Created, NetworkState::Error, NetworkState::DeleteWait];
+
+/// A network to make, as the caller asked for it.
+#[derive(Debug, Default)]
+pub struct NetworkRequest {
+    pub name: Option<String>,
+    pub netblock: Option<String>,
+    pub provide_dhcp: Option<bool>,
+    pub provide_nat: Option<bool>,
+    pub provide_dns: Option<bool>,
+    pub namespace: Option<String>,
+}
+
+/// The network as the subject of events.
+pub fn object(id: NetworkId) -> ObjectRef {
+    ObjectRef::new(ObjectType::Network, id)
+}
+
+/// The addresses that float.
+pub(crate) async fn floating_pool(db: impl Read) -> Result<Pool, StoreError> {
+    let row = networks::get(db, FLOATING).await?;
+    row.map(|row| row.pool()).ok_or_else(|| StoreError::Broken("there is no floating network".into()))
+}
+
+/// Makes the floating network at the first start. Its block does not change later.
+pub async fn bootstrap(app: &App) -> Result<()> {
+    let wished: Netblock = app.settings.floating_network.parse()?;
+    let found = transaction!(app.store, |tx| {
+        if let Some(row) = networks::get(&mut *tx, FLOATING).await? {
+            return Ok(row.netblock);
+        }
+        let new = NewNetwork {
+            id: FLOATING,
+            name: "floating".into(),
+            namespace: None,
+            netblock: wished,
+            provide_dhcp: false,
+            provide_nat: false,
+            provide_dns: false,
+        };
+        match networks::insert(tx, &new).await {
+            Ok(row) => claim_ends(tx, &row).await?,
+            // Another daemon was first: look again.
+            Err(StoreError::Duplicate(why)) => return Err(StoreError::Conflict(why).into()),
+            Err(error) => return Err(error.into()),
+        }
+        Ok(wished)
+    })?;
+    if found != wished {
+        tracing::warn!(%found, %wished, "FLOATING_NETWORK is not used: the cluster was made with another one");
+    }
+    Ok(())
+}
+
+/// Reserves the addresses that no interface can have.
+async fn claim_ends(tx: &mut Tx, row: &NetworkRow) -> Result<(), StoreError> {
+    let block = row.netblock;
+    for (address, kind) in [
+        (block.network(), AddressType::Network),
+        (block.router(), AddressType::Gateway),
+        (block.broadcast(), AddressType::Broadcast),
+    ] {
+        addresses::claim(tx, row.pool(), address, &Claim::new(kind, object(row.id))).await?;
+    }
+    Ok(())
+}
+
+/// Makes a network. Its devices follow.
+pub async fn create(app: &App, caller: &Caller, request: NetworkRequest) -> Result<NetworkRecord> {
+    let required = |name: &str| Error::Invalid(format!("{name}: Missing data for required field."));
+    let name = request.name.ok_or_else(|| required("name"))?;
+    let netblock = Netblock::check(&request.netblock.ok_or_else(|| required("netblock"))?)?;
+    check_name(&name)?;
+    let namespace =
+        request.namespace.filter(|name| !name.is_empty()).unwrap_or_else(|| caller.namespace.clone());
+    // As the specification says: a trusted namespace may create in the one that trusts it.
+    if !caller.may_see(&*app.store, &namespace).await? {
+        let text = "only admins can create resources in a different namespace";
+        return Err(Error::Unauthenticated(text.into()));
+    }
+    let floats = floating_pool(&*app.store).await?.netblock;
+    if netblock.overlaps(floats) {
+        let text = format!("netblock: {netblock} overlaps the floating network {floats}");
+        return Err(Error::Invalid(text));
+    }
+    let new = NewNetwork {
+        id: NetworkId::new(),
+        name,
+        namespace: Some(namespace.clone()),
+        netblock,
+        provide_dhcp: request.provide_dhcp.unwrap_or(true),
+        provide_nat: request.provide_nat.unwrap_or(true),
+        provide_dns: request.provide_dns.unwrap_or(false),
+    };
+    let row = transaction!(app.store, |tx| {
+        // No network may be left behind by a namespace that goes at the same moment.
+        if !namespaces::hold(tx, &namespace, NamespaceState::Created).await? {
+            return Err(Error::not_found("namespace").into());
+        }
+        let row = networks::insert(tx, &new).await?;
+        claim_ends(tx, &row).await?;
+        let handle = operation_on(&row, CreateNetwork {}, Some(caller)).enqueue(tx).await?;
+        networks::set_operation(tx, row.id, handle.op_uuid).await?;
+        Ok(NetworkRow { last_operation: Some(handle.op_uuid), ..row })
+    })?;
+    app.queue.wake();
+    app.record(
+        caller,
+        Event::audit(object(row.id), "db record created")
+            .with("name", row.name.clone())
+            .with("netblock", row.netblock.to_string())
+            .with("vxid", row.vxid),
+    );
+    app.record(caller, Event::audit(object(row.id), "creation request from REST API"));
+    one(&*app.store, row).await
+}
+
+fn operation_on<P: Operation>(row: &NetworkRow, parameters: P, caller: Option<&Caller>) -> NewOperation<P> {
+    NewOperation {
+        request_id: caller.map(|caller| caller.request_id.clone()),
+        ..NewOperation::new(object(row.id), row.namespace.clone(), parameters)
+    }
+}
+
+/// A network by id or name that the caller may read.
+pub async fn find(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    namespace: Option<&str>,
+) -> Result<NetworkRow> {
+    find_in(&*app.store, caller, reference, namespace).await
+}
+
+async fn find_in<D: Read + Copy>(
+    store: D,
+    caller: &Caller,
+    reference: &str,
+    namespace: Option<&str>,
+) -> Result<NetworkRow> {
+    let absent = || Error::not_found("network");
+    let namespace = namespace.filter(|name| !name.is_empty());
+    let row = match NameOrId::parse(reference) {
+        NameOrId::Id(id) => networks::get(store, id).await?,
+        NameOrId::Name(name) => {
+            let within = match namespace {
+                Some(namespace) => Some(namespace),
+                None => (!caller.is_system()).then_some(caller.namespace.as_str()),
+            };
+            let mut found = networks::by_name(store, &name, within).await?;
+            if found.is_empty() && namespace.is_none() && !caller.is_system() {
+                found = networks::by_name_trusting(store, &name, &caller.namespace).await?;
+            }
+            if found.len() > 1 {
+                let place = within.unwrap_or(&caller.namespace);
+                let text = format!("multiple networks have the name \"{name}\" in namespace \"{place}\"");
+                return Err(Error::Invalid(text));
+            }
+            found.pop()
+        }
+    };
+    let row = row.ok_or_else(absent)?;
+    if namespace.is_some_and(|wanted| row.namespace.as_deref() != Some(wanted)) {
+        return Err(absent());
+    }
+    let visible = match &row.namespace {
+        Some(owner) => caller.may_see(store, owner).await?,
+        None => caller.is_system(),
+    };
+    if visible { Ok(row) } else { Err(absent()) }
+}
+
+/// A network by id or name on which instances of a namespace may be.
+pub(crate) async fn of_instances(app: &App, namespace: &str, reference: &str) -> Result<NetworkRow> {
+    let absent = || Error::NotFound(format!("network {reference} not found"));
+    match NameOrId::parse(reference) {
+        NameOrId::Id(id) => {
+            let row = networks::get(&*app.store, id).await?.ok_or_else(absent)?;
+            if row.namespace.as_deref() != Some(namespace) {
+                return Err(Error::NotFound(format!("network {id} does not exist")));
+            }
+            Ok(row)
+        }
+        NameOrId::Name(name) => {
+            let mut found = networks::by_name(&*app.store, &name, Some(namespace)).await?;
+            if found.len() > 1 {
+                let text = format!("multiple networks have the name \"{name}\" in namespace \"{namespace}\"");
+                return Err(Error::Invalid(text));
+            }
+            found.pop().ok_or_else(absent)
+        }
+    }
+}
+
+/// A network by id or name that the caller may change.
+pub async fn find_own(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    namespace: Option<&str>,
+) -> Result<NetworkRow> {
+    let row = find(app, caller, reference, namespace).await?;
+    let own = row.namespace.as_ref().map_or_else(|| caller.is_system(), |owner| caller.may_change(owner));
+    if own { Ok(row) } else { Err(Error::not_found("network")) }
+}
+
+/// Refuses a network that is not in one of these states: waiting may help.
+pub(crate) fn require_state(row: &NetworkRow, states: &[NetworkState]) -> Result<()> {
+    if states.contains(&row.state) { Ok(()) } else { Err(not_ready(row.id, row.state)) }
+}
+
+pub(crate) fn not_ready(id: NetworkId, state: NetworkState) -> Error {
+    Error::NotReady(format!("network {id} is not ready ({state})"))
+}
+
+/// What a transaction says when the network has changed since it was looked at.
+pub(crate) async fn changed(tx: &mut Tx, id: NetworkId) -> TxError {
+    match networks::get(tx, id).await {
+        Ok(Some(row)) => not_ready(id, row.state).into(),
+        Ok(None) => Error::not_found("network").into(),
+        Err(error) => error.into(),
+    }
+}
+
+pub async fn get(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    namespace: Option<&str>,
+) -> Result<NetworkRecord> {
+    let snapshot = app.store.snapshot()?;
+    let row = find_in(&snapshot, caller, reference, namespace).await?;
+    one(&snapshot, row).await
+}
+
+/// The next page of the networks that the caller may read, by id.
+pub async fn list_page(
+    app: &App,
+    caller: &Caller,
+    all: bool,
+    after: Option<NetworkId>,
+) -> Result<(Vec<NetworkRecord>, Option<NetworkId>)> {
+    let seen_by = (!caller.is_system()).then_some(caller.namespace.as_str());
+    let rows = networks::page(&*app.store, seen_by, all, after, PAGE).await?;
+    let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE);
+    let next = rows.last().filter(|_| full).map(|row| row.id);
+    Ok((records(&*app.store, rows).await?, next))
+}
+
+async fn one<D: Read + Copy>(db: D, row: NetworkRow) -> Result<NetworkRecord> {
+    let mut records = records(db, vec![row]).await?;
+    records.pop().ok_or_else(|| Error::not_found("network"))
+}
+
+/// The records of rows, in two reads however many there are.
+async fn records<D: Read + Copy>(db: D, rows: Vec<NetworkRow>) -> Result<Vec<NetworkRecord>> {
+    let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
+    let mut metadata_of = metadata::of(db, ObjectType::Network, &ids).await?;
+    let mut references_of = references::of(db, ObjectType::Network, &ids).await?;
+    Ok(rows
+        .into_iter()
+        .map(|row| {
+            let id = row.id.to_string();
+            let references = references_of.remove(&id).unwrap_or_default();
+            NetworkRecord {
+                uuid: row.id,
+                name: row.name,
+                namespace: row.namespace,
+                netblock: row.netblock,
+                provide_dhcp: row.provide_dhcp,
+                provide_nat: row.provide_nat,
+                provide_dns: row.provide_dns,
+                floating_gateway: row.floating_gateway,
+                vxid: row.vxid,
+                vxlan_id: row.vxid,
+                state: row.state,
+                error_message: row.error_message,
+                last_cluster_operation: row.last_operation.map(handle),
+                metadata: metadata_of.remove(&id).unwrap_or_default(),
+                version: VERSION,
+                references_to: references.to,
+                references_from: references.from,
+            }
+        })
+        .collect())
+}
+
+fn handle(operation: OperationId) -> OperationHandle {
+    OperationHandle { op_type: OperationType::Network, op_uuid: operation }
+}
+
+/// Deletes a network. One that has interfaces goes when they are gone.
+pub async fn delete(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    namespace: Option<&str>,
+) -> Result<OperationHandle> {
+    let row = find_own(app, caller, reference, namespace).await?;
+    refuse_floating(&row, "delete")?;
+    if row.state == NetworkState::Deleted {
+        return Err(Error::NotFound("network is deleted".into()));
+    }
+    let handle = transaction!(app.store, |tx| { enqueue_delete(tx, row.id, Some(caller)).await })?;
+    app.queue.wake();
+    app.record(caller, Event::audit(object(row.id), "deletion request from REST API"));
+    handle.ok_or_else(|| Error::NotFound("network is deleted".into()))
+}
+
+fn refuse_floating(row: &NetworkRow, verb: &str) -> Result<()> {
+    if row.id == FLOATING {
+        return Err(Error::Forbidden(format!("you cannot {verb} the floating network")));
+    }
+    Ok(())
+}
+
+/// Marks a network as going and queues the rest, or finds the operation that is at it. `None`: it is gone.
+pub(crate) async fn enqueue_delete(
+    tx: &mut Tx,
+    id: NetworkId,
+    caller: Option<&Caller>,
+) -> Result<Option<OperationHandle>, TxError> {
+    let Some(row) = networks::get(&mut *tx, id).await? else { return Ok(None) };
+    match row.state {
+        NetworkState::Deleted => return Ok(None),
+        NetworkState::DeleteWait => {
+            if let Some(pending) = pending_delete(&mut *tx, id).await? {
+                return Ok(Some(handle(pending.id)));
+            }
+        }
+        NetworkState::Initial | NetworkState::Created | NetworkState::Error => {
+            if !networks::set_state(tx, id, row.state, NetworkState::DeleteWait, None).await? {
+                return Err(StoreError::Conflict("the network changed".into()).into());
+            }
+        }
+    }
+    let handle = operation_on(&row, DeleteNetwork {}, caller).enqueue(tx).await?;
+    networks::set_operation(tx, id, handle.op_uuid).await?;
+    Ok(Some(handle))
+}
+
+async fn pending_delete(db: impl Read, id: NetworkId) -> Result<Option<OperationRow>, StoreError> {
+    let rows = operations::of_target(db, &object(id)).await?;
+    Ok(rows.into_iter().find(|row| row.name == DeleteNetwork::KIND.name && !row.state.is_final()))
+}
+
+/// What became of deleting every network of a namespace.
+#[derive(Debug, Default)]
+pub struct DeletedAll {
+    pub deleted: Vec<(NetworkId, OperationHandle)>,
+    /// Networks that have interfaces, which the caller did not want to wait for.
+    pub unable: Vec<NetworkId>,
+}
+
+/// Deletes every network of a namespace.
+pub async fn delete_all(
+    app: &App,
+    caller: &Caller,
+    namespace: Option<&str>,
+    clean_wait: bool,
+) -> Result<DeletedAll> {
+    let named = namespace.filter(|name| !name.is_empty()).unwrap_or(&caller.namespace);
+    let namespace = namespace_to_empty(&*app.store, caller, Some(named)).await?;
+    let mut outcome = DeletedAll::default();
+    for row in networks::of_namespace(&*app.store, namespace).await? {
+        if !clean_wait && interfaces::count(&*app.store, row.id).await? > 0 {
+            outcome.unable.push(row.id);
+            continue;
+        }
+        let handle = transaction!(app.store, |tx| { enqueue_delete(tx, row.id, Some(caller)).await })?;
+        app.record(caller, Event::audit(object(row.id), "deletion request from REST API"));
+        outcome.deleted.extend(handle.map(|handle| (row.id, handle)));
+    }
+    app.queue.wake();
+    Ok(outcome)
+}
+
+/// Routes an address of the floating network to a network as it is.
+pub async fn route(app: &App, caller: &Caller, reference: &str) -> Result<Ipv4Addr> {
+    let row = find_own(app, caller, reference, None).await?;
+    refuse_floating(&row, "route addresses to")?;
+    require_state(&row, &[NetworkState::Created])?;
+    let floats = floating_pool(&*app.store).await?;
+    let address = transaction!(app.store, |tx| {
+        if !networks::bump(tx, row.id, &[NetworkState::Created]).await? {
+            return Err(changed(tx, row.id).await);
+        }
+        let claim = Claim::new(AddressType::Routed, object(row.id));
+        let claimed = addresses::claim_any(tx, floats, &claim, rests(app).reclaim).await?;
+        let address = claimed.ok_or_else(|| Error::Insufficient(FULL.into()))?;
+        let (text, target) = (address.to_string(), object(FLOATING));
+        references::insert(tx, &object(row.id), ROUTED, Some(&text), &target).await?;
+        Ok(address)
+    })?;
+    app.record(
+        caller,
+        Event::audit(object(row.id), "route address request from REST API")
+            .with("address", address.to_string()),
+    );
+    match wait::wait_applied(app, row.id).await {
+        Err(Error::Unavailable(why)) => Err(Error::Unavailable(format!("{address}: {why}"))),
+        outcome => outcome.map(|()| address),
+    }
+}
+
+/// Takes a routed address back.
+pub async fn unroute(app: &App, caller: &Caller, reference: &str, address: &str) -> Result<()> {
+    let address: Ipv4Addr = address.parse().map_err(|_| Error::Invalid("invalid address".into()))?;
+    let row = find_own(app, caller, reference, None).await?;
+    refuse_floating(&row, "unroute addresses from")?;
+    require_state(&row, &[NetworkState::Created])?;
+    let floats = floating_pool(&*app.store).await?;
+    let held = if floats.netblock.contains(address) {
+        addresses::get(&*app.store, floats.network, address).await?
+    } else {
+        None
+    };
+    let held = held.filter(|held| held.kind != AddressType::Halo);
+    let user = held.ok_or_else(|| Error::NotFound("address not routed".into()))?;
+    if user.kind != AddressType::Routed || user.user != Some(object(row.id)) {
+        return Err(Error::Forbidden("address not routed by this network".into()));
+    }
+    transaction!(app.store, |tx| {
+        if !networks::bump(tx, row.id, &[NetworkState::Created]).await? {
+            return Err(changed(tx, row.id).await);
+        }
+        let (kind, user) = (AddressType::Routed, object(row.id));
+        if !addresses::release(tx, floats, address, kind, &user, rests(app).rests).await? {
+            return Err(Error::NotFound("address not routed".into()).into());
+        }
+        references::remove(tx, &object(row.id), ROUTED, &address.to_string()).await?;
+        Ok(())
+    })?;
+    app.record(
+        caller,
+        Event::audit(object(row.id), "unroute address request from REST API")
+            .with("address", address.to_string()),
+    );
+    wait::wait_applied(app, row.id).await
+}
+
+/// Tells the network's resolver a name, or another address for it.
+pub async fn set_name(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    name: Option<&str>,
+    value: Option<&str>,
+) -> Result<()> {
+    let required = |name: &str| Error::Invalid(format!("{name}: Missing data for required field."));
+    let name = name.ok_or_else(|| required("name"))?;
+    let value = value.ok_or_else(|| required("value"))?;
+    let value: Ipv4Addr =
+        value.parse().map_err(|_| Error::Invalid("value: must be an IPv4 address".into()))?;
+    let name = checked_name(name)?;
+    let row = require_resolver(app, caller, reference).await?;
+    transaction!(app.store, |tx| {
+        if !networks::bump(tx, row.id, USABLE).await? {
+            return Err(changed(tx, row.id).await);
+        }
+        dns_entries::set(tx, row.id, &name, value).await?;
+        if dns_entries::count(&mut *tx, row.id).await? > MOST_NAMES {
+            let text = format!("name: a network may have {MOST_NAMES} names at most");
+            return Err(Error::Invalid(text).into());
+        }
+        Ok(())
+    })?;
+    app.record(
+        caller,
+        Event::audit(object(row.id), "update DNS entry request from REST API")
+            .with("name", name)
+            .with("value", value.to_string()),
+    );
+    wait::wait_applied(app, row.id).await
+}
+
+/// Makes the network's resolver forget a name. One that it does not know changes nothing.
+pub async fn remove_name(app: &App, caller: &Caller, reference: &str, name: Option<&str>) -> Result<()> {
+    let name = name.ok_or_else(|| Error::Invalid("name: Missing data for required field.".into()))?;
+    let name = checked_name(name)?;
+    let row = require_resolver(app, caller, reference).await?;
+    let known = transaction!(app.store, |tx| {
+        if !networks::bump(tx, row.id, USABLE).await? {
+            return Err(changed(tx, row.id).await);
+        }
+        Ok(dns_entries::remove(tx, row.id, &name).await?)
+    })?;
+    app.record(
+        caller,
+        Event::audit(object(row.id), "remove DNS entry request from REST API")
+            .with("name", name)
+            .with("known", known),
+    );
+    wait::wait_applied(app, row.id).await
+}
+
+async fn require_resolver(app: &App, caller: &Caller, reference: &str) -> Result<NetworkRow> {
+    let row = find_own(app, caller, reference, None).await?;
+    require_state(&row, USABLE)?;
+    if row.provide_dns { Ok(row) } else { Err(Error::NotReady("network does not provide DNS".into())) }
+}
+
+/// A host name in lower case, if it is one.
+fn checked_name(name: &str) -> Result<String> {
+    let label = |label: &str| {
+        (1..=63).contains(&label.len())
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+            && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
+    };
+    // A resolver would take it for the address itself.
+    let address = name.parse::<Ipv4Addr>().is_ok();
+    if name.len() <= 253 && name.split('.').all(label) && !address {
+        Ok(name.to_ascii_lowercase())
+    } else {
+        Err(Error::NotReady("invalid DNS name".into()))
+    }
+}
+
+/// Checks a ping, and says from where it is to be done.
+pub async fn ping_from(
+    app: &App,
+    caller: &Caller,
+    reference: &str,
+    address: &str,
+) -> Result<(NetworkId, Ipv4Addr, Place)> {
+    let address: Ipv4Addr = address.parse().map_err(|_| Error::Invalid("invalid address".into()))?;
+    let row = find(app, caller, reference, None).await?;
+    refuse_floating(&row, "ping from")?;
+    if !row.netblock.contains(address) {
+        return Err(Error::Invalid("ping request for address outside network block".into()));
+    }
+    require_state(&row, &[NetworkState::Created])?;
+    let node = network_node(app).await?;
+    Ok((row.id, address, Place::of(app, node)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_host_names_are_names() {
+        for name in ["web", "Web-1", "a.b.example", "1"] {
+            assert_eq!(checked_name(name).unwrap(), name.to_lowercase());
+        }
+        let long = "a".repeat(64);
+        for name in
+            ["", ".", "a..b", "-a", "a-", "a b", "a\nb", "a_b", "é", "a/24", "#", &long, "a.", "10.0.0.1"]
+        {
+            assert!(checked_name(name).is_err(), "{name}");
+        }
+    }
+}

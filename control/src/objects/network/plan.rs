@@ -1,0 +1,217 @@
+//! Renders what networks need on a node from what the database says. Reads only; the rest is plain functions.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::Ipv4Addr;
+
+use muster_types::address::{AddressType, Netblock};
+use muster_types::ids::{NetworkId, NodeId};
+use muster_types::network::{
+    DhcpLease, EgressPlan, FLOATING, InterfacePlan, NetworkPlan, RouterPlan, VXLAN_OVERHEAD,
+};
+use muster_types::node::NodeState;
+use muster_types::settings::Settings;
+
+use crate::objects::node::choose_network_node;
+use muster_store::interfaces::{self, InterfaceRow};
+use muster_store::networks::{self, NetworkRow};
+use muster_store::nodes::NodeRow;
+use muster_store::{Read, StoreError, addresses, dns_entries};
+
+/// What a node without an answer is taken to carry: plain Ethernet.
+const USUAL_MTU: u32 = 1500;
+/// The smallest that IPv4 allows itself.
+const SMALLEST_MTU: u32 = 576;
+
+/// What the networks are made of, read at one moment.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    networks: BTreeMap<NetworkId, NetworkRow>,
+    interfaces: HashMap<NetworkId, Vec<InterfaceRow>>,
+    names: HashMap<NetworkId, Vec<(String, Ipv4Addr)>>,
+    routed: HashMap<NetworkId, Vec<Ipv4Addr>>,
+    floats: Netblock,
+}
+
+impl Facts {
+    pub(crate) async fn read<D: Read + Copy>(db: D) -> Result<Self, StoreError> {
+        // First: what is read after it belongs to these generations, or to newer ones, which are followed next.
+        let networks = networks::wanted(db).await?.into_iter().map(|row| (row.id, row)).collect();
+        let floating = networks::get(db, FLOATING).await?;
+        let floats =
+            floating.ok_or_else(|| StoreError::Broken("there is no floating network".into()))?.netblock;
+        let mut interfaces: HashMap<NetworkId, Vec<InterfaceRow>> = HashMap::new();
+        for row in interfaces::list(db).await? {
+            interfaces.entry(row.network).or_default().push(row);
+        }
+        let mut names: HashMap<NetworkId, Vec<(String, Ipv4Addr)>> = HashMap::new();
+        for (network, name, value) in dns_entries::list(db).await? {
+            names.entry(network).or_default().push((name, value));
+        }
+        let mut routed: HashMap<NetworkId, Vec<Ipv4Addr>> = HashMap::new();
+        for (address, user) in addresses::held_as(db, FLOATING, AddressType::Routed).await? {
+            if let Ok(network) = user.parse() {
+                routed.entry(network).or_default().push(address);
+            }
+        }
+        Ok(Self { networks, interfaces, names, routed, floats })
+    }
+}
+
+/// The networks on the nodes as they are now.
+#[derive(Debug)]
+pub(crate) struct Picture<'a> {
+    facts: &'a Facts,
+    nodes: BTreeMap<NodeId, NodeRow>,
+    network_node: Option<NodeId>,
+    /// The nodes that a network is on: the network node, and where its interfaces are.
+    participants: BTreeMap<NetworkId, BTreeSet<NodeId>>,
+}
+
+impl<'a> Picture<'a> {
+    pub(crate) fn new(facts: &'a Facts, rows: Vec<NodeRow>, settings: &Settings) -> Self {
+        let network_node =
+            choose_network_node(&settings.network_node_ip, rows.iter()).map(|row| row.identity.id);
+        let nodes: BTreeMap<NodeId, NodeRow> = rows
+            .into_iter()
+            .filter(|row| row.state != NodeState::Deleted)
+            .map(|row| (row.identity.id, row))
+            .collect();
+        let participants = facts
+            .networks
+            .keys()
+            .map(|network| {
+                let places = facts.interfaces.get(network).into_iter().flatten().filter_map(|row| row.node);
+                let on = places.chain(network_node).filter(|node| nodes.contains_key(node)).collect();
+                (*network, on)
+            })
+            .collect();
+        Self { facts, nodes, network_node, participants }
+    }
+
+    /// Whether a network has anything to do on a node.
+    pub(crate) fn takes_part(&self, network: NetworkId, node: NodeId) -> bool {
+        self.participants.get(&network).is_some_and(|on| on.contains(&node))
+    }
+
+    /// The networks that have something to do on a node.
+    pub(crate) fn networks_on(&self, node: NodeId) -> impl Iterator<Item = &NetworkRow> {
+        let on = self.participants.iter().filter(move |(_, on)| on.contains(&node));
+        on.filter_map(|(network, _)| self.facts.networks.get(network))
+    }
+
+    /// Whether there is no network at all.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.facts.networks.is_empty()
+    }
+
+    /// What the network needs on a node that it is on.
+    pub(crate) fn plan(
+        &self,
+        network: &NetworkRow,
+        node: NodeId,
+        settings: &Settings,
+    ) -> Option<NetworkPlan> {
+        let address = |node: &NodeId| self.nodes.get(node).and_then(|row| row.identity.ip.parse().ok());
+        let interfaces = self.facts.interfaces.get(&network.id).map(Vec::as_slice).unwrap_or_default();
+        let here = interfaces.iter().filter(|row| row.node == Some(node));
+        Some(NetworkPlan {
+            id: network.id,
+            vxid: u32::try_from(network.vxid).ok()?,
+            generation: network.generation,
+            netblock: network.netblock,
+            mtu: mtu(self.nodes.values(), settings),
+            mesh_address: address(&node)?,
+            peers: self
+                .participants
+                .get(&network.id)
+                .into_iter()
+                .flatten()
+                .filter(|peer| **peer != node)
+                .filter_map(address)
+                .collect(),
+            ports: here
+                .map(|row| InterfacePlan { interface: row.id, mac: row.mac, address: row.ipv4 })
+                .collect(),
+            routed: self.facts.routed.get(&network.id).cloned().unwrap_or_default(),
+            check_senders: settings.network_check_senders,
+            router: (self.network_node == Some(node)).then(|| self.router(network, interfaces, settings)),
+        })
+    }
+
+    /// The addresses of all nodes but the network node, in order.
+    fn others(&self) -> Vec<Ipv4Addr> {
+        let others = self.nodes.iter().filter(|(node, _)| Some(**node) != self.network_node);
+        let mut others: Vec<Ipv4Addr> = others
+            .filter_map(|(_, row)| row.identity.ip.parse().ok())
+            .filter(|ip| Some(*ip) != self.own())
+            .collect();
+        others.sort_unstable();
+        others.dedup();
+        others
+    }
+
+    /// The address of the network node.
+    fn own(&self) -> Option<Ipv4Addr> {
+        self.network_node.and_then(|node| self.nodes.get(&node)?.identity.ip.parse().ok())
+    }
+
+    fn router(&self, network: &NetworkRow, interfaces: &[InterfaceRow], settings: &Settings) -> RouterPlan {
+        let namespace = network.namespace.as_deref().unwrap_or_default();
+        RouterPlan {
+            dhcp: network.provide_dhcp,
+            dns: network.provide_dns,
+            nat: network.provide_nat,
+            domain: domain(namespace, &settings.zone),
+            dns_server: settings.dns_server.clone(),
+            leases: interfaces
+                .iter()
+                .filter_map(|row| {
+                    Some(DhcpLease { mac: row.mac, address: row.ipv4?, name: row.hostname.clone() })
+                })
+                .collect(),
+            names: self.facts.names.get(&network.id).cloned().unwrap_or_default(),
+            egress: EgressPlan {
+                netblock: self.facts.floats,
+                gateway: network.floating_gateway,
+                floating: interfaces.iter().filter_map(|row| Some((row.floating?, row.ipv4?))).collect(),
+                masquerade: settings.network_masquerade,
+                nodes: self.others(),
+            },
+        }
+    }
+}
+
+/// The largest packet that fits into the tunnels between all nodes.
+pub(crate) fn mtu<'a>(nodes: impl Iterator<Item = &'a NodeRow>, settings: &Settings) -> u32 {
+    let present = nodes.filter(|node| node.state != NodeState::Deleted);
+    let ways = present.map(|node| node.report.mesh_mtu.unwrap_or(USUAL_MTU));
+    let most = u32::try_from(settings.max_hypervisor_mtu).unwrap_or(u32::MAX);
+    let narrowest = ways.min().unwrap_or(USUAL_MTU).min(most);
+    narrowest.saturating_sub(VXLAN_OVERHEAD).max(SMALLEST_MTU)
+}
+
+/// The DNS domain of a namespace's networks. A namespace may have a name that no host name can hold.
+pub(crate) fn domain(namespace: &str, zone: &str) -> String {
+    let label = |text: &str| -> String {
+        let kept: String = text
+            .chars()
+            .map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '-' })
+            .take(63)
+            .collect();
+        kept.trim_matches('-').to_owned()
+    };
+    let labels = std::iter::once(label(namespace)).chain(zone.split('.').map(label));
+    labels.filter(|label| !label.is_empty()).collect::<Vec<_>>().join(".")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_domain_is_made_of_labels_whatever_the_namespace_is_called() {
+        assert_eq!(domain("ci", "shakenfist"), "ci.shakenfist");
+        assert_eq!(domain("Team A\n", "example.org"), "team-a.example.org");
+        assert_eq!(domain("日本", "zone"), "zone");
+    }
+}

@@ -1,0 +1,43 @@
+//! The HTTP client by which the daemons of one cluster reach each other.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use muster_types::settings::Settings;
+use muster_types::{Error, Result};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+/// The longest time a peer may send nothing: it may read a large file before it responds.
+const READ_TIMEOUT: Duration = Duration::from_secs(600);
+
+/// A client for other daemons, created on first use. It also trusts the cluster's own certificate.
+#[derive(Debug, Default)]
+pub struct PeerClient {
+    certificate: String,
+    client: OnceLock<Result<reqwest::Client, String>>,
+}
+
+impl PeerClient {
+    pub(crate) fn new(settings: &Settings) -> Self {
+        Self { certificate: settings.tls_certificate.clone(), client: OnceLock::new() }
+    }
+
+    pub fn get(&self) -> Result<&reqwest::Client> {
+        let client = self.client.get_or_init(|| self.build());
+        client.as_ref().map_err(|error| Error::Internal(format!("failed to create the peer client: {error}")))
+    }
+
+    fn build(&self) -> Result<reqwest::Client, String> {
+        let mut builder =
+            reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).read_timeout(READ_TIMEOUT).no_proxy();
+        if !self.certificate.is_empty() {
+            let pem = std::fs::read(&self.certificate).map_err(|error| error.to_string())?;
+            let certificates =
+                reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| error.to_string())?;
+            for certificate in certificates {
+                builder = builder.add_root_certificate(certificate);
+            }
+        }
+        builder.build().map_err(|error| error.to_string())
+    }
+}

@@ -1,0 +1,39 @@
+//! Frees addresses that have rested for `IP_DELETION_HALO_DURATION` seconds.
+
+use std::collections::HashMap;
+
+use muster_types::Result;
+use muster_types::ids::NetworkId;
+use muster_types::time::now;
+
+use crate::app::App;
+use muster_store::addresses::{self, Pool};
+use muster_store::{networks, transaction};
+
+/// Addresses freed in one pass.
+const PASS: i64 = 500;
+
+/// One pass. Says how many addresses became free.
+pub async fn run(app: &App) -> Result<usize> {
+    #[expect(clippy::cast_precision_loss, reason = "the halo is seconds")]
+    let before = now() - app.settings.ip_deletion_halo_duration as f64;
+    let rested = addresses::rested(&*app.store, before, PASS).await?;
+    let mut pools: HashMap<NetworkId, Option<Pool>> = HashMap::new();
+    let mut freed = 0;
+    for (network, address) in rested {
+        let pool = match pools.get(&network) {
+            Some(pool) => *pool,
+            None => {
+                let pool = networks::get(&*app.store, network).await?.map(|row| row.pool());
+                pools.insert(network, pool);
+                pool
+            }
+        };
+        // The addresses of a network that is gone went with it.
+        let Some(pool) = pool else { continue };
+        let free =
+            transaction!(app.store, |tx| { Ok(addresses::free_rested(tx, pool, address, before).await?) })?;
+        freed += usize::from(free);
+    }
+    Ok(freed)
+}

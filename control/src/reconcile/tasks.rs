@@ -1,0 +1,219 @@
+//! Every periodic task of a daemon, on one page.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use muster_types::settings::Settings;
+
+use super::task::{Run, RunsOn, Task};
+use super::{
+    agent_operations, agents, artifact_watch, checkin, cleaner, event_prune, event_rows, instance_watch,
+    key_sweep, maintainer, network_usage, network_watch, networks, node_watch, quarantine, storage, vm_usage,
+    vms,
+};
+use crate::health;
+use crate::objects::agent_operation::end::expire_overdue;
+
+/// Every periodic task, in the order in which the maintainer runs its own.
+pub const TASKS: &[Task] = &[
+    Task {
+        name: "networks",
+        runs_on: RunsOn::EveryDaemon,
+        interval: |_| networks::RECONCILE_INTERVAL,
+        last_run: None,
+        purpose: "applies networks to this daemon's nodes, repairs drift, removes unwanted networks",
+        run: Run::Loop(|app, stop| Box::pin(networks::run(app, stop))),
+    },
+    Task {
+        name: "vms",
+        runs_on: RunsOn::EveryDaemon,
+        interval: |_| vms::RECONCILE_INTERVAL,
+        last_run: None,
+        purpose: "records power changes of VMs and compares VMs with the instances of the database",
+        run: Run::Loop(|app, stop| Box::pin(vms::run(app, stop))),
+    },
+    Task {
+        name: "agents",
+        runs_on: RunsOn::EveryDaemon,
+        interval: |_| agents::RECONCILE_INTERVAL,
+        last_run: None,
+        purpose: "records what the agents in guests report",
+        run: Run::Loop(|app, stop| Box::pin(agents::run(app, stop))),
+    },
+    Task {
+        name: "agent operations",
+        runs_on: RunsOn::EveryDaemon,
+        interval: |_| agent_operations::RECONCILE_INTERVAL,
+        last_run: None,
+        purpose: "runs commands and moves files inside guests, in order for each instance",
+        run: Run::Loop(|app, stop| Box::pin(agent_operations::run(app, stop))),
+    },
+    Task {
+        name: "storage",
+        runs_on: RunsOn::EveryDaemon,
+        interval: |_| storage::RECONCILE_INTERVAL,
+        last_run: None,
+        purpose: "matches files of nodes with blobs, verifies checksums, copies blobs that have too few copies",
+        run: Run::Loop(|app, stop| Box::pin(storage::run(app, stop))),
+    },
+    Task {
+        name: "event rows",
+        runs_on: RunsOn::EveryDaemon,
+        interval: |_| event_rows::SAMPLE_INTERVAL,
+        last_run: None,
+        purpose: "samples the number of stored events for the metrics",
+        run: Run::Loop(|app, stop| Box::pin(event_rows::run(app, stop))),
+    },
+    Task {
+        name: "maintainer",
+        runs_on: RunsOn::EveryDaemon,
+        interval: |_| maintainer::TICK_INTERVAL,
+        last_run: None,
+        purpose: "competes for the maintainer lease and runs the maintainer's tasks below while it holds it",
+        run: Run::Loop(|app, stop| Box::pin(maintainer::run(app, TASKS, stop))),
+    },
+    Task {
+        name: "health",
+        runs_on: RunsOn::EveryDaemonToTheEnd,
+        interval: |_| health::CHECK_INTERVAL,
+        last_run: None,
+        purpose: "checks whether the database answers, for /readyz",
+        run: Run::Loop(|app, _| Box::pin(health::watch(Arc::clone(&app.health), Arc::clone(&app.store)))),
+    },
+    Task {
+        name: "check-in",
+        runs_on: RunsOn::EveryDaemonToTheEnd,
+        interval: |settings| Duration::from_secs_f64(settings.node_checkin_interval),
+        last_run: None,
+        purpose: "reports that this daemon's nodes are alive, and their resources",
+        run: Run::Loop(|app, _| Box::pin(checkin::run(app))),
+    },
+    Task {
+        name: "network usage",
+        runs_on: RunsOn::EveryDaemonToTheEnd,
+        interval: |settings| Duration::from_secs(settings.usage_event_frequency),
+        last_run: None,
+        purpose: "records the traffic of networks as usage events",
+        run: Run::Pass(|app| Box::pin(async { network_usage::run(app).await.map(|()| false) })),
+    },
+    Task {
+        name: "instance usage",
+        runs_on: RunsOn::EveryDaemonToTheEnd,
+        interval: |settings| Duration::from_secs(settings.usage_event_frequency),
+        last_run: None,
+        purpose: "records what VMs used as usage events",
+        run: Run::Pass(|app| Box::pin(async { vm_usage::run(app).await.map(|()| false) })),
+    },
+    Task {
+        name: "cleaner",
+        runs_on: RunsOn::Maintainer,
+        interval: cleaner_interval,
+        last_run: None,
+        purpose: "removes the rows of objects that were deleted or finished CLEANER_DELAY seconds ago",
+        run: Run::Pass(|app| Box::pin(cleaner::run(app))),
+    },
+    Task {
+        name: "node watch",
+        runs_on: RunsOn::Maintainer,
+        interval: cleaner_interval,
+        last_run: None,
+        purpose: "marks nodes that stopped checking in as missing",
+        run: Run::Pass(|app| Box::pin(async { node_watch::run(app).await.map(|()| false) })),
+    },
+    Task {
+        name: "network watch",
+        runs_on: RunsOn::Maintainer,
+        interval: cleaner_interval,
+        last_run: None,
+        purpose: "repairs networks whose operation ended without a result",
+        run: Run::Pass(|app| Box::pin(async { network_watch::run(app).await.map(|()| false) })),
+    },
+    Task {
+        name: "instance watch",
+        runs_on: RunsOn::Maintainer,
+        interval: cleaner_interval,
+        last_run: None,
+        purpose: "repairs instances whose operation ended without a result, or whose node was deleted",
+        run: Run::Pass(|app| Box::pin(async { instance_watch::run(app).await.map(|()| false) })),
+    },
+    Task {
+        name: "artifact watch",
+        runs_on: RunsOn::Maintainer,
+        interval: cleaner_interval,
+        last_run: None,
+        purpose: "marks artifacts whose fetch ended without a result as failed",
+        run: Run::Pass(|app| Box::pin(async { artifact_watch::run(app).await.map(|()| false) })),
+    },
+    Task {
+        name: "unused blobs",
+        runs_on: RunsOn::Maintainer,
+        interval: cleaner_interval,
+        last_run: None,
+        purpose: "deletes blobs that nothing has referenced for BLOB_DELETION_DELAY seconds",
+        run: Run::Pass(|app| Box::pin(async { artifact_watch::delete_unused(app).await.map(|()| false) })),
+    },
+    Task {
+        name: "agent operation expiry",
+        runs_on: RunsOn::Maintainer,
+        interval: |_| maintainer::TICK_INTERVAL,
+        last_run: None,
+        purpose: "ends agent operations whose deadline has passed, also those of nodes that are down",
+        run: Run::Pass(|app| Box::pin(async { expire_overdue(app).await.map(|()| false) })),
+    },
+    Task {
+        name: "address quarantine",
+        runs_on: RunsOn::Maintainer,
+        interval: |_| maintainer::TICK_INTERVAL,
+        last_run: None,
+        purpose: "frees addresses that were released IP_DELETION_HALO_DURATION seconds ago",
+        run: Run::Pass(|app| Box::pin(async { quarantine::run(app).await.map(|_| false) })),
+    },
+    Task {
+        name: "key sweep",
+        runs_on: RunsOn::Maintainer,
+        interval: |settings| Duration::from_secs(settings.key_sweep_interval),
+        last_run: Some("SCHEDULED_TASK_LAST_RUN_KEY_SWEEP"),
+        purpose: "deletes keys that expired NAMESPACE_KEY_REAP_GRACE seconds ago",
+        run: Run::Pass(|app| Box::pin(async { key_sweep::run(app).await.map(|_| false) })),
+    },
+    Task {
+        name: "event prune",
+        runs_on: RunsOn::Maintainer,
+        interval: |settings| Duration::from_secs(settings.event_prune_interval),
+        last_run: Some("SCHEDULED_TASK_LAST_RUN_PRUNE_EVENTS"),
+        purpose: "removes events that are older than their retention",
+        run: Run::CancellablePass(|app| Box::pin(async { event_prune::run(app).await.map(|()| false) })),
+    },
+];
+
+/// A short CLEANER_DELAY should take effect soon; a long one need not be checked every second.
+fn cleaner_interval(settings: &Settings) -> Duration {
+    Duration::from_secs(settings.cleaner_delay)
+        .div_f64(4.0)
+        .clamp(Duration::from_secs(1), Duration::from_secs(60))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn every_task_has_its_own_name_and_a_purpose() {
+        let names: HashSet<_> = TASKS.iter().map(|task| task.name).collect();
+        assert_eq!(names.len(), TASKS.len());
+        assert!(TASKS.iter().all(|task| !task.purpose.is_empty()));
+    }
+
+    #[test]
+    fn only_passes_run_on_the_maintainer_and_only_there_they_are_cancelled() {
+        for task in TASKS {
+            match task.run {
+                Run::Loop(_) => assert_ne!(task.runs_on, RunsOn::Maintainer, "{}", task.name),
+                Run::Pass(_) => {}
+                Run::CancellablePass(_) => assert_eq!(task.runs_on, RunsOn::Maintainer, "{}", task.name),
+            }
+        }
+    }
+}

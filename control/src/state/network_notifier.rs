@@ -1,0 +1,38 @@
+//! Notifications between requests that change networks and the reconciler that applies them.
+
+use tokio::sync::{Notify, watch};
+
+/// Notifies the network reconciler of changes, and its waiters of applied changes.
+#[derive(Debug)]
+pub struct NetworkNotifier {
+    changed: Notify,
+    applied: watch::Sender<u64>,
+}
+
+impl Default for NetworkNotifier {
+    fn default() -> Self {
+        Self { changed: Notify::new(), applied: watch::Sender::new(0) }
+    }
+}
+
+impl NetworkNotifier {
+    /// Notifies the reconciler that a network was changed. Call it after the transaction.
+    pub fn notify_changed(&self) {
+        self.changed.notify_one();
+    }
+
+    /// Waits until a network may have been changed.
+    pub(crate) async fn wait_changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Notifies waiters that a node of this daemon applied changes.
+    pub(crate) fn notify_applied(&self) {
+        self.applied.send_modify(|count| *count += 1);
+    }
+
+    /// Returns a receiver that changes whenever a node of this daemon applied changes.
+    pub(crate) fn subscribe_applied(&self) -> watch::Receiver<u64> {
+        self.applied.subscribe()
+    }
+}
