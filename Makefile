@@ -1,7 +1,8 @@
 # Muster: each target is a line or two. `make run` and `make test` need nothing but Debian and Rust.
 
 PACKAGES_IMAGE = build-essential qemu-utils e2fsprogs fdisk mtools syslinux cpio xz-utils
-PACKAGES_RUN   = iproute2 nftables dnsmasq-base iputils-ping qemu-system-x86 ovmf qemu-system-modules-spice? $(PACKAGES_IMAGE)
+PACKAGES_BUILD = libsqlite3-dev pkg-config
+PACKAGES_RUN   = $(PACKAGES_BUILD) iproute2 nftables dnsmasq-base iputils-ping qemu-system-x86 ovmf qemu-system-modules-spice? $(PACKAGES_IMAGE)
 PACKAGES_TEST  = $(PACKAGES_RUN) mariadb-server python3-venv busybox tcpdump procps xorriso openssl
 AGENT_TARGET   = x86_64-unknown-linux-gnu
 DATA_DIR      ?=
@@ -30,7 +31,7 @@ test: packages-test image     ## every test
 	cargo build --locked -p muster
 	cargo test --locked --workspace
 
-check:                        ## formatting and lints
+check: packages-run           ## formatting and lints
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 

@@ -346,15 +346,18 @@ pub async fn abort_queued(tx: &mut Tx, target: &ObjectRef, except: &str) -> Resu
     Ok(())
 }
 
-/// Removes a finished operation. Returns whether there was one.
+/// Removes a finished operation and its references. Returns whether there was one.
 pub async fn remove(tx: &mut Tx, id: OperationId) -> Result<bool, StoreError> {
-    let met = tx
+    let removed = tx
         .execute(
             "DELETE FROM operations WHERE uuid = ? AND state IN ('complete', 'error', 'abort')",
             params![id],
         )
         .await?;
-    Ok(met == 1)
+    if removed == 1 {
+        references::remove_from(tx, &ObjectRef::new(ObjectType::ClusterOperation, id)).await?;
+    }
+    Ok(removed == 1)
 }
 
 /// How many operations have not ended.

@@ -1,0 +1,60 @@
+//! Imports between the folders of this crate point downwards only. See ARCHITECTURE.md.
+
+use std::path::{Path, PathBuf};
+
+/// The folders and files of the crate by layer, the lowest first. A layer imports only from layers below it.
+const LAYERS: &[&[&str]] = &[
+    &["events", "fetch", "health", "peer", "queue", "scheduler"],
+    &["auth", "state"],
+    &["app"],
+    &["objects"],
+    &["operations", "reconcile"],
+    &["lib"],
+];
+
+fn layer(module: &str) -> Option<usize> {
+    LAYERS.iter().position(|modules| modules.contains(&module))
+}
+
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    files
+}
+
+/// Returns the module after `crate::`, wherever it stands in a line.
+fn imported_modules(line: &str) -> impl Iterator<Item = &str> {
+    line.split("crate::")
+        .skip(1)
+        .filter_map(|rest| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next())
+}
+
+#[test]
+fn imports_point_downwards() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut violations = Vec::new();
+    for file in sources(&root) {
+        let relative = file.strip_prefix(&root).unwrap();
+        let module = relative.components().next().unwrap().as_os_str().to_str().unwrap();
+        let module = module.strip_suffix(".rs").unwrap_or(module);
+        let own = layer(module).unwrap_or_else(|| panic!("{module} has no layer: add it to LAYERS"));
+        for (number, line) in (1..).zip(std::fs::read_to_string(&file).unwrap().lines()) {
+            if line.trim_start().starts_with("//") {
+                continue;
+            }
+            for target in imported_modules(line).filter(|target| *target != module) {
+                if layer(target).is_some_and(|target| target >= own) {
+                    violations.push(format!("{}:{number}: {}", relative.display(), line.trim()));
+                }
+            }
+        }
+    }
+    assert!(violations.is_empty(), "imports from the same or a higher layer:\n{}", violations.join("\n"));
+}
