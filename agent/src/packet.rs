@@ -341,7 +341,7 @@ mod tests {
         ] {
             match parse_value(&packet) {
                 Err(Some(PacketError::Invalid(text))) => {
-                    assert!(text.starts_with(message), "{packet}: {text}")
+                    assert!(text.starts_with(message), "{packet}: {text}");
                 }
                 other => panic!("{packet}: {other:?}"),
             }
