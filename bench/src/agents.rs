@@ -9,13 +9,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
+use crate::arguments::Arguments;
 use crate::bare::{self, BareQemu, RunningQemu};
 use crate::images;
 use crate::instances_real::{Api, POLL_INTERVAL, ServerHome, TIMEOUT, millis, spread, start_server, vms_cpu};
+use crate::namespace;
 use crate::port::Port;
+use crate::sampling::{median, progress};
 use crate::server::Server;
 use crate::table::{Row, Table};
-use crate::{Arguments, median, namespace, progress};
 
 const MEMORY_MB: u64 = 256;
 const COMMANDS: usize = 30;

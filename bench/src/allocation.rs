@@ -9,8 +9,8 @@ use muster_types::address::AddressType;
 use muster_types::ids::NetworkId;
 use muster_types::object::{ObjectRef, ObjectType};
 
+use crate::sampling::{micros, process_cpu_time, progress, transaction};
 use crate::table::{Row, Table};
-use crate::{micros, process_cpu_time, progress, transaction};
 
 /// Allocations per row of the table.
 const ALLOCATIONS: usize = 500;

@@ -18,9 +18,9 @@ use muster_types::issuer::IssuerTerms;
 use serde_json::{Value, json};
 
 use crate::load::{self, request};
+use crate::sampling::{LoadGenerator, ROUNDS, median, micros, process_cpu_time, progress};
 use crate::server::Server;
 use crate::table::{Row, Table};
-use crate::{LoadGenerator, ROUNDS, median, micros, process_cpu_time, progress};
 
 /// Exchanges per algorithm and round, each with its own token.
 const EXCHANGES: usize = 2000;

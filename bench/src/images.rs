@@ -18,9 +18,9 @@ use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::load::{self, request};
+use crate::sampling::{median, progress};
 use crate::server::Server;
 use crate::table::{Row, Table};
-use crate::{median, progress};
 
 /// The buffer size.
 const BUFFER_SIZE: usize = 1 << 20;

@@ -17,9 +17,11 @@ use muster_types::time::now;
 use serde_json::{Value, json};
 
 use crate::load::{self, request};
+use crate::sampling::{
+    LoadGenerator, ROUNDS, SLICES, median, micros, process_cpu_time, progress, repeat, transaction,
+};
 use crate::server::Server;
 use crate::table::{Row, Table};
-use crate::{LoadGenerator, ROUNDS, SLICES, median, micros, process_cpu_time, progress, repeat, transaction};
 
 const NODES: usize = 1000;
 const INSTANCES: usize = 20_000;

@@ -13,11 +13,13 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
+use crate::arguments::Arguments;
 use crate::bare::{self, BareQemu};
 use crate::load::{Connection, request};
+use crate::namespace;
+use crate::sampling::{median, progress};
 use crate::server::Server;
 use crate::table::{Row, Table};
-use crate::{Arguments, median, namespace, progress};
 
 const MEMORY_MB: u64 = 128;
 /// Instances created sequentially, with a network and without.

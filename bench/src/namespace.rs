@@ -7,7 +7,7 @@ use std::process::Stdio;
 use anyhow::ensure;
 use tokio::process::Command;
 
-use crate::Arguments;
+use crate::arguments::Arguments;
 use crate::table::Table;
 
 const UNSHARE_OPTIONS: [&str; 7] =

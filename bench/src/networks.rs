@@ -8,12 +8,13 @@ use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
+use crate::arguments::Arguments;
+use crate::engine::{Engine, Scale};
 use crate::load::{self, Connection, request};
+use crate::namespace;
+use crate::sampling::{LoadGenerator, ROUNDS, SLICES, median, micros, progress, repeat};
 use crate::server::Server;
 use crate::table::{Row, Table};
-use crate::{
-    Arguments, Engine, LoadGenerator, ROUNDS, SLICES, Scale, median, micros, namespace, progress, repeat,
-};
 
 /// Networks in the list.
 const NETWORKS: usize = 1000;
