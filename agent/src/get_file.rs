@@ -172,7 +172,7 @@ fn fill(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
             Ok(0) => break,
             Ok(more) => count += more,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // Send what was read. The next read returns the error again.
+            // Send the data before the error. The next read returns the error again.
             Err(_) if count > 0 => break,
             Err(error) => return Err(error),
         }

@@ -6,7 +6,7 @@
 //!                               └─> spool ─> process ─> output_file
 //! ```
 //!
-//! Imports go only in the direction of the arrows; `os` has what all of them use.
+//! Imports go only in the direction of the arrows; `os` is used by all of them.
 
 mod agent;
 mod commands;

@@ -1,4 +1,4 @@
-//! Files that hold what a command writes to one of its streams, up to a limit.
+//! Files for the output of commands, one per stream, with a maximum size.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -53,7 +53,7 @@ impl OutputFile {
             Err(error) => {
                 eprintln!("failed to write output of a command: {error}");
                 self.summary.truncated = true;
-                // Remove what the failed write may have appended.
+                // Remove a partial write.
                 _ = self.file.set_len(size);
             }
         }

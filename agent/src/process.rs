@@ -191,7 +191,7 @@ fn exit_code(status: ExitStatus) -> i32 {
     })
 }
 
-/// Stores what a command writes to stdout and stderr until it has exited, and returns its exit code.
+/// Stores the output of a command until it has exited, and returns its exit code.
 pub(crate) fn collect_output(mut child: Child, outputs: &mut [OutputFile; 2]) -> io::Result<i32> {
     let (mut stdout, mut stderr) = (child.stdout.take(), child.stderr.take());
     let (exited, exit_signal) = io::pipe()?;
@@ -242,7 +242,7 @@ fn poll_readable(fds: &[Option<BorrowedFd>; 3], timeout: PollTimeout) -> [bool; 
     fds.map(|fd| fd.is_some() && polled.next().and_then(PollFd::any).unwrap_or(false))
 }
 
-/// Reads once and stores what was read. Returns `None` at the end of the stream.
+/// Reads once and stores the data. Returns `None` at the end of the stream.
 fn copy_available(from: &mut Option<impl io::Read>, buffer: &mut [u8], to: &mut OutputFile) -> Option<()> {
     match from.as_mut()?.read(buffer) {
         Ok(0) => None,

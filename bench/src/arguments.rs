@@ -28,13 +28,13 @@ pub(crate) struct Arguments {
     /// The disk image of real instances
     #[arg(long, value_name = "PATH", default_value = "target/image/tiny.qcow2")]
     pub(crate) image: PathBuf,
-    /// Benchmark real networks, in a network namespace of its own
+    /// Benchmark real networks, in the current network namespace
     #[arg(long, hide = true)]
     pub(crate) real_networks: bool,
-    /// Benchmark real instances, with all data in this directory, in a network namespace of its own
+    /// Benchmark real instances, with all data in this directory, in the current network namespace
     #[arg(long, hide = true, value_name = "DIRECTORY")]
     pub(crate) real_instances: Option<PathBuf>,
-    /// Benchmark real agents, with all data in this directory, in a network namespace of its own
+    /// Benchmark real agents, with all data in this directory, in the current network namespace
     #[arg(long, hide = true, value_name = "DIRECTORY")]
     pub(crate) real_agents: Option<PathBuf>,
     /// The server program [default: muster next to this program]

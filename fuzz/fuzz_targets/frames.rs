@@ -1,5 +1,5 @@
 //! Fuzzes frames and packets of the agent protocol: no input panics, and valid frames are decoded regardless of how
-//! they are split and what is between them.
+//! they are split and of other bytes between them.
 
 #![no_main]
 
