@@ -1,4 +1,4 @@
--- One text for SQLite and MariaDB. Every statement may run twice: a killed start repeats the last one.
+-- The same text for SQLite and MariaDB. Every statement may run twice: after a crash the last one is repeated.
 
 CREATE TABLE IF NOT EXISTS cluster_values (
     name VARCHAR(64) NOT NULL PRIMARY KEY,

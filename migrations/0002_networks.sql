@@ -1,4 +1,4 @@
--- Networks, their addresses, their interfaces, and what the nodes have of them.
+-- Networks, addresses, interfaces, and the state of networks on nodes.
 
 CREATE TABLE IF NOT EXISTS networks (
     uuid VARCHAR(36) NOT NULL PRIMARY KEY,
@@ -12,9 +12,9 @@ CREATE TABLE IF NOT EXISTS networks (
     floating_gateway VARCHAR(15),
     state VARCHAR(16) NOT NULL,
     error_message LONGTEXT,
-    -- Whether nodes should have it: no longer, once it is being taken apart.
+    -- Whether nodes should have the network. False once its deletion has started.
     wanted BIGINT NOT NULL,
-    -- Counts the changes that nodes must follow.
+    -- Incremented by every change that nodes must apply.
     generation BIGINT NOT NULL,
     last_operation VARCHAR(36),
     created DOUBLE NOT NULL,
@@ -26,7 +26,7 @@ CREATE INDEX IF NOT EXISTS networks_by_name ON networks (name, namespace);
 CREATE INDEX IF NOT EXISTS networks_by_namespace ON networks (namespace, state);
 CREATE INDEX IF NOT EXISTS networks_by_state ON networks (state, updated);
 
--- One row for each address that is not free. The key is the claim: whoever inserts the row holds the address.
+-- One row per allocated address. Inserting the row allocates it.
 CREATE TABLE IF NOT EXISTS addresses (
     network_uuid VARCHAR(36) NOT NULL,
     address BIGINT NOT NULL,
@@ -38,7 +38,7 @@ CREATE TABLE IF NOT EXISTS addresses (
     PRIMARY KEY (network_uuid, address)
 );
 
--- Addresses that rest after their release. The row of the address stays while it is here.
+-- Released addresses in quarantine. Their row in addresses remains until the quarantine ends.
 CREATE TABLE IF NOT EXISTS address_halos (
     network_uuid VARCHAR(36) NOT NULL,
     address BIGINT NOT NULL,
@@ -48,7 +48,7 @@ CREATE TABLE IF NOT EXISTS address_halos (
 CREATE INDEX IF NOT EXISTS address_halos_by_network_age ON address_halos (network_uuid, since);
 CREATE INDEX IF NOT EXISTS address_halos_by_age ON address_halos (since);
 
--- How many addresses of a block are taken: where to look for a free one. No row is an empty block.
+-- The number of allocated addresses per block, to find free ones. A block without a row is empty.
 CREATE TABLE IF NOT EXISTS address_blocks (
     network_uuid VARCHAR(36) NOT NULL,
     bits BIGINT NOT NULL,
@@ -62,7 +62,7 @@ CREATE TABLE IF NOT EXISTS interfaces (
     network_uuid VARCHAR(36) NOT NULL,
     instance_uuid VARCHAR(36) NOT NULL,
     namespace VARCHAR(255) NOT NULL,
-    -- The name under which DHCP and DNS know it.
+    -- The name in DHCP and DNS.
     hostname VARCHAR(255) NOT NULL,
     node_uuid VARCHAR(36),
     macaddr VARCHAR(17) NOT NULL,
@@ -79,7 +79,7 @@ CREATE INDEX IF NOT EXISTS interfaces_by_network ON interfaces (network_uuid, st
 CREATE INDEX IF NOT EXISTS interfaces_by_instance ON interfaces (instance_uuid, position);
 CREATE INDEX IF NOT EXISTS interfaces_by_state ON interfaces (state, updated);
 
--- Hardware addresses in use, across the cluster.
+-- MAC addresses in use in the whole cluster.
 CREATE TABLE IF NOT EXISTS hardware_addresses (
     macaddr VARCHAR(17) NOT NULL PRIMARY KEY,
     interface_uuid VARCHAR(36) NOT NULL
@@ -92,7 +92,7 @@ CREATE TABLE IF NOT EXISTS dns_entries (
     PRIMARY KEY (network_uuid, name)
 );
 
--- What a node has of a network, as it last said.
+-- The state of a network on a node, as the node last reported it.
 CREATE TABLE IF NOT EXISTS node_networks (
     node_uuid VARCHAR(36) NOT NULL,
     network_uuid VARCHAR(36) NOT NULL,

@@ -1,9 +1,9 @@
--- Content and what names it: blobs and where they are, artifacts, uploads.
+-- Blobs and their locations, artifacts, uploads.
 
--- The node that alone can do an operation, if not every node can.
+-- The only node that can run the operation. Null if all nodes can.
 ALTER TABLE operations ADD COLUMN node_uuid VARCHAR(36);
 
--- How far an operation has come.
+-- The progress of the operation.
 ALTER TABLE operations ADD COLUMN progress LONGTEXT;
 
 CREATE TABLE IF NOT EXISTS blobs (
@@ -14,14 +14,14 @@ CREATE TABLE IF NOT EXISTS blobs (
     sha256 VARCHAR(64) NOT NULL,
     sha512 VARCHAR(128) NOT NULL,
     xxh128 VARCHAR(32) NOT NULL,
-    -- When the source says that it last changed, in its words.
+    -- The Last-Modified header of the source.
     modified VARCHAR(255),
     depends_on VARCHAR(36),
-    -- What was found out about it as a disk image.
+    -- The properties of the disk image.
     image LONGTEXT,
     last_used DOUBLE,
     created DOUBLE NOT NULL,
-    -- The last change of state, or of what uses it.
+    -- The last change of the state or of the references.
     updated DOUBLE NOT NULL,
     version BIGINT NOT NULL
 );
@@ -31,18 +31,18 @@ CREATE INDEX IF NOT EXISTS blobs_by_sha256 ON blobs (sha256);
 CREATE INDEX IF NOT EXISTS blobs_by_sha512 ON blobs (sha512);
 CREATE INDEX IF NOT EXISTS blobs_by_xxh128 ON blobs (xxh128);
 
--- The one blob that holds a content. The key is the claim: whoever inserts the row has made that blob.
+-- The blob of each content, for deduplication. Inserting the row makes the blob the owner of the content.
 CREATE TABLE IF NOT EXISTS blob_contents (
     sha512 VARCHAR(128) NOT NULL PRIMARY KEY,
     blob_uuid VARCHAR(36) NOT NULL
 );
 
--- Which node has a copy, and how it is.
+-- The replicas of blobs on nodes.
 CREATE TABLE IF NOT EXISTS blob_locations (
     blob_uuid VARCHAR(36) NOT NULL,
     node_uuid VARCHAR(36) NOT NULL,
     state VARCHAR(16) NOT NULL,
-    -- When every byte of it was last compared.
+    -- When the checksum of the replica was last verified.
     verified DOUBLE NOT NULL,
     PRIMARY KEY (blob_uuid, node_uuid)
 );
@@ -54,15 +54,15 @@ CREATE TABLE IF NOT EXISTS artifacts (
     namespace VARCHAR(255) NOT NULL,
     artifact_type VARCHAR(16) NOT NULL,
     source_url LONGTEXT NOT NULL,
-    -- Stands for namespace, type and source while it is not deleted: of each there is one.
+    -- A hash of namespace, type and source. Unique. Null once the artifact is deleted.
     source_key VARCHAR(64),
     shared BIGINT NOT NULL,
     max_versions BIGINT NOT NULL,
-    -- The highest number that a version has had.
+    -- The highest version number so far.
     newest BIGINT NOT NULL,
     state VARCHAR(16) NOT NULL,
     error_message LONGTEXT,
-    -- What the source said of the newest version: how to ask whether there is another.
+    -- The validators of the newest version, to check the source for changes.
     etag VARCHAR(255),
     modified VARCHAR(255),
     length BIGINT,
@@ -80,7 +80,7 @@ CREATE TABLE IF NOT EXISTS uploads (
     uuid VARCHAR(36) NOT NULL PRIMARY KEY,
     namespace VARCHAR(255) NOT NULL,
     node_uuid VARCHAR(36) NOT NULL,
-    -- Whether it is used up or given up: only its file is still to be removed.
+    -- Whether the upload was used or aborted, so that only its file remains to be deleted.
     ended BIGINT NOT NULL,
     created DOUBLE NOT NULL
 );

@@ -1,4 +1,4 @@
--- Instances, what nodes have promised to them, and the ports that they have there.
+-- Instances, the capacity they use on nodes, and their ports.
 
 CREATE TABLE IF NOT EXISTS instances (
     uuid VARCHAR(36) NOT NULL PRIMARY KEY,
@@ -6,16 +6,16 @@ CREATE TABLE IF NOT EXISTS instances (
     namespace VARCHAR(255) NOT NULL,
     state VARCHAR(32) NOT NULL,
     error_message LONGTEXT,
-    -- What was asked for, as JSON.
+    -- The request as JSON.
     spec LONGTEXT NOT NULL,
-    -- The disks as they were laid out, as JSON.
+    -- The resolved disks as JSON.
     disks LONGTEXT NOT NULL,
     node_uuid VARCHAR(36),
-    -- What the node has promised: processors, megabytes, gigabytes. All 0 once it is given back.
+    -- The capacity reserved on the node: CPUs, MB, GB. All 0 once it is released.
     claimed_cpus BIGINT NOT NULL,
     claimed_memory BIGINT NOT NULL,
     claimed_disk BIGINT NOT NULL,
-    -- What was last seen, and what the user wants.
+    -- The observed and the desired power state.
     power_state VARCHAR(16) NOT NULL,
     power_wanted VARCHAR(16) NOT NULL,
     console_port BIGINT,
@@ -34,7 +34,7 @@ CREATE INDEX IF NOT EXISTS instances_by_namespace ON instances (namespace, state
 CREATE INDEX IF NOT EXISTS instances_by_node ON instances (node_uuid, state);
 CREATE INDEX IF NOT EXISTS instances_by_state ON instances (state, updated);
 
--- What a node has promised to its instances in sum, and the load that is still expected of new ones.
+-- The capacity reserved on each node in total, and the expected load of new instances.
 CREATE TABLE IF NOT EXISTS node_claims (
     node_uuid VARCHAR(36) NOT NULL PRIMARY KEY,
     cpus BIGINT NOT NULL,
@@ -45,7 +45,7 @@ CREATE TABLE IF NOT EXISTS node_claims (
     version BIGINT NOT NULL
 );
 
--- TCP ports of machines. The key is the claim.
+-- Allocated TCP ports of VMs. Inserting the row allocates the port.
 CREATE TABLE IF NOT EXISTS instance_ports (
     node_uuid VARCHAR(36) NOT NULL,
     port BIGINT NOT NULL,

@@ -1,28 +1,28 @@
--- What callers want done inside guests. Rows of one instance are taken up in the order of `sequence`.
+-- Agent operations. Those of one instance run in the order of `sequence`.
 
 CREATE TABLE IF NOT EXISTS agent_operations (
     uuid VARCHAR(36) NOT NULL PRIMARY KEY,
     instance_uuid VARCHAR(36) NOT NULL,
     namespace VARCHAR(255) NOT NULL,
-    -- Its place among those of its instance.
+    -- The position among the operations of the instance.
     sequence BIGINT NOT NULL,
     state VARCHAR(16) NOT NULL,
-    -- As JSON.
+    -- JSON.
     commands LONGTEXT NOT NULL,
     results LONGTEXT NOT NULL,
     attempts BIGINT NOT NULL,
-    -- Unix time and seconds, both 0 without an end.
+    -- Unix time, and seconds. 0 means no limit.
     deadline DOUBLE NOT NULL,
     progress_timeout DOUBLE NOT NULL,
     last_progress DOUBLE,
     expiry_reason VARCHAR(16),
     error_message LONGTEXT,
-    -- During which start of the guest the command that is under way was sent, nothing if none was.
+    -- The boot ID of the guest when the current command was sent. Null if none was.
     sent_boot VARCHAR(255),
-    -- The request that asked for it.
+    -- The API request that created it.
     request_id VARCHAR(64),
     created DOUBLE NOT NULL,
-    -- When the state last changed.
+    -- The last change of the state.
     updated DOUBLE NOT NULL,
     version BIGINT NOT NULL
 );

@@ -1,20 +1,20 @@
--- What namespaces were promised of the whole cluster.
+-- Capacity claims of namespaces.
 
 CREATE TABLE IF NOT EXISTS namespace_claims (
     uuid VARCHAR(36) NOT NULL PRIMARY KEY,
     namespace VARCHAR(255) NOT NULL,
-    -- Processors, megabytes, gigabytes.
+    -- CPUs, MB, GB.
     limit_cpus BIGINT NOT NULL,
     limit_memory BIGINT NOT NULL,
     limit_disk BIGINT NOT NULL,
-    -- What the instances of the namespace hold. Follows them until the claim expires.
+    -- The usage of the instances of the namespace, updated until the claim expires.
     used_cpus BIGINT NOT NULL,
     used_memory BIGINT NOT NULL,
     used_disk BIGINT NOT NULL,
-    -- Unix time from which on it promises nothing.
+    -- The expiry as Unix time.
     expires DOUBLE NOT NULL,
     created DOUBLE NOT NULL,
-    -- When limits, use or end last changed.
+    -- The last change of limits, usage or expiry.
     updated DOUBLE NOT NULL,
     version BIGINT NOT NULL
 );

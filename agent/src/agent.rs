@@ -1,4 +1,4 @@
-//! The agent: does what a host asks for. Nothing here waits: the port is read on while anything else takes its time.
+//! Dispatches requests. Nothing here blocks: the port is read while earlier requests are still in progress.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -6,159 +6,182 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use muster_agent::mode::{FileMode, Radix};
 use muster_agent::packet::{self, Request};
-use muster_agent::{MEMORY, PIECES, mode};
+use muster_agent::{FEATURE_MEMORY, FEATURE_PIECES};
 use serde_json::{Value, json};
 
 use crate::commands::Commands;
-use crate::get::Gets;
-use crate::outbox::{Asker, Outbox};
-use crate::port::Line;
-use crate::put::Puts;
-use crate::{facts, process, reason};
+use crate::facts;
+use crate::get_file::GetTransfers;
+use crate::os::{error_text, spawn_thread};
+use crate::outbox::{Outbox, Responder};
+use crate::port::Port;
+use crate::put_file::PutTransfers;
+use crate::spool::{Outcome, Spool};
 
-/// Small things that are done at a time.
-const SMALL: usize = 32;
+/// The maximum number of short requests that run concurrently.
+const MAX_SHORT_REQUESTS: usize = 32;
 
 pub(crate) struct Agent {
     outbox: Arc<Outbox>,
     commands: Arc<Commands>,
-    puts: Puts,
-    gets: Arc<Gets>,
-    small: Arc<AtomicUsize>,
-    boot: String,
+    puts: PutTransfers,
+    gets: Arc<GetTransfers>,
+    short_requests: Arc<AtomicUsize>,
+    boot_id: String,
 }
 
 impl Agent {
-    pub(crate) fn new(outbox: Arc<Outbox>, commands: Commands, boot: String) -> Self {
-        let commands = Arc::new(commands);
-        Self { outbox, commands, puts: Puts::default(), gets: Arc::default(), small: Arc::default(), boot }
+    pub(crate) fn new(
+        outbox: Arc<Outbox>,
+        spool: Spool,
+        remembered: Vec<(String, Outcome)>,
+        boot_id: String,
+    ) -> Self {
+        let spool = Arc::new(spool);
+        Self {
+            outbox,
+            commands: Arc::new(Commands::new(Arc::clone(&spool), remembered)),
+            puts: PutTransfers::new(spool),
+            gets: Arc::default(),
+            short_requests: Arc::default(),
+            boot_id,
+        }
     }
 
-    /// A host is there: the first that it hears is who we are.
-    pub(crate) fn connect(&self, line: &Arc<Line>) {
+    /// Starts a connection. Its first packet is `agent-start`.
+    pub(crate) fn connect(&self, port: &Arc<Port>) {
         let start = json!({
             "command": "agent-start", "message": concat!("version ", env!("CARGO_PKG_VERSION")),
-            "system_boot_time": facts::boot_time(), "boot-id": self.boot, "features": [MEMORY, PIECES],
-            "unique": unique(),
+            "system_boot_time": facts::boot_time(), "boot-id": self.boot_id,
+            "features": [FEATURE_MEMORY, FEATURE_PIECES], "unique": new_unique(),
         });
-        self.outbox.say(self.outbox.connection(), &start);
-        self.outbox.connect(line);
+        self.outbox.enqueue_or_drop(self.outbox.connection(), &start);
+        self.outbox.connect(port);
     }
 
-    /// The host is gone. Commands go on.
-    pub(crate) fn hang_up(&self) {
-        self.outbox.hang_up();
-        self.puts.hang_up();
-        self.gets.hang_up();
+    /// Ends the connection: aborts transfers and drops replies. Commands continue.
+    pub(crate) fn disconnect(&self) {
+        self.outbox.disconnect();
+        self.puts.abort_all();
+        self.gets.abort_all();
     }
 
-    /// Does what a packet asks for, or begins to.
+    /// Handles a packet, or starts to.
     pub(crate) fn handle(&self, body: &[u8]) {
-        let (unique, request) = packet::read(body);
-        let asker = Asker { outbox: Arc::clone(&self.outbox), connection: self.outbox.connection(), unique };
+        let (unique, request) = packet::parse(body);
+        let responder =
+            Responder { outbox: Arc::clone(&self.outbox), connection: self.outbox.connection(), unique };
         let request = match request {
             Ok(request) => request,
-            Err(fault) => {
-                if let Some(fault) = fault {
-                    asker.say(fault.reply(&asker.unique));
+            Err(error) => {
+                if let Some(error) = error {
+                    responder.reply(error.to_reply(&responder.unique));
                 }
                 return;
             }
         };
         match request {
-            Request::Ping => asker.say(json!({ "command": "pong" })),
+            Request::Ping => responder.reply(json!({ "command": "pong" })),
             Request::Pong => {}
-            Request::Execute(execute) => self.commands.execute(asker, execute),
-            Request::ReadOutput { key, name, offset, length } => {
-                self.commands.read_output(&asker, &key, name, offset, length);
+            Request::Execute(execute) => self.commands.execute(responder, execute),
+            Request::ReadOutput { key, stream, offset, length } => {
+                self.commands.read_output(&responder, &key, stream, offset, length);
             }
-            Request::Cancel { key } => self.commands.cancel(asker, &key),
-            Request::Forget { key } => self.commands.forget(&asker, &key),
-            Request::PutFile(put) => self.puts.take(&asker, &self.commands, put),
-            Request::GetFile { path, window } => self.gets.start(&asker, &path, window),
-            Request::GetFileMore { offset } => self.gets.more(&asker.unique, offset),
+            Request::Cancel { key } => self.commands.cancel(responder, &key),
+            Request::Forget { key } => self.commands.forget(&responder, &key),
+            Request::PutFile(put) => self.puts.receive(&responder, put),
+            Request::GetFile { path, window } => self.gets.start(&responder, &path, window),
+            Request::GetFileMore { offset } => self.gets.acknowledge(&responder.unique, offset),
             Request::Abandon => {
-                self.puts.abandon(&asker.unique);
-                self.gets.abandon(&asker.unique);
+                self.puts.abort(&responder.unique);
+                self.gets.abort(&responder.unique);
             }
             Request::IsSystemRunning => {
-                let boot = self.boot.clone();
-                self.aside(&asker, move || {
+                let boot_id = self.boot_id.clone();
+                self.run_short(&responder, move || {
                     let (result, message) = facts::system_state();
                     Ok(json!({
                         "command": "is-system-running-response", "result": result, "message": message,
-                        "system_boot_time": facts::boot_time(), "boot-id": boot, "features": [MEMORY, PIECES],
+                        "system_boot_time": facts::boot_time(), "boot-id": boot_id,
+                        "features": [FEATURE_MEMORY, FEATURE_PIECES],
                     }))
                 });
             }
-            Request::GatherFacts => self.aside(&asker, || {
+            Request::GatherFacts => self.run_short(&responder, || {
                 Ok(json!({ "command": "gather-facts-response", "result": facts::gather() }))
             }),
-            Request::ChangeMode { path, mode } => self.aside(&asker, move || {
+            Request::ChangeMode { path, mode } => self.run_short(&responder, move || {
                 change_mode(&path, &mode)?;
                 Ok(json!({ "command": "chmod-response", "path": path }))
             }),
-            Request::ChangeOwner { path, user, group } => self.aside(&asker, move || {
+            Request::ChangeOwner { path, user, group } => self.run_short(&responder, move || {
                 change_owner(&path, user.as_deref(), group.as_deref())?;
                 Ok(json!({ "command": "chown-response", "path": path }))
             }),
         }
     }
 
-    /// Does something small that may still take a while.
-    fn aside(&self, asker: &Asker, work: impl FnOnce() -> Result<Value, String> + Send + 'static) {
-        if self.small.fetch_add(1, Ordering::Relaxed) >= SMALL {
-            self.small.fetch_sub(1, Ordering::Relaxed);
-            return asker.refuse("too much is asked at once");
+    /// Runs a short request on its own thread, because even a short one may block on a slow disk.
+    fn run_short(
+        &self,
+        responder: &Responder,
+        work: impl FnOnce() -> Result<Value, String> + Send + 'static,
+    ) {
+        if self.short_requests.fetch_add(1, Ordering::Relaxed) >= MAX_SHORT_REQUESTS {
+            self.short_requests.fetch_sub(1, Ordering::Relaxed);
+            return responder.reply_error("too many concurrent requests");
         }
-        let (small, asker_there) = (Arc::clone(&self.small), asker.clone());
-        let thread = process::start(move || {
+        let (short_requests, thread_responder) = (Arc::clone(&self.short_requests), responder.clone());
+        let thread = spawn_thread(move || {
             match work() {
-                Ok(packet) => asker_there.say(packet),
-                Err(message) => asker_there.refuse(&message),
+                Ok(packet) => thread_responder.reply(packet),
+                Err(message) => thread_responder.reply_error(&message),
             }
-            small.fetch_sub(1, Ordering::Relaxed);
+            short_requests.fetch_sub(1, Ordering::Relaxed);
         });
         if let Err(error) = thread {
-            self.small.fetch_sub(1, Ordering::Relaxed);
-            asker.refuse(&error.to_string());
+            self.short_requests.fetch_sub(1, Ordering::Relaxed);
+            responder.reply_error(&format!("failed to start a thread: {error}"));
         }
     }
 }
 
-/// What an agent says last.
-pub(crate) fn farewell() -> Value {
-    json!({ "command": "agent-stop", "system_boot_time": facts::boot_time(), "unique": unique() })
+/// Returns the last packet of an agent that is stopped.
+pub(crate) fn stop_packet() -> Value {
+    json!({ "command": "agent-stop", "system_boot_time": facts::boot_time(), "unique": new_unique() })
 }
 
-/// A name for what the agent says unasked.
-fn unique() -> String {
+/// Returns a `unique` for a packet that is not a reply.
+fn new_unique() -> String {
     let time = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     time.unwrap_or_default().as_secs_f64().to_string()
 }
 
-fn change_mode(path: &str, words: &str) -> Result<(), String> {
-    let told = |error: io::Error| format!("{path}: {}", reason(&error));
-    let facts = fs::metadata(path).map_err(told)?;
-    let mode = mode::changed(words, facts.permissions().mode(), facts.is_dir())
-        .ok_or_else(|| format!("invalid mode: {words}"))?;
-    fs::set_permissions(path, Permissions::from_mode(mode)).map_err(told)
+fn change_mode(path: &str, text: &str) -> Result<(), String> {
+    let with_path = |error: io::Error| format!("{path}: {}", error_text(&error));
+    let metadata = fs::metadata(path).map_err(with_path)?;
+    // Decimal, as every number of the protocol.
+    let mode = FileMode::parse(text, Radix::Decimal).ok_or_else(|| format!("invalid mode: {text}"))?;
+    let mode = mode.apply(metadata.permissions().mode(), metadata.is_dir());
+    fs::set_permissions(path, Permissions::from_mode(mode)).map_err(with_path)
 }
 
 fn change_owner(path: &str, user: Option<&str>, group: Option<&str>) -> Result<(), String> {
-    let number = |file: &str, kind: &str, name: &str| {
-        let known = || fs::read_to_string(file).ok().and_then(|text| number_of(&text, name));
-        name.parse().ok().or_else(known).ok_or_else(|| format!("no such {kind}: {name}"))
+    let resolve = |database: &str, kind: &str, name: &str| {
+        let lookup = || fs::read_to_string(database).ok().and_then(|text| find_id(&text, name));
+        name.parse().ok().or_else(lookup).ok_or_else(|| format!("no such {kind}: {name}"))
     };
-    let user = user.map(|name| number("/etc/passwd", "user", name));
-    let group = group.map(|name| number("/etc/group", "group", name));
+    let user = user.map(|name| resolve("/etc/passwd", "user", name));
+    let group = group.map(|name| resolve("/etc/group", "group", name));
     std::os::unix::fs::chown(path, user.transpose()?, group.transpose()?)
-        .map_err(|error| format!("{path}: {}", reason(&error)))
+        .map_err(|error| format!("{path}: {}", error_text(&error)))
 }
 
-/// The number of a user or a group. The files are read here because a static program cannot ask the system's library.
-fn number_of(text: &str, name: &str) -> Option<u32> {
+/// Returns the ID of a user or group in the text of `/etc/passwd` or `/etc/group`. A static program cannot use the
+/// name service of the C library.
+fn find_id(text: &str, name: &str) -> Option<u32> {
     let mut rows = text.lines().map(|line| line.split(':'));
     rows.find_map(|mut row| if row.next() == Some(name) { row.nth(1)?.parse().ok() } else { None })
 }

@@ -1,389 +1,410 @@
-//! Commands: which run, which wait, and what became of those that have a key.
+//! Commands: queued, running, and the results of those with a key.
 //!
 //! ```text
-//!  execute ──> waiting ──> running ──> ended ──> forgotten
-//!                 └────────────┴── cancel ──────────^
+//!  execute ──> queued ──> running ──> ended ──> forgotten
+//!                 └──────────┴── cancel ────────────^
 //! ```
 //!
-//! A command without a key is forgotten as soon as its answer is on its way.
+//! A command without a key is forgotten as soon as its reply is queued.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read as _, Seek as _};
 use std::process::Stdio;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 
 use muster_agent::packet::{self, Execute, Stream};
+use parking_lot::{Condvar, Mutex};
 use serde_json::{Value, json};
 
-use crate::outbox::{Asker, lock};
-use crate::process::{self, Family};
-use crate::spool::{Ending, Sink, Spool};
+use crate::os::spawn_thread;
+use crate::outbox::Responder;
+use crate::output_file::OutputFile;
+use crate::process::{self, ProcessTree};
+use crate::spool::{Outcome, Spool};
 
-/// Commands that run at a time.
-const RUNNING: usize = 32;
-/// Commands that wait for others, and the bytes of all their lines.
-const WAITING: usize = 1000;
-const WAITING_BYTES: usize = 8 << 20;
-/// Commands that nobody waits for, and that still run.
-const BACKGROUND: usize = 256;
-/// Commands that are remembered after their end.
-const REMEMBERED: usize = 1000;
-/// Who waits for the same command.
-const ASKERS: usize = 16;
-/// What a host without memory gets of each stream.
-const WHOLE: u64 = 5 << 20;
+/// The maximum number of commands that run concurrently.
+const MAX_RUNNING: usize = 32;
+/// The maximum number of queued commands.
+const MAX_QUEUED: usize = 1000;
+/// The maximum size of all queued command lines.
+const MAX_QUEUED_BYTES: usize = 8 << 20;
+/// The maximum number of running commands that were started without `block-for-result`.
+const MAX_BACKGROUND: usize = 256;
+/// The maximum number of results that are kept.
+const MAX_REMEMBERED: usize = 1000;
+/// The maximum number of requests that wait for the same command.
+const MAX_WAITERS: usize = 16;
+/// The maximum size of each stream in the reply to a command without a key.
+const MAX_INLINE_OUTPUT: u64 = 5 << 20;
 
 pub(crate) struct Commands {
-    spool: Spool,
+    spool: Arc<Spool>,
     state: Mutex<State>,
     changed: Condvar,
-    /// Held while a whole output is in memory: one at a time.
-    large: Mutex<()>,
+    /// Held while the output of a command is in memory, so that only one is at a time.
+    inline_output: Mutex<()>,
 }
 
 #[derive(Default)]
 struct State {
-    jobs: HashMap<String, Job>,
-    /// Keys of those that ended, the oldest first. Some may be forgotten already.
+    keyed: HashMap<String, KeyedCommand>,
+    /// Keys of commands that have ended, the oldest first. Some may be forgotten already.
     ended: VecDeque<String>,
-    waiting: VecDeque<Start>,
-    waiting_bytes: usize,
+    queue: VecDeque<QueuedCommand>,
+    queued_bytes: usize,
     running: usize,
     background: usize,
 }
 
-struct Start {
+struct QueuedCommand {
     line: String,
-    whose: Whose,
+    origin: Origin,
 }
 
-enum Whose {
+/// Where the result of a command goes.
+enum Origin {
     Key(String),
-    Asker(Asker),
+    Responder(Responder),
 }
 
-struct Job {
+struct KeyedCommand {
     phase: Phase,
-    askers: VecDeque<Asker>,
-    cancellers: Vec<Asker>,
-    /// Nobody will ask for it.
-    is_forgotten: bool,
+    waiters: VecDeque<Responder>,
+    cancellers: Vec<Responder>,
+    /// Whether to delete the result when the command ends.
+    forget_on_end: bool,
+}
+
+impl KeyedCommand {
+    fn new(phase: Phase) -> Self {
+        Self { phase, waiters: VecDeque::new(), cancellers: vec![], forget_on_end: false }
+    }
 }
 
 #[derive(Clone)]
 enum Phase {
-    Waiting,
-    /// Who does it is known once there is somebody.
-    Running(Option<Arc<Family>>),
-    Ended(Ending),
+    Queued,
+    /// The processes are set once the shell has started.
+    Running(Option<Arc<ProcessTree>>),
+    Ended(Outcome),
 }
 
 impl Commands {
-    pub(crate) fn new(spool: Spool, remembered: Vec<(String, Ending)>) -> Self {
+    pub(crate) fn new(spool: Arc<Spool>, remembered: Vec<(String, Outcome)>) -> Self {
         let mut state = State::default();
-        for (key, ending) in remembered {
-            let job = Job {
-                phase: Phase::Ended(ending),
-                askers: VecDeque::new(),
-                cancellers: vec![],
-                is_forgotten: false,
-            };
-            state.jobs.insert(key.clone(), job);
+        for (key, outcome) in remembered {
+            state.keyed.insert(key.clone(), KeyedCommand::new(Phase::Ended(outcome)));
             state.ended.push_back(key);
         }
-        Self { spool, state: Mutex::new(state), changed: Condvar::new(), large: Mutex::new(()) }
+        Self { spool, state: Mutex::new(state), changed: Condvar::new(), inline_output: Mutex::new(()) }
     }
 
-    pub(crate) fn spool(&self) -> &Spool {
-        &self.spool
-    }
-
-    pub(crate) fn execute(self: &Arc<Self>, asker: Asker, request: Execute) {
-        if !request.is_awaited {
-            return self.background(&asker, &request.line);
+    pub(crate) fn execute(self: &Arc<Self>, responder: Responder, request: Execute) {
+        let Execute { command_line, block_for_result, key, again } = request;
+        if !block_for_result {
+            return self.start_in_background(&responder, &command_line);
         }
-        let mut state = lock(&self.state);
-        let whose = match request.key {
-            None => Whose::Asker(asker.clone()),
-            Some(key) => match state.jobs.get_mut(&key) {
-                Some(Job { phase: Phase::Ended(ending), .. }) => {
-                    return asker.say(response(&key, &request.line, *ending));
+        let mut state = self.state.lock();
+        let origin = match key {
+            None => Origin::Responder(responder.clone()),
+            Some(key) => match state.keyed.get_mut(&key) {
+                Some(KeyedCommand { phase: Phase::Ended(outcome), .. }) => {
+                    return responder.reply(outcome_response(&key, &command_line, *outcome));
                 }
-                Some(job) => {
-                    if job.askers.len() == ASKERS {
-                        job.askers.pop_front();
+                Some(command) => {
+                    if command.waiters.len() == MAX_WAITERS {
+                        command.waiters.pop_front();
                     }
-                    return job.askers.push_back(asker);
+                    return command.waiters.push_back(responder);
                 }
-                None if request.again => return asker.say(failure(&key, &request.line, "unknown")),
-                None => Whose::Key(key),
+                None if again => return responder.reply(failure_response(&key, &command_line, "unknown")),
+                None => Origin::Key(key),
             },
         };
-        if state.waiting.len() >= WAITING || state.waiting_bytes + request.line.len() > WAITING_BYTES {
-            return asker.refuse("too many commands are waiting");
+        if state.queue.len() >= MAX_QUEUED || state.queued_bytes + command_line.len() > MAX_QUEUED_BYTES {
+            return responder.reply_error("too many queued commands");
         }
-        if let Whose::Key(key) = &whose {
-            let job = Job {
-                phase: Phase::Waiting,
-                askers: VecDeque::from([asker]),
-                cancellers: vec![],
-                is_forgotten: false,
-            };
-            state.jobs.insert(key.clone(), job);
+        if let Origin::Key(key) = &origin {
+            let mut command = KeyedCommand::new(Phase::Queued);
+            command.waiters.push_back(responder);
+            state.keyed.insert(key.clone(), command);
         }
-        state.waiting_bytes += request.line.len();
-        state.waiting.push_back(Start { line: request.line, whose });
-        self.start_next(&mut state);
+        state.queued_bytes += command_line.len();
+        state.queue.push_back(QueuedCommand { line: command_line, origin });
+        self.start_queued(&mut state);
     }
 
-    fn start_next(self: &Arc<Self>, state: &mut State) {
-        while state.running < RUNNING
-            && let Some(next) = state.waiting.pop_front()
+    /// Starts queued commands up to the limit.
+    fn start_queued(self: &Arc<Self>, state: &mut State) {
+        while state.running < MAX_RUNNING
+            && let Some(next) = state.queue.pop_front()
         {
-            state.waiting_bytes -= next.line.len();
+            state.queued_bytes -= next.line.len();
             state.running += 1;
-            let key = match &next.whose {
-                Whose::Key(key) => Some(key.clone()),
-                Whose::Asker(_) => None,
+            let key = match &next.origin {
+                Origin::Key(key) => Some(key.clone()),
+                Origin::Responder(_) => None,
             };
-            if let Some(job) = key.as_ref().and_then(|key| state.jobs.get_mut(key)) {
-                job.phase = Phase::Running(None);
+            if let Some(command) = key.as_ref().and_then(|key| state.keyed.get_mut(key)) {
+                command.phase = Phase::Running(None);
             }
             let commands = Arc::clone(self);
-            if let Err(error) = process::start(move || commands.run(next)) {
-                // Too many threads in the guest: those that wait for it learn it.
+            if let Err(error) = spawn_thread(move || commands.run(next)) {
                 state.running -= 1;
-                let askers = key.and_then(|key| state.jobs.remove(&key)).map(|job| job.askers);
-                askers.into_iter().flatten().for_each(|asker| asker.refuse(&error.to_string()));
-            }
-        }
-    }
-
-    fn run(self: &Arc<Self>, start: Start) {
-        match start.whose {
-            Whose::Key(key) => match self.run_key(&key, &start.line) {
-                Ok(ending) => self.ended(&key, &start.line, ending),
-                Err(error) => self.failed(&key, &error),
-            },
-            Whose::Asker(asker) => {
-                if let Err(error) = self.run_plain(&asker, &start.line) {
-                    asker.refuse(&format!("the command could not be run: {error}"));
+                let waiters = key.and_then(|key| state.keyed.remove(&key)).map(|command| command.waiters);
+                for waiter in waiters.into_iter().flatten() {
+                    waiter.reply_error(&format!("failed to start a thread: {error}"));
                 }
             }
         }
-        let mut state = lock(&self.state);
+    }
+
+    fn run(self: &Arc<Self>, command: QueuedCommand) {
+        match command.origin {
+            Origin::Key(key) => match self.run_keyed(&key, &command.line) {
+                Ok(outcome) => self.finish(&key, &command.line, outcome),
+                Err(error) => self.fail(&key, &error),
+            },
+            Origin::Responder(responder) => {
+                if let Err(error) = self.run_inline(&responder, &command.line) {
+                    responder.reply_error(&run_error(&error));
+                }
+            }
+        }
+        let mut state = self.state.lock();
         state.running -= 1;
-        self.start_next(&mut state);
+        self.start_queued(&mut state);
         self.changed.notify_all();
     }
 
-    fn run_key(&self, key: &str, line: &str) -> io::Result<Ending> {
-        let mut family = Family::new();
-        let mut sinks = self.spool.begin(key, &family)?;
-        let child = family.start(line, Stdio::piped)?;
-        if let Some(shell) = family.shell
-            && let Err(error) = self.spool.started(key, shell)
+    /// Runs a command with a key and stores its outcome.
+    fn run_keyed(&self, key: &str, line: &str) -> io::Result<Outcome> {
+        let mut processes = ProcessTree::new();
+        let mut outputs = self.spool.begin(key, &processes)?;
+        let child = processes.start(line, Stdio::piped)?;
+        if let Some(shell) = processes.shell
+            && let Err(error) = self.spool.store_shell(key, shell)
         {
-            eprintln!("process of command {key} is not noted: {error}");
+            eprintln!("failed to store process of command {key}: {error}");
         }
-        let family = Arc::new(family);
-        if let Some(job) = lock(&self.state).jobs.get_mut(key) {
-            job.phase = Phase::Running(Some(Arc::clone(&family)));
+        let processes = Arc::new(processes);
+        if let Some(command) = self.state.lock().keyed.get_mut(key) {
+            command.phase = Phase::Running(Some(Arc::clone(&processes)));
         }
         self.changed.notify_all();
-        let code = process::follow(child, &mut sinks).inspect_err(|_| family.end())?;
-        let [stdout, stderr] = sinks.map(|sink| sink.kept);
-        let ending = Ending::Done { code, stdout, stderr };
-        if let Err(error) = self.spool.end(key, ending) {
-            // It is still told, but not by the next agent.
-            eprintln!("end of command {key} is not noted: {error}");
+        let code = process::collect_output(child, &mut outputs).inspect_err(|_| processes.terminate())?;
+        let [stdout, stderr] = outputs.map(|output| output.summary);
+        let outcome = Outcome::Exited { code, stdout, stderr };
+        if let Err(error) = self.spool.store_outcome(key, outcome) {
+            // This agent still reports it; after a restart the command is lost.
+            eprintln!("failed to store outcome of command {key}: {error}");
         }
-        Ok(ending)
+        Ok(outcome)
     }
 
-    fn ended(&self, key: &str, line: &str, ending: Ending) {
-        let mut state = lock(&self.state);
-        let Some(job) = state.jobs.get_mut(key) else { return };
-        job.phase = Phase::Ended(ending);
-        if !job.cancellers.is_empty() {
-            // Who cancels it answers everybody.
+    /// Replies to the waiters of a command that has ended.
+    fn finish(&self, key: &str, line: &str, outcome: Outcome) {
+        let mut state = self.state.lock();
+        let Some(command) = state.keyed.get_mut(key) else { return };
+        command.phase = Phase::Ended(outcome);
+        if !command.cancellers.is_empty() {
+            // The thread that cancels the command replies.
             return;
         }
-        for asker in job.askers.drain(..) {
-            asker.say(response(key, line, ending));
+        for waiter in command.waiters.drain(..) {
+            waiter.reply(outcome_response(key, line, outcome));
         }
-        if job.is_forgotten {
-            state.jobs.remove(key);
-            self.spool.forget(key);
+        if command.forget_on_end {
+            state.keyed.remove(key);
+            self.spool.remove(key);
             return;
         }
         state.ended.push_back(key.to_owned());
-        while state.ended.len() > REMEMBERED
+        while state.ended.len() > MAX_REMEMBERED
             && let Some(oldest) = state.ended.pop_front()
         {
-            if state.jobs.remove(&oldest).is_some() {
-                self.spool.forget(&oldest);
+            if state.keyed.remove(&oldest).is_some() {
+                self.spool.remove(&oldest);
             }
         }
     }
 
-    /// It could not be run, or not to its end.
-    fn failed(&self, key: &str, error: &io::Error) {
-        let mut state = lock(&self.state);
-        if let Some(job) = state.jobs.remove(key) {
-            for asker in job.askers {
-                asker.refuse(&format!("the command could not be run: {error}"));
+    /// Replies to the waiters of a command that the agent could not run.
+    fn fail(&self, key: &str, error: &io::Error) {
+        let mut state = self.state.lock();
+        if let Some(command) = state.keyed.remove(key) {
+            for waiter in command.waiters {
+                waiter.reply_error(&run_error(error));
             }
-            for asker in job.cancellers {
-                asker.say(json!({ "command": "cancel-response", "key": key }));
+            for canceller in command.cancellers {
+                canceller.reply(cancel_response(key));
             }
         }
-        self.spool.forget(key);
+        self.spool.remove(key);
     }
 
-    fn run_plain(&self, asker: &Asker, line: &str) -> io::Result<()> {
-        let mut sinks = self.spool.nameless(WHOLE)?;
-        let code = process::follow(Family::new().start(line, Stdio::piped)?, &mut sinks)?;
-        let _large = lock(&self.large);
-        if asker.outbox.wait_for_room(asker.connection) {
-            let [stdout, stderr] = sinks;
-            asker.send(json!({
+    /// Runs a command without a key and replies with its output.
+    fn run_inline(&self, responder: &Responder, line: &str) -> io::Result<()> {
+        let mut outputs = self.spool.anonymous_outputs(MAX_INLINE_OUTPUT)?;
+        let code = process::collect_output(ProcessTree::new().start(line, Stdio::piped)?, &mut outputs)?;
+        let _inline_output = self.inline_output.lock();
+        if responder.outbox.wait_for_room(responder.connection) {
+            let [stdout, stderr] = outputs;
+            responder.reply_blocking(json!({
                 "command": "execute-response", "command-line": line, "result": true, "return-code": code,
-                "stdout": text(stdout)?, "stderr": text(stderr)?,
+                "stdout": read_text(stdout)?, "stderr": read_text(stderr)?,
             }));
-            asker.outbox.wait_for_room(asker.connection);
+            responder.outbox.wait_for_room(responder.connection);
         }
         Ok(())
     }
 
-    /// Starts a command that nobody waits for.
-    fn background(self: &Arc<Self>, asker: &Asker, line: &str) {
-        let mut state = lock(&self.state);
-        if state.background >= BACKGROUND {
-            return asker.refuse("too many commands run in the background");
+    /// Starts a command and replies with its PID.
+    fn start_in_background(self: &Arc<Self>, responder: &Responder, line: &str) {
+        let mut state = self.state.lock();
+        if state.background >= MAX_BACKGROUND {
+            return responder.reply_error("too many background commands");
         }
-        let mut child = match Family::new().start(line, Stdio::null) {
+        let mut child = match ProcessTree::new().start(line, Stdio::null) {
             Ok(child) => child,
-            Err(error) => return asker.refuse(&format!("the command could not be run: {error}")),
+            Err(error) => return responder.reply_error(&run_error(&error)),
         };
-        asker.say(json!({
+        responder.reply(json!({
             "command": "execute-response", "command-line": line, "result": true, "pid": child.id(),
         }));
         state.background += 1;
         let commands = Arc::clone(self);
-        let waiter = process::start(move || {
+        let reaper = spawn_thread(move || {
             _ = child.wait();
-            lock(&commands.state).background -= 1;
+            commands.state.lock().background -= 1;
         });
-        if waiter.is_err() {
+        if reaper.is_err() {
             state.background -= 1;
         }
     }
 
-    pub(crate) fn forget(&self, asker: &Asker, key: &str) {
-        let mut state = lock(&self.state);
-        match state.jobs.get_mut(key) {
-            Some(Job { phase: Phase::Ended(_), cancellers, .. }) if cancellers.is_empty() => {
-                state.jobs.remove(key);
-                state.ended.retain(|ended| ended != key);
-                self.spool.forget(key);
+    /// Deletes the result of a command, when it ends if it is still running.
+    pub(crate) fn forget(&self, responder: &Responder, key: &str) {
+        let mut state = self.state.lock();
+        match state.keyed.get_mut(key) {
+            Some(KeyedCommand { phase: Phase::Ended(_), cancellers, .. }) if cancellers.is_empty() => {
+                self.remove_ended(&mut state, key);
             }
-            Some(job) => job.is_forgotten = true,
+            Some(command) => command.forget_on_end = true,
             None => {}
         }
-        asker.say(json!({ "command": "forget-response", "key": key }));
+        responder.reply(json!({ "command": "forget-response", "key": key }));
     }
 
-    pub(crate) fn cancel(self: &Arc<Self>, asker: Asker, key: &str) {
-        let mut state = lock(&self.state);
-        let Some(job) = state.jobs.get_mut(key) else {
-            return asker.say(json!({ "command": "cancel-response", "key": key }));
+    fn remove_ended(&self, state: &mut State, key: &str) {
+        state.keyed.remove(key);
+        state.ended.retain(|ended| ended != key);
+        self.spool.remove(key);
+    }
+
+    /// Removes a command from the queue, or terminates it, and deletes its result.
+    pub(crate) fn cancel(self: &Arc<Self>, responder: Responder, key: &str) {
+        let mut state = self.state.lock();
+        let Some(command) = state.keyed.get_mut(key) else {
+            return responder.reply(cancel_response(key));
         };
-        match job.phase {
-            Phase::Ended(_) if job.cancellers.is_empty() => {
-                state.jobs.remove(key);
-                state.ended.retain(|ended| ended != key);
-                self.spool.forget(key);
-                asker.say(json!({ "command": "cancel-response", "key": key }));
+        match command.phase {
+            Phase::Ended(_) if command.cancellers.is_empty() => {
+                self.remove_ended(&mut state, key);
+                responder.reply(cancel_response(key));
             }
-            Phase::Waiting => {
-                let is_it = |start: &Start| matches!(&start.whose, Whose::Key(whose) if whose == key);
-                if let Some(index) = state.waiting.iter().position(is_it)
-                    && let Some(start) = state.waiting.remove(index)
+            Phase::Queued => {
+                let has_key =
+                    |queued: &QueuedCommand| matches!(&queued.origin, Origin::Key(other) if other == key);
+                if let Some(index) = state.queue.iter().position(has_key)
+                    && let Some(queued) = state.queue.remove(index)
                 {
-                    state.waiting_bytes -= start.line.len();
+                    state.queued_bytes -= queued.line.len();
                 }
-                let askers = state.jobs.remove(key).map(|job| job.askers);
-                for waiting in askers.into_iter().flatten() {
-                    waiting.say(failure(key, "", "cancelled"));
+                let waiters = state.keyed.remove(key).map(|command| command.waiters);
+                for waiter in waiters.into_iter().flatten() {
+                    waiter.reply(failure_response(key, "", "cancelled"));
                 }
-                asker.say(json!({ "command": "cancel-response", "key": key }));
+                responder.reply(cancel_response(key));
             }
             Phase::Running(_) | Phase::Ended(_) => {
-                let is_first = job.cancellers.is_empty();
-                if job.cancellers.len() < ASKERS {
-                    job.cancellers.push(asker);
+                let is_first = command.cancellers.is_empty();
+                if command.cancellers.len() < MAX_WAITERS {
+                    command.cancellers.push(responder);
                 }
                 let (commands, key) = (Arc::clone(self), key.to_owned());
-                if is_first && process::start(move || commands.end(&key)).is_err() {
-                    job.cancellers.drain(..).for_each(|asker| asker.refuse("too many threads"));
+                if is_first && let Err(error) = spawn_thread(move || commands.terminate(&key)) {
+                    for canceller in command.cancellers.drain(..) {
+                        canceller.reply_error(&format!("failed to start a thread: {error}"));
+                    }
                 }
             }
         }
     }
 
-    /// Ends a command that runs, and forgets it.
-    fn end(&self, key: &str) {
-        let mut state = lock(&self.state);
-        let mut is_told = false;
+    /// Terminates a running command and deletes it.
+    fn terminate(&self, key: &str) {
+        let mut state = self.state.lock();
+        let mut is_terminated = false;
         loop {
-            match state.jobs.get(key).map(|job| job.phase.clone()) {
-                Some(Phase::Running(Some(family))) if !is_told => {
+            match state.keyed.get(key).map(|command| command.phase.clone()) {
+                Some(Phase::Running(Some(processes))) if !is_terminated => {
                     drop(state);
-                    family.end();
-                    state = lock(&self.state);
-                    is_told = true;
+                    processes.terminate();
+                    state = self.state.lock();
+                    is_terminated = true;
                 }
-                Some(Phase::Waiting | Phase::Running(_)) => {
-                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-                }
+                Some(Phase::Queued | Phase::Running(_)) => self.changed.wait(&mut state),
                 Some(Phase::Ended(_)) => break,
                 None => return,
             }
         }
-        self.spool.forget(key);
-        if let Some(job) = state.jobs.remove(key) {
-            for asker in job.askers {
-                asker.say(failure(key, "", "cancelled"));
+        self.spool.remove(key);
+        if let Some(command) = state.keyed.remove(key) {
+            for waiter in command.waiters {
+                waiter.reply(failure_response(key, "", "cancelled"));
             }
-            for asker in job.cancellers {
-                asker.say(json!({ "command": "cancel-response", "key": key }));
+            for canceller in command.cancellers {
+                canceller.reply(cancel_response(key));
             }
         }
     }
 
-    pub(crate) fn read_output(&self, asker: &Asker, key: &str, name: Stream, offset: u64, length: usize) {
-        match self.spool.read(key, name, offset, length) {
-            Ok(bytes) => asker.say_much(json!({
-                "command": "read-output-response", "key": key, "name": name.name(),
-                "offset": offset, "encoding": "base64", "chunk": packet::chunk(&bytes),
+    pub(crate) fn read_output(
+        &self,
+        responder: &Responder,
+        key: &str,
+        stream: Stream,
+        offset: u64,
+        length: usize,
+    ) {
+        match self.spool.read_output(key, stream, offset, length) {
+            Ok(bytes) => responder.reply_chunk(json!({
+                "command": "read-output-response", "key": key, "name": stream.name(),
+                "offset": offset, "encoding": "base64", "chunk": packet::encode_chunk(&bytes),
             })),
-            Err(error) => asker.refuse(&format!("{} of command {key}: {error}", name.name())),
+            Err(error) => {
+                responder.reply_error(&format!("failed to read {} of command {key}: {error}", stream.name()));
+            }
         }
     }
 }
 
-/// The answer to an `execute` with a key.
-fn response(key: &str, line: &str, ending: Ending) -> Value {
-    match ending {
-        Ending::Lost => failure(key, line, "lost"),
-        Ending::Done { code, stdout, stderr } => {
+fn run_error(error: &io::Error) -> String {
+    format!("failed to run the command: {error}")
+}
+
+/// Returns the reply to an `execute` with a key whose command has ended.
+fn outcome_response(key: &str, line: &str, outcome: Outcome) -> Value {
+    match outcome {
+        Outcome::Lost => failure_response(key, line, "lost"),
+        Outcome::Exited { code, stdout, stderr } => {
             let mut packet = json!({
                 "command": "execute-response", "command-line": line, "key": key, "result": true, "return-code": code,
                 "stdout-size": stdout.size, "stderr-size": stderr.size,
             });
-            for (name, kept) in [("stdout-cut", stdout), ("stderr-cut", stderr)] {
-                if kept.cut {
+            for (name, summary) in [("stdout-cut", stdout), ("stderr-cut", stderr)] {
+                if summary.truncated {
                     packet[name] = json!(true);
                 }
             }
@@ -392,14 +413,18 @@ fn response(key: &str, line: &str, ending: Ending) -> Value {
     }
 }
 
-fn failure(key: &str, line: &str, reason: &str) -> Value {
+fn failure_response(key: &str, line: &str, reason: &str) -> Value {
     json!({ "command": "execute-response", "command-line": line, "key": key, "result": false, "reason": reason })
 }
 
-fn text(mut sink: Sink) -> io::Result<String> {
+fn cancel_response(key: &str) -> Value {
+    json!({ "command": "cancel-response", "key": key })
+}
+
+fn read_text(mut output: OutputFile) -> io::Result<String> {
     let mut bytes = Vec::new();
-    sink.file.rewind()?;
-    sink.file.read_to_end(&mut bytes)?;
+    output.file.rewind()?;
+    output.file.read_to_end(&mut bytes)?;
     Ok(String::from_utf8(bytes)
         .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned()))
 }

@@ -1,4 +1,4 @@
-//! What the guest says of itself.
+//! Facts about the guest.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -7,53 +7,59 @@ use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
-use crate::process;
+use crate::process::helper_output;
 
-/// The most of a file that tells something.
-const MOST: u64 = 64 << 10;
-/// How long systemd is given to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// The maximum number of bytes read of a file.
+const MAX_FILE_SIZE: u64 = 64 << 10;
+/// The timeout of programs such as `systemctl`.
+const HELPER_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Which boot of the guest this is.
+/// Returns the ID of the current boot.
 pub(crate) fn boot_id() -> String {
-    read("/proc/sys/kernel/random/boot_id").trim().to_owned()
+    let path = "/proc/sys/kernel/random/boot_id";
+    let boot_id = read_or_empty(path).trim().to_owned();
+    if boot_id.is_empty() {
+        eprintln!("failed to read boot ID from {path}; results of commands may outlive a reboot");
+    }
+    boot_id
 }
 
-/// Unix time of the guest's boot.
+/// Returns the Unix time of the boot, or null if it is not known.
 pub(crate) fn boot_time() -> Value {
-    let stat = read("/proc/stat");
+    let stat = read_or_empty("/proc/stat");
     let time = stat.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse::<f64>().ok());
     time.map_or(Value::Null, Value::from)
 }
 
-/// Whether the guest is up, and what it calls that.
+/// Returns whether the guest has booted, and the state that systemd reports.
 pub(crate) fn system_state() -> (bool, String) {
     if !Path::new("/run/systemd/system").is_dir() {
         return (true, "running".into());
     }
-    let said = process::ask("systemctl", &["is-system-running"], PATIENCE);
-    let said = said.filter(|text| !text.is_empty()).unwrap_or_else(|| "unknown".into());
-    (said == "running", said.chars().take(100).collect())
+    let state = helper_output("systemctl", &["is-system-running"], HELPER_TIMEOUT);
+    let state = state.filter(|text| !text.is_empty()).unwrap_or_else(|| "unknown".into());
+    (state == "running", state.chars().take(100).collect())
 }
 
-/// All that can be told.
+/// Returns the result of `gather-facts`.
 pub(crate) fn gather() -> Value {
     json!({
-        "distribution": distribution(&[read("/etc/os-release"), read("/usr/lib/os-release")]),
-        "mounts": mounts(&read("/proc/self/mounts")),
+        "distribution": distribution(&[read_or_empty("/etc/os-release"), read_or_empty("/usr/lib/os-release")]),
+        "mounts": mounts(&read_or_empty("/proc/self/mounts")),
         "ssh-host-keys": host_keys(),
     })
 }
 
-fn read(path: impl AsRef<Path>) -> String {
+/// Returns the content of a file, or nothing if it cannot be read: all facts are optional.
+fn read_or_empty(path: impl AsRef<Path>) -> String {
     let mut text = Vec::new();
     if let Ok(file) = File::open(path) {
-        _ = file.take(MOST).read_to_end(&mut text);
+        _ = file.take(MAX_FILE_SIZE).read_to_end(&mut text);
     }
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// The first of these texts that says anything.
+/// Parses the first of these `os-release` files that is not empty.
 fn distribution(texts: &[String]) -> Value {
     let text = texts.iter().find(|text| !text.trim().is_empty()).map_or("", String::as_str);
     let value = |name: &str| {
@@ -72,15 +78,15 @@ fn distribution(texts: &[String]) -> Value {
 
 fn mounts(text: &str) -> Vec<Value> {
     let mount = |line: &str| {
-        let mut fields = line.split(' ').map(unescaped);
+        let mut fields = line.split(' ').map(unescape);
         let (device, point, kind) = (fields.next()?, fields.next()?, fields.next()?);
         Some(json!({ "device": device, "mount_point": point, "vfs_type": kind }))
     };
     text.lines().filter_map(mount).collect()
 }
 
-/// Blanks and the like are three octal digits after a backslash there.
-fn unescaped(field: &str) -> String {
+/// Replaces the escapes of `/proc/mounts`: a backslash and three octal digits.
+fn unescape(field: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = field.as_bytes();
     while let Some((first, after)) = rest.split_first() {
@@ -92,14 +98,14 @@ fn unescaped(field: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// The public keys by their kind.
+/// Returns the public SSH host keys by type.
 fn host_keys() -> Value {
     let mut keys = Map::new();
     for entry in fs::read_dir("/etc/ssh").into_iter().flatten().flatten() {
         let name = entry.file_name();
         let kind = name.to_str().and_then(|name| name.strip_prefix("ssh_host_")?.strip_suffix("_key.pub"));
         if let Some(kind) = kind {
-            keys.insert(kind.to_owned(), read(entry.path()).into());
+            keys.insert(kind.to_owned(), read_or_empty(entry.path()).into());
         }
     }
     for entry in fs::read_dir("/etc/dropbear").into_iter().flatten().flatten() {
@@ -109,10 +115,10 @@ fn host_keys() -> Value {
             _ => name.strip_prefix("dropbear_")?.strip_suffix("_host_key"),
         });
         if let Some(kind) = kind.filter(|kind| !keys.contains_key(*kind)) {
-            // Its file is a secret; the public half is what its own tool says of it.
+            // Dropbear stores only the private key; its tool derives the public one.
             let path = entry.path();
-            let said = process::ask("dropbearkey", &["-y", "-f", &path.to_string_lossy()], PATIENCE);
-            let key = said.as_deref().and_then(|said| said.lines().find(|line| line.contains("AAAA")));
+            let output = helper_output("dropbearkey", &["-y", "-f", &path.to_string_lossy()], HELPER_TIMEOUT);
+            let key = output.as_deref().and_then(|output| output.lines().find(|line| line.contains("AAAA")));
             if let Some(key) = key {
                 keys.insert(kind.to_owned(), format!("{key}\n").into());
             }
@@ -126,21 +132,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_distribution_is_read_from_its_file() {
+    fn parses_os_release() {
         let text = "NAME=\"Debian GNU/Linux\"\nVERSION_ID=\"12.4\"\nID=debian\nVERSION_CODENAME=bookworm\n";
-        let read = distribution(&[String::new(), text.into()]);
-        assert_eq!(read["id"], "debian");
-        assert_eq!(read["name"], "Debian GNU/Linux");
-        assert_eq!(read["version"], "12.4");
-        assert_eq!(read["version_parts"]["minor"], "4");
-        assert_eq!(read["codename"], "bookworm");
+        let facts = distribution(&[String::new(), text.into()]);
+        assert_eq!(facts["id"], "debian");
+        assert_eq!(facts["name"], "Debian GNU/Linux");
+        assert_eq!(facts["version"], "12.4");
+        assert_eq!(facts["version_parts"]["minor"], "4");
+        assert_eq!(facts["codename"], "bookworm");
     }
 
     #[test]
-    fn mounts_have_their_names() {
-        let read = mounts("/dev/vda1 / ext4 rw 0 0\nnone /mnt/two\\040words tmpfs rw 0 0\nbad\n");
-        assert_eq!(read.len(), 2);
-        assert_eq!(read[1]["mount_point"], "/mnt/two words");
-        assert_eq!(unescaped("a\\999\\04"), "a\\999\\04");
+    fn unescapes_mount_points() {
+        let mounts = mounts("/dev/vda1 / ext4 rw 0 0\nnone /mnt/two\\040words tmpfs rw 0 0\nbad\n");
+        assert_eq!(mounts.len(), 2);
+        assert_eq!(mounts[1]["mount_point"], "/mnt/two words");
+        assert_eq!(unescape("a\\999\\04"), "a\\999\\04");
     }
 }

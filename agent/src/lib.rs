@@ -1,25 +1,46 @@
-//! What a guest's agent and its host say to each other over the serial port `sf-agent`: protocol 1, and what this agent
-//! adds to it.
+//! The protocol between the guest agent and its host over the serial port `sf-agent`: protocol 1 and Muster's extensions.
 //!
 //! Every packet is a JSON object in a [`frame`]. It has a `command`; a request has a `unique`, which its replies repeat.
-//! An agent names what it can beyond the protocol in `features`, a list of words in `agent-start` and in
-//! `is-system-running-response`; a host that finds none there speaks the plain protocol, and so does this agent with a
-//! host that asks for none of it.
+//! `agent-start` and `is-system-running-response` list the agent's extensions in `features` and have a `boot-id`, which
+//! changes with every boot of the guest. A host that finds no `features` uses the plain protocol; the agent behaves
+//! as a plain agent towards a host that uses no extension.
 //!
-//! | Feature | What it adds |
-//! |---|---|
-//! | [`MEMORY`] | `execute` may have a `key`. The agent starts a command once for a key, keeps its result in the guest until `forget`, and answers every `execute` with that key when the command has ended, or at once if it has; `result` false and `reason` `cancelled` if somebody cancelled it meanwhile. With `again` set it starts nothing: `execute-response` then has `result` false and `reason` `unknown` (never heard of) or `lost` (it ran when the agent was ended). The response to an `execute` with a key has `key`, and instead of `stdout` and `stderr` it has `stdout-size`, `stderr-size` and, if more was written than is kept, `stdout-cut`, `stderr-cut`. `read-output` (`key`, `name` `stdout` or `stderr`, `offset`, `length` of at most [`PIECE`]) → `read-output-response` (`offset`, `encoding` `base64`, `chunk`, empty at the end). `cancel` (`key`) → `cancel-response`: ends the command and all that it started, and forgets it. `forget` (`key`) → `forget-response`. |
-//! | [`PIECES`] | `chunk` of `put-file` and `get-file-response` may hold up to [`PIECE`] bytes. A `put-file` is written beside its place, and put there when it is whole. If its first packet has `pieces` true, a `put-file-response` with `offset`, the bytes written by now, follows each piece, and the one with `path` and without `offset` the last; without a `mode` in `stat_result` a file that was there keeps its own. `get-file` may have a `window`: so many bytes are sent, then more after each `get-file-more` (`unique` of the `get-file`, `offset` up to which the host has read). `abandon` (`unique` of a `put-file` or `get-file`) ends it and removes what it left; nothing answers. |
+//! # Feature `memory`
 //!
-//! `agent-start` and `is-system-running-response` also have `boot-id`, which is another one after each boot.
+//! The agent runs a command at most once per key and keeps its result in the guest until the host deletes it.
+//!
+//! - `execute` may have a `key`. If no command with this key exists, the agent starts it. In any case it replies when
+//!   the command has ended, immediately if it already has.
+//!   - With `again` set it never starts the command. If the key is not known, the reply has `result` false and `reason`
+//!     `unknown`.
+//!   - If the agent was stopped while the command ran, the reply has `result` false and `reason` `lost`.
+//!   - If the command is cancelled meanwhile, the reply has `result` false and `reason` `cancelled`.
+//!   - The reply has `key`. Instead of `stdout` and `stderr` it has `stdout-size` and `stderr-size`, and `stdout-cut` or
+//!     `stderr-cut` if the output exceeded the limit.
+//! - `read-output` (`key`, `name` `stdout` or `stderr`, `offset`, `length` of at most [`MAX_CHUNK_SIZE`]) →
+//!   `read-output-response` (`offset`, `encoding` `base64`, `chunk`, which is empty at the end of the output).
+//! - `cancel` (`key`) → `cancel-response`: terminates the command with all its descendants and deletes its result.
+//! - `forget` (`key`) → `forget-response`: deletes the result.
+//!
+//! # Feature `pieces`
+//!
+//! - `chunk` of `put-file` and `get-file-response` may hold up to [`MAX_CHUNK_SIZE`] bytes.
+//! - `put-file` writes a temporary file next to the target and renames it when it is complete. If the first packet has
+//!   `pieces` true, every chunk is acknowledged by a `put-file-response` with `offset`, the number of bytes written so
+//!   far; the response to the last packet has `path` and no `offset`. Without `mode` in `stat_result`, an existing file
+//!   keeps its mode.
+//! - `get-file` may have a `window`: the agent sends that many bytes and then waits for `get-file-more` (`unique` of the
+//!   `get-file`, `offset` up to which the host has read) before it sends more.
+//! - `abandon` (`unique` of a `put-file` or `get-file`) aborts the transfer and removes its temporary file. It has no
+//!   reply.
 
 pub mod frame;
 pub mod mode;
 pub mod packet;
 
-/// The agent remembers commands by their key.
-pub const MEMORY: &str = "memory";
-/// The agent moves files in large pieces, whole or not at all, and as fast as the other side takes them.
-pub const PIECES: &str = "pieces";
-/// The largest piece of a file or of output, in bytes.
-pub const PIECE: usize = 64 << 10;
+pub use packet::MAX_CHUNK_SIZE;
+
+/// The feature of agents that remember commands by key.
+pub const FEATURE_MEMORY: &str = "memory";
+/// The feature of agents that transfer files atomically, in large chunks and with flow control.
+pub const FEATURE_PIECES: &str = "pieces";

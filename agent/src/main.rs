@@ -1,47 +1,49 @@
-//! `muster-agent`: runs inside a guest and does what its host asks for over a serial port.
+//! `muster-agent`: runs inside a guest and serves the requests of its host over a serial port.
+//!
+//! ```text
+//!  main ─> serve ─> agent ─> commands, put_file, get_file, facts
+//!                               └─> outbox ─> port
+//!                               └─> spool ─> process ─> output_file
+//! ```
+//!
+//! Imports go only in the direction of the arrows; `os` is used by all of them.
 
 mod agent;
 mod commands;
 mod facts;
-mod get;
+mod get_file;
+mod os;
 mod outbox;
+mod output_file;
 mod port;
 mod process;
-mod put;
+mod put_file;
+mod serve;
 mod spool;
 
+use std::convert::Infallible;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 
 use agent::Agent;
-use commands::Commands;
 use outbox::Outbox;
 use spool::Spool;
 
-const USAGE: &str = "usage: muster-agent [--port PATH] [--spool FOLDER] [--version]
+const USAGE: &str = "usage: muster-agent [--port PATH] [--spool DIRECTORY] [--version]
 
-Does what the host of this machine asks for over a serial port.
+Runs commands, transfers files and reports facts for the host of this guest.
 
-  --port PATH     the port (/dev/virtio-ports/sf-agent); a socket is connected to
-  --spool FOLDER  where commands are remembered until the next boot (/run/muster-agent)
-  --version       says which version this is";
+  --port PATH        the serial port, or a Unix socket to connect to (default: /dev/virtio-ports/sf-agent)
+  --spool DIRECTORY  where results of commands are kept until the next boot (default: /run/muster-agent)
+  --version          print the version";
 
-/// How long it is waited for a host to hear that the agent ends.
-const FAREWELL: Duration = Duration::from_millis(500);
-
-/// What went wrong, in words.
-fn reason(error: &io::Error) -> String {
-    match error.raw_os_error() {
-        Some(number) => Errno::from_raw(number).desc().to_owned(),
-        None => error.to_string(),
-    }
-}
+/// How long the agent waits on exit for `agent-stop` to be written.
+const SHUTDOWN_GRACE: Duration = Duration::from_millis(500);
 
 fn main() -> ExitCode {
     let mut port = PathBuf::from("/dev/virtio-ports/sf-agent");
@@ -74,29 +76,27 @@ fn main() -> ExitCode {
     }
 }
 
-enum Never {}
-
-fn run(port: &Path, folder: &Path) -> io::Result<Never> {
-    // Before any thread is there, so that each of them leaves these signals to the one that waits for them.
+fn run(port: &Path, spool_directory: &Path) -> io::Result<Infallible> {
+    // Blocked before the first thread starts: threads inherit the mask, so only the signal thread receives these.
     let mut signals = SigSet::empty();
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
         signals.add(signal);
     }
     signals.thread_block()?;
 
-    let boot = facts::boot_id();
-    let (spool, remembered) = Spool::open(folder, &boot)?;
+    let boot_id = facts::boot_id();
+    let (spool, remembered) = Spool::open(spool_directory, &boot_id)?;
     std::env::set_current_dir("/")?;
     let outbox = Arc::new(Outbox::default());
-    let agent = Agent::new(Arc::clone(&outbox), Commands::new(spool, remembered), boot);
+    let agent = Agent::new(Arc::clone(&outbox), spool, remembered, boot_id);
 
-    let last = Arc::clone(&outbox);
-    process::start(move || {
+    let shutdown_outbox = Arc::clone(&outbox);
+    os::spawn_thread(move || {
         while !matches!(signals.wait(), Ok(Signal::SIGTERM | Signal::SIGINT)) {}
-        last.say(last.connection(), &agent::farewell());
-        last.drain(FAREWELL);
+        shutdown_outbox.enqueue_or_drop(shutdown_outbox.connection(), &agent::stop_packet());
+        shutdown_outbox.flush(SHUTDOWN_GRACE);
         std::process::exit(0);
     })?;
-    process::start(move || outbox.run())?;
-    port::run(port, &agent)
+    os::spawn_thread(move || outbox.run())?;
+    serve::run(port, &agent)
 }

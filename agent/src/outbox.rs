@@ -1,35 +1,32 @@
-//! What waits to be written to the port. It holds little: whoever can wait does, and what nobody reads is dropped.
+//! The queue of packets to write to the port. It is bounded: producers that can block do, and replies that exceed the
+//! limit are dropped.
 //!
-//! A connection is the time between two moments at which the host was away. What was meant for one is never sent in
-//! another.
+//! A connection lasts from the moment a host opens its end of the port until it closes it. Packets of one connection are
+//! never sent in another.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use muster_agent::frame;
+use muster_agent::{frame, packet};
+use parking_lot::{Condvar, Mutex};
 use serde_json::Value;
 
-use crate::port::Line;
+use crate::port::Port;
 
-/// With this many bytes waiting, who can wait does.
-const FULL: usize = 512 << 10;
-/// With this many bytes waiting, answers are dropped: the host asks much and reads nothing.
-const MOST: usize = 8 << 20;
+/// The queue length in bytes from which on blocking producers wait.
+const HIGH_WATER_MARK: usize = 512 << 10;
+/// The queue length in bytes from which on replies are dropped: the host sends requests and reads no replies.
+const MAX_QUEUED_BYTES: usize = 8 << 20;
 
-/// What is written at once to a host of which nothing is known, and to one that asked for large pieces.
-const NARROW: usize = 2048;
-const WIDE: usize = 32 << 10;
+/// The maximum size of a single write to a host that may use small buffers.
+const SMALL_WRITE_SIZE: usize = 2048;
+/// The maximum size of a single write to a host that requested large chunks.
+const LARGE_WRITE_SIZE: usize = 32 << 10;
 
-struct Frame {
+struct QueuedFrame {
     bytes: Vec<u8>,
-    /// How much of it is written at once.
-    width: usize,
-}
-
-/// Locks, whatever happened to whoever held it before.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    write_size: usize,
 }
 
 #[derive(Default)]
@@ -40,77 +37,80 @@ pub(crate) struct Outbox {
 
 #[derive(Default)]
 struct State {
-    frames: VecDeque<Frame>,
-    /// Of all frames, with the one that is being written.
+    frames: VecDeque<QueuedFrame>,
+    /// The size of all frames, including the one that is being written.
     bytes: usize,
+    /// The number of the current connection.
     connection: u64,
-    /// Where to, while the host is there.
-    line: Option<Arc<Line>>,
+    /// Set while a host is connected.
+    port: Option<Arc<Port>>,
 }
 
 impl Outbox {
-    /// The host is there.
-    pub(crate) fn connect(&self, line: &Arc<Line>) {
-        lock(&self.state).line = Some(Arc::clone(line));
+    /// Starts to write to the port.
+    pub(crate) fn connect(&self, port: &Arc<Port>) {
+        self.state.lock().port = Some(Arc::clone(port));
         self.changed.notify_all();
     }
 
-    /// The host is gone, and with it who would have read what waits.
-    pub(crate) fn hang_up(&self) {
-        let mut state = lock(&self.state);
+    /// Ends the current connection and drops its packets.
+    pub(crate) fn disconnect(&self) {
+        let mut state = self.state.lock();
         state.frames.clear();
         state.bytes = 0;
         state.connection += 1;
-        state.line = None;
+        state.port = None;
         self.changed.notify_all();
     }
 
+    /// Returns the number of the current connection.
     pub(crate) fn connection(&self) -> u64 {
-        lock(&self.state).connection
+        self.state.lock().connection
     }
 
-    /// Adds a packet, or drops it if too much waits already. Never waits.
-    pub(crate) fn say(&self, connection: u64, packet: &Value) {
-        self.add(connection, packet, NARROW, MOST);
+    /// Adds a packet without blocking, or drops it if the queue is full.
+    pub(crate) fn enqueue_or_drop(&self, connection: u64, packet: &Value) {
+        self.enqueue(connection, packet, SMALL_WRITE_SIZE, MAX_QUEUED_BYTES);
     }
 
-    /// Adds a packet if no more than this waits then. False if the host is gone.
-    fn add(&self, connection: u64, packet: &Value, width: usize, most: usize) -> bool {
+    /// Adds a packet if the queue then has at most `max_queued` bytes. Returns false if the connection has ended.
+    fn enqueue(&self, connection: u64, packet: &Value, write_size: usize, max_queued: usize) -> bool {
         let bytes = frame::encode(packet.to_string().as_bytes());
-        let mut state = lock(&self.state);
-        if state.connection == connection && state.bytes.saturating_add(bytes.len()) <= most {
+        let mut state = self.state.lock();
+        if state.connection == connection && state.bytes.saturating_add(bytes.len()) <= max_queued {
             state.bytes += bytes.len();
-            state.frames.push_back(Frame { bytes, width });
+            state.frames.push_back(QueuedFrame { bytes, write_size });
             self.changed.notify_all();
         }
         state.connection == connection
     }
 
-    /// Waits until little is waiting. False if the host is gone.
+    /// Blocks until the queue is below its high-water mark. Returns false if the connection has ended.
     pub(crate) fn wait_for_room(&self, connection: u64) -> bool {
-        let mut state = lock(&self.state);
-        while state.connection == connection && state.bytes >= FULL {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock();
+        while state.connection == connection && state.bytes >= HIGH_WATER_MARK {
+            self.changed.wait(&mut state);
         }
         state.connection == connection
     }
 
-    /// Waits until all is written, or for so long.
-    pub(crate) fn drain(&self, time: Duration) {
-        let end = Instant::now() + time;
-        let mut state = lock(&self.state);
+    /// Blocks until everything is written, or until the timeout.
+    pub(crate) fn flush(&self, timeout: Duration) {
+        let deadline = Instant::now() + timeout;
+        let mut state = self.state.lock();
         while state.bytes > 0 {
-            let Some(left) = end.checked_duration_since(Instant::now()) else { return };
-            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            if self.changed.wait_until(&mut state, deadline).timed_out() {
+                return;
+            }
         }
     }
 
-    /// Writes what comes, for ever.
+    /// Writes frames to the port as they are added.
     pub(crate) fn run(&self) -> ! {
         loop {
-            let (line, connection, frame) = self.next();
-            if line.write(&frame.bytes, frame.width, || self.connection() == connection) {
-                let mut state = lock(&self.state);
+            let (port, connection, frame) = self.next();
+            if port.write(&frame.bytes, frame.write_size, || self.connection() == connection) {
+                let mut state = self.state.lock();
                 if state.connection == connection {
                     state.bytes -= frame.bytes.len();
                     self.changed.notify_all();
@@ -119,55 +119,55 @@ impl Outbox {
         }
     }
 
-    fn next(&self) -> (Arc<Line>, u64, Frame) {
-        let mut state = lock(&self.state);
+    fn next(&self) -> (Arc<Port>, u64, QueuedFrame) {
+        let mut state = self.state.lock();
         loop {
-            if let Some(line) = state.line.clone()
+            if let Some(port) = state.port.clone()
                 && let Some(frame) = state.frames.pop_front()
             {
-                return (line, state.connection, frame);
+                return (port, state.connection, frame);
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.changed.wait(&mut state);
         }
     }
 }
 
-/// Who asked: a request of a connection, to whom the answer goes.
+/// Sends the replies to one request.
 #[derive(Clone)]
-pub(crate) struct Asker {
+pub(crate) struct Responder {
     pub(crate) outbox: Arc<Outbox>,
     pub(crate) connection: u64,
     pub(crate) unique: Value,
 }
 
-impl Asker {
-    /// Answers, if the host reads at all.
-    pub(crate) fn say(&self, packet: Value) {
-        self.outbox.say(self.connection, &self.addressed(packet));
+impl Responder {
+    /// Replies without blocking; drops the reply if the queue is full.
+    pub(crate) fn reply(&self, packet: Value) {
+        self.outbox.enqueue_or_drop(self.connection, &self.with_unique(packet));
     }
 
-    /// Answers a host that asked for a large piece, if it reads at all.
-    pub(crate) fn say_much(&self, packet: Value) {
-        self.outbox.add(self.connection, &self.addressed(packet), WIDE, MOST);
+    /// Like [`Self::reply`], for a host that requested a large chunk.
+    pub(crate) fn reply_chunk(&self, packet: Value) {
+        self.outbox.enqueue(self.connection, &self.with_unique(packet), LARGE_WRITE_SIZE, MAX_QUEUED_BYTES);
     }
 
-    /// Answers when there is room. False if the host is gone.
-    pub(crate) fn send(&self, packet: Value) -> bool {
+    /// Replies when the queue has room. Returns false if the connection has ended.
+    pub(crate) fn reply_blocking(&self, packet: Value) -> bool {
         self.outbox.wait_for_room(self.connection)
-            && self.outbox.add(self.connection, &self.addressed(packet), NARROW, usize::MAX)
+            && self.outbox.enqueue(self.connection, &self.with_unique(packet), SMALL_WRITE_SIZE, usize::MAX)
     }
 
-    /// The same for a host that asked for large pieces.
-    pub(crate) fn send_much(&self, packet: Value) -> bool {
+    /// Like [`Self::reply_blocking`], for a host that requested large chunks.
+    pub(crate) fn reply_chunk_blocking(&self, packet: Value) -> bool {
         self.outbox.wait_for_room(self.connection)
-            && self.outbox.add(self.connection, &self.addressed(packet), WIDE, usize::MAX)
+            && self.outbox.enqueue(self.connection, &self.with_unique(packet), LARGE_WRITE_SIZE, usize::MAX)
     }
 
-    pub(crate) fn refuse(&self, message: &str) {
-        self.outbox.say(self.connection, &muster_agent::packet::command_error(&self.unique, message));
+    pub(crate) fn reply_error(&self, message: &str) {
+        self.outbox.enqueue_or_drop(self.connection, &packet::command_error(&self.unique, message));
     }
 
-    fn addressed(&self, mut packet: Value) -> Value {
+    fn with_unique(&self, mut packet: Value) -> Value {
         packet["unique"] = self.unique.clone();
         packet
     }

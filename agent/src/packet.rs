@@ -1,23 +1,22 @@
-//! Packets: what a host may ask for, taken from the JSON of a frame and checked, and what is answered.
-//!
-//! Nothing here does anything: whatever a host sends becomes a [`Request`] or a [`Fault`].
+//! Parses and validates packets of a host, and builds error replies. Every packet becomes a [`Request`] or a
+//! [`PacketError`].
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Map, Value, json};
 
-use crate::PIECE;
+/// The maximum number of bytes in one chunk of a file or of output.
+pub const MAX_CHUNK_SIZE: usize = 64 << 10;
+/// The maximum length of command names, paths and user names.
+const MAX_NAME_LENGTH: usize = 4096;
+/// The maximum length of `unique`.
+const MAX_UNIQUE_LENGTH: usize = 256;
+/// The maximum length of a command's key.
+const MAX_KEY_LENGTH: usize = 100;
+/// The kernel's limit for a single argument, including its null byte. Command lines must be shorter.
+pub const MAX_COMMAND_LINE: usize = 128 << 10;
 
-/// The longest name of a request, of a path, of a user.
-const NAME: usize = 4096;
-/// The longest `unique`.
-const UNIQUE: usize = 256;
-/// The longest key of a command.
-const KEY: usize = 100;
-/// The longest command line that the kernel hands to a shell.
-pub const LINE: usize = 128 << 10;
-
-/// What a host asks for.
+/// A valid request of a host.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Request {
     Ping,
@@ -25,7 +24,7 @@ pub enum Request {
     IsSystemRunning,
     GatherFacts,
     Execute(Execute),
-    ReadOutput { key: String, name: Stream, offset: u64, length: usize },
+    ReadOutput { key: String, stream: Stream, offset: u64, length: usize },
     Cancel { key: String },
     Forget { key: String },
     PutFile(PutFile),
@@ -39,26 +38,27 @@ pub enum Request {
 /// A command line for the shell.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Execute {
-    pub line: String,
-    /// Whether the host waits for its end.
-    pub is_awaited: bool,
+    pub command_line: String,
+    /// Whether the reply is sent when the command has ended, rather than when it has started.
+    pub block_for_result: bool,
     pub key: Option<String>,
-    /// Whether it must not be started now.
+    /// Return the result of an earlier `execute` with the same key, and never start the command.
     pub again: bool,
 }
 
-/// A part of a file.
+/// One packet of a file transfer to the guest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PutFile {
     pub path: String,
-    /// The first packet has it, with the permissions the file shall have.
+    /// Set in the first packet.
     pub stat: Option<Stat>,
-    /// Whether the host wants to know of each piece that it is written.
+    /// Whether the host wants an acknowledgement of every chunk.
     pub pieces: bool,
     pub offset: Option<u64>,
     pub chunk: Option<Chunk>,
 }
 
+/// The attributes that the transferred file shall have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stat {
     pub mode: Option<u32>,
@@ -70,7 +70,7 @@ pub enum Chunk {
     End,
 }
 
-/// Where a command writes.
+/// An output stream of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
     Stdout,
@@ -87,94 +87,95 @@ impl Stream {
     }
 }
 
-/// A packet that asks for nothing that can be done.
+/// Why a packet is not a valid request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Fault {
+pub enum PacketError {
     NotJson(String),
-    Unknown(String),
-    Wrong(String),
+    UnknownCommand(String),
+    Invalid(String),
 }
 
-impl Fault {
-    /// The answer to it.
+impl PacketError {
+    /// Returns the reply to send.
     #[must_use]
-    pub fn reply(&self, unique: &Value) -> Value {
+    pub fn to_reply(&self, unique: &Value) -> Value {
         let (command, message) = match self {
             Self::NotJson(message) => ("json-decode-failure", message),
-            Self::Unknown(message) => ("unknown-command", message),
-            Self::Wrong(message) => ("command-error", message),
+            Self::UnknownCommand(message) => ("unknown-command", message),
+            Self::Invalid(message) => ("command-error", message),
         };
         json!({ "command": command, "message": message, "unique": unique })
     }
 }
 
-/// The answer when something could not be done.
+/// Returns the reply to a request that failed.
 #[must_use]
 pub fn command_error(unique: &Value, message: &str) -> Value {
     json!({ "command": "command-error", "message": message, "unique": unique })
 }
 
-/// Bytes as they travel.
+/// Encodes bytes for a packet.
 #[must_use]
-pub fn chunk(bytes: &[u8]) -> String {
+pub fn encode_chunk(bytes: &[u8]) -> String {
     BASE64.encode(bytes)
 }
 
-/// What a packet asks for, with the `unique` that its answers repeat.
+/// Parses a packet. Returns the `unique` that its replies must repeat, and the request.
 ///
 /// # Errors
-/// [`Fault`] with the answer to give, or none if the packet is an answer itself.
-pub fn read(body: &[u8]) -> (Value, Result<Request, Option<Fault>>) {
+/// Returns a [`PacketError`] if the packet is not a valid request, or `None` if it is itself a reply and must not be
+/// answered.
+pub fn parse(body: &[u8]) -> (Value, Result<Request, Option<PacketError>>) {
     let packet: Value = match serde_json::from_slice(body) {
         Ok(packet) => packet,
         Err(error) => {
-            let fault = Fault::NotJson(format!("failed to JSON decode packet: {error}"));
-            return (Value::Null, Err(Some(fault)));
+            let error = PacketError::NotJson(format!("failed to JSON decode packet: {error}"));
+            return (Value::Null, Err(Some(error)));
         }
     };
     let Value::Object(packet) = packet else {
-        return (Value::Null, Err(Some(Fault::Wrong("a packet must be an object".into()))));
+        return (Value::Null, Err(invalid("a packet must be an object")));
     };
     let unique = match packet.get("unique") {
-        Some(Value::String(text)) if text.len() > UNIQUE => Value::Null,
+        Some(Value::String(text)) if text.len() > MAX_UNIQUE_LENGTH => Value::Null,
         Some(unique @ (Value::String(_) | Value::Number(_))) => unique.clone(),
         _ => Value::Null,
     };
-    let request = request(&Fields(&packet));
+    let request = parse_request(&Fields(&packet));
     (unique, request)
 }
 
-fn request(fields: &Fields) -> Result<Request, Option<Fault>> {
-    let command = fields.text("command", NAME)?;
+fn parse_request(fields: &Fields) -> Result<Request, Option<PacketError>> {
+    let command = fields.text("command", MAX_NAME_LENGTH)?;
     Ok(match command.as_str() {
         "ping" => Request::Ping,
         "pong" => Request::Pong,
         "is-system-running" => Request::IsSystemRunning,
         "gather-facts" => Request::GatherFacts,
         "execute" => Request::Execute(Execute {
-            line: fields.text("command-line", LINE - 1)?,
-            is_awaited: fields.flag("block-for-result", true)?,
+            command_line: fields.text("command-line", MAX_COMMAND_LINE - 1)?,
+            block_for_result: fields.flag("block-for-result", true)?,
             key: fields.0.get("key").map(|_| fields.key()).transpose()?,
             again: fields.flag("again", false)?,
         }),
         "read-output" => Request::ReadOutput {
             key: fields.key()?,
-            name: match fields.text("name", NAME)?.as_str() {
+            stream: match fields.text("name", MAX_NAME_LENGTH)?.as_str() {
                 "stdout" => Stream::Stdout,
                 "stderr" => Stream::Stderr,
-                _ => return Err(wrong("name must be stdout or stderr")),
+                _ => return Err(invalid("name must be stdout or stderr")),
             },
             offset: fields.number("offset")?,
-            length: usize::try_from(fields.number("length")?).unwrap_or(PIECE).min(PIECE),
+            length: fields.number("length")?.min(MAX_CHUNK_SIZE as u64) as usize,
         },
         "cancel" => Request::Cancel { key: fields.key()? },
         "forget" => Request::Forget { key: fields.key()? },
         "put-file" => Request::PutFile(PutFile {
             path: fields.path()?,
-            stat: fields.optional("stat_result").map(|stat| Stat { mode: mode(stat) }),
+            stat: fields.optional("stat_result").map(|stat| Stat { mode: parse_mode(stat) }),
             pieces: fields.flag("pieces", false)?,
             offset: fields.optional("offset").map(|_| fields.number("offset")).transpose()?,
-            chunk: fields.0.get("chunk").map(|chunk| read_chunk(fields, chunk)).transpose()?,
+            chunk: fields.0.get("chunk").map(|chunk| parse_chunk(fields, chunk)).transpose()?,
         }),
         "get-file" => Request::GetFile {
             path: fields.path()?,
@@ -185,9 +186,9 @@ fn request(fields: &Fields) -> Result<Request, Option<Fault>> {
         "chmod" => Request::ChangeMode {
             path: fields.path()?,
             mode: match fields.optional("mode") {
-                Some(Value::String(words)) if words.len() <= NAME => words.clone(),
+                Some(Value::String(text)) if text.len() <= MAX_NAME_LENGTH => text.clone(),
                 Some(Value::Number(number)) if number.is_u64() => number.to_string(),
-                _ => return Err(wrong("mode is not set")),
+                _ => return Err(invalid("mode is not set")),
             },
         },
         "chown" => Request::ChangeOwner {
@@ -195,36 +196,40 @@ fn request(fields: &Fields) -> Result<Request, Option<Fault>> {
             user: fields.principal("user")?,
             group: fields.principal("group")?,
         },
-        // What answers something must not be answered, or two agents would never stop.
+        // A reply must not be answered: two agents that are connected to each other would never stop.
         "command-error" | "unknown-command" | "json-decode-failure" => return Err(None),
         other if other.ends_with("-response") => return Err(None),
-        other => return Err(Some(Fault::Unknown(format!("{other} is an unknown command")))),
+        other => return Err(Some(PacketError::UnknownCommand(format!("{other} is an unknown command")))),
     })
 }
 
-fn wrong(message: impl Into<String>) -> Option<Fault> {
-    Some(Fault::Wrong(message.into()))
+fn invalid(message: impl Into<String>) -> Option<PacketError> {
+    Some(PacketError::Invalid(message.into()))
 }
 
-fn mode(stat: &Value) -> Option<u32> {
+fn parse_mode(stat: &Value) -> Option<u32> {
     stat.get("mode").and_then(Value::as_u64).and_then(|mode| u32::try_from(mode).ok())
 }
 
-fn read_chunk(fields: &Fields, chunk: &Value) -> Result<Chunk, Option<Fault>> {
+fn parse_chunk(fields: &Fields, chunk: &Value) -> Result<Chunk, Option<PacketError>> {
     match chunk {
         Value::Null => Ok(Chunk::End),
         Value::String(text) => {
             if fields.optional("encoding").is_some_and(|encoding| encoding != "base64") {
-                return Err(wrong("encoding must be base64"));
+                return Err(invalid("encoding must be base64"));
             }
-            let bytes = BASE64.decode(text).map_err(|_| wrong("chunk is not base64"))?;
-            if bytes.len() > PIECE { Err(wrong("chunk is too long")) } else { Ok(Chunk::Bytes(bytes)) }
+            let bytes = BASE64.decode(text).map_err(|_| invalid("chunk is not base64"))?;
+            if bytes.len() > MAX_CHUNK_SIZE {
+                Err(invalid("chunk is too long"))
+            } else {
+                Ok(Chunk::Bytes(bytes))
+            }
         }
-        _ => Err(wrong("chunk must be text or null")),
+        _ => Err(invalid("chunk must be text or null")),
     }
 }
 
-/// The members of a packet.
+/// The fields of a packet.
 struct Fields<'a>(&'a Map<String, Value>);
 
 impl Fields<'_> {
@@ -232,50 +237,54 @@ impl Fields<'_> {
         self.0.get(name).filter(|value| !value.is_null())
     }
 
-    fn text(&self, name: &str, most: usize) -> Result<String, Option<Fault>> {
+    fn text(&self, name: &str, max_length: usize) -> Result<String, Option<PacketError>> {
         match self.optional(name) {
-            None => Err(wrong(format!("{name} is not set"))),
-            Some(Value::String(text)) if text.len() > most => Err(wrong(format!("{name} is too long"))),
-            Some(Value::String(text)) if text.contains('\0') => Err(wrong(format!("{name} has a null byte"))),
+            None => Err(invalid(format!("{name} is not set"))),
+            Some(Value::String(text)) if text.len() > max_length => {
+                Err(invalid(format!("{name} is too long")))
+            }
+            Some(Value::String(text)) if text.contains('\0') => {
+                Err(invalid(format!("{name} has a null byte")))
+            }
             Some(Value::String(text)) => Ok(text.clone()),
-            Some(_) => Err(wrong(format!("{name} must be text"))),
+            Some(_) => Err(invalid(format!("{name} must be text"))),
         }
     }
 
-    fn path(&self) -> Result<String, Option<Fault>> {
-        let path = self.text("path", NAME)?;
-        if path.is_empty() { Err(wrong("path is not set")) } else { Ok(path) }
+    fn path(&self) -> Result<String, Option<PacketError>> {
+        let path = self.text("path", MAX_NAME_LENGTH)?;
+        if path.is_empty() { Err(invalid("path is not set")) } else { Ok(path) }
     }
 
-    /// It is the name of a folder, too.
-    fn key(&self) -> Result<String, Option<Fault>> {
-        let key = self.text("key", KEY)?;
+    /// Returns the key, which is also a directory name in the spool.
+    fn key(&self) -> Result<String, Option<PacketError>> {
+        let key = self.text("key", MAX_KEY_LENGTH)?;
         let is_name = key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
         if key.is_empty() || key.starts_with('.') || !is_name {
-            return Err(wrong("key must be letters, digits, dots and dashes"));
+            return Err(invalid("key must be letters, digits, dots and dashes"));
         }
         Ok(key)
     }
 
-    fn flag(&self, name: &str, default: bool) -> Result<bool, Option<Fault>> {
+    fn flag(&self, name: &str, default: bool) -> Result<bool, Option<PacketError>> {
         match self.optional(name) {
             None => Ok(default),
             Some(Value::Bool(flag)) => Ok(*flag),
-            Some(_) => Err(wrong(format!("{name} must be true or false"))),
+            Some(_) => Err(invalid(format!("{name} must be true or false"))),
         }
     }
 
-    fn number(&self, name: &str) -> Result<u64, Option<Fault>> {
+    fn number(&self, name: &str) -> Result<u64, Option<PacketError>> {
         let number = self.optional(name).and_then(Value::as_u64);
-        number.ok_or_else(|| wrong(format!("{name} must be a number that is not negative")))
+        number.ok_or_else(|| invalid(format!("{name} must be a number that is not negative")))
     }
 
-    /// A user or a group, by name or number.
-    fn principal(&self, name: &str) -> Result<Option<String>, Option<Fault>> {
+    /// Returns a user or a group, given by name or ID.
+    fn principal(&self, name: &str) -> Result<Option<String>, Option<PacketError>> {
         match self.optional(name) {
             None => Ok(None),
             Some(Value::Number(number)) if number.is_u64() => Ok(Some(number.to_string())),
-            Some(_) => self.text(name, NAME).map(Some),
+            Some(_) => self.text(name, MAX_NAME_LENGTH).map(Some),
         }
     }
 }
@@ -284,19 +293,24 @@ impl Fields<'_> {
 mod tests {
     use super::*;
 
-    fn of(packet: &Value) -> Result<Request, Option<Fault>> {
-        read(packet.to_string().as_bytes()).1
+    fn parse_value(packet: &Value) -> Result<Request, Option<PacketError>> {
+        parse(packet.to_string().as_bytes()).1
     }
 
     #[test]
-    fn packets_become_requests() {
-        assert_eq!(of(&json!({ "command": "ping" })), Ok(Request::Ping));
+    fn parses_valid_requests() {
+        assert_eq!(parse_value(&json!({ "command": "ping" })), Ok(Request::Ping));
         assert_eq!(
-            of(&json!({ "command": "execute", "command-line": "true" })),
-            Ok(Request::Execute(Execute { line: "true".into(), is_awaited: true, key: None, again: false }))
+            parse_value(&json!({ "command": "execute", "command-line": "true" })),
+            Ok(Request::Execute(Execute {
+                command_line: "true".into(),
+                block_for_result: true,
+                key: None,
+                again: false
+            }))
         );
         assert_eq!(
-            of(
+            parse_value(
                 &json!({ "command": "put-file", "path": "/x", "offset": 0, "encoding": "base64", "chunk": null })
             ),
             Ok(Request::PutFile(PutFile {
@@ -308,13 +322,13 @@ mod tests {
             }))
         );
         assert_eq!(
-            of(&json!({ "command": "chown", "path": "/x", "user": 7, "group": "adm" })),
+            parse_value(&json!({ "command": "chown", "path": "/x", "user": 7, "group": "adm" })),
             Ok(Request::ChangeOwner { path: "/x".into(), user: Some("7".into()), group: Some("adm".into()) })
         );
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn names_the_invalid_field() {
         for (packet, message) in [
             (json!({ "command": "execute" }), "command-line is not set"),
             (json!({ "command": "execute", "command-line": "a\0b" }), "command-line has a null byte"),
@@ -325,16 +339,18 @@ mod tests {
             (json!({ "command": "put-file", "path": "/x", "chunk": "%" }), "chunk is not base64"),
             (json!({ "unique": 1 }), "command is not set"),
         ] {
-            match of(&packet) {
-                Err(Some(Fault::Wrong(text))) => assert!(text.starts_with(message), "{packet}: {text}"),
+            match parse_value(&packet) {
+                Err(Some(PacketError::Invalid(text))) => {
+                    assert!(text.starts_with(message), "{packet}: {text}");
+                }
                 other => panic!("{packet}: {other:?}"),
             }
         }
         assert_eq!(
-            of(&json!({ "command": "x" })),
-            Err(Some(Fault::Unknown("x is an unknown command".into())))
+            parse_value(&json!({ "command": "x" })),
+            Err(Some(PacketError::UnknownCommand("x is an unknown command".into())))
         );
-        assert_eq!(of(&json!({ "command": "x-response" })), Err(None));
-        assert!(matches!(read(b"{").1, Err(Some(Fault::NotJson(_)))));
+        assert_eq!(parse_value(&json!({ "command": "x-response" })), Err(None));
+        assert!(matches!(parse(b"{").1, Err(Some(PacketError::NotJson(_)))));
     }
 }

@@ -1,4 +1,4 @@
-//! Processes: a shell for a command line, and the end of all that it started.
+//! Runs shells for command lines and terminates them with all their descendants.
 
 use std::collections::HashSet;
 use std::fs;
@@ -7,60 +7,55 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, getpid};
 
-use crate::port::pause;
-use crate::spool::Sink;
+use crate::os::{sleep, spawn_thread};
+use crate::output_file::OutputFile;
 
-/// What tells the processes of one command from all others, whatever they do: they inherit it.
-const MARK: &str = "MUSTER_AGENT";
-/// How long it is waited for the rest of the output when the shell has ended and others still could write.
-const REST: Duration = Duration::from_millis(200);
-/// How long processes have between being asked to end and being ended.
-const GRACE: Duration = Duration::from_secs(2);
-/// How often it is looked whether they have; less often when they do not even end when they are ended.
-const LOOK: Duration = Duration::from_millis(20);
-const LOOK_LESS: Duration = Duration::from_millis(500);
-/// What has not ended by then waits for a device that does not answer, and will when it does.
-const GIVE_UP: Duration = Duration::from_secs(30);
-/// What threads need that do little.
-const STACK: usize = 256 << 10;
+/// The environment variable that identifies the processes of a command. They inherit it even if they leave the session.
+const MARK_VARIABLE: &str = "MUSTER_AGENT";
+/// How long output is read after the shell has exited, while other processes keep its streams open.
+const OUTPUT_DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
+/// The time between SIGTERM and SIGKILL.
+const TERMINATION_GRACE: Duration = Duration::from_secs(2);
+/// How often terminating processes are checked.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// How often processes that survive SIGKILL are checked.
+const SLOW_POLL_INTERVAL: Duration = Duration::from_millis(500);
+/// When to stop waiting: a process in uninterruptible sleep exits only when its device responds.
+const TERMINATION_TIMEOUT: Duration = Duration::from_secs(30);
+/// The maximum output of a helper program.
+const MAX_HELPER_OUTPUT: usize = 16 << 10;
 
-/// Starts a thread that is not waited for.
-pub(crate) fn start(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    thread::Builder::new().stack_size(STACK).spawn(work).map(drop)
-}
-
-/// A process that cannot be mistaken for a later one of the same number.
+/// A process ID that cannot be confused with a later process of the same number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Process {
+pub(crate) struct ProcessId {
     pub(crate) pid: i32,
-    /// In ticks since the guest booted.
+    /// The start time in clock ticks since boot.
     pub(crate) start: u64,
 }
 
-/// A line of `/proc/…/stat`.
-struct Stat {
-    process: Process,
+/// The used fields of `/proc/PID/stat`.
+struct ProcessStat {
+    id: ProcessId,
     parent: i32,
     group: i32,
     is_dead: bool,
 }
 
-impl Stat {
+impl ProcessStat {
     fn read(pid: i32) -> Option<Self> {
         let text = fs::read(format!("/proc/{pid}/stat")).ok()?;
-        // The second field is a name of anything, in brackets.
+        // The second field is the program's name in parentheses, which may contain anything.
         let after = text.iter().rposition(|byte| *byte == b')')? + 1;
         let text = String::from_utf8_lossy(&text[after..]);
         let fields: Vec<_> = text.split_ascii_whitespace().collect();
         Some(Self {
-            process: Process { pid, start: fields.get(19)?.parse().ok()? },
+            id: ProcessId { pid, start: fields.get(19)?.parse().ok()? },
             parent: fields.get(1)?.parse().ok()?,
             group: fields.get(2)?.parse().ok()?,
             is_dead: matches!(*fields.first()?, "Z" | "X"),
@@ -68,37 +63,43 @@ impl Stat {
     }
 }
 
-impl Process {
-    pub(crate) fn of(pid: i32) -> Option<Self> {
-        Stat::read(pid).map(|stat| stat.process)
+impl ProcessId {
+    fn of(pid: i32) -> Option<Self> {
+        ProcessStat::read(pid).map(|stat| stat.id)
     }
 }
 
-/// The shell of a command and all that it started.
+/// The shell of a command and its descendants.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Family {
-    /// The value of [`MARK`] that only these have.
+pub(crate) struct ProcessTree {
+    /// The value of [`MARK_VARIABLE`], unique to this command.
     pub(crate) mark: String,
-    /// The shell, as soon as there is one.
-    pub(crate) shell: Option<Process>,
+    /// Set once the shell has started.
+    pub(crate) shell: Option<ProcessId>,
 }
 
-impl Family {
+impl ProcessTree {
     pub(crate) fn new() -> Self {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
-        let own = Process::of(own());
-        let start = own.map_or(0, |process| process.start);
+        let pid = getpid().as_raw();
+        // Without /proc there is no start time, and descendants cannot be found anyway.
+        let start = ProcessId::of(pid).map_or(0, |id| id.start);
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
-        Self { mark: format!("{}-{start}-{number}", std::process::id()), shell: None }
+        Self { mark: format!("{pid}-{start}-{number}"), shell: None }
     }
 
     /// Starts the shell.
-    pub(crate) fn start(&mut self, line: &str, output: fn() -> Stdio) -> io::Result<Child> {
-        // What begins with a dash would be taken for an option.
-        let space = if line.starts_with(['-', '+']) { " " } else { "" };
+    pub(crate) fn start(&mut self, command_line: &str, output: fn() -> Stdio) -> io::Result<Child> {
+        // The shell would parse a leading dash or plus as an option.
+        let space = if command_line.starts_with(['-', '+']) { " " } else { "" };
         let mut command = Command::new("/bin/sh");
-        // It begins in `/`, where the agent is; asked for a folder, the library would copy the agent's memory first.
-        command.arg("-c").arg(format!("{space}{line}")).env(MARK, &self.mark).process_group(0);
+        // The agent's working directory is already `/`. Setting it here would make the library use fork, which copies
+        // the agent's page tables, instead of posix_spawn.
+        command
+            .arg("-c")
+            .arg(format!("{space}{command_line}"))
+            .env(MARK_VARIABLE, &self.mark)
+            .process_group(0);
         for (name, default) in
             [("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"), ("HOME", "/root")]
         {
@@ -107,132 +108,132 @@ impl Family {
             }
         }
         command.stdin(Stdio::null()).stdout(output()).stderr(output());
-        // The agent waits for signals that others must not ignore, and what it starts ignores what this thread does. A
-        // signal in between ends the agent at once, which is what it asks for.
-        let before = SigSet::thread_get_mask();
+        // The child inherits this thread's signal mask, which blocks the signals that the agent waits for, so they are
+        // unblocked meanwhile. A signal in between terminates the agent, which is its purpose.
+        let mask = SigSet::thread_get_mask();
         _ = SigSet::empty().thread_set_mask();
         let child = command.spawn();
-        if let Ok(before) = before {
-            _ = before.thread_set_mask();
+        if let Ok(mask) = mask {
+            _ = mask.thread_set_mask();
         }
         let child = child?;
-        self.shell = i32::try_from(child.id()).ok().and_then(Process::of);
+        self.shell = ProcessId::of(child.id().cast_signed());
         Ok(child)
     }
 
-    /// Ends all of them and returns when they are gone, or nothing more can be done.
-    pub(crate) fn end(&self) {
+    /// Terminates all processes. Returns when they have exited, or after [`TERMINATION_TIMEOUT`].
+    pub(crate) fn terminate(&self) {
         let mut known: HashSet<_> = self.shell.into_iter().collect();
         let begin = Instant::now();
-        let mut asked = HashSet::new();
+        let mut signalled = HashSet::new();
         loop {
             let living = self.living(&mut known);
-            if living.is_empty() || begin.elapsed() >= GIVE_UP {
+            if living.is_empty() || begin.elapsed() >= TERMINATION_TIMEOUT {
                 return;
             }
-            let is_late = begin.elapsed() >= GRACE;
+            let is_grace_over = begin.elapsed() >= TERMINATION_GRACE;
             for process in living {
-                let signal = if is_late { Signal::SIGKILL } else { Signal::SIGTERM };
-                if is_late || asked.insert(process) {
+                let signal = if is_grace_over { Signal::SIGKILL } else { Signal::SIGTERM };
+                if is_grace_over || signalled.insert(process) {
                     let pid = Pid::from_raw(process.pid);
                     _ = kill(pid, signal);
-                    // One that is stopped would not notice.
+                    // A stopped process does not handle SIGTERM.
                     _ = kill(pid, Signal::SIGCONT);
                 }
             }
-            pause(if begin.elapsed() >= GRACE * 2 { LOOK_LESS } else { LOOK });
+            let is_slow = begin.elapsed() >= TERMINATION_GRACE * 2;
+            sleep(if is_slow { SLOW_POLL_INTERVAL } else { POLL_INTERVAL });
         }
     }
 
-    /// Who lives of them: those with the mark, of the shell's group, and what any of them started. Those that were
-    /// found before are known.
-    fn living(&self, known: &mut HashSet<Process>) -> Vec<Process> {
-        let own = own();
+    /// Returns the living processes: those with the mark, those in the shell's process group, and their descendants.
+    /// `known` keeps the processes of earlier calls, whose parents may have exited since.
+    fn living(&self, known: &mut HashSet<ProcessId>) -> Vec<ProcessId> {
+        let own_pid = getpid().as_raw();
         let all: Vec<_> = fs::read_dir("/proc")
             .into_iter()
             .flatten()
             .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-            .filter(|pid| *pid != own && *pid != 1)
-            .filter_map(Stat::read)
+            .filter(|pid| *pid != own_pid && *pid != 1)
+            .filter_map(ProcessStat::read)
             .collect();
-        // While the shell is there, its number is that of its group.
-        let is_there = |shell: &Process| all.iter().any(|stat| stat.process == *shell);
-        let group = self.shell.filter(is_there).map(|shell| shell.pid);
+        // The process group's ID may be reused once the shell has exited.
+        let exists = |shell: &ProcessId| all.iter().any(|stat| stat.id == *shell);
+        let group = self.shell.filter(exists).map(|shell| shell.pid);
         for stat in &all {
-            if group == Some(stat.group) || self.is_marked(stat.process.pid) {
-                known.insert(stat.process);
+            if group == Some(stat.group) || self.is_marked(stat.id.pid) {
+                known.insert(stat.id);
             }
         }
         loop {
             let before = known.len();
-            let members = all.iter().map(|stat| stat.process).filter(|process| known.contains(process));
-            let pids: HashSet<_> = members.map(|process| process.pid).collect();
-            known.extend(all.iter().filter(|stat| pids.contains(&stat.parent)).map(|stat| stat.process));
+            let members = all.iter().map(|stat| stat.id).filter(|id| known.contains(id));
+            let pids: HashSet<_> = members.map(|id| id.pid).collect();
+            known.extend(all.iter().filter(|stat| pids.contains(&stat.parent)).map(|stat| stat.id));
             if known.len() == before {
                 break;
             }
         }
-        let living = all.iter().filter(|stat| !stat.is_dead && known.contains(&stat.process));
-        living.map(|stat| stat.process).collect()
+        all.iter().filter(|stat| !stat.is_dead && known.contains(&stat.id)).map(|stat| stat.id).collect()
     }
 
     fn is_marked(&self, pid: i32) -> bool {
-        let mark = format!("{MARK}={}", self.mark);
+        let mark = format!("{MARK_VARIABLE}={}", self.mark);
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         environment.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
     }
 }
 
-fn own() -> i32 {
-    i32::try_from(std::process::id()).unwrap_or(0)
+/// Returns the exit code as a shell reports it: 128 plus the signal's number for a process killed by a signal.
+fn exit_code(status: ExitStatus) -> i32 {
+    status.code().unwrap_or_else(|| {
+        128 + status.signal().expect("wait returns only processes that exited or were killed by a signal")
+    })
 }
 
-/// What a shell would say of it.
-pub(crate) fn code(status: ExitStatus) -> i32 {
-    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
-}
-
-/// Takes what a command writes until it has ended.
-pub(crate) fn follow(mut child: Child, sinks: &mut [Sink; 2]) -> io::Result<i32> {
+/// Stores the output of a command until it has exited, and returns its exit code.
+pub(crate) fn collect_output(mut child: Child, outputs: &mut [OutputFile; 2]) -> io::Result<i32> {
     let (mut stdout, mut stderr) = (child.stdout.take(), child.stderr.take());
-    let (ended, end) = io::pipe()?;
-    let waiter = thread::Builder::new().stack_size(STACK).spawn(move || {
+    let (exited, exit_signal) = io::pipe()?;
+    let waiter = spawn_thread(move || {
         let status = child.wait();
-        drop(end);
+        drop(exit_signal);
         status
     })?;
     let mut buffer = vec![0; 64 << 10];
-    let mut last = None;
-    let [first, second] = sinks;
+    let mut deadline = None;
+    let [stdout_file, stderr_file] = outputs;
     loop {
-        let left = last.map(|last: Instant| last.saturating_duration_since(Instant::now()));
+        let left = deadline.map(|deadline: Instant| deadline.saturating_duration_since(Instant::now()));
         if left == Some(Duration::ZERO) || (left.is_some() && stdout.is_none() && stderr.is_none()) {
             break;
         }
-        let timeout = left.map_or(PollTimeout::NONE, |left| {
-            PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::ZERO)
-        });
-        let waited = [
+        let timeout = left.map_or(PollTimeout::NONE, |left| poll_timeout(left + Duration::from_millis(1)));
+        let fds = [
             stdout.as_ref().map(AsFd::as_fd),
             stderr.as_ref().map(AsFd::as_fd),
-            last.is_none().then(|| ended.as_fd()),
+            deadline.is_none().then(|| exited.as_fd()),
         ];
-        let [can_stdout, can_stderr, has_ended] = ready(&waited, timeout);
-        if can_stdout && take(&mut stdout, &mut buffer, first).is_none() {
+        let [is_stdout_ready, is_stderr_ready, has_exited] = poll_readable(&fds, timeout);
+        if is_stdout_ready && copy_available(&mut stdout, &mut buffer, stdout_file).is_none() {
             stdout = None;
         }
-        if can_stderr && take(&mut stderr, &mut buffer, second).is_none() {
+        if is_stderr_ready && copy_available(&mut stderr, &mut buffer, stderr_file).is_none() {
             stderr = None;
         }
-        if has_ended {
-            last = Some(Instant::now() + REST);
+        if has_exited {
+            deadline = Some(Instant::now() + OUTPUT_DRAIN_TIMEOUT);
         }
     }
-    waiter.join().map_err(|_| io::Error::other("nobody waited for the shell"))?.map(code)
+    waiter.join().map_err(|_| io::Error::other("failed to wait for the shell"))?.map(exit_code)
 }
 
-/// Which of these can be read, or have ended.
-fn ready(fds: &[Option<BorrowedFd>; 3], timeout: PollTimeout) -> [bool; 3] {
+fn poll_timeout(duration: Duration) -> PollTimeout {
+    PollTimeout::try_from(duration).expect("all timeouts are a few seconds")
+}
+
+/// Waits until a file descriptor is readable or closed, and returns which ones are.
+fn poll_readable(fds: &[Option<BorrowedFd>; 3], timeout: PollTimeout) -> [bool; 3] {
     let mut polled: Vec<_> = fds.iter().flatten().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)).collect();
     if poll(&mut polled, timeout).is_err() {
         return [false; 3];
@@ -241,8 +242,8 @@ fn ready(fds: &[Option<BorrowedFd>; 3], timeout: PollTimeout) -> [bool; 3] {
     fds.map(|fd| fd.is_some() && polled.next().and_then(PollFd::any).unwrap_or(false))
 }
 
-/// Moves what is there; nothing at its end.
-fn take(from: &mut Option<impl io::Read>, buffer: &mut [u8], to: &mut Sink) -> Option<()> {
+/// Reads once and stores the data. Returns `None` at the end of the stream.
+fn copy_available(from: &mut Option<impl io::Read>, buffer: &mut [u8], to: &mut OutputFile) -> Option<()> {
     match from.as_mut()?.read(buffer) {
         Ok(0) => None,
         Ok(count) => {
@@ -254,8 +255,9 @@ fn take(from: &mut Option<impl io::Read>, buffer: &mut [u8], to: &mut Sink) -> O
     }
 }
 
-/// Runs a program of the guest that says something short, for at most so long.
-pub(crate) fn ask(program: &str, arguments: &[&str], time: Duration) -> Option<String> {
+/// Runs a program of the guest and returns its trimmed output, or `None` if it fails to start, exceeds the timeout or
+/// writes too much. The exit code does not matter.
+pub(crate) fn helper_output(program: &str, arguments: &[&str], timeout: Duration) -> Option<String> {
     let mut child = Command::new(program)
         .args(arguments)
         .stdin(Stdio::null())
@@ -263,27 +265,26 @@ pub(crate) fn ask(program: &str, arguments: &[&str], time: Duration) -> Option<S
         .stderr(Stdio::null())
         .spawn()
         .ok()?;
-    let end = Instant::now() + time;
-    let mut output = child.stdout.take()?;
-    let mut said = Vec::new();
+    let deadline = Instant::now() + timeout;
+    let mut stdout = child.stdout.take()?;
+    let mut output = Vec::new();
     let mut buffer = [0; 1024];
-    let is_whole = loop {
-        let left = end.saturating_duration_since(Instant::now());
-        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
-        let mut fds = [PollFd::new(output.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, timeout) {
+    let is_complete = loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let mut fds = [PollFd::new(stdout.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, poll_timeout(left)) {
             Ok(0) => break false,
-            Ok(_) => match output.read(&mut buffer) {
+            Ok(_) => match stdout.read(&mut buffer) {
                 Ok(0) => break true,
-                Ok(count) if said.len() < 16 << 10 => said.extend_from_slice(&buffer[..count]),
+                Ok(count) if output.len() < MAX_HELPER_OUTPUT => output.extend_from_slice(&buffer[..count]),
                 Ok(_) | Err(_) => break false,
             },
             Err(_) => {}
         }
     };
-    if !is_whole {
+    if !is_complete {
         _ = child.kill();
     }
     _ = child.wait();
-    is_whole.then(|| String::from_utf8_lossy(&said).trim().to_owned())
+    is_complete.then(|| String::from_utf8_lossy(&output).trim().to_owned())
 }

@@ -1,7 +1,7 @@
-//! What it costs to have something done inside a guest.
+//! Benchmarks agent operations.
 //!
-//! The floor is the agent's port without us: another guest, of a QEMU that only this program speaks with. Both are
-//! measured in turns.
+//! The baseline is a guest of a QEMU without Muster, whose agent this program uses directly. Both are measured
+//! alternately.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -9,78 +9,82 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use serde_json::{Value, json};
 
-use crate::bare::{self, Bare, Ready};
+use crate::arguments::Arguments;
+use crate::bare::{self, BareQemu, RunningQemu};
 use crate::images;
-use crate::instances_real::{Api, Home, LOOK, PATIENCE, machines_cpu, millis, spread, start};
+use crate::instances_real::{Api, POLL_INTERVAL, ServerHome, TIMEOUT, millis, spread, start_server, vms_cpu};
+use crate::namespace;
 use crate::port::Port;
+use crate::sampling::{median, progress};
 use crate::server::Server;
 use crate::table::{Row, Table};
-use crate::{Arguments, median, namespace, progress};
 
 const MEMORY_MB: u64 = 256;
 const COMMANDS: usize = 30;
 const ROUNDS: usize = 3;
 const MEBIBYTES: usize = 32;
-const FILE: &str = "/tmp/bench";
+const GUEST_FILE: &str = "/tmp/bench";
 
-/// Milliseconds that a command may take longer than over the port alone.
-const OURS: f64 = 30.0;
-/// How fast files must be moved, as a share of what the port alone can do.
-const SHARE: f64 = 0.7;
+/// The target for the latency of a command beyond the baseline, in milliseconds.
+const MAX_OVERHEAD: f64 = 30.0;
+/// The target for the rate of transfers as a share of the baseline.
+const MIN_TRANSFER_SHARE: f64 = 0.7;
 
-/// Measures where the server is the only one who starts machines.
+/// Runs the benchmark in its own namespaces.
 pub(crate) async fn measure_in_namespace(
     arguments: &Arguments,
     program: &Path,
     table: &mut Table,
 ) -> anyhow::Result<()> {
-    table.section("inside guests");
-    if let Some(why) = bare::missing(&arguments.image).await {
-        table.add(Row::new("not measured", why));
+    table.section("agent operations");
+    if let Some(requirement) = bare::missing_requirement(&arguments.image).await {
+        table.add(Row::new("not measured", requirement));
         return Ok(());
     }
-    let home = Home(tempfile::tempdir_in(program.parent().context("a program without a folder")?)?);
+    let home =
+        ServerHome(tempfile::tempdir_in(program.parent().context("the program has no parent directory")?)?);
     let image = arguments.image.canonicalize()?;
-    let what = ["--real-agents".as_ref(), home.0.path().as_os_str(), "--image".as_ref(), image.as_os_str()];
-    namespace::measure(arguments, program, &what, table).await
+    let child_arguments =
+        ["--real-agents".as_ref(), home.0.path().as_os_str(), "--image".as_ref(), image.as_os_str()];
+    namespace::measure(arguments, program, &child_arguments, table).await
 }
 
 pub(crate) async fn measure(
     program: &Path,
-    folder: &Path,
+    directory: &Path,
     image: &Path,
     quick: bool,
     table: &mut Table,
 ) -> anyhow::Result<()> {
-    let server = start(program, folder, image).await?;
+    let server = start_server(program, directory, image).await?;
     let mut api = Api::open(&server).await?;
     api.wait_for_image().await?;
     let kvm = api.node_has_kvm().await?;
-    table.add(Row::new("the processor of guests", if kvm { "KVM" } else { "emulated (TCG)" }));
-    progress("booting a guest with us");
-    let wanted = json!({
-        "name": "ours", "cpus": 1, "memory": MEMORY_MB, "disk": [{ "base": "label:tiny" }], "network": [],
+    table.add(Row::new("virtualization", if kvm { "KVM" } else { "emulation (TCG)" }));
+    progress("booting an instance");
+    let instance = json!({
+        "name": "bench", "cpus": 1, "memory": MEMORY_MB, "disk": [{ "base": "label:tiny" }], "network": [],
         "side_channels": ["sf-agent"],
     });
     let began = Instant::now();
-    let path = api.create(&wanted).await?;
+    let path = api.create(&instance).await?;
     while !api.get(&path).await?["agent_state"].as_str().is_some_and(|state| state.starts_with("ready")) {
-        ensure!(began.elapsed() < PATIENCE, "the agent is not ready in time");
+        ensure!(began.elapsed() < TIMEOUT, "timed out waiting for the agent");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let booted = began.elapsed();
-    progress("booting a guest without us");
+    progress("booting a guest without Muster");
     let began = Instant::now();
-    let alone = Bare::new(folder, image, MEMORY_MB, kvm)?.prepare(0).await?.boot().await?;
-    let port = Port::open(&alone.port).await?;
-    table.add(Row::new("a guest alone, from start to its agent", seconds(began.elapsed())));
-    table.add(Row::new("an instance, from POST to its agent", seconds(booted)));
+    let qemu = BareQemu::new(directory, image, MEMORY_MB, kvm)?.prepare(0).await?.boot().await?;
+    let port = Port::open(&qemu.port).await?;
+    table.add(Row::new("guest of QEMU alone, start to agent ready (baseline)", seconds(began.elapsed())));
+    table.add(Row::new("instance, POST to agent ready", seconds(booted)));
 
-    let mut world = World { server: &server, api, path, folder, alone, port };
-    world.commands(if quick { 10 } else { COMMANDS }, table).await?;
-    world.files(if quick { 1 } else { ROUNDS }, if quick { 8 } else { MEBIBYTES }, table).await?;
-    let World { mut api, path, alone, .. } = world;
-    alone.end().await?;
+    let mut setup = Setup { server: &server, api, path, directory, qemu, port };
+    setup.measure_commands(if quick { 10 } else { COMMANDS }, table).await?;
+    setup.measure_files(if quick { 1 } else { ROUNDS }, if quick { 8 } else { MEBIBYTES }, table).await?;
+    let Setup { mut api, path, qemu, .. } = setup;
+    qemu.kill().await?;
     api.delete(&path).await?;
     server.stop().await
 }
@@ -89,36 +93,37 @@ fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// A guest of ours, and one without us.
-struct World<'a> {
+/// An instance, and a guest of QEMU alone.
+struct Setup<'a> {
     server: &'a Server,
     api: Api,
-    /// Of our instance in the API.
+    /// The path of the instance in the API.
     path: String,
-    folder: &'a Path,
-    alone: Ready,
+    directory: &'a Path,
+    qemu: RunningQemu,
     port: Port,
 }
 
-/// What something took: time, and that of the processors in the guest's QEMU.
+/// The durations of repeated operations.
 #[derive(Debug, Default)]
-struct Taken {
+struct Samples {
     millis: Vec<f64>,
-    guest: Vec<f64>,
+    /// The CPU load of QEMU during each operation.
+    qemu_load: Vec<f64>,
 }
 
-impl Taken {
-    fn add(&mut self, whole: Duration, guest: Duration) {
-        self.millis.push(millis(whole));
-        self.guest.push(guest.as_secs_f64() / whole.as_secs_f64());
+impl Samples {
+    fn add(&mut self, elapsed: Duration, qemu_cpu: Duration) {
+        self.millis.push(millis(elapsed));
+        self.qemu_load.push(qemu_cpu.as_secs_f64() / elapsed.as_secs_f64());
     }
 
     fn median(&self) -> f64 {
         median(self.millis.clone())
     }
 
-    fn guest(&self) -> String {
-        format!("{:.0} %", median(self.guest.clone()) * 100.0)
+    fn qemu_load(&self) -> String {
+        format!("{:.0} %", median(self.qemu_load.clone()) * 100.0)
     }
 
     fn rate(&self, mebibytes: usize) -> f64 {
@@ -128,11 +133,11 @@ impl Taken {
     }
 }
 
-impl World<'_> {
-    /// Has something done in our guest, and answers its results.
-    async fn ask(&mut self, what: &str, body: &Value) -> anyhow::Result<Value> {
-        let asked = self.api.send("POST", &format!("{}/agent/{what}", self.path), Some(body)).await?;
-        let path = format!("/agentoperations/{}", asked["uuid"].as_str().context("no id")?);
+impl Setup<'_> {
+    /// Runs an agent operation in the instance and returns its results.
+    async fn run_operation(&mut self, kind: &str, body: &Value) -> anyhow::Result<Value> {
+        let operation = self.api.send("POST", &format!("{}/agent/{kind}", self.path), Some(body)).await?;
+        let path = format!("/agentoperations/{}", operation["uuid"].as_str().context("no id")?);
         let began = Instant::now();
         loop {
             let record = self.api.get(&path).await?;
@@ -141,120 +146,137 @@ impl World<'_> {
                 Some("preflight" | "queued" | "executing") => {}
                 _ => anyhow::bail!("{path} is {}: {}", record["state"], record["error_message"]),
             }
-            ensure!(began.elapsed() < PATIENCE, "{path} is not done in time");
-            tokio::time::sleep(LOOK).await;
+            ensure!(began.elapsed() < TIMEOUT, "timed out waiting for {path}");
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
-    async fn ours(&mut self, what: &str, body: &Value, taken: &mut Taken) -> anyhow::Result<Value> {
-        let began = (Instant::now(), machines_cpu(self.folder));
-        let results = self.ask(what, body).await?;
-        taken.add(began.0.elapsed(), machines_cpu(self.folder).saturating_sub(began.1));
+    /// Measures an agent operation in the instance.
+    async fn sample_instance(
+        &mut self,
+        kind: &str,
+        body: &Value,
+        samples: &mut Samples,
+    ) -> anyhow::Result<Value> {
+        let began = (Instant::now(), vms_cpu(self.directory));
+        let results = self.run_operation(kind, body).await?;
+        samples.add(began.0.elapsed(), vms_cpu(self.directory).saturating_sub(began.1));
         Ok(results)
     }
 
-    async fn alone(
+    /// Measures work in the guest of QEMU alone.
+    async fn sample_baseline(
         &mut self,
         work: impl AsyncFnOnce(&mut Port) -> anyhow::Result<()>,
-        taken: &mut Taken,
+        samples: &mut Samples,
     ) -> anyhow::Result<()> {
-        let began = (Instant::now(), self.alone.cpu()?);
+        let began = (Instant::now(), self.qemu.cpu()?);
         work(&mut self.port).await?;
-        taken.add(began.0.elapsed(), self.alone.cpu()? - began.1);
+        samples.add(began.0.elapsed(), self.qemu.cpu()? - began.1);
         Ok(())
     }
 
-    /// The shortest command there is.
-    async fn commands(&mut self, count: usize, table: &mut Table) -> anyhow::Result<()> {
-        progress(&format!("{count} commands, with us and without"));
-        let (mut alone, mut ours) = (Taken::default(), Taken::default());
+    /// Measures the shortest command.
+    async fn measure_commands(&mut self, count: usize, table: &mut Table) -> anyhow::Result<()> {
+        progress(&format!("{count} commands, through Muster and directly"));
+        let (mut baseline, mut instance) = (Samples::default(), Samples::default());
         let body = json!({ "command_line": "true" });
-        // The first ones read programs from the disk.
-        self.ask("execute", &body).await?;
+        // Warm up: the first commands read programs from the disk.
+        self.run_operation("execute", &body).await?;
         self.port.execute("true").await?;
-        let busy = self.server.cpu()?;
+        let server_cpu = self.server.cpu()?;
         for _ in 0..count {
-            self.alone(async |port| port.execute("true").await, &mut alone).await?;
-            let results = self.ours("execute", &body, &mut ours).await?;
-            ensure!(results["0"]["return-code"] == 0, "it ended with {results}");
+            self.sample_baseline(async |port| port.execute("true").await, &mut baseline).await?;
+            let results = self.sample_instance("execute", &body, &mut instance).await?;
+            ensure!(results["0"]["return-code"] == 0, "unexpected results: {results}");
         }
         #[expect(clippy::cast_precision_loss, reason = "a small number")]
-        let busy = millis(self.server.cpu()? - busy) / count as f64;
-        let more = median(ours.millis.iter().zip(&alone.millis).map(|(ours, alone)| ours - alone).collect());
-        table.add(Row::new("execute true over the port alone", spread(&mut alone.millis)));
-        table.add(Row::new("  its share in QEMU and the guest", alone.guest()));
+        let server_cpu = millis(self.server.cpu()? - server_cpu) / count as f64;
+        let differences =
+            instance.millis.iter().zip(&baseline.millis).map(|(instance, baseline)| instance - baseline);
+        let overhead = median(differences.collect());
+        table.add(Row::new("execute true, directly (baseline)", spread(&mut baseline.millis)));
+        table.add(Row::new("  CPU load of QEMU", baseline.qemu_load()));
         table.add(
-            Row::new("execute true, from POST to complete", spread(&mut ours.millis))
-                .times(ours.median() / alone.median()),
+            Row::new("execute true, POST to complete", spread(&mut instance.millis))
+                .multiple(instance.median() / baseline.median()),
         );
-        table.add(Row::new("  more than over the port alone", format!("{more:.0} ms")).target_if(
+        table.add(Row::new("  overhead over the baseline", format!("{overhead:.0} ms")).target_if(
             count == COMMANDS,
-            format!("<= {OURS} ms"),
-            more <= OURS,
+            format!("<= {MAX_OVERHEAD} ms"),
+            overhead <= MAX_OVERHEAD,
         ));
-        table.add(Row::new("  its share in QEMU and the guest", ours.guest()));
-        table.add(Row::new("  in the server itself, with being asked", format!("{busy:.1} ms CPU")));
+        table.add(Row::new("  CPU load of QEMU", instance.qemu_load()));
+        table.add(Row::new("  CPU time of the server, including polling", format!("{server_cpu:.1} ms CPU")));
         Ok(())
     }
 
-    /// Files in and out.
-    async fn files(&mut self, rounds: usize, mebibytes: usize, table: &mut Table) -> anyhow::Result<()> {
-        let source = self.folder.join("content");
-        let content = noise(mebibytes << 20);
+    /// Measures file transfers.
+    async fn measure_files(
+        &mut self,
+        rounds: usize,
+        mebibytes: usize,
+        table: &mut Table,
+    ) -> anyhow::Result<()> {
+        let source = self.directory.join("content");
+        let content = random_bytes(mebibytes << 20);
         std::fs::write(&source, &content)?;
         let token = self.server.token().await?;
-        let upload = images::begin(self.server, &token).await?;
-        images::send(self.server, &token, &upload, &source, 0, None)?;
-        let blob = images::finish(self.server, &token, &upload).await?;
-        let (put, get) = (json!({ "blob_uuid": blob, "path": FILE, "mode": 420 }), json!({ "path": FILE }));
-        let mut taken = [const { Taken { millis: vec![], guest: vec![] } }; 4];
+        let upload = images::begin_upload(self.server, &token).await?;
+        images::upload_part(self.server, &token, &upload, &source, 0, None)?;
+        let blob = images::finish_upload(self.server, &token, &upload).await?;
+        let (put, get) =
+            (json!({ "blob_uuid": blob, "path": GUEST_FILE, "mode": 420 }), json!({ "path": GUEST_FILE }));
+        let mut samples = [const { Samples { millis: vec![], qemu_load: vec![] } }; 4];
         for round in 0..rounds {
-            progress(&format!("{mebibytes} MiB in and out, round {} of {rounds}", round + 1));
-            let [put_alone, put_ours, get_alone, get_ours] = &mut taken;
-            self.alone(async |port| port.put(FILE, &content).await, put_alone).await?;
-            self.ours("put", &put, put_ours).await?;
+            progress(&format!("transferring {mebibytes} MiB, round {} of {rounds}", round + 1));
+            let [put_baseline, put_instance, get_baseline, get_instance] = &mut samples;
+            self.sample_baseline(async |port| port.put(GUEST_FILE, &content).await, put_baseline).await?;
+            self.sample_instance("put", &put, put_instance).await?;
             let read = async |port: &mut Port| {
-                let size = port.get(FILE).await?;
+                let size = port.get(GUEST_FILE).await?;
                 ensure!(size == (mebibytes << 20) as u64, "the file has {size} bytes");
                 Ok(())
             };
-            self.alone(read, get_alone).await?;
-            let results = self.ours("get", &get, get_ours).await?;
-            ensure!(results["0"]["content_blob"].is_string(), "it ended with {results}");
-            // Memory is scarce in there.
-            self.port.execute(&format!("rm {FILE}")).await?;
-            self.ask("execute", &json!({ "command_line": format!("rm {FILE}") })).await?;
+            self.sample_baseline(read, get_baseline).await?;
+            let results = self.sample_instance("get", &get, get_instance).await?;
+            ensure!(results["0"]["content_blob"].is_string(), "unexpected results: {results}");
+            // The file is in the memory of the guest, which is small.
+            self.port.execute(&format!("rm {GUEST_FILE}")).await?;
+            self.run_operation("execute", &json!({ "command_line": format!("rm {GUEST_FILE}") })).await?;
         }
-        for (what, [alone, ours]) in [("put", [&taken[0], &taken[1]]), ("get", [&taken[2], &taken[3]])] {
-            let rate = alone.rate(mebibytes);
+        for (kind, [baseline, instance]) in
+            [("put", [&samples[0], &samples[1]]), ("get", [&samples[2], &samples[3]])]
+        {
+            let rate = baseline.rate(mebibytes);
             table.add(Row::new(
-                format!("{what} {mebibytes} MiB over the port alone"),
-                format!("{rate:.1} MB/s, {} in the guest", alone.guest()),
+                format!("{kind} {mebibytes} MiB, directly (baseline)"),
+                format!("{rate:.1} MB/s, {} CPU load of QEMU", baseline.qemu_load()),
             ));
-            let share = ours.rate(mebibytes) / rate;
+            let share = instance.rate(mebibytes) / rate;
             table.add(
                 Row::new(
-                    format!("{what} {mebibytes} MiB, from POST to complete"),
-                    format!("{:.1} MB/s = {:.0} %", ours.rate(mebibytes), share * 100.0),
+                    format!("{kind} {mebibytes} MiB, POST to complete"),
+                    format!("{:.1} MB/s = {:.0} %", instance.rate(mebibytes), share * 100.0),
                 )
                 .target_if(
                     mebibytes == MEBIBYTES,
-                    format!(">= {:.0} %", SHARE * 100.0),
-                    share >= SHARE,
+                    format!(">= {:.0} %", MIN_TRANSFER_SHARE * 100.0),
+                    share >= MIN_TRANSFER_SHARE,
                 ),
             );
-            table.add(Row::new("  its share in QEMU and the guest", ours.guest()));
+            table.add(Row::new("  CPU load of QEMU", instance.qemu_load()));
         }
         Ok(())
     }
 }
 
-/// Bytes that nothing can be left out of.
-fn noise(length: usize) -> Vec<u8> {
+/// Returns incompressible bytes, the same in each run.
+fn random_bytes(length: usize) -> Vec<u8> {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes = Vec::with_capacity(length + 8);
     while bytes.len() < length {
-        // An xorshift generator: the same bytes in each run.
+        // An xorshift generator.
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;

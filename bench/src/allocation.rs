@@ -1,4 +1,4 @@
-//! How fast addresses are allocated, whatever the size of the network and however full it is.
+//! Benchmarks address allocation by size and utilization of the network.
 
 use std::time::{Duration, Instant};
 
@@ -9,51 +9,52 @@ use muster_types::address::AddressType;
 use muster_types::ids::NetworkId;
 use muster_types::object::{ObjectRef, ObjectType};
 
+use crate::sampling::{micros, process_cpu_time, progress, transaction};
 use crate::table::{Row, Table};
-use crate::{micros, processor_time, progress, transaction};
 
-/// Addresses allocated for one row of the table.
+/// Allocations per row of the table.
 const ALLOCATIONS: usize = 500;
-/// Rows written at once while a network is filled.
-const CHUNK: u32 = 1 << 20;
+/// Database rows per statement when a network is filled.
+const FILL_BATCH: u32 = 1 << 20;
 
-/// Allocates from networks of three sizes, empty and nearly full. `quick` fills the largest only to a million.
+/// Allocates from networks of three sizes, empty and nearly full. With `quick`, at most a million addresses are
+/// allocated beforehand.
 pub(crate) async fn measure(quick: bool, table: &mut Table) -> anyhow::Result<()> {
-    table.section("addresses, SQLite");
-    let folder = tempfile::tempdir()?;
-    let store = Store::open(&format!("sqlite:{}", folder.path().join("muster.db").display())).await?;
-    let mut first = None;
+    table.section("address allocation, SQLite");
+    let directory = tempfile::tempdir()?;
+    let store = Store::open(&format!("sqlite:{}", directory.path().join("muster.db").display())).await?;
+    let mut baseline = None;
     for netblock in ["10.0.0.0/24", "10.0.0.0/16", "10.0.0.0/8"] {
-        for full in [false, true] {
+        for is_full in [false, true] {
             let pool = Pool { network: NetworkId::new(), netblock: netblock.parse()? };
             let (size, taken) =
-                (pool.netblock.size(), if full { fill(&store, pool, quick).await? } else { 0 });
+                (pool.netblock.size(), if is_full { fill(&store, pool, quick).await? } else { 0 });
             let free = usize::try_from(size - taken)?.saturating_sub(3);
             let (rate, cost) = allocate(&store, pool, ALLOCATIONS.min(free.max(1))).await?;
-            let floor = *first.get_or_insert(cost);
-            let name = netblock.rsplit('/').next().unwrap_or_default();
+            let baseline = *baseline.get_or_insert(cost);
+            let prefix = pool.netblock.prefix();
             let share = f64::from(taken) / f64::from(size) * 100.0;
             table.add(
                 Row::new(
-                    format!("allocate from a /{name}, {share:.0} % full"),
+                    format!("allocate from a /{prefix}, {share:.0} % full"),
                     format!("{rate:.0} per second, {cost:.0} µs CPU"),
                 )
-                .times(cost / floor),
+                .multiple(cost / baseline),
             );
         }
     }
     Ok(())
 }
 
-/// Takes 99 of 100 addresses, or a million. Says how many.
+/// Allocates 99 % of the addresses, or of the first million, and returns their number.
 async fn fill(store: &Store, pool: Pool, quick: bool) -> anyhow::Result<u32> {
     let size = pool.netblock.size();
-    let upto = if quick { size.min(1_000_000) } else { size };
+    let end = if quick { size.min(1_000_000) } else { size };
     progress(&format!("filling {}", pool.netblock));
     let first = i64::from(u32::from(pool.netblock.network()));
     let mut done = 0;
-    while done < upto {
-        let next = (done + CHUNK).min(upto);
+    while done < end {
+        let next = (done + FILL_BATCH).min(end);
         transaction(store, async |tx| {
             tx.execute(
                 "INSERT INTO addresses (network_uuid, address, kind, user_type, user_id, comment, reserved_at) \
@@ -86,25 +87,25 @@ async fn fill(store: &Store, pool: Pool, quick: bool) -> anyhow::Result<u32> {
     Ok(u32::try_from(rows.first().context("no count")?.get::<i64>(0)?)?)
 }
 
-/// Allocations a second, and microseconds of processor time for each.
+/// Returns the allocations per second and the microseconds of CPU time per allocation.
 async fn allocate(store: &Store, pool: Pool, count: usize) -> anyhow::Result<(f64, f64)> {
     let owner = ObjectRef::new(ObjectType::Instance, "bench");
     let claim = Claim::new(AddressType::Instance, owner.clone());
-    let (mut took, mut cost) = (Duration::ZERO, Duration::ZERO);
+    let (mut elapsed, mut cost) = (Duration::ZERO, Duration::ZERO);
     for _ in 0..count {
-        let (began, cpu) = (Instant::now(), processor_time()?);
+        let (began, cpu) = (Instant::now(), process_cpu_time()?);
         let address =
             transaction(store, async |tx| Ok(addresses::claim_any(tx, pool, &claim, 30.0).await?)).await?;
-        took += began.elapsed();
-        cost += processor_time()? - cpu;
+        elapsed += began.elapsed();
+        cost += process_cpu_time()? - cpu;
         let address = address.context("the network is full")?;
-        // Given back, so that the next one finds it as full.
+        // Released, so that the utilization stays the same.
         let released = transaction(store, async |tx| {
             Ok(addresses::release(tx, pool, address, AddressType::Instance, &owner, false).await?)
         });
-        ensure!(released.await?, "an address was lost");
+        ensure!(released.await?, "failed to release an address");
     }
     #[expect(clippy::cast_precision_loss, reason = "a count of allocations")]
-    let rate = count as f64 / took.as_secs_f64();
+    let rate = count as f64 / elapsed.as_secs_f64();
     Ok((rate, micros(cost, count)))
 }

@@ -1,4 +1,4 @@
-//! QEMU without us: how long it takes from its start until it can be spoken with, and guests in it.
+//! QEMU without Muster: the baseline for instances and agents.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -15,51 +15,52 @@ use tokio::process::{Child, Command};
 use crate::server::free_address;
 
 const PROGRAM: &str = "qemu-system-x86_64";
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The timeout for starting.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What a bare QEMU is made of; the same hardware as that of an instance with one disk and one interface.
+/// The configuration of QEMU processes, with the hardware of an instance with one disk and one interface.
 #[derive(Debug, Clone)]
-pub(crate) struct Bare {
-    folder: PathBuf,
+pub(crate) struct BareQemu {
+    directory: PathBuf,
     base: PathBuf,
     memory_mb: u64,
     kvm: bool,
 }
 
-/// One that is ready to be started.
-pub(crate) struct Prepared {
+/// A process that is ready to start.
+pub(crate) struct PreparedQemu {
     command: Command,
     listener: UnixListener,
-    /// Where the agent of its guest is spoken with.
+    /// The socket of the guest agent.
     port: PathBuf,
 }
 
-/// One that answered. Dropping it kills it.
-pub(crate) struct Ready {
+/// A process that responds to QMP commands, killed on drop.
+pub(crate) struct RunningQemu {
     process: Child,
-    pub(crate) took: Duration,
+    pub(crate) startup_time: Duration,
     pub(crate) port: PathBuf,
 }
 
-impl Bare {
-    /// With its files in `folder`, on top of the image `base`.
-    pub(crate) fn new(folder: &Path, base: &Path, memory_mb: u64, kvm: bool) -> anyhow::Result<Self> {
+impl BareQemu {
+    /// Creates a configuration with files in `directory` and overlays of the image `base`.
+    pub(crate) fn new(directory: &Path, base: &Path, memory_mb: u64, kvm: bool) -> anyhow::Result<Self> {
         let base = base.canonicalize().with_context(|| base.display().to_string())?;
-        Ok(Self { folder: folder.to_owned(), base, memory_mb, kvm })
+        Ok(Self { directory: directory.to_owned(), base, memory_mb, kvm })
     }
 
-    /// Makes what one needs before it can be started.
-    pub(crate) async fn prepare(&self, number: usize) -> anyhow::Result<Prepared> {
-        let file = |kind: &str| self.folder.join(format!("bare-{number}.{kind}"));
+    /// Creates the files of a process.
+    pub(crate) async fn prepare(&self, number: usize) -> anyhow::Result<PreparedQemu> {
+        let file = |kind: &str| self.directory.join(format!("bare-{number}.{kind}"));
         let (disk, socket, port) = (file("qcow2"), file("sock"), file("agent"));
-        let made = Command::new("qemu-img")
+        let status = Command::new("qemu-img")
             .args(["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b"])
             .args([&self.base, &disk])
             .status();
-        ensure!(made.await?.success(), "qemu-img failed");
+        ensure!(status.await?.success(), "qemu-img failed");
         let _ = std::fs::remove_file(&socket);
         let listener = UnixListener::bind(&socket)?;
-        let (console, screen) = (free_address()?.port(), free_address()?.port());
+        let (console, spice) = (free_address()?.port(), free_address()?.port());
         let mut command = Command::new(PROGRAM);
         command
             .args(["-no-user-config", "-nodefaults", "-no-shutdown", "-S", "-display", "none"])
@@ -82,30 +83,30 @@ impl Bare {
             .args(["-device", "virtio-blk-pci,drive=disk,bootindex=0"])
             .args(["-netdev", "user,id=net,restrict=on", "-device", "virtio-net-pci,netdev=net,romfile="])
             .args(["-device", "cirrus-vga", "-spice"])
-            .arg(format!("addr=127.0.0.1,port={screen},disable-ticketing=on"))
+            .arg(format!("addr=127.0.0.1,port={spice},disable-ticketing=on"))
             .args(["-object", "rng-builtin,id=rng", "-device", "virtio-rng-pci,rng=rng"])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .kill_on_drop(true);
-        Ok(Prepared { command, listener, port })
+        Ok(PreparedQemu { command, listener, port })
     }
 }
 
-impl Prepared {
-    /// Starts it, halted, and waits until it has answered.
-    pub(crate) async fn start(self) -> anyhow::Result<Ready> {
-        self.start_and(&["qmp_capabilities"]).await
+impl PreparedQemu {
+    /// Starts QEMU with paused CPUs and waits until it responds.
+    pub(crate) async fn start(self) -> anyhow::Result<RunningQemu> {
+        self.start_with(&["qmp_capabilities"]).await
     }
 
-    /// Starts it, and lets its guest boot.
-    pub(crate) async fn boot(self) -> anyhow::Result<Ready> {
-        self.start_and(&["qmp_capabilities", "cont"]).await
+    /// Starts QEMU and boots its guest.
+    pub(crate) async fn boot(self) -> anyhow::Result<RunningQemu> {
+        self.start_with(&["qmp_capabilities", "cont"]).await
     }
 
-    async fn start_and(mut self, commands: &[&str]) -> anyhow::Result<Ready> {
+    async fn start_with(mut self, commands: &[&str]) -> anyhow::Result<RunningQemu> {
         let began = Instant::now();
         let mut process = self.command.spawn().context(PROGRAM)?;
-        let answered = async {
+        let handshake = async {
             let (stream, _) = self.listener.accept().await?;
             let mut stream = BufReader::new(stream);
             let mut line = String::new();
@@ -114,41 +115,41 @@ impl Prepared {
                 stream.write_all(format!("{{\"execute\":\"{command}\"}}\n").as_bytes()).await?;
                 line.clear();
                 stream.read_line(&mut line).await?;
-                let answer: Value = serde_json::from_str(&line)?;
-                ensure!(answer.get("error").is_none(), "QEMU said {line}");
+                let response: Value = serde_json::from_str(&line)?;
+                ensure!(response.get("error").is_none(), "QEMU responded {line}");
             }
             Ok(())
         };
         tokio::select! {
-            answered = tokio::time::timeout(PATIENCE, answered) => answered.context("QEMU says nothing")??,
-            ended = process.wait() => anyhow::bail!("QEMU ended: {}", ended?),
+            result = tokio::time::timeout(TIMEOUT, handshake) => result.context("timed out waiting for QEMU")??,
+            status = process.wait() => anyhow::bail!("QEMU exited: {}", status?),
         }
-        Ok(Ready { process, took: began.elapsed(), port: self.port })
+        Ok(RunningQemu { process, startup_time: began.elapsed(), port: self.port })
     }
 }
 
-impl Ready {
-    /// What it has used of the processors so far.
+impl RunningQemu {
+    /// Returns the CPU time of the process.
     pub(crate) fn cpu(&self) -> anyhow::Result<Duration> {
-        let pid = self.process.id().context("QEMU is gone")?;
+        let pid = self.process.id().context("QEMU has exited")?;
         Ok(ClockId::pid_cpu_clock_id(Pid::from_raw(i32::try_from(pid)?))?.now()?.into())
     }
 
-    pub(crate) async fn end(mut self) -> anyhow::Result<()> {
+    pub(crate) async fn kill(mut self) -> anyhow::Result<()> {
         Ok(self.process.kill().await?)
     }
 }
 
-/// Whether this machine has what real instances need; otherwise what is missing.
-pub(crate) async fn missing(image: &Path) -> Option<String> {
+/// Returns what this host lacks to run real instances, if anything.
+pub(crate) async fn missing_requirement(image: &Path) -> Option<String> {
     if !nix::unistd::geteuid().is_root() {
         return Some("needs root".into());
     }
     for program in [PROGRAM, "qemu-img"] {
-        let found = Command::new(program).arg("--version").stdout(Stdio::null()).status().await;
-        if !found.is_ok_and(|status| status.success()) {
+        let status = Command::new(program).arg("--version").stdout(Stdio::null()).status().await;
+        if !status.is_ok_and(|status| status.success()) {
             return Some(format!("{program} is not installed"));
         }
     }
-    (!image.is_file()).then(|| format!("there is no {}: make image", image.display()))
+    (!image.is_file()).then(|| format!("{} does not exist; create it with make image", image.display()))
 }

@@ -1,5 +1,5 @@
-//! What it costs to exchange an identity token for a key, as a multiple of checking its signature and nothing else. The
-//! issuer's keys are at hand, as they are but once in a while.
+//! Benchmarks the exchange of identity tokens for keys. The baseline is the verification of the signature alone. The
+//! issuer's key set is cached, as it usually is.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,17 +18,17 @@ use muster_types::issuer::IssuerTerms;
 use serde_json::{Value, json};
 
 use crate::load::{self, request};
+use crate::sampling::{LoadGenerator, ROUNDS, median, micros, process_cpu_time, progress};
 use crate::server::Server;
 use crate::table::{Row, Table};
-use crate::{Caller, ROUNDS, median, micros, processor_time, progress};
 
-/// Exchanges of each algorithm in a round; each has a token of its own.
+/// Exchanges per algorithm and round, each with its own token.
 const EXCHANGES: usize = 2000;
 const AUDIENCE: &str = "cloud";
-/// Seconds that the tokens are good for: longer than all of this takes.
-const LIFE: u64 = 3600;
+/// The lifetime of the tokens in seconds, longer than the benchmark takes.
+const TOKEN_LIFETIME: u64 = 3600;
 
-/// How tokens are signed.
+/// A signature algorithm.
 #[derive(Debug, Clone, Copy)]
 enum Algorithm {
     Rs256,
@@ -43,7 +43,7 @@ impl Algorithm {
         }
     }
 
-    /// A token that no other one is like.
+    /// Returns a new token.
     fn sign(self, issuer: &Issuer, exp: u64) -> String {
         let mut claims = issuer.claims(AUDIENCE);
         claims["exp"] = exp.into();
@@ -56,13 +56,14 @@ impl Algorithm {
         }
     }
 
-    /// The public key, ready for checking.
-    fn key(self, issuer: &Issuer) -> anyhow::Result<ParsedPublicKey> {
-        let member = match self {
+    /// Returns the parsed public key.
+    fn public_key(self, issuer: &Issuer) -> anyhow::Result<ParsedPublicKey> {
+        let jwk = match self {
             Self::Rs256 => issuer.rsa_jwk(),
             Self::Es256 => issuer.ec_jwk("ES256"),
         };
-        let bytes = |name: &str| anyhow::Ok(BASE64.decode(member[name].as_str().context("no such member")?)?);
+        let bytes =
+            |name: &str| anyhow::Ok(BASE64.decode(jwk[name].as_str().context("missing member of the JWK")?)?);
         Ok(match self {
             Self::Rs256 => RsaPublicKeyComponents { n: bytes("n")?, e: bytes("e")? }
                 .to_parsed_public_key(&RSA_PKCS1_2048_8192_SHA256)?,
@@ -74,34 +75,36 @@ impl Algorithm {
     }
 }
 
-/// How fast something was done, one after the other or at once, and what one of it cost.
+/// The result of a series of actions.
 #[derive(Debug, Clone, Copy)]
-struct Pace {
+struct Throughput {
+    /// Actions per second.
     rate: f64,
+    /// Microseconds of CPU time per action.
     cost: f64,
 }
 
-impl Pace {
-    fn new(count: usize, took: Duration, cpu: Duration) -> Self {
+impl Throughput {
+    fn new(count: usize, elapsed: Duration, cpu: Duration) -> Self {
         #[expect(clippy::cast_precision_loss, reason = "a count of exchanges")]
-        let rate = count as f64 / took.as_secs_f64();
+        let rate = count as f64 / elapsed.as_secs_f64();
         Self { rate, cost: micros(cpu, count) }
     }
 
-    fn row(what: &str, all: &[Self], floors: &[Self]) -> Row {
-        let rate = median(all.iter().map(|pace| pace.rate).collect());
-        let cost = median(all.iter().map(|pace| pace.cost).collect());
-        let times = all.iter().zip(floors).map(|(pace, floor)| pace.cost / floor.cost).collect();
-        Row::new(what, format!("{rate:.0} per second, {cost:.0} µs CPU")).times(median(times))
+    fn row(label: &str, all: &[Self], baselines: &[Self]) -> Row {
+        let rate = median(all.iter().map(|one| one.rate).collect());
+        let cost = median(all.iter().map(|one| one.cost).collect());
+        let multiples = all.iter().zip(baselines).map(|(one, baseline)| one.cost / baseline.cost).collect();
+        Row::new(label, format!("{rate:.0} per second, {cost:.0} µs CPU")).multiple(median(multiples))
     }
 }
 
-/// Exchanges with SQLite, by 64 connections at a time.
+/// Benchmarks exchanges with SQLite and 64 connections.
 pub(crate) async fn measure(program: &Path, quick: bool, table: &mut Table) -> anyhow::Result<()> {
-    table.section("exchanges, SQLite");
-    let folder = tempfile::tempdir()?;
+    table.section("identity token exchanges, SQLite");
+    let directory = tempfile::tempdir()?;
     let issuer = Issuer::start();
-    let authority = folder.path().join("authority.pem");
+    let authority = directory.path().join("authority.pem");
     issuer.write_ca(&authority);
     let settings = [
         ("MUSTER_FEDERATION_RATE_LIMIT_PER_MINUTE", "0".to_owned()),
@@ -109,44 +112,49 @@ pub(crate) async fn measure(program: &Path, quick: bool, table: &mut Table) -> a
         ("MUSTER_FEDERATION_JWKS_ALLOWED_NETWORKS", "127.0.0.0/8,::1/128".to_owned()),
     ];
     let settings = settings.map(|(name, value)| (name.to_owned(), value));
-    let server = Server::start(program, &folder.path().join("data"), &settings).await?;
+    let server = Server::start(program, &directory.path().join("data"), &settings).await?;
     let terms =
         IssuerTerms { issuer_url: issuer.url(), jwks_uri: issuer.jwks_uri(), audience: AUDIENCE.into() };
     prepare(&server, &terms).await?;
     let count = if quick { EXCHANGES / 10 } else { EXCHANGES };
     for algorithm in [Algorithm::Rs256, Algorithm::Es256] {
         let name = algorithm.name();
-        let (mut bare, mut whole, mut exchanged, mut answered) = (vec![], vec![], vec![], vec![]);
+        let (mut signatures, mut tokens_verified, mut exchanges, mut undrained) =
+            (vec![], vec![], vec![], vec![]);
         for round in 1..=ROUNDS {
-            progress(&format!("exchanges by {name}, round {round} of {ROUNDS}"));
-            let exp = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() + LIFE;
+            progress(&format!("exchanges with {name}, round {round} of {ROUNDS}"));
+            let exp = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() + TOKEN_LIFETIME;
             let tokens: Vec<String> = (0..=count).map(|_| algorithm.sign(&issuer, exp)).collect();
-            bare.push(check_signatures(algorithm, &issuer, &tokens)?);
-            whole.push(verify_tokens(&issuer, &terms, &tokens)?);
-            let (pace, with_events) = exchange(&server, &tokens).await?;
-            answered.push(pace);
-            exchanged.push(with_events);
+            signatures.push(verify_signatures(algorithm, &issuer, &tokens)?);
+            tokens_verified.push(verify_tokens(&issuer, &terms, &tokens)?);
+            let (without_events, with_events) = exchange(&server, &tokens).await?;
+            undrained.push(without_events);
+            exchanges.push(with_events);
         }
-        table.add(Pace::row(&format!("{name} signature checked in this process"), &bare, &bare));
-        table.add(Pace::row("  token read and verified in this process", &whole, &bare));
-        table.add(Pace::row(&format!("POST /auth/federated, {name}"), &exchanged, &bare));
-        table.add(Pace::row("  before its events are drained", &answered, &bare));
+        table.add(Throughput::row(
+            &format!("{name} signature verification (baseline)"),
+            &signatures,
+            &signatures,
+        ));
+        table.add(Throughput::row("  token parsing and verification", &tokens_verified, &signatures));
+        table.add(Throughput::row(&format!("POST /auth/federated, {name}"), &exchanges, &signatures));
+        table.add(Throughput::row("  without draining events", &undrained, &signatures));
     }
-    ensure!(issuer.fetches() < 10, "the keys were fetched {} times", issuer.fetches());
+    ensure!(issuer.fetches() < 10, "the key set was fetched {} times", issuer.fetches());
     server.stop().await
 }
 
-/// Makes the issuer known, and a rule for its tokens.
+/// Creates the issuer and a rule for its tokens.
 async fn prepare(server: &Server, terms: &IssuerTerms) -> anyhow::Result<()> {
     let token = server.token().await?;
-    let mut trusted = json!(terms);
-    trusted["name"] = "forge".into();
+    let mut new_issuer = json!(terms);
+    new_issuer["name"] = "forge".into();
     let rule = json!({
         "name": "deploy", "issuer": "forge", "key_ttl": 600, "key_name_prefix": "robot", "scopes": ["artifact.*"],
         "bound_claims": { "repository": "acme/widgets", "ref": ["refs/heads/main", "refs/heads/next"] },
     });
     for (path, body) in [
-        ("/auth/issuers", trusted),
+        ("/auth/issuers", new_issuer),
         ("/auth/namespaces", json!({ "namespace": "ci" })),
         ("/auth/namespaces/ci/rules", rule),
     ] {
@@ -155,34 +163,35 @@ async fn prepare(server: &Server, terms: &IssuerTerms) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks signatures, and does nothing else that a token needs.
-fn check_signatures(algorithm: Algorithm, issuer: &Issuer, tokens: &[String]) -> anyhow::Result<Pace> {
-    let key = algorithm.key(issuer)?;
+/// Verifies only the signatures of tokens.
+fn verify_signatures(algorithm: Algorithm, issuer: &Issuer, tokens: &[String]) -> anyhow::Result<Throughput> {
+    let key = algorithm.public_key(issuer)?;
     let signed = |token: &String| {
         let (signed, signature) = token.rsplit_once('.').context("no signature")?;
         anyhow::Ok((signed.to_owned(), BASE64.decode(signature)?))
     };
     let signed: Vec<(String, Vec<u8>)> = tokens.iter().map(signed).collect::<Result<_, _>>()?;
-    let (began, cpu) = (Instant::now(), processor_time()?);
+    let (began, cpu) = (Instant::now(), process_cpu_time()?);
     for (signed, signature) in &signed {
         key.verify_sig(signed.as_bytes(), signature)?;
     }
-    Ok(Pace::new(signed.len(), began.elapsed(), processor_time()? - cpu))
+    Ok(Throughput::new(signed.len(), began.elapsed(), process_cpu_time()? - cpu))
 }
 
-/// Reads and verifies tokens as the server does it, with the keys at hand.
-fn verify_tokens(issuer: &Issuer, terms: &IssuerTerms, tokens: &[String]) -> anyhow::Result<Pace> {
+/// Parses and verifies tokens as the server does with a cached key set.
+fn verify_tokens(issuer: &Issuer, terms: &IssuerTerms, tokens: &[String]) -> anyhow::Result<Throughput> {
     let keys = KeySet::read(issuer.jwks().to_string().as_bytes()).map_err(anyhow::Error::msg)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
-    let (began, cpu) = (Instant::now(), processor_time()?);
+    let (began, cpu) = (Instant::now(), process_cpu_time()?);
     for token in tokens {
-        verify_with(&keys, terms, token, now).map_err(|refused| anyhow::anyhow!("{refused:?}"))?;
+        verify_with(&keys, terms, token, now).map_err(|error| anyhow::anyhow!("{error:?}"))?;
     }
-    Ok(Pace::new(tokens.len(), began.elapsed(), processor_time()? - cpu))
+    Ok(Throughput::new(tokens.len(), began.elapsed(), process_cpu_time()? - cpu))
 }
 
-/// Exchanges the tokens, the first of them only so that the keys are at hand. The second pace has what the events cost.
-async fn exchange(server: &Server, tokens: &[String]) -> anyhow::Result<(Pace, Pace)> {
+/// Exchanges the tokens and returns the throughput without and with the cost of draining the events. The first token
+/// only fills the cache of the key set.
+async fn exchange(server: &Server, tokens: &[String]) -> anyhow::Result<(Throughput, Throughput)> {
     let requests: Vec<Arc<[u8]>> = tokens
         .iter()
         .map(|token| {
@@ -193,11 +202,11 @@ async fn exchange(server: &Server, tokens: &[String]) -> anyhow::Result<(Pace, P
     let (first, rest) = requests.split_first().context("no tokens")?;
     load::call(server.address, first).await?.ok()?;
     let (count, rest) = (rest.len(), rest.to_vec());
-    let mut caller = Caller::new(server).await?;
-    server.drained().await?;
+    let mut load = LoadGenerator::new(server).await?;
+    server.wait_until_drained().await?;
     let (began, cpu) = (Instant::now(), server.cpu()?);
-    let answering = caller.cost(count, move |number| Arc::clone(&rest[number])).await?;
-    let took = began.elapsed();
-    server.drained().await?;
-    Ok((Pace::new(count, took, answering), Pace::new(count, took, server.cpu()? - cpu)))
+    let cost = load.cost(count, move |number| Arc::clone(&rest[number])).await?;
+    let elapsed = began.elapsed();
+    server.wait_until_drained().await?;
+    Ok((Throughput::new(count, elapsed, cost), Throughput::new(count, elapsed, server.cpu()? - cpu)))
 }

@@ -1,6 +1,6 @@
-//! What instances cost on this machine, with QEMU.
+//! Benchmarks instances on this host, with QEMU.
 //!
-//! How long QEMU itself takes is measured in turns with the instances, and taken off: what is left is ours.
+//! The time that QEMU itself takes is measured alternately with the instances and subtracted.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,117 +13,127 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::bare::{self, Bare};
+use crate::arguments::Arguments;
+use crate::bare::{self, BareQemu};
 use crate::load::{Connection, request};
+use crate::namespace;
+use crate::sampling::{median, progress};
 use crate::server::Server;
 use crate::table::{Row, Table};
-use crate::{Arguments, median, namespace, progress};
 
 const MEMORY_MB: u64 = 128;
-/// Instances made one after the other, each with a network and without.
-const SINGLE: usize = 15;
-const AT_ONCE: usize = 10;
+/// Instances created sequentially, with a network and without.
+const SEQUENTIAL: usize = 15;
+/// Instances created concurrently.
+const CONCURRENT: usize = 10;
 const ROUNDS: usize = 3;
-/// GuestApi that idle, and how many boot at a time.
+/// Idle guests.
 const GUESTS: usize = 30;
-const BOOTING: usize = 3;
-const IDLE: Duration = Duration::from_secs(20);
-/// How long the last guest may take to come to rest.
-const REST: Duration = Duration::from_secs(10);
-pub(crate) const PATIENCE: Duration = Duration::from_secs(300);
-/// Between two looks at one instance, and at several.
-pub(crate) const LOOK: Duration = Duration::from_millis(2);
-const LOOK_AT_MANY: Duration = Duration::from_millis(10);
+/// Guests that boot concurrently.
+const CONCURRENT_BOOTS: usize = 3;
+/// How long the server is observed while guests are idle.
+const IDLE_PERIOD: Duration = Duration::from_secs(20);
+/// How long to wait for the last guest to become idle.
+const SETTLE_PERIOD: Duration = Duration::from_secs(10);
+/// The timeout of all operations.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(300);
+/// How often one object is polled.
+pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(2);
+/// How often several objects are polled.
+const LIST_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Milliseconds that an instance may take longer than its QEMU.
-const OURS: f64 = 200.0;
-/// What must be busy of the machine while ten are made.
-const BUSY: f64 = 0.85;
-/// What the daemon may use while guests idle: megabytes, and a share of a core.
-const MEMORY: f64 = 100.0;
-const AWAKE: f64 = 0.02;
+/// The target for the time of an instance without that of QEMU, in milliseconds.
+const MAX_OVERHEAD: f64 = 200.0;
+/// The target for the CPU utilization while instances are created concurrently.
+const MIN_UTILIZATION: f64 = 0.85;
+/// The target for the memory of the server while guests are idle, in MB.
+const MAX_MEMORY: f64 = 100.0;
+/// The target for the share of a core that the server uses while guests are idle.
+const MAX_IDLE_LOAD: f64 = 0.02;
 
-/// Measures in a network namespace where the server is the only one who makes networks.
+/// Runs the benchmark in its own network namespace.
 pub(crate) async fn measure_in_namespace(
     arguments: &Arguments,
     program: &Path,
     table: &mut Table,
 ) -> anyhow::Result<()> {
     table.section("real instances");
-    if let Some(why) = bare::missing(&arguments.image).await {
-        table.add(Row::new("not measured", why));
+    if let Some(requirement) = bare::missing_requirement(&arguments.image).await {
+        table.add(Row::new("not measured", requirement));
         return Ok(());
     }
-    let home = Home(tempfile::tempdir_in(program.parent().context("a program without a folder")?)?);
+    let home =
+        ServerHome(tempfile::tempdir_in(program.parent().context("the program has no parent directory")?)?);
     let image = arguments.image.canonicalize()?;
-    let what =
+    let child_arguments =
         ["--real-instances".as_ref(), home.0.path().as_os_str(), "--image".as_ref(), image.as_os_str()];
-    namespace::measure(arguments, program, &what, table).await
+    namespace::measure(arguments, program, &child_arguments, table).await
 }
 
-/// Where a server keeps everything. The resource groups of machines are the whole host's, and would stay.
-pub(crate) struct Home(pub(crate) tempfile::TempDir);
+/// The temporary directory of a server. On drop, the cgroups of its VMs are removed as well.
+pub(crate) struct ServerHome(pub(crate) tempfile::TempDir);
 
-impl Drop for Home {
+impl Drop for ServerHome {
     fn drop(&mut self) {
-        let machines =
-            std::fs::read_dir(data(self.0.path()).join("machines")).into_iter().flatten().flatten();
-        for machine in machines {
+        let vms =
+            std::fs::read_dir(data_directory(self.0.path()).join("machines")).into_iter().flatten().flatten();
+        for vm in vms {
             for hierarchy in ["", "cpu", "memory", "pids"] {
-                let ours = Path::new("/sys/fs/cgroup").join(hierarchy).join("muster");
-                let _ = std::fs::remove_dir(ours.join(machine.file_name()));
+                let parent = Path::new("/sys/fs/cgroup").join(hierarchy).join("muster");
+                let _ = std::fs::remove_dir(parent.join(vm.file_name()));
             }
         }
     }
 }
 
-fn data(folder: &Path) -> PathBuf {
-    folder.join("data")
+fn data_directory(directory: &Path) -> PathBuf {
+    directory.join("data")
 }
 
-/// The machines that run, with the numbers of their processes.
-fn machines(folder: &Path) -> Vec<(String, Pid)> {
-    let entries = std::fs::read_dir(data(folder).join("machines")).into_iter().flatten().flatten();
-    let found = entries.filter_map(|entry| {
-        let machine = entry.file_name().into_string().ok()?;
+/// Returns the IDs and PIDs of running VMs.
+fn running_vms(directory: &Path) -> Vec<(String, Pid)> {
+    let entries =
+        std::fs::read_dir(data_directory(directory).join("machines")).into_iter().flatten().flatten();
+    let vms = entries.filter_map(|entry| {
+        let id = entry.file_name().into_string().ok()?;
         let pid: i32 = std::fs::read_to_string(entry.path().join("pid")).ok()?.trim().parse().ok()?;
         let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
-        line.contains(&machine).then(|| (machine, Pid::from_raw(pid)))
+        line.contains(&id).then(|| (id, Pid::from_raw(pid)))
     });
-    found.collect()
+    vms.collect()
 }
 
-/// What the machines have used of the processors so far.
-pub(crate) fn machines_cpu(folder: &Path) -> Duration {
+/// Returns the CPU time of all running VMs.
+pub(crate) fn vms_cpu(directory: &Path) -> Duration {
     let used = |(_, pid): (String, Pid)| ClockId::pid_cpu_clock_id(pid).ok()?.now().ok().map(Duration::from);
-    machines(folder).into_iter().filter_map(used).sum()
+    running_vms(directory).into_iter().filter_map(used).sum()
 }
 
 pub(crate) async fn measure(
     program: &Path,
-    folder: &Path,
+    directory: &Path,
     image: &Path,
     quick: bool,
     table: &mut Table,
 ) -> anyhow::Result<()> {
-    let server = start(program, folder, image).await?;
+    let server = start_server(program, directory, image).await?;
     let mut api = Api::open(&server).await?;
-    progress("a real instance, so that its image is ready");
-    let world = World { folder, network: prepare(&mut api).await? };
+    progress("the first real instance, which prepares the image");
+    let setup = Setup { directory, network: create_network(&mut api).await? };
     let kvm = api.node_has_kvm().await?;
-    table.add(Row::new("the processor of guests", if kvm { "KVM" } else { "emulated (TCG)" }));
-    let bare = Bare::new(folder, image, MEMORY_MB, kvm)?;
-    let first = api.create(&world.wanted("first", true)).await?;
+    table.add(Row::new("virtualization", if kvm { "KVM" } else { "emulation (TCG)" }));
+    let bare = BareQemu::new(directory, image, MEMORY_MB, kvm)?;
+    let first = api.create(&setup.instance("first", true)).await?;
     api.delete(&first).await?;
 
-    one_at_a_time(&server, &mut api, &world, &bare, if quick { 5 } else { SINGLE }, table).await?;
-    many_at_once(&server, &mut api, &world, &bare, if quick { 1 } else { ROUNDS }, table).await?;
-    idle(&server, &world, quick, table).await?;
+    measure_sequential(&server, &mut api, &setup, &bare, if quick { 5 } else { SEQUENTIAL }, table).await?;
+    measure_concurrent(&server, &mut api, &setup, &bare, if quick { 1 } else { ROUNDS }, table).await?;
+    measure_idle(&server, &setup, quick, table).await?;
     server.stop().await
 }
 
-/// Starts a server with this machine as its node, and an image to boot from.
-pub(crate) async fn start(program: &Path, folder: &Path, image: &Path) -> anyhow::Result<Server> {
+/// Starts a server with this host as its node and an image to boot from.
+pub(crate) async fn start_server(program: &Path, directory: &Path, image: &Path) -> anyhow::Result<Server> {
     let settings = [
         ("MUSTER_NODE_MESH_IP", "127.0.0.1"),
         ("MUSTER_FLOATING_NETWORK", "172.29.0.0/16"),
@@ -133,28 +143,29 @@ pub(crate) async fn start(program: &Path, folder: &Path, image: &Path) -> anyhow
         ("MUSTER_NODE_RAM_RESERVATION_GB", "0.5"),
     ];
     let settings = settings.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let offer = format!("tiny={}", image.display());
-    Server::start_with(program, &data(folder), &settings, &["--image", &offer]).await
+    let published = format!("tiny={}", image.display());
+    Server::start_with(program, &data_directory(directory), &settings, &["--image", &published]).await
 }
 
-/// Waits for the image to be offered, and makes a network.
-async fn prepare(api: &mut Api) -> anyhow::Result<String> {
+/// Waits for the image and creates a network. Returns the ID of the network.
+async fn create_network(api: &mut Api) -> anyhow::Result<String> {
     api.wait_for_image().await?;
     let body = json!({"name": "lan", "netblock": "10.0.0.0/24", "provide_dhcp": true});
     let network = api.send("POST", "/networks", Some(&body)).await?;
     let network = network["uuid"].as_str().context("no id")?.to_owned();
-    api.wait(&format!("/networks/{network}"), "created", LOOK_AT_MANY).await?;
+    api.wait(&format!("/networks/{network}"), "created", LIST_POLL_INTERVAL).await?;
     Ok(network)
 }
 
-/// What instances are made of.
-struct World<'a> {
-    folder: &'a Path,
+/// The common properties of the instances.
+struct Setup<'a> {
+    directory: &'a Path,
     network: String,
 }
 
-impl World<'_> {
-    fn wanted(&self, name: &str, connected: bool) -> Value {
+impl Setup<'_> {
+    /// Returns the request body of an instance.
+    fn instance(&self, name: &str, connected: bool) -> Value {
         let network = if connected { json!([{ "network_uuid": self.network }]) } else { json!([]) };
         json!({
             "name": name, "cpus": 1, "memory": MEMORY_MB, "disk": [{ "base": "label:tiny" }], "network": network,
@@ -162,7 +173,7 @@ impl World<'_> {
     }
 }
 
-/// A connection to the API, of one who may do everything.
+/// A connection to the API with the rights of the namespace `system`.
 pub(crate) struct Api {
     connection: Connection,
     token: String,
@@ -173,7 +184,7 @@ impl Api {
         Ok(Self { connection: Connection::open(server.address).await?, token: server.token().await? })
     }
 
-    /// Waits until the image can be booted from.
+    /// Waits until the image is available.
     pub(crate) async fn wait_for_image(&mut self) -> anyhow::Result<()> {
         let began = Instant::now();
         loop {
@@ -182,7 +193,7 @@ impl Api {
             if artifacts.any(|artifact| artifact["source_url"] == "sf://label/system/tiny") {
                 return Ok(());
             }
-            ensure!(began.elapsed() < PATIENCE, "the image is not offered in time");
+            ensure!(began.elapsed() < TIMEOUT, "timed out waiting for the image");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -193,17 +204,17 @@ impl Api {
         path: &str,
         body: Option<&Value>,
     ) -> anyhow::Result<Value> {
-        let answer = self.connection.call(&request(method, path, Some(&self.token), body)).await?;
-        let answer = answer.ok().with_context(|| format!("{method} {path}"))?;
-        Ok(serde_json::from_slice(&answer)?)
+        let response = self.connection.call(&request(method, path, Some(&self.token), body)).await?;
+        let body = response.ok().with_context(|| format!("{method} {path}"))?;
+        Ok(serde_json::from_slice(&body)?)
     }
 
     pub(crate) async fn get(&mut self, path: &str) -> anyhow::Result<Value> {
         self.send("GET", path, None).await
     }
 
-    /// Waits until an object is in a state.
-    async fn wait(&mut self, path: &str, state: &str, look: Duration) -> anyhow::Result<()> {
+    /// Polls an object until it is in a state.
+    async fn wait(&mut self, path: &str, state: &str, interval: Duration) -> anyhow::Result<()> {
         let began = Instant::now();
         loop {
             let record = self.get(path).await?;
@@ -213,22 +224,22 @@ impl Api {
             if record["state"].as_str().is_none_or(|state| state.ends_with("error")) {
                 bail!("{path} is {}: {}", record["state"], record["error_message"]);
             }
-            ensure!(began.elapsed() < PATIENCE, "{path} is not {state} in time");
-            tokio::time::sleep(look).await;
+            ensure!(began.elapsed() < TIMEOUT, "timed out waiting for {path} to be {state}");
+            tokio::time::sleep(interval).await;
         }
     }
 
-    /// Makes an instance, and waits until it runs.
-    pub(crate) async fn create(&mut self, wanted: &Value) -> anyhow::Result<String> {
-        let made = self.send("POST", "/instances", Some(wanted)).await?;
-        let path = format!("/instances/{}", made["uuid"].as_str().context("no id")?);
-        self.wait(&path, "created", LOOK).await?;
+    /// Creates an instance, waits until it runs and returns its path.
+    pub(crate) async fn create(&mut self, instance: &Value) -> anyhow::Result<String> {
+        let created = self.send("POST", "/instances", Some(instance)).await?;
+        let path = format!("/instances/{}", created["uuid"].as_str().context("no id")?);
+        self.wait(&path, "created", POLL_INTERVAL).await?;
         Ok(path)
     }
 
     pub(crate) async fn delete(&mut self, path: &str) -> anyhow::Result<()> {
         self.send("DELETE", path, None).await?;
-        self.wait(path, "deleted", LOOK_AT_MANY).await
+        self.wait(path, "deleted", LIST_POLL_INTERVAL).await
     }
 
     /// Deletes every instance.
@@ -237,95 +248,96 @@ impl Api {
         self.send("DELETE", "/instances", Some(&all)).await?;
         let began = Instant::now();
         while !self.get("/instances").await?.as_array().context("no list")?.is_empty() {
-            ensure!(began.elapsed() < PATIENCE, "instances are not gone in time");
-            tokio::time::sleep(LOOK_AT_MANY).await;
+            ensure!(began.elapsed() < TIMEOUT, "timed out deleting instances");
+            tokio::time::sleep(LIST_POLL_INTERVAL).await;
         }
         Ok(())
     }
 
-    /// Whether the node says that it uses the processor's own virtualisation.
+    /// Returns whether the node uses KVM.
     pub(crate) async fn node_has_kvm(&mut self) -> anyhow::Result<bool> {
         let nodes = self.get("/nodes").await?;
         let node = nodes.as_array().and_then(|nodes| nodes.first()).context("no node")?;
         Ok(node["limits"].get("kvm").is_none_or(Value::is_null))
     }
 
-    /// Waits until the console of an instance asks who is there.
+    /// Waits until the console of an instance shows a login prompt.
     async fn wait_for_login(&mut self, path: &str) -> anyhow::Result<()> {
         let began = Instant::now();
-        let ask = request("GET", &format!("{path}/consoledata?length=-1"), Some(&self.token), None);
+        let request = request("GET", &format!("{path}/consoledata?length=-1"), Some(&self.token), None);
         loop {
-            let text = self.connection.call(&ask).await?.ok()?;
+            let text = self.connection.call(&request).await?.ok()?;
             if text.windows(7).any(|part| part == b" login:") {
                 return Ok(());
             }
-            ensure!(began.elapsed() < 2 * PATIENCE, "{path} has no login in time");
+            ensure!(began.elapsed() < 2 * TIMEOUT, "timed out waiting for the login prompt of {path}");
             tokio::time::sleep(Duration::from_millis(500)).await;
         }
     }
 }
 
-/// Instances one after the other, in turns with QEMU alone.
-async fn one_at_a_time(
+/// Creates instances sequentially, alternately with QEMU alone.
+async fn measure_sequential(
     server: &Server,
     api: &mut Api,
-    world: &World<'_>,
-    bare: &Bare,
+    setup: &Setup<'_>,
+    bare: &BareQemu,
     count: usize,
     table: &mut Table,
 ) -> anyhow::Result<()> {
-    let mut alone = Vec::new();
-    let (mut took, mut ours, mut cpu) = ([vec![], vec![]], [vec![], vec![]], [vec![], vec![]]);
+    let mut baselines = Vec::new();
+    let (mut total, mut overhead, mut cpu) = ([vec![], vec![]], [vec![], vec![]], [vec![], vec![]]);
     for number in 0..count {
-        progress(&format!("real instances one at a time, {} of {count}", number + 1));
-        let ready = bare.prepare(0).await?.start().await?;
-        let floor = millis(ready.took);
-        ready.end().await?;
-        alone.push(floor);
+        progress(&format!("sequential real instances, {} of {count}", number + 1));
+        let qemu = bare.prepare(0).await?.start().await?;
+        let baseline = millis(qemu.startup_time);
+        qemu.kill().await?;
+        baselines.push(baseline);
         for (at, connected) in [(0, true), (1, false)] {
-            let wanted = world.wanted(&format!("single-{number}-{at}"), connected);
+            let instance = setup.instance(&format!("sequential-{number}-{at}"), connected);
             let began = (Instant::now(), server.cpu()?);
-            let path = api.create(&wanted).await?;
-            let whole = millis(began.0.elapsed());
+            let path = api.create(&instance).await?;
+            let elapsed = millis(began.0.elapsed());
             cpu[at].push(millis(server.cpu()? - began.1));
-            took[at].push(whole);
-            ours[at].push(whole - floor);
+            total[at].push(elapsed);
+            overhead[at].push(elapsed - baseline);
             api.delete(&path).await?;
         }
     }
-    table.add(Row::new("QEMU alone, from start to answer", spread(&mut alone)));
-    for (at, what) in [(0, "with a network"), (1, "without")] {
-        table.add(Row::new(format!("POST to created, one at a time, {what}"), spread(&mut took[at])));
-        let middle = median(ours[at].clone());
+    table.add(Row::new("QEMU alone, start to first response (baseline)", spread(&mut baselines)));
+    for (at, kind) in [(0, "with a network"), (1, "without a network")] {
+        table.add(Row::new(format!("instance {kind}, POST to created, sequential"), spread(&mut total[at])));
+        let median_overhead = median(overhead[at].clone());
         table.add(
-            Row::new("  less QEMU alone", spread(&mut ours[at]))
-                .target(format!("<= {OURS} ms"), middle <= OURS),
+            Row::new("  without the time of QEMU", spread(&mut overhead[at]))
+                .target(format!("<= {MAX_OVERHEAD} ms"), median_overhead <= MAX_OVERHEAD),
         );
-        table.add(Row::new("  in the server itself", format!("{:.0} ms CPU", median(cpu[at].clone()))));
+        table.add(Row::new("  CPU time of the server", format!("{:.0} ms CPU", median(cpu[at].clone()))));
     }
     Ok(())
 }
 
-/// Several instances at once, and as many of QEMU alone.
-async fn many_at_once(
+/// Creates several instances concurrently, and as many QEMU processes alone.
+async fn measure_concurrent(
     server: &Server,
     api: &mut Api,
-    world: &World<'_>,
-    bare: &Bare,
+    setup: &Setup<'_>,
+    bare: &BareQemu,
     rounds: usize,
     table: &mut Table,
 ) -> anyhow::Result<()> {
-    let (mut alone, mut took, mut busy, mut ours, mut guests) = (vec![], vec![], vec![], vec![], vec![]);
+    let (mut baselines, mut total, mut utilization, mut server_share, mut vm_share) =
+        (vec![], vec![], vec![], vec![], vec![]);
     for round in 0..rounds {
-        progress(&format!("{AT_ONCE} real instances at once, round {} of {rounds}", round + 1));
-        alone.push(millis(bare_at_once(bare).await?));
+        progress(&format!("{CONCURRENT} concurrent real instances, round {} of {rounds}", round + 1));
+        baselines.push(millis(start_concurrently(bare).await?));
         let mut posts = JoinSet::new();
-        for number in 0..AT_ONCE {
+        for number in 0..CONCURRENT {
             let mut api = Api::open(server).await?;
-            let wanted = world.wanted(&format!("many-{round}-{number}"), true);
-            posts.spawn(async move { api.send("POST", "/instances", Some(&wanted)).await });
+            let instance = setup.instance(&format!("concurrent-{round}-{number}"), true);
+            posts.spawn(async move { api.send("POST", "/instances", Some(&instance)).await });
         }
-        let began = (Instant::now(), Processors::now()?, server.cpu()?);
+        let began = (Instant::now(), CpuTimes::now()?, server.cpu()?);
         while let Some(posted) = posts.join_next().await {
             posted??;
         }
@@ -335,70 +347,71 @@ async fn many_at_once(
             if let Some(bad) = listed.iter().find(|one| one["state"] == "error") {
                 bail!("an instance is in error: {}", bad["error_message"]);
             }
-            if listed.len() == AT_ONCE && listed.iter().all(|one| one["state"] == "created") {
+            if listed.len() == CONCURRENT && listed.iter().all(|one| one["state"] == "created") {
                 break;
             }
-            ensure!(began.0.elapsed() < PATIENCE, "instances are not made in time");
-            tokio::time::sleep(LOOK_AT_MANY).await;
+            ensure!(began.0.elapsed() < TIMEOUT, "timed out creating instances");
+            tokio::time::sleep(LIST_POLL_INTERVAL).await;
         }
-        let now = Processors::now()?;
-        let there_was = began.0.elapsed().as_secs_f64() * now.count;
-        took.push(millis(began.0.elapsed()));
-        busy.push(now.busy_since(&began.1));
-        ours.push((server.cpu()? - began.2).as_secs_f64() / there_was);
-        guests.push(machines_cpu(world.folder).as_secs_f64() / there_was);
+        let now = CpuTimes::now()?;
+        let available = began.0.elapsed().as_secs_f64() * now.count;
+        total.push(millis(began.0.elapsed()));
+        utilization.push(now.busy_since(&began.1));
+        server_share.push((server.cpu()? - began.2).as_secs_f64() / available);
+        vm_share.push(vms_cpu(setup.directory).as_secs_f64() / available);
         api.delete_all().await?;
     }
-    table.add(Row::new(format!("QEMU alone, {AT_ONCE} at once"), spread(&mut alone)));
-    table.add(Row::new(format!("POST to created, {AT_ONCE} at once"), spread(&mut took)));
-    let share = median(busy);
-    table.add(
-        Row::new("  what was busy of the processors meanwhile", format!("{:.0} %", share * 100.0)).target_if(
-            rounds > 1,
-            format!(">= {:.0} %", BUSY * 100.0),
-            share >= BUSY,
-        ),
-    );
+    table.add(Row::new(format!("QEMU alone, {CONCURRENT} concurrently (baseline)"), spread(&mut baselines)));
+    table.add(Row::new(format!("instances, POST to created, {CONCURRENT} concurrently"), spread(&mut total)));
+    let utilization = median(utilization);
+    table.add(Row::new("  CPU utilization of the host", format!("{:.0} %", utilization * 100.0)).target_if(
+        rounds > 1,
+        format!(">= {:.0} %", MIN_UTILIZATION * 100.0),
+        utilization >= MIN_UTILIZATION,
+    ));
     table.add(Row::new(
-        "  of them with the server, and with its QEMUs",
-        format!("{:.0} % and {:.0} %", median(ours) * 100.0, median(guests) * 100.0),
+        "  of which server, and its QEMU processes",
+        format!("{:.0} % and {:.0} %", median(server_share) * 100.0, median(vm_share) * 100.0),
     ));
     Ok(())
 }
 
-/// How long it takes until several that were started together have answered.
-async fn bare_at_once(bare: &Bare) -> anyhow::Result<Duration> {
+/// Starts several QEMU processes and returns the time until all have responded.
+async fn start_concurrently(bare: &BareQemu) -> anyhow::Result<Duration> {
     let mut prepared = Vec::new();
-    for number in 0..AT_ONCE {
+    for number in 0..CONCURRENT {
         prepared.push(bare.prepare(number).await?);
     }
     let began = Instant::now();
-    let mut starts: JoinSet<_> = prepared.into_iter().map(bare::Prepared::start).collect();
-    let mut ready = Vec::new();
-    while let Some(one) = starts.join_next().await {
-        ready.push(one??);
+    let mut starts: JoinSet<_> = prepared.into_iter().map(bare::PreparedQemu::start).collect();
+    let mut running = Vec::new();
+    while let Some(qemu) = starts.join_next().await {
+        running.push(qemu??);
     }
-    let took = began.elapsed();
-    for one in ready {
-        one.end().await?;
+    let elapsed = began.elapsed();
+    for qemu in running {
+        qemu.kill().await?;
     }
-    Ok(took)
+    Ok(elapsed)
 }
 
-/// What the server does while guests do nothing.
-async fn idle(server: &Server, world: &World<'_>, quick: bool, table: &mut Table) -> anyhow::Result<()> {
-    let count = if quick { GUESTS / 5 } else { GUESTS };
+/// Boots guests and returns the time until all show a login prompt.
+async fn boot_guests(server: &Server, setup: &Setup<'_>, count: usize) -> anyhow::Result<Duration> {
     let (next, began) = (Arc::new(AtomicUsize::new(0)), Instant::now());
     let mut workers = JoinSet::new();
-    for _ in 0..BOOTING {
+    for _ in 0..CONCURRENT_BOOTS {
         let (next, mut api) = (Arc::clone(&next), Api::open(server).await?);
-        let wanted: Vec<Value> =
-            (0..count).map(|number| world.wanted(&format!("guest-{number}"), true)).collect();
+        let instances: Vec<Value> =
+            (0..count).map(|number| setup.instance(&format!("guest-{number}"), true)).collect();
         workers.spawn(async move {
-            while let Some(wanted) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let path = api.create(wanted).await?;
+            while let Some(instance) = instances.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let path = api.create(instance).await?;
                 api.wait_for_login(&path).await?;
-                progress(&format!("{} is up after {:.0} s", wanted["name"], began.elapsed().as_secs_f64()));
+                progress(&format!(
+                    "{} has booted after {:.0} s",
+                    instance["name"],
+                    began.elapsed().as_secs_f64()
+                ));
             }
             anyhow::Ok(())
         });
@@ -406,35 +419,48 @@ async fn idle(server: &Server, world: &World<'_>, quick: bool, table: &mut Table
     while let Some(worker) = workers.join_next().await {
         worker??;
     }
-    let booted = began.elapsed().as_secs_f64();
-    progress("real instances idle");
-    tokio::time::sleep(REST).await;
-    let before = (Instant::now(), server.cpu()?, machines_cpu(world.folder));
-    tokio::time::sleep(IDLE).await;
+    Ok(began.elapsed())
+}
+
+/// Measures the server while guests are idle.
+async fn measure_idle(
+    server: &Server,
+    setup: &Setup<'_>,
+    quick: bool,
+    table: &mut Table,
+) -> anyhow::Result<()> {
+    let count = if quick { GUESTS / 5 } else { GUESTS };
+    let booted = boot_guests(server, setup, count).await?.as_secs_f64();
+    progress("idle real instances");
+    tokio::time::sleep(SETTLE_PERIOD).await;
+    let before = (Instant::now(), server.cpu()?, vms_cpu(setup.directory));
+    tokio::time::sleep(IDLE_PERIOD).await;
     let seconds = before.0.elapsed().as_secs_f64();
-    let awake = (server.cpu()? - before.1).as_secs_f64() / seconds;
-    let guests = machines_cpu(world.folder).saturating_sub(before.2).as_secs_f64() / seconds;
+    let server_load = (server.cpu()? - before.1).as_secs_f64() / seconds;
+    let vm_load = vms_cpu(setup.directory).saturating_sub(before.2).as_secs_f64() / seconds;
     let memory = server.memory()?;
-    ensure!(machines(world.folder).len() == count, "a guest is gone");
+    ensure!(running_vms(setup.directory).len() == count, "a VM has exited");
     table.add(Row::new(
-        format!("{count} guests of {MEMORY_MB} MB, {BOOTING} at a time, to their logins"),
+        format!("booting {count} guests of {MEMORY_MB} MB, {CONCURRENT_BOOTS} concurrently, to login"),
         format!("{booted:.0} s"),
     ));
-    table.add(Row::new("  the server's memory while they idle", format!("{memory:.1} MB")).target_if(
+    table.add(Row::new("  memory of the server while they are idle", format!("{memory:.1} MB")).target_if(
         !quick,
-        format!("< {MEMORY} MB"),
-        memory < MEMORY,
+        format!("< {MAX_MEMORY} MB"),
+        memory < MAX_MEMORY,
     ));
-    table.add(Row::new("  its processor time", format!("{:.2} % of a core", awake * 100.0)).target_if(
-        !quick,
-        format!("< {:.0} %", AWAKE * 100.0),
-        awake < AWAKE,
-    ));
-    table.add(Row::new("  that of the guests", format!("{:.0} % of a core", guests * 100.0)));
+    table.add(
+        Row::new("  CPU load of the server", format!("{:.2} % of a core", server_load * 100.0)).target_if(
+            !quick,
+            format!("< {:.0} %", MAX_IDLE_LOAD * 100.0),
+            server_load < MAX_IDLE_LOAD,
+        ),
+    );
+    table.add(Row::new("  CPU load of the VMs", format!("{:.0} % of a core", vm_load * 100.0)));
     let began = Instant::now();
-    // An old connection is closed by now.
+    // The server has closed the idle connection.
     Api::open(server).await?.delete_all().await?;
-    table.add(Row::new("  until all are deleted", format!("{:.1} s", began.elapsed().as_secs_f64())));
+    table.add(Row::new("  deleting all of them", format!("{:.1} s", began.elapsed().as_secs_f64())));
     Ok(())
 }
 
@@ -442,35 +468,39 @@ pub(crate) fn millis(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }
 
-/// The median, and from where to where it went.
+/// Formats the median and the range.
 pub(crate) fn spread(values: &mut [f64]) -> String {
     values.sort_by(f64::total_cmp);
-    let (least, most) = (values[0], values[values.len() - 1]);
-    format!("median {:.0} ms ({least:.0} to {most:.0})", values[values.len() / 2])
+    let (min, max) = (values[0], values[values.len() - 1]);
+    format!("median {:.0} ms ({min:.0} to {max:.0})", values[values.len() / 2])
 }
 
-/// What the processors have done since the machine started, in ticks.
-struct Processors {
+/// The CPU times of the host since boot, in ticks.
+struct CpuTimes {
     count: f64,
     idle: f64,
-    all: f64,
+    total: f64,
 }
 
-impl Processors {
+impl CpuTimes {
     fn now() -> anyhow::Result<Self> {
         let text = std::fs::read_to_string("/proc/stat")?;
-        let line = text.lines().next().and_then(|line| line.strip_prefix("cpu ")).context("no processors")?;
+        let line = text
+            .lines()
+            .next()
+            .and_then(|line| line.strip_prefix("cpu "))
+            .context("/proc/stat has no CPU line")?;
         let ticks: Vec<f64> = line.split_whitespace().map(str::parse).collect::<Result<_, _>>()?;
-        // The time of guests, which is behind the first eight, is in that of users already.
-        let all = ticks.iter().take(8).sum();
+        // The remaining fields are guest times, which are included in the user times.
+        let total = ticks.iter().take(8).sum();
         let idle = ticks.iter().skip(3).take(2).sum();
         #[expect(clippy::cast_precision_loss, reason = "a few")]
         let count = std::thread::available_parallelism()?.get() as f64;
-        Ok(Self { count, idle, all })
+        Ok(Self { count, idle, total })
     }
 
-    /// The share of them that was not waiting.
+    /// Returns the CPU utilization since an earlier sample.
     fn busy_since(&self, before: &Self) -> f64 {
-        1.0 - (self.idle - before.idle) / (self.all - before.all).max(1.0)
+        1.0 - (self.idle - before.idle) / (self.total - before.total).max(1.0)
     }
 }

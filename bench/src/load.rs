@@ -1,4 +1,4 @@
-//! A load generator: keep-alive HTTP/1.1 on loopback, and no more of it than the measurements need.
+//! A minimal load generator: keep-alive HTTP/1.1 on loopback.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-/// Longest that a load may take, whatever the server does.
-const LONGEST: Duration = Duration::from_secs(600);
+/// The timeout of a series of requests.
+const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// The bytes of a request.
+/// Returns the bytes of a request.
 pub(crate) fn request(method: &str, path: &str, token: Option<&str>, body: Option<&Value>) -> Arc<[u8]> {
     let body = body.map(Value::to_string).unwrap_or_default();
     let mut text = format!("{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n");
@@ -30,17 +30,17 @@ pub(crate) fn request(method: &str, path: &str, token: Option<&str>, body: Optio
     text.into_bytes().into()
 }
 
-/// What the server said.
+/// A response of the server.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct Response {
     pub(crate) status: u16,
-    /// Whether the body came in pieces.
+    /// Whether the body was sent with chunked transfer encoding.
     pub(crate) chunked: bool,
     pub(crate) body: Vec<u8>,
 }
 
-impl Answer {
-    /// The body of a 200.
+impl Response {
+    /// Returns the body, or an error if the status is not 200.
     pub(crate) fn ok(self) -> anyhow::Result<Vec<u8>> {
         ensure!(self.status == 200, "status {}: {}", self.status, String::from_utf8_lossy(&self.body));
         Ok(self.body)
@@ -51,7 +51,7 @@ impl Answer {
 #[derive(Debug)]
 pub(crate) struct Connection {
     stream: TcpStream,
-    /// What was read and is not used yet.
+    /// Received bytes that are not consumed yet.
     buffer: Vec<u8>,
 }
 
@@ -62,9 +62,9 @@ impl Connection {
         Ok(Self { stream, buffer: Vec::with_capacity(4096) })
     }
 
-    pub(crate) async fn call(&mut self, request: &[u8]) -> anyhow::Result<Answer> {
+    pub(crate) async fn call(&mut self, request: &[u8]) -> anyhow::Result<Response> {
         self.stream.write_all(request).await?;
-        let head = self.line_end(b"\r\n\r\n").await?;
+        let head = self.find_end(b"\r\n\r\n").await?;
         let head: Vec<u8> = self.buffer.drain(..head).collect();
         let head = std::str::from_utf8(&head)?.to_ascii_lowercase();
         let mut lines = head.lines();
@@ -77,17 +77,17 @@ impl Connection {
                 _ => {}
             }
         }
-        let body = if chunked { self.chunks().await? } else { self.take(length).await? };
-        Ok(Answer { status, chunked, body })
+        let body = if chunked { self.read_chunked().await? } else { self.read_exact(length).await? };
+        Ok(Response { status, chunked, body })
     }
 
-    async fn chunks(&mut self) -> anyhow::Result<Vec<u8>> {
+    async fn read_chunked(&mut self) -> anyhow::Result<Vec<u8>> {
         let mut body = Vec::new();
         loop {
-            let line = self.line_end(b"\r\n").await?;
+            let line = self.find_end(b"\r\n").await?;
             let line: Vec<u8> = self.buffer.drain(..line).collect();
             let size = usize::from_str_radix(std::str::from_utf8(&line)?.trim(), 16)?;
-            let chunk = self.take(size + 2).await?;
+            let chunk = self.read_exact(size + 2).await?;
             if size == 0 {
                 return Ok(body);
             }
@@ -95,8 +95,8 @@ impl Connection {
         }
     }
 
-    /// How many bytes up to and with `end`.
-    async fn line_end(&mut self, end: &[u8]) -> anyhow::Result<usize> {
+    /// Returns the number of bytes up to and including `end`.
+    async fn find_end(&mut self, end: &[u8]) -> anyhow::Result<usize> {
         loop {
             if let Some(at) = self.buffer.windows(end.len()).position(|window| window == end) {
                 return Ok(at + end.len());
@@ -105,7 +105,7 @@ impl Connection {
         }
     }
 
-    async fn take(&mut self, length: usize) -> anyhow::Result<Vec<u8>> {
+    async fn read_exact(&mut self, length: usize) -> anyhow::Result<Vec<u8>> {
         while self.buffer.len() < length {
             self.fill().await?;
         }
@@ -118,12 +118,12 @@ impl Connection {
     }
 }
 
-/// Calls once, on a connection of its own.
-pub(crate) async fn call(address: SocketAddr, request: &[u8]) -> anyhow::Result<Answer> {
+/// Sends one request on a new connection.
+pub(crate) async fn call(address: SocketAddr, request: &[u8]) -> anyhow::Result<Response> {
     Connection::open(address).await?.call(request).await
 }
 
-/// Open connections, ready to be used together.
+/// A set of open connections.
 #[derive(Debug)]
 pub(crate) struct Pool(Vec<Connection>);
 
@@ -136,8 +136,8 @@ impl Pool {
         Ok(Self(connections))
     }
 
-    /// Makes `count` calls, `rate` a second or as fast as the server answers. Every one must be answered 200.
-    /// Says how long it took.
+    /// Sends `count` requests, `rate` per second or as fast as the server responds, and returns the elapsed time.
+    /// Fails if a response is not 200.
     pub(crate) async fn run<R>(
         &mut self,
         count: usize,
@@ -172,9 +172,9 @@ impl Pool {
             }
             anyhow::Ok(())
         };
-        match tokio::time::timeout(LONGEST, finish).await {
+        match tokio::time::timeout(TIMEOUT, finish).await {
             Ok(finished) => finished?,
-            Err(_) => bail!("{count} calls took longer than {LONGEST:?}"),
+            Err(_) => bail!("timed out after {TIMEOUT:?} with {count} requests"),
         }
         Ok(start.elapsed())
     }

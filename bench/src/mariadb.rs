@@ -1,4 +1,4 @@
-//! A MariaDB of our own, in a folder that goes away with it.
+//! A temporary MariaDB server.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -12,26 +12,28 @@ use tokio::process::{Child, Command};
 
 use crate::server::{free_address, stop};
 
-const PATIENCE: Duration = Duration::from_secs(60);
-/// The empty databases that it begins with.
+/// The timeout for starting.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// The databases it is created with.
 const DATABASES: [&str; 2] = ["bench", "bench_spooling"];
 
-/// A running MariaDB. Dropping it kills it.
+/// A running MariaDB, killed on drop.
 #[derive(Debug)]
 pub(crate) struct MariaDb {
     process: Child,
-    /// `DATABASE_URL` of each of its databases.
+    /// The `DATABASE_URL` of each database.
     pub(crate) urls: [String; 2],
 }
 
 impl MariaDb {
-    /// Starts one below `folder`. `None`: it is not installed.
-    pub(crate) async fn start(folder: &Path) -> anyhow::Result<Option<Self>> {
-        let (Some(install), Some(program)) = (find("mariadb-install-db"), find("mariadbd")) else {
+    /// Starts a server with its data in `directory`. Returns `None` if MariaDB is not installed.
+    pub(crate) async fn start(directory: &Path) -> anyhow::Result<Option<Self>> {
+        let (Some(install), Some(program)) = (find_program("mariadb-install-db"), find_program("mariadbd"))
+        else {
             return Ok(None);
         };
-        let (data, log) = (folder.join("mariadb"), folder.join("mariadb.log"));
-        // As root it refuses to run unless told to; as anyone else it needs no telling.
+        let (data, log) = (directory.join("mariadb"), directory.join("mariadb.log"));
+        // MariaDB refuses to run as root without this option.
         let user = nix::unistd::geteuid().is_root().then_some("--user=root");
         let data_dir = format!("--datadir={}", data.display());
         let installed = Command::new(install)
@@ -42,19 +44,19 @@ impl MariaDb {
             .kill_on_drop(true)
             .output()
             .await?;
-        let said = String::from_utf8_lossy(&installed.stderr).into_owned();
-        ensure!(installed.status.success(), "mariadb-install-db: {said}");
+        let log_text = String::from_utf8_lossy(&installed.stderr).into_owned();
+        ensure!(installed.status.success(), "mariadb-install-db: {log_text}");
 
-        let first = folder.join("first.sql");
-        std::fs::write(&first, DATABASES.map(|name| format!("CREATE DATABASE {name};\n")).concat())?;
+        let init_file = directory.join("first.sql");
+        std::fs::write(&init_file, DATABASES.map(|name| format!("CREATE DATABASE {name};\n")).concat())?;
         let address = free_address()?;
         let mut process = Command::new(program)
             .arg("--no-defaults")
             .args(user)
             .arg(data_dir)
-            .arg(format!("--socket={}", folder.join("mariadb.sock").display()))
-            .arg(format!("--pid-file={}", folder.join("mariadb.pid").display()))
-            .arg(format!("--init-file={}", first.display()))
+            .arg(format!("--socket={}", directory.join("mariadb.sock").display()))
+            .arg(format!("--pid-file={}", directory.join("mariadb.pid").display()))
+            .arg(format!("--init-file={}", init_file.display()))
             .arg(format!("--port={}", address.port()))
             .args(["--bind-address=127.0.0.1", "--innodb-buffer-pool-size=64M", "--performance-schema=OFF"])
             .stdin(Stdio::null())
@@ -62,9 +64,9 @@ impl MariaDb {
             .stderr(File::create(&log)?)
             .kill_on_drop(true)
             .spawn()?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
-            // It greets first.
+            // The server sends its greeting first.
             if let Ok(mut stream) = TcpStream::connect(address).await
                 && stream.read_u8().await.is_ok()
             {
@@ -72,21 +74,21 @@ impl MariaDb {
                 return Ok(Some(Self { process, urls }));
             }
             if process.try_wait()?.is_some() || Instant::now() > deadline {
-                bail!("mariadbd does not answer: {}", std::fs::read_to_string(&log).unwrap_or_default());
+                bail!("mariadbd failed to start: {}", std::fs::read_to_string(&log).unwrap_or_default());
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
-        stop(self.process).await.context("stopping MariaDB")
+        stop(self.process).await.context("failed to stop MariaDB")
     }
 }
 
-/// A program, also where only root looks for it.
-fn find(program: &str) -> Option<PathBuf> {
+/// Returns the path of a program, which may be outside the PATH of unprivileged users.
+fn find_program(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let mut folders: Vec<PathBuf> = std::env::split_paths(&path).collect();
-    folders.push("/usr/sbin".into());
-    folders.into_iter().map(|folder| folder.join(program)).find(|path| path.is_file())
+    let mut directories: Vec<PathBuf> = std::env::split_paths(&path).collect();
+    directories.push("/usr/sbin".into());
+    directories.into_iter().map(|directory| directory.join(program)).find(|path| path.is_file())
 }

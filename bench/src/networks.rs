@@ -1,28 +1,33 @@
-//! What networks cost: reading them on a simulated node, and making them on the real data plane.
+//! Benchmarks networks: reads on a simulated node, and creation on the real data plane.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
+use crate::arguments::Arguments;
+use crate::engine::{Engine, Scale};
 use crate::load::{self, Connection, request};
+use crate::namespace;
+use crate::sampling::{LoadGenerator, ROUNDS, SLICES, median, micros, progress, repeat};
 use crate::server::Server;
 use crate::table::{Row, Table};
-use crate::{Arguments, Caller, Engine, ROUNDS, SLICES, Scale, median, micros, namespace, progress, same};
 
-/// Networks in the list that is measured.
+/// Networks in the list.
 const NETWORKS: usize = 1000;
-/// How long a network may take to be made.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// Networks made one after the other, and eight at a time.
-const SINGLE: usize = 50;
-const PARALLEL: usize = 160;
-/// Networks that one daemon looks after while its idle cost is measured.
-const IDLE: Duration = Duration::from_secs(6);
+/// The timeout for creating a network.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Networks created sequentially.
+const SEQUENTIAL: usize = 50;
+/// Networks created by eight concurrent clients.
+const CONCURRENT: usize = 160;
+/// How long the idle server is observed.
+const IDLE_PERIOD: Duration = Duration::from_secs(6);
 
-/// Reading networks, as multiples of the floor.
+/// Measures reads of networks.
 pub(crate) async fn measure(
     server: &Server,
     engine: &Engine,
@@ -31,47 +36,41 @@ pub(crate) async fn measure(
 ) -> anyhow::Result<()> {
     progress(&format!("{}: creating {NETWORKS} networks", engine.name));
     let token = server.token().await?;
-    let new = {
-        let token = token.clone();
-        move |number: usize| {
-            let body =
-                json!({"name": format!("net-{number:04}"), "netblock": "10.0.0.0/24", "provide_nat": false});
-            request("POST", "/networks", Some(&token), Some(&body))
-        }
-    };
     let began = Instant::now();
-    let mut caller = Caller::new(server).await?;
-    caller.cost(NETWORKS, new).await?;
-    let last = wait_created(server, &token).await?;
+    let mut load = LoadGenerator::new(server).await?;
+    load.cost(NETWORKS, new_network(token.clone())).await?;
+    let network = wait_until_created(server, &token).await?;
     let created_in = began.elapsed();
-    server.drained().await?;
+    server.wait_until_drained().await?;
 
     let livez = request("GET", "/livez", None, None);
-    let get = request("GET", &format!("/networks/{last}"), Some(&token), None);
-    let (mut floors, mut gets, mut lists) = (vec![], vec![], vec![]);
+    let get = request("GET", &format!("/networks/{network}"), Some(&token), None);
+    let (mut baselines, mut gets, mut lists) = (vec![], vec![], vec![]);
     for _ in 0..ROUNDS {
         let slice = scale.calls / SLICES;
         let mut sums = [Duration::ZERO; 2];
         for _ in 0..SLICES {
-            sums[0] += caller.cost(slice, same(&livez)).await?;
-            sums[1] += caller.cost(slice, same(&get)).await?;
+            sums[0] += load.cost(slice, repeat(&livez)).await?;
+            sums[1] += load.cost(slice, repeat(&get)).await?;
         }
-        floors.push(micros(sums[0], scale.calls));
+        baselines.push(micros(sums[0], scale.calls));
         gets.push(micros(sums[1], scale.calls));
         let began = server.cpu()?;
         let listed = list(server, &token).await?;
         lists.push((server.cpu()? - began).as_secs_f64() * 1e3);
-        ensure!(listed.len() == NETWORKS, "{} networks are listed", listed.len());
+        ensure!(listed.len() == NETWORKS, "{} networks listed instead of {NETWORKS}", listed.len());
     }
-    let times = median(gets.iter().zip(&floors).map(|(get, floor)| get / floor).collect());
-    table.add(Row::new("GET /networks/{ref}", format!("{:.1} µs CPU", median(gets))).times(times).target_if(
-        engine.has_targets,
-        "<= 5 x",
-        times <= 5.0,
-    ));
+    let multiple = median(gets.iter().zip(&baselines).map(|(get, baseline)| get / baseline).collect());
+    table.add(
+        Row::new("GET /networks/{ref}", format!("{:.1} µs CPU", median(gets))).multiple(multiple).target_if(
+            engine.has_targets,
+            "<= 5 x",
+            multiple <= 5.0,
+        ),
+    );
     let listed = median(lists);
     table.add(
-        Row::new(format!("GET /networks, {NETWORKS} of them"), format!("{listed:.1} ms CPU")).target_if(
+        Row::new(format!("GET /networks with {NETWORKS} networks"), format!("{listed:.1} ms CPU")).target_if(
             engine.has_targets,
             "< 15 ms",
             listed < 15.0,
@@ -79,22 +78,29 @@ pub(crate) async fn measure(
     );
     #[expect(clippy::cast_precision_loss, reason = "a count of networks")]
     let rate = NETWORKS as f64 / created_in.as_secs_f64();
-    table.add(Row::new("networks made on a simulated node", format!("{rate:.0} per second")));
-    let began = server.cpu()?;
-    tokio::time::sleep(IDLE).await;
-    let idle = (server.cpu()? - began).as_secs_f64() / IDLE.as_secs_f64();
+    table.add(Row::new("creating networks on a simulated node", format!("{rate:.0} per second")));
+    let idle = server.idle_load(IDLE_PERIOD).await?;
     table.add(Row::new(format!("idle with {NETWORKS} networks"), format!("{:.2} % of a core", idle * 100.0)));
     Ok(())
 }
 
-async fn list(server: &Server, token: &str) -> anyhow::Result<Vec<Value>> {
-    let answer = load::call(server.address, &request("GET", "/networks", Some(token), None)).await?;
-    Ok(serde_json::from_slice(&answer.ok()?)?)
+/// Returns a function that returns the requests for new networks.
+fn new_network(token: String) -> impl Fn(usize) -> Arc<[u8]> + Send + Sync + 'static {
+    move |number| {
+        let body =
+            json!({"name": format!("net-{number:04}"), "netblock": "10.0.0.0/24", "provide_nat": false});
+        request("POST", "/networks", Some(&token), Some(&body))
+    }
 }
 
-/// Waits until no network is on its way, and names one.
-async fn wait_created(server: &Server, token: &str) -> anyhow::Result<String> {
-    let deadline = Instant::now() + 5 * PATIENCE;
+async fn list(server: &Server, token: &str) -> anyhow::Result<Vec<Value>> {
+    let response = load::call(server.address, &request("GET", "/networks", Some(token), None)).await?;
+    Ok(serde_json::from_slice(&response.ok()?)?)
+}
+
+/// Waits until all networks are created and returns the ID of one.
+async fn wait_until_created(server: &Server, token: &str) -> anyhow::Result<String> {
+    let deadline = Instant::now() + 5 * TIMEOUT;
     loop {
         let listed = list(server, token).await?;
         if let Some(bad) = listed.iter().find(|network| network["state"] == "error") {
@@ -104,12 +110,12 @@ async fn wait_created(server: &Server, token: &str) -> anyhow::Result<String> {
             let one = listed.first().and_then(|network| network["uuid"].as_str()).context("no network")?;
             return Ok(one.to_owned());
         }
-        ensure!(Instant::now() < deadline, "networks are not made in time");
+        ensure!(Instant::now() < deadline, "timed out creating networks");
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }
 
-/// Measures in a network namespace where the server is the only one who makes networks.
+/// Runs the benchmark in its own network namespace.
 pub(crate) async fn measure_in_namespace(
     arguments: &Arguments,
     program: &Path,
@@ -124,92 +130,92 @@ pub(crate) async fn measure_in_namespace(
     namespace::measure(arguments, program, &["--real-networks".as_ref()], table).await
 }
 
-/// Makes networks on the kernel of this machine, and takes them apart again.
-pub(crate) async fn measure_real(program: &Path, part: usize, table: &mut Table) -> anyhow::Result<()> {
-    let folder = tempfile::tempdir()?;
+/// Creates and deletes networks on the data plane of this host.
+pub(crate) async fn measure_real(program: &Path, divisor: usize, table: &mut Table) -> anyhow::Result<()> {
+    let directory = tempfile::tempdir()?;
     let settings: Vec<(String, String)> =
         [("MUSTER_NODE_MESH_IP", "127.0.0.1"), ("MUSTER_FLOATING_NETWORK", "172.29.0.0/16")]
             .map(|(name, value)| (name.to_owned(), value.to_owned()))
             .to_vec();
-    let server = Server::start_real(program, &folder.path().join("data"), &settings).await?;
+    let server = Server::start_real(program, &directory.path().join("data"), &settings).await?;
     let token = server.token().await?;
-    for (what, at_once, count) in
-        [("1 at a time", 1, SINGLE / part.min(5)), ("8 at a time", 8, PARALLEL / part.min(5))]
+    for (label, concurrency, count) in
+        [("sequential", 1, SEQUENTIAL / divisor.min(5)), ("8 concurrently", 8, CONCURRENT / divisor.min(5))]
     {
         let began = (server.cpu()?, Instant::now());
-        let mut took = make(&server, &token, at_once, count).await?;
-        took.sort_by(f64::total_cmp);
-        let at = |share: f64| {
+        let mut durations = create(&server, &token, concurrency, count).await?;
+        durations.sort_by(f64::total_cmp);
+        let quantile = |share: f64| {
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
                 clippy::cast_precision_loss,
                 reason = "an index"
             )]
-            let index = (took.len() as f64 * share) as usize;
-            took[index.min(took.len() - 1)] * 1e3
+            let index = (durations.len() as f64 * share) as usize;
+            durations[index.min(durations.len() - 1)] * 1e3
         };
         #[expect(clippy::cast_precision_loss, reason = "a count of networks")]
         let rate = count as f64 / began.1.elapsed().as_secs_f64();
         table.add(Row::new(
-            format!("network create to created, {what}"),
-            format!("median {:.0} ms, p99 {:.0} ms, {rate:.1} per second", at(0.5), at(0.99)),
+            format!("network, POST to created, {label}"),
+            format!("median {:.0} ms, p99 {:.0} ms, {rate:.1} per second", quantile(0.5), quantile(0.99)),
         ));
         table.add(Row::new(
-            "  in the server itself",
+            "  CPU time of the server",
             format!("{:.1} ms CPU", micros(server.cpu()? - began.0, count) / 1e3),
         ));
     }
-    let began = server.cpu()?;
-    tokio::time::sleep(IDLE).await;
-    let idle = (server.cpu()? - began).as_secs_f64() / IDLE.as_secs_f64();
+    let idle = server.idle_load(IDLE_PERIOD).await?;
     let count = list(&server, &token).await?.len();
-    table
-        .add(Row::new(format!("looking after {count} networks"), format!("{:.2} % of a core", idle * 100.0)));
+    table.add(Row::new(format!("idle with {count} networks"), format!("{:.2} % of a core", idle * 100.0)));
     let began = Instant::now();
     let all = request("DELETE", "/networks", Some(&token), Some(&json!({"confirm": true})));
-    ensure!(load::call(server.address, &all).await?.status == 202, "the networks are not deleted");
+    ensure!(
+        load::call(server.address, &all).await?.status == 202,
+        "the server rejected the deletion of networks"
+    );
     while !list(&server, &token).await?.is_empty() {
-        ensure!(began.elapsed() < 5 * PATIENCE, "networks are not gone in time");
+        ensure!(began.elapsed() < 5 * TIMEOUT, "timed out deleting networks");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     #[expect(clippy::cast_precision_loss, reason = "a count of networks")]
     let rate = count as f64 / began.elapsed().as_secs_f64();
-    table.add(Row::new("networks deleted", format!("{rate:.1} per second")));
+    table.add(Row::new("deleting networks", format!("{rate:.1} per second")));
     server.stop().await
 }
 
-/// Makes `count` networks, some at once. Seconds that each took.
-async fn make(server: &Server, token: &str, at_once: usize, count: usize) -> anyhow::Result<Vec<f64>> {
+/// Creates `count` networks and returns how many seconds each took.
+async fn create(server: &Server, token: &str, concurrency: usize, count: usize) -> anyhow::Result<Vec<f64>> {
     let mut workers = JoinSet::new();
-    for worker in 0..at_once {
+    for worker in 0..concurrency {
         let (address, token) = (server.address, token.to_owned());
-        let share = count / at_once;
+        let share = count / concurrency;
         workers.spawn(async move {
             let mut connection = Connection::open(address).await?;
-            let mut took = Vec::new();
+            let mut durations = Vec::new();
             for number in 0..share {
-                let body = json!({"name": format!("{at_once}-{worker}-{number}"), "netblock": "10.0.0.0/24",
+                let body = json!({"name": format!("{concurrency}-{worker}-{number}"), "netblock": "10.0.0.0/24",
                                   "provide_dns": true});
                 let began = Instant::now();
-                let made =
+                let network =
                     connection.call(&request("POST", "/networks", Some(&token), Some(&body))).await?.ok()?;
-                let made: Value = serde_json::from_slice(&made)?;
-                let path = format!("/networks/{}", made["uuid"].as_str().context("no id")?);
+                let network: Value = serde_json::from_slice(&network)?;
+                let path = format!("/networks/{}", network["uuid"].as_str().context("no id")?);
                 let get = request("GET", &path, Some(&token), None);
                 loop {
                     let now: Value = serde_json::from_slice(&connection.call(&get).await?.ok()?)?;
                     match now["state"].as_str() {
                         Some("created") => break,
                         Some("initial") => {}
-                        _ => bail!("a network is not made: {now}"),
+                        _ => bail!("failed to create a network: {now}"),
                     }
-                    ensure!(began.elapsed() < PATIENCE, "a network is not made in time");
+                    ensure!(began.elapsed() < TIMEOUT, "timed out creating a network");
                     tokio::time::sleep(Duration::from_millis(2)).await;
                 }
-                took.push(began.elapsed().as_secs_f64());
+                durations.push(began.elapsed().as_secs_f64());
             }
-            anyhow::Ok(took)
+            anyhow::Ok(durations)
         });
     }
     let mut all = Vec::new();

@@ -1,4 +1,4 @@
-//! A `muster serve` of our own: starts it, asks it and the kernel about it, stops it.
+//! A `muster serve` process for benchmarks.
 
 use std::fs::File;
 use std::net::{SocketAddr, TcpListener};
@@ -15,9 +15,10 @@ use tokio::process::{Child, Command};
 
 use crate::load::{self, request};
 
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The timeout for starting and stopping.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A running server. Dropping it kills it.
+/// A running server, killed on drop.
 #[derive(Debug)]
 pub(crate) struct Server {
     process: Child,
@@ -26,12 +27,12 @@ pub(crate) struct Server {
     metrics: SocketAddr,
     /// The secret of the namespace `system`.
     pub(crate) key: String,
-    /// From the start of the process to `/readyz`.
-    pub(crate) started_in: Duration,
+    /// The time from the start of the process to `/readyz`.
+    pub(crate) startup_time: Duration,
 }
 
 impl Server {
-    /// Starts `program` with a simulated node on free ports of loopback, with its data in `data`.
+    /// Starts `program` with one simulated node on free loopback ports and with its data in `data`.
     pub(crate) async fn start(
         program: &Path,
         data: &Path,
@@ -40,7 +41,7 @@ impl Server {
         Self::start_with(program, data, settings, &["--simulate", "1"]).await
     }
 
-    /// The same with this machine as the node.
+    /// Like [`Self::start`], with this host as the node.
     pub(crate) async fn start_real(
         program: &Path,
         data: &Path,
@@ -49,7 +50,7 @@ impl Server {
         Self::start_with(program, data, settings, &[]).await
     }
 
-    /// The same with arguments that say which nodes there are.
+    /// Like [`Self::start`], with arguments that define the nodes.
     pub(crate) async fn start_with(
         program: &Path,
         data: &Path,
@@ -77,55 +78,61 @@ impl Server {
             .kill_on_drop(true);
         let began = Instant::now();
         let mut process = command.spawn().with_context(|| program.display().to_string())?;
-        let pid = process.id().context("the server is gone")?;
-        let said = || std::fs::read_to_string(&log).unwrap_or_default();
-        wait_for(&mut process, address, "/readyz").await.with_context(said)?;
-        let started_in = began.elapsed();
-        wait_for(&mut process, metrics, "/metrics").await.with_context(said)?;
+        let pid = process.id().context("the server has exited")?;
+        let log_text = || std::fs::read_to_string(&log).unwrap_or_default();
+        wait_for(&mut process, address, "/readyz").await.with_context(log_text)?;
+        let startup_time = began.elapsed();
+        wait_for(&mut process, metrics, "/metrics").await.with_context(log_text)?;
         let credentials: Value = serde_json::from_slice(&std::fs::read(data.join("credentials.json"))?)?;
         let key = credentials["key"].as_str().context("no key in credentials.json")?.to_owned();
-        Ok(Self { process, pid: Pid::from_raw(i32::try_from(pid)?), address, metrics, key, started_in })
+        Ok(Self { process, pid: Pid::from_raw(i32::try_from(pid)?), address, metrics, key, startup_time })
     }
 
-    /// The request that logs in to the namespace `system`.
+    /// Returns the login request of the namespace `system`.
     pub(crate) fn login(&self) -> std::sync::Arc<[u8]> {
         request("POST", "/auth", None, Some(&json!({ "namespace": "system", "key": self.key })))
     }
 
-    /// A token for the namespace `system`.
+    /// Returns a token for the namespace `system`.
     pub(crate) async fn token(&self) -> anyhow::Result<String> {
         self.log_in(&self.login()).await
     }
 
-    /// A namespace with a key of its own, made by whoever has `token`, and a token for it.
+    /// Creates a namespace with a key and returns a token for it. `token` authorizes the creation.
     pub(crate) async fn new_namespace(&self, token: &str, name: &str) -> anyhow::Result<String> {
-        let make = request("POST", "/auth/namespaces", Some(token), Some(&json!({ "namespace": name })));
-        load::call(self.address, &make).await?.ok()?;
+        let create = request("POST", "/auth/namespaces", Some(token), Some(&json!({ "namespace": name })));
+        load::call(self.address, &create).await?.ok()?;
         let path = format!("/auth/namespaces/{name}/keys");
-        let make = request("POST", &path, Some(token), Some(&json!({ "key_name": "bench" })));
-        let made: Value = serde_json::from_slice(&load::call(self.address, &make).await?.ok()?)?;
-        self.log_in(&request("POST", "/auth", None, Some(&json!({ "namespace": name, "key": made["key"] }))))
+        let create = request("POST", &path, Some(token), Some(&json!({ "key_name": "bench" })));
+        let key: Value = serde_json::from_slice(&load::call(self.address, &create).await?.ok()?)?;
+        self.log_in(&request("POST", "/auth", None, Some(&json!({ "namespace": name, "key": key["key"] }))))
             .await
     }
 
     async fn log_in(&self, login: &[u8]) -> anyhow::Result<String> {
-        let answer: Value = serde_json::from_slice(&load::call(self.address, login).await?.ok()?)?;
-        Ok(answer["access_token"].as_str().context("no token")?.to_owned())
+        let response: Value = serde_json::from_slice(&load::call(self.address, login).await?.ok()?)?;
+        Ok(response["access_token"].as_str().context("no token")?.to_owned())
     }
 
-    /// What all threads have used of the processors so far, dead ones too: utime + stime of `/proc/PID/stat`, but
-    /// in nanoseconds instead of ticks.
+    /// Returns the CPU time of all threads, including those that have exited, with nanosecond resolution.
     pub(crate) fn cpu(&self) -> anyhow::Result<Duration> {
         Ok(ClockId::pid_cpu_clock_id(self.pid)?.now()?.into())
     }
 
-    /// Resident memory in megabytes.
+    /// Returns the share of a core that the server uses without requests, measured over a period.
+    pub(crate) async fn idle_load(&self, period: Duration) -> anyhow::Result<f64> {
+        let began = (self.cpu()?, Instant::now());
+        tokio::time::sleep(period).await;
+        Ok((self.cpu()? - began.0).as_secs_f64() / began.1.elapsed().as_secs_f64())
+    }
+
+    /// Returns the resident memory in MB.
     pub(crate) fn memory(&self) -> anyhow::Result<f64> {
         self.status("VmRSS:")
     }
 
-    /// The most that it ever was.
-    pub(crate) fn peak(&self) -> anyhow::Result<f64> {
+    /// Returns the peak of the resident memory in MB.
+    pub(crate) fn peak_memory(&self) -> anyhow::Result<f64> {
         self.status("VmHWM:")
     }
 
@@ -137,7 +144,7 @@ impl Server {
         Ok(kibibytes * 1024.0 / 1e6)
     }
 
-    /// The sum of a metric over its labels.
+    /// Returns the sum of a metric over its labels.
     pub(crate) async fn metric(&self, name: &str) -> anyhow::Result<f64> {
         let text = load::call(self.metrics, &request("GET", "/metrics", None, None)).await?.ok()?;
         let text = String::from_utf8(text)?;
@@ -148,12 +155,12 @@ impl Server {
         Ok(values.sum())
     }
 
-    /// Waits until every recorded event is in the database.
-    pub(crate) async fn drained(&self) -> anyhow::Result<()> {
-        let deadline = Instant::now() + 5 * PATIENCE;
+    /// Waits until all recorded events are in the database.
+    pub(crate) async fn wait_until_drained(&self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + 5 * TIMEOUT;
         while self.metric("eventlog_spool_depth").await? > 0.0 {
             if Instant::now() > deadline {
-                bail!("events are not drained after {:?}", 5 * PATIENCE);
+                bail!("timed out draining events after {:?}", 5 * TIMEOUT);
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -161,42 +168,42 @@ impl Server {
     }
 
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
-        stop(self.process).await.context("stopping the server")
+        stop(self.process).await.context("failed to stop the server")
     }
 }
 
-/// Ends a process by its id: politely, and after a while not.
+/// Stops a process by SIGTERM, or by SIGKILL after a timeout.
 pub(crate) async fn stop(mut process: Child) -> anyhow::Result<()> {
     if let Some(pid) = process.id() {
         kill(Pid::from_raw(i32::try_from(pid)?), Signal::SIGTERM)?;
     }
-    if tokio::time::timeout(PATIENCE, process.wait()).await.is_err() {
+    if tokio::time::timeout(TIMEOUT, process.wait()).await.is_err() {
         process.kill().await?;
-        bail!("it did not stop in {PATIENCE:?} and was killed");
+        bail!("killed, because it did not stop within {TIMEOUT:?}");
     }
     Ok(())
 }
 
-/// An address of loopback that nobody listens on.
+/// Returns an unused loopback address.
 pub(crate) fn free_address() -> anyhow::Result<SocketAddr> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?)
 }
 
-/// Waits until `path` answers 200.
+/// Waits until the server responds to `path` with 200.
 async fn wait_for(process: &mut Child, address: SocketAddr, path: &str) -> anyhow::Result<()> {
-    let deadline = Instant::now() + PATIENCE;
-    let question = request("GET", path, None, None);
+    let deadline = Instant::now() + TIMEOUT;
+    let request = request("GET", path, None, None);
     loop {
-        if let Ok(answer) = load::call(address, &question).await
-            && answer.status == 200
+        if let Ok(response) = load::call(address, &request).await
+            && response.status == 200
         {
             return Ok(());
         }
         if let Some(status) = process.try_wait()? {
-            bail!("the server ended: {status}");
+            bail!("the server exited: {status}");
         }
         if Instant::now() > deadline {
-            bail!("{path} is not 200 after {PATIENCE:?}");
+            bail!("timed out waiting for {path} after {TIMEOUT:?}");
         }
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

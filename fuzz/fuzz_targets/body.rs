@@ -1,5 +1,5 @@
-//! Requests: any method, path, query, headers and body, through the whole API with a database behind it.
-//! No answer is a server error, and every answer that calls itself JSON is.
+//! Fuzzes the whole API with a database: arbitrary methods, paths, queries, headers and bodies. No response is a server
+//! error, and every response with the content type JSON is valid JSON.
 
 #![no_main]
 
@@ -24,14 +24,14 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Map, Value, json};
 use tokio::runtime::Runtime;
 
-/// Requests that one database sees: a list stays short, and a finding depends on few others.
-const LIFETIME: u32 = 2000;
+/// Requests per database: lists stay short, and a finding depends on few earlier requests.
+const MAX_REQUESTS: u32 = 2000;
 
 const PEER: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 1);
 
 const METHODS: &[&str] = &["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "BREW"];
 
-/// Words that make a request get further than random text does.
+/// Words that pass more validation than random text.
 const WORDS: &[&str] = &[
     "namespace",
     "key",
@@ -71,7 +71,7 @@ struct Call<'a> {
 
 #[derive(Debug, Arbitrary)]
 enum Path<'a> {
-    /// A route, with something for each of its parameters.
+    /// A route with values for its parameters.
     Route {
         number: u8,
         parameters: [Word<'a>; 2],
@@ -96,9 +96,9 @@ enum Token<'a> {
 
 #[derive(Debug, Arbitrary)]
 enum Length {
-    Right,
+    Correct,
     Absent,
-    Claimed(u64),
+    Arbitrary(u64),
 }
 
 #[derive(Debug, Arbitrary)]
@@ -115,7 +115,7 @@ enum Json<'a> {
     Bool(bool),
     Integer(i64),
     Float(f64),
-    /// A secret that hashes fast.
+    /// A generated secret, which is fast to hash.
     Generated,
     Word(Word<'a>),
     List(Vec<Json<'a>>),
@@ -152,28 +152,28 @@ fn object(members: &[(Word, Json)]) -> Value {
     )
 }
 
-/// A control plane with one simulated node, and a token of each kind of caller.
-struct World {
+/// A control plane with one simulated node, and tokens of an administrator and of a tenant.
+struct Cluster {
     service: Service,
     routes: Vec<RouteInfo>,
     system: String,
     tenant: String,
     calls: u32,
-    /// A token works no more: a request removed its key or its namespace.
-    is_worn: bool,
-    _folder: tempfile::TempDir,
+    /// Whether a request has deleted the key or namespace of a token.
+    is_token_invalid: bool,
+    _directory: tempfile::TempDir,
 }
 
-impl World {
+impl Cluster {
     async fn new() -> Self {
-        let folder = tempfile::tempdir().expect("a folder");
+        let directory = tempfile::tempdir().expect("a directory");
         let settings = [("API_TOKEN_DURATION", "10000"), ("SPOOL_HIGH_WATER_MARK", "1000")];
         let settings = Settings::with(&settings).expect("settings");
         let store =
-            Store::open(&format!("sqlite:{}", folder.path().join("db").display())).await.expect("store");
-        let events = Events::open(&folder.path().join("spool"), "sim-1", &settings).expect("events");
+            Store::open(&format!("sqlite:{}", directory.path().join("db").display())).await.expect("store");
+        let events = Events::open(&directory.path().join("spool"), "sim-1", &settings).expect("events");
         let seed = Secret::new("a seed that only this fuzzer uses");
-        let node = Arc::new(SimulatedNode::new(1, NodeId::new(), &folder.path().join("node")));
+        let node = Arc::new(SimulatedNode::new(1, NodeId::new(), &directory.path().join("node")));
         let app = Arc::new(App::new(Arc::new(store), settings, events, &seed, vec![node]));
         let key = Secret::generate();
         objects::key::bootstrap(&app, &key, |_| Ok(())).await.expect("namespace system");
@@ -181,22 +181,22 @@ impl World {
         let (service, routes) = muster_api::service(&app);
 
         let system = log_in(&service, "system", &json!(key.expose())).await;
-        ask(&service, "/auth/namespaces", &system, &json!({ "namespace": "tenant" })).await;
+        call(&service, "/auth/namespaces", &system, &json!({ "namespace": "tenant" })).await;
         let key =
-            ask(&service, "/auth/namespaces/tenant/keys", &system, &json!({ "key_name": "fuzz" })).await;
+            call(&service, "/auth/namespaces/tenant/keys", &system, &json!({ "key_name": "fuzz" })).await;
         let tenant = log_in(&service, "tenant", &key["key"]).await;
-        Self { service, routes, system, tenant, calls: 0, is_worn: false, _folder: folder }
+        Self { service, routes, system, tenant, calls: 0, is_token_invalid: false, _directory: directory }
     }
 
-    /// The request, if the input makes one that could come over the wire.
+    /// Returns the request, or `None` if it is not valid HTTP.
     fn request(&self, call: &Call) -> Option<Request<Body>> {
-        let (path, own_method) = match &call.path {
+        let (path, route_method) = match &call.path {
             Path::Text(text) => (format!("/{text}"), None),
             Path::Route { number, parameters, slash } => {
                 let route = &self.routes[usize::from(*number) % self.routes.len()];
                 let mut parameters = parameters.iter();
                 let segments = route.path.split('/').map(|segment| match segment.starts_with('{') {
-                    true => escaped(parameters.next().map_or("x", Word::text)),
+                    true => percent_encoded(parameters.next().map_or("x", Word::text)),
                     false => segment.to_owned(),
                 });
                 let path = segments.collect::<Vec<_>>().join("/") + if *slash { "/" } else { "" };
@@ -206,7 +206,9 @@ impl World {
         let query: Vec<_> = call
             .query
             .iter()
-            .map(|(name, value)| format!("{}={}", escaped(name.text()), escaped(value.text())))
+            .map(|(name, value)| {
+                format!("{}={}", percent_encoded(name.text()), percent_encoded(value.text()))
+            })
             .collect();
         let uri = if query.is_empty() { path } else { format!("{path}?{}", query.join("&")) };
         let method = call.method.map(|number| METHODS[usize::from(number) % METHODS.len()]);
@@ -216,13 +218,13 @@ impl World {
             Payload::Object(members) => object(members).to_string().into_bytes(),
             Payload::Json(json) => json.value().to_string().into_bytes(),
         };
-        let mut request = Request::builder().method(method.or(own_method).unwrap_or("GET")).uri(uri);
+        let mut request = Request::builder().method(method.or(route_method).unwrap_or("GET")).uri(uri);
         for (name, value) in &call.headers {
             request = request.header(*name, *value);
         }
         match call.length {
-            Length::Right => request = request.header(header::CONTENT_LENGTH, body.len()),
-            Length::Claimed(length) => request = request.header(header::CONTENT_LENGTH, length),
+            Length::Correct => request = request.header(header::CONTENT_LENGTH, body.len()),
+            Length::Arbitrary(length) => request = request.header(header::CONTENT_LENGTH, length),
             Length::Absent => {}
         }
         match &call.token {
@@ -238,11 +240,12 @@ impl World {
         request.body(Body::from(body)).ok()
     }
 
-    async fn answer(&mut self, call: &Call<'_>, request: Request<Body>) {
+    /// Sends the request and checks the response.
+    async fn check(&mut self, call: &Call<'_>, request: Request<Body>) {
         let head = format!("{} {}", request.method(), request.uri());
         let response = self.service.call(request, PEER).await;
         let (status, headers) = (response.status(), response.headers().clone());
-        // Nobody watches the health of this database, so it is not ready.
+        // No task checks the health of the database, so the server is not ready.
         let is_health = status == StatusCode::SERVICE_UNAVAILABLE
             && (head.contains("/readyz") || head.contains("/healthz"));
         assert!(!status.is_server_error() || is_health, "{head}: {status}");
@@ -252,14 +255,14 @@ impl World {
             serde_json::from_slice::<Value>(&body).unwrap_or_else(|e| panic!("{head}: {e}: {body:?}"));
         }
         if status == StatusCode::UNAUTHORIZED && matches!(call.token, Token::System | Token::Tenant) {
-            self.is_worn = true;
+            self.is_token_invalid = true;
         }
         self.calls += 1;
     }
 }
 
-/// Makes a call that must work.
-async fn ask(service: &Service, path: &str, token: &str, body: &Value) -> Value {
+/// Sends a request that must succeed.
+async fn call(service: &Service, path: &str, token: &str, body: &Value) -> Value {
     let body = body.to_string();
     let request = Request::post(path)
         .header(header::CONTENT_LENGTH, body.len())
@@ -273,33 +276,36 @@ async fn ask(service: &Service, path: &str, token: &str, body: &Value) -> Value 
 }
 
 async fn log_in(service: &Service, namespace: &str, key: &Value) -> String {
-    let answer = ask(service, "/auth", "", &json!({ "namespace": namespace, "key": key })).await;
-    answer["access_token"].as_str().expect("a token").to_owned()
+    let response = call(service, "/auth", "", &json!({ "namespace": namespace, "key": key })).await;
+    response["access_token"].as_str().expect("a token").to_owned()
 }
 
-fn escaped(text: &str) -> String {
+fn percent_encoded(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
 thread_local! {
     static RUNTIME: Runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
+    static CLUSTER: RefCell<Option<Cluster>> = const { RefCell::new(None) };
 }
 
 fuzz_target!(|call: Call| -> Corpus {
     RUNTIME.with(|runtime| {
-        WORLD.with_borrow_mut(|world| {
+        CLUSTER.with_borrow_mut(|cluster| {
             runtime.block_on(async {
-                if world.as_ref().is_some_and(|world| world.is_worn || world.calls >= LIFETIME) {
-                    *world = None;
+                if cluster
+                    .as_ref()
+                    .is_some_and(|cluster| cluster.is_token_invalid || cluster.calls >= MAX_REQUESTS)
+                {
+                    *cluster = None;
                 }
-                if world.is_none() {
-                    *world = Some(World::new().await);
+                if cluster.is_none() {
+                    *cluster = Some(Cluster::new().await);
                 }
-                let Some(world) = world else { return Corpus::Reject };
-                let Some(request) = world.request(&call) else { return Corpus::Reject };
-                world.answer(&call, request).await;
+                let Some(cluster) = cluster else { return Corpus::Reject };
+                let Some(request) = cluster.request(&call) else { return Corpus::Reject };
+                cluster.check(&call, request).await;
                 Corpus::Keep
             })
         })

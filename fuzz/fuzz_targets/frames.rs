@@ -1,37 +1,38 @@
-//! Frames and packets: whatever a host or a guest sends is skipped, refused or understood, and never panics. What was
-//! framed arrives, however it is cut and whatever is between.
+//! Fuzzes frames and packets of the agent protocol: no input panics, and valid frames are decoded regardless of how
+//! they are split and of other bytes between them.
 
 #![no_main]
 
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use muster_agent::frame::{Frames, encode};
-use muster_agent::packet::{self, Chunk, Request};
-use muster_agent::{PIECE, mode};
+use muster_agent::frame::{FrameDecoder, encode};
+use muster_agent::mode::{FileMode, PERMISSION_BITS, Radix};
+use muster_agent::packet::{self, Chunk, MAX_CHUNK_SIZE, Request};
 
-/// The longest frame that is read here.
-const MOST: usize = 1 << 10;
+/// The maximum frame length.
+const MAX_LENGTH: usize = 1 << 10;
 
 #[derive(Debug, Arbitrary)]
 enum Input<'a> {
-    /// Anything, in parts.
+    /// Arbitrary bytes.
     Bytes {
         bytes: &'a [u8],
-        cut: u8,
+        chunk_size: u8,
     },
-    /// Frames with something between that begins none.
+    /// Frames, with text between them that cannot start a frame.
     Framed {
         parts: Vec<(&'a [u8], &'a str)>,
-        cut: u8,
+        chunk_size: u8,
     },
-    /// One packet.
+    /// An arbitrary packet.
     Packet(&'a [u8]),
-    /// A packet that is nearly right.
-    Members(Vec<(Word<'a>, Word<'a>)>),
+    /// A packet with plausible fields.
+    Fields(Vec<(Word<'a>, Word<'a>)>),
     Mode {
-        words: &'a str,
+        text: &'a str,
         mode: u32,
-        is_folder: bool,
+        is_directory: bool,
+        is_octal: bool,
     },
 }
 
@@ -91,70 +92,76 @@ impl Word<'_> {
 
 fuzz_target!(|input: Input| {
     match input {
-        Input::Bytes { bytes, cut } => {
-            for body in parsed(bytes, cut) {
-                assert!(body.len() <= MOST, "a frame that is too long");
-                read(&body);
+        Input::Bytes { bytes, chunk_size } => {
+            for body in decode(bytes, chunk_size) {
+                assert!(body.len() <= MAX_LENGTH, "a frame exceeds the maximum length");
+                parse(&body);
             }
         }
-        Input::Framed { parts, cut } => {
+        Input::Framed { parts, chunk_size } => {
             let mut bytes = Vec::new();
             let mut bodies = Vec::new();
             for (body, between) in parts {
-                let body = &body[..body.len().min(MOST)];
+                let body = &body[..body.len().min(MAX_LENGTH)];
                 bytes.extend(between.replace('*', " ").into_bytes());
                 bytes.extend(encode(body));
                 bodies.push(body.to_vec());
             }
-            assert_eq!(parsed(&bytes, cut), bodies, "what was framed does not arrive");
+            assert_eq!(decode(&bytes, chunk_size), bodies, "frames were not decoded");
         }
-        Input::Packet(bytes) => read(bytes),
-        Input::Members(members) => {
+        Input::Packet(bytes) => parse(bytes),
+        Input::Fields(fields) => {
             let name = |word: &Word| word.value().as_str().unwrap_or("command").to_owned();
-            let members = members.iter().map(|(word, value)| (name(word), value.value())).collect();
-            read(serde_json::Value::Object(members).to_string().as_bytes());
+            let fields = fields.iter().map(|(word, value)| (name(word), value.value())).collect();
+            parse(serde_json::Value::Object(fields).to_string().as_bytes());
         }
-        Input::Mode { words, mode, is_folder } => {
-            if let Some(mode) = mode::changed(words, mode, is_folder) {
-                assert_eq!(mode & !mode::BITS, 0, "bits that are no permissions");
+        Input::Mode { text, mode, is_directory, is_octal } => {
+            let radix = if is_octal { Radix::Octal } else { Radix::Decimal };
+            if let Some(change) = FileMode::parse(text, radix) {
+                let mode = change.apply(mode, is_directory);
+                assert_eq!(mode & !PERMISSION_BITS, 0, "bits other than permissions");
             }
         }
     }
 });
 
-fn parsed(bytes: &[u8], cut: u8) -> Vec<Vec<u8>> {
-    let mut frames = Frames::new(MOST);
+fn decode(bytes: &[u8], chunk_size: u8) -> Vec<Vec<u8>> {
+    let mut decoder = FrameDecoder::new(MAX_LENGTH);
     let mut bodies = Vec::new();
-    for part in bytes.chunks(usize::from(cut).max(1)) {
-        frames.feed(part);
-        bodies.extend(std::iter::from_fn(|| frames.next_frame()));
+    for chunk in bytes.chunks(usize::from(chunk_size).max(1)) {
+        decoder.feed(chunk);
+        bodies.extend(std::iter::from_fn(|| decoder.next_frame()));
     }
-    let whole: usize = bodies.iter().map(Vec::len).sum();
-    assert!(whole as u64 + frames.skipped() <= bytes.len() as u64, "bytes out of thin air");
+    let decoded: usize = bodies.iter().map(Vec::len).sum();
+    assert!(decoded as u64 + decoder.skipped() <= bytes.len() as u64, "more bytes decoded than fed");
     bodies
 }
 
-/// What is understood is within its bounds, and what is refused can be answered.
-fn read(body: &[u8]) {
-    let (unique, request) = packet::read(body);
+/// Parses a packet and checks the limits of valid requests and the replies to invalid ones.
+fn parse(body: &[u8]) {
+    let (unique, request) = packet::parse(body);
     assert!(unique.is_null() || unique.is_number() || unique.as_str().is_some_and(|text| text.len() <= 256));
     match request {
         Ok(Request::Execute(execute)) => {
-            assert!(execute.line.len() < packet::LINE && !execute.line.contains('\0'));
-            assert!(execute.key.is_none_or(|key| is_name(&key)));
+            assert!(
+                execute.command_line.len() < packet::MAX_COMMAND_LINE && !execute.command_line.contains('\0')
+            );
+            assert!(execute.key.is_none_or(|key| is_directory_name(&key)));
         }
-        Ok(Request::ReadOutput { key, length, .. }) => assert!(is_name(&key) && length <= PIECE),
-        Ok(Request::Cancel { key } | Request::Forget { key }) => assert!(is_name(&key)),
+        Ok(Request::ReadOutput { key, length, .. }) => {
+            assert!(is_directory_name(&key) && length <= MAX_CHUNK_SIZE)
+        }
+        Ok(Request::Cancel { key } | Request::Forget { key }) => assert!(is_directory_name(&key)),
         Ok(Request::PutFile(put)) => {
             assert!(!put.path.is_empty() && !put.path.contains('\0'));
-            assert!(!matches!(put.chunk, Some(Chunk::Bytes(bytes)) if bytes.len() > PIECE));
+            assert!(!matches!(put.chunk, Some(Chunk::Bytes(bytes)) if bytes.len() > MAX_CHUNK_SIZE));
         }
         Ok(_) | Err(None) => {}
-        Err(Some(fault)) => assert_eq!(fault.reply(&unique)["unique"], unique),
+        Err(Some(error)) => assert_eq!(error.to_reply(&unique)["unique"], unique),
     }
 }
 
-/// A key is the name of a folder beside others.
-fn is_name(key: &str) -> bool {
+/// Returns whether a key is safe as a directory name.
+fn is_directory_name(key: &str) -> bool {
     !key.is_empty() && key.len() <= 100 && !key.starts_with('.') && !key.contains('/')
 }

@@ -1,4 +1,4 @@
-//! Tokens: whatever arrives as one is refused unless it was signed with our seed, and never panics.
+//! Fuzzes access tokens: no input panics, and a token is accepted only if it is signed with the secret seed.
 
 #![no_main]
 
@@ -19,11 +19,11 @@ static TOKENS: LazyLock<Tokens> = LazyLock::new(|| Tokens::new(&Secret::new(SEED
 
 #[derive(Debug, Arbitrary)]
 enum Input<'a> {
-    /// Any text.
+    /// Arbitrary text.
     Text { now: u64, token: &'a str },
-    /// Three parts, the last a right signature of the others.
+    /// An arbitrary header and claims with a valid signature.
     Signed { now: u64, header: &'a [u8], claims: &'a [u8] },
-    /// The right header and signature around claims that are nearly right.
+    /// A valid header and signature with plausible claims.
     Claims {
         now: u64,
         iat: u64,
@@ -34,8 +34,8 @@ enum Input<'a> {
         key: &'a str,
         more: &'a str,
     },
-    /// One of ours.
-    Ours {
+    /// A valid token.
+    Valid {
         now: u64,
         later: u32,
         namespace: &'a str,
@@ -43,14 +43,16 @@ enum Input<'a> {
         nonce: &'a str,
         scopes: Option<Vec<String>>,
     },
-    /// One of ours with a byte changed.
+    /// A valid token with one changed byte.
     Damaged { at: u16, byte: u8 },
 }
 
 fuzz_target!(|input: Input| {
     match input {
-        Input::Text { now, token } => assert!(TOKENS.verify(now, token).is_err(), "a token out of thin air"),
-        Input::Signed { now, header, claims } => check(now, &signed(&BASE64.encode(header), claims)),
+        Input::Text { now, token } => {
+            assert!(TOKENS.verify(now, token).is_err(), "accepted an arbitrary token")
+        }
+        Input::Signed { now, header, claims } => check(now, &sign_token(&BASE64.encode(header), claims)),
         Input::Claims { now, iat, nbf, exp, kind, namespace, key, more } => {
             let claims = serde_json::json!({
                 "fresh": false, "iat": iat, "nbf": nbf, "exp": exp, "jti": "x", "type": kind,
@@ -58,21 +60,21 @@ fuzz_target!(|input: Input| {
             });
             check(
                 now,
-                &signed(&BASE64.encode(r#"{"alg":"HS256","typ":"JWT"}"#), claims.to_string().as_bytes()),
+                &sign_token(&BASE64.encode(r#"{"alg":"HS256","typ":"JWT"}"#), claims.to_string().as_bytes()),
             );
         }
-        Input::Ours { now, later, namespace, key, nonce, scopes } => {
+        Input::Valid { now, later, namespace, key, nonce, scopes } => {
             let token = TOKENS.create(now, namespace, key, nonce, scopes.as_deref());
             let at = now.saturating_add(later.into());
-            // Longer than any header may be: refused, however right.
-            let in_time = at < now.saturating_add(MINUTES * 60) && token.len() <= 16 << 10;
+            // Longer tokens than a header may be are rejected.
+            let is_valid = at < now.saturating_add(MINUTES * 60) && token.len() <= 16 << 10;
             match TOKENS.verify(at, &token) {
                 Ok(claims) => {
-                    assert!(in_time, "a dead token lives");
+                    assert!(is_valid, "accepted an expired token");
                     assert_eq!((claims.sub.0.as_str(), claims.sub.1.as_str()), (namespace, key));
                     assert_eq!((claims.nonce.as_deref(), claims.scopes), (Some(nonce), scopes));
                 }
-                Err(refused) => assert!(!in_time, "a good token is refused: {refused:?}"),
+                Err(error) => assert!(!is_valid, "rejected a valid token: {error:?}"),
             }
         }
         Input::Damaged { at, byte } => {
@@ -81,21 +83,21 @@ fuzz_target!(|input: Input| {
             if token[at] != byte {
                 token[at] = byte;
                 let text = String::from_utf8_lossy(&token);
-                assert!(TOKENS.verify(1000, &text).is_err(), "a changed token is taken: {text}");
+                assert!(TOKENS.verify(1000, &text).is_err(), "accepted a changed token: {text}");
             }
         }
     }
 });
 
-/// Verifies; what is taken must be for now and for access.
+/// Verifies a token. If it is accepted, it must be an access token within its validity period.
 fn check(now: u64, token: &str) {
     if let Ok(claims) = TOKENS.verify(now, token) {
         assert_eq!(claims.kind, "access");
-        assert!(claims.nbf <= now && now < claims.exp, "not the time of {claims:?}: {now}");
+        assert!(claims.nbf <= now && now < claims.exp, "{claims:?} are not valid at {now}");
     }
 }
 
-fn signed(header: &str, claims: &[u8]) -> String {
+fn sign_token(header: &str, claims: &[u8]) -> String {
     let text = format!("{header}.{}", BASE64.encode(claims));
     let signature = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, SEED.as_bytes()), text.as_bytes());
     format!("{text}.{}", BASE64.encode(signature.as_ref()))

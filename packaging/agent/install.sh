@@ -1,10 +1,10 @@
 #!/bin/sh
-# Installs the agent into the guest that this runs in, and starts it:
+# Installs the Muster guest agent and starts it:
 #
 #   curl -fsS @URL@/agent/install.sh | sh
 #
-# The program goes to /usr/local/bin, and is started by systemd, OpenRC or init, whichever runs here. Running it again
-# installs the version that the cluster has now.
+# The program is installed in /usr/local/bin and started by systemd, OpenRC, init or rc.local. Run the script again to
+# update the agent to the version of the cluster.
 set -eu
 
 url="@URL@/agent/muster-agent"
@@ -28,7 +28,7 @@ download() {
 with_systemd() {
     cat >/etc/systemd/system/muster-agent.service <<END
 [Unit]
-Description=Does what the host of this machine asks for
+Description=Muster guest agent
 
 [Service]
 ExecStart=$program
@@ -44,13 +44,13 @@ END
     systemctl daemon-reload
     systemctl enable --quiet muster-agent.service
     [ -n "${MUSTER_AGENT:-}" ] || systemctl restart muster-agent.service
-    echo "muster-agent: a service of systemd: systemctl status muster-agent"
+    echo "muster-agent: installed as a systemd service, see systemctl status muster-agent"
 }
 
 with_openrc() {
     cat >/etc/init.d/muster-agent <<END
 #!/sbin/openrc-run
-description="Does what the host of this machine asks for"
+description="Muster guest agent"
 supervisor=supervise-daemon
 command=$program
 respawn_delay=2
@@ -59,52 +59,52 @@ END
     chmod 755 /etc/init.d/muster-agent
     rc-update -q add muster-agent default
     [ -n "${MUSTER_AGENT:-}" ] || rc-service -q muster-agent restart
-    echo "muster-agent: a service of OpenRC: rc-service muster-agent status"
+    echo "muster-agent: installed as an OpenRC service, see rc-service muster-agent status"
 }
 
-# Ends an agent that init starts again.
-replace() {
+# Stops the running agent, which is then respawned. Not if the agent itself runs this script.
+restart_agent() {
     [ -n "${MUSTER_AGENT:-}" ] || killall muster-agent 2>/dev/null || true
 }
 
 with_inittab() {
     if ! grep -q "$program" /etc/inittab; then
-        # Busybox has no run levels, and takes the first field for a terminal.
+        # In the inittab of busybox there are no run levels, and the first field is a terminal.
         case $(readlink -f /sbin/init) in
             *busybox*) echo "::respawn:$program" >>/etc/inittab ;;
             *) echo "ma:2345:respawn:$program" >>/etc/inittab ;;
         esac
     fi
     kill -HUP 1
-    replace
-    echo "muster-agent: started by init, by its line in /etc/inittab"
+    restart_agent
+    echo "muster-agent: started by init, configured in /etc/inittab"
 }
 
 with_rc_local() {
     [ -e /etc/rc.local ] || printf '#!/bin/sh\n' >/etc/rc.local
     if ! grep -q "$program" /etc/rc.local; then
-        # Before an exit, which many of these files end with.
+        # Inserted at the top, because many of these files end with exit.
         line="(while :; do $program; sleep 2; done) >/dev/null 2>&1 </dev/null &"
         { head -n 1 /etc/rc.local; echo "$line"; tail -n +2 /etc/rc.local; } >/etc/rc.local.new
         cat /etc/rc.local.new >/etc/rc.local
         rm /etc/rc.local.new
         (while :; do $program; sleep 2; done) >/dev/null 2>&1 </dev/null &
     else
-        replace
+        restart_agent
     fi
     chmod 755 /etc/rc.local
-    echo "muster-agent: started by its line in /etc/rc.local"
+    echo "muster-agent: started by /etc/rc.local"
 }
 
-# Nothing is done before all of this text has arrived.
+# A function, so that nothing runs before the whole script is downloaded.
 main() {
-    [ "$(id -u)" = 0 ] || fail "must be installed by root"
-    [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] || fail "there is none for $(uname -s) on $(uname -m)"
-    [ ! -e /usr/bin/muster-agent ] || fail "there is one already, /usr/bin/muster-agent, of a package or of this image"
+    [ "$(id -u)" = 0 ] || fail "must be run as root"
+    [ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] || fail "$(uname -s) on $(uname -m) is not supported"
+    [ ! -e /usr/bin/muster-agent ] || fail "already installed as /usr/bin/muster-agent, by a package or by this image"
     mkdir -p /usr/local/bin
-    download "$program.new" || fail "$url cannot be downloaded"
+    download "$program.new" || fail "failed to download $url"
     chmod 755 "$program.new"
-    version=$("$program.new" --version) || fail "what $url gives does not run here"
+    version=$("$program.new" --version) || fail "failed to run the program downloaded from $url"
     mv "$program.new" "$program"
     echo "muster-agent: installed $version as $program"
     modprobe -q virtio_console 2>/dev/null || true
@@ -117,9 +117,9 @@ main() {
     else
         with_rc_local
     fi
-    [ -z "${MUSTER_AGENT:-}" ] || echo "muster-agent: the agent that runs this goes on until it is started again"
+    [ -z "${MUSTER_AGENT:-}" ] || echo "muster-agent: the running agent is replaced at its next restart"
     [ -e /dev/virtio-ports/sf-agent ] ||
-        echo "muster-agent: waits for the port sf-agent, which this machine does not have yet"
+        echo "muster-agent: waiting for the port sf-agent, which this instance does not have yet"
 }
 
 main

@@ -1,2 +1,2 @@
-// Shows the document of the server that served this page, and nothing from anywhere else.
+// Load the API description of this server. No other server is contacted.
 SwaggerUIBundle({ url: new URL("../openapi.json", document.baseURI).href, dom_id: "#api", deepLinking: true, validatorUrl: null });

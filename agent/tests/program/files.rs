@@ -1,19 +1,19 @@
-//! Files: put, got, refused, abandoned.
+//! File transfers: both directions, errors and aborts.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, symlink};
 
 use serde_json::json;
 
-use crate::host::{Host, decode, noise, part, until};
+use crate::host::{Host, chunk_packet, decode, random_bytes, wait_until};
 
 fn mode(path: &str) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o7777
 }
 
-/// What is in the folder beside the port and the spool.
+/// Returns the names in the test directory, without the port and the spool.
 fn names(host: &Host) -> Vec<String> {
-    let entries = fs::read_dir(host.folder.path()).unwrap();
+    let entries = fs::read_dir(host.directory.path()).unwrap();
     let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let mut names: Vec<_> = names.filter(|name| name != "port" && name != "spool").collect();
     names.sort();
@@ -21,10 +21,10 @@ fn names(host: &Host) -> Vec<String> {
 }
 
 #[test]
-fn files_go_in_and_out_in_large_pieces() {
+fn transfers_files_in_large_chunks() {
     let mut host = Host::new();
     for length in [0, 1, 65536, 3_000_001] {
-        let bytes = noise(length);
+        let bytes = random_bytes(length);
         let path = host.path_text("file");
         let reply = host.put(&path, &bytes);
         assert_eq!((&reply["command"], &reply["path"]), (&json!("put-file-response"), &json!(path)));
@@ -39,16 +39,16 @@ fn files_go_in_and_out_in_large_pieces() {
     }
     assert_eq!(names(&host), ["file"]);
     assert_eq!(fs::read_dir(host.path("spool/leftovers")).unwrap().count(), 0);
-    // What is to be private is so from the first moment.
+    // A requested mode is set before the file is visible.
     let path = host.path_text("key");
-    host.put_as(&path, &json!({ "mode": 0o100_600 }), b"secret");
+    host.put_with_stat(&path, &json!({ "mode": 0o100_600 }), b"secret");
     assert_eq!((mode(&path), fs::read(&path).unwrap()), (0o600, b"secret".to_vec()));
 }
 
 #[test]
-fn files_go_in_and_out_as_older_hosts_move_them() {
+fn transfers_files_of_hosts_without_extensions() {
     let mut host = Host::new();
-    let bytes = noise(300_000);
+    let bytes = random_bytes(300_000);
     let path = host.path_text("file");
     assert_eq!(host.put_plain(&path, 0o100_640, &bytes)["path"], json!(path));
     assert!(fs::read(&path).unwrap() == bytes);
@@ -59,7 +59,7 @@ fn files_go_in_and_out_as_older_hosts_move_them() {
     for name in ["size", "uid", "gid", "atime", "mtime", "ctime"] {
         assert!(stat[name].is_number(), "{name}");
     }
-    // Some name a file by its path alone.
+    // Some hosts identify a transfer only by its path.
     for (offset, chunk) in [(0, Some("aGk=")), (2, None)] {
         host.send(&json!({ "command": "put-file", "path": path, "offset": offset, "chunk": chunk }));
     }
@@ -68,7 +68,7 @@ fn files_go_in_and_out_as_older_hosts_move_them() {
 }
 
 #[test]
-fn a_file_that_is_replaced_keeps_its_permissions_and_is_never_half_there() {
+fn replaces_file_atomically_and_keeps_its_mode() {
     let mut host = Host::new();
     let (path, link) = (host.path_text("file"), host.path_text("link"));
     fs::write(&path, "old").unwrap();
@@ -76,11 +76,11 @@ fn a_file_that_is_replaced_keeps_its_permissions_and_is_never_half_there() {
     symlink("file", &link).unwrap();
     let unique =
         host.request(json!({ "command": "put-file", "path": link, "stat_result": {}, "pieces": true }));
-    host.send(&part(&unique, &link, 0, Some(b"new")));
+    host.send(&chunk_packet(&unique, &link, 0, Some(b"new")));
     assert_eq!(host.reply(&unique)["offset"], 3);
     assert_eq!(fs::read(&path).unwrap(), b"old");
-    assert_eq!(host.ask(json!({ "command": "ping" }))["command"], "pong");
-    host.send(&part(&unique, &link, 3, None));
+    assert_eq!(host.call(json!({ "command": "ping" }))["command"], "pong");
+    host.send(&chunk_packet(&unique, &link, 3, None));
     assert_eq!(host.reply(&unique)["path"], json!(link));
     assert_eq!((fs::read(&path).unwrap().as_slice(), mode(&path)), (b"new".as_slice(), 0o751));
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
@@ -88,35 +88,35 @@ fn a_file_that_is_replaced_keeps_its_permissions_and_is_never_half_there() {
 }
 
 #[test]
-fn what_is_abandoned_leaves_nothing() {
+fn aborted_transfer_leaves_no_files() {
     let mut host = Host::new();
     let path = host.path_text("file");
     fs::write(&path, "old").unwrap();
     let begin = |host: &mut Host| {
         let unique =
             host.request(json!({ "command": "put-file", "path": path, "stat_result": {}, "pieces": true }));
-        host.send(&part(&unique, &path, 0, Some(b"new")));
+        host.send(&chunk_packet(&unique, &path, 0, Some(b"new")));
         assert_eq!(host.reply(&unique)["offset"], 3);
         assert_eq!(names(host).len(), 2);
         unique
     };
     let unique = begin(&mut host);
     host.send(&json!({ "command": "abandon", "unique": unique }));
-    until("it is removed", || names(&host) == ["file"]);
+    wait_until("the temporary file is removed", || names(&host) == ["file"]);
 
     let unique = begin(&mut host);
-    host.send(&part(&unique, &path, 5, Some(b"gap")));
+    host.send(&chunk_packet(&unique, &path, 5, Some(b"gap")));
     let reply = host.reply(&unique);
     assert_eq!(reply["command"], "command-error");
-    until("it is removed", || names(&host) == ["file"]);
-    // What still comes of it is not answered.
-    host.send(&part(&unique, &path, 8, Some(b"gap")));
-    host.send(&part(&unique, &path, 11, None));
-    assert_eq!(host.ask(json!({ "command": "ping" }))["command"], "pong");
+    wait_until("the temporary file is removed", || names(&host) == ["file"]);
+    // Remaining packets of a rejected transfer are ignored.
+    host.send(&chunk_packet(&unique, &path, 8, Some(b"gap")));
+    host.send(&chunk_packet(&unique, &path, 11, None));
+    assert_eq!(host.call(json!({ "command": "ping" }))["command"], "pong");
 
     begin(&mut host);
     host.reconnect();
-    until("it is removed", || names(&host) == ["file"]);
+    wait_until("the temporary file is removed", || names(&host) == ["file"]);
 
     begin(&mut host);
     host.restart_agent();
@@ -125,13 +125,13 @@ fn what_is_abandoned_leaves_nothing() {
 }
 
 #[test]
-fn what_cannot_be_put_or_got_is_named() {
+fn reports_errors_with_path() {
     let mut host = Host::new();
     let missing = host.path_text("no/such");
-    let folder = host.path_text("");
-    for (path, reason) in [(&missing, "No such file or directory"), (&folder, "Is a directory")] {
+    let parent = host.path_text("");
+    for (path, reason) in [(&missing, "No such file or directory"), (&parent, "Is a directory")] {
         let message = json!(format!("{path}: {reason}"));
-        for reply in [host.put(path, b"x"), host.put_plain(path, 0o644, &noise(5000))] {
+        for reply in [host.put(path, b"x"), host.put_plain(path, 0o644, &random_bytes(5000))] {
             assert_eq!((&reply["command"], &reply["message"]), (&json!("command-error"), &message));
         }
         for window in [None, Some(1000)] {
@@ -142,11 +142,11 @@ fn what_cannot_be_put_or_got_is_named() {
     for path in ["/proc/self/mem", "/dev/tty"] {
         assert_eq!(host.get(path, None).unwrap_err()["result"], false, "{path}");
     }
-    assert_eq!(host.ask(json!({ "command": "get-file" }))["message"], "path is not set");
+    assert_eq!(host.call(json!({ "command": "get-file" }))["message"], "path is not set");
 }
 
 #[test]
-fn files_that_are_none_are_read_and_written_in_place() {
+fn transfers_special_files_in_place() {
     let mut host = Host::new();
     let (_, got) = host.get("/proc/version", Some(1 << 20)).unwrap();
     assert_eq!(got, fs::read("/proc/version").unwrap());
@@ -154,28 +154,28 @@ fn files_that_are_none_are_read_and_written_in_place() {
 
     let fifo = host.path_text("fifo");
     host.execute(&format!("mkfifo {fifo}"));
-    assert_eq!(host.put(&fifo, b"x")["command"], "command-error", "nobody reads it");
+    assert_eq!(host.put(&fifo, b"x")["command"], "command-error", "the FIFO has no reader");
     let reader = host.request(json!({ "command": "execute", "command-line": format!("cat {fifo}") }));
-    until("somebody reads it", || {
+    wait_until("the FIFO has a reader", || {
         let flags = nix::fcntl::OFlag::O_WRONLY | nix::fcntl::OFlag::O_NONBLOCK;
-        // Opening it would be taken for a writer that ends; so it is kept until the real one is there.
+        // Kept open until the transfer has finished: closing it would be the end of file for the reader.
         match nix::fcntl::open(fifo.as_str(), flags, nix::sys::stat::Mode::empty()) {
-            Ok(kept) => {
+            Ok(writer) => {
                 assert_eq!(host.put(&fifo, b"through")["path"], json!(fifo));
-                drop(kept);
+                drop(writer);
                 true
             }
             Err(_) => false,
         }
     });
     assert_eq!(host.reply(&reader)["stdout"], "through");
-    assert!(fs::metadata(&fifo).unwrap().mode() & 0o170_000 == 0o010_000, "it is still a pipe");
+    assert!(fs::metadata(&fifo).unwrap().mode() & 0o170_000 == 0o010_000, "the FIFO was not replaced");
 }
 
 #[test]
-fn a_file_is_sent_no_faster_than_it_is_taken() {
+fn sends_no_more_than_the_window() {
     let mut host = Host::new();
-    let bytes = noise(1 << 20);
+    let bytes = random_bytes(1 << 20);
     let path = host.path_text("file");
     fs::write(&path, &bytes).unwrap();
     let unique = host.request(json!({ "command": "get-file", "path": path, "window": 100_000 }));
@@ -183,7 +183,7 @@ fn a_file_is_sent_no_faster_than_it_is_taken() {
     let first = decode(&host.reply(&unique)["chunk"]);
     let second = decode(&host.reply(&unique)["chunk"]);
     assert_eq!((first.len(), second.len()), (65536, 100_000 - 65536));
-    assert_eq!(host.ask(json!({ "command": "ping" }))["command"], "pong");
+    assert_eq!(host.call(json!({ "command": "ping" }))["command"], "pong");
     host.send(&json!({ "command": "get-file-more", "unique": unique, "offset": 50_000 }));
     assert_eq!(host.reply(&unique)["offset"], 100_000);
     host.send(&json!({ "command": "abandon", "unique": unique }));
@@ -192,34 +192,36 @@ fn a_file_is_sent_no_faster_than_it_is_taken() {
 }
 
 #[test]
-fn permissions_and_owners_change() {
+fn changes_mode_and_owner() {
     let mut host = Host::new();
     let path = host.path_text("file");
     fs::write(&path, "").unwrap();
-    for (wanted, is) in [(json!(0o100_640), 0o640), (json!("ugo+r"), 0o644), (json!("u=rwx,go="), 0o700)] {
-        let reply = host.ask(json!({ "command": "chmod", "path": path, "mode": wanted }));
+    for (requested, expected) in
+        [(json!(0o100_640), 0o640), (json!("ugo+r"), 0o644), (json!("u=rwx,go="), 0o700)]
+    {
+        let reply = host.call(json!({ "command": "chmod", "path": path, "mode": requested }));
         assert_eq!((&reply["command"], &reply["path"]), (&json!("chmod-response"), &json!(path)));
-        assert_eq!(mode(&path), is);
+        assert_eq!(mode(&path), expected);
     }
-    let reply = host.ask(json!({ "command": "chmod", "path": path, "mode": "nonsense" }));
+    let reply = host.call(json!({ "command": "chmod", "path": path, "mode": "nonsense" }));
     assert_eq!(
         (&reply["command"], &reply["message"]),
         (&json!("command-error"), &json!("invalid mode: nonsense"))
     );
     let missing = host.path_text("missing");
-    let reply = host.ask(json!({ "command": "chmod", "path": missing, "mode": 420 }));
+    let reply = host.call(json!({ "command": "chmod", "path": missing, "mode": 420 }));
     assert_eq!(reply["message"], json!(format!("{missing}: No such file or directory")));
 
-    let facts = fs::metadata(&path).unwrap();
-    let reply = host.ask(
-        json!({ "command": "chown", "path": path, "user": facts.uid(), "group": facts.gid().to_string() }),
+    let metadata = fs::metadata(&path).unwrap();
+    let reply = host.call(
+        json!({ "command": "chown", "path": path, "user": metadata.uid(), "group": metadata.gid().to_string() }),
     );
     assert_eq!(reply["command"], "chown-response");
-    let reply = host.ask(json!({ "command": "chown", "path": path, "user": "nobody-of-that-name" }));
-    assert_eq!(reply["message"], "no such user: nobody-of-that-name");
-    if facts.uid() == 0 {
+    let reply = host.call(json!({ "command": "chown", "path": path, "user": "no-such-user" }));
+    assert_eq!(reply["message"], "no such user: no-such-user");
+    if metadata.uid() == 0 {
         assert_eq!(
-            host.ask(json!({ "command": "chown", "path": path, "user": "daemon" }))["command"],
+            host.call(json!({ "command": "chown", "path": path, "user": "daemon" }))["command"],
             "chown-response"
         );
         assert_eq!(fs::metadata(&path).unwrap().uid(), 1);

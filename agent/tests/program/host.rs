@@ -1,4 +1,4 @@
-//! A host for one agent: the other end of its port, which is a socket here.
+//! The host of one agent: the other end of its port, which is a socket here.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read as _, Write as _};
@@ -9,48 +9,49 @@ use std::time::{Duration, Instant};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use muster_agent::frame::{self, Frames};
+use muster_agent::MAX_CHUNK_SIZE;
+use muster_agent::frame::{self, FrameDecoder};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// The longest that anything may take.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a test waits for anything.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 pub(crate) struct Host {
-    pub(crate) folder: TempDir,
+    pub(crate) directory: TempDir,
     listener: UnixListener,
     pub(crate) stream: UnixStream,
-    frames: Frames,
+    decoder: FrameDecoder,
     agent: Child,
     number: u64,
-    /// Packets that came while another one was waited for.
-    others: VecDeque<Value>,
+    /// Packets that arrived while the test waited for another one.
+    pending: VecDeque<Value>,
 }
 
 impl Host {
-    /// Starts an agent, which says that it has started.
+    /// Starts an agent and waits for its `agent-start`.
     pub(crate) fn new() -> Self {
-        let folder = TempDir::new().unwrap();
-        let listener = UnixListener::bind(folder.path().join("port")).unwrap();
-        let agent = run(&folder);
+        let directory = TempDir::new().unwrap();
+        let listener = UnixListener::bind(directory.path().join("port")).unwrap();
+        let agent = start_agent(&directory);
         let (stream, _) = listener.accept().unwrap();
         let mut host = Self {
-            folder,
+            directory,
             listener,
             stream,
-            frames: Frames::new(100 << 20),
+            decoder: FrameDecoder::new(100 << 20),
             agent,
             number: 0,
-            others: VecDeque::new(),
+            pending: VecDeque::new(),
         };
         host.expect_start();
         host
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.directory.path().join(name)
     }
 
     pub(crate) fn path_text(&self, name: &str) -> String {
@@ -66,7 +67,7 @@ impl Host {
         assert!(!start["boot-id"].as_str().unwrap().is_empty());
     }
 
-    /// Goes away and comes back.
+    /// Closes the connection and accepts the next one.
     pub(crate) fn reconnect(&mut self) {
         self.stream.shutdown(std::net::Shutdown::Both).unwrap();
         self.accept();
@@ -74,8 +75,8 @@ impl Host {
 
     fn accept(&mut self) {
         self.stream = self.listener.accept().unwrap().0;
-        self.frames = Frames::new(100 << 20);
-        self.others.clear();
+        self.decoder = FrameDecoder::new(100 << 20);
+        self.pending.clear();
         self.expect_start();
     }
 
@@ -83,11 +84,11 @@ impl Host {
     pub(crate) fn restart_agent(&mut self) {
         self.agent.kill().unwrap();
         self.agent.wait().unwrap();
-        self.agent = run(&self.folder);
+        self.agent = start_agent(&self.directory);
         self.accept();
     }
 
-    /// Asks the agent to end, and returns how it did.
+    /// Sends SIGTERM to the agent and returns its exit code.
     pub(crate) fn stop_agent(&mut self) -> Option<i32> {
         kill(Pid::from_raw(i32::try_from(self.agent.id()).unwrap()), Signal::SIGTERM).unwrap();
         self.agent.wait().unwrap().code()
@@ -97,8 +98,8 @@ impl Host {
         self.agent.id()
     }
 
-    /// Kilobytes of memory that the agent uses.
-    pub(crate) fn agent_memory(&self) -> u64 {
+    /// Returns the resident memory of the agent in KiB.
+    pub(crate) fn agent_memory_kib(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.agent.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
         line.trim().trim_end_matches(" kB").parse().unwrap()
@@ -108,7 +109,7 @@ impl Host {
         self.stream.write_all(&frame::encode(packet.to_string().as_bytes())).unwrap();
     }
 
-    /// Sends with a `unique` of its own, and returns that.
+    /// Sends a packet with a new `unique` and returns the `unique`.
     pub(crate) fn request(&mut self, mut packet: Value) -> Value {
         self.number += 1;
         packet["unique"] = json!(format!("request-{}", self.number));
@@ -116,72 +117,73 @@ impl Host {
         packet["unique"].clone()
     }
 
-    /// The next packet.
+    /// Returns the next packet.
     pub(crate) fn receive(&mut self) -> Value {
-        if let Some(packet) = self.others.pop_front() {
+        if let Some(packet) = self.pending.pop_front() {
             return packet;
         }
-        self.receive_new().expect("the agent hung up")
+        self.receive_new().expect("the agent closed the connection")
     }
 
     fn receive_new(&mut self) -> Option<Value> {
         let mut buffer = vec![0; 64 << 10];
         loop {
-            if let Some(body) = self.frames.next_frame() {
+            if let Some(body) = self.decoder.next_frame() {
                 return Some(serde_json::from_slice(&body).unwrap());
             }
-            self.stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            self.stream.set_read_timeout(Some(TIMEOUT)).unwrap();
             match self.stream.read(&mut buffer) {
                 Ok(0) => return None,
-                Ok(count) => self.frames.feed(&buffer[..count]),
+                Ok(count) => self.decoder.feed(&buffer[..count]),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => panic!("nothing comes: {error}"),
+                Err(error) => panic!("no packet arrived: {error}"),
             }
         }
     }
 
-    /// What comes until the agent hangs up.
-    pub(crate) fn rest(&mut self) -> Vec<Value> {
-        let mut all: Vec<_> = self.others.drain(..).collect();
+    /// Returns all packets until the agent closes the connection.
+    pub(crate) fn receive_all(&mut self) -> Vec<Value> {
+        let mut all: Vec<_> = self.pending.drain(..).collect();
         all.extend(std::iter::from_fn(|| self.receive_new()));
         all
     }
 
-    /// The next packet with this `unique`; others are kept.
+    /// Returns the next packet with this `unique` and keeps the others.
     pub(crate) fn reply(&mut self, unique: &Value) -> Value {
-        if let Some(index) = self.others.iter().position(|packet| packet["unique"] == *unique) {
-            return self.others.remove(index).unwrap();
+        if let Some(index) = self.pending.iter().position(|packet| packet["unique"] == *unique) {
+            return self.pending.remove(index).unwrap();
         }
         loop {
-            let packet = self.receive_new().expect("the agent hung up");
+            let packet = self.receive_new().expect("the agent closed the connection");
             if packet["unique"] == *unique {
                 return packet;
             }
-            self.others.push_back(packet);
+            self.pending.push_back(packet);
         }
     }
 
-    pub(crate) fn ask(&mut self, packet: Value) -> Value {
+    /// Sends a request and returns its reply.
+    pub(crate) fn call(&mut self, packet: Value) -> Value {
         let unique = self.request(packet);
         self.reply(&unique)
     }
 
     pub(crate) fn execute(&mut self, line: &str) -> Value {
-        self.ask(json!({ "command": "execute", "command-line": line, "block-for-result": true }))
+        self.call(json!({ "command": "execute", "command-line": line, "block-for-result": true }))
     }
 
-    pub(crate) fn execute_key(&mut self, key: &str, line: &str, again: bool) -> Value {
-        self.ask(json!({ "command": "execute", "command-line": line, "key": key, "again": again }))
+    pub(crate) fn execute_keyed(&mut self, key: &str, line: &str, again: bool) -> Value {
+        self.call(json!({ "command": "execute", "command-line": line, "key": key, "again": again }))
     }
 
-    /// All that a command with a key wrote.
+    /// Returns the whole output of a command with a key.
     pub(crate) fn output(&mut self, key: &str, name: &str) -> Vec<u8> {
         let mut all = Vec::new();
         loop {
             let request = json!({
                 "command": "read-output", "key": key, "name": name, "offset": all.len(), "length": 65536,
             });
-            let reply = self.ask(request);
+            let reply = self.call(request);
             assert_eq!(reply["command"], "read-output-response", "{reply}");
             let bytes = decode(&reply["chunk"]);
             if bytes.is_empty() {
@@ -191,44 +193,44 @@ impl Host {
         }
     }
 
-    /// Puts a file in pieces as large as they may be, and returns the last answer.
+    /// Puts a file in chunks of the maximum size and returns the last reply.
     pub(crate) fn put(&mut self, path: &str, bytes: &[u8]) -> Value {
-        self.put_as(path, &json!({}), bytes)
+        self.put_with_stat(path, &json!({}), bytes)
     }
 
-    /// The same, with what is said of the file.
-    pub(crate) fn put_as(&mut self, path: &str, stat: &Value, bytes: &[u8]) -> Value {
+    /// Like [`Self::put`], with a `stat_result`.
+    pub(crate) fn put_with_stat(&mut self, path: &str, stat: &Value, bytes: &[u8]) -> Value {
         let unique = self.request(json!({
             "command": "put-file", "path": path, "stat_result": stat, "pieces": true,
         }));
         let mut sent = 0;
-        for piece in bytes.chunks(muster_agent::PIECE) {
-            self.send(&part(&unique, path, sent, Some(piece)));
-            sent += piece.len();
+        for chunk in bytes.chunks(MAX_CHUNK_SIZE) {
+            self.send(&chunk_packet(&unique, path, sent, Some(chunk)));
+            sent += chunk.len();
             let reply = self.reply(&unique);
             if reply["offset"] != sent {
                 return reply;
             }
         }
-        self.send(&part(&unique, path, sent, None));
+        self.send(&chunk_packet(&unique, path, sent, None));
         self.reply(&unique)
     }
 
-    /// Puts a file as hosts do that know no larger pieces.
+    /// Puts a file as hosts without the feature `pieces` do.
     pub(crate) fn put_plain(&mut self, path: &str, mode: u32, bytes: &[u8]) -> Value {
         let unique = self.request(json!({
             "command": "put-file", "path": path, "stat_result": { "mode": mode, "size": bytes.len() },
         }));
         let mut sent = 0;
-        for piece in bytes.chunks(1024) {
-            self.send(&part(&unique, path, sent, Some(piece)));
-            sent += piece.len();
+        for chunk in bytes.chunks(1024) {
+            self.send(&chunk_packet(&unique, path, sent, Some(chunk)));
+            sent += chunk.len();
         }
-        self.send(&part(&unique, path, sent, None));
+        self.send(&chunk_packet(&unique, path, sent, None));
         self.reply(&unique)
     }
 
-    /// Gets a file: what is said of it, and its bytes; or the answer that refuses it.
+    /// Gets a file: its `stat_result` and content, or the reply with the error.
     pub(crate) fn get(&mut self, path: &str, window: Option<u64>) -> Result<(Value, Vec<u8>), Value> {
         let mut request = json!({ "command": "get-file", "path": path });
         if let Some(window) = window {
@@ -249,9 +251,9 @@ impl Host {
             if reply["chunk"].is_null() {
                 return Ok((first["stat_result"].clone(), bytes));
             }
-            let piece = decode(&reply["chunk"]);
-            assert!(piece.len() <= if window.is_some() { muster_agent::PIECE } else { 1024 });
-            bytes.extend(piece);
+            let chunk = decode(&reply["chunk"]);
+            assert!(chunk.len() <= if window.is_some() { MAX_CHUNK_SIZE } else { 1024 });
+            bytes.extend(chunk);
             if window.is_some() {
                 self.send(&json!({ "command": "get-file-more", "unique": unique, "offset": bytes.len() }));
             }
@@ -266,17 +268,17 @@ impl Drop for Host {
     }
 }
 
-fn run(folder: &TempDir) -> Child {
+fn start_agent(directory: &TempDir) -> Child {
     Command::new(env!("CARGO_BIN_EXE_muster-agent"))
         .arg("--port")
-        .arg(folder.path().join("port"))
+        .arg(directory.path().join("port"))
         .arg("--spool")
-        .arg(folder.path().join("spool"))
+        .arg(directory.path().join("spool"))
         .spawn()
         .unwrap()
 }
 
-pub(crate) fn part(unique: &Value, path: &str, offset: usize, bytes: Option<&[u8]>) -> Value {
+pub(crate) fn chunk_packet(unique: &Value, path: &str, offset: usize, bytes: Option<&[u8]>) -> Value {
     let chunk = bytes.map(|bytes| BASE64.encode(bytes));
     json!({
         "command": "put-file", "unique": unique, "path": path,
@@ -288,8 +290,8 @@ pub(crate) fn decode(chunk: &Value) -> Vec<u8> {
     BASE64.decode(chunk.as_str().unwrap()).unwrap()
 }
 
-/// Bytes that are not all the same.
-pub(crate) fn noise(length: usize) -> Vec<u8> {
+/// Returns pseudo-random bytes.
+pub(crate) fn random_bytes(length: usize) -> Vec<u8> {
     let mut state = 7u32;
     let next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -298,16 +300,16 @@ pub(crate) fn noise(length: usize) -> Vec<u8> {
     std::iter::repeat_with(next).take(length).collect()
 }
 
-/// Waits until something is so.
-pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < end, "still not: {what}");
+/// Polls a condition until it is true.
+pub(crate) fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + TIMEOUT;
+    while !condition() {
+        assert!(Instant::now() < deadline, "timed out waiting until {what}");
         _ = nix::poll::poll(&mut [], 10u8);
     }
 }
 
-/// Whether a process lives.
+/// Returns whether a process runs.
 pub(crate) fn is_alive(pid: &str) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
     !stat.is_empty() && !stat.contains(") Z")

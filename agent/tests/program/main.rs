@@ -1,6 +1,6 @@
-//! The agent as a program, with a host at the other end of its port.
+//! Runs the agent as a program, with the test as its host at the other end of the port.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 mod commands;
 mod files;

@@ -12,6 +12,7 @@ use std::time::Instant;
 use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
+use muster_agent::mode::{FileMode, PERMISSION_BITS, Radix};
 use muster_types::agent_operation::{AgentOperationRecord, AgentOperationState, Mode};
 use muster_types::artifact::ArtifactType;
 use muster_types::blob::{BlobRecord, HashAlgorithm};
@@ -33,8 +34,6 @@ use crate::transfer::{
 
 /// The largest file of which nothing is remembered: sending it again takes little.
 const SMALL: u64 = 64 << 20;
-/// What of a mode is about permissions.
-const PERMISSIONS: u32 = 0o7777;
 
 /// Arguments of `muster cp`.
 #[derive(Debug, Args)]
@@ -99,17 +98,16 @@ fn place(text: OsString) -> Result<Place, String> {
     }
 }
 
-/// Permissions as people write them: numbers are octal.
+/// Parses a mode as people write it: numbers are octal.
 fn mode(text: &str) -> Result<Mode, String> {
-    if text.starts_with(|first: char| first.is_ascii_digit()) {
-        let number = u32::from_str_radix(text, 8).ok().filter(|number| *number <= PERMISSIONS);
-        return number.map(Mode::Number).ok_or_else(|| "must be octal digits, at most 7777".to_owned());
+    match FileMode::parse(text, Radix::Octal) {
+        Some(FileMode::Number(number)) if number <= PERMISSION_BITS => Ok(Mode::Number(number)),
+        Some(FileMode::Symbolic(_)) => Ok(Mode::Words(text.to_owned())),
+        _ if text.starts_with(|first: char| first.is_ascii_digit()) => {
+            Err("must be octal digits, at most 7777".to_owned())
+        }
+        _ => Err("must be octal digits or words such as u+x".to_owned()),
     }
-    let known = |character: char| "ugoarwxXst+-=,".contains(character);
-    if text.contains(['+', '-', '=']) && text.chars().all(known) {
-        return Ok(Mode::Words(text.to_owned()));
-    }
-    Err("must be octal digits or words such as u+x".to_owned())
 }
 
 pub(super) async fn run(arguments: Arguments, session: &Session) -> anyhow::Result<ExitCode> {
@@ -201,7 +199,9 @@ impl Sending<'_> {
         let path = path_in_guest(guest.path, name.as_deref())?;
         let guest = Guest { path: &path, ..guest };
         let mode = self.arguments.mode.clone().or(match here {
-            Place::File(file) => Some(Mode::Number(fs::metadata(file)?.permissions().mode() & PERMISSIONS)),
+            Place::File(file) => {
+                Some(Mode::Number(fs::metadata(file)?.permissions().mode() & PERMISSION_BITS))
+            }
             Place::Guest { .. } | Place::Stream => None,
         });
         // Nobody wants to learn that after a long upload.
@@ -478,7 +478,7 @@ mod tests {
         let arguments = given("web:/a", folder.path().to_str().unwrap());
         run(arguments, &Session { client, json: false }).await.unwrap();
         assert_eq!(fs::read_to_string(&file).unwrap(), "\"content\"");
-        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & PERMISSIONS, 0o640);
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & PERMISSION_BITS, 0o640);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         let asked = r#"POST /instances/web/agent/get {"path":"/a","progress_timeout_seconds":9.0}"#;
         assert_eq!(fake.asked()[0], asked);

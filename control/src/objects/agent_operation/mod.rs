@@ -12,7 +12,7 @@ mod mode;
 mod output;
 pub(crate) mod perform;
 
-pub use mode::read as read_mode;
+pub use mode::parse as parse_mode;
 
 use std::sync::Arc;
 
@@ -111,7 +111,7 @@ impl Wanted {
                 vec![AgentCommand::Execute { commandline: command_line, block_for_result: true }]
             }
             Self::Put { blob, path, mode } => {
-                let mode = mode.as_ref().map(read_mode).transpose()?;
+                let mode = mode.as_ref().map(parse_mode).transpose()?;
                 let blob_uuid = blob.parse().map_err(|_| Error::not_found("blob"))?;
                 let put = AgentCommand::PutBlob { blob_uuid, path: path.clone() };
                 std::iter::once(put).chain(mode.map(|mode| AgentCommand::Chmod { path, mode })).collect()

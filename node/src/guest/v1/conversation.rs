@@ -12,8 +12,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use muster_agent::frame::Frames;
-use muster_agent::{MEMORY, PIECES};
+use muster_agent::frame::FrameDecoder;
+use muster_agent::{FEATURE_MEMORY, FEATURE_PIECES};
 use muster_types::guest::AgentState;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
@@ -104,7 +104,7 @@ pub(super) struct Conversation<'a> {
     /// How many resets are known.
     resets: &'a mut u64,
     paused: bool,
-    frames: Frames,
+    frames: FrameDecoder,
     buffer: Vec<u8>,
     /// Since when something could have been heard.
     since: Instant,
@@ -151,7 +151,7 @@ impl<'a> Conversation<'a> {
             boot,
             resets,
             paused: signals.borrow().paused,
-            frames: Frames::new(line.longest()),
+            frames: FrameDecoder::new(line.longest()),
             buffer: Vec::new(),
             since: now,
             heard: None,
@@ -287,7 +287,7 @@ impl<'a> Conversation<'a> {
                 Err(error) => return Some(End::Broken(error.to_string())),
             };
             let skipped = self.frames.skipped();
-            self.frames.set_most(self.line.longest());
+            self.frames.set_max_length(self.line.longest());
             self.frames.feed(&self.buffer[..size]);
             while let Some(body) = self.frames.next_frame() {
                 if let Some(end) = self.hear(&body, signals).await {
@@ -420,7 +420,7 @@ impl<'a> Conversation<'a> {
             self.line.fail("the guest was restarted");
         }
         let can = |word| packet.lists("features", word);
-        let features = Features { memory: can(MEMORY), pieces: can(PIECES) };
+        let features = Features { memory: can(FEATURE_MEMORY), pieces: can(FEATURE_PIECES) };
         self.line.set_known(Known { features, boot: boot.clone() });
         self.guest.change(|report| {
             report.system_boot_time = time.or(report.system_boot_time);

@@ -7,7 +7,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Bytes, BytesMut};
 use futures_core::Stream;
-use muster_agent::PIECE;
+use muster_agent::MAX_CHUNK_SIZE;
 use muster_types::guest::{CommandKey, CommandOutput, CommandResult, GuestCommand, GuestError, OutputName};
 use muster_types::storage::ByteStream;
 use serde_json::json;
@@ -103,7 +103,7 @@ async fn written(
 /// Asks for a piece.
 fn read_output(line: &Arc<Line>, key: CommandKey, name: OutputName, offset: u64) -> Result<Call, GuestError> {
     let call = line.call("read-output", Flow::Once)?;
-    let fields = json!({ "key": key.to_string(), "name": name, "offset": offset, "length": PIECE });
+    let fields = json!({ "key": key.to_string(), "name": name, "offset": offset, "length": MAX_CHUNK_SIZE });
     line.say(&call.packet(fields));
     Ok(call)
 }
@@ -119,7 +119,7 @@ fn piece(reply: &Packet, offset: u64) -> Result<Option<Bytes>, GuestError> {
         return Err(wrong());
     }
     match reply.chunk()?.ok_or_else(wrong)? {
-        Chunk::Bytes(bytes) if bytes.len() > PIECE => Err(wrong()),
+        Chunk::Bytes(bytes) if bytes.len() > MAX_CHUNK_SIZE => Err(wrong()),
         Chunk::Bytes(bytes) if !bytes.is_empty() => Ok(Some(bytes)),
         Chunk::Bytes(_) | Chunk::End => Ok(None),
     }
@@ -164,7 +164,7 @@ impl Written {
     fn ask_ahead(&mut self) -> Result<(), GuestError> {
         while self.asked.len() < AHEAD && !self.ended {
             self.asked.push_back((self.next, read_output(&self.line, self.key, self.name, self.next)?));
-            self.next += PIECE as u64;
+            self.next += MAX_CHUNK_SIZE as u64;
         }
         Ok(())
     }
@@ -179,7 +179,7 @@ impl Written {
         self.asked.pop_front();
         let bytes = reply.and_then(|reply| piece(&reply, offset));
         match &bytes {
-            Ok(Some(bytes)) if bytes.len() < PIECE => {
+            Ok(Some(bytes)) if bytes.len() < MAX_CHUNK_SIZE => {
                 // What was asked for beyond it does not follow it.
                 self.asked.clear();
                 self.next = offset + bytes.len() as u64;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use muster_agent::{MEMORY, PIECE, PIECES};
+use muster_agent::{FEATURE_MEMORY, FEATURE_PIECES, MAX_CHUNK_SIZE};
 use muster_types::guest::{
     AgentState, CommandOutput, CommandResult, GuestApi, GuestCommand, GuestError, OutputName,
 };
@@ -15,7 +15,7 @@ use tokio::time::sleep;
 
 use super::fake::{FakeAgent, World, command};
 
-const BOTH: &[&str] = &[MEMORY, PIECES];
+const BOTH: &[&str] = &[FEATURE_MEMORY, FEATURE_PIECES];
 
 fn execute(world: &World, order: &GuestCommand) -> JoinHandle<Result<CommandResult, GuestError>> {
     let (guests, id, order) = (world.guests.clone(), world.id, order.clone());
@@ -39,7 +39,7 @@ async fn give_output(agent: &mut FakeAgent, data: &[u8], most: usize) -> u64 {
     let asked = agent.expect("read-output").await;
     let offset = asked["offset"].as_u64().unwrap();
     let rest = data.get(usize::try_from(offset).unwrap()..).unwrap_or_default();
-    let chunk = BASE64.encode(&rest[..rest.len().min(most).min(PIECE)]);
+    let chunk = BASE64.encode(&rest[..rest.len().min(most).min(MAX_CHUNK_SIZE)]);
     let fields = json!({ "offset": offset, "encoding": "base64", "chunk": chunk });
     agent.reply(&asked, "read-output-response", fields).await;
     offset
@@ -175,7 +175,9 @@ async fn a_command_goes_on_over_another_connection() {
 async fn output_is_read_from_its_first_to_its_last_byte() {
     let (world, mut agent) = World::ready(BOTH).await;
     let order = command("x", None);
-    for (size, most) in [(0, PIECE), (5 * PIECE + 7, PIECE), (3 * PIECE, 50_000)] {
+    for (size, most) in
+        [(0, MAX_CHUNK_SIZE), (5 * MAX_CHUNK_SIZE + 7, MAX_CHUNK_SIZE), (3 * MAX_CHUNK_SIZE, 50_000)]
+    {
         let data: Vec<u8> = (0..size).map(|number| u8::try_from(number % 251).unwrap()).collect();
         let (guests, id) = (world.guests.clone(), world.id);
         let reading = tokio::spawn(async move {

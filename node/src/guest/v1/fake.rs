@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_core::Stream;
-use muster_agent::frame::{Frames, encode};
+use muster_agent::frame::{FrameDecoder, encode};
 use muster_types::guest::{AgentState, CommandKey, GuestApi, GuestCommand, GuestReport};
 use muster_types::ids::{AgentOperationId, InstanceId};
 use muster_types::instance::SideChannel;
@@ -62,7 +62,7 @@ impl World {
     /// The next connection.
     pub(super) async fn connected(&self) -> FakeAgent {
         let (stream, _) = timeout(PATIENCE, self.listener.accept()).await.unwrap().unwrap();
-        FakeAgent { stream, frames: Frames::new(1 << 20) }
+        FakeAgent { stream, frames: FrameDecoder::new(1 << 20) }
     }
 
     pub(super) fn report(&self) -> GuestReport {
@@ -80,7 +80,7 @@ impl World {
 
 pub(super) struct FakeAgent {
     stream: UnixStream,
-    frames: Frames,
+    frames: FrameDecoder,
 }
 
 impl FakeAgent {

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use futures_core::Stream;
-use muster_agent::PIECE;
+use muster_agent::MAX_CHUNK_SIZE;
 use muster_types::guest::{GuestError, GuestFileInfo};
 use muster_types::storage::ByteStream;
 use serde_json::json;
@@ -16,10 +16,10 @@ use super::packet::{Chunk, Packet};
 use crate::guest::contact::stream_error;
 
 /// How many bytes an agent that can wait sends before somebody took them.
-const WINDOW: u64 = 16 * PIECE as u64;
+const WINDOW: u64 = 16 * MAX_CHUNK_SIZE as u64;
 
 /// After how many bytes it is told that they were taken.
-const TAKEN: u64 = 4 * PIECE as u64;
+const TAKEN: u64 = 4 * MAX_CHUNK_SIZE as u64;
 
 pub(super) async fn get(line: &Arc<Line>, path: &str) -> Result<(GuestFileInfo, ByteStream), GuestError> {
     let windowed = line.features().pieces;

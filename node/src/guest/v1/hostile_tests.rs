@@ -1,6 +1,6 @@
 //! A guest that answers everything with anything.
 
-use muster_agent::{MEMORY, PIECES};
+use muster_agent::{FEATURE_MEMORY, FEATURE_PIECES};
 use muster_types::guest::{AgentState, GuestApi, OutputName};
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
@@ -65,7 +65,7 @@ fn values() -> Vec<Value> {
         json!("unknown"),
         json!("command put-file raised an error"),
         json!([]),
-        json!([MEMORY, PIECES]),
+        json!([FEATURE_MEMORY, FEATURE_PIECES]),
         json!({}),
         json!({ "mode": 33188, "size": 5 }),
         json!("x".repeat(70_000)),
@@ -137,7 +137,7 @@ proptest! {
     #[test]
     fn whatever_a_guest_answers_harms_only_what_was_asked(packets in packets(), plain in any::<bool>()) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-        let features: &[&str] = if plain { &[] } else { &[MEMORY, PIECES] };
+        let features: &[&str] = if plain { &[] } else { &[FEATURE_MEMORY, FEATURE_PIECES] };
         runtime.block_on(survive(packets, features));
     }
 }

@@ -165,7 +165,7 @@ impl Line {
 
     /// The longest frame to read now.
     pub(super) fn longest(&self) -> usize {
-        if self.long.load(Ordering::Relaxed) > 0 { LONG } else { frame::USUAL }
+        if self.long.load(Ordering::Relaxed) > 0 { LONG } else { frame::DEFAULT_MAX_LENGTH }
     }
 
     /// Whether the agent may be silent because it does something else.

@@ -37,7 +37,7 @@ struct Long {
 impl Packet {
     /// Nothing if it is none.
     pub(super) fn parse(body: &[u8]) -> Option<Self> {
-        if body.len() > frame::USUAL {
+        if body.len() > frame::DEFAULT_MAX_LENGTH {
             let long: Long = serde_json::from_slice(body).ok()?;
             let mut fields = Map::new();
             fields.insert("command".into(), long.command.into());
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn of_a_long_packet_only_what_a_command_wrote_is_read() {
-        let long = "x".repeat(frame::USUAL);
+        let long = "x".repeat(frame::DEFAULT_MAX_LENGTH);
         let mut value =
             json!({ "command": "execute-response", "unique": "1", "stdout": long, "other": [[], 7] });
         value["return-code"] = 3.into();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use muster_agent::PIECE;
+use muster_agent::MAX_CHUNK_SIZE;
 use muster_types::guest::GuestError;
 use muster_types::storage::ByteStream;
 use serde_json::json;
@@ -16,7 +16,7 @@ use super::packet::{Packet, encode};
 const PLAIN_PIECE: usize = 16 << 10;
 
 /// How many bytes may be on the way to an agent that says what it wrote.
-const WINDOW: u64 = 16 * PIECE as u64;
+const WINDOW: u64 = 16 * MAX_CHUNK_SIZE as u64;
 
 /// A file that everybody may read, until somebody says otherwise.
 const MODE: u32 = 0o644;
@@ -103,7 +103,7 @@ struct File<'a> {
 impl File<'_> {
     /// The next piece of these bytes.
     fn cut(&self, bytes: &mut Bytes) -> Result<Bytes, GuestError> {
-        let most = if self.pieces { PIECE } else { PLAIN_PIECE };
+        let most = if self.pieces { MAX_CHUNK_SIZE } else { PLAIN_PIECE };
         let piece = bytes.split_to(bytes.len().min(most));
         if self.sent + piece.len() as u64 > self.size {
             return Err(GuestError::Host("there is more of the file than was said".into()));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use muster_agent::{MEMORY, PIECES};
+use muster_agent::{FEATURE_MEMORY, FEATURE_PIECES};
 use muster_types::guest::{AgentState, GuestApi, GuestError};
 use muster_types::instance::SideChannel;
 use serde_json::json;
@@ -167,14 +167,15 @@ async fn a_reset_ends_what_is_under_way_and_begins_another_boot() {
 
 #[tokio::test(start_paused = true)]
 async fn another_boot_id_is_another_boot() {
-    let (mut world, mut agent) = World::ready(&[MEMORY, PIECES]).await;
+    let (mut world, mut agent) = World::ready(&[FEATURE_MEMORY, FEATURE_PIECES]).await;
     assert_eq!(world.report().boot.as_deref(), Some("first"));
-    let start = json!({ "command": "agent-start", "message": "version 1.0.0", "boot-id": "first", "features": [MEMORY] });
+    let start = json!({ "command": "agent-start", "message": "version 1.0.0", "boot-id": "first", "features": [FEATURE_MEMORY] });
     agent.say(&start).await;
     world.wait_for(&AgentState::Startup).await;
     assert_eq!(world.report().boot.as_deref(), Some("first"));
     let asked = agent.expect("is-system-running").await;
-    let answer = json!({ "result": true, "message": "running", "boot-id": "second", "features": [MEMORY] });
+    let answer =
+        json!({ "result": true, "message": "running", "boot-id": "second", "features": [FEATURE_MEMORY] });
     agent.reply(&asked, "is-system-running-response", answer).await;
     world.wait_for(&AgentState::Ready).await;
     assert_eq!(world.report().boot.as_deref(), Some("second"));

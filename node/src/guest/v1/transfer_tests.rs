@@ -10,7 +10,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::Bytes;
 use futures_core::Stream;
-use muster_agent::{MEMORY, PIECE, PIECES};
+use muster_agent::{FEATURE_MEMORY, FEATURE_PIECES, MAX_CHUNK_SIZE};
 use muster_types::Error;
 use muster_types::guest::{AgentState, GuestApi, GuestError, GuestFileInfo};
 use muster_types::storage::ByteStream;
@@ -21,8 +21,8 @@ use tokio::time::{sleep, timeout};
 use super::execute_tests::collect;
 use super::fake::{FakeAgent, World};
 
-const BOTH: &[&str] = &[MEMORY, PIECES];
-const MANY: usize = 40 * PIECE + 5;
+const BOTH: &[&str] = &[FEATURE_MEMORY, FEATURE_PIECES];
+const MANY: usize = 40 * MAX_CHUNK_SIZE + 5;
 
 fn data(size: usize) -> Vec<u8> {
     (0..size).map(|number| u8::try_from(number % 253).unwrap()).collect()
@@ -95,8 +95,8 @@ async fn a_file_goes_in_pieces_as_fast_as_the_guest_writes_them() {
         got.extend(bytes(piece));
     }
     // No more than that before the guest has written something, and no more taken from the disk.
-    assert!((15 * PIECE..=17 * PIECE).contains(&got.len()), "{}", got.len());
-    assert!(taken.load(Ordering::Relaxed) <= 19 * PIECE, "{}", taken.load(Ordering::Relaxed));
+    assert!((15 * MAX_CHUNK_SIZE..=17 * MAX_CHUNK_SIZE).contains(&got.len()), "{}", got.len());
+    assert!(taken.load(Ordering::Relaxed) <= 19 * MAX_CHUNK_SIZE, "{}", taken.load(Ordering::Relaxed));
     let last = loop {
         agent.reply(&first, "put-file-response", json!({ "offset": got.len() })).await;
         let piece = agent.expect("put-file").await;
@@ -207,17 +207,17 @@ async fn a_file_comes_as_fast_as_it_is_taken() {
     let (world, mut agent) = World::ready(BOTH).await;
     let getting = get(&world);
     let asked = agent.expect("get-file").await;
-    assert_eq!((&asked["path"], &asked["window"]), (&json!("/tmp/x"), &json!(16 * PIECE)));
+    assert_eq!((&asked["path"], &asked["window"]), (&json!("/tmp/x"), &json!(16 * MAX_CHUNK_SIZE)));
     give_facts(&mut agent, &asked, MANY).await;
     let (facts, stream) = getting.await.unwrap().unwrap();
     assert_eq!((facts.mode, facts.size, facts.atime, facts.gid), (33188, MANY as u64, 3.5, 2));
     let data = data(MANY);
-    let (mut sent, mut allowed) = (0, 16 * PIECE);
+    let (mut sent, mut allowed) = (0, 16 * MAX_CHUNK_SIZE);
     let mut stream = Some(stream);
     let mut taking = None;
     while sent < MANY {
         while sent < allowed.min(MANY) {
-            let end = (sent + PIECE).min(MANY);
+            let end = (sent + MAX_CHUNK_SIZE).min(MANY);
             give(&mut agent, &asked, sent, &data[sent..end]).await;
             sent = end;
         }
@@ -229,7 +229,7 @@ async fn a_file_comes_as_fast_as_it_is_taken() {
         if sent < MANY {
             let more = agent.expect("get-file-more").await;
             assert_eq!(more["unique"], asked["unique"]);
-            allowed = 16 * PIECE + usize::try_from(more["offset"].as_u64().unwrap()).unwrap();
+            allowed = 16 * MAX_CHUNK_SIZE + usize::try_from(more["offset"].as_u64().unwrap()).unwrap();
         }
     }
     agent.reply(&asked, "get-file-response", json!({ "offset": MANY, "chunk": null })).await;
@@ -240,7 +240,7 @@ async fn a_file_comes_as_fast_as_it_is_taken() {
 #[tokio::test(start_paused = true)]
 async fn a_guest_that_sends_too_much_or_the_wrong_thing_loses_only_that_file() {
     let (world, mut agent) = World::ready(BOTH).await;
-    let piece = data(PIECE);
+    let piece = data(MAX_CHUNK_SIZE);
     for (offset, chunk, count) in [
         (json!(0), json!(BASE64.encode(&piece)), 100),
         (json!(7), json!(BASE64.encode(&piece)), 1),
