@@ -276,7 +276,7 @@ async fn put_back(app: &App, row: &OperationRow) {
 
 /// Whether another attempt can end otherwise than this one.
 fn may_succeed_later(error: &Error) -> bool {
-    matches!(error, Error::Internal(_) | Error::Unavailable(_) | Error::Timeout(_))
+    matches!(error, Error::Internal(_) | Error::Unavailable(_) | Error::PortInUse(_) | Error::Timeout(_))
 }
 
 /// Retries wait in step with the lease: a cluster that takes over quickly also retries quickly.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{InstanceId, NetworkId, NodeId};
 use muster_types::network::{NetworkPlan, NetworkReport};
-use muster_types::node::{FoundNetwork, Limit, NodeApi, NodeState};
+use muster_types::node::{FoundNetwork, HostFeature, NodeApi, NodeState};
 use muster_types::object::{NameOrId, ObjectRef, ObjectType};
 use muster_types::time::now;
 use muster_types::{Error, Result};
@@ -90,7 +90,7 @@ fn settled(waited: Waited, since: f64) -> Result<()> {
     match waited {
         Waited::Followed => Ok(()),
         // What the machine cannot do today it cannot do in a minute either.
-        Waited::Failed(node, why) if node.report.limits.contains_key(&Limit::Networks) => {
+        Waited::Failed(node, why) if node.report.limits.contains_key(&HostFeature::Networks) => {
             Err(Error::Conflict(format!("node {}: {why}", node.identity.name)))
         }
         Waited::Failed(node, why) => Err(Error::Unavailable(format!("node {}: {why}", node.identity.name))),
