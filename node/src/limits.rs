@@ -18,13 +18,13 @@ pub(crate) fn detect(
     vms: &[(HostFeature, String)],
 ) -> BTreeMap<HostFeature, String> {
     let missing: Vec<Tool> = Tool::NETWORKS.into_iter().filter(|tool| !commands.has(*tool)).collect();
-    let lacking = || Some(format!("carrying networks needs a kernel with {}", network::lacking(commands)?));
+    let lacking = || Some(format!("networks need a kernel with {}", network::lacking(commands)?));
     let networks = match fs::read_to_string("/proc/self/status") {
         Ok(status) => networks(effective_capabilities(&status), &missing).or_else(lacking),
         Err(error) => Some(format!("failed to read the capabilities of this process: {error}")),
     };
     let taps = fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun").err();
-    let taps = taps.map(|error| format!("connecting guests needs /dev/net/tun: {error}"));
+    let taps = taps.map(|error| format!("tap devices need /dev/net/tun: {error}"));
     let limits =
         [(HostFeature::Networks, networks), (HostFeature::Taps, taps), (HostFeature::Images, images)];
     let limits = limits.into_iter().filter_map(|(feature, reason)| Some((feature, reason?)));
@@ -40,17 +40,17 @@ fn networks(capabilities: u64, missing: &[Tool]) -> Option<String> {
         .collect();
     if !lacks.is_empty() {
         return Some(format!(
-            "carrying networks needs CAP_NET_ADMIN and CAP_SYS_ADMIN (run as root): missing {}",
+            "networks need CAP_NET_ADMIN and CAP_SYS_ADMIN (run as root): missing {}",
             lacks.join(", ")
         ));
     }
     let program = |tool: &Tool| format!("{} (Debian package {})", tool.name(), tool.package());
     match missing {
         [] => None,
-        [tool] => Some(format!("carrying networks needs the program {}", program(tool))),
+        [tool] => Some(format!("networks need the program {}", program(tool))),
         tools => {
             let programs: Vec<String> = tools.iter().map(program).collect();
-            Some(format!("carrying networks needs the programs {}", programs.join(", ")))
+            Some(format!("networks need the programs {}", programs.join(", ")))
         }
     }
 }
@@ -71,11 +71,11 @@ mod tests {
         assert_eq!(networks(all, &[]), None);
         assert_eq!(
             networks(all & !(1 << 12), &[Tool::Nft]).unwrap(),
-            "carrying networks needs CAP_NET_ADMIN and CAP_SYS_ADMIN (run as root): missing CAP_NET_ADMIN"
+            "networks need CAP_NET_ADMIN and CAP_SYS_ADMIN (run as root): missing CAP_NET_ADMIN"
         );
         assert_eq!(
             networks(all, &[Tool::Dnsmasq]).unwrap(),
-            "carrying networks needs the program dnsmasq (Debian package dnsmasq-base)"
+            "networks need the program dnsmasq (Debian package dnsmasq-base)"
         );
         assert!(
             networks(all, &[Tool::Ip, Tool::Nft])

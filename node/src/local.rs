@@ -54,7 +54,7 @@ impl LocalNode {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "a reservation of memory"
+            reason = "the value is not negative and far below the range of u64"
         )]
         let reserved_memory_mb = (settings.node_ram_reservation_gb.max(0.0) * 1024.0) as u64;
         let commands = Commands::find();

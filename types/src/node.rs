@@ -72,7 +72,7 @@ pub struct NodeIdentity {
 /// A node's current observations of its host.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct NodeReport {
-    /// The `resources` event: processors, memory, disks, load.
+    /// The `resources` event: CPUs, memory, disks, load.
     pub resources: Map<String, Value>,
     /// CPU usage of the daemon.
     pub process_metrics: Map<String, Value>,

@@ -39,7 +39,7 @@ const MAX_DIRECTORIES: usize = 1000;
 const MAX_NAME_LEN: usize = 255;
 
 /// The maximum total size of the files, so that all sector numbers and sizes fit into 32 bits.
-const MAX_TOTAL_SIZE: usize = 1 << 30;
+const MAX_TOTAL_SIZE: usize = u32::MAX as usize;
 
 /// The maximum length of a directory record, which is even.
 const MAX_RECORD_LEN: usize = 254;

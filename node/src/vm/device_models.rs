@@ -50,7 +50,7 @@ impl DeviceModels {
             && !self.displays.contains(&driver)
         {
             let model = &plan.video.model;
-            return Err(Error::Conflict(format!("'{model}' is not a display device that QEMU knows")));
+            return Err(Error::Conflict(format!("'{model}' is not a display device that QEMU supports")));
         }
         plan.nics.iter().try_for_each(|nic| self.check_nic(nic))
     }
@@ -59,7 +59,7 @@ impl DeviceModels {
         if self.networks.contains(qemu_args::nic_driver(nic)) {
             return Ok(());
         }
-        Err(Error::Conflict(format!("'{}' is not a network device that QEMU knows", nic.model)))
+        Err(Error::Conflict(format!("'{}' is not a network device that QEMU supports", nic.model)))
     }
 }
 

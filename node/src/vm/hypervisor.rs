@@ -81,7 +81,7 @@ impl Hypervisor {
     ) -> Self {
         let qemu = commands.path(Tool::QemuSystem).map(Path::to_owned).ok_or_else(|| {
             let tool = Tool::QemuSystem;
-            format!("running VMs needs the program {} (Debian package {})", tool.name(), tool.package())
+            format!("VMs need the program {} (Debian package {})", tool.name(), tool.package())
         });
         let no_qemu = qemu.as_ref().err().cloned();
         let kvm = kvm::probe();
@@ -229,7 +229,7 @@ impl Hypervisor {
             match Process::open_qemu(pid, id) {
                 // Its daemon was killed between fork and exec: it is about to execute QEMU.
                 Ok(None) if process::works_in(pid, dir.path()) => {
-                    tokio::time::sleep(EXEC_POLL_INTERVAL).await
+                    tokio::time::sleep(EXEC_POLL_INTERVAL).await;
                 }
                 Ok(process) => return process,
                 Err(error) => {

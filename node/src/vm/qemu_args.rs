@@ -325,7 +325,7 @@ fn disk_device(
     line.device(&device);
 }
 
-/// What is in a disk, layer by layer from below; the name of the uppermost, or nothing for a drive without a disc.
+/// Adds the block nodes of a disk, and returns the name of the top node, or `None` for an empty drive.
 fn medium(line: &mut CommandLine, disk: &DiskPlan, resources: &StartResources) -> Option<String> {
     let name = &disk.device;
     let layer =
@@ -390,7 +390,8 @@ fn display(line: &mut CommandLine, plan: &VmPlan, listen: IpAddr) {
     if plan.video.vdi == Vdi::Vnc {
         let host = if listen.is_ipv6() { format!("[{listen}]") } else { listen.to_string() };
         // Displays are numbered from port 5900.
-        line.text("-vnc", format!("{host}:{}", plan.ports.vdi.saturating_sub(5900)));
+        let display = plan.ports.vdi.checked_sub(5900).expect("console ports are at least 30000");
+        line.text("-vnc", format!("{host}:{display}"));
         return;
     }
     let mut spice = format!("addr={listen},port={},disable-ticketing=on", plan.ports.vdi);

@@ -44,8 +44,8 @@ pub(super) fn is_disk_full(message: &str) -> bool {
 pub(super) fn last_error(log: &str) -> Option<String> {
     let lines: Vec<&str> = log.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let own = lines.iter().filter_map(|line| line.strip_prefix("qemu-system-x86_64: "));
-    let own = own.filter(|line| !line.starts_with("warning: ") && !line.starts_with("info: "));
-    let line = own.last().or(lines.last().copied())?;
+    let mut own = own.filter(|line| !line.starts_with("warning: ") && !line.starts_with("info: "));
+    let line = own.next_back().or(lines.last().copied())?;
     // An invalid option precedes the message, including its whole value.
     let line = match line.strip_prefix('-') {
         Some(rest) => {
