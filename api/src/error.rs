@@ -55,7 +55,7 @@ impl IntoResponse for ApiError {
             Error::TooLarge(text) => (StatusCode::PAYLOAD_TOO_LARGE, text),
             Error::TooLong(text) => (StatusCode::UNPROCESSABLE_ENTITY, text),
             Error::Insufficient(text) => (StatusCode::INSUFFICIENT_STORAGE, text),
-            Error::Unavailable(text) => (StatusCode::SERVICE_UNAVAILABLE, text),
+            Error::Unavailable(text) | Error::PortInUse(text) => (StatusCode::SERVICE_UNAVAILABLE, text),
             Error::Unconfigured(text) => (StatusCode::INTERNAL_SERVER_ERROR, text),
             Error::Internal(why) => {
                 tracing::error!(%why, "server error");

@@ -1,83 +1,80 @@
-//! Who listens learns which machines may have changed: each is named once, however often it changed meanwhile, so
-//! that a slow listener costs no more than a name for each machine.
+//! Change notifications: a subscriber learns which VMs may have changed. Repeated changes of one VM are coalesced, so a
+//! slow subscriber costs at most one entry per VM.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use futures_core::Stream;
 use muster_types::ids::InstanceId;
 use muster_types::vm::ChangeStream;
+use parking_lot::Mutex;
 
-/// Where changes are told.
+/// Notifies at most one subscriber of changed VMs.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Teller(Arc<Mutex<State>>);
+pub(crate) struct ChangeNotifier(Arc<Mutex<State>>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// How many listeners there were: the last of them is the one.
-    listeners: u64,
-    listening: bool,
+    /// The number of subscriptions so far; only the latest is active.
+    subscriptions: u64,
+    subscribed: bool,
     changed: BTreeSet<InstanceId>,
     waker: Option<Waker>,
 }
 
-struct Listener {
+struct Subscription {
     number: u64,
-    state: Teller,
+    notifier: ChangeNotifier,
 }
 
-impl Teller {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn tell(&self, machine: InstanceId) {
-        let mut state = self.state();
-        if !state.listening {
+impl ChangeNotifier {
+    pub(crate) fn notify(&self, vm: InstanceId) {
+        let mut state = self.0.lock();
+        if !state.subscribed {
             return;
         }
-        state.changed.insert(machine);
+        state.changed.insert(vm);
         if let Some(waker) = state.waker.take() {
             waker.wake();
         }
     }
 
-    /// Listens from now on. Whoever listened before hears the end.
-    pub(crate) fn listen(&self) -> ChangeStream {
-        let mut state = self.state();
-        state.listeners += 1;
-        state.listening = true;
+    /// Subscribes to changes from now on. The stream of an earlier subscriber ends.
+    pub(crate) fn subscribe(&self) -> ChangeStream {
+        let mut state = self.0.lock();
+        state.subscriptions += 1;
+        state.subscribed = true;
         state.changed.clear();
         if let Some(waker) = state.waker.take() {
             waker.wake();
         }
-        Box::pin(Listener { number: state.listeners, state: self.clone() })
+        Box::pin(Subscription { number: state.subscriptions, notifier: self.clone() })
     }
 }
 
-impl Stream for Listener {
+impl Stream for Subscription {
     type Item = InstanceId;
 
     fn poll_next(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let mut state = self.state.state();
-        if state.listeners != self.number {
+        let mut state = self.notifier.0.lock();
+        if state.subscriptions != self.number {
             return Poll::Ready(None);
         }
-        if let Some(machine) = state.changed.pop_first() {
-            return Poll::Ready(Some(machine));
+        if let Some(vm) = state.changed.pop_first() {
+            return Poll::Ready(Some(vm));
         }
         state.waker = Some(context.waker().clone());
         Poll::Pending
     }
 }
 
-impl Drop for Listener {
+impl Drop for Subscription {
     fn drop(&mut self) {
-        let mut state = self.state.state();
-        if state.listeners == self.number {
-            state.listening = false;
+        let mut state = self.notifier.0.lock();
+        if state.subscriptions == self.number {
+            state.subscribed = false;
             state.changed.clear();
             state.waker = None;
         }
@@ -93,24 +90,24 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_machine_is_named_once_and_the_last_listener_hears_it() {
-        let teller = Teller::default();
+    async fn coalesces_changes_and_notifies_only_the_latest_subscriber() {
+        let notifier = ChangeNotifier::default();
         let (one, other) = (InstanceId::new(), InstanceId::new());
-        teller.tell(one);
-        let mut first = teller.listen();
-        teller.tell(other);
-        teller.tell(other);
+        notifier.notify(one);
+        let mut first = notifier.subscribe();
+        notifier.notify(other);
+        notifier.notify(other);
         assert_eq!(next(&mut first).await, Some(other));
         let waiting = tokio::spawn(async move { next(&mut first).await });
         tokio::task::yield_now().await;
-        let mut second = teller.listen();
+        let mut second = notifier.subscribe();
         assert_eq!(waiting.await.unwrap(), None);
         let waiting = tokio::spawn(async move { next(&mut second).await });
         tokio::task::yield_now().await;
-        teller.tell(one);
+        notifier.notify(one);
         assert_eq!(waiting.await.unwrap(), Some(one));
-        // Nobody listens now: nothing is kept.
-        teller.tell(other);
-        assert!(teller.state().changed.is_empty());
+        // Without a subscriber, changes are discarded.
+        notifier.notify(other);
+        assert!(notifier.0.lock().changed.is_empty());
     }
 }

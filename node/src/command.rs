@@ -1,5 +1,4 @@
-//! The programs that this node runs: the one place that starts them, waits for them and reads what they say.
-//! None may hang: each has a time limit.
+//! External commands: the one place that spawns them, waits for them and reads their output. Each has a timeout.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,16 +14,16 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// Where programs are looked for beside `PATH`, which often lacks the administrator's folders.
-const FURTHER_FOLDERS: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
+/// Directories that are searched after `PATH`, which often lacks those of the administrator.
+const EXTRA_PATH: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
-/// How much of what a program said is repeated to callers.
-const LONGEST_WORDS: usize = 200;
+/// The maximum length of command output in an error, in characters.
+const MAX_ERROR_LEN: usize = 200;
 
-/// How long a program may take that only speaks with the kernel.
-pub(crate) const QUICK: Duration = Duration::from_secs(20);
+/// The timeout of commands that only talk to the kernel.
+pub(crate) const COMMAND_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A program that the node needs.
+/// An external command that the node uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Tool {
     Ip,
@@ -39,14 +38,14 @@ pub(crate) enum Tool {
 }
 
 impl Tool {
-    /// What carrying networks takes.
+    /// Required for networks.
     pub(crate) const NETWORKS: [Self; 5] = [Self::Ip, Self::Bridge, Self::Nft, Self::Dnsmasq, Self::Ping];
 
-    /// What looking at images takes.
+    /// Required for inspecting and converting images.
     pub(crate) const IMAGES: [Self; 3] = [Self::QemuImg, Self::Gzip, Self::Xz];
 
-    /// What running machines takes.
-    pub(crate) const MACHINES: [Self; 1] = [Self::QemuSystem];
+    /// Required for running VMs.
+    pub(crate) const VMS: [Self; 1] = [Self::QemuSystem];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -62,7 +61,7 @@ impl Tool {
         }
     }
 
-    /// The Debian package that has it.
+    /// Returns the Debian package that contains it.
     pub(crate) fn package(self) -> &'static str {
         match self {
             Self::Ip | Self::Bridge => "iproute2",
@@ -77,7 +76,7 @@ impl Tool {
     }
 }
 
-/// What a program left.
+/// The result of a command.
 #[derive(Debug)]
 pub(crate) struct Output {
     pub(crate) status: ExitStatus,
@@ -85,84 +84,89 @@ pub(crate) struct Output {
     pub(crate) stderr: String,
 }
 
-/// The programs of this machine.
+/// The commands that are installed on this host.
 #[derive(Debug)]
 pub(crate) struct Commands {
-    found: BTreeMap<Tool, PathBuf>,
-    started: AtomicU64,
+    paths: BTreeMap<Tool, PathBuf>,
+    spawned: AtomicU64,
 }
 
 impl Commands {
-    /// Looks where the programs are.
+    /// Searches for all commands.
     pub(crate) fn find() -> Self {
         let path = std::env::var_os("PATH").unwrap_or_default();
-        let folders: Vec<PathBuf> =
-            std::env::split_paths(&path).chain(FURTHER_FOLDERS.iter().map(PathBuf::from)).collect();
-        let find =
-            |tool: Tool| folders.iter().map(|folder| folder.join(tool.name())).find(|file| is_program(file));
-        let tools = Tool::NETWORKS.into_iter().chain(Tool::IMAGES).chain(Tool::MACHINES);
-        let found = tools.filter_map(|tool| Some((tool, find(tool)?))).collect();
-        Self { found, started: AtomicU64::new(0) }
+        let dirs: Vec<PathBuf> =
+            std::env::split_paths(&path).chain(EXTRA_PATH.iter().map(PathBuf::from)).collect();
+        let find = |tool: Tool| dirs.iter().map(|dir| dir.join(tool.name())).find(|file| is_executable(file));
+        let tools = Tool::NETWORKS.into_iter().chain(Tool::IMAGES).chain(Tool::VMS);
+        let paths = tools.filter_map(|tool| Some((tool, find(tool)?))).collect();
+        Self { paths, spawned: AtomicU64::new(0) }
     }
 
     pub(crate) fn has(&self, tool: Tool) -> bool {
-        self.found.contains_key(&tool)
+        self.paths.contains_key(&tool)
     }
 
-    /// Where a program is.
+    /// Returns the path of a command, if it is installed.
     pub(crate) fn path(&self, tool: Tool) -> Option<&Path> {
-        self.found.get(&tool).map(PathBuf::as_path)
+        self.paths.get(&tool).map(PathBuf::as_path)
     }
 
-    /// How many programs were started so far.
-    pub(crate) fn started(&self) -> u64 {
-        self.started.load(Ordering::Relaxed)
+    /// Returns how many processes were spawned so far.
+    pub(crate) fn spawned(&self) -> u64 {
+        self.spawned.load(Ordering::Relaxed)
     }
 
-    /// The same programs, of which none was started.
-    pub(crate) fn afresh(&self) -> Self {
-        Self { found: self.found.clone(), started: AtomicU64::new(0) }
+    /// Returns a copy that counts spawned processes from zero.
+    pub(crate) fn clone_uncounted(&self) -> Self {
+        Self { paths: self.paths.clone(), spawned: AtomicU64::new(0) }
     }
 
-    /// Runs a program in the namespaces of this thread and refuses what it refuses, in its own words: the first of
-    /// them for the caller, all for the log.
-    pub(crate) fn run(&self, tool: Tool, arguments: &[&str], input: &str, limit: Duration) -> Result<Output> {
-        let output = self.try_run(tool, arguments, input, limit)?;
+    /// Runs a command in the namespaces of this thread. If it fails, the error has the first line of its output, and
+    /// the log has more.
+    pub(crate) fn run(
+        &self,
+        tool: Tool,
+        arguments: &[&str],
+        input: &str,
+        timeout: Duration,
+    ) -> Result<Output> {
+        let output = self.try_run(tool, arguments, input, timeout)?;
         if output.status.success() {
             return Ok(output);
         }
-        let words = if output.stderr.trim().is_empty() { &output.stdout } else { &output.stderr };
-        let words: Vec<&str> = words.lines().map(str::trim).filter(|line| !line.is_empty()).take(4).collect();
-        let (program, said) = (tool.name(), words.join("; "));
-        tracing::info!(program, said, line = culprit(input, &words), "a program failed");
-        let first = words.first().map_or_else(|| output.status.to_string(), |word| (*word).to_owned());
+        let text = if output.stderr.trim().is_empty() { &output.stdout } else { &output.stderr };
+        let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).take(4).collect();
+        let (program, messages) = (tool.name(), lines.join("; "));
+        tracing::info!(program, messages, line = failed_line(input, &lines), "command failed");
+        let first = lines.first().map_or_else(|| output.status.to_string(), |line| (*line).to_owned());
         let first = first.strip_prefix(&format!("{program}: ")).unwrap_or(&first);
         Err(Error::Unavailable(format!(
             "{program}: {}",
-            first.chars().take(LONGEST_WORDS).collect::<String>()
+            first.chars().take(MAX_ERROR_LEN).collect::<String>()
         )))
     }
 
-    /// Runs a program; that it fails is not an error here.
+    /// Runs a command; a nonzero exit status is not an error.
     pub(crate) fn try_run(
         &self,
         tool: Tool,
         arguments: &[&str],
         input: &str,
-        limit: Duration,
+        timeout: Duration,
     ) -> Result<Output> {
         let name = tool.name();
-        let program = self.found.get(&tool).ok_or_else(|| {
+        let program = self.paths.get(&tool).ok_or_else(|| {
             Error::Conflict(format!("the program {name} is missing (Debian package {})", tool.package()))
         })?;
-        // Memory files rather than pipes: neither side can ever wait for the other.
-        let failed = |error: std::io::Error| Error::Unavailable(format!("{name}: cannot be run: {error}"));
+        // Memory files rather than pipes: neither side can block the other.
+        let failed = |error: std::io::Error| Error::Unavailable(format!("failed to run {name}: {error}"));
         let mut stdin = memory_file().map_err(failed)?;
         stdin.write_all(input.as_bytes()).map_err(failed)?;
         stdin.rewind().map_err(failed)?;
         let mut stdout = memory_file().map_err(failed)?;
         let mut stderr = memory_file().map_err(failed)?;
-        self.started.fetch_add(1, Ordering::Relaxed);
+        self.spawned.fetch_add(1, Ordering::Relaxed);
         let mut child = Command::new(program)
             .args(arguments)
             .env("LC_ALL", "C")
@@ -172,7 +176,7 @@ impl Commands {
             .stderr(stderr.try_clone().map_err(failed)?)
             .spawn()
             .map_err(failed)?;
-        let status = wait(&mut child, limit).map_err(failed)?;
+        let status = wait(&mut child, timeout).map_err(failed)?;
         let read = |file: &mut File| -> Result<String> {
             let mut bytes = Vec::new();
             file.rewind().and_then(|()| file.read_to_end(&mut bytes)).map_err(failed)?;
@@ -181,19 +185,20 @@ impl Commands {
         let output = |status, stdout, stderr| Output { status, stdout, stderr };
         match status {
             Some(status) => Ok(output(status, read(&mut stdout)?, read(&mut stderr)?)),
-            None => Err(Error::Unavailable(format!("{name}: did not end within {} s", limit.as_secs()))),
+            None => Err(Error::Unavailable(format!("{name}: timed out after {} s", timeout.as_secs()))),
         }
     }
 }
 
-/// The line of a batch that a program complained about, for the log.
-fn culprit<'a>(input: &'a str, words: &[&str]) -> &'a str {
-    let line = words.iter().find_map(|word| word.strip_prefix("Command failed -:")?.parse::<usize>().ok());
-    let text = line.and_then(|number| input.lines().nth(number.checked_sub(1)?));
-    text.unwrap_or_default()
+/// Returns the line of a batch that failed according to the command's messages, or an empty string.
+fn failed_line<'a>(input: &'a str, messages: &[&str]) -> &'a str {
+    let number =
+        messages.iter().find_map(|message| message.strip_prefix("Command failed -:")?.parse::<usize>().ok());
+    let line = number.and_then(|number| input.lines().nth(number.checked_sub(1)?));
+    line.unwrap_or_default()
 }
 
-fn is_program(file: &Path) -> bool {
+fn is_executable(file: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
     file.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
 }
@@ -202,33 +207,27 @@ fn memory_file() -> std::io::Result<File> {
     Ok(File::from(memfd_create(c"muster", MFdFlags::MFD_CLOEXEC)?))
 }
 
-/// Waits for a child, which is killed when its time is over.
-fn wait(child: &mut Child, limit: Duration) -> std::io::Result<Option<ExitStatus>> {
-    let ended = i32::try_from(child.id())
-        .ok()
-        .and_then(Pid::from_raw)
-        .map(|pid| pidfd_open(pid, PidfdFlags::empty()))
-        .transpose();
-    let ended = match ended {
-        Ok(Some(process)) => wait_readable(&process, limit),
-        Ok(None) => Ok(true),
-        Err(error) => Err(error.into()),
-    };
-    if matches!(ended, Ok(true)) {
+/// Waits for a child, and kills it after the timeout.
+fn wait(child: &mut Child, timeout: Duration) -> std::io::Result<Option<ExitStatus>> {
+    let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty());
+    let exited = pidfd.map_err(std::io::Error::from).and_then(|pidfd| wait_readable(&pidfd, timeout));
+    if matches!(exited, Ok(true)) {
         return child.wait().map(Some);
     }
     child.kill()?;
     child.wait()?;
-    ended.map(|_| None)
+    exited.map(|_| None)
 }
 
-/// Waits until a file has something to say; of a process that is its end.
-pub(crate) fn wait_readable(file: &impl AsFd, limit: Duration) -> std::io::Result<bool> {
-    let deadline = Instant::now() + limit;
+/// Waits until a file descriptor is readable, which a pidfd is when its process has exited. Returns `false` after the
+/// timeout.
+pub(crate) fn wait_readable(file: &impl AsFd, timeout: Duration) -> std::io::Result<bool> {
+    let deadline = Instant::now() + timeout;
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let left = PollTimeout::try_from(left.as_millis().min(60_000)).unwrap_or(PollTimeout::ZERO);
-        match poll(&mut [PollFd::new(file.as_fd(), PollFlags::POLLIN)], left) {
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        let remaining = PollTimeout::try_from(remaining.as_millis().min(60_000))
+            .expect("a minute in milliseconds fits into poll's timeout");
+        match poll(&mut [PollFd::new(file.as_fd(), PollFlags::POLLIN)], remaining) {
             Ok(0) if Instant::now() >= deadline => return Ok(false),
             Ok(0) | Err(nix::Error::EINTR) => {}
             Ok(_) => return Ok(true),
@@ -242,50 +241,50 @@ mod tests {
     use super::*;
 
     fn with(tool: Tool, program: &str) -> Commands {
-        Commands { found: [(tool, PathBuf::from(program))].into(), started: AtomicU64::new(0) }
+        Commands { paths: [(tool, PathBuf::from(program))].into(), spawned: AtomicU64::new(0) }
     }
 
     #[test]
-    fn what_a_program_says_comes_back() {
+    fn returns_output_and_reports_failures() {
         let commands = with(Tool::Ip, "/bin/cat");
         let long = "x".repeat(1 << 20);
-        assert_eq!(commands.run(Tool::Ip, &["-"], &long, QUICK).unwrap().stdout, long);
-        assert_eq!(commands.started(), 1);
-        let refusal = commands.run(Tool::Ip, &["/nonsense"], "", QUICK).unwrap_err();
+        assert_eq!(commands.run(Tool::Ip, &["-"], &long, COMMAND_TIMEOUT).unwrap().stdout, long);
+        assert_eq!(commands.spawned(), 1);
+        let refusal = commands.run(Tool::Ip, &["/nonsense"], "", COMMAND_TIMEOUT).unwrap_err();
         assert!(matches!(refusal, Error::Unavailable(_)), "{refusal:?}");
         let refusal = refusal.to_string();
         assert!(refusal.starts_with("ip: ") && refusal.contains("No such file"), "{refusal}");
-        let refusal = commands.run(Tool::Nft, &[], "", QUICK).unwrap_err().to_string();
+        let refusal = commands.run(Tool::Nft, &[], "", COMMAND_TIMEOUT).unwrap_err().to_string();
         assert!(refusal.contains("Debian package nftables"), "{refusal}");
     }
 
     #[test]
-    fn only_the_first_line_of_a_failure_is_repeated_and_not_at_any_length() {
+    fn error_has_the_first_line_of_output_truncated() {
         let commands = with(Tool::Dnsmasq, "/bin/sh");
         let refusal = |script: &str| {
-            let refusal = commands.run(Tool::Dnsmasq, &["-c", script], "", QUICK).unwrap_err();
+            let refusal = commands.run(Tool::Dnsmasq, &["-c", script], "", COMMAND_TIMEOUT).unwrap_err();
             assert!(matches!(refusal, Error::Unavailable(_)), "{refusal:?}");
             refusal.to_string()
         };
         assert_eq!(refusal("echo >&2; echo 'dnsmasq: no' >&2; echo more >&2; exit 1"), "dnsmasq: no");
         assert_eq!(
             refusal("printf %5000s x | tr ' ' y >&2; exit 1").len(),
-            "dnsmasq: ".len() + LONGEST_WORDS
+            "dnsmasq: ".len() + MAX_ERROR_LEN
         );
         assert_eq!(refusal("exit 3"), "dnsmasq: exit status: 3");
     }
 
     #[test]
-    fn a_program_that_hangs_is_killed() {
+    fn kills_command_after_timeout() {
         let commands = with(Tool::Ping, "/bin/sleep");
         let refusal = commands.run(Tool::Ping, &["600"], "", Duration::from_millis(50)).unwrap_err();
-        assert!(refusal.to_string().contains("did not end"), "{refusal}");
+        assert!(refusal.to_string().contains("timed out"), "{refusal}");
     }
 
     #[test]
-    fn the_line_of_a_batch_that_failed_is_named() {
+    fn finds_the_failed_line_of_a_batch() {
         let input = "link add a type bridge\nlink set b up\n";
-        assert_eq!(culprit(input, &["Cannot find device \"b\"", "Command failed -:2"]), "link set b up");
-        assert_eq!(culprit(input, &["Command failed -:9"]), "");
+        assert_eq!(failed_line(input, &["Cannot find device \"b\"", "Command failed -:2"]), "link set b up");
+        assert_eq!(failed_line(input, &["Command failed -:9"]), "");
     }
 }

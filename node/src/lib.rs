@@ -1,4 +1,4 @@
-//! What runs on one machine of a cluster. The control plane reaches it only through
+//! The node side of Muster: networks, storage and VMs of one host. The control plane uses it only through
 //! [`muster_types::node::NodeApi`].
 
 mod changes;

@@ -1,9 +1,9 @@
-//! What this machine cannot do, and why.
+//! Detects which features this host lacks, and why.
 
 use std::collections::BTreeMap;
 use std::fs;
 
-use muster_types::node::Limit;
+use muster_types::node::HostFeature;
 
 use crate::command::{Commands, Tool};
 use crate::network;
@@ -11,24 +11,27 @@ use crate::network;
 const CAP_NET_ADMIN: (u32, &str) = (12, "CAP_NET_ADMIN");
 const CAP_SYS_ADMIN: (u32, &str) = (21, "CAP_SYS_ADMIN");
 
-/// Looks at the rights of this process, its programs, its devices and its kernel; `images` and `machines` were tried
-/// already.
-pub(crate) fn find(
+/// Checks capabilities, commands, devices and the kernel. `images` and `vms` are the results of earlier checks.
+pub(crate) fn detect(
     commands: &Commands,
     images: Option<String>,
-    machines: &[(Limit, String)],
-) -> BTreeMap<Limit, String> {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    vms: &[(HostFeature, String)],
+) -> BTreeMap<HostFeature, String> {
     let missing: Vec<Tool> = Tool::NETWORKS.into_iter().filter(|tool| !commands.has(*tool)).collect();
-    let lacking = || Some(format!("carrying networks needs a kernel with {}", network::lacking(commands)?));
-    let networks = networks(effective(&status), &missing).or_else(lacking);
+    let lacking = || Some(format!("networks need a kernel with {}", network::lacking(commands)?));
+    let networks = match fs::read_to_string("/proc/self/status") {
+        Ok(status) => networks(effective_capabilities(&status), &missing).or_else(lacking),
+        Err(error) => Some(format!("failed to read the capabilities of this process: {error}")),
+    };
     let taps = fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun").err();
-    let taps = taps.map(|error| format!("connecting guests needs /dev/net/tun: {error}"));
-    let found = [(Limit::Networks, networks), (Limit::Taps, taps), (Limit::Images, images)];
-    let found = found.into_iter().filter_map(|(limit, why)| Some((limit, why?)));
-    found.chain(machines.iter().cloned()).collect()
+    let taps = taps.map(|error| format!("tap devices need /dev/net/tun: {error}"));
+    let limits =
+        [(HostFeature::Networks, networks), (HostFeature::Taps, taps), (HostFeature::Images, images)];
+    let limits = limits.into_iter().filter_map(|(feature, reason)| Some((feature, reason?)));
+    limits.chain(vms.iter().cloned()).collect()
 }
 
+/// Returns why networks are not possible, if so.
 fn networks(capabilities: u64, missing: &[Tool]) -> Option<String> {
     let lacks: Vec<&str> = [CAP_NET_ADMIN, CAP_SYS_ADMIN]
         .into_iter()
@@ -37,23 +40,23 @@ fn networks(capabilities: u64, missing: &[Tool]) -> Option<String> {
         .collect();
     if !lacks.is_empty() {
         return Some(format!(
-            "carrying networks needs CAP_NET_ADMIN and CAP_SYS_ADMIN (run as root): missing {}",
+            "networks need CAP_NET_ADMIN and CAP_SYS_ADMIN (run as root): missing {}",
             lacks.join(", ")
         ));
     }
     let program = |tool: &Tool| format!("{} (Debian package {})", tool.name(), tool.package());
     match missing {
         [] => None,
-        [tool] => Some(format!("carrying networks needs the program {}", program(tool))),
+        [tool] => Some(format!("networks need the program {}", program(tool))),
         tools => {
             let programs: Vec<String> = tools.iter().map(program).collect();
-            Some(format!("carrying networks needs the programs {}", programs.join(", ")))
+            Some(format!("networks need the programs {}", programs.join(", ")))
         }
     }
 }
 
-/// The rights that are in effect, from `/proc/self/status`.
-fn effective(status: &str) -> u64 {
+/// Parses the effective capabilities from `/proc/self/status`.
+fn effective_capabilities(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     line.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok()).unwrap_or(0)
 }
@@ -63,22 +66,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_right_or_program_is_named() {
-        let all = effective("Name:\tx\nCapEff:\t000001fffeffffff\n");
+    fn names_missing_capabilities_and_programs() {
+        let all = effective_capabilities("Name:\tx\nCapEff:\t000001fffeffffff\n");
         assert_eq!(networks(all, &[]), None);
         assert_eq!(
             networks(all & !(1 << 12), &[Tool::Nft]).unwrap(),
-            "carrying networks needs CAP_NET_ADMIN and CAP_SYS_ADMIN (run as root): missing CAP_NET_ADMIN"
+            "networks need CAP_NET_ADMIN and CAP_SYS_ADMIN (run as root): missing CAP_NET_ADMIN"
         );
         assert_eq!(
             networks(all, &[Tool::Dnsmasq]).unwrap(),
-            "carrying networks needs the program dnsmasq (Debian package dnsmasq-base)"
+            "networks need the program dnsmasq (Debian package dnsmasq-base)"
         );
         assert!(
             networks(all, &[Tool::Ip, Tool::Nft])
                 .unwrap()
                 .contains("programs ip (Debian package iproute2), nft")
         );
-        assert_eq!(effective("nonsense"), 0);
+        assert_eq!(effective_capabilities("nonsense"), 0);
     }
 }

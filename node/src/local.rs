@@ -1,4 +1,4 @@
-//! The node that is this machine.
+//! The node that manages the host it runs on.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -8,7 +8,7 @@ use std::sync::Arc;
 use muster_types::guest::GuestApi;
 use muster_types::ids::NetworkId;
 use muster_types::network::{NetworkPlan, NetworkReport, NetworkUsage, PingResult};
-use muster_types::node::{FoundNetwork, Limit, NodeApi, NodeFuture, NodeIdentity, NodeReport};
+use muster_types::node::{FoundNetwork, HostFeature, NodeApi, NodeFuture, NodeIdentity, NodeReport};
 use muster_types::settings::Settings;
 use muster_types::storage::StorageApi;
 use muster_types::vm::VmApi;
@@ -21,53 +21,53 @@ use crate::guest::{Contacts, LocalGuests};
 use crate::image::Images;
 use crate::network::{self, Networks};
 use crate::storage::FileStorage;
-use crate::vm::LocalMachines;
+use crate::vm::LocalVms;
 use crate::{host, limits};
 
-/// How many pings run at the same time; the others wait.
-const PINGS_AT_ONCE: usize = 16;
+/// The maximum number of concurrent pings; further ones wait.
+const MAX_CONCURRENT_PINGS: usize = 16;
 
-/// This machine.
+/// The node of this host.
 #[derive(Debug)]
 pub struct LocalNode {
     identity: NodeIdentity,
-    folder: PathBuf,
+    storage_dir: PathBuf,
     storage: Arc<FileStorage>,
-    machines: LocalMachines,
+    vms: LocalVms,
     guests: LocalGuests,
     reserved_memory_mb: u64,
     reserved_disk_gb: f64,
     reserved_cpus: u64,
     networks: Arc<Networks>,
     pings: Arc<Semaphore>,
-    limits: BTreeMap<Limit, String>,
+    limits: BTreeMap<HostFeature, String>,
     mesh_nic: String,
     api_url: String,
 }
 
 impl LocalNode {
-    /// `id` was kept from the first start; `storage` is where disks and images are.
+    /// Creates the node. `id` is persistent across restarts; `storage` is the directory of disks and images.
     #[must_use]
     pub fn new(id: muster_types::ids::NodeId, settings: &Settings, storage: &Path) -> Self {
-        let or =
-            |given: &str, found: fn() -> String| if given.is_empty() { found() } else { given.to_owned() };
+        let or_default =
+            |set: &str, default: fn() -> String| if set.is_empty() { default() } else { set.to_owned() };
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "a reservation of memory"
+            reason = "the value is not negative and far below the range of u64"
         )]
         let reserved_memory_mb = (settings.node_ram_reservation_gb.max(0.0) * 1024.0) as u64;
         let commands = Commands::find();
         let images = Images::new(&commands, settings);
-        let no_images = images.limit();
+        let image_limit = images.limit();
         let files = Arc::new(FileStorage::new(storage, images));
-        let name = or(&settings.node_name, host::name);
-        let ip = or(&settings.node_mesh_ip, host::address);
+        let name = or_default(&settings.node_name, host::hostname);
+        let ip = or_default(&settings.node_mesh_ip, host::primary_address);
         let contacts = Arc::new(Contacts::default());
-        let machines = LocalMachines::new(storage, files.clone(), &commands, (&name, &ip), contacts.clone());
-        let limits = limits::find(&commands, no_images, machines.limits());
-        for (limit, reason) in &limits {
-            tracing::warn!(%limit, %reason, "this machine cannot do everything");
+        let vms = LocalVms::new(storage, files.clone(), &commands, (&name, &ip), contacts.clone());
+        let limits = limits::detect(&commands, image_limit, vms.limits());
+        for (feature, reason) in &limits {
+            tracing::warn!(%feature, %reason, "host lacks an optional feature");
         }
         Self {
             identity: NodeIdentity {
@@ -80,22 +80,22 @@ impl LocalNode {
                 is_network_node: settings.node_is_network_node,
                 is_database_node: settings.node_is_database_node,
             },
-            folder: storage.to_owned(),
+            storage_dir: storage.to_owned(),
             storage: files,
-            machines,
+            vms,
             guests: LocalGuests::new(contacts),
             reserved_memory_mb,
             reserved_disk_gb: settings.node_disk_reservation_gb,
             reserved_cpus: settings.node_cpu_reservation_threads,
-            networks: Arc::new(Networks::new(commands.afresh(), &settings.node_egress_nic)),
-            pings: Arc::new(Semaphore::new(PINGS_AT_ONCE)),
+            networks: Arc::new(Networks::new(commands.clone_uncounted(), &settings.node_egress_nic)),
+            pings: Arc::new(Semaphore::new(MAX_CONCURRENT_PINGS)),
             limits,
             mesh_nic: settings.node_mesh_nic.clone(),
             api_url: String::new(),
         }
     }
 
-    /// Says where the daemon serves the API to the other nodes.
+    /// Sets the URL at which the daemon serves the API to the other nodes.
     #[must_use]
     pub fn with_api_url(self, url: String) -> Self {
         if let Some(port) = port(&url) {
@@ -104,13 +104,13 @@ impl LocalNode {
         Self { api_url: url, ..self }
     }
 
-    /// How many programs this node has run so far; a node whose networks are well runs none.
+    /// Returns how many commands were run for networks so far; none are needed while all networks are in sync.
     #[must_use]
     pub fn programs_run(&self) -> u64 {
-        self.networks.commands().started()
+        self.networks.commands().spawned()
     }
 
-    /// Does something about networks that blocks.
+    /// Runs blocking work on networks.
     fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Networks) -> Result<T> + Send + 'static,
@@ -119,20 +119,20 @@ impl LocalNode {
         Box::pin(async move {
             tokio::task::spawn_blocking(move || work(&networks))
                 .await
-                .map_err(|error| Error::Internal(format!("work on networks ended early: {error}")))?
+                .map_err(|error| Error::Internal(format!("network task failed: {error}")))?
         })
     }
 
     fn require_networks(&self) -> Result<()> {
-        self.limits.get(&Limit::Networks).map_or(Ok(()), |reason| Err(Error::Conflict(reason.clone())))
+        self.limits.get(&HostFeature::Networks).map_or(Ok(()), |reason| Err(Error::Conflict(reason.clone())))
     }
 
-    fn look(&self) -> NodeReport {
+    fn inspect_host(&self) -> std::io::Result<NodeReport> {
         let (cpus, load, memory, disk) =
-            (host::cpus(), host::load(), host::memory(), host::disk(&self.folder));
-        let (received, sent) = host::network();
-        let process = host::process();
-        let mut resources = flags(&self.identity);
+            (host::cpus(), host::load()?, host::memory()?, host::disk_space(&self.storage_dir));
+        let (received, sent) = host::network_bytes()?;
+        let process = host::process_usage()?;
+        let mut resources = role_flags(&self.identity);
         let facts = json!({
             "cpu_max": cpus,
             "cpu_available": cpus,
@@ -154,24 +154,26 @@ impl LocalNode {
         if let Value::Object(facts) = facts {
             resources.extend(facts);
         }
-        resources.extend(self.machines.resources());
+        resources.extend(self.vms.resources());
         let mesh_mtu = network::mesh_mtu(self.identity.ip.parse().ok(), &self.mesh_nic);
-        NodeReport {
+        Ok(NodeReport {
             resources,
-            process_metrics: metrics(process),
+            process_metrics: process_metrics(process),
             limits: self.limits.clone(),
-            mesh_mtu: mesh_mtu.inspect_err(|error| tracing::warn!(%error, "mesh not looked at")).ok(),
+            mesh_mtu: mesh_mtu
+                .inspect_err(|error| tracing::warn!(%error, "failed to determine the MTU of the mesh"))
+                .ok(),
             api_url: self.api_url.clone(),
-            screens: self.machines.screens(),
-        }
+            display: self.vms.display_identity(),
+        })
     }
 }
 
-/// The port of a URL.
+/// Returns the port of a URL.
 fn port(url: &str) -> Option<u16> {
     let (scheme, rest) = url.split_once("://")?;
     let host = rest.split('/').next()?;
-    // Colons within brackets are of an IPv6 address.
+    // Colons within brackets belong to an IPv6 address.
     match host.rsplit(']').next()?.rsplit_once(':') {
         Some((_, port)) => port.parse().ok(),
         None => {
@@ -180,8 +182,8 @@ fn port(url: &str) -> Option<u16> {
     }
 }
 
-/// What a node is, as the `resources` event repeats it.
-pub(crate) fn flags(identity: &NodeIdentity) -> Map<String, Value> {
+/// Returns the roles of a node as fields of the `resources` event.
+pub(crate) fn role_flags(identity: &NodeIdentity) -> Map<String, Value> {
     let mut flags = Map::new();
     flags.insert("is_hypervisor".into(), identity.is_hypervisor.into());
     flags.insert("is_network_node".into(), identity.is_network_node.into());
@@ -189,7 +191,7 @@ pub(crate) fn flags(identity: &NodeIdentity) -> Map<String, Value> {
     flags
 }
 
-pub(crate) fn metrics(process: host::Process) -> Map<String, Value> {
+pub(crate) fn process_metrics(process: host::ProcessUsage) -> Map<String, Value> {
     let fraction = if process.age_seconds > 0.0 { process.cpu_seconds / process.age_seconds } else { 0.0 };
     let mut metrics = Map::new();
     metrics.insert("process_cpu_time_muster".into(), process.cpu_seconds.into());
@@ -205,9 +207,10 @@ impl NodeApi for LocalNode {
 
     fn report(&self) -> NodeFuture<'_, NodeReport> {
         Box::pin(async {
-            // Whoever places machines must know of all that run here.
-            self.machines.ready().await;
-            Ok(self.look())
+            // The scheduler must know all VMs that run here.
+            self.vms.recovered().await;
+            self.inspect_host()
+                .map_err(|error| Error::Internal(format!("failed to inspect the host: {error}")))
         })
     }
 
@@ -222,8 +225,8 @@ impl NodeApi for LocalNode {
     }
 
     fn remove_network(&self, network: FoundNetwork) -> NodeFuture<'_, ()> {
-        if self.limits.contains_key(&Limit::Networks) {
-            // It never had any, unless it could do more once.
+        if self.limits.contains_key(&HostFeature::Networks) {
+            // There is nothing to remove, unless the host once had the feature.
             let result = if Networks::has_traces(network.id) { self.require_networks() } else { Ok(()) };
             return Box::pin(async { result });
         }
@@ -231,7 +234,7 @@ impl NodeApi for LocalNode {
     }
 
     fn find_networks(&self) -> NodeFuture<'_, Vec<FoundNetwork>> {
-        if self.limits.contains_key(&Limit::Networks) {
+        if self.limits.contains_key(&HostFeature::Networks) {
             return Box::pin(async { Ok(Vec::new()) });
         }
         self.blocking(Networks::find)
@@ -240,18 +243,19 @@ impl NodeApi for LocalNode {
     fn ping(&self, network: NetworkId, address: Ipv4Addr) -> NodeFuture<'_, PingResult> {
         Box::pin(async move {
             self.require_networks()?;
-            let ended = |error: &dyn std::fmt::Display| Error::Internal(format!("ping ended early: {error}"));
-            let permit = self.pings.clone().acquire_owned().await.map_err(|error| ended(&error))?;
+            let failed =
+                |error: &dyn std::fmt::Display| Error::Internal(format!("ping task failed: {error}"));
+            let permit = self.pings.clone().acquire_owned().await.map_err(|error| failed(&error))?;
             let (networks, (answer, answered)) = (self.networks.clone(), oneshot::channel());
-            // In a thread of its own: the common ones look after networks, and pings take their time. It goes on
-            // when nobody waits for it any more, hence it holds the permit.
+            // On a separate thread, because slow pings would exhaust the blocking pool that reconciles networks. The
+            // thread owns the permit, because it continues when the caller gives up.
             let work = move || {
                 let result = networks.ping(network, address);
                 drop(permit);
                 let _ = answer.send(result);
             };
-            std::thread::Builder::new().name("ping".into()).spawn(work).map_err(|error| ended(&error))?;
-            answered.await.map_err(|error| ended(&error))?
+            std::thread::Builder::new().name("ping".into()).spawn(work).map_err(|error| failed(&error))?;
+            answered.await.map_err(|error| failed(&error))?
         })
     }
 
@@ -260,7 +264,7 @@ impl NodeApi for LocalNode {
     }
 
     fn vms(&self) -> &dyn VmApi {
-        &self.machines
+        &self.vms
     }
 
     fn guests(&self) -> &dyn GuestApi {
@@ -277,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_port_of_the_api_is_read_from_its_url() {
+    fn parses_the_port_of_a_url() {
         for (url, expected) in [
             ("http://10.0.0.1:13000", Some(13000)),
             ("https://[fd00::1]:13001/x:2", Some(13001)),

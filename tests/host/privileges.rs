@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::machine::{World, id};
 use crate::{PATIENCE, SOON, enter};
 
-const REASON: &str = "carrying networks needs CAP_NET_ADMIN and CAP_SYS_ADMIN (run as root): missing \
+const REASON: &str = "networks need CAP_NET_ADMIN and CAP_SYS_ADMIN (run as root): missing \
                       CAP_NET_ADMIN, CAP_SYS_ADMIN";
 
 #[test]

@@ -48,6 +48,9 @@ pub enum Error {
     /// Something we depend on is away; the same request may work later.
     #[error("{0}")]
     Unavailable(String),
+    /// Another process on the node uses a console port of the VM; another port may work.
+    #[error("{0}")]
+    PortInUse(String),
     /// The operator has not set what this needs.
     #[error("{0}")]
     Unconfigured(String),

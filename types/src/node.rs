@@ -1,10 +1,10 @@
-//! Nodes, and the seam between the control plane and a node.
+//! Nodes, and the interface between the control plane and a node.
 //!
 //! ```text
 //! created ◀──check-in──▶ stopping ──▶ stopped
 //!    │  ▲
 //!    ▼  │ check-in
-//! missing ──ten times as long──▶ error        any but deleted ──delete──▶ deleted
+//! missing ──ten times as long──▶ error        any state but deleted ──delete──▶ deleted
 //! ```
 
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ use crate::storage::StorageApi;
 use crate::vm::{DisplayIdentity, VmApi};
 
 words! {
-    /// The life of a node.
+    /// The lifecycle state of a node.
     NodeState {
         Created = "created",
         Stopping = "stopping",
@@ -37,7 +37,7 @@ words! {
 }
 
 impl NodeState {
-    /// Whether a node may go from here to `next`.
+    /// Returns whether a node may change from this state to `next`.
     #[must_use]
     pub fn may_become(self, next: Self) -> bool {
         match (self, next) {
@@ -56,7 +56,7 @@ impl NodeState {
     }
 }
 
-/// Who a node is: what it says of itself when it joins.
+/// The identity that a node announces when it joins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeIdentity {
     pub id: NodeId,
@@ -69,88 +69,87 @@ pub struct NodeIdentity {
     pub is_database_node: bool,
 }
 
-/// What a node observed of itself just now.
+/// A node's current observations of its host.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct NodeReport {
-    /// The `resources` event: processors, memory, disks, load.
+    /// The `resources` event: CPUs, memory, disks, load.
     pub resources: Map<String, Value>,
-    /// Processor use of the daemon's processes.
+    /// CPU usage of the daemon.
     pub process_metrics: Map<String, Value>,
-    /// What this machine cannot do, and why.
+    /// The features that the host lacks, each with the reason.
     #[serde(default)]
-    pub limits: BTreeMap<Limit, String>,
-    /// The largest frame that the way to the other nodes takes.
+    pub limits: BTreeMap<HostFeature, String>,
+    /// The MTU of the path to the other nodes.
     #[serde(default)]
     pub mesh_mtu: Option<u32>,
-    /// Where the node's daemon serves the API to the other nodes.
+    /// The URL at which the node's daemon serves the API to the other nodes.
     #[serde(default)]
     pub api_url: String,
-    /// Of a node whose screens speak TLS.
-    #[serde(default)]
-    pub screens: Option<DisplayIdentity>,
+    /// Set on a node that serves displays over TLS.
+    #[serde(default, rename = "screens")]
+    pub display: Option<DisplayIdentity>,
 }
 
 words! {
-    /// Something that not every machine can do.
-    Limit {
-        /// Bridges, tunnels, rules and name servers.
+    /// A feature that a host may lack.
+    HostFeature {
+        /// Bridges, tunnels, firewall rules, DHCP and DNS.
         Networks = "networks",
-        /// Devices that connect a guest to a network.
+        /// Tap devices, which connect guests to networks.
         Taps = "taps",
-        /// Looking at and converting disk images.
+        /// Inspecting and converting disk images.
         Images = "images",
-        /// Running machines.
-        VmApi = "machines",
-        /// Running machines at full speed.
+        /// Running VMs.
+        Vms = "machines",
+        /// Running VMs with hardware virtualization.
         Kvm = "kvm",
     }
 }
 
-/// A future that a node hands out.
+/// The future returned by every call to a node.
 pub type NodeFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
 
-/// Everything that the control plane may ask of a node. Implemented by this machine, by another machine
-/// over HTTP, and by a simulated node.
+/// The interface between the control plane and a node. Implemented by this host and by simulated nodes.
 pub trait NodeApi: Send + Sync {
     fn identity(&self) -> &NodeIdentity;
 
-    /// Looks at the machine and reports.
+    /// Inspects the host.
     fn report(&self) -> NodeFuture<'_, NodeReport>;
 
-    /// Makes networks be as their plans say, each on its own: one that fails does not hold up the others. What
-    /// already is as it should be is left alone, so that this may be called at any time.
+    /// Reconciles networks with their plans, independently of each other: one failure does not affect the others.
+    /// Networks that are in sync are not touched, so this may be called at any time.
     fn ensure_networks<'a>(&'a self, plans: &'a [NetworkPlan]) -> NodeFuture<'a, Vec<Result<NetworkReport>>>;
 
-    /// Removes everything that this node has of a network. Nothing there is no error.
+    /// Removes everything that this node has of a network. Succeeds if there is nothing.
     fn remove_network(&self, network: FoundNetwork) -> NodeFuture<'_, ()>;
 
-    /// The networks of which this node has something, whether it should or not.
+    /// Returns every network of which this node has at least some devices or rules, expected or not.
     fn find_networks(&self) -> NodeFuture<'_, Vec<FoundNetwork>>;
 
     /// Pings an address from the router of a network.
     fn ping(&self, network: NetworkId, address: Ipv4Addr) -> NodeFuture<'_, PingResult>;
 
-    /// Its disk.
+    /// Returns the node's storage.
     fn storage(&self) -> &dyn StorageApi;
 
-    /// Its machines.
+    /// Returns the node's VMs.
     fn vms(&self) -> &dyn VmApi;
 
-    /// What runs inside its machines.
+    /// Returns the agents inside the node's VMs.
     fn guests(&self) -> &dyn GuestApi;
 
-    /// What passed the router of a network; nothing if it is not here.
+    /// Returns the traffic counters of a network's router, or `None` if the router is not on this node.
     fn network_usage(&self, network: FoundNetwork) -> NodeFuture<'_, Option<NetworkUsage>>;
 }
 
-/// A network by what is left of it on a node.
+/// A network of which a node has at least some devices or rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FoundNetwork {
     pub id: NetworkId,
     pub vxid: u32,
 }
 
-/// A node as the API answers it.
+/// A node in API responses.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct NodeRecord {
     pub uuid: NodeId,
@@ -170,12 +169,12 @@ pub struct NodeRecord {
     pub is_etcd_master: bool,
     pub is_eventlog_node: bool,
     pub is_cluster_maintainer: bool,
-    /// Whether the node is made up by `--simulate`.
+    /// Whether the node is simulated (`--simulate`).
     pub simulated: bool,
-    /// Whom viewers should find behind the screens of the node's instances.
+    /// The certificate subject by which viewers verify the displays of the node's instances.
     #[serde(default)]
     pub spice_server_cert_subject: Option<String>,
-    /// What the machine cannot do, and why.
+    /// The features that the host lacks, each with the reason.
     #[serde(default)]
     #[schema(value_type = Object)]
     pub limits: BTreeMap<String, String>,

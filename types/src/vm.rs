@@ -1,15 +1,15 @@
-//! VmApi: what an instance is on its node, and everything that the control plane may ask about them.
+//! VMs: what a node runs for an instance, and the interface by which the control plane manages them.
 //!
 //! ```text
 //! build ──▶ (files) ──start──▶ on ◀──pause, resume──▶ paused
 //!              ▲               │ │ │
-//!              │   stop, or the guest switches itself off: off
+//!              │   stop, or the guest powers off: off
 //!              │               │ └── its process dies: crashed
 //!              │               └──── the whole host went down: lost
-//!              └───────────────start again, from each of these;  remove, from anywhere: nothing is left
+//!              └───────────────start again, from each of these;  remove, from any state: nothing remains
 //! ```
 //!
-//! A machine outlives the daemon that started it: the next one finds it again. Every call may be repeated.
+//! A VM outlives the daemon that started it: the next daemon re-attaches to it. Every call is idempotent.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -26,10 +26,10 @@ use crate::node::NodeFuture;
 use crate::spec::{DiskBus, VideoSpec};
 use crate::storage::Draft;
 
-/// Everything that a node needs to build and start a machine.
+/// Everything that a node needs to build and start a VM.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VmPlan {
-    /// The guest sees it as the UUID of its hardware.
+    /// Also the UUID of the hardware that the guest sees.
     pub id: InstanceId,
     pub name: String,
     pub cpus: u32,
@@ -37,37 +37,37 @@ pub struct VmPlan {
     pub machine_type: MachineType,
     pub uefi: bool,
     pub secure_boot: bool,
-    /// What the memory of the firmware begins as; nothing: what the firmware's package has.
+    /// The initial content of the NVRAM; if unset, the template of the firmware package.
     pub nvram_template: Option<BlobId>,
-    /// In the order of their devices. The first is booted from.
+    /// In device order. The VM boots from the first.
     pub disks: Vec<DiskPlan>,
     pub nics: Vec<NicPlan>,
     pub video: VideoSpec,
     pub ports: ConsolePorts,
-    /// The files of the config drive, which is written anew at every start; nothing without one.
+    /// The files of the config drive, which is rewritten at every start; unset without a config drive.
     pub config_drive: Option<Vec<DriveFile>>,
     pub side_channels: Vec<SideChannel>,
 }
 
-/// A disk of a machine.
+/// A disk of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskPlan {
-    /// Its name in the guest, such as `vda`; unique in the machine.
+    /// Its name in the guest, such as `vda`; unique within the VM.
     pub device: String,
     pub bus: DiskBus,
     pub kind: DiskKind,
-    /// In bytes, at least; nothing: as large as its base.
+    /// The minimum size in bytes; if unset, the size of the base.
     pub size: Option<u64>,
-    /// What it begins as: the conversion of this blob, which the node has. Nothing: empty.
+    /// The blob whose conversion, present on the node, is the initial content; if unset, the disk is empty.
     pub base: Option<BlobId>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskKind {
     Disk,
-    /// A disc in a drive that only reads. Without a base the drive is empty.
+    /// An optical drive. Without a base the drive is empty.
     Cdrom,
-    /// Holds what the guest is told; it looks like a disk and can only be read.
+    /// A read-only disk with the metadata of the instance.
     ConfigDrive,
 }
 
@@ -79,23 +79,20 @@ pub struct DriveFile {
     pub content: Vec<u8>,
 }
 
-/// An interface of a machine. Its network is on the node before it is asked for; its device there
-/// ([`InterfaceId::device`]) comes and goes with the machine.
+/// A network interface of a VM. Its network exists on the node before the VM starts; its tap device
+/// ([`InterfaceId::device`]) lives as long as the VM's process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NicPlan {
     pub interface: InterfaceId,
-    /// Which VXLAN it is in.
+    /// The VXLAN of its network.
     pub vxid: u32,
     pub mac: MacAddress,
     pub model: String,
-    /// The largest packet, which the guest is told.
+    /// The MTU announced to the guest.
     pub mtu: u32,
 }
 
-/// How [`VmApi::start`] begins to say that somebody else has one of the ports: others may do.
-pub const PORT_TAKEN: &str = "a port of the consoles is in use";
-
-/// TCP ports of a machine on its node.
+/// TCP ports of a VM's consoles on its node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConsolePorts {
     pub console: u16,
@@ -104,16 +101,16 @@ pub struct ConsolePorts {
     pub vdi_tls: Option<u16>,
 }
 
-/// How a machine is.
+/// The power state of a VM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum VmPower {
     On,
     Paused,
-    /// Switched off by us or by itself, or never on.
+    /// Stopped by us, powered off by the guest, or never started.
     Off {
         reason: String,
     },
-    /// It ended although nobody wanted that.
+    /// Its process ended unexpectedly.
     Crashed {
         reason: String,
     },
@@ -121,111 +118,113 @@ pub enum VmPower {
     Lost,
 }
 
-/// A machine that a node has something of.
+/// A VM of which a node has at least some files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundVm {
     pub id: InstanceId,
     pub power: VmPower,
 }
 
-/// The machines whose power may have changed.
+/// Yields the VMs whose power state may have changed.
 pub type ChangeStream = Pin<Box<dyn Stream<Item = InstanceId> + Send>>;
 
-/// A disk to copy while its machine may go on writing to it.
+/// A disk to copy, possibly while the guest writes to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SnapshotDisk {
-    /// Its device, or `nvram` for the memory of the firmware.
+    /// Its device, or `nvram` for the NVRAM of the firmware.
     pub device: String,
-    /// Where the copy goes: a qcow2 image, or the bytes of the firmware's memory.
+    /// The target: a qcow2 image, or the raw bytes of the NVRAM.
     pub draft: Draft,
-    /// Whether only what differs from the disk's base is copied.
+    /// Whether to copy only the difference to the disk's base.
     pub thin: bool,
 }
 
-/// What a machine has used since it was started, as counted by QEMU and the kernel.
+/// The resources that a VM has used since it was started, as counted by QEMU and the kernel.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct VmUsage {
     /// `cpu time ns`, `system time ns`, `user time ns`.
     pub cpu: BTreeMap<&'static str, u64>,
     /// By device: `actual bytes on disk`, `errors`, `read bytes`, `read requests`, `write bytes`, `write requests`.
     pub disks: BTreeMap<String, BTreeMap<&'static str, u64>>,
-    /// By hardware address: `read bytes`, `read drops`, `read errors`, `read packets`, and the same of `write`.
-    /// What the guest receives it reads.
+    /// By MAC address: `read bytes`, `read drops`, `read errors`, `read packets`, and the same with `write`, from the
+    /// guest's point of view.
     pub networks: BTreeMap<String, BTreeMap<&'static str, u64>>,
 }
 
-/// What makes the screens of a node trustworthy to viewers.
+/// By what viewers verify the TLS certificate of a node's displays.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DisplayIdentity {
-    /// The authority that signed the node's certificate, as PEM.
+    /// The CA certificate that signed the node's certificate, as PEM.
     pub authority: String,
-    /// The subject of the certificate, as viewers compare it.
+    /// The subject of the node's certificate, in the notation that viewers compare.
     pub subject: String,
 }
 
-/// Everything that the control plane may ask about the machines of a node.
+/// The interface between the control plane and the VMs of a node.
 ///
-/// Calls about one machine come one after the other; calls about different machines come at the same time.
-/// [`Error::NotFound`]: the node has nothing of it. [`Error::Conflict`]: it is not in a state for that, or it can never
-/// work, and the text says why. [`Error::Unavailable`]: it may work later. [`Error::Insufficient`]: the disk is full.
+/// Calls about one VM are serialized by the caller; calls about different VMs are concurrent.
+/// [`Error::NotFound`]: the node has no such VM. [`Error::Conflict`]: the VM is in the wrong state, or the request can
+/// never succeed; the text says why. [`Error::Unavailable`]: a retry may succeed. [`Error::Insufficient`]: the disk of
+/// the node is full.
 ///
 /// [`Error::NotFound`]: crate::Error::NotFound
 /// [`Error::Conflict`]: crate::Error::Conflict
 /// [`Error::Unavailable`]: crate::Error::Unavailable
 /// [`Error::Insufficient`]: crate::Error::Insufficient
 pub trait VmApi: Send + Sync {
-    /// Makes the disks of a machine, synchronised. Those that are there stay as they are. The conversions of their
-    /// bases are there, and may go afterwards: the machine keeps what it needs.
+    /// Creates the missing disks of a VM and syncs them. Existing disks are kept. The conversions of their bases must
+    /// be present, but may be deleted afterwards: the VM keeps its own link.
     fn build<'a>(&'a self, plan: &'a VmPlan) -> NodeFuture<'a, ()>;
 
-    /// Switches a machine on and returns when it runs. One that is on or paused is left alone. Whatever an earlier
-    /// start left half done is cleared away first.
+    /// Starts a VM and returns when it runs. A VM that is on or paused is left unchanged. Remains of an earlier,
+    /// interrupted start are removed first. [`Error::PortInUse`] if another process listens on one of its ports.
+    ///
+    /// [`Error::PortInUse`]: crate::Error::PortInUse
     fn start<'a>(&'a self, plan: &'a VmPlan) -> NodeFuture<'a, ()>;
 
-    /// Switches a machine off at once, and returns when its process is gone. Off is no error, nor is nothing.
+    /// Stops a VM immediately and returns when its process has ended. Succeeds if the VM is off or does not exist.
     fn stop(&self, id: InstanceId) -> NodeFuture<'_, ()>;
 
     fn pause(&self, id: InstanceId) -> NodeFuture<'_, ()>;
 
     fn resume(&self, id: InstanceId) -> NodeFuture<'_, ()>;
 
-    /// Presses the reset switch.
+    /// Resets the VM's hardware.
     fn reset(&self, id: InstanceId) -> NodeFuture<'_, ()>;
 
-    /// Asks the guest to restart: it is asked to switch off, and when it has done so it is switched on again. Returns
-    /// when it was asked; it may never do it.
+    /// Requests a restart from the guest: it is asked to power off, and restarted when it has done so. Returns when
+    /// the request was sent; the guest may ignore it.
     fn reboot(&self, id: InstanceId) -> NodeFuture<'_, ()>;
 
-    /// Adds an interface to a machine. One that runs gets it at once; one that is off with its next start. One that
-    /// it has is left alone.
-    fn plug<'a>(&'a self, id: InstanceId, nic: &'a NicPlan) -> NodeFuture<'a, ()>;
+    /// Attaches a network interface to a VM: immediately if it runs, otherwise with its next start. Does nothing if the
+    /// interface is attached already.
+    fn attach_nic<'a>(&'a self, id: InstanceId, nic: &'a NicPlan) -> NodeFuture<'a, ()>;
 
-    /// Removes everything that the node has of a machine: process, files, resource group. Nothing there is no error.
+    /// Removes everything that the node has of a VM: process, files, cgroup. Succeeds if the VM does not exist.
     fn remove(&self, id: InstanceId) -> NodeFuture<'_, ()>;
 
-    /// How a machine is; nothing if the node has nothing of it.
+    /// Returns the power state of a VM, or `None` if the node has no such VM.
     fn power(&self, id: InstanceId) -> NodeFuture<'_, Option<VmPower>>;
 
-    /// Every machine that the node has something of, whether it should or not.
-    fn find(&self) -> NodeFuture<'_, Vec<FoundVm>>;
+    /// Returns every VM of which the node has at least some files, expected or not.
+    fn list(&self) -> NodeFuture<'_, Vec<FoundVm>>;
 
-    /// Names a machine whenever its power may have changed, from now on. There is one listener at a time.
+    /// Subscribes to changes of power state. There is one subscriber at a time: an earlier stream ends.
     fn changes(&self) -> ChangeStream;
 
-    /// ConsolePorts that nobody uses on this node, in 30000..50000, none of them among `taken`.
-    fn choose_ports<'a>(&'a self, count: usize, taken: &'a [u16]) -> NodeFuture<'a, Vec<u16>>;
+    /// Chooses TCP ports in 30000..50000 that are free on this node and not in `reserved`.
+    fn choose_ports<'a>(&'a self, count: usize, reserved: &'a [u16]) -> NodeFuture<'a, Vec<u16>>;
 
-    /// The last bytes of what the serial console showed, at most `most`. Nothing there is no error.
-    fn console(&self, id: InstanceId, most: Option<u64>) -> NodeFuture<'_, Bytes>;
+    /// Returns the end of the serial console's log, at most `max_bytes`. An absent log is empty.
+    fn console(&self, id: InstanceId, max_bytes: Option<u64>) -> NodeFuture<'_, Bytes>;
 
-    /// Forgets what the serial console showed.
+    /// Truncates the log of the serial console.
     fn clear_console(&self, id: InstanceId) -> NodeFuture<'_, ()>;
 
-    /// Puts what the screen shows into a draft, as PNG.
+    /// Writes the content of the display into a draft, as PNG.
     fn screenshot(&self, id: InstanceId, draft: Draft) -> NodeFuture<'_, ()>;
 
-    /// Copies disks as they were at one moment, all of them the same. The machine may be on, paused or off. A draft
-    /// that is there is replaced.
+    /// Copies disks, all as of the same point in time. The VM may be on, paused or off. Existing drafts are replaced.
     fn snapshot<'a>(
         &'a self,
         id: InstanceId,
@@ -233,14 +232,14 @@ pub trait VmApi: Send + Sync {
         compress: bool,
     ) -> NodeFuture<'a, ()>;
 
-    /// What a machine used; nothing if it is not on.
+    /// Returns the resource usage of a VM, or `None` if it is not on.
     fn usage(&self, id: InstanceId) -> NodeFuture<'_, Option<VmUsage>>;
 }
 
 impl VmUsage {
-    /// What a usage event says.
+    /// Converts into the extra fields of a usage event.
     #[must_use]
-    pub fn extra(self) -> Map<String, Value> {
+    pub fn into_event_extra(self) -> Map<String, Value> {
         let mut extra = Map::new();
         extra.insert("cpu usage".into(), serde_json::json!(self.cpu));
         extra.insert("disk usage".into(), serde_json::json!(self.disks));

@@ -212,7 +212,7 @@ async fn record(app: &App, row: NodeRow, maintainer: Option<&str>) -> Result<Nod
         is_etcd_master: false,
         is_eventlog_node: false,
         simulated: identity.simulated,
-        spice_server_cert_subject: row.report.screens.map(|screens| screens.subject),
+        spice_server_cert_subject: row.report.display.map(|display| display.subject),
         limits: row.report.limits.into_iter().map(|(limit, why)| (limit.to_string(), why)).collect(),
         references_to: references.to,
         references_from: references.from,

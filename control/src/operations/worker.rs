@@ -371,7 +371,7 @@ async fn requeue(app: &App, row: &OperationRow) {
 
 /// Returns whether another attempt may succeed.
 fn is_retryable(error: &Error) -> bool {
-    matches!(error, Error::Internal(_) | Error::Unavailable(_) | Error::Timeout(_))
+    matches!(error, Error::Internal(_) | Error::Unavailable(_) | Error::PortInUse(_) | Error::Timeout(_))
 }
 
 /// Returns the delay in seconds before the next attempt: 1, 2, 4 … up to [`MAX_BACKOFF`], scaled with the lease, so that

@@ -18,7 +18,7 @@ pub async fn run(app: &App) -> Result<()> {
             match node.vms().usage(row.id).await {
                 Ok(Some(usage)) => {
                     let mut event = Event::new(EventType::Usage, object(row.id), "usage");
-                    event.extra = usage.extra();
+                    event.extra = usage.into_event_extra();
                     app.events.record(event);
                 }
                 Ok(None) => {}

@@ -89,7 +89,7 @@ async fn observe(app: &App, node: &Arc<dyn NodeApi>, id: InstanceId) {
 
 async fn look(app: &App, node: &Arc<dyn NodeApi>, memory: &mut Memory) -> Result<()> {
     // The machines first: what has one has had a row for longer.
-    let found = node.vms().find().await?;
+    let found = node.vms().list().await?;
     let here = node.identity().id;
     let mut rows: HashMap<InstanceId, InstanceRow> =
         instances::of_node(&*app.store, here).await?.into_iter().map(|row| (row.id, row)).collect();

@@ -1,7 +1,7 @@
 //! What is known of a node when an instance is placed.
 
 use muster_types::ids::NodeId;
-use muster_types::node::{Limit, NodeState};
+use muster_types::node::{HostFeature, NodeState};
 use serde_json::Value;
 
 use muster_store::nodes::NodeRow;
@@ -55,7 +55,7 @@ impl Facts {
             name: row.identity.name.clone(),
             state: row.state,
             is_hypervisor: row.identity.is_hypervisor,
-            refuses: row.report.limits.get(&Limit::VmApi).cloned(),
+            refuses: row.report.limits.get(&HostFeature::Vms).cloned(),
             cpu_max,
             cpu_max_per_instance: said("cpu_max_per_instance").unwrap_or(cpu_max),
             cpu_schedulable: said("cpu_schedulable").unwrap_or(cpu_max),

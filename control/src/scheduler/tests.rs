@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use muster_types::Error;
-use muster_types::node::{Limit, NodeIdentity, NodeReport, NodeState};
+use muster_types::node::{HostFeature, NodeIdentity, NodeReport, NodeState};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -418,7 +418,7 @@ fn a_report_becomes_facts() {
     });
     let Value::Object(resources) = resources else { unreachable!() };
     row.report.resources = resources;
-    row.report.limits = BTreeMap::from([(Limit::VmApi, "no QEMU".to_owned())]);
+    row.report.limits = BTreeMap::from([(HostFeature::Vms, "no QEMU".to_owned())]);
     let expected = Facts {
         id: row.identity.id,
         refuses: Some("no QEMU".into()),

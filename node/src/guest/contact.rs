@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::{v1, v2};
-use crate::changes::Teller;
+use crate::changes::ChangeNotifier;
 
 /// Asks the agent of one guest, in whichever protocol it speaks: what [`muster_types::guest::GuestApi`] has for all.
 pub(super) trait Speaker: fmt::Debug + Send + Sync {
@@ -62,14 +62,14 @@ pub(super) fn stream_error(error: &GuestError) -> Error {
 pub(crate) struct Contacts {
     /// A guest for each protocol that may be spoken with it, the better one first.
     known: Mutex<HashMap<InstanceId, Vec<Arc<Guest>>>>,
-    teller: Teller,
+    notifier: ChangeNotifier,
 }
 
 /// A guest, as it is in one protocol.
 #[derive(Debug)]
 pub(super) struct Guest {
     id: InstanceId,
-    teller: Teller,
+    notifier: ChangeNotifier,
     state: Mutex<State>,
     signals: watch::Sender<Signals>,
 }
@@ -118,7 +118,7 @@ impl Contacts {
         let mut guests = Vec::new();
         let mut tasks = Vec::new();
         for channel in SideChannel::ALL.iter().filter(|channel| channels.contains(channel)) {
-            let guest = Arc::new(Guest::new(id, self.teller.clone()));
+            let guest = Arc::new(Guest::new(id, self.notifier.clone()));
             match channel {
                 SideChannel::Agent => {
                     let kept = v1::keep(guest.clone(), folder.to_owned());
@@ -133,12 +133,12 @@ impl Contacts {
             guests.push(guest);
         }
         lock(&self.known).insert(id, guests.clone());
-        self.teller.tell(id);
+        self.notifier.notify(id);
         Some(Contact { contacts: self.clone(), id, guests, tasks })
     }
 
     pub(super) fn changes(&self) -> ChangeStream {
-        self.teller.listen()
+        self.notifier.subscribe()
     }
 
     pub(super) fn report(&self, id: InstanceId) -> Option<GuestReport> {
@@ -162,8 +162,8 @@ impl Contacts {
 }
 
 impl Guest {
-    pub(super) fn new(id: InstanceId, teller: Teller) -> Self {
-        Self { id, teller, state: Mutex::default(), signals: watch::Sender::default() }
+    pub(super) fn new(id: InstanceId, notifier: ChangeNotifier) -> Self {
+        Self { id, notifier, state: Mutex::default(), signals: watch::Sender::default() }
     }
 
     pub(super) fn id(&self) -> InstanceId {
@@ -192,7 +192,7 @@ impl Guest {
                 tracing::info!(machine = %self.id, state = %state.report.state, "a guest's agent changed");
             }
         }
-        self.teller.tell(self.id);
+        self.notifier.notify(self.id);
     }
 
     /// Says who speaks with it from now on, if anybody does.
@@ -215,7 +215,7 @@ impl Guest {
             changed
         });
         if changed {
-            self.teller.tell(self.id);
+            self.notifier.notify(self.id);
         }
     }
 
@@ -258,6 +258,6 @@ impl Drop for Contact {
                 known.remove(&self.id);
             }
         }
-        self.contacts.teller.tell(self.id);
+        self.contacts.notifier.notify(self.id);
     }
 }

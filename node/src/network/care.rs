@@ -17,7 +17,7 @@ use super::nftables::{self, Family, Table, fingerprint};
 use super::server::{self, Need, Server};
 use super::view::{Inside, Snapshot};
 use super::{Networks, conntrack, lock, namespace, rules};
-use crate::command::{QUICK, Tool};
+use crate::command::{COMMAND_TIMEOUT, Tool};
 
 /// How often a network is looked at and changed before it counts as failed.
 const ROUNDS: usize = 5;
@@ -483,6 +483,6 @@ impl Networks {
             return Ok(());
         }
         let input = lines.join("\n") + "\n";
-        self.commands.run(tool, &["-batch", "-"], &input, QUICK).map(|_| ())
+        self.commands.run(tool, &["-batch", "-"], &input, COMMAND_TIMEOUT).map(|_| ())
     }
 }

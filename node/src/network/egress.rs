@@ -12,7 +12,7 @@ use super::netlink::Socket;
 use super::nftables::{self, Family, fingerprint};
 use super::view::{self, Link, Snapshot};
 use super::{Networks, changes, lock, namespace, rules, server};
-use crate::command::{QUICK, Tool};
+use crate::command::{COMMAND_TIMEOUT, Tool};
 
 /// How often bridges are looked for and removed.
 const ROUNDS: usize = 3;
@@ -219,7 +219,7 @@ impl Networks {
     }
 
     pub(crate) fn nft(&self, text: &str) -> Result<()> {
-        self.commands.run(Tool::Nft, &["-f", "-"], text, QUICK).map(|_| ())
+        self.commands.run(Tool::Nft, &["-f", "-"], text, COMMAND_TIMEOUT).map(|_| ())
     }
 }
 

@@ -46,7 +46,7 @@ use self::names::Names;
 use self::netlink::Socket;
 use self::nftables::{Family, Table};
 use self::view::Snapshot;
-use crate::command::{Commands, QUICK, Tool};
+use crate::command::{COMMAND_TIMEOUT, Commands, Tool};
 
 /// How many networks are worked on at the same time.
 const WORKERS: usize = 4;
@@ -269,7 +269,7 @@ pub(crate) fn lacking(commands: &Commands) -> Option<String> {
                 return Ok(Some(format!("devices of kind {kind}")));
             }
         }
-        let tried = commands.run(Tool::Nft, &["-f", "-"], rules::SAMPLE, QUICK);
+        let tried = commands.run(Tool::Nft, &["-f", "-"], rules::SAMPLE, COMMAND_TIMEOUT);
         let unknown =
             |why: &Error| ["not supported", "No such file"].iter().any(|word| why.to_string().contains(word));
         match tried {
@@ -312,7 +312,7 @@ mod tests {
             let socket = &mut Socket::route().unwrap();
             assert!(view::try_kind(socket, "vxlan").unwrap() && view::try_kind(socket, "bridge").unwrap());
             assert!(!view::try_kind(socket, "nonsense").unwrap());
-            commands.run(Tool::Nft, &["-f", "-"], rules::SAMPLE, QUICK).unwrap();
+            commands.run(Tool::Nft, &["-f", "-"], rules::SAMPLE, COMMAND_TIMEOUT).unwrap();
         });
         assert_eq!(lacking(&commands), None);
         assert!(view::link(&mut Socket::route().unwrap(), "vxlan").unwrap().is_none());

@@ -17,7 +17,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::dnsmasq::{HOSTS, LEASES, PID, Texts};
 use super::namespace;
 use super::nftables::fingerprint;
-use crate::command::{Commands, QUICK, Tool, wait_readable};
+use crate::command::{COMMAND_TIMEOUT, Commands, Tool, wait_readable};
 
 /// How long a server may take to end when asked to.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -151,7 +151,8 @@ impl Server {
         write_texts(folder, texts)?;
         let _ = fs::remove_file(folder.join(PID));
         let argument = format!("--conf-file={}", folder.join(&file).display());
-        let started = namespace::inside(network, || commands.run(Tool::Dnsmasq, &[&argument], "", QUICK));
+        let started =
+            namespace::inside(network, || commands.run(Tool::Dnsmasq, &[&argument], "", COMMAND_TIMEOUT));
         if let Err(error) = started {
             self.deaths += 1;
             self.pause_until = self.pause(Instant::now());

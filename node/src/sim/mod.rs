@@ -19,9 +19,9 @@ use muster_types::vm::{DisplayIdentity, VmApi, VmPlan, VmPower};
 use muster_types::{Error, Result};
 use serde_json::{Value, json};
 
-use crate::host::Process;
+use crate::host::ProcessUsage;
 use crate::image::Images;
-use crate::local::{flags, metrics};
+use crate::local::{process_metrics, role_flags};
 use crate::storage::FileStorage;
 
 pub use guests::GuestScript;
@@ -198,7 +198,7 @@ impl NodeApi for SimulatedNode {
 
     fn report(&self) -> NodeFuture<'_, NodeReport> {
         Box::pin(async {
-            let mut resources = flags(&self.identity);
+            let mut resources = role_flags(&self.identity);
             let (Size { cpus, memory_mb, disk }, machines) = (self.size, self.machines.sum());
             let facts = json!({
                 "simulated": true,
@@ -224,14 +224,14 @@ impl NodeApi for SimulatedNode {
             if let Value::Object(facts) = facts {
                 resources.extend(facts);
             }
-            let process = Process { cpu_seconds: 0.0, age_seconds: self.born.elapsed().as_secs_f64() };
+            let process = ProcessUsage { cpu_seconds: 0.0, age_seconds: self.born.elapsed().as_secs_f64() };
             Ok(NodeReport {
                 resources,
-                process_metrics: metrics(process),
+                process_metrics: process_metrics(process),
                 limits: BTreeMap::new(),
                 mesh_mtu: Some(1500),
                 api_url: self.api_url.clone(),
-                screens: Some(DisplayIdentity {
+                display: Some(DisplayIdentity {
                     authority: AUTHORITY.into(),
                     subject: format!("C=XX,O=Muster,CN={}", self.identity.name),
                 }),

@@ -136,7 +136,7 @@ async fn a_machine_lives_and_its_power_is_told() {
     }
     machines.stop(id).await.unwrap();
     machines.stop(InstanceId::new()).await.unwrap();
-    assert_eq!(machines.find().await.unwrap().len(), 1);
+    assert_eq!(machines.list().await.unwrap().len(), 1);
     machines.remove(id).await.unwrap();
     machines.remove(id).await.unwrap();
     assert_eq!((node.machine_ids(), power(&node, id).await), (vec![], None));
@@ -228,7 +228,7 @@ async fn ports_are_free_and_no_two_machines_share_one() {
     }
     node.vms().start(&one).await.unwrap();
     let refused = node.vms().start(&other).await;
-    assert!(matches!(refused, Err(Error::Unavailable(_))), "{refused:?}");
+    assert!(matches!(refused, Err(Error::PortInUse(_))), "{refused:?}");
     let taken: Vec<u16> = (30003..49990).collect();
     let mut chosen = node.vms().choose_ports(10, &taken).await.unwrap();
     chosen.sort_unstable();
@@ -242,11 +242,11 @@ async fn ports_are_free_and_no_two_machines_share_one() {
 async fn an_interface_is_plugged_once() {
     let (node, _folder) = node();
     let (plan, new) = (plan(None), nic());
-    assert!(matches!(node.vms().plug(plan.id, &new).await, Err(Error::NotFound(_))));
+    assert!(matches!(node.vms().attach_nic(plan.id, &new).await, Err(Error::NotFound(_))));
     node.vms().build(&plan).await.unwrap();
     node.vms().start(&plan).await.unwrap();
     for nic in [&new, &new, &plan.nics[0]] {
-        node.vms().plug(plan.id, nic).await.unwrap();
+        node.vms().attach_nic(plan.id, nic).await.unwrap();
     }
     let known = node.machine(plan.id).unwrap();
     assert_eq!(known.nics, [plan.nics[0].clone(), new]);

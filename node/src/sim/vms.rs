@@ -15,8 +15,8 @@ use muster_types::ids::{BlobId, InstanceId};
 use muster_types::node::NodeFuture;
 use muster_types::storage::Draft;
 use muster_types::vm::{
-    ChangeStream, ConsolePorts, DiskKind, DiskPlan, FoundVm, NicPlan, PORT_TAKEN, SnapshotDisk, VmApi,
-    VmPlan, VmPower, VmUsage,
+    ChangeStream, ConsolePorts, DiskKind, DiskPlan, FoundVm, NicPlan, SnapshotDisk, VmApi, VmPlan, VmPower,
+    VmUsage,
 };
 use muster_types::{Error, Result};
 use uuid::Uuid;
@@ -24,7 +24,7 @@ use uuid::Uuid;
 use super::Script;
 use super::guests::SimulatedGuests;
 use super::screen;
-use crate::changes::Teller;
+use crate::changes::ChangeNotifier;
 use crate::image::fresh;
 use crate::storage::{FileStorage, failed};
 
@@ -43,7 +43,7 @@ pub(super) struct SimulatedMachines {
     storage: Arc<FileStorage>,
     /// What is remembered: `<id>.on`, `<id>.off`.
     folder: PathBuf,
-    teller: Teller,
+    notifier: ChangeNotifier,
     state: Mutex<State>,
     guests: SimulatedGuests,
 }
@@ -86,7 +86,7 @@ impl SimulatedMachines {
     pub(super) fn new(storage: Arc<FileStorage>, folder: PathBuf, guests: SimulatedGuests) -> Self {
         let machines = remembered(&folder).into_iter().map(|(id, power)| (id, Machine::new(None, power)));
         let state = State { machines: machines.collect(), ..State::default() };
-        Self { storage, folder, teller: Teller::default(), state: Mutex::new(state), guests }
+        Self { storage, folder, notifier: ChangeNotifier::default(), state: Mutex::new(state), guests }
     }
 
     /// Remembers how a machine is, or that there is none.
@@ -139,7 +139,7 @@ impl SimulatedMachines {
         for id in ended {
             self.guests.switched_off(id);
             self.remember(id, Some(power));
-            self.teller.tell(id);
+            self.notifier.notify(id);
         }
     }
 
@@ -167,7 +167,7 @@ impl SimulatedMachines {
         if let Some(power) = changed {
             self.guests.follow(id, &before, &power, plan.as_ref());
             self.remember(id, Some(&power));
-            self.teller.tell(id);
+            self.notifier.notify(id);
         }
         result
     }
@@ -319,7 +319,7 @@ impl State {
         let others = self.machines.iter().filter(|(id, other)| **id != plan.id && other.is_active());
         let wanted: Vec<u16> = ports(plan.ports).collect();
         match others.flat_map(|(_, other)| other.ports()).find(|port| wanted.contains(port)) {
-            Some(port) => Err(Error::Unavailable(format!("{PORT_TAKEN}: {port}"))),
+            Some(port) => Err(Error::PortInUse(format!("console port {port} is in use"))),
             None => Ok(()),
         }
     }
@@ -514,7 +514,7 @@ impl VmApi for SimulatedMachines {
         Box::pin(async { result })
     }
 
-    fn plug<'a>(&'a self, id: InstanceId, nic: &'a NicPlan) -> NodeFuture<'a, ()> {
+    fn attach_nic<'a>(&'a self, id: InstanceId, nic: &'a NicPlan) -> NodeFuture<'a, ()> {
         let result = self.with(id, |machine| {
             // One without a plan gets it with its next start.
             if let Some(plan) = &mut machine.plan
@@ -532,7 +532,7 @@ impl VmApi for SimulatedMachines {
         if removed.is_some() {
             self.guests.removed(id);
             self.remember(id, None);
-            self.teller.tell(id);
+            self.notifier.notify(id);
         }
         Box::pin(async { Ok(()) })
     }
@@ -542,7 +542,7 @@ impl VmApi for SimulatedMachines {
         Box::pin(async { Ok(power) })
     }
 
-    fn find(&self) -> NodeFuture<'_, Vec<FoundVm>> {
+    fn list(&self) -> NodeFuture<'_, Vec<FoundVm>> {
         let state = self.state();
         let found = state.machines.iter();
         let found = found.map(|(id, machine)| FoundVm { id: *id, power: machine.power.clone() }).collect();
@@ -550,7 +550,7 @@ impl VmApi for SimulatedMachines {
     }
 
     fn changes(&self) -> ChangeStream {
-        self.teller.listen()
+        self.notifier.subscribe()
     }
 
     fn choose_ports<'a>(&'a self, count: usize, taken: &'a [u16]) -> NodeFuture<'a, Vec<u16>> {

@@ -132,7 +132,7 @@ impl Places {
 
     /// How many more bytes may be written.
     pub(super) fn room(&self) -> u64 {
-        let disk = host::disk(&self.root);
+        let disk = host::disk_space(&self.root);
         disk.free.saturating_sub(FLOOR.min(disk.total / 20))
     }
 

@@ -1,9 +1,9 @@
-//! Resource groups: the kernel shares processors between machines by what each was promised, and a QEMU that goes
-//! wrong takes down nothing but itself.
+//! Cgroups: the kernel divides CPU time between VMs in proportion to their vCPUs, and a misbehaving QEMU cannot exhaust
+//! the host's memory or processes.
 //!
-//! Every machine has the group `muster/<id>`, in the one hierarchy of version 2 or in those of version 1, whichever
-//! has the controllers. All daemons of a host share the folder `muster`. Where there are none, or they are not ours to
-//! change, machines run without. Everything here blocks.
+//! Every VM has the cgroup `muster/<id>`, in the hierarchy of version 2 or in those of version 1, whichever has the
+//! controllers. All daemons of a host share the cgroup `muster`. Where cgroups are not available or not writable, VMs run
+//! without them. Everything here blocks.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -20,216 +20,213 @@ use crate::command::wait_readable;
 use crate::host;
 use crate::storage::failed;
 
-/// Where the hierarchies are.
-const CGROUPS: &str = "/sys/fs/cgroup";
+/// The mount point of the hierarchies.
+const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
-/// The folder of all machines.
-const OURS: &str = "muster";
+/// The parent cgroup of all VMs.
+const PARENT: &str = "muster";
 
 const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 
-/// What QEMU may use beside the memory of the guest, at least: without KVM it keeps up to 1 GiB of translated code.
-const OVERHEAD: u64 = 2 << 30;
+/// The minimum memory for QEMU in addition to the guest's: without KVM it caches up to 1 GiB of translated code.
+const MEMORY_OVERHEAD: u64 = 2 << 30;
 
-/// Threads and processes of a machine beside one for each processor.
-const TASKS: u64 = 512;
+/// The maximum number of tasks of a VM in addition to one per vCPU.
+const TASK_OVERHEAD: u64 = 512;
 
-/// How often a group is asked to go, and how long it may take its processes to end each time.
-const ATTEMPTS: usize = 20;
-const PATIENCE: Duration = Duration::from_millis(500);
+/// The number of attempts to remove a cgroup, and how long to wait for its processes to exit each time.
+const REMOVE_ATTEMPTS: usize = 20;
+const KILL_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How long to wait for a group whose processes are gone and which is in use all the same.
-const MOMENT: u16 = 10;
+/// How long to wait for a cgroup that is still busy after its processes exited, in milliseconds.
+const BUSY_DELAY_MS: u16 = 10;
 
-/// The group of a machine.
+/// The cgroup of a VM.
 #[derive(Debug)]
-pub(crate) struct Group {
-    folders: Vec<PathBuf>,
+pub(crate) struct Cgroup {
+    /// One per hierarchy.
+    dirs: Vec<PathBuf>,
 }
 
-impl Group {
-    /// Makes the group of a machine, or makes one that is there as it should be. Nothing where there are none.
+impl Cgroup {
+    /// Creates the cgroup of a VM, or updates the existing one. Returns `None` where cgroups are not available.
     pub(crate) fn create(id: InstanceId, cpus: u32, memory_mb: u64) -> Result<Option<Self>> {
-        Self::create_in(Path::new(CGROUPS), &id.to_string(), cpus, memory_mb)
+        Self::create_in(Path::new(CGROUP_ROOT), &id.to_string(), cpus, memory_mb)
     }
 
     fn create_in(root: &Path, name: &str, cpus: u32, memory_mb: u64) -> Result<Option<Self>> {
-        let mut folders = Vec::new();
+        let mut dirs = Vec::new();
         for hierarchy in hierarchies(root) {
-            match hierarchy.make(name, cpus, memory_mb) {
-                Ok(folder) => folders.push(folder),
-                Err(error) if is_refusal(&error) => {
-                    tracing::debug!(%error, path = %hierarchy.root.display(), "no resource group");
+            match hierarchy.create(name, cpus, memory_mb) {
+                Ok(dir) => dirs.push(dir),
+                Err(error) if is_unavailable(&error) => {
+                    tracing::debug!(%error, path = %hierarchy.root.display(), "cgroups are not available");
                 }
-                Err(error) => return Err(failed("a resource group cannot be made")(error)),
+                Err(error) => return Err(failed("failed to create cgroup")(error)),
             }
         }
-        Ok((!folders.is_empty()).then_some(Self { folders }))
+        Ok((!dirs.is_empty()).then_some(Self { dirs }))
     }
 
-    /// Puts a process into the group, with all that it starts from now on.
+    /// Moves a process into the cgroup, and thereby its future children.
     pub(crate) fn add(&self, pid: u32) -> Result<()> {
-        let added = self.folders.iter().try_for_each(|folder| set(folder, "cgroup.procs", &pid.to_string()));
-        added.map_err(failed("a process cannot be put into its resource group"))
+        let added = self.dirs.iter().try_for_each(|dir| set(dir, "cgroup.procs", &pid.to_string()));
+        added.map_err(failed("failed to move process into cgroup"))
     }
 }
 
-/// Removes the group of a machine, and ends what is still in it. Nothing there is no error.
+/// Removes the cgroup of a VM, if it exists, and kills the processes in it.
 pub(crate) fn remove(id: InstanceId) -> Result<()> {
-    remove_in(Path::new(CGROUPS), &id.to_string())
+    remove_in(Path::new(CGROUP_ROOT), &id.to_string())
 }
 
 fn remove_in(root: &Path, name: &str) -> Result<()> {
-    let mut folders = hierarchies(root).into_iter().map(|hierarchy| hierarchy.root.join(OURS).join(name));
-    let removed = folders.try_for_each(|folder| remove_folder(&folder));
-    removed.map_err(failed("a resource group cannot be removed"))
+    let mut dirs = hierarchies(root).into_iter().map(|hierarchy| hierarchy.root.join(PARENT).join(name));
+    let removed = dirs.try_for_each(|dir| remove_dir(&dir));
+    removed.map_err(failed("failed to remove cgroup"))
 }
 
-fn remove_folder(folder: &Path) -> io::Result<()> {
+fn remove_dir(dir: &Path) -> io::Result<()> {
     let mut last = Ok(());
-    for _ in 0..ATTEMPTS {
-        match fs::remove_dir(folder) {
+    for _ in 0..REMOVE_ATTEMPTS {
+        match fs::remove_dir(dir) {
             Ok(()) => return Ok(()),
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             Err(error) if error.raw_os_error() == Some(libc::EBUSY) => last = Err(error),
             Err(error) => return Err(error),
         }
-        if !end_all(folder)? {
-            // Those that ended leave the group a moment later.
-            poll(&mut [], PollTimeout::from(MOMENT))?;
+        if !kill_all(dir)? {
+            // Processes that exited leave the cgroup with a delay.
+            poll(&mut [], PollTimeout::from(BUSY_DELAY_MS))?;
         }
     }
     last
 }
 
-/// Ends the processes of a group and waits for them. Says whether there were any.
-fn end_all(folder: &Path) -> io::Result<bool> {
+/// Kills the processes of a cgroup and waits for them. Returns whether there were any.
+fn kill_all(dir: &Path) -> io::Result<bool> {
     let mut any = false;
-    for number in processes(folder)? {
+    for number in processes(dir)? {
         let Some(pid) = Pid::from_raw(number) else { continue };
         let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
-        // The number may be another's by now: what the group still has is what we hold.
-        if processes(folder)?.contains(&number) {
-            tracing::warn!(pid = number, group = %folder.display(), "a process is left in a resource group");
+        // The PID may have been reused before it was opened, so it must still be in the cgroup.
+        if processes(dir)?.contains(&number) {
+            tracing::warn!(pid = number, cgroup = %dir.display(), "killing a process that remains in a cgroup");
             let _ = pidfd_send_signal(&process, Signal::KILL);
-            any |= wait_readable(&process, PATIENCE)?;
+            any |= wait_readable(&process, KILL_TIMEOUT)?;
         }
     }
     Ok(any)
 }
 
-fn processes(folder: &Path) -> io::Result<Vec<i32>> {
-    match fs::read_to_string(folder.join("cgroup.procs")) {
+fn processes(dir: &Path) -> io::Result<Vec<i32>> {
+    match fs::read_to_string(dir.join("cgroup.procs")) {
         Ok(text) => Ok(text.lines().filter_map(|line| line.parse().ok()).collect()),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
         Err(error) => Err(error),
     }
 }
 
-/// A tree of groups.
+/// A cgroup hierarchy.
 #[derive(Debug, PartialEq, Eq)]
 struct Hierarchy {
     root: PathBuf,
-    kind: Kind,
+    version: Version,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Kind {
-    /// Version 2, with these of the controllers.
-    Unified(Vec<&'static str>),
-    /// Version 1, of one controller.
-    Single(&'static str),
+enum Version {
+    /// With the controllers that we use.
+    V2(Vec<&'static str>),
+    /// With its single controller.
+    V1(&'static str),
 }
 
-/// Those that have controllers we use.
+/// Returns the hierarchies with controllers that we use.
 fn hierarchies(root: &Path) -> Vec<Hierarchy> {
-    let unified = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
-    let has = |controller: &&'static str| unified.split_whitespace().any(|word| word == *controller);
+    // Absent on hosts with version 1.
+    let available = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
+    let has = |controller: &&'static str| available.split_whitespace().any(|word| word == *controller);
     let controllers: Vec<&'static str> = CONTROLLERS.into_iter().filter(has).collect();
     if !controllers.is_empty() {
-        return vec![Hierarchy { root: root.to_owned(), kind: Kind::Unified(controllers) }];
+        return vec![Hierarchy { root: root.to_owned(), version: Version::V2(controllers) }];
     }
-    let single = |controller| Hierarchy { root: root.join(controller), kind: Kind::Single(controller) };
-    CONTROLLERS
-        .map(single)
-        .into_iter()
-        .filter(|hierarchy| hierarchy.root.join("cgroup.procs").exists())
-        .collect()
+    let v1 = |controller| Hierarchy { root: root.join(controller), version: Version::V1(controller) };
+    CONTROLLERS.map(v1).into_iter().filter(|hierarchy| hierarchy.root.join("cgroup.procs").exists()).collect()
 }
 
 impl Hierarchy {
-    fn make(&self, name: &str, cpus: u32, memory_mb: u64) -> io::Result<PathBuf> {
-        let ours = self.root.join(OURS);
-        make_folder(&ours)?;
-        // All machines together weigh as much as all processors: what else runs here still gets about one of them.
-        let all = u32::try_from(host::cpus()).unwrap_or(u32::MAX);
-        if let Kind::Unified(controllers) = &self.kind {
+    fn create(&self, name: &str, cpus: u32, memory_mb: u64) -> io::Result<PathBuf> {
+        let parent = self.root.join(PARENT);
+        ensure_dir(&parent)?;
+        if let Version::V2(controllers) = &self.version {
             for controller in controllers {
-                // Groups have the controllers that those above hand down.
-                for above in [&self.root, &ours] {
-                    set(above, "cgroup.subtree_control", &format!("+{controller}"))?;
+                // A cgroup has the controllers that its ancestors delegate.
+                for ancestor in [&self.root, &parent] {
+                    set(ancestor, "cgroup.subtree_control", &format!("+{controller}"))?;
                 }
             }
         }
-        if let Some((file, value)) = self.weight(all) {
-            set(&ours, file, &value.to_string())?;
+        // All VMs together weigh as much as all CPUs: other processes of the host still get about one CPU.
+        if let Some((file, value)) = self.weight(host::cpus() as u64) {
+            set(&parent, file, &value.to_string())?;
         }
-        let folder = ours.join(name);
-        make_folder(&folder)?;
-        let set_all = self
+        let dir = parent.join(name);
+        ensure_dir(&dir)?;
+        let configured = self
             .settings(cpus, memory_mb)
             .into_iter()
-            .try_for_each(|(file, value)| set(&folder, file, &value.to_string()));
-        if let Err(error) = set_all {
-            let _ = fs::remove_dir(&folder);
+            .try_for_each(|(file, value)| set(&dir, file, &value.to_string()));
+        if let Err(error) = configured {
+            let _ = fs::remove_dir(&dir);
             return Err(error);
         }
-        Ok(folder)
+        Ok(dir)
     }
 
-    /// The share of the processors of a group that was promised some.
-    fn weight(&self, cpus: u32) -> Option<(&'static str, u64)> {
-        let cpus = u64::from(cpus.max(1));
-        match &self.kind {
-            Kind::Unified(controllers) => {
-                controllers.contains(&"cpu").then(|| ("cpu.weight", (100 * cpus).min(10_000)))
+    /// Returns the file and the value of the CPU weight for a number of vCPUs.
+    fn weight(&self, cpus: u64) -> Option<(&'static str, u64)> {
+        let cpus = cpus.max(1);
+        match &self.version {
+            Version::V2(controllers) => {
+                controllers.contains(&"cpu").then(|| ("cpu.weight", cpus.saturating_mul(100).min(10_000)))
             }
-            Kind::Single("cpu") => Some(("cpu.shares", (1024 * cpus).min(1 << 18))),
-            Kind::Single(_) => None,
+            Version::V1("cpu") => Some(("cpu.shares", cpus.saturating_mul(1024).min(1 << 18))),
+            Version::V1(_) => None,
         }
     }
 
     fn settings(&self, cpus: u32, memory_mb: u64) -> Vec<(&'static str, u64)> {
         let guest = memory_mb.saturating_mul(1 << 20);
-        let memory = guest.saturating_add(guest / 8).saturating_add(OVERHEAD);
-        let tasks = TASKS + u64::from(cpus);
+        let memory = guest.saturating_add(guest / 8).saturating_add(MEMORY_OVERHEAD);
+        let tasks = TASK_OVERHEAD + u64::from(cpus);
         let limits = [("memory", "memory.max", memory), ("pids", "pids.max", tasks)];
-        let limits = limits.into_iter().filter_map(|(controller, file, value)| match &self.kind {
-            Kind::Unified(controllers) => controllers.contains(&controller).then_some((file, value)),
-            Kind::Single("memory") if controller == "memory" => Some(("memory.limit_in_bytes", value)),
-            Kind::Single(own) => (*own == controller).then_some((file, value)),
+        let limits = limits.into_iter().filter_map(|(controller, file, value)| match &self.version {
+            Version::V2(controllers) => controllers.contains(&controller).then_some((file, value)),
+            Version::V1("memory") if controller == "memory" => Some(("memory.limit_in_bytes", value)),
+            Version::V1(own) => (*own == controller).then_some((file, value)),
         });
-        self.weight(cpus).into_iter().chain(limits).collect()
+        self.weight(u64::from(cpus)).into_iter().chain(limits).collect()
     }
 }
 
-fn make_folder(path: &Path) -> io::Result<()> {
+fn ensure_dir(path: &Path) -> io::Result<()> {
     match fs::create_dir(path) {
         Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
         other => other,
     }
 }
 
-/// Files of groups are there already, or the group is none.
-fn set(folder: &Path, file: &str, value: &str) -> io::Result<()> {
-    let mut file = fs::OpenOptions::new().write(true).open(folder.join(file))?;
+/// Writes a control file, which must exist.
+fn set(dir: &Path, file: &str, value: &str) -> io::Result<()> {
+    let mut file = fs::OpenOptions::new().write(true).open(dir.join(file))?;
     io::Write::write_all(&mut file, value.as_bytes())
 }
 
-/// Whether groups are not ours to make here, rather than something being wrong with them.
-fn is_refusal(error: &io::Error) -> bool {
-    let refusals = [libc::EACCES, libc::EPERM, libc::EROFS, libc::ENOENT, libc::EOPNOTSUPP, libc::EBUSY];
-    error.raw_os_error().is_some_and(|number| refusals.contains(&number))
+/// Returns whether an error means that cgroups are not available to this process.
+fn is_unavailable(error: &io::Error) -> bool {
+    let numbers = [libc::EACCES, libc::EPERM, libc::EROFS, libc::ENOENT, libc::EOPNOTSUPP, libc::EBUSY];
+    error.raw_os_error().is_some_and(|number| numbers.contains(&number))
 }
 
 #[cfg(test)]
@@ -238,93 +235,92 @@ mod tests {
 
     use super::*;
 
-    /// A process that does nothing, and ends with the test.
-    struct Idle(Child);
+    /// An idle process, killed when dropped.
+    struct IdleProcess(Child);
 
-    impl Idle {
+    impl IdleProcess {
         fn new() -> Self {
             Self(Command::new("sleep").arg("600").stdout(Stdio::null()).spawn().unwrap())
         }
     }
 
-    impl Drop for Idle {
+    impl Drop for IdleProcess {
         fn drop(&mut self) {
             let _ = self.0.kill();
             let _ = self.0.wait();
         }
     }
 
-    /// The group of a machine goes with the test.
-    struct Gone(InstanceId);
+    /// Removes the cgroup of a VM when dropped.
+    struct Cleanup(InstanceId);
 
-    impl Drop for Gone {
+    impl Drop for Cleanup {
         fn drop(&mut self) {
             let _ = remove(self.0);
         }
     }
 
     #[test]
-    fn a_process_is_in_its_group_and_ends_with_it() {
+    fn process_is_killed_with_its_cgroup() {
         let id = InstanceId::new();
-        let _gone = Gone(id);
-        let Some(group) = Group::create(id, 2, 128).unwrap() else {
+        let _cleanup = Cleanup(id);
+        let Some(cgroup) = Cgroup::create(id, 2, 128).unwrap() else {
             return muster_testing::skipped("root and cgroups");
         };
-        let mut idle = Idle::new();
-        group.add(idle.0.id()).unwrap();
-        let groups = fs::read_to_string(format!("/proc/{}/cgroup", idle.0.id())).unwrap();
-        let within = groups.lines().filter(|line| line.ends_with(&format!("/{OURS}/{id}"))).count();
-        assert_eq!(within, group.folders.len(), "{groups}");
-        // It may be made again, and sized again.
-        let again = Group::create(id, 4, 1024).unwrap().unwrap();
-        assert_eq!(again.folders, group.folders);
+        let mut idle = IdleProcess::new();
+        cgroup.add(idle.0.id()).unwrap();
+        let cgroups = fs::read_to_string(format!("/proc/{}/cgroup", idle.0.id())).unwrap();
+        let within = cgroups.lines().filter(|line| line.ends_with(&format!("/{PARENT}/{id}"))).count();
+        assert_eq!(within, cgroup.dirs.len(), "{cgroups}");
+        // Creating it again updates its limits.
+        let again = Cgroup::create(id, 4, 1024).unwrap().unwrap();
+        assert_eq!(again.dirs, cgroup.dirs);
         let read = |name: &str| {
-            let mut found =
-                group.folders.iter().filter_map(|folder| fs::read_to_string(folder.join(name)).ok());
+            let mut found = cgroup.dirs.iter().filter_map(|dir| fs::read_to_string(dir.join(name)).ok());
             found.next().map(|text| text.trim().to_owned())
         };
-        let memory = ((1024 + 128) << 20) + OVERHEAD;
+        let memory = ((1024 + 128) << 20) + MEMORY_OVERHEAD;
         let memory = [read("memory.max"), read("memory.limit_in_bytes")]
             .map(|found| found == Some(memory.to_string()));
         let shares = [read("cpu.weight") == Some("400".into()), read("cpu.shares") == Some("4096".into())];
-        assert!(memory.contains(&true) || shares.contains(&true), "{:?}", group.folders);
+        assert!(memory.contains(&true) || shares.contains(&true), "{:?}", cgroup.dirs);
         remove(id).unwrap();
-        assert!(group.folders.iter().all(|folder| !folder.exists()));
+        assert!(cgroup.dirs.iter().all(|dir| !dir.exists()));
         assert!(!idle.0.wait().unwrap().success());
         remove(id).unwrap();
     }
 
     #[test]
-    fn both_versions_are_known_by_their_controllers() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = folder.path();
+    fn detects_versions_by_their_controllers() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
         assert_eq!(hierarchies(root), []);
-        assert!(Group::create_in(root, "one", 1, 1).unwrap().is_none());
+        assert!(Cgroup::create_in(root, "one", 1, 1).unwrap().is_none());
         for controller in ["cpu", "pids"] {
             fs::create_dir(root.join(controller)).unwrap();
             fs::write(root.join(controller).join("cgroup.procs"), "").unwrap();
         }
-        let found: Vec<Kind> = hierarchies(root).into_iter().map(|found| found.kind).collect();
-        assert_eq!(found, [Kind::Single("cpu"), Kind::Single("pids")]);
-        // A unified one that has nothing of use is none.
+        let found: Vec<Version> = hierarchies(root).into_iter().map(|found| found.version).collect();
+        assert_eq!(found, [Version::V1("cpu"), Version::V1("pids")]);
+        // A hierarchy of version 2 without any of our controllers is ignored.
         fs::write(root.join("cgroup.controllers"), "hugetlb\n").unwrap();
         assert_eq!(hierarchies(root).len(), 2);
         fs::write(root.join("cgroup.controllers"), "cpuset cpu io memory pids\n").unwrap();
-        let unified = Hierarchy { root: root.to_owned(), kind: Kind::Unified(CONTROLLERS.to_vec()) };
-        assert_eq!(hierarchies(root), [unified]);
+        let v2 = Hierarchy { root: root.to_owned(), version: Version::V2(CONTROLLERS.to_vec()) };
+        assert_eq!(hierarchies(root), [v2]);
     }
 
     #[test]
-    fn each_version_is_told_in_its_own_words() {
-        let of = |kind| Hierarchy { root: PathBuf::new(), kind }.settings(3, 800);
-        let memory = (900 << 20) + OVERHEAD;
+    fn settings_use_the_files_of_each_version() {
+        let of = |version| Hierarchy { root: PathBuf::new(), version }.settings(3, 800);
+        let memory = (900 << 20) + MEMORY_OVERHEAD;
         assert_eq!(
-            of(Kind::Unified(CONTROLLERS.to_vec())),
+            of(Version::V2(CONTROLLERS.to_vec())),
             [("cpu.weight", 300), ("memory.max", memory), ("pids.max", 515)]
         );
-        assert_eq!(of(Kind::Unified(vec!["pids"])), [("pids.max", 515)]);
-        assert_eq!(of(Kind::Single("cpu")), [("cpu.shares", 3072)]);
-        assert_eq!(of(Kind::Single("memory")), [("memory.limit_in_bytes", memory)]);
-        assert_eq!(of(Kind::Single("pids")), [("pids.max", 515)]);
+        assert_eq!(of(Version::V2(vec!["pids"])), [("pids.max", 515)]);
+        assert_eq!(of(Version::V1("cpu")), [("cpu.shares", 3072)]);
+        assert_eq!(of(Version::V1("memory")), [("memory.limit_in_bytes", memory)]);
+        assert_eq!(of(Version::V1("pids")), [("pids.max", 515)]);
     }
 }

@@ -1,12 +1,11 @@
-//! Config drives: small optical discs (ISO 9660) that tell a guest what it is. Written by ourselves, the same bytes for
-//! the same files.
+//! Config drives: small ISO 9660 images with the metadata of an instance. The same files result in the same bytes.
 //!
 //! ```text
-//! 16 sectors of nothing │ descriptors │ path tables │ folders │ folders once more │ contents
+//! 16 empty sectors │ volume descriptors │ path tables │ directories │ Joliet directories │ file contents
 //! ```
 //!
-//! The folders are there twice: once with plain names, beside which the Rock Ridge extension has the true ones for
-//! Linux and the BSDs, and once with the long names of Joliet for Windows.
+//! There are two directory hierarchies: one with ISO 9660 names, extended by Rock Ridge names for Linux and the BSDs, and
+//! one with Joliet names for Windows.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::OpenOptions;
@@ -17,183 +16,194 @@ use std::path::Path;
 use muster_types::vm::DriveFile;
 use muster_types::{Error, Result};
 
-use super::disks::place;
+use super::disks::create_atomically;
 
-/// By this guests know it.
+/// The volume label by which guests find the drive.
 const LABEL: &str = "config-2";
 
 const SECTOR: usize = 2048;
 
-/// Where the descriptors begin.
-const FIRST: usize = 16;
+/// The sector of the first volume descriptor.
+const FIRST_DESCRIPTOR: usize = 16;
 
-/// Busybox reads more than the descriptors to find out what a disc is, and gives up on one that ends before.
-const SMALLEST: usize = 150;
+/// The minimum size in sectors: Busybox probes file systems beyond the descriptors, and fails on a smaller image.
+const MIN_SECTORS: usize = 150;
 
-/// The most folders within each other that the standard allows, the first of them without a name.
-const DEEPEST: usize = 8;
+/// The maximum depth of directories that the standard allows, including the root.
+const MAX_DEPTH: usize = 8;
 
-/// More are a mistake.
-const MOST_FOLDERS: usize = 1000;
+/// The maximum number of directories.
+const MAX_DIRECTORIES: usize = 1000;
 
-/// The longest name of a file on Linux.
-const LONGEST_NAME: usize = 255;
+/// The maximum length of a file name on Linux.
+const MAX_NAME_LEN: usize = 255;
 
-/// The longest record in a folder. Records have an even number of bytes.
-const LONGEST_RECORD: usize = 254;
+/// The maximum total size of the files, so that all sector numbers and sizes fit into 32 bits.
+const MAX_TOTAL_SIZE: usize = u32::MAX as usize;
 
-/// Everything is of the first second of the year 2000.
-const MOMENT: [u8; 7] = [100, 1, 1, 0, 0, 0, 0];
-const MOMENT_IN_DIGITS: &[u8; 17] = b"2000010100000000\0";
+/// The maximum length of a directory record, which is even.
+const MAX_RECORD_LEN: usize = 254;
 
-/// Writes a drive, in place of one that is there. It is written at every start, hence it need not be synchronised.
+/// All timestamps are the beginning of the year 2000, in two formats.
+const TIMESTAMP: [u8; 7] = [100, 1, 1, 0, 0, 0, 0];
+const TIMESTAMP_DIGITS: &[u8; 17] = b"2000010100000000\0";
+
+/// Writes a drive, replacing an existing one. It is not synced, because every start rewrites it.
 pub(crate) fn write(path: &Path, files: &[DriveFile]) -> Result<()> {
-    let disc = disc(files)?;
-    place(path, |new| {
+    let image = image(files)?;
+    create_atomically(path, |new| {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(new)?;
-        file.write_all(&disc)
+        file.write_all(&image)
     })
 }
 
-/// The bytes of a drive.
-fn disc(files: &[DriveFile]) -> Result<Vec<u8>> {
+/// Returns the image of a drive.
+fn image(files: &[DriveFile]) -> Result<Vec<u8>> {
     let tree = Tree::new(files)?;
-    let shapes = [Shape::new(&tree, Naming::Plain), Shape::new(&tree, Naming::Joliet)];
-    // Two descriptors and their end; for each shape two path tables.
-    let mut next = FIRST + 3;
-    let mut take = |size: usize| {
-        let at = next;
+    let hierarchies = [Hierarchy::new(&tree, Naming::RockRidge), Hierarchy::new(&tree, Naming::Joliet)];
+    // Two descriptors and their terminator; two path tables for each hierarchy.
+    let mut next = FIRST_DESCRIPTOR + 3;
+    let mut allocate = |size: usize| {
+        let sector = next;
         next += size.div_ceil(SECTOR);
-        at
+        sector
     };
     let tables: Vec<[usize; 2]> =
-        shapes.iter().map(|shape| [(); 2].map(|()| take(shape.path_table_size()))).collect();
-    let folders: Vec<Vec<usize>> =
-        shapes.iter().map(|shape| shape.folders.iter().map(|folder| take(folder.all())).collect()).collect();
-    let contents: Vec<usize> = files.iter().map(|file| take(file.content.len())).collect();
+        hierarchies.iter().map(|hierarchy| [(); 2].map(|()| allocate(hierarchy.path_table_size()))).collect();
+    let directories: Vec<Vec<usize>> = hierarchies
+        .iter()
+        .map(|hierarchy| {
+            hierarchy.directories.iter().map(|directory| allocate(directory.total_size())).collect()
+        })
+        .collect();
+    let contents: Vec<usize> = files.iter().map(|file| allocate(file.content.len())).collect();
 
-    let next = next.max(SMALLEST);
-    let mut disc = vec![0; next * SECTOR];
+    let sectors = next.max(MIN_SECTORS);
+    let mut image = vec![0; sectors * SECTOR];
     let mut put = |sector: usize, bytes: &[u8]| {
-        disc[sector * SECTOR..sector * SECTOR + bytes.len()].copy_from_slice(bytes);
+        image[sector * SECTOR..sector * SECTOR + bytes.len()].copy_from_slice(bytes);
     };
-    for (number, shape) in shapes.iter().enumerate() {
-        let places = Places { folders: &folders[number], contents: &contents };
-        put(FIRST + number, &shape.descriptor(next, tables[number], places.folders[0]));
+    for (number, hierarchy) in hierarchies.iter().enumerate() {
+        let layout = Layout { directories: &directories[number], contents: &contents };
+        put(FIRST_DESCRIPTOR + number, &hierarchy.descriptor(sectors, tables[number], layout.directories[0]));
         let [little, big] = [u32::to_le_bytes, u32::to_be_bytes];
-        put(tables[number][0], &shape.path_table(&places, little, u16::to_le_bytes));
-        put(tables[number][1], &shape.path_table(&places, big, u16::to_be_bytes));
-        for (folder, at) in places.folders.iter().enumerate() {
-            put(*at, &shape.records(&tree, folder, &places).bytes());
+        put(tables[number][0], &hierarchy.path_table(&layout, little, u16::to_le_bytes));
+        put(tables[number][1], &hierarchy.path_table(&layout, big, u16::to_be_bytes));
+        for (directory, sector) in layout.directories.iter().enumerate() {
+            put(*sector, &hierarchy.records(&tree, directory, &layout).into_bytes());
         }
     }
-    put(FIRST + 2, b"\xffCD001\x01");
-    for (file, at) in files.iter().zip(contents.iter()) {
-        put(*at, &file.content);
+    put(FIRST_DESCRIPTOR + 2, b"\xffCD001\x01");
+    for (file, sector) in files.iter().zip(contents.iter()) {
+        put(*sector, &file.content);
     }
-    Ok(disc)
+    Ok(image)
 }
 
-/// The files by their folders.
+/// The files, arranged in directories.
 struct Tree<'a> {
     files: &'a [DriveFile],
-    folders: Vec<Folder<'a>>,
+    /// The root is the first.
+    directories: Vec<Directory<'a>>,
 }
 
 #[derive(Default)]
-struct Folder<'a> {
+struct Directory<'a> {
     entries: BTreeMap<&'a str, Entry>,
 }
 
+/// An entry of a directory, as an index into the tree.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Entry {
     File(usize),
-    Folder(usize),
+    Directory(usize),
 }
 
 impl<'a> Tree<'a> {
     fn new(files: &'a [DriveFile]) -> Result<Self> {
-        let mut folders = vec![Folder::default()];
+        let mut directories = vec![Directory::default()];
+        let mut total_size = 0_usize;
         for (number, file) in files.iter().enumerate() {
-            let refuse =
+            let invalid =
                 |why: &str| Error::Invalid(format!("file {:?} of the config drive: {why}", file.path));
-            if u32::try_from(file.content.len()).is_err() {
-                return Err(refuse("it is too large"));
+            total_size = total_size.saturating_add(file.content.len());
+            if total_size > MAX_TOTAL_SIZE {
+                return Err(invalid("the files are too large"));
             }
             let parts: Vec<&str> = file.path.split('/').collect();
-            let bad = |part: &&str| matches!(*part, "" | "." | "..") || part.contains('\0');
-            if parts.iter().any(bad) {
-                return Err(refuse("that is no path"));
+            let is_invalid = |part: &&str| matches!(*part, "" | "." | "..") || part.contains('\0');
+            if parts.iter().any(is_invalid) {
+                return Err(invalid("the path is not valid"));
             }
-            if parts.len() > DEEPEST || parts.iter().any(|part| part.len() > LONGEST_NAME) {
-                return Err(refuse("the path is too deep or a name too long"));
+            if parts.len() > MAX_DEPTH || parts.iter().any(|part| part.len() > MAX_NAME_LEN) {
+                return Err(invalid("the path is too deep or a name too long"));
             }
-            let Some((name, above)) = parts.split_last() else { continue };
+            let Some((name, parents)) = parts.split_last() else { continue };
             let mut at = 0;
-            for part in above {
-                let fresh = folders.len();
-                match *folders[at].entries.entry(part).or_insert(Entry::Folder(fresh)) {
-                    Entry::Folder(folder) if folder == fresh => {
-                        if fresh >= MOST_FOLDERS {
-                            return Err(refuse("there are too many folders"));
+            for parent in parents {
+                let new = directories.len();
+                match *directories[at].entries.entry(parent).or_insert(Entry::Directory(new)) {
+                    Entry::Directory(directory) if directory == new => {
+                        if new >= MAX_DIRECTORIES {
+                            return Err(invalid("there are too many directories"));
                         }
-                        folders.push(Folder::default());
-                        at = folder;
+                        directories.push(Directory::default());
+                        at = directory;
                     }
-                    Entry::Folder(folder) => at = folder,
-                    Entry::File(_) => return Err(refuse("what should be a folder is a file")),
+                    Entry::Directory(directory) => at = directory,
+                    Entry::File(_) => return Err(invalid("a parent directory is also a file")),
                 }
             }
-            if folders[at].entries.insert(name, Entry::File(number)).is_some() {
-                return Err(refuse("it is there twice"));
+            if directories[at].entries.insert(name, Entry::File(number)).is_some() {
+                return Err(invalid("the path occurs twice"));
             }
         }
-        Ok(Self { files, folders })
+        Ok(Self { files, directories })
     }
 }
 
-/// How things are called.
+/// The naming scheme of a hierarchy.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Naming {
-    /// Capital letters, digits and underscores, for those who know nothing else; true names beside them.
-    Plain,
+    /// ISO 9660 names of capital letters, digits and underscores, with the original names as Rock Ridge entries.
+    RockRidge,
     Joliet,
 }
 
 impl Naming {
-    /// A name for something, none of those that are taken.
-    fn identifier(self, name: &str, entry: Entry, taken: &BTreeSet<Vec<u8>>) -> Vec<u8> {
+    /// Returns an identifier for an entry that is not in `used`.
+    fn identifier(self, name: &str, entry: Entry, used: &BTreeSet<Vec<u8>>) -> Vec<u8> {
         let (stem, extension) = match (entry, name.rsplit_once('.')) {
             (Entry::File(_), Some((stem, extension))) => (stem, extension),
             _ => (name, ""),
         };
-        let (longest_stem, longest_extension) = match self {
-            Self::Plain => (21, 8),
+        let (max_stem, max_extension) = match self {
+            Self::RockRidge => (21, 8),
             Self::Joliet => (50, 13),
         };
-        let fit =
-            |part: &str, longest| part.chars().map(|letter| self.letter(letter)).take(longest).collect();
-        let (stem, extension): (String, String) =
-            (fit(stem, longest_stem), fit(extension, longest_extension));
-        let spell = |stem: &str| match (self, entry) {
-            (Self::Plain, Entry::File(_)) => format!("{stem}.{extension};1").into_bytes(),
-            (Self::Plain, Entry::Folder(_)) => stem.to_owned().into_bytes(),
-            (Self::Joliet, _) if extension.is_empty() => wide(stem),
-            (Self::Joliet, _) => wide(&format!("{stem}.{extension}")),
+        let fit = |part: &str, max| part.chars().map(|letter| self.replace(letter)).take(max).collect();
+        let (stem, extension): (String, String) = (fit(stem, max_stem), fit(extension, max_extension));
+        let encode = |stem: &str| match (self, entry) {
+            (Self::RockRidge, Entry::File(_)) => format!("{stem}.{extension};1").into_bytes(),
+            (Self::RockRidge, Entry::Directory(_)) => stem.to_owned().into_bytes(),
+            (Self::Joliet, _) if extension.is_empty() => ucs2(stem),
+            (Self::Joliet, _) => ucs2(&format!("{stem}.{extension}")),
         };
         let numbered = (1..).map(|number: u32| {
             let number = number.to_string();
-            let kept = longest_stem.saturating_sub(number.len());
-            spell(&(stem.chars().take(kept).collect::<String>() + &number))
+            let kept = max_stem.saturating_sub(number.len());
+            encode(&(stem.chars().take(kept).collect::<String>() + &number))
         });
-        let first = (!stem.is_empty()).then(|| spell(&stem));
-        first.into_iter().chain(numbered).find(|name| !taken.contains(name)).unwrap_or_default()
+        let first = (!stem.is_empty()).then(|| encode(&stem));
+        let mut candidates = first.into_iter().chain(numbered);
+        candidates.find(|identifier| !used.contains(identifier)).expect("there are endless candidates")
     }
 
-    fn letter(self, letter: char) -> char {
+    /// Replaces a character that the naming scheme does not allow.
+    fn replace(self, letter: char) -> char {
         match self {
-            Self::Plain if letter.is_ascii_alphanumeric() => letter.to_ascii_uppercase(),
-            Self::Plain => '_',
+            Self::RockRidge if letter.is_ascii_alphanumeric() => letter.to_ascii_uppercase(),
+            Self::RockRidge => '_',
             Self::Joliet if letter.is_control() || "*/:;?\\".contains(letter) || letter.len_utf16() > 1 => {
                 '_'
             }
@@ -202,171 +212,179 @@ impl Naming {
     }
 }
 
-/// As Joliet writes text.
-fn wide(text: &str) -> Vec<u8> {
+/// Encodes text for Joliet.
+fn ucs2(text: &str) -> Vec<u8> {
     text.encode_utf16().flat_map(u16::to_be_bytes).collect()
 }
 
-/// The folders under one kind of names.
-struct Shape {
+/// The directories under one naming scheme.
+struct Hierarchy {
     naming: Naming,
-    /// In the order of the path tables: the outermost first, those of one level by their parents and names.
-    folders: Vec<Named>,
+    /// In path table order: by level, then by parent, then by identifier. The root is the first.
+    directories: Vec<NamedDirectory>,
 }
 
-struct Named {
-    /// Its number in the tree.
-    of: usize,
-    /// The place of its parent in the order; the first is its own.
+struct NamedDirectory {
+    /// Its index in the tree.
+    tree_index: usize,
+    /// The index of its parent in the hierarchy; the root is its own parent.
     parent: usize,
     identifier: Vec<u8>,
-    /// What is in it, by the identifiers.
+    /// Original names and entries, by identifier.
     entries: BTreeMap<Vec<u8>, (String, Entry)>,
-    /// How many bytes its records have, and what they continue with.
+    /// The size of its records, and of their continuation areas.
     size: usize,
-    continued: usize,
+    continuation_size: usize,
 }
 
-impl Named {
-    fn all(&self) -> usize {
-        self.size + self.continued
+impl NamedDirectory {
+    fn total_size(&self) -> usize {
+        self.size + self.continuation_size
     }
 }
 
-/// Where things are on the disc, in sectors.
-struct Places<'a> {
-    /// In the order of the shape.
-    folders: &'a [usize],
+/// The sectors at which directories and file contents begin.
+struct Layout<'a> {
+    /// In the order of the hierarchy.
+    directories: &'a [usize],
     contents: &'a [usize],
 }
 
-impl Shape {
+impl Hierarchy {
     fn new(tree: &Tree<'_>, naming: Naming) -> Self {
-        let root = Named::new(tree, naming, 0, 0, vec![0]);
-        let mut shape = Self { naming, folders: vec![root] };
+        let root = NamedDirectory::new(tree, naming, 0, 0, vec![0]);
+        let mut hierarchy = Self { naming, directories: vec![root] };
         let mut at = 0;
-        while at < shape.folders.len() {
-            let within: Vec<(Vec<u8>, usize)> = shape.folders[at]
+        while at < hierarchy.directories.len() {
+            let children: Vec<(Vec<u8>, usize)> = hierarchy.directories[at]
                 .entries
                 .iter()
                 .filter_map(|(identifier, (_, entry))| match entry {
-                    Entry::Folder(folder) => Some((identifier.clone(), *folder)),
+                    Entry::Directory(child) => Some((identifier.clone(), *child)),
                     Entry::File(_) => None,
                 })
                 .collect();
-            for (identifier, folder) in within {
-                shape.folders.push(Named::new(tree, naming, folder, at, identifier));
+            for (identifier, child) in children {
+                hierarchy.directories.push(NamedDirectory::new(tree, naming, child, at, identifier));
             }
             at += 1;
         }
-        // How long records are does not depend on where things are.
-        let nowhere = Places { folders: &vec![0; shape.folders.len()], contents: &vec![0; tree.files.len()] };
-        for at in 0..shape.folders.len() {
-            let records = shape.records(tree, at, &nowhere);
-            (shape.folders[at].size, shape.folders[at].continued) =
-                (records.records.len(), records.continued.len());
+        // The size of records does not depend on the layout.
+        let count = hierarchy.directories.len();
+        let empty = Layout { directories: &vec![0; count], contents: &vec![0; tree.files.len()] };
+        for at in 0..count {
+            let records = hierarchy.records(tree, at, &empty);
+            let directory = &mut hierarchy.directories[at];
+            (directory.size, directory.continuation_size) =
+                (records.records.len(), records.continuation.len());
         }
-        shape
+        hierarchy
     }
 
     fn path_table_size(&self) -> usize {
-        self.folders.iter().map(|folder| (8 + folder.identifier.len()).next_multiple_of(2)).sum()
+        self.directories.iter().map(|directory| (8 + directory.identifier.len()).next_multiple_of(2)).sum()
     }
 
     fn path_table(
         &self,
-        places: &Places<'_>,
+        layout: &Layout<'_>,
         long: fn(u32) -> [u8; 4],
         short: fn(u16) -> [u8; 2],
     ) -> Vec<u8> {
         let mut table = Vec::with_capacity(self.path_table_size());
-        for (folder, at) in self.folders.iter().zip(places.folders) {
-            table.extend([byte(folder.identifier.len()), 0]);
-            table.extend(long(word(*at)));
-            // Counted from 1, and there are not that many.
-            table.extend(short(u16::try_from(folder.parent + 1).unwrap_or(u16::MAX)));
-            table.extend(&folder.identifier);
+        for (directory, sector) in self.directories.iter().zip(layout.directories) {
+            table.extend([byte(directory.identifier.len()), 0]);
+            table.extend(long(word(*sector)));
+            // Numbered from 1.
+            let parent = u16::try_from(directory.parent + 1).expect("there are at most MAX_DIRECTORIES");
+            table.extend(short(parent));
+            table.extend(&directory.identifier);
             table.resize(table.len().next_multiple_of(2), 0);
         }
         table
     }
 
-    /// What is in a folder.
-    fn records(&self, tree: &Tree<'_>, at: usize, places: &Places<'_>) -> Records {
-        let folder = &self.folders[at];
-        let mut records = Records { begins: places.folders[at], size: folder.size, ..Records::default() };
-        for (identifier, of) in [(0u8, at), (1, folder.parent)] {
+    /// Returns the records of a directory.
+    fn records(&self, tree: &Tree<'_>, at: usize, layout: &Layout<'_>) -> Records {
+        let directory = &self.directories[at];
+        let mut records =
+            Records { sector: layout.directories[at], size: directory.size, ..Records::default() };
+        for (identifier, of) in [(0u8, at), (1, directory.parent)] {
             let mut extension = Vec::new();
-            if self.naming == Naming::Plain {
+            if self.naming == Naming::RockRidge {
                 if at == 0 && identifier == 0 {
                     extension.extend(b"SP\x07\x01\xbe\xef\x00");
                     extension.extend(b"ER\x12\x01\x0a\x00\x00\x01RRIP_1991A");
                 }
-                extension.extend(posix(0o040_555, 2 + self.folders_in(of)));
+                extension.extend(posix_attributes(0o040_555, 2 + self.subdirectory_count(of)));
             }
-            let extent = (places.folders[of], self.folders[of].size);
+            let extent = (layout.directories[of], self.directories[of].size);
             records.add(extent, true, &[identifier], extension, Vec::new());
         }
-        for (identifier, (name, entry)) in &folder.entries {
+        for (identifier, (name, entry)) in &directory.entries {
             let (extent, mode, links) = match entry {
                 Entry::File(file) => {
-                    ((places.contents[*file], tree.files[*file].content.len()), 0o100_444, 1)
+                    ((layout.contents[*file], tree.files[*file].content.len()), 0o100_444, 1)
                 }
-                Entry::Folder(of) => {
-                    let of = self.folders.iter().position(|other| other.of == *of).unwrap_or(0);
-                    ((places.folders[of], self.folders[of].size), 0o040_555, 2 + self.folders_in(of))
+                Entry::Directory(child) => {
+                    let mut directories = self.directories.iter();
+                    let of = directories.position(|other| other.tree_index == *child);
+                    let of = of.expect("every directory of the tree is in the hierarchy");
+                    let extent = (layout.directories[of], self.directories[of].size);
+                    (extent, 0o040_555, 2 + self.subdirectory_count(of))
                 }
             };
-            let is_folder = matches!(entry, Entry::Folder(_));
-            match self.naming {
-                Naming::Plain => {
-                    records.add(extent, is_folder, identifier, posix(mode, links), true_name(name));
-                }
-                Naming::Joliet => records.add(extent, is_folder, identifier, Vec::new(), Vec::new()),
-            }
+            let is_directory = matches!(entry, Entry::Directory(_));
+            let (attributes, alternate_name) = match self.naming {
+                Naming::RockRidge => (posix_attributes(mode, links), rock_ridge_name(name)),
+                Naming::Joliet => (Vec::new(), Vec::new()),
+            };
+            records.add(extent, is_directory, identifier, attributes, alternate_name);
         }
-        records.end();
+        records.pad();
         records
     }
 
-    fn folders_in(&self, at: usize) -> usize {
-        self.folders[at].entries.values().filter(|(_, entry)| matches!(entry, Entry::Folder(_))).count()
+    fn subdirectory_count(&self, at: usize) -> usize {
+        let entries = self.directories[at].entries.values();
+        entries.filter(|(_, entry)| matches!(entry, Entry::Directory(_))).count()
     }
 
+    /// Returns the volume descriptor.
     fn descriptor(&self, sectors: usize, tables: [usize; 2], root: usize) -> Vec<u8> {
-        let is_plain = self.naming == Naming::Plain;
+        let is_joliet = self.naming == Naming::Joliet;
         let text = |text: &str, size: usize| {
-            let mut bytes = if is_plain { text.as_bytes().to_vec() } else { wide(text) };
-            let space: &[u8] = if is_plain { b" " } else { b"\0 " };
+            let mut bytes = if is_joliet { ucs2(text) } else { text.as_bytes().to_vec() };
+            let space: &[u8] = if is_joliet { b"\0 " } else { b" " };
             while bytes.len() + space.len() <= size {
                 bytes.extend(space);
             }
             bytes.resize(size, 0);
             bytes
         };
-        let mut descriptor = vec![if is_plain { 1 } else { 2 }];
+        let mut descriptor = vec![if is_joliet { 2 } else { 1 }];
         descriptor.extend(b"CD001\x01\0");
         descriptor.extend(text("", 32));
         descriptor.extend(text(LABEL, 32));
         descriptor.extend([0; 8]);
-        descriptor.extend(both(sectors));
-        // How Joliet says that names are as wide as it has them.
-        let mut escapes = if is_plain { Vec::new() } else { b"%/E".to_vec() };
+        descriptor.extend(both_endian(sectors));
+        // The escape sequence that identifies Joliet level 3.
+        let mut escapes = if is_joliet { b"%/E".to_vec() } else { Vec::new() };
         escapes.resize(32, 0);
         descriptor.extend(escapes);
-        descriptor.extend([short_both(1), short_both(1), short_both(2048)].concat());
-        descriptor.extend(both(self.path_table_size()));
+        descriptor.extend([both_endian_short(1), both_endian_short(1), both_endian_short(2048)].concat());
+        descriptor.extend(both_endian(self.path_table_size()));
         descriptor.extend(word(tables[0]).to_le_bytes());
         descriptor.extend([0; 4]);
         descriptor.extend(word(tables[1]).to_be_bytes());
         descriptor.extend([0; 4]);
-        descriptor.extend(record((root, self.folders[0].size), true, &[0], &[]));
-        // The set, the publisher, the preparer, the application, and three files that say more.
+        descriptor.extend(record((root, self.directories[0].size), true, &[0], &[]));
+        // Volume set, publisher, preparer, application; copyright, abstract and bibliographic files.
         for size in [128, 128, 128, 128, 37, 37, 37] {
             descriptor.extend(text("", size));
         }
-        descriptor.extend([&MOMENT_IN_DIGITS[..], MOMENT_IN_DIGITS].concat());
-        // It never expires, and may be used from the beginning.
+        descriptor.extend([&TIMESTAMP_DIGITS[..], TIMESTAMP_DIGITS].concat());
+        // No expiration and no effective date.
         descriptor.extend([&b"0000000000000000\0"[..], b"0000000000000000\0"].concat());
         descriptor.push(1);
         descriptor.resize(SECTOR, 0);
@@ -374,77 +392,90 @@ impl Shape {
     }
 }
 
-impl Named {
-    fn new(tree: &Tree<'_>, naming: Naming, of: usize, parent: usize, identifier: Vec<u8>) -> Self {
-        let mut taken = BTreeSet::new();
+impl NamedDirectory {
+    fn new(tree: &Tree<'_>, naming: Naming, tree_index: usize, parent: usize, identifier: Vec<u8>) -> Self {
+        let mut used = BTreeSet::new();
         let mut entries = BTreeMap::new();
-        for (name, entry) in &tree.folders[of].entries {
-            let identifier = naming.identifier(name, *entry, &taken);
-            taken.insert(identifier.clone());
+        for (name, entry) in &tree.directories[tree_index].entries {
+            let identifier = naming.identifier(name, *entry, &used);
+            used.insert(identifier.clone());
             entries.insert(identifier, ((*name).to_owned(), *entry));
         }
-        Self { of, parent, identifier, entries, size: 0, continued: 0 }
+        Self { tree_index, parent, identifier, entries, size: 0, continuation_size: 0 }
     }
 }
 
-/// The records of a folder, and after them what has no room in them.
+/// The records of a directory, followed by their continuation areas.
 #[derive(Default)]
 struct Records {
-    /// The sector where they begin.
-    begins: usize,
-    /// How many bytes they will have.
+    /// The sector at which the directory begins.
+    sector: usize,
+    /// The size of all records, which is 0 until it is known.
     size: usize,
     records: Vec<u8>,
-    continued: Vec<u8>,
+    continuation: Vec<u8>,
 }
 
 impl Records {
+    /// Adds a record. `alternate_name` goes into a continuation area if the record would become too long.
     fn add(
         &mut self,
         extent: (usize, usize),
-        is_folder: bool,
+        is_directory: bool,
         identifier: &[u8],
         mut extension: Vec<u8>,
-        further: Vec<u8>,
+        alternate_name: Vec<u8>,
     ) {
-        /// What says where it goes on.
-        const POINTER: usize = 28;
-        let used = record(extent, is_folder, identifier, &extension).len();
-        if used + further.len() <= LONGEST_RECORD - POINTER {
-            extension.extend(further);
+        /// The size of the entry that points to a continuation area.
+        const POINTER_LEN: usize = 28;
+        let used = record(extent, is_directory, identifier, &extension).len();
+        if used + alternate_name.len() <= MAX_RECORD_LEN - POINTER_LEN {
+            extension.extend(alternate_name);
         } else {
-            if self.continued.len() % SECTOR + further.len() > SECTOR {
-                self.continued.resize(self.continued.len().next_multiple_of(SECTOR), 0);
+            if self.continuation.len() % SECTOR + alternate_name.len() > SECTOR {
+                self.continuation.resize(self.continuation.len().next_multiple_of(SECTOR), 0);
             }
-            let at = self.size + self.continued.len();
+            let at = self.size + self.continuation.len();
             extension.extend(b"CE\x1c\x01");
-            extension
-                .extend([both(self.begins + at / SECTOR), both(at % SECTOR), both(further.len())].concat());
-            self.continued.extend(further);
+            extension.extend(
+                [
+                    both_endian(self.sector + at / SECTOR),
+                    both_endian(at % SECTOR),
+                    both_endian(alternate_name.len()),
+                ]
+                .concat(),
+            );
+            self.continuation.extend(alternate_name);
         }
-        let record = record(extent, is_folder, identifier, &extension);
+        let record = record(extent, is_directory, identifier, &extension);
         if self.records.len() % SECTOR + record.len() > SECTOR {
-            self.end();
+            self.pad();
         }
         self.records.extend(record);
     }
 
-    /// Fills the last sector up.
-    fn end(&mut self) {
+    /// Pads the last sector.
+    fn pad(&mut self) {
         self.records.resize(self.records.len().next_multiple_of(SECTOR), 0);
     }
 
-    fn bytes(self) -> Vec<u8> {
-        [self.records, self.continued].concat()
+    fn into_bytes(self) -> Vec<u8> {
+        [self.records, self.continuation].concat()
     }
 }
 
-fn record((at, size): (usize, usize), is_folder: bool, identifier: &[u8], extension: &[u8]) -> Vec<u8> {
+/// Returns a directory record. The extent is a sector and a size in bytes.
+fn record(
+    (sector, size): (usize, usize),
+    is_directory: bool,
+    identifier: &[u8],
+    extension: &[u8],
+) -> Vec<u8> {
     let mut record = vec![0, 0];
-    record.extend([both(at), both(size)].concat());
-    record.extend(MOMENT);
-    record.extend([if is_folder { 2 } else { 0 }, 0, 0]);
-    record.extend(short_both(1));
+    record.extend([both_endian(sector), both_endian(size)].concat());
+    record.extend(TIMESTAMP);
+    record.extend([if is_directory { 2 } else { 0 }, 0, 0]);
+    record.extend(both_endian_short(1));
     record.push(byte(identifier.len()));
     record.extend(identifier);
     record.resize(record.len().next_multiple_of(2), 0);
@@ -454,39 +485,37 @@ fn record((at, size): (usize, usize), is_folder: bool, identifier: &[u8], extens
     record
 }
 
-/// What a file is to Rock Ridge: mode, names, owner, group.
-fn posix(mode: usize, links: usize) -> Vec<u8> {
-    [&b"PX\x24\x01"[..], &both(mode), &both(links), &both(0), &both(0)].concat()
+/// Returns the Rock Ridge entry with mode, link count, owner and group.
+fn posix_attributes(mode: usize, links: usize) -> Vec<u8> {
+    [&b"PX\x24\x01"[..], &both_endian(mode), &both_endian(links), &both_endian(0), &both_endian(0)].concat()
 }
 
-/// What a file is called to Rock Ridge. A name that is too long for one entry goes on in another.
-fn true_name(name: &str) -> Vec<u8> {
+/// Returns the Rock Ridge entries with the name, which is split if it is too long for one entry.
+fn rock_ridge_name(name: &str) -> Vec<u8> {
     let parts: Vec<&[u8]> = name.as_bytes().chunks(200).collect();
     let entry = |(number, part): (usize, &&[u8])| {
-        let goes_on = u8::from(number + 1 < parts.len());
-        [&[b'N', b'M', byte(part.len() + 5), 1, goes_on][..], part].concat()
+        let continues = u8::from(number + 1 < parts.len());
+        [&[b'N', b'M', byte(part.len() + 5), 1, continues][..], part].concat()
     };
     parts.iter().enumerate().flat_map(entry).collect()
 }
 
-/// A number in both orders of bytes.
-fn both(number: usize) -> Vec<u8> {
+/// Encodes a number in both byte orders.
+fn both_endian(number: usize) -> Vec<u8> {
     [word(number).to_le_bytes(), word(number).to_be_bytes()].concat()
 }
 
-fn short_both(number: u16) -> Vec<u8> {
+fn both_endian_short(number: u16) -> Vec<u8> {
     [number.to_le_bytes(), number.to_be_bytes()].concat()
 }
 
-/// Sizes were checked before: nothing here is larger.
 fn word(number: usize) -> u32 {
-    u32::try_from(number).unwrap_or(u32::MAX)
+    u32::try_from(number).expect("MAX_TOTAL_SIZE limits sector numbers and sizes")
 }
 
 fn byte(number: usize) -> u8 {
-    u8::try_from(number).unwrap_or(u8::MAX)
+    u8::try_from(number).expect("identifiers and records are limited to less than 256 bytes")
 }
 
 #[cfg(test)]
-#[path = "config_drive_tests.rs"]
 mod tests;

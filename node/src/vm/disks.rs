@@ -1,14 +1,14 @@
-//! The disks of a machine, as files in its folder.
+//! The disks of a VM, as files in its directory.
 //!
 //! ```text
-//! vda.qcow2   what the guest wrote
-//! vda.base    what lies below: another name of the conversion, which may go. vda.iso if that is an optical disc
-//! nvram.fd    the memory of the firmware
+//! vda.qcow2   the writable layer
+//! vda.base    its backing file: a hard link to the conversion, which may be deleted; vda.iso for an ISO image
+//! nvram.fd    the NVRAM of the firmware
 //! ```
 //!
-//! What lies below is a file of the storage under another name: nobody may change its owner, its mode or its bytes.
-//! Everything else has its name only once it is whole and synchronised. The folder may belong to the user that a
-//! machine runs as, so nothing is followed that is no plain file.
+//! A backing file is shared with the storage: its owner, mode and content must not be changed. All other files are
+//! renamed into place once they are complete and synced. Files in the directory may belong to the VM's user, so anything
+//! but regular files is rejected and symlinks are not followed.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Write};
@@ -21,64 +21,63 @@ use muster_types::vm::{DiskKind, DiskPlan, VmPlan};
 use muster_types::{Error, Result};
 use nix::libc;
 
+use super::vm_dir::file;
 use crate::image::fresh::{self, Backing};
 use crate::storage::{FileStorage, failed};
 
-/// Where the firmware's package puts what its memory begins as.
-const FIRMWARE: &str = "/usr/share/OVMF";
+/// The directory of the firmware package, with the NVRAM templates.
+const FIRMWARE_DIR: &str = "/usr/share/OVMF";
 
-const NVRAM: &str = "nvram.fd";
+/// The maximum size of an NVRAM, larger than that of any firmware.
+const MAX_NVRAM_SIZE: u64 = 16 << 20;
 
-/// No firmware has a larger memory.
-const LARGEST_NVRAM: u64 = 16 << 20;
-
-/// Where disks come from.
+/// The sources of initial disk content.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sources<'a> {
     pub(crate) storage: &'a FileStorage,
-    pub(crate) firmware: &'a Path,
+    pub(crate) firmware_dir: &'a Path,
 }
 
 impl<'a> Sources<'a> {
     pub(crate) fn new(storage: &'a FileStorage) -> Self {
-        Self { storage, firmware: Path::new(FIRMWARE) }
+        Self { storage, firmware_dir: Path::new(FIRMWARE_DIR) }
     }
 }
 
-/// Makes the disks of a machine that are not there yet. Blocks.
-pub(crate) fn build(folder: &Path, plan: &VmPlan, sources: &Sources<'_>) -> Result<()> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    made.map_err(failed("the folder of a machine cannot be made"))?;
+/// Creates the missing disks of a VM. Blocks.
+pub(crate) fn build(dir: &Path, plan: &VmPlan, sources: &Sources<'_>) -> Result<()> {
+    let created = DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    created.map_err(failed("failed to create VM directory"))?;
     for disk in &plan.disks {
-        require_device(&disk.device)?;
+        require_device_name(&disk.device)?;
         match disk.kind {
-            DiskKind::Disk => build_disk(folder, disk, sources)?,
+            DiskKind::Disk => build_disk(dir, disk, sources)?,
             DiskKind::Cdrom => {
                 if let Some(base) = disk.base {
-                    link_base(folder, disk, base, sources)?;
+                    link_base(dir, disk, base, sources)?;
                 }
             }
-            // It is written at every start.
+            // Written at every start.
             DiskKind::ConfigDrive => {}
         }
     }
     if plan.uefi {
-        build_nvram(folder, plan, sources)?;
+        build_nvram(dir, plan, sources)?;
     }
-    let synchronised = [Some(folder), folder.parent()].into_iter().flatten().try_for_each(sync);
-    synchronised.map_err(failed("the folder of a machine is not synchronised"))
+    let synced = [Some(dir), dir.parent()].into_iter().flatten().try_for_each(sync);
+    synced.map_err(failed("failed to sync VM directory"))
 }
 
-fn build_disk(folder: &Path, disk: &DiskPlan, sources: &Sources<'_>) -> Result<()> {
-    let path = folder.join(format!("{}.qcow2", disk.device));
-    if is_plain(&path)? {
+fn build_disk(dir: &Path, disk: &DiskPlan, sources: &Sources<'_>) -> Result<()> {
+    let path = dir.join(format!("{}.qcow2", disk.device));
+    if exists(&path)? {
         return Ok(());
     }
-    let base = disk.base.map(|base| link_base(folder, disk, base, sources)).transpose()?;
+    let base = disk.base.map(|base| link_base(dir, disk, base, sources)).transpose()?;
     let size = match (disk.size, &base) {
         (Some(size), Some(base)) if size < base.size => {
             return Err(Error::Invalid(format!(
-                "disk {} of {size} bytes is smaller than its base, which has {} bytes",
+                "disk {} of {size} bytes is smaller than its base of {} bytes",
                 disk.device, base.size
             )));
         }
@@ -89,24 +88,26 @@ fn build_disk(folder: &Path, disk: &DiskPlan, sources: &Sources<'_>) -> Result<(
         }
     };
     let backing = base.as_ref().map(|base| Backing { name: &base.name, format: base.format });
-    // Disks have sectors.
-    let size = size.checked_next_multiple_of(512).unwrap_or(size);
-    place(&path, |new| fresh::write(new, size, backing, None))
+    // A disk consists of whole sectors.
+    let size = size
+        .checked_next_multiple_of(512)
+        .ok_or_else(|| Error::Invalid(format!("disk {} is too large", disk.device)))?;
+    create_atomically(&path, |new| fresh::write(new, size, backing, None))
 }
 
-/// What a disk lies on.
+/// The backing file of a disk.
 struct Base {
     name: String,
     format: &'static str,
     size: u64,
 }
 
-/// Gives the conversion of a base a name in the folder.
-fn link_base(folder: &Path, disk: &DiskPlan, base: BlobId, sources: &Sources<'_>) -> Result<Base> {
+/// Links the conversion of a base into the directory.
+fn link_base(dir: &Path, disk: &DiskPlan, base: BlobId, sources: &Sources<'_>) -> Result<Base> {
     let names = ["base", "iso"].map(|kind| format!("{}.{kind}", disk.device));
     for name in &names {
-        if is_plain(&folder.join(name))? {
-            let facts = sources.storage.facts(&folder.join(name))?;
+        if exists(&dir.join(name))? {
+            let facts = sources.storage.facts(&dir.join(name))?;
             return Ok(Base {
                 name: name.clone(),
                 format: format_of(facts.format),
@@ -116,10 +117,10 @@ fn link_base(folder: &Path, disk: &DiskPlan, base: BlobId, sources: &Sources<'_>
     }
     let missing = || Error::Unavailable(format!("the conversion of blob {base} is not on this node"));
     let conversion = sources.storage.conversion(base)?.ok_or_else(missing)?;
-    let [plain, disc] = names;
-    let name = if conversion.facts.format == ImageFormat::Iso { disc } else { plain };
-    place(&folder.join(&name), |new| match fs::hard_link(&conversion.path, new) {
-        // Some file systems cannot.
+    let [base_name, iso_name] = names;
+    let name = if conversion.facts.format == ImageFormat::Iso { iso_name } else { base_name };
+    create_atomically(&dir.join(&name), |new| match fs::hard_link(&conversion.path, new) {
+        // The file system does not support hard links, or the file has too many.
         Err(error) if error.kind() != ErrorKind::NotFound => {
             fs::copy(&conversion.path, new)?;
             fs::set_permissions(new, Permissions::from_mode(0o444))?;
@@ -137,82 +138,82 @@ fn format_of(format: ImageFormat) -> &'static str {
     }
 }
 
-fn build_nvram(folder: &Path, plan: &VmPlan, sources: &Sources<'_>) -> Result<()> {
-    let path = folder.join(NVRAM);
-    if is_plain(&path)? {
+fn build_nvram(dir: &Path, plan: &VmPlan, sources: &Sources<'_>) -> Result<()> {
+    let path = dir.join(file::NVRAM);
+    if exists(&path)? {
         return Ok(());
     }
-    let package =
-        sources.firmware.join(if plan.secure_boot { "OVMF_VARS_4M.ms.fd" } else { "OVMF_VARS_4M.fd" });
-    let usual = fs::read(&package).map_err(|error| {
+    let template_name = if plan.secure_boot { "OVMF_VARS_4M.ms.fd" } else { "OVMF_VARS_4M.fd" };
+    let default_path = sources.firmware_dir.join(template_name);
+    let default = fs::read(&default_path).map_err(|error| {
         Error::Conflict(format!(
-            "UEFI needs the file {} (Debian package ovmf), which cannot be read: {error}",
-            package.display()
+            "UEFI needs {} (Debian package ovmf), but reading it failed: {error}",
+            default_path.display()
         ))
     })?;
-    let memory = match plan.nvram_template {
+    let content = match plan.nvram_template {
         Some(template) => {
             let missing = || Error::Unavailable(format!("blob {template} is not on this node"));
             let file = sources.storage.blob(template).ok_or_else(missing)?;
-            let size = fs::metadata(&file).map_err(failed("a template cannot be looked at"))?.len();
-            // The firmware looks for its memory at a place that depends on its size.
-            if size != usual.len() as u64 || size > LARGEST_NVRAM {
+            let size = fs::metadata(&file).map_err(failed("failed to inspect NVRAM template"))?.len();
+            // The address of the NVRAM depends on its size.
+            if size != default.len() as u64 || size > MAX_NVRAM_SIZE {
                 return Err(Error::Invalid(format!(
-                    "the NVRAM template has {size} bytes, but the memory of the firmware has {}",
-                    usual.len()
+                    "the NVRAM template has {size} bytes, but the firmware needs {}",
+                    default.len()
                 )));
             }
-            fs::read(file).map_err(failed("a template cannot be read"))?
+            fs::read(file).map_err(failed("failed to read NVRAM template"))?
         }
-        None => usual,
+        None => default,
     };
-    place(&path, |new| {
+    create_atomically(&path, |new| {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(new)?;
-        file.write_all(&memory)?;
+        file.write_all(&content)?;
         file.sync_all()
     })
 }
 
-/// Makes a copy of a disk whose machine is off, at `to` on the same file system. A thin one has only what differs
-/// from the disk's base, and names none.
-pub(crate) async fn snapshot_off(
+/// Copies a disk of a VM that is off to `to`, on the same file system. A thin copy contains only the difference to the
+/// disk's base, and has no backing file.
+pub(crate) async fn copy_offline(
     storage: &FileStorage,
-    folder: &Path,
+    dir: &Path,
     device: &str,
     (thin, compress): (bool, bool),
     to: &Path,
 ) -> Result<()> {
-    require_device(device)?;
-    let named = |kind: &str| folder.join(format!("{device}.{kind}"));
-    let top = named("qcow2");
-    if !is_plain(&top)? {
-        return Err(Error::Conflict(format!("the machine has no disk {device}")));
+    require_device_name(device)?;
+    let path = |extension: &str| dir.join(format!("{device}.{extension}"));
+    let top = path("qcow2");
+    if !exists(&top)? {
+        return Err(Error::Conflict(format!("the VM has no disk {device}")));
     }
     let mut base = None;
-    for path in [named("base"), named("iso")] {
-        if is_plain(&path)? {
+    for path in [path("base"), path("iso")] {
+        if exists(&path)? {
             base = Some(path);
         }
     }
-    // The one who copies reads it as another user; the folder keeps everybody else away.
-    readable(&top).map_err(failed("a disk cannot be opened"))?;
+    // The copying process runs as another user; the directory denies access to everybody else.
+    make_readable(&top).map_err(failed("failed to change the permissions of a disk"))?;
     storage.copy_disk((top, base), (thin, compress), to.to_owned()).await
 }
 
-fn readable(path: &Path) -> io::Result<()> {
+fn make_readable(path: &Path) -> io::Result<()> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
     file.set_permissions(Permissions::from_mode(0o644))
 }
 
-/// Makes a file under another name, which then gets its own.
-pub(super) fn place(path: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> Result<()> {
-    let name = path.file_name().unwrap_or_default().to_string_lossy();
+/// Creates a file under a temporary name, and renames it into place.
+pub(super) fn create_atomically(path: &Path, create: impl FnOnce(&Path) -> io::Result<()>) -> Result<()> {
+    let name = path.file_name().expect("paths of VM files have a name").to_string_lossy();
     let new: PathBuf = path.with_file_name(format!(".{name}.new"));
-    let placed = remove(&new).and_then(|()| make(&new)).and_then(|()| fs::rename(&new, path));
-    placed.map_err(|error| {
-        // Not that it matters: the next one begins by removing it.
+    let created = remove(&new).and_then(|()| create(&new)).and_then(|()| fs::rename(&new, path));
+    created.map_err(|error| {
+        // If this fails, the next attempt removes it.
         let _ = remove(&new);
-        failed("a file of a machine cannot be made")(error)
+        failed("failed to create VM file")(error)
     })
 }
 
@@ -223,28 +224,27 @@ fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether a file is there. What is no plain file is none of ours.
-fn is_plain(path: &Path) -> Result<bool> {
+/// Returns whether a file exists. Anything but a regular file is an error.
+fn exists(path: &Path) -> Result<bool> {
     match fs::symlink_metadata(path) {
-        Ok(found) if found.is_file() => Ok(true),
-        Ok(_) => Err(Error::Internal(format!("{} is no plain file", path.display()))),
+        Ok(metadata) if metadata.is_file() => Ok(true),
+        Ok(_) => Err(Error::Internal(format!("{} is not a regular file", path.display()))),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(failed("a file of a machine cannot be looked at")(error)),
+        Err(error) => Err(failed("failed to inspect VM file")(error)),
     }
 }
 
-fn sync(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
+fn sync(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
 }
 
-/// Devices become names of files.
-fn require_device(device: &str) -> Result<()> {
+/// Validates a device name, which becomes part of file names.
+fn require_device_name(device: &str) -> Result<()> {
     if !device.is_empty() && device.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
         return Ok(());
     }
-    Err(Error::Invalid(format!("{device:?} is no name of a device")))
+    Err(Error::Invalid(format!("{device:?} is not a valid device name")))
 }
 
 #[cfg(test)]
-#[path = "disks_tests.rs"]
 mod tests;

@@ -1,6 +1,6 @@
-//! The processes of machines: how they are started so that they outlive us, recognised, ended, and what they used.
+//! QEMU processes: spawning them detached from the daemon, recognizing them, killing them, and their resource usage.
 
-#![allow(unsafe_code, reason = "between fork and exec there are only system calls")]
+#![allow(unsafe_code, reason = "only system calls are allowed between fork and exec")]
 
 use std::fs::{self, File};
 use std::io;
@@ -20,206 +20,215 @@ use rustix::process::{
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// What the kernel counts processor time in for user space, whatever its own tick is.
-const NANOSECONDS_OF_A_TICK: u64 = 10_000_000;
+/// Nanoseconds of one tick of USER_HZ, in which the kernel reports CPU time.
+const NANOSECONDS_PER_TICK: u64 = 10_000_000;
 
-/// Who a machine's process is.
+/// The user and groups of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Identity {
+pub(super) struct Credentials {
     pub(super) uid: u32,
     pub(super) gid: u32,
-    /// A group that it needs to reach the processor.
-    pub(super) kvm: Option<u32>,
+    /// The supplementary group that gives access to KVM, if needed.
+    pub(super) kvm_gid: Option<u32>,
 }
 
-/// What shall run.
-pub(super) struct Order<'a> {
+/// A process to spawn.
+pub(super) struct SpawnRequest<'a> {
     pub(super) program: &'a Path,
     pub(super) arguments: &'a [String],
     pub(super) environment: &'a [(&'static str, &'static str)],
-    pub(super) folder: &'a Path,
-    /// Nothing: it stays who we are.
-    pub(super) identity: Option<Identity>,
-    /// The files that it inherits, by the numbers that they have here.
-    pub(super) files: &'a [RawFd],
-    /// Where it writes its number before it becomes QEMU, so that there is no moment when nobody knows it.
+    pub(super) working_dir: &'a Path,
+    /// If unset, the process keeps our credentials.
+    pub(super) credentials: Option<Credentials>,
+    /// File descriptors that it inherits under the same numbers.
+    pub(super) inherited_fds: &'a [RawFd],
+    /// The file into which it writes its PID before it executes the program, so that its PID is known at any time.
     pub(super) pid_file: File,
     pub(super) log: File,
 }
 
-/// A process of a machine that was recognised.
+/// A process, referenced by a pidfd.
 #[derive(Debug)]
 pub(super) struct Process {
     pub(super) pid: u32,
-    handle: AsyncFd<OwnedFd>,
+    pidfd: AsyncFd<OwnedFd>,
 }
 
-/// How a process ended, if it was our child.
+/// How a process exited. Unknown unless it was our child.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum ProcessExit {
     Code(i32),
     Signal(i32),
     Unknown,
 }
 
-/// Starts a program in a session of its own, and answers its number.
-pub(super) fn start(order: &Order<'_>) -> io::Result<u32> {
-    let mut command = Command::new(order.program);
+/// Spawns a process in a new session, and returns its PID.
+pub(super) fn spawn(request: &SpawnRequest<'_>) -> io::Result<u32> {
+    let mut command = Command::new(request.program);
     command
-        .args(order.arguments)
+        .args(request.arguments)
         .env_clear()
         .env("LC_ALL", "C")
         .env("PATH", "/usr/bin:/bin")
-        .envs(order.environment.iter().copied())
-        .current_dir(order.folder)
+        .envs(request.environment.iter().copied())
+        .current_dir(request.working_dir)
         .stdin(Stdio::null())
-        .stdout(order.log.try_clone()?)
-        .stderr(order.log.try_clone()?);
-    let files = order.files.to_vec();
-    let (identity, number) = (order.identity, order.pid_file.as_raw_fd());
+        .stdout(request.log.try_clone()?)
+        .stderr(request.log.try_clone()?);
+    let fds = request.inherited_fds.to_vec();
+    let (credentials, pid_file) = (request.credentials, request.pid_file.as_raw_fd());
     let parent = std::process::id();
-    let become_machine = move || {
-        write_number(number)?;
-        // Whoever looks for the number after us finds it: if we are gone before it was written, this ends here.
+    let prepare = move || {
+        write_pid(pid_file)?;
+        // If the daemon ended before the PID was written, the next one may have missed it: do not continue.
         // SAFETY: always succeeds.
         if unsafe { libc::getppid() }.unsigned_abs() != parent {
             return Err(Errno::ESRCH.into());
         }
         nix::unistd::setsid()?;
-        for file in &files {
-            // SAFETY: only numbers are passed.
-            Errno::result(unsafe { libc::fcntl(*file, libc::F_SETFD, 0) })?;
+        for fd in &fds {
+            // SAFETY: takes integers only.
+            Errno::result(unsafe { libc::fcntl(*fd, libc::F_SETFD, 0) })?;
         }
         // SAFETY: always succeeds.
         unsafe { libc::umask(0o077) };
-        drop_rights(identity)?;
+        drop_privileges(credentials)?;
         Ok(())
     };
-    // SAFETY: it makes system calls only; everything it needs was allocated before the fork.
-    unsafe { command.pre_exec(become_machine) };
+    // SAFETY: the closure makes system calls only; all memory was allocated before the fork.
+    unsafe { command.pre_exec(prepare) };
     command.spawn().map(|child| child.id())
 }
 
-/// Writes our own number, without allocating.
-fn write_number(file: RawFd) -> Result<(), Errno> {
+/// Writes the PID of this process, without allocating.
+fn write_pid(file: RawFd) -> Result<(), Errno> {
     // SAFETY: always succeeds.
-    let mut number = unsafe { libc::getpid() }.unsigned_abs();
+    let mut pid = unsafe { libc::getpid() }.unsigned_abs();
     let mut digits = [0_u8; 10];
     let mut at = digits.len();
     while at > 0 {
         at -= 1;
-        digits[at] = b'0' + u8::try_from(number % 10).unwrap_or(0);
-        number /= 10;
-        if number == 0 {
+        digits[at] = b"0123456789"[(pid % 10) as usize];
+        pid /= 10;
+        if pid == 0 {
             break;
         }
     }
     let digits = &digits[at..];
-    // SAFETY: the memory is ours and as long as is said.
+    // SAFETY: the pointer and the length are those of a slice.
     Errno::result(unsafe { libc::write(file, digits.as_ptr().cast(), digits.len()) }).map(|_| ())
 }
 
-fn drop_rights(identity: Option<Identity>) -> Result<(), Errno> {
-    if let Some(Identity { uid, gid, kvm }) = identity {
-        // The kernel knows up to 64; the first that it does not know ends it, as does not being allowed to.
-        for right in 0..64 {
-            // SAFETY: only numbers are passed.
-            if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, right as libc::c_ulong, 0, 0, 0) } != 0 {
+fn drop_privileges(credentials: Option<Credentials>) -> Result<(), Errno> {
+    if let Some(Credentials { uid, gid, kvm_gid }) = credentials {
+        // There are at most 64 capabilities; dropping fails at the first that does not exist, or without the privilege.
+        for capability in 0..64 {
+            // SAFETY: takes integers only.
+            if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability as libc::c_ulong, 0, 0, 0) } != 0 {
                 break;
             }
         }
-        // The plain system calls: those of the library speak with other threads.
-        let groups = kvm.map(|group| [group]);
+        // Raw system calls, because the wrappers of libc synchronize with other threads.
+        let groups = kvm_gid.map(|gid| [gid]);
         let (count, list) = groups.as_ref().map_or((0, std::ptr::null()), |list| (1, list.as_ptr()));
-        // SAFETY: the list is as long as is said.
+        // SAFETY: `list` has `count` elements.
         Errno::result(unsafe { libc::syscall(libc::SYS_setgroups, count, list) })?;
-        // SAFETY: only numbers are passed.
+        // SAFETY: takes integers only.
         Errno::result(unsafe { libc::syscall(libc::SYS_setresgid, gid, gid, gid) })?;
-        // SAFETY: only numbers are passed.
+        // SAFETY: takes integers only.
         Errno::result(unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) })?;
     }
-    // SAFETY: only numbers are passed.
+    // SAFETY: takes integers only.
     Errno::result(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }).map(|_| ())
 }
 
 impl Process {
-    /// The process of that number, if it is alive and runs this machine.
-    pub(super) fn recognise(pid: u32, machine: InstanceId) -> io::Result<Option<Self>> {
-        let Some(process) = Self::hold(pid)? else { return Ok(None) };
-        // Looked at after it is held, when the number cannot become somebody else's any more.
+    /// Opens the process with this PID if it is alive and is the QEMU of this VM.
+    pub(super) fn open_qemu(pid: u32, vm: InstanceId) -> io::Result<Option<Self>> {
+        let Some(process) = Self::open(pid)? else { return Ok(None) };
+        // Read after the pidfd was opened: if the files are about another process, the pidfd is of an exited one.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-        let command = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        Ok((is_alive(&stat) && runs(&command, machine)).then_some(process))
+        let command_line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        Ok((is_alive(&stat) && is_qemu_of(&command_line, vm)).then_some(process))
     }
 
-    /// A process that cannot have gone unnoticed, such as a child; nothing if there is none.
-    pub(super) fn hold(pid: u32) -> io::Result<Option<Self>> {
-        let Some(number) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
-        let handle = match pidfd_open(number, PidfdFlags::NONBLOCK) {
-            Ok(handle) => handle,
+    /// Opens the process with this PID, if it exists. The caller must know that the PID was not reused, such as that of
+    /// a child.
+    pub(super) fn open(pid: u32) -> io::Result<Option<Self>> {
+        let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Ok(None) };
+        let pidfd = match pidfd_open(raw, PidfdFlags::NONBLOCK) {
+            Ok(pidfd) => pidfd,
             Err(rustix::io::Errno::SRCH) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        // SAFETY: it owns the file, which stays open for as long as it lives.
-        let handle = unsafe { AsyncFd::register_with_interest(handle, Interest::READABLE) };
-        Ok(Some(Self { pid, handle: handle? }))
+        // SAFETY: the `AsyncFd` owns the file descriptor, which stays open as long as it lives.
+        let pidfd = unsafe { AsyncFd::register_with_interest(pidfd, Interest::READABLE) };
+        Ok(Some(Self { pid, pidfd: pidfd? }))
     }
 
-    /// Waits for its end.
-    pub(super) async fn ended(&self) {
-        // That it cannot be waited for cannot happen; it is then as if it ran for ever.
-        if self.handle.readable().await.is_err() {
+    /// Waits until the process has exited.
+    pub(super) async fn exited(&self) {
+        // Fails only while the runtime shuts down.
+        if self.pidfd.readable().await.is_err() {
             std::future::pending::<()>().await;
         }
     }
 
-    pub(super) async fn ends_within(&self, limit: Duration) -> bool {
-        tokio::time::timeout(limit, self.ended()).await.is_ok()
+    pub(super) async fn exits_within(&self, timeout: Duration) -> bool {
+        tokio::time::timeout(timeout, self.exited()).await.is_ok()
     }
 
     pub(super) fn kill(&self) {
-        // That it is gone already is as good.
-        let _ = pidfd_send_signal(self.handle.get_ref(), Signal::KILL);
+        // Fails if the process has exited already.
+        let _ = pidfd_send_signal(self.pidfd.get_ref(), Signal::KILL);
     }
 
-    /// How it ended. Takes it from the kernel's list if it was our child.
-    pub(super) fn end(&self) -> End {
+    /// Returns how the process exited, and reaps it if it was our child.
+    pub(super) fn exit(&self) -> ProcessExit {
         let status = waitid(
-            WaitId::PidFd(self.handle.get_ref().as_fd()),
+            WaitId::PidFd(self.pidfd.get_ref().as_fd()),
             WaitIdOptions::EXITED | WaitIdOptions::NOHANG,
         );
         match status {
             Ok(Some(status)) => status
                 .exit_status()
-                .map(End::Code)
-                .or_else(|| status.terminating_signal().map(End::Signal))
-                .unwrap_or(End::Unknown),
-            _ => End::Unknown,
+                .map(ProcessExit::Code)
+                .or_else(|| status.terminating_signal().map(ProcessExit::Signal))
+                .unwrap_or(ProcessExit::Unknown),
+            _ => ProcessExit::Unknown,
         }
     }
 
-    /// Nanoseconds of processor time, of the user and of the system.
-    pub(super) fn times(&self) -> (u64, u64) {
-        times(&fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default())
+    /// Returns the CPU time used so far.
+    pub(super) fn cpu_times(&self) -> io::Result<CpuTimes> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.pid))?;
+        parse_cpu_times(&stat).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// Bytes of memory that it really has.
-    pub(super) fn memory(&self) -> u64 {
-        let text = fs::read_to_string(format!("/proc/{}/statm", self.pid)).unwrap_or_default();
-        let pages: u64 = text.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(0);
-        pages * 4096
+    /// Returns the resident memory in bytes.
+    pub(super) fn memory(&self) -> io::Result<u64> {
+        let text = fs::read_to_string(format!("/proc/{}/statm", self.pid))?;
+        let pages: Option<u64> = text.split(' ').nth(1).and_then(|pages| pages.parse().ok());
+        pages.map(|pages| pages * 4096).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 }
 
-/// Whether a process is alive and works in this folder.
-pub(super) fn is_in(pid: u32, folder: &Path) -> bool {
+/// CPU time of a process, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct CpuTimes {
+    pub(super) user_ns: u64,
+    pub(super) system_ns: u64,
+}
+
+/// Returns whether a process is alive and has this working directory.
+pub(super) fn works_in(pid: u32, dir: &Path) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let place = fs::metadata(format!("/proc/{pid}/cwd")).map(|found| (found.dev(), found.ino()));
-    let folder = fs::metadata(folder).map(|found| (found.dev(), found.ino()));
-    is_alive(&stat) && place.is_ok_and(|place| folder.is_ok_and(|folder| folder == place))
+    let inode = |path: &Path| fs::metadata(path).map(|metadata| (metadata.dev(), metadata.ino()));
+    let (working_dir, dir) = (inode(Path::new(&format!("/proc/{pid}/cwd"))), inode(dir));
+    is_alive(&stat) && working_dir.is_ok_and(|working_dir| dir.is_ok_and(|dir| dir == working_dir))
 }
 
-/// The fields behind the name, which may hold anything.
+/// Returns the fields after the process name, which may contain anything.
 fn fields(stat: &str) -> Vec<&str> {
     stat.rsplit_once(')').map(|(_, rest)| rest.split_whitespace().collect()).unwrap_or_default()
 }
@@ -228,40 +237,47 @@ fn is_alive(stat: &str) -> bool {
     fields(stat).first().is_some_and(|state| !matches!(*state, "Z" | "X" | "x"))
 }
 
-fn times(stat: &str) -> (u64, u64) {
+fn parse_cpu_times(stat: &str) -> Option<CpuTimes> {
     let fields = fields(stat);
-    let ticks = |at: usize| fields.get(at).and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
-    (ticks(11) * NANOSECONDS_OF_A_TICK, ticks(12) * NANOSECONDS_OF_A_TICK)
+    let nanoseconds = |at: usize| Some(fields.get(at)?.parse::<u64>().ok()? * NANOSECONDS_PER_TICK);
+    Some(CpuTimes { user_ns: nanoseconds(11)?, system_ns: nanoseconds(12)? })
 }
 
-/// Whether a command line is that of this machine's QEMU.
-fn runs(command: &[u8], machine: InstanceId) -> bool {
-    let words: Vec<&[u8]> = command.split(|byte| *byte == 0).collect();
-    let program = words.first().is_some_and(|word| word.windows(4).any(|part| part == b"qemu"));
-    let id = machine.to_string();
-    program && words.windows(2).any(|pair| pair[0] == b"-uuid" && pair[1] == id.as_bytes())
+/// Returns whether a command line is that of this VM's QEMU.
+fn is_qemu_of(command_line: &[u8], vm: InstanceId) -> bool {
+    let words: Vec<&[u8]> = command_line.split(|byte| *byte == 0).collect();
+    let is_qemu = words.first().is_some_and(|word| word.windows(4).any(|part| part == b"qemu"));
+    let id = vm.to_string();
+    is_qemu && words.windows(2).any(|pair| pair[0] == b"-uuid" && pair[1] == id.as_bytes())
 }
 
-/// Changes with every start of the host.
+/// Returns the id of the host's current boot.
 pub(super) fn boot_id() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned()).unwrap_or_default()
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").map_or_else(
+        |error| {
+            // A constant id is safe: running VMs are recognized by their command lines, too.
+            tracing::warn!(%error, "failed to read the boot id");
+            String::new()
+        },
+        |id| id.trim().to_owned(),
+    )
 }
 
-impl End {
-    /// What to tell those who wonder why their machine is gone.
+impl ProcessExit {
+    /// Describes the exit for the user.
     pub(super) fn reason(self) -> String {
         match self {
-            Self::Code(code) => format!("QEMU ended by itself with exit status {code}"),
+            Self::Code(code) => format!("QEMU exited with status {code}"),
             Self::Signal(libc::SIGKILL) => {
-                "QEMU was killed by signal 9, which somebody sent or the kernel did because memory ran out"
+                "QEMU was killed by signal 9, possibly by the kernel because the host ran out of memory"
                     .into()
             }
             Self::Signal(signal) => {
                 let name =
                     nix::sys::signal::Signal::try_from(signal).map_or("unknown", |signal| signal.as_str());
-                format!("QEMU was ended by signal {signal} ({name})")
+                format!("QEMU was killed by signal {signal} ({name})")
             }
-            Self::Unknown => "QEMU ended".into(),
+            Self::Unknown => "QEMU exited".into(),
         }
     }
 }
@@ -271,57 +287,58 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_recognised_by_its_machine() {
+    fn recognizes_qemu_by_its_command_line() {
         let (id, other) = (InstanceId::new(), InstanceId::new());
         let command = format!("/usr/bin/qemu-system-x86_64\0-uuid\0{id}\0-S\0");
-        assert!(runs(command.as_bytes(), id) && !runs(command.as_bytes(), other));
-        assert!(!runs(format!("/bin/less\0-uuid\0{id}\0").as_bytes(), id) && !runs(b"", id));
+        assert!(is_qemu_of(command.as_bytes(), id) && !is_qemu_of(command.as_bytes(), other));
+        assert!(!is_qemu_of(format!("/bin/less\0-uuid\0{id}\0").as_bytes(), id) && !is_qemu_of(b"", id));
         assert!(is_alive("7 (a) Z) S 1 1") && !is_alive("7 (a) S) Z 1 1") && !is_alive(""));
     }
 
     #[test]
-    fn processor_times_are_nanoseconds() {
+    fn parses_cpu_times_in_nanoseconds() {
         let stat = "7 (a) b) S 1 1 1 0 -1 0 0 0 0 0 150 50 0 0 20 0 4 0 1000 0 0";
-        assert_eq!(times(stat), (1_500_000_000, 500_000_000));
-        assert_eq!(times("nonsense"), (0, 0));
+        let expected = CpuTimes { user_ns: 1_500_000_000, system_ns: 500_000_000 };
+        assert_eq!(parse_cpu_times(stat), Some(expected));
+        assert_eq!(parse_cpu_times("nonsense"), None);
     }
 
     #[test]
-    fn ends_are_told_apart() {
-        assert!(End::Signal(9).reason().contains("memory"));
-        assert!(End::Signal(11).reason().contains("SIGSEGV"));
-        assert!(End::Code(1).reason().contains("exit status 1"));
+    fn describes_process_exits() {
+        assert!(ProcessExit::Signal(9).reason().contains("memory"));
+        assert!(ProcessExit::Signal(11).reason().contains("SIGSEGV"));
+        assert!(ProcessExit::Code(1).reason().contains("status 1"));
     }
 
     #[tokio::test]
-    async fn a_process_writes_its_number_leads_its_session_and_is_seen_to_end() {
-        let folder = tempfile::tempdir().unwrap();
-        let number = folder.path().join("pid");
-        let log = folder.path().join("log");
+    async fn spawned_process_writes_its_pid_and_leads_its_session() {
+        let dir = tempfile::tempdir().unwrap();
+        let pid_file = dir.path().join("pid");
+        let log = dir.path().join("log");
         let inherited = File::open("/dev/null").unwrap();
-        let order = Order {
+        let request = SpawnRequest {
             program: Path::new("/bin/sh"),
             arguments: &[
                 "-c".into(),
                 format!("test -e /proc/self/fd/{} && exec sleep 600", inherited.as_raw_fd()),
             ],
             environment: &[],
-            folder: folder.path(),
-            identity: None,
-            files: &[inherited.as_raw_fd()],
-            pid_file: File::create(&number).unwrap(),
+            working_dir: dir.path(),
+            credentials: None,
+            inherited_fds: &[inherited.as_raw_fd()],
+            pid_file: File::create(&pid_file).unwrap(),
             log: File::create(&log).unwrap(),
         };
-        let pid = start(&order).unwrap();
-        let process = Process::hold(pid).unwrap().unwrap();
-        assert_eq!(fs::read_to_string(number).unwrap(), pid.to_string());
+        let pid = spawn(&request).unwrap();
+        let process = Process::open(pid).unwrap().unwrap();
+        assert_eq!(fs::read_to_string(pid_file).unwrap(), pid.to_string());
         let session = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
         assert_eq!(fields(&session)[3], pid.to_string());
-        assert!(Process::recognise(pid, InstanceId::new()).unwrap().is_none());
-        assert!(is_in(pid, folder.path()) && !is_in(pid, Path::new("/")));
+        assert!(Process::open_qemu(pid, InstanceId::new()).unwrap().is_none());
+        assert!(works_in(pid, dir.path()) && !works_in(pid, Path::new("/")));
         process.kill();
-        assert!(process.ends_within(Duration::from_secs(20)).await);
-        assert_eq!(process.end(), End::Signal(9));
-        assert!(Process::hold(pid).unwrap().is_none());
+        assert!(process.exits_within(Duration::from_secs(20)).await);
+        assert_eq!(process.exit(), ProcessExit::Signal(9));
+        assert!(Process::open(pid).unwrap().is_none());
     }
 }

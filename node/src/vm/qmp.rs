@@ -1,16 +1,16 @@
-//! Speaks with one QEMU over its control socket. Whatever is at the other end, it can only keep waiting those who ask
-//! it something, and those not for ever.
+//! A client of the QEMU Machine Protocol (QMP). A misbehaving peer can only delay its own callers, up to a timeout.
 
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use muster_types::Error;
 use nix::sys::socket::{ControlMessage, MsgFlags, UnixAddr, sendmsg};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::io::Interest;
 use tokio::net::UnixStream;
@@ -18,16 +18,16 @@ use tokio::sync::{Notify, mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
-/// No answer of QEMU comes near this.
-const LONGEST_LINE: usize = 4 << 20;
+/// The maximum length of a line, far above any response of QEMU.
+const MAX_LINE_LEN: usize = 4 << 20;
 
-/// How many events may wait for whoever looks after the machine.
-const EVENTS: usize = 256;
+/// The capacity of the event queue.
+const EVENT_QUEUE_LEN: usize = 256;
 
-/// How long an answer may take.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+/// The timeout of a command.
+pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What QEMU tells unasked, as far as it is about power.
+/// An asynchronous event about the power state.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Event {
     pub(super) name: String,
@@ -35,45 +35,45 @@ pub(super) struct Event {
 }
 
 impl Event {
-    /// Whether it says that a signal ends QEMU.
+    /// Returns whether QEMU is exiting because of a signal.
     pub(super) fn is_signal(&self) -> bool {
         self.name == "SHUTDOWN" && self.data["reason"] == "host-signal"
     }
 }
 
-/// Why a command came to nothing.
+/// Why a command failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Failure {
-    /// QEMU refused it, in its own words.
-    Refused(String),
-    /// There is nobody to ask any more.
-    Lost(String),
-    Late,
+enum QmpError {
+    /// QEMU rejected the command with this description.
+    Rejected(String),
+    /// The connection is closed, for this reason.
+    Closed(String),
+    Timeout,
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for QmpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Refused(words) => f.write_str(words),
-            Self::Lost(why) => write!(f, "QEMU cannot be reached: {why}"),
-            Self::Late => f.write_str("QEMU does not answer"),
+            Self::Rejected(description) => f.write_str(description),
+            Self::Closed(why) => write!(f, "the connection to QEMU is closed: {why}"),
+            Self::Timeout => f.write_str("QEMU does not answer"),
         }
     }
 }
 
-impl Failure {
-    fn error(self) -> Error {
+impl QmpError {
+    fn into_error(self) -> Error {
         let text = self.to_string();
         match self {
-            Self::Refused(_) => Error::Conflict(text),
-            Self::Lost(_) | Self::Late => Error::Unavailable(text),
+            Self::Rejected(_) => Error::Conflict(text),
+            Self::Closed(_) | Self::Timeout => Error::Unavailable(text),
         }
     }
 }
 
-type Answer = Result<Value, Failure>;
+type Response = Result<Value, QmpError>;
 
-/// A connection. It ends when it is dropped.
+/// A connection, which is closed when dropped.
 #[derive(Debug)]
 pub(super) struct Qmp {
     shared: Arc<Shared>,
@@ -83,118 +83,119 @@ pub(super) struct Qmp {
 #[derive(Debug)]
 struct Shared {
     stream: UnixStream,
-    writing: tokio::sync::Mutex<()>,
-    waiting: Mutex<Waiting>,
-    /// Told when a job may have come to an end.
+    write_lock: tokio::sync::Mutex<()>,
+    pending: Mutex<PendingCommands>,
+    /// Notified when a job may have changed its status.
     jobs: Notify,
-    /// Whether QEMU said that a signal ends it.
+    /// Whether QEMU reported that it exits because of a signal.
     signalled: AtomicBool,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
-    last: u64,
-    answers: HashMap<u64, oneshot::Sender<Answer>>,
-    /// Why the connection is of no use any more.
-    lost: Option<String>,
+struct PendingCommands {
+    last_id: u64,
+    senders: HashMap<u64, oneshot::Sender<Response>>,
+    /// Why the connection was closed, if it was.
+    closed: Option<String>,
 }
 
-/// What a line of QEMU is.
+/// A message from QEMU.
 #[derive(Debug, PartialEq)]
-enum Line {
+enum Message {
     Greeting,
-    Answer(u64, Answer),
+    Response(u64, Response),
     Event(Event),
     Other,
 }
 
 impl Qmp {
-    /// Waits for the greeting and takes up the conversation. The events come from then on, and end with the
-    /// connection.
-    pub(super) async fn greet(
+    /// Waits for the greeting and negotiates capabilities. The receiver yields events until the connection is closed.
+    pub(super) async fn negotiate(
         stream: UnixStream,
-        limit: Duration,
+        greeting_timeout: Duration,
     ) -> Result<(Self, mpsc::Receiver<Event>), Error> {
-        let (events, heard) = mpsc::channel(EVENTS);
+        let (events, receiver) = mpsc::channel(EVENT_QUEUE_LEN);
         let (greeting, greeted) = oneshot::channel();
         let shared = Arc::new(Shared {
             stream,
-            writing: tokio::sync::Mutex::default(),
-            waiting: Mutex::default(),
+            write_lock: tokio::sync::Mutex::default(),
+            pending: Mutex::default(),
             jobs: Notify::new(),
             signalled: AtomicBool::new(false),
         });
         let reader = tokio::spawn(read(shared.clone(), greeting, events)).abort_handle();
         let qmp = Self { shared, reader };
-        match timeout(limit, greeted).await {
+        match timeout(greeting_timeout, greeted).await {
             Ok(Ok(())) => {}
-            Ok(Err(_)) => return Err(Failure::Lost(qmp.lost()).error()),
-            Err(_) => return Err(Failure::Late.error()),
+            Ok(Err(_)) => return Err(qmp.closed().into_error()),
+            Err(_) => return Err(QmpError::Timeout.into_error()),
         }
         qmp.execute("qmp_capabilities", json!({})).await?;
-        Ok((qmp, heard))
+        Ok((qmp, receiver))
     }
 
-    /// Tells QEMU to do something and waits for its answer. [`Error::Conflict`] in its own words if it refuses,
+    /// Executes a command. [`Error::Conflict`] with QEMU's description if it rejects the command,
     /// [`Error::Unavailable`] if it does not answer.
     pub(super) async fn execute(&self, command: &str, arguments: Value) -> Result<Value, Error> {
-        self.send(command, arguments, None).await.map_err(Failure::error)
+        self.send(command, arguments, None).await.map_err(QmpError::into_error)
     }
 
-    /// Hands QEMU a file, by which it is called `name` from then on.
-    pub(super) async fn give(&self, name: &str, file: BorrowedFd<'_>) -> Result<(), Error> {
-        self.send("getfd", json!({ "fdname": name }), Some(file)).await.map(drop).map_err(Failure::error)
+    /// Passes a file descriptor to QEMU, which refers to it by `name`.
+    pub(super) async fn send_fd(&self, name: &str, fd: BorrowedFd<'_>) -> Result<(), Error> {
+        let sent = self.send("getfd", json!({ "fdname": name }), Some(fd)).await;
+        sent.map(drop).map_err(QmpError::into_error)
     }
 
-    /// Whether QEMU said, before whatever it answered last, that a signal ends it.
+    /// Returns whether QEMU reported, before its latest response, that it exits because of a signal.
     pub(super) fn is_signalled(&self) -> bool {
         self.shared.signalled.load(Ordering::Relaxed)
     }
 
-    /// Ends the conversation, whoever is in the midst of it. QEMU listens to one at a time, and the next may be waiting
-    /// already.
+    /// Closes the connection and fails pending commands. QEMU serves one connection at a time, and the next may be
+    /// waiting already.
     pub(super) fn close(&self) {
-        self.shared.lose("nobody needs it any more");
+        self.shared.close("it is no longer needed");
         self.reader.abort();
     }
 
-    /// Waits until a job may have come to an end.
-    pub(super) async fn job_moved(&self) {
+    /// Waits until a job may have changed its status.
+    pub(super) async fn job_changed(&self) {
         self.shared.jobs.notified().await;
     }
 
-    async fn send(&self, command: &str, arguments: Value, file: Option<BorrowedFd<'_>>) -> Answer {
-        let (answer, answered) = oneshot::channel();
-        let number = {
-            let mut waiting = self.shared.waiting();
-            if let Some(lost) = &waiting.lost {
-                return Err(Failure::Lost(lost.clone()));
+    async fn send(&self, command: &str, arguments: Value, fd: Option<BorrowedFd<'_>>) -> Response {
+        let (sender, receiver) = oneshot::channel();
+        let id = {
+            let mut pending = self.shared.pending.lock();
+            if let Some(why) = &pending.closed {
+                return Err(QmpError::Closed(why.clone()));
             }
-            waiting.last += 1;
-            let number = waiting.last;
-            waiting.answers.insert(number, answer);
-            number
+            pending.last_id += 1;
+            let id = pending.last_id;
+            pending.senders.insert(id, sender);
+            id
         };
-        let line = format!("{}\n", json!({ "execute": command, "arguments": arguments, "id": number }));
-        let talk = async {
+        let line = format!("{}\n", json!({ "execute": command, "arguments": arguments, "id": id }));
+        let exchange = async {
             {
-                let _alone = self.shared.writing.lock().await;
-                if let Err(error) = self.shared.write(line.as_bytes(), file).await {
-                    self.shared.lose(&error.to_string());
+                let _writing = self.shared.write_lock.lock().await;
+                if let Err(error) = self.shared.write(line.as_bytes(), fd).await {
+                    self.shared.close(&error.to_string());
                 }
             }
-            answered.await.unwrap_or_else(|_| Err(Failure::Lost(self.lost())))
+            receiver.await.unwrap_or_else(|_| Err(self.closed()))
         };
-        let result = timeout(PATIENCE, talk).await.unwrap_or(Err(Failure::Late));
-        if result == Err(Failure::Late) {
-            // What was sent may have been cut short: nothing more can be said on this line.
-            self.shared.lose("it did not answer");
+        let response = timeout(COMMAND_TIMEOUT, exchange).await.unwrap_or(Err(QmpError::Timeout));
+        if response == Err(QmpError::Timeout) {
+            // The command may have been written only in part, so the connection cannot be used further.
+            self.shared.close("a command timed out");
         }
-        result
+        response
     }
 
-    fn lost(&self) -> String {
-        self.shared.waiting().lost.clone().unwrap_or_else(|| "the connection ended".into())
+    fn closed(&self) -> QmpError {
+        let why = self.shared.pending.lock().closed.clone();
+        QmpError::Closed(why.unwrap_or_else(|| "the reader ended".into()))
     }
 }
 
@@ -205,56 +206,52 @@ impl Drop for Qmp {
 }
 
 impl Shared {
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Ends the conversation.
-    fn lose(&self, why: &str) {
-        let mut waiting = self.waiting();
-        if waiting.lost.is_none() {
-            waiting.lost = Some(why.to_owned());
+    /// Closes the connection and fails pending commands.
+    fn close(&self, why: &str) {
+        let mut pending = self.pending.lock();
+        if pending.closed.is_none() {
+            pending.closed = Some(why.to_owned());
             let _ = nix::sys::socket::shutdown(self.stream.as_raw_fd(), nix::sys::socket::Shutdown::Both);
         }
-        for (_, answer) in waiting.answers.drain() {
-            let _ = answer.send(Err(Failure::Lost(why.to_owned())));
+        for (_, sender) in pending.senders.drain() {
+            let _ = sender.send(Err(QmpError::Closed(why.to_owned())));
         }
         self.jobs.notify_one();
     }
 
-    async fn write(&self, mut data: &[u8], mut file: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    async fn write(&self, mut data: &[u8], mut fd: Option<BorrowedFd<'_>>) -> io::Result<()> {
         while !data.is_empty() {
             let written = self.stream.async_io(Interest::WRITABLE, || {
-                let files: Vec<i32> = file.iter().map(AsRawFd::as_raw_fd).collect();
-                let rights = [ControlMessage::ScmRights(&files)];
-                let rights = if files.is_empty() { &rights[..0] } else { &rights[..] };
+                let fds: Vec<i32> = fd.iter().map(AsRawFd::as_raw_fd).collect();
+                let rights = [ControlMessage::ScmRights(&fds)];
+                let rights = if fds.is_empty() { &rights[..0] } else { &rights[..] };
                 let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
                 let sent =
                     sendmsg::<UnixAddr>(self.stream.as_raw_fd(), &[IoSlice::new(data)], rights, flags, None);
                 sent.map_err(io::Error::from)
             });
             let written = written.await?;
-            file = None;
+            fd = None;
             data = &data[written..];
         }
         Ok(())
     }
 
-    /// Receives the next lines; none any more: why.
-    async fn receive(&self, buffer: &mut Vec<u8>) -> Result<Vec<Line>, String> {
+    /// Receives the next messages, or returns why the connection ended. `buffer` keeps an incomplete line.
+    async fn receive(&self, buffer: &mut Vec<u8>) -> Result<Vec<Message>, String> {
         loop {
             self.stream.readable().await.map_err(|error| error.to_string())?;
             let before = buffer.len();
             buffer.reserve(8192);
             match self.stream.try_read_buf(buffer) {
-                Ok(0) => return Err("it closed the connection".into()),
+                Ok(0) => return Err("QEMU closed it".into()),
                 Ok(_) => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(error) => return Err(error.to_string()),
             }
             let Some(end) = buffer[before..].iter().rposition(|byte| *byte == b'\n') else {
-                if buffer.len() > LONGEST_LINE {
-                    return Err("it speaks without an end".into());
+                if buffer.len() > MAX_LINE_LEN {
+                    return Err("QEMU sent a line that is too long".into());
                 }
                 continue;
             };
@@ -271,58 +268,59 @@ async fn read(shared: Arc<Shared>, greeting: oneshot::Sender<()>, events: mpsc::
     let mut greeting = Some(greeting);
     let mut buffer = Vec::new();
     let why = 'all: loop {
-        let lines = match shared.receive(&mut buffer).await {
-            Ok(lines) => lines,
+        let messages = match shared.receive(&mut buffer).await {
+            Ok(messages) => messages,
             Err(why) => break why,
         };
-        for line in lines {
-            match line {
-                Line::Greeting => {
+        for message in messages {
+            match message {
+                Message::Greeting => {
                     let _ = greeting.take().map(|greeting| greeting.send(()));
                 }
-                Line::Answer(number, answer) => {
-                    let waiting = shared.waiting().answers.remove(&number);
-                    let _ = waiting.map(|waiting| waiting.send(answer));
+                Message::Response(id, response) => {
+                    let sender = shared.pending.lock().senders.remove(&id);
+                    let _ = sender.map(|sender| sender.send(response));
                 }
-                Line::Event(event) if event.name.contains("JOB") => shared.jobs.notify_one(),
-                Line::Event(event) if concerns_power(&event.name) => {
+                Message::Event(event) if event.name.contains("JOB") => shared.jobs.notify_one(),
+                Message::Event(event) if is_power_event(&event.name) => {
                     if event.is_signal() {
                         shared.signalled.store(true, Ordering::Relaxed);
                     }
                     if events.try_send(event).is_err() {
-                        break 'all "it tells too much".to_owned();
+                        break 'all "too many unhandled events".to_owned();
                     }
                 }
-                Line::Event(_) | Line::Other => {}
+                Message::Event(_) | Message::Other => {}
             }
         }
-        // What a machine that idles keeps for this is not worth speaking of.
+        // An idle VM needs no buffer.
         if buffer.is_empty() {
             buffer = Vec::new();
         }
     };
-    shared.lose(&why);
+    shared.close(&why);
 }
 
-fn concerns_power(event: &str) -> bool {
+fn is_power_event(event: &str) -> bool {
     matches!(event, "SHUTDOWN" | "STOP" | "RESUME" | "RESET" | "GUEST_PANICKED" | "SUSPEND" | "WAKEUP")
 }
 
-fn parse(line: &[u8]) -> Line {
-    let Ok(Value::Object(mut line)) = serde_json::from_slice(line) else { return Line::Other };
+fn parse(line: &[u8]) -> Message {
+    let Ok(Value::Object(mut line)) = serde_json::from_slice(line) else { return Message::Other };
     if line.contains_key("QMP") {
-        return Line::Greeting;
+        return Message::Greeting;
     }
     if let Some(Value::String(name)) = line.get("event") {
         let name = name.clone();
-        return Line::Event(Event { name, data: line.remove("data").unwrap_or_default() });
+        return Message::Event(Event { name, data: line.remove("data").unwrap_or_default() });
     }
-    let Some(number) = line.get("id").and_then(Value::as_u64) else { return Line::Other };
-    if let Some(answer) = line.remove("return") {
-        return Line::Answer(number, Ok(answer));
+    let Some(id) = line.get("id").and_then(Value::as_u64) else { return Message::Other };
+    if let Some(value) = line.remove("return") {
+        return Message::Response(id, Ok(value));
     }
-    let words = line.get("error").and_then(|error| error.get("desc")).and_then(Value::as_str);
-    Line::Answer(number, Err(Failure::Refused(words.unwrap_or("it refuses and does not say why").into())))
+    let description = line.get("error").and_then(|error| error.get("desc")).and_then(Value::as_str);
+    let description = description.unwrap_or("QEMU rejected the command without a description");
+    Message::Response(id, Err(QmpError::Rejected(description.into())))
 }
 
 #[cfg(test)]
@@ -335,21 +333,21 @@ mod tests {
     const GREETING: &str = r#"{"QMP": {"version": {}, "capabilities": ["oob"]}}"#;
 
     #[test]
-    fn lines_are_told_apart() {
-        assert_eq!(parse(GREETING.as_bytes()), Line::Greeting);
-        assert_eq!(parse(br#"{"return": {"a": 1}, "id": 7}"#), Line::Answer(7, Ok(json!({ "a": 1 }))));
-        let refused = parse(br#"{"id": 8, "error": {"class": "GenericError", "desc": "no"}}"#);
-        assert_eq!(refused, Line::Answer(8, Err(Failure::Refused("no".into()))));
+    fn parses_messages() {
+        assert_eq!(parse(GREETING.as_bytes()), Message::Greeting);
+        assert_eq!(parse(br#"{"return": {"a": 1}, "id": 7}"#), Message::Response(7, Ok(json!({ "a": 1 }))));
+        let rejected = parse(br#"{"id": 8, "error": {"class": "GenericError", "desc": "no"}}"#);
+        assert_eq!(rejected, Message::Response(8, Err(QmpError::Rejected("no".into()))));
         let event = parse(br#"{"timestamp": {}, "event": "SHUTDOWN", "data": {"guest": true}}"#);
         let expected = Event { name: "SHUTDOWN".into(), data: json!({ "guest": true }) };
-        assert_eq!(event, Line::Event(expected));
+        assert_eq!(event, Message::Event(expected));
         for other in ["", "[]", "nonsense", r#"{"return": {}}"#, r#"{"id": "x", "return": {}}"#] {
-            assert_eq!(parse(other.as_bytes()), Line::Other, "{other}");
+            assert_eq!(parse(other.as_bytes()), Message::Other, "{other}");
         }
     }
 
-    /// A QEMU that does as `script` says with each line, after its greeting.
-    async fn with(
+    /// Connects to a fake QEMU that runs `script` for each command after the negotiation.
+    async fn fake_qemu(
         mut script: impl FnMut(&Value, &mut Blocking) + Send + 'static,
     ) -> (Qmp, mpsc::Receiver<Event>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
@@ -368,12 +366,12 @@ mod tests {
                 }
             }
         });
-        Qmp::greet(ours, PATIENCE).await.unwrap()
+        Qmp::negotiate(ours, COMMAND_TIMEOUT).await.unwrap()
     }
 
     #[tokio::test]
-    async fn answers_find_their_question_and_events_are_heard() {
-        let (qmp, mut events) = with(|request, line| {
+    async fn matches_responses_to_commands_and_delivers_events() {
+        let (qmp, mut events) = fake_qemu(|request, line| {
             let id = &request["id"];
             let answer = match request["execute"].as_str() {
                 Some("good") => json!({ "return": request["arguments"], "id": id }),
@@ -385,35 +383,35 @@ mod tests {
         })
         .await;
         assert_eq!(qmp.execute("good", json!({ "a": 2 })).await.unwrap(), json!({ "a": 2 }));
-        let refused = qmp.execute("bad", json!({})).await.unwrap_err();
-        assert!(matches!(refused, Error::Conflict(words) if words == "Bad model"));
+        let rejected = qmp.execute("bad", json!({})).await.unwrap_err();
+        assert!(matches!(rejected, Error::Conflict(description) if description == "Bad model"));
         assert_eq!(events.recv().await.unwrap().name, "RESET");
     }
 
     #[tokio::test]
-    async fn a_connection_that_ends_ends_every_question() {
-        let (qmp, mut events) = with(|_, line| line.shutdown(std::net::Shutdown::Both).unwrap()).await;
+    async fn closed_connection_fails_every_command() {
+        let (qmp, mut events) = fake_qemu(|_, line| line.shutdown(std::net::Shutdown::Both).unwrap()).await;
         assert!(matches!(qmp.execute("die", json!({})).await, Err(Error::Unavailable(_))));
         assert!(matches!(qmp.execute("again", json!({})).await, Err(Error::Unavailable(_))));
         assert_eq!(events.recv().await, None);
     }
 
     #[tokio::test]
-    async fn one_that_speaks_without_an_end_is_not_listened_to() {
-        let (qmp, _events) = with(|_, line| while line.write_all(&[b'x'; 65536]).is_ok() {}).await;
+    async fn closes_connection_after_endless_line() {
+        let (qmp, _events) = fake_qemu(|_, line| while line.write_all(&[b'x'; 65536]).is_ok() {}).await;
         let failure = qmp.execute("flood", json!({})).await.unwrap_err();
-        assert!(failure.to_string().contains("it speaks without an end"), "{failure}");
+        assert!(failure.to_string().contains("too long"), "{failure}");
     }
 
     #[tokio::test]
-    async fn a_file_reaches_the_other_end() {
+    async fn passes_file_descriptor() {
         use std::os::fd::AsFd;
         let (ours, theirs) = UnixStream::pair().unwrap();
         let theirs = theirs.into_std().unwrap();
         theirs.set_nonblocking(false).unwrap();
-        let got = std::thread::spawn(move || {
+        let received = std::thread::spawn(move || {
             writeln!(&theirs, "{GREETING}").unwrap();
-            for number in 1..=2 {
+            for id in 1..=2 {
                 let mut data = [0; 4096];
                 let mut space = nix::cmsg_space!([i32; 1]);
                 let mut part = [io::IoSliceMut::new(&mut data)];
@@ -425,16 +423,16 @@ mod tests {
                 )
                 .unwrap();
                 let files = message.cmsgs().unwrap().count();
-                writeln!(&theirs, "{}", json!({ "return": {}, "id": number })).unwrap();
+                writeln!(&theirs, "{}", json!({ "return": {}, "id": id })).unwrap();
                 if files > 0 {
                     return true;
                 }
             }
             false
         });
-        let (qmp, _events) = Qmp::greet(ours, PATIENCE).await.unwrap();
+        let (qmp, _events) = Qmp::negotiate(ours, COMMAND_TIMEOUT).await.unwrap();
         let file = std::fs::File::open("/dev/null").unwrap();
-        qmp.give("file", file.as_fd()).await.unwrap();
-        assert!(got.join().unwrap());
+        qmp.send_fd("file", file.as_fd()).await.unwrap();
+        assert!(received.join().unwrap());
     }
 }

@@ -1,5 +1,5 @@
-//! The sockets in a machine's folder. The kernel takes only short paths for them, and a folder may be deep: they are
-//! reached by way of the open folder.
+//! Unix sockets in the directory of a VM. They are addressed through a file descriptor of the directory, because the
+//! kernel limits the length of socket paths.
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -9,34 +9,34 @@ use std::path::{Path, PathBuf};
 
 use tokio::net::UnixStream;
 
-/// Where QEMU is told what to do.
-pub(super) const CONTROL: &str = "qmp";
+/// The socket of QMP.
+pub(super) const QMP: &str = "qmp";
 
-/// Where the agent in the guest is spoken with.
+/// The socket of the agent in the guest.
 pub(crate) const AGENT: &str = "sc-sf-agent";
 
-fn short(folder: &File, name: &str) -> PathBuf {
-    format!("/proc/self/fd/{}/{name}", folder.as_raw_fd()).into()
+fn short_path(dir: &File, name: &str) -> PathBuf {
+    format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()).into()
 }
 
-/// Makes a socket on which QEMU will listen, in place of one that is there.
-pub(super) fn listen(folder: &Path, name: &str) -> io::Result<UnixListener> {
-    match fs::remove_file(folder.join(name)) {
+/// Creates a socket on which QEMU will listen, replacing an existing one.
+pub(super) fn listen(dir: &Path, name: &str) -> io::Result<UnixListener> {
+    match fs::remove_file(dir.join(name)) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    UnixListener::bind(short(&File::open(folder)?, name))
+    UnixListener::bind(short_path(&File::open(dir)?, name))
 }
 
-/// Connects to a socket on which nobody answers yet.
-pub(super) fn connect_ahead(folder: &Path, name: &str) -> io::Result<std::os::unix::net::UnixStream> {
-    std::os::unix::net::UnixStream::connect(short(&File::open(folder)?, name))
+/// Connects to a socket from which no process accepts yet.
+pub(super) fn connect_early(dir: &Path, name: &str) -> io::Result<std::os::unix::net::UnixStream> {
+    std::os::unix::net::UnixStream::connect(short_path(&File::open(dir)?, name))
 }
 
 /// Connects to a socket.
-pub(crate) async fn connect(folder: &Path, name: &str) -> io::Result<UnixStream> {
-    let folder = File::open(folder)?;
-    UnixStream::connect(short(&folder, name)).await
+pub(crate) async fn connect(dir: &Path, name: &str) -> io::Result<UnixStream> {
+    let dir = File::open(dir)?;
+    UnixStream::connect(short_path(&dir, name)).await
 }
 
 #[cfg(test)]
@@ -44,15 +44,15 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_deep_folder_has_sockets_too() {
+    async fn supports_long_directory_paths() {
         let temporary = tempfile::tempdir().unwrap();
-        let folder = temporary.path().join("x".repeat(200));
-        fs::create_dir(&folder).unwrap();
-        let first = listen(&folder, CONTROL).unwrap();
-        connect(&folder, CONTROL).await.unwrap();
+        let dir = temporary.path().join("x".repeat(200));
+        fs::create_dir(&dir).unwrap();
+        let first = listen(&dir, QMP).unwrap();
+        connect(&dir, QMP).await.unwrap();
         drop(first);
-        assert!(connect(&folder, CONTROL).await.is_err());
-        let _again = listen(&folder, CONTROL).unwrap();
-        connect(&folder, CONTROL).await.unwrap();
+        assert!(connect(&dir, QMP).await.is_err());
+        let _again = listen(&dir, QMP).unwrap();
+        connect(&dir, QMP).await.unwrap();
     }
 }

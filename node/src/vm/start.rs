@@ -1,10 +1,9 @@
-//! Switches a machine on: everything from its plan to a guest that runs.
+//! Starts a VM: everything from its plan to a running guest.
 
-use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,283 +11,294 @@ use std::time::Duration;
 
 use muster_types::instance::{MachineType, SideChannel};
 use muster_types::spec::Vdi;
-use muster_types::vm::{DiskKind, PORT_TAKEN, VmPlan, VmPower};
+use muster_types::vm::{DiskKind, VmPlan, VmPower};
 use muster_types::{Error, Result};
 use nix::libc;
 use serde_json::json;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
-use super::folder::{Ended, Folder, Record};
-use super::hardware::{self, Prepared, TapFiles, VsockFile, file};
-use super::life::{Live, Machine};
-use super::process::{self, End, Identity, Order, Process};
+use super::hypervisor::{Hypervisor, blocking};
+use super::lifecycle::{RunningVm, Vm};
+use super::process::{self, Credentials, Process, ProcessExit, SpawnRequest};
+use super::qemu_args::{self, StartResources, TapFds, VsockFd};
+use super::qemu_log::{self, StartFailure};
 use super::qmp::{Event, Qmp};
-use super::screens::Screens;
 use super::tap::Tap;
+use super::vm_dir::{VmDir, VmExit, VmRecord, file};
 use super::vsock::Vsock;
-use super::{Inner, blocking, cgroup, config_drive, snapshot, socket, vsock};
+use super::{backup_job, cgroup, config_drive, socket, vsock};
 use crate::storage::failed;
 
-/// The users of machines: this and the number of the console's port, of which there is one on a node.
-const USERS: u32 = 1_900_000_000;
+/// The user id of a VM is this plus its console port, which is unique on a node.
+const FIRST_UID: u32 = 1_900_000_000;
 
-/// Where the firmware's package puts it.
-const FIRMWARE: &str = "/usr/share/OVMF";
+/// The directory of the firmware package.
+const FIRMWARE_DIR: &str = "/usr/share/OVMF";
 
-/// How long QEMU may take to answer first. Many at once on a small host take their time.
-const GREETING: Duration = Duration::from_secs(60);
+/// How long QEMU may take to answer. Many concurrent starts on a small host are slow.
+const GREETING_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// How long after its last words QEMU may take to end.
-const LAST_BREATH: Duration = Duration::from_secs(2);
+/// How long QEMU may take to exit after it reported an error.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A QEMU that was started.
-struct Launched {
+/// A QEMU process that was spawned, but has not answered yet.
+struct Spawned {
     pid: u32,
-    record: Record,
+    record: VmRecord,
     stream: std::os::unix::net::UnixStream,
 }
 
-/// Starts a machine that is not on.
-pub(super) async fn start(inner: &Arc<Inner>, machine: &Arc<Machine>, plan: &VmPlan) -> Result<()> {
-    let _turn = inner.starts.acquire().await.map_err(|error| Error::Internal(error.to_string()))?;
-    let (shared, order, target) = (inner.clone(), plan.clone(), machine.clone());
-    let Launched { pid, record, stream } = blocking(move || launch(&shared, &target.folder, &order)).await?;
-    // It is our child: as long as nobody asks how it ended, its number is nobody else's.
-    let process = Process::hold(pid).map_err(failed("a process cannot be watched"))?;
-    let process = process.ok_or_else(|| Error::Internal(format!("process {pid} is gone")))?;
-    let begun = machine.clone();
-    let synchronised = tokio::task::spawn_blocking(move || begun.folder.synchronise());
-    let greeted = async {
-        let (qmp, events) = greet(stream).await?;
-        // Only now: should power be lost after the guest ran, it must be known that it did.
-        synchronised.await.map_err(|error| Error::Internal(error.to_string()))??;
+/// Starts a VM that is not on.
+pub(super) async fn start(hypervisor: &Arc<Hypervisor>, vm: &Arc<Vm>, plan: &VmPlan) -> Result<()> {
+    let _permit = hypervisor.starts.acquire().await.map_err(|error| Error::Internal(error.to_string()))?;
+    let (shared, own_plan, dir) = (hypervisor.clone(), plan.clone(), vm.dir.clone());
+    let Spawned { pid, record, stream } = blocking(move || spawn(&shared, &dir, &own_plan)).await?;
+    // A child's PID is not reused before its exit status is collected.
+    let process = Process::open(pid).map_err(failed("failed to watch VM process"))?;
+    let process = process.ok_or_else(|| Error::Internal(format!("process {pid} does not exist")))?;
+    let dir = vm.dir.clone();
+    let synced = tokio::task::spawn_blocking(move || dir.sync());
+    let started = async {
+        let (qmp, events) = connect(stream).await?;
+        // Before the guest runs, so that a power failure cannot hide that it did.
+        synced.await.map_err(|error| Error::Internal(error.to_string()))??;
         qmp.execute("cont", json!({})).await?;
-        // Only now: one that did not get here is cleared away by the next daemon.
-        machine.folder.mark_started()?;
+        // The next daemon kills a VM whose start did not get here.
+        vm.dir.mark_started()?;
         Result::Ok((qmp, events))
     };
-    let greeted = tokio::select! {
+    let started = tokio::select! {
         biased;
-        greeted = greeted => greeted,
-        () = process.ended() => Err(Error::Unavailable("QEMU ended before it answered".into())),
+        started = started => started,
+        () = process.exited() => Err(Error::Unavailable("QEMU exited before it answered".into())),
     };
-    match greeted {
+    match started {
         Ok((qmp, events)) => {
-            machine.look_after(&Arc::new(Live::new(process, record, Some(qmp))), Some(events));
-            machine.set_power(VmPower::On);
+            vm.supervise(&Arc::new(RunningVm::new(process, record, Some(qmp))), Some(events));
+            vm.set_power(VmPower::On);
             Ok(())
         }
-        Err(error) => Err(failed_start(machine, &process, error).await),
+        Err(error) => Err(clean_up_failed_start(vm, &process, error).await),
     }
 }
 
-async fn greet(stream: std::os::unix::net::UnixStream) -> Result<(Qmp, mpsc::Receiver<Event>)> {
+async fn connect(stream: std::os::unix::net::UnixStream) -> Result<(Qmp, mpsc::Receiver<Event>)> {
     let stream = stream.set_nonblocking(true).and_then(|()| UnixStream::from_std(stream));
-    Qmp::greet(stream.map_err(failed("the way to QEMU cannot be made"))?, GREETING).await
+    Qmp::negotiate(stream.map_err(failed("failed to create QMP socket"))?, GREETING_TIMEOUT).await
 }
 
-/// Clears away what did not start, and says why.
-async fn failed_start(machine: &Machine, process: &Process, error: Error) -> Error {
-    if !process.ends_within(LAST_BREATH).await {
+/// Ends the process of a failed start, releases its resources, and returns the error that describes the cause best.
+async fn clean_up_failed_start(vm: &Vm, process: &Process, error: Error) -> Error {
+    if !process.exits_within(EXIT_TIMEOUT).await {
         process.kill();
-        process.ended().await;
+        process.exited().await;
     }
-    let end = process.end();
-    let (id, folder) = (machine.id, machine.folder.clone());
-    let words = blocking(move || {
+    let exit = process.exit();
+    let (id, dir) = (vm.id, vm.dir.clone());
+    let log = blocking(move || {
         if let Err(error) = cgroup::remove(id) {
-            tracing::warn!(machine = %id, %error, "the resource group of a machine is not removed");
+            tracing::warn!(vm = %id, %error, "failed to remove VM cgroup");
         }
-        Ok((folder.last_words(), folder.log_mentions("binding socket")))
+        dir.log_tail().map_err(failed("failed to read the log of QEMU"))
     });
-    let (words, port_taken) = words.await.unwrap_or_default();
-    let error = match (error, end, words) {
-        (error @ (Error::Conflict(_) | Error::Insufficient(_)), ..) => error,
-        (_, End::Code(_), Some(words)) if port_taken => Error::Unavailable(format!("{PORT_TAKEN}: {words}")),
-        (_, End::Code(_), Some(words)) if may_pass(&words) => Error::Unavailable(words),
-        (_, End::Code(_), Some(words)) => Error::Conflict(words),
-        (_, end @ (End::Code(_) | End::Signal(_)), _) => Error::Unavailable(end.reason()),
-        (error, ..) => error,
-    };
-    // Nobody switched it off: it is still wanted to be on.
-    let ended = Ended { crashed: true, reason: format!("it could not be switched on: {error}") };
-    machine.note_end(&ended);
-    machine.set_power(ended.power());
+    let log = log.await.inspect_err(|error| tracing::warn!(vm = %id, %error, "failed to read VM log")).ok();
+    let error = start_error(error, exit, log.as_deref());
+    // Saved as a crash rather than off, because the VM is still meant to run.
+    let exit = VmExit { crashed: true, reason: format!("failed to start: {error}") };
+    vm.save_exit(&exit);
+    vm.set_power(exit.power());
     error
 }
 
-/// Whether another attempt may succeed.
-fn may_pass(words: &str) -> bool {
-    [
-        "Address already in use",
-        "Cannot allocate memory",
-        "cannot allocate memory",
-        "Resource temporarily",
-        "Failed to get",
-    ]
-    .iter()
-    .any(|text| words.contains(text))
+/// Returns the error of a failed start: by QEMU's log if QEMU exited, otherwise `error`.
+fn start_error(error: Error, exit: ProcessExit, log: Option<&str>) -> Error {
+    let failure = log.and_then(|log| {
+        let message = qemu_log::last_error(log)?;
+        Some((qemu_log::classify_start_failure(log, &message), message))
+    });
+    match (error, exit, failure) {
+        (error @ (Error::Conflict(_) | Error::Insufficient(_)), ..) => error,
+        (_, ProcessExit::Code(_), Some((StartFailure::PortInUse, message))) => {
+            Error::PortInUse(format!("a console port is in use: {message}"))
+        }
+        (_, ProcessExit::Code(_), Some((StartFailure::Transient, message))) => Error::Unavailable(message),
+        (_, ProcessExit::Code(_), Some((StartFailure::Permanent, message))) => Error::Conflict(message),
+        (_, exit @ (ProcessExit::Code(_) | ProcessExit::Signal(_)), _) => Error::Unavailable(exit.reason()),
+        (error, ..) => error,
+    }
 }
 
-/// Everything up to a process that is about to answer. Blocks.
-fn launch(inner: &Inner, folder: &Folder, plan: &VmPlan) -> Result<Launched> {
-    let qemu = inner.require_qemu()?;
-    inner.models()?.check(plan)?;
-    let identity = inner.root.then(|| {
-        let user = USERS + u32::from(plan.ports.console);
-        Identity { uid: user, gid: user, kvm: inner.kvm.then(kvm_group).flatten() }
+/// Prepares files, sockets, devices and the cgroup, and spawns QEMU. Blocks.
+fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan) -> Result<Spawned> {
+    let qemu = hypervisor.require_qemu()?;
+    hypervisor.device_models()?.check(plan)?;
+    let credentials = hypervisor.root.then(|| {
+        let id = FIRST_UID + u32::from(plan.ports.console);
+        Credentials { uid: id, gid: id, kvm_gid: hypervisor.kvm.then(kvm_gid).flatten() }
     });
-    let user = identity.map(|identity| identity.uid);
-    hand_over(inner, folder, plan, user)?;
+    let uid = credentials.map(|credentials| credentials.uid);
+    prepare_files(hypervisor, dir, plan, uid)?;
 
-    let cannot = |error: io::Error| failed("the way to QEMU cannot be made")(error);
-    let control = socket::listen(folder.path(), socket::CONTROL).map_err(cannot)?;
-    let vsock =
-        plan.side_channels.contains(&SideChannel::Agent2).then(|| Vsock::open(&inner.vsocks())).flatten();
-    let ways = vsock::ways(&plan.side_channels, vsock.is_some());
-    let agent = match ways.contains(&SideChannel::Agent) {
-        true => Some(socket::listen(folder.path(), socket::AGENT).map_err(cannot)?),
+    let no_socket = |error: io::Error| failed("failed to create VM socket")(error);
+    let qmp = socket::listen(dir.path(), socket::QMP).map_err(no_socket)?;
+    let wants_vsock = plan.side_channels.contains(&SideChannel::Agent2);
+    let vsock = wants_vsock.then(|| Vsock::open(&hypervisor.vsock_cids())).flatten();
+    let side_channels = vsock::available_side_channels(&plan.side_channels, vsock.is_some());
+    let agent = match side_channels.contains(&SideChannel::Agent) {
+        true => Some(socket::listen(dir.path(), socket::AGENT).map_err(no_socket)?),
         false => None,
     };
-    let taps = plan.nics.iter().map(|nic| Tap::open(nic, &inner.commands)).collect::<Result<Vec<Tap>>>()?;
-    let prepared = Prepared {
-        kvm: inner.kvm,
-        listen: listen_address(&inner.ip),
-        direct: bypasses_cache(&folder.file(file::CONSOLE)),
-        files: folder.names().into_iter().collect(),
+    let taps =
+        plan.nics.iter().map(|nic| Tap::open(nic, &hypervisor.commands)).collect::<Result<Vec<Tap>>>()?;
+    let resources = StartResources {
+        kvm: hypervisor.kvm,
+        listen: listen_address(&hypervisor.ip),
+        direct_io: supports_direct_io(&dir.file(file::CONSOLE)),
+        files: dir.file_names()?.into_iter().collect(),
         firmware: plan.uefi.then(|| firmware(plan)).transpose()?,
-        taps: taps.iter().map(numbers).collect(),
-        control: control.as_raw_fd(),
+        taps: taps.iter().map(tap_fds).collect(),
+        qmp: qmp.as_raw_fd(),
         agent: agent.as_ref().map(AsRawFd::as_raw_fd),
-        vsock: vsock.as_ref().map(|vsock| VsockFile { file: vsock.file.as_raw_fd(), number: vsock.number }),
+        vsock: vsock.as_ref().map(|vsock| VsockFd { fd: vsock.file.as_raw_fd(), cid: vsock.cid }),
     };
-    let mut record = record(inner, plan, user);
-    record.side_channels = ways;
-    record.vsock = vsock.as_ref().map(|vsock| vsock.number);
-    folder.begin(&record)?;
-    let group = cgroup::Group::create(plan.id, plan.cpus, plan.memory_mb)?;
-    let mut files = vec![prepared.control];
-    files.extend(prepared.agent);
-    files.extend(prepared.vsock.map(|vsock| vsock.file));
-    files.extend(prepared.taps.iter().flat_map(|files| [Some(files.tap), files.vhost]).flatten());
-    // Waits in the socket until QEMU comes to it.
-    let stream = socket::connect_ahead(folder.path(), socket::CONTROL).map_err(cannot)?;
-    let order = Order {
+    let record = VmRecord {
+        side_channels,
+        vsock: vsock.as_ref().map(|vsock| vsock.cid),
+        ..new_record(hypervisor, plan, uid)
+    };
+    dir.begin_run(&record)?;
+    let cgroup = cgroup::Cgroup::create(plan.id, plan.cpus, plan.memory_mb)?;
+    // The connection waits in the socket's backlog until QEMU accepts it.
+    let stream = socket::connect_early(dir.path(), socket::QMP).map_err(no_socket)?;
+    let request = SpawnRequest {
         program: qemu,
-        arguments: &hardware::arguments(plan, &prepared),
-        environment: &hardware::environment(plan),
-        folder: folder.path(),
-        identity,
-        files: &files,
-        pid_file: folder.pid_file()?,
-        log: folder.log()?,
+        arguments: &qemu_args::arguments(plan, &resources),
+        environment: &qemu_args::environment(plan),
+        working_dir: dir.path(),
+        credentials,
+        inherited_fds: &inherited_fds(&resources),
+        pid_file: dir.create_pid_file()?,
+        log: dir.create_log()?,
     };
-    let pid = process::start(&order)
-        .map_err(|error| Error::Unavailable(format!("QEMU cannot be started: {error}")))?;
-    if let Some(group) = group
-        && let Err(error) = group.add(pid)
+    let pid = process::spawn(&request)
+        .map_err(|error| Error::Unavailable(format!("failed to start QEMU: {error}")))?;
+    if let Some(cgroup) = cgroup
+        && let Err(error) = cgroup.add(pid)
     {
-        tracing::warn!(machine = %plan.id, %error, "a machine is not in its resource group");
+        tracing::warn!(vm = %plan.id, %error, "failed to move VM process into its cgroup");
     }
-    Ok(Launched { pid, record, stream })
+    Ok(Spawned { pid, record, stream })
 }
 
-/// Makes the files of a start, and gives a machine's user what it needs and no more.
-fn hand_over(inner: &Inner, folder: &Folder, plan: &VmPlan, user: Option<u32>) -> Result<()> {
-    snapshot::sweep(folder)?;
-    if let Some(group) = user {
-        folder.open_to(group)?;
+/// Creates the files of a start, and gives the VM's user access to exactly the files that it needs.
+fn prepare_files(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan, uid: Option<u32>) -> Result<()> {
+    backup_job::remove_files(dir)?;
+    if let Some(gid) = uid {
+        dir.allow_traversal(gid)?;
     }
     for disk in &plan.disks {
         match disk.kind {
             DiskKind::Disk => {
                 let name = format!("{}.qcow2", disk.device);
-                if !folder.file(&name).exists() {
-                    return Err(Error::Conflict(format!(
-                        "the disk {} of the machine is not there",
-                        disk.device
-                    )));
+                if !dir.file(&name).exists() {
+                    return Err(Error::Conflict(format!("disk {} of the VM is missing", disk.device)));
                 }
-                folder.give(&name, user)?;
+                dir.set_owner(&name, uid)?;
             }
             DiskKind::ConfigDrive => {
                 let files = plan.config_drive.as_deref().unwrap_or_default();
-                config_drive::write(&folder.file(file::CONFIG_DRIVE), files)?;
-                folder.give(file::CONFIG_DRIVE, user)?;
+                config_drive::write(&dir.file(file::CONFIG_DRIVE), files)?;
+                dir.set_owner(file::CONFIG_DRIVE, uid)?;
             }
-            // It is the storage's, and everybody may read it who gets to it.
+            // A link to a file of the storage, which is readable by everybody who can traverse the directory.
             DiskKind::Cdrom => {}
         }
     }
     if plan.uefi {
-        folder.give(file::NVRAM, user)?;
+        dir.set_owner(file::NVRAM, uid)?;
     }
-    folder.ensure(file::CONSOLE, user)?;
+    dir.ensure(file::CONSOLE, uid)?;
     if plan.video.vdi != Vdi::Vnc && plan.ports.vdi_tls.is_some() {
-        inner.screens()?.copy_to(folder, user)?;
+        hypervisor.display_certificates()?.copy_to(dir, uid)?;
     }
     Ok(())
 }
 
-fn record(inner: &Inner, plan: &VmPlan, user: Option<u32>) -> Record {
+fn new_record(hypervisor: &Hypervisor, plan: &VmPlan, uid: Option<u32>) -> VmRecord {
     let disks = plan.disks.iter().filter(|disk| disk.kind == DiskKind::Disk);
-    Record {
-        boot: inner.boot.clone(),
+    VmRecord {
+        boot: hypervisor.boot.clone(),
         cpus: plan.cpus,
         memory_mb: plan.memory_mb,
         ports: plan.ports,
-        uid: user,
-        has_ports: hardware::machine_type(plan) == MachineType::Q35,
+        uid,
+        has_ports: qemu_args::machine_type(plan) == MachineType::Q35,
         disks: disks.map(|disk| disk.device.clone()).collect(),
         nics: plan.nics.iter().map(|nic| (nic.mac.to_string(), nic.interface.device())).collect(),
-        side_channels: plan.side_channels.clone(),
+        side_channels: Vec::new(),
         vsock: None,
     }
 }
 
-fn numbers(tap: &Tap) -> TapFiles {
-    TapFiles { tap: tap.tap.as_raw_fd(), vhost: tap.vhost.as_ref().map(AsRawFd::as_raw_fd) }
+fn tap_fds(tap: &Tap) -> TapFds {
+    TapFds { tap: tap.tap.as_raw_fd(), vhost: tap.vhost.as_ref().map(AsRawFd::as_raw_fd) }
 }
 
-/// Who may use the processor's virtualisation, if not everybody may.
-fn kvm_group() -> Option<u32> {
-    std::fs::metadata("/dev/kvm").ok().filter(|found| found.mode() & 0o006 != 0o006).map(|found| found.gid())
+/// Returns the file descriptors that QEMU inherits.
+fn inherited_fds(resources: &StartResources) -> Vec<RawFd> {
+    let mut fds = vec![resources.qmp];
+    fds.extend(resources.agent);
+    fds.extend(resources.vsock.map(|vsock| vsock.fd));
+    fds.extend(resources.taps.iter().flat_map(|fds| [Some(fds.tap), fds.vhost]).flatten());
+    fds
 }
 
-/// The firmware that goes with a machine's memory for it.
+/// Returns the group that may use KVM, unless everybody may.
+fn kvm_gid() -> Option<u32> {
+    let metadata = std::fs::metadata("/dev/kvm").ok()?;
+    (metadata.mode() & 0o006 != 0o006).then(|| metadata.gid())
+}
+
+/// Returns the path of the firmware that matches the NVRAM of a VM.
 fn firmware(plan: &VmPlan) -> Result<String> {
     let name = if plan.secure_boot { "OVMF_CODE_4M.secboot.fd" } else { "OVMF_CODE_4M.fd" };
-    let path: PathBuf = Path::new(FIRMWARE).join(name);
+    let path: PathBuf = Path::new(FIRMWARE_DIR).join(name);
     if !path.exists() {
         return Err(Error::Conflict(format!("UEFI needs {} (Debian package ovmf)", path.display())));
     }
     Ok(path.to_string_lossy().into_owned())
 }
 
-/// Where screens and consoles are served: at the node's own address, unless this machine does not have it.
+/// Returns the address at which displays and consoles are served: the node's address, or the loopback address if the
+/// host does not have the former.
 fn listen_address(ip: &str) -> IpAddr {
     let own = ip.parse().ok().filter(|ip: &IpAddr| TcpListener::bind((*ip, 0)).is_ok());
     own.unwrap_or(Ipv4Addr::LOCALHOST.into())
 }
 
-fn bypasses_cache(file: &Path) -> bool {
+fn supports_direct_io(file: &Path) -> bool {
     OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(file).is_ok()
 }
 
-impl Inner {
-    /// The numbers of the virtual sockets of the machines that run here.
-    fn vsocks(&self) -> BTreeSet<u32> {
-        let machines: Vec<Arc<Machine>> = self.known().values().cloned().collect();
-        machines.iter().filter_map(|machine| machine.live()?.record().vsock).collect()
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    /// The certificates of this node, made when they are first needed. Blocks.
-    pub(super) fn screens(&self) -> Result<&Screens> {
-        if let Some(screens) = self.screens.get() {
-            return Ok(screens);
-        }
-        let screens = Screens::open(&self.storage_folder, &self.name, &self.ip)?;
-        Ok(self.screens.get_or_init(|| screens))
+    #[test]
+    fn error_of_a_failed_start_follows_the_log_only_if_qemu_exited() {
+        let late = || Error::Unavailable("QEMU does not answer".into());
+        let log = Some("qemu-system-x86_64: Invalid CPU topology\n");
+        let exit = ProcessExit::Code(1);
+        assert!(matches!(start_error(late(), exit, log), Error::Conflict(why) if why.contains("CPU")));
+        let refused = Error::Conflict("refused".into());
+        assert!(matches!(start_error(refused, exit, log), Error::Conflict(why) if why == "refused"));
+        let killed = start_error(late(), ProcessExit::Signal(9), log);
+        assert!(matches!(killed, Error::Unavailable(why) if why.contains("signal 9")));
+        let port = Some("qemu-system-x86_64: info: binding socket to 127.0.0.1:1 failed\n");
+        assert!(matches!(start_error(late(), exit, port), Error::PortInUse(_)));
+        assert!(
+            matches!(start_error(late(), exit, None), Error::Unavailable(why) if why.contains("status 1"))
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! The virtual socket of a machine, over which an agent is reached that listens there.
+//! The vsock device of a VM, over which an agent that listens on vsock is reached.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -10,27 +10,26 @@ use uuid::Uuid;
 
 const DEVICE: &str = "/dev/vhost-vsock";
 
-/// The numbers that guests may have. Those below are of hosts, and the last one means any.
-const NUMBERS: Range<u32> = 3..u32::MAX;
+/// The CIDs of guests. Lower ones are reserved for hosts, and the highest is the wildcard.
+const GUEST_CIDS: Range<u32> = 3..u32::MAX;
 
-/// What QEMU needs for it.
+/// An open vhost-vsock device and the CID for the guest.
 #[derive(Debug)]
 pub(super) struct Vsock {
     pub(super) file: File,
-    /// By which the guest is reached.
-    pub(super) number: u32,
+    pub(super) cid: u32,
 }
 
 impl Vsock {
-    /// One for a machine; nothing if this host has none. Should somebody else on this host have the same number, QEMU
-    /// does not start, and the next attempt has another one.
-    pub(super) fn open(taken: &BTreeSet<u32>) -> Option<Self> {
-        static TOLD: Once = Once::new();
+    /// Opens a device with a random CID that is not in `used`, or returns `None` if the host has no vsock. If another
+    /// process on the host has the same CID, QEMU fails to start, and the next attempt chooses another one.
+    pub(super) fn open(used: &BTreeSet<u32>) -> Option<Self> {
+        static WARNED: Once = Once::new();
         match File::options().read(true).write(true).open(DEVICE) {
-            Ok(file) => Some(Self { file, number: choose(taken, random) }),
+            Ok(file) => Some(Self { file, cid: choose_cid(used, random_cid) }),
             Err(error) => {
-                TOLD.call_once(|| {
-                    tracing::warn!(%error, device = DEVICE, "no virtual sockets here: machines with sf-agent2 get a port sf-agent");
+                WARNED.call_once(|| {
+                    tracing::warn!(%error, device = DEVICE, "host has no vsock: VMs with side channel sf-agent2 get sf-agent instead");
                 });
                 None
             }
@@ -38,25 +37,25 @@ impl Vsock {
     }
 }
 
-/// The ways for an agent that a machine gets: without a virtual socket, a port in its place.
-pub(super) fn ways(wanted: &[SideChannel], has_vsock: bool) -> Vec<SideChannel> {
-    let way = |channel: &SideChannel| match channel {
+/// Returns the side channels that a VM gets: without vsock, a serial port replaces it.
+pub(super) fn available_side_channels(requested: &[SideChannel], has_vsock: bool) -> Vec<SideChannel> {
+    let available = |channel: &SideChannel| match channel {
         SideChannel::Agent2 if !has_vsock => SideChannel::Agent,
         channel => *channel,
     };
-    let ways: BTreeSet<SideChannel> = wanted.iter().map(way).collect();
-    ways.into_iter().collect()
+    let channels: BTreeSet<SideChannel> = requested.iter().map(available).collect();
+    channels.into_iter().collect()
 }
 
-fn random() -> u32 {
+fn random_cid() -> u32 {
     Uuid::new_v4().as_fields().0
 }
 
-fn choose(taken: &BTreeSet<u32>, mut random: impl FnMut() -> u32) -> u32 {
+fn choose_cid(used: &BTreeSet<u32>, mut random: impl FnMut() -> u32) -> u32 {
     loop {
-        let number = random();
-        if NUMBERS.contains(&number) && !taken.contains(&number) {
-            return number;
+        let cid = random();
+        if GUEST_CIDS.contains(&cid) && !used.contains(&cid) {
+            return cid;
         }
     }
 }
@@ -66,25 +65,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_number_is_one_that_a_guest_may_have_and_nobody_has() {
-        let mut numbers = [0, 1, 2, u32::MAX, 7, 9, 3].into_iter();
-        assert_eq!(choose(&BTreeSet::from([7]), || numbers.next().unwrap()), 9);
-        assert_eq!(choose(&BTreeSet::from([7]), || numbers.next().unwrap()), 3);
+    fn chooses_unused_guest_cid() {
+        let mut cids = [0, 1, 2, u32::MAX, 7, 9, 3].into_iter();
+        assert_eq!(choose_cid(&BTreeSet::from([7]), || cids.next().unwrap()), 9);
+        assert_eq!(choose_cid(&BTreeSet::from([7]), || cids.next().unwrap()), 3);
     }
 
     #[test]
-    fn a_machine_without_a_virtual_socket_gets_a_port() {
+    fn serial_port_replaces_unavailable_vsock() {
         use SideChannel::{Agent, Agent2};
-        assert_eq!(ways(&[Agent2], true), [Agent2]);
-        assert_eq!(ways(&[Agent2, Agent], true), [Agent, Agent2]);
-        assert_eq!(ways(&[Agent2], false), [Agent]);
-        assert_eq!(ways(&[Agent, Agent2], false), [Agent]);
-        assert_eq!(ways(&[], true), []);
+        assert_eq!(available_side_channels(&[Agent2], true), [Agent2]);
+        assert_eq!(available_side_channels(&[Agent2, Agent], true), [Agent, Agent2]);
+        assert_eq!(available_side_channels(&[Agent2], false), [Agent]);
+        assert_eq!(available_side_channels(&[Agent, Agent2], false), [Agent]);
+        assert_eq!(available_side_channels(&[], true), []);
     }
 
     #[test]
-    fn machines_have_different_numbers() {
-        let numbers: BTreeSet<u32> = (0..10).map(|_| random()).collect();
-        assert!(numbers.len() > 5, "{numbers:?}");
+    fn cids_are_random() {
+        let cids: BTreeSet<u32> = (0..10).map(|_| random_cid()).collect();
+        assert!(cids.len() > 5, "{cids:?}");
     }
 }

@@ -7,7 +7,7 @@ mod guard;
 mod kill;
 mod world;
 
-use muster_types::node::{Limit, NodeApi};
+use muster_types::node::{HostFeature, NodeApi};
 
 use world::{Guest, Net, World, enter, is_alive};
 
@@ -252,7 +252,7 @@ fn a_machine_says_what_its_mesh_takes_and_what_it_cannot_do() {
     let world = World::new();
     let report = world.machine(1).ask(async |node| node.report().await).unwrap();
     assert_eq!(report.mesh_mtu, Some(1600));
-    assert!(!report.limits.contains_key(&Limit::Networks), "{:?}", report.limits);
+    assert!(!report.limits.contains_key(&HostFeature::Networks), "{:?}", report.limits);
     // What it tried to find that out left nothing, not even in the count of programs.
     let mut world = world;
     let before = world.machine(1).inventory();

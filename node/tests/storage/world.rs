@@ -13,7 +13,7 @@ use muster_node::{LocalNode, SimulatedNode};
 use muster_types::Result;
 use muster_types::blob::Checksums;
 use muster_types::ids::{BlobId, NodeId, UploadId};
-use muster_types::node::{Limit, NodeApi};
+use muster_types::node::{HostFeature, NodeApi};
 use muster_types::settings::Settings;
 use muster_types::storage::{ByteStream, Draft, StorageApi};
 
@@ -46,7 +46,7 @@ impl Disk {
         let folder = tempfile::tempdir().unwrap();
         let disk = Self::real_at(folder.path(), settings);
         let limits = disk.node.report().await.unwrap().limits;
-        if let Some(why) = limits.get(&Limit::Images) {
+        if let Some(why) = limits.get(&HostFeature::Images) {
             muster_testing::skipped(why);
             return None;
         }

@@ -1,11 +1,11 @@
-//! VmApi on a real node: QEMU with the small guest, emulated, started and found again by the node.
+//! VMs on a real node: an emulated QEMU with the small guest, across restarts of the daemon.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod agent;
-mod ends;
+mod failures;
+mod fixture;
 mod hardware;
-mod kill;
-mod life;
+mod lifecycle;
+mod recovery;
 mod snapshot;
-mod world;

@@ -1,4 +1,4 @@
-//! Copies of disks and of the screen.
+//! Copies of disks and of the display.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
@@ -10,14 +10,14 @@ use muster_types::storage::Draft;
 use muster_types::vm::{DiskKind, DiskPlan, SnapshotDisk, VmPlan, VmPower};
 use serde_json::{Value, json};
 
-use crate::world::{World, sh};
+use crate::fixture::{Fixture, sh};
 
-fn draft(world: &World) -> (Draft, PathBuf) {
+fn draft(fixture: &Fixture) -> (Draft, PathBuf) {
     let blob = BlobId::new();
-    (Draft::Vm(blob), world.folder.path().join(format!("drafts/machine-{blob}")))
+    (Draft::Vm(blob), fixture.storage.path().join(format!("drafts/machine-{blob}")))
 }
 
-/// The bytes of a disk's image, as the guest sees them.
+/// Returns the content of a disk image as the guest sees it.
 fn raw(image: &std::path::Path, name: &str) -> Vec<u8> {
     let raw = image.with_file_name(format!("{name}.raw"));
     sh(&format!("qemu-img convert -f qcow2 -O raw {} {}", image.display(), raw.display()));
@@ -29,10 +29,10 @@ fn contains(data: &[u8], text: &str) -> bool {
 }
 
 #[tokio::test]
-async fn disks_are_copied_while_the_machine_runs_and_when_it_is_off() {
-    let Some(world) = World::new().await else { return };
-    let machines = world.vms();
-    let mut plan = world.plan("copied").await;
+async fn copies_disks_of_running_and_stopped_vm() {
+    let Some(fixture) = Fixture::new().await else { return };
+    let vms = fixture.vms();
+    let mut plan = fixture.plan("copied").await;
     plan.disks.push(DiskPlan {
         device: "vdc".into(),
         bus: DiskBus::Virtio,
@@ -40,19 +40,16 @@ async fn disks_are_copied_while_the_machine_runs_and_when_it_is_off() {
         size: Some(64 << 20),
         base: None,
     });
-    let mut console = world.boot(&plan).await;
+    let mut console = fixture.boot(&plan).await;
     console.log_in().await;
     console
         .run("echo written-to-first > /root/data; sync; echo written-to-second | dd of=/dev/vdc conv=fsync")
         .await;
 
-    let (whole, whole_file) = draft(&world);
-    let (second, second_file) = draft(&world);
+    let (whole, whole_file) = draft(&fixture);
+    let (second, second_file) = draft(&fixture);
     let disk = |device: &str, draft, thin| SnapshotDisk { device: device.into(), draft, thin };
-    machines
-        .snapshot(plan.id, &[disk("vda", whole, false), disk("vdc", second, false)], false)
-        .await
-        .unwrap();
+    vms.snapshot(plan.id, &[disk("vda", whole, false), disk("vdc", second, false)], false).await.unwrap();
     let info = |file: &PathBuf| sh(&format!("qemu-img info --output=json {}", file.display()));
     for file in [&whole_file, &second_file] {
         assert!(!info(file).contains("backing-filename"), "{}", info(file));
@@ -61,35 +58,35 @@ async fn disks_are_copied_while_the_machine_runs_and_when_it_is_off() {
     assert!(contains(&raw(&whole_file, "whole"), "written-to-first"));
     assert!(raw(&second_file, "second").starts_with(b"written-to-second"));
 
-    // Only what the guest wrote, packed.
-    let (thin, thin_file) = draft(&world);
-    machines.snapshot(plan.id, &[disk("vda", thin, true)], true).await.unwrap();
+    // Only the data that the guest wrote, compressed.
+    let (thin, thin_file) = draft(&fixture);
+    vms.snapshot(plan.id, &[disk("vda", thin, true)], true).await.unwrap();
     assert!(!info(&thin_file).contains("backing-filename"));
     assert!(contains(&raw(&thin_file, "thin"), "written-to-first"));
     let size = |file: &PathBuf| std::fs::metadata(file).unwrap().len();
     assert!(size(&thin_file) * 2 < size(&whole_file), "{} {}", size(&thin_file), size(&whole_file));
     assert_eq!(console.run("cat /root/data").await, "written-to-first\n");
 
-    let (picture, picture_file) = draft(&world);
-    machines.screenshot(plan.id, picture).await.unwrap();
+    let (picture, picture_file) = draft(&fixture);
+    vms.screenshot(plan.id, picture).await.unwrap();
     assert!(std::fs::read(picture_file).unwrap().starts_with(b"\x89PNG\r\n\x1a\n"));
 
-    let wrong = machines.snapshot(plan.id, &[disk("vdb", thin, true)], false).await;
+    let wrong = vms.snapshot(plan.id, &[disk("vdb", thin, true)], false).await;
     assert!(matches!(wrong, Err(muster_types::Error::Conflict(_))), "{wrong:?}");
-    machines.stop(plan.id).await.unwrap();
-    let (off, off_file) = draft(&world);
-    machines.snapshot(plan.id, &[disk("vda", off, true)], false).await.unwrap();
+    vms.stop(plan.id).await.unwrap();
+    let (off, off_file) = draft(&fixture);
+    vms.snapshot(plan.id, &[disk("vda", off, true)], false).await.unwrap();
     assert!(contains(&raw(&off_file, "off"), "written-to-first"));
-    // Nothing is left of the copies, and the machine still starts.
-    let left = std::fs::read_dir(world.place(&plan)).unwrap().flatten();
-    assert!(left.into_iter().all(|entry| !entry.file_name().to_string_lossy().starts_with("copy-")));
-    machines.start(&plan).await.unwrap();
-    machines.remove(plan.id).await.unwrap();
+    // No files of the copies remain, and the VM still starts.
+    let orphan = std::fs::read_dir(fixture.vm_dir(&plan)).unwrap().flatten();
+    assert!(orphan.into_iter().all(|entry| !entry.file_name().to_string_lossy().starts_with("copy-")));
+    vms.start(&plan).await.unwrap();
+    vms.remove(plan.id).await.unwrap();
 }
 
-/// Tells QEMU something as a daemon would that goes right after.
-fn tell(world: &World, plan: &VmPlan, commands: &[Value]) {
-    let socket = UnixStream::connect(world.place(plan).join("qmp")).unwrap();
+/// Executes QMP commands like a daemon that ends right afterwards.
+fn execute_qmp(fixture: &Fixture, plan: &VmPlan, commands: &[Value]) {
+    let socket = UnixStream::connect(fixture.vm_dir(plan).join("qmp")).unwrap();
     socket.set_read_timeout(Some(std::time::Duration::from_secs(20))).unwrap();
     let mut lines = BufReader::new(socket.try_clone().unwrap()).lines();
     let mut socket = socket;
@@ -102,17 +99,17 @@ fn tell(world: &World, plan: &VmPlan, commands: &[Value]) {
 }
 
 #[tokio::test]
-async fn a_copy_that_a_daemon_left_is_cleared_away() {
-    let Some(mut world) = World::new().await else { return };
-    let plan = world.plan("left").await;
-    world.boot(&plan).await;
-    world.leave();
-    let left = world.place(&plan).join("copy-vda");
+async fn removes_orphaned_copy_of_earlier_daemon() {
+    let Some(mut fixture) = Fixture::new().await else { return };
+    let plan = fixture.plan("orphan").await;
+    fixture.boot(&plan).await;
+    fixture.stop_daemon();
+    let orphan = fixture.vm_dir(&plan).join("copy-vda");
     let size = sh(&format!(
         "qemu-img info -U --output=json {} | grep -m 1 virtual-size | tr -cd 0-9",
-        world.place(&plan).join("vda.qcow2").display()
+        fixture.vm_dir(&plan).join("vda.qcow2").display()
     ));
-    sh(&format!("qemu-img create -q -f qcow2 {0} {size}; chmod 666 {0}", left.display()));
+    sh(&format!("qemu-img create -q -f qcow2 {0} {size}; chmod 666 {0}", orphan.display()));
     let execute = |command: &str, arguments: Value| json!({ "execute": command, "arguments": arguments });
     let commands = [
         execute(
@@ -123,7 +120,7 @@ async fn a_copy_that_a_daemon_left_is_cleared_away() {
             "blockdev-add",
             json!({ "driver": "qcow2", "file": "copy-vda-file", "node-name": "copy-vda" }),
         ),
-        // One that would take hours.
+        // It would take hours.
         execute(
             "blockdev-backup",
             json!({
@@ -132,12 +129,12 @@ async fn a_copy_that_a_daemon_left_is_cleared_away() {
             }),
         ),
     ];
-    tell(&world, &plan, &commands);
-    world.restart();
-    assert_eq!(world.power(&plan).await, VmPower::On);
-    assert!(!left.exists());
-    let (draft, file) = draft(&world);
+    execute_qmp(&fixture, &plan, &commands);
+    fixture.restart_daemon();
+    assert_eq!(fixture.power(&plan).await, VmPower::On);
+    assert!(!orphan.exists());
+    let (draft, file) = draft(&fixture);
     let disk = SnapshotDisk { device: "vda".into(), draft, thin: true };
-    world.vms().snapshot(plan.id, &[disk], false).await.unwrap();
+    fixture.vms().snapshot(plan.id, &[disk], false).await.unwrap();
     assert!(file.exists());
 }

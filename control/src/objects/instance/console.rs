@@ -101,13 +101,13 @@ pub async fn helper(app: &App, caller: &Caller, reference: &str) -> Result<Strin
         format!("host={}", node.identity.ip),
         format!("port={}", ports.vdi),
     ];
-    if let (Some(port), Some(screens)) = (ports.vdi_tls, &node.report.screens) {
+    if let (Some(port), Some(display)) = (ports.vdi_tls, &node.report.display) {
         lines.push(format!("tls-port={port}"));
-        lines.push(format!("host-subject={}", screens.subject));
+        lines.push(format!("host-subject={}", display.subject));
     }
     lines.push("delete-this-file=1".to_owned());
-    if let (Some(_), Some(screens)) = (ports.vdi_tls, &node.report.screens) {
-        lines.push(format!("ca={}", screens.authority.replace('\n', "\\n")));
+    if let (Some(_), Some(display)) = (ports.vdi_tls, &node.report.display) {
+        lines.push(format!("ca={}", display.authority.replace('\n', "\\n")));
     }
     app.record(caller, Event::audit(object(row.id), "vdi console helper request from REST API"));
     Ok(lines.join("\n") + "\n")
@@ -157,7 +157,7 @@ pub async fn proxy(app: &App, caller: &Caller, reference: &str) -> Result<ProxyR
         "host": node.identity.ip,
         "port": row.ports.map(|ports| ports.vdi),
         "tls_port": row.ports.and_then(|ports| ports.vdi_tls),
-        "host_subject": node.report.screens.map(|screens| screens.subject),
+        "host_subject": node.report.display.map(|display| display.subject),
     });
     let token = signer.sign(&claims);
     app.record(

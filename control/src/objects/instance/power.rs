@@ -11,7 +11,7 @@ use muster_types::instance::{InstanceState, PowerState, SideChannel};
 use muster_types::node::{NodeApi, NodeFuture};
 use muster_types::spec::Vdi;
 use muster_types::time::now;
-use muster_types::vm::{ConsolePorts, PORT_TAKEN, VmPower};
+use muster_types::vm::{ConsolePorts, VmPower};
 use muster_types::{Error, Result};
 
 use super::agent;
@@ -123,9 +123,9 @@ pub(crate) async fn switch_on(app: &App, node: &Arc<dyn NodeApi>, row: &Instance
             node.vms().build(&plan).await?;
         }
         match node.vms().start(&plan).await {
-            // Somebody who is none of ours has it.
-            Err(Error::Unavailable(why)) if why.starts_with(PORT_TAKEN) => {
-                tracing::info!(instance = %row.id, why, "a machine gets other ports");
+            // The port belongs to a process that is not one of our VMs.
+            Err(Error::PortInUse(why)) => {
+                tracing::info!(instance = %row.id, why, "retrying VM start with other ports");
             }
             outcome => return outcome,
         }

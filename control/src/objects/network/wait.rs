@@ -7,7 +7,7 @@ use muster_store::node_networks::{self, NodeNetworkRow};
 use muster_store::nodes::{self, NodeRow};
 use muster_store::{interfaces, networks, transaction};
 use muster_types::ids::{InstanceId, NetworkId, NodeId};
-use muster_types::node::{Limit, NodeState};
+use muster_types::node::{HostFeature, NodeState};
 use muster_types::object::NameOrId;
 use muster_types::time::now;
 use muster_types::{Error, Result};
@@ -43,7 +43,7 @@ fn settled(waited: Waited, since: f64) -> Result<()> {
     match waited {
         Waited::Followed => Ok(()),
         // What the machine cannot do today it cannot do in a minute either.
-        Waited::Failed(node, why) if node.report.limits.contains_key(&Limit::Networks) => {
+        Waited::Failed(node, why) if node.report.limits.contains_key(&HostFeature::Networks) => {
             Err(Error::Conflict(format!("node {}: {why}", node.identity.name)))
         }
         Waited::Failed(node, why) => Err(Error::Unavailable(format!("node {}: {why}", node.identity.name))),

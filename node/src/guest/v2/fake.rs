@@ -24,7 +24,7 @@ use super::message::{
     Question, Reply, Request, Stat, SystemRunning,
 };
 use super::{Way, keep};
-use crate::changes::Teller;
+use crate::changes::ChangeNotifier;
 use crate::guest::contact::{Guest, Speaker};
 
 /// The bytes to send in place of what the agent would, if any.
@@ -88,9 +88,9 @@ impl Host {
         let path = folder.path().join("agent");
         let agent = Arc::new(Behaviour::default());
         let listener = listen(&agent, path.clone());
-        let teller = Teller::default();
-        let changes = teller.listen();
-        let guest = Arc::new(Guest::new(InstanceId::new(), teller));
+        let notifier = ChangeNotifier::default();
+        let changes = notifier.subscribe();
+        let guest = Arc::new(Guest::new(InstanceId::new(), notifier));
         let keeper = tokio::spawn(keep(guest.clone(), Way::Socket(path))).abort_handle();
         Self { agent, guest, changes, folder, listener, keeper }
     }

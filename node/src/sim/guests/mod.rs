@@ -25,7 +25,7 @@ use serde_json::{Map, Value, json};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::changes::Teller;
+use crate::changes::ChangeNotifier;
 use guest::{Guest, Job, Link, broken, executed, kept};
 use shell::{Ran, Step};
 use transfer::{Pace, next, sent};
@@ -63,7 +63,7 @@ pub(super) struct SimulatedGuests(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    teller: Teller,
+    notifier: ChangeNotifier,
     state: Mutex<State>,
 }
 
@@ -84,7 +84,7 @@ impl SimulatedGuests {
         state.script = script;
         let guests: Vec<InstanceId> = state.guests.keys().copied().collect();
         drop(state);
-        guests.into_iter().for_each(|id| self.0.teller.tell(id));
+        guests.into_iter().for_each(|id| self.0.notifier.notify(id));
     }
 
     /// The power of a machine changed.
@@ -125,7 +125,7 @@ impl SimulatedGuests {
         guest.set_deaf(script.silent);
         let (session, ready_after) = (guest.link.borrow().session, script.ready_after);
         drop(state);
-        self.0.teller.tell(id);
+        self.0.notifier.notify(id);
         let (Some(time), Ok(handle)) = (ready_after, Handle::try_current()) else { return };
         let own = self.clone();
         handle.spawn(async move {
@@ -142,7 +142,7 @@ impl SimulatedGuests {
                 meant
             });
         }
-        self.0.teller.tell(id);
+        self.0.notifier.notify(id);
     }
 
     /// A machine was paused or goes on.
@@ -154,7 +154,7 @@ impl SimulatedGuests {
             guest.set_deaf(silent);
         }
         drop(state);
-        self.0.teller.tell(id);
+        self.0.notifier.notify(id);
     }
 
     /// A machine is off.
@@ -162,12 +162,12 @@ impl SimulatedGuests {
         if let Some(guest) = self.state().guests.get_mut(&id) {
             guest.switch_off();
         }
-        self.0.teller.tell(id);
+        self.0.notifier.notify(id);
     }
 
     pub(super) fn removed(&self, id: InstanceId) {
         self.state().guests.remove(&id);
-        self.0.teller.tell(id);
+        self.0.notifier.notify(id);
     }
 
     /// How often each command line was started in a guest.
@@ -335,7 +335,7 @@ fn facts() -> Map<String, Value> {
 
 impl GuestApi for SimulatedGuests {
     fn changes(&self) -> ChangeStream {
-        self.0.teller.listen()
+        self.0.notifier.subscribe()
     }
 
     fn report(&self, id: InstanceId) -> Option<GuestReport> {

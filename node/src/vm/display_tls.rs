@@ -1,5 +1,4 @@
-//! What makes the screens of this node trustworthy: an authority of its own, made once, and the certificate that it
-//! signed for the node.
+//! TLS certificates for the displays of this node: a CA that is created once, and the node's certificate signed by it.
 //!
 //! ```text
 //! pki/ca.pem  pki/ca-key.pem  pki/cert.pem  pki/key.pem  pki/subject
@@ -17,57 +16,53 @@ use rcgen::{
     KeyPair, KeyUsagePurpose,
 };
 
-use super::folder::Folder;
-use super::hardware::file;
+use super::vm_dir::{VmDir, file};
 use crate::storage::failed;
 
-const ORGANISATION: &str = "Muster";
+const ORGANIZATION: &str = "Muster";
 
-/// The node's certificates.
+/// The display certificates of the node.
 #[derive(Debug, Clone)]
-pub(super) struct Screens {
-    folder: PathBuf,
+pub(super) struct DisplayCertificates {
+    dir: PathBuf,
     pub(super) identity: DisplayIdentity,
 }
 
-impl Screens {
-    /// Reads the certificates below `storage`, or makes them.
+impl DisplayCertificates {
+    /// Loads the certificates from `storage`, and creates them if they do not exist.
     pub(super) fn open(storage: &Path, node: &str, ip: &str) -> Result<Self> {
-        let folder = storage.join("pki");
-        if !folder.exists() {
-            make(storage, &folder, node, ip)?;
+        let dir = storage.join("pki");
+        if !dir.exists() {
+            create(storage, &dir, node, ip)?;
         }
-        let read = |name: &str| fs::read_to_string(folder.join(name));
+        let read = |name: &str| fs::read_to_string(dir.join(name));
         let identity = read("ca.pem").and_then(|authority| {
             Ok(DisplayIdentity { authority, subject: read("subject")?.trim().to_owned() })
         });
-        Ok(Self {
-            identity: identity.map_err(failed("the certificates of the node cannot be read"))?,
-            folder,
-        })
+        Ok(Self { identity: identity.map_err(failed("failed to read display certificates"))?, dir })
     }
 
-    /// Gives a machine copies of what it needs.
-    pub(super) fn copy_to(&self, machine: &Folder, user: Option<u32>) -> Result<()> {
+    /// Copies the certificates into the directory of a VM.
+    pub(super) fn copy_to(&self, vm_dir: &VmDir, user: Option<u32>) -> Result<()> {
         for (from, to) in
-            [("ca.pem", file::AUTHORITY), ("cert.pem", file::CERTIFICATE), ("key.pem", file::KEY)]
+            [("ca.pem", file::CA_CERTIFICATE), ("cert.pem", file::CERTIFICATE), ("key.pem", file::KEY)]
         {
-            machine.remove(to)?;
-            machine.ensure(to, None)?;
-            let copied = fs::read(self.folder.join(from)).and_then(|data| fs::write(machine.file(to), data));
-            copied.map_err(failed("the certificates of the node cannot be copied"))?;
-            machine.give(to, user)?;
+            vm_dir.remove(to)?;
+            vm_dir.ensure(to, None)?;
+            let copied = fs::read(self.dir.join(from)).and_then(|data| fs::write(vm_dir.file(to), data));
+            copied.map_err(failed("failed to copy display certificates"))?;
+            vm_dir.set_owner(to, user)?;
         }
         Ok(())
     }
 }
 
-fn make(storage: &Path, folder: &Path, node: &str, ip: &str) -> Result<()> {
+fn create(storage: &Path, dir: &Path, node: &str, ip: &str) -> Result<()> {
     let files = certificates(node, ip)
-        .map_err(|error| Error::Internal(format!("the certificates of the node cannot be made: {error}")))?;
+        .map_err(|error| Error::Internal(format!("failed to create display certificates: {error}")))?;
     let write = || -> std::io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o700).create(storage)?;
-        // All of them or none.
+        // Renamed into place, so that either all files exist or none.
         let new = storage.join(format!("pki-{}", uuid::Uuid::new_v4()));
         DirBuilder::new().mode(0o700).create(&new)?;
         for (name, text) in &files {
@@ -76,21 +71,21 @@ fn make(storage: &Path, folder: &Path, node: &str, ip: &str) -> Result<()> {
             file.write_all(text.as_bytes())?;
             file.sync_all()?;
         }
-        match fs::rename(&new, folder) {
-            // Somebody else was quicker.
+        match fs::rename(&new, dir) {
+            // Another process created them meanwhile.
             Err(error) if matches!(error.kind(), ErrorKind::DirectoryNotEmpty | ErrorKind::AlreadyExists) => {
                 fs::remove_dir_all(&new)
             }
             result => result,
         }
     };
-    write().map_err(failed("the certificates of the node cannot be written"))
+    write().map_err(failed("failed to write display certificates"))
 }
 
 fn certificates(node: &str, ip: &str) -> Result<[(&'static str, String); 5], rcgen::Error> {
     let named = |common: &str| {
         let mut name = DistinguishedName::new();
-        name.push(DnType::OrganizationName, ORGANISATION);
+        name.push(DnType::OrganizationName, ORGANIZATION);
         name.push(DnType::CommonName, common);
         name
     };
@@ -108,8 +103,8 @@ fn certificates(node: &str, ip: &str) -> Result<[(&'static str, String); 5], rcg
     let server_key = KeyPair::generate()?;
     let authority_key_text = authority_key.serialize_pem();
     let certificate = server.signed_by(&server_key, &Issuer::new(authority, authority_key))?;
-    // A comma would end the name where viewers read it.
-    let subject = format!("O={ORGANISATION},CN={}", node.replace(',', "\\,"));
+    // Viewers split the subject at commas.
+    let subject = format!("O={ORGANIZATION},CN={}", node.replace(',', "\\,"));
     let files = [
         ("ca.pem", authority_certificate.pem()),
         ("ca-key.pem", authority_key_text),
@@ -127,12 +122,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn certificates_are_made_once_and_for_us_alone() {
+    fn creates_private_certificates_once() {
         let storage = tempfile::tempdir().unwrap();
-        let first = Screens::open(storage.path(), "node-1", "10.0.0.1").unwrap();
+        let first = DisplayCertificates::open(storage.path(), "node-1", "10.0.0.1").unwrap();
         assert_eq!(first.identity.subject, "O=Muster,CN=node-1");
         assert!(first.identity.authority.starts_with("-----BEGIN CERTIFICATE-----"));
-        let again = Screens::open(storage.path(), "node-2", "10.0.0.2").unwrap();
+        let again = DisplayCertificates::open(storage.path(), "node-2", "10.0.0.2").unwrap();
         assert_eq!(again.identity, first.identity);
         let mode = |name: &str| fs::metadata(storage.path().join(name)).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode("pki"), mode("pki/key.pem")), (0o700, 0o600));

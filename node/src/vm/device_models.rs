@@ -1,30 +1,30 @@
-//! Which devices may be the screen or an interface of a machine: those that QEMU itself lists as such. Callers choose them
-//! by name, and QEMU would take any device for either.
+//! Validates the device models of displays and network interfaces. Users choose them by name, and QEMU would accept any
+//! device for either, so only those that QEMU lists in the right category are allowed.
 
 use std::collections::BTreeSet;
 
 use muster_types::vm::{NicPlan, VmPlan};
 use muster_types::{Error, Result};
 
-use super::hardware;
-use crate::command::{Commands, QUICK, Tool};
+use super::qemu_args;
+use crate::command::{COMMAND_TIMEOUT, Commands, Tool};
 
-/// The names that QEMU has for devices of two kinds.
+/// The device models that QEMU supports, by category.
 #[derive(Debug, Default)]
-pub(super) struct Models {
+pub(super) struct DeviceModels {
     displays: BTreeSet<String>,
     networks: BTreeSet<String>,
 }
 
-impl Models {
-    /// Asks QEMU.
-    pub(super) fn ask(commands: &Commands) -> Result<Self> {
-        let said = commands.run(Tool::QemuSystem, &["-device", "help"], "", QUICK)?;
-        // Some releases write it to the one, some to the other.
-        Ok(Self::read(if said.stdout.trim().is_empty() { &said.stderr } else { &said.stdout }))
+impl DeviceModels {
+    /// Queries QEMU.
+    pub(super) fn query(commands: &Commands) -> Result<Self> {
+        let output = commands.run(Tool::QemuSystem, &["-device", "help"], "", COMMAND_TIMEOUT)?;
+        // It depends on the release which of the two has the list.
+        Ok(Self::parse(if output.stdout.trim().is_empty() { &output.stderr } else { &output.stdout }))
     }
 
-    fn read(help: &str) -> Self {
+    fn parse(help: &str) -> Self {
         let mut models = Self::default();
         let mut section = "";
         for line in help.lines() {
@@ -37,29 +37,29 @@ impl Models {
                 "Network devices:" => &mut models.networks,
                 _ => continue,
             };
-            // The name, and an alias if it has one: every second piece between quotes, up to the description.
+            // The name and an optional alias, both quoted, precede the description.
             let names = rest.split(", desc ").next().unwrap_or_default();
             list.extend(names.split('"').step_by(2).map(str::to_owned).filter(|name| !name.is_empty()));
         }
         models
     }
 
-    /// Refuses a plan with a device that is something else than it is asked to be.
+    /// Rejects a plan with a device model of the wrong category.
     pub(super) fn check(&self, plan: &VmPlan) -> Result<()> {
-        if let Some(driver) = hardware::video_driver(&plan.video)
+        if let Some(driver) = qemu_args::video_driver(&plan.video)
             && !self.displays.contains(&driver)
         {
             let model = &plan.video.model;
-            return Err(Error::Conflict(format!("'{model}' is not a display device that QEMU knows")));
+            return Err(Error::Conflict(format!("'{model}' is not a display device that QEMU supports")));
         }
         plan.nics.iter().try_for_each(|nic| self.check_nic(nic))
     }
 
     pub(super) fn check_nic(&self, nic: &NicPlan) -> Result<()> {
-        if self.networks.contains(hardware::nic_driver(nic)) {
+        if self.networks.contains(qemu_args::nic_driver(nic)) {
             return Ok(());
         }
-        Err(Error::Conflict(format!("'{}' is not a network device that QEMU knows", nic.model)))
+        Err(Error::Conflict(format!("'{}' is not a network device that QEMU supports", nic.model)))
     }
 }
 
@@ -68,8 +68,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_devices_of_both_kinds_are_read_from_the_help() {
-        let models = Models::read(
+    fn parses_models_by_category() {
+        let models = DeviceModels::parse(
             "Storage devices:\nname \"nvme\", bus PCI, desc \"disk\"\n\nNetwork devices:\n\
              name \"e1000\", bus PCI, alias \"e1000-82540em\", desc \"Intel \"x\"\"\nname \"rtl8139\", bus PCI\n\n\
              Display devices:\nname \"VGA\", bus PCI\n\nMisc devices:\nname \"pvpanic\", bus ISA\n",

@@ -1,4 +1,4 @@
-//! What the tests share: nodes with machines, and the console of a guest.
+//! A node with VMs, and the console of a guest.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use muster_node::LocalNode;
 use muster_testing::skipped;
 use muster_types::ids::{BlobId, InstanceId, NodeId};
 use muster_types::instance::{MachineType, SideChannel};
-use muster_types::node::{Limit, NodeApi};
+use muster_types::node::{HostFeature, NodeApi};
 use muster_types::settings::Settings;
 use muster_types::spec::{DiskBus, Vdi, VideoSpec};
 use muster_types::vm::{ChangeStream, ConsolePorts, DiskKind, DiskPlan, DriveFile, VmApi, VmPlan, VmPower};
@@ -18,51 +18,51 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// How long anyone would wait for a guest that is emulated on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
+/// How long an emulated guest may take on a busy host.
+pub(crate) const GUEST_TIMEOUT: Duration = Duration::from_secs(240);
 
-/// A node with a disk that has the small guest. Everything ends with it.
-pub(crate) struct World {
+/// A node whose storage has the image of the small guest. VMs and files are removed when it is dropped.
+pub(crate) struct Fixture {
     node: Option<LocalNode>,
-    pub(crate) folder: tempfile::TempDir,
+    pub(crate) storage: tempfile::TempDir,
     pub(crate) image: BlobId,
     /// The ports of all plans.
-    taken: Mutex<Vec<u16>>,
+    used_ports: Mutex<Vec<u16>>,
 }
 
-impl World {
-    /// Nothing when this machine lacks what machines need.
+impl Fixture {
+    /// Creates the fixture, or returns `None` if this host cannot run VMs.
     pub(crate) async fn new() -> Option<Self> {
         let image = Path::new(env!("CARGO_MANIFEST_DIR")).parent()?.join("target/image/tiny.qcow2");
         if !image.exists() {
             skipped("target/image/tiny.qcow2 (make image)");
             return None;
         }
-        let folder = tempfile::Builder::new().prefix("muster-machine-").tempdir().unwrap();
+        let storage = tempfile::Builder::new().prefix("muster-machine-").tempdir().unwrap();
         let blob = BlobId::new();
-        let conversions = folder.path().join("conversions");
+        let conversions = storage.path().join("conversions");
         std::fs::create_dir(&conversions).unwrap();
         std::fs::copy(image, conversions.join(format!("{blob}.qcow2"))).unwrap();
-        let mut world = Self { node: None, folder, image: blob, taken: Mutex::default() };
-        world.restart();
-        let limits = world.node().report().await.unwrap().limits;
-        for limit in [Limit::VmApi, Limit::Images] {
-            if let Some(why) = limits.get(&limit) {
+        let mut fixture = Self { node: None, storage, image: blob, used_ports: Mutex::default() };
+        fixture.restart_daemon();
+        let limits = fixture.node().report().await.unwrap().limits;
+        for feature in [HostFeature::Vms, HostFeature::Images] {
+            if let Some(why) = limits.get(&feature) {
                 skipped(why);
                 return None;
             }
         }
-        Some(world)
+        Some(fixture)
     }
 
-    /// Another daemon takes over from the one that was there.
-    pub(crate) fn restart(&mut self) {
-        self.leave();
-        self.node = Some(node_at(self.folder.path()));
+    /// Replaces the daemon by a new one.
+    pub(crate) fn restart_daemon(&mut self) {
+        self.stop_daemon();
+        self.node = Some(node_at(self.storage.path()));
     }
 
-    /// The daemon goes.
-    pub(crate) fn leave(&mut self) {
+    /// Stops the daemon; VMs continue to run.
+    pub(crate) fn stop_daemon(&mut self) {
         drop(self.node.take());
     }
 
@@ -74,16 +74,16 @@ impl World {
         self.node().vms()
     }
 
-    /// A plan for the small guest.
+    /// Returns a plan for the small guest.
     pub(crate) async fn plan(&self, name: &str) -> VmPlan {
-        let taken = self.taken.lock().unwrap().clone();
-        let plan = plan(self.vms(), self.image, &taken, name).await;
+        let used_ports = self.used_ports.lock().unwrap().clone();
+        let plan = plan(self.vms(), self.image, &used_ports, name).await;
         let ConsolePorts { console, vdi, vdi_tls } = plan.ports;
-        self.taken.lock().unwrap().extend([console, vdi].into_iter().chain(vdi_tls));
+        self.used_ports.lock().unwrap().extend([console, vdi].into_iter().chain(vdi_tls));
         plan
     }
 
-    /// Builds and starts it, and connects to its console.
+    /// Builds and starts a VM, and connects to its console.
     pub(crate) async fn boot(&self, plan: &VmPlan) -> Console {
         self.vms().build(plan).await.unwrap();
         self.vms().start(plan).await.unwrap();
@@ -95,39 +95,38 @@ impl World {
         self.vms().power(plan.id).await.unwrap().unwrap()
     }
 
-    /// Waits until a machine's power is as wanted, told by changes alone.
+    /// Waits for a power state, relying on change notifications alone.
     pub(crate) async fn wait_for_power(
         &self,
         changes: &mut ChangeStream,
         plan: &VmPlan,
         limit: Duration,
-        wanted: impl Fn(&VmPower) -> bool,
+        is_expected: impl Fn(&VmPower) -> bool,
     ) -> VmPower {
         let wait = async {
             loop {
                 let power = self.power(plan).await;
-                if wanted(&power) {
+                if is_expected(&power) {
                     return power;
                 }
                 next(changes).await.unwrap();
             }
         };
-        let waited = timeout(limit, wait).await;
-        match waited {
+        match timeout(limit, wait).await {
             Ok(power) => power,
             Err(_) => panic!("still {:?} after {limit:?}", self.power(plan).await),
         }
     }
 
-    pub(crate) fn place(&self, plan: &VmPlan) -> PathBuf {
-        self.folder.path().join("machines").join(plan.id.to_string())
+    pub(crate) fn vm_dir(&self, plan: &VmPlan) -> PathBuf {
+        self.storage.path().join("machines").join(plan.id.to_string())
     }
 
     pub(crate) fn pid(&self, plan: &VmPlan) -> u32 {
-        std::fs::read_to_string(self.place(plan).join("pid")).unwrap().parse().unwrap()
+        std::fs::read_to_string(self.vm_dir(plan).join("pid")).unwrap().parse().unwrap()
     }
 
-    /// Files of the kernel about a machine's process, by the beginnings of their lines.
+    /// Returns the fields of `/proc/<pid>/status` of a VM's process.
     pub(crate) fn status(&self, plan: &VmPlan) -> BTreeMap<String, String> {
         let text = std::fs::read_to_string(format!("/proc/{}/status", self.pid(plan))).unwrap();
         let line =
@@ -136,16 +135,19 @@ impl World {
     }
 }
 
-/// A node on a disk that is there.
-pub(crate) fn node_at(folder: &Path) -> LocalNode {
+/// Creates a node on existing storage.
+pub(crate) fn node_at(storage: &Path) -> LocalNode {
     let settings = Settings::with(&[("NODE_MESH_IP", "127.0.0.1"), ("NODE_NAME", "here")]).unwrap();
-    LocalNode::new(NodeId::new(), &settings, folder)
+    LocalNode::new(NodeId::new(), &settings, storage)
 }
 
-/// A plan for the small guest, with ports that are not taken.
-pub(crate) async fn plan(machines: &dyn VmApi, image: BlobId, taken: &[u16], name: &str) -> VmPlan {
-    let ports = machines.choose_ports(3, taken).await.unwrap();
-    assert!(ports.iter().all(|port| (30000..50000).contains(port) && !taken.contains(port)), "{ports:?}");
+/// Returns a plan for the small guest, with ports that are not in `used_ports`.
+pub(crate) async fn plan(vms: &dyn VmApi, image: BlobId, used_ports: &[u16], name: &str) -> VmPlan {
+    let ports = vms.choose_ports(3, used_ports).await.unwrap();
+    assert!(
+        ports.iter().all(|port| (30000..50000).contains(port) && !used_ports.contains(port)),
+        "{ports:?}"
+    );
     let meta_data = format!(r#"{{"uuid": "{}", "hostname": "{name}"}}"#, InstanceId::new());
     let file = |path: &str, text: String| DriveFile { path: path.into(), content: text.into_bytes() };
     let disk = |device: &str, kind, base| DiskPlan {
@@ -173,22 +175,22 @@ pub(crate) async fn plan(machines: &dyn VmApi, image: BlobId, taken: &[u16], nam
     }
 }
 
-impl Drop for World {
+impl Drop for Fixture {
     fn drop(&mut self) {
         drop(self.node.take());
-        let places = std::fs::read_dir(self.folder.path().join("machines")).into_iter().flatten().flatten();
-        for place in places {
-            let id = place.file_name().to_string_lossy().into_owned();
-            let pid = std::fs::read_to_string(place.path().join("pid")).unwrap_or_default();
-            let line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            if !pid.is_empty() && line.contains(&id) {
+        let dirs = std::fs::read_dir(self.storage.path().join("machines")).into_iter().flatten().flatten();
+        for dir in dirs {
+            let id = dir.file_name().to_string_lossy().into_owned();
+            let pid = std::fs::read_to_string(dir.path().join("pid")).unwrap_or_default();
+            let command_line = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            if !pid.is_empty() && command_line.contains(&id) {
                 let _ = Command::new("kill").args(["-9", &pid]).status();
-                muster_testing::wait_for("the end of QEMU", PATIENCE, || {
+                muster_testing::wait_for("the exit of QEMU", GUEST_TIMEOUT, || {
                     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
                     (stat.is_empty() || stat.contains(") Z")).then_some(())
                 });
             }
-            // Its resource group goes as soon as it is empty.
+            // The cgroup can be removed once it is empty.
             let script = format!(
                 "find /sys/fs/cgroup -type d -path '*/muster/{id}' -exec rmdir {{}} + 2>/dev/null; true"
             );
@@ -215,7 +217,7 @@ impl Console {
         Self { stream, text: String::new(), seen: 0, commands: 0 }
     }
 
-    /// Waits until the console shows a text after what was waited for before, and answers what came before it.
+    /// Waits for the next occurrence of a text, and returns the output before it.
     pub(crate) async fn wait_for(&mut self, text: &str) -> String {
         loop {
             if let Some(at) = self.text[self.seen..].find(text) {
@@ -224,8 +226,8 @@ impl Console {
                 return before;
             }
             let mut buffer = [0; 4096];
-            match timeout(PATIENCE, self.stream.read(&mut buffer)).await {
-                // What telnet says of itself is no text.
+            match timeout(GUEST_TIMEOUT, self.stream.read(&mut buffer)).await {
+                // Telnet negotiation is not ASCII.
                 Ok(Ok(size @ 1..)) => {
                     let shown = buffer[..size].iter().filter(|byte| byte.is_ascii());
                     self.text.extend(shown.map(|byte| char::from(*byte)));
@@ -239,7 +241,7 @@ impl Console {
         self.stream.write_all(format!("{line}\n").as_bytes()).await.unwrap();
     }
 
-    /// Waits for the prompt, answers what was shown before it, and logs in.
+    /// Waits for the login prompt, logs in, and returns the output before the prompt.
     pub(crate) async fn log_in(&mut self) -> String {
         let before = self.wait_for(" login: ").await;
         self.type_line("root").await;
@@ -247,11 +249,11 @@ impl Console {
         before
     }
 
-    /// Runs a command in the guest's shell and answers what it printed.
+    /// Runs a command in the guest's shell and returns its output.
     pub(crate) async fn run(&mut self, command: &str) -> String {
         self.commands += 1;
         let end = format!("end-of-{}", self.commands);
-        // The quotes are gone from what the shell prints, but not from the echo of what was typed.
+        // The quotes distinguish the echoed command from its output.
         self.type_line(&format!("echo \"be\"gin; {command}; echo \"e\"{}", &end[1..])).await;
         self.wait_for("begin\r\n").await;
         self.wait_for(&end).await.replace('\r', "")

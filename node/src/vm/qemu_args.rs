@@ -1,6 +1,6 @@
-//! What a machine is made of, as the arguments of QEMU: a pure function of its plan and of what was prepared for it.
+//! The command line of QEMU: a pure function of a VM's plan and of the resources prepared for its start.
 //!
-//! Whatever callers may choose goes in as JSON, where no comma can add anything to it.
+//! Values chosen by users are passed as JSON, so that they cannot inject further options.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -11,89 +11,82 @@ use muster_types::spec::{DiskBus, Vdi, VideoSpec};
 use muster_types::vm::{DiskKind, DiskPlan, NicPlan, VmPlan};
 use serde_json::{Map, Value, json};
 
-/// Files of a machine, in its folder.
-pub(super) mod file {
-    pub(in crate::vm) const CONFIG_DRIVE: &str = "config.iso";
-    pub(in crate::vm) const NVRAM: &str = "nvram.fd";
-    pub(in crate::vm) const CONSOLE: &str = "console.log";
-    pub(in crate::vm) const AUTHORITY: &str = "screen-ca.pem";
-    pub(in crate::vm) const CERTIFICATE: &str = "screen-cert.pem";
-    pub(in crate::vm) const KEY: &str = "screen-key.pem";
-}
+use super::vm_dir::file;
 
-/// How many interfaces can be added while a q35 machine runs, whose slots must be there from the start.
+/// The number of interfaces that can be hotplugged into a q35 VM, whose root ports must exist from the start.
 const SPARE_PORTS: usize = 8;
 
-/// The slot that they share; QEMU fills the others from below.
+/// The PCI slot that the spare ports share; QEMU assigns other slots from the lowest upwards.
 const SPARE_SLOT: u8 = 0x1c;
 
-/// Disks on one AHCI controller.
+/// The number of ports of an AHCI controller.
 const SATA_PORTS: usize = 6;
 
-/// Ports of the USB controller: for storage, and one for the pointer.
+/// The number of ports of the USB controller: one for the pointer, the others for storage.
 const USB_PORTS: u64 = 15;
 
-/// What was prepared for a start.
+/// Host resources that were prepared for a start.
 #[derive(Debug)]
-pub(super) struct Prepared {
+pub(super) struct StartResources {
     pub(super) kvm: bool,
-    /// Where screens and consoles are served.
+    /// The address at which displays and consoles are served.
     pub(super) listen: IpAddr,
-    /// Whether the file system lets QEMU bypass the page cache.
-    pub(super) direct: bool,
-    /// Names of the files in the machine's folder.
+    /// Whether the file system supports direct I/O, which bypasses the page cache.
+    pub(super) direct_io: bool,
+    /// The names of the files in the VM's directory.
     pub(super) files: BTreeSet<String>,
-    /// The firmware of a UEFI machine.
+    /// The path of the UEFI firmware.
     pub(super) firmware: Option<String>,
     /// In the order of the plan's interfaces.
-    pub(super) taps: Vec<TapFiles>,
-    pub(super) control: RawFd,
-    /// Of a machine with the side channel for agents.
+    pub(super) taps: Vec<TapFds>,
+    /// The listening socket of QMP.
+    pub(super) qmp: RawFd,
+    /// The listening socket of the agent's serial port, if the VM has one.
     pub(super) agent: Option<RawFd>,
-    /// Of a machine with the side channel for agents that listen.
-    pub(super) vsock: Option<VsockFile>,
+    pub(super) vsock: Option<VsockFd>,
 }
 
-/// A virtual socket's file, as a number that QEMU inherits, and the number of the guest.
+/// The inherited file descriptor of a vsock device, and the guest's CID.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct VsockFile {
-    pub(super) file: RawFd,
-    pub(super) number: u32,
+pub(super) struct VsockFd {
+    pub(super) fd: RawFd,
+    pub(super) cid: u32,
 }
 
-/// An interface's files, as numbers that QEMU inherits.
+/// The inherited file descriptors of an interface.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct TapFiles {
+pub(super) struct TapFds {
     pub(super) tap: RawFd,
     pub(super) vhost: Option<RawFd>,
 }
 
-/// The name of an interface's device in QEMU.
+/// Returns the QEMU device id of an interface.
 pub(super) fn nic_id(nic: &NicPlan) -> String {
     format!("nic-{}", nic.interface.device())
 }
 
+/// Returns the QEMU netdev id of an interface.
 pub(super) fn netdev_id(nic: &NicPlan) -> String {
     format!("net-{}", nic.interface.device())
 }
 
-/// The names of the ports for interfaces that come later.
+/// Returns the ids of the root ports for hotplugged interfaces.
 pub(super) fn spare_ports() -> impl Iterator<Item = String> {
     (0..SPARE_PORTS).map(|number| format!("spare{number}"))
 }
 
-/// The mainboard that a machine gets.
+/// Returns the machine type that a VM gets.
 pub(super) fn machine_type(plan: &VmPlan) -> MachineType {
-    // Only q35 has the system management mode that protects the keys.
+    // Only q35 has the system management mode that protects the Secure Boot keys.
     if plan.secure_boot { MachineType::Q35 } else { plan.machine_type }
 }
 
-/// What QEMU calls an interface's model.
+/// Returns the QEMU driver of an interface's model.
 pub(super) fn nic_driver(nic: &NicPlan) -> &str {
     if nic.model == "virtio" { "virtio-net-pci" } else { &nic.model }
 }
 
-/// An interface as a device. `bus` is only for one that comes later.
+/// Returns the device of an interface. `bus` is only set for a hotplugged one.
 pub(super) fn nic_device(nic: &NicPlan, bus: Option<&str>) -> Value {
     let virtio = nic.model == "virtio";
     let driver = nic_driver(nic);
@@ -105,7 +98,7 @@ pub(super) fn nic_device(nic: &NicPlan, bus: Option<&str>) -> Value {
     if virtio {
         device.insert("host_mtu".into(), nic.mtu.into());
     }
-    // Nothing boots from networks. Only PCI devices have a ROM that could.
+    // VMs do not boot from the network. Only PCI devices have a boot ROM to disable.
     if !driver.starts_with("usb") && !driver.contains("isa") {
         device.insert("romfile".into(), "".into());
     }
@@ -115,7 +108,7 @@ pub(super) fn nic_device(nic: &NicPlan, bus: Option<&str>) -> Value {
     Value::Object(device)
 }
 
-/// Variables in the environment of a machine's QEMU.
+/// Returns the environment variables of QEMU.
 pub(super) fn environment(plan: &VmPlan) -> Vec<(&'static str, &'static str)> {
     match plan.video.vdi {
         Vdi::SpiceConcurrent => vec![("SPICE_DEBUG_ALLOW_MC", "1")],
@@ -124,32 +117,32 @@ pub(super) fn environment(plan: &VmPlan) -> Vec<(&'static str, &'static str)> {
     }
 }
 
-/// The whole command line, without the program.
-pub(super) fn arguments(plan: &VmPlan, prepared: &Prepared) -> Vec<String> {
-    let mut line = Line::default();
-    board(&mut line, plan, prepared);
-    control(&mut line, plan, prepared);
-    if let Some(firmware) = &prepared.firmware {
+/// Returns the arguments of QEMU.
+pub(super) fn arguments(plan: &VmPlan, resources: &StartResources) -> Vec<String> {
+    let mut line = CommandLine::default();
+    board(&mut line, plan, resources);
+    consoles(&mut line, plan, resources);
+    if let Some(firmware) = &resources.firmware {
         pflash(&mut line, plan, firmware);
     }
     let mut buses = Buses::default();
     line.device(&json!({ "driver": "qemu-xhci", "id": "usb", "p2": USB_PORTS, "p3": USB_PORTS }));
     let mut bootindex = 0;
     for disk in &plan.disks {
-        let boots = (disk.kind != DiskKind::ConfigDrive).then_some(bootindex);
-        bootindex += u64::from(boots.is_some());
-        disk_device(&mut line, &mut buses, disk, boots, prepared);
+        let own_bootindex = (disk.kind != DiskKind::ConfigDrive).then_some(bootindex);
+        bootindex += u64::from(own_bootindex.is_some());
+        disk_device(&mut line, &mut buses, disk, own_bootindex, resources);
     }
-    for (nic, files) in plan.nics.iter().zip(&prepared.taps) {
-        let mut netdev = json!({ "type": "tap", "id": netdev_id(nic), "fd": files.tap.to_string() });
-        if let Some(vhost) = files.vhost.filter(|_| nic.model == "virtio") {
+    for (nic, fds) in plan.nics.iter().zip(&resources.taps) {
+        let mut netdev = json!({ "type": "tap", "id": netdev_id(nic), "fd": fds.tap.to_string() });
+        if let Some(vhost) = fds.vhost.filter(|_| nic.model == "virtio") {
             netdev["vhost"] = true.into();
             netdev["vhostfd"] = vhost.to_string().into();
         }
         line.json("-netdev", &netdev);
         line.device(&nic_device(nic, None));
     }
-    screen(&mut line, plan, prepared.listen);
+    display(&mut line, plan, resources.listen);
     line.json("-object", &json!({ "qom-type": "rng-builtin", "id": "rng" }));
     line.device(&json!({ "driver": "virtio-rng-pci", "rng": "rng" }));
     if machine_type(plan) == MachineType::Q35 {
@@ -164,9 +157,9 @@ pub(super) fn arguments(plan: &VmPlan, prepared: &Prepared) -> Vec<String> {
 }
 
 #[derive(Default)]
-struct Line(Vec<String>);
+struct CommandLine(Vec<String>);
 
-impl Line {
+impl CommandLine {
     fn flag(&mut self, name: &str) {
         self.0.push(name.into());
     }
@@ -184,9 +177,9 @@ impl Line {
     }
 }
 
-/// Mainboard, processors, memory, clock.
-fn board(line: &mut Line, plan: &VmPlan, prepared: &Prepared) {
-    // A comma in a value is written twice.
+/// Adds the machine type, CPUs, memory and clock.
+fn board(line: &mut CommandLine, plan: &VmPlan, resources: &StartResources) {
+    // A comma is escaped by doubling it.
     line.text("-name", format!("guest={},debug-threads=on", plan.name.replace(',', ",,")));
     line.text("-uuid", plan.id.to_string());
     for flag in ["-no-user-config", "-nodefaults", "-no-shutdown", "-S"] {
@@ -198,51 +191,51 @@ fn board(line: &mut Line, plan: &VmPlan, prepared: &Prepared) {
     if kind == MachineType::Q35 {
         machine += if plan.secure_boot { ",smm=on" } else { ",smm=off" };
     }
-    if prepared.firmware.is_some() {
+    if resources.firmware.is_some() {
         machine += ",pflash0=firmware,pflash1=nvram";
     }
     line.text("-machine", machine);
-    line.text("-accel", if prepared.kvm { "kvm" } else { "tcg" });
-    // Emulated, the plain processor is the fastest: guests use what the others have, and that is slow.
-    line.text("-cpu", if prepared.kvm { "host" } else { "qemu64" });
-    // Some systems use only so many sockets, but any number of cores.
+    line.text("-accel", if resources.kvm { "kvm" } else { "tcg" });
+    // The plainest CPU is the fastest to emulate: guests use the features of the others, which are slow.
+    line.text("-cpu", if resources.kvm { "host" } else { "qemu64" });
+    // Some guests limit the number of sockets, but not of cores.
     line.text("-smp", format!("cpus={0},sockets=1,cores={0},threads=1", plan.cpus));
     line.text("-m", format!("size={}M", plan.memory_mb));
     line.text("-rtc", "base=utc");
     line.text("-boot", "menu=off,strict=on");
 }
 
-/// The ways in for us and for agents, and the serial console.
-fn control(line: &mut Line, plan: &VmPlan, prepared: &Prepared) {
-    line.text("-chardev", format!("socket,id=control,fd={},server=on,wait=off", prepared.control));
+/// Adds QMP, the serial console and the side channels for agents.
+fn consoles(line: &mut CommandLine, plan: &VmPlan, resources: &StartResources) {
+    line.text("-chardev", format!("socket,id=control,fd={},server=on,wait=off", resources.qmp));
     line.text("-mon", "chardev=control,mode=control");
     line.text(
         "-chardev",
         format!(
             "socket,id=console,host={},port={},server=on,wait=off,telnet=on,logfile={},logappend=on",
-            prepared.listen,
+            resources.listen,
             plan.ports.console,
             file::CONSOLE
         ),
     );
     line.device(&json!({ "driver": "isa-serial", "chardev": "console" }));
     line.device(&json!({ "driver": "virtio-serial-pci", "id": "channels" }));
-    if let Some(agent) = prepared.agent {
+    if let Some(agent) = resources.agent {
         line.text("-chardev", format!("socket,id=agent,fd={agent},server=on,wait=off"));
         line.device(&json!({
             "driver": "virtserialport", "bus": "channels.0", "id": "agent", "chardev": "agent",
             "name": SideChannel::Agent.to_string(),
         }));
     }
-    if let Some(VsockFile { file, number }) = prepared.vsock {
+    if let Some(VsockFd { fd, cid }) = resources.vsock {
         line.device(&json!({
-            "driver": "vhost-vsock-pci", "id": "vsock", "guest-cid": number, "vhostfd": file.to_string(),
+            "driver": "vhost-vsock-pci", "id": "vsock", "guest-cid": cid, "vhostfd": fd.to_string(),
         }));
     }
 }
 
-/// The firmware of a UEFI machine and its memory.
-fn pflash(line: &mut Line, plan: &VmPlan, firmware: &str) {
+/// Adds the UEFI firmware and its NVRAM.
+fn pflash(line: &mut CommandLine, plan: &VmPlan, firmware: &str) {
     line.json(
         "-blockdev",
         &json!({
@@ -262,7 +255,7 @@ fn pflash(line: &mut Line, plan: &VmPlan, firmware: &str) {
     }
 }
 
-/// How many devices the controllers have so far.
+/// The number of devices on each kind of controller so far.
 #[derive(Default)]
 struct Buses {
     sata: usize,
@@ -270,8 +263,8 @@ struct Buses {
 }
 
 impl Buses {
-    /// A free port of an AHCI controller, which is added when it is needed.
-    fn sata(&mut self, line: &mut Line) -> String {
+    /// Returns a free port of an AHCI controller, which is added on demand.
+    fn sata(&mut self, line: &mut CommandLine) -> String {
         let (controller, port) = (self.sata / SATA_PORTS, self.sata % SATA_PORTS);
         if port == 0 {
             line.device(&json!({ "driver": "ich9-ahci", "id": format!("sata{controller}") }));
@@ -280,8 +273,8 @@ impl Buses {
         format!("sata{controller}.{port}")
     }
 
-    /// A free number on the SCSI controller, which is added when it is needed.
-    fn scsi(&mut self, line: &mut Line) -> usize {
+    /// Returns a free id on the SCSI controller, which is added on demand.
+    fn scsi(&mut self, line: &mut CommandLine) -> usize {
         if self.scsi == 0 {
             line.device(&json!({ "driver": "virtio-scsi-pci", "id": "scsi" }));
         }
@@ -291,16 +284,16 @@ impl Buses {
 }
 
 fn disk_device(
-    line: &mut Line,
+    line: &mut CommandLine,
     buses: &mut Buses,
     disk: &DiskPlan,
     bootindex: Option<u64>,
-    prepared: &Prepared,
+    resources: &StartResources,
 ) {
     let name = &disk.device;
-    let medium = medium(line, disk, prepared);
+    let medium = medium(line, disk, resources);
     let bus = match (disk.kind, disk.bus) {
-        // Neither knows drives for discs.
+        // Neither bus supports optical drives.
         (DiskKind::Cdrom, DiskBus::Virtio | DiskBus::Nvme) => DiskBus::Usb,
         (_, bus) => bus,
     };
@@ -314,7 +307,7 @@ fn disk_device(
         }
         (DiskBus::Scsi, _) => json!({ "driver": "scsi-hd", "bus": "scsi.0", "scsi-id": buses.scsi(line) }),
         (DiskBus::Usb, kind) => {
-            // The short form can only be a disk, and is none of those that can be a disc.
+            // `usb-storage` supports only disks, so the SCSI device is attached to an explicit bridge.
             let bridge = format!("usb-{name}");
             line.device(&json!({ "driver": "usb-bot", "id": bridge, "bus": "usb.0" }));
             let driver = if kind == DiskKind::Cdrom { "scsi-cd" } else { "scsi-hd" };
@@ -332,39 +325,40 @@ fn disk_device(
     line.device(&device);
 }
 
-/// What is in a disk, layer by layer from below; the name of the uppermost, or nothing for a drive without a disc.
-fn medium(line: &mut Line, disk: &DiskPlan, prepared: &Prepared) -> Option<String> {
+/// Adds the block nodes of a disk, and returns the name of the top node, or `None` for an empty drive.
+fn medium(line: &mut CommandLine, disk: &DiskPlan, resources: &StartResources) -> Option<String> {
     let name = &disk.device;
-    let layer = |line: &mut Line, name: &str, driver: &str, filename: &str, backing: Value, writes: bool| {
-        let mut file = json!({
-            "driver": "file", "filename": filename, "node-name": format!("{name}-file"),
-            "cache": { "direct": prepared.direct }, "read-only": !writes,
-        });
-        let mut format = json!({
-            "driver": driver, "node-name": name, "file": file["node-name"], "read-only": !writes,
-            "cache": { "direct": prepared.direct },
-        });
-        if driver == "qcow2" {
-            format["backing"] = backing;
-        }
-        if writes {
-            // What the guest throws away, or fills with nothing, takes no room.
-            for layer in [&mut file, &mut format] {
-                layer["discard"] = "unmap".into();
+    let layer =
+        |line: &mut CommandLine, name: &str, driver: &str, filename: &str, backing: Value, writes: bool| {
+            let mut file = json!({
+                "driver": "file", "filename": filename, "node-name": format!("{name}-file"),
+                "cache": { "direct": resources.direct_io }, "read-only": !writes,
+            });
+            let mut format = json!({
+                "driver": driver, "node-name": name, "file": file["node-name"], "read-only": !writes,
+                "cache": { "direct": resources.direct_io },
+            });
+            if driver == "qcow2" {
+                format["backing"] = backing;
             }
-            format["detect-zeroes"] = "unmap".into();
-        }
-        line.json("-blockdev", &file);
-        line.json("-blockdev", &format);
-    };
-    let disc = format!("{name}.iso");
-    let (base, driver) = match prepared.files.contains(&disc) {
-        true => (disc, "raw"),
+            if writes {
+                // Discarded and zeroed blocks take no space.
+                for layer in [&mut file, &mut format] {
+                    layer["discard"] = "unmap".into();
+                }
+                format["detect-zeroes"] = "unmap".into();
+            }
+            line.json("-blockdev", &file);
+            line.json("-blockdev", &format);
+        };
+    let iso = format!("{name}.iso");
+    let (base, driver) = match resources.files.contains(&iso) {
+        true => (iso, "raw"),
         false => (format!("{name}.base"), "qcow2"),
     };
     match disk.kind {
         DiskKind::ConfigDrive => {
-            // A SATA disk cannot be one that is only read. What the guest writes there is gone with the next start.
+            // A SATA disk cannot be read-only. What the guest writes is lost at the next start.
             let writes = disk.bus == DiskBus::Sata;
             layer(line, name, "raw", file::CONFIG_DRIVE, Value::Null, writes);
         }
@@ -385,24 +379,26 @@ fn medium(line: &mut Line, disk: &DiskPlan, prepared: &Prepared) -> Option<Strin
     Some(name.clone())
 }
 
-fn screen(line: &mut Line, plan: &VmPlan, listen: IpAddr) {
+/// Adds the video card and the server of the display.
+fn display(line: &mut CommandLine, plan: &VmPlan, listen: IpAddr) {
     line.text("-display", "none");
-    // Knows where the viewer's pointer is.
+    // An absolute pointer stays in sync with the viewer's.
     line.device(&json!({ "driver": "usb-tablet", "bus": "usb.0" }));
     if let Some(device) = video(&plan.video) {
         line.device(&device);
     }
     if plan.video.vdi == Vdi::Vnc {
         let host = if listen.is_ipv6() { format!("[{listen}]") } else { listen.to_string() };
-        // It counts from the first port of its protocol.
-        line.text("-vnc", format!("{host}:{}", plan.ports.vdi.saturating_sub(5900)));
+        // Displays are numbered from port 5900.
+        let display = plan.ports.vdi.checked_sub(5900).expect("console ports are at least 30000");
+        line.text("-vnc", format!("{host}:{display}"));
         return;
     }
     let mut spice = format!("addr={listen},port={},disable-ticketing=on", plan.ports.vdi);
     if let Some(tls) = plan.ports.vdi_tls {
         spice += &format!(
             ",tls-port={tls},tls-channel=default,x509-cacert-file={},x509-cert-file={},x509-key-file={}",
-            file::AUTHORITY,
+            file::CA_CERTIFICATE,
             file::CERTIFICATE,
             file::KEY
         );
@@ -414,12 +410,12 @@ fn screen(line: &mut Line, plan: &VmPlan, listen: IpAddr) {
     }));
 }
 
-/// What QEMU calls a screen's model; nothing without a screen.
+/// Returns the QEMU driver of a video card, or `None` without one.
 pub(super) fn video_driver(spec: &VideoSpec) -> Option<String> {
     video(spec)?["driver"].as_str().map(str::to_owned)
 }
 
-/// A video card, with as much memory as was asked for where it can be told.
+/// Returns the device of a video card, with the requested memory where the model allows to set it.
 fn video(spec: &VideoSpec) -> Option<Value> {
     let megabytes = spec.memory.div_ceil(1024);
     let within = |least: u64, most: u64| megabytes.clamp(least, most).next_power_of_two();
@@ -436,5 +432,4 @@ fn video(spec: &VideoSpec) -> Option<Value> {
 }
 
 #[cfg(test)]
-#[path = "hardware_tests.rs"]
 mod tests;

@@ -1,4 +1,4 @@
-//! What machines use, as QEMU and the kernel count it.
+//! Resource usage of running VMs, as counted by QEMU and the kernel.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,32 +8,32 @@ use muster_types::Result;
 use muster_types::vm::VmUsage;
 use serde_json::{Value, json};
 
-use super::folder::{Folder, Record};
-use super::life::Live;
+use super::lifecycle::RunningVm;
+use super::process::CpuTimes;
+use super::vm_dir::{VmDir, VmRecord};
+use crate::storage::failed;
 
-pub(super) async fn usage(folder: &Folder, live: &Live) -> Result<VmUsage> {
-    let stats = live.qmp()?.execute("query-blockstats", json!({})).await?;
-    let record = live.record();
-    let (user, system) = live.process.times();
-    let cpu = [("cpu time ns", user + system), ("system time ns", system), ("user time ns", user)];
-    let devices = fs::read_to_string("/proc/net/dev").unwrap_or_default();
-    Ok(VmUsage {
-        cpu: cpu.into(),
-        disks: disks(folder, &record, &stats),
-        networks: networks(&record, &devices),
-    })
+pub(super) async fn usage(dir: &VmDir, running: &RunningVm) -> Result<VmUsage> {
+    let stats = running.qmp()?.execute("query-blockstats", json!({})).await?;
+    let record = running.record();
+    let times = running.process.cpu_times().map_err(failed("failed to read the CPU time of a VM"))?;
+    let CpuTimes { user_ns, system_ns } = times;
+    let cpu =
+        [("cpu time ns", user_ns + system_ns), ("system time ns", system_ns), ("user time ns", user_ns)];
+    let devices = fs::read_to_string("/proc/net/dev").map_err(failed("failed to read network counters"))?;
+    Ok(VmUsage { cpu: cpu.into(), disks: disks(dir, &record, &stats), networks: networks(&record, &devices) })
 }
 
-fn disks(folder: &Folder, record: &Record, stats: &Value) -> BTreeMap<String, BTreeMap<&'static str, u64>> {
+fn disks(dir: &VmDir, record: &VmRecord, stats: &Value) -> BTreeMap<String, BTreeMap<&'static str, u64>> {
     let stats = stats.as_array().map(Vec::as_slice).unwrap_or_default();
     let one = |device: &String| {
         let stats =
             stats.iter().find(|stats| stats["node-name"] == json!(device)).map(|stats| &stats["stats"]);
         let count = |name: &str| stats.and_then(|stats| stats[name].as_u64()).unwrap_or(0);
         let errors = ["failed_rd_operations", "failed_wr_operations", "failed_flush_operations"];
-        let file = fs::metadata(folder.file(&format!("{device}.qcow2")));
+        let file = fs::metadata(dir.file(&format!("{device}.qcow2")));
         let counters = [
-            ("actual bytes on disk", file.map_or(0, |found| found.blocks() * 512)),
+            ("actual bytes on disk", file.map_or(0, |metadata| metadata.blocks() * 512)),
             ("errors", errors.into_iter().map(count).sum()),
             ("read bytes", count("rd_bytes")),
             ("read requests", count("rd_operations")),
@@ -45,13 +45,13 @@ fn disks(folder: &Folder, record: &Record, stats: &Value) -> BTreeMap<String, BT
     record.disks.iter().map(one).collect()
 }
 
-/// What a device sends, its guest receives.
-fn networks(record: &Record, devices: &str) -> BTreeMap<String, BTreeMap<&'static str, u64>> {
+/// Returns the counters of the tap devices from the guest's point of view: what the device sends, the guest receives.
+fn networks(record: &VmRecord, devices: &str) -> BTreeMap<String, BTreeMap<&'static str, u64>> {
     let of_device = |name: &str| -> Option<Vec<u64>> {
         let line = devices.lines().find_map(|line| {
             line.split_once(':').filter(|(device, _)| device.trim() == name).map(|(_, numbers)| numbers)
         })?;
-        Some(line.split_whitespace().map(|word| word.parse().unwrap_or(0)).collect())
+        line.split_whitespace().map(|word| word.parse().ok()).collect()
     };
     let one = |(mac, device): (&String, &String)| {
         let numbers = of_device(device)?;
@@ -77,8 +77,8 @@ mod tests {
 
     use super::*;
 
-    fn record() -> Record {
-        Record {
+    fn record() -> VmRecord {
+        VmRecord {
             boot: String::new(),
             cpus: 1,
             memory_mb: 64,
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_reads_what_its_device_sends() {
+    fn guest_receives_what_its_tap_device_sends() {
         let devices =
             " face |bytes\n  tap11: 9 9 9 9 0 0 0 0 9 9 9 9\n  tap1: 100 1 2 3 0 0 0 0 200 4 5 6 0 0 0 0\n";
         let counters = &networks(&record(), devices)["02:00:00:00:00:01"];
@@ -104,8 +104,8 @@ mod tests {
     }
 
     #[test]
-    fn disks_are_counted_by_their_names() {
-        let folder = tempfile::tempdir().unwrap();
+    fn counts_disks_by_device() {
+        let dir = tempfile::tempdir().unwrap();
         let stats = json!([
             { "node-name": "vdb", "stats": { "rd_bytes": 1 } },
             { "node-name": "vda", "stats": {
@@ -113,7 +113,7 @@ mod tests {
                 "failed_rd_operations": 1, "failed_wr_operations": 1, "failed_flush_operations": 1,
             } },
         ]);
-        let disks = disks(&Folder::new(folder.path().to_owned()), &record(), &stats);
+        let disks = disks(&VmDir::new(dir.path().to_owned()), &record(), &stats);
         let counters = &disks["vda"];
         assert_eq!((counters["read bytes"], counters["read requests"], counters["errors"]), (4096, 2, 3));
         assert_eq!((counters["write bytes"], counters["write requests"]), (512, 1));

@@ -1,4 +1,4 @@
-//! Other programs, and the kernel, read the discs that we write.
+//! Reads config drives with other programs.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,8 +12,8 @@ fn file(path: &str, content: &[u8]) -> DriveFile {
     DriveFile { path: path.into(), content: content.to_vec() }
 }
 
-/// What a guest gets.
-fn usual() -> Vec<DriveFile> {
+/// Returns the files that a guest usually gets.
+fn usual_files() -> Vec<DriveFile> {
     vec![
         file("openstack/latest/meta_data.json", br#"{"uuid": "x"}"#),
         file("openstack/latest/network_data.json", &[b' '; 5000]),
@@ -26,23 +26,23 @@ fn usual() -> Vec<DriveFile> {
 }
 
 fn written(files: &[DriveFile]) -> (tempfile::TempDir, String) {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("config.iso");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.iso");
     write(&path, files).unwrap();
-    (folder, path.to_string_lossy().into_owned())
+    (dir, path.to_string_lossy().into_owned())
 }
 
-/// Every file below a folder, by its path.
-fn tree(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+/// Returns every file below a directory, by path.
+fn read_tree(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     let mut found = BTreeMap::new();
-    let mut folders = vec![folder.to_owned()];
-    while let Some(at) = folders.pop() {
+    let mut dirs = vec![dir.to_owned()];
+    while let Some(at) = dirs.pop() {
         for entry in fs::read_dir(at).unwrap() {
             let path: PathBuf = entry.unwrap().path();
             if path.is_dir() {
-                folders.push(path);
+                dirs.push(path);
             } else {
-                let name = path.strip_prefix(folder).unwrap().to_string_lossy().into_owned();
+                let name = path.strip_prefix(dir).unwrap().to_string_lossy().into_owned();
                 found.insert(name, fs::read(path).unwrap());
             }
         }
@@ -54,12 +54,12 @@ fn expected(files: &[DriveFile]) -> BTreeMap<String, Vec<u8>> {
     files.iter().map(|file| (file.path.clone(), file.content.clone())).collect()
 }
 
-/// What xorriso finds on a disc when it reads it in one way; nothing without xorriso.
-fn extracted(disc: &str, way: &str) -> Option<BTreeMap<String, Vec<u8>>> {
-    let folder = tempfile::tempdir().unwrap();
-    let to = folder.path().join("out");
+/// Extracts an image with xorriso, which reads names according to `mode`. Returns `None` without xorriso.
+fn extract(image: &str, mode: &str) -> Option<BTreeMap<String, Vec<u8>>> {
+    let dir = tempfile::tempdir().unwrap();
+    let to = dir.path().join("out");
     let arguments =
-        ["-abort_on", "WARNING", "-osirrox", "on", "-read_fs", way, "-indev", disc, "-extract", "/"];
+        ["-abort_on", "WARNING", "-osirrox", "on", "-read_fs", mode, "-indev", image, "-extract", "/"];
     let output = match Command::new("xorriso").args(arguments).arg(&to).output() {
         Ok(output) => output,
         Err(_) => {
@@ -67,43 +67,46 @@ fn extracted(disc: &str, way: &str) -> Option<BTreeMap<String, Vec<u8>>> {
             return None;
         }
     };
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(output.status.success(), "{said}");
+    let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{stderr}");
     let writable = Command::new("chmod").args(["-R", "u+w"]).arg(&to).status().unwrap();
     assert!(writable.success());
-    Some(tree(&to))
+    Some(read_tree(&to))
 }
 
 #[test]
-fn another_program_finds_every_file_under_each_kind_of_names() {
-    let (_folder, disc) = written(&usual());
-    for way in ["any", "nojoliet", "norock"] {
-        let Some(found) = extracted(&disc, way) else { return };
-        assert_eq!(found, expected(&usual()), "{way}");
+fn xorriso_finds_every_file_in_each_hierarchy() {
+    let (_dir, path) = written(&usual_files());
+    for mode in ["any", "nojoliet", "norock"] {
+        let Some(found) = extract(&path, mode) else { return };
+        assert_eq!(found, expected(&usual_files()), "{mode}");
     }
 }
 
 #[test]
-fn guests_know_it_by_its_label() {
-    let (_folder, disc) = written(&usual());
-    let Ok(output) = Command::new("/usr/sbin/blkid").args(["-p", "-o", "export", &disc]).output() else {
+fn blkid_finds_the_label() {
+    let (_dir, path) = written(&usual_files());
+    let Ok(output) = Command::new("/usr/sbin/blkid").args(["-p", "-o", "export", &path]).output() else {
         return muster_testing::skipped("blkid");
     };
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    for line in ["LABEL=config-2", "TYPE=iso9660"] {
-        assert!(said.lines().any(|said| said == line), "{said}");
+    let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+    for expected in ["LABEL=config-2", "TYPE=iso9660"] {
+        assert!(stdout.lines().any(|line| line == expected), "{stdout}");
     }
 }
 
 #[test]
-fn who_knows_neither_extension_finds_plain_names() {
-    let (folder, disc) = written(&usual());
-    let mut bytes = fs::read(&disc).unwrap();
-    // Without the descriptor of Joliet: the end of the descriptors comes in its place.
-    bytes.copy_within((FIRST + 2) * SECTOR..(FIRST + 3) * SECTOR, (FIRST + 1) * SECTOR);
-    let plain = folder.path().join("plain.iso");
+fn readers_without_extensions_find_iso_9660_names() {
+    let (dir, path) = written(&usual_files());
+    let mut bytes = fs::read(&path).unwrap();
+    // Replace the Joliet descriptor by the terminator.
+    bytes.copy_within(
+        (FIRST_DESCRIPTOR + 2) * SECTOR..(FIRST_DESCRIPTOR + 3) * SECTOR,
+        (FIRST_DESCRIPTOR + 1) * SECTOR,
+    );
+    let plain = dir.path().join("plain.iso");
     fs::write(&plain, bytes).unwrap();
-    let Some(found) = extracted(&plain.to_string_lossy(), "norock") else { return };
+    let Some(found) = extract(&plain.to_string_lossy(), "norock") else { return };
     let names: Vec<String> = found.keys().map(|name| name.to_lowercase()).collect();
     assert_eq!(
         names,
@@ -120,19 +123,19 @@ fn who_knows_neither_extension_finds_plain_names() {
 }
 
 #[test]
-fn the_same_files_make_the_same_bytes_and_a_drive_is_replaced() {
-    let (folder, path) = written(&usual());
+fn image_is_reproducible_and_replaces_an_existing_one() {
+    let (dir, path) = written(&usual_files());
     let before = fs::read(&path).unwrap();
     assert_eq!(before.len() % SECTOR, 0);
-    write(Path::new(&path), &usual()).unwrap();
+    write(Path::new(&path), &usual_files()).unwrap();
     assert!(fs::read(&path).unwrap() == before);
-    write(Path::new(&path), &usual()[..1]).unwrap();
+    write(Path::new(&path), &usual_files()[..1]).unwrap();
     assert!(fs::read(&path).unwrap() != before);
-    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
 }
 
 #[test]
-fn many_files_and_long_names_are_no_problem() {
+fn supports_many_files_and_long_names() {
     let long = "n".repeat(255);
     let mut files: Vec<DriveFile> =
         (0..200).map(|n| file(&format!("many/file number {n:03}.text"), &[n])).collect();
@@ -140,26 +143,26 @@ fn many_files_and_long_names_are_no_problem() {
     files.push(file(&long, &vec![7; 3 << 20]));
     files.push(file("a/b/c/d/e/f/g/h", b"deep"));
     files.push(file("füße/naïve.txt", b"letters"));
-    let (_folder, disc) = written(&files);
-    let Some(found) = extracted(&disc, "any") else { return };
+    let (_dir, path) = written(&files);
+    let Some(found) = extract(&path, "any") else { return };
     assert!(found == expected(&files));
-    // Joliet cannot have all of the long names, but it has all of the files.
-    let Some(found) = extracted(&disc, "norock") else { return };
+    // Joliet shortens long names, but has all files.
+    let Some(found) = extract(&path, "norock") else { return };
     assert_eq!(found.len(), files.len());
     assert_eq!(found["füße/naïve.txt"], b"letters");
 }
 
 #[test]
-fn what_has_no_place_on_a_disc_is_refused() {
+fn rejects_invalid_paths() {
     let long = "n".repeat(256);
     for path in ["", "/x", "x/", "a//b", "../x", "a/./b", "a\0b", "a/b/c/d/e/f/g/h/i", &long] {
-        assert!(matches!(disc(&[file(path, b"")]), Err(Error::Invalid(_))), "{path:?}");
+        assert!(matches!(image(&[file(path, b"")]), Err(Error::Invalid(_))), "{path:?}");
     }
     for twice in [["a", "a"], ["a", "a/b"], ["a/b", "a"]] {
         let files = twice.map(|path| file(path, b""));
-        assert!(matches!(disc(&files), Err(Error::Invalid(_))), "{twice:?}");
+        assert!(matches!(image(&files), Err(Error::Invalid(_))), "{twice:?}");
     }
-    assert!(disc(&[]).is_ok());
+    assert!(image(&[]).is_ok());
 }
 
 fn name() -> impl Strategy<Value = String> {
@@ -173,10 +176,10 @@ fn files() -> impl Strategy<Value = Vec<DriveFile>> {
     let content = proptest::collection::vec(any::<u8>(), 0..5000);
     proptest::collection::vec((path, content), 0..12).prop_map(|files| {
         let files = files.into_iter().map(|(path, content)| DriveFile { path, content });
-        // Only those that fit with those before them.
+        // Keep only files that are valid together with those before them.
         files.fold(Vec::new(), |mut kept, file| {
             kept.push(file);
-            if disc(&kept).is_err() {
+            if image(&kept).is_err() {
                 kept.pop();
             }
             kept
@@ -188,11 +191,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn whatever_the_files_another_program_finds_them(files in files()) {
-        let (_folder, disc) = written(&files);
-        let Some(found) = extracted(&disc, "nojoliet") else { return Ok(()) };
+    fn xorriso_finds_arbitrary_files(files in files()) {
+        let (_dir, path) = written(&files);
+        let Some(found) = extract(&path, "nojoliet") else { return Ok(()) };
         prop_assert!(found == expected(&files));
-        let Some(found) = extracted(&disc, "norock") else { return Ok(()) };
+        let Some(found) = extract(&path, "norock") else { return Ok(()) };
         prop_assert_eq!(found.len(), files.len());
     }
 }

@@ -1,4 +1,4 @@
-//! Adds an interface to a machine that runs.
+//! Attaches network interfaces to running VMs.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -7,44 +7,50 @@ use muster_types::vm::NicPlan;
 use muster_types::{Error, Result};
 use serde_json::{Value, json};
 
-use super::hardware::{self, nic_device};
-use super::life::{Live, Machine};
+use super::hypervisor::{Hypervisor, blocking};
+use super::lifecycle::{RunningVm, Vm};
+use super::qemu_args::{self, nic_device};
 use super::qmp::Qmp;
 use super::tap::Tap;
-use super::{Inner, blocking};
 use crate::command::Commands;
 
-pub(super) async fn plug(inner: &Arc<Inner>, machine: &Machine, live: &Live, nic: &NicPlan) -> Result<()> {
-    let (shared, wanted) = (inner.clone(), nic.clone());
-    blocking(move || shared.models()?.check_nic(&wanted)).await?;
-    let qmp = live.qmp()?;
-    let mut record = live.record();
-    if !has(&qmp, &hardware::nic_id(nic)).await? {
-        add(&qmp, nic, record.has_ports, &inner.commands).await?;
+/// Attaches an interface, unless it is attached already.
+pub(super) async fn attach_nic(
+    hypervisor: &Arc<Hypervisor>,
+    vm: &Vm,
+    running: &RunningVm,
+    nic: &NicPlan,
+) -> Result<()> {
+    let (shared, own_nic) = (hypervisor.clone(), nic.clone());
+    blocking(move || shared.device_models()?.check_nic(&own_nic)).await?;
+    let qmp = running.qmp()?;
+    let mut record = running.record();
+    if !has_device(&qmp, &qemu_args::nic_id(nic)).await? {
+        add_device(&qmp, nic, record.has_ports, &hypervisor.commands).await?;
     }
     record.nics.insert(nic.mac.to_string(), nic.interface.device());
-    machine.folder.change_record(&record)?;
-    live.set_record(record);
+    vm.dir.save_record(&record)?;
+    running.set_record(record);
     Ok(())
 }
 
-async fn add(qmp: &Qmp, nic: &NicPlan, has_ports: bool, commands: &Arc<Commands>) -> Result<()> {
+async fn add_device(qmp: &Qmp, nic: &NicPlan, has_ports: bool, commands: &Arc<Commands>) -> Result<()> {
     let port = if has_ports { Some(free_port(qmp).await?) } else { None };
-    let netdev = hardware::netdev_id(nic);
-    let names = (format!("{netdev}-tap"), format!("{netdev}-vhost"));
-    // An earlier attempt may have come this far. Nobody else can open what QEMU still holds then.
+    let netdev = qemu_args::netdev_id(nic);
+    let fd_names = (format!("{netdev}-tap"), format!("{netdev}-vhost"));
+    // Clean up after an earlier attempt: a tap device that QEMU still has open cannot be opened again.
     let _ = qmp.execute("netdev_del", json!({ "id": netdev })).await;
-    for name in [&names.0, &names.1] {
+    for name in [&fd_names.0, &fd_names.1] {
         let _ = qmp.execute("closefd", json!({ "fdname": name })).await;
     }
-    let (wanted, commands) = (nic.clone(), commands.clone());
-    let tap = blocking(move || Tap::open(&wanted, &commands)).await?;
-    qmp.give(&names.0, tap.tap.as_fd()).await?;
-    let mut backend = json!({ "type": "tap", "id": netdev, "fd": names.0 });
+    let (own_nic, commands) = (nic.clone(), commands.clone());
+    let tap = blocking(move || Tap::open(&own_nic, &commands)).await?;
+    qmp.send_fd(&fd_names.0, tap.tap.as_fd()).await?;
+    let mut backend = json!({ "type": "tap", "id": netdev, "fd": fd_names.0 });
     if let Some(vhost) = tap.vhost.filter(|_| nic.model == "virtio") {
-        qmp.give(&names.1, vhost.as_fd()).await?;
+        qmp.send_fd(&fd_names.1, vhost.as_fd()).await?;
         backend["vhost"] = true.into();
-        backend["vhostfd"] = names.1.into();
+        backend["vhostfd"] = fd_names.1.into();
     }
     qmp.execute("netdev_add", backend).await?;
     if let Err(error) = qmp.execute("device_add", nic_device(nic, port.as_deref())).await {
@@ -54,18 +60,17 @@ async fn add(qmp: &Qmp, nic: &NicPlan, has_ports: bool, commands: &Arc<Commands>
     Ok(())
 }
 
-async fn has(qmp: &Qmp, device: &str) -> Result<bool> {
+async fn has_device(qmp: &Qmp, device: &str) -> Result<bool> {
     let devices = qmp.execute("qom-list", json!({ "path": "/machine/peripheral" })).await?;
     Ok(devices.as_array().is_some_and(|devices| devices.iter().any(|found| found["name"] == json!(device))))
 }
 
-/// A port that nothing is plugged into.
+/// Returns an unused PCIe root port.
 async fn free_port(qmp: &Qmp) -> Result<String> {
     let buses = qmp.execute("query-pci", json!({})).await?;
-    let full = || {
-        Error::Conflict("the machine has no free slot for another interface until it is switched off".into())
-    };
-    hardware::spare_ports().find(|port| is_free(&buses, port)).ok_or_else(full)
+    let full =
+        || Error::Conflict("the VM has no free slot for another interface until it is restarted".into());
+    qemu_args::spare_ports().find(|port| is_free(&buses, port)).ok_or_else(full)
 }
 
 fn is_free(buses: &Value, port: &str) -> bool {
@@ -80,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_port_is_free_until_something_is_behind_it() {
+    fn port_is_free_until_it_has_a_device() {
         let buses = json!([{ "bus": 0, "devices": [
             { "qdev_id": "spare0", "pci_bridge": { "devices": [{ "qdev_id": "nic-tap1" }] } },
             { "qdev_id": "spare1", "pci_bridge": { "bus": {} } },

@@ -1,4 +1,4 @@
-//! What machines are made of.
+//! The arguments that plans result in.
 
 use muster_types::ids::{BlobId, InstanceId, InterfaceId};
 use muster_types::vm::ConsolePorts;
@@ -33,21 +33,21 @@ fn nic(model: &str) -> NicPlan {
     NicPlan { interface: InterfaceId::new(), vxid: 1, mac, model: model.into(), mtu: 1450 }
 }
 
-fn prepared() -> Prepared {
-    Prepared {
+fn resources() -> StartResources {
+    StartResources {
         kvm: false,
         listen: IpAddr::from([127, 0, 0, 1]),
-        direct: true,
+        direct_io: true,
         files: BTreeSet::new(),
         firmware: None,
         taps: Vec::new(),
-        control: 10,
+        qmp: 10,
         agent: None,
         vsock: None,
     }
 }
 
-/// The values of an option.
+/// Returns the values of an option.
 fn values(line: &[String], option: &str) -> Vec<String> {
     line.windows(2).filter(|pair| pair[0] == option).map(|pair| pair[1].clone()).collect()
 }
@@ -62,26 +62,26 @@ fn find(objects: &[Value], key: &str, value: &str) -> Value {
 }
 
 #[test]
-fn the_processor_follows_the_accelerator() {
-    let line = arguments(&plan(), &prepared());
+fn cpu_model_follows_the_accelerator() {
+    let line = arguments(&plan(), &resources());
     assert_eq!((values(&line, "-accel"), values(&line, "-cpu")), (vec!["tcg".into()], vec!["qemu64".into()]));
-    let line = arguments(&plan(), &Prepared { kvm: true, ..prepared() });
+    let line = arguments(&plan(), &StartResources { kvm: true, ..resources() });
     assert_eq!((values(&line, "-accel"), values(&line, "-cpu")), (vec!["kvm".into()], vec!["host".into()]));
     assert_eq!(values(&line, "-smp"), ["cpus=2,sockets=1,cores=2,threads=1"]);
     assert_eq!(values(&line, "-m"), ["size=512M"]);
 }
 
 #[test]
-fn a_name_adds_nothing_to_the_line() {
-    let line = arguments(&VmPlan { name: "a,process=b".into(), ..plan() }, &prepared());
+fn names_cannot_inject_options() {
+    let line = arguments(&VmPlan { name: "a,process=b".into(), ..plan() }, &resources());
     assert_eq!(values(&line, "-name"), ["guest=a,,process=b,debug-threads=on"]);
     let nic = nic_device(&nic("e1000,romfile=/etc/passwd"), None);
     assert_eq!(nic["driver"], "e1000,romfile=/etc/passwd");
 }
 
 #[test]
-fn a_disk_lies_over_its_base_and_only_the_upper_layer_is_written() {
-    let line = arguments(&plan(), &prepared());
+fn only_the_upper_layer_of_a_disk_is_writable() {
+    let line = arguments(&plan(), &resources());
     let layers = objects(&line, "-blockdev");
     let (upper, base) = (find(&layers, "node-name", "vda"), find(&layers, "node-name", "vda-base"));
     assert_eq!((&upper["backing"], &upper["read-only"]), (&json!("vda-base"), &json!(false)));
@@ -93,7 +93,7 @@ fn a_disk_lies_over_its_base_and_only_the_upper_layer_is_written() {
 }
 
 #[test]
-fn every_bus_has_its_device_and_controllers_come_once() {
+fn adds_controllers_on_demand() {
     let disks = (0..8).map(|number| disk(&format!("sd{number}"), DiskBus::Sata, DiskKind::Disk));
     let mut disks: Vec<DiskPlan> = disks.collect();
     disks.push(disk("sdx", DiskBus::Scsi, DiskKind::Disk));
@@ -101,50 +101,50 @@ fn every_bus_has_its_device_and_controllers_come_once() {
     disks.push(disk("sdz", DiskBus::Usb, DiskKind::Disk));
     disks.push(disk("vdc", DiskBus::Virtio, DiskKind::Cdrom));
     disks.push(disk("nvme0", DiskBus::Nvme, DiskKind::Disk));
-    let line = arguments(&VmPlan { disks, ..plan() }, &prepared());
+    let line = arguments(&VmPlan { disks, ..plan() }, &resources());
     let devices = objects(&line, "-device");
     let count = |driver: &str| devices.iter().filter(|device| device["driver"] == driver).count();
     assert_eq!((count("ide-hd"), count("ich9-ahci"), count("virtio-scsi-pci")), (8, 2, 1));
     assert_eq!((count("scsi-hd"), count("scsi-cd"), count("usb-bot"), count("nvme")), (2, 2, 2, 1));
     assert_eq!(find(&devices, "serial", "sd6")["bus"], "sata1.0");
-    // A drive for discs that virtio does not have.
+    // virtio has no optical drives.
     assert_eq!(find(&devices, "serial", "vdc")["bus"], "usb-vdc.0");
 }
 
 #[test]
-fn an_empty_drive_has_no_disc_and_a_disc_is_raw() {
+fn empty_cdrom_has_no_medium_and_iso_is_raw() {
     let mut drive = disk("sda", DiskBus::Sata, DiskKind::Cdrom);
     let full = VmPlan { disks: vec![drive.clone()], ..plan() };
     let files = ["sda.iso".to_owned()].into();
-    let line = arguments(&full, &Prepared { files, ..prepared() });
+    let line = arguments(&full, &StartResources { files, ..resources() });
     assert_eq!(find(&objects(&line, "-blockdev"), "node-name", "sda")["driver"], "raw");
     drive.base = None;
-    let line = arguments(&VmPlan { disks: vec![drive], ..plan() }, &prepared());
+    let line = arguments(&VmPlan { disks: vec![drive], ..plan() }, &resources());
     assert!(objects(&line, "-blockdev").is_empty());
     assert_eq!(find(&objects(&line, "-device"), "driver", "ide-cd")["drive"], Value::Null);
 }
 
 #[test]
-fn the_config_drive_is_not_booted_from_and_only_read() {
+fn config_drive_is_read_only_and_not_bootable() {
     let mut drive = disk("vdb", DiskBus::Virtio, DiskKind::ConfigDrive);
     drive.base = None;
     let disks = vec![disk("vda", DiskBus::Virtio, DiskKind::Disk), drive.clone()];
-    let line = arguments(&VmPlan { disks, ..plan() }, &prepared());
+    let line = arguments(&VmPlan { disks, ..plan() }, &resources());
     let medium = find(&objects(&line, "-blockdev"), "node-name", "vdb");
     assert_eq!((&medium["driver"], &medium["read-only"]), (&json!("raw"), &json!(true)));
     let device = find(&objects(&line, "-device"), "serial", "vdb");
     assert_eq!(device["bootindex"], Value::Null);
     drive.bus = DiskBus::Sata;
-    let line = arguments(&VmPlan { disks: vec![drive], ..plan() }, &prepared());
+    let line = arguments(&VmPlan { disks: vec![drive], ..plan() }, &resources());
     assert_eq!(find(&objects(&line, "-blockdev"), "node-name", "vdb")["read-only"], false);
 }
 
 #[test]
-fn interfaces_have_their_files_and_only_virtio_is_helped_by_the_kernel() {
+fn only_virtio_interfaces_use_vhost() {
     let nics = vec![nic("virtio"), nic("e1000")];
-    let taps = vec![TapFiles { tap: 5, vhost: Some(6) }, TapFiles { tap: 7, vhost: Some(8) }];
+    let taps = vec![TapFds { tap: 5, vhost: Some(6) }, TapFds { tap: 7, vhost: Some(8) }];
     let plan = VmPlan { nics, ..plan() };
-    let line = arguments(&plan, &Prepared { taps, ..prepared() });
+    let line = arguments(&plan, &StartResources { taps, ..resources() });
     let netdevs = objects(&line, "-netdev");
     assert_eq!((&netdevs[0]["fd"], &netdevs[0]["vhostfd"]), (&json!("5"), &json!("6")));
     assert_eq!((&netdevs[1]["fd"], &netdevs[1]["vhost"]), (&json!("7"), &Value::Null));
@@ -155,18 +155,18 @@ fn interfaces_have_their_files_and_only_virtio_is_helped_by_the_kernel() {
 }
 
 #[test]
-fn only_q35_needs_ports_for_what_comes_later() {
+fn only_q35_has_spare_root_ports() {
     let ports = |machine_type| {
-        let line = arguments(&VmPlan { machine_type, ..plan() }, &prepared());
+        let line = arguments(&VmPlan { machine_type, ..plan() }, &resources());
         objects(&line, "-device").iter().filter(|device| device["driver"] == "pcie-root-port").count()
     };
     assert_eq!((ports(MachineType::Pc), ports(MachineType::Q35)), (0, SPARE_PORTS));
 }
 
 #[test]
-fn secure_boot_brings_its_board_and_protects_the_firmware() {
+fn secure_boot_uses_q35_and_protects_the_firmware() {
     let plan = VmPlan { uefi: true, secure_boot: true, ..plan() };
-    let line = arguments(&plan, &Prepared { firmware: Some("/fw".into()), ..prepared() });
+    let line = arguments(&plan, &StartResources { firmware: Some("/fw".into()), ..resources() });
     let machine = &values(&line, "-machine")[0];
     assert!(machine.starts_with("q35,") && machine.contains("smm=on"), "{machine}");
     assert!(machine.contains("pflash0=firmware,pflash1=nvram"), "{machine}");
@@ -175,14 +175,14 @@ fn secure_boot_brings_its_board_and_protects_the_firmware() {
 }
 
 #[test]
-fn screens_are_served_as_asked() {
-    let line = arguments(&plan(), &prepared());
+fn serves_display_over_spice_or_vnc() {
+    let line = arguments(&plan(), &resources());
     let spice = &values(&line, "-spice")[0];
     assert!(spice.starts_with("addr=127.0.0.1,port=31001,"), "{spice}");
     assert!(spice.contains("tls-port=31002,tls-channel=default"), "{spice}");
     let video = VideoSpec { vdi: Vdi::Vnc, model: "vga".into(), memory: 20_000 };
     let listen = "fd00::1".parse().unwrap();
-    let line = arguments(&VmPlan { video, ..plan() }, &Prepared { listen, ..prepared() });
+    let line = arguments(&VmPlan { video, ..plan() }, &StartResources { listen, ..resources() });
     assert_eq!(values(&line, "-vnc"), ["[fd00::1]:25101"]);
     assert!(values(&line, "-spice").is_empty());
     assert_eq!(find(&objects(&line, "-device"), "driver", "VGA")["vgamem_mb"], 32);
@@ -192,15 +192,15 @@ fn screens_are_served_as_asked() {
 }
 
 #[test]
-fn an_agent_has_only_the_ways_that_were_prepared_for_it() {
-    let find = |prepared: &Prepared, key: &str, value: &str| {
-        let devices = objects(&arguments(&plan(), prepared), "-device");
+fn adds_only_the_prepared_side_channels() {
+    let find = |resources: &StartResources, key: &str, value: &str| {
+        let devices = objects(&arguments(&plan(), resources), "-device");
         devices.into_iter().find(|device| device[key] == value)
     };
-    let port = Prepared { agent: Some(11), ..prepared() };
+    let port = StartResources { agent: Some(11), ..resources() };
     assert_eq!(find(&port, "name", "sf-agent").unwrap()["chardev"], "agent");
     assert_eq!(find(&port, "driver", "vhost-vsock-pci"), None);
-    let vsock = Prepared { vsock: Some(VsockFile { file: 12, number: u32::MAX - 1 }), ..prepared() };
+    let vsock = StartResources { vsock: Some(VsockFd { fd: 12, cid: u32::MAX - 1 }), ..resources() };
     assert_eq!(find(&vsock, "name", "sf-agent"), None);
     let device = find(&vsock, "driver", "vhost-vsock-pci").unwrap();
     assert_eq!((&device["guest-cid"], &device["vhostfd"]), (&json!(4_294_967_294_u32), &json!("12")));

@@ -1,0 +1,322 @@
+//! The state that all VMs of this host share, and the recovery of VMs that an earlier daemon started.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use muster_types::ids::InstanceId;
+use muster_types::node::HostFeature;
+use muster_types::vm::VmPower;
+use muster_types::{Error, Result};
+use parking_lot::Mutex;
+use tokio::sync::{OnceCell, Semaphore};
+use tokio::task::AbortHandle;
+
+use super::device_models::DeviceModels;
+use super::display_tls::DisplayCertificates;
+use super::lifecycle::{KILL_TIMEOUT, Vm};
+use super::process::{self, Process};
+use super::vm_dir::{self, VmDir, file};
+use super::{console_log, kvm};
+use crate::changes::ChangeNotifier;
+use crate::command::{Commands, Tool};
+use crate::guest::Contacts;
+use crate::host;
+use crate::storage::FileStorage;
+
+/// The range of console ports.
+const PORTS: std::ops::Range<u16> = 30000..50000;
+
+/// The number of random ports to try: enough to find the last free one of the range.
+const PORT_ATTEMPTS: usize = 1_000_000;
+
+/// The interval at which the size of logs is checked.
+const LOG_TRIM_INTERVAL: Duration = Duration::from_secs(20);
+
+/// How often and at which interval to check whether a forked process has executed QEMU.
+const EXEC_POLL_ATTEMPTS: usize = 300;
+const EXEC_POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// The state that all VMs of this host share.
+#[derive(Debug)]
+pub(super) struct Hypervisor {
+    /// The directory that contains the directories of the VMs.
+    vms_dir: PathBuf,
+    storage_dir: PathBuf,
+    pub(super) storage: Arc<FileStorage>,
+    /// The path of QEMU, or why there is none.
+    qemu: Result<PathBuf, String>,
+    pub(super) commands: Arc<Commands>,
+    pub(super) limits: Vec<(HostFeature, String)>,
+    pub(super) kvm: bool,
+    /// Whether this process runs as root, so that each VM can have its own user.
+    pub(super) root: bool,
+    /// The name and the address of the node.
+    name: String,
+    pub(super) ip: String,
+    /// The boot id of the host.
+    pub(super) boot: String,
+    vms: Mutex<HashMap<InstanceId, Arc<Vm>>>,
+    pub(super) notifier: ChangeNotifier,
+    contacts: Arc<Contacts>,
+    display_certificates: OnceLock<DisplayCertificates>,
+    device_models: OnceLock<DeviceModels>,
+    /// Set once the VMs of earlier daemons were recovered.
+    recovery: OnceCell<()>,
+    /// Limits concurrent starts.
+    pub(super) starts: Semaphore,
+    log_trimmer: Mutex<Option<AbortHandle>>,
+}
+
+impl Hypervisor {
+    pub(super) fn new(
+        storage_dir: &Path,
+        storage: Arc<FileStorage>,
+        commands: &Commands,
+        (name, ip): (&str, &str),
+        contacts: Arc<Contacts>,
+    ) -> Self {
+        let qemu = commands.path(Tool::QemuSystem).map(Path::to_owned).ok_or_else(|| {
+            let tool = Tool::QemuSystem;
+            format!("VMs need the program {} (Debian package {})", tool.name(), tool.package())
+        });
+        let no_qemu = qemu.as_ref().err().cloned();
+        let kvm = kvm::probe();
+        let no_kvm = kvm.as_ref().err().map(|why| format!("VMs are emulated, which is slow: {why}"));
+        let limits = [(HostFeature::Vms, no_qemu), (HostFeature::Kvm, no_kvm)];
+        Self {
+            vms_dir: storage_dir.join("machines"),
+            storage_dir: storage_dir.to_owned(),
+            storage,
+            qemu,
+            commands: Arc::new(commands.clone_uncounted()),
+            limits: limits.into_iter().filter_map(|(feature, why)| Some((feature, why?))).collect(),
+            kvm: kvm.is_ok(),
+            root: nix::unistd::geteuid().is_root(),
+            name: name.to_owned(),
+            ip: ip.to_owned(),
+            boot: process::boot_id(),
+            vms: Mutex::default(),
+            notifier: ChangeNotifier::default(),
+            contacts,
+            display_certificates: OnceLock::new(),
+            device_models: OnceLock::new(),
+            recovery: OnceCell::new(),
+            // More concurrent starts would only compete for the CPUs.
+            starts: Semaphore::new((2 * host::cpus()).max(4)),
+            log_trimmer: Mutex::default(),
+        }
+    }
+
+    pub(super) fn get(&self, id: InstanceId) -> Option<Arc<Vm>> {
+        self.vms.lock().get(&id).cloned()
+    }
+
+    pub(super) fn require(&self, id: InstanceId) -> Result<Arc<Vm>> {
+        self.get(id).ok_or_else(|| Error::not_found("VM"))
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<Vm>> {
+        self.vms.lock().values().cloned().collect()
+    }
+
+    pub(super) fn get_or_insert(&self, id: InstanceId) -> Arc<Vm> {
+        let create = || {
+            let dir = self.vm_dir(id);
+            let power = dir.power(&self.boot);
+            Arc::new(self.new_vm(id, dir, power))
+        };
+        self.vms.lock().entry(id).or_insert_with(create).clone()
+    }
+
+    /// Forgets a VM that was removed.
+    pub(super) fn forget(&self, id: InstanceId) {
+        self.vms.lock().remove(&id);
+        self.notifier.notify(id);
+    }
+
+    /// Returns the path of QEMU, or [`Error::Conflict`] if it is not installed.
+    pub(super) fn require_qemu(&self) -> Result<&Path> {
+        self.qemu.as_deref().map_err(|why| Error::Conflict(why.clone()))
+    }
+
+    /// Returns the device models of QEMU. Blocks.
+    pub(super) fn device_models(&self) -> Result<&DeviceModels> {
+        if let Some(models) = self.device_models.get() {
+            return Ok(models);
+        }
+        let models = DeviceModels::query(&self.commands)?;
+        Ok(self.device_models.get_or_init(|| models))
+    }
+
+    /// Returns the display certificates of this node, which are created on first use. Blocks.
+    pub(super) fn display_certificates(&self) -> Result<&DisplayCertificates> {
+        if let Some(certificates) = self.display_certificates.get() {
+            return Ok(certificates);
+        }
+        let certificates = DisplayCertificates::open(&self.storage_dir, &self.name, &self.ip)?;
+        Ok(self.display_certificates.get_or_init(|| certificates))
+    }
+
+    /// Returns the vsock CIDs of the running VMs.
+    pub(super) fn vsock_cids(&self) -> BTreeSet<u32> {
+        self.all().iter().filter_map(|vm| vm.running()?.record().vsock).collect()
+    }
+
+    fn vm_dir(&self, id: InstanceId) -> VmDir {
+        VmDir::new(self.vms_dir.join(id.to_string()))
+    }
+
+    fn new_vm(&self, id: InstanceId, dir: VmDir, power: VmPower) -> Vm {
+        Vm::new(id, dir, power, self.notifier.clone(), self.contacts.clone())
+    }
+
+    /// Waits until the VMs of earlier daemons were recovered.
+    pub(super) async fn recovered(self: &Arc<Self>) {
+        self.recovery.get_or_init(|| self.recover()).await;
+    }
+
+    /// Loads the VMs of earlier daemons, and re-attaches to those that run.
+    async fn recover(self: &Arc<Self>) {
+        let mut adoptions = tokio::task::JoinSet::new();
+        for id in self.saved_ids() {
+            let dir = self.vm_dir(id);
+            // After a reboot of the host a PID may belong to any process.
+            let record = dir.record().filter(|record| record.boot == self.boot);
+            let running = match record.zip(dir.pid()) {
+                Some((record, pid)) => {
+                    self.find_process(id, &dir, pid).await.map(|process| (record, process))
+                }
+                None => None,
+            };
+            let power = if running.is_some() { VmPower::On } else { dir.power(&self.boot) };
+            let vm = Arc::new(self.new_vm(id, dir, power));
+            self.vms.lock().insert(id, vm.clone());
+            if let Some((record, process)) = running {
+                adoptions.spawn(async move { vm.adopt(process, record).await });
+            }
+        }
+        let count = adoptions.len();
+        adoptions.join_all().await;
+        if count > 0 {
+            tracing::info!(count, "re-attached to running VMs");
+        }
+        let trimmer = tokio::spawn(trim_logs(Arc::downgrade(self))).abort_handle();
+        *self.log_trimmer.lock() = Some(trimmer);
+    }
+
+    /// Returns the ids of the VMs that have a directory. Other files are ignored.
+    fn saved_ids(&self) -> Vec<InstanceId> {
+        let entries = match std::fs::read_dir(&self.vms_dir) {
+            Ok(entries) => entries,
+            Err(error) => {
+                if error.kind() != ErrorKind::NotFound {
+                    tracing::error!(%error, path = %self.vms_dir.display(), "failed to list VM directories");
+                }
+                return Vec::new();
+            }
+        };
+        let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+        names.filter_map(|name| name.parse().ok().filter(|id: &InstanceId| id.to_string() == name)).collect()
+    }
+
+    /// Returns the process with this PID if it is the QEMU of the VM.
+    async fn find_process(&self, id: InstanceId, dir: &VmDir, pid: u32) -> Option<Process> {
+        for _ in 0..EXEC_POLL_ATTEMPTS {
+            match Process::open_qemu(pid, id) {
+                // Its daemon was killed between fork and exec: it is about to execute QEMU.
+                Ok(None) if process::works_in(pid, dir.path()) => {
+                    tokio::time::sleep(EXEC_POLL_INTERVAL).await;
+                }
+                Ok(process) => return process,
+                Err(error) => {
+                    tracing::warn!(vm = %id, pid, %error, "failed to open VM process");
+                    return None;
+                }
+            }
+        }
+        // Opened before the last check, so that the PID cannot be reused in between. It has not run the guest yet.
+        if let Ok(Some(process)) = Process::open(pid)
+            && process::works_in(pid, dir.path())
+        {
+            tracing::warn!(vm = %id, pid, "killing a forked process that did not execute QEMU");
+            process.kill();
+            process.exits_within(KILL_TIMEOUT).await;
+        }
+        None
+    }
+
+    /// Chooses free ports that are not in `reserved`. Blocks.
+    pub(super) fn choose_ports(&self, count: usize, reserved: &[u16]) -> Result<Vec<u16>> {
+        let mut used: BTreeSet<u16> = reserved.iter().copied().collect();
+        for running in self.all().iter().filter_map(|vm| vm.running()) {
+            let ports = running.record().ports;
+            used.extend([Some(ports.console), Some(ports.vdi), ports.vdi_tls].into_iter().flatten());
+        }
+        let mut chosen = Vec::with_capacity(count);
+        for _ in 0..PORT_ATTEMPTS {
+            if chosen.len() == count {
+                return Ok(chosen);
+            }
+            let port = random_port();
+            if !used.contains(&port) && TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
+                used.insert(port);
+                chosen.push(port);
+            }
+        }
+        Err(Error::Unavailable("the node has no free ports for another VM".into()))
+    }
+
+    /// Stops supervising all VMs, which continue to run.
+    pub(super) fn detach(&self) {
+        for vm in self.all() {
+            vm.detach();
+        }
+        if let Some(trimmer) = self.log_trimmer.lock().take() {
+            trimmer.abort();
+        }
+    }
+}
+
+fn random_port() -> u16 {
+    let size = u128::from(PORTS.end - PORTS.start);
+    let offset = uuid::Uuid::new_v4().as_u128() % size;
+    PORTS.start + u16::try_from(offset).expect("the offset is less than the size of the range")
+}
+
+/// Limits the size of the running VMs' logs, until the hypervisor is dropped.
+async fn trim_logs(hypervisor: Weak<Hypervisor>) {
+    loop {
+        tokio::time::sleep(LOG_TRIM_INTERVAL).await;
+        let Some(hypervisor) = hypervisor.upgrade() else { return };
+        let mut vms = hypervisor.all();
+        vms.retain(|vm| vm.running().is_some());
+        if vms.is_empty() {
+            continue;
+        }
+        let trimmed = blocking(move || {
+            for vm in vms {
+                for log in [file::CONSOLE, vm_dir::LOG] {
+                    if let Err(error) = console_log::trim(&vm.dir.file(log)) {
+                        tracing::warn!(vm = %vm.id, log, %error, "failed to trim VM log");
+                    }
+                }
+            }
+            Ok(())
+        });
+        if let Err(error) = trimmed.await {
+            tracing::warn!(%error, "failed to trim VM logs");
+        }
+    }
+}
+
+/// Runs blocking work on the blocking thread pool.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| Error::Internal(format!("VM task failed: {error}")))?
+}

@@ -1,0 +1,360 @@
+//! The directory of a VM: its disks, and the state that the next daemon needs.
+//!
+//! ```text
+//! <disk>.qcow2  <disk>.base  <disk>.iso  nvram.fd  config.iso     disks and firmware
+//! machine.json  pid  started  end.json  reboot                    state
+//! qmp  sc-sf-agent                                                sockets
+//! console.log  console.old  qemu.log                              logs
+//! ```
+//!
+//! The directory belongs to the daemon; QEMU may only traverse it. QEMU owns its files, but cannot create any, not even
+//! a link.
+
+use std::collections::BTreeMap;
+use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::io::{self, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown, lchown};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use muster_types::instance::SideChannel;
+use muster_types::vm::{ConsolePorts, VmPower};
+use muster_types::{Error, Result};
+use serde::{Deserialize, Serialize};
+
+use super::qemu_log;
+use crate::storage::failed;
+
+const RECORD: &str = "machine.json";
+const PID: &str = "pid";
+const STARTED: &str = "started";
+const EXIT: &str = "end.json";
+const REBOOT: &str = "reboot";
+pub(super) const LOG: &str = "qemu.log";
+
+/// Files that QEMU opens.
+pub(super) mod file {
+    pub(in crate::vm) const CONFIG_DRIVE: &str = "config.iso";
+    pub(in crate::vm) const NVRAM: &str = "nvram.fd";
+    pub(in crate::vm) const CONSOLE: &str = "console.log";
+    pub(in crate::vm) const CA_CERTIFICATE: &str = "screen-ca.pem";
+    pub(in crate::vm) const CERTIFICATE: &str = "screen-cert.pem";
+    pub(in crate::vm) const KEY: &str = "screen-key.pem";
+}
+
+/// How long a guest may take to power off after a reboot request. A later power-off is not a reboot.
+const REBOOT_REQUEST_TTL: Duration = Duration::from_secs(600);
+
+/// The configuration that a VM was started with.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct VmRecord {
+    /// The boot id of the host at that time.
+    pub(super) boot: String,
+    pub(super) cpus: u32,
+    pub(super) memory_mb: u64,
+    pub(super) ports: ConsolePorts,
+    /// The user of its process, if that differs from ours.
+    pub(super) uid: Option<u32>,
+    /// Whether hotplugged interfaces need a PCIe root port.
+    pub(super) has_ports: bool,
+    /// The devices of its writable disks.
+    pub(super) disks: Vec<String>,
+    /// The tap devices of its interfaces, by MAC address.
+    pub(super) nics: BTreeMap<String, String>,
+    /// The side channels for agents.
+    #[serde(default)]
+    pub(super) side_channels: Vec<SideChannel>,
+    /// Its vsock CID, if it has one.
+    #[serde(default)]
+    pub(super) vsock: Option<u32>,
+}
+
+/// How a VM ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct VmExit {
+    /// Whether the end was unexpected.
+    pub(super) crashed: bool,
+    pub(super) reason: String,
+}
+
+impl VmExit {
+    pub(super) fn off(reason: &str) -> Self {
+        Self { crashed: false, reason: reason.into() }
+    }
+
+    pub(super) fn power(self) -> VmPower {
+        match self.crashed {
+            true => VmPower::Crashed { reason: self.reason },
+            false => VmPower::Off { reason: self.reason },
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub(super) struct VmDir {
+    path: PathBuf,
+}
+
+impl VmDir {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    pub(super) fn create(&self) -> Result<()> {
+        let created = DirBuilder::new().recursive(true).mode(0o700).create(&self.path);
+        created.map_err(failed("failed to create VM directory"))
+    }
+
+    /// Lets a group traverse the directory, but not list it.
+    pub(super) fn allow_traversal(&self, gid: u32) -> Result<()> {
+        let changed = chown(&self.path, None, Some(gid))
+            .and_then(|()| fs::set_permissions(&self.path, Permissions::from_mode(0o710)));
+        changed.map_err(failed("failed to change the permissions of a VM directory"))
+    }
+
+    /// Makes a file readable and writable by `user` only; by us if unset.
+    pub(super) fn set_owner(&self, name: &str, user: Option<u32>) -> Result<()> {
+        let path = self.file(name);
+        let changed = lchown(&path, user, user)
+            .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(0o600)));
+        changed.map_err(failed("failed to change the owner of a VM file"))
+    }
+
+    /// Creates an empty file owned by `user`, unless it exists.
+    pub(super) fn ensure(&self, name: &str, user: Option<u32>) -> Result<()> {
+        let created = OpenOptions::new().append(true).create(true).mode(0o600).open(self.file(name));
+        created.map_err(failed("failed to create VM file"))?;
+        self.set_owner(name, user)
+    }
+
+    /// Returns the names of the files in the directory.
+    pub(super) fn file_names(&self) -> Result<Vec<String>> {
+        let entries = fs::read_dir(&self.path).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+        let entries = entries.map_err(failed("failed to list VM directory"))?;
+        Ok(entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
+    }
+
+    /// Removes a file, if it exists.
+    pub(super) fn remove(&self, name: &str) -> Result<()> {
+        match fs::remove_file(self.file(name)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(failed("failed to remove VM file")(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn remove_all(&self) -> Result<()> {
+        match fs::remove_dir_all(&self.path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => {
+                Err(failed("failed to remove VM directory")(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Clears the state of an earlier run, and saves the record of a new one.
+    pub(super) fn begin_run(&self, record: &VmRecord) -> Result<()> {
+        for name in [STARTED, PID, REBOOT] {
+            self.remove(name)?;
+        }
+        self.save(RECORD, record)?;
+        self.remove(EXIT)?;
+        Ok(())
+    }
+
+    /// Syncs the record, so that after a power failure it is known that the VM ran.
+    pub(super) fn sync(&self) -> Result<()> {
+        let sync = |path: PathBuf| File::open(path)?.sync_all();
+        sync(self.file(RECORD))
+            .and_then(|()| sync(self.path.clone()))
+            .map_err(failed("failed to sync VM record"))
+    }
+
+    pub(super) fn record(&self) -> Option<VmRecord> {
+        self.load(RECORD)
+    }
+
+    pub(super) fn save_record(&self, record: &VmRecord) -> Result<()> {
+        self.save(RECORD, record)
+    }
+
+    /// Creates the file into which the process writes its PID.
+    pub(super) fn create_pid_file(&self) -> Result<File> {
+        let created =
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(self.file(PID));
+        created.map_err(failed("failed to create VM file"))
+    }
+
+    pub(super) fn pid(&self) -> Option<u32> {
+        fs::read_to_string(self.file(PID)).ok()?.trim().parse().ok()
+    }
+
+    /// Records that the start is complete and the guest runs.
+    pub(super) fn mark_started(&self) -> Result<()> {
+        File::create(self.file(STARTED)).map(drop).map_err(failed("failed to create VM file"))
+    }
+
+    pub(super) fn was_started(&self) -> bool {
+        self.file(STARTED).exists()
+    }
+
+    pub(super) fn save_exit(&self, exit: &VmExit) -> Result<()> {
+        self.save(EXIT, exit)
+    }
+
+    pub(super) fn exit(&self) -> Option<VmExit> {
+        self.load(EXIT)
+    }
+
+    pub(super) fn clear_exit(&self) -> Result<()> {
+        self.remove(EXIT)
+    }
+
+    /// Requests that the VM is restarted when the guest has powered off.
+    pub(super) fn request_reboot(&self) -> Result<()> {
+        File::create(self.file(REBOOT)).map(drop).map_err(failed("failed to create VM file"))
+    }
+
+    pub(super) fn is_reboot_requested(&self) -> bool {
+        let requested = fs::metadata(self.file(REBOOT)).and_then(|metadata| metadata.modified());
+        // A time in the future, after the clock was set back, counts as now.
+        requested
+            .is_ok_and(|at| SystemTime::now().duration_since(at).unwrap_or_default() < REBOOT_REQUEST_TTL)
+    }
+
+    pub(super) fn clear_reboot_request(&self) {
+        if let Err(error) = self.remove(REBOOT) {
+            tracing::warn!(%error, path = %self.path.display(), "failed to clear reboot request");
+        }
+    }
+
+    /// Creates an empty log for QEMU.
+    pub(super) fn create_log(&self) -> Result<File> {
+        self.remove(LOG)?;
+        let created = OpenOptions::new().append(true).create(true).mode(0o600).open(self.file(LOG));
+        created.map_err(failed("failed to create VM file"))
+    }
+
+    /// Returns the last error in QEMU's log.
+    pub(super) fn last_qemu_error(&self) -> Option<String> {
+        qemu_log::last_error(&self.log_tail().ok()?)
+    }
+
+    /// Returns the end of QEMU's log.
+    pub(super) fn log_tail(&self) -> io::Result<String> {
+        const MAX_TAIL: u64 = 16 << 10;
+        let mut file = File::open(self.file(LOG))?;
+        let size = file.metadata()?.len();
+        file.seek(SeekFrom::Start(size.saturating_sub(MAX_TAIL)))?;
+        let mut text = Vec::new();
+        file.take(MAX_TAIL).read_to_end(&mut text)?;
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    }
+
+    /// Returns the power state of a VM that has no process.
+    pub(super) fn power(&self, boot: &str) -> VmPower {
+        if let Some(exit) = self.exit() {
+            return exit.power();
+        }
+        match self.record() {
+            None => VmPower::Off { reason: "it was never started".into() },
+            Some(record) if record.boot != boot => VmPower::Lost,
+            Some(_) if !self.was_started() => VmPower::Crashed { reason: "its start was interrupted".into() },
+            Some(_) => {
+                let message =
+                    self.last_qemu_error().map(|message| format!(": {message}")).unwrap_or_default();
+                VmPower::Crashed { reason: format!("QEMU exited while the daemon was not running{message}") }
+            }
+        }
+    }
+
+    fn save(&self, name: &str, value: &impl Serialize) -> Result<()> {
+        let text = serde_json::to_vec(value).map_err(|error| Error::Internal(error.to_string()))?;
+        let new = self.file(&format!("{name}.new"));
+        let written = (|| -> io::Result<()> {
+            let mut file =
+                OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+            file.write_all(&text)?;
+            fs::rename(&new, self.file(name))
+        })();
+        written.map_err(failed("failed to save VM state"))
+    }
+
+    fn load<T: for<'a> Deserialize<'a>>(&self, name: &str) -> Option<T> {
+        let loaded = match fs::read(self.file(name)) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return None,
+            text => text.and_then(|text| Ok(serde_json::from_slice(&text)?)),
+        };
+        loaded
+            .inspect_err(|error| {
+                tracing::warn!(%error, path = %self.file(name).display(), "failed to load VM state");
+            })
+            .ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(boot: &str) -> VmRecord {
+        VmRecord {
+            boot: boot.into(),
+            cpus: 1,
+            memory_mb: 64,
+            ports: ConsolePorts { console: 1, vdi: 2, vdi_tls: None },
+            uid: None,
+            has_ports: false,
+            disks: vec!["vda".into()],
+            nics: BTreeMap::new(),
+            side_channels: vec![SideChannel::Agent],
+            vsock: Some(7),
+        }
+    }
+
+    #[test]
+    fn derives_power_state_from_files() {
+        let temporary = tempfile::tempdir().unwrap();
+        let dir = VmDir::new(temporary.path().join("x"));
+        dir.create().unwrap();
+        assert!(matches!(dir.power("now"), VmPower::Off { reason } if reason.contains("never started")));
+        dir.begin_run(&record("now")).unwrap();
+        dir.sync().unwrap();
+        assert_eq!(dir.record(), Some(record("now")));
+        assert!(matches!(dir.power("now"), VmPower::Crashed { reason } if reason.contains("interrupted")));
+        dir.mark_started().unwrap();
+        fs::write(dir.file(LOG), "qemu-system-x86_64: it hurts\n").unwrap();
+        assert!(
+            matches!(dir.power("now"), VmPower::Crashed { reason } if reason.ends_with("running: it hurts"))
+        );
+        assert_eq!(dir.power("another"), VmPower::Lost);
+        dir.save_exit(&VmExit::off("enough")).unwrap();
+        assert_eq!(dir.power("another"), VmPower::Off { reason: "enough".into() });
+        dir.request_reboot().unwrap();
+        assert!(dir.is_reboot_requested());
+        dir.begin_run(&record("now")).unwrap();
+        assert!(!dir.is_reboot_requested() && dir.exit().is_none() && !dir.was_started());
+        dir.remove_all().unwrap();
+        dir.remove_all().unwrap();
+        assert!(!dir.path().exists());
+    }
+
+    #[test]
+    fn reboot_request_expires() {
+        let temporary = tempfile::tempdir().unwrap();
+        let dir = VmDir::new(temporary.path().to_owned());
+        dir.request_reboot().unwrap();
+        let file = File::options().write(true).open(dir.file(REBOOT)).unwrap();
+        file.set_modified(SystemTime::now() - REBOOT_REQUEST_TTL).unwrap();
+        assert!(!dir.is_reboot_requested());
+    }
+}
