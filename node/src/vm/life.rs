@@ -23,7 +23,7 @@ use super::process::Process;
 use super::qmp::{Event, Qmp};
 use super::{cgroup, snapshot, socket};
 use crate::changes::Teller;
-use crate::guest::{Contact, Contacts};
+use crate::guest::{GuestHandle, GuestRegistry};
 
 /// How long QEMU may take to write what it has not written yet.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -48,7 +48,7 @@ pub(super) struct Machine {
     pub(super) copying: tokio::sync::Mutex<()>,
     state: Mutex<State>,
     teller: Teller,
-    contacts: Arc<Contacts>,
+    contacts: Arc<GuestRegistry>,
 }
 
 #[derive(Debug)]
@@ -69,7 +69,7 @@ pub(super) struct Live {
     over: watch::Sender<bool>,
     watcher: Mutex<Option<AbortHandle>>,
     /// The contact with its guest, if there is a way.
-    contact: Mutex<Option<Contact>>,
+    contact: Mutex<Option<GuestHandle>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -123,7 +123,7 @@ impl Live {
 
     fn tell_reset(&self) {
         if let Some(contact) = &*lock(&self.contact) {
-            contact.tell_reset();
+            contact.notify_reset();
         }
     }
 
@@ -144,7 +144,7 @@ impl Machine {
         folder: Folder,
         power: VmPower,
         teller: Teller,
-        contacts: Arc<Contacts>,
+        contacts: Arc<GuestRegistry>,
     ) -> Self {
         let state = Mutex::new(State { power, live: None });
         let (turn, copying) = Default::default();
@@ -195,9 +195,9 @@ impl Machine {
         *lock(&live.watcher) = Some(tokio::spawn(watcher.watch(events)).abort_handle());
     }
 
-    fn begin_contact(&self, live: &Live) -> Option<Contact> {
+    fn begin_contact(&self, live: &Live) -> Option<GuestHandle> {
         let (channels, vsock) = (live.side_channels(&self.folder), lock(&live.record).vsock);
-        self.contacts.begin(self.id, self.folder.path(), &channels, vsock)
+        self.contacts.attach(self.id, self.folder.path(), &channels, vsock)
     }
 
     /// Takes over a process that another daemon started.

@@ -49,7 +49,7 @@ use self::process::Process;
 use self::screens::Screens;
 use crate::changes::Teller;
 use crate::command::{Commands, Tool};
-use crate::guest::Contacts;
+use crate::guest::GuestRegistry;
 use crate::host;
 use crate::storage::FileStorage;
 
@@ -90,7 +90,7 @@ struct Inner {
     boot: String,
     known: Mutex<HashMap<InstanceId, Arc<Machine>>>,
     teller: Teller,
-    contacts: Arc<Contacts>,
+    contacts: Arc<GuestRegistry>,
     screens: OnceLock<Screens>,
     models: OnceLock<Models>,
     /// Done once what was there has been looked at.
@@ -106,7 +106,7 @@ impl LocalMachines {
         storage: Arc<FileStorage>,
         commands: &Commands,
         node: (&str, &str),
-        contacts: Arc<Contacts>,
+        contacts: Arc<GuestRegistry>,
     ) -> Self {
         let qemu = commands.path(Tool::QemuSystem).map(Path::to_owned);
         let kvm = kvm::probe();

@@ -49,7 +49,7 @@ async fn wait_until_ready(world: &World, changes: &mut ChangeStream, plan: &VmPl
 
 fn command(line: &str) -> GuestCommand {
     let key = CommandKey { operation: AgentOperationId::new(), index: 0 };
-    GuestCommand { key, line: line.into(), again: None }
+    GuestCommand { key, line: line.into(), sent_boot_id: None }
 }
 
 async fn run(world: &World, plan: &VmPlan, line: &str) -> CommandResult {
@@ -58,8 +58,8 @@ async fn run(world: &World, plan: &VmPlan, line: &str) -> CommandResult {
 
 fn text(output: &CommandOutput) -> &str {
     match output {
-        CommandOutput::Here(bytes) => std::str::from_utf8(bytes).unwrap(),
-        CommandOutput::There { .. } => panic!("{output:?}"),
+        CommandOutput::Inline(bytes) => std::str::from_utf8(bytes).unwrap(),
+        CommandOutput::Stored { .. } => panic!("{output:?}"),
     }
 }
 
@@ -101,7 +101,9 @@ async fn a_guest_runs_commands_and_moves_files() {
     assert_eq!(first.state, AgentState::NoContact);
     let report = wait_until_ready(&world, &mut changes, &plan).await;
     println!("ready after {:.1} s", began.elapsed().as_secs_f64());
-    assert!(report.boot.is_some() && report.system_boot_time.is_some() && report.agent_start_time.is_some());
+    assert!(
+        report.boot_id.is_some() && report.system_boot_time.is_some() && report.agent_start_time.is_some()
+    );
 
     let ended = run(&world, &plan, "echo out; echo err >&2; exit 7").await;
     assert_eq!((ended.return_code, text(&ended.stdout), text(&ended.stderr)), (7, "out\n", "err\n"));
@@ -118,7 +120,7 @@ async fn a_guest_runs_commands_and_moves_files() {
     // 5 MB of output, which the guest keeps until it is forgotten.
     let order = command("head -c 5000000 /dev/zero | tr '\\0' x");
     let ended = guests(&world).execute(plan.id, &order).await.unwrap();
-    assert_eq!(ended.stdout, CommandOutput::There { size: 5_000_000, cut: false });
+    assert_eq!(ended.stdout, CommandOutput::Stored { size: 5_000_000, truncated: false });
     let began = Instant::now();
     for _ in 0..2 {
         let output = guests(&world).output(plan.id, order.key, OutputName::Stdout).await.unwrap();
@@ -127,8 +129,8 @@ async fn a_guest_runs_commands_and_moves_files() {
     }
     println!("output: {:.1} MB/s", 10.0 / began.elapsed().as_secs_f64());
     guests(&world).forget(plan.id, order.key).await.unwrap();
-    let again = GuestCommand { again: report.boot.clone(), ..order };
-    assert_eq!(guests(&world).execute(plan.id, &again).await, Err(GuestError::Unknown));
+    let resent = GuestCommand { sent_boot_id: report.boot_id.clone(), ..order };
+    assert_eq!(guests(&world).execute(plan.id, &resent).await, Err(GuestError::UnknownCommand));
 
     // A file in, and out again.
     let size = 20_000_000;
@@ -154,7 +156,7 @@ async fn a_guest_runs_commands_and_moves_files() {
     drop(stream);
     let endless = Box::pin(Source(data.clone()));
     let putting = guests(&world).put(plan.id, "/tmp/other", 1 << 40, None, endless);
-    assert!(matches!(putting.await, Err(GuestError::Host(_))));
+    assert!(matches!(putting.await, Err(GuestError::HostFailed(_))));
     let left = run(&world, &plan, "ls -A /tmp; rm /tmp/file").await;
     assert!(text(&left.stdout).contains("file") && !text(&left.stdout).contains("other"), "{left:?}");
 
@@ -171,7 +173,7 @@ async fn a_guest_runs_commands_and_moves_files() {
 
     world.vms().stop(plan.id).await.unwrap();
     assert_eq!(guests(&world).report(plan.id), None);
-    assert!(matches!(guests(&world).facts(plan.id).await, Err(GuestError::Away(_))));
+    assert!(matches!(guests(&world).facts(plan.id).await, Err(GuestError::Unreachable(_))));
 }
 
 #[tokio::test]
@@ -181,7 +183,7 @@ async fn a_command_outlives_the_daemon_and_a_pause_but_not_a_restart() {
     let plan = world.plan("outlive").await;
     world.vms().build(&plan).await.unwrap();
     world.vms().start(&plan).await.unwrap();
-    let boot = wait_until_ready(&world, &mut changes, &plan).await.boot;
+    let boot = wait_until_ready(&world, &mut changes, &plan).await.boot_id;
 
     let order = command("echo once >> /tmp/times; until test -e /tmp/go; do sleep 0.1; done; cat /tmp/times");
     {
@@ -197,12 +199,12 @@ async fn a_command_outlives_the_daemon_and_a_pause_but_not_a_restart() {
     world.restart();
     let mut changes = guests(&world).changes();
     let report = wait_until_ready(&world, &mut changes, &plan).await;
-    assert_eq!(report.boot, boot);
-    let again = GuestCommand { again: boot.clone(), ..order };
+    assert_eq!(report.boot_id, boot);
+    let resent = GuestCommand { sent_boot_id: boot.clone(), ..order };
     let release = async {
         run(&world, &plan, "touch /tmp/go").await;
     };
-    let (ended, ()) = tokio::join!(guests(&world).execute(plan.id, &again), release);
+    let (ended, ()) = tokio::join!(guests(&world).execute(plan.id, &resent), release);
     assert_eq!(text(&ended.unwrap().stdout), "once\n");
 
     // Paused for longer than any silence is borne.
@@ -226,18 +228,18 @@ async fn a_command_outlives_the_daemon_and_a_pause_but_not_a_restart() {
         world.vms().reset(plan.id).await.unwrap();
     };
     let (ended, ()) = tokio::join!(running, resetting);
-    assert!(matches!(ended, Err(GuestError::Away(_))), "{ended:?}");
+    assert!(matches!(ended, Err(GuestError::Unreachable(_))), "{ended:?}");
     wait_for(&world, &mut changes, &plan, |report| report.state == AgentState::NoContact).await;
-    let second = wait_until_ready(&world, &mut changes, &plan).await.boot;
+    let second = wait_until_ready(&world, &mut changes, &plan).await.boot_id;
     assert!(second.is_some() && second != boot, "{second:?}");
-    let again = GuestCommand { again: boot, ..order };
-    let lost = guests(&world).execute(plan.id, &again).await;
+    let resent = GuestCommand { sent_boot_id: boot, ..order };
+    let lost = guests(&world).execute(plan.id, &resent).await;
     assert!(matches!(lost, Err(GuestError::Restarted(_))), "{lost:?}");
 
     // The guest restarts by itself.
     run(&world, &plan, "(sleep 1; reboot -f) > /dev/null 2>&1 &").await;
     let third = wait_for(&world, &mut changes, &plan, |report| {
-        report.state == AgentState::Ready && report.boot.is_some() && report.boot != second
+        report.state == AgentState::Ready && report.boot_id.is_some() && report.boot_id != second
     });
     third.await;
     assert_eq!(world.power(&plan).await, VmPower::On);
