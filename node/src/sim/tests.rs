@@ -120,6 +120,21 @@ async fn vm_lifecycle_is_reported() {
     assert!(after.disks["vdb"]["write bytes"] > before.disks["vdb"]["write bytes"]);
     assert!(after.networks["02:00:00:12:34:56"]["read packets"] > 0);
 
+    vms.stop(id).await.unwrap();
+    vms.stop(InstanceId::new()).await.unwrap();
+    assert_eq!(vms.find().await.unwrap().len(), 1);
+    vms.remove(id).await.unwrap();
+    vms.remove(id).await.unwrap();
+    assert_eq!((node.vm_ids(), power(&node, id).await), (vec![], None));
+}
+
+#[tokio::test]
+async fn reports_why_a_vm_is_no_longer_running() {
+    let (node, _folder) = node();
+    let plan = plan(None);
+    let (vms, id) = (node.vms(), plan.id);
+    let mut changes = vms.changes();
+    vms.build(&plan).await.unwrap();
     for (end, expected) in [
         (
             &(|| node.power_off(id, "the guest did it")) as &dyn Fn(),
@@ -134,12 +149,6 @@ async fn vm_lifecycle_is_reported() {
         assert_eq!(next(&mut changes).await, Some(id));
         assert_eq!(power(&node, id).await, Some(expected));
     }
-    vms.stop(id).await.unwrap();
-    vms.stop(InstanceId::new()).await.unwrap();
-    assert_eq!(vms.find().await.unwrap().len(), 1);
-    vms.remove(id).await.unwrap();
-    vms.remove(id).await.unwrap();
-    assert_eq!((node.vm_ids(), power(&node, id).await), (vec![], None));
 }
 
 #[tokio::test]

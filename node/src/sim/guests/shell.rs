@@ -30,6 +30,23 @@ pub(super) struct ShellResult {
     pub(super) stderr: Vec<u8>,
 }
 
+impl ShellResult {
+    /// Appends the output of a command, or its error, which goes to stderr.
+    fn append(&mut self, written: Result<Vec<u8>, String>, to_stderr: bool) {
+        match written {
+            Ok(bytes) if to_stderr => self.stderr.extend(bytes),
+            Ok(bytes) => self.stdout.extend(bytes),
+            Err(error) => {
+                self.code = 1;
+                self.stderr.extend(error.into_bytes());
+            }
+        }
+        // One more byte than the maximum marks the output as truncated.
+        self.stdout.truncate(MAX_OUTPUT + 1);
+        self.stderr.truncate(MAX_OUTPUT + 1);
+    }
+}
+
 /// How a command line continues after a command.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
@@ -135,17 +152,7 @@ pub(super) fn run(command: &[String], files: &mut Files, result: &mut ShellResul
         }
         [] => Ok(Vec::new()),
     };
-    match written {
-        Ok(bytes) if to_stderr => result.stderr.extend(bytes),
-        Ok(bytes) => result.stdout.extend(bytes),
-        Err(reason) => {
-            result.code = 1;
-            result.stderr.extend(reason.into_bytes());
-        }
-    }
-    // One more byte than the maximum marks the output as truncated.
-    result.stdout.truncate(MAX_OUTPUT + 1);
-    result.stderr.truncate(MAX_OUTPUT + 1);
+    result.append(written, to_stderr);
     Step::Next
 }
 

@@ -217,15 +217,7 @@ async fn serve(agent: &FakeAgent, mut stream: UnixStream) -> std::io::Result<()>
                     let facts = Facts { distribution, ..Facts::default() };
                     reply(id, ReplyBody::Facts(facts.encode_to_vec().into()))
                 }
-                RequestBody::Execute(execute) => {
-                    let ended = Command::new("/bin/sh").arg("-c").arg(execute.line).output().await?;
-                    let executed = ExecuteReply {
-                        stdout: ended.stdout.into(),
-                        stderr: ended.stderr.into(),
-                        return_code: ended.status.code().unwrap_or(-1),
-                    };
-                    reply(id, ReplyBody::Execute(executed.encode_to_vec().into()))
-                }
+                RequestBody::Execute(execute) => run(id, &execute.line).await?,
                 RequestBody::ChangeMode(change) => {
                     agent.modes.lock().insert(change.path, change.mode);
                     reply(id, ReplyBody::ModeChanged(Bytes::new()))
@@ -236,27 +228,41 @@ async fn serve(agent: &FakeAgent, mut stream: UnixStream) -> std::io::Result<()>
                     receive_chunk(agent, id, &mut upload, &put.first_chunk.unwrap())
                 }
                 RequestBody::FileChunk(chunk) => receive_chunk(agent, id, &mut upload, &chunk),
-                RequestBody::GetFile(wanted) => {
-                    let file = agent.files.lock().get(&wanted.path).cloned();
-                    match file {
-                        None => error(id, "file not found"),
-                        Some(file) => {
-                            stream.write_all(&stat(id, file.len())).await?;
-                            let mut offset = 0;
-                            for part in file.chunks(102_400) {
-                                stream.write_all(&chunk(id, offset, BASE64.encode(part))).await?;
-                                offset += part.len();
-                                agent.bytes_sent.fetch_add(part.len(), Ordering::Relaxed);
-                            }
-                            chunk(id, offset, "")
-                        }
-                    }
-                }
+                RequestBody::GetFile(get) => send_file(agent, &mut stream, id, &get.path).await?,
                 RequestBody::ChunkReceived(_) => Vec::new(),
             };
             stream.write_all(&reply_bytes).await?;
         }
     }
+}
+
+/// Runs a command line and returns the reply.
+async fn run(id: &str, line: &str) -> std::io::Result<Vec<u8>> {
+    let output = Command::new("/bin/sh").arg("-c").arg(line).output().await?;
+    let result = ExecuteReply {
+        stdout: output.stdout.into(),
+        stderr: output.stderr.into(),
+        return_code: output.status.code().unwrap_or(-1),
+    };
+    Ok(reply(id, ReplyBody::Execute(result.encode_to_vec().into())))
+}
+
+/// Sends a file and returns the last reply.
+async fn send_file(
+    agent: &FakeAgent,
+    stream: &mut UnixStream,
+    id: &str,
+    path: &str,
+) -> std::io::Result<Vec<u8>> {
+    let Some(file) = agent.files.lock().get(path).cloned() else { return Ok(error(id, "file not found")) };
+    stream.write_all(&stat(id, file.len())).await?;
+    let mut offset = 0;
+    for part in file.chunks(102_400) {
+        stream.write_all(&chunk(id, offset, BASE64.encode(part))).await?;
+        offset += part.len();
+        agent.bytes_sent.fetch_add(part.len(), Ordering::Relaxed);
+    }
+    Ok(chunk(id, offset, ""))
 }
 
 /// Handles a chunk of an upload.
