@@ -2,6 +2,7 @@
 
 mod guests;
 mod screen;
+mod script;
 mod vm;
 mod vms;
 
@@ -9,7 +10,6 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use muster_types::guest::GuestApi;
 use muster_types::ids::{InstanceId, NetworkId, NodeId};
@@ -28,6 +28,7 @@ use crate::storage::FileStorage;
 
 pub use guests::GuestScript;
 use guests::SimulatedGuests;
+pub use script::SimulationScript;
 use vms::SimulatedVms;
 
 /// The resources of a node.
@@ -42,20 +43,6 @@ const DEFAULT_CAPACITY: Capacity = Capacity { cpus: 16, memory_mb: 64 * 1024, di
 
 /// A placeholder for the CA certificate of a node's displays.
 const FAKE_CA_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----\nc2ltdWxhdGVk\n-----END CERTIFICATE-----\n";
-
-/// The behaviour of simulated VMs.
-#[derive(Debug, Clone, Default)]
-pub struct SimulationScript {
-    /// The duration of a start.
-    pub start_duration: Duration,
-    /// The error with which every start fails.
-    pub start_error: Option<String>,
-    /// The error with which every build fails.
-    pub build_error: Option<String>,
-    /// The console output of a boot, in place of the default one.
-    pub console_text: Option<String>,
-    pub guest: GuestScript,
-}
 
 /// A node that exists only in this process.
 #[derive(Debug)]

@@ -23,9 +23,9 @@ use muster_types::{Error, Result};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-use super::SimulationScript;
 use super::guests::SimulatedGuests;
 use super::screen;
+use super::script::SimulationScript;
 use super::vm::{SimulatedVm, ports};
 use crate::changes::Teller;
 use crate::image::fresh;

@@ -13,7 +13,7 @@ use muster_types::guest::{GuestError, GuestFileInfo};
 use muster_types::storage::ByteStream;
 use prost::Message;
 
-use super::client::{Call, CallError, MAX_REPLY, V2Client};
+use super::call::{Call, CallError, Caller, MAX_REPLY};
 use super::message::{
     ChunkAcknowledgement, CommandErrorKind, FileChunk, GetFile, PutFile, ReplyBody, RequestBody, Stat,
 };
@@ -44,7 +44,7 @@ struct Upload {
 }
 
 pub(super) async fn put(
-    client: &V2Client,
+    caller: &Caller,
     path: &str,
     size: u64,
     mode: Option<u32>,
@@ -57,7 +57,7 @@ pub(super) async fn put(
     let length = i64::try_from(size).map_err(|_| too_large())?;
     let mode = (mode.unwrap_or(DEFAULT_MODE) & PERMISSION_BITS).cast_signed();
     let request = PutFile { path: path.to_owned(), mode, length, first_chunk: Some(first) };
-    let mut call = client.call(RequestBody::PutFile(request), MAX_REPLY).await?;
+    let mut call = caller.call(RequestBody::PutFile(request), MAX_REPLY).await?;
     while !ended || !upload.unacknowledged.is_empty() {
         tokio::select! {
             chunk = upload.next_chunk(), if !ended && upload.unacknowledged.len() < MAX_UNACKNOWLEDGED => {
@@ -123,9 +123,9 @@ impl Upload {
     }
 }
 
-pub(super) async fn get(client: &V2Client, path: &str) -> Result<(GuestFileInfo, ByteStream), GuestError> {
+pub(super) async fn get(caller: &Caller, path: &str) -> Result<(GuestFileInfo, ByteStream), GuestError> {
     let request = RequestBody::GetFile(GetFile { path: path.to_owned() });
-    let mut call = client.call(request, MAX_REPLY).await?;
+    let mut call = caller.call(request, MAX_REPLY).await?;
     let bytes = match call.next().await {
         Ok(ReplyBody::Stat(bytes)) => bytes,
         Ok(_) => return Err(GuestError::Refused("the guest's agent sent no file metadata".into())),

@@ -10,6 +10,7 @@
 //! These agents do not remember commands: when its connection breaks, the output of a command is lost.
 
 mod address;
+mod call;
 mod client;
 mod connection;
 mod file;
