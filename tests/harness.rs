@@ -272,8 +272,8 @@ impl Cluster {
 
     /// The machines that the nodes have something of.
     pub(crate) fn vms(&self) -> Vec<InstanceId> {
-        let mut ids = self.node.machine_ids();
-        ids.extend(self.other.machine_ids());
+        let mut ids = self.node.vm_ids();
+        ids.extend(self.other.vm_ids());
         ids
     }
 

@@ -14,4 +14,4 @@ mod storage;
 mod vm;
 
 pub use local::LocalNode;
-pub use sim::{GuestScript, Script, SimulatedNode};
+pub use sim::{GuestScript, SimulatedNode, SimulationScript};

@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::command::Commands;
-use crate::guest::{Contacts, LocalGuests};
+use crate::guest::{GuestRegistry, LocalGuests};
 use crate::image::Images;
 use crate::network::{self, Networks};
 use crate::storage::FileStorage;
@@ -63,7 +63,7 @@ impl LocalNode {
         let files = Arc::new(FileStorage::new(storage, images));
         let name = or_default(&settings.node_name, host::hostname);
         let ip = or_default(&settings.node_mesh_ip, host::primary_address);
-        let contacts = Arc::new(Contacts::default());
+        let contacts = Arc::new(GuestRegistry::default());
         let vms = LocalVms::new(storage, files.clone(), &commands, (&name, &ip), contacts.clone());
         let limits = limits::detect(&commands, image_limit, vms.limits());
         for (feature, reason) in &limits {

@@ -130,14 +130,14 @@ async fn interfaces_float_and_stop_floating() {
     let shown = get(&cluster, &token, &format!("/interfaces/{}", row.id)).await.body;
     let floating = shown["floating"].as_str().unwrap().parse().unwrap();
     // The call waited for the network node.
-    let router = cluster.node.plans().pop().unwrap().router.unwrap();
+    let router = cluster.node.network_plans().pop().unwrap().router.unwrap();
     assert_eq!(router.egress.floating, [(floating, row.ipv4.unwrap())]);
     assert_eq!(cluster.call(&token, Method::POST, &path("float"), None).await.status, 409);
     let held = addresses::get(&*cluster.app.store, FLOATING, floating).await.unwrap().unwrap();
     assert_eq!(held.user.unwrap().id, row.id.to_string());
     assert_eq!(cluster.call(&token, Method::POST, &path("defloat"), None).await.status, 200);
     assert_eq!(cluster.call(&token, Method::POST, &path("defloat"), None).await.status, 200);
-    assert!(cluster.node.plans().pop().unwrap().router.unwrap().egress.floating.is_empty());
+    assert!(cluster.node.network_plans().pop().unwrap().router.unwrap().egress.floating.is_empty());
     let rests = addresses::get(&*cluster.app.store, FLOATING, floating).await.unwrap().unwrap();
     assert_eq!((rests.kind.as_str(), rests.user), ("deletion-halo", None));
     let item = json!({"value": "b"});
@@ -158,7 +158,7 @@ async fn addresses_are_routed_and_unrouted() {
     let answer = cluster.call(&token, Method::POST, "/networks/n/route", None).await;
     let address = answer.body.as_str().expect("a bare string").to_owned();
     let routed: Vec<String> =
-        cluster.node.plans().iter().flat_map(|p| &p.routed).map(ToString::to_string).collect();
+        cluster.node.network_plans().iter().flat_map(|p| &p.routed).map(ToString::to_string).collect();
     assert_eq!(routed, std::slice::from_ref(&address));
     let shown = get(&cluster, &token, "/networks/n").await.body;
     assert_eq!(shown["references_from"]["routed_address"][0]["relationship_value"], address);
@@ -174,7 +174,7 @@ async fn addresses_are_routed_and_unrouted() {
     assert_eq!(unroute("/networks/n/route/10.0.0.7".into()).await, (404, "address not routed".into()));
     assert_eq!(unroute("/networks/n/route/banana".into()).await.0, 400);
     assert_eq!(unroute(format!("/networks/n/route/{address}")).await.0, 200);
-    assert!(cluster.node.plans().iter().all(|plan| plan.routed.is_empty()));
+    assert!(cluster.node.network_plans().iter().all(|plan| plan.routed.is_empty()));
     assert_eq!(unroute(format!("/networks/n/route/{address}")).await.0, 404);
 }
 

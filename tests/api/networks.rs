@@ -58,9 +58,9 @@ async fn a_network_is_created_shown_and_deleted() {
     assert!((1..=0xff_ffff).contains(&shown["vxid"].as_i64().unwrap()));
     assert_eq!((&shown["provide_dhcp"], &shown["provide_dns"]), (&json!(true), &json!(false)));
     assert!(shown["floating_gateway"].as_str().unwrap().starts_with("192.168.20."));
-    let plan = cluster.node.plans().pop().unwrap();
+    let plan = cluster.node.network_plans().pop().unwrap();
     assert_eq!((plan.id.to_string(), plan.mtu), (id.clone(), 1450));
-    assert!(plan.router.is_some() && cluster.other.plans().is_empty());
+    assert!(plan.router.is_some() && cluster.other.network_plans().is_empty());
 
     let answer = delete(&cluster, &token, "/networks/networks/blue").await;
     assert_eq!((answer.status.as_u16(), &answer.body["op_type"]), (202, &json!("net_op")));
@@ -74,7 +74,7 @@ async fn a_network_is_created_shown_and_deleted() {
         delete(&cluster, &token, &format!("/networks/{id}")).await.body["error"],
         "network is deleted"
     );
-    assert!(cluster.node.plans().is_empty());
+    assert!(cluster.node.network_plans().is_empty());
     assert_eq!(get(&cluster, &token, "/networks").await.body, json!([]));
     let all = cluster.call(&token, Method::GET, "/networks", Some(json!({"all": true}))).await.body;
     assert_eq!(all.as_array().unwrap().len(), 1);
@@ -92,7 +92,7 @@ async fn options_are_honoured() {
     network(&cluster, &token, body).await;
     let shown = get(&cluster, &token, "/networks/n").await.body;
     assert_eq!(shown["floating_gateway"], Value::Null);
-    let plan = cluster.node.plans().pop().unwrap();
+    let plan = cluster.node.network_plans().pop().unwrap();
     let router = plan.router.unwrap();
     assert_eq!((router.dhcp, router.nat, router.dns), (false, false, true));
     assert_eq!((plan.mtu, plan.check_senders), (1350, false));
@@ -204,12 +204,12 @@ async fn nodes_with_interfaces_take_part_and_no_others() {
     let network = network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
     let row = cluster.interface(&network, "ci", "web", 2).await;
     let mac = row.mac;
-    let plan = wait_for("the second node to take part", async || cluster.other.plans().pop()).await;
+    let plan = wait_for("the second node to take part", async || cluster.other.network_plans().pop()).await;
     assert!(plan.router.is_none());
     assert_eq!(plan.peers, [cluster.app.nodes[0].identity().ip.parse::<std::net::Ipv4Addr>().unwrap()]);
     assert_eq!((plan.ports.len(), plan.ports[0].mac, plan.ports[0].address), (1, mac, row.ipv4));
     let router = wait_for("the router to know the lease", async || {
-        let router = cluster.node.plans().pop()?.router?;
+        let router = cluster.node.network_plans().pop()?.router?;
         (router.leases.len() == 1).then_some(router)
     })
     .await;
@@ -219,8 +219,10 @@ async fn nodes_with_interfaces_take_part_and_no_others() {
     assert_eq!(list[0]["macaddr"], mac.to_string());
     assert_eq!(list[0]["version"], 3);
     cluster.delete_interface(row.id).await;
-    wait_for("the second node to be free of it", async || cluster.other.plans().is_empty().then_some(()))
-        .await;
+    wait_for("the second node to be free of it", async || {
+        cluster.other.network_plans().is_empty().then_some(())
+    })
+    .await;
     assert_eq!(get(&cluster, &token, &format!("/interfaces/{}", row.id)).await.body["state"], "deleted");
 }
 
@@ -234,7 +236,7 @@ async fn names_are_told_to_the_resolver_and_forgotten() {
     };
     assert_eq!(dns(Method::POST, json!({"name": "Web", "value": "10.0.0.9"})).await.0, 200);
     assert_eq!(dns(Method::POST, json!({"name": "web", "value": "10.0.0.10"})).await.0, 200);
-    let names = || cluster.node.plans().pop().unwrap().router.unwrap().names;
+    let names = || cluster.node.network_plans().pop().unwrap().router.unwrap().names;
     assert_eq!(names(), [("web".to_owned(), "10.0.0.10".parse().unwrap())]);
     for (body, status, why) in [
         (json!({"name": "a\nserver=6.6.6.6", "value": "10.0.0.9"}), 406, "invalid DNS name"),
@@ -282,13 +284,13 @@ async fn a_network_with_interfaces_waits_for_them() {
     assert_eq!(answer.status, 202);
     cluster.worker.run_once().await.unwrap();
     assert_eq!(get(&cluster, &token, "/networks/n").await.body["state"], "delete-wait");
-    assert_eq!(cluster.other.plans().len(), 1, "it still carries what is on it");
+    assert_eq!(cluster.other.network_plans().len(), 1, "it still carries what is on it");
     let list = get(&cluster, &token, &format!("/networks/{network}/clusteroperations")).await.body;
     assert_eq!((list.as_array().unwrap().len(), &list[0]["attempts"]), (1, &json!(0)));
     cluster.delete_interface(row.id).await;
     cluster.settle().await;
     assert_eq!(get(&cluster, &token, &format!("/networks/{network}")).await.body["state"], "deleted");
-    assert!(cluster.other.plans().is_empty() && cluster.node.plans().is_empty());
+    assert!(cluster.other.network_plans().is_empty() && cluster.node.network_plans().is_empty());
     let all = cluster
         .call(
             &token,
@@ -398,8 +400,10 @@ async fn a_change_that_the_network_node_cannot_follow_is_said_and_followed_later
     assert_eq!(answer.status, 503);
     assert!(answer.body["error"].as_str().unwrap().contains("the cable is out"), "{}", answer.text);
     cluster.node.fail_networks(None);
-    wait_for("the node to follow", async || (cluster.node.plans().pop()?.routed.len() == 1).then_some(()))
-        .await;
+    wait_for("the node to follow", async || {
+        (cluster.node.network_plans().pop()?.routed.len() == 1).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

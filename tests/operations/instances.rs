@@ -111,8 +111,8 @@ impl Stage {
         }
 
         let object = ObjectRef::new(ObjectType::Instance, record["uuid"].as_str().unwrap());
-        cluster.node.lose_all();
-        cluster.other.lose_all();
+        cluster.node.lose_all_vms();
+        cluster.other.lose_all_vms();
         wait_for("the start to be queued", async || {
             let messages = cluster.messages(&object).await;
             messages.contains(&"the host went down with it, it is started again".to_owned()).then_some(())
@@ -179,7 +179,7 @@ impl Stage {
             assert_eq!(cluster.count(table, "1 = 1").await, 0, "{table}");
         }
         assert_eq!(cluster.count("metadata", "object_type = 'instance'").await, 0);
-        assert!(cluster.node.plans().is_empty() && cluster.other.plans().is_empty());
+        assert!(cluster.node.network_plans().is_empty() && cluster.other.network_plans().is_empty());
         for folder in ["drafts", "blobs", "conversions", "work", "machines"] {
             for node in ["1", "2"] {
                 let left = cluster.files_in(&format!("{node}/{folder}"));

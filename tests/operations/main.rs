@@ -156,7 +156,7 @@ async fn delete_and_clean(cluster: &Cluster) {
 /// Checks that nothing of the namespace is left anywhere.
 async fn assert_gone(cluster: &Cluster) {
     let store = &*cluster.app.store;
-    assert!(cluster.node.plans().is_empty() && cluster.other.plans().is_empty());
+    assert!(cluster.node.network_plans().is_empty() && cluster.other.network_plans().is_empty());
     for table in ["blobs", "blob_contents", "blob_locations", "artifacts", "uploads", "object_references"] {
         let rows = store.query(&format!("SELECT * FROM {table}"), &[]).await.unwrap();
         let left = rows.iter().filter(|row| !format!("{row:?}").contains("operation_target")).count();

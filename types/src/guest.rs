@@ -1,6 +1,6 @@
-//! GuestApi: what the agent inside a machine says, and everything that the control plane may ask of it.
+//! The interface between the control plane and the agents inside VMs.
 //!
-//! A guest is not trusted: whatever it sends harms nothing but what was asked of it.
+//! Guests are not trusted: invalid data from a guest fails only the request that it answers.
 
 use std::fmt;
 use std::future::Future;
@@ -16,37 +16,38 @@ use crate::object::words;
 use crate::storage::ByteStream;
 use crate::vm::ChangeStream;
 
-/// How the agent in a guest is.
+/// The last known state of a guest's agent.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct GuestReport {
     pub state: AgentState,
-    /// Unix time at which the agent said that it started.
+    /// Unix time at which the agent started.
     pub agent_start_time: Option<f64>,
-    /// Unix time at which the guest says that it booted.
+    /// Unix time at which the guest booted, as reported by the guest.
     pub system_boot_time: Option<f64>,
-    /// Which start of the guest this is: another text is another start.
-    pub boot: Option<String>,
-    /// The agent's version, as it says.
-    pub version: Option<String>,
+    /// Identifies the current boot of the guest. It changes with every reboot.
+    pub boot_id: Option<String>,
+    /// The version that the agent reports.
+    pub agent_version: Option<String>,
 }
 
-/// Whether a guest can be asked for anything.
+/// Whether a guest's agent accepts requests.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum AgentState {
-    /// It never said anything.
+    /// The agent has never sent anything.
     #[default]
     NoContact,
-    /// It has been silent for too long.
+    /// The agent has stopped answering.
     Unresponsive,
-    /// It has just started.
+    /// The agent has just started.
     Startup,
-    /// It said that it ends.
+    /// The agent announced that it is stopping.
     Stopped,
+    /// The agent's version is older than the oldest supported one.
     TooOld,
-    /// It is there, but the guest is not up: what the guest calls that.
+    /// The agent answers, but the guest has not finished booting; holds the guest's name for that state.
     NotReady(String),
     Ready,
-    /// It is up, but not all of it.
+    /// The guest is up, but some of its services failed.
     Degraded,
 }
 
@@ -65,25 +66,25 @@ impl fmt::Display for AgentState {
             Self::Startup => f.write_str("not ready (agent startup)"),
             Self::Stopped => f.write_str("not ready (agent stopped)"),
             Self::TooOld => f.write_str("not ready (agent too old)"),
-            Self::NotReady(what) => write!(f, "not ready ({what})"),
+            Self::NotReady(state) => write!(f, "not ready ({state})"),
             Self::Ready => f.write_str("ready"),
             Self::Degraded => f.write_str("ready (degraded)"),
         }
     }
 }
 
-/// A command line for the shell of a guest. The same one twice is one command: the second call waits for the first.
+/// A command line for the shell of a guest. A second call with the same key waits for the first one's result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestCommand {
-    /// The operation and the number of the command in it.
     pub key: CommandKey,
     pub line: String,
-    /// Set if it may have been sent before, by a daemon that is gone or over a connection that broke: during which
-    /// [`GuestReport::boot`]. An agent that remembers goes on with it. Otherwise it is not run:
-    /// [`GuestError::Unknown`], [`GuestError::Restarted`] or [`GuestError::Forgetful`].
-    pub again: Option<String>,
+    /// The [`GuestReport::boot_id`] during which the command may already have been sent, by an earlier process or over
+    /// a connection that broke. The agent then resumes the command and never starts it; if it cannot, the call fails
+    /// with [`GuestError::UnknownCommand`], [`GuestError::Restarted`] or [`GuestError::StatelessAgent`].
+    pub sent_boot_id: Option<String>,
 }
 
+/// Identifies a command: an agent operation and the index of the command within it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct CommandKey {
     pub operation: AgentOperationId,
@@ -96,7 +97,7 @@ impl fmt::Display for CommandKey {
     }
 }
 
-/// A command that ended.
+/// The result of a command that has exited.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandResult {
     pub return_code: i32,
@@ -104,24 +105,24 @@ pub struct CommandResult {
     pub stderr: CommandOutput,
 }
 
-/// What a command wrote.
+/// One output stream of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommandOutput {
-    /// All of it.
-    Here(Bytes),
-    /// The guest has it, for [`GuestApi::output`]. `cut` if the command wrote more than an agent keeps.
-    There { size: u64, cut: bool },
+    /// The complete output.
+    Inline(Bytes),
+    /// The agent keeps the output for [`GuestApi::output`]. `truncated` if the command wrote more than the agent keeps.
+    Stored { size: u64, truncated: bool },
 }
 
 words! {
-    /// Where a command writes.
+    /// An output stream of a command.
     OutputName {
         Stdout = "stdout",
         Stderr = "stderr",
     }
 }
 
-/// What a guest says of a file.
+/// File metadata as reported by a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct GuestFileInfo {
     pub mode: u32,
@@ -133,63 +134,63 @@ pub struct GuestFileInfo {
     pub ctime: f64,
 }
 
-/// Why a guest did not do what it was asked.
+/// Why a request to a guest failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum GuestError {
-    /// It cannot be reached, or the connection broke. What was asked may have been done.
+    /// The agent cannot be reached, or the connection broke. The request may have been executed.
     #[error("{0}")]
-    Away(String),
-    /// It was asked again, and the guest or its agent was restarted in between: a command may have run, wholly or in
-    /// part, and its result is lost.
+    Unreachable(String),
+    /// A resent command: the guest or its agent was restarted since it was sent. The command may have run, completely or
+    /// in part, and its result is lost.
     #[error("{0}")]
     Restarted(String),
-    /// It was asked again, and has never heard of it: the command did not run.
-    #[error("the guest has never heard of it")]
-    Unknown,
-    /// It was asked again, and cannot know: its agent remembers nothing.
+    /// A resent command: the agent never received it, so it did not run.
+    #[error("the guest's agent never received the command")]
+    UnknownCommand,
+    /// A resent command: the agent keeps no record of commands, so it may or may not have run.
     #[error("the guest's agent does not remember commands")]
-    Forgetful,
-    /// It did not want to, or could not; the guest's reason.
+    StatelessAgent,
+    /// The guest refused or failed; holds the guest's reason.
     #[error("{0}")]
     Refused(String),
-    /// Our own side failed: the disk, say. The bytes did not come, or could not go.
+    /// The host failed, for example to read the data that it was to send.
     #[error("{0}")]
-    Host(String),
+    HostFailed(String),
 }
 
-/// A future that a guest hands out.
+/// The future returned by the methods of [`GuestApi`].
 pub type GuestFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, GuestError>> + Send + 'a>>;
 
-/// Everything that the control plane may ask of the guests of a node.
+/// Access to the agents of all guests on a node.
 ///
-/// Several things may be asked of one guest at a time. Whoever drops a future or a stream gives it up: a transfer is
-/// ended and what it left in the guest is removed, but a command goes on until it is cancelled.
+/// A guest serves several requests at a time. Dropping a future or a stream cancels it: an unfinished transfer is aborted
+/// and its partial file in the guest is removed, but a command keeps running until [`GuestApi::cancel`].
 pub trait GuestApi: Send + Sync {
-    /// Names a machine whenever the report of its guest may have changed, from now on. There is one listener at a time.
+    /// Yields the ID of an instance whenever the report of its guest may have changed. A new stream ends the previous one.
     fn changes(&self) -> ChangeStream;
 
-    /// What is known of the guest of a machine; nothing if the machine is not on or has no way for an agent.
+    /// Returns the state of a guest's agent, or `None` if the VM is off or has no agent channel.
     fn report(&self, id: InstanceId) -> Option<GuestReport>;
 
-    /// What the guest says of itself: distribution, mounts, SSH host keys.
+    /// Returns the facts that the guest reports: distribution, mounts, SSH host keys.
     fn facts(&self, id: InstanceId) -> GuestFuture<'_, Map<String, Value>>;
 
-    /// Runs a command line in the guest's shell and returns when it has ended, however long that takes. An agent that
-    /// remembers keeps the result until [`GuestApi::forget`].
+    /// Runs a command line in the guest's shell and waits for it to exit, without a timeout. An agent that remembers
+    /// commands keeps the result until [`GuestApi::forget`].
     fn execute<'a>(&'a self, id: InstanceId, command: &'a GuestCommand) -> GuestFuture<'a, CommandResult>;
 
-    /// What a command wrote, from its first byte; of one that ended and is not forgotten.
+    /// Streams the stored output of a command that has exited and is not forgotten.
     fn output(&self, id: InstanceId, key: CommandKey, name: OutputName) -> GuestFuture<'_, ByteStream>;
 
-    /// Says that nobody will ask for a command again. Nothing is waited for, and nobody learns if it fails.
+    /// Lets the agent discard the result of a command. This is best effort and does not wait for the agent.
     fn forget(&self, id: InstanceId, key: CommandKey) -> GuestFuture<'_, ()>;
 
-    /// Ends a command and what it started, if it still runs, and forgets it.
+    /// Kills a command with all its child processes if it still runs, and discards its result.
     fn cancel(&self, id: InstanceId, key: CommandKey) -> GuestFuture<'_, ()>;
 
-    /// Writes a file of `size` bytes: as a whole or, if anything fails, not at all, where the agent can do that. The
-    /// bytes are taken from the stream as the guest takes them. With a mode nobody finds the file there with another one;
-    /// without it a new one may be read by all, and one that was there is as it was.
+    /// Writes a file of `size` bytes, atomically where the agent supports it. The stream is read only as fast as the guest
+    /// accepts the data. The file never exists with permissions other than `mode`; without a mode a new file gets 0644
+    /// and an existing file keeps its permissions.
     fn put<'a>(
         &'a self,
         id: InstanceId,
@@ -199,10 +200,10 @@ pub trait GuestApi: Send + Sync {
         data: ByteStream,
     ) -> GuestFuture<'a, ()>;
 
-    /// ChangeStream the permissions of a file.
+    /// Changes the permissions of a file.
     fn change_mode<'a>(&'a self, id: InstanceId, path: &'a str, mode: u32) -> GuestFuture<'a, ()>;
 
-    /// Reads a file. The stream fails with [`crate::Error::Unavailable`] where this would be [`GuestError::Away`], and
-    /// with [`crate::Error::Conflict`] where this would be [`GuestError::Refused`].
+    /// Reads a file. The stream reports [`GuestError::Unreachable`] as [`crate::Error::Unavailable`] and
+    /// [`GuestError::Refused`] as [`crate::Error::Conflict`].
     fn get<'a>(&'a self, id: InstanceId, path: &'a str) -> GuestFuture<'a, (GuestFileInfo, ByteStream)>;
 }

@@ -378,7 +378,7 @@ async fn bring(app: &App, node: &Arc<dyn NodeApi>, row: &AgentOperationRow) -> R
 async fn cancel(app: &App, node: &Arc<dyn NodeApi>, row: &AgentOperationRow) -> Result<bool> {
     let cancelled = node.guests().cancel(row.instance, command_key(row));
     match tokio::time::timeout(ENDING, cancelled).await {
-        Ok(Err(GuestError::Away(_) | GuestError::Host(_))) | Err(_) => {
+        Ok(Err(GuestError::Unreachable(_) | GuestError::HostFailed(_))) | Err(_) => {
             tracing::info!(operation = %row.id, "a command was not ended yet");
             Ok(false)
         }
@@ -405,7 +405,7 @@ async fn end_given_up(app: &App, nodes: &[NodeId], instance: Option<InstanceId>)
     for (row, place) in agent_operations::given_up(&*app.store, nodes, instance).await? {
         let Some(node) = app.nodes.iter().find(|node| node.identity().id == place) else { continue };
         match node.guests().report(row.instance) {
-            Some(report) if report.state.is_ready() && report.boot == row.sent_boot => {
+            Some(report) if report.state.is_ready() && report.boot_id == row.sent_boot => {
                 // One that does not answer holds up nobody else.
                 if !deaf.contains(&row.instance) && !cancel(app, node, &row).await? {
                     deaf.insert(row.instance);

@@ -1,42 +1,50 @@
-//! Which start of a guest it is.
+//! Identification of guest boots.
 
-/// How far the time of one boot may seem to move: the guest's clock is set while it runs.
-const SAME: f64 = 60.0;
+/// How far the reported boot time of one boot may drift, in seconds: guests adjust their clocks while they run.
+const BOOT_TIME_TOLERANCE: f64 = 60.0;
 
+/// Derives a boot ID from what agents report, for agents with and without a boot ID of their own.
 #[derive(Debug, Default)]
-pub(super) struct Boot {
-    text: Option<String>,
-    /// When it booted, as an agent said that has no better way to tell boots apart.
-    time: Option<f64>,
-    /// How many boots looked like the one before.
-    alike: u64,
-    over: bool,
+pub(super) struct BootTracker {
+    boot_id: Option<String>,
+    /// The boot time that `boot_id` is derived from, unless the agent reported a boot ID.
+    boot_time: Option<f64>,
+    /// The number of boots whose time equalled the previous boot's.
+    duplicates: u64,
+    ended: bool,
 }
 
-impl Boot {
-    /// The guest's run ended: what comes next is another one.
-    pub(super) fn end(&mut self) {
-        self.over = true;
+impl BootTracker {
+    /// Records that the current boot ended: the next observation belongs to a new one.
+    pub(super) fn end_boot(&mut self) {
+        self.ended = true;
     }
 
-    /// Takes what an agent says, `started` if it says that it has just started, and answers which boot that is.
-    pub(super) fn hear(&mut self, id: Option<String>, time: Option<f64>, started: bool) -> Option<String> {
-        if let Some(id) = id {
-            (self.text, self.time, self.over) = (Some(id), None, false);
-            return self.text.clone();
+    /// Records what an agent reported, `agent_started` if the agent has just started, and returns the boot ID.
+    pub(super) fn observe(
+        &mut self,
+        reported_id: Option<String>,
+        boot_time: Option<f64>,
+        agent_started: bool,
+    ) -> Option<String> {
+        if let Some(id) = reported_id {
+            (self.boot_id, self.boot_time, self.ended) = (Some(id), None, false);
+            return self.boot_id.clone();
         }
-        let Some(time) = time else { return self.text.clone() };
-        let same = self.time.is_some_and(|before| (time - before).abs() <= SAME) && !started && !self.over;
-        if !same {
-            let text = format!("{time:.0}");
-            let seen = self.text.as_ref().is_some_and(|old| old.split('+').next() == Some(text.as_str()));
-            if seen {
-                self.alike += 1;
+        let Some(time) = boot_time else { return self.boot_id.clone() };
+        let is_close = |before: f64| (time - before).abs() <= BOOT_TIME_TOLERANCE;
+        let same_boot = self.boot_time.is_some_and(is_close) && !agent_started && !self.ended;
+        if !same_boot {
+            let id = format!("{time:.0}");
+            let duplicate =
+                self.boot_id.as_ref().is_some_and(|previous| previous.split('+').next() == Some(id.as_str()));
+            if duplicate {
+                self.duplicates += 1;
             }
-            self.text = Some(if seen { format!("{text}+{}", self.alike) } else { text });
-            (self.time, self.over) = (Some(time), false);
+            self.boot_id = Some(if duplicate { format!("{id}+{}", self.duplicates) } else { id });
+            (self.boot_time, self.ended) = (Some(time), false);
         }
-        self.text.clone()
+        self.boot_id.clone()
     }
 }
 
@@ -45,33 +53,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn boots_are_told_apart_by_their_ids() {
-        let mut boot = Boot::default();
-        let mut hear = |id: &str, started| boot.hear(Some(id.into()), Some(1.0), started).unwrap();
+    fn uses_reported_boot_ids() {
+        let mut boot = BootTracker::default();
+        let mut observe = |id: &str, started| boot.observe(Some(id.into()), Some(1.0), started).unwrap();
         assert_eq!(
-            (hear("a", true), hear("a", false), hear("a", true)),
+            (observe("a", true), observe("a", false), observe("a", true)),
             ("a".into(), "a".into(), "a".into())
         );
-        assert_eq!(hear("b", false), "b");
+        assert_eq!(observe("b", false), "b");
     }
 
     #[test]
-    fn boots_are_told_apart_by_their_times_where_there_is_nothing_better() {
-        let mut boot = Boot::default();
-        assert_eq!(boot.hear(None, None, false), None);
-        let first = boot.hear(None, Some(1000.0), true).unwrap();
+    fn derives_boot_ids_from_boot_times() {
+        let mut boot = BootTracker::default();
+        assert_eq!(boot.observe(None, None, false), None);
+        let first = boot.observe(None, Some(1000.0), true).unwrap();
         assert_eq!(first, "1000");
-        // Its clock was set.
-        assert_eq!(boot.hear(None, Some(1050.0), false).unwrap(), first);
-        assert_eq!(boot.hear(None, None, false).unwrap(), first);
-        assert_eq!(boot.hear(None, Some(1061.0), false).unwrap(), "1061");
-        // Another agent, which knows nothing of what the other did.
-        let second = boot.hear(None, Some(1061.0), true).unwrap();
+        // The guest adjusted its clock.
+        assert_eq!(boot.observe(None, Some(1050.0), false).unwrap(), first);
+        assert_eq!(boot.observe(None, None, false).unwrap(), first);
+        assert_eq!(boot.observe(None, Some(1061.0), false).unwrap(), "1061");
+        // A restarted agent knows nothing of the commands of the previous one.
+        let second = boot.observe(None, Some(1061.0), true).unwrap();
         assert_eq!(second, "1061+1");
-        assert_eq!(boot.hear(None, Some(1061.0), false).unwrap(), second);
-        boot.end();
-        let third = boot.hear(None, Some(1061.0), false).unwrap();
+        assert_eq!(boot.observe(None, Some(1061.0), false).unwrap(), second);
+        boot.end_boot();
+        let third = boot.observe(None, Some(1061.0), false).unwrap();
         assert_eq!(third, "1061+2");
-        assert_eq!(boot.hear(None, Some(1061.0), false).unwrap(), third);
+        assert_eq!(boot.observe(None, Some(1061.0), false).unwrap(), third);
     }
 }

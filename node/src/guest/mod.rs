@@ -1,11 +1,12 @@
-//! The agents inside the machines of this node.
+//! Host side of the protocols of the agents inside guests.
 //!
-//! `contact` is what is known of one guest and of whoever speaks with it; `v1` speaks the protocol of the serial port,
-//! `v2` that of the virtual socket.
-//! Whatever a guest sends harms nothing but what was asked of it, and takes a bounded amount of memory.
+//! A VM has an `AgentChannel` for each agent protocol that it offers; the `GuestRegistry` owns the channels and picks the
+//! one to use. `v1` implements the protocol over a serial port, `v2` the one over a virtual socket.
+//! Guests are not trusted: invalid data fails only the request that it answers, and memory use per guest is bounded.
 
 mod boot;
-mod contact;
+mod channel;
+mod registry;
 mod text;
 mod v1;
 mod v2;
@@ -20,47 +21,47 @@ use muster_types::storage::ByteStream;
 use muster_types::vm::ChangeStream;
 use serde_json::{Map, Value};
 
-pub(crate) use self::contact::{Contact, Contacts};
+pub(crate) use self::registry::{GuestHandle, GuestRegistry};
 
-/// The guests of this node.
+/// The guests of the VMs on this host.
 #[derive(Debug)]
 pub(crate) struct LocalGuests {
-    contacts: Arc<Contacts>,
+    registry: Arc<GuestRegistry>,
 }
 
 impl LocalGuests {
-    pub(crate) fn new(contacts: Arc<Contacts>) -> Self {
-        Self { contacts }
+    pub(crate) fn new(registry: Arc<GuestRegistry>) -> Self {
+        Self { registry }
     }
 }
 
 impl GuestApi for LocalGuests {
     fn changes(&self) -> ChangeStream {
-        self.contacts.changes()
+        self.registry.changes()
     }
 
     fn report(&self, id: InstanceId) -> Option<GuestReport> {
-        self.contacts.report(id)
+        self.registry.report(id)
     }
 
     fn facts(&self, id: InstanceId) -> GuestFuture<'_, Map<String, Value>> {
-        Box::pin(async move { self.contacts.speaker(id)?.facts().await })
+        Box::pin(async move { self.registry.client(id)?.facts().await })
     }
 
     fn execute<'a>(&'a self, id: InstanceId, command: &'a GuestCommand) -> GuestFuture<'a, CommandResult> {
-        Box::pin(async move { self.contacts.speaker(id)?.execute(command).await })
+        Box::pin(async move { self.registry.client(id)?.execute(command).await })
     }
 
     fn output(&self, id: InstanceId, key: CommandKey, name: OutputName) -> GuestFuture<'_, ByteStream> {
-        Box::pin(async move { self.contacts.speaker(id)?.output(key, name).await })
+        Box::pin(async move { self.registry.client(id)?.output(key, name).await })
     }
 
     fn forget(&self, id: InstanceId, key: CommandKey) -> GuestFuture<'_, ()> {
-        Box::pin(async move { self.contacts.speaker(id)?.forget(key).await })
+        Box::pin(async move { self.registry.client(id)?.forget(key).await })
     }
 
     fn cancel(&self, id: InstanceId, key: CommandKey) -> GuestFuture<'_, ()> {
-        Box::pin(async move { self.contacts.speaker(id)?.cancel(key).await })
+        Box::pin(async move { self.registry.client(id)?.cancel(key).await })
     }
 
     fn put<'a>(
@@ -71,14 +72,14 @@ impl GuestApi for LocalGuests {
         mode: Option<u32>,
         data: ByteStream,
     ) -> GuestFuture<'a, ()> {
-        Box::pin(async move { self.contacts.speaker(id)?.put(path, size, mode, data).await })
+        Box::pin(async move { self.registry.client(id)?.put(path, size, mode, data).await })
     }
 
     fn change_mode<'a>(&'a self, id: InstanceId, path: &'a str, mode: u32) -> GuestFuture<'a, ()> {
-        Box::pin(async move { self.contacts.speaker(id)?.change_mode(path, mode).await })
+        Box::pin(async move { self.registry.client(id)?.change_mode(path, mode).await })
     }
 
     fn get<'a>(&'a self, id: InstanceId, path: &'a str) -> GuestFuture<'a, (GuestFileInfo, ByteStream)> {
-        Box::pin(async move { self.contacts.speaker(id)?.get(path).await })
+        Box::pin(async move { self.registry.client(id)?.get(path).await })
     }
 }

@@ -1,14 +1,15 @@
-//! A made-up node, for demonstrations, fault injection and tests of scale. It says so in its record.
+//! Simulated nodes for demonstrations, fault injection and scale tests. Their node records are marked as simulated.
 
 mod guests;
 mod screen;
+mod script;
+mod vm;
 mod vms;
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
 use muster_types::guest::GuestApi;
 use muster_types::ids::{InstanceId, NetworkId, NodeId};
@@ -17,6 +18,7 @@ use muster_types::node::{FoundNetwork, NodeApi, NodeFuture, NodeIdentity, NodeRe
 use muster_types::storage::StorageApi;
 use muster_types::vm::{DisplayIdentity, VmApi, VmPlan, VmPower};
 use muster_types::{Error, Result};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::host::ProcessUsage;
@@ -26,65 +28,50 @@ use crate::storage::FileStorage;
 
 pub use guests::GuestScript;
 use guests::SimulatedGuests;
-use vms::SimulatedMachines;
+pub use script::SimulationScript;
+use vms::SimulatedVms;
 
-/// What a node has.
+/// The resources of a node.
 #[derive(Debug, Clone, Copy)]
-struct Size {
+struct Capacity {
     cpus: u64,
     memory_mb: u64,
-    /// In bytes.
-    disk: u64,
+    disk_bytes: u64,
 }
 
-const USUAL: Size = Size { cpus: 16, memory_mb: 64 * 1024, disk: 1 << 40 };
+const DEFAULT_CAPACITY: Capacity = Capacity { cpus: 16, memory_mb: 64 * 1024, disk_bytes: 1 << 40 };
 
-/// Stands for the certificate of an authority; nobody is to trust it.
-const AUTHORITY: &str = "-----BEGIN CERTIFICATE-----\nc2ltdWxhdGVk\n-----END CERTIFICATE-----\n";
-
-/// What happens to simulated machines, for tests and demonstrations.
-#[derive(Debug, Clone, Default)]
-pub struct Script {
-    /// How long a start takes.
-    pub boot: Duration,
-    /// Why every start fails.
-    pub start_fails: Option<String>,
-    /// Why every build fails.
-    pub build_fails: Option<String>,
-    /// What consoles show after a start, in place of the usual text.
-    pub console: Option<String>,
-    /// What happens in their guests.
-    pub guest: GuestScript,
-}
+/// A placeholder for the CA certificate of a node's displays.
+const FAKE_CA_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----\nc2ltdWxhdGVk\n-----END CERTIFICATE-----\n";
 
 /// A node that exists only in this process.
 #[derive(Debug)]
 pub struct SimulatedNode {
     identity: NodeIdentity,
-    born: std::time::Instant,
+    created: std::time::Instant,
     api_url: String,
-    size: Size,
+    capacity: Capacity,
     networks: Mutex<Networks>,
     storage: Arc<FileStorage>,
-    machines: SimulatedMachines,
+    vms: SimulatedVms,
     guests: SimulatedGuests,
 }
 
 #[derive(Debug, Default)]
 struct Networks {
     plans: BTreeMap<NetworkId, NetworkPlan>,
-    /// Why every network fails, for tests.
+    /// The error with which every change of a network fails.
     failure: Option<String>,
-    /// How often somebody asked what passed, which is what passes here.
-    asked: u64,
+    /// The number of usage queries, from which the simulated traffic is computed.
+    usage_queries: u64,
 }
 
 impl SimulatedNode {
-    /// The `number`th simulated node, counted from 1. The first is the network and database node, too. Its disk is
-    /// the folder `storage`, which no other node may have.
+    /// Creates the `number`th simulated node, counted from 1. The first one is also the network and database node. Its
+    /// storage is the directory `storage`, which it must not share with another node.
     #[must_use]
     pub fn new(number: usize, id: NodeId, storage: &Path) -> Self {
-        let machines = storage.join("machines");
+        let vm_dir = storage.join("machines");
         let storage = Arc::new(FileStorage::new(storage, Images::simulated()));
         let guests = SimulatedGuests::default();
         Self {
@@ -98,96 +85,92 @@ impl SimulatedNode {
                 is_network_node: number == 1,
                 is_database_node: number == 1,
             },
-            born: std::time::Instant::now(),
+            created: std::time::Instant::now(),
             api_url: String::new(),
-            size: USUAL,
+            capacity: DEFAULT_CAPACITY,
             networks: Mutex::default(),
-            machines: SimulatedMachines::new(storage.clone(), machines, guests.clone()),
+            vms: SimulatedVms::new(storage.clone(), vm_dir, guests.clone()),
             guests,
             storage,
         }
     }
 
-    /// Says where the daemon serves the API to the other nodes.
+    /// Sets the URL at which the daemon serves the API to other nodes.
     #[must_use]
     pub fn with_api_url(self, url: String) -> Self {
         Self { api_url: url, ..self }
     }
 
-    /// Says how large the node is.
+    /// Sets the resources of the node.
     #[must_use]
     pub fn with_size(self, cpus: u64, memory_mb: u64, disk_gb: u64) -> Self {
-        Self { size: Size { cpus, memory_mb, disk: disk_gb << 30 }, ..self }
+        Self { capacity: Capacity { cpus, memory_mb, disk_bytes: disk_gb << 30 }, ..self }
     }
 
-    /// Says what happens to machines from now on.
-    pub fn script(&self, script: Script) {
-        self.guests.script(script.guest.clone());
-        self.machines.script(script);
+    /// Sets the behaviour of the VMs from now on.
+    pub fn set_script(&self, script: SimulationScript) {
+        self.guests.set_script(script.guest.clone());
+        self.vms.set_script(script);
     }
 
-    /// Starts a guest again as if somebody in it did it.
+    /// Reboots a guest as from inside.
     pub fn restart_guest(&self, id: InstanceId) {
-        self.guests.restart(id);
+        self.guests.reboot(id);
     }
 
-    /// Starts the agent of a guest again.
+    /// Restarts the agent of a guest.
     pub fn restart_agent(&self, id: InstanceId) {
         self.guests.restart_agent(id);
     }
 
-    /// How often each command line was started in the guest of a machine, for as long as there is one.
+    /// Returns how often each command line was started in a guest.
     #[must_use]
     pub fn executions(&self, id: InstanceId) -> BTreeMap<String, u64> {
         self.guests.executions(id)
     }
 
-    /// How many transfers of files and of output were begun with the guest of a machine.
+    /// Returns the number of file and output transfers with a guest.
     #[must_use]
     pub fn transfers(&self, id: InstanceId) -> u64 {
         self.guests.transfers(id)
     }
 
-    /// Switches a machine off as if its guest did it.
-    pub fn switch_off(&self, id: InstanceId, reason: &str) {
-        self.machines.end(|other| other == id, &VmPower::Off { reason: reason.to_owned() });
+    /// Powers a VM off as from inside its guest.
+    pub fn power_off(&self, id: InstanceId, reason: &str) {
+        self.vms.terminate(|other| other == id, &VmPower::Off { reason: reason.to_owned() });
     }
 
-    /// Ends a machine as if its process died.
+    /// Terminates a VM as if its process had died.
     pub fn crash(&self, id: InstanceId, reason: &str) {
-        self.machines.end(|other| other == id, &VmPower::Crashed { reason: reason.to_owned() });
+        self.vms.terminate(|other| other == id, &VmPower::Crashed { reason: reason.to_owned() });
     }
 
-    /// Ends all machines that run as if the host had restarted.
-    pub fn lose_all(&self) {
-        self.machines.end(|_| true, &VmPower::Lost);
+    /// Terminates all running VMs as if the host had rebooted.
+    pub fn lose_all_vms(&self) {
+        self.vms.terminate(|_| true, &VmPower::Lost);
     }
 
-    /// What a machine is, but for the contents of its config drive; nothing if there is none.
+    /// Returns the plan of a VM without the contents of its config drive.
     #[must_use]
-    pub fn machine(&self, id: InstanceId) -> Option<VmPlan> {
-        self.machines.plan(id)
+    pub fn vm_plan(&self, id: InstanceId) -> Option<VmPlan> {
+        self.vms.plan(id)
     }
 
-    /// The machines that the node has something of.
+    /// Returns the IDs of all VMs of the node.
     #[must_use]
-    pub fn machine_ids(&self) -> Vec<InstanceId> {
-        self.machines.ids()
+    pub fn vm_ids(&self) -> Vec<InstanceId> {
+        self.vms.ids()
     }
 
-    /// Makes every network fail for this reason from now on, or none any more.
+    /// Makes every change of a network fail with this error, or succeed again.
     pub fn fail_networks(&self, reason: Option<&str>) {
-        self.networks().failure = reason.map(str::to_owned);
+        self.networks.lock().failure = reason.map(str::to_owned);
     }
 
-    /// What the node has, by the order of the ids.
+    /// Returns the networks of the node, ordered by ID.
     #[must_use]
-    pub fn plans(&self) -> Vec<NetworkPlan> {
-        self.networks().plans.values().cloned().collect()
-    }
-
-    fn networks(&self) -> MutexGuard<'_, Networks> {
-        self.networks.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn network_plans(&self) -> Vec<NetworkPlan> {
+        self.networks.lock().plans.values().cloned().collect()
     }
 }
 
@@ -199,7 +182,8 @@ impl NodeApi for SimulatedNode {
     fn report(&self) -> NodeFuture<'_, NodeReport> {
         Box::pin(async {
             let mut resources = role_flags(&self.identity);
-            let (Size { cpus, memory_mb, disk }, machines) = (self.size, self.machines.sum());
+            let Capacity { cpus, memory_mb, disk_bytes } = self.capacity;
+            let vms = self.vms.totals();
             let facts = json!({
                 "simulated": true,
                 "accelerator": "simulated",
@@ -210,21 +194,20 @@ impl NodeApi for SimulatedNode {
                 "cpu_load_1": 0.0,
                 "cpu_load_5": 0.0,
                 "cpu_load_15": 0.0,
-                "cpu_total_instance_vcpus": machines.cpus,
+                "cpu_total_instance_vcpus": vms.cpus,
                 "memory_max": memory_mb,
-                "memory_available": memory_mb.saturating_sub(machines.memory_mb),
-                "memory_total_instance_max": machines.memory_mb,
-                "memory_total_instance_actual": machines.memory_mb,
-                "disk_total": disk,
-                "disk_free": disk,
+                "memory_available": memory_mb.saturating_sub(vms.memory_mb),
+                "memory_total_instance_max": vms.memory_mb,
+                "memory_total_instance_actual": vms.memory_mb,
+                "disk_total": disk_bytes,
+                "disk_free": disk_bytes,
                 "disk_used": 0,
-                "instances_total": machines.total,
-                "instances_active": machines.active,
+                "instances_total": vms.total,
+                "instances_active": vms.active,
             });
-            if let Value::Object(facts) = facts {
-                resources.extend(facts);
-            }
-            let process = ProcessUsage { cpu_seconds: 0.0, age_seconds: self.born.elapsed().as_secs_f64() };
+            let Value::Object(facts) = facts else { unreachable!("the literal is an object") };
+            resources.extend(facts);
+            let process = ProcessUsage { cpu_seconds: 0.0, age_seconds: self.created.elapsed().as_secs_f64() };
             Ok(NodeReport {
                 resources,
                 process_metrics: process_metrics(process),
@@ -232,7 +215,7 @@ impl NodeApi for SimulatedNode {
                 mesh_mtu: Some(1500),
                 api_url: self.api_url.clone(),
                 display: Some(DisplayIdentity {
-                    authority: AUTHORITY.into(),
+                    authority: FAKE_CA_CERTIFICATE.into(),
                     subject: format!("C=XX,O=Muster,CN={}", self.identity.name),
                 }),
             })
@@ -240,14 +223,14 @@ impl NodeApi for SimulatedNode {
     }
 
     fn ensure_networks<'a>(&'a self, plans: &'a [NetworkPlan]) -> NodeFuture<'a, Vec<Result<NetworkReport>>> {
-        let mut networks = self.networks();
+        let mut networks = self.networks.lock();
         let results = plans.iter().map(|plan| networks.ensure(plan)).collect();
         Box::pin(async { Ok(results) })
     }
 
     fn remove_network(&self, network: FoundNetwork) -> NodeFuture<'_, ()> {
-        let mut networks = self.networks();
-        let result = networks.refuse();
+        let mut networks = self.networks.lock();
+        let result = networks.check_failure();
         if result.is_ok() {
             networks.plans.remove(&network.id);
         }
@@ -256,7 +239,8 @@ impl NodeApi for SimulatedNode {
 
     fn find_networks(&self) -> NodeFuture<'_, Vec<FoundNetwork>> {
         let found = self
-            .networks()
+            .networks
+            .lock()
             .plans
             .values()
             .map(|plan| FoundNetwork { id: plan.id, vxid: plan.vxid })
@@ -265,13 +249,14 @@ impl NodeApi for SimulatedNode {
     }
 
     fn ping(&self, network: NetworkId, address: Ipv4Addr) -> NodeFuture<'_, PingResult> {
-        let networks = self.networks();
+        let networks = self.networks.lock();
         let plan = networks.plans.get(&network);
         let router = plan.and_then(|plan| Some((plan.netblock.router(), plan.router.as_ref()?)));
         let result = match router {
-            Some((own, router)) => {
-                let answers = address == own || router.leases.iter().any(|lease| lease.address == address);
-                Ok(PingResult { stdout: pings(address, answers), stderr: vec![String::new()] })
+            Some((gateway, router)) => {
+                let answers =
+                    address == gateway || router.leases.iter().any(|lease| lease.address == address);
+                Ok(PingResult { stdout: ping_output(address, answers), stderr: vec![String::new()] })
             }
             None => Err(Error::Unavailable(format!("the router of network {network} is not on this node"))),
         };
@@ -283,7 +268,7 @@ impl NodeApi for SimulatedNode {
     }
 
     fn vms(&self) -> &dyn VmApi {
-        &self.machines
+        &self.vms
     }
 
     fn guests(&self) -> &dyn GuestApi {
@@ -291,15 +276,15 @@ impl NodeApi for SimulatedNode {
     }
 
     fn network_usage(&self, network: FoundNetwork) -> NodeFuture<'_, Option<NetworkUsage>> {
-        let mut networks = self.networks();
-        networks.asked += 1;
-        let asked = networks.asked;
-        let here = networks.plans.get(&network.id).is_some_and(|plan| plan.router.is_some());
+        let mut networks = self.networks.lock();
+        networks.usage_queries += 1;
+        let queries = networks.usage_queries;
+        let is_routed = networks.plans.get(&network.id).is_some_and(|plan| plan.router.is_some());
         let counters = |names: [&'static str; 4]| {
             let zeroes = names.into_iter().map(|name| (name, 0));
-            zeroes.chain([("packets", 10 * asked), ("bytes", 8400 * asked)]).collect()
+            zeroes.chain([("packets", 10 * queries), ("bytes", 8400 * queries)]).collect()
         };
-        let usage = here.then(|| NetworkUsage {
+        let usage = is_routed.then(|| NetworkUsage {
             rx: counters(["dropped", "errors", "multicast", "over_errors"]),
             tx: counters(["carrier_errors", "collisions", "dropped", "errors"]),
         });
@@ -308,12 +293,12 @@ impl NodeApi for SimulatedNode {
 }
 
 impl Networks {
-    fn refuse(&self) -> Result<()> {
+    fn check_failure(&self) -> Result<()> {
         self.failure.as_ref().map_or(Ok(()), |reason| Err(Error::Unavailable(reason.clone())))
     }
 
     fn ensure(&mut self, plan: &NetworkPlan) -> Result<NetworkReport> {
-        self.refuse()?;
+        self.check_failure()?;
         if let Some(newer) = self.plans.get(&plan.id).filter(|known| known.generation > plan.generation) {
             return Err(Error::Conflict(format!(
                 "generation {} of network {} is older than {}, which is in force",
@@ -325,8 +310,8 @@ impl Networks {
     }
 }
 
-/// What `ping` prints after ten packets.
-fn pings(address: Ipv4Addr, answers: bool) -> Vec<String> {
+/// Returns the output of `ping` for ten packets.
+fn ping_output(address: Ipv4Addr, answers: bool) -> Vec<String> {
     let mut lines = vec![format!("PING {address} ({address}) 56(84) bytes of data.")];
     if answers {
         let line = |number| format!("64 bytes from {address}: icmp_seq={number} ttl=64 time=0.050 ms");
@@ -341,7 +326,7 @@ fn pings(address: Ipv4Addr, answers: bool) -> Vec<String> {
     if answers {
         lines.push("rtt min/avg/max/mdev = 0.050/0.050/0.050/0.000 ms".into());
     }
-    // What follows the last line end.
+    // The output ends with a newline.
     lines.push(String::new());
     lines
 }

@@ -1,4 +1,4 @@
-//! Simulated machines obey the rules of real ones.
+//! Simulated VMs follow the rules of real ones.
 
 use std::time::Duration;
 
@@ -46,9 +46,9 @@ fn plan(base: Option<BlobId>) -> VmPlan {
     }
 }
 
-struct Once(Option<Bytes>);
+struct OneChunk(Option<Bytes>);
 
-impl Stream for Once {
+impl Stream for OneChunk {
     type Item = Result<Bytes>;
 
     fn poll_next(
@@ -59,10 +59,10 @@ impl Stream for Once {
     }
 }
 
-/// A blob with a conversion.
-async fn image(node: &SimulatedNode, size: usize) -> BlobId {
+/// Creates a blob with a conversion.
+async fn create_image(node: &SimulatedNode, size: usize) -> BlobId {
     let (storage, draft, blob) = (node.storage(), Draft::Upload(UploadId::new()), BlobId::new());
-    let data: ByteStream = Box::pin(Once(Some(vec![7; size].into())));
+    let data: ByteStream = Box::pin(OneChunk(Some(vec![7; size].into())));
     storage.append(draft, Some(0), u64::MAX, data).await.unwrap();
     storage.keep(draft, blob).await.unwrap();
     let facts = storage.inspect(blob).await.unwrap();
@@ -79,82 +79,91 @@ async fn power(node: &SimulatedNode, id: InstanceId) -> Option<VmPower> {
 }
 
 #[tokio::test]
-async fn a_machine_lives_and_its_power_is_told() {
+async fn vm_lifecycle_is_reported() {
     let (node, _folder) = node();
-    let plan = plan(Some(image(&node, 1 << 20).await));
-    let (machines, id) = (node.vms(), plan.id);
-    let mut changes = machines.changes();
-    assert!(matches!(machines.start(&plan).await, Err(Error::NotFound(_))));
+    let plan = plan(Some(create_image(&node, 1 << 20).await));
+    let (vms, id) = (node.vms(), plan.id);
+    let mut changes = vms.changes();
+    assert!(matches!(vms.start(&plan).await, Err(Error::NotFound(_))));
     assert_eq!(power(&node, id).await, None);
-    machines.build(&plan).await.unwrap();
-    machines.build(&plan).await.unwrap();
+    vms.build(&plan).await.unwrap();
+    vms.build(&plan).await.unwrap();
     assert!(matches!(power(&node, id).await, Some(VmPower::Off { .. })));
-    for refused in [machines.pause(id).await, machines.resume(id).await, machines.reset(id).await] {
+    for refused in [vms.pause(id).await, vms.resume(id).await, vms.reset(id).await] {
         assert!(matches!(refused, Err(Error::Conflict(_))), "{refused:?}");
     }
-    assert_eq!(machines.usage(id).await.unwrap(), None);
+    assert_eq!(vms.usage(id).await.unwrap(), None);
 
-    machines.start(&plan).await.unwrap();
+    vms.start(&plan).await.unwrap();
     assert_eq!(next(&mut changes).await, Some(id));
-    machines.start(&plan).await.unwrap();
+    vms.start(&plan).await.unwrap();
     assert_eq!(power(&node, id).await, Some(VmPower::On));
-    let console = machines.console(id, None).await.unwrap();
+    let console = vms.console(id, None).await.unwrap();
     let console = String::from_utf8(console.to_vec()).unwrap();
     assert!(console.contains(&id.to_string()) && console.ends_with("apple login: "), "{console}");
-    assert_eq!(&machines.console(id, Some(7)).await.unwrap()[..], b"login: ");
-    machines.reboot(id).await.unwrap();
-    machines.reset(id).await.unwrap();
-    assert_eq!(machines.console(id, None).await.unwrap().len(), 3 * console.len());
-    machines.clear_console(id).await.unwrap();
-    assert!(machines.console(id, None).await.unwrap().is_empty());
+    assert_eq!(&vms.console(id, Some(7)).await.unwrap()[..], b"login: ");
+    vms.reboot(id).await.unwrap();
+    vms.reset(id).await.unwrap();
+    assert_eq!(vms.console(id, None).await.unwrap().len(), 3 * console.len());
+    vms.clear_console(id).await.unwrap();
+    assert!(vms.console(id, None).await.unwrap().is_empty());
 
-    machines.pause(id).await.unwrap();
+    vms.pause(id).await.unwrap();
     assert_eq!(next(&mut changes).await, Some(id));
     assert_eq!(power(&node, id).await, Some(VmPower::Paused));
-    machines.start(&plan).await.unwrap();
+    vms.start(&plan).await.unwrap();
     assert_eq!(power(&node, id).await, Some(VmPower::Paused));
-    machines.resume(id).await.unwrap();
-    let before = machines.usage(id).await.unwrap().unwrap();
-    let after = machines.usage(id).await.unwrap().unwrap();
+    vms.resume(id).await.unwrap();
+    let before = vms.usage(id).await.unwrap().unwrap();
+    let after = vms.usage(id).await.unwrap().unwrap();
     assert!(after.cpu["cpu time ns"] > before.cpu["cpu time ns"]);
     assert!(after.disks["vdb"]["write bytes"] > before.disks["vdb"]["write bytes"]);
     assert!(after.networks["02:00:00:12:34:56"]["read packets"] > 0);
 
+    vms.stop(id).await.unwrap();
+    vms.stop(InstanceId::new()).await.unwrap();
+    assert_eq!(vms.list().await.unwrap().len(), 1);
+    vms.remove(id).await.unwrap();
+    vms.remove(id).await.unwrap();
+    assert_eq!((node.vm_ids(), power(&node, id).await), (vec![], None));
+}
+
+#[tokio::test]
+async fn reports_why_a_vm_is_no_longer_running() {
+    let (node, _folder) = node();
+    let plan = plan(None);
+    let (vms, id) = (node.vms(), plan.id);
+    let mut changes = vms.changes();
+    vms.build(&plan).await.unwrap();
     for (end, expected) in [
         (
-            &(|| node.switch_off(id, "the guest did it")) as &dyn Fn(),
+            &(|| node.power_off(id, "the guest did it")) as &dyn Fn(),
             VmPower::Off { reason: "the guest did it".into() },
         ),
         (&|| node.crash(id, "signal 9"), VmPower::Crashed { reason: "signal 9".into() }),
-        (&|| node.lose_all(), VmPower::Lost),
+        (&|| node.lose_all_vms(), VmPower::Lost),
     ] {
-        machines.start(&plan).await.unwrap();
+        vms.start(&plan).await.unwrap();
         next(&mut changes).await;
         end();
         assert_eq!(next(&mut changes).await, Some(id));
         assert_eq!(power(&node, id).await, Some(expected));
     }
-    machines.stop(id).await.unwrap();
-    machines.stop(InstanceId::new()).await.unwrap();
-    assert_eq!(machines.list().await.unwrap().len(), 1);
-    machines.remove(id).await.unwrap();
-    machines.remove(id).await.unwrap();
-    assert_eq!((node.machine_ids(), power(&node, id).await), (vec![], None));
 }
 
 #[tokio::test]
-async fn a_disk_needs_its_base_and_cannot_be_smaller() {
+async fn rejects_disk_without_base_or_smaller_than_it() {
     let (node, _folder) = node();
     let missing = plan(Some(BlobId::new()));
     let refused = node.vms().build(&missing).await;
     assert!(matches!(refused, Err(Error::Unavailable(_))), "{refused:?}");
-    let mut small = plan(Some(image(&node, 2 << 20).await));
+    let mut small = plan(Some(create_image(&node, 2 << 20).await));
     small.disks[0].size = Some(1 << 20);
     let refused = node.vms().build(&small).await.unwrap_err();
     assert!(matches!(refused, Error::Invalid(_)), "{refused:?}");
     assert!(refused.to_string().contains("1048576") && refused.to_string().contains("2097152"), "{refused}");
-    assert_eq!(node.machine_ids(), []);
-    // Once it is built, the conversion may go.
+    assert_eq!(node.vm_ids(), []);
+    // A built VM no longer needs the conversion.
     small.disks[0].size = None;
     node.vms().build(&small).await.unwrap();
     node.storage().remove_conversion(small.disks[0].base.unwrap()).await.unwrap();
@@ -163,64 +172,64 @@ async fn a_disk_needs_its_base_and_cannot_be_smaller() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_script_says_how_long_starts_take_and_what_fails() {
+async fn script_sets_start_duration_and_errors() {
     let (node, _folder) = node();
     let plan = plan(None);
-    let script = Script { build_fails: Some("no".into()), ..Script::default() };
-    node.script(script);
+    let script = SimulationScript { build_error: Some("no".into()), ..SimulationScript::default() };
+    node.set_script(script);
     let refused = node.vms().build(&plan).await;
-    assert!(matches!(&refused, Err(Error::Conflict(why)) if why == "no"), "{refused:?}");
-    let (boot, console) = (Duration::from_secs(30), Some("hello\n".to_owned()));
-    node.script(Script { boot, console, ..Script::default() });
+    assert!(matches!(&refused, Err(Error::Conflict(reason)) if reason == "no"), "{refused:?}");
+    let (start_duration, console_text) = (Duration::from_secs(30), Some("hello\n".to_owned()));
+    node.set_script(SimulationScript { start_duration, console_text, ..SimulationScript::default() });
     node.vms().build(&plan).await.unwrap();
     let before = tokio::time::Instant::now();
     node.vms().start(&plan).await.unwrap();
     assert_eq!(before.elapsed().as_secs(), 30);
     assert_eq!(&node.vms().console(plan.id, None).await.unwrap()[..], b"hello\n");
     node.vms().stop(plan.id).await.unwrap();
-    node.script(Script { start_fails: Some("no".into()), ..Script::default() });
+    node.set_script(SimulationScript { start_error: Some("no".into()), ..SimulationScript::default() });
     assert!(matches!(node.vms().start(&plan).await, Err(Error::Conflict(_))));
     assert!(matches!(power(&node, plan.id).await, Some(VmPower::Off { .. })));
 }
 
 #[tokio::test]
-async fn screens_and_copies_of_disks_become_blobs() {
+async fn screenshots_and_snapshots_become_blobs() {
     let (node, _folder) = node();
-    let plan = plan(Some(image(&node, 1 << 20).await));
-    let (machines, id) = (node.vms(), plan.id);
-    machines.build(&plan).await.unwrap();
+    let plan = plan(Some(create_image(&node, 1 << 20).await));
+    let (vms, id) = (node.vms(), plan.id);
+    vms.build(&plan).await.unwrap();
     let (screen, blob) = (Draft::Vm(BlobId::new()), BlobId::new());
-    assert!(matches!(machines.screenshot(id, screen).await, Err(Error::Conflict(_))));
-    machines.start(&plan).await.unwrap();
-    machines.screenshot(id, screen).await.unwrap();
-    machines.screenshot(id, screen).await.unwrap();
+    assert!(matches!(vms.screenshot(id, screen).await, Err(Error::Conflict(_))));
+    vms.start(&plan).await.unwrap();
+    vms.screenshot(id, screen).await.unwrap();
+    vms.screenshot(id, screen).await.unwrap();
     assert!(node.storage().keep(screen, blob).await.unwrap().size > 1000);
 
-    let copy = |device: &str| SnapshotDisk {
+    let snapshot = |device: &str| SnapshotDisk {
         device: device.into(),
         draft: Draft::Vm(BlobId::new()),
         thin: device == "vda",
     };
-    let copies = ["vda", "vdb", "nvram"].map(copy);
-    machines.snapshot(id, &copies, true).await.unwrap();
+    let snapshots = ["vda", "vdb", "nvram"].map(snapshot);
+    vms.snapshot(id, &snapshots, true).await.unwrap();
     let mut contents = Vec::new();
-    for (copy, size) in copies.iter().zip([1 << 20, 1 << 30]) {
+    for (disk, size) in snapshots.iter().zip([1 << 20, 1 << 30]) {
         let blob = BlobId::new();
-        contents.push(node.storage().keep(copy.draft, blob).await.unwrap().checksums.sha256);
+        contents.push(node.storage().keep(disk.draft, blob).await.unwrap().checksums.sha256);
         let facts = node.storage().inspect(blob).await.unwrap();
         assert_eq!((facts.format, facts.virtual_size), (ImageFormat::Qcow2, size));
     }
     assert_ne!(contents[0], contents[1]);
-    assert_eq!(node.storage().draft_size(copies[2].draft).await.unwrap(), Some(64 << 10));
-    // Another one replaces the draft and what was known of it.
-    machines.snapshot(id, &copies[..1], false).await.unwrap();
-    let again = node.storage().content(copies[0].draft).await.unwrap().checksums.sha256;
+    assert_eq!(node.storage().draft_size(snapshots[2].draft).await.unwrap(), Some(64 << 10));
+    // A new snapshot replaces the draft and its checksums.
+    vms.snapshot(id, &snapshots[..1], false).await.unwrap();
+    let again = node.storage().content(snapshots[0].draft).await.unwrap().checksums.sha256;
     assert_ne!(again, contents[0]);
-    assert!(matches!(machines.snapshot(id, &[copy("vdz")], false).await, Err(Error::Conflict(_))));
+    assert!(matches!(vms.snapshot(id, &[snapshot("vdz")], false).await, Err(Error::Conflict(_))));
 }
 
 #[tokio::test]
-async fn ports_are_free_and_no_two_machines_share_one() {
+async fn no_two_running_vms_share_a_port() {
     let (node, _folder) = node();
     let (one, mut other) = (plan(None), plan(None));
     for plan in [&one, &other] {
@@ -228,7 +237,7 @@ async fn ports_are_free_and_no_two_machines_share_one() {
     }
     node.vms().start(&one).await.unwrap();
     let refused = node.vms().start(&other).await;
-    assert!(matches!(refused, Err(Error::PortInUse(_))), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Unavailable(_))), "{refused:?}");
     let taken: Vec<u16> = (30003..49990).collect();
     let mut chosen = node.vms().choose_ports(10, &taken).await.unwrap();
     chosen.sort_unstable();
@@ -239,7 +248,7 @@ async fn ports_are_free_and_no_two_machines_share_one() {
 }
 
 #[tokio::test]
-async fn an_interface_is_plugged_once() {
+async fn plugs_an_interface_once() {
     let (node, _folder) = node();
     let (plan, new) = (plan(None), nic());
     assert!(matches!(node.vms().attach_nic(plan.id, &new).await, Err(Error::NotFound(_))));
@@ -248,13 +257,13 @@ async fn an_interface_is_plugged_once() {
     for nic in [&new, &new, &plan.nics[0]] {
         node.vms().attach_nic(plan.id, nic).await.unwrap();
     }
-    let known = node.machine(plan.id).unwrap();
-    assert_eq!(known.nics, [plan.nics[0].clone(), new]);
-    assert_eq!(known.config_drive, Some(Vec::new()));
+    let stored = node.vm_plan(plan.id).unwrap();
+    assert_eq!(stored.nics, [plan.nics[0].clone(), new]);
+    assert_eq!(stored.config_drive, Some(Vec::new()));
 }
 
 #[tokio::test]
-async fn the_node_reports_its_machines() {
+async fn node_report_includes_its_vms() {
     let (node, _folder) = node();
     let node = node.with_size(4, 4096, 10);
     let plan = plan(None);
@@ -277,7 +286,7 @@ async fn the_node_reports_its_machines() {
 }
 
 #[tokio::test]
-async fn the_end_of_the_process_is_that_of_the_host() {
+async fn restart_of_the_process_counts_as_host_reboot() {
     let (node, folder) = node();
     let plans: Vec<VmPlan> = (0..4)
         .map(|number| {
@@ -301,7 +310,7 @@ async fn the_end_of_the_process_is_that_of_the_host() {
     assert!(matches!(power(&node, plans[2].id).await, Some(VmPower::Off { .. })));
     assert_eq!(power(&node, plans[3].id).await, None);
     node.vms().start(&plans[1]).await.unwrap();
-    assert_eq!(node.machine(plans[1].id).unwrap().name, "apple");
+    assert_eq!(node.vm_plan(plans[1].id).unwrap().name, "apple");
     for plan in &plans {
         node.vms().remove(plan.id).await.unwrap();
     }
@@ -309,10 +318,10 @@ async fn the_end_of_the_process_is_that_of_the_host() {
 }
 
 #[test]
-fn a_ping_looks_like_one() {
+fn ping_output_has_the_format_of_ping() {
     let address = "10.0.0.2".parse().unwrap();
-    let lines = pings(address, true);
+    let lines = ping_output(address, true);
     assert_eq!(lines.iter().filter(|line| line.contains("icmp_seq")).count(), 10);
     assert_eq!(lines.last().map(String::as_str), Some(""));
-    assert!(pings(address, false).iter().any(|line| line.contains("100% packet loss")));
+    assert!(ping_output(address, false).iter().any(|line| line.contains("100% packet loss")));
 }

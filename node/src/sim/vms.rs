@@ -1,13 +1,14 @@
-//! Simulated machines: they run in the memory of this process only, and obey the same rules as real ones. They compute
-//! nothing, but show a console and a screen, and hand out copies of disks that are images.
+//! Simulated VMs. They exist only in memory but follow the same rules as real ones, with consoles, screenshots and disk
+//! snapshots that are valid images.
 //!
-//! That they were built and whether they were on is remembered by the names of empty files. To them the end of this
-//! process is that of their host: the next one finds those lost that were on.
+//! Which VMs exist and which are running is persisted as the names of empty files. The end of the process counts as a
+//! reboot of the host: the next process reports the VMs that were running as lost.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -15,164 +16,149 @@ use muster_types::ids::{BlobId, InstanceId};
 use muster_types::node::NodeFuture;
 use muster_types::storage::Draft;
 use muster_types::vm::{
-    ChangeStream, ConsolePorts, DiskKind, DiskPlan, FoundVm, NicPlan, SnapshotDisk, VmApi, VmPlan, VmPower,
+    ChangeStream, DiskKind, DiskPlan, FoundVm, NicPlan, SnapshotDisk, VmApi, VmPlan, VmPower,
     VmUsage,
 };
 use muster_types::{Error, Result};
+use parking_lot::Mutex;
 use uuid::Uuid;
 
-use super::Script;
 use super::guests::SimulatedGuests;
 use super::screen;
+use super::script::SimulationScript;
+use super::vm::{SimulatedVm, ports};
 use crate::changes::ChangeNotifier;
 use crate::image::fresh;
 use crate::storage::{FileStorage, failed};
 
-/// Where the ports of machines are.
+/// The port range of consoles.
 const PORTS: std::ops::Range<u16> = 30000..50000;
 
-/// How many boots a console remembers.
-const MOST_BOOTS: usize = 16;
+/// The size of a simulated NVRAM, in bytes.
+const NVRAM_SIZE: usize = 64 << 10;
 
-/// What the memory of a simulated firmware holds, in bytes.
-const NVRAM: usize = 64 << 10;
-
-/// The machines of a simulated node.
+/// The VMs of a simulated node.
 #[derive(Debug)]
-pub(super) struct SimulatedMachines {
+pub(super) struct SimulatedVms {
     storage: Arc<FileStorage>,
-    /// What is remembered: `<id>.on`, `<id>.off`.
-    folder: PathBuf,
-    notifier: ChangeNotifier,
+    /// Holds the files `<id>.on` and `<id>.off`.
+    directory: PathBuf,
+    change_notifier: ChangeNotifier,
     state: Mutex<State>,
     guests: SimulatedGuests,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    machines: BTreeMap<InstanceId, Machine>,
-    script: Script,
-    /// What consoles show after a start, shared by all that do.
-    console: Option<Arc<str>>,
+    vms: BTreeMap<InstanceId, SimulatedVm>,
+    script: SimulationScript,
+    /// The console output of a boot, shared by all VMs.
+    console_text: Option<Arc<str>>,
 }
 
-#[derive(Debug)]
-struct Machine {
-    /// Without the contents of the config drive, which nobody reads. Nothing for one that was remembered, until it is
-    /// built or started again.
-    plan: Option<VmPlan>,
-    power: VmPower,
-    /// When it was switched on the last time.
-    started: Instant,
-    /// What its console showed: the usual text, or another one, for each time that it booted.
-    boots: Vec<Option<Arc<str>>>,
-    /// How many copies were made of its disks.
-    snapshots: u64,
-    /// How often somebody asked what it used.
-    asked: u64,
-}
-
-/// What the machines of a node have in sum.
+/// The total resources of the VMs of a node.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Sum {
+pub(super) struct VmTotals {
     pub(super) total: u64,
     pub(super) active: u64,
-    /// Of those that are active.
+    /// Of the active VMs.
     pub(super) cpus: u64,
+    /// Of the active VMs.
     pub(super) memory_mb: u64,
 }
 
-impl SimulatedMachines {
-    pub(super) fn new(storage: Arc<FileStorage>, folder: PathBuf, guests: SimulatedGuests) -> Self {
-        let machines = remembered(&folder).into_iter().map(|(id, power)| (id, Machine::new(None, power)));
-        let state = State { machines: machines.collect(), ..State::default() };
-        Self { storage, folder, notifier: ChangeNotifier::default(), state: Mutex::new(state), guests }
+impl SimulatedVms {
+    pub(super) fn new(storage: Arc<FileStorage>, directory: PathBuf, guests: SimulatedGuests) -> Self {
+        let vms = load(&directory).into_iter().map(|(id, power)| (id, SimulatedVm::new(None, power)));
+        let state = State { vms: vms.collect(), ..State::default() };
+        Self { storage, directory, change_notifier: ChangeNotifier::default(), state: Mutex::new(state), guests }
     }
 
-    /// Remembers how a machine is, or that there is none.
-    fn remember(&self, id: InstanceId, power: Option<&VmPower>) {
+    /// Persists the power state of a VM, or its removal.
+    fn save(&self, id: InstanceId, power: Option<&VmPower>) {
         let kind = power.map(|power| match power {
             VmPower::On | VmPower::Paused | VmPower::Lost => "on",
             VmPower::Off { .. } | VmPower::Crashed { .. } => "off",
         });
-        let path = |kind: &str| self.folder.join(format!("{id}.{kind}"));
-        // The new name first: one of them is always there.
-        let noted = kind.map_or(Ok(()), |kind| {
-            fs::create_dir_all(&self.folder)?;
+        let path = |kind: &str| self.directory.join(format!("{id}.{kind}"));
+        // The new file is created first so that there always is one.
+        let saved = kind.map_or(Ok(()), |kind| {
+            fs::create_dir_all(&self.directory)?;
             File::create(path(kind)).map(drop)
         });
-        if let Err(error) = noted {
-            tracing::warn!(%error, machine = %id, "a simulated machine will be forgotten");
+        if let Err(error) = saved {
+            tracing::warn!(%error, instance = %id, "failed to save the state of a simulated VM");
         }
         for old in ["on", "off"].into_iter().filter(|old| Some(*old) != kind) {
-            let _ = fs::remove_file(path(old));
+            match fs::remove_file(path(old)) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    tracing::warn!(%error, instance = %id, "failed to remove the old state of a simulated VM");
+                }
+                _ => {}
+            }
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn script(&self, script: Script) {
-        let mut state = self.state();
-        state.console = script.console.as_deref().map(Arc::from);
+    pub(super) fn set_script(&self, script: SimulationScript) {
+        let mut state = self.state.lock();
+        state.console_text = script.console_text.as_deref().map(Arc::from);
         state.script = script;
     }
 
     pub(super) fn plan(&self, id: InstanceId) -> Option<VmPlan> {
-        self.state().machines.get(&id).and_then(|machine| machine.plan.clone())
+        self.state.lock().vms.get(&id).and_then(|vm| vm.plan.clone())
     }
 
     pub(super) fn ids(&self) -> Vec<InstanceId> {
-        self.state().machines.keys().copied().collect()
+        self.state.lock().vms.keys().copied().collect()
     }
 
-    /// Ends those of `which` that run.
-    pub(super) fn end(&self, which: impl Fn(InstanceId) -> bool, power: &VmPower) {
-        let mut ended = Vec::new();
-        for (id, machine) in &mut self.state().machines {
-            if which(*id) && machine.is_active() {
-                machine.power = power.clone();
-                ended.push(*id);
+    /// Changes the running VMs that `which` selects to a power state without a process.
+    pub(super) fn terminate(&self, which: impl Fn(InstanceId) -> bool, power: &VmPower) {
+        let mut terminated = Vec::new();
+        for (id, vm) in &mut self.state.lock().vms {
+            if which(*id) && vm.is_active() {
+                vm.power = power.clone();
+                terminated.push(*id);
             }
         }
-        for id in ended {
-            self.guests.switched_off(id);
-            self.remember(id, Some(power));
-            self.notifier.notify(id);
+        for id in terminated {
+            self.guests.power_off(id);
+            self.save(id, Some(power));
+            self.change_notifier.notify(id);
         }
     }
 
-    pub(super) fn sum(&self) -> Sum {
-        let state = self.state();
-        let total = Sum { total: state.machines.len() as u64, ..Sum::default() };
-        let active = state.machines.values().filter(|machine| machine.is_active());
-        active.fold(total, |sum, machine| Sum {
-            active: sum.active + 1,
-            cpus: sum.cpus + machine.plan.as_ref().map_or(0, |plan| u64::from(plan.cpus)),
-            memory_mb: sum.memory_mb + machine.plan.as_ref().map_or(0, |plan| plan.memory_mb),
-            ..sum
+    pub(super) fn totals(&self) -> VmTotals {
+        let state = self.state.lock();
+        let total = VmTotals { total: state.vms.len() as u64, ..VmTotals::default() };
+        let active = state.vms.values().filter(|vm| vm.is_active());
+        active.fold(total, |totals, vm| VmTotals {
+            active: totals.active + 1,
+            cpus: totals.cpus + vm.plan.as_ref().map_or(0, |plan| u64::from(plan.cpus)),
+            memory_mb: totals.memory_mb + vm.plan.as_ref().map_or(0, |plan| plan.memory_mb),
+            ..totals
         })
     }
 
-    /// Does something with a machine that is there, and tells of it if its power is another one then.
-    fn with<T>(&self, id: InstanceId, work: impl FnOnce(&mut Machine) -> Result<T>) -> Result<T> {
-        let mut state = self.state();
-        let machine = state.machines.get_mut(&id).ok_or_else(|| Error::not_found("machine"))?;
-        let before = machine.power.clone();
-        let result = work(machine);
-        let changed = (machine.power != before).then(|| machine.power.clone());
-        let plan = machine.plan.clone();
+    /// Updates a VM. If its power state changes, saves it and notifies the guest and the listener.
+    fn update<T>(&self, id: InstanceId, update: impl FnOnce(&mut SimulatedVm) -> Result<T>) -> Result<T> {
+        let mut state = self.state.lock();
+        let vm = state.vms.get_mut(&id).ok_or_else(|| Error::not_found("VM"))?;
+        let before = vm.power.clone();
+        let result = update(vm);
+        let changed = (vm.power != before).then(|| vm.power.clone());
+        let plan = vm.plan.clone();
         drop(state);
         if let Some(power) = changed {
-            self.guests.follow(id, &before, &power, plan.as_ref());
-            self.remember(id, Some(&power));
-            self.notifier.notify(id);
+            self.guests.apply_power(id, &before, &power, plan.as_ref());
+            self.save(id, Some(&power));
+            self.change_notifier.notify(id);
         }
         result
     }
 
-    /// Refuses a disk that cannot be made, as a real node does.
+    /// Returns an error if the base of a disk is missing or too large.
     fn require_base(&self, disk: &DiskPlan) -> Result<()> {
         let Some(base) = disk.base else { return Ok(()) };
         let conversion = self.storage.conversion(base)?;
@@ -186,13 +172,13 @@ impl SimulatedMachines {
         }
     }
 
-    fn build_now(&self, plan: &VmPlan) -> Result<()> {
-        if let Some(reason) = self.state().script.build_fails.clone() {
+    fn build_vm(&self, plan: &VmPlan) -> Result<()> {
+        if let Some(reason) = self.state.lock().script.build_error.clone() {
             return Err(Error::Conflict(reason));
         }
-        if let Some(machine) = self.state().machines.get_mut(&plan.id) {
-            if !machine.is_active() {
-                machine.plan = Some(slim(plan));
+        if let Some(vm) = self.state.lock().vms.get_mut(&plan.id) {
+            if !vm.is_active() {
+                vm.plan = Some(without_drive_files(plan));
             }
             return Ok(());
         }
@@ -202,111 +188,112 @@ impl SimulatedMachines {
         {
             return Err(missing("the file", template));
         }
-        let power = never_on();
-        self.remember(plan.id, Some(&power));
-        self.state().machines.insert(plan.id, Machine::new(Some(slim(plan)), power));
+        let power = never_started();
+        self.save(plan.id, Some(&power));
+        self.state.lock().vms.insert(plan.id, SimulatedVm::new(Some(without_drive_files(plan)), power));
         Ok(())
     }
 
-    async fn start_now(&self, plan: &VmPlan) -> Result<()> {
-        let (boot, fails) = {
-            let state = self.state();
-            let machine = state.machines.get(&plan.id).ok_or_else(|| Error::not_found("machine"))?;
-            if machine.is_active() {
+    async fn start_vm(&self, plan: &VmPlan) -> Result<()> {
+        let (duration, error) = {
+            let state = self.state.lock();
+            let vm = state.vms.get(&plan.id).ok_or_else(|| Error::not_found("VM"))?;
+            if vm.is_active() {
                 return Ok(());
             }
             state.require_ports(plan)?;
-            (state.script.boot, state.script.start_fails.clone())
+            (state.script.start_duration, state.script.start_error.clone())
         };
-        if !boot.is_zero() {
-            tokio::time::sleep(boot).await;
+        if !duration.is_zero() {
+            tokio::time::sleep(duration).await;
         }
-        if let Some(reason) = fails {
+        if let Some(reason) = error {
             return Err(Error::Conflict(reason));
         }
         let console = {
-            let state = self.state();
+            let state = self.state.lock();
             state.require_ports(plan)?;
-            state.console.clone()
+            state.console_text.clone()
         };
-        self.with(plan.id, |machine| {
-            machine.plan = Some(slim(plan));
-            machine.power = VmPower::On;
-            machine.started = Instant::now();
-            machine.boot(console);
+        self.update(plan.id, |vm| {
+            vm.plan = Some(without_drive_files(plan));
+            vm.power = VmPower::On;
+            vm.started = Instant::now();
+            vm.boot(console);
             Ok(())
         })
     }
 
-    /// Boots a guest again.
-    fn boot_again(&self, id: InstanceId, does: impl FnOnce(&Machine) -> bool) -> Result<()> {
-        let console = self.state().console.clone();
-        let boots = self.with(id, |machine| {
-            machine.require_active()?;
-            let boots = does(machine);
-            if boots {
-                machine.boot(console);
+    /// Reboots the guest of an active VM if `condition` holds.
+    fn reboot_if(&self, id: InstanceId, condition: impl FnOnce(&SimulatedVm) -> bool) -> Result<()> {
+        let console = self.state.lock().console_text.clone();
+        let rebooted = self.update(id, |vm| {
+            vm.require_active()?;
+            let reboots = condition(vm);
+            if reboots {
+                vm.boot(console);
             }
-            Ok(boots)
+            Ok(reboots)
         })?;
-        if boots {
-            self.guests.restart(id);
+        if rebooted {
+            self.guests.reboot(id);
         }
         Ok(())
     }
 
-    async fn snapshot_now(&self, id: InstanceId, disks: &[SnapshotDisk]) -> Result<()> {
-        let (known, number) = self.with(id, |machine| {
+    async fn take_snapshot(&self, id: InstanceId, disks: &[SnapshotDisk]) -> Result<()> {
+        let (planned, number) = self.update(id, |vm| {
             for disk in disks {
-                machine.require_copied(&disk.device)?;
+                vm.require_snapshottable(&disk.device)?;
             }
-            machine.snapshots += 1;
-            let disks = machine.plan.as_ref().map_or_else(Vec::new, |plan| plan.disks.clone());
-            Ok((disks, machine.snapshots))
+            vm.snapshots += 1;
+            let disks = vm.plan.as_ref().map_or_else(Vec::new, |plan| plan.disks.clone());
+            Ok((disks, vm.snapshots))
         })?;
         for disk in disks {
             let scratch = self.storage.scratch()?;
-            let file = scratch.path("copy");
-            let words = format!(
-                "disk {} of simulated machine {id}, copy {number}, thin: {}\n",
+            let file = scratch.path("snapshot");
+            let content = format!(
+                "disk {} of simulated VM {id}, snapshot {number}, thin: {}\n",
                 disk.device, disk.thin
             );
-            let of = known.iter().find(|of| of.device == disk.device);
-            let written = match of {
-                Some(of) => fresh::write(&file, self.size(of)?, None, Some(words.as_bytes())),
+            let plan = planned.iter().find(|plan| plan.device == disk.device);
+            let written = match plan {
+                Some(plan) => fresh::write(&file, self.disk_size(plan)?, None, Some(content.as_bytes())),
                 None => {
-                    let mut nvram = words.into_bytes();
-                    nvram.resize(NVRAM, 0xff);
+                    let mut nvram = content.into_bytes();
+                    nvram.resize(NVRAM_SIZE, 0xff);
                     fs::write(&file, nvram)
                 }
             };
-            written.map_err(failed("a copy of a disk is not written"))?;
+            written.map_err(failed("failed to write a disk snapshot"))?;
             self.storage.adopt_draft(disk.draft, &file).await?;
         }
         Ok(())
     }
 
-    /// The bytes of a disk. The conversion of its base may be gone by now.
-    fn size(&self, disk: &DiskPlan) -> Result<u64> {
+    /// Returns the size of a disk in bytes. The conversion of its base may have been removed since it was built.
+    fn disk_size(&self, disk: &DiskPlan) -> Result<u64> {
         let base = disk.base.map(|base| self.storage.conversion(base)).transpose()?.flatten();
-        let least = base.map_or(1 << 20, |base| base.facts.virtual_size);
-        Ok(disk.size.map_or(least, |size| size.max(least)))
+        let min_size = base.map_or(1 << 20, |base| base.facts.virtual_size);
+        Ok(disk.size.map_or(min_size, |size| size.max(min_size)))
     }
 
-    async fn screenshot_now(&self, id: InstanceId, draft: Draft) -> Result<()> {
-        self.with(id, |machine| machine.require_active())?;
+    async fn take_screenshot(&self, id: InstanceId, draft: Draft) -> Result<()> {
+        self.update(id, |vm| vm.require_active())?;
         let scratch = self.storage.scratch()?;
         let file = scratch.path("screen");
-        let written = fs::write(&file, screen::picture(id.0.as_u128()));
-        written.map_err(failed("a picture is not written"))?;
+        let written = fs::write(&file, screen::screenshot(id.0.as_u128()));
+        written.map_err(failed("failed to write a screenshot"))?;
         self.storage.adopt_draft(draft, &file).await
     }
 
-    fn choose(&self, count: usize, taken: &[u16]) -> Result<Vec<u16>> {
+    fn free_ports(&self, count: usize, taken: &[u16]) -> Result<Vec<u16>> {
         let mut used: BTreeSet<u16> = taken.iter().copied().collect();
-        used.extend(self.state().machines.values().flat_map(Machine::ports));
+        used.extend(self.state.lock().vms.values().flat_map(SimulatedVm::ports));
         let size = u128::from(PORTS.end - PORTS.start);
-        let begin = PORTS.start + u16::try_from(Uuid::new_v4().as_u128() % size).unwrap_or(0);
+        let begin = PORTS.start
+            + u16::try_from(Uuid::new_v4().as_u128() % size).expect("less than the size of PORTS");
         let free = (begin..PORTS.end).chain(PORTS.start..begin).filter(|port| !used.contains(port));
         let chosen: Vec<u16> = free.take(count).collect();
         if chosen.len() == count { Ok(chosen) } else { Err(Error::Unavailable("no port is free".into())) }
@@ -314,9 +301,9 @@ impl SimulatedMachines {
 }
 
 impl State {
-    /// Refuses ports that a machine that runs has.
+    /// Returns an error if a running VM uses one of the ports.
     fn require_ports(&self, plan: &VmPlan) -> Result<()> {
-        let others = self.machines.iter().filter(|(id, other)| **id != plan.id && other.is_active());
+        let others = self.vms.iter().filter(|(id, other)| **id != plan.id && other.is_active());
         let wanted: Vec<u16> = ports(plan.ports).collect();
         match others.flat_map(|(_, other)| other.ports()).find(|port| wanted.contains(port)) {
             Some(port) => Err(Error::PortInUse(format!("console port {port} is in use"))),
@@ -325,156 +312,55 @@ impl State {
     }
 }
 
-impl Machine {
-    fn new(plan: Option<VmPlan>, power: VmPower) -> Self {
-        Self { plan, power, started: Instant::now(), boots: Vec::new(), snapshots: 0, asked: 0 }
-    }
-
-    fn ports(&self) -> impl Iterator<Item = u16> + use<> {
-        self.plan.as_ref().map(|plan| plan.ports).into_iter().flat_map(ports)
-    }
-
-    fn is_active(&self) -> bool {
-        match self.power {
-            VmPower::On | VmPower::Paused => true,
-            VmPower::Off { .. } | VmPower::Crashed { .. } | VmPower::Lost => false,
-        }
-    }
-
-    fn require_active(&self) -> Result<()> {
-        if self.is_active() { Ok(()) } else { Err(Error::Conflict("the machine is not on".into())) }
-    }
-
-    /// Refuses what no copy can be made of.
-    fn require_copied(&self, device: &str) -> Result<()> {
-        let copied = |disk: &DiskPlan| disk.device == device && disk.kind == DiskKind::Disk;
-        let has = |plan: &VmPlan| plan.disks.iter().any(copied) || (device == "nvram" && plan.uefi);
-        if self.plan.as_ref().is_some_and(has) {
-            return Ok(());
-        }
-        Err(Error::Conflict(format!("the machine has no disk {device}")))
-    }
-
-    fn boot(&mut self, console: Option<Arc<str>>) {
-        if self.boots.len() == MOST_BOOTS {
-            self.boots.remove(0);
-        }
-        self.boots.push(console);
-    }
-
-    fn console(&self) -> String {
-        let text = |boot: &Option<Arc<str>>| match (boot, &self.plan) {
-            (Some(text), _) => text.to_string(),
-            (None, Some(plan)) => log(plan),
-            (None, None) => String::new(),
-        };
-        self.boots.iter().map(text).collect()
-    }
-
-    /// Grows with time and with each question.
-    fn usage(&mut self) -> VmUsage {
-        self.asked += 1;
-        let asked = self.asked;
-        let age = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        // A machine that idles.
-        let (user, system) = (age / 100 + asked * 1_000_000, age / 200 + asked * 500_000);
-        let cpu = [("cpu time ns", user + system), ("system time ns", system), ("user time ns", user)];
-        let disk = [
-            ("actual bytes on disk", 196_608 + 4096 * asked),
-            ("errors", 0),
-            ("read bytes", 65536 * asked),
-            ("read requests", 16 * asked),
-            ("write bytes", 4096 * asked),
-            ("write requests", asked),
-        ];
-        let network = [
-            ("read bytes", 8400 * asked),
-            ("read drops", 0),
-            ("read errors", 0),
-            ("read packets", 100 * asked),
-            ("write bytes", 4200 * asked),
-            ("write drops", 0),
-            ("write errors", 0),
-            ("write packets", 50 * asked),
-        ];
-        let disks = self.plan.iter().flat_map(|plan| &plan.disks).filter(|of| of.kind == DiskKind::Disk);
-        let nics = self.plan.iter().flat_map(|plan| &plan.nics);
-        VmUsage {
-            cpu: cpu.into(),
-            disks: disks.map(|of| (of.device.clone(), disk.into())).collect(),
-            networks: nics.map(|nic| (nic.mac.to_string(), network.into())).collect(),
-        }
-    }
-}
-
-/// What a guest says while it boots.
-fn log(plan: &VmPlan) -> String {
-    let VmPlan { id, name, cpus, memory_mb, .. } = plan;
-    let mut lines = vec![
-        "[    0.000000] Linux version 6.1.0-simulated".to_owned(),
-        format!("[    0.000000] DMI: Muster Simulated Machine, UUID {id}"),
-        format!("[    0.021340] Memory: {}K available", memory_mb * 1024),
-        format!("[    0.084210] smp: Brought up 1 node, {cpus} CPUs"),
-    ];
-    for disk in &plan.disks {
-        lines.push(format!("[    0.412800] {}: attached on {}", disk.device, disk.bus));
-    }
-    for (number, nic) in plan.nics.iter().enumerate() {
-        lines.push(format!("[    0.533100] eth{number}: {} {}, mtu {}", nic.model, nic.mac, nic.mtu));
-    }
-    lines.push("[    0.700000] Run /sbin/init as init process".into());
-    lines.push(String::new());
-    lines.push(format!("{name} login: "));
-    lines.join("\r\n")
-}
-
-fn never_on() -> VmPower {
+fn never_started() -> VmPower {
     VmPower::Off { reason: "it was never switched on".into() }
 }
 
-/// The machines of a process before this one.
-fn remembered(folder: &Path) -> BTreeMap<InstanceId, VmPower> {
+/// Loads the VMs of an earlier process.
+fn load(directory: &Path) -> BTreeMap<InstanceId, VmPower> {
     let mut found = BTreeMap::new();
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+    let entries: io::Result<Vec<_>> = fs::read_dir(directory).and_then(Iterator::collect);
+    let entries = entries.unwrap_or_else(|error| {
+        if error.kind() != io::ErrorKind::NotFound {
+            tracing::warn!(%error, ?directory, "failed to load the simulated VMs of an earlier process");
+        }
+        Vec::new()
+    });
+    for entry in entries {
         let name = entry.file_name().to_string_lossy().into_owned();
         let Some((id, kind)) = name.split_once('.') else { continue };
         let Ok(id) = id.parse() else { continue };
         match kind {
             "on" => drop(found.insert(id, VmPower::Lost)),
-            "off" => drop(found.entry(id).or_insert_with(never_on)),
+            "off" => drop(found.entry(id).or_insert_with(never_started)),
             _ => {}
         }
     }
     found
 }
 
-fn slim(plan: &VmPlan) -> VmPlan {
-    let mut slim = VmPlan { config_drive: None, ..plan.clone() };
-    slim.config_drive = plan.config_drive.as_ref().map(|_| Vec::new());
-    slim
-}
-
-fn ports(ports: ConsolePorts) -> impl Iterator<Item = u16> {
-    [Some(ports.console), Some(ports.vdi), ports.vdi_tls].into_iter().flatten()
+/// Returns a plan without the contents of the config drive.
+fn without_drive_files(plan: &VmPlan) -> VmPlan {
+    VmPlan { config_drive: plan.config_drive.as_ref().map(|_| Vec::new()), ..plan.clone() }
 }
 
 fn missing(what: &str, blob: BlobId) -> Error {
     Error::Unavailable(format!("{what} of blob {blob} is not on this node"))
 }
 
-impl VmApi for SimulatedMachines {
+impl VmApi for SimulatedVms {
     fn build<'a>(&'a self, plan: &'a VmPlan) -> NodeFuture<'a, ()> {
-        Box::pin(async { self.build_now(plan) })
+        Box::pin(async { self.build_vm(plan) })
     }
 
     fn start<'a>(&'a self, plan: &'a VmPlan) -> NodeFuture<'a, ()> {
-        Box::pin(self.start_now(plan))
+        Box::pin(self.start_vm(plan))
     }
 
     fn stop(&self, id: InstanceId) -> NodeFuture<'_, ()> {
-        let stopped = self.with(id, |machine| {
-            if !matches!(machine.power, VmPower::Off { .. }) {
-                machine.power = VmPower::Off { reason: "switched off".into() };
+        let stopped = self.update(id, |vm| {
+            if !matches!(vm.power, VmPower::Off { .. }) {
+                vm.power = VmPower::Off { reason: "switched off".into() };
             }
             Ok(())
         });
@@ -486,39 +372,39 @@ impl VmApi for SimulatedMachines {
     }
 
     fn pause(&self, id: InstanceId) -> NodeFuture<'_, ()> {
-        let result = self.with(id, |machine| {
-            machine.require_active()?;
-            machine.power = VmPower::Paused;
+        let result = self.update(id, |vm| {
+            vm.require_active()?;
+            vm.power = VmPower::Paused;
             Ok(())
         });
         Box::pin(async { result })
     }
 
     fn resume(&self, id: InstanceId) -> NodeFuture<'_, ()> {
-        let result = self.with(id, |machine| {
-            machine.require_active()?;
-            machine.power = VmPower::On;
+        let result = self.update(id, |vm| {
+            vm.require_active()?;
+            vm.power = VmPower::On;
             Ok(())
         });
         Box::pin(async { result })
     }
 
     fn reset(&self, id: InstanceId) -> NodeFuture<'_, ()> {
-        let result = self.boot_again(id, |_| true);
+        let result = self.reboot_if(id, |_| true);
         Box::pin(async { result })
     }
 
     fn reboot(&self, id: InstanceId) -> NodeFuture<'_, ()> {
-        // A guest that is paused hears nothing.
-        let result = self.boot_again(id, |machine| machine.power == VmPower::On);
+        // A paused guest does not receive the request.
+        let result = self.reboot_if(id, |vm| vm.power == VmPower::On);
         Box::pin(async { result })
     }
 
     fn attach_nic<'a>(&'a self, id: InstanceId, nic: &'a NicPlan) -> NodeFuture<'a, ()> {
-        let result = self.with(id, |machine| {
-            // One without a plan gets it with its next start.
-            if let Some(plan) = &mut machine.plan
-                && plan.nics.iter().all(|known| known.interface != nic.interface)
+        let result = self.update(id, |vm| {
+            // Without a plan, the interface is part of the next start.
+            if let Some(plan) = &mut vm.plan
+                && plan.nics.iter().all(|other| other.interface != nic.interface)
             {
                 plan.nics.push(nic.clone());
             }
@@ -528,53 +414,54 @@ impl VmApi for SimulatedMachines {
     }
 
     fn remove(&self, id: InstanceId) -> NodeFuture<'_, ()> {
-        let removed = self.state().machines.remove(&id);
+        let removed = self.state.lock().vms.remove(&id);
         if removed.is_some() {
-            self.guests.removed(id);
-            self.remember(id, None);
-            self.notifier.notify(id);
+            self.guests.remove(id);
+            self.save(id, None);
+            self.change_notifier.notify(id);
         }
         Box::pin(async { Ok(()) })
     }
 
     fn power(&self, id: InstanceId) -> NodeFuture<'_, Option<VmPower>> {
-        let power = self.state().machines.get(&id).map(|machine| machine.power.clone());
+        let power = self.state.lock().vms.get(&id).map(|vm| vm.power.clone());
         Box::pin(async { Ok(power) })
     }
 
     fn list(&self) -> NodeFuture<'_, Vec<FoundVm>> {
-        let state = self.state();
-        let found = state.machines.iter();
-        let found = found.map(|(id, machine)| FoundVm { id: *id, power: machine.power.clone() }).collect();
+        let state = self.state.lock();
+        let found = state.vms.iter();
+        let found = found.map(|(id, vm)| FoundVm { id: *id, power: vm.power.clone() }).collect();
         Box::pin(async { Ok(found) })
     }
 
     fn changes(&self) -> ChangeStream {
-        self.notifier.subscribe()
+        self.change_notifier.subscribe()
     }
 
     fn choose_ports<'a>(&'a self, count: usize, taken: &'a [u16]) -> NodeFuture<'a, Vec<u16>> {
-        let chosen = self.choose(count, taken);
+        let chosen = self.free_ports(count, taken);
         Box::pin(async { chosen })
     }
 
-    fn console(&self, id: InstanceId, most: Option<u64>) -> NodeFuture<'_, Bytes> {
-        let text = self.state().machines.get(&id).map(Machine::console).unwrap_or_default().into_bytes();
-        let most = most.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
-        let begin = text.len().saturating_sub(most);
-        Box::pin(async move { Ok(Bytes::from(text).slice(begin..)) })
+    fn console(&self, id: InstanceId, max_bytes: Option<u64>) -> NodeFuture<'_, Bytes> {
+        let text = self.state.lock().vms.get(&id).map(SimulatedVm::console).unwrap_or_default().into_bytes();
+        // A limit above the address space is no limit.
+        let max_bytes = max_bytes.and_then(|max| usize::try_from(max).ok());
+        let start = max_bytes.map_or(0, |max| text.len().saturating_sub(max));
+        Box::pin(async move { Ok(Bytes::from(text).slice(start..)) })
     }
 
     fn clear_console(&self, id: InstanceId) -> NodeFuture<'_, ()> {
-        let result = self.with(id, |machine| {
-            machine.boots.clear();
+        let result = self.update(id, |vm| {
+            vm.boots.clear();
             Ok(())
         });
         Box::pin(async { result })
     }
 
     fn screenshot(&self, id: InstanceId, draft: Draft) -> NodeFuture<'_, ()> {
-        Box::pin(self.screenshot_now(id, draft))
+        Box::pin(self.take_screenshot(id, draft))
     }
 
     fn snapshot<'a>(
@@ -583,13 +470,13 @@ impl VmApi for SimulatedMachines {
         disks: &'a [SnapshotDisk],
         _compress: bool,
     ) -> NodeFuture<'a, ()> {
-        Box::pin(self.snapshot_now(id, disks))
+        Box::pin(self.take_snapshot(id, disks))
     }
 
     fn usage(&self, id: InstanceId) -> NodeFuture<'_, Option<VmUsage>> {
-        let mut state = self.state();
-        let machine = state.machines.get_mut(&id).filter(|machine| machine.is_active());
-        let usage = machine.map(Machine::usage);
+        let mut state = self.state.lock();
+        let vm = state.vms.get_mut(&id).filter(|vm| vm.is_active());
+        let usage = vm.map(SimulatedVm::usage);
         Box::pin(async { Ok(usage) })
     }
 }

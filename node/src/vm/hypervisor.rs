@@ -23,7 +23,7 @@ use super::vm_dir::{self, VmDir, file};
 use super::{console_log, kvm};
 use crate::changes::ChangeNotifier;
 use crate::command::{Commands, Tool};
-use crate::guest::Contacts;
+use crate::guest::GuestRegistry;
 use crate::host;
 use crate::storage::FileStorage;
 
@@ -61,7 +61,7 @@ pub(super) struct Hypervisor {
     pub(super) boot: String,
     vms: Mutex<HashMap<InstanceId, Arc<Vm>>>,
     pub(super) notifier: ChangeNotifier,
-    contacts: Arc<Contacts>,
+    contacts: Arc<GuestRegistry>,
     display_certificates: OnceLock<DisplayCertificates>,
     device_models: OnceLock<DeviceModels>,
     /// Set once the VMs of earlier daemons were recovered.
@@ -77,7 +77,7 @@ impl Hypervisor {
         storage: Arc<FileStorage>,
         commands: &Commands,
         (name, ip): (&str, &str),
-        contacts: Arc<Contacts>,
+        contacts: Arc<GuestRegistry>,
     ) -> Self {
         let qemu = commands.path(Tool::QemuSystem).map(Path::to_owned).ok_or_else(|| {
             let tool = Tool::QemuSystem;

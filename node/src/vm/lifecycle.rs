@@ -24,7 +24,7 @@ use super::qmp::{Event, Qmp};
 use super::vm_dir::{VmDir, VmExit, VmRecord};
 use super::{backup_job, cgroup, socket};
 use crate::changes::ChangeNotifier;
-use crate::guest::{Contact, Contacts};
+use crate::guest::{GuestHandle, GuestRegistry};
 
 /// How long QEMU may take to flush its caches and exit.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -50,7 +50,7 @@ pub(super) struct Vm {
     pub(super) snapshot_lock: tokio::sync::Mutex<()>,
     state: Mutex<State>,
     notifier: ChangeNotifier,
-    contacts: Arc<Contacts>,
+    contacts: Arc<GuestRegistry>,
 }
 
 #[derive(Debug)]
@@ -72,7 +72,7 @@ pub(super) struct RunningVm {
     exited: watch::Sender<bool>,
     monitor: Mutex<Option<AbortHandle>>,
     /// The contact with the agent in the guest, if the VM has a side channel.
-    contact: Mutex<Option<Contact>>,
+    contact: Mutex<Option<GuestHandle>>,
 }
 
 impl RunningVm {
@@ -121,7 +121,7 @@ impl RunningVm {
 
     fn notify_reset(&self) {
         if let Some(contact) = &*self.contact.lock() {
-            contact.tell_reset();
+            contact.notify_reset();
         }
     }
 
@@ -142,7 +142,7 @@ impl Vm {
         dir: VmDir,
         power: VmPower,
         notifier: ChangeNotifier,
-        contacts: Arc<Contacts>,
+        contacts: Arc<GuestRegistry>,
     ) -> Self {
         let state = Mutex::new(State { power, running: None });
         let (power_lock, snapshot_lock) = Default::default();
@@ -191,7 +191,7 @@ impl Vm {
         events: Option<mpsc::Receiver<Event>>,
     ) {
         let (channels, vsock) = (running.side_channels(&self.dir), running.record.lock().vsock);
-        *running.contact.lock() = self.contacts.begin(self.id, self.dir.path(), &channels, vsock);
+        *running.contact.lock() = self.contacts.attach(self.id, self.dir.path(), &channels, vsock);
         self.state.lock().running = Some(running.clone());
         let monitor = Monitor { vm: self.clone(), running: running.clone(), restarting: false };
         *running.monitor.lock() = Some(tokio::spawn(monitor.run(events)).abort_handle());

@@ -44,7 +44,7 @@ use self::hypervisor::{Hypervisor, blocking};
 use self::lifecycle::Vm;
 use self::vm_dir::{VmExit, file};
 use crate::command::Commands;
-use crate::guest::Contacts;
+use crate::guest::GuestRegistry;
 use crate::storage::FileStorage;
 
 /// The VMs of this node. When dropped, the VMs continue to run unsupervised.
@@ -61,7 +61,7 @@ impl LocalVms {
         storage: Arc<FileStorage>,
         commands: &Commands,
         node: (&str, &str),
-        contacts: Arc<Contacts>,
+        contacts: Arc<GuestRegistry>,
     ) -> Self {
         let hypervisor = Arc::new(Hypervisor::new(storage_dir, storage, commands, node, contacts));
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {

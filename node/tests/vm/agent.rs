@@ -49,7 +49,7 @@ async fn wait_until_ready(fixture: &Fixture, changes: &mut ChangeStream, plan: &
 
 fn command(line: &str) -> GuestCommand {
     let key = CommandKey { operation: AgentOperationId::new(), index: 0 };
-    GuestCommand { key, line: line.into(), again: None }
+    GuestCommand { key, line: line.into(), sent_boot_id: None }
 }
 
 async fn run(fixture: &Fixture, plan: &VmPlan, line: &str) -> CommandResult {
@@ -58,8 +58,8 @@ async fn run(fixture: &Fixture, plan: &VmPlan, line: &str) -> CommandResult {
 
 fn text(output: &CommandOutput) -> &str {
     match output {
-        CommandOutput::Here(bytes) => std::str::from_utf8(bytes).unwrap(),
-        CommandOutput::There { .. } => panic!("{output:?}"),
+        CommandOutput::Inline(bytes) => std::str::from_utf8(bytes).unwrap(),
+        CommandOutput::Stored { .. } => panic!("{output:?}"),
     }
 }
 
@@ -101,7 +101,7 @@ async fn agent_runs_commands_and_transfers_files() {
     assert_eq!(first.state, AgentState::NoContact);
     let report = wait_until_ready(&fixture, &mut changes, &plan).await;
     println!("ready after {:.1} s", began.elapsed().as_secs_f64());
-    assert!(report.boot.is_some() && report.system_boot_time.is_some() && report.agent_start_time.is_some());
+    assert!(report.boot_id.is_some() && report.system_boot_time.is_some() && report.agent_start_time.is_some());
 
     let ended = run(&fixture, &plan, "echo out; echo err >&2; exit 7").await;
     assert_eq!((ended.return_code, text(&ended.stdout), text(&ended.stderr)), (7, "out\n", "err\n"));
@@ -118,7 +118,7 @@ async fn agent_runs_commands_and_transfers_files() {
     // 5 MB of output, which the agent keeps until it is told to forget it.
     let request = command("head -c 5000000 /dev/zero | tr '\\0' x");
     let ended = guests(&fixture).execute(plan.id, &request).await.unwrap();
-    assert_eq!(ended.stdout, CommandOutput::There { size: 5_000_000, cut: false });
+    assert_eq!(ended.stdout, CommandOutput::Stored { size: 5_000_000, truncated: false });
     let began = Instant::now();
     for _ in 0..2 {
         let output = guests(&fixture).output(plan.id, request.key, OutputName::Stdout).await.unwrap();
@@ -127,8 +127,8 @@ async fn agent_runs_commands_and_transfers_files() {
     }
     println!("output: {:.1} MB/s", 10.0 / began.elapsed().as_secs_f64());
     guests(&fixture).forget(plan.id, request.key).await.unwrap();
-    let again = GuestCommand { again: report.boot.clone(), ..request };
-    assert_eq!(guests(&fixture).execute(plan.id, &again).await, Err(GuestError::Unknown));
+    let again = GuestCommand { sent_boot_id: report.boot_id.clone(), ..request };
+    assert_eq!(guests(&fixture).execute(plan.id, &again).await, Err(GuestError::UnknownCommand));
 
     // Write a file and read it back.
     let size = 20_000_000;
@@ -155,7 +155,7 @@ async fn agent_runs_commands_and_transfers_files() {
     drop(stream);
     let endless = Box::pin(Source(data.clone()));
     let putting = guests(&fixture).put(plan.id, "/tmp/other", 1 << 40, None, endless);
-    assert!(matches!(putting.await, Err(GuestError::Host(_))));
+    assert!(matches!(putting.await, Err(GuestError::HostFailed(_))));
     let listing = run(&fixture, &plan, "ls -A /tmp; rm /tmp/file").await;
     assert!(
         text(&listing.stdout).contains("file") && !text(&listing.stdout).contains("other"),
@@ -175,7 +175,7 @@ async fn agent_runs_commands_and_transfers_files() {
 
     fixture.vms().stop(plan.id).await.unwrap();
     assert_eq!(guests(&fixture).report(plan.id), None);
-    assert!(matches!(guests(&fixture).facts(plan.id).await, Err(GuestError::Away(_))));
+    assert!(matches!(guests(&fixture).facts(plan.id).await, Err(GuestError::Unreachable(_))));
 }
 
 #[tokio::test]
@@ -185,7 +185,7 @@ async fn command_survives_daemon_restart_and_pause_but_not_reboot() {
     let plan = fixture.plan("outlive").await;
     fixture.vms().build(&plan).await.unwrap();
     fixture.vms().start(&plan).await.unwrap();
-    let boot = wait_until_ready(&fixture, &mut changes, &plan).await.boot;
+    let boot = wait_until_ready(&fixture, &mut changes, &plan).await.boot_id;
 
     let request =
         command("echo once >> /tmp/times; until test -e /tmp/go; do sleep 0.1; done; cat /tmp/times");
@@ -202,8 +202,8 @@ async fn command_survives_daemon_restart_and_pause_but_not_reboot() {
     fixture.restart_daemon();
     let mut changes = guests(&fixture).changes();
     let report = wait_until_ready(&fixture, &mut changes, &plan).await;
-    assert_eq!(report.boot, boot);
-    let again = GuestCommand { again: boot.clone(), ..request };
+    assert_eq!(report.boot_id, boot);
+    let again = GuestCommand { sent_boot_id: boot.clone(), ..request };
     let release = async {
         run(&fixture, &plan, "touch /tmp/go").await;
     };
@@ -231,18 +231,18 @@ async fn command_survives_daemon_restart_and_pause_but_not_reboot() {
         fixture.vms().reset(plan.id).await.unwrap();
     };
     let (ended, ()) = tokio::join!(running, resetting);
-    assert!(matches!(ended, Err(GuestError::Away(_))), "{ended:?}");
+    assert!(matches!(ended, Err(GuestError::Unreachable(_))), "{ended:?}");
     wait_for(&fixture, &mut changes, &plan, |report| report.state == AgentState::NoContact).await;
-    let second = wait_until_ready(&fixture, &mut changes, &plan).await.boot;
+    let second = wait_until_ready(&fixture, &mut changes, &plan).await.boot_id;
     assert!(second.is_some() && second != boot, "{second:?}");
-    let again = GuestCommand { again: boot, ..request };
+    let again = GuestCommand { sent_boot_id: boot, ..request };
     let lost = guests(&fixture).execute(plan.id, &again).await;
     assert!(matches!(lost, Err(GuestError::Restarted(_))), "{lost:?}");
 
     // The guest reboots on its own.
     run(&fixture, &plan, "(sleep 1; reboot -f) > /dev/null 2>&1 &").await;
     let third = wait_for(&fixture, &mut changes, &plan, |report| {
-        report.state == AgentState::Ready && report.boot.is_some() && report.boot != second
+        report.state == AgentState::Ready && report.boot_id.is_some() && report.boot_id != second
     });
     third.await;
     assert_eq!(fixture.power(&plan).await, VmPower::On);

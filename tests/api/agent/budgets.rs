@@ -91,7 +91,7 @@ async fn a_stall_is_tried_again_and_then_given_up() {
     let world = World::new(&[]).await;
     let blob = world.blob(&[1; 5000]).await;
     assert_eq!(world.done("put", json!({"blob_uuid": blob, "path": "/x"})).await["state"], "complete");
-    world.script(GuestScript { stalls_after: Some(1000), ..GuestScript::default() });
+    world.script(GuestScript { stall_after_bytes: Some(1000), ..GuestScript::default() });
     for (verb, body) in [
         ("put", json!({"blob_uuid": blob, "path": "/y", "progress_timeout_seconds": 0.3})),
         ("get", json!({"path": "/x", "progress_timeout_seconds": 0.3})),
@@ -110,7 +110,7 @@ async fn a_stall_is_tried_again_and_then_given_up() {
 async fn a_transfer_that_stalls_once_succeeds_the_second_time() {
     let world = World::new(&[]).await;
     let blob = world.blob(&[1; 5000]).await;
-    world.script(GuestScript { stalls_after: Some(1000), ..GuestScript::default() });
+    world.script(GuestScript { stall_after_bytes: Some(1000), ..GuestScript::default() });
     let put =
         world.begin("put", json!({"blob_uuid": blob, "path": "/x", "progress_timeout_seconds": 1})).await;
     world.transferring(1).await;

@@ -46,7 +46,7 @@ async fn an_operation_is_deleted_in_every_state() {
 async fn a_transfer_that_is_deleted_leaves_nothing() {
     let world = World::new(&[]).await;
     let blob = world.blob(&[1; 5000]).await;
-    world.script(GuestScript { stalls_after: Some(1000), ..GuestScript::default() });
+    world.script(GuestScript { stall_after_bytes: Some(1000), ..GuestScript::default() });
     let put =
         world.begin("put", json!({"blob_uuid": blob, "path": "/x", "progress_timeout_seconds": 0})).await;
     world.transferring(1).await;

@@ -9,7 +9,7 @@ mod restarts;
 mod results;
 
 use axum::http::Method;
-use muster_node::{GuestScript, Script, SimulatedNode};
+use muster_node::{GuestScript, SimulatedNode, SimulationScript};
 use muster_types::ids::InstanceId;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
@@ -39,12 +39,12 @@ impl World {
     /// The node that has the machine.
     fn node(&self) -> &SimulatedNode {
         let nodes = [&self.cluster.node, &self.cluster.other];
-        nodes.into_iter().find(|node| node.machine_ids().contains(&self.id())).unwrap()
+        nodes.into_iter().find(|node| node.vm_ids().contains(&self.id())).unwrap()
     }
 
     /// Says what happens in guests from now on.
     fn script(&self, guest: GuestScript) {
-        self.node().script(Script { guest, ..Script::default() });
+        self.node().set_script(SimulationScript { guest, ..SimulationScript::default() });
     }
 
     async fn ask(&self, verb: &str, body: Value) -> Answer {

@@ -70,7 +70,7 @@ async fn many_commands_run_once_each() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_operation_waits_for_a_silent_agent() {
     let world = World::new(&[]).await;
-    world.script(GuestScript { silent: true, ..GuestScript::default() });
+    world.script(GuestScript { unresponsive: true, ..GuestScript::default() });
     // The API may not know yet that the agent is silent; once it does, it refuses.
     let begun = world.ask("execute", json!({"command_line": "echo late"})).await;
     agent_is(&world.cluster, &world.token, &world.instance, "not ready (unresponsive)").await;

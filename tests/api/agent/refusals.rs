@@ -119,7 +119,7 @@ async fn an_instance_must_be_there_and_created_and_its_agent_ready() {
     agent_is(&cluster, &token, early, "ready").await;
     let script = GuestScript { ready_after: None, ..GuestScript::default() };
     for node in [&cluster.node, &cluster.other] {
-        node.script(Script { guest: script.clone(), ..Script::default() });
+        node.set_script(SimulationScript { guest: script.clone(), ..SimulationScript::default() });
     }
     for (name, more, state) in [
         ("mute", json!({}), json!("not ready (no contact)")),

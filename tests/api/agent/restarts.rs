@@ -25,7 +25,7 @@ async fn a_command_that_restarts_its_guest_runs_once() {
 async fn a_transfer_is_begun_again_when_the_guest_is_up_again() {
     let world = World::new(&[]).await;
     let blob = world.blob(&[1; 5000]).await;
-    world.script(GuestScript { stalls_after: Some(1000), ..GuestScript::default() });
+    world.script(GuestScript { stall_after_bytes: Some(1000), ..GuestScript::default() });
     let put =
         world.begin("put", json!({"blob_uuid": blob, "path": "/x", "progress_timeout_seconds": 20})).await;
     world.transferring(1).await;
@@ -53,7 +53,7 @@ async fn a_command_that_ran_when_its_agent_ended_is_not_run_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_agent_without_memory_may_run_a_command_twice_and_that_is_told() {
     let world = World::new(&[]).await;
-    world.script(GuestScript { forgetful: true, ..GuestScript::default() });
+    world.script(GuestScript { stateless_agent: true, ..GuestScript::default() });
     let long = world.begin("execute", json!({"command_line": "sleep 0.5; echo done"})).await;
     world.started("sleep 0.5; echo done", 1).await;
     world.node().restart_agent(world.id());
@@ -139,7 +139,7 @@ async fn the_next_daemon_goes_on_with_a_command() {
 async fn the_next_daemon_begins_a_transfer_again() {
     let mut world = World::new(&[]).await;
     let blob = world.blob(&[3; 5000]).await;
-    world.script(GuestScript { stalls_after: Some(1000), ..GuestScript::default() });
+    world.script(GuestScript { stall_after_bytes: Some(1000), ..GuestScript::default() });
     let put = world.begin("put", json!({"blob_uuid": blob, "path": "/x", "mode": 384})).await;
     let got = world.begin("get", json!({"path": "/x"})).await;
     world.transferring(1).await;

@@ -208,7 +208,7 @@ async fn nobody_waits_for_ever_for_what_a_guest_says() {
     let mut world = World::new(&[("API_ASYNC_WAIT", "1")]).await;
     // Nobody notices that the agent is silent.
     world.cluster.kill().await;
-    world.script(GuestScript { silent: true, ..GuestScript::default() });
+    world.script(GuestScript { unresponsive: true, ..GuestScript::default() });
     let facts = get(&world.cluster, &world.token, "/instances/www/agent/facts").await;
     assert_eq!(refusal(&facts), (503, "the agent of the instance does not answer"));
 }

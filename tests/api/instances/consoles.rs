@@ -2,7 +2,7 @@
 
 use aws_lc_rs::signature::{ED25519, UnparsedPublicKey};
 use axum::http::Method;
-use muster_node::Script;
+use muster_node::SimulationScript;
 use serde_json::{Value, json};
 
 use super::{act, create, object, path, refusal, text, try_create};
@@ -13,7 +13,10 @@ async fn the_end_of_the_serial_console_is_read_in_every_form_of_length() {
     let (cluster, token) = cluster(&[]).await;
     let shown = "0123456789".repeat(1200);
     for node in [&cluster.node, &cluster.other] {
-        node.script(Script { console: Some(shown.clone()), ..Script::default() });
+        node.set_script(SimulationScript {
+            console_text: Some(shown.clone()),
+            ..SimulationScript::default()
+        });
     }
     let record = create(&cluster, &token, "www", &json!({})).await;
     let at = path(&record, "/consoledata");

@@ -243,7 +243,7 @@ async fn an_optical_image_is_put_into_a_drive() {
         (text(disc, "device"), text(disc, "bus"), &disc["snapshot_ignores"]),
         ("sdc", "usb", &json!(true))
     );
-    let plan = cluster.node_named(text(&record, "node")).machine(id(&record)).unwrap();
+    let plan = cluster.node_named(text(&record, "node")).vm_plan(id(&record)).unwrap();
     assert_eq!(plan.disks[2].kind, muster_types::vm::DiskKind::Cdrom);
 }
 
@@ -258,7 +258,7 @@ async fn the_memory_of_the_firmware_begins_as_a_template() {
         let record = create(&cluster, &token, name, &json!({"uefi": true, "nvram_template": template})).await;
         assert_eq!(text(&record, "nvram_template"), blob);
         assert_eq!(record["references_from"]["nvram_template"][0]["target_uuid"], blob);
-        let plan = cluster.node_named(text(&record, "node")).machine(id(&record)).unwrap();
+        let plan = cluster.node_named(text(&record, "node")).vm_plan(id(&record)).unwrap();
         assert_eq!(plan.nvram_template.unwrap().to_string(), blob);
     }
     let answer = cluster.call(&token, Method::GET, &format!("/blobs/{blob}"), None).await.body;

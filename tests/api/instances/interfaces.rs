@@ -46,7 +46,7 @@ async fn an_interface_is_plugged_in_both_forms_while_it_runs_and_while_it_does_n
     );
     assert!(list.as_array().unwrap().iter().all(|one| one["state"] == "created"), "{list}");
     let node = cluster.node_named(text(&record, "node"));
-    let nics = node.machine(id(&record)).unwrap().nics;
+    let nics = node.vm_plan(id(&record)).unwrap().nics;
     let macs: Vec<String> = nics.iter().map(|nic| nic.mac.to_string()).collect();
     assert_eq!(json!(macs), json!([list[0]["macaddr"], list[1]["macaddr"], list[2]["macaddr"]]));
     let messages = cluster.messages(&object(&record)).await;
@@ -59,7 +59,7 @@ async fn an_interface_is_plugged_in_both_forms_while_it_runs_and_while_it_does_n
     assert_eq!(plug(&cluster, &token, &record, json!({"network_uuid": net})).await.status, 200);
     cluster.settle().await;
     act(&cluster, &token, &record, "poweron").await;
-    assert_eq!(node.machine(id(&record)).unwrap().nics.len(), 4);
+    assert_eq!(node.vm_plan(id(&record)).unwrap().nics.len(), 4);
     let shown = show(&cluster, &token, &record).await;
     assert_eq!(shown["interfaces"][3]["state"], "created");
     // All of them go with the instance.
@@ -79,7 +79,7 @@ async fn one_that_is_plugged_in_before_the_first_start_comes_with_it() {
     let shown = show(&cluster, &token, &record).await;
     assert_eq!((text(&shown, "state"), text(&shown["interfaces"][0], "state")), ("created", "created"));
     let node = cluster.node_named(text(&shown, "node"));
-    assert_eq!(node.machine(id(&shown)).unwrap().nics.len(), 1, "once");
+    assert_eq!(node.vm_plan(id(&shown)).unwrap().nics.len(), 1, "once");
 }
 
 #[tokio::test(flavor = "multi_thread")]

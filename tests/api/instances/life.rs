@@ -2,7 +2,7 @@
 
 use axum::http::Method;
 use muster_control::reconcile;
-use muster_node::{GuestScript, Script};
+use muster_node::{GuestScript, SimulationScript};
 use serde_json::{Value, json};
 
 use super::{act, create, id, object, path, refusal, settled, show, text, try_create};
@@ -30,7 +30,7 @@ async fn an_instance_is_switched_paused_and_rebooted() {
     // Its agent never says anything.
     let guest = GuestScript { ready_after: None, ..GuestScript::default() };
     for node in [&cluster.node, &cluster.other] {
-        node.script(Script { guest: guest.clone(), ..Script::default() });
+        node.set_script(SimulationScript { guest: guest.clone(), ..SimulationScript::default() });
     }
     let record = settled(&cluster, &token, "www", &json!({})).await;
     let off = |verb: &str| format!("Invalid lifecycle state: you cannot {verb} a powered off instance");
@@ -84,7 +84,7 @@ async fn a_guest_that_ends_is_noticed_with_the_reason() {
     let (cluster, token) = cluster(&[]).await;
     let record = create(&cluster, &token, "www", &json!({})).await;
     let node = cluster.node_named(text(&record, "node"));
-    node.switch_off(id(&record), "the guest switched itself off");
+    node.power_off(id(&record), "the guest switched itself off");
     let seen = wait_for_power(&cluster, &token, &record, "off").await;
     assert_eq!(
         (text(&seen, "state"), text(&seen, "agent_state")),
@@ -119,9 +119,9 @@ async fn what_was_on_when_its_host_went_down_is_started_again() {
     let paused = create(&cluster, &token, "paused", &at(json!({}))).await;
     act(&cluster, &token, &off, "poweroff").await;
     act(&cluster, &token, &paused, "pause").await;
-    cluster.other.switch_off(id(&ended), "halt");
+    cluster.other.power_off(id(&ended), "halt");
     wait_for_power(&cluster, &token, &ended, "off").await;
-    cluster.other.lose_all();
+    cluster.other.lose_all_vms();
     for record in [&on, &paused] {
         wait_for("the start to be queued", async || {
             let messages = cluster.messages(&object(record)).await;
@@ -146,8 +146,11 @@ async fn what_was_on_when_its_host_went_down_is_started_again() {
     assert_eq!(starts.len(), 1, "once is enough");
 
     // One that cannot be started again says so.
-    cluster.other.script(Script { start_fails: Some("no firmware".into()), ..Script::default() });
-    cluster.other.lose_all();
+    cluster.other.set_script(SimulationScript {
+        start_error: Some("no firmware".into()),
+        ..SimulationScript::default()
+    });
+    cluster.other.lose_all_vms();
     wait_for("the failure", async || {
         cluster.settle().await;
         (show(&cluster, &token, &on).await["power_state"] == "crashed").then_some(())
@@ -155,7 +158,7 @@ async fn what_was_on_when_its_host_went_down_is_started_again() {
     .await;
     let (_, why) = reason(&cluster, &on).await;
     assert!(why.as_str().unwrap().starts_with("it could not be started again: no firmware"), "{why}");
-    cluster.other.script(Script::default());
+    cluster.other.set_script(SimulationScript::default());
     assert_eq!(act(&cluster, &token, &on, "poweron").await.status, 200);
     assert_eq!(show(&cluster, &token, &on).await["power_state"], "on");
 }
@@ -166,10 +169,16 @@ async fn an_instance_that_cannot_be_made_ends_in_error_with_the_reason_and_has_n
     network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
     let more = json!({"placed_on": "sim-1", "network": [{"network_uuid": "blue", "float": true}]});
     for (name, script) in [
-        ("start", Script { start_fails: Some("no such model".into()), ..Script::default() }),
-        ("build", Script { build_fails: Some("no such model".into()), ..Script::default() }),
+        (
+            "start",
+            SimulationScript { start_error: Some("no such model".into()), ..SimulationScript::default() },
+        ),
+        (
+            "build",
+            SimulationScript { build_error: Some("no such model".into()), ..SimulationScript::default() },
+        ),
     ] {
-        cluster.node.script(script);
+        cluster.node.set_script(script);
         let record = settled(&cluster, &token, name, &more).await;
         assert_eq!(text(&record, "state"), "error", "{record}");
         assert!(text(&record, "error_message").contains("no such model"), "{record}");
@@ -303,7 +312,7 @@ async fn a_machine_that_no_record_explains_is_left_alone_and_one_whose_record_is
     }
     tx.finish(Ok(()), &mut muster_store::Retry::default()).await.unwrap().unwrap();
     reconcile::vms::run_once(&cluster.app).await.unwrap();
-    let mut left = cluster.node.machine_ids();
+    let mut left = cluster.node.vm_ids();
     left.sort_unstable();
     let mut expected = [id(&kept), id(&stray)];
     expected.sort_unstable();

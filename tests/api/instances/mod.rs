@@ -151,7 +151,7 @@ async fn an_instance_is_created_with_every_field_that_clients_read() {
     assert_eq!((&interfaces[1]["state"], &interfaces[1]["network_uuid"]), (&json!("created"), &json!(net)));
 
     // The machine is what the record says.
-    let plan = cluster.node_named(text(&record, "node")).machine(id(&record)).unwrap();
+    let plan = cluster.node_named(text(&record, "node")).vm_plan(id(&record)).unwrap();
     assert_eq!((plan.cpus, plan.memory_mb, plan.uefi, plan.nics.len()), (2, 512, true, 2));
     assert_eq!(
         plan.disks.iter().map(|disk| disk.device.as_str()).collect::<Vec<_>>(),
@@ -161,7 +161,7 @@ async fn an_instance_is_created_with_every_field_that_clients_read() {
     assert_eq!(u64::from(plan.ports.console), record["console_port"].as_u64().unwrap());
 
     // Its name is known to the network, and lists have it.
-    let leases = cluster.node.plans().remove(0).router.unwrap().leases;
+    let leases = cluster.node.network_plans().remove(0).router.unwrap().leases;
     assert!(leases.iter().any(|lease| lease.name == "www"), "{leases:?}");
     assert_eq!(get(&cluster, &token, "/instances").await.body, json!([record]));
     assert_eq!(get(&cluster, &token, "/instances/www").await.body, record);

@@ -105,9 +105,9 @@ async fn read<'a>(
 ) -> Result<(), Failure> {
     let word = name.as_str();
     let (most, data) = match output {
-        CommandOutput::Here(bytes) => (bytes.len() as u64, Some(bytes)),
-        CommandOutput::There { size, cut } => {
-            if cut {
+        CommandOutput::Inline(bytes) => (bytes.len() as u64, Some(bytes)),
+        CommandOutput::Stored { size, truncated } => {
+            if truncated {
                 // The guest keeps only so much of what a command writes.
                 outcome.result.insert(format!("{word}-cut"), json!(true));
             }

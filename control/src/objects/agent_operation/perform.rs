@@ -56,9 +56,9 @@ pub(super) enum Failure {
 impl From<GuestError> for Failure {
     fn from(error: GuestError) -> Self {
         match error {
-            GuestError::Away(why) | GuestError::Restarted(why) => Self::Away(why),
-            GuestError::Unknown | GuestError::Forgetful => Self::Final(error.to_string()),
-            GuestError::Refused(why) | GuestError::Host(why) => Self::Final(why),
+            GuestError::Unreachable(why) | GuestError::Restarted(why) => Self::Away(why),
+            GuestError::UnknownCommand | GuestError::StatelessAgent => Self::Final(error.to_string()),
+            GuestError::Refused(why) | GuestError::HostFailed(why) => Self::Final(why),
         }
     }
 }
@@ -127,7 +127,7 @@ impl Work {
 
     /// Writes down that it is begun, or begun again. `false`: nobody wants it any more.
     async fn begin(&self, row: &mut AgentOperationRow) -> Result<bool> {
-        let boot = self.guests().report(row.instance).and_then(|report| report.boot);
+        let boot = self.guests().report(row.instance).and_then(|report| report.boot_id);
         // What is only moved may be moved again.
         row.sent_boot =
             is_command(row).then(|| boot.unwrap_or_default().chars().take(LONGEST_BOOT).collect());
@@ -141,34 +141,36 @@ impl Work {
 
     async fn command_line(&self, row: &mut AgentOperationRow, line: &str) -> Result<Option<Ended<'_>>> {
         let key = command_key(row);
-        let mut again = None;
+        let mut sent_boot_id = None;
         if row.state == AgentOperationState::Executing {
-            again = Some(row.sent_boot.clone().unwrap_or_default());
+            sent_boot_id = Some(row.sent_boot.clone().unwrap_or_default());
         } else if !self.begin(row).await? {
             return Ok(None);
         }
         let mut pause = SHORTEST_PAUSE;
         loop {
-            let command = GuestCommand { key, line: line.to_owned(), again: again.clone() };
+            let command = GuestCommand { key, line: line.to_owned(), sent_boot_id: sent_boot_id.clone() };
             let failure = match self.guests().execute(row.instance, &command).await {
                 Ok(executed) => match output::executed(self, key, line, executed).await {
                     Ok(outcome) => return Ok(Some((vec![outcome], None))),
                     Err(failure) => failure,
                 },
-                Err(GuestError::Restarted(why)) if again.is_some() => {
+                Err(GuestError::Restarted(why)) if sent_boot_id.is_some() => {
                     tracing::info!(operation = %row.id, why, "a command was lost");
                     Failure::Final(LOST.into())
                 }
-                Err(error @ (GuestError::Unknown | GuestError::Forgetful)) if again.is_some() => {
+                Err(error @ (GuestError::UnknownCommand | GuestError::StatelessAgent))
+                    if sent_boot_id.is_some() =>
+                {
                     if !self.begin(row).await? {
                         return Ok(None);
                     }
-                    if error == GuestError::Forgetful {
+                    if error == GuestError::StatelessAgent {
                         let text = "the command is sent once more and may run a second time";
                         let event = audit(row, text).with("reason", error.to_string());
                         self.app.events.record(event.with("attempts", row.attempts));
                     }
-                    again = None;
+                    sent_boot_id = None;
                     continue;
                 }
                 Err(error) => error.into(),
@@ -177,7 +179,7 @@ impl Work {
                 Failure::Away(why) => {
                     tracing::debug!(operation = %row.id, why, "the guest of a command is away");
                     self.come_back(row, &mut pause).await;
-                    again = Some(row.sent_boot.clone().unwrap_or_default());
+                    sent_boot_id = Some(row.sent_boot.clone().unwrap_or_default());
                 }
                 Failure::Final(why) => {
                     return Ok(Some((vec![refused(row.commands.first(), &why)], Some(why))));
@@ -266,13 +268,13 @@ impl Work {
                     // Another attempt is another command.
                     key: CommandKey { operation: row.id, index },
                     line: format!("chmod -- {words} {}", quoted(path)),
-                    again: None,
+                    sent_boot_id: None,
                 };
                 let executed = self.guests().execute(row.instance, &command).await?;
                 let _ = self.guests().forget(row.instance, command.key).await;
                 if executed.return_code != 0 {
                     return Err(Failure::Final(match &executed.stderr {
-                        CommandOutput::Here(text) if !text.is_empty() => {
+                        CommandOutput::Inline(text) if !text.is_empty() => {
                             String::from_utf8_lossy(&text[..text.len().min(1024)]).trim().to_owned()
                         }
                         _ => format!("chmod ended with {}", executed.return_code),
@@ -359,7 +361,7 @@ mod tests {
     #[test]
     fn a_guest_that_is_away_is_asked_again_and_one_that_refuses_is_not() {
         let of = |error: GuestError| Failure::from(error);
-        assert!(matches!(of(GuestError::Away("gone".into())), Failure::Away(_)));
+        assert!(matches!(of(GuestError::Unreachable("gone".into())), Failure::Away(_)));
         assert!(matches!(of(GuestError::Restarted("new".into())), Failure::Away(_)));
         assert!(matches!(of(GuestError::Refused("no".into())), Failure::Final(why) if why == "no"));
         assert!(matches!(Failure::of_bytes(Error::Unavailable("x".into())), Failure::Away(_)));

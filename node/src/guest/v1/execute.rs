@@ -1,4 +1,4 @@
-//! Commands, and what they wrote.
+//! Commands and their output.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -12,61 +12,75 @@ use muster_types::guest::{CommandKey, CommandOutput, CommandResult, GuestCommand
 use muster_types::storage::ByteStream;
 use serde_json::json;
 
-use super::line::{Call, Flow, Line};
-use super::packet::{Chunk, Packet};
-use crate::guest::contact::stream_error;
+use super::connection::{Call, Connection, ReplyFlow};
+use super::packet::{Chunk, NoResultReason, Packet};
+use crate::guest::channel::stream_error;
 
-/// Up to this what a command wrote is fetched with its result.
-const SMALL: u64 = 10 << 10;
+/// The maximum size of output that is fetched together with the result of its command.
+const MAX_INLINE_OUTPUT: u64 = 10 << 10;
 
-/// How many pieces of output are asked for before the first of them came.
-const AHEAD: usize = 8;
+/// The number of chunks of output that are requested ahead.
+const READ_AHEAD: usize = 8;
 
-/// Runs a command, or goes on with it, and returns when it has ended.
-pub(super) async fn execute(line: &Arc<Line>, command: &GuestCommand) -> Result<CommandResult, GuestError> {
-    match line.features().memory {
-        true => execute_remembered(line, command).await,
-        false => execute_plainly(line, command).await,
+/// Runs a command, or resumes it, and waits for it to exit.
+pub(super) async fn execute(
+    connection: &Arc<Connection>,
+    command: &GuestCommand,
+) -> Result<CommandResult, GuestError> {
+    match connection.features().remembers_commands {
+        true => execute_with_key(connection, command).await,
+        false => execute_plain(connection, command).await,
     }
 }
 
-async fn execute_remembered(line: &Arc<Line>, command: &GuestCommand) -> Result<CommandResult, GuestError> {
+/// Runs a command on an agent that remembers commands by their key.
+async fn execute_with_key(
+    connection: &Arc<Connection>,
+    command: &GuestCommand,
+) -> Result<CommandResult, GuestError> {
     let mut fields = json!({
         "command-line": command.line, "block-for-result": true, "key": command.key.to_string(),
     });
-    if command.again.is_some() {
+    if command.sent_boot_id.is_some() {
         fields["again"] = true.into();
     }
-    let reply = line.ask("execute", fields).await?;
+    let reply = connection.request("execute", fields).await?;
     let Some(return_code) = reply.return_code() else {
-        return Err(match reply.text("reason") {
-            Some("unknown") if command.again.is_some() && is_this_boot(line, command) => GuestError::Unknown,
-            Some("unknown" | "lost") => restarted(),
-            Some("cancelled") => GuestError::Refused("the command was cancelled".into()),
-            _ => reply.failure().unwrap_or_else(no_result),
+        let resent_in_same_boot = command.sent_boot_id.is_some() && is_same_boot(connection, command);
+        return Err(match reply.no_result_reason() {
+            Some(NoResultReason::Unknown) if resent_in_same_boot => GuestError::UnknownCommand,
+            Some(NoResultReason::Unknown | NoResultReason::Lost) => restarted(),
+            Some(NoResultReason::Cancelled) => GuestError::Refused("the command was cancelled".into()),
+            None => reply.failure().unwrap_or_else(no_result),
         });
     };
-    let stdout = written(line, command.key, OutputName::Stdout, &reply).await?;
-    let stderr = written(line, command.key, OutputName::Stderr, &reply).await?;
+    let stdout = command_output(connection, command.key, OutputName::Stdout, &reply).await?;
+    let stderr = command_output(connection, command.key, OutputName::Stderr, &reply).await?;
     Ok(CommandResult { return_code, stdout, stderr })
 }
 
-async fn execute_plainly(line: &Arc<Line>, command: &GuestCommand) -> Result<CommandResult, GuestError> {
-    if command.again.is_some() {
-        return Err(if is_this_boot(line, command) { GuestError::Forgetful } else { restarted() });
+async fn execute_plain(
+    connection: &Arc<Connection>,
+    command: &GuestCommand,
+) -> Result<CommandResult, GuestError> {
+    if command.sent_boot_id.is_some() {
+        let same_boot = is_same_boot(connection, command);
+        return Err(if same_boot { GuestError::StatelessAgent } else { restarted() });
     }
-    let _expected = (line.expect_long(), line.expect_silence());
+    let _guards = (connection.allow_long_frames(), connection.allow_silence());
     let fields = json!({ "command-line": command.line, "block-for-result": true });
-    let mut reply = line.ask("execute", fields).await?;
+    let mut reply = connection.request("execute", fields).await?;
     let Some(return_code) = reply.return_code() else {
         return Err(reply.failure().unwrap_or_else(no_result));
     };
-    let mut here = |name| CommandOutput::Here(reply.take_text(name).unwrap_or_default().into_bytes().into());
-    Ok(CommandResult { return_code, stdout: here("stdout"), stderr: here("stderr") })
+    // A missing output counts as empty.
+    let mut inline =
+        |name| CommandOutput::Inline(reply.take_text(name).unwrap_or_default().into_bytes().into());
+    Ok(CommandResult { return_code, stdout: inline("stdout"), stderr: inline("stderr") })
 }
 
-fn is_this_boot(line: &Line, command: &GuestCommand) -> bool {
-    line.known().boot.unwrap_or_default() == command.again.as_deref().unwrap_or_default()
+fn is_same_boot(connection: &Connection, command: &GuestCommand) -> bool {
+    connection.agent_info().boot_id.unwrap_or_default() == command.sent_boot_id.as_deref().unwrap_or_default()
 }
 
 fn restarted() -> GuestError {
@@ -74,136 +88,149 @@ fn restarted() -> GuestError {
 }
 
 fn no_result() -> GuestError {
-    GuestError::Refused("the guest did not say how the command ended".into())
+    GuestError::Refused("the guest's agent did not report the command's exit status".into())
 }
 
-/// What an ended command wrote to one of its outputs.
-async fn written(
-    line: &Arc<Line>,
+/// Returns one output of a command that has exited, with its data if it is small.
+async fn command_output(
+    connection: &Arc<Connection>,
     key: CommandKey,
     name: OutputName,
     reply: &Packet,
 ) -> Result<CommandOutput, GuestError> {
-    let size = reply.whole(&format!("{name}-size")).unwrap_or_default();
-    let cut = reply.flag(&format!("{name}-cut")) == Some(true);
-    if size > SMALL || cut {
-        return Ok(CommandOutput::There { size, cut });
+    let size = reply.unsigned(&format!("{name}-size")).ok_or_else(|| {
+        GuestError::Refused(format!("the guest's agent did not report the size of the command's {name}"))
+    })?;
+    let truncated = reply.boolean(&format!("{name}-cut")) == Some(true);
+    if size > MAX_INLINE_OUTPUT || truncated {
+        return Ok(CommandOutput::Stored { size, truncated });
     }
-    let mut all = BytesMut::new();
-    while (all.len() as u64) < size {
-        let call = read_output(line, key, name, all.len() as u64);
-        let Some(bytes) = piece(&call?.next().await?, all.len() as u64)? else { break };
-        all.extend_from_slice(&bytes);
+    let mut output = BytesMut::new();
+    while (output.len() as u64) < size {
+        let offset = output.len() as u64;
+        let reply = request_output(connection, key, name, offset)?.next().await?;
+        let Some(bytes) = output_chunk(&reply, offset)? else { break };
+        output.extend_from_slice(&bytes);
     }
-    // It may have more than it said by now, but no more than a piece.
-    all.truncate(usize::try_from(size).unwrap_or(usize::MAX));
-    Ok(CommandOutput::Here(all.freeze()))
+    // The last chunk may exceed the reported size.
+    output.truncate(usize::try_from(size).expect("at most MAX_INLINE_OUTPUT"));
+    Ok(CommandOutput::Inline(output.freeze()))
 }
 
-/// Asks for a piece.
-fn read_output(line: &Arc<Line>, key: CommandKey, name: OutputName, offset: u64) -> Result<Call, GuestError> {
-    let call = line.call("read-output", Flow::Once)?;
+/// Requests a chunk of output.
+fn request_output(
+    connection: &Arc<Connection>,
+    key: CommandKey,
+    name: OutputName,
+    offset: u64,
+) -> Result<Call, GuestError> {
+    let call = connection.call("read-output", ReplyFlow::Single)?;
     let fields = json!({ "key": key.to_string(), "name": name, "offset": offset, "length": MAX_CHUNK_SIZE });
-    line.say(&call.packet(fields));
+    connection.send_now(&call.packet(fields));
     Ok(call)
 }
 
-/// The bytes that came; nothing at the end.
-fn piece(reply: &Packet, offset: u64) -> Result<Option<Bytes>, GuestError> {
+/// Returns the chunk in a reply, or `None` at the end of the output.
+fn output_chunk(reply: &Packet, offset: u64) -> Result<Option<Bytes>, GuestError> {
     if let Some(failure) = reply.failure() {
         return Err(failure);
     }
-    let wrong =
-        || GuestError::Refused("the guest sent another part of the output than it was asked for".into());
-    if reply.whole("offset").is_some_and(|sent| sent != offset) {
-        return Err(wrong());
+    let mismatch =
+        || GuestError::Refused("the guest's agent sent a different part of the output than requested".into());
+    if reply.unsigned("offset").is_some_and(|sent| sent != offset) {
+        return Err(mismatch());
     }
-    match reply.chunk()?.ok_or_else(wrong)? {
-        Chunk::Bytes(bytes) if bytes.len() > MAX_CHUNK_SIZE => Err(wrong()),
+    match reply.chunk()?.ok_or_else(mismatch)? {
+        Chunk::Bytes(bytes) if bytes.len() > MAX_CHUNK_SIZE => Err(mismatch()),
         Chunk::Bytes(bytes) if !bytes.is_empty() => Ok(Some(bytes)),
         Chunk::Bytes(_) | Chunk::End => Ok(None),
     }
 }
 
-/// What a command wrote, from its first byte.
+/// Streams the output of a command.
 pub(super) async fn output(
-    line: &Arc<Line>,
+    connection: &Arc<Connection>,
     key: CommandKey,
     name: OutputName,
 ) -> Result<ByteStream, GuestError> {
-    if !line.features().memory {
-        return Err(GuestError::Forgetful);
+    if !connection.features().remembers_commands {
+        return Err(GuestError::StatelessAgent);
     }
-    let mut written =
-        Written { line: line.clone(), key, name, asked: VecDeque::new(), next: 0, ended: false };
-    // Whether there is anything is known before anybody begins to read.
-    written.ask_ahead()?;
-    let first = std::future::poll_fn(|context| written.poll_piece(context)).await?;
-    Ok(Box::pin(Piece { first, written }))
+    let mut reader = OutputReader {
+        connection: connection.clone(),
+        key,
+        name,
+        requests: VecDeque::new(),
+        next_offset: 0,
+        ended: false,
+    };
+    // Waits for the first chunk so that a missing output fails this call and not the stream.
+    reader.request_ahead()?;
+    let first = std::future::poll_fn(|context| reader.poll_chunk(context)).await?;
+    Ok(Box::pin(OutputStream { first, reader }))
 }
 
-/// CommandOutput on its way.
-struct Written {
-    line: Arc<Line>,
+/// Reads output with several requests in flight.
+struct OutputReader {
+    connection: Arc<Connection>,
     key: CommandKey,
     name: OutputName,
-    /// The pieces that are asked for, by where they begin.
-    asked: VecDeque<(u64, Call)>,
-    /// Where the next piece to ask for begins.
-    next: u64,
+    /// The requests in flight with their offsets.
+    requests: VecDeque<(u64, Call)>,
+    next_offset: u64,
     ended: bool,
 }
 
-/// The same with its first piece, which came already.
-struct Piece {
+struct OutputStream {
     first: Option<Bytes>,
-    written: Written,
+    reader: OutputReader,
 }
 
-impl Written {
-    fn ask_ahead(&mut self) -> Result<(), GuestError> {
-        while self.asked.len() < AHEAD && !self.ended {
-            self.asked.push_back((self.next, read_output(&self.line, self.key, self.name, self.next)?));
-            self.next += MAX_CHUNK_SIZE as u64;
+impl OutputReader {
+    fn request_ahead(&mut self) -> Result<(), GuestError> {
+        while self.requests.len() < READ_AHEAD && !self.ended {
+            let call = request_output(&self.connection, self.key, self.name, self.next_offset)?;
+            self.requests.push_back((self.next_offset, call));
+            self.next_offset += MAX_CHUNK_SIZE as u64;
         }
         Ok(())
     }
 
-    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, GuestError>> {
-        if let Err(error) = self.ask_ahead() {
+    fn poll_chunk(&mut self, context: &mut Context<'_>) -> Poll<Result<Option<Bytes>, GuestError>> {
+        if let Err(error) = self.request_ahead() {
             return Poll::Ready(Err(error));
         }
-        let Some((offset, call)) = self.asked.front_mut() else { return Poll::Ready(Ok(None)) };
+        let Some((offset, call)) = self.requests.front_mut() else { return Poll::Ready(Ok(None)) };
         let offset = *offset;
         let reply = ready!(call.poll_next(context));
-        self.asked.pop_front();
-        let bytes = reply.and_then(|reply| piece(&reply, offset));
-        match &bytes {
+        self.requests.pop_front();
+        let chunk = reply.and_then(|reply| output_chunk(&reply, offset));
+        match &chunk {
             Ok(Some(bytes)) if bytes.len() < MAX_CHUNK_SIZE => {
-                // What was asked for beyond it does not follow it.
-                self.asked.clear();
-                self.next = offset + bytes.len() as u64;
+                // After a short chunk the offsets of the other requests are wrong.
+                self.requests.clear();
+                self.next_offset = offset + bytes.len() as u64;
             }
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => {
                 self.ended = true;
-                self.asked.clear();
+                self.requests.clear();
             }
         }
-        Poll::Ready(bytes)
+        Poll::Ready(chunk)
     }
 }
 
-impl Stream for Piece {
+impl Stream for OutputStream {
     type Item = muster_types::Result<Bytes>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(Ok(first)));
         }
-        if self.written.ended {
+        if self.reader.ended {
             return Poll::Ready(None);
         }
-        self.written.poll_piece(context).map(|piece| piece.map_err(|error| stream_error(&error)).transpose())
+        self.reader.poll_chunk(context).map(|chunk| chunk.map_err(|error| stream_error(&error)).transpose())
     }
 }

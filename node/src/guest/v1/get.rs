@@ -1,4 +1,4 @@
-//! Reads files of a guest.
+//! Reads files from a guest.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -11,116 +11,117 @@ use muster_types::guest::{GuestError, GuestFileInfo};
 use muster_types::storage::ByteStream;
 use serde_json::json;
 
-use super::line::{Call, Flow, Line};
+use super::connection::{Call, Connection, ReplyFlow};
 use super::packet::{Chunk, Packet};
-use crate::guest::contact::stream_error;
+use crate::guest::channel::stream_error;
 
-/// How many bytes an agent that can wait sends before somebody took them.
+/// The number of bytes that the agent may send ahead of the reader.
 const WINDOW: u64 = 16 * MAX_CHUNK_SIZE as u64;
 
-/// After how many bytes it is told that they were taken.
-const TAKEN: u64 = 4 * MAX_CHUNK_SIZE as u64;
+/// The number of bytes after which the reader's progress is acknowledged.
+const ACKNOWLEDGE_EVERY: u64 = 4 * MAX_CHUNK_SIZE as u64;
 
-pub(super) async fn get(line: &Arc<Line>, path: &str) -> Result<(GuestFileInfo, ByteStream), GuestError> {
-    let windowed = line.features().pieces;
-    let flow = if windowed { Flow::Window } else { Flow::Unasked };
-    let mut call = line.call("get-file", flow)?;
+pub(super) async fn get(
+    connection: &Arc<Connection>,
+    path: &str,
+) -> Result<(GuestFileInfo, ByteStream), GuestError> {
+    let windowed = connection.features().windowed_transfers;
+    let flow = if windowed { ReplyFlow::Windowed } else { ReplyFlow::Unlimited };
+    let mut call = connection.call("get-file", flow)?;
     let mut fields = json!({ "path": path });
     if windowed {
         fields["window"] = WINDOW.into();
     }
-    let turn = line.turn().await?;
-    turn.send(&call.packet(fields));
-    call.set_lasting(windowed);
+    let permit = connection.send_permit().await?;
+    permit.send(&call.packet(fields));
+    call.set_abandon_on_drop(windowed);
     let reply = call.next().await?;
     if let Some(failure) = reply.failure() {
-        call.set_lasting(false);
+        call.set_abandon_on_drop(false);
         return Err(failure);
     }
-    let facts = reply.file_facts();
-    let facts = facts.ok_or_else(|| GuestError::Refused("the guest did not say what the file is".into()))?;
-    let mut file = File { call, windowed, size: 0, told: 0, ended: false, first: None };
-    file.first = file.take(&reply).transpose();
-    Ok((facts, Box::pin(file)))
+    let info = reply.file_info();
+    let info = info.ok_or_else(|| GuestError::Refused("the guest's agent sent no file metadata".into()))?;
+    let mut download = Download { call, windowed, received: 0, acknowledged: 0, ended: false, first: None };
+    download.first = download.take_chunk(&reply).transpose();
+    Ok((info, Box::pin(download)))
 }
 
-/// A file on its way.
-struct File {
+/// A file transfer from a guest.
+struct Download {
     call: Call,
     windowed: bool,
-    /// How much of it came.
-    size: u64,
-    /// How much of that the agent knows to be taken.
-    told: u64,
+    received: u64,
+    acknowledged: u64,
     ended: bool,
-    /// What came with the facts.
+    /// The data that arrived together with the metadata.
     first: Option<Result<Bytes, GuestError>>,
 }
 
-impl File {
-    /// The bytes of a packet; nothing if there are none.
-    fn take(&mut self, packet: &Packet) -> Result<Option<Bytes>, GuestError> {
-        let taken = self.look_at(packet);
-        if taken.is_err() {
+impl Download {
+    /// Returns the data in a packet, or `None` if it has none. An error ends the transfer.
+    fn take_chunk(&mut self, packet: &Packet) -> Result<Option<Bytes>, GuestError> {
+        let chunk = self.parse_chunk(packet);
+        if chunk.is_err() {
             self.ended = true;
         }
-        taken
+        chunk
     }
 
-    fn look_at(&mut self, packet: &Packet) -> Result<Option<Bytes>, GuestError> {
+    fn parse_chunk(&mut self, packet: &Packet) -> Result<Option<Bytes>, GuestError> {
         if let Some(failure) = packet.failure() {
-            self.call.set_lasting(false);
+            self.call.set_abandon_on_drop(false);
             return Err(failure);
         }
         let Some(chunk) = packet.chunk()? else { return Ok(None) };
-        if packet.whole("offset").is_some_and(|offset| offset != self.size) {
-            // Plain agents drop what a full port does not take. Another time it may.
-            return Err(GuestError::Away("a part of the file was lost on its way".into()));
+        if packet.unsigned("offset").is_some_and(|offset| offset != self.received) {
+            // Plain agents drop data when the port is full. A retry may succeed.
+            return Err(GuestError::Unreachable("a part of the file was lost in transit".into()));
         }
         match chunk {
             Chunk::End => {
                 self.ended = true;
-                self.call.set_lasting(false);
+                self.call.set_abandon_on_drop(false);
                 Ok(None)
             }
             Chunk::Bytes(bytes) if bytes.is_empty() => Ok(None),
             Chunk::Bytes(bytes) => {
-                self.size += bytes.len() as u64;
+                self.received += bytes.len() as u64;
                 Ok(Some(bytes))
             }
         }
     }
 
-    /// Lets the agent send more, once what came was taken.
-    fn tell_taken(&mut self) {
-        if self.windowed && !self.ended && self.size - self.told >= TAKEN {
-            self.told = self.size;
+    /// Moves the window after the reader consumed the received data.
+    fn acknowledge(&mut self) {
+        if self.windowed && !self.ended && self.received - self.acknowledged >= ACKNOWLEDGE_EVERY {
+            self.acknowledged = self.received;
             let unique = self.call.unique();
-            let more = json!({ "command": "get-file-more", "unique": unique, "offset": self.size });
-            self.call.line().say(&more);
+            let more = json!({ "command": "get-file-more", "unique": unique, "offset": self.received });
+            self.call.connection().send_now(&more);
         }
     }
 }
 
-impl Stream for File {
+impl Stream for Download {
     type Item = muster_types::Result<Bytes>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(first.map_err(|error| stream_error(&error))));
         }
-        // Whoever asks for more has taken what came before.
-        self.tell_taken();
+        // A reader that polls has consumed everything it was given before.
+        self.acknowledge();
         while !self.ended {
-            let taken = match ready!(self.call.poll_next(context)) {
-                Ok(packet) => self.take(&packet),
+            let chunk = match ready!(self.call.poll_next(context)) {
+                Ok(packet) => self.take_chunk(&packet),
                 Err(error) => {
                     self.ended = true;
                     Err(error)
                 }
             };
-            if let Some(taken) = taken.map_err(|error| stream_error(&error)).transpose() {
-                return Poll::Ready(Some(taken));
+            if let Some(chunk) = chunk.map_err(|error| stream_error(&error)).transpose() {
+                return Poll::Ready(Some(chunk));
             }
         }
         Poll::Ready(None)

@@ -1,33 +1,23 @@
-//! Speaks protocol 1 with the agent at the other end of a serial port: as the crate `muster-agent` describes it if the
-//! agent has its features, otherwise as the agents do that were there before.
+//! Protocol 1: JSON packets over a serial port. Agents with the features that the crate `muster-agent` describes get the
+//! extended protocol, all others the plain one.
 //!
 //! ```text
-//! keep ──connects──▶ conversation ──listens──▶ what the agent says of itself ──▶ the report
-//!   ▲                     │  └─ the replies ──▶ line ──▶ calls: execute, put, get
-//!   └── it ended ─────────┘            writes ◀── line ◀──┘
+//! run_sessions ──connects──▶ Session ──agent state──▶ AgentChannel's report
+//!   ▲                          │  └─ replies ──▶ Connection ──▶ Call: execute, put, get
+//!   └──── session end ─────────┘         write loop ◀── Connection ◀──┘
 //! ```
 //!
-//! QEMU listens to one connection at a time: there is never another one.
+//! QEMU serves one connection per port at a time, so there is one session at a time.
 
-mod agent;
-mod conversation;
+mod client;
+mod connection;
 mod execute;
-#[cfg(test)]
-mod execute_tests;
-#[cfg(test)]
-mod fake;
 mod get;
-#[cfg(test)]
-mod hostile_tests;
-mod line;
 mod packet;
 mod put;
+mod session;
 #[cfg(test)]
-mod released_tests;
-#[cfg(test)]
-mod state_tests;
-#[cfg(test)]
-mod transfer_tests;
+mod tests;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,47 +25,45 @@ use std::time::Duration;
 
 use muster_types::guest::{AgentState, GuestReport};
 
-use self::conversation::{Conversation, End};
-use super::boot::Boot;
-use super::contact::Guest;
+use self::session::{Session, SessionEnd};
+use super::boot::BootTracker;
+use super::channel::AgentChannel;
 use crate::vm::socket;
 
-/// How long to wait before a connection that broke is made anew.
-const BROKEN: Duration = Duration::from_secs(1);
+/// The delay before reconnecting after a connection broke.
+const RECONNECT_DELAY: Duration = Duration::from_secs(1);
 
-/// The same for a guest that sends what nobody can read.
-const FLOODED: Duration = Duration::from_secs(10);
+/// The delay before reconnecting to a guest that sent too much invalid data.
+const FLOOD_DELAY: Duration = Duration::from_secs(10);
 
-/// Stays in contact with a guest whose machine's sockets are in `folder`, for as long as somebody wants that.
-pub(super) async fn keep(guest: Arc<Guest>, folder: PathBuf) {
-    let mut signals = guest.signals();
-    let mut boot = Boot::default();
-    let mut resets = signals.borrow().resets;
+/// Runs one session after the other with the agent of a VM whose sockets are in `vm_dir`, until the task is aborted.
+pub(super) async fn run_sessions(channel: Arc<AgentChannel>, vm_dir: PathBuf) {
+    let mut vm_status = channel.vm_status();
+    let mut boot = BootTracker::default();
+    let mut reset_count = vm_status.borrow().reset_count;
     loop {
-        let end = match socket::connect(&folder, socket::AGENT).await {
-            Ok(stream) => Conversation::hold(&guest, stream, &mut signals, &mut resets, &mut boot).await,
-            Err(error) => End::Broken(error.to_string()),
+        let end = match socket::connect(&vm_dir, socket::AGENT).await {
+            Ok(stream) => Session::run(&channel, stream, &mut vm_status, &mut reset_count, &mut boot).await,
+            Err(error) => SessionEnd::Broken(error.to_string()),
         };
-        tracing::debug!(machine = %guest.id(), %end, "the connection to a guest's agent ended");
-        let pause = match &end {
-            End::Reset => {
-                boot.end();
-                guest.change(|report| *report = GuestReport::default());
+        tracing::debug!(instance = %channel.id(), reason = %end, "guest agent session ended");
+        let delay = match &end {
+            SessionEnd::Reset => {
+                boot.end_boot();
+                channel.update_report(|report| *report = GuestReport::default());
                 Duration::ZERO
             }
-            End::Silent => Duration::ZERO,
-            // It may never come.
-            End::Unheard => Duration::ZERO,
-            End::Broken(_) => BROKEN,
-            End::Flooded => FLOODED,
+            SessionEnd::Unresponsive | SessionEnd::NeverResponded => Duration::ZERO,
+            SessionEnd::Broken(_) => RECONNECT_DELAY,
+            SessionEnd::Flooded => FLOOD_DELAY,
         };
-        if matches!(end, End::Silent | End::Broken(_) | End::Flooded) {
-            guest.change(|report| {
+        if matches!(end, SessionEnd::Unresponsive | SessionEnd::Broken(_) | SessionEnd::Flooded) {
+            channel.update_report(|report| {
                 if !matches!(report.state, AgentState::NoContact | AgentState::Stopped) {
                     report.state = AgentState::Unresponsive;
                 }
             });
         }
-        tokio::time::sleep(pause).await;
+        tokio::time::sleep(delay).await;
     }
 }

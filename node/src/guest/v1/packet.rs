@@ -1,4 +1,4 @@
-//! Packets as a guest sends them: nothing in them is as it should be until it was looked at.
+//! Packets from a guest. They are untrusted: every accessor checks the type of its field.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -8,24 +8,35 @@ use muster_types::guest::{GuestError, GuestFileInfo};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::guest::text::{ERROR_TEXT, STATE_TEXT, printable};
+use crate::guest::text::{MAX_STATE_CHARS, failure_reason};
 
-/// What a guest sent.
+/// A packet from a guest.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Packet(Map<String, Value>);
 
-/// What comes after the bytes before it.
+/// A part of a file or of command output.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Chunk {
     Bytes(Bytes),
-    /// There is no more.
+    /// The end of the data.
     End,
 }
 
-/// Only a plain agent sends a packet of more than the usual size, with what a command wrote. Nothing else in it is
-/// read, which could take up many times the memory that it came in.
+/// Why an agent has no result for a command, by the `reason` of `execute-response`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum NoResultReason {
+    /// The agent never received the command.
+    Unknown,
+    /// The agent was stopped while the command ran.
+    Lost,
+    Cancelled,
+}
+
+/// The fields that are read from a packet above the usual size, which only a plain agent sends, with the output of a
+/// command. Parsing arbitrary JSON of that size could take many times its memory.
 #[derive(Debug, Deserialize)]
-struct Long {
+struct LongPacket {
     command: String,
     unique: String,
     #[serde(rename = "return-code")]
@@ -35,10 +46,10 @@ struct Long {
 }
 
 impl Packet {
-    /// Nothing if it is none.
+    /// Parses a packet; `None` if the bytes are not one.
     pub(super) fn parse(body: &[u8]) -> Option<Self> {
         if body.len() > frame::DEFAULT_MAX_LENGTH {
-            let long: Long = serde_json::from_slice(body).ok()?;
+            let long: LongPacket = serde_json::from_slice(body).ok()?;
             let mut fields = Map::new();
             fields.insert("command".into(), long.command.into());
             fields.insert("unique".into(), long.unique.into());
@@ -63,11 +74,11 @@ impl Packet {
         self.text("unique")
     }
 
-    /// What an answer to it repeats, if it is something that anybody would send.
-    pub(super) fn echo(&self) -> Option<&Value> {
+    /// Returns the request ID that a reply has to repeat, unless it has an unreasonable type or length.
+    pub(super) fn echoable_unique(&self) -> Option<&Value> {
         self.0.get("unique").filter(|unique| match unique {
             Value::Number(_) => true,
-            Value::String(text) => text.len() <= STATE_TEXT,
+            Value::String(text) => text.len() <= MAX_STATE_CHARS,
             _ => false,
         })
     }
@@ -80,25 +91,29 @@ impl Packet {
         self.0.get(name).and_then(Value::as_str)
     }
 
-    pub(super) fn flag(&self, name: &str) -> Option<bool> {
+    pub(super) fn boolean(&self, name: &str) -> Option<bool> {
         self.0.get(name).and_then(Value::as_bool)
     }
 
-    pub(super) fn whole(&self, name: &str) -> Option<u64> {
+    pub(super) fn unsigned(&self, name: &str) -> Option<u64> {
         self.0.get(name).and_then(Value::as_u64)
     }
 
-    /// A Unix time that can be one.
-    pub(super) fn time(&self, name: &str) -> Option<f64> {
-        time(self.0.get(name))
+    /// Returns a Unix time within a plausible range.
+    pub(super) fn timestamp(&self, name: &str) -> Option<f64> {
+        timestamp(self.0.get(name))
     }
 
-    /// How a command ended, if this tells it.
+    /// Returns the exit status of a command.
     pub(super) fn return_code(&self) -> Option<i32> {
         self.0.get("return-code").and_then(Value::as_i64).and_then(|code| code.try_into().ok())
     }
 
-    pub(super) fn lists(&self, name: &str, word: &str) -> bool {
+    pub(super) fn no_result_reason(&self) -> Option<NoResultReason> {
+        self.0.get("reason").and_then(|reason| NoResultReason::deserialize(reason).ok())
+    }
+
+    pub(super) fn list_contains(&self, name: &str, word: &str) -> bool {
         let list = self.0.get(name).and_then(Value::as_array);
         list.is_some_and(|list| list.iter().any(|item| item.as_str() == Some(word)))
     }
@@ -117,43 +132,42 @@ impl Packet {
         }
     }
 
-    /// Whether it says that something did not work, without saying of what.
+    /// Returns whether this is one of the generic error packets.
     pub(super) fn is_error(&self) -> bool {
         matches!(self.command(), "command-error" | "unknown-command" | "json-decode-failure")
     }
 
-    /// Why what was asked did not work, if this says that it did not.
+    /// Returns the error if this packet reports that a request failed.
     pub(super) fn failure(&self) -> Option<GuestError> {
-        if !self.is_error() && self.flag("result") != Some(false) {
+        if !self.is_error() && self.boolean("result") != Some(false) {
             return None;
         }
-        let reason = printable(self.text("message").unwrap_or_default(), ERROR_TEXT);
-        Some(GuestError::Refused(if reason.is_empty() { "the guest gave no reason".into() } else { reason }))
+        Some(GuestError::Refused(failure_reason(self.text("message").unwrap_or_default())))
     }
 
-    /// The bytes in it; nothing if it has none.
+    /// Returns the data in this packet, or `None` if it has no `chunk`.
     pub(super) fn chunk(&self) -> Result<Option<Chunk>, GuestError> {
-        let wrong = || GuestError::Refused("the guest sent something that is no part of a file".into());
+        let invalid = || GuestError::Refused("the guest's agent sent an invalid chunk".into());
         match self.0.get("chunk") {
             None => Ok(None),
             Some(Value::Null) => Ok(Some(Chunk::End)),
             Some(Value::String(text)) => {
-                let bytes = BASE64.decode(text).map_err(|_| wrong())?;
+                let bytes = BASE64.decode(text).map_err(|_| invalid())?;
                 Ok(Some(Chunk::Bytes(bytes.into())))
             }
-            Some(_) => Err(wrong()),
+            Some(_) => Err(invalid()),
         }
     }
 
-    /// What it says of a file.
-    pub(super) fn file_facts(&self) -> Option<GuestFileInfo> {
-        let found = self.0.get("stat_result")?.as_object()?;
-        let whole = |name: &str| found.get(name).and_then(Value::as_u64).unwrap_or_default();
-        let small = |name: &str| u32::try_from(whole(name)).unwrap_or_default();
-        let time = |name: &str| time(found.get(name)).unwrap_or_default();
+    /// Returns the metadata of a file. Invalid fields are zero: the metadata is for display only.
+    pub(super) fn file_info(&self) -> Option<GuestFileInfo> {
+        let stat = self.0.get("stat_result")?.as_object()?;
+        let unsigned = |name: &str| stat.get(name).and_then(Value::as_u64).unwrap_or_default();
+        let small = |name: &str| u32::try_from(unsigned(name)).unwrap_or_default();
+        let time = |name: &str| timestamp(stat.get(name)).unwrap_or_default();
         Some(GuestFileInfo {
             mode: small("mode"),
-            size: whole("size"),
+            size: unsigned("size"),
             uid: small("uid"),
             gid: small("gid"),
             atime: time("atime"),
@@ -163,12 +177,12 @@ impl Packet {
     }
 }
 
-fn time(value: Option<&Value>) -> Option<f64> {
+fn timestamp(value: Option<&Value>) -> Option<f64> {
     value.and_then(Value::as_f64).filter(|time| (0.0..1e11).contains(time))
 }
 
-/// Bytes as they travel.
-pub(super) fn encode(bytes: &[u8]) -> String {
+/// Encodes a chunk.
+pub(super) fn encode_chunk(bytes: &[u8]) -> String {
     BASE64.encode(bytes)
 }
 
@@ -177,20 +191,21 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::guest::text::MAX_ERROR_CHARS;
 
     fn packet(value: &Value) -> Packet {
         Packet::parse(value.to_string().as_bytes()).unwrap()
     }
 
     #[test]
-    fn what_is_no_packet_is_none() {
+    fn rejects_bytes_that_are_not_a_packet() {
         for wrong in ["", "{", "[]", "7", "{}", r#"{"command": 7}"#, "\u{fffd}", &"[".repeat(100_000)] {
             assert_eq!(Packet::parse(wrong.as_bytes()), None, "{wrong:.20}");
         }
     }
 
     #[test]
-    fn of_a_long_packet_only_what_a_command_wrote_is_read() {
+    fn reads_only_command_results_from_long_packets() {
         let long = "x".repeat(frame::DEFAULT_MAX_LENGTH);
         let mut value =
             json!({ "command": "execute-response", "unique": "1", "stdout": long, "other": [[], 7] });
@@ -203,18 +218,21 @@ mod tests {
     }
 
     #[test]
-    fn wrong_types_are_taken_for_nothing() {
+    fn ignores_fields_of_the_wrong_type() {
         let wrong = packet(&json!({
             "command": "x", "unique": [1], "message": 7, "result": "no", "return-code": 1e300, "chunk": {},
             "system_boot_time": "now", "features": "memory", "stat_result": {"mode": -1, "size": 1.5, "mtime": 1e300},
         }));
-        assert_eq!((wrong.unique(), wrong.echo(), wrong.text("message")), (None, None, None));
+        assert_eq!((wrong.unique(), wrong.echoable_unique(), wrong.text("message")), (None, None, None));
         assert_eq!(
-            (wrong.failure(), wrong.return_code(), wrong.time("system_boot_time")),
+            (wrong.failure(), wrong.return_code(), wrong.timestamp("system_boot_time")),
             (None, None, None)
         );
-        assert!(!wrong.lists("features", "memory"));
-        assert_eq!(wrong.file_facts(), Some(GuestFileInfo::default()));
+        assert!(!wrong.list_contains("features", "memory"));
+        assert_eq!(packet(&json!({ "command": "x", "reason": ["lost"] })).no_result_reason(), None);
+        let lost = packet(&json!({ "command": "x", "reason": "lost" }));
+        assert_eq!(lost.no_result_reason(), Some(NoResultReason::Lost));
+        assert_eq!(wrong.file_info(), Some(GuestFileInfo::default()));
         assert!(wrong.chunk().is_err());
         assert!(packet(&json!({ "command": "x", "chunk": "%" })).chunk().is_err());
         assert_eq!(packet(&json!({ "command": "x", "chunk": null })).chunk(), Ok(Some(Chunk::End)));
@@ -223,11 +241,11 @@ mod tests {
     }
 
     #[test]
-    fn reasons_are_shown_without_what_terminals_obey() {
+    fn removes_control_characters_from_reasons() {
         let message = format!("\u{1b}[31mno\n{}", "x".repeat(1000));
         let refused = packet(&json!({ "command": "command-error", "message": message })).failure();
         let Some(GuestError::Refused(reason)) = refused else { panic!("{refused:?}") };
-        assert!(reason.starts_with("[31mnox") && reason.len() == ERROR_TEXT, "{reason}");
+        assert!(reason.starts_with("[31mnox") && reason.len() == MAX_ERROR_CHARS, "{reason}");
         let silent = packet(&json!({ "command": "get-file-response", "result": false })).failure();
         assert_eq!(silent, Some(GuestError::Refused("the guest gave no reason".into())));
     }

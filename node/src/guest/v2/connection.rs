@@ -8,88 +8,87 @@ use tokio::io::Interest;
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-use super::inbox::{Fault, Inbox};
-use super::message::{self, HostWelcome, Nothing, Question, Reply, Request};
+use super::message::{self, Empty, HostWelcome, Reply, Request, RequestBody};
+use super::reader::{ConnectionError, ReplyReader};
 
-/// After how long without a word an agent is asked for one.
-const IDLE: Duration = Duration::from_secs(2);
+/// The time without a reply after which the agent is pinged.
+const PING_DELAY: Duration = Duration::from_secs(2);
 
-/// How much is read at once.
-const READ: usize = 64 << 10;
+const READ_SIZE: usize = 64 << 10;
 
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: UnixStream,
-    inbox: Inbox,
-    /// What is still to be written.
-    outbox: BytesMut,
-    /// How much was asked.
-    asked: u64,
-    /// The agent does not listen any more. It may have said why.
-    deaf: bool,
+    reader: ReplyReader,
+    write_buffer: BytesMut,
+    /// The number of requests so far.
+    request_count: u64,
+    /// A write failed. Replies that the agent sent before may still be readable.
+    write_closed: bool,
     pinged: bool,
 }
 
 impl Connection {
-    /// Over which the guest sends no more than that at once.
-    pub(super) fn new(stream: UnixStream, most: usize) -> Self {
-        let (inbox, outbox) = (Inbox::new(most), BytesMut::new());
-        Self { stream, inbox, outbox, asked: 0, deaf: false, pinged: false }
+    /// Creates a connection that accepts replies of up to `max_reply` bytes.
+    pub(super) fn new(stream: UnixStream, max_reply: usize) -> Self {
+        let (reader, write_buffer) = (ReplyReader::new(max_reply), BytesMut::new());
+        Self { stream, reader, write_buffer, request_count: 0, write_closed: false, pinged: false }
     }
 
-    /// Asks something, presently: it is written while somebody waits for a reply. Answers what the replies repeat.
-    pub(super) fn ask(&mut self, question: Question) -> Result<String, Fault> {
-        self.asked += 1;
-        let id = self.asked.to_string();
-        self.say(&id, question)?;
+    /// Buffers a request, which is written while a reply is awaited. Returns its ID.
+    pub(super) fn request(&mut self, body: RequestBody) -> Result<String, ConnectionError> {
+        self.request_count += 1;
+        let id = self.request_count.to_string();
+        self.send(&id, body)?;
         Ok(id)
     }
 
-    /// Says something that belongs to what was asked before.
-    pub(super) fn say(&mut self, id: &str, question: Question) -> Result<(), Fault> {
-        if self.deaf {
+    /// Buffers a message that belongs to an earlier request.
+    pub(super) fn send(&mut self, id: &str, body: RequestBody) -> Result<(), ConnectionError> {
+        if self.write_closed {
             return Ok(());
         }
-        let request = Request { id: id.to_owned(), question: Some(question) };
-        message::write(&request, &mut self.outbox).map_err(|error| Fault::Broken(error.to_string()))
+        let request = Request { id: id.to_owned(), body: Some(body) };
+        message::write(&request, &mut self.write_buffer)
+            .map_err(|error| ConnectionError::Io(error.to_string()))
     }
 
-    pub(super) fn welcome(&mut self) -> Result<String, Fault> {
+    pub(super) fn welcome(&mut self) -> Result<String, ConnectionError> {
         let version = format!("version {}", env!("CARGO_PKG_VERSION"));
-        self.ask(Question::Welcome(HostWelcome { version }))
+        self.request(RequestBody::Welcome(HostWelcome { version }))
     }
 
-    pub(super) fn ping(&mut self) -> Result<String, Fault> {
-        self.ask(Question::Ping(Nothing {}))
+    pub(super) fn ping(&mut self) -> Result<String, ConnectionError> {
+        self.request(RequestBody::Ping(Empty {}))
     }
 
-    /// How much is still to be written.
+    /// Returns the number of buffered bytes that are not written.
     pub(super) fn unwritten(&self) -> usize {
-        self.outbox.len()
+        self.write_buffer.len()
     }
 
-    /// The next reply. Whoever drops this loses nothing.
-    pub(super) async fn receive(&mut self) -> Result<Reply, Fault> {
+    /// Waits for the next reply. Cancel safe.
+    pub(super) async fn receive(&mut self) -> Result<Reply, ConnectionError> {
         loop {
-            if let Some(reply) = self.inbox.next()? {
+            if let Some(reply) = self.reader.next()? {
                 return Ok(reply);
             }
-            self.exchange().await?;
+            self.transfer().await?;
         }
     }
 
-    /// The same, from an agent that is asked for a sign of life if it takes long; but only once, as it may read nothing
-    /// before it is done.
-    pub(super) async fn receive_patiently(&mut self) -> Result<Reply, Fault> {
+    /// Waits for the next reply, and pings an agent that takes long. Only once, as the agent may not read while it is busy.
+    /// Cancel safe.
+    pub(super) async fn receive_with_ping(&mut self) -> Result<Reply, ConnectionError> {
         loop {
-            if let Some(reply) = self.inbox.next()? {
+            if let Some(reply) = self.reader.next()? {
                 self.pinged = false;
                 return Ok(reply);
             }
             if self.pinged {
-                self.exchange().await?;
-            } else if let Ok(exchanged) = timeout(IDLE, self.exchange()).await {
-                exchanged?;
+                self.transfer().await?;
+            } else if let Ok(transferred) = timeout(PING_DELAY, self.transfer()).await {
+                transferred?;
             } else {
                 self.pinged = true;
                 self.ping()?;
@@ -97,27 +96,27 @@ impl Connection {
         }
     }
 
-    /// Reads or writes something, as soon as that is possible.
-    async fn exchange(&mut self) -> Result<(), Fault> {
-        let writes = !self.outbox.is_empty();
+    /// Waits until the socket is ready, then reads and writes what it can.
+    async fn transfer(&mut self) -> Result<(), ConnectionError> {
+        let writes = !self.write_buffer.is_empty();
         let interest = if writes { Interest::READABLE | Interest::WRITABLE } else { Interest::READABLE };
         let ready = self.stream.ready(interest).await?;
         if ready.is_readable() {
-            match self.stream.try_read_buf(self.inbox.room(READ)) {
-                Ok(0) => return Err(Fault::Ended),
+            match self.stream.try_read_buf(self.reader.buffer(READ_SIZE)) {
+                Ok(0) => return Err(ConnectionError::Closed),
                 Ok(_) => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error.into()),
             }
         }
         if writes && ready.is_writable() {
-            match self.stream.try_write(&self.outbox) {
-                Ok(size) => self.outbox.advance(size),
+            match self.stream.try_write(&self.write_buffer) {
+                Ok(size) => self.write_buffer.advance(size),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // What it said before it went can still be read, and then its end.
+                // What the agent sent before it closed the connection can still be read.
                 Err(_) => {
-                    self.deaf = true;
-                    self.outbox.clear();
+                    self.write_closed = true;
+                    self.write_buffer.clear();
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Files on their way into a guest and out of it.
+//! File transfers.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -13,126 +13,134 @@ use muster_types::guest::{GuestError, GuestFileInfo};
 use muster_types::storage::ByteStream;
 use prost::Message;
 
-use super::agent::{Agent, Call, USUAL};
-use super::inbox::Fault;
-use super::message::{Answer, ChunkReply, FileChunk, Path, PutFile, Question, Stat};
-use crate::guest::contact::stream_error;
+use super::call::{Call, CallError, Caller, MAX_REPLY};
+use super::message::{
+    ChunkAcknowledgement, CommandErrorKind, FileChunk, GetFile, PutFile, ReplyBody, RequestBody, Stat,
+};
+use super::reader::ConnectionError;
+use crate::guest::channel::stream_error;
 
-/// How much of a file goes at once: so much that an agent gets it with one read.
-const PIECE: usize = 72 << 10;
+/// The chunk size of uploads, which an agent receives with one read.
+const CHUNK_SIZE: usize = 72 << 10;
 
-/// How many pieces may be on their way.
-const PIECES: usize = 5;
+/// The maximum number of chunks that the agent has not acknowledged.
+const MAX_UNACKNOWLEDGED: usize = 5;
 
-/// Everybody may read it, until somebody says otherwise.
-const MODE: i32 = 0o644;
+const DEFAULT_MODE: u32 = 0o644;
+const PERMISSION_BITS: u32 = 0o7777;
 
-/// How much may wait for an agent that does not listen while it sends.
-const UNSAID: usize = 16 << 10;
+/// The maximum size of buffered acknowledgements: an agent may not read while it sends.
+const MAX_BUFFERED_ACKNOWLEDGEMENTS: usize = 16 << 10;
 
-/// What agents up to 1.0.1 say when there is no such file: they fail to say so.
-const STUMBLED: &str = "Parameter to MergeFrom()";
-
-/// A file that is written.
-struct Writing {
+/// The progress of an upload.
+struct Upload {
     data: ByteStream,
     size: u64,
-    /// What came of it and was not sent.
-    rest: BytesMut,
+    /// Data that was read from the stream and not sent.
+    buffered: BytesMut,
     sent: u64,
-    /// Where the pieces begin that are on their way.
-    pieces: VecDeque<u64>,
+    /// The offsets of the chunks that the agent has not acknowledged.
+    unacknowledged: VecDeque<u64>,
 }
 
 pub(super) async fn put(
-    agent: &Agent,
+    caller: &Caller,
     path: &str,
     size: u64,
     mode: Option<u32>,
     data: ByteStream,
 ) -> Result<(), GuestError> {
-    let mut file = Writing { data, size, rest: BytesMut::new(), sent: 0, pieces: VecDeque::new() };
-    let first = file.next_piece().await?;
+    let mut upload =
+        Upload { data, size, buffered: BytesMut::new(), sent: 0, unacknowledged: VecDeque::new() };
+    let first = upload.next_chunk().await?;
     let mut ended = first.payload.is_empty();
-    let length = i64::try_from(size).map_err(|_| GuestError::Host("the file is too long".into()))?;
-    let mode = mode.and_then(|mode| i32::try_from(mode & 0o7777).ok()).unwrap_or(MODE);
-    let question = PutFile { path: path.to_owned(), mode, length, first: Some(first) };
-    let mut call = agent.call(Question::PutFile(question), USUAL).await?;
-    while !ended || !file.pieces.is_empty() {
+    let length = i64::try_from(size).map_err(|_| too_large())?;
+    let mode = (mode.unwrap_or(DEFAULT_MODE) & PERMISSION_BITS).cast_signed();
+    let request = PutFile { path: path.to_owned(), mode, length, first_chunk: Some(first) };
+    let mut call = caller.call(RequestBody::PutFile(request), MAX_REPLY).await?;
+    while !ended || !upload.unacknowledged.is_empty() {
         tokio::select! {
-            piece = file.next_piece(), if !ended && file.pieces.len() < PIECES => {
-                let piece = piece?;
-                ended = piece.payload.is_empty();
-                call.say(Question::FileChunk(piece))?;
+            chunk = upload.next_chunk(), if !ended && upload.unacknowledged.len() < MAX_UNACKNOWLEDGED => {
+                let chunk = chunk?;
+                ended = chunk.payload.is_empty();
+                call.send(RequestBody::FileChunk(chunk))?;
             }
-            answer = call.next() => match answer? {
-                Answer::ChunkWritten(bytes) => {
-                    let written = ChunkReply::decode(bytes).map_err(|_| Fault::Garbage)?;
-                    let expected = file.pieces.pop_front();
-                    if u64::try_from(written.offset).ok() != expected {
-                        return Err(GuestError::Refused("the guest wrote something else than was sent".into()));
-                    }
-                }
-                _ => return Err(Fault::Garbage.into()),
+            reply = call.next() => match reply? {
+                ReplyBody::ChunkWritten(bytes) => upload.handle_acknowledgement(bytes)?,
+                _ => return Err(ConnectionError::InvalidData.into()),
             },
         }
     }
     Ok(())
 }
 
-impl Writing {
-    /// The next piece, the last of which is empty. Whoever drops this loses nothing.
-    async fn next_piece(&mut self) -> Result<FileChunk, GuestError> {
-        while self.rest.len() < PIECE && self.came() < self.size {
+fn too_large() -> GuestError {
+    GuestError::HostFailed("the file is too large for the agent's protocol".into())
+}
+
+impl Upload {
+    /// Returns the next chunk, which is empty at the end. Cancel safe.
+    async fn next_chunk(&mut self) -> Result<FileChunk, GuestError> {
+        while self.buffered.len() < CHUNK_SIZE && self.received() < self.size {
             let Some(bytes) = self.next_bytes().await? else {
-                return Err(GuestError::Host("there is less of the file than was said".into()));
+                return Err(GuestError::HostFailed("the file is shorter than its announced size".into()));
             };
-            self.rest.extend_from_slice(&bytes);
+            self.buffered.extend_from_slice(&bytes);
         }
-        while self.rest.is_empty() && self.came() == self.size {
+        while self.buffered.is_empty() && self.received() == self.size {
             match self.next_bytes().await? {
                 None => break,
-                Some(bytes) => self.rest.extend_from_slice(&bytes),
+                Some(bytes) => self.buffered.extend_from_slice(&bytes),
             }
         }
-        if self.came() > self.size {
-            return Err(GuestError::Host("there is more of the file than was said".into()));
+        if self.received() > self.size {
+            return Err(GuestError::HostFailed("the file is longer than its announced size".into()));
         }
-        let piece = self.rest.split_to(self.rest.len().min(PIECE));
-        let offset = i64::try_from(self.sent).map_err(|_| GuestError::Host("the file is too long".into()))?;
-        self.pieces.push_back(self.sent);
-        self.sent += piece.len() as u64;
-        Ok(FileChunk { offset, encoding: 0, payload: BASE64.encode(piece).into() })
+        let chunk = self.buffered.split_to(self.buffered.len().min(CHUNK_SIZE));
+        let offset = i64::try_from(self.sent).map_err(|_| too_large())?;
+        self.unacknowledged.push_back(self.sent);
+        self.sent += chunk.len() as u64;
+        Ok(FileChunk { offset, encoding: 0, payload: BASE64.encode(chunk).into() })
     }
 
-    fn came(&self) -> u64 {
-        self.sent + self.rest.len() as u64
+    /// Returns the number of bytes received from the stream.
+    fn received(&self) -> u64 {
+        self.sent + self.buffered.len() as u64
     }
 
     async fn next_bytes(&mut self) -> Result<Option<Bytes>, GuestError> {
         let bytes = poll_fn(|context| self.data.as_mut().poll_next(context)).await;
-        bytes.transpose().map_err(|error| GuestError::Host(error.to_string()))
+        bytes.transpose().map_err(|error| GuestError::HostFailed(error.to_string()))
+    }
+
+    fn handle_acknowledgement(&mut self, bytes: Bytes) -> Result<(), GuestError> {
+        let written = ChunkAcknowledgement::decode(bytes).map_err(|_| ConnectionError::InvalidData)?;
+        let expected = self.unacknowledged.pop_front();
+        match u64::try_from(written.offset).ok() == expected {
+            true => Ok(()),
+            false => Err(GuestError::Refused("the guest's agent acknowledged the wrong chunk".into())),
+        }
     }
 }
 
-pub(super) async fn get(agent: &Agent, path: &str) -> Result<(GuestFileInfo, ByteStream), GuestError> {
-    let question = Question::GetFile(Path { path: path.to_owned() });
-    let mut call = agent.call(question, USUAL).await?;
+pub(super) async fn get(caller: &Caller, path: &str) -> Result<(GuestFileInfo, ByteStream), GuestError> {
+    let request = RequestBody::GetFile(GetFile { path: path.to_owned() });
+    let mut call = caller.call(request, MAX_REPLY).await?;
     let bytes = match call.next().await {
-        Ok(Answer::Stat(bytes)) => bytes,
-        Ok(_) => return Err(GuestError::Refused("the guest did not say what the file is".into())),
-        Err(GuestError::Refused(why)) if why.starts_with(STUMBLED) => {
+        Ok(ReplyBody::Stat(bytes)) => bytes,
+        Ok(_) => return Err(GuestError::Refused("the guest's agent sent no file metadata".into())),
+        Err(CallError::Command(CommandErrorKind::FileNotFound(_))) => {
             return Err(GuestError::Refused("file not found".into()));
         }
-        Err(error) => return Err(error),
+        Err(error) => return Err(error.into()),
     };
-    let facts = facts(&Stat::decode(bytes).map_err(|_| Fault::Garbage)?);
-    let reading = Reading { call, path: path.to_owned(), size: 0 };
-    Ok((facts, Box::pin(Pieces(Some(Box::pin(reading.next()))))))
+    let info = file_info(&Stat::decode(bytes).map_err(|_| ConnectionError::InvalidData)?);
+    let download = Download { call, path: path.to_owned(), received: 0 };
+    Ok((info, Box::pin(DownloadStream(Some(Box::pin(download.next()))))))
 }
 
-/// Makes of what a guest says what can be.
-fn facts(stat: &Stat) -> GuestFileInfo {
+/// Converts file metadata. Invalid fields become zero: the metadata is for display only.
+fn file_info(stat: &Stat) -> GuestFileInfo {
     let small = |number: i64| u32::try_from(number).unwrap_or_default();
     let time = |time: f64| if (0.0..1e11).contains(&time) { time } else { 0.0 };
     GuestFileInfo {
@@ -146,55 +154,57 @@ fn facts(stat: &Stat) -> GuestFileInfo {
     }
 }
 
-/// A file that is read.
-struct Reading {
+/// The progress of a download.
+struct Download {
     call: Call,
     path: String,
-    /// How much of it came.
-    size: i64,
+    received: i64,
 }
 
-/// What it gives when the next piece is there: the rest of the file, and the piece or nothing at the end.
-type Step = Pin<Box<dyn Future<Output = (Reading, Result<Option<Bytes>, GuestError>)> + Send>>;
+/// A future of the next chunk, `None` at the end of the file, that returns the download as well.
+type NextChunk = Pin<Box<dyn Future<Output = (Download, Result<Option<Bytes>, GuestError>)> + Send>>;
 
-impl Reading {
+impl Download {
     async fn next(mut self) -> (Self, Result<Option<Bytes>, GuestError>) {
-        let piece = self.piece().await;
-        (self, piece)
+        let chunk = self.next_chunk().await;
+        (self, chunk)
     }
 
-    async fn piece(&mut self) -> Result<Option<Bytes>, GuestError> {
-        let Answer::FileChunk(bytes) = self.call.next().await? else { return Err(Fault::Garbage.into()) };
-        let chunk = FileChunk::decode(bytes).map_err(|_| Fault::Garbage)?;
-        let no_part = || GuestError::Refused("the guest sent something that is no part of the file".into());
-        if chunk.offset != self.size || chunk.encoding != 0 {
-            return Err(no_part());
+    async fn next_chunk(&mut self) -> Result<Option<Bytes>, GuestError> {
+        let ReplyBody::FileChunk(bytes) = self.call.next().await? else {
+            return Err(ConnectionError::InvalidData.into());
+        };
+        let chunk = FileChunk::decode(bytes).map_err(|_| ConnectionError::InvalidData)?;
+        let invalid = || GuestError::Refused("the guest's agent sent an invalid chunk".into());
+        if chunk.offset != self.received || chunk.encoding != 0 {
+            return Err(invalid());
         }
         if chunk.payload.is_empty() {
             return Ok(None);
         }
-        let bytes = BASE64.decode(&chunk.payload).map_err(|_| no_part())?;
-        if self.call.unsaid() < UNSAID {
-            self.call.say(Question::ChunkTaken(ChunkReply { path: self.path.clone(), offset: self.size }))?;
+        let bytes = BASE64.decode(&chunk.payload).map_err(|_| invalid())?;
+        if self.call.unwritten() < MAX_BUFFERED_ACKNOWLEDGEMENTS {
+            let acknowledgement = ChunkAcknowledgement { path: self.path.clone(), offset: self.received };
+            self.call.send(RequestBody::ChunkReceived(acknowledgement))?;
         }
-        self.size += i64::try_from(bytes.len()).unwrap_or_default();
+        self.received += i64::try_from(bytes.len()).expect("at most MAX_REPLY");
         Ok(Some(bytes.into()))
     }
 }
 
-/// A file as those see it who read it. The guest waits until they take what it sent.
-struct Pieces(Option<Step>);
+/// The data of a download. Nothing is received from the guest before the stream is polled.
+struct DownloadStream(Option<NextChunk>);
 
-impl Stream for Pieces {
+impl Stream for DownloadStream {
     type Item = muster_types::Result<Bytes>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let Some(step) = &mut self.0 else { return Poll::Ready(None) };
-        let (reading, piece) = ready!(step.as_mut().poll(context));
-        self.0 = match &piece {
-            Ok(Some(_)) => Some(Box::pin(reading.next())),
+        let Some(next) = &mut self.0 else { return Poll::Ready(None) };
+        let (download, chunk) = ready!(next.as_mut().poll(context));
+        self.0 = match &chunk {
+            Ok(Some(_)) => Some(Box::pin(download.next())),
             _ => None,
         };
-        Poll::Ready(piece.transpose().map(|piece| piece.map_err(|error| stream_error(&error))))
+        Poll::Ready(chunk.transpose().map(|chunk| chunk.map_err(|error| stream_error(&error))))
     }
 }

@@ -1,37 +1,39 @@
-//! What host and guest say to each other, as protocol buffers.
+//! The messages between host and guest, as protocol buffers.
 //!
-//! Both send envelopes one after the other, whose only field is a list. An envelope has no length, but everything in a
-//! list has one: several envelopes in a row are the same bytes as one with all that is in them. So one item is written
-//! after the other here, and read after the other by [`super::inbox`].
+//! Both sides send a sequence of envelopes, whose only field is a list. An envelope has no length prefix, but its items
+//! have one, and consecutive envelopes are byte for byte one envelope with all their items. So items are written one by
+//! one here, and read one by one by [`super::reader`].
 
 use bytes::{Bytes, BytesMut};
 use prost::{EncodeError, Message, Oneof};
 
-/// The field of an envelope that everything is in, as it is written.
-const ITEM: u8 = 1 << 3 | 2;
+use crate::guest::text::failure_reason;
 
-/// What a host asks.
+/// The encoded key of the envelope's list.
+const ITEM_KEY: u8 = 1 << 3 | 2;
+
+/// A request from the host.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Request {
-    /// Answers repeat it.
+    /// Repeated by the replies.
     #[prost(string, tag = "1")]
     pub(super) id: String,
-    #[prost(oneof = "Question", tags = "10, 30, 40, 41, 42, 43, 44, 45, 47, 48")]
-    pub(super) question: Option<Question>,
+    #[prost(oneof = "RequestBody", tags = "10, 30, 40, 41, 42, 43, 44, 45, 47, 48")]
+    pub(super) body: Option<RequestBody>,
 }
 
 #[derive(Clone, PartialEq, Oneof)]
-pub(super) enum Question {
+pub(super) enum RequestBody {
     #[prost(message, tag = "10")]
     Welcome(HostWelcome),
     #[prost(message, tag = "30")]
-    Ping(Nothing),
+    Ping(Empty),
     #[prost(message, tag = "40")]
     Execute(Execute),
     #[prost(message, tag = "41")]
-    IsSystemRunning(Nothing),
+    IsSystemRunning(Empty),
     #[prost(message, tag = "42")]
-    GatherFacts(Nothing),
+    GatherFacts(Empty),
     #[prost(message, tag = "43")]
     PutFile(PutFile),
     #[prost(message, tag = "44")]
@@ -39,22 +41,22 @@ pub(super) enum Question {
     #[prost(message, tag = "45")]
     ChangeMode(ChangeMode),
     #[prost(message, tag = "47")]
-    GetFile(Path),
+    GetFile(GetFile),
     #[prost(message, tag = "48")]
-    ChunkTaken(ChunkReply),
+    ChunkReceived(ChunkAcknowledgement),
 }
 
-/// What a guest answers. What is in an answer is only read by whoever asked for it, who knows how much that may be.
+/// A reply from the guest. Its body is decoded by the caller, which knows how large it may be.
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Reply {
     #[prost(bytes = "bytes", tag = "1")]
     pub(super) id: Bytes,
-    #[prost(oneof = "Answer", tags = "10, 20, 21, 30, 40, 41, 42, 43, 44, 46, 47")]
-    pub(super) answer: Option<Answer>,
+    #[prost(oneof = "ReplyBody", tags = "10, 20, 21, 30, 40, 41, 42, 43, 44, 46, 47")]
+    pub(super) body: Option<ReplyBody>,
 }
 
 #[derive(Clone, PartialEq, Eq, Oneof)]
-pub(super) enum Answer {
+pub(super) enum ReplyBody {
     /// [`GuestWelcome`].
     #[prost(bytes = "bytes", tag = "10")]
     Welcome(Bytes),
@@ -65,16 +67,16 @@ pub(super) enum Answer {
     UnknownCommand(Bytes),
     #[prost(bytes = "bytes", tag = "30")]
     Ping(Bytes),
-    /// [`Executed`].
+    /// [`ExecuteReply`].
     #[prost(bytes = "bytes", tag = "40")]
-    Executed(Bytes),
+    Execute(Bytes),
     /// [`SystemRunning`].
     #[prost(bytes = "bytes", tag = "41")]
     SystemRunning(Bytes),
     /// [`Facts`].
     #[prost(bytes = "bytes", tag = "42")]
     Facts(Bytes),
-    /// [`ChunkReply`].
+    /// [`ChunkAcknowledgement`].
     #[prost(bytes = "bytes", tag = "43")]
     ChunkWritten(Bytes),
     #[prost(bytes = "bytes", tag = "44")]
@@ -88,7 +90,7 @@ pub(super) enum Answer {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Message)]
-pub(super) struct Nothing {}
+pub(super) struct Empty {}
 
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct HostWelcome {
@@ -110,7 +112,34 @@ pub(super) struct CommandError {
     pub(super) error: Bytes,
 }
 
-/// The further fields of a command have values that mean nothing special.
+/// The kind of a [`CommandError`]. The protocol transmits only a text, so some kinds are recognized by the texts of
+/// released agents.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum CommandErrorKind {
+    /// The program of a command line does not exist. Agents up to 1.0.1 report this instead of running the shell.
+    ProgramNotFound(String),
+    /// In reply to `GetFile`: the file does not exist, which agents up to 1.0.1 fail to encode.
+    FileNotFound(String),
+    Other(String),
+}
+
+impl CommandError {
+    const PROGRAM_NOT_FOUND: &str = "No such command";
+    const MISSING_FILE_ENCODING: &str = "Parameter to MergeFrom()";
+
+    pub(super) fn kind(&self) -> CommandErrorKind {
+        let reason = failure_reason(&String::from_utf8_lossy(&self.error));
+        if reason.starts_with(Self::PROGRAM_NOT_FOUND) {
+            CommandErrorKind::ProgramNotFound(reason)
+        } else if reason.starts_with(Self::MISSING_FILE_ENCODING) {
+            CommandErrorKind::FileNotFound(reason)
+        } else {
+            CommandErrorKind::Other(reason)
+        }
+    }
+}
+
+/// The other fields of the message keep their defaults.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Execute {
     #[prost(string, tag = "1")]
@@ -122,7 +151,7 @@ pub(super) struct Execute {
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(super) struct Executed {
+pub(super) struct ExecuteReply {
     #[prost(bytes = "bytes", tag = "1")]
     pub(super) stdout: Bytes,
     #[prost(bytes = "bytes", tag = "2")]
@@ -143,17 +172,17 @@ pub(super) struct SystemRunning {
 
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct Facts {
-    /// Their values are JSON.
+    /// The values are JSON.
     #[prost(message, repeated, tag = "1")]
-    pub(super) distribution: Vec<Fact>,
+    pub(super) distribution: Vec<NamedValue>,
     #[prost(message, repeated, tag = "2")]
     pub(super) mounts: Vec<Mount>,
     #[prost(message, repeated, tag = "3")]
-    pub(super) ssh_host_keys: Vec<Fact>,
+    pub(super) ssh_host_keys: Vec<NamedValue>,
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(super) struct Fact {
+pub(super) struct NamedValue {
     #[prost(bytes = "bytes", tag = "1")]
     pub(super) name: Bytes,
     #[prost(bytes = "bytes", tag = "2")]
@@ -165,9 +194,9 @@ pub(super) struct Mount {
     #[prost(bytes = "bytes", tag = "1")]
     pub(super) device: Bytes,
     #[prost(bytes = "bytes", tag = "2")]
-    pub(super) place: Bytes,
+    pub(super) mount_point: Bytes,
     #[prost(bytes = "bytes", tag = "3")]
-    pub(super) kind: Bytes,
+    pub(super) fs_type: Bytes,
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
@@ -179,14 +208,14 @@ pub(super) struct PutFile {
     #[prost(int64, tag = "3")]
     pub(super) length: i64,
     #[prost(message, optional, tag = "4")]
-    pub(super) first: Option<FileChunk>,
+    pub(super) first_chunk: Option<FileChunk>,
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
 pub(super) struct FileChunk {
     #[prost(int64, tag = "1")]
     pub(super) offset: i64,
-    /// 0 is base64; there is no other.
+    /// Always 0, which is base64.
     #[prost(int32, tag = "2")]
     pub(super) encoding: i32,
     /// Empty at the end of the file.
@@ -195,7 +224,7 @@ pub(super) struct FileChunk {
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(super) struct ChunkReply {
+pub(super) struct ChunkAcknowledgement {
     #[prost(string, tag = "1")]
     pub(super) path: String,
     #[prost(int64, tag = "2")]
@@ -211,7 +240,7 @@ pub(super) struct ChangeMode {
 }
 
 #[derive(Clone, PartialEq, Eq, Message)]
-pub(super) struct Path {
+pub(super) struct GetFile {
     #[prost(string, tag = "1")]
     pub(super) path: String,
 }
@@ -234,8 +263,8 @@ pub(super) struct Stat {
     pub(super) ctime: f64,
 }
 
-/// Writes an envelope with one item.
-pub(super) fn write(item: &impl Message, to: &mut BytesMut) -> Result<(), EncodeError> {
-    to.extend_from_slice(&[ITEM]);
-    item.encode_length_delimited(to)
+/// Appends an envelope with one item to a buffer.
+pub(super) fn write(item: &impl Message, buffer: &mut BytesMut) -> Result<(), EncodeError> {
+    buffer.extend_from_slice(&[ITEM_KEY]);
+    item.encode_length_delimited(buffer)
 }

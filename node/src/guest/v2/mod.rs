@@ -1,25 +1,24 @@
-//! Speaks protocol 2 with an agent that listens on a virtual socket: protocol buffers, one connection that lasts to learn
-//! how the guest is, and one more for everything that it is asked.
+//! Protocol 2: protocol buffers over a virtual socket. One lasting connection tracks the state of the guest, and every
+//! request has its own connection.
 //!
 //! ```text
-//! keep ──connects──▶ monitor ──listens──▶ what the agent says of itself ──▶ the report
-//!   ▲                   │
-//!   └── it ended ───────┘        agent ──connects──▶ call: execute, put, get
+//! run_sessions ──connects──▶ Session ──agent state──▶ AgentChannel's report
+//!   ▲                           │
+//!   └── session end ────────────┘        V2Client ──connects──▶ Call: execute, put, get
 //! ```
 //!
-//! These agents remember nothing: a command whose connection broke is lost, and so is what it wrote.
+//! These agents do not remember commands: when its connection breaks, the output of a command is lost.
 
-mod agent;
+mod address;
+mod call;
+mod client;
 mod connection;
-#[cfg(test)]
-mod fake;
 mod file;
-mod inbox;
 mod message;
-mod monitor;
+mod reader;
+mod session;
 #[cfg(test)]
 mod tests;
-mod way;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,90 +27,120 @@ use muster_types::guest::{AgentState, GuestReport};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+pub(super) use self::address::AgentAddress;
 use self::connection::Connection;
-use self::inbox::Fault;
-use self::monitor::{End, LONGEST, Monitor, Past};
-pub(super) use self::way::Way;
-use super::boot::Boot;
-use super::contact::{Guest, Signals};
+use self::reader::ConnectionError;
+use self::session::{MAX_SESSION_REPLY, Session, SessionEnd, SessionHistory};
+use super::boot::BootTracker;
+use super::channel::{AgentChannel, VmStatus};
 
-/// How long to wait before a guest is reached for again: it says nothing of itself when its agent begins to listen.
-const AGAIN: Duration = Duration::from_secs(1);
+/// The interval between connection attempts. Polling is the only way to notice that an agent started to listen.
+const RECONNECT_DELAY: Duration = Duration::from_secs(1);
 
-/// The same for one that has not answered for [`EAGER`]: it may have no agent.
-const AGAIN_LATER: Duration = Duration::from_secs(15);
+/// The interval between connection attempts to a guest without contact for [`FAST_RECONNECT_PERIOD`], which may not have
+/// an agent.
+const SLOW_RECONNECT_DELAY: Duration = Duration::from_secs(15);
 
-const EAGER: Duration = Duration::from_secs(300);
+const FAST_RECONNECT_PERIOD: Duration = Duration::from_secs(300);
 
-/// The same for a guest that sends what nobody can use.
-const FLOODED: Duration = Duration::from_secs(10);
+/// The delay before reconnecting to a guest that sent invalid data.
+const FLOOD_DELAY: Duration = Duration::from_secs(10);
 
-/// Stays in contact with a guest for as long as somebody wants that.
-pub(super) async fn keep(guest: Arc<Guest>, way: Way) {
-    let mut signals = guest.signals();
-    let resets = signals.borrow().resets;
-    let mut past = Past { boot: Boot::default(), resets, starting: false };
-    let mut since = Instant::now();
+/// Runs one session after the other with the agent at `address`, until the VM is detached.
+pub(super) async fn run_sessions(channel: Arc<AgentChannel>, address: AgentAddress) {
+    let mut vm_status = channel.vm_status();
+    let reset_count = vm_status.borrow().reset_count;
+    let mut history = SessionHistory { boot: BootTracker::default(), reset_count, agent_starting: false };
+    let mut last_contact = Instant::now();
     loop {
-        // Nobody answers meanwhile.
-        if signals.wait_for(|signals| !signals.paused).await.is_err() {
+        // A paused guest does not accept connections.
+        if vm_status.wait_for(|status| !status.paused).await.is_err() {
             return;
         }
-        let end = match way.connect().await {
+        let end = match address.connect().await {
             Ok(stream) => {
-                let connection = Connection::new(stream, LONGEST);
-                let end = Monitor::hold(&guest, &way, connection, &mut signals, &mut past).await;
-                if guest.report().state != AgentState::NoContact {
-                    since = Instant::now();
+                let connection = Connection::new(stream, MAX_SESSION_REPLY);
+                let end = Session::run(&channel, &address, connection, &mut vm_status, &mut history).await;
+                if channel.report().state != AgentState::NoContact {
+                    last_contact = Instant::now();
                 }
                 end
             }
-            Err(error) => End::Fault(Fault::Broken(error.to_string())),
+            Err(error) => SessionEnd::Connection(error.into()),
         };
-        tracing::debug!(machine = %guest.id(), %end, "the connection to a guest's agent ended");
-        let pause = match &end {
-            End::Over => return,
-            End::Reset | End::Silent | End::Unheard => Duration::ZERO,
-            End::Restarted => AGAIN,
-            End::Flooded | End::Fault(Fault::TooLong(_) | Fault::Garbage) => FLOODED,
-            End::Fault(Fault::Ended | Fault::Broken(_)) if since.elapsed() < EAGER => AGAIN,
-            End::Fault(Fault::Ended | Fault::Broken(_)) => AGAIN_LATER,
-        };
-        past.starting |= matches!(end, End::Fault(_));
-        let state = match end {
-            End::Reset | End::Unheard | End::Over => None,
-            End::Fault(Fault::Ended) => Some(AgentState::Stopped),
-            End::Silent | End::Restarted | End::Flooded | End::Fault(_) => Some(AgentState::Unresponsive),
-        };
-        if let Some(state) = state {
-            guest.change(|report| {
+        tracing::debug!(instance = %channel.id(), reason = %end, "guest agent session ended");
+        let Some(delay) = reconnect_delay(&end, last_contact) else { return };
+        history.agent_starting |= matches!(end, SessionEnd::Connection(_));
+        if let Some(state) = state_after(&end) {
+            channel.update_report(|report| {
                 if !matches!(report.state, AgentState::NoContact | AgentState::Stopped) {
                     report.state = state;
                 }
             });
         }
-        if forget_after_reset(&guest, &signals, &mut past) || wait(pause, &mut signals, past.resets).await {
-            forget_after_reset(&guest, &signals, &mut past);
-            since = Instant::now();
+        if handle_reset(&channel, &vm_status, &mut history)
+            || wait_for_reset(delay, &mut vm_status, history.reset_count).await
+        {
+            handle_reset(&channel, &vm_status, &mut history);
+            last_contact = Instant::now();
         }
     }
 }
 
-/// Whether the machine was reset: nothing is known then.
-fn forget_after_reset(guest: &Guest, signals: &watch::Receiver<Signals>, past: &mut Past) -> bool {
-    let resets = signals.borrow().resets;
-    if past.resets == resets {
+/// Returns the delay before the next session, or `None` if there is none.
+fn reconnect_delay(end: &SessionEnd, last_contact: Instant) -> Option<Duration> {
+    Some(match end {
+        SessionEnd::VmDetached => return None,
+        SessionEnd::Reset | SessionEnd::Unresponsive | SessionEnd::NeverResponded => Duration::ZERO,
+        SessionEnd::Restarted => RECONNECT_DELAY,
+        SessionEnd::Flooded
+        | SessionEnd::Connection(ConnectionError::ReplyTooLong(_) | ConnectionError::InvalidData) => {
+            FLOOD_DELAY
+        }
+        SessionEnd::Connection(ConnectionError::Closed | ConnectionError::Io(_)) => {
+            match last_contact.elapsed() < FAST_RECONNECT_PERIOD {
+                true => RECONNECT_DELAY,
+                false => SLOW_RECONNECT_DELAY,
+            }
+        }
+    })
+}
+
+/// Returns the state of the agent after a session, or `None` if it does not change.
+fn state_after(end: &SessionEnd) -> Option<AgentState> {
+    match end {
+        SessionEnd::Reset | SessionEnd::NeverResponded | SessionEnd::VmDetached => None,
+        SessionEnd::Connection(ConnectionError::Closed) => Some(AgentState::Stopped),
+        SessionEnd::Unresponsive
+        | SessionEnd::Restarted
+        | SessionEnd::Flooded
+        | SessionEnd::Connection(_) => Some(AgentState::Unresponsive),
+    }
+}
+
+/// Clears the report if the VM was reset. Returns whether it was.
+fn handle_reset(
+    channel: &AgentChannel,
+    vm_status: &watch::Receiver<VmStatus>,
+    history: &mut SessionHistory,
+) -> bool {
+    let reset_count = vm_status.borrow().reset_count;
+    if history.reset_count == reset_count {
         return false;
     }
-    past.resets = resets;
-    past.boot.end();
-    past.starting = true;
-    guest.change(|report| *report = GuestReport::default());
+    history.reset_count = reset_count;
+    history.boot.end_boot();
+    history.agent_starting = true;
+    channel.update_report(|report| *report = GuestReport::default());
     true
 }
 
-/// Waits that long, or until the machine was reset, which is answered.
-async fn wait(pause: Duration, signals: &mut watch::Receiver<Signals>, resets: u64) -> bool {
-    let reset = signals.wait_for(|signals| signals.resets != resets);
-    matches!(tokio::time::timeout(pause, reset).await, Ok(Ok(_)))
+/// Waits for a reset of the VM. Returns `false` if there was none within `delay`.
+async fn wait_for_reset(
+    delay: Duration,
+    vm_status: &mut watch::Receiver<VmStatus>,
+    reset_count: u64,
+) -> bool {
+    let reset = vm_status.wait_for(|status| status.reset_count != reset_count);
+    matches!(tokio::time::timeout(delay, reset).await, Ok(Ok(_)))
 }

@@ -1,4 +1,4 @@
-//! One simulated guest: its boots, its agent and what that remembers.
+//! The state of one simulated guest: its boot, its agent and the commands that the agent remembers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,185 +10,186 @@ use tokio::task::AbortHandle;
 use uuid::Uuid;
 
 use super::files::Files;
-use super::shell::{self, Ran};
+use super::shell::{MAX_OUTPUT, ShellResult};
 
-/// What is not longer than this comes with the result of a command.
-const SHORT: usize = 32 << 10;
+/// The maximum size of output that is part of a command's result.
+const MAX_INLINE_OUTPUT: usize = 32 << 10;
 
-/// How many different command lines are counted.
-const MOST_LINES: usize = 1000;
+/// The maximum number of different command lines that are counted.
+const MAX_COUNTED_LINES: usize = 1000;
 
-/// The connection to an agent.
+/// The state of the connection to an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Link {
-    /// Another number is another connection.
+pub(super) struct LinkState {
+    /// The number of the connection.
     pub(super) session: u64,
     pub(super) ready: bool,
-    /// Whatever is said to it is heard later.
-    pub(super) deaf: bool,
+    /// Requests are delayed until the agent responds again.
+    pub(super) unresponsive: bool,
 }
 
-/// Ends when a connection is no more.
-pub(super) async fn broken(link: &mut watch::Receiver<Link>, session: u64) {
-    // Nobody is left who could tell: it is no more, either.
+/// Waits for the end of a connection.
+pub(super) async fn disconnected(link: &mut watch::Receiver<LinkState>, session: u64) {
+    // An error means that the guest was removed, which ends the connection as well.
     let _ = link.wait_for(|link| link.session != session).await;
 }
 
-/// A command that runs or ran.
+/// A command that is running or has exited. Dropping it kills the command.
 #[derive(Debug)]
-pub(super) struct Job {
-    /// What it did, once it has ended.
-    pub(super) ran: watch::Sender<Option<Ran>>,
-    pub(super) running: Option<AbortHandle>,
+pub(super) struct GuestJob {
+    /// The result, once the command has exited.
+    pub(super) result: watch::Sender<Option<ShellResult>>,
+    pub(super) task: AbortHandle,
 }
 
-impl Drop for Job {
+impl Drop for GuestJob {
     fn drop(&mut self) {
-        if let Some(running) = &self.running {
-            running.abort();
-        }
+        self.task.abort();
     }
 }
 
 #[derive(Debug)]
-pub(super) struct Guest {
-    pub(super) link: watch::Sender<Link>,
+pub(super) struct SimulatedGuest {
+    pub(super) link: watch::Sender<LinkState>,
     pub(super) paused: bool,
-    boot: String,
-    booted: f64,
-    agent_started: f64,
+    /// `None` while the VM is off.
+    boot_id: Option<String>,
+    boot_time: f64,
+    agent_start_time: f64,
     pub(super) files: Files,
-    pub(super) jobs: BTreeMap<CommandKey, Job>,
-    /// What ran when the agent ended.
-    pub(super) lost: BTreeSet<CommandKey>,
+    pub(super) jobs: BTreeMap<CommandKey, GuestJob>,
+    /// The commands that were running when the agent was restarted.
+    pub(super) lost_jobs: BTreeSet<CommandKey>,
     /// How often each command line was started.
     pub(super) executions: BTreeMap<String, u64>,
-    /// How many transfers were begun.
+    /// The number of transfers so far.
     pub(super) transfers: u64,
 }
 
-impl Guest {
+impl SimulatedGuest {
     pub(super) fn new(name: &str) -> Self {
         Self {
             link: watch::Sender::default(),
             paused: false,
-            boot: String::new(),
-            booted: 0.0,
-            agent_started: 0.0,
+            boot_id: None,
+            boot_time: 0.0,
+            agent_start_time: 0.0,
             files: Files::new(name),
             jobs: BTreeMap::new(),
-            lost: BTreeSet::new(),
+            lost_jobs: BTreeSet::new(),
             executions: BTreeMap::new(),
             transfers: 0,
         }
     }
 
-    /// Starts the guest, again or for the first time: what ran is no more, and is forgotten.
+    /// Boots the guest, which discards all commands.
     pub(super) fn boot(&mut self) {
         self.jobs.clear();
-        self.lost.clear();
-        self.boot = Uuid::new_v4().to_string();
-        self.booted = now();
+        self.lost_jobs.clear();
+        self.boot_id = Some(Uuid::new_v4().to_string());
+        self.boot_time = now();
         self.connect();
     }
 
-    /// Starts the agent again: what ran is no more, but what ended is remembered unless the agent is one that does not.
-    pub(super) fn restart_agent(&mut self, forgetful: bool) {
-        let Self { jobs, lost, .. } = self;
+    /// Restarts the agent, which kills running commands. An agent that is not stateless keeps the results of others.
+    pub(super) fn restart_agent(&mut self, stateless: bool) {
+        let Self { jobs, lost_jobs, .. } = self;
         jobs.retain(|key, job| {
-            let stays = !forgetful && job.ran.borrow().is_some();
-            if !stays {
-                lost.insert(*key);
+            let keep = !stateless && job.result.borrow().is_some();
+            if !keep {
+                lost_jobs.insert(*key);
             }
-            stays
+            keep
         });
         self.connect();
     }
 
     fn connect(&mut self) {
-        self.agent_started = now();
-        self.link.send_modify(|link| *link = Link { session: link.session + 1, ready: false, ..*link });
+        self.agent_start_time = now();
+        self.link.send_modify(|link| *link = LinkState { session: link.session + 1, ready: false, ..*link });
     }
 
-    pub(super) fn set_deaf(&self, silent: bool) {
-        let deaf = silent || self.paused;
-        self.link.send_if_modified(|link| std::mem::replace(&mut link.deaf, deaf) != deaf);
+    /// Recomputes whether the agent is unresponsive, by the script or because the VM is paused.
+    pub(super) fn update_unresponsive(&self, by_script: bool) {
+        let unresponsive = by_script || self.paused;
+        self.link
+            .send_if_modified(|link| std::mem::replace(&mut link.unresponsive, unresponsive) != unresponsive);
     }
 
     pub(super) fn is_on(&self) -> bool {
-        !self.boot.is_empty()
+        self.boot_id.is_some()
     }
 
-    /// The machine was switched off: the files stay.
-    pub(super) fn switch_off(&mut self) {
+    /// Powers the guest off. Its files are kept.
+    pub(super) fn power_off(&mut self) {
         self.jobs.clear();
-        self.boot.clear();
+        self.boot_id = None;
         self.paused = false;
-        self.link.send_modify(|link| *link = Link { session: link.session + 1, ..Link::default() });
+        self.link.send_modify(|link| *link = LinkState { session: link.session + 1, ..LinkState::default() });
     }
 
-    pub(super) fn report(&self, forgetful: bool) -> GuestReport {
+    pub(super) fn report(&self, stateless: bool) -> GuestReport {
         let link = *self.link.borrow();
         let state = match link {
-            Link { ready: false, .. } => return GuestReport::default(),
-            Link { deaf: true, .. } => AgentState::Unresponsive,
-            Link { .. } => AgentState::Ready,
+            LinkState { ready: false, .. } => return GuestReport::default(),
+            LinkState { unresponsive: true, .. } => AgentState::Unresponsive,
+            LinkState { .. } => AgentState::Ready,
         };
         GuestReport {
             state,
-            agent_start_time: Some(self.agent_started),
-            system_boot_time: Some(self.booted),
-            boot: Some(self.boot.clone()),
-            version: Some(if forgetful { "0.4.1".into() } else { env!("CARGO_PKG_VERSION").into() }),
+            agent_start_time: Some(self.agent_start_time),
+            system_boot_time: Some(self.boot_time),
+            boot_id: self.boot_id.clone(),
+            agent_version: Some(if stateless { "0.4.1".into() } else { env!("CARGO_PKG_VERSION").into() }),
         }
     }
 
-    /// Whether a command that may have been sent during `boot` can be gone on with.
-    pub(super) fn require_known(
+    /// Returns an error unless a command that may have been sent during a boot can be resumed.
+    pub(super) fn require_resumable(
         &self,
         key: CommandKey,
-        boot: &str,
-        forgetful: bool,
+        sent_boot_id: &str,
+        stateless: bool,
     ) -> Result<(), GuestError> {
-        if boot != self.boot {
+        if self.boot_id.as_deref() != Some(sent_boot_id) {
             return Err(GuestError::Restarted("the guest was restarted".into()));
         }
-        if forgetful {
-            return Err(GuestError::Forgetful);
+        if stateless {
+            return Err(GuestError::StatelessAgent);
         }
-        if self.lost.contains(&key) {
+        if self.lost_jobs.contains(&key) {
             return Err(GuestError::Restarted("the agent was restarted".into()));
         }
-        if self.jobs.contains_key(&key) { Ok(()) } else { Err(GuestError::Unknown) }
+        if self.jobs.contains_key(&key) { Ok(()) } else { Err(GuestError::UnknownCommand) }
     }
 
-    pub(super) fn count(&mut self, line: &str) {
-        if self.executions.len() < MOST_LINES || self.executions.contains_key(line) {
+    pub(super) fn count_execution(&mut self, line: &str) {
+        if self.executions.len() < MAX_COUNTED_LINES || self.executions.contains_key(line) {
             *self.executions.entry(line.to_owned()).or_default() += 1;
         }
     }
 
-    /// Says what a command did.
-    pub(super) fn end(&self, key: CommandKey, ran: Ran) {
+    /// Sets the result of a command.
+    pub(super) fn finish_job(&self, key: CommandKey, result: ShellResult) {
         if let Some(job) = self.jobs.get(&key) {
-            job.ran.send_replace(Some(ran));
+            job.result.send_replace(Some(result));
         }
     }
 }
 
-/// The result of a command, as an agent answers it.
-pub(super) fn executed(ran: &Ran, forgetful: bool) -> CommandResult {
+/// Converts the result of a command to the agent's reply.
+pub(super) fn command_result(result: &ShellResult, stateless: bool) -> CommandResult {
     let output = |bytes: &Vec<u8>| {
-        let kept = kept(bytes);
-        if forgetful || kept.len() <= SHORT {
-            return CommandOutput::Here(Bytes::copy_from_slice(kept));
+        let kept = truncated(bytes);
+        if stateless || kept.len() <= MAX_INLINE_OUTPUT {
+            return CommandOutput::Inline(Bytes::copy_from_slice(kept));
         }
-        CommandOutput::There { size: kept.len() as u64, cut: kept.len() < bytes.len() }
+        CommandOutput::Stored { size: kept.len() as u64, truncated: kept.len() < bytes.len() }
     };
-    CommandResult { return_code: ran.code, stdout: output(&ran.stdout), stderr: output(&ran.stderr) }
+    CommandResult { return_code: result.code, stdout: output(&result.stdout), stderr: output(&result.stderr) }
 }
 
-/// What an agent keeps of an output.
-pub(super) fn kept(output: &[u8]) -> &[u8] {
-    &output[..output.len().min(shell::MOST)]
+/// Returns the part of an output that an agent keeps.
+pub(super) fn truncated(output: &[u8]) -> &[u8] {
+    &output[..output.len().min(MAX_OUTPUT)]
 }

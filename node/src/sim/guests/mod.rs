@@ -1,6 +1,4 @@
-//! The guests of simulated machines: agents that answer, with files in memory and a shell of a few commands.
-//!
-//! They live with this process: the end of it is that of their machines.
+//! The guests of simulated VMs: responsive agents with in-memory files and a minimal shell. They end with the process.
 
 mod files;
 mod guest;
@@ -10,7 +8,7 @@ mod tests;
 mod transfer;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -21,38 +19,42 @@ use muster_types::guest::{
 use muster_types::ids::InstanceId;
 use muster_types::storage::ByteStream;
 use muster_types::vm::{ChangeStream, VmPlan, VmPower};
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::changes::ChangeNotifier;
-use guest::{Guest, Job, Link, broken, executed, kept};
-use shell::{Ran, Step};
-use transfer::{Pace, next, sent};
+use guest::{GuestJob, LinkState, SimulatedGuest, command_result, disconnected, truncated};
+use shell::{ShellResult, Step};
+use transfer::{Throttle, download, next};
 
-/// What happens in the guests of simulated machines, for tests and demonstrations.
+/// The error of requests whose connection ended.
+const CONNECTION_LOST: &str = "the connection to the agent was lost";
+
+/// The behaviour of simulated guests.
 #[derive(Debug, Clone)]
 pub struct GuestScript {
-    /// How long an agent takes to be ready; nothing: it never is.
+    /// The time that an agent takes to become ready, `None` for never.
     pub ready_after: Option<Duration>,
-    /// Whether agents answer nothing for now, and do what they were told only afterwards.
-    pub silent: bool,
-    /// How fast transfers are; nothing: as fast as can be.
+    /// Whether agents delay all requests until this is reset.
+    pub unresponsive: bool,
+    /// The rate of transfers, `None` for unlimited.
     pub bytes_per_second: Option<u64>,
-    /// After how many bytes a transfer stands still.
-    pub stalls_after: Option<u64>,
-    /// Whether agents remember no commands.
-    pub forgetful: bool,
+    /// The number of bytes after which a transfer stalls.
+    pub stall_after_bytes: Option<u64>,
+    /// Whether agents do not remember commands.
+    pub stateless_agent: bool,
 }
 
 impl Default for GuestScript {
     fn default() -> Self {
         Self {
             ready_after: Some(Duration::from_millis(50)),
-            silent: false,
+            unresponsive: false,
             bytes_per_second: None,
-            stalls_after: None,
-            forgetful: false,
+            stall_after_bytes: None,
+            stateless_agent: false,
         }
     }
 }
@@ -63,202 +65,210 @@ pub(super) struct SimulatedGuests(Arc<Shared>);
 
 #[derive(Debug, Default)]
 struct Shared {
-    notifier: ChangeNotifier,
+    change_notifier: ChangeNotifier,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    guests: BTreeMap<InstanceId, Guest>,
+    guests: BTreeMap<InstanceId, SimulatedGuest>,
     script: GuestScript,
 }
 
 impl SimulatedGuests {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn script(&self, script: GuestScript) {
-        let mut state = self.state();
-        state.guests.values().for_each(|guest| guest.set_deaf(script.silent));
+    pub(super) fn set_script(&self, script: GuestScript) {
+        let mut state = self.0.state.lock();
+        state.guests.values().for_each(|guest| guest.update_unresponsive(script.unresponsive));
         state.script = script;
         let guests: Vec<InstanceId> = state.guests.keys().copied().collect();
         drop(state);
-        guests.into_iter().for_each(|id| self.0.notifier.notify(id));
+        guests.into_iter().for_each(|id| self.0.change_notifier.notify(id));
     }
 
-    /// The power of a machine changed.
-    pub(super) fn follow(&self, id: InstanceId, before: &VmPower, power: &VmPower, plan: Option<&VmPlan>) {
+    /// Applies a change of the power state of a VM.
+    pub(super) fn apply_power(
+        &self,
+        id: InstanceId,
+        before: &VmPower,
+        power: &VmPower,
+        plan: Option<&VmPlan>,
+    ) {
         match (before, power, plan) {
             (VmPower::Paused, VmPower::On, _) => self.set_paused(id, false),
-            (_, VmPower::On, Some(plan)) => self.switched_on(plan),
+            (_, VmPower::On, Some(plan)) => self.power_on(plan),
             (_, VmPower::Paused, _) => self.set_paused(id, true),
-            _ => self.switched_off(id),
+            _ => self.power_off(id),
         }
     }
 
-    /// A machine was switched on. Without a way for an agent it has no guest that anybody hears of.
-    fn switched_on(&self, plan: &VmPlan) {
+    /// Boots the guest of a VM. Without a side channel it is not accessible and not simulated.
+    fn power_on(&self, plan: &VmPlan) {
         if plan.side_channels.is_empty() {
-            return self.removed(plan.id);
+            return self.remove(plan.id);
         }
-        self.state().guests.entry(plan.id).or_insert_with(|| Guest::new(&plan.name));
-        self.restart(plan.id);
+        self.0.state.lock().guests.entry(plan.id).or_insert_with(|| SimulatedGuest::new(&plan.name));
+        self.reboot(plan.id);
     }
 
-    /// Starts a guest again.
-    pub(super) fn restart(&self, id: InstanceId) {
-        self.begin(id, |guest, _| guest.boot());
+    /// Reboots a guest.
+    pub(super) fn reboot(&self, id: InstanceId) {
+        self.start_agent(id, |guest, _| guest.boot());
     }
 
-    /// Starts the agent of a guest again.
+    /// Restarts the agent of a guest.
     pub(super) fn restart_agent(&self, id: InstanceId) {
-        self.begin(id, |guest, script| guest.restart_agent(script.forgetful));
+        self.start_agent(id, |guest, script| guest.restart_agent(script.stateless_agent));
     }
 
-    /// Lets something begin that ends with an agent that is ready.
-    fn begin(&self, id: InstanceId, how: impl FnOnce(&mut Guest, &GuestScript)) {
-        let mut state = self.state();
+    /// Starts something in a guest, after which its agent becomes ready.
+    fn start_agent(&self, id: InstanceId, start: impl FnOnce(&mut SimulatedGuest, &GuestScript)) {
+        let mut state = self.0.state.lock();
         let State { guests, script } = &mut *state;
         let Some(guest) = guests.get_mut(&id) else { return };
-        how(guest, script);
-        guest.set_deaf(script.silent);
+        start(guest, script);
+        guest.update_unresponsive(script.unresponsive);
         let (session, ready_after) = (guest.link.borrow().session, script.ready_after);
         drop(state);
-        self.0.notifier.notify(id);
-        let (Some(time), Ok(handle)) = (ready_after, Handle::try_current()) else { return };
-        let own = self.clone();
+        self.0.change_notifier.notify(id);
+        // Without a Tokio runtime there is no timer, and the agent never becomes ready.
+        let (Some(delay), Ok(handle)) = (ready_after, Handle::try_current()) else { return };
+        let guests = self.clone();
         handle.spawn(async move {
-            tokio::time::sleep(time).await;
-            own.set_ready(id, session);
+            tokio::time::sleep(delay).await;
+            guests.set_ready(id, session);
         });
     }
 
     fn set_ready(&self, id: InstanceId, session: u64) {
-        if let Some(guest) = self.state().guests.get(&id) {
+        if let Some(guest) = self.0.state.lock().guests.get(&id) {
             guest.link.send_if_modified(|link| {
-                let meant = link.session == session;
-                link.ready |= meant;
-                meant
+                let is_current = link.session == session;
+                link.ready |= is_current;
+                is_current
             });
         }
-        self.0.notifier.notify(id);
+        self.0.change_notifier.notify(id);
     }
 
-    /// A machine was paused or goes on.
+    /// Pauses or resumes a guest.
     fn set_paused(&self, id: InstanceId, paused: bool) {
-        let mut state = self.state();
-        let silent = state.script.silent;
+        let mut state = self.0.state.lock();
+        let unresponsive = state.script.unresponsive;
         if let Some(guest) = state.guests.get_mut(&id) {
             guest.paused = paused;
-            guest.set_deaf(silent);
+            guest.update_unresponsive(unresponsive);
         }
         drop(state);
-        self.0.notifier.notify(id);
+        self.0.change_notifier.notify(id);
     }
 
-    /// A machine is off.
-    pub(super) fn switched_off(&self, id: InstanceId) {
-        if let Some(guest) = self.state().guests.get_mut(&id) {
-            guest.switch_off();
+    /// Powers a guest off.
+    pub(super) fn power_off(&self, id: InstanceId) {
+        if let Some(guest) = self.0.state.lock().guests.get_mut(&id) {
+            guest.power_off();
         }
-        self.0.notifier.notify(id);
+        self.0.change_notifier.notify(id);
     }
 
-    pub(super) fn removed(&self, id: InstanceId) {
-        self.state().guests.remove(&id);
-        self.0.notifier.notify(id);
+    pub(super) fn remove(&self, id: InstanceId) {
+        self.0.state.lock().guests.remove(&id);
+        self.0.change_notifier.notify(id);
     }
 
-    /// How often each command line was started in a guest.
+    /// Returns how often each command line was started in a guest.
     pub(super) fn executions(&self, id: InstanceId) -> BTreeMap<String, u64> {
-        self.state().guests.get(&id).map(|guest| guest.executions.clone()).unwrap_or_default()
+        self.0.state.lock().guests.get(&id).map(|guest| guest.executions.clone()).unwrap_or_default()
     }
 
-    /// How many transfers were begun with a guest.
+    /// Returns the number of transfers with a guest.
     pub(super) fn transfers(&self, id: InstanceId) -> u64 {
-        self.state().guests.get(&id).map_or(0, |guest| guest.transfers)
+        self.0.state.lock().guests.get(&id).map_or(0, |guest| guest.transfers)
     }
 
-    /// Ends when the guest hears, with its connection.
-    async fn reach(&self, id: InstanceId) -> Result<(watch::Receiver<Link>, u64), GuestError> {
-        let link = self.state().guests.get(&id).map(|guest| guest.link.subscribe());
-        let mut link = link.ok_or_else(|| away("no contact"))?;
-        let found = link.wait_for(|link| !link.deaf).await.map(|link| *link);
+    /// Waits until the agent of a guest is responsive. Returns the connection and its number.
+    async fn connect(&self, id: InstanceId) -> Result<(watch::Receiver<LinkState>, u64), GuestError> {
+        let link = self.0.state.lock().guests.get(&id).map(|guest| guest.link.subscribe());
+        let mut link = link.ok_or_else(|| unreachable("the guest has no agent"))?;
+        let found = link.wait_for(|link| !link.unresponsive).await.map(|link| *link);
         match found {
-            Ok(Link { session, ready: true, .. }) => Ok((link, session)),
-            Ok(_) => Err(away("the agent is not ready")),
-            Err(_) => Err(away("the machine is gone")),
+            Ok(LinkState { session, ready: true, .. }) => Ok((link, session)),
+            Ok(_) => Err(unreachable("the agent is not ready")),
+            Err(_) => Err(unreachable("the VM was removed")),
         }
     }
 
-    /// Does something in a guest that hears.
-    async fn ask<T>(
+    /// Performs a request in a guest once its agent is responsive.
+    async fn request<T>(
         &self,
         id: InstanceId,
-        what: impl FnOnce(&mut Guest, &GuestScript) -> Result<T, GuestError>,
+        perform: impl FnOnce(&mut SimulatedGuest, &GuestScript) -> Result<T, GuestError>,
     ) -> Result<T, GuestError> {
-        let (_, session) = self.reach(id).await?;
-        let mut state = self.state();
+        let (_, session) = self.connect(id).await?;
+        let mut state = self.0.state.lock();
         let State { guests, script } = &mut *state;
         let guest = guests.get_mut(&id).filter(|guest| guest.link.borrow().session == session);
-        what(guest.ok_or_else(|| away("the connection broke"))?, script)
+        perform(guest.ok_or_else(|| unreachable(CONNECTION_LOST))?, script)
     }
 
-    async fn execute_now(&self, id: InstanceId, command: &GuestCommand) -> Result<CommandResult, GuestError> {
-        let (mut link, session) = self.reach(id).await?;
-        let own = self.clone();
+    async fn execute_command(
+        &self,
+        id: InstanceId,
+        command: &GuestCommand,
+    ) -> Result<CommandResult, GuestError> {
+        let (mut link, session) = self.connect(id).await?;
+        let guests = self.clone();
         let mut result = self
-            .ask(id, |guest, script| {
-                let (key, forgetful) = (command.key, script.forgetful);
-                if let Some(boot) = &command.again {
-                    guest.require_known(key, boot, forgetful)?;
+            .request(id, |guest, script| {
+                let (key, stateless) = (command.key, script.stateless_agent);
+                if let Some(boot_id) = &command.sent_boot_id {
+                    guest.require_resumable(key, boot_id, stateless)?;
                 }
-                let known = guest.jobs.get(&key).filter(|job| !forgetful || job.ran.borrow().is_none());
-                if let Some(job) = known {
-                    return Ok(job.ran.subscribe());
+                let job = guest.jobs.get(&key).filter(|job| !stateless || job.result.borrow().is_none());
+                if let Some(job) = job {
+                    return Ok(job.result.subscribe());
                 }
-                guest.count(&command.line);
-                let (ran, result) = watch::channel(None);
-                let running = tokio::spawn(own.run(id, key, command.line.clone())).abort_handle();
-                guest.jobs.insert(key, Job { ran, running: Some(running) });
+                guest.count_execution(&command.line);
+                let (sender, result) = watch::channel(None);
+                let task = tokio::spawn(guests.run_line(id, key, command.line.clone())).abort_handle();
+                guest.jobs.insert(key, GuestJob { result: sender, task });
                 Ok(result)
             })
             .await?;
-        let ran = tokio::select! {
-            ran = result.wait_for(Option::is_some) => ran.ok().and_then(|ran| ran.clone()),
-            () = broken(&mut link, session) => None,
+        let result = tokio::select! {
+            result = result.wait_for(Option::is_some) => result.ok().and_then(|result| result.clone()),
+            () = disconnected(&mut link, session) => None,
         };
-        let ran = ran.ok_or_else(|| away("the connection broke"))?;
-        // What it says is heard only by then.
-        self.ask(id, |_, script| Ok(executed(&ran, script.forgetful))).await
+        let result = result.ok_or_else(|| unreachable(CONNECTION_LOST))?;
+        // The reply, too, is delayed while the agent is unresponsive.
+        self.request(id, |_, script| Ok(command_result(&result, script.stateless_agent))).await
     }
 
-    /// What a command does, until it has ended.
-    async fn run(self, id: InstanceId, key: CommandKey, line: String) {
-        let mut ran = Ran::default();
-        let commands = shell::commands(&line).unwrap_or_else(|why| {
-            ran = Ran { code: 2, stderr: format!("{why}\n").into_bytes(), ..Ran::default() };
+    /// Runs a command line to its end.
+    async fn run_line(self, id: InstanceId, key: CommandKey, line: String) {
+        let mut result = ShellResult::default();
+        let commands = shell::parse(&line).unwrap_or_else(|error| {
+            let stderr = format!("{error}\n").into_bytes();
+            result = ShellResult { code: 2, stderr, ..ShellResult::default() };
             Vec::new()
         });
         for command in commands {
-            let step = match self.state().guests.get_mut(&id) {
-                Some(guest) => shell::step(&command, &mut guest.files, &mut ran),
+            let step = match self.0.state.lock().guests.get_mut(&id) {
+                Some(guest) => shell::run(&command, &mut guest.files, &mut result),
                 None => return,
             };
             match step {
                 Step::Next => {}
-                Step::Wait(time) => tokio::time::sleep(time).await,
-                Step::Reboot => return self.restart(id),
-                Step::End => break,
+                Step::Wait(duration) => tokio::time::sleep(duration).await,
+                Step::Reboot => return self.reboot(id),
+                Step::Exit => break,
             }
         }
-        if let Some(guest) = self.state().guests.get(&id) {
-            guest.end(key, ran);
+        if let Some(guest) = self.0.state.lock().guests.get(&id) {
+            guest.finish_job(key, result);
         }
     }
 
-    async fn put_now(
+    async fn put_file(
         &self,
         id: InstanceId,
         path: &str,
@@ -266,105 +276,103 @@ impl SimulatedGuests {
         mode: Option<u32>,
         mut data: ByteStream,
     ) -> Result<(), GuestError> {
-        let (mut link, session) = self.reach(id).await?;
-        if size > files::MOST {
+        let (mut link, session) = self.connect(id).await?;
+        if size > files::MAX_TOTAL_SIZE {
             return Err(GuestError::Refused(format!("No space left on device: {path}")));
         }
-        let mut pace = self.pace(id);
-        let mut whole: Vec<u8> = Vec::new();
-        let taken = async {
-            while let Some(piece) = next(&mut data).await {
-                let piece = piece.map_err(|error| GuestError::Host(error.to_string()))?;
-                pace.pass(piece.len()).await;
-                whole.extend_from_slice(&piece);
-                if whole.len() as u64 > size {
+        let mut throttle = self.start_transfer(id);
+        let mut content: Vec<u8> = Vec::new();
+        let transfer = async {
+            while let Some(chunk) = next(&mut data).await {
+                let chunk = chunk.map_err(|error| GuestError::HostFailed(error.to_string()))?;
+                throttle.transfer(chunk.len()).await;
+                content.extend_from_slice(&chunk);
+                if content.len() as u64 > size {
                     break;
                 }
             }
-            match whole.len() as u64 == size {
+            match content.len() as u64 == size {
                 true => Ok(()),
-                false => {
-                    Err(GuestError::Host(format!("the file has not the {size} bytes that it should have")))
-                }
+                false => Err(GuestError::HostFailed(format!(
+                    "the file does not have its announced size of {size} bytes"
+                ))),
             }
         };
         tokio::select! {
-            taken = taken => taken?,
-            () = broken(&mut link, session) => return Err(away("the connection broke")),
+            transferred = transfer => transferred?,
+            () = disconnected(&mut link, session) => return Err(unreachable(CONNECTION_LOST)),
         }
         let write = |files: &mut files::Files| {
-            files.write(path, whole.into())?;
+            files.write(path, content.into())?;
             mode.map_or(Ok(()), |mode| files.change_mode(path, mode))
         };
-        self.ask(id, |guest, _| write(&mut guest.files).map_err(GuestError::Refused)).await
+        self.request(id, |guest, _| write(&mut guest.files).map_err(GuestError::Refused)).await
     }
 
-    async fn get_now(&self, id: InstanceId, path: &str) -> Result<(GuestFileInfo, ByteStream), GuestError> {
-        let (link, session) = self.reach(id).await?;
-        let found = self.ask(id, |guest, _| guest.files.read(path).map_err(GuestError::Refused)).await;
-        let (facts, data) = found?;
-        Ok((facts, sent(data, self.pace(id), link, session)))
+    async fn get_file(&self, id: InstanceId, path: &str) -> Result<(GuestFileInfo, ByteStream), GuestError> {
+        let (link, session) = self.connect(id).await?;
+        let found = self.request(id, |guest, _| guest.files.read(path).map_err(GuestError::Refused)).await;
+        let (info, data) = found?;
+        Ok((info, download(data, self.start_transfer(id), link, session)))
     }
 
-    /// How fast a transfer is that begins now.
-    fn pace(&self, id: InstanceId) -> Pace {
-        let mut state = self.state();
+    /// Counts a transfer and returns its throttle.
+    fn start_transfer(&self, id: InstanceId) -> Throttle {
+        let mut state = self.0.state.lock();
         if let Some(guest) = state.guests.get_mut(&id) {
             guest.transfers += 1;
         }
-        Pace::new(state.script.bytes_per_second, state.script.stalls_after)
+        Throttle::new(state.script.bytes_per_second, state.script.stall_after_bytes)
     }
 }
 
-fn away(why: &str) -> GuestError {
-    GuestError::Away(why.to_owned())
+fn unreachable(reason: &str) -> GuestError {
+    GuestError::Unreachable(reason.to_owned())
 }
 
-/// What guests say of themselves.
+/// Returns the facts that every simulated guest reports.
 fn facts() -> Map<String, Value> {
     let facts = json!({
         "distribution": {"id": "simulated", "name": "Muster simulated guest", "version": "1"},
         "mounts": [{"device": "/dev/vda1", "mount_point": "/", "vfs_type": "ext4"}],
         "ssh-host-keys": {"ssh-ed25519": "AAAAC3NzaC1lZDI1NTE5AAAAIHNpbXVsYXRlZC1zaW11bGF0ZWQtc2ltdWxhdGVk"},
     });
-    match facts {
-        Value::Object(facts) => facts,
-        _ => Map::new(),
-    }
+    let Value::Object(facts) = facts else { unreachable!("the literal is an object") };
+    facts
 }
 
 impl GuestApi for SimulatedGuests {
     fn changes(&self) -> ChangeStream {
-        self.0.notifier.subscribe()
+        self.0.change_notifier.subscribe()
     }
 
     fn report(&self, id: InstanceId) -> Option<GuestReport> {
-        let state = self.state();
+        let state = self.0.state.lock();
         let guest = state.guests.get(&id).filter(|guest| guest.is_on())?;
-        Some(guest.report(state.script.forgetful))
+        Some(guest.report(state.script.stateless_agent))
     }
 
     fn facts(&self, id: InstanceId) -> GuestFuture<'_, Map<String, Value>> {
-        Box::pin(self.ask(id, |_, _| Ok(facts())))
+        Box::pin(self.request(id, |_, _| Ok(facts())))
     }
 
     fn execute<'a>(&'a self, id: InstanceId, command: &'a GuestCommand) -> GuestFuture<'a, CommandResult> {
-        Box::pin(self.execute_now(id, command))
+        Box::pin(self.execute_command(id, command))
     }
 
     fn output(&self, id: InstanceId, key: CommandKey, name: OutputName) -> GuestFuture<'_, ByteStream> {
         Box::pin(async move {
-            let (link, session) = self.reach(id).await?;
-            let output = self.ask(id, |guest, _| {
-                let ran = guest.jobs.get(&key).and_then(|job| job.ran.borrow().clone());
-                let ran = ran.ok_or(GuestError::Unknown)?;
+            let (link, session) = self.connect(id).await?;
+            let output = self.request(id, |guest, _| {
+                let result = guest.jobs.get(&key).and_then(|job| job.result.borrow().clone());
+                let result = result.ok_or(GuestError::UnknownCommand)?;
                 Ok(match name {
-                    OutputName::Stdout => ran.stdout,
-                    OutputName::Stderr => ran.stderr,
+                    OutputName::Stdout => result.stdout,
+                    OutputName::Stderr => result.stderr,
                 })
             });
-            let output = Bytes::copy_from_slice(kept(&output.await?));
-            Ok(sent(output, self.pace(id), link, session))
+            let output = Bytes::copy_from_slice(truncated(&output.await?));
+            Ok(download(output, self.start_transfer(id), link, session))
         })
     }
 
@@ -373,9 +381,9 @@ impl GuestApi for SimulatedGuests {
     }
 
     fn cancel(&self, id: InstanceId, key: CommandKey) -> GuestFuture<'_, ()> {
-        Box::pin(self.ask(id, move |guest, _| {
+        Box::pin(self.request(id, move |guest, _| {
             guest.jobs.remove(&key);
-            guest.lost.remove(&key);
+            guest.lost_jobs.remove(&key);
             Ok(())
         }))
     }
@@ -388,16 +396,18 @@ impl GuestApi for SimulatedGuests {
         mode: Option<u32>,
         data: ByteStream,
     ) -> GuestFuture<'a, ()> {
-        Box::pin(self.put_now(id, path, size, mode, data))
+        Box::pin(self.put_file(id, path, size, mode, data))
     }
 
     fn change_mode<'a>(&'a self, id: InstanceId, path: &'a str, mode: u32) -> GuestFuture<'a, ()> {
         Box::pin(
-            self.ask(id, move |guest, _| guest.files.change_mode(path, mode).map_err(GuestError::Refused)),
+            self.request(id, move |guest, _| {
+                guest.files.change_mode(path, mode).map_err(GuestError::Refused)
+            }),
         )
     }
 
     fn get<'a>(&'a self, id: InstanceId, path: &'a str) -> GuestFuture<'a, (GuestFileInfo, ByteStream)> {
-        Box::pin(self.get_now(id, path))
+        Box::pin(self.get_file(id, path))
     }
 }

@@ -1,16 +1,16 @@
-//! The shell of simulated guests: a few commands, enough to see every kind of result.
+//! The shell of simulated guests, with enough commands to produce every kind of result.
 //!
-//! | Command | What it does |
+//! | Command | Effect |
 //! |---|---|
-//! | `true`, `false`, `exit N` | ends with 0, 1, N |
-//! | `echo WORDS` | writes them |
+//! | `true`, `false`, `exit N` | exits with 0, 1, N |
+//! | `echo WORDS` | prints the words |
 //! | `sleep SECONDS` | waits |
-//! | `yes N`, `seq 1 N` | N lines of `y`, the numbers up to N |
-//! | `bytes N` | N bytes that are no text |
-//! | `cat PATH`, `touch PATH`, `chmod MODE PATH` | with the files of the guest |
-//! | `reboot` | starts the guest again |
+//! | `yes N`, `seq 1 N` | prints N lines of `y`, the numbers up to N |
+//! | `bytes N` | prints N bytes that are not UTF-8 |
+//! | `cat PATH`, `touch PATH`, `chmod MODE PATH` | accesses the files of the guest |
+//! | `reboot` | reboots the guest |
 //!
-//! A line may have several, with `;` in between, and each may end in `>&2`.
+//! Commands are separated by `;`, and each may end in `>&2`.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -19,88 +19,103 @@ use bytes::Bytes;
 
 use super::files::Files;
 
-/// How many bytes of output are kept.
-pub(super) const MOST: usize = 16 << 20;
+/// The maximum size of an output, in bytes.
+pub(super) const MAX_OUTPUT: usize = 16 << 20;
 
-/// What a command line did.
+/// The result of a command line.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(super) struct Ran {
+pub(super) struct ShellResult {
     pub(super) code: i32,
     pub(super) stdout: Vec<u8>,
     pub(super) stderr: Vec<u8>,
 }
 
-/// What is to be done for a command.
+impl ShellResult {
+    /// Appends the output of a command, or its error, which goes to stderr.
+    fn append(&mut self, written: Result<Vec<u8>, String>, to_stderr: bool) {
+        match written {
+            Ok(bytes) if to_stderr => self.stderr.extend(bytes),
+            Ok(bytes) => self.stdout.extend(bytes),
+            Err(error) => {
+                self.code = 1;
+                self.stderr.extend(error.into_bytes());
+            }
+        }
+        // One more byte than the maximum marks the output as truncated.
+        self.stdout.truncate(MAX_OUTPUT + 1);
+        self.stderr.truncate(MAX_OUTPUT + 1);
+    }
+}
+
+/// How a command line continues after a command.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Next,
     Wait(Duration),
     Reboot,
-    /// The line ends here.
-    End,
+    Exit,
 }
 
-/// A part of a line.
 #[derive(Debug, PartialEq, Eq)]
-enum Piece {
+enum Token {
     Word(String),
-    /// `;` or the end of a line.
-    Next,
+    /// `;` or a newline.
+    Separator,
 }
 
-/// The commands of a line, as words. Quotes are read as a shell does, but nothing is put in place of anything.
-pub(super) fn commands(line: &str) -> Result<Vec<Vec<String>>, String> {
-    let (mut pieces, mut word): (Vec<Piece>, Option<String>) = (Vec::new(), None);
-    let mut letters = line.chars();
-    let unfinished = || "sh: syntax error: unterminated quoted string".to_owned();
-    while let Some(letter) = letters.next() {
-        match letter {
+/// Splits a line into commands and their words. Quotes are supported, expansions are not.
+pub(super) fn parse(line: &str) -> Result<Vec<Vec<String>>, String> {
+    let (mut tokens, mut word): (Vec<Token>, Option<String>) = (Vec::new(), None);
+    let mut characters = line.chars();
+    let unterminated = || "sh: syntax error: unterminated quoted string".to_owned();
+    while let Some(character) = characters.next() {
+        match character {
             '\'' | '"' => {
                 let text = word.get_or_insert_default();
                 loop {
-                    match letters.next().ok_or_else(unfinished)? {
-                        end if end == letter => break,
-                        '\\' if letter == '"' => text.push(letters.next().ok_or_else(unfinished)?),
+                    match characters.next().ok_or_else(unterminated)? {
+                        end if end == character => break,
+                        '\\' if character == '"' => text.push(characters.next().ok_or_else(unterminated)?),
                         other => text.push(other),
                     }
                 }
             }
-            '\\' => word.get_or_insert_default().extend(letters.next()),
+            '\\' => word.get_or_insert_default().extend(characters.next()),
             ';' | '\n' => {
-                pieces.extend(word.take().map(Piece::Word));
-                pieces.push(Piece::Next);
+                tokens.extend(word.take().map(Token::Word));
+                tokens.push(Token::Separator);
             }
-            blank if blank.is_whitespace() => pieces.extend(word.take().map(Piece::Word)),
+            blank if blank.is_whitespace() => tokens.extend(word.take().map(Token::Word)),
             other => word.get_or_insert_default().push(other),
         }
     }
-    pieces.extend(word.map(Piece::Word));
-    let words = |command: &[Piece]| -> Vec<String> {
-        let words = command.iter().filter_map(|piece| match piece {
-            Piece::Word(word) => Some(word.clone()),
-            Piece::Next => None,
+    tokens.extend(word.map(Token::Word));
+    let words = |command: &[Token]| -> Vec<String> {
+        let words = command.iter().filter_map(|token| match token {
+            Token::Word(word) => Some(word.clone()),
+            Token::Separator => None,
         });
         words.collect()
     };
-    let commands = pieces.split(|piece| *piece == Piece::Next).map(words);
+    let commands = tokens.split(|token| *token == Token::Separator).map(words);
     Ok(commands.filter(|command| !command.is_empty()).collect())
 }
 
-/// Does one command.
-pub(super) fn step(command: &[String], files: &mut Files, ran: &mut Ran) -> Step {
+/// Runs one command.
+pub(super) fn run(command: &[String], files: &mut Files, result: &mut ShellResult) -> Step {
     let words: Vec<&str> = command.iter().map(String::as_str).filter(|word| *word != "--").collect();
-    let (words, aside) = match words.split_last() {
+    let (words, to_stderr) = match words.split_last() {
         Some((&">&2", words)) => (words, true),
         _ => (&words[..], false),
     };
-    let number = |text: &str| text.parse::<usize>().unwrap_or(0);
-    ran.code = 0;
+    result.code = 0;
     let written = match words {
         ["true"] => Ok(Vec::new()),
         ["false"] => Err(String::new()),
         ["exit", code] => {
-            ran.code = code.parse().unwrap_or(2);
-            return Step::End;
+            // As in a POSIX shell, an invalid status is an error of the builtin.
+            result.code = code.parse().unwrap_or(2);
+            return Step::Exit;
         }
         ["echo", words @ ..] => Ok(format!("{}\n", words.join(" ")).into_bytes()),
         ["sleep", seconds] => {
@@ -110,50 +125,46 @@ pub(super) fn step(command: &[String], files: &mut Files, ran: &mut Ran) -> Step
                 None => Err(format!("sleep: invalid time interval '{seconds}'\n")),
             }
         }
-        ["yes", count] => Ok("y\n".repeat(number(count).min(MOST)).into_bytes()),
-        ["seq", "1", last] => Ok(numbers(number(last))),
-        ["bytes", count] => Ok((0..=u8::MAX).rev().cycle().take(number(count).min(2 * MOST)).collect()),
+        ["yes", count] => number(count).map(|count| "y\n".repeat(count.min(MAX_OUTPUT)).into_bytes()),
+        ["seq", "1", last] => number(last).map(number_lines),
+        ["bytes", count] => {
+            number(count).map(|count| (0..=u8::MAX).rev().cycle().take(count.min(2 * MAX_OUTPUT)).collect())
+        }
         ["cat", path] => match files.read(path) {
             Ok((_, data)) => Ok(data.to_vec()),
-            Err(why) => Err(format!("cat: {why}\n")),
+            Err(reason) => Err(format!("cat: {reason}\n")),
         },
         ["touch", path] => match files.read(path) {
             Ok(_) => Ok(Vec::new()),
-            Err(_) => {
-                files.write(path, Bytes::new()).map(|()| Vec::new()).map_err(|why| format!("touch: {why}\n"))
-            }
+            Err(_) => files
+                .write(path, Bytes::new())
+                .map(|()| Vec::new())
+                .map_err(|reason| format!("touch: {reason}\n")),
         },
         ["chmod", mode, path] => {
-            files.change_mode_by(path, mode).map(|()| Vec::new()).map_err(|why| format!("chmod: {why}\n"))
+            files.chmod(path, mode).map(|()| Vec::new()).map_err(|reason| format!("chmod: {reason}\n"))
         }
         ["reboot"] => return Step::Reboot,
         [name, ..] => {
-            ran.code = 127;
-            ran.stderr.extend(format!("sh: {name}: not found\n").into_bytes());
+            result.code = 127;
+            result.stderr.extend(format!("sh: {name}: not found\n").into_bytes());
             return Step::Next;
         }
         [] => Ok(Vec::new()),
     };
-    match written {
-        Ok(bytes) if aside => ran.stderr.extend(bytes),
-        Ok(bytes) => ran.stdout.extend(bytes),
-        Err(why) => {
-            ran.code = 1;
-            ran.stderr.extend(why.into_bytes());
-        }
-    }
-    // The rest is only counted as too much.
-    ran.stdout.truncate(MOST + 1);
-    ran.stderr.truncate(MOST + 1);
+    result.append(written, to_stderr);
     Step::Next
 }
 
-fn numbers(last: usize) -> Vec<u8> {
+fn number(text: &str) -> Result<usize, String> {
+    text.parse().map_err(|_| format!("sh: invalid number: {text}\n"))
+}
+
+fn number_lines(last: usize) -> Vec<u8> {
     let mut text = String::new();
     for number in 1..=last {
-        // Writing to memory does not fail.
-        let _ = writeln!(text, "{number}");
-        if text.len() > MOST {
+        writeln!(text, "{number}").expect("writing to a string does not fail");
+        if text.len() > MAX_OUTPUT {
             break;
         }
     }
@@ -164,18 +175,18 @@ fn numbers(last: usize) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    fn run(line: &str) -> Ran {
-        let (mut files, mut ran) = (Files::new("apple"), Ran::default());
-        for command in commands(line).unwrap() {
-            if step(&command, &mut files, &mut ran) == Step::End {
+    fn run_line(line: &str) -> ShellResult {
+        let (mut files, mut result) = (Files::new("apple"), ShellResult::default());
+        for command in parse(line).unwrap() {
+            if run(&command, &mut files, &mut result) == Step::Exit {
                 break;
             }
         }
-        ran
+        result
     }
 
     #[test]
-    fn commands_end_as_in_a_shell() {
+    fn commands_behave_as_in_a_shell() {
         for (line, code, stdout, stderr) in [
             ("true", 0, "", ""),
             ("false", 1, "", ""),
@@ -188,19 +199,21 @@ mod tests {
             ("touch /new; cat /new", 0, "", ""),
             ("frobnicate --now", 127, "", "sh: frobnicate: not found\n"),
             ("seq 1 3", 0, "1\n2\n3\n", ""),
+            ("yes many", 1, "", "sh: invalid number: many\n"),
         ] {
-            let ran = run(line);
-            let texts = (String::from_utf8(ran.stdout).unwrap(), String::from_utf8(ran.stderr).unwrap());
-            assert_eq!((ran.code, texts), (code, (stdout.into(), stderr.into())), "{line}");
+            let result = run_line(line);
+            let texts =
+                (String::from_utf8(result.stdout).unwrap(), String::from_utf8(result.stderr).unwrap());
+            assert_eq!((result.code, texts), (code, (stdout.into(), stderr.into())), "{line}");
         }
-        assert_eq!(run("yes 3000").stdout.len(), 6000);
-        assert!(String::from_utf8(run("bytes 300").stdout).is_err());
-        assert!(commands("echo 'x").is_err());
+        assert_eq!(run_line("yes 3000").stdout.len(), 6000);
+        assert!(String::from_utf8(run_line("bytes 300").stdout).is_err());
+        assert!(parse("echo 'x").is_err());
     }
 
     #[test]
-    fn output_is_bounded() {
-        assert_eq!(run("bytes 99999999999").stdout.len(), MOST + 1);
-        assert_eq!(run("seq 1 99999999").stdout.len(), MOST + 1);
+    fn limits_the_output() {
+        assert_eq!(run_line("bytes 99999999999").stdout.len(), MAX_OUTPUT + 1);
+        assert_eq!(run_line("seq 1 99999999").stdout.len(), MAX_OUTPUT + 1);
     }
 }

@@ -1,4 +1,4 @@
-//! How bytes get into a simulated guest and out of it.
+//! Transfers from and to simulated guests.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -10,47 +10,47 @@ use muster_types::storage::ByteStream;
 use muster_types::{Error, Result};
 use tokio::sync::{mpsc, watch};
 
-use super::guest::{Link, broken};
+use super::guest::{LinkState, disconnected};
 
-/// The largest piece of a file that is read.
-const PIECE: usize = 64 << 10;
+/// The maximum chunk size of a download.
+const MAX_CHUNK: usize = 64 << 10;
 
-/// How fast a transfer is.
+/// Limits the rate of one transfer.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Pace {
+pub(super) struct Throttle {
     bytes_per_second: Option<u64>,
-    stalls_after: Option<u64>,
-    moved: u64,
+    stall_after_bytes: Option<u64>,
+    transferred: u64,
 }
 
-impl Pace {
-    pub(super) fn new(bytes_per_second: Option<u64>, stalls_after: Option<u64>) -> Self {
-        Self { bytes_per_second, stalls_after, moved: 0 }
+impl Throttle {
+    pub(super) fn new(bytes_per_second: Option<u64>, stall_after_bytes: Option<u64>) -> Self {
+        Self { bytes_per_second, stall_after_bytes, transferred: 0 }
     }
 
-    /// Ends when so many bytes have gone over, which may be never.
-    pub(super) async fn pass(&mut self, bytes: usize) {
-        self.moved += bytes as u64;
-        if self.stalls_after.is_some_and(|most| self.moved > most) {
+    /// Waits for the time that the transfer of `bytes` bytes takes, forever if the transfer stalls.
+    pub(super) async fn transfer(&mut self, bytes: usize) {
+        self.transferred += bytes as u64;
+        if self.stall_after_bytes.is_some_and(|limit| self.transferred > limit) {
             std::future::pending::<()>().await;
         }
         if let Some(rate) = self.bytes_per_second {
-            #[expect(clippy::cast_precision_loss, reason = "a moment more or less")]
+            #[expect(clippy::cast_precision_loss, reason = "the delay does not have to be exact")]
             tokio::time::sleep(Duration::from_secs_f64(bytes as f64 / rate.max(1) as f64)).await;
         }
     }
 
-    /// How much is sent at a time.
-    fn piece(&self) -> usize {
-        let tenth = self.bytes_per_second.map_or(PIECE as u64, |rate| rate / 10);
-        usize::try_from(tenth).unwrap_or(PIECE).clamp(1, PIECE)
+    /// Returns the chunk size, which is what is transferred in 0.1 s.
+    fn chunk_size(&self) -> usize {
+        let per_chunk = self.bytes_per_second.map_or(MAX_CHUNK as u64, |rate| rate / 10);
+        usize::try_from(per_chunk.clamp(1, MAX_CHUNK as u64)).expect("at most MAX_CHUNK")
     }
 }
 
-/// Bytes as somebody else hands them over.
-struct Pieces(mpsc::Receiver<Result<Bytes>>);
+/// A stream of the chunks from a channel.
+struct ReceiverStream(mpsc::Receiver<Result<Bytes>>);
 
-impl Stream for Pieces {
+impl Stream for ReceiverStream {
     type Item = Result<Bytes>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -58,17 +58,22 @@ impl Stream for Pieces {
     }
 }
 
-/// Reads bytes at that pace, for as long as the connection holds. Nothing is read ahead of whoever takes it.
-pub(super) fn sent(data: Bytes, mut pace: Pace, mut link: watch::Receiver<Link>, session: u64) -> ByteStream {
+/// Returns a throttled stream of `data` that fails when the connection ends. At most one chunk is sent ahead.
+pub(super) fn download(
+    data: Bytes,
+    mut throttle: Throttle,
+    mut link: watch::Receiver<LinkState>,
+    session: u64,
+) -> ByteStream {
     let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
         let mut rest = data;
         while !rest.is_empty() {
-            let piece = rest.split_to(rest.len().min(pace.piece()));
+            let chunk = rest.split_to(rest.len().min(throttle.chunk_size()));
             let sent = tokio::select! {
-                () = pace.pass(piece.len()) => sender.send(Ok(piece)).await.is_ok(),
+                () = throttle.transfer(chunk.len()) => sender.send(Ok(chunk)).await.is_ok(),
                 () = sender.closed() => false,
-                () = broken(&mut link, session) => {
+                () = disconnected(&mut link, session) => {
                     let _ = sender.send(Err(Error::Unavailable("the connection broke".into()))).await;
                     false
                 }
@@ -78,10 +83,10 @@ pub(super) fn sent(data: Bytes, mut pace: Pace, mut link: watch::Receiver<Link>,
             }
         }
     });
-    Box::pin(Pieces(receiver))
+    Box::pin(ReceiverStream(receiver))
 }
 
-/// The next bytes of a stream.
+/// Returns the next chunk of a stream.
 pub(super) async fn next(stream: &mut ByteStream) -> Option<Result<Bytes>> {
     std::future::poll_fn(|context| stream.as_mut().poll_next(context)).await
 }

@@ -1,4 +1,4 @@
-//! The way to a guest's agent.
+//! The address of a guest's agent.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -11,38 +11,37 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, VsockAddr, connect, so
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-/// Where agents listen.
-const PORT: u32 = 1025;
+/// The vsock port on which agents listen.
+const AGENT_PORT: u32 = 1025;
 
-/// How long a guest may take to accept a connection.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone)]
-pub(in crate::guest) enum Way {
-    /// The guest with this number of a virtual socket.
+pub(in crate::guest) enum AgentAddress {
+    /// The vsock context ID of the guest.
     Vsock(u32),
     #[cfg(test)]
-    Socket(PathBuf),
+    Unix(PathBuf),
 }
 
-impl Way {
+impl AgentAddress {
     pub(super) async fn connect(&self) -> io::Result<UnixStream> {
-        let connected = timeout(PATIENCE, async {
+        let connected = timeout(CONNECT_TIMEOUT, async {
             match self {
-                Self::Vsock(number) => vsock(*number).await,
+                Self::Vsock(cid) => connect_vsock(*cid).await,
                 #[cfg(test)]
-                Self::Socket(path) => UnixStream::connect(path).await,
+                Self::Unix(path) => UnixStream::connect(path).await,
             }
         });
         connected.await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-/// Connected, all sockets that carry a stream are read and written in the same way.
-async fn vsock(number: u32) -> io::Result<UnixStream> {
+/// Returns a vsock connection as a [`UnixStream`]: once connected, both are read and written in the same way.
+async fn connect_vsock(cid: u32) -> io::Result<UnixStream> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let socket = socket(AddressFamily::Vsock, SockType::Stream, flags, None)?;
-    match connect(socket.as_raw_fd(), &VsockAddr::new(number, PORT)) {
+    match connect(socket.as_raw_fd(), &VsockAddr::new(cid, AGENT_PORT)) {
         Ok(()) | Err(Errno::EINPROGRESS) => {}
         Err(error) => return Err(error.into()),
     }
@@ -59,8 +58,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_guest_that_cannot_be_there_is_not_reached() {
-        // A number that no guest can have.
-        assert!(Way::Vsock(u32::MAX).connect().await.is_err());
+    async fn connecting_to_an_invalid_context_id_fails() {
+        assert!(AgentAddress::Vsock(u32::MAX).connect().await.is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! The agent that was there before ours, as it is released, at the other end of the socket.
+//! The released plain agent, connected to a socket.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -13,14 +13,13 @@ use muster_types::instance::SideChannel;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use super::execute_tests::collect;
-use super::fake::{Once, command};
-use crate::guest::{Contacts, LocalGuests};
+use super::{OneChunk, collect, command};
+use crate::guest::{GuestRegistry, LocalGuests};
 use crate::vm::socket;
 
 const VERSION: &str = "0.4.1";
 
-/// Runs the agent with a socket instead of the port of a guest.
+/// Runs the agent with a socket in place of the serial port.
 const PROGRAM: &str = r"
 import signal, socket, sys
 from shakenfist_agent import protocol
@@ -38,7 +37,7 @@ def open_socket(self, path, logger=None):
     self.input_fileno = self.output_fileno = connection.fileno()
     self.set_fd_nonblocking(self.input_fileno)
 
-# Nobody may be there to end it.
+# Do not outlive a killed test.
 signal.alarm(120)
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 listener.bind(sys.argv[1])
@@ -52,7 +51,7 @@ while True:
         agent.dispatch_packet(packet)
 ";
 
-/// The Python that has the agent, installed once into the build folder; nothing when it cannot be had.
+/// Returns a Python with the agent, installed once into the build directory, or `None` if that fails.
 async fn python() -> Option<PathBuf> {
     let build = std::env::current_exe().ok()?.ancestors().nth(3)?.to_owned();
     let folder = build.join("tmp/sf-agent");
@@ -72,53 +71,53 @@ async fn python() -> Option<PathBuf> {
 }
 
 #[tokio::test]
-async fn the_released_agent_runs_commands_and_moves_files() {
+async fn released_agent_runs_commands_and_transfers_files() {
     let Some(python) = python().await else { return skipped("shakenfist-agent (python3-venv, pip)") };
     let folder = tempfile::tempdir().unwrap();
-    let place = folder.path().join(socket::AGENT);
+    let socket_path = folder.path().join(socket::AGENT);
     let mut program = Command::new(python);
-    let mut program = program.args(["-c", PROGRAM]).arg(&place).kill_on_drop(true).spawn().unwrap();
-    let contacts = Arc::new(Contacts::default());
-    let guests = LocalGuests::new(contacts.clone());
+    let mut program = program.args(["-c", PROGRAM]).arg(&socket_path).kill_on_drop(true).spawn().unwrap();
+    let registry = Arc::new(GuestRegistry::default());
+    let guests = LocalGuests::new(registry.clone());
     let (id, mut changes) = (InstanceId::new(), guests.changes());
-    let _contact = contacts.begin(id, folder.path(), &[SideChannel::Agent], None);
+    let _handle = registry.attach(id, folder.path(), &[SideChannel::Agent], None);
     let wait = async {
-        while guests.report(id).unwrap().version.as_deref() != Some(VERSION) {
+        while guests.report(id).unwrap().agent_version.as_deref() != Some(VERSION) {
             std::future::poll_fn(|context| changes.as_mut().poll_next(context)).await.unwrap();
         }
     };
     timeout(Duration::from_secs(60), wait).await.unwrap();
     let report = guests.report(id).unwrap();
-    assert!(report.boot.is_some() && report.system_boot_time.is_some(), "{report:?}");
+    assert!(report.boot_id.is_some() && report.system_boot_time.is_some(), "{report:?}");
 
     let facts = guests.facts(id).await.unwrap();
     assert!(facts["distribution"].is_object() && facts["mounts"].is_array(), "{facts:?}");
-    let ended = guests.execute(id, &command("echo out; echo err >&2; exit 3", None)).await.unwrap();
+    let ended = guests.execute(id, &command("echo out; echo err >&2; exit 3")).await.unwrap();
     assert_eq!(ended.return_code, 3);
     assert_eq!(
         (ended.stdout, ended.stderr),
-        (CommandOutput::Here("out\n".into()), CommandOutput::Here("err\n".into()))
+        (CommandOutput::Inline("out\n".into()), CommandOutput::Inline("err\n".into()))
     );
-    assert_eq!(guests.execute(id, &command("no-such-program", None)).await.unwrap().return_code, 127);
-    let ended = guests.execute(id, &command("head -c 600000 /dev/zero | tr '\\0' x", None)).await.unwrap();
-    assert_eq!(ended.stdout, CommandOutput::Here(vec![b'x'; 600_000].into()));
+    assert_eq!(guests.execute(id, &command("no-such-program")).await.unwrap().return_code, 127);
+    let ended = guests.execute(id, &command("head -c 600000 /dev/zero | tr '\\0' x")).await.unwrap();
+    assert_eq!(ended.stdout, CommandOutput::Inline(vec![b'x'; 600_000].into()));
 
     let file = folder.path().join("file");
     let name = file.to_str().unwrap();
     let data: Bytes =
         (0..500_000_u32).map(|number| number.wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect();
-    // Given up at first, which must not show.
-    let stopped = guests.put(id, name, 1 << 30, None, Once::stream(data.clone())).await;
-    assert!(matches!(stopped, Err(GuestError::Host(_))), "{stopped:?}");
-    guests.put(id, name, data.len() as u64, None, Once::stream(data.clone())).await.unwrap();
+    // An aborted transfer does not affect the next one.
+    let stopped = guests.put(id, name, 1 << 30, None, OneChunk::stream(data.clone())).await;
+    assert!(matches!(stopped, Err(GuestError::HostFailed(_))), "{stopped:?}");
+    guests.put(id, name, data.len() as u64, None, OneChunk::stream(data.clone())).await.unwrap();
     assert!(std::fs::read(&file).unwrap() == data);
     guests.change_mode(id, name, 0o600).await.unwrap();
-    let (facts, stream) = guests.get(id, name).await.unwrap();
-    assert_eq!((facts.mode, facts.size), (0o100_600, 500_000));
+    let (info, stream) = guests.get(id, name).await.unwrap();
+    assert_eq!((info.mode, info.size), (0o100_600, 500_000));
     assert!(collect(stream).await.unwrap() == data);
     let missing = guests.get(id, "/no/such/file").await.err();
     assert!(matches!(missing, Some(GuestError::Refused(_))), "{missing:?}");
-    let nowhere = guests.put(id, "/no/such/file", 1, None, Once::stream("x".into())).await;
+    let nowhere = guests.put(id, "/no/such/file", 1, None, OneChunk::stream("x".into())).await;
     assert!(matches!(nowhere, Err(GuestError::Refused(_))), "{nowhere:?}");
     program.kill().await.unwrap();
 }

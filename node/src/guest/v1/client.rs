@@ -1,4 +1,4 @@
-//! The agent at the other end of a line, and what it can be asked.
+//! The client for an agent that speaks protocol 1.
 
 use std::sync::Arc;
 
@@ -8,55 +8,56 @@ use muster_types::guest::{
 use muster_types::storage::ByteStream;
 use serde_json::{Map, Value, json};
 
-use super::line::Line;
+use super::connection::Connection;
 use super::{execute, get, put};
-use crate::guest::contact::Speaker;
+use crate::guest::channel::AgentClient;
 
 #[derive(Debug)]
-pub(super) struct Agent {
-    line: Arc<Line>,
+pub(super) struct V1Client {
+    connection: Arc<Connection>,
 }
 
-impl Agent {
-    pub(super) fn new(line: Arc<Line>) -> Self {
-        Self { line }
+impl V1Client {
+    pub(super) fn new(connection: Arc<Connection>) -> Self {
+        Self { connection }
     }
 }
 
-impl Speaker for Agent {
+impl AgentClient for V1Client {
     fn facts(&self) -> GuestFuture<'_, Map<String, Value>> {
         Box::pin(async {
-            let mut reply = self.line.ask("gather-facts", json!({})).await?;
+            let mut reply = self.connection.request("gather-facts", json!({})).await?;
             if let Some(failure) = reply.failure() {
                 return Err(failure);
             }
             let facts = reply.take_object("result");
-            facts.ok_or_else(|| GuestError::Refused("the guest said nothing of itself".into()))
+            facts.ok_or_else(|| GuestError::Refused("the guest's agent reported no facts".into()))
         })
     }
 
     fn execute<'a>(&'a self, command: &'a GuestCommand) -> GuestFuture<'a, CommandResult> {
-        Box::pin(execute::execute(&self.line, command))
+        Box::pin(execute::execute(&self.connection, command))
     }
 
     fn output(&self, key: CommandKey, name: OutputName) -> GuestFuture<'_, ByteStream> {
-        Box::pin(execute::output(&self.line, key, name))
+        Box::pin(execute::output(&self.connection, key, name))
     }
 
     fn forget(&self, key: CommandKey) -> GuestFuture<'_, ()> {
-        if self.line.features().memory {
-            let (_, unique) = self.line.new_name();
-            self.line.say(&json!({ "command": "forget", "key": key.to_string(), "unique": unique }));
+        if self.connection.features().remembers_commands {
+            let (_, unique) = self.connection.new_request_id();
+            self.connection
+                .send_now(&json!({ "command": "forget", "key": key.to_string(), "unique": unique }));
         }
         Box::pin(async { Ok(()) })
     }
 
     fn cancel(&self, key: CommandKey) -> GuestFuture<'_, ()> {
         Box::pin(async move {
-            if !self.line.features().memory {
-                return Err(GuestError::Refused("the guest's agent cannot end commands".into()));
+            if !self.connection.features().remembers_commands {
+                return Err(GuestError::Refused("the guest's agent cannot cancel commands".into()));
             }
-            let reply = self.line.ask("cancel", json!({ "key": key.to_string() })).await?;
+            let reply = self.connection.request("cancel", json!({ "key": key.to_string() })).await?;
             reply.failure().map_or(Ok(()), Err)
         })
     }
@@ -68,17 +69,17 @@ impl Speaker for Agent {
         mode: Option<u32>,
         data: ByteStream,
     ) -> GuestFuture<'a, ()> {
-        Box::pin(put::put(&self.line, path, size, mode, data))
+        Box::pin(put::put(&self.connection, path, size, mode, data))
     }
 
     fn change_mode<'a>(&'a self, path: &'a str, mode: u32) -> GuestFuture<'a, ()> {
         Box::pin(async move {
-            let reply = self.line.ask("chmod", json!({ "path": path, "mode": mode })).await?;
+            let reply = self.connection.request("chmod", json!({ "path": path, "mode": mode })).await?;
             reply.failure().map_or(Ok(()), Err)
         })
     }
 
     fn get<'a>(&'a self, path: &'a str) -> GuestFuture<'a, (GuestFileInfo, ByteStream)> {
-        Box::pin(get::get(&self.line, path))
+        Box::pin(get::get(&self.connection, path))
     }
 }

@@ -1,4 +1,4 @@
-//! A guest that answers everything with anything.
+//! Agents that send arbitrary replies.
 
 use muster_agent::{FEATURE_MEMORY, FEATURE_PIECES};
 use muster_types::guest::{AgentState, GuestApi, OutputName};
@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use proptest::sample::{Index, select};
 use serde_json::{Map, Value, json};
 
-use super::execute_tests::collect;
-use super::fake::{Once, World, command};
+use super::fake_agent::FakeVm;
+use super::{ALL_FEATURES, OneChunk, collect, command};
 
 const COMMANDS: &[&str] = &[
     "agent-start",
@@ -72,7 +72,7 @@ fn values() -> Vec<Value> {
     ]
 }
 
-/// A packet, and which of the requests it says to answer.
+/// Generates packets, each with the index of the request that it replies to.
 fn packets() -> impl Strategy<Value = Vec<(Value, Option<Index>)>> {
     let fields = prop::collection::btree_map(select(FIELDS), select(values()), 0..6);
     let unique = prop::option::weighted(0.9, any::<Index>());
@@ -85,34 +85,34 @@ fn packets() -> impl Strategy<Value = Vec<(Value, Option<Index>)>> {
     prop::collection::vec(packet, 0..40)
 }
 
-async fn survive(packets: Vec<(Value, Option<Index>)>, features: &[&str]) {
-    let (mut world, mut agent) = World::ready(features).await;
-    let (guests, id) = (world.guests.clone(), world.id);
-    let asking = tokio::spawn(async move {
-        let order = command("true", None);
+async fn send_packets(packets: Vec<(Value, Option<Index>)>, features: &[&str]) {
+    let (mut vm, mut agent) = FakeVm::ready(features).await;
+    let (guests, id) = (vm.guests.clone(), vm.id);
+    let requesting = tokio::spawn(async move {
+        let sent_command = command("true");
         let get = async {
             if let Ok((_, stream)) = guests.get(id, "/x").await {
                 let _ = collect(stream).await;
             }
         };
         let output = async {
-            if let Ok(stream) = guests.output(id, order.key, OutputName::Stdout).await {
+            if let Ok(stream) = guests.output(id, sent_command.key, OutputName::Stdout).await {
                 let _ = collect(stream).await;
             }
         };
-        let put = guests.put(id, "/x", 5, None, Once::stream("hello".into()));
+        let put = guests.put(id, "/x", 5, None, OneChunk::stream("hello".into()));
         let mode = guests.change_mode(id, "/x", 0o644);
-        let _ = tokio::join!(guests.execute(id, &order), put, mode, guests.facts(id), get, output);
+        let _ = tokio::join!(guests.execute(id, &sent_command), put, mode, guests.facts(id), get, output);
     });
-    let mut heard = vec![agent.hear().await.unwrap()];
+    let mut requests = vec![agent.receive().await.unwrap()];
     for (mut packet, unique) in packets {
         while let Ok(Some(request)) =
-            tokio::time::timeout(std::time::Duration::from_millis(1), agent.hear()).await
+            tokio::time::timeout(std::time::Duration::from_millis(1), agent.receive()).await
         {
-            heard.push(request);
+            requests.push(request);
         }
         if let Some(unique) = unique {
-            packet["unique"] = unique.get(&heard)["unique"].clone();
+            packet["unique"] = unique.get(&requests)["unique"].clone();
         }
         let bytes = muster_agent::frame::encode(packet.to_string().as_bytes());
         if agent.write(&bytes).await.is_err() {
@@ -120,24 +120,24 @@ async fn survive(packets: Vec<(Value, Option<Index>)>, features: &[&str]) {
         }
     }
     drop(agent);
-    // Whatever is not answered fails with the connection, and the next one is like the first.
+    // Pending requests fail with the connection, and the next session starts as usual.
     let next = async {
-        let mut agent = world.connected().await;
-        agent.be_ready(features).await;
+        let mut agent = vm.accept().await;
+        agent.report_ready(features).await;
         agent
     };
-    let (_agent, asked) = tokio::join!(next, asking);
-    asked.unwrap();
-    world.wait_for(&AgentState::Ready).await;
+    let (_agent, requested) = tokio::join!(next, requesting);
+    requested.unwrap();
+    vm.wait_for(&AgentState::Ready).await;
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(48) })]
 
     #[test]
-    fn whatever_a_guest_answers_harms_only_what_was_asked(packets in packets(), plain in any::<bool>()) {
+    fn arbitrary_replies_fail_only_the_requests_of_their_connection(packets in packets(), plain in any::<bool>()) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-        let features: &[&str] = if plain { &[] } else { &[FEATURE_MEMORY, FEATURE_PIECES] };
-        runtime.block_on(survive(packets, features));
+        let features: &[&str] = if plain { &[] } else { ALL_FEATURES };
+        runtime.block_on(send_packets(packets, features));
     }
 }

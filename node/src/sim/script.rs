@@ -1,0 +1,19 @@
+//! Scripts for the behaviour of simulated VMs.
+
+use std::time::Duration;
+
+use super::guests::GuestScript;
+
+/// The behaviour of simulated VMs.
+#[derive(Debug, Clone, Default)]
+pub struct SimulationScript {
+    /// The duration of a start.
+    pub start_duration: Duration,
+    /// The error with which every start fails.
+    pub start_error: Option<String>,
+    /// The error with which every build fails.
+    pub build_error: Option<String>,
+    /// The console output of a boot, in place of the default one.
+    pub console_text: Option<String>,
+    pub guest: GuestScript,
+}
