@@ -20,7 +20,9 @@ pub(crate) fn find(
 ) -> BTreeMap<Limit, String> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let missing: Vec<Tool> = Tool::NETWORKS.into_iter().filter(|tool| !commands.has(*tool)).collect();
-    let lacking = || Some(format!("carrying networks needs a kernel with {}", network::lacking(commands)?));
+    let lacking = || {
+        Some(format!("carrying networks needs a kernel with {}", network::missing_kernel_feature(commands)?))
+    };
     let networks = networks(effective(&status), &missing).or_else(lacking);
     let taps = fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun").err();
     let taps = taps.map(|error| format!("connecting guests needs /dev/net/tun: {error}"));

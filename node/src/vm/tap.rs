@@ -10,7 +10,7 @@ use muster_types::{Error, Result};
 use nix::libc;
 
 use crate::command::{Commands, QUICK, Tool};
-use crate::network::names::Names;
+use crate::network::names::NetworkNames;
 
 const TUN: &str = "/dev/net/tun";
 const VHOST: &str = "/dev/vhost-net";
@@ -36,7 +36,7 @@ impl Tap {
         };
         let tap = read_and_write(TUN).and_then(|file| attach(&file, &name).map(|()| file)).map_err(failed)?;
         if is_new {
-            let bridge = Names::new(nic.vxid).bridge;
+            let bridge = NetworkNames::new(nic.vxid).bridge;
             // What is said to the guest is said by others; the device itself has nothing to say.
             let quiet = if Path::new("/proc/sys/net/ipv6").exists() { " addrgenmode none" } else { "" };
             let line = format!("link set dev {name} mtu {} master {bridge}{quiet} up\n", nic.mtu);
