@@ -320,7 +320,8 @@ pub(crate) async fn enqueue_conversion(
         return Ok(());
     }
     let copies = blob_locations::of_blob(&mut *tx, blob).await?;
-    let Some(node) = copies.iter().find(|copy| copy.state == CopyState::Whole).map(|copy| copy.node) else {
+    let Some(node) = copies.iter().find(|copy| copy.state == CopyState::Complete).map(|copy| copy.node)
+    else {
         return Ok(());
     };
     let order = Order {

@@ -54,7 +54,7 @@ pub(super) async fn run(app: &App, node: &Arc<dyn NodeApi>) -> Result<()> {
     }
     for id in blob_locations::scarce(&*app.store, wanted, PASS).await? {
         let copies = blob_locations::of_blob(&*app.store, id).await?;
-        let whole = copies.iter().filter(|copy| copy.state == CopyState::Whole).map(|copy| copy.node);
+        let whole = copies.iter().filter(|copy| copy.state == CopyState::Complete).map(|copy| copy.node);
         let whole: Vec<NodeId> = whole.filter(|node| !lost.contains(node)).collect();
         let lacking = usize::try_from(wanted).unwrap_or(0).saturating_sub(whole.len());
         let mut order: Vec<NodeId> =
@@ -75,7 +75,7 @@ pub(crate) async fn ensure_here(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) 
     let here = node.identity().id;
     let whole = || async {
         let copies = blob_locations::of_blob(&*app.store, id).await?;
-        let whole = copies.iter().filter(|copy| copy.state == CopyState::Whole).map(|copy| copy.node);
+        let whole = copies.iter().filter(|copy| copy.state == CopyState::Complete).map(|copy| copy.node);
         Ok::<Vec<NodeId>, Error>(whole.collect())
     };
     let holders = whole().await?;
@@ -122,7 +122,7 @@ async fn copy(
         if row.is_none_or(|row| row.state != BlobState::Created) {
             return Ok(false);
         }
-        blob_locations::set(tx, id, here, CopyState::Coming).await?;
+        blob_locations::set(tx, id, here, CopyState::Copying).await?;
         Ok(true)
     })?;
     if there {
@@ -130,7 +130,7 @@ async fn copy(
         storage.keep(draft, id).await?;
         transaction!(app.store, |tx| {
             if blobs::get(&mut *tx, id).await?.is_some() {
-                blob_locations::set(tx, id, here, CopyState::Whole).await?;
+                blob_locations::set(tx, id, here, CopyState::Complete).await?;
             }
             Ok(())
         })?;

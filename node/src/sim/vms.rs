@@ -25,7 +25,7 @@ use super::Script;
 use super::guests::SimulatedGuests;
 use super::screen;
 use crate::changes::Teller;
-use crate::image::fresh;
+use crate::image::qcow2_writer;
 use crate::storage::{FileStorage, failed};
 
 /// Where the ports of machines are.
@@ -273,7 +273,7 @@ impl SimulatedMachines {
             );
             let of = known.iter().find(|of| of.device == disk.device);
             let written = match of {
-                Some(of) => fresh::write(&file, self.size(of)?, None, Some(words.as_bytes())),
+                Some(of) => qcow2_writer::write(&file, self.size(of)?, None, Some(words.as_bytes())),
                 None => {
                     let mut nvram = words.into_bytes();
                     nvram.resize(NVRAM, 0xff);

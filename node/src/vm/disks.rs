@@ -21,7 +21,7 @@ use muster_types::vm::{DiskKind, DiskPlan, VmPlan};
 use muster_types::{Error, Result};
 use nix::libc;
 
-use crate::image::fresh::{self, Backing};
+use crate::image::qcow2_writer::{self, Backing};
 use crate::storage::{FileStorage, failed};
 
 /// Where the firmware's package puts what its memory begins as.
@@ -91,7 +91,7 @@ fn build_disk(folder: &Path, disk: &DiskPlan, sources: &Sources<'_>) -> Result<(
     let backing = base.as_ref().map(|base| Backing { name: &base.name, format: base.format });
     // Disks have sectors.
     let size = size.checked_next_multiple_of(512).unwrap_or(size);
-    place(&path, |new| fresh::write(new, size, backing, None))
+    place(&path, |new| qcow2_writer::write(new, size, backing, None))
 }
 
 /// What a disk lies on.

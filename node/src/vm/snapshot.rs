@@ -18,7 +18,7 @@ use super::hardware::file;
 use super::life::{Live, Machine};
 use super::qmp::Qmp;
 use super::{Inner, blocking, disks};
-use crate::image::fresh;
+use crate::image::qcow2_writer;
 use crate::storage::failed;
 
 /// The name of the firmware's memory among the disks.
@@ -99,7 +99,7 @@ async fn running(
                 .ok_or_else(|| Error::Conflict(format!("QEMU has no disk {}", disk.device)))?;
             let (target, target_name, user) = (machine.clone(), name.clone(), record.uid);
             blocking(move || {
-                fresh::write(&target.folder.file(&target_name), size, None, None)
+                qcow2_writer::write(&target.folder.file(&target_name), size, None, None)
                     .map_err(failed("a copy cannot be made"))?;
                 target.folder.give(&target_name, user)
             })
