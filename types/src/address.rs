@@ -220,7 +220,7 @@ words! {
         /// Reserved by a user.
         Manual = "manual",
         /// Released recently and quarantined, so that its old and its new owner are not confused.
-        Quarantined = "deletion-halo",
+        Halo = "deletion-halo",
     }
 }
 

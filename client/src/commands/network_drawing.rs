@@ -122,10 +122,10 @@ fn of_address(scene: &Scene<'_>, address: &AddressRecord) -> Option<Branch> {
         AddressType::Routed => format!("routed to {}", user()),
         // Its interface came or went between the questions.
         AddressType::Instance => format!("held for {}", user()),
-        AddressType::Manual | AddressType::Quarantined if is_only_counted(scene, address.kind) => return None,
+        AddressType::Manual | AddressType::Halo if is_only_counted(scene, address.kind) => return None,
         AddressType::Manual if address.comment.is_empty() => "reserved".to_owned(),
         AddressType::Manual => format!("reserved: {}", cut(&address.comment, LONGEST_COMMENT)),
-        AddressType::Quarantined => "resting".to_owned(),
+        AddressType::Halo => "resting".to_owned(),
     };
     Some(Branch { address: address.address.to_string(), who })
 }
@@ -140,7 +140,7 @@ fn is_only_counted(scene: &Scene<'_>, kind: AddressType) -> bool {
 
 /// The lines that stand for many addresses.
 fn counted(scene: &Scene<'_>) -> impl Iterator<Item = String> {
-    let kinds = [(AddressType::Manual, "reserved"), (AddressType::Quarantined, "resting")];
+    let kinds = [(AddressType::Manual, "reserved"), (AddressType::Halo, "resting")];
     kinds
         .into_iter()
         .filter(|(kind, _)| is_only_counted(scene, *kind))
@@ -148,7 +148,7 @@ fn counted(scene: &Scene<'_>) -> impl Iterator<Item = String> {
 }
 
 fn use_of(scene: &Scene<'_>) -> String {
-    let resting = count(scene, AddressType::Quarantined);
+    let resting = count(scene, AddressType::Halo);
     let used = scene.addresses.len() - resting;
     let size = scene.network.netblock.size();
     let rest = if resting == 0 { String::new() } else { format!(", {resting} resting") };

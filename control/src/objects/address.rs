@@ -97,7 +97,7 @@ pub async fn release(app: &App, caller: &Caller, reference: &str, address: &str)
             return Err(changed(tx, network.id).await);
         }
         let held = addresses::get(&mut *tx, network.id, address).await?;
-        let held = held.filter(|held| held.kind != AddressType::Quarantined);
+        let held = held.filter(|held| held.kind != AddressType::Halo);
         let held = held.ok_or_else(|| Error::NotFound(format!("address {address} is not reserved")))?;
         if held.kind != AddressType::Manual {
             let text = format!("address {address} is not held by a manual reservation");

@@ -460,7 +460,7 @@ pub async fn unroute(app: &App, caller: &Caller, reference: &str, address: &str)
     } else {
         None
     };
-    let held = held.filter(|held| held.kind != AddressType::Quarantined);
+    let held = held.filter(|held| held.kind != AddressType::Halo);
     let user = held.ok_or_else(|| Error::NotFound("address not routed".into()))?;
     if user.kind != AddressType::Routed || user.user != Some(object(row.id)) {
         return Err(Error::Forbidden("address not routed by this network".into()));

@@ -323,7 +323,7 @@ async fn take_resting(
                 now(),
                 network,
                 number(address),
-                AddressType::Quarantined
+                AddressType::Halo
             ],
         )
         .await?;
@@ -358,7 +358,7 @@ pub async fn release(
         return Ok(met == 1);
     }
     let time = now();
-    let mut values: Vec<Value> = params![AddressType::Quarantined, time].to_vec();
+    let mut values: Vec<Value> = params![AddressType::Halo, time].to_vec();
     values.extend(who);
     let sql = format!(
         "UPDATE addresses SET kind = ?, user_type = NULL, user_id = NULL, comment = '', reserved_at = ? WHERE {held}"
@@ -404,7 +404,7 @@ pub async fn free_rested(
     let met = tx
         .execute(
             "DELETE FROM addresses WHERE network_uuid = ? AND address = ? AND kind = ?",
-            params![pool.network, number(address), AddressType::Quarantined],
+            params![pool.network, number(address), AddressType::Halo],
         )
         .await?;
     if met == 1 {

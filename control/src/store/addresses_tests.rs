@@ -89,7 +89,7 @@ on_both_engines! {
         assert!(!release(&store, pool, address, "b", true).await, "only the holder gives it back");
         assert!(release(&store, pool, address, "a", true).await);
         let row = addresses::get(&*store, pool.network, address).await.unwrap().unwrap();
-        assert_eq!((row.kind, row.user), (AddressType::Quarantined, None));
+        assert_eq!((row.kind, row.user), (AddressType::Halo, None));
         assert!(exactly(&store, pool, address, "b").await, "one that rests may be taken by name");
         assert!(release(&store, pool, address, "b", false).await);
         assert!(held(&store, pool).await.is_empty());

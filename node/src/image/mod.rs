@@ -20,7 +20,7 @@ use muster_types::{Error, Result};
 use serde_json::Map;
 
 use crate::command::Commands;
-use crate::storage::{ScratchDir, failed};
+use crate::files::{ScratchDir, failed};
 use format::{HEADER_SIZE, ImageKind, invalid};
 use tools::{Layers, Tools};
 

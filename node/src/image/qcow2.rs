@@ -9,7 +9,7 @@ use muster_types::{Error, Result};
 use serde_json::{Map, Value};
 
 use super::format::invalid;
-use crate::storage::failed;
+use crate::files::failed;
 
 pub(super) const MAGIC: &[u8] = b"QFI\xfb";
 

@@ -16,7 +16,7 @@ use super::Job;
 use super::format::invalid;
 use super::sandbox::{Sandbox, SandboxCommand, SandboxExit, path_in_sandbox};
 use crate::command::{Commands, Tool};
-use crate::storage::failed;
+use crate::files::failed;
 
 /// The limit for decompression: at least this much, and beyond it this many times the compressed size.
 const MIN_UNPACKED_LIMIT: u64 = 1 << 30;

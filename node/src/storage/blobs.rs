@@ -24,7 +24,8 @@ use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
 use super::checksums::{CHUNK_SIZE, ChunkChecksums, hash_file, run_blocking, task_failed};
-use super::layout::{self, ScratchDir, StorageLayout, failed, read_error};
+use super::layout::{self, StorageLayout, read_error};
+use crate::files::{self, ScratchDir, failed};
 
 /// The number of chunks that are read before the reader requests them.
 const READ_AHEAD_CHUNKS: usize = 2;
@@ -42,7 +43,7 @@ pub(super) fn keep(layout: &StorageLayout, file: &Path, chunks: &ChunkChecksums,
     let path = layout.blob(blob);
     let folder = path.parent().unwrap_or(&path);
     if !folder.exists() {
-        layout::create_dir(folder)?;
+        files::create_dir(folder)?;
         folder.ancestors().skip(1).take(2).try_for_each(layout::sync_dir)?;
     }
     // The previous content must not be visible together with the new checksums.

@@ -23,7 +23,8 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedMutexGuard, watch};
 
 use super::checksums::{BackgroundTask, CHUNK_SIZE, ContentHasher, HashedContent, hash_file, run_blocking};
-use super::layout::{self, StorageLayout, failed};
+use super::layout::{self, StorageLayout};
+use crate::files::{self, failed};
 
 /// The maximum number of idle drafts that are cached.
 const MAX_CACHED_DRAFTS: usize = 128;
@@ -172,7 +173,7 @@ impl Drafts {
         let mut guard = self.interrupt(draft).await;
         let layout = self.layout.clone();
         run_blocking(move || {
-            layout::create_dir(&layout.drafts())?;
+            files::create_dir(&layout.drafts())?;
             layout::take_ownership(&file)?;
             // The hasher belongs to the file that is replaced.
             *guard = None;
@@ -258,7 +259,7 @@ impl Writer {
         if at.is_some_and(|at| at != before) {
             return Err(Error::Conflict(format!("the upload has {before} bytes so far")));
         }
-        layout::create_dir(&layout.drafts())?;
+        files::create_dir(&layout.drafts())?;
         let options = OpenOptions::new().write(true).create(true).truncate(false).mode(0o644).open(path);
         let file = options.map_err(failed("failed to create a draft"))?;
         // Regardless of the umask: the image tools read it as another user.

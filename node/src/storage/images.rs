@@ -14,7 +14,8 @@ use muster_types::{Error, Result};
 use super::FileStorage;
 use super::checksums::run_blocking;
 use super::drafts::open_error;
-use super::layout::{self, StorageLayout, failed};
+use super::layout::{self, StorageLayout};
+use crate::files::{self, failed};
 use crate::image::{self, Job};
 
 /// Cancels a job when the future that waits for it is dropped.
@@ -140,7 +141,7 @@ impl FileStorage {
             if !path.exists() {
                 return Err(Error::not_found("blob"));
             }
-            layout::create_dir(&layout.conversions())?;
+            files::create_dir(&layout.conversions())?;
             let job = new_job()?;
             let whole = match make(&path, &job)? {
                 Some(new) => new,

@@ -11,10 +11,10 @@
 //! access to one file and no directory, and reads it as another user. Incomplete files are in `work`, on the same file
 //! system.
 
-use std::fs::{self, DirBuilder, File, Permissions};
+use std::fs::{self, File, Permissions};
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -24,6 +24,7 @@ use muster_types::{Error, Result};
 use nix::libc;
 use uuid::Uuid;
 
+use crate::files::{ScratchDir, disk_full, failed};
 use crate::host;
 
 /// The free space that is never used: other data, such as the database, is on the same file system.
@@ -90,9 +91,7 @@ impl StorageLayout {
 
     /// Creates a scratch directory for one job.
     pub(super) fn scratch(&self) -> Result<ScratchDir> {
-        let path = self.work().join(format!("job-{}", Uuid::new_v4()));
-        create_dir(&path)?;
-        Ok(ScratchDir { path })
+        ScratchDir::create(self.work().join(format!("job-{}", Uuid::new_v4())))
     }
 
     /// Returns every file with its path. Also removes checksum files that a killed process left without a blob.
@@ -143,41 +142,6 @@ impl StorageLayout {
     }
 }
 
-/// A directory for one job, removed when it is dropped.
-#[derive(Debug)]
-pub(crate) struct ScratchDir {
-    path: PathBuf,
-}
-
-impl ScratchDir {
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.path.join(name)
-    }
-}
-
-impl Drop for ScratchDir {
-    fn drop(&mut self) {
-        if let Err(error) = fs::remove_dir_all(&self.path) {
-            tracing::warn!(%error, path = %self.path.display(), "failed to remove job working directory");
-        }
-    }
-}
-
-fn disk_full() -> Error {
-    Error::Insufficient("the disk of the node has no room for it".into())
-}
-
-/// Returns a function that converts an I/O error; `what` is the action that failed.
-pub(crate) fn failed(what: &str) -> impl FnOnce(io::Error) -> Error {
-    move |error| match error.raw_os_error() {
-        Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => {
-            tracing::warn!(what, %error, "disk full");
-            disk_full()
-        }
-        _ => Error::Internal(format!("{what}: {error}")),
-    }
-}
-
 /// Returns whether an error is evidence for lost data, rather than for a lack of resources.
 pub(super) fn is_corruption(error: &io::Error) -> bool {
     let lost = matches!(error.raw_os_error(), Some(libc::EIO | libc::EBADMSG | libc::EUCLEAN));
@@ -193,12 +157,6 @@ pub(super) fn read_error(what: &str) -> impl FnOnce(io::Error) -> Error {
         tracing::warn!(what, %error, "failed to read from storage");
         Error::Unavailable(format!("{what}, try again later"))
     }
-}
-
-/// Creates a private directory.
-pub(super) fn create_dir(path: &Path) -> Result<()> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
-    made.map_err(failed("failed to create a directory of the storage"))
 }
 
 /// Syncs a directory, so that its entries survive a power failure.
@@ -271,6 +229,7 @@ mod tests {
     use muster_types::ids::UploadId;
 
     use super::*;
+    use crate::files::create_dir;
 
     #[test]
     fn finds_only_files_with_canonical_names() {

@@ -21,8 +21,9 @@ use muster_types::storage::{ByteStream, Draft, StorageApi, StoredFile, StoredFil
 use parking_lot::Mutex;
 use tokio::sync::{OwnedMutexGuard, Semaphore};
 
-pub(crate) use layout::{ScratchDir, failed};
+pub(crate) use crate::files::failed;
 
+use crate::files::ScratchDir;
 use crate::image::Images;
 use checksums::run_blocking;
 use drafts::Drafts;
