@@ -3,6 +3,7 @@
 
 mod changes;
 mod command;
+mod files;
 mod guest;
 mod host;
 mod image;

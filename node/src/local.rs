@@ -99,7 +99,7 @@ impl LocalNode {
     #[must_use]
     pub fn with_api_url(self, url: String) -> Self {
         if let Some(port) = port(&url) {
-            self.networks.serve_api_on(port);
+            self.networks.set_api_port(port);
         }
         Self { api_url: url, ..self }
     }

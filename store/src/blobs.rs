@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use muster_types::blob::{BlobState, Checksums, Content, HashAlgorithm, ImageFacts};
+use muster_types::blob::{BlobState, Checksums, ContentDigest, HashAlgorithm, ImageFacts};
 use muster_types::ids::{BlobId, NodeId};
 use muster_types::time::now;
 
@@ -25,8 +25,8 @@ pub struct BlobRow {
 impl BlobRow {
     /// What the blob holds.
     #[must_use]
-    pub fn content(&self) -> Content {
-        Content { size: u64::try_from(self.size).unwrap_or(0), checksums: self.checksums.clone() }
+    pub fn content(&self) -> ContentDigest {
+        ContentDigest { size: u64::try_from(self.size).unwrap_or(0), checksums: self.checksums.clone() }
     }
 }
 
@@ -34,7 +34,7 @@ impl BlobRow {
 #[derive(Debug, Clone)]
 pub struct NewBlob {
     pub id: BlobId,
-    pub content: Content,
+    pub content: ContentDigest,
     pub modified: Option<String>,
     pub image: Option<ImageFacts>,
 }

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use muster_types::artifact::{ArtifactState, ArtifactType};
-use muster_types::blob::{BlobState, Checksums, Content, CopyState, HashAlgorithm, ImageFacts, ImageFormat};
+use muster_types::blob::{
+    BlobState, Checksums, ContentDigest, CopyState, HashAlgorithm, ImageFacts, ImageFormat,
+};
 use muster_types::ids::{ArtifactId, BlobId, NodeId};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::Progress;
@@ -15,11 +17,11 @@ use super::operations::Able;
 use super::tests::{on_both_engines, operation};
 use super::*;
 
-fn content(letter: char) -> Content {
+fn content(letter: char) -> ContentDigest {
     let digits = |count| letter.to_string().repeat(count);
     let checksums =
         Checksums { sha1: digits(40), sha256: digits(64), sha512: digits(128), xxh128: digits(32) };
-    Content { size: 5_000_000_000, checksums }
+    ContentDigest { size: 5_000_000_000, checksums }
 }
 
 fn new_blob(letter: char) -> NewBlob {
@@ -35,10 +37,10 @@ fn new_blob(letter: char) -> NewBlob {
 async fn make(store: &Store, new: &NewBlob, node: NodeId) {
     transaction!(store, |tx| {
         blobs::insert(tx, new).await?;
-        blob_locations::set(tx, new.id, node, CopyState::Coming).await?;
+        blob_locations::set(tx, new.id, node, CopyState::Copying).await?;
         blobs::claim(tx, &new.content.checksums.sha512, new.id).await?;
         assert!(blobs::set_created(tx, new.id).await?);
-        Ok(blob_locations::set(tx, new.id, node, CopyState::Whole).await?)
+        Ok(blob_locations::set(tx, new.id, node, CopyState::Complete).await?)
     })
     .unwrap();
 }
@@ -99,14 +101,14 @@ on_both_engines! {
         let (a, b) = (new_blob('a'), new_blob('b'));
         make(&store, &a, first).await;
         make(&store, &b, first).await;
-        transaction!(store, |tx| { Ok(blob_locations::set(tx, a.id, second, CopyState::Whole).await?) }).unwrap();
+        transaction!(store, |tx| { Ok(blob_locations::set(tx, a.id, second, CopyState::Complete).await?) }).unwrap();
         assert_eq!(blob_locations::scarce(&*store, 2, 10).await.unwrap(), [b.id]);
         assert_eq!(blob_locations::of(&*store, &[a.id, b.id]).await.unwrap()[&a.id].len(), 2);
         let own = blob_locations::of_node(&*store, first).await.unwrap();
-        assert_eq!(own[&b.id], (CopyState::Whole, BlobState::Created));
+        assert_eq!(own[&b.id], (CopyState::Complete, BlobState::Created));
         let due = |state, before| blob_locations::unverified(&*store, first, state, before, 10);
-        assert_eq!(due(CopyState::Whole, now() + 1.0).await.unwrap().len(), 2);
-        assert!(due(CopyState::Whole, now() - 10.0).await.unwrap().is_empty());
+        assert_eq!(due(CopyState::Complete, now() + 1.0).await.unwrap().len(), 2);
+        assert!(due(CopyState::Complete, now() - 10.0).await.unwrap().is_empty());
         transaction!(store, |tx| { Ok(blob_locations::set(tx, b.id, first, CopyState::Damaged).await?) }).unwrap();
         assert_eq!(due(CopyState::Damaged, now() + 1.0).await.unwrap(), [b.id]);
         assert_eq!(blobs::page(&*store, Some(second), None, 10).await.unwrap().len(), 1);

@@ -1,4 +1,4 @@
-//! IPv4 addresses of networks: netblocks, hardware addresses, and who holds which address.
+//! IPv4 addresses of networks: netblocks, MAC addresses and address allocations.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -11,10 +11,10 @@ use crate::ids::NetworkId;
 use crate::object::words;
 use crate::{Error, Result};
 
-/// The longest prefix of a network: eight addresses.
-pub const SMALLEST: u8 = 29;
-/// The shortest prefix of a network.
-pub const LARGEST: u8 = 8;
+/// The maximum prefix length of a network, which leaves eight addresses.
+pub const MAX_PREFIX_LEN: u8 = 29;
+/// The minimum prefix length of a network.
+pub const MIN_PREFIX_LEN: u8 = 8;
 
 /// A block of IPv4 addresses, such as `10.0.0.0/24`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -25,7 +25,7 @@ pub struct Netblock {
 }
 
 impl Netblock {
-    /// The network address, at index 0.
+    /// Returns the network address, at index 0.
     #[must_use]
     pub fn network(self) -> Ipv4Addr {
         self.first.into()
@@ -41,19 +41,19 @@ impl Netblock {
         self.mask().into()
     }
 
-    /// How many addresses it holds.
+    /// Returns the number of addresses.
     #[must_use]
     pub fn size(self) -> u32 {
         1 << (32 - self.prefix)
     }
 
-    /// The router's address, at index 1.
+    /// Returns the router's address, at index 1.
     #[must_use]
     pub fn router(self) -> Ipv4Addr {
         (self.first + 1).into()
     }
 
-    /// The broadcast address, at the last index.
+    /// Returns the broadcast address, at the last index.
     #[must_use]
     pub fn broadcast(self) -> Ipv4Addr {
         (self.first + (self.size() - 1)).into()
@@ -73,26 +73,26 @@ impl Netblock {
         u32::MAX << (32 - self.prefix)
     }
 
-    /// A netblock that a network may have; the refusal names the field.
+    /// Parses a netblock that a network may have; the error names the field.
     pub fn check(text: &str) -> Result<Self> {
         let refuse = |why: String| Err(Error::Invalid(why));
         let bad = |why: &str| refuse(format!("cannot parse netblock: {why}"));
         let (address, prefix) = text.split_once('/').unwrap_or((text, "32"));
         let Ok(address) = address.parse::<Ipv4Addr>() else {
             if address.parse::<std::net::Ipv6Addr>().is_ok() {
-                return bad(&format!("{} is not an IPv4 network", shown(text)));
+                return bad(&format!("{} is not an IPv4 network", quoted(text)));
             }
-            return bad(&format!("{} is not of the form 10.0.0.0/24", shown(text)));
+            return bad(&format!("{} is not of the form 10.0.0.0/24", quoted(text)));
         };
         let number = prefix.parse::<u8>().ok().filter(|p| *p <= 32 && prefix == p.to_string());
         let Some(prefix) = number else {
-            return bad(&format!("{} does not end in a prefix length of 0 to 32", shown(text)));
+            return bad(&format!("{} does not end in a prefix length of 0 to 32", quoted(text)));
         };
-        if prefix > SMALLEST {
-            return refuse(format!("netblock: network is below minimum size of /{SMALLEST}"));
+        if prefix > MAX_PREFIX_LEN {
+            return refuse(format!("netblock: network is below minimum size of /{MAX_PREFIX_LEN}"));
         }
-        if prefix < LARGEST {
-            return refuse(format!("netblock: network is above maximum size of /{LARGEST}"));
+        if prefix < MIN_PREFIX_LEN {
+            return refuse(format!("netblock: network is above maximum size of /{MIN_PREFIX_LEN}"));
         }
         let block = Self { first: u32::from(address), prefix };
         if block.first & !block.mask() != 0 {
@@ -114,17 +114,17 @@ impl Netblock {
     }
 }
 
-/// What is repeated of a caller's text in a refusal.
-fn shown(text: &str) -> String {
+/// Quotes the beginning of a client's text for an error message.
+fn quoted(text: &str) -> String {
     format!("{:?}", text.chars().take(64).collect::<String>())
 }
 
 impl FromStr for Netblock {
     type Err = Error;
 
-    /// Any block without host bits, also one that no network may have.
+    /// Parses any block without host bits, also one that no network may have.
     fn from_str(text: &str) -> Result<Self> {
-        let bad = || Error::Invalid(format!("{} is not an IPv4 block such as 10.0.0.0/24", shown(text)));
+        let bad = || Error::Invalid(format!("{} is not an IPv4 block such as 10.0.0.0/24", quoted(text)));
         let (address, prefix) = text.split_once('/').ok_or_else(bad)?;
         let address: Ipv4Addr = address.parse().map_err(|_| bad())?;
         let prefix: u8 = prefix.parse().ok().filter(|p| (1..=32).contains(p)).ok_or_else(bad)?;
@@ -153,13 +153,13 @@ impl fmt::Display for Netblock {
     }
 }
 
-/// A hardware address of an interface.
+/// The MAC address of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct MacAddress(pub [u8; 6]);
 
 impl MacAddress {
-    /// A random one of the kind that Muster hands out: `02:00:00:xx:xx:xx`.
+    /// Creates a random address of the form `02:00:00:xx:xx:xx`.
     #[must_use]
     pub fn random() -> Self {
         let [a, b, c, ..] = uuid::Uuid::new_v4().into_bytes();
@@ -205,26 +205,26 @@ impl fmt::Display for MacAddress {
 }
 
 words! {
-    /// What an address is held for.
+    /// The purpose of an allocated address.
     AddressType {
         Network = "network",
         Broadcast = "broadcast",
-        /// The network's router, or on the floating network the outside of a network's NAT.
+        /// The network's router, or on the floating network the external address of a network's NAT.
         Gateway = "gateway",
-        /// Stands for an interface on the floating network.
+        /// The floating address of an interface, on the floating network.
         Floating = "floating",
-        /// Routed to a network as it is.
+        /// Routed to a network without translation.
         Routed = "routed",
         /// The address of an instance's interface.
         Instance = "instance",
-        /// Reserved by hand.
+        /// Reserved by a user.
         Manual = "manual",
-        /// Released a moment ago; rests so that nobody confuses its old and its new owner.
+        /// Released recently and quarantined, so that its old and its new owner are not confused.
         Halo = "deletion-halo",
     }
 }
 
-/// An address that is not free, as the API answers it: the union of the field names that released clients read.
+/// An allocated address as the API returns it, with all field names that released clients read.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct AddressRecord {
     #[schema(value_type = String)]
@@ -233,7 +233,7 @@ pub struct AddressRecord {
     pub kind: AddressType,
     /// The same as `type`.
     pub reservation_type: AddressType,
-    /// Kind and id of the object that holds it; empty when nobody does, because released clients join it.
+    /// The type and id of its owner; empty without one, because released clients join the elements.
     pub user: Vec<String>,
     pub user_type: Option<String>,
     pub user_uuid: Option<String>,
@@ -242,7 +242,7 @@ pub struct AddressRecord {
     pub when: f64,
     /// The same as `when`.
     pub reserved_at: f64,
-    /// The network whose address it is.
+    /// The network that the address belongs to.
     pub ipam_uuid: NetworkId,
 }
 
@@ -251,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_netblock_knows_its_addresses() {
+    fn computes_the_addresses_of_a_netblock() {
         let block = Netblock::check("10.1.2.0/29").unwrap();
         assert_eq!(block.size(), 8);
         assert_eq!(block.router().to_string(), "10.1.2.1");
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unusable_netblock_is_refused_with_the_reason() {
+    fn refuses_unusable_netblocks_with_the_reason() {
         for (text, why) in [
             ("10.0.0.1/24", "host bits set"),
             ("10.0.0.0/30", "below minimum size of /29"),
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_overlap_when_one_holds_the_other() {
+    fn blocks_overlap_when_one_contains_the_other() {
         let block = |text: &str| text.parse::<Netblock>().unwrap();
         assert!(block("10.0.0.0/8").overlaps(block("10.9.0.0/16")));
         assert!(block("10.9.0.0/16").overlaps(block("10.0.0.0/8")));
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn hardware_addresses_have_one_spelling() {
+    fn mac_addresses_have_a_canonical_form() {
         let mac: MacAddress = "02:00:00:AB:cd:0f".parse().unwrap();
         assert_eq!(mac.to_string(), "02:00:00:ab:cd:0f");
         for text in [

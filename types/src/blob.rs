@@ -1,8 +1,8 @@
-//! Blobs: pieces of content, each stored once, known by what they hold.
+//! Blobs: immutable contents, each stored once and identified by its checksum.
 //!
 //! ```text
-//! initial ──every byte is on disk──▶ created ──nothing uses it any more──▶ deleted ──cleaner──▶ (row gone)
-//!    └──────────────── its making was given up ───────────────────────────────────────────────▶ (row gone)
+//! initial ──stored completely──▶ created ──no longer referenced──▶ deleted ──cleaner──▶ (row removed)
+//!    └──────────────── abandoned ─────────────────────────────────────────────────────▶ (row removed)
 //! ```
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use crate::ids::{BlobId, InstanceId};
 use crate::object::{Reference, words};
 
 words! {
-    /// The life of a blob.
+    /// The lifecycle of a blob.
     BlobState {
         Initial = "initial",
         Created = "created",
@@ -24,18 +24,18 @@ words! {
 }
 
 words! {
-    /// How a node's copy of a blob is.
+    /// The state of a node's copy of a blob.
     CopyState {
-        /// It is being made.
-        Coming = "coming",
-        Whole = "whole",
-        /// It is not what it was, and is not served.
+        /// It is being written.
+        Copying = "coming",
+        Complete = "whole",
+        /// It failed verification and is not served.
         Damaged = "damaged",
     }
 }
 
 words! {
-    /// The ways to sum up a content.
+    /// The checksum algorithms.
     HashAlgorithm {
         Sha1 = "sha1",
         Sha256 = "sha256",
@@ -44,7 +44,7 @@ words! {
     }
 }
 
-/// The checksums of a content, as lower-case hexadecimal digits.
+/// The checksums of a content, in lower-case hexadecimal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Checksums {
     pub sha1: String,
@@ -65,17 +65,17 @@ impl Checksums {
     }
 }
 
-/// What a content is: how long, and its checksums.
+/// The size and checksums of a content.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Content {
+pub struct ContentDigest {
     pub size: u64,
     pub checksums: Checksums,
 }
 
 words! {
-    /// Formats of disk images that are taken in.
+    /// The supported formats of disk images.
     ImageFormat {
-        /// The bytes of the disk, as they are. What is nothing else is this.
+        /// The plain bytes of the disk; any unrecognised content counts as this.
         Raw = "raw",
         Qcow2 = "qcow2",
         /// The bytes of an optical disc.
@@ -84,21 +84,21 @@ words! {
 }
 
 words! {
-    /// How a content is packed.
+    /// The compression of a content.
     Compression {
         Gzip = "gzip",
         Xz = "xz",
     }
 }
 
-/// What was found out about a disk image.
+/// The facts about a disk image that inspecting it found.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageFacts {
     pub format: ImageFormat,
-    /// How the image was packed; nothing if it was not.
+    /// The compression of the image; `None` if it was not compressed.
     #[serde(default)]
     pub packing: Option<Compression>,
-    /// Size of the disk that a guest sees, in bytes.
+    /// The size of the disk that a guest sees, in bytes.
     pub virtual_size: u64,
     /// Further facts of a qcow2 image: `cluster_size`, `compat`, `compression type`, `extended l2`.
     #[serde(default)]
@@ -106,7 +106,7 @@ pub struct ImageFacts {
 }
 
 impl ImageFacts {
-    /// The media type of the content.
+    /// Returns the media type of the content.
     #[must_use]
     pub fn mime_type(&self) -> &'static str {
         match (self.packing, self.format) {
@@ -119,7 +119,7 @@ impl ImageFacts {
     }
 }
 
-/// A blob as the API answers it.
+/// A blob as the API returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct BlobRecord {
     pub uuid: BlobId,
@@ -127,29 +127,29 @@ pub struct BlobRecord {
     #[schema(value_type = Object)]
     pub metadata: Map<String, Value>,
     pub version: i64,
-    /// In bytes.
+    /// The size in bytes.
     pub size: i64,
-    /// When the source says that it last changed, in its words.
+    /// The time of the last change as reported by the source.
     pub modified: Option<String>,
-    /// Unix time when it came in.
+    /// The Unix time when it was received.
     pub fetched_at: f64,
-    /// The blob that this one is only complete with.
+    /// The base that this blob contains only the differences to.
     pub depends_on: Option<BlobId>,
     #[schema(value_type = Object)]
     pub transcodes: BTreeMap<String, BlobId>,
-    /// Names of the nodes that have it whole.
+    /// The names of the nodes that have a complete copy.
     pub locations: Vec<String>,
-    /// How many objects use it.
+    /// The number of objects that reference it.
     pub reference_count: i64,
     pub sha512: Option<String>,
     #[schema(value_type = Object)]
     pub checksums: BTreeMap<HashAlgorithm, String>,
-    /// Unix time when it was last read or used.
+    /// The Unix time of its last use.
     pub last_used: Option<f64>,
-    /// The instances that use it; only when one blob is asked for.
+    /// The instances that use it; only returned for a single blob.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instances: Option<Vec<InstanceId>>,
-    /// Those uses that the caller may see.
+    /// The references that the caller may see.
     #[schema(value_type = Object)]
     pub references_to: BTreeMap<String, Vec<Reference>>,
     #[schema(value_type = Object)]

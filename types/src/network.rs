@@ -1,12 +1,12 @@
-//! Networks, and what a network needs on one node.
+//! Networks, and the plan of a network for one node.
 //!
 //! ```text
-//! initial ──carried by the network node──▶ created
-//!    │  └──────cannot be carried──▶ error ◀──┘ │
-//!    └─────────────────┬──────────────┴────────┘
+//! initial ─────set up on the network node────▶ created
+//!    │  └────────setup failed────────▶ error ◀──┘ │
+//!    └─────────────────┬────────────────┴─────────┘
 //!                   delete
 //!                      ▼
-//!                 delete-wait ──nothing of it left──▶ deleted ──cleaner──▶ (row gone)
+//!                 delete-wait ──removed everywhere──▶ deleted ──cleaner──▶ (row removed)
 //! ```
 
 use std::collections::BTreeMap;
@@ -23,17 +23,17 @@ use crate::object::{self, Reference, words};
 use crate::operation::OperationHandle;
 use crate::{Error, Result};
 
-/// The network whose addresses float. It belongs to no namespace.
+/// The network of floating addresses. It belongs to no namespace.
 pub const FLOATING: NetworkId = NetworkId(FLOATING_UUID);
 const FLOATING_UUID: Uuid = uuid!("f10a7f10-a7f1-4a7f-a10a-7f10a7f10a7f");
 
-/// The largest number that tells VXLANs apart.
+/// The maximum VXLAN id.
 pub const MAX_VXID: u32 = (1 << 24) - 1;
-/// What VXLAN adds to every frame.
+/// The number of bytes that VXLAN adds to every frame.
 pub const VXLAN_OVERHEAD: u32 = 50;
 
 words! {
-    /// The life of a network.
+    /// The lifecycle of a network.
     NetworkState {
         Initial = "initial",
         Created = "created",
@@ -44,7 +44,7 @@ words! {
 }
 
 impl NetworkState {
-    /// Whether a network may go from here to `next`.
+    /// Returns whether a network may change from this state to `next`.
     #[must_use]
     pub fn may_become(self, next: Self) -> bool {
         match (self, next) {
@@ -61,32 +61,32 @@ impl NetworkState {
     }
 }
 
-/// Refuses a name that no network may have.
+/// Checks the name of a new network.
 pub fn check_name(name: &str) -> Result<()> {
     let bad = |why: &str| Err(Error::Invalid(format!("name: {why}")));
     if name.parse::<NetworkId>().is_ok() {
         return bad("must not be a UUID");
     }
-    // One is part of a path, the other the name of the network whose addresses float.
+    // `networks` is part of an API path, `floating` the name of the floating network.
     if name == "networks" || name == "floating" {
         return bad("must not be \"networks\" or \"floating\"");
     }
     object::check_name("name", name)
 }
 
-/// A network as the API answers it.
+/// A network as the API returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct NetworkRecord {
     pub uuid: NetworkId,
     pub name: String,
-    /// Nothing for the floating network.
+    /// `null` for the floating network.
     pub namespace: Option<String>,
     #[schema(value_type = String)]
     pub netblock: Netblock,
     pub provide_dhcp: bool,
     pub provide_nat: bool,
     pub provide_dns: bool,
-    /// The address that the outside sees when the network speaks.
+    /// The source address of the network's NAT on the external network.
     #[schema(value_type = Option<String>)]
     pub floating_gateway: Option<Ipv4Addr>,
     /// Which VXLAN carries it.
@@ -106,32 +106,32 @@ pub struct NetworkRecord {
     pub references_from: BTreeMap<String, Vec<Reference>>,
 }
 
-/// What a ping printed.
+/// The output of a ping.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PingResult {
     pub stdout: Vec<String>,
     pub stderr: Vec<String>,
 }
 
-/// What a network needs on one node, whole: whatever is not in it does not belong there.
+/// The complete desired state of a network on one node: anything else is removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NetworkPlan {
     pub id: NetworkId,
     pub vxid: u32,
-    /// Counts the changes; a node refuses an older one than it has.
+    /// Incremented with every change; a node refuses an older plan than it has applied.
     pub generation: i64,
     pub netblock: Netblock,
-    /// The largest packet inside the network.
+    /// The MTU inside the network.
     pub mtu: u32,
-    /// This node's address towards the others.
+    /// This node's address in the mesh of nodes.
     pub mesh_address: Ipv4Addr,
-    /// The other nodes that take part.
+    /// The mesh addresses of the other nodes of the network.
     pub peers: Vec<Ipv4Addr>,
     /// The interfaces on this node.
     pub ports: Vec<InterfacePlan>,
-    /// Addresses that any interface of the network may use beside its own.
+    /// Routed addresses, which any interface of the network may use.
     pub routed: Vec<Ipv4Addr>,
-    /// Whether frames from interfaces are checked for forged senders.
+    /// Whether frames with forged sender addresses are dropped.
     pub check_senders: bool,
     /// Only on the network node.
     pub router: Option<RouterPlan>,
@@ -153,31 +153,31 @@ pub struct RouterPlan {
     pub nat: bool,
     /// The DNS domain of the network.
     pub domain: String,
-    /// The resolver that is asked, or handed to guests.
+    /// The upstream resolver, or that of guests if the network has no DNS.
     pub dns_server: String,
-    /// Every interface with an address, wherever it is.
+    /// Every interface with an address, on whichever node.
     pub leases: Vec<DhcpLease>,
-    /// Further names.
+    /// Additional host names.
     pub names: Vec<(String, Ipv4Addr)>,
     pub egress: EgressPlan,
 }
 
-/// How the network meets the world.
+/// The connection of a network to the external network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EgressPlan {
     /// The floating network.
     pub netblock: Netblock,
-    /// The network's own address there.
+    /// The network's own address on the floating network.
     pub gateway: Option<Ipv4Addr>,
-    /// Floating address and the inner address that it stands for.
+    /// Floating addresses and the inner addresses that they are translated to.
     pub floating: Vec<(Ipv4Addr, Ipv4Addr)>,
-    /// Whether the node hides the floating network behind its own address.
+    /// Whether the node masquerades the floating network with its own address.
     pub masquerade: bool,
-    /// The addresses of the other nodes, of which guests reach as much as of this one.
+    /// The addresses of the other nodes, which are protected from guests like this one.
     pub nodes: Vec<Ipv4Addr>,
 }
 
-/// Who gets which address, and its name.
+/// A static DHCP lease with a host name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DhcpLease {
     pub mac: MacAddress,
@@ -185,18 +185,18 @@ pub struct DhcpLease {
     pub name: String,
 }
 
-/// Packets of a network since its devices exist, as the kernel counts them.
+/// The traffic of a network since its devices were created, as counted by the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NetworkUsage {
     pub rx: BTreeMap<&'static str, u64>,
     pub tx: BTreeMap<&'static str, u64>,
 }
 
-/// What a node found and did when it looked after a network.
+/// The result of reconciling a network on a node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct NetworkReport {
-    /// What had to be put right, in words for an event; empty when all was as it should be.
+    /// The repairs, in words for an event; empty if the network was in sync.
     pub repaired: Vec<String>,
-    /// Why the DHCP and DNS server had to be started again, when it had died.
+    /// Why the DHCP and DNS server was restarted, if it had died.
     pub server_died: Option<String>,
 }

@@ -314,7 +314,8 @@ pub(crate) async fn enqueue_conversion(
         return Ok(());
     }
     let copies = blob_locations::of_blob(&mut *tx, blob).await?;
-    let Some(node) = copies.iter().find(|copy| copy.state == CopyState::Whole).map(|copy| copy.node) else {
+    let Some(node) = copies.iter().find(|copy| copy.state == CopyState::Complete).map(|copy| copy.node)
+    else {
         return Ok(());
     };
     let mut conversion = NewOperation::new(target, Some(artifact.namespace.clone()), ConvertImage { node });

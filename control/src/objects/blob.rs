@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 use std::sync::Arc;
 
-use muster_types::blob::{BlobRecord, BlobState, Content, CopyState, HashAlgorithm, ImageFacts};
+use muster_types::blob::{BlobRecord, BlobState, ContentDigest, CopyState, HashAlgorithm, ImageFacts};
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{BlobId, InstanceId, NodeId};
 use muster_types::node::{NodeApi, NodeState};
@@ -46,7 +46,7 @@ pub fn object(id: BlobId) -> ObjectRef {
 /// A draft whose bytes are on disk as those of a blob, which nobody knows of yet.
 pub(crate) struct Prepared<'a> {
     blob: BlobId,
-    content: Content,
+    content: ContentDigest,
     image: Option<ImageFacts>,
     node: Arc<dyn NodeApi>,
     /// Whether there was no blob with this content before.
@@ -126,7 +126,7 @@ pub(crate) async fn prepare_as<'a>(
 async fn is_here(app: &App, prepared: &Prepared<'_>) -> Result<bool> {
     let here = prepared.node.identity().id;
     let copies = blob_locations::of_blob(&*app.store, prepared.blob).await?;
-    Ok(copies.iter().any(|copy| copy.node == here && copy.state == CopyState::Whole))
+    Ok(copies.iter().any(|copy| copy.node == here && copy.state == CopyState::Complete))
 }
 
 async fn put(app: &App, coming: &Coming, prepared: &mut Prepared<'_>) -> Result<()> {
@@ -141,7 +141,7 @@ async fn put(app: &App, coming: &Coming, prepared: &mut Prepared<'_>) -> Result<
             } else if !blobs::hold(tx, blob).await? {
                 return Err(gone().into());
             }
-            Ok(blob_locations::set(tx, blob, here, CopyState::Coming).await?)
+            Ok(blob_locations::set(tx, blob, here, CopyState::Copying).await?)
         })?;
         if storage.keep(coming.draft, blob).await? != prepared.content {
             return Err(Error::Conflict("the content was changed while it was stored".into()));
@@ -186,7 +186,7 @@ pub(crate) async fn commit_in(tx: &mut Tx, prepared: &Prepared<'_>) -> Result<Bl
         None => return Err(gone().into()),
     };
     if holder == prepared.blob && prepared.mark.is_some() {
-        blob_locations::set(tx, holder, node, CopyState::Whole).await?;
+        blob_locations::set(tx, holder, node, CopyState::Complete).await?;
     }
     if let Some(image) = &prepared.image {
         blobs::set_image(tx, holder, image).await?;
@@ -212,7 +212,7 @@ pub(crate) async fn commit_own_in(
     if !blobs::set_created(tx, blob).await? {
         return Err(Error::Internal(format!("blob {blob} is not being made")).into());
     }
-    blob_locations::set(tx, blob, prepared.node.identity().id, CopyState::Whole).await?;
+    blob_locations::set(tx, blob, prepared.node.identity().id, CopyState::Complete).await?;
     if let Some(image) = &prepared.image {
         blobs::set_image(tx, blob, image).await?;
     }
@@ -340,7 +340,7 @@ pub(crate) async fn records<D: Read + Copy>(
             None => references.to,
         };
         let copies = copies_of.remove(&row.id).unwrap_or_default();
-        let whole = copies.iter().filter(|copy| copy.state == CopyState::Whole);
+        let whole = copies.iter().filter(|copy| copy.state == CopyState::Complete);
         let mut locations: Vec<String> = whole.filter_map(|copy| names.get(&copy.node).cloned()).collect();
         locations.sort_unstable();
         let sums = HashAlgorithm::ALL.iter().map(|word| (*word, row.checksums.get(*word).to_owned()));
@@ -438,7 +438,7 @@ pub async fn locate(app: &App, id: &str) -> Result<(BlobRow, Place)> {
     }
     let copies = blob_locations::of_blob(&*app.store, row.id).await?;
     let whole: Vec<NodeId> =
-        copies.iter().filter(|copy| copy.state == CopyState::Whole).map(|copy| copy.node).collect();
+        copies.iter().filter(|copy| copy.state == CopyState::Complete).map(|copy| copy.node).collect();
     if let Some(node) = app.nodes.iter().find(|node| whole.contains(&node.identity().id)) {
         return Ok((row, Place::Here(Arc::clone(node))));
     }
@@ -465,10 +465,10 @@ pub async fn set_damaged(app: &App, id: BlobId, node: &NodeRef, why: &str) -> Re
     let news = transaction!(app.store, |tx| {
         let copies = blob_locations::of_blob(&mut *tx, id).await?;
         // One that is gone or being replaced meanwhile is nobody's damage.
-        let own = copies.iter().find(|copy| copy.node == node.id && copy.state != CopyState::Coming);
+        let own = copies.iter().find(|copy| copy.node == node.id && copy.state != CopyState::Copying);
         let Some(own) = own else { return Ok(false) };
         blob_locations::set(tx, id, node.id, CopyState::Damaged).await?;
-        Ok(own.state == CopyState::Whole)
+        Ok(own.state == CopyState::Complete)
     })?;
     if news {
         tracing::error!(blob = %id, node = node.name, why, "a copy of a blob is damaged");

@@ -28,7 +28,7 @@ pub(crate) async fn ensure_here(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) 
     let here = node.identity().id;
     let whole = || async {
         let copies = blob_locations::of_blob(&*app.store, id).await?;
-        let whole = copies.iter().filter(|copy| copy.state == CopyState::Whole).map(|copy| copy.node);
+        let whole = copies.iter().filter(|copy| copy.state == CopyState::Complete).map(|copy| copy.node);
         Ok::<Vec<NodeId>, Error>(whole.collect())
     };
     let holders = whole().await?;
@@ -70,7 +70,7 @@ pub(crate) async fn copy(
         if row.is_none_or(|row| row.state != BlobState::Created) {
             return Ok(false);
         }
-        blob_locations::set(tx, id, here, CopyState::Coming).await?;
+        blob_locations::set(tx, id, here, CopyState::Copying).await?;
         Ok(true)
     })?;
     if there {
@@ -78,7 +78,7 @@ pub(crate) async fn copy(
         storage.keep(draft, id).await?;
         transaction!(app.store, |tx| {
             if blobs::get(&mut *tx, id).await?.is_some() {
-                blob_locations::set(tx, id, here, CopyState::Whole).await?;
+                blob_locations::set(tx, id, here, CopyState::Complete).await?;
             }
             Ok(())
         })?;

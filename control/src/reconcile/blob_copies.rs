@@ -43,7 +43,7 @@ pub(super) async fn run(app: &App, node: &Arc<dyn NodeApi>) -> Result<()> {
     }
     for id in blob_locations::scarce(&*app.store, wanted, PASS).await? {
         let copies = blob_locations::of_blob(&*app.store, id).await?;
-        let whole = copies.iter().filter(|copy| copy.state == CopyState::Whole).map(|copy| copy.node);
+        let whole = copies.iter().filter(|copy| copy.state == CopyState::Complete).map(|copy| copy.node);
         let whole: Vec<NodeId> = whole.filter(|node| !lost.contains(node)).collect();
         let lacking = usize::try_from(wanted).unwrap_or(0).saturating_sub(whole.len());
         let mut order: Vec<NodeId> =

@@ -97,7 +97,7 @@ async fn work_long(app: &Arc<App>, node: &Arc<dyn NodeApi>) -> Result<()> {
     #[expect(clippy::cast_precision_loss, reason = "intervals are seconds")]
     let every = app.settings.checksum_verification_frequency as f64;
     let (here, store) = (node.identity().id, &*app.store);
-    let due = blob_locations::unverified(store, here, CopyState::Whole, now() - every, 1).await?;
+    let due = blob_locations::unverified(store, here, CopyState::Complete, now() - every, 1).await?;
     for id in due {
         compare(app, node, id).await?;
     }
@@ -119,7 +119,7 @@ async fn compare(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) -> Result<()> {
                 let copies = blob_locations::of_blob(&mut *tx, id).await?;
                 let own = copies.iter().find(|copy| copy.node == node.identity().id);
                 let Some(own) = own else { return Ok(false) };
-                blob_locations::set(tx, id, own.node, CopyState::Whole).await?;
+                blob_locations::set(tx, id, own.node, CopyState::Complete).await?;
                 Ok(own.state == CopyState::Damaged)
             })?;
             if damaged {
@@ -138,12 +138,12 @@ async fn look(app: &Arc<App>, node: &Arc<dyn NodeApi>, memory: &mut Memory) -> R
     let found = node.storage().find().await?;
     let wanted = blob_locations::of_node(&*app.store, node.identity().id).await?;
     let mut look = Look { app, node, memory, wanted, removed: 0 };
-    let files: HashSet<StoredFileKind> = found.iter().map(|file| file.what).collect();
+    let files: HashSet<StoredFileKind> = found.iter().map(|file| file.kind).collect();
     for file in &found {
         if look.removed >= MOST_REMOVALS {
             return Ok(());
         }
-        match file.what {
+        match file.kind {
             StoredFileKind::Blob(id) => look.blob(id).await?,
             StoredFileKind::Draft(Draft::Upload(_)) => {}
             StoredFileKind::Draft(draft) => look.draft(draft, file).await?,
@@ -189,9 +189,9 @@ impl Look<'_> {
                 self.removed += 1;
                 blob::give_up(self.app, self.node, id).await
             }
-            Some((CopyState::Coming, BlobState::Created)) => self.decide(id).await,
+            Some((CopyState::Copying, BlobState::Created)) => self.decide(id).await,
             Some((CopyState::Damaged, BlobState::Created)) => self.replace_damaged(id).await,
-            Some((CopyState::Whole, BlobState::Created)) => Ok(()),
+            Some((CopyState::Complete, BlobState::Created)) => Ok(()),
             None => match blobs::get(&*self.app.store, id).await?.map(|row| row.state) {
                 Some(BlobState::Created) => self.decide(id).await,
                 Some(BlobState::Deleted) => self.remove_blob(id).await,
@@ -210,7 +210,7 @@ impl Look<'_> {
         let here = self.here();
         if self.node.storage().verify(id, &row.content()).await?.is_some() {
             let copies = blob_locations::of_blob(&*self.app.store, id).await?;
-            if copies.iter().any(|copy| copy.node != here && copy.state == CopyState::Whole) {
+            if copies.iter().any(|copy| copy.node != here && copy.state == CopyState::Complete) {
                 return self.remove_blob(id).await;
             }
             // Nobody has a better one.
@@ -221,7 +221,7 @@ impl Look<'_> {
         transaction!(self.app.store, |tx| {
             // Not if it was deleted meanwhile.
             if blobs::get(&mut *tx, id).await?.is_some_and(|row| row.state == BlobState::Created) {
-                blob_locations::set(tx, id, here, CopyState::Whole).await?;
+                blob_locations::set(tx, id, here, CopyState::Complete).await?;
             }
             Ok(())
         })
@@ -230,7 +230,7 @@ impl Look<'_> {
     /// A damaged copy is kept for as long as it is the best that there is.
     async fn replace_damaged(&mut self, id: BlobId) -> Result<()> {
         let copies = blob_locations::of_blob(&*self.app.store, id).await?;
-        let whole = copies.iter().filter(|copy| copy.state == CopyState::Whole).count();
+        let whole = copies.iter().filter(|copy| copy.state == CopyState::Complete).count();
         let wanted = blob_copies::wanted(self.app).await?;
         if i64::try_from(whole).is_ok_and(|whole| whole >= wanted) {
             self.remove_blob(id).await
@@ -272,7 +272,7 @@ impl Look<'_> {
                 blobs::get(&*self.app.store, id).await?.is_some_and(|row| row.state == BlobState::Created)
             }
         };
-        if !wanted || now() - file.touched > idle {
+        if !wanted || now() - file.modified_at > idle {
             self.removed += 1;
             self.node.storage().remove_conversion(id).await?;
         }
@@ -290,11 +290,11 @@ impl Look<'_> {
             }
             match (copy, state) {
                 (_, BlobState::Initial) => blob::give_up(self.app, self.node, *id).await?,
-                (_, BlobState::Deleted) | (CopyState::Coming, BlobState::Created) => {
+                (_, BlobState::Deleted) | (CopyState::Copying, BlobState::Created) => {
                     self.forget_copy(*id).await?;
                 }
                 (CopyState::Damaged, BlobState::Created) => {}
-                (CopyState::Whole, BlobState::Created) => {
+                (CopyState::Complete, BlobState::Created) => {
                     // The row may be newer than the list of files: the next look decides.
                     if self.memory.missing.contains(id) {
                         let node = NodeRef::of(self.node);
@@ -315,8 +315,8 @@ impl Look<'_> {
         let idle = self.app.settings.upload_maximum_idle_time as f64;
         let files: HashMap<Draft, f64> = found
             .iter()
-            .filter_map(|file| match file.what {
-                StoredFileKind::Draft(draft @ Draft::Upload(_)) => Some((draft, file.touched)),
+            .filter_map(|file| match file.kind {
+                StoredFileKind::Draft(draft @ Draft::Upload(_)) => Some((draft, file.modified_at)),
                 _ => None,
             })
             .collect();

@@ -1,27 +1,27 @@
-//! What kind of image some bytes are, by their first ones. Pure, and safe on whatever bytes.
+//! Detects the format of an image by its header. Pure, and safe on arbitrary bytes.
 //!
-//! What a disk tool would take for a format that may refer to other files is refused by name: nobody may get there
-//! what this module calls raw.
+//! Formats that a disk tool would recognise and that may refer to other files are refused by name: they must not pass as
+//! raw images.
 
 use muster_types::blob::Compression;
 use muster_types::{Error, Result};
 
 use super::qcow2::{self, Qcow2};
 
-/// How many bytes from the beginning tell everything.
-pub(crate) const HEAD: usize = 64 << 10;
+/// The number of bytes that determine the format.
+pub(crate) const HEADER_SIZE: usize = 64 << 10;
 
-/// What some bytes are.
+/// The format of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ImageKind {
     Raw,
     Iso,
     Qcow2(Qcow2),
-    Packed(Compression),
+    Compressed(Compression),
 }
 
-/// Where which bytes give a format away that is not taken in.
-const REFUSED: [(usize, &[u8], &str); 12] = [
+/// Unsupported formats: offset, magic bytes and name.
+const UNSUPPORTED_FORMATS: [(usize, &[u8], &str); 12] = [
     (0, b"KDMV", "VMDK"),
     (0, b"COWD", "VMDK"),
     (0, b"# Disk DescriptorFile", "VMDK"),
@@ -36,34 +36,35 @@ const REFUSED: [(usize, &[u8], &str); 12] = [
     (0, b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop", "cloop"),
 ];
 
-/// Tells what the bytes are that begin with `head`, `size` bytes in all. [`Error::Invalid`] if they are nothing that
-/// anybody should use.
-pub(crate) fn look(head: &[u8], size: u64) -> Result<Kind> {
-    if let Some(name) = refused(head) {
-        return Err(refuse(&format!("the image has the format {name}, which is not taken in")));
+/// Detects the format of an image of `size` bytes that begins with `head`. [`Error::Invalid`] if it is not supported or
+/// not safe to use.
+pub(crate) fn detect(head: &[u8], size: u64) -> Result<ImageKind> {
+    if let Some(name) = unsupported(head) {
+        return Err(invalid(&format!("the image has the unsupported format {name}, convert it to qcow2")));
     }
     if head.starts_with(qcow2::MAGIC) {
-        return qcow2::read(head, size).map(Kind::Qcow2);
+        return qcow2::read(head, size).map(ImageKind::Qcow2);
     }
     if size == 0 {
-        return Err(refuse("the image is empty"));
+        return Err(invalid("the image is empty"));
     }
-    Ok(match packing(head) {
-        Some(packing) => Kind::Packed(packing),
-        None if has(head, 0x8001, b"CD001") => Kind::Iso,
-        None => Kind::Raw,
+    Ok(match compression_of(head) {
+        Some(compression) => ImageKind::Compressed(compression),
+        None if has(head, 0x8001, b"CD001") => ImageKind::Iso,
+        None => ImageKind::Raw,
     })
 }
 
-pub(crate) fn packing(head: &[u8]) -> Option<Compression> {
-    let packings =
+pub(crate) fn compression_of(head: &[u8]) -> Option<Compression> {
+    let compressions =
         [(b"\x1f\x8b\x08".as_slice(), Compression::Gzip), (b"\xfd7zXZ\0".as_slice(), Compression::Xz)];
-    packings.into_iter().find(|(magic, _)| head.starts_with(magic)).map(|(_, packing)| packing)
+    compressions.into_iter().find(|(magic, _)| head.starts_with(magic)).map(|(_, compression)| compression)
 }
 
-/// The name of the format, if it is one that is not taken in.
-fn refused(head: &[u8]) -> Option<&'static str> {
-    let found = REFUSED.into_iter().find(|(at, magic, _)| has(head, *at, magic)).map(|(_, _, name)| name);
+/// Returns the name of the format, if it is an unsupported one.
+fn unsupported(head: &[u8]) -> Option<&'static str> {
+    let found =
+        UNSUPPORTED_FORMATS.into_iter().find(|(at, magic, _)| has(head, *at, magic)).map(|(_, _, name)| name);
     found.or_else(|| is_descriptor(head).then_some("VMDK")).or_else(|| {
         let version =
             head.get(4..8).and_then(|bytes| <[u8; 4]>::try_from(bytes).ok()).map(u32::from_be_bytes);
@@ -71,23 +72,23 @@ fn refused(head: &[u8]) -> Option<&'static str> {
     })
 }
 
-/// Whether these bytes are the beginning of an image that may refer to other files.
-pub(crate) fn may_refer(head: &[u8]) -> bool {
-    refused(head).is_some() || head.starts_with(qcow2::MAGIC)
+/// Returns whether this is the beginning of an image that may refer to other files.
+pub(crate) fn may_refer_to_files(head: &[u8]) -> bool {
+    unsupported(head).is_some() || head.starts_with(qcow2::MAGIC)
 }
 
-/// Whether this is the text that describes a VMDK: a version behind comments and empty lines.
+/// Returns whether this is a VMDK descriptor: a version after comments and empty lines.
 fn is_descriptor(head: &[u8]) -> bool {
     let mut lines = head.split(|byte| *byte == b'\n');
-    let telling = lines.find(|line| !line.starts_with(b"#") && !line.trim_ascii().is_empty());
-    telling.is_some_and(|line| line.trim_ascii_start().starts_with(b"version="))
+    let first = lines.find(|line| !line.starts_with(b"#") && !line.trim_ascii().is_empty());
+    first.is_some_and(|line| line.trim_ascii_start().starts_with(b"version="))
 }
 
 fn has(head: &[u8], at: usize, magic: &[u8]) -> bool {
     head.get(at..).is_some_and(|rest| rest.starts_with(magic))
 }
 
-pub(super) fn refuse(why: &str) -> Error {
+pub(super) fn invalid(why: &str) -> Error {
     Error::Invalid(why.to_owned())
 }
 
@@ -101,26 +102,26 @@ mod tests {
         bytes
     }
 
-    fn kind(bytes: &[u8]) -> Result<Kind> {
-        look(&bytes[..bytes.len().min(HEAD)], bytes.len() as u64)
+    fn kind(bytes: &[u8]) -> Result<ImageKind> {
+        detect(&bytes[..bytes.len().min(HEADER_SIZE)], bytes.len() as u64)
     }
 
     #[test]
-    fn what_is_taken_in_is_told_apart() {
-        assert_eq!(kind(&[0; 512]).unwrap(), Kind::Raw);
-        assert_eq!(kind(b"x").unwrap(), Kind::Raw);
-        assert_eq!(kind(&padded(0x8001, b"CD001")).unwrap(), Kind::Iso);
-        assert_eq!(kind(&padded(0, b"\x1f\x8b\x08\0")).unwrap(), Kind::Packed(Compression::Gzip));
-        assert_eq!(kind(&padded(0, b"\xfd7zXZ\0")).unwrap(), Kind::Packed(Compression::Xz));
-        // The end of a file tells nothing: disk tools do not look there either.
+    fn detects_supported_formats() {
+        assert_eq!(kind(&[0; 512]).unwrap(), ImageKind::Raw);
+        assert_eq!(kind(b"x").unwrap(), ImageKind::Raw);
+        assert_eq!(kind(&padded(0x8001, b"CD001")).unwrap(), ImageKind::Iso);
+        assert_eq!(kind(&padded(0, b"\x1f\x8b\x08\0")).unwrap(), ImageKind::Compressed(Compression::Gzip));
+        assert_eq!(kind(&padded(0, b"\xfd7zXZ\0")).unwrap(), ImageKind::Compressed(Compression::Xz));
+        // Disk tools do not look for the footer of a VHD either.
         let mut fixed = vec![0; 1024];
         fixed[512..520].copy_from_slice(b"conectix");
-        assert_eq!(kind(&fixed).unwrap(), Kind::Raw);
+        assert_eq!(kind(&fixed).unwrap(), ImageKind::Raw);
     }
 
     #[test]
-    fn other_formats_are_refused_by_their_name() {
-        for (at, magic, name) in REFUSED {
+    fn refuses_unsupported_formats_by_name() {
+        for (at, magic, name) in UNSUPPORTED_FORMATS {
             let refusal = kind(&padded(at, magic)).unwrap_err().to_string();
             assert!(refusal.contains(name), "{name}: {refusal}");
         }
@@ -139,8 +140,16 @@ mod tests {
     }
 
     #[test]
-    fn what_may_refer_to_other_files_is_known() {
-        assert!(may_refer(b"QFI\xfb\0\0\0\x03") && may_refer(b"KDMV") && may_refer(b"version=1\n"));
-        assert!(!may_refer(&[0; 512]) && !may_refer(b"") && !may_refer(b"\x1f\x8b\x08"));
+    fn detects_formats_that_may_refer_to_other_files() {
+        assert!(
+            may_refer_to_files(b"QFI\xfb\0\0\0\x03")
+                && may_refer_to_files(b"KDMV")
+                && may_refer_to_files(b"version=1\n")
+        );
+        assert!(
+            !may_refer_to_files(&[0; 512])
+                && !may_refer_to_files(b"")
+                && !may_refer_to_files(b"\x1f\x8b\x08")
+        );
     }
 }

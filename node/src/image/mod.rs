@@ -1,9 +1,9 @@
-//! Disk images: the bytes of strangers. Our own reader looks first, then the tools of this machine do, locked in;
-//! callers only learn what we say about an image, never what a tool said.
+//! Disk images, which are untrusted. Our own parser inspects them first, then the host's tools in a sandbox. Errors
+//! contain our own words about an image, never the output of a tool.
 
 mod format;
-pub(crate) mod fresh;
 mod qcow2;
+pub(crate) mod qcow2_writer;
 mod sandbox;
 mod tools;
 
@@ -20,23 +20,23 @@ use muster_types::{Error, Result};
 use serde_json::Map;
 
 use crate::command::Commands;
-use crate::storage::{Scratch, failed};
-use format::{HEAD, Kind, refuse};
+use crate::files::{ScratchDir, failed};
+use format::{HEADER_SIZE, ImageKind, invalid};
 use tools::{Layers, Tools};
 
-/// What may be taken in, in bytes.
+/// The size limits of images, in bytes.
 #[derive(Debug, Clone, Copy)]
-struct Most {
+struct ImageLimits {
     size: u64,
     virtual_size: u64,
 }
 
-/// Looks at images and converts them.
+/// Inspects and converts images.
 #[derive(Debug)]
 pub(crate) struct Images {
-    most: Most,
+    limits: ImageLimits,
     tools: Result<Tools, String>,
-    /// Whether our own reader has the last word, and what is converted stays as it is.
+    /// Whether only our own parser inspects images, and conversions are the images themselves.
     simulated: bool,
 }
 
@@ -47,53 +47,53 @@ pub(crate) struct Disk<'a> {
     pub(crate) base: Option<&'a Path>,
 }
 
-/// Work on one image: where it may write, how much, and whether anybody still waits for it.
+/// The context of work on one image.
 pub(crate) struct Job {
-    pub(crate) scratch: Scratch,
-    /// How many more bytes the disk takes.
-    pub(crate) room: Box<dyn Fn() -> u64 + Send>,
-    pub(crate) given_up: Arc<AtomicBool>,
+    pub(crate) scratch: ScratchDir,
+    /// Returns the number of bytes that may still be written to the disk.
+    pub(crate) free_space: Box<dyn Fn() -> u64 + Send>,
+    pub(crate) cancelled: Arc<AtomicBool>,
 }
 
 impl Images {
-    /// Those of this machine.
+    /// Creates an instance that uses the tools of this host.
     pub(crate) fn new(commands: &Commands, settings: &Settings) -> Self {
         let tools = Tools::find(commands, &settings.image_user);
-        Self { most: Most::new(settings), tools, simulated: false }
+        Self { limits: ImageLimits::new(settings), tools, simulated: false }
     }
 
-    /// Those of a simulated node, which takes the tools of this machine for unpacking if it can.
+    /// Creates an instance for a simulated node, which uses the tools of this host for decompression if it has them.
     pub(crate) fn simulated() -> Self {
         let settings = Settings::defaults();
         let tools = Tools::shared(&settings.image_user);
-        Self { most: Most::new(&settings), tools, simulated: true }
+        Self { limits: ImageLimits::new(&settings), tools, simulated: true }
     }
 
-    /// Why this machine cannot do it.
+    /// Returns why this host cannot handle images, if it cannot.
     pub(crate) fn limit(&self) -> Option<String> {
-        self.tools.as_ref().err().map(|why| format!("looking at images needs {why}"))
+        self.tools.as_ref().err().map(|why| format!("inspecting images needs {why}"))
     }
 
     fn tools(&self) -> Result<&Tools> {
-        self.tools.as_ref().map_err(|why| Error::Unavailable(format!("looking at images needs {why}")))
+        self.tools.as_ref().map_err(|why| Error::Unavailable(format!("inspecting images needs {why}")))
     }
 
-    /// Says what an image is, or refuses it.
+    /// Inspects an image and refuses it if it is not safe to use.
     pub(crate) fn inspect(&self, file: &Path, job: &Job) -> Result<ImageFacts> {
         if self.simulated && self.tools.is_err() {
-            return self.facts_of(file);
+            return self.facts_from_header(file);
         }
         let (facts, file) = self.open(file, job)?;
         if !self.simulated {
             let tools = self.tools()?;
-            require_whole(&file, job)?;
+            require_complete(&file, job)?;
             tools.require_agreement(&file, &facts, job)?;
             if facts.format == ImageFormat::Qcow2 {
-                tools.require_sound(&file, job)?;
-                let head = tools.guest_head(&file, job)?;
-                if format::may_refer(&head) {
-                    return Err(refuse(
-                        "the image has an image inside, which could refer to any file of the host",
+                tools.require_consistent_tables(&file, job)?;
+                let head = tools.guest_header(&file, job)?;
+                if format::may_refer_to_files(&head) {
+                    return Err(invalid(
+                        "the image contains another image, which could refer to any file of the host",
                     ));
                 }
             }
@@ -101,12 +101,12 @@ impl Images {
         Ok(facts)
     }
 
-    /// The bytes of an image, unpacked.
+    /// Decompresses an image.
     pub(crate) fn unpack(&self, file: &Path, packing: Compression, job: &Job) -> Result<PathBuf> {
-        self.tools()?.unpack(file, packing, self.most.size, job)
+        self.tools()?.unpack(file, packing, self.limits.size, job)
     }
 
-    /// Makes the image that machines use; nothing if they use the file itself.
+    /// Converts an image for VMs; returns `None` if they use the file itself.
     pub(crate) fn convert(&self, file: &Path, facts: &ImageFacts, job: &Job) -> Result<Option<PathBuf>> {
         if self.simulated {
             return Ok(None);
@@ -114,34 +114,35 @@ impl Images {
         let tools = self.tools()?;
         let (found, opened) = self.open(file, job)?;
         if found.format != facts.format || found.virtual_size != facts.virtual_size {
-            return Err(refuse("the image is not what it was when it was looked at"));
+            return Err(invalid("the image changed since it was inspected"));
         }
         if facts.format == ImageFormat::Iso {
             return Ok((opened != file).then_some(opened));
         }
-        require_whole(&opened, job)?;
-        let made = tools.convert(&opened, facts, self.most.size, job)?;
-        self.require_made(&made, facts.virtual_size)?;
-        Ok(Some(made))
+        require_complete(&opened, job)?;
+        let output = tools.convert(&opened, facts, self.limits.size, job)?;
+        self.require_valid_output(&output, facts.virtual_size)?;
+        Ok(Some(output))
     }
 
-    /// The same for an image that holds only what differs from `base`.
-    pub(crate) fn join(&self, file: &Path, base: &Path, job: &Job) -> Result<Option<PathBuf>> {
+    /// Converts a thin image, which contains only the differences to `base`.
+    pub(crate) fn flatten(&self, file: &Path, base: &Path, job: &Job) -> Result<Option<PathBuf>> {
         if self.simulated {
             return Ok(None);
         }
-        let (facts, under) = (self.facts_of(file)?, self.facts_of(base)?);
+        let (facts, base_facts) = (self.facts_from_header(file)?, self.facts_from_header(base)?);
         if facts.format != ImageFormat::Qcow2 || facts.packing.is_some() {
-            return Err(refuse("the image is said to be a part of another and is none"));
+            return Err(invalid("the image is not a qcow2 image that can have a base"));
         }
-        require_whole(file, job)?;
-        let layers = Layers { top: file, base: Some((base, under.format)), virtual_size: facts.virtual_size };
-        let made = self.tools()?.join(&layers, self.most.size, job)?;
-        self.require_made(&made, facts.virtual_size)?;
-        Ok(Some(made))
+        require_complete(file, job)?;
+        let layers =
+            Layers { top: file, base: Some((base, base_facts.format)), virtual_size: facts.virtual_size };
+        let output = self.tools()?.flatten(&layers, self.limits.size, job)?;
+        self.require_valid_output(&output, facts.virtual_size)?;
+        Ok(Some(output))
     }
 
-    /// A copy of the disk of a machine that is off: its image, and the one that lies below if there is one.
+    /// Copies the disk of a stopped VM: its image, and the base of the image if there is one.
     pub(crate) fn copy_disk(
         &self,
         disk: &Disk<'_>,
@@ -149,60 +150,64 @@ impl Images {
         compress: bool,
         job: &Job,
     ) -> Result<PathBuf> {
-        let virtual_size = fresh::virtual_size(disk.top).map_err(failed("a disk cannot be looked at"))?;
-        let under = disk.base.map(|base| Ok((base, self.facts_of(base)?.format))).transpose()?;
-        let layers = Layers { top: disk.top, base: under, virtual_size };
-        let made = self.tools()?.copy(&layers, thin, compress, self.most.size, job)?;
-        self.require_made(&made, virtual_size)?;
-        Ok(made)
+        let virtual_size =
+            qcow2_writer::virtual_size(disk.top).map_err(failed("failed to inspect a disk"))?;
+        let base_facts =
+            disk.base.map(|base| Ok((base, self.facts_from_header(base)?.format))).transpose()?;
+        let layers = Layers { top: disk.top, base: base_facts, virtual_size };
+        let output = self.tools()?.copy(&layers, thin, compress, self.limits.size, job)?;
+        self.require_valid_output(&output, virtual_size)?;
+        Ok(output)
     }
 
-    fn require_made(&self, made: &Path, virtual_size: u64) -> Result<()> {
-        let found = self.facts_of(made)?;
+    fn require_valid_output(&self, output: &Path, virtual_size: u64) -> Result<()> {
+        let found = self.facts_from_header(output)?;
         if found.format != ImageFormat::Qcow2 || found.virtual_size != virtual_size {
-            return Err(Error::Internal("the conversion of an image is not what was asked for".into()));
+            return Err(Error::Internal(
+                "the conversion of an image has an unexpected format or size".into(),
+            ));
         }
         Ok(())
     }
 
-    /// What an image is by its first bytes, and where its unpacked bytes are.
+    /// Returns the facts about an image by its header, and the path of its decompressed content.
     fn open(&self, file: &Path, job: &Job) -> Result<(ImageFacts, PathBuf)> {
-        let facts = self.facts_of(file)?;
+        let facts = self.facts_from_header(file)?;
         let Some(packing) = facts.packing else { return Ok((facts, file.to_owned())) };
         let unpacked = self.unpack(file, packing, job)?;
-        let inside = self.facts_of(&unpacked)?;
-        if inside.packing.is_some() {
-            return Err(refuse("the image is packed twice"));
+        let inner = self.facts_from_header(&unpacked)?;
+        if inner.packing.is_some() {
+            return Err(invalid("the image is compressed twice"));
         }
-        Ok((ImageFacts { packing: Some(packing), ..inside }, unpacked))
+        Ok((ImageFacts { packing: Some(packing), ..inner }, unpacked))
     }
 
-    /// What a file is by its first bytes.
-    pub(crate) fn facts_of(&self, path: &Path) -> Result<ImageFacts> {
-        let file = File::open(path).map_err(failed("an image cannot be opened"))?;
-        let size = file.metadata().map_err(failed("an image cannot be looked at"))?.len();
+    /// Returns the facts about an image by its header.
+    pub(crate) fn facts_from_header(&self, path: &Path) -> Result<ImageFacts> {
+        let file = File::open(path).map_err(failed("failed to open an image"))?;
+        let size = file.metadata().map_err(failed("failed to inspect an image"))?.len();
         // Disk tools count in sectors.
         let sectors = size.next_multiple_of(512);
-        let (format, packing, virtual_size, further) = match format::look(&head(&file)?, size)? {
-            Kind::Raw => (ImageFormat::Raw, None, sectors, Map::new()),
-            Kind::Iso => (ImageFormat::Iso, None, sectors, Map::new()),
-            Kind::Qcow2(image) => (ImageFormat::Qcow2, None, image.virtual_size, image.further()),
-            Kind::Packed(packing) => (ImageFormat::Raw, Some(packing), sectors, Map::new()),
+        let (format, packing, virtual_size, further) = match format::detect(&read_header(&file)?, size)? {
+            ImageKind::Raw => (ImageFormat::Raw, None, sectors, Map::new()),
+            ImageKind::Iso => (ImageFormat::Iso, None, sectors, Map::new()),
+            ImageKind::Qcow2(image) => (ImageFormat::Qcow2, None, image.virtual_size, image.further()),
+            ImageKind::Compressed(packing) => (ImageFormat::Raw, Some(packing), sectors, Map::new()),
         };
-        if size > self.most.size {
-            return Err(refuse("the image is larger than MAX_IMAGE_SIZE_GB allows"));
+        if size > self.limits.size {
+            return Err(invalid("the image is larger than MAX_IMAGE_SIZE_GB allows"));
         }
         if virtual_size == 0 {
-            return Err(refuse("the image has a disk of no size"));
+            return Err(invalid("the image has a disk of size 0"));
         }
-        if virtual_size > self.most.virtual_size {
-            return Err(refuse("the image promises a larger disk than MAX_IMAGE_VIRTUAL_SIZE_GB allows"));
+        if virtual_size > self.limits.virtual_size {
+            return Err(invalid("the image has a larger disk than MAX_IMAGE_VIRTUAL_SIZE_GB allows"));
         }
         Ok(ImageFacts { format, packing, virtual_size, further })
     }
 }
 
-impl Most {
+impl ImageLimits {
     fn new(settings: &Settings) -> Self {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a limit in bytes")]
         let bytes = |gigabytes: f64| (gigabytes.max(0.0) * f64::from(1 << 30)) as u64;
@@ -213,34 +218,34 @@ impl Most {
     }
 }
 
-/// How a file is packed, if it is.
-pub(crate) fn packing(file: &File) -> Result<Option<Compression>> {
-    Ok(format::packing(&head(file)?))
+/// Returns how a file is compressed, if it is.
+pub(crate) fn compression_of(file: &File) -> Result<Option<Compression>> {
+    Ok(format::compression_of(&read_header(file)?))
 }
 
-/// Refuses an image that says where its data is, and does not have it there.
-fn require_whole(path: &Path, job: &Job) -> Result<()> {
-    let file = File::open(path).map_err(failed("an image cannot be opened"))?;
-    let size = file.metadata().map_err(failed("an image cannot be looked at"))?.len();
-    match format::look(&head(&file)?, size)? {
-        Kind::Qcow2(image) => {
-            let most = tools::most_unpacked(size, u64::MAX);
-            image.require_whole(&file, size, most, &|| !job.given_up.load(Ordering::Relaxed))
+/// Refuses an image whose tables refer to data beyond the end of the file.
+fn require_complete(path: &Path, job: &Job) -> Result<()> {
+    let file = File::open(path).map_err(failed("failed to open an image"))?;
+    let size = file.metadata().map_err(failed("failed to inspect an image"))?.len();
+    match format::detect(&read_header(&file)?, size)? {
+        ImageKind::Qcow2(image) => {
+            let max_unpacked = tools::max_unpacked_size(size, u64::MAX);
+            image.require_complete(&file, size, max_unpacked, &|| !job.cancelled.load(Ordering::Relaxed))
         }
-        Kind::Raw | Kind::Iso | Kind::Packed(_) => Ok(()),
+        ImageKind::Raw | ImageKind::Iso | ImageKind::Compressed(_) => Ok(()),
     }
 }
 
-/// The bytes that tell what a file is.
-fn head(file: &File) -> Result<Vec<u8>> {
-    let mut head = vec![0; HEAD];
+/// Reads the beginning of a file, which determines its format.
+fn read_header(file: &File) -> Result<Vec<u8>> {
+    let mut head = vec![0; HEADER_SIZE];
     let mut filled = 0;
-    while filled < HEAD {
+    while filled < HEADER_SIZE {
         match file.read_at(&mut head[filled..], filled as u64) {
             Ok(0) => break,
             Ok(came) => filled += came,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(failed("an image cannot be read")(error)),
+            Err(error) => return Err(failed("failed to read an image")(error)),
         }
     }
     head.truncate(filled);

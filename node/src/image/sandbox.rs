@@ -1,14 +1,15 @@
-//! Runs one program on the bytes of a stranger, so that it reaches nothing but those and one folder.
+//! Runs one program on an untrusted file, with access to nothing but that file and one directory. See
+//! docs/decisions/0026.
 //!
 //! ```text
-//! this thread ──▶ warden: new network, mounts, processes ──▶ program: another user, another root, limits
+//! this thread ──▶ supervisor: new namespaces ──▶ program: another user, another root, limits
 //! ```
 //!
-//! The warden only waits: it is the parent that the program dies with, and it dies with us. The program sees `/usr`,
-//! `/dev/null`, its input as `/in`, what that lies on as `/base` and its output folder as `/out`. As root it becomes `IMAGE_USER`; otherwise a user
-//! namespace is tried, in which it stays who we are without any right.
+//! The supervisor only waits: the program is killed when it exits, and it is killed when this thread exits. The program
+//! sees `/usr`, `/dev/null`, its input as `/in`, the base of that as `/base` and its output directory as `/out`. If we are
+//! root, it runs as `IMAGE_USER`; otherwise in a user namespace as the same user without any capability.
 
-#![allow(unsafe_code, reason = "between fork and exec there are only system calls")]
+#![allow(unsafe_code, reason = "only system calls are allowed between fork and exec")]
 
 use std::ffi::{CStr, CString};
 use std::fs::{self, File};
@@ -30,81 +31,85 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::command::wait_readable;
 
-/// How often a running program is looked after.
-const LOOK: Duration = Duration::from_millis(250);
+/// How often cancellation and timeout of a running program are checked.
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Memory of a program: what unpacking may take, and as much again for threads that reserve it and never use it.
-const MEMORY: u64 = 2 << 30;
+/// The address space of a program: twice what decompression may take, as threads reserve memory that they never use.
+const MEMORY_LIMIT: u64 = 2 << 30;
 
-/// Between fork and exec, where the old root is.
+/// The exit code if the supervisor itself was killed by a signal.
+const SUPERVISOR_KILLED: i32 = 128;
+
+/// The path of the old root between `pivot_root` and exec.
 const OLD_ROOT: &CStr = c"/old";
 
-/// A way to run programs.
+/// The user that programs run as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Identity {
-    /// We are root and become this user.
-    Other(Uid, Gid),
-    /// We are not, and stay who we are.
-    Same(Uid, Gid),
+    /// We are root and switch to this user.
+    SwitchTo(Uid, Gid),
+    /// We are not root and keep our user, in a user namespace.
+    Keep(Uid, Gid),
 }
 
-/// Where programs of this machine run on the bytes of strangers.
+/// Runs the image tools of this host on untrusted files.
 #[derive(Debug, Clone)]
 pub(crate) struct Sandbox {
     identity: Identity,
 }
 
-/// What shall run.
-pub(crate) struct Order<'a> {
+/// A program to run and its limits.
+pub(crate) struct SandboxCommand<'a> {
     pub(crate) program: &'a Path,
     pub(crate) arguments: &'a [&'a str],
-    /// What it sees as `/in`.
+    /// The file that it sees as `/in`.
     pub(crate) input: Option<&'a Path>,
-    /// What it sees as `/base`.
+    /// The file that it sees as `/base`.
     pub(crate) base: Option<&'a Path>,
-    /// What it sees as `/out`.
+    /// The directory that it sees as `/out`.
     pub(crate) output: Option<&'a Path>,
     pub(crate) stdin: Option<File>,
     pub(crate) stdout: File,
     pub(crate) stderr: File,
-    /// The most that it may write to one file.
+    /// The maximum size of a file that it writes.
     pub(crate) file_size: u64,
-    /// How long it may take, of processors and of time.
-    pub(crate) limit: Duration,
-    /// Whether it shall go on; asked again and again.
-    pub(crate) go_on: &'a dyn Fn() -> bool,
+    /// The limit of both CPU time and wall-clock time.
+    pub(crate) timeout: Duration,
+    /// Polled while the program runs; it is killed if this returns `false`.
+    pub(crate) should_continue: &'a dyn Fn() -> bool,
 }
 
 /// How a program ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
-    /// By itself. A signal counts as 128 and its number.
+pub(crate) enum SandboxExit {
+    /// It exited. A signal counts as 128 plus its number.
     Code(i32),
-    TooLate,
-    /// It was not to go on.
-    Stopped,
+    TimedOut,
+    /// `should_continue` returned `false`.
+    Cancelled,
 }
 
 impl Sandbox {
-    /// Finds a way that works here, or says why there is none.
+    /// Creates a sandbox and probes it, or returns why it does not work on this host.
     pub(crate) fn find(user: &str) -> Result<Self, String> {
         let (uid, gid) = (Uid::effective(), Gid::effective());
-        let root = || -> Result<Self, String> {
-            let found = User::from_name(user).ok().flatten();
+        let switch_user = || -> Result<Self, String> {
+            let found = User::from_name(user)
+                .map_err(|error| format!("the user {user} (IMAGE_USER), who cannot be looked up: {error}"))?;
             let found = found.ok_or_else(|| format!("the user {user} (IMAGE_USER) does not exist"))?;
             if found.uid.is_root() || found.gid.as_raw() == 0 {
-                return Err(format!("the user {user} (IMAGE_USER) must have no rights"));
+                return Err(format!("the user {user} (IMAGE_USER) must not be root or in the group root"));
             }
-            Self { identity: Identity::Other(found.uid, found.gid) }.tried()
+            Self { identity: Identity::SwitchTo(found.uid, found.gid) }.probed()
         };
-        let own = || Self { identity: Identity::Same(uid, gid) }.tried();
-        if uid.is_root() { root() } else { own() }
+        let same_user = || Self { identity: Identity::Keep(uid, gid) }.probed();
+        if uid.is_root() { switch_user() } else { same_user() }
     }
 
-    fn tried(self) -> Result<Self, String> {
+    fn probed(self) -> Result<Self, String> {
         let null = || File::options().read(true).write(true).open("/dev/null");
-        let tried = null().and_then(|stdout| {
-            self.run(Order {
+        let result = null().and_then(|stdout| {
+            self.run(SandboxCommand {
                 program: Path::new("/usr/bin/true"),
                 arguments: &[],
                 input: None,
@@ -114,46 +119,46 @@ impl Sandbox {
                 stdout,
                 stderr: null()?,
                 file_size: 0,
-                limit: Duration::from_secs(20),
-                go_on: &|| true,
+                timeout: Duration::from_secs(20),
+                should_continue: &|| true,
             })
         });
-        let rights = match self.identity {
-            Identity::Other(..) => "namespaces, which root has with CAP_SYS_ADMIN",
-            Identity::Same(..) => "root, or user namespaces for everybody",
+        let requirement = match self.identity {
+            Identity::SwitchTo(..) => "CAP_SYS_ADMIN to create namespaces",
+            Identity::Keep(..) => "root, or unprivileged user namespaces",
         };
-        match tried {
-            Ok(End::Code(0)) => Ok(self),
-            Ok(end) => Err(format!("a program cannot be locked in ({end:?})")),
-            Err(error) => Err(format!("locking a program in needs {rights}: {error}")),
+        match result {
+            Ok(SandboxExit::Code(0)) => Ok(self),
+            Ok(end) => Err(format!("the image sandbox does not work ({end:?})")),
+            Err(error) => Err(format!("the image sandbox needs {requirement}: {error}")),
         }
     }
 
-    /// The user that owns what a program writes to `/out`.
+    /// Returns the owner of the files that a program writes to `/out`.
     pub(crate) fn owner(&self) -> (u32, u32) {
-        let (Identity::Other(uid, gid) | Identity::Same(uid, gid)) = self.identity;
+        let (Identity::SwitchTo(uid, gid) | Identity::Keep(uid, gid)) = self.identity;
         (uid.as_raw(), gid.as_raw())
     }
 
-    /// Runs a program. This thread waits for it: the program dies with the thread.
-    pub(crate) fn run(&self, order: Order<'_>) -> io::Result<End> {
-        let plan = Plan::new(self.identity, &order)?;
-        let mut command = Command::new(order.program);
+    /// Runs a program and waits for it. The program is killed if this thread exits.
+    pub(crate) fn run(&self, spec: SandboxCommand<'_>) -> io::Result<SandboxExit> {
+        let setup = SandboxSetup::new(self.identity, &spec)?;
+        let mut command = Command::new(spec.program);
         command
-            .args(order.arguments)
+            .args(spec.arguments)
             .env_clear()
             .env("LC_ALL", "C")
             .env("PATH", "/usr/bin")
-            // Each thread would reserve memory of its own otherwise, which counts.
+            // Otherwise each thread reserves its own arena, which counts towards the limit.
             .env("MALLOC_ARENA_MAX", "2")
-            .stdin(order.stdin.map_or_else(Stdio::null, Stdio::from))
-            .stdout(order.stdout)
-            .stderr(order.stderr);
-        // SAFETY: `lock_in` makes system calls only; everything it needs was allocated before the fork.
-        unsafe { command.pre_exec(move || plan.lock_in().map_err(io::Error::from)) };
+            .stdin(spec.stdin.map_or_else(Stdio::null, Stdio::from))
+            .stdout(spec.stdout)
+            .stderr(spec.stderr);
+        // SAFETY: `enter` only makes system calls; everything it needs was allocated before the fork.
+        unsafe { command.pre_exec(move || setup.enter().map_err(io::Error::from)) };
         let mut child = command.spawn()?;
-        let end = wait(&mut child, order.limit, order.go_on);
-        if !matches!(end, Ok(End::Code(_))) {
+        let end = wait(&mut child, spec.timeout, spec.should_continue);
+        if !matches!(end, Ok(SandboxExit::Code(_))) {
             child.kill()?;
             child.wait()?;
         }
@@ -161,85 +166,88 @@ impl Sandbox {
     }
 }
 
-fn wait(child: &mut Child, limit: Duration, go_on: &dyn Fn() -> bool) -> io::Result<End> {
-    let deadline = Instant::now() + limit;
+fn wait(child: &mut Child, timeout: Duration, should_continue: &dyn Fn() -> bool) -> io::Result<SandboxExit> {
+    let deadline = Instant::now() + timeout;
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let process = pidfd_open(pid.ok_or(io::ErrorKind::NotFound)?, PidfdFlags::empty())?;
     loop {
-        if wait_readable(&process, LOOK)? {
-            return Ok(End::Code(child.wait()?.code().unwrap_or(128)));
+        if wait_readable(&process, POLL_INTERVAL)? {
+            return Ok(SandboxExit::Code(child.wait()?.code().unwrap_or(SUPERVISOR_KILLED)));
         }
         if Instant::now() >= deadline {
-            return Ok(End::TooLate);
+            return Ok(SandboxExit::TimedOut);
         }
-        if !go_on() {
-            return Ok(End::Stopped);
+        if !should_continue() {
+            return Ok(SandboxExit::Cancelled);
         }
     }
 }
 
-/// One thing that the new root is made of.
+/// An entry of the new root directory.
 #[derive(Debug)]
-enum Part {
+enum RootEntry {
     Folder(CString),
     Link { to: CString, at: CString },
-    Bind { from: CString, at: CString, folder: bool, how: MsFlags, flags: MsFlags },
+    Bind { from: CString, at: CString, folder: bool, bind_flags: MsFlags, flags: MsFlags },
 }
 
 /// Everything that is needed between fork and exec.
 #[derive(Debug)]
-struct Plan {
+struct SandboxSetup {
     identity: Identity,
-    parts: Vec<Part>,
-    /// An existing folder over which the new root is mounted.
+    entries: Vec<RootEntry>,
+    /// An existing directory over which the new root is mounted.
     mountpoint: CString,
     limits: Vec<(Resource, u64)>,
-    /// For the user namespace.
+    /// The files that set up the user namespace, and their contents.
     maps: [(&'static CStr, Vec<u8>); 3],
     parent: libc::pid_t,
 }
 
-impl Plan {
-    fn new(identity: Identity, order: &Order<'_>) -> io::Result<Self> {
-        let mut parts = Vec::new();
+impl SandboxSetup {
+    fn new(identity: Identity, spec: &SandboxCommand<'_>) -> io::Result<Self> {
+        let mut entries = Vec::new();
         let closed = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
         let data = closed | MsFlags::MS_NOEXEC;
-        // In a user namespace nobody may look at what is beneath another mount.
-        let shallow = matches!(identity, Identity::Other(..));
-        // Programs and libraries, as they are on this machine: links where folders were merged.
+        // In a user namespace a bind mount must not reveal what is below another mount.
+        let non_recursive = matches!(identity, Identity::SwitchTo(..));
+        // Programs and libraries, as on the host: symbolic links on a merged `/usr`.
         for name in ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"] {
             let path = Path::new("/").join(name);
             match fs::symlink_metadata(&path) {
                 Ok(found) if found.is_symlink() => {
-                    parts.push(Part::Link { to: text(&fs::read_link(&path)?)?, at: text(&path)? });
+                    entries.push(RootEntry::Link {
+                        to: c_string(&fs::read_link(&path)?)?,
+                        at: c_string(&path)?,
+                    });
                 }
                 Ok(found) if found.is_dir() => {
-                    let part = Part::bind(&path, &path, true, closed | MsFlags::MS_RDONLY)?;
-                    parts.push(if shallow { part } else { part.with_what_is_below() });
+                    let entry = RootEntry::bind(&path, &path, true, closed | MsFlags::MS_RDONLY)?;
+                    entries.push(if non_recursive { entry } else { entry.recursive() });
                 }
                 _ => {}
             }
         }
         let null = Path::new("/dev/null");
-        parts.push(Part::Folder(text(Path::new("/dev"))?));
-        parts.push(Part::bind(null, null, false, MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC)?);
-        for (input, at) in [(order.input, "/in"), (order.base, "/base")] {
+        entries.push(RootEntry::Folder(c_string(Path::new("/dev"))?));
+        entries.push(RootEntry::bind(null, null, false, MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC)?);
+        for (input, at) in [(spec.input, "/in"), (spec.base, "/base")] {
             if let Some(input) = input {
-                parts.push(Part::bind(input, Path::new(at), false, data | MsFlags::MS_RDONLY)?);
+                entries.push(RootEntry::bind(input, Path::new(at), false, data | MsFlags::MS_RDONLY)?);
             }
         }
-        if let Some(output) = order.output {
-            parts.push(Part::bind(output, Path::new("/out"), true, data)?);
+        if let Some(output) = spec.output {
+            entries.push(RootEntry::bind(output, Path::new("/out"), true, data)?);
         }
-        let (Identity::Other(uid, gid) | Identity::Same(uid, gid)) = identity;
+        let (Identity::SwitchTo(uid, gid) | Identity::Keep(uid, gid)) = identity;
         Ok(Self {
             identity,
-            parts,
-            mountpoint: text(&fs::canonicalize("/tmp")?)?,
+            entries,
+            mountpoint: c_string(&fs::canonicalize("/tmp")?)?,
             limits: vec![
-                (Resource::RLIMIT_AS, MEMORY),
-                (Resource::RLIMIT_CPU, order.limit.as_secs().max(1)),
-                (Resource::RLIMIT_FSIZE, order.file_size),
+                (Resource::RLIMIT_AS, MEMORY_LIMIT),
+                (Resource::RLIMIT_CPU, spec.timeout.as_secs().max(1)),
+                (Resource::RLIMIT_FSIZE, spec.file_size),
                 (Resource::RLIMIT_NOFILE, 64),
                 (Resource::RLIMIT_CORE, 0),
             ],
@@ -253,42 +261,42 @@ impl Plan {
         })
     }
 
-    /// What happens between fork and exec. Nothing here may allocate: other threads may hold the allocator's locks.
-    fn lock_in(&self) -> Result<(), Errno> {
+    /// Runs between fork and exec. Nothing here may allocate: other threads may have held the allocator's locks.
+    fn enter(&self) -> Result<(), Errno> {
         die_with_parent()?;
         // SAFETY: always succeeds.
         if unsafe { libc::getppid() } != self.parent {
             return Err(Errno::ESRCH);
         }
-        // Whatever ours is: the program is not the owner of the folders made here.
+        // The program does not own the directories created here, whatever our umask is.
         // SAFETY: always succeeds.
         unsafe { libc::umask(0o022) };
-        let own = CloneFlags::CLONE_NEWNS
+        let namespaces = CloneFlags::CLONE_NEWNS
             | CloneFlags::CLONE_NEWNET
             | CloneFlags::CLONE_NEWIPC
             | CloneFlags::CLONE_NEWUTS
             | CloneFlags::CLONE_NEWPID;
         match self.identity {
-            Identity::Other(..) => unshare(own)?,
-            Identity::Same(..) => {
-                unshare(own | CloneFlags::CLONE_NEWUSER)?;
+            Identity::SwitchTo(..) => unshare(namespaces)?,
+            Identity::Keep(..) => {
+                unshare(namespaces | CloneFlags::CLONE_NEWUSER)?;
                 self.maps.iter().try_for_each(|(path, text)| write(path, text))?;
             }
         }
-        leave_warden()?;
+        fork_into_pid_namespace()?;
         self.mount()?;
         for (resource, limit) in &self.limits {
             let limit = getrlimit(*resource)?.1.min(*limit);
             setrlimit(*resource, limit, limit)?;
         }
-        self.drop_rights()?;
-        // After the rights are dropped, which would undo it.
+        self.drop_privileges()?;
+        // Again, since changing the user resets it.
         die_with_parent()
     }
 
     fn mount(&self) -> Result<(), Errno> {
-        let nothing: Option<&CStr> = None;
-        mount(nothing, c"/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing)?;
+        let none: Option<&CStr> = None;
+        mount(none, c"/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
         let closed = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
         let tmpfs = Some(c"tmpfs");
         mount(tmpfs, self.mountpoint.as_c_str(), tmpfs, closed, Some(c"size=1m,mode=755"))?;
@@ -296,98 +304,93 @@ impl Plan {
         nix::unistd::mkdir(c"old", Mode::S_IRWXU)?;
         nix::unistd::pivot_root(c".", c"old")?;
         nix::unistd::chdir(c"/")?;
-        self.parts.iter().try_for_each(Part::make)?;
+        self.entries.iter().try_for_each(RootEntry::make)?;
         umount2(OLD_ROOT, MntFlags::MNT_DETACH)?;
-        // SAFETY: a path that ends with a zero.
+        // SAFETY: a NUL-terminated path.
         Errno::result(unsafe { libc::rmdir(OLD_ROOT.as_ptr()) })?;
-        mount(nothing, c"/", nothing, MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | closed, nothing)
+        mount(none, c"/", none, MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | closed, none)
     }
 
-    fn drop_rights(&self) -> Result<(), Errno> {
-        // The kernel knows up to 64; the first that it does not know ends it.
-        // SAFETY: only numbers are passed.
-        let drop = |right: libc::c_ulong| unsafe { libc::prctl(libc::PR_CAPBSET_DROP, right, 0, 0, 0) };
-        for right in 0..64 {
-            if drop(right) != 0 {
+    fn drop_privileges(&self) -> Result<(), Errno> {
+        // The kernel has at most 64 capabilities; the first unknown one ends the loop.
+        // SAFETY: only integers are passed.
+        let drop =
+            |capability: libc::c_ulong| unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
+        for capability in 0..64 {
+            if drop(capability) != 0 {
                 match (Errno::last(), self.identity) {
-                    // Who is not root and gains nothing has no use for what is left.
-                    (Errno::EINVAL, _) | (Errno::EPERM, Identity::Other(..)) => break,
+                    // A process that is not root and cannot gain privileges has no use for the rest.
+                    (Errno::EINVAL, _) | (Errno::EPERM, Identity::SwitchTo(..)) => break,
                     (error, _) => return Err(error),
                 }
             }
         }
-        if let Identity::Other(uid, gid) = self.identity {
-            // The plain system calls: those of the library speak with other threads.
+        if let Identity::SwitchTo(uid, gid) = self.identity {
+            // Plain system calls: libc's wrappers synchronise with other threads.
             let (uid, gid) = (uid.as_raw(), gid.as_raw());
-            // SAFETY: no list, and only numbers.
+            // SAFETY: an empty list, and only integers.
             Errno::result(unsafe { libc::syscall(libc::SYS_setgroups, 0, 0) })?;
-            // SAFETY: only numbers are passed.
+            // SAFETY: only integers are passed.
             Errno::result(unsafe { libc::syscall(libc::SYS_setresgid, gid, gid, gid) })?;
-            // SAFETY: only numbers are passed.
+            // SAFETY: only integers are passed.
             Errno::result(unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) })?;
         }
-        // SAFETY: only numbers are passed.
-        Errno::result(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }).map(drop_result)
+        // SAFETY: only integers are passed.
+        Errno::result(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }).map(discard)
     }
 }
 
-fn drop_result(_: libc::c_int) {}
+fn discard(_: libc::c_int) {}
 
-impl Part {
+impl RootEntry {
     fn bind(from: &Path, at: &Path, folder: bool, flags: MsFlags) -> io::Result<Self> {
-        // A link would lead elsewhere once the root is another.
+        // A symbolic link would have another target in the new root.
         let from = fs::canonicalize(from)?;
         let below = |path: &Path| path.strip_prefix("/").map_or_else(|_| path.to_owned(), Path::to_owned);
-        let from = text(&Path::new("/old").join(below(&from)))?;
-        Ok(Self::Bind { from, at: text(at)?, folder, how: MsFlags::MS_BIND, flags })
+        let from = c_string(&Path::new("/old").join(below(&from)))?;
+        Ok(Self::Bind { from, at: c_string(at)?, folder, bind_flags: MsFlags::MS_BIND, flags })
     }
 
-    fn with_what_is_below(mut self) -> Self {
-        if let Self::Bind { how, .. } = &mut self {
-            how.insert(MsFlags::MS_REC);
+    fn recursive(mut self) -> Self {
+        if let Self::Bind { bind_flags, .. } = &mut self {
+            bind_flags.insert(MsFlags::MS_REC);
         }
         self
     }
 
     fn make(&self) -> Result<(), Errno> {
-        let nothing: Option<&CStr> = None;
+        let none: Option<&CStr> = None;
         let make = |at: &CString| nix::unistd::mkdir(at.as_c_str(), Mode::from_bits_truncate(0o755));
         match self {
             Self::Folder(at) => make(at),
             Self::Link { to, at } => {
-                // SAFETY: two paths that end with a zero.
-                Errno::result(unsafe { libc::symlink(to.as_ptr(), at.as_ptr()) }).map(drop_result)
+                // SAFETY: two NUL-terminated paths.
+                Errno::result(unsafe { libc::symlink(to.as_ptr(), at.as_ptr()) }).map(discard)
             }
-            Self::Bind { from, at, folder, how, flags } => {
+            Self::Bind { from, at, folder, bind_flags, flags } => {
                 if *folder {
                     make(at)?;
                 } else {
-                    // SAFETY: a path that ends with a zero, and numbers.
+                    // SAFETY: a NUL-terminated path, and integers.
                     Errno::result(unsafe { libc::mknod(at.as_ptr(), libc::S_IFREG | 0o644, 0) })?;
                 }
-                mount(Some(from.as_c_str()), at.as_c_str(), nothing, *how, nothing)?;
-                mount(
-                    nothing,
-                    at.as_c_str(),
-                    nothing,
-                    MsFlags::MS_REMOUNT | MsFlags::MS_BIND | *flags,
-                    nothing,
-                )
+                mount(Some(from.as_c_str()), at.as_c_str(), none, *bind_flags, none)?;
+                mount(none, at.as_c_str(), none, MsFlags::MS_REMOUNT | MsFlags::MS_BIND | *flags, none)
             }
         }
     }
 }
 
-/// Leaves the warden behind: goes on as its child, the first process of the new namespace. The warden ends as that
-/// does.
-fn leave_warden() -> Result<(), Errno> {
-    // SAFETY: a fork without the library's preparations; this process has one thread and only makes system calls.
+/// Continues in a child, which is the first process of the new PID namespace. The parent becomes the supervisor, which
+/// waits for it and exits with its status.
+fn fork_into_pid_namespace() -> Result<(), Errno> {
+    // SAFETY: a fork without libc's preparations; this process has one thread and only makes system calls.
     let child = Errno::result(unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) })?;
     if child == 0 {
         return Ok(());
     }
-    // SAFETY: the files are not used any more; who started us waits until they are closed. Nothing of this process
-    // runs after the end.
+    // SAFETY: the files are not used after this; the caller of `spawn` waits until they are closed. Nothing of this
+    // process runs after `_exit`.
     unsafe {
         libc::syscall(libc::SYS_close_range, 0, u32::MAX, 0);
         let mut status = 0;
@@ -399,8 +402,8 @@ fn leave_warden() -> Result<(), Errno> {
 }
 
 fn die_with_parent() -> Result<(), Errno> {
-    // SAFETY: only numbers are passed.
-    Errno::result(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) }).map(drop_result)
+    // SAFETY: only integers are passed.
+    Errno::result(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) }).map(discard)
 }
 
 fn write(path: &CStr, text: &[u8]) -> Result<(), Errno> {
@@ -413,156 +416,15 @@ fn write(path: &CStr, text: &[u8]) -> Result<(), Errno> {
     }
 }
 
-fn text(path: &Path) -> io::Result<CString> {
+fn c_string(path: &Path) -> io::Result<CString> {
     Ok(CString::new(path.as_os_str().as_bytes())?)
 }
 
 /// Where a program is within the sandbox, if it is there at all.
-pub(crate) fn inside(program: &Path) -> Option<PathBuf> {
+pub(crate) fn path_in_sandbox(program: &Path) -> Option<PathBuf> {
     let path = fs::canonicalize(program).ok()?;
     ["/usr", "/bin", "/sbin"].iter().any(|folder| path.starts_with(folder)).then_some(path)
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::{MetadataExt, PermissionsExt};
-
-    use super::*;
-
-    /// A sandbox with an input and an output folder.
-    struct Yard {
-        sandbox: Sandbox,
-        folder: tempfile::TempDir,
-    }
-
-    impl Yard {
-        fn new() -> Option<Self> {
-            let sandbox = match Sandbox::find("nobody") {
-                Ok(sandbox) => sandbox,
-                Err(why) => {
-                    muster_testing::skipped(&why);
-                    return None;
-                }
-            };
-            let folder = tempfile::tempdir().unwrap();
-            let path = |name: &str| folder.path().join(name);
-            fs::write(path("input"), "the input").unwrap();
-            fs::set_permissions(path("input"), fs::Permissions::from_mode(0o444)).unwrap();
-            fs::write(path("secret"), "the secret").unwrap();
-            fs::create_dir(path("out")).unwrap();
-            let (uid, gid) = sandbox.owner();
-            std::os::unix::fs::chown(path("out"), Some(uid), Some(gid)).unwrap();
-            fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
-            Some(Self { sandbox, folder })
-        }
-
-        fn path(&self, name: &str) -> PathBuf {
-            self.folder.path().join(name)
-        }
-
-        fn run(&self, script: &str, limit: Duration, go_on: &dyn Fn() -> bool) -> (End, String) {
-            let end = self.sandbox.run(Order {
-                program: Path::new("/usr/bin/sh"),
-                arguments: &["-c", script],
-                input: Some(&self.path("input")),
-                base: None,
-                output: Some(&self.path("out")),
-                stdin: None,
-                stdout: File::create(self.path("stdout")).unwrap(),
-                stderr: File::create(self.path("stderr")).unwrap(),
-                file_size: 1 << 20,
-                limit,
-                go_on,
-            });
-            let said = ["stdout", "stderr"].map(|name| fs::read_to_string(self.path(name)).unwrap()).concat();
-            (end.unwrap(), said)
-        }
-
-        fn says(&self, script: &str) -> String {
-            let (end, said) = self.run(script, Duration::from_secs(20), &|| true);
-            assert_eq!(end, End::Code(0), "{script}: {said}");
-            said.trim().to_owned()
-        }
-
-        fn refuses(&self, script: &str) {
-            let (end, said) = self.run(script, Duration::from_secs(20), &|| true);
-            assert!(matches!(end, End::Code(1..)), "{script}: {end:?} {said}");
-        }
-    }
-
-    #[test]
-    fn a_program_sees_its_input_and_its_output_and_nothing_else() {
-        let Some(yard) = Yard::new() else { return };
-        assert_eq!(yard.says("cat /in"), "the input");
-        assert_eq!(
-            yard.says("ls -A /").replace("libx32\n", "").replace("lib32\n", ""),
-            "bin\ndev\nin\nlib\nlib64\nout\nsbin\nusr"
-        );
-        yard.refuses(&format!("cat {}", yard.path("secret").display()));
-        for script in ["echo x > /in", "echo x > /x", "touch /usr/x", "rm /in", "mkdir /out/../x", "ls /old"]
-        {
-            yard.refuses(script);
-        }
-        for host in ["/etc/passwd", "/proc/self/status", "/sys/kernel", "/dev/vda", "/root", "/tmp", "/run"] {
-            yard.refuses(&format!("ls {host}"));
-        }
-        yard.says("echo made > /out/made");
-        let made = fs::metadata(yard.path("out/made")).unwrap();
-        assert_eq!((made.uid(), made.gid()), yard.sandbox.owner());
-        assert_eq!(fs::read_to_string(yard.path("input")).unwrap(), "the input");
-    }
-
-    #[test]
-    fn a_program_has_no_rights_no_network_and_no_neighbours() {
-        let Some(yard) = Yard::new() else { return };
-        let (uid, gid) = yard.sandbox.owner();
-        assert_eq!(yard.says("id -u; id -g"), format!("{uid}\n{gid}"));
-        assert_eq!(yard.says("echo $$"), "1");
-        // Perl is on every Debian system, and speaks to the kernel.
-        let connect = "use Socket; socket(S, PF_INET, SOCK_STREAM, 0) or exit 0; \
-                       exit(connect(S, sockaddr_in(22, inet_aton('127.0.0.1'))) ? 1 : 0)";
-        yard.says(&format!("perl -e \"{connect}\""));
-        for script in ["mount -t tmpfs x /out", "chown 0 /out", "unshare -m true && mount -t tmpfs x /out"] {
-            yard.refuses(script);
-        }
-        // A program that would give rights gives none.
-        assert_eq!(
-            yard.says("test ! -u /usr/bin/su || su -c id </dev/null 2>&1 | grep -c uid=0 || true").trim(),
-            "0"
-        );
-        assert_eq!(yard.says("ulimit -c; ulimit -n; ulimit -v"), format!("0\n64\n{}", MEMORY / 1024));
-    }
-
-    #[test]
-    fn a_program_that_takes_too_much_is_stopped() {
-        let Some(yard) = Yard::new() else { return };
-        let long = Duration::from_secs(20);
-        let (end, _) = yard.run("exec cat /usr/bin/* > /out/large", long, &|| true);
-        // The first process of a namespace is not killed by the signal, and gets an error.
-        assert_eq!(end, End::Code(1));
-        assert_eq!(fs::metadata(yard.path("out/large")).unwrap().len(), 1 << 20);
-        let (end, _) = yard.run("exec sleep 600", Duration::from_millis(300), &|| true);
-        assert_eq!(end, End::TooLate);
-        let (end, _) = yard.run("sleep 600 & exec sleep 600", long, &|| false);
-        assert_eq!(end, End::Stopped);
-        let (end, _) = yard.run("while :; do :; done", Duration::from_secs(1), &|| true);
-        assert!(matches!(end, End::TooLate | End::Code(137 | 152)), "{end:?}");
-        let (end, said) = yard.run("perl -e '$x = \"x\" x (3 << 30)'", long, &|| true);
-        assert!(matches!(end, End::Code(1..)), "{end:?} {said}");
-    }
-
-    #[test]
-    fn a_user_without_a_name_or_with_rights_is_refused() {
-        if !Uid::effective().is_root() {
-            return muster_testing::skipped("root");
-        }
-        assert!(Sandbox::find("nobody-at-all").unwrap_err().contains("does not exist"));
-        assert!(Sandbox::find("root").unwrap_err().contains("no rights"));
-    }
-
-    #[test]
-    fn only_programs_of_the_system_are_inside() {
-        assert_eq!(inside(Path::new("/bin/sh")).unwrap().parent(), Some(Path::new("/usr/bin")));
-        assert_eq!(inside(Path::new("/etc/passwd")), None);
-    }
-}
+mod tests;

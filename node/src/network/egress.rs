@@ -1,4 +1,5 @@
-//! The bridge where routers meet the world. All networks of a node share it; it is there while one needs it.
+//! The egress bridge, which connects routers to the external network. All networks of a host share it; it exists while
+//! one of them needs it.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -8,35 +9,35 @@ use muster_types::network::{EgressPlan, FLOATING};
 use muster_types::{Error, Result};
 
 use super::names::{self, EGRESS_TABLE, marker};
-use super::netlink::Socket;
+use super::netlink::NetlinkSocket;
 use super::nftables::{self, Family, fingerprint};
-use super::view::{self, Link, Snapshot};
-use super::{Networks, changes, lock, namespace, rules, server};
+use super::observed::{self, HostSnapshot, Link};
+use super::{Networks, changes, dnsmasq_process, namespace, rules};
 use crate::command::{COMMAND_TIMEOUT, Tool};
 
-/// How often bridges are looked for and removed.
-const ROUNDS: usize = 3;
+/// The maximum number of attempts at removing all unused bridges.
+const MAX_PASSES: usize = 3;
 
-/// The file that says which rule set is in force, so that a restart need not replace it.
-const RULES: &str = "egress-rules";
+/// The file with the fingerprints of the applied rule set, so that a restart does not replace it.
+const RULES_FILE: &str = "egress-rules";
 
-/// What is remembered of the way out.
+/// In-memory state of the egress bridge.
 #[derive(Debug, Default)]
-pub(crate) struct State {
-    /// How many passes rely on it just now.
+pub(crate) struct EgressState {
+    /// The number of reconcile passes that use it at the moment.
     users: usize,
     /// Whether the file was read.
     read: bool,
-    /// Fingerprints of the rule set's text and of what the kernel made of it.
+    /// Fingerprints of the rule set's text and of the resulting table in the kernel.
     rules: Option<[u64; 2]>,
-    /// When that was last compared, in changes of rule sets.
+    /// The generation of the kernel's rule sets at the last comparison.
     generation: Option<u32>,
 }
 
-impl State {
+impl EgressState {
     fn read(&mut self) {
         if !self.read {
-            let text = fs::read_to_string(names::common_folder().join(RULES)).unwrap_or_default();
+            let text = fs::read_to_string(names::common_folder().join(RULES_FILE)).unwrap_or_default();
             let numbers: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
             self.rules = numbers.try_into().ok();
             self.read = true;
@@ -47,84 +48,89 @@ impl State {
         let folder = names::common_folder();
         match self.rules {
             Some([text, table]) => {
-                fs::create_dir_all(folder)
-                    .map_err(|error| Error::Internal(format!("cannot make {}: {error}", folder.display())))?;
-                server::write(folder, RULES, &format!("{text} {table}\n"))
+                fs::create_dir_all(folder).map_err(|error| {
+                    Error::Internal(format!("failed to create {}: {error}", folder.display()))
+                })?;
+                dnsmasq_process::write(folder, RULES_FILE, &format!("{text} {table}\n"))
             }
             None => {
-                let _ = fs::remove_file(folder.join(RULES));
+                let _ = fs::remove_file(folder.join(RULES_FILE));
                 Ok(())
             }
         }
     }
 }
 
-/// Keeps the way out from being removed.
+/// Keeps the egress bridge from being removed.
 #[derive(Debug)]
-pub(crate) struct Use<'a> {
+pub(crate) struct EgressGuard<'a> {
     networks: Option<&'a Networks>,
     pub(crate) repaired: Vec<String>,
 }
 
-impl Use<'_> {
-    pub(crate) fn nothing() -> Self {
+impl EgressGuard<'_> {
+    pub(crate) fn unused() -> Self {
         Self { networks: None, repaired: Vec::new() }
     }
 }
 
-impl Drop for Use<'_> {
+impl Drop for EgressGuard<'_> {
     fn drop(&mut self) {
         if let Some(networks) = self.networks {
-            lock(&networks.egress).users -= 1;
+            networks.egress.lock().users -= 1;
         }
     }
 }
 
 impl Networks {
-    /// Makes the way out and holds it. The rules come first: nothing may pass before them.
-    pub(crate) fn use_egress(&self, egress: &EgressPlan) -> Result<Use<'_>> {
-        let mut state = lock(&self.egress);
+    /// Creates the egress bridge and keeps it in use. The rules are applied first, so that no packet passes without them.
+    pub(crate) fn acquire_egress(&self, egress: &EgressPlan) -> Result<EgressGuard<'_>> {
+        let mut state = self.egress.lock();
         let mut repaired = Vec::new();
-        let mut socket = Socket::route()?;
-        let link = view::link(&mut socket, &self.around.egress_bridge)?;
+        let mut socket = NetlinkSocket::route()?;
+        let link = observed::link(&mut socket, &self.host.egress_bridge)?;
         if link.as_ref().is_some_and(is_egress) {
-            // Whatever else cannot be: a bridge that is there is guarded.
+            // An existing bridge is protected even if the rest of this fails.
             self.egress_rules(egress, &mut state, &mut repaired)?;
         }
         let lines = self.bridge_lines(egress, link.as_ref(), &mut socket, &mut repaired)?;
         self.egress_rules(egress, &mut state, &mut repaired)?;
         self.batch(Tool::Ip, &lines)?;
-        if namespace::get("ipv4/ip_forward").is_some_and(|value| value != "1") {
-            namespace::set("ipv4/ip_forward", "1")?;
-            repaired.push("the node did not pass packets on".into());
+        if namespace::get_sysctl("ipv4/ip_forward").is_some_and(|value| value != "1") {
+            namespace::set_sysctl("ipv4/ip_forward", "1")?;
+            repaired.push("IPv4 forwarding was disabled on the host".into());
         }
         state.users += 1;
-        Ok(Use { networks: Some(self), repaired })
+        Ok(EgressGuard { networks: Some(self), repaired })
     }
 
     fn bridge_lines(
         &self,
         egress: &EgressPlan,
         link: Option<&Link>,
-        socket: &mut Socket,
+        socket: &mut NetlinkSocket,
         repaired: &mut Vec<String>,
     ) -> Result<Vec<String>> {
-        let name = &self.around.egress_bridge;
+        let name = &self.host.egress_bridge;
         let (address, prefix) = (egress.netblock.router(), egress.netblock.prefix());
         let mut lines = Vec::new();
         let Some(link) = link else {
-            require_free(socket, egress.netblock, None)?;
+            require_no_overlap(socket, egress.netblock, None)?;
             repaired.push(format!("bridge {name} was missing"));
             lines.push(format!("link add {name} type bridge stp_state 0 forward_delay 0 mcast_snooping 0"));
-            lines.push(format!("link set dev {name} alias {}{}", marker(FLOATING), self.around.quiet()));
+            lines.push(format!(
+                "link set dev {name} alias {}{}",
+                marker(FLOATING),
+                self.host.addrgenmode_option()
+            ));
             lines.push(format!("addr add {address}/{prefix} dev {name}"));
             lines.push(format!("link set dev {name} up"));
             return Ok(lines);
         };
         if link.alias != marker(FLOATING) {
-            changes::own(&Snapshot::devices(socket)?, link, "bridge", FLOATING)?;
+            changes::require_ownership(&HostSnapshot::devices(socket)?, link, "bridge", FLOATING)?;
         }
-        let addresses = view::addresses(socket)?;
+        let addresses = observed::addresses(socket)?;
         let own: Vec<(Ipv4Addr, u8)> = addresses
             .iter()
             .filter(|(index, _, _)| *index == link.index)
@@ -132,11 +138,15 @@ impl Networks {
             .collect();
         let lacks_address = !own.contains(&(address, prefix));
         if lacks_address {
-            require_free(socket, egress.netblock, Some(link.index))?;
+            require_no_overlap(socket, egress.netblock, Some(link.index))?;
         }
         if link.alias.is_empty() {
             repaired.push(format!("bridge {name} was not marked"));
-            lines.push(format!("link set dev {name} alias {}{}", marker(FLOATING), self.around.quiet()));
+            lines.push(format!(
+                "link set dev {name} alias {}{}",
+                marker(FLOATING),
+                self.host.addrgenmode_option()
+            ));
         }
         for (other, length) in own.iter().filter(|other| **other != (address, prefix)) {
             repaired.push(format!("bridge {name} had address {other}"));
@@ -153,11 +163,16 @@ impl Networks {
         Ok(lines)
     }
 
-    fn egress_rules(&self, egress: &EgressPlan, state: &mut State, repaired: &mut Vec<String>) -> Result<()> {
+    fn egress_rules(
+        &self,
+        egress: &EgressPlan,
+        state: &mut EgressState,
+        repaired: &mut Vec<String>,
+    ) -> Result<()> {
         state.read();
-        let mut socket = Socket::netfilter()?;
+        let mut socket = NetlinkSocket::netfilter()?;
         let generation = nftables::generation(&mut socket)?;
-        let text = rules::egress_rules(egress, &self.around.egress_bridge, self.api_port.get().copied());
+        let text = rules::egress_rules(egress, &self.host.egress_bridge, self.api_port.get().copied());
         let wanted = fingerprint(&text);
         if state.generation == Some(generation) && state.rules.is_some_and(|[text, _]| text == wanted) {
             return Ok(());
@@ -168,7 +183,7 @@ impl Networks {
         if in_force.is_none() || in_force != state.rules {
             repaired.push(format!("rule set {EGRESS_TABLE} was missing or had been changed"));
             self.nft(&text)?;
-            let table = found()?.filter(|table| table.rules == rules::count(&text));
+            let table = found()?.filter(|table| table.rules == rules::count_rules(&text));
             state.rules = table.map(|table| [wanted, table.fingerprint]);
             state.write()?;
         }
@@ -176,37 +191,37 @@ impl Networks {
         Ok(())
     }
 
-    /// Takes the way out away when nobody uses it.
-    pub(crate) fn sweep_egress(&self) -> Result<()> {
-        let link = view::link(&mut Socket::route()?, &self.around.egress_bridge)?;
+    /// Removes the egress bridge if no network uses it.
+    pub(crate) fn remove_unused_egress(&self) -> Result<()> {
+        let link = observed::link(&mut NetlinkSocket::route()?, &self.host.egress_bridge)?;
         let ours = link.is_some_and(|link| link.alias.is_empty() || is_egress(&link));
-        if ours || has_egress_table()? { self.sweep_every_egress() } else { Ok(()) }
+        if ours || has_egress_table()? { self.remove_unused_egress_bridges() } else { Ok(()) }
     }
 
-    /// The same by a look at all devices: also a bridge that had its name from another card. The rules go last.
-    pub(crate) fn sweep_every_egress(&self) -> Result<()> {
-        let mut state = lock(&self.egress);
+    /// Removes all unused egress bridges, also those named after another network card. The rules are removed last.
+    pub(crate) fn remove_unused_egress_bridges(&self) -> Result<()> {
+        let mut state = self.egress.lock();
         if state.users > 0 {
             return Ok(());
         }
         let mut result = Ok(());
-        for _ in 0..ROUNDS {
-            let node = Snapshot::devices(&mut Socket::route()?)?;
-            // One that was made and not marked yet is ours, too.
-            let begun = |link: &Link| {
-                link.name == self.around.egress_bridge && changes::is_bare(&node, link, "bridge")
+        for _ in 0..MAX_PASSES {
+            let node = HostSnapshot::devices(&mut NetlinkSocket::route()?)?;
+            // A bridge that was created but not marked yet is ours, too.
+            let is_ours_unmarked = |link: &Link| {
+                link.name == self.host.egress_bridge && changes::is_unmarked_and_unused(&node, link, "bridge")
             };
             let (used, unused): (Vec<&Link>, Vec<&Link>) = node
                 .links()
                 .iter()
-                .filter(|link| is_egress(link) || begun(link))
+                .filter(|link| is_egress(link) || is_ours_unmarked(link))
                 .partition(|link| node.members(link.index).next().is_some());
             if unused.is_empty() {
                 if used.is_empty() {
-                    *state = State { read: true, ..State::default() };
+                    *state = EgressState { read: true, ..EgressState::default() };
                     state.write()?;
                     if has_egress_table()? {
-                        self.nft(&rules::without("ip", EGRESS_TABLE))?;
+                        self.nft(&rules::delete_table("ip", EGRESS_TABLE))?;
                     }
                 }
                 return Ok(());
@@ -223,13 +238,13 @@ impl Networks {
     }
 }
 
-/// Refuses a floating network that another device of this machine leads to: its neighbours there could no longer be
-/// reached. `own` is the bridge that is meant to have it.
-fn require_free(socket: &mut Socket, block: Netblock, own: Option<u32>) -> Result<()> {
-    let links = view::links(socket)?;
-    let taken = view::addresses(socket)?.into_iter().chain(view::on_link(socket)?);
+/// Refuses a floating network that overlaps a network on another device of this host, whose neighbours would become
+/// unreachable. `own` is the index of the egress bridge.
+fn require_no_overlap(socket: &mut NetlinkSocket, block: Netblock, own: Option<u32>) -> Result<()> {
+    let links = observed::links(socket)?;
+    let taken = observed::addresses(socket)?.into_iter().chain(observed::on_link_routes(socket)?);
     let mut others = taken
-        .filter(|(_, address, prefix)| leads_into(block, *address, *prefix))
+        .filter(|(_, address, prefix)| overlaps(block, *address, *prefix))
         .filter(|(device, ..)| Some(*device) != own)
         .filter_map(|(device, address, prefix)| {
             let link = links.iter().find(|link| link.index == device && !is_egress(link))?;
@@ -237,15 +252,15 @@ fn require_free(socket: &mut Socket, block: Netblock, own: Option<u32>) -> Resul
         });
     match others.next() {
         Some(other) => Err(Error::Conflict(format!(
-            "the floating network {block} overlaps {other}, which this machine has already"
+            "the floating network {block} overlaps {other}, which this host is already connected to"
         ))),
         None => Ok(()),
     }
 }
 
-/// Whether an address or a route covers a part of a block. The default route, or half of it, covers everything and is
-/// nobody's in particular.
-fn leads_into(block: Netblock, address: Ipv4Addr, prefix: u8) -> bool {
+/// Returns whether an address or a route covers a part of a block. A default route, or half of it, covers everything
+/// and does not count.
+fn overlaps(block: Netblock, address: Ipv4Addr, prefix: u8) -> bool {
     let shorter = u32::from(block.prefix().min(prefix));
     let difference = u32::from(address) ^ u32::from(block.network());
     prefix > 1 && difference.leading_zeros() >= shorter
@@ -256,7 +271,7 @@ fn is_egress(link: &Link) -> bool {
 }
 
 fn has_egress_table() -> Result<bool> {
-    let tables = nftables::tables(&mut Socket::netfilter()?, Family::Ip, Some(EGRESS_TABLE))?;
+    let tables = nftables::tables(&mut NetlinkSocket::netfilter()?, Family::Ip, Some(EGRESS_TABLE))?;
     Ok(tables.contains_key(EGRESS_TABLE))
 }
 
@@ -265,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_covers_a_part_of_the_block_is_in_its_way() {
+    fn only_routes_into_the_block_overlap_it() {
         let block = "192.168.20.0/24".parse().unwrap();
         for (address, prefix, expected) in [
             ("192.168.20.200", 32, true),
@@ -278,7 +293,7 @@ mod tests {
             ("0.0.0.0", 0, false),
             ("128.0.0.0", 1, false),
         ] {
-            assert_eq!(leads_into(block, address.parse().unwrap(), prefix), expected, "{address}/{prefix}");
+            assert_eq!(overlaps(block, address.parse().unwrap(), prefix), expected, "{address}/{prefix}");
         }
     }
 }

@@ -1,43 +1,43 @@
-//! What the parts of a network are called on a node, and the marker that proves that they are Muster's.
+//! The names of a network's devices, rule sets and files on a host, and the marker that identifies them as Muster's.
 
 use std::path::{Path, PathBuf};
 
 use muster_types::ids::NetworkId;
 use muster_types::network::MAX_VXID;
 
-/// Below it every network has a folder. It goes with the machine's memory, as the devices do.
-const FOLDERS: &str = "/run/muster/networks";
-const COMMON: &str = "/run/muster";
-/// The longest name that the kernel takes for a device.
-const LONGEST_DEVICE: usize = 15;
+/// The parent of the networks' directories. Like the devices, it does not survive a reboot.
+const NETWORKS_DIR: &str = "/run/muster/networks";
+const RUNTIME_DIR: &str = "/run/muster";
+/// The maximum length of a device name in the kernel.
+const MAX_DEVICE_NAME: usize = 15;
 const MARKER: &str = "muster:";
-/// How the names of bridges begin where routers meet the world.
+/// The prefix of the names of egress bridges.
 pub(crate) const EGRESS_BRIDGE: &str = "egr-br-";
 
-/// Where nodes listen for each other's frames. Whoever may speak to it may speak in every network.
+/// The UDP port of VXLAN. A sender that reaches it can inject frames into every network.
 pub(crate) const VXLAN_PORT: u16 = 4789;
 
 /// The rule set in a router.
 pub(crate) const ROUTER_TABLE: &str = "muster";
-/// The rule set on the node around the floating network: what may come from it, and behind whom it hides.
+/// The rule set on the host for the egress bridge: filtering of what comes from it, and masquerading.
 pub(crate) const EGRESS_TABLE: &str = "muster-egress";
 
-/// The names of one network's parts.
+/// The names of one network's devices and rule set.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Names {
+pub(crate) struct NetworkNames {
     pub(crate) bridge: String,
     pub(crate) vxlan: String,
-    /// Between the bridge and the router: `outer` on the node, `inner` in the router.
+    /// The veth pair between the bridge and the router: `outer` on the host, `inner` in the router.
     pub(crate) veth_outer: String,
     pub(crate) veth_inner: String,
-    /// Between the egress bridge and the router.
+    /// The veth pair between the egress bridge and the router.
     pub(crate) egress_outer: String,
     pub(crate) egress_inner: String,
-    /// The rule set on the node.
+    /// The rule set on the host.
     pub(crate) table: String,
 }
 
-impl Names {
+impl NetworkNames {
     pub(crate) fn new(vxid: u32) -> Self {
         Self {
             bridge: format!("br-vxlan-{vxid:06x}"),
@@ -50,7 +50,7 @@ impl Names {
         }
     }
 
-    /// The devices on the node, with the kind that each is of, in the order in which they may go.
+    /// Returns the devices on the host with their kinds, in the order in which they are removed.
     pub(crate) fn devices(&self) -> [(&str, &'static str); 4] {
         [
             (&self.egress_outer, "veth"),
@@ -61,7 +61,7 @@ impl Names {
     }
 }
 
-/// The number of the network that a device of this name belongs to.
+/// Returns the VXLAN id in the name of a device.
 pub(crate) fn vxid_of_device(name: &str) -> Option<u32> {
     let middle = |start: &str, end: &str| name.strip_prefix(start)?.strip_suffix(end);
     let digits = middle("br-vxlan-", "")
@@ -73,7 +73,7 @@ pub(crate) fn vxid_of_device(name: &str) -> Option<u32> {
     vxid(digits)
 }
 
-/// The number of the network that a rule set of this name belongs to.
+/// Returns the VXLAN id in the name of a rule set.
 pub(crate) fn vxid_of_table(name: &str) -> Option<u32> {
     vxid(name.strip_prefix("muster-")?)
 }
@@ -83,42 +83,42 @@ fn vxid(digits: &str) -> Option<u32> {
     u32::from_str_radix(digits, 16).ok().filter(|vxid| lower && *vxid <= MAX_VXID)
 }
 
-/// The bridge where routers meet the world.
+/// Returns the name of the egress bridge for a network card.
 pub(crate) fn egress_bridge(nic: &str) -> String {
-    format!("{EGRESS_BRIDGE}{nic}").chars().take(LONGEST_DEVICE).collect()
+    format!("{EGRESS_BRIDGE}{nic}").chars().take(MAX_DEVICE_NAME).collect()
 }
 
-/// What the alias of a device says if it belongs to this network.
+/// Returns the alias of the devices of a network.
 pub(crate) fn marker(network: NetworkId) -> String {
     format!("{MARKER}{network}")
 }
 
-/// Whose a device is, by its alias.
-pub(crate) fn marked(alias: &str) -> Option<NetworkId> {
+/// Returns the network that a device belongs to, by its alias.
+pub(crate) fn network_of_marker(alias: &str) -> Option<NetworkId> {
     alias.strip_prefix(MARKER)?.parse().ok()
 }
 
-/// Where the network's files are.
+/// Returns the directory of a network.
 pub(crate) fn folder(network: NetworkId) -> PathBuf {
-    Path::new(FOLDERS).join(network.to_string())
+    Path::new(NETWORKS_DIR).join(network.to_string())
 }
 
 pub(crate) fn folders() -> &'static Path {
-    Path::new(FOLDERS)
+    Path::new(NETWORKS_DIR)
 }
 
-/// The folder of what is no network's.
+/// Returns the directory of files that all networks share.
 pub(crate) fn common_folder() -> &'static Path {
-    Path::new(COMMON)
+    Path::new(RUNTIME_DIR)
 }
 
-/// The hardware address of a router towards its network. It stays the same wherever the router is made, so that
-/// guests need not notice.
+/// Returns the MAC address of a router in its network. It does not depend on the host, so that guests do not notice when
+/// the router moves.
 pub(crate) fn router_mac(network: NetworkId) -> [u8; 6] {
     mac(0x0a, network)
 }
 
-/// The hardware address of a router towards the world.
+/// Returns the MAC address of a router on the egress bridge.
 pub(crate) fn egress_mac(network: NetworkId) -> [u8; 6] {
     mac(0x0e, network)
 }
@@ -133,11 +133,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_device_leads_back_to_its_network() {
-        let names = Names::new(0x0a_bc);
+    fn device_names_contain_the_vxlan_id() {
+        let names = NetworkNames::new(0x0a_bc);
         assert_eq!(names.bridge, "br-vxlan-000abc");
         for name in [&names.bridge, &names.vxlan, &names.veth_outer, &names.veth_inner, &names.egress_inner] {
-            assert!(name.len() <= LONGEST_DEVICE);
+            assert!(name.len() <= MAX_DEVICE_NAME);
             assert_eq!(vxid_of_device(name), Some(0x0a_bc), "{name}");
         }
         assert_eq!(vxid_of_table(&names.table), Some(0x0a_bc));
@@ -150,11 +150,11 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_names_its_network() {
+    fn marker_identifies_the_network() {
         let network = NetworkId::new();
-        assert_eq!(marked(&marker(network)), Some(network));
-        assert_eq!(marked("muster:"), None);
-        assert_eq!(marked("uplink"), None);
+        assert_eq!(network_of_marker(&marker(network)), Some(network));
+        assert_eq!(network_of_marker("muster:"), None);
+        assert_eq!(network_of_marker("uplink"), None);
         assert_eq!(egress_bridge("enp130s0f0np0"), "egr-br-enp130s0");
     }
 }

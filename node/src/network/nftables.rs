@@ -1,27 +1,42 @@
-//! Notices changes of rule sets without running a program.
+//! Detects changes of rule sets without running a program.
 //!
-//! The kernel counts the changes of all rule sets of a namespace in one number. While it stands still nothing needs
-//! a closer look. When it moved, the rule sets in question are read and compared by a fingerprint with what was
-//! found right after they were put there. Rules with counters would change by themselves: there are none.
+//! The kernel has one generation counter for all rule sets of a namespace. While it does not change, nothing needs to
+//! be inspected. When it changed, the rule sets in question are read and their fingerprints compared with those taken
+//! right after they were applied. Rules with counters would change by themselves, so none of ours has one.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use muster_types::Result;
+use nix::libc;
 
-use super::netlink::{Request, Socket, attributes, text};
+use super::netlink::{NetlinkRequest, NetlinkSocket, NfGenMsg, attributes_after, malformed, read_string};
 
-const SUBSYSTEM: u16 = 10 << 8;
-const GET_TABLE: u16 = SUBSYSTEM | 1;
-const GET_CHAIN: u16 = SUBSYSTEM | 4;
-const GET_RULE: u16 = SUBSYSTEM | 7;
-const GET_GENERATION: u16 = SUBSYSTEM | 16;
+const GET_TABLE: u16 = message_type(libc::NFT_MSG_GETTABLE);
+const GET_CHAIN: u16 = message_type(libc::NFT_MSG_GETCHAIN);
+const GET_RULE: u16 = message_type(libc::NFT_MSG_GETRULE);
+const GET_GENERATION: u16 = message_type(libc::NFT_MSG_GETGEN);
 
-/// What kind of packets a table is about.
+// Attribute types from `linux/netfilter/nf_tables.h`.
+const NFTA_TABLE_NAME: u16 = 1;
+const NFTA_TABLE_FLAGS: u16 = 2;
+const NFTA_TABLE_HANDLE: u16 = 4;
+const NFTA_TABLE_USERDATA: u16 = 6;
+/// The table that a chain or a rule belongs to: `NFTA_CHAIN_TABLE` and `NFTA_RULE_TABLE`.
+const NFTA_PARENT_TABLE: u16 = 1;
+const NFTA_GEN_ID: u16 = 1;
+/// The type of a comment in a table's user data, from libnftnl's `udata.h`.
+const UDATA_COMMENT: u8 = 0;
+
+const fn message_type(message: libc::c_int) -> u16 {
+    ((libc::NFNL_SUBSYS_NFTABLES << 8) | message) as u16
+}
+
+/// The address family of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Family {
-    Ip = 2,
-    Bridge = 7,
+    Ip = libc::NFPROTO_IPV4 as isize,
+    Bridge = libc::NFPROTO_BRIDGE as isize,
 }
 
 /// A table as the kernel has it.
@@ -32,29 +47,29 @@ pub(crate) struct Table {
     pub(crate) rules: usize,
 }
 
-/// A fingerprint of a text.
+/// Returns the fingerprint of a text.
 pub(crate) fn fingerprint(text: &str) -> u64 {
     let mut hasher = DefaultHasher::new();
     text.hash(&mut hasher);
     hasher.finish()
 }
 
-/// How often the rule sets of this thread's namespace have changed.
-pub(crate) fn generation(socket: &mut Socket) -> Result<u32> {
-    let answer = socket.get(GET_GENERATION, &Request::new(&[0; 4]))?.unwrap_or_default();
-    let mut ids = attributes(answer.get(4..).unwrap_or_default()).filter(|(kind, _)| *kind == 1);
-    let id = ids.next().and_then(|(_, value)| value.try_into().ok());
-    Ok(id.map_or(0, u32::from_be_bytes))
+/// Returns the generation counter of the rule sets of this thread's namespace.
+pub(crate) fn generation(socket: &mut NetlinkSocket) -> Result<u32> {
+    let answer = socket.get(GET_GENERATION, &NetlinkRequest::new::<NfGenMsg>())?;
+    let id = answer.as_deref().and_then(|answer| attributes_after::<NfGenMsg>(answer).value(NFTA_GEN_ID));
+    let id = id.and_then(|value| value.try_into().ok()).map(u32::from_be_bytes);
+    id.ok_or_else(|| malformed("the generation of rule sets"))
 }
 
-/// The tables of a family, or only one of them.
+/// Returns the tables of a family, or only one of them.
 pub(crate) fn tables(
-    socket: &mut Socket,
+    socket: &mut NetlinkSocket,
     family: Family,
     only: Option<&str>,
 ) -> Result<HashMap<String, Table>> {
-    let all = Request::new(&[family as u8, 0, 0, 0]);
-    let one = || only.map_or_else(|| all.clone(), |name| all.clone().with_text(1, name));
+    let all = NetlinkRequest::new::<NfGenMsg>().set(0, &[family as u8]);
+    let one = || only.map_or_else(|| all.clone(), |name| all.clone().with_string(NFTA_TABLE_NAME, name));
     let mut hashers: HashMap<String, (Table, DefaultHasher)> = HashMap::new();
     let found = match only {
         Some(_) => socket.get(GET_TABLE, &one())?.into_iter().collect(),
@@ -62,12 +77,12 @@ pub(crate) fn tables(
     };
     for payload in found {
         let (mut name, mut table, mut hasher) = (String::new(), Table::default(), DefaultHasher::new());
-        for (kind, value) in attributes(payload.get(4..).unwrap_or_default()) {
-            match kind {
-                1 => name = text(value),
-                6 => table.comment = comment(value),
-                // The flags, of which one switches the table off, and the number that no other table ever gets.
-                2 | 4 => (kind, value).hash(&mut hasher),
+        for (attribute, value) in attributes_after::<NfGenMsg>(&payload) {
+            match attribute {
+                NFTA_TABLE_NAME => name = read_string(value),
+                NFTA_TABLE_USERDATA => table.comment = comment(value),
+                // The flags, of which one disables the table, and the handle, which is never reused.
+                NFTA_TABLE_FLAGS | NFTA_TABLE_HANDLE => (attribute, value).hash(&mut hasher),
                 _ => {}
             }
         }
@@ -79,10 +94,9 @@ pub(crate) fn tables(
     let (chains, rules) = (socket.dump(GET_CHAIN, &all)?, socket.dump(GET_RULE, &one())?);
     let entries = chains.iter().map(|chain| (chain, 0)).chain(rules.iter().map(|rule| (rule, 1)));
     for (payload, count) in entries {
-        let payload = payload.get(4..).unwrap_or_default();
-        let table = attributes(payload).find(|(kind, _)| *kind == 1).map(|(_, value)| text(value));
-        if let Some((table, hasher)) = table.and_then(|name| hashers.get_mut(&name)) {
-            payload.hash(hasher);
+        let parent = attributes_after::<NfGenMsg>(payload).value(NFTA_PARENT_TABLE).map(read_string);
+        if let Some((table, hasher)) = parent.and_then(|name| hashers.get_mut(&name)) {
+            payload[size_of::<NfGenMsg>()..].hash(hasher);
             table.rules += count;
         }
     }
@@ -92,12 +106,12 @@ pub(crate) fn tables(
     Ok(hashers.into_iter().map(finish).collect())
 }
 
-/// The comment in the bytes that a table carries for its maker.
+/// Returns the comment in a table's user data, which is a list of types, lengths and values of one byte each.
 fn comment(mut data: &[u8]) -> String {
     while let [kind, length, rest @ ..] = data {
         let length = usize::from(*length).min(rest.len());
-        if *kind == 0 {
-            return text(&rest[..length]);
+        if *kind == UDATA_COMMENT {
+            return read_string(&rest[..length]);
         }
         data = &rest[length..];
     }
@@ -109,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_comment_is_found_behind_other_data() {
+    fn finds_a_comment_behind_other_user_data() {
         assert_eq!(comment(&[5, 2, 9, 9, 0, 3, b'h', b'i', 0]), "hi");
         assert_eq!(comment(&[0, 200, b'h']), "h");
         assert_eq!(comment(&[1]), "");

@@ -1,4 +1,4 @@
-//! The rule sets of a network, as texts for `nft -f`. Each replaces what was there in one step.
+//! The rule sets of a network, as input for `nft -f`. Each replaces its predecessor atomically.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -6,17 +6,17 @@ use std::net::Ipv4Addr;
 
 use muster_types::network::{EgressPlan, InterfacePlan, NetworkPlan, RouterPlan};
 
-use super::names::{EGRESS_TABLE, Names, ROUTER_TABLE, VXLAN_PORT, marker};
+use super::names::{EGRESS_TABLE, NetworkNames, ROUTER_TABLE, VXLAN_PORT, marker};
 
-/// The rule set on the node: guests do not speak to the node itself, nor as somebody else.
+/// Returns the rule set on the host: guests cannot reach the host itself, nor forge their sender addresses.
 ///
-/// The node has no address in the network, yet its kernel would answer for its other addresses and pass on packets
-/// that a guest sends to the bridge's hardware address. Hence `node`, which no plan switches off.
-pub(crate) fn node_rules(plan: &NetworkPlan, names: &Names) -> String {
+/// The host has no address in the network, yet its kernel would answer for its other addresses and forward packets
+/// that a guest sends to the bridge's MAC address. Hence the chain `node`, which no plan disables.
+pub(crate) fn node_rules(plan: &NetworkPlan, names: &NetworkNames) -> String {
     let devices: BTreeSet<String> = plan.ports.iter().map(|port| port.interface.device()).collect();
     let members = devices.iter().map(String::as_str).chain([names.vxlan.as_str(), names.veth_outer.as_str()]);
     let members: Vec<String> = members.map(|name| format!("\"{name}\"")).collect();
-    let mut text = replacing("bridge", &names.table);
+    let mut text = replace_table("bridge", &names.table);
     let _ = write!(
         text,
         "  comment \"{}\"\n  chain node {{\n    type filter hook input priority 0; policy accept;\n    \
@@ -26,7 +26,7 @@ pub(crate) fn node_rules(plan: &NetworkPlan, names: &Names) -> String {
     );
     if plan.check_senders && !plan.ports.is_empty() {
         for port in &plan.ports {
-            sender_rules(&mut text, port, &plan.routed);
+            antispoofing_rules(&mut text, port, &plan.routed);
         }
         let jumps: Vec<String> =
             devices.iter().map(|device| format!("\"{device}\" : jump {device}")).collect();
@@ -41,9 +41,9 @@ pub(crate) fn node_rules(plan: &NetworkPlan, names: &Names) -> String {
     text
 }
 
-/// What may come from one guest: its own address and those that are routed to the network, nothing but IPv4 and
-/// ARP, and no answers of a DHCP server, whichever port they come from.
-fn sender_rules(text: &mut String, port: &InterfacePlan, routed: &[Ipv4Addr]) {
+/// Appends the rules for frames from one guest: only its own address and those routed to the network, only IPv4 and ARP,
+/// and no answers of a DHCP server from whichever port.
+fn antispoofing_rules(text: &mut String, port: &InterfacePlan, routed: &[Ipv4Addr]) {
     let (device, mac) = (port.interface.device(), port.mac);
     let own: BTreeSet<Ipv4Addr> = port.address.into_iter().chain(routed.iter().copied()).collect();
     let probes: BTreeSet<Ipv4Addr> = own.iter().copied().chain([Ipv4Addr::UNSPECIFIED]).collect();
@@ -60,14 +60,10 @@ fn sender_rules(text: &mut String, port: &InterfacePlan, routed: &[Ipv4Addr]) {
     text.push_str("    ip saddr 0.0.0.0 udp sport 68 udp dport 67 accept\n    drop\n  }\n");
 }
 
-/// The rule set in the router: what passes, and under which address.
-pub(crate) fn router_rules(plan: &NetworkPlan, router: &RouterPlan, names: &Names) -> String {
-    let (inner, outer) = (&names.veth_inner, &names.egress_inner);
-    let block = plan.netblock;
-    let floating = &router.egress.floating;
-    let routed: BTreeSet<Ipv4Addr> = plan.routed.iter().copied().collect();
-    let mut text = replacing("inet", ROUTER_TABLE);
-
+/// Returns the rule set in the router: forwarding and address translation.
+pub(crate) fn router_rules(plan: &NetworkPlan, router: &RouterPlan, names: &NetworkNames) -> String {
+    let inner = &names.veth_inner;
+    let mut text = replace_table("inet", ROUTER_TABLE);
     text.push_str(
         "  chain input {\n    type filter hook input priority filter; policy drop;\n    iifname \"lo\" accept\n    \
          ct state established,related accept\n    ct state invalid drop\n    icmp type echo-request accept\n",
@@ -78,15 +74,25 @@ pub(crate) fn router_rules(plan: &NetworkPlan, router: &RouterPlan, names: &Name
     if router.dns {
         let _ = writeln!(text, "    iifname \"{inner}\" meta l4proto {{ tcp, udp }} th dport 53 accept");
     }
+    text.push_str("  }\n");
+    forward_chain(&mut text, plan, router, names);
+    nat_chains(&mut text, plan, router, names);
+    text.push_str("}\n");
+    text
+}
 
-    text.push_str("  }\n  chain forward {\n    type filter hook forward priority filter; policy drop;\n");
+fn forward_chain(text: &mut String, plan: &NetworkPlan, router: &RouterPlan, names: &NetworkNames) {
+    let (inner, outer, block) = (&names.veth_inner, &names.egress_inner, plan.netblock);
+    let floating = &router.egress.floating;
+    let routed: BTreeSet<Ipv4Addr> = plan.routed.iter().copied().collect();
+    text.push_str("  chain forward {\n    type filter hook forward priority filter; policy drop;\n");
     text.push_str("    tcp flags syn tcp option maxseg size set rt mtu\n");
     if router.nat || !floating.is_empty() || !routed.is_empty() {
-        // Nodes would take it for a frame of any network, as it comes from one of them.
+        // It would come from a node's address, and nodes would accept it as a frame of any network.
         let _ = writeln!(text, "    oifname \"{outer}\" udp dport {VXLAN_PORT} drop");
     }
     if !routed.is_empty() {
-        // The answers take the short way and are never seen here, so this is not a matter of connections.
+        // The replies do not pass the router, so connection tracking cannot be used here.
         let _ = writeln!(
             text,
             "    iifname \"{inner}\" oifname \"{inner}\" ip saddr {block} ip daddr {} accept",
@@ -112,7 +118,11 @@ pub(crate) fn router_rules(plan: &NetworkPlan, router: &RouterPlan, names: &Name
         let _ = writeln!(text, "    oifname \"{inner}\" ct status dnat accept");
     }
     text.push_str("  }\n");
+}
 
+fn nat_chains(text: &mut String, plan: &NetworkPlan, router: &RouterPlan, names: &NetworkNames) {
+    let (inner, outer, block) = (&names.veth_inner, &names.egress_inner, plan.netblock);
+    let floating = &router.egress.floating;
     if !floating.is_empty() {
         let map = map(floating.iter().copied());
         let _ = write!(
@@ -134,19 +144,18 @@ pub(crate) fn router_rules(plan: &NetworkPlan, router: &RouterPlan, names: &Name
     if let (true, Some(gateway)) = (router.nat, router.egress.gateway) {
         let _ = writeln!(text, "    oifname \"{outer}\" ip saddr {block} snat ip to {gateway}");
     }
-    text.push_str("  }\n}\n");
-    text
+    text.push_str("  }\n");
 }
 
-/// The rule set on the node around the way out. It judges nothing but what comes from the bridge.
+/// Returns the rule set on the host for the egress bridge. It only filters what comes from the bridge.
 ///
-/// GuestApi speak there with the addresses of their routers, or their own. To the node itself they may only say what
-/// it answers to anybody: a ping, and its API on `api_port`. Through the node they reach the world, but neither the
-/// port where nodes exchange frames of all networks, nor the link-local services that are meant for the node.
+/// Guests use the addresses of their routers there, or their own. Of the host itself they can reach ping and the API on
+/// `api_port`. Through the host they can reach the external network, except the VXLAN port and the link-local services
+/// that are meant for the host.
 ///
-/// The state of connections is asked for also to have fragments put together before anything here sees them.
+/// Matching on connection state also makes the kernel reassemble fragments before any of these rules.
 pub(crate) fn egress_rules(egress: &EgressPlan, bridge: &str, api_port: Option<u16>) -> String {
-    let mut text = replacing("ip", EGRESS_TABLE);
+    let mut text = replace_table("ip", EGRESS_TABLE);
     let _ = write!(
         text,
         "  chain input {{\n    type filter hook input priority filter; policy accept;\n    \
@@ -165,7 +174,7 @@ pub(crate) fn egress_rules(egress: &EgressPlan, bridge: &str, api_port: Option<u
          iifname \"{bridge}\" ip daddr 169.254.0.0/16 drop\n"
     );
     if !egress.nodes.is_empty() {
-        // Consoles there ask for no password.
+        // Consoles on other nodes are not protected by a password.
         let nodes: Vec<String> = egress.nodes.iter().map(ToString::to_string).collect();
         let to = format!("iifname \"{bridge}\" ip daddr {{ {} }}", nodes.join(", "));
         let _ = writeln!(text, "    {to} ct state established,related accept");
@@ -188,28 +197,28 @@ pub(crate) fn egress_rules(egress: &EgressPlan, bridge: &str, api_port: Option<u
     text
 }
 
-/// One rule of every sort that networks need, to try whether the kernel has them.
-pub(crate) const SAMPLE: &str = "table bridge sample {\n  chain input {\n    \
+/// One rule of every kind that networks need, to probe whether the kernel supports them.
+pub(crate) const PROBE_RULESET: &str = "table bridge sample {\n  chain input {\n    \
      type filter hook input priority 0; policy accept;\n    iifname { \"sample\" } udp dport 68 drop\n  }\n}\n\
      table inet sample {\n  chain forward {\n    type filter hook forward priority filter; policy accept;\n    \
      ct state established,related accept\n    tcp flags syn tcp option maxseg size set rt mtu\n  }\n  \
      chain postrouting {\n    type nat hook postrouting priority srcnat; policy accept;\n    \
      oifname \"sample\" snat ip to ip saddr map { 10.0.0.2 : 10.0.0.3 }\n    oifname \"sample\" masquerade\n  }\n}\n";
 
-/// Takes a rule set away.
-pub(crate) fn without(family: &str, table: &str) -> String {
+/// Returns the commands that delete a table, whether it exists or not.
+pub(crate) fn delete_table(family: &str, table: &str) -> String {
     format!("add table {family} {table}\ndelete table {family} {table}\n")
 }
 
-/// How many rules a text puts into the kernel.
-pub(crate) fn count(text: &str) -> usize {
-    // A rule stands alone on a line that is indented twice; so does the line that ties a chain to its hook.
+/// Returns the number of rules in a rule set.
+pub(crate) fn count_rules(text: &str) -> usize {
+    // A rule is alone on a line that is indented twice; so is the line that attaches a chain to its hook.
     text.lines().filter(|line| line.starts_with("    ") && !line.starts_with("    type ")).count()
 }
 
-/// Adding what is there already is no error, so that the deletion behind it never fails.
-fn replacing(family: &str, table: &str) -> String {
-    format!("{}table {family} {table} {{\n", without(family, table))
+/// Begins a table that replaces its predecessor.
+fn replace_table(family: &str, table: &str) -> String {
+    format!("{}table {family} {table} {{\n", delete_table(family, table))
 }
 
 fn set(addresses: impl IntoIterator<Item = Ipv4Addr>) -> String {
@@ -218,111 +227,15 @@ fn set(addresses: impl IntoIterator<Item = Ipv4Addr>) -> String {
     format!("{{ {} }}", addresses.join(", "))
 }
 
-/// A table from address to address. Of two with the same key the first counts, since the kernel refuses both.
+/// Returns a map from address to address. The kernel refuses duplicate keys, so only the first of them is used.
 fn map(pairs: impl IntoIterator<Item = (Ipv4Addr, Ipv4Addr)>) -> String {
-    let mut known = std::collections::BTreeMap::new();
+    let mut unique = std::collections::BTreeMap::new();
     for (key, value) in pairs {
-        known.entry(key).or_insert(value);
+        unique.entry(key).or_insert(value);
     }
-    let pairs: Vec<String> = known.iter().map(|(key, value)| format!("{key} : {value}")).collect();
+    let pairs: Vec<String> = unique.iter().map(|(key, value)| format!("{key} : {value}")).collect();
     format!("{{ {} }}", pairs.join(", "))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::example::{plan, router};
-    use super::*;
-
-    #[test]
-    fn a_guest_may_only_be_itself() {
-        let mut plan = plan();
-        plan.routed = vec!["192.168.20.9".parse().unwrap()];
-        let text = node_rules(&plan, &Names::new(plan.vxid));
-        let device = plan.ports[0].interface.device();
-        assert!(text.starts_with("add table bridge muster-00000a\ndelete table bridge muster-00000a\n"));
-        for line in [
-            "ether saddr != 02:00:00:00:00:02 drop".to_owned(),
-            "ether type != { ip, arp } drop".into(),
-            "arp saddr ether 02:00:00:00:00:02 arp saddr ip { 0.0.0.0, 10.0.0.2, 192.168.20.9 } accept"
-                .into(),
-            "ip saddr { 10.0.0.2, 192.168.20.9 } accept".into(),
-            "udp sport 67 drop".into(),
-            "udp dport 68 drop".into(),
-            format!("iifname vmap {{ \"{device}\" : jump {device} }}"),
-            format!("iifname {{ \"{device}\", \"vxlan-00000a\", \"veth-00000a-o\" }} drop"),
-        ] {
-            assert!(text.contains(&line), "{line}\n{text}");
-        }
-        assert_eq!(count(&text), 10);
-        plan.check_senders = false;
-        let text = node_rules(&plan, &Names::new(plan.vxid));
-        assert!(!text.contains("saddr") && text.contains("hook input"), "{text}");
-        assert_eq!(count(&text), 1);
-    }
-
-    #[test]
-    fn a_guest_without_address_may_ask_for_one() {
-        let mut plan = plan();
-        plan.ports[0].address = None;
-        let text = node_rules(&plan, &Names::new(plan.vxid));
-        assert!(text.contains("arp saddr ip { 0.0.0.0 } accept"), "{text}");
-        assert_eq!(text.matches("ip saddr").count(), 1, "{text}");
-    }
-
-    #[test]
-    fn a_router_lets_only_what_is_meant_pass() {
-        let (plan, mut router, names) = (plan(), router(), Names::new(10));
-        let text = router_rules(&plan, &router, &names);
-        for line in [
-            "policy drop",
-            "iifname \"veth-00000a-i\" oifname \"egr-00000a-i\" ip saddr 10.0.0.0/24 accept",
-            "dnat ip to ip daddr map { 192.168.20.7 : 10.0.0.2 }",
-            "snat ip to ip saddr map { 10.0.0.2 : 192.168.20.7 }",
-            "ip saddr 10.0.0.0/24 ct status dnat masquerade",
-            "ip saddr 10.0.0.0/24 snat ip to 192.168.20.5",
-            "oifname \"egr-00000a-i\" udp dport 4789 drop",
-        ] {
-            assert!(text.contains(line), "{line}\n{text}");
-        }
-        router.nat = false;
-        let text = router_rules(&plan, &router, &names);
-        assert!(text.contains("oifname \"egr-00000a-i\" ip saddr { 10.0.0.2 } accept"), "{text}");
-        assert!(!text.contains("snat ip to 192"), "{text}");
-        router.egress.floating.clear();
-        let text = router_rules(&plan, &router, &names);
-        assert!(!text.contains("nat ip to") && !text.contains("oifname"), "{text}");
-    }
-
-    #[test]
-    fn the_floating_network_is_hidden_behind_the_node() {
-        let mut egress = router().egress;
-        let text = egress_rules(&egress, "egr-br-eth0", None);
-        assert!(text.contains("ip saddr 192.168.20.0/24 oifname != { \"egr-br-eth0\", \"lo\" } masquerade"));
-        egress.masquerade = false;
-        assert!(!egress_rules(&egress, "egr-br-eth0", None).contains("nat"));
-    }
-
-    #[test]
-    fn the_node_is_guarded_from_the_way_out_whether_it_hides_it_or_not() {
-        let mut egress = router().egress;
-        for masquerade in [true, false] {
-            egress.masquerade = masquerade;
-            let text = egress_rules(&egress, "egr-br-eth0", Some(13000));
-            assert_eq!(text.matches("iifname \"egr-br-eth0\" udp dport 4789 drop").count(), 2, "{text}");
-            for line in ["tcp dport 13000 accept\n    iifname \"egr-br-eth0\" drop", "169.254.0.0/16 drop"] {
-                assert!(text.contains(line), "{line}\n{text}");
-            }
-            // Others' traffic is not judged.
-            let judged = text.lines().filter(|line| line.ends_with(" drop") || line.ends_with(" accept"));
-            assert!(judged.clone().all(|line| line.contains("iifname \"egr-br-eth0\"")), "{text}");
-            assert!(!text.contains("policy drop"));
-            assert_eq!(count(&text), 7 + usize::from(masquerade));
-        }
-        assert!(!egress_rules(&egress, "egr-br-eth0", None).contains("tcp"));
-        egress.nodes = vec!["10.99.0.2".parse().unwrap(), "10.99.0.3".parse().unwrap()];
-        let text = egress_rules(&egress, "egr-br-eth0", Some(13000));
-        let guarded = "ip daddr { 10.99.0.2, 10.99.0.3 }";
-        assert!(text.contains(&format!("{guarded} tcp dport 13000 accept")), "{text}");
-        assert!(text.contains(&format!("{guarded} drop\n  }}")), "{text}");
-    }
-}
+mod tests;

@@ -237,7 +237,7 @@ async fn no_two_running_vms_share_a_port() {
     }
     node.vms().start(&one).await.unwrap();
     let refused = node.vms().start(&other).await;
-    assert!(matches!(refused, Err(Error::Unavailable(_))), "{refused:?}");
+    assert!(matches!(refused, Err(Error::PortInUse(_))), "{refused:?}");
     let taken: Vec<u16> = (30003..49990).collect();
     let mut chosen = node.vms().choose_ports(10, &taken).await.unwrap();
     chosen.sort_unstable();

@@ -28,7 +28,7 @@ use super::screen;
 use super::script::SimulationScript;
 use super::vm::{SimulatedVm, ports};
 use crate::changes::ChangeNotifier;
-use crate::image::fresh;
+use crate::image::qcow2_writer;
 use crate::storage::{FileStorage, failed};
 
 /// The port range of consoles.
@@ -259,7 +259,7 @@ impl SimulatedVms {
             );
             let plan = planned.iter().find(|plan| plan.device == disk.device);
             let written = match plan {
-                Some(plan) => fresh::write(&file, self.disk_size(plan)?, None, Some(content.as_bytes())),
+                Some(plan) => qcow2_writer::write(&file, self.disk_size(plan)?, None, Some(content.as_bytes())),
                 None => {
                     let mut nvram = content.into_bytes();
                     nvram.resize(NVRAM_SIZE, 0xff);

@@ -1,6 +1,6 @@
-//! Blobs: files that never change, each with the sums of its pieces beside it.
+//! Blobs: immutable files, each with a file of the checksums of its chunks.
 //!
-//! The sums have their name before the blob has its own: where a blob is, it can be read.
+//! The checksums get their name before the blob does, so that every blob that exists can be read.
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -10,117 +10,120 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use futures_core::Stream;
-use muster_types::blob::{Content, HashAlgorithm};
+use muster_types::blob::{ContentDigest, HashAlgorithm};
 use muster_types::ids::BlobId;
 use muster_types::storage::ByteStream;
 use muster_types::{Error, Result};
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
+use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
-use super::places::{self, Places, Scratch, failed, unreadable};
-use super::sums::{PIECE, Pieces, blocking, ended, sum_up};
+use super::checksums::{CHUNK_SIZE, ChunkChecksums, hash_file, run_blocking, task_failed};
+use super::layout::{self, StorageLayout, read_error};
+use crate::files::{self, ScratchDir, failed};
 
-/// How many pieces are read before somebody wants them.
-const AHEAD: usize = 2;
-/// How many bytes before somebody wants them the kernel is asked to fetch them from the disk.
-const FETCHED_AHEAD: u64 = 6 * PIECE as u64;
+/// The number of chunks that are read before the reader requests them.
+const READ_AHEAD_CHUNKS: usize = 2;
+/// How far ahead of the reader the kernel is advised to read from disk.
+const KERNEL_READ_AHEAD_BYTES: u64 = 6 * CHUNK_SIZE as u64;
 
-/// Makes a file the content of a blob. Whatever moment this is killed in, the blob is there whole or not at all.
-pub(super) fn keep(places: &Places, file: &Path, pieces: &Pieces, blob: BlobId) -> Result<()> {
-    let scratch = places.job()?;
-    let sums = write_sums(&scratch, pieces)?;
+/// Makes a file the content of a blob. If this process is killed, the blob is either complete or does not exist.
+pub(super) fn keep(layout: &StorageLayout, file: &Path, chunks: &ChunkChecksums, blob: BlobId) -> Result<()> {
+    let scratch = layout.scratch()?;
+    let checksums = write_checksums(&scratch, chunks)?;
     let new = scratch.path("blob");
-    places::link(file, &new)?;
-    places::set_mode(&new, 0o444)?;
-    File::open(&new).and_then(|new| new.sync_all()).map_err(failed("a blob is not synchronised"))?;
-    let path = places.blob(blob);
+    layout::link(file, &new)?;
+    layout::set_mode(&new, 0o444)?;
+    File::open(&new).and_then(|new| new.sync_all()).map_err(failed("failed to sync a blob"))?;
+    let path = layout.blob(blob);
     let folder = path.parent().unwrap_or(&path);
     if !folder.exists() {
-        places::make(folder)?;
-        folder.ancestors().skip(1).take(2).try_for_each(places::sync_folder)?;
+        files::create_dir(folder)?;
+        folder.ancestors().skip(1).take(2).try_for_each(layout::sync_dir)?;
     }
-    // An older one must not be seen with the sums of this one.
+    // The previous content must not be visible together with the new checksums.
     if path.exists() {
         release(&path, Some(&new))?;
-        places::remove(&path)?;
-        places::sync_folder(folder)?;
+        layout::remove(&path)?;
+        layout::sync_dir(folder)?;
     }
-    fs::rename(sums, places.sums(blob)).map_err(failed("the sums of a blob get no name"))?;
-    places::sync_folder(folder)?;
-    fs::rename(&new, &path).map_err(failed("a blob gets no name"))?;
-    places::sync_folder(folder)
+    fs::rename(checksums, layout.checksums(blob))
+        .map_err(failed("failed to publish the checksums of a blob"))?;
+    layout::sync_dir(folder)?;
+    fs::rename(&new, &path).map_err(failed("failed to publish a blob"))?;
+    layout::sync_dir(folder)
 }
 
-fn write_sums(scratch: &Scratch, pieces: &Pieces) -> Result<std::path::PathBuf> {
-    let path = scratch.path("sums");
+fn write_checksums(scratch: &ScratchDir, chunks: &ChunkChecksums) -> Result<std::path::PathBuf> {
+    let path = scratch.path("checksums");
     let written = File::create(&path).and_then(|mut file| {
-        file.write_all(&pieces.to_bytes())?;
+        file.write_all(&chunks.to_bytes())?;
         file.sync_all()
     });
-    written.map_err(failed("the sums of a blob are not written")).map(|()| path)
+    written.map_err(failed("failed to write the checksums of a blob")).map(|()| path)
 }
 
-/// Lets the draft grow again that a blob about to be removed was made of, unless `new` is the same file.
+/// Makes the draft of a blob that is about to be removed writable again, unless `new` is the same file.
 fn release(path: &Path, new: Option<&Path>) -> Result<()> {
     let Ok(found) = fs::metadata(path) else { return Ok(()) };
     let is_new = new.and_then(|new| fs::metadata(new).ok()).is_some_and(|new| new.ino() == found.ino());
-    if found.nlink() > 1 && !is_new { places::set_mode(path, 0o644) } else { Ok(()) }
+    if found.nlink() > 1 && !is_new { layout::set_mode(path, 0o644) } else { Ok(()) }
 }
 
-pub(super) fn remove(places: &Places, blob: BlobId) -> Result<()> {
-    let path = places.blob(blob);
+pub(super) fn remove(layout: &StorageLayout, blob: BlobId) -> Result<()> {
+    let path = layout.blob(blob);
     release(&path, None)?;
-    places::remove(&path)?;
-    places::remove(&places.sums(blob))?;
+    layout::remove(&path)?;
+    layout::remove(&layout.checksums(blob))?;
     let folder = path.parent().filter(|folder| folder.exists());
-    folder.map_or(Ok(()), places::sync_folder)
+    folder.map_or(Ok(()), layout::sync_dir)
 }
 
-/// The right sums of a file that has none.
-pub(super) struct Repair {
-    pieces: Pieces,
-    /// The number of the file.
-    file: u64,
+/// The chunk checksums of an intact blob whose checksum file is missing or damaged.
+pub(super) struct ChecksumRepair {
+    chunks: ChunkChecksums,
+    /// The inode of the blob.
+    inode: u64,
 }
 
-/// Looks at every byte. Says what is wrong, if anything is, and what the sums of the pieces are if only those are.
+/// Reads a blob completely. Returns what is wrong with it, if anything, and a repair if only its checksum file is wrong.
 pub(super) async fn verify(
-    places: &Places,
+    layout: &StorageLayout,
     blob: BlobId,
-    content: &Content,
-) -> Result<(Option<String>, Option<Repair>)> {
+    content: &ContentDigest,
+) -> Result<(Option<String>, Option<ChecksumRepair>)> {
     let wrong = |why: String| Ok((Some(why), None));
-    let path = places.blob(blob);
+    let path = layout.blob(blob);
     let open = move || match File::open(path) {
         Ok(file) => {
-            let number = file.metadata().map_err(unreadable("a blob cannot be looked at"))?.ino();
-            Ok(Some((file, number)))
+            let inode = file.metadata().map_err(read_error("failed to inspect a blob"))?.ino();
+            Ok(Some((file, inode)))
         }
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(unreadable("a blob cannot be opened")(error)),
+        Err(error) => Err(read_error("failed to open a blob")(error)),
     };
-    let look = async {
-        let Some((file, number)) = blocking(open).await? else { return Ok(None) };
-        Ok(Some((sum_up(file, true).await?, number)))
+    let hashed = async {
+        let Some((file, inode)) = run_blocking(open).await? else { return Ok(None) };
+        Ok(Some((hash_file(file, true).await?, inode)))
     };
-    let (found, number) = match look.await {
+    let (found, inode) = match hashed.await {
         Ok(Some(found)) => found,
         Ok(None) => return wrong("the file is missing".into()),
-        // A disk that cannot be read any more is what this is to find.
+        // Finding files that cannot be read is the purpose of this.
         Err(Error::Internal(why)) => return wrong(why),
         Err(error) => return Err(error),
     };
     if found.content.size != content.size {
         return wrong(format!("{} bytes instead of {}", found.content.size, content.size));
     }
-    let sums = places.sums(blob);
-    let stored = blocking(move || Pieces::read(&sums)).await?;
-    let difference = stored.as_ref().map_or(Some(0), |stored| stored.first_difference(&found.pieces));
+    let checksums = layout.checksums(blob);
+    let stored = run_blocking(move || ChunkChecksums::read(&checksums)).await?;
+    let difference = stored.as_ref().map_or(Some(0), |stored| stored.first_difference(&found.chunks));
     let differs = |algorithm: &&HashAlgorithm| {
         found.content.checksums.get(**algorithm) != content.checksums.get(**algorithm)
     };
@@ -128,143 +131,149 @@ pub(super) async fn verify(
         let place = stored.and(difference).map(|at| format!(" (damaged at byte {at} or after it)"));
         return wrong(format!("{algorithm} differs{}", place.unwrap_or_default()));
     }
-    Ok((None, difference.map(|_| Repair { pieces: found.pieces, file: number })))
+    Ok((None, difference.map(|_| ChecksumRepair { chunks: found.chunks, inode })))
 }
 
-/// Writes the sums of the pieces anew, unless the blob is another one by now.
-pub(super) fn repair(places: &Places, blob: BlobId, repair: &Repair) -> Result<()> {
-    if fs::metadata(places.blob(blob)).map_or(true, |found| found.ino() != repair.file) {
+/// Writes the checksum file again, unless the blob has been replaced meanwhile.
+pub(super) fn repair(layout: &StorageLayout, blob: BlobId, repair: &ChecksumRepair) -> Result<()> {
+    if fs::metadata(layout.blob(blob)).map_or(true, |found| found.ino() != repair.inode) {
         return Ok(());
     }
-    tracing::warn!(%blob, "the sums of a blob are made anew");
-    let scratch = places.job()?;
-    let sums = write_sums(&scratch, &repair.pieces)?;
-    fs::rename(sums, places.sums(blob)).map_err(failed("the sums of a blob get no name"))
+    tracing::warn!(%blob, "repaired checksum file of blob");
+    let scratch = layout.scratch()?;
+    let checksums = write_checksums(&scratch, &repair.chunks)?;
+    fs::rename(checksums, layout.checksums(blob)).map_err(failed("failed to publish the checksums of a blob"))
 }
 
-/// A part of a blob, of which every byte is checked. [`Error::Internal`] only if it is damaged.
-pub(super) fn read(places: &Places, blob: BlobId, range: Range<u64>) -> Result<ByteStream> {
-    let path = places.blob(blob);
+/// Reads a part of a blob and verifies every byte. [`Error::Internal`] means that the blob is damaged.
+pub(super) fn read(layout: &StorageLayout, blob: BlobId, range: Range<u64>) -> Result<ByteStream> {
+    let path = layout.blob(blob);
     let absent = |what| {
         move |error: std::io::Error| match error.kind() {
             ErrorKind::NotFound => Error::not_found("blob"),
-            _ => unreadable(what)(error),
+            _ => read_error(what)(error),
         }
     };
-    let file = File::open(&path).map_err(absent("a blob cannot be opened"))?;
-    let found = file.metadata().map_err(unreadable("a blob cannot be looked at"))?;
-    let (size, pieces) = (found.len(), Pieces::read(&places.sums(blob))?);
-    // The sums may be those of what takes its place in this moment.
-    if fs::metadata(&path).map_err(absent("a blob cannot be looked at"))?.ino() != found.ino() {
+    let file = File::open(&path).map_err(absent("failed to open a blob"))?;
+    let found = file.metadata().map_err(read_error("failed to inspect a blob"))?;
+    let (size, chunks) = (found.len(), ChunkChecksums::read(&layout.checksums(blob))?);
+    // The checksums may belong to a file that is just replacing this one.
+    if fs::metadata(&path).map_err(absent("failed to inspect a blob"))?.ino() != found.ino() {
         return Err(Error::Unavailable("the blob is being replaced".into()));
     }
-    let pieces = pieces
-        .filter(|pieces| pieces.size == size)
-        .ok_or_else(|| Error::Internal(format!("blob {blob} cannot be checked: its sums are damaged")))?;
+    let chunks = chunks.filter(|chunks| chunks.size == size).ok_or_else(|| {
+        Error::Internal(format!("blob {blob} cannot be verified: its checksums are missing or damaged"))
+    })?;
     if range.start > range.end || range.end > size {
-        return Err(Error::Invalid(format!("bytes {}-{} of {size}", range.start, range.end)));
+        return Err(Error::Invalid(format!(
+            "range {}-{} is not within {size} bytes",
+            range.start, range.end
+        )));
     }
-    let source = Source { blob, file, pieces, spare: Mutex::default() };
-    // From its first byte to its last: the kernel reads further ahead.
+    let source = BlobSource { blob, file, chunks, free_buffers: Mutex::default() };
+    // The whole range is read in order, so the kernel may read further ahead.
     source.advise(PosixFadviseAdvice::POSIX_FADV_SEQUENTIAL, 0, 0);
-    Ok(Box::pin(Reader {
+    Ok(Box::pin(BlobReader {
         source: Arc::new(source),
-        next: range.start / PIECE as u64,
+        next: range.start / CHUNK_SIZE as u64,
         range,
-        ahead: VecDeque::with_capacity(AHEAD),
+        pending: VecDeque::with_capacity(READ_AHEAD_CHUNKS),
     }))
 }
 
-struct Source {
+struct BlobSource {
     blob: BlobId,
     file: File,
-    pieces: Pieces,
-    /// Memory of pieces that nobody holds any more: to get new memory takes as long as to read.
-    spare: Mutex<Vec<Vec<u8>>>,
+    chunks: ChunkChecksums,
+    /// Buffers for reuse: allocating one takes as long as reading into it.
+    free_buffers: Mutex<Vec<Vec<u8>>>,
 }
 
-/// The bytes of a piece; its memory goes back where it came from.
-struct Piece {
+/// The bytes of a chunk; its buffer is returned for reuse on drop.
+struct Chunk {
     data: Vec<u8>,
     size: usize,
-    source: Arc<Source>,
+    source: Arc<BlobSource>,
 }
 
-impl AsRef<[u8]> for Piece {
+impl AsRef<[u8]> for Chunk {
     fn as_ref(&self) -> &[u8] {
         &self.data[..self.size]
     }
 }
 
-impl Drop for Piece {
+impl Drop for Chunk {
     fn drop(&mut self) {
-        let mut spare = self.source.spare.lock().unwrap_or_else(PoisonError::into_inner);
-        if spare.len() <= AHEAD {
-            spare.push(std::mem::take(&mut self.data));
+        let mut free_buffers = self.source.free_buffers.lock();
+        if free_buffers.len() <= READ_AHEAD_CHUNKS {
+            free_buffers.push(std::mem::take(&mut self.data));
         }
     }
 }
 
-impl Source {
-    /// Tells the kernel what is to come. It may take the advice or not.
+impl BlobSource {
+    /// Advises the kernel about future reads; failures do not matter.
     fn advise(&self, advice: PosixFadviseAdvice, at: u64, size: usize) {
         let (Ok(at), Ok(size)) = (i64::try_from(at), i64::try_from(size)) else { return };
         let _ = posix_fadvise(&self.file, at, size, advice);
     }
 
-    fn piece(self: &Arc<Self>, number: u64) -> Result<Bytes> {
-        let at = number * PIECE as u64;
-        // The disk is at work while this piece is compared and sent.
-        self.advise(PosixFadviseAdvice::POSIX_FADV_WILLNEED, at + FETCHED_AHEAD, PIECE);
-        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop();
-        let mut data = spare.unwrap_or_else(|| vec![0; PIECE]);
-        let size = usize::try_from(self.pieces.size.saturating_sub(at)).map_or(PIECE, |size| size.min(PIECE));
+    fn chunk(self: &Arc<Self>, number: u64) -> Result<Bytes> {
+        let at = number * CHUNK_SIZE as u64;
+        // The disk reads while this chunk is verified and sent.
+        self.advise(PosixFadviseAdvice::POSIX_FADV_WILLNEED, at + KERNEL_READ_AHEAD_BYTES, CHUNK_SIZE);
+        let buffer = self.free_buffers.lock().pop();
+        let mut data = buffer.unwrap_or_else(|| vec![0; CHUNK_SIZE]);
+        let size = usize::try_from(self.chunks.size.saturating_sub(at))
+            .map_or(CHUNK_SIZE, |size| size.min(CHUNK_SIZE));
         let read = self.file.read_exact_at(&mut data[..size], at);
-        read.map_err(unreadable(&format!("blob {} at byte {at} cannot be read", self.blob)))?;
-        let right = usize::try_from(number).is_ok_and(|number| self.pieces.is_right(number, &data[..size]));
-        if !right {
+        read.map_err(read_error(&format!("failed to read blob {} at byte {at}", self.blob)))?;
+        let is_intact =
+            usize::try_from(number).is_ok_and(|number| self.chunks.matches(number, &data[..size]));
+        if !is_intact {
             return Err(Error::Internal(format!("blob {} is damaged at byte {at} or after it", self.blob)));
         }
-        Ok(Bytes::from_owner(Piece { data, size, source: self.clone() }))
+        Ok(Bytes::from_owner(Chunk { data, size, source: self.clone() }))
     }
 }
 
-struct Reader {
-    source: Arc<Source>,
-    /// What is still to be handed out.
+struct BlobReader {
+    source: Arc<BlobSource>,
+    /// The range that has not been returned yet.
     range: Range<u64>,
-    /// The piece that is to be read next.
+    /// The next chunk to read.
     next: u64,
-    ahead: VecDeque<JoinHandle<Result<Bytes>>>,
+    pending: VecDeque<JoinHandle<Result<Bytes>>>,
 }
 
-impl Stream for Reader {
+impl Stream for BlobReader {
     type Item = Result<Bytes>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let reader = &mut *self;
-        while reader.ahead.len() < AHEAD && reader.next * (PIECE as u64) < reader.range.end {
-            let (source, number) = (reader.source.clone(), reader.next);
-            reader.ahead.push_back(tokio::task::spawn_blocking(move || source.piece(number)));
+        while reader.pending.len() < READ_AHEAD_CHUNKS && reader.next * (CHUNK_SIZE as u64) < reader.range.end
+        {
+            let (source, inode) = (reader.source.clone(), reader.next);
+            reader.pending.push_back(tokio::task::spawn_blocking(move || source.chunk(inode)));
             reader.next += 1;
         }
         if reader.range.is_empty() {
             return Poll::Ready(None);
         }
-        let Some(first) = reader.ahead.front_mut() else { return Poll::Ready(None) };
-        let piece = ready!(Pin::new(first).poll(context)).unwrap_or_else(|error| Err(ended(error)));
-        reader.ahead.pop_front();
-        let within = reader.range.start % PIECE as u64;
-        let wanted = (reader.range.end - reader.range.start).min(PIECE as u64 - within);
-        let slice = piece.map(|piece| {
-            #[expect(clippy::cast_possible_truncation, reason = "not longer than a piece")]
+        let Some(first) = reader.pending.front_mut() else { return Poll::Ready(None) };
+        let chunk = ready!(Pin::new(first).poll(context)).unwrap_or_else(|error| Err(task_failed(error)));
+        reader.pending.pop_front();
+        let within = reader.range.start % CHUNK_SIZE as u64;
+        let wanted = (reader.range.end - reader.range.start).min(CHUNK_SIZE as u64 - within);
+        let slice = chunk.map(|chunk| {
+            #[expect(clippy::cast_possible_truncation, reason = "not longer than a chunk")]
             let (start, end) = (within as usize, (within + wanted) as usize);
-            piece.slice(start..end)
+            chunk.slice(start..end)
         });
         reader.range.start += wanted;
         if slice.is_err() {
             reader.range.start = reader.range.end;
-            reader.ahead.clear();
+            reader.pending.clear();
         }
         Poll::Ready(Some(slice))
     }

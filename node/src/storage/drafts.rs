@@ -1,88 +1,91 @@
-//! Drafts: files that grow, one writer at a time, summed up while they do.
+//! Drafts: files that grow, with one writer at a time, and are hashed while they do.
 //!
 //! ```text
-//! stream ──1 MiB──▶ write     each in a thread of its own, one at a time; the next MiB is received meanwhile
-//!             └────▶ sums
+//! stream ──1 MiB──▶ write     each a blocking task, one at a time; the next MiB is received meanwhile
+//!             └────▶ hash
 //! ```
 //!
-//! The length of the file is the truth. Sums are only of use when they are of just that length; otherwise the file is
-//! read once more when somebody asks.
+//! The length of the file is authoritative. A hasher is only used if it has hashed exactly that length; otherwise the
+//! file is read again when its checksums are requested.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use muster_types::storage::{ByteStream, Draft};
 use muster_types::{Error, Result};
+use parking_lot::Mutex;
 use tokio::sync::{OwnedMutexGuard, watch};
 
-use super::places::{self, Places, failed};
-use super::sums::{Lane, PIECE, Summed, Summing, blocking, sum_up};
+use super::checksums::{BackgroundTask, CHUNK_SIZE, ContentHasher, HashedContent, hash_file, run_blocking};
+use super::layout::{self, StorageLayout};
+use crate::files::{self, failed};
 
-/// How many drafts are remembered that nobody works on.
-const REMEMBERED: usize = 128;
+/// The maximum number of idle drafts that are cached.
+const MAX_CACHED_DRAFTS: usize = 128;
 
-/// How long such a draft is remembered.
-const IDLE: Duration = Duration::from_secs(3600);
+/// The time that an idle draft is cached.
+const CACHE_TTL: Duration = Duration::from_secs(3600);
 
-/// All drafts of a storage.
+/// The drafts of a storage.
 #[derive(Debug)]
 pub(super) struct Drafts {
-    places: Places,
-    known: Mutex<HashMap<Draft, (Instant, Arc<Known>)>>,
+    layout: StorageLayout,
+    states: Mutex<HashMap<Draft, (Instant, Arc<DraftState>)>>,
 }
 
 #[derive(Debug)]
-struct Known {
-    /// Held by whoever works on the file; has the sums of its beginning.
-    turn: Arc<tokio::sync::Mutex<Option<Summing>>>,
-    /// Changes when those that append shall stop.
+struct DraftState {
+    /// Locked while the file is worked on; holds the hasher of what was written so far.
+    lock: Arc<tokio::sync::Mutex<Option<ContentHasher>>>,
+    /// Notifies running appends that they have to stop.
     stop: watch::Sender<()>,
 }
 
-/// The right to work on a draft.
-pub(super) type Turn = OwnedMutexGuard<Option<Summing>>;
+/// The exclusive access to a draft.
+pub(super) type DraftGuard = OwnedMutexGuard<Option<ContentHasher>>;
 
 impl Drafts {
-    pub(super) fn new(places: Places) -> Self {
-        Self { places, known: Mutex::default() }
+    pub(super) fn new(layout: StorageLayout) -> Self {
+        Self { layout, states: Mutex::default() }
     }
 
-    fn known(&self, draft: Draft) -> Arc<Known> {
-        let mut all = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+    fn state(&self, draft: Draft) -> Arc<DraftState> {
+        let mut all = self.states.lock();
         let now = Instant::now();
-        // Work that nobody waits for any more holds the turn only.
-        let idle = |known: &Arc<Known>| Arc::strong_count(known) == 1 && Arc::strong_count(&known.turn) == 1;
-        all.retain(|_, (used, known)| now.duration_since(*used) < IDLE || !idle(known));
-        if all.len() > REMEMBERED
+        // Work whose future was dropped only holds the lock.
+        let idle =
+            |state: &Arc<DraftState>| Arc::strong_count(state) == 1 && Arc::strong_count(&state.lock) == 1;
+        all.retain(|_, (used, state)| now.duration_since(*used) < CACHE_TTL || !idle(state));
+        if all.len() > MAX_CACHED_DRAFTS
             && let Some(oldest) =
-                all.iter().filter(|(_, (_, known))| idle(known)).min_by_key(|(_, (used, _))| used)
+                all.iter().filter(|(_, (_, state))| idle(state)).min_by_key(|(_, (used, _))| used)
         {
             let oldest = *oldest.0;
             all.remove(&oldest);
         }
-        let fresh = || (now, Arc::new(Known { turn: Arc::default(), stop: watch::Sender::new(()) }));
-        let (used, known) = all.entry(draft).or_insert_with(fresh);
+        let new = || (now, Arc::new(DraftState { lock: Arc::default(), stop: watch::Sender::new(()) }));
+        let (used, state) = all.entry(draft).or_insert_with(new);
         *used = now;
-        known.clone()
+        state.clone()
     }
 
-    /// Waits until nobody works on a draft.
-    pub(super) async fn turn(&self, draft: Draft) -> Turn {
-        self.known(draft).turn.clone().lock_owned().await
+    /// Locks a draft.
+    pub(super) async fn lock(&self, draft: Draft) -> DraftGuard {
+        self.state(draft).lock.clone().lock_owned().await
     }
 
     pub(super) async fn size(&self, draft: Draft) -> Result<Option<u64>> {
-        let path = self.places.draft(draft);
-        blocking(move || match fs::metadata(path) {
+        let path = self.layout.draft(draft);
+        run_blocking(move || match fs::metadata(path) {
             Ok(found) => Ok(Some(found.len())),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(failed("a draft cannot be looked at")(error)),
+            Err(error) => Err(failed("failed to inspect a draft")(error)),
         })
         .await
     }
@@ -91,22 +94,21 @@ impl Drafts {
         &self,
         draft: Draft,
         at: Option<u64>,
-        most: u64,
+        max_size: u64,
         mut data: ByteStream,
     ) -> Result<u64> {
-        let known = self.known(draft);
-        let mut stop = known.stop.subscribe();
-        let turn = known.turn.clone().lock_owned().await;
-        let stopped = || Error::Conflict("the upload was cut while this part came in".into());
+        let state = self.state(draft);
+        let mut stop = state.stop.subscribe();
+        let guard = state.lock.clone().lock_owned().await;
+        let stopped = || Error::Conflict("the upload was truncated while this part was received".into());
         if stop.has_changed().unwrap_or(true) {
             return Err(stopped());
         }
-        let places = self.places.clone();
-        let file = self.places.draft(draft);
-        let writer = blocking(move || Writer::open(turn, places, &file, at)).await?;
+        let layout = self.layout.clone();
+        let file = self.layout.draft(draft);
+        let writer = run_blocking(move || Writer::open(guard, layout, &file, at)).await?;
         let mut received = writer.size;
-        let mut pipe = Pipe::new(writer);
-        let mut buffer = Vec::new();
+        let mut pipeline = AppendPipeline::new(writer);
         let mut failure = None;
         loop {
             let next = tokio::select! {
@@ -114,7 +116,7 @@ impl Drafts {
                 _ = stop.changed() => Some(Err(stopped())),
                 next = std::future::poll_fn(|context| data.as_mut().poll_next(context)) => next,
             };
-            let mut bytes = match next {
+            let bytes = match next {
                 Some(Ok(bytes)) => bytes,
                 Some(Err(error)) => {
                     failure = Some(error);
@@ -123,169 +125,154 @@ impl Drafts {
                 None => break,
             };
             received = received.saturating_add(bytes.len() as u64);
-            if received > most {
-                pipe.undo().await?;
-                return Err(Error::TooLarge(format!("the content is larger than {most} bytes")));
+            if received > max_size {
+                pipeline.undo().await?;
+                return Err(Error::TooLarge(format!("the content is larger than {max_size} bytes")));
             }
-            if buffer.is_empty() && bytes.len() >= PIECE {
-                pipe = pipe.push(bytes).await?;
-                continue;
-            }
-            while !bytes.is_empty() {
-                let part = bytes.split_to(bytes.len().min(PIECE - buffer.len()));
-                if buffer.capacity() == 0 {
-                    buffer.reserve_exact(PIECE);
-                }
-                buffer.extend_from_slice(&part);
-                if buffer.len() == PIECE {
-                    pipe = pipe.push(std::mem::take(&mut buffer).into()).await?;
-                }
-            }
+            pipeline = pipeline.append(bytes).await?;
         }
         if failure.is_some() && at.is_none() {
-            // Who does not say where a part begins sends all of it again, and may have cut the draft before this came.
-            pipe.undo().await?;
+            // A client that does not name an offset sends everything again, and may have truncated the draft meanwhile.
+            pipeline.undo().await?;
             return failure.map_or(Ok(0), Err);
         }
-        if !buffer.is_empty() {
-            pipe = pipe.push(buffer.into()).await?;
-        }
-        let size = pipe.end().await?;
+        let size = pipeline.finish().await?;
         failure.map_or(Ok(size), Err)
     }
 
     pub(super) async fn truncate(&self, draft: Draft, size: u64) -> Result<()> {
-        let mut turn = self.interrupt(draft).await;
-        let path = self.places.draft(draft);
-        blocking(move || {
-            let found = fs::metadata(&path).map_err(absent)?;
+        let mut guard = self.interrupt(draft).await;
+        let path = self.layout.draft(draft);
+        run_blocking(move || {
+            let found = fs::metadata(&path).map_err(open_error)?;
             if size > found.len() {
-                return Err(Error::Invalid(format!("cannot cut {} bytes to {size}", found.len())));
+                return Err(Error::Invalid(format!("cannot truncate {} bytes to {size}", found.len())));
             }
-            require_own(&found)?;
-            let file = OpenOptions::new().write(true).open(path).map_err(absent)?;
-            if turn.as_ref().is_some_and(|summing| summing.size != size) {
-                *turn = None;
+            require_unpublished(&found)?;
+            let file = OpenOptions::new().write(true).open(path).map_err(open_error)?;
+            if guard.as_ref().is_some_and(|hasher| hasher.size != size) {
+                *guard = None;
             }
-            file.set_len(size).map_err(failed("a draft cannot be cut"))
+            file.set_len(size).map_err(failed("failed to truncate a draft"))
         })
         .await
     }
 
     pub(super) async fn remove(&self, draft: Draft) -> Result<()> {
-        let mut turn = self.interrupt(draft).await;
-        let path = self.places.draft(draft);
-        blocking(move || {
-            *turn = None;
-            places::remove(&path)
+        let mut guard = self.interrupt(draft).await;
+        let path = self.layout.draft(draft);
+        run_blocking(move || {
+            *guard = None;
+            layout::remove(&path)
         })
         .await
     }
 
-    /// Makes a finished file a draft, in place of one that is there.
+    /// Makes a finished file a draft, replacing an existing one.
     pub(super) async fn adopt(&self, draft: Draft, file: PathBuf) -> Result<()> {
-        let mut turn = self.interrupt(draft).await;
-        let places = self.places.clone();
-        blocking(move || {
-            places::make(&places.drafts())?;
-            places::take_over(&file)?;
-            // Whatever is known was of what is there now.
-            *turn = None;
-            places::set_mode(&file, 0o644)?;
-            let to = places.draft(draft);
-            fs::rename(file, &to).map_err(failed("a draft gets no name"))?;
-            if places::may_be_written(&to) {
-                // Whoever made it holds it open, and could change it after it was summed up.
-                let scratch = places.job()?;
+        let mut guard = self.interrupt(draft).await;
+        let layout = self.layout.clone();
+        run_blocking(move || {
+            files::create_dir(&layout.drafts())?;
+            layout::take_ownership(&file)?;
+            // The hasher belongs to the file that is replaced.
+            *guard = None;
+            layout::set_mode(&file, 0o644)?;
+            let to = layout.draft(draft);
+            fs::rename(file, &to).map_err(failed("failed to rename a draft"))?;
+            if layout::may_be_open_for_writing(&to) {
+                // Its writer still has it open and could change it after it was hashed.
+                let scratch = layout.scratch()?;
                 let copy = scratch.path("own");
-                fs::copy(&to, &copy).map_err(failed("a draft cannot be copied"))?;
-                fs::rename(copy, &to).map_err(failed("a draft gets no name"))?;
+                fs::copy(&to, &copy).map_err(failed("failed to copy a draft"))?;
+                fs::rename(copy, &to).map_err(failed("failed to rename a draft"))?;
             }
             Ok(())
         })
         .await
     }
 
-    /// Stops those that append, and waits for them.
-    async fn interrupt(&self, draft: Draft) -> Turn {
-        let known = self.known(draft);
-        known.stop.send_replace(());
-        known.turn.clone().lock_owned().await
+    /// Stops running appends and locks the draft.
+    async fn interrupt(&self, draft: Draft) -> DraftGuard {
+        let state = self.state(draft);
+        state.stop.send_replace(());
+        state.lock.clone().lock_owned().await
     }
 
-    /// The sums of a draft whose turn it is: those that were made while it came in, or else it is read.
-    pub(super) async fn summed(&self, draft: Draft, turn: &mut Turn) -> Result<Summed> {
-        let path = self.places.draft(draft);
+    /// Returns the checksums of a locked draft: those computed while it was written, or else it is read.
+    pub(super) async fn hashed(&self, draft: Draft, guard: &mut DraftGuard) -> Result<HashedContent> {
+        let path = self.layout.draft(draft);
         let open = move || {
-            let file = File::open(path).map_err(absent)?;
-            let size = file.metadata().map_err(failed("a draft cannot be looked at"))?.len();
+            let file = File::open(path).map_err(open_error)?;
+            let size = file.metadata().map_err(failed("failed to inspect a draft"))?.len();
             Ok((file, size))
         };
-        let (file, size) = blocking(open).await?;
-        match turn.take().filter(|summing| summing.size == size) {
-            Some(summing) => {
-                let (summed, summing) = summing.sums().await?;
-                **turn = Some(summing);
-                Ok(summed)
+        let (file, size) = run_blocking(open).await?;
+        match guard.take().filter(|hasher| hasher.size == size) {
+            Some(hasher) => {
+                let (hashed, hasher) = hasher.finish().await?;
+                **guard = Some(hasher);
+                Ok(hashed)
             }
-            None => sum_up(file, false).await,
+            None => hash_file(file, false).await,
         }
     }
 }
 
-pub(super) fn absent(error: std::io::Error) -> Error {
+pub(super) fn open_error(error: std::io::Error) -> Error {
     if error.kind() == ErrorKind::NotFound {
         return Error::not_found("draft");
     }
-    failed("a draft cannot be opened")(error)
+    failed("failed to open a draft")(error)
 }
 
-/// Refuses to change a file that is also a blob's.
-fn require_own(found: &fs::Metadata) -> Result<()> {
+/// Refuses to change a file that is also a blob.
+fn require_unpublished(found: &fs::Metadata) -> Result<()> {
     if found.nlink() > 1 {
-        return Err(Error::Conflict("the content is kept already and does not change any more".into()));
+        return Err(Error::Conflict("the content is already stored as a blob and cannot change".into()));
     }
     Ok(())
 }
 
-/// The end of a draft. It travels through the threads that write, with the turn: should nobody wait for them any
-/// more, the next one's turn begins after the last write.
+/// The end of a draft. It moves through the blocking tasks together with the guard: if the append is cancelled, the
+/// draft stays locked until the last write is done.
 #[derive(Debug)]
 struct Writer {
-    turn: Turn,
+    guard: DraftGuard,
     file: File,
-    places: Places,
-    /// The size when this began.
+    layout: StorageLayout,
+    /// The size when the append started.
     before: u64,
     size: u64,
 }
 
 impl Writer {
-    fn open(turn: Turn, places: Places, path: &Path, at: Option<u64>) -> Result<Self> {
+    fn open(guard: DraftGuard, layout: StorageLayout, path: &Path, at: Option<u64>) -> Result<Self> {
         let before = match fs::metadata(path) {
             Ok(found) => {
-                require_own(&found)?;
+                require_unpublished(&found)?;
                 found.len()
             }
             Err(error) if error.kind() == ErrorKind::NotFound => 0,
-            Err(error) => return Err(absent(error)),
+            Err(error) => return Err(open_error(error)),
         };
         if at.is_some_and(|at| at != before) {
             return Err(Error::Conflict(format!("the upload has {before} bytes so far")));
         }
-        places::make(&places.drafts())?;
+        files::create_dir(&layout.drafts())?;
         let options = OpenOptions::new().write(true).create(true).truncate(false).mode(0o644).open(path);
-        let file = options.map_err(failed("a draft cannot be made"))?;
-        // Whatever this process leaves away from new files: another user reads it when it is looked at.
-        file.set_permissions(Permissions::from_mode(0o644)).map_err(failed("a draft's mode is not set"))?;
-        Ok(Self { turn, file, places, before, size: before })
+        let file = options.map_err(failed("failed to create a draft"))?;
+        // Regardless of the umask: the image tools read it as another user.
+        file.set_permissions(Permissions::from_mode(0o644))
+            .map_err(failed("failed to set the mode of a draft"))?;
+        Ok(Self { guard, file, layout, before, size: before })
     }
 
-    /// Writes at the end, or leaves the draft as it was when this began.
+    /// Writes at the end, or restores the size that the draft had when the append started.
     fn write(&mut self, data: &[u8]) -> Result<()> {
         let size = data.len() as u64;
-        let written = self.places.require_room(size).and_then(|()| {
-            self.file.write_all_at(data, self.size).map_err(failed("a draft cannot be written"))
+        let written = self.layout.require_space(size).and_then(|()| {
+            self.file.write_all_at(data, self.size).map_err(failed("failed to write a draft"))
         });
         match written {
             Ok(()) => {
@@ -300,52 +287,77 @@ impl Writer {
     }
 
     fn undo(&mut self) -> Result<()> {
-        self.file.set_len(self.before).map_err(failed("a draft cannot be cut"))?;
+        self.file.set_len(self.before).map_err(failed("failed to truncate a draft"))?;
         self.size = self.before;
         Ok(())
     }
 }
 
-/// A writer at work, and the sums beside it.
+/// A writer and a hasher that work concurrently.
 #[derive(Debug)]
-struct Pipe {
-    writing: Lane<Result<Writer>>,
-    summing: Option<Summing>,
+struct AppendPipeline {
+    writing: BackgroundTask<Result<Writer>>,
+    hasher: Option<ContentHasher>,
+    /// Less than a chunk that is not being written yet.
+    buffer: Vec<u8>,
 }
 
-impl Pipe {
+impl AppendPipeline {
     fn new(mut writer: Writer) -> Self {
-        let former = writer.turn.take().filter(|summing| summing.size == writer.before);
-        let summing = former.or_else(|| (writer.before == 0).then(Summing::new));
-        Self { writing: Lane::Idle(Ok(writer)), summing }
+        let former = writer.guard.take().filter(|hasher| hasher.size == writer.before);
+        let hasher = former.or_else(|| (writer.before == 0).then(ContentHasher::new));
+        Self { writing: BackgroundTask::Idle(Ok(writer)), hasher, buffer: Vec::new() }
     }
 
-    /// Comes back while this is being written, but not before what came before is.
-    async fn push(self, data: Bytes) -> Result<Self> {
-        let mut writer = self.writing.end().await??;
-        let summed = data.clone();
-        let writing = Lane::go(move || {
+    /// Appends bytes, which are written in chunks.
+    async fn append(mut self, mut bytes: Bytes) -> Result<Self> {
+        if self.buffer.is_empty() && bytes.len() >= CHUNK_SIZE {
+            return self.write(bytes).await;
+        }
+        while !bytes.is_empty() {
+            let part = bytes.split_to(bytes.len().min(CHUNK_SIZE - self.buffer.len()));
+            if self.buffer.capacity() == 0 {
+                self.buffer.reserve_exact(CHUNK_SIZE);
+            }
+            self.buffer.extend_from_slice(&part);
+            if self.buffer.len() == CHUNK_SIZE {
+                let chunk = std::mem::take(&mut self.buffer).into();
+                self = self.write(chunk).await?;
+            }
+        }
+        Ok(self)
+    }
+
+    /// Starts to write these bytes, after the previous ones have been written.
+    async fn write(self, data: Bytes) -> Result<Self> {
+        let mut writer = self.writing.join().await??;
+        let hashed = data.clone();
+        let writing = BackgroundTask::spawn(move || {
             writer.write(&data)?;
             Ok(writer)
         });
-        let summing = match self.summing {
-            Some(summing) => Some(summing.feed(summed).await?),
+        let hasher = match self.hasher {
+            Some(hasher) => Some(hasher.feed(hashed).await?),
             None => None,
         };
-        Ok(Self { writing, summing })
+        Ok(Self { writing, hasher, buffer: self.buffer })
     }
 
-    /// Waits for the last write, and leaves the sums for whoever goes on.
-    async fn end(self) -> Result<u64> {
-        let mut writer = self.writing.end().await??;
-        *writer.turn = self.summing;
+    /// Writes the rest, waits for it, and stores the hasher for the next append.
+    async fn finish(mut self) -> Result<u64> {
+        if !self.buffer.is_empty() {
+            let rest = std::mem::take(&mut self.buffer).into();
+            self = self.write(rest).await?;
+        }
+        let mut writer = self.writing.join().await??;
+        *writer.guard = self.hasher;
         Ok(writer.size)
     }
 
-    /// Leaves the draft as it was.
+    /// Restores the size that the draft had when the append started.
     async fn undo(self) -> Result<()> {
-        let mut writer = self.writing.end().await??;
-        blocking(move || writer.undo()).await
+        let mut writer = self.writing.join().await??;
+        run_blocking(move || writer.undo()).await
     }
 }
 
@@ -356,9 +368,9 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_finished_file_becomes_a_draft_of_our_own() {
+    async fn adopted_file_becomes_an_independent_draft() {
         let folder = tempfile::tempdir().unwrap();
-        let (drafts, draft) = (Drafts::new(Places::new(folder.path())), Draft::Vm(BlobId::new()));
+        let (drafts, draft) = (Drafts::new(StorageLayout::new(folder.path())), Draft::Vm(BlobId::new()));
         let file = folder.path().join("file");
         for text in ["first", "and another"] {
             fs::write(&file, text).unwrap();
@@ -368,20 +380,20 @@ mod tests {
             }
             drafts.adopt(draft, file.clone()).await.unwrap();
             assert!(!file.exists());
-            let found = fs::metadata(drafts.places.draft(draft)).unwrap();
+            let found = fs::metadata(drafts.layout.draft(draft)).unwrap();
             let owner = nix::unistd::geteuid().as_raw();
             assert_eq!((found.mode() & 0o777, found.uid(), found.len()), (0o644, owner, text.len() as u64));
-            let mut turn = drafts.turn(draft).await;
-            assert_eq!(drafts.summed(draft, &mut turn).await.unwrap().content.size, text.len() as u64);
+            let mut guard = drafts.lock(draft).await;
+            assert_eq!(drafts.hashed(draft, &mut guard).await.unwrap().content.size, text.len() as u64);
         }
-        // Whoever holds it open for writing does not reach the draft.
-        fs::write(&file, "as summed up").unwrap();
+        // A writer that still has the file open cannot change the draft.
+        fs::write(&file, "as hashed up").unwrap();
         let held = fs::OpenOptions::new().write(true).open(&file).unwrap();
         drafts.adopt(draft, file.clone()).await.unwrap();
         std::os::unix::fs::FileExt::write_all_at(&held, b"changed", 0).unwrap();
-        assert_eq!(fs::read(drafts.places.draft(draft)).unwrap(), b"as summed up");
+        assert_eq!(fs::read(drafts.layout.draft(draft)).unwrap(), b"as hashed up");
         drop(held);
-        // Whoever wrote it may have left anything under that name.
+        // The file may be anything its writer put there.
         std::os::unix::fs::symlink("/etc/passwd", &file).unwrap();
         assert!(matches!(drafts.adopt(draft, file).await, Err(Error::Internal(_))));
         assert_eq!(drafts.size(draft).await.unwrap(), Some(12));

@@ -1,4 +1,4 @@
-//! Drafts and blobs as disk images: who may look at or convert them when, and where the result goes.
+//! Drafts and blobs as disk images: locking and concurrency of inspections and conversions, and where results go.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -12,88 +12,91 @@ use muster_types::storage::Draft;
 use muster_types::{Error, Result};
 
 use super::FileStorage;
-use super::drafts::absent;
-use super::places::{self, Places, failed};
-use super::sums::blocking;
+use super::checksums::run_blocking;
+use super::drafts::open_error;
+use super::layout::{self, StorageLayout};
+use crate::files::{self, failed};
 use crate::image::{self, Job};
 
-/// Tells a job that nobody waits for it any more.
-struct Waiting(Arc<AtomicBool>);
+/// Cancels a job when the future that waits for it is dropped.
+struct CancelOnDrop(Arc<AtomicBool>);
 
-impl Drop for Waiting {
+impl Drop for CancelOnDrop {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }
 
 impl FileStorage {
-    /// A job, and what keeps it going.
-    fn job(&self) -> (impl FnOnce() -> Result<Job> + Send + use<>, Waiting) {
-        let given_up = Arc::new(AtomicBool::new(false));
-        let (places, waiting) = (self.places.clone(), Waiting(given_up.clone()));
-        let begin = move || {
-            let scratch = places.job()?;
-            let room = Box::new(move || places.room());
-            Ok(Job { scratch, room, given_up })
+    /// Returns a constructor for a job, and the guard that cancels it on drop.
+    fn new_job(&self) -> (impl FnOnce() -> Result<Job> + Send + use<>, CancelOnDrop) {
+        let cancelled = Arc::new(AtomicBool::new(false));
+        let (layout, cancel) = (self.layout.clone(), CancelOnDrop(cancelled.clone()));
+        let new_job = move || {
+            let scratch = layout.scratch()?;
+            let free_space = Box::new(move || layout.available_bytes());
+            Ok(Job { scratch, free_space, cancelled })
         };
-        (begin, waiting)
+        (new_job, cancel)
     }
 
     pub(super) async fn inspect_blob(&self, blob: BlobId) -> Result<ImageFacts> {
         let permit = permit(&self.inspections).await?;
-        let (images, path) = (self.images.clone(), self.places.blob(blob));
-        let (begin, _waiting) = self.job();
-        blocking(move || {
-            let _held = permit;
+        let (images, path) = (self.images.clone(), self.layout.blob(blob));
+        let (new_job, _cancel) = self.new_job();
+        run_blocking(move || {
+            let _guards = permit;
             if !path.exists() {
                 return Err(Error::not_found("blob"));
             }
-            images.inspect(&path, &begin()?)
+            images.inspect(&path, &new_job()?)
         })
         .await
     }
 
     pub(super) async fn unpack_draft(&self, draft: Draft) -> Result<Option<Compression>> {
-        let mut turn = self.drafts.turn(draft).await;
+        let mut guard = self.drafts.lock(draft).await;
         let permit = permit(&self.inspections).await?;
-        let (images, path) = (self.images.clone(), self.places.draft(draft));
-        let (begin, _waiting) = self.job();
-        blocking(move || {
-            let _held = permit;
-            let Some(packing) = image::packing(&File::open(&path).map_err(absent)?)? else { return Ok(None) };
-            let job = begin()?;
+        let (images, path) = (self.images.clone(), self.layout.draft(draft));
+        let (new_job, _cancel) = self.new_job();
+        run_blocking(move || {
+            let _guards = permit;
+            let Some(packing) = image::compression_of(&File::open(&path).map_err(open_error)?)? else {
+                return Ok(None);
+            };
+            let job = new_job()?;
             let unpacked = images.unpack(&path, packing, &job)?;
-            places::set_mode(&unpacked, 0o644)?;
-            *turn = None;
-            fs::rename(unpacked, &path).map_err(failed("an unpacked draft gets no name"))?;
+            layout::set_mode(&unpacked, 0o644)?;
+            *guard = None;
+            fs::rename(unpacked, &path).map_err(failed("failed to rename an unpacked draft"))?;
             Ok(Some(packing))
         })
         .await
     }
 
     pub(super) async fn convert_blob(&self, blob: BlobId, facts: ImageFacts) -> Result<()> {
-        let (places, images) = (self.places.clone(), self.images.clone());
+        let (layout, images) = (self.layout.clone(), self.images.clone());
         let is_disc = facts.format == ImageFormat::Iso;
-        let to = if is_disc { places.disc(blob) } else { places.conversion(blob) };
+        let to = if is_disc { layout.disc(blob) } else { layout.conversion(blob) };
         self.make_conversion(blob, to, move |file, job| images.convert(file, &facts, job)).await
     }
 
     pub(super) async fn convert_thin_blob(&self, blob: BlobId, base: BlobId) -> Result<()> {
-        let (places, images) = (self.places.clone(), self.images.clone());
-        let to = places.conversion(blob);
-        let join = move |file: &Path, job: &Job| {
+        let (layout, images) = (self.layout.clone(), self.images.clone());
+        let to = layout.conversion(blob);
+        let flatten = move |file: &Path, job: &Job| {
             let missing = || Error::Unavailable(format!("the conversion of blob {base} is not on this node"));
-            let under = conversion(&places, base).ok_or_else(missing)?;
-            // It may be removed meanwhile.
+            let under = conversion(&layout, base).ok_or_else(missing)?;
+            // The link keeps the file while its name may be removed.
             let kept = job.scratch.path("base");
-            places::link(&under, &kept)?;
-            touch(&places, base);
-            images.join(file, &kept, job)
+            layout::link(&under, &kept)?;
+            touch(&layout, base);
+            images.flatten(file, &kept, job)
         };
-        self.make_conversion(blob, to, join).await
+        self.make_conversion(blob, to, flatten).await
     }
 
-    /// Copies the disk of a machine that is off to a file on the same file system; a thin copy has only what differs from its base.
+    /// Copies the disk of a stopped VM to a file on the same file system. A thin copy has only what differs from the base.
     pub(crate) async fn copy_disk(
         &self,
         (top, base): (PathBuf, Option<PathBuf>),
@@ -102,85 +105,88 @@ impl FileStorage {
     ) -> Result<()> {
         let permit = permit(&self.conversions).await?;
         let images = self.images.clone();
-        let (begin, _waiting) = self.job();
-        blocking(move || {
-            let _held = permit;
+        let (new_job, _cancel) = self.new_job();
+        run_blocking(move || {
+            let _guards = permit;
             let disk = image::Disk { top: &top, base: base.as_deref() };
-            let job = begin()?;
+            let job = new_job()?;
             let made = images.copy_disk(&disk, thin, compress, &job)?;
             File::open(&made)
                 .and_then(|made| made.sync_all())
-                .map_err(failed("a copy is not synchronised"))?;
-            fs::rename(made, to).map_err(failed("a copy of a disk gets no name"))
+                .map_err(failed("failed to sync a copy of a disk"))?;
+            fs::rename(made, to).map_err(failed("failed to rename a copy of a disk"))
         })
         .await
     }
 
-    /// Gives a blob its conversion, which `make` makes, unless it is there. Nothing made: it is the blob itself.
+    /// Creates the conversion of a blob unless it exists. If `make` returns `None`, the blob itself is the conversion.
     async fn make_conversion(
         &self,
         blob: BlobId,
         to: PathBuf,
         make: impl FnOnce(&Path, &Job) -> Result<Option<PathBuf>> + Send + 'static,
     ) -> Result<()> {
-        let alone = self.blobs.lock(blob).await;
-        let places = self.places.clone();
-        let is_there = blocking(move || Ok(touch(&places, blob))).await?;
+        let blob_guard = self.blobs.lock(blob).await;
+        let layout = self.layout.clone();
+        let is_there = run_blocking(move || Ok(touch(&layout, blob))).await?;
         if is_there {
             return Ok(());
         }
         let permit = permit(&self.conversions).await?;
-        let places = self.places.clone();
-        let (begin, _waiting) = self.job();
-        blocking(move || {
-            let _held = (alone, permit);
-            let path = places.blob(blob);
+        let layout = self.layout.clone();
+        let (new_job, _cancel) = self.new_job();
+        run_blocking(move || {
+            let _guards = (blob_guard, permit);
+            let path = layout.blob(blob);
             if !path.exists() {
                 return Err(Error::not_found("blob"));
             }
-            places::make(&places.conversions())?;
-            let job = begin()?;
+            files::create_dir(&layout.conversions())?;
+            let job = new_job()?;
             let whole = match make(&path, &job)? {
                 Some(new) => new,
                 None => {
                     let same = job.scratch.path("same");
-                    places::link(&path, &same)?;
+                    layout::link(&path, &same)?;
                     same
                 }
             };
             publish(&whole, &to)?;
-            // What is the blob's own file is as old as that.
-            touch(&places, blob);
-            places::sync_folder(&places.conversions())
+            // A hard link to the blob has the blob's modification time.
+            touch(&layout, blob);
+            layout::sync_dir(&layout.conversions())
         })
         .await
     }
 }
 
 async fn permit(of: &Arc<tokio::sync::Semaphore>) -> Result<tokio::sync::OwnedSemaphorePermit> {
-    of.clone().acquire_owned().await.map_err(|error| Error::Internal(format!("no permit: {error}")))
+    of.clone()
+        .acquire_owned()
+        .await
+        .map_err(|error| Error::Internal(format!("failed to acquire a permit: {error}")))
 }
 
-/// Gives a whole file its name.
+/// Gives a complete file its name.
 fn publish(file: &Path, to: &Path) -> Result<()> {
-    places::set_mode(file, 0o444)?;
-    File::open(file).and_then(|file| file.sync_all()).map_err(failed("a conversion is not synchronised"))?;
-    fs::rename(file, to).map_err(failed("a conversion gets no name"))
+    layout::set_mode(file, 0o444)?;
+    File::open(file).and_then(|file| file.sync_all()).map_err(failed("failed to sync a conversion"))?;
+    fs::rename(file, to).map_err(failed("failed to publish a conversion"))
 }
 
-/// Where the conversion of a blob is, if there is one.
-pub(super) fn conversion(places: &Places, blob: BlobId) -> Option<PathBuf> {
-    [places.conversion(blob), places.disc(blob)].into_iter().find(|path| path.exists())
+/// Returns the path of a blob's conversion, if it exists.
+pub(super) fn conversion(layout: &StorageLayout, blob: BlobId) -> Option<PathBuf> {
+    [layout.conversion(blob), layout.disc(blob)].into_iter().find(|path| path.exists())
 }
 
-/// Says that the conversion of a blob was used, if there is one.
-fn touch(places: &Places, blob: BlobId) -> bool {
-    let names = [places.conversion(blob), places.disc(blob)];
+/// Updates the last use of a blob's conversion. Returns whether it exists.
+fn touch(layout: &StorageLayout, blob: BlobId) -> bool {
+    let names = [layout.conversion(blob), layout.disc(blob)];
     let now = SystemTime::now();
     names.iter().any(|path| File::open(path).and_then(|file| file.set_modified(now)).is_ok())
 }
 
-pub(super) fn remove_conversion(places: &Places, blob: BlobId) -> Result<()> {
-    places::remove(&places.conversion(blob))?;
-    places::remove(&places.disc(blob))
+pub(super) fn remove_conversion(layout: &StorageLayout, blob: BlobId) -> Result<()> {
+    layout::remove(&layout.conversion(blob))?;
+    layout::remove(&layout.disc(blob))
 }

@@ -1,42 +1,44 @@
-//! The disk of a node: a folder with drafts, blobs and conversions. Nothing in here blocks the threads that serve
-//! others; what is looked into rather than stored is the business of [`crate::image`].
+//! The storage of a node: a directory with drafts, blobs and conversions. All file access runs on blocking threads. What
+//! files contain is the business of [`crate::image`].
 
 mod blobs;
+mod checksums;
 mod drafts;
 mod images;
-mod places;
-mod sums;
+mod layout;
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 
 use muster_types::Result;
-use muster_types::blob::{Compression, Content, ImageFacts};
+use muster_types::blob::{Compression, ContentDigest, ImageFacts};
 use muster_types::ids::BlobId;
 use muster_types::node::NodeFuture;
 use muster_types::storage::{ByteStream, Draft, StorageApi, StoredFile, StoredFileKind};
+use parking_lot::Mutex;
 use tokio::sync::{OwnedMutexGuard, Semaphore};
 
-pub(crate) use places::{Scratch, failed};
+pub(crate) use crate::files::failed;
 
+use crate::files::ScratchDir;
 use crate::image::Images;
+use checksums::run_blocking;
 use drafts::Drafts;
-use places::Places;
-use sums::blocking;
+use layout::StorageLayout;
 
-/// How many images are converted at the same time; the others wait.
-const CONVERSIONS_AT_ONCE: usize = 2;
+/// The maximum number of images that are converted concurrently.
+const MAX_CONCURRENT_CONVERSIONS: usize = 2;
 
-/// How many images are looked at at the same time.
-const INSPECTIONS_AT_ONCE: usize = 4;
+/// The maximum number of images that are inspected concurrently.
+const MAX_CONCURRENT_INSPECTIONS: usize = 4;
 
-/// A storage in a folder.
+/// A storage in a directory.
 #[derive(Debug)]
 pub(crate) struct FileStorage {
-    places: Places,
+    layout: StorageLayout,
     drafts: Drafts,
     images: Arc<Images>,
     blobs: BlobLocks,
@@ -46,64 +48,63 @@ pub(crate) struct FileStorage {
 
 impl FileStorage {
     pub(crate) fn new(root: &Path, images: Images) -> Self {
-        let places = Places::new(root);
+        let layout = StorageLayout::new(root);
         Self {
-            drafts: Drafts::new(places.clone()),
-            places,
+            drafts: Drafts::new(layout.clone()),
+            layout,
             images: Arc::new(images),
             blobs: BlobLocks::default(),
-            conversions: Arc::new(Semaphore::new(CONVERSIONS_AT_ONCE)),
-            inspections: Arc::new(Semaphore::new(INSPECTIONS_AT_ONCE)),
+            conversions: Arc::new(Semaphore::new(MAX_CONCURRENT_CONVERSIONS)),
+            inspections: Arc::new(Semaphore::new(MAX_CONCURRENT_INSPECTIONS)),
         }
     }
 }
 
-/// What machines of this node begin with.
+/// A converted image, which disks of VMs on this node are based on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Conversion {
     pub(crate) path: PathBuf,
     pub(crate) facts: ImageFacts,
 }
 
-/// What the machines of the same node need.
+/// The interface for the VMs of the same node.
 impl FileStorage {
-    /// Makes a finished file a draft, in place of one that is there. It is on the same file system, and gone from its
-    /// old place afterwards.
+    /// Makes a finished file a draft, replacing an existing one. The file has to be on the same file system and is moved.
     pub(crate) async fn adopt_draft(&self, draft: Draft, file: &Path) -> Result<()> {
         self.drafts.adopt(draft, file.to_owned()).await
     }
 
-    /// The conversion of a blob; nothing if there is none. Blocks.
+    /// Returns the conversion of a blob, if it exists. Blocks.
     pub(crate) fn conversion(&self, blob: BlobId) -> Result<Option<Conversion>> {
-        let Some(path) = images::conversion(&self.places, blob) else { return Ok(None) };
-        let facts = self.images.facts_of(&path)?;
+        let Some(path) = images::conversion(&self.layout, blob) else { return Ok(None) };
+        let facts = self.images.facts_from_header(&path)?;
         Ok(Some(Conversion { path, facts }))
     }
 
-    /// What a file is by its first bytes. Blocks.
+    /// Inspects the header of an image. Blocks.
     pub(crate) fn facts(&self, path: &Path) -> Result<ImageFacts> {
-        self.images.facts_of(path)
+        self.images.facts_from_header(path)
     }
 
-    /// The file of a blob; nothing if it is not here.
+    /// Returns the path of a blob, if it is on this node.
     pub(crate) fn blob(&self, blob: BlobId) -> Option<PathBuf> {
-        Some(self.places.blob(blob)).filter(|path| path.exists())
+        Some(self.layout.blob(blob)).filter(|path| path.exists())
     }
 
-    /// A folder on the same file system for one job, which goes with it.
-    pub(crate) fn scratch(&self) -> Result<Scratch> {
-        self.places.job()
+    /// Creates a scratch directory on the same file system.
+    pub(crate) fn scratch(&self) -> Result<ScratchDir> {
+        self.layout.scratch()
     }
 }
 
-/// Who changes the files of a blob does so alone.
+/// One lock per blob, held while its files change.
 #[derive(Debug, Default)]
 struct BlobLocks(Mutex<HashMap<BlobId, Arc<tokio::sync::Mutex<()>>>>);
 
 impl BlobLocks {
     async fn lock(&self, blob: BlobId) -> OwnedMutexGuard<()> {
         let lock = {
-            let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut all = self.0.lock();
             all.retain(|_, lock| Arc::strong_count(lock) > 1);
             all.entry(blob).or_default().clone()
         };
@@ -116,8 +117,8 @@ impl StorageApi for FileStorage {
         Box::pin(self.drafts.size(draft))
     }
 
-    fn append(&self, draft: Draft, at: Option<u64>, most: u64, data: ByteStream) -> NodeFuture<'_, u64> {
-        Box::pin(self.drafts.append(draft, at, most, data))
+    fn append(&self, draft: Draft, at: Option<u64>, max_size: u64, data: ByteStream) -> NodeFuture<'_, u64> {
+        Box::pin(self.drafts.append(draft, at, max_size, data))
     }
 
     fn truncate(&self, draft: Draft, size: u64) -> NodeFuture<'_, ()> {
@@ -132,23 +133,23 @@ impl StorageApi for FileStorage {
         Box::pin(self.unpack_draft(draft))
     }
 
-    fn content(&self, draft: Draft) -> NodeFuture<'_, Content> {
+    fn content(&self, draft: Draft) -> NodeFuture<'_, ContentDigest> {
         Box::pin(async move {
-            let mut turn = self.drafts.turn(draft).await;
-            Ok(self.drafts.summed(draft, &mut turn).await?.content)
+            let mut guard = self.drafts.lock(draft).await;
+            Ok(self.drafts.hashed(draft, &mut guard).await?.content)
         })
     }
 
-    fn keep(&self, draft: Draft, blob: BlobId) -> NodeFuture<'_, Content> {
+    fn keep(&self, draft: Draft, blob: BlobId) -> NodeFuture<'_, ContentDigest> {
         Box::pin(async move {
-            let mut turn = self.drafts.turn(draft).await;
-            let summed = self.drafts.summed(draft, &mut turn).await?;
-            let alone = self.blobs.lock(blob).await;
-            let places = self.places.clone();
-            blocking(move || {
-                let _held = (turn, alone);
-                blobs::keep(&places, &places.draft(draft), &summed.pieces, blob)?;
-                Ok(summed.content)
+            let mut guard = self.drafts.lock(draft).await;
+            let hashed = self.drafts.hashed(draft, &mut guard).await?;
+            let blob_guard = self.blobs.lock(blob).await;
+            let layout = self.layout.clone();
+            run_blocking(move || {
+                let _guards = (guard, blob_guard);
+                blobs::keep(&layout, &layout.draft(draft), &hashed.chunks, blob)?;
+                Ok(hashed.content)
             })
             .await
         })
@@ -159,21 +160,21 @@ impl StorageApi for FileStorage {
     }
 
     fn read(&self, blob: BlobId, range: Range<u64>) -> NodeFuture<'_, ByteStream> {
-        let places = self.places.clone();
-        Box::pin(blocking(move || blobs::read(&places, blob, range)))
+        let layout = self.layout.clone();
+        Box::pin(run_blocking(move || blobs::read(&layout, blob, range)))
     }
 
-    fn verify<'a>(&'a self, blob: BlobId, content: &'a Content) -> NodeFuture<'a, Option<String>> {
+    fn verify<'a>(&'a self, blob: BlobId, content: &'a ContentDigest) -> NodeFuture<'a, Option<String>> {
         Box::pin(async move {
-            let (wrong, found) = blobs::verify(&self.places, blob, content).await?;
+            let (wrong, found) = blobs::verify(&self.layout, blob, content).await?;
             if let Some(found) = found {
-                let alone = self.blobs.lock(blob).await;
-                let places = self.places.clone();
+                let blob_guard = self.blobs.lock(blob).await;
+                let layout = self.layout.clone();
                 let repair = move || {
-                    let _held = alone;
-                    blobs::repair(&places, blob, &found)
+                    let _guards = blob_guard;
+                    blobs::repair(&layout, blob, &found)
                 };
-                blocking(repair).await?;
+                run_blocking(repair).await?;
             }
             Ok(wrong)
         })
@@ -181,12 +182,12 @@ impl StorageApi for FileStorage {
 
     fn remove(&self, blob: BlobId) -> NodeFuture<'_, ()> {
         Box::pin(async move {
-            let alone = self.blobs.lock(blob).await;
-            let places = self.places.clone();
-            blocking(move || {
-                let _held = alone;
-                images::remove_conversion(&places, blob)?;
-                blobs::remove(&places, blob)
+            let blob_guard = self.blobs.lock(blob).await;
+            let layout = self.layout.clone();
+            run_blocking(move || {
+                let _guards = blob_guard;
+                images::remove_conversion(&layout, blob)?;
+                blobs::remove(&layout, blob)
             })
             .await
         })
@@ -202,25 +203,26 @@ impl StorageApi for FileStorage {
 
     fn remove_conversion(&self, blob: BlobId) -> NodeFuture<'_, ()> {
         Box::pin(async move {
-            let alone = self.blobs.lock(blob).await;
-            let places = self.places.clone();
-            blocking(move || {
-                let _held = alone;
-                images::remove_conversion(&places, blob)
+            let blob_guard = self.blobs.lock(blob).await;
+            let layout = self.layout.clone();
+            run_blocking(move || {
+                let _guards = blob_guard;
+                images::remove_conversion(&layout, blob)
             })
             .await
         })
     }
 
     fn find(&self) -> NodeFuture<'_, Vec<StoredFile>> {
-        let places = self.places.clone();
-        Box::pin(blocking(move || Ok(places.find().into_iter().filter_map(look).collect())))
+        let layout = self.layout.clone();
+        Box::pin(run_blocking(move || Ok(layout.find().into_iter().filter_map(inspect_file).collect())))
     }
 }
 
-/// Nothing if it went in this moment.
-fn look((what, path): (StoredFileKind, std::path::PathBuf)) -> Option<StoredFile> {
+/// Returns `None` if the file was removed meanwhile.
+fn inspect_file((kind, path): (StoredFileKind, std::path::PathBuf)) -> Option<StoredFile> {
     let found = path.metadata().ok()?;
-    let touched = found.modified().ok()?.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
-    Some(StoredFile { what, touched, size: found.len() })
+    let modified_at =
+        found.modified().ok()?.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+    Some(StoredFile { kind, modified_at, size: found.len() })
 }

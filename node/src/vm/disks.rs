@@ -22,7 +22,7 @@ use muster_types::{Error, Result};
 use nix::libc;
 
 use super::vm_dir::file;
-use crate::image::fresh::{self, Backing};
+use crate::image::qcow2_writer::{self, Backing};
 use crate::storage::{FileStorage, failed};
 
 /// The directory of the firmware package, with the NVRAM templates.
@@ -92,7 +92,7 @@ fn build_disk(dir: &Path, disk: &DiskPlan, sources: &Sources<'_>) -> Result<()> 
     let size = size
         .checked_next_multiple_of(512)
         .ok_or_else(|| Error::Invalid(format!("disk {} is too large", disk.device)))?;
-    create_atomically(&path, |new| fresh::write(new, size, backing, None))
+    create_atomically(&path, |new| qcow2_writer::write(new, size, backing, None))
 }
 
 /// The backing file of a disk.

@@ -18,7 +18,7 @@ use super::hypervisor::{Hypervisor, blocking};
 use super::lifecycle::{RunningVm, Vm};
 use super::qmp::Qmp;
 use super::vm_dir::file;
-use crate::image::fresh;
+use crate::image::qcow2_writer;
 use crate::storage::failed;
 
 /// The device name of the NVRAM.
@@ -108,7 +108,7 @@ async fn run_backup(
             .ok_or_else(|| Error::Conflict(format!("QEMU has no disk {}", disk.device)))?;
         let (dir, file_name) = (vm.dir.clone(), name.clone());
         blocking(move || {
-            fresh::write(&dir.file(&file_name), size, None, None)
+            qcow2_writer::write(&dir.file(&file_name), size, None, None)
                 .map_err(failed("failed to create the copy of a disk"))?;
             dir.set_owner(&file_name, uid)
         })

@@ -10,7 +10,7 @@ use muster_types::{Error, Result};
 use nix::libc;
 
 use crate::command::{COMMAND_TIMEOUT, Commands, Tool};
-use crate::network::names::Names;
+use crate::network::names::NetworkNames;
 
 const TUN: &str = "/dev/net/tun";
 const VHOST: &str = "/dev/vhost-net";
@@ -35,7 +35,7 @@ impl Tap {
         let tap =
             open_read_write(TUN).and_then(|file| attach(&file, &name).map(|()| file)).map_err(failed)?;
         if is_new {
-            let bridge = Names::new(nic.vxid).bridge;
+            let bridge = NetworkNames::new(nic.vxid).bridge;
             // The host must not have an address on the device, from which it could talk to the guest.
             let no_address = if Path::new("/proc/sys/net/ipv6").exists() { " addrgenmode none" } else { "" };
             let line = format!("link set dev {name} mtu {} master {bridge}{no_address} up\n", nic.mtu);

@@ -1,32 +1,32 @@
-//! The data plane on the real kernel: machines, guests and the outside, each in namespaces of their own.
+//! The data plane on the real kernel: hosts, guests and the external network, each in its own namespaces.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-mod care;
-mod guard;
+mod fixture;
+mod isolation;
 mod kill;
-mod world;
+mod reconcile;
 
 use muster_types::node::{HostFeature, NodeApi};
 
-use world::{Guest, Net, World, enter, is_alive};
+use fixture::{Guest, TestNetwork, Testbed, is_alive, run_isolated};
 
 #[test]
-fn guests_meet_each_other_their_router_and_the_world() {
-    if !enter("guests_meet_each_other_their_router_and_the_world") {
+fn guests_reach_each_other_their_router_and_the_external_network() {
+    if !run_isolated("guests_reach_each_other_their_router_and_the_external_network") {
         return;
     }
-    let world = World::new();
-    let web = Guest::new(&world, 1, "web", "10.0.0.2");
-    let db = Guest::new(&world, 2, "db", "10.0.0.3");
+    let testbed = Testbed::new();
+    let web = Guest::new(&testbed, 1, "web", "10.0.0.2");
+    let db = Guest::new(&testbed, 2, "db", "10.0.0.3");
     let guests = [&web, &db];
-    let mut net = Net::new(0xa1, "10.0.0.0/24", "192.168.20.5").with(&guests);
+    let mut net = TestNetwork::new(0xa1, "10.0.0.0/24", "192.168.20.5").with(&guests);
     net.router.names = vec![("printer".into(), "10.0.0.99".parse().unwrap())];
     net.router.egress.floating = vec![("192.168.20.7".parse().unwrap(), web.address)];
     net.plan.routed = vec!["192.168.20.9".parse().unwrap()];
-    net.ensure(&world, &guests);
+    net.ensure(&testbed, &guests);
 
-    // Addresses and names.
+    // DHCP and DNS.
     for guest in guests {
         let lease = guest.dhcp();
         let expected =
@@ -34,104 +34,108 @@ fn guests_meet_each_other_their_router_and_the_world() {
         assert_eq!(lease.trim(), expected);
     }
     for (name, address) in [("web", "10.0.0.2"), ("db.one.example", "10.0.0.3"), ("printer", "10.0.0.99")] {
-        let answer = db.place.sh(&format!("busybox nslookup -type=a {name} 10.0.0.1"));
+        let answer = db.netns.sh(&format!("busybox nslookup -type=a {name} 10.0.0.1"));
         assert!(answer.contains(&format!("Address: {address}")), "{answer}");
     }
 
-    // Each other, also with the largest packet, and the router.
-    assert!(web.place.pings("10.0.0.3") && db.place.pings("10.0.0.2") && db.place.pings("10.0.0.1"));
-    assert!(web.place.pings("-M do -s 1422 10.0.0.3"), "the largest packet does not pass");
+    // Reachability of guests, also with the largest packet, and of the router.
+    assert!(web.netns.can_ping("10.0.0.3") && db.netns.can_ping("10.0.0.2") && db.netns.can_ping("10.0.0.1"));
+    assert!(web.netns.can_ping("-M do -s 1422 10.0.0.3"), "the largest packet does not pass");
     let address = db.address;
     let id = net.plan.id;
-    let ping = world.machine(3).ask(async move |node| node.ping(id, address).await).unwrap();
+    let ping = testbed.host(3).call(async move |node| node.ping(id, address).await).unwrap();
     assert!(ping.stdout.iter().any(|line| line.contains(" 0% packet loss")), "{ping:?}");
-    let elsewhere = world.machine(1).ask(async move |node| node.ping(id, address).await);
+    let elsewhere = testbed.host(1).call(async move |node| node.ping(id, address).await);
     assert!(matches!(elsewhere, Err(muster_types::Error::Unavailable(_))), "{elsewhere:?}");
 
-    // The world: behind the gateway, behind the floating address, and as what is routed.
-    for place in [&world.outside, &web.place, &db.place] {
-        place.answer(80);
+    // The external network: behind the gateway, behind the floating address, and from a routed address.
+    for netns in [&testbed.external, &web.netns, &db.netns] {
+        netns.serve_source_address(80);
     }
-    assert_eq!(db.place.seen_by("198.51.100.1", 80).unwrap(), "192.168.20.5");
-    assert_eq!(web.place.seen_by("198.51.100.1", 80).unwrap(), "192.168.20.7");
-    assert_eq!(world.outside.seen_by("192.168.20.7", 80).unwrap(), "198.51.100.1");
-    assert_eq!(world.outside.seen_by("192.168.20.5", 80), None);
-    // From inside to an address that floats: to a neighbour, and to oneself.
-    assert_eq!(db.place.seen_by("192.168.20.7", 80).unwrap(), "10.0.0.1");
-    assert_eq!(web.place.seen_by("192.168.20.7", 80).unwrap(), "10.0.0.1");
-    db.place.sh("ip addr add 192.168.20.9/32 dev eth0");
-    assert_eq!(world.outside.seen_by("192.168.20.9", 80).unwrap(), "198.51.100.1");
-    assert_eq!(web.place.seen_by("192.168.20.9", 80).unwrap(), "10.0.0.2");
-    db.place.sh("ip route replace 198.51.100.0/24 via 10.0.0.1 src 192.168.20.9");
-    assert_eq!(db.place.seen_by("198.51.100.1", 80).unwrap(), "192.168.20.9");
-    // Inner addresses cannot be reached even by who knows the way.
-    world.outside.sh("ip route add 10.0.0.0/24 via 198.51.100.2");
-    world.machine(3).place.sh("ip route add 10.0.0.0/24 via 192.168.20.5");
-    assert!(world.outside.pings_not("10.0.0.2"));
-    assert_eq!(world.outside.seen_by("10.0.0.2", 80), None);
+    assert_eq!(db.netns.source_seen_by("198.51.100.1", 80).unwrap(), "192.168.20.5");
+    assert_eq!(web.netns.source_seen_by("198.51.100.1", 80).unwrap(), "192.168.20.7");
+    assert_eq!(testbed.external.source_seen_by("192.168.20.7", 80).unwrap(), "198.51.100.1");
+    assert_eq!(testbed.external.source_seen_by("192.168.20.5", 80), None);
+    // Hairpin: a floating address from inside, of a neighbour and of the guest itself.
+    assert_eq!(db.netns.source_seen_by("192.168.20.7", 80).unwrap(), "10.0.0.1");
+    assert_eq!(web.netns.source_seen_by("192.168.20.7", 80).unwrap(), "10.0.0.1");
+    db.netns.sh("ip addr add 192.168.20.9/32 dev eth0");
+    assert_eq!(testbed.external.source_seen_by("192.168.20.9", 80).unwrap(), "198.51.100.1");
+    assert_eq!(web.netns.source_seen_by("192.168.20.9", 80).unwrap(), "10.0.0.2");
+    db.netns.sh("ip route replace 198.51.100.0/24 via 10.0.0.1 src 192.168.20.9");
+    assert_eq!(db.netns.source_seen_by("198.51.100.1", 80).unwrap(), "192.168.20.9");
+    // Inner addresses are unreachable even with a route.
+    testbed.external.sh("ip route add 10.0.0.0/24 via 198.51.100.2");
+    testbed.host(3).netns.sh("ip route add 10.0.0.0/24 via 192.168.20.5");
+    assert!(testbed.external.cannot_ping("10.0.0.2"));
+    assert_eq!(testbed.external.source_seen_by("10.0.0.2", 80), None);
 
     let network = net.found();
-    let usage = world.machine(3).ask(async move |node| node.network_usage(network).await).unwrap().unwrap();
+    let usage = testbed.host(3).call(async move |node| node.network_usage(network).await).unwrap().unwrap();
     assert!(usage.rx["packets"] > 0 && usage.tx["bytes"] > 0, "{usage:?}");
-    let usage = world.machine(1).ask(async move |node| node.network_usage(network).await).unwrap();
+    let usage = testbed.host(1).call(async move |node| node.network_usage(network).await).unwrap();
     assert_eq!(usage, None);
 }
 
 #[test]
-fn networks_with_the_same_addresses_do_not_meet() {
-    if !enter("networks_with_the_same_addresses_do_not_meet") {
+fn networks_with_equal_addresses_are_isolated() {
+    if !run_isolated("networks_with_equal_addresses_are_isolated") {
         return;
     }
-    let world = World::new();
-    let (one, two) = (Guest::new(&world, 1, "one", "10.0.0.2"), Guest::new(&world, 2, "two", "10.0.0.3"));
+    let testbed = Testbed::new();
+    let (one, two) = (Guest::new(&testbed, 1, "one", "10.0.0.2"), Guest::new(&testbed, 2, "two", "10.0.0.3"));
     let (three, four) =
-        (Guest::new(&world, 1, "three", "10.0.0.4"), Guest::new(&world, 2, "four", "10.0.0.3"));
-    let first = Net::new(0xb1, "10.0.0.0/24", "192.168.20.5").with(&[&one, &two]);
-    let mut second = Net::new(0xb2, "10.0.0.0/24", "192.168.20.6").with(&[&three, &four]);
+        (Guest::new(&testbed, 1, "three", "10.0.0.4"), Guest::new(&testbed, 2, "four", "10.0.0.3"));
+    let first = TestNetwork::new(0xb1, "10.0.0.0/24", "192.168.20.5").with(&[&one, &two]);
+    let mut second = TestNetwork::new(0xb2, "10.0.0.0/24", "192.168.20.6").with(&[&three, &four]);
     second.router.egress.masquerade = false;
     second.router.egress.floating = vec![("192.168.20.8".parse().unwrap(), four.address)];
-    first.ensure(&world, &[&one, &two]);
-    second.ensure(&world, &[&three, &four]);
+    first.ensure(&testbed, &[&one, &two]);
+    second.ensure(&testbed, &[&three, &four]);
     for guest in [&one, &two, &three, &four] {
-        guest.settle();
-        guest.place.answer(80);
+        guest.configure_address();
+        guest.netns.serve_source_address(80);
     }
-    two.place.sh("ip link set eth0 down");
-    assert!(three.place.pings("10.0.0.3"), "its own neighbour");
-    assert!(one.place.pings_not("10.0.0.3") && one.place.pings_not("10.0.0.4"), "another network's guest");
-    // What floats can be reached from another network, as from the world; nothing else can.
-    assert_eq!(one.place.seen_by("192.168.20.8", 80).unwrap(), "192.168.20.5");
+    two.netns.sh("ip link set eth0 down");
+    assert!(three.netns.can_ping("10.0.0.3"), "its own neighbour");
+    assert!(
+        one.netns.cannot_ping("10.0.0.3") && one.netns.cannot_ping("10.0.0.4"),
+        "another network's guest"
+    );
+    // Floating addresses can be reached from another network; nothing else can.
+    assert_eq!(one.netns.source_seen_by("192.168.20.8", 80).unwrap(), "192.168.20.5");
     let router = first.plan.id;
-    let nn = &world.machine(3).place;
+    let nn = &testbed.host(3).netns;
     nn.sh(&format!("ip netns exec {router} ip route add 172.30.0.0/24 via 192.168.20.6"));
-    assert!(one.place.pings_not("172.30.0.2"));
-    // GuestApi do not reach the machine that they are on, even by its hardware address.
-    let host = &world.machine(1).place;
-    let bridge = host.sh("ip -o link show br-vxlan-0000b1 | sed 's/.*ether //; s/ .*//'");
-    one.place.sh(&format!(
+    assert!(one.netns.cannot_ping("172.30.0.2"));
+    // Guests do not reach their host, even by its MAC address.
+    let host_ns = &testbed.host(1).netns;
+    let bridge = host_ns.sh("ip -o link show br-vxlan-0000b1 | sed 's/.*ether //; s/ .*//'");
+    one.netns.sh(&format!(
         "ip route add 10.99.0.1 dev eth0 && ip neigh add 10.99.0.1 lladdr {} dev eth0",
         bridge.trim()
     ));
-    host.sh("sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.br-vxlan-0000b1.rp_filter=0");
-    host.sh("nft 'add table ip seen; add chain ip seen in { type filter hook prerouting priority 0; }; add rule ip seen in ip saddr 10.0.0.2 counter'");
-    assert!(one.place.pings_not("10.99.0.1"));
-    assert!(host.sh("nft list table ip seen").contains("packets 0"));
+    host_ns.sh("sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.br-vxlan-0000b1.rp_filter=0");
+    host_ns.sh("nft 'add table ip seen; add chain ip seen in { type filter hook prerouting priority 0; }; add rule ip seen in ip saddr 10.0.0.2 counter'");
+    assert!(one.netns.cannot_ping("10.99.0.1"));
+    assert!(host_ns.sh("nft list table ip seen").contains("packets 0"));
 }
 
 #[test]
-fn forged_senders_do_not_leave_their_machine() {
-    if !enter("forged_senders_do_not_leave_their_machine") {
+fn forged_sender_addresses_are_dropped() {
+    if !run_isolated("forged_sender_addresses_are_dropped") {
         return;
     }
-    let world = World::new();
-    let (good, bad) = (Guest::new(&world, 2, "good", "10.0.0.2"), Guest::new(&world, 1, "bad", "10.0.0.3"));
-    let mut net = Net::new(0xc1, "10.0.0.0/24", "192.168.20.5").with(&[&good, &bad]);
-    net.ensure(&world, &[&good, &bad]);
-    good.settle();
-    bad.settle();
-    assert!(bad.place.pings("10.0.0.2"));
+    let testbed = Testbed::new();
+    let (good, bad) =
+        (Guest::new(&testbed, 2, "good", "10.0.0.2"), Guest::new(&testbed, 1, "bad", "10.0.0.3"));
+    let mut net = TestNetwork::new(0xc1, "10.0.0.0/24", "192.168.20.5").with(&[&good, &bad]);
+    net.ensure(&testbed, &[&good, &bad]);
+    good.configure_address();
+    bad.configure_address();
+    assert!(bad.netns.can_ping("10.0.0.2"));
 
-    // Everything that would be a forgery, and by what it would be seen.
+    // Every kind of forgery, and the filter that would capture it.
     let (own, other) = (bad.mac.to_string(), "02:00:00:66:66:66");
     let all = "ff:ff:ff:ff:ff:ff";
     let to = good.mac.to_string();
@@ -176,89 +180,89 @@ fn forged_senders_do_not_leave_their_machine() {
         ("VLAN", "vlan", format!("{to} {own} 8100 0005 {}", packet("0a000003", "1234 0009"))),
         ("something else", "ether proto 0x88b5", format!("{all} {own} 88b5 {}", "00".repeat(46))),
     ];
-    let listen = |filter: &str| {
+    let capture = |filter: &str| {
         let tcpdump = format!("tcpdump -Z root -lnnei eth0 '{filter}'");
-        good.place.sh(&format!("rm -f /run/seen; {tcpdump} > /run/seen 2> /run/log & echo $! > /run/pid"));
-        good.place.until("grep -q listening /run/log");
+        good.netns.sh(&format!("rm -f /run/seen; {tcpdump} > /run/seen 2> /run/log & echo $! > /run/pid"));
+        good.netns.until("grep -q listening /run/log");
     };
-    let stop = || good.place.sh("kill $(cat /run/pid); wait $(cat /run/pid) 2>/dev/null; cat /run/seen");
+    let stop = || good.netns.sh("kill $(cat /run/pid); wait $(cat /run/pid) 2>/dev/null; cat /run/seen");
     for (what, filter, frame) in &forged {
-        listen(filter);
-        bad.place.send(frame);
-        // What was sent before this is seen before this.
-        assert!(bad.place.pings("10.0.0.2"));
+        capture(filter);
+        bad.netns.send_frame(frame);
+        // A frame sent before this ping would have been captured before it.
+        assert!(bad.netns.can_ping("10.0.0.2"));
         assert_eq!(stop().trim(), "", "{what}");
     }
-    // It was the check that held them up.
+    // Without the check they arrive.
     net.plan.check_senders = false;
     net.plan.generation += 1;
-    net.ensure(&world, &[&good, &bad]);
+    net.ensure(&testbed, &[&good, &bad]);
     for (_, filter, frame) in &forged {
-        listen(filter);
-        bad.place.send(frame);
-        good.place.until("test -s /run/seen");
+        capture(filter);
+        bad.netns.send_frame(frame);
+        good.netns.until("test -s /run/seen");
         stop();
     }
 }
 
 #[test]
-fn addresses_that_float_or_are_routed_need_no_gateway_and_end_when_they_are_taken() {
-    if !enter("addresses_that_float_or_are_routed_need_no_gateway_and_end_when_they_are_taken") {
+fn floating_and_routed_addresses_work_without_gateway_until_removed() {
+    if !run_isolated("floating_and_routed_addresses_work_without_gateway_until_removed") {
         return;
     }
-    let world = World::new();
-    let web = Guest::new(&world, 1, "web", "10.0.0.2");
-    let mut net = Net::new(0x91, "10.0.0.0/24", "192.168.20.5").with(&[&web]);
+    let testbed = Testbed::new();
+    let web = Guest::new(&testbed, 1, "web", "10.0.0.2");
+    let mut net = TestNetwork::new(0x91, "10.0.0.0/24", "192.168.20.5").with(&[&web]);
     net.router.nat = false;
     net.router.egress.gateway = None;
     net.plan.routed = vec!["192.168.20.9".parse().unwrap()];
-    net.ensure(&world, &[&web]);
-    web.settle();
-    web.place.answer(80);
-    web.place.echo(7);
-    web.place.sh("ip addr add 192.168.20.9/32 dev eth0");
-    assert_eq!(world.outside.seen_by("192.168.20.9", 80).unwrap(), "198.51.100.1");
-    // Its own address is nobody's in the world.
-    assert_eq!(web.place.seen_by("198.51.100.1", 80), None);
+    net.ensure(&testbed, &[&web]);
+    web.configure_address();
+    web.netns.serve_source_address(80);
+    web.netns.serve_echo(7);
+    web.netns.sh("ip addr add 192.168.20.9/32 dev eth0");
+    assert_eq!(testbed.external.source_seen_by("192.168.20.9", 80).unwrap(), "198.51.100.1");
+    // Its own address is not translated, hence not reachable from outside.
+    assert_eq!(web.netns.source_seen_by("198.51.100.1", 80), None);
 
     net.plan.routed.clear();
     net.router.egress.floating = vec![("192.168.20.7".parse().unwrap(), web.address)];
     net.plan.generation += 1;
-    net.ensure(&world, &[&web]);
-    assert_eq!(world.outside.seen_by("192.168.20.9", 80), None);
-    assert_eq!(world.outside.seen_by("192.168.20.7", 80).unwrap(), "198.51.100.1");
-    world.outside.answer(80);
-    assert_eq!(web.place.seen_by("198.51.100.1", 80).unwrap(), "192.168.20.7");
+    net.ensure(&testbed, &[&web]);
+    assert_eq!(testbed.external.source_seen_by("192.168.20.9", 80), None);
+    assert_eq!(testbed.external.source_seen_by("192.168.20.7", 80).unwrap(), "198.51.100.1");
+    testbed.external.serve_source_address(80);
+    assert_eq!(web.netns.source_seen_by("198.51.100.1", 80).unwrap(), "192.168.20.7");
 
-    let connection = world.outside.connect("192.168.20.7", 7);
+    let connection = testbed.external.connect("192.168.20.7", 7);
     assert!(is_alive(&connection));
     net.router.names = vec![("new".into(), web.address)];
     net.plan.generation += 1;
-    net.ensure(&world, &[&web]);
+    net.ensure(&testbed, &[&web]);
     assert!(is_alive(&connection), "a change of something else ended a connection");
     net.router.egress.floating = vec![("192.168.20.8".parse().unwrap(), web.address)];
     net.plan.generation += 1;
-    net.ensure(&world, &[&web]);
+    net.ensure(&testbed, &[&web]);
     assert!(!is_alive(&connection), "a connection outlived its address");
-    assert_eq!(world.outside.seen_by("192.168.20.8", 80).unwrap(), "198.51.100.1");
-    assert_eq!(world.outside.seen_by("192.168.20.7", 80), None);
+    assert_eq!(testbed.external.source_seen_by("192.168.20.8", 80).unwrap(), "198.51.100.1");
+    assert_eq!(testbed.external.source_seen_by("192.168.20.7", 80), None);
 }
 
 #[test]
-fn a_machine_says_what_its_mesh_takes_and_what_it_cannot_do() {
-    if !enter("a_machine_says_what_its_mesh_takes_and_what_it_cannot_do") {
+fn host_reports_mesh_mtu_and_limits() {
+    if !run_isolated("host_reports_mesh_mtu_and_limits") {
         return;
     }
-    let world = World::new();
-    let report = world.machine(1).ask(async |node| node.report().await).unwrap();
+    let testbed = Testbed::new();
+    let report = testbed.host(1).call(async |node| node.report().await).unwrap();
     assert_eq!(report.mesh_mtu, Some(1600));
     assert!(!report.limits.contains_key(&HostFeature::Networks), "{:?}", report.limits);
-    // What it tried to find that out left nothing, not even in the count of programs.
-    let mut world = world;
-    let before = world.machine(1).inventory();
+    // Probing the kernel left nothing behind, and does not count as a program run.
+    let mut testbed = testbed;
+    let before = testbed.host(1).inventory();
     let begin = std::time::Instant::now();
-    world.machines[0].restart();
+    testbed.hosts[0].restart();
     println!("a start took {:?}", begin.elapsed());
-    assert_eq!(world.machine(1).inventory(), before);
-    assert_eq!(world.machine(1).programs_run(), 0);
+    assert_eq!(testbed.host(1).inventory(), before);
+    assert_eq!(testbed.host(1).programs_run(), 0);
 }

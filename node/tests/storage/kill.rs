@@ -1,4 +1,4 @@
-//! What a kill leaves behind.
+//! Files that a killed process left behind.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -9,9 +9,9 @@ use std::time::Duration;
 use muster_types::ids::{BlobId, UploadId};
 use muster_types::storage::{Draft, StorageApi, StoredFileKind};
 
-use crate::world::{ANY, Disk, MIB, bytes, parts, sh};
+use crate::fixture::{MIB, NO_LIMIT, TestNode, bytes, parts, sh};
 
-/// What the victim's `number`th blob holds: a raw disk.
+/// Returns the content of the target's `number`th blob: a raw disk.
 fn data(number: u64) -> Vec<u8> {
     bytes(3 * MIB + 512, 1000 + number)
 }
@@ -20,13 +20,13 @@ fn blob(number: u64) -> BlobId {
     BlobId(uuid::Uuid::from_u128(u128::from(number)))
 }
 
-async fn live(storage: &dyn StorageApi, convert: bool) {
+async fn write_blobs(storage: &dyn StorageApi, convert: bool) {
     for number in 0.. {
         let (data, draft) = (data(number), Draft::Upload(UploadId(uuid::Uuid::from_u128(number.into()))));
         let size = storage.draft_size(draft).await.unwrap().unwrap_or(0);
         let rest = parts(&data[usize::try_from(size).unwrap()..], 200_000);
-        let kept = storage.append(draft, Some(size), ANY, rest).await;
-        // Kept before the last kill, perhaps.
+        let kept = storage.append(draft, Some(size), NO_LIMIT, rest).await;
+        // It may have become a blob before the last kill.
         assert!(matches!(kept, Ok(_) | Err(muster_types::Error::Conflict(_))), "{kept:?}");
         storage.keep(draft, blob(number)).await.unwrap();
         if convert {
@@ -37,60 +37,60 @@ async fn live(storage: &dyn StorageApi, convert: bool) {
     }
 }
 
-/// Not a test: what the tests kill.
+/// Not a test by itself: the process that the tests kill.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "only as a victim"]
-async fn victim() {
+#[ignore = "started by another test"]
+async fn kill_target() {
     let Ok(folder) = std::env::var("MUSTER_TEST_VICTIM") else { return };
     let real = std::env::var_os("MUSTER_TEST_REAL").is_some();
     let folder = Path::new(&folder);
-    let disk = if real { Disk::real_at(folder, &[]) } else { Disk::at(folder) };
+    let node = if real { TestNode::real_at(folder, &[]) } else { TestNode::at(folder) };
     fs::write(folder.join("ready"), "").unwrap();
-    live(disk.storage(), real).await;
+    write_blobs(node.storage(), real).await;
 }
 
-async fn kill_again_and_again(folder: &Path, real: bool, times: u64) -> (usize, usize) {
+async fn kill_repeatedly(folder: &Path, real: bool, times: u64) -> (usize, usize) {
     let mut seen = (0, 0);
     let (_never, clock) = std::sync::mpsc::channel::<()>();
     for attempt in 0..times {
         let _ = fs::remove_file(folder.join("ready"));
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "kill::victim", "--ignored"]).env("MUSTER_TEST_VICTIM", folder);
+        command.args(["--exact", "kill::kill_target", "--ignored"]).env("MUSTER_TEST_VICTIM", folder);
         if real {
             command.env("MUSTER_TEST_REAL", "1");
         }
-        let mut victim = command.stdout(Stdio::null()).process_group(0).spawn().unwrap();
-        muster_testing::wait_for("the victim", Duration::from_secs(20), || {
+        let mut child = command.stdout(Stdio::null()).process_group(0).spawn().unwrap();
+        muster_testing::wait_for("the process to kill", Duration::from_secs(20), || {
             folder.join("ready").exists().then_some(())
         });
         let _ = clock.recv_timeout(Duration::from_millis(3 + 37 * (attempt * 7 % times)));
         if attempt + 1 == times {
-            // However slow the machine is, once it gets as far as that.
+            // At least once, wait until something has been created, however slow the host is.
             let made = folder.join(if real { "conversions" } else { "blobs" });
-            muster_testing::wait_for("something made", Duration::from_secs(30), || {
+            muster_testing::wait_for("the first file", Duration::from_secs(30), || {
                 fs::read_dir(&made).is_ok_and(|mut made| made.next().is_some()).then_some(())
             });
         }
-        victim.kill().unwrap();
-        victim.wait().unwrap();
-        // The tools that it had started end with it.
-        muster_testing::wait_for("the end of its tools", Duration::from_secs(5), || {
-            sh(&format!("pgrep -g {} || true", victim.id())).trim().is_empty().then_some(())
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // Its tools are killed with it.
+        muster_testing::wait_for("its tools to exit", Duration::from_secs(5), || {
+            sh(&format!("pgrep -g {} || true", child.id())).trim().is_empty().then_some(())
         });
-        let disk = Disk::at(folder);
+        let node = TestNode::at(folder);
         let left = fs::read_dir(folder.join("work")).map_or(0, Iterator::count);
         assert_eq!(left, 0, "jobs are left after a start");
-        let all = disk.storage().find().await.unwrap();
+        let all = node.storage().find().await.unwrap();
         for found in &all {
-            match found.what {
+            match found.kind {
                 StoredFileKind::Blob(id) => {
                     let number = u64::try_from(id.0.as_u128()).unwrap();
-                    assert!(disk.bytes(id).await.unwrap() == data(number), "blob {number}");
+                    assert!(node.bytes(id).await.unwrap() == data(number), "blob {number}");
                     seen.0 += 1;
                 }
                 StoredFileKind::Conversion(id) => {
                     let number = u64::try_from(id.0.as_u128()).unwrap();
-                    let (raw, made) = (folder.join("raw"), disk.conversion_path(id, "qcow2"));
+                    let (raw, made) = (folder.join("raw"), node.conversion_path(id, "qcow2"));
                     fs::write(&raw, data(number)).unwrap();
                     sh(&format!("qemu-img compare -q -f qcow2 -F raw {} {}", made.display(), raw.display()));
                     seen.1 += 1;
@@ -103,10 +103,10 @@ async fn kill_again_and_again(folder: &Path, real: bool, times: u64) -> (usize, 
                 StoredFileKind::Draft(other) => panic!("{other:?}"),
             }
         }
-        // The next victim begins anew, but for its drafts.
+        // The next process starts from an empty storage, except for the drafts.
         for found in all {
-            if let StoredFileKind::Blob(id) | StoredFileKind::Conversion(id) = found.what {
-                disk.storage().remove(id).await.unwrap();
+            if let StoredFileKind::Blob(id) | StoredFileKind::Conversion(id) = found.kind {
+                node.storage().remove(id).await.unwrap();
             }
         }
     }
@@ -114,18 +114,18 @@ async fn kill_again_and_again(folder: &Path, real: bool, times: u64) -> (usize, 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kill_leaves_whole_blobs_or_none() {
+async fn killed_process_leaves_complete_blobs_or_none() {
     let folder = tempfile::tempdir().unwrap();
-    let (blobs, _) = kill_again_and_again(folder.path(), false, 12).await;
+    let (blobs, _) = kill_repeatedly(folder.path(), false, 12).await;
     assert!(blobs > 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_kill_leaves_whole_conversions_or_none() {
-    if Disk::real(&[]).await.is_none() {
+async fn killed_process_leaves_complete_conversions_or_none() {
+    if TestNode::real(&[]).await.is_none() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let (_, conversions) = kill_again_and_again(folder.path(), true, 8).await;
+    let (_, conversions) = kill_repeatedly(folder.path(), true, 8).await;
     assert!(conversions > 0);
 }

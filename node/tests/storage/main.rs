@@ -1,12 +1,12 @@
-//! The disk of a node: drafts, blobs, images, with the real tools where they are needed.
+//! The storage of a node: drafts, blobs and images, with the real tools where they are needed.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod blobs;
+mod disk_full;
 mod drafts;
-mod full;
-mod hostile;
+mod fixture;
 mod images;
 mod kill;
+mod malicious;
 mod thin;
-mod world;

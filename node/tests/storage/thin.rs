@@ -1,4 +1,4 @@
-//! Thin images: they hold only what differs from another, and are joined with it.
+//! Thin images, which contain only the differences to a base, and are flattened.
 
 use std::fs;
 use std::path::Path;
@@ -8,10 +8,10 @@ use muster_types::blob::ImageFormat;
 use muster_types::ids::BlobId;
 use muster_types::storage::{Draft, StoredFileKind};
 
+use crate::fixture::{MIB, NO_LIMIT, TestNode, parts, sh};
 use crate::images::guest_disk;
-use crate::world::{ANY, Disk, MIB, parts, sh};
 
-/// A disk on top of `base`, in the folder: `whole` is all of it, `thin` what differs, without a name of the base.
+/// Creates a disk on top of `base`: `whole` has all of it, `thin` only the differences, without naming the base.
 fn change(folder: &Path, base: &Path) {
     let (folder, base) = (folder.display(), base.display());
     sh(&format!(
@@ -25,60 +25,60 @@ fn change(folder: &Path, base: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thin_image_is_joined_with_its_base_and_then_needs_it_no_more() {
-    let Some(disk) = Disk::real(&[]).await else { return };
+async fn thin_image_is_flattened_and_independent_of_its_base() {
+    let Some(node) = TestNode::real(&[]).await else { return };
     let folder = tempfile::tempdir().unwrap();
-    let base = disk.blob(&guest_disk()).await;
-    let facts = disk.storage().inspect(base).await.unwrap();
-    disk.storage().convert(base, &facts).await.unwrap();
-    change(folder.path(), &disk.conversion_path(base, "qcow2"));
+    let base = node.blob(&guest_disk()).await;
+    let facts = node.storage().inspect(base).await.unwrap();
+    node.storage().convert(base, &facts).await.unwrap();
+    change(folder.path(), &node.conversion_path(base, "qcow2"));
 
-    let thin = disk.blob(&fs::read(folder.path().join("thin")).unwrap()).await;
-    let facts = disk.storage().inspect(thin).await.unwrap();
+    let thin = node.blob(&fs::read(folder.path().join("thin")).unwrap()).await;
+    let facts = node.storage().inspect(thin).await.unwrap();
     assert_eq!((facts.format, facts.virtual_size), (ImageFormat::Qcow2, 8 << 20));
-    let elsewhere = disk.storage().convert_thin(thin, BlobId::new()).await;
+    let elsewhere = node.storage().convert_thin(thin, BlobId::new()).await;
     assert!(matches!(elsewhere, Err(Error::Unavailable(_))), "{elsewhere:?}");
-    disk.storage().convert_thin(thin, base).await.unwrap();
-    let conversion = disk.conversion_path(thin, "qcow2");
+    node.storage().convert_thin(thin, base).await.unwrap();
+    let conversion = node.conversion_path(thin, "qcow2");
     sh(&format!("test $(stat -c %a:%u {0}) = 444:$(id -u)", conversion.display()));
-    disk.storage().remove(base).await.unwrap();
+    node.storage().remove(base).await.unwrap();
     let whole = folder.path().join("whole");
     sh(&format!("qemu-img compare -f qcow2 -F qcow2 {} {}", conversion.display(), whole.display()));
     assert!(!sh(&format!("qemu-img info {}", conversion.display())).contains("backing"));
-    // One that is there is left alone, without the base, too.
-    disk.storage().convert_thin(thin, base).await.unwrap();
-    assert_eq!(fs::read_dir(disk.folder.join("work")).unwrap().count(), 0);
+    // An existing conversion is not changed, even without the base.
+    node.storage().convert_thin(thin, base).await.unwrap();
+    assert_eq!(fs::read_dir(node.folder.join("work")).unwrap().count(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_an_image_that_can_lie_on_another_is_joined() {
-    let Some(disk) = Disk::real(&[]).await else { return };
-    let base = disk.blob(&guest_disk()).await;
-    let facts = disk.storage().inspect(base).await.unwrap();
-    disk.storage().convert(base, &facts).await.unwrap();
-    let raw = disk.blob(&vec![1; MIB]).await;
-    let refused = disk.storage().convert_thin(raw, base).await;
+async fn refuses_thin_images_that_cannot_have_a_base() {
+    let Some(node) = TestNode::real(&[]).await else { return };
+    let base = node.blob(&guest_disk()).await;
+    let facts = node.storage().inspect(base).await.unwrap();
+    node.storage().convert(base, &facts).await.unwrap();
+    let raw = node.blob(&vec![1; MIB]).await;
+    let refused = node.storage().convert_thin(raw, base).await;
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     let folder = tempfile::tempdir().unwrap();
-    change(folder.path(), &disk.conversion_path(base, "qcow2"));
+    change(folder.path(), &node.conversion_path(base, "qcow2"));
     // It names its base itself, which could be any file of the host.
-    let naming = disk.blob(&fs::read(folder.path().join("top")).unwrap()).await;
-    let refused = disk.storage().convert_thin(naming, base).await;
+    let naming = node.blob(&fs::read(folder.path().join("top")).unwrap()).await;
+    let refused = node.storage().convert_thin(naming, base).await;
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
-    let absent = disk.storage().convert_thin(BlobId::new(), base).await;
+    let absent = node.storage().convert_thin(BlobId::new(), base).await;
     assert!(matches!(absent, Err(Error::NotFound(_))), "{absent:?}");
-    assert_eq!(fs::read_dir(disk.folder.join("conversions")).unwrap().count(), 1);
+    assert_eq!(fs::read_dir(node.folder.join("conversions")).unwrap().count(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_machine_writes_is_a_draft_like_any_other() {
-    let disk = Disk::new();
+async fn drafts_of_vms_behave_like_other_drafts() {
+    let node = TestNode::new();
     let draft = Draft::Vm(BlobId::new());
-    disk.storage().append(draft, Some(0), ANY, parts(b"a picture", 4)).await.unwrap();
-    let found = disk.storage().find().await.unwrap();
-    let found: Vec<(StoredFileKind, u64)> = found.iter().map(|found| (found.what, found.size)).collect();
+    node.storage().append(draft, Some(0), NO_LIMIT, parts(b"a picture", 4)).await.unwrap();
+    let found = node.storage().find().await.unwrap();
+    let found: Vec<(StoredFileKind, u64)> = found.iter().map(|found| (found.kind, found.size)).collect();
     assert_eq!(found, [(StoredFileKind::Draft(draft), 9)]);
-    disk.storage().keep(draft, BlobId::new()).await.unwrap();
-    disk.storage().remove_draft(draft).await.unwrap();
-    assert_eq!(disk.storage().draft_size(draft).await.unwrap(), None);
+    node.storage().keep(draft, BlobId::new()).await.unwrap();
+    node.storage().remove_draft(draft).await.unwrap();
+    assert_eq!(node.storage().draft_size(draft).await.unwrap(), None);
 }

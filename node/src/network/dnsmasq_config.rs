@@ -1,5 +1,5 @@
-//! The texts of a network's DHCP and DNS server. Nothing that others wrote gets into them unchecked: a name is a host
-//! name or it is left out.
+//! The configuration of a network's DHCP and DNS server. Text from users is validated before it gets into a file: a name
+//! that is not a valid host name is left out.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -8,38 +8,49 @@ use std::path::Path;
 
 use muster_types::network::{NetworkPlan, RouterPlan};
 
-use super::names::Names;
+use super::names::NetworkNames;
 
-/// What the server reads.
+/// The contents of dnsmasq's files.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Texts {
-    /// Read once: a change means a restart.
+pub(crate) struct DnsmasqConfig {
+    /// The main configuration, only read at startup: a change requires a restart.
     pub(crate) settings: String,
-    /// Who gets which address; read again on SIGHUP.
+    /// The DHCP leases, read again on SIGHUP.
     pub(crate) leases: String,
-    /// Names and addresses; read again on SIGHUP.
+    /// Host names and their addresses, read again on SIGHUP.
     pub(crate) hosts: String,
 }
 
-/// The file of the leases, below the network's folder.
+/// The file with the leases, in the network's directory.
 pub(crate) const LEASES: &str = "leases";
-/// The file of the names.
+/// The file with the host names.
 pub(crate) const HOSTS: &str = "hosts";
-/// Where the server leaves its number.
+/// The file that dnsmasq writes its process id to.
 pub(crate) const PID: &str = "dnsmasq.pid";
 
-/// What the server of a network shall read, if it needs one. `device` is the number of the router's device, on which
-/// the server depends: it must start again when the device was made again.
-pub(crate) fn texts(plan: &NetworkPlan, names: &Names, folder: &Path, device: u32) -> Option<Texts> {
+/// Builds the configuration of a network's server, if it needs one. `device` is the index of the router's device; it is
+/// part of the configuration because the server has to restart when the device is recreated.
+pub(crate) fn build(
+    plan: &NetworkPlan,
+    names: &NetworkNames,
+    folder: &Path,
+    device: u32,
+) -> Option<DnsmasqConfig> {
     let router = plan.router.as_ref().filter(|router| router.dhcp || router.dns)?;
-    Some(Texts {
+    Some(DnsmasqConfig {
         settings: settings(plan, router, names, folder, device),
         leases: leases(router),
         hosts: hosts(router),
     })
 }
 
-fn settings(plan: &NetworkPlan, router: &RouterPlan, names: &Names, folder: &Path, device: u32) -> String {
+fn settings(
+    plan: &NetworkPlan,
+    router: &RouterPlan,
+    names: &NetworkNames,
+    folder: &Path,
+    device: u32,
+) -> String {
     let folder = folder.display();
     let block = plan.netblock;
     let domain = Some(router.domain.as_str()).filter(|domain| is_host_name(domain));
@@ -82,10 +93,10 @@ fn settings(plan: &NetworkPlan, router: &RouterPlan, names: &Names, folder: &Pat
 }
 
 fn leases(router: &RouterPlan) -> String {
-    let mut known = BTreeSet::new();
+    let mut seen = BTreeSet::new();
     let mut text = String::new();
-    // Of two leases for the same guest or address the first counts: the server refuses to start with both.
-    for lease in router.leases.iter().filter(|lease| known.insert(lease.address)) {
+    // dnsmasq refuses to start with two leases for the same guest or address, so only the first is written.
+    for lease in router.leases.iter().filter(|lease| seen.insert(lease.address)) {
         let _ = write!(text, "{},{}", lease.mac, lease.address);
         if is_host_name(&lease.name) && !lease.name.contains('.') {
             let _ = write!(text, ",{}", lease.name);
@@ -106,7 +117,7 @@ fn hosts(router: &RouterPlan) -> String {
     let mut text = String::new();
     for (address, name) in lines {
         let _ = write!(text, "{address} {name}");
-        // The server itself appends the domain only to names without a dot.
+        // dnsmasq itself appends the domain only to names without a dot.
         if name.contains('.') && is_host_name(&format!("{name}.{}", router.domain)) {
             let _ = write!(text, " {name}.{}", router.domain);
         }
@@ -115,7 +126,7 @@ fn hosts(router: &RouterPlan) -> String {
     text
 }
 
-/// Whether a text is a host name and nothing else.
+/// Returns whether a text is a valid host name.
 fn is_host_name(name: &str) -> bool {
     let label = |label: &str| {
         (1..=63).contains(&label.len())
@@ -128,19 +139,19 @@ fn is_host_name(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::example;
+    use super::super::fixtures;
     use super::*;
 
-    fn texts_of(change: impl FnOnce(&mut RouterPlan)) -> Option<Texts> {
-        let mut plan = example::plan();
-        plan.router = Some(example::router());
+    fn config_with(change: impl FnOnce(&mut RouterPlan)) -> Option<DnsmasqConfig> {
+        let mut plan = fixtures::plan();
+        plan.router = Some(fixtures::router());
         change(plan.router.as_mut().unwrap());
-        texts(&plan, &Names::new(plan.vxid), Path::new("/run/n"), 7)
+        build(&plan, &NetworkNames::new(plan.vxid), Path::new("/run/n"), 7)
     }
 
     #[test]
-    fn a_server_gives_every_guest_its_address_and_name() {
-        let texts = texts_of(|_| {}).unwrap();
+    fn serves_every_lease_with_its_address_and_name() {
+        let config = config_with(|_| {}).unwrap();
         for line in [
             "interface=veth-00000a-i",
             "dhcp-range=10.0.0.0,static,255.255.255.0,1h",
@@ -150,25 +161,25 @@ mod tests {
             "domain=one.example",
             "local=/one.example/",
         ] {
-            assert!(texts.settings.lines().any(|found| found == line), "{line}\n{}", texts.settings);
+            assert!(config.settings.lines().any(|found| found == line), "{line}\n{}", config.settings);
         }
-        assert_eq!(texts.leases, "02:00:00:00:00:02,10.0.0.2,web\n");
-        assert_eq!(texts.hosts, "10.0.0.2 web\n10.0.0.9 printer\n");
+        assert_eq!(config.leases, "02:00:00:00:00:02,10.0.0.2,web\n");
+        assert_eq!(config.hosts, "10.0.0.2 web\n10.0.0.9 printer\n");
     }
 
     #[test]
-    fn guests_ask_the_outside_when_the_network_answers_no_names() {
-        let texts = texts_of(|router| router.dns = false).unwrap();
-        assert!(texts.settings.contains("port=0\n") && !texts.settings.contains("server=8"));
-        assert!(texts.settings.contains("option:dns-server,8.8.8.8\n"));
-        let texts = texts_of(|router| (router.dns, router.nat) = (false, false)).unwrap();
-        assert!(texts.settings.contains("option:dns-server\n"), "{}", texts.settings);
-        assert!(texts_of(|router| (router.dns, router.dhcp) = (false, false)).is_none());
+    fn guests_use_the_external_resolver_when_dns_is_disabled() {
+        let config = config_with(|router| router.dns = false).unwrap();
+        assert!(config.settings.contains("port=0\n") && !config.settings.contains("server=8"));
+        assert!(config.settings.contains("option:dns-server,8.8.8.8\n"));
+        let config = config_with(|router| (router.dns, router.nat) = (false, false)).unwrap();
+        assert!(config.settings.contains("option:dns-server\n"), "{}", config.settings);
+        assert!(config_with(|router| (router.dns, router.dhcp) = (false, false)).is_none());
     }
 
     #[test]
-    fn no_text_of_others_becomes_a_setting() {
-        let texts = texts_of(|router| {
+    fn user_text_never_becomes_a_setting() {
+        let config = config_with(|router| {
             router.leases[0].name = "web\ndhcp-script=/bin/evil".into();
             router.names.push(("a b".into(), Ipv4Addr::LOCALHOST));
             router.names.push(("#x".into(), Ipv4Addr::LOCALHOST));
@@ -177,10 +188,10 @@ mod tests {
             router.dns_server = "8.8.8.8\nuser=root".into();
         })
         .unwrap();
-        let all = format!("{}{}{}", texts.settings, texts.leases, texts.hosts);
+        let all = format!("{}{}{}", config.settings, config.leases, config.hosts);
         for evil in ["dhcp-script", "conf-file", "user=", "set:", "a b", "#x"] {
             assert!(!all.contains(evil), "{all}");
         }
-        assert_eq!(texts.leases, "02:00:00:00:00:02,10.0.0.2\n");
+        assert_eq!(config.leases, "02:00:00:00:00:02,10.0.0.2\n");
     }
 }

@@ -1,12 +1,12 @@
 use muster_types::network::NetworkPlan;
 
-use super::super::example;
-use super::super::names::Names;
-use super::super::view::Vxlan;
+use super::super::fixtures;
+use super::super::names::NetworkNames;
+use super::super::observed::Vxlan;
 use super::*;
 
-fn around() -> Surroundings {
-    Surroundings { egress_bridge: "egr-br-eth0".into(), ipv6: true }
+fn host() -> HostContext {
+    HostContext { egress_bridge: "egr-br-eth0".into(), ipv6: true }
 }
 
 fn link(index: u32, name: &str, kind: &str, plan: &NetworkPlan) -> Link {
@@ -21,9 +21,9 @@ fn link(index: u32, name: &str, kind: &str, plan: &NetworkPlan) -> Link {
     }
 }
 
-/// A node that has the plan's bridge and tunnel.
+/// A host that has the plan's bridge and tunnel.
 fn links(plan: &NetworkPlan) -> Vec<Link> {
-    let names = Names::new(plan.vxid);
+    let names = NetworkNames::new(plan.vxid);
     let vxlan = Vxlan { id: plan.vxid, local: plan.mesh_address, port: VXLAN_PORT, learning: true };
     vec![
         link(3, &names.bridge, "bridge", plan),
@@ -31,25 +31,25 @@ fn links(plan: &NetworkPlan) -> Vec<Link> {
     ]
 }
 
-fn floods(plan: &NetworkPlan) -> Vec<Destination> {
-    plan.peers.iter().map(|node| Destination { mac: FLOOD, node: *node }).collect()
+fn floods(plan: &NetworkPlan) -> Vec<FdbEntry> {
+    plan.peers.iter().map(|node| FdbEntry { mac: FLOOD_MAC, node: *node }).collect()
 }
 
-fn compare(plan: &NetworkPlan, links: Vec<Link>, destinations: Vec<Destination>) -> Result<Changes> {
-    let node = Snapshot::of(links).with_destinations(4, destinations);
-    on_node(plan, &Names::new(plan.vxid), &around(), &node, None)
+fn compare(plan: &NetworkPlan, links: Vec<Link>, fdb_entries: Vec<FdbEntry>) -> Result<Changes> {
+    let node = HostSnapshot::of(links).with_fdb_entries(4, fdb_entries);
+    host_changes(plan, &NetworkNames::new(plan.vxid), &host(), &node, None)
 }
 
 #[test]
-fn what_is_as_it_should_be_is_left_alone() {
-    let plan = example::plan();
+fn network_in_sync_needs_no_changes() {
+    let plan = fixtures::plan();
     let changes = compare(&plan, links(&plan), floods(&plan)).unwrap();
     assert_eq!(changes, Changes::default());
 }
 
 #[test]
-fn a_network_is_made_from_nothing_and_marked_at_once() {
-    let plan = example::plan();
+fn new_devices_are_marked_right_after_they_are_created() {
+    let plan = fixtures::plan();
     let changes = compare(&plan, Vec::new(), Vec::new()).unwrap();
     let at = |start: &str| changes.ip.iter().position(|line| line.starts_with(start)).unwrap();
     assert_eq!(at("link set dev br-vxlan-00000a alias"), at("link add br-vxlan-00000a") + 1);
@@ -59,13 +59,13 @@ fn a_network_is_made_from_nothing_and_marked_at_once() {
 }
 
 #[test]
-fn nodes_that_left_are_forgotten_and_new_ones_are_added() {
-    let mut plan = example::plan();
+fn peers_that_left_are_removed_and_new_ones_are_added() {
+    let mut plan = fixtures::plan();
     let stale = "10.99.0.7".parse().unwrap();
-    let learned = Destination { mac: [2, 0, 0, 0, 0, 9], node: stale };
-    let known = vec![Destination { mac: FLOOD, node: stale }, learned];
+    let learned = FdbEntry { mac: [2, 0, 0, 0, 0, 9], node: stale };
+    let found = vec![FdbEntry { mac: FLOOD_MAC, node: stale }, learned];
     plan.peers.push(plan.mesh_address);
-    let changes = compare(&plan, links(&plan), known).unwrap();
+    let changes = compare(&plan, links(&plan), found).unwrap();
     assert_eq!(
         changes.bridge,
         [
@@ -78,8 +78,8 @@ fn nodes_that_left_are_forgotten_and_new_ones_are_added() {
 }
 
 #[test]
-fn guests_are_connected_when_they_appear_and_others_are_not() {
-    let plan = example::plan();
+fn attaches_devices_of_the_plan_and_detaches_others() {
+    let plan = fixtures::plan();
     let mut found = links(&plan);
     let device = plan.ports[0].interface.device();
     let tap = |index, name: &str, master| Link { index, name: name.into(), master, ..Link::default() };
@@ -96,8 +96,8 @@ fn guests_are_connected_when_they_appear_and_others_are_not() {
 }
 
 #[test]
-fn what_is_not_ours_is_refused() {
-    let plan = example::plan();
+fn refuses_devices_of_others() {
+    let plan = fixtures::plan();
     for (alias, why) in [("uplink", "is not Muster's"), (&marker(NetworkId::new()), "belongs to network")] {
         let mut found = links(&plan);
         found[0].alias = alias.into();
@@ -107,16 +107,16 @@ fn what_is_not_ours_is_refused() {
 }
 
 #[test]
-fn a_device_without_marker_is_ours_only_while_nobody_uses_it() {
-    let plan = example::plan();
-    let names = Names::new(plan.vxid);
+fn adopts_an_unmarked_device_only_while_it_is_unused() {
+    let plan = fixtures::plan();
+    let names = NetworkNames::new(plan.vxid);
     let unmarked = |link: Link| Link { alias: String::new(), up: false, ..link };
     let (bridge, vxlan) = (unmarked(links(&plan)[0].clone()), unmarked(links(&plan)[1].clone()));
     let alone = Link { master: 0, ..vxlan.clone() };
     let compare = |links: Vec<Link>, addressed: bool| {
-        let node = Snapshot::of(links);
+        let node = HostSnapshot::of(links);
         let node = if addressed { node.with_addressed(3) } else { node };
-        on_node(&plan, &names, &around(), &node, None)
+        host_changes(&plan, &names, &host(), &node, None)
     };
     let changes = compare(vec![bridge.clone(), alone.clone()], false).unwrap();
     for name in [&names.bridge, &names.vxlan] {
@@ -137,8 +137,8 @@ fn a_device_without_marker_is_ours_only_while_nobody_uses_it() {
 }
 
 #[test]
-fn a_tunnel_from_another_address_is_made_again() {
-    let mut plan = example::plan();
+fn recreates_a_tunnel_with_another_local_address() {
+    let mut plan = fixtures::plan();
     let found = links(&plan);
     plan.mesh_address = "10.99.0.9".parse().unwrap();
     let changes = compare(&plan, found, floods(&plan)).unwrap();
@@ -148,26 +148,26 @@ fn a_tunnel_from_another_address_is_made_again() {
 }
 
 #[test]
-fn a_node_that_is_no_longer_the_router_drops_its_devices() {
-    let plan = example::plan();
+fn removes_router_devices_from_a_former_network_node() {
+    let plan = fixtures::plan();
     let mut found = links(&plan);
     found.push(Link { master: 3, ..link(5, "veth-00000a-o", "veth", &plan) });
     let changes = compare(&plan, found, floods(&plan)).unwrap();
     assert_eq!(changes.ip, ["link del dev veth-00000a-o"]);
 }
 
-/// A router that has everything that the plan wants.
-fn inside(plan: &NetworkPlan) -> Inside {
+/// A router that matches the plan.
+fn inside(plan: &NetworkPlan) -> RouterSnapshot {
     let side = |index, name: &str, mac: [u8; 6], mtu| Link {
         index,
         mac: mac.to_vec(),
         forwarding: true,
-        reverse_path: 1,
+        rp_filter: 1,
         mtu,
         ..link(index, name, "veth", plan)
     };
     let (default, outer) = (Ipv4Addr::UNSPECIFIED, 3);
-    Inside {
+    RouterSnapshot {
         links: vec![
             link(1, "lo", "", plan),
             side(2, "veth-00000a-i", router_mac(plan.id), plan.mtu),
@@ -185,28 +185,28 @@ fn inside(plan: &NetworkPlan) -> Inside {
 }
 
 fn routed_plan() -> NetworkPlan {
-    NetworkPlan { router: Some(example::router()), ..example::plan() }
+    NetworkPlan { router: Some(fixtures::router()), ..fixtures::plan() }
 }
 
-fn router_changes(plan: &NetworkPlan, inside: &Inside) -> Changes {
-    in_router(plan, plan.router.as_ref().unwrap(), &Names::new(plan.vxid), inside)
+fn changes_in_router(plan: &NetworkPlan, inside: &RouterSnapshot) -> Changes {
+    router_changes(plan, plan.router.as_ref().unwrap(), &NetworkNames::new(plan.vxid), inside)
 }
 
 #[test]
-fn a_router_as_it_should_be_is_left_alone() {
+fn router_in_sync_needs_no_changes() {
     let plan = routed_plan();
-    assert_eq!(router_changes(&plan, &inside(&plan)), Changes::default());
+    assert_eq!(changes_in_router(&plan, &inside(&plan)), Changes::default());
 }
 
 #[test]
-fn what_a_router_lost_comes_back_and_what_it_got_goes() {
+fn restores_missing_router_settings_and_removes_foreign_ones() {
     let plan = routed_plan();
     let mut found = inside(&plan);
     found.addresses.remove(&(3, "192.168.20.7".parse().unwrap(), 32));
     found.addresses.insert((3, "192.168.20.99".parse().unwrap(), 32));
     found.routes.clear();
     found.links[1].forwarding = false;
-    let changes = router_changes(&plan, &found);
+    let changes = changes_in_router(&plan, &found);
     assert_eq!(
         changes.ip,
         [
@@ -219,10 +219,10 @@ fn what_a_router_lost_comes_back_and_what_it_got_goes() {
 }
 
 #[test]
-fn a_router_answers_for_the_addresses_that_are_routed_to_it() {
+fn router_answers_arp_for_routed_addresses() {
     let mut plan = routed_plan();
     plan.routed = vec!["192.168.20.9".parse().unwrap()];
-    let changes = router_changes(&plan, &inside(&plan));
+    let changes = changes_in_router(&plan, &inside(&plan));
     assert_eq!(
         changes.ip,
         [
@@ -233,7 +233,7 @@ fn a_router_answers_for_the_addresses_that_are_routed_to_it() {
 }
 
 #[test]
-fn a_network_without_a_way_out_has_none() {
+fn network_without_egress_has_no_egress_device() {
     let mut plan = routed_plan();
     let router = plan.router.as_mut().unwrap();
     router.nat = false;
@@ -243,5 +243,5 @@ fn a_network_without_a_way_out_has_none() {
     found.links.pop();
     found.addresses.retain(|(index, _, _)| *index == 2);
     found.routes.clear();
-    assert_eq!(router_changes(&plan, &found), Changes::default());
+    assert_eq!(changes_in_router(&plan, &found), Changes::default());
 }

@@ -1,4 +1,4 @@
-//! What the tests share: nodes with a disk, bytes, and streams of them.
+//! Shared helpers: nodes with a storage, test data, and streams.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -18,39 +18,39 @@ use muster_types::settings::Settings;
 use muster_types::storage::{ByteStream, Draft, StorageApi};
 
 pub(crate) const MIB: usize = 1 << 20;
-pub(crate) const ANY: u64 = u64::MAX;
+pub(crate) const NO_LIMIT: u64 = u64::MAX;
 
-/// A node, and the folder that is its disk.
-pub(crate) struct Disk {
+/// A node and the directory of its storage.
+pub(crate) struct TestNode {
     node: Box<dyn NodeApi>,
     pub(crate) folder: PathBuf,
     _owned: Option<tempfile::TempDir>,
 }
 
-impl Disk {
-    /// A disk without tools for images.
+impl TestNode {
+    /// Creates a node without image tools.
     pub(crate) fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let disk = Self::at(folder.path());
-        Self { _owned: Some(folder), ..disk }
+        let node = Self::at(folder.path());
+        Self { _owned: Some(folder), ..node }
     }
 
-    /// The disk in a folder, as after a start.
+    /// Creates a node with the storage in a directory, as after a restart.
     pub(crate) fn at(folder: &Path) -> Self {
         let node = Box::new(SimulatedNode::new(1, NodeId::new(), folder));
         Self { node, folder: folder.to_owned(), _owned: None }
     }
 
-    /// The disk of this machine, if it can look at images.
+    /// Creates a node with the image tools of this host, if it has them.
     pub(crate) async fn real(settings: &[(&str, &str)]) -> Option<Self> {
         let folder = tempfile::tempdir().unwrap();
-        let disk = Self::real_at(folder.path(), settings);
-        let limits = disk.node.report().await.unwrap().limits;
+        let node = Self::real_at(folder.path(), settings);
+        let limits = node.node.report().await.unwrap().limits;
         if let Some(why) = limits.get(&HostFeature::Images) {
             muster_testing::skipped(why);
             return None;
         }
-        Some(Self { _owned: Some(folder), ..disk })
+        Some(Self { _owned: Some(folder), ..node })
     }
 
     pub(crate) fn real_at(folder: &Path, settings: &[(&str, &str)]) -> Self {
@@ -63,15 +63,15 @@ impl Disk {
         self.node.storage()
     }
 
-    /// A new draft with these bytes.
+    /// Creates a draft with these bytes.
     pub(crate) async fn draft(&self, data: &[u8]) -> Draft {
         let draft = Draft::Upload(UploadId::new());
-        let size = self.storage().append(draft, Some(0), ANY, parts(data, 300_000)).await.unwrap();
+        let size = self.storage().append(draft, Some(0), NO_LIMIT, parts(data, 300_000)).await.unwrap();
         assert_eq!(size, data.len() as u64);
         draft
     }
 
-    /// A new blob with these bytes.
+    /// Creates a blob with these bytes.
     pub(crate) async fn blob(&self, data: &[u8]) -> BlobId {
         let (draft, blob) = (self.draft(data).await, BlobId::new());
         self.storage().keep(draft, blob).await.unwrap();
@@ -81,7 +81,7 @@ impl Disk {
 
     pub(crate) async fn bytes(&self, blob: BlobId) -> Result<Vec<u8>> {
         let size = self.blob_path(blob).metadata().unwrap().len();
-        all(self.storage().read(blob, 0..size).await?).await
+        collect(self.storage().read(blob, 0..size).await?).await
     }
 
     pub(crate) fn draft_path(&self, draft: Draft) -> PathBuf {
@@ -98,12 +98,12 @@ impl Disk {
         self.folder.join(format!("conversions/{blob}.{kind}"))
     }
 
-    /// Every file of the storage.
+    /// Returns every file of the storage.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         let mut files = Vec::new();
         let mut folders: Vec<PathBuf> =
             ["drafts", "blobs", "conversions", "work"].map(|name| self.folder.join(name)).into();
-        // The others are those of machines.
+        // The other directories belong to VMs.
         folders.retain(|folder| folder.exists());
         while let Some(folder) = folders.pop() {
             for entry in std::fs::read_dir(folder).unwrap().flatten() {
@@ -115,7 +115,7 @@ impl Disk {
     }
 }
 
-/// Bytes of which no two mebibytes are the same, and which cannot be compressed.
+/// Returns incompressible bytes of which no two mebibytes are equal.
 pub(crate) fn bytes(size: usize, seed: u64) -> Vec<u8> {
     static RANDOM: LazyLock<Vec<u8>> = LazyLock::new(|| {
         let mut state = 0x9e37_79b9_7f4a_7c15u64;
@@ -142,9 +142,9 @@ pub(crate) fn bytes(size: usize, seed: u64) -> Vec<u8> {
     data
 }
 
-struct Parts(VecDeque<Result<Bytes>>);
+struct PartStream(VecDeque<Result<Bytes>>);
 
-impl Stream for Parts {
+impl Stream for PartStream {
     type Item = Result<Bytes>;
 
     fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -152,18 +152,18 @@ impl Stream for Parts {
     }
 }
 
-/// Bytes that come in parts of a size.
+/// Returns a stream of the bytes in parts of a size.
 pub(crate) fn parts(data: &[u8], size: usize) -> ByteStream {
-    Box::pin(Parts(data.chunks(size).map(|part| Ok(Bytes::copy_from_slice(part))).collect()))
+    Box::pin(PartStream(data.chunks(size).map(|part| Ok(Bytes::copy_from_slice(part))).collect()))
 }
 
 pub(crate) fn results(parts: Vec<Result<Bytes>>) -> ByteStream {
-    Box::pin(Parts(parts.into()))
+    Box::pin(PartStream(parts.into()))
 }
 
-struct Fed(tokio::sync::mpsc::Receiver<Result<Bytes>>);
+struct ManualStream(tokio::sync::mpsc::Receiver<Result<Bytes>>);
 
-impl Stream for Fed {
+impl Stream for ManualStream {
     type Item = Result<Bytes>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -171,17 +171,17 @@ impl Stream for Fed {
     }
 }
 
-/// Bytes that come when the test says so.
-pub(crate) fn fed() -> (tokio::sync::mpsc::Sender<Result<Bytes>>, ByteStream) {
+/// Returns a stream that the test feeds.
+pub(crate) fn manual_stream() -> (tokio::sync::mpsc::Sender<Result<Bytes>>, ByteStream) {
     let (sender, receiver) = tokio::sync::mpsc::channel(1);
-    (sender, Box::pin(Fed(receiver)))
+    (sender, Box::pin(ManualStream(receiver)))
 }
 
 pub(crate) async fn next(stream: &mut ByteStream) -> Option<Result<Bytes>> {
     std::future::poll_fn(|context| stream.as_mut().poll_next(context)).await
 }
 
-pub(crate) async fn all(mut stream: ByteStream) -> Result<Vec<u8>> {
+pub(crate) async fn collect(mut stream: ByteStream) -> Result<Vec<u8>> {
     let mut data = Vec::new();
     while let Some(part) = next(&mut stream).await {
         data.extend_from_slice(&part?);
@@ -189,7 +189,7 @@ pub(crate) async fn all(mut stream: ByteStream) -> Result<Vec<u8>> {
     Ok(data)
 }
 
-/// Checksums that other programs computed.
+/// Returns checksums computed by other programs.
 pub(crate) fn checksums(data: &[u8]) -> Checksums {
     let sum = |program: &str| {
         let words = pipe(Command::new(program), data);
@@ -203,7 +203,7 @@ pub(crate) fn checksums(data: &[u8]) -> Checksums {
     }
 }
 
-/// What a program makes of its input.
+/// Runs a program with this input and returns its output.
 pub(crate) fn pipe(mut command: Command, data: &[u8]) -> Vec<u8> {
     use std::io::Write;
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();

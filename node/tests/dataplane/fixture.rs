@@ -1,7 +1,7 @@
-//! A small world to try networks in: machines on a switch, guests on machines, and somebody outside.
+//! A testbed for networks: hosts on a switch, guests on hosts, and an external network.
 //!
-//! The test runs itself again in namespaces of its own, so that nothing of it can be left behind however it ends:
-//! with its first process end all others, with those the namespaces, with those the devices.
+//! The test executable runs itself again in new namespaces. However the test ends, the exit of its first process ends
+//! all others and removes the namespaces with their devices.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -20,17 +20,17 @@ use muster_types::{Error, Result};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
-const INSIDE: &str = "MUSTER_TEST_INSIDE";
+const ISOLATED_ENV: &str = "MUSTER_TEST_INSIDE";
 const PROGRAMS: [&str; 10] =
     ["ip", "bridge", "nft", "dnsmasq", "ping", "busybox", "unshare", "setpriv", "tcpdump", "python3"];
-/// Where the daemons of the machines would serve their API.
+/// The port of the hosts' API.
 pub(crate) const API_PORT: u16 = 13000;
-/// How long something may take that should happen at once.
-const SOON: Duration = Duration::from_secs(10);
+/// The timeout for what should happen immediately.
+const WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Runs a test in a world of its own. False in the process that only waits for it.
-pub(crate) fn enter(test: &str) -> bool {
-    if std::env::var_os(INSIDE).is_some() {
+/// Runs a test in its own namespaces. Returns `false` in the process that only waits for it.
+pub(crate) fn run_isolated(test: &str) -> bool {
+    if std::env::var_os(ISOLATED_ENV).is_some() {
         return true;
     }
     if !nix::unistd::geteuid().is_root() {
@@ -59,7 +59,7 @@ pub(crate) fn enter(test: &str) -> bool {
         ])
         .arg(std::env::current_exe().unwrap())
         .args(["--exact", test, "--nocapture", "--include-ignored"])
-        .env(INSIDE, "1")
+        .env(ISOLATED_ENV, "1")
         .output()
         .unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -70,19 +70,19 @@ pub(crate) fn enter(test: &str) -> bool {
     false
 }
 
-type Work = Box<dyn FnOnce() + Send>;
+type Task = Box<dyn FnOnce() + Send>;
 
-/// A thread in a network and a file system of its own.
-pub(crate) struct Place {
+/// A thread in its own network and mount namespaces.
+pub(crate) struct Namespace {
     pub(crate) name: String,
-    work: mpsc::Sender<Work>,
+    tasks: mpsc::Sender<Task>,
     thread: nix::unistd::Pid,
 }
 
-impl Place {
+impl Namespace {
     pub(crate) fn new(name: &str) -> Self {
-        let (work, todo) = mpsc::channel::<Work>();
-        let (ready, told) = mpsc::channel();
+        let (sender, tasks) = mpsc::channel::<Task>();
+        let (ready, id) = mpsc::channel();
         std::thread::Builder::new()
             .name(name.into())
             .spawn(move || {
@@ -91,20 +91,20 @@ impl Place {
                 mount(nothing, "/", nothing, MsFlags::MS_PRIVATE | MsFlags::MS_REC, nothing).unwrap();
                 mount(Some("none"), "/run", Some("tmpfs"), MsFlags::empty(), nothing).unwrap();
                 ready.send(nix::unistd::gettid()).unwrap();
-                for work in todo {
-                    work();
+                for task in tasks {
+                    task();
                 }
             })
             .unwrap();
-        let place = Self { name: name.into(), work, thread: told.recv().unwrap() };
-        place.sh("ip link set lo up");
-        place
+        let netns = Self { name: name.into(), tasks: sender, thread: id.recv().unwrap() };
+        netns.sh("ip link set lo up");
+        netns
     }
 
-    /// Does something there.
+    /// Runs a closure in the namespaces.
     pub(crate) fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> T {
         let (send, receive) = mpsc::channel();
-        self.work.send(Box::new(move || drop(send.send(work())))).unwrap();
+        self.tasks.send(Box::new(move || drop(send.send(work())))).unwrap();
         receive.recv().unwrap_or_else(|_| panic!("{}: panicked", self.name))
     }
 
@@ -113,7 +113,7 @@ impl Place {
         self.run(move || Command::new("sh").args(["-c", &script]).output().unwrap())
     }
 
-    /// Runs a script that must succeed, and answers what it printed.
+    /// Runs a script that must succeed, and returns its output.
     pub(crate) fn sh(&self, script: &str) -> String {
         let output = self.try_sh(script);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -122,29 +122,29 @@ impl Place {
         stdout
     }
 
-    /// Runs a script until it succeeds.
+    /// Runs a script repeatedly until it succeeds.
     pub(crate) fn until(&self, script: &str) {
-        let deadline = Instant::now() + SOON;
+        let deadline = Instant::now() + WAIT_TIMEOUT;
         while !self.try_sh(script).status.success() {
             assert!(Instant::now() < deadline, "{}: never: {script}", self.name);
         }
     }
 
-    /// A cable between two places.
-    pub(crate) fn cable(&self, end: &str, other: &Place, other_end: &str) {
+    /// Connects two namespaces by a veth pair.
+    pub(crate) fn connect_veth(&self, end: &str, other: &Namespace, other_end: &str) {
         self.sh(&format!("ip link add {end} type veth peer name {other_end} netns {}", other.thread));
     }
 
-    pub(crate) fn pings(&self, address: &str) -> bool {
+    pub(crate) fn can_ping(&self, address: &str) -> bool {
         self.try_sh(&format!("ping -n -c 5 -i 0.2 -W 1 {address} | grep -q 'bytes from'")).status.success()
     }
 
-    pub(crate) fn pings_not(&self, address: &str) -> bool {
+    pub(crate) fn cannot_ping(&self, address: &str) -> bool {
         !self.try_sh(&format!("ping -n -c 2 -i 0.2 -W 0.6 {address} | grep -q 'bytes from'")).status.success()
     }
 
-    /// Answers everybody on this port with the address that they came from.
-    pub(crate) fn answer(&self, port: u16) {
+    /// Serves the address of the client on this port.
+    pub(crate) fn serve_source_address(&self, port: u16) {
         let listener = self.run(move || TcpListener::bind(("0.0.0.0", port)).unwrap());
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -155,8 +155,8 @@ impl Place {
         });
     }
 
-    /// Says everything again on this port, for as long as anybody speaks.
-    pub(crate) fn echo(&self, port: u16) {
+    /// Serves an echo on this port.
+    pub(crate) fn serve_echo(&self, port: u16) {
         let listener = self.run(move || TcpListener::bind(("0.0.0.0", port)).unwrap());
         std::thread::spawn(move || {
             for mut stream in listener.incoming().flatten() {
@@ -168,14 +168,14 @@ impl Place {
         });
     }
 
-    /// A connection that stays.
+    /// Opens a connection.
     pub(crate) fn connect(&self, address: &str, port: u16) -> TcpStream {
         let address: SocketAddr = format!("{address}:{port}").parse().unwrap();
         self.run(move || TcpStream::connect_timeout(&address, Duration::from_secs(2)).unwrap())
     }
 
-    /// Sends a frame as it is: receiver, sender and the rest, in hexadecimal.
-    pub(crate) fn send(&self, frame: &str) {
+    /// Sends a raw frame, given in hexadecimal: destination, source and payload.
+    pub(crate) fn send_frame(&self, frame: &str) {
         self.sh(&format!(
             "python3 -c 'import socket; s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW); \
              s.bind((\"eth0\", 0)); s.send(bytes.fromhex(\"{}\"))'",
@@ -183,8 +183,8 @@ impl Place {
         ));
     }
 
-    /// As whom an answering place sees this one; nothing if it cannot be reached.
-    pub(crate) fn seen_by(&self, address: &str, port: u16) -> Option<String> {
+    /// Returns the address under which the server sees this namespace; `None` if it cannot be reached.
+    pub(crate) fn source_seen_by(&self, address: &str, port: u16) -> Option<String> {
         let address: SocketAddr = format!("{address}:{port}").parse().unwrap();
         self.run(move || {
             let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(2)).ok()?;
@@ -196,65 +196,65 @@ impl Place {
     }
 }
 
-/// A machine with a node on it.
-pub(crate) struct Machine {
-    pub(crate) place: Place,
+/// A host with a node.
+pub(crate) struct Host {
+    pub(crate) netns: Namespace,
     pub(crate) address: Ipv4Addr,
     pub(crate) node: std::sync::Arc<LocalNode>,
 }
 
-impl Machine {
-    fn new(number: usize, switch: &Place) -> Self {
-        let place = Place::new(&format!("machine{number}"));
+impl Host {
+    fn new(number: usize, switch: &Namespace) -> Self {
+        let netns = Namespace::new(&format!("host{number}"));
         let address = Ipv4Addr::new(10, 99, 0, u8::try_from(number).unwrap());
-        switch.cable(&format!("port{number}"), &place, "mesh0");
+        switch.connect_veth(&format!("port{number}"), &netns, "mesh0");
         switch.sh(&format!("ip link set port{number} master switch mtu 1600 up"));
-        place.sh(&format!("ip link set mesh0 mtu 1600 up && ip addr add {address}/24 dev mesh0"));
-        let node = start(&place, address);
-        Self { place, address, node }
+        netns.sh(&format!("ip link set mesh0 mtu 1600 up && ip addr add {address}/24 dev mesh0"));
+        let node = start(&netns, address);
+        Self { netns, address, node }
     }
 
-    /// Another run of the program on this machine.
+    /// Replaces the node by a new one, as a restart of the program does.
     pub(crate) fn restart(&mut self) {
-        self.node = start(&self.place, self.address);
+        self.node = start(&self.netns, self.address);
     }
 
-    /// Asks the node something, in its place.
-    pub(crate) fn ask<T: Send + 'static>(
+    /// Calls the node in its namespaces.
+    pub(crate) fn call<T: Send + 'static>(
         &self,
-        question: impl AsyncFnOnce(&LocalNode) -> T + Send + 'static,
+        request: impl AsyncFnOnce(&LocalNode) -> T + Send + 'static,
     ) -> T {
         let node = self.node.clone();
-        self.place.run(move || {
+        self.netns.run(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-            runtime.block_on(question(&node))
+            runtime.block_on(request(&node))
         })
     }
 
     pub(crate) fn try_ensure(&self, plans: Vec<NetworkPlan>) -> Vec<Result<NetworkReport>> {
-        self.ask(async move |node| node.ensure_networks(&plans).await.unwrap())
+        self.call(async move |node| node.ensure_networks(&plans).await.unwrap())
     }
 
     pub(crate) fn ensure(&self, plan: &NetworkPlan) -> NetworkReport {
-        let mut cares = self.try_ensure(vec![plan.clone()]);
-        cares.remove(0).unwrap_or_else(|error| panic!("{}: {error}", self.place.name))
+        let mut reports = self.try_ensure(vec![plan.clone()]);
+        reports.remove(0).unwrap_or_else(|error| panic!("{}: {error}", self.netns.name))
     }
 
     pub(crate) fn remove(&self, network: FoundNetwork) {
-        self.ask(async move |node| node.remove_network(network).await).unwrap();
+        self.call(async move |node| node.remove_network(network).await).unwrap();
     }
 
     pub(crate) fn find(&self) -> Vec<FoundNetwork> {
-        self.ask(async |node| node.find_networks().await).unwrap()
+        self.call(async |node| node.find_networks().await).unwrap()
     }
 
     pub(crate) fn programs_run(&self) -> u64 {
         self.node.programs_run()
     }
 
-    /// Everything of networks that there is on this machine.
+    /// Returns a list of all devices, addresses, rule sets, namespaces, directories and servers.
     pub(crate) fn inventory(&self) -> String {
-        self.place.sh(
+        self.netns.sh(
             "ip -o link | sed 's/^[0-9]*: //; s/[@:].*//' | grep -v '^tap' | sort; ip -4 -o addr | awk '{print $2, $4}'; \
              nft list tables | sort; ls /run/netns 2>/dev/null; ls /run/muster/networks 2>/dev/null; \
              cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -c '^--conf-file=/run/[m]uster'; true",
@@ -262,28 +262,28 @@ impl Machine {
     }
 }
 
-fn start(place: &Place, address: Ipv4Addr) -> std::sync::Arc<LocalNode> {
-    place.run(move || std::sync::Arc::new(node(address)))
+fn start(netns: &Namespace, address: Ipv4Addr) -> std::sync::Arc<LocalNode> {
+    netns.run(move || std::sync::Arc::new(node(address)))
 }
 
 fn node(address: Ipv4Addr) -> LocalNode {
-    let settings = [("NODE_MESH_IP", address.to_string()), ("NODE_EGRESS_NIC", "world0".into())];
+    let settings = [("NODE_MESH_IP", address.to_string()), ("NODE_EGRESS_NIC", "uplink0".into())];
     let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
     let settings = Settings::new(&std::collections::BTreeMap::new(), &settings).unwrap();
     LocalNode::new(NodeId::new(), &settings, Path::new("/tmp"))
         .with_api_url(format!("http://{address}:{API_PORT}"))
 }
 
-/// A network that two processes know.
-pub(crate) fn victim(id: &str) -> Net {
-    let mut net = Net::new(0xdead, "10.0.0.0/24", "192.168.20.5");
+/// Creates a network that two processes share.
+pub(crate) fn kill_target_network(id: &str) -> TestNetwork {
+    let mut net = TestNetwork::new(0xdead, "10.0.0.0/24", "192.168.20.5");
     net.plan.id = id.parse().unwrap();
     net.router.egress.masquerade = true;
     net
 }
 
-/// Its plan for the third machine.
-pub(crate) fn victims_plan(net: &Net) -> NetworkPlan {
+/// Returns its plan for the third host.
+pub(crate) fn kill_target_plan(net: &TestNetwork) -> NetworkPlan {
     NetworkPlan {
         mesh_address: Ipv4Addr::new(10, 99, 0, 3),
         peers: vec![Ipv4Addr::new(10, 99, 0, 1)],
@@ -292,41 +292,41 @@ pub(crate) fn victims_plan(net: &Net) -> NetworkPlan {
     }
 }
 
-/// A node on the third machine, in which this process must be.
-pub(crate) fn victims_node() -> LocalNode {
+/// Creates a node on the third host, whose namespaces this process must be in.
+pub(crate) fn kill_target_node() -> LocalNode {
     node(Ipv4Addr::new(10, 99, 0, 3))
 }
 
-/// Three machines and the outside, which hangs on the third and the first.
-pub(crate) struct World {
-    pub(crate) machines: Vec<Machine>,
-    pub(crate) outside: Place,
-    _switch: Place,
+/// Three hosts and an external network, which is connected to the third.
+pub(crate) struct Testbed {
+    pub(crate) hosts: Vec<Host>,
+    pub(crate) external: Namespace,
+    _switch: Namespace,
 }
 
-impl World {
+impl Testbed {
     pub(crate) fn new() -> Self {
-        let switch = Place::new("switch");
+        let switch = Namespace::new("switch");
         switch.sh("ip link add switch mtu 1600 type bridge && ip link set switch up");
-        let machines: Vec<Machine> = (1..=3).map(|number| Machine::new(number, &switch)).collect();
-        let outside = Place::new("outside");
-        let nn = &machines[2].place;
-        nn.cable("world0", &outside, "eth0");
-        nn.sh("ip addr add 198.51.100.2/24 dev world0 && ip link set world0 up");
-        outside.sh("ip addr add 198.51.100.1/24 dev eth0 && ip link set eth0 up");
-        outside.sh("ip route add 192.168.20.0/24 via 198.51.100.2");
-        Self { machines, outside, _switch: switch }
+        let hosts: Vec<Host> = (1..=3).map(|number| Host::new(number, &switch)).collect();
+        let external = Namespace::new("external");
+        let nn = &hosts[2].netns;
+        nn.connect_veth("uplink0", &external, "eth0");
+        nn.sh("ip addr add 198.51.100.2/24 dev uplink0 && ip link set uplink0 up");
+        external.sh("ip addr add 198.51.100.1/24 dev eth0 && ip link set eth0 up");
+        external.sh("ip route add 192.168.20.0/24 via 198.51.100.2");
+        Self { hosts, external, _switch: switch }
     }
 
-    pub(crate) fn machine(&self, number: usize) -> &Machine {
-        &self.machines[number - 1]
+    pub(crate) fn host(&self, number: usize) -> &Host {
+        &self.hosts[number - 1]
     }
 }
 
-/// A guest on a machine.
+/// A guest on a host.
 pub(crate) struct Guest {
-    pub(crate) place: Place,
-    pub(crate) machine: usize,
+    pub(crate) netns: Namespace,
+    pub(crate) host: usize,
     pub(crate) interface: InterfaceId,
     pub(crate) mac: MacAddress,
     pub(crate) address: Ipv4Addr,
@@ -334,43 +334,43 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    pub(crate) fn new(world: &World, machine: usize, name: &str, address: &str) -> Self {
-        let (place, interface, mac) = (Place::new(name), InterfaceId::new(), MacAddress::random());
-        let host = &world.machine(machine).place;
-        host.cable(&interface.device(), &place, "eth0");
-        place.sh(&format!("ip link set eth0 address {mac} up"));
-        place.sh("sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1");
-        Self { place, machine, interface, mac, address: address.parse().unwrap(), name: name.into() }
+    pub(crate) fn new(testbed: &Testbed, host: usize, name: &str, address: &str) -> Self {
+        let (netns, interface, mac) = (Namespace::new(name), InterfaceId::new(), MacAddress::random());
+        let host_ns = &testbed.host(host).netns;
+        host_ns.connect_veth(&interface.device(), &netns, "eth0");
+        netns.sh(&format!("ip link set eth0 address {mac} up"));
+        netns.sh("sysctl -qw net.ipv6.conf.all.disable_ipv6=1 net.ipv6.conf.default.disable_ipv6=1");
+        Self { netns, host, interface, mac, address: address.parse().unwrap(), name: name.into() }
     }
 
-    /// Gets an address as a guest does.
+    /// Gets an address by DHCP.
     pub(crate) fn dhcp(&self) -> String {
         let script = "#!/bin/sh\n[ \"$1\" = bound ] || exit 0\nip addr add $ip/$mask dev $interface\n\
             ip link set $interface mtu $mtu\n[ -z \"$router\" ] || ip route replace default via $router\n\
             echo \"$ip/$mask mtu=$mtu dns=$dns domain=$domain router=$router\" > /run/lease\n";
-        self.place.run(move || std::fs::write("/run/script", script).unwrap());
-        self.place.sh(
+        self.netns.run(move || std::fs::write("/run/script", script).unwrap());
+        self.netns.sh(
             "chmod +x /run/script && busybox udhcpc -i eth0 -f -n -q -t 10 -T 1 -O mtu -s /run/script >&2 && cat /run/lease",
         )
     }
 
-    /// Sets the address by hand.
-    pub(crate) fn settle(&self) {
+    /// Configures the address statically.
+    pub(crate) fn configure_address(&self) {
         let address = self.address;
         let [a, b, c, _] = address.octets();
-        self.place.sh(&format!("ip addr add {address}/24 dev eth0; ip route replace default via {a}.{b}.{c}.1; ip link set eth0 mtu 1450"));
+        self.netns.sh(&format!("ip addr add {address}/24 dev eth0; ip route replace default via {a}.{b}.{c}.1; ip link set eth0 mtu 1450"));
     }
 }
 
-/// A network to be; its plans are made from it.
+/// A network, from which the plans of the hosts are derived.
 #[derive(Clone)]
-pub(crate) struct Net {
+pub(crate) struct TestNetwork {
     pub(crate) plan: NetworkPlan,
     pub(crate) router: RouterPlan,
     pub(crate) router_on: usize,
 }
 
-impl Net {
+impl TestNetwork {
     pub(crate) fn new(vxid: u32, netblock: &str, gateway: &str) -> Self {
         let plan = NetworkPlan {
             id: NetworkId::new(),
@@ -416,32 +416,32 @@ impl Net {
         FoundNetwork { id: self.plan.id, vxid: self.plan.vxid }
     }
 
-    /// The plan for one machine.
-    pub(crate) fn plan(&self, world: &World, machine: usize, guests: &[&Guest]) -> NetworkPlan {
+    /// Returns the plan for one host.
+    pub(crate) fn plan(&self, testbed: &Testbed, host: usize, guests: &[&Guest]) -> NetworkPlan {
         let port = |guest: &&&Guest| InterfacePlan {
             interface: guest.interface,
             mac: guest.mac,
             address: Some(guest.address),
         };
-        let others = world.machines.iter().enumerate().filter(|(at, _)| at + 1 != machine);
+        let others = testbed.hosts.iter().enumerate().filter(|(at, _)| at + 1 != host);
         NetworkPlan {
-            mesh_address: world.machine(machine).address,
-            peers: others.map(|(_, machine)| machine.address).collect(),
-            ports: guests.iter().filter(|guest| guest.machine == machine).map(|guest| port(&guest)).collect(),
-            router: (machine == self.router_on).then(|| self.router.clone()),
+            mesh_address: testbed.host(host).address,
+            peers: others.map(|(_, host)| host.address).collect(),
+            ports: guests.iter().filter(|guest| guest.host == host).map(|guest| port(&guest)).collect(),
+            router: (host == self.router_on).then(|| self.router.clone()),
             ..self.plan.clone()
         }
     }
 
-    /// Makes all machines carry it.
-    pub(crate) fn ensure(&self, world: &World, guests: &[&Guest]) {
-        for machine in 1..=3 {
-            world.machine(machine).ensure(&self.plan(world, machine, guests));
+    /// Reconciles the network on all hosts.
+    pub(crate) fn ensure(&self, testbed: &Testbed, guests: &[&Guest]) {
+        for host in 1..=3 {
+            testbed.host(host).ensure(&self.plan(testbed, host, guests));
         }
     }
 }
 
-/// Whether the other end still says everything again.
+/// Returns whether the echo server still answers.
 pub(crate) fn is_alive(mut stream: &TcpStream) -> bool {
     stream.set_read_timeout(Some(Duration::from_millis(1500))).unwrap();
     stream.write_all(b"x").unwrap();

@@ -1,4 +1,4 @@
-//! A network for the tests of this module.
+//! A network plan for the unit tests of this module.
 
 use muster_types::ids::{InterfaceId, NetworkId};
 use muster_types::network::{DhcpLease, EgressPlan, InterfacePlan, NetworkPlan, RouterPlan};

@@ -1,0 +1,495 @@
+//! Reconciles one network with its plan.
+
+use std::collections::HashMap;
+use std::fs;
+use std::net::UdpSocket;
+use std::path::Path;
+
+use muster_types::network::{NetworkPlan, NetworkReport};
+use muster_types::{Error, Result};
+
+use super::changes::{Changes, host_changes, router_changes};
+use super::dnsmasq_config::{self, DnsmasqConfig};
+use super::dnsmasq_process::{self, DnsmasqProcess, ProcessAction};
+use super::names::{self, NetworkNames};
+use super::netlink::NetlinkSocket;
+use super::nftables::{self, Family, Table, fingerprint};
+use super::observed::{HostSnapshot, RouterSnapshot};
+use super::{Networks, conntrack, namespace, rules};
+use crate::command::{COMMAND_TIMEOUT, Tool};
+
+/// The maximum number of passes over a network before reconciling it counts as failed.
+const MAX_PASSES: usize = 5;
+/// The file with the VXLAN id of a network.
+pub(crate) const VXID_FILE: &str = "vxid";
+/// The file with the fingerprints of the applied rule sets, so that a restart does not replace them.
+const RULES_FILE: &str = "rules";
+
+/// The number of times that a new router announces itself, once per pass, as a broadcast may get lost.
+const ANNOUNCEMENT_COUNT: u8 = 3;
+
+/// In-memory state kept per network between reconcile passes.
+#[derive(Debug, Default)]
+pub(crate) struct ReconcileState {
+    generation: Option<i64>,
+    read: bool,
+    rules: AppliedRules,
+    server: DnsmasqProcess,
+    /// The number of announcements that the router has yet to send.
+    announcements: u8,
+    /// Repairs that no report has mentioned yet.
+    repaired: Vec<String>,
+}
+
+/// The rule sets that were applied.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct AppliedRules {
+    /// Fingerprints of the text and of the resulting table in the kernel.
+    node: Option<[u64; 2]>,
+    /// Fingerprint of the text, inode of the namespace, and its generation counter.
+    router: Option<[u64; 3]>,
+}
+
+/// Whether a network matches its plan.
+#[derive(Debug)]
+pub(crate) enum SyncStatus {
+    InSync,
+    /// With the rule set for the host, if it has to be replaced.
+    Drifted {
+        rules: Option<String>,
+    },
+}
+
+/// Everything that differs from the plan.
+#[derive(Debug)]
+struct NetworkDiff {
+    folder: bool,
+    namespace: Option<NamespaceDrift>,
+    node: Changes,
+    router: Changes,
+    node_rules: Option<String>,
+    router_rules: Option<String>,
+    dnsmasq: Option<DnsmasqConfig>,
+    server: ProcessAction,
+    netns: Option<u64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NamespaceDrift {
+    Missing,
+    Unwanted,
+}
+
+impl NetworkDiff {
+    fn is_empty(&self) -> bool {
+        !self.folder
+            && self.namespace.is_none()
+            && self.node.is_empty()
+            && self.router.is_empty()
+            && self.node_rules.is_none()
+            && self.router_rules.is_none()
+            && matches!(self.server, ProcessAction::Nothing | ProcessAction::Backoff)
+    }
+}
+
+/// The configuration of a router and the generation counter of its rule sets.
+struct RouterObservation {
+    inside: RouterSnapshot,
+    generation: u32,
+}
+
+impl RouterObservation {
+    /// Reads the namespace of this thread.
+    fn read() -> Result<Self> {
+        Ok(Self {
+            inside: RouterSnapshot::read(&mut NetlinkSocket::route()?)?,
+            generation: nftables::generation(&mut NetlinkSocket::netfilter()?)?,
+        })
+    }
+}
+
+impl ReconcileState {
+    fn prepare(&mut self, plan: &NetworkPlan, folder: &Path) -> Result<()> {
+        if let Some(newest) = self.generation.filter(|newest| *newest > plan.generation) {
+            return Err(Error::Conflict(format!(
+                "generation {} of network {} is older than {newest}, which is in force",
+                plan.generation, plan.id
+            )));
+        }
+        if !self.read {
+            self.rules = AppliedRules::read(folder);
+            self.read = true;
+        }
+        Ok(())
+    }
+
+    /// Records a repair if the rule set that is about to be applied is the one that was applied before.
+    fn record_rule_drift(&mut self, text: &str, table: &str) {
+        if self.rules.node.is_some_and(|[old, _]| old == fingerprint(text)) {
+            self.repaired.push(format!("rule set {table} had been changed"));
+        }
+    }
+
+    /// Sends a broadcast from the router, in whose namespace this thread is. The other nodes learn from it where the
+    /// router is, if it was elsewhere before with the same MAC address.
+    fn announce(&mut self, plan: &NetworkPlan) {
+        const DISCARD: u16 = 9;
+        if self.announcements == 0 || plan.router.is_none() {
+            return;
+        }
+        self.announcements -= 1;
+        let send = || {
+            let socket = UdpSocket::bind((plan.netblock.router(), 0))?;
+            socket.set_broadcast(true)?;
+            socket.send_to(&[], (plan.netblock.broadcast(), DISCARD))
+        };
+        if let Err(error) = send() {
+            tracing::debug!(network = %plan.id, %error, "failed to announce router");
+        }
+    }
+}
+
+impl AppliedRules {
+    fn read(folder: &Path) -> Self {
+        let text = fs::read_to_string(folder.join(RULES_FILE)).unwrap_or_default();
+        let mut rules = Self::default();
+        for line in text.lines() {
+            let mut words = line.split(' ');
+            let name = words.next();
+            let numbers: Vec<u64> = words.filter_map(|word| word.parse().ok()).collect();
+            match name {
+                Some("node") => rules.node = numbers.try_into().ok(),
+                Some("router") => rules.router = numbers.try_into().ok(),
+                _ => {}
+            }
+        }
+        rules
+    }
+
+    fn write(self, folder: &Path) -> Result<()> {
+        let line = |name: &str, numbers: &[u64]| {
+            let numbers: Vec<String> = numbers.iter().map(ToString::to_string).collect();
+            format!("{name} {}\n", numbers.join(" "))
+        };
+        let node = self.node.map(|numbers| line("node", &numbers)).unwrap_or_default();
+        let router = self.router.map(|numbers| line("router", &numbers)).unwrap_or_default();
+        dnsmasq_process::write(folder, RULES_FILE, &(node + &router))
+    }
+}
+
+/// Creates the network's directory. It is created first and removed last, so that it leads to everything else.
+fn prepare_folder(plan: &NetworkPlan, folder: &Path) -> Result<()> {
+    dnsmasq_process::make_folder(folder)?;
+    dnsmasq_process::write(folder, VXID_FILE, &plan.vxid.to_string())
+}
+
+/// Returns the fingerprints of a rule set that was just applied. If its table was changed since, it counts as not
+/// applied and is replaced in the next pass.
+fn rule_fingerprints(text: &str, table: Option<&Table>) -> [u64; 2] {
+    let table = table.filter(|table| table.rules == rules::count_rules(text));
+    [fingerprint(text), table.map_or(0, |table| table.fingerprint)]
+}
+
+impl Networks {
+    /// Compares a network with a snapshot of the whole host. Moves this thread into the router's namespace.
+    pub(crate) fn check(
+        &self,
+        plan: &NetworkPlan,
+        node: &HostSnapshot,
+        tables: &HashMap<String, Table>,
+    ) -> Result<SyncStatus> {
+        let (names, folder) = (NetworkNames::new(plan.vxid), names::folder(plan.id));
+        let state = self.state(plan.id);
+        let Some(mut state) = state.try_lock() else {
+            // It is being reconciled: wait for that and compare again.
+            return Ok(SyncStatus::Drifted { rules: None });
+        };
+        state.prepare(plan, &folder)?;
+        let netns = namespace::inode(plan.id);
+        let router = match netns.filter(|_| plan.router.is_some()) {
+            Some(_) => {
+                namespace::enter(plan.id)?;
+                Some(RouterObservation::read()?)
+            }
+            None => None,
+        };
+        let table = tables.get(&names.table);
+        let diff = self.compare(plan, &names, &folder, &mut state, node, table, netns, router)?;
+        if diff.is_empty() && !state.server.is_failing() {
+            state.generation = Some(plan.generation);
+            if netns.is_some() {
+                state.announce(plan);
+            }
+            return Ok(SyncStatus::InSync);
+        }
+        // Devices that have to be detached are detached before the rules change.
+        let rules = diff.node_rules.filter(|_| diff.node.detach.is_empty());
+        Ok(SyncStatus::Drifted { rules })
+    }
+
+    /// Applies the rule sets of many networks with one run of `nft`, which reads all existing rule sets each time. If that
+    /// fails, they are applied one by one later.
+    pub(crate) fn apply_rules_in_bulk(&self, wanted: &[(&NetworkPlan, &str)]) -> Result<()> {
+        let state: Vec<_> = wanted.iter().map(|(plan, _)| self.state(plan.id)).collect();
+        let mut text = String::new();
+        let mut locked = Vec::new();
+        for ((plan, rules), state) in wanted.iter().zip(&state) {
+            let Some(mut state) = state.try_lock() else { continue };
+            let folder = names::folder(plan.id);
+            if state.prepare(plan, &folder).is_ok() {
+                state.generation = Some(plan.generation);
+                prepare_folder(plan, &folder)?;
+                text.push_str(rules);
+                locked.push((plan, rules, folder, state));
+            }
+        }
+        self.nft(&text)?;
+        let tables = nftables::tables(&mut NetlinkSocket::netfilter()?, Family::Bridge, None)?;
+        for (plan, rules, folder, state) in &mut locked {
+            let name = NetworkNames::new(plan.vxid).table;
+            state.record_rule_drift(rules, &name);
+            state.rules.node = Some(rule_fingerprints(rules, tables.get(&name)));
+            state.rules.write(folder)?;
+        }
+        Ok(())
+    }
+
+    /// Reconciles a network with its plan.
+    pub(crate) fn reconcile(&self, plan: &NetworkPlan) -> Result<NetworkReport> {
+        let (names, folder) = (NetworkNames::new(plan.vxid), names::folder(plan.id));
+        let state = self.state(plan.id);
+        let state: &mut ReconcileState = &mut state.lock();
+        state.prepare(plan, &folder)?;
+        let mut report = NetworkReport::default();
+        let mut failure = None;
+        for _ in 0..MAX_PASSES {
+            let diff = self.observe(plan, &names, &folder, state)?;
+            report.repaired.append(&mut state.repaired);
+            if diff.is_empty() {
+                state.generation = Some(plan.generation);
+                if state.announcements > 0 && plan.router.is_some() {
+                    namespace::inside(plan.id, || {
+                        state.announce(plan);
+                        Ok(())
+                    })?;
+                }
+                if let Some(why) = state.server.failure() {
+                    let why = format!("dnsmasq of this network keeps dying: {why}");
+                    // The repairs are reported once the server runs again.
+                    state.repaired = report.repaired;
+                    return Err(Error::Unavailable(why));
+                }
+                return Ok(report);
+            }
+            state.generation = Some(plan.generation);
+            let repairs = diff.node.repaired.iter().chain(&diff.router.repaired);
+            for repair in repairs {
+                if !report.repaired.contains(repair) {
+                    report.repaired.push(repair.clone());
+                }
+            }
+            if let Err(error) = self.apply(plan, &names, &folder, state, diff, &mut report) {
+                tracing::debug!(network = %plan.id, %error, "failed to change network");
+                // It may have been a race, such as a guest whose device disappeared.
+                failure = Some(error);
+            }
+        }
+        Err(failure.unwrap_or_else(|| {
+            Error::Unavailable(format!(
+                "network {} still differs from its plan after several repairs: {}",
+                plan.id,
+                report.repaired.join(", ")
+            ))
+        }))
+    }
+
+    fn observe(
+        &self,
+        plan: &NetworkPlan,
+        names: &NetworkNames,
+        folder: &Path,
+        state: &mut ReconcileState,
+    ) -> Result<NetworkDiff> {
+        let node = HostSnapshot::around(&mut NetlinkSocket::route()?, names, &self.host.egress_bridge, plan)?;
+        let mut netfilter = NetlinkSocket::netfilter()?;
+        let table =
+            nftables::tables(&mut netfilter, Family::Bridge, Some(&names.table))?.remove(&names.table);
+        let netns = namespace::inode(plan.id);
+        let router = match netns.filter(|_| plan.router.is_some()) {
+            Some(_) => Some(namespace::inside(plan.id, RouterObservation::read)?),
+            None => None,
+        };
+        self.compare(plan, names, folder, state, &node, table.as_ref(), netns, router)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "everything that a network consists of")]
+    fn compare(
+        &self,
+        plan: &NetworkPlan,
+        names: &NetworkNames,
+        folder: &Path,
+        state: &mut ReconcileState,
+        node: &HostSnapshot,
+        table: Option<&Table>,
+        netns: Option<u64>,
+        router: Option<RouterObservation>,
+    ) -> Result<NetworkDiff> {
+        let inside = router.as_ref().map(|router| &router.inside);
+        let node_rules = rules::node_rules(plan, names);
+        let in_force = table.map(|table| [fingerprint(&node_rules), table.fingerprint]);
+        let node_rules = (in_force.is_none() || in_force != state.rules.node).then_some(node_rules);
+        let mut diff = NetworkDiff {
+            folder: fs::metadata(folder.join(VXID_FILE)).is_err(),
+            namespace: None,
+            node: host_changes(plan, names, &self.host, node, inside)?,
+            router: Changes::default(),
+            node_rules,
+            router_rules: None,
+            dnsmasq: None,
+            server: ProcessAction::Nothing,
+            netns,
+        };
+        let Some(wanted) = &plan.router else {
+            diff.namespace = namespace::name_exists(plan.id).then_some(NamespaceDrift::Unwanted);
+            diff.server = state.server.inspect(folder, None, None);
+            return Ok(diff);
+        };
+        let Some((router, inode)) = router.zip(netns) else {
+            diff.namespace = Some(NamespaceDrift::Missing);
+            diff.router_rules = Some(rules::router_rules(plan, wanted, names));
+            diff.router = router_changes(plan, wanted, names, &RouterSnapshot::default());
+            return Ok(diff);
+        };
+        diff.router = router_changes(plan, wanted, names, &router.inside);
+        let text = rules::router_rules(plan, wanted, names);
+        let in_force = [fingerprint(&text), inode, u64::from(router.generation)];
+        diff.router_rules = (state.rules.router != Some(in_force)).then_some(text);
+        // Without its device the server could not start; the next pass has it.
+        if let Some(device) = router.inside.link(&names.veth_inner) {
+            diff.dnsmasq = dnsmasq_config::build(plan, names, folder, device.index);
+            diff.server = state.server.inspect(folder, diff.dnsmasq.as_ref(), diff.netns);
+        }
+        Ok(diff)
+    }
+
+    fn apply(
+        &self,
+        plan: &NetworkPlan,
+        names: &NetworkNames,
+        folder: &Path,
+        state: &mut ReconcileState,
+        diff: NetworkDiff,
+        report: &mut NetworkReport,
+    ) -> Result<()> {
+        if diff.folder {
+            prepare_folder(plan, folder)?;
+        }
+        if diff.namespace == Some(NamespaceDrift::Unwanted) {
+            state.server.stop(folder)?;
+        }
+        if diff.namespace == Some(NamespaceDrift::Missing) {
+            state.server.stop(folder)?;
+            state.rules.router = None;
+            namespace::delete(plan.id)?;
+            namespace::create(plan.id)?;
+            report.repaired.push(format!("namespace {} was missing", plan.id));
+        }
+        self.batch(Tool::Ip, &diff.node.detach)?;
+        if let Some(text) = &diff.node_rules {
+            state.record_rule_drift(text, &names.table);
+            state.rules.node = Some(self.apply_node_rules(names, text)?);
+            state.rules.write(folder)?;
+        }
+        self.batch(Tool::Ip, &diff.node.ip)?;
+        self.batch(Tool::Bridge, &diff.node.bridge)?;
+        if diff.namespace == Some(NamespaceDrift::Unwanted) {
+            namespace::delete(plan.id)?;
+            state.rules.router = None;
+            state.rules.write(folder)?;
+            return Ok(());
+        }
+        if !diff.router.is_empty() || !diff.node.ip.is_empty() {
+            state.announcements = ANNOUNCEMENT_COUNT;
+        }
+        if diff.router_rules.is_some() || !diff.router.is_empty() {
+            let missing = || Error::Internal(format!("namespace {} is missing", plan.id));
+            let netns = namespace::inode(plan.id).ok_or_else(missing)?;
+            let put = || self.change_router(plan, &diff);
+            let generation = namespace::inside(plan.id, put)?;
+            if let (Some(text), Some(generation)) = (&diff.router_rules, generation) {
+                let text = fingerprint(text);
+                if state.rules.router.is_some_and(|[old, ..]| old == text) {
+                    report.repaired.push("rule set of the router had been changed".into());
+                }
+                state.rules.router = Some([text, netns, u64::from(generation)]);
+                state.rules.write(folder)?;
+            }
+        }
+        self.apply_dnsmasq(plan, folder, state, diff, report)
+    }
+
+    fn apply_dnsmasq(
+        &self,
+        plan: &NetworkPlan,
+        folder: &Path,
+        state: &mut ReconcileState,
+        diff: NetworkDiff,
+        report: &mut NetworkReport,
+    ) -> Result<()> {
+        match (diff.server, &diff.dnsmasq) {
+            (ProcessAction::Stop, _) => state.server.stop(folder),
+            (ProcessAction::Reload, Some(config)) => state.server.reload(folder, config),
+            (ProcessAction::Start { died }, Some(config)) => {
+                if let Some(why) = died {
+                    report.server_died = Some(why);
+                    state.server.record_death(folder);
+                    if state.server.is_backing_off() {
+                        return Ok(());
+                    }
+                }
+                state.server.start(&self.commands, plan.id, folder, config, diff.netns)
+            }
+            (ProcessAction::Nothing | ProcessAction::Backoff, _) | (_, None) => Ok(()),
+        }
+    }
+
+    /// Replaces the rule set on the host and returns its fingerprints.
+    fn apply_node_rules(&self, names: &NetworkNames, text: &str) -> Result<[u64; 2]> {
+        self.nft(text)?;
+        let mut socket = NetlinkSocket::netfilter()?;
+        let table = nftables::tables(&mut socket, Family::Bridge, Some(&names.table))?.remove(&names.table);
+        Ok(rule_fingerprints(text, table.as_ref()))
+    }
+
+    /// Changes the configuration of a router, in whose namespace this thread is: first the rules, so that no packet
+    /// passes without them.
+    fn change_router(&self, plan: &NetworkPlan, diff: &NetworkDiff) -> Result<Option<u32>> {
+        let mut generation = None;
+        if let Some(text) = &diff.router_rules {
+            self.nft(text)?;
+            let mut socket = NetlinkSocket::netfilter()?;
+            generation = Some(nftables::generation(&mut socket)?);
+            if let Some(router) = &plan.router
+                && let Err(error) = conntrack::delete_flows(&mut socket, |flow| {
+                    !conntrack::matches_nat_plan(flow, plan, router)
+                })
+            {
+                tracing::warn!(network = %plan.id, %error, "failed to delete stale connections");
+            }
+        }
+        for (name, value) in &diff.router.settings {
+            namespace::set_sysctl(name, value)?;
+        }
+        self.batch(Tool::Ip, &diff.router.ip)?;
+        Ok(generation)
+    }
+
+    /// Runs commands of `ip` or `bridge` in one batch; runs nothing if there are none.
+    pub(crate) fn batch(&self, tool: Tool, lines: &[String]) -> Result<()> {
+        if lines.is_empty() {
+            return Ok(());
+        }
+        let input = lines.join("\n") + "\n";
+        self.commands.run(tool, &["-batch", "-"], &input, COMMAND_TIMEOUT).map(|_| ())
+    }
+}
