@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_types::event::{Event, EventType};
+use muster_types::event_message::EventMessage;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::{ErrorReport, OperationState};
 use muster_types::time::now;
@@ -310,13 +311,7 @@ fn report(step: &str, row: &OperationRow, error: &Error) -> ErrorReport {
 }
 
 fn announce(app: &App, row: &OperationRow, state: OperationState, report: Option<&ErrorReport>) {
-    let message = match state {
-        OperationState::Queued => "operation will be tried again",
-        OperationState::Executing => "operation started",
-        OperationState::Complete => "operation complete",
-        OperationState::Error => "operation failed",
-        OperationState::Abort => "operation aborted",
-    };
+    let message = EventMessage::OperationState(state);
     let mut event =
         Event::new(EventType::Status, ObjectRef::new(ObjectType::ClusterOperation, row.id), message)
             .with("operation", row.name.clone())
