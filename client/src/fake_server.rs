@@ -1,9 +1,10 @@
-//! A server for tests that answers what it is told to.
+//! A server for tests with prepared responses.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use muster_types::key::Secret;
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -11,41 +12,41 @@ use tokio::net::{TcpListener, TcpStream};
 use crate::api::Client;
 use crate::credentials::Credentials;
 
-/// Answers that are still to be given to a call such as `GET /instances/web`. The last one is given again and again.
+/// The remaining responses to a call such as `GET /instances/web`. The last one is repeated.
 type Route = (&'static str, VecDeque<(u16, Value)>);
 
-/// What the server was asked, and what it still answers.
+/// A running server: the requests it received and the responses it has left.
 #[derive(Debug, Clone)]
-pub(crate) struct Fake {
+pub(crate) struct FakeServer {
     routes: Arc<Mutex<Vec<Route>>>,
-    asked: Arc<Mutex<Vec<String>>>,
+    requests: Arc<Mutex<Vec<String>>>,
 }
 
-impl Fake {
-    /// A client of a server with these answers; every other call is answered with 404. Queries do not count.
-    pub(crate) async fn serve(routes: Vec<(&'static str, Vec<(u16, Value)>)>) -> (Client, Self) {
+impl FakeServer {
+    /// Starts a server and returns a client of it. Routes ignore the query string; other calls get a 404.
+    pub(crate) async fn start(routes: Vec<(&'static str, Vec<(u16, Value)>)>) -> (Client, Self) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let apiurl = format!("http://{}", listener.local_addr().unwrap());
-        let routes = routes.into_iter().map(|(route, answers)| (route, answers.into())).collect();
-        let fake = Self { routes: Arc::new(Mutex::new(routes)), asked: Arc::default() };
+        let routes = routes.into_iter().map(|(route, responses)| (route, responses.into())).collect();
+        let fake = Self { routes: Arc::new(Mutex::new(routes)), requests: Arc::default() };
         let server = fake.clone();
         tokio::spawn(async move {
             loop {
                 let (socket, _) = listener.accept().await.unwrap();
                 let server = server.clone();
-                tokio::spawn(async move { server.answer(socket).await });
+                tokio::spawn(async move { server.respond(socket).await });
             }
         });
         let credentials = Credentials { namespace: "ci".into(), key: Secret::new("hunter2"), apiurl };
         (Client::new(credentials).unwrap(), fake)
     }
 
-    /// The calls so far, each with its body.
-    pub(crate) fn asked(&self) -> Vec<String> {
-        self.asked.lock().unwrap().clone()
+    /// Returns the calls so far, each with its body.
+    pub(crate) fn requests(&self) -> Vec<String> {
+        self.requests.lock().clone()
     }
 
-    async fn answer(&self, mut socket: TcpStream) -> Option<()> {
+    async fn respond(&self, mut socket: TcpStream) -> Option<()> {
         let mut request = Vec::new();
         let (head, body) = loop {
             let text = String::from_utf8_lossy(&request).into_owned();
@@ -60,25 +61,25 @@ impl Fake {
             }
         };
         let call = head.lines().next()?.strip_suffix(" HTTP/1.1")?;
-        let (status, answer) = if call == "POST /auth" {
+        let (status, response) = if call == "POST /auth" {
             (200, serde_json::json!({ "access_token": "t0ken" }))
         } else {
-            self.asked.lock().unwrap().push(format!("{call} {body}").trim_end().to_owned());
-            self.next(call.split('?').next()?)
+            self.requests.lock().push(format!("{call} {body}").trim_end().to_owned());
+            self.next_response(call.split('?').next()?)
         };
-        let answer = answer.to_string();
-        let head =
-            format!("HTTP/1.1 {status} x\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", answer.len());
-        socket.write_all((head + &answer).as_bytes()).await.ok()
+        let response = response.to_string();
+        let length = response.len();
+        let head = format!("HTTP/1.1 {status} x\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n");
+        socket.write_all((head + &response).as_bytes()).await.ok()
     }
 
-    fn next(&self, call: &str) -> (u16, Value) {
-        let mut routes = self.routes.lock().unwrap();
+    fn next_response(&self, call: &str) -> (u16, Value) {
+        let mut routes = self.routes.lock();
         let route = routes.iter_mut().find(|(route, _)| *route == call);
-        let answers = route.map(|(_, answers)| answers).filter(|answers| !answers.is_empty());
-        match answers {
-            Some(answers) if answers.len() > 1 => answers.pop_front().unwrap(),
-            Some(answers) => answers[0].clone(),
+        let responses = route.map(|(_, responses)| responses).filter(|responses| !responses.is_empty());
+        match responses {
+            Some(responses) if responses.len() > 1 => responses.pop_front().unwrap(),
+            Some(responses) => responses[0].clone(),
             None => (404, serde_json::json!({ "error": "not found", "status": 404 })),
         }
     }

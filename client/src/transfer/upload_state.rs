@@ -1,5 +1,5 @@
-//! Uploads that have not ended, remembered from one run of the program to the next: one file for each content that
-//! goes to a namespace of a cluster. A lock keeps two runs from sending the same file at once.
+//! State of unfinished uploads, saved between runs in one file per local file, cluster and namespace. A lock prevents
+//! concurrent runs from sending the same file.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{Read as _, Seek as _, Write as _};
@@ -12,55 +12,55 @@ use aws_lc_rs::digest::{SHA256, digest};
 use muster_types::ids::UploadId;
 use serde::{Deserialize, Serialize};
 
-use super::hex;
-use super::upload::LocalFile;
-use crate::api::{Client, io_text};
+use super::local_file::LocalFile;
+use crate::api::Client;
 use crate::credentials::state_dir;
+use crate::error_text::io_error_text;
 
-/// What is known of an upload that has not ended.
+/// The saved state of an unfinished upload.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Entry {
+pub(super) struct UploadEntry {
     server: String,
     namespace: String,
     file: String,
     size: u64,
-    /// When the file was last changed, to the nanosecond.
+    /// The modification time of the file in seconds, with nanoseconds.
     modified: String,
-    /// Of the whole file, once that is known.
+    /// The checksum of the whole file, once computed.
     #[serde(default)]
     pub(super) sha512: Option<String>,
-    /// Nothing before the upload has begun.
+    /// `None` before the upload is created.
     #[serde(default)]
     pub(super) upload: Option<UploadId>,
 }
 
-/// The memory of one upload.
+/// The locked state file of an upload.
 #[derive(Debug)]
-pub(crate) struct Remembered {
+pub(crate) struct UploadState {
     path: PathBuf,
-    /// Locked for as long as this lives.
+    /// Locked while this exists.
     file: File,
-    /// About the file as it is now.
-    pub(super) entry: Entry,
+    /// Describes the current version of the local file.
+    pub(super) entry: UploadEntry,
 }
 
-impl Remembered {
-    /// What is remembered of sending a file, in the user's folder.
-    pub(crate) fn of(client: &Client, local: &LocalFile) -> anyhow::Result<Self> {
-        let folder = state_dir().ok_or_else(|| {
-            anyhow!("no folder to remember the upload in: set HOME or XDG_STATE_HOME, or upload from -")
+impl UploadState {
+    /// Loads the state of uploading a file from the user's state directory.
+    pub(crate) fn load(client: &Client, local: &LocalFile) -> anyhow::Result<Self> {
+        let directory = state_dir().ok_or_else(|| {
+            anyhow!("no directory for the upload state: set HOME or XDG_STATE_HOME, or upload from standard input with -")
         })?;
-        Self::open(&folder.join("uploads"), client, local)
+        Self::open(&directory.join("uploads"), client, local)
     }
 
-    pub(super) fn open(folder: &Path, client: &Client, local: &LocalFile) -> anyhow::Result<Self> {
-        let (server, namespace) = (client.url(), client.acts_as());
-        let mut about = format!("{server}\n{namespace}\n").into_bytes();
-        about.extend_from_slice(local.path.as_os_str().as_bytes());
-        let name = hex(digest(&SHA256, &about).as_ref().get(..16).unwrap_or_default());
-        let path = folder.join(format!("{name}.json"));
-        let file = lock(folder, &path)?;
-        let entry = Entry {
+    pub(super) fn open(directory: &Path, client: &Client, local: &LocalFile) -> anyhow::Result<Self> {
+        let (server, namespace) = (client.url(), client.own_namespace());
+        let mut identity = format!("{server}\n{namespace}\n").into_bytes();
+        identity.extend_from_slice(local.path.as_os_str().as_bytes());
+        let name = hex::encode(&digest(&SHA256, &identity).as_ref()[..16]);
+        let path = directory.join(format!("{name}.json"));
+        let file = open_locked(directory, &path)?;
+        let entry = UploadEntry {
             server: server.to_owned(),
             namespace: namespace.to_owned(),
             file: local.path.display().to_string(),
@@ -69,25 +69,25 @@ impl Remembered {
             sha512: None,
             upload: None,
         };
-        let mut known = Self { path, file, entry };
-        if let Some(before) = known.read().filter(|before| known.fits(before)) {
-            known.entry = before;
+        let mut state = Self { path, file, entry };
+        if let Some(saved) = state.read().filter(|saved| state.is_same_file(saved)) {
+            state.entry = saved;
         }
-        Ok(known)
+        Ok(state)
     }
 
-    fn read(&mut self) -> Option<Entry> {
+    fn read(&mut self) -> Option<UploadEntry> {
         let mut text = String::new();
         self.file.read_to_string(&mut text).ok()?;
         serde_json::from_str(&text).ok()
     }
 
-    /// Whether something remembered is about the same, unchanged file.
-    fn fits(&self, before: &Entry) -> bool {
-        Entry { sha512: None, upload: None, ..before.clone() } == self.entry
+    /// Returns whether a saved entry describes the same, unchanged file.
+    fn is_same_file(&self, saved: &UploadEntry) -> bool {
+        UploadEntry { sha512: None, upload: None, ..saved.clone() } == self.entry
     }
 
-    /// The sha512 of the file; if it is not known from an earlier run, the file is read.
+    /// Returns the SHA-512 of the file, computing it if no earlier run did.
     pub(crate) async fn sha512(&mut self, local: &LocalFile) -> anyhow::Result<String> {
         if let Some(known) = &self.entry.sha512 {
             return Ok(known.clone());
@@ -98,7 +98,7 @@ impl Remembered {
         Ok(sha512)
     }
 
-    /// Writes down what is known.
+    /// Writes the state file.
     pub(super) fn save(&mut self) -> anyhow::Result<()> {
         let write = || {
             let text = format!("{:#}\n", serde_json::to_value(&self.entry)?);
@@ -108,40 +108,41 @@ impl Remembered {
             file.write_all(text.as_bytes())?;
             file.sync_all()
         };
-        write().map_err(|error| anyhow!("cannot write {}: {}", self.path.display(), io_text(&error)))
+        write().map_err(|error| anyhow!("cannot write {}: {}", self.path.display(), io_error_text(&error)))
     }
 
-    /// Forgets it: the upload has ended, or none has begun.
-    pub(crate) fn forget(mut self) {
+    /// Deletes the state: the upload was consumed or never created.
+    pub(crate) fn discard(mut self) {
         (self.entry.sha512, self.entry.upload) = (None, None);
     }
 }
 
-impl Drop for Remembered {
+impl Drop for UploadState {
     fn drop(&mut self) {
         if self.entry.sha512.is_none() && self.entry.upload.is_none() {
-            // One that is left is of no use, but does no harm either.
+            // A leftover state file is harmless.
             let _ = fs::remove_file(&self.path);
         }
     }
 }
 
-/// Opens and locks a file that only its owner may read.
-fn lock(folder: &Path, path: &Path) -> anyhow::Result<File> {
+/// Opens and locks a file that only its owner can read.
+fn open_locked(directory: &Path, path: &Path) -> anyhow::Result<File> {
     let open = || {
-        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(path)
     };
-    let bad = |error: &std::io::Error| anyhow!("cannot open {}: {}", path.display(), io_text(error));
+    let open_error =
+        |error: &std::io::Error| anyhow!("cannot open {}: {}", path.display(), io_error_text(error));
     loop {
-        let file = open().map_err(|error| bad(&error))?;
+        let file = open().map_err(|error| open_error(&error))?;
         match file.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => bail!("another muster is uploading this file now"),
-            Err(TryLockError::Error(error)) => return Err(bad(&error)),
+            Err(TryLockError::WouldBlock) => bail!("another muster process is uploading this file"),
+            Err(TryLockError::Error(error)) => return Err(open_error(&error)),
         }
-        // Whoever had the lock before may have removed the file before giving it up.
-        if file.metadata().map_err(|error| bad(&error))?.nlink() > 0 {
+        // The previous lock owner may have deleted the file before it released the lock.
+        if file.metadata().map_err(|error| open_error(&error))?.nlink() > 0 {
             return Ok(file);
         }
     }
