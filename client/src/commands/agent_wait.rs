@@ -1,4 +1,4 @@
-//! WaitOptions for guests: until their agents can be asked, and until they have done what they were asked.
+//! Waiting for the agent of a guest to become ready and to complete operations.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -213,7 +213,7 @@ pub(super) async fn delete_if_interrupted<T>(
             Ok(Ok(_)) => eprintln!("interrupted; agent operation {id} was deleted"),
             Ok(Err(error)) => eprintln!("interrupted; agent operation {id} continues: {error}"),
             Err(_) => {
-                eprintln!("interrupted; agent operation {id} may continue: the server does not respond")
+                eprintln!("interrupted; agent operation {id} may continue: the server does not respond");
             }
         }
     } else {

@@ -29,6 +29,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the console must be silent before the next line of a script: guests drop input before a prompt.
 const LINE_DELAY: Duration = Duration::from_secs(1);
+const NO_RESPONSE: &str = "the console does not respond; another client may be connected";
 const BUFFER_SIZE: usize = 16 * 1024;
 
 /// Arguments of `muster console`.
@@ -189,6 +190,30 @@ async fn next_signal(signal: &mut Option<Signal>) {
     }
 }
 
+/// The signals that end a console session.
+struct EndSignals([Signal; 4]);
+
+impl EndSignals {
+    fn new() -> io::Result<Self> {
+        Ok(Self([
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::hangup())?,
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::quit())?,
+        ]))
+    }
+
+    async fn recv(&mut self) {
+        let [terminate, hangup, interrupt, quit] = &mut self.0;
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+            _ = interrupt.recv() => {}
+            _ = quit.recv() => {}
+        }
+    }
+}
+
 #[derive(Debug)]
 struct ConsoleSession<W> {
     stream: TcpStream,
@@ -204,10 +229,7 @@ struct ConsoleSession<W> {
 
 impl<W: io::Write> ConsoleSession<W> {
     async fn run(&mut self) -> anyhow::Result<SessionEnd> {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut hang_up = signal(SignalKind::hangup())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut quit = signal(SignalKind::quit())?;
+        let mut end_signals = EndSignals::new()?;
         // Only a raw terminal must be restored before the process stops.
         let stop = SignalKind::from_raw(nix::sys::signal::Signal::SIGTSTP as i32);
         let mut stop = self.raw.is_some().then(|| signal(stop)).transpose()?;
@@ -251,10 +273,10 @@ impl<W: io::Write> ConsoleSession<W> {
                 }
                 () = sleep_until(greeting_deadline), if !self.responded && !warned => {
                     if !self.interactive {
-                        bail!("the console does not respond; another client may be connected");
+                        bail!(NO_RESPONSE);
                     }
                     warned = true;
-                    eprint!("the console does not respond; another client may be connected\r\n");
+                    eprint!("{NO_RESPONSE}\r\n");
                 }
                 () = sleep_until(last_output + self.linger), if input_ended && pending_lines.is_empty() => {
                     return Ok(if self.interactive { SessionEnd::Left } else { SessionEnd::Silent });
@@ -264,10 +286,7 @@ impl<W: io::Write> ConsoleSession<W> {
                         raw.suspend()?;
                     }
                 }
-                _ = terminate.recv() => return Ok(SessionEnd::Signal),
-                _ = hang_up.recv() => return Ok(SessionEnd::Signal),
-                _ = interrupt.recv() => return Ok(SessionEnd::Signal),
-                _ = quit.recv() => return Ok(SessionEnd::Signal),
+                () = end_signals.recv() => return Ok(SessionEnd::Signal),
             }
         }
     }

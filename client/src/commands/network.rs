@@ -143,13 +143,7 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
             let response = client.release_address(&network, &address).await?;
             session.confirm(&response, &format!("address {address} released"))
         }
-        Command::Route { network } => {
-            let response = client.route_address(&network).await?;
-            if session.json {
-                return output::print_json(response.json());
-            }
-            output::print(&format!("{}\n", response.value()?))
-        }
+        Command::Route { network } => route(session, &network).await,
         Command::Unroute { network, address } => {
             let response = client.unroute_address(&network, &address).await?;
             session.confirm(&response, &format!("address {address} is no longer routed to network {network}"))
@@ -258,6 +252,14 @@ async fn delete(session: &Session, network: &str, wait: WaitOptions) -> anyhow::
             );
         }
     }
+}
+
+async fn route(session: &Session, network: &str) -> anyhow::Result<()> {
+    let response = session.client.route_address(network).await?;
+    if session.json {
+        return output::print_json(response.json());
+    }
+    output::print(&format!("{}\n", response.value()?))
 }
 
 fn delete_all(session: &Session, response: ApiResponse<DeletedNetworks>) -> anyhow::Result<()> {

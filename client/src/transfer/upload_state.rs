@@ -120,7 +120,7 @@ impl UploadState {
 impl Drop for UploadState {
     fn drop(&mut self) {
         if self.entry.sha512.is_none() && self.entry.upload.is_none() {
-            // A leftover state file is harmless.
+            // An orphaned state file is harmless.
             let _ = fs::remove_file(&self.path);
         }
     }

@@ -159,8 +159,8 @@ fn debug_output_contains_no_secret() {
 
 #[test]
 fn names_invalid_certificate_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("ca.pem");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("ca.pem");
     let error = || Client::with_cacert(credentials("https://host"), &file).unwrap_err().to_string();
     assert!(error().ends_with("ca.pem: no such file or directory"), "{}", error());
     fs::write(&file, "hello").unwrap();
