@@ -1,13 +1,13 @@
 //! `muster serve`: starts the parts of the daemon, and stops them in order.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use muster_control::events::{Drainer, Events};
 use muster_control::http::{self, Listener, Tls};
 use muster_control::store::{Store, seed};
@@ -98,8 +98,7 @@ async fn bind(listen: SocketAddr) -> io::Result<TcpListener> {
 /// Starts all parts in order.
 async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemon> {
     let tls = load_tls(&settings)?;
-    let listen =
-        arguments.listen.unwrap_or_else(|| (std::net::Ipv4Addr::LOCALHOST, settings.api_port).into());
+    let listen = arguments.listen.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, settings.api_port).into());
     let socket = bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
     let address = socket.local_addr()?;
     let data = DataDir::open(&arguments.data_dir).await?;
@@ -143,7 +142,7 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
         most_connections: usize::try_from(app.settings.api_max_connections)?,
     };
     publish_images(Arc::clone(&app), arguments.image);
-    let daemon = Daemon::start(app, data, drainer, listener, service);
+    let daemon = Daemon::start(app, data, drainer, listener, address.ip(), service);
     tracing::info!(url = apiurl, node = name, data = %daemon.data.path().display(), "serving");
     Ok(daemon)
 }
@@ -200,11 +199,11 @@ impl Daemon {
         data: DataDir,
         drainer: Drainer,
         listener: Listener,
+        api_address: IpAddr,
         service: http::Service,
     ) -> Self {
         let (stop_api, stop_work, stop_drain) =
             (watch::Sender::new(false), watch::Sender::new(false), watch::Sender::new(false));
-        let address = listener.socket.local_addr().map_or(std::net::Ipv4Addr::LOCALHOST.into(), |a| a.ip());
         let answer = move |request, peer| {
             let service = service.clone();
             async move { service.call(request, peer).await }
@@ -218,7 +217,7 @@ impl Daemon {
                 task.await;
             })
         };
-        let metrics = serve_metrics(Arc::clone(&app), address, stop_api.subscribe());
+        let metrics = serve_metrics(Arc::clone(&app), api_address, stop_api.subscribe());
         Self {
             api: run("api", Box::pin(http::serve(listener, answer, stop_api.subscribe()))),
             workers: vec![
@@ -324,7 +323,7 @@ impl Signals {
 }
 
 /// Serves the metrics on the address of the API. Waits for the port if it is in use.
-async fn serve_metrics(app: Arc<App>, ip: std::net::IpAddr, stop: watch::Receiver<bool>) {
+async fn serve_metrics(app: Arc<App>, ip: IpAddr, stop: watch::Receiver<bool>) {
     let port = app.settings.mariadb_gateway_metrics_port;
     if port == 0 {
         return;
@@ -368,9 +367,10 @@ fn create_nodes(
         };
         return Ok(numbers.into_iter().zip(ids).map(node).collect());
     }
-    let id = match settings.node_uuid.parse() {
-        Ok(id) => id,
-        Err(_) => data.host_node_id()?,
+    let id = if settings.node_uuid.is_empty() {
+        data.host_node_id()?
+    } else {
+        settings.node_uuid.parse().map_err(|_| anyhow!("NODE_UUID is not a UUID"))?
     };
     let storage =
         if settings.storage_path.is_empty() { data.path() } else { Path::new(&settings.storage_path) };
@@ -415,9 +415,9 @@ fn local_address(address: SocketAddr) -> SocketAddr {
     if !address.ip().is_unspecified() {
         return address;
     }
-    let loopback: std::net::IpAddr = match address {
-        SocketAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
-        SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
+    let loopback: IpAddr = match address {
+        SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
     };
     SocketAddr::new(loopback, address.port())
 }

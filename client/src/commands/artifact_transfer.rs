@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail};
 use clap::Args;
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use muster_types::artifact::{ArtifactRecord, ArtifactState, ArtifactType};
-use muster_types::blob::HashAlgorithm;
+use muster_types::blob::{BlobState, HashAlgorithm};
 use muster_types::ids::BlobId;
 use muster_types::object::check_name;
 use muster_types::operation::{OperationHandle, OperationRecord, OperationState};
@@ -34,7 +34,7 @@ pub struct UploadArguments {
     file: PathBuf,
     /// Type of the content; images are inspected
     #[arg(long = "type", value_name = "TYPE", value_parser = upload_types(), default_value = "image")]
-    artifact_type: String,
+    artifact_type: ArtifactType,
     /// URL to record as its origin
     #[arg(long, value_name = "URL")]
     source_url: Option<String>,
@@ -52,10 +52,9 @@ pub struct UploadArguments {
 impl UploadArguments {
     /// Returns the version to create.
     fn version(&self) -> NewVersion {
-        let image = self.artifact_type == ArtifactType::Image.as_str();
         NewVersion {
             name: self.name.clone(),
-            artifact_type: if image { ArtifactType::Image } else { ArtifactType::Other },
+            artifact_type: self.artifact_type,
             source_url: self.source_url.clone(),
             shared: self.shared,
             namespace: self.in_namespace.clone(),
@@ -63,8 +62,9 @@ impl UploadArguments {
     }
 }
 
-fn upload_types() -> PossibleValuesParser {
+fn upload_types() -> impl TypedValueParser<Value = ArtifactType> {
     PossibleValuesParser::new([ArtifactType::Image, ArtifactType::Other].map(ArtifactType::as_str))
+        .try_map(|word| word.parse::<ArtifactType>())
 }
 
 /// Waits for a fetch operation and reports its outcome.
@@ -219,7 +219,7 @@ async fn find_blob(
 /// Returns whether a blob that was found earlier no longer exists.
 pub(super) async fn is_deleted(client: &Client, blob: BlobId) -> Result<bool, Error> {
     match client.blob(&blob.to_string()).await {
-        Ok(_) => Ok(false),
+        Ok(response) => Ok(response.value()?.state == BlobState::Deleted),
         Err(error) if error.is_not_found() => Ok(true),
         Err(error) => Err(error),
     }

@@ -26,13 +26,10 @@ pub(super) async fn node_rejections(session: &Session, instance: &str) -> Vec<St
         let last_run: Vec<_> =
             messages.take_while(|(_, message)| *message != Some(EventMessage::SchedulingStarted)).collect();
         let is_complete = last_run.iter().any(|(_, message)| {
-            let end = message.as_ref();
-            end.is_some_and(|message| {
-                matches!(
-                    message,
-                    EventMessage::SchedulingAborted(_) | EventMessage::SchedulingFinalCandidates
-                )
-            })
+            matches!(
+                message,
+                Some(EventMessage::SchedulingAborted(_) | EventMessage::SchedulingFinalCandidates)
+            )
         });
         if is_complete {
             return last_run.iter().rev().flat_map(|(event, _)| rejected_nodes(event)).collect();
