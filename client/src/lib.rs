@@ -1,11 +1,12 @@
-//! The client's side of a cluster: a small library over the REST API, and the commands of the command
-//! line. It knows the API only through the wire and the shared records; nothing of the server lives here.
+//! API client library and the commands of the command line. It knows the API only through the wire format and the
+//! shared record types; it contains no server code.
 
 pub mod api;
 pub mod commands;
 pub mod credentials;
+mod error_text;
 #[cfg(test)]
-mod fake;
+mod fake_server;
 mod output;
 mod progress;
 mod telnet;

@@ -1,5 +1,5 @@
-//! What is printed: tables without lines, for people and for `grep` alike. Data goes to standard output,
-//! everything else to standard error. There are no colours.
+//! Output: tables without borders, readable and easy to `grep`. Data goes to standard output, everything else to
+//! standard error. There are no colours.
 
 use std::io::{self, Write as _};
 
@@ -7,33 +7,33 @@ use anyhow::anyhow;
 use comfy_table::{ColumnConstraint, ContentArrangement, presets};
 use serde_json::Value;
 
-use crate::api::io_text;
+use crate::error_text::io_error_text;
 
-/// Spaces between columns.
-const GAP: u16 = 2;
-/// The narrowest column that is still read as words.
-const NARROWEST: u16 = 8;
+/// The number of spaces between columns.
+const COLUMN_GAP: u16 = 2;
+/// The minimum width of a wrapped column that is still readable.
+const MIN_WRAPPED_WIDTH: u16 = 8;
 
-/// Rows under a header, or facts without one.
+/// Rows under a header, or key-value pairs without one.
 #[derive(Debug)]
 pub(crate) struct Table {
     header: Vec<String>,
-    /// How many columns, counted from the left, are never wrapped.
-    whole: usize,
+    /// The number of columns, from the left, that are never wrapped.
+    fixed_columns: usize,
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table whose columns of the second list may be wrapped when the terminal is narrow.
-    pub(crate) fn new(whole: &[&str], wrapping: &[&str]) -> Self {
-        let header = whole.iter().chain(wrapping).map(|name| (*name).to_owned()).collect();
-        Self { header, whole: whole.len(), rows: vec![] }
+    /// Creates a table. Columns in `wrapped` may be wrapped on a narrow terminal.
+    pub(crate) fn new(fixed: &[&str], wrapped: &[&str]) -> Self {
+        let header = fixed.iter().chain(wrapped).map(|name| (*name).to_owned()).collect();
+        Self { header, fixed_columns: fixed.len(), rows: vec![] }
     }
 
-    /// A table of names and values.
-    pub(crate) fn facts(facts: impl IntoIterator<Item = (String, String)>) -> Self {
-        let rows = facts.into_iter().map(|(name, value)| vec![name, value]).collect();
-        Self { header: vec![], whole: 1, rows }
+    /// Creates a table of keys and values.
+    pub(crate) fn key_values(pairs: impl IntoIterator<Item = (String, String)>) -> Self {
+        let rows = pairs.into_iter().map(|(name, value)| vec![name, value]).collect();
+        Self { header: vec![], fixed_columns: 1, rows }
     }
 
     /// Adds rows.
@@ -42,23 +42,25 @@ impl Table {
         self
     }
 
-    /// The lines of the table, no wider than `width` where that is possible.
+    /// Renders the table, no wider than `width` where possible.
     pub(crate) fn render(&self, width: Option<u16>) -> String {
         let mut table = comfy_table::Table::new();
         table.load_style(presets::NOTHING);
         if !self.header.is_empty() {
             table.set_header(&self.header);
         }
-        table.add_rows(self.rows.iter().map(|row| row.iter().map(|cell| visible(cell)).collect::<Vec<_>>()));
+        table.add_rows(
+            self.rows.iter().map(|row| row.iter().map(|cell| escape_control(cell)).collect::<Vec<_>>()),
+        );
         let widths = table.column_max_content_widths();
-        // A terminal too narrow for columns of words wraps the lines itself: a column of letters helps nobody.
-        let width = width.filter(|width| self.narrowest(&widths) <= usize::from(*width));
+        // A terminal too narrow for readable columns wraps whole lines instead.
+        let width = width.filter(|width| self.min_width(&widths) <= usize::from(*width));
         if let Some(width) = width {
             table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
         }
         for (at, column) in table.column_iter_mut().enumerate() {
-            column.set_padding((0, if at + 1 == widths.len() { 0 } else { GAP }));
-            if at < self.whole && width.is_some() {
+            column.set_padding((0, if at + 1 == widths.len() { 0 } else { COLUMN_GAP }));
+            if at < self.fixed_columns && width.is_some() {
                 column.set_constraint(ColumnConstraint::ContentWidth);
             }
         }
@@ -69,56 +71,55 @@ impl Table {
         text
     }
 
-    /// The width below which wrapping is no use.
-    fn narrowest(&self, widths: &[u16]) -> usize {
-        let columns = widths
-            .iter()
-            .enumerate()
-            .map(|(at, width)| usize::from(if at < self.whole { *width } else { (*width).min(NARROWEST) }));
-        columns.sum::<usize>() + widths.len().saturating_sub(1) * usize::from(GAP)
+    /// Returns the width below which wrapped columns become unreadable.
+    fn min_width(&self, widths: &[u16]) -> usize {
+        let columns = widths.iter().enumerate().map(|(at, width)| {
+            usize::from(if at < self.fixed_columns { *width } else { (*width).min(MIN_WRAPPED_WIDTH) })
+        });
+        columns.sum::<usize>() + widths.len().saturating_sub(1) * usize::from(COLUMN_GAP)
     }
 }
 
-/// The width of the terminal, if the output is one.
-fn width() -> Option<u16> {
+/// Returns the width of the terminal, if standard output is one.
+fn terminal_width() -> Option<u16> {
     terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| width.0).filter(|width| *width > 0)
 }
 
-/// Prints a table as wide as the terminal allows.
+/// Prints a table that fits the terminal.
 pub(crate) fn print_table(table: &Table) -> anyhow::Result<()> {
-    print(&table.render(width()))
+    print(&table.render(terminal_width()))
 }
 
-/// Prints JSON for people.
+/// Prints indented JSON.
 pub(crate) fn print_json(value: &Value) -> anyhow::Result<()> {
     print(&format!("{value:#}\n"))
 }
 
-/// Writes data to standard output. A reader that has seen enough is no error.
+/// Writes data to standard output. A closed pipe is not an error.
 pub(crate) fn print(text: &str) -> anyhow::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(anyhow!("cannot write the output: {}", io_text(&error)))
+            Err(anyhow!("cannot write the output: {}", io_error_text(&error)))
         }
         Ok(()) | Err(_) => Ok(()),
     }
 }
 
-/// Text of others with its control characters spelt out: it may not steer the terminal or break a line.
-pub(crate) fn visible(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
+/// Escapes control characters of foreign text, so that it cannot control the terminal or break a line.
+pub(crate) fn escape_control(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
         if character.is_control() {
-            shown.extend(character.escape_default());
+            escaped.extend(character.escape_default());
         } else {
-            shown.push(character);
+            escaped.push(character);
         }
     }
-    shown
+    escaped
 }
 
-/// A JSON value in one line: a string without its quotes.
+/// Formats a JSON value in one line, a string without its quotes.
 pub(crate) fn compact(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -126,16 +127,16 @@ pub(crate) fn compact(value: &Value) -> String {
     }
 }
 
-/// A number of bytes for people.
-pub(crate) fn bytes(count: u64) -> String {
+/// Formats a number of bytes with a binary unit.
+pub(crate) fn format_bytes(count: u64) -> String {
     if count < 1024 {
         return format!("{count} B");
     }
-    #[expect(clippy::cast_precision_loss, reason = "one digit behind the point is shown")]
+    #[expect(clippy::cast_precision_loss, reason = "only one decimal digit is shown")]
     let mut size = count as f64;
     let mut unit = "B";
     for next in ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"] {
-        // What would be shown as 1024.0 is one of the next unit.
+        // A value that would be rounded to 1024.0 uses the next unit.
         if size < 1023.95 {
             break;
         }
@@ -144,85 +145,15 @@ pub(crate) fn bytes(count: u64) -> String {
     format!("{size:.1} {unit}")
 }
 
-/// A size of the API's for people; exact in JSON.
-pub(crate) fn size(count: i64) -> String {
-    u64::try_from(count).map_or_else(|_| count.to_string(), bytes)
+/// Formats a size from the API with a binary unit.
+pub(crate) fn format_size(count: i64) -> String {
+    u64::try_from(count).map_or_else(|_| count.to_string(), format_bytes)
 }
 
-/// `-` for what is not there, so that columns can be counted.
+/// Replaces an empty cell with `-`, so that every row has the same number of columns.
 pub(crate) fn or_dash(text: String) -> String {
     if text.is_empty() { "-".to_owned() } else { text }
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn row(cells: [&str; 3]) -> [String; 3] {
-        cells.map(str::to_owned)
-    }
-
-    #[test]
-    fn a_table_has_a_header_and_no_lines() {
-        let table = Table::new(&["NAME", "STATE"], &["KEYS"])
-            .rows([row(["ci", "created", "deploy, test"]), row(["production", "created", "-"])]);
-        let expected = "\
-NAME        STATE    KEYS
-ci          created  deploy, test
-production  created  -
-";
-        assert_eq!(table.render(None), expected);
-        assert_eq!(table.render(Some(80)), expected);
-    }
-
-    #[test]
-    fn a_narrow_terminal_wraps_only_the_columns_that_may_be() {
-        let table = Table::new(&["UUID"], &["MESSAGE"])
-            .rows([["0123-4567-89".to_owned(), "one two three four".to_owned()]]);
-        let text = table.render(Some(24));
-        assert!(text.lines().all(|line| line.chars().count() <= 24), "{text}");
-        assert!(text.contains("0123-4567-89  one two"), "{text}");
-        assert!(text.lines().count() > 2, "{text}");
-    }
-
-    #[test]
-    fn a_terminal_too_narrow_for_words_gets_whole_lines() {
-        let table = Table::new(&["UUID"], &["MESSAGE"])
-            .rows([["0123-4567-89".to_owned(), "one two three".to_owned()]]);
-        assert_eq!(table.render(Some(21)), table.render(None));
-        assert_ne!(table.render(Some(22)), table.render(None));
-    }
-
-    #[test]
-    fn facts_have_no_header_and_an_empty_table_only_that() {
-        let facts =
-            [("name", "ci"), ("version", "7")].map(|(name, value)| (name.to_owned(), value.to_owned()));
-        assert_eq!(Table::facts(facts).render(None), "name     ci\nversion  7\n");
-        assert_eq!(Table::facts([]).render(None), "");
-        assert_eq!(Table::new(&["NAME"], &[]).render(None), "NAME\n");
-    }
-
-    #[test]
-    fn foreign_text_cannot_steer_the_terminal() {
-        assert_eq!(visible("red \u{1b}[31m\nnext\u{9b}é"), r"red \u{1b}[31m\nnext\u{9b}é");
-        let table = Table::new(&["NAME"], &[]).rows([["a\u{1b}]0;b\u{7}".to_owned()]]);
-        assert!(!table.render(None).contains('\u{1b}'));
-    }
-
-    #[test]
-    fn sizes_are_for_people() {
-        let shown = [0, 1023, 1024, 1536, 1_048_575, 1 << 20, 5 << 30, u64::MAX].map(bytes);
-        let expected = ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1.0 MiB", "1.0 MiB", "5.0 GiB", "16.0 EiB"];
-        assert_eq!(shown, expected);
-        assert_eq!((size(2048), size(-1)), ("2.0 KiB".into(), "-1".into()));
-    }
-
-    #[test]
-    fn values_are_shown_in_one_line() {
-        assert_eq!(compact(&json!("a b")), "a b");
-        assert_eq!(compact(&json!({ "a": [1, null] })), r#"{"a":[1,null]}"#);
-        assert_eq!((or_dash(String::new()), or_dash("x".into())), ("-".into(), "x".into()));
-    }
-}
+mod tests;

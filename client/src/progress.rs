@@ -1,155 +1,169 @@
-//! How far something has come, on standard error: a bar on a terminal, elsewhere a line now and then. Standard
-//! output is for data.
+//! Progress on standard error: a bar on a terminal, periodic lines elsewhere. Standard output is for data.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use muster_types::operation::Progress;
+use parking_lot::Mutex;
 
-use crate::output::{bytes, visible};
+use crate::output::{escape_control, format_bytes};
 
-/// Between two lines where no bar can be drawn.
-const LINE_EVERY: Duration = Duration::from_secs(10);
-/// Drawings of a bar per second.
-const DRAWINGS: u8 = 8;
-const KNOWN: &str =
+/// The interval between lines where no bar can be drawn.
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
+const DRAWS_PER_SECOND: u8 = 8;
+const KNOWN_TOTAL: &str =
     "{msg} [{wide_bar}] {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec}, {eta} left";
-const WAITING: &str = "{msg} {spinner}";
-const UNKNOWN: &str = "{msg} {spinner} {binary_bytes} {binary_bytes_per_sec}";
+const UNKNOWN_TOTAL: &str = "{msg} {spinner} {binary_bytes} {binary_bytes_per_sec}";
+const SPINNER: &str = "{msg} {spinner}";
 
-/// Shows how many bytes of something are done. It is gone from the screen when dropped.
+/// Shows how many bytes of a transfer are done. Disappears from the screen when dropped.
 #[derive(Debug, Clone)]
-pub(crate) struct Meter {
-    shown: Arc<Shown>,
+pub(crate) struct ProgressMeter {
+    state: Arc<MeterState>,
 }
 
 #[derive(Debug)]
-struct Shown {
+struct MeterState {
     bar: ProgressBar,
     title: String,
-    begun: Instant,
-    /// Where it was when it began.
+    started: Instant,
+    /// The initial position.
     start: u64,
-    /// When the last line was written, where no bar is. Without this there are none.
-    line: Option<Mutex<Instant>>,
+    /// When the last line was printed where no bar is drawn. `None` prints no lines.
+    last_line: Option<Mutex<Instant>>,
 }
 
-impl Meter {
-    /// Begins at `start` of perhaps `total` bytes.
+impl ProgressMeter {
+    /// Creates a meter at position `start`.
     pub(crate) fn new(title: &str, start: u64, total: Option<u64>) -> Self {
-        let target = ProgressDrawTarget::stderr_with_hz(DRAWINGS);
-        Self::drawn(title, start, total, target, Some(Mutex::new(Instant::now())))
+        let target = ProgressDrawTarget::stderr_with_hz(DRAWS_PER_SECOND);
+        Self::with_target(title, start, total, target, Some(Mutex::new(Instant::now())))
     }
 
-    /// Tells what is waited for, without counting.
-    pub(crate) fn waiting(title: &str) -> Self {
+    /// Creates a meter that shows activity but no position.
+    pub(crate) fn spinner(title: &str) -> Self {
         let meter = Self::new(title, 0, None);
-        meter.shown.bar.set_style(styled(WAITING));
+        meter.state.bar.set_style(style(SPINNER));
         meter
     }
 
-    /// Counts, and shows nothing: standard error is somebody else's.
+    /// Creates a meter that counts but shows nothing.
     pub(crate) fn hidden() -> Self {
-        Self::drawn("", 0, None, ProgressDrawTarget::hidden(), None)
+        Self::with_target("", 0, None, ProgressDrawTarget::hidden(), None)
     }
 
-    fn drawn(
+    fn with_target(
         title: &str,
         start: u64,
         total: Option<u64>,
         target: ProgressDrawTarget,
-        line: Option<Mutex<Instant>>,
+        last_line: Option<Mutex<Instant>>,
     ) -> Self {
-        let bar = ProgressBar::with_draw_target(total, target).with_message(visible(title));
-        bar.set_style(style(total));
+        let bar = ProgressBar::with_draw_target(total, target).with_message(escape_control(title));
+        bar.set_style(bar_style(total));
         bar.set_position(start);
-        // What was there before took no time now.
+        // The initial position must not count as progress.
         bar.reset_eta();
-        let shown = Shown { bar, title: visible(title), begun: Instant::now(), start, line };
-        Self { shown: Arc::new(shown) }
+        let title = escape_control(title);
+        Self { state: Arc::new(MeterState { bar, title, started: Instant::now(), start, last_line }) }
     }
 
-    /// Tells how many bytes are done.
-    pub(crate) fn at(&self, done: u64) {
-        let Shown { bar, title, begun, start, line } = &*self.shown;
+    /// Sets how many bytes are done.
+    pub(crate) fn set_position(&self, done: u64) {
+        let MeterState { bar, title, started, start, last_line } = &*self.state;
         bar.set_position(done);
-        let Some(line) = line.as_ref().filter(|_| bar.is_hidden()) else { return };
-        let mut last = line.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.elapsed() < LINE_EVERY {
+        let Some(last_line) = last_line.as_ref().filter(|_| bar.is_hidden()) else { return };
+        let mut last_line = last_line.lock();
+        if last_line.elapsed() < LINE_INTERVAL {
             return;
         }
-        *last = Instant::now();
-        let rate = rate(done.saturating_sub(*start), begun.elapsed());
+        *last_line = Instant::now();
+        let rate = format_rate(done.saturating_sub(*start), started.elapsed());
         match bar.length().filter(|total| *total > 0) {
             Some(total) => {
                 let percent = u128::from(done) * 100 / u128::from(total);
-                eprintln!("{title}: {} of {} ({percent} %), {rate}", bytes(done), bytes(total));
+                let (done, total) = (format_bytes(done), format_bytes(total));
+                eprintln!("{title}: {done} of {total} ({percent} %), {rate}");
             }
-            None => eprintln!("{title}: {}, {rate}", bytes(done)),
+            None => eprintln!("{title}: {}, {rate}", format_bytes(done)),
         }
     }
 
-    /// Tells how many bytes it will be.
+    /// Sets the total number of bytes.
     pub(crate) fn set_total(&self, total: u64) {
-        if self.shown.bar.length() != Some(total) {
-            self.shown.bar.set_length(total);
-            self.shown.bar.set_style(style(Some(total)));
+        if self.state.bar.length() != Some(total) {
+            self.state.bar.set_length(total);
+            self.state.bar.set_style(bar_style(Some(total)));
         }
     }
 
-    /// How many bytes are done.
-    pub(crate) fn done(&self) -> u64 {
-        self.shown.bar.position()
+    /// Returns how many bytes are done.
+    pub(crate) fn position(&self) -> u64 {
+        self.state.bar.position()
     }
 
-    /// Says something without disturbing the bar.
-    pub(crate) fn say(&self, text: &str) {
-        self.shown.bar.suspend(|| eprintln!("{}", visible(text)));
+    /// Prints a line without disturbing the bar.
+    pub(crate) fn println(&self, text: &str) {
+        self.state.bar.suspend(|| eprintln!("{}", escape_control(text)));
     }
 
-    /// Says in the bar what is waited for; nothing ends that.
-    pub(crate) fn wait_for(&self, what: &str) {
-        let title = &self.shown.title;
-        let text = if what.is_empty() { title.clone() } else { format!("{title}: {}", visible(what)) };
-        self.shown.bar.set_message(text);
-        self.shown.bar.tick();
+    /// Shows a status after the title, or removes it if `status` is empty.
+    pub(crate) fn set_status(&self, status: &str) {
+        let title = &self.state.title;
+        let text =
+            if status.is_empty() { title.clone() } else { format!("{title}: {}", escape_control(status)) };
+        self.state.bar.set_message(text);
+        self.state.bar.tick();
     }
 
-    /// How much was moved, and how fast.
+    /// Returns how many bytes were transferred, and how fast.
     pub(crate) fn summary(&self) -> String {
-        pace(self.done().saturating_sub(self.shown.start), self.shown.begun.elapsed())
+        format_throughput(self.position().saturating_sub(self.state.start), self.state.started.elapsed())
     }
 }
 
-impl Drop for Shown {
+impl Drop for MeterState {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
     }
 }
 
-fn style(total: Option<u64>) -> ProgressStyle {
-    styled(if total.is_some() { KNOWN } else { UNKNOWN })
+/// Shows the progress of an operation. The server counts bytes, so negative numbers are not shown.
+pub(crate) fn show_progress(meter: &ProgressMeter, progress: &Progress) {
+    if let Some(total) = progress.total.and_then(|total| u64::try_from(total).ok()) {
+        meter.set_total(total);
+    }
+    if let Ok(done) = u64::try_from(progress.done) {
+        meter.set_position(done);
+    }
 }
 
-fn styled(template: &str) -> ProgressStyle {
-    let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    style.progress_chars("=> ")
+fn bar_style(total: Option<u64>) -> ProgressStyle {
+    style(if total.is_some() { KNOWN_TOTAL } else { UNKNOWN_TOTAL })
 }
 
-/// How much was moved in which time, and how fast that is.
-pub(crate) fn pace(moved: u64, time: Duration) -> String {
-    format!("{} in {:.1} s, {}", bytes(moved), time.as_secs_f64(), rate(moved, time))
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template)
+        .expect("the templates are constants and tested")
+        .progress_chars("=> ")
 }
 
-fn rate(moved: u64, time: Duration) -> String {
+/// Formats an amount of data, the time that its transfer took, and the rate.
+pub(crate) fn format_throughput(transferred: u64, time: Duration) -> String {
+    let rate = format_rate(transferred, time);
+    format!("{} in {:.1} s, {rate}", format_bytes(transferred), time.as_secs_f64())
+}
+
+fn format_rate(transferred: u64, time: Duration) -> String {
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "a rate for people"
+        reason = "an approximate rate"
     )]
-    let rate = (moved as f64 / time.as_secs_f64().max(0.001)) as u64;
-    format!("{}/s", bytes(rate))
+    let rate = (transferred as f64 / time.as_secs_f64().max(0.001)) as u64;
+    format!("{}/s", format_bytes(rate))
 }
 
 #[cfg(test)]
@@ -157,17 +171,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_templates_are_understood() {
-        for template in [KNOWN, UNKNOWN, WAITING] {
-            ProgressStyle::with_template(template).unwrap();
+    fn templates_are_valid() {
+        for template in [KNOWN_TOTAL, UNKNOWN_TOTAL, SPINNER] {
+            style(template);
         }
     }
 
     #[test]
-    fn only_what_was_moved_now_counts_for_the_rate() {
-        let meter = Meter::new("upload", 1 << 20, Some(3 << 20));
-        meter.at(3 << 20);
+    fn rate_excludes_the_initial_position() {
+        let meter = ProgressMeter::new("upload", 1 << 20, Some(3 << 20));
+        meter.set_position(3 << 20);
         assert!(meter.summary().starts_with("2.0 MiB in "), "{}", meter.summary());
-        assert_eq!(rate(10 << 20, Duration::from_secs(2)), "5.0 MiB/s");
+        assert_eq!(format_rate(10 << 20, Duration::from_secs(2)), "5.0 MiB/s");
     }
 }

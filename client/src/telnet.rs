@@ -1,5 +1,5 @@
-//! As much of telnet as a serial console needs: what the other side says about itself is taken out of the stream and
-//! answered. Both directions become plain bytes, and the other side echoes.
+//! The subset of the Telnet protocol that a serial console needs: option negotiation is removed from the stream and
+//! answered. Both directions become 8-bit clean, and the server echoes.
 
 const SUBNEGOTIATION_END: u8 = 240;
 const SUBNEGOTIATION: u8 = 250;
@@ -7,106 +7,105 @@ const WILL: u8 = 251;
 const WONT: u8 = 252;
 const DO: u8 = 253;
 const DONT: u8 = 254;
-/// What all commands begin with; twice it is itself.
+/// Starts a command; an escaped `IAC` is sent twice.
 const IAC: u8 = 255;
 
-/// Every byte means itself.
+/// 8-bit clean transmission.
 const BINARY: u8 = 0;
-/// The other side shows what is typed.
+/// The peer echoes what is typed.
 const ECHO: u8 = 1;
-/// Nobody waits for permission to speak.
+/// Full-duplex transmission.
 const SUPPRESS_GO_AHEAD: u8 = 3;
 
-/// What the next byte belongs to.
+/// The parser's position in the stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-enum Place {
+enum ParserState {
     #[default]
     Data,
     /// After an `IAC`.
     Command,
-    /// After one of `WILL`, `WONT`, `DO` and `DONT`: an option follows.
+    /// After `WILL`, `WONT`, `DO` or `DONT`: an option follows.
     Option(u8),
-    /// Something about an option that nobody here asked for.
+    /// In a subnegotiation, which is ignored.
     Subnegotiation,
-    /// After an `IAC` in that.
+    /// After an `IAC` in a subnegotiation.
     SubnegotiationCommand,
 }
 
-/// A conversation with a telnet server. Pieces may end anywhere.
+/// The state of a connection to a Telnet server. Input may be split anywhere.
 #[derive(Debug, Default)]
 pub(crate) struct Telnet {
-    place: Place,
-    /// Options that the other side has, of those that it may have.
-    theirs: Vec<u8>,
-    /// Options that this side has.
-    ours: Vec<u8>,
+    state: ParserState,
+    /// Options that the peer has enabled.
+    peer_options: Vec<u8>,
+    /// Options that this side has enabled.
+    local_options: Vec<u8>,
 }
 
 impl Telnet {
-    /// Takes what arrived: appends what it shows to `shown`, and what is to be answered to `answer`.
-    pub(crate) fn receive(&mut self, bytes: &[u8], shown: &mut Vec<u8>, answer: &mut Vec<u8>) {
+    /// Decodes received bytes: appends data to `data` and replies to negotiation to `reply`.
+    pub(crate) fn decode(&mut self, bytes: &[u8], data: &mut Vec<u8>, reply: &mut Vec<u8>) {
         for &byte in bytes {
-            self.place = match (self.place, byte) {
-                (Place::Data, IAC) => Place::Command,
-                (Place::Data, byte) => {
-                    shown.push(byte);
-                    Place::Data
+            self.state = match (self.state, byte) {
+                (ParserState::Data, IAC) => ParserState::Command,
+                (ParserState::Data, byte) => {
+                    data.push(byte);
+                    ParserState::Data
                 }
-                (Place::Command, IAC) => {
-                    shown.push(IAC);
-                    Place::Data
+                (ParserState::Command, IAC) => {
+                    data.push(IAC);
+                    ParserState::Data
                 }
-                (Place::Command, WILL | WONT | DO | DONT) => Place::Option(byte),
-                (Place::Command, SUBNEGOTIATION) => Place::Subnegotiation,
-                (Place::Command, _) => Place::Data,
-                (Place::Option(verb), option) => {
-                    if let Some(verb) = self.settle(verb, option) {
-                        answer.extend([IAC, verb, option]);
+                (ParserState::Command, WILL | WONT | DO | DONT) => ParserState::Option(byte),
+                (ParserState::Command, SUBNEGOTIATION) => ParserState::Subnegotiation,
+                (ParserState::Command, _) => ParserState::Data,
+                (ParserState::Option(verb), option) => {
+                    if let Some(verb) = self.negotiate(verb, option) {
+                        reply.extend([IAC, verb, option]);
                     }
-                    Place::Data
+                    ParserState::Data
                 }
-                (Place::Subnegotiation, IAC) => Place::SubnegotiationCommand,
-                (Place::Subnegotiation, _) => Place::Subnegotiation,
-                (Place::SubnegotiationCommand, SUBNEGOTIATION_END) => Place::Data,
-                (Place::SubnegotiationCommand, _) => Place::Subnegotiation,
+                (ParserState::Subnegotiation, IAC) => ParserState::SubnegotiationCommand,
+                (ParserState::Subnegotiation, _) => ParserState::Subnegotiation,
+                (ParserState::SubnegotiationCommand, SUBNEGOTIATION_END) => ParserState::Data,
+                (ParserState::SubnegotiationCommand, _) => ParserState::Subnegotiation,
             };
         }
     }
 
-    /// What to answer to an offer or a request. Only a change is answered, or two sides could answer each other for ever.
-    fn settle(&mut self, verb: u8, option: u8) -> Option<u8> {
-        let (held, welcome, yes, no) = match verb {
+    /// Returns the reply to an offer or a request. Only changes are answered, to prevent endless negotiation.
+    fn negotiate(&mut self, verb: u8, option: u8) -> Option<u8> {
+        let (enabled, supported, yes, no) = match verb {
             WILL | WONT => {
-                let welcome = matches!(option, BINARY | ECHO | SUPPRESS_GO_AHEAD);
-                (&mut self.theirs, welcome, DO, DONT)
+                let supported = matches!(option, BINARY | ECHO | SUPPRESS_GO_AHEAD);
+                (&mut self.peer_options, supported, DO, DONT)
             }
-            _ => (&mut self.ours, matches!(option, BINARY | SUPPRESS_GO_AHEAD), WILL, WONT),
+            _ => (&mut self.local_options, matches!(option, BINARY | SUPPRESS_GO_AHEAD), WILL, WONT),
         };
-        let has = held.contains(&option);
-        match (matches!(verb, WILL | DO), has) {
-            (true, false) if welcome => {
-                held.push(option);
+        let is_enabled = enabled.contains(&option);
+        match (matches!(verb, WILL | DO), is_enabled) {
+            (true, false) if supported => {
+                enabled.push(option);
                 Some(yes)
             }
             (true, false) | (false, true) => {
-                held.retain(|one| *one != option);
+                enabled.retain(|other| *other != option);
                 Some(no)
             }
             (true, true) | (false, false) => None,
         }
     }
 
-    /// What is sent for some bytes. Nothing is put after a carriage return: consoles are binary, and a guest would see
-    /// whatever follows.
-    pub(crate) fn send(bytes: &[u8]) -> Vec<u8> {
-        let mut sent = Vec::with_capacity(bytes.len());
+    /// Encodes bytes to send. Adds nothing after a carriage return: consoles are binary, so the guest would receive it.
+    pub(crate) fn encode(bytes: &[u8]) -> Vec<u8> {
+        let mut encoded = Vec::with_capacity(bytes.len());
         for &byte in bytes {
-            sent.push(byte);
+            encoded.push(byte);
             if byte == IAC {
-                sent.push(IAC);
+                encoded.push(IAC);
             }
         }
-        sent
+        encoded
     }
 }
 
@@ -114,35 +113,35 @@ impl Telnet {
 mod tests {
     use super::*;
 
-    /// What QEMU says first.
+    /// What QEMU sends first.
     const GREETING: [u8; 12] = [IAC, WILL, 1, IAC, WILL, 3, IAC, WILL, 0, IAC, DO, 0];
 
-    fn receive(telnet: &mut Telnet, bytes: &[u8]) -> (Vec<u8>, Vec<u8>) {
-        let (mut shown, mut answer) = (vec![], vec![]);
-        telnet.receive(bytes, &mut shown, &mut answer);
-        (shown, answer)
+    fn decode(telnet: &mut Telnet, bytes: &[u8]) -> (Vec<u8>, Vec<u8>) {
+        let (mut data, mut reply) = (vec![], vec![]);
+        telnet.decode(bytes, &mut data, &mut reply);
+        (data, reply)
     }
 
     #[test]
-    fn what_a_console_offers_is_taken_once() {
+    fn accepts_the_options_of_a_console_once() {
         let mut telnet = Telnet::default();
-        let (shown, answer) = receive(&mut telnet, &[&GREETING[..], b"login: "].concat());
-        assert_eq!(shown, b"login: ");
-        assert_eq!(answer, [IAC, DO, 1, IAC, DO, 3, IAC, DO, 0, IAC, WILL, 0]);
-        assert_eq!(receive(&mut telnet, &GREETING), (vec![], vec![]));
-        assert_eq!(receive(&mut telnet, &[IAC, WONT, 1]).1, [IAC, DONT, 1]);
-        assert!(receive(&mut telnet, &[IAC, WONT, 1]).1.is_empty());
+        let (data, reply) = decode(&mut telnet, &[&GREETING[..], b"login: "].concat());
+        assert_eq!(data, b"login: ");
+        assert_eq!(reply, [IAC, DO, 1, IAC, DO, 3, IAC, DO, 0, IAC, WILL, 0]);
+        assert_eq!(decode(&mut telnet, &GREETING), (vec![], vec![]));
+        assert_eq!(decode(&mut telnet, &[IAC, WONT, 1]).1, [IAC, DONT, 1]);
+        assert!(decode(&mut telnet, &[IAC, WONT, 1]).1.is_empty());
     }
 
     #[test]
-    fn what_nobody_here_knows_is_declined_each_time_it_is_asked() {
+    fn declines_unsupported_options_each_time() {
         let mut telnet = Telnet::default();
-        let asked = [IAC, DO, 24, IAC, WILL, 31, IAC, DONT, 24, IAC, DO, 24];
-        assert_eq!(receive(&mut telnet, &asked).1, [IAC, WONT, 24, IAC, DONT, 31, IAC, WONT, 24]);
+        let requests = [IAC, DO, 24, IAC, WILL, 31, IAC, DONT, 24, IAC, DO, 24];
+        assert_eq!(decode(&mut telnet, &requests).1, [IAC, WONT, 24, IAC, DONT, 31, IAC, WONT, 24]);
     }
 
     #[test]
-    fn every_byte_of_the_guest_arrives_wherever_pieces_end() {
+    fn decodes_the_same_data_however_the_stream_is_split() {
         let stream = [
             &GREETING[..],
             b"a",
@@ -151,18 +150,18 @@ mod tests {
             &[IAC, 241, 0, 254],
         ]
         .concat();
-        let whole = receive(&mut Telnet::default(), &stream);
-        assert_eq!(whole.0, [&[b'a', IAC][..], b"b\r\n", &[0, 254]].concat());
-        let (mut telnet, mut shown, mut answer) = (Telnet::default(), vec![], vec![]);
+        let expected = decode(&mut Telnet::default(), &stream);
+        assert_eq!(expected.0, [&[b'a', IAC][..], b"b\r\n", &[0, 254]].concat());
+        let (mut telnet, mut data, mut reply) = (Telnet::default(), vec![], vec![]);
         for byte in stream {
-            telnet.receive(&[byte], &mut shown, &mut answer);
+            telnet.decode(&[byte], &mut data, &mut reply);
         }
-        assert_eq!((shown, answer), whole);
+        assert_eq!((data, reply), expected);
     }
 
     #[test]
-    fn what_is_typed_is_sent_as_it_is() {
-        assert_eq!(Telnet::send(b"root\r"), b"root\r");
-        assert_eq!(Telnet::send(&[1, IAC, 2]), [1, IAC, IAC, 2]);
+    fn encodes_only_iac() {
+        assert_eq!(Telnet::encode(b"root\r"), b"root\r");
+        assert_eq!(Telnet::encode(&[1, IAC, 2]), [1, IAC, IAC, 2]);
     }
 }

@@ -1,4 +1,4 @@
-//! The user's terminal, handed over to somebody else for a time.
+//! Raw mode of the user's terminal.
 
 use std::io::{self, IsTerminal as _};
 
@@ -6,44 +6,43 @@ use nix::sys::signal::{Signal, kill};
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 use nix::unistd::Pid;
 
-/// Every key is passed on as it is typed, and what is shown is shown as it is, while this lives. However that ends, also
-/// by a panic, the terminal is as it was before.
+/// Keeps the terminal in raw mode while it exists. Restores the previous mode on drop, also after a panic.
 #[derive(Debug)]
 pub(crate) struct RawTerminal(Termios);
 
 impl RawTerminal {
-    /// Takes the terminal over; nothing if standard input is none.
+    /// Enables raw mode. Returns `None` if standard input is not a terminal.
     pub(crate) fn new() -> nix::Result<Option<Self>> {
         if !io::stdin().is_terminal() {
             return Ok(None);
         }
-        let taken = Self(tcgetattr(io::stdin())?);
-        taken.take()?;
-        Ok(Some(taken))
+        let terminal = Self(tcgetattr(io::stdin())?);
+        terminal.enable_raw_mode()?;
+        Ok(Some(terminal))
     }
 
-    fn take(&self) -> nix::Result<()> {
+    fn enable_raw_mode(&self) -> nix::Result<()> {
         let mut raw = self.0.clone();
         cfmakeraw(&mut raw);
-        // What was typed ahead is not lost.
+        // Keeps pending input.
         tcsetattr(io::stdin(), SetArg::TCSADRAIN, &raw)
     }
 
-    fn give_back(&self) {
-        // Nothing can be done about a terminal that went away.
+    fn restore(&self) {
+        // Fails only if the terminal was closed.
         let _ = tcsetattr(io::stdin(), SetArg::TCSADRAIN, &self.0);
     }
 
-    /// Stops this process with the terminal as it was, as the user asked; returns when it goes on.
+    /// Stops this process with the terminal restored; returns when the process is continued.
     pub(crate) fn suspend(&self) -> nix::Result<()> {
-        self.give_back();
+        self.restore();
         kill(Pid::this(), Signal::SIGSTOP)?;
-        self.take()
+        self.enable_raw_mode()
     }
 }
 
 impl Drop for RawTerminal {
     fn drop(&mut self) {
-        self.give_back();
+        self.restore();
     }
 }

@@ -1,4 +1,4 @@
-//! Reads the settings from the environment and the config file.
+//! Loads the settings from the environment and the config file.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -8,17 +8,17 @@ use muster_types::settings::{Settings, parse_file};
 use serde_json::json;
 
 const PREFIX: &str = "MUSTER_";
-/// Variables of the command line and of tests, which are no settings.
-const OTHERS: &[&str] = &["API_URL", "NAMESPACE", "KEY", "CREDENTIALS", "CACERT"];
+/// Variables of the command line that are not settings.
+const CLIENT_VARIABLES: &[&str] = &["API_URL", "NAMESPACE", "KEY", "CREDENTIALS", "CACERT"];
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// File of settings, one NAME = value a line
+    /// Settings file with one NAME = value per line
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
 
-/// The effective settings.
+/// Loads the effective settings.
 pub(crate) fn load(file: Option<&Path>) -> anyhow::Result<Settings> {
     let from_file = match file {
         None => BTreeMap::new(),
@@ -34,8 +34,8 @@ pub(crate) fn load(file: Option<&Path>) -> anyhow::Result<Settings> {
     for (name, value) in std::env::vars_os() {
         let Some(name) = name.to_str().and_then(|name| name.strip_prefix(PREFIX)) else { continue };
         if !Settings::NAMES.contains(&name) {
-            if !OTHERS.contains(&name) && !name.starts_with("TEST_") {
-                eprintln!("warning: {PREFIX}{name} is no setting and is ignored");
+            if !CLIENT_VARIABLES.contains(&name) && !name.starts_with("TEST_") {
+                eprintln!("warning: {PREFIX}{name} is not a setting and is ignored");
             }
             continue;
         }
@@ -45,21 +45,25 @@ pub(crate) fn load(file: Option<&Path>) -> anyhow::Result<Settings> {
     Settings::new(&from_file, &environment).map_err(anyhow::Error::msg).context("setting")
 }
 
-/// Prints every effective value and where it came from.
+/// Prints all effective settings and their sources.
 pub(crate) fn show(arguments: &Arguments, as_json: bool) -> anyhow::Result<()> {
     let settings = load(arguments.config.as_deref())?;
     if as_json {
         let list: Vec<_> = settings
             .effective
             .iter()
-            .map(|s| json!({"name": s.name, "value": s.value, "source": s.source.to_string(), "about": s.about}))
+            .map(|setting| {
+                json!({"name": setting.name, "value": setting.value, "source": setting.source.to_string(), "about": setting.about})
+            })
             .collect();
         return crate::print(format!("{}\n", serde_json::to_string_pretty(&list)?).as_bytes());
     }
-    let width = settings.effective.iter().map(|s| s.name.len() + s.value.len()).max().unwrap_or(0) + 3;
+    let width =
+        settings.effective.iter().map(|setting| setting.name.len() + setting.value.len()).max().unwrap_or(0)
+            + 3;
     let lines = settings.effective.iter().map(|setting| {
-        let pair = format!("{} = {}", setting.name, setting.value);
-        format!("{pair:width$}  # {}: {}\n", setting.source, setting.about)
+        let assignment = format!("{} = {}", setting.name, setting.value);
+        format!("{assignment:width$}  # {}: {}\n", setting.source, setting.about)
     });
     crate::print(lines.collect::<String>().as_bytes())
 }

@@ -1,4 +1,4 @@
-//! `muster db`: looks after the database.
+//! `muster db`: maintains the database.
 
 use std::path::PathBuf;
 
@@ -14,25 +14,25 @@ use crate::{config, serve};
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
-    /// Copy a stopped cluster to an empty database and verify every row
+    /// Copy the database of a stopped cluster to an empty one and verify every row
     Copy {
-        /// Source, such as sqlite:/var/lib/muster/muster.db
+        /// Source database, such as sqlite:/var/lib/muster/muster.db
         #[arg(long, value_name = "URL")]
         from: String,
-        /// Empty target, such as mysql://user:password@host/name
+        /// Empty target database, such as mysql://user:password@host/name
         #[arg(long, value_name = "URL", env = "MUSTER_DATABASE_URL", hide_env_values = true)]
         to: String,
     },
-    /// Give the first key, deploy of namespace system, a new secret: the way back in when every key is lost
+    /// Replace the secret of key deploy of namespace system, for use when all keys are lost
     RecoverKey(RecoverKey),
 }
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct RecoverKey {
-    /// The data directory of a stopped daemon
+    /// Data directory of the stopped daemon
     #[arg(long, value_name = "DIR", default_value_os_t = muster_client::default_data_dir())]
     data_dir: PathBuf,
-    /// File of settings, one NAME = value a line
+    /// Settings file with one NAME = value per line
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -49,10 +49,10 @@ async fn recover_key(arguments: RecoverKey) -> anyhow::Result<()> {
     let data = DataDir::open(&arguments.data_dir).await?;
     let (store, seed) = serve::open_store(&settings, &data).await?;
     let apiurl = format!("http://127.0.0.1:{}", settings.api_port);
-    let keep = |key: &Secret| data.write_credentials(key, &apiurl).map_err(|error| format!("{error:#}"));
-    objects::key::recover(&store, &Secrets::new(&seed), keep).await?;
+    let save = |key: &Secret| data.write_credentials(key, &apiurl).map_err(|error| format!("{error:#}"));
+    objects::key::recover(&store, &Secrets::new(&seed), save).await?;
     store.close().await;
-    eprintln!("key deploy of namespace system has a new secret, in {}", data.credentials().display());
+    eprintln!("the new secret of key deploy of namespace system is in {}", data.credentials().display());
     Ok(())
 }
 
@@ -69,7 +69,7 @@ async fn copy_cluster(from: String, to: String) -> anyhow::Result<()> {
     };
     let copied = copy::run(&from, &to, progress)
         .await
-        .with_context(|| format!("copying {} to {}", mask_password(&from), mask_password(&to)))?;
+        .with_context(|| format!("failed to copy {} to {}", mask_password(&from), mask_password(&to)))?;
     for table in &copied {
         println!("{:16} {:10} rows  sha256 {}", table.table, table.rows, &table.checksum[..16]);
     }

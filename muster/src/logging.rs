@@ -1,12 +1,12 @@
-//! The log: readable on a terminal, JSON on request, on standard error.
+//! Logging to standard error, as text or JSON.
 
 use std::io::IsTerminal as _;
 
 use muster_types::settings::{LogFormat, Settings};
 use tracing_subscriber::EnvFilter;
 
-/// Which setting rules which part of the program.
-fn levels(settings: &Settings) -> String {
+/// Returns the filter directives: the level of each part of the program.
+fn filter_directives(settings: &Settings) -> String {
     let parts = [
         ("", &settings.loglevel_main),
         ("muster_api=", &settings.loglevel_api),
@@ -25,10 +25,10 @@ fn levels(settings: &Settings) -> String {
     parts.map(|(target, level)| format!("{target}{level}")).join(",")
 }
 
-/// Starts the log.
-pub(crate) fn start(settings: &Settings) {
+/// Initializes logging.
+pub(crate) fn init(settings: &Settings) {
     let log = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(levels(settings)))
+        .with_env_filter(EnvFilter::new(filter_directives(settings)))
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none());
     match settings.log_format {

@@ -1,4 +1,4 @@
-//! The executable: settings, wiring, signals and sub-commands. Nothing here knows about HTTP or SQL.
+//! The executable: settings, wiring, signals and subcommands.
 
 mod config;
 mod database;
@@ -10,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-/// A private cloud in one program.
+/// A private cloud in one program
 #[derive(Debug, Parser)]
 #[command(name = "muster", version, max_term_width = 100)]
 struct Cli {
@@ -22,14 +22,14 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run this machine as a node of a cluster; alone it is a whole one
+    /// Run this host as a node of a cluster, or as a cluster of one
     Serve(serve::Arguments),
-    /// Show every setting, its value and where it came from
+    /// Show all settings with their values and sources
     Config(config::Arguments),
-    /// Look after the database
+    /// Maintain the database
     #[command(subcommand)]
     Db(database::Command),
-    /// Print a completion script for a shell
+    /// Print a shell completion script
     Completion { shell: clap_complete::Shell },
     #[command(flatten)]
     Client(muster_client::Command),
@@ -40,14 +40,14 @@ fn main() -> ExitCode {
     match run(cli) {
         Ok(code) => code,
         Err(error) => {
-            // The whole chain in one line: scripts and people read the same thing.
+            // The whole error chain in one line.
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// Writes to standard output. A reader who has seen enough is no error.
+/// Writes to standard output. A closed pipe is not an error.
 fn print(text: &[u8]) -> anyhow::Result<()> {
     use std::io::Write as _;
     match std::io::stdout().write_all(text) {
@@ -63,7 +63,7 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         return print(&script).map(|()| ExitCode::SUCCESS);
     }
     if matches!(cli.command, Command::Serve(_) | Command::Db(_)) {
-        // Whatever these write is for their own user only.
+        // Files of the daemon are accessible only to its own user.
         nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     }
     if let Command::Config(arguments) = &cli.command {

@@ -1,13 +1,13 @@
-//! `muster serve`: puts the parts together, runs them, and takes them apart in order.
+//! `muster serve`: starts the parts of the daemon, and stops them in order.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use muster_api::{Listener, Tls};
 use muster_control::events::{Drainer, Events};
 use muster_control::operations::Worker;
@@ -26,24 +26,24 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use crate::state::{DataDir, LINGER};
+use crate::state::{DataDir, TAKEOVER_TIMEOUT};
 use crate::{config, logging};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
-    /// Where the cluster's data is kept
+    /// Directory for the data of the cluster
     #[arg(long, value_name = "DIR", default_value_os_t = muster_client::default_data_dir())]
     data_dir: PathBuf,
-    /// Address of the API [default: 127.0.0.1 and the port of API_PORT]
+    /// Address to serve the API on [default: 127.0.0.1 with the port API_PORT]
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<SocketAddr>,
-    /// Run this many simulated nodes instead of this machine: no root and no QEMU needed
+    /// Run this many simulated nodes instead of this host; needs neither root nor QEMU
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
     simulate: Option<u16>,
-    /// Offer this disk image to everybody as sf://upload/system/NAME, with the label NAME
+    /// Publish a disk image to all namespaces as sf://upload/system/NAME with the label NAME
     #[arg(long, value_name = "NAME=FILE", value_parser = parse_image)]
     image: Vec<(String, PathBuf)>,
-    /// File of settings, one NAME = value a line
+    /// Settings file with one NAME = value per line
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }
@@ -55,41 +55,42 @@ fn parse_image(text: &str) -> Result<(String, PathBuf), String> {
 
 pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let settings = config::load(arguments.config.as_deref())?;
-    logging::start(&settings);
-    allow_many_files();
+    logging::init(&settings);
+    raise_file_limit();
     let mut signals =
         Signals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? };
-    let daemon = tokio::select! {
+    let mut daemon = tokio::select! {
         daemon = start(arguments, settings) => daemon?,
-        () = signals.any() => bail!("stopped before it served"),
+        () = signals.any() => bail!("interrupted during startup"),
     };
-    let mut daemon = daemon;
-    let failed = tokio::select! {
+    let failed_task = tokio::select! {
         () = signals.wait_and_drain(&daemon.app) => None,
         task = daemon.ended.recv() => task,
     };
-    daemon.end().await;
-    match failed {
-        Some(task) => bail!("the task {task} ended by itself; see the log"),
+    daemon.shut_down().await;
+    match failed_task {
+        Some(task) => bail!("task {task} ended unexpectedly; see the log"),
         None => Ok(()),
     }
 }
 
-/// Takes all the file descriptors that the machine grants: every connection, and every content on its way, needs some.
-fn allow_many_files() {
+/// Raises the limit of open files to its maximum, because connections and transfers need many.
+fn raise_file_limit() {
     let raised = getrlimit(Resource::RLIMIT_NOFILE)
-        .and_then(|(_, most)| setrlimit(Resource::RLIMIT_NOFILE, most, most));
+        .and_then(|(_, hard)| setrlimit(Resource::RLIMIT_NOFILE, hard, hard));
     if let Err(error) = raised {
-        tracing::warn!(%error, "the number of open files was not raised");
+        tracing::warn!(%error, "failed to raise the limit of open files");
     }
 }
 
-/// Listens, as soon as the port is free.
+/// Binds the socket, waiting briefly for a killed daemon to release the port.
 async fn bind(listen: SocketAddr) -> io::Result<TcpListener> {
-    let began = Instant::now();
+    let started = Instant::now();
     loop {
         match TcpListener::bind(listen).await {
-            Err(error) if error.kind() == io::ErrorKind::AddrInUse && began.elapsed() < LINGER => {
+            Err(error)
+                if error.kind() == io::ErrorKind::AddrInUse && started.elapsed() < TAKEOVER_TIMEOUT =>
+            {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
             bound => return bound,
@@ -97,11 +98,10 @@ async fn bind(listen: SocketAddr) -> io::Result<TcpListener> {
     }
 }
 
-/// Brings everything up, in order.
+/// Starts all parts in order.
 async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemon> {
     let tls = load_tls(&settings)?;
-    let listen =
-        arguments.listen.unwrap_or_else(|| (std::net::Ipv4Addr::LOCALHOST, settings.api_port).into());
+    let listen = arguments.listen.unwrap_or_else(|| (Ipv4Addr::LOCALHOST, settings.api_port).into());
     let socket = bind(listen).await.with_context(|| format!("cannot listen on {listen}"))?;
     let address = socket.local_addr()?;
     let data = DataDir::open(&arguments.data_dir).await?;
@@ -110,26 +110,26 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
     let store = Arc::new(store);
 
     let scheme = if tls.is_some() { "https" } else { "http" };
-    let nodes = nodes(&arguments, &settings, &data, scheme, address)?;
-    let Some(first) = nodes.first() else { bail!("a daemon needs a node") };
+    let nodes = create_nodes(&arguments, &settings, &data, scheme, address)?;
+    let Some(first) = nodes.first() else { bail!("the daemon has no node") };
     let name = first.identity().name.clone();
     let spool = data.path().join("spool/eventlog");
     let events = Events::open(&spool, &name, &settings).with_context(|| spool.display().to_string())?;
     let drainer = Drainer::new(&events, &spool, &settings).with_context(|| spool.display().to_string())?;
     let app = Arc::new(App::new(store, settings, events, &secret_seed, nodes));
 
-    let apiurl = format!("{scheme}://{}", reachable(address));
-    let mut kept = false;
-    let keep = |key: &Secret| {
-        kept = true;
+    let apiurl = format!("{scheme}://{}", local_address(address));
+    let mut saved = false;
+    let save = |key: &Secret| {
+        saved = true;
         data.write_credentials(key, &apiurl).map_err(|error| format!("{error:#}"))
     };
-    let first_start = objects::key::bootstrap(&app, &app.settings.system_key, keep).await?;
-    match (first_start, kept) {
-        (true, true) => tracing::info!(file = %data.credentials().display(), "first key written"),
+    let first_start = objects::key::bootstrap(&app, &app.settings.system_key, save).await?;
+    match (first_start, saved) {
+        (true, true) => tracing::info!(file = %data.credentials().display(), "wrote the first key"),
         (false, true) => data.remove_credentials()?,
         (false, false) if !app.settings.system_key.expose().is_empty() => {
-            tracing::info!("SYSTEM_KEY is not used: the cluster has had its first key");
+            tracing::info!("ignoring SYSTEM_KEY: the cluster already has its first key");
         }
         _ => {}
     }
@@ -144,25 +144,27 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
         patience: Duration::from_secs(app.settings.api_timeout),
         most_connections: usize::try_from(app.settings.api_max_connections)?,
     };
-    import(Arc::clone(&app), arguments.image);
-    let daemon = Daemon::start(app, data, drainer, listener, service);
+    publish_images(Arc::clone(&app), arguments.image);
+    let daemon = Daemon::start(app, data, drainer, listener, address.ip(), service);
     tracing::info!(url = apiurl, node = name, data = %daemon.data.path().display(), "serving");
     Ok(daemon)
 }
 
-/// Takes in the images that the operator offers, while the daemon already serves.
-fn import(app: Arc<App>, images: Vec<(String, PathBuf)>) {
+/// Imports the images of the operator in the background.
+fn publish_images(app: Arc<App>, images: Vec<(String, PathBuf)>) {
     tokio::spawn(async move {
         for (name, file) in images {
             match objects::import::run(&app, &name, &file).await {
-                Ok(artifact) => tracing::info!(name, artifact = %artifact.uuid, "image offered"),
-                Err(error) => tracing::error!(name, file = %file.display(), %error, "image not offered"),
+                Ok(artifact) => tracing::info!(name, artifact = %artifact.uuid, "published image"),
+                Err(error) => {
+                    tracing::error!(name, file = %file.display(), %error, "failed to publish image")
+                }
             }
         }
     });
 }
 
-/// The database that the settings name, and the seed that belongs to it.
+/// Opens the configured database and checks its secret seed.
 pub(crate) async fn open_store(settings: &Settings, data: &DataDir) -> anyhow::Result<(Store, Secret)> {
     let url = database_url(settings, data.path());
     let store = Store::open(url.expose())
@@ -174,24 +176,24 @@ pub(crate) async fn open_store(settings: &Settings, data: &DataDir) -> anyhow::R
         settings.auth_secret_seed.clone()
     };
     if !seed::is_ours(&store, &seed).await? {
-        bail!("AUTH_SECRET_SEED differs from the one this cluster was made with: set the same on every node");
+        bail!("AUTH_SECRET_SEED differs from that of the cluster: set the same value on every node");
     }
     Ok((store, seed))
 }
 
-/// A running daemon: its tasks, each group with its own word to stop.
+/// A running daemon: its tasks, in groups that are stopped separately.
 struct Daemon {
     app: Arc<App>,
     data: DataDir,
     stop_api: watch::Sender<bool>,
     stop_work: watch::Sender<bool>,
     stop_drain: watch::Sender<bool>,
-    /// Names tasks that end, which none should before it is told to.
+    /// Receives the names of tasks that end. No task should end before it is stopped.
     ended: mpsc::Receiver<&'static str>,
-    serving: JoinHandle<()>,
-    working: Vec<JoinHandle<()>>,
-    watching: Vec<JoinHandle<()>>,
-    draining: JoinHandle<()>,
+    api: JoinHandle<()>,
+    workers: Vec<JoinHandle<()>>,
+    monitors: Vec<JoinHandle<()>>,
+    event_drainer: JoinHandle<()>,
 }
 
 impl Daemon {
@@ -200,11 +202,11 @@ impl Daemon {
         data: DataDir,
         drainer: Drainer,
         listener: Listener,
+        api_address: IpAddr,
         service: muster_api::Service,
     ) -> Self {
         let (stop_api, stop_work, stop_drain) =
             (watch::Sender::new(false), watch::Sender::new(false), watch::Sender::new(false));
-        let address = listener.socket.local_addr().map_or(std::net::Ipv4Addr::LOCALHOST.into(), |a| a.ip());
         let answer = move |request, peer| {
             let service = service.clone();
             async move { service.call(request, peer).await }
@@ -213,8 +215,8 @@ impl Daemon {
         let run = |name, task: Pin<Box<dyn Future<Output = ()> + Send>>| {
             let report = report.clone();
             tokio::spawn(async move {
-                // Sent on the way out, also when the task panics.
-                let _ended = Ended { name, report };
+                // Dropped when the task ends, also by a panic.
+                let _guard = TaskEndGuard { name, report };
                 task.await;
             })
         };
@@ -224,16 +226,19 @@ impl Daemon {
             tasks.map(move |task| run(task.name, task.start(Arc::clone(&app), stop.clone())))
         };
         let worker = Arc::new(Worker::new(Arc::clone(&app)));
-        let metrics = serve_metrics(Arc::clone(&app), address, stop_api.subscribe());
+        let metrics = serve_metrics(Arc::clone(&app), api_address, stop_api.subscribe());
         Self {
-            serving: run("api", Box::pin(muster_api::serve(listener, answer, stop_api.subscribe()))),
-            working: start_tasks(RunsOn::EveryDaemon, &stop_work)
+            api: run("api", Box::pin(muster_api::serve(listener, answer, stop_api.subscribe()))),
+            workers: start_tasks(RunsOn::EveryDaemon, &stop_work)
                 .chain([run("operations", Box::pin(worker.run(stop_work.subscribe())))])
                 .collect(),
-            watching: start_tasks(RunsOn::EveryDaemonToTheEnd, &stop_work)
+            monitors: start_tasks(RunsOn::EveryDaemonToTheEnd, &stop_work)
                 .chain([tokio::spawn(metrics)])
                 .collect(),
-            draining: run("events", Box::pin(drainer.run(Arc::clone(&app.store), stop_drain.subscribe()))),
+            event_drainer: run(
+                "events",
+                Box::pin(drainer.run(Arc::clone(&app.store), stop_drain.subscribe())),
+            ),
             app,
             data,
             ended,
@@ -243,50 +248,50 @@ impl Daemon {
         }
     }
 
-    /// Takes the daemon apart: first the callers, then the work, last the events that both left.
-    async fn end(self) {
+    /// Stops the API first, then the workers, and last the event drainer, which writes the events of both.
+    async fn shut_down(self) {
         let app = &self.app;
-        let patience = Duration::from_secs(10);
+        let timeout = Duration::from_secs(10);
         self.stop_api.send_replace(true);
-        let _ = tokio::time::timeout(patience, self.serving).await;
-        // A caller who hung up does not end the change that it asked for.
-        let _ = tokio::time::timeout(patience, app.changes_ended()).await;
+        let _ = tokio::time::timeout(timeout, self.api).await;
+        // A change continues after its caller disconnects.
+        let _ = tokio::time::timeout(timeout, app.changes_ended()).await;
         self.stop_work.send_replace(true);
-        for task in self.working {
-            let _ = tokio::time::timeout(patience, task).await;
+        for task in self.workers {
+            let _ = tokio::time::timeout(timeout, task).await;
         }
-        self.watching.iter().for_each(JoinHandle::abort);
+        self.monitors.iter().for_each(JoinHandle::abort);
         reconcile::checkin::leave(app).await;
         self.stop_drain.send_replace(true);
-        if tokio::time::timeout(patience, self.draining).await.is_err() {
-            tracing::warn!(events = app.events.depth(), "events are left for the next start");
+        if tokio::time::timeout(timeout, self.event_drainer).await.is_err() {
+            tracing::warn!(events = app.events.depth(), "unwritten events remain for the next start");
         }
         app.store.close().await;
         tracing::info!("stopped");
     }
 }
 
-/// Says that a task has ended when it is dropped.
-struct Ended {
+/// Reports the end of a task when dropped.
+struct TaskEndGuard {
     name: &'static str,
     report: mpsc::Sender<&'static str>,
 }
 
-impl Drop for Ended {
+impl Drop for TaskEndGuard {
     fn drop(&mut self) {
-        // A full channel means that somebody has said so already.
+        // A full channel already contains a report.
         let _ = self.report.try_send(self.name);
     }
 }
 
-/// The signals that end a daemon.
+/// The signals that stop the daemon.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
 }
 
 impl Signals {
-    /// Waits for any.
+    /// Waits for any of the signals.
     async fn any(&mut self) {
         tokio::select! {
             _ = self.interrupt.recv() => {}
@@ -294,8 +299,8 @@ impl Signals {
         }
     }
 
-    /// Waits for one. After SIGTERM the API goes on for a while so that others notice; a second signal, or
-    /// SIGINT, ends the wait.
+    /// Waits for a signal and drains the daemon. After SIGTERM the API stays up for a grace period, so that load
+    /// balancers notice; SIGINT or a second signal ends it immediately.
     async fn wait_and_drain(&mut self, app: &App) {
         let grace = tokio::select! {
             _ = self.interrupt.recv() => 0,
@@ -310,19 +315,19 @@ impl Signals {
     }
 }
 
-/// Serves the metrics next to the API. A taken port is no reason not to run.
-async fn serve_metrics(app: Arc<App>, ip: std::net::IpAddr, stop: watch::Receiver<bool>) {
+/// Serves the metrics on the address of the API. Waits for the port if it is in use.
+async fn serve_metrics(app: Arc<App>, ip: IpAddr, stop: watch::Receiver<bool>) {
     let port = app.settings.mariadb_gateway_metrics_port;
     if port == 0 {
         return;
     }
-    let mut said = false;
+    let mut warned = false;
     let socket = loop {
         match TcpListener::bind((ip, port)).await {
             Ok(socket) => break socket,
-            Err(error) if !said => {
-                tracing::warn!(port, %error, "metrics wait for MARIADB_GATEWAY_METRICS_PORT to be free");
-                said = true;
+            Err(error) if !warned => {
+                tracing::warn!(port, %error, "waiting for MARIADB_GATEWAY_METRICS_PORT to serve metrics");
+                warned = true;
             }
             Err(_) => {}
         }
@@ -336,12 +341,13 @@ async fn serve_metrics(app: Arc<App>, ip: std::net::IpAddr, stop: watch::Receive
     muster_api::serve(listener, answer, stop).await;
 }
 
-fn nodes(
+/// Creates the nodes that this daemon runs: the host, or simulated ones.
+fn create_nodes(
     arguments: &Arguments,
     settings: &Settings,
     data: &DataDir,
     scheme: &str,
-    listens: SocketAddr,
+    listen_address: SocketAddr,
 ) -> anyhow::Result<Vec<Arc<dyn NodeApi>>> {
     if let Some(count) = arguments.simulate {
         let numbers: Vec<usize> = (1..=usize::from(count)).collect();
@@ -350,22 +356,26 @@ fn nodes(
         let node = |(number, id): (usize, _)| -> Arc<dyn NodeApi> {
             let storage = data.path().join("simulated").join(number.to_string());
             let node = SimulatedNode::new(number, id, &storage);
-            Arc::new(node.with_api_url(format!("{scheme}://{}", reachable(listens))))
+            Arc::new(node.with_api_url(format!("{scheme}://{}", local_address(listen_address))))
         };
         return Ok(numbers.into_iter().zip(ids).map(node).collect());
     }
-    let id = match settings.node_uuid.parse() {
-        Ok(id) => id,
-        Err(_) => data.node_ids(&["this machine".to_owned()])?[0],
+    let id = if settings.node_uuid.is_empty() {
+        data.host_node_id()?
+    } else {
+        settings.node_uuid.parse().map_err(|_| anyhow!("NODE_UUID is not a UUID"))?
     };
     let storage =
         if settings.storage_path.is_empty() { data.path() } else { Path::new(&settings.storage_path) };
     let node = LocalNode::new(id, settings, storage);
-    // Where the other nodes reach this daemon.
-    let ip =
-        if listens.ip().is_unspecified() { node.identity().ip.clone() } else { listens.ip().to_string() };
+    // The address at which other nodes reach this daemon.
+    let ip = if listen_address.ip().is_unspecified() {
+        node.identity().ip.clone()
+    } else {
+        listen_address.ip().to_string()
+    };
     let host = if ip.contains(':') { format!("[{ip}]") } else { ip };
-    let url = format!("{scheme}://{host}:{}", listens.port());
+    let url = format!("{scheme}://{host}:{}", listen_address.port());
     Ok(vec![Arc::new(node.with_api_url(url))])
 }
 
@@ -393,14 +403,14 @@ fn database_url(settings: &Settings, data: &Path) -> Secret {
     Secret::new(format!("mysql://{user}:{password}@{mariadb_host}:{mariadb_port}/{database}"))
 }
 
-/// The address by which this machine reaches the API.
-fn reachable(address: SocketAddr) -> SocketAddr {
+/// Returns the address at which this host reaches the API.
+fn local_address(address: SocketAddr) -> SocketAddr {
     if !address.ip().is_unspecified() {
         return address;
     }
-    let loopback: std::net::IpAddr = match address {
-        SocketAddr::V4(_) => std::net::Ipv4Addr::LOCALHOST.into(),
-        SocketAddr::V6(_) => std::net::Ipv6Addr::LOCALHOST.into(),
+    let loopback: IpAddr = match address {
+        SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
     };
     SocketAddr::new(loopback, address.port())
 }

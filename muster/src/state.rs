@@ -1,4 +1,4 @@
-//! What a daemon keeps in its data directory besides the database.
+//! The files in the data directory besides the database.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -15,11 +15,13 @@ use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::{Map, Value};
 
-/// How long somebody else may still have what was a killed daemon's: what it had just begun to start holds its files
-/// for a moment.
-pub(crate) const LINGER: Duration = Duration::from_secs(2);
+/// How long to wait for the lock and the port of a killed daemon. Its last child processes hold them for a moment.
+pub(crate) const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A data directory that only this process uses.
+/// The key of this host in `nodes.json`.
+const HOST_NODE_KEY: &str = "this machine";
+
+/// A data directory that is locked by this process.
 #[derive(Debug)]
 pub(crate) struct DataDir {
     path: PathBuf,
@@ -28,22 +30,24 @@ pub(crate) struct DataDir {
 
 impl DataDir {
     pub(crate) async fn open(path: &Path) -> anyhow::Result<Self> {
-        let named = || format!("data directory {}", path.display());
-        DirBuilder::new().recursive(true).mode(0o700).create(path).with_context(named)?;
-        let path = path.canonicalize().with_context(named)?;
+        let context = || format!("data directory {}", path.display());
+        DirBuilder::new().recursive(true).mode(0o700).create(path).with_context(context)?;
+        let path = path.canonicalize().with_context(context)?;
         let lock = OpenOptions::new()
             .write(true)
             .create(true)
             .truncate(false)
             .mode(0o600)
             .open(path.join("lock"))
-            .with_context(named)?;
-        let (began, mut file) = (Instant::now(), lock);
+            .with_context(context)?;
+        let (started, mut file) = (Instant::now(), lock);
         loop {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => return Ok(Self { path, _lock: lock }),
-                Err((held, Errno::EWOULDBLOCK)) if began.elapsed() < LINGER => file = held,
-                Err(_) => bail!("data directory {} is in use by another muster", path.display()),
+                Err((unlocked, Errno::EWOULDBLOCK)) if started.elapsed() < TAKEOVER_TIMEOUT => {
+                    file = unlocked
+                }
+                Err(_) => bail!("data directory {} is in use by another muster process", path.display()),
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -53,7 +57,7 @@ impl DataDir {
         &self.path
     }
 
-    /// The seed of tokens and lookup tags, made at the first start.
+    /// Returns the seed of tokens and lookup tags, generated at the first start.
     pub(crate) fn seed(&self) -> anyhow::Result<Secret> {
         let path = self.path.join("auth_secret_seed");
         match fs::read_to_string(&path) {
@@ -68,46 +72,54 @@ impl DataDir {
         }
     }
 
-    /// The ids of the nodes that this daemon speaks for, made at the first start and kept.
+    /// Returns the ids of the nodes that this daemon runs, generated at the first start.
     pub(crate) fn node_ids(&self, names: &[String]) -> anyhow::Result<Vec<NodeId>> {
         let path = self.path.join("nodes.json");
-        let mut known: BTreeMap<String, NodeId> = match fs::read_to_string(&path) {
+        let mut ids: BTreeMap<String, NodeId> = match fs::read_to_string(&path) {
             Ok(text) => {
                 serde_json::from_str(&text).with_context(|| format!("{} is damaged", path.display()))?
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => BTreeMap::new(),
             Err(error) => return Err(error).with_context(|| path.display().to_string()),
         };
-        let before = known.len();
-        let ids = names.iter().map(|name| *known.entry(name.clone()).or_insert_with(NodeId::new)).collect();
-        if known.len() != before {
-            write_private(&path, &serde_json::to_string_pretty(&known)?)?;
+        let count_before = ids.len();
+        let selected =
+            names.iter().map(|name| *ids.entry(name.clone()).or_insert_with(NodeId::new)).collect();
+        if ids.len() != count_before {
+            write_private(&path, &serde_json::to_string_pretty(&ids)?)?;
         }
-        Ok(ids)
+        Ok(selected)
     }
 
+    /// Returns the id of the node that this host is.
+    pub(crate) fn host_node_id(&self) -> anyhow::Result<NodeId> {
+        let ids = self.node_ids(&[HOST_NODE_KEY.to_owned()])?;
+        ids.into_iter().next().context("no node id")
+    }
+
+    /// Returns the path of the credentials file.
     pub(crate) fn credentials(&self) -> PathBuf {
         self.path.join("credentials.json")
     }
 
-    /// Writes down the generated first key for the command line.
+    /// Writes the generated first key for the command line.
     pub(crate) fn write_credentials(&self, key: &Secret, apiurl: &str) -> anyhow::Result<()> {
         let credentials =
             Credentials { namespace: SYSTEM.into(), key: key.clone(), apiurl: apiurl.to_owned() };
         muster_client::credentials::save(&self.credentials(), &credentials)
     }
 
-    /// Forgets a first key that another daemon turned out to have made.
+    /// Removes the first key if another daemon created the cluster's key concurrently.
     pub(crate) fn remove_credentials(&self) -> anyhow::Result<()> {
         muster_client::credentials::remove(&self.credentials()).map(|_| ())
     }
 
-    /// Keeps the address in the credentials that this daemon wrote up to date.
+    /// Updates the API URL in the credentials file, if this daemon wrote one.
     pub(crate) fn update_credentials(&self, apiurl: &str) -> anyhow::Result<()> {
         let path = self.credentials();
         let Ok(text) = fs::read_to_string(&path) else { return Ok(()) };
         let Ok(mut credentials) = serde_json::from_str::<Map<String, Value>>(&text) else { return Ok(()) };
-        if credentials.get("apiurl").is_none_or(|known| known != apiurl) {
+        if credentials.get("apiurl").is_none_or(|saved| saved != apiurl) {
             credentials.insert("apiurl".into(), apiurl.into());
             write_private(&path, &format!("{}\n", serde_json::to_string_pretty(&credentials)?))?;
         }

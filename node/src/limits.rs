@@ -18,7 +18,8 @@ pub(crate) fn detect(
     vms: &[(HostFeature, String)],
 ) -> BTreeMap<HostFeature, String> {
     let missing: Vec<Tool> = Tool::NETWORKS.into_iter().filter(|tool| !commands.has(*tool)).collect();
-    let lacking = || Some(format!("networks need a kernel with {}", network::missing_kernel_feature(commands)?));
+    let lacking =
+        || Some(format!("networks need a kernel with {}", network::missing_kernel_feature(commands)?));
     let networks = match fs::read_to_string("/proc/self/status") {
         Ok(status) => networks(effective_capabilities(&status), &missing).or_else(lacking),
         Err(error) => Some(format!("failed to read the capabilities of this process: {error}")),

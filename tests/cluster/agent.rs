@@ -114,7 +114,7 @@ fn a_command_ends_with_its_deadline_or_with_its_caller() {
     wait_for("the command", PATIENCE, || is_running().then_some(()));
     kill(Pid::from_raw(caller.id().try_into().unwrap()), Signal::SIGINT).unwrap();
     let ran = ended(caller.wait_with_output().unwrap());
-    assert_eq!((ran.code, ran.said.contains("was ended")), (130, true), "{}", ran.said);
+    assert_eq!((ran.code, ran.said.contains("was deleted")), (130, true), "{}", ran.said);
     wait_for("its end", PATIENCE, || (!is_running()).then_some(()));
 
     let id = story.ok(&["exec", "web", "--detach", "--", "sleep 600"]);
@@ -166,8 +166,8 @@ fn files_go_in_and_come_out_as_they_were() {
 
     for (arguments, expected) in [
         (["cp", "web:/absent", text(&folder)], "No such file or directory: /absent"),
-        (["cp", text(&folder), "web:/tmp/x"], "is a folder"),
-        (["cp", "web:/a", "web:/b"], "both are in guests"),
+        (["cp", text(&folder), "web:/tmp/x"], "is a directory"),
+        (["cp", "web:/a", "web:/b"], "both files are in guests"),
         (["cp", text(&source), "absent:/tmp/x"], "instance not found"),
     ] {
         let ran = story.run(&arguments);

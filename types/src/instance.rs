@@ -216,3 +216,9 @@ pub struct InstanceRecord {
     #[schema(value_type = Object)]
     pub references_from: BTreeMap<String, Vec<Reference>>,
 }
+
+/// Returns whether an agent state, such as `ready (degraded)`, means that the agent accepts operations.
+#[must_use]
+pub fn agent_is_ready(agent_state: Option<&str>) -> bool {
+    agent_state.is_some_and(|state| state.starts_with("ready"))
+}

@@ -6,30 +6,33 @@ use muster_types::operation::OperationRecord;
 use reqwest::Method;
 use serde_json::json;
 
-use super::{Answer, Client, Result, path, with_query};
+use super::client::Client;
+use super::error::Result;
+use super::response::ApiResponse;
+use super::uri::{path, with_query};
 
-/// What becomes a version of an artifact.
+/// The content of a new artifact version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum VersionSource {
-    /// An upload, which is used up.
+    /// An upload, which is consumed.
     Upload(UploadId),
-    /// A blob that is there.
+    /// An existing blob.
     Blob(BlobId),
 }
 
-/// An artifact that gets a version, and is made if there is none.
+/// A new version of an artifact, which is created if it does not exist.
 #[derive(Debug, Clone)]
 pub struct NewVersion {
     pub name: String,
     pub artifact_type: ArtifactType,
-    /// Where it is said to come from; the server's own choice when absent.
+    /// The recorded origin; the server chooses one if absent.
     pub source_url: Option<String>,
     pub shared: bool,
-    /// The caller's own when absent.
+    /// The caller's own namespace if absent.
     pub namespace: Option<String>,
 }
 
-/// An artifact, by name or id, perhaps only if it is in a namespace.
+/// An artifact by name or id, optionally restricted to a namespace.
 #[derive(Debug, Clone, Copy)]
 pub struct ArtifactRef<'a> {
     pub artifact: &'a str,
@@ -51,33 +54,33 @@ impl<'a> From<&'a str> for ArtifactRef<'a> {
 }
 
 impl Client {
-    /// The artifacts that can be seen.
-    pub async fn artifacts(&self) -> Result<Answer<Vec<ArtifactRecord>>> {
+    /// Lists the visible artifacts.
+    pub async fn artifacts(&self) -> Result<ApiResponse<Vec<ArtifactRecord>>> {
         self.get(path(&["artifacts"])?).await
     }
 
-    /// One artifact.
-    pub async fn artifact(&self, artifact: ArtifactRef<'_>) -> Result<Answer<ArtifactRecord>> {
+    /// Returns an artifact.
+    pub async fn artifact(&self, artifact: ArtifactRef<'_>) -> Result<ApiResponse<ArtifactRecord>> {
         self.get(artifact.path(&[])?).await
     }
 
-    /// Has an image fetched, or its source looked at for a newer one. An operation does it.
+    /// Starts an operation that fetches an image, or checks its source for a newer version.
     pub async fn fetch_artifact(
         &self,
         url: &str,
         shared: bool,
         namespace: Option<&str>,
-    ) -> Result<Answer<ArtifactRecord>> {
+    ) -> Result<ApiResponse<ArtifactRecord>> {
         let body = json!({ "url": url, "shared": shared, "namespace": namespace });
         self.call(Method::POST, path(&["artifacts"])?, Some(body)).await
     }
 
-    /// Makes an upload or a blob the newest version of an artifact.
+    /// Adds an upload or a blob as the newest version of an artifact.
     pub async fn add_version(
         &self,
         new: &NewVersion,
         source: VersionSource,
-    ) -> Result<Answer<ArtifactRecord>> {
+    ) -> Result<ApiResponse<ArtifactRecord>> {
         let mut body = json!({
             "artifact_type": new.artifact_type, "source_url": new.source_url, "shared": new.shared,
             "namespace": new.namespace,
@@ -89,54 +92,61 @@ impl Client {
         self.call(Method::POST, path(&["artifacts", "upload", &new.name])?, Some(body)).await
     }
 
-    /// Deletes an artifact. The answer is nothing if that was done before.
-    pub async fn delete_artifact(&self, artifact: ArtifactRef<'_>) -> Result<Answer<Option<ArtifactRecord>>> {
+    /// Deletes an artifact. The response is null if it was already deleted.
+    pub async fn delete_artifact(
+        &self,
+        artifact: ArtifactRef<'_>,
+    ) -> Result<ApiResponse<Option<ArtifactRecord>>> {
         self.delete(artifact.path(&[])?).await
     }
 
-    /// Deletes every artifact of a namespace.
-    pub async fn delete_artifacts(&self, namespace: Option<&str>) -> Result<Answer<Vec<ArtifactId>>> {
+    /// Deletes all artifacts of a namespace.
+    pub async fn delete_artifacts(&self, namespace: Option<&str>) -> Result<ApiResponse<Vec<ArtifactId>>> {
         let body = json!({ "confirm": true, "namespace": namespace });
         self.call(Method::DELETE, path(&["artifacts"])?, Some(body)).await
     }
 
-    /// The versions of an artifact, oldest first.
-    pub async fn versions(&self, artifact: ArtifactRef<'_>) -> Result<Answer<Vec<VersionRecord>>> {
+    /// Lists the versions of an artifact, oldest first.
+    pub async fn versions(&self, artifact: ArtifactRef<'_>) -> Result<ApiResponse<Vec<VersionRecord>>> {
         self.get(artifact.path(&["versions"])?).await
     }
 
-    /// Deletes one version of an artifact; with the last one the artifact goes.
+    /// Deletes a version of an artifact. Deleting the last version deletes the artifact.
     pub async fn delete_version(
         &self,
         artifact: ArtifactRef<'_>,
         index: i64,
-    ) -> Result<Answer<ArtifactRecord>> {
+    ) -> Result<ApiResponse<ArtifactRecord>> {
         self.delete(artifact.path(&["versions", &index.to_string()])?).await
     }
 
-    /// Sets how many versions are kept; 0 is the server's default.
-    pub async fn set_max_versions(&self, artifact: ArtifactRef<'_>, most: u32) -> Result<Answer<()>> {
-        let body = json!({ "max_versions": most, "namespace": artifact.namespace });
+    /// Sets how many versions are kept; 0 selects the server's default.
+    pub async fn set_max_versions(
+        &self,
+        artifact: ArtifactRef<'_>,
+        max_versions: u32,
+    ) -> Result<ApiResponse<()>> {
+        let body = json!({ "max_versions": max_versions, "namespace": artifact.namespace });
         let path = path(&["artifacts", artifact.artifact, "versions"])?;
         self.call(Method::POST, path, Some(body)).await
     }
 
-    /// Lets everybody read an artifact.
-    pub async fn share_artifact(&self, artifact: ArtifactRef<'_>) -> Result<Answer<ArtifactRecord>> {
+    /// Makes an artifact readable by all namespaces.
+    pub async fn share_artifact(&self, artifact: ArtifactRef<'_>) -> Result<ApiResponse<ArtifactRecord>> {
         self.call(Method::POST, artifact.path(&["share"])?, None).await
     }
 
-    /// Ends that everybody may read an artifact.
-    pub async fn unshare_artifact(&self, artifact: ArtifactRef<'_>) -> Result<Answer<ArtifactRecord>> {
+    /// Makes an artifact private again.
+    pub async fn unshare_artifact(&self, artifact: ArtifactRef<'_>) -> Result<ApiResponse<ArtifactRecord>> {
         self.call(Method::POST, artifact.path(&["unshare"])?, None).await
     }
 
-    /// The operations on an artifact, newest first: those that have not ended, or all.
+    /// Lists the unfinished operations on an artifact, or all of them, newest first.
     pub async fn artifact_operations(
         &self,
         artifact: &str,
         all: bool,
-    ) -> Result<Answer<Vec<OperationRecord>>> {
+    ) -> Result<ApiResponse<Vec<OperationRecord>>> {
         let path = path(&["artifacts", artifact, "clusteroperations"])?;
         self.get(with_query(path, &[("all", all.then_some("true"))])).await
     }

@@ -7,9 +7,12 @@ use muster_types::blob::BlobRecord;
 use reqwest::{Method, Response, StatusCode};
 use tokio::time::timeout;
 
-use super::{Answer, Client, Error, Reply, Result, STREAM_TIMEOUT, path, with_query};
+use super::client::{Client, TRANSFER_TIMEOUT};
+use super::error::Result;
+use super::response::{ApiResponse, RawResponse};
+use super::uri::{path, with_query};
 
-/// The bytes of a blob, as they come.
+/// The content of a blob as a stream.
 #[derive(Debug)]
 pub struct BlobData<'a> {
     client: &'a Client,
@@ -17,55 +20,54 @@ pub struct BlobData<'a> {
 }
 
 impl BlobData<'_> {
-    /// The next bytes; nothing after the last. No byte for as long as `patience` is an error.
-    pub async fn next(&mut self, patience: Duration) -> Result<Option<Bytes>> {
-        match timeout(patience, self.response.chunk()).await {
+    /// Returns the next chunk, or `None` at the end. Fails if no data arrives within `stall_timeout`.
+    pub async fn next(&mut self, stall_timeout: Duration) -> Result<Option<Bytes>> {
+        match timeout(stall_timeout, self.response.chunk()).await {
             Ok(bytes) => bytes.map_err(|error| self.client.unreachable(&error)),
-            Err(_) => Err(self.client.stalled(patience)),
+            Err(_) => Err(self.client.stalled(stall_timeout)),
         }
     }
 }
 
 impl Client {
-    /// All blobs, or those of which a node has a copy.
-    pub async fn blobs(&self, node: Option<&str>) -> Result<Answer<Vec<BlobRecord>>> {
+    /// Lists all blobs, or those that have a replica on a node.
+    pub async fn blobs(&self, node: Option<&str>) -> Result<ApiResponse<Vec<BlobRecord>>> {
         self.get(with_query(path(&["blobs"])?, &[("node", node)])).await
     }
 
-    /// One blob.
-    pub async fn blob(&self, blob: &str) -> Result<Answer<BlobRecord>> {
+    /// Returns a blob.
+    pub async fn blob(&self, blob: &str) -> Result<ApiResponse<BlobRecord>> {
         self.get(path(&["blobs", blob])?).await
     }
 
-    /// The blob of a checksum, if there is one that the caller can read already.
-    pub async fn find_blob(&self, algorithm: &str, hash: &str) -> Result<Answer<Option<BlobRecord>>> {
+    /// Returns the blob with a checksum, if the caller can read one.
+    pub async fn find_blob(&self, algorithm: &str, hash: &str) -> Result<ApiResponse<Option<BlobRecord>>> {
         self.get(path(&["blob_checksums", algorithm, hash])?).await
     }
 
-    /// One checksum of a blob, unless it is not known yet.
-    pub async fn checksum(&self, blob: &str, algorithm: &str) -> Result<Answer<Option<String>>> {
+    /// Returns a checksum of a blob, or null if it has not been computed yet.
+    pub async fn checksum(&self, blob: &str, algorithm: &str) -> Result<ApiResponse<Option<String>>> {
         self.get(path(&["blobs", blob, "checksum", algorithm])?).await
     }
 
-    /// The bytes of a blob from an offset to its end.
+    /// Streams the content of a blob from an offset.
     pub async fn blob_data(&self, blob: &str, offset: u64) -> Result<BlobData<'_>> {
         let offset = (offset > 0).then(|| offset.to_string());
         let path = with_query(path(&["blobs", blob, "data"])?, &[("offset", offset.as_deref())]);
         let mut refused = None;
         loop {
             let (token, fresh) = self.token(refused.as_ref()).await?;
-            let request = self.request(Method::GET, &path, Some(&token)).timeout(STREAM_TIMEOUT);
-            let response = self.respond(request).await?;
+            let request = self.request(Method::GET, &path, Some(&token)).timeout(TRANSFER_TIMEOUT);
+            let response = self.send_request(request).await?;
             match response.status() {
                 StatusCode::OK => return Ok(BlobData { client: self, response }),
-                // A token that has become too old is replaced, once.
+                // An expired token is replaced once.
                 StatusCode::UNAUTHORIZED if !fresh && refused.is_none() => refused = Some(token),
                 status => {
                     let body = response.bytes().await.map_err(|error| self.unreachable(&error))?;
-                    let refusal = self.answer::<()>(&Reply { status, body: body.to_vec() });
-                    return Err(refusal.err().unwrap_or_else(|| Error::Unreadable {
-                        url: self.base.clone(),
-                        why: format!("{status} instead of a blob's bytes"),
+                    let refusal = self.decode::<()>(&RawResponse { status, body: body.to_vec() });
+                    return Err(refusal.err().unwrap_or_else(|| {
+                        self.unexpected_response(&format!("{status} instead of blob content"))
                     }));
                 }
             }

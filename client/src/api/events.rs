@@ -1,21 +1,29 @@
-//! The events calls, which every kind of object has alike.
+//! Events, which all types of objects have.
 
 use muster_types::event::EventRecord;
 
-use super::{Answer, Client, Object, Result, with_query};
+use super::client::Client;
+use super::error::Result;
+use super::object_path::ObjectPath;
+use super::response::ApiResponse;
+use super::uri::with_query;
 
-/// Which events to answer.
+/// Selects events.
 #[derive(Debug, Clone, Default)]
 pub struct EventQuery {
-    /// How many at most; the server's own limit when absent.
+    /// The maximum number of events; the server's default if absent.
     pub limit: Option<u32>,
-    /// Only those of this type.
+    /// Selects only events of this type.
     pub event_type: Option<String>,
 }
 
 impl Client {
-    /// Events of an object, newest first.
-    pub async fn events(&self, object: Object<'_>, query: &EventQuery) -> Result<Answer<Vec<EventRecord>>> {
+    /// Lists the events of an object, newest first.
+    pub async fn events(
+        &self,
+        object: ObjectPath<'_>,
+        query: &EventQuery,
+    ) -> Result<ApiResponse<Vec<EventRecord>>> {
         let limit = query.limit.map(|limit| limit.to_string());
         let pairs = [("limit", limit.as_deref()), ("event_type", query.event_type.as_deref())];
         self.get(with_query(object.path(&["events"])?, &pairs)).await

@@ -1,7 +1,8 @@
-//! `/instances`. The calls about the agent in a guest are not here.
+//! `/instances`, without the calls to the agent in a guest.
 
 use std::collections::BTreeMap;
 
+use muster_types::blob::BlobState;
 use muster_types::ids::{ArtifactId, BlobId, InstanceId};
 use muster_types::instance::{ConfigDriveType, InstanceRecord};
 use muster_types::interface::InterfaceRecord;
@@ -11,9 +12,12 @@ use reqwest::Method;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{Answer, Client, Result, path, with_query};
+use super::client::Client;
+use super::error::Result;
+use super::response::ApiResponse;
+use super::uri::{path, with_query};
 
-/// A virtual machine to make. What is absent the server decides.
+/// An instance to create. The server chooses absent values.
 #[derive(Debug, Clone, Serialize)]
 pub struct NewInstance {
     pub name: String,
@@ -29,7 +33,7 @@ pub struct NewInstance {
     pub user_data: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placed_on: Option<String>,
-    /// The caller's own when absent.
+    /// The caller's own namespace if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -45,12 +49,12 @@ pub struct NewInstance {
     pub side_channels: Option<Vec<String>>,
 }
 
-/// An interface to make. What is absent the server decides.
+/// An interface to create. The server chooses absent values.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct NewInterface {
     /// Name or id of the network.
     pub network_uuid: String,
-    /// `none`: it has no address.
+    /// `none` for an interface without an address.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -60,20 +64,20 @@ pub struct NewInterface {
     pub float: bool,
 }
 
-/// What to do with the power of an instance.
+/// A change of the power state of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PowerCall {
+pub enum PowerAction {
     On,
     Off,
     Pause,
     Unpause,
-    /// The guest is asked to start again.
+    /// Asks the guest to reboot.
     RebootSoft,
-    /// The reset switch is pressed.
+    /// Resets the VM.
     RebootHard,
 }
 
-impl PowerCall {
+impl PowerAction {
     fn segment(self) -> &'static str {
         match self {
             Self::On => "poweron",
@@ -86,23 +90,23 @@ impl PowerCall {
     }
 }
 
-/// Which disks to copy, and how.
+/// Which disks to snapshot, and how.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct NewSnapshot {
-    /// Every disk. Without this and without a device it is the first one.
+    /// All disks. The first disk if this is false and no device is given.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub all: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
-    /// Only what differs from what the disk began as.
+    /// Only the differences from the base image.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub thin: bool,
-    /// How many are kept; 0 is the server's default.
+    /// How many versions are kept; 0 selects the server's default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_versions: Option<u32>,
 }
 
-/// A copy of a disk that is being made.
+/// A snapshot of a disk in progress.
 #[derive(Debug, Clone, Deserialize)]
 pub struct SnapshotHandle {
     pub source_url: String,
@@ -110,13 +114,13 @@ pub struct SnapshotHandle {
     pub blob_uuid: BlobId,
 }
 
-/// A copy of a disk. Its state is that of its content.
+/// A snapshot of a disk, in the state of its blob.
 #[derive(Debug, Clone, Deserialize)]
 pub struct SnapshotRecord {
-    /// The artifact that it is a version of.
+    /// The artifact that the snapshot is a version of.
     pub uuid: ArtifactId,
     pub blob_uuid: BlobId,
-    pub state: String,
+    pub state: BlobState,
     #[serde(default)]
     pub size: Option<i64>,
     #[serde(default)]
@@ -126,7 +130,7 @@ pub struct SnapshotRecord {
     pub created: Option<f64>,
 }
 
-/// Where a screen can be seen from anywhere, for a short time.
+/// A URL that shows the screen of an instance for a short time.
 #[derive(Debug, Clone, Deserialize)]
 pub struct ScreenLink {
     pub url: String,
@@ -135,100 +139,100 @@ pub struct ScreenLink {
 }
 
 impl Client {
-    /// The instances that can be seen, on request with those that are deleted.
-    pub async fn instances(&self, all: bool) -> Result<Answer<Vec<InstanceRecord>>> {
+    /// Lists the visible instances, with `all` including deleted ones.
+    pub async fn instances(&self, all: bool) -> Result<ApiResponse<Vec<InstanceRecord>>> {
         self.get(with_query(path(&["instances"])?, &[("all", all.then_some("true"))])).await
     }
 
-    /// One instance by name or id.
-    pub async fn instance(&self, instance: &str) -> Result<Answer<InstanceRecord>> {
+    /// Returns an instance by name or id.
+    pub async fn instance(&self, instance: &str) -> Result<ApiResponse<InstanceRecord>> {
         self.get(path(&["instances", instance])?).await
     }
 
-    /// Makes an instance. It runs once its state is `created`.
-    pub async fn create_instance(&self, new: &NewInstance) -> Result<Answer<InstanceRecord>> {
+    /// Creates an instance. It runs once its state is `created`.
+    pub async fn create_instance(&self, new: &NewInstance) -> Result<ApiResponse<InstanceRecord>> {
         self.call(Method::POST, path(&["instances"])?, Some(json!(new))).await
     }
 
-    /// Deletes an instance. It is gone once its state is `deleted`.
-    pub async fn delete_instance(&self, instance: &str) -> Result<Answer<InstanceRecord>> {
+    /// Starts to delete an instance. It is deleted once its state is `deleted`.
+    pub async fn delete_instance(&self, instance: &str) -> Result<ApiResponse<InstanceRecord>> {
         self.delete(path(&["instances", instance])?).await
     }
 
-    /// Deletes every instance of a namespace. The answer names those that are being deleted.
-    pub async fn delete_instances(&self, namespace: Option<&str>) -> Result<Answer<Vec<InstanceId>>> {
+    /// Starts to delete all instances of a namespace and returns their ids.
+    pub async fn delete_instances(&self, namespace: Option<&str>) -> Result<ApiResponse<Vec<InstanceId>>> {
         let body = json!({ "confirm": true, "namespace": namespace });
         self.call(Method::DELETE, path(&["instances"])?, Some(body)).await
     }
 
-    /// The interfaces of an instance, in their order.
-    pub async fn instance_interfaces(&self, instance: &str) -> Result<Answer<Vec<InterfaceRecord>>> {
+    /// Lists the interfaces of an instance in order.
+    pub async fn instance_interfaces(&self, instance: &str) -> Result<ApiResponse<Vec<InterfaceRecord>>> {
         self.get(path(&["instances", instance, "interfaces"])?).await
     }
 
-    /// Gives an instance one more interface. It is there once its state is `created`.
+    /// Adds an interface to an instance. It is attached once its state is `created`.
     pub async fn plug_interface(
         &self,
         instance: &str,
         interface: &NewInterface,
-    ) -> Result<Answer<InterfaceRecord>> {
+    ) -> Result<ApiResponse<InterfaceRecord>> {
         let body = json!({ "network": interface });
         self.call(Method::POST, path(&["instances", instance, "interfaces"])?, Some(body)).await
     }
 
-    /// Switches an instance on or off, and so on. The answer comes when that is done.
-    pub async fn power(&self, instance: &str, call: PowerCall) -> Result<Answer<()>> {
-        self.call(Method::POST, path(&["instances", instance, call.segment()])?, None).await
+    /// Changes the power state of an instance and waits for completion.
+    pub async fn power(&self, instance: &str, action: PowerAction) -> Result<ApiResponse<()>> {
+        self.call(Method::POST, path(&["instances", instance, action.segment()])?, None).await
     }
 
-    /// The last bytes of what the serial console showed, at most `most`, or all of it.
-    pub async fn console_data(&self, instance: &str, most: Option<u64>) -> Result<Vec<u8>> {
-        let most = most.map_or_else(|| "-1".to_owned(), |most| most.to_string());
+    /// Returns the last `max_bytes` bytes of the serial console log, or all of it.
+    pub async fn console_data(&self, instance: &str, max_bytes: Option<u64>) -> Result<Vec<u8>> {
+        let length = max_bytes.map_or_else(|| "-1".to_owned(), |length| length.to_string());
         let path = path(&["instances", instance, "consoledata"])?;
-        self.content(with_query(path, &[("length", Some(&most))])).await
+        self.get_bytes(with_query(path, &[("length", Some(&length))])).await
     }
 
-    /// Forgets what the serial console showed.
-    pub async fn clear_console_data(&self, instance: &str) -> Result<Answer<()>> {
+    /// Clears the serial console log.
+    pub async fn clear_console_data(&self, instance: &str) -> Result<ApiResponse<()>> {
         self.delete(path(&["instances", instance, "consoledata"])?).await
     }
 
-    /// A file that tells a viewer where the screen is.
-    pub async fn screen_file(&self, instance: &str) -> Result<String> {
-        let file = self.content(path(&["instances", instance, "vdiconsolehelper"])?).await?;
+    /// Returns the connection file for a viewer such as remote-viewer.
+    pub async fn viewer_file(&self, instance: &str) -> Result<String> {
+        let file = self.get_bytes(path(&["instances", instance, "vdiconsolehelper"])?).await?;
         Ok(String::from_utf8_lossy(&file).into_owned())
     }
 
-    /// An address at which the screen is shown, for a short time.
-    pub async fn screen_link(&self, instance: &str) -> Result<Answer<ScreenLink>> {
+    /// Returns a URL that shows the screen for a short time.
+    pub async fn screen_link(&self, instance: &str) -> Result<ApiResponse<ScreenLink>> {
         self.get(path(&["instances", instance, "vdiconsoleproxy"])?).await
     }
 
-    /// Makes a blob of what the screen shows now, as PNG.
-    pub async fn screenshot(&self, instance: &str) -> Result<Answer<BlobId>> {
+    /// Stores a screenshot as a PNG blob.
+    pub async fn screenshot(&self, instance: &str) -> Result<ApiResponse<BlobId>> {
         self.get(path(&["instances", instance, "screenshot"])?).await
     }
 
-    /// Copies disks into artifacts. The answer is by device; a copy is whole once its state is `created`.
+    /// Starts snapshots of disks, returned by device. A snapshot is complete once its state is `created`.
     pub async fn create_snapshot(
         &self,
         instance: &str,
         new: &NewSnapshot,
-    ) -> Result<Answer<BTreeMap<String, SnapshotHandle>>> {
+    ) -> Result<ApiResponse<BTreeMap<String, SnapshotHandle>>> {
         self.call(Method::POST, path(&["instances", instance, "snapshot"])?, Some(json!(new))).await
     }
 
-    /// The copies of an instance's disks.
-    pub async fn snapshots(&self, instance: &str) -> Result<Answer<Vec<SnapshotRecord>>> {
+    /// Lists the snapshots of an instance's disks.
+    pub async fn snapshots(&self, instance: &str) -> Result<ApiResponse<Vec<SnapshotRecord>>> {
         self.get(path(&["instances", instance, "snapshot"])?).await
     }
 
-    /// The operations on an instance, newest first: those that have not ended, or all.
+    /// Lists the unfinished operations on an instance, or all of them, newest first.
     pub async fn instance_operations(
         &self,
         instance: &str,
         all: bool,
-    ) -> Result<Answer<Vec<OperationRecord>>> {
+    ) -> Result<ApiResponse<Vec<OperationRecord>>> {
         let path = path(&["instances", instance, "clusteroperations"])?;
         self.get(with_query(path, &[("all", all.then_some("true"))])).await
     }

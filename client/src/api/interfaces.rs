@@ -3,21 +3,24 @@
 use muster_types::interface::InterfaceRecord;
 use reqwest::Method;
 
-use super::{Answer, Client, Result, path};
+use super::client::Client;
+use super::error::Result;
+use super::response::ApiResponse;
+use super::uri::path;
 
 impl Client {
-    /// One interface.
-    pub async fn interface(&self, id: &str) -> Result<Answer<InterfaceRecord>> {
+    /// Returns an interface.
+    pub async fn interface(&self, id: &str) -> Result<ApiResponse<InterfaceRecord>> {
         self.get(path(&["interfaces", id])?).await
     }
 
-    /// Gives an interface a floating address.
-    pub async fn float_interface(&self, id: &str) -> Result<Answer<()>> {
+    /// Assigns a floating address to an interface.
+    pub async fn float_interface(&self, id: &str) -> Result<ApiResponse<()>> {
         self.call(Method::POST, path(&["interfaces", id, "float"])?, None).await
     }
 
-    /// Takes the floating address of an interface back.
-    pub async fn defloat_interface(&self, id: &str) -> Result<Answer<()>> {
+    /// Removes the floating address of an interface.
+    pub async fn defloat_interface(&self, id: &str) -> Result<ApiResponse<()>> {
         self.call(Method::POST, path(&["interfaces", id, "defloat"])?, None).await
     }
 }

@@ -4,33 +4,36 @@ use muster_types::issuer::{IssuerRecord, IssuerTerms};
 use reqwest::Method;
 use serde_json::json;
 
-use super::{Answer, Client, Result, path};
+use super::client::Client;
+use super::error::Result;
+use super::response::ApiResponse;
+use super::uri::path;
 
 impl Client {
-    /// The trusted issuers, by name.
-    pub async fn issuers(&self) -> Result<Answer<Vec<IssuerRecord>>> {
+    /// Lists the trusted issuers by name.
+    pub async fn issuers(&self) -> Result<ApiResponse<Vec<IssuerRecord>>> {
         self.get(path(&["auth", "issuers"])?).await
     }
 
-    /// One trusted issuer.
-    pub async fn issuer(&self, name: &str) -> Result<Answer<IssuerRecord>> {
+    /// Returns a trusted issuer.
+    pub async fn issuer(&self, name: &str) -> Result<ApiResponse<IssuerRecord>> {
         self.get(path(&["auth", "issuers", name])?).await
     }
 
-    /// Makes the cluster trust an issuer.
-    pub async fn create_issuer(&self, name: &str, terms: &IssuerTerms) -> Result<Answer<IssuerRecord>> {
+    /// Adds a trusted issuer.
+    pub async fn create_issuer(&self, name: &str, terms: &IssuerTerms) -> Result<ApiResponse<IssuerRecord>> {
         let mut body = json!(terms);
         body["name"] = name.into();
         self.call(Method::POST, path(&["auth", "issuers"])?, Some(body)).await
     }
 
     /// Replaces all terms of an issuer.
-    pub async fn update_issuer(&self, name: &str, terms: &IssuerTerms) -> Result<Answer<IssuerRecord>> {
+    pub async fn update_issuer(&self, name: &str, terms: &IssuerTerms) -> Result<ApiResponse<IssuerRecord>> {
         self.call(Method::PUT, path(&["auth", "issuers", name])?, Some(json!(terms))).await
     }
 
-    /// Makes the cluster trust an issuer no longer.
-    pub async fn delete_issuer(&self, name: &str) -> Result<Answer<IssuerRecord>> {
+    /// Removes a trusted issuer.
+    pub async fn delete_issuer(&self, name: &str) -> Result<ApiResponse<IssuerRecord>> {
         self.delete(path(&["auth", "issuers", name])?).await
     }
 }

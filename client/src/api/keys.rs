@@ -5,58 +5,63 @@ use reqwest::Method;
 use serde::{Deserialize, Deserializer};
 use serde_json::json;
 
-use super::{Answer, Client, Result, path};
+use super::client::Client;
+use super::error::Result;
+use super::response::ApiResponse;
+use super::uri::path;
 
-/// The answer to a new key.
+/// The response to adding a key.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 pub enum AddedKey {
-    /// The server made the secret, and shows it only here.
+    /// The server generated the secret and returns it only once.
     Generated {
         key_name: String,
-        #[serde(deserialize_with = "secret")]
+        #[serde(deserialize_with = "deserialize_secret")]
         key: Secret,
     },
-    /// The secret was the caller's; this is the key's name.
+    /// The caller supplied the secret; this is the key's name.
     Supplied(String),
 }
 
-pub(super) fn secret<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Secret, D::Error> {
+pub(super) fn deserialize_secret<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> std::result::Result<Secret, D::Error> {
     String::deserialize(deserializer).map(Secret::new)
 }
 
 impl Client {
-    /// The names of a namespace's keys.
-    pub async fn keys(&self, namespace: &str) -> Result<Answer<Vec<String>>> {
+    /// Lists the names of a namespace's keys.
+    pub async fn keys(&self, namespace: &str) -> Result<ApiResponse<Vec<String>>> {
         self.get(path(&["auth", "namespaces", namespace, "keys"])?).await
     }
 
-    /// Adds a key, or replaces the one of that name. Without a secret the server makes one. `expiry` is Unix time.
+    /// Adds a key or replaces the one with the same name. Without a secret the server generates one. `expiry` is Unix time.
     pub async fn add_key(
         &self,
         namespace: &str,
         name: &str,
         secret: Option<&Secret>,
         expiry: Option<f64>,
-    ) -> Result<Answer<AddedKey>> {
+    ) -> Result<ApiResponse<AddedKey>> {
         let body = json!({ "key_name": name, "key": secret.map(Secret::expose), "expiry": expiry });
         self.call(Method::POST, path(&["auth", "namespaces", namespace, "keys"])?, Some(body)).await
     }
 
-    /// Replaces the secret of a key that exists; without `expiry` it never expires. The answer is its name.
+    /// Replaces the secret of an existing key and returns its name. Without `expiry` it never expires.
     pub async fn update_key(
         &self,
         namespace: &str,
         name: &str,
         secret: &Secret,
         expiry: Option<f64>,
-    ) -> Result<Answer<String>> {
+    ) -> Result<ApiResponse<String>> {
         let body = json!({ "key": secret.expose(), "expiry": expiry });
         self.call(Method::PUT, path(&["auth", "namespaces", namespace, "keys", name])?, Some(body)).await
     }
 
     /// Deletes a key.
-    pub async fn delete_key(&self, namespace: &str, name: &str) -> Result<Answer<()>> {
+    pub async fn delete_key(&self, namespace: &str, name: &str) -> Result<ApiResponse<()>> {
         self.delete(path(&["auth", "namespaces", namespace, "keys", name])?).await
     }
 }

@@ -1,23 +1,31 @@
-//! The metadata calls, which every kind of object has alike.
+//! Metadata, which all types of objects have.
 
 use reqwest::Method;
 use serde_json::{Map, Value, json};
 
-use super::{Answer, Client, Object, Result};
+use super::client::Client;
+use super::error::Result;
+use super::object_path::ObjectPath;
+use super::response::ApiResponse;
 
 impl Client {
-    /// The metadata of an object.
-    pub async fn metadata(&self, object: Object<'_>) -> Result<Answer<Map<String, Value>>> {
+    /// Returns the metadata of an object.
+    pub async fn metadata(&self, object: ObjectPath<'_>) -> Result<ApiResponse<Map<String, Value>>> {
         self.get(object.path(&["metadata"])?).await
     }
 
-    /// Creates or replaces one metadata key.
-    pub async fn set_metadata(&self, object: Object<'_>, key: &str, value: &Value) -> Result<Answer<()>> {
+    /// Sets a metadata key.
+    pub async fn set_metadata(
+        &self,
+        object: ObjectPath<'_>,
+        key: &str,
+        value: &Value,
+    ) -> Result<ApiResponse<()>> {
         self.call(Method::PUT, object.path(&["metadata", key])?, Some(json!({ "value": value }))).await
     }
 
-    /// Deletes one metadata key, if it is there.
-    pub async fn delete_metadata(&self, object: Object<'_>, key: &str) -> Result<Answer<()>> {
+    /// Deletes a metadata key if it exists.
+    pub async fn delete_metadata(&self, object: ObjectPath<'_>, key: &str) -> Result<ApiResponse<()>> {
         self.delete(object.path(&["metadata", key])?).await
     }
 }

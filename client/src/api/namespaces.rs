@@ -5,25 +5,28 @@ use muster_types::namespace::NamespaceRecord;
 use reqwest::Method;
 use serde_json::json;
 
-use super::{Answer, Client, Result, path};
+use super::client::Client;
+use super::error::Result;
+use super::response::ApiResponse;
+use super::uri::path;
 
 impl Client {
-    /// The namespaces that can be reached, by name.
-    pub async fn namespaces(&self) -> Result<Answer<Vec<NamespaceRecord>>> {
+    /// Lists the accessible namespaces by name.
+    pub async fn namespaces(&self) -> Result<ApiResponse<Vec<NamespaceRecord>>> {
         self.get(path(&["auth", "namespaces"])?).await
     }
 
-    /// One namespace.
-    pub async fn namespace(&self, name: &str) -> Result<Answer<NamespaceRecord>> {
+    /// Returns a namespace.
+    pub async fn namespace(&self, name: &str) -> Result<ApiResponse<NamespaceRecord>> {
         self.get(path(&["auth", "namespaces", name])?).await
     }
 
-    /// Makes a namespace, with a first key if a name and a secret are given.
+    /// Creates a namespace, optionally with a first key given by name and secret.
     pub async fn create_namespace(
         &self,
         name: &str,
         first_key: Option<(&str, &Secret)>,
-    ) -> Result<Answer<NamespaceRecord>> {
+    ) -> Result<ApiResponse<NamespaceRecord>> {
         let mut body = json!({ "namespace": name });
         if let Some((key_name, key)) = first_key {
             body["key_name"] = key_name.into();
@@ -33,7 +36,7 @@ impl Client {
     }
 
     /// Deletes a namespace.
-    pub async fn delete_namespace(&self, name: &str) -> Result<Answer<()>> {
+    pub async fn delete_namespace(&self, name: &str) -> Result<ApiResponse<()>> {
         self.delete(path(&["auth", "namespaces", name])?).await
     }
 }

@@ -9,11 +9,14 @@ use muster_types::network::{NetworkRecord, PingResult};
 use muster_types::operation::{OperationHandle, OperationRecord};
 use reqwest::{Method, StatusCode};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use super::{Answer, Client, Result, path, with_query};
+use super::client::Client;
+use super::error::Result;
+use super::response::ApiResponse;
+use super::uri::{path, with_query};
 
-/// A network to make.
+/// A network to create.
 #[derive(Debug, Clone, Serialize)]
 pub struct NewNetwork {
     pub name: String,
@@ -21,7 +24,7 @@ pub struct NewNetwork {
     pub provide_dhcp: bool,
     pub provide_nat: bool,
     pub provide_dns: bool,
-    /// The caller's own when absent.
+    /// The caller's own namespace if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
 }
@@ -34,109 +37,117 @@ pub struct NetworkDeletion {
     pub operation: OperationHandle,
 }
 
-/// What became of deleting every network of a namespace.
+/// The result of deleting all networks of a namespace.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(untagged)]
 pub enum DeletedNetworks {
-    /// Every network is being deleted.
+    /// All networks are being deleted.
     All(Vec<NetworkDeletion>),
-    /// Some have interfaces and were left.
-    Partly { deleted: Vec<NetworkDeletion>, unable: Vec<NetworkId> },
+    /// Networks in `unable` still have interfaces and were not deleted.
+    Partial { deleted: Vec<NetworkDeletion>, unable: Vec<NetworkId> },
 }
 
 impl Client {
-    /// The networks that can be seen, on request with those that are deleted.
-    pub async fn networks(&self, all: bool) -> Result<Answer<Vec<NetworkRecord>>> {
+    /// Lists the visible networks, with `all` including deleted ones.
+    pub async fn networks(&self, all: bool) -> Result<ApiResponse<Vec<NetworkRecord>>> {
         self.get(with_query(path(&["networks"])?, &[("all", all.then_some("true"))])).await
     }
 
-    /// One network by name or id.
-    pub async fn network(&self, network: &str) -> Result<Answer<NetworkRecord>> {
+    /// Returns a network by name or id.
+    pub async fn network(&self, network: &str) -> Result<ApiResponse<NetworkRecord>> {
         self.get(path(&["networks", network])?).await
     }
 
-    /// Makes a network. It is usable once its state is `created`.
-    pub async fn create_network(&self, new: &NewNetwork) -> Result<Answer<NetworkRecord>> {
+    /// Creates a network. It is usable once its state is `created`.
+    pub async fn create_network(&self, new: &NewNetwork) -> Result<ApiResponse<NetworkRecord>> {
         self.call(Method::POST, path(&["networks"])?, Some(json!(new))).await
     }
 
-    /// Deletes a network. The answer points at the operation that does it.
-    pub async fn delete_network(&self, network: &str) -> Result<Answer<OperationHandle>> {
+    /// Starts an operation that deletes a network.
+    pub async fn delete_network(&self, network: &str) -> Result<ApiResponse<OperationHandle>> {
         self.delete(path(&["networks", network])?).await
     }
 
-    /// Deletes every network of a namespace, also those with interfaces if they are to be waited for.
+    /// Deletes all networks of a namespace. With `clean_wait`, networks with interfaces are deleted once those are gone.
     pub async fn delete_networks(
         &self,
         namespace: Option<&str>,
         clean_wait: bool,
-    ) -> Result<Answer<DeletedNetworks>> {
+    ) -> Result<ApiResponse<DeletedNetworks>> {
         let body = json!({ "confirm": true, "namespace": namespace, "clean_wait": clean_wait });
-        let reply = self.ask(Method::DELETE, &path(&["networks"])?, Some(body)).await?;
-        if reply.status == StatusCode::FORBIDDEN {
-            let json: Value = serde_json::from_slice(&reply.body).unwrap_or_default();
-            // Half a success: the reason says what was done.
-            if let Some(outcome) = json.get("error").filter(|error| error.is_object()) {
-                return Ok(Answer::new(outcome.clone()));
-            }
+        let raw = self.send_authenticated(Method::DELETE, &path(&["networks"])?, Some(body)).await?;
+        // A partial success: the error is an object that lists both groups.
+        if raw.status == StatusCode::FORBIDDEN
+            && let Some(outcome) = raw.json_or_null().get("error").filter(|error| error.is_object())
+        {
+            return Ok(ApiResponse::new(outcome.clone()));
         }
-        self.answer(&reply)
+        self.decode(&raw)
     }
 
-    /// The interfaces on a network.
-    pub async fn network_interfaces(&self, network: &str) -> Result<Answer<Vec<InterfaceRecord>>> {
+    /// Lists the interfaces on a network.
+    pub async fn network_interfaces(&self, network: &str) -> Result<ApiResponse<Vec<InterfaceRecord>>> {
         self.get(path(&["networks", network, "interfaces"])?).await
     }
 
-    /// The addresses of a network that are not free.
-    pub async fn network_addresses(&self, network: &str) -> Result<Answer<Vec<AddressRecord>>> {
+    /// Lists the allocated addresses of a network.
+    pub async fn network_addresses(&self, network: &str) -> Result<ApiResponse<Vec<AddressRecord>>> {
         self.get(path(&["networks", network, "addresses"])?).await
     }
 
-    /// Keeps an address from being given to anyone.
+    /// Reserves an address so that it is not allocated.
     pub async fn reserve_address(
         &self,
         network: &str,
         address: &str,
         comment: Option<&str>,
-    ) -> Result<Answer<AddressRecord>> {
+    ) -> Result<ApiResponse<AddressRecord>> {
         let body = json!({ "comment": comment });
         self.call(Method::POST, path(&["networks", network, "addresses", address])?, Some(body)).await
     }
 
-    /// Ends a reservation by hand.
-    pub async fn release_address(&self, network: &str, address: &str) -> Result<Answer<()>> {
+    /// Releases a reserved address.
+    pub async fn release_address(&self, network: &str, address: &str) -> Result<ApiResponse<()>> {
         self.delete(path(&["networks", network, "addresses", address])?).await
     }
 
     /// Pings an address from the network's router.
-    pub async fn ping(&self, network: &str, address: &str) -> Result<Answer<PingResult>> {
+    pub async fn ping(&self, network: &str, address: &str) -> Result<ApiResponse<PingResult>> {
         self.get(path(&["networks", network, "ping", address])?).await
     }
 
     /// Routes an address of the floating network to this one.
-    pub async fn route_address(&self, network: &str) -> Result<Answer<Ipv4Addr>> {
+    pub async fn route_address(&self, network: &str) -> Result<ApiResponse<Ipv4Addr>> {
         self.call(Method::POST, path(&["networks", network, "route"])?, None).await
     }
 
-    /// Takes a routed address back.
-    pub async fn unroute_address(&self, network: &str, address: &str) -> Result<Answer<()>> {
+    /// Stops routing an address.
+    pub async fn unroute_address(&self, network: &str, address: &str) -> Result<ApiResponse<()>> {
         self.delete(path(&["networks", network, "route", address])?).await
     }
 
-    /// Tells the network's resolver a name, or another address for it.
-    pub async fn set_network_name(&self, network: &str, name: &str, address: &str) -> Result<Answer<()>> {
+    /// Sets the address of a name in the network's DNS.
+    pub async fn set_network_name(
+        &self,
+        network: &str,
+        name: &str,
+        address: &str,
+    ) -> Result<ApiResponse<()>> {
         let body = json!({ "name": name, "value": address });
         self.call(Method::POST, path(&["networks", network, "dns"])?, Some(body)).await
     }
 
-    /// Makes the network's resolver forget a name.
-    pub async fn delete_network_name(&self, network: &str, name: &str) -> Result<Answer<()>> {
+    /// Deletes a name from the network's DNS.
+    pub async fn delete_network_name(&self, network: &str, name: &str) -> Result<ApiResponse<()>> {
         self.delete(with_query(path(&["networks", network, "dns"])?, &[("name", Some(name))])).await
     }
 
-    /// The operations on a network, newest first: those that have not ended, or all.
-    pub async fn network_operations(&self, network: &str, all: bool) -> Result<Answer<Vec<OperationRecord>>> {
+    /// Lists the unfinished operations on a network, or all of them, newest first.
+    pub async fn network_operations(
+        &self,
+        network: &str,
+        all: bool,
+    ) -> Result<ApiResponse<Vec<OperationRecord>>> {
         let path = path(&["networks", network, "clusteroperations"])?;
         self.get(with_query(path, &[("all", all.then_some("true"))])).await
     }

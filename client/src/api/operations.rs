@@ -2,21 +2,28 @@
 
 use muster_types::operation::OperationRecord;
 
-use super::{Answer, Client, Result, path, with_query};
+use super::client::Client;
+use super::error::Result;
+use super::response::ApiResponse;
+use super::uri::{path, with_query};
 
 impl Client {
-    /// One operation.
-    pub async fn operation(&self, operation_type: &str, id: &str) -> Result<Answer<OperationRecord>> {
+    /// Returns an operation.
+    pub async fn operation(&self, operation_type: &str, id: &str) -> Result<ApiResponse<OperationRecord>> {
         self.get(path(&["clusteroperations", operation_type, id])?).await
     }
 
-    /// An operation and all that it depends on, newest first.
-    pub async fn operation_chain(&self, id: &str) -> Result<Answer<Vec<OperationRecord>>> {
+    /// Lists an operation and its dependencies, newest first.
+    pub async fn operation_chain(&self, id: &str) -> Result<ApiResponse<Vec<OperationRecord>>> {
         self.get(path(&["clusteroperations", id, "chain"])?).await
     }
 
-    /// The operations on an object, newest first.
-    pub async fn operations(&self, target_type: &str, target: &str) -> Result<Answer<Vec<OperationRecord>>> {
+    /// Lists the operations on an object, newest first.
+    pub async fn operations(
+        &self,
+        target_type: &str,
+        target: &str,
+    ) -> Result<ApiResponse<Vec<OperationRecord>>> {
         let pairs = [("target_object_type", Some(target_type)), ("target_uuid", Some(target))];
         self.get(with_query(path(&["clusteroperations"])?, &pairs)).await
     }

@@ -4,16 +4,19 @@ use muster_types::rule::{RuleRecord, RuleTerms};
 use reqwest::Method;
 use serde_json::json;
 
-use super::{Answer, Client, Result, path};
+use super::client::Client;
+use super::error::Result;
+use super::response::ApiResponse;
+use super::uri::path;
 
 impl Client {
-    /// The mapping rules of a namespace, by name.
-    pub async fn rules(&self, namespace: &str) -> Result<Answer<Vec<RuleRecord>>> {
+    /// Lists the mapping rules of a namespace by name.
+    pub async fn rules(&self, namespace: &str) -> Result<ApiResponse<Vec<RuleRecord>>> {
         self.get(path(&["auth", "namespaces", namespace, "rules"])?).await
     }
 
-    /// One mapping rule.
-    pub async fn rule(&self, namespace: &str, name: &str) -> Result<Answer<RuleRecord>> {
+    /// Returns a mapping rule.
+    pub async fn rule(&self, namespace: &str, name: &str) -> Result<ApiResponse<RuleRecord>> {
         self.get(path(&["auth", "namespaces", namespace, "rules", name])?).await
     }
 
@@ -23,7 +26,7 @@ impl Client {
         namespace: &str,
         name: &str,
         terms: &RuleTerms,
-    ) -> Result<Answer<RuleRecord>> {
+    ) -> Result<ApiResponse<RuleRecord>> {
         let mut body = json!(terms);
         body["name"] = name.into();
         self.call(Method::POST, path(&["auth", "namespaces", namespace, "rules"])?, Some(body)).await
@@ -35,13 +38,13 @@ impl Client {
         namespace: &str,
         name: &str,
         terms: &RuleTerms,
-    ) -> Result<Answer<RuleRecord>> {
+    ) -> Result<ApiResponse<RuleRecord>> {
         let path = path(&["auth", "namespaces", namespace, "rules", name])?;
         self.call(Method::PUT, path, Some(json!(terms))).await
     }
 
     /// Deletes a mapping rule.
-    pub async fn delete_rule(&self, namespace: &str, name: &str) -> Result<Answer<RuleRecord>> {
+    pub async fn delete_rule(&self, namespace: &str, name: &str) -> Result<ApiResponse<RuleRecord>> {
         self.delete(path(&["auth", "namespaces", namespace, "rules", name])?).await
     }
 }

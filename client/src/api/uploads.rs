@@ -4,39 +4,41 @@ use muster_types::upload::UploadRecord;
 use reqwest::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use reqwest::{Body, Method};
 
-use super::{Answer, Client, Result, STREAM_TIMEOUT, path, with_query};
+use super::client::{Client, TRANSFER_TIMEOUT};
+use super::error::Result;
+use super::response::ApiResponse;
+use super::uri::{path, with_query};
 
 impl Client {
-    /// Begins an upload.
-    pub async fn create_upload(&self) -> Result<Answer<UploadRecord>> {
+    /// Creates an upload.
+    pub async fn create_upload(&self) -> Result<ApiResponse<UploadRecord>> {
         self.call(Method::POST, path(&["upload"])?, None).await
     }
 
-    /// One upload, with how much of it has arrived.
-    pub async fn upload(&self, upload: &str) -> Result<Answer<UploadRecord>> {
+    /// Returns an upload with its received size.
+    pub async fn upload(&self, upload: &str) -> Result<ApiResponse<UploadRecord>> {
         self.get(path(&["upload", upload])?).await
     }
 
-    /// Adds `length` bytes to an upload that is `offset` long, and answers how long it is then.
+    /// Appends `length` bytes to an upload of `offset` bytes and returns its new size.
     ///
-    /// The body can be sent only once, so nothing is tried again here: after a failure, even of a token that has
-    /// become too old, [`upload`](Self::upload) says from where to go on. A caller who does not want to wait for a
-    /// connection that stands still has to see to that.
+    /// The body can be sent only once, so this does not retry: after a failure, even of an expired token,
+    /// [`upload`](Self::upload) returns the offset to resume from. The caller must detect stalled connections.
     pub async fn append_upload(
         &self,
         upload: &str,
         offset: u64,
         length: u64,
         body: Body,
-    ) -> Result<Answer<u64>> {
+    ) -> Result<ApiResponse<u64>> {
         let path = with_query(path(&["upload", upload])?, &[("offset", Some(&offset.to_string()))]);
         let (token, _) = self.token(None).await?;
-        let request = self.request(Method::POST, &path, Some(&token)).timeout(STREAM_TIMEOUT);
+        let request = self.request(Method::POST, &path, Some(&token)).timeout(TRANSFER_TIMEOUT);
         let request = request
             .header(CONTENT_TYPE, "application/octet-stream")
             .header(CONTENT_LENGTH, length)
             .body(body);
-        let reply = self.receive(request).await?;
-        self.answer(&reply)
+        let raw = self.receive(request).await?;
+        self.decode(&raw)
     }
 }

@@ -1,32 +1,33 @@
-//! `muster agent`: what is to be done, and what was done, inside guests.
+//! `muster agent`: pending and finished operations inside guests.
 
 use clap::Subcommand;
 use muster_types::agent_operation::{AgentCommand, AgentOperationRecord, Mode};
 
-use super::{Session, events};
-use crate::api::Object;
+use super::events;
+use super::session::Session;
+use crate::api::ObjectPath;
 use crate::output::{Table, compact, or_dash};
-use crate::time::iso;
+use crate::time::format_utc;
 
-/// The commands about what is done inside guests. `muster exec` and `muster cp` ask for it.
+/// Commands for agent operations, which `muster exec` and `muster cp` create.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// List what waits for the agent of an instance, in its order
+    /// List the pending agent operations of an instance in execution order
     List {
         instance: String,
-        /// With what has ended
+        /// Include finished operations
         #[arg(long)]
         all: bool,
     },
-    /// Show one operation with its results
+    /// Show an agent operation and its results
     Show { uuid: String },
-    /// Delete an operation; a command that runs is ended
+    /// Delete an agent operation; a running command is killed
     Delete { uuid: String },
-    /// Show the events of an operation, newest first
+    /// Show the events of an agent operation, newest first
     Events {
         uuid: String,
         #[command(flatten)]
-        which: events::Which,
+        filter: events::EventFilter,
     },
 }
 
@@ -36,17 +37,19 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
         Command::List { instance, all } => {
             session.show(client.agent_operations(&instance, all).await?, table)
         }
-        Command::Show { uuid } => session.show(client.agent_operation(&uuid).await?, facts),
+        Command::Show { uuid } => session.show(client.agent_operation(&uuid).await?, details),
         Command::Delete { uuid } => {
-            let answer = client.delete_agent_operation(&uuid).await?;
-            session.done(&answer, &format!("agent operation {uuid} deleted"))
+            let response = client.delete_agent_operation(&uuid).await?;
+            session.confirm(&response, &format!("agent operation {uuid} deleted"))
         }
-        Command::Events { uuid, which } => events::show(session, Object::AgentOperation(&uuid), &which).await,
+        Command::Events { uuid, filter } => {
+            events::show(session, ObjectPath::AgentOperation(&uuid), &filter).await
+        }
     }
 }
 
-/// A command in one line.
-fn said(command: &AgentCommand) -> String {
+/// Describes a command in one line.
+fn describe_command(command: &AgentCommand) -> String {
     match command {
         AgentCommand::Execute { commandline, .. } => format!("execute {commandline}"),
         AgentCommand::PutBlob { blob_uuid, path } => format!("put blob {blob_uuid} at {path}"),
@@ -58,14 +61,14 @@ fn said(command: &AgentCommand) -> String {
     }
 }
 
-/// Everything that an operation does, in one line.
-pub(super) fn wanted(operation: &AgentOperationRecord) -> String {
-    operation.commands.iter().map(said).collect::<Vec<_>>().join(", ")
+/// Describes all commands of an operation in one line.
+pub(super) fn describe(operation: &AgentOperationRecord) -> String {
+    operation.commands.iter().map(describe_command).collect::<Vec<_>>().join(", ")
 }
 
-/// Why an operation did not do what was wanted, if it did not.
+/// Returns why an operation failed, if it did.
 pub(super) fn failure(operation: &AgentOperationRecord) -> Option<String> {
-    let expired = operation.expiry_reason.map(|reason| format!("its {reason} budget ran out"));
+    let expired = operation.expiry_reason.map(|reason| format!("its {reason} timeout expired"));
     operation.error_message.clone().or(expired)
 }
 
@@ -77,38 +80,38 @@ fn outcome(operation: &AgentOperationRecord) -> String {
 fn table(operations: Vec<AgentOperationRecord>) -> Table {
     let table = Table::new(&["UUID", "STATE", "ATTEMPTS"], &["WHAT", "OUTCOME"]);
     table.rows(operations.into_iter().map(|operation| {
-        let (wanted, outcome) = (wanted(&operation), outcome(&operation));
+        let (description, outcome) = (describe(&operation), outcome(&operation));
         [
             operation.uuid.to_string(),
             operation.state.to_string(),
             operation.attempts.to_string(),
-            wanted,
+            description,
             outcome,
         ]
     }))
 }
 
-fn facts(operation: AgentOperationRecord) -> Table {
+fn details(operation: AgentOperationRecord) -> Table {
     let unless_zero = |value: f64, text: String| if value > 0.0 { text } else { "-".to_owned() };
     let (timeout, failure) = (operation.progress_timeout, failure(&operation));
-    let facts = [
+    let details = [
         ("uuid", operation.uuid.to_string()),
         ("instance", operation.instance_uuid.to_string()),
         ("namespace", operation.namespace),
         ("state", operation.state.to_string()),
         ("failure", or_dash(failure.unwrap_or_default())),
         ("attempts", operation.attempts.to_string()),
-        ("deadline", unless_zero(operation.deadline, iso(operation.deadline))),
+        ("deadline", unless_zero(operation.deadline, format_utc(operation.deadline))),
         ("progress timeout", unless_zero(timeout, format!("{timeout} s"))),
-        ("last progress", or_dash(operation.last_progress.map(iso).unwrap_or_default())),
+        ("last progress", or_dash(operation.last_progress.map(format_utc).unwrap_or_default())),
     ];
-    let facts = facts.map(|(name, value)| (name.to_owned(), value)).into_iter();
+    let details = details.map(|(name, value)| (name.to_owned(), value)).into_iter();
     let commands = operation.commands.iter().enumerate();
-    let commands = commands.map(|(at, command)| (format!("command {at}"), said(command)));
+    let commands = commands.map(|(at, command)| (format!("command {at}"), describe_command(command)));
     let results = operation.results.iter().flat_map(|(at, result)| {
         result.iter().map(move |(name, value)| (format!("result {at} {name}"), compact(value)))
     });
-    Table::facts(facts.chain(commands).chain(results))
+    Table::key_values(details.chain(commands).chain(results))
 }
 
 #[cfg(test)]
@@ -117,7 +120,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// An operation that ended well, with some of its fields replaced.
+    /// Creates a successful operation with some fields replaced.
     pub(in crate::commands) fn example(changes: &Value) -> AgentOperationRecord {
         let mut record = json!({
             "uuid": "7d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01", "instance_uuid": "5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
@@ -136,27 +139,27 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn an_operation_says_what_it_did_and_how_that_went() {
+    fn shows_commands_and_outcome_of_an_operation() {
         let text = table(vec![example(&json!({}))]).render(None);
         assert!(text.ends_with("complete  1         execute uptime  returned 0\n"), "{text}");
-        let text = facts(example(&json!({}))).render(None);
+        let text = details(example(&json!({}))).render(None);
         assert!(text.contains("deadline               2026-01-01T00:00:00.000Z\n"), "{text}");
         assert!(text.contains("command 0              execute uptime\n"), "{text}");
         assert!(text.contains("result 0 stdout        up\\n\n"), "{text}");
     }
 
     #[test]
-    fn an_operation_that_failed_says_why() {
+    fn shows_why_an_operation_failed() {
         let put = json!([
             { "command": "put-blob", "blob_uuid": "1d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01", "path": "/a" },
             { "command": "chmod", "path": "/a", "mode": 33188 }
         ]);
-        let late = example(&json!({
+        let expired = example(&json!({
             "state": "expired", "expiry_reason": "progress", "commands": put, "results": {}, "deadline": 0.0
         }));
-        let text = table(vec![late.clone()]).render(None);
-        assert!(text.contains(" at /a, set mode 644 of /a  its progress budget ran out\n"), "{text}");
-        assert!(facts(late).render(None).contains("deadline          -\n"));
+        let text = table(vec![expired.clone()]).render(None);
+        assert!(text.contains(" at /a, set mode 644 of /a  its progress timeout expired\n"), "{text}");
+        assert!(details(expired).render(None).contains("deadline          -\n"));
         let failed = example(&json!({ "state": "error", "error_message": "no such file", "results": {} }));
         assert_eq!(outcome(&failed), "no such file");
     }

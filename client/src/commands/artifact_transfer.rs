@@ -1,98 +1,150 @@
-//! The commands of `muster artifact` that move content.
+//! The commands of `muster artifact` that transfer content.
 
 use std::cell::Cell;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail};
-use muster_types::artifact::{ArtifactRecord, ArtifactState};
-use muster_types::blob::HashAlgorithm;
+use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use muster_types::artifact::{ArtifactRecord, ArtifactState, ArtifactType};
+use muster_types::blob::{BlobState, HashAlgorithm};
+use muster_types::ids::BlobId;
 use muster_types::object::check_name;
 use muster_types::operation::{OperationHandle, OperationRecord, OperationState};
 
-use super::artifact::{Upload, facts};
-use super::{Session, blob, operation};
-use crate::api::{Answer, ArtifactRef, Client, Error, NewVersion, VersionSource};
-use crate::output::{self, bytes, visible};
-use crate::progress::Meter;
+use super::arguments::path_parser;
+use super::artifact_tables::details;
+use super::session::Session;
+use super::{blob, operation};
+use crate::api::{ApiResponse, ArtifactRef, Client, Error, NewVersion, VersionSource};
+use crate::output::{self, escape_control};
+use crate::progress::{ProgressMeter, show_progress};
 use crate::transfer::{
-    LocalFile, Policy, Remembered, Tries, Uploaded, pause, send_file, send_stdin, unless_interrupted,
+    LocalFile, Retries, RetryPolicy, UploadState, Uploaded, poll_pause, send_file, send_stdin,
+    unless_interrupted,
 };
 
-/// Waits for a fetch, and tells how it ended.
-pub(super) async fn fetch(
-    session: &Session,
-    answer: Answer<ArtifactRecord>,
-    no_wait: bool,
-) -> anyhow::Result<()> {
-    let begun = answer.clone().value()?;
-    let handle = match &begun.last_cluster_operation {
-        Some(handle) if !no_wait => handle,
-        _ => return session.show(answer, facts),
-    };
-    let goes_on = || format!("the cluster goes on: `muster artifact show {}` tells how far", begun.uuid);
-    unless_interrupted(fetched(session, &begun, handle), goes_on).await
+/// Arguments of `muster artifact upload`.
+#[derive(Debug, Args)]
+pub struct UploadArguments {
+    name: String,
+    /// File to upload; - is standard input
+    #[arg(value_parser = path_parser())]
+    file: PathBuf,
+    /// Type of the content; images are inspected
+    #[arg(long = "type", value_name = "TYPE", value_parser = upload_types(), default_value = "image")]
+    artifact_type: ArtifactType,
+    /// URL to record as its origin
+    #[arg(long, value_name = "URL")]
+    source_url: Option<String>,
+    /// Let all namespaces read it
+    #[arg(long)]
+    shared: bool,
+    /// Namespace to create it in, if not your own
+    #[arg(long, value_name = "NAMESPACE")]
+    in_namespace: Option<String>,
+    /// Upload even if the cluster already has the same content
+    #[arg(long)]
+    no_search: bool,
 }
 
-/// Waits for the end of a fetch, and tells how it was.
-async fn fetched(session: &Session, begun: &ArtifactRecord, handle: &OperationHandle) -> anyhow::Result<()> {
-    let operation = wait(&session.client, handle, &begun.name).await?;
-    let id = begun.uuid.to_string();
-    let answer = session.client.artifact(id.as_str().into()).await?;
-    let artifact = answer.clone().value()?;
-    session.show(answer, facts)?;
-    if let Some(why) = failure(&artifact, &operation) {
-        let (source, why) = (visible(&artifact.source_url), visible(&why));
-        if artifact.index > 0 && artifact.state == ArtifactState::Created {
-            bail!(
-                "{source} was not fetched: {why}; version {}, which was there before, is kept",
-                artifact.index
-            );
+impl UploadArguments {
+    /// Returns the version to create.
+    fn version(&self) -> NewVersion {
+        NewVersion {
+            name: self.name.clone(),
+            artifact_type: self.artifact_type,
+            source_url: self.source_url.clone(),
+            shared: self.shared,
+            namespace: self.in_namespace.clone(),
         }
-        bail!("{source} was not fetched: {why}");
     }
-    eprintln!("{}", visible(&outcome(begun, &artifact)));
+}
+
+fn upload_types() -> impl TypedValueParser<Value = ArtifactType> {
+    PossibleValuesParser::new([ArtifactType::Image, ArtifactType::Other].map(ArtifactType::as_str))
+        .try_map(|word| word.parse::<ArtifactType>())
+}
+
+/// Waits for a fetch operation and reports its outcome.
+pub(super) async fn fetch(
+    session: &Session,
+    response: ApiResponse<ArtifactRecord>,
+    no_wait: bool,
+) -> anyhow::Result<()> {
+    let before = response.clone().value()?;
+    let handle = match &before.last_cluster_operation {
+        Some(handle) if !no_wait => handle,
+        _ => return session.show(response, details),
+    };
+    let consequence =
+        || format!("the fetch continues: see its progress with `muster artifact show {}`", before.uuid);
+    unless_interrupted(report_fetch(session, &before, handle), consequence).await
+}
+
+/// Waits for the end of a fetch operation and reports its outcome.
+async fn report_fetch(
+    session: &Session,
+    before: &ArtifactRecord,
+    handle: &OperationHandle,
+) -> anyhow::Result<()> {
+    let operation = wait_for_operation(&session.client, handle, &before.name).await?;
+    let id = before.uuid.to_string();
+    let response = session.client.artifact(id.as_str().into()).await?;
+    let artifact = response.clone().value()?;
+    session.show(response, details)?;
+    if let Some(why) = failure(&artifact, &operation) {
+        let (source, why) = (escape_control(&artifact.source_url), escape_control(&why));
+        if artifact.index > 0 && artifact.state == ArtifactState::Created {
+            bail!("failed to fetch {source}: {why}; the existing version {} is kept", artifact.index);
+        }
+        bail!("failed to fetch {source}: {why}");
+    }
+    eprintln!("{}", escape_control(&outcome(before, &artifact)));
     Ok(())
 }
 
-/// The operation at its end.
-async fn wait(client: &Client, handle: &OperationHandle, name: &str) -> anyhow::Result<OperationRecord> {
+/// Waits until an operation has ended, and shows its progress.
+async fn wait_for_operation(
+    client: &Client,
+    handle: &OperationHandle,
+    name: &str,
+) -> anyhow::Result<OperationRecord> {
     let (op_type, op_uuid) = (handle.op_type.as_str(), handle.op_uuid.to_string());
-    let meter = Meter::new(&format!("fetching {name}"), 0, None);
-    let mut tries = Tries::new(Policy::default());
+    let meter = ProgressMeter::new(&format!("fetching {name}"), 0, None);
+    let mut retries = Retries::new(RetryPolicy::default());
     loop {
-        let operation = match client.operation(op_type, &op_uuid).await.and_then(Answer::value) {
+        let operation = match client.operation(op_type, &op_uuid).await.and_then(ApiResponse::value) {
             Ok(operation) => operation,
             Err(error) => {
-                tries.again(error, Some(&meter)).await?;
+                retries.back_off(error, Some(&meter)).await?;
                 continue;
             }
         };
-        tries.succeeded();
+        retries.reset();
         if operation.state.is_final() {
             return Ok(operation);
         }
         if let Some(progress) = &operation.progress {
-            let number = |number: i64| u64::try_from(number).unwrap_or(0);
-            if let Some(total) = progress.total {
-                meter.set_total(number(total));
-            }
-            meter.at(number(progress.done));
+            show_progress(&meter, progress);
         }
-        pause().await;
+        poll_pause().await;
     }
 }
 
-/// Why nothing was fetched, if nothing was.
+/// Returns why a fetch failed, if it did.
 fn failure(artifact: &ArtifactRecord, operation: &OperationRecord) -> Option<String> {
     let failed = operation.state != OperationState::Complete || artifact.state == ArtifactState::Error;
-    let known = artifact.error_message.clone();
-    known.or_else(|| failed.then(|| operation::error(operation)))
+    let reported = artifact.error_message.clone();
+    reported.or_else(|| failed.then(|| operation::error(operation)))
 }
 
 fn outcome(before: &ArtifactRecord, after: &ArtifactRecord) -> String {
-    let size =
-        after.blobs.get(&after.index).map_or_else(|| "-".to_owned(), |version| output::size(version.size));
+    let size = after
+        .blobs
+        .get(&after.index)
+        .map_or_else(|| "-".to_owned(), |version| output::format_size(version.size));
     if before.index == after.index {
         format!("version {} of {} is still the newest", after.index, after.name)
     } else {
@@ -100,118 +152,128 @@ fn outcome(before: &ArtifactRecord, after: &ArtifactRecord) -> String {
     }
 }
 
-/// What becomes of an upload that is interrupted, in the order in which that changes.
+/// The consequences of interrupting an upload, in the order of its phases.
 const NOTHING_SENT: &str = "nothing was sent";
-const LOST: &str = "standard input cannot be gone on with";
-const KEPT: &str = "what was sent is on the server: run the same command again to go on";
-const UNKNOWN: &str = "whether a version was made is not known: `muster artifact list` tells";
+const NOT_RESUMABLE: &str = "an upload from standard input cannot be resumed";
+const RESUMABLE: &str = "the server keeps the received part: run the same command again to resume";
+const UNKNOWN: &str = "it is unknown whether a version was created: check with `muster artifact list`";
 
-/// Makes a file or standard input the newest version of an artifact.
-pub(super) async fn upload(session: &Session, what: &Upload) -> anyhow::Result<()> {
-    let version = what.version();
-    // Refused at the end by the server, too; but that may be hours away.
+/// Uploads a file or standard input as the newest version of an artifact.
+pub(super) async fn upload(session: &Session, arguments: &UploadArguments) -> anyhow::Result<()> {
+    let version = arguments.version();
+    // The server checks the name only after the upload, which may take hours.
     check_name("name", &version.name)?;
-    let left = Cell::new(NOTHING_SENT);
+    let consequence = Cell::new(NOTHING_SENT);
     let work = async {
-        if what.file == Path::new("-") {
-            left.set(LOST);
-            let uploaded = send_stdin(&session.client, io::stdin(), Policy::default()).await?;
-            left.set(UNKNOWN);
+        if arguments.file == Path::new("-") {
+            consequence.set(NOT_RESUMABLE);
+            let uploaded = send_stdin(&session.client, io::stdin(), RetryPolicy::default()).await?;
+            consequence.set(UNKNOWN);
             finish(session, &version, &uploaded, None).await
         } else {
-            upload_file(session, what, &version, &left).await
+            upload_file(session, arguments, &version, &consequence).await
         }
     };
-    unless_interrupted(work, || left.get().to_owned()).await
+    unless_interrupted(work, || consequence.get().to_owned()).await
 }
 
 async fn upload_file(
     session: &Session,
-    what: &Upload,
+    arguments: &UploadArguments,
     version: &NewVersion,
-    left: &Cell<&'static str>,
+    consequence: &Cell<&'static str>,
 ) -> anyhow::Result<()> {
-    let local = LocalFile::open(&what.file)?;
-    let mut known = Remembered::of(&session.client, &local)?;
-    if !what.no_search
-        && let Some(source) = find(&session.client, &local, &mut known).await?
+    let local = LocalFile::open(&arguments.file)?;
+    let mut state = UploadState::load(&session.client, &local)?;
+    if !arguments.no_search
+        && let Some(blob) = find_blob(&session.client, &local, &mut state).await?
     {
-        left.set(UNKNOWN);
-        match session.client.add_version(version, source).await {
-            Ok(answer) => {
-                known.forget();
-                eprintln!("the cluster has this content already: nothing was sent");
-                return session.show(answer, facts);
+        consequence.set(UNKNOWN);
+        match session.client.add_version(version, VersionSource::Blob(blob)).await {
+            Ok(response) => {
+                state.discard();
+                eprintln!("the cluster already has this content: nothing was sent");
+                return session.show(response, details);
             }
-            // It was deleted meanwhile.
-            Err(error) if error.status() == Some(404) && error.to_string().contains("blob") => {}
+            Err(error) if error.is_not_found() && is_deleted(&session.client, blob).await? => {}
             Err(error) => return Err(error.into()),
         }
     }
-    left.set(KEPT);
-    let uploaded = send_file(&session.client, &local, &mut known, Policy::default()).await?;
-    left.set(UNKNOWN);
-    finish(session, version, &uploaded, Some(known)).await
+    consequence.set(RESUMABLE);
+    let uploaded = send_file(&session.client, &local, &mut state, RetryPolicy::default()).await?;
+    consequence.set(UNKNOWN);
+    finish(session, version, &uploaded, Some(state)).await
 }
 
-/// A blob with the content of a file, if the caller can read one.
-async fn find(
+/// Returns a blob with the content of a file, if the caller can read one.
+async fn find_blob(
     client: &Client,
     local: &LocalFile,
-    known: &mut Remembered,
-) -> anyhow::Result<Option<VersionSource>> {
-    let sha512 = known.sha512(local).await?;
+    state: &mut UploadState,
+) -> anyhow::Result<Option<BlobId>> {
+    let sha512 = state.sha512(local).await?;
     let found = client.find_blob(HashAlgorithm::Sha512.as_str(), &sha512).await?.value()?;
-    Ok(found.map(|blob| VersionSource::Blob(blob.uuid)))
+    Ok(found.map(|blob| blob.uuid))
 }
 
-/// Makes a version of an upload, and compares what the server has with what was meant.
+/// Returns whether a blob that was found earlier no longer exists.
+pub(super) async fn is_deleted(client: &Client, blob: BlobId) -> Result<bool, Error> {
+    match client.blob(&blob.to_string()).await {
+        Ok(response) => Ok(response.value()?.state == BlobState::Deleted),
+        Err(error) if error.is_not_found() => Ok(true),
+        Err(error) => Err(error),
+    }
+}
+
+/// Creates a version from an upload and verifies its checksum.
 async fn finish(
     session: &Session,
     version: &NewVersion,
     uploaded: &Uploaded,
-    known: Option<Remembered>,
+    state: Option<UploadState>,
 ) -> anyhow::Result<()> {
-    let answer = add_version(&session.client, version, uploaded).await?;
-    // The upload is used up, whatever comes now.
-    if let Some(known) = known {
-        known.forget();
+    let response = add_version(&session.client, version, uploaded).await?;
+    // The upload is consumed.
+    if let Some(state) = state {
+        state.discard();
     }
-    let artifact = answer.clone().value()?;
-    let index = stored(&session.client, &artifact, &uploaded.sha512).await?;
-    session.show(answer, facts)?;
-    eprintln!("version {index} of {} holds what was sent: {}", visible(&artifact.name), uploaded.summary);
+    let artifact = response.clone().value()?;
+    let index = verify_version(&session.client, &artifact, &uploaded.sha512).await?;
+    session.show(response, details)?;
+    eprintln!("uploaded version {index} of {}: {}", escape_control(&artifact.name), uploaded.summary);
     Ok(())
 }
 
-/// Makes a version of an upload. If the answer is lost, it is found out whether it was done.
+/// Creates a version from an upload. If the response is lost, checks whether the version was created.
 pub(super) async fn add_version(
     client: &Client,
     version: &NewVersion,
     uploaded: &Uploaded,
-) -> anyhow::Result<Answer<ArtifactRecord>> {
-    let mut tries = Tries::new(Policy::default());
-    let mut lost = false;
+) -> anyhow::Result<ApiResponse<ArtifactRecord>> {
+    let mut retries = Retries::new(RetryPolicy::default());
+    let mut response_lost = false;
     loop {
         let error = match client.add_version(version, VersionSource::Upload(uploaded.upload)).await {
-            Ok(answer) => return Ok(answer),
+            Ok(response) => return Ok(response),
             Err(error) => error,
         };
-        // The upload is gone because an earlier try has used it, without being able to say so.
-        if lost && error.status() == Some(404) {
-            let namespace = version.namespace.as_deref().or(Some(client.acts_as()));
-            let made = ArtifactRef { artifact: &version.name, namespace };
-            return client.artifact(made).await.map_err(|error| {
-                anyhow!("whether a version was made is not known: {error}; look at `muster artifact list`")
+        // An earlier attempt consumed the upload, but its response was lost.
+        if response_lost && error.is_not_found() {
+            let namespace = version.namespace.as_deref().or(Some(client.own_namespace()));
+            let artifact = ArtifactRef { artifact: &version.name, namespace };
+            return client.artifact(artifact).await.map_err(|error| {
+                anyhow!(
+                    "it is unknown whether a version was created: {error}; check with `muster artifact list`"
+                )
             });
         }
-        lost |= matches!(error, Error::Unreachable { .. });
-        tries.again(error, None).await?;
+        response_lost |= matches!(error, Error::Unreachable { .. });
+        retries.back_off(error, None).await?;
     }
 }
 
-/// Number of the version that holds what was sent. Normally the newest; somebody else may have been faster.
-async fn stored(client: &Client, artifact: &ArtifactRecord, sha512: &str) -> anyhow::Result<i64> {
+/// Returns the number of the version with the sent content. Usually the newest, unless there are concurrent uploads.
+async fn verify_version(client: &Client, artifact: &ArtifactRecord, sha512: &str) -> anyhow::Result<i64> {
     let id = artifact.uuid.to_string();
     let versions = client.versions(id.as_str().into()).await?.value()?;
     let same = |sum: &Option<String>| sum.as_ref().is_some_and(|sum| sum.eq_ignore_ascii_case(sha512));
@@ -219,16 +281,16 @@ async fn stored(client: &Client, artifact: &ArtifactRecord, sha512: &str) -> any
         return Ok(version.index);
     }
     let newest = versions.last();
-    let there = newest.and_then(|version| version.blob.sha512.as_deref()).unwrap_or("not known");
+    let actual = newest.and_then(|version| version.blob.sha512.as_deref()).unwrap_or("unknown");
     bail!(
-        "version {} of artifact {id} is NOT what was sent: its sha512 is {there} instead of {sha512}; delete it with \
+        "version {} of artifact {id} is corrupt: its sha512 is {actual} instead of {sha512}; delete it with \
          `muster artifact delete-version {id} {}` and upload again",
         artifact.index,
         artifact.index
     )
 }
 
-/// Stores a version of an artifact in a file.
+/// Downloads a version of an artifact to a file.
 pub(super) async fn download(
     session: &Session,
     artifact: ArtifactRef<'_>,
@@ -238,18 +300,17 @@ pub(super) async fn download(
 ) -> anyhow::Result<()> {
     let record = session.client.artifact(artifact).await?.value()?;
     let index = version.unwrap_or(record.index);
-    let name = visible(&record.name);
+    let name = escape_control(&record.name);
     let Some(version) = record.blobs.get(&index) else {
-        let known: Vec<String> = record.blobs.keys().map(ToString::to_string).collect();
+        let existing: Vec<String> = record.blobs.keys().map(ToString::to_string).collect();
         match (record.blobs.is_empty(), record.error_message) {
-            (true, Some(why)) => bail!("artifact {name} has no version: {}", visible(&why)),
+            (true, Some(why)) => bail!("artifact {name} has no version: {}", escape_control(&why)),
             (true, None) => bail!("artifact {name} has no version yet"),
-            (false, _) => bail!("artifact {name} has no version {index}, only {}", known.join(", ")),
+            (false, _) => bail!("artifact {name} has no version {index}, only {}", existing.join(", ")),
         }
     };
-    let size = bytes(u64::try_from(version.size).unwrap_or(0));
-    let done = format!("version {index} of {name}, {size}");
-    blob::download(session, &version.uuid.to_string(), file, force, &done).await
+    let content = format!("version {index} of {name}, {}", output::format_size(version.size));
+    blob::download(session, &version.uuid.to_string(), file, force, &content).await
 }
 
 #[cfg(test)]
@@ -279,16 +340,16 @@ mod tests {
     }
 
     #[test]
-    fn a_fetch_failed_if_the_artifact_or_the_operation_says_so() {
-        let well = operation(&json!(null));
-        let report = operation(&json!({ "code": "c", "message": "it broke", "details": {} }));
-        assert_eq!(failure(&artifact("created", 1, None), &well), None);
-        assert_eq!(failure(&artifact("created", 1, Some("gone")), &well).as_deref(), Some("gone"));
-        assert_eq!(failure(&artifact("error", 0, None), &report).as_deref(), Some("it broke (c)"));
+    fn fetch_failed_if_the_artifact_or_the_operation_failed() {
+        let complete = operation(&json!(null));
+        let failed = operation(&json!({ "code": "c", "message": "it broke", "details": {} }));
+        assert_eq!(failure(&artifact("created", 1, None), &complete), None);
+        assert_eq!(failure(&artifact("created", 1, Some("gone")), &complete).as_deref(), Some("gone"));
+        assert_eq!(failure(&artifact("error", 0, None), &failed).as_deref(), Some("it broke (c)"));
     }
 
     #[test]
-    fn a_fetch_tells_whether_there_was_something_new() {
+    fn fetch_reports_whether_there_is_a_new_version() {
         let (old, new) = (artifact("created", 1, None), artifact("created", 2, None));
         assert_eq!(outcome(&old, &new), "version 2 of debian fetched, -");
         assert_eq!(outcome(&new, &new), "version 2 of debian is still the newest");

@@ -4,81 +4,81 @@ use clap::{Args, Subcommand};
 use muster_types::claim::ClaimRecord;
 use muster_types::time::now;
 
-use super::Session;
-use super::events::{self, Which};
-use super::instance_specs::{gigabytes, memory};
-use crate::api::{ClaimLimits, Object};
+use super::events::{self, EventFilter};
+use super::instance_specs::{parse_gigabytes, parse_memory};
+use super::session::Session;
+use crate::api::{ClaimLimits, ObjectPath};
 use crate::output::Table;
-use crate::time::{expiry, iso};
+use crate::time::{format_utc, parse_expiry};
 
-/// The commands about what namespaces were promised of the cluster. A claim goes by its id.
+/// Commands for capacity claims, which are given by id.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// List the claims of a namespace, with those that have expired
+    /// List the claims of a namespace, including expired ones
     List { namespace: String },
-    /// Show one claim
+    /// Show a claim
     Show { namespace: String, claim: String },
-    /// Keep a part of the cluster free for a namespace
+    /// Reserve capacity of the cluster for a namespace
     Create {
         namespace: String,
         #[command(flatten)]
-        limits: New,
+        limits: NewClaim,
     },
-    /// Change a claim; what is not given stays as it is
+    /// Change a claim; options that are not given keep their value
     Update {
         namespace: String,
         claim: String,
         #[command(flatten)]
-        limits: Change,
+        limits: ClaimChanges,
     },
-    /// Delete a claim; what it promised is there for others at once
+    /// Delete a claim and release its capacity
     Delete { namespace: String, claim: String },
-    /// Events of a claim
+    /// Show the events of a claim, newest first
     Events {
         namespace: String,
         claim: String,
         #[command(flatten)]
-        which: Which,
+        filter: EventFilter,
     },
 }
 
-/// A whole claim.
+/// The limits of a new claim.
 #[derive(Debug, Args)]
-pub struct New {
-    /// Processors
+pub struct NewClaim {
+    /// Number of vCPUs
     #[arg(long, value_name = "N")]
     cpus: u64,
-    /// Memory, in megabytes or with a unit such as 64G
-    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    /// Memory in megabytes, or with a unit such as 64G
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     memory: u64,
-    /// Disk, in gigabytes or with a unit such as 2T
-    #[arg(long, value_name = "SIZE", value_parser = gigabytes)]
+    /// Disk space in gigabytes, or with a unit such as 2T
+    #[arg(long, value_name = "SIZE", value_parser = parse_gigabytes)]
     disk: u64,
-    /// When it ends: 2h, 30d, or a Unix time
-    #[arg(long, value_name = "WHEN", value_parser = expiry)]
+    /// When it expires: a duration such as 2h or 30d, or a Unix time
+    #[arg(long, value_name = "WHEN", value_parser = parse_expiry)]
     expires: f64,
 }
 
-/// What of a claim is to change.
+/// Changes of a claim.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = true)]
-pub struct Change {
-    /// Processors
+pub struct ClaimChanges {
+    /// Number of vCPUs
     #[arg(long, value_name = "N")]
     cpus: Option<u64>,
-    /// Memory, in megabytes or with a unit such as 64G
-    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    /// Memory in megabytes, or with a unit such as 64G
+    #[arg(long, value_name = "SIZE", value_parser = parse_memory)]
     memory: Option<u64>,
-    /// Disk, in gigabytes or with a unit such as 2T
-    #[arg(long, value_name = "SIZE", value_parser = gigabytes)]
+    /// Disk space in gigabytes, or with a unit such as 2T
+    #[arg(long, value_name = "SIZE", value_parser = parse_gigabytes)]
     disk: Option<u64>,
-    /// When it ends: 2h, 30d, or a Unix time
-    #[arg(long, value_name = "WHEN", value_parser = expiry)]
+    /// When it expires: a duration such as 2h or 30d, or a Unix time
+    #[arg(long, value_name = "WHEN", value_parser = parse_expiry)]
     expires: Option<f64>,
 }
 
-impl From<New> for Change {
-    fn from(new: New) -> Self {
+impl From<NewClaim> for ClaimChanges {
+    fn from(new: NewClaim) -> Self {
         Self {
             cpus: Some(new.cpus),
             memory: Some(new.memory),
@@ -88,7 +88,7 @@ impl From<New> for Change {
     }
 }
 
-impl Change {
+impl ClaimChanges {
     fn limits(&self, now: f64) -> ClaimLimits {
         ClaimLimits {
             limit_cpus: self.cpus,
@@ -103,26 +103,26 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
     let client = &session.client;
     match command {
         Command::List { namespace } => session.show(client.claims(&namespace).await?, table),
-        Command::Show { namespace, claim } => session.show(client.claim(&namespace, &claim).await?, facts),
+        Command::Show { namespace, claim } => session.show(client.claim(&namespace, &claim).await?, details),
         Command::Create { namespace, limits } => {
-            let limits = Change::from(limits).limits(now());
-            session.show(client.create_claim(&namespace, &limits).await?, facts)
+            let limits = ClaimChanges::from(limits).limits(now());
+            session.show(client.create_claim(&namespace, &limits).await?, details)
         }
         Command::Update { namespace, claim, limits } => {
-            session.show(client.update_claim(&namespace, &claim, &limits.limits(now())).await?, facts)
+            session.show(client.update_claim(&namespace, &claim, &limits.limits(now())).await?, details)
         }
         Command::Delete { namespace, claim } => {
-            let answer = client.delete_claim(&namespace, &claim).await?;
-            session.done(&answer, &format!("claim {claim} deleted"))
+            let response = client.delete_claim(&namespace, &claim).await?;
+            session.confirm(&response, &format!("claim {claim} deleted"))
         }
-        Command::Events { namespace, claim, which } => {
-            events::show(session, Object::Claim(&namespace, &claim), &which).await
+        Command::Events { namespace, claim, filter } => {
+            events::show(session, ObjectPath::Claim(&namespace, &claim), &filter).await
         }
     }
 }
 
-/// What is used and what is promised of a part.
-fn used(used: i64, limit: i64, unit: &str) -> String {
+/// Formats the used and the claimed amount of a resource.
+fn format_usage(used: i64, limit: i64, unit: &str) -> String {
     format!("{used} of {limit}{unit}")
 }
 
@@ -132,26 +132,26 @@ fn table(claims: Vec<ClaimRecord>) -> Table {
         [
             claim.uuid.to_string(),
             claim.coverage_state.to_string(),
-            used(claim.used_cpus, claim.limit_cpus, ""),
-            used(claim.used_memory_mb, claim.limit_memory_mb, " MB"),
-            used(claim.used_disk_gb, claim.limit_disk_gb, " GB"),
-            iso(claim.expires_at),
+            format_usage(claim.used_cpus, claim.limit_cpus, ""),
+            format_usage(claim.used_memory_mb, claim.limit_memory_mb, " MB"),
+            format_usage(claim.used_disk_gb, claim.limit_disk_gb, " GB"),
+            format_utc(claim.expires_at),
         ]
     }))
 }
 
-fn facts(claim: ClaimRecord) -> Table {
-    let facts = [
+fn details(claim: ClaimRecord) -> Table {
+    let details = [
         ("uuid", claim.uuid.to_string()),
         ("namespace", claim.namespace),
         ("coverage", claim.coverage_state.to_string()),
-        ("cpus used", used(claim.used_cpus, claim.limit_cpus, "")),
-        ("memory used", used(claim.used_memory_mb, claim.limit_memory_mb, " MB")),
-        ("disk used", used(claim.used_disk_gb, claim.limit_disk_gb, " GB")),
-        ("expires", iso(claim.expires_at)),
-        ("updated", iso(claim.updated_at)),
+        ("cpus used", format_usage(claim.used_cpus, claim.limit_cpus, "")),
+        ("memory used", format_usage(claim.used_memory_mb, claim.limit_memory_mb, " MB")),
+        ("disk used", format_usage(claim.used_disk_gb, claim.limit_disk_gb, " GB")),
+        ("expires", format_utc(claim.expires_at)),
+        ("updated", format_utc(claim.updated_at)),
     ];
-    Table::facts(facts.map(|(name, value)| (name.to_owned(), value)))
+    Table::key_values(details.map(|(name, value)| (name.to_owned(), value)))
 }
 
 #[cfg(test)]
@@ -161,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_claim_shows_what_is_used_of_each_part() {
+    fn shows_the_usage_of_each_resource() {
         let claim = json!({
             "uuid": "5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01", "namespace": "ci", "state": "created",
             "coverage_state": "active", "limit_cpus": 8, "limit_memory_mb": 4096, "limit_disk_gb": 50, "used_cpus": 3,
@@ -173,12 +173,12 @@ mod tests {
         let line = "5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01  active    3 of 8  1024 of 4096 MB  60 of 50 GB  \
                     2026-01-01T00:00:00.000Z";
         assert_eq!(text.lines().nth(1), Some(line));
-        assert!(facts(claims[0].clone()).render(None).contains("60 of 50 GB"));
+        assert!(details(claims[0].clone()).render(None).contains("60 of 50 GB"));
     }
 
     #[test]
-    fn only_what_is_given_is_sent_and_ends_are_seconds_from_now() {
-        let change = Change { cpus: None, memory: Some(2048), disk: None, expires: Some(1060.4) };
-        assert_eq!(json!(change.limits(1000.0)), json!({"limit_memory_mb": 2048, "expires_in_seconds": 60}));
+    fn sends_only_given_limits_and_the_expiry_in_seconds_from_now() {
+        let changes = ClaimChanges { cpus: None, memory: Some(2048), disk: None, expires: Some(1060.4) };
+        assert_eq!(json!(changes.limits(1000.0)), json!({"limit_memory_mb": 2048, "expires_in_seconds": 60}));
     }
 }

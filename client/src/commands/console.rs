@@ -1,5 +1,5 @@
-//! `muster console`: the serial console of an instance in this terminal. It is a telnet server on the instance's node;
-//! nothing of it goes through the API.
+//! `muster console`: the serial console of an instance in this terminal. The client connects directly to the Telnet
+//! server on the instance's node, not through the API.
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal as _, Read as _};
@@ -15,64 +15,67 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::Session;
-use crate::api::{Client, io_text};
-use crate::output::visible;
+use super::session::Session;
+use crate::api::Client;
+use crate::error_text::io_error_text;
+use crate::output::escape_control;
 use crate::telnet::Telnet;
 use crate::terminal::RawTerminal;
 
-/// Ctrl-], which ends it, as in telnet.
+/// Ctrl-], which closes the console as in telnet.
 const ESCAPE: u8 = 0x1d;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// A console greets at once, unless somebody else is on it.
+/// A console negotiates immediately, unless another client is connected.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a console must be silent before the next line of a script: guests forget what is typed ahead of a prompt.
-const LINE_PAUSE: Duration = Duration::from_secs(1);
-const PIECE: usize = 16 * 1024;
+/// How long the console must be silent before the next line of a script: guests drop input before a prompt.
+const LINE_DELAY: Duration = Duration::from_secs(1);
+const NO_RESPONSE: &str = "the console does not respond; another client may be connected";
+const BUFFER_SIZE: usize = 16 * 1024;
 
 /// Arguments of `muster console`.
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Ctrl-] ends it. When standard input is not a terminal, its lines are sent as if they were \
-                        typed, and it ends when they have been sent and the console is silent."
+    after_help = "Ctrl-] closes the console. If standard input is not a terminal, its lines are sent as if they were typed, \
+                  and the command ends when all lines are sent and the console is silent."
 )]
 pub struct Arguments {
     /// Name or id of the instance
     instance: String,
-    /// After the end of standard input, how long the console must be silent
+    /// How long the console must be silent after the end of standard input
     #[arg(long, value_name = "SECONDS", default_value_t = 2)]
     linger: u32,
 }
 
-/// How a conversation ended.
+/// Why a console session ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    /// The user has seen enough.
+enum SessionEnd {
+    /// The user left.
     Left,
-    /// Standard input ended and the console fell silent.
+    /// Standard input ended and the console is silent.
     Silent,
-    /// The other side hung up.
+    /// The server closed the connection.
     Closed,
-    /// Somebody told this process to end.
+    /// The process received a signal.
     Signal,
 }
 
 pub(super) async fn run(arguments: Arguments, session: &Session) -> anyhow::Result<()> {
     let record = session.client.instance(&arguments.instance).await?.value()?;
-    let name = visible(&record.name);
-    let port = record.console_port.ok_or_else(|| not_there(&record))?;
+    let name = escape_control(&record.name);
+    let port = record.console_port.ok_or_else(|| no_console_error(&record))?;
     if matches!(record.power_state, PowerState::Off | PowerState::Crashed) {
-        return Err(not_there(&record));
+        return Err(no_console_error(&record));
     }
     let id = record.uuid.to_string();
-    let host = host(&session.client.screen_file(&id).await?)
-        .context("the server does not say where the node of the instance is")?;
+    let host = parse_host(&session.client.viewer_file(&id).await?)
+        .context("the server does not return the address of the instance's node")?;
     let stream = connect(&host, port).await?;
     let interactive = io::stdin().is_terminal();
-    let leave = if interactive { "; Ctrl-] ends it" } else { "" };
-    eprintln!("console of {name} at {}:{port}{leave}", visible(&host));
-    let raw = RawTerminal::new().map_err(|error| anyhow!("cannot take the terminal over: {error}"))?;
-    let mut conversation = Conversation {
+    let hint = if interactive { "; press Ctrl-] to close it" } else { "" };
+    eprintln!("console of {name} at {}:{port}{hint}", escape_control(&host));
+    let raw =
+        RawTerminal::new().map_err(|error| anyhow!("cannot switch the terminal to raw mode: {error}"))?;
+    let mut console = ConsoleSession {
         stream,
         telnet: Telnet::default(),
         input: read_in_thread(),
@@ -80,29 +83,29 @@ pub(super) async fn run(arguments: Arguments, session: &Session) -> anyhow::Resu
         interactive,
         linger: Duration::from_secs(arguments.linger.into()),
         raw,
-        greeted: false,
+        responded: false,
     };
-    let end = conversation.run().await;
-    drop(conversation);
+    let end = console.run().await;
+    drop(console);
     if interactive {
         eprintln!();
     }
     match end? {
-        End::Left | End::Silent => {}
-        End::Closed => {
-            eprintln!("the console of {name} was closed{}", why_closed(&session.client, &id).await);
+        SessionEnd::Left | SessionEnd::Silent => {}
+        SessionEnd::Closed => {
+            eprintln!("the console of {name} was closed{}", closing_reason(&session.client, &id).await);
         }
-        End::Signal => bail!("interrupted"),
+        SessionEnd::Signal => bail!("interrupted"),
     }
     Ok(())
 }
 
-fn not_there(record: &InstanceRecord) -> anyhow::Error {
-    let name = visible(&record.name);
+fn no_console_error(record: &InstanceRecord) -> anyhow::Error {
+    let name = escape_control(&record.name);
     match record.power_state {
         PowerState::Off | PowerState::Crashed => anyhow!(
-            "instance {name} is {}; `muster instance poweron {}` switches it on, `muster instance log {}` shows what \
-             its console showed",
+            "instance {name} is {}; start it with `muster instance poweron {}`, or read its console log with `muster \
+             instance log {}`",
             record.power_state,
             record.uuid,
             record.uuid
@@ -113,70 +116,72 @@ fn not_there(record: &InstanceRecord) -> anyhow::Error {
     }
 }
 
-/// The node's address, which is in the file for viewers of the screen. Only `system` could ask for it elsewhere.
-fn host(file: &str) -> Option<String> {
+/// Returns the node's address from the viewer file, because only `system` may read node records.
+fn parse_host(file: &str) -> Option<String> {
     let host = file.lines().find_map(|line| line.strip_prefix("host="))?.trim();
     (!host.is_empty()).then(|| host.to_owned())
 }
 
 async fn connect(host: &str, port: u16) -> anyhow::Result<TcpStream> {
-    let failed = |why: &str| anyhow!("cannot reach the console at {}:{port}: {why}", visible(host));
+    let failed = |why: &str| anyhow!("cannot reach the console at {}:{port}: {why}", escape_control(host));
     match timeout(CONNECT_TIMEOUT, TcpStream::connect((host, port))).await {
         Ok(Ok(stream)) => {
-            // Single keys should not wait for more of them.
+            // Send single keystrokes immediately.
             let _ = stream.set_nodelay(true);
             Ok(stream)
         }
-        Ok(Err(error)) => Err(failed(&io_text(&error))),
-        Err(_) => Err(failed("no answer in time; it must be reachable from here, not only the API")),
+        Ok(Err(error)) => Err(failed(&io_error_text(&error))),
+        Err(_) => {
+            Err(failed("the connection timed out; the node itself must be reachable, not only the API"))
+        }
     }
 }
 
-async fn why_closed(client: &Client, id: &str) -> String {
-    match client.instance(id).await.and_then(crate::api::Answer::value) {
+async fn closing_reason(client: &Client, id: &str) -> String {
+    match client.instance(id).await.and_then(crate::api::ApiResponse::value) {
         Ok(record) => format!(": the instance is {}", record.power_state),
         Err(_) => String::new(),
     }
 }
 
-/// What comes from standard input, until it ends. The thread is nobody's to wait for: it may never say anything more.
+/// Reads standard input in a thread that is never joined: a read may block forever.
 fn read_in_thread() -> mpsc::Receiver<Vec<u8>> {
-    let (to, from) = mpsc::channel(16);
+    let (sender, receiver) = mpsc::channel(16);
     thread::spawn(move || {
-        let mut piece = vec![0; PIECE];
-        while let Ok(count) = io::stdin().read(&mut piece) {
-            if count == 0 || to.blocking_send(piece[..count].to_vec()).is_err() {
+        let mut buffer = vec![0; BUFFER_SIZE];
+        while let Ok(count) = io::stdin().read(&mut buffer) {
+            if count == 0 || sender.blocking_send(buffer[..count].to_vec()).is_err() {
                 return;
             }
         }
     });
-    from
+    receiver
 }
 
-/// The keys that type the lines of a script. What has no end yet is a line, too.
-fn lines(input: &[u8]) -> impl Iterator<Item = Vec<u8>> {
-    // The key that ends a line is the carriage return.
+/// Splits a script into lines as they are typed. An unterminated last line counts.
+fn script_lines(input: &[u8]) -> impl Iterator<Item = Vec<u8>> {
+    // The Enter key sends a carriage return.
     let keys = |byte: &u8| if *byte == b'\n' { b'\r' } else { *byte };
     input.split_inclusive(|byte| *byte == b'\n').map(move |line| line.iter().map(keys).collect())
 }
 
-/// What is sent of what was typed, and whether the user left.
-fn typed(input: &[u8]) -> (Vec<u8>, bool) {
+/// Encodes typed input up to the escape key, and returns whether that was pressed.
+fn encode_typed(input: &[u8]) -> (Vec<u8>, bool) {
     let end = input.iter().position(|byte| *byte == ESCAPE);
-    (Telnet::send(&input[..end.unwrap_or(input.len())]), end.is_some())
+    (Telnet::encode(&input[..end.unwrap_or(input.len())]), end.is_some())
 }
 
-/// Shows what the guest says. False when nobody reads it any more.
-fn show(out: &mut impl io::Write, bytes: &[u8]) -> anyhow::Result<bool> {
+/// Writes output of the guest. Returns false if the reader closed the pipe.
+fn write_output(out: &mut impl io::Write, bytes: &[u8]) -> anyhow::Result<bool> {
     match out.write_all(bytes).and_then(|()| out.flush()) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(anyhow!("cannot write the output: {}", io_text(&error))),
+        Err(error) => Err(anyhow!("cannot write the output: {}", io_error_text(&error))),
     }
 }
 
-/// The next of a signal that need not exist.
-async fn next(signal: &mut Option<Signal>) {
+/// Waits for a signal, or forever if there is none.
+async fn next_signal(signal: &mut Option<Signal>) {
     match signal {
         Some(signal) => {
             signal.recv().await;
@@ -185,8 +190,32 @@ async fn next(signal: &mut Option<Signal>) {
     }
 }
 
+/// The signals that end a console session.
+struct EndSignals([Signal; 4]);
+
+impl EndSignals {
+    fn new() -> io::Result<Self> {
+        Ok(Self([
+            signal(SignalKind::terminate())?,
+            signal(SignalKind::hangup())?,
+            signal(SignalKind::interrupt())?,
+            signal(SignalKind::quit())?,
+        ]))
+    }
+
+    async fn recv(&mut self) {
+        let [terminate, hangup, interrupt, quit] = &mut self.0;
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+            _ = interrupt.recv() => {}
+            _ = quit.recv() => {}
+        }
+    }
+}
+
 #[derive(Debug)]
-struct Conversation<W> {
+struct ConsoleSession<W> {
     stream: TcpStream,
     telnet: Telnet,
     input: mpsc::Receiver<Vec<u8>>,
@@ -194,183 +223,84 @@ struct Conversation<W> {
     interactive: bool,
     linger: Duration,
     raw: Option<RawTerminal>,
-    /// Whether the other side has said anything.
-    greeted: bool,
+    /// Whether the server has sent anything.
+    responded: bool,
 }
 
-impl<W: io::Write> Conversation<W> {
-    async fn run(&mut self) -> anyhow::Result<End> {
-        let mut terminate = signal(SignalKind::terminate())?;
-        let mut hang_up = signal(SignalKind::hangup())?;
-        let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut quit = signal(SignalKind::quit())?;
-        // Only with a terminal is there something to put right before this process stops.
+impl<W: io::Write> ConsoleSession<W> {
+    async fn run(&mut self) -> anyhow::Result<SessionEnd> {
+        let mut end_signals = EndSignals::new()?;
+        // Only a raw terminal must be restored before the process stops.
         let stop = SignalKind::from_raw(nix::sys::signal::Signal::SIGTSTP as i32);
         let mut stop = self.raw.is_some().then(|| signal(stop)).transpose()?;
         let mut input_ended = false;
-        // Lines of a script that are not typed yet.
-        let mut waiting = VecDeque::new();
-        let greeting_due = Instant::now() + GREETING_TIMEOUT;
-        let mut told = false;
-        let mut heard = Instant::now();
-        let mut piece = vec![0; PIECE];
+        // Lines of a script that have not been sent yet.
+        let mut pending_lines = VecDeque::new();
+        let greeting_deadline = Instant::now() + GREETING_TIMEOUT;
+        let mut warned = false;
+        let mut last_output = Instant::now();
+        let mut buffer = vec![0; BUFFER_SIZE];
         loop {
             tokio::select! {
-                read = self.stream.read(&mut piece) => {
-                    let Some(count) = read.ok().filter(|count| *count > 0) else { return Ok(End::Closed) };
-                    heard = Instant::now();
-                    if !self.take(&piece[..count]).await? {
-                        return Ok(End::Left);
+                read = self.stream.read(&mut buffer) => {
+                    let Some(count) = read.ok().filter(|count| *count > 0) else { return Ok(SessionEnd::Closed) };
+                    last_output = Instant::now();
+                    if !self.handle_output(&buffer[..count]).await? {
+                        return Ok(SessionEnd::Left);
                     }
                 }
-                input = self.input.recv(), if !input_ended && waiting.is_empty() => {
+                input = self.input.recv(), if !input_ended && pending_lines.is_empty() => {
                     match input {
                         None => input_ended = true,
                         Some(input) if self.interactive => {
-                            let (sent, left) = typed(&input);
-                            if self.stream.write_all(&sent).await.is_err() {
-                                return Ok(End::Closed);
+                            let (encoded, escape) = encode_typed(&input);
+                            if self.stream.write_all(&encoded).await.is_err() {
+                                return Ok(SessionEnd::Closed);
                             }
-                            if left {
-                                return Ok(End::Left);
+                            if escape {
+                                return Ok(SessionEnd::Left);
                             }
                         }
-                        Some(input) => waiting.extend(lines(&input)),
+                        Some(input) => pending_lines.extend(script_lines(&input)),
                     }
                 }
-                () = sleep_until(heard + LINE_PAUSE), if self.greeted && !waiting.is_empty() => {
-                    heard = Instant::now();
-                    let line = waiting.pop_front().unwrap_or_default();
-                    if self.stream.write_all(&Telnet::send(&line)).await.is_err() {
-                        return Ok(End::Closed);
+                () = sleep_until(last_output + LINE_DELAY), if self.responded && !pending_lines.is_empty() => {
+                    last_output = Instant::now();
+                    let line = pending_lines.pop_front().unwrap_or_default();
+                    if self.stream.write_all(&Telnet::encode(&line)).await.is_err() {
+                        return Ok(SessionEnd::Closed);
                     }
                 }
-                () = sleep_until(greeting_due), if !self.greeted && !told => {
+                () = sleep_until(greeting_deadline), if !self.responded && !warned => {
                     if !self.interactive {
-                        bail!("the console does not answer; somebody else may be on it");
+                        bail!(NO_RESPONSE);
                     }
-                    told = true;
-                    eprint!("the console does not answer; somebody else may be on it\r\n");
+                    warned = true;
+                    eprint!("{NO_RESPONSE}\r\n");
                 }
-                () = sleep_until(heard + self.linger), if input_ended && waiting.is_empty() => {
-                    return Ok(if self.interactive { End::Left } else { End::Silent });
+                () = sleep_until(last_output + self.linger), if input_ended && pending_lines.is_empty() => {
+                    return Ok(if self.interactive { SessionEnd::Left } else { SessionEnd::Silent });
                 }
-                () = next(&mut stop) => {
+                () = next_signal(&mut stop) => {
                     if let Some(raw) = &self.raw {
                         raw.suspend()?;
                     }
                 }
-                _ = terminate.recv() => return Ok(End::Signal),
-                _ = hang_up.recv() => return Ok(End::Signal),
-                _ = interrupt.recv() => return Ok(End::Signal),
-                _ = quit.recv() => return Ok(End::Signal),
+                () = end_signals.recv() => return Ok(SessionEnd::Signal),
             }
         }
     }
 
-    /// Takes what the other side said. False when nobody wants to see it.
-    async fn take(&mut self, bytes: &[u8]) -> anyhow::Result<bool> {
-        self.greeted = true;
-        let (mut shown, mut answer) = (vec![], vec![]);
-        self.telnet.receive(bytes, &mut shown, &mut answer);
-        // A side that is gone is noticed with the next read.
-        let _ = self.stream.write_all(&answer).await;
-        if shown.is_empty() { Ok(true) } else { show(&mut self.out, &shown) }
+    /// Handles bytes from the server. Returns false if the reader of standard output closed the pipe.
+    async fn handle_output(&mut self, bytes: &[u8]) -> anyhow::Result<bool> {
+        self.responded = true;
+        let (mut data, mut reply) = (vec![], vec![]);
+        self.telnet.decode(bytes, &mut data, &mut reply);
+        // The next read reports a closed connection.
+        let _ = self.stream.write_all(&reply).await;
+        if data.is_empty() { Ok(true) } else { write_output(&mut self.out, &data) }
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_node_is_named_by_the_file_for_viewers() {
-        let file = "[virt-viewer]\ntype=spice\nhost=10.0.0.3\nport=31000\nhost-subject=C=x\n";
-        assert_eq!(host(file).as_deref(), Some("10.0.0.3"));
-        assert_eq!(host("[virt-viewer]\nhost=\n"), None);
-        assert_eq!(host("null"), None);
-    }
-
-    #[test]
-    fn the_escape_ends_it_only_when_it_was_typed() {
-        assert_eq!(typed(b"ls\r"), (b"ls\r".to_vec(), false));
-        assert_eq!(typed(b"ab\x1dcd"), (b"ab".to_vec(), true));
-        assert_eq!(lines(b"ab\x1d\n").collect::<Vec<_>>(), [b"ab\x1d\r"]);
-    }
-
-    #[test]
-    fn the_lines_of_a_script_are_typed_one_by_one() {
-        let typed: Vec<Vec<u8>> = lines(b"root\n\nls").collect();
-        assert_eq!(typed, [&b"root\r"[..], b"\r", b"ls"]);
-        assert_eq!(lines(b"").count(), 0);
-    }
-
-    /// A conversation with a guest that this listener will be, and how to type.
-    async fn converse(interactive: bool) -> (Conversation<Vec<u8>>, TcpStream, mpsc::Sender<Vec<u8>>) {
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let stream = connect("127.0.0.1", listener.local_addr().unwrap().port()).await.unwrap();
-        let (guest, _) = listener.accept().await.unwrap();
-        let (keys, input) = mpsc::channel(4);
-        let conversation = Conversation {
-            stream,
-            telnet: Telnet::default(),
-            input,
-            out: vec![],
-            interactive,
-            linger: Duration::from_millis(50),
-            raw: None,
-            greeted: false,
-        };
-        (conversation, guest, keys)
-    }
-
-    #[tokio::test]
-    async fn what_is_typed_reaches_the_guest_until_the_escape() {
-        let (mut conversation, mut guest, keys) = converse(true).await;
-        let guest = async move {
-            // Suppressing go ahead is offered, and taken.
-            guest.write_all(b"\xff\xfb\x03login: ").await.unwrap();
-            let mut answer = [0; 3];
-            guest.read_exact(&mut answer).await.unwrap();
-            keys.send(b"root\r".to_vec()).await.unwrap();
-            keys.send(b"ls\x1drest".to_vec()).await.unwrap();
-            let mut all = vec![];
-            guest.read_to_end(&mut all).await.unwrap();
-            (answer, all)
-        };
-        let talk = async move {
-            let end = conversation.run().await.unwrap();
-            (end, conversation.out)
-        };
-        let ((end, shown), (answer, all)) = tokio::join!(talk, guest);
-        assert_eq!((end, shown.as_slice(), &answer), (End::Left, &b"login: "[..], b"\xff\xfd\x03"));
-        assert_eq!(all, b"root\rls");
-    }
-
-    #[tokio::test]
-    async fn a_script_ends_when_it_is_typed_and_the_guest_is_silent() {
-        let (mut conversation, mut guest, keys) = converse(false).await;
-        let guest = async move {
-            guest.write_all(b"\xff\xfb\x01login: ").await.unwrap();
-            keys.send(b"root\n".to_vec()).await.unwrap();
-            drop(keys);
-            let mut got = [0; 8];
-            guest.read_exact(&mut got).await.unwrap();
-            guest.write_all(b"# ").await.unwrap();
-            (got, guest)
-        };
-        let talk = async {
-            let end = conversation.run().await.unwrap();
-            (end, conversation.out.clone())
-        };
-        let ((end, shown), (got, _guest)) = tokio::join!(talk, guest);
-        assert_eq!((end, shown.as_slice(), &got), (End::Silent, &b"login: # "[..], b"\xff\xfd\x01root\r"));
-    }
-
-    #[tokio::test]
-    async fn a_console_that_hangs_up_ends_it() {
-        let (mut conversation, guest, _keys) = converse(true).await;
-        drop(guest);
-        assert_eq!(conversation.run().await.unwrap(), End::Closed);
-    }
-}
+mod tests;

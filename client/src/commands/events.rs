@@ -5,94 +5,98 @@ use clap::{Args, Subcommand};
 use muster_types::event::{EventRecord, EventType};
 use serde_json::{Map, Value};
 
-use super::Session;
-use crate::api::{EventQuery, Object};
+use super::session::Session;
+use crate::api::{EventQuery, ObjectPath};
 use crate::output::{Table, compact, or_dash};
-use crate::time::iso;
+use crate::time::format_utc;
 
-/// The commands about events, by what the events happened to.
+/// Commands for events, by type of the object.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Events of a namespace
+    /// Show the events of a namespace
     Namespace {
         name: String,
         #[command(flatten)]
-        which: Which,
+        filter: EventFilter,
     },
-    /// Events of a node
+    /// Show the events of a node
     Node {
         name: String,
         #[command(flatten)]
-        which: Which,
+        filter: EventFilter,
     },
-    /// Events of a network
+    /// Show the events of a network
     Network {
         network: String,
         #[command(flatten)]
-        which: Which,
+        filter: EventFilter,
     },
-    /// Events of an instance
+    /// Show the events of an instance
     Instance {
         instance: String,
         #[command(flatten)]
-        which: Which,
+        filter: EventFilter,
     },
-    /// Events of an artifact
+    /// Show the events of an artifact
     Artifact {
         artifact: String,
         #[command(flatten)]
-        which: Which,
+        filter: EventFilter,
     },
-    /// Events of a blob
+    /// Show the events of a blob
     Blob {
         uuid: String,
         #[command(flatten)]
-        which: Which,
+        filter: EventFilter,
     },
 }
 
-/// Which events to show.
+/// Selects the events to show.
 #[derive(Debug, Args)]
-pub struct Which {
-    /// How many at most; the server answers 100 when not told, and never more than 1000
+pub struct EventFilter {
+    /// Maximum number of events, at most 1000; the default is 100
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     limit: Option<u32>,
-    /// Only events of this type
-    #[arg(long = "type", value_name = "TYPE", value_parser = types())]
+    /// Show only events of this type
+    #[arg(long = "type", value_name = "TYPE", value_parser = event_types())]
     event_type: Option<String>,
 }
 
-fn types() -> PossibleValuesParser {
+fn event_types() -> PossibleValuesParser {
     PossibleValuesParser::new(EventType::ALL.iter().map(|event_type| event_type.as_str()))
 }
 
 pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
-    let (object, which) = match &command {
-        Command::Namespace { name, which } => (Object::Namespace(name), which),
-        Command::Node { name, which } => (Object::Node(name), which),
-        Command::Network { network, which } => (Object::Network(network), which),
-        Command::Instance { instance, which } => (Object::Instance(instance), which),
-        Command::Artifact { artifact, which } => (Object::Artifact(artifact), which),
-        Command::Blob { uuid, which } => (Object::Blob(uuid), which),
+    let (object, filter) = match &command {
+        Command::Namespace { name, filter } => (ObjectPath::Namespace(name), filter),
+        Command::Node { name, filter } => (ObjectPath::Node(name), filter),
+        Command::Network { network, filter } => (ObjectPath::Network(network), filter),
+        Command::Instance { instance, filter } => (ObjectPath::Instance(instance), filter),
+        Command::Artifact { artifact, filter } => (ObjectPath::Artifact(artifact), filter),
+        Command::Blob { uuid, filter } => (ObjectPath::Blob(uuid), filter),
     };
-    show(session, object, which).await
+    show(session, object, filter).await
 }
 
 /// Prints the events of an object.
-pub(super) async fn show(session: &Session, object: Object<'_>, which: &Which) -> anyhow::Result<()> {
-    let query = EventQuery { limit: which.limit, event_type: which.event_type.clone() };
+pub(super) async fn show(
+    session: &Session,
+    object: ObjectPath<'_>,
+    filter: &EventFilter,
+) -> anyhow::Result<()> {
+    let query = EventQuery { limit: filter.limit, event_type: filter.event_type.clone() };
     session.show(session.client.events(object, &query).await?, table)
 }
 
 fn table(events: Vec<EventRecord>) -> Table {
     Table::new(&["TIME", "TYPE", "NODE"], &["MESSAGE", "EXTRA"]).rows(events.into_iter().map(|event| {
-        let extra = or_dash(pairs(&event.extra));
-        [iso(event.timestamp), event.event_type, or_dash(event.node), event.message, extra]
+        let extra = or_dash(format_fields(&event.extra));
+        [format_utc(event.timestamp), event.event_type, or_dash(event.node), event.message, extra]
     }))
 }
 
-/// `name=value` pairs; a value with white space in it is quoted.
-fn pairs(extra: &Map<String, Value>) -> String {
+/// Formats fields as `name=value` pairs, quoting values with white space.
+fn format_fields(extra: &Map<String, Value>) -> String {
     let pairs: Vec<String> = extra
         .iter()
         .map(|(name, value)| {
@@ -111,7 +115,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_one_line_with_its_extra_as_pairs() {
+    fn shows_an_event_in_one_line_with_its_fields() {
         let event = json!({
             "event_uuid": "x", "request_id": null, "timestamp": 1_767_225_600.25, "event_type": "audit", "type": "audit",
             "message": "token used", "extra": { "key": "deploy", "none": "", "path": "/a b", "size": 7 }, "node": "sim-1",

@@ -1,19 +1,19 @@
-//! `muster instance facts`: what the agent in a guest says of the guest. A guest may say anything.
+//! `muster instance facts`: facts reported by the agent in a guest, which are not trusted.
 
 use serde_json::{Map, Value};
 
-use super::Session;
+use super::session::Session;
 use crate::output::{self, Table, compact, or_dash};
 
-/// The columns of mounts that are always shown, and first.
-const MOUNT: [&str; 3] = ["device", "mount_point", "vfs_type"];
+/// The fields of a mount that are shown.
+const MOUNT_FIELDS: [&str; 3] = ["device", "mount_point", "vfs_type"];
 
 pub(super) async fn show(session: &Session, instance: &str) -> anyhow::Result<()> {
-    let answer = session.client.guest_facts(instance).await?;
+    let response = session.client.guest_facts(instance).await?;
     if session.json {
-        return output::print_json(answer.json());
+        return output::print_json(response.json());
     }
-    for (at, table) in tables(&answer.value()?).iter().enumerate() {
+    for (at, table) in tables(&response.value()?).iter().enumerate() {
         if at > 0 {
             output::print("\n")?;
         }
@@ -22,10 +22,10 @@ pub(super) async fn show(session: &Session, instance: &str) -> anyhow::Result<()
     Ok(())
 }
 
-/// The facts without those that have tables of their own, the mounts, and the SSH host keys.
+/// Returns a table of simple facts, and one each for mounts and SSH host keys.
 fn tables(facts: &Map<String, Value>) -> Vec<Table> {
     let (mut plain, mut tables) = (vec![], vec![]);
-    let shown = |value: &Value| or_dash(compact(value));
+    let format = |value: &Value| or_dash(compact(value));
     for (name, value) in facts {
         match (name.as_str(), value) {
             ("mounts", Value::Array(mounts)) => tables.push(mount_table(mounts)),
@@ -34,18 +34,18 @@ fn tables(facts: &Map<String, Value>) -> Vec<Table> {
                 tables.push(Table::new(&["SSH HOST KEY"], &["PUBLIC KEY"]).rows(keys));
             }
             (_, Value::Object(inner)) => {
-                plain.extend(inner.iter().map(|(key, value)| (format!("{name} {key}"), shown(value))));
+                plain.extend(inner.iter().map(|(key, value)| (format!("{name} {key}"), format(value))));
             }
-            (_, value) => plain.push((name.clone(), shown(value))),
+            (_, value) => plain.push((name.clone(), format(value))),
         }
     }
-    tables.insert(0, Table::facts(plain));
+    tables.insert(0, Table::key_values(plain));
     tables
 }
 
 fn mount_table(mounts: &[Value]) -> Table {
     let text = |mount: &Value, name: &str| or_dash(mount.get(name).map(compact).unwrap_or_default());
-    let rows = mounts.iter().map(|mount| MOUNT.map(|name| text(mount, name)));
+    let rows = mounts.iter().map(|mount| MOUNT_FIELDS.map(|name| text(mount, name)));
     Table::new(&["DEVICE", "MOUNTED AT", "TYPE"], &[]).rows(rows)
 }
 
@@ -56,13 +56,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_guest_says_is_shown_as_tables() {
+    fn shows_facts_as_tables() {
         let facts = json!({
             "distribution": { "name": "Debian", "version": "" },
             "mounts": [{ "device": "/dev/vda1", "mount_point": "/", "vfs_type": "ext4" }, 7],
             "ssh-host-keys": { "ed25519": "ssh-ed25519 AAAA root@a\n" }, "more": [1]
         });
-        let shown: String =
+        let rendered: String =
             tables(facts.as_object().unwrap()).iter().map(|table| table.render(None) + "\n").collect();
         let expected = "\
 distribution name     Debian
@@ -77,6 +77,6 @@ SSH HOST KEY  PUBLIC KEY
 ed25519       ssh-ed25519 AAAA root@a
 
 ";
-        assert_eq!(shown, expected);
+        assert_eq!(rendered, expected);
     }
 }

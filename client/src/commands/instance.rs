@@ -9,120 +9,122 @@ use muster_types::instance::{InstanceRecord, InstanceState};
 use muster_types::interface::InterfaceState;
 use serde_json::{Value, json};
 
+use super::arguments::path_parser;
 use super::instance_create::{self, create};
-use super::instance_tables::{facts, table};
-use super::instance_why::why;
-use super::wait::{Patience, Waiting};
+use super::instance_tables::{details, table};
+use super::session::Session;
+use super::wait::{PollTimer, WaitOptions};
 use super::{
-    Session, blob, events, guest_facts, instance_log, instance_snapshot, instance_specs as specs, interface,
-    metadata, operation, path_parser,
+    blob, events, guest_facts, instance_history, instance_log, instance_snapshot, instance_specs as specs,
+    interface, metadata, operation,
 };
-use crate::api::{Answer, NewInterface, Object, PowerCall};
+use crate::api::{ApiResponse, NewInterface, ObjectPath, PowerAction};
 use crate::credentials::write_private;
-use crate::output::{self, visible};
-use crate::time::iso;
+use crate::output::{self, escape_control};
+use crate::time::format_utc;
+use crate::transfer::DownloadTarget;
 
-/// The commands about virtual machines. An instance goes by its name or its id.
+/// Commands for instances, which are given by name or id.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// List the instances that you can see
+    /// List the visible instances
     List {
-        /// With those that are deleted
+        /// Include deleted instances
         #[arg(long)]
         all: bool,
     },
-    /// Show one instance
+    /// Show an instance
     Show { instance: String },
-    /// Make an instance, and wait until it runs
+    /// Create an instance and wait until it runs
     Create(Box<instance_create::Arguments>),
-    /// Tell the story of an instance, and how it is now
+    /// Explain the state of an instance: its history and what to do
     Why { instance: String },
-    /// Delete instances with their disks
+    /// Delete instances and their disks
     Delete {
         #[arg(required = true, value_name = "INSTANCE")]
         instances: Vec<String>,
         #[command(flatten)]
-        waiting: Waiting,
+        wait: WaitOptions,
     },
-    /// Delete every instance of a namespace
+    /// Delete all instances of a namespace
     DeleteAll {
-        /// Namespace that loses its instances, if not the one that you act as
+        /// Namespace to delete the instances of, if not your own
         #[arg(long, value_name = "NAMESPACE")]
         in_namespace: Option<String>,
-        /// Say that you mean it
+        /// Confirm the deletion
         #[arg(long, required = true)]
         yes: bool,
         #[command(flatten)]
-        waiting: Waiting,
+        wait: WaitOptions,
     },
-    /// Switch an instance on
+    /// Start an instance
     Poweron { instance: String },
-    /// Switch an instance off at once
+    /// Power off an instance immediately
     Poweroff { instance: String },
-    /// Let an instance stand still; it stays in memory
+    /// Pause an instance; it stays in memory
     Pause { instance: String },
-    /// Let a paused instance go on
+    /// Resume a paused instance
     Unpause { instance: String },
-    /// Ask the guest to start again
+    /// Reboot an instance
     Reboot {
         instance: String,
-        /// Press the reset switch instead of asking
+        /// Reset the instance instead of asking the guest to reboot
         #[arg(long)]
         hard: bool,
     },
-    /// Show what the guest says of itself: distribution, mounts, SSH host keys
+    /// Show facts reported by the guest: distribution, mounts, SSH host keys
     Facts { instance: String },
     /// List the interfaces of an instance
     Interfaces { instance: String },
-    /// Give an instance one more interface, also while it runs
+    /// Add an interface to an instance, even while it runs
     Plug {
         instance: String,
-        /// NETWORK or NETWORK@ADDRESS, then ,float ,model=MODEL and ,mac=MAC
-        #[arg(value_parser = specs::network)]
+        /// NETWORK or NETWORK@ADDRESS, followed by ,float ,model=MODEL or ,mac=MAC
+        #[arg(value_parser = specs::parse_network)]
         network: NewInterface,
         #[command(flatten)]
-        waiting: Waiting,
+        wait: WaitOptions,
     },
-    /// Show what the serial console showed
+    /// Show the serial console log of an instance
     Log(instance_log::Arguments),
-    /// Store what the screen shows as a PNG
+    /// Save a screenshot of an instance as PNG
     Screenshot {
         instance: String,
-        /// Where to store it; - is standard output
+        /// File to write; - is standard output
         #[arg(value_parser = path_parser())]
         file: PathBuf,
-        /// Replace the file if it is there
+        /// Replace an existing file
         #[arg(long)]
         force: bool,
     },
-    /// Copy disks of an instance into artifacts, also while it runs
+    /// Snapshot disks of an instance into artifacts, even while it runs
     Snapshot(instance_snapshot::Arguments),
-    /// List the copies of an instance's disks
+    /// List the snapshots of an instance's disks
     Snapshots { instance: String },
-    /// Print the file with which a viewer such as remote-viewer shows the screen
-    Vdi(Screen),
+    /// Print the connection file for a screen viewer such as remote-viewer
+    Vdi(ViewerArguments),
     /// Show the events of an instance, newest first
     Events {
         instance: String,
         #[command(flatten)]
-        which: events::Which,
+        filter: events::EventFilter,
     },
-    /// List the operations on an instance that have not ended, newest first
+    /// List the unfinished operations on an instance, newest first
     Operations {
         instance: String,
-        /// With those that have ended
+        /// Include finished operations
         #[arg(long)]
         all: bool,
     },
     /// Show the metadata of an instance
     Metadata { instance: String },
-    /// Set an item of an instance's metadata
+    /// Set a metadata key of an instance
     SetMetadata {
         instance: String,
         #[command(flatten)]
-        item: metadata::Item,
+        item: metadata::MetadataItem,
     },
-    /// Delete an item of an instance's metadata
+    /// Delete a metadata key of an instance
     DeleteMetadata {
         instance: String,
         #[arg(value_name = "KEY")]
@@ -130,14 +132,14 @@ pub enum Command {
     },
 }
 
-/// How to reach a screen.
+/// Arguments of `muster instance vdi`.
 #[derive(Debug, Args)]
-pub struct Screen {
+pub struct ViewerArguments {
     instance: String,
-    /// Write the file here
+    /// File to write
     #[arg(long, value_name = "FILE", value_parser = path_parser(), conflicts_with = "url")]
     output: Option<PathBuf>,
-    /// Print an address that shows the screen for a short time, if the cluster has a proxy for that
+    /// Print a URL that shows the screen for a short time, if the cluster has a console proxy
     #[arg(long)]
     url: bool,
 }
@@ -146,208 +148,209 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
     let client = &session.client;
     match command {
         Command::List { all } => session.show(client.instances(all).await?, table),
-        Command::Show { instance } => session.show(client.instance(&instance).await?, facts),
+        Command::Show { instance } => session.show(client.instance(&instance).await?, details),
         Command::Create(arguments) => create(session, *arguments).await,
-        Command::Why { instance } => why(session, &instance).await,
-        Command::Delete { instances, waiting } => delete(session, &instances, waiting).await,
-        Command::DeleteAll { in_namespace, yes: _, waiting } => {
-            delete_all(session, in_namespace.as_deref(), waiting).await
+        Command::Why { instance } => instance_history::show(session, &instance).await,
+        Command::Delete { instances, wait } => delete(session, &instances, wait).await,
+        Command::DeleteAll { in_namespace, yes: _, wait } => {
+            delete_all(session, in_namespace.as_deref(), wait).await
         }
-        Command::Poweron { instance } => power(session, &instance, PowerCall::On, "is on").await,
-        Command::Poweroff { instance } => power(session, &instance, PowerCall::Off, "is off").await,
-        Command::Pause { instance } => power(session, &instance, PowerCall::Pause, "is paused").await,
-        Command::Unpause { instance } => power(session, &instance, PowerCall::Unpause, "goes on").await,
+        Command::Poweron { instance } => power(session, &instance, PowerAction::On, "is on").await,
+        Command::Poweroff { instance } => power(session, &instance, PowerAction::Off, "is off").await,
+        Command::Pause { instance } => power(session, &instance, PowerAction::Pause, "is paused").await,
+        Command::Unpause { instance } => power(session, &instance, PowerAction::Unpause, "is resumed").await,
         Command::Reboot { instance, hard: true } => {
-            power(session, &instance, PowerCall::RebootHard, "starts again").await
+            power(session, &instance, PowerAction::RebootHard, "was reset").await
         }
         Command::Reboot { instance, hard: false } => {
-            power(session, &instance, PowerCall::RebootSoft, "was asked to start again").await
+            power(session, &instance, PowerAction::RebootSoft, "was asked to reboot").await
         }
         Command::Facts { instance } => guest_facts::show(session, &instance).await,
         Command::Interfaces { instance } => {
             session.show(client.instance_interfaces(&instance).await?, interface::table)
         }
-        Command::Plug { instance, network, waiting } => plug(session, &instance, &network, waiting).await,
+        Command::Plug { instance, network, wait } => plug(session, &instance, &network, wait).await,
         Command::Log(arguments) => instance_log::run(arguments, session).await,
         Command::Screenshot { instance, file, force } => screenshot(session, &instance, &file, force).await,
         Command::Snapshot(arguments) => instance_snapshot::snapshot(session, arguments).await,
         Command::Snapshots { instance } => instance_snapshot::list(session, &instance).await,
-        Command::Vdi(screen) => vdi(session, &screen).await,
-        Command::Events { instance, which } => {
-            events::show(session, Object::Instance(&instance), &which).await
+        Command::Vdi(arguments) => vdi(session, &arguments).await,
+        Command::Events { instance, filter } => {
+            events::show(session, ObjectPath::Instance(&instance), &filter).await
         }
         Command::Operations { instance, all } => {
             session.show(client.instance_operations(&instance, all).await?, operation::table)
         }
-        Command::Metadata { instance } => metadata::show(session, Object::Instance(&instance)).await,
+        Command::Metadata { instance } => metadata::show(session, ObjectPath::Instance(&instance)).await,
         Command::SetMetadata { instance, item } => {
-            metadata::set(session, Object::Instance(&instance), &item).await
+            metadata::set(session, ObjectPath::Instance(&instance), &item).await
         }
         Command::DeleteMetadata { instance, item } => {
-            metadata::delete(session, Object::Instance(&instance), &item).await
+            metadata::delete(session, ObjectPath::Instance(&instance), &item).await
         }
     }
 }
 
-async fn power(session: &Session, instance: &str, call: PowerCall, then: &str) -> anyhow::Result<()> {
-    let answer = session.client.power(instance, call).await?;
-    session.done(&answer, &format!("instance {instance} {then}"))
+async fn power(session: &Session, instance: &str, action: PowerAction, outcome: &str) -> anyhow::Result<()> {
+    let response = session.client.power(instance, action).await?;
+    session.confirm(&response, &format!("instance {instance} {outcome}"))
 }
 
-/// Deletes all that are named, whatever becomes of each. Those that failed are told at the end.
-async fn delete(session: &Session, instances: &[String], waiting: Waiting) -> anyhow::Result<()> {
-    let mut under_way = vec![];
+/// Deletes all given instances. Failures are reported at the end.
+async fn delete(session: &Session, instances: &[String], wait: WaitOptions) -> anyhow::Result<()> {
+    let mut deleting = vec![];
     let mut failed = vec![];
     for instance in instances {
-        match session.client.delete_instance(instance).await.and_then(|answer| {
-            let record = answer.clone().value()?;
-            Ok((answer, record))
+        match session.client.delete_instance(instance).await.and_then(|response| {
+            let record = response.clone().value()?;
+            Ok((response, record))
         }) {
-            Ok((answer, record)) => under_way.push((instance.clone(), record.uuid, answer)),
-            // One of many is told at its end, one alone by its error.
+            Ok((response, record)) => deleting.push((instance.clone(), record.uuid, response)),
             Err(error) => failed.push(format!("{instance}: {error}")),
         }
     }
-    let mut patience = waiting.patience();
-    let mut answers = vec![];
-    for (instance, id, answer) in under_way {
-        match patience.as_mut() {
+    let mut timer = wait.timer();
+    let mut responses = vec![];
+    for (instance, id, response) in deleting {
+        match timer.as_mut() {
             None => {
-                answers.push(answer.json().clone());
-                say(session, &format!("instance {instance} is being deleted"));
+                responses.push(response.json().clone());
+                print_status(session, &format!("instance {instance} is being deleted"));
             }
-            Some(patience) => match gone(session, id, patience).await {
-                Ok(answer) => {
-                    answers
-                        .push(answer.map_or_else(|| json!({ "uuid": id }), |answer| answer.json().clone()));
-                    say(session, &format!("instance {instance} deleted"));
+            Some(timer) => match wait_until_deleted(session, id, timer).await {
+                Ok(response) => {
+                    responses.push(
+                        response.map_or_else(|| json!({ "uuid": id }), |response| response.json().clone()),
+                    );
+                    print_status(session, &format!("instance {instance} deleted"));
                 }
                 Err(error) => failed.push(format!("{instance}: {error}")),
             },
         }
     }
     if session.json {
-        output::print_json(&Value::from(answers))?;
+        output::print_json(&Value::from(responses))?;
     }
-    if failed.is_empty() { Ok(()) } else { bail!("not deleted: {}", visible(&failed.join("; "))) }
+    if failed.is_empty() { Ok(()) } else { bail!("failed to delete {}", escape_control(&failed.join("; "))) }
 }
 
-fn say(session: &Session, text: &str) {
+fn print_status(session: &Session, text: &str) {
     if !session.json {
-        eprintln!("{}", visible(text));
+        eprintln!("{}", escape_control(text));
     }
 }
 
-/// Waits until nothing of an instance is left. The answer is its last record, if that is still known.
-async fn gone(
+/// Waits until an instance is deleted. Returns its last record, if the server still has it.
+async fn wait_until_deleted(
     session: &Session,
     id: InstanceId,
-    patience: &mut Patience,
-) -> anyhow::Result<Option<Answer<InstanceRecord>>> {
+    timer: &mut PollTimer,
+) -> anyhow::Result<Option<ApiResponse<InstanceRecord>>> {
     let client = &session.client;
     let text = id.to_string();
     loop {
-        // Asked first: what is not deleted when no work is left stays.
+        // Queried first: an instance that still exists without operations will not be deleted.
         let operations = client.instance_operations(&text, false).await;
-        let answer = match client.instance(&text).await {
-            Ok(answer) => answer,
-            Err(error) if error.status() == Some(404) => return Ok(None),
+        let response = match client.instance(&text).await {
+            Ok(response) => response,
+            Err(error) if error.is_not_found() => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        let working = !operations?.value()?.is_empty();
-        let record = answer.clone().value()?;
+        let in_progress = !operations?.value()?.is_empty();
+        let record = response.clone().value()?;
         match record.state {
-            InstanceState::Deleted => return Ok(Some(answer)),
-            InstanceState::Error if !working => {
-                let why = record.error_message.unwrap_or_else(|| "the server does not say why".to_owned());
-                bail!("{why}; `muster instance why {id}` tells more");
+            InstanceState::Deleted => return Ok(Some(response)),
+            InstanceState::Error if !in_progress => {
+                let why = record.error_message.unwrap_or_else(|| "the server gives no reason".to_owned());
+                bail!("{why}; see `muster instance why {id}`");
             }
             _ => {}
         }
-        if !patience.lasts().await {
-            bail!("it is not deleted in time; the cluster goes on: `muster instance why {id}` tells how far");
+        if !timer.tick().await {
+            bail!("timed out; the deletion continues: see `muster instance why {id}`");
         }
     }
 }
 
-async fn delete_all(session: &Session, namespace: Option<&str>, waiting: Waiting) -> anyhow::Result<()> {
-    let answer = session.client.delete_instances(namespace).await?;
-    let ids = answer.clone().value()?;
+async fn delete_all(session: &Session, namespace: Option<&str>, wait: WaitOptions) -> anyhow::Result<()> {
+    let response = session.client.delete_instances(namespace).await?;
+    let ids = response.clone().value()?;
     let mut failed = vec![];
-    if let Some(mut patience) = waiting.patience() {
+    if let Some(mut timer) = wait.timer() {
         for id in &ids {
-            if let Err(error) = gone(session, *id, &mut patience).await {
+            if let Err(error) = wait_until_deleted(session, *id, &mut timer).await {
                 failed.push(format!("{id}: {error}"));
             }
         }
     }
-    session.show(answer, |ids| {
+    session.show(response, |ids| {
         output::Table::new(&["UUID"], &[]).rows(ids.into_iter().map(|id| [id.to_string()]))
     })?;
-    if failed.is_empty() { Ok(()) } else { bail!("not deleted: {}", visible(&failed.join("; "))) }
+    if failed.is_empty() { Ok(()) } else { bail!("failed to delete {}", escape_control(&failed.join("; "))) }
 }
 
-/// Adds an interface, and waits until it is there.
+/// Adds an interface and waits until it is attached.
 async fn plug(
     session: &Session,
     instance: &str,
     network: &NewInterface,
-    waiting: Waiting,
+    wait: WaitOptions,
 ) -> anyhow::Result<()> {
     let client = &session.client;
-    let mut answer = client.plug_interface(instance, network).await?;
-    let Some(mut patience) = waiting.patience() else { return session.show(answer, interface::facts) };
+    let mut response = client.plug_interface(instance, network).await?;
+    let Some(mut timer) = wait.timer() else { return session.show(response, interface::details) };
     loop {
-        let record = answer.clone().value()?;
+        let record = response.clone().value()?;
         let id = record.uuid.to_string();
         match record.state {
             InterfaceState::Initial => {}
-            InterfaceState::Created => return session.show(answer, interface::facts),
+            InterfaceState::Created => return session.show(response, interface::details),
             InterfaceState::Error | InterfaceState::Deleted => {
                 bail!(
-                    "interface {id} was not plugged in: it is {}; `muster instance why {}` tells more",
+                    "failed to attach interface {id}: it is in state {}; see `muster instance why {}`",
                     record.state,
                     record.instance_uuid
                 );
             }
         }
-        if !patience.lasts().await {
-            bail!("interface {id} is not there in time; it may come later");
+        if !timer.tick().await {
+            bail!("timed out; interface {id} may still be attached later: see `muster interface show {id}`");
         }
-        answer = client.interface(&id).await?;
+        response = client.interface(&id).await?;
     }
 }
 
 async fn screenshot(session: &Session, instance: &str, file: &Path, force: bool) -> anyhow::Result<()> {
-    // Refused before the picture is taken: it would stay with nobody knowing of it.
-    crate::transfer::Target::new(file, force)?;
-    let picture = session.client.screenshot(instance).await?.value()?;
-    blob::download(session, &picture.to_string(), file, force, &format!("the screen of {instance}")).await
+    // Checked before the screenshot, because its blob would be orphaned otherwise.
+    DownloadTarget::new(file, force)?;
+    let screenshot = session.client.screenshot(instance).await?.value()?;
+    blob::download(session, &screenshot.to_string(), file, force, &format!("the screenshot of {instance}"))
+        .await
 }
 
-async fn vdi(session: &Session, screen: &Screen) -> anyhow::Result<()> {
+async fn vdi(session: &Session, arguments: &ViewerArguments) -> anyhow::Result<()> {
     let client = &session.client;
-    if screen.url {
-        let answer = client.screen_link(&screen.instance).await?;
+    if arguments.url {
+        let response = client.screen_link(&arguments.instance).await?;
         if session.json {
-            return output::print_json(answer.json());
+            return output::print_json(response.json());
         }
-        let link = answer.value()?;
-        #[expect(clippy::cast_precision_loss, reason = "a time of this millennium")]
-        let until = iso(link.expires_at as f64);
-        eprintln!("good until {until}");
-        return output::print(&format!("{}\n", visible(&link.url)));
+        let link = response.value()?;
+        #[expect(clippy::cast_precision_loss, reason = "Unix times are exact as f64")]
+        let until = format_utc(link.expires_at as f64);
+        eprintln!("valid until {until}");
+        return output::print(&format!("{}\n", escape_control(&link.url)));
     }
-    let file = client.screen_file(&screen.instance).await?;
-    match &screen.output {
+    let file = client.viewer_file(&arguments.instance).await?;
+    match &arguments.output {
         Some(path) => {
             write_private(path, &file)?;
-            eprintln!("{} is for a viewer: `remote-viewer {}`", path.display(), path.display());
+            eprintln!("open the screen with `remote-viewer {}`", path.display());
             Ok(())
         }
         None if session.json => output::print_json(&json!(file)),
-        // The lines are for a program; what they would do to a terminal is not theirs to choose.
-        None => output::print(&file.lines().map(|line| visible(line) + "\n").collect::<String>()),
+        // Escaped, because the lines may be printed to a terminal.
+        None => output::print(&file.lines().map(|line| escape_control(line) + "\n").collect::<String>()),
     }
 }
 
@@ -355,7 +358,7 @@ async fn vdi(session: &Session, screen: &Screen) -> anyhow::Result<()> {
 mod tests {
     use super::super::instance_tables::tests::example;
     use super::*;
-    use crate::fake::Fake;
+    use crate::fake_server::FakeServer;
 
     const SHOW: &str = "GET /instances/5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01";
     const OPERATIONS: &str = "GET /instances/5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01/clusteroperations";
@@ -365,29 +368,29 @@ mod tests {
     }
 
     async fn deletion(states: Vec<(u16, Value)>, names: &[&str]) -> anyhow::Result<()> {
-        let (client, _) = Fake::serve(vec![
+        let (client, _) = FakeServer::start(vec![
             ("DELETE /instances/web", vec![at("created")]),
             (SHOW, states),
             (OPERATIONS, vec![(200, json!([]))]),
         ])
         .await;
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
-        delete(&Session { client, json: true }, &names, Waiting::of(5)).await
+        delete(&Session { client, json: true }, &names, WaitOptions::with_timeout(5)).await
     }
 
     #[tokio::test]
-    async fn a_deletion_is_waited_for() {
+    async fn waits_for_a_deletion() {
         deletion(vec![at("delete-wait"), at("deleted")], &["web"]).await.unwrap();
-        // A record that is gone altogether is deleted, too.
+        // A record that no longer exists is deleted, too.
         let gone = (404, json!({ "error": "instance not found" }));
         deletion(vec![at("delete-wait"), gone], &["web"]).await.unwrap();
     }
 
     #[tokio::test]
-    async fn what_is_not_deleted_is_named_after_the_others() {
+    async fn reports_failed_deletions_at_the_end() {
         let error = deletion(vec![at("error")], &["web"]).await.unwrap_err().to_string();
-        assert!(error.starts_with("not deleted: web: it is stuck; "), "{error}");
+        assert!(error.starts_with("failed to delete web: it is stuck; "), "{error}");
         let error = deletion(vec![at("deleted")], &["db", "web"]).await.unwrap_err().to_string();
-        assert_eq!(error, "not deleted: db: not found");
+        assert_eq!(error, "failed to delete db: not found");
     }
 }

@@ -1,4 +1,4 @@
-//! `muster instance create`: has an instance made, and watches until it runs.
+//! `muster instance create`: creates an instance and waits until it runs.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -10,91 +10,92 @@ use muster_types::operation::{OperationRecord, OperationState, OperationType, Pr
 use muster_types::spec::{DiskSpec, VideoSpec};
 use serde_json::Value;
 
+use super::arguments::path_parser;
+use super::instance_refusal::{node_rejections, stage_advice, stage_reason};
 use super::instance_specs as specs;
-use super::instance_tables::facts;
-use super::instance_why::{refusals, stage_advice, stage_meaning};
-use super::wait::{LongWaiting, Patience};
-use super::{Session, path_parser};
-use crate::api::{Answer, Client, Error, EventQuery, NewInstance, NewInterface, Object};
-use crate::output::{self, visible};
-use crate::progress::Meter;
-use crate::transfer::{Policy, Tries, unless_interrupted};
+use super::instance_tables::{details, pending_images};
+use super::session::Session;
+use super::wait::{LongWaitOptions, PollTimer};
+use crate::api::{ApiResponse, Client, Error, EventQuery, NewInstance, NewInterface, ObjectPath};
+use crate::output::{self, escape_control};
+use crate::progress::{ProgressMeter, show_progress};
+use crate::transfer::{Retries, RetryPolicy, unless_interrupted};
 
-/// What to make.
+/// Arguments of `muster instance create`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Disks:     --disk 20                    20 GB, empty
            --disk 8@tiny                8 GB from the label, artifact or image of that name
            --disk @debian:12            as large as the image
-           --disk @cd,type=cdrom        a disc in a drive
+           --disk @cd,type=cdrom        a CD-ROM drive with the image
 Networks:  --network lan                any address of the network
            --network lan@10.0.0.7       this address; @none for no address
-           --network lan,float          reachable from outside
+           --network lan,float          with a floating address
            --network lan,model=e1000,mac=02:00:00:00:00:07")]
 pub struct Arguments {
-    /// Its name, which is also its host name
+    /// Name of the instance, which is also its host name
     name: String,
-    /// Virtual processors
+    /// Number of vCPUs
     #[arg(long, value_name = "N", default_value_t = 1)]
     cpus: u32,
-    /// Megabytes, or with a unit such as 2G
-    #[arg(long, value_name = "SIZE", value_parser = specs::memory, default_value = "1024")]
+    /// Memory in megabytes, or with a unit such as 2G
+    #[arg(long, value_name = "SIZE", value_parser = specs::parse_memory, default_value = "1024")]
     memory: u64,
-    /// A disk, in the order of its devices: SIZE, @IMAGE or SIZE@IMAGE, then ,bus=BUS and ,type=cdrom
-    #[arg(long, value_name = "DISK", value_parser = specs::disk, required = true)]
+    /// Disk: SIZE, @IMAGE or SIZE@IMAGE, followed by ,bus=BUS or ,type=cdrom; may be repeated
+    #[arg(long, value_name = "DISK", value_parser = specs::parse_disk, required = true)]
     disk: Vec<DiskSpec>,
-    /// An interface, in their order: NETWORK or NETWORK@ADDRESS, then ,float ,model=MODEL and ,mac=MAC
-    #[arg(long, value_name = "NETWORK", value_parser = specs::network)]
+    /// Interface: NETWORK or NETWORK@ADDRESS, followed by ,float ,model=MODEL or ,mac=MAC; may be repeated
+    #[arg(long, value_name = "NETWORK", value_parser = specs::parse_network)]
     network: Vec<NewInterface>,
-    /// A public key for the guest, or the file that it is in
+    /// SSH public key for the guest, or a file that contains it
     #[arg(long, value_name = "FILE|KEY")]
     ssh_key: Option<String>,
-    /// What the guest's cloud-init is given; - is standard input
+    /// File with user data for cloud-init; - is standard input
     #[arg(long, value_name = "FILE", value_parser = path_parser())]
     user_data: Option<PathBuf>,
-    /// The node that it is to be on
+    /// Node to place it on
     #[arg(long, value_name = "NODE")]
     placed_on: Option<String>,
-    /// Namespace that it is for, if not the one that you act as
+    /// Namespace to create it in, if not your own
     #[arg(long, value_name = "NAMESPACE")]
     in_namespace: Option<String>,
-    /// Boot with UEFI in place of BIOS
+    /// Boot with UEFI instead of BIOS
     #[arg(long)]
     uefi: bool,
-    /// Only boot what is signed
+    /// Enable Secure Boot
     #[arg(long, requires = "uefi")]
     secure_boot: bool,
-    /// What the memory of the firmware begins as: label:NAME or sf://blob/UUID
+    /// Template of the UEFI variables: label:NAME or sf://blob/UUID
     #[arg(long, value_name = "IMAGE", requires = "uefi")]
     nvram_template: Option<String>,
-    /// The guest is told nothing about itself
+    /// Do not attach a config drive
     #[arg(long)]
     no_config_drive: bool,
-    /// The screen: model=MODEL,memory=KIB,vdi=VDI
-    #[arg(long, value_name = "VIDEO", value_parser = specs::video)]
+    /// Video device: model=MODEL,memory=KIB,vdi=VDI
+    #[arg(long, value_name = "VIDEO", value_parser = specs::parse_video)]
     video: Option<VideoSpec>,
-    /// An item of its metadata; the value is JSON or else a string
-    #[arg(long, value_name = "KEY=VALUE", value_parser = specs::metadata)]
+    /// Metadata key; a value that is not JSON is a string
+    #[arg(long, value_name = "KEY=VALUE", value_parser = specs::parse_metadata)]
     metadata: Vec<(String, Value)>,
-    /// A tag, which the affinity of others may name
+    /// Tag for the affinity rules of other instances
     #[arg(long, value_name = "TAG")]
     tag: Vec<String>,
-    /// Whom it is to be with: RULE=TAG, with require-with, require-without, prefer-with or prefer-without
-    #[arg(long, value_name = "RULE=TAG", value_parser = specs::affinity)]
+    /// Affinity rule: require-with, require-without, prefer-with or prefer-without, and the tag of other instances
+    #[arg(long, value_name = "RULE=TAG", value_parser = specs::parse_affinity)]
     affinity: Vec<(&'static str, String)>,
-    /// A way into the guest, such as sf-agent; `none` for none
+    /// Side channel to the guest, such as sf-agent; `none` disables them
     #[arg(long, value_name = "NAME")]
     side_channel: Vec<String>,
     #[command(flatten)]
-    waiting: LongWaiting,
+    wait: LongWaitOptions,
 }
 
 impl Arguments {
-    /// The instance as the API wants it.
+    /// Returns the API request.
     async fn request(self, client: &Client) -> anyhow::Result<NewInstance> {
         let mut disk = self.disk;
         for base in disk.iter_mut().filter_map(|disk| disk.base.as_mut()) {
-            *base = specs::image(client, base).await?;
+            *base = specs::resolve_image(client, base).await?;
         }
         Ok(NewInstance {
             name: self.name,
@@ -102,8 +103,8 @@ impl Arguments {
             memory: self.memory,
             disk,
             network: self.network,
-            ssh_key: self.ssh_key.as_deref().map(specs::ssh_key).transpose()?,
-            user_data: self.user_data.as_deref().map(specs::user_data).transpose()?,
+            ssh_key: self.ssh_key.as_deref().map(specs::read_ssh_key).transpose()?,
+            user_data: self.user_data.as_deref().map(specs::read_user_data).transpose()?,
             placed_on: self.placed_on,
             namespace: self.in_namespace,
             video: self.video,
@@ -115,75 +116,81 @@ impl Arguments {
             } else {
                 ConfigDriveType::OpenStackDisk
             },
-            metadata: specs::all_metadata(self.metadata, &self.tag, self.affinity)?,
-            side_channels: specs::side_channels(self.side_channel)?,
+            metadata: specs::build_metadata(self.metadata, &self.tag, self.affinity)?,
+            side_channels: specs::check_side_channels(self.side_channel)?,
         })
     }
 }
 
-/// Makes an instance, and waits until it runs.
+/// Creates an instance and waits until it runs.
 pub(super) async fn create(session: &Session, arguments: Arguments) -> anyhow::Result<()> {
-    let waiting = arguments.waiting;
-    let begun = Instant::now();
+    let wait = arguments.wait;
+    let started = Instant::now();
     let new = arguments.request(&session.client).await?;
-    let answer = match session.client.create_instance(&new).await {
-        Ok(answer) => answer,
-        Err(error) => return Err(refused(session, &new, error).await),
+    let response = match session.client.create_instance(&new).await {
+        Ok(response) => response,
+        Err(error) => return Err(explain_refusal(session, &new, error).await),
     };
-    let Some(patience) = waiting.patience() else { return session.show(answer, facts) };
-    let id = answer.clone().value()?.uuid;
-    let goes_on = || format!("the cluster goes on: `muster instance why {id}` tells how far");
-    let answer = unless_interrupted(watch(session, answer, patience), goes_on).await?;
-    let record = answer.clone().value()?;
+    let Some(timer) = wait.timer() else { return session.show(response, details) };
+    let id = response.clone().value()?.uuid;
+    let consequence = || format!("the creation continues: see `muster instance why {id}`");
+    let response = unless_interrupted(watch(session, response, timer), consequence).await?;
+    let record = response.clone().value()?;
     if let Some(why) = failure(&record) {
         if session.json {
-            output::print_json(answer.json())?;
+            output::print_json(response.json())?;
         }
         bail!(
-            "instance {} failed: {}; `muster instance why {id}` tells its story, `muster instance delete {id}` clears it \
-             away",
-            visible(&record.name),
-            visible(&why)
+            "instance {} failed: {}; see `muster instance why {id}`, or delete it with `muster instance delete {id}`",
+            escape_control(&record.name),
+            escape_control(&why)
         );
     }
-    session.show(answer, facts)?;
-    eprintln!("instance {} runs after {:.1} s", visible(&record.name), begun.elapsed().as_secs_f64());
+    session.show(response, details)?;
+    eprintln!(
+        "instance {} runs after {:.1} s",
+        escape_control(&record.name),
+        started.elapsed().as_secs_f64()
+    );
     Ok(())
 }
 
-/// Says as much as is known about why an instance was not made.
-async fn refused(session: &Session, new: &NewInstance, error: Error) -> anyhow::Error {
+/// Explains why the server refused to create an instance.
+async fn explain_refusal(session: &Session, new: &NewInstance, error: Error) -> anyhow::Error {
     let Error::NotPlaced { stage, transient, .. } = &error else { return error.into() };
-    let (stage, transient) = (stage.clone(), *transient);
-    eprintln!("not placed: {} (stage {stage})", stage_meaning(&stage));
-    let left = left_behind(session, new).await;
-    let id = left.as_ref().map(|record| record.uuid.to_string());
+    let transient = *transient;
+    let known_stage = stage.parse().ok();
+    eprintln!("not placed: {} (stage {stage})", stage_reason(known_stage));
+    let record = find_failed_record(session, new).await;
+    let id = record.as_ref().map(|record| record.uuid.to_string());
     if let Some(id) = &id {
-        for line in refusals(session, id).await {
-            eprintln!("  {}", visible(&line));
+        for line in node_rejections(session, id).await {
+            eprintln!("  {}", escape_control(&line));
         }
     }
-    let again = if transient { "; it may work later" } else { "" };
-    let clear = id.map_or_else(String::new, |id| format!("; `muster instance delete {id}` clears it away"));
-    anyhow!("{error}: {}{again}{clear}", stage_advice(&stage))
+    let retry = if transient { "; a later attempt may succeed" } else { "" };
+    let delete = id.map_or_else(String::new, |id| {
+        format!("; delete the failed instance with `muster instance delete {id}`")
+    });
+    anyhow!("{error}: {}{retry}{delete}", stage_advice(known_stage))
 }
 
-/// The record that a refused instance leaves, which tells why. There may be older ones of the name.
-async fn left_behind(session: &Session, new: &NewInstance) -> Option<InstanceRecord> {
+/// Returns the newest failed record with the name of a refused instance.
+async fn find_failed_record(session: &Session, new: &NewInstance) -> Option<InstanceRecord> {
     let client = &session.client;
-    let namespace = new.namespace.as_deref().unwrap_or(client.acts_as());
-    let all = client.instances(false).await.and_then(Answer::value).ok()?;
+    let namespace = new.namespace.as_deref().unwrap_or(client.own_namespace());
+    let all = client.instances(false).await.and_then(ApiResponse::value).ok()?;
     let named = all.into_iter().filter(|record| record.name == new.name && record.namespace == namespace);
     let mut failed: Vec<InstanceRecord> = named.filter(|record| !record.state.is_alive()).collect();
     if failed.len() > 1 {
-        // Several failed before: which is the newest only their events know.
+        // Only the events tell which of several failed records is the newest.
         let mut newest: Option<(f64, InstanceRecord)> = None;
         for record in failed.drain(..) {
             let id = record.uuid.to_string();
             let query = EventQuery { limit: Some(1), event_type: None };
-            let events = client.events(Object::Instance(&id), &query).await;
-            let time = events.and_then(Answer::value).ok()?;
-            // What has no events yet is so new that they are still on their way.
+            let events = client.events(ObjectPath::Instance(&id), &query).await;
+            let time = events.and_then(ApiResponse::value).ok()?;
+            // A record without events is so new that they have not been written yet.
             let time = time.first().map_or(f64::INFINITY, |event| event.timestamp);
             if newest.as_ref().is_none_or(|(newest, _)| time > *newest) {
                 newest = Some((time, record));
@@ -194,28 +201,26 @@ async fn left_behind(session: &Session, new: &NewInstance) -> Option<InstanceRec
     failed.pop()
 }
 
-/// Why an instance will not run, if that is known.
+/// Returns why an instance will not run, if it has failed.
 fn failure(record: &InstanceRecord) -> Option<String> {
     match record.state {
         InstanceState::Initial
         | InstanceState::Preflight
         | InstanceState::Creating
         | InstanceState::Created => None,
-        InstanceState::DeleteWait | InstanceState::Deleted => {
-            Some("somebody deleted it meanwhile".to_owned())
-        }
+        InstanceState::DeleteWait | InstanceState::Deleted => Some("it was deleted".to_owned()),
         InstanceState::Error
         | InstanceState::InitialError
         | InstanceState::PreflightError
         | InstanceState::CreatingError
         | InstanceState::CreatedError
         | InstanceState::DeleteWaitError => {
-            Some(record.error_message.clone().unwrap_or_else(|| "the server does not say why".to_owned()))
+            Some(record.error_message.clone().unwrap_or_else(|| "the server gives no reason".to_owned()))
         }
     }
 }
 
-/// What is going on, in a few words.
+/// Describes the current phase of the creation.
 fn phase(record: &InstanceRecord, fetching: Option<&str>) -> String {
     let on = record.node.as_ref().map_or_else(String::new, |node| format!(" on {node}"));
     match (record.state, fetching) {
@@ -226,94 +231,87 @@ fn phase(record: &InstanceRecord, fetching: Option<&str>) -> String {
     }
 }
 
-/// Asks again and again, and shows how far it is, until it runs or failed.
+/// Polls and shows the progress until the instance runs or has failed.
 async fn watch(
     session: &Session,
-    mut answer: Answer<InstanceRecord>,
-    mut patience: Patience,
-) -> anyhow::Result<Answer<InstanceRecord>> {
+    mut response: ApiResponse<InstanceRecord>,
+    mut timer: PollTimer,
+) -> anyhow::Result<ApiResponse<InstanceRecord>> {
     let client = &session.client;
-    let mut view = View::default();
-    let mut tries = Tries::new(Policy::default());
+    let mut view = CreationView::default();
+    let mut retries = Retries::new(RetryPolicy::default());
     loop {
-        let record = answer.clone().value()?;
+        let record = response.clone().value()?;
         let settled = matches!(record.state, InstanceState::Created | InstanceState::Error)
-            // On its way to `error`; until then there may be no reason.
+            // Will become `error`; before the reason is set it is not final.
             || failure(&record).is_some() && record.error_message.is_some()
             || matches!(record.state, InstanceState::DeleteWait | InstanceState::Deleted);
         if settled {
-            return Ok(answer);
+            return Ok(response);
         }
         view.show(client, &record).await;
-        if !patience.lasts().await {
+        if !timer.tick().await {
             let id = record.uuid;
-            bail!(
-                "instance {id} does not run in time; it may do so later: `muster instance why {id}` tells how far"
-            );
+            bail!("timed out; the creation of instance {id} continues: see `muster instance why {id}`");
         }
         match client.instance(&record.uuid.to_string()).await {
             Ok(newer) => {
-                tries.succeeded();
-                answer = newer;
+                retries.reset();
+                response = newer;
             }
-            // A server that is away for a moment does not end it: the instance is made anyway.
-            Err(error) => tries.again(error, None).await?,
+            // The creation continues during a short outage of the API.
+            Err(error) => retries.back_off(error, None).await?,
         }
     }
 }
 
-/// What the user sees of it.
+/// The displayed progress.
 #[derive(Default)]
-struct View {
+struct CreationView {
     phase: String,
-    meter: Option<(String, Meter)>,
-    /// The images that it waits for, once they are known: ids and names of artifacts.
+    meter: Option<(String, ProgressMeter)>,
+    /// Ids and names of the artifacts that the instance waits for, once queried.
     images: Option<Vec<(String, String)>>,
 }
 
-impl View {
+impl CreationView {
     async fn show(&mut self, client: &Client, record: &InstanceRecord) {
         let fetch = self.fetch(client, record).await;
         let phase = phase(record, fetch.as_ref().map(|(image, _)| image.as_str()));
         if phase != self.phase {
             self.meter = None;
-            eprintln!("{}", visible(&phase));
+            eprintln!("{}", escape_control(&phase));
             self.phase = phase;
         }
         let Some((title, Some(progress))) = fetch else {
             self.meter = None;
             return;
         };
-        let number = |number: i64| u64::try_from(number).unwrap_or(0);
-        let done = number(progress.done);
         if self.meter.as_ref().is_none_or(|(shown, _)| *shown != title) {
-            self.meter = Some((title.clone(), Meter::new(&title, done, progress.total.map(number))));
+            self.meter = Some((title.clone(), ProgressMeter::new(&title, 0, None)));
         }
         if let Some((_, meter)) = &self.meter {
-            if let Some(total) = progress.total {
-                meter.set_total(number(total));
-            }
-            meter.at(done);
+            show_progress(meter, &progress);
         }
     }
 
-    /// The image that is being fetched for an instance, and how far it is, as far as the caller may see it.
+    /// Returns the image being fetched for an instance and its progress, if the caller may see them.
     async fn fetch(
         &mut self,
         client: &Client,
         record: &InstanceRecord,
     ) -> Option<(String, Option<Progress>)> {
-        let bases = awaited(record);
+        let bases = pending_images(record);
         if bases.is_empty() {
             return None;
         }
         if self.images.is_none() {
-            let all = client.artifacts().await.and_then(Answer::value).ok()?;
+            let all = client.artifacts().await.and_then(ApiResponse::value).ok()?;
             let wanted = all.into_iter().filter(|artifact| bases.contains(&artifact.source_url.as_str()));
             self.images = Some(wanted.map(|artifact| (artifact.uuid.to_string(), artifact.name)).collect());
         }
         for (id, name) in self.images.iter().flatten() {
-            let operations = client.artifact_operations(id, false).await.and_then(Answer::value).ok()?;
+            let operations = client.artifact_operations(id, false).await.and_then(ApiResponse::value).ok()?;
             if let Some(fetch) = operations.into_iter().find(is_fetch) {
                 return Some((name.clone(), fetch.progress));
             }
@@ -326,132 +324,5 @@ fn is_fetch(operation: &OperationRecord) -> bool {
     operation.operation_type == OperationType::ArtifactFetch && operation.state == OperationState::Executing
 }
 
-/// What the disks are to begin as that is not there yet.
-pub(super) fn awaited(record: &InstanceRecord) -> Vec<&str> {
-    if !matches!(record.state, InstanceState::Initial | InstanceState::Preflight) {
-        return vec![];
-    }
-    let missing = record.disk_spec.iter().filter(|disk| disk.blob_uuid.is_none());
-    missing.filter_map(|disk| disk.spec.base.as_deref()).collect()
-}
-
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::super::instance_tables::tests::example;
-    use super::*;
-    use crate::fake::Fake;
-
-    #[test]
-    fn it_failed_only_when_it_will_not_run() {
-        for state in ["initial", "preflight", "creating", "created"] {
-            assert_eq!(failure(&example(&json!({ "state": state }))), None, "{state}");
-        }
-        let broken = example(&json!({ "state": "error", "error_message": "no image" }));
-        assert_eq!(failure(&broken).as_deref(), Some("no image"));
-        assert!(failure(&example(&json!({ "state": "deleted" }))).unwrap().contains("meanwhile"));
-        assert!(failure(&example(&json!({ "state": "creating-error" }))).is_some());
-    }
-
-    #[test]
-    fn only_what_is_not_there_yet_is_waited_for() {
-        let disk = |base: &str, blob: Value| json!({ "size": null, "base": base, "bus": "virtio", "type": "disk", "blob_uuid": blob });
-        let here = json!("5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01");
-        let disks = json!([disk("debian:12", json!(null)), disk("label:tiny", here)]);
-        let at = |state: &str| example(&json!({ "state": state, "disk_spec": disks }));
-        assert_eq!(awaited(&at("preflight")), ["debian:12"]);
-        assert!(awaited(&at("creating")).is_empty());
-    }
-
-    #[test]
-    fn the_phase_names_node_and_image() {
-        let at = |state: &str, node: Value, image| {
-            phase(&example(&json!({ "state": state, "node": node })), image)
-        };
-        assert_eq!(at("initial", json!(null), None), "placing");
-        assert_eq!(at("initial", json!("sim-1"), None), "preparing on sim-1");
-        assert_eq!(at("preflight", json!("sim-1"), Some("tiny")), "fetching tiny on sim-1");
-        assert_eq!(at("creating", json!("sim-1"), Some("tiny")), "building and starting on sim-1");
-    }
-
-    const ID: &str = "5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01";
-
-    fn arguments(line: &str) -> Arguments {
-        #[derive(Debug, clap::Parser)]
-        struct Line {
-            #[command(flatten)]
-            arguments: Arguments,
-        }
-        let words = std::iter::once("create").chain(line.split_whitespace());
-        <Line as clap::Parser>::try_parse_from(words).unwrap().arguments
-    }
-
-    fn at(state: &str) -> (u16, Value) {
-        (
-            200,
-            json!(example(
-                &json!({ "state": state, "error_message": (state == "error").then_some("no image") })
-            )),
-        )
-    }
-
-    #[tokio::test]
-    async fn it_is_watched_until_it_runs() {
-        let (client, fake) = Fake::serve(vec![
-            ("POST /instances", vec![at("initial")]),
-            ("GET /instances/5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01", vec![at("creating"), at("created")]),
-        ])
-        .await;
-        let session = Session { client, json: true };
-        create(&session, arguments("web --disk 8@a:b --network lan --tag big --memory 2G")).await.unwrap();
-        let asked = fake.asked();
-        let body = asked[0].strip_prefix("POST /instances ").unwrap();
-        let expected = json!({
-            "name": "web", "cpus": 1, "memory": 2048, "uefi": false, "secure_boot": false,
-            "disk": [{ "size": 8, "base": "a:b", "bus": "virtio", "type": "disk" }],
-            "network": [{ "network_uuid": "lan", "float": false }],
-            "configdrive": "openstack-disk", "metadata": { "tags": ["big"] }
-        });
-        assert_eq!(serde_json::from_str::<Value>(body).unwrap(), expected);
-        assert_eq!(asked.last().unwrap(), &format!("GET /instances/{ID}"));
-    }
-
-    #[tokio::test]
-    async fn a_failure_says_why() {
-        let (client, _) = Fake::serve(vec![
-            ("POST /instances", vec![at("initial")]),
-            ("GET /instances/5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01", vec![at("error")]),
-        ])
-        .await;
-        let session = Session { client, json: false };
-        let error = create(&session, arguments("web --disk 8")).await.unwrap_err().to_string();
-        assert!(error.starts_with("instance web failed: no image; "), "{error}");
-    }
-
-    #[tokio::test]
-    async fn a_refusal_by_the_scheduler_is_explained() {
-        let full = json!({ "error": "No nodes remaining", "status": 507, "stage": "queue_state", "transient": true });
-        let event = json!({
-            "event_uuid": "x", "request_id": null, "timestamp": 1.0, "event_type": "status", "type": "status",
-            "message": "schedule has no candidates at stage queue_state, aborting", "extra": {}, "node": "",
-            "fqdn": "", "duration": null
-        });
-        let (client, fake) = Fake::serve(vec![
-            ("POST /instances", vec![(507, full)]),
-            ("GET /instances", vec![(200, json!([at("error").1]))]),
-            (
-                "GET /instances/5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01/events",
-                vec![(200, json!([])), (200, json!([event]))],
-            ),
-        ])
-        .await;
-        let session = Session { client, json: false };
-        let error = create(&session, arguments("web --disk 8")).await.unwrap_err().to_string();
-        let expected = format!(
-            "No nodes remaining: try again in a minute; it may work later; `muster instance delete {ID}` clears it away"
-        );
-        assert_eq!(error, expected);
-        assert_eq!(fake.asked().len(), 4);
-    }
-}
+mod tests;

@@ -1,56 +1,59 @@
-//! `muster instance snapshot`: copies of disks, which become versions of artifacts.
+//! `muster instance snapshot`: snapshots of disks, stored as artifact versions.
 
 use std::collections::BTreeMap;
 
 use anyhow::bail;
 use clap::Args;
+use muster_types::blob::BlobState;
 use muster_types::operation::{OperationState, OperationType};
 
 use super::instance_tables::snapshots;
-use super::wait::{LongWaiting, Patience};
-use super::{Session, operation};
-use crate::api::{Answer, Client, NewSnapshot, SnapshotHandle, SnapshotRecord};
-use crate::output::{Table, visible};
+use super::operation;
+use super::session::Session;
+use super::wait::{LongWaitOptions, PollTimer};
+use crate::api::{ApiResponse, Client, NewSnapshot, SnapshotHandle, SnapshotRecord};
+use crate::output::{Table, escape_control};
 use crate::transfer::unless_interrupted;
 
-/// What to copy.
+/// Arguments of `muster instance snapshot`.
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Name or id of the instance
     instance: String,
-    /// Every disk, all as they are at one moment; without this it is the first
+    /// Snapshot all disks at the same point in time instead of only the first
     #[arg(long, conflicts_with = "device")]
     all: bool,
-    /// Only this disk, such as vdc, or nvram for the memory of the firmware
+    /// Snapshot only this disk, such as vdc, or nvram for the UEFI variables
     #[arg(long, value_name = "DEVICE")]
     device: Option<String>,
-    /// Only what differs from the image that the disk began as
+    /// Store only the differences from the base image
     #[arg(long)]
     thin: bool,
-    /// How many versions are kept; 0 is the cluster's default
+    /// Number of versions to keep; 0 selects the cluster's default
     #[arg(long, value_name = "N")]
     max_versions: Option<u32>,
     #[command(flatten)]
-    waiting: LongWaiting,
+    wait: LongWaitOptions,
 }
 
-/// Copies disks, and waits until the copies are whole.
+/// Creates snapshots and waits until they are complete.
 pub(super) async fn snapshot(session: &Session, arguments: Arguments) -> anyhow::Result<()> {
-    let Arguments { instance, all, device, thin, max_versions, waiting } = arguments;
+    let Arguments { instance, all, device, thin, max_versions, wait } = arguments;
     let client = &session.client;
     let id = client.instance(&instance).await?.value()?.uuid.to_string();
     let new = NewSnapshot { all, device, thin, max_versions };
-    let answer = client.create_snapshot(&id, &new).await?;
-    let handles = answer.clone().value()?;
+    let response = client.create_snapshot(&id, &new).await?;
+    let handles = response.clone().value()?;
     if handles.is_empty() {
-        let which = new.device.map_or_else(String::new, |device| format!(" named {}", visible(&device)));
-        bail!("instance {} has no disk{which} that can be copied", visible(&instance));
+        let device =
+            new.device.map_or_else(String::new, |device| format!(" named {}", escape_control(&device)));
+        bail!("instance {} has no disk{device} for a snapshot", escape_control(&instance));
     }
-    if let Some(patience) = waiting.patience() {
-        let goes_on = || format!("the cluster goes on: `muster instance snapshots {id}` tells how far");
-        unless_interrupted(wait(client, &id, &handles, patience), goes_on).await?;
+    if let Some(timer) = wait.timer() {
+        let consequence = || format!("the snapshot continues: see `muster instance snapshots {id}`");
+        unless_interrupted(wait_until_complete(client, &id, &handles, timer), consequence).await?;
     }
-    session.show(answer, table)
+    session.show(response, table)
 }
 
 fn table(handles: BTreeMap<String, SnapshotHandle>) -> Table {
@@ -60,62 +63,67 @@ fn table(handles: BTreeMap<String, SnapshotHandle>) -> Table {
     }))
 }
 
-/// How far the copies are.
+/// The progress of a group of snapshots.
 #[derive(Debug, PartialEq, Eq)]
-enum Copies {
-    Whole,
-    Coming,
-    /// This device's will never be whole.
-    Broken(String),
+enum SnapshotProgress {
+    Complete,
+    Pending,
+    /// The snapshot of this device failed.
+    Failed(String),
 }
 
-fn copies(handles: &BTreeMap<String, SnapshotHandle>, there: &[SnapshotRecord]) -> Copies {
-    let mut whole = true;
+fn progress(handles: &BTreeMap<String, SnapshotHandle>, snapshots: &[SnapshotRecord]) -> SnapshotProgress {
+    let mut complete = true;
     for (device, handle) in handles {
-        let copy = there.iter().find(|copy| copy.blob_uuid == handle.blob_uuid);
-        match copy.map(|copy| copy.state.as_str()) {
-            Some("created") => {}
-            Some("error" | "deleted") => return Copies::Broken(device.clone()),
-            Some(_) | None => whole = false,
+        let snapshot = snapshots.iter().find(|snapshot| snapshot.blob_uuid == handle.blob_uuid);
+        match snapshot.map(|snapshot| snapshot.state) {
+            Some(BlobState::Created) => {}
+            Some(BlobState::Deleted) => return SnapshotProgress::Failed(device.clone()),
+            Some(BlobState::Initial) | None => complete = false,
         }
     }
-    if whole { Copies::Whole } else { Copies::Coming }
+    if complete { SnapshotProgress::Complete } else { SnapshotProgress::Pending }
 }
 
-async fn wait(
+async fn wait_until_complete(
     client: &Client,
     id: &str,
     handles: &BTreeMap<String, SnapshotHandle>,
-    mut patience: Patience,
+    mut timer: PollTimer,
 ) -> anyhow::Result<()> {
     loop {
-        // Asked before the copies: what was made when no work was left is all that will be.
-        let working = client.instance_operations(id, false).await?.value()?;
-        let working = working.iter().any(|work| work.operation_type == OperationType::InstanceSnapshot);
-        match copies(handles, &client.snapshots(id).await?.value()?) {
-            Copies::Whole => return Ok(()),
-            Copies::Coming if working => {}
-            Copies::Coming => bail!("no snapshot was made: {}", failure(client, id).await),
-            Copies::Broken(device) => {
-                bail!("no snapshot of {} was made: {}", visible(&device), failure(client, id).await)
+        // Queried before the snapshots: without an operation no more snapshots will be created.
+        let operations = client.instance_operations(id, false).await?.value()?;
+        let in_progress =
+            operations.iter().any(|operation| operation.operation_type == OperationType::InstanceSnapshot);
+        match progress(handles, &client.snapshots(id).await?.value()?) {
+            SnapshotProgress::Complete => return Ok(()),
+            SnapshotProgress::Pending if in_progress => {}
+            SnapshotProgress::Pending => bail!("the snapshot failed: {}", failure(client, id).await),
+            SnapshotProgress::Failed(device) => {
+                bail!("the snapshot of {} failed: {}", escape_control(&device), failure(client, id).await)
             }
         }
-        if !patience.lasts().await {
-            bail!("the snapshot is not whole in time; `muster instance snapshots {id}` tells when it is");
+        if !timer.tick().await {
+            bail!("timed out; the snapshot continues: see `muster instance snapshots {id}`");
         }
     }
 }
 
-/// What the newest copying says about its end.
+/// Returns why the newest snapshot operation failed.
 async fn failure(client: &Client, id: &str) -> String {
-    let all = client.instance_operations(id, true).await.and_then(Answer::value).unwrap_or_default();
-    let failed = all.iter().find(|work| {
-        work.operation_type == OperationType::InstanceSnapshot && work.state != OperationState::Complete
+    let all = client.instance_operations(id, true).await.and_then(ApiResponse::value).unwrap_or_default();
+    let failed = all.iter().find(|operation| {
+        operation.operation_type == OperationType::InstanceSnapshot
+            && operation.state != OperationState::Complete
     });
-    failed.map_or_else(|| "the server does not say why".to_owned(), |work| visible(&operation::error(work)))
+    failed.map_or_else(
+        || "the server gives no reason".to_owned(),
+        |failed| escape_control(&operation::error(failed)),
+    )
 }
 
-/// Lists the copies of an instance's disks.
+/// Lists the snapshots of an instance's disks.
 pub(super) async fn list(session: &Session, instance: &str) -> anyhow::Result<()> {
     session.show(session.client.snapshots(instance).await?, snapshots)
 }
@@ -129,20 +137,23 @@ mod tests {
     const BLOBS: [&str; 2] = ["0d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01", "1d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01"];
 
     #[test]
-    fn copies_are_whole_when_every_one_of_them_is() {
+    fn snapshots_are_complete_when_all_of_them_are() {
         let handle = |blob| json!({ "source_url": "sf://x", "artifact_uuid": BLOBS[0], "blob_uuid": blob });
         let handles = from_value(json!({ "vda": handle(BLOBS[0]), "vdc": handle(BLOBS[1]) })).unwrap();
-        let there = |states: &[&str]| -> Vec<SnapshotRecord> {
-            let copies = states
+        let snapshots = |states: &[&str]| -> Vec<SnapshotRecord> {
+            let records = states
                 .iter()
                 .zip(BLOBS)
                 .map(|(state, blob)| json!({ "uuid": BLOBS[0], "blob_uuid": blob, "state": state }));
-            from_value(copies.collect()).unwrap()
+            from_value(records.collect()).unwrap()
         };
-        assert_eq!(copies(&handles, &there(&[])), Copies::Coming);
-        assert_eq!(copies(&handles, &there(&["created"])), Copies::Coming);
-        assert_eq!(copies(&handles, &there(&["created", "initial"])), Copies::Coming);
-        assert_eq!(copies(&handles, &there(&["created", "created"])), Copies::Whole);
-        assert_eq!(copies(&handles, &there(&["created", "error"])), Copies::Broken("vdc".into()));
+        assert_eq!(progress(&handles, &snapshots(&[])), SnapshotProgress::Pending);
+        assert_eq!(progress(&handles, &snapshots(&["created"])), SnapshotProgress::Pending);
+        assert_eq!(progress(&handles, &snapshots(&["created", "initial"])), SnapshotProgress::Pending);
+        assert_eq!(progress(&handles, &snapshots(&["created", "created"])), SnapshotProgress::Complete);
+        assert_eq!(
+            progress(&handles, &snapshots(&["created", "deleted"])),
+            SnapshotProgress::Failed("vdc".into())
+        );
     }
 }

@@ -3,28 +3,29 @@
 use clap::Subcommand;
 use muster_types::interface::InterfaceRecord;
 
-use super::{Session, metadata};
-use crate::api::Object;
+use super::metadata;
+use super::session::Session;
+use crate::api::ObjectPath;
 use crate::output::{Table, compact};
 
-/// The commands about where instances meet networks. An interface goes by its id.
+/// Commands for interfaces, which are given by id.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Show one interface
+    /// Show an interface
     Show { uuid: String },
-    /// Give an interface a floating address, which the outside can reach
+    /// Assign a floating address, reachable from the external network, to an interface
     Float { uuid: String },
-    /// Take the floating address of an interface back
+    /// Remove the floating address of an interface
     Defloat { uuid: String },
     /// Show the metadata of an interface
     Metadata { uuid: String },
-    /// Set an item of an interface's metadata
+    /// Set a metadata key of an interface
     SetMetadata {
         uuid: String,
         #[command(flatten)]
-        item: metadata::Item,
+        item: metadata::MetadataItem,
     },
-    /// Delete an item of an interface's metadata
+    /// Delete a metadata key of an interface
     DeleteMetadata {
         uuid: String,
         #[arg(value_name = "KEY")]
@@ -35,24 +36,26 @@ pub enum Command {
 pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
     let client = &session.client;
     match command {
-        Command::Show { uuid } => session.show(client.interface(&uuid).await?, facts),
+        Command::Show { uuid } => session.show(client.interface(&uuid).await?, details),
         Command::Float { uuid } => {
-            let answer = client.float_interface(&uuid).await?;
+            let response = client.float_interface(&uuid).await?;
             if session.json {
-                return session.done(&answer, "");
+                return session.confirm(&response, "");
             }
-            // The answer does not say which address it is.
+            // The response does not contain the address.
             let floating = floating(&client.interface(&uuid).await?.value()?);
-            session.done(&answer, &format!("interface {uuid} floats as {floating}"))
+            session.confirm(&response, &format!("interface {uuid} has the floating address {floating}"))
         }
         Command::Defloat { uuid } => {
-            let answer = client.defloat_interface(&uuid).await?;
-            session.done(&answer, &format!("interface {uuid} does not float"))
+            let response = client.defloat_interface(&uuid).await?;
+            session.confirm(&response, &format!("interface {uuid} has no floating address"))
         }
-        Command::Metadata { uuid } => metadata::show(session, Object::Interface(&uuid)).await,
-        Command::SetMetadata { uuid, item } => metadata::set(session, Object::Interface(&uuid), &item).await,
+        Command::Metadata { uuid } => metadata::show(session, ObjectPath::Interface(&uuid)).await,
+        Command::SetMetadata { uuid, item } => {
+            metadata::set(session, ObjectPath::Interface(&uuid), &item).await
+        }
         Command::DeleteMetadata { uuid, item } => {
-            metadata::delete(session, Object::Interface(&uuid), &item).await
+            metadata::delete(session, ObjectPath::Interface(&uuid), &item).await
         }
     }
 }
@@ -65,7 +68,7 @@ fn floating(interface: &InterfaceRecord) -> String {
     interface.floating.map_or_else(|| "-".to_owned(), |address| address.to_string())
 }
 
-/// Interfaces, one a line, by address.
+/// Lists interfaces by address.
 pub(super) fn table(mut interfaces: Vec<InterfaceRecord>) -> Table {
     interfaces.sort_by_key(|interface| (interface.ipv4.is_none(), interface.ipv4, interface.macaddr));
     let table = Table::new(&["UUID", "ADDRESS", "MAC", "FLOATS AS", "STATE", "INSTANCE"], &[]);
@@ -81,10 +84,10 @@ pub(super) fn table(mut interfaces: Vec<InterfaceRecord>) -> Table {
     }))
 }
 
-/// One interface, in full.
-pub(super) fn facts(interface: InterfaceRecord) -> Table {
+/// Shows all fields of an interface.
+pub(super) fn details(interface: InterfaceRecord) -> Table {
     let metadata = interface.metadata.iter().map(|(key, value)| (format!("metadata {key}"), compact(value)));
-    let facts = [
+    let details = [
         ("uuid", interface.uuid.to_string()),
         ("state", interface.state.to_string()),
         ("address", address(&interface)),
@@ -95,7 +98,7 @@ pub(super) fn facts(interface: InterfaceRecord) -> Table {
         ("order", interface.order.to_string()),
         ("model", interface.model),
     ];
-    Table::facts(facts.map(|(name, value)| (name.to_owned(), value)).into_iter().chain(metadata))
+    Table::key_values(details.map(|(name, value)| (name.to_owned(), value)).into_iter().chain(metadata))
 }
 
 #[cfg(test)]
@@ -115,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn interfaces_are_listed_by_address_and_those_without_one_last() {
+    fn lists_interfaces_by_address_and_those_without_one_last() {
         let text = table(vec![
             example(None, "02:00:00:00:00:01", None),
             example(Some("10.0.0.17"), "02:00:00:00:00:03", None),
@@ -132,8 +135,8 @@ UUID                                  ADDRESS    MAC                FLOATS AS   
     }
 
     #[test]
-    fn one_interface_is_shown_with_its_metadata() {
-        let text = facts(example(Some("10.0.0.9"), "02:00:00:00:00:02", None)).render(None);
+    fn shows_the_metadata_of_an_interface() {
+        let text = details(example(Some("10.0.0.9"), "02:00:00:00:00:02", None)).render(None);
         assert!(text.contains("address        10.0.0.9\nfloats as      -\n"), "{text}");
         assert!(text.ends_with("metadata role  web\n"), "{text}");
     }

@@ -3,69 +3,69 @@
 use clap::{Args, Subcommand};
 use muster_types::issuer::{IssuerRecord, IssuerTerms};
 
-use super::Session;
-use super::events::{self, Which};
-use crate::api::Object;
+use super::events::{self, EventFilter};
+use super::session::Session;
+use crate::api::ObjectPath;
 use crate::output::Table;
 
-/// The commands about whose tokens can be exchanged for keys.
+/// Commands for trusted issuers.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// List the trusted issuers
     List,
-    /// Show one issuer
+    /// Show a trusted issuer
     Show { name: String },
-    /// Trust an issuer
+    /// Add a trusted issuer
     Create {
         name: String,
-        /// What its tokens name as their issuer, to the letter
+        /// Exact issuer (iss) of its tokens
         #[arg(long, value_name = "URL")]
         issuer_url: String,
-        /// Where the keys are that sign its tokens; HTTPS
+        /// HTTPS URL of its signing keys
         #[arg(long, value_name = "URL")]
         jwks_uri: String,
-        /// Whom its tokens must be made for
+        /// Required audience (aud) of its tokens
         #[arg(long)]
         audience: String,
     },
-    /// Change what is given, and keep the rest
+    /// Change a trusted issuer; options that are not given keep their value
     Update {
         name: String,
         #[command(flatten)]
-        changes: Changes,
+        changes: IssuerChanges,
     },
-    /// Stop trusting an issuer; rules that name it stay
+    /// Delete a trusted issuer; rules that refer to it are kept
     Delete { name: String },
-    /// Events of an issuer
+    /// Show the events of an issuer, newest first
     Events {
         name: String,
         #[command(flatten)]
-        which: Which,
+        filter: EventFilter,
     },
 }
 
-/// What is to be different.
+/// Changes of an issuer.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = true)]
-pub struct Changes {
-    /// What its tokens name as their issuer, to the letter
+pub struct IssuerChanges {
+    /// Exact issuer (iss) of its tokens
     #[arg(long, value_name = "URL")]
     issuer_url: Option<String>,
-    /// Where the keys are that sign its tokens; HTTPS
+    /// HTTPS URL of its signing keys
     #[arg(long, value_name = "URL")]
     jwks_uri: Option<String>,
-    /// Whom its tokens must be made for
+    /// Required audience (aud) of its tokens
     #[arg(long)]
     audience: Option<String>,
 }
 
-impl Changes {
-    /// The terms of an issuer with the changes made.
-    fn applied_to(self, now: IssuerRecord) -> IssuerTerms {
+impl IssuerChanges {
+    /// Returns the terms of an issuer with the changes applied.
+    fn apply_to(self, current: IssuerRecord) -> IssuerTerms {
         IssuerTerms {
-            issuer_url: self.issuer_url.unwrap_or(now.issuer_url),
-            jwks_uri: self.jwks_uri.unwrap_or(now.jwks_uri),
-            audience: self.audience.unwrap_or(now.audience),
+            issuer_url: self.issuer_url.unwrap_or(current.issuer_url),
+            jwks_uri: self.jwks_uri.unwrap_or(current.jwks_uri),
+            audience: self.audience.unwrap_or(current.audience),
         }
     }
 }
@@ -74,20 +74,20 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
     let client = &session.client;
     match command {
         Command::List => session.show(client.issuers().await?, table),
-        Command::Show { name } => session.show(client.issuer(&name).await?, facts),
+        Command::Show { name } => session.show(client.issuer(&name).await?, details),
         Command::Create { name, issuer_url, jwks_uri, audience } => {
             let terms = IssuerTerms { issuer_url, jwks_uri, audience };
-            session.show(client.create_issuer(&name, &terms).await?, facts)
+            session.show(client.create_issuer(&name, &terms).await?, details)
         }
         Command::Update { name, changes } => {
-            let terms = changes.applied_to(client.issuer(&name).await?.value()?);
-            session.show(client.update_issuer(&name, &terms).await?, facts)
+            let terms = changes.apply_to(client.issuer(&name).await?.value()?);
+            session.show(client.update_issuer(&name, &terms).await?, details)
         }
         Command::Delete { name } => {
-            let answer = client.delete_issuer(&name).await?;
-            session.done(&answer, &format!("issuer {name} deleted"))
+            let response = client.delete_issuer(&name).await?;
+            session.confirm(&response, &format!("issuer {name} deleted"))
         }
-        Command::Events { name, which } => events::show(session, Object::Issuer(&name), &which).await,
+        Command::Events { name, filter } => events::show(session, ObjectPath::Issuer(&name), &filter).await,
     }
 }
 
@@ -97,8 +97,8 @@ fn table(issuers: Vec<IssuerRecord>) -> Table {
     )
 }
 
-fn facts(issuer: IssuerRecord) -> Table {
-    let facts = [
+fn details(issuer: IssuerRecord) -> Table {
+    let details = [
         ("uuid", issuer.uuid.to_string()),
         ("name", issuer.name),
         ("state", issuer.state.to_string()),
@@ -106,7 +106,7 @@ fn facts(issuer: IssuerRecord) -> Table {
         ("keys", issuer.jwks_uri),
         ("audience", issuer.audience),
     ];
-    Table::facts(facts.map(|(name, value)| (name.to_owned(), value)))
+    Table::key_values(details.map(|(name, value)| (name.to_owned(), value)))
 }
 
 #[cfg(test)]
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn issuers_are_listed_one_a_line() {
+    fn lists_issuers() {
         let text = table(from_value(json!([example()])).unwrap()).render(None);
         let expected = "NAME   URL            KEYS                AUDIENCE\n\
                         forge  https://forge  https://forge/keys  cloud\n";
@@ -129,8 +129,8 @@ mod tests {
     }
 
     #[test]
-    fn one_issuer_is_shown_with_everything() {
-        let text = facts(from_value(example()).unwrap()).render(None);
+    fn shows_all_fields_of_an_issuer() {
+        let text = details(from_value(example()).unwrap()).render(None);
         assert!(
             text.contains("issuer URL  https://forge\n") && text.contains("audience    cloud\n"),
             "{text}"
@@ -138,9 +138,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_changed_stays() {
-        let changes = Changes { issuer_url: None, jwks_uri: None, audience: Some("other".into()) };
-        let terms = changes.applied_to(from_value(example()).unwrap());
+    fn update_keeps_unchanged_terms() {
+        let changes = IssuerChanges { issuer_url: None, jwks_uri: None, audience: Some("other".into()) };
+        let terms = changes.apply_to(from_value(example()).unwrap());
         assert_eq!((terms.issuer_url.as_str(), terms.audience.as_str()), ("https://forge", "other"));
     }
 }

@@ -3,39 +3,40 @@
 use clap::Subcommand;
 use muster_types::key::Secret;
 
-use super::{Session, given_or_asked, parse_secret};
+use super::arguments::{given_or_prompted, parse_secret};
+use super::session::Session;
 use crate::api::AddedKey;
-use crate::output::{self, Table, visible};
-use crate::time::expiry;
+use crate::output::{self, Table, escape_control};
+use crate::time::parse_expiry;
 
-/// The commands about the keys of a namespace.
+/// Commands for the keys of a namespace.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// List the names of a namespace's keys
     List { namespace: String },
-    /// Add a key, or replace the one of that name; prints the secret if it was generated
+    /// Add a key or replace the one with the same name; prints a generated secret
     Add {
         namespace: String,
         name: String,
-        /// The secret, or - to be asked for it; without it one is generated
+        /// Secret, or - to be prompted for it; generated if not given
         #[arg(long, value_name = "SECRET", value_parser = parse_secret)]
         key: Option<Secret>,
-        /// When it stops working: 2h, 30d, or a Unix time; without it never
-        #[arg(long, value_name = "WHEN", value_parser = expiry)]
+        /// When it expires: a duration such as 2h or 30d, or a Unix time; never if not given
+        #[arg(long, value_name = "WHEN", value_parser = parse_expiry)]
         expires: Option<f64>,
     },
     /// Replace the secret of a key
     Update {
         namespace: String,
         name: String,
-        /// The new secret; without it, or with -, it is asked for
+        /// New secret; prompted for if not given or -
         #[arg(long, value_name = "SECRET", value_parser = parse_secret, default_value = "-", hide_default_value = true)]
         key: Secret,
-        /// When it stops working: 2h, 30d, or a Unix time; without it never
-        #[arg(long, value_name = "WHEN", value_parser = expiry)]
+        /// When it expires: a duration such as 2h or 30d, or a Unix time; never if not given
+        #[arg(long, value_name = "WHEN", value_parser = parse_expiry)]
         expires: Option<f64>,
     },
-    /// Delete a key; it and its tokens stop working at once
+    /// Delete a key; it and its tokens become invalid immediately
     Delete { namespace: String, name: String },
 }
 
@@ -44,28 +45,31 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
     match command {
         Command::List { namespace } => session.show(client.keys(&namespace).await?, table),
         Command::Add { namespace, name, key, expires } => {
-            let key = key.map(|key| given_or_asked(key, &name)).transpose()?;
-            let answer = client.add_key(&namespace, &name, key.as_ref(), expires).await?;
+            let key = key.map(|key| given_or_prompted(key, &name)).transpose()?;
+            let response = client.add_key(&namespace, &name, key.as_ref(), expires).await?;
             if session.json {
-                return output::print_json(answer.json());
+                return output::print_json(response.json());
             }
-            match answer.value()? {
+            match response.value()? {
                 AddedKey::Generated { key_name, key } => {
                     output::print(&format!("{}\n", key.expose()))?;
-                    eprintln!("this is the secret of key {}; it is not shown again", visible(&key_name));
+                    eprintln!(
+                        "this is the secret of key {}; it will not be shown again",
+                        escape_control(&key_name)
+                    );
                 }
-                AddedKey::Supplied(key_name) => eprintln!("key {} set", visible(&key_name)),
+                AddedKey::Supplied(key_name) => eprintln!("key {} set", escape_control(&key_name)),
             }
             Ok(())
         }
         Command::Update { namespace, name, key, expires } => {
-            let key = given_or_asked(key, &name)?;
-            let answer = client.update_key(&namespace, &name, &key, expires).await?;
-            session.done(&answer, &format!("key {name} updated"))
+            let key = given_or_prompted(key, &name)?;
+            let response = client.update_key(&namespace, &name, &key, expires).await?;
+            session.confirm(&response, &format!("key {name} updated"))
         }
         Command::Delete { namespace, name } => {
-            let answer = client.delete_key(&namespace, &name).await?;
-            session.done(&answer, &format!("key {name} deleted"))
+            let response = client.delete_key(&namespace, &name).await?;
+            session.confirm(&response, &format!("key {name} deleted"))
         }
     }
 }

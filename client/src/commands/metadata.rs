@@ -1,38 +1,42 @@
-//! The metadata commands, which every kind of object has alike.
+//! The metadata commands, which all types of objects have.
 
 use clap::Args;
 use serde_json::{Map, Value};
 
-use super::Session;
-use crate::api::Object;
+use super::session::Session;
+use crate::api::ObjectPath;
 use crate::output::{Table, compact};
 
-/// What to set.
+/// A metadata key and its value.
 #[derive(Debug, Args)]
-pub struct Item {
-    /// Name of the item
+pub struct MetadataItem {
+    /// Metadata key
     #[arg(value_name = "KEY")]
     item: String,
-    /// JSON; anything else is taken as a string
+    /// Value; if it is not JSON, a string
     #[arg(allow_hyphen_values = true)]
     value: String,
 }
 
 /// Prints the metadata of an object.
-pub(super) async fn show(session: &Session, object: Object<'_>) -> anyhow::Result<()> {
+pub(super) async fn show(session: &Session, object: ObjectPath<'_>) -> anyhow::Result<()> {
     session.show(session.client.metadata(object).await?, table)
 }
 
-/// Creates or replaces an item.
-pub(super) async fn set(session: &Session, object: Object<'_>, item: &Item) -> anyhow::Result<()> {
-    let answer = session.client.set_metadata(object, &item.item, &parse(&item.value)).await?;
-    session.done(&answer, &format!("metadata {} set", item.item))
+/// Sets a metadata key.
+pub(super) async fn set(
+    session: &Session,
+    object: ObjectPath<'_>,
+    item: &MetadataItem,
+) -> anyhow::Result<()> {
+    let response = session.client.set_metadata(object, &item.item, &parse(&item.value)).await?;
+    session.confirm(&response, &format!("metadata {} set", item.item))
 }
 
-/// Deletes an item.
-pub(super) async fn delete(session: &Session, object: Object<'_>, item: &str) -> anyhow::Result<()> {
-    let answer = session.client.delete_metadata(object, item).await?;
-    session.done(&answer, &format!("metadata {item} deleted"))
+/// Deletes a metadata key.
+pub(super) async fn delete(session: &Session, object: ObjectPath<'_>, item: &str) -> anyhow::Result<()> {
+    let response = session.client.delete_metadata(object, item).await?;
+    session.confirm(&response, &format!("metadata {item} deleted"))
 }
 
 fn parse(text: &str) -> Value {
@@ -50,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_value_is_json_or_else_a_string() {
+    fn value_that_is_not_json_is_a_string() {
         assert_eq!(parse("7"), json!(7));
         assert_eq!(parse("{\"a\": [true]}"), json!({ "a": [true] }));
         assert_eq!(parse("\"7\""), json!("7"));
@@ -59,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn metadata_is_a_table_of_keys_and_values() {
+    fn shows_metadata_as_keys_and_values() {
         let metadata = json!({ "size": 7, "owner": "me" });
         let Value::Object(metadata) = metadata else { unreachable!() };
         let text = table(metadata).render(None);

@@ -1,9 +1,10 @@
-//! The commands of the command line, one file per noun. They only call the API and print: rules are the
-//! server's.
+//! The commands of the command line, one file per noun. They only call the API and print; the server enforces the rules.
 
 mod agent;
 mod agent_wait;
+mod arguments;
 mod artifact;
+mod artifact_tables;
 mod artifact_transfer;
 mod blob;
 mod claim;
@@ -16,11 +17,12 @@ mod guest_facts;
 mod identity_token;
 mod instance;
 mod instance_create;
+mod instance_history;
 mod instance_log;
+mod instance_refusal;
 mod instance_snapshot;
 mod instance_specs;
 mod instance_tables;
-mod instance_why;
 mod interface;
 mod issuer;
 mod key;
@@ -29,173 +31,87 @@ mod login;
 mod metadata;
 mod namespace;
 mod network;
-mod network_drawing;
+mod network_diagram;
 mod node;
 mod operation;
 mod rule;
+mod session;
+#[cfg(test)]
+mod tests;
 mod trust;
 mod wait;
 
-use std::convert::Infallible;
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::builder::TypedValueParser as _;
-use clap::{Args, Subcommand};
-use muster_types::key::Secret;
-use serde::de::DeserializeOwned;
+use clap::Subcommand;
 
-use crate::api::{Answer, Client};
-use crate::credentials::{self, Credentials, Given, Places};
-use crate::output::{self, Table};
+pub use self::session::Options;
+use self::session::Session;
 
-/// What every command understands.
-// The ids differ from the names because a global option and an argument of a command must not share one.
-#[derive(Debug, Clone, Default, Args)]
-pub struct Options {
-    /// Address of the API, such as http://localhost:13000
-    #[arg(
-        id = "as_api_url",
-        long = "api-url",
-        value_name = "URL",
-        env = "MUSTER_API_URL",
-        global = true,
-        help_heading = "Connection"
-    )]
-    pub api_url: Option<String>,
-    /// Namespace to act as
-    #[arg(
-        id = "as_namespace",
-        long = "namespace",
-        value_name = "NAMESPACE",
-        env = "MUSTER_NAMESPACE",
-        global = true,
-        help_heading = "Connection"
-    )]
-    pub namespace: Option<String>,
-    /// Secret of a key of that namespace; stands before the command
-    // Not global: some commands have a --key of their own, about another key.
-    #[arg(id = "as_key", long = "key", value_name = "SECRET", env = "MUSTER_KEY", hide_env_values = true,
-          value_parser = parse_secret, help_heading = "Connection")]
-    pub key: Option<Secret>,
-    /// File with namespace, key and apiurl
-    #[arg(
-        id = "as_credentials",
-        long = "credentials",
-        value_name = "FILE",
-        env = "MUSTER_CREDENTIALS",
-        value_parser = path_parser(),
-        global = true,
-        help_heading = "Connection"
-    )]
-    pub credentials: Option<PathBuf>,
-    /// For HTTPS, trust only the certificates in this PEM file
-    #[arg(
-        id = "as_cacert",
-        long = "cacert",
-        value_name = "FILE",
-        env = "MUSTER_CACERT",
-        value_parser = path_parser(),
-        global = true,
-        help_heading = "Connection"
-    )]
-    pub cacert: Option<PathBuf>,
-    /// Print JSON as the server answered it
-    #[arg(long, global = true)]
-    pub json: bool,
-}
-
-/// A secret as it was given, or, for `-`, as it is typed: arguments are seen by everyone on the machine.
-fn given_or_asked(secret: Secret, key_name: &str) -> anyhow::Result<Secret> {
-    if secret.expose() == "-" { login::ask(&format!("secret of key {key_name}")) } else { Ok(secret) }
-}
-
-/// Takes any path, also the empty one of a variable that is set to nothing.
-fn path_parser() -> impl clap::builder::TypedValueParser<Value = PathBuf> {
-    clap::builder::OsStringValueParser::new().map(PathBuf::from)
-}
-
-impl Options {
-    /// A client for the credentials that are given or found.
-    pub fn client(self) -> anyhow::Result<Client> {
-        let given =
-            Given { namespace: self.namespace, key: self.key, apiurl: self.api_url, file: self.credentials };
-        client(credentials::find(&given.without_empty(), &Places::of_this_user())?, self.cacert)
-    }
-}
-
-fn client(credentials: Credentials, cacert: Option<PathBuf>) -> anyhow::Result<Client> {
-    // A variable that is set to nothing counts as not set.
-    Ok(match cacert.filter(|file| !file.as_os_str().is_empty()) {
-        Some(file) => Client::with_cacert(credentials, &file)?,
-        None => Client::new(credentials)?,
-    })
-}
-
-/// The commands that speak to a cluster.
+/// The commands that call the API.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Remember a cluster and the key to use there
+    /// Save the credentials for a cluster
     Login(login::Arguments),
-    /// Forget what was remembered by `login`
+    /// Delete the credentials saved by `login`
     Logout,
-    /// Namespaces: the tenants of the cluster
+    /// Manage namespaces, the tenants of the cluster
     #[command(subcommand)]
     Namespace(namespace::Command),
-    /// Keys of a namespace
+    /// Manage the keys of a namespace
     #[command(subcommand)]
     Key(key::Command),
-    /// Whom a namespace trusts
+    /// Manage which namespaces a namespace trusts
     #[command(subcommand)]
     Trust(trust::Command),
-    /// Whose tokens can be exchanged for keys
+    /// Manage trusted issuers of identity tokens
     #[command(subcommand)]
     Issuer(issuer::Command),
-    /// Which tokens can be exchanged for which keys
+    /// Manage rules that map identity tokens to keys
     #[command(subcommand)]
     Rule(rule::Command),
-    /// What namespaces were promised of the cluster
+    /// Manage capacity claims of namespaces
     #[command(subcommand)]
     Claim(claim::Command),
-    /// VmApi of the cluster
+    /// Manage the nodes of the cluster
     #[command(subcommand)]
     Node(node::Command),
-    /// Virtual networks
+    /// Manage virtual networks
     #[command(subcommand)]
     Network(network::Command),
-    /// Virtual machines
+    /// Manage instances
     #[command(subcommand)]
     Instance(instance::Command),
-    /// The serial console of an instance, in this terminal
+    /// Open the serial console of an instance
     Console(console::Arguments),
-    /// Run a command inside an instance
+    /// Run a command in an instance
     Exec(exec::Arguments),
-    /// Copy a file into an instance or out of it
+    /// Copy a file to or from an instance
     Cp(cp::Arguments),
-    /// What is done inside instances
+    /// Manage agent operations, which run inside instances
     #[command(subcommand)]
     Agent(agent::Command),
-    /// Where instances meet networks
+    /// Manage network interfaces
     #[command(subcommand)]
     Interface(interface::Command),
-    /// Images and other named content, with versions
+    /// Manage artifacts: images and other content with versions
     #[command(subcommand)]
     Artifact(artifact::Command),
-    /// Names for content
+    /// Manage labels, which are names for content
     #[command(subcommand)]
     Label(label::Command),
-    /// Content, each stored once
+    /// Manage blobs, the deduplicated content of artifacts
     #[command(subcommand)]
     Blob(blob::Command),
-    /// What happened to an object, newest first
+    /// Show the events of an object, newest first
     #[command(subcommand)]
     Events(events::Command),
-    /// Queued work
+    /// Show operations: queued and completed work
     #[command(subcommand)]
     Operation(operation::Command),
 }
 
-/// Does what a command says, and answers with what the program should end with. An error is one line.
+/// Runs a command and returns the exit code of the program. Errors are one line.
 pub async fn run(command: Command, options: Options) -> anyhow::Result<ExitCode> {
     match command {
         Command::Login(arguments) => login::log_in(arguments, options).await?,
@@ -221,374 +137,4 @@ pub async fn run(command: Command, options: Options) -> anyhow::Result<ExitCode>
         Command::Operation(command) => operation::run(command, &Session::new(options)?).await?,
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// A client, and how to print what it answers.
-struct Session {
-    client: Client,
-    json: bool,
-}
-
-impl Session {
-    fn new(options: Options) -> anyhow::Result<Self> {
-        let json = options.json;
-        Ok(Self { client: options.client()?, json })
-    }
-
-    /// Prints an answer: as it came, or as a table.
-    fn show<T: DeserializeOwned>(
-        &self,
-        answer: Answer<T>,
-        table: impl FnOnce(T) -> Table,
-    ) -> anyhow::Result<()> {
-        if self.json {
-            output::print_json(answer.json())
-        } else {
-            output::print_table(&table(answer.value()?))
-        }
-    }
-
-    /// Says that something was done whose answer holds no data.
-    fn done<T>(&self, answer: &Answer<T>, text: &str) -> anyhow::Result<()> {
-        if self.json {
-            return output::print_json(answer.json());
-        }
-        eprintln!("{}", output::visible(text));
-        Ok(())
-    }
-}
-
-/// A secret from the command line.
-fn parse_secret(text: &str) -> Result<Secret, Infallible> {
-    Ok(Secret::new(text))
-}
-
-#[cfg(test)]
-mod tests {
-    use clap::{CommandFactory as _, FromArgMatches as _, Parser};
-
-    use super::*;
-
-    #[derive(Debug, Parser)]
-    struct Cli {
-        #[command(subcommand)]
-        command: Command,
-        #[command(flatten)]
-        options: Options,
-    }
-
-    fn parse(line: &str) -> Result<Cli, clap::Error> {
-        // What the tester has in the environment does not count.
-        let command = Cli::command().mut_args(|argument| argument.env(None::<&str>));
-        Cli::from_arg_matches(&command.try_get_matches_from(line.split_whitespace())?)
-    }
-
-    #[test]
-    fn the_commands_do_not_contradict_each_other() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn every_command_is_understood() {
-        for line in [
-            "muster login --namespace ci",
-            "muster login --api-url http://host --namespace ci --key secret",
-            "muster login --federated --rule deploy --namespace ci",
-            "muster login --federated --rule deploy --audience cloud --print",
-            "muster login --federated --rule deploy --token-file -",
-            "muster login --federated --rule deploy --token-env MY_TOKEN --json",
-            "muster logout",
-            "muster namespace list --json",
-            "muster namespace show ci",
-            "muster namespace create ci",
-            "muster namespace create ci --key-name deploy --key secret",
-            "muster namespace delete ci",
-            "muster namespace metadata ci",
-            "muster namespace set-metadata ci size -7",
-            "muster namespace delete-metadata ci size",
-            "muster key list ci",
-            "muster key add ci deploy --expires 30d",
-            "muster key update ci deploy --key secret --expires 1767225600",
-            "muster key delete ci deploy",
-            "muster trust list ci",
-            "muster trust add ci other",
-            "muster trust remove ci other",
-            "muster issuer list",
-            "muster issuer show forge",
-            "muster issuer create forge --issuer-url https://forge --jwks-uri https://forge/keys --audience cloud",
-            "muster issuer update forge --audience other",
-            "muster issuer delete forge",
-            "muster issuer events forge",
-            "muster rule list ci",
-            "muster rule show ci deploy",
-            "muster rule create ci deploy --issuer forge --claim sub=x --claim ref=main --scope artifact.* --ttl 600 --prefix robot",
-            "muster rule update ci deploy --ttl 60 --scope blob.read --scope node.read",
-            "muster rule delete ci deploy",
-            "muster rule events ci deploy --limit 3 --type audit",
-            "muster claim list ci",
-            "muster claim show ci 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
-            "muster claim create ci --cpus 8 --memory 64G --disk 2T --expires 30d",
-            "muster claim update ci 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01 --cpus 0 --expires 1767225600",
-            "muster claim delete ci 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
-            "muster claim events ci 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01 --limit 3",
-            "muster node list",
-            "muster node show sim-1",
-            "muster node resources sim-1",
-            "muster node metrics sim-1",
-            "muster node delete sim-1",
-            "muster node metadata sim-1",
-            "muster node set-metadata sim-1 rack {\"row\":7}",
-            "muster node delete-metadata sim-1 rack",
-            "muster network list",
-            "muster network list --all",
-            "muster network show lan --json",
-            "muster network create lan 10.0.0.0/24",
-            "muster network create lan 10.0.0.0/24 --no-dhcp --no-nat --dns --in-namespace ci --no-wait",
-            "muster network create lan 10.0.0.0/24 --timeout 5 --namespace system",
-            "muster network delete lan",
-            "muster network delete lan --no-wait",
-            "muster network delete lan --timeout 5",
-            "muster network delete-all --yes",
-            "muster network delete-all --in-namespace ci --clean-wait --yes",
-            "muster network interfaces lan",
-            "muster network addresses lan",
-            "muster network reserve lan 10.0.0.50",
-            "muster network reserve lan 10.0.0.50 --comment printer",
-            "muster network release lan 10.0.0.50",
-            "muster network route lan",
-            "muster network unroute lan 192.168.20.44",
-            "muster network ping lan 10.0.0.17",
-            "muster network set-name lan printer 10.0.0.50",
-            "muster network delete-name lan printer",
-            "muster network operations lan --all",
-            "muster network metadata lan",
-            "muster network set-metadata lan size -7",
-            "muster network delete-metadata lan size",
-            "muster instance list",
-            "muster instance list --all",
-            "muster instance show web",
-            "muster instance create web --disk 8@tiny",
-            "muster instance create web --cpus 2 --memory 2G --disk @debian:12 --disk 20,bus=nvme --network lan@10.0.0.7,float --network wan,model=e1000",
-            "muster instance create web --disk 1 --ssh-key id.pub --user-data - --placed-on sim-1 --in-namespace ci --no-wait",
-            "muster instance create web --disk 1 --uefi --secure-boot --nvram-template label:vars --no-config-drive --timeout 9",
-            "muster instance create web --disk 1 --video model=qxl,vdi=vnc --metadata a=7 --tag web --affinity prefer-with=db --side-channel none",
-            "muster instance why web",
-            "muster instance delete web db",
-            "muster instance delete web --no-wait",
-            "muster instance delete-all --in-namespace ci --yes --timeout 9",
-            "muster instance poweron web",
-            "muster instance poweroff web",
-            "muster instance pause web",
-            "muster instance unpause web",
-            "muster instance reboot web --hard",
-            "muster instance interfaces web",
-            "muster instance plug web lan@none",
-            "muster instance plug web lan,float --timeout 5",
-            "muster instance log web --lines 20 -f",
-            "muster instance log web --bytes 20 --clear",
-            "muster instance log web --all --raw",
-            "muster instance screenshot web screen.png --force",
-            "muster instance snapshot web",
-            "muster instance snapshot web --all --thin --max-versions 3 --no-wait",
-            "muster instance snapshot web --device vdc --timeout 9",
-            "muster instance snapshots web",
-            "muster instance vdi web --output web.vv",
-            "muster instance vdi web --url",
-            "muster instance events web --limit 3 --type audit",
-            "muster instance operations web --all",
-            "muster instance metadata web",
-            "muster instance set-metadata web size -7",
-            "muster instance delete-metadata web size",
-            "muster console web",
-            "muster console web --linger 0",
-            "muster exec web -- ls -l --json",
-            "muster exec web --deadline 1.5 --wait 60 -- uptime",
-            "muster exec web --detach --json -- uptime",
-            "muster cp file web:/tmp/file",
-            "muster cp web:/tmp/file . --deadline 0 --progress-timeout 9",
-            "muster cp - web:/tmp/file --mode 0755 --wait 9",
-            "muster agent list web --all",
-            "muster agent show 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
-            "muster agent delete 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
-            "muster agent events 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01 --limit 3",
-            "muster instance facts web",
-            "muster events instance web",
-            "muster interface show 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
-            "muster interface float 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
-            "muster interface defloat 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
-            "muster interface metadata 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
-            "muster interface set-metadata 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01 size 7",
-            "muster interface delete-metadata 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01 size",
-            "muster artifact list",
-            "muster artifact show debian",
-            "muster artifact show debian --in-namespace ci --namespace system",
-            "muster artifact fetch debian:12",
-            "muster artifact fetch https://host/a.qcow2 --shared --in-namespace system --no-wait",
-            "muster artifact upload tiny tiny.img",
-            "muster artifact upload tiny - --type other --source-url x --shared --in-namespace ci --no-search",
-            "muster artifact download tiny tiny.img",
-            "muster artifact download tiny - --version 3 --force",
-            "muster artifact versions tiny",
-            "muster artifact delete tiny",
-            "muster artifact delete-version tiny 3",
-            "muster artifact delete-all --yes",
-            "muster artifact delete-all --in-namespace ci --yes",
-            "muster artifact max-versions tiny 5",
-            "muster artifact share tiny",
-            "muster artifact unshare tiny",
-            "muster artifact events tiny --limit 3 --type audit",
-            "muster artifact operations tiny --all",
-            "muster artifact metadata tiny",
-            "muster artifact set-metadata tiny size -7",
-            "muster artifact delete-metadata tiny size",
-            "muster blob list --node sim-1",
-            "muster blob show 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
-            "muster blob search sha512 abc",
-            "muster blob checksum 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
-            "muster blob checksum 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01 xxh128",
-            "muster blob download 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01 file",
-            "muster blob events 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
-            "muster blob metadata 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
-            "muster blob set-metadata 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01 size 7",
-            "muster blob delete-metadata 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01 size",
-            "muster label set tiny 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
-            "muster label set ci/tiny debian --max-versions 2",
-            "muster label show ci/tiny",
-            "muster label delete tiny",
-            "muster events artifact tiny",
-            "muster events blob 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
-            "muster events network lan --limit 10",
-            "muster events namespace ci --limit 10 --type audit",
-            "muster events node sim-1",
-            "muster operation show namespace_op 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
-            "muster operation chain 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01",
-            "muster operation list --target-type namespace --target ci",
-        ] {
-            parse(line).unwrap_or_else(|error| panic!("{line}: {error}"));
-        }
-    }
-
-    #[test]
-    fn the_key_to_act_with_and_the_key_to_make_are_two_things() {
-        let cli = parse("muster --key mine key add ci deploy --key new --namespace system").unwrap();
-        assert_eq!(cli.options.namespace.as_deref(), Some("system"));
-        assert_eq!(cli.options.key, Some(Secret::new("mine")));
-        let Command::Key(key::Command::Add { namespace, key, .. }) = cli.command else { panic!("not a key") };
-        assert_eq!((namespace.as_str(), key), ("ci", Some(Secret::new("new"))));
-
-        let cli = parse("muster key add ci deploy --key new").unwrap();
-        assert_eq!(cli.options.key, None);
-    }
-
-    #[test]
-    fn a_login_is_with_a_key_or_with_a_token_and_a_rule() {
-        for line in [
-            "muster login --federated",
-            "muster login --rule deploy",
-            "muster login --print",
-            "muster login --token-file token",
-            "muster login --audience cloud",
-            "muster login --federated --rule deploy --key secret",
-            "muster login --federated --rule deploy --token-file token --token-env TOKEN",
-            "muster login --federated --rule deploy --token-file token --audience cloud",
-        ] {
-            assert!(parse(line).is_err(), "{line}");
-        }
-    }
-
-    #[test]
-    fn a_first_key_needs_both_its_name_and_its_secret() {
-        assert!(parse("muster namespace create ci --key-name deploy").is_err());
-        assert!(parse("muster namespace create ci --key secret").is_err());
-    }
-
-    #[test]
-    fn an_unknown_type_and_an_unusable_expiry_are_refused_before_anything_is_sent() {
-        assert!(parse("muster events node sim-1 --type gossip").is_err());
-        assert!(parse("muster key add ci deploy --expires soon").is_err());
-        assert!(parse("muster claim create ci --cpus 8 --memory 64G --disk 2T").is_err(), "it must end");
-        assert!(parse("muster claim update ci x").is_err(), "nothing to change");
-    }
-
-    #[test]
-    fn the_namespace_to_act_as_and_the_namespace_of_a_network_are_two_things() {
-        let cli =
-            parse("muster network create lan 10.0.0.0/24 --in-namespace ci --namespace system").unwrap();
-        assert_eq!(cli.options.namespace.as_deref(), Some("system"));
-        let Command::Network(network::Command::Create { in_namespace, .. }) = cli.command else {
-            panic!("not a network")
-        };
-        assert_eq!(in_namespace.as_deref(), Some("ci"));
-    }
-
-    #[test]
-    fn every_network_is_deleted_only_by_those_who_mean_it() {
-        assert!(parse("muster network delete-all").is_err());
-        assert!(parse("muster network delete-all --in-namespace ci --clean-wait").is_err());
-        assert!(parse("muster artifact delete-all --in-namespace ci").is_err());
-    }
-
-    #[test]
-    fn what_an_instance_cannot_be_is_refused_before_anything_is_sent() {
-        for line in [
-            "muster instance create web",
-            "muster instance create web --disk tiny",
-            "muster instance create web --disk 1 --secure-boot",
-            "muster instance create web --disk 1 --memory lots",
-            "muster instance create web --disk 1 --network lan,fast",
-            "muster instance create web --disk 1 --video vdi=rdp",
-            "muster instance delete",
-            "muster instance delete-all",
-            "muster instance snapshot web --all --device vda",
-            "muster instance log web --lines 3 --bytes 3",
-            "muster instance log web --follow --clear",
-            "muster instance vdi web --url --output web.vv",
-        ] {
-            assert!(parse(line).is_err(), "{line}");
-        }
-    }
-
-    #[test]
-    fn what_cannot_be_done_inside_a_guest_is_refused_before_anything_is_sent() {
-        for line in [
-            "muster exec web",
-            "muster exec web uptime",
-            "muster exec web --deadline -1 -- uptime",
-            "muster cp file web:file",
-            "muster cp file web:/",
-            "muster cp file web:/file --mode 999",
-        ] {
-            assert!(parse(line).is_err(), "{line}");
-        }
-    }
-
-    #[test]
-    fn a_rule_that_accepts_or_gives_nothing_is_refused_before_anything_is_sent() {
-        for line in [
-            "muster issuer update forge",
-            "muster rule update ci deploy",
-            "muster rule create ci deploy --issuer forge --scope node.read --ttl 60 --prefix robot",
-            "muster rule create ci deploy --issuer forge --claim sub=x --ttl 60 --prefix robot",
-            "muster rule create ci deploy --issuer forge --claim sub --scope node.read --ttl 60 --prefix robot",
-        ] {
-            assert!(parse(line).is_err(), "{line}");
-        }
-    }
-
-    #[test]
-    fn only_images_and_others_are_uploaded() {
-        assert!(parse("muster artifact upload tiny tiny.img --type label").is_err());
-        assert!(parse("muster blob search md5 abc").is_err());
-    }
-
-    #[test]
-    fn a_time_to_wait_contradicts_not_waiting() {
-        assert!(parse("muster network delete lan --no-wait --timeout 5").is_err());
-    }
-
-    #[test]
-    fn debug_output_shows_no_secret() {
-        let cli = parse("muster --key hunter2 key update ci deploy --key hunter2").unwrap();
-        assert!(!format!("{cli:?}").contains("hunter2"));
-    }
 }

@@ -4,24 +4,26 @@ use clap::Subcommand;
 use muster_types::key::Secret;
 use muster_types::namespace::NamespaceRecord;
 
-use super::{Session, given_or_asked, metadata, parse_secret};
-use crate::api::Object;
+use super::arguments::{given_or_prompted, parse_secret};
+use super::metadata;
+use super::session::Session;
+use crate::api::ObjectPath;
 use crate::output::{Table, compact, or_dash};
 
-/// The commands about namespaces.
+/// Commands for namespaces.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// List the namespaces that you can reach
+    /// List the accessible namespaces
     List,
-    /// Show one namespace
+    /// Show a namespace
     Show { name: String },
-    /// Make a namespace, with a first key if one is given
+    /// Create a namespace, optionally with a first key
     Create {
         name: String,
-        /// Name of a first key
+        /// Name of the first key
         #[arg(long, requires = "key")]
         key_name: Option<String>,
-        /// Secret of the first key, or - to be asked for it
+        /// Secret of the first key, or - to be prompted for it
         #[arg(long, value_name = "SECRET", requires = "key_name", value_parser = parse_secret)]
         key: Option<Secret>,
     },
@@ -29,13 +31,13 @@ pub enum Command {
     Delete { name: String },
     /// Show the metadata of a namespace
     Metadata { name: String },
-    /// Set an item of a namespace's metadata
+    /// Set a metadata key of a namespace
     SetMetadata {
         name: String,
         #[command(flatten)]
-        item: metadata::Item,
+        item: metadata::MetadataItem,
     },
-    /// Delete an item of a namespace's metadata
+    /// Delete a metadata key of a namespace
     DeleteMetadata {
         name: String,
         #[arg(value_name = "KEY")]
@@ -47,21 +49,23 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
     let client = &session.client;
     match command {
         Command::List => session.show(client.namespaces().await?, table),
-        Command::Show { name } => session.show(client.namespace(&name).await?, facts),
+        Command::Show { name } => session.show(client.namespace(&name).await?, details),
         Command::Create { name, key_name, key } => {
             let key =
-                key.map(|key| given_or_asked(key, key_name.as_deref().unwrap_or_default())).transpose()?;
+                key.map(|key| given_or_prompted(key, key_name.as_deref().unwrap_or_default())).transpose()?;
             let first_key = key_name.as_deref().zip(key.as_ref());
-            session.show(client.create_namespace(&name, first_key).await?, facts)
+            session.show(client.create_namespace(&name, first_key).await?, details)
         }
         Command::Delete { name } => {
-            let answer = client.delete_namespace(&name).await?;
-            session.done(&answer, &format!("namespace {name} deleted"))
+            let response = client.delete_namespace(&name).await?;
+            session.confirm(&response, &format!("namespace {name} deleted"))
         }
-        Command::Metadata { name } => metadata::show(session, Object::Namespace(&name)).await,
-        Command::SetMetadata { name, item } => metadata::set(session, Object::Namespace(&name), &item).await,
+        Command::Metadata { name } => metadata::show(session, ObjectPath::Namespace(&name)).await,
+        Command::SetMetadata { name, item } => {
+            metadata::set(session, ObjectPath::Namespace(&name), &item).await
+        }
         Command::DeleteMetadata { name, item } => {
-            metadata::delete(session, Object::Namespace(&name), &item).await
+            metadata::delete(session, ObjectPath::Namespace(&name), &item).await
         }
     }
 }
@@ -73,15 +77,15 @@ fn table(namespaces: Vec<NamespaceRecord>) -> Table {
     }))
 }
 
-fn facts(namespace: NamespaceRecord) -> Table {
+fn details(namespace: NamespaceRecord) -> Table {
     let metadata = namespace.metadata.iter().map(|(key, value)| (format!("metadata {key}"), compact(value)));
-    let facts = [
+    let details = [
         ("name", namespace.name),
         ("state", namespace.state.to_string()),
         ("keys", or_dash(namespace.keys.join(", "))),
         ("trusts", namespace.trust.full.join(", ")),
     ];
-    Table::facts(facts.map(|(name, value)| (name.to_owned(), value)).into_iter().chain(metadata))
+    Table::key_values(details.map(|(name, value)| (name.to_owned(), value)).into_iter().chain(metadata))
 }
 
 #[cfg(test)]
@@ -96,14 +100,14 @@ mod tests {
     }
 
     #[test]
-    fn namespaces_are_listed_one_a_line() {
+    fn lists_namespaces() {
         let text = table(from_value(json!([example()])).unwrap()).render(None);
         assert_eq!(text, "NAME  STATE    KEYS          TRUSTS\nci    created  deploy, test  system, other\n");
     }
 
     #[test]
-    fn one_namespace_is_shown_with_its_metadata() {
-        let text = facts(from_value(example()).unwrap()).render(None);
+    fn shows_the_metadata_of_a_namespace() {
+        let text = details(from_value(example()).unwrap()).render(None);
         assert!(
             text.contains("trusts         system, other\n") && text.contains("metadata size  7\n"),
             "{text}"

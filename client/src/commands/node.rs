@@ -2,36 +2,38 @@
 
 use anyhow::anyhow;
 use clap::Subcommand;
+use muster_types::event::EventType;
 use muster_types::node::NodeRecord;
 use serde_json::{Map, Value};
 
-use super::{Session, metadata};
-use crate::api::{Answer, EventQuery, Object};
+use super::metadata;
+use super::session::Session;
+use crate::api::{ApiResponse, EventQuery, ObjectPath};
 use crate::output::{Table, compact, or_dash};
-use crate::time::iso;
+use crate::time::format_utc;
 
-/// The commands about the machines of the cluster. A node goes by its name or its id.
+/// Commands for nodes, which are given by name or id.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// List the nodes
     List,
-    /// Show one node
+    /// Show a node
     Show { node: String },
-    /// Show what a node last reported to have and have left
+    /// Show the last reported resources of a node
     Resources { node: String },
-    /// Show the processor use of a node's daemon
+    /// Show the CPU usage of a node's daemon
     Metrics { node: String },
-    /// Delete a node; it does not come back by checking in
+    /// Delete a node; checking in does not restore it
     Delete { node: String },
     /// Show the metadata of a node
     Metadata { node: String },
-    /// Set an item of a node's metadata
+    /// Set a metadata key of a node
     SetMetadata {
         node: String,
         #[command(flatten)]
-        item: metadata::Item,
+        item: metadata::MetadataItem,
     },
-    /// Delete an item of a node's metadata
+    /// Delete a metadata key of a node
     DeleteMetadata {
         node: String,
         #[arg(value_name = "KEY")]
@@ -43,23 +45,25 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
     let client = &session.client;
     match command {
         Command::List => session.show(client.nodes().await?, table),
-        Command::Show { node } => session.show(client.node(&node).await?, facts),
-        Command::Resources { node } => session.show(resources(session, &node).await?, numbers),
-        Command::Metrics { node } => session.show(client.process_metrics(&node).await?, numbers),
+        Command::Show { node } => session.show(client.node(&node).await?, details),
+        Command::Resources { node } => session.show(resources(session, &node).await?, key_values),
+        Command::Metrics { node } => session.show(client.process_metrics(&node).await?, key_values),
         Command::Delete { node } => {
-            let answer = client.delete_node(&node).await?;
-            session.done(&answer, &format!("node {node} deleted"))
+            let response = client.delete_node(&node).await?;
+            session.confirm(&response, &format!("node {node} deleted"))
         }
-        Command::Metadata { node } => metadata::show(session, Object::Node(&node)).await,
-        Command::SetMetadata { node, item } => metadata::set(session, Object::Node(&node), &item).await,
-        Command::DeleteMetadata { node, item } => metadata::delete(session, Object::Node(&node), &item).await,
+        Command::Metadata { node } => metadata::show(session, ObjectPath::Node(&node)).await,
+        Command::SetMetadata { node, item } => metadata::set(session, ObjectPath::Node(&node), &item).await,
+        Command::DeleteMetadata { node, item } => {
+            metadata::delete(session, ObjectPath::Node(&node), &item).await
+        }
     }
 }
 
-/// The API has no call for this: a node's newest `resources` event says it.
-async fn resources(session: &Session, node: &str) -> anyhow::Result<Answer<Map<String, Value>>> {
-    let newest = EventQuery { limit: Some(1), event_type: Some("resources".into()) };
-    let events = session.client.events(Object::Node(node), &newest).await?;
+/// Returns the last reported resources, which only a node's newest `resources` event contains.
+async fn resources(session: &Session, node: &str) -> anyhow::Result<ApiResponse<Map<String, Value>>> {
+    let newest = EventQuery { limit: Some(1), event_type: Some(EventType::Resources.to_string()) };
+    let events = session.client.events(ObjectPath::Node(node), &newest).await?;
     events.part("/0/extra").ok_or_else(|| anyhow!("node {node} has not reported its resources yet"))
 }
 
@@ -77,7 +81,7 @@ fn roles(node: &NodeRecord) -> String {
 }
 
 fn last_seen(node: &NodeRecord) -> String {
-    if node.lastseen > 0.0 { iso(node.lastseen) } else { "never".to_owned() }
+    if node.lastseen > 0.0 { format_utc(node.lastseen) } else { "never".to_owned() }
 }
 
 fn table(nodes: Vec<NodeRecord>) -> Table {
@@ -87,11 +91,11 @@ fn table(nodes: Vec<NodeRecord>) -> Table {
     }))
 }
 
-fn facts(node: NodeRecord) -> Table {
+fn details(node: NodeRecord) -> Table {
     let (last_seen, roles) = (last_seen(&node), roles(&node));
     let limits = node.limits.iter().map(|(limit, why)| (format!("cannot {limit}"), why.clone()));
     let metadata = node.metadata.iter().map(|(key, value)| (format!("metadata {key}"), compact(value)));
-    let facts = [
+    let details = [
         ("name", node.name),
         ("uuid", node.uuid.to_string()),
         ("state", node.state.to_string()),
@@ -100,13 +104,13 @@ fn facts(node: NodeRecord) -> Table {
         ("last seen", last_seen),
         ("release", node.release),
     ];
-    Table::facts(
-        facts.map(|(name, value)| (name.to_owned(), value)).into_iter().chain(limits).chain(metadata),
+    Table::key_values(
+        details.map(|(name, value)| (name.to_owned(), value)).into_iter().chain(limits).chain(metadata),
     )
 }
 
-fn numbers(numbers: Map<String, Value>) -> Table {
-    Table::facts(numbers.into_iter().map(|(name, value)| (name, compact(&value))))
+fn key_values(values: Map<String, Value>) -> Table {
+    Table::key_values(values.into_iter().map(|(name, value)| (name, compact(&value))))
 }
 
 #[cfg(test)]
@@ -127,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_listed_with_their_roles_and_when_they_were_seen() {
+    fn lists_nodes_with_roles_and_last_check_in() {
         let text = table(vec![example(1_767_225_600.0)]).render(None);
         let line =
             "sim-1  created  127.1.0.2  2026-01-01T00:00:00.000Z  hypervisor, maintainer, simulated, no taps";
@@ -135,8 +139,8 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_never_checked_in_says_so() {
-        let text = facts(example(0.0)).render(None);
+    fn shows_a_node_that_never_checked_in() {
+        let text = details(example(0.0)).render(None);
         assert!(text.contains("cannot taps    needs /dev/net/tun\n"), "{text}");
         assert!(text.contains("last seen      never\n") && text.contains("metadata rack  b\n"), "{text}");
     }

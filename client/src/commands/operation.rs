@@ -4,33 +4,33 @@ use clap::Subcommand;
 use clap::builder::PossibleValuesParser;
 use muster_types::operation::{OperationRecord, OperationType};
 
-use super::Session;
+use super::session::Session;
 use crate::output::{Table, or_dash};
-use crate::time::iso;
+use crate::time::format_utc;
 
-/// The commands about queued work.
+/// Commands for operations.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Show one operation
+    /// Show an operation
     Show {
-        #[arg(value_name = "TYPE", value_parser = types())]
+        #[arg(value_name = "TYPE", value_parser = operation_types())]
         operation_type: String,
         uuid: String,
     },
-    /// List an operation and all that it depends on, newest first
+    /// List an operation and its dependencies, newest first
     Chain { uuid: String },
     /// List the operations on an object, newest first
     List {
-        /// Kind of the object, such as namespace or node
+        /// Type of the object, such as namespace or node
         #[arg(long, value_name = "TYPE")]
         target_type: String,
-        /// The object's id; for a namespace its name
+        /// Id of the object, or name of a namespace
         #[arg(long, value_name = "ID")]
         target: String,
     },
 }
 
-fn types() -> PossibleValuesParser {
+fn operation_types() -> PossibleValuesParser {
     PossibleValuesParser::new(OperationType::ALL.iter().map(|operation_type| operation_type.as_str()))
 }
 
@@ -38,7 +38,7 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
     let client = &session.client;
     match command {
         Command::Show { operation_type, uuid } => {
-            session.show(client.operation(&operation_type, &uuid).await?, facts)
+            session.show(client.operation(&operation_type, &uuid).await?, details)
         }
         Command::Chain { uuid } => session.show(client.operation_chain(&uuid).await?, table),
         Command::List { target_type, target } => {
@@ -51,13 +51,13 @@ fn target(operation: &OperationRecord) -> String {
     format!("{} {}", operation.target_object_type, operation.target_uuid)
 }
 
-/// Why an operation failed, if it did.
+/// Returns why an operation failed, if it did.
 pub(super) fn error(operation: &OperationRecord) -> String {
     let error = operation.error_report.as_ref();
     error.map_or_else(|| "-".to_owned(), |error| format!("{} ({})", error.message, error.code))
 }
 
-/// Operations, one a line.
+/// Lists operations.
 pub(super) fn table(operations: Vec<OperationRecord>) -> Table {
     let table = Table::new(&["UUID", "TYPE", "STATE"], &["TARGET", "ERROR"]);
     table.rows(operations.into_iter().map(|operation| {
@@ -71,9 +71,9 @@ pub(super) fn table(operations: Vec<OperationRecord>) -> Table {
     }))
 }
 
-fn facts(operation: OperationRecord) -> Table {
+fn details(operation: OperationRecord) -> Table {
     let parents = operation.depends_on.iter().map(|parent| format!("{} {}", parent.op_type, parent.op_uuid));
-    let facts = [
+    let details = [
         ("uuid", operation.uuid.to_string()),
         ("type", operation.operation_type.to_string()),
         ("state", operation.state.to_string()),
@@ -82,11 +82,11 @@ fn facts(operation: OperationRecord) -> Table {
         ("steps", operation.tasks.join(", ")),
         ("depends on", or_dash(parents.collect::<Vec<_>>().join(", "))),
         ("attempts", operation.attempts.to_string()),
-        ("created", iso(operation.created)),
-        ("updated", iso(operation.updated)),
+        ("created", format_utc(operation.created)),
+        ("updated", format_utc(operation.updated)),
         ("namespace", or_dash(operation.namespace.unwrap_or_default())),
     ];
-    Table::facts(facts.map(|(name, value)| (name.to_owned(), value)))
+    Table::key_values(details.map(|(name, value)| (name.to_owned(), value)))
 }
 
 #[cfg(test)]
@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_failed_operation_says_why() {
+    fn shows_why_an_operation_failed() {
         let operation: OperationRecord = from_value(json!({
             "uuid": "5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01", "object_type": "clusteroperation",
             "operation_type": "namespace_op", "state": "error", "tasks": ["revoke", "clean"], "depends_on": [],
@@ -105,7 +105,7 @@ mod tests {
             "updated": 1_767_225_601.0, "version": 1
         }))
         .unwrap();
-        let text = facts(operation.clone()).render(None);
+        let text = details(operation.clone()).render(None);
         assert!(text.contains("error       it broke (internal.unknown)\n"), "{text}");
         assert!(text.contains("steps       revoke, clean\n"), "{text}");
         let text = table(vec![operation]).render(None);

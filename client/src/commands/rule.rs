@@ -5,92 +5,96 @@ use std::collections::BTreeMap;
 use clap::{Args, Subcommand};
 use muster_types::rule::{BoundClaims, Matcher, RuleRecord, RuleTerms};
 
-use super::Session;
-use super::events::{self, Which};
-use crate::api::Object;
+use super::events::{self, EventFilter};
+use super::session::Session;
+use crate::api::ObjectPath;
 use crate::output::Table;
 
-/// The commands about which tokens can be exchanged for which keys.
+/// Commands for mapping rules.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// List the mapping rules of a namespace
     List { namespace: String },
-    /// Show one rule
+    /// Show a mapping rule
     Show { namespace: String, name: String },
-    /// Add a rule
+    /// Add a mapping rule
     Create {
         namespace: String,
         name: String,
-        /// Name of the issuer whose tokens are accepted
+        /// Name of the trusted issuer
         #[arg(long)]
         issuer: String,
-        /// What a token must claim; several values for one name: one of them
-        #[arg(long = "claim", value_name = "NAME=VALUE", value_parser = claim, required = true)]
+        /// Required claim of a token; of several values for one name, one must match
+        #[arg(long = "claim", value_name = "NAME=VALUE", value_parser = parse_claim, required = true)]
         claims: Vec<(String, String)>,
-        /// What the keys may be used for, such as artifact.read or artifact.*
+        /// Scope of the keys, such as artifact.read or artifact.*
         #[arg(long = "scope", value_name = "SCOPE", required = true)]
         scopes: Vec<String>,
-        /// How long the keys live, a day at most
+        /// Lifetime of the keys, at most a day
         #[arg(long, value_name = "SECONDS")]
         ttl: i64,
-        /// How the names of the keys begin
+        /// Prefix of the key names
         #[arg(long)]
         prefix: String,
     },
-    /// Change what is given, and keep the rest
+    /// Change a mapping rule; options that are not given keep their value
     Update {
         namespace: String,
         name: String,
         #[command(flatten)]
-        changes: Changes,
+        changes: RuleChanges,
     },
-    /// Delete a rule; the keys that it made stay
+    /// Delete a mapping rule; its keys are kept
     Delete { namespace: String, name: String },
-    /// Events of a rule, such as the exchanges that it refused
+    /// Show the events of a mapping rule, such as refused exchanges, newest first
     Events {
         namespace: String,
         name: String,
         #[command(flatten)]
-        which: Which,
+        filter: EventFilter,
     },
 }
 
-/// What is to be different.
+/// Changes of a mapping rule.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = true)]
-pub struct Changes {
-    /// Name of the issuer whose tokens are accepted
+pub struct RuleChanges {
+    /// Name of the trusted issuer
     #[arg(long)]
     issuer: Option<String>,
-    /// What a token must claim, in place of all that it had to claim before
-    #[arg(long = "claim", value_name = "NAME=VALUE", value_parser = claim)]
+    /// Required claim of a token; replaces all previous claims
+    #[arg(long = "claim", value_name = "NAME=VALUE", value_parser = parse_claim)]
     claims: Vec<(String, String)>,
-    /// What the keys may be used for, in place of all scopes before
+    /// Scope of the keys; replaces all previous scopes
     #[arg(long = "scope", value_name = "SCOPE")]
     scopes: Vec<String>,
-    /// How long the keys live, a day at most
+    /// Lifetime of the keys, at most a day
     #[arg(long, value_name = "SECONDS")]
     ttl: Option<i64>,
-    /// How the names of the keys begin
+    /// Prefix of the key names
     #[arg(long)]
     prefix: Option<String>,
 }
 
-impl Changes {
-    /// The terms of a rule with the changes made.
-    fn applied_to(self, now: RuleRecord) -> RuleTerms {
+impl RuleChanges {
+    /// Returns the terms of a rule with the changes applied.
+    fn apply_to(self, current: RuleRecord) -> RuleTerms {
         RuleTerms {
-            issuer: self.issuer.unwrap_or(now.issuer),
-            bound_claims: if self.claims.is_empty() { now.bound_claims } else { bound(self.claims) },
-            scopes: if self.scopes.is_empty() { now.scopes } else { self.scopes },
-            key_ttl: self.ttl.unwrap_or(now.key_ttl),
-            key_name_prefix: self.prefix.unwrap_or(now.key_name_prefix),
+            issuer: self.issuer.unwrap_or(current.issuer),
+            bound_claims: if self.claims.is_empty() {
+                current.bound_claims
+            } else {
+                bind_claims(self.claims)
+            },
+            scopes: if self.scopes.is_empty() { current.scopes } else { self.scopes },
+            key_ttl: self.ttl.unwrap_or(current.key_ttl),
+            key_name_prefix: self.prefix.unwrap_or(current.key_name_prefix),
         }
     }
 }
 
-/// A claim and a value of it. Values may contain the sign between them, names cannot.
-fn claim(text: &str) -> Result<(String, String), String> {
+/// Parses a claim. Values may contain an equals sign, names cannot.
+fn parse_claim(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((name, value)) if !name.is_empty() && !value.is_empty() => {
             Ok((name.to_owned(), value.to_owned()))
@@ -99,8 +103,8 @@ fn claim(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// Claims by name: one value is meant alone, several are meant to be chosen from.
-fn bound(claims: Vec<(String, String)>) -> BoundClaims {
+/// Groups claims by name. Several values of a claim are alternatives.
+fn bind_claims(claims: Vec<(String, String)>) -> BoundClaims {
     let mut values: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (name, value) in claims {
         values.entry(name).or_default().push(value);
@@ -119,22 +123,22 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
     let client = &session.client;
     match command {
         Command::List { namespace } => session.show(client.rules(&namespace).await?, table),
-        Command::Show { namespace, name } => session.show(client.rule(&namespace, &name).await?, facts),
+        Command::Show { namespace, name } => session.show(client.rule(&namespace, &name).await?, details),
         Command::Create { namespace, name, issuer, claims, scopes, ttl, prefix } => {
-            let bound_claims = bound(claims);
+            let bound_claims = bind_claims(claims);
             let terms = RuleTerms { issuer, bound_claims, scopes, key_ttl: ttl, key_name_prefix: prefix };
-            session.show(client.create_rule(&namespace, &name, &terms).await?, facts)
+            session.show(client.create_rule(&namespace, &name, &terms).await?, details)
         }
         Command::Update { namespace, name, changes } => {
-            let terms = changes.applied_to(client.rule(&namespace, &name).await?.value()?);
-            session.show(client.update_rule(&namespace, &name, &terms).await?, facts)
+            let terms = changes.apply_to(client.rule(&namespace, &name).await?.value()?);
+            session.show(client.update_rule(&namespace, &name, &terms).await?, details)
         }
         Command::Delete { namespace, name } => {
-            let answer = client.delete_rule(&namespace, &name).await?;
-            session.done(&answer, &format!("rule {name} deleted"))
+            let response = client.delete_rule(&namespace, &name).await?;
+            session.confirm(&response, &format!("rule {name} deleted"))
         }
-        Command::Events { namespace, name, which } => {
-            events::show(session, Object::Rule(&namespace, &name), &which).await
+        Command::Events { namespace, name, filter } => {
+            events::show(session, ObjectPath::Rule(&namespace, &name), &filter).await
         }
     }
 }
@@ -159,9 +163,9 @@ fn table(rules: Vec<RuleRecord>) -> Table {
     ))
 }
 
-fn facts(rule: RuleRecord) -> Table {
+fn details(rule: RuleRecord) -> Table {
     let claims = rule.bound_claims.iter().map(|(name, matcher)| (format!("claim {name}"), values(matcher)));
-    let facts = [
+    let details = [
         ("uuid", rule.uuid.to_string()),
         ("namespace", rule.namespace),
         ("name", rule.name),
@@ -171,7 +175,7 @@ fn facts(rule: RuleRecord) -> Table {
         ("seconds", rule.key_ttl.to_string()),
         ("prefix", rule.key_name_prefix),
     ];
-    Table::facts(facts.map(|(name, value)| (name.to_owned(), value)).into_iter().chain(claims))
+    Table::key_values(details.map(|(name, value)| (name.to_owned(), value)).into_iter().chain(claims))
 }
 
 #[cfg(test)]
@@ -188,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_listed_one_a_line() {
+    fn lists_rules() {
         let text = table(from_value(json!([example()])).unwrap()).render(None);
         let expected = "NAME    ISSUER  SECONDS  PREFIX  CLAIMS                         SCOPES\n\
                         deploy  forge   600      robot   ref=main or next, sub=repo:x  artifact.*, blob.read\n";
@@ -200,30 +204,30 @@ mod tests {
     }
 
     #[test]
-    fn one_rule_is_shown_with_its_claims() {
-        let text = facts(from_value(example()).unwrap()).render(None);
+    fn shows_the_claims_of_a_rule() {
+        let text = details(from_value(example()).unwrap()).render(None);
         assert!(text.contains("claim ref  main or next\n") && text.contains("seconds    600\n"), "{text}");
     }
 
     #[test]
-    fn several_values_of_one_claim_are_a_list() {
-        let claims = ["sub=a=b", "ref=main", "ref=next"].map(|text| claim(text).unwrap());
-        assert_eq!(json!(bound(claims.into())), json!({ "sub": "a=b", "ref": ["main", "next"] }));
+    fn several_values_of_a_claim_are_a_list() {
+        let claims = ["sub=a=b", "ref=main", "ref=next"].map(|text| parse_claim(text).unwrap());
+        assert_eq!(json!(bind_claims(claims.into())), json!({ "sub": "a=b", "ref": ["main", "next"] }));
         for text in ["sub", "=x", "sub="] {
-            assert!(claim(text).is_err(), "{text}");
+            assert!(parse_claim(text).is_err(), "{text}");
         }
     }
 
     #[test]
-    fn what_is_not_changed_stays() {
-        let changes = Changes {
+    fn update_keeps_unchanged_terms() {
+        let changes = RuleChanges {
             issuer: None,
             claims: vec![],
             scopes: vec!["node.read".into()],
             ttl: None,
             prefix: None,
         };
-        let terms = changes.applied_to(from_value(example()).unwrap());
+        let terms = changes.apply_to(from_value(example()).unwrap());
         assert_eq!(
             (terms.scopes, terms.key_ttl, terms.bound_claims.len()),
             (vec!["node.read".into()], 600, 2)

@@ -4,16 +4,16 @@ use anyhow::Context as _;
 use clap::Subcommand;
 use muster_types::namespace::NamespaceRecord;
 
-use super::Session;
-use crate::api::Answer;
+use super::session::Session;
+use crate::api::ApiResponse;
 use crate::output::Table;
 
-/// The commands about whom a namespace trusts.
+/// Commands for trust between namespaces.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// List whom a namespace trusts
+    /// List the namespaces that a namespace trusts
     List { namespace: String },
-    /// Let another namespace see and use what belongs to this one
+    /// Give another namespace access to the objects of this one
     Add { namespace: String, other: String },
     /// Stop trusting another namespace
     Remove { namespace: String, other: String },
@@ -21,16 +21,16 @@ pub enum Command {
 
 pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
     let client = &session.client;
-    let answer = match command {
+    let response = match command {
         Command::List { namespace } => client.namespace(&namespace).await?,
         Command::Add { namespace, other } => client.add_trust(&namespace, &other).await?,
         Command::Remove { namespace, other } => client.remove_trust(&namespace, &other).await?,
     };
-    session.show(trusted(&answer)?, table)
+    session.show(trusted(&response)?, table)
 }
 
-fn trusted(answer: &Answer<NamespaceRecord>) -> anyhow::Result<Answer<Vec<String>>> {
-    answer.part("/trust/full").context("the answer does not say whom the namespace trusts")
+fn trusted(response: &ApiResponse<NamespaceRecord>) -> anyhow::Result<ApiResponse<Vec<String>>> {
+    response.part("/trust/full").context("the response does not contain the trusted namespaces")
 }
 
 fn table(names: Vec<String>) -> Table {

@@ -1,79 +1,82 @@
-//! Waiting for what the server does on its own: it is asked again, less and less often, until time is up.
+//! Waiting for asynchronous work of the server by polling with growing intervals.
 
 use std::time::Duration;
 
 use clap::Args;
 use tokio::time::{Instant, sleep};
 
-const SHORTEST_PAUSE: Duration = Duration::from_millis(200);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(200);
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Whether and how long to wait.
 #[derive(Debug, Clone, Copy, Args)]
-pub struct Waiting {
-    /// Do not wait for the end of it
+pub struct WaitOptions {
+    /// Do not wait for completion
     #[arg(long)]
     no_wait: bool,
-    /// How long to wait at most
+    /// Maximum time to wait
     #[arg(long, value_name = "SECONDS", default_value_t = 60, conflicts_with = "no_wait")]
     pub(super) timeout: u32,
 }
 
-impl Waiting {
-    /// The time that there is, unless nobody wants to wait.
-    pub(super) fn patience(self) -> Option<Patience> {
-        (!self.no_wait).then(|| Patience::of(self.timeout))
+impl WaitOptions {
+    /// Starts the timer, unless the user does not want to wait.
+    pub(super) fn timer(self) -> Option<PollTimer> {
+        (!self.no_wait).then(|| PollTimer::new(self.timeout))
     }
 }
 
 #[cfg(test)]
-impl Waiting {
-    pub(super) fn of(seconds: u32) -> Self {
+impl WaitOptions {
+    pub(super) fn with_timeout(seconds: u32) -> Self {
         Self { no_wait: false, timeout: seconds }
     }
 }
 
-/// Whether and how long to wait for what may take very long.
+/// Whether and how long to wait for work of unpredictable duration.
 #[derive(Debug, Clone, Copy, Args)]
-pub(super) struct LongWaiting {
-    /// Do not wait for the end of it
+pub(super) struct LongWaitOptions {
+    /// Do not wait for completion
     #[arg(long)]
     no_wait: bool,
-    /// How long to wait at most, if not for ever
+    /// Maximum time to wait; unlimited if not given
     #[arg(long, value_name = "SECONDS", conflicts_with = "no_wait")]
     timeout: Option<u32>,
 }
 
-impl LongWaiting {
-    /// The time that there is, unless nobody wants to wait.
-    pub(super) fn patience(self) -> Option<Patience> {
-        let end = self.timeout.map(|time| Instant::now() + Duration::from_secs(time.into()));
-        (!self.no_wait).then_some(Patience { end, pause: SHORTEST_PAUSE })
+impl LongWaitOptions {
+    /// Starts the timer, unless the user does not want to wait.
+    pub(super) fn timer(self) -> Option<PollTimer> {
+        let deadline = self.timeout.map(|time| Instant::now() + Duration::from_secs(time.into()));
+        (!self.no_wait).then_some(PollTimer { deadline, interval: MIN_POLL_INTERVAL })
     }
 }
 
-/// What is left of the time to wait.
+/// Paces polling until a deadline.
 #[derive(Debug)]
-pub(super) struct Patience {
-    /// Nothing: there is no end of it.
-    end: Option<Instant>,
-    pause: Duration,
+pub(super) struct PollTimer {
+    /// `None` polls without limit.
+    deadline: Option<Instant>,
+    interval: Duration,
 }
 
-impl Patience {
-    /// So many seconds from now.
-    pub(super) fn of(seconds: u32) -> Self {
-        Self { end: Some(Instant::now() + Duration::from_secs(seconds.into())), pause: SHORTEST_PAUSE }
+impl PollTimer {
+    /// Creates a timer that expires after some seconds.
+    pub(super) fn new(seconds: u32) -> Self {
+        let deadline = Instant::now() + Duration::from_secs(seconds.into());
+        Self { deadline: Some(deadline), interval: MIN_POLL_INTERVAL }
     }
 
-    /// Pauses before the next question. False when there is no time for one.
-    pub(super) async fn lasts(&mut self) -> bool {
-        let left = self.end.map_or(LONGEST_PAUSE, |end| end.saturating_duration_since(Instant::now()));
-        if left.is_zero() {
+    /// Waits before the next poll. Returns false if the deadline has passed.
+    pub(super) async fn tick(&mut self) -> bool {
+        let remaining = self
+            .deadline
+            .map_or(MAX_POLL_INTERVAL, |deadline| deadline.saturating_duration_since(Instant::now()));
+        if remaining.is_zero() {
             return false;
         }
-        sleep(self.pause.min(left)).await;
-        self.pause = (self.pause * 3 / 2).min(LONGEST_PAUSE);
+        sleep(self.interval.min(remaining)).await;
+        self.interval = (self.interval * 3 / 2).min(MAX_POLL_INTERVAL);
         true
     }
 }
@@ -83,25 +86,25 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn patience_ends_and_pauses_grow() {
-        assert!(Waiting { no_wait: true, timeout: 60 }.patience().is_none());
-        let mut patience = Waiting { no_wait: false, timeout: 0 }.patience().unwrap();
-        assert!(!patience.lasts().await);
-        let end = Instant::now() + Duration::from_millis(2);
-        let mut patience = Patience { end: Some(end), pause: Duration::from_millis(1) };
-        assert!(patience.lasts().await);
-        assert_eq!(patience.pause, Duration::from_micros(1500));
-        while patience.lasts().await {}
-        assert!(Instant::now() >= end && patience.pause <= LONGEST_PAUSE);
+    async fn timer_expires_and_its_interval_grows() {
+        assert!(WaitOptions { no_wait: true, timeout: 60 }.timer().is_none());
+        let mut timer = WaitOptions { no_wait: false, timeout: 0 }.timer().unwrap();
+        assert!(!timer.tick().await);
+        let deadline = Instant::now() + Duration::from_millis(2);
+        let mut timer = PollTimer { deadline: Some(deadline), interval: Duration::from_millis(1) };
+        assert!(timer.tick().await);
+        assert_eq!(timer.interval, Duration::from_micros(1500));
+        while timer.tick().await {}
+        assert!(Instant::now() >= deadline && timer.interval <= MAX_POLL_INTERVAL);
     }
 
     #[tokio::test]
-    async fn long_patience_ends_only_if_that_is_wanted() {
-        assert!(LongWaiting { no_wait: true, timeout: None }.patience().is_none());
-        let mut patience = LongWaiting { no_wait: false, timeout: Some(0) }.patience().unwrap();
-        assert!(!patience.lasts().await);
-        let patience = LongWaiting { no_wait: false, timeout: None }.patience().unwrap();
-        assert!(patience.end.is_none());
-        assert!(Patience { pause: Duration::from_millis(1), ..patience }.lasts().await);
+    async fn long_wait_expires_only_with_a_timeout() {
+        assert!(LongWaitOptions { no_wait: true, timeout: None }.timer().is_none());
+        let mut timer = LongWaitOptions { no_wait: false, timeout: Some(0) }.timer().unwrap();
+        assert!(!timer.tick().await);
+        let timer = LongWaitOptions { no_wait: false, timeout: None }.timer().unwrap();
+        assert!(timer.deadline.is_none());
+        assert!(PollTimer { interval: Duration::from_millis(1), ..timer }.tick().await);
     }
 }

@@ -1,5 +1,5 @@
-//! Receiving the content of a blob. It goes to a file next to the one that is wanted, whose name holds the blob's id,
-//! so that another run can go on with it; only what has the blob's sha512 gets the wanted name.
+//! Downloads of blobs. The content is written to a part file next to the target whose name contains the blob's id, so that
+//! another run can resume it. It is renamed to the target only if its SHA-512 matches.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read as _, Write};
@@ -12,68 +12,72 @@ use bytes::Bytes;
 use muster_types::blob::{BlobRecord, HashAlgorithm};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{CHUNK, CHUNKS, Policy, Tally, Tries};
-use crate::api::{Client, Error, io_text};
-use crate::output::bytes;
-use crate::progress::Meter;
+use super::checksum::{CHUNK_SIZE, ContentHasher};
+use super::retry::{Retries, RetryPolicy};
+use crate::api::{Client, Error};
+use crate::error_text::io_error_text;
+use crate::output::format_bytes;
+use crate::progress::ProgressMeter;
 
-/// Where a content goes.
+/// The number of received chunks buffered between network and disk.
+const CHUNK_QUEUE: usize = 32;
+
+/// Where downloaded content is written.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum DownloadTarget {
     Stdout,
     File(PathBuf),
 }
 
-impl Target {
-    /// A file, or for `-` standard output. What is there is not replaced unless that is wanted.
+impl DownloadTarget {
+    /// Creates the target for a file, or for standard output if it is `-`. Replaces an existing file only with `force`.
     pub(crate) fn new(file: &Path, force: bool) -> anyhow::Result<Self> {
         if file == Path::new("-") {
             return Ok(Self::Stdout);
         }
         let name = file.display();
         match fs::metadata(file) {
-            Ok(about) if about.is_dir() => bail!("{name} is a folder; name a file in it"),
-            Ok(about) if !about.is_file() => bail!("{name} is not a regular file; give - and redirect"),
-            Ok(_) if !force => bail!("{name} is there already; give --force to replace it"),
+            Ok(metadata) if metadata.is_dir() => bail!("{name} is a directory; give a file in it"),
+            Ok(metadata) if !metadata.is_file() => bail!("{name} is not a regular file; give - and redirect"),
+            Ok(_) if !force => bail!("{name} already exists; give --force to replace it"),
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                bail!("cannot write {name}: {}", io_text(&error))
+                bail!("cannot write {name}: {}", io_error_text(&error))
             }
             Ok(_) | Err(_) => Ok(Self::File(file.to_owned())),
         }
     }
 
-    /// What becomes of a download that is interrupted.
-    pub(crate) fn when_interrupted(&self) -> String {
+    /// Returns what becomes of an interrupted download.
+    pub(crate) fn interrupt_consequence(&self) -> String {
         match self {
-            Self::Stdout => "what was written is not whole".to_owned(),
-            Self::File(_) => "what has arrived is kept: run the same command again to go on".to_owned(),
+            Self::Stdout => "the output is incomplete".to_owned(),
+            Self::File(_) => "the received part is kept: run the same command again to resume".to_owned(),
         }
     }
 }
 
-/// Receives a blob whole and checked. The answer says how much was moved and how fast; nothing if the reader of
-/// standard output has seen enough.
+/// Downloads and verifies a blob. Returns a summary of the transfer, or `None` if the reader closed standard output.
 pub(crate) async fn download(
     client: &Client,
     blob: &BlobRecord,
-    target: &Target,
-    policy: Policy,
+    target: &DownloadTarget,
+    policy: RetryPolicy,
 ) -> anyhow::Result<Option<String>> {
-    let wanted = Wanted::new(client, blob, policy).await?;
-    if wanted.sha512.is_none() {
+    let download = BlobDownload::new(client, blob, policy).await?;
+    if download.sha512.is_none() {
         eprintln!(
-            "the server does not know the checksum of blob {} yet: what arrives is not checked",
+            "the server has not computed the checksum of blob {} yet: the download is not verified",
             blob.uuid
         );
     }
     match target {
-        Target::Stdout => wanted.to_stream(io::stdout(), &wanted.meter(0)).await,
-        Target::File(file) => wanted.to_file(file).await.map(Some),
+        DownloadTarget::Stdout => download.to_stream(io::stdout(), &download.meter(0)).await,
+        DownloadTarget::File(file) => download.to_file(file).await.map(Some),
     }
 }
 
-/// What the content must sum up to, if the server knows.
-async fn sha512(client: &Client, blob: &BlobRecord) -> anyhow::Result<Option<String>> {
+/// Returns the expected checksum, if the server has computed it.
+async fn expected_sha512(client: &Client, blob: &BlobRecord) -> anyhow::Result<Option<String>> {
     let known = blob.sha512.clone().or_else(|| blob.checksums.get(&HashAlgorithm::Sha512).cloned());
     match known {
         Some(known) => Ok(Some(known)),
@@ -81,216 +85,234 @@ async fn sha512(client: &Client, blob: &BlobRecord) -> anyhow::Result<Option<Str
     }
 }
 
-/// Writes a blob to a stream, whole and checked, and shows nothing but that. A reader that has seen enough is no error.
-pub(crate) async fn pour(
+/// Writes and verifies a blob to a stream without showing progress. A closed pipe is not an error.
+pub(crate) async fn download_to_stream(
     client: &Client,
     blob: &BlobRecord,
     out: impl Write + Send + 'static,
-    policy: Policy,
+    policy: RetryPolicy,
 ) -> anyhow::Result<()> {
-    let wanted = Wanted::new(client, blob, policy).await?;
-    wanted.to_stream(out, &Meter::hidden()).await.map(drop)
+    let download = BlobDownload::new(client, blob, policy).await?;
+    download.to_stream(out, &ProgressMeter::hidden()).await.map(drop)
 }
 
-/// What has arrived of a blob for a file: nobody else may read it, and if it does not become whole it is removed when
-/// this is dropped.
+/// A part file that only its owner can read. Removed on drop if the download is not complete.
 #[derive(Debug)]
-pub(crate) struct PrivatePart(PathBuf);
+pub(crate) struct PrivatePartFile(PathBuf);
 
-impl PrivatePart {
+impl PrivatePartFile {
     pub(crate) fn new(blob: &BlobRecord, file: &Path) -> anyhow::Result<Self> {
-        let path = part_of(file, &blob.uuid.to_string())?;
+        let path = part_path(file, &blob.uuid.to_string())?;
         let opened = OpenOptions::new().append(true).create(true).mode(0o600).open(&path);
-        opened.map_err(|error| anyhow!("cannot write {}: {}", path.display(), io_text(&error)))?;
+        opened.map_err(|error| anyhow!("cannot write {}: {}", path.display(), io_error_text(&error)))?;
         Ok(Self(path))
     }
 }
 
-impl Drop for PrivatePart {
+impl Drop for PrivatePartFile {
     fn drop(&mut self) {
-        // What became whole has another name.
+        // A complete download has been renamed.
         let _ = fs::remove_file(&self.0);
     }
 }
 
-struct Wanted<'a> {
+/// A blob to download.
+struct BlobDownload<'a> {
     client: &'a Client,
     blob: String,
     size: u64,
     sha512: Option<String>,
-    policy: Policy,
+    policy: RetryPolicy,
 }
 
-impl<'a> Wanted<'a> {
-    async fn new(client: &'a Client, blob: &BlobRecord, policy: Policy) -> anyhow::Result<Self> {
-        let sha512 = sha512(client, blob).await?;
-        let size = u64::try_from(blob.size).map_err(|_| anyhow!("blob {} has no size", blob.uuid))?;
+impl<'a> BlobDownload<'a> {
+    async fn new(client: &'a Client, blob: &BlobRecord, policy: RetryPolicy) -> anyhow::Result<Self> {
+        let sha512 = expected_sha512(client, blob).await?;
+        let size = u64::try_from(blob.size)
+            .map_err(|_| anyhow!("the server sent an invalid size of blob {}", blob.uuid))?;
         Ok(Self { client, blob: blob.uuid.to_string(), size, sha512, policy })
     }
 
     async fn to_stream(
         &self,
         out: impl Write + Send + 'static,
-        meter: &Meter,
+        meter: &ProgressMeter,
     ) -> anyhow::Result<Option<String>> {
-        let writer = Writer::start(out, Tally::new());
+        let writer = WriterThread::start(out, ContentHasher::new());
         let received = self.receive(&writer, 0, meter).await;
-        let written = match writer.end().await {
-            Ok((_, tally)) => tally,
-            // A reader that has seen enough is no error.
+        let written = match writer.finish().await {
+            Ok((_, hasher)) => hasher,
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(None),
-            Err(error) => bail!("cannot write the output: {}", io_text(&error)),
+            Err(error) => bail!("cannot write the output: {}", io_error_text(&error)),
         };
         received?;
-        if self.fits(&written) {
+        if self.matches_checksum(&written) {
             return Ok(Some(meter.summary()));
         }
-        bail!("what was written is not blob {}: its sha512 is {}; do not use it", self.blob, written.finish())
+        bail!("the output is not blob {}: its sha512 is {}; do not use it", self.blob, written.digest())
     }
 
     async fn to_file(&self, file: &Path) -> anyhow::Result<String> {
-        let path = part_of(file, &self.blob)?;
-        let (mut part, mut tally) = self.open_part(&path).await?;
+        let path = part_path(file, &self.blob)?;
+        let (mut part, mut hasher) = self.open_part(&path).await?;
         loop {
-            let start = tally.at;
+            let start = hasher.hashed();
             if start > 0 {
                 eprintln!(
-                    "going on with an earlier download: {} of {} are here",
-                    bytes(start),
-                    bytes(self.size)
+                    "resuming an earlier download: {} of {} already received",
+                    format_bytes(start),
+                    format_bytes(self.size)
                 );
             }
             let meter = self.meter(start);
-            let writer = Writer::start(part, tally);
+            let writer = WriterThread::start(part, hasher);
             let received = self.receive(&writer, start, &meter).await;
-            let ended = writer.end().await;
-            (part, tally) =
-                ended.map_err(|error| anyhow!("cannot write {}: {}", path.display(), io_text(&error)))?;
+            let written = writer.finish().await;
+            (part, hasher) = written
+                .map_err(|error| anyhow!("cannot write {}: {}", path.display(), io_error_text(&error)))?;
             received.map_err(|error| {
                 let file = file.display();
-                anyhow!("{error}; `muster blob download {} {file}` goes on with it", self.blob)
+                anyhow!("{error}; run `muster blob download {} {file}` to resume", self.blob)
             })?;
             let summary = meter.summary();
             drop(meter);
-            if self.fits(&tally) {
+            if self.matches_checksum(&hasher) {
                 let stored = part.sync_all().and_then(|()| fs::rename(&path, file));
-                stored.map_err(|error| anyhow!("cannot write {}: {}", file.display(), io_text(&error)))?;
+                stored
+                    .map_err(|error| anyhow!("cannot write {}: {}", file.display(), io_error_text(&error)))?;
                 return Ok(summary);
             }
-            let emptied = part.set_len(0).and_then(|()| io::Seek::rewind(&mut part));
-            emptied.map_err(|error| anyhow!("cannot write {}: {}", path.display(), io_text(&error)))?;
+            let truncated = part.set_len(0).and_then(|()| io::Seek::rewind(&mut part));
+            truncated
+                .map_err(|error| anyhow!("cannot write {}: {}", path.display(), io_error_text(&error)))?;
             if start == 0 {
                 let _ = fs::remove_file(&path);
                 bail!(
-                    "what arrived is not blob {}: its sha512 is {}; it was removed, run the same command again",
+                    "the received content is not blob {}: its sha512 is {}; it was removed, run the same command again",
                     self.blob,
-                    tally.finish()
+                    hasher.digest()
                 );
             }
-            eprintln!("what an earlier run had received is damaged; beginning anew");
-            tally = Tally::new();
+            eprintln!("the part received by an earlier run is damaged; starting over");
+            hasher = ContentHasher::new();
         }
     }
 
-    fn meter(&self, start: u64) -> Meter {
-        Meter::new("downloading", start, Some(self.size))
+    fn meter(&self, start: u64) -> ProgressMeter {
+        ProgressMeter::new("downloading", start, Some(self.size))
     }
 
-    fn fits(&self, tally: &Tally) -> bool {
-        self.sha512.as_ref().is_none_or(|sha512| sha512.eq_ignore_ascii_case(&tally.finish()))
+    fn matches_checksum(&self, hasher: &ContentHasher) -> bool {
+        self.sha512.as_ref().is_none_or(|sha512| sha512.eq_ignore_ascii_case(&hasher.digest()))
     }
 
-    /// The file that is being filled, locked, and the sum of what it holds. The next byte goes to its end.
-    async fn open_part(&self, path: &Path) -> anyhow::Result<(File, Tally)> {
-        let bad = |error: io::Error| anyhow!("cannot write {}: {}", path.display(), io_text(&error));
+    /// Opens and locks the part file for appending, and hashes what it already contains.
+    async fn open_part(&self, path: &Path) -> anyhow::Result<(File, ContentHasher)> {
+        let write_error =
+            |error: io::Error| anyhow!("cannot write {}: {}", path.display(), io_error_text(&error));
         let opened = OpenOptions::new().read(true).append(true).create(true).open(path);
-        let part = opened.map_err(bad)?;
+        let part = opened.map_err(write_error)?;
         match part.try_lock() {
             Ok(()) => {}
-            Err(TryLockError::WouldBlock) => bail!("another muster is writing {} now", path.display()),
-            Err(TryLockError::Error(error)) => return Err(bad(error)),
+            Err(TryLockError::WouldBlock) => bail!("another muster process is writing {}", path.display()),
+            Err(TryLockError::Error(error)) => return Err(write_error(error)),
         }
-        let length = part.metadata().map_err(bad)?.len();
+        let length = part.metadata().map_err(write_error)?.len();
         if length > self.size {
-            part.set_len(0).map_err(bad)?;
+            part.set_len(0).map_err(write_error)?;
         }
         if length == 0 || length > self.size {
-            return Ok((part, Tally::new()));
+            return Ok((part, ContentHasher::new()));
         }
-        let meter = Meter::new("checking what is here", 0, Some(length));
+        let meter = ProgressMeter::new("verifying the received part", 0, Some(length));
         let work = move || {
-            let (mut tally, mut chunk) = (Tally::new(), vec![0; CHUNK]);
+            let (mut hasher, mut chunk) = (ContentHasher::new(), vec![0; CHUNK_SIZE]);
             loop {
                 let count = (&part).read(&mut chunk)?;
                 if count == 0 {
-                    return Ok((part, tally));
+                    return Ok((part, hasher));
                 }
-                tally.take(tally.at, chunk.get(..count).unwrap_or_default());
-                meter.at(tally.at);
+                hasher.update(&chunk[..count]);
+                meter.set_position(hasher.hashed());
             }
         };
-        tokio::task::spawn_blocking(work).await?.map_err(bad)
+        tokio::task::spawn_blocking(work).await?.map_err(write_error)
     }
 
-    /// Receives from `at` to the end, over as many connections as it takes.
-    async fn receive<W>(&self, writer: &Writer<W>, mut at: u64, meter: &Meter) -> anyhow::Result<()> {
-        let mut tries = Tries::new(self.policy);
+    /// Receives from `at` to the end, over several connections if necessary.
+    async fn receive<W>(
+        &self,
+        writer: &WriterThread<W>,
+        mut at: u64,
+        meter: &ProgressMeter,
+    ) -> anyhow::Result<()> {
+        let mut retries = Retries::new(self.policy);
         while at < self.size {
             let before = at;
-            let error = match self.receive_some(writer, &mut at, meter).await {
+            let error = match self.receive_once(writer, &mut at, meter).await {
                 Ok(()) => continue,
-                Err(Stopped::Writer) => return Ok(()),
-                Err(Stopped::TooMuch) => {
-                    bail!("the server sends more than the {} bytes of blob {}", self.size, self.blob)
+                Err(ReceiveError::WriterFailed) => return Ok(()),
+                Err(ReceiveError::Oversized) => {
+                    bail!("the server sent more than the {} bytes of blob {}", self.size, self.blob)
                 }
-                Err(Stopped::Connection(error)) => error,
+                Err(ReceiveError::Connection(error)) => error,
             };
             if at > before {
-                tries.succeeded();
+                retries.reset();
             }
-            if let Err(error) = tries.again(error, Some(meter)).await {
-                bail!("{} of {} have arrived, then: {error}", bytes(at), bytes(self.size));
+            if let Err(error) = retries.back_off(error, Some(meter)).await {
+                bail!(
+                    "the download stopped after {} of {}: {error}",
+                    format_bytes(at),
+                    format_bytes(self.size)
+                );
             }
         }
         Ok(())
     }
 
     /// Receives over one connection.
-    async fn receive_some<W>(&self, writer: &Writer<W>, at: &mut u64, meter: &Meter) -> Result<(), Stopped> {
+    async fn receive_once<W>(
+        &self,
+        writer: &WriterThread<W>,
+        at: &mut u64,
+        meter: &ProgressMeter,
+    ) -> Result<(), ReceiveError> {
         let mut data = self.client.blob_data(&self.blob, *at).await?;
-        while let Some(chunk) = data.next(self.policy.patience).await? {
+        while let Some(chunk) = data.next(self.policy.stall_timeout).await? {
             let next = *at + chunk.len() as u64;
             if next > self.size {
-                return Err(Stopped::TooMuch);
+                return Err(ReceiveError::Oversized);
             }
             writer.write(chunk).await?;
             *at = next;
-            meter.at(next);
+            meter.set_position(next);
         }
         if *at < self.size {
-            let why = "the bytes ended early".to_owned();
-            return Err(Error::Unreachable { url: self.client.url().to_owned(), why }.into());
+            let reason = "the connection was closed early".to_owned();
+            return Err(Error::Unreachable { url: self.client.url().to_owned(), reason }.into());
         }
         Ok(())
     }
 }
 
 /// Why receiving stopped.
-enum Stopped {
+enum ReceiveError {
     Connection(Error),
-    TooMuch,
-    /// The writer has failed and says why itself.
-    Writer,
+    /// The server sent more than the blob's size.
+    Oversized,
+    /// The writer thread failed; its own result says why.
+    WriterFailed,
 }
 
-impl From<Error> for Stopped {
+impl From<Error> for ReceiveError {
     fn from(error: Error) -> Self {
         Self::Connection(error)
     }
 }
 
-/// `.<file>.<blob>.part`, next to the file.
-fn part_of(file: &Path, blob: &str) -> anyhow::Result<PathBuf> {
+/// Returns the path of the part file: `.<file>.<blob>.part` next to the file.
+fn part_path(file: &Path, blob: &str) -> anyhow::Result<PathBuf> {
     let name = file.file_name().ok_or_else(|| anyhow!("{} does not name a file", file.display()))?;
     let mut part = std::ffi::OsString::from(".");
     part.push(name);
@@ -298,42 +320,42 @@ fn part_of(file: &Path, blob: &str) -> anyhow::Result<PathBuf> {
     Ok(file.with_file_name(part))
 }
 
-/// A thread that writes and sums up what it is given, next to the network. Nobody waits for it unless they want what
-/// it was given: a pipe may never take more.
-struct Writer<W> {
-    to: mpsc::Sender<Bytes>,
-    result: oneshot::Receiver<io::Result<(W, Tally)>>,
+/// A thread that writes and hashes chunks concurrently with the network. Never joined unless its result is needed: a
+/// write to a pipe may block forever.
+struct WriterThread<W> {
+    chunks: mpsc::Sender<Bytes>,
+    result: oneshot::Receiver<io::Result<(W, ContentHasher)>>,
 }
 
-impl<W: Write + Send + 'static> Writer<W> {
-    fn start(mut file: W, mut tally: Tally) -> Self {
-        let (to, mut from) = mpsc::channel::<Bytes>(CHUNKS * 4);
+impl<W: Write + Send + 'static> WriterThread<W> {
+    fn start(mut output: W, mut hasher: ContentHasher) -> Self {
+        let (chunks, mut receiver) = mpsc::channel::<Bytes>(CHUNK_QUEUE);
         let (done, result) = oneshot::channel();
         thread::spawn(move || {
             let mut work = || {
-                while let Some(bytes) = from.blocking_recv() {
-                    file.write_all(&bytes)?;
-                    tally.take(tally.at, &bytes);
+                while let Some(bytes) = receiver.blocking_recv() {
+                    output.write_all(&bytes)?;
+                    hasher.update(&bytes);
                 }
-                file.flush()
+                output.flush()
             };
             let written = work();
-            drop(from);
-            // Nobody may be there any more.
-            let _ = done.send(written.map(|()| (file, tally)));
+            drop(receiver);
+            // The download may have been interrupted.
+            let _ = done.send(written.map(|()| (output, hasher)));
         });
-        Self { to, result }
+        Self { chunks, result }
     }
 
-    /// Waits until everything is written; the file and the sum of it.
-    async fn end(self) -> io::Result<(W, Tally)> {
-        drop(self.to);
-        self.result.await.unwrap_or_else(|_| Err(io::Error::other("the writer is gone")))
+    /// Waits until everything is written.
+    async fn finish(self) -> io::Result<(W, ContentHasher)> {
+        drop(self.chunks);
+        self.result.await.unwrap_or_else(|_| Err(io::Error::other("the writer thread panicked")))
     }
 }
 
-impl<W> Writer<W> {
-    async fn write(&self, bytes: Bytes) -> Result<(), Stopped> {
-        self.to.send(bytes).await.map_err(|_| Stopped::Writer)
+impl<W> WriterThread<W> {
+    async fn write(&self, bytes: Bytes) -> Result<(), ReceiveError> {
+        self.chunks.send(bytes).await.map_err(|_| ReceiveError::WriterFailed)
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use muster_types::Result;
 use muster_types::event::{Event, EventType};
+use muster_types::event_message::EventMessage;
 use muster_types::ids::InstanceId;
 use muster_types::instance::{DiskSpecRecord, InstanceState, PowerState};
 use muster_types::interface::InterfaceState;
@@ -105,7 +106,7 @@ async fn ready_image(
     let started = std::time::Instant::now();
     let facts = image::ensure_on(app, node, blob).await?;
     if started.elapsed().as_millis() > 500 {
-        let event = Event::new(EventType::Status, object(id), "image is ready on the node");
+        let event = Event::new(EventType::Status, object(id), EventMessage::ImageReady);
         app.events.record(
             event
                 .with("blob_uuid", blob.to_string())

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use muster_types::artifact::ArtifactState;
 use muster_types::blob::BlobState;
 use muster_types::event::{Event, EventType};
+use muster_types::event_message::EventMessage;
 use muster_types::instance::InstanceState;
 use muster_types::node::NodeApi;
 use muster_types::storage::Draft;
@@ -120,7 +121,7 @@ async fn keep(
         Ok(index) => {
             blob::settle(app, &prepared, copy.blob).await;
             app.events.record(version::added(copy.artifact, index.unwrap_or(0), copy.blob));
-            let mut event = Event::new(EventType::Status, object(instance.id), "disk was copied")
+            let mut event = Event::new(EventType::Status, object(instance.id), EventMessage::DiskCopied)
                 .with("device", copy.device.clone())
                 .with("blob_uuid", copy.blob.to_string())
                 .with("artifact_uuid", copy.artifact.to_string());

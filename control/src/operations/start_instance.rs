@@ -2,6 +2,7 @@
 
 use muster_types::Result;
 use muster_types::event::{Event, EventType};
+use muster_types::event_message::EventMessage;
 use muster_types::instance::{InstanceState, PowerState};
 
 use super::{Implementation, Step, Undo};
@@ -46,7 +47,7 @@ async fn fail(app: &App, row: &OperationRow) -> Result<()> {
     let (id, power) = (instance.id, PowerState::Crashed);
     let changed = transaction!(app.store, |tx| { Ok(instances::set_power(tx, id, power).await?) })?;
     if changed {
-        let event = Event::new(EventType::Mutate, object(id), format!("power state is now {power}"));
+        let event = Event::new(EventType::Mutate, object(id), EventMessage::PowerState(power));
         app.events.record(event.with("reason", format!("it could not be started again: {reason}")));
     }
     Ok(())

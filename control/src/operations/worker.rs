@@ -7,6 +7,7 @@ use std::time::Duration;
 use muster_store::operations::{self, Able, OperationRow};
 use muster_store::transaction;
 use muster_types::event::{Event, EventType};
+use muster_types::event_message::EventMessage;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::{ErrorReport, OperationState};
 use muster_types::time::now;
@@ -269,13 +270,7 @@ impl Worker {
 
     /// Records an event about the new state of an operation.
     fn announce(&self, row: &OperationRow, state: OperationState, report: Option<&ErrorReport>) {
-        let message = match state {
-            OperationState::Queued => "operation will be tried again",
-            OperationState::Executing => "operation started",
-            OperationState::Complete => "operation complete",
-            OperationState::Error => "operation failed",
-            OperationState::Abort => "operation aborted",
-        };
+        let message = EventMessage::OperationState(state);
         let object = ObjectRef::new(ObjectType::ClusterOperation, row.id);
         let mut event = Event::new(EventType::Status, object, message)
             .with("operation", row.name.clone())

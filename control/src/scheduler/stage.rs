@@ -1,73 +1,14 @@
 //! What became of the nodes at each stage of a placement.
 
-use std::fmt;
-
 use muster_types::Error;
 use muster_types::ids::NodeId;
+pub use muster_types::scheduling::SchedulingStage as Stage;
 use muster_types::spec::Affinity;
 
 use super::shortage::Shortage;
 
 /// How many dropped nodes of a stage are named.
 const MOST_NAMED: usize = 50;
-
-/// The stages, in their order. Callers see the words.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Stage {
-    /// It is there, and spoke lately.
-    PreSchedule,
-    /// It can run machines.
-    IsHypervisor,
-    CpuMaxPerInstance,
-    SufficientIdleCpu,
-    SufficientIdleMemory,
-    SufficientFreeDisk,
-    AffinityConstraints,
-    QueueState,
-    SufficientIdleDisk,
-    /// The claim on the ledger.
-    CapacityGuard,
-}
-
-impl Stage {
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::PreSchedule => "pre_schedule",
-            Self::IsHypervisor => "is_hypervisor",
-            Self::CpuMaxPerInstance => "cpu_max_per_instance",
-            Self::SufficientIdleCpu => "sufficient_idle_cpu",
-            Self::SufficientIdleMemory => "sufficient_idle_memory",
-            Self::SufficientFreeDisk => "sufficient_free_disk",
-            Self::AffinityConstraints => "affinity_constraints",
-            Self::QueueState => "queue_state",
-            Self::SufficientIdleDisk => "sufficient_idle_disk",
-            Self::CapacityGuard => "capacity_guard",
-        }
-    }
-
-    /// Whether asking again later may help although nobody changes the cluster.
-    #[must_use]
-    pub fn is_transient(self) -> bool {
-        match self {
-            Self::SufficientIdleCpu
-            | Self::SufficientIdleMemory
-            | Self::SufficientFreeDisk
-            | Self::QueueState
-            | Self::SufficientIdleDisk
-            | Self::CapacityGuard => true,
-            Self::PreSchedule | Self::IsHypervisor | Self::CpuMaxPerInstance | Self::AffinityConstraints => {
-                false
-            }
-        }
-    }
-}
-
-impl fmt::Display for Stage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
 
 /// What a stage did.
 #[derive(Debug, Clone, PartialEq, Eq)]

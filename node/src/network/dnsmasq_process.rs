@@ -17,7 +17,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::dnsmasq_config::{DnsmasqConfig, HOSTS, LEASES, PID};
 use super::namespace;
 use super::nftables::fingerprint;
-use crate::command::{Commands, COMMAND_TIMEOUT, Tool, wait_readable};
+use crate::command::{COMMAND_TIMEOUT, Commands, Tool, wait_readable};
 
 /// The time that a process gets to exit after SIGTERM, and again after SIGKILL.
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
@@ -163,7 +163,8 @@ impl DnsmasqProcess {
         write_config(folder, config)?;
         let _ = fs::remove_file(folder.join(PID));
         let argument = format!("--conf-file={}", folder.join(&file).display());
-        let started = namespace::inside(network, || commands.run(Tool::Dnsmasq, &[&argument], "", COMMAND_TIMEOUT));
+        let started =
+            namespace::inside(network, || commands.run(Tool::Dnsmasq, &[&argument], "", COMMAND_TIMEOUT));
         if let Err(error) = started {
             self.deaths += 1;
             self.backoff_until = self.backoff(Instant::now());

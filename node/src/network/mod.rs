@@ -47,7 +47,7 @@ use self::netlink::NetlinkSocket;
 use self::nftables::{Family, Table};
 use self::observed::HostSnapshot;
 use self::reconcile::{ReconcileState, SyncStatus};
-use crate::command::{Commands, COMMAND_TIMEOUT, Tool};
+use crate::command::{COMMAND_TIMEOUT, Commands, Tool};
 
 /// The number of networks that are reconciled concurrently.
 const WORKERS: usize = 4;

@@ -494,7 +494,7 @@ fn read_ipv4(value: &[u8]) -> Option<Ipv4Addr> {
 mod tests {
     use super::super::namespace;
     use super::*;
-    use crate::command::{Commands, COMMAND_TIMEOUT, Tool};
+    use crate::command::{COMMAND_TIMEOUT, Commands, Tool};
 
     #[test]
     fn finds_the_loopback_device() {
@@ -513,7 +513,8 @@ mod tests {
         }
         namespace::in_thread(|| {
             namespace::unshare_network().unwrap();
-            let run = |tool, lines: &str| commands.run(tool, &["-batch", "-"], lines, COMMAND_TIMEOUT).unwrap();
+            let run =
+                |tool, lines: &str| commands.run(tool, &["-batch", "-"], lines, COMMAND_TIMEOUT).unwrap();
             run(
                 Tool::Ip,
                 "link set dev lo up\nlink add br0 type bridge stp_state 0 forward_delay 0 mcast_snooping 0\n\

@@ -207,7 +207,8 @@ impl NodeApi for SimulatedNode {
             });
             let Value::Object(facts) = facts else { unreachable!("the literal is an object") };
             resources.extend(facts);
-            let process = ProcessUsage { cpu_seconds: 0.0, age_seconds: self.created.elapsed().as_secs_f64() };
+            let process =
+                ProcessUsage { cpu_seconds: 0.0, age_seconds: self.created.elapsed().as_secs_f64() };
             Ok(NodeReport {
                 resources,
                 process_metrics: process_metrics(process),

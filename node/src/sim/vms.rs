@@ -16,8 +16,7 @@ use muster_types::ids::{BlobId, InstanceId};
 use muster_types::node::NodeFuture;
 use muster_types::storage::Draft;
 use muster_types::vm::{
-    ChangeStream, DiskKind, DiskPlan, FoundVm, NicPlan, SnapshotDisk, VmApi, VmPlan, VmPower,
-    VmUsage,
+    ChangeStream, DiskKind, DiskPlan, FoundVm, NicPlan, SnapshotDisk, VmApi, VmPlan, VmPower, VmUsage,
 };
 use muster_types::{Error, Result};
 use parking_lot::Mutex;
@@ -71,7 +70,13 @@ impl SimulatedVms {
     pub(super) fn new(storage: Arc<FileStorage>, directory: PathBuf, guests: SimulatedGuests) -> Self {
         let vms = load(&directory).into_iter().map(|(id, power)| (id, SimulatedVm::new(None, power)));
         let state = State { vms: vms.collect(), ..State::default() };
-        Self { storage, directory, change_notifier: ChangeNotifier::default(), state: Mutex::new(state), guests }
+        Self {
+            storage,
+            directory,
+            change_notifier: ChangeNotifier::default(),
+            state: Mutex::new(state),
+            guests,
+        }
     }
 
     /// Persists the power state of a VM, or its removal.
@@ -259,7 +264,9 @@ impl SimulatedVms {
             );
             let plan = planned.iter().find(|plan| plan.device == disk.device);
             let written = match plan {
-                Some(plan) => qcow2_writer::write(&file, self.disk_size(plan)?, None, Some(content.as_bytes())),
+                Some(plan) => {
+                    qcow2_writer::write(&file, self.disk_size(plan)?, None, Some(content.as_bytes()))
+                }
                 None => {
                     let mut nvram = content.into_bytes();
                     nvram.resize(NVRAM_SIZE, 0xff);

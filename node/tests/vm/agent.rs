@@ -101,7 +101,9 @@ async fn agent_runs_commands_and_transfers_files() {
     assert_eq!(first.state, AgentState::NoContact);
     let report = wait_until_ready(&fixture, &mut changes, &plan).await;
     println!("ready after {:.1} s", began.elapsed().as_secs_f64());
-    assert!(report.boot_id.is_some() && report.system_boot_time.is_some() && report.agent_start_time.is_some());
+    assert!(
+        report.boot_id.is_some() && report.system_boot_time.is_some() && report.agent_start_time.is_some()
+    );
 
     let ended = run(&fixture, &plan, "echo out; echo err >&2; exit 7").await;
     assert_eq!((ended.return_code, text(&ended.stdout), text(&ended.stderr)), (7, "out\n", "err\n"));

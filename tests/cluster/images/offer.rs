@@ -12,7 +12,7 @@ async fn an_image_given_at_the_start_is_offered_to_everybody_once() {
     let file = folder.path().join("tiny.img");
     let image = format!("tiny={}", file.display());
     let setup = setup(folder.path()).arguments(&["--image", &image]);
-    let offered = |log: &str| log.matches("image offered").count();
+    let offered = |log: &str| log.matches("published image").count();
     let (first, second) = (Content::new(1, MIB + 5).bytes(), Content::new(2, MIB).bytes());
     for (start, (content, versions)) in [(&first, 1), (&first, 1), (&second, 2)].into_iter().enumerate() {
         std::fs::write(&file, content).unwrap();
@@ -48,7 +48,7 @@ async fn a_file_that_is_not_there_keeps_the_daemon_from_nothing_but_offering_it(
     let daemon = setup(folder.path()).arguments(&["--simulate", "1", "--image", "tiny=/nonexistent"]).start();
     wait_for("the reason", async || {
         let log = daemon.log();
-        (log.contains("image not offered") && log.contains("/nonexistent")).then_some(())
+        (log.contains("failed to publish image") && log.contains("/nonexistent")).then_some(())
     })
     .await;
     let caller = Caller::new(&daemon, &daemon.system_key()).await;

@@ -21,7 +21,7 @@ use muster_types::blob::BlobState;
 use muster_types::event::Event;
 use muster_types::guest::GuestError;
 use muster_types::ids::{AgentOperationId, BlobId, InstanceId};
-use muster_types::instance::InstanceState;
+use muster_types::instance::{InstanceState, agent_is_ready};
 use muster_types::node::NodeApi;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::time::now;
@@ -217,7 +217,7 @@ pub async fn create(
 /// Refuses what only a guest that is up can do.
 fn require_ready(row: &InstanceRow) -> Result<()> {
     instance::require_created(row)?;
-    if row.agent_state.as_ref().is_some_and(|state| state.starts_with("ready")) {
+    if agent_is_ready(row.agent_state.as_deref()) {
         Ok(())
     } else {
         Err(Error::Invalid("instance agent not ready".into()))

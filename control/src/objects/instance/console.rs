@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use muster_types::event::Event;
+use muster_types::event_message::EventMessage;
 use muster_types::ids::BlobId;
 use muster_types::node::NodeApi;
 use muster_types::spec::Vdi;
@@ -109,7 +110,7 @@ pub async fn helper(app: &App, caller: &Caller, reference: &str) -> Result<Strin
     if let (Some(_), Some(display)) = (ports.vdi_tls, &node.report.display) {
         lines.push(format!("ca={}", display.authority.replace('\n', "\\n")));
     }
-    app.record(caller, Event::audit(object(row.id), "vdi console helper request from REST API"));
+    app.record(caller, Event::audit(object(row.id), EventMessage::ViewerFileRequested));
     Ok(lines.join("\n") + "\n")
 }
 

@@ -5,6 +5,7 @@ use std::net::Ipv4Addr;
 
 use base64::Engine as _;
 use muster_types::event::{Event, EventType};
+use muster_types::event_message::EventMessage;
 use muster_types::ids::{BlobId, InstanceId, NodeId};
 use muster_types::instance::{
     ConfigDriveType, DiskSpecRecord, InstanceRecord, InstanceState, MachineType, SideChannel,
@@ -476,13 +477,13 @@ async fn use_blob_in(
 fn tell_created(app: &App, caller: &Caller, row: &InstanceRow, deprecated: bool) {
     app.record(
         caller,
-        Event::audit(object(row.id), "db record created")
+        Event::audit(object(row.id), EventMessage::RecordCreated)
             .with("name", row.name.clone())
             .with("namespace", row.namespace.clone())
             .with("cpus", row.spec.cpus)
             .with("memory", row.spec.memory),
     );
-    app.record(caller, asked(caller, Event::audit(object(row.id), "creation request from REST API")));
+    app.record(caller, asked(caller, Event::audit(object(row.id), EventMessage::CreationRequested)));
     if deprecated {
         app.record(caller, Event::audit(object(row.id), DEPRECATED_AFFINITY));
     }
@@ -527,6 +528,7 @@ async fn keep_failure(
 }
 
 fn tell_failed(app: &App, caller: &Caller, row: &InstanceRow) {
-    let event = Event::new(EventType::Mutate, object(row.id), "state is now error");
+    let event =
+        Event::new(EventType::Mutate, object(row.id), EventMessage::InstanceState(InstanceState::Error));
     app.record(caller, event.with("reason", row.error_message.clone()));
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_types::event::{Event, EventType};
+use muster_types::event_message::EventMessage;
 use muster_types::ids::{InstanceId, NodeId};
 use muster_types::node::NodeState;
 use muster_types::time::now;
@@ -191,14 +192,14 @@ pub(crate) fn tell(
     found: &Found,
     taken: Result<&Taken, &Refused>,
 ) {
-    let event = |message: String| Event::new(EventType::Status, object(id), message);
+    let event = |message: EventMessage| Event::new(EventType::Status, object(id), message);
     let names = |ids: &[NodeId]| -> Vec<String> {
         ids.iter().take(50).filter_map(|id| Some(found.facts(*id)?.name.clone())).collect()
     };
-    app.record(caller, event("started scheduling".into()));
+    app.record(caller, event(EventMessage::SchedulingStarted));
     app.record(
         caller,
-        event("schedule inputs".into())
+        event(EventMessage::SchedulingInputs)
             .with("cpus", wish.cpus)
             .with("memory", wish.memory_mb)
             .with("disk_gb", wish.disk_gb)
@@ -208,24 +209,28 @@ pub(crate) fn tell(
             .with("prefer_with_tag", wish.affinity.prefer_with.clone())
             .with("prefer_without_tag", wish.affinity.prefer_without.clone()),
     );
-    app.record(caller, event("schedule initial candidates".into()).with("candidates", found.nodes.len()));
+    app.record(
+        caller,
+        event(EventMessage::SchedulingInitialCandidates).with("candidates", found.nodes.len()),
+    );
     for stage in &found.outcome.stages {
         let dropped: serde_json::Map<String, serde_json::Value> =
             stage.dropped.iter().map(|(node, why)| (node.clone(), json!(why))).collect();
         app.record(
             caller,
-            event(format!("schedule at stage {}", stage.stage))
+            event(EventMessage::SchedulingStage(stage.stage))
                 .with("remaining", stage.kept)
                 .with("dropped", dropped),
         );
     }
     match &found.outcome.result {
         Err(refusal) => {
-            let message = format!("schedule has no candidates at stage {}, aborting", refusal.stage);
+            let message = EventMessage::SchedulingAborted(refusal.stage);
             app.record(caller, event(message).with("reason", refusal.text.clone()));
         }
         Ok(candidates) => {
-            let mut last = event("schedule final candidates".into()).with("candidates", names(candidates));
+            let mut last =
+                event(EventMessage::SchedulingFinalCandidates).with("candidates", names(candidates));
             let (chosen, refused) = match taken {
                 Ok(taken) => (Some(taken.name.clone()), &taken.refused),
                 Err(refused) => (None, refused),
@@ -235,7 +240,8 @@ pub(crate) fn tell(
             last = last.with("chosen", chosen.clone()).with("refused", refused);
             app.record(caller, last);
             if let Some(chosen) = chosen {
-                app.record(caller, event("schedule complete".into()).with("node", chosen));
+                let complete = Event::new(EventType::Status, object(id), "schedule complete");
+                app.record(caller, complete.with("node", chosen));
             }
         }
     }

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use muster_types::event::{Event, EventType};
+use muster_types::event_message::EventMessage;
 use muster_types::ids::InstanceId;
 use muster_types::instance::{InstanceState, PowerState, SideChannel};
 use muster_types::node::{NodeApi, NodeFuture};
@@ -193,7 +194,7 @@ pub(crate) async fn write_seen(app: &App, node: &Arc<dyn NodeApi>, id: InstanceI
         Ok(true)
     })?;
     if changed {
-        let mut event = Event::new(EventType::Mutate, object(id), format!("power state is now {power}"))
+        let mut event = Event::new(EventType::Mutate, object(id), EventMessage::PowerState(power))
             .with("from", row.power_state.as_str());
         if let Some(reason) = reason {
             event = event.with("reason", reason);

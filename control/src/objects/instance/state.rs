@@ -4,6 +4,7 @@ use muster_store::instances::{self, InstanceRow};
 use muster_store::operations::{self, OperationRow};
 use muster_store::{interfaces, references, transaction};
 use muster_types::event::{Event, EventType};
+use muster_types::event_message::EventMessage;
 use muster_types::ids::InstanceId;
 use muster_types::instance::{InstanceState, PowerState};
 use muster_types::{Error, Result};
@@ -35,8 +36,8 @@ pub(crate) fn announce(
     to: InstanceState,
     reason: Option<&str>,
 ) {
-    let mut event =
-        Event::new(EventType::Mutate, object(id), format!("state is now {to}")).with("from", from.as_str());
+    let mut event = Event::new(EventType::Mutate, object(id), EventMessage::InstanceState(to))
+        .with("from", from.as_str());
     if let Some(reason) = reason {
         event = event.with("reason", reason);
     }

@@ -173,7 +173,9 @@ async fn resumes_command_over_a_new_connection() {
 async fn reads_stored_output_completely() {
     let (vm, mut agent) = FakeVm::ready(ALL_FEATURES).await;
     let sent_command = command("x");
-    for (size, max_size) in [(0, MAX_CHUNK_SIZE), (5 * MAX_CHUNK_SIZE + 7, MAX_CHUNK_SIZE), (3 * MAX_CHUNK_SIZE, 50_000)] {
+    for (size, max_size) in
+        [(0, MAX_CHUNK_SIZE), (5 * MAX_CHUNK_SIZE + 7, MAX_CHUNK_SIZE), (3 * MAX_CHUNK_SIZE, 50_000)]
+    {
         let data: Vec<u8> = (0..size).map(|number| u8::try_from(number % 251).unwrap()).collect();
         let (guests, id) = (vm.guests.clone(), vm.id);
         let reading = tokio::spawn(async move {

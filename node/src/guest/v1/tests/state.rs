@@ -180,7 +180,8 @@ async fn new_boot_id_starts_a_new_boot() {
     vm.wait_for(&AgentState::Startup).await;
     assert_eq!(vm.report().boot_id.as_deref(), Some("first"));
     let request = agent.expect("is-system-running").await;
-    let answer = json!({ "result": true, "message": "running", "boot-id": "second", "features": [FEATURE_MEMORY] });
+    let answer =
+        json!({ "result": true, "message": "running", "boot-id": "second", "features": [FEATURE_MEMORY] });
     agent.reply(&request, "is-system-running-response", answer).await;
     vm.wait_for(&AgentState::Ready).await;
     assert_eq!(vm.report().boot_id.as_deref(), Some("second"));

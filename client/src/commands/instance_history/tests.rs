@@ -1,13 +1,14 @@
-//! Stories, as they are told of made-up events.
+//! Histories of made-up events.
 
 use serde_json::from_value;
 
 use super::*;
+use crate::commands::instance_refusal::MAX_NODES;
 use crate::commands::instance_tables::tests::example;
 
 const NOW: f64 = 1_767_225_600.0;
 
-/// An event some seconds ago.
+/// Creates an event that happened `age` seconds ago.
 fn event(age: f64, kind: &str, message: &str, extra: &Value) -> EventRecord {
     from_value(json!({
         "event_uuid": format!("{message}{age}"), "request_id": null, "timestamp": NOW - age, "event_type": kind, "type": kind,
@@ -26,14 +27,18 @@ fn operation(age: f64, kind: &str, state: &str, error: &Value) -> OperationRecor
     .unwrap()
 }
 
-/// Told oldest first here, as it happened; the API answers the newest first.
-fn tell(record: &Value, mut events: Vec<EventRecord>, operations: &[OperationRecord]) -> String {
+/// Renders events that are given oldest first, unlike in API responses.
+fn render_oldest_first(
+    record: &Value,
+    mut events: Vec<EventRecord>,
+    operations: &[OperationRecord],
+) -> String {
     events.reverse();
-    story(&example(record), &events, operations, NOW)
+    render(&example(record), &events, operations, NOW)
 }
 
 #[test]
-fn a_whole_life_is_told_oldest_first() {
+fn renders_a_complete_history_oldest_first() {
     let by = json!({ "keyname": "deploy", "caller": "ci" });
     let events = vec![
         event(300.0, "audit", "db record created", &json!({ "name": "web" })),
@@ -63,31 +68,31 @@ fn a_whole_life_is_told_oldest_first() {
         event(100.0, "audit", "poweroff request from REST API", &by),
         event(99.0, "mutate", "power state is now off", &json!({ "reason": "it was switched off" })),
     ];
-    let whole = operation(150.0, "node_inst_snap_op", "complete", &json!(null));
+    let snapshot = operation(150.0, "node_inst_snap_op", "complete", &json!(null));
     let expected = "\
 instance web (5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01) of namespace ci
 
      5 min ago  created by key deploy of namespace ci
                   2 vCPUs, 2.0 GiB
                   disk: 8 GB from label:tiny, virtio, disk
-4 min 59 s ago  a node was looked for: 3 candidates
-4 min 59 s ago  some nodes were left out
+4 min 59 s ago  scheduling started: 3 candidates
+4 min 59 s ago  some nodes were rejected
                   not on sim-3: 12 of 12 vCPUs are promised
 4 min 59 s ago  placed on sim-1
                   not on sim-2: just filled
-4 min 59 s ago  it is built and started on sim-1
+4 min 59 s ago  building and starting it on sim-1
 4 min 50 s ago  it is ready on sim-1
 2 min 10 s ago  disk vda was copied to artifact 7
-1 min 40 s ago  asked for by key deploy of namespace ci: poweroff
+1 min 40 s ago  requested by key deploy of namespace ci: poweroff
 1 min 39 s ago  it is off: it was switched off
 
-now: it is off; `muster instance poweron 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01` switches it on
+now: it is off; start it with `muster instance poweron 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01`
 ";
-    assert_eq!(tell(&json!({ "power_state": "off" }), events, &[whole]), expected);
+    assert_eq!(render_oldest_first(&json!({ "power_state": "off" }), events, &[snapshot]), expected);
 }
 
 #[test]
-fn an_instance_without_a_node_says_what_to_do() {
+fn advises_about_an_instance_that_was_not_placed() {
     let events = vec![
         event(
             5.0,
@@ -106,67 +111,81 @@ fn an_instance_without_a_node_says_what_to_do() {
     let record = json!({
         "state": "error", "power_state": "initial", "error_message": "scheduling failed", "node": null
     });
-    let text = tell(&record, events, &[]);
+    let text = render_oldest_first(&record, events, &[]);
     assert!(
         text.contains("\n5 s ago  not placed: no node has enough memory left: No nodes remaining\n"),
         "{text}"
     );
     assert!(text.contains("    not on sim-2: 0 of 64 GB is free\n"), "{text}");
-    assert!(text.contains("4 s ago  it could not be begun: scheduling failed\n"), "{text}");
-    let now = "\nnow: it has failed: scheduling failed; ask for less, delete what is not needed, or try again when \
-               there is room; `muster instance delete 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01` clears it away\n";
+    assert!(text.contains("4 s ago  it could not be scheduled: scheduling failed\n"), "{text}");
+    let now = "\nnow: it failed: scheduling failed; request less, delete unused instances, or try again later; delete it \
+               with `muster instance delete 5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01`\n";
     assert!(text.ends_with(now), "{text}");
 }
 
 #[test]
-fn a_failed_operation_is_told_once() {
+fn reports_a_failed_operation_once() {
     let report = json!({ "code": "c", "message": "no such model", "details": {} });
     let failed = operation(3.0, "node_inst_op", "error", &report);
     let record = json!({ "state": "error", "error_message": "no such model" });
-    let text = tell(&record, vec![], std::slice::from_ref(&failed));
+    let text = render_oldest_first(&record, vec![], std::slice::from_ref(&failed));
     assert!(text.contains("3 s ago  instance_start failed after 2 attempts: no such model\n"), "{text}");
-    let told = vec![
+    let events = vec![
         event(4.0, "status", "operation failed", &json!({ "operation": "create_instance", "error": report })),
         event(3.0, "mutate", "state is now error", &json!({ "reason": "no such model" })),
     ];
-    let text = tell(&record, told, &[failed]);
+    let text = render_oldest_first(&record, events, &[failed]);
     assert!(!text.contains("attempts"), "{text}");
     assert!(text.contains("4 s ago  create_instance failed: no such model\n"), "{text}");
-    assert!(text.contains("3 s ago  it has failed: no such model\n"), "{text}");
+    assert!(text.contains("3 s ago  it failed: no such model\n"), "{text}");
 }
 
 #[test]
-fn what_is_under_way_is_part_of_the_present() {
+fn current_state_contains_operations_in_progress() {
     let record = json!({ "state": "preflight", "power_state": "initial" });
     let mut fetch = operation(9.0, "node_inst_op", "executing", &json!(null));
     fetch.progress = from_value(json!({ "done": 1024, "total": 4096 })).unwrap();
-    let text = tell(&record, vec![], &[fetch]);
-    let now = "now: it is on its way (preflight) on sim-1, waiting for label:tiny; under way: instance_start (begun 9 s ago, attempt 2, 1.0 \
-               KiB of 4.0 KiB)\n";
+    let text = render_oldest_first(&record, vec![], &[fetch]);
+    let now = "now: it is being created (preflight) on sim-1, waiting for label:tiny; in progress: instance_start (started 9 s ago, \
+               attempt 2, 1.0 KiB of 4.0 KiB)\n";
     assert!(text.ends_with(now), "{text}");
-    assert!(text.contains("nothing is remembered of its past\n"), "{text}");
+    assert!(text.contains("no events are recorded\n"), "{text}");
 }
 
 #[test]
-fn a_crash_names_the_next_step_and_repetitions_are_counted() {
+fn crash_names_the_next_step_and_counts_repetitions() {
     let crash =
         |age| event(age, "mutate", "power state is now crashed", &json!({ "reason": "killed by signal 9" }));
-    let text = tell(&json!({ "power_state": "crashed" }), vec![crash(9.0), crash(8.0)], &[]);
+    let text = render_oldest_first(&json!({ "power_state": "crashed" }), vec![crash(9.0), crash(8.0)], &[]);
     assert!(text.contains("8 s ago  it crashed: killed by signal 9 (2 times)\n"), "{text}");
-    assert!(text.contains("` shows its last words\n"), "{text}");
+    assert!(text.contains("` shows its last output\n"), "{text}");
 }
 
 #[test]
-fn what_nobody_foresaw_is_told_as_it_is_and_cannot_steer_the_terminal() {
+fn unknown_events_are_printed_verbatim_and_escaped() {
     let odd = event(1.0, "audit", "odd \u{1b}[31mthing", &json!({ "size": 7, "none": null, "error": "oh" }));
-    let text = tell(&json!({ "name": "a\u{1b}b" }), vec![odd], &[]);
+    let text = render_oldest_first(&json!({ "name": "a\u{1b}b" }), vec![odd], &[]);
     assert!(text.contains(r"1 s ago  odd \u{1b}[31mthing: oh (size 7)"), "{text}");
     assert!(!text.contains('\u{1b}'), "{text}");
 }
 
 #[test]
-fn many_nodes_are_counted() {
+fn counts_nodes_beyond_the_limit() {
     let nodes: Map<String, Value> = (0..40).map(|n| (format!("n{n:02}"), json!("full"))).collect();
-    let left = nodes_left(&event(1.0, "status", "schedule at stage x", &json!({ "dropped": nodes })));
-    assert_eq!((left.len(), left.last().unwrap().as_str()), (MOST_NODES + 1, "nor on 28 more"));
+    let rejected = rejected_nodes(&event(1.0, "status", "schedule at stage x", &json!({ "dropped": nodes })));
+    assert_eq!((rejected.len(), rejected.last().unwrap().as_str()), (MAX_NODES + 1, "nor on 28 more"));
+}
+
+#[test]
+fn advises_about_missing_images() {
+    let events = vec![
+        event(4.0, "mutate", "state is now preflight-error", &json!({ "reason": "no such image" })),
+        event(4.0, "mutate", "state is now error", &json!({})),
+    ];
+    let record = json!({ "state": "error", "error_message": "no such image" });
+    let text = render_oldest_first(&record, events, &[]);
+    assert!(
+        text.contains("now: it failed: no such image; list the images with `muster artifact list`; "),
+        "{text}"
+    );
 }
