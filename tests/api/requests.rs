@@ -1,4 +1,4 @@
-//! What every call has in common: ids, slashes, bodies, methods, limits.
+//! What all requests share: ids, slashes, bodies, methods, limits.
 
 use axum::body::Body;
 use axum::http::{Method, Request};
