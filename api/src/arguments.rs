@@ -1,4 +1,4 @@
-//! The arguments of a call: a JSON body on any method, whatever its content type, and the query string.
+//! Request arguments: the members of a JSON body, on any method and with any content type, and the query string.
 
 use std::sync::Arc;
 
@@ -10,31 +10,43 @@ use serde::de::{DeserializeOwned, Deserializer, Visitor};
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
-use crate::fields::Text;
+use crate::lenient::Lenient;
 use crate::request::Incoming;
 use muster_control::app::App;
 
-/// The arguments of a call as `T`, whose fields are what the call declares.
+/// The arguments of a request as `T`, whose fields are the ones that the endpoint declares.
 #[derive(Debug)]
 pub(crate) struct Args<T>(pub(crate) T);
 
-/// The arguments of a call that has none.
+/// The arguments of an endpoint that takes none.
 #[derive(Debug, serde::Deserialize)]
-pub(crate) struct Nothing {}
+pub(crate) struct NoArgs {}
 
-/// Where an object is looked for.
+/// Selects the namespace of a named object.
 #[derive(Debug, serde::Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
-pub(crate) struct Within {
-    /// The namespace in which it is looked for. Also taken from the body.
-    #[param(value_type = Option<String>)]
-    namespace: Option<Text>,
+pub(crate) struct NamespaceQuery {
+    /// The namespace that the name is looked up in. Also accepted in the body.
+    pub(crate) namespace: Option<String>,
 }
 
-impl Within {
-    pub(crate) fn namespace(&self) -> Option<&str> {
-        self.namespace.as_ref().map(|text| text.0.as_str())
+/// Selects which objects are listed.
+#[derive(Debug, serde::Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ListQuery {
+    /// Whether to include deleted objects and finished operations; false by default. Also accepted in the body.
+    pub(crate) all: Option<bool>,
+}
+
+impl ListQuery {
+    pub(crate) fn all(&self) -> bool {
+        self.all.unwrap_or(false)
     }
+}
+
+/// Returns the value of a required argument, or the error that names it.
+pub(crate) fn required<T>(name: &str, value: Option<T>) -> Result<T, Error> {
+    value.ok_or_else(|| Error::Invalid(format!("{name}: Missing data for required field.")))
 }
 
 impl<T: DeserializeOwned> FromRequest<Arc<App>> for Args<T> {
@@ -60,19 +72,21 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Args<T> {
             let finding = format!("{}: not declared by this endpoint", shortened(unknown));
             match mode {
                 ValidationMode::Enforce => return Err(Error::Invalid(finding).into()),
-                ValidationMode::Warn => tracing::warn!(finding, path = parts.uri.path(), "request parameter"),
+                ValidationMode::Warn => {
+                    tracing::warn!(finding, path = parts.uri.path(), "invalid request parameter")
+                }
                 ValidationMode::Off => {}
             }
             given.retain(|name, _| fields.contains(&name.as_str()));
         }
-        serde_path_to_error::deserialize(Value::Object(given))
+        serde_path_to_error::deserialize(Lenient(Value::Object(given)))
             .map(Self)
             .map_err(|error| Error::Invalid(format!("{}: {}", error.path(), error.inner())).into())
     }
 }
 
-/// The members of a body. Nothing, a falsy document, and on calls that need no body anything unreadable, is
-/// an empty object.
+/// Parses the members of a body. An empty body, a falsy document and, unless a body is needed, invalid JSON count as an
+/// empty object.
 pub(crate) fn parse_body(body: &[u8], needed: bool) -> Result<Map<String, Value>, Error> {
     if body.is_empty() {
         return Ok(Map::new());
@@ -89,7 +103,7 @@ pub(crate) fn parse_body(body: &[u8], needed: bool) -> Result<Map<String, Value>
     }
 }
 
-/// A body key may repeat a parameter of the path, but not contradict it.
+/// Removes body keys that repeat a path parameter, and rejects those that contradict it.
 fn drop_path_parameters(given: &mut Map<String, Value>, path: &RawPathParams) -> Result<(), Error> {
     for (name, value) in path {
         match given.get(name) {
@@ -107,12 +121,12 @@ fn drop_path_parameters(given: &mut Map<String, Value>, path: &RawPathParams) ->
     Ok(())
 }
 
-/// Parameter names in messages are cut, at a character.
+/// Shortens a parameter name for an error message.
 fn shortened(name: &str) -> String {
     name.chars().filter(|c| !c.is_control()).take(64).collect()
 }
 
-/// The pairs of a query string.
+/// Decodes the pairs of a query string.
 pub(crate) fn form_pairs(query: &str) -> impl Iterator<Item = (String, String)> {
     let decode = |text: &str| {
         let text = text.replace('+', " ");
@@ -124,7 +138,7 @@ pub(crate) fn form_pairs(query: &str) -> impl Iterator<Item = (String, String)> 
     })
 }
 
-/// The names of a struct's fields, as serde knows them.
+/// Returns the serialized names of a struct's fields.
 fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
     struct Names(&'static [&'static str]);
     #[derive(Debug)]
@@ -160,7 +174,7 @@ fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
         }
     }
     let mut names = Names(&[]);
-    // Always an error: only the names are wanted.
+    // Always fails: the deserializer only records the names.
     let _ = T::deserialize(&mut names);
     names.0
 }
@@ -168,24 +182,23 @@ fn field_names<T: DeserializeOwned>() -> &'static [&'static str] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fields::{Integer, Text};
 
     #[derive(Debug, serde::Deserialize)]
     struct Example {
         #[serde(rename = "limit")]
-        _limit: Option<Integer>,
+        _limit: Option<i64>,
         #[serde(rename = "name")]
-        _name: Option<Text>,
+        _name: Option<String>,
     }
 
     #[test]
-    fn field_names_are_those_on_the_wire() {
+    fn returns_serialized_field_names() {
         assert_eq!(field_names::<Example>(), ["limit", "name"]);
-        assert!(field_names::<Nothing>().is_empty());
+        assert!(field_names::<NoArgs>().is_empty());
     }
 
     #[test]
-    fn falsy_documents_count_as_no_body_and_others_must_be_objects() {
+    fn treats_falsy_documents_as_empty_and_rejects_other_non_objects() {
         for body in ["", "null", "[]", "\"\"", "0", "false", "{}"] {
             assert!(parse_body(body.as_bytes(), true).unwrap().is_empty(), "{body}");
         }
@@ -197,13 +210,13 @@ mod tests {
     }
 
     #[test]
-    fn a_deeply_nested_body_is_refused_without_exhausting_the_stack() {
+    fn rejects_deeply_nested_body_without_exhausting_the_stack() {
         let body = "[".repeat(100_000);
         assert!(parse_body(body.as_bytes(), true).is_err());
     }
 
     #[test]
-    fn query_strings_are_decoded() {
+    fn decodes_query_strings() {
         let pairs: Vec<_> = form_pairs("limit=10&name=a%20b+c&&flag").collect();
         let expected = [("limit", "10"), ("name", "a b c"), ("flag", "")].map(|(a, b)| (a.into(), b.into()));
         assert_eq!(pairs, expected);

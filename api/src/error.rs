@@ -1,4 +1,4 @@
-//! The one place that turns an error into a status and a body.
+//! Maps errors to HTTP statuses and bodies.
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::response::json_response;
 
-/// An error on its way out.
+/// An error that is sent as a response.
 #[derive(Debug)]
 pub(crate) struct ApiError(pub(crate) Error);
 
@@ -17,11 +17,11 @@ impl<E: Into<Error>> From<E> for ApiError {
     }
 }
 
-/// When a caller that found no room should ask again, in seconds.
+/// Seconds after which a caller should retry when the cluster lacks capacity.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("15");
 
-/// What a handler answers.
-pub(crate) type ApiResult<T = Response> = Result<T, ApiError>;
+/// The result of a handler.
+pub(crate) type ApiResult<T> = Result<T, ApiError>;
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {

@@ -1,4 +1,4 @@
-//! Checks a token on its way to a handler: who is it, and is the token for this?
+//! Authenticates and authorizes requests before they reach a handler.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use muster_types::time::now;
 use muster_types::{Error, Result};
 
 use crate::error::ApiError;
-use crate::request::{Incoming, is_piece};
+use crate::request::{Incoming, is_upload_chunk};
 use crate::table::Access;
 use muster_control::app::App;
 use muster_control::auth::access::Minted;
@@ -24,19 +24,20 @@ use muster_control::objects::key::unix_seconds;
 use muster_control::objects::namespace::caller_event;
 use muster_store::keys::{self, CredentialKey};
 
+/// What a request needs to pass.
 #[derive(Debug, Clone)]
 pub(crate) struct Guard {
     pub(crate) app: Arc<App>,
     pub(crate) access: Access,
     pub(crate) family: &'static str,
-    /// What the scope says in place of the method's verb.
+    /// The verb of the required scope, if it does not follow from the method.
     pub(crate) verb: Option<&'static str>,
 }
 
-/// Lets a request through, with its caller attached, or answers why not.
+/// Passes a request on with its caller attached, or responds with the reason why not.
 pub(crate) async fn check(State(guard): State<Guard>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
-    match admit(&guard, &parts).await {
+    match authorize(&guard, &parts).await {
         Ok(caller) => {
             parts.extensions.insert(caller);
             next.run(Request::from_parts(parts, body)).await
@@ -45,7 +46,7 @@ pub(crate) async fn check(State(guard): State<Guard>, request: Request, next: Ne
     }
 }
 
-async fn admit(guard: &Guard, request: &Parts) -> Result<Caller> {
+async fn authorize(guard: &Guard, request: &Parts) -> Result<Caller> {
     let app = &guard.app;
     let claims = verify(app, request)?;
     let incoming = request.extensions.get::<Incoming>();
@@ -74,7 +75,7 @@ async fn admit(guard: &Guard, request: &Parts) -> Result<Caller> {
             return Err(Error::Forbidden("token is not scoped for administrative operations".into()));
         }
     }
-    let change = !request.method.is_safe() && !is_piece(&request.method, &request.uri);
+    let change = !request.method.is_safe() && !is_upload_chunk(&request.method, &request.uri);
     if change || app.settings.api_request_events_for_reads {
         let object = ObjectRef::namespace(&caller.namespace);
         app.record(
@@ -109,10 +110,10 @@ fn verify(app: &App, request: &Parts) -> Result<Claims> {
     }
 }
 
-/// A token works only while its namespace and key live and the key has not changed.
+/// Checks that the namespace and the key of a token still exist and that the key has not changed.
 async fn check_key(app: &App, caller: &Caller, nonce: Option<&str>) -> Result<CredentialKey> {
-    let refuse = |why: &str, known: bool| {
-        if known {
+    let refuse = |why: &str, namespace_exists: bool| {
+        if namespace_exists {
             let event = Event::audit(ObjectRef::namespace(&caller.namespace), why)
                 .with("namespace", caller.namespace.clone());
             let mut event = caller_event(caller, event);

@@ -1,29 +1,55 @@
-//! Long lists: read and sent page by page, so that none has to fit into memory.
+//! Long lists, read and sent page by page so that a list never has to fit into memory.
+
+use std::marker::PhantomData;
 
 use axum::body::{Body, Bytes};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use muster_types::Error;
 use serde::Serialize;
 
 use crate::error::ApiResult;
-use crate::response::{ok, streamed_json};
+use crate::response::{Documented, Json, JsonBody, Success, streamed_json};
 
-/// Answers everything that `read` finds. It is given where to go on, and says where the next page begins.
-pub(crate) async fn in_pages<R, K, F, P>(read: F) -> ApiResult
+/// Initial capacity of a page's buffer per record, in bytes.
+const RECORD_CAPACITY: usize = 160;
+
+/// A JSON array of `T`, sent in pages.
+#[derive(Debug)]
+pub(crate) struct Pages<T> {
+    response: Response,
+    record: PhantomData<fn() -> T>,
+}
+
+impl<T> IntoResponse for Pages<T> {
+    fn into_response(self) -> Response {
+        self.response
+    }
+}
+
+impl<T: JsonBody> Documented for Pages<T> {
+    fn success() -> Option<Success> {
+        Some(Success::json::<Vec<T>>(StatusCode::OK, "Success."))
+    }
+}
+
+/// Sends every page that `read` returns. `read` takes the key to continue after and returns the key of the next page.
+pub(crate) async fn in_pages<T, K, F, P>(read: F) -> ApiResult<Pages<T>>
 where
-    R: Serialize + Send + 'static,
+    T: Serialize + Send + 'static,
     K: Send + 'static,
     F: Fn(Option<K>) -> P + Send + Sync + 'static,
-    P: Future<Output = Result<(Vec<R>, Option<K>), Error>> + Send + 'static,
+    P: Future<Output = Result<(Vec<T>, Option<K>), Error>> + Send + 'static,
 {
-    // The first page is read before the answer begins, so that a failure is still a status.
+    // The first page is read before the response starts, so that a failure still sets the status.
     let (records, next) = read(None).await?;
     if next.is_none() {
-        return Ok(ok(&records));
+        return Ok(Pages { response: Json(records).into_response(), record: PhantomData });
     }
     let pages = stream::try_unfold((Some((records, next)), true, read), |(page, first, read)| async move {
         let Some((records, next)) = page else { return Ok::<_, Error>(None) };
-        let mut bytes = Vec::with_capacity(records.len() * 160);
+        let mut bytes = Vec::with_capacity(records.len() * RECORD_CAPACITY);
         for (at, record) in records.iter().enumerate() {
             bytes.push(if first && at == 0 { b'[' } else { b',' });
             serde_json::to_writer(&mut bytes, record).map_err(|e| Error::Internal(e.to_string()))?;
@@ -37,5 +63,5 @@ where
         };
         Ok(Some((Bytes::from(bytes), (page, false, read))))
     });
-    Ok(streamed_json(Body::from_stream(pages)))
+    Ok(Pages { response: streamed_json(Body::from_stream(pages)), record: PhantomData })
 }

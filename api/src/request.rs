@@ -1,4 +1,4 @@
-//! What every request goes through, matched or not: an id, a tidy path, limits on the body, request events.
+//! The part of request handling that all routes share: request id, path normalization, body limits, request events.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -25,25 +25,26 @@ use serde_json::json;
 use tower::ServiceExt as _;
 use utoipa::openapi::OpenApi;
 
-use crate::docs::Document;
+use crate::document::Document;
 use crate::error::ApiError;
-use crate::exchanges;
-use crate::response::{ShownBody, json_response};
+use crate::response::{RecordedBody, json_response};
 use crate::table::{Access, RouteInfo};
 use muster_control::app::App;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// Longest request id taken from a caller: it becomes the id of an object.
-const LONGEST_ID: usize = 128;
-/// Bodies longer than this are not traced.
-const LONGEST_TRACE: usize = 1024;
-/// How much of a refused piece is taken in, and for how long.
-const MOST_DRAINED: usize = 16 << 20;
-const DRAIN_TIME: Duration = Duration::from_secs(10);
-/// Paths that leave no request events.
-const QUIET: &[&str] = &["/", "/livez", "/readyz", "/healthz", "/openapi.json"];
+/// The path of token exchanges, which have their own body limit.
+const EXCHANGE_PATH: &str = "/auth/federated";
+/// The maximum length of a caller's request id, which becomes an object id.
+const MAX_ID_LENGTH: usize = 128;
+/// The maximum length of a body in a request event.
+const MAX_RECORDED_BODY: usize = 1024;
+/// Limits for reading the rest of a rejected upload chunk.
+const MAX_DRAINED_BYTES: usize = 16 << 20;
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// Paths without request events.
+const UNRECORDED_PATHS: &[&str] = &["/", "/livez", "/readyz", "/healthz", "/openapi.json"];
 
-/// What is known of a request besides its head.
+/// What a handler can learn of a request besides its head.
 #[derive(Debug, Clone)]
 pub(crate) struct Incoming {
     pub(crate) id: String,
@@ -51,14 +52,14 @@ pub(crate) struct Incoming {
     pub(crate) body: Bytes,
 }
 
-/// The API: takes a request from the wire and answers it.
+/// The API as a service.
 #[derive(Clone)]
 pub struct Service {
     app: Arc<App>,
     router: Router,
     document: Document,
-    /// First path segments of the routes whose bodies may be repeated in events.
-    traced: Arc<HashSet<String>>,
+    /// First path segments of the routes whose bodies may be recorded in events.
+    recordable: Arc<HashSet<String>>,
 }
 
 impl fmt::Debug for Service {
@@ -73,17 +74,17 @@ impl Service {
         let guarded = routes.iter().filter(|route| route.access != Access::Public);
         let segments =
             guarded.filter_map(|route| first_segment(&route.path)).filter(|segment| *segment != "auth");
-        let traced = Arc::new(segments.map(str::to_owned).collect());
-        Self { app, router, document, traced }
+        let recordable = Arc::new(segments.map(str::to_owned).collect());
+        Self { app, router, document, recordable }
     }
 
-    /// The OpenAPI document as text.
+    /// Returns the OpenAPI document as text.
     #[must_use]
     pub fn openapi(&self) -> &str {
         self.document.text()
     }
 
-    /// Answers a request. Never fails and never panics.
+    /// Handles a request. Never fails and never panics.
     pub async fn call<B>(&self, request: Request<B>, peer: SocketAddr) -> Response
     where
         B: BodyExt<Data = Bytes> + Send + 'static,
@@ -92,62 +93,62 @@ impl Service {
         let (mut parts, body) = request.into_parts();
         let id = request_id(&parts.headers);
         let id_header = HeaderValue::from_str(&id).unwrap_or(HeaderValue::from_static("invalid"));
-        parts.uri = tidy(parts.uri);
+        parts.uri = normalize(parts.uri);
         let (method, uri) = (parts.method.clone(), parts.uri.clone());
 
-        let mut trace = Trace::new(self, &id, &method, &uri);
-        // The bytes of an upload go to disk as they come; everything else is a small document.
-        let mut rest = None;
-        let (body, piece) = if is_piece(&method, &uri) {
-            let shared = Shared::new(Body::new(body));
-            rest = Some(shared.clone());
+        let mut events = RequestEvents::new(self, &id, &method, &uri);
+        // Upload chunks are streamed to disk; all other bodies are small documents.
+        let mut unread = None;
+        let (body, chunk) = if is_upload_chunk(&method, &uri) {
+            let shared = SharedBody::new(Body::new(body));
+            unread = Some(shared.clone());
             (Ok(Bytes::new()), Body::new(shared))
         } else {
-            (self.read_body(self.bounds(&method, &uri), &parts.headers, body).await, Body::empty())
+            (self.read_body(self.body_limit(&method, &uri), &parts.headers, body).await, Body::empty())
         };
         let mut response = match body {
-            // No object has a name that is not text.
-            Ok(_) if !is_text(uri.path()) => not_found().await,
+            // Object names are UTF-8.
+            Ok(_) if !is_utf8(uri.path()) => not_found().await,
             Ok(body) => {
-                trace.received(&body);
+                events.received(&body);
                 let incoming =
                     Incoming { id: id.clone(), remote: peer.ip().to_canonical().to_string(), body };
                 parts.extensions.insert(incoming);
                 parts.extensions.insert(self.document.clone());
-                self.route(Request::from_parts(parts, piece)).await
+                self.route(Request::from_parts(parts, chunk)).await
             }
             Err(error) => ApiError(error).into_response(),
         };
-        if let Some(rest) = rest.filter(|_| !response.status().is_success()) {
-            rest.drain().await;
+        if let Some(unread) = unread.filter(|_| !response.status().is_success()) {
+            unread.drain().await;
         }
         if response.status() == StatusCode::METHOD_NOT_ALLOWED {
-            response = wrong_method(&method, &response);
+            response = method_not_allowed(&method, &response);
         }
-        tracing::debug!(%method, path = uri.path(), status = response.status().as_u16(), %peer, "answered");
-        trace.answered(&response);
+        tracing::debug!(%method, path = uri.path(), status = response.status().as_u16(), %peer, "request handled");
+        events.responded(&response);
         response.headers_mut().insert(REQUEST_ID, id_header);
         response
     }
 
-    /// How much a request may say. Strangers can make us work with an exchange, so it is short and says how long it is.
-    fn bounds(&self, method: &Method, uri: &Uri) -> Bounds {
-        let most = self.app.settings.api_max_request_body_bytes;
-        if method.is_safe() || uri.path() != exchanges::PATH {
-            return Bounds { most, length_needed: false };
+    /// Returns the limit of a request body. Exchanges are not authenticated, so their bodies are short and need a length.
+    fn body_limit(&self, method: &Method, uri: &Uri) -> BodyLimit {
+        let max = self.app.settings.api_max_request_body_bytes;
+        if method.is_safe() || uri.path() != EXCHANGE_PATH {
+            return BodyLimit { max, length_required: false };
         }
-        // What is not in the body may be in the query.
+        // Arguments may be in the query as well.
         let query = uri.query().map_or(0, |query| query.len() as u64);
-        let most_here = self.app.settings.federation_max_token_bytes.saturating_sub(query);
-        Bounds { most: most.min(most_here), length_needed: true }
+        let max_exchange = self.app.settings.federation_max_token_bytes.saturating_sub(query);
+        BodyLimit { max: max.min(max_exchange), length_required: true }
     }
 
-    async fn read_body<B>(&self, bounds: Bounds, headers: &HeaderMap, body: B) -> Result<Bytes, Error>
+    async fn read_body<B>(&self, limit: BodyLimit, headers: &HeaderMap, body: B) -> Result<Bytes, Error>
     where
         B: BodyExt<Data = Bytes>,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        if body.is_end_stream() && !bounds.length_needed {
+        if body.is_end_stream() && !limit.length_required {
             return Ok(Bytes::new());
         }
         let too_large = || Error::TooLarge("request body too large".into());
@@ -155,60 +156,60 @@ impl Service {
             return Err(Error::LengthRequired("a content-length is required".into()));
         };
         let length = length.to_str().ok().and_then(|text| text.parse::<u64>().ok());
-        if length.is_none_or(|length| length > bounds.most) {
+        if length.is_none_or(|length| length > limit.max) {
             return Err(too_large());
         }
-        let limit = Duration::from_secs(self.app.settings.api_timeout);
-        match tokio::time::timeout(limit, body.collect()).await {
+        let timeout = Duration::from_secs(self.app.settings.api_timeout);
+        match tokio::time::timeout(timeout, body.collect()).await {
             Ok(Ok(body)) => Ok(body.to_bytes()),
             Ok(Err(_)) => Err(Error::Invalid("the request body ended early".into())),
             Err(_) => Err(Error::Timeout("the request body did not arrive in time".into())),
         }
     }
 
-    /// Calls the handler. A change goes on to its end even when the caller hangs up.
+    /// Calls the handler. Changes run to completion even if the caller disconnects.
     async fn route(&self, request: Request<Body>) -> Response {
-        let safe = !is_change(request.method(), request.uri());
-        let answer = AssertUnwindSafe(self.router.clone().oneshot(request)).catch_unwind();
-        let answer = if safe {
-            answer.await
+        let read_only = !is_change(request.method(), request.uri());
+        let response = AssertUnwindSafe(self.router.clone().oneshot(request)).catch_unwind();
+        let response = if read_only {
+            response.await
         } else {
-            let busy = self.app.begin_change().await;
+            let guard = self.app.begin_change().await;
             let change = tokio::spawn(async move {
-                let _busy = busy;
-                answer.await
+                let _guard = guard;
+                response.await
             });
             change.await.unwrap_or_else(|error| Err(Box::new(error)))
         };
-        match answer {
+        match response {
             Ok(Ok(response)) => response,
             Err(_) => ApiError(Error::Internal("a handler panicked".into())).into_response(),
         }
     }
 }
 
-/// What a body may be.
+/// The limit of a request body.
 #[derive(Debug, Clone, Copy)]
-struct Bounds {
-    /// Bytes.
-    most: u64,
-    /// Whether its length must be said even if there is no body.
-    length_needed: bool,
+struct BodyLimit {
+    /// In bytes.
+    max: u64,
+    /// Whether a content-length is required even without a body.
+    length_required: bool,
 }
 
-/// A body that two can read, one after the other.
+/// A body that the handler reads first, and the service drains afterwards.
 #[derive(Clone)]
-struct Shared(Arc<Mutex<Body>>);
+struct SharedBody(Arc<Mutex<Body>>);
 
-impl Shared {
+impl SharedBody {
     fn new(body: Body) -> Self {
         Self(Arc::new(Mutex::new(body)))
     }
 
-    /// Takes in some of what a handler left. Many callers only look for an answer when they have sent everything; if
-    /// the connection were closed before, they would never see why they are refused.
+    /// Reads some of what the handler did not. Many clients read the response only after they have sent everything; if
+    /// the connection were closed earlier, they would not see why the request failed.
     async fn drain(mut self) {
-        let mut left = MOST_DRAINED;
+        let mut left = MAX_DRAINED_BYTES;
         let drained = async {
             while let Some(Ok(frame)) = self.frame().await {
                 let size = frame.data_ref().map_or(0, Bytes::len);
@@ -218,11 +219,11 @@ impl Shared {
                 }
             }
         };
-        let _ = tokio::time::timeout(DRAIN_TIME, drained).await;
+        let _ = tokio::time::timeout(DRAIN_TIMEOUT, drained).await;
     }
 }
 
-impl HttpBody for Shared {
+impl HttpBody for SharedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -235,42 +236,42 @@ impl HttpBody for Shared {
     }
 }
 
-/// The caller's request id if it is usable, else a fresh one.
+/// Returns the caller's request id if it is valid, or a new one.
 fn request_id(headers: &HeaderMap) -> String {
     headers
         .get(REQUEST_ID)
         .and_then(|value| value.to_str().ok())
         .filter(|id| {
-            !id.is_empty() && id.len() <= LONGEST_ID && id.bytes().all(|byte| byte.is_ascii_graphic())
+            !id.is_empty() && id.len() <= MAX_ID_LENGTH && id.bytes().all(|byte| byte.is_ascii_graphic())
         })
-        // Ids that grow with time keep the events of one time together in the database.
+        // Time-ordered ids keep events of the same time together in the database.
         .map_or_else(|| uuid::Uuid::now_v7().to_string(), str::to_owned)
 }
 
-/// Whether a path is UTF-8 once it is decoded.
-fn is_text(path: &str) -> bool {
+/// Returns whether a path is valid UTF-8 once it is decoded.
+fn is_utf8(path: &str) -> bool {
     !path.contains('%') || percent_encoding::percent_decode_str(path).decode_utf8().is_ok()
 }
 
-/// Both slash forms are the same path, and so is one that a base URL with a slash at its end makes.
-fn tidy(uri: Uri) -> Uri {
+/// Removes trailing slashes and duplicate leading ones, which base URLs with a trailing slash produce.
+fn normalize(uri: Uri) -> Uri {
     let path = uri.path();
     if (path.len() <= 1 || !path.ends_with('/')) && !path.starts_with("//") {
         return uri;
     }
     let path = format!("/{}", path.trim_matches('/'));
-    let whole = match uri.query() {
+    let path_and_query = match uri.query() {
         Some(query) => format!("{path}?{query}"),
         None => path,
     };
-    let Ok(whole) = PathAndQuery::try_from(whole) else { return uri };
+    let Ok(path_and_query) = PathAndQuery::try_from(path_and_query) else { return uri };
     let mut parts = uri.into_parts();
-    parts.path_and_query = Some(whole);
-    Uri::from_parts(parts).unwrap_or_default()
+    parts.path_and_query = Some(path_and_query);
+    Uri::from_parts(parts).expect("only the path of a valid URI was replaced")
 }
 
-/// 405 as the existing API words it, or the answer to OPTIONS.
-fn wrong_method(method: &Method, response: &Response) -> Response {
+/// Returns 405 with the text that released clients expect, or the response to OPTIONS.
+fn method_not_allowed(method: &Method, response: &Response) -> Response {
     let allow = response.headers().get(header::ALLOW).cloned();
     let mut response = if method == Method::OPTIONS {
         Response::new(Body::empty())
@@ -284,19 +285,19 @@ fn wrong_method(method: &Method, response: &Response) -> Response {
     response
 }
 
-/// The answer for a path that is no route.
+/// Responds to a path without a route.
 pub(crate) async fn not_found() -> Response {
     ApiError(Error::not_found("route")).into_response()
 }
 
-/// Whether a call changes anything. A login does not, though it is a POST; its audit event tells of it.
+/// Returns whether a request changes state. A login is a POST that does not; it has its own audit event.
 fn is_change(method: &Method, uri: &Uri) -> bool {
     !method.is_safe() && uri.path() != "/auth"
 }
 
-/// Whether a request brings a piece of an upload. There are thousands of them, so they leave no events unless they
-/// are refused.
-pub(crate) fn is_piece(method: &Method, uri: &Uri) -> bool {
+/// Returns whether a request sends a chunk of an upload. An upload has thousands, so they are recorded only when they
+/// fail.
+pub(crate) fn is_upload_chunk(method: &Method, uri: &Uri) -> bool {
     let rest = uri.path().strip_prefix("/upload/");
     *method == Method::POST && rest.is_some_and(|id| !id.is_empty() && !id.contains('/'))
 }
@@ -305,8 +306,8 @@ fn first_segment(path: &str) -> Option<&str> {
     path.trim_start_matches('/').split('/').next().filter(|segment| !segment.is_empty())
 }
 
-/// The request events of one request: recorded for changes and refusals, and for reads if so set.
-struct Trace<'a> {
+/// The events of one request: recorded for changes and errors, and for reads if configured.
+struct RequestEvents<'a> {
     service: &'a Service,
     id: &'a str,
     method: &'a Method,
@@ -317,47 +318,47 @@ struct Trace<'a> {
     recorded: bool,
 }
 
-impl<'a> Trace<'a> {
+impl<'a> RequestEvents<'a> {
     fn new(service: &'a Service, id: &'a str, method: &'a Method, uri: &'a Uri) -> Self {
         Self { service, id, method, uri, arrived: now(), body: Bytes::new(), recorded: false }
     }
 
-    fn is_quiet(&self) -> bool {
-        QUIET.contains(&self.uri.path()) || self.uri.path().starts_with("/apidocs")
+    fn is_unrecorded(&self) -> bool {
+        UNRECORDED_PATHS.contains(&self.uri.path()) || self.uri.path().starts_with("/apidocs")
     }
 
-    /// A login may be sent to any path by mistake, so only bodies to known routes are repeated.
-    fn may_show_body(&self) -> bool {
-        first_segment(self.uri.path()).is_some_and(|segment| self.service.traced.contains(segment))
+    /// A login may be sent to a wrong path by mistake, so only bodies for known routes are recorded.
+    fn may_record_body(&self) -> bool {
+        first_segment(self.uri.path()).is_some_and(|segment| self.service.recordable.contains(segment))
     }
 
-    fn shown(&self, body: &[u8]) -> String {
+    fn recorded_body(&self, body: &[u8]) -> String {
         if body.is_empty() {
             String::new()
-        } else if !self.may_show_body() {
+        } else if !self.may_record_body() {
             "...body not logged as this route handles credentials...".to_owned()
-        } else if body.len() > LONGEST_TRACE {
+        } else if body.len() > MAX_RECORDED_BODY {
             "...body not logged as it is too long...".to_owned()
         } else {
             String::from_utf8_lossy(body).into_owned()
         }
     }
 
-    /// The request has arrived whole.
+    /// Records the request, once its body has arrived.
     fn received(&mut self, body: &Bytes) {
         self.body = body.clone();
-        let change = is_change(self.method, self.uri) && !is_piece(self.method, self.uri);
-        let wanted = change || self.service.app.settings.api_request_events_for_reads;
-        if wanted && !self.is_quiet() {
+        let change = is_change(self.method, self.uri) && !is_upload_chunk(self.method, self.uri);
+        let enabled = change || self.service.app.settings.api_request_events_for_reads;
+        if enabled && !self.is_unrecorded() {
             self.record_arrival();
         }
     }
 
     fn record_arrival(&mut self) {
         self.recorded = true;
-        // A query could carry a secret wherever a body could.
-        let url = if self.may_show_body() { self.uri.to_string() } else { self.uri.path().to_owned() };
-        let body = self.shown(&self.body);
+        // A query can contain the same secrets as a body.
+        let url = if self.may_record_body() { self.uri.to_string() } else { self.uri.path().to_owned() };
+        let body = self.recorded_body(&self.body);
         let mut event = self.event("api request received").with("url", url).with("body", body);
         event.timestamp = self.arrived;
         self.service.app.events.record_if_room(event);
@@ -370,18 +371,21 @@ impl<'a> Trace<'a> {
         event
     }
 
-    /// The answer is known.
-    fn answered(&mut self, response: &Response) {
+    /// Records the response.
+    fn responded(&mut self, response: &Response) {
         let status = response.status();
-        let refused = status.is_client_error() || status.is_server_error();
-        if !self.recorded && (!refused || self.is_quiet()) {
+        let failed = status.is_client_error() || status.is_server_error();
+        if !self.recorded && (!failed || self.is_unrecorded()) {
             return;
         }
         if !self.recorded {
             self.record_arrival();
         }
-        let body =
-            response.extensions().get::<ShownBody>().map(|shown| self.shown(&shown.0)).unwrap_or_default();
+        let body = response
+            .extensions()
+            .get::<RecordedBody>()
+            .map(|body| self.recorded_body(&body.0))
+            .unwrap_or_default();
         let mut event = self.event("api response sent").with("status", status.as_u16()).with("body", body);
         event.duration = Some((now() - self.arrived).max(0.0));
         self.service.app.events.record_if_room(event);
@@ -393,8 +397,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_slash_forms_are_one_path() {
-        for (given, tidied) in [
+    fn normalizes_slashes() {
+        for (given, normalized) in [
             ("/", "/"),
             ("/auth", "/auth"),
             ("/auth/", "/auth"),
@@ -403,12 +407,12 @@ mod tests {
             ("/auth/namespaces/?limit=1", "/auth/namespaces?limit=1"),
             ("/a%2Fb/", "/a%2Fb"),
         ] {
-            assert_eq!(tidy(given.parse().unwrap()).to_string(), tidied, "{given}");
+            assert_eq!(normalize(given.parse().unwrap()).to_string(), normalized, "{given}");
         }
     }
 
     #[test]
-    fn a_request_id_is_taken_over_only_when_it_can_be_an_object_id() {
+    fn accepts_only_request_ids_that_can_be_object_ids() {
         let with = |id: &str| {
             let mut headers = HeaderMap::new();
             headers.insert(REQUEST_ID, HeaderValue::from_str(id).unwrap());

@@ -1,53 +1,83 @@
-//! Answers: always a JSON document and a newline, `null` when there is nothing to say.
+//! Typed responses. Every JSON response is one document followed by a newline.
+
+mod documented;
 
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
-/// Most answers fit into this many bytes.
-const USUAL_LENGTH: usize = 1024;
+pub(crate) use documented::{Documented, DocumentedHandler, JsonBody, Success, named_bodies};
+
+/// Initial capacity of a response body, in bytes; most responses fit.
+const INITIAL_CAPACITY: usize = 1024;
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
+/// 200 with a JSON document.
+#[derive(Debug)]
+pub(crate) struct Json<T>(pub(crate) T);
+
+impl<T: Serialize> IntoResponse for Json<T> {
+    fn into_response(self) -> Response {
+        json_response(StatusCode::OK, &self.0)
+    }
+}
+
+/// 202 with a JSON document.
+#[derive(Debug)]
+pub(crate) struct Accepted<T>(pub(crate) T);
+
+impl<T: Serialize> IntoResponse for Accepted<T> {
+    fn into_response(self) -> Response {
+        json_response(StatusCode::ACCEPTED, &self.0)
+    }
+}
+
+/// 200 with the JSON document `null`.
+#[derive(Debug)]
+pub(crate) struct Null;
+
+impl IntoResponse for Null {
+    fn into_response(self) -> Response {
+        json_response(StatusCode::OK, &())
+    }
+}
+
+/// An object whose members the OpenAPI document does not list.
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+pub(crate) struct Opaque<T>(pub(crate) T);
+
+/// The body of a response, for the event that records it.
+#[derive(Debug, Clone)]
+pub(crate) struct RecordedBody(pub(crate) Bytes);
+
 pub(crate) fn json_response(status: StatusCode, value: &impl Serialize) -> Response {
-    let mut body = Vec::with_capacity(USUAL_LENGTH);
+    let mut body = Vec::with_capacity(INITIAL_CAPACITY);
     if let Err(error) = serde_json::to_writer(&mut body, value) {
-        tracing::error!(%error, "an answer cannot be written");
+        tracing::error!(%error, "failed to serialize response");
         return respond(StatusCode::INTERNAL_SERVER_ERROR, JSON, Body::from("null\n"));
     }
     body.push(b'\n');
     let body = Bytes::from(body);
     let mut response = respond(status, JSON, Body::from(body.clone()));
-    response.extensions_mut().insert(ShownBody(body));
+    response.extensions_mut().insert(RecordedBody(body));
     response
 }
 
-/// The body of an answer, for the event that repeats it.
-#[derive(Debug, Clone)]
-pub(crate) struct ShownBody(pub(crate) Bytes);
-
-/// 200 with a value.
-pub(crate) fn ok(value: &impl Serialize) -> Response {
-    json_response(StatusCode::OK, value)
+/// 200 with a body of the given content type.
+pub(crate) fn content(content_type: &'static str, body: impl Into<Body>) -> Response {
+    respond(StatusCode::OK, HeaderValue::from_static(content_type), body.into())
 }
 
-/// 200 with `null`.
-pub(crate) fn nothing() -> Response {
-    ok(&())
-}
-
-/// 200 with text of a kind.
-pub(crate) fn text(kind: &'static str, body: impl Into<Body>) -> Response {
-    respond(StatusCode::OK, HeaderValue::from_static(kind), body.into())
-}
-
+/// 200 with a JSON document that is serialized while it is sent.
 pub(crate) fn streamed_json(body: Body) -> Response {
     respond(StatusCode::OK, JSON, body)
 }
 
-pub(crate) fn respond(status: StatusCode, kind: HeaderValue, body: Body) -> Response {
+pub(crate) fn respond(status: StatusCode, content_type: HeaderValue, body: Body) -> Response {
     let mut response = Response::new(body);
     *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response.headers_mut().insert(header::CONTENT_TYPE, content_type);
     response
 }

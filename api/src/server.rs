@@ -1,4 +1,4 @@
-//! The wire: accepts connections, with or without TLS, and gives their requests to a service.
+//! Accepts connections, with or without TLS, and passes their requests to a service.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -22,16 +22,16 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
-use crate::patient::Patient;
+use crate::write_timeout::WriteTimeout;
 
-/// Most headers of a request.
-const MOST_HEADERS: usize = 100;
-/// How much of a request's head is buffered; a head of several times this is cut off.
-const LARGEST_HEAD: usize = 64 << 10;
-/// How long open connections get to finish at the end.
-const LAST_WAIT: Duration = Duration::from_secs(5);
+/// The maximum number of headers of a request.
+const MAX_HEADERS: usize = 100;
+/// Size of the buffer for a request's head, in bytes. Longer heads are rejected.
+const HEAD_BUFFER_SIZE: usize = 64 << 10;
+/// How long open requests may continue after a shutdown was requested.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 
-/// A certificate and its key.
+/// A certificate and its private key.
 #[derive(Clone)]
 pub struct Tls(TlsAcceptor);
 
@@ -42,7 +42,7 @@ impl std::fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Reads PEM files.
+    /// Loads PEM files.
     pub fn load(certificate: &Path, key: &Path) -> Result<Self, String> {
         let named = |path: &Path, why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
         let chain: Vec<_> = CertificateDer::pem_file_iter(certificate)
@@ -61,29 +61,29 @@ impl Tls {
     }
 }
 
-/// Where and how to listen.
+/// A listening socket and its limits.
 #[derive(Debug)]
 pub struct Listener {
     pub socket: TcpListener,
     pub tls: Option<Tls>,
-    /// Time for a request's head to arrive, and for the caller to take in some of the answer.
-    pub patience: Duration,
-    pub most_connections: usize,
+    /// How long a peer may take to send a request's head, and to read a part of the response.
+    pub timeout: Duration,
+    pub max_connections: usize,
 }
 
-/// Serves until `stop` says so, then lets open requests end.
+/// Serves requests until `stop` becomes true, then waits for open requests to finish.
 pub async fn serve<S, F>(listener: Listener, service: S, mut stop: watch::Receiver<bool>)
 where
     S: Fn(Request<Incoming>, SocketAddr) -> F + Clone + Send + 'static,
     F: Future<Output = Response> + Send + 'static,
 {
-    let slots = Arc::new(Semaphore::new(listener.most_connections));
+    let slots = Arc::new(Semaphore::new(listener.max_connections));
     let graceful = GracefulShutdown::new();
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
-        .header_read_timeout(listener.patience)
-        .max_headers(MOST_HEADERS)
-        .max_buf_size(LARGEST_HEAD);
+        .header_read_timeout(listener.timeout)
+        .max_headers(MAX_HEADERS)
+        .max_buf_size(HEAD_BUFFER_SIZE);
     loop {
         let accepted = tokio::select! {
             accepted = accept(&listener.socket, &slots) => accepted,
@@ -92,36 +92,36 @@ where
         let (stream, peer, slot) = match accepted {
             Ok(accepted) => accepted,
             Err(error) => {
-                // Out of file descriptors, most likely: the backlog holds the rest until some are free.
-                tracing::warn!(%error, "connection not accepted");
+                // Most likely out of file descriptors: the backlog queues connections until some are free.
+                tracing::warn!(%error, "failed to accept connection");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
         let (http, service, watcher) = (http.clone(), service.clone(), graceful.watcher());
-        let (tls, patience) = (listener.tls.clone(), listener.patience);
+        let (tls, timeout) = (listener.tls.clone(), listener.timeout);
         tokio::spawn(async move {
             let _slot = slot;
-            let stream: Box<dyn Wire> = match tls {
+            let stream: Box<dyn Connection> = match tls {
                 None => Box::new(stream),
-                Some(Tls(acceptor)) => match tokio::time::timeout(patience, acceptor.accept(stream)).await {
+                Some(Tls(acceptor)) => match tokio::time::timeout(timeout, acceptor.accept(stream)).await {
                     Ok(Ok(stream)) => Box::new(stream),
                     Ok(Err(_)) | Err(_) => return,
                 },
             };
-            let answer = service_fn(move |request| {
-                let answer = service(request, peer);
-                async move { Ok::<_, Infallible>(answer.await) }
+            let handler = service_fn(move |request| {
+                let response = service(request, peer);
+                async move { Ok::<_, Infallible>(response.await) }
             });
-            let connection = http.serve_connection(TokioIo::new(Patient::new(stream, patience)), answer);
+            let connection = http.serve_connection(TokioIo::new(WriteTimeout::new(stream, timeout)), handler);
             if let Err(error) = watcher.watch(connection).await {
-                tracing::debug!(%error, %peer, "connection ended");
+                tracing::debug!(%error, %peer, "connection failed");
             }
         });
     }
     drop(listener);
-    if tokio::time::timeout(LAST_WAIT, graceful.shutdown()).await.is_err() {
-        tracing::warn!("some connections were cut off");
+    if tokio::time::timeout(SHUTDOWN_GRACE, graceful.shutdown()).await.is_err() {
+        tracing::warn!("closed connections with unfinished requests");
     }
 }
 
@@ -135,6 +135,6 @@ async fn accept(
     Ok((stream, peer, slot))
 }
 
-/// A stream in both directions.
-trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Wire for T {}
+/// A bidirectional stream.
+trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}

@@ -141,8 +141,8 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
     let listener = Listener {
         socket,
         tls,
-        patience: Duration::from_secs(app.settings.api_timeout),
-        most_connections: usize::try_from(app.settings.api_max_connections)?,
+        timeout: Duration::from_secs(app.settings.api_timeout),
+        max_connections: usize::try_from(app.settings.api_max_connections)?,
     };
     publish_images(Arc::clone(&app), arguments.image);
     let daemon = Daemon::start(app, data, drainer, listener, address.ip(), service);
@@ -333,7 +333,7 @@ async fn serve_metrics(app: Arc<App>, ip: IpAddr, stop: watch::Receiver<bool>) {
         }
         tokio::time::sleep(Duration::from_secs(5)).await;
     };
-    let listener = Listener { socket, tls: None, patience: Duration::from_secs(10), most_connections: 64 };
+    let listener = Listener { socket, tls: None, timeout: Duration::from_secs(10), max_connections: 64 };
     let answer = move |request, _| {
         let app = Arc::clone(&app);
         async move { muster_api::metrics(&app, &request) }

@@ -23,5 +23,5 @@ mod networks;
 mod nodes;
 mod openapi;
 mod operations;
+mod requests;
 mod scopes;
-mod skin;

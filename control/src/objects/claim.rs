@@ -30,12 +30,18 @@ use muster_types::capacity::{Capacity, CommittedCapacity};
 /// Version of the record's format.
 const VERSION: i64 = 1;
 
-/// What a caller asks for, not looked at yet.
-#[derive(Debug, Clone, Default)]
+/// A request for a claim, not validated yet.
+#[derive(Debug, Clone, Default, serde::Deserialize, utoipa::ToSchema)]
+#[schema(as = NewClaim)]
 pub struct ClaimRequest {
+    #[schema(value_type = i64, minimum = 0)]
     pub limit_cpus: Option<Value>,
+    #[schema(value_type = i64, minimum = 0)]
     pub limit_memory_mb: Option<Value>,
+    #[schema(value_type = i64, minimum = 0)]
     pub limit_disk_gb: Option<Value>,
+    /// Seconds until the claim expires.
+    #[schema(value_type = i64, minimum = 1)]
     pub expires_in_seconds: Option<Value>,
 }
 

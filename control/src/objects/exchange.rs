@@ -34,11 +34,19 @@ const LONGEST_TEXT: usize = 256;
 /// Characters of what the owner of a rule is told.
 const LONGEST_DETAIL: usize = 1024;
 
-/// What a caller says, not looked at yet. Its `Debug` shows nothing: the token is as good as a key.
-#[derive(Default)]
+/// A request to exchange an identity token, not validated yet.
+// `Debug` is implemented by hand, because the token is a credential.
+#[derive(Default, serde::Deserialize, utoipa::ToSchema)]
+#[schema(as = NewExchange)]
 pub struct ExchangeRequest {
+    /// The identity token of a trusted issuer.
+    #[schema(value_type = String)]
     pub token: Option<Value>,
+    /// The namespace of the key.
+    #[schema(value_type = String)]
     pub namespace: Option<Value>,
+    /// Name of a mapping rule of that namespace.
+    #[schema(value_type = String)]
     pub rule: Option<Value>,
 }
 

@@ -19,11 +19,18 @@ use muster_store::{Read, TxError, issuers, transaction};
 /// Version of the record's format.
 const VERSION: i64 = 1;
 
-/// What a caller says of an issuer's terms, not looked at yet.
-#[derive(Debug, Clone, Default)]
+/// The terms of a trusted issuer, not validated yet.
+#[derive(Debug, Clone, Default, serde::Deserialize, utoipa::ToSchema)]
+#[schema(as = NewIssuerTerms)]
 pub struct IssuerRequest {
+    /// The exact `iss` claim of its tokens; unique among issuers.
+    #[schema(value_type = String)]
     pub issuer_url: Option<Value>,
+    /// The HTTPS URL of the keys that sign its tokens.
+    #[schema(value_type = String)]
     pub jwks_uri: Option<Value>,
+    /// The `aud` claim that its tokens must have.
+    #[schema(value_type = String)]
     pub audience: Option<Value>,
 }
 

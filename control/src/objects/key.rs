@@ -19,11 +19,19 @@ use muster_store::{Store, StoreError, keys, namespaces, transaction};
 /// Seconds that a key between nodes lives.
 const SERVICE_KEY_LIFETIME: f64 = 300.0;
 
-/// What a caller says of a key, not looked at yet.
-#[derive(Debug, Clone, Default)]
+/// A request for a key, not validated yet.
+#[derive(Debug, Clone, Default, serde::Deserialize, utoipa::ToSchema)]
+#[schema(as = NewKey)]
 pub struct KeyRequest {
+    #[serde(rename = "key_name")]
+    #[schema(value_type = String)]
     pub name: Option<String>,
+    /// The secret. If it is absent or empty, one is generated and returned.
+    #[serde(rename = "key")]
+    #[schema(value_type = Option<String>)]
     pub secret: Option<Value>,
+    /// Unix time at which the key expires.
+    #[schema(value_type = Option<f64>)]
     pub expiry: Option<Value>,
 }
 

@@ -24,13 +24,24 @@ use muster_store::{StoreError, issuers, namespaces, rules, transaction};
 /// Version of the record's format.
 const VERSION: i64 = 1;
 
-/// What a caller says of a rule's terms, not looked at yet.
-#[derive(Debug, Clone, Default)]
+/// The terms of a mapping rule, not validated yet.
+#[derive(Debug, Clone, Default, serde::Deserialize, utoipa::ToSchema)]
+#[schema(as = NewRuleTerms)]
 pub struct RuleRequest {
+    /// Name of the issuer whose tokens are accepted.
+    #[schema(value_type = String)]
     pub issuer: Option<Value>,
+    /// The JWT claims that a token must have, by name: a string, or a list of which one must match.
+    #[schema(value_type = std::collections::BTreeMap<String, muster_types::rule::Matcher>)]
     pub bound_claims: Option<Value>,
+    /// The scopes of the keys; at most the caller's own.
+    #[schema(value_type = Vec<String>)]
     pub scopes: Option<Value>,
+    /// Lifetime of the keys in seconds; at most one day.
+    #[schema(value_type = i64)]
     pub key_ttl: Option<Value>,
+    /// Prefix of the names of the keys.
+    #[schema(value_type = String)]
     pub key_name_prefix: Option<Value>,
 }
 

@@ -42,14 +42,22 @@ pub(crate) const USABLE: &[NetworkState] = &[NetworkState::Initial, NetworkState
 pub(crate) const PRESENT: &[NetworkState] =
     &[NetworkState::Initial, NetworkState::Created, NetworkState::Error, NetworkState::DeleteWait];
 
-/// A network to make, as the caller asked for it.
-#[derive(Debug, Default)]
+/// A request for a network.
+#[derive(Debug, Default, serde::Deserialize, utoipa::ToSchema)]
+#[schema(as = NewNetwork)]
 pub struct NetworkRequest {
+    #[schema(value_type = String)]
     pub name: Option<String>,
+    /// The network in CIDR notation, such as `10.0.0.0/24`; from /8 to /29.
+    #[schema(value_type = String)]
     pub netblock: Option<String>,
+    /// Whether instances get their addresses by DHCP; true by default.
     pub provide_dhcp: Option<bool>,
+    /// Whether instances reach external networks through NAT; true by default.
     pub provide_nat: Option<bool>,
+    /// Whether the router resolves DNS names; false by default.
     pub provide_dns: Option<bool>,
+    /// Defaults to the caller's. Only `system` may name another namespace.
     pub namespace: Option<String>,
 }
 

@@ -1,0 +1,106 @@
+//! `/admin`: the cluster as a whole.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::extract::State;
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use crate::arguments::{Args, NoArgs};
+use crate::error::ApiResult;
+use crate::response::{Json, Opaque};
+use muster_control::app::App;
+use muster_store::{leases, nodes};
+use muster_types::Error;
+use muster_types::node::NodeState;
+
+/// Lists the cluster-wide leases and their owners.
+#[utoipa::path(get, path = "/admin/locks", tag = "admin", responses(
+    (status = 200, description = "Owners by lease.")))]
+pub(crate) async fn locks(
+    State(app): State<Arc<App>>,
+    _: Args<NoArgs>,
+) -> ApiResult<Json<Map<String, Value>>> {
+    let owners = leases::list(&app.store).await?.into_iter().map(|lease| {
+        let owner = json!({
+            "node": lease.node, "pid": lease.pid, "operation": lease.name, "expires": lease.expires
+        });
+        (lease.name, owner)
+    });
+    Ok(Json(owners.collect()))
+}
+
+/// The capacity of the cluster.
+#[derive(Debug, Default, Serialize)]
+pub(crate) struct ClusterResources {
+    total: TotalResources,
+    per_node: BTreeMap<String, NodeResources>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct TotalResources {
+    cpu_available: f64,
+    ram_available: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct NodeResources {
+    cpu_max: f64,
+    cpu_max_per_instance: f64,
+    cpu_available: f64,
+    cpu_load_1: f64,
+    cpu_load_5: f64,
+    cpu_load_15: f64,
+    ram_max: f64,
+    ram_max_per_instance: f64,
+    ram_available: f64,
+    disk_available: f64,
+}
+
+/// Returns the total and the available capacity of the nodes.
+#[utoipa::path(get, path = "/admin/resources", tag = "admin", responses(
+    (status = 200, description = "Capacity in `total`, and by node in `per_node`.")))]
+pub(crate) async fn resources(
+    State(app): State<Arc<App>>,
+    _: Args<NoArgs>,
+) -> ApiResult<Json<Opaque<ClusterResources>>> {
+    let mut resources = ClusterResources::default();
+    for row in nodes::list(&*app.store).await? {
+        if row.state != NodeState::Created || !row.identity.is_hypervisor {
+            continue;
+        }
+        // A node that has not reported yet has no capacity.
+        let fact = |name: &str| row.report.resources.get(name).and_then(Value::as_f64).unwrap_or(0.0);
+        let node = NodeResources {
+            cpu_max: fact("cpu_max"),
+            cpu_max_per_instance: fact("cpu_max_per_instance"),
+            cpu_available: fact("cpu_available"),
+            cpu_load_1: fact("cpu_load_1"),
+            cpu_load_5: fact("cpu_load_5"),
+            cpu_load_15: fact("cpu_load_15"),
+            ram_max: fact("memory_max"),
+            ram_max_per_instance: fact("memory_max"),
+            ram_available: fact("memory_available"),
+            disk_available: fact("disk_free"),
+        };
+        resources.total.cpu_available += node.cpu_available;
+        resources.total.ram_available += node.ram_available;
+        resources.per_node.insert(row.identity.name, node);
+    }
+    Ok(Json(Opaque(resources)))
+}
+
+/// Returns the public keys with which the console proxy verifies tokens.
+#[utoipa::path(get, path = "/admin/vditokenpubkey", tag = "admin", responses(
+    (status = 200, description = "The public keys."),
+    (status = 404, description = "The key that signs console tokens is not configured.")))]
+pub(crate) async fn console_keys(
+    State(app): State<Arc<App>>,
+    _: Args<NoArgs>,
+) -> ApiResult<Json<Opaque<Value>>> {
+    let key = app.console_key.as_ref();
+    let absent =
+        || Error::NotFound("kerbside signing key is not configured, set KERBSIDE_SIGNING_KEY".into());
+    Ok(Json(Opaque(key.ok_or_else(absent)?.public())))
+}

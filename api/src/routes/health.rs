@@ -1,0 +1,40 @@
+//! Liveness and readiness.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::Response;
+
+use crate::response::{content, respond};
+use muster_control::app::App;
+
+const PLAIN: &str = "text/plain; charset=utf-8";
+
+/// Reports whether the process is alive.
+#[utoipa::path(get, path = "/livez", tag = "health", responses((status = 200, description = "`ok`", content_type = "text/plain", body = String)))]
+pub(crate) async fn livez() -> Response {
+    content(PLAIN, "ok")
+}
+
+/// Reports whether the API can serve requests.
+#[utoipa::path(get, path = "/readyz", tag = "health", responses((status = 200, description = "`ready`", content_type = "text/plain", body = String),
+    (status = 503, description = "`not ready`", content_type = "text/plain", body = String)))]
+pub(crate) async fn readyz(State(app): State<Arc<App>>) -> Response {
+    readiness(&app)
+}
+
+/// Alias of `/readyz`.
+#[utoipa::path(get, path = "/healthz", tag = "health", responses((status = 200, description = "`ready`", content_type = "text/plain", body = String),
+    (status = 503, description = "`not ready`", content_type = "text/plain", body = String)))]
+pub(crate) async fn healthz(State(app): State<Arc<App>>) -> Response {
+    readiness(&app)
+}
+
+fn readiness(app: &App) -> Response {
+    if app.health.is_ready() {
+        return content(PLAIN, "ready");
+    }
+    respond(StatusCode::SERVICE_UNAVAILABLE, HeaderValue::from_static(PLAIN), Body::from("not ready"))
+}

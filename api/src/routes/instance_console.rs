@@ -1,0 +1,136 @@
+//! `/instances`: serial console, screenshots and graphical consoles.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use axum::response::Response;
+use muster_types::Error;
+use serde::Deserialize;
+use serde_json::Value;
+use utoipa::IntoParams;
+
+use crate::arguments::{Args, NoArgs};
+use crate::error::ApiResult;
+use crate::forward::{InstanceNode, MaybeForwarded, OriginalRequest, unplaced};
+use crate::guard::Authenticated;
+use crate::response::{Json, Null, content};
+use muster_control::app::App;
+use muster_control::objects::instance::console::{self, ProxyRecord};
+use muster_control::objects::instance::{find, find_own, require_created};
+
+const OCTET_STREAM: &str = "application/octet-stream";
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct ConsoleQuery {
+    /// The number of bytes from the end; -1 for all, 10240 by default. Also accepted in the body.
+    #[param(value_type = Option<i64>)]
+    length: Option<Value>,
+}
+
+impl ConsoleQuery {
+    fn length(&self) -> Result<Option<i64>, Error> {
+        let invalid = || Error::Invalid("length is not an integer".into());
+        match &self.length {
+            None => Ok(None),
+            Some(Value::String(text)) if text.is_empty() => Ok(None),
+            Some(Value::String(text)) => text.trim().parse().map(Some).map_err(|_| invalid()),
+            Some(Value::Number(number)) => number.as_i64().map(Some).ok_or_else(invalid),
+            Some(_) => Err(invalid()),
+        }
+    }
+}
+
+/// Returns the last bytes of the serial console.
+#[utoipa::path(get, path = "/instances/{instance_ref}/consoledata", tag = "instances",
+    params(("instance_ref" = String, Path), ConsoleQuery), responses(
+    (status = 200, description = "Bytes.", content_type = "application/octet-stream", body = Vec<u8>),
+    (status = 400, description = "The length is not an integer."), (status = 404, description = "No such instance.")))]
+pub(crate) async fn console_data(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    request: OriginalRequest,
+    Args(query): Args<ConsoleQuery>,
+) -> ApiResult<Response> {
+    let length = query.length()?;
+    let row = find(&*app.store, &caller, &reference, None).await?;
+    match InstanceNode::find(&app, &caller, &row, request).await? {
+        InstanceNode::Local(node) => Ok(content(OCTET_STREAM, console::read(&node, &row, length).await?)),
+        InstanceNode::Forwarded(response) => Ok(response),
+        InstanceNode::Unplaced => Ok(content(OCTET_STREAM, Vec::new())),
+    }
+}
+
+/// Deletes the recorded output of the serial console.
+#[utoipa::path(delete, path = "/instances/{instance_ref}/consoledata", tag = "instances",
+    params(("instance_ref" = String, Path)), responses((status = 404, description = "No such instance.")))]
+pub(crate) async fn clear_console_data(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    request: OriginalRequest,
+    _: Args<NoArgs>,
+) -> ApiResult<MaybeForwarded<Null>> {
+    let row = find_own(&app, &caller, &reference, None).await?;
+    match InstanceNode::find(&app, &caller, &row, request).await? {
+        InstanceNode::Local(node) => console::clear(&app, &caller, &node, &row).await?,
+        InstanceNode::Forwarded(response) => return Ok(MaybeForwarded::Forwarded(response)),
+        InstanceNode::Unplaced => {}
+    }
+    Ok(MaybeForwarded::Local(Null))
+}
+
+/// Takes a screenshot, stores it as a blob in PNG format and returns the UUID of the blob.
+#[utoipa::path(get, path = "/instances/{instance_ref}/screenshot", tag = "instances",
+    params(("instance_ref" = String, Path)), responses((status = 200, description = "UUID of the blob."),
+    (status = 404, description = "No such instance."), (status = 406, description = "The instance is not ready."),
+    (status = 409, description = "The instance is not running, or has no screen.")))]
+pub(crate) async fn screenshot(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    request: OriginalRequest,
+    _: Args<NoArgs>,
+) -> ApiResult<MaybeForwarded<Json<String>>> {
+    let row = find_own(&app, &caller, &reference, None).await?;
+    require_created(&row)?;
+    match InstanceNode::find(&app, &caller, &row, request).await? {
+        InstanceNode::Local(node) => {
+            let blob = console::screenshot(&app, &caller, &node, &row).await?;
+            Ok(MaybeForwarded::Local(Json(blob.to_string())))
+        }
+        InstanceNode::Forwarded(response) => Ok(MaybeForwarded::Forwarded(response)),
+        InstanceNode::Unplaced => Err(unplaced().into()),
+    }
+}
+
+/// Returns a connection file for virt-viewer.
+#[utoipa::path(get, path = "/instances/{instance_ref}/vdiconsolehelper", tag = "instances",
+    params(("instance_ref" = String, Path)), responses(
+    (status = 200, description = "A file for virt-viewer.", content_type = "application/x-virt-viewer", body = String),
+    (status = 404, description = "No such instance, or it is not placed on a node yet.")))]
+pub(crate) async fn vdi_helper(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    _: Args<NoArgs>,
+) -> ApiResult<Response> {
+    Ok(content("application/x-virt-viewer", console::helper(&app, &caller, &reference).await?))
+}
+
+/// Returns a short-lived URL of the graphical console at the console proxy.
+#[utoipa::path(get, path = "/instances/{instance_ref}/vdiconsoleproxy", tag = "instances",
+    params(("instance_ref" = String, Path)), responses(
+    (status = 404, description = "No such instance, or no console proxy is configured."),
+    (status = 406, description = "The instance is not ready."),
+    (status = 409, description = "The instance has no SPICE console."),
+    (status = 500, description = "The key that signs console tokens is not configured.")))]
+pub(crate) async fn vdi_proxy(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    _: Args<NoArgs>,
+) -> ApiResult<Json<ProxyRecord>> {
+    Ok(Json(console::proxy(&app, &caller, &reference).await?))
+}

@@ -1,0 +1,373 @@
+//! `/instances`: instances, their interfaces and snapshots.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use muster_types::Error;
+use muster_types::event::EventRecord;
+use muster_types::ids::InstanceId;
+use muster_types::instance::InstanceRecord;
+use muster_types::interface::InterfaceRecord;
+use muster_types::object::ObjectRef;
+use muster_types::operation::OperationRecord;
+use muster_types::spec::{self, Findings};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use utoipa::ToSchema;
+
+use crate::arguments::{Args, ListQuery, NamespaceQuery, NoArgs};
+use crate::error::ApiResult;
+use crate::guard::Authenticated;
+use crate::pages::{Pages, in_pages};
+use crate::response::{Json, Opaque};
+use crate::routes::artifacts::max_versions;
+use crate::routes::events::{EventQuery, events_of};
+use crate::routes::metadata::metadata_routes;
+use muster_control::app::App;
+use muster_control::auth::Caller;
+use muster_control::objects::instance::create::{self, InstanceRequest};
+use muster_control::objects::instance::snapshot::{self, SnapshotRecord, SnapshotRequest};
+use muster_control::objects::instance::{self, delete, plug};
+use muster_control::objects::operation;
+
+/// Lists the instances that the caller can see.
+#[utoipa::path(get, path = "/instances", tag = "instances", params(ListQuery))]
+pub(crate) async fn list(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Args(query): Args<ListQuery>,
+) -> ApiResult<Pages<InstanceRecord>> {
+    let all = query.all();
+    in_pages(move |after: Option<InstanceId>| {
+        let (app, caller) = (Arc::clone(&app), caller.clone());
+        async move { instance::list_page(&app, &caller, all, after).await }
+    })
+    .await
+}
+
+/// A disk of a new instance.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "only describes what `spec::disks` reads")]
+struct DiskSpec {
+    /// Size in gigabytes; the size of the image by default.
+    size: Option<u64>,
+    /// The image: `label:NAME`, `sf://…`, a URL, or a name such as `debian:12`. Absent or `none`: a blank disk.
+    base: Option<String>,
+    /// `virtio` (default), `sata`, `scsi`, `usb` or `nvme`.
+    bus: Option<String>,
+    /// `disk` (default) or `cdrom`.
+    #[schema(rename = "type")]
+    disk_type: Option<String>,
+}
+
+/// An interface of a new instance.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "only describes what `spec::networks` reads")]
+struct NetworkSpec {
+    /// UUID or name of the network.
+    network_uuid: String,
+    macaddress: Option<String>,
+    /// An IPv4 address, or `none`. Absent: a free address is allocated.
+    address: Option<String>,
+    /// `virtio` (default), `e1000`, …
+    model: Option<String>,
+    /// Whether to assign a floating address.
+    float: Option<bool>,
+}
+
+/// The video device of a new instance.
+#[derive(Debug, ToSchema)]
+#[expect(dead_code, reason = "only describes what `spec::video` reads")]
+struct VideoSpec {
+    /// `cirrus`, `vga`, `qxl`, …
+    model: String,
+    /// Video memory in kibibytes.
+    memory: u64,
+    /// `spice` (default), `spiceconcurrent`, `spicedebug` or `vnc`.
+    vdi: Option<String>,
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct NewInstance {
+    /// A DNS label, such as `web-1`.
+    #[schema(value_type = String)]
+    name: Option<String>,
+    #[schema(value_type = i64)]
+    cpus: Option<i64>,
+    /// Memory in megabytes.
+    #[schema(value_type = i64)]
+    memory: Option<i64>,
+    #[schema(value_type = Vec<DiskSpec>)]
+    disk: Option<Value>,
+    #[schema(value_type = Option<Vec<NetworkSpec>>)]
+    network: Option<Value>,
+    #[schema(value_type = Option<VideoSpec>)]
+    video: Option<Value>,
+    /// Alias of `video`.
+    #[schema(value_type = Option<VideoSpec>)]
+    videospec: Option<Value>,
+    ssh_key: Option<String>,
+    /// cloud-init user data, encoded as Base64.
+    user_data: Option<String>,
+    /// UUID or name of the node to place the instance on.
+    placed_on: Option<String>,
+    /// Defaults to the caller's. Another namespace must trust the caller's.
+    namespace: Option<String>,
+    uefi: Option<bool>,
+    secure_boot: Option<bool>,
+    /// Initial content of the UEFI variables: `label:NAME` or `sf://blob/UUID`.
+    nvram_template: Option<String>,
+    /// `openstack-disk` (default) or `none`.
+    configdrive: Option<String>,
+    #[schema(value_type = Option<Object>)]
+    metadata: Option<Value>,
+    /// `sf-agent` and `sf-agent2`; both by default.
+    side_channels: Option<Vec<String>>,
+}
+
+/// Logs findings that do not reject the request.
+fn log_findings(findings: &Findings, path: &str) {
+    for finding in findings.texts() {
+        tracing::warn!(finding, path, "invalid request parameter");
+    }
+}
+
+/// Creates an instance. It is running once its state is `created`.
+#[utoipa::path(post, path = "/instances", tag = "instances", request_body = NewInstance, responses((status = 400, description = "A field is missing or malformed."),
+    (status = 404, description = "No such namespace, node, network or image."),
+    (status = 406, description = "A network is not ready."),
+    (status = 409, description = "An address is in use, or no node satisfies the required affinity."),
+    (status = 507, description = "No node has enough capacity, or no address is free; see `stage` and `transient`.")))]
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Args(new): Args<NewInstance>,
+) -> ApiResult<Json<InstanceRecord>> {
+    let mut findings = Findings::new(app.settings.api_validation_mode);
+    let default_bus =
+        app.settings.disk_bus.parse().map_err(|why| Error::Internal(format!("DISK_BUS: {why}")))?;
+    let request = InstanceRequest {
+        name: new.name,
+        cpus: new.cpus,
+        memory: new.memory,
+        disks: spec::disks(new.disk.as_ref(), default_bus, &mut findings)?,
+        networks: spec::networks(new.network.as_ref(), &mut findings)?,
+        video: spec::video(new.video.as_ref(), new.videospec.as_ref(), &mut findings)?,
+        ssh_key: new.ssh_key,
+        user_data: new.user_data,
+        placed_on: new.placed_on,
+        namespace: new.namespace,
+        uefi: new.uefi.unwrap_or(false),
+        secure_boot: new.secure_boot.unwrap_or(false),
+        nvram_template: new.nvram_template,
+        configdrive: new.configdrive,
+        metadata: new.metadata,
+        side_channels: new.side_channels,
+    };
+    log_findings(&findings, "/instances");
+    Ok(Json(create::create(&app, &caller, request).await?))
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = Everything)]
+pub(crate) struct DeleteAllRequest {
+    /// Must be true.
+    #[schema(value_type = bool)]
+    confirm: Option<bool>,
+    /// Defaults to the caller's. Only `system` may name another namespace; `system` selects all instances of the cluster.
+    namespace: Option<String>,
+}
+
+/// Deletes all instances of a namespace.
+#[utoipa::path(delete, path = "/instances", tag = "instances", request_body = DeleteAllRequest, responses((status = 200, description = "UUIDs of the instances that are being deleted."),
+    (status = 400, description = "The request is not confirmed, or `system` does not name a namespace."),
+    (status = 401, description = "The request names another namespace."), (status = 404, description = "No such namespace.")))]
+pub(crate) async fn delete_all(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Args(request): Args<DeleteAllRequest>,
+) -> ApiResult<Json<Vec<String>>> {
+    let confirm = request.confirm.unwrap_or(false);
+    let deleted = delete::delete_all(&app, &caller, confirm, request.namespace.as_deref()).await?;
+    Ok(Json(deleted.iter().map(ToString::to_string).collect()))
+}
+
+/// Returns an instance.
+#[utoipa::path(get, path = "/instances/{instance_ref}", tag = "instances",
+    params(("instance_ref" = String, Path), NamespaceQuery), responses((status = 400, description = "Several instances have this name."), (status = 404, description = "No such instance.")))]
+pub(crate) async fn get(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    Args(query): Args<NamespaceQuery>,
+) -> ApiResult<Json<InstanceRecord>> {
+    Ok(Json(instance::get(&app, &caller, &reference, query.namespace.as_deref()).await?))
+}
+
+/// Deletes an instance. The deletion is complete once its state is `deleted`.
+#[utoipa::path(delete, path = "/instances/{instance_ref}", tag = "instances",
+    params(("instance_ref" = String, Path), NamespaceQuery), responses((status = 404, description = "No such instance, or it is already deleted.")))]
+pub(crate) async fn delete(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    Args(query): Args<NamespaceQuery>,
+) -> ApiResult<Json<InstanceRecord>> {
+    Ok(Json(delete::delete(&app, &caller, &reference, query.namespace.as_deref()).await?))
+}
+
+/// Lists the interfaces of an instance, in order.
+#[utoipa::path(get, path = "/instances/{instance_ref}/interfaces", tag = "instances",
+    params(("instance_ref" = String, Path)), responses((status = 404, description = "No such instance.")))]
+pub(crate) async fn list_interfaces(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    _: Args<NoArgs>,
+) -> ApiResult<Json<Vec<InterfaceRecord>>> {
+    Ok(Json(instance::list_interfaces(&app, &caller, &reference).await?))
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct NewInterface {
+    /// The interface, if its fields are not in the body itself.
+    #[schema(value_type = Option<NetworkSpec>)]
+    network: Option<Value>,
+    #[schema(value_type = Option<String>)]
+    network_uuid: Option<Value>,
+    #[schema(value_type = Option<String>)]
+    macaddress: Option<Value>,
+    #[schema(value_type = Option<String>)]
+    address: Option<Value>,
+    #[schema(value_type = Option<String>)]
+    model: Option<Value>,
+    #[schema(value_type = Option<bool>)]
+    float: Option<Value>,
+}
+
+impl NewInterface {
+    /// Returns the spec, which released clients wrap in `network`.
+    fn spec(self) -> Value {
+        let fields = [
+            ("network_uuid", self.network_uuid),
+            ("macaddress", self.macaddress),
+            ("address", self.address),
+            ("model", self.model),
+            ("float", self.float),
+        ];
+        let direct: Map<String, Value> =
+            fields.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect();
+        self.network.filter(|_| direct.is_empty()).unwrap_or(Value::Object(direct))
+    }
+}
+
+/// Adds an interface to an instance.
+#[utoipa::path(post, path = "/instances/{instance_ref}/interfaces", tag = "instances",
+    params(("instance_ref" = String, Path)), request_body = NewInterface, responses((status = 400, description = "A field is missing or malformed."),
+    (status = 404, description = "No such instance or network."),
+    (status = 406, description = "The instance or the network is not ready."),
+    (status = 409, description = "An address is in use."), (status = 507, description = "No address is free.")))]
+pub(crate) async fn plug(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    Args(new): Args<NewInterface>,
+) -> ApiResult<Json<InterfaceRecord>> {
+    let mut findings = Findings::new(app.settings.api_validation_mode);
+    let interface = spec::network(&new.spec(), "network", &mut findings)?;
+    log_findings(&findings, "/instances/{instance_ref}/interfaces");
+    Ok(Json(plug::plug(&app, &caller, &reference, interface).await?))
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct NewSnapshot {
+    /// Whether to copy all disks; only the first by default.
+    all: Option<bool>,
+    /// The device to copy, such as `vdb` or `nvram`.
+    device: Option<String>,
+    /// The maximum number of snapshots to keep; 0 or absent: ARTIFACT_MAX_VERSIONS_DEFAULT.
+    #[schema(value_type = Option<i64>)]
+    max_versions: Option<Value>,
+    /// Whether to copy only the difference to the image.
+    thin: Option<bool>,
+}
+
+/// Creates a snapshot of disks of an instance. All disks are copied at the same point in time.
+#[utoipa::path(post, path = "/instances/{instance_ref}/snapshot", tag = "instances",
+    params(("instance_ref" = String, Path)), request_body = NewSnapshot, responses((status = 200, description = "The snapshots, by device."),
+    (status = 400, description = "A field is malformed."), (status = 404, description = "No such instance."),
+    (status = 406, description = "The instance is not ready.")))]
+pub(crate) async fn create_snapshot(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    Args(new): Args<NewSnapshot>,
+) -> ApiResult<Json<std::collections::BTreeMap<String, SnapshotRecord>>> {
+    let max_versions = max_versions(new.max_versions.as_ref())?;
+    let request = SnapshotRequest {
+        all: new.all.unwrap_or(false),
+        device: new.device.filter(|text| !text.is_empty()),
+        max_versions,
+        thin: new.thin.unwrap_or(false),
+    };
+    Ok(Json(snapshot::create(&app, &caller, &reference, &request).await?))
+}
+
+/// Lists the snapshots of an instance.
+#[utoipa::path(get, path = "/instances/{instance_ref}/snapshot", tag = "instances",
+    params(("instance_ref" = String, Path)), responses((status = 200, description = "Artifacts with their blobs."),
+    (status = 404, description = "No such instance.")))]
+pub(crate) async fn list_snapshots(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    _: Args<NoArgs>,
+) -> ApiResult<Json<Vec<Map<String, Value>>>> {
+    Ok(Json(snapshot::list(&app, &caller, &reference).await?))
+}
+
+/// Lists the events of an instance, newest first.
+#[utoipa::path(get, path = "/instances/{instance_ref}/events", tag = "instances",
+    params(("instance_ref" = String, Path), EventQuery), responses((status = 200, description = "Events."), (status = 404, description = "No such instance.")))]
+pub(crate) async fn list_events(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    Args(query): Args<EventQuery>,
+) -> ApiResult<Json<Vec<Opaque<EventRecord>>>> {
+    let object = object(&app, &caller, &reference).await?;
+    let Json(events) = events_of(&app, &object, &query).await?;
+    Ok(Json(events.into_iter().map(Opaque).collect()))
+}
+
+/// Lists the operations on an instance, newest first: unfinished ones by default.
+#[utoipa::path(get, path = "/instances/{instance_ref}/clusteroperations", tag = "instances",
+    params(("instance_ref" = String, Path), ListQuery), responses((status = 404, description = "No such instance.")))]
+pub(crate) async fn list_operations(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    Args(query): Args<ListQuery>,
+) -> ApiResult<Json<Vec<OperationRecord>>> {
+    let target = own_object(&app, &caller, &reference).await?;
+    Ok(Json(operation::of_object(&app, &target, query.all()).await?))
+}
+
+/// Finds an instance that the caller may read.
+async fn object(app: &App, caller: &Caller, reference: &str) -> Result<ObjectRef, Error> {
+    Ok(instance::object(instance::find(&*app.store, caller, reference, None).await?.id))
+}
+
+/// Finds an instance that the caller may change.
+async fn own_object(app: &App, caller: &Caller, reference: &str) -> Result<ObjectRef, Error> {
+    Ok(instance::object(instance::find_own(app, caller, reference, None).await?.id))
+}
+
+metadata_routes!(
+    "/instances/{instance_ref}/metadata",
+    "/instances/{instance_ref}/metadata/{key}",
+    "instance_ref",
+    "instances",
+    super::object,
+    super::own_object
+);

@@ -1,0 +1,134 @@
+//! `/auth/namespaces/{namespace}/keys`: the keys that tokens are created with.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use muster_types::Error;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::arguments::{Args, NoArgs};
+use crate::error::ApiResult;
+use crate::guard::Authenticated;
+use crate::response::{Json, Null, named_bodies};
+use muster_control::app::App;
+use muster_control::auth::Caller;
+use muster_control::objects::key::{self, KeyRequest};
+
+/// Lists the names of the keys of a namespace.
+#[utoipa::path(get, path = "/auth/namespaces/{namespace}/keys", tag = "auth", params(("namespace" = String, Path)),
+    responses((status = 404, description = "No such namespace.")))]
+pub(crate) async fn list(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(namespace): Path<String>,
+    _: Args<NoArgs>,
+) -> ApiResult<Json<Vec<String>>> {
+    Ok(Json(key::list(&app, &caller, &namespace).await?))
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct GeneratedKey {
+    key_name: String,
+    /// The generated secret. It cannot be retrieved later.
+    key: String,
+}
+
+/// The response to a new key.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum AddedKey {
+    Generated(GeneratedKey),
+    /// The key's name.
+    Supplied(String),
+}
+
+named_bodies!(AddedKey);
+
+/// Creates a key, or replaces the one of that name.
+#[utoipa::path(post, path = "/auth/namespaces/{namespace}/keys", tag = "auth", params(("namespace" = String, Path)),
+    request_body = KeyRequest, responses((status = 200, description = "The generated secret, or the name of the key if the request has a secret."),
+    (status = 400, description = "A field is missing or malformed."), (status = 403, description = "The name is reserved."),
+    (status = 404, description = "No such namespace."), (status = 422, description = "The secret is too long.")))]
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(namespace): Path<String>,
+    Args(request): Args<KeyRequest>,
+) -> ApiResult<Json<AddedKey>> {
+    let generated = key::put(&app, &caller, &namespace, &request).await?;
+    let name = name_of(&request)?;
+    Ok(Json(match generated {
+        Some(secret) => AddedKey::Generated(GeneratedKey { key_name: name, key: secret.expose().to_owned() }),
+        None => AddedKey::Supplied(name),
+    }))
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct NewSecret {
+    /// The new secret.
+    #[schema(value_type = String)]
+    key: Option<Value>,
+    /// Unix time at which the key expires; never by default.
+    #[schema(value_type = Option<f64>)]
+    expiry: Option<Value>,
+}
+
+/// Replaces the secret of a key. Tokens created with the old one are no longer valid.
+#[utoipa::path(put, path = "/auth/namespaces/{namespace}/keys/{key_name}", tag = "auth",
+    params(("namespace" = String, Path), ("key_name" = String, Path)), request_body = NewSecret,
+    responses((status = 200, description = "The name of the key."), (status = 404, description = "No such key."),
+    (status = 422, description = "The secret is too long.")))]
+pub(crate) async fn update(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path((namespace, name)): Path<(String, String)>,
+    Args(new): Args<NewSecret>,
+) -> ApiResult<Json<String>> {
+    let request = KeyRequest { name: Some(name), secret: new.key, expiry: new.expiry };
+    replace(&app, &caller, &namespace, &request).await
+}
+
+/// Replaces the secret of a key that the body names, as released clients send it.
+#[utoipa::path(put, path = "/auth/namespaces/{namespace}/keys", tag = "auth", params(("namespace" = String, Path)),
+    request_body = KeyRequest,
+    responses((status = 200, description = "The name of the key."), (status = 404, description = "No such key."),
+    (status = 422, description = "The secret is too long.")))]
+pub(crate) async fn update_named_in_body(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(namespace): Path<String>,
+    Args(request): Args<KeyRequest>,
+) -> ApiResult<Json<String>> {
+    replace(&app, &caller, &namespace, &request).await
+}
+
+async fn replace(
+    app: &App,
+    caller: &Caller,
+    namespace: &str,
+    request: &KeyRequest,
+) -> ApiResult<Json<String>> {
+    key::update(app, caller, namespace, request).await?;
+    Ok(Json(name_of(request)?))
+}
+
+/// Returns the name in a request that was accepted.
+fn name_of(request: &KeyRequest) -> Result<String, Error> {
+    Ok(request.check()?.0.to_owned())
+}
+
+/// Deletes a key. The key and its tokens are invalid immediately.
+#[utoipa::path(delete, path = "/auth/namespaces/{namespace}/keys/{key_name}", tag = "auth",
+    params(("namespace" = String, Path), ("key_name" = String, Path)),
+    responses((status = 404, description = "No such key.")))]
+pub(crate) async fn delete(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path((namespace, name)): Path<(String, String)>,
+    _: Args<NoArgs>,
+) -> ApiResult<Null> {
+    key::delete(&app, &caller, &namespace, &name).await?;
+    Ok(Null)
+}

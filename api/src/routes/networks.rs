@@ -1,0 +1,377 @@
+//! `/networks`: networks, their addresses, routes and DNS entries.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use muster_types::Error;
+use muster_types::address::AddressRecord;
+use muster_types::event::EventRecord;
+use muster_types::ids::NetworkId;
+use muster_types::interface::InterfaceRecord;
+use muster_types::network::{NetworkRecord, PingResult};
+use muster_types::object::ObjectRef;
+use muster_types::operation::{OperationHandle, OperationRecord};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use utoipa::{IntoParams, ToSchema};
+
+use crate::arguments::{Args, ListQuery, NamespaceQuery, NoArgs};
+use crate::error::ApiResult;
+use crate::forward::{MaybeForwarded, OriginalRequest};
+use crate::guard::Authenticated;
+use crate::pages::{Pages, in_pages};
+use crate::response::{Accepted, Documented, Json, Null, Success, json_response, named_bodies};
+use crate::routes::events::{EventQuery, events_of};
+use crate::routes::metadata::metadata_routes;
+use muster_control::app::App;
+use muster_control::auth::Caller;
+use muster_control::objects::network::{self, NetworkRequest};
+use muster_control::objects::node::Place;
+use muster_control::objects::{address, interface, operation};
+
+/// Lists the networks that the caller can see.
+#[utoipa::path(get, path = "/networks", tag = "networks", params(ListQuery))]
+pub(crate) async fn list(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Args(query): Args<ListQuery>,
+) -> ApiResult<Pages<NetworkRecord>> {
+    let all = query.all();
+    in_pages(move |after: Option<NetworkId>| {
+        let (app, caller) = (Arc::clone(&app), caller.clone());
+        async move { network::list_page(&app, &caller, all, after).await }
+    })
+    .await
+}
+
+/// Creates a network. It is usable once its state is `created`.
+#[utoipa::path(post, path = "/networks", tag = "networks", request_body = NetworkRequest, responses((status = 400, description = "A field is missing or malformed."),
+    (status = 401, description = "The request names another namespace."), (status = 404, description = "No such namespace.")))]
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Args(request): Args<NetworkRequest>,
+) -> ApiResult<Json<NetworkRecord>> {
+    Ok(Json(network::create(&app, &caller, request).await?))
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = Everything)]
+pub(crate) struct DeleteAllRequest {
+    /// Must be true if given.
+    confirm: Option<bool>,
+    /// Defaults to the caller's. Only `system` may name another namespace.
+    namespace: Option<String>,
+    /// Whether to delete networks with interfaces as well, once the interfaces are deleted.
+    clean_wait: Option<bool>,
+}
+
+/// A network that is being deleted.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Deletion)]
+pub(crate) struct NetworkDeletion {
+    network_uuid: NetworkId,
+    #[serde(flatten)]
+    operation: OperationHandle,
+}
+
+named_bodies!(NetworkDeletion);
+
+/// The response to the deletion of all networks of a namespace.
+#[derive(Debug)]
+pub(crate) enum DeleteAllResponse {
+    Accepted(Vec<NetworkDeletion>),
+    /// Some networks have interfaces and are not deleted.
+    Partial {
+        deleted: Vec<NetworkDeletion>,
+        unable: Vec<NetworkId>,
+    },
+}
+
+impl IntoResponse for DeleteAllResponse {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Accepted(deleted) => Accepted(deleted).into_response(),
+            Self::Partial { deleted, unable } => {
+                let error = json!({ "deleted": deleted, "unable": unable });
+                json_response(StatusCode::FORBIDDEN, &json!({ "error": error, "status": 403 }))
+            }
+        }
+    }
+}
+
+impl Documented for DeleteAllResponse {
+    fn success() -> Option<Success> {
+        Accepted::<Vec<NetworkDeletion>>::success()
+    }
+}
+
+/// Deletes all networks of a namespace.
+#[utoipa::path(delete, path = "/networks", tag = "networks", request_body = DeleteAllRequest, responses((status = 401, description = "The request names another namespace."),
+    (status = 403, description = "Some networks have interfaces and are not deleted; `error` lists `deleted` and `unable`."),
+    (status = 404, description = "No such namespace.")))]
+pub(crate) async fn delete_all(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Args(request): Args<DeleteAllRequest>,
+) -> ApiResult<DeleteAllResponse> {
+    if request.confirm == Some(false) {
+        return Err(Error::Invalid("parameter confirm is not set true".into()).into());
+    }
+    let clean_wait = request.clean_wait.unwrap_or(false);
+    let outcome = network::delete_all(&app, &caller, request.namespace.as_deref(), clean_wait).await?;
+    let deleted = outcome.deleted.into_iter();
+    let deleted =
+        deleted.map(|(network_uuid, operation)| NetworkDeletion { network_uuid, operation }).collect();
+    if outcome.unable.is_empty() {
+        return Ok(DeleteAllResponse::Accepted(deleted));
+    }
+    Ok(DeleteAllResponse::Partial { deleted, unable: outcome.unable })
+}
+
+/// Returns a network.
+#[utoipa::path(get, path = "/networks/{network_ref}", tag = "networks", params(("network_ref" = String, Path), NamespaceQuery),
+    responses((status = 404, description = "No such network.")))]
+pub(crate) async fn get(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    Args(query): Args<NamespaceQuery>,
+) -> ApiResult<Json<NetworkRecord>> {
+    Ok(Json(network::get(&app, &caller, &reference, query.namespace.as_deref()).await?))
+}
+
+/// Deletes a network. If it has interfaces, it is deleted after them.
+#[utoipa::path(delete, path = "/networks/{network_ref}", tag = "networks",
+    params(("network_ref" = String, Path), NamespaceQuery), responses((status = 403, description = "The floating network cannot be deleted."),
+    (status = 404, description = "No such network, or it is already deleted.")))]
+pub(crate) async fn delete(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    Args(query): Args<NamespaceQuery>,
+) -> ApiResult<Accepted<OperationHandle>> {
+    let handle = network::delete(&app, &caller, &reference, query.namespace.as_deref()).await?;
+    Ok(Accepted(handle))
+}
+
+/// Alias of `DELETE /networks/{network_ref}`.
+#[utoipa::path(delete, path = "/networks/networks/{network_ref}", tag = "networks",
+    params(("network_ref" = String, Path), NamespaceQuery), responses((status = 403, description = "The floating network cannot be deleted."),
+    (status = 404, description = "No such network, or it is already deleted.")))]
+pub(crate) async fn delete_legacy_path(
+    app: State<Arc<App>>,
+    caller: Authenticated,
+    reference: Path<String>,
+    query: Args<NamespaceQuery>,
+) -> ApiResult<Accepted<OperationHandle>> {
+    delete(app, caller, reference, query).await
+}
+
+/// Lists the events of a network, newest first.
+#[utoipa::path(get, path = "/networks/{network_ref}/events", tag = "networks",
+    params(("network_ref" = String, Path), EventQuery), responses((status = 404, description = "No such network.")))]
+pub(crate) async fn list_events(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    Args(query): Args<EventQuery>,
+) -> ApiResult<Json<Vec<EventRecord>>> {
+    events_of(&app, &object(&app, &caller, &reference).await?, &query).await
+}
+
+/// Lists the interfaces of a network.
+#[utoipa::path(get, path = "/networks/{network_ref}/interfaces", tag = "networks",
+    params(("network_ref" = String, Path)), responses((status = 404, description = "No such network.")))]
+pub(crate) async fn list_interfaces(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    _: Args<NoArgs>,
+) -> ApiResult<Pages<InterfaceRecord>> {
+    let id = network::find(&app, &caller, &reference, None).await?.id;
+    in_pages(move |after| {
+        let app = Arc::clone(&app);
+        async move { interface::list_page(&app, id, after).await }
+    })
+    .await
+}
+
+/// Lists the allocated, reserved and quarantined addresses of a network.
+#[utoipa::path(get, path = "/networks/{network_ref}/addresses", tag = "networks",
+    params(("network_ref" = String, Path)), responses((status = 404, description = "No such network.")))]
+pub(crate) async fn list_addresses(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    _: Args<NoArgs>,
+) -> ApiResult<Pages<AddressRecord>> {
+    let id = network::find(&app, &caller, &reference, None).await?.id;
+    in_pages(move |after| {
+        let app = Arc::clone(&app);
+        async move { address::list_page(&app, id, after).await }
+    })
+    .await
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct Reservation {
+    /// The purpose of the reservation; at most 255 characters.
+    comment: Option<String>,
+}
+
+/// Reserves an address. It is not allocated until it is released.
+#[utoipa::path(post, path = "/networks/{network_ref}/addresses/{address}", tag = "networks",
+    params(("network_ref" = String, Path), ("address" = String, Path)), request_body = Reservation, responses((status = 400, description = "The address is not in the network, or the comment is too long."),
+    (status = 404, description = "No such network."), (status = 406, description = "The network is in error or being deleted."),
+    (status = 409, description = "The address is already allocated or reserved.")))]
+pub(crate) async fn reserve(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path((reference, address)): Path<(String, String)>,
+    Args(reservation): Args<Reservation>,
+) -> ApiResult<Json<AddressRecord>> {
+    Ok(Json(address::reserve(&app, &caller, &reference, &address, reservation.comment).await?))
+}
+
+/// Releases a reserved address.
+#[utoipa::path(delete, path = "/networks/{network_ref}/addresses/{address}", tag = "networks",
+    params(("network_ref" = String, Path), ("address" = String, Path)), responses((status = 400, description = "The address is not in the network."),
+    (status = 403, description = "The address is allocated, not reserved."),
+    (status = 404, description = "No such network, or the address is not reserved."),
+    (status = 406, description = "The network is in error or being deleted.")))]
+pub(crate) async fn release(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path((reference, address)): Path<(String, String)>,
+    _: Args<NoArgs>,
+) -> ApiResult<Null> {
+    address::release(&app, &caller, &reference, &address).await?;
+    Ok(Null)
+}
+
+/// Pings an address of a network from its router, ten times.
+#[utoipa::path(get, path = "/networks/{network_ref}/ping/{address}", tag = "networks",
+    params(("network_ref" = String, Path), ("address" = String, Path)), responses((status = 400, description = "The address is not in the network."),
+    (status = 404, description = "No such network."), (status = 406, description = "The network is not ready.")))]
+pub(crate) async fn ping(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path((reference, address)): Path<(String, String)>,
+    request: OriginalRequest,
+    _: Args<NoArgs>,
+) -> ApiResult<MaybeForwarded<Json<PingResult>>> {
+    let (id, address, place) = network::ping_from(&app, &caller, &reference, &address).await?;
+    match place {
+        Place::Here(node) => Ok(MaybeForwarded::Local(Json(node.ping(id, address).await?))),
+        Place::There(node) => request.forward(&app, &node, &caller).await.map(MaybeForwarded::Forwarded),
+    }
+}
+
+/// Routes an address of the floating network to a network and returns the address.
+#[utoipa::path(post, path = "/networks/{network_ref}/route", tag = "networks", params(("network_ref" = String, Path)),
+    responses((status = 404, description = "No such network."),
+    (status = 406, description = "The network is not ready."), (status = 507, description = "No address is free.")))]
+pub(crate) async fn route(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    _: Args<NoArgs>,
+) -> ApiResult<Json<String>> {
+    Ok(Json(network::route(&app, &caller, &reference).await?.to_string()))
+}
+
+/// Removes a routed address.
+#[utoipa::path(delete, path = "/networks/{network_ref}/route/{address}", tag = "networks",
+    params(("network_ref" = String, Path), ("address" = String, Path)), responses((status = 400, description = "The address is invalid."),
+    (status = 403, description = "The address is routed to another network."), (status = 404, description = "No such network, or the address is not routed."),
+    (status = 406, description = "The network is not ready.")))]
+pub(crate) async fn unroute(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path((reference, routed)): Path<(String, String)>,
+    _: Args<NoArgs>,
+) -> ApiResult<Null> {
+    network::unroute(&app, &caller, &reference, &routed).await?;
+    Ok(Null)
+}
+
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct DnsEntry {
+    /// A host name, such as `db`.
+    #[schema(value_type = String)]
+    name: Option<String>,
+    /// The IPv4 address of the name.
+    #[schema(value_type = String)]
+    value: Option<String>,
+}
+
+/// Creates or replaces a DNS entry of a network.
+#[utoipa::path(post, path = "/networks/{network_ref}/dns", tag = "networks", params(("network_ref" = String, Path)),
+    request_body = DnsEntry, responses((status = 400, description = "A field is missing or malformed."), (status = 404, description = "No such network."),
+    (status = 406, description = "The network does not provide DNS or is not ready, or the name is invalid.")))]
+pub(crate) async fn set_name(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    Args(entry): Args<DnsEntry>,
+) -> ApiResult<Null> {
+    network::set_name(&app, &caller, &reference, entry.name.as_deref(), entry.value.as_deref()).await?;
+    Ok(Null)
+}
+
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct DnsEntryQuery {
+    /// The name to delete. Also accepted in the body.
+    #[param(value_type = String)]
+    name: Option<String>,
+}
+
+/// Deletes a DNS entry of a network. Does nothing if the name does not exist.
+#[utoipa::path(delete, path = "/networks/{network_ref}/dns", tag = "networks",
+    params(("network_ref" = String, Path), DnsEntryQuery), responses((status = 400, description = "The name is missing."), (status = 404, description = "No such network."),
+    (status = 406, description = "The network does not provide DNS or is not ready, or the name is invalid.")))]
+pub(crate) async fn remove_name(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    Args(query): Args<DnsEntryQuery>,
+) -> ApiResult<Null> {
+    network::remove_name(&app, &caller, &reference, query.name.as_deref()).await?;
+    Ok(Null)
+}
+
+/// Lists the operations on a network, newest first: unfinished ones by default.
+#[utoipa::path(get, path = "/networks/{network_ref}/clusteroperations", tag = "networks",
+    params(("network_ref" = String, Path), ListQuery), responses((status = 404, description = "No such network.")))]
+pub(crate) async fn list_operations(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    Args(query): Args<ListQuery>,
+) -> ApiResult<Json<Vec<OperationRecord>>> {
+    let target = own_object(&app, &caller, &reference).await?;
+    Ok(Json(operation::of_object(&app, &target, query.all()).await?))
+}
+
+/// Finds a network that the caller may read.
+async fn object(app: &App, caller: &Caller, reference: &str) -> Result<ObjectRef, Error> {
+    Ok(network::object(network::find(app, caller, reference, None).await?.id))
+}
+
+/// Finds a network that the caller may change.
+async fn own_object(app: &App, caller: &Caller, reference: &str) -> Result<ObjectRef, Error> {
+    Ok(network::object(network::find_own(app, caller, reference, None).await?.id))
+}
+
+metadata_routes!(
+    "/networks/{network_ref}/metadata",
+    "/networks/{network_ref}/metadata/{key}",
+    "network_ref",
+    "networks",
+    super::object,
+    super::own_object
+);

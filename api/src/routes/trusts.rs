@@ -1,0 +1,51 @@
+//! `/auth/namespaces/{namespace}/trust`: trust between namespaces.
+
+use std::sync::Arc;
+
+use axum::extract::{Path, State};
+use muster_types::Error;
+use muster_types::namespace::NamespaceRecord;
+use serde::Deserialize;
+use utoipa::ToSchema;
+
+use crate::arguments::{Args, NoArgs};
+use crate::error::ApiResult;
+use crate::guard::Authenticated;
+use crate::response::Json;
+use muster_control::app::App;
+use muster_control::objects::trust;
+
+#[derive(Debug, Deserialize, ToSchema)]
+pub(crate) struct NewTrust {
+    /// The namespace to trust. It does not need to exist.
+    #[schema(value_type = String)]
+    external_namespace: Option<String>,
+}
+
+/// Trusts another namespace.
+#[utoipa::path(post, path = "/auth/namespaces/{namespace}/trust", tag = "auth", params(("namespace" = String, Path)),
+    request_body = NewTrust,
+    responses((status = 404, description = "No such namespace.")))]
+pub(crate) async fn create(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(namespace): Path<String>,
+    Args(new): Args<NewTrust>,
+) -> ApiResult<Json<NamespaceRecord>> {
+    let other = new.external_namespace.filter(|name| !name.is_empty());
+    let other = other.ok_or_else(|| Error::Invalid("no external namespace specified".into()))?;
+    Ok(Json(trust::add(&app, &caller, &namespace, &other).await?))
+}
+
+/// Stops trusting another namespace. `system` is always trusted.
+#[utoipa::path(delete, path = "/auth/namespaces/{namespace}/trust/{external_namespace}", tag = "auth",
+    params(("namespace" = String, Path), ("external_namespace" = String, Path)),
+    responses((status = 404, description = "No such namespace.")))]
+pub(crate) async fn delete(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path((namespace, other)): Path<(String, String)>,
+    _: Args<NoArgs>,
+) -> ApiResult<Json<NamespaceRecord>> {
+    Ok(Json(trust::remove(&app, &caller, &namespace, &other).await?))
+}
