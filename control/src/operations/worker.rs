@@ -349,7 +349,7 @@ async fn renew_lease(app: &App, row: &OperationRow) {
             }
             // If the lease expires, another worker repeats the step, which is idempotent.
             Err(error) => {
-                tracing::warn!(operation = %row.id, %error, "failed to renew the lease of an operation")
+                tracing::warn!(operation = %row.id, %error, "failed to renew the lease of an operation");
             }
         }
     }

@@ -20,13 +20,16 @@ const BATCH: i64 = 500;
 /// there.
 const MAX_CLOCK_SKEW: f64 = 300.0;
 
+type FindExpired = for<'a> fn(&'a Store, f64) -> TaskFuture<'a, Result<Vec<String>, StoreError>>;
+type RemoveExpired = for<'a> fn(&'a mut Tx, &'a str) -> TaskFuture<'a, Result<bool, StoreError>>;
+
 /// An object type whose expired rows are removed in one transaction each.
 struct ExpiredType {
     object_type: ObjectType,
     /// Returns the ids of objects that expired before a time.
-    find: for<'a> fn(&'a Store, f64) -> TaskFuture<'a, Result<Vec<String>, StoreError>>,
+    find: FindExpired,
     /// Removes the row of an object. Returns whether it was still there and expired.
-    remove: for<'a> fn(&'a mut Tx, &'a str) -> TaskFuture<'a, Result<bool, StoreError>>,
+    remove: RemoveExpired,
 }
 
 macro_rules! expired_types {

@@ -44,7 +44,7 @@ fn reconciles_many_networks_concurrently() {
     for (at, report) in reports.iter().enumerate() {
         match (at, report) {
             (7, report) => {
-                assert!(report.as_ref().is_err_and(|why| why.contains("is not Muster's")), "{report:?}")
+                assert!(report.as_ref().is_err_and(|why| why.contains("is not Muster's")), "{report:?}");
             }
             (_, Ok(report)) => {
                 assert!(report.repaired.iter().any(|word| word.contains("had been changed")), "{report:?}");
