@@ -73,7 +73,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Args<T> {
             match mode {
                 ValidationMode::Enforce => return Err(Error::Invalid(finding).into()),
                 ValidationMode::Warn => {
-                    tracing::warn!(finding, path = parts.uri.path(), "invalid request parameter")
+                    tracing::warn!(finding, path = parts.uri.path(), "invalid request parameter");
                 }
                 ValidationMode::Off => {}
             }
