@@ -1,4 +1,4 @@
-//! GuestApi: a namespace in place of a virtual machine.
+//! A guest: a network namespace in place of a VM.
 
 use std::net::Ipv4Addr;
 

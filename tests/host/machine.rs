@@ -1,4 +1,4 @@
-//! VmApi on a switch, each with a daemon, and somebody outside who hangs on the last of them.
+//! Hosts on a switch, each with a daemon, and an external peer behind the last of them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -216,7 +216,7 @@ pub(crate) fn id(network: &Value) -> NetworkId {
     network["uuid"].as_str().unwrap().parse().unwrap()
 }
 
-/// VmApi and the outside. The last machine is the network node.
+/// The hosts and the external peer. The last host is the network node.
 #[derive(Debug)]
 pub(crate) struct World {
     pub(crate) machines: Vec<Machine>,

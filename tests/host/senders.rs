@@ -1,4 +1,4 @@
-//! GuestApi speak as themselves or not at all.
+//! Source checks: guests cannot forge their addresses.
 
 use muster_testing::{Place, wait_for};
 use serde_json::json;

@@ -1,4 +1,4 @@
-//! GuestApi do not notice what happens to daemons.
+//! Guests keep running while daemons stop, start and crash.
 
 use std::path::Path;
 

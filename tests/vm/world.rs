@@ -1,4 +1,4 @@
-//! VmApi whose daemons offer the small guest, and everything that instances could leave behind on them.
+//! Hosts whose daemons publish the small guest, and checks for what instances could leave behind on them.
 
 use std::path::{Path, PathBuf};
 

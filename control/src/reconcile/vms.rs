@@ -31,9 +31,9 @@ const NODES_AT_ONCE: usize = 100;
 /// What is remembered from one look to the next.
 #[derive(Debug, Default)]
 struct Memory {
-    /// VmApi that should not be there any more.
+    /// VMs that should have been removed.
     suspects: HashSet<InstanceId>,
-    /// VmApi that nobody explains, which were told of.
+    /// VMs without a record that were reported already.
     told: HashSet<InstanceId>,
 }
 

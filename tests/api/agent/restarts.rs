@@ -1,4 +1,4 @@
-//! GuestApi, agents and daemons that are started again in the middle.
+//! Restarts of guests, agents and daemons during agent operations.
 
 use super::*;
 
