@@ -308,7 +308,7 @@ pub(crate) fn router_changes(
 ) -> Changes {
     let mut changes = Changes::default();
     if inside.link("lo").is_none_or(|lo| !lo.up || lo.alias != marker(plan.id)) {
-        changes.repaired.push("the router was not network_of_marker".into());
+        changes.repaired.push("the router was not marked".into());
         changes.ip.push(format!("link set dev lo alias {} up", marker(plan.id)));
     }
     let block = plan.netblock;

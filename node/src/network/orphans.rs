@@ -117,10 +117,10 @@ fn lines_to_remove(network: FoundNetwork) -> Result<Vec<String>> {
             .iter()
             .any(|(name, kind)| link.name == *name && is_unmarked_and_unused(&node, link, kind))
     };
-    let network_of_marker = |link: &observed::Link| {
+    let marked = |link: &observed::Link| {
         link.alias == marker(network.id) && vxid_of_device(&link.name).is_some() && !link.name.ends_with("-i")
     };
-    let ours = node.links().iter().filter(|link| unmarked(link) || network_of_marker(link));
+    let ours = node.links().iter().filter(|link| unmarked(link) || marked(link));
     Ok(ours.map(|link| format!("link del dev {}", link.name)).collect())
 }
 
