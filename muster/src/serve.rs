@@ -157,7 +157,7 @@ fn publish_images(app: Arc<App>, images: Vec<(String, PathBuf)>) {
             match objects::import::run(&app, &name, &file).await {
                 Ok(artifact) => tracing::info!(name, artifact = %artifact.uuid, "published image"),
                 Err(error) => {
-                    tracing::error!(name, file = %file.display(), %error, "failed to publish image")
+                    tracing::error!(name, file = %file.display(), %error, "failed to publish image");
                 }
             }
         }

@@ -45,7 +45,7 @@ impl DataDir {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => return Ok(Self { path, _lock: lock }),
                 Err((unlocked, Errno::EWOULDBLOCK)) if started.elapsed() < TAKEOVER_TIMEOUT => {
-                    file = unlocked
+                    file = unlocked;
                 }
                 Err(_) => bail!("data directory {} is in use by another muster process", path.display()),
             }
