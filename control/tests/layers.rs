@@ -18,8 +18,8 @@ fn layer(module: &str) -> Option<usize> {
 
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
-    for entry in std::fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
+    for entry in std::fs::read_dir(folder).expect("a readable folder") {
+        let path = entry.expect("a readable entry").path();
         if path.is_dir() {
             files.extend(sources(&path));
         } else if path.extension().is_some_and(|extension| extension == "rs") {
