@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use muster_control::scheduler::{self, Facts, Policy, Wish};
-use muster_store::{Store, node_claims, nodes};
+use muster_store::{Store, node_ledgers, nodes};
 use muster_types::capacity::CommittedCapacity;
 use muster_types::ids::NodeId;
 use muster_types::node::NodeState;
@@ -177,7 +177,7 @@ async fn make(server: &Server, store: &Store, name: &str, token: &str, count: us
 async fn settle(store: &Store) -> anyhow::Result<()> {
     let number = async |sql: &str| {
         let row = store.query_one(sql, &[]).await?.context("no count")?;
-        anyhow::Ok(row.get::<i64>(0)?)
+        anyhow::Ok(row.scalar::<i64>()?)
     };
     let began = Instant::now();
     let mut said = Instant::now();
@@ -260,7 +260,7 @@ async fn place(store: &Store) -> anyhow::Result<Placed> {
     let time = now();
     for _ in 0..PLACEMENTS {
         let began = processor_time()?;
-        let mut ledgers = node_claims::list(store).await?;
+        let mut ledgers = node_ledgers::list(store).await?;
         let rows = nodes::list(store).await?;
         let known_nodes: Vec<(Box<Facts>, CommittedCapacity)> = rows
             .iter()
@@ -281,11 +281,11 @@ async fn place(store: &Store) -> anyhow::Result<Placed> {
         let claimed = transaction(store, async |tx| {
             for heed_demand in [true, false] {
                 for node in found.iter().take(MOST_CANDIDATES) {
-                    let ledger = node_claims::hold(tx, *node).await?;
+                    let ledger = node_ledgers::lock(tx, *node).await?;
                     nodes::state(&mut *tx, *node).await?;
                     let claimed = scheduler::claim(&wish, facts[node], &ledger, &policy, time, heed_demand);
                     if let Ok(committed) = claimed {
-                        node_claims::set(tx, *node, &committed).await?;
+                        node_ledgers::set(tx, *node, &committed).await?;
                         return Ok(true);
                     }
                 }

@@ -173,7 +173,7 @@ pub(crate) async fn open_store(settings: &Settings, data: &DataDir) -> anyhow::R
     } else {
         settings.auth_secret_seed.clone()
     };
-    if !seed::is_ours(&store, &seed).await? {
+    if !seed::matches_cluster(&store, &seed).await? {
         bail!("AUTH_SECRET_SEED differs from the one this cluster was made with: set the same on every node");
     }
     Ok((store, seed))
