@@ -10,7 +10,7 @@ use muster_types::{Error, Result};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::network::{USABLE, changed, find_own, object, require_state};
-use muster_store::addresses::{self, AddressRow, Claim};
+use muster_store::addresses::{self, AddressRow, Allocation};
 use muster_store::networks::NetworkRow;
 use muster_store::{networks, transaction};
 
@@ -66,12 +66,13 @@ pub async fn reserve(
     let network = find_own(app, caller, reference, None).await?;
     require_within(&network, address)?;
     require_state(&network, USABLE)?;
-    let claim = Claim { kind: AddressType::Manual, user: object(network.id), comment: comment.clone() };
+    let allocation =
+        Allocation { kind: AddressType::Manual, user: object(network.id), comment: comment.clone() };
     let row = transaction!(app.store, |tx| {
-        if !networks::hold(tx, network.id, USABLE).await? {
+        if !networks::lock(tx, network.id, USABLE).await? {
             return Err(changed(tx, network.id).await);
         }
-        if !addresses::claim(tx, network.pool(), address, &claim).await? {
+        if !addresses::allocate(tx, network.pool(), address, &allocation).await? {
             return Err(Error::Conflict(format!("address {address} is already in use")).into());
         }
         let row = addresses::get(&mut *tx, network.id, address).await?;
@@ -93,7 +94,7 @@ pub async fn release(app: &App, caller: &Caller, reference: &str, address: &str)
     require_within(&network, address)?;
     require_state(&network, USABLE)?;
     let comment = transaction!(app.store, |tx| {
-        if !networks::hold(tx, network.id, USABLE).await? {
+        if !networks::lock(tx, network.id, USABLE).await? {
             return Err(changed(tx, network.id).await);
         }
         let held = addresses::get(&mut *tx, network.id, address).await?;

@@ -126,7 +126,7 @@ pub(crate) async fn ensure_in(
     namespace: &str,
     request: &ArtifactRequest,
 ) -> Result<(ArtifactRow, bool), TxError> {
-    if !namespaces::hold(tx, namespace, NamespaceState::Created).await? {
+    if !namespaces::lock(tx, namespace, NamespaceState::Created).await? {
         return Err(Error::not_found("namespace").into());
     }
     let (kind, url) = (request.artifact_type, &request.source_url);
@@ -266,7 +266,7 @@ pub async fn from_blob(
         image = Some(node.storage().inspect(blob).await?);
     }
     let (id, new, added) = transaction!(app.store, |tx| {
-        if !blobs::hold(tx, blob).await? {
+        if !blobs::lock(tx, blob).await? {
             return Err(Error::not_found("blob").into());
         }
         if let Some(image) = &image {
@@ -452,16 +452,16 @@ async fn records<D: Read + Copy>(
     rows: Vec<ArtifactRow>,
 ) -> Result<Vec<ArtifactRecord>> {
     let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
-    let mut metadata_of = metadata::of(db, ObjectType::Artifact, &ids).await?;
-    let mut references_of = references::of(db, ObjectType::Artifact, &ids).await?;
+    let mut metadata_of = metadata::of_objects(db, ObjectType::Artifact, &ids).await?;
+    let mut references_of = references::of_objects(db, ObjectType::Artifact, &ids).await?;
     let mut used: Vec<BlobId> =
         references_of.values().flat_map(|around| version::versions(&around.from).into_values()).collect();
     used.sort_unstable();
     used.dedup();
-    let blobs_of = blobs::some(db, &used).await?;
-    let uses = blobs::uses(db, &used).await?;
+    let blobs_of = blobs::by_ids(db, &used).await?;
+    let uses = blobs::use_counts(db, &used).await?;
     let words: Vec<String> = used.iter().map(ToString::to_string).collect();
-    let users = references::of(db, ObjectType::Blob, &words).await?;
+    let users = references::of_objects(db, ObjectType::Blob, &words).await?;
     let users = blob::instances_by_blob(db, caller, users).await?;
     let version = |blob: &BlobRow| Version {
         uuid: blob.id,
@@ -557,7 +557,7 @@ pub async fn set_shared(
         return Err(Error::Forbidden("artifact not shared".into()));
     }
     transaction!(app.store, |tx| {
-        if !artifacts::hold(tx, row.id).await? {
+        if !artifacts::lock(tx, row.id).await? {
             return Err(Error::not_found("artifact").into());
         }
         Ok(artifacts::set_shared(tx, row.id, shared).await?)

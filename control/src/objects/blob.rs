@@ -82,7 +82,7 @@ pub(crate) async fn prepare<'a>(
     coming: &Coming,
 ) -> Result<Prepared<'a>> {
     let content = node.storage().content(coming.draft).await?;
-    let known = blobs::of_content(&*app.store, &content.checksums.sha512).await?;
+    let known = blobs::by_content(&*app.store, &content.checksums.sha512).await?;
     let (blob, fresh) = known.map_or_else(|| (BlobId::new(), true), |blob| (blob, false));
     let mut prepared = Prepared { blob, content, image: None, node: Arc::clone(node), fresh, mark: None };
     if !is_here(app, &prepared).await? {
@@ -138,7 +138,7 @@ async fn put(app: &App, coming: &Coming, prepared: &mut Prepared<'_>) -> Result<
             if prepared.fresh {
                 let (content, modified) = (prepared.content.clone(), coming.modified.clone());
                 blobs::insert(tx, &NewBlob { id: blob, content, modified, image: None }).await?;
-            } else if !blobs::hold(tx, blob).await? {
+            } else if !blobs::lock(tx, blob).await? {
                 return Err(gone().into());
             }
             Ok(blob_locations::set(tx, blob, here, CopyState::Copying).await?)
@@ -166,15 +166,15 @@ fn gone() -> Error {
 pub(crate) async fn commit_in(tx: &mut Tx, prepared: &Prepared<'_>) -> Result<BlobId, TxError> {
     let node = prepared.node.identity().id;
     let sha512 = &prepared.content.checksums.sha512;
-    let holder = match blobs::of_content(&mut *tx, sha512).await? {
+    let holder = match blobs::by_content(&mut *tx, sha512).await? {
         Some(holder) => {
-            if !blobs::hold(tx, holder).await? {
+            if !blobs::lock(tx, holder).await? {
                 return Err(StoreError::Conflict("the blob changed".into()).into());
             }
             holder
         }
         None if prepared.fresh => {
-            match blobs::claim(tx, sha512, prepared.blob).await {
+            match blobs::insert_content(tx, sha512, prepared.blob).await {
                 Err(StoreError::Duplicate(why)) => return Err(StoreError::Conflict(why).into()),
                 claimed => claimed?,
             }
@@ -203,8 +203,8 @@ pub(crate) async fn commit_own_in(
 ) -> Result<(), TxError> {
     let blob = prepared.blob;
     let sha512 = &prepared.content.checksums.sha512;
-    if blobs::of_content(&mut *tx, sha512).await?.is_none() && base.is_none() {
-        match blobs::claim(tx, sha512, blob).await {
+    if blobs::by_content(&mut *tx, sha512).await?.is_none() && base.is_none() {
+        match blobs::insert_content(tx, sha512, blob).await {
             Err(StoreError::Duplicate(why)) => return Err(StoreError::Conflict(why).into()),
             claimed => claimed?,
         }
@@ -217,7 +217,7 @@ pub(crate) async fn commit_own_in(
         blobs::set_image(tx, blob, image).await?;
     }
     if let Some(base) = base {
-        if !blobs::hold(tx, base).await? {
+        if !blobs::lock(tx, base).await? {
             return Err(Error::not_found("blob").into());
         }
         blobs::set_depends_on(tx, blob, base).await?;
@@ -325,10 +325,10 @@ pub(crate) async fn records<D: Read + Copy>(
 ) -> Result<Vec<BlobRecord>> {
     let ids: Vec<BlobId> = rows.iter().map(|row| row.id).collect();
     let words: Vec<String> = ids.iter().map(ToString::to_string).collect();
-    let mut metadata_of = metadata::of(db, ObjectType::Blob, &words).await?;
-    let mut references_of = references::of(db, ObjectType::Blob, &words).await?;
-    let mut copies_of = blob_locations::of(db, &ids).await?;
-    let uses = blobs::uses(db, &ids).await?;
+    let mut metadata_of = metadata::of_objects(db, ObjectType::Blob, &words).await?;
+    let mut references_of = references::of_objects(db, ObjectType::Blob, &words).await?;
+    let mut copies_of = blob_locations::of_blobs(db, &ids).await?;
+    let uses = blobs::use_counts(db, &ids).await?;
     let holders: HashSet<NodeId> = copies_of.values().flatten().map(|copy| copy.node).collect();
     let names = nodes::names(db, &holders.into_iter().collect::<Vec<_>>()).await?;
     let mut records = Vec::with_capacity(rows.len());
@@ -384,7 +384,7 @@ fn instances(references: &References) -> Vec<InstanceId> {
 pub(crate) async fn instances_by_blob(
     db: impl Read,
     caller: &Caller,
-    users: HashMap<String, references::Around>,
+    users: HashMap<String, references::ObjectReferences>,
 ) -> Result<HashMap<String, Vec<InstanceId>>> {
     let mut found: HashMap<String, Vec<InstanceId>> =
         users.into_iter().map(|(blob, around)| (blob, instances(&around.to))).collect();

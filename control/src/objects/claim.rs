@@ -23,8 +23,7 @@ use crate::objects::instance::placement;
 use crate::scheduler::{self, Policy, Room};
 use crate::state::NodeCapacity;
 use muster_store::claims::{self, ClaimRow};
-use muster_store::instances::{self, Claimed};
-use muster_store::{StoreError, Tx, TxError, namespaces, node_claims, transaction};
+use muster_store::{StoreError, Tx, TxError, instances, namespaces, node_ledgers, transaction};
 use muster_types::capacity::{Capacity, CommittedCapacity};
 
 /// Version of the record's format.
@@ -116,7 +115,7 @@ pub async fn create(
     let nodes = placement::nodes_afresh(app).await?;
     let row = transaction!(app.store, |tx| {
         // Two claims, or a claim and an instance, of one namespace are made one after the other.
-        if !namespaces::hold(tx, namespace, NamespaceState::Created).await? {
+        if !namespaces::lock(tx, namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
         let time = now();
@@ -157,7 +156,7 @@ pub async fn update(
     }
     let nodes = placement::nodes_afresh(app).await?;
     let written = transaction!(app.store, |tx| {
-        if !namespaces::hold(tx, namespace, NamespaceState::Created).await? {
+        if !namespaces::lock(tx, namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
         let room = hold_cluster(app, tx, &nodes).await?;
@@ -206,13 +205,13 @@ pub async fn delete(app: &App, caller: &Caller, namespace: &str, claim: &str) ->
     app.record(caller, about("delete namespace claim request from REST API"));
     let row = transaction!(app.store, |tx| {
         // Placements hold all claims that they heed.
-        claims::hold_active(tx, now()).await?;
+        claims::lock_active(tx, now()).await?;
         let row = claims::get(&mut *tx, namespace, id).await?.ok_or_else(absent)?;
         claims::remove(tx, id).await?;
         Ok(row)
     })?;
     clear_events(&app.store, &object(id)).await?;
-    let returned = if row.is_active(now()) { row.unspent() } else { Capacity::default() };
+    let returned = if row.is_active(now()) { row.unused() } else { Capacity::default() };
     app.record(
         caller,
         about("namespace claim deleted, capacity returned")
@@ -283,18 +282,14 @@ fn record(row: ClaimRow) -> ClaimRecord {
 
 /// What the instances of a namespace hold, while the ledgers of all nodes are held.
 async fn used(tx: &mut Tx, namespace: &str) -> Result<Capacity, TxError> {
-    Ok(amount(&instances::claimed_of(tx, namespace).await?))
-}
-
-fn amount(claimed: &Claimed) -> Capacity {
-    Capacity { cpus: claimed.cpus, memory_mb: claimed.memory_mb, disk_gb: claimed.disk_gb }
+    Ok(instances::committed_of(tx, namespace).await?)
 }
 
 /// Holds the ledger of every node, so that nothing is placed or given back until this transaction ends. Says what room
 /// they have, nothing if none has reported.
 async fn hold_cluster(app: &App, tx: &mut Tx, nodes: &NodeCapacity) -> Result<Option<Room>, StoreError> {
     let all: Vec<NodeId> = nodes.iter().map(|(facts, _)| facts.id).collect();
-    let ledgers = node_claims::hold_all(tx, &all).await?;
+    let ledgers = node_ledgers::lock_all(tx, &all).await?;
     Ok(room(app, nodes, &ledgers))
 }
 
@@ -308,7 +303,7 @@ fn room(app: &App, nodes: &NodeCapacity, ledgers: &HashMap<NodeId, CommittedCapa
 /// What other namespaces than this one were promised and have not used.
 fn promised_to_others(active: &[ClaimRow], namespace: &str) -> Capacity {
     let others = active.iter().filter(|row| row.namespace != namespace);
-    others.fold(Capacity::default(), |sum, row| sum.plus(&row.unspent()))
+    others.fold(Capacity::default(), |sum, row| sum.plus(&row.unused()))
 }
 
 /// Refuses a claim whose unused part the cluster cannot keep free.
@@ -318,7 +313,7 @@ async fn require_room(tx: &mut Tx, row: &ClaimRow, room: Option<&Room>) -> Resul
         return Err(Error::Unavailable(text.into()).into());
     };
     let others = promised_to_others(&claims::active(tx, now()).await?, &row.namespace);
-    let Err(lacking) = scheduler::promise(&row.unspent(), &others, room) else { return Ok(()) };
+    let Err(lacking) = scheduler::promise(&row.unused(), &others, room) else { return Ok(()) };
     let detail = lacking.into_iter().map(|scheduler::Lacking { part, total, taken }| {
         let (name, requested) = (Capacity::NAMES[part], row.limit.parts()[part]);
         // What the namespace holds itself is part of what it asks for.
@@ -357,14 +352,14 @@ pub(crate) async fn charge_in(
     wanted: &Capacity,
     nodes: &NodeCapacity,
 ) -> Result<Result<(), String>, TxError> {
-    let active = claims::hold_active(tx, now()).await?;
+    let active = claims::lock_active(tx, now()).await?;
     if active.is_empty() {
         return Ok(Ok(()));
     }
     let others = promised_to_others(&active, namespace);
     let own = active.into_iter().find(|row| row.namespace == namespace);
-    let unspent = own.as_ref().map(ClaimRow::unspent).unwrap_or_default();
-    let ledgers = node_claims::list(&mut *tx).await?;
+    let unspent = own.as_ref().map(ClaimRow::unused).unwrap_or_default();
+    let ledgers = node_ledgers::list(&mut *tx).await?;
     let room = room(app, nodes, &ledgers).unwrap_or_default();
     if let Err(denied) = scheduler::spare(wanted, &unspent, &others, &room) {
         return Ok(Err(denied.reason));
@@ -378,6 +373,6 @@ pub(crate) async fn charge_in(
 
 /// Gives back what an instance used of the claim of its namespace, as part of the transaction that gives back what
 /// its node promised.
-pub(crate) async fn give_back_in(tx: &mut Tx, namespace: &str, claimed: &Claimed) -> Result<(), StoreError> {
-    claims::give_back(tx, namespace, &amount(claimed)).await
+pub(crate) async fn give_back_in(tx: &mut Tx, namespace: &str, claimed: &Capacity) -> Result<(), StoreError> {
+    claims::release_use(tx, namespace, claimed).await
 }

@@ -21,7 +21,7 @@ use crate::app::App;
 use crate::auth::identity::{Identity, Refused, unverified_issuer};
 use crate::objects::key::written;
 use muster_store::issuers::IssuerRow;
-use muster_store::keys::{NewKey, Put, StoredSecret};
+use muster_store::keys::{NewKey, PutOutcome, StoredSecret};
 use muster_store::rules::{FoundRule, RuleRow};
 use muster_store::{StoreError, Tx, exchanges, issuers, keys, namespaces, rules, transaction};
 
@@ -222,10 +222,10 @@ impl Attempt<'_> {
         identity: &Identity,
         secret: &StoredSecret,
     ) -> Result<Result<Made, Refusal>, StoreError> {
-        if !namespaces::hold(tx, self.namespace, NamespaceState::Created).await? {
+        if !namespaces::lock(tx, self.namespace, NamespaceState::Created).await? {
             return Ok(Err(no_namespace()));
         }
-        if !rules::hold(tx, rule).await? {
+        if !rules::lock(tx, rule).await? {
             return Ok(Err(no_rule()));
         }
         let found = rules::find(&mut *tx, self.namespace, self.rule).await?;
@@ -234,7 +234,7 @@ impl Attempt<'_> {
             Ok(grant) => grant,
             Err(refusal) => return Ok(Err(refusal)),
         };
-        let trusted = issuers::hold(tx, issuer.id).await?
+        let trusted = issuers::lock(tx, issuer.id).await?
             && issuers::by_name(&mut *tx, &issuer.name).await?.as_ref() == Some(issuer);
         if !trusted {
             return Ok(Err(refusal("untrusted issuer", "the issuer was changed or deleted meanwhile")));
@@ -243,7 +243,7 @@ impl Attempt<'_> {
             return Ok(Err(refusal("token rejected", "the token expired meanwhile")));
         }
         let url = &issuer.terms.issuer_url;
-        if !exchanges::take_token(tx, rule, url, &identity.token_id, identity.expires).await? {
+        if !exchanges::consume_token(tx, rule, url, &identity.token_id, identity.expires).await? {
             return Ok(Err(refusal("token already used", "the rule has taken this token before")));
         }
         let terms = &grant.rule.terms;
@@ -271,7 +271,9 @@ impl Attempt<'_> {
     fn tell(&self, made: &Made) {
         let rule = &made.grant.rule;
         let object = ObjectRef::new(ObjectType::NamespaceKey, made.id);
-        self.record(written(Put::Created(made.id), self.namespace, &made.name).with("expiry", made.expiry));
+        self.record(
+            written(PutOutcome::Created(made.id), self.namespace, &made.name).with("expiry", made.expiry),
+        );
         let minted = |event: Event| {
             event
                 .with("rule", rule.id.to_string())

@@ -15,7 +15,7 @@ use crate::auth::Caller;
 use crate::objects::address::{FULL, require_within, rests};
 use crate::objects::network::wait::wait_applied;
 use crate::objects::network::{self, USABLE, changed, floating_pool, require_state};
-use muster_store::addresses::{self, Claim};
+use muster_store::addresses::{self, Allocation};
 use muster_store::interfaces::{self, InterfaceRow};
 use muster_store::networks::{self, NetworkRow};
 use muster_store::{Read, Tx, TxError, metadata, transaction};
@@ -56,7 +56,7 @@ fn object(id: InterfaceId) -> ObjectRef {
 /// Makes an interface as part of a transaction: the row, its address, its hardware address. Ring
 /// `app.networks.notify_changed()` afterwards.
 pub async fn create_in(app: &App, tx: &mut Tx, new: &NewInterface) -> Result<InterfaceRow, TxError> {
-    if !networks::bump(tx, new.network, USABLE).await? {
+    if !networks::bump_generation(tx, new.network, USABLE).await? {
         return Err(changed(tx, new.network).await);
     }
     let network = networks::get(&mut *tx, new.network).await?.ok_or_else(|| Error::not_found("network"))?;
@@ -90,14 +90,14 @@ pub async fn create_in(app: &App, tx: &mut Tx, new: &NewInterface) -> Result<Int
 
 async fn claim_mac(tx: &mut Tx, wanted: Option<MacAddress>, id: InterfaceId) -> Result<MacAddress, TxError> {
     if let Some(mac) = wanted {
-        if interfaces::claim_mac(tx, mac, id).await? {
+        if interfaces::allocate_mac(tx, mac, id).await? {
             return Ok(mac);
         }
         return Err(Error::Conflict(format!("macaddress: {mac} is already in use")).into());
     }
     for _ in 0..64 {
         let mac = MacAddress::random();
-        if interfaces::claim_mac(tx, mac, id).await? {
+        if interfaces::allocate_mac(tx, mac, id).await? {
             return Ok(mac);
         }
     }
@@ -111,16 +111,16 @@ async fn claim_address(
     new: &NewInterface,
 ) -> Result<Option<Ipv4Addr>, TxError> {
     let user = ObjectRef::new(ObjectType::Instance, new.instance);
-    let claim = Claim::new(AddressType::Instance, user);
+    let allocation = Allocation::new(AddressType::Instance, user);
     match new.address {
         WantedAddress::None => Ok(None),
         WantedAddress::Any => {
-            let found = addresses::claim_any(tx, network.pool(), &claim, rests(app).reclaim).await?;
+            let found = addresses::allocate_any(tx, network.pool(), &allocation, rests(app).reclaim).await?;
             found.map(Some).ok_or_else(|| Error::Insufficient(FULL.into()).into())
         }
         WantedAddress::Exactly(address) => {
             require_within(network, address)?;
-            if !addresses::claim(tx, network.pool(), address, &claim).await? {
+            if !addresses::allocate(tx, network.pool(), address, &allocation).await? {
                 return Err(Error::Conflict(format!("address {address} in use")).into());
             }
             Ok(Some(address))
@@ -130,14 +130,14 @@ async fn claim_address(
 
 async fn claim_floating(app: &App, tx: &mut Tx, id: InterfaceId) -> Result<Ipv4Addr, TxError> {
     let floats = floating_pool(&mut *tx).await?;
-    let claim = Claim::new(AddressType::Floating, object(id));
-    let found = addresses::claim_any(tx, floats, &claim, rests(app).reclaim).await?;
+    let allocation = Allocation::new(AddressType::Floating, object(id));
+    let found = addresses::allocate_any(tx, floats, &allocation, rests(app).reclaim).await?;
     found.ok_or_else(|| Error::Insufficient(FULL.into()).into())
 }
 
 /// Moves an interface on as part of a transaction, when its instance was built or failed.
 pub async fn set_state_in(tx: &mut Tx, row: &InterfaceRow, to: InterfaceState) -> Result<bool, TxError> {
-    networks::bump(tx, row.network, network::PRESENT).await?;
+    networks::bump_generation(tx, row.network, network::PRESENT).await?;
     Ok(interfaces::set_state(tx, row.id, row.state, to).await?)
 }
 
@@ -146,8 +146,8 @@ pub async fn set_state_in(tx: &mut Tx, row: &InterfaceRow, to: InterfaceState) -
 pub async fn delete_in(app: &App, tx: &mut Tx, id: InterfaceId) -> Result<bool, TxError> {
     let Some(network) = interfaces::get(&mut *tx, id).await?.map(|row| row.network) else { return Ok(false) };
     // The network first and then the interface, as everywhere: who floats it meanwhile has to wait.
-    networks::bump(tx, network, network::PRESENT).await?;
-    if !interfaces::hold(tx, id).await? {
+    networks::bump_generation(tx, network, network::PRESENT).await?;
+    if !interfaces::lock(tx, id).await? {
         return Ok(false);
     }
     let Some(row) = interfaces::get(&mut *tx, id).await? else { return Ok(false) };
@@ -223,7 +223,7 @@ pub async fn float(app: &App, caller: &Caller, id: &str) -> Result<()> {
         return Err(Error::Conflict("interface has no address that could float".into()));
     }
     let address = transaction!(app.store, |tx| {
-        if !networks::bump(tx, network.id, &[NetworkState::Created]).await? {
+        if !networks::bump_generation(tx, network.id, &[NetworkState::Created]).await? {
             return Err(changed(tx, network.id).await);
         }
         let address = claim_floating(app, tx, row.id).await?;
@@ -242,7 +242,7 @@ pub async fn defloat(app: &App, caller: &Caller, id: &str) -> Result<()> {
     let Some(address) = row.floating.filter(|_| row.state != InterfaceState::Deleted) else { return Ok(()) };
     let floats = floating_pool(&*app.store).await?;
     let gone = transaction!(app.store, |tx| {
-        networks::bump(tx, network.id, network::PRESENT).await?;
+        networks::bump_generation(tx, network.id, network::PRESENT).await?;
         if !interfaces::set_floating(tx, row.id, Some(address), None).await? {
             return Ok(false);
         }
@@ -272,7 +272,7 @@ pub(crate) async fn record(app: &App, row: InterfaceRow) -> Result<InterfaceReco
 /// The records of rows, in one read however many there are.
 pub(crate) async fn records<D: Read + Copy>(db: D, rows: Vec<InterfaceRow>) -> Result<Vec<InterfaceRecord>> {
     let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
-    let mut metadata_of = metadata::of(db, ObjectType::Interface, &ids).await?;
+    let mut metadata_of = metadata::of_objects(db, ObjectType::Interface, &ids).await?;
     Ok(rows
         .into_iter()
         .map(|row| InterfaceRecord {

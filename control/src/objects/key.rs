@@ -13,7 +13,7 @@ use crate::auth::Caller;
 use crate::auth::access::{held_in, require_namespace};
 use crate::auth::scopes;
 use crate::auth::secrets::Secrets;
-use muster_store::keys::{NewKey, Put, StoredSecret};
+use muster_store::keys::{NewKey, PutOutcome, StoredSecret};
 use muster_store::{Store, StoreError, keys, namespaces, transaction};
 
 /// Seconds that a key between nodes lives.
@@ -199,7 +199,7 @@ async fn write(
     let held = held_in(&*app.store, caller, namespace).await?;
     let new = made_by(caller, secret, expiry, held);
     let put = transaction!(app.store, |tx| {
-        if !namespaces::hold(tx, namespace, NamespaceState::Created).await? {
+        if !namespaces::lock(tx, namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
         let before = keys::scopes(&mut *tx, namespace, name).await?;
@@ -214,12 +214,14 @@ async fn write(
 }
 
 /// The event of a key that was made or replaced.
-pub(crate) fn written(put: Put, namespace: &str, name: &str) -> Event {
+pub(crate) fn written(put: PutOutcome, namespace: &str, name: &str) -> Event {
     match put {
-        Put::Created(id) => Event::audit(ObjectRef::new(ObjectType::NamespaceKey, id), "db record created")
-            .with("namespace", namespace)
-            .with("name", name),
-        Put::Rotated(id) => {
+        PutOutcome::Created(id) => {
+            Event::audit(ObjectRef::new(ObjectType::NamespaceKey, id), "db record created")
+                .with("namespace", namespace)
+                .with("name", name)
+        }
+        PutOutcome::Rotated(id) => {
             Event::new(EventType::Mutate, ObjectRef::new(ObjectType::NamespaceKey, id), "rotated key")
         }
     }
@@ -252,7 +254,7 @@ pub async fn recover(
     let new =
         NewKey { secret: secrets.seal(SYSTEM, &secret).await?, expiry: None, scopes: None, provenance: None };
     transaction!(store, |tx| {
-        if !namespaces::hold(tx, SYSTEM, NamespaceState::Created).await? {
+        if !namespaces::lock(tx, SYSTEM, NamespaceState::Created).await? {
             return Err(Error::Conflict("this cluster has never been started".into()).into());
         }
         keys::put(tx, SYSTEM, FIRST, &new).await?;

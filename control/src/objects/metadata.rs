@@ -27,25 +27,25 @@ pub async fn get(app: &App, object: &ObjectRef) -> Result<Map<String, Value>> {
 /// Keeps an object from going until this transaction ends. Says whether it is there.
 async fn hold(tx: &mut Tx, object: &ObjectRef) -> Result<bool, StoreError> {
     match object.object_type {
-        ObjectType::Namespace => namespaces::hold(tx, &object.id, NamespaceState::Created).await,
+        ObjectType::Namespace => namespaces::lock(tx, &object.id, NamespaceState::Created).await,
         ObjectType::Network => match object.id.parse() {
-            Ok(id) => networks::hold(tx, id, network::PRESENT).await,
+            Ok(id) => networks::lock(tx, id, network::PRESENT).await,
             Err(_) => Ok(false),
         },
         ObjectType::Interface => match object.id.parse() {
-            Ok(id) => interfaces::hold(tx, id).await,
+            Ok(id) => interfaces::lock(tx, id).await,
             Err(_) => Ok(false),
         },
         ObjectType::Instance => match object.id.parse() {
-            Ok(id) => instances::hold_present(tx, id).await,
+            Ok(id) => instances::lock_undeleted(tx, id).await,
             Err(_) => Ok(false),
         },
         ObjectType::Artifact => match object.id.parse() {
-            Ok(id) => artifacts::hold(tx, id).await,
+            Ok(id) => artifacts::lock(tx, id).await,
             Err(_) => Ok(false),
         },
         ObjectType::Blob => match object.id.parse() {
-            Ok(id) => blobs::hold(tx, id).await,
+            Ok(id) => blobs::lock(tx, id).await,
             Err(_) => Ok(false),
         },
         // Nodes are never removed, and the others have no metadata.

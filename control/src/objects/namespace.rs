@@ -119,7 +119,7 @@ pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<()> {
         }
         uploads::end_of(tx, name).await?;
         // What it was promised is there for others at once.
-        claims::end_of(tx, name).await?;
+        claims::expire_of(tx, name).await?;
         let mut gone = Vec::new();
         for row in artifacts::of_namespace(&mut *tx, name).await? {
             if artifact::delete_in(tx, row.id).await? {

@@ -126,7 +126,7 @@ pub async fn move_to(app: &App, id: NodeId, to: NodeState, why: &str) -> Result<
 }
 
 pub async fn list(app: &App) -> Result<Vec<NodeRecord>> {
-    let maintainer = leases::holder_node(&app.store, MAINTAINER_LEASE).await?;
+    let maintainer = leases::owner_node(&app.store, MAINTAINER_LEASE).await?;
     let mut records = Vec::new();
     for row in nodes::list(&*app.store).await? {
         records.push(record(app, row, maintainer.as_deref()).await?);
@@ -136,7 +136,7 @@ pub async fn list(app: &App) -> Result<Vec<NodeRecord>> {
 
 pub async fn get(app: &App, node: &str) -> Result<NodeRecord> {
     let row = find(app, node).await?;
-    let maintainer = leases::holder_node(&app.store, MAINTAINER_LEASE).await?;
+    let maintainer = leases::owner_node(&app.store, MAINTAINER_LEASE).await?;
     record(app, row, maintainer.as_deref()).await
 }
 
@@ -194,7 +194,7 @@ pub fn choose_network_node<'a>(
 async fn record(app: &App, row: NodeRow, maintainer: Option<&str>) -> Result<NodeRecord> {
     let identity = row.identity;
     let object = ObjectRef::new(ObjectType::Node, identity.id);
-    let references = references::around(&*app.store, &object).await?;
+    let references = references::of_object(&*app.store, &object).await?;
     Ok(NodeRecord {
         metadata: metadata::get(&*app.store, object.object_type, &object.id).await?,
         uuid: identity.id,

@@ -128,7 +128,7 @@ pub async fn create(
     let name = check_name(name)?;
     let terms = request.check(app, caller, namespace).await?;
     let row = transaction!(app.store, |tx| {
-        if !namespaces::hold(tx, namespace, NamespaceState::Created).await? {
+        if !namespaces::lock(tx, namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
         match rules::insert(tx, namespace, name, &terms).await {

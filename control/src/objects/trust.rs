@@ -25,7 +25,7 @@ pub async fn add(app: &App, caller: &Caller, name: &str, other: &str) -> Result<
     if other != SYSTEM {
         let held = held_in(&*app.store, caller, name).await?;
         transaction!(app.store, |tx| {
-            if !namespaces::hold(tx, name, NamespaceState::Created).await? {
+            if !namespaces::lock(tx, name, NamespaceState::Created).await? {
                 return Err(Error::not_found("namespace").into());
             }
             Ok(trusts::put(tx, name, other, held.as_deref()).await?)

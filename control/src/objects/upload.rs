@@ -31,7 +31,7 @@ pub async fn create(app: &App, caller: &Caller) -> Result<UploadRecord> {
     let node = own_node(app)?.identity();
     let row = transaction!(app.store, |tx| {
         // No upload may be left behind by a namespace that goes at the same moment.
-        if !namespaces::hold(tx, &caller.namespace, NamespaceState::Created).await? {
+        if !namespaces::lock(tx, &caller.namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
         Ok(uploads::insert(tx, &caller.namespace, node.id).await?)

@@ -33,7 +33,7 @@ pub(super) fn versions(references: &References) -> BTreeMap<i64, BlobId> {
 }
 
 pub(super) async fn versions_in(db: impl Read, id: ArtifactId) -> Result<BTreeMap<i64, BlobId>, StoreError> {
-    Ok(versions(&references::around(db, &object(id)).await?.from))
+    Ok(versions(&references::of_object(db, &object(id)).await?.from))
 }
 
 /// The content of the newest version of an artifact.
@@ -44,7 +44,7 @@ pub(crate) async fn newest(db: impl Read, id: ArtifactId) -> Result<Option<BlobI
 /// Adds a version as part of a transaction that holds the blob, and drops the oldest beyond the most. The number of
 /// the version; nothing if the newest is the same.
 pub(crate) async fn add_in(tx: &mut Tx, row: &ArtifactRow, blob: BlobId) -> Result<Option<i64>, TxError> {
-    if !artifacts::hold(tx, row.id).await? {
+    if !artifacts::lock(tx, row.id).await? {
         return Err(Error::not_found("artifact").into());
     }
     let now = artifacts::get(&mut *tx, row.id).await?.ok_or_else(|| Error::not_found("artifact"))?;
@@ -79,7 +79,7 @@ async fn trim_in(tx: &mut Tx, id: ArtifactId, most: i64) -> Result<(), StoreErro
 
 pub(super) async fn drop_in(tx: &mut Tx, id: ArtifactId, index: i64, blob: BlobId) -> Result<(), StoreError> {
     // From now on the blob counts as changed: it is not deleted at once.
-    blobs::hold(tx, blob).await?;
+    blobs::lock(tx, blob).await?;
     references::remove(tx, &object(id), VERSION_OF, &index.to_string()).await
 }
 
@@ -93,7 +93,7 @@ pub async fn list(
     let row = find(app, caller, reference, namespace).await?;
     let versions = versions_in(&*app.store, row.id).await?;
     let ids: Vec<BlobId> = versions.values().copied().collect();
-    let rows = blobs::some(&*app.store, &ids).await?.into_values().collect();
+    let rows = blobs::by_ids(&*app.store, &ids).await?.into_values().collect();
     let records = blob::records(&*app.store, Some(caller), rows).await?;
     let by_id: HashMap<BlobId, _> = records.into_iter().map(|record| (record.uuid, record)).collect();
     let version = |(index, blob)| Some(VersionRecord { index, blob: by_id.get(&blob)?.clone() });
@@ -112,7 +112,7 @@ pub async fn set_most(
     let default = i64::try_from(app.settings.artifact_max_versions_default).unwrap_or(i64::MAX).max(1);
     let most = if most == 0 { default } else { most };
     transaction!(app.store, |tx| {
-        if !artifacts::hold(tx, row.id).await? {
+        if !artifacts::lock(tx, row.id).await? {
             return Err(Error::not_found("artifact").into());
         }
         artifacts::set_max_versions(tx, row.id, most).await?;
@@ -137,7 +137,7 @@ pub async fn delete(
     let row = find_own(app, caller, reference, namespace).await?;
     transaction!(app.store, |tx| {
         let absent = || Error::NotFound("artifact index not found".into());
-        if !artifacts::hold(tx, row.id).await? {
+        if !artifacts::lock(tx, row.id).await? {
             return Err(absent().into());
         }
         let versions = versions_in(&mut *tx, row.id).await?;

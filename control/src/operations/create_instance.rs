@@ -71,7 +71,7 @@ async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
         // From now on it is known what the disks begin as, and that stays.
         transaction!(app.store, |tx| {
             // Not if it is deleted meanwhile: nothing would end that use.
-            if !instances::hold(tx, instance.id, MAKING).await? {
+            if !instances::lock(tx, instance.id, MAKING).await? {
                 return Ok(());
             }
             use_blobs_in(tx, instance.id, &spec).await?;

@@ -51,7 +51,7 @@ async fn wait_for_interfaces(app: &App, row: &OperationRow) -> Result<()> {
     }
     // No interface can come: the network is in delete-wait.
     transaction!(app.store, |tx| {
-        if networks::hold(tx, network.id, &[NetworkState::DeleteWait]).await? {
+        if networks::lock(tx, network.id, &[NetworkState::DeleteWait]).await? {
             networks::set_unwanted(tx, network.id).await?;
         }
         Ok(())
@@ -68,7 +68,7 @@ async fn release_addresses(app: &App, row: &OperationRow) -> Result<()> {
     let floats = floating_pool(&*app.store).await?;
     let id = network.id.to_string();
     for kind in [AddressType::Routed, AddressType::Gateway] {
-        let held = addresses::held_as(&*app.store, floats.network, kind).await?;
+        let held = addresses::of_kind(&*app.store, floats.network, kind).await?;
         for (address, _) in held.into_iter().filter(|(_, user)| *user == id) {
             transaction!(app.store, |tx| {
                 let (user, rests) = (object(network.id), rests(app).rests);
@@ -80,7 +80,7 @@ async fn release_addresses(app: &App, row: &OperationRow) -> Result<()> {
             })?;
         }
     }
-    while transaction!(app.store, |tx| { Ok(addresses::remove_some_of(tx, network.id).await?) })? {}
+    while transaction!(app.store, |tx| { Ok(addresses::remove_batch_of(tx, network.id).await?) })? {}
     transaction!(app.store, |tx| {
         references::remove_from(tx, &object(network.id)).await?;
         Ok(dns_entries::remove_of(tx, network.id).await?)

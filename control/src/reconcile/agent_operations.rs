@@ -23,7 +23,7 @@ use crate::objects::agent_operation::perform::{Work, command_key, is_command};
 use crate::objects::agent_operation::{audit, end, input};
 use crate::objects::blob_copy;
 use crate::state::AgentNotifier;
-use muster_store::agent_operations::{self, AgentOperationRow, End};
+use muster_store::agent_operations::{self, AgentOperationOutcome, AgentOperationRow};
 use muster_store::transaction;
 
 /// How often the database is asked what others wrote, and how far a transfer is is written down.
@@ -71,7 +71,7 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
         if Instant::now() >= look_at {
             look_at = Instant::now() + RECONCILE_INTERVAL;
             lines.retain(|_, (_, task)| !task.0.is_finished());
-            match agent_operations::waiting(&*app.store, &nodes).await {
+            match agent_operations::instances_with_unfinished(&*app.store, &nodes).await {
                 // Those that are attended look for themselves.
                 Ok(found) => there.extend(found.into_iter().filter(|id| !lines.contains_key(id))),
                 Err(error) => tracing::warn!(%error, "agent operations were not looked for"),
@@ -155,7 +155,7 @@ impl Line {
         if self.current.as_ref().is_some_and(Current::has_ended) {
             self.current = None;
         }
-        let found = agent_operations::line(&*self.app.store, self.instance).await?;
+        let found = agent_operations::queue_of(&*self.app.store, self.instance).await?;
         let node = self.app.nodes.iter().find(|own| Some(own.identity().id) == found.node).cloned();
         let is_unfinished = |id| found.rows.iter().any(|row| row.id == id);
         self.copying.retain(|id, _| is_unfinished(*id));
@@ -297,7 +297,7 @@ impl Line {
         } else {
             let (from, to) = (AgentOperationState::Executing, AgentOperationState::Queued);
             let again = transaction!(self.app.store, |tx| {
-                Ok(agent_operations::set_state(tx, id, from, to, &End::default()).await?)
+                Ok(agent_operations::set_state(tx, id, from, to, &AgentOperationOutcome::default()).await?)
             })?;
             if again {
                 let event = audit(&row, "agent operation stalled, it is begun again");
@@ -353,7 +353,8 @@ async fn copy(app: Arc<App>, node: Arc<dyn NodeApi>, row: AgentOperationRow, wak
             Ok(()) => {
                 let (from, to) = (AgentOperationState::Preflight, AgentOperationState::Queued);
                 transaction!(app.store, |tx| {
-                    Ok(agent_operations::set_state(tx, row.id, from, to, &End::default()).await?)
+                    Ok(agent_operations::set_state(tx, row.id, from, to, &AgentOperationOutcome::default())
+                        .await?)
                 })
             }
         };
@@ -402,7 +403,7 @@ async fn sweep(app: Arc<App>, nodes: Vec<NodeId>) {
 /// The same, once, in all guests of some nodes or in one of them.
 async fn end_given_up(app: &App, nodes: &[NodeId], instance: Option<InstanceId>) -> Result<()> {
     let mut deaf = HashSet::new();
-    for (row, place) in agent_operations::given_up(&*app.store, nodes, instance).await? {
+    for (row, place) in agent_operations::cancelled_in_flight(&*app.store, nodes, instance).await? {
         let Some(node) = app.nodes.iter().find(|node| node.identity().id == place) else { continue };
         match node.guests().report(row.instance) {
             Some(report) if report.state.is_ready() && report.boot_id == row.sent_boot => {

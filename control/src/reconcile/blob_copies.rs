@@ -41,7 +41,7 @@ pub(super) async fn run(app: &App, node: &Arc<dyn NodeApi>) -> Result<()> {
     if wanted < 2 && living.len() < 2 {
         return Ok(());
     }
-    for id in blob_locations::scarce(&*app.store, wanted, PASS).await? {
+    for id in blob_locations::under_replicated(&*app.store, wanted, PASS).await? {
         let copies = blob_locations::of_blob(&*app.store, id).await?;
         let whole = copies.iter().filter(|copy| copy.state == CopyState::Complete).map(|copy| copy.node);
         let whole: Vec<NodeId> = whole.filter(|node| !lost.contains(node)).collect();

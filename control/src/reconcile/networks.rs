@@ -84,7 +84,7 @@ struct Failure {
 impl Follower {
     /// One look. With `check` a part of what is unchanged is looked at, too.
     pub async fn pass(&mut self, app: &App, check: bool) -> Result<()> {
-        let pulse = networks::pulse(&*app.store).await?;
+        let pulse = networks::generation_summary(&*app.store).await?;
         let current = |facts: &((i64, i64), Instant, Facts)| facts.0 == pulse && facts.1.elapsed() < STALE;
         let (facts, known) = match self.facts.take().filter(current) {
             Some(facts) => (facts, true),
@@ -238,7 +238,7 @@ impl Follower {
     async fn remove(&mut self, app: &App, node: &Arc<dyn NodeApi>, unwanted: &[NetworkId]) -> Result<()> {
         let id = node.identity().id;
         let mut going = Vec::new();
-        for row in networks::some(&*app.store, unwanted).await? {
+        for row in networks::by_ids(&*app.store, unwanted).await? {
             if !self.waits(id, row.id, row.generation) {
                 going.push(row);
             }
@@ -297,7 +297,7 @@ impl Follower {
             .collect();
         let before = self.suspects.insert(id, suspects.clone()).unwrap_or_default();
         let ids: Vec<NetworkId> = suspects.iter().map(|found| found.id).collect();
-        let rows = networks::some(&*app.store, &ids).await?;
+        let rows = networks::by_ids(&*app.store, &ids).await?;
         let (ours, unknown): (Vec<_>, Vec<_>) =
             suspects.into_iter().partition(|found| rows.iter().any(|row| row.id == found.id));
         for found in unknown.iter().filter(|found| !before.contains(found)) {

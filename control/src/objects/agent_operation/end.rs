@@ -7,7 +7,7 @@ use muster_types::time::now;
 
 use super::{AGENT_INPUT, audit, object};
 use crate::app::App;
-use muster_store::agent_operations::{self, AgentOperationRow, End};
+use muster_store::agent_operations::{self, AgentOperationOutcome, AgentOperationRow};
 use muster_store::{StoreError, Tx, TxError, references, transaction};
 
 /// Seconds that the daemon of an operation's node has to notice that its time is over.
@@ -21,7 +21,7 @@ pub(super) async fn end_in(
     tx: &mut Tx,
     row: &AgentOperationRow,
     to: AgentOperationState,
-    end: &End<'_>,
+    end: &AgentOperationOutcome<'_>,
 ) -> Result<(), TxError> {
     if try_end_in(tx, row, to, end).await? {
         Ok(())
@@ -35,7 +35,7 @@ pub(crate) async fn try_end_in(
     tx: &mut Tx,
     row: &AgentOperationRow,
     to: AgentOperationState,
-    end: &End<'_>,
+    end: &AgentOperationOutcome<'_>,
 ) -> Result<bool, StoreError> {
     if !agent_operations::set_state(tx, row.id, row.state, to, end).await? {
         return Ok(false);
@@ -43,7 +43,7 @@ pub(crate) async fn try_end_in(
     if to == AgentOperationState::Deleted {
         references::remove_from(tx, &object(row.id)).await?;
     } else {
-        references::remove_as(tx, &object(row.id), AGENT_INPUT).await?;
+        references::remove_relationship(tx, &object(row.id), AGENT_INPUT).await?;
     }
     Ok(true)
 }
@@ -61,7 +61,7 @@ pub(crate) fn time_is_over(row: &AgentOperationRow, most: u64) -> Option<f64> {
 /// A budget of an operation ran out. `false`: it is not as the row says any more.
 pub(crate) async fn expire(app: &App, row: &AgentOperationRow, reason: ExpiryReason) -> Result<bool> {
     let to = AgentOperationState::Expired;
-    let end = End { expiry: Some(reason), ..End::default() };
+    let end = AgentOperationOutcome { expiry: Some(reason), ..AgentOperationOutcome::default() };
     let news = transaction!(app.store, |tx| { Ok(try_end_in(tx, row, to, &end).await?) })?;
     if news {
         app.events.record(
@@ -77,7 +77,7 @@ pub(crate) async fn expire(app: &App, row: &AgentOperationRow, reason: ExpiryRea
 /// An operation failed. `false`: it is not as the row says any more.
 pub(crate) async fn fail(app: &App, row: &AgentOperationRow, why: &str) -> Result<bool> {
     let to = AgentOperationState::Error;
-    let end = End { error: Some(why), ..End::default() };
+    let end = AgentOperationOutcome { error: Some(why), ..AgentOperationOutcome::default() };
     let news = transaction!(app.store, |tx| { Ok(try_end_in(tx, row, to, &end).await?) })?;
     if news {
         app.events.record(audit(row, "agent operation failed").with("reason", why));

@@ -31,7 +31,9 @@ use serde_json::{Map, Value};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::{blob, instance};
-use muster_store::agent_operations::{self, AgentOperationRow, End, NewAgentOperation, Room};
+use muster_store::agent_operations::{
+    self, AgentOperationOutcome, AgentOperationRow, NewAgentOperation, QueueLimits,
+};
 use muster_store::instances::{self, InstanceRow};
 use muster_store::{Read, blobs, metadata, references, transaction};
 
@@ -40,7 +42,7 @@ const VERSION: i64 = 3;
 /// Operations read at once for a list.
 const PAGE: i64 = 200;
 /// What may wait at one instance.
-const ROOM: Room = Room { operations: 100, bytes: 256 << 10 };
+const ROOM: QueueLimits = QueueLimits { operations: 100, bytes: 256 << 10 };
 const LONGEST_PATH: usize = 4096;
 const LONGEST_COMMAND_LINE: usize = 64 << 10;
 
@@ -187,7 +189,7 @@ pub async fn create(
     };
     let row = transaction!(app.store, |tx| {
         // The order of the instance's operations is decided while it is held.
-        if !instances::hold(tx, instance, &[InstanceState::Created]).await? {
+        if !instances::lock(tx, instance, &[InstanceState::Created]).await? {
             return Err(instance::not_ready(&row).into());
         }
         let Some(queued) = agent_operations::insert(tx, &new, ROOM).await? else {
@@ -199,7 +201,7 @@ pub async fn create(
             .into());
         };
         if let Some(blob) = blob {
-            if !blobs::hold(tx, blob).await? {
+            if !blobs::lock(tx, blob).await? {
                 return Err(Error::not_found("blob").into());
             }
             references::insert(tx, &object(new.id), AGENT_INPUT, None, &blob::object(blob)).await?;
@@ -299,7 +301,7 @@ pub async fn delete(app: &App, caller: &Caller, id: AgentOperationId) -> Result<
         if row.state == AgentOperationState::Deleted {
             return Ok(false);
         }
-        end::end_in(tx, &row, AgentOperationState::Deleted, &End::default()).await?;
+        end::end_in(tx, &row, AgentOperationState::Deleted, &AgentOperationOutcome::default()).await?;
         Ok(true)
     })?;
     if news {
@@ -322,8 +324,8 @@ pub(crate) async fn records<D: Read + Copy>(
     rows: Vec<AgentOperationRow>,
 ) -> Result<Vec<AgentOperationRecord>> {
     let words: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
-    let mut metadata_of = metadata::of(db, ObjectType::AgentOperation, &words).await?;
-    let mut references_of = references::of(db, ObjectType::AgentOperation, &words).await?;
+    let mut metadata_of = metadata::of_objects(db, ObjectType::AgentOperation, &words).await?;
+    let mut references_of = references::of_objects(db, ObjectType::AgentOperation, &words).await?;
     Ok(rows
         .into_iter()
         .map(|row| {

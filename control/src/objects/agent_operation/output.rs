@@ -19,7 +19,7 @@ use crate::app::App;
 use crate::objects::blob::{self, Coming, Prepared};
 use crate::objects::upload;
 use crate::state::BlobInProgress;
-use muster_store::agent_operations::{AgentOperationRow, End, Results};
+use muster_store::agent_operations::{AgentOperationOutcome, AgentOperationRow, CommandResults};
 use muster_store::{references, transaction};
 
 /// Longer output becomes a blob, in bytes.
@@ -165,7 +165,7 @@ pub(super) async fn finish(
     let app = &work.app;
     let to = if error.is_some() { State::Error } else { State::Complete };
     let ended = transaction!(app.store, |tx| {
-        let mut results = Results::new();
+        let mut results = CommandResults::new();
         let mut holders = Vec::new();
         for (index, outcome) in outcomes.iter().enumerate() {
             let mut result = outcome.result.clone();
@@ -178,7 +178,7 @@ pub(super) async fn finish(
             }
             results.insert(index.to_string(), result);
         }
-        let end = End { results: Some(&results), error, expiry: None };
+        let end = AgentOperationOutcome { results: Some(&results), error, expiry: None };
         if !try_end_in(tx, row, to, &end).await? {
             // Nothing of this is kept.
             return Err(Error::not_found("agent operation").into());

@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use muster_store::instances::{self, AgentSeen, InstanceRow};
+use muster_store::instances::{self, AgentStatus, InstanceRow};
 use muster_store::transaction;
 use muster_types::Result;
 use muster_types::event::{Event, EventType};
@@ -49,16 +49,16 @@ pub(crate) fn has_guest(row: &InstanceRow, node: &Arc<dyn NodeApi>) -> bool {
 }
 
 /// What a report says; nobody has heard of a guest without one.
-pub(crate) fn seen(report: Option<&GuestReport>) -> AgentSeen {
+pub(crate) fn seen(report: Option<&GuestReport>) -> AgentStatus {
     let report = report.cloned().unwrap_or_default();
-    AgentSeen {
+    AgentStatus {
         state: report.state.to_string(),
         start_time: report.agent_start_time,
         system_boot_time: report.system_boot_time,
     }
 }
 
-pub(crate) fn is_seen(row: &InstanceRow, seen: &AgentSeen) -> bool {
+pub(crate) fn is_seen(row: &InstanceRow, seen: &AgentStatus) -> bool {
     row.agent_state.as_ref() == Some(&seen.state)
         && row.agent_start_time == seen.start_time
         && row.agent_system_boot_time == seen.system_boot_time

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use base64::Engine as _;
+use muster_types::capacity::Capacity;
 use muster_types::event::{Event, EventType};
 use muster_types::event_message::EventMessage;
 use muster_types::ids::{BlobId, InstanceId, NodeId};
@@ -27,7 +28,7 @@ use crate::objects::interface::{self, NewInterface, WantedAddress};
 use crate::objects::{address, blob, metadata, network};
 use crate::queue::CreateInstance;
 use crate::scheduler::Wish;
-use muster_store::instances::{self, Claimed, InstanceRow, InstanceSpec, NewInstance};
+use muster_store::instances::{self, InstanceRow, InstanceSpec, NewInstance};
 use muster_store::networks::NetworkRow;
 use muster_store::{
     StoreError, Tx, TxError, blobs, metadata as metadata_rows, namespaces, nodes, references, transaction,
@@ -391,7 +392,7 @@ async fn write(
     found.candidates()?;
     transaction!(app.store, |tx| {
         // No instance may be left behind by a namespace that goes at the same moment.
-        if !namespaces::hold(tx, &ready.namespace, NamespaceState::Created).await? {
+        if !namespaces::lock(tx, &ready.namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
         let taken = match placement::take_in(app, tx, &ready.namespace, &ready.wish, found).await? {
@@ -437,7 +438,7 @@ async fn insert(
         error_message: error.map(str::to_owned),
         spec: ready.spec.clone(),
         node: taken.map(|taken| taken.node),
-        claimed: taken.map_or_else(Claimed::default, |taken| taken.claimed),
+        committed: taken.map_or_else(Capacity::default, |taken| taken.claimed),
     };
     let row = instances::insert(tx, &new).await?;
     for (key, value) in &ready.metadata {
@@ -468,7 +469,7 @@ async fn use_blob_in(
     value: Option<&str>,
     id: BlobId,
 ) -> Result<(), TxError> {
-    if !blobs::hold(tx, id).await? {
+    if !blobs::lock(tx, id).await? {
         return Err(Error::not_found("blob").into());
     }
     Ok(references::insert(tx, source, relationship, value, &blob::object(id)).await?)
@@ -518,7 +519,7 @@ async fn keep_failure(
 ) -> Result<InstanceRow> {
     let message = format!("{reason}: {error}");
     let row = transaction!(app.store, |tx| {
-        if !namespaces::hold(tx, &ready.namespace, NamespaceState::Created).await? {
+        if !namespaces::lock(tx, &ready.namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
         Ok(insert(tx, ready, InstanceState::Error, Some(&message), None).await?)

@@ -14,7 +14,7 @@ use crate::auth::Caller;
 use crate::auth::access::namespace_to_empty;
 use crate::queue::{DeleteInstance, Operation as _, SnapshotInstance};
 use muster_store::instances::InstanceRow;
-use muster_store::{StoreError, Tx, TxError, instances, node_claims, operations, transaction};
+use muster_store::{StoreError, Tx, TxError, instances, node_ledgers, operations, transaction};
 
 /// Deletes an instance. Its machine goes first, then the rest of it.
 pub async fn delete(
@@ -83,7 +83,7 @@ async fn pending(tx: &mut Tx, row: &InstanceRow) -> Result<Option<OperationHandl
 /// What was on a node that was deleted is lost: its instances are in error, and those that were going are gone.
 pub(crate) async fn forsake(app: &App, node: NodeId, name: &str) -> Result<()> {
     // Who is taking room there just now ends first, and is seen below; who comes later sees that the node is gone.
-    transaction!(app.store, |tx| { Ok(node_claims::hold(tx, node).await?) })?;
+    transaction!(app.store, |tx| { Ok(node_ledgers::lock(tx, node).await?) })?;
     for row in instances::of_node(&*app.store, node).await? {
         let reason = format!("node {name} was deleted");
         let (from, to) = match row.state {
@@ -97,7 +97,7 @@ pub(crate) async fn forsake(app: &App, node: NodeId, name: &str) -> Result<()> {
             },
         };
         if from == to {
-            transaction!(app.store, |tx| { Ok(instances::unplace(tx, row.id).await?) })?;
+            transaction!(app.store, |tx| { Ok(instances::clear_node(tx, row.id).await?) })?;
         } else {
             release_from(app, &row, from, to, true).await?;
         }

@@ -190,8 +190,8 @@ pub(crate) async fn record(app: &App, id: InstanceId) -> Result<InstanceRecord> 
 async fn records<D: Read + Copy>(db: D, rows: Vec<InstanceRow>) -> Result<Vec<InstanceRecord>> {
     let ids: Vec<InstanceId> = rows.iter().map(|row| row.id).collect();
     let words: Vec<String> = ids.iter().map(ToString::to_string).collect();
-    let mut metadata_of = metadata::of(db, ObjectType::Instance, &words).await?;
-    let mut references_of = references::of(db, ObjectType::Instance, &words).await?;
+    let mut metadata_of = metadata::of_objects(db, ObjectType::Instance, &words).await?;
+    let mut references_of = references::of_objects(db, ObjectType::Instance, &words).await?;
     let mut places: Vec<NodeId> = rows.iter().filter_map(|row| row.node).collect();
     places.sort_unstable();
     places.dedup();

@@ -18,8 +18,8 @@ use crate::auth::Caller;
 use crate::objects::claim;
 use crate::scheduler::{self, Facts, Outcome, Policy, Refusal, Wish};
 use crate::state::NodeCapacity;
-use muster_store::instances::{Claimed, InstanceRow};
-use muster_store::{StoreError, Tx, TxError, instances, node_claims, nodes};
+use muster_store::instances::InstanceRow;
+use muster_store::{StoreError, Tx, TxError, instances, node_ledgers, nodes};
 use muster_types::capacity::{Capacity, CommittedCapacity};
 
 /// Candidates whose ledgers one attempt looks into.
@@ -92,7 +92,7 @@ impl Found {
 pub(crate) struct Taken {
     pub(crate) node: NodeId,
     pub(crate) name: String,
-    pub(crate) claimed: Claimed,
+    pub(crate) claimed: Capacity,
     committed: CommittedCapacity,
     refused: Refused,
 }
@@ -118,7 +118,7 @@ pub(crate) async fn take_in(
         let mut demanding = false;
         for node in candidates.iter().take(MOST_CANDIDATES) {
             let Some(facts) = found.facts(*node) else { continue };
-            let ledger = node_claims::hold(tx, *node).await?;
+            let ledger = node_ledgers::lock(tx, *node).await?;
             // Whoever deletes a node waits for this ledger before looking at what is there.
             let state = nodes::state(&mut *tx, *node).await?;
             if state != Some(NodeState::Created) {
@@ -134,13 +134,11 @@ pub(crate) async fn take_in(
                         // It is the same on every node.
                         Err(why) => return Ok(Err(found.refused_everywhere(&why))),
                     }
-                    node_claims::set(tx, *node, &committed).await?;
-                    let claimed =
-                        Claimed { cpus: wish.cpus, memory_mb: wish.memory_mb, disk_gb: wish.disk_gb };
+                    node_ledgers::set(tx, *node, &committed).await?;
                     let name = facts.name.clone();
                     // The load that is expected there may have been in the way first.
                     refused.retain(|(node, _)| *node != name);
-                    return Ok(Ok(Taken { node: *node, name, claimed, committed, refused }));
+                    return Ok(Ok(Taken { node: *node, name, claimed: wanted, committed, refused }));
                 }
                 Err(denied) => {
                     demanding |= denied.only_demand;
@@ -171,15 +169,15 @@ pub(crate) async fn give_back_in(
     tx: &mut Tx,
     row: &InstanceRow,
 ) -> Result<Option<(NodeId, CommittedCapacity)>, StoreError> {
-    let (Some(node), claimed) = (row.node, row.claimed) else { return Ok(None) };
-    if claimed == Claimed::default() {
+    let (Some(node), claimed) = (row.node, row.committed) else { return Ok(None) };
+    if claimed == Capacity::default() {
         return Ok(None);
     }
-    let ledger = node_claims::hold(tx, node).await?;
+    let ledger = node_ledgers::lock(tx, node).await?;
     let committed = scheduler::release(&ledger, claimed.cpus, claimed.memory_mb, claimed.disk_gb);
-    node_claims::set(tx, node, &committed).await?;
+    node_ledgers::set(tx, node, &committed).await?;
     claim::give_back_in(tx, &row.namespace, &claimed).await?;
-    instances::unclaim(tx, row.id).await?;
+    instances::clear_committed(tx, row.id).await?;
     Ok(Some((node, committed)))
 }
 

@@ -62,7 +62,7 @@ pub(crate) async fn make(app: &App, row: &InstanceRow, ports: ConsolePorts) -> R
     let mut ids: Vec<NetworkId> = present.iter().map(|interface| interface.network).collect();
     ids.sort_unstable();
     ids.dedup();
-    let networks = networks::some(&*app.store, &ids).await?;
+    let networks = networks::by_ids(&*app.store, &ids).await?;
     // All nodes have to be read for it: not for a machine that is on no network.
     let mtu = if present.is_empty() { 0 } else { mtu(nodes::list(&*app.store).await?.iter(), &app.settings) };
     let config_drive = (row.spec.configdrive == ConfigDriveType::OpenStackDisk)

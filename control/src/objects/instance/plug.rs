@@ -34,7 +34,7 @@ pub async fn plug(
     let (network, wanted, address) = find_network(app, &row.namespace, wanted, "network").await?;
     let own = [row.id];
     let made = transaction!(app.store, |tx| {
-        if !instances::hold(tx, row.id, PLUGGABLE).await? {
+        if !instances::lock(tx, row.id, PLUGGABLE).await? {
             return Err(unfit().into());
         }
         let present = interfaces::of_instances(&mut *tx, &own).await?;

@@ -94,7 +94,7 @@ pub async fn act(
         Action::RebootSoft | Action::RebootHard => None,
     };
     if let Some(wanted) = wanted {
-        transaction!(app.store, |tx| { Ok(instances::set_wanted(tx, id, wanted).await?) })?;
+        transaction!(app.store, |tx| { Ok(instances::set_power_wanted(tx, id, wanted).await?) })?;
     }
     match action {
         Action::On => {
@@ -188,7 +188,7 @@ pub(crate) async fn write_seen(app: &App, node: &Arc<dyn NodeApi>, id: InstanceI
         }
         if power == PowerState::Off {
             // Whoever switched it off, it is not switched on again without being asked.
-            instances::set_wanted(tx, id, PowerState::Off).await?;
+            instances::set_power_wanted(tx, id, PowerState::Off).await?;
         }
         instances::set_agent_state(tx, id, agent).await?;
         Ok(true)

@@ -73,7 +73,7 @@ pub async fn create(
         return Ok(BTreeMap::new());
     }
     let copies = transaction!(app.store, |tx| {
-        if !instances::hold(tx, row.id, &[muster_types::instance::InstanceState::Created]).await? {
+        if !instances::lock(tx, row.id, &[muster_types::instance::InstanceState::Created]).await? {
             return Err(super::not_ready(&row).into());
         }
         let mut copies = Vec::new();
@@ -123,7 +123,7 @@ pub async fn list(app: &App, caller: &Caller, reference: &str) -> Result<Vec<Map
         let device = found.source_url.rsplit('/').next().unwrap_or_default().to_owned();
         let versions = version::versions_in(&*app.store, found.id).await?;
         let ids: Vec<BlobId> = versions.values().copied().collect();
-        let contents = blobs::some(&*app.store, &ids).await?;
+        let contents = blobs::by_ids(&*app.store, &ids).await?;
         let outer = serde_json::to_value(artifact::one(&*app.store, caller, found).await?).map_err(broken)?;
         for id in ids {
             let Some(content) = contents.get(&id).cloned() else { continue };

@@ -108,7 +108,7 @@ pub(crate) async fn release_from(
         };
         if node_is_gone {
             operations::abort_queued(tx, &object(id), "").await?;
-            instances::unplace(tx, id).await?;
+            instances::clear_node(tx, id).await?;
         }
         Ok(Some(ledger))
     })?;

@@ -20,7 +20,7 @@ use crate::auth::access::namespace_to_empty;
 use crate::objects::address::{FULL, rests};
 use crate::objects::node::{Place, network_node};
 use crate::queue::{CreateNetwork, DeleteNetwork, NewOperation, Operation};
-use muster_store::addresses::{self, Claim, Pool};
+use muster_store::addresses::{self, AddressPool, Allocation};
 use muster_store::networks::{NetworkRow, NewNetwork};
 use muster_store::operations::OperationRow;
 use muster_store::{
@@ -67,9 +67,9 @@ pub fn object(id: NetworkId) -> ObjectRef {
 }
 
 /// The addresses that float.
-pub(crate) async fn floating_pool(db: impl Read) -> Result<Pool, StoreError> {
+pub(crate) async fn floating_pool(db: impl Read) -> Result<AddressPool, StoreError> {
     let row = networks::get(db, FLOATING).await?;
-    row.map(|row| row.pool()).ok_or_else(|| StoreError::Broken("there is no floating network".into()))
+    row.map(|row| row.pool()).ok_or_else(|| StoreError::Internal("there is no floating network".into()))
 }
 
 /// Makes the floating network at the first start. Its block does not change later.
@@ -110,7 +110,7 @@ async fn claim_ends(tx: &mut Tx, row: &NetworkRow) -> Result<(), StoreError> {
         (block.router(), AddressType::Gateway),
         (block.broadcast(), AddressType::Broadcast),
     ] {
-        addresses::claim(tx, row.pool(), address, &Claim::new(kind, object(row.id))).await?;
+        addresses::allocate(tx, row.pool(), address, &Allocation::new(kind, object(row.id))).await?;
     }
     Ok(())
 }
@@ -144,7 +144,7 @@ pub async fn create(app: &App, caller: &Caller, request: NetworkRequest) -> Resu
     };
     let row = transaction!(app.store, |tx| {
         // No network may be left behind by a namespace that goes at the same moment.
-        if !namespaces::hold(tx, &namespace, NamespaceState::Created).await? {
+        if !namespaces::lock(tx, &namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
         let row = networks::insert(tx, &new).await?;
@@ -305,8 +305,8 @@ async fn one<D: Read + Copy>(db: D, row: NetworkRow) -> Result<NetworkRecord> {
 /// The records of rows, in two reads however many there are.
 async fn records<D: Read + Copy>(db: D, rows: Vec<NetworkRow>) -> Result<Vec<NetworkRecord>> {
     let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
-    let mut metadata_of = metadata::of(db, ObjectType::Network, &ids).await?;
-    let mut references_of = references::of(db, ObjectType::Network, &ids).await?;
+    let mut metadata_of = metadata::of_objects(db, ObjectType::Network, &ids).await?;
+    let mut references_of = references::of_objects(db, ObjectType::Network, &ids).await?;
     Ok(rows
         .into_iter()
         .map(|row| {
@@ -432,11 +432,11 @@ pub async fn route(app: &App, caller: &Caller, reference: &str) -> Result<Ipv4Ad
     require_state(&row, &[NetworkState::Created])?;
     let floats = floating_pool(&*app.store).await?;
     let address = transaction!(app.store, |tx| {
-        if !networks::bump(tx, row.id, &[NetworkState::Created]).await? {
+        if !networks::bump_generation(tx, row.id, &[NetworkState::Created]).await? {
             return Err(changed(tx, row.id).await);
         }
-        let claim = Claim::new(AddressType::Routed, object(row.id));
-        let claimed = addresses::claim_any(tx, floats, &claim, rests(app).reclaim).await?;
+        let allocation = Allocation::new(AddressType::Routed, object(row.id));
+        let claimed = addresses::allocate_any(tx, floats, &allocation, rests(app).reclaim).await?;
         let address = claimed.ok_or_else(|| Error::Insufficient(FULL.into()))?;
         let (text, target) = (address.to_string(), object(FLOATING));
         references::insert(tx, &object(row.id), ROUTED, Some(&text), &target).await?;
@@ -471,7 +471,7 @@ pub async fn unroute(app: &App, caller: &Caller, reference: &str, address: &str)
         return Err(Error::Forbidden("address not routed by this network".into()));
     }
     transaction!(app.store, |tx| {
-        if !networks::bump(tx, row.id, &[NetworkState::Created]).await? {
+        if !networks::bump_generation(tx, row.id, &[NetworkState::Created]).await? {
             return Err(changed(tx, row.id).await);
         }
         let (kind, user) = (AddressType::Routed, object(row.id));
@@ -505,7 +505,7 @@ pub async fn set_name(
     let name = checked_name(name)?;
     let row = require_resolver(app, caller, reference).await?;
     transaction!(app.store, |tx| {
-        if !networks::bump(tx, row.id, USABLE).await? {
+        if !networks::bump_generation(tx, row.id, USABLE).await? {
             return Err(changed(tx, row.id).await);
         }
         dns_entries::set(tx, row.id, &name, value).await?;
@@ -530,7 +530,7 @@ pub async fn remove_name(app: &App, caller: &Caller, reference: &str, name: Opti
     let name = checked_name(name)?;
     let row = require_resolver(app, caller, reference).await?;
     let known = transaction!(app.store, |tx| {
-        if !networks::bump(tx, row.id, USABLE).await? {
+        if !networks::bump_generation(tx, row.id, USABLE).await? {
             return Err(changed(tx, row.id).await);
         }
         Ok(dns_entries::remove(tx, row.id, &name).await?)

@@ -38,7 +38,7 @@ impl Facts {
         let networks = networks::wanted(db).await?.into_iter().map(|row| (row.id, row)).collect();
         let floating = networks::get(db, FLOATING).await?;
         let floats =
-            floating.ok_or_else(|| StoreError::Broken("there is no floating network".into()))?.netblock;
+            floating.ok_or_else(|| StoreError::Internal("there is no floating network".into()))?.netblock;
         let mut interfaces: HashMap<NetworkId, Vec<InterfaceRow>> = HashMap::new();
         for row in interfaces::list(db).await? {
             interfaces.entry(row.network).or_default().push(row);
@@ -48,7 +48,7 @@ impl Facts {
             names.entry(network).or_default().push((name, value));
         }
         let mut routed: HashMap<NetworkId, Vec<Ipv4Addr>> = HashMap::new();
-        for (address, user) in addresses::held_as(db, FLOATING, AddressType::Routed).await? {
+        for (address, user) in addresses::of_kind(db, FLOATING, AddressType::Routed).await? {
             if let Ok(network) = user.parse() {
                 routed.entry(network).or_default().push(address);
             }

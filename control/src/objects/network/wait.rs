@@ -31,7 +31,7 @@ pub(crate) async fn follow(app: &App, network: NetworkId, since: f64) -> Result<
     if rows.iter().any(|row| row.error.is_some()) {
         // A new number makes the node try again at once, whatever it said before.
         transaction!(app.store, |tx| {
-            networks::bump(tx, network, USABLE).await?;
+            networks::bump_generation(tx, network, USABLE).await?;
             Ok(())
         })?;
     }
