@@ -20,7 +20,7 @@ use crate::pages::in_pages;
 use crate::response::ok;
 use muster_control::app::App;
 use muster_control::auth::Caller;
-use muster_control::objects::agent_operation::{self, Budgets, Wanted};
+use muster_control::objects::agent_operation::{self, AgentOperationRequest, Budgets};
 use muster_control::objects::instance;
 
 /// Seconds that a caller allows; nothing if it does not say.
@@ -47,7 +47,7 @@ async fn queue(
     app: &App,
     caller: &Caller,
     reference: &str,
-    wanted: Wanted,
+    wanted: AgentOperationRequest,
     deadline: Option<f64>,
     progress_timeout: Option<f64>,
 ) -> ApiResult {
@@ -81,7 +81,7 @@ pub(crate) async fn execute(
 ) -> ApiResult {
     let command_line = required("command_line", new.command_line)?;
     let deadline = seconds("deadline_seconds", new.deadline_seconds.as_ref())?;
-    queue(&app, &caller, &reference, Wanted::Execute { command_line }, deadline, None).await
+    queue(&app, &caller, &reference, AgentOperationRequest::Execute { command_line }, deadline, None).await
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -120,7 +120,7 @@ pub(crate) async fn put(
     let (blob, path) = (required("blob_uuid", new.blob_uuid)?, required("path", new.path)?);
     let deadline = seconds("deadline_seconds", new.deadline_seconds.as_ref())?;
     let progress = seconds("progress_timeout_seconds", new.progress_timeout_seconds.as_ref())?;
-    let wanted = Wanted::Put { blob, path, mode: new.mode };
+    let wanted = AgentOperationRequest::Put { blob, path, mode: new.mode };
     queue(&app, &caller, &reference, wanted, deadline, progress).await
 }
 
@@ -153,7 +153,7 @@ pub(crate) async fn get_file(
     let path = required("path", wanted.path)?;
     let deadline = seconds("deadline_seconds", wanted.deadline_seconds.as_ref())?;
     let progress = seconds("progress_timeout_seconds", wanted.progress_timeout_seconds.as_ref())?;
-    queue(&app, &caller, &reference, Wanted::Get { path }, deadline, progress).await
+    queue(&app, &caller, &reference, AgentOperationRequest::Get { path }, deadline, progress).await
 }
 
 #[derive(Debug, Deserialize, IntoParams)]

@@ -28,7 +28,7 @@ use crate::response::{nothing, ok};
 use muster_control::app::App;
 use muster_control::auth::Caller;
 use muster_control::objects::artifact::{self, ArtifactRequest};
-use muster_control::objects::node::Place;
+use muster_control::objects::node_location::NodeLocation;
 use muster_control::objects::{operation, upload, version};
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -199,7 +199,7 @@ pub(crate) async fn create_version(
         }
         (None, None) => return Err(Error::Invalid("specify one of upload_uuid and blob_uuid".into()).into()),
         (None, Some(blob)) => {
-            return match artifact::looked_at_by(&app, &request, &blob.0).await? {
+            return match artifact::inspecting_node(&app, &request, &blob.0).await? {
                 None => Ok(ok(&artifact::from_blob(&app, &caller, &request, &blob.0).await?)),
                 Some(node) => peer::ask(&app, &node, &caller, handed(&uri, &headers, incoming)).await,
             };
@@ -207,8 +207,10 @@ pub(crate) async fn create_version(
         (Some(upload), None) => upload::find(&app, &caller, &upload.0).await?,
     };
     match upload::locate(&app, &from).await? {
-        Place::Here(node) => Ok(ok(&artifact::from_upload(&app, &caller, &request, &node, &from).await?)),
-        Place::There(node) => peer::ask(&app, &node, &caller, handed(&uri, &headers, incoming)).await,
+        NodeLocation::Local(node) => {
+            Ok(ok(&artifact::from_upload(&app, &caller, &request, &node, &from).await?))
+        }
+        NodeLocation::Remote(node) => peer::ask(&app, &node, &caller, handed(&uri, &headers, incoming)).await,
     }
 }
 
@@ -260,7 +262,7 @@ pub(crate) async fn set_max_versions(
 ) -> ApiResult {
     let most = what.max_versions.as_ref().map_or(Ok(0), max_versions)?;
     let namespace = what.namespace.map(|text| text.0);
-    version::set_most(&app, &caller, &reference, namespace.as_deref(), most).await?;
+    version::set_max_versions(&app, &caller, &reference, namespace.as_deref(), most).await?;
     Ok(nothing())
 }
 

@@ -27,7 +27,8 @@ use crate::response::{json_response, ok, respond};
 use muster_control::app::App;
 use muster_control::auth::Caller;
 use muster_control::objects::blob::{self, NodeRef};
-use muster_control::objects::node::{self, Place};
+use muster_control::objects::node;
+use muster_control::objects::node_location::NodeLocation;
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
@@ -101,11 +102,13 @@ pub(crate) async fn data(
     let (offset, limit) = (number(part.offset, "offset")?, number(part.limit, "limit")?);
     let (row, place) = blob::locate(&app, &id).await?;
     let node = match place {
-        Place::Here(node) => node,
-        Place::There(node) => return peer::ask(&app, &node, &caller, Handed::read(&uri, &headers)).await,
+        NodeLocation::Local(node) => node,
+        NodeLocation::Remote(node) => {
+            return peer::ask(&app, &node, &caller, Handed::read(&uri, &headers)).await;
+        }
     };
     let room = app.begin_transfer()?;
-    blob::note_use(&app, &row).await;
+    blob::record_use(&app, &row).await;
     let size = row.content().size;
     let tag = format!("\"{}\"", row.id);
     let asked =

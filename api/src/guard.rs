@@ -20,8 +20,8 @@ use muster_control::app::App;
 use muster_control::auth::access::Minted;
 use muster_control::auth::tokens::{Claims, Refused};
 use muster_control::auth::{Caller, scopes};
+use muster_control::objects::audit::with_request;
 use muster_control::objects::key::unix_seconds;
-use muster_control::objects::namespace::caller_event;
 use muster_store::keys::{self, CredentialKey};
 
 #[derive(Debug, Clone)]
@@ -79,7 +79,7 @@ async fn admit(guard: &Guard, request: &Parts) -> Result<Caller> {
         let object = ObjectRef::namespace(&caller.namespace);
         app.record(
             &caller,
-            caller_event(&caller, Event::audit(object, "token used to authenticate request")),
+            with_request(&caller, Event::audit(object, "token used to authenticate request")),
         );
     }
     Ok(caller)
@@ -115,7 +115,7 @@ async fn check_key(app: &App, caller: &Caller, nonce: Option<&str>) -> Result<Cr
         if known {
             let event = Event::audit(ObjectRef::namespace(&caller.namespace), why)
                 .with("namespace", caller.namespace.clone());
-            let mut event = caller_event(caller, event);
+            let mut event = with_request(caller, event);
             event.request_id = Some(caller.request_id.clone());
             app.events.record_if_room(event);
         }

@@ -25,9 +25,9 @@ use muster_control::app::App;
 use muster_control::auth::Caller;
 use muster_control::objects::agent_operation;
 use muster_control::objects::instance::console::{self, ProxyRecord};
-use muster_control::objects::instance::power::{self, Action};
-use muster_control::objects::instance::{find, find_own, place, require_created};
-use muster_control::objects::node::Place;
+use muster_control::objects::instance::power::{self, PowerAction};
+use muster_control::objects::instance::{find, find_own, locate, require_created};
+use muster_control::objects::node_location::NodeLocation;
 use muster_store::instances::InstanceRow;
 
 /// A call as it came, for the daemon that it is handed on to.
@@ -67,10 +67,10 @@ async fn at(
     row: &InstanceRow,
     call: &Call,
 ) -> Result<At, crate::error::ApiError> {
-    match place(app, row).await? {
+    match locate(app, row).await? {
         None => Ok(At::Nowhere),
-        Some(Place::Here(node)) => Ok(At::Here(node)),
-        Some(Place::There(node)) => {
+        Some(NodeLocation::Local(node)) => Ok(At::Here(node)),
+        Some(NodeLocation::Remote(node)) => {
             let handed = Handed {
                 method: call.method.clone(),
                 uri: &call.uri,
@@ -82,12 +82,12 @@ async fn at(
     }
 }
 
-async fn act(app: &App, caller: &Caller, reference: &str, call: &Call, action: Action) -> ApiResult {
+async fn act(app: &App, caller: &Caller, reference: &str, call: &Call, action: PowerAction) -> ApiResult {
     let row = find_own(app, caller, reference, None).await?;
     require_created(&row)?;
     match at(app, caller, &row, call).await? {
         At::Here(node) => {
-            power::act(app, caller, &node, row.id, action).await?;
+            power::apply(app, caller, &node, row.id, action).await?;
             Ok(nothing())
         }
         At::Answered(answer) => Ok(answer),
@@ -117,24 +117,34 @@ macro_rules! power_call {
 power_call!(
     reboot_soft,
     "/instances/{instance_ref}/rebootsoft",
-    Action::RebootSoft,
+    PowerAction::RebootSoft,
     "Ask the guest to restart. It may not do it."
 );
 power_call!(
     reboot_hard,
     "/instances/{instance_ref}/reboothard",
-    Action::RebootHard,
+    PowerAction::RebootHard,
     "Press the reset switch."
 );
-power_call!(power_on, "/instances/{instance_ref}/poweron", Action::On, "Switch an instance on.");
-power_call!(power_off, "/instances/{instance_ref}/poweroff", Action::Off, "Switch an instance off at once.");
+power_call!(power_on, "/instances/{instance_ref}/poweron", PowerAction::On, "Switch an instance on.");
+power_call!(
+    power_off,
+    "/instances/{instance_ref}/poweroff",
+    PowerAction::Off,
+    "Switch an instance off at once."
+);
 power_call!(
     pause,
     "/instances/{instance_ref}/pause",
-    Action::Pause,
+    PowerAction::Pause,
     "Halt an instance, leaving it in memory."
 );
-power_call!(unpause, "/instances/{instance_ref}/unpause", Action::Unpause, "Let a halted instance go on.");
+power_call!(
+    unpause,
+    "/instances/{instance_ref}/unpause",
+    PowerAction::Unpause,
+    "Let a halted instance go on."
+);
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
@@ -230,7 +240,7 @@ pub(crate) async fn vdi_helper(
     Path(reference): Path<String>,
     _: Args<Nothing>,
 ) -> ApiResult {
-    Ok(text("application/x-virt-viewer", console::helper(&app, &caller, &reference).await?))
+    Ok(text("application/x-virt-viewer", console::viewer_file(&app, &caller, &reference).await?))
 }
 
 /// A short-lived address of the screen through the console proxy.
@@ -246,7 +256,7 @@ pub(crate) async fn vdi_proxy(
     Path(reference): Path<String>,
     _: Args<Nothing>,
 ) -> ApiResult {
-    Ok(ok(&console::proxy(&app, &caller, &reference).await?))
+    Ok(ok(&console::create_proxy_url(&app, &caller, &reference).await?))
 }
 
 /// What the guest of an instance says of itself: its distribution, mounts and SSH host keys.

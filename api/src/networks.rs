@@ -27,7 +27,7 @@ use crate::response::{json_response, nothing, ok};
 use muster_control::app::App;
 use muster_control::auth::Caller;
 use muster_control::objects::network::{self, NetworkRequest};
-use muster_control::objects::node::Place;
+use muster_control::objects::node_location::NodeLocation;
 use muster_control::objects::{address, interface, operation};
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -287,10 +287,10 @@ pub(crate) async fn ping(
     headers: HeaderMap,
     _: Args<Nothing>,
 ) -> ApiResult {
-    let (id, address, place) = network::ping_from(&app, &caller, &reference, &wanted).await?;
+    let (id, address, place) = network::prepare_ping(&app, &caller, &reference, &wanted).await?;
     match place {
-        Place::Here(node) => Ok(ok(&node.ping(id, address).await?)),
-        Place::There(node) => peer::ask(&app, &node, &caller, Handed::read(&uri, &headers)).await,
+        NodeLocation::Local(node) => Ok(ok(&node.ping(id, address).await?)),
+        NodeLocation::Remote(node) => peer::ask(&app, &node, &caller, Handed::read(&uri, &headers)).await,
     }
 }
 
@@ -345,7 +345,7 @@ pub(crate) async fn set_name(
     Args(entry): Args<DnsEntry>,
 ) -> ApiResult {
     let (name, value) = (entry.name.map(|text| text.0), entry.value.map(|text| text.0));
-    network::set_name(&app, &caller, &reference, name.as_deref(), value.as_deref()).await?;
+    network::set_dns_entry(&app, &caller, &reference, name.as_deref(), value.as_deref()).await?;
     Ok(nothing())
 }
 
@@ -369,7 +369,7 @@ pub(crate) async fn remove_name(
     Args(entry): Args<DnsName>,
 ) -> ApiResult {
     let name = entry.name.map(|text| text.0);
-    network::remove_name(&app, &caller, &reference, name.as_deref()).await?;
+    network::remove_dns_entry(&app, &caller, &reference, name.as_deref()).await?;
     Ok(nothing())
 }
 

@@ -17,7 +17,7 @@ use crate::guard::Authenticated;
 use crate::peer::{self, Handed};
 use crate::response::{nothing, ok};
 use muster_control::app::App;
-use muster_control::objects::node::Place;
+use muster_control::objects::node_location::NodeLocation;
 use muster_control::objects::upload;
 
 /// Begin an upload. Send its bytes in pieces, then make it an artifact.
@@ -43,8 +43,8 @@ pub(crate) async fn get(
 ) -> ApiResult {
     let row = upload::find(&app, &caller, &id).await?;
     match upload::locate(&app, &row).await? {
-        Place::Here(node) => Ok(ok(&upload::get(&node, &row).await?)),
-        Place::There(node) => peer::ask(&app, &node, &caller, Handed::read(&uri, &headers)).await,
+        NodeLocation::Local(node) => Ok(ok(&upload::get(&node, &row).await?)),
+        NodeLocation::Remote(node) => peer::ask(&app, &node, &caller, Handed::read(&uri, &headers)).await,
     }
 }
 
@@ -78,8 +78,10 @@ pub(crate) async fn append(
     let row = upload::find(&app, &caller, &id).await?;
     let patience = Duration::from_secs(app.settings.api_timeout);
     match upload::locate(&app, &row).await? {
-        Place::Here(node) => Ok(ok(&upload::append(&app, &node, &row, at, arriving(body, patience)).await?)),
-        Place::There(node) => {
+        NodeLocation::Local(node) => {
+            Ok(ok(&upload::append(&app, &node, &row, at, arriving(body, patience)).await?))
+        }
+        NodeLocation::Remote(node) => {
             let body = reqwest::Body::wrap_stream(arriving(body, patience));
             let handed = Handed { method: Method::POST, uri: &parts.uri, headers: &parts.headers, body };
             peer::ask(&app, &node, &caller, handed).await
@@ -118,11 +120,11 @@ pub(crate) async fn truncate(
     let size = offset.parse::<u64>().ok().filter(|_| digits).ok_or_else(|| Error::not_found("route"))?;
     let row = upload::find(&app, &caller, &id).await?;
     match upload::locate(&app, &row).await? {
-        Place::Here(node) => {
+        NodeLocation::Local(node) => {
             upload::truncate(&node, &row, size).await?;
             Ok(nothing())
         }
-        Place::There(node) => {
+        NodeLocation::Remote(node) => {
             let body = reqwest::Body::default();
             let handed = Handed { method: Method::POST, uri: &uri, headers: &headers, body };
             peer::ask(&app, &node, &caller, handed).await

@@ -1,4 +1,4 @@
-//! Reading cluster operations. Only the exact namespace or `system` may; trust does not count here.
+//! Reads cluster operations. Requires the namespace of the operation or `system`; trust is not enough.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -13,10 +13,10 @@ use crate::objects::{blob, node};
 use muster_store::operations::{self, OperationRow};
 use muster_store::{artifacts, instances, namespaces, networks};
 
-/// Version of the record's format.
+/// The version of the record's format.
 const VERSION: i64 = 1;
-/// Longest chain that is answered.
-const LONGEST_CHAIN: usize = 256;
+/// The maximum number of operations in a chain.
+const MAX_CHAIN: usize = 256;
 
 pub async fn get(app: &App, caller: &Caller, operation_type: &str, id: &str) -> Result<OperationRecord> {
     let operation_type: OperationType =
@@ -31,7 +31,7 @@ pub async fn get(app: &App, caller: &Caller, operation_type: &str, id: &str) -> 
     Ok(record(row))
 }
 
-/// An operation and everything it depends on, newest first.
+/// Returns an operation and all its dependencies, newest first.
 pub async fn chain(app: &App, caller: &Caller, id: &str) -> Result<Vec<OperationRecord>> {
     let first = find(app, id).await?;
     let mut seen: HashSet<OperationId> = HashSet::from([first.id]);
@@ -46,9 +46,9 @@ pub async fn chain(app: &App, caller: &Caller, id: &str) -> Result<Vec<Operation
             };
             return Err(Error::Forbidden(text.into()));
         }
-        if chain.len() == LONGEST_CHAIN {
+        if chain.len() == MAX_CHAIN {
             return Err(Error::Invalid(format!(
-                "cluster operation chain exceeds maximum size of {LONGEST_CHAIN} nodes"
+                "cluster operation chain exceeds maximum size of {MAX_CHAIN} nodes"
             )));
         }
         for parent in &row.depends_on {
@@ -64,7 +64,7 @@ pub async fn chain(app: &App, caller: &Caller, id: &str) -> Result<Vec<Operation
     Ok(chain.into_iter().map(record).collect())
 }
 
-/// The operations on an object, newest first.
+/// Returns the operations on an object, newest first.
 pub async fn of_target(
     app: &App,
     caller: &Caller,
@@ -121,7 +121,7 @@ pub async fn of_target(
             ObjectRef::new(object_type, id)
         }
         ObjectType::Blob => {
-            // Who knows a blob may read it, but whose operations are at it is another matter.
+            // Knowing the id of a blob implies reading it, but not reading the operations of its users.
             if !caller.is_system() {
                 return Err(Error::Forbidden("target object is in a namespace you cannot see".into()));
             }
@@ -142,8 +142,7 @@ pub async fn of_target(
     Ok(operations::of_target(&*app.store, &target).await?.into_iter().map(record).collect())
 }
 
-/// The operations on an object that the caller was found to own, newest first. Unless `all`, only those that
-/// have not ended.
+/// Returns the operations on an object that the caller may access, newest first; without `all`, only unfinished ones.
 pub async fn of_object(app: &App, target: &ObjectRef, all: bool) -> Result<Vec<OperationRecord>> {
     let rows = operations::of_target(&*app.store, target).await?;
     Ok(rows.into_iter().filter(|row| all || !row.state.is_final()).map(record).collect())
