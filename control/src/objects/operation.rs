@@ -77,55 +77,47 @@ pub async fn of_target(
     let object_type: ObjectType = object_type
         .parse()
         .map_err(|_| Error::Invalid(format!("invalid target_object_type: '{object_type}'")))?;
+    let target = find_target(app, caller, object_type, id).await?;
+    Ok(operations::of_target(&*app.store, &target).await?.into_iter().map(record).collect())
+}
+
+/// Finds an object whose operations the caller may read.
+async fn find_target(app: &App, caller: &Caller, object_type: ObjectType, id: &str) -> Result<ObjectRef> {
     let absent = || Error::not_found("target object");
-    let target = match object_type {
+    let not_found = |error| match error {
+        Error::NotFound(_) => absent(),
+        other => other,
+    };
+    let (target, may_read) = match object_type {
         ObjectType::Namespace => {
             namespaces::get(&*app.store, id).await?.ok_or_else(absent)?;
-            if !caller.may_change(id) {
-                return Err(Error::Forbidden("target object is in a namespace you cannot see".into()));
-            }
-            ObjectRef::namespace(id)
-        }
-        ObjectType::Node => {
-            if !caller.is_system() {
-                return Err(Error::Forbidden("target object is in a namespace you cannot see".into()));
-            }
-            let row = node::find(app, id).await.map_err(|error| match error {
-                Error::NotFound(_) => absent(),
-                other => other,
-            })?;
-            ObjectRef::new(object_type, row.identity.id)
+            (ObjectRef::namespace(id), caller.may_change(id))
         }
         ObjectType::Network => {
             let id: NetworkId = id.parse().map_err(|_| absent())?;
             let row = networks::get(&*app.store, id).await?.ok_or_else(absent)?;
-            if !row.namespace.as_ref().map_or_else(|| caller.is_system(), |owner| caller.may_change(owner)) {
-                return Err(Error::Forbidden("target object is in a namespace you cannot see".into()));
-            }
-            ObjectRef::new(object_type, id)
+            let own = row.namespace.map_or_else(|| caller.is_system(), |owner| caller.may_change(&owner));
+            (ObjectRef::new(object_type, id), own)
         }
         ObjectType::Artifact => {
             let id: ArtifactId = id.parse().map_err(|_| absent())?;
             let row = artifacts::get(&*app.store, id).await?.ok_or_else(absent)?;
-            if !caller.may_change(&row.namespace) {
-                return Err(Error::Forbidden("target object is in a namespace you cannot see".into()));
-            }
-            ObjectRef::new(object_type, id)
+            (ObjectRef::new(object_type, id), caller.may_change(&row.namespace))
         }
         ObjectType::Instance => {
             let id: InstanceId = id.parse().map_err(|_| absent())?;
             let row = instances::get(&*app.store, id).await?.ok_or_else(absent)?;
-            if !caller.may_change(&row.namespace) {
-                return Err(Error::Forbidden("target object is in a namespace you cannot see".into()));
-            }
-            ObjectRef::new(object_type, id)
+            (ObjectRef::new(object_type, id), caller.may_change(&row.namespace))
+        }
+        // Knowing the id of a blob implies reading it, but not reading the operations of its users.
+        ObjectType::Node | ObjectType::Blob if !caller.is_system() => return Err(foreign_target()),
+        ObjectType::Node => {
+            let row = node::find(app, id).await.map_err(not_found)?;
+            (ObjectRef::new(object_type, row.identity.id), true)
         }
         ObjectType::Blob => {
-            // Knowing the id of a blob implies reading it, but not reading the operations of its users.
-            if !caller.is_system() {
-                return Err(Error::Forbidden("target object is in a namespace you cannot see".into()));
-            }
-            ObjectRef::new(object_type, blob::find(app, id).await.map_err(|_| absent())?.id)
+            let row = blob::find(app, id).await.map_err(not_found)?;
+            (ObjectRef::new(object_type, row.id), true)
         }
         ObjectType::ApiRequest
         | ObjectType::Upload
@@ -139,7 +131,11 @@ pub async fn of_target(
             return Err(Error::Invalid(format!("unsupported target_object_type: '{object_type}'")));
         }
     };
-    Ok(operations::of_target(&*app.store, &target).await?.into_iter().map(record).collect())
+    if may_read { Ok(target) } else { Err(foreign_target()) }
+}
+
+fn foreign_target() -> Error {
+    Error::Forbidden("target object is in a namespace you cannot see".into())
 }
 
 /// Returns the operations on an object that the caller may access, newest first; without `all`, only unfinished ones.

@@ -65,7 +65,7 @@ pub struct InstanceRequest {
 }
 
 /// A request whose fields are valid on their own.
-struct Checked {
+struct CheckedRequest {
     name: String,
     spec: InstanceSpec,
     networks: Vec<NetworkSpec>,
@@ -77,7 +77,7 @@ struct Checked {
 }
 
 /// A request that was validated against the cluster.
-struct Ready {
+struct ValidatedRequest {
     id: InstanceId,
     name: String,
     namespace: String,
@@ -113,11 +113,11 @@ impl CreateFailure {
 
     /// Returns the reason that the record of the failed instance shows. `None`: the request is invalid, and no record
     /// is kept.
-    fn reason(&self, ready: &Ready) -> Option<String> {
+    fn reason(&self, request: &ValidatedRequest) -> Option<String> {
         match self {
             Self::Scheduling(_) => Some("scheduling failed".into()),
             Self::Interface(number, Error::AddressInUse(_)) => {
-                let (network, ..) = ready.networks.get(*number)?;
+                let (network, ..) = request.networks.get(*number)?;
                 Some(format!("failed to reserve an IP on network {}", network.id))
             }
             Self::Interface(_, Error::Insufficient(_)) => Some("cannot allocate address".into()),
@@ -139,17 +139,17 @@ pub async fn create(app: &App, caller: &Caller, request: InstanceRequest) -> Res
         }
     }
     let deprecated = checked.deprecated_affinity;
-    let mut ready = compare(app, caller, namespace, checked).await?;
-    for (number, url) in std::mem::take(&mut ready.fetch) {
-        let artifact = image::fetch(app, caller, &ready.namespace, &url).await?;
-        ready.spec.awaited.insert(number, artifact);
+    let mut request = validate(app, caller, namespace, checked).await?;
+    for (number, url) in std::mem::take(&mut request.fetch) {
+        let artifact = image::fetch(app, caller, &request.namespace, &url).await?;
+        request.spec.awaited.insert(number, artifact);
     }
-    let mut candidates = placement::find(app, &ready.namespace, &ready.placement).await?;
-    let mut outcome = write(app, caller, &ready, &candidates).await;
+    let mut candidates = placement::find(app, &request.namespace, &request.placement).await?;
+    let mut outcome = write(app, caller, &request, &candidates).await;
     if matches!(outcome, Ok(Err(_))) {
         // The cached capacity was stale.
-        candidates = placement::find_uncached(app, &ready.namespace, &ready.placement).await?;
-        outcome = write(app, caller, &ready, &candidates).await;
+        candidates = placement::find_uncached(app, &request.namespace, &request.placement).await?;
+        outcome = write(app, caller, &request, &candidates).await;
     }
     let (failure, refused) = match outcome {
         Ok(Ok((row, allocation))) => {
@@ -157,22 +157,29 @@ pub async fn create(app: &App, caller: &Caller, request: InstanceRequest) -> Res
             app.networks.notify_changed();
             app.queue.wake();
             record_created(app, caller, &row, deprecated);
-            placement::record_scheduling(app, caller, row.id, &ready.placement, &candidates, Ok(&allocation));
+            placement::record_scheduling(
+                app,
+                caller,
+                row.id,
+                &request.placement,
+                &candidates,
+                Ok(&allocation),
+            );
             return to_record(&*app.store, row).await;
         }
         Ok(Err(refused)) => (CreateFailure::Scheduling(placement::no_capacity(&refused)), refused),
         Err(failure) => (failure, vec![]),
     };
-    if let Some(reason) = failure.reason(&ready) {
-        let row = insert_failed(app, caller, &ready, &format!("{reason}: {}", failure.error())).await?;
-        placement::record_scheduling(app, caller, ready.id, &ready.placement, &candidates, Err(&refused));
+    if let Some(reason) = failure.reason(&request) {
+        let row = insert_failed(app, caller, &request, &format!("{reason}: {}", failure.error())).await?;
+        placement::record_scheduling(app, caller, request.id, &request.placement, &candidates, Err(&refused));
         record_failed(app, caller, &row);
     }
     Err(failure.into_error())
 }
 
 /// Validates the fields of a request without the database.
-fn check(request: InstanceRequest) -> Result<Checked> {
+fn check(request: InstanceRequest) -> Result<CheckedRequest> {
     let missing = |name: &str| Error::Invalid(format!("{name}: Missing data for required field."));
     let name = request.name.ok_or_else(|| missing("name"))?;
     spec::name(&name)?;
@@ -198,13 +205,7 @@ fn check(request: InstanceRequest) -> Result<Checked> {
             text.parse().map_err(|_| Error::Invalid(format!("invalid config drive type: \"{text}\"")))?
         }
     };
-    let user_data = request.user_data.filter(|text| !text.is_empty());
-    if let Some(text) = &user_data {
-        if text.len() > MAX_USER_DATA_BYTES {
-            return Err(Error::Invalid(format!("user_data: must be at most {MAX_USER_DATA_BYTES} bytes")));
-        }
-        decode_user_data(text).ok_or_else(|| Error::Invalid("user_data: Not valid base64.".into()))?;
-    }
+    let user_data = check_user_data(request.user_data)?;
     let ssh_key = request.ssh_key.filter(|text| !text.is_empty());
     let (metadata, affinity, deprecated_affinity) = check_all_metadata(request.metadata)?;
     let side_channels = match request.side_channels {
@@ -212,7 +213,7 @@ fn check(request: InstanceRequest) -> Result<Checked> {
         Some(names) => side_channels(&names)?,
     };
     let machine_type = if request.secure_boot { MachineType::Q35 } else { MachineType::Pc };
-    Ok(Checked {
+    Ok(CheckedRequest {
         name,
         spec: InstanceSpec {
             cpus,
@@ -237,6 +238,17 @@ fn check(request: InstanceRequest) -> Result<Checked> {
         placed_on: request.placed_on.filter(|text| !text.is_empty()),
         nvram_template: request.nvram_template.filter(|text| !text.is_empty()),
     })
+}
+
+fn check_user_data(user_data: Option<String>) -> Result<Option<String>> {
+    let user_data = user_data.filter(|text| !text.is_empty());
+    if let Some(text) = &user_data {
+        if text.len() > MAX_USER_DATA_BYTES {
+            return Err(Error::Invalid(format!("user_data: must be at most {MAX_USER_DATA_BYTES} bytes")));
+        }
+        decode_user_data(text).ok_or_else(|| Error::Invalid("user_data: Not valid base64.".into()))?;
+    }
+    Ok(user_data)
 }
 
 /// Returns the number of PCI slots that disks and interfaces need.
@@ -296,14 +308,20 @@ fn check_all_metadata(given: Option<Value>) -> Result<(Map<String, Value>, Affin
 }
 
 /// Validates a request against the cluster, in the same order as the existing service.
-async fn compare(app: &App, caller: &Caller, namespace: String, checked: Checked) -> Result<Ready> {
+async fn validate(
+    app: &App,
+    caller: &Caller,
+    namespace: String,
+    checked: CheckedRequest,
+) -> Result<ValidatedRequest> {
     let known = namespaces::get(&*app.store, &namespace).await?;
     if known.is_none_or(|row| row.state != NamespaceState::Created)
         || !caller.may_see(&*app.store, &namespace).await?
     {
         return Err(Error::not_found("namespace"));
     }
-    let Checked { name, mut spec, networks, metadata, affinity, placed_on, nvram_template, .. } = checked;
+    let CheckedRequest { name, mut spec, networks, metadata, affinity, placed_on, nvram_template, .. } =
+        checked;
     let only = match placed_on {
         None => None,
         Some(place) => Some(forced_node(app, &place, &mut spec).await?),
@@ -329,7 +347,16 @@ async fn compare(app: &App, caller: &Caller, namespace: String, checked: Checked
     }
     let placement =
         Wish { cpus: spec.cpus, memory_mb: spec.memory, disk_gb: disk_gb(app, &spec).await?, only, affinity };
-    Ok(Ready { id: InstanceId::new(), name, namespace, spec, networks: found, metadata, placement, fetch })
+    Ok(ValidatedRequest {
+        id: InstanceId::new(),
+        name,
+        namespace,
+        spec,
+        networks: found,
+        metadata,
+        placement,
+        fetch,
+    })
 }
 
 async fn forced_node(app: &App, place: &str, spec: &mut InstanceSpec) -> Result<NodeId> {
@@ -418,7 +445,7 @@ async fn disk_gb(app: &App, spec: &InstanceSpec) -> Result<i64> {
 async fn write(
     app: &App,
     caller: &Caller,
-    ready: &Ready,
+    request: &ValidatedRequest,
     candidates: &Candidates,
 ) -> Result<Result<(InstanceRow, Allocation), RefusedNodes>, CreateFailure> {
     candidates.nodes().map_err(CreateFailure::Scheduling)?;
@@ -427,16 +454,17 @@ async fn write(
     let outcome = transaction!(app.store, |tx| {
         current = None;
         // The lock keeps a concurrently deleted namespace from leaving the instance behind.
-        if !namespaces::hold(tx, &ready.namespace, NamespaceState::Created).await? {
+        if !namespaces::hold(tx, &request.namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
-        let placed = placement::allocate_in(app, tx, &ready.namespace, &ready.placement, candidates).await?;
+        let placed =
+            placement::allocate_in(app, tx, &request.namespace, &request.placement, candidates).await?;
         let allocation = match placed {
             Ok(allocation) => allocation,
             Err(refused) => return Ok(Err(refused)),
         };
-        let row = insert(tx, ready, InstanceState::Initial, None, Some(&allocation)).await?;
-        for (number, (network, wanted, address)) in ready.networks.iter().enumerate() {
+        let row = insert(tx, request, InstanceState::Initial, None, Some(&allocation)).await?;
+        for (number, (network, wanted, address)) in request.networks.iter().enumerate() {
             current = Some(number);
             let new = NewInterface {
                 network: network.id,
@@ -453,7 +481,7 @@ async fn write(
             interface::create_in(app, tx, &new).await?;
         }
         current = None;
-        reference_blobs_in(tx, row.id, &ready.spec).await?;
+        reference_blobs_in(tx, row.id, &request.spec).await?;
         let handle = operation_on(&row, CreateInstance {}, Some(&caller.request_id)).enqueue(tx).await?;
         instances::set_operation(tx, row.id, &handle).await?;
         let row = InstanceRow { last_operation: Some(handle), ..row };
@@ -467,23 +495,23 @@ async fn write(
 
 async fn insert(
     tx: &mut Tx,
-    ready: &Ready,
+    request: &ValidatedRequest,
     state: InstanceState,
     error: Option<&str>,
     allocation: Option<&Allocation>,
 ) -> Result<InstanceRow, StoreError> {
     let new = NewInstance {
-        id: ready.id,
-        name: ready.name.clone(),
-        namespace: ready.namespace.clone(),
+        id: request.id,
+        name: request.name.clone(),
+        namespace: request.namespace.clone(),
         state,
         error_message: error.map(str::to_owned),
-        spec: ready.spec.clone(),
+        spec: request.spec.clone(),
         node: allocation.map(|allocation| allocation.node),
         claimed: allocation.map_or_else(Claimed::default, |allocation| allocation.claimed),
     };
     let row = instances::insert(tx, &new).await?;
-    for (key, value) in &ready.metadata {
+    for (key, value) in &request.metadata {
         metadata_rows::set(tx, ObjectType::Instance, &row.id.to_string(), key, value).await?;
     }
     Ok(row)
@@ -537,12 +565,17 @@ fn record_created(app: &App, caller: &Caller, row: &InstanceRow, deprecated: boo
 }
 
 /// Keeps a record of an instance that could not be created, until the caller deletes it.
-async fn insert_failed(app: &App, caller: &Caller, ready: &Ready, message: &str) -> Result<InstanceRow> {
+async fn insert_failed(
+    app: &App,
+    caller: &Caller,
+    request: &ValidatedRequest,
+    message: &str,
+) -> Result<InstanceRow> {
     let row = transaction!(app.store, |tx| {
-        if !namespaces::hold(tx, &ready.namespace, NamespaceState::Created).await? {
+        if !namespaces::hold(tx, &request.namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
-        Ok(insert(tx, ready, InstanceState::Error, Some(message), None).await?)
+        Ok(insert(tx, request, InstanceState::Error, Some(message), None).await?)
     })?;
     record_created(app, caller, &row, false);
     Ok(row)

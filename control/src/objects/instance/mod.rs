@@ -18,7 +18,7 @@ pub mod power;
 pub mod snapshot;
 pub(crate) mod state;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use muster_types::agent_operation::AgentOperationRecord;
@@ -181,10 +181,8 @@ async fn records<D: Read + Copy>(db: D, rows: Vec<InstanceRow>) -> Result<Vec<In
     let words: Vec<String> = ids.iter().map(ToString::to_string).collect();
     let mut metadata_of = metadata::of(db, ObjectType::Instance, &words).await?;
     let mut references_of = references::of(db, ObjectType::Instance, &words).await?;
-    let mut places: Vec<NodeId> = rows.iter().filter_map(|row| row.node).collect();
-    places.sort_unstable();
-    places.dedup();
-    let names = nodes::names(db, &places).await?;
+    let on_nodes: BTreeSet<NodeId> = rows.iter().filter_map(|row| row.node).collect();
+    let names = nodes::names(db, &on_nodes.into_iter().collect::<Vec<_>>()).await?;
     let mut interfaces_of: HashMap<InstanceId, Vec<InterfaceRecord>> = HashMap::new();
     for record in interface::records(db, interfaces::of_instances(db, &ids).await?).await? {
         interfaces_of.entry(record.instance_uuid).or_default().push(record);
