@@ -39,7 +39,11 @@ impl StoreError {
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
         match error {
-            StoreError::Conflict(why) | StoreError::Unavailable(why) => {
+            StoreError::Conflict(why) => {
+                tracing::warn!(%why, "transaction gave up after conflicts");
+                Self::Contended
+            }
+            StoreError::Unavailable(why) => {
                 tracing::warn!(%why, "database unavailable");
                 Self::database_unavailable()
             }

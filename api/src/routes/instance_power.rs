@@ -25,7 +25,7 @@ async fn act(
     require_created(&row)?;
     match InstanceNode::find(app, caller, &row, request).await? {
         InstanceNode::Local(node) => {
-            power::act(app, caller, &node, row.id, action).await?;
+            power::apply(app, caller, &node, row.id, action).await?;
             Ok(MaybeForwarded::Local(Null))
         }
         InstanceNode::Forwarded(response) => Ok(MaybeForwarded::Forwarded(response)),

@@ -7,9 +7,9 @@ use muster_types::{Error, Result};
 
 use super::{Implementation, Step, Undo};
 use crate::app::App;
-use crate::objects::address::rests;
-use crate::objects::network::wait::follow;
-use crate::objects::network::{floating_pool, object};
+use crate::objects::network::address_pool::{floating_pool, quarantine};
+use crate::objects::network::object;
+use crate::objects::network::wait::wait_network_node;
 use crate::queue::{CreateNetwork, Operation as _};
 use muster_store::addresses::{self, Allocation};
 use muster_store::networks::{self, NetworkRow};
@@ -52,7 +52,7 @@ async fn allocate_gateway(app: &App, row: &OperationRow) -> Result<()> {
             return Ok(());
         }
         let allocation = Allocation::new(AddressType::Gateway, object(network.id));
-        let address = addresses::allocate_any(tx, floats, &allocation, rests(app).reclaim).await?;
+        let address = addresses::allocate_any(tx, floats, &allocation, quarantine(app).reclaim_after).await?;
         let Some(address) = address else {
             return Err(Error::Insufficient("Unable to allocate floating gateway IP".into()).into());
         };
@@ -66,7 +66,7 @@ async fn apply(app: &App, row: &OperationRow) -> Result<()> {
         // Deleted meanwhile, or done by a worker that vanished before it could say so.
         return Ok(());
     }
-    follow(app, network.id, row.created).await?;
+    wait_network_node(app, network.id, row.created).await?;
     let (from, to) = (NetworkState::Initial, NetworkState::Created);
     let created =
         transaction!(app.store, |tx| { Ok(networks::set_state(tx, network.id, from, to, None).await?) })?;

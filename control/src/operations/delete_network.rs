@@ -8,9 +8,9 @@ use muster_types::{Error, Result};
 use super::create_network::target;
 use super::{Implementation, Step, Undo};
 use crate::app::App;
-use crate::objects::address::rests;
+use crate::objects::network::address_pool::{floating_pool, quarantine};
+use crate::objects::network::object;
 use crate::objects::network::wait::wait_removed;
-use crate::objects::network::{floating_pool, object};
 use crate::queue::{DeleteNetwork, Operation as _};
 use muster_store::operations::OperationRow;
 use muster_store::{addresses, dns_entries, interfaces, networks, references, transaction};
@@ -71,7 +71,7 @@ async fn release_addresses(app: &App, row: &OperationRow) -> Result<()> {
         let held = addresses::of_kind(&*app.store, floats.network, kind).await?;
         for (address, _) in held.into_iter().filter(|(_, user)| *user == id) {
             transaction!(app.store, |tx| {
-                let (user, rests) = (object(network.id), rests(app).rests);
+                let (user, rests) = (object(network.id), quarantine(app).enabled);
                 addresses::release(tx, floats, address, kind, &user, rests).await?;
                 if kind == AddressType::Gateway {
                     networks::set_gateway(tx, network.id, None).await?;

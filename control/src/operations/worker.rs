@@ -366,7 +366,7 @@ async fn requeue(app: &App, row: &OperationRow) {
 
 /// Returns whether another attempt may succeed.
 fn is_retryable(error: &Error) -> bool {
-    matches!(error, Error::Internal(_) | Error::Unavailable(_) | Error::PortInUse(_) | Error::Timeout(_))
+    matches!(error, Error::Internal(_) | Error::Unavailable(_) | Error::PortInUse(_) | Error::Contended | Error::Timeout(_))
 }
 
 /// Returns the delay in seconds before the next attempt: 1, 2, 4 … up to [`MAX_BACKOFF`], scaled with the lease, so that
@@ -392,7 +392,7 @@ fn report(step: &str, row: &OperationRow, error: &Error) -> ErrorReport {
     tracing::warn!(operation = %row.id, step, attempt = row.attempts, %error, "a step of an operation failed");
     let (code, message) = match error {
         Error::Internal(_) => ("internal.unknown", "an internal error, see the log of the node".to_owned()),
-        Error::Unavailable(text) => ("internal.unavailable", text.clone()),
+        Error::Unavailable(_) | Error::Contended => ("internal.unavailable", error.to_string()),
         other => ("operation.refused", other.to_string()),
     };
     let mut details = Map::new();

@@ -11,7 +11,7 @@ use muster_store::{instances, operations, transaction};
 /// One pass.
 pub async fn run(app: &App) -> Result<()> {
     for (node, name) in instances::on_deleted_nodes(&*app.store).await? {
-        delete::forsake(app, node, &name).await?;
+        delete::release_deleted_node(app, node, &name).await?;
     }
     for row in instances::without_operation(&*app.store).await? {
         if matches!(row.state, InstanceState::DeleteWait | InstanceState::DeleteWaitError) {

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 
 use crate::app::App;
 use crate::objects::network::object;
-use crate::objects::network::plan::{Facts, Picture};
+use crate::objects::network::plan::{NetworkFacts, NetworkTopology};
 use muster_store::node_networks::{self, NodeNetworkRow};
 use muster_store::nodes;
 use muster_store::{networks, transaction};
@@ -65,7 +65,7 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
 #[derive(Debug, Default)]
 pub struct Follower {
     /// What the database said, at which state of it, and when.
-    facts: Option<((i64, i64), Instant, Facts)>,
+    facts: Option<((i64, i64), Instant, NetworkFacts)>,
     /// Which part of the networks is looked at next.
     round: usize,
     /// What failed: how often, for which generation, and when to try again.
@@ -85,10 +85,11 @@ impl Follower {
     /// One look. With `check` a part of what is unchanged is looked at, too.
     pub async fn pass(&mut self, app: &App, check: bool) -> Result<()> {
         let pulse = networks::generation_summary(&*app.store).await?;
-        let current = |facts: &((i64, i64), Instant, Facts)| facts.0 == pulse && facts.1.elapsed() < STALE;
+        let current =
+            |facts: &((i64, i64), Instant, NetworkFacts)| facts.0 == pulse && facts.1.elapsed() < STALE;
         let (facts, known) = match self.facts.take().filter(current) {
             Some(facts) => (facts, true),
-            None => ((pulse, Instant::now(), Facts::read(&*app.store).await?), false),
+            None => ((pulse, Instant::now(), NetworkFacts::read(&*app.store).await?), false),
         };
         let outcome = if known && !check && self.failures.values().all(|f| f.again > Instant::now()) {
             Ok(())
@@ -99,8 +100,8 @@ impl Follower {
         outcome
     }
 
-    async fn look(&mut self, app: &App, facts: &Facts, check: bool) -> Result<()> {
-        let picture = Picture::new(facts, nodes::list(&*app.store).await?, &app.settings);
+    async fn look(&mut self, app: &App, facts: &NetworkFacts, check: bool) -> Result<()> {
+        let picture = NetworkTopology::new(facts, nodes::list(&*app.store).await?, &app.settings);
         if check {
             self.round = (self.round + 1) % ROUND;
         }
@@ -119,7 +120,7 @@ impl Follower {
     async fn look_after(
         &mut self,
         app: &App,
-        picture: &Picture<'_>,
+        picture: &NetworkTopology<'_>,
         node: &Arc<dyn NodeApi>,
         known: &Known,
         check: bool,
@@ -285,7 +286,7 @@ impl Follower {
     async fn sweep(
         &mut self,
         app: &App,
-        picture: &Picture<'_>,
+        picture: &NetworkTopology<'_>,
         node: &Arc<dyn NodeApi>,
         known: &Known,
     ) -> Result<()> {
