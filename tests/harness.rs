@@ -279,7 +279,7 @@ impl Cluster {
 
     /// What every node has promised: threads, megabytes, gigabytes.
     pub(crate) async fn promised(&self) -> BTreeMap<String, (i64, i64, i64)> {
-        let ledgers = muster_store::node_claims::list(&*self.app.store).await.unwrap();
+        let ledgers = muster_store::node_ledgers::list(&*self.app.store).await.unwrap();
         let name =
             |id| self.app.nodes.iter().find(|node| node.identity().id == id).unwrap().identity().name.clone();
         let read = |(id, row): (NodeId, muster_types::capacity::CommittedCapacity)| {
@@ -291,7 +291,7 @@ impl Cluster {
     /// How many rows a table has for which something is so.
     pub(crate) async fn count(&self, table: &str, condition: &str) -> i64 {
         let sql = format!("SELECT COUNT(*) FROM {table} WHERE {condition}");
-        self.app.store.query(&sql, &[]).await.unwrap()[0].get(0).unwrap()
+        self.app.store.query(&sql, &[]).await.unwrap()[0].scalar().unwrap()
     }
 
     /// Where the nodes keep their files.

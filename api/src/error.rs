@@ -50,6 +50,8 @@ impl IntoResponse for ApiError {
             Error::NotFound(text) => (StatusCode::NOT_FOUND, text),
             Error::NotReady(text) => (StatusCode::NOT_ACCEPTABLE, text),
             Error::Timeout(text) => (StatusCode::REQUEST_TIMEOUT, text),
+            error @ Error::AddressInUse(_) => (StatusCode::CONFLICT, error.to_string()),
+            error @ Error::Contended => (StatusCode::SERVICE_UNAVAILABLE, error.to_string()),
             Error::Conflict(text) => (StatusCode::CONFLICT, text),
             Error::LengthRequired(text) => (StatusCode::LENGTH_REQUIRED, text),
             Error::TooLarge(text) => (StatusCode::PAYLOAD_TOO_LARGE, text),

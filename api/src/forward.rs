@@ -19,8 +19,8 @@ use crate::request::Incoming;
 use crate::response::{Documented, Success};
 use muster_control::app::App;
 use muster_control::auth::Caller;
-use muster_control::objects::instance::place;
-use muster_control::objects::node::Place;
+use muster_control::objects::instance::locate;
+use muster_control::objects::node_location::NodeLocation;
 use muster_store::instances::InstanceRow;
 use muster_store::nodes::NodeRow;
 
@@ -162,10 +162,12 @@ impl InstanceNode {
         instance: &InstanceRow,
         request: OriginalRequest,
     ) -> ApiResult<Self> {
-        match place(app, instance).await? {
+        match locate(app, instance).await? {
             None => Ok(Self::Unplaced),
-            Some(Place::Here(node)) => Ok(Self::Local(node)),
-            Some(Place::There(node)) => request.forward(app, &node, caller).await.map(Self::Forwarded),
+            Some(NodeLocation::Local(node)) => Ok(Self::Local(node)),
+            Some(NodeLocation::Remote(node)) => {
+                request.forward(app, &node, caller).await.map(Self::Forwarded)
+            }
         }
     }
 }

@@ -17,11 +17,11 @@ use crate::error::ApiError;
 use crate::request::{Incoming, is_upload_chunk};
 use crate::table::Access;
 use muster_control::app::App;
-use muster_control::auth::access::Minted;
+use muster_control::auth::access::MintedKeyInfo;
 use muster_control::auth::tokens::{Claims, Refused};
 use muster_control::auth::{Caller, scopes};
+use muster_control::objects::audit::with_request;
 use muster_control::objects::key::unix_seconds;
-use muster_control::objects::namespace::caller_event;
 use muster_store::keys::{self, CredentialKey};
 
 /// What a request needs to pass.
@@ -62,7 +62,7 @@ async fn authorize(guard: &Guard, request: &Parts) -> Result<Caller> {
         remote: incoming.map(|incoming| incoming.remote.clone()).unwrap_or_default(),
     };
     let key = check_key(app, &caller, claims.nonce.as_deref()).await?;
-    caller.minted = key.provenance.map(|provenance| Minted { provenance, expiry: key.expiry });
+    caller.minted = key.provenance.map(|provenance| MintedKeyInfo { provenance, expiry: key.expiry });
     let needed = crate::table::required_scope(guard.family, guard.verb, &request.method);
     if !scopes::grants(caller.scopes.as_deref(), &needed) {
         return Err(Error::Forbidden("token is not scoped for this operation".into()));
@@ -80,7 +80,7 @@ async fn authorize(guard: &Guard, request: &Parts) -> Result<Caller> {
         let object = ObjectRef::namespace(&caller.namespace);
         app.record(
             &caller,
-            caller_event(&caller, Event::audit(object, "token used to authenticate request")),
+            with_request(&caller, Event::audit(object, "token used to authenticate request")),
         );
     }
     Ok(caller)
@@ -116,7 +116,7 @@ async fn check_key(app: &App, caller: &Caller, nonce: Option<&str>) -> Result<Cr
         if namespace_exists {
             let event = Event::audit(ObjectRef::namespace(&caller.namespace), why)
                 .with("namespace", caller.namespace.clone());
-            let mut event = caller_event(caller, event);
+            let mut event = with_request(caller, event);
             event.request_id = Some(caller.request_id.clone());
             app.events.record_if_room(event);
         }

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use muster_store::Store;
-use muster_store::addresses::{self, Claim, Pool};
+use muster_store::addresses::{self, AddressPool, Allocation};
 use muster_types::address::AddressType;
 use muster_types::ids::NetworkId;
 use muster_types::object::{ObjectRef, ObjectType};
@@ -26,7 +26,7 @@ pub(crate) async fn measure(quick: bool, table: &mut Table) -> anyhow::Result<()
     let mut baseline = None;
     for netblock in ["10.0.0.0/24", "10.0.0.0/16", "10.0.0.0/8"] {
         for is_full in [false, true] {
-            let pool = Pool { network: NetworkId::new(), netblock: netblock.parse()? };
+            let pool = AddressPool { network: NetworkId::new(), netblock: netblock.parse()? };
             let (size, taken) =
                 (pool.netblock.size(), if is_full { fill(&store, pool, quick).await? } else { 0 });
             let free = usize::try_from(size - taken)?.saturating_sub(3);
@@ -47,7 +47,7 @@ pub(crate) async fn measure(quick: bool, table: &mut Table) -> anyhow::Result<()
 }
 
 /// Allocates 99 % of the addresses, or of the first million, and returns their number.
-async fn fill(store: &Store, pool: Pool, quick: bool) -> anyhow::Result<u32> {
+async fn fill(store: &Store, pool: AddressPool, quick: bool) -> anyhow::Result<u32> {
     let size = pool.netblock.size();
     let end = if quick { size.min(1_000_000) } else { size };
     progress(&format!("filling {}", pool.netblock));
@@ -84,18 +84,19 @@ async fn fill(store: &Store, pool: Pool, quick: bool) -> anyhow::Result<u32> {
     }
     let rows =
         store.query("SELECT COUNT(*) FROM addresses WHERE network_uuid = ?", &[pool.network.into()]).await?;
-    Ok(u32::try_from(rows.first().context("no count")?.get::<i64>(0)?)?)
+    Ok(u32::try_from(rows.first().context("no count")?.scalar::<i64>()?)?)
 }
 
 /// Returns the allocations per second and the microseconds of CPU time per allocation.
-async fn allocate(store: &Store, pool: Pool, count: usize) -> anyhow::Result<(f64, f64)> {
+async fn allocate(store: &Store, pool: AddressPool, count: usize) -> anyhow::Result<(f64, f64)> {
     let owner = ObjectRef::new(ObjectType::Instance, "bench");
-    let claim = Claim::new(AddressType::Instance, owner.clone());
+    let allocation = Allocation::new(AddressType::Instance, owner.clone());
     let (mut elapsed, mut cost) = (Duration::ZERO, Duration::ZERO);
     for _ in 0..count {
         let (began, cpu) = (Instant::now(), process_cpu_time()?);
         let address =
-            transaction(store, async |tx| Ok(addresses::claim_any(tx, pool, &claim, 30.0).await?)).await?;
+            transaction(store, async |tx| Ok(addresses::allocate_any(tx, pool, &allocation, 30.0).await?))
+                .await?;
         elapsed += began.elapsed();
         cost += process_cpu_time()? - cpu;
         let address = address.context("the network is full")?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use muster_control::scheduler::{self, Facts, Policy, Wish};
-use muster_store::{Store, node_claims, nodes};
+use muster_store::{Store, node_ledgers, nodes};
 use muster_types::capacity::CommittedCapacity;
 use muster_types::ids::NodeId;
 use muster_types::node::NodeState;
@@ -183,7 +183,7 @@ async fn create(
 async fn wait_until_settled(store: &Store) -> anyhow::Result<()> {
     let count = async |sql: &str| {
         let row = store.query_one(sql, &[]).await?.context("no count")?;
-        anyhow::Ok(row.get::<i64>(0)?)
+        anyhow::Ok(row.scalar::<i64>()?)
     };
     let began = Instant::now();
     let mut last_progress = Instant::now();
@@ -275,7 +275,7 @@ async fn place(store: &Store) -> anyhow::Result<PlacementCosts> {
     let time = now();
     for placement in 0..PLACEMENTS {
         let began = process_cpu_time()?;
-        let mut ledgers = node_claims::list(store).await?;
+        let mut ledgers = node_ledgers::list(store).await?;
         let rows = nodes::list(store).await?;
         let cached_nodes: Vec<(Box<Facts>, CommittedCapacity)> = rows
             .iter()
@@ -301,11 +301,11 @@ async fn place(store: &Store) -> anyhow::Result<PlacementCosts> {
         let claimed = transaction(store, async |tx| {
             for heed_demand in [true, false] {
                 for node in candidates.iter().take(MAX_CANDIDATES) {
-                    let ledger = node_claims::hold(tx, *node).await?;
+                    let ledger = node_ledgers::lock(tx, *node).await?;
                     nodes::state(&mut *tx, *node).await?;
                     let claimed = scheduler::claim(&wish, facts[node], &ledger, &policy, time, heed_demand);
                     if let Ok(committed) = claimed {
-                        node_claims::set(tx, *node, &committed).await?;
+                        node_ledgers::set(tx, *node, &committed).await?;
                         return Ok(true);
                     }
                 }

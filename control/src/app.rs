@@ -21,7 +21,7 @@ use crate::peer::PeerClient;
 use crate::queue::Queue;
 use crate::state::{AgentNotifier, BlobsInProgress, InstanceLocks, NetworkNotifier, PlacementCache};
 use muster_store::Store;
-use muster_store::leases::Holder;
+use muster_store::leases::LeaseOwner;
 
 /// The maximum number of concurrent uploads and downloads of one daemon. Each takes some megabytes of memory.
 const MAX_TRANSFERS: usize = 256;
@@ -53,7 +53,7 @@ pub struct App {
     /// The nodes that this daemon runs: this host, or simulated ones.
     pub nodes: Vec<Arc<dyn NodeApi>>,
     /// Identifies this process as the owner of leases.
-    pub holder: Holder,
+    pub holder: LeaseOwner,
     /// Locked for reading by every change in progress.
     changes: Arc<RwLock<()>>,
 }
@@ -75,7 +75,7 @@ impl App {
     ) -> Self {
         let console_key = ConsoleKey::load(&settings.kerbside_signing_key, seed);
         Self {
-            holder: Holder::new(events.node()),
+            holder: LeaseOwner::new(events.node()),
             secrets: Secrets::new(seed),
             tokens: Tokens::new(seed, &settings.zone, settings.api_token_duration),
             identities: Identities::new(&settings),

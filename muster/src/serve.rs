@@ -175,7 +175,7 @@ pub(crate) async fn open_store(settings: &Settings, data: &DataDir) -> anyhow::R
     } else {
         settings.auth_secret_seed.clone()
     };
-    if !seed::is_ours(&store, &seed).await? {
+    if !seed::matches_cluster(&store, &seed).await? {
         bail!("AUTH_SECRET_SEED differs from that of the cluster: set the same value on every node");
     }
     Ok((store, seed))

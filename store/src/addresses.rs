@@ -1,8 +1,11 @@
-//! Rows of addresses: who holds which address of a network.
+//! Rows of addresses: the allocated and quarantined addresses of networks.
 //!
-//! The row is the claim: its key is the address, so two callers cannot hold one. Counts of taken addresses by
-//! block of 256 and of 65 536 change in the same transaction as the claims below them. They lead to a free
-//! address in at most three short reads, however large and however full the network is.
+//! The address is part of the primary key, so an address cannot be allocated twice. The numbers of rows per block of 256
+//! and of 65 536 addresses change in the same transaction. With them, a free address is found in at most three short
+//! reads, regardless of the size and use of the network.
+
+#[cfg(test)]
+mod tests;
 
 use std::net::Ipv4Addr;
 
@@ -11,16 +14,16 @@ use muster_types::ids::NetworkId;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::time::now;
 
-use super::{Read, Row, StoreError, Tx, Value, params};
+use super::{Read, StoreError, Tx, Value, columns, params};
 
-/// Sizes of the counted blocks, in bits, largest first.
-const LEVELS: [u32; 2] = [16, 8];
-/// Guesses before the counts are asked.
-const GUESSES: usize = 4;
-/// How often a walk down the counts may end at an address that somebody else just took.
-const WALKS: usize = 32;
-/// Rows removed in one transaction when a network goes.
-pub const BATCH: i64 = 5000;
+/// The sizes of the counted blocks, in bits, largest first.
+const BLOCK_BITS: [u32; 2] = [16, 8];
+/// The number of random addresses that are tried before the counts are read.
+const RANDOM_ATTEMPTS: usize = 4;
+/// The number of searches that may find an address that another transaction allocates at the same time.
+const SEARCH_ATTEMPTS: usize = 32;
+/// The number of rows that are removed per transaction when a network is deleted.
+pub const REMOVE_BATCH: i64 = 5000;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct AddressRow {
@@ -31,60 +34,48 @@ pub struct AddressRow {
     pub reserved_at: f64,
 }
 
-/// What an address is wanted for.
+columns! { AddressRow {
+    address,
+    kind,
+    user: address_user(user_type, user_id),
+    comment,
+    reserved_at,
+} }
+
+fn address_user(object_type: Option<ObjectType>, id: Option<String>) -> Option<ObjectRef> {
+    Some(ObjectRef { object_type: object_type?, id: id? })
+}
+
+/// The purpose of an allocated address.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Claim {
+pub struct Allocation {
     pub kind: AddressType,
     pub user: ObjectRef,
     pub comment: String,
 }
 
-impl Claim {
+impl Allocation {
     #[must_use]
     pub fn new(kind: AddressType, user: ObjectRef) -> Self {
         Self { kind, user, comment: String::new() }
     }
 }
 
-/// A network's addresses.
+/// The addresses of a network.
 #[derive(Debug, Clone, Copy)]
-pub struct Pool {
+pub struct AddressPool {
     pub network: NetworkId,
     pub netblock: Netblock,
-}
-
-const COLUMNS: &str = "address, kind, user_type, user_id, comment, reserved_at";
-
-impl AddressRow {
-    fn read(row: &Row) -> Result<Self, StoreError> {
-        let user = match (row.get::<Option<String>>(2)?, row.get::<Option<String>>(3)?) {
-            (Some(_), Some(id)) => Some(ObjectRef { object_type: row.parse::<ObjectType>(2)?, id }),
-            _ => None,
-        };
-        Ok(Self {
-            address: address(row.get(0)?)?,
-            kind: row.parse(1)?,
-            user,
-            comment: row.get(4)?,
-            reserved_at: row.get(5)?,
-        })
-    }
-}
-
-fn address(number: i64) -> Result<Ipv4Addr, StoreError> {
-    u32::try_from(number)
-        .map(Ipv4Addr::from)
-        .map_err(|_| StoreError::Broken(format!("{number} is not an address")))
 }
 
 fn number(address: Ipv4Addr) -> i64 {
     i64::from(u32::from(address))
 }
 
-/// A number below `limit`, at random.
-fn random(limit: u64) -> u64 {
+/// Returns a random number less than `limit`, or 0 if that is 0.
+fn random_below(limit: u64) -> u64 {
     let (a, b) = uuid::Uuid::new_v4().as_u64_pair();
-    // Six of the bits are fixed; folding hides them.
+    // Six of the bits are constant; folding hides them.
     (a ^ b.rotate_left(17)) % limit.max(1)
 }
 
@@ -93,155 +84,190 @@ pub async fn get(
     network: NetworkId,
     address: Ipv4Addr,
 ) -> Result<Option<AddressRow>, StoreError> {
-    let sql = format!("SELECT {COLUMNS} FROM addresses WHERE network_uuid = ? AND address = ?");
-    let rows = db.rows(&sql, params![network, number(address)]).await?;
-    rows.first().map(AddressRow::read).transpose()
+    let tail = "FROM addresses WHERE network_uuid = ? AND address = ?";
+    db.select_optional(tail, params![network, number(address)]).await
 }
 
-/// The next addresses after `after` that are not free, in order.
+/// Returns the next allocated or quarantined addresses after `after`, in order.
 pub async fn page(
     mut db: impl Read,
     network: NetworkId,
     after: Option<Ipv4Addr>,
     limit: i64,
 ) -> Result<Vec<AddressRow>, StoreError> {
-    let sql = format!(
-        "SELECT {COLUMNS} FROM addresses WHERE network_uuid = ? AND address > ? ORDER BY address LIMIT ?"
-    );
-    let rows = db.rows(&sql, params![network, after.map_or(-1, number), limit]).await?;
-    rows.iter().map(AddressRow::read).collect()
+    let tail = "FROM addresses WHERE network_uuid = ? AND address > ? ORDER BY address LIMIT ?";
+    db.select(tail, params![network, after.map_or(-1, number), limit]).await
 }
 
-/// Every address of a kind that objects hold on a network, with the object's id.
-pub async fn held_as(
+/// Returns the addresses of a kind on a network, with the ids of the objects that use them.
+pub async fn of_kind(
     mut db: impl Read,
     network: NetworkId,
     kind: AddressType,
 ) -> Result<Vec<(Ipv4Addr, String)>, StoreError> {
     let sql = "SELECT address, user_id FROM addresses WHERE network_uuid = ? AND kind = ? ORDER BY address";
-    let rows = db.rows(sql, params![network, kind]).await?;
-    rows.iter().map(|row| Ok((address(row.get(0)?)?, row.get(1)?))).collect()
+    db.fetch(sql, params![network, kind]).await
 }
 
-/// Takes one address. `false`: somebody has it. One that rests may be taken.
-pub async fn claim(tx: &mut Tx, pool: Pool, address: Ipv4Addr, claim: &Claim) -> Result<bool, StoreError> {
-    if insert(tx, pool, address, claim).await? {
+/// Allocates one address, which may be quarantined. Returns `false` if it is allocated already.
+pub async fn allocate(
+    tx: &mut Tx,
+    pool: AddressPool,
+    address: Ipv4Addr,
+    allocation: &Allocation,
+) -> Result<bool, StoreError> {
+    if insert(tx, pool, address, allocation).await? {
         return Ok(true);
     }
-    take_resting(tx, pool.network, address, claim).await
+    allocate_quarantined(tx, pool.network, address, allocation).await
 }
 
-/// Takes a free address at random. `None`: all are taken, and none has rested for `rest` seconds.
-pub async fn claim_any(
+/// Allocates a random free address, or the one that has been quarantined longest, if that is at least `quarantine`
+/// seconds. Returns `None` if there is none.
+pub async fn allocate_any(
     tx: &mut Tx,
-    pool: Pool,
-    claim: &Claim,
-    rest: f64,
+    pool: AddressPool,
+    allocation: &Allocation,
+    quarantine: f64,
 ) -> Result<Option<Ipv4Addr>, StoreError> {
-    let Pool { netblock, .. } = pool;
-    // The first two and the last one are never free.
+    let AddressPool { netblock, .. } = pool;
+    // The first two addresses and the last one are never free.
     let usable = u64::from(netblock.size()) - 3;
-    for _ in 0..GUESSES {
-        let offset = u32::try_from(2 + random(usable)).unwrap_or(2);
-        let guess = Ipv4Addr::from(u32::from(netblock.network()) + offset);
-        if insert(tx, pool, guess, claim).await? {
-            return Ok(Some(guess));
+    for _ in 0..RANDOM_ATTEMPTS {
+        let offset = u32::try_from(2 + random_below(usable)).expect("less than the size of a netblock");
+        let candidate = Ipv4Addr::from(u32::from(netblock.network()) + offset);
+        if insert(tx, pool, candidate, allocation).await? {
+            return Ok(Some(candidate));
         }
     }
-    for _ in 0..WALKS {
-        match walk(tx, pool).await? {
-            Some(free) if insert(tx, pool, free, claim).await? => return Ok(Some(free)),
-            // Taken by another since the counts were read.
+    for _ in 0..SEARCH_ATTEMPTS {
+        match find_free(tx, pool).await? {
+            Some(free) if insert(tx, pool, free, allocation).await? => return Ok(Some(free)),
+            // Allocated by another transaction since the counts were read.
             Some(_) => {}
-            None => return reclaim(tx, pool, claim, rest).await,
+            None => return allocate_oldest_quarantined(tx, pool, allocation, quarantine).await,
         }
     }
-    Err(StoreError::Conflict("every address was taken by others while it was being claimed".into()))
+    Err(StoreError::Conflict("other transactions allocated every address that was found".into()))
 }
 
-/// Takes the address that has rested longest, if that is long enough.
-async fn reclaim(tx: &mut Tx, pool: Pool, claim: &Claim, rest: f64) -> Result<Option<Ipv4Addr>, StoreError> {
+/// Allocates the address that has been quarantined longest, if that is at least `quarantine` seconds.
+async fn allocate_oldest_quarantined(
+    tx: &mut Tx,
+    pool: AddressPool,
+    allocation: &Allocation,
+    quarantine: f64,
+) -> Result<Option<Ipv4Addr>, StoreError> {
     let sql =
         "SELECT address FROM address_halos WHERE network_uuid = ? AND since <= ? ORDER BY since LIMIT 16";
     loop {
-        let rows = tx.query(sql, params![pool.network, now() - rest]).await?;
-        if rows.is_empty() {
+        let addresses: Vec<Ipv4Addr> = tx.fetch(sql, params![pool.network, now() - quarantine]).await?;
+        if addresses.is_empty() {
             return Ok(None);
         }
-        // Those that others take meanwhile are not found again.
-        for row in rows {
-            let rested = address(row.get(0)?)?;
-            if take_resting(tx, pool.network, rested, claim).await? {
-                return Ok(Some(rested));
+        // Addresses that other transactions allocate meanwhile are not returned by the next query.
+        for address in addresses {
+            if allocate_quarantined(tx, pool.network, address, allocation).await? {
+                return Ok(Some(address));
             }
         }
     }
 }
 
-/// Finds a free address by the counts, every free one as likely as any other.
-async fn walk(tx: &mut Tx, pool: Pool) -> Result<Option<Ipv4Addr>, StoreError> {
-    let Pool { network, netblock } = pool;
-    let mut first = number(netblock.network());
-    let whole = 32 - u32::from(netblock.prefix());
-    let mut bits = whole;
-    for level in LEVELS.into_iter().filter(|level| *level < whole) {
-        let blocks = 1i64 << (bits - level);
-        let capacity = 1i64 << level;
-        let mut free = vec![capacity; usize::try_from(blocks).unwrap_or(0)];
-        let low = first >> level;
-        let rows = tx
-            .query(
-                "SELECT block, taken FROM address_blocks \
-                 WHERE network_uuid = ? AND bits = ? AND block >= ? AND block < ?",
-                params![network, i64::from(level), low, low + blocks],
-            )
-            .await?;
-        for row in rows {
-            let (block, taken): (i64, i64) = (row.get(0)?, row.get(1)?);
-            if let Some(left) = usize::try_from(block - low).ok().and_then(|at| free.get_mut(at)) {
-                *left = (capacity - taken).max(0);
-            }
-        }
-        let total: i64 = free.iter().sum();
-        if total == 0 {
-            return Ok(None);
-        }
-        let mut left = i64::try_from(random(total.unsigned_abs())).unwrap_or(0);
-        let mut chosen = 0;
-        for (at, count) in (0i64..).zip(&free) {
-            if left < *count {
-                chosen = at;
-                break;
-            }
-            left -= count;
-        }
-        first += chosen << level;
-        bits = level;
+/// A power of two of consecutive blocks or addresses.
+#[derive(Clone, Copy)]
+struct Range {
+    first: i64,
+    bits: u32,
+}
+
+impl Range {
+    fn len(self) -> usize {
+        1 << self.bits
     }
-    let size = 1i64 << bits;
-    let rows = tx
-        .query(
-            "SELECT address FROM addresses WHERE network_uuid = ? AND address >= ? AND address < ?",
-            params![network, first, first + size],
-        )
-        .await?;
-    let mut free = vec![true; usize::try_from(size).unwrap_or(0)];
-    for row in rows {
-        let at = row.get::<i64>(0)? - first;
-        if let Some(slot) = usize::try_from(at).ok().and_then(|at| free.get_mut(at)) {
-            *slot = false;
-        }
-    }
-    let free: Vec<i64> = (0i64..).zip(&free).filter(|(_, free)| **free).map(|(at, _)| at).collect();
-    match free.get(usize::try_from(random(free.len() as u64)).unwrap_or(0)) {
-        Some(offset) => address(first + offset).map(Some),
-        // The counts of this block were read before another's claim and its addresses after it.
-        None if bits < whole => Err(StoreError::Conflict("the block filled up meanwhile".into())),
-        None => Ok(None),
+
+    fn end(self) -> i64 {
+        self.first + (1 << self.bits)
     }
 }
 
-async fn insert(tx: &mut Tx, pool: Pool, address: Ipv4Addr, claim: &Claim) -> Result<bool, StoreError> {
+/// Finds a free address with the block counts, each with the same probability.
+async fn find_free(tx: &mut Tx, pool: AddressPool) -> Result<Option<Ipv4Addr>, StoreError> {
+    let pool_bits = 32 - u32::from(pool.netblock.prefix());
+    let (mut first, mut bits) = (number(pool.netblock.network()), pool_bits);
+    for block_bits in BLOCK_BITS.into_iter().filter(|block_bits| *block_bits < pool_bits) {
+        let blocks = Range { first: first >> block_bits, bits: bits - block_bits };
+        let Some(block) = choose_block(tx, pool.network, block_bits, blocks).await? else { return Ok(None) };
+        first = block << block_bits;
+        bits = block_bits;
+    }
+    match choose_address(tx, pool.network, Range { first, bits }).await? {
+        // The block was filled between the reads of its count and of its addresses.
+        None if bits < pool_bits => Err(StoreError::Conflict("the block was filled meanwhile".into())),
+        chosen => Ok(chosen),
+    }
+}
+
+/// Chooses a block with a probability proportional to the number of its free addresses.
+async fn choose_block(
+    tx: &mut Tx,
+    network: NetworkId,
+    block_bits: u32,
+    blocks: Range,
+) -> Result<Option<i64>, StoreError> {
+    let capacity = 1i64 << block_bits;
+    let mut free = vec![capacity.unsigned_abs(); blocks.len()];
+    let sql = "SELECT block, taken FROM address_blocks \
+               WHERE network_uuid = ? AND bits = ? AND block >= ? AND block < ?";
+    let rows: Vec<(i64, i64)> =
+        tx.fetch(sql, params![network, block_bits, blocks.first, blocks.end()]).await?;
+    for (block, taken) in rows {
+        if let Some(free) = usize::try_from(block - blocks.first).ok().and_then(|at| free.get_mut(at)) {
+            *free = (capacity - taken).max(0).unsigned_abs();
+        }
+    }
+    let total: u64 = free.iter().sum();
+    if total == 0 {
+        return Ok(None);
+    }
+    let mut remaining = random_below(total);
+    for (block, free) in (blocks.first..).zip(free) {
+        if remaining < free {
+            return Ok(Some(block));
+        }
+        remaining -= free;
+    }
+    unreachable!("the random number is less than the sum of all blocks")
+}
+
+/// Chooses one of the free addresses of a range.
+async fn choose_address(
+    tx: &mut Tx,
+    network: NetworkId,
+    range: Range,
+) -> Result<Option<Ipv4Addr>, StoreError> {
+    let sql = "SELECT address FROM addresses WHERE network_uuid = ? AND address >= ? AND address < ?";
+    let mut is_free = vec![true; range.len()];
+    for address in tx.fetch::<i64>(sql, params![network, range.first, range.end()]).await? {
+        if let Some(is_free) = usize::try_from(address - range.first).ok().and_then(|at| is_free.get_mut(at))
+        {
+            *is_free = false;
+        }
+    }
+    let free = (range.first..).zip(is_free).filter(|(_, is_free)| *is_free);
+    let free: Vec<i64> = free.map(|(address, _)| address).collect();
+    let chosen = usize::try_from(random_below(free.len() as u64)).expect("less than a length");
+    let address = free.get(chosen).map(|address| u32::try_from(*address).expect("part of a netblock"));
+    Ok(address.map(Ipv4Addr::from))
+}
+
+/// Adds the row of an allocated address. Returns `false` if the address has a row.
+async fn insert(
+    tx: &mut Tx,
+    pool: AddressPool,
+    address: Ipv4Addr,
+    allocation: &Allocation,
+) -> Result<bool, StoreError> {
     let inserted = tx
         .execute(
             "INSERT INTO addresses (network_uuid, address, kind, user_type, user_id, comment, reserved_at) \
@@ -249,10 +275,10 @@ async fn insert(tx: &mut Tx, pool: Pool, address: Ipv4Addr, claim: &Claim) -> Re
             params![
                 pool.network,
                 number(address),
-                claim.kind,
-                claim.user.object_type,
-                &claim.user.id,
-                &claim.comment,
+                allocation.kind,
+                allocation.user.object_type,
+                &allocation.user.id,
+                &allocation.comment,
                 now()
             ],
         )
@@ -266,28 +292,28 @@ async fn insert(tx: &mut Tx, pool: Pool, address: Ipv4Addr, claim: &Claim) -> Re
     Ok(true)
 }
 
-/// Counts an address as taken (1) or free (-1) in the blocks around it.
-async fn count(tx: &mut Tx, pool: Pool, address: Ipv4Addr, by: i64) -> Result<(), StoreError> {
-    let bits = 32 - u32::from(pool.netblock.prefix());
-    for level in LEVELS.into_iter().rev().filter(|level| *level < bits) {
-        let key = || [i64::from(level), number(address) >> level];
+/// Adds `change` to the counts of the blocks that contain an address.
+async fn count(tx: &mut Tx, pool: AddressPool, address: Ipv4Addr, change: i64) -> Result<(), StoreError> {
+    let pool_bits = 32 - u32::from(pool.netblock.prefix());
+    for bits in BLOCK_BITS.into_iter().rev().filter(|bits| *bits < pool_bits) {
+        let block = number(address) >> bits;
         let update =
             "UPDATE address_blocks SET taken = taken + ? WHERE network_uuid = ? AND bits = ? AND block = ?";
-        let values: [Value; 4] = [by.into(), pool.network.into(), key()[0].into(), key()[1].into()];
-        if tx.execute(update, &values).await? == 1 {
+        let values = params![change, pool.network, bits, block];
+        if tx.execute(update, values).await? == 1 {
             continue;
         }
         let inserted = tx
             .execute(
                 "INSERT INTO address_blocks (network_uuid, bits, block, taken) VALUES (?, ?, ?, ?)",
-                params![pool.network, key()[0], key()[1], by],
+                params![pool.network, bits, block, change],
             )
             .await;
         match inserted {
             Ok(_) => {}
-            // Another transaction was first; its row is there now.
+            // Another transaction has added the row meanwhile.
             Err(StoreError::Duplicate(_)) => {
-                tx.execute(update, &values).await?;
+                tx.execute(update, values).await?;
             }
             Err(error) => return Err(error),
         }
@@ -295,31 +321,31 @@ async fn count(tx: &mut Tx, pool: Pool, address: Ipv4Addr, by: i64) -> Result<()
     Ok(())
 }
 
-/// Takes an address out of its rest.
-async fn take_resting(
+/// Allocates a quarantined address. Returns `false` if it is not quarantined.
+async fn allocate_quarantined(
     tx: &mut Tx,
     network: NetworkId,
     address: Ipv4Addr,
-    claim: &Claim,
+    allocation: &Allocation,
 ) -> Result<bool, StoreError> {
-    let woken = tx
+    let released = tx
         .execute(
             "DELETE FROM address_halos WHERE network_uuid = ? AND address = ?",
             params![network, number(address)],
         )
         .await?;
-    if woken == 0 {
+    if released == 0 {
         return Ok(false);
     }
-    let met = tx
+    let affected = tx
         .execute(
             "UPDATE addresses SET kind = ?, user_type = ?, user_id = ?, comment = ?, reserved_at = ? \
              WHERE network_uuid = ? AND address = ? AND kind = ?",
             params![
-                claim.kind,
-                claim.user.object_type,
-                &claim.user.id,
-                &claim.comment,
+                allocation.kind,
+                allocation.user.object_type,
+                &allocation.user.id,
+                &allocation.comment,
                 now(),
                 network,
                 number(address),
@@ -327,41 +353,41 @@ async fn take_resting(
             ],
         )
         .await?;
-    if met == 1 {
+    if affected == 1 {
         return Ok(true);
     }
-    Err(StoreError::Broken(format!("{address} of network {network} rested without a row")))
+    Err(StoreError::Internal(format!("quarantined address {address} of network {network} has no row")))
 }
 
-/// Gives an address back if it is held like this. It rests, or is free at once if nothing rests here.
+/// Releases an address if it has this kind and user. It is quarantined or becomes free immediately.
 pub async fn release(
     tx: &mut Tx,
-    pool: Pool,
+    pool: AddressPool,
     address: Ipv4Addr,
     kind: AddressType,
     user: &ObjectRef,
-    rests: bool,
+    quarantine: bool,
 ) -> Result<bool, StoreError> {
-    let held = "network_uuid = ? AND address = ? AND kind = ? AND user_type = ? AND user_id = ?";
-    let who: [Value; 5] = [
+    let condition = "network_uuid = ? AND address = ? AND kind = ? AND user_type = ? AND user_id = ?";
+    let key: [Value; 5] = [
         pool.network.into(),
         number(address).into(),
         kind.into(),
         user.object_type.into(),
         user.id.as_str().into(),
     ];
-    if !rests {
-        let met = tx.execute(&format!("DELETE FROM addresses WHERE {held}"), &who).await?;
-        if met == 1 {
+    if !quarantine {
+        let affected = tx.execute(&format!("DELETE FROM addresses WHERE {condition}"), &key).await?;
+        if affected == 1 {
             count(tx, pool, address, -1).await?;
         }
-        return Ok(met == 1);
+        return Ok(affected == 1);
     }
     let time = now();
     let mut values: Vec<Value> = params![AddressType::Halo, time].to_vec();
-    values.extend(who);
+    values.extend(key);
     let sql = format!(
-        "UPDATE addresses SET kind = ?, user_type = NULL, user_id = NULL, comment = '', reserved_at = ? WHERE {held}"
+        "UPDATE addresses SET kind = ?, user_type = NULL, user_id = NULL, comment = '', reserved_at = ? WHERE {condition}"
     );
     if tx.execute(&sql, &values).await? == 0 {
         return Ok(false);
@@ -374,55 +400,53 @@ pub async fn release(
     Ok(true)
 }
 
-/// Addresses that have rested since before `before`, oldest first.
-pub async fn rested(
+/// Returns the addresses that have been quarantined since before `before`, oldest first.
+pub async fn quarantined_before(
     mut db: impl Read,
     before: f64,
     limit: i64,
 ) -> Result<Vec<(NetworkId, Ipv4Addr)>, StoreError> {
     let sql = "SELECT network_uuid, address FROM address_halos WHERE since <= ? ORDER BY since LIMIT ?";
-    let rows = db.rows(sql, params![before, limit]).await?;
-    rows.iter().map(|row| Ok((row.parse(0)?, address(row.get(1)?)?))).collect()
+    db.fetch(sql, params![before, limit]).await
 }
 
-/// Ends an address's rest: it is free. Says whether it still rested, since before `before`.
-pub async fn free_rested(
+/// Ends the quarantine of an address, which becomes free. Returns `false` if it is not quarantined since `before`.
+pub async fn free_quarantined(
     tx: &mut Tx,
-    pool: Pool,
+    pool: AddressPool,
     address: Ipv4Addr,
     before: f64,
 ) -> Result<bool, StoreError> {
-    let woken = tx
+    let released = tx
         .execute(
             "DELETE FROM address_halos WHERE network_uuid = ? AND address = ? AND since <= ?",
             params![pool.network, number(address), before],
         )
         .await?;
-    if woken == 0 {
+    if released == 0 {
         return Ok(false);
     }
-    let met = tx
+    let affected = tx
         .execute(
             "DELETE FROM addresses WHERE network_uuid = ? AND address = ? AND kind = ?",
             params![pool.network, number(address), AddressType::Halo],
         )
         .await?;
-    if met == 1 {
+    if affected == 1 {
         count(tx, pool, address, -1).await?;
     }
-    Ok(met == 1)
+    Ok(affected == 1)
 }
 
-/// Removes up to [`BATCH`] addresses of a network that goes. Says whether there were any.
-pub async fn remove_some_of(tx: &mut Tx, network: NetworkId) -> Result<bool, StoreError> {
-    let rows = tx
-        .query(
+/// Removes up to [`REMOVE_BATCH`] addresses of a deleted network. Returns whether there were any.
+pub async fn remove_batch_of(tx: &mut Tx, network: NetworkId) -> Result<bool, StoreError> {
+    let last: Option<i64> = tx
+        .fetch_one(
             "SELECT MAX(address) FROM (SELECT address FROM addresses WHERE network_uuid = ? ORDER BY address LIMIT ?) \
              AS some",
-            params![network, BATCH],
+            params![network, REMOVE_BATCH],
         )
         .await?;
-    let last: Option<i64> = rows.first().map_or(Ok(None), |row| row.get(0))?;
     let Some(last) = last else {
         for table in ["address_halos", "address_blocks"] {
             tx.execute(&format!("DELETE FROM {table} WHERE network_uuid = ?"), params![network]).await?;

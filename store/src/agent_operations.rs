@@ -1,4 +1,7 @@
-//! Rows of agent operations: what is to be done inside guests, in order.
+//! Rows of agent operations: commands for guests, which are executed in order.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 
@@ -7,30 +10,30 @@ use muster_types::ids::{AgentOperationId, InstanceId, NodeId};
 use muster_types::instance::InstanceState;
 use muster_types::object::ObjectType;
 use muster_types::time::now;
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as JsonValue};
 
-use super::{Read, Row, StoreError, Tx, Value, marks, params};
+use super::{Read, Select, StoreError, Tx, Value, columns, params, placeholders, to_json};
 
-/// What came of the commands of an operation, by the number of the command.
-pub type Results = BTreeMap<String, Map<String, Json>>;
+/// The results of the commands of an operation, by the number of the command.
+pub type CommandResults = BTreeMap<String, Map<String, JsonValue>>;
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct AgentOperationRow {
     pub id: AgentOperationId,
     pub instance: InstanceId,
     pub namespace: String,
-    /// Its place among those of its instance.
+    /// The position among the operations of its instance.
     pub sequence: i64,
     pub state: AgentOperationState,
     pub commands: Vec<AgentCommand>,
-    pub results: Results,
+    pub results: CommandResults,
     pub attempts: i64,
     pub deadline: f64,
     pub progress_timeout: f64,
     pub last_progress: Option<f64>,
     pub expiry_reason: Option<ExpiryReason>,
     pub error_message: Option<String>,
-    /// During which start of the guest it was sent.
+    /// The boot of the guest during which a command was sent; `None` if none is in flight.
     pub sent_boot: Option<String>,
     pub request_id: Option<String>,
     /// When the state last changed.
@@ -50,70 +53,53 @@ pub struct NewAgentOperation {
     pub request_id: Option<String>,
 }
 
-/// How an operation ends.
+/// The outcome of an operation; fields that are `None` stay unchanged.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct End<'a> {
-    /// What came of its commands, if that is to be written.
-    pub results: Option<&'a Results>,
+pub struct AgentOperationOutcome<'a> {
+    pub results: Option<&'a CommandResults>,
     pub error: Option<&'a str>,
     pub expiry: Option<ExpiryReason>,
 }
 
-/// The unfinished operations of one instance, in order, and where it is.
+/// The unfinished operations of one instance, in order, and the node of the instance.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Line {
+pub struct InstanceQueue {
     pub rows: Vec<AgentOperationRow>,
     pub node: Option<NodeId>,
-    /// Whether anything may be done inside it.
+    /// Whether the instance accepts operations.
     pub is_created: bool,
 }
 
-const COLUMNS: &str = "uuid, instance_uuid, namespace, sequence, state, commands, results, attempts, deadline, \
-                       progress_timeout, last_progress, expiry_reason, error_message, sent_boot, request_id, updated";
+columns! { AgentOperationRow {
+    id: uuid,
+    instance: instance_uuid,
+    namespace,
+    sequence,
+    state,
+    commands: json(commands),
+    results: json(results),
+    attempts,
+    deadline,
+    progress_timeout,
+    last_progress,
+    expiry_reason,
+    error_message,
+    sent_boot,
+    request_id,
+    updated,
+} }
+
 const UNFINISHED: &str = "state IN ('preflight', 'queued', 'executing')";
 
-impl AgentOperationRow {
-    fn read(row: &Row) -> Result<Self, StoreError> {
-        Ok(Self {
-            id: row.parse(0)?,
-            instance: row.parse(1)?,
-            namespace: row.get(2)?,
-            sequence: row.get(3)?,
-            state: row.parse(4)?,
-            commands: row.json(5)?,
-            results: row.json(6)?,
-            attempts: row.get(7)?,
-            deadline: row.get(8)?,
-            progress_timeout: row.get(9)?,
-            last_progress: row.get(10)?,
-            expiry_reason: row.parse_opt(11)?,
-            error_message: row.get(12)?,
-            sent_boot: row.get(13)?,
-            request_id: row.get(14)?,
-            updated: row.get(15)?,
-        })
-    }
-}
-
-fn json(value: &impl serde::Serialize) -> Result<String, StoreError> {
-    serde_json::to_string(value).map_err(|error| StoreError::Broken(error.to_string()))
-}
-
-/// The columns, for a statement in which the table is `o`.
-fn own_columns() -> String {
-    COLUMNS.split(", ").map(|name| format!("o.{name}")).collect::<Vec<_>>().join(", ")
-}
-
 async fn rows(mut db: impl Read, tail: &str, values: &[Value]) -> Result<Vec<AgentOperationRow>, StoreError> {
-    let sql = format!("SELECT {COLUMNS} FROM agent_operations WHERE {tail}");
-    db.rows(&sql, values).await?.iter().map(AgentOperationRow::read).collect()
+    db.select(&format!("FROM agent_operations WHERE {tail}"), values).await
 }
 
 pub async fn get(db: impl Read, id: AgentOperationId) -> Result<Option<AgentOperationRow>, StoreError> {
     Ok(rows(db, "uuid = ?", params![id]).await?.pop())
 }
 
-/// The next operations of an instance after `after`, in order. Unless `all`, only unfinished ones.
+/// Returns the next operations of an instance after `after`, in order; with `all`, also finished ones.
 pub async fn page(
     db: impl Read,
     instance: InstanceId,
@@ -121,12 +107,12 @@ pub async fn page(
     after: Option<i64>,
     limit: i64,
 ) -> Result<Vec<AgentOperationRow>, StoreError> {
-    let which = if all { String::new() } else { format!("AND {UNFINISHED} ") };
-    let tail = format!("instance_uuid = ? AND sequence > ? {which}ORDER BY sequence LIMIT ?");
+    let filter = if all { String::new() } else { format!("AND {UNFINISHED} ") };
+    let tail = format!("instance_uuid = ? AND sequence > ? {filter}ORDER BY sequence LIMIT ?");
     rows(db, &tail, params![instance, after.unwrap_or(0), limit]).await
 }
 
-/// The unfinished operations of some instances, in order.
+/// Returns the unfinished operations of some instances, in order.
 pub async fn unfinished(
     db: impl Read,
     instances: &[InstanceId],
@@ -135,55 +121,60 @@ pub async fn unfinished(
         return Ok(vec![]);
     }
     let values: Vec<Value> = instances.iter().map(|id| (*id).into()).collect();
-    let tail = format!("instance_uuid IN ({}) AND {UNFINISHED} ORDER BY sequence", marks(instances.len()));
+    let tail =
+        format!("instance_uuid IN ({}) AND {UNFINISHED} ORDER BY sequence", placeholders(instances.len()));
     rows(db, &tail, &values).await
 }
 
-/// What is unfinished at one instance, and where that is; one statement.
-pub async fn line(mut db: impl Read, instance: InstanceId) -> Result<Line, StoreError> {
+/// Returns the unfinished operations of one instance.
+pub async fn queue_of(mut db: impl Read, instance: InstanceId) -> Result<InstanceQueue, StoreError> {
     let sql = format!(
         "SELECT {}, i.node_uuid, i.state FROM agent_operations o JOIN instances i ON i.uuid = o.instance_uuid \
          WHERE o.instance_uuid = ? AND o.{UNFINISHED} ORDER BY o.sequence",
-        own_columns()
+        AgentOperationRow::columns_of("o")
     );
-    let found = db.rows(&sql, params![instance]).await?;
-    let Some(first) = found.first() else { return Ok(Line::default()) };
-    Ok(Line {
-        node: first.parse_opt(16)?,
-        is_created: first.parse::<InstanceState>(17)? == InstanceState::Created,
-        rows: found.iter().map(AgentOperationRow::read).collect::<Result<_, _>>()?,
+    let found: Vec<(AgentOperationRow, Option<NodeId>, InstanceState)> =
+        db.fetch(&sql, params![instance]).await?;
+    let Some((_, node, state)) = found.first() else { return Ok(InstanceQueue::default()) };
+    Ok(InstanceQueue {
+        node: *node,
+        is_created: *state == InstanceState::Created,
+        rows: found.into_iter().map(|(row, _, _)| row).collect(),
     })
 }
 
-/// The instances on some nodes at which something is unfinished.
-pub async fn waiting(mut db: impl Read, nodes: &[NodeId]) -> Result<Vec<InstanceId>, StoreError> {
+/// Returns the instances on some nodes that have unfinished operations.
+pub async fn instances_with_unfinished(
+    mut db: impl Read,
+    nodes: &[NodeId],
+) -> Result<Vec<InstanceId>, StoreError> {
     let sql = format!(
         "SELECT DISTINCT o.instance_uuid FROM agent_operations o JOIN instances i ON i.uuid = o.instance_uuid \
          WHERE o.{UNFINISHED} AND i.node_uuid IN ({})",
-        marks(nodes.len())
+        placeholders(nodes.len())
     );
     let values: Vec<Value> = nodes.iter().map(|id| (*id).into()).collect();
-    db.rows(&sql, &values).await?.iter().map(|row| row.parse(0)).collect()
+    db.fetch(&sql, &values).await
 }
 
-/// Unfinished operations whose time was over at `time`. Those without any budget have `most` seconds after each
-/// change of their state.
+/// Returns the unfinished operations that have expired at `time`. Those without a timeout expire `max_age` seconds after
+/// the last change of their state.
 pub async fn overdue(
     db: impl Read,
     time: f64,
-    most: f64,
+    max_age: f64,
     limit: i64,
 ) -> Result<Vec<AgentOperationRow>, StoreError> {
     let tail = format!(
         "{UNFINISHED} AND ((deadline > 0 AND deadline <= ?) \
          OR (deadline = 0 AND progress_timeout = 0 AND updated <= ?)) ORDER BY updated LIMIT ?"
     );
-    rows(db, &tail, params![time, time - most, limit]).await
+    rows(db, &tail, params![time, time - max_age, limit]).await
 }
 
-/// Those that were given up while a command may have been under way, with the node of their instance: of all
-/// instances on some nodes, or of one of them.
-pub async fn given_up(
+/// Returns the operations that were cancelled while a command may have been in flight, with the nodes of their
+/// instances: of all instances on some nodes, or of one of them.
+pub async fn cancelled_in_flight(
     mut db: impl Read,
     nodes: &[NodeId],
     instance: Option<InstanceId>,
@@ -192,44 +183,41 @@ pub async fn given_up(
         "SELECT {}, i.node_uuid FROM agent_operations o JOIN instances i ON i.uuid = o.instance_uuid \
          WHERE o.state IN ('deleted', 'expired') AND o.sent_boot IS NOT NULL AND i.node_uuid IN ({}){} \
          ORDER BY o.updated LIMIT 1000",
-        own_columns(),
-        marks(nodes.len()),
+        AgentOperationRow::columns_of("o"),
+        placeholders(nodes.len()),
         if instance.is_some() { " AND o.instance_uuid = ?" } else { "" }
     );
     let values: Vec<Value> = nodes.iter().map(|id| (*id).into()).chain(instance.map(Value::from)).collect();
-    let found = db.rows(&sql, &values).await?;
-    found.iter().map(|row| Ok((AgentOperationRow::read(row)?, row.parse(16)?))).collect()
+    db.fetch(&sql, &values).await
 }
 
-/// What may wait at one instance.
+/// The limits of the unfinished operations of an instance.
 #[derive(Debug, Clone, Copy)]
-pub struct Room {
+pub struct QueueLimits {
     pub operations: i64,
-    /// Of their commands, in bytes: all of them are part of the instance's record.
+    /// The size of their commands, all of which are part of the instance's record.
     pub bytes: i64,
 }
 
-/// Adds an operation behind all others of its instance, which the caller holds. Nothing if there is no room for it.
+/// Appends an operation to the queue of its instance, which the caller has locked. Returns `None` if the queue is full.
 pub async fn insert(
     tx: &mut Tx,
     new: &NewAgentOperation,
-    room: Room,
+    limits: QueueLimits,
 ) -> Result<Option<AgentOperationRow>, StoreError> {
-    let commands = json(&new.commands)?;
+    let commands = to_json(&new.commands)?;
     let sql = format!(
         "SELECT COUNT(*), CAST(COALESCE(SUM(LENGTH(commands)), 0) AS SIGNED) FROM agent_operations \
          WHERE instance_uuid = ? AND {UNFINISHED}"
     );
-    let (there, bytes): (i64, i64) = match tx.query_one(&sql, params![new.instance]).await? {
-        Some(row) => (row.get(0)?, row.get(1)?),
-        None => (0, 0),
-    };
-    let own = i64::try_from(commands.len()).unwrap_or(i64::MAX);
-    if there >= room.operations || (there > 0 && bytes.saturating_add(own) > room.bytes) {
+    let (operations, bytes): (i64, i64) = tx.fetch_one(&sql, params![new.instance]).await?;
+    let added = i64::try_from(commands.len()).expect("the length of a text fits in an i64");
+    // Commands of any size are accepted if the queue is empty.
+    if operations >= limits.operations || (operations > 0 && bytes.saturating_add(added) > limits.bytes) {
         return Ok(None);
     }
     let sql = "SELECT COALESCE(MAX(sequence), 0) FROM agent_operations WHERE instance_uuid = ?";
-    let last: i64 = tx.query_one(sql, params![new.instance]).await?.map_or(Ok(0), |row| row.get(0))?;
+    let last: i64 = tx.fetch_one(sql, params![new.instance]).await?;
     let time = now();
     tx.execute(
         "INSERT INTO agent_operations (uuid, instance_uuid, namespace, sequence, state, commands, results, attempts, \
@@ -257,7 +245,7 @@ pub async fn insert(
         sequence: last + 1,
         state: new.state,
         commands: new.commands.clone(),
-        results: Results::new(),
+        results: CommandResults::new(),
         attempts: 0,
         deadline: new.deadline,
         progress_timeout: new.progress_timeout,
@@ -270,8 +258,8 @@ pub async fn insert(
     }))
 }
 
-/// Says that an operation is begun, or begun again, in a guest that was started as `boot`. `false`: nobody wants it
-/// any more.
+/// Records that an operation is started, or started again, during `boot` of the guest. Returns `false` if it is no
+/// longer in `from`.
 pub async fn begin(
     tx: &mut Tx,
     id: AgentOperationId,
@@ -279,62 +267,62 @@ pub async fn begin(
     boot: Option<&str>,
 ) -> Result<bool, StoreError> {
     let (to, time) = (AgentOperationState::Executing, now());
-    // What is begun again has not changed its state: that it has no budget does not give it time without an end.
+    // Restarting an operation does not change its state and must not extend its time.
     let changed = if from == to { None } else { Some(time) };
     let sql = "UPDATE agent_operations SET state = ?, attempts = attempts + 1, last_progress = ?, sent_boot = ?, \
                updated = COALESCE(?, updated), version = version + 1 WHERE uuid = ? AND state = ?";
     Ok(tx.execute(sql, params![to, time, boot, changed, id, from]).await? == 1)
 }
 
-/// Moves an operation to another state if it is still in `from`.
+/// Changes the state of an operation if it is still `from`.
 pub async fn set_state(
     tx: &mut Tx,
     id: AgentOperationId,
     from: AgentOperationState,
     to: AgentOperationState,
-    end: &End<'_>,
+    outcome: &AgentOperationOutcome<'_>,
 ) -> Result<bool, StoreError> {
     if !from.may_become(to) {
-        return Err(StoreError::Broken(format!("an agent operation cannot go from {from} to {to}")));
+        return Err(StoreError::Internal(format!("an agent operation cannot go from {from} to {to}")));
     }
-    let results = end.results.map(json).transpose()?;
-    // A command that is given up is still to be ended in the guest.
-    let given_up = matches!(to, AgentOperationState::Expired | AgentOperationState::Deleted);
-    let sent = if given_up { "" } else { "sent_boot = NULL, " };
+    let results = outcome.results.map(to_json).transpose()?;
+    // The command of a cancelled operation still has to be stopped in the guest.
+    let is_cancelled = matches!(to, AgentOperationState::Expired | AgentOperationState::Deleted);
+    let sent = if is_cancelled { "" } else { "sent_boot = NULL, " };
     let sql = format!(
         "UPDATE agent_operations SET state = ?, results = COALESCE(?, results), {sent}\
          error_message = COALESCE(?, error_message), expiry_reason = COALESCE(?, expiry_reason), updated = ?, \
          version = version + 1 WHERE uuid = ? AND state = ?"
     );
-    let expiry = end.expiry.map(ExpiryReason::as_str);
-    Ok(tx.execute(&sql, params![to, results, end.error, expiry, now(), id, from]).await? == 1)
+    let params = params![to, results, outcome.error, outcome.expiry, now(), id, from];
+    Ok(tx.execute(&sql, params).await? == 1)
 }
 
-/// Writes down when bytes last moved.
+/// Records when an operation last made progress.
 pub async fn set_progress(tx: &mut Tx, id: AgentOperationId, time: f64) -> Result<(), StoreError> {
     let sql = "UPDATE agent_operations SET last_progress = ? WHERE uuid = ? AND state = 'executing'";
     tx.execute(sql, params![time, id]).await?;
     Ok(())
 }
 
-/// Writes down that nothing of an operation is under way in its guest any more.
+/// Records that no command of an operation is in flight.
 pub async fn clear_sent(tx: &mut Tx, id: AgentOperationId) -> Result<(), StoreError> {
     let sql = "UPDATE agent_operations SET sent_boot = NULL WHERE uuid = ? AND state <> 'executing'";
     tx.execute(sql, params![id]).await?;
     Ok(())
 }
 
-/// Says of all operations of an instance that they are deleted, and forgets what they used.
+/// Marks all operations of an instance as deleted and removes their references.
 pub async fn delete_all(tx: &mut Tx, instance: InstanceId) -> Result<(), StoreError> {
     let sql = "UPDATE agent_operations SET state = 'deleted', updated = ?, version = version + 1 \
                WHERE instance_uuid = ? AND state <> 'deleted'";
     tx.execute(sql, params![now(), instance]).await?;
-    forget_uses(tx, instance, "").await
+    remove_references(tx, instance, "").await
 }
 
-/// Says of all unfinished operations of an instance that they failed, and forgets what these used.
+/// Marks all unfinished operations of an instance as failed and removes their references.
 pub async fn fail_all(tx: &mut Tx, instance: InstanceId, why: &str) -> Result<(), StoreError> {
-    forget_uses(tx, instance, &format!(" AND {UNFINISHED}")).await?;
+    remove_references(tx, instance, &format!(" AND {UNFINISHED}")).await?;
     let sql = format!(
         "UPDATE agent_operations SET state = 'error', error_message = ?, sent_boot = NULL, updated = ?, \
          version = version + 1 WHERE instance_uuid = ? AND {UNFINISHED}"
@@ -343,17 +331,17 @@ pub async fn fail_all(tx: &mut Tx, instance: InstanceId, why: &str) -> Result<()
     Ok(())
 }
 
-/// Forgets what operations of an instance used.
-async fn forget_uses(tx: &mut Tx, instance: InstanceId, which: &str) -> Result<(), StoreError> {
+/// Removes the references of operations of an instance.
+async fn remove_references(tx: &mut Tx, instance: InstanceId, filter: &str) -> Result<(), StoreError> {
     let sql = format!(
         "DELETE FROM object_references WHERE source_type = ? AND source_id IN \
-         (SELECT uuid FROM agent_operations WHERE instance_uuid = ?{which})"
+         (SELECT uuid FROM agent_operations WHERE instance_uuid = ?{filter})"
     );
     tx.execute(&sql, params![ObjectType::AgentOperation, instance]).await?;
     Ok(())
 }
 
-/// Operations that ended before `before`.
+/// Returns the operations that finished before `before`.
 pub async fn finished_before(
     mut db: impl Read,
     before: f64,
@@ -361,10 +349,10 @@ pub async fn finished_before(
 ) -> Result<Vec<AgentOperationId>, StoreError> {
     let sql = "SELECT uuid FROM agent_operations WHERE state IN ('complete', 'error', 'expired', 'deleted') \
                AND updated <= ? ORDER BY updated LIMIT ?";
-    db.rows(sql, params![before, limit]).await?.iter().map(|row| row.parse(0)).collect()
+    db.fetch(sql, params![before, limit]).await
 }
 
-/// Removes the row of an operation that ended.
+/// Removes the row of a finished operation.
 pub async fn remove(tx: &mut Tx, id: AgentOperationId) -> Result<bool, StoreError> {
     let sql = format!("DELETE FROM agent_operations WHERE uuid = ? AND NOT ({UNFINISHED})");
     Ok(tx.execute(&sql, params![id]).await? == 1)

@@ -1,12 +1,15 @@
 //! Rows of artifacts. Their versions are references to blobs.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashSet;
 
 use muster_types::artifact::{ArtifactState, ArtifactType};
 use muster_types::ids::{ArtifactId, OperationId};
 use muster_types::time::now;
 
-use super::{Read, Row, StoreError, Tx, Value, marks, params, sha256};
+use super::{Read, StoreError, Tx, Value, columns, params, placeholders, sha256};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct ArtifactRow {
@@ -19,12 +22,12 @@ pub struct ArtifactRow {
     pub max_versions: i64,
     pub state: ArtifactState,
     pub error_message: Option<String>,
-    /// What the source said of the newest version.
+    /// The validators of the newest version.
     pub source: Validators,
     pub last_operation: Option<OperationId>,
 }
 
-/// How to ask a source whether it has something new.
+/// The HTTP validators with which a source is asked for changes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Validators {
     pub etag: Option<String>,
@@ -44,38 +47,31 @@ pub struct NewArtifact {
     pub max_versions: i64,
 }
 
-const COLUMNS: &str = "uuid, name, namespace, artifact_type, source_url, shared, max_versions, state, error_message, \
-                       etag, modified, length, last_operation";
-/// States in which an artifact goes by its name.
+columns! { ArtifactRow {
+    id: uuid,
+    name,
+    namespace,
+    artifact_type,
+    source_url,
+    shared,
+    max_versions,
+    state,
+    error_message,
+    source: Validators { etag, modified, length, },
+    last_operation,
+} }
+
+/// The states in which an artifact can be found by its name.
 const ACTIVE: &str = "state <> 'deleted'";
-/// Artifacts that a namespace may read.
+/// The condition that a namespace may read an artifact.
 const VISIBLE: &str =
     "(shared = 1 OR namespace = ? OR namespace IN (SELECT namespace FROM trusts WHERE trusted = ?))";
 
-impl ArtifactRow {
-    fn read(row: &Row) -> Result<Self, StoreError> {
-        Ok(Self {
-            id: row.parse(0)?,
-            name: row.get(1)?,
-            namespace: row.get(2)?,
-            artifact_type: row.parse(3)?,
-            source_url: row.get(4)?,
-            shared: row.get(5)?,
-            max_versions: row.get(6)?,
-            state: row.parse(7)?,
-            error_message: row.get(8)?,
-            source: Validators { etag: row.get(9)?, modified: row.get(10)?, length: row.get(11)? },
-            last_operation: row.parse_opt(12)?,
-        })
-    }
-}
-
 async fn rows(mut db: impl Read, tail: &str, values: &[Value]) -> Result<Vec<ArtifactRow>, StoreError> {
-    let sql = format!("SELECT {COLUMNS} FROM artifacts WHERE {tail}");
-    db.rows(&sql, values).await?.iter().map(ArtifactRow::read).collect()
+    db.select(&format!("FROM artifacts WHERE {tail}"), values).await
 }
 
-/// Stands for what there is one artifact of: sources may be longer than a key.
+/// Returns the unique key of the artifact of a source, whose URL may be longer than a key.
 fn source_key(namespace: &str, artifact_type: ArtifactType, source_url: &str) -> String {
     sha256(&format!("{namespace}/{artifact_type}/{source_url}"))
 }
@@ -84,7 +80,7 @@ pub async fn get(db: impl Read, id: ArtifactId) -> Result<Option<ArtifactRow>, S
     Ok(rows(db, "uuid = ?", params![id]).await?.pop())
 }
 
-/// The artifact of a namespace for a source.
+/// Returns the artifact of a source in a namespace.
 pub async fn by_source(
     db: impl Read,
     namespace: &str,
@@ -95,13 +91,13 @@ pub async fn by_source(
     Ok(rows(db, "source_key = ?", params![key]).await?.pop())
 }
 
-/// Whether a namespace has anything from a source, of whatever type.
+/// Returns whether a namespace has an artifact of any type from a source.
 pub async fn has_source(mut db: impl Read, namespace: &str, source_url: &str) -> Result<bool, StoreError> {
     let sql = format!("SELECT 1 FROM artifacts WHERE namespace = ? AND source_url = ? AND {ACTIVE} LIMIT 1");
     Ok(!db.rows(&sql, params![namespace, source_url]).await?.is_empty())
 }
 
-/// Some artifacts of a name; labels only if nothing else has it, for they are called by a path of their own.
+/// Returns up to two artifacts with a name; labels only if there are no others, because labels have their own paths.
 async fn named(db: impl Read, tail: &str, values: &[Value]) -> Result<Vec<ArtifactRow>, StoreError> {
     let tail = format!("name = ? AND {tail} AND {ACTIVE} ORDER BY artifact_type = 'label', uuid LIMIT 2");
     let mut found = rows(db, &tail, values).await?;
@@ -112,7 +108,7 @@ async fn named(db: impl Read, tail: &str, values: &[Value]) -> Result<Vec<Artifa
     Ok(found)
 }
 
-/// The artifacts of a name, in one namespace or in all.
+/// Returns up to two artifacts with a name, in one namespace or in all.
 pub async fn by_name(
     db: impl Read,
     name: &str,
@@ -124,7 +120,7 @@ pub async fn by_name(
     }
 }
 
-/// The artifacts of a name that a namespace may read.
+/// Returns up to two artifacts with a name that a namespace may read.
 pub async fn by_name_visible(
     db: impl Read,
     name: &str,
@@ -133,7 +129,7 @@ pub async fn by_name_visible(
     named(db, VISIBLE, params![name, caller, caller]).await
 }
 
-/// The usable images from a source that a namespace may read.
+/// Returns the usable images from a source that a namespace may read.
 pub async fn by_url_visible(db: impl Read, url: &str, caller: &str) -> Result<Vec<ArtifactRow>, StoreError> {
     let tail = format!(
         "source_url = ? AND artifact_type = 'image' AND state = 'created' AND {VISIBLE} ORDER BY uuid LIMIT 10"
@@ -141,18 +137,18 @@ pub async fn by_url_visible(db: impl Read, url: &str, caller: &str) -> Result<Ve
     rows(db, &tail, params![url, caller, caller]).await
 }
 
-/// Which of some artifacts a namespace may read.
+/// Returns those of some artifacts that a namespace may read.
 pub async fn visible(mut db: impl Read, ids: &[String], caller: &str) -> Result<HashSet<String>, StoreError> {
     if ids.is_empty() {
         return Ok(HashSet::new());
     }
-    let sql = format!("SELECT uuid FROM artifacts WHERE uuid IN ({}) AND {VISIBLE}", marks(ids.len()));
+    let sql = format!("SELECT uuid FROM artifacts WHERE uuid IN ({}) AND {VISIBLE}", placeholders(ids.len()));
     let mut values: Vec<Value> = ids.iter().map(Value::from).collect();
     values.extend([caller.into(), caller.into()]);
-    db.rows(&sql, &values).await?.iter().map(|row| row.get(0)).collect()
+    Ok(db.fetch(&sql, &values).await?.into_iter().collect())
 }
 
-/// The next artifacts after `after`, by id. `seen_by` keeps those that this namespace may read.
+/// Returns the next artifacts after `after`, by id. With `seen_by`, only those that this namespace may read.
 pub async fn page(
     db: impl Read,
     seen_by: Option<&str>,
@@ -169,26 +165,26 @@ pub async fn page(
     rows(db, &format!("{tail} ORDER BY uuid LIMIT ?"), &values).await
 }
 
-/// Every artifact of a namespace that is not deleted.
+/// Returns all undeleted artifacts of a namespace.
 pub async fn of_namespace(db: impl Read, namespace: &str) -> Result<Vec<ArtifactRow>, StoreError> {
     rows(db, &format!("namespace = ? AND {ACTIVE} ORDER BY uuid"), params![namespace]).await
 }
 
-/// The artifacts that hold copies of the disks of an instance.
+/// Returns the snapshots of the disks of an instance.
 pub async fn snapshots_of(db: impl Read, instance: &str) -> Result<Vec<ArtifactRow>, StoreError> {
     let tail = format!("artifact_type = 'snapshot' AND name LIKE ? AND {ACTIVE} ORDER BY name");
     rows(db, &tail, params![format!("{instance}/%")]).await
 }
 
-/// Artifacts without any version that no operation is at.
-pub async fn abandoned(db: impl Read, before: f64) -> Result<Vec<ArtifactRow>, StoreError> {
+/// Returns the artifacts without a version that no unfinished operation will fetch.
+pub async fn without_operation(db: impl Read, before: f64) -> Result<Vec<ArtifactRow>, StoreError> {
     let tail = "state = 'initial' AND artifact_type <> 'snapshot' AND updated <= ? AND NOT EXISTS (SELECT 1 FROM operations \
                 WHERE target_type = 'artifact' AND target_id = artifacts.uuid AND state IN ('queued', 'executing')) \
                 ORDER BY updated LIMIT 500";
     rows(db, tail, params![before]).await
 }
 
-/// Adds an artifact; a duplicate is one that has the same source.
+/// Adds an artifact; an existing source is a [`StoreError::Duplicate`].
 pub async fn insert(tx: &mut Tx, new: &NewArtifact) -> Result<ArtifactRow, StoreError> {
     let time = now();
     tx.execute(
@@ -210,16 +206,16 @@ pub async fn insert(tx: &mut Tx, new: &NewArtifact) -> Result<ArtifactRow, Store
     )
     .await?;
     let row = get(&mut *tx, new.id).await?;
-    row.ok_or_else(|| StoreError::Broken("a new artifact has no row".into()))
+    row.ok_or_else(|| StoreError::Internal("a new artifact has no row".into()))
 }
 
-/// Keeps an artifact from going until this transaction ends. Says whether it is there.
-pub async fn hold(tx: &mut Tx, id: ArtifactId) -> Result<bool, StoreError> {
+/// Locks an artifact until the transaction ends. Returns whether it is not deleted.
+pub async fn lock(tx: &mut Tx, id: ArtifactId) -> Result<bool, StoreError> {
     let sql = format!("UPDATE artifacts SET version = version + 1 WHERE uuid = ? AND {ACTIVE}");
     Ok(tx.execute(&sql, params![id]).await? == 1)
 }
 
-/// Moves an artifact to another state if it is still in `from`.
+/// Changes the state of an artifact if it is still `from`.
 pub async fn set_state(
     tx: &mut Tx,
     id: ArtifactId,
@@ -227,16 +223,16 @@ pub async fn set_state(
     to: ArtifactState,
 ) -> Result<bool, StoreError> {
     if !from.may_become(to) {
-        return Err(StoreError::Broken(format!("an artifact cannot go from {from} to {to}")));
+        return Err(StoreError::Internal(format!("an artifact cannot go from {from} to {to}")));
     }
-    let free = if to == ArtifactState::Deleted { "source_key = NULL, " } else { "" };
+    let release_source = if to == ArtifactState::Deleted { "source_key = NULL, " } else { "" };
     let sql = format!(
-        "UPDATE artifacts SET {free}state = ?, updated = ?, version = version + 1 WHERE uuid = ? AND state = ?"
+        "UPDATE artifacts SET {release_source}state = ?, updated = ?, version = version + 1 WHERE uuid = ? AND state = ?"
     );
     Ok(tx.execute(&sql, params![to, now(), id, from]).await? == 1)
 }
 
-/// Says why an artifact's source could not be fetched, or that it could.
+/// Records why an artifact's source failed to be fetched, or `None` after a success.
 pub async fn set_error(tx: &mut Tx, id: ArtifactId, error: Option<&str>) -> Result<(), StoreError> {
     tx.execute("UPDATE artifacts SET error_message = ? WHERE uuid = ?", params![error, id]).await?;
     Ok(())
@@ -248,20 +244,19 @@ pub async fn set_shared(tx: &mut Tx, id: ArtifactId, shared: bool) -> Result<(),
     Ok(())
 }
 
-pub async fn set_max_versions(tx: &mut Tx, id: ArtifactId, most: i64) -> Result<(), StoreError> {
+pub async fn set_max_versions(tx: &mut Tx, id: ArtifactId, max_versions: i64) -> Result<(), StoreError> {
     tx.execute(
         "UPDATE artifacts SET max_versions = ?, version = version + 1 WHERE uuid = ?",
-        params![most, id],
+        params![max_versions, id],
     )
     .await?;
     Ok(())
 }
 
-/// The number of the next version, which no other has or had.
+/// Returns the index of the next version, which is never used again.
 pub async fn next_index(tx: &mut Tx, id: ArtifactId) -> Result<i64, StoreError> {
     tx.execute("UPDATE artifacts SET newest = newest + 1 WHERE uuid = ?", params![id]).await?;
-    let row = tx.query_one("SELECT newest FROM artifacts WHERE uuid = ?", params![id]).await?;
-    row.map_or_else(|| Err(StoreError::Broken("an artifact without a row".into())), |row| row.get(0))
+    tx.fetch_one("SELECT newest FROM artifacts WHERE uuid = ?", params![id]).await
 }
 
 pub async fn set_source(tx: &mut Tx, id: ArtifactId, source: &Validators) -> Result<(), StoreError> {
@@ -278,14 +273,14 @@ pub async fn set_operation(tx: &mut Tx, id: ArtifactId, operation: OperationId) 
     Ok(())
 }
 
-/// Deleted artifacts whose state changed before `before`.
+/// Returns the deleted artifacts whose state changed before `before`.
 pub async fn deleted_before(
     mut db: impl Read,
     before: f64,
     limit: i64,
 ) -> Result<Vec<ArtifactId>, StoreError> {
     let sql = "SELECT uuid FROM artifacts WHERE state = 'deleted' AND updated <= ? LIMIT ?";
-    db.rows(sql, params![before, limit]).await?.iter().map(|row| row.parse(0)).collect()
+    db.fetch(sql, params![before, limit]).await
 }
 
 /// Removes the row of a deleted artifact.

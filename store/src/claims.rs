@@ -1,81 +1,70 @@
-//! Rows of what namespaces were promised of the whole cluster.
+//! Rows of capacity claims of namespaces.
 //!
-//! A row is changed only while the ledgers of the nodes concerned are held (`node_claims`), and those come first.
+//! To change a row, first lock the ledgers of the nodes concerned ([`node_ledgers`](super::node_ledgers)).
 
+#[cfg(test)]
+mod tests;
+
+use muster_types::capacity::Capacity;
 use muster_types::ids::ClaimId;
 use muster_types::time::now;
 
-use super::{Read, Row, StoreError, Tx, params};
-use muster_types::capacity::Capacity;
+use super::{Read, StoreError, Tx, columns, params};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClaimRow {
     pub id: ClaimId,
     pub namespace: String,
     pub limit: Capacity,
-    /// Stays as it is once the claim has expired.
+    /// No longer updated once the claim has expired.
     pub used: Capacity,
-    /// Unix time from which on it promises nothing.
+    /// Unix time.
     pub expires: f64,
-    /// When limit, use or end last changed.
+    /// When `limit`, `used` or `expires` last changed.
     pub updated: f64,
 }
 
-impl ClaimRow {
-    fn read(row: &Row) -> Result<Self, StoreError> {
-        let amount = |first: usize| -> Result<Capacity, StoreError> {
-            Ok(Capacity {
-                cpus: row.get(first)?,
-                memory_mb: row.get(first + 1)?,
-                disk_gb: row.get(first + 2)?,
-            })
-        };
-        Ok(Self {
-            id: row.parse(0)?,
-            namespace: row.get(1)?,
-            limit: amount(2)?,
-            used: amount(5)?,
-            expires: row.get(8)?,
-            updated: row.get(9)?,
-        })
-    }
+columns! { ClaimRow {
+    id: uuid,
+    namespace,
+    limit: Capacity { cpus: limit_cpus, memory_mb: limit_memory, disk_gb: limit_disk, },
+    used: Capacity { cpus: used_cpus, memory_mb: used_memory, disk_gb: used_disk, },
+    expires,
+    updated,
+} }
 
+impl ClaimRow {
     #[must_use]
     pub fn is_active(&self, now: f64) -> bool {
         self.expires > now
     }
 
-    /// What was promised and is not used.
+    /// Returns the claimed capacity that is not in use.
     #[must_use]
-    pub fn unspent(&self) -> Capacity {
+    pub fn unused(&self) -> Capacity {
         self.limit.minus(&self.used)
     }
 }
 
-const COLUMNS: &str = "uuid, namespace, limit_cpus, limit_memory, limit_disk, used_cpus, used_memory, used_disk, \
-                       expires, updated";
-
-/// The claims of a namespace, oldest first, with those that have expired.
+/// Returns the claims of a namespace, oldest first, including expired ones.
 pub async fn list(mut db: impl Read, namespace: &str) -> Result<Vec<ClaimRow>, StoreError> {
-    let sql = format!("SELECT {COLUMNS} FROM namespace_claims WHERE namespace = ? ORDER BY created, uuid");
-    db.rows(&sql, params![namespace]).await?.iter().map(ClaimRow::read).collect()
+    let tail = "FROM namespace_claims WHERE namespace = ? ORDER BY created, uuid";
+    db.select(tail, params![namespace]).await
 }
 
 pub async fn get(mut db: impl Read, namespace: &str, id: ClaimId) -> Result<Option<ClaimRow>, StoreError> {
-    let sql = format!("SELECT {COLUMNS} FROM namespace_claims WHERE uuid = ? AND namespace = ?");
-    db.rows(&sql, params![id, namespace]).await?.first().map(ClaimRow::read).transpose()
+    db.select_optional("FROM namespace_claims WHERE uuid = ? AND namespace = ?", params![id, namespace]).await
 }
 
-/// The claims of all namespaces that promise something at a time.
+/// Returns the claims of all namespaces that have not expired at a time.
 pub async fn active(mut db: impl Read, at: f64) -> Result<Vec<ClaimRow>, StoreError> {
-    let sql = format!("SELECT {COLUMNS} FROM namespace_claims WHERE expires > ? ORDER BY uuid");
-    db.rows(&sql, params![at]).await?.iter().map(ClaimRow::read).collect()
+    db.select("FROM namespace_claims WHERE expires > ? ORDER BY uuid", params![at]).await
 }
 
-/// The claims that promise something at a time, which nobody else changes until this transaction ends.
-pub async fn hold_active(tx: &mut Tx, at: f64) -> Result<Vec<ClaimRow>, StoreError> {
+/// Locks the claims that have not expired at a time until the transaction ends, and returns them.
+pub async fn lock_active(tx: &mut Tx, at: f64) -> Result<Vec<ClaimRow>, StoreError> {
     let sql = "UPDATE namespace_claims SET version = version + 1 WHERE expires > ?";
-    // Most clusters promise nothing to anyone.
+    // Most clusters have no claims.
     if tx.execute(sql, params![at]).await? == 0 { Ok(vec![]) } else { active(tx, at).await }
 }
 
@@ -102,10 +91,10 @@ pub async fn insert(tx: &mut Tx, row: &ClaimRow) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Writes limit, use and end of a claim. Says whether it is there.
+/// Replaces the limit, use and expiry of a claim. Returns whether it exists.
 pub async fn set(tx: &mut Tx, row: &ClaimRow) -> Result<bool, StoreError> {
     let (limit, used) = (&row.limit, &row.used);
-    let met = tx
+    let updated = tx
         .execute(
             "UPDATE namespace_claims SET limit_cpus = ?, limit_memory = ?, limit_disk = ?, used_cpus = ?, \
              used_memory = ?, used_disk = ?, expires = ?, updated = ?, version = version + 1 WHERE uuid = ?",
@@ -122,11 +111,11 @@ pub async fn set(tx: &mut Tx, row: &ClaimRow) -> Result<bool, StoreError> {
             ],
         )
         .await?;
-    Ok(met == 1)
+    Ok(updated == 1)
 }
 
-/// Takes a use back from the claim of a namespace that is active now.
-pub async fn give_back(tx: &mut Tx, namespace: &str, less: &Capacity) -> Result<(), StoreError> {
+/// Subtracts from the use of the active claim of a namespace.
+pub async fn release_use(tx: &mut Tx, namespace: &str, released: &Capacity) -> Result<(), StoreError> {
     let time = now();
     tx.execute(
         "UPDATE namespace_claims SET \
@@ -135,12 +124,12 @@ pub async fn give_back(tx: &mut Tx, namespace: &str, less: &Capacity) -> Result<
          used_disk = CASE WHEN used_disk > ? THEN used_disk - ? ELSE 0 END, \
          updated = ?, version = version + 1 WHERE namespace = ? AND expires > ?",
         params![
-            less.cpus,
-            less.cpus,
-            less.memory_mb,
-            less.memory_mb,
-            less.disk_gb,
-            less.disk_gb,
+            released.cpus,
+            released.cpus,
+            released.memory_mb,
+            released.memory_mb,
+            released.disk_gb,
+            released.disk_gb,
             time,
             namespace,
             time
@@ -150,8 +139,8 @@ pub async fn give_back(tx: &mut Tx, namespace: &str, less: &Capacity) -> Result<
     Ok(())
 }
 
-/// Ends what a namespace was promised. The rows stay until it is cleaned.
-pub async fn end_of(tx: &mut Tx, namespace: &str) -> Result<(), StoreError> {
+/// Expires the claims of a namespace. The rows are removed with the namespace.
+pub async fn expire_of(tx: &mut Tx, namespace: &str) -> Result<(), StoreError> {
     let time = now();
     tx.execute(
         "UPDATE namespace_claims SET expires = ?, updated = ?, version = version + 1 \

@@ -1,40 +1,44 @@
-//! Moves a whole cluster from one database to another, and proves that it arrived.
+//! Copies a cluster from one database to another, and verifies the copy.
+
+#[cfg(test)]
+mod tests;
 
 use aws_lc_rs::digest;
 
-use super::{Engine, Row, Store, StoreError, Value, migrate, params, transaction};
+use super::{Engine, Row, Store, StoreError, Value, migrate, params, placeholders, transaction};
 
-/// What was copied of one table.
+/// The copy of one table.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Copied {
+pub struct TableCopy {
     pub table: &'static str,
     pub rows: u64,
-    /// Hash over every value of every row, in key order.
+    /// The SHA-256 hash of all values of all rows, in key order.
     pub checksum: String,
 }
 
-const PAGE: i64 = 500;
+/// The number of rows that are copied per transaction.
+const BATCH: i64 = 500;
 
-/// Copies every table. The target must be empty and the source must not be in use.
+/// Copies all tables. The target must be empty and no daemon may use the source.
 pub async fn run(
     from: &str,
     to: &str,
     mut progress: impl FnMut(&'static str, u64),
-) -> Result<Vec<Copied>, StoreError> {
+) -> Result<Vec<TableCopy>, StoreError> {
     let source = Store::open(from).await?;
     let target = Store::open(to).await?;
-    refuse_running(&source, "source").await?;
+    check_unused(&source, "source").await?;
     for table in migrate::TABLES {
-        if !page(&target, table, &keys(table), None, 1).await?.is_empty() {
-            return Err(StoreError::Broken(format!("the target is not empty: table {table} has rows")));
+        if !page(&target, table, &primary_key(table), None, 1).await?.is_empty() {
+            return Err(StoreError::Internal(format!("the target is not empty: table {table} has rows")));
         }
     }
     let mut copied = Vec::new();
     for table in migrate::TABLES {
-        let sent = fill(&source, &target, table, &mut progress).await?;
+        let sent = copy_table(&source, &target, table, &mut progress).await?;
         let arrived = checksum(&target, table).await?;
         if sent != arrived {
-            return Err(StoreError::Broken(format!(
+            return Err(StoreError::Internal(format!(
                 "table {table} differs after the copy: {} rows became {}; the target must not be used",
                 sent.rows, arrived.rows
             )));
@@ -46,11 +50,11 @@ pub async fn run(
     Ok(copied)
 }
 
-/// A daemon that works on the database while it is copied would lose what it writes.
-async fn refuse_running(store: &Store, which: &str) -> Result<(), StoreError> {
-    let held = super::leases::list(store).await?;
-    match held.iter().find(|lease| lease.name != "migration") {
-        Some(lease) => Err(StoreError::Broken(format!(
+/// Returns an error if a daemon uses the database, because its writes during the copy would be lost.
+async fn check_unused(store: &Store, which: &str) -> Result<(), StoreError> {
+    let leases = super::leases::list(store).await?;
+    match leases.iter().find(|lease| lease.name != "migration") {
+        Some(lease) => Err(StoreError::Internal(format!(
             "a daemon on node {} (process {}) is using the {which}: stop it first",
             lease.node, lease.pid
         ))),
@@ -58,37 +62,36 @@ async fn refuse_running(store: &Store, which: &str) -> Result<(), StoreError> {
     }
 }
 
-async fn fill(
+async fn copy_table(
     source: &Store,
     target: &Store,
     table: &'static str,
     progress: &mut impl FnMut(&'static str, u64),
-) -> Result<Copied, StoreError> {
+) -> Result<TableCopy, StoreError> {
     let mut sum = Checksum::new(table);
     let mut after = None;
     loop {
-        let rows = page(source, table, &keys(table), after.as_deref(), PAGE).await?;
+        let rows = page(source, table, &primary_key(table), after.as_deref(), BATCH).await?;
         let Some(last) = rows.last() else { return Ok(sum.finish()) };
-        let marks = vec!["?"; last.0.len()].join(",");
-        let sql = format!("INSERT INTO {table} VALUES ({marks})");
+        let sql = format!("INSERT INTO {table} VALUES ({})", placeholders(last.0.len()));
         transaction!(target, |tx| {
             for row in &rows {
                 tx.execute(&sql, &row.0).await?;
             }
             Ok(())
         })
-        .map_err(|error| StoreError::Broken(format!("table {table}: {error}")))?;
+        .map_err(|error| StoreError::Internal(format!("table {table}: {error}")))?;
         after = Some(key_of(table, last));
         rows.iter().for_each(|row| sum.add(row));
         progress(table, sum.rows);
     }
 }
 
-async fn checksum(store: &Store, table: &'static str) -> Result<Copied, StoreError> {
+async fn checksum(store: &Store, table: &'static str) -> Result<TableCopy, StoreError> {
     let mut sum = Checksum::new(table);
     let mut after = None;
     loop {
-        let rows = page(store, table, &keys(table), after.as_deref(), PAGE).await?;
+        let rows = page(store, table, &primary_key(table), after.as_deref(), BATCH).await?;
         let Some(last) = rows.last() else { return Ok(sum.finish()) };
         after = Some(key_of(table, last));
         rows.iter().for_each(|row| sum.add(row));
@@ -122,15 +125,14 @@ impl Checksum {
         }
     }
 
-    fn finish(self) -> Copied {
-        let hash = self.hash.finish();
-        let checksum = hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-        Copied { table: self.table, rows: self.rows, checksum }
+    fn finish(self) -> TableCopy {
+        let checksum = hex::encode(self.hash.finish());
+        TableCopy { table: self.table, rows: self.rows, checksum }
     }
 }
 
-/// The columns of a table's primary key, which come first in every table.
-fn keys(table: &str) -> Vec<&'static str> {
+/// Returns the columns of a table's primary key, which are the first columns of every table.
+fn primary_key(table: &str) -> Vec<&'static str> {
     match table {
         "cluster_values" | "namespaces" => vec!["name"],
         "trusts" => vec!["namespace", "trusted"],
@@ -153,10 +155,10 @@ fn keys(table: &str) -> Vec<&'static str> {
 }
 
 fn key_of(table: &str, row: &Row) -> Vec<Value> {
-    row.0[..keys(table).len()].to_vec()
+    row.0[..primary_key(table).len()].to_vec()
 }
 
-/// The next rows after a key, in key order.
+/// Returns the next rows after a key, in key order.
 async fn page(
     store: &Store,
     table: &str,
@@ -168,18 +170,17 @@ async fn page(
     let Some(after) = after else {
         return store.query(&format!("SELECT * FROM {table} ORDER BY {order} LIMIT ?"), params![limit]).await;
     };
-    let (condition, mut values) = beyond(&store.engine, keys, after);
+    let (condition, mut values) = after_key(&store.engine, keys, after);
     let sql = format!("SELECT * FROM {table} WHERE {condition} ORDER BY {order} LIMIT ?");
     values.push(limit.into());
     store.query(&sql, &values).await
 }
 
-/// The condition that a row comes after a key, in the form that the engine answers from its index.
-fn beyond(engine: &Engine, keys: &[&str], after: &[Value]) -> (String, Vec<Value>) {
+/// Returns the condition that a row follows a key, in the form for which the engine uses its index.
+fn after_key(engine: &Engine, keys: &[&str], after: &[Value]) -> (String, Vec<Value>) {
     match engine {
         Engine::Sqlite(_) => {
-            let marks = vec!["?"; keys.len()].join(", ");
-            (format!("({}) > ({marks})", keys.join(", ")), after.to_vec())
+            (format!("({}) > ({})", keys.join(", "), placeholders(keys.len())), after.to_vec())
         }
         Engine::MariaDb(_) => {
             let mut alternatives = Vec::new();

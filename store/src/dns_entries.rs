@@ -1,4 +1,4 @@
-//! Rows of names that a network's resolver knows beside those of its interfaces.
+//! Rows of DNS names that a network's resolver serves in addition to those of its interfaces.
 
 use std::net::Ipv4Addr;
 
@@ -6,11 +6,9 @@ use muster_types::ids::NetworkId;
 
 use super::{Read, StoreError, Tx, params};
 
-/// The names of all networks.
+/// Returns the names of all networks.
 pub async fn list(mut db: impl Read) -> Result<Vec<(NetworkId, String, Ipv4Addr)>, StoreError> {
-    let sql = "SELECT network_uuid, name, value FROM dns_entries ORDER BY network_uuid, name";
-    let rows = db.rows(sql, &[]).await?;
-    rows.iter().map(|row| Ok((row.parse(0)?, row.get(1)?, row.parse(2)?))).collect()
+    db.fetch("SELECT network_uuid, name, value FROM dns_entries ORDER BY network_uuid, name", &[]).await
 }
 
 pub async fn set(tx: &mut Tx, network: NetworkId, name: &str, value: Ipv4Addr) -> Result<(), StoreError> {
@@ -22,10 +20,9 @@ pub async fn set(tx: &mut Tx, network: NetworkId, name: &str, value: Ipv4Addr) -
     Ok(())
 }
 
-/// How many names a network has.
+/// Returns the number of names of a network.
 pub async fn count(mut db: impl Read, network: NetworkId) -> Result<i64, StoreError> {
-    let rows = db.rows("SELECT COUNT(*) FROM dns_entries WHERE network_uuid = ?", params![network]).await?;
-    rows.first().map_or(Ok(0), |row| row.get(0))
+    db.fetch_one("SELECT COUNT(*) FROM dns_entries WHERE network_uuid = ?", params![network]).await
 }
 
 pub async fn remove(tx: &mut Tx, network: NetworkId, name: &str) -> Result<bool, StoreError> {
@@ -33,7 +30,7 @@ pub async fn remove(tx: &mut Tx, network: NetworkId, name: &str) -> Result<bool,
     Ok(tx.execute(sql, params![network, name]).await? == 1)
 }
 
-/// Removes every name of a network.
+/// Removes all names of a network.
 pub async fn remove_of(tx: &mut Tx, network: NetworkId) -> Result<(), StoreError> {
     tx.execute("DELETE FROM dns_entries WHERE network_uuid = ?", params![network]).await?;
     Ok(())

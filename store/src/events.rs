@@ -1,17 +1,21 @@
 //! Rows of events and of their links to objects.
 
+#[cfg(test)]
+mod tests;
+
 use muster_types::event::{Event, EventRecord, EventType};
 use muster_types::object::{ObjectRef, ObjectType};
+use serde_json::Map;
 
-use super::{Read, Row, Store, StoreError, Tx, Value, params, transaction, values};
+use super::{Read, Select, Store, StoreError, Tx, Value, columns, params, to_json, transaction, values};
 
-/// Writes a batch. Writing one again changes nothing.
+/// Inserts a batch of events. Inserting an event again has no effect.
 pub async fn insert(store: &Store, events: &[Event]) -> muster_types::Result<()> {
     let mut rows = Vec::with_capacity(events.len() * 8);
     let mut links = Vec::with_capacity(events.len() * 5);
     for event in events {
         let id = event.event_uuid.to_string();
-        let extra = serde_json::to_string(&event.extra).unwrap_or_else(|_| "{}".to_owned());
+        let extra = to_json(&event.extra)?;
         for object in &event.objects {
             links.extend(values![object.object_type, &object.id, event.timestamp, &id, event.event_type]);
         }
@@ -45,7 +49,7 @@ pub async fn insert(store: &Store, events: &[Event]) -> muster_types::Result<()>
     })
 }
 
-/// Runs a statement for many rows at once, in few enough sizes that prepared statements are reused.
+/// Inserts many rows per statement, in few enough sizes that prepared statements are reused.
 async fn replace(tx: &mut Tx, head: &str, width: usize, values: &[Value]) -> Result<(), StoreError> {
     let mut rest = values;
     for size in [100, 10, 1] {
@@ -55,15 +59,54 @@ async fn replace(tx: &mut Tx, head: &str, width: usize, values: &[Value]) -> Res
         let row = format!("({})", vec!["?"; width].join(","));
         let sql = format!("{head} {}", vec![row; size].join(","));
         while rest.len() >= size * width {
-            let (now, later) = rest.split_at(size * width);
-            tx.execute(&sql, now).await?;
-            rest = later;
+            let (batch, remaining) = rest.split_at(size * width);
+            tx.execute(&sql, batch).await?;
+            rest = remaining;
         }
     }
     Ok(())
 }
 
-/// The newest events of an object.
+struct EventRow {
+    event_uuid: String,
+    request_id: Option<String>,
+    timestamp: f64,
+    event_type: String,
+    message: String,
+    extra: Map<String, serde_json::Value>,
+    node: String,
+    duration: Option<f64>,
+}
+
+columns! { EventRow {
+    event_uuid,
+    request_id,
+    timestamp,
+    event_type,
+    message,
+    extra: json(extra),
+    node,
+    duration,
+} }
+
+impl From<EventRow> for EventRecord {
+    fn from(row: EventRow) -> Self {
+        Self {
+            event_uuid: row.event_uuid,
+            request_id: row.request_id,
+            timestamp: row.timestamp,
+            kind: row.event_type.clone(),
+            event_type: row.event_type,
+            message: row.message,
+            extra: row.extra,
+            fqdn: row.node.clone(),
+            node: row.node,
+            duration: row.duration,
+        }
+    }
+}
+
+/// Returns the newest events of an object, newest first.
 pub async fn list(
     mut db: impl Read,
     object: &ObjectRef,
@@ -72,34 +115,18 @@ pub async fn list(
 ) -> Result<Vec<EventRecord>, StoreError> {
     let filter = if event_type.is_some() { "AND l.event_type = ?" } else { "" };
     let sql = format!(
-        "SELECT e.event_uuid, e.request_id, e.timestamp, e.event_type, e.message, e.extra, e.node, e.duration \
-         FROM event_links l JOIN events e ON e.event_uuid = l.event_uuid \
-         WHERE l.object_type = ? AND l.object_id = ? {filter} ORDER BY l.timestamp DESC, l.event_uuid DESC LIMIT ?"
+        "SELECT {} FROM event_links l JOIN events e ON e.event_uuid = l.event_uuid \
+         WHERE l.object_type = ? AND l.object_id = ? {filter} ORDER BY l.timestamp DESC, l.event_uuid DESC LIMIT ?",
+        EventRow::columns_of("e")
     );
     let mut values = params![object.object_type, &object.id].to_vec();
     values.extend(event_type.map(Value::from));
     values.push(limit.into());
-    let rows = db.rows(&sql, &values).await?;
-    rows.iter()
-        .map(|row| {
-            let (kind, node): (String, String) = (row.get(3)?, row.get(6)?);
-            Ok(EventRecord {
-                event_uuid: row.get(0)?,
-                request_id: row.get(1)?,
-                timestamp: row.get(2)?,
-                event_type: kind.clone(),
-                kind,
-                message: row.get(4)?,
-                extra: row.json(5)?,
-                fqdn: node.clone(),
-                node,
-                duration: row.get(7)?,
-            })
-        })
-        .collect()
+    let rows: Vec<EventRow> = db.fetch(&sql, &values).await?;
+    Ok(rows.into_iter().map(EventRecord::from).collect())
 }
 
-/// Removes up to `limit` links of a type that are older than `before`. Says how many.
+/// Removes up to `limit` links of a type that are older than `before`. Returns the number of removed links.
 pub async fn prune_links(
     tx: &mut Tx,
     event_type: EventType,
@@ -109,8 +136,8 @@ pub async fn prune_links(
     prune(tx, "event_type = ? AND timestamp < ?", params![event_type, before], limit).await
 }
 
-/// Removes up to `limit` links, older than `before`, of API requests from `from` on. Says how many went, and the
-/// last request it came to: going on there makes one pass over the index of many batches.
+/// Removes up to `limit` links of API requests, starting at request `from`, that are older than `before`. Returns the
+/// number of removed links and the last request, at which the next batch starts.
 pub async fn prune_request_links(
     tx: &mut Tx,
     from: &str,
@@ -119,9 +146,9 @@ pub async fn prune_request_links(
 ) -> Result<(u64, Option<String>), StoreError> {
     let condition = "object_type = ? AND object_id >= ? AND timestamp < ?";
     let values = params![ObjectType::ApiRequest, from, before];
-    let doomed = doomed(tx, condition, "ORDER BY object_id", values, limit).await?;
-    let last = doomed.last().map(|row| row.get(1)).transpose()?;
-    Ok((remove_links(tx, &doomed).await?, last))
+    let links = find_links(tx, condition, "ORDER BY object_id", values, limit).await?;
+    let last = links.last().map(|link| link.object_id.clone());
+    Ok((remove_links(tx, links).await?, last))
 }
 
 /// Removes up to `limit` links of one object.
@@ -130,60 +157,68 @@ pub async fn prune_object_links(tx: &mut Tx, object: &ObjectRef, limit: i64) -> 
 }
 
 async fn prune(tx: &mut Tx, condition: &str, values: &[Value], limit: i64) -> Result<u64, StoreError> {
-    let doomed = doomed(tx, condition, "", values, limit).await?;
-    remove_links(tx, &doomed).await
+    let links = find_links(tx, condition, "", values, limit).await?;
+    remove_links(tx, links).await
 }
 
-/// The keys of the next links to remove. `DELETE … LIMIT` is not in every SQLite, so they are looked up first.
-async fn doomed(
+/// The key of a link.
+struct LinkKey {
+    object_type: String,
+    object_id: String,
+    timestamp: f64,
+    event_uuid: String,
+}
+
+columns! { LinkKey { object_type, object_id, timestamp, event_uuid, } }
+
+/// Returns the keys of links to remove. Not every build of SQLite has `DELETE … LIMIT`, so they are selected first.
+async fn find_links(
     tx: &mut Tx,
     condition: &str,
     order: &str,
     values: &[Value],
     limit: i64,
-) -> Result<Vec<Row>, StoreError> {
-    let sql = format!(
-        "SELECT object_type, object_id, timestamp, event_uuid FROM event_links WHERE {condition} {order} LIMIT ?"
-    );
-    let mut select = values.to_vec();
-    select.push(limit.into());
-    tx.query(&sql, &select).await
+) -> Result<Vec<LinkKey>, StoreError> {
+    let mut values = values.to_vec();
+    values.push(limit.into());
+    tx.select(&format!("FROM event_links WHERE {condition} {order} LIMIT ?"), &values).await
 }
 
-async fn remove_links(tx: &mut Tx, doomed: &[Row]) -> Result<u64, StoreError> {
-    for row in doomed {
+async fn remove_links(tx: &mut Tx, links: Vec<LinkKey>) -> Result<u64, StoreError> {
+    let count = links.len() as u64;
+    for link in links {
         tx.execute(
             "DELETE FROM event_links WHERE object_type = ? AND object_id = ? AND timestamp = ? AND event_uuid = ?",
-            &row.0,
+            params![link.object_type, link.object_id, link.timestamp, link.event_uuid],
         )
         .await?;
     }
-    Ok(doomed.len() as u64)
+    Ok(count)
 }
 
-/// Looks at up to `limit` events after `after` and removes those that no object links any more. Says how
-/// many went and where to go on; `None` means the end was reached.
+/// Removes those of the next `limit` events after `after` that have no link. Returns the number of removed events and
+/// where to continue; `None` at the end.
 pub async fn prune_orphans(
     tx: &mut Tx,
     after: &str,
     limit: i64,
 ) -> Result<(u64, Option<String>), StoreError> {
-    let seen = tx
-        .query(
-            // The index by age finds an event's links: they have its type and time.
+    let events: Vec<(String, i64)> = tx
+        .fetch(
+            // The links of an event have its type and time, so that the index by age finds them.
             "SELECT e.event_uuid, (SELECT COUNT(*) FROM event_links l WHERE l.event_type = e.event_type \
              AND l.timestamp = e.timestamp AND l.event_uuid = e.event_uuid) \
              FROM events e WHERE e.event_uuid > ? ORDER BY e.event_uuid LIMIT ?",
             params![after, limit],
         )
         .await?;
-    let mut gone = 0;
-    for row in &seen {
-        if row.get::<i64>(1)? == 0 {
-            gone += tx.execute("DELETE FROM events WHERE event_uuid = ?", &row.0[..1]).await?;
+    let mut removed = 0;
+    for (event, links) in &events {
+        if *links == 0 {
+            removed += tx.execute("DELETE FROM events WHERE event_uuid = ?", params![event]).await?;
         }
     }
-    let full = i64::try_from(seen.len()).unwrap_or(i64::MAX) == limit;
-    let last = if full { seen.last().map(|row| row.get(0)).transpose()? } else { None };
-    Ok((gone, last))
+    let is_full = usize::try_from(limit) == Ok(events.len());
+    let last = if is_full { events.into_iter().last().map(|(event, _)| event) } else { None };
+    Ok((removed, last))
 }

@@ -1,7 +1,11 @@
 //! Rows of instances.
 
-use std::collections::BTreeMap;
+#[cfg(test)]
+mod tests;
 
+use std::collections::{BTreeMap, HashSet};
+
+use muster_types::capacity::Capacity;
 use muster_types::ids::{ArtifactId, BlobId, InstanceId, NodeId};
 use muster_types::instance::{
     ConfigDriveType, DiskRecord, DiskSpecRecord, InstanceState, MachineType, PowerState, SideChannel,
@@ -12,7 +16,7 @@ use muster_types::time::now;
 use muster_types::vm::ConsolePorts;
 use serde::{Deserialize, Serialize};
 
-use super::{Read, Row, StoreError, Tx, Value, marks, params};
+use super::{Json, Read, StoreError, Tx, Value, columns, params, placeholders, to_json};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct InstanceRow {
@@ -22,13 +26,14 @@ pub struct InstanceRow {
     pub state: InstanceState,
     pub error_message: Option<String>,
     pub spec: InstanceSpec,
-    /// Empty until they are laid out.
+    /// Empty until the layout is known.
     pub disks: Vec<DiskRecord>,
     pub node: Option<NodeId>,
-    pub claimed: Claimed,
-    /// What was last seen.
+    /// The capacity that the node has committed to the instance; zero once it is released.
+    pub committed: Capacity,
+    /// The last observed state.
     pub power_state: PowerState,
-    /// What the user wants: on, off or paused.
+    /// The desired state: on, off or paused.
     pub power_wanted: PowerState,
     pub ports: Option<ConsolePorts>,
     pub agent_state: Option<String>,
@@ -38,21 +43,13 @@ pub struct InstanceRow {
     pub created: f64,
 }
 
-/// What a node has promised to an instance; nothing once that is given back.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Claimed {
-    pub cpus: i64,
-    pub memory_mb: i64,
-    pub disk_gb: i64,
-}
-
-/// What was asked for.
+/// The requested configuration of an instance.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct InstanceSpec {
     pub cpus: i64,
     pub memory: i64,
     pub disks: Vec<DiskSpecRecord>,
-    /// The artifacts that disks wait for, by the number of the disk, until their content is known.
+    /// The artifacts that disks wait for, by disk number, until their blobs are known.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub awaited: BTreeMap<usize, ArtifactId>,
     pub video: VideoSpec,
@@ -61,7 +58,7 @@ pub struct InstanceSpec {
     pub uefi: bool,
     pub secure_boot: bool,
     pub configdrive: ConfigDriveType,
-    /// As the record shows it.
+    /// As shown in the API.
     pub nvram_template: Option<String>,
     pub machine_type: MachineType,
     pub side_channels: Vec<SideChannel>,
@@ -69,7 +66,7 @@ pub struct InstanceSpec {
 }
 
 impl InstanceSpec {
-    /// The content that the memory of the firmware begins as.
+    /// Returns the blob that the NVRAM is initialized from.
     #[must_use]
     pub fn nvram_blob(&self) -> Option<BlobId> {
         self.nvram_template.as_ref().and_then(|text| text.parse().ok())
@@ -86,59 +83,45 @@ pub struct NewInstance {
     pub error_message: Option<String>,
     pub spec: InstanceSpec,
     pub node: Option<NodeId>,
-    pub claimed: Claimed,
+    pub committed: Capacity,
 }
 
-const COLUMNS: &str = "uuid, name, namespace, state, error_message, spec, disks, node_uuid, claimed_cpus, claimed_memory, \
-                       claimed_disk, power_state, power_wanted, console_port, vdi_port, vdi_tls_port, agent_state, \
-                       agent_start_time, agent_system_boot_time, last_operation, created";
-/// States in which an instance goes by its name.
+columns! { InstanceRow {
+    id: uuid,
+    name,
+    namespace,
+    state,
+    error_message,
+    spec: json(spec),
+    disks: json(disks),
+    node: node_uuid,
+    committed: Capacity { cpus: claimed_cpus, memory_mb: claimed_memory, disk_gb: claimed_disk, },
+    power_state,
+    power_wanted,
+    ports: console_ports(console_port, vdi_port, vdi_tls_port),
+    agent_state,
+    agent_start_time,
+    agent_system_boot_time,
+    last_operation: json(last_operation),
+    created,
+} }
+
+fn console_ports(console: Option<u16>, vdi: Option<u16>, vdi_tls: Option<u16>) -> Option<ConsolePorts> {
+    Some(ConsolePorts { console: console?, vdi: vdi?, vdi_tls })
+}
+
+/// The states in which an instance can be found by its name.
 const ACTIVE: &str = "state NOT IN ('deleted', 'delete-wait-error')";
 
-impl InstanceRow {
-    fn read(row: &Row) -> Result<Self, StoreError> {
-        let port =
-            |at| Ok::<_, StoreError>(row.get::<Option<i64>>(at)?.and_then(|port| u16::try_from(port).ok()));
-        let ports = match (port(13)?, port(14)?) {
-            (Some(console), Some(vdi)) => Some(ConsolePorts { console, vdi, vdi_tls: port(15)? }),
-            _ => None,
-        };
-        Ok(Self {
-            id: row.parse(0)?,
-            name: row.get(1)?,
-            namespace: row.get(2)?,
-            state: row.parse(3)?,
-            error_message: row.get(4)?,
-            spec: row.json(5)?,
-            disks: row.json(6)?,
-            node: row.parse_opt(7)?,
-            claimed: Claimed { cpus: row.get(8)?, memory_mb: row.get(9)?, disk_gb: row.get(10)? },
-            power_state: row.parse(11)?,
-            power_wanted: row.parse(12)?,
-            ports,
-            agent_state: row.get(16)?,
-            agent_start_time: row.get(17)?,
-            agent_system_boot_time: row.get(18)?,
-            last_operation: row.json_opt(19)?,
-            created: row.get(20)?,
-        })
-    }
-}
-
 async fn rows(mut db: impl Read, tail: &str, values: &[Value]) -> Result<Vec<InstanceRow>, StoreError> {
-    let sql = format!("SELECT {COLUMNS} FROM instances WHERE {tail}");
-    db.rows(&sql, values).await?.iter().map(InstanceRow::read).collect()
-}
-
-fn json(value: &impl Serialize) -> Result<String, StoreError> {
-    serde_json::to_string(value).map_err(|error| StoreError::Broken(error.to_string()))
+    db.select(&format!("FROM instances WHERE {tail}"), values).await
 }
 
 pub async fn get(db: impl Read, id: InstanceId) -> Result<Option<InstanceRow>, StoreError> {
     Ok(rows(db, "uuid = ?", params![id]).await?.pop())
 }
 
-/// The instances of a name, in one namespace or in all.
+/// Returns up to two instances with a name, in one namespace or in all.
 pub async fn by_name(
     db: impl Read,
     name: &str,
@@ -153,7 +136,7 @@ pub async fn by_name(
     }
 }
 
-/// The instances of a name in namespaces that trust the caller.
+/// Returns up to two instances with a name in namespaces that trust the caller.
 pub async fn by_name_trusting(
     db: impl Read,
     name: &str,
@@ -165,8 +148,8 @@ pub async fn by_name_trusting(
     rows(db, &tail, params![name, caller]).await
 }
 
-/// The next instances after `after`, by id. `seen_by` keeps those of namespaces that are or trust that one; `all`
-/// keeps deleted ones.
+/// Returns the next instances after `after`, by id. With `seen_by`, only those of that namespace and of those that
+/// trust it; with `all`, also deleted ones.
 pub async fn page(
     db: impl Read,
     seen_by: Option<&str>,
@@ -189,7 +172,7 @@ pub async fn page(
     rows(db, &format!("{tail} ORDER BY uuid LIMIT ?"), &values).await
 }
 
-/// Every instance of a namespace that is not deleted; of all namespaces without one.
+/// Returns all undeleted instances of a namespace, or of all namespaces.
 pub async fn of_namespace(db: impl Read, namespace: Option<&str>) -> Result<Vec<InstanceRow>, StoreError> {
     match namespace {
         Some(namespace) => {
@@ -199,31 +182,27 @@ pub async fn of_namespace(db: impl Read, namespace: Option<&str>) -> Result<Vec<
     }
 }
 
-/// Every instance that is or was on a node and has a row.
+/// Returns all undeleted instances that were placed on a node.
 pub async fn of_node(db: impl Read, node: NodeId) -> Result<Vec<InstanceRow>, StoreError> {
     rows(db, "node_uuid = ? AND state <> 'deleted' ORDER BY uuid", params![node]).await
 }
 
-/// Which of some instances belong to a namespace that is or trusts the caller's.
-pub async fn visible(
-    mut db: impl Read,
-    ids: &[String],
-    caller: &str,
-) -> Result<std::collections::HashSet<String>, StoreError> {
+/// Returns those of some instances whose namespace is the caller's or trusts it.
+pub async fn visible(mut db: impl Read, ids: &[String], caller: &str) -> Result<HashSet<String>, StoreError> {
     if ids.is_empty() {
-        return Ok(std::collections::HashSet::new());
+        return Ok(HashSet::new());
     }
     let sql = format!(
         "SELECT uuid FROM instances WHERE uuid IN ({}) \
          AND (namespace = ? OR namespace IN (SELECT namespace FROM trusts WHERE trusted = ?))",
-        marks(ids.len())
+        placeholders(ids.len())
     );
     let mut values: Vec<Value> = ids.iter().map(Value::from).collect();
     values.extend([caller.into(), caller.into()]);
-    db.rows(&sql, &values).await?.iter().map(|row| row.get(0)).collect()
+    Ok(db.fetch(&sql, &values).await?.into_iter().collect())
 }
 
-/// The tags of the placed instances of a namespace, with where they are.
+/// Returns the tags of the placed instances of a namespace, with their nodes.
 pub async fn tags(
     mut db: impl Read,
     namespace: &str,
@@ -232,25 +211,25 @@ pub async fn tags(
         "SELECT node_uuid, value FROM instances JOIN metadata ON object_type = 'instance' AND object_id = uuid \
          AND metadata.name = 'tags' WHERE namespace = ? AND node_uuid IS NOT NULL AND {ACTIVE}"
     );
-    db.rows(&sql, params![namespace]).await?.iter().map(|row| Ok((row.parse(0)?, row.json(1)?))).collect()
+    let rows = db.fetch(&sql, params![namespace]).await?;
+    Ok(rows.into_iter().map(|(node, Json(tags))| (node, tags)).collect())
 }
 
-/// Nodes that are deleted and still have instances.
+/// Returns the deleted nodes that still have instances.
 pub async fn on_deleted_nodes(mut db: impl Read) -> Result<Vec<(NodeId, String)>, StoreError> {
     let sql = "SELECT uuid, name FROM nodes WHERE state = 'deleted' \
                AND uuid IN (SELECT node_uuid FROM instances WHERE node_uuid IS NOT NULL AND state <> 'deleted')";
-    db.rows(sql, &[]).await?.iter().map(|row| Ok((row.parse(0)?, row.get(1)?))).collect()
+    db.fetch(sql, &[]).await
 }
 
-/// Instances that wait for an artifact.
+/// Returns the instances that wait for an artifact.
 pub async fn awaiting(mut db: impl Read, artifact: ArtifactId) -> Result<Vec<InstanceId>, StoreError> {
     let sql = "SELECT uuid FROM instances WHERE state IN ('initial', 'preflight') AND spec LIKE ? LIMIT 100";
-    let rows = db.rows(sql, params![format!("%\"awaited\":{{%{artifact}%")]).await?;
-    rows.iter().map(|row| row.parse(0)).collect()
+    db.fetch(sql, params![format!("%\"awaited\":{{%{artifact}%")]).await
 }
 
-/// Instances that an operation should be bringing to another state, and that no operation is at.
-pub async fn abandoned(db: impl Read) -> Result<Vec<InstanceRow>, StoreError> {
+/// Returns the instances in a transitional state that no unfinished operation will change.
+pub async fn without_operation(db: impl Read) -> Result<Vec<InstanceRow>, StoreError> {
     let tail = "state NOT IN ('created', 'error', 'deleted') AND NOT EXISTS (SELECT 1 FROM operations \
                 WHERE target_type = 'instance' AND target_id = instances.uuid AND state IN ('queued', 'executing')) \
                 ORDER BY updated LIMIT 500";
@@ -269,11 +248,11 @@ pub async fn insert(tx: &mut Tx, new: &NewInstance) -> Result<InstanceRow, Store
             &new.namespace,
             new.state,
             new.error_message.as_ref(),
-            json(&new.spec)?,
+            to_json(&new.spec)?,
             new.node,
-            new.claimed.cpus,
-            new.claimed.memory_mb,
-            new.claimed.disk_gb,
+            new.committed.cpus,
+            new.committed.memory_mb,
+            new.committed.disk_gb,
             PowerState::Initial,
             PowerState::On,
             time,
@@ -282,27 +261,27 @@ pub async fn insert(tx: &mut Tx, new: &NewInstance) -> Result<InstanceRow, Store
     )
     .await?;
     let row = get(&mut *tx, new.id).await?;
-    row.ok_or_else(|| StoreError::Broken("a new instance has no row".into()))
+    row.ok_or_else(|| StoreError::Internal("a new instance has no row".into()))
 }
 
-/// Keeps an instance in one of `states` until this transaction ends. Says whether it is in one of them.
-pub async fn hold(tx: &mut Tx, id: InstanceId, states: &[InstanceState]) -> Result<bool, StoreError> {
+/// Locks an instance until the transaction ends. Returns whether it is in one of `states`.
+pub async fn lock(tx: &mut Tx, id: InstanceId, states: &[InstanceState]) -> Result<bool, StoreError> {
     let sql = format!(
         "UPDATE instances SET version = version + 1 WHERE uuid = ? AND state IN ({})",
-        marks(states.len())
+        placeholders(states.len())
     );
     let mut values: Vec<Value> = vec![id.into()];
     values.extend(states.iter().map(|state| Value::from(*state)));
     Ok(tx.execute(&sql, &values).await? == 1)
 }
 
-/// Keeps an instance that is not deleted from going until this transaction ends.
-pub async fn hold_present(tx: &mut Tx, id: InstanceId) -> Result<bool, StoreError> {
+/// Locks an instance until the transaction ends. Returns whether it is not deleted.
+pub async fn lock_undeleted(tx: &mut Tx, id: InstanceId) -> Result<bool, StoreError> {
     let sql = "UPDATE instances SET version = version + 1 WHERE uuid = ? AND state <> 'deleted'";
     Ok(tx.execute(sql, params![id]).await? == 1)
 }
 
-/// Moves an instance to another state if it is still in `from`.
+/// Changes the state of an instance if it is still `from`.
 pub async fn set_state(
     tx: &mut Tx,
     id: InstanceId,
@@ -311,19 +290,19 @@ pub async fn set_state(
     error: Option<&str>,
 ) -> Result<bool, StoreError> {
     if !from.may_become(to) {
-        return Err(StoreError::Broken(format!("an instance cannot go from {from} to {to}")));
+        return Err(StoreError::Internal(format!("an instance cannot go from {from} to {to}")));
     }
-    let met = tx
+    let updated = tx
         .execute(
             "UPDATE instances SET state = ?, error_message = COALESCE(?, error_message), updated = ?, \
              version = version + 1 WHERE uuid = ? AND state = ?",
             params![to, error, now(), id, from],
         )
         .await?;
-    Ok(met == 1)
+    Ok(updated == 1)
 }
 
-/// Writes what was found out about what was asked for, and how the disks are laid out.
+/// Records the resolved configuration and the layout of the disks.
 pub async fn set_spec(
     tx: &mut Tx,
     id: InstanceId,
@@ -332,21 +311,21 @@ pub async fn set_spec(
 ) -> Result<(), StoreError> {
     tx.execute(
         "UPDATE instances SET spec = ?, disks = ?, version = version + 1 WHERE uuid = ?",
-        params![json(spec)?, json(&disks)?, id],
+        params![to_json(spec)?, to_json(&disks)?, id],
     )
     .await?;
     Ok(())
 }
 
-/// Writes what was seen of the power of an instance. Says whether that is new.
+/// Records the observed power state of an instance. Returns whether it changed.
 pub async fn set_power(tx: &mut Tx, id: InstanceId, power: PowerState) -> Result<bool, StoreError> {
     let sql =
         "UPDATE instances SET power_state = ?, version = version + 1 WHERE uuid = ? AND power_state <> ?";
     Ok(tx.execute(sql, params![power, id, power]).await? == 1)
 }
 
-/// Writes how an instance is wanted to be.
-pub async fn set_wanted(tx: &mut Tx, id: InstanceId, power: PowerState) -> Result<(), StoreError> {
+/// Sets the desired power state of an instance.
+pub async fn set_power_wanted(tx: &mut Tx, id: InstanceId, power: PowerState) -> Result<(), StoreError> {
     let sql = "UPDATE instances SET power_wanted = ?, version = version + 1 WHERE uuid = ?";
     tx.execute(sql, params![power, id]).await?;
     Ok(())
@@ -361,23 +340,23 @@ pub async fn set_agent_state(
     Ok(())
 }
 
-/// What is known of the agent of an instance.
+/// The observed status of the agent of an instance.
 #[derive(Debug, Clone, PartialEq)]
-pub struct AgentSeen {
+pub struct AgentStatus {
     pub state: String,
     pub start_time: Option<f64>,
     pub system_boot_time: Option<f64>,
 }
 
-/// Writes what an agent said, if its instance is on.
-pub async fn set_agent(tx: &mut Tx, id: InstanceId, seen: &AgentSeen) -> Result<bool, StoreError> {
+/// Records the status of an agent if its instance is on.
+pub async fn set_agent(tx: &mut Tx, id: InstanceId, agent: &AgentStatus) -> Result<bool, StoreError> {
     let sql = "UPDATE instances SET agent_state = ?, agent_start_time = ?, agent_system_boot_time = ? \
                WHERE uuid = ? AND state = 'created' AND power_state = 'on'";
-    Ok(tx.execute(sql, params![&seen.state, seen.start_time, seen.system_boot_time, id]).await? == 1)
+    Ok(tx.execute(sql, params![&agent.state, agent.start_time, agent.system_boot_time, id]).await? == 1)
 }
 
-/// What the node promised is given back; what it has of the instance stays known.
-pub async fn unclaim(tx: &mut Tx, id: InstanceId) -> Result<(), StoreError> {
+/// Clears the committed capacity of an instance, which stays on its node.
+pub async fn clear_committed(tx: &mut Tx, id: InstanceId) -> Result<(), StoreError> {
     tx.execute(
         "UPDATE instances SET claimed_cpus = 0, claimed_memory = 0, claimed_disk = 0, version = version + 1 \
          WHERE uuid = ?",
@@ -387,34 +366,31 @@ pub async fn unclaim(tx: &mut Tx, id: InstanceId) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// What nodes have promised to the instances of a namespace, in sum.
-pub async fn claimed_of(mut db: impl Read, namespace: &str) -> Result<Claimed, StoreError> {
-    let rows = db
-        .rows(
+/// Returns the sum of the capacity that is committed to the instances of a namespace.
+pub async fn committed_of(mut db: impl Read, namespace: &str) -> Result<Capacity, StoreError> {
+    let (cpus, memory_mb, disk_gb) = db
+        .fetch_one(
             "SELECT CAST(COALESCE(SUM(claimed_cpus), 0) AS SIGNED), CAST(COALESCE(SUM(claimed_memory), 0) AS SIGNED), \
              CAST(COALESCE(SUM(claimed_disk), 0) AS SIGNED) FROM instances WHERE namespace = ?",
             params![namespace],
         )
         .await?;
-    let row = rows.first().ok_or_else(|| StoreError::Broken("a sum has no row".into()))?;
-    Ok(Claimed { cpus: row.get(0)?, memory_mb: row.get(1)?, disk_gb: row.get(2)? })
+    Ok(Capacity { cpus, memory_mb, disk_gb })
 }
 
-/// It is on no node any more.
-pub async fn unplace(tx: &mut Tx, id: InstanceId) -> Result<(), StoreError> {
+/// Removes an instance from its node.
+pub async fn clear_node(tx: &mut Tx, id: InstanceId) -> Result<(), StoreError> {
     tx.execute("UPDATE instances SET node_uuid = NULL, version = version + 1 WHERE uuid = ?", params![id])
         .await?;
     Ok(())
 }
 
-/// The ports of a node that are taken.
+/// Returns the ports of a node that are in use.
 pub async fn ports(mut db: impl Read, node: NodeId) -> Result<Vec<u16>, StoreError> {
-    let rows = db.rows("SELECT port FROM instance_ports WHERE node_uuid = ?", params![node]).await?;
-    let port = |row: &Row| Ok(u16::try_from(row.get::<i64>(0)?).unwrap_or(0));
-    rows.iter().map(port).collect()
+    db.fetch("SELECT port FROM instance_ports WHERE node_uuid = ?", params![node]).await
 }
 
-/// Gives an instance its ports in place of those that it had. `false`: another one was faster.
+/// Replaces the ports of an instance. Returns `false` if another instance has one of them.
 pub async fn set_ports(
     tx: &mut Tx,
     id: InstanceId,
@@ -427,7 +403,7 @@ pub async fn set_ports(
         .unwrap_or_default();
     for port in all {
         let sql = "INSERT INTO instance_ports (node_uuid, port, instance_uuid) VALUES (?, ?, ?)";
-        match tx.execute(sql, params![node, i64::from(port), id]).await {
+        match tx.execute(sql, params![node, port, id]).await {
             Err(StoreError::Duplicate(_)) => return Ok(false),
             inserted => inserted?,
         };
@@ -435,9 +411,9 @@ pub async fn set_ports(
     tx.execute(
         "UPDATE instances SET console_port = ?, vdi_port = ?, vdi_tls_port = ?, version = version + 1 WHERE uuid = ?",
         params![
-            ports.map(|ports| i64::from(ports.console)),
-            ports.map(|ports| i64::from(ports.vdi)),
-            ports.and_then(|ports| ports.vdi_tls).map(i64::from),
+            ports.map(|ports| ports.console),
+            ports.map(|ports| ports.vdi),
+            ports.and_then(|ports| ports.vdi_tls),
             id
         ],
     )
@@ -450,19 +426,19 @@ pub async fn set_operation(
     id: InstanceId,
     operation: &OperationHandle,
 ) -> Result<(), StoreError> {
-    let handle = json(operation)?;
+    let handle = to_json(operation)?;
     tx.execute("UPDATE instances SET last_operation = ? WHERE uuid = ?", params![handle, id]).await?;
     Ok(())
 }
 
-/// Deleted instances whose state changed before `before`.
+/// Returns the deleted instances whose state changed before `before`.
 pub async fn deleted_before(
     mut db: impl Read,
     before: f64,
     limit: i64,
 ) -> Result<Vec<InstanceId>, StoreError> {
     let sql = "SELECT uuid FROM instances WHERE state = 'deleted' AND updated <= ? ORDER BY updated LIMIT ?";
-    db.rows(sql, params![before, limit]).await?.iter().map(|row| row.parse(0)).collect()
+    db.fetch(sql, params![before, limit]).await
 }
 
 /// Removes the row of a deleted instance.

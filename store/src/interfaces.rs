@@ -1,4 +1,4 @@
-//! Rows of interfaces, and of the hardware addresses that they hold.
+//! Rows of interfaces and of their MAC addresses.
 
 use std::net::Ipv4Addr;
 
@@ -7,7 +7,7 @@ use muster_types::ids::{InstanceId, InterfaceId, NetworkId, NodeId};
 use muster_types::interface::InterfaceState;
 use muster_types::time::now;
 
-use super::{Read, Row, StoreError, Tx, Value, marks, params};
+use super::{Read, StoreError, Tx, Value, columns, params, placeholders};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct InterfaceRow {
@@ -15,9 +15,9 @@ pub struct InterfaceRow {
     pub network: NetworkId,
     pub instance: InstanceId,
     pub namespace: String,
-    /// The name under which DHCP and DNS know it.
+    /// The name in DHCP and DNS.
     pub hostname: String,
-    /// Where it is, once that is decided.
+    /// The node of its instance, once that is placed.
     pub node: Option<NodeId>,
     pub mac: MacAddress,
     pub ipv4: Option<Ipv4Addr>,
@@ -27,44 +27,37 @@ pub struct InterfaceRow {
     pub state: InterfaceState,
 }
 
-const COLUMNS: &str = "uuid, network_uuid, instance_uuid, namespace, hostname, node_uuid, macaddr, ipv4, floating, model, \
-                       position, state";
+columns! { InterfaceRow {
+    id: uuid,
+    network: network_uuid,
+    instance: instance_uuid,
+    namespace,
+    hostname,
+    node: node_uuid,
+    mac: macaddr,
+    ipv4,
+    floating,
+    model,
+    order: position,
+    state,
+} }
+
 const LIVE: &str = "state IN ('initial', 'created', 'error')";
 
-impl InterfaceRow {
-    fn read(row: &Row) -> Result<Self, StoreError> {
-        Ok(Self {
-            id: row.parse(0)?,
-            network: row.parse(1)?,
-            instance: row.parse(2)?,
-            namespace: row.get(3)?,
-            hostname: row.get(4)?,
-            node: row.parse_opt(5)?,
-            mac: row.parse(6)?,
-            ipv4: row.parse_opt(7)?,
-            floating: row.parse_opt(8)?,
-            model: row.get(9)?,
-            order: row.get(10)?,
-            state: row.parse(11)?,
-        })
-    }
-}
-
 async fn rows(mut db: impl Read, tail: &str, values: &[Value]) -> Result<Vec<InterfaceRow>, StoreError> {
-    let sql = format!("SELECT {COLUMNS} FROM interfaces {tail}");
-    db.rows(&sql, values).await?.iter().map(InterfaceRow::read).collect()
+    db.select(&format!("FROM interfaces {tail}"), values).await
 }
 
 pub async fn get(db: impl Read, id: InterfaceId) -> Result<Option<InterfaceRow>, StoreError> {
     Ok(rows(db, "WHERE uuid = ?", params![id]).await?.pop())
 }
 
-/// All live interfaces.
+/// Returns all live interfaces.
 pub async fn list(db: impl Read) -> Result<Vec<InterfaceRow>, StoreError> {
     rows(db, &format!("WHERE {LIVE} ORDER BY network_uuid, position, uuid"), &[]).await
 }
 
-/// The next live interfaces of a network after `after`, by id.
+/// Returns the next live interfaces of a network after `after`, by id.
 pub async fn page(
     db: impl Read,
     network: NetworkId,
@@ -76,34 +69,35 @@ pub async fn page(
     rows(db, &tail, params![network, after, limit]).await
 }
 
-/// The live interfaces of some instances, in their order.
+/// Returns the live interfaces of some instances, in their order.
 pub async fn of_instances(db: impl Read, ids: &[InstanceId]) -> Result<Vec<InterfaceRow>, StoreError> {
     if ids.is_empty() {
         return Ok(vec![]);
     }
     let values: Vec<Value> = ids.iter().map(|id| (*id).into()).collect();
-    let tail = format!("WHERE instance_uuid IN ({}) AND {LIVE} ORDER BY position, uuid", marks(ids.len()));
+    let tail =
+        format!("WHERE instance_uuid IN ({}) AND {LIVE} ORDER BY position, uuid", placeholders(ids.len()));
     rows(db, &tail, &values).await
 }
 
-/// How many live interfaces a network has.
+/// Returns the number of live interfaces of a network.
 pub async fn count(mut db: impl Read, network: NetworkId) -> Result<i64, StoreError> {
     let sql = format!("SELECT COUNT(*) FROM interfaces WHERE network_uuid = ? AND {LIVE}");
-    db.rows(&sql, params![network]).await?.first().map_or(Ok(0), |row| row.get(0))
+    db.fetch_one(&sql, params![network]).await
 }
 
-/// Soft-deleted interfaces whose state changed before `before`.
+/// Returns the soft-deleted interfaces whose state changed before `before`.
 pub async fn deleted_before(
     mut db: impl Read,
     before: f64,
     limit: i64,
 ) -> Result<Vec<InterfaceId>, StoreError> {
     let sql = "SELECT uuid FROM interfaces WHERE state = 'deleted' AND updated <= ? ORDER BY updated LIMIT ?";
-    db.rows(sql, params![before, limit]).await?.iter().map(|row| row.parse(0)).collect()
+    db.fetch(sql, params![before, limit]).await
 }
 
-/// Takes a hardware address for an interface. `false`: another interface has it.
-pub async fn claim_mac(tx: &mut Tx, mac: MacAddress, interface: InterfaceId) -> Result<bool, StoreError> {
+/// Allocates a MAC address to an interface. Returns `false` if another interface has it.
+pub async fn allocate_mac(tx: &mut Tx, mac: MacAddress, interface: InterfaceId) -> Result<bool, StoreError> {
     let sql = "INSERT INTO hardware_addresses (macaddr, interface_uuid) VALUES (?, ?)";
     match tx.execute(sql, params![mac, interface]).await {
         Ok(_) => Ok(true),
@@ -138,7 +132,7 @@ pub async fn insert(tx: &mut Tx, row: &InterfaceRow) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Sets the floating address if it still is `from` and the interface lives.
+/// Sets the floating address of a live interface if it still is `from`.
 pub async fn set_floating(
     tx: &mut Tx,
     id: InterfaceId,
@@ -153,13 +147,13 @@ pub async fn set_floating(
     Ok(tx.execute(&sql, params![to, id, from]).await? == 1)
 }
 
-/// Keeps a live interface from going until this transaction ends. Says whether it lives.
-pub async fn hold(tx: &mut Tx, id: InterfaceId) -> Result<bool, StoreError> {
+/// Locks an interface until the transaction ends. Returns whether it is live.
+pub async fn lock(tx: &mut Tx, id: InterfaceId) -> Result<bool, StoreError> {
     let sql = format!("UPDATE interfaces SET version = version + 1 WHERE uuid = ? AND {LIVE}");
     Ok(tx.execute(&sql, params![id]).await? == 1)
 }
 
-/// Moves an interface to another state if it is still in `from`.
+/// Changes the state of an interface if it is still `from`.
 pub async fn set_state(
     tx: &mut Tx,
     id: InterfaceId,
@@ -167,18 +161,18 @@ pub async fn set_state(
     to: InterfaceState,
 ) -> Result<bool, StoreError> {
     if !from.may_become(to) {
-        return Err(StoreError::Broken(format!("an interface cannot go from {from} to {to}")));
+        return Err(StoreError::Internal(format!("an interface cannot go from {from} to {to}")));
     }
-    let met = tx
+    let updated = tx
         .execute(
             "UPDATE interfaces SET state = ?, updated = ?, version = version + 1 WHERE uuid = ? AND state = ?",
             params![to, now(), id, from],
         )
         .await?;
-    if met == 1 && to == InterfaceState::Deleted {
+    if updated == 1 && to == InterfaceState::Deleted {
         tx.execute("DELETE FROM hardware_addresses WHERE interface_uuid = ?", params![id]).await?;
     }
-    Ok(met == 1)
+    Ok(updated == 1)
 }
 
 /// Removes the row of a soft-deleted interface.

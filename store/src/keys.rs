@@ -1,32 +1,35 @@
-//! Rows of namespace keys. They hold hashes, never secrets.
+//! Rows of namespace keys, which contain hashes instead of secrets.
+
+#[cfg(test)]
+mod tests;
 
 use muster_types::ids::KeyId;
 use muster_types::namespace::NamespaceState;
 use muster_types::time::now;
 
-use super::{Read, Row, Store, StoreError, Tx, params};
+use super::{Json, Read, Store, StoreError, Tx, columns, params};
 
-/// What a secret is stored as.
+/// The stored form of a secret.
 #[derive(Debug, Clone)]
 pub struct StoredSecret {
-    /// Finds the few keys that a presented secret can belong to.
+    /// Selects the few keys that a presented secret can belong to.
     pub tag: i64,
     pub hash: String,
     pub nonce: String,
 }
 
-/// A key to write.
+/// A key to add.
 #[derive(Debug, Clone)]
 pub struct NewKey {
     pub secret: StoredSecret,
     pub expiry: Option<f64>,
     pub scopes: Option<Vec<String>>,
-    /// Who made it, if that was not a caller with a key of its own.
+    /// The origin of a key that was not created by a caller with a key.
     pub provenance: Option<serde_json::Value>,
 }
 
 impl NewKey {
-    /// The scopes and the provenance as their columns hold them.
+    /// Returns the scopes and the provenance as JSON.
     fn documents(&self) -> (Option<String>, Option<String>) {
         let scopes = self.scopes.as_ref().map(|scopes| serde_json::json!(scopes).to_string());
         (scopes, self.provenance.as_ref().map(ToString::to_string))
@@ -35,14 +38,14 @@ impl NewKey {
 
 /// A key that a presented secret may belong to.
 #[derive(Debug, Clone)]
-pub struct Candidate {
+pub struct KeyCandidate {
     pub name: String,
     pub hash: String,
     pub nonce: String,
     pub scopes: Option<Vec<String>>,
 }
 
-/// What a token is checked against.
+/// The rows that a token is checked against.
 #[derive(Debug, Clone)]
 pub struct Credential {
     pub namespace_state: NamespaceState,
@@ -53,103 +56,89 @@ pub struct Credential {
 pub struct CredentialKey {
     pub nonce: String,
     pub expiry: Option<f64>,
-    /// What an exchange wrote of where it is from.
+    /// The origin of a key that a token exchange created.
     pub provenance: Option<serde_json::Value>,
 }
 
 const LIVE: &str = "state = 'created' AND (expiry IS NULL OR expiry > ?)";
 
-/// The namespace and key that a token names, in one look. `None`: no such namespace.
+/// Returns the namespace and the key that a token names, or `None` if there is no such namespace.
 pub async fn credential(
-    store: &Store,
+    mut store: &Store,
     namespace: &str,
     name: &str,
 ) -> Result<Option<Credential>, StoreError> {
-    let row = store
-        .query_one(
+    type CredentialColumns = (NamespaceState, Option<String>, Option<f64>, Json<Option<serde_json::Value>>);
+    let row: Option<CredentialColumns> = store
+        .fetch_optional(
             "SELECT n.state, k.nonce, k.expiry, k.provenance FROM namespaces n LEFT JOIN namespace_keys k \
              ON k.namespace = n.name AND k.name = ? AND k.state = 'created' WHERE n.name = ?",
             params![name, namespace],
         )
         .await?;
-    row.map(|row| {
-        let key = match row.get::<Option<String>>(1)? {
-            Some(nonce) => Some(CredentialKey { nonce, expiry: row.get(2)?, provenance: row.json_opt(3)? }),
-            None => None,
-        };
-        Ok(Credential { namespace_state: row.parse(0)?, key })
-    })
-    .transpose()
+    Ok(row.map(|(namespace_state, nonce, expiry, Json(provenance))| Credential {
+        namespace_state,
+        key: nonce.map(|nonce| CredentialKey { nonce, expiry, provenance }),
+    }))
 }
 
-/// More keys than this share a tag only if somebody made them so; a login does not try them all.
-const MOST_CANDIDATES: usize = 16;
+/// The maximum number of keys that a login tries. More keys share a tag only if their secrets were chosen for it.
+const MAX_CANDIDATES: usize = 16;
 
-/// The live keys of a namespace that carry `tag`.
-pub async fn candidates(store: &Store, namespace: &str, tag: i64) -> Result<Vec<Candidate>, StoreError> {
-    let sql = format!(
-        "SELECT name, hash, nonce, scopes FROM namespace_keys WHERE namespace = ? AND tag = ? AND {LIVE} ORDER BY name LIMIT {MOST_CANDIDATES}"
+columns! { KeyCandidate { name, hash, nonce, scopes: json(scopes), } }
+
+/// Returns the live keys of a namespace that have `tag`.
+pub async fn candidates(
+    mut store: &Store,
+    namespace: &str,
+    tag: i64,
+) -> Result<Vec<KeyCandidate>, StoreError> {
+    let tail = format!(
+        "FROM namespace_keys WHERE namespace = ? AND tag = ? AND {LIVE} ORDER BY name LIMIT {MAX_CANDIDATES}"
     );
-    let rows = store.query(&sql, params![namespace, tag, now()]).await?;
-    rows.iter()
-        .map(|row| {
-            Ok(Candidate {
-                name: row.get(0)?,
-                hash: row.get(1)?,
-                nonce: row.get(2)?,
-                scopes: row.json_opt(3)?,
-            })
-        })
-        .collect()
+    store.select(&tail, params![namespace, tag, now()]).await
 }
 
-/// `(namespace, key name)` of the live keys of the namespaces from `first` to `last`.
+/// Returns `(namespace, key name)` of the live keys of the namespaces from `first` to `last`.
 pub async fn names(mut db: impl Read, first: &str, last: &str) -> Result<Vec<(String, String)>, StoreError> {
     let sql = format!(
         "SELECT namespace, name FROM namespace_keys WHERE namespace >= ? AND namespace <= ? AND {LIVE} \
          ORDER BY namespace, name"
     );
-    let rows = db.rows(&sql, params![first, last, now()]).await?;
-    rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
+    db.fetch(&sql, params![first, last, now()]).await
 }
 
-/// The id of a live key.
+/// Returns the id of a live key.
 pub async fn find(mut db: impl Read, namespace: &str, name: &str) -> Result<Option<KeyId>, StoreError> {
     let sql = format!("SELECT uuid FROM namespace_keys WHERE namespace = ? AND name = ? AND {LIVE}");
-    let rows = db.rows(&sql, params![namespace, name, now()]).await?;
-    rows.first().map(|row| row.parse(0)).transpose()
+    db.fetch_optional(&sql, params![namespace, name, now()]).await
 }
 
-/// What a live key may be used for, if there is one: `None` inside is everything.
+/// Returns the scopes of a live key, if it exists; the inner `None` is an unrestricted key.
 pub async fn scopes(
     mut db: impl Read,
     namespace: &str,
     name: &str,
 ) -> Result<Option<Option<Vec<String>>>, StoreError> {
     let sql = format!("SELECT scopes FROM namespace_keys WHERE namespace = ? AND name = ? AND {LIVE}");
-    let rows = db.rows(&sql, params![namespace, name, now()]).await?;
-    rows.first().map(|row| row.json_opt(0)).transpose()
+    let scopes = db.fetch_optional(&sql, params![namespace, name, now()]).await?;
+    Ok(scopes.map(|Json(scopes)| scopes))
 }
 
-/// Whether a write made a key or replaced one.
+/// Whether a key was created or replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Put {
+pub enum PutOutcome {
     Created(KeyId),
     Rotated(KeyId),
 }
 
-/// Adds a key, or replaces the one of that name and with it every right of the old one.
-pub async fn put(tx: &mut Tx, namespace: &str, name: &str, key: &NewKey) -> Result<Put, StoreError> {
+/// Adds a key, or replaces the one with that name, including its scopes.
+pub async fn put(tx: &mut Tx, namespace: &str, name: &str, key: &NewKey) -> Result<PutOutcome, StoreError> {
     let (scopes, provenance) = key.documents();
-    let row = tx
-        .query_one(
-            "SELECT uuid, state FROM namespace_keys WHERE namespace = ? AND name = ?",
-            params![namespace, name],
-        )
-        .await?;
-    if let Some(row) = row {
-        let id: KeyId = row.parse(0)?;
-        let met = tx
+    let sql = "SELECT uuid, state FROM namespace_keys WHERE namespace = ? AND name = ?";
+    let existing: Option<(KeyId, String)> = tx.fetch_optional(sql, params![namespace, name]).await?;
+    if let Some((id, state)) = existing {
+        let updated = tx
             .execute(
             "UPDATE namespace_keys SET state = 'created', tag = ?, hash = ?, nonce = ?, expiry = ?, scopes = ?, \
              provenance = ?, updated = ?, version = version + 1 WHERE uuid = ?",
@@ -165,21 +154,17 @@ pub async fn put(tx: &mut Tx, namespace: &str, name: &str, key: &NewKey) -> Resu
             ],
         )
         .await?;
-        if met != 1 {
-            return Err(StoreError::Conflict("the key went while it was replaced".into()));
+        if updated != 1 {
+            return Err(StoreError::Conflict("the key was removed while it was replaced".into()));
         }
-        let was_deleted = row.get::<String>(1)? == "deleted";
-        return Ok(if was_deleted { Put::Created(id) } else { Put::Rotated(id) });
+        return Ok(if state == "deleted" { PutOutcome::Created(id) } else { PutOutcome::Rotated(id) });
     }
-    match insert(tx, namespace, name, key).await {
-        Ok(id) => Ok(Put::Created(id)),
-        // Somebody added the name since we looked: run again and rotate it.
-        Err(StoreError::Duplicate(why)) => Err(StoreError::Conflict(why)),
-        Err(error) => Err(error),
-    }
+    // If the name was added since it was read, the retry replaces it.
+    let id = insert(tx, namespace, name, key).await.map_err(StoreError::retry_duplicate)?;
+    Ok(PutOutcome::Created(id))
 }
 
-/// Adds a key; a name that any key of the namespace has, deleted ones too, is [`StoreError::Duplicate`].
+/// Adds a key; the name of any key of the namespace, even a deleted one, is a [`StoreError::Duplicate`].
 pub async fn insert(tx: &mut Tx, namespace: &str, name: &str, key: &NewKey) -> Result<KeyId, StoreError> {
     let (id, time) = (KeyId::new(), now());
     let (scopes, provenance) = key.documents();
@@ -204,7 +189,7 @@ pub async fn insert(tx: &mut Tx, namespace: &str, name: &str, key: &NewKey) -> R
     Ok(id)
 }
 
-/// Soft-deletes a live key: it stops working at once, and its name may be used again.
+/// Soft-deletes a live key, which stops working immediately. Its name may be used again.
 pub async fn soft_delete(tx: &mut Tx, namespace: &str, name: &str) -> Result<bool, StoreError> {
     let sql = format!(
         "UPDATE namespace_keys SET state = 'deleted', updated = ?, version = version + 1 \
@@ -213,53 +198,50 @@ pub async fn soft_delete(tx: &mut Tx, namespace: &str, name: &str) -> Result<boo
     Ok(tx.execute(&sql, params![now(), namespace, name, now()]).await? == 1)
 }
 
-/// A key that the sweep or the cleaner is about to handle.
+/// The identity of a key that is expired or deleted.
 #[derive(Debug, Clone)]
-pub struct OldKey {
+pub struct KeyIdentity {
     pub id: KeyId,
     pub namespace: String,
     pub name: String,
 }
 
-impl OldKey {
-    fn read(row: &Row) -> Result<Self, StoreError> {
-        Ok(Self { id: row.parse(0)?, namespace: row.get(1)?, name: row.get(2)? })
-    }
-}
+columns! { KeyIdentity { id: uuid, namespace, name, } }
 
-/// Live keys that expired before `before`.
-pub async fn expired_before(mut db: impl Read, before: f64, limit: i64) -> Result<Vec<OldKey>, StoreError> {
-    let rows = db
-        .rows(
-            "SELECT uuid, namespace, name FROM namespace_keys WHERE state = 'created' AND expiry < ? \
+/// Returns the live keys that expired before `before`.
+pub async fn expired_before(
+    mut db: impl Read,
+    before: f64,
+    limit: i64,
+) -> Result<Vec<KeyIdentity>, StoreError> {
+    db.select(
+        "FROM namespace_keys WHERE state = 'created' AND expiry < ? \
              ORDER BY expiry LIMIT ?",
-            params![before, limit],
-        )
-        .await?;
-    rows.iter().map(OldKey::read).collect()
+        params![before, limit],
+    )
+    .await
 }
 
-/// Soft-deletes a key that expired before `before`, unless it was rotated meanwhile.
+/// Soft-deletes a key that expired before `before`, unless it was replaced since.
 pub async fn soft_delete_expired(tx: &mut Tx, id: KeyId, before: f64) -> Result<bool, StoreError> {
-    let met = tx
+    let updated = tx
         .execute(
             "UPDATE namespace_keys SET state = 'deleted', updated = ?, version = version + 1 \
              WHERE uuid = ? AND state = 'created' AND expiry < ?",
             params![now(), id, before],
         )
         .await?;
-    Ok(met == 1)
+    Ok(updated == 1)
 }
 
-/// Soft-deleted keys whose state changed before `before`.
-pub async fn deleted_before(mut db: impl Read, before: f64, limit: i64) -> Result<Vec<OldKey>, StoreError> {
-    let rows = db
-        .rows(
-            "SELECT uuid, namespace, name FROM namespace_keys WHERE state = 'deleted' AND updated <= ? LIMIT ?",
-            params![before, limit],
-        )
-        .await?;
-    rows.iter().map(OldKey::read).collect()
+/// Returns the soft-deleted keys whose state changed before `before`.
+pub async fn deleted_before(
+    mut db: impl Read,
+    before: f64,
+    limit: i64,
+) -> Result<Vec<KeyIdentity>, StoreError> {
+    db.select("FROM namespace_keys WHERE state = 'deleted' AND updated <= ? LIMIT ?", params![before, limit])
+        .await
 }
 
 /// Removes the row of a soft-deleted key.
@@ -267,7 +249,7 @@ pub async fn remove_deleted(tx: &mut Tx, id: KeyId) -> Result<bool, StoreError> 
     Ok(tx.execute("DELETE FROM namespace_keys WHERE uuid = ? AND state = 'deleted'", params![id]).await? == 1)
 }
 
-/// Soft-deletes every key of a namespace.
+/// Soft-deletes all keys of a namespace.
 pub async fn soft_delete_of(tx: &mut Tx, namespace: &str) -> Result<(), StoreError> {
     tx.execute(
         "UPDATE namespace_keys SET state = 'deleted', updated = ?, version = version + 1 \
@@ -278,13 +260,11 @@ pub async fn soft_delete_of(tx: &mut Tx, namespace: &str) -> Result<(), StoreErr
     Ok(())
 }
 
-/// Some of the keys of a namespace, in whatever state.
-pub async fn some_of(mut db: impl Read, namespace: &str, limit: i64) -> Result<Vec<OldKey>, StoreError> {
-    let rows = db
-        .rows(
-            "SELECT uuid, namespace, name FROM namespace_keys WHERE namespace = ? LIMIT ?",
-            params![namespace, limit],
-        )
-        .await?;
-    rows.iter().map(OldKey::read).collect()
+/// Returns up to `limit` keys of a namespace, including deleted ones.
+pub async fn of_namespace(
+    mut db: impl Read,
+    namespace: &str,
+    limit: i64,
+) -> Result<Vec<KeyIdentity>, StoreError> {
+    db.select("FROM namespace_keys WHERE namespace = ? LIMIT ?", params![namespace, limit]).await
 }

@@ -1,20 +1,25 @@
-//! Named leases: who may do a cluster-wide job right now. A row, taken by compare-and-swap; time decides
-//! only when the holder is silent.
+//! Named leases: which process may do a cluster-wide job.
+//!
+//! A lease is a row that is changed by compare-and-swap; it expires if its owner does not renew it.
+
+#[cfg(test)]
+mod tests;
 
 use muster_types::Result;
 use muster_types::time::now;
 
-use super::{Store, StoreError, params, transaction};
+use super::{Read, Store, StoreError, columns, params, transaction};
 
-/// Who holds a lease: unique for each process and purpose, with words for people.
+/// The owner of a lease, unique for each process and purpose.
 #[derive(Debug, Clone)]
-pub struct Holder {
+pub struct LeaseOwner {
     pub id: String,
+    /// The name of the node, for messages.
     pub node: String,
     pub pid: i64,
 }
 
-impl Holder {
+impl LeaseOwner {
     #[must_use]
     pub fn new(node: &str) -> Self {
         Self {
@@ -25,50 +30,57 @@ impl Holder {
     }
 }
 
-/// Takes or renews a lease for `seconds`. Says whether it is ours.
-pub async fn take(store: &Store, name: &str, holder: &Holder, seconds: f64) -> Result<bool> {
+struct LeaseState {
+    owner: String,
+    expires: f64,
+    version: i64,
+}
+
+columns! { LeaseState { owner: holder, expires, version, } }
+
+/// Acquires or renews a lease for `seconds`. Returns whether `owner` owns it.
+pub async fn acquire(store: &Store, name: &str, owner: &LeaseOwner, seconds: f64) -> Result<bool> {
     transaction!(store, |tx| {
         let time = now();
-        let row =
-            tx.query_one("SELECT holder, expires, version FROM leases WHERE name = ?", params![name]).await?;
-        let Some(row) = row else {
+        let Some(lease) =
+            tx.select_optional::<LeaseState>("FROM leases WHERE name = ?", params![name]).await?
+        else {
             let inserted = tx
                 .execute(
                     "INSERT INTO leases (name, holder, node, pid, expires, version) VALUES (?, ?, ?, ?, ?, 1)",
-                    params![name, &holder.id, &holder.node, holder.pid, time + seconds],
+                    params![name, &owner.id, &owner.node, owner.pid, time + seconds],
                 )
                 .await;
             return match inserted {
                 Ok(_) => Ok(true),
-                // Two wanted a new lease at the same moment, and the other one has it.
+                // Another process acquired the new lease at the same time.
                 Err(StoreError::Duplicate(_)) => Ok(false),
                 Err(error) => Err(error.into()),
             };
         };
-        let (current, expires, version): (String, f64, i64) = (row.get(0)?, row.get(1)?, row.get(2)?);
-        if current != holder.id && expires > time {
+        if lease.owner != owner.id && lease.expires > time {
             return Ok(false);
         }
-        let met = tx
+        let updated = tx
             .execute(
                 "UPDATE leases SET holder = ?, node = ?, pid = ?, expires = ?, version = version + 1 \
                  WHERE name = ? AND version = ?",
-                params![&holder.id, &holder.node, holder.pid, time + seconds, name, version],
+                params![&owner.id, &owner.node, owner.pid, time + seconds, name, lease.version],
             )
             .await?;
-        Ok(met == 1)
+        Ok(updated == 1)
     })
 }
 
-/// Gives a lease back, if it is still ours.
-pub async fn release(store: &Store, name: &str, holder: &Holder) -> Result<()> {
+/// Releases a lease if `owner` still owns it.
+pub async fn release(store: &Store, name: &str, owner: &LeaseOwner) -> Result<()> {
     transaction!(store, |tx| {
-        tx.execute("DELETE FROM leases WHERE name = ? AND holder = ?", params![name, &holder.id]).await?;
+        tx.execute("DELETE FROM leases WHERE name = ? AND holder = ?", params![name, &owner.id]).await?;
         Ok(())
     })
 }
 
-/// A lease that somebody holds now.
+/// An unexpired lease.
 #[derive(Debug, Clone)]
 pub struct Lease {
     pub name: String,
@@ -77,20 +89,15 @@ pub struct Lease {
     pub expires: f64,
 }
 
-/// The leases that are held now.
-pub async fn list(store: &Store) -> Result<Vec<Lease>, StoreError> {
-    let rows = store
-        .query("SELECT name, node, pid, expires FROM leases WHERE expires > ? ORDER BY name", params![now()])
-        .await?;
-    rows.iter()
-        .map(|row| Ok(Lease { name: row.get(0)?, node: row.get(1)?, pid: row.get(2)?, expires: row.get(3)? }))
-        .collect()
+columns! { Lease { name, node, pid, expires, } }
+
+/// Returns the unexpired leases.
+pub async fn list(mut store: &Store) -> Result<Vec<Lease>, StoreError> {
+    store.select("FROM leases WHERE expires > ? ORDER BY name", params![now()]).await
 }
 
-/// The node that holds a lease now.
-pub async fn holder_node(store: &Store, name: &str) -> Result<Option<String>, StoreError> {
-    let row = store
-        .query_one("SELECT node FROM leases WHERE name = ? AND expires > ?", params![name, now()])
-        .await?;
-    row.map(|row| row.get(0)).transpose()
+/// Returns the node that owns a lease.
+pub async fn owner_node(mut store: &Store, name: &str) -> Result<Option<String>, StoreError> {
+    let sql = "SELECT node FROM leases WHERE name = ? AND expires > ?";
+    store.fetch_optional(sql, params![name, now()]).await
 }

@@ -1,66 +1,71 @@
-//! Rows of metadata, for every kind of object.
+//! Rows of metadata of objects of all types.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 
 use muster_types::object::ObjectType;
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Value as JsonValue};
 
-use super::{Read, StoreError, Tx, Value, marks, params};
+use super::{Json, Read, StoreError, Tx, Value, params, placeholders};
 
-/// The metadata of the objects from `first` to `last`, as `(object, key, value)`.
+/// Returns the metadata of the objects from `first` to `last`, as `(object, key, value)`.
 pub async fn range(
     mut db: impl Read,
     object_type: ObjectType,
     first: &str,
     last: &str,
-) -> Result<Vec<(String, String, Json)>, StoreError> {
+) -> Result<Vec<(String, String, JsonValue)>, StoreError> {
     let rows = db
-        .rows(
+        .fetch(
             "SELECT object_id, name, value FROM metadata \
              WHERE object_type = ? AND object_id >= ? AND object_id <= ? ORDER BY object_id, name",
             params![object_type, first, last],
         )
         .await?;
-    rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?, row.json(2)?))).collect()
+    Ok(rows.into_iter().map(|(object, name, Json(value))| (object, name, value)).collect())
 }
 
-/// The metadata of some objects, by object.
-pub async fn of(
+/// Returns the metadata of some objects, by object.
+pub async fn of_objects(
     mut db: impl Read,
     object_type: ObjectType,
     ids: &[String],
-) -> Result<HashMap<String, Map<String, Json>>, StoreError> {
-    let mut found: HashMap<String, Map<String, Json>> = HashMap::new();
+) -> Result<HashMap<String, Map<String, JsonValue>>, StoreError> {
+    let mut by_object: HashMap<String, Map<String, JsonValue>> = HashMap::new();
     if ids.is_empty() {
-        return Ok(found);
+        return Ok(by_object);
     }
     let sql = format!(
         "SELECT object_id, name, value FROM metadata WHERE object_type = ? AND object_id IN ({})",
-        marks(ids.len())
+        placeholders(ids.len())
     );
     let mut values = vec![Value::from(object_type)];
     values.extend(ids.iter().map(Value::from));
-    for row in db.rows(&sql, &values).await? {
-        found.entry(row.get(0)?).or_default().insert(row.get(1)?, row.json(2)?);
+    for (object, name, Json(value)) in db.fetch::<(String, String, Json<_>)>(&sql, &values).await? {
+        by_object.entry(object).or_default().insert(name, value);
     }
-    Ok(found)
+    Ok(by_object)
 }
 
-/// The metadata of one object.
-pub async fn get(db: impl Read, object_type: ObjectType, id: &str) -> Result<Map<String, Json>, StoreError> {
+/// Returns the metadata of one object.
+pub async fn get(
+    db: impl Read,
+    object_type: ObjectType,
+    id: &str,
+) -> Result<Map<String, JsonValue>, StoreError> {
     Ok(range(db, object_type, id, id).await?.into_iter().map(|(_, name, value)| (name, value)).collect())
 }
 
-/// How much metadata an object carries, about in bytes.
+/// Returns the approximate size of an object's metadata in bytes.
 pub async fn size(mut db: impl Read, object_type: ObjectType, id: &str) -> Result<i64, StoreError> {
-    let rows = db
-        .rows(
-            "SELECT CAST(COALESCE(SUM(LENGTH(name) + LENGTH(value)), 0) AS SIGNED) FROM metadata \
-             WHERE object_type = ? AND object_id = ?",
-            params![object_type, id],
-        )
-        .await?;
-    rows.first().map_or(Ok(0), |row| row.get(0))
+    db.fetch_one(
+        "SELECT CAST(COALESCE(SUM(LENGTH(name) + LENGTH(value)), 0) AS SIGNED) FROM metadata \
+         WHERE object_type = ? AND object_id = ?",
+        params![object_type, id],
+    )
+    .await
 }
 
 pub async fn set(
@@ -68,7 +73,7 @@ pub async fn set(
     object_type: ObjectType,
     id: &str,
     name: &str,
-    value: &Json,
+    value: &JsonValue,
 ) -> Result<(), StoreError> {
     tx.execute(
         "REPLACE INTO metadata (object_type, object_id, name, value) VALUES (?, ?, ?, ?)",
@@ -87,7 +92,7 @@ pub async fn remove(tx: &mut Tx, object_type: ObjectType, id: &str, name: &str) 
     Ok(())
 }
 
-/// Removes everything an object carried.
+/// Removes all metadata of an object.
 pub async fn remove_of(tx: &mut Tx, object_type: ObjectType, id: &str) -> Result<(), StoreError> {
     tx.execute("DELETE FROM metadata WHERE object_type = ? AND object_id = ?", params![object_type, id])
         .await?;

@@ -1,12 +1,15 @@
-//! Brings the tables up to date, one node at a time.
+//! Schema migrations, run by one node at a time.
 //!
-//! MariaDB cannot roll back a change of tables, so progress is recorded after each statement and every
-//! statement may run twice.
+//! MariaDB cannot roll back DDL statements, so progress is recorded after each statement and every statement may run
+//! twice.
+
+#[cfg(test)]
+mod tests;
 
 use std::time::Duration;
 
-use super::{Store, StoreError, params, transaction};
-use crate::leases;
+use super::leases::LeaseOwner;
+use super::{Read, Store, StoreError, leases, params, transaction};
 
 const MIGRATIONS: &[(i64, &str)] = &[
     (1, include_str!("../../migrations/0001_base.sql")),
@@ -18,11 +21,11 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (7, include_str!("../../migrations/0007_claims.sql")),
 ];
 
-/// How long another node waits for one that died while it migrated, in seconds.
-const LEASE: f64 = 120.0;
+/// How long other nodes wait for a node that stopped during a migration, in seconds.
+const LEASE_SECONDS: f64 = 120.0;
 
-/// What must exist before a lease can be taken.
-const GROUND: &str = "
+/// The tables that the migration itself needs.
+const BOOTSTRAP_SCHEMA: &str = "
 CREATE TABLE IF NOT EXISTS leases (
     name VARCHAR(64) NOT NULL PRIMARY KEY,
     holder VARCHAR(64) NOT NULL,
@@ -36,36 +39,33 @@ CREATE TABLE IF NOT EXISTS migrations (
     statements_done BIGINT NOT NULL
 );";
 
-pub(super) async fn run(store: &Store) -> Result<(), StoreError> {
-    for statement in statements(GROUND) {
+pub(super) async fn run(mut store: &Store) -> Result<(), StoreError> {
+    for statement in statements(BOOTSTRAP_SCHEMA) {
         run_statement(store, statement).await?;
     }
-    let newest = MIGRATIONS.iter().map(|(number, _)| *number).max().unwrap_or(0);
-    let found = store.query_one("SELECT COALESCE(MAX(number), 0) FROM migrations", &[]).await?;
-    let found: i64 = found.map_or(Ok(0), |row| row.get(0))?;
+    let (newest, _) = MIGRATIONS[MIGRATIONS.len() - 1];
+    let found: i64 = store.fetch_one("SELECT COALESCE(MAX(number), 0) FROM migrations", &[]).await?;
     if found > newest {
-        return Err(StoreError::Broken(format!(
+        return Err(StoreError::Internal(format!(
             "the database is at migration {found} and this muster knows only {newest}: it needs a newer muster"
         )));
     }
-    let holder = leases::Holder::new("migration");
-    while !leases::take(store, "migration", &holder, LEASE).await.map_err(plain)? {
+    let owner = LeaseOwner::new("migration");
+    while !leases::acquire(store, "migration", &owner, LEASE_SECONDS).await.map_err(unavailable)? {
         tracing::info!("waiting for another node to migrate the database");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    let outcome = apply(store, &holder).await;
-    leases::release(store, "migration", &holder).await.map_err(plain)?;
+    let outcome = apply(store, &owner).await;
+    leases::release(store, "migration", &owner).await.map_err(unavailable)?;
     outcome
 }
 
-async fn apply(store: &Store, holder: &leases::Holder) -> Result<(), StoreError> {
+async fn apply(mut store: &Store, owner: &LeaseOwner) -> Result<(), StoreError> {
     for (number, text) in MIGRATIONS {
-        let row = store
-            .query_one("SELECT statements_done FROM migrations WHERE number = ?", params![*number])
-            .await?;
-        let done: i64 = row.map_or(Ok(0), |row| row.get(0))?;
-        for (at, statement) in (0i64..).zip(statements(text)).skip(usize::try_from(done).unwrap_or(0)) {
-            if !leases::take(store, "migration", holder, LEASE).await.map_err(plain)? {
+        let sql = "SELECT statements_done FROM migrations WHERE number = ?";
+        let done: usize = store.fetch_optional(sql, params![*number]).await?.unwrap_or(0);
+        for (at, statement) in (0i64..).zip(statements(text)).skip(done) {
+            if !leases::acquire(store, "migration", owner, LEASE_SECONDS).await.map_err(unavailable)? {
                 return Err(StoreError::Unavailable("lost the migration lease".into()));
             }
             run_statement(store, statement).await?;
@@ -77,7 +77,7 @@ async fn apply(store: &Store, holder: &leases::Holder) -> Result<(), StoreError>
                 .await?;
                 Ok(())
             })
-            .map_err(plain)?;
+            .map_err(unavailable)?;
         }
     }
     Ok(())
@@ -85,24 +85,24 @@ async fn apply(store: &Store, holder: &leases::Holder) -> Result<(), StoreError>
 
 async fn run_statement(store: &Store, statement: &str) -> Result<(), StoreError> {
     let mut tx = store.begin().await?;
-    match tx.define(statement).await {
-        // A column that is there was added by a start that was killed before it could write that down.
-        Err(StoreError::Broken(why)) if why.to_lowercase().contains("duplicate column") => {}
+    match tx.execute_ddl(statement).await {
+        // The column was added by a start that was killed before it recorded its progress.
+        Err(StoreError::DuplicateColumn(_)) => {}
         outcome => outcome?,
     }
     match tx.finish(Ok(()), &mut super::Retry::default()).await {
         Some(Ok(())) => Ok(()),
-        Some(Err(error)) => Err(plain(error)),
-        None => Err(StoreError::Unavailable("another node changed the tables".into())),
+        Some(Err(error)) => Err(unavailable(error)),
+        None => Err(StoreError::Unavailable("another node changed the schema".into())),
     }
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "used as the argument of map_err")]
-fn plain(error: muster_types::Error) -> StoreError {
+fn unavailable(error: muster_types::Error) -> StoreError {
     StoreError::Unavailable(error.to_string())
 }
 
-/// The statements of a migration: comments dropped, split at semicolons.
+/// Returns the statements of a migration: the text between semicolons, without leading comments.
 fn statements(text: &str) -> impl Iterator<Item = &str> {
     text.split(';').map(strip_comments).filter(|statement| !statement.is_empty())
 }
@@ -115,7 +115,7 @@ fn strip_comments(statement: &str) -> &str {
     rest
 }
 
-/// The tables that hold a cluster, in the order in which they may be filled.
+/// All tables except the bootstrap schema, in the order in which they are copied.
 pub(super) const TABLES: &[&str] = &[
     "cluster_values",
     "namespaces",
@@ -150,19 +150,3 @@ pub(super) const TABLES: &[&str] = &[
     "exchanged_tokens",
     "namespace_claims",
 ];
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_table_of_the_migrations_is_copied_to_another_database() {
-        let created: Vec<&str> = MIGRATIONS
-            .iter()
-            .flat_map(|(_, text)| statements(text))
-            .filter_map(|s| s.strip_prefix("CREATE TABLE IF NOT EXISTS "))
-            .filter_map(|s| s.split_whitespace().next())
-            .collect();
-        assert_eq!(created, TABLES);
-    }
-}

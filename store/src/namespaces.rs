@@ -1,9 +1,12 @@
 //! Rows of namespaces.
 
+#[cfg(test)]
+mod tests;
+
 use muster_types::namespace::NamespaceState;
 use muster_types::time::now;
 
-use super::{Read, Row, StoreError, Tx, params};
+use super::{Read, StoreError, Tx, columns, params};
 
 #[derive(Debug, Clone)]
 pub struct NamespaceRow {
@@ -13,18 +16,14 @@ pub struct NamespaceRow {
     pub updated: f64,
 }
 
-impl NamespaceRow {
-    fn read(row: &Row) -> Result<Self, StoreError> {
-        Ok(Self { name: row.get(0)?, state: row.parse(1)?, updated: row.get(2)? })
-    }
-}
+columns! { NamespaceRow { name, state, updated, } }
 
 pub async fn get(mut db: impl Read, name: &str) -> Result<Option<NamespaceRow>, StoreError> {
-    let rows = db.rows("SELECT name, state, updated FROM namespaces WHERE name = ?", params![name]).await?;
-    rows.first().map(NamespaceRow::read).transpose()
+    db.select_optional("FROM namespaces WHERE name = ?", params![name]).await
 }
 
-/// The next `limit` live namespaces after `after`, by name. `seen_by` keeps those that are or trust that one.
+/// Returns the next `limit` live namespaces after `after`, by name. With `seen_by`, only that namespace and those that
+/// trust it.
 pub async fn page(
     mut db: impl Read,
     seen_by: Option<&str>,
@@ -32,44 +31,36 @@ pub async fn page(
     limit: i64,
 ) -> Result<Vec<NamespaceRow>, StoreError> {
     let after = after.unwrap_or_default();
-    let rows = match seen_by {
+    match seen_by {
         None => {
-            db.rows(
-                "SELECT name, state, updated FROM namespaces WHERE name > ? AND state = 'created' \
-                 ORDER BY name LIMIT ?",
+            db.select(
+                "FROM namespaces WHERE name > ? AND state = 'created' ORDER BY name LIMIT ?",
                 params![after, limit],
             )
-            .await?
+            .await
         }
         Some(caller) => {
-            db.rows(
-                "SELECT name, state, updated FROM namespaces WHERE name > ? AND state = 'created' \
+            db.select(
+                "FROM namespaces WHERE name > ? AND state = 'created' \
                  AND (name = ? OR name IN (SELECT namespace FROM trusts WHERE trusted = ?)) ORDER BY name LIMIT ?",
                 params![after, caller, caller, limit],
             )
-            .await?
+            .await
         }
-    };
-    rows.iter().map(NamespaceRow::read).collect()
+    }
 }
 
-/// Soft-deleted namespaces whose state changed before `before`.
+/// Returns the soft-deleted namespaces whose state changed before `before`.
 pub async fn deleted_before(
     mut db: impl Read,
     before: f64,
     limit: i64,
 ) -> Result<Vec<NamespaceRow>, StoreError> {
-    let rows = db
-        .rows(
-            "SELECT name, state, updated FROM namespaces WHERE state = 'deleted' AND updated <= ? \
-             ORDER BY updated LIMIT ?",
-            params![before, limit],
-        )
-        .await?;
-    rows.iter().map(NamespaceRow::read).collect()
+    let tail = "FROM namespaces WHERE state = 'deleted' AND updated <= ? ORDER BY updated LIMIT ?";
+    db.select(tail, params![before, limit]).await
 }
 
-/// Adds a namespace; a taken name is [`StoreError::Duplicate`].
+/// Adds a namespace; an existing name is a [`StoreError::Duplicate`].
 pub async fn insert(tx: &mut Tx, name: &str) -> Result<(), StoreError> {
     let time = now();
     tx.execute(
@@ -80,18 +71,13 @@ pub async fn insert(tx: &mut Tx, name: &str) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Keeps the namespace in `state` until this transaction ends. Says whether it is in it.
-pub async fn hold(tx: &mut Tx, name: &str, state: NamespaceState) -> Result<bool, StoreError> {
-    let met = tx
-        .execute(
-            "UPDATE namespaces SET version = version + 1 WHERE name = ? AND state = ?",
-            params![name, state],
-        )
-        .await?;
-    Ok(met == 1)
+/// Locks a namespace until the transaction ends. Returns whether it is in `state`.
+pub async fn lock(tx: &mut Tx, name: &str, state: NamespaceState) -> Result<bool, StoreError> {
+    let sql = "UPDATE namespaces SET version = version + 1 WHERE name = ? AND state = ?";
+    Ok(tx.execute(sql, params![name, state]).await? == 1)
 }
 
-/// Moves a namespace to another state if it is still in `from`.
+/// Changes the state of a namespace if it is still `from`.
 pub async fn set_state(
     tx: &mut Tx,
     name: &str,
@@ -99,24 +85,15 @@ pub async fn set_state(
     to: NamespaceState,
 ) -> Result<bool, StoreError> {
     if !from.may_become(to) {
-        return Err(StoreError::Broken(format!("a namespace cannot go from {from} to {to}")));
+        return Err(StoreError::Internal(format!("a namespace cannot go from {from} to {to}")));
     }
-    let met = tx
-        .execute(
-            "UPDATE namespaces SET state = ?, updated = ?, version = version + 1 WHERE name = ? AND state = ?",
-            params![to, now(), name, from],
-        )
-        .await?;
-    Ok(met == 1)
+    let sql =
+        "UPDATE namespaces SET state = ?, updated = ?, version = version + 1 WHERE name = ? AND state = ?";
+    Ok(tx.execute(sql, params![to, now(), name, from]).await? == 1)
 }
 
 /// Removes the row of a soft-deleted namespace.
 pub async fn remove(tx: &mut Tx, name: &str) -> Result<bool, StoreError> {
-    let met = tx
-        .execute(
-            "DELETE FROM namespaces WHERE name = ? AND state = ?",
-            params![name, NamespaceState::Deleted],
-        )
-        .await?;
-    Ok(met == 1)
+    let sql = "DELETE FROM namespaces WHERE name = ? AND state = ?";
+    Ok(tx.execute(sql, params![name, NamespaceState::Deleted]).await? == 1)
 }

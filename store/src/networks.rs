@@ -7,13 +7,14 @@ use muster_types::ids::{NetworkId, OperationId};
 use muster_types::network::{FLOATING, MAX_VXID, NetworkState};
 use muster_types::time::now;
 
-use super::{Read, Row, StoreError, Tx, Value, params};
+use super::addresses::AddressPool;
+use super::{Read, StoreError, Tx, Value, columns, params, placeholders};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct NetworkRow {
     pub id: NetworkId,
     pub name: String,
-    /// Nothing for the floating network.
+    /// `None` for the floating network.
     pub namespace: Option<String>,
     pub netblock: Netblock,
     pub provide_dhcp: bool,
@@ -23,7 +24,7 @@ pub struct NetworkRow {
     pub floating_gateway: Option<Ipv4Addr>,
     pub state: NetworkState,
     pub error_message: Option<String>,
-    /// Whether nodes should have it.
+    /// Whether nodes should have it; `false` once it is being deleted.
     pub wanted: bool,
     pub generation: i64,
     pub last_operation: Option<OperationId>,
@@ -41,57 +42,52 @@ pub struct NewNetwork {
     pub provide_dns: bool,
 }
 
-const COLUMNS: &str = "uuid, name, namespace, netblock, provide_dhcp, provide_nat, provide_dns, vxid, floating_gateway, \
-                       state, error_message, wanted, generation, last_operation";
-/// States in which a network goes by its name.
+columns! { NetworkRow {
+    id: uuid,
+    name,
+    namespace,
+    netblock,
+    provide_dhcp,
+    provide_nat,
+    provide_dns,
+    vxid,
+    floating_gateway,
+    state,
+    error_message,
+    wanted,
+    generation,
+    last_operation,
+} }
+
+/// The states in which a network can be found by its name.
 const ACTIVE: &str = "state IN ('initial', 'created', 'error', 'delete-wait')";
 
 impl NetworkRow {
-    fn read(row: &Row) -> Result<Self, StoreError> {
-        Ok(Self {
-            id: row.parse(0)?,
-            name: row.get(1)?,
-            namespace: row.get(2)?,
-            netblock: row.parse(3)?,
-            provide_dhcp: row.get(4)?,
-            provide_nat: row.get(5)?,
-            provide_dns: row.get(6)?,
-            vxid: row.get(7)?,
-            floating_gateway: row.parse_opt(8)?,
-            state: row.parse(9)?,
-            error_message: row.get(10)?,
-            wanted: row.get(11)?,
-            generation: row.get(12)?,
-            last_operation: row.parse_opt(13)?,
-        })
-    }
-
-    /// The addresses of the network.
+    /// Returns the address pool of the network.
     #[must_use]
-    pub fn pool(&self) -> super::addresses::Pool {
-        super::addresses::Pool { network: self.id, netblock: self.netblock }
+    pub fn pool(&self) -> AddressPool {
+        AddressPool { network: self.id, netblock: self.netblock }
     }
 }
 
 async fn rows(mut db: impl Read, tail: &str, values: &[Value]) -> Result<Vec<NetworkRow>, StoreError> {
-    let sql = format!("SELECT {COLUMNS} FROM networks WHERE {tail}");
-    db.rows(&sql, values).await?.iter().map(NetworkRow::read).collect()
+    db.select(&format!("FROM networks WHERE {tail}"), values).await
 }
 
 pub async fn get(db: impl Read, id: NetworkId) -> Result<Option<NetworkRow>, StoreError> {
     Ok(rows(db, "uuid = ?", params![id]).await?.pop())
 }
 
-/// Some networks by id.
-pub async fn some(db: impl Read, ids: &[NetworkId]) -> Result<Vec<NetworkRow>, StoreError> {
+/// Returns some networks by id.
+pub async fn by_ids(db: impl Read, ids: &[NetworkId]) -> Result<Vec<NetworkRow>, StoreError> {
     if ids.is_empty() {
         return Ok(vec![]);
     }
     let values: Vec<Value> = ids.iter().map(|id| (*id).into()).collect();
-    rows(db, &format!("uuid IN ({})", vec!["?"; ids.len()].join(", ")), &values).await
+    rows(db, &format!("uuid IN ({})", placeholders(ids.len())), &values).await
 }
 
-/// The networks of a name, in one namespace or in all. The floating network has no namespace.
+/// Returns up to two networks with a name, in one namespace or in all. The floating network has no namespace.
 pub async fn by_name(
     db: impl Read,
     name: &str,
@@ -106,7 +102,7 @@ pub async fn by_name(
     }
 }
 
-/// The networks of a name in namespaces that trust the caller.
+/// Returns up to two networks with a name in namespaces that trust the caller.
 pub async fn by_name_trusting(
     db: impl Read,
     name: &str,
@@ -118,8 +114,8 @@ pub async fn by_name_trusting(
     rows(db, &tail, params![name, caller]).await
 }
 
-/// The next networks after `after`, by id, without the floating one. `seen_by` keeps those of namespaces that are
-/// or trust that one; `all` keeps deleted ones.
+/// Returns the next networks after `after`, by id, without the floating one. With `seen_by`, only those of that
+/// namespace and of those that trust it; with `all`, also deleted ones.
 pub async fn page(
     db: impl Read,
     seen_by: Option<&str>,
@@ -142,32 +138,32 @@ pub async fn page(
     rows(db, &format!("{tail} ORDER BY uuid LIMIT ?"), &values).await
 }
 
-/// Every live network of a namespace.
+/// Returns all live networks of a namespace.
 pub async fn of_namespace(db: impl Read, namespace: &str) -> Result<Vec<NetworkRow>, StoreError> {
     rows(db, &format!("namespace = ? AND {ACTIVE} ORDER BY uuid"), params![namespace]).await
 }
 
-/// Every network that nodes should have.
+/// Returns all networks that nodes should have.
 pub async fn wanted(db: impl Read) -> Result<Vec<NetworkRow>, StoreError> {
     rows(db, "wanted = 1 AND namespace IS NOT NULL ORDER BY uuid", &[]).await
 }
 
-/// Networks that an operation should be bringing to another state, and that no operation is at.
-pub async fn abandoned(db: impl Read) -> Result<Vec<NetworkRow>, StoreError> {
+/// Returns the networks in a transitional state that no unfinished operation will change.
+pub async fn without_operation(db: impl Read) -> Result<Vec<NetworkRow>, StoreError> {
     let tail = "state IN ('initial', 'delete-wait') AND NOT EXISTS (SELECT 1 FROM operations \
                 WHERE target_type = 'network' AND target_id = networks.uuid AND state IN ('queued', 'executing')) \
                 ORDER BY updated LIMIT 500";
     rows(db, tail, &[]).await
 }
 
-/// A number that changes with every change that nodes must follow, for as good as free.
-pub async fn pulse(mut db: impl Read) -> Result<(i64, i64), StoreError> {
+/// Returns the number of networks that nodes should have and the sum of their generations, which change with every
+/// change that nodes must apply.
+pub async fn generation_summary(mut db: impl Read) -> Result<(i64, i64), StoreError> {
     let sql = "SELECT COUNT(*), CAST(COALESCE(SUM(generation), 0) AS SIGNED) FROM networks WHERE wanted = 1";
-    let rows = db.rows(sql, &[]).await?;
-    rows.first().map_or(Ok((0, 0)), |row| Ok((row.get(0)?, row.get(1)?)))
+    db.fetch_one(sql, &[]).await
 }
 
-/// Soft-deleted networks whose state changed before `before` and of which no node has anything.
+/// Returns the soft-deleted networks that no node has and whose state changed before `before`.
 pub async fn cleanable(db: impl Read, before: f64, limit: i64) -> Result<Vec<NetworkRow>, StoreError> {
     let tail = "state = 'deleted' AND updated <= ? \
                 AND NOT EXISTS (SELECT 1 FROM node_networks WHERE network_uuid = networks.uuid) \
@@ -175,13 +171,13 @@ pub async fn cleanable(db: impl Read, before: f64, limit: i64) -> Result<Vec<Net
     rows(db, tail, params![before, limit]).await
 }
 
-/// Adds a network with a VXLAN of its own.
+/// Adds a network with an unused VXLAN id.
 pub async fn insert(tx: &mut Tx, new: &NewNetwork) -> Result<NetworkRow, StoreError> {
-    // A cluster would have to be full of networks for this to fail.
+    let floating = new.id == FLOATING;
+    // Fails only if nearly all ids are in use.
     for _ in 0..64 {
-        let random = uuid::Uuid::new_v4().as_u128() % u128::from(MAX_VXID);
-        let vxid = if new.id == FLOATING { 0 } else { i64::try_from(random).unwrap_or(0) + 1 };
-        let (time, floating) = (now(), new.id == FLOATING);
+        let vxid = if floating { 0 } else { random_vxid() };
+        let time = now();
         let state = if floating { NetworkState::Created } else { NetworkState::Initial };
         let inserted = tx
             .execute(
@@ -206,34 +202,50 @@ pub async fn insert(tx: &mut Tx, new: &NewNetwork) -> Result<NetworkRow, StoreEr
         match inserted {
             Ok(_) => {
                 let row = get(&mut *tx, new.id).await?;
-                return row.ok_or_else(|| StoreError::Broken("a new network has no row".into()));
+                return row.ok_or_else(|| StoreError::Internal("a new network has no row".into()));
             }
             Err(StoreError::Duplicate(_)) if !floating => {}
             Err(error) => return Err(error),
         }
     }
-    Err(StoreError::Conflict("no free VXLAN was found".into()))
+    Err(StoreError::Conflict("no unused VXLAN id was found".into()))
 }
 
-/// Keeps a network in one of `states` until this transaction ends. Says whether it is in one of them.
-pub async fn hold(tx: &mut Tx, id: NetworkId, states: &[NetworkState]) -> Result<bool, StoreError> {
-    touch(tx, id, states, "version = version + 1").await
+fn random_vxid() -> u32 {
+    let random = uuid::Uuid::new_v4().as_u128() % u128::from(MAX_VXID);
+    u32::try_from(random).expect("the remainder is less than MAX_VXID") + 1
 }
 
-/// As [`hold`], and tells the nodes that there is something new to follow.
-pub async fn bump(tx: &mut Tx, id: NetworkId, states: &[NetworkState]) -> Result<bool, StoreError> {
-    touch(tx, id, states, "generation = generation + 1, version = version + 1").await
+/// Locks a network until the transaction ends. Returns whether it is in one of `states`.
+pub async fn lock(tx: &mut Tx, id: NetworkId, states: &[NetworkState]) -> Result<bool, StoreError> {
+    update_in_states(tx, id, states, "version = version + 1").await
 }
 
-async fn touch(tx: &mut Tx, id: NetworkId, states: &[NetworkState], what: &str) -> Result<bool, StoreError> {
-    let marks = vec!["?"; states.len()].join(", ");
+/// As [`lock`], and starts a new generation, which the nodes apply.
+pub async fn bump_generation(
+    tx: &mut Tx,
+    id: NetworkId,
+    states: &[NetworkState],
+) -> Result<bool, StoreError> {
+    update_in_states(tx, id, states, "generation = generation + 1, version = version + 1").await
+}
+
+async fn update_in_states(
+    tx: &mut Tx,
+    id: NetworkId,
+    states: &[NetworkState],
+    assignments: &str,
+) -> Result<bool, StoreError> {
     let mut values: Vec<Value> = vec![id.into()];
     values.extend(states.iter().map(|state| Value::from(*state)));
-    let sql = format!("UPDATE networks SET {what} WHERE uuid = ? AND state IN ({marks})");
+    let sql = format!(
+        "UPDATE networks SET {assignments} WHERE uuid = ? AND state IN ({})",
+        placeholders(states.len())
+    );
     Ok(tx.execute(&sql, &values).await? == 1)
 }
 
-/// Moves a network to another state if it is still in `from`.
+/// Changes the state of a network if it is still `from`.
 pub async fn set_state(
     tx: &mut Tx,
     id: NetworkId,
@@ -242,19 +254,19 @@ pub async fn set_state(
     error: Option<&str>,
 ) -> Result<bool, StoreError> {
     if !from.may_become(to) {
-        return Err(StoreError::Broken(format!("a network cannot go from {from} to {to}")));
+        return Err(StoreError::Internal(format!("a network cannot go from {from} to {to}")));
     }
-    let met = tx
+    let updated = tx
         .execute(
             "UPDATE networks SET state = ?, error_message = COALESCE(?, error_message), updated = ?, \
              version = version + 1 WHERE uuid = ? AND state = ?",
             params![to, error, now(), id, from],
         )
         .await?;
-    Ok(met == 1)
+    Ok(updated == 1)
 }
 
-/// Nodes should no longer have it.
+/// Marks a network as one that nodes should no longer have.
 pub async fn set_unwanted(tx: &mut Tx, id: NetworkId) -> Result<(), StoreError> {
     tx.execute(
         "UPDATE networks SET wanted = 0, generation = generation + 1, version = version + 1 WHERE uuid = ?",

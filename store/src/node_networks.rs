@@ -1,45 +1,38 @@
-//! Rows of what each node has of each network.
+//! Rows of networks on nodes.
 //!
-//! A row exists from before a node makes the first device until after it removed the last one, so that nothing
-//! is left on a machine without a row that tells of it.
+//! A row exists from before a node creates the first device of a network until after it removed the last one, so that
+//! every device on a host has a row.
 
 use muster_types::ids::{NetworkId, NodeId};
 use muster_types::time::now;
 
-use super::{Read, Row, StoreError, Tx, Value, marks, params};
+use super::{Read, StoreError, Tx, Value, columns, params, placeholders};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeNetworkRow {
     pub node: NodeId,
     pub network: NetworkId,
-    /// What the node last followed; 0 before the first time.
+    /// The generation that the node last applied; 0 before the first time.
     pub generation: i64,
-    /// Why it could not.
+    /// Why the node failed to apply the newest generation.
     pub error: Option<String>,
 }
 
-const COLUMNS: &str = "node_uuid, network_uuid, generation, error_message";
+columns! { NodeNetworkRow { node: node_uuid, network: network_uuid, generation, error: error_message, } }
 
-impl NodeNetworkRow {
-    fn read(row: &Row) -> Result<Self, StoreError> {
-        Ok(Self { node: row.parse(0)?, network: row.parse(1)?, generation: row.get(2)?, error: row.get(3)? })
-    }
-}
-
-/// What nodes have of one network.
+/// Returns the nodes that have a network.
 pub async fn of_network(mut db: impl Read, network: NetworkId) -> Result<Vec<NodeNetworkRow>, StoreError> {
-    let sql = format!("SELECT {COLUMNS} FROM node_networks WHERE network_uuid = ? ORDER BY node_uuid");
-    db.rows(&sql, params![network]).await?.iter().map(NodeNetworkRow::read).collect()
+    db.select("FROM node_networks WHERE network_uuid = ? ORDER BY node_uuid", params![network]).await
 }
 
-/// What some nodes have.
+/// Returns the networks that some nodes have.
 pub async fn of_nodes(mut db: impl Read, nodes: &[NodeId]) -> Result<Vec<NodeNetworkRow>, StoreError> {
     let values: Vec<Value> = nodes.iter().map(|node| (*node).into()).collect();
-    let sql = format!("SELECT {COLUMNS} FROM node_networks WHERE node_uuid IN ({})", marks(nodes.len()));
-    db.rows(&sql, &values).await?.iter().map(NodeNetworkRow::read).collect()
+    let tail = format!("FROM node_networks WHERE node_uuid IN ({})", placeholders(nodes.len()));
+    db.select(&tail, &values).await
 }
 
-/// Writes what a node has now.
+/// Adds or replaces a row.
 pub async fn put(tx: &mut Tx, row: &NodeNetworkRow) -> Result<(), StoreError> {
     tx.execute(
         "REPLACE INTO node_networks (node_uuid, network_uuid, generation, error_message, updated) \
@@ -56,14 +49,14 @@ pub async fn remove(tx: &mut Tx, node: NodeId, network: NetworkId) -> Result<(),
     Ok(())
 }
 
-/// Forgets what a node had that is no longer part of the cluster.
+/// Removes all rows of a node that has left the cluster.
 pub async fn remove_of_node(tx: &mut Tx, node: NodeId) -> Result<(), StoreError> {
     tx.execute("DELETE FROM node_networks WHERE node_uuid = ?", params![node]).await?;
     Ok(())
 }
 
-/// Nothing is known any more of how far a node has followed: its host may have been down. What it may have stays known.
-pub async fn void(tx: &mut Tx, node: NodeId) -> Result<(), StoreError> {
+/// Marks all networks of a node as not applied, because its host may have restarted.
+pub async fn reset_generations(tx: &mut Tx, node: NodeId) -> Result<(), StoreError> {
     tx.execute("UPDATE node_networks SET generation = 0 WHERE node_uuid = ?", params![node]).await?;
     Ok(())
 }

@@ -1,29 +1,35 @@
 //! Rows of cluster operations: the queue.
 
+#[cfg(test)]
+mod tests;
+
 use muster_types::ids::{NodeId, OperationId};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::{ErrorReport, OperationHandle, OperationState, OperationType, Progress};
 use muster_types::time::now;
-use serde_json::Value as Json;
+use serde_json::Value as JsonValue;
 
-use super::{Read, Row, Store, StoreError, Tx, Value, marks, params, references, transaction};
+use super::{
+    Read, Store, StoreError, Tx, Value, columns, params, placeholders, references, to_json, transaction,
+};
 
 #[derive(Debug, Clone)]
 pub struct OperationRow {
     pub id: OperationId,
     pub operation_type: OperationType,
-    /// Which operation of that type; the engine finds the code by it.
+    /// Selects the handler among the operations of the type.
     pub name: String,
     pub state: OperationState,
     pub tasks: Vec<String>,
-    /// How many steps are done.
+    /// The number of completed steps.
     pub step: i64,
-    pub arguments: Json,
+    pub arguments: JsonValue,
     pub depends_on: Vec<OperationHandle>,
     pub namespace: Option<String>,
     pub target: ObjectRef,
     pub attempts: i64,
-    pub holder: String,
+    /// The id of the current lease; empty without one.
+    pub lease_owner: String,
     pub lease_expires: f64,
     pub error_report: Option<ErrorReport>,
     pub request_id: Option<String>,
@@ -39,47 +45,36 @@ pub struct NewOperation {
     pub operation_type: OperationType,
     pub name: &'static str,
     pub tasks: Vec<&'static str>,
-    pub arguments: Json,
+    pub arguments: JsonValue,
     pub depends_on: Vec<OperationHandle>,
     pub namespace: Option<String>,
     pub target: ObjectRef,
     pub request_id: Option<String>,
-    /// The node that alone can do it.
+    /// The only node that can execute it; `None` for any.
     pub node: Option<NodeId>,
 }
 
-const COLUMNS: &str = "uuid, operation_type, name, state, tasks, step, arguments, depends_on, namespace, target_type, \
-                       target_id, attempts, holder, lease_expires, error_report, request_id, created, updated, version, progress";
-
-impl OperationRow {
-    fn read(row: &Row) -> Result<Self, StoreError> {
-        Ok(Self {
-            id: row.parse(0)?,
-            operation_type: row.parse(1)?,
-            name: row.get(2)?,
-            state: row.parse(3)?,
-            tasks: row.json(4)?,
-            step: row.get(5)?,
-            arguments: row.json(6)?,
-            depends_on: row.json(7)?,
-            namespace: row.get(8)?,
-            target: ObjectRef { object_type: row.parse(9)?, id: row.get(10)? },
-            attempts: row.get(11)?,
-            holder: row.get(12)?,
-            lease_expires: row.get(13)?,
-            error_report: row.json_opt(14)?,
-            request_id: row.get(15)?,
-            created: row.get(16)?,
-            updated: row.get(17)?,
-            version: row.get(18)?,
-            progress: row.json_opt(19)?,
-        })
-    }
-}
-
-fn json(value: &impl serde::Serialize) -> Result<String, StoreError> {
-    serde_json::to_string(value).map_err(|e| StoreError::Broken(e.to_string()))
-}
+columns! { OperationRow {
+    id: uuid,
+    operation_type,
+    name,
+    state,
+    tasks: json(tasks),
+    step,
+    arguments: json(arguments),
+    depends_on: json(depends_on),
+    namespace,
+    target: ObjectRef { object_type: target_type, id: target_id, },
+    attempts,
+    lease_owner: holder,
+    lease_expires,
+    error_report: json(error_report),
+    request_id,
+    created,
+    updated,
+    version,
+    progress: json(progress),
+} }
 
 pub async fn insert(tx: &mut Tx, new: &NewOperation) -> Result<OperationHandle, StoreError> {
     let id = OperationId::new();
@@ -93,9 +88,9 @@ pub async fn insert(tx: &mut Tx, new: &NewOperation) -> Result<OperationHandle, 
             new.operation_type,
             new.name,
             OperationState::Queued,
-            json(&new.tasks)?,
-            json(&new.arguments)?,
-            json(&new.depends_on)?,
+            to_json(&new.tasks)?,
+            to_json(&new.arguments)?,
+            to_json(&new.depends_on)?,
             new.namespace.as_ref(),
             new.target.object_type,
             &new.target.id,
@@ -119,20 +114,16 @@ pub async fn insert(tx: &mut Tx, new: &NewOperation) -> Result<OperationHandle, 
 }
 
 pub async fn get(mut db: impl Read, id: OperationId) -> Result<Option<OperationRow>, StoreError> {
-    let sql = format!("SELECT {COLUMNS} FROM operations WHERE uuid = ?");
-    db.rows(&sql, params![id]).await?.first().map(OperationRow::read).transpose()
+    db.select_optional("FROM operations WHERE uuid = ?", params![id]).await
 }
 
-/// The operations on an object, newest first.
+/// Returns the operations on an object, newest first.
 pub async fn of_target(mut db: impl Read, target: &ObjectRef) -> Result<Vec<OperationRow>, StoreError> {
-    let sql = format!(
-        "SELECT {COLUMNS} FROM operations WHERE target_type = ? AND target_id = ? ORDER BY created DESC, uuid"
-    );
-    let rows = db.rows(&sql, params![target.object_type, &target.id]).await?;
-    rows.iter().map(OperationRow::read).collect()
+    let tail = "FROM operations WHERE target_type = ? AND target_id = ? ORDER BY created DESC, uuid";
+    db.select(tail, params![target.object_type, &target.id]).await
 }
 
-/// Whether an unfinished operation of this name waits for or works on the object.
+/// Returns whether there is an unfinished operation with this name on the object.
 pub async fn is_pending(mut db: impl Read, target: &ObjectRef, name: &str) -> Result<bool, StoreError> {
     let rows = db
         .rows(
@@ -144,174 +135,172 @@ pub async fn is_pending(mut db: impl Read, target: &ObjectRef, name: &str) -> Re
     Ok(!rows.is_empty())
 }
 
-/// What a daemon can do: the operations that it knows, on the nodes that it speaks for.
+/// The operations that a daemon can execute: those with a handler, on the nodes that it controls.
 #[derive(Debug, Clone)]
-pub struct Able {
+pub struct ExecutableOperations {
     pub names: Vec<&'static str>,
     pub nodes: Vec<NodeId>,
 }
 
-impl Able {
-    /// The condition, and its values.
+impl ExecutableOperations {
+    /// Returns the SQL condition and its parameters.
     fn condition(&self) -> (String, Vec<Value>) {
         let sql = format!(
             "name IN ({}) AND (node_uuid IS NULL OR node_uuid IN ({}))",
-            marks(self.names.len()),
-            marks(self.nodes.len())
+            placeholders(self.names.len()),
+            placeholders(self.nodes.len())
         );
         let values = self.names.iter().map(|name| Value::from(*name));
         (sql, values.chain(self.nodes.iter().map(|node| Value::from(*node))).collect())
     }
 }
 
-/// Operations that a worker may take now: due ones, and those whose worker has gone silent. What only a newer daemon
-/// or another node can do is left to it.
-pub async fn due(store: &Store, able: &Able, limit: i64) -> Result<Vec<OperationRow>, StoreError> {
+/// Returns the executable operations that are due or whose lease has expired.
+pub async fn due(
+    mut store: &Store,
+    executable: &ExecutableOperations,
+    limit: i64,
+) -> Result<Vec<OperationRow>, StoreError> {
     let time = now();
-    let (condition, able) = able.condition();
-    let sql = format!(
-        "SELECT {COLUMNS} FROM operations WHERE ((state = 'queued' AND run_after <= ?) \
+    let (condition, parameters) = executable.condition();
+    let tail = format!(
+        "FROM operations WHERE ((state = 'queued' AND run_after <= ?) \
          OR (state = 'executing' AND lease_expires <= ?)) AND {condition} ORDER BY run_after LIMIT ?"
     );
     let mut values = params![time, time].to_vec();
-    values.extend(able);
+    values.extend(parameters);
     values.push(limit.into());
-    store.query(&sql, &values).await?.iter().map(OperationRow::read).collect()
+    store.select(&tail, &values).await
 }
 
-/// When the next queued operation that this daemon can do is due, if there is one.
-pub async fn next_due(store: &Store, able: &Able) -> Result<Option<f64>, StoreError> {
-    let (condition, values) = able.condition();
+/// Returns when the next executable queued operation is due.
+pub async fn next_due(
+    mut store: &Store,
+    executable: &ExecutableOperations,
+) -> Result<Option<f64>, StoreError> {
+    let (condition, values) = executable.condition();
     let sql = format!("SELECT MIN(run_after) FROM operations WHERE state = 'queued' AND {condition}");
-    store.query_one(&sql, &values).await?.map_or(Ok(None), |row| row.get(0))
+    store.fetch_one(&sql, &values).await
 }
 
-/// Writes down how far an operation has come, while its claim holds.
-pub async fn set_progress(
-    tx: &mut Tx,
-    claimed: &OperationRow,
-    progress: &Progress,
-) -> Result<(), StoreError> {
+/// Records the progress of a leased operation.
+pub async fn set_progress(tx: &mut Tx, leased: &OperationRow, progress: &Progress) -> Result<(), StoreError> {
     tx.execute(
         "UPDATE operations SET progress = ? WHERE uuid = ? AND holder = ?",
-        params![json(progress)?, claimed.id, &claimed.holder],
+        params![to_json(progress)?, leased.id, &leased.lease_owner],
     )
     .await?;
     Ok(())
 }
 
-/// Takes an operation. Every claim has a holder of its own, so that even one daemon cannot hold it twice.
-/// `None`: somebody else was faster.
-pub async fn claim(
+/// Leases an operation, under a new owner id each time so that even the same daemon cannot lease it twice. Returns
+/// `None` if another worker leased it first.
+pub async fn lease(
     store: &Store,
     row: &OperationRow,
-    lease: f64,
+    seconds: f64,
 ) -> muster_types::Result<Option<OperationRow>> {
-    let holder = uuid::Uuid::new_v4().to_string();
-    let claimed = transaction!(store, |tx| {
-        let met = tx
-            .execute(
+    let owner = uuid::Uuid::new_v4().to_string();
+    let is_leased = transaction!(store, |tx| {
+        let updated = tx.execute(
                 "UPDATE operations SET state = ?, holder = ?, lease_expires = ?, attempts = attempts + 1, updated = ?, \
                  version = version + 1 WHERE uuid = ? AND version = ? AND (state = ? OR lease_expires <= ?)",
                 params![
                     OperationState::Executing,
-                    &holder,
-                    now() + lease,
+                    &owner,
+                    now() + seconds,
                     now(),
                     row.id,
                     row.version,
                     OperationState::Queued,
                     now()
                 ],
-            )
-            .await?;
-        Ok(met == 1)
+            ).await?;
+        Ok(updated == 1)
     })?;
-    if !claimed {
+    if !is_leased {
         return Ok(None);
     }
-    Ok(get(store, row.id).await?.filter(|row| row.holder == holder))
+    Ok(get(store, row.id).await?.filter(|row| row.lease_owner == owner))
 }
 
-/// Keeps a claim alive. Says whether it is still ours.
-pub async fn renew(store: &Store, claimed: &OperationRow, lease: f64) -> muster_types::Result<bool> {
+/// Renews the lease of an operation. Returns `false` if it was lost.
+pub async fn renew(store: &Store, leased: &OperationRow, seconds: f64) -> muster_types::Result<bool> {
     transaction!(store, |tx| {
-        let met = tx
+        let updated = tx
             .execute(
                 "UPDATE operations SET lease_expires = ? WHERE uuid = ? AND holder = ? AND state = ?",
-                params![now() + lease, claimed.id, &claimed.holder, OperationState::Executing],
+                params![now() + seconds, leased.id, &leased.lease_owner, OperationState::Executing],
             )
             .await?;
-        Ok(met == 1)
+        Ok(updated == 1)
     })
 }
 
-/// Records that the first `step` steps are done, if the claim still holds.
-pub async fn set_step(tx: &mut Tx, claimed: &OperationRow, step: i64) -> Result<bool, StoreError> {
-    let met = tx
+/// Records that the first `step` steps are complete. Returns `false` if the lease was lost.
+pub async fn set_step(tx: &mut Tx, leased: &OperationRow, step: i64) -> Result<bool, StoreError> {
+    let updated = tx
         .execute(
             "UPDATE operations SET step = ?, updated = ?, version = version + 1 \
              WHERE uuid = ? AND holder = ? AND state = ?",
-            params![step, now(), claimed.id, &claimed.holder, OperationState::Executing],
+            params![step, now(), leased.id, &leased.lease_owner, OperationState::Executing],
         )
         .await?;
-    Ok(met == 1)
+    Ok(updated == 1)
 }
 
-/// Ends a claim: the operation is over, or goes back to the queue until `run_after`.
+/// Ends a lease: the operation is finished, or returns to the queue until `run_after`.
 pub async fn release(
     tx: &mut Tx,
-    claimed: &OperationRow,
+    leased: &OperationRow,
     to: OperationState,
     run_after: f64,
     report: Option<&ErrorReport>,
 ) -> Result<bool, StoreError> {
     if !OperationState::Executing.may_become(to) {
-        return Err(StoreError::Broken(format!("an operation cannot go from executing to {to}")));
+        return Err(StoreError::Internal(format!("an operation cannot go from executing to {to}")));
     }
-    let report = report.map(json).transpose()?;
-    let met = tx
-        .execute(
+    let report = report.map(to_json).transpose()?;
+    let updated = tx.execute(
             "UPDATE operations SET state = ?, holder = '', lease_expires = 0.0, run_after = ?, error_report = ?, \
              updated = ?, version = version + 1 WHERE uuid = ? AND holder = ? AND state = ?",
-            params![to, run_after, report, now(), claimed.id, &claimed.holder, OperationState::Executing],
-        )
-        .await?;
-    Ok(met == 1)
+            params![to, run_after, report, now(), leased.id, &leased.lease_owner, OperationState::Executing],
+        ).await?;
+    Ok(updated == 1)
 }
 
-/// Gives a claim back as if it had not been taken: the operation has to wait for others.
-pub async fn put_back(tx: &mut Tx, claimed: &OperationRow, run_after: f64) -> Result<bool, StoreError> {
-    let met = tx
+/// Ends a lease without counting the attempt, because the operation has to wait for others.
+pub async fn requeue(tx: &mut Tx, leased: &OperationRow, run_after: f64) -> Result<bool, StoreError> {
+    let updated = tx
         .execute(
             "UPDATE operations SET state = ?, holder = '', lease_expires = 0.0, run_after = ?, \
              attempts = attempts - 1, version = version + 1 WHERE uuid = ? AND holder = ? AND state = ?",
             params![
                 OperationState::Queued,
                 run_after,
-                claimed.id,
-                &claimed.holder,
+                leased.id,
+                &leased.lease_owner,
                 OperationState::Executing
             ],
         )
         .await?;
-    Ok(met == 1)
+    Ok(updated == 1)
 }
 
-/// Ends an operation that nobody holds.
+/// Aborts an operation that is not leased.
 pub async fn abort(tx: &mut Tx, row: &OperationRow, report: &ErrorReport) -> Result<bool, StoreError> {
-    let met = tx
+    let updated = tx
         .execute(
             "UPDATE operations SET state = ?, error_report = ?, updated = ?, version = version + 1 \
              WHERE uuid = ? AND version = ?",
-            params![OperationState::Abort, json(report)?, now(), row.id, row.version],
+            params![OperationState::Abort, to_json(report)?, now(), row.id, row.version],
         )
         .await?;
-    Ok(met == 1)
+    Ok(updated == 1)
 }
 
-/// Puts off an operation that waits for others.
-pub async fn put_off(tx: &mut Tx, row: &OperationRow, run_after: f64) -> Result<(), StoreError> {
+/// Postpones an operation that waits for others.
+pub async fn postpone(tx: &mut Tx, row: &OperationRow, run_after: f64) -> Result<(), StoreError> {
     tx.execute(
         "UPDATE operations SET run_after = ?, version = version + 1 WHERE uuid = ? AND version = ?",
         params![run_after, row.id, row.version],
@@ -320,22 +309,20 @@ pub async fn put_off(tx: &mut Tx, row: &OperationRow, run_after: f64) -> Result<
     Ok(())
 }
 
-/// Finished operations that ended before `before`.
+/// Returns the operations that finished before `before`.
 pub async fn finished_before(
     mut db: impl Read,
     before: f64,
     limit: i64,
 ) -> Result<Vec<OperationId>, StoreError> {
-    let rows = db
-        .rows(
-            "SELECT uuid FROM operations WHERE state IN ('complete', 'error', 'abort') AND updated <= ? LIMIT ?",
-            params![before, limit],
-        )
-        .await?;
-    rows.iter().map(|row| row.parse(0)).collect()
+    db.fetch(
+        "SELECT uuid FROM operations WHERE state IN ('complete', 'error', 'abort') AND updated <= ? LIMIT ?",
+        params![before, limit],
+    )
+    .await
 }
 
-/// Gives up what waits to be done to an object, but for operations of one name.
+/// Aborts the queued operations on an object, except those with one name.
 pub async fn abort_queued(tx: &mut Tx, target: &ObjectRef, except: &str) -> Result<(), StoreError> {
     tx.execute(
         "UPDATE operations SET state = ?, updated = ?, version = version + 1 \
@@ -360,8 +347,7 @@ pub async fn remove(tx: &mut Tx, id: OperationId) -> Result<bool, StoreError> {
     Ok(removed == 1)
 }
 
-/// How many operations have not ended.
+/// Returns the number of unfinished operations.
 pub async fn unfinished(mut db: impl Read) -> Result<i64, StoreError> {
-    let rows = db.rows("SELECT COUNT(*) FROM operations WHERE state IN ('queued', 'executing')", &[]).await?;
-    rows.first().map_or(Ok(0), |row| row.get(0))
+    db.fetch_one("SELECT COUNT(*) FROM operations WHERE state IN ('queued', 'executing')", &[]).await
 }

@@ -1,11 +1,14 @@
-//! Rows of references: which object uses which other, and as what.
+//! Rows of references: which object uses which other object, and in which relationship.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeMap, HashMap};
 
 use muster_types::object::{ObjectRef, ObjectType, Reference};
 use muster_types::time::now;
 
-use super::{Read, StoreError, Tx, Value, marks, params};
+use super::{Read, Select, StoreError, Tx, Value, columns, params, placeholders};
 
 /// References by relationship.
 pub type References = BTreeMap<String, Vec<Reference>>;
@@ -38,64 +41,64 @@ pub async fn insert(
     Ok(())
 }
 
-/// The references of one object: what uses it, and what it uses.
+columns! { Reference {
+    source_object_type: source_type,
+    source_uuid: source_id,
+    relationship,
+    relationship_value,
+    target_object_type: target_type,
+    target_uuid: target_id,
+    created,
+    last_active,
+} }
+
+/// The references to and from one object.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Around {
+pub struct ObjectReferences {
     pub to: References,
     pub from: References,
 }
 
-/// What uses an object, and what it uses.
-pub async fn around(db: impl Read, object: &ObjectRef) -> Result<Around, StoreError> {
-    let mut found = of(db, object.object_type, std::slice::from_ref(&object.id)).await?;
+/// Returns the references to and from one object.
+pub async fn of_object(db: impl Read, object: &ObjectRef) -> Result<ObjectReferences, StoreError> {
+    let mut found = of_objects(db, object.object_type, std::slice::from_ref(&object.id)).await?;
     Ok(found.remove(&object.id).unwrap_or_default())
 }
 
-/// The references of some objects, by object.
-pub async fn of(
+/// Returns the references to and from some objects, by object.
+pub async fn of_objects(
     mut db: impl Read,
     object_type: ObjectType,
     ids: &[String],
-) -> Result<HashMap<String, Around>, StoreError> {
+) -> Result<HashMap<String, ObjectReferences>, StoreError> {
     if ids.is_empty() {
         return Ok(HashMap::new());
     }
-    // One statement, and both halves answered from an index.
+    // One statement, of which each half uses an index.
     let half = |number: u8, side: &str| {
         format!(
-            "SELECT {number}, source_type, source_id, relationship, relationship_value, target_type, target_id, \
-             created, last_active FROM object_references WHERE {side}_type = ? AND {side}_id IN ({})",
-            marks(ids.len())
+            "SELECT {number}, {} FROM object_references WHERE {side}_type = ? AND {side}_id IN ({})",
+            Reference::COLUMNS,
+            placeholders(ids.len())
         )
     };
     let sql = format!("{} UNION ALL {}", half(0, "source"), half(1, "target"));
     let side = || std::iter::once(Value::from(object_type)).chain(ids.iter().map(Value::from));
     let values: Vec<Value> = side().chain(side()).collect();
-    let mut found: HashMap<String, Around> = HashMap::new();
-    for row in db.rows(&sql, &values).await? {
-        let is_target: bool = row.get(0)?;
-        let reference = Reference {
-            source_object_type: row.get(1)?,
-            source_uuid: row.get(2)?,
-            relationship: row.get(3)?,
-            relationship_value: row.get(4)?,
-            target_object_type: row.get(5)?,
-            target_uuid: row.get(6)?,
-            created: row.get(7)?,
-            last_active: row.get(8)?,
-        };
+    let mut found: HashMap<String, ObjectReferences> = HashMap::new();
+    for (is_target, reference) in db.fetch::<(bool, Reference)>(&sql, &values).await? {
         let own = if is_target { &reference.target_uuid } else { &reference.source_uuid };
-        let around = found.entry(own.clone()).or_default();
-        let list = if is_target { &mut around.to } else { &mut around.from };
+        let references = found.entry(own.clone()).or_default();
+        let list = if is_target { &mut references.to } else { &mut references.from };
         list.entry(reference.relationship.clone()).or_default().push(reference);
     }
-    for list in found.values_mut().flat_map(|around| around.from.values_mut().chain(around.to.values_mut())) {
+    for list in found.values_mut().flat_map(|object| object.from.values_mut().chain(object.to.values_mut())) {
         list.sort_by(|a, b| a.created.total_cmp(&b.created));
     }
     Ok(found)
 }
 
-/// Forgets one use with its value.
+/// Removes the reference of a relationship that has this value.
 pub async fn remove(
     tx: &mut Tx,
     source: &ObjectRef,
@@ -111,8 +114,12 @@ pub async fn remove(
     Ok(())
 }
 
-/// Forgets everything that `source` used as its `relationship`.
-pub async fn remove_as(tx: &mut Tx, source: &ObjectRef, relationship: &str) -> Result<(), StoreError> {
+/// Removes all references from `source` of one relationship.
+pub async fn remove_relationship(
+    tx: &mut Tx,
+    source: &ObjectRef,
+    relationship: &str,
+) -> Result<(), StoreError> {
     tx.execute(
         "DELETE FROM object_references WHERE source_type = ? AND source_id = ? AND relationship = ?",
         params![source.object_type, &source.id, relationship],
@@ -121,7 +128,7 @@ pub async fn remove_as(tx: &mut Tx, source: &ObjectRef, relationship: &str) -> R
     Ok(())
 }
 
-/// Forgets everything that `source` used.
+/// Removes all references from `source`.
 pub async fn remove_from(tx: &mut Tx, source: &ObjectRef) -> Result<(), StoreError> {
     tx.execute(
         "DELETE FROM object_references WHERE source_type = ? AND source_id = ?",

@@ -1,7 +1,10 @@
-//! SQLite in the process: one writer behind a fair queue, readers on whatever thread asks.
+//! SQLite, embedded: one writer behind a fair lock, and a pool of readers.
 //!
-//! A statement takes microseconds and runs where it is called; only a commit waits for the disk, so only
-//! a commit tells the runtime that it blocks.
+//! A statement takes microseconds and runs on the calling thread; only a commit waits for the disk, so only a commit
+//! tells the runtime that it blocks.
+
+#[cfg(test)]
+mod tests;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,7 +25,7 @@ pub(super) struct Sqlite {
 }
 
 impl Sqlite {
-    /// Connections kept for reading; more are opened under load and closed after it.
+    /// The number of idle reading connections that are kept; more are opened under load.
     const IDLE_READERS: usize = 4;
 
     pub(super) fn open(path: &Path) -> Result<Self, StoreError> {
@@ -37,15 +40,15 @@ impl Sqlite {
     pub(super) fn query(&self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
         let connection = self.reader()?;
         let rows = select(&connection, sql, params);
-        self.give_back(connection);
+        self.return_reader(connection);
         rows
     }
 
-    /// Begins to read one moment.
-    pub(super) fn snapshot(&self) -> Result<Moment<'_>, StoreError> {
+    /// Begins a read transaction.
+    pub(super) fn snapshot(&self) -> Result<SqliteSnapshot<'_>, StoreError> {
         let connection = self.reader()?;
         run(&connection, "BEGIN")?;
-        Ok(Moment { sqlite: self, connection: Mutex::new(Some(connection)) })
+        Ok(SqliteSnapshot { sqlite: self, connection: Mutex::new(Some(connection)) })
     }
 
     fn reader(&self) -> Result<Connection, StoreError> {
@@ -53,7 +56,7 @@ impl Sqlite {
         idle.map_or_else(|| connect(&self.path), Ok)
     }
 
-    fn give_back(&self, connection: Connection) {
+    fn return_reader(&self, connection: Connection) {
         let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
         if readers.len() < Self::IDLE_READERS {
             readers.push(connection);
@@ -69,34 +72,34 @@ impl Sqlite {
     pub(super) async fn close(&self) {
         let writer = self.writer.lock().await;
         self.readers.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        // A checkpoint only tidies: everything committed is on disk already.
+        // A failed checkpoint loses nothing: everything committed is on disk.
         let _ = blocking(|| writer.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)"));
     }
 }
 
-/// One moment of the database.
-pub(super) struct Moment<'a> {
+/// A read transaction, which sees one consistent state of the database.
+pub(super) struct SqliteSnapshot<'a> {
     sqlite: &'a Sqlite,
-    /// There until this is dropped.
+    /// `Some` until this is dropped.
     connection: Mutex<Option<Connection>>,
 }
 
-impl Moment<'_> {
+impl SqliteSnapshot<'_> {
     pub(super) fn query(&self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
         let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
         match &*connection {
             Some(connection) => select(connection, sql, params),
-            None => Err(StoreError::Broken("a moment that is over was read".into())),
+            None => Err(StoreError::Internal("a snapshot was read after its end".into())),
         }
     }
 }
 
-impl Drop for Moment<'_> {
+impl Drop for SqliteSnapshot<'_> {
     fn drop(&mut self) {
         let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // A connection that cannot end its reading is closed.
+        // A connection that fails to end its transaction is closed.
         if let Some(connection) = connection.filter(|connection| run(connection, "COMMIT").is_ok()) {
-            self.sqlite.give_back(connection);
+            self.sqlite.return_reader(connection);
         }
     }
 }
@@ -129,7 +132,7 @@ impl Drop for SqliteTx {
             && !self.connection.is_autocommit()
             && let Err(error) = self.connection.execute_batch("ROLLBACK")
         {
-            tracing::error!(%error, "roll back failed");
+            tracing::error!(%error, "failed to roll back transaction");
         }
     }
 }
@@ -138,7 +141,7 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
     let connection = Connection::open(path).map_err(failure)?;
     connection.busy_timeout(Duration::from_millis(200)).map_err(failure)?;
     connection.set_prepared_statement_cache_capacity(128);
-    // Without this a cached statement is planned anew for every new argument, which costs more than running it.
+    // Without this, cached statements are planned again for new parameters, which costs more than running them.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map_err(failure)?;
     connection
         .execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY;")
@@ -146,7 +149,7 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
     Ok(connection)
 }
 
-/// Runs a statement that has neither arguments nor an answer.
+/// Runs a statement without parameters and rows.
 fn run(connection: &Connection, sql: &str) -> Result<(), StoreError> {
     let mut statement = connection.prepare_cached(sql).map_err(failure)?;
     statement.execute([]).map(|_| ()).map_err(failure)
@@ -156,7 +159,7 @@ fn select(connection: &Connection, sql: &str, params: &[Value]) -> Result<Vec<Ro
     let mut statement = connection.prepare_cached(sql).map_err(failure)?;
     let columns = statement.column_count();
     let mut rows = statement.query(rusqlite::params_from_iter(params)).map_err(failure)?;
-    let mut answer = Vec::new();
+    let mut result = Vec::new();
     while let Some(row) = rows.next().map_err(failure)? {
         let mut values = Vec::with_capacity(columns);
         for column in 0..columns {
@@ -168,12 +171,12 @@ fn select(connection: &Connection, sql: &str, params: &[Value]) -> Result<Vec<Ro
                 ValueRef::Blob(bytes) => Value::Bytes(bytes.to_owned()),
             });
         }
-        answer.push(Row(values));
+        result.push(Row(values));
     }
-    Ok(answer)
+    Ok(result)
 }
 
-/// Text is nearly always what it should be; then it is checked once and copied once.
+/// Converts text, replacing invalid UTF-8. Valid text is checked and copied only once.
 fn text_of(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),
@@ -193,7 +196,7 @@ impl ToSql for Value {
     }
 }
 
-/// Runs `work` where it may wait for the disk without holding up other tasks.
+/// Runs `work`, which waits for the disk, without blocking other tasks.
 fn blocking<T>(work: impl FnOnce() -> T) -> T {
     match Handle::try_current().map(|handle| handle.runtime_flavor()) {
         Ok(RuntimeFlavor::MultiThread) => tokio::task::block_in_place(work),
@@ -211,6 +214,8 @@ fn failure(error: rusqlite::Error) -> StoreError {
         Some(
             ErrorCode::CannotOpen | ErrorCode::DiskFull | ErrorCode::SystemIoFailure | ErrorCode::ReadOnly,
         ) => StoreError::Unavailable(text),
-        _ => StoreError::Broken(text),
+        // SQLite has no error code for this.
+        _ if text.contains("duplicate column name") => StoreError::DuplicateColumn(text),
+        _ => StoreError::Internal(text),
     }
 }

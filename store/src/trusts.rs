@@ -1,10 +1,10 @@
-//! Rows of trusts. That everyone trusts `system` is a rule, not a row.
+//! Rows of trusts. The trust of every namespace in `system` is a rule and has no row.
 
 use muster_types::time::now;
 
-use super::{Read, StoreError, Tx, params};
+use super::{Json, Read, StoreError, Tx, params};
 
-/// Whether `namespace` trusts `other` by a row of its own.
+/// Returns whether `namespace` trusts `other` explicitly.
 pub async fn exists(mut db: impl Read, namespace: &str, other: &str) -> Result<bool, StoreError> {
     let rows = db
         .rows("SELECT 1 FROM trusts WHERE namespace = ? AND trusted = ?", params![namespace, other])
@@ -12,56 +12,48 @@ pub async fn exists(mut db: impl Read, namespace: &str, other: &str) -> Result<b
     Ok(!rows.is_empty())
 }
 
-/// What whoever gave a trust held, if it was given: `None` inside is everything.
+/// Returns the scopes of the keys that granted a trust, if it exists; the inner `None` is an unrestricted key.
 pub async fn scopes(
     mut db: impl Read,
     namespace: &str,
     other: &str,
 ) -> Result<Option<Option<Vec<String>>>, StoreError> {
     let sql = "SELECT scopes FROM trusts WHERE namespace = ? AND trusted = ?";
-    let rows = db.rows(sql, params![namespace, other]).await?;
-    rows.first().map(|row| row.json_opt(0)).transpose()
+    let scopes = db.fetch_optional(sql, params![namespace, other]).await?;
+    Ok(scopes.map(|Json(scopes)| scopes))
 }
 
-/// `(namespace, trusted)` for the namespaces from `first` to `last`, in the order they were added.
+/// Returns `(namespace, trusted)` for the namespaces from `first` to `last`, in the order in which they were added.
 pub async fn range(mut db: impl Read, first: &str, last: &str) -> Result<Vec<(String, String)>, StoreError> {
-    let rows = db
-        .rows(
-            "SELECT namespace, trusted FROM trusts WHERE namespace >= ? AND namespace <= ? \
-             ORDER BY namespace, created, trusted",
-            params![first, last],
-        )
-        .await?;
-    rows.iter().map(|row| Ok((row.get(0)?, row.get(1)?))).collect()
+    db.fetch(
+        "SELECT namespace, trusted FROM trusts WHERE namespace >= ? AND namespace <= ? \
+         ORDER BY namespace, created, trusted",
+        params![first, last],
+    )
+    .await
 }
 
-/// Namespaces that trust `other`.
+/// Returns the namespaces that trust `other`.
 pub async fn trusting(mut db: impl Read, other: &str) -> Result<Vec<String>, StoreError> {
-    let rows =
-        db.rows("SELECT namespace FROM trusts WHERE trusted = ? ORDER BY namespace", params![other]).await?;
-    rows.iter().map(|row| row.get(0)).collect()
+    db.fetch("SELECT namespace FROM trusts WHERE trusted = ? ORDER BY namespace", params![other]).await
 }
 
-/// Adds a trust, given by somebody who holds `scopes`. One that is there gets what it did not have.
+/// Adds a trust that a key with `granted_by` scopes grants. The scopes are added to those of an existing trust.
 pub async fn put(
     tx: &mut Tx,
     namespace: &str,
     other: &str,
-    held: Option<&[String]>,
+    granted_by: Option<&[String]>,
 ) -> Result<(), StoreError> {
     let text = |scopes: &[String]| serde_json::json!(scopes).to_string();
     let Some(before) = scopes(&mut *tx, namespace, other).await? else {
         let sql = "INSERT INTO trusts (namespace, trusted, created, scopes) VALUES (?, ?, ?, ?)";
-        let inserted = tx.execute(sql, params![namespace, other, now(), held.map(text)]).await;
-        return match inserted {
-            Ok(_) => Ok(()),
-            // Somebody gave it since we looked: run again and add to it.
-            Err(StoreError::Duplicate(why)) => Err(StoreError::Conflict(why)),
-            Err(error) => Err(error),
-        };
+        let inserted = tx.execute(sql, params![namespace, other, now(), granted_by.map(text)]).await;
+        // If it was added since it was read, the retry adds the scopes to it.
+        return inserted.map(|_| ()).map_err(StoreError::retry_duplicate);
     };
-    let both = before.zip(held).map(|(mut all, held)| {
-        all.extend_from_slice(held);
+    let both = before.zip(granted_by).map(|(mut all, granted_by)| {
+        all.extend_from_slice(granted_by);
         all.sort_unstable();
         all.dedup();
         text(&all)
@@ -76,13 +68,13 @@ pub async fn remove(tx: &mut Tx, namespace: &str, other: &str) -> Result<(), Sto
     Ok(())
 }
 
-/// Removes every trust that names `other`.
+/// Removes all trusts in `other`.
 pub async fn remove_naming(tx: &mut Tx, other: &str) -> Result<(), StoreError> {
     tx.execute("DELETE FROM trusts WHERE trusted = ?", params![other]).await?;
     Ok(())
 }
 
-/// Removes every trust that `namespace` gave.
+/// Removes all trusts that `namespace` granted.
 pub async fn remove_of(tx: &mut Tx, namespace: &str) -> Result<(), StoreError> {
     tx.execute("DELETE FROM trusts WHERE namespace = ?", params![namespace]).await?;
     Ok(())

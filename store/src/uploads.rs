@@ -1,43 +1,32 @@
-//! Rows of uploads. How much has arrived is known to the node that keeps the bytes.
+//! Rows of uploads. The node that stores the bytes knows how many have arrived.
+
+#[cfg(test)]
+mod tests;
 
 use muster_types::ids::{NodeId, UploadId};
 use muster_types::time::now;
 
-use super::{Read, Row, StoreError, Tx, params};
+use super::{Read, StoreError, Tx, columns, params};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct UploadRow {
     pub id: UploadId,
     pub namespace: String,
     pub node: NodeId,
-    /// Whether only its file is still to be removed.
+    /// Whether the upload is over and its file is to be removed.
     pub ended: bool,
     pub created: f64,
 }
 
-const COLUMNS: &str = "uuid, namespace, node_uuid, ended, created";
-
-impl UploadRow {
-    fn read(row: &Row) -> Result<Self, StoreError> {
-        Ok(Self {
-            id: row.parse(0)?,
-            namespace: row.get(1)?,
-            node: row.parse(2)?,
-            ended: row.get(3)?,
-            created: row.get(4)?,
-        })
-    }
-}
+columns! { UploadRow { id: uuid, namespace, node: node_uuid, ended, created, } }
 
 pub async fn get(mut db: impl Read, id: UploadId) -> Result<Option<UploadRow>, StoreError> {
-    let sql = format!("SELECT {COLUMNS} FROM uploads WHERE uuid = ?");
-    db.rows(&sql, params![id]).await?.first().map(UploadRow::read).transpose()
+    db.select_optional("FROM uploads WHERE uuid = ?", params![id]).await
 }
 
-/// The uploads that a node keeps.
+/// Returns the uploads whose bytes a node stores.
 pub async fn of_node(mut db: impl Read, node: NodeId) -> Result<Vec<UploadRow>, StoreError> {
-    let sql = format!("SELECT {COLUMNS} FROM uploads WHERE node_uuid = ?");
-    db.rows(&sql, params![node]).await?.iter().map(UploadRow::read).collect()
+    db.select("FROM uploads WHERE node_uuid = ?", params![node]).await
 }
 
 pub async fn insert(tx: &mut Tx, namespace: &str, node: NodeId) -> Result<UploadRow, StoreError> {
@@ -51,12 +40,12 @@ pub async fn insert(tx: &mut Tx, namespace: &str, node: NodeId) -> Result<Upload
     Ok(row)
 }
 
-/// Ends an upload: nothing can be added to it. Says whether it had not ended.
+/// Ends an upload, which then accepts no more bytes. Returns whether it had not ended before.
 pub async fn end(tx: &mut Tx, id: UploadId) -> Result<bool, StoreError> {
     Ok(tx.execute("UPDATE uploads SET ended = 1 WHERE uuid = ? AND ended = 0", params![id]).await? == 1)
 }
 
-/// Ends every upload of a namespace.
+/// Ends all uploads of a namespace.
 pub async fn end_of(tx: &mut Tx, namespace: &str) -> Result<(), StoreError> {
     tx.execute("UPDATE uploads SET ended = 1 WHERE namespace = ? AND ended = 0", params![namespace]).await?;
     Ok(())

@@ -431,7 +431,7 @@ async fn stage(path: &str) -> Stage {
     cluster.expiring_key("system", "late", 1.0).await;
     let late =
         cluster.app.store.query("SELECT nonce FROM namespace_keys WHERE name = 'late'", &[]).await.unwrap();
-    let nonce: String = late[0].get(0).unwrap();
+    let nonce: String = late[0].scalar().unwrap();
     let mut tx = cluster.app.store.begin().await.unwrap();
     let target = ObjectRef::namespace("alpha");
     let handle =

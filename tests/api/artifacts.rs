@@ -619,5 +619,5 @@ async fn the_same_content_sent_by_many_at_once_is_one_blob() {
     cluster.settle().await;
     reconcile::storage::run_once(&cluster.app).await.unwrap();
     let rows = cluster.app.store.query("SELECT COUNT(*) FROM blobs", &[]).await.unwrap();
-    assert_eq!(rows[0].get::<i64>(0).unwrap(), 1);
+    assert_eq!(rows[0].scalar::<i64>().unwrap(), 1);
 }

@@ -117,7 +117,7 @@ async fn an_expired_key_stops_working_at_once_and_is_swept_after_its_grace() {
 
     assert_eq!(muster_control::reconcile::key_sweep::run(app).await.unwrap(), 1);
     muster_control::reconcile::cleaner::run(app).await.unwrap();
-    let left = muster_store::keys::some_of(&*app.store, "ci", 10).await.unwrap();
+    let left = muster_store::keys::of_namespace(&*app.store, "ci", 10).await.unwrap();
     let mut names: Vec<_> = left.into_iter().map(|key| key.name).collect();
     names.sort_unstable();
     assert_eq!(names, ["lives", "young"], "only the one past its grace is gone");
@@ -152,10 +152,12 @@ async fn no_secret_token_hash_or_nonce_is_in_any_event() {
     let mut forbidden =
         vec!["particular".to_owned(), token, made.body["access_token"].as_str().unwrap().to_owned()];
     for row in hashes {
-        forbidden.extend([row.get::<String>(0).unwrap(), row.get::<String>(1).unwrap()]);
+        let (hash, nonce) = row.read::<(String, String)>().unwrap();
+        forbidden.extend([hash, nonce]);
     }
     for row in rows {
-        let text = format!("{} {}", row.get::<String>(0).unwrap(), row.get::<String>(1).unwrap());
+        let (message, extra) = row.read::<(String, String)>().unwrap();
+        let text = format!("{message} {extra}");
         assert!(!forbidden.iter().any(|secret| text.contains(secret.as_str())), "{text}");
     }
 }

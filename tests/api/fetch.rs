@@ -319,5 +319,5 @@ async fn an_artifact_deleted_while_it_is_fetched_leaves_nothing() {
     cluster.settle().await;
     assert_eq!(get(&cluster, &token, &path).await.body["state"], "deleted");
     let rows = cluster.app.store.query("SELECT COUNT(*) FROM blobs", &[]).await.unwrap();
-    assert_eq!(rows[0].get::<i64>(0).unwrap(), 0);
+    assert_eq!(rows[0].scalar::<i64>().unwrap(), 0);
 }

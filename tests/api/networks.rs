@@ -148,7 +148,7 @@ async fn bad_input_is_refused_with_its_field_and_leaves_nothing() {
     let absent = json!({"name": "n", "netblock": "10.0.0.0/24", "namespace": "absent"});
     assert_eq!(post(&cluster, &system, "/networks", absent).await.body["error"], "namespace not found");
     let rows = cluster.app.store.query("SELECT COUNT(*) FROM addresses", &[]).await.unwrap();
-    assert_eq!(rows[0].get::<i64>(0).unwrap(), 3, "only those of the floating network");
+    assert_eq!(rows[0].scalar::<i64>().unwrap(), 3, "only those of the floating network");
     assert_eq!(get(&cluster, &system, "/networks").await.body, json!([]));
 }
 
@@ -454,9 +454,9 @@ async fn deleted_networks_are_cleaned_with_everything_they_had() {
     for table in ["addresses", "address_blocks", "dns_entries", "node_networks", "interfaces"] {
         let sql = format!("SELECT COUNT(*) FROM {table} WHERE network_uuid <> '{FLOATING}'");
         let rows = cluster.app.store.query(&sql, &[]).await.unwrap();
-        assert_eq!(rows[0].get::<i64>(0).unwrap(), 0, "{table}");
+        assert_eq!(rows[0].scalar::<i64>().unwrap(), 0, "{table}");
     }
     assert!(interfaces::get(&*cluster.app.store, row.id).await.unwrap().is_none());
     let rows = cluster.app.store.query("SELECT COUNT(*) FROM metadata", &[]).await.unwrap();
-    assert_eq!(rows[0].get::<i64>(0).unwrap(), 0);
+    assert_eq!(rows[0].scalar::<i64>().unwrap(), 0);
 }

@@ -157,7 +157,7 @@ async fn a_trust_hands_on_no_more_than_its_giver_holds() {
         cluster.key(&trusted, "alpha", &name).await;
         let sql = "SELECT scopes FROM namespace_keys WHERE name = ?";
         let rows = cluster.app.store.query(sql, &[name.into()]).await.unwrap();
-        rows[0].json_opt(0).unwrap()
+        rows[0].scalar::<muster_store::Json<_>>().unwrap().0
     };
     let some = |scopes: &[&str]| Some(scopes.iter().map(ToString::to_string).collect::<Vec<_>>());
     let trust = async |giver: &str, other: &str| {

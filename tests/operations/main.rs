@@ -138,7 +138,7 @@ async fn delete_and_clean(cluster: &Cluster) {
     let object = ObjectRef::new(ObjectType::Network, &network);
     objects::metadata::set(app, &caller(), &object, Some("k"), Some(json!("v"))).await.unwrap();
     objects::network::route(app, &caller(), &network).await.unwrap();
-    objects::network::set_name(app, &caller(), &network, Some("web"), Some("10.0.0.9")).await.unwrap();
+    objects::network::set_dns_entry(app, &caller(), &network, Some("web"), Some("10.0.0.9")).await.unwrap();
     objects::address::reserve(app, &caller(), &network, "10.0.0.9", None).await.unwrap();
     cluster.delete_interface(interface.id).await;
     objects::network::delete(app, &caller(), &network, None).await.unwrap();
@@ -175,16 +175,16 @@ async fn assert_gone(cluster: &Cluster) {
         let left = store
             .query(&format!("SELECT COUNT(*) FROM {table} WHERE {column} <> ?"), &[FLOATING.into()])
             .await;
-        assert_eq!(left.unwrap()[0].get::<i64>(0).unwrap(), 0, "{table}");
+        assert_eq!(left.unwrap()[0].scalar::<i64>().unwrap(), 0, "{table}");
     }
     let floating = addresses::page(store, FLOATING, None, 300).await.unwrap();
     assert!(floating.iter().all(|row| row.user.as_ref().is_none_or(|user| user.id == FLOATING.to_string())));
     let networks = store.query("SELECT COUNT(*) FROM networks", &[]).await.unwrap();
-    assert_eq!(networks[0].get::<i64>(0).unwrap(), 1, "only the floating one");
+    assert_eq!(networks[0].scalar::<i64>().unwrap(), 1, "only the floating one");
     assert!(namespaces::get(store, "doomed").await.unwrap().is_none());
-    assert!(keys::some_of(store, "doomed", 10).await.unwrap().is_empty());
+    assert!(keys::of_namespace(store, "doomed", 10).await.unwrap().is_empty());
     assert!(claims::list(store, "doomed").await.unwrap().is_empty());
-    assert!(rules::some_of(store, "doomed", 10).await.unwrap().is_empty());
+    assert!(rules::of_namespace(store, "doomed", 10).await.unwrap().is_empty());
     assert_eq!(cluster.count("event_links", "object_type = 'mapping_rule'").await, 0);
     assert!(metadata::get(store, ObjectType::Namespace, "doomed").await.unwrap().is_empty());
     assert!(trusts::range(store, "doomed", "doomed").await.unwrap().is_empty());
@@ -530,7 +530,7 @@ async fn nothing_that_is_used_is_deleted_whoever_else_stops_using_it() {
         assert_eq!(bytes.len(), 5000, "{artifact:?}");
     }
     let rows = app.store.query("SELECT COUNT(*) FROM blobs WHERE state = 'created'", &[]).await.unwrap();
-    assert_eq!(rows[0].get::<i64>(0).unwrap(), 3);
+    assert_eq!(rows[0].scalar::<i64>().unwrap(), 3);
 }
 
 async fn send_and_delete(cluster: &Cluster, token: &str, number: u8) {

@@ -3,6 +3,8 @@
 //! The HTTP layer maps each kind to a status; nothing else knows about statuses. The texts are shown
 //! to the caller, except that of [`Error::Internal`], which only reaches the log.
 
+use std::net::Ipv4Addr;
+
 /// What went wrong, by what the caller can do about it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -27,6 +29,9 @@ pub enum Error {
     /// The thing is in a state that does not allow this.
     #[error("{0}")]
     Conflict(String),
+    /// The requested address is allocated to another object.
+    #[error("address {0} in use")]
+    AddressInUse(Ipv4Addr),
     /// A body was announced without its length.
     #[error("{0}")]
     LengthRequired(String),
@@ -45,6 +50,9 @@ pub enum Error {
     /// No node can take it; the stage is where the last candidate dropped out.
     #[error("{text}")]
     Unplaceable { text: String, stage: &'static str, transient: bool },
+    /// Other transactions prevented this one from committing, again and again; retrying helps.
+    #[error("database unavailable, please retry")]
+    Contended,
     /// Something we depend on is away; the same request may work later.
     #[error("{0}")]
     Unavailable(String),

@@ -21,7 +21,7 @@ use crate::response::Json;
 use crate::routes::events::{EventQuery, events_of};
 use muster_control::app::App;
 use muster_control::auth::Caller;
-use muster_control::objects::agent_operation::{self, Budgets, Wanted};
+use muster_control::objects::agent_operation::{self, AgentOperationRequest, Budgets};
 use muster_control::objects::instance;
 
 /// Parses a duration in seconds.
@@ -43,7 +43,7 @@ async fn queue(
     app: &App,
     caller: &Caller,
     reference: &str,
-    wanted: Wanted,
+    wanted: AgentOperationRequest,
     deadline: Option<f64>,
     progress_timeout: Option<f64>,
 ) -> ApiResult<Json<AgentOperationRecord>> {
@@ -75,7 +75,7 @@ pub(crate) async fn execute(
 ) -> ApiResult<Json<AgentOperationRecord>> {
     let command_line = required("command_line", new.command_line)?;
     let deadline = seconds("deadline_seconds", new.deadline_seconds.as_ref())?;
-    queue(&app, &caller, &reference, Wanted::Execute { command_line }, deadline, None).await
+    queue(&app, &caller, &reference, AgentOperationRequest::Execute { command_line }, deadline, None).await
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -114,7 +114,7 @@ pub(crate) async fn put(
     let (blob, path) = (required("blob_uuid", file.blob_uuid)?, required("path", file.path)?);
     let deadline = seconds("deadline_seconds", file.deadline_seconds.as_ref())?;
     let progress = seconds("progress_timeout_seconds", file.progress_timeout_seconds.as_ref())?;
-    let wanted = Wanted::Put { blob, path, mode: file.mode };
+    let wanted = AgentOperationRequest::Put { blob, path, mode: file.mode };
     queue(&app, &caller, &reference, wanted, deadline, progress).await
 }
 
@@ -147,7 +147,7 @@ pub(crate) async fn get_file(
     let path = required("path", file.path)?;
     let deadline = seconds("deadline_seconds", file.deadline_seconds.as_ref())?;
     let progress = seconds("progress_timeout_seconds", file.progress_timeout_seconds.as_ref())?;
-    queue(&app, &caller, &reference, Wanted::Get { path }, deadline, progress).await
+    queue(&app, &caller, &reference, AgentOperationRequest::Get { path }, deadline, progress).await
 }
 
 /// Lists the agent operations of an instance, in order of execution.

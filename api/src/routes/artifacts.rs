@@ -24,7 +24,7 @@ use crate::routes::metadata::metadata_routes;
 use muster_control::app::App;
 use muster_control::auth::Caller;
 use muster_control::objects::artifact::{self, ArtifactRequest};
-use muster_control::objects::node::Place;
+use muster_control::objects::node_location::NodeLocation;
 use muster_control::objects::{operation, upload, version};
 
 #[derive(Debug, Deserialize, IntoParams)]
@@ -176,7 +176,7 @@ pub(crate) async fn create_version(
         }
         (None, None) => return Err(Error::Invalid("specify one of upload_uuid and blob_uuid".into()).into()),
         (None, Some(blob)) => {
-            return match artifact::looked_at_by(&app, &request, &blob).await? {
+            return match artifact::inspecting_node(&app, &request, &blob).await? {
                 None => {
                     let record = artifact::from_blob(&app, &caller, &request, &blob).await?;
                     Ok(MaybeForwarded::Local(Json(record)))
@@ -187,11 +187,13 @@ pub(crate) async fn create_version(
         (Some(upload), None) => upload::find(&app, &caller, &upload).await?,
     };
     match upload::locate(&app, &upload).await? {
-        Place::Here(node) => {
+        NodeLocation::Local(node) => {
             let record = artifact::from_upload(&app, &caller, &request, &node, &upload).await?;
             Ok(MaybeForwarded::Local(Json(record)))
         }
-        Place::There(node) => original.forward(&app, &node, &caller).await.map(MaybeForwarded::Forwarded),
+        NodeLocation::Remote(node) => {
+            original.forward(&app, &node, &caller).await.map(MaybeForwarded::Forwarded)
+        }
     }
 }
 
@@ -236,7 +238,7 @@ pub(crate) async fn set_max_versions(
     Args(request): Args<MaxVersionsRequest>,
 ) -> ApiResult<Null> {
     let max_versions = max_versions(request.max_versions.as_ref())?;
-    version::set_most(&app, &caller, &reference, request.namespace.as_deref(), max_versions).await?;
+    version::set_max_versions(&app, &caller, &reference, request.namespace.as_deref(), max_versions).await?;
     Ok(Null)
 }
 

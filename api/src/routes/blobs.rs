@@ -28,7 +28,8 @@ use crate::routes::metadata::metadata_routes;
 use muster_control::app::App;
 use muster_control::auth::Caller;
 use muster_control::objects::blob::{self, NodeRef};
-use muster_control::objects::node::{self, Place};
+use muster_control::objects::node;
+use muster_control::objects::node_location::NodeLocation;
 
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
@@ -95,11 +96,11 @@ pub(crate) async fn data(
     let (offset, limit) = (number(query.offset, "offset")?, number(query.limit, "limit")?);
     let (row, place) = blob::locate(&app, &id).await?;
     let node = match place {
-        Place::Here(node) => node,
-        Place::There(node) => return request.forward(&app, &node, &caller).await,
+        NodeLocation::Local(node) => node,
+        NodeLocation::Remote(node) => return request.forward(&app, &node, &caller).await,
     };
     let transfer = app.begin_transfer()?;
-    blob::note_use(&app, &row).await;
+    blob::record_use(&app, &row).await;
     let size = row.content().size;
     let tag = format!("\"{}\"", row.id);
     let requested = match (query.offset, query.limit) {

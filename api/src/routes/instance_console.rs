@@ -116,7 +116,7 @@ pub(crate) async fn vdi_helper(
     Path(reference): Path<String>,
     _: Args<NoArgs>,
 ) -> ApiResult<Response> {
-    Ok(content("application/x-virt-viewer", console::helper(&app, &caller, &reference).await?))
+    Ok(content("application/x-virt-viewer", console::viewer_file(&app, &caller, &reference).await?))
 }
 
 /// Returns a short-lived URL of the graphical console at the console proxy.
@@ -132,5 +132,5 @@ pub(crate) async fn vdi_proxy(
     Path(reference): Path<String>,
     _: Args<NoArgs>,
 ) -> ApiResult<Json<ProxyRecord>> {
-    Ok(Json(console::proxy(&app, &caller, &reference).await?))
+    Ok(Json(console::create_proxy_url(&app, &caller, &reference).await?))
 }

@@ -11,7 +11,7 @@ use crate::guard::Authenticated;
 use crate::response::Null;
 use muster_control::app::App;
 use muster_control::auth::Caller;
-use muster_control::objects::instance::power::{self, Action};
+use muster_control::objects::instance::power::{self, PowerAction};
 use muster_control::objects::instance::{find_own, require_created};
 
 async fn act(
@@ -19,13 +19,13 @@ async fn act(
     caller: &Caller,
     reference: &str,
     request: OriginalRequest,
-    action: Action,
+    action: PowerAction,
 ) -> ApiResult<MaybeForwarded<Null>> {
     let row = find_own(app, caller, reference, None).await?;
     require_created(&row)?;
     match InstanceNode::find(app, caller, &row, request).await? {
         InstanceNode::Local(node) => {
-            power::act(app, caller, &node, row.id, action).await?;
+            power::apply(app, caller, &node, row.id, action).await?;
             Ok(MaybeForwarded::Local(Null))
         }
         InstanceNode::Forwarded(response) => Ok(MaybeForwarded::Forwarded(response)),
@@ -55,26 +55,31 @@ macro_rules! power_route {
 power_route!(
     reboot_soft,
     "/instances/{instance_ref}/rebootsoft",
-    Action::RebootSoft,
+    PowerAction::RebootSoft,
     "Requests a reboot from the guest, which may ignore it."
 );
 power_route!(
     reboot_hard,
     "/instances/{instance_ref}/reboothard",
-    Action::RebootHard,
+    PowerAction::RebootHard,
     "Resets an instance without involving the guest."
 );
-power_route!(power_on, "/instances/{instance_ref}/poweron", Action::On, "Powers an instance on.");
+power_route!(power_on, "/instances/{instance_ref}/poweron", PowerAction::On, "Powers an instance on.");
 power_route!(
     power_off,
     "/instances/{instance_ref}/poweroff",
-    Action::Off,
+    PowerAction::Off,
     "Powers an instance off immediately, without involving the guest."
 );
 power_route!(
     pause,
     "/instances/{instance_ref}/pause",
-    Action::Pause,
+    PowerAction::Pause,
     "Pauses an instance. Its memory is kept."
 );
-power_route!(unpause, "/instances/{instance_ref}/unpause", Action::Unpause, "Resumes a paused instance.");
+power_route!(
+    unpause,
+    "/instances/{instance_ref}/unpause",
+    PowerAction::Unpause,
+    "Resumes a paused instance."
+);

@@ -28,7 +28,7 @@ use crate::routes::metadata::metadata_routes;
 use muster_control::app::App;
 use muster_control::auth::Caller;
 use muster_control::objects::network::{self, NetworkRequest};
-use muster_control::objects::node::Place;
+use muster_control::objects::node_location::NodeLocation;
 use muster_control::objects::{address, interface, operation};
 
 /// Lists the networks that the caller can see.
@@ -263,10 +263,12 @@ pub(crate) async fn ping(
     request: OriginalRequest,
     _: Args<NoArgs>,
 ) -> ApiResult<MaybeForwarded<Json<PingResult>>> {
-    let (id, address, place) = network::ping_from(&app, &caller, &reference, &address).await?;
+    let (id, address, place) = network::prepare_ping(&app, &caller, &reference, &address).await?;
     match place {
-        Place::Here(node) => Ok(MaybeForwarded::Local(Json(node.ping(id, address).await?))),
-        Place::There(node) => request.forward(&app, &node, &caller).await.map(MaybeForwarded::Forwarded),
+        NodeLocation::Local(node) => Ok(MaybeForwarded::Local(Json(node.ping(id, address).await?))),
+        NodeLocation::Remote(node) => {
+            request.forward(&app, &node, &caller).await.map(MaybeForwarded::Forwarded)
+        }
     }
 }
 
@@ -318,7 +320,7 @@ pub(crate) async fn set_name(
     Path(reference): Path<String>,
     Args(entry): Args<DnsEntry>,
 ) -> ApiResult<Null> {
-    network::set_name(&app, &caller, &reference, entry.name.as_deref(), entry.value.as_deref()).await?;
+    network::set_dns_entry(&app, &caller, &reference, entry.name.as_deref(), entry.value.as_deref()).await?;
     Ok(Null)
 }
 
@@ -340,7 +342,7 @@ pub(crate) async fn remove_name(
     Path(reference): Path<String>,
     Args(query): Args<DnsEntryQuery>,
 ) -> ApiResult<Null> {
-    network::remove_name(&app, &caller, &reference, query.name.as_deref()).await?;
+    network::remove_dns_entry(&app, &caller, &reference, query.name.as_deref()).await?;
     Ok(Null)
 }
 

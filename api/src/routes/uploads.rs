@@ -16,7 +16,7 @@ use crate::forward::{MaybeForwarded, OriginalRequest};
 use crate::guard::Authenticated;
 use crate::response::{Json, Null};
 use muster_control::app::App;
-use muster_control::objects::node::Place;
+use muster_control::objects::node_location::NodeLocation;
 use muster_control::objects::upload;
 
 /// Creates an upload. Send its data in chunks, then create an artifact from it.
@@ -41,8 +41,10 @@ pub(crate) async fn get(
 ) -> ApiResult<MaybeForwarded<Json<UploadRecord>>> {
     let row = upload::find(&app, &caller, &id).await?;
     match upload::locate(&app, &row).await? {
-        Place::Here(node) => Ok(MaybeForwarded::Local(Json(upload::get(&node, &row).await?))),
-        Place::There(node) => request.forward(&app, &node, &caller).await.map(MaybeForwarded::Forwarded),
+        NodeLocation::Local(node) => Ok(MaybeForwarded::Local(Json(upload::get(&node, &row).await?))),
+        NodeLocation::Remote(node) => {
+            request.forward(&app, &node, &caller).await.map(MaybeForwarded::Forwarded)
+        }
     }
 }
 
@@ -77,11 +79,11 @@ pub(crate) async fn append(
     let row = upload::find(&app, &caller, &id).await?;
     let data = with_timeout(body, Duration::from_secs(app.settings.api_timeout));
     match upload::locate(&app, &row).await? {
-        Place::Here(node) => {
+        NodeLocation::Local(node) => {
             let size = upload::append(&app, &node, &row, offset, data).await?;
             Ok(MaybeForwarded::Local(Json(size)))
         }
-        Place::There(node) => {
+        NodeLocation::Remote(node) => {
             let body = reqwest::Body::wrap_stream(data);
             request.forward_with(&app, &node, &caller, body).await.map(MaybeForwarded::Forwarded)
         }
@@ -118,10 +120,12 @@ pub(crate) async fn truncate(
     let size = offset.parse::<u64>().ok().filter(|_| digits).ok_or_else(|| Error::not_found("route"))?;
     let row = upload::find(&app, &caller, &id).await?;
     match upload::locate(&app, &row).await? {
-        Place::Here(node) => {
+        NodeLocation::Local(node) => {
             upload::truncate(&node, &row, size).await?;
             Ok(MaybeForwarded::Local(Null))
         }
-        Place::There(node) => request.forward(&app, &node, &caller).await.map(MaybeForwarded::Forwarded),
+        NodeLocation::Remote(node) => {
+            request.forward(&app, &node, &caller).await.map(MaybeForwarded::Forwarded)
+        }
     }
 }

@@ -20,12 +20,12 @@ use muster_store::{Read, StoreError, namespaces, trusts};
 
 /// A key that was given for an identity token: where it is from, and when it ends.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Minted {
+pub struct MintedKeyInfo {
     pub provenance: Value,
     pub expiry: Option<f64>,
 }
 
-impl Minted {
+impl MintedKeyInfo {
     /// The end of a key that this one makes: its own at the latest, whatever is asked for.
     #[must_use]
     pub fn end(&self, asked: Option<f64>) -> Option<f64> {
@@ -41,7 +41,7 @@ pub struct Caller {
     /// What the token may be used for; `None` is everything.
     pub scopes: Option<Vec<String>>,
     /// Of a key that an exchange made, or one that such a key made.
-    pub minted: Option<Minted>,
+    pub minted: Option<MintedKeyInfo>,
     pub request_id: String,
     pub method: String,
     pub path: String,

@@ -19,7 +19,7 @@ use muster_types::key::{Secret, random_text};
 use muster_types::{Error, Result};
 use tokio::sync::Semaphore;
 
-use muster_store::keys::{Candidate, StoredSecret};
+use muster_store::keys::{KeyCandidate, StoredSecret};
 
 /// What a supplied secret's hash costs, as it is stored with it: memory in KiB, rounds, lanes.
 type Cost = [u32; 3];
@@ -33,7 +33,7 @@ const LONGEST_QUEUE: usize = 256;
 /// What a presented secret led to.
 #[derive(Debug)]
 pub struct Found {
-    pub key: Option<Candidate>,
+    pub key: Option<KeyCandidate>,
     /// Names of keys whose stored hash cannot be read.
     pub damaged: Vec<String>,
 }
@@ -92,7 +92,7 @@ impl Secrets {
 
     /// The candidate that the secret belongs to, and the names of those whose hash is damaged. Takes as long
     /// when there is none.
-    pub async fn find(&self, secret: &Secret, candidates: Vec<Candidate>) -> Result<Found> {
+    pub async fn find(&self, secret: &Secret, candidates: Vec<KeyCandidate>) -> Result<Found> {
         let mut found = None;
         let mut damaged = Vec::new();
         let mut tried = false;
@@ -191,8 +191,8 @@ mod tests {
         Secrets::new(&Secret::new("a seed that only tests use"))
     }
 
-    fn candidate(name: &str, stored: StoredSecret) -> Candidate {
-        Candidate { name: name.into(), hash: stored.hash, nonce: stored.nonce, scopes: None }
+    fn candidate(name: &str, stored: StoredSecret) -> KeyCandidate {
+        KeyCandidate { name: name.into(), hash: stored.hash, nonce: stored.nonce, scopes: None }
     }
 
     #[tokio::test]

@@ -9,7 +9,7 @@ use muster_types::settings::Settings;
 use muster_types::time::now;
 
 use super::Metrics;
-use muster_store::{Store, events, transaction, values};
+use muster_store::{Store, cluster_values, events, transaction};
 
 /// Rows removed in one transaction.
 const BATCH: i64 = 500;
@@ -67,14 +67,14 @@ pub async fn prune(
             _ => break,
         }
     }
-    let mut cursor = values::get(store, CURSOR).await?.unwrap_or_default();
+    let mut cursor = cluster_values::get(store, CURSOR).await?.unwrap_or_default();
     loop {
         if Instant::now() >= end {
             return Ok(PruneOutcome { cut_short: true, ..outcome });
         }
         let (gone, next) = transaction!(store, |tx| {
             let (gone, next) = events::prune_orphans(tx, &cursor, BATCH).await?;
-            values::set(tx, CURSOR, next.as_deref().unwrap_or_default()).await?;
+            cluster_values::set(tx, CURSOR, next.as_deref().unwrap_or_default()).await?;
             Ok((gone, next))
         })?;
         metrics.orphans_pruned.inc_by(gone);

@@ -4,6 +4,7 @@
 pub(crate) mod address;
 mod names;
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -33,9 +34,10 @@ const LEAST_RATE: u64 = 1 << 10;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Refuses what cannot or must not be fetched, as far as the words tell.
-pub(crate) fn check(settings: &Settings, source: &str) -> Result<()> {
-    let url = resolve(settings, source)?;
-    guard(settings).check_literal(&url).map_err(|why| not_allowed(&why))
+pub(crate) fn check(settings: &Settings, field: &str, source: &str) -> Result<()> {
+    let invalid = |reason: &dyn fmt::Display| Error::Invalid(format!("{field}: {reason}"));
+    let url = resolve(settings, source).map_err(|reason| invalid(&reason))?;
+    guard(settings).check_literal(&url).map_err(|reason| invalid(&reason))
 }
 
 /// Which addresses images may be fetched from.

@@ -1,4 +1,4 @@
-//! Addresses of a network: who has which, and reservations by hand.
+//! Addresses of a network: list, reserve, release.
 
 use std::net::Ipv4Addr;
 
@@ -9,36 +9,18 @@ use muster_types::{Error, Result};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::objects::network::{USABLE, changed, find_own, object, require_state};
-use muster_store::addresses::{self, AddressRow, Claim};
-use muster_store::networks::NetworkRow;
+use crate::objects::network::address_pool::{quarantine, require_within};
+use crate::objects::network::state::{USABLE, changed, require_state};
+use crate::objects::network::{find_own, object};
+use muster_store::addresses::{self, AddressRow, Allocation};
 use muster_store::{networks, transaction};
 
-/// What a caller is told when no address is left.
-pub(crate) const FULL: &str = "No free addresses on network";
-/// Under exhaustion an address is taken out of its rest after this many seconds.
-const SHORTEST_REST: f64 = 30.0;
-/// Longest comment, in characters.
-const LONGEST_COMMENT: usize = 255;
-/// Addresses read at once for a list.
+/// The maximum length of a comment, in characters.
+const MAX_COMMENT_CHARS: usize = 255;
+/// The number of addresses in a page of a list.
 const PAGE: i64 = 2000;
 
-/// How released addresses rest.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Rests {
-    /// Whether they do at all.
-    pub(crate) rests: bool,
-    /// Seconds after which one may be taken when nothing else is left.
-    pub(crate) reclaim: f64,
-}
-
-pub(crate) fn rests(app: &App) -> Rests {
-    #[expect(clippy::cast_precision_loss, reason = "the halo is seconds")]
-    let halo = app.settings.ip_deletion_halo_duration as f64;
-    Rests { rests: halo > 0.0, reclaim: halo.min(SHORTEST_REST) }
-}
-
-/// The next page of the addresses that are not free.
+/// Returns the next page of the addresses that are not free.
 pub async fn list_page(
     app: &App,
     network: NetworkId,
@@ -50,7 +32,7 @@ pub async fn list_page(
     Ok((rows.into_iter().map(|row| record(network, row)).collect(), next))
 }
 
-/// Keeps an address from being given to anyone.
+/// Reserves an address, so that no interface gets it.
 pub async fn reserve(
     app: &App,
     caller: &Caller,
@@ -60,22 +42,23 @@ pub async fn reserve(
 ) -> Result<AddressRecord> {
     let address = parse(address)?;
     let comment = comment.unwrap_or_default();
-    if comment.chars().count() > LONGEST_COMMENT {
-        return Err(Error::Invalid(format!("comment: Longer than maximum length {LONGEST_COMMENT}.")));
+    if comment.chars().count() > MAX_COMMENT_CHARS {
+        return Err(Error::Invalid(format!("comment: Longer than maximum length {MAX_COMMENT_CHARS}.")));
     }
     let network = find_own(app, caller, reference, None).await?;
     require_within(&network, address)?;
     require_state(&network, USABLE)?;
-    let claim = Claim { kind: AddressType::Manual, user: object(network.id), comment: comment.clone() };
+    let allocation =
+        Allocation { kind: AddressType::Manual, user: object(network.id), comment: comment.clone() };
     let row = transaction!(app.store, |tx| {
-        if !networks::hold(tx, network.id, USABLE).await? {
+        if !networks::lock(tx, network.id, USABLE).await? {
             return Err(changed(tx, network.id).await);
         }
-        if !addresses::claim(tx, network.pool(), address, &claim).await? {
+        if !addresses::allocate(tx, network.pool(), address, &allocation).await? {
             return Err(Error::Conflict(format!("address {address} is already in use")).into());
         }
         let row = addresses::get(&mut *tx, network.id, address).await?;
-        row.ok_or_else(|| Error::Internal("a claimed address has no row".into()).into())
+        row.ok_or_else(|| Error::Internal("an allocated address has no row".into()).into())
     })?;
     app.record(
         caller,
@@ -86,14 +69,14 @@ pub async fn reserve(
     Ok(record(network.id, row))
 }
 
-/// Ends a reservation by hand. The address rests before it is given to anyone.
+/// Releases a manual reservation. The address is quarantined before it can be allocated.
 pub async fn release(app: &App, caller: &Caller, reference: &str, address: &str) -> Result<()> {
     let address = parse(address)?;
     let network = find_own(app, caller, reference, None).await?;
     require_within(&network, address)?;
     require_state(&network, USABLE)?;
     let comment = transaction!(app.store, |tx| {
-        if !networks::hold(tx, network.id, USABLE).await? {
+        if !networks::lock(tx, network.id, USABLE).await? {
             return Err(changed(tx, network.id).await);
         }
         let held = addresses::get(&mut *tx, network.id, address).await?;
@@ -104,7 +87,8 @@ pub async fn release(app: &App, caller: &Caller, reference: &str, address: &str)
             return Err(Error::Forbidden(text).into());
         }
         let user = object(network.id);
-        addresses::release(tx, network.pool(), address, AddressType::Manual, &user, rests(app).rests).await?;
+        addresses::release(tx, network.pool(), address, AddressType::Manual, &user, quarantine(app).enabled)
+            .await?;
         Ok(held.comment)
     })?;
     app.record(
@@ -118,14 +102,6 @@ pub async fn release(app: &App, caller: &Caller, reference: &str, address: &str)
 
 fn parse(address: &str) -> Result<Ipv4Addr> {
     address.parse().map_err(|_| Error::Invalid("address: must be an IPv4 address".into()))
-}
-
-/// Refuses an address that is not the network's.
-pub(crate) fn require_within(network: &NetworkRow, address: Ipv4Addr) -> Result<()> {
-    if network.netblock.contains(address) {
-        return Ok(());
-    }
-    Err(Error::Invalid(format!("address: {address} is outside the netblock {}", network.netblock)))
 }
 
 fn record(network: NetworkId, row: AddressRow) -> AddressRecord {

@@ -1,4 +1,4 @@
-//! Artifacts: named things with versions. Fetched, uploaded, labelled, shared, deleted.
+//! Artifacts: named, versioned content. Fetched, uploaded, labelled, shared, deleted.
 //!
 //! | what | own namespace | trusted by the owner | `system` | anyone else |
 //! |---|---|---|---|---|
@@ -22,8 +22,8 @@ use muster_types::{Error, Result};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::namespace_to_empty;
-use crate::objects::blob::{self, Coming};
-use crate::objects::node::Place;
+use crate::objects::blob::{self, BlobSource};
+use crate::objects::node_location::NodeLocation;
 use crate::objects::{upload, version};
 use crate::queue::{ConvertImage, FetchArtifact, NewOperation, Operation as _};
 use muster_store::artifacts::{self, ArtifactRow, NewArtifact};
@@ -35,19 +35,19 @@ use muster_store::{
     Read, StoreError, Tx, TxError, blob_locations, metadata, namespaces, operations, transaction, uploads,
 };
 
-/// Version of the record's format.
+/// The version of the record's format.
 const VERSION: i64 = 9;
-/// Artifacts read at once for a list.
+/// The number of artifacts in a page of a list.
 const PAGE: i64 = 500;
-/// Longest source.
-const LONGEST_URL: usize = 2048;
+/// The maximum length of a source URL.
+const MAX_URL_BYTES: usize = 2048;
 
-/// The artifact as the subject of events.
+/// Returns the artifact as the subject of events.
 pub fn object(id: ArtifactId) -> ObjectRef {
     ObjectRef::new(ObjectType::Artifact, id)
 }
 
-/// What a caller wants an artifact to be.
+/// A request to create an artifact or to add a version.
 #[derive(Debug, Clone)]
 pub struct ArtifactRequest {
     pub name: Option<String>,
@@ -55,12 +55,12 @@ pub struct ArtifactRequest {
     pub artifact_type: ArtifactType,
     pub source_url: String,
     pub shared: bool,
-    /// 0 is the default.
+    /// 0 means the default.
     pub max_versions: i64,
 }
 
 impl ArtifactRequest {
-    /// Its name, else the last part of its source.
+    /// Returns the name, by default the last segment of the source.
     fn name(&self) -> String {
         let last = || self.source_url.rsplit('/').find(|part| !part.is_empty()).unwrap_or_default();
         let name = self.name.as_deref().unwrap_or_else(last);
@@ -72,8 +72,8 @@ impl ArtifactRequest {
         if url.is_empty() {
             return Err(Error::Invalid("source_url: must not be empty".into()));
         }
-        if url.len() > LONGEST_URL {
-            return Err(Error::Invalid(format!("source_url: must be at most {LONGEST_URL} bytes")));
+        if url.len() > MAX_URL_BYTES {
+            return Err(Error::Invalid(format!("source_url: must be at most {MAX_URL_BYTES} bytes")));
         }
         if url.chars().any(char::is_control) {
             return Err(Error::Invalid("source_url: must not contain control characters".into()));
@@ -97,7 +97,7 @@ fn not_shareable() -> Error {
     Error::Forbidden("only artifacts in the system namespace can be shared".into())
 }
 
-/// Refuses early what [`ensure_in`] will refuse.
+/// Rejects early what [`ensure_in`] would reject.
 async fn require(app: &App, caller: &Caller, request: &ArtifactRequest) -> Result<String> {
     request.check(caller)?;
     let namespace = request.namespace(caller);
@@ -106,19 +106,19 @@ async fn require(app: &App, caller: &Caller, request: &ArtifactRequest) -> Resul
     if !lives || !caller.may_see(&*app.store, &namespace).await? {
         return Err(Error::not_found("namespace"));
     }
-    refuse_second(&*app.store, caller, &namespace, &request.source_url).await?;
+    require_first_version(&*app.store, caller, &namespace, &request.source_url).await?;
     Ok(namespace)
 }
 
-/// A trusted namespace makes the first of a source, never the second.
-async fn refuse_second(db: impl Read, caller: &Caller, namespace: &str, url: &str) -> Result<()> {
+/// Rejects a second version by a namespace that is only trusted.
+async fn require_first_version(db: impl Read, caller: &Caller, namespace: &str, url: &str) -> Result<()> {
     if !caller.may_change(namespace) && artifacts::has_source(db, namespace, url).await? {
         return Err(Error::not_found("namespace"));
     }
     Ok(())
 }
 
-/// Finds or makes the artifact of a source, as part of a transaction. Says whether it is new.
+/// Finds or creates the artifact of a source, as part of a transaction. Returns whether it is new.
 pub(crate) async fn ensure_in(
     app: &App,
     tx: &mut Tx,
@@ -126,11 +126,11 @@ pub(crate) async fn ensure_in(
     namespace: &str,
     request: &ArtifactRequest,
 ) -> Result<(ArtifactRow, bool), TxError> {
-    if !namespaces::hold(tx, namespace, NamespaceState::Created).await? {
+    if !namespaces::lock(tx, namespace, NamespaceState::Created).await? {
         return Err(Error::not_found("namespace").into());
     }
     let (kind, url) = (request.artifact_type, &request.source_url);
-    refuse_second(&mut *tx, caller, namespace, url).await?;
+    require_first_version(&mut *tx, caller, namespace, url).await?;
     if let Some(row) = artifacts::by_source(&mut *tx, namespace, kind, url).await? {
         if request.shared && !row.shared {
             artifacts::set_shared(tx, row.id, true).await?;
@@ -141,7 +141,6 @@ pub(crate) async fn ensure_in(
         let row = artifacts::get(&mut *tx, row.id).await?;
         return row.map(|row| (row, false)).ok_or_else(|| Error::not_found("artifact").into());
     }
-    let default = i64::try_from(app.settings.artifact_max_versions_default).unwrap_or(i64::MAX).max(1);
     let new = NewArtifact {
         id: ArtifactId::new(),
         name: request.name(),
@@ -149,11 +148,15 @@ pub(crate) async fn ensure_in(
         artifact_type: kind,
         source_url: url.clone(),
         shared: request.shared,
-        max_versions: if request.max_versions > 0 { request.max_versions } else { default },
+        max_versions: if request.max_versions > 0 {
+            request.max_versions
+        } else {
+            version::default_max_versions(app)
+        },
     };
     match artifacts::insert(tx, &new).await {
         Ok(row) => Ok((row, true)),
-        // Somebody else was faster: look again.
+        // Another transaction created it first: retry.
         Err(StoreError::Duplicate(why)) => Err(StoreError::Conflict(why).into()),
         Err(error) => Err(error.into()),
     }
@@ -171,9 +174,9 @@ fn record_created(app: &App, caller: &Caller, row: &ArtifactRow, new: bool) {
     app.record(caller, Event::audit(object(row.id), "creation request from REST API"));
 }
 
-/// Fetches an image, or looks whether its source has a newer one.
+/// Fetches an image, or checks whether its source has a newer one.
 pub async fn fetch(app: &App, caller: &Caller, request: &ArtifactRequest) -> Result<ArtifactRecord> {
-    crate::fetch::check(&app.settings, &request.source_url)?;
+    crate::fetch::check(&app.settings, "url", &request.source_url)?;
     let namespace = require(app, caller, request).await?;
     let (row, new) = transaction!(app.store, |tx| {
         let (row, new) = ensure_in(app, tx, caller, &namespace, request).await?;
@@ -189,10 +192,10 @@ pub async fn fetch(app: &App, caller: &Caller, request: &ArtifactRequest) -> Res
     })?;
     app.queue.wake();
     record_created(app, caller, &row, new);
-    one(&*app.store, caller, row).await
+    to_record(&*app.store, caller, row).await
 }
 
-/// Makes an upload a version of an artifact. Call it where the upload's bytes are.
+/// Adds an upload as a version of an artifact. Call it on the daemon that stores the upload.
 pub async fn from_upload(
     app: &App,
     caller: &Caller,
@@ -203,12 +206,12 @@ pub async fn from_upload(
     let namespace = require(app, caller, request).await?;
     let draft = Draft::Upload(from.id);
     if node.storage().draft_size(draft).await?.is_none() {
-        // An upload into which nothing was sent is an empty content.
+        // An upload without data is empty content.
         let nothing = Box::pin(futures_util::stream::empty());
-        node.storage().append(draft, Some(0), upload::most_bytes(app), nothing).await?;
+        node.storage().append(draft, Some(0), upload::max_content_bytes(app), nothing).await?;
     }
     let is_image = request.artifact_type == ArtifactType::Image;
-    let prepared = blob::prepare(app, node, &Coming { draft, is_image, modified: None }).await?;
+    let prepared = blob::prepare(app, node, &BlobSource { draft, is_image, modified: None }).await?;
     let outcome = transaction!(app.store, |tx| {
         if !uploads::end(tx, from.id).await? {
             return Err(Error::not_found("upload").into());
@@ -228,27 +231,31 @@ pub async fn from_upload(
             return Err(error);
         }
     };
-    blob::settle(app, &prepared, holder).await;
+    blob::finish_commit(app, &prepared, holder).await;
     drop(prepared);
     app.queue.wake();
-    if let Err(error) = upload::clear(app, node, from.id).await {
-        tracing::warn!(upload = %from.id, %error, "a used upload was not removed yet");
+    if let Err(error) = upload::remove_ended(app, node, from.id).await {
+        tracing::warn!(upload = %from.id, %error, "failed to remove used upload");
     }
     finish(app, caller, id, new, added, holder).await
 }
 
-/// The node that must look at a blob before it can be an image, if that is one of another daemon.
-pub async fn looked_at_by(app: &App, request: &ArtifactRequest, blob: &str) -> Result<Option<Box<NodeRow>>> {
+/// Returns the remote node that must inspect a blob before it can become an image, if any.
+pub async fn inspecting_node(
+    app: &App,
+    request: &ArtifactRequest,
+    blob: &str,
+) -> Result<Option<Box<NodeRow>>> {
     let (row, place) = blob::locate(app, blob).await?;
     Ok(match place {
-        Place::There(node) if request.artifact_type == ArtifactType::Image && row.image.is_none() => {
+        NodeLocation::Remote(node) if request.artifact_type == ArtifactType::Image && row.image.is_none() => {
             Some(node)
         }
         _ => None,
     })
 }
 
-/// Makes a blob that the caller knows a version of an artifact.
+/// Adds an existing blob as a version of an artifact.
 pub async fn from_blob(
     app: &App,
     caller: &Caller,
@@ -261,12 +268,12 @@ pub async fn from_blob(
     let mut image = None;
     if request.artifact_type == ArtifactType::Image
         && row.image.is_none()
-        && let Place::Here(node) = &place
+        && let NodeLocation::Local(node) = &place
     {
         image = Some(node.storage().inspect(blob).await?);
     }
     let (id, new, added) = transaction!(app.store, |tx| {
-        if !blobs::hold(tx, blob).await? {
+        if !blobs::lock(tx, blob).await? {
             return Err(Error::not_found("blob").into());
         }
         if let Some(image) = &image {
@@ -283,7 +290,7 @@ pub async fn from_blob(
     finish(app, caller, id, new, added, blob).await
 }
 
-/// Tells of a new version, and answers the artifact.
+/// Records the events of a new version and returns the artifact.
 async fn finish(
     app: &App,
     caller: &Caller,
@@ -295,14 +302,14 @@ async fn finish(
     let row = artifacts::get(&*app.store, id).await?.ok_or_else(|| Error::not_found("artifact"))?;
     record_created(app, caller, &row, new);
     if let Some(index) = added {
-        let mut event = version::added(id, index, blob);
+        let mut event = version::added_event(id, index, blob);
         event.request_id = Some(caller.request_id.clone());
         app.events.record(event);
     }
-    one(&*app.store, caller, row).await
+    to_record(&*app.store, caller, row).await
 }
 
-/// Queues making the copy of an image that machines use, on a node that has the image.
+/// Queues the conversion of an image for use by VMs, on a node that has the image.
 pub(crate) async fn enqueue_conversion(
     tx: &mut Tx,
     blob: BlobId,
@@ -325,7 +332,7 @@ pub(crate) async fn enqueue_conversion(
     Ok(())
 }
 
-/// Deletes an artifact as part of a transaction. Says whether it was not deleted.
+/// Deletes an artifact as part of a transaction. Returns `false` if it was already deleted.
 pub(crate) async fn delete_in(tx: &mut Tx, id: ArtifactId) -> Result<bool, StoreError> {
     let Some(row) = artifacts::get(&mut *tx, id).await? else { return Ok(false) };
     if row.state == ArtifactState::Deleted {
@@ -340,7 +347,7 @@ pub(crate) async fn delete_in(tx: &mut Tx, id: ArtifactId) -> Result<bool, Store
     Ok(true)
 }
 
-/// An artifact by id or name that the caller may read.
+/// Returns an artifact by id or name that the caller may read.
 pub async fn find(
     app: &App,
     caller: &Caller,
@@ -369,7 +376,7 @@ async fn find_in<D: Read + Copy>(
     if row.shared || caller.may_see(db, &row.namespace).await? { Ok(row) } else { Err(absent()) }
 }
 
-/// A name means the caller's own artifact; only if there is none, one of all that it may read.
+/// Finds an artifact by name: one of the caller's namespace, otherwise one that the caller may read.
 async fn by_name<D: Read + Copy>(
     db: D,
     caller: &Caller,
@@ -399,7 +406,7 @@ async fn by_name<D: Read + Copy>(
     Ok(found.pop())
 }
 
-/// An artifact by id or name that the caller may change. A name means one's own.
+/// Returns an artifact by id or name that the caller may change. A name refers to the caller's namespace.
 pub async fn find_own(
     app: &App,
     caller: &Caller,
@@ -420,10 +427,10 @@ pub async fn get(
 ) -> Result<ArtifactRecord> {
     let snapshot = app.store.snapshot()?;
     let row = find_in(&snapshot, caller, reference, namespace).await?;
-    one(&snapshot, caller, row).await
+    to_record(&snapshot, caller, row).await
 }
 
-/// The next page of the artifacts that the caller may read, by id.
+/// Returns the next page of the artifacts that the caller may read, by id.
 pub async fn list_page(
     app: &App,
     caller: &Caller,
@@ -438,30 +445,33 @@ pub async fn list_page(
     Ok((records, next))
 }
 
-/// The record of one artifact.
-pub(crate) async fn one<D: Read + Copy>(db: D, caller: &Caller, row: ArtifactRow) -> Result<ArtifactRecord> {
+/// Returns the record of one artifact.
+pub(crate) async fn to_record<D: Read + Copy>(
+    db: D,
+    caller: &Caller,
+    row: ArtifactRow,
+) -> Result<ArtifactRecord> {
     let mut records = records(db, caller, vec![row]).await?;
     records.pop().ok_or_else(|| Error::not_found("artifact"))
 }
 
-/// The records of rows, in few reads however many there are. Of the instances that use a version the caller learns
-/// those that it may see.
+/// Returns the records of rows, with a constant number of queries. Callers see only the instances that they may read.
 async fn records<D: Read + Copy>(
     db: D,
     caller: &Caller,
     rows: Vec<ArtifactRow>,
 ) -> Result<Vec<ArtifactRecord>> {
     let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
-    let mut metadata_of = metadata::of(db, ObjectType::Artifact, &ids).await?;
-    let mut references_of = references::of(db, ObjectType::Artifact, &ids).await?;
+    let mut metadata_of = metadata::of_objects(db, ObjectType::Artifact, &ids).await?;
+    let mut references_of = references::of_objects(db, ObjectType::Artifact, &ids).await?;
     let mut used: Vec<BlobId> =
         references_of.values().flat_map(|around| version::versions(&around.from).into_values()).collect();
     used.sort_unstable();
     used.dedup();
-    let blobs_of = blobs::some(db, &used).await?;
-    let uses = blobs::uses(db, &used).await?;
+    let blobs_of = blobs::by_ids(db, &used).await?;
+    let uses = blobs::use_counts(db, &used).await?;
     let words: Vec<String> = used.iter().map(ToString::to_string).collect();
-    let users = references::of(db, ObjectType::Blob, &words).await?;
+    let users = references::of_objects(db, ObjectType::Blob, &words).await?;
     let users = blob::instances_by_blob(db, caller, users).await?;
     let version = |blob: &BlobRow| Version {
         uuid: blob.id,
@@ -507,7 +517,7 @@ fn handle(operation: OperationId) -> OperationHandle {
     OperationHandle { op_type: OperationType::ArtifactFetch, op_uuid: operation }
 }
 
-/// Deletes an artifact; nothing if it is deleted.
+/// Deletes an artifact. Returns `None` if it was already deleted.
 pub async fn delete(
     app: &App,
     caller: &Caller,
@@ -518,12 +528,12 @@ pub async fn delete(
     if !transaction!(app.store, |tx| { Ok(delete_in(tx, row.id).await?) })? {
         return Ok(None);
     }
-    deleted(app, caller, row.id, "deletion request from REST API");
+    record_deleted(app, caller, row.id, "deletion request from REST API");
     get(app, caller, &row.id.to_string(), None).await.map(Some)
 }
 
-/// Tells of a deletion.
-pub(crate) fn deleted(app: &App, caller: &Caller, id: ArtifactId, message: &str) {
+/// Records the events of a deletion.
+pub(crate) fn record_deleted(app: &App, caller: &Caller, id: ArtifactId, message: &str) {
     app.record(caller, Event::audit(object(id), message));
     app.record(caller, Event::new(EventType::Mutate, object(id), "state is now deleted"));
 }
@@ -534,14 +544,14 @@ pub async fn delete_all(app: &App, caller: &Caller, namespace: Option<&str>) -> 
     let mut gone = Vec::new();
     for row in artifacts::of_namespace(&*app.store, namespace).await? {
         if transaction!(app.store, |tx| { Ok(delete_in(tx, row.id).await?) })? {
-            deleted(app, caller, row.id, "deletion request from REST API");
+            record_deleted(app, caller, row.id, "deletion request from REST API");
             gone.push(row.id);
         }
     }
     Ok(gone)
 }
 
-/// Lets everybody read an artifact of `system`, or no longer.
+/// Shares an artifact of `system` with all namespaces, or stops sharing it.
 pub async fn set_shared(
     app: &App,
     caller: &Caller,
@@ -557,7 +567,7 @@ pub async fn set_shared(
         return Err(Error::Forbidden("artifact not shared".into()));
     }
     transaction!(app.store, |tx| {
-        if !artifacts::hold(tx, row.id).await? {
+        if !artifacts::lock(tx, row.id).await? {
             return Err(Error::not_found("artifact").into());
         }
         Ok(artifacts::set_shared(tx, row.id, shared).await?)

@@ -1,7 +1,7 @@
-//! Blobs: made of drafts, found, read, checked, given up.
+//! Blobs: created from drafts, found, read, verified, removed.
 //!
-//! Knowing a blob's id implies access to it. So an id is told only to who may read one of the artifacts that use the
-//! blob, or has sent its bytes: a search by checksum finds nothing else (docs/decisions/0014).
+//! Knowing a blob's id implies access to it. So an id is only disclosed to callers that may read an artifact of the
+//! blob or have sent its content, and a search by checksum finds nothing else. See docs/decisions/0014.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::objects::node::Place;
+use crate::objects::node_location::NodeLocation;
 use crate::state::BlobInProgress;
 use muster_store::blobs::{self, BlobRow, NewBlob};
 use muster_store::nodes::{self, NodeRow};
@@ -28,71 +28,71 @@ use muster_store::{
     Read, StoreError, Tx, TxError, artifacts, blob_locations, metadata, references, transaction,
 };
 
-/// Version of the record's format.
+/// The version of the record's format.
 const VERSION: i64 = 6;
-/// Blobs read at once for a list.
+/// The number of blobs in a page of a list.
 const PAGE: i64 = 500;
-/// That a blob is read is written down at most this often, in seconds.
-const USED_EVERY: f64 = 60.0;
+/// The minimum number of seconds between two records of a blob's use.
+const USE_RECORD_INTERVAL: f64 = 60.0;
 
-/// How a blob uses the one that it is only whole with.
+/// The relationship between a blob and the one that it is based on.
 const DEPENDS_ON: &str = "depends_on";
 
-/// The blob as the subject of events.
+/// Returns the blob as the subject of events.
 pub fn object(id: BlobId) -> ObjectRef {
     ObjectRef::new(ObjectType::Blob, id)
 }
 
-/// A draft whose bytes are on disk as those of a blob, which nobody knows of yet.
-pub(crate) struct Prepared<'a> {
+/// A blob whose content is on disk but which is not committed yet.
+pub(crate) struct PreparedBlob<'a> {
     blob: BlobId,
     content: ContentDigest,
     image: Option<ImageFacts>,
     node: Arc<dyn NodeApi>,
-    /// Whether there was no blob with this content before.
+    /// Whether no blob had this content before.
     fresh: bool,
-    /// Says that this daemon is at it, if this node had no copy.
+    /// Marks the blob as being written by this daemon, if this node had no copy.
     mark: Option<BlobInProgress<'a>>,
 }
 
-impl fmt::Debug for Prepared<'_> {
+impl fmt::Debug for PreparedBlob<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Prepared")
+        f.debug_struct("PreparedBlob")
             .field("blob", &self.blob)
             .field("fresh", &self.fresh)
             .finish_non_exhaustive()
     }
 }
 
-/// What is to become a blob.
+/// A draft that becomes a blob.
 #[derive(Debug)]
-pub(crate) struct Coming {
+pub(crate) struct BlobSource {
     pub(crate) draft: Draft,
-    /// Whether it is to be used as a disk image, and so must be one that may be.
+    /// Whether it is a disk image, which must pass inspection.
     pub(crate) is_image: bool,
-    /// When the source says that it last changed.
+    /// When the source was last modified, according to the source.
     pub(crate) modified: Option<String>,
 }
 
-/// Puts the bytes of a draft on disk as those of a blob: of the one that holds the same, or of a new one. An image is
-/// looked at once nobody can change it any more.
+/// Stores a draft as a blob: as the existing one with the same content, or as a new one. An image is inspected once it
+/// can no longer change.
 pub(crate) async fn prepare<'a>(
     app: &'a App,
     node: &Arc<dyn NodeApi>,
-    coming: &Coming,
-) -> Result<Prepared<'a>> {
-    let content = node.storage().content(coming.draft).await?;
-    let known = blobs::of_content(&*app.store, &content.checksums.sha512).await?;
+    source: &BlobSource,
+) -> Result<PreparedBlob<'a>> {
+    let content = node.storage().content(source.draft).await?;
+    let known = blobs::by_content(&*app.store, &content.checksums.sha512).await?;
     let (blob, fresh) = known.map_or_else(|| (BlobId::new(), true), |blob| (blob, false));
-    let mut prepared = Prepared { blob, content, image: None, node: Arc::clone(node), fresh, mark: None };
+    let mut prepared = PreparedBlob { blob, content, image: None, node: Arc::clone(node), fresh, mark: None };
     if !is_here(app, &prepared).await? {
         prepared.mark = Some(app.blobs_in_progress.begin_after_others(node.identity().id, blob).await?);
         if is_here(app, &prepared).await? {
-            // Whoever was at it has done it.
+            // The task that was writing it has completed.
             prepared.mark = None;
         }
     }
-    match put(app, coming, &mut prepared).await {
+    match put(app, source, &mut prepared).await {
         Ok(()) => Ok(prepared),
         Err(error) => {
             discard(app, &prepared).await;
@@ -101,19 +101,19 @@ pub(crate) async fn prepare<'a>(
     }
 }
 
-/// Puts the bytes of a draft on disk as those of a new blob with this id, whoever else holds the same.
+/// Stores a draft as a new blob with the given id, even if another blob has the same content.
 pub(crate) async fn prepare_as<'a>(
     app: &'a App,
     node: &Arc<dyn NodeApi>,
-    coming: &Coming,
+    source: &BlobSource,
     blob: BlobId,
-) -> Result<Prepared<'a>> {
-    let content = node.storage().content(coming.draft).await?;
-    // What an attempt that died left of it is made anew.
-    give_up(app, node, blob).await?;
+) -> Result<PreparedBlob<'a>> {
+    let content = node.storage().content(source.draft).await?;
+    // Removes what a failed attempt left behind.
+    remove_incomplete(app, node, blob).await?;
     let mark = Some(app.blobs_in_progress.begin_after_others(node.identity().id, blob).await?);
-    let mut prepared = Prepared { blob, content, image: None, node: Arc::clone(node), fresh: true, mark };
-    match put(app, coming, &mut prepared).await {
+    let mut prepared = PreparedBlob { blob, content, image: None, node: Arc::clone(node), fresh: true, mark };
+    match put(app, source, &mut prepared).await {
         Ok(()) => Ok(prepared),
         Err(error) => {
             discard(app, &prepared).await;
@@ -122,32 +122,32 @@ pub(crate) async fn prepare_as<'a>(
     }
 }
 
-/// Whether the node has a whole copy.
-async fn is_here(app: &App, prepared: &Prepared<'_>) -> Result<bool> {
+/// Returns whether the node has a complete copy.
+async fn is_here(app: &App, prepared: &PreparedBlob<'_>) -> Result<bool> {
     let here = prepared.node.identity().id;
     let copies = blob_locations::of_blob(&*app.store, prepared.blob).await?;
     Ok(copies.iter().any(|copy| copy.node == here && copy.state == CopyState::Complete))
 }
 
-async fn put(app: &App, coming: &Coming, prepared: &mut Prepared<'_>) -> Result<()> {
+async fn put(app: &App, source: &BlobSource, prepared: &mut PreparedBlob<'_>) -> Result<()> {
     let (blob, here) = (prepared.blob, prepared.node.identity().id);
     let storage = prepared.node.storage();
     if prepared.mark.is_some() {
-        // The rows come first: whatever happens next, they explain the file.
+        // The rows come first, so that they account for the file whatever happens next.
         transaction!(app.store, |tx| {
             if prepared.fresh {
-                let (content, modified) = (prepared.content.clone(), coming.modified.clone());
+                let (content, modified) = (prepared.content.clone(), source.modified.clone());
                 blobs::insert(tx, &NewBlob { id: blob, content, modified, image: None }).await?;
-            } else if !blobs::hold(tx, blob).await? {
+            } else if !blobs::lock(tx, blob).await? {
                 return Err(gone().into());
             }
             Ok(blob_locations::set(tx, blob, here, CopyState::Copying).await?)
         })?;
-        if storage.keep(coming.draft, blob).await? != prepared.content {
-            return Err(Error::Conflict("the content was changed while it was stored".into()));
+        if storage.keep(source.draft, blob).await? != prepared.content {
+            return Err(Error::Conflict("the content changed while it was stored".into()));
         }
     }
-    if coming.is_image {
+    if source.is_image {
         let known = blobs::get(&*app.store, blob).await?.and_then(|row| row.image);
         prepared.image = match known {
             Some(known) => Some(known),
@@ -161,25 +161,25 @@ fn gone() -> Error {
     Error::Unavailable("a blob with this content was just deleted, please retry".into())
 }
 
-/// Makes a prepared blob known, as part of the transaction that also says what uses it. The answer is the blob that
-/// holds the content: somebody else may have been faster. Call [`settle`] afterwards.
-pub(crate) async fn commit_in(tx: &mut Tx, prepared: &Prepared<'_>) -> Result<BlobId, TxError> {
+/// Commits a prepared blob, as part of the transaction that adds its users. Returns the blob with this content, which
+/// may be one that was committed concurrently. Call [`finish_commit`] afterwards.
+pub(crate) async fn commit_in(tx: &mut Tx, prepared: &PreparedBlob<'_>) -> Result<BlobId, TxError> {
     let node = prepared.node.identity().id;
     let sha512 = &prepared.content.checksums.sha512;
-    let holder = match blobs::of_content(&mut *tx, sha512).await? {
+    let holder = match blobs::by_content(&mut *tx, sha512).await? {
         Some(holder) => {
-            if !blobs::hold(tx, holder).await? {
+            if !blobs::lock(tx, holder).await? {
                 return Err(StoreError::Conflict("the blob changed".into()).into());
             }
             holder
         }
         None if prepared.fresh => {
-            match blobs::claim(tx, sha512, prepared.blob).await {
+            match blobs::insert_content(tx, sha512, prepared.blob).await {
                 Err(StoreError::Duplicate(why)) => return Err(StoreError::Conflict(why).into()),
                 claimed => claimed?,
             }
             if !blobs::set_created(tx, prepared.blob).await? {
-                return Err(Error::Internal(format!("blob {} is not being made", prepared.blob)).into());
+                return Err(Error::Internal(format!("blob {} is not being created", prepared.blob)).into());
             }
             prepared.blob
         }
@@ -194,30 +194,30 @@ pub(crate) async fn commit_in(tx: &mut Tx, prepared: &Prepared<'_>) -> Result<Bl
     Ok(holder)
 }
 
-/// Makes a blob of [`prepare_as`] known, as part of the transaction that also says what uses it. It may only be whole
-/// with another one. Call [`settle`] afterwards.
-pub(crate) async fn commit_own_in(
+/// Commits a blob of [`prepare_as`], as part of the transaction that adds its users. `base` is the blob that it is
+/// based on. Call [`finish_commit`] afterwards.
+pub(crate) async fn commit_with_id_in(
     tx: &mut Tx,
-    prepared: &Prepared<'_>,
+    prepared: &PreparedBlob<'_>,
     base: Option<BlobId>,
 ) -> Result<(), TxError> {
     let blob = prepared.blob;
     let sha512 = &prepared.content.checksums.sha512;
-    if blobs::of_content(&mut *tx, sha512).await?.is_none() && base.is_none() {
-        match blobs::claim(tx, sha512, blob).await {
+    if blobs::by_content(&mut *tx, sha512).await?.is_none() && base.is_none() {
+        match blobs::insert_content(tx, sha512, blob).await {
             Err(StoreError::Duplicate(why)) => return Err(StoreError::Conflict(why).into()),
             claimed => claimed?,
         }
     }
     if !blobs::set_created(tx, blob).await? {
-        return Err(Error::Internal(format!("blob {blob} is not being made")).into());
+        return Err(Error::Internal(format!("blob {blob} is not being created")).into());
     }
     blob_locations::set(tx, blob, prepared.node.identity().id, CopyState::Complete).await?;
     if let Some(image) = &prepared.image {
         blobs::set_image(tx, blob, image).await?;
     }
     if let Some(base) = base {
-        if !blobs::hold(tx, base).await? {
+        if !blobs::lock(tx, base).await? {
             return Err(Error::not_found("blob").into());
         }
         blobs::set_depends_on(tx, blob, base).await?;
@@ -226,8 +226,8 @@ pub(crate) async fn commit_own_in(
     Ok(())
 }
 
-/// What is left to do once [`commit_in`] is committed.
-pub(crate) async fn settle(app: &App, prepared: &Prepared<'_>, holder: BlobId) {
+/// Finishes a blob after the transaction of [`commit_in`] is committed.
+pub(crate) async fn finish_commit(app: &App, prepared: &PreparedBlob<'_>, holder: BlobId) {
     if prepared.fresh && holder != prepared.blob {
         discard(app, prepared).await;
     } else if prepared.fresh {
@@ -236,20 +236,20 @@ pub(crate) async fn settle(app: &App, prepared: &Prepared<'_>, holder: BlobId) {
     }
 }
 
-/// Gives up a prepared blob that could not be committed.
-pub(crate) async fn discard(app: &App, prepared: &Prepared<'_>) {
+/// Removes a prepared blob that was not committed.
+pub(crate) async fn discard(app: &App, prepared: &PreparedBlob<'_>) {
     if !prepared.fresh {
-        // Another copy exists. This one is compared and then kept or removed.
+        // The blob existed before. The storage reconciler verifies this copy and keeps or removes it.
         return;
     }
-    let outcome = give_up(app, &prepared.node, prepared.blob).await;
+    let outcome = remove_incomplete(app, &prepared.node, prepared.blob).await;
     if let Err(error) = outcome {
-        tracing::warn!(blob = %prepared.blob, %error, "what was left of a blob was not removed yet");
+        tracing::warn!(blob = %prepared.blob, %error, "failed to remove incomplete blob");
     }
 }
 
-/// Removes what there is of a blob that never became whole: the file first, for the rows explain it.
-pub(crate) async fn give_up(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) -> Result<()> {
+/// Removes an incomplete blob: the file first, because only the rows refer to it.
+pub(crate) async fn remove_incomplete(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) -> Result<()> {
     let initial = blobs::get(&*app.store, id).await?.is_none_or(|row| row.state == BlobState::Initial);
     if !initial {
         return Ok(());
@@ -265,7 +265,7 @@ pub(crate) async fn give_up(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) -> R
     })
 }
 
-/// A blob by its id.
+/// Returns a blob by its id.
 pub async fn find(app: &App, id: &str) -> Result<BlobRow> {
     let id: BlobId = id.parse().map_err(|_| Error::not_found("blob"))?;
     blobs::get(&*app.store, id).await?.ok_or_else(|| Error::not_found("blob"))
@@ -273,10 +273,10 @@ pub async fn find(app: &App, id: &str) -> Result<BlobRow> {
 
 pub async fn get(app: &App, caller: &Caller, id: &str) -> Result<BlobRecord> {
     let row = find(app, id).await?;
-    one(app, caller, row).await
+    to_record(app, caller, row).await
 }
 
-/// The next page of all blobs, by id; of one node if it is named.
+/// Returns the next page of the blobs, by id; with `node`, only those on that node.
 pub async fn list_page(
     app: &App,
     node: Option<NodeId>,
@@ -290,19 +290,19 @@ pub async fn list_page(
     Ok((records, next))
 }
 
-/// One checksum of a blob; nothing while it is not known.
+/// Returns a checksum of a blob, `None` if it is not known yet.
 pub async fn checksum(app: &App, id: &str, algorithm: &str) -> Result<Option<String>> {
     let algorithm = parse_algorithm(algorithm)?;
     let row = find(app, id).await?;
     Ok(Some(row.checksums.get(algorithm).to_owned()).filter(|sum| !sum.is_empty()))
 }
 
-/// The blob of a checksum, if the caller may read it already.
+/// Returns the blob with a checksum, if the caller may read it.
 pub async fn search(app: &App, caller: &Caller, algorithm: &str, sum: &str) -> Result<Option<BlobRecord>> {
     let algorithm = parse_algorithm(algorithm)?;
     for row in blobs::by_checksum(&*app.store, algorithm, &sum.to_lowercase()).await? {
         if caller.is_system() || blobs::is_readable(&*app.store, row.id, &caller.namespace).await? {
-            return one(app, caller, row).await.map(Some);
+            return to_record(app, caller, row).await.map(Some);
         }
     }
     Ok(None)
@@ -312,12 +312,12 @@ fn parse_algorithm(algorithm: &str) -> Result<HashAlgorithm> {
     algorithm.parse().map_err(|_| Error::Invalid("unknown hash algorithm".into()))
 }
 
-async fn one(app: &App, caller: &Caller, row: BlobRow) -> Result<BlobRecord> {
+async fn to_record(app: &App, caller: &Caller, row: BlobRow) -> Result<BlobRecord> {
     let mut records = records(&*app.store, Some(caller), vec![row]).await?;
     records.pop().ok_or_else(|| Error::not_found("blob"))
 }
 
-/// The records of rows, in few reads however many there are. A caller is shown those uses that it may see.
+/// Returns the records of rows, with a constant number of queries. Callers see only the users that they may read.
 pub(crate) async fn records<D: Read + Copy>(
     db: D,
     caller: Option<&Caller>,
@@ -325,10 +325,10 @@ pub(crate) async fn records<D: Read + Copy>(
 ) -> Result<Vec<BlobRecord>> {
     let ids: Vec<BlobId> = rows.iter().map(|row| row.id).collect();
     let words: Vec<String> = ids.iter().map(ToString::to_string).collect();
-    let mut metadata_of = metadata::of(db, ObjectType::Blob, &words).await?;
-    let mut references_of = references::of(db, ObjectType::Blob, &words).await?;
-    let mut copies_of = blob_locations::of(db, &ids).await?;
-    let uses = blobs::uses(db, &ids).await?;
+    let mut metadata_of = metadata::of_objects(db, ObjectType::Blob, &words).await?;
+    let mut references_of = references::of_objects(db, ObjectType::Blob, &words).await?;
+    let mut copies_of = blob_locations::of_blobs(db, &ids).await?;
+    let uses = blobs::use_counts(db, &ids).await?;
     let holders: HashSet<NodeId> = copies_of.values().flatten().map(|copy| copy.node).collect();
     let names = nodes::names(db, &holders.into_iter().collect::<Vec<_>>()).await?;
     let mut records = Vec::with_capacity(rows.len());
@@ -368,7 +368,7 @@ pub(crate) async fn records<D: Read + Copy>(
     Ok(records)
 }
 
-/// The instances among what uses a blob.
+/// Returns the instances among the users of a blob.
 fn instances(references: &References) -> Vec<InstanceId> {
     let uses = references.values().flatten();
     let mut ids: Vec<_> = uses
@@ -380,11 +380,11 @@ fn instances(references: &References) -> Vec<InstanceId> {
     ids
 }
 
-/// The instances that use each of some blobs, of which a caller may know.
+/// Returns the instances that use each blob, limited to those that the caller may read.
 pub(crate) async fn instances_by_blob(
     db: impl Read,
     caller: &Caller,
-    users: HashMap<String, references::Around>,
+    users: HashMap<String, references::ObjectReferences>,
 ) -> Result<HashMap<String, Vec<InstanceId>>> {
     let mut found: HashMap<String, Vec<InstanceId>> =
         users.into_iter().map(|(blob, around)| (blob, instances(&around.to))).collect();
@@ -396,7 +396,7 @@ pub(crate) async fn instances_by_blob(
     Ok(found)
 }
 
-/// Those uses of a blob of which a caller may know.
+/// Returns the users of a blob that the caller may read.
 async fn visible<D: Read + Copy>(db: D, caller: &Caller, references: References) -> Result<References> {
     let of = |kind: ObjectType| -> Vec<String> {
         let uses = references.values().flatten();
@@ -413,10 +413,10 @@ async fn visible<D: Read + Copy>(db: D, caller: &Caller, references: References)
     Ok(kept.filter(|(_, list)| !list.is_empty()).collect())
 }
 
-/// What the record of a disk image says of it.
+/// Returns the fields of the record that describe a disk image.
 fn image_keys(facts: &ImageFacts, size: i64) -> Map<String, Value> {
     let mut keys = facts.further.clone();
-    // An optical disc is read as it is.
+    // Optical discs are attached as raw images.
     let format = match facts.format {
         muster_types::blob::ImageFormat::Iso => "raw",
         format => format.as_str(),
@@ -430,8 +430,8 @@ fn image_keys(facts: &ImageFacts, size: i64) -> Map<String, Value> {
     keys
 }
 
-/// A whole blob, and where its bytes can be read.
-pub async fn locate(app: &App, id: &str) -> Result<(BlobRow, Place)> {
+/// Returns a complete blob and a node to read it from.
+pub async fn locate(app: &App, id: &str) -> Result<(BlobRow, NodeLocation)> {
     let row = find(app, id).await?;
     if row.state != BlobState::Created {
         return Err(Error::not_found("blob"));
@@ -440,38 +440,38 @@ pub async fn locate(app: &App, id: &str) -> Result<(BlobRow, Place)> {
     let whole: Vec<NodeId> =
         copies.iter().filter(|copy| copy.state == CopyState::Complete).map(|copy| copy.node).collect();
     if let Some(node) = app.nodes.iter().find(|node| whole.contains(&node.identity().id)) {
-        return Ok((row, Place::Here(Arc::clone(node))));
+        return Ok((row, NodeLocation::Local(Arc::clone(node))));
     }
     let alive = |node: &NodeRow| node.state == NodeState::Created && whole.contains(&node.identity.id);
     match nodes::list(&*app.store).await?.into_iter().find(alive) {
-        Some(node) => Ok((row, Place::There(Box::new(node)))),
+        Some(node) => Ok((row, NodeLocation::Remote(Box::new(node)))),
         None => Err(Error::NotFound("blob missing".into())),
     }
 }
 
-/// Writes down that a blob is read, now and then.
-pub async fn note_use(app: &App, row: &BlobRow) {
-    if row.last_used.is_some_and(|last| now() - last < USED_EVERY) {
+/// Records that a blob is in use, at most once per interval.
+pub async fn record_use(app: &App, row: &BlobRow) {
+    if row.last_used.is_some_and(|last| now() - last < USE_RECORD_INTERVAL) {
         return;
     }
-    let noted = transaction!(app.store, |tx| { Ok(blobs::set_used(tx, row.id).await?) });
-    if let Err(error) = noted {
-        tracing::warn!(blob = %row.id, %error, "that a blob is used was not written down");
+    let recorded = transaction!(app.store, |tx| { Ok(blobs::set_used(tx, row.id).await?) });
+    if let Err(error) = recorded {
+        tracing::warn!(blob = %row.id, %error, "failed to record use of blob");
     }
 }
 
-/// A node's copy turned out to be damaged: it is not served any more.
+/// Marks a node's copy as damaged, so that it is no longer served.
 pub async fn set_damaged(app: &App, id: BlobId, node: &NodeRef, why: &str) -> Result<()> {
     let news = transaction!(app.store, |tx| {
         let copies = blob_locations::of_blob(&mut *tx, id).await?;
-        // One that is gone or being replaced meanwhile is nobody's damage.
+        // A copy that was removed or is being replaced is not damaged.
         let own = copies.iter().find(|copy| copy.node == node.id && copy.state != CopyState::Copying);
         let Some(own) = own else { return Ok(false) };
         blob_locations::set(tx, id, node.id, CopyState::Damaged).await?;
         Ok(own.state == CopyState::Complete)
     })?;
     if news {
-        tracing::error!(blob = %id, node = node.name, why, "a copy of a blob is damaged");
+        tracing::error!(blob = %id, node = node.name, why, "copy of blob is damaged");
         app.events.record(
             Event::new(EventType::Health, object(id), "a copy of the blob is damaged")
                 .also(ObjectRef::new(ObjectType::Node, node.id))
@@ -482,7 +482,7 @@ pub async fn set_damaged(app: &App, id: BlobId, node: &NodeRef, why: &str) -> Re
     Ok(())
 }
 
-/// A node by id and name.
+/// The id and the name of a node.
 #[derive(Debug, Clone)]
 pub struct NodeRef {
     pub(crate) id: NodeId,

@@ -18,13 +18,13 @@ use super::{blob, upload};
 use crate::app::App;
 
 /// Returns the nodes that are up.
-pub(crate) async fn living(app: &App) -> Result<Vec<NodeRow>> {
+pub(crate) async fn live_nodes(app: &App) -> Result<Vec<NodeRow>> {
     let rows = nodes::list(&*app.store).await?;
     Ok(rows.into_iter().filter(|row| row.state == NodeState::Created).collect())
 }
 
-/// Makes a copy of a blob on a node that has none. [`Error::NotReady`] while somebody else is at it.
-pub(crate) async fn ensure_here(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) -> Result<()> {
+/// Copies a blob to a node that lacks it. [`Error::NotReady`] while another task copies it.
+pub(crate) async fn ensure_local(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) -> Result<()> {
     let here = node.identity().id;
     let whole = || async {
         let copies = blob_locations::of_blob(&*app.store, id).await?;
@@ -35,7 +35,7 @@ pub(crate) async fn ensure_here(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) 
     if holders.contains(&here) {
         return Ok(());
     }
-    copy(app, node, id, &holders, &living(app).await?).await?;
+    copy(app, node, id, &holders, &live_nodes(app).await?).await?;
     if whole().await?.contains(&here) {
         Ok(())
     } else {
@@ -49,20 +49,20 @@ pub(crate) async fn copy(
     node: &Arc<dyn NodeApi>,
     id: BlobId,
     whole: &[NodeId],
-    living: &[NodeRow],
+    live: &[NodeRow],
 ) -> Result<()> {
     let Some(row) = blobs::get(&*app.store, id).await?.filter(|row| row.state == BlobState::Created) else {
         return Ok(());
     };
-    // Somebody stores the same content here just now.
+    // Another task is storing the same content on this node.
     let Some(_mark) = app.blobs_in_progress.begin(node.identity().id, id) else { return Ok(()) };
     let (draft, storage) = (Draft::Copy(id), node.storage());
     let have = storage.draft_size(draft).await?.unwrap_or(0);
-    let data = read(app, &row, have, whole, living).await?;
-    storage.append(draft, Some(have), upload::most_bytes(app).max(row.content().size), data).await?;
+    let data = read(app, &row, have, whole, live).await?;
+    storage.append(draft, Some(have), upload::max_content_bytes(app).max(row.content().size), data).await?;
     if storage.content(draft).await? != row.content() {
         storage.remove_draft(draft).await?;
-        return Err(Error::Unavailable("what arrived is not what was sent".into()));
+        return Err(Error::Unavailable("the received content does not match its checksum".into()));
     }
     let here = node.identity().id;
     let there = transaction!(app.store, |tx| {
@@ -74,7 +74,7 @@ pub(crate) async fn copy(
         Ok(true)
     })?;
     if there {
-        // Nobody but this task touches the draft, so it keeps what was compared.
+        // Only this task writes the draft, so it still has the verified content.
         storage.keep(draft, id).await?;
         transaction!(app.store, |tx| {
             if blobs::get(&mut *tx, id).await?.is_some() {
@@ -88,22 +88,16 @@ pub(crate) async fn copy(
     storage.remove_draft(draft).await
 }
 
-/// The bytes of a blob from where this node has none yet: from another node of this daemon, or over the network.
-async fn read(
-    app: &App,
-    row: &BlobRow,
-    from: u64,
-    whole: &[NodeId],
-    living: &[NodeRow],
-) -> Result<ByteStream> {
+/// Reads a blob from `from` on: from another node of this daemon, or over the network.
+async fn read(app: &App, row: &BlobRow, from: u64, whole: &[NodeId], live: &[NodeRow]) -> Result<ByteStream> {
     if let Some(near) = app.nodes.iter().find(|node| whole.contains(&node.identity().id)) {
         return near.storage().read(row.id, from..row.content().size).await;
     }
     let holder =
-        living.iter().find(|node| whole.contains(&node.identity.id) && !node.report.api_url.is_empty());
-    let holder = holder.ok_or_else(|| Error::Unavailable("no node that has it can be reached".into()))?;
+        live.iter().find(|node| whole.contains(&node.identity.id) && !node.report.api_url.is_empty());
+    let holder = holder.ok_or_else(|| Error::Unavailable("no node with a copy is reachable".into()))?;
     let silent = |error: reqwest::Error| {
-        Error::Unavailable(format!("node {} does not answer: {error}", holder.identity.name))
+        Error::Unavailable(format!("node {} does not respond: {error}", holder.identity.name))
     };
     let token = service_token(app, muster_types::namespace::SYSTEM).await?;
     let url = format!("{}/blobs/{}/data?offset={from}", holder.report.api_url, row.id);
@@ -112,7 +106,7 @@ async fn read(
         client.get(url).bearer_auth(token).send().await.and_then(reqwest::Response::error_for_status);
     let name = holder.identity.name.clone();
     let bytes = answer.map_err(silent)?.bytes_stream().map(move |piece| {
-        piece.map_err(|_| Error::Unavailable(format!("node {name} broke the connection off")))
+        piece.map_err(|_| Error::Unavailable(format!("node {name} closed the connection")))
     });
     Ok(Box::pin(bytes))
 }

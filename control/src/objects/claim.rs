@@ -1,10 +1,11 @@
-//! Capacity claims: promises of processors, memory and disk of the whole cluster to a namespace, until a moment.
+//! Capacity claims: CPUs, memory and disk of the whole cluster that are promised to a namespace until they expire.
 //!
-//! What an active claim has used is what the instances of its namespace hold. What is promised and not used is kept
-//! from all other namespaces, in the transactions that place instances. Nothing sweeps: a claim that has expired is
-//! one whose time is over when somebody looks.
+//! The used part of an active claim is what the instances of its namespace have allocated. Placement keeps the unused
+//! part from all other namespaces, in its own transactions. No task expires claims: their expiry is checked when they
+//! are read.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use muster_types::claim::{ClaimRecord, ClaimState, CoverageState};
 use muster_types::event::{Event, EventType};
@@ -19,18 +20,16 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::require_namespace;
 use crate::events::clear_events;
-use crate::objects::instance::placement;
 use crate::scheduler::{self, Policy, Room};
 use crate::state::NodeCapacity;
 use muster_store::claims::{self, ClaimRow};
-use muster_store::instances::{self, Claimed};
-use muster_store::{StoreError, Tx, TxError, namespaces, node_claims, transaction};
+use muster_store::{StoreError, Tx, TxError, instances, namespaces, node_ledgers, transaction};
 use muster_types::capacity::{Capacity, CommittedCapacity};
 
-/// Version of the record's format.
+/// The version of the record's format.
 const VERSION: i64 = 1;
 
-/// A request for a claim, not validated yet.
+/// A request to create or change a claim, not validated yet.
 #[derive(Debug, Clone, Default, serde::Deserialize, utoipa::ToSchema)]
 #[schema(as = NewClaim)]
 pub struct ClaimRequest {
@@ -45,8 +44,8 @@ pub struct ClaimRequest {
     pub expires_in_seconds: Option<Value>,
 }
 
-/// What a caller asks for: limits in the order of [`Capacity::parts`].
-struct Asked {
+/// A validated request, with limits in the order of [`Capacity::parts`].
+struct CheckedRequest {
     limits: [Option<i64>; 3],
     expires_in: Option<i64>,
 }
@@ -55,29 +54,29 @@ const LIMITS: [&str; 3] = ["limit_cpus", "limit_memory_mb", "limit_disk_gb"];
 const EXPIRES_IN: &str = "expires_in_seconds";
 
 impl ClaimRequest {
-    /// Looks at every field, in the order in which callers name them.
-    fn check(&self, all_needed: bool) -> Result<Asked> {
+    /// Validates the fields, in the order in which callers name them.
+    fn check(&self, all_required: bool) -> Result<CheckedRequest> {
         let given = [&self.limit_cpus, &self.limit_memory_mb, &self.limit_disk_gb];
         let mut limits = [None; 3];
         for ((limit, name), value) in limits.iter_mut().zip(LIMITS).zip(given) {
-            *limit = whole(name, value.as_ref(), all_needed)?;
+            *limit = whole(name, value.as_ref(), all_required)?;
             if limit.is_some_and(|limit| limit < 0) {
                 return Err(Error::Invalid(format!("{name} cannot be negative")));
             }
         }
-        let expires_in = whole(EXPIRES_IN, self.expires_in_seconds.as_ref(), all_needed)?;
+        let expires_in = whole(EXPIRES_IN, self.expires_in_seconds.as_ref(), all_required)?;
         if expires_in.is_some_and(|seconds| seconds < 1) {
             return Err(Error::Invalid(format!("{EXPIRES_IN} must be positive")));
         }
-        Ok(Asked { limits, expires_in })
+        Ok(CheckedRequest { limits, expires_in })
     }
 }
 
-fn whole(name: &str, value: Option<&Value>, needed: bool) -> Result<Option<i64>> {
+fn whole(name: &str, value: Option<&Value>, required: bool) -> Result<Option<i64>> {
     match value {
-        None | Some(Value::Null) if needed => Err(Error::Invalid(format!("no {name} specified"))),
+        None | Some(Value::Null) if required => Err(Error::Invalid(format!("no {name} specified"))),
         None | Some(Value::Null) => Ok(None),
-        // A number too large to count with is still a number.
+        // A number beyond `i64` is still an integer.
         Some(value) if value.is_u64() => Ok(Some(value.as_i64().unwrap_or(i64::MAX))),
         Some(value) => {
             let number = value.as_i64().ok_or_else(|| Error::Invalid(format!("{name} is not an integer")))?;
@@ -86,8 +85,8 @@ fn whole(name: &str, value: Option<&Value>, needed: bool) -> Result<Option<i64>>
     }
 }
 
-impl Asked {
-    /// The limits, with those of `before` where nothing is asked.
+impl CheckedRequest {
+    /// Returns the limits, by default those of `before`.
     fn limit(&self, before: &Capacity) -> Capacity {
         let [cpus, memory_mb, disk_gb] = self.limits;
         Capacity {
@@ -102,7 +101,7 @@ impl Asked {
     }
 }
 
-/// Promises a namespace a part of the cluster. What its instances hold already counts as used.
+/// Creates a claim. Existing instances of the namespace count as used.
 pub async fn create(
     app: &App,
     caller: &Caller,
@@ -110,26 +109,26 @@ pub async fn create(
     request: &ClaimRequest,
 ) -> Result<ClaimRecord> {
     require_namespace(&*app.store, caller, namespace).await?;
-    let about = |message: &str| Event::audit(ObjectRef::namespace(namespace), message);
-    app.record(caller, about("create namespace claim request from REST API"));
-    let asked = request.check(true)?;
-    let nodes = placement::nodes_afresh(app).await?;
+    let event = |message: &str| Event::audit(ObjectRef::namespace(namespace), message);
+    app.record(caller, event("create namespace claim request from REST API"));
+    let requested = request.check(true)?;
+    let nodes = app.placement.get(&app.store, Duration::ZERO).await?;
     let row = transaction!(app.store, |tx| {
-        // Two claims, or a claim and an instance, of one namespace are made one after the other.
-        if !namespaces::hold(tx, namespace, NamespaceState::Created).await? {
+        // The lock serializes claims and instances of the same namespace.
+        if !namespaces::lock(tx, namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
         let time = now();
         if claims::list(&mut *tx, namespace).await?.iter().any(|row| row.is_active(time)) {
             return Err(Error::Conflict("this namespace already holds an active claim".into()).into());
         }
-        let room = hold_cluster(app, tx, &nodes).await?;
+        let room = lock_ledgers(app, tx, &nodes).await?;
         let row = ClaimRow {
             id: ClaimId::new(),
             namespace: namespace.to_owned(),
-            limit: asked.limit(&Capacity::default()),
+            limit: requested.limit(&Capacity::default()),
             used: used(tx, namespace).await?,
-            expires: asked.end(time).unwrap_or(time),
+            expires: requested.end(time).unwrap_or(time),
             updated: time,
         };
         require_room(tx, &row, room.as_ref()).await?;
@@ -141,7 +140,7 @@ pub async fn create(
     Ok(record(row))
 }
 
-/// Changes what is given of a claim that is still active.
+/// Changes the given fields of an active claim.
 pub async fn update(
     app: &App,
     caller: &Caller,
@@ -151,16 +150,16 @@ pub async fn update(
 ) -> Result<ClaimRecord> {
     let id = find(app, caller, namespace, claim).await?.id;
     app.record(caller, Event::audit(object(id), "update namespace claim request from REST API"));
-    let asked = request.check(false)?;
-    if asked.limits == [None; 3] && asked.expires_in.is_none() {
+    let requested = request.check(false)?;
+    if requested.limits == [None; 3] && requested.expires_in.is_none() {
         return Err(Error::Invalid("no claim fields to update specified".into()));
     }
-    let nodes = placement::nodes_afresh(app).await?;
+    let nodes = app.placement.get(&app.store, Duration::ZERO).await?;
     let written = transaction!(app.store, |tx| {
-        if !namespaces::hold(tx, namespace, NamespaceState::Created).await? {
+        if !namespaces::lock(tx, namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
-        let room = hold_cluster(app, tx, &nodes).await?;
+        let room = lock_ledgers(app, tx, &nodes).await?;
         let before = claims::get(&mut *tx, namespace, id).await?.ok_or_else(absent)?;
         let time = now();
         if !before.is_active(time) {
@@ -168,14 +167,14 @@ pub async fn update(
             return Err(Error::Conflict(text.into()).into());
         }
         let row = ClaimRow {
-            limit: asked.limit(&before.limit),
+            limit: requested.limit(&before.limit),
             used: used(tx, namespace).await?,
-            expires: asked.end(time).unwrap_or(before.expires),
+            expires: requested.end(time).unwrap_or(before.expires),
             updated: time,
             ..before.clone()
         };
         require_above_use(&before.limit, &row)?;
-        // What was promised before stays promised, whatever has become of the nodes since.
+        // What was promised before stays promised, even if the cluster has shrunk.
         if row.limit.minus(&before.limit) != Capacity::default() {
             require_room(tx, &row, room.as_ref()).await?;
         }
@@ -184,11 +183,7 @@ pub async fn update(
         }
         Ok(row)
     });
-    let unavailable = Error::database_unavailable().to_string();
-    if written.as_ref().is_err_and(|error| error.to_string() == unavailable)
-        && claims::get(&*app.store, namespace, id).await.is_ok()
-    {
-        // The database answers: it was others who were in the way, again and again.
+    if matches!(written, Err(Error::Contended)) {
         let text = "this claim was being changed concurrently and the update gave up, please retry";
         return Err(Error::Unavailable(text.into()));
     }
@@ -198,24 +193,24 @@ pub async fn update(
     Ok(record(row))
 }
 
-/// Takes a promise back. The answer is the claim as it was.
+/// Deletes a claim. Returns its last record.
 pub async fn delete(app: &App, caller: &Caller, namespace: &str, claim: &str) -> Result<ClaimRecord> {
     let id = find(app, caller, namespace, claim).await?.id;
-    let about =
+    let event =
         |message: &str| Event::audit(ObjectRef::namespace(namespace), message).with("claim", id.to_string());
-    app.record(caller, about("delete namespace claim request from REST API"));
+    app.record(caller, event("delete namespace claim request from REST API"));
     let row = transaction!(app.store, |tx| {
-        // Placements hold all claims that they heed.
-        claims::hold_active(tx, now()).await?;
+        // Placement locks all active claims.
+        claims::lock_active(tx, now()).await?;
         let row = claims::get(&mut *tx, namespace, id).await?.ok_or_else(absent)?;
         claims::remove(tx, id).await?;
         Ok(row)
     })?;
     clear_events(&app.store, &object(id)).await?;
-    let returned = if row.is_active(now()) { row.unspent() } else { Capacity::default() };
+    let returned = if row.is_active(now()) { row.unused() } else { Capacity::default() };
     app.record(
         caller,
-        about("namespace claim deleted, capacity returned")
+        event("namespace claim deleted, capacity returned")
             .with("clamped", false)
             .with("returned_cpus", returned.cpus)
             .with("returned_memory_mb", returned.memory_mb)
@@ -228,13 +223,13 @@ pub async fn get(app: &App, caller: &Caller, namespace: &str, claim: &str) -> Re
     Ok(record(find(app, caller, namespace, claim).await?))
 }
 
-/// The claims of a namespace, oldest first, with those that have expired.
+/// Returns the claims of a namespace, oldest first, including expired ones.
 pub async fn list(app: &App, caller: &Caller, namespace: &str) -> Result<Vec<ClaimRecord>> {
     require_namespace(&*app.store, caller, namespace).await?;
     Ok(claims::list(&*app.store, namespace).await?.into_iter().map(record).collect())
 }
 
-/// The claim whose events are asked for.
+/// Returns the claim as the subject of events.
 pub async fn subject(app: &App, caller: &Caller, namespace: &str, claim: &str) -> Result<ObjectRef> {
     Ok(object(find(app, caller, namespace, claim).await?.id))
 }
@@ -281,47 +276,43 @@ fn record(row: ClaimRow) -> ClaimRecord {
     }
 }
 
-/// What the instances of a namespace hold, while the ledgers of all nodes are held.
+/// Returns what the instances of a namespace have allocated. The caller has locked all ledgers.
 async fn used(tx: &mut Tx, namespace: &str) -> Result<Capacity, TxError> {
-    Ok(amount(&instances::claimed_of(tx, namespace).await?))
+    Ok(instances::committed_of(tx, namespace).await?)
 }
 
-fn amount(claimed: &Claimed) -> Capacity {
-    Capacity { cpus: claimed.cpus, memory_mb: claimed.memory_mb, disk_gb: claimed.disk_gb }
-}
-
-/// Holds the ledger of every node, so that nothing is placed or given back until this transaction ends. Says what room
-/// they have, nothing if none has reported.
-async fn hold_cluster(app: &App, tx: &mut Tx, nodes: &NodeCapacity) -> Result<Option<Room>, StoreError> {
+/// Locks the ledgers of all nodes against allocations and releases until the transaction ends. Returns the room of the
+/// cluster, `None` if no node has reported.
+async fn lock_ledgers(app: &App, tx: &mut Tx, nodes: &NodeCapacity) -> Result<Option<Room>, StoreError> {
     let all: Vec<NodeId> = nodes.iter().map(|(facts, _)| facts.id).collect();
-    let ledgers = node_claims::hold_all(tx, &all).await?;
+    let ledgers = node_ledgers::lock_all(tx, &all).await?;
     Ok(room(app, nodes, &ledgers))
 }
 
-/// The room that nodes have by their ledgers.
+/// Returns the room of the cluster according to the ledgers.
 fn room(app: &App, nodes: &NodeCapacity, ledgers: &HashMap<NodeId, CommittedCapacity>) -> Option<Room> {
     let ledger = |node: &NodeId| ledgers.get(node).copied().unwrap_or_default();
     let each = nodes.iter().map(|(facts, _)| (&**facts, ledger(&facts.id)));
     scheduler::room(each, &Policy::from(&app.settings), now())
 }
 
-/// What other namespaces than this one were promised and have not used.
+/// Returns the unused capacity that is promised to other namespaces.
 fn promised_to_others(active: &[ClaimRow], namespace: &str) -> Capacity {
     let others = active.iter().filter(|row| row.namespace != namespace);
-    others.fold(Capacity::default(), |sum, row| sum.plus(&row.unspent()))
+    others.fold(Capacity::default(), |sum, row| sum.plus(&row.unused()))
 }
 
-/// Refuses a claim whose unused part the cluster cannot keep free.
+/// Rejects a claim whose unused part the cluster cannot keep free.
 async fn require_room(tx: &mut Tx, row: &ClaimRow, room: Option<&Room>) -> Result<(), TxError> {
     let Some(room) = room else {
         let text = "the cluster capacity accounting is not available yet, please retry";
         return Err(Error::Unavailable(text.into()).into());
     };
     let others = promised_to_others(&claims::active(tx, now()).await?, &row.namespace);
-    let Err(lacking) = scheduler::promise(&row.unspent(), &others, room) else { return Ok(()) };
+    let Err(lacking) = scheduler::promise(&row.unused(), &others, room) else { return Ok(()) };
     let detail = lacking.into_iter().map(|scheduler::Lacking { part, total, taken }| {
         let (name, requested) = (Capacity::NAMES[part], row.limit.parts()[part]);
-        // What the namespace holds itself is part of what it asks for.
+        // The namespace's own use is part of its request.
         let taken = (taken - row.used.parts()[part] as f64).max(0.0);
         format!("{name} (limit {total:.0}, used {taken:.0}, requested {requested})")
     });
@@ -330,7 +321,7 @@ async fn require_room(tx: &mut Tx, row: &ClaimRow, room: Option<&Room>) -> Resul
     Err(Error::Insufficient(format!("{text}: {}", detail.join(", "))).into())
 }
 
-/// Refuses to shrink a claim below what is used of it. One that is exceeded may grow towards its use.
+/// Rejects limits below the current use. A limit that is already exceeded may grow towards the use.
 fn require_above_use(before: &Capacity, row: &ClaimRow) -> Result<()> {
     let parts = before.parts().into_iter().zip(row.used.parts()).zip(row.limit.parts());
     let below: Vec<String> = Capacity::NAMES
@@ -348,8 +339,8 @@ fn require_above_use(before: &Capacity, row: &ClaimRow) -> Result<()> {
     Err(Error::Conflict(format!("{text}: {}", below.join(", "))))
 }
 
-/// Charges an instance that is about to be placed to the claim of its namespace, if there is one, as part of the
-/// transaction that places it and after a ledger is held. Refuses what is promised to others, and says why.
+/// Charges a new instance to the claim of its namespace, if there is one, as part of the transaction that places it and
+/// after a ledger is locked. Returns the reason if the capacity is promised to others.
 pub(crate) async fn charge_in(
     app: &App,
     tx: &mut Tx,
@@ -357,14 +348,14 @@ pub(crate) async fn charge_in(
     wanted: &Capacity,
     nodes: &NodeCapacity,
 ) -> Result<Result<(), String>, TxError> {
-    let active = claims::hold_active(tx, now()).await?;
+    let active = claims::lock_active(tx, now()).await?;
     if active.is_empty() {
         return Ok(Ok(()));
     }
     let others = promised_to_others(&active, namespace);
     let own = active.into_iter().find(|row| row.namespace == namespace);
-    let unspent = own.as_ref().map(ClaimRow::unspent).unwrap_or_default();
-    let ledgers = node_claims::list(&mut *tx).await?;
+    let unspent = own.as_ref().map(ClaimRow::unused).unwrap_or_default();
+    let ledgers = node_ledgers::list(&mut *tx).await?;
     let room = room(app, nodes, &ledgers).unwrap_or_default();
     if let Err(denied) = scheduler::spare(wanted, &unspent, &others, &room) {
         return Ok(Err(denied.reason));
@@ -376,8 +367,7 @@ pub(crate) async fn charge_in(
     Ok(Ok(()))
 }
 
-/// Gives back what an instance used of the claim of its namespace, as part of the transaction that gives back what
-/// its node promised.
-pub(crate) async fn give_back_in(tx: &mut Tx, namespace: &str, claimed: &Claimed) -> Result<(), StoreError> {
-    claims::give_back(tx, namespace, &amount(claimed)).await
+/// Refunds the capacity of an instance to the claim of its namespace, as part of the transaction that releases it.
+pub(crate) async fn refund_in(tx: &mut Tx, namespace: &str, claimed: &Capacity) -> Result<(), StoreError> {
+    claims::release_use(tx, namespace, claimed).await
 }

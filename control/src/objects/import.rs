@@ -1,4 +1,4 @@
-//! Images that the operator hands to a daemon at its start: shared artifacts of `system`, with a label.
+//! Imports images that the operator passes to a daemon at startup: shared artifacts of `system`, with a label.
 
 use std::io;
 use std::path::Path;
@@ -15,14 +15,14 @@ use tokio::io::AsyncReadExt as _;
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::artifact::{self, ArtifactRequest};
-use crate::objects::node::own_node;
+use crate::objects::node_location::storage_node;
 use crate::objects::{label, upload};
 
-/// Bytes read at once.
+/// The number of bytes read at a time.
 const PIECE: usize = 1 << 20;
 
-/// Makes a file the newest version of the artifact `sf://upload/system/<name>`, and the label `<name>` point at it.
-/// A version that holds the same is left alone.
+/// Makes a file the newest version of the artifact `sf://upload/system/<name>`, and points the label `<name>` at it. An
+/// identical version is not added again.
 pub async fn run(app: &App, name: &str, file: &Path) -> Result<ArtifactRecord> {
     check_name("name", name)?;
     let caller = Caller {
@@ -37,7 +37,7 @@ pub async fn run(app: &App, name: &str, file: &Path) -> Result<ArtifactRecord> {
     };
     let unreadable = |error: io::Error| Error::Invalid(format!("{}: {error}", file.display()));
     let data = bytes_of(File::open(file).await.map_err(unreadable)?);
-    let node = own_node(app)?;
+    let node = storage_node(app)?;
     let begun = upload::create(app, &caller).await?;
     let from = upload::find(app, &caller, &begun.uuid.to_string()).await?;
     upload::append(app, node, &from, Some(0), data).await?;

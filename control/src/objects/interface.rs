@@ -1,4 +1,4 @@
-//! Interfaces: made and removed with their instance, floated and defloated by callers.
+//! Interfaces: created and removed with their instance, floated and defloated by callers.
 
 use std::net::Ipv4Addr;
 
@@ -12,21 +12,22 @@ use muster_types::{Error, Result};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::objects::address::{FULL, require_within, rests};
+use crate::objects::network;
+use crate::objects::network::address_pool::{NO_FREE_ADDRESSES, floating_pool, quarantine, require_within};
+use crate::objects::network::state::{PRESENT, USABLE, changed, require_state};
 use crate::objects::network::wait::wait_applied;
-use crate::objects::network::{self, USABLE, changed, floating_pool, require_state};
-use muster_store::addresses::{self, Claim};
+use muster_store::addresses::{self, Allocation};
 use muster_store::interfaces::{self, InterfaceRow};
 use muster_store::networks::{self, NetworkRow};
 use muster_store::{Read, Tx, TxError, metadata, transaction};
 
-/// Version of the record's format.
+/// The version of the record's format.
 const VERSION: i64 = 3;
 
-/// Interfaces read at once for a list.
+/// The number of interfaces in a page of a list.
 const PAGE: i64 = 500;
 
-/// Which address an interface is to have.
+/// The address that a new interface should have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WantedAddress {
     Any,
@@ -34,7 +35,7 @@ pub enum WantedAddress {
     None,
 }
 
-/// An interface to make.
+/// An interface to create.
 #[derive(Debug, Clone)]
 pub struct NewInterface {
     pub network: NetworkId,
@@ -53,10 +54,10 @@ fn object(id: InterfaceId) -> ObjectRef {
     ObjectRef::new(ObjectType::Interface, id)
 }
 
-/// Makes an interface as part of a transaction: the row, its address, its hardware address. Ring
+/// Creates an interface as part of a transaction, with its address and its MAC address. Call
 /// `app.networks.notify_changed()` afterwards.
 pub async fn create_in(app: &App, tx: &mut Tx, new: &NewInterface) -> Result<InterfaceRow, TxError> {
-    if !networks::bump(tx, new.network, USABLE).await? {
+    if !networks::bump_generation(tx, new.network, USABLE).await? {
         return Err(changed(tx, new.network).await);
     }
     let network = networks::get(&mut *tx, new.network).await?.ok_or_else(|| Error::not_found("network"))?;
@@ -90,14 +91,14 @@ pub async fn create_in(app: &App, tx: &mut Tx, new: &NewInterface) -> Result<Int
 
 async fn claim_mac(tx: &mut Tx, wanted: Option<MacAddress>, id: InterfaceId) -> Result<MacAddress, TxError> {
     if let Some(mac) = wanted {
-        if interfaces::claim_mac(tx, mac, id).await? {
+        if interfaces::allocate_mac(tx, mac, id).await? {
             return Ok(mac);
         }
         return Err(Error::Conflict(format!("macaddress: {mac} is already in use")).into());
     }
     for _ in 0..64 {
         let mac = MacAddress::random();
-        if interfaces::claim_mac(tx, mac, id).await? {
+        if interfaces::allocate_mac(tx, mac, id).await? {
             return Ok(mac);
         }
     }
@@ -111,17 +112,19 @@ async fn claim_address(
     new: &NewInterface,
 ) -> Result<Option<Ipv4Addr>, TxError> {
     let user = ObjectRef::new(ObjectType::Instance, new.instance);
-    let claim = Claim::new(AddressType::Instance, user);
+    let allocation = Allocation::new(AddressType::Instance, user);
     match new.address {
         WantedAddress::None => Ok(None),
         WantedAddress::Any => {
-            let found = addresses::claim_any(tx, network.pool(), &claim, rests(app).reclaim).await?;
-            found.map(Some).ok_or_else(|| Error::Insufficient(FULL.into()).into())
+            let found =
+                addresses::allocate_any(tx, network.pool(), &allocation, quarantine(app).reclaim_after)
+                    .await?;
+            found.map(Some).ok_or_else(|| Error::Insufficient(NO_FREE_ADDRESSES.into()).into())
         }
         WantedAddress::Exactly(address) => {
             require_within(network, address)?;
-            if !addresses::claim(tx, network.pool(), address, &claim).await? {
-                return Err(Error::Conflict(format!("address {address} in use")).into());
+            if !addresses::allocate(tx, network.pool(), address, &allocation).await? {
+                return Err(Error::AddressInUse(address).into());
             }
             Ok(Some(address))
         }
@@ -130,41 +133,41 @@ async fn claim_address(
 
 async fn claim_floating(app: &App, tx: &mut Tx, id: InterfaceId) -> Result<Ipv4Addr, TxError> {
     let floats = floating_pool(&mut *tx).await?;
-    let claim = Claim::new(AddressType::Floating, object(id));
-    let found = addresses::claim_any(tx, floats, &claim, rests(app).reclaim).await?;
-    found.ok_or_else(|| Error::Insufficient(FULL.into()).into())
+    let allocation = Allocation::new(AddressType::Floating, object(id));
+    let found = addresses::allocate_any(tx, floats, &allocation, quarantine(app).reclaim_after).await?;
+    found.ok_or_else(|| Error::Insufficient(NO_FREE_ADDRESSES.into()).into())
 }
 
-/// Moves an interface on as part of a transaction, when its instance was built or failed.
+/// Sets the state of an interface as part of a transaction, after its instance was built or failed.
 pub async fn set_state_in(tx: &mut Tx, row: &InterfaceRow, to: InterfaceState) -> Result<bool, TxError> {
-    networks::bump(tx, row.network, network::PRESENT).await?;
+    networks::bump_generation(tx, row.network, PRESENT).await?;
     Ok(interfaces::set_state(tx, row.id, row.state, to).await?)
 }
 
-/// Removes an interface as part of a transaction: its addresses rest, its hardware address is free. Ring
+/// Removes an interface as part of a transaction: quarantines its addresses and frees its MAC address. Call
 /// `app.networks.notify_changed()` afterwards.
 pub async fn delete_in(app: &App, tx: &mut Tx, id: InterfaceId) -> Result<bool, TxError> {
     let Some(network) = interfaces::get(&mut *tx, id).await?.map(|row| row.network) else { return Ok(false) };
-    // The network first and then the interface, as everywhere: who floats it meanwhile has to wait.
-    networks::bump(tx, network, network::PRESENT).await?;
-    if !interfaces::hold(tx, id).await? {
+    // Locks the network before the interface, as everywhere, so that floating it concurrently has to wait.
+    networks::bump_generation(tx, network, PRESENT).await?;
+    if !interfaces::lock(tx, id).await? {
         return Ok(false);
     }
     let Some(row) = interfaces::get(&mut *tx, id).await? else { return Ok(false) };
     interfaces::set_state(tx, id, row.state, InterfaceState::Deleted).await?;
-    let rests = rests(app).rests;
+    let is_quarantined = quarantine(app).enabled;
     if let Some(floating) = row.floating {
         let floats = floating_pool(&mut *tx).await?;
-        addresses::release(tx, floats, floating, AddressType::Floating, &object(id), rests).await?;
+        addresses::release(tx, floats, floating, AddressType::Floating, &object(id), is_quarantined).await?;
     }
     if let (Some(address), Some(network)) = (row.ipv4, networks::get(&mut *tx, row.network).await?) {
         let user = ObjectRef::new(ObjectType::Instance, row.instance);
-        addresses::release(tx, network.pool(), address, AddressType::Instance, &user, rests).await?;
+        addresses::release(tx, network.pool(), address, AddressType::Instance, &user, is_quarantined).await?;
     }
     Ok(true)
 }
 
-/// An interface and its network, if the caller may read both.
+/// Returns an interface and its network if the caller may read both.
 async fn find(app: &App, caller: &Caller, id: &str) -> Result<(InterfaceRow, NetworkRow)> {
     let absent = || Error::not_found("interface");
     let id: InterfaceId = id.parse().map_err(|_| absent())?;
@@ -181,7 +184,7 @@ async fn find(app: &App, caller: &Caller, id: &str) -> Result<(InterfaceRow, Net
     if visible { Ok((row, network)) } else { Err(absent()) }
 }
 
-/// An interface and its network, if the caller may change both.
+/// Returns an interface and its network if the caller may change both.
 async fn find_own(app: &App, caller: &Caller, id: &str) -> Result<(InterfaceRow, NetworkRow)> {
     let (row, network) = find(app, caller, id).await?;
     let own = caller.may_change(&row.namespace)
@@ -189,7 +192,7 @@ async fn find_own(app: &App, caller: &Caller, id: &str) -> Result<(InterfaceRow,
     if own { Ok((row, network)) } else { Err(Error::not_found("interface")) }
 }
 
-/// The interface whose metadata a caller may read, or change.
+/// Returns the interface whose metadata the caller may read or change.
 pub async fn metadata_object(app: &App, caller: &Caller, id: &str, change: bool) -> Result<ObjectRef> {
     let (row, _) = if change { find_own(app, caller, id).await? } else { find(app, caller, id).await? };
     Ok(object(row.id))
@@ -200,7 +203,7 @@ pub async fn get(app: &App, caller: &Caller, id: &str) -> Result<InterfaceRecord
     record(app, row).await
 }
 
-/// The next page of the live interfaces of a network, by id.
+/// Returns the next page of the interfaces of a network, by id.
 pub async fn list_page(
     app: &App,
     network: NetworkId,
@@ -212,7 +215,7 @@ pub async fn list_page(
     Ok((records(&*app.store, rows).await?, next))
 }
 
-/// Gives an interface a floating address.
+/// Assigns a floating address to an interface.
 pub async fn float(app: &App, caller: &Caller, id: &str) -> Result<()> {
     let (row, network) = find_own(app, caller, id).await?;
     if row.state == InterfaceState::Deleted {
@@ -223,7 +226,7 @@ pub async fn float(app: &App, caller: &Caller, id: &str) -> Result<()> {
         return Err(Error::Conflict("interface has no address that could float".into()));
     }
     let address = transaction!(app.store, |tx| {
-        if !networks::bump(tx, network.id, &[NetworkState::Created]).await? {
+        if !networks::bump_generation(tx, network.id, &[NetworkState::Created]).await? {
             return Err(changed(tx, network.id).await);
         }
         let address = claim_floating(app, tx, row.id).await?;
@@ -236,18 +239,19 @@ pub async fn float(app: &App, caller: &Caller, id: &str) -> Result<()> {
     wait_applied(app, network.id).await
 }
 
-/// Takes the floating address of an interface back; it rests. Without one nothing changes.
+/// Releases the floating address of an interface, if it has one. The address is quarantined.
 pub async fn defloat(app: &App, caller: &Caller, id: &str) -> Result<()> {
     let (row, network) = find_own(app, caller, id).await?;
     let Some(address) = row.floating.filter(|_| row.state != InterfaceState::Deleted) else { return Ok(()) };
     let floats = floating_pool(&*app.store).await?;
     let gone = transaction!(app.store, |tx| {
-        networks::bump(tx, network.id, network::PRESENT).await?;
+        networks::bump_generation(tx, network.id, PRESENT).await?;
         if !interfaces::set_floating(tx, row.id, Some(address), None).await? {
             return Ok(false);
         }
         let user = object(row.id);
-        addresses::release(tx, floats, address, AddressType::Floating, &user, rests(app).rests).await?;
+        addresses::release(tx, floats, address, AddressType::Floating, &user, quarantine(app).enabled)
+            .await?;
         Ok(true)
     })?;
     if gone {
@@ -269,10 +273,10 @@ pub(crate) async fn record(app: &App, row: InterfaceRow) -> Result<InterfaceReco
     records.pop().ok_or_else(|| Error::not_found("interface"))
 }
 
-/// The records of rows, in one read however many there are.
+/// Returns the records of rows, with a constant number of queries.
 pub(crate) async fn records<D: Read + Copy>(db: D, rows: Vec<InterfaceRow>) -> Result<Vec<InterfaceRecord>> {
     let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
-    let mut metadata_of = metadata::of(db, ObjectType::Interface, &ids).await?;
+    let mut metadata_of = metadata::of_objects(db, ObjectType::Interface, &ids).await?;
     Ok(rows
         .into_iter()
         .map(|row| InterfaceRecord {

@@ -1,6 +1,7 @@
-//! Trusted issuers: create, get, list, update, delete. Only `system` comes here.
+//! Trusted issuers: create, get, list, update, delete. Only for the namespace `system`.
 //!
-//! Rules name their issuer: those of a deleted one stop working, and work again when one is made under the same name.
+//! Rules refer to their issuer by name: they stop working when it is deleted, and work again when one with the same
+//! name is created.
 
 use muster_types::event::{Event, EventType};
 use muster_types::ids::IssuerId;
@@ -12,14 +13,14 @@ use serde_json::{Map, Value};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::objects::namespace::caller_event;
+use crate::objects::audit::with_request;
 use muster_store::issuers::IssuerRow;
 use muster_store::{Read, TxError, issuers, transaction};
 
-/// Version of the record's format.
+/// The version of the record's format.
 const VERSION: i64 = 1;
 
-/// The terms of a trusted issuer, not validated yet.
+/// The terms of an issuer as requested, not validated yet.
 #[derive(Debug, Clone, Default, serde::Deserialize, utoipa::ToSchema)]
 #[schema(as = NewIssuerTerms)]
 pub struct IssuerRequest {
@@ -45,7 +46,7 @@ impl IssuerRequest {
         let Some(uri) = uri.ok().filter(|uri| uri.scheme() == "https" && uri.has_host()) else {
             return Err(Error::Invalid("jwks_uri must be https".into()));
         };
-        // It is shown to many, and nobody hides what is published.
+        // Many callers can read the URL, and published keys need no credentials.
         if !uri.username().is_empty() || uri.password().is_some() {
             return Err(Error::Invalid("jwks_uri must not contain credentials".into()));
         }
@@ -53,22 +54,22 @@ impl IssuerRequest {
     }
 }
 
-/// The live issuers, by name.
+/// Returns the issuers that are not deleted, by name.
 pub async fn list(app: &App) -> Result<Vec<IssuerRecord>> {
     Ok(issuers::list(&*app.store).await?.into_iter().map(record).collect())
 }
 
-/// One live issuer.
+/// Returns an issuer that is not deleted.
 pub async fn get(app: &App, name: &str) -> Result<IssuerRecord> {
     Ok(record(issuers::by_name(&*app.store, name).await?.ok_or_else(absent)?))
 }
 
-/// The issuer whose events are asked for.
+/// Returns the issuer as the subject of events.
 pub async fn subject(app: &App, name: &str) -> Result<ObjectRef> {
     Ok(object(get(app, name).await?.uuid))
 }
 
-/// Makes an issuer. The name of a deleted one may be used again.
+/// Creates an issuer. The name of a deleted one can be reused.
 pub async fn create(
     app: &App,
     caller: &Caller,
@@ -85,10 +86,10 @@ pub async fn create(
         let replaced = issuers::deleted_of_name(&mut *tx, name).await?;
         Ok((issuers::insert(tx, name, &terms).await?, replaced))
     })?;
-    app.record(caller, told(caller, EventType::Audit, &row, "db record created"));
+    app.record(caller, terms_event(caller, EventType::Audit, &row, "db record created"));
     if let Some(old) = replaced {
         let event = Event::audit(object(row.id), "replaced a deleted issuer of the same name");
-        app.record(caller, by(caller, &row, event).with("replaced", old.id.to_string()));
+        app.record(caller, caller_event(caller, &row, event).with("replaced", old.id.to_string()));
     }
     Ok(record(row))
 }
@@ -105,11 +106,11 @@ pub async fn update(app: &App, caller: &Caller, name: &str, request: &IssuerRequ
         row.terms = terms.clone();
         Ok(row)
     })?;
-    app.record(caller, told(caller, EventType::Mutate, &row, "updated trusted issuer configuration"));
+    app.record(caller, terms_event(caller, EventType::Mutate, &row, "updated trusted issuer configuration"));
     Ok(record(row))
 }
 
-/// Deletes an issuer. Rules that name it stay and accept nothing.
+/// Deletes an issuer. Rules that refer to it stay, but accept nothing.
 pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<IssuerRecord> {
     let row = transaction!(app.store, |tx| {
         let mut row = issuers::by_name(&mut *tx, name).await?.ok_or_else(absent)?;
@@ -120,11 +121,11 @@ pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<IssuerReco
         Ok(row)
     })?;
     let event = Event::audit(object(row.id), "delete issuer request from REST API");
-    app.record(caller, by(caller, &row, event));
+    app.record(caller, caller_event(caller, &row, event));
     Ok(record(row))
 }
 
-/// Refuses a URL that a live issuer of another name has: a token would be of both.
+/// Rejects the URL of an issuer with another name: its tokens would belong to both.
 async fn require_free_url(db: impl Read, name: &str, url: &str) -> Result<(), TxError> {
     match issuers::by_url(db, url).await? {
         Some(other) if other.name != name => {
@@ -142,15 +143,15 @@ fn object(id: IssuerId) -> ObjectRef {
     ObjectRef::new(ObjectType::Issuer, id)
 }
 
-/// An event with who did it. `system`, whose business issuers are, remembers it when the issuer is gone.
-fn by(caller: &Caller, row: &IssuerRow, event: Event) -> Event {
-    caller_event(caller, event).also(ObjectRef::namespace(SYSTEM)).with("name", row.name.clone())
+/// Adds the caller to an event, which `system` keeps after the issuer is removed.
+fn caller_event(caller: &Caller, row: &IssuerRow, event: Event) -> Event {
+    with_request(caller, event).also(ObjectRef::namespace(SYSTEM)).with("name", row.name.clone())
 }
 
-/// An event with the terms and who set them.
-fn told(caller: &Caller, event_type: EventType, row: &IssuerRow, message: &str) -> Event {
+/// Returns an event with the terms of an issuer and the caller.
+fn terms_event(caller: &Caller, event_type: EventType, row: &IssuerRow, message: &str) -> Event {
     let terms = &row.terms;
-    by(caller, row, Event::new(event_type, object(row.id), message))
+    caller_event(caller, row, Event::new(event_type, object(row.id), message))
         .with("issuer_url", terms.issuer_url.clone())
         .with("jwks_uri", terms.jwks_uri.clone())
         .with("audience", terms.audience.clone())
@@ -182,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn the_keys_of_an_issuer_come_over_https() {
+    fn rejects_jwks_uri_without_https_or_with_credentials() {
         for uri in ["https://host/keys", "HTTPS://host", "https://[::1]:8443/a?b"] {
             assert_eq!(with_keys_at(uri).unwrap().jwks_uri, uri, "kept as given");
         }

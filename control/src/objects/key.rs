@@ -13,13 +13,13 @@ use crate::auth::Caller;
 use crate::auth::access::{held_in, require_namespace};
 use crate::auth::scopes;
 use crate::auth::secrets::Secrets;
-use muster_store::keys::{NewKey, Put, StoredSecret};
+use muster_store::keys::{NewKey, PutOutcome, StoredSecret};
 use muster_store::{Store, StoreError, keys, namespaces, transaction};
 
-/// Seconds that a key between nodes lives.
+/// The lifetime of a service key between nodes, in seconds.
 const SERVICE_KEY_LIFETIME: f64 = 300.0;
 
-/// A request for a key, not validated yet.
+/// A request to create or replace a key, not validated yet.
 #[derive(Debug, Clone, Default, serde::Deserialize, utoipa::ToSchema)]
 #[schema(as = NewKey)]
 pub struct KeyRequest {
@@ -36,7 +36,7 @@ pub struct KeyRequest {
 }
 
 impl KeyRequest {
-    /// The name and, if one is given, the secret.
+    /// Validates the name and the optional secret.
     pub fn check(&self) -> Result<(&str, Option<Secret>)> {
         let name = self.name.as_deref().unwrap_or_default();
         check_name(name)?;
@@ -52,13 +52,13 @@ impl KeyRequest {
         Ok((name, secret))
     }
 
-    /// The name and the secret, which must be given.
+    /// Validates the name and the secret, which is required.
     pub fn check_supplied(&self) -> Result<(&str, Secret)> {
         let (name, secret) = self.check()?;
         Ok((name, secret.ok_or_else(|| Error::Invalid("no key specified".into()))?))
     }
 
-    /// When the key is to expire, if ever.
+    /// Returns when the key expires, if ever.
     fn expiry(&self) -> Result<Option<f64>> {
         let Some(value) = &self.expiry else { return Ok(None) };
         let time = value.as_f64().ok_or_else(|| Error::Invalid("expiry is not a number".into()))?;
@@ -81,7 +81,7 @@ pub async fn log_in(app: &App, namespace: &str, secret: &Secret, request_id: &st
         app.events.record(event);
     };
     let mut found = None;
-    // A lookalike of a generated secret is worth no comparison.
+    // A malformed secret with the prefix of generated ones cannot match: skip the expensive comparison.
     if !secret.has_prefix() || secret.is_generated() {
         let candidates = keys::candidates(&app.store, namespace, app.secrets.tag(namespace, secret)).await?;
         let search = app.secrets.find(secret, candidates).await?;
@@ -101,7 +101,7 @@ pub async fn log_in(app: &App, namespace: &str, secret: &Secret, request_id: &st
     Ok(app.tokens.create(unix_seconds(), namespace, &key.name, &key.nonce, key.scopes.as_deref()))
 }
 
-/// The current Unix second, as tokens count.
+/// Returns the current Unix time in whole seconds.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -111,13 +111,13 @@ pub fn unix_seconds() -> u64 {
     now() as u64
 }
 
-/// Names of the keys that have not expired.
+/// Returns the names of the keys that have not expired.
 pub async fn list(app: &App, caller: &Caller, namespace: &str) -> Result<Vec<String>> {
     require_namespace(&*app.store, caller, namespace).await?;
     Ok(keys::names(&*app.store, namespace, namespace).await?.into_iter().map(|(_, name)| name).collect())
 }
 
-/// Adds a key, or replaces the one of that name. Without a secret one is generated and answered.
+/// Creates or replaces a key. Without a secret, generates one and returns it.
 pub async fn put(
     app: &App,
     caller: &Caller,
@@ -125,7 +125,7 @@ pub async fn put(
     request: &KeyRequest,
 ) -> Result<Option<Secret>> {
     require_namespace(&*app.store, caller, namespace).await?;
-    requested(app, caller, namespace, "create auth key request from REST API", request.name.as_deref());
+    record_request(app, caller, namespace, "create auth key request from REST API", request.name.as_deref());
     let (name, supplied) = request.check()?;
     let expiry = request.expiry()?;
     let generated = if supplied.is_none() { Some(Secret::generate()) } else { None };
@@ -138,7 +138,7 @@ pub async fn put(
 /// Replaces the secret of an existing key.
 pub async fn update(app: &App, caller: &Caller, namespace: &str, request: &KeyRequest) -> Result<()> {
     require_namespace(&*app.store, caller, namespace).await?;
-    requested(app, caller, namespace, "update auth key request from REST API", request.name.as_deref());
+    record_request(app, caller, namespace, "update auth key request from REST API", request.name.as_deref());
     let (name, secret) = request.check_supplied()?;
     let expiry = request.expiry()?;
     if keys::find(&*app.store, namespace, name).await?.is_none() {
@@ -147,11 +147,10 @@ pub async fn update(app: &App, caller: &Caller, namespace: &str, request: &KeyRe
     write(app, caller, namespace, name, &secret, expiry).await
 }
 
-/// A token with which this daemon speaks to another one: of a key of its own, made for this, never used again and
-/// good for five minutes.
+/// Creates a token for a request to another daemon, with a new key that is valid for five minutes and never used again.
 pub(crate) async fn service_token(app: &App, namespace: &str) -> Result<String> {
     let letters = uuid::Uuid::new_v4().simple().to_string();
-    // Names of such keys are letters only.
+    // The names of service keys contain only letters.
     let letters: String = letters.bytes().map(|byte| char::from(b'a' + byte % 26)).collect();
     let name = format!("{RESERVED_NAME}{letters}");
     let secret = app.secrets.seal(namespace, &Secret::generate()).await?;
@@ -164,19 +163,18 @@ pub(crate) async fn service_token(app: &App, namespace: &str) -> Result<String> 
         provenance: None,
     };
     let put = transaction!(app.store, |tx| { Ok(keys::put(tx, namespace, &name, &new).await?) })?;
-    app.events.record(written(put, namespace, &name));
+    app.events.record(key_event(put, namespace, &name));
     Ok(app.tokens.create(unix_seconds(), namespace, &name, &nonce, scopes.as_deref()))
 }
 
-/// Records what was asked for, before it is looked at.
-fn requested(app: &App, caller: &Caller, namespace: &str, message: &str, name: Option<&str>) {
+/// Records a request before it is validated.
+fn record_request(app: &App, caller: &Caller, namespace: &str, message: &str, name: Option<&str>) {
     let name: Option<String> = name.map(|name| name.chars().take(255).collect());
     app.record(caller, Event::audit(ObjectRef::namespace(namespace), message).with("key", name));
 }
 
-/// A key that a caller makes can do no more than the caller, and one made with a key that was given for an identity token
-/// ends with it.
-pub(crate) fn made_by(
+/// Builds a key with at most the scopes of the caller. A key that was created with a federated key expires with it.
+pub(crate) fn new_key(
     caller: &Caller,
     secret: StoredSecret,
     expiry: Option<f64>,
@@ -197,9 +195,9 @@ async fn write(
 ) -> Result<()> {
     let secret = app.secrets.seal(namespace, secret).await?;
     let held = held_in(&*app.store, caller, namespace).await?;
-    let new = made_by(caller, secret, expiry, held);
+    let new = new_key(caller, secret, expiry, held);
     let put = transaction!(app.store, |tx| {
-        if !namespaces::hold(tx, namespace, NamespaceState::Created).await? {
+        if !namespaces::lock(tx, namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
         let before = keys::scopes(&mut *tx, namespace, name).await?;
@@ -209,23 +207,25 @@ async fn write(
         }
         Ok(keys::put(tx, namespace, name, &new).await?)
     })?;
-    app.record(caller, written(put, namespace, name).with("expiry", new.expiry));
+    app.record(caller, key_event(put, namespace, name).with("expiry", new.expiry));
     Ok(())
 }
 
-/// The event of a key that was made or replaced.
-pub(crate) fn written(put: Put, namespace: &str, name: &str) -> Event {
+/// Returns the event of a created or replaced key.
+pub(crate) fn key_event(put: PutOutcome, namespace: &str, name: &str) -> Event {
     match put {
-        Put::Created(id) => Event::audit(ObjectRef::new(ObjectType::NamespaceKey, id), "db record created")
-            .with("namespace", namespace)
-            .with("name", name),
-        Put::Rotated(id) => {
+        PutOutcome::Created(id) => {
+            Event::audit(ObjectRef::new(ObjectType::NamespaceKey, id), "db record created")
+                .with("namespace", namespace)
+                .with("name", name)
+        }
+        PutOutcome::Rotated(id) => {
             Event::new(EventType::Mutate, ObjectRef::new(ObjectType::NamespaceKey, id), "rotated key")
         }
     }
 }
 
-/// Deletes a key; it and its tokens stop working at once.
+/// Deletes a key; it and its tokens stop working immediately.
 pub async fn delete(app: &App, caller: &Caller, namespace: &str, name: &str) -> Result<()> {
     require_namespace(&*app.store, caller, namespace).await?;
     app.record(
@@ -237,11 +237,11 @@ pub async fn delete(app: &App, caller: &Caller, namespace: &str, name: &str) -> 
     if deleted { Ok(()) } else { Err(Error::NotFound("key name not found in namespace".into())) }
 }
 
-/// Name of the first key of namespace `system`.
+/// The name of the first key of the namespace `system`.
 const FIRST: &str = "deploy";
 
-/// Gives the first key a new secret, or makes it again: the way back in for who can stop the daemon and read
-/// its seed. The new secret is handed to `keep` before it replaces the old one.
+/// Replaces the secret of the first key, or creates the key again: the recovery for an operator who can stop the daemon
+/// and read its seed. The new secret is passed to `keep` before it replaces the old one.
 pub async fn recover(
     store: &Store,
     secrets: &Secrets,
@@ -252,7 +252,7 @@ pub async fn recover(
     let new =
         NewKey { secret: secrets.seal(SYSTEM, &secret).await?, expiry: None, scopes: None, provenance: None };
     transaction!(store, |tx| {
-        if !namespaces::hold(tx, SYSTEM, NamespaceState::Created).await? {
+        if !namespaces::lock(tx, SYSTEM, NamespaceState::Created).await? {
             return Err(Error::Conflict("this cluster has never been started".into()).into());
         }
         keys::put(tx, SYSTEM, FIRST, &new).await?;
@@ -260,9 +260,9 @@ pub async fn recover(
     })
 }
 
-/// At the first start of a cluster, makes the namespace `system` and its key `deploy`, both or neither. Says
-/// whether this was the first start: a key that was deleted later stays deleted. A secret that must be
-/// generated is handed to `keep` before the key exists, because a key that nobody knows locks everybody out.
+/// Creates the namespace `system` and its key `deploy` on the first start of a cluster. Returns whether it was the
+/// first start: a key that was deleted later stays deleted. A generated secret is passed to `keep` before the key
+/// exists, because a lost secret locks everybody out.
 pub async fn bootstrap(
     app: &App,
     supplied: &Secret,
@@ -287,7 +287,7 @@ pub async fn bootstrap(
     let first = transaction!(app.store, |tx| {
         match namespaces::insert(tx, SYSTEM).await {
             Ok(()) => {}
-            // Another daemon started at the same moment and was faster.
+            // Another daemon started concurrently and was first.
             Err(StoreError::Duplicate(_)) => return Ok(false),
             Err(error) => return Err(error.into()),
         }

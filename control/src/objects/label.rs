@@ -1,4 +1,4 @@
-//! Labels: names for blobs, which are artifacts of their own kind.
+//! Labels: names for blobs, stored as artifacts of their own type.
 
 use muster_types::artifact::{ArtifactRecord, ArtifactType};
 use muster_types::object::check_name;
@@ -9,7 +9,7 @@ use crate::auth::Caller;
 use crate::objects::artifact::{self, ArtifactRequest};
 use muster_store::artifacts::{self, ArtifactRow};
 
-/// The namespace and the name that a path names: `<label>` or `<namespace>/<label>`.
+/// Returns the namespace and the name of a path: `<label>` or `<namespace>/<label>`.
 fn parse(caller: &Caller, path: &str) -> Result<(String, String)> {
     let (namespace, label) = path.split_once('/').unwrap_or((&caller.namespace, path));
     check_name("label", label)?;
@@ -21,7 +21,7 @@ fn source_url(namespace: &str, label: &str) -> String {
     format!("sf://label/{namespace}/{label}")
 }
 
-/// Makes a label point at a blob: a new label, or its next version.
+/// Points a label at a blob: creates the label, or adds a version.
 pub async fn update(
     app: &App,
     caller: &Caller,
@@ -51,11 +51,11 @@ async fn find(app: &App, caller: &Caller, path: &str) -> Result<(ArtifactRow, Er
     Ok((row.ok_or_else(absent)?, absent()))
 }
 
-/// A label that the caller may read.
+/// Returns a label that the caller may read.
 pub async fn get(app: &App, caller: &Caller, path: &str) -> Result<ArtifactRecord> {
     let (row, absent) = find(app, caller, path).await?;
     if row.shared || caller.may_see(&*app.store, &row.namespace).await? {
-        artifact::one(&*app.store, caller, row).await
+        artifact::to_record(&*app.store, caller, row).await
     } else {
         Err(absent)
     }

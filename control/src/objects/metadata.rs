@@ -1,51 +1,54 @@
 //! Metadata: a key/value store on every object, which the service does not interpret.
 //!
-//! Who may reach the object is decided by the object's own module before it comes here.
+//! The module of the object checks access before it calls this one.
 
 use muster_types::event::Event;
 use muster_types::namespace::NamespaceState;
 use muster_types::object::{ObjectRef, ObjectType, check_segment};
-use muster_types::{Error, Result};
+use muster_types::{Error, Result, spec};
 use serde_json::{Map, Value};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::objects::{instance, network};
+use crate::objects::network::state::PRESENT;
 use muster_store::{
     StoreError, Tx, artifacts, blobs, instances, interfaces, metadata, namespaces, networks, transaction,
 };
 
-/// All metadata of an object is part of its record, so it is bounded.
-const MOST_BYTES: i64 = 256 << 10;
-/// Values longer than this are not repeated in the event.
-const LONGEST_TRACE: usize = 1024;
+/// The maximum size of the metadata of an object: its record contains all of it.
+const MAX_BYTES: i64 = 256 << 10;
+/// The size above which a value is omitted from the event.
+const MAX_EVENT_VALUE_BYTES: usize = 1024;
+
+/// The event of an accepted affinity in the older format.
+pub(crate) const DEPRECATED_AFFINITY: &str = "deprecated weighted affinity specification accepted";
 
 pub async fn get(app: &App, object: &ObjectRef) -> Result<Map<String, Value>> {
     Ok(metadata::get(&*app.store, object.object_type, &object.id).await?)
 }
 
-/// Keeps an object from going until this transaction ends. Says whether it is there.
-async fn hold(tx: &mut Tx, object: &ObjectRef) -> Result<bool, StoreError> {
+/// Locks an object against deletion until the transaction ends. Returns whether it exists.
+async fn lock(tx: &mut Tx, object: &ObjectRef) -> Result<bool, StoreError> {
     match object.object_type {
-        ObjectType::Namespace => namespaces::hold(tx, &object.id, NamespaceState::Created).await,
+        ObjectType::Namespace => namespaces::lock(tx, &object.id, NamespaceState::Created).await,
         ObjectType::Network => match object.id.parse() {
-            Ok(id) => networks::hold(tx, id, network::PRESENT).await,
+            Ok(id) => networks::lock(tx, id, PRESENT).await,
             Err(_) => Ok(false),
         },
         ObjectType::Interface => match object.id.parse() {
-            Ok(id) => interfaces::hold(tx, id).await,
+            Ok(id) => interfaces::lock(tx, id).await,
             Err(_) => Ok(false),
         },
         ObjectType::Instance => match object.id.parse() {
-            Ok(id) => instances::hold_present(tx, id).await,
+            Ok(id) => instances::lock_undeleted(tx, id).await,
             Err(_) => Ok(false),
         },
         ObjectType::Artifact => match object.id.parse() {
-            Ok(id) => artifacts::hold(tx, id).await,
+            Ok(id) => artifacts::lock(tx, id).await,
             Err(_) => Ok(false),
         },
         ObjectType::Blob => match object.id.parse() {
-            Ok(id) => blobs::hold(tx, id).await,
+            Ok(id) => blobs::lock(tx, id).await,
             Err(_) => Ok(false),
         },
         // Nodes are never removed, and the others have no metadata.
@@ -61,7 +64,7 @@ async fn hold(tx: &mut Tx, object: &ObjectRef) -> Result<bool, StoreError> {
     }
 }
 
-/// Creates or replaces one key.
+/// Creates or replaces a key.
 pub async fn set(
     app: &App,
     caller: &Caller,
@@ -70,19 +73,19 @@ pub async fn set(
     value: Option<Value>,
 ) -> Result<()> {
     let (key, value) = check(key, value.as_ref())?;
-    let deprecated = object.object_type == ObjectType::Instance && instance::check_metadata(key, value)?;
+    let deprecated = object.object_type == ObjectType::Instance && check_instance_key(key, value)?;
     transaction!(app.store, |tx| {
-        // What is set must not outlive an object that goes at the same moment.
-        if !hold(tx, object).await? {
+        // The lock keeps a concurrently deleted object from leaving metadata behind.
+        if !lock(tx, object).await? {
             return Err(Error::not_found(object.object_type.as_str()).into());
         }
         metadata::set(tx, object.object_type, &object.id, key, value).await?;
-        if metadata::size(&mut *tx, object.object_type, &object.id).await? > MOST_BYTES {
+        if metadata::size(&mut *tx, object.object_type, &object.id).await? > MAX_BYTES {
             return Err(too_much().into());
         }
         Ok(())
     })?;
-    let long = value.to_string().len() > LONGEST_TRACE;
+    let long = value.to_string().len() > MAX_EVENT_VALUE_BYTES;
     let traced = if long { "...value not logged as it is too long...".into() } else { value.clone() };
     app.record(
         caller,
@@ -92,12 +95,21 @@ pub async fn set(
             .with("method", caller.method.to_lowercase()),
     );
     if deprecated {
-        app.record(caller, Event::audit(object.clone(), instance::DEPRECATED_AFFINITY));
+        app.record(caller, Event::audit(object.clone(), DEPRECATED_AFFINITY));
     }
     Ok(())
 }
 
-/// Refuses a key or a value that no object may carry.
+/// Rejects a value that the scheduler cannot read. Returns whether it uses a deprecated format.
+pub(crate) fn check_instance_key(key: &str, value: &Value) -> Result<bool> {
+    match key {
+        "tags" => spec::tags(value).map(|_| false),
+        "affinity" => spec::affinity(value).map(|(_, deprecated)| deprecated),
+        _ => Ok(false),
+    }
+}
+
+/// Rejects an invalid key or value.
 pub(crate) fn check<'a>(key: Option<&'a str>, value: Option<&'a Value>) -> Result<(&'a str, &'a Value)> {
     let key = key.filter(|key| !key.is_empty()).ok_or_else(|| Error::Invalid("no key specified".into()))?;
     if key.chars().count() > 255 {
@@ -108,17 +120,17 @@ pub(crate) fn check<'a>(key: Option<&'a str>, value: Option<&'a Value>) -> Resul
     Ok((key, value.ok_or_else(|| Error::Invalid("no value specified".into()))?))
 }
 
-/// Refuses more than an object may carry at once.
+/// Rejects metadata that is too large for an object.
 pub(crate) fn check_size(map: &Map<String, Value>) -> Result<()> {
     let size: usize = map.iter().map(|(key, value)| key.len() + value.to_string().len()).sum();
-    if i64::try_from(size).is_ok_and(|size| size <= MOST_BYTES) { Ok(()) } else { Err(too_much()) }
+    if i64::try_from(size).is_ok_and(|size| size <= MAX_BYTES) { Ok(()) } else { Err(too_much()) }
 }
 
 fn too_much() -> Error {
-    Error::Invalid(format!("value: the metadata of one object may hold {MOST_BYTES} bytes at most"))
+    Error::Invalid(format!("value: the metadata of one object may hold {MAX_BYTES} bytes at most"))
 }
 
-/// Removes one key, if it is there.
+/// Removes a key, if it exists.
 pub async fn remove(app: &App, caller: &Caller, object: &ObjectRef, key: &str) -> Result<()> {
     transaction!(app.store, |tx| { Ok(metadata::remove(tx, object.object_type, &object.id, key).await?) })?;
     app.record(
@@ -128,7 +140,7 @@ pub async fn remove(app: &App, caller: &Caller, object: &ObjectRef, key: &str) -
     Ok(())
 }
 
-/// Values that mean "nothing" to the existing clients.
+/// Returns whether a value means "no value" to the existing clients.
 fn is_falsy(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,

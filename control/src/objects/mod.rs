@@ -1,8 +1,11 @@
-//! The rules: what may be done to which object, and what follows from it. No HTTP and no SQL text here.
+//! The rules of the API objects: who may do what to which object, and what follows from it. Contains neither HTTP nor
+//! SQL.
 
 pub mod address;
 pub mod agent_operation;
+pub(crate) mod agent_operation_record;
 pub mod artifact;
+pub mod audit;
 pub mod blob;
 pub(crate) mod blob_copy;
 pub mod claim;
@@ -17,6 +20,7 @@ pub mod metadata;
 pub mod namespace;
 pub mod network;
 pub mod node;
+pub mod node_location;
 pub mod operation;
 pub mod rule;
 pub mod trust;

@@ -14,8 +14,9 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::require_namespace;
 use crate::objects::artifact;
+use crate::objects::audit::with_request;
 use crate::objects::instance::delete;
-use crate::objects::key::{KeyRequest, made_by, written};
+use crate::objects::key::{KeyRequest, key_event, new_key};
 use crate::objects::network::enqueue_delete;
 use crate::queue::{DeleteNamespace, NewOperation};
 use muster_store::namespaces::NamespaceRow;
@@ -24,12 +25,12 @@ use muster_store::{
     trusts, uploads,
 };
 
-/// Version of the record's format.
+/// The version of the record's format.
 const VERSION: i64 = 7;
-/// Namespaces read at once for a list.
+/// The number of namespaces in a page of a list.
 const PAGE: i64 = 500;
 
-/// Makes a namespace, with a first key if one is given. Nothing is written unless all of it is.
+/// Creates a namespace and its optional first key in one transaction.
 pub async fn create(
     app: &App,
     caller: &Caller,
@@ -40,7 +41,7 @@ pub async fn create(
     let sealed = if first_key.name.is_some() {
         let (key_name, secret) = first_key.check_supplied()?;
         let secret = app.secrets.seal(name, &secret).await?;
-        Some((key_name, made_by(caller, secret, None, caller.scopes.clone())))
+        Some((key_name, new_key(caller, secret, None, caller.scopes.clone())))
     } else {
         None
     };
@@ -56,7 +57,7 @@ pub async fn create(
         })
     })?;
     let object = || ObjectRef::namespace(name);
-    let used = |object: ObjectRef, message: String| caller_event(caller, Event::audit(object, message));
+    let used = |object: ObjectRef, message: String| with_request(caller, Event::audit(object, message));
     app.record(caller, Event::audit(object(), "db record created").with("name", name));
     app.record(caller, Event::audit(object(), "creation request from REST API"));
     app.record(caller, used(object(), "token used to create namespace".into()));
@@ -66,12 +67,12 @@ pub async fn create(
             .with("created-namespace", name),
     );
     if let Some((key_name, put)) = key {
-        app.record(caller, written(put, name, key_name));
+        app.record(caller, key_event(put, name, key_name));
     }
     record(app, name).await
 }
 
-/// The namespace, if the caller may reach it.
+/// Returns the namespace if the caller may access it.
 pub async fn get(app: &App, caller: &Caller, name: &str) -> Result<NamespaceRecord> {
     let snapshot = app.store.snapshot()?;
     let row = require_namespace(&snapshot, caller, name).await?;
@@ -79,7 +80,7 @@ pub async fn get(app: &App, caller: &Caller, name: &str) -> Result<NamespaceReco
     records.pop().ok_or_else(|| Error::not_found("namespace"))
 }
 
-/// The next page of the namespaces that the caller may reach, by name. The last page is a short one.
+/// Returns the next page of the namespaces that the caller may access, by name.
 pub async fn list_page(
     app: &App,
     caller: &Caller,
@@ -92,7 +93,7 @@ pub async fn list_page(
     Ok((records(&*app.store, rows).await?, next))
 }
 
-/// Deletes a namespace: from this moment nobody trusts it and none of its tokens work.
+/// Deletes a namespace: it immediately loses all trust, and its tokens stop working.
 pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<()> {
     require_namespace(&*app.store, caller, name).await?;
     if name == SYSTEM {
@@ -104,22 +105,22 @@ pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<()> {
             return Err(Error::not_found("namespace").into());
         }
         for instance in instances::of_namespace(&mut *tx, Some(name)).await? {
-            // One in error runs nothing and goes with its namespace.
+            // An instance in error has no VM and is deleted with its namespace.
             if instance.state != InstanceState::Error {
                 return Err(Error::Invalid("you cannot delete a namespace with instances".into()).into());
             }
             delete::enqueue(tx, instance.id, Some(caller)).await?;
         }
         for network in networks::of_namespace(&mut *tx, name).await? {
-            // One in error carries nothing and goes with its namespace.
+            // A network in error has no devices and is deleted with its namespace.
             if network.state != NetworkState::Error {
                 return Err(Error::Invalid("you cannot delete a namespace with networks".into()).into());
             }
             enqueue_delete(tx, network.id, Some(caller)).await?;
         }
         uploads::end_of(tx, name).await?;
-        // What it was promised is there for others at once.
-        claims::end_of(tx, name).await?;
+        // The claimed capacity is immediately available to others.
+        claims::expire_of(tx, name).await?;
         let mut gone = Vec::new();
         for row in artifacts::of_namespace(&mut *tx, name).await? {
             if artifact::delete_in(tx, row.id).await? {
@@ -137,7 +138,7 @@ pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<()> {
     app.queue.wake();
     app.record(caller, Event::audit(ObjectRef::namespace(name), "deletion request from REST API"));
     for id in gone {
-        artifact::deleted(app, caller, id, "deletion request via namespace deletion from REST API");
+        artifact::record_deleted(app, caller, id, "deletion request via namespace deletion from REST API");
     }
     for namespace in trusting {
         app.record(
@@ -149,23 +150,14 @@ pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// An event with who did it from where.
-pub fn caller_event(caller: &Caller, event: Event) -> Event {
-    event
-        .with("keyname", caller.key_name.clone())
-        .with("method", caller.method.clone())
-        .with("path", caller.path.clone())
-        .with("remote-address", caller.remote.clone())
-}
-
-/// The record of a namespace that is known to exist.
+/// Returns the record of an existing namespace.
 pub(crate) async fn record(app: &App, name: &str) -> Result<NamespaceRecord> {
     let row = namespaces::get(&*app.store, name).await?;
     let mut records = records(&*app.store, row.into_iter().collect()).await?;
     records.pop().ok_or_else(|| Error::not_found("namespace"))
 }
 
-/// The records of rows that are sorted by name, in four reads however many there are.
+/// Returns the records of rows that are sorted by name, with a constant number of queries.
 async fn records<D: Read + Copy>(db: D, rows: Vec<NamespaceRow>) -> Result<Vec<NamespaceRecord>> {
     let (Some(first), Some(last)) = (rows.first(), rows.last()) else { return Ok(vec![]) };
     let (first, last) = (first.name.clone(), last.name.clone());

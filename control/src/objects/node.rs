@@ -1,10 +1,8 @@
-//! Nodes: join, look, leave, delete.
-
-use std::sync::Arc;
+//! Nodes: join, list, get, delete.
 
 use muster_types::event::{Event, EventType};
 use muster_types::ids::NodeId;
-use muster_types::node::{NodeApi, NodeIdentity, NodeRecord, NodeState};
+use muster_types::node::{NodeIdentity, NodeRecord, NodeState};
 use muster_types::object::{NameOrId, ObjectRef, ObjectType};
 use muster_types::{Error, Result};
 
@@ -18,40 +16,10 @@ use muster_store::{
 
 /// The lease whose owner is the cluster maintainer.
 pub const MAINTAINER_LEASE: &str = "maintainer";
-/// Version of the record's format.
+/// The version of the record's format.
 const VERSION: i64 = 1;
 
-/// Where a node is.
-#[derive(Clone)]
-pub enum Place {
-    /// A node of this daemon.
-    Here(Arc<dyn NodeApi>),
-    /// A node of another one.
-    There(Box<NodeRow>),
-}
-
-impl std::fmt::Debug for Place {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Self::Here(_) => "Here",
-            Self::There(_) => "There",
-        })
-    }
-}
-
-impl Place {
-    pub(crate) fn of(app: &App, node: NodeRow) -> Self {
-        let here = app.nodes.iter().find(|own| own.identity().id == node.identity.id);
-        here.map_or_else(|| Self::There(Box::new(node)), |own| Self::Here(Arc::clone(own)))
-    }
-}
-
-/// The node of this daemon that keeps what comes in here.
-pub(crate) fn own_node(app: &App) -> Result<&Arc<dyn NodeApi>> {
-    app.nodes.first().ok_or_else(|| Error::Internal("a daemon without a node".into()))
-}
-
-/// A node that starts makes itself known, under the id it had before.
+/// Registers a node of this daemon when it starts, under the id that it had before.
 pub async fn join(app: &App, identity: &NodeIdentity) -> Result<()> {
     let known = transaction!(app.store, |tx| {
         if let Some(known) = nodes::get(&mut *tx, &NameOrId::Id(identity.id)).await? {
@@ -98,12 +66,12 @@ fn name_taken(error: StoreError, identity: &NodeIdentity) -> muster_store::TxErr
     }
 }
 
-/// A node that reports in is alive, unless it was deleted.
+/// Marks a node that checked in as up, unless it was deleted.
 pub async fn revive(app: &App, id: NodeId) -> Result<()> {
     move_to(app, id, NodeState::Created, "checked in").await
 }
 
-/// Moves a node to a state if that is a possible move from where it is.
+/// Moves a node to a state if its current state allows it.
 pub async fn move_to(app: &App, id: NodeId, to: NodeState, why: &str) -> Result<()> {
     let from = transaction!(app.store, |tx| {
         let Some(row) = nodes::get(&mut *tx, &NameOrId::Id(id)).await? else { return Ok(None) };
@@ -126,7 +94,7 @@ pub async fn move_to(app: &App, id: NodeId, to: NodeState, why: &str) -> Result<
 }
 
 pub async fn list(app: &App) -> Result<Vec<NodeRecord>> {
-    let maintainer = leases::holder_node(&app.store, MAINTAINER_LEASE).await?;
+    let maintainer = leases::owner_node(&app.store, MAINTAINER_LEASE).await?;
     let mut records = Vec::new();
     for row in nodes::list(&*app.store).await? {
         records.push(record(app, row, maintainer.as_deref()).await?);
@@ -136,65 +104,38 @@ pub async fn list(app: &App) -> Result<Vec<NodeRecord>> {
 
 pub async fn get(app: &App, node: &str) -> Result<NodeRecord> {
     let row = find(app, node).await?;
-    let maintainer = leases::holder_node(&app.store, MAINTAINER_LEASE).await?;
+    let maintainer = leases::owner_node(&app.store, MAINTAINER_LEASE).await?;
     record(app, row, maintainer.as_deref()).await
 }
 
-/// The row of a node, by name or id.
+/// Returns the row of a node, by name or id.
 pub async fn find(app: &App, node: &str) -> Result<NodeRow> {
     let node = NameOrId::parse(node);
     nodes::get(&*app.store, &node).await?.ok_or_else(|| Error::not_found("node"))
 }
 
-/// Deletes a node for good: it does not come back by checking in.
+/// Deletes a node permanently: checking in does not revive it.
 pub async fn delete(app: &App, caller: &Caller, node: &str) -> Result<NodeRecord> {
     let row = find(app, node).await?;
     if row.state != NodeState::Deleted {
         let object = ObjectRef::new(ObjectType::Node, row.identity.id);
         app.record(caller, Event::audit(object, "deletion request from REST API"));
         move_to(app, row.identity.id, NodeState::Deleted, "deleted by request").await?;
-        // What it still has is no longer the cluster's business.
+        // The cluster no longer tracks what the node still has.
         transaction!(app.store, |tx| {
             node_networks::remove_of_node(tx, row.identity.id).await?;
             Ok(blob_locations::remove_of_node(tx, row.identity.id).await?)
         })?;
-        instance::delete::forsake(app, row.identity.id, &row.identity.name).await?;
+        instance::delete::release_deleted_node(app, row.identity.id, &row.identity.name).await?;
         app.networks.notify_changed();
     }
     get(app, &row.identity.id.to_string()).await
 }
 
-/// The node that carries the services of every network.
-pub async fn network_node(app: &App) -> Result<NodeRow> {
-    let rows = nodes::list(&*app.store).await?;
-    let chosen = choose_network_node(&app.settings.network_node_ip, rows.iter()).cloned();
-    chosen.ok_or_else(|| {
-        let text = match app.settings.network_node_ip.as_str() {
-            "" => "the cluster has no network node".to_owned(),
-            address => format!("no network node has the address {address} of NETWORK_NODE_IP"),
-        };
-        Error::Unavailable(text)
-    })
-}
-
-/// The network node is the one that `NETWORK_NODE_IP` names, else the first network node that joined. One that
-/// is silent keeps the role: two at once would be worse than none. It moves when the node is deleted.
-#[must_use]
-pub fn choose_network_node<'a>(
-    address: &str,
-    rows: impl Iterator<Item = &'a NodeRow>,
-) -> Option<&'a NodeRow> {
-    let able = rows.filter(|row| {
-        let named = address.is_empty() || row.identity.ip == address;
-        named && row.identity.is_network_node && row.state != NodeState::Deleted
-    });
-    able.min_by(|a, b| a.created.total_cmp(&b.created).then_with(|| a.identity.id.cmp(&b.identity.id)))
-}
-
 async fn record(app: &App, row: NodeRow, maintainer: Option<&str>) -> Result<NodeRecord> {
     let identity = row.identity;
     let object = ObjectRef::new(ObjectType::Node, identity.id);
-    let references = references::around(&*app.store, &object).await?;
+    let references = references::of_object(&*app.store, &object).await?;
     Ok(NodeRecord {
         metadata: metadata::get(&*app.store, object.object_type, &object.id).await?,
         uuid: identity.id,

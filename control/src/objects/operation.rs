@@ -1,4 +1,4 @@
-//! Reading cluster operations. Only the exact namespace or `system` may; trust does not count here.
+//! Reads cluster operations. Requires the namespace of the operation or `system`; trust is not enough.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -13,10 +13,10 @@ use crate::objects::{blob, node};
 use muster_store::operations::{self, OperationRow};
 use muster_store::{artifacts, instances, namespaces, networks};
 
-/// Version of the record's format.
+/// The version of the record's format.
 const VERSION: i64 = 1;
-/// Longest chain that is answered.
-const LONGEST_CHAIN: usize = 256;
+/// The maximum number of operations in a chain.
+const MAX_CHAIN: usize = 256;
 
 pub async fn get(app: &App, caller: &Caller, operation_type: &str, id: &str) -> Result<OperationRecord> {
     let operation_type: OperationType =
@@ -31,7 +31,7 @@ pub async fn get(app: &App, caller: &Caller, operation_type: &str, id: &str) -> 
     Ok(record(row))
 }
 
-/// An operation and everything it depends on, newest first.
+/// Returns an operation and all its dependencies, newest first.
 pub async fn chain(app: &App, caller: &Caller, id: &str) -> Result<Vec<OperationRecord>> {
     let first = find(app, id).await?;
     let mut seen: HashSet<OperationId> = HashSet::from([first.id]);
@@ -46,9 +46,9 @@ pub async fn chain(app: &App, caller: &Caller, id: &str) -> Result<Vec<Operation
             };
             return Err(Error::Forbidden(text.into()));
         }
-        if chain.len() == LONGEST_CHAIN {
+        if chain.len() == MAX_CHAIN {
             return Err(Error::Invalid(format!(
-                "cluster operation chain exceeds maximum size of {LONGEST_CHAIN} nodes"
+                "cluster operation chain exceeds maximum size of {MAX_CHAIN} nodes"
             )));
         }
         for parent in &row.depends_on {
@@ -64,7 +64,7 @@ pub async fn chain(app: &App, caller: &Caller, id: &str) -> Result<Vec<Operation
     Ok(chain.into_iter().map(record).collect())
 }
 
-/// The operations on an object, newest first.
+/// Returns the operations on an object, newest first.
 pub async fn of_target(
     app: &App,
     caller: &Caller,
@@ -77,55 +77,47 @@ pub async fn of_target(
     let object_type: ObjectType = object_type
         .parse()
         .map_err(|_| Error::Invalid(format!("invalid target_object_type: '{object_type}'")))?;
+    let target = find_target(app, caller, object_type, id).await?;
+    Ok(operations::of_target(&*app.store, &target).await?.into_iter().map(record).collect())
+}
+
+/// Finds an object whose operations the caller may read.
+async fn find_target(app: &App, caller: &Caller, object_type: ObjectType, id: &str) -> Result<ObjectRef> {
     let absent = || Error::not_found("target object");
-    let target = match object_type {
+    let not_found = |error| match error {
+        Error::NotFound(_) => absent(),
+        other => other,
+    };
+    let (target, may_read) = match object_type {
         ObjectType::Namespace => {
             namespaces::get(&*app.store, id).await?.ok_or_else(absent)?;
-            if !caller.may_change(id) {
-                return Err(Error::Forbidden("target object is in a namespace you cannot see".into()));
-            }
-            ObjectRef::namespace(id)
-        }
-        ObjectType::Node => {
-            if !caller.is_system() {
-                return Err(Error::Forbidden("target object is in a namespace you cannot see".into()));
-            }
-            let row = node::find(app, id).await.map_err(|error| match error {
-                Error::NotFound(_) => absent(),
-                other => other,
-            })?;
-            ObjectRef::new(object_type, row.identity.id)
+            (ObjectRef::namespace(id), caller.may_change(id))
         }
         ObjectType::Network => {
             let id: NetworkId = id.parse().map_err(|_| absent())?;
             let row = networks::get(&*app.store, id).await?.ok_or_else(absent)?;
-            if !row.namespace.as_ref().map_or_else(|| caller.is_system(), |owner| caller.may_change(owner)) {
-                return Err(Error::Forbidden("target object is in a namespace you cannot see".into()));
-            }
-            ObjectRef::new(object_type, id)
+            let own = row.namespace.map_or_else(|| caller.is_system(), |owner| caller.may_change(&owner));
+            (ObjectRef::new(object_type, id), own)
         }
         ObjectType::Artifact => {
             let id: ArtifactId = id.parse().map_err(|_| absent())?;
             let row = artifacts::get(&*app.store, id).await?.ok_or_else(absent)?;
-            if !caller.may_change(&row.namespace) {
-                return Err(Error::Forbidden("target object is in a namespace you cannot see".into()));
-            }
-            ObjectRef::new(object_type, id)
+            (ObjectRef::new(object_type, id), caller.may_change(&row.namespace))
         }
         ObjectType::Instance => {
             let id: InstanceId = id.parse().map_err(|_| absent())?;
             let row = instances::get(&*app.store, id).await?.ok_or_else(absent)?;
-            if !caller.may_change(&row.namespace) {
-                return Err(Error::Forbidden("target object is in a namespace you cannot see".into()));
-            }
-            ObjectRef::new(object_type, id)
+            (ObjectRef::new(object_type, id), caller.may_change(&row.namespace))
+        }
+        // Knowing the id of a blob implies reading it, but not reading the operations of its users.
+        ObjectType::Node | ObjectType::Blob if !caller.is_system() => return Err(foreign_target()),
+        ObjectType::Node => {
+            let row = node::find(app, id).await.map_err(not_found)?;
+            (ObjectRef::new(object_type, row.identity.id), true)
         }
         ObjectType::Blob => {
-            // Who knows a blob may read it, but whose operations are at it is another matter.
-            if !caller.is_system() {
-                return Err(Error::Forbidden("target object is in a namespace you cannot see".into()));
-            }
-            ObjectRef::new(object_type, blob::find(app, id).await.map_err(|_| absent())?.id)
+            let row = blob::find(app, id).await.map_err(not_found)?;
+            (ObjectRef::new(object_type, row.id), true)
         }
         ObjectType::ApiRequest
         | ObjectType::Upload
@@ -139,11 +131,14 @@ pub async fn of_target(
             return Err(Error::Invalid(format!("unsupported target_object_type: '{object_type}'")));
         }
     };
-    Ok(operations::of_target(&*app.store, &target).await?.into_iter().map(record).collect())
+    if may_read { Ok(target) } else { Err(foreign_target()) }
 }
 
-/// The operations on an object that the caller was found to own, newest first. Unless `all`, only those that
-/// have not ended.
+fn foreign_target() -> Error {
+    Error::Forbidden("target object is in a namespace you cannot see".into())
+}
+
+/// Returns the operations on an object that the caller may access, newest first; without `all`, only unfinished ones.
 pub async fn of_object(app: &App, target: &ObjectRef, all: bool) -> Result<Vec<OperationRecord>> {
     let rows = operations::of_target(&*app.store, target).await?;
     Ok(rows.into_iter().filter(|row| all || !row.state.is_final()).map(record).collect())

@@ -1,5 +1,5 @@
-//! Mapping rules of a namespace: create, get, list, update, delete. Whoever may add keys may add rules, for a rule
-//! makes keys.
+//! Mapping rules of a namespace: create, get, list, update, delete. Callers that may create keys may create rules,
+//! because rules create keys.
 
 use muster_types::event::{Event, EventType};
 use muster_types::ids::RuleId;
@@ -17,14 +17,14 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::{held_in, require_namespace};
 use crate::auth::scopes;
-use crate::objects::namespace::caller_event;
+use crate::objects::audit::with_request;
 use muster_store::rules::RuleRow;
 use muster_store::{StoreError, issuers, namespaces, rules, transaction};
 
-/// Version of the record's format.
+/// The version of the record's format.
 const VERSION: i64 = 1;
 
-/// The terms of a mapping rule, not validated yet.
+/// The terms of a rule as requested, not validated yet.
 #[derive(Debug, Clone, Default, serde::Deserialize, utoipa::ToSchema)]
 #[schema(as = NewRuleTerms)]
 pub struct RuleRequest {
@@ -46,7 +46,7 @@ pub struct RuleRequest {
 }
 
 impl RuleRequest {
-    /// The terms, if they are possible and the caller may give what they give.
+    /// Validates the terms, including that the caller holds the scopes that they grant.
     async fn check(&self, app: &App, caller: &Caller, namespace: &str) -> Result<RuleTerms> {
         let (Some(issuer), Some(bound_claims), Some(scopes), Some(key_ttl), Some(key_name_prefix)) =
             (&self.issuer, &self.bound_claims, &self.scopes, &self.key_ttl, &self.key_name_prefix)
@@ -55,7 +55,7 @@ impl RuleRequest {
         };
         require_held(held_in(&*app.store, caller, namespace).await?.as_deref(), scopes)?;
         let issuer = check_issuer(issuer)?;
-        // Not part of the transaction: an issuer may go at any time, and its rules stay.
+        // Not part of the transaction: an issuer can be deleted at any time, and its rules stay.
         if issuers::by_name(&*app.store, &issuer).await?.is_none() {
             return Err(Error::Invalid(format!("no trusted issuer named \"{issuer}\"")));
         }
@@ -82,10 +82,10 @@ impl RuleRequest {
     }
 }
 
-/// Refuses a rule whose keys could do what the caller itself cannot.
+/// Rejects a rule that grants scopes that the caller does not hold.
 fn require_held(held: Option<&[String]>, wanted: &Value) -> Result<()> {
     let wanted = wanted.as_array().into_iter().flatten().filter_map(Value::as_str);
-    // Empty ones are no scopes, and are refused as such.
+    // Empty scopes are rejected later as invalid.
     let mut excess: Vec<&str> =
         wanted.filter(|scope| !scope.is_empty() && !scopes::grants(held, scope)).collect();
     if excess.is_empty() {
@@ -96,24 +96,24 @@ fn require_held(held: Option<&[String]>, wanted: &Value) -> Result<()> {
     Err(Error::Forbidden(format!("a rule cannot grant scopes you do not hold: {}", excess.join(", "))))
 }
 
-/// The live rules of a namespace, by name.
+/// Returns the rules of a namespace that are not deleted, by name.
 pub async fn list(app: &App, caller: &Caller, namespace: &str) -> Result<Vec<RuleRecord>> {
     require_namespace(&*app.store, caller, namespace).await?;
     Ok(rules::list(&*app.store, namespace).await?.into_iter().map(record).collect())
 }
 
-/// One live rule.
+/// Returns a rule that is not deleted.
 pub async fn get(app: &App, caller: &Caller, namespace: &str, name: &str) -> Result<RuleRecord> {
     require_namespace(&*app.store, caller, namespace).await?;
     Ok(record(rules::by_name(&*app.store, namespace, name).await?.ok_or_else(absent)?))
 }
 
-/// The rule whose events are asked for.
+/// Returns the rule as the subject of events.
 pub async fn subject(app: &App, caller: &Caller, namespace: &str, name: &str) -> Result<ObjectRef> {
     Ok(object(get(app, caller, namespace, name).await?.uuid))
 }
 
-/// Makes a rule.
+/// Creates a rule.
 pub async fn create(
     app: &App,
     caller: &Caller,
@@ -128,7 +128,7 @@ pub async fn create(
     let name = check_name(name)?;
     let terms = request.check(app, caller, namespace).await?;
     let row = transaction!(app.store, |tx| {
-        if !namespaces::hold(tx, namespace, NamespaceState::Created).await? {
+        if !namespaces::lock(tx, namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
         match rules::insert(tx, namespace, name, &terms).await {
@@ -137,13 +137,13 @@ pub async fn create(
             Err(error) => Err(error.into()),
         }
     })?;
-    let event = told(caller, EventType::Audit, &row, "db record created");
+    let event = terms_event(caller, EventType::Audit, &row, "db record created");
     app.record(caller, event.with("namespace", namespace).with("name", name));
     warn_of_system(app, caller, &row);
     Ok(record(row))
 }
 
-/// Replaces all terms of a rule. Keys that it made stay as they are.
+/// Replaces all terms of a rule. Its existing keys do not change.
 pub async fn update(
     app: &App,
     caller: &Caller,
@@ -161,12 +161,12 @@ pub async fn update(
         row.terms = terms.clone();
         Ok(row)
     })?;
-    app.record(caller, told(caller, EventType::Mutate, &row, "updated mapping rule"));
+    app.record(caller, terms_event(caller, EventType::Mutate, &row, "updated mapping rule"));
     warn_of_system(app, caller, &row);
     Ok(record(row))
 }
 
-/// Deletes a rule. Keys that it made stay as they are.
+/// Deletes a rule. Its existing keys do not change.
 pub async fn delete(app: &App, caller: &Caller, namespace: &str, name: &str) -> Result<RuleRecord> {
     require_namespace(&*app.store, caller, namespace).await?;
     let row = transaction!(app.store, |tx| {
@@ -178,7 +178,7 @@ pub async fn delete(app: &App, caller: &Caller, namespace: &str, name: &str) -> 
         Ok(row)
     })?;
     let event = Event::audit(object(row.id), "delete mapping rule request from REST API");
-    app.record(caller, by(caller, &row, event));
+    app.record(caller, caller_event(caller, &row, event));
     Ok(record(row))
 }
 
@@ -190,19 +190,19 @@ fn object(id: RuleId) -> ObjectRef {
     ObjectRef::new(ObjectType::Rule, id)
 }
 
-/// An event with who did it: a rule may be the work of a namespace that is trusted. Its namespace remembers it when the
-/// rule is gone.
-fn by(caller: &Caller, row: &RuleRow, event: Event) -> Event {
-    caller_event(caller, event)
+/// Adds the caller to an event, which may be of a trusted namespace. The rule's namespace keeps the event after the
+/// rule is removed.
+fn caller_event(caller: &Caller, row: &RuleRow, event: Event) -> Event {
+    with_request(caller, event)
         .also(ObjectRef::namespace(&row.namespace))
         .with("rule", row.name.clone())
         .with("caller-namespace", caller.namespace.clone())
 }
 
-/// An event with the terms and who set them.
-fn told(caller: &Caller, event_type: EventType, row: &RuleRow, message: &str) -> Event {
+/// Returns an event with the terms of a rule and the caller.
+fn terms_event(caller: &Caller, event_type: EventType, row: &RuleRow, message: &str) -> Event {
     let terms = &row.terms;
-    by(caller, row, Event::new(event_type, object(row.id), message))
+    caller_event(caller, row, Event::new(event_type, object(row.id), message))
         .with("issuer", terms.issuer.clone())
         .with("bound_claims", json!(terms.bound_claims))
         .with("scopes", json!(terms.scopes))
@@ -210,7 +210,7 @@ fn told(caller: &Caller, event_type: EventType, row: &RuleRow, message: &str) ->
         .with("key_name_prefix", terms.key_name_prefix.clone())
 }
 
-/// Keys of `system` can do everything to everyone, so a rule that makes them does not go unseen.
+/// Records a rule that grants keys of `system`, because they have access to the whole cluster.
 fn warn_of_system(app: &App, caller: &Caller, row: &RuleRow) {
     if row.namespace != SYSTEM {
         return;
@@ -221,7 +221,7 @@ fn warn_of_system(app: &App, caller: &Caller, row: &RuleRow) {
         .with("issuer", issuer.clone())
         .with("bound_claims", json!(row.terms.bound_claims))
         .with("scopes", json!(row.terms.scopes));
-    app.record(caller, by(caller, row, event));
+    app.record(caller, caller_event(caller, row, event));
 }
 
 fn record(row: RuleRow) -> RuleRecord {

@@ -1,4 +1,4 @@
-//! Trusts between namespaces. Everyone trusts `system`, and that cannot be removed.
+//! Trusts between namespaces. Every namespace trusts `system`, which cannot be removed.
 
 use muster_types::event::Event;
 use muster_types::namespace::{NamespaceRecord, NamespaceState, SYSTEM, check_name};
@@ -11,8 +11,8 @@ use crate::auth::access::{held_in, require_namespace};
 use crate::objects::namespace;
 use muster_store::{namespaces, transaction, trusts};
 
-/// Lets `other` read what belongs to `name`, and create there. Keys that it makes there can do no more than the caller,
-/// who might otherwise get around its scopes.
+/// Lets `other` read the objects of `name` and create objects there. Keys that it creates there get at most the scopes
+/// of the caller.
 pub async fn add(app: &App, caller: &Caller, name: &str, other: &str) -> Result<NamespaceRecord> {
     require_namespace(&*app.store, caller, name).await?;
     check_name(other)
@@ -25,7 +25,7 @@ pub async fn add(app: &App, caller: &Caller, name: &str, other: &str) -> Result<
     if other != SYSTEM {
         let held = held_in(&*app.store, caller, name).await?;
         transaction!(app.store, |tx| {
-            if !namespaces::hold(tx, name, NamespaceState::Created).await? {
+            if !namespaces::lock(tx, name, NamespaceState::Created).await? {
                 return Err(Error::not_found("namespace").into());
             }
             Ok(trusts::put(tx, name, other, held.as_deref()).await?)
@@ -34,7 +34,7 @@ pub async fn add(app: &App, caller: &Caller, name: &str, other: &str) -> Result<
     namespace::record(app, name).await
 }
 
-/// Takes a trust back. What is not there, and `system`, change nothing.
+/// Removes a trust. Removing an absent one, or `system`, changes nothing.
 pub async fn remove(app: &App, caller: &Caller, name: &str, other: &str) -> Result<NamespaceRecord> {
     require_namespace(&*app.store, caller, name).await?;
     app.record(

@@ -1,4 +1,4 @@
-//! Uploads: content that a caller sends piece by piece, until an artifact takes it.
+//! Uploads: content that a caller sends in pieces, until it becomes an artifact.
 
 use std::sync::Arc;
 
@@ -14,24 +14,24 @@ use muster_types::{Error, Result};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::events::clear_events;
-use crate::objects::node::{Place, own_node};
+use crate::objects::node_location::{NodeLocation, storage_node};
 use muster_store::uploads::UploadRow;
 use muster_store::{namespaces, nodes, transaction, uploads};
 
-/// Version of the record's format.
+/// The version of the record's format.
 const VERSION: i64 = 3;
 
-/// The upload as the subject of events.
+/// Returns the upload as the subject of events.
 pub(crate) fn object(id: UploadId) -> ObjectRef {
     ObjectRef::new(ObjectType::Upload, id)
 }
 
-/// Begins an upload; the node of this daemon keeps its bytes.
+/// Creates an upload that a node of this daemon stores.
 pub async fn create(app: &App, caller: &Caller) -> Result<UploadRecord> {
-    let node = own_node(app)?.identity();
+    let node = storage_node(app)?.identity();
     let row = transaction!(app.store, |tx| {
-        // No upload may be left behind by a namespace that goes at the same moment.
-        if !namespaces::hold(tx, &caller.namespace, NamespaceState::Created).await? {
+        // The lock keeps a concurrently deleted namespace from leaving the upload behind.
+        if !namespaces::lock(tx, &caller.namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
         Ok(uploads::insert(tx, &caller.namespace, node.id).await?)
@@ -40,7 +40,7 @@ pub async fn create(app: &App, caller: &Caller) -> Result<UploadRecord> {
     Ok(record(&row, node.name.clone(), 0))
 }
 
-/// An upload that the caller may go on with.
+/// Returns an upload that the caller may continue.
 pub async fn find(app: &App, caller: &Caller, id: &str) -> Result<UploadRow> {
     let absent = || Error::not_found("upload");
     let id: UploadId = id.parse().map_err(|_| absent())?;
@@ -48,19 +48,19 @@ pub async fn find(app: &App, caller: &Caller, id: &str) -> Result<UploadRow> {
     row.filter(|row| !row.ended && caller.may_change(&row.namespace)).ok_or_else(absent)
 }
 
-/// Where the bytes of an upload are.
-pub async fn locate(app: &App, row: &UploadRow) -> Result<Place> {
+/// Returns the node that stores an upload.
+pub async fn locate(app: &App, row: &UploadRow) -> Result<NodeLocation> {
     let node = nodes::get(&*app.store, &NameOrId::Id(row.node)).await?;
-    node.map(|node| Place::of(app, node)).ok_or_else(|| Error::not_found("upload"))
+    node.map(|node| NodeLocation::of(app, node)).ok_or_else(|| Error::not_found("upload"))
 }
 
-/// How much of an upload has arrived at a node of this daemon.
+/// Returns the record of an upload that a node of this daemon stores.
 pub async fn get(node: &Arc<dyn NodeApi>, row: &UploadRow) -> Result<UploadRecord> {
     let size = node.storage().draft_size(Draft::Upload(row.id)).await?.unwrap_or(0);
     Ok(record(row, node.identity().name.clone(), size))
 }
 
-/// Adds what comes to an upload at a node of this daemon, and says how long it is then.
+/// Appends data to an upload on a node of this daemon. Returns the new size.
 pub async fn append(
     app: &App,
     node: &Arc<dyn NodeApi>,
@@ -68,10 +68,10 @@ pub async fn append(
     at: Option<u64>,
     data: ByteStream,
 ) -> Result<u64> {
-    node.storage().append(Draft::Upload(row.id), at, most_bytes(app), data).await
+    node.storage().append(Draft::Upload(row.id), at, max_content_bytes(app), data).await
 }
 
-/// Cuts an upload at a node of this daemon.
+/// Truncates an upload on a node of this daemon.
 pub async fn truncate(node: &Arc<dyn NodeApi>, row: &UploadRow, size: u64) -> Result<()> {
     match node.storage().draft_size(Draft::Upload(row.id)).await? {
         None if size == 0 => return Ok(()),
@@ -84,16 +84,16 @@ pub async fn truncate(node: &Arc<dyn NodeApi>, row: &UploadRow, size: u64) -> Re
     node.storage().truncate(Draft::Upload(row.id), size).await
 }
 
-/// Removes what is left of an upload that has ended: the file first, for the row explains it.
-pub(crate) async fn clear(app: &App, node: &Arc<dyn NodeApi>, id: UploadId) -> Result<()> {
+/// Removes an upload that has ended: the file first, because only the row refers to it.
+pub(crate) async fn remove_ended(app: &App, node: &Arc<dyn NodeApi>, id: UploadId) -> Result<()> {
     node.storage().remove_draft(Draft::Upload(id)).await?;
     clear_events(&app.store, &object(id)).await?;
     transaction!(app.store, |tx| { Ok(uploads::remove(tx, id).await?) })
 }
 
-/// The largest content that is taken in.
+/// Returns the maximum size of stored content.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a size, and the cast saturates")]
-pub(crate) fn most_bytes(app: &App) -> u64 {
+pub(crate) fn max_content_bytes(app: &App) -> u64 {
     (app.settings.max_image_size_gb * f64::from(1 << 30)) as u64
 }
 

@@ -1,4 +1,4 @@
-//! Versions of artifacts: references to blobs, each with a number that no other has or had.
+//! Versions of artifacts: references to blobs, each with an index that is never reused.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,17 +15,17 @@ use muster_store::artifacts::{self, ArtifactRow, Validators};
 use muster_store::references::{self, References};
 use muster_store::{Read, StoreError, Tx, TxError, blobs, transaction};
 
-/// How an artifact uses a blob; the value is the number of the version.
+/// The relationship between an artifact and a blob; the value is the index of the version.
 pub(crate) const VERSION_OF: &str = "version";
 
-pub(crate) fn added(id: ArtifactId, index: i64, blob: BlobId) -> Event {
-    // Not an event of the blob: whoever knows it would learn who else uses it.
+pub(crate) fn added_event(id: ArtifactId, index: i64, blob: BlobId) -> Event {
+    // Not an event of the blob: its readers would learn who else uses the same content.
     Event::new(EventType::Mutate, object(id), "version added")
         .with("index", index)
         .with("blob_uuid", blob.to_string())
 }
 
-/// The versions of an artifact by number, as its references tell them.
+/// Returns the versions of an artifact by index, from its references.
 pub(super) fn versions(references: &References) -> BTreeMap<i64, BlobId> {
     let list = references.get(VERSION_OF).map(Vec::as_slice).unwrap_or_default();
     let parse = |value: &Option<String>| value.as_ref()?.parse::<i64>().ok();
@@ -33,18 +33,23 @@ pub(super) fn versions(references: &References) -> BTreeMap<i64, BlobId> {
 }
 
 pub(super) async fn versions_in(db: impl Read, id: ArtifactId) -> Result<BTreeMap<i64, BlobId>, StoreError> {
-    Ok(versions(&references::around(db, &object(id)).await?.from))
+    Ok(versions(&references::of_object(db, &object(id)).await?.from))
 }
 
-/// The content of the newest version of an artifact.
+/// Returns how many versions of an artifact are kept by default.
+pub(super) fn default_max_versions(app: &App) -> i64 {
+    i64::try_from(app.settings.artifact_max_versions_default).expect("the settings bound it")
+}
+
+/// Returns the blob of the newest version of an artifact.
 pub(crate) async fn newest(db: impl Read, id: ArtifactId) -> Result<Option<BlobId>, StoreError> {
     Ok(versions_in(db, id).await?.last_key_value().map(|(_, blob)| *blob))
 }
 
-/// Adds a version as part of a transaction that holds the blob, and drops the oldest beyond the most. The number of
-/// the version; nothing if the newest is the same.
+/// Adds a version as part of a transaction that locks the blob, and drops the oldest versions beyond the maximum.
+/// Returns the index of the version, `None` if the newest version has the same content.
 pub(crate) async fn add_in(tx: &mut Tx, row: &ArtifactRow, blob: BlobId) -> Result<Option<i64>, TxError> {
-    if !artifacts::hold(tx, row.id).await? {
+    if !artifacts::lock(tx, row.id).await? {
         return Err(Error::not_found("artifact").into());
     }
     let now = artifacts::get(&mut *tx, row.id).await?.ok_or_else(|| Error::not_found("artifact"))?;
@@ -59,7 +64,7 @@ pub(crate) async fn add_in(tx: &mut Tx, row: &ArtifactRow, blob: BlobId) -> Resu
     };
     trim_in(tx, row.id, now.max_versions).await?;
     artifacts::set_error(tx, row.id, None).await?;
-    // What the source said was said of another version; who fetched this one knows better.
+    // The validators describe another version; a fetch sets those of the new one.
     artifacts::set_source(tx, row.id, &Validators::default()).await?;
     if now.state != ArtifactState::Created {
         artifacts::set_state(tx, row.id, now.state, ArtifactState::Created).await?;
@@ -67,10 +72,10 @@ pub(crate) async fn add_in(tx: &mut Tx, row: &ArtifactRow, blob: BlobId) -> Resu
     Ok(added)
 }
 
-/// Drops the oldest versions beyond the most.
+/// Drops the oldest versions beyond the maximum.
 async fn trim_in(tx: &mut Tx, id: ArtifactId, most: i64) -> Result<(), StoreError> {
     let versions = versions_in(&mut *tx, id).await?;
-    let surplus = versions.len().saturating_sub(usize::try_from(most.max(1)).unwrap_or(usize::MAX));
+    let surplus = versions.len().saturating_sub(usize::try_from(most.max(1)).expect("positive"));
     for (index, blob) in versions.into_iter().take(surplus) {
         drop_in(tx, id, index, blob).await?;
     }
@@ -78,12 +83,12 @@ async fn trim_in(tx: &mut Tx, id: ArtifactId, most: i64) -> Result<(), StoreErro
 }
 
 pub(super) async fn drop_in(tx: &mut Tx, id: ArtifactId, index: i64, blob: BlobId) -> Result<(), StoreError> {
-    // From now on the blob counts as changed: it is not deleted at once.
-    blobs::hold(tx, blob).await?;
+    // Marks the blob as changed, which delays its deletion.
+    blobs::lock(tx, blob).await?;
     references::remove(tx, &object(id), VERSION_OF, &index.to_string()).await
 }
 
-/// The versions of an artifact, oldest first.
+/// Returns the versions of an artifact, oldest first.
 pub async fn list(
     app: &App,
     caller: &Caller,
@@ -93,15 +98,15 @@ pub async fn list(
     let row = find(app, caller, reference, namespace).await?;
     let versions = versions_in(&*app.store, row.id).await?;
     let ids: Vec<BlobId> = versions.values().copied().collect();
-    let rows = blobs::some(&*app.store, &ids).await?.into_values().collect();
+    let rows = blobs::by_ids(&*app.store, &ids).await?.into_values().collect();
     let records = blob::records(&*app.store, Some(caller), rows).await?;
     let by_id: HashMap<BlobId, _> = records.into_iter().map(|record| (record.uuid, record)).collect();
     let version = |(index, blob)| Some(VersionRecord { index, blob: by_id.get(&blob)?.clone() });
     Ok(versions.into_iter().filter_map(version).collect())
 }
 
-/// Sets how many versions are kept; 0 is the default.
-pub async fn set_most(
+/// Sets how many versions are kept; 0 means the default.
+pub async fn set_max_versions(
     app: &App,
     caller: &Caller,
     reference: &str,
@@ -109,10 +114,9 @@ pub async fn set_most(
     most: i64,
 ) -> Result<()> {
     let row = find_own(app, caller, reference, namespace).await?;
-    let default = i64::try_from(app.settings.artifact_max_versions_default).unwrap_or(i64::MAX).max(1);
-    let most = if most == 0 { default } else { most };
+    let most = if most == 0 { default_max_versions(app) } else { most };
     transaction!(app.store, |tx| {
-        if !artifacts::hold(tx, row.id).await? {
+        if !artifacts::lock(tx, row.id).await? {
             return Err(Error::not_found("artifact").into());
         }
         artifacts::set_max_versions(tx, row.id, most).await?;
@@ -125,7 +129,7 @@ pub async fn set_most(
     Ok(())
 }
 
-/// Deletes one version; with the last of them the artifact goes.
+/// Deletes a version. Deleting the last one deletes the artifact.
 pub async fn delete(
     app: &App,
     caller: &Caller,
@@ -137,13 +141,13 @@ pub async fn delete(
     let row = find_own(app, caller, reference, namespace).await?;
     transaction!(app.store, |tx| {
         let absent = || Error::NotFound("artifact index not found".into());
-        if !artifacts::hold(tx, row.id).await? {
+        if !artifacts::lock(tx, row.id).await? {
             return Err(absent().into());
         }
         let versions = versions_in(&mut *tx, row.id).await?;
         let blob = *versions.get(&index).ok_or_else(absent)?;
         drop_in(tx, row.id, index, blob).await?;
-        // The source has to be asked anew for what is not here any more.
+        // Without validators, the next fetch downloads the content again.
         artifacts::set_source(tx, row.id, &Validators::default()).await?;
         if versions.len() == 1 {
             delete_in(tx, row.id).await?;

@@ -60,11 +60,11 @@ async fn clean_keys(app: &App, row: &OperationRow) -> Result<()> {
     let name = &row.target.id;
     loop {
         let some = transaction!(app.store, |tx| {
-            if !namespaces::hold(tx, name, DELETED).await? {
+            if !namespaces::lock(tx, name, DELETED).await? {
                 return Ok(vec![]);
             }
             keys::soft_delete_of(tx, name).await?;
-            Ok(keys::some_of(&mut *tx, name, BATCH).await?)
+            Ok(keys::of_namespace(&mut *tx, name, BATCH).await?)
         })?;
         if some.is_empty() {
             return Ok(());
@@ -79,7 +79,7 @@ async fn clean_keys(app: &App, row: &OperationRow) -> Result<()> {
 async fn clean_claims(app: &App, row: &OperationRow) -> Result<()> {
     let name = &row.target.id;
     let all = transaction!(app.store, |tx| {
-        if !namespaces::hold(tx, name, DELETED).await? {
+        if !namespaces::lock(tx, name, DELETED).await? {
             return Ok(vec![]);
         }
         Ok(claims::list(&mut *tx, name).await?)
@@ -95,11 +95,11 @@ async fn clean_rules(app: &App, row: &OperationRow) -> Result<()> {
     let name = &row.target.id;
     loop {
         let some = transaction!(app.store, |tx| {
-            if !namespaces::hold(tx, name, DELETED).await? {
+            if !namespaces::lock(tx, name, DELETED).await? {
                 return Ok(vec![]);
             }
             rules::soft_delete_of(tx, name).await?;
-            Ok(rules::some_of(&mut *tx, name, BATCH).await?)
+            Ok(rules::of_namespace(&mut *tx, name, BATCH).await?)
         })?;
         if some.is_empty() {
             return Ok(());
@@ -114,7 +114,7 @@ async fn clean_rules(app: &App, row: &OperationRow) -> Result<()> {
 async fn clean_metadata(app: &App, row: &OperationRow) -> Result<()> {
     let name = &row.target.id;
     transaction!(app.store, |tx| {
-        if namespaces::hold(tx, name, DELETED).await? {
+        if namespaces::lock(tx, name, DELETED).await? {
             metadata::remove_of(tx, ObjectType::Namespace, name).await?;
             trusts::remove_of(tx, name).await?;
             // Given to the name after the deletion; whoever takes the name next was not meant.
@@ -127,7 +127,7 @@ async fn clean_metadata(app: &App, row: &OperationRow) -> Result<()> {
 async fn clean_events(app: &App, row: &OperationRow) -> Result<()> {
     loop {
         let gone = transaction!(app.store, |tx| {
-            if !namespaces::hold(tx, &row.target.id, DELETED).await? {
+            if !namespaces::lock(tx, &row.target.id, DELETED).await? {
                 return Ok(0);
             }
             Ok(events::prune_object_links(tx, &row.target, BATCH).await?)

@@ -27,7 +27,7 @@ async fn tell(app: &App, row: &OperationRow) -> Result<()> {
     let reason =
         row.error_report.as_ref().map_or_else(|| "unknown".to_owned(), |report| report.message.clone());
     let reason = format!("the image cannot be used: {reason}");
-    let uses = references::around(&*app.store, &row.target).await?.to;
+    let uses = references::of_object(&*app.store, &row.target).await?.to;
     for user in uses.get(VERSION_OF).into_iter().flatten() {
         let Ok(id) = user.source_uuid.parse() else { continue };
         transaction!(app.store, |tx| { Ok(artifacts::set_error(tx, id, Some(&reason)).await?) })?;

@@ -13,10 +13,10 @@ use muster_types::spec::DiskType;
 
 use super::{Implementation, Step, Undo};
 use crate::app::App;
-use crate::objects::instance::create::use_blobs_in;
-use crate::objects::instance::state::{announce, give_up, set_state};
-use crate::objects::instance::{image, object, own_node, plan, power, target};
-use crate::objects::network::wait::follow_instance;
+use crate::objects::instance::create::reference_blobs_in;
+use crate::objects::instance::state::{fail_creation, record_state_change, set_state};
+use crate::objects::instance::{agent, image, local_node, object, plan, power, target_id};
+use crate::objects::network::wait::wait_instance_networks;
 use crate::queue::{CreateInstance, Operation as _};
 use muster_store::instances::{self, InstanceRow};
 use muster_store::operations::OperationRow;
@@ -50,7 +50,7 @@ const MAKING: &[InstanceState] = &[InstanceState::Initial, InstanceState::Prefli
 
 /// The instance, while it is still to be made.
 async fn making(app: &App, row: &OperationRow) -> Result<Option<InstanceRow>> {
-    let instance = instances::get(&*app.store, target(&row.target.id)?).await?;
+    let instance = instances::get(&*app.store, target_id(&row.target.id)?).await?;
     Ok(instance.filter(|row| row.state.is_alive() && row.state != InstanceState::Created))
 }
 
@@ -59,10 +59,10 @@ async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
     if instance.state == InstanceState::Initial {
         set_state(app, instance.id, InstanceState::Initial, InstanceState::Preflight, None).await?;
     }
-    let node = own_node(app, instance.node)?;
+    let node = local_node(app, instance.node)?;
     let mut spec = instance.spec.clone();
     for (number, artifact) in std::mem::take(&mut spec.awaited) {
-        let blob = image::awaited(app, artifact).await?;
+        let blob = image::fetched_blob(app, artifact).await?;
         if let Some(disk) = spec.disks.get_mut(number) {
             disk.blob_uuid = Some(blob);
         }
@@ -71,10 +71,10 @@ async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
         // From now on it is known what the disks begin as, and that stays.
         transaction!(app.store, |tx| {
             // Not if it is deleted meanwhile: nothing would end that use.
-            if !instances::hold(tx, instance.id, MAKING).await? {
+            if !instances::lock(tx, instance.id, MAKING).await? {
                 return Ok(());
             }
-            use_blobs_in(tx, instance.id, &spec).await?;
+            reference_blobs_in(tx, instance.id, &spec).await?;
             Ok(instances::set_spec(tx, instance.id, &spec, &instance.disks).await?)
         })?;
     }
@@ -86,9 +86,9 @@ async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
         });
     }
     if let Some(template) = spec.nvram_blob() {
-        crate::objects::blob_copy::ensure_here(app, node, template).await?;
+        crate::objects::blob_copy::ensure_local(app, node, template).await?;
     }
-    let disks = plan::lay_out(&spec, &sizes);
+    let disks = plan::disk_records(&spec, &sizes);
     if disks != instance.disks || spec != instance.spec {
         transaction!(app.store, |tx| { Ok(instances::set_spec(tx, instance.id, &spec, &disks).await?) })?;
     }
@@ -123,8 +123,8 @@ async fn ready_image(
 
 async fn ensure_networks(app: &App, row: &OperationRow) -> Result<()> {
     let Some(instance) = making(app, row).await? else { return Ok(()) };
-    let node = own_node(app, instance.node)?.identity().id;
-    follow_instance(app, instance.id, node, row.created).await
+    let node = local_node(app, instance.node)?.identity().id;
+    wait_instance_networks(app, instance.id, node, row.created).await
 }
 
 async fn start(app: &App, row: &OperationRow) -> Result<()> {
@@ -133,37 +133,37 @@ async fn start(app: &App, row: &OperationRow) -> Result<()> {
     if instance.state == InstanceState::Preflight {
         set_state(app, id, InstanceState::Preflight, InstanceState::Creating, None).await?;
     }
-    let node = own_node(app, instance.node)?;
+    let node = local_node(app, instance.node)?;
     // Those that its plan certainly has; others may come while it starts, and are plugged in afterwards.
     let mut fresh = interfaces::of_instances(&*app.store, &[id]).await?;
     fresh.retain(|interface| interface.state == InterfaceState::Initial);
     // One that came since the last step may be on another network.
-    follow_instance(app, id, node.identity().id, row.created).await?;
+    wait_instance_networks(app, id, node.identity().id, row.created).await?;
     let _lock = app.instance_locks.lock(id).await;
     // It may have been deleted while this waited.
     let Some(instance) = making(app, row).await? else { return Ok(()) };
-    power::switch_on(app, node, &instance).await?;
+    power::start_vm(app, node, &instance).await?;
     let created = transaction!(app.store, |tx| {
         let (from, to) = (InstanceState::Creating, InstanceState::Created);
         if !instances::set_state(tx, id, from, to, None).await? {
             return Ok(false);
         }
         instances::set_power(tx, id, PowerState::On).await?;
-        instances::set_agent_state(tx, id, power::agent_state(&instance, PowerState::On)).await?;
+        instances::set_agent_state(tx, id, agent::state_for_power(&instance, PowerState::On)).await?;
         for interface in &fresh {
             interfaces::set_state(tx, interface.id, InterfaceState::Initial, InterfaceState::Created).await?;
         }
         Ok(true)
     })?;
     if created {
-        announce(app, id, InstanceState::Creating, InstanceState::Created, None);
+        record_state_change(app, id, InstanceState::Creating, InstanceState::Created, None);
     }
     // It may have ended already.
-    power::write_seen(app, node, id).await
+    power::write_power_state(app, node, id).await
 }
 
 /// What cannot be made ends in error, with the reason, and gives back all that it had.
 async fn fail(app: &App, row: &OperationRow) -> Result<()> {
     let report = row.error_report.as_ref();
-    give_up(app, row, report.map_or("unknown", |report| report.message.as_str())).await
+    fail_creation(app, row, report.map_or("unknown", |report| report.message.as_str())).await
 }

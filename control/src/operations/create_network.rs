@@ -7,11 +7,11 @@ use muster_types::{Error, Result};
 
 use super::{Implementation, Step, Undo};
 use crate::app::App;
-use crate::objects::address::rests;
-use crate::objects::network::wait::follow;
-use crate::objects::network::{floating_pool, object};
+use crate::objects::network::address_pool::{floating_pool, quarantine};
+use crate::objects::network::object;
+use crate::objects::network::wait::wait_network_node;
 use crate::queue::{CreateNetwork, Operation as _};
-use muster_store::addresses::{self, Claim};
+use muster_store::addresses::{self, Allocation};
 use muster_store::networks::{self, NetworkRow};
 use muster_store::operations::OperationRow;
 use muster_store::transaction;
@@ -46,13 +46,13 @@ async fn allocate_gateway(app: &App, row: &OperationRow) -> Result<()> {
     let floats = floating_pool(&*app.store).await?;
     transaction!(app.store, |tx| {
         // Another worker may be at this step, too: only one of them finds it without an address.
-        let initial = networks::hold(tx, network.id, &[NetworkState::Initial]).await?;
+        let initial = networks::lock(tx, network.id, &[NetworkState::Initial]).await?;
         let now = networks::get(&mut *tx, network.id).await?;
         if !initial || now.is_none_or(|now| now.floating_gateway.is_some()) {
             return Ok(());
         }
-        let claim = Claim::new(AddressType::Gateway, object(network.id));
-        let address = addresses::claim_any(tx, floats, &claim, rests(app).reclaim).await?;
+        let allocation = Allocation::new(AddressType::Gateway, object(network.id));
+        let address = addresses::allocate_any(tx, floats, &allocation, quarantine(app).reclaim_after).await?;
         let Some(address) = address else {
             return Err(Error::Insufficient("Unable to allocate floating gateway IP".into()).into());
         };
@@ -66,7 +66,7 @@ async fn apply(app: &App, row: &OperationRow) -> Result<()> {
         // Deleted meanwhile, or done by a worker that vanished before it could say so.
         return Ok(());
     }
-    follow(app, network.id, row.created).await?;
+    wait_network_node(app, network.id, row.created).await?;
     let (from, to) = (NetworkState::Initial, NetworkState::Created);
     let created =
         transaction!(app.store, |tx| { Ok(networks::set_state(tx, network.id, from, to, None).await?) })?;

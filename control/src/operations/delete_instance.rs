@@ -7,9 +7,9 @@ use muster_types::{Error, Result};
 use super::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::objects::instance::state::release;
-use crate::objects::instance::{own_node, target};
+use crate::objects::instance::{local_node, target_id};
 use crate::objects::interface;
-use crate::objects::network::wait::wait_left;
+use crate::objects::network::wait::wait_interface_removed;
 use crate::queue::{DeleteInstance, Operation as _, SnapshotInstance};
 use muster_store::instances::{self, InstanceRow};
 use muster_store::operations::OperationRow;
@@ -35,7 +35,7 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
 );
 
 async fn going(app: &App, row: &OperationRow) -> Result<Option<InstanceRow>> {
-    let instance = instances::get(&*app.store, target(&row.target.id)?).await?;
+    let instance = instances::get(&*app.store, target_id(&row.target.id)?).await?;
     Ok(instance.filter(|row| row.state == InstanceState::DeleteWait))
 }
 
@@ -50,7 +50,7 @@ async fn remove_machine(app: &App, row: &OperationRow) -> Result<()> {
         return Err(Error::NotReady("a copy of its disks is being made".into()));
     }
     let _lock = app.instance_locks.lock(instance.id).await;
-    own_node(app, instance.node)?.vms().remove(instance.id).await
+    local_node(app, instance.node)?.vms().remove(instance.id).await
 }
 
 /// The interfaces go before the record does, so that nothing of an instance that is deleted is left on its node.
@@ -72,7 +72,7 @@ async fn delete_interfaces(app: &App, row: &OperationRow) -> Result<()> {
     networks.dedup();
     if let Some(node) = instance.node {
         for network in networks {
-            wait_left(app, network, node).await?;
+            wait_interface_removed(app, network, node).await?;
         }
     }
     Ok(())

@@ -34,7 +34,7 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
 async fn delete_keys(app: &App, row: &OperationRow) -> Result<()> {
     transaction!(app.store, |tx| {
         // Taken over late, this may meet a new namespace of the same name.
-        if namespaces::hold(tx, &row.target.id, NamespaceState::Deleted).await? {
+        if namespaces::lock(tx, &row.target.id, NamespaceState::Deleted).await? {
             keys::soft_delete_of(tx, &row.target.id).await?;
         }
         Ok(())
@@ -43,7 +43,7 @@ async fn delete_keys(app: &App, row: &OperationRow) -> Result<()> {
 
 async fn delete_trusts(app: &App, row: &OperationRow) -> Result<()> {
     transaction!(app.store, |tx| {
-        if namespaces::hold(tx, &row.target.id, NamespaceState::Deleted).await? {
+        if namespaces::lock(tx, &row.target.id, NamespaceState::Deleted).await? {
             trusts::remove_of(tx, &row.target.id).await?;
         }
         Ok(())
@@ -52,7 +52,7 @@ async fn delete_trusts(app: &App, row: &OperationRow) -> Result<()> {
 
 async fn delete_rules(app: &App, row: &OperationRow) -> Result<()> {
     transaction!(app.store, |tx| {
-        if namespaces::hold(tx, &row.target.id, NamespaceState::Deleted).await? {
+        if namespaces::lock(tx, &row.target.id, NamespaceState::Deleted).await? {
             rules::soft_delete_of(tx, &row.target.id).await?;
         }
         Ok(())

@@ -8,9 +8,9 @@ use muster_types::{Error, Result};
 use super::create_network::target;
 use super::{Implementation, Step, Undo};
 use crate::app::App;
-use crate::objects::address::rests;
+use crate::objects::network::address_pool::{floating_pool, quarantine};
+use crate::objects::network::object;
 use crate::objects::network::wait::wait_removed;
-use crate::objects::network::{floating_pool, object};
 use crate::queue::{DeleteNetwork, Operation as _};
 use muster_store::operations::OperationRow;
 use muster_store::{addresses, dns_entries, interfaces, networks, references, transaction};
@@ -51,7 +51,7 @@ async fn wait_for_interfaces(app: &App, row: &OperationRow) -> Result<()> {
     }
     // No interface can come: the network is in delete-wait.
     transaction!(app.store, |tx| {
-        if networks::hold(tx, network.id, &[NetworkState::DeleteWait]).await? {
+        if networks::lock(tx, network.id, &[NetworkState::DeleteWait]).await? {
             networks::set_unwanted(tx, network.id).await?;
         }
         Ok(())
@@ -68,10 +68,10 @@ async fn release_addresses(app: &App, row: &OperationRow) -> Result<()> {
     let floats = floating_pool(&*app.store).await?;
     let id = network.id.to_string();
     for kind in [AddressType::Routed, AddressType::Gateway] {
-        let held = addresses::held_as(&*app.store, floats.network, kind).await?;
+        let held = addresses::of_kind(&*app.store, floats.network, kind).await?;
         for (address, _) in held.into_iter().filter(|(_, user)| *user == id) {
             transaction!(app.store, |tx| {
-                let (user, rests) = (object(network.id), rests(app).rests);
+                let (user, rests) = (object(network.id), quarantine(app).enabled);
                 addresses::release(tx, floats, address, kind, &user, rests).await?;
                 if kind == AddressType::Gateway {
                     networks::set_gateway(tx, network.id, None).await?;
@@ -80,7 +80,7 @@ async fn release_addresses(app: &App, row: &OperationRow) -> Result<()> {
             })?;
         }
     }
-    while transaction!(app.store, |tx| { Ok(addresses::remove_some_of(tx, network.id).await?) })? {}
+    while transaction!(app.store, |tx| { Ok(addresses::remove_batch_of(tx, network.id).await?) })? {}
     transaction!(app.store, |tx| {
         references::remove_from(tx, &object(network.id)).await?;
         Ok(dns_entries::remove_of(tx, network.id).await?)

@@ -18,8 +18,8 @@ use super::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::fetch::{Fetch, Keep, Meter, Outcome, resolve};
 use crate::objects::artifact::{enqueue_conversion, object};
-use crate::objects::blob::{self, Coming};
-use crate::objects::node::own_node;
+use crate::objects::blob::{self, BlobSource};
+use crate::objects::node_location::storage_node;
 use crate::objects::{instance, upload, version};
 use crate::queue::{FetchArtifact, Operation as _};
 use muster_store::artifacts::{self, ArtifactRow, Validators};
@@ -50,8 +50,9 @@ async fn target(app: &App, row: &OperationRow) -> Result<Option<ArtifactRow>> {
 
 async fn fetch(app: &App, row: &OperationRow) -> Result<()> {
     let Some(artifact) = target(app, row).await? else { return Ok(()) };
-    let url = resolve(&app.settings, &artifact.source_url)?;
-    let (node, draft) = (own_node(app)?, Draft::Fetch(row.id));
+    let url = resolve(&app.settings, &artifact.source_url)
+        .map_err(|reason| Error::Invalid(format!("url: {reason}")))?;
+    let (node, draft) = (storage_node(app)?, Draft::Fetch(row.id));
     let meter = Arc::new(Meter::default());
     let known = if artifact.state == ArtifactState::Created {
         artifact.source.clone()
@@ -62,7 +63,7 @@ async fn fetch(app: &App, row: &OperationRow) -> Result<()> {
     // What another node has of it is of no use here.
     let kept = row.progress.clone().filter(|part| part.node == Some(here));
     let part = Part { app, row, here, validator: Mutex::new(kept.and_then(|part| part.validator)) };
-    let most = upload::most_bytes(app);
+    let most = upload::max_content_bytes(app);
     let fetching = Fetch::new(&app.settings, node.storage(), draft, most, Arc::clone(&meter))?;
     let outcome = tokio::select! {
         outcome = fetching.run(&url, &known, &part) => outcome?,
@@ -86,9 +87,9 @@ async fn fetch(app: &App, row: &OperationRow) -> Result<()> {
 
 /// Makes what was fetched a version.
 async fn take_in(app: &App, row: &OperationRow, artifact: &ArtifactRow, said: &Validators) -> Result<()> {
-    let (node, draft) = (own_node(app)?, Draft::Fetch(row.id));
+    let (node, draft) = (storage_node(app)?, Draft::Fetch(row.id));
     let packing = node.storage().unpack(draft).await?;
-    let coming = Coming { draft, is_image: true, modified: said.modified.clone() };
+    let coming = BlobSource { draft, is_image: true, modified: said.modified.clone() };
     let prepared = blob::prepare(app, node, &coming).await?;
     let outcome = transaction!(app.store, |tx| {
         let holder = blob::commit_in(tx, &prepared).await?;
@@ -107,11 +108,11 @@ async fn take_in(app: &App, row: &OperationRow, artifact: &ArtifactRow, said: &V
             return if target(app, row).await?.is_none() { Ok(()) } else { Err(error) };
         }
     };
-    blob::settle(app, &prepared, holder).await;
+    blob::finish_commit(app, &prepared, holder).await;
     app.queue.wake();
     match added {
         Some(index) => {
-            let mut event = version::added(artifact.id, index, holder);
+            let mut event = version::added_event(artifact.id, index, holder);
             if let Some(packing) = packing {
                 event = event.with("unpacked", packing.as_str());
             }
@@ -190,7 +191,7 @@ async fn watch(part: &Part<'_>, artifact: &ArtifactRow, meter: &Meter) {
 
 /// What cannot be fetched keeps the versions that it has; without any it is in error, with the reason.
 async fn fail(app: &App, row: &OperationRow) -> Result<()> {
-    own_node(app)?.storage().remove_draft(Draft::Fetch(row.id)).await?;
+    storage_node(app)?.storage().remove_draft(Draft::Fetch(row.id)).await?;
     let Some(artifact) = target(app, row).await? else { return Ok(()) };
     let reason =
         row.error_report.as_ref().map_or_else(|| "unknown".to_owned(), |report| report.message.clone());

@@ -8,10 +8,10 @@ use muster_types::{Error, Result};
 
 use super::{Implementation, Step, Undo};
 use crate::app::App;
-use crate::objects::instance::{object, own_node, plan, target};
+use crate::objects::instance::{local_node, object, plan, target_id};
 use crate::objects::interface::{delete_in, set_state_in};
 use crate::objects::network::plan::mtu;
-use crate::objects::network::wait::follow_on;
+use crate::objects::network::wait::wait_network_on_node;
 use crate::queue::{Operation as _, PlugInterface};
 use muster_store::instances::{self, InstanceRow};
 use muster_store::interfaces::{self, InterfaceRow};
@@ -31,7 +31,7 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
 async fn wanted(app: &App, row: &OperationRow) -> Result<Option<(InstanceRow, InterfaceRow)>> {
     let PlugInterface { interface: id } = PlugInterface::parameters(row)?;
     let interface = interfaces::get(&*app.store, id).await?;
-    let instance = instances::get(&*app.store, target(&row.target.id)?).await?;
+    let instance = instances::get(&*app.store, target_id(&row.target.id)?).await?;
     let interface = interface.filter(|interface| interface.state == InterfaceState::Initial);
     Ok(instance.filter(|row| row.state.is_alive()).zip(interface))
 }
@@ -42,14 +42,14 @@ async fn plug(app: &App, row: &OperationRow) -> Result<()> {
         // Its start takes the interface along.
         return Err(Error::NotReady(format!("instance {} is not ready ({})", instance.id, instance.state)));
     }
-    let node = own_node(app, instance.node)?;
-    follow_on(app, interface.network, node.identity().id, row.created).await?;
+    let node = local_node(app, instance.node)?;
+    wait_network_on_node(app, interface.network, node.identity().id, row.created).await?;
     let _lock = app.instance_locks.lock(instance.id).await;
     let Some((instance, interface)) = wanted(app, row).await? else { return Ok(()) };
     let mtu = mtu(nodes::list(&*app.store).await?.iter(), &app.settings);
     let network = networks::get(&*app.store, interface.network).await?;
     let network = network.ok_or_else(|| Error::Conflict("the network is gone".into()))?;
-    node.vms().attach_nic(instance.id, &plan::nic(&interface, &network, mtu)).await?;
+    node.vms().attach_nic(instance.id, &plan::nic(&interface, &network, mtu)?).await?;
     let to = InterfaceState::Created;
     transaction!(app.store, |tx| { set_state_in(tx, &interface, to).await })?;
     app.events.record(

@@ -5,7 +5,7 @@ use muster_types::Result;
 
 use super::{Implementation, Step, Undo};
 use crate::app::App;
-use crate::objects::instance::state::give_up;
+use crate::objects::instance::state::fail_creation;
 use crate::queue::{Operation as _, ReleaseInstance};
 
 pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
@@ -19,5 +19,5 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
 
 async fn release(app: &App, row: &OperationRow) -> Result<()> {
     let ReleaseInstance { reason } = ReleaseInstance::parameters(row)?;
-    give_up(app, row, &reason).await
+    fail_creation(app, row, &reason).await
 }

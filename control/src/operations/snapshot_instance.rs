@@ -14,9 +14,9 @@ use muster_types::{Error, Result};
 
 use super::{Implementation, Step, Undo};
 use crate::app::App;
-use crate::objects::blob::{self, Coming};
+use crate::objects::blob::{self, BlobSource};
 use crate::objects::instance::snapshot::NVRAM;
-use crate::objects::instance::{object, own_node, target};
+use crate::objects::instance::{local_node, object, target_id};
 use crate::objects::version;
 use crate::queue::{DiskCopy, Operation as _, SnapshotInstance};
 use muster_store::instances::{self, InstanceRow};
@@ -37,11 +37,11 @@ fn copies(row: &OperationRow) -> Result<Vec<DiskCopy>> {
 }
 
 async fn copy(app: &App, row: &OperationRow) -> Result<()> {
-    let instance = instances::get(&*app.store, target(&row.target.id)?).await?;
+    let instance = instances::get(&*app.store, target_id(&row.target.id)?).await?;
     let instance = instance.filter(|row| row.state == InstanceState::Created);
     let instance =
         instance.ok_or_else(|| Error::Conflict("the instance was deleted before it was copied".into()))?;
-    let node = own_node(app, instance.node)?;
+    let node = local_node(app, instance.node)?;
     let mut left = Vec::new();
     for copy in copies(row)? {
         // An attempt that died may have made some of them.
@@ -109,18 +109,18 @@ async fn keep(
     copy: &DiskCopy,
 ) -> Result<()> {
     let draft = Draft::Vm(copy.blob);
-    let coming = Coming { draft, is_image: copy.device != NVRAM, modified: None };
+    let coming = BlobSource { draft, is_image: copy.device != NVRAM, modified: None };
     let prepared = blob::prepare_as(app, node, &coming, copy.blob).await?;
     let outcome = transaction!(app.store, |tx| {
-        blob::commit_own_in(tx, &prepared, copy.base).await?;
+        blob::commit_with_id_in(tx, &prepared, copy.base).await?;
         let artifact = artifacts::get(&mut *tx, copy.artifact).await?;
         let artifact = artifact.ok_or_else(|| Error::not_found("artifact"))?;
         version::add_in(tx, &artifact, copy.blob).await
     });
     match outcome {
         Ok(index) => {
-            blob::settle(app, &prepared, copy.blob).await;
-            app.events.record(version::added(copy.artifact, index.unwrap_or(0), copy.blob));
+            blob::finish_commit(app, &prepared, copy.blob).await;
+            app.events.record(version::added_event(copy.artifact, index.unwrap_or(0), copy.blob));
             let mut event = Event::new(EventType::Status, object(instance.id), EventMessage::DiskCopied)
                 .with("device", copy.device.clone())
                 .with("blob_uuid", copy.blob.to_string())
@@ -138,7 +138,7 @@ async fn keep(
 
 /// What could not be copied is told of; an artifact that has nothing else is in error.
 async fn fail(app: &App, row: &OperationRow) -> Result<()> {
-    let id = target(&row.target.id)?;
+    let id = target_id(&row.target.id)?;
     let report = row.error_report.as_ref();
     let reason = report.map_or_else(|| "unknown".to_owned(), |report| report.message.clone());
     for copy in copies(row)? {

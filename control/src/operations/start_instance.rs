@@ -7,8 +7,8 @@ use muster_types::instance::{InstanceState, PowerState};
 
 use super::{Implementation, Step, Undo};
 use crate::app::App;
-use crate::objects::instance::{object, own_node, power, target};
-use crate::objects::network::wait::follow_instance;
+use crate::objects::instance::{local_node, object, power, target_id};
+use crate::objects::network::wait::wait_instance_networks;
 use crate::queue::{Operation as _, StartInstance};
 use muster_store::instances::{self, InstanceRow};
 use muster_store::operations::OperationRow;
@@ -25,18 +25,18 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
 
 /// The instance, while it still is to be on.
 async fn wanted(app: &App, row: &OperationRow) -> Result<Option<InstanceRow>> {
-    let instance = instances::get(&*app.store, target(&row.target.id)?).await?;
+    let instance = instances::get(&*app.store, target_id(&row.target.id)?).await?;
     Ok(instance.filter(|row| row.state == InstanceState::Created && row.power_wanted != PowerState::Off))
 }
 
 async fn start(app: &App, row: &OperationRow) -> Result<()> {
     let Some(instance) = wanted(app, row).await? else { return Ok(()) };
-    let node = own_node(app, instance.node)?;
-    follow_instance(app, instance.id, node.identity().id, row.created).await?;
+    let node = local_node(app, instance.node)?;
+    wait_instance_networks(app, instance.id, node.identity().id, row.created).await?;
     let _lock = app.instance_locks.lock(instance.id).await;
     let Some(instance) = wanted(app, row).await? else { return Ok(()) };
-    power::switch_on(app, node, &instance).await?;
-    power::write_seen(app, node, instance.id).await
+    power::start_vm(app, node, &instance).await?;
+    power::write_power_state(app, node, instance.id).await
 }
 
 /// What cannot be started again is off, with the reason.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_store::operations::{self, Able, OperationRow};
+use muster_store::operations::{self, ExecutableOperations, OperationRow};
 use muster_store::transaction;
 use muster_types::event::{Event, EventType};
 use muster_types::event_message::EventMessage;
@@ -131,11 +131,11 @@ impl Worker {
     }
 
     /// Returns what this daemon can run in a lane, if anything.
-    fn able(&self, lane: Lane) -> Option<Able> {
+    fn able(&self, lane: Lane) -> Option<ExecutableOperations> {
         let nodes = self.app.nodes.iter().map(|node| node.identity().id).collect();
         let kinds = self.implementations.iter().map(|implementation| implementation.kind);
         let names: Vec<&str> = kinds.filter(|kind| kind.lane == lane).map(|kind| kind.name).collect();
-        Some(Able { names, nodes }).filter(|able| !able.names.is_empty())
+        Some(ExecutableOperations { names, nodes }).filter(|able| !able.names.is_empty())
     }
 
     /// Returns the time until the next operation of a lane is due.
@@ -161,7 +161,7 @@ impl Worker {
                 Dependencies::Complete => {}
                 Dependencies::Pending => {
                     transaction!(app.store, |tx| {
-                        operations::put_off(tx, &row, now() + NOT_READY_DELAY).await?;
+                        operations::postpone(tx, &row, now() + NOT_READY_DELAY).await?;
                         Ok(())
                     })?;
                     continue;
@@ -175,7 +175,7 @@ impl Worker {
                     continue;
                 }
             }
-            if let Some(row) = operations::claim(&app.store, &row, lease_seconds(app)).await? {
+            if let Some(row) = operations::lease(&app.store, &row, lease_seconds(app)).await? {
                 leased.push(row);
             }
         }
@@ -358,7 +358,7 @@ async fn renew_lease(app: &App, row: &OperationRow) {
 /// Requeues an operation that waits for something, without counting an attempt.
 async fn requeue(app: &App, row: &OperationRow) {
     let run_after = now() + NOT_READY_DELAY;
-    let outcome = transaction!(app.store, |tx| { Ok(operations::put_back(tx, row, run_after).await?) });
+    let outcome = transaction!(app.store, |tx| { Ok(operations::requeue(tx, row, run_after).await?) });
     if let Err(error) = outcome {
         tracing::warn!(operation = %row.id, %error, "failed to requeue an operation that is not ready");
     }
@@ -366,7 +366,14 @@ async fn requeue(app: &App, row: &OperationRow) {
 
 /// Returns whether another attempt may succeed.
 fn is_retryable(error: &Error) -> bool {
-    matches!(error, Error::Internal(_) | Error::Unavailable(_) | Error::PortInUse(_) | Error::Timeout(_))
+    matches!(
+        error,
+        Error::Internal(_)
+            | Error::Unavailable(_)
+            | Error::PortInUse(_)
+            | Error::Contended
+            | Error::Timeout(_)
+    )
 }
 
 /// Returns the delay in seconds before the next attempt: 1, 2, 4 … up to [`MAX_BACKOFF`], scaled with the lease, so that
@@ -392,7 +399,7 @@ fn report(step: &str, row: &OperationRow, error: &Error) -> ErrorReport {
     tracing::warn!(operation = %row.id, step, attempt = row.attempts, %error, "a step of an operation failed");
     let (code, message) = match error {
         Error::Internal(_) => ("internal.unknown", "an internal error, see the log of the node".to_owned()),
-        Error::Unavailable(text) => ("internal.unavailable", text.clone()),
+        Error::Unavailable(_) | Error::Contended => ("internal.unavailable", error.to_string()),
         other => ("operation.refused", other.to_string()),
     };
     let mut details = Map::new();

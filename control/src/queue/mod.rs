@@ -105,7 +105,7 @@ impl<P: Operation> NewOperation<P> {
     /// Queues the operation as part of a transaction. Wake the queue afterwards.
     pub async fn enqueue(self, tx: &mut Tx) -> Result<OperationHandle, StoreError> {
         let arguments = serde_json::to_value(&self.parameters)
-            .map_err(|error| StoreError::Broken(format!("{}: parameters: {error}", P::KIND.name)))?;
+            .map_err(|error| StoreError::Internal(format!("{}: parameters: {error}", P::KIND.name)))?;
         let new = NewRow {
             operation_type: P::KIND.operation_type,
             name: P::KIND.name,

@@ -18,12 +18,12 @@ use tokio::sync::{Notify, watch};
 use tokio::task::JoinHandle;
 
 use crate::app::App;
-use crate::objects::agent_operation::clock::Clock;
-use crate::objects::agent_operation::perform::{Work, command_key, is_command};
-use crate::objects::agent_operation::{audit, end, input};
+use crate::objects::agent_operation::clock::ProgressClock;
+use crate::objects::agent_operation::perform::{AgentOperationRun, command_key, is_command_line};
+use crate::objects::agent_operation::{audit, end, input_blob};
 use crate::objects::blob_copy;
 use crate::state::AgentNotifier;
-use muster_store::agent_operations::{self, AgentOperationRow, End};
+use muster_store::agent_operations::{self, AgentOperationOutcome, AgentOperationRow};
 use muster_store::transaction;
 
 /// How often the database is asked what others wrote, and how far a transfer is is written down.
@@ -71,7 +71,7 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
         if Instant::now() >= look_at {
             look_at = Instant::now() + RECONCILE_INTERVAL;
             lines.retain(|_, (_, task)| !task.0.is_finished());
-            match agent_operations::waiting(&*app.store, &nodes).await {
+            match agent_operations::instances_with_unfinished(&*app.store, &nodes).await {
                 // Those that are attended look for themselves.
                 Ok(found) => there.extend(found.into_iter().filter(|id| !lines.contains_key(id))),
                 Err(error) => tracing::warn!(%error, "agent operations were not looked for"),
@@ -138,7 +138,7 @@ struct Current {
     node: Arc<dyn NodeApi>,
     task: Task,
     ended: Arc<AtomicBool>,
-    clock: Arc<Clock>,
+    clock: Arc<ProgressClock>,
     /// When its progress was last written down, and what.
     written: (Instant, Option<f64>),
 }
@@ -155,7 +155,7 @@ impl Line {
         if self.current.as_ref().is_some_and(Current::has_ended) {
             self.current = None;
         }
-        let found = agent_operations::line(&*self.app.store, self.instance).await?;
+        let found = agent_operations::queue_of(&*self.app.store, self.instance).await?;
         let node = self.app.nodes.iter().find(|own| Some(own.identity().id) == found.node).cloned();
         let is_unfinished = |id| found.rows.iter().any(|row| row.id == id);
         self.copying.retain(|id, _| is_unfinished(*id));
@@ -201,8 +201,8 @@ impl Line {
     }
 
     fn begin(&mut self, node: &Arc<dyn NodeApi>, row: AgentOperationRow) {
-        let clock = Arc::new(Clock::default());
-        let work = Work {
+        let clock = Arc::new(ProgressClock::default());
+        let work = AgentOperationRun {
             app: Arc::clone(&self.app),
             node: Arc::clone(node),
             row: row.clone(),
@@ -224,7 +224,7 @@ impl Line {
     async fn stop(&mut self) -> Result<()> {
         let Some(current) = self.current.take() else { return Ok(()) };
         current.task.end().await;
-        if is_command(&current.row) {
+        if is_command_line(&current.row) {
             cancel(&self.app, &current.node, &current.row).await?;
         }
         Ok(())
@@ -244,7 +244,7 @@ impl Line {
     /// Ends those whose time is over, wherever they stand in the line.
     async fn expire(&mut self, rows: &mut Vec<AgentOperationRow>) -> Result<()> {
         let most = self.app.settings.agent_operation_max_deadline;
-        let over = |row: &AgentOperationRow| end::time_is_over(row, most).is_some_and(|time| time <= now());
+        let over = |row: &AgentOperationRow| end::expires_at(row, most).is_some_and(|time| time <= now());
         for row in rows.iter().filter(|row| over(row)) {
             let mut gone = end::expire(&self.app, row, ExpiryReason::Deadline).await?;
             if !gone {
@@ -273,7 +273,7 @@ impl Line {
         let id = current.row.id;
         let stalls_at = current.clock.stalls_at(current.row.progress_timeout);
         if stalls_at.is_none_or(|at| at > Instant::now()) {
-            let time = current.clock.time();
+            let time = current.clock.last_progress();
             if current.written.0.elapsed() >= RECONCILE_INTERVAL
                 && time.is_some()
                 && time != current.written.1
@@ -297,7 +297,7 @@ impl Line {
         } else {
             let (from, to) = (AgentOperationState::Executing, AgentOperationState::Queued);
             let again = transaction!(self.app.store, |tx| {
-                Ok(agent_operations::set_state(tx, id, from, to, &End::default()).await?)
+                Ok(agent_operations::set_state(tx, id, from, to, &AgentOperationOutcome::default()).await?)
             })?;
             if again {
                 let event = audit(&row, "agent operation stalled, it is begun again");
@@ -311,7 +311,7 @@ impl Line {
     fn pause(&self, rows: &[AgentOperationRow]) -> Duration {
         let most = self.app.settings.agent_operation_max_deadline;
         let (time, mut pause) = (now(), RECONCILE_INTERVAL);
-        for over in rows.iter().filter_map(|row| end::time_is_over(row, most)) {
+        for over in rows.iter().filter_map(|row| end::expires_at(row, most)) {
             pause = pause.min(Duration::try_from_secs_f64(over - time).unwrap_or_default());
         }
         if let Some(current) = &self.current
@@ -344,7 +344,9 @@ async fn copy(app: Arc<App>, node: Arc<dyn NodeApi>, row: AgentOperationRow, wak
     let mut pause = SHORTEST_PAUSE;
     loop {
         let outcome = match bring(&app, &node, &row).await {
-            Err(error @ (Error::NotReady(_) | Error::Unavailable(_) | Error::Timeout(_))) => Err(error),
+            Err(
+                error @ (Error::NotReady(_) | Error::Unavailable(_) | Error::Contended | Error::Timeout(_)),
+            ) => Err(error),
             Err(Error::Internal(why)) => {
                 tracing::error!(operation = %row.id, %why, "a blob was not brought to its node");
                 end::fail(&app, &row, "server error").await
@@ -353,7 +355,8 @@ async fn copy(app: Arc<App>, node: Arc<dyn NodeApi>, row: AgentOperationRow, wak
             Ok(()) => {
                 let (from, to) = (AgentOperationState::Preflight, AgentOperationState::Queued);
                 transaction!(app.store, |tx| {
-                    Ok(agent_operations::set_state(tx, row.id, from, to, &End::default()).await?)
+                    Ok(agent_operations::set_state(tx, row.id, from, to, &AgentOperationOutcome::default())
+                        .await?)
                 })
             }
         };
@@ -368,8 +371,8 @@ async fn copy(app: Arc<App>, node: Arc<dyn NodeApi>, row: AgentOperationRow, wak
 }
 
 async fn bring(app: &App, node: &Arc<dyn NodeApi>, row: &AgentOperationRow) -> Result<()> {
-    match input(&row.commands) {
-        Some(blob) => blob_copy::ensure_here(app, node, blob).await,
+    match input_blob(&row.commands) {
+        Some(blob) => blob_copy::ensure_local(app, node, blob).await,
         None => Ok(()),
     }
 }
@@ -402,7 +405,7 @@ async fn sweep(app: Arc<App>, nodes: Vec<NodeId>) {
 /// The same, once, in all guests of some nodes or in one of them.
 async fn end_given_up(app: &App, nodes: &[NodeId], instance: Option<InstanceId>) -> Result<()> {
     let mut deaf = HashSet::new();
-    for (row, place) in agent_operations::given_up(&*app.store, nodes, instance).await? {
+    for (row, place) in agent_operations::cancelled_in_flight(&*app.store, nodes, instance).await? {
         let Some(node) = app.nodes.iter().find(|node| node.identity().id == place) else { continue };
         match node.guests().report(row.instance) {
             Some(report) if report.state.is_ready() && report.boot_id == row.sent_boot => {

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::app::App;
-use crate::objects::instance::agent::{has_guest, is_seen, observe, seen};
+use crate::objects::instance::agent::{agent_report, has_guest, is_recorded, observe};
 use muster_store::instances;
 
 /// How often nodes are looked at.
@@ -83,7 +83,7 @@ async fn listen(app: Arc<App>, node: Arc<dyn NodeApi>) {
 /// One look at the guests of a node: a daemon that died may have left what is not so any more.
 async fn look(app: &App, node: &Arc<dyn NodeApi>) -> Result<()> {
     for row in instances::of_node(&*app.store, node.identity().id).await? {
-        if has_guest(&row, node) && !is_seen(&row, &seen(node.guests().report(row.id).as_ref())) {
+        if has_guest(&row, node) && !is_recorded(&row, &agent_report(node.guests().report(row.id).as_ref())) {
             observe(app, node, row.id).await?;
         }
     }

@@ -16,7 +16,7 @@ const PASS: i64 = 500;
 
 /// One pass over artifacts.
 pub async fn run(app: &App) -> Result<()> {
-    for row in artifacts::abandoned(&*app.store, now() - PATIENCE).await? {
+    for row in artifacts::without_operation(&*app.store, now() - PATIENCE).await? {
         let target = artifact::object(row.id);
         let ended = operations::of_target(&*app.store, &target).await?;
         let report = ended.iter().find_map(|operation| operation.error_report.as_ref());

@@ -10,7 +10,7 @@ use muster_types::ids::{BlobId, NodeId};
 use muster_types::node::{NodeApi, NodeState};
 
 use crate::app::App;
-use crate::objects::blob_copy::{copy, living};
+use crate::objects::blob_copy::{copy, live_nodes};
 use muster_store::blob_locations;
 use muster_store::nodes::{self, NodeRow};
 
@@ -19,7 +19,7 @@ const PASS: i64 = 500;
 
 /// How many copies a blob should have: as many as the setting says, if there are that many nodes.
 pub(super) async fn wanted(app: &App) -> Result<i64> {
-    Ok(wanted_of(app, living(app).await?.len()))
+    Ok(wanted_of(app, live_nodes(app).await?.len()))
 }
 
 fn wanted_of(app: &App, nodes: usize) -> i64 {
@@ -41,7 +41,7 @@ pub(super) async fn run(app: &App, node: &Arc<dyn NodeApi>) -> Result<()> {
     if wanted < 2 && living.len() < 2 {
         return Ok(());
     }
-    for id in blob_locations::scarce(&*app.store, wanted, PASS).await? {
+    for id in blob_locations::under_replicated(&*app.store, wanted, PASS).await? {
         let copies = blob_locations::of_blob(&*app.store, id).await?;
         let whole = copies.iter().filter(|copy| copy.state == CopyState::Complete).map(|copy| copy.node);
         let whole: Vec<NodeId> = whole.filter(|node| !lost.contains(node)).collect();

@@ -18,7 +18,7 @@ pub async fn join(app: &App) -> Result<()> {
     for node in &app.nodes {
         node::join(app, node.identity()).await?;
         let id = node.identity().id;
-        transaction!(app.store, |tx| { Ok(node_networks::void(tx, id).await?) })?;
+        transaction!(app.store, |tx| { Ok(node_networks::reset_generations(tx, id).await?) })?;
     }
     once(app, true).await
 }

@@ -44,7 +44,7 @@ macro_rules! expired_types {
             },
             remove: |tx, id| {
                 Box::pin(async move {
-                    let id = id.parse().map_err(|_| StoreError::Broken(format!("{id:?} is not an id")))?;
+                    let id = id.parse().map_err(|_| StoreError::Internal(format!("{id:?} is not an id")))?;
                     $remove(tx, id).await
                 })
             },

@@ -11,9 +11,9 @@ use muster_store::{instances, operations, transaction};
 /// One pass.
 pub async fn run(app: &App) -> Result<()> {
     for (node, name) in instances::on_deleted_nodes(&*app.store).await? {
-        delete::forsake(app, node, &name).await?;
+        delete::release_deleted_node(app, node, &name).await?;
     }
-    for row in instances::abandoned(&*app.store).await? {
+    for row in instances::without_operation(&*app.store).await? {
         if matches!(row.state, InstanceState::DeleteWait | InstanceState::DeleteWaitError) {
             // Whatever was in the way of the last attempt may be gone.
             transaction!(app.store, |tx| { delete::enqueue(tx, row.id, None).await })?;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use muster_store::{leases, transaction, values};
+use muster_store::{cluster_values, leases, transaction};
 use muster_types::Result;
 use muster_types::time::now;
 use tokio::sync::watch;
@@ -63,7 +63,7 @@ async fn renew_lease(app: Arc<App>, elected: watch::Sender<bool>) {
     let lease = app.settings.cluster_op_lease as f64 * 2.0;
     let mut renewed = f64::MIN;
     loop {
-        match leases::take(&app.store, MAINTAINER_LEASE, &app.holder, lease).await {
+        match leases::acquire(&app.store, MAINTAINER_LEASE, &app.holder, lease).await {
             Ok(true) => renewed = now(),
             Ok(false) => renewed = f64::MIN,
             Err(error) => tracing::warn!(%error, "failed to renew the maintainer lease"),
@@ -112,11 +112,11 @@ async fn is_due(app: &App, task: &Task, last_pass: Option<&Instant>) -> bool {
 }
 
 async fn is_due_in_cluster(app: &App, key: &str, interval: Duration) -> Result<bool> {
-    let last = values::get(&*app.store, key).await?.and_then(|text| text.parse::<f64>().ok());
+    let last = cluster_values::get(&*app.store, key).await?.and_then(|text| text.parse::<f64>().ok());
     if last.is_some_and(|last| now() - last < interval.as_secs_f64()) {
         return Ok(false);
     }
-    transaction!(app.store, |tx| { Ok(values::set(tx, key, &now().to_string()).await?) })?;
+    transaction!(app.store, |tx| { Ok(cluster_values::set(tx, key, &now().to_string()).await?) })?;
     Ok(true)
 }
 

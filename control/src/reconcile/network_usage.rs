@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::app::App;
 use crate::objects::network::object;
-use crate::objects::node::network_node;
+use crate::objects::node_location::network_node;
 use muster_store::networks;
 
 /// One event for each network whose router is on a node of this daemon.

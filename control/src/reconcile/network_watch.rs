@@ -10,7 +10,7 @@ use muster_store::{networks, operations, transaction};
 
 /// One pass.
 pub async fn run(app: &App) -> Result<()> {
-    for row in networks::abandoned(&*app.store).await? {
+    for row in networks::without_operation(&*app.store).await? {
         let target = object(row.id);
         let ended = operations::of_target(&*app.store, &target).await?;
         if row.state == NetworkState::DeleteWait {

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 
 use crate::app::App;
 use crate::objects::network::object;
-use crate::objects::network::plan::{Facts, Picture};
+use crate::objects::network::plan::{NetworkFacts, NetworkTopology};
 use muster_store::node_networks::{self, NodeNetworkRow};
 use muster_store::nodes;
 use muster_store::{networks, transaction};
@@ -65,7 +65,7 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
 #[derive(Debug, Default)]
 pub struct Follower {
     /// What the database said, at which state of it, and when.
-    facts: Option<((i64, i64), Instant, Facts)>,
+    facts: Option<((i64, i64), Instant, NetworkFacts)>,
     /// Which part of the networks is looked at next.
     round: usize,
     /// What failed: how often, for which generation, and when to try again.
@@ -84,11 +84,12 @@ struct Failure {
 impl Follower {
     /// One look. With `check` a part of what is unchanged is looked at, too.
     pub async fn pass(&mut self, app: &App, check: bool) -> Result<()> {
-        let pulse = networks::pulse(&*app.store).await?;
-        let current = |facts: &((i64, i64), Instant, Facts)| facts.0 == pulse && facts.1.elapsed() < STALE;
+        let pulse = networks::generation_summary(&*app.store).await?;
+        let current =
+            |facts: &((i64, i64), Instant, NetworkFacts)| facts.0 == pulse && facts.1.elapsed() < STALE;
         let (facts, known) = match self.facts.take().filter(current) {
             Some(facts) => (facts, true),
-            None => ((pulse, Instant::now(), Facts::read(&*app.store).await?), false),
+            None => ((pulse, Instant::now(), NetworkFacts::read(&*app.store).await?), false),
         };
         let outcome = if known && !check && self.failures.values().all(|f| f.again > Instant::now()) {
             Ok(())
@@ -99,8 +100,8 @@ impl Follower {
         outcome
     }
 
-    async fn look(&mut self, app: &App, facts: &Facts, check: bool) -> Result<()> {
-        let picture = Picture::new(facts, nodes::list(&*app.store).await?, &app.settings);
+    async fn look(&mut self, app: &App, facts: &NetworkFacts, check: bool) -> Result<()> {
+        let picture = NetworkTopology::new(facts, nodes::list(&*app.store).await?, &app.settings);
         if check {
             self.round = (self.round + 1) % ROUND;
         }
@@ -119,7 +120,7 @@ impl Follower {
     async fn look_after(
         &mut self,
         app: &App,
-        picture: &Picture<'_>,
+        picture: &NetworkTopology<'_>,
         node: &Arc<dyn NodeApi>,
         known: &Known,
         check: bool,
@@ -238,7 +239,7 @@ impl Follower {
     async fn remove(&mut self, app: &App, node: &Arc<dyn NodeApi>, unwanted: &[NetworkId]) -> Result<()> {
         let id = node.identity().id;
         let mut going = Vec::new();
-        for row in networks::some(&*app.store, unwanted).await? {
+        for row in networks::by_ids(&*app.store, unwanted).await? {
             if !self.waits(id, row.id, row.generation) {
                 going.push(row);
             }
@@ -285,7 +286,7 @@ impl Follower {
     async fn sweep(
         &mut self,
         app: &App,
-        picture: &Picture<'_>,
+        picture: &NetworkTopology<'_>,
         node: &Arc<dyn NodeApi>,
         known: &Known,
     ) -> Result<()> {
@@ -297,7 +298,7 @@ impl Follower {
             .collect();
         let before = self.suspects.insert(id, suspects.clone()).unwrap_or_default();
         let ids: Vec<NetworkId> = suspects.iter().map(|found| found.id).collect();
-        let rows = networks::some(&*app.store, &ids).await?;
+        let rows = networks::by_ids(&*app.store, &ids).await?;
         let (ours, unknown): (Vec<_>, Vec<_>) =
             suspects.into_iter().partition(|found| rows.iter().any(|row| row.id == found.id));
         for found in unknown.iter().filter(|found| !before.contains(found)) {

@@ -7,7 +7,7 @@ use muster_types::ids::NetworkId;
 use muster_types::time::now;
 
 use crate::app::App;
-use muster_store::addresses::{self, Pool};
+use muster_store::addresses::{self, AddressPool};
 use muster_store::{networks, transaction};
 
 /// Addresses freed in one pass.
@@ -17,8 +17,8 @@ const PASS: i64 = 500;
 pub async fn run(app: &App) -> Result<usize> {
     #[expect(clippy::cast_precision_loss, reason = "the halo is seconds")]
     let before = now() - app.settings.ip_deletion_halo_duration as f64;
-    let rested = addresses::rested(&*app.store, before, PASS).await?;
-    let mut pools: HashMap<NetworkId, Option<Pool>> = HashMap::new();
+    let rested = addresses::quarantined_before(&*app.store, before, PASS).await?;
+    let mut pools: HashMap<NetworkId, Option<AddressPool>> = HashMap::new();
     let mut freed = 0;
     for (network, address) in rested {
         let pool = match pools.get(&network) {
@@ -31,8 +31,9 @@ pub async fn run(app: &App) -> Result<usize> {
         };
         // The addresses of a network that is gone went with it.
         let Some(pool) = pool else { continue };
-        let free =
-            transaction!(app.store, |tx| { Ok(addresses::free_rested(tx, pool, address, before).await?) })?;
+        let free = transaction!(app.store, |tx| {
+            Ok(addresses::free_quarantined(tx, pool, address, before).await?)
+        })?;
         freed += usize::from(free);
     }
     Ok(freed)

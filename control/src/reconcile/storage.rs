@@ -187,7 +187,7 @@ impl Look<'_> {
             Some((_, BlobState::Deleted)) => self.remove_blob(id).await,
             Some((_, BlobState::Initial)) => {
                 self.removed += 1;
-                blob::give_up(self.app, self.node, id).await
+                blob::remove_incomplete(self.app, self.node, id).await
             }
             Some((CopyState::Copying, BlobState::Created)) => self.decide(id).await,
             Some((CopyState::Damaged, BlobState::Created)) => self.replace_damaged(id).await,
@@ -289,7 +289,7 @@ impl Look<'_> {
                 continue;
             }
             match (copy, state) {
-                (_, BlobState::Initial) => blob::give_up(self.app, self.node, *id).await?,
+                (_, BlobState::Initial) => blob::remove_incomplete(self.app, self.node, *id).await?,
                 (_, BlobState::Deleted) | (CopyState::Copying, BlobState::Created) => {
                     self.forget_copy(*id).await?;
                 }
@@ -335,7 +335,7 @@ impl Look<'_> {
             } else if !row.ended {
                 continue;
             }
-            upload::clear(self.app, self.node, row.id).await?;
+            upload::remove_ended(self.app, self.node, row.id).await?;
         }
         for draft in files.into_keys().filter(|draft| !known.contains(draft)) {
             let Draft::Upload(id) = draft else { continue };

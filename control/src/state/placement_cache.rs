@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use muster_store::{Store, node_claims, nodes};
+use muster_store::{Store, node_ledgers, nodes};
 use muster_types::Result;
 use muster_types::capacity::CommittedCapacity;
 use muster_types::ids::NodeId;
@@ -52,7 +52,7 @@ impl PlacementCache {
             return Ok(entry.nodes);
         }
         let read_at = Instant::now();
-        let mut ledgers = node_claims::list(store).await?;
+        let mut ledgers = node_ledgers::list(store).await?;
         let rows = nodes::list(store).await?;
         let up = rows.iter().filter(|row| row.state == NodeState::Created);
         let nodes: NodeCapacity = up

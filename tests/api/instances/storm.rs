@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use axum::http::Method;
 use muster_store::Retry;
-use muster_store::instances::{self, Claimed, NewInstance};
+use muster_store::instances::{self, NewInstance};
+use muster_types::capacity::Capacity;
 use muster_types::ids::InstanceId;
 use muster_types::instance::InstanceState;
 use serde_json::{Value, json};
@@ -69,7 +70,7 @@ async fn fifty_at_once(url: Option<&str>) {
     for row in rows.iter().filter(|row| row.node.is_some()) {
         let node = cluster.app.nodes.iter().find(|node| Some(node.identity().id) == row.node).unwrap();
         let sum = sums.entry(node.identity().name.clone()).or_default();
-        *sum = (sum.0 + row.claimed.cpus, sum.1 + row.claimed.memory_mb, sum.2 + row.claimed.disk_gb);
+        *sum = (sum.0 + row.committed.cpus, sum.1 + row.committed.memory_mb, sum.2 + row.committed.disk_gb);
     }
     assert_eq!(cluster.promised().await, sums);
     assert!(sums.values().all(|sum| *sum == (15, 15 * 512, 15)), "{sums:?}");
@@ -170,7 +171,7 @@ async fn a_list_of_many_instances_is_one_whole_document() {
             error_message: None,
             spec: first.spec.clone(),
             node: None,
-            claimed: Claimed::default(),
+            committed: Capacity::default(),
         };
         instances::insert(&mut tx, &new).await.unwrap();
     }

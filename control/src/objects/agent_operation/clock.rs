@@ -1,63 +1,64 @@
-//! How long nothing of a transfer has moved.
+//! Measures how long a transfer has made no progress.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::{StreamExt as _, stream};
 use muster_types::storage::ByteStream;
 use muster_types::time::now;
+use parking_lot::{Mutex, MutexGuard};
 
-/// Runs while it is the guest's turn.
+/// Runs while a transfer waits for the guest.
 #[derive(Debug, Default)]
-pub(crate) struct Clock(Mutex<Moved>);
+pub(crate) struct ProgressClock(Mutex<Progress>);
 
 #[derive(Debug, Default, Clone, Copy)]
-struct Moved {
-    /// Since when it is the guest's turn.
+struct Progress {
+    /// Since when the transfer has been waiting for the guest.
     since: Option<Instant>,
-    /// Unix time at which something last moved.
+    /// The Unix time of the last progress.
     time: Option<f64>,
 }
 
-impl Clock {
-    fn moved(&self) -> MutexGuard<'_, Moved> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl ProgressClock {
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.0.lock()
     }
 
-    /// Something moved: the time begins anew.
-    pub(super) fn touch(&self) {
-        *self.moved() = Moved { since: Some(Instant::now()), time: Some(now()) };
+    /// Records progress and restarts the clock.
+    pub(super) fn record_progress(&self) {
+        *self.progress() = Progress { since: Some(Instant::now()), time: Some(now()) };
     }
 
-    /// Nothing more is expected of the guest.
+    /// Stops the clock: nothing more is expected of the guest.
     pub(super) fn stop(&self) {
-        self.moved().since = None;
+        self.progress().since = None;
     }
 
-    /// When it is a stall, unless something moves; nothing if it is not the guest's turn.
+    /// Returns when the transfer counts as stalled, `None` while it does not wait for the guest.
     pub(crate) fn stalls_at(&self, timeout: f64) -> Option<Instant> {
         let timeout = Duration::try_from_secs_f64(timeout).ok().filter(|timeout| !timeout.is_zero())?;
-        self.moved().since.and_then(|since| since.checked_add(timeout))
+        self.progress().since.and_then(|since| since.checked_add(timeout))
     }
 
-    /// Unix time at which something last moved.
-    pub(crate) fn time(&self) -> Option<f64> {
-        self.moved().time
+    /// Returns the Unix time of the last progress.
+    pub(crate) fn last_progress(&self) -> Option<f64> {
+        self.progress().time
     }
 }
 
-/// A stream that tells the clock of each piece.
-pub(super) fn watched(clock: &Arc<Clock>, data: ByteStream) -> ByteStream {
+/// Returns a stream that records progress with each chunk.
+pub(super) fn watched(clock: &Arc<ProgressClock>, data: ByteStream) -> ByteStream {
     let clock = Arc::clone(clock);
     Box::pin(data.inspect(move |piece| {
         if piece.is_ok() {
-            clock.touch();
+            clock.record_progress();
         }
     }))
 }
 
-/// The same, which stops the clock at the end: then it is our own disk's turn.
-pub(super) fn watched_to_the_end(clock: &Arc<Clock>, data: ByteStream) -> ByteStream {
+/// Like [`watched`], but stops the clock at the end, when only the disk is awaited.
+pub(super) fn watched_to_the_end(clock: &Arc<ProgressClock>, data: ByteStream) -> ByteStream {
     let last = Arc::clone(clock);
     let end = stream::once(async move { last.stop() }).filter_map(|()| async { None });
     Box::pin(watched(clock, data).chain(end))
@@ -70,26 +71,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_runs_only_while_it_is_the_guests_turn() {
-        let clock = Clock::default();
-        assert_eq!((clock.stalls_at(1.0), clock.time()), (None, None));
-        clock.touch();
+    fn clock_runs_only_while_waiting_for_the_guest() {
+        let clock = ProgressClock::default();
+        assert_eq!((clock.stalls_at(1.0), clock.last_progress()), (None, None));
+        clock.record_progress();
         let first = clock.stalls_at(1.0).unwrap();
         assert!(first > Instant::now() && first <= Instant::now() + Duration::from_secs(1));
         assert_eq!(clock.stalls_at(0.0), None, "no budget, no stall");
-        clock.touch();
+        clock.record_progress();
         assert!(clock.stalls_at(1.0).unwrap() >= first);
         clock.stop();
-        assert!(clock.stalls_at(1.0).is_none() && clock.time().is_some());
+        assert!(clock.stalls_at(1.0).is_none() && clock.last_progress().is_some());
     }
 
     #[tokio::test]
-    async fn each_piece_counts_and_after_the_last_it_is_our_turn() {
-        let clock = Arc::new(Clock::default());
+    async fn stream_records_progress_and_stops_clock_at_its_end() {
+        let clock = Arc::new(ProgressClock::default());
         let pieces =
             || -> ByteStream { Box::pin(stream::iter([Ok(Bytes::from("a")), Ok(Bytes::from("b"))])) };
         let mut data = watched(&clock, pieces());
-        assert!(clock.time().is_none());
+        assert!(clock.last_progress().is_none());
         while data.next().await.is_some() {
             assert!(clock.stalls_at(1.0).is_some());
         }

@@ -1,27 +1,26 @@
-//! How agent operations end, whoever ends them.
+//! Ends agent operations.
 
 use muster_types::Result;
 use muster_types::agent_operation::{AgentOperationState, ExpiryReason};
-use muster_types::ids::InstanceId;
 use muster_types::time::now;
 
 use super::{AGENT_INPUT, audit, object};
 use crate::app::App;
-use muster_store::agent_operations::{self, AgentOperationRow, End};
+use muster_store::agent_operations::{self, AgentOperationOutcome, AgentOperationRow};
 use muster_store::{StoreError, Tx, TxError, references, transaction};
 
-/// Seconds that the daemon of an operation's node has to notice that its time is over.
+/// The number of seconds that the daemon of an operation's node has to notice its expiry.
 const GRACE: f64 = 5.0;
-/// Operations that are ended in one pass.
+/// The maximum number of operations that one pass ends.
 const PASS: i64 = 500;
 
-/// Moves an operation to its end as part of a transaction, and gives back what it held. A conflict if its state is not
-/// that of the row any more.
+/// Ends an operation as part of a transaction and releases its references. Fails with a conflict if its state is not
+/// that of the row.
 pub(super) async fn end_in(
     tx: &mut Tx,
     row: &AgentOperationRow,
     to: AgentOperationState,
-    end: &End<'_>,
+    end: &AgentOperationOutcome<'_>,
 ) -> Result<(), TxError> {
     if try_end_in(tx, row, to, end).await? {
         Ok(())
@@ -30,12 +29,12 @@ pub(super) async fn end_in(
     }
 }
 
-/// The same; `false` if its state is not that of the row any more.
+/// Like [`end_in`], but returns `false` if its state is not that of the row.
 pub(crate) async fn try_end_in(
     tx: &mut Tx,
     row: &AgentOperationRow,
     to: AgentOperationState,
-    end: &End<'_>,
+    end: &AgentOperationOutcome<'_>,
 ) -> Result<bool, StoreError> {
     if !agent_operations::set_state(tx, row.id, row.state, to, end).await? {
         return Ok(false);
@@ -43,14 +42,15 @@ pub(crate) async fn try_end_in(
     if to == AgentOperationState::Deleted {
         references::remove_from(tx, &object(row.id)).await?;
     } else {
-        references::remove_as(tx, &object(row.id), AGENT_INPUT).await?;
+        references::remove_relationship(tx, &object(row.id), AGENT_INPUT).await?;
     }
     Ok(true)
 }
 
-/// When the time of an unfinished operation is over. One without any budget may not hold up the others for ever.
+/// Returns when an unfinished operation expires. One without any budget expires too, so that it does not block the
+/// queue forever.
 #[expect(clippy::cast_precision_loss, reason = "budgets are seconds")]
-pub(crate) fn time_is_over(row: &AgentOperationRow, most: u64) -> Option<f64> {
+pub(crate) fn expires_at(row: &AgentOperationRow, most: u64) -> Option<f64> {
     if row.deadline > 0.0 {
         Some(row.deadline)
     } else {
@@ -58,10 +58,10 @@ pub(crate) fn time_is_over(row: &AgentOperationRow, most: u64) -> Option<f64> {
     }
 }
 
-/// A budget of an operation ran out. `false`: it is not as the row says any more.
+/// Expires an operation. Returns `false` if its state is not that of the row.
 pub(crate) async fn expire(app: &App, row: &AgentOperationRow, reason: ExpiryReason) -> Result<bool> {
     let to = AgentOperationState::Expired;
-    let end = End { expiry: Some(reason), ..End::default() };
+    let end = AgentOperationOutcome { expiry: Some(reason), ..AgentOperationOutcome::default() };
     let news = transaction!(app.store, |tx| { Ok(try_end_in(tx, row, to, &end).await?) })?;
     if news {
         app.events.record(
@@ -74,10 +74,10 @@ pub(crate) async fn expire(app: &App, row: &AgentOperationRow, reason: ExpiryRea
     Ok(news)
 }
 
-/// An operation failed. `false`: it is not as the row says any more.
+/// Fails an operation. Returns `false` if its state is not that of the row.
 pub(crate) async fn fail(app: &App, row: &AgentOperationRow, why: &str) -> Result<bool> {
     let to = AgentOperationState::Error;
-    let end = End { error: Some(why), ..End::default() };
+    let end = AgentOperationOutcome { error: Some(why), ..AgentOperationOutcome::default() };
     let news = transaction!(app.store, |tx| { Ok(try_end_in(tx, row, to, &end).await?) })?;
     if news {
         app.events.record(audit(row, "agent operation failed").with("reason", why));
@@ -85,7 +85,7 @@ pub(crate) async fn fail(app: &App, row: &AgentOperationRow, why: &str) -> Resul
     Ok(news)
 }
 
-/// Ends operations whose time is over and whose daemon is away.
+/// Expires operations whose daemon has not done so.
 pub(crate) async fn expire_overdue(app: &App) -> Result<()> {
     #[expect(clippy::cast_precision_loss, reason = "budgets are seconds")]
     let most = app.settings.agent_operation_max_deadline as f64;
@@ -93,13 +93,4 @@ pub(crate) async fn expire_overdue(app: &App) -> Result<()> {
         expire(app, &row, ExpiryReason::Deadline).await?;
     }
     Ok(())
-}
-
-/// Nothing is done any more inside an instance that is on its way out: part of the transaction that says so.
-pub(crate) async fn leave_in(tx: &mut Tx, instance: InstanceId, is_deleted: bool) -> Result<(), StoreError> {
-    if is_deleted {
-        agent_operations::delete_all(tx, instance).await
-    } else {
-        agent_operations::fail_all(tx, instance, "the instance is in error").await
-    }
 }

@@ -1,5 +1,5 @@
-//! Agent operations: what callers want done inside guests. This file takes them in and shows them; how they end is in
-//! `end.rs`, and who does them is `reconcile/agent_operations.rs`.
+//! Agent operations: commands and file transfers inside guests. This module creates and lists them; `end.rs` ends them,
+//! `perform.rs` performs them, and `reconcile/agent_operations.rs` starts them.
 //!
 //! | what | own namespace | trusted by the owner | `system` | anyone else |
 //! |---|---|---|---|---|
@@ -30,39 +30,41 @@ use serde_json::{Map, Value};
 
 use crate::app::App;
 use crate::auth::Caller;
+use crate::objects::agent_operation_record::{records, to_record};
+use crate::objects::audit::with_caller;
 use crate::objects::{blob, instance};
-use muster_store::agent_operations::{self, AgentOperationRow, End, NewAgentOperation, Room};
+use muster_store::agent_operations::{
+    self, AgentOperationOutcome, AgentOperationRow, NewAgentOperation, QueueLimits,
+};
 use muster_store::instances::{self, InstanceRow};
-use muster_store::{Read, blobs, metadata, references, transaction};
+use muster_store::{blobs, references, transaction};
 
-/// Version of the record's format.
-const VERSION: i64 = 3;
-/// Operations read at once for a list.
+/// The number of operations in a page of a list.
 const PAGE: i64 = 200;
-/// What may wait at one instance.
-const ROOM: Room = Room { operations: 100, bytes: 256 << 10 };
-const LONGEST_PATH: usize = 4096;
-const LONGEST_COMMAND_LINE: usize = 64 << 10;
+/// What may be queued for one instance.
+const QUEUE_LIMITS: QueueLimits = QueueLimits { operations: 100, bytes: 256 << 10 };
+const MAX_PATH_BYTES: usize = 4096;
+const MAX_COMMAND_LINE_BYTES: usize = 64 << 10;
 
-/// How an operation uses the content that it puts into a guest, until it has ended.
+/// The relationship between an unfinished operation and the blob that it copies into a guest.
 const AGENT_INPUT: &str = "agent_input";
-/// How an operation uses what came out of a guest; the value is `stdout`, `stderr` or `content`.
+/// The relationship between an operation and a blob from a guest; the value is `stdout`, `stderr` or `content`.
 pub(crate) const AGENT_OUTPUT: &str = "agent_output";
 
-/// How long an operation may take. Nothing: the default; 0: without an end.
+/// How long an operation may take. `None` means the default, 0 no limit.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Budgets {
     pub deadline_seconds: Option<f64>,
     pub progress_timeout_seconds: Option<f64>,
 }
 
-/// What a caller wants done.
+/// A requested agent operation.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Wanted {
+pub enum AgentOperationRequest {
     Execute {
         command_line: String,
     },
-    /// Blob and mode as the caller wrote them: whether the instance is ready is looked at first.
+    /// Blob and mode are not parsed yet: whether the instance is ready is checked first.
     Put {
         blob: String,
         path: String,
@@ -73,7 +75,7 @@ pub enum Wanted {
     },
 }
 
-impl Wanted {
+impl AgentOperationRequest {
     fn word(&self) -> &'static str {
         match self {
             Self::Execute { .. } => "execute",
@@ -82,20 +84,20 @@ impl Wanted {
         }
     }
 
-    /// Refuses what no guest could be asked.
+    /// Rejects what no agent accepts.
     fn check(&self) -> Result<()> {
         match self {
             Self::Execute { command_line } => {
-                check_text("command_line", command_line, LONGEST_COMMAND_LINE)?;
-                // What takes six bytes on its way for each of its own would be more than an agent reads at once.
+                check_text("command_line", command_line, MAX_COMMAND_LINE_BYTES)?;
+                // JSON escapes a control character with six bytes: the message could exceed what an agent reads.
                 let written = serde_json::to_string(command_line).map_or(usize::MAX, |text| text.len());
-                if written > 2 * LONGEST_COMMAND_LINE {
+                if written > 2 * MAX_COMMAND_LINE_BYTES {
                     return Err(Error::Invalid("command_line: has too many control characters".into()));
                 }
                 Ok(())
             }
             Self::Put { path, .. } | Self::Get { path } => {
-                check_text("path", path, LONGEST_PATH)?;
+                check_text("path", path, MAX_PATH_BYTES)?;
                 if path.starts_with('/') {
                     Ok(())
                 } else {
@@ -135,32 +137,32 @@ fn check_text(field: &str, text: &str, most: usize) -> Result<()> {
     Ok(())
 }
 
-/// The content that is put into a guest.
-pub(crate) fn input(commands: &[AgentCommand]) -> Option<BlobId> {
+/// Returns the blob that is copied into a guest.
+pub(crate) fn input_blob(commands: &[AgentCommand]) -> Option<BlobId> {
     commands.iter().find_map(|command| match command {
         AgentCommand::PutBlob { blob_uuid, .. } => Some(*blob_uuid),
         AgentCommand::Execute { .. } | AgentCommand::Chmod { .. } | AgentCommand::GetFile { .. } => None,
     })
 }
 
-/// The operation as the subject of events.
+/// Returns the operation as the subject of events.
 pub fn object(id: AgentOperationId) -> ObjectRef {
     ObjectRef::new(ObjectType::AgentOperation, id)
 }
 
-/// An audit event of an operation and of its instance, with the request that asked for the operation.
+/// Returns an audit event of an operation and its instance, with the id of the request that created the operation.
 pub(crate) fn audit(row: &AgentOperationRow, message: &str) -> Event {
     let mut event = Event::audit(object(row.id), message).also(instance::object(row.instance));
     event.request_id.clone_from(&row.request_id);
     event.with("operation_uuid", row.id.to_string())
 }
 
-/// Queues something to be done inside an instance that the caller was found to own.
+/// Queues an operation for an instance that the caller may change.
 pub async fn create(
     app: &App,
     caller: &Caller,
     instance: InstanceId,
-    wanted: Wanted,
+    wanted: AgentOperationRequest,
     budgets: Budgets,
 ) -> Result<AgentOperationRecord> {
     let received = now();
@@ -169,9 +171,9 @@ pub async fn create(
     let (deadline, progress_timeout) = read_budgets(app, &wanted, budgets, received)?;
     wanted.check()?;
     let commands = wanted.commands()?;
-    let blob = input(&commands);
+    let blob = input_blob(&commands);
     if let Some(blob) = blob {
-        // Whoever knows its id may read it.
+        // Knowing the id of a blob implies reading it.
         let found = blobs::get(&*app.store, blob).await?;
         found.filter(|row| row.state == BlobState::Created).ok_or_else(|| Error::not_found("blob"))?;
     }
@@ -186,12 +188,12 @@ pub async fn create(
         request_id: Some(caller.request_id.clone()),
     };
     let row = transaction!(app.store, |tx| {
-        // The order of the instance's operations is decided while it is held.
-        if !instances::hold(tx, instance, &[InstanceState::Created]).await? {
+        // The lock on the instance defines the order of its operations.
+        if !instances::lock(tx, instance, &[InstanceState::Created]).await? {
             return Err(instance::not_ready(&row).into());
         }
-        let Some(queued) = agent_operations::insert(tx, &new, ROOM).await? else {
-            let (most, kilobytes) = (ROOM.operations, ROOM.bytes >> 10);
+        let Some(queued) = agent_operations::insert(tx, &new, QUEUE_LIMITS).await? else {
+            let (most, kilobytes) = (QUEUE_LIMITS.operations, QUEUE_LIMITS.bytes >> 10);
             return Err(Error::Conflict(format!(
                 "too much waits for the agent of the instance: it may be {most} agent operations, and {kilobytes} KiB \
                  of command lines and paths"
@@ -199,7 +201,7 @@ pub async fn create(
             .into());
         };
         if let Some(blob) = blob {
-            if !blobs::hold(tx, blob).await? {
+            if !blobs::lock(tx, blob).await? {
                 return Err(Error::not_found("blob").into());
             }
             references::insert(tx, &object(new.id), AGENT_INPUT, None, &blob::object(blob)).await?;
@@ -210,11 +212,11 @@ pub async fn create(
     let event = Event::audit(object(new.id), format!("agent {} request from REST API", wanted.word()))
         .also(instance::object(instance))
         .with("operation_uuid", new.id.to_string());
-    app.record(caller, instance::asked(caller, event));
-    one(&*app.store, row).await
+    app.record(caller, with_caller(caller, event));
+    to_record(&*app.store, row).await
 }
 
-/// Refuses what only a guest that is up can do.
+/// Rejects an instance whose agent is not ready.
 fn require_ready(row: &InstanceRow) -> Result<()> {
     instance::require_created(row)?;
     if agent_is_ready(row.agent_state.as_deref()) {
@@ -224,8 +226,13 @@ fn require_ready(row: &InstanceRow) -> Result<()> {
     }
 }
 
-/// When the time of an operation is over, and for how many seconds it may stand still; 0 is without an end.
-fn read_budgets(app: &App, wanted: &Wanted, budgets: Budgets, received: f64) -> Result<(f64, f64)> {
+/// Returns when an operation expires and after how many seconds without progress it fails; 0 means never.
+fn read_budgets(
+    app: &App,
+    wanted: &AgentOperationRequest,
+    budgets: Budgets,
+    received: f64,
+) -> Result<(f64, f64)> {
     let settings = &app.settings;
     let most = settings.agent_operation_max_deadline;
     let deadline = read_budget(
@@ -241,8 +248,8 @@ fn read_budgets(app: &App, wanted: &Wanted, budgets: Budgets, received: f64) -> 
         most,
     )?;
     let deadline = if deadline > 0.0 { received + deadline } else { 0.0 };
-    // Nobody can see how far a command is.
-    let progress = if matches!(wanted, Wanted::Execute { .. }) { 0.0 } else { progress };
+    // The progress of a command is not visible.
+    let progress = if matches!(wanted, AgentOperationRequest::Execute { .. }) { 0.0 } else { progress };
     Ok((deadline, progress))
 }
 
@@ -260,8 +267,7 @@ fn read_budget(name: &str, seconds: Option<f64>, usual: u64, most: u64) -> Resul
     }
 }
 
-/// The next page of the operations of an instance that the caller may read, in order. Unless `all`, only those that
-/// have not ended.
+/// Returns the next page of the operations of an instance, in order; without `all`, only unfinished ones.
 pub async fn list_page(
     app: &App,
     instance: InstanceId,
@@ -276,17 +282,17 @@ pub async fn list_page(
 
 pub async fn get(app: &App, caller: &Caller, id: AgentOperationId) -> Result<AgentOperationRecord> {
     let row = find(app, caller, id).await?;
-    one(&*app.store, row).await
+    to_record(&*app.store, row).await
 }
 
-/// An operation that the caller may read.
+/// Returns an operation that the caller may read.
 pub async fn find(app: &App, caller: &Caller, id: AgentOperationId) -> Result<AgentOperationRow> {
     let absent = || Error::not_found("agent operation");
     let row = agent_operations::get(&*app.store, id).await?.ok_or_else(absent)?;
     if caller.may_see(&*app.store, &row.namespace).await? { Ok(row) } else { Err(absent()) }
 }
 
-/// Deletes an operation. What is under way in the guest is ended.
+/// Deletes an operation and cancels it if it is running.
 pub async fn delete(app: &App, caller: &Caller, id: AgentOperationId) -> Result<AgentOperationRecord> {
     let row = find(app, caller, id).await?;
     if !caller.may_change(&row.namespace) {
@@ -299,59 +305,18 @@ pub async fn delete(app: &App, caller: &Caller, id: AgentOperationId) -> Result<
         if row.state == AgentOperationState::Deleted {
             return Ok(false);
         }
-        end::end_in(tx, &row, AgentOperationState::Deleted, &End::default()).await?;
+        end::end_in(tx, &row, AgentOperationState::Deleted, &AgentOperationOutcome::default()).await?;
         Ok(true)
     })?;
     if news {
         app.agents.notify_changed(row.instance);
         let event = audit(&row, "agent operation deletion request from REST API");
-        app.record(caller, instance::asked(caller, event));
+        app.record(caller, with_caller(caller, event));
     }
     get(app, caller, id).await
 }
 
-/// The record of one operation.
-async fn one<D: Read + Copy>(db: D, row: AgentOperationRow) -> Result<AgentOperationRecord> {
-    let mut records = records(db, vec![row]).await?;
-    records.pop().ok_or_else(|| Error::not_found("agent operation"))
-}
-
-/// The records of rows, in few reads however many there are.
-pub(crate) async fn records<D: Read + Copy>(
-    db: D,
-    rows: Vec<AgentOperationRow>,
-) -> Result<Vec<AgentOperationRecord>> {
-    let words: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
-    let mut metadata_of = metadata::of(db, ObjectType::AgentOperation, &words).await?;
-    let mut references_of = references::of(db, ObjectType::AgentOperation, &words).await?;
-    Ok(rows
-        .into_iter()
-        .map(|row| {
-            let id = row.id.to_string();
-            let references = references_of.remove(&id).unwrap_or_default();
-            AgentOperationRecord {
-                uuid: row.id,
-                instance_uuid: row.instance,
-                namespace: row.namespace,
-                state: row.state,
-                commands: row.commands,
-                results: row.results,
-                attempts: row.attempts,
-                deadline: row.deadline,
-                progress_timeout: row.progress_timeout,
-                last_progress: row.last_progress,
-                expiry_reason: row.expiry_reason,
-                error_message: row.error_message,
-                metadata: metadata_of.remove(&id).unwrap_or_default(),
-                version: VERSION,
-                references_to: references.to,
-                references_from: references.from,
-            }
-        })
-        .collect())
-}
-
-/// What a guest says of itself. Call it where the instance's node is.
+/// Returns the facts that a guest reports. Call it on the daemon of the instance's node.
 pub async fn facts(
     _app: &App,
     node: &Arc<dyn NodeApi>,
@@ -375,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_is_within_its_limits_or_the_usual_one() {
+    fn budgets_are_limited_and_have_defaults() {
         let read = |seconds| read_budget("deadline_seconds", seconds, 600, 86400);
         assert_eq!((read(None).unwrap(), read(Some(0.0)).unwrap()), (600.0, 0.0));
         assert_eq!((read(Some(0.5)).unwrap(), read(Some(86400.0)).unwrap()), (0.5, 86400.0));
@@ -387,9 +352,9 @@ mod tests {
     }
 
     #[test]
-    fn what_no_guest_could_be_asked_is_refused_by_its_field() {
-        let get = |path: &str| Wanted::Get { path: path.into() }.check();
-        let run = |line: &str| Wanted::Execute { command_line: line.into() }.check();
+    fn rejects_requests_that_no_agent_accepts() {
+        let get = |path: &str| AgentOperationRequest::Get { path: path.into() }.check();
+        let run = |line: &str| AgentOperationRequest::Execute { command_line: line.into() }.check();
         assert!(get("/etc/hosts").is_ok() && run("true").is_ok() && run(&"x".repeat(64 << 10)).is_ok());
         assert_eq!(refusal(get("etc/hosts")), "path: must be absolute");
         assert_eq!(refusal(get("")), "path: must not be empty");
@@ -402,15 +367,16 @@ mod tests {
     }
 
     #[test]
-    fn a_put_without_a_mode_changes_none() {
+    fn put_without_mode_does_not_chmod() {
         let blob = BlobId::new();
-        let put = |mode| Wanted::Put { blob: blob.to_string(), path: "/x".into(), mode }.commands();
+        let put =
+            |mode| AgentOperationRequest::Put { blob: blob.to_string(), path: "/x".into(), mode }.commands();
         assert_eq!(put(None).unwrap().len(), 1);
         let with = put(Some(33188.into())).unwrap();
         assert!(matches!(&with[1], AgentCommand::Chmod { mode: Mode::Number(33188), .. }), "{with:?}");
-        assert_eq!(input(&with), Some(blob));
+        assert_eq!(input_blob(&with), Some(blob));
         assert_eq!(refusal(put(Some("rw".into()))), "invalid mode: rw");
-        let none = Wanted::Put { blob: "no uuid".into(), path: "/x".into(), mode: None };
+        let none = AgentOperationRequest::Put { blob: "no uuid".into(), path: "/x".into(), mode: None };
         assert_eq!(refusal(none.commands()), "blob not found");
     }
 }

@@ -1,4 +1,4 @@
-//! What comes out of a guest: short texts become part of the results, everything else becomes blobs.
+//! Stores the output of guests: short texts become part of the results, everything else becomes blobs.
 
 use std::sync::Arc;
 
@@ -13,34 +13,34 @@ use muster_types::{Error, Result};
 use serde_json::{Map, Value, json};
 
 use super::end::try_end_in;
-use super::perform::{Failure, Work};
+use super::perform::{AgentOperationRun, Failure};
 use super::{AGENT_OUTPUT, audit, object};
 use crate::app::App;
-use crate::objects::blob::{self, Coming, Prepared};
+use crate::objects::blob::{self, BlobSource, PreparedBlob};
 use crate::objects::upload;
 use crate::state::BlobInProgress;
-use muster_store::agent_operations::{AgentOperationRow, End, Results};
+use muster_store::agent_operations::{AgentOperationOutcome, AgentOperationRow, CommandResults};
 use muster_store::{references, transaction};
 
-/// Longer output becomes a blob, in bytes.
-const LONGEST_TEXT: usize = 10 << 10;
+/// The size above which output becomes a blob.
+const MAX_TEXT_BYTES: usize = 10 << 10;
 
-/// What came of one command.
+/// The result of one command.
 pub(super) struct Outcome<'a> {
     pub(super) result: Map<String, Value>,
     pub(super) kept: Vec<Kept<'a>>,
 }
 
-/// Content that is to become known as a blob together with the result that names it.
+/// Content that becomes a blob together with the result that refers to it.
 pub(super) struct Kept<'a> {
     name: &'static str,
-    prepared: Prepared<'a>,
+    prepared: PreparedBlob<'a>,
     draft: Draft,
-    /// Says that the draft is being written.
+    /// Marks the draft as being written.
     _mark: Option<BlobInProgress<'a>>,
 }
 
-/// Puts bytes on the node's disk.
+/// Stores data on the node.
 pub(super) async fn keep<'a>(
     app: &'a App,
     node: &Arc<dyn NodeApi>,
@@ -52,8 +52,8 @@ pub(super) async fn keep<'a>(
     let draft = Draft::Vm(id);
     let mark = app.drafts_in_progress.begin(node.identity().id, id);
     let prepared = async {
-        node.storage().append(draft, Some(0), most.min(upload::most_bytes(app)), data).await?;
-        blob::prepare(app, node, &Coming { draft, is_image: false, modified: None }).await
+        node.storage().append(draft, Some(0), most.min(upload::max_content_bytes(app)), data).await?;
+        blob::prepare(app, node, &BlobSource { draft, is_image: false, modified: None }).await
     };
     match prepared.await {
         Ok(prepared) => Ok(Kept { name, prepared, draft, _mark: mark }),
@@ -66,14 +66,14 @@ pub(super) async fn keep<'a>(
 
 async fn remove_draft(node: &Arc<dyn NodeApi>, draft: Draft) {
     if let Err(error) = node.storage().remove_draft(draft).await {
-        // Whoever looks after the disk finds it.
-        tracing::debug!(?draft, %error, "a draft was not removed yet");
+        // The storage reconciler removes it later.
+        tracing::debug!(?draft, %error, "failed to remove draft");
     }
 }
 
-/// The result of a command that ended.
+/// Returns the result of a finished command.
 pub(super) async fn executed<'a>(
-    work: &'a Work,
+    work: &'a AgentOperationRun,
     key: CommandKey,
     line: &str,
     executed: CommandResult,
@@ -95,9 +95,9 @@ pub(super) async fn executed<'a>(
     Ok(outcome)
 }
 
-/// Takes in one output of a command.
+/// Stores one output of a command.
 async fn read<'a>(
-    work: &'a Work,
+    work: &'a AgentOperationRun,
     key: CommandKey,
     name: OutputName,
     output: CommandOutput,
@@ -108,10 +108,10 @@ async fn read<'a>(
         CommandOutput::Inline(bytes) => (bytes.len() as u64, Some(bytes)),
         CommandOutput::Stored { size, truncated } => {
             if truncated {
-                // The guest keeps only so much of what a command writes.
+                // The agent keeps a limited amount of output.
                 outcome.result.insert(format!("{word}-cut"), json!(true));
             }
-            let short = usize::try_from(size).is_ok_and(|size| size <= LONGEST_TEXT);
+            let short = usize::try_from(size).is_ok_and(|size| size <= MAX_TEXT_BYTES);
             let data = match short {
                 true if size == 0 => Some(Bytes::new()),
                 true => Some(collect(work.guests().output(work.row.instance, key, name).await?).await?),
@@ -121,7 +121,7 @@ async fn read<'a>(
         }
     };
     let data = match data {
-        Some(bytes) if bytes.len() <= LONGEST_TEXT && std::str::from_utf8(&bytes).is_ok() => {
+        Some(bytes) if bytes.len() <= MAX_TEXT_BYTES && std::str::from_utf8(&bytes).is_ok() => {
             outcome.result.insert(word.into(), json!(String::from_utf8_lossy(&bytes)));
             return Ok(());
         }
@@ -133,29 +133,30 @@ async fn read<'a>(
     Ok(())
 }
 
-/// All of a short output. A guest that sends more than it said is not believed.
+/// Collects a short output. Fails if the guest sends more than it announced.
 async fn collect(mut data: ByteStream) -> Result<Bytes, Failure> {
     let mut bytes = BytesMut::new();
     while let Some(piece) = data.next().await {
         bytes.extend_from_slice(&piece.map_err(Failure::of_bytes)?);
-        if bytes.len() > LONGEST_TEXT {
+        if bytes.len() > MAX_TEXT_BYTES {
             return Err(Failure::Final("the guest sent more output than it said".into()));
         }
     }
     Ok(bytes.freeze())
 }
 
-/// Gives up what nobody will know of.
-pub(super) async fn give_up(work: &Work, kept: Vec<Kept<'_>>) {
+/// Discards outputs of an operation that was not committed.
+pub(super) async fn give_up(work: &AgentOperationRun, kept: Vec<Kept<'_>>) {
     for one in kept {
         blob::discard(&work.app, &one.prepared).await;
         remove_draft(&work.node, one.draft).await;
     }
 }
 
-/// Ends an operation with what came of its commands, and makes its outputs known. `false`: somebody else ended it.
+/// Ends an operation with the results of its commands and commits its outputs. Returns `false` if it was ended
+/// concurrently.
 pub(super) async fn finish(
-    work: &Work,
+    work: &AgentOperationRun,
     row: &AgentOperationRow,
     outcomes: Vec<Outcome<'_>>,
     error: Option<&str>,
@@ -165,7 +166,7 @@ pub(super) async fn finish(
     let app = &work.app;
     let to = if error.is_some() { State::Error } else { State::Complete };
     let ended = transaction!(app.store, |tx| {
-        let mut results = Results::new();
+        let mut results = CommandResults::new();
         let mut holders = Vec::new();
         for (index, outcome) in outcomes.iter().enumerate() {
             let mut result = outcome.result.clone();
@@ -178,9 +179,9 @@ pub(super) async fn finish(
             }
             results.insert(index.to_string(), result);
         }
-        let end = End { results: Some(&results), error, expiry: None };
+        let end = AgentOperationOutcome { results: Some(&results), error, expiry: None };
         if !try_end_in(tx, row, to, &end).await? {
-            // Nothing of this is kept.
+            // The error rolls everything back.
             return Err(Error::not_found("agent operation").into());
         }
         Ok(holders)
@@ -205,7 +206,7 @@ pub(super) async fn finish(
         }
     }
     for (one, holder) in kept.into_iter().zip(holders) {
-        blob::settle(app, &one.prepared, holder).await;
+        blob::finish_commit(app, &one.prepared, holder).await;
         remove_draft(&work.node, one.draft).await;
     }
     Ok(true)

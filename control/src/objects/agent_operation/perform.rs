@@ -1,5 +1,5 @@
-//! Doing one agent operation in its guest, from its first command to its end. A command line runs once, or an event
-//! says that it may have run twice (docs/decisions/0022).
+//! Performs one agent operation in its guest. A command line runs once, or an event says that it may have run twice.
+//! See docs/decisions/0022.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,44 +12,44 @@ use muster_types::{Error, Result};
 use serde_json::{Map, Value, json};
 
 use super::audit;
-use super::clock::{Clock, watched, watched_to_the_end};
+use super::clock::{ProgressClock, watched, watched_to_the_end};
 use super::output::{self, Outcome};
 use crate::app::App;
 use muster_store::agent_operations::{self, AgentOperationRow};
 use muster_store::{blobs, transaction};
 
-/// How long one waits before a guest that was away is asked again: at first, and at most.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// How long an operation rests that the database or the disk stopped.
-const REST: Duration = Duration::from_secs(1);
-/// How long one waits for a guest to forget a command.
-const FORGETTING: Duration = Duration::from_secs(3);
+/// The backoff before an unreachable guest is retried: initial and maximum.
+const MIN_BACKOFF: Duration = Duration::from_millis(50);
+const MAX_BACKOFF: Duration = Duration::from_secs(2);
+/// The delay before an operation is retried that failed because of the database or the disk.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
+/// How long to wait for a guest to forget a command.
+const FORGET_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How much is kept of what a guest calls its start, in characters.
-const LONGEST_BOOT: usize = 255;
+/// The maximum number of characters of a guest's boot id that are stored.
+const MAX_BOOT_ID_CHARS: usize = 255;
 const LOST: &str = "the guest or its agent restarted while the command ran; whether it finished is not known";
 
-/// What came of the commands of an operation, and why it failed if it did.
+/// The results of the commands of an operation, and the error if it failed.
 type Ended<'a> = (Vec<Outcome<'a>>, Option<String>);
 
-/// An operation under way.
-pub(crate) struct Work {
+/// A running agent operation.
+pub(crate) struct AgentOperationRun {
     pub(crate) app: Arc<App>,
     pub(crate) node: Arc<dyn NodeApi>,
     /// As it was found: queued, or left by a daemon that died or a connection that broke.
     pub(crate) row: AgentOperationRow,
-    pub(crate) clock: Arc<Clock>,
+    pub(crate) clock: Arc<ProgressClock>,
 }
 
 /// Why a command has no result.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// The guest cannot be reached: it is asked again.
+    /// The guest is unreachable; the command is retried.
     Away(String),
-    /// It failed, and would again.
+    /// The command failed permanently.
     Final(String),
-    /// Our own side could not go on: the operation is taken up again.
+    /// The database or the disk failed; the operation is retried.
     Later(Error),
 }
 
@@ -70,12 +70,12 @@ impl From<Error> for Failure {
 }
 
 impl Failure {
-    /// What became of bytes between a guest and the disk.
+    /// Classifies an error of a transfer between a guest and the disk.
     pub(super) fn of_bytes(error: Error) -> Self {
         match error {
-            Error::Unavailable(why) => Self::Away(why),
+            Error::Unavailable(_) | Error::Contended => Self::Away(error.to_string()),
             Error::Internal(why) => {
-                tracing::error!(%why, "bytes of a guest were not kept");
+                tracing::error!(%why, "failed to store data of guest");
                 Self::Final("server error".into())
             }
             other => Self::Final(other.to_string()),
@@ -83,26 +83,26 @@ impl Failure {
     }
 }
 
-/// The command of an operation that is a command line, as its guest knows it.
+/// Returns the key by which the guest knows the command line of an operation.
 pub(crate) fn command_key(row: &AgentOperationRow) -> CommandKey {
     CommandKey { operation: row.id, index: 0 }
 }
 
-/// Whether an operation is a command line, which must not run twice.
-pub(crate) fn is_command(row: &AgentOperationRow) -> bool {
+/// Returns whether an operation is a command line, which must not run twice.
+pub(crate) fn is_command_line(row: &AgentOperationRow) -> bool {
     matches!(row.commands.first(), Some(AgentCommand::Execute { .. }))
 }
 
-impl Work {
+impl AgentOperationRun {
     pub(super) fn guests(&self) -> &dyn GuestApi {
         self.node.guests()
     }
 
-    /// Does the operation, unless somebody ends it first.
+    /// Performs the operation, unless it is ended first.
     pub(crate) async fn run(self) {
         if let Err(error) = self.go().await {
-            tracing::warn!(operation = %self.row.id, %error, "an agent operation rests");
-            tokio::time::sleep(REST).await;
+            tracing::warn!(operation = %self.row.id, %error, "failed to perform agent operation, retrying");
+            tokio::time::sleep(RETRY_DELAY).await;
         }
     }
 
@@ -115,22 +115,22 @@ impl Work {
             }
             _ => self.transfer(&mut row).await?,
         };
-        // Nobody wants it any more.
+        // The operation was ended concurrently.
         let Some((outcomes, error)) = ended else { return Ok(()) };
         self.clock.stop();
-        if output::finish(self, &row, outcomes, error.as_deref()).await? && is_command(&row) {
+        if output::finish(self, &row, outcomes, error.as_deref()).await? && is_command_line(&row) {
             let forget = self.guests().forget(row.instance, command_key(&row));
-            let _ = tokio::time::timeout(FORGETTING, forget).await;
+            let _ = tokio::time::timeout(FORGET_TIMEOUT, forget).await;
         }
         Ok(())
     }
 
-    /// Writes down that it is begun, or begun again. `false`: nobody wants it any more.
+    /// Records that the operation starts, or starts again. Returns `false` if it was ended concurrently.
     async fn begin(&self, row: &mut AgentOperationRow) -> Result<bool> {
         let boot = self.guests().report(row.instance).and_then(|report| report.boot_id);
         // What is only moved may be moved again.
         row.sent_boot =
-            is_command(row).then(|| boot.unwrap_or_default().chars().take(LONGEST_BOOT).collect());
+            is_command_line(row).then(|| boot.unwrap_or_default().chars().take(MAX_BOOT_ID_CHARS).collect());
         let met = transaction!(self.app.store, |tx| {
             Ok(agent_operations::begin(tx, row.id, row.state, row.sent_boot.as_deref()).await?)
         })?;
@@ -147,7 +147,7 @@ impl Work {
         } else if !self.begin(row).await? {
             return Ok(None);
         }
-        let mut pause = SHORTEST_PAUSE;
+        let mut pause = MIN_BACKOFF;
         loop {
             let command = GuestCommand { key, line: line.to_owned(), sent_boot_id: sent_boot_id.clone() };
             let failure = match self.guests().execute(row.instance, &command).await {
@@ -177,7 +177,7 @@ impl Work {
             };
             match failure {
                 Failure::Away(why) => {
-                    tracing::debug!(operation = %row.id, why, "the guest of a command is away");
+                    tracing::debug!(operation = %row.id, why, "guest is unreachable, retrying command");
                     self.come_back(row, &mut pause).await;
                     sent_boot_id = Some(row.sent_boot.clone().unwrap_or_default());
                 }
@@ -189,25 +189,25 @@ impl Work {
         }
     }
 
-    /// Moves files, from the beginning again if the guest was away.
+    /// Transfers files, from the beginning again after the guest was unreachable.
     async fn transfer(&self, row: &mut AgentOperationRow) -> Result<Option<Ended<'_>>> {
-        let mut pause = SHORTEST_PAUSE;
+        let mut pause = MIN_BACKOFF;
         if row.state == AgentOperationState::Executing {
-            // Left by a daemon that died: the contact with its guest may still have to be made.
-            self.clock.touch();
+            // Left by a daemon that died: the connection to the guest may not be established yet.
+            self.clock.record_progress();
             self.app.agents.wait_ready(&self.node, row.instance).await;
         }
         loop {
             if !self.begin(row).await? {
                 return Ok(None);
             }
-            self.clock.touch();
+            self.clock.record_progress();
             let mut outcomes = Vec::new();
             match self.move_files(row, &mut outcomes).await {
                 Ok(()) => return Ok(Some((outcomes, None))),
                 Err(Failure::Away(why)) => {
-                    tracing::debug!(operation = %row.id, why, "the guest of a transfer is away");
-                    // Its clock goes on.
+                    tracing::debug!(operation = %row.id, why, "guest is unreachable, retrying transfer");
+                    // The progress clock keeps running.
                     self.come_back(row, &mut pause).await;
                 }
                 Err(Failure::Final(why)) => {
@@ -219,7 +219,7 @@ impl Work {
         }
     }
 
-    /// Does one command after the other, as far as they succeed.
+    /// Performs the commands in order until one fails.
     async fn move_files<'a>(
         &'a self,
         row: &AgentOperationRow,
@@ -243,7 +243,7 @@ impl Work {
         let found = found.ok_or_else(|| Failure::Final("blob not found".into()))?;
         let size = found.content().size;
         let data = self.node.storage().read(blob, 0..size).await.map_err(Failure::of_bytes)?;
-        // What is to be private is not seen before.
+        // Sets the mode before the content is written, so that private content is never readable.
         let mode = row.commands.iter().find_map(|command| match command {
             AgentCommand::Chmod { mode: Mode::Number(bits), .. } => Some(bits & 0o777),
             _ => None,
@@ -258,14 +258,16 @@ impl Work {
         path: &str,
         mode: &Mode,
     ) -> Result<Outcome<'_>, Failure> {
-        self.clock.touch();
+        self.clock.record_progress();
         match mode {
             Mode::Number(bits) => self.guests().change_mode(row.instance, path, bits & 0o7777).await?,
-            // What they mean depends on how the file is.
+            // Symbolic modes depend on the current mode of the file.
             Mode::Words(words) => {
-                let index = u32::try_from(row.attempts).unwrap_or(u32::MAX);
+                let index = u32::try_from(row.attempts).map_err(|_| {
+                    Error::Internal(format!("operation {}: {} attempts", row.id, row.attempts))
+                })?;
                 let command = GuestCommand {
-                    // Another attempt is another command.
+                    // Each attempt is a command of its own.
                     key: CommandKey { operation: row.id, index },
                     line: format!("chmod -- {words} {}", quoted(path)),
                     sent_boot_id: None,
@@ -287,7 +289,7 @@ impl Work {
 
     async fn get(&self, row: &AgentOperationRow, path: &str) -> Result<Outcome<'_>, Failure> {
         let (facts, data) = self.guests().get(row.instance, path).await?;
-        self.clock.touch();
+        self.clock.record_progress();
         let data = watched_to_the_end(&self.clock, data);
         let kept = output::keep(&self.app, &self.node, "content", u64::MAX, data).await;
         let kept = kept.map_err(Failure::of_bytes)?;
@@ -297,11 +299,11 @@ impl Work {
         Ok(Outcome { result, kept: vec![kept] })
     }
 
-    /// Waits until a guest that was away is there again.
+    /// Waits until an unreachable guest is ready again.
     async fn come_back(&self, row: &AgentOperationRow, pause: &mut Duration) {
-        // It may not be known yet that it is away.
+        // The node may not have noticed yet that the guest is unreachable.
         tokio::time::sleep(*pause).await;
-        *pause = (*pause * 2).min(LONGEST_PAUSE);
+        *pause = (*pause * 2).min(MAX_BACKOFF);
         self.app.agents.wait_ready(&self.node, row.instance).await;
     }
 }
@@ -310,7 +312,7 @@ fn named(path: &str) -> Map<String, Value> {
     Map::from_iter([("path".to_owned(), json!(path))])
 }
 
-/// What a command says that failed.
+/// Returns the result of a failed command.
 fn refused(command: Option<&AgentCommand>, why: &str) -> Outcome<'static> {
     let mut result = Map::new();
     match command {
@@ -343,7 +345,7 @@ fn stat_result(facts: &GuestFileInfo) -> Value {
     })
 }
 
-/// A text as one word of a shell.
+/// Quotes a text for a shell.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
@@ -353,13 +355,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_is_one_word_whatever_is_in_it() {
+    fn quotes_paths_for_the_shell() {
         assert_eq!(quoted("/a b"), "'/a b'");
         assert_eq!(quoted("/it's; $(reboot)"), r"'/it'\''s; $(reboot)'");
     }
 
     #[test]
-    fn a_guest_that_is_away_is_asked_again_and_one_that_refuses_is_not() {
+    fn retries_unreachable_guests_only() {
         let of = |error: GuestError| Failure::from(error);
         assert!(matches!(of(GuestError::Unreachable("gone".into())), Failure::Away(_)));
         assert!(matches!(of(GuestError::Restarted("new".into())), Failure::Away(_)));

@@ -1,4 +1,4 @@
-//! What an instance shows: its serial console, its screen, and the ways to them.
+//! The serial console and the display of an instance.
 
 use std::sync::Arc;
 
@@ -18,17 +18,17 @@ use utoipa::ToSchema;
 use super::{find_own, node_row, object, require_created};
 use crate::app::App;
 use crate::auth::Caller;
-use crate::objects::blob::{self, Coming};
+use crate::objects::blob::{self, BlobSource};
 use muster_store::instances::InstanceRow;
 use muster_store::transaction;
 
-/// How much of the console is shown when nobody says.
-const USUAL_LENGTH: i64 = 10240;
+/// The number of bytes of the console that are returned by default.
+const DEFAULT_LENGTH: i64 = 10240;
 
-/// The last bytes of the serial console. Call it where the instance's node is.
+/// Returns the last bytes of the serial console. Call it on the daemon of the instance's node.
 pub async fn read(node: &Arc<dyn NodeApi>, row: &InstanceRow, length: Option<i64>) -> Result<Bytes> {
     let length = match length {
-        None | Some(0) => Some(USUAL_LENGTH),
+        None | Some(0) => Some(DEFAULT_LENGTH),
         Some(-1) => None,
         Some(length) if length < 0 => {
             return Err(Error::Invalid("length: Must be greater than or equal to -1.".into()));
@@ -37,20 +37,20 @@ pub async fn read(node: &Arc<dyn NodeApi>, row: &InstanceRow, length: Option<i64
     };
     let most = length.and_then(|length| u64::try_from(length).ok());
     match node.vms().console(row.id, most).await {
-        // It showed nothing yet, or is gone.
+        // The console has no output yet, or the VM is deleted.
         Err(Error::NotFound(_)) => Ok(Bytes::new()),
         shown => shown,
     }
 }
 
-/// Forgets what the serial console showed. Call it where the instance's node is.
+/// Clears the output of the serial console. Call it on the daemon of the instance's node.
 pub async fn clear(app: &App, caller: &Caller, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<()> {
     node.vms().clear_console(row.id).await?;
     app.record(caller, Event::audit(object(row.id), "clear console request from REST API"));
     Ok(())
 }
 
-/// Keeps what the screen shows as a blob. Call it where the instance's node is.
+/// Stores a screenshot as a blob. Call it on the daemon of the instance's node.
 pub async fn screenshot(
     app: &App,
     caller: &Caller,
@@ -65,7 +65,7 @@ pub async fn screenshot(
         let _lock = app.instance_locks.lock(row.id).await;
         node.vms().screenshot(row.id, draft).await?;
     }
-    let kept = keep(app, node, draft).await;
+    let kept = store_draft(app, node, draft).await;
     node.storage().remove_draft(draft).await?;
     let blob = kept?;
     app.record(
@@ -75,12 +75,12 @@ pub async fn screenshot(
     Ok(blob)
 }
 
-async fn keep(app: &App, node: &Arc<dyn NodeApi>, draft: Draft) -> Result<BlobId> {
-    let coming = Coming { draft, is_image: false, modified: None };
-    let prepared = blob::prepare(app, node, &coming).await?;
+async fn store_draft(app: &App, node: &Arc<dyn NodeApi>, draft: Draft) -> Result<BlobId> {
+    let source = BlobSource { draft, is_image: false, modified: None };
+    let prepared = blob::prepare(app, node, &source).await?;
     match transaction!(app.store, |tx| { blob::commit_in(tx, &prepared).await }) {
         Ok(holder) => {
-            blob::settle(app, &prepared, holder).await;
+            blob::finish_commit(app, &prepared, holder).await;
             Ok(holder)
         }
         Err(error) => {
@@ -90,8 +90,8 @@ async fn keep(app: &App, node: &Arc<dyn NodeApi>, draft: Draft) -> Result<BlobId
     }
 }
 
-/// A file that tells a viewer where the screen is.
-pub async fn helper(app: &App, caller: &Caller, reference: &str) -> Result<String> {
+/// Returns the file with which virt-viewer connects to the display.
+pub async fn viewer_file(app: &App, caller: &Caller, reference: &str) -> Result<String> {
     let row = find_own(app, caller, reference, None).await?;
     let node = node_row(app, &row).await?;
     let ports = row.ports.ok_or_else(|| Error::NotFound("the instance has no console yet".into()))?;
@@ -122,8 +122,8 @@ pub struct ProxyRecord {
     pub expires_at: u64,
 }
 
-/// A short-lived way to the screen through the console proxy.
-pub async fn proxy(app: &App, caller: &Caller, reference: &str) -> Result<ProxyRecord> {
+/// Returns a short-lived URL of the display on the console proxy.
+pub async fn create_proxy_url(app: &App, caller: &Caller, reference: &str) -> Result<ProxyRecord> {
     let row = find_own(app, caller, reference, None).await?;
     let base = app.settings.kerbside_url.trim_end_matches('/');
     if base.is_empty() {

@@ -1,9 +1,10 @@
-//! Creating an instance: everything is checked before anything is written, and everything is written at once.
+//! Creates instances. The whole request is checked before anything is written, and one transaction writes everything.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
 
 use base64::Engine as _;
+use muster_types::capacity::Capacity;
 use muster_types::event::{Event, EventType};
 use muster_types::event_message::EventMessage;
 use muster_types::ids::{BlobId, InstanceId, NodeId};
@@ -18,30 +19,33 @@ use muster_types::spec::{self, AddressSpec, Affinity, DiskBus, DiskSpec, Network
 use muster_types::{Error, Result};
 use serde_json::{Map, Value};
 
-use super::image::{self, Source};
-use super::placement::{self, Found, Refused, Taken};
-use super::{DEPRECATED_AFFINITY, DISK, NVRAM_TEMPLATE, asked, check_metadata, object, one, operation_on};
+use super::image::{self, ImageSource};
+use super::placement::{self, Allocation, Candidates, RefusedNodes};
+use super::{DISK, NVRAM_TEMPLATE, object, operation_on, to_record};
 use crate::app::App;
 use crate::auth::Caller;
+use crate::objects::audit::with_caller;
 use crate::objects::interface::{self, NewInterface, WantedAddress};
-use crate::objects::{address, blob, metadata, network};
+use crate::objects::network::address_pool::require_within;
+use crate::objects::network::state::require_state;
+use crate::objects::{blob, metadata, network};
 use crate::queue::CreateInstance;
 use crate::scheduler::Wish;
-use muster_store::instances::{self, Claimed, InstanceRow, InstanceSpec, NewInstance};
+use muster_store::instances::{self, InstanceRow, InstanceSpec, NewInstance};
 use muster_store::networks::NetworkRow;
 use muster_store::{
     StoreError, Tx, TxError, blobs, metadata as metadata_rows, namespaces, nodes, references, transaction,
 };
 
-/// Longest script that a guest is given.
-const LONGEST_USER_DATA: usize = 1 << 20;
-/// Disks of one instance.
-const MOST_DISKS: usize = 24;
-/// Devices of one instance that take a slot of their own.
-pub(super) const MOST_SLOTS: usize = 20;
+/// The maximum size of the user data.
+const MAX_USER_DATA_BYTES: usize = 1 << 20;
+/// The maximum number of disks of an instance.
+const MAX_DISKS: usize = 24;
+/// The maximum number of devices of an instance that need a PCI slot.
+pub(super) const MAX_SLOTS: usize = 20;
 const GIB: u64 = 1 << 30;
 
-/// An instance to make, as the caller asked for it. The specs were read already.
+/// A request to create an instance, with parsed specifications.
 #[derive(Debug, Clone)]
 pub struct InstanceRequest {
     pub name: Option<String>,
@@ -62,8 +66,8 @@ pub struct InstanceRequest {
     pub side_channels: Option<Vec<String>>,
 }
 
-/// A request whose every field makes sense on its own.
-struct Checked {
+/// A request whose fields are valid on their own.
+struct CheckedRequest {
     name: String,
     spec: InstanceSpec,
     networks: Vec<NetworkSpec>,
@@ -74,83 +78,123 @@ struct Checked {
     nvram_template: Option<String>,
 }
 
-/// A request that was compared with the cluster.
-struct Ready {
+/// A request that was validated against the cluster.
+struct ValidatedRequest {
     id: InstanceId,
     name: String,
     namespace: String,
     spec: InstanceSpec,
     networks: Vec<(NetworkRow, NetworkSpec, WantedAddress)>,
     metadata: Map<String, Value>,
-    wish: Wish,
-    /// What to fetch, by the number of the disk.
+    placement: Wish,
+    /// The URLs to fetch, by disk number.
     fetch: BTreeMap<usize, String>,
 }
 
-/// Makes an instance. Its machine follows.
+/// Why an instance could not be created.
+enum CreateFailure {
+    /// No node can run it.
+    Scheduling(Error),
+    /// An interface could not be created: its number.
+    Interface(usize, Error),
+    Other(Error),
+}
+
+impl CreateFailure {
+    fn error(&self) -> &Error {
+        match self {
+            Self::Scheduling(error) | Self::Interface(_, error) | Self::Other(error) => error,
+        }
+    }
+
+    fn into_error(self) -> Error {
+        match self {
+            Self::Scheduling(error) | Self::Interface(_, error) | Self::Other(error) => error,
+        }
+    }
+
+    /// Returns the reason that the record of the failed instance shows. `None`: the request is invalid, and no record
+    /// is kept.
+    fn reason(&self, request: &ValidatedRequest) -> Option<String> {
+        match self {
+            Self::Scheduling(_) => Some("scheduling failed".into()),
+            Self::Interface(number, Error::AddressInUse(_)) => {
+                let (network, ..) = request.networks.get(*number)?;
+                Some(format!("failed to reserve an IP on network {}", network.id))
+            }
+            Self::Interface(_, Error::Insufficient(_)) => Some("cannot allocate address".into()),
+            Self::Interface(_, Error::NotFound(_)) => Some("missing network".into()),
+            Self::Interface(..) | Self::Other(_) => None,
+        }
+    }
+}
+
+/// Creates an instance. An operation builds its VM.
 pub async fn create(app: &App, caller: &Caller, request: InstanceRequest) -> Result<InstanceRecord> {
     let namespace = request.namespace.clone().filter(|name| !name.is_empty());
     let namespace = namespace.unwrap_or_else(|| caller.namespace.clone());
     let checked = check(request)?;
     for (number, disk) in checked.spec.disks.iter().enumerate() {
         let base = disk.spec.base.as_deref();
-        if let Some(base) = base.filter(|base| !image::is_ours(base)) {
-            crate::fetch::check(&app.settings, base).map_err(|error| of_base(number, error))?;
+        if let Some(base) = base.filter(|base| !image::is_cluster_reference(base)) {
+            crate::fetch::check(&app.settings, &base_field(number), base)?;
         }
     }
     let deprecated = checked.deprecated_affinity;
-    let mut ready = compare(app, caller, namespace, checked).await?;
-    for (number, url) in std::mem::take(&mut ready.fetch) {
-        let artifact = image::fetch(app, caller, &ready.namespace, &url).await?;
-        ready.spec.awaited.insert(number, artifact);
+    let mut request = validate(app, caller, namespace, checked).await?;
+    for (number, url) in std::mem::take(&mut request.fetch) {
+        let artifact = image::fetch(app, caller, &request.namespace, &url).await?;
+        request.spec.awaited.insert(number, artifact);
     }
-    let mut found = placement::find(app, &ready.namespace, &ready.wish).await?;
-    let mut outcome = write(app, caller, &ready, &found).await;
+    let mut candidates = placement::find(app, &request.namespace, &request.placement).await?;
+    let mut outcome = write(app, caller, &request, &candidates).await;
     if matches!(outcome, Ok(Err(_))) {
-        // What was known of the nodes was old: others were faster.
-        found = placement::find_afresh(app, &ready.namespace, &ready.wish).await?;
-        outcome = write(app, caller, &ready, &found).await;
+        // The cached capacity was stale.
+        candidates = placement::find_uncached(app, &request.namespace, &request.placement).await?;
+        outcome = write(app, caller, &request, &candidates).await;
     }
-    let (outcome, refused) = match outcome {
-        Ok(Ok(made)) => (Ok(made), vec![]),
-        Ok(Err(refused)) => (Err(placement::full(&refused)), refused),
-        Err(error) => (Err(error), vec![]),
-    };
-    match outcome {
-        Ok((row, taken)) => {
-            placement::taken(app, &taken);
+    let (failure, refused) = match outcome {
+        Ok(Ok((row, allocation))) => {
+            placement::update_cache(app, &allocation);
             app.networks.notify_changed();
             app.queue.wake();
-            tell_created(app, caller, &row, deprecated);
-            placement::tell(app, caller, row.id, &ready.wish, &found, Ok(&taken));
-            one(&*app.store, row).await
+            record_created(app, caller, &row, deprecated);
+            placement::record_scheduling(
+                app,
+                caller,
+                row.id,
+                &request.placement,
+                &candidates,
+                Ok(&allocation),
+            );
+            return to_record(&*app.store, row).await;
         }
-        Err(error) => {
-            if let Some(reason) = reason(&error, &ready) {
-                let row = keep_failure(app, caller, &ready, &reason, &error).await?;
-                placement::tell(app, caller, ready.id, &ready.wish, &found, Err(&refused));
-                tell_failed(app, caller, &row);
-            }
-            Err(error)
-        }
+        Ok(Err(refused)) => (CreateFailure::Scheduling(placement::no_capacity(&refused)), refused),
+        Err(failure) => (failure, vec![]),
+    };
+    if let Some(reason) = failure.reason(&request) {
+        let row = insert_failed(app, caller, &request, &format!("{reason}: {}", failure.error())).await?;
+        placement::record_scheduling(app, caller, request.id, &request.placement, &candidates, Err(&refused));
+        record_failed(app, caller, &row);
     }
+    Err(failure.into_error())
 }
 
-/// Looks at the fields of a request, and at nothing else.
-fn check(request: InstanceRequest) -> Result<Checked> {
+/// Validates the fields of a request without the database.
+fn check(request: InstanceRequest) -> Result<CheckedRequest> {
     let missing = |name: &str| Error::Invalid(format!("{name}: Missing data for required field."));
     let name = request.name.ok_or_else(|| missing("name"))?;
     spec::name(&name)?;
     let cpus = positive("cpus", request.cpus.ok_or_else(|| missing("cpus"))?, 1024)?;
     let memory = positive("memory", request.memory.ok_or_else(|| missing("memory"))?, 64 << 20)?;
-    if request.disks.len() > MOST_DISKS {
-        return Err(Error::Invalid(format!("disk: Must not have more than {MOST_DISKS} elements.")));
+    if request.disks.len() > MAX_DISKS {
+        return Err(Error::Invalid(format!("disk: Must not have more than {MAX_DISKS} elements.")));
     }
     let record = |spec| DiskSpecRecord { spec, blob_uuid: None };
     let disks: Vec<DiskSpecRecord> = request.disks.into_iter().map(record).collect();
-    if slots(&disks, request.networks.len()) > MOST_SLOTS {
+    if slots(&disks, request.networks.len()) > MAX_SLOTS {
         let text = format!(
-            "disk: Must not have more than {MOST_SLOTS} elements on the buses virtio and nvme, interfaces counted with them."
+            "disk: Must not have more than {MAX_SLOTS} elements on the buses virtio and nvme, interfaces counted with them."
         );
         return Err(Error::Invalid(text));
     }
@@ -163,13 +207,7 @@ fn check(request: InstanceRequest) -> Result<Checked> {
             text.parse().map_err(|_| Error::Invalid(format!("invalid config drive type: \"{text}\"")))?
         }
     };
-    let user_data = request.user_data.filter(|text| !text.is_empty());
-    if let Some(text) = &user_data {
-        if text.len() > LONGEST_USER_DATA {
-            return Err(Error::Invalid(format!("user_data: must be at most {LONGEST_USER_DATA} bytes")));
-        }
-        decode_user_data(text).ok_or_else(|| Error::Invalid("user_data: Not valid base64.".into()))?;
-    }
+    let user_data = check_user_data(request.user_data)?;
     let ssh_key = request.ssh_key.filter(|text| !text.is_empty());
     let (metadata, affinity, deprecated_affinity) = check_all_metadata(request.metadata)?;
     let side_channels = match request.side_channels {
@@ -177,7 +215,7 @@ fn check(request: InstanceRequest) -> Result<Checked> {
         Some(names) => side_channels(&names)?,
     };
     let machine_type = if request.secure_boot { MachineType::Q35 } else { MachineType::Pc };
-    Ok(Checked {
+    Ok(CheckedRequest {
         name,
         spec: InstanceSpec {
             cpus,
@@ -204,20 +242,25 @@ fn check(request: InstanceRequest) -> Result<Checked> {
     })
 }
 
-/// How many slots of a machine its disks and interfaces take.
+fn check_user_data(user_data: Option<String>) -> Result<Option<String>> {
+    let user_data = user_data.filter(|text| !text.is_empty());
+    if let Some(text) = &user_data {
+        if text.len() > MAX_USER_DATA_BYTES {
+            return Err(Error::Invalid(format!("user_data: must be at most {MAX_USER_DATA_BYTES} bytes")));
+        }
+        decode_user_data(text).ok_or_else(|| Error::Invalid("user_data: Not valid base64.".into()))?;
+    }
+    Ok(user_data)
+}
+
+/// Returns the number of PCI slots that disks and interfaces need.
 pub(super) fn slots(disks: &[DiskSpecRecord], interfaces: usize) -> usize {
     let slotted = |disk: &&DiskSpecRecord| matches!(disk.spec.bus, DiskBus::Virtio | DiskBus::Nvme);
     disks.iter().filter(slotted).count() + interfaces
 }
 
-/// Names the disk whose base was refused.
-fn of_base(number: usize, error: Error) -> Error {
-    match error {
-        Error::Invalid(why) => {
-            Error::Invalid(format!("disk[{number}].base: {}", why.strip_prefix("url: ").unwrap_or(&why)))
-        }
-        other => other,
-    }
+fn base_field(number: usize) -> String {
+    format!("disk[{number}].base")
 }
 
 fn positive(field: &str, number: i64, most: i64) -> Result<i64> {
@@ -228,7 +271,7 @@ fn positive(field: &str, number: i64, most: i64) -> Result<i64> {
     Err(Error::Invalid(text))
 }
 
-/// The script for the guest, which some tools wrap into lines.
+/// Decodes the user data, which some tools wrap into lines.
 pub(crate) fn decode_user_data(text: &str) -> Option<Vec<u8>> {
     let text: String = text.chars().filter(|c| !c.is_ascii_whitespace()).collect();
     base64::engine::general_purpose::STANDARD.decode(text).ok()
@@ -250,14 +293,14 @@ fn check_all_metadata(given: Option<Value>) -> Result<(Map<String, Value>, Affin
     let map = match given {
         None => Map::new(),
         Some(Value::Object(map)) => map,
-        // What newer Go clients send when nothing is set.
+        // Newer Go clients send it when nothing is set.
         Some(Value::String(text)) if text.is_empty() => Map::new(),
         Some(_) => return Err(Error::Invalid("metadata must be a dictionary".into())),
     };
     let (mut affinity, mut deprecated) = (Affinity::default(), false);
     for (key, value) in &map {
         metadata::check(Some(key), Some(value))?;
-        check_metadata(key, value)?;
+        metadata::check_instance_key(key, value)?;
         if key == "affinity" {
             (affinity, deprecated) = spec::affinity(value)?;
         }
@@ -266,15 +309,21 @@ fn check_all_metadata(given: Option<Value>) -> Result<(Map<String, Value>, Affin
     Ok((map, affinity, deprecated))
 }
 
-/// Compares a request with the cluster, in the order in which the existing service does.
-async fn compare(app: &App, caller: &Caller, namespace: String, checked: Checked) -> Result<Ready> {
+/// Validates a request against the cluster, in the same order as the existing service.
+async fn validate(
+    app: &App,
+    caller: &Caller,
+    namespace: String,
+    checked: CheckedRequest,
+) -> Result<ValidatedRequest> {
     let known = namespaces::get(&*app.store, &namespace).await?;
     if known.is_none_or(|row| row.state != NamespaceState::Created)
         || !caller.may_see(&*app.store, &namespace).await?
     {
         return Err(Error::not_found("namespace"));
     }
-    let Checked { name, mut spec, networks, metadata, affinity, placed_on, nvram_template, .. } = checked;
+    let CheckedRequest { name, mut spec, networks, metadata, affinity, placed_on, nvram_template, .. } =
+        checked;
     let only = match placed_on {
         None => None,
         Some(place) => Some(forced_node(app, &place, &mut spec).await?),
@@ -282,9 +331,11 @@ async fn compare(app: &App, caller: &Caller, namespace: String, checked: Checked
     let mut fetch = BTreeMap::new();
     for (number, disk) in spec.disks.iter_mut().enumerate() {
         let Some(base) = &disk.spec.base else { continue };
-        match image::resolve(app, caller, &namespace, base).await.map_err(|error| of_base(number, error))? {
-            Source::Blob(blob) => disk.blob_uuid = Some(require_fit(app, number, &disk.spec, blob).await?),
-            Source::Url(url) => {
+        match image::resolve(app, caller, &namespace, &base_field(number), base).await? {
+            ImageSource::Blob(blob) => {
+                disk.blob_uuid = Some(require_fit(app, number, &disk.spec, blob).await?)
+            }
+            ImageSource::Url(url) => {
                 fetch.insert(number, url);
             }
         }
@@ -296,9 +347,18 @@ async fn compare(app: &App, caller: &Caller, namespace: String, checked: Checked
     for (number, wanted) in networks.into_iter().enumerate() {
         found.push(find_network(app, &namespace, wanted, &format!("network[{number}]")).await?);
     }
-    let wish =
+    let placement =
         Wish { cpus: spec.cpus, memory_mb: spec.memory, disk_gb: disk_gb(app, &spec).await?, only, affinity };
-    Ok(Ready { id: InstanceId::new(), name, namespace, spec, networks: found, metadata, wish, fetch })
+    Ok(ValidatedRequest {
+        id: InstanceId::new(),
+        name,
+        namespace,
+        spec,
+        networks: found,
+        metadata,
+        placement,
+        fetch,
+    })
 }
 
 async fn forced_node(app: &App, place: &str, spec: &mut InstanceSpec) -> Result<NodeId> {
@@ -312,7 +372,7 @@ async fn forced_node(app: &App, place: &str, spec: &mut InstanceSpec) -> Result<
     Ok(row.identity.id)
 }
 
-/// Refuses a disk that its image does not fit into, if that is known already.
+/// Rejects a disk that is smaller than its image, if the size of the image is known.
 async fn require_fit(app: &App, number: usize, disk: &DiskSpec, blob: BlobId) -> Result<BlobId> {
     let facts = blobs::get(&*app.store, blob).await?.and_then(|row| row.image);
     if let (Some(size), Some(facts)) = (disk.size, facts)
@@ -327,21 +387,23 @@ async fn require_fit(app: &App, number: usize, disk: &DiskSpec, blob: BlobId) ->
 }
 
 async fn resolve_template(app: &App, caller: &Caller, namespace: &str, template: &str) -> Result<BlobId> {
-    let known = template.starts_with("label:") || template.starts_with("sf://");
-    if known && let Source::Blob(blob) = image::resolve(app, caller, namespace, template).await? {
+    if image::is_cluster_reference(template)
+        && let ImageSource::Blob(blob) =
+            image::resolve(app, caller, namespace, "nvram_template", template).await?
+    {
         return Ok(blob);
     }
     Err(Error::Invalid(format!("nvram_template: {template:?} is neither label:<name> nor sf://blob/<uuid>")))
 }
 
-/// A network of the instance's own namespace that is ready for an interface.
+/// Returns a network of the instance's namespace that is ready for an interface.
 pub(super) async fn find_network(
     app: &App,
     namespace: &str,
     wanted: NetworkSpec,
     path: &str,
 ) -> Result<(NetworkRow, NetworkSpec, WantedAddress)> {
-    let row = network::of_instances(app, namespace, &wanted.network).await?;
+    let row = network::find_for_instances(app, namespace, &wanted.network).await?;
     let address = match &wanted.address {
         AddressSpec::Any => WantedAddress::Any,
         AddressSpec::None => WantedAddress::None,
@@ -349,7 +411,7 @@ pub(super) async fn find_network(
             let address: Ipv4Addr = text
                 .parse()
                 .map_err(|_| Error::Invalid(format!("{path}.address: Not a valid IPv4 address.")))?;
-            address::require_within(&row, address).map_err(|_| {
+            require_within(&row, address).map_err(|_| {
                 let text = "network specification requests an address outside the range of the network";
                 Error::Invalid(text.into())
             })?;
@@ -359,11 +421,11 @@ pub(super) async fn find_network(
     if wanted.float && address == WantedAddress::None {
         return Err(Error::Invalid(format!("{path}.float: an interface without an address cannot float")));
     }
-    network::require_state(&row, &[NetworkState::Created])?;
+    require_state(&row, &[NetworkState::Created])?;
     Ok((row, wanted, address))
 }
 
-/// What the disks take, as far as that is known.
+/// Returns the total size of the disks, as far as it is known.
 async fn disk_gb(app: &App, spec: &InstanceSpec) -> Result<i64> {
     let mut sum = 0u64;
     for disk in &spec.disks {
@@ -377,29 +439,35 @@ async fn disk_gb(app: &App, spec: &InstanceSpec) -> Result<i64> {
         };
         sum = sum.saturating_add(size);
     }
-    Ok(i64::try_from(sum).unwrap_or(i64::MAX))
+    Ok(i64::try_from(sum).expect("MAX_DISKS disks of at most u64::MAX bytes"))
 }
 
-/// Writes the instance, its interfaces, its addresses, its place and the queued work, all or nothing. If no candidate
-/// has room, the answer is why.
+/// Writes the instance, its interfaces, its addresses, its placement and its operation in one transaction. If no
+/// candidate has capacity, returns their reasons.
 async fn write(
     app: &App,
     caller: &Caller,
-    ready: &Ready,
-    found: &Found,
-) -> Result<Result<(InstanceRow, Taken), Refused>> {
-    found.candidates()?;
-    transaction!(app.store, |tx| {
-        // No instance may be left behind by a namespace that goes at the same moment.
-        if !namespaces::hold(tx, &ready.namespace, NamespaceState::Created).await? {
+    request: &ValidatedRequest,
+    candidates: &Candidates,
+) -> Result<Result<(InstanceRow, Allocation), RefusedNodes>, CreateFailure> {
+    candidates.nodes().map_err(CreateFailure::Scheduling)?;
+    // The number of the interface that the transaction is creating, to classify a failure.
+    let mut current = None;
+    let outcome = transaction!(app.store, |tx| {
+        current = None;
+        // The lock keeps a concurrently deleted namespace from leaving the instance behind.
+        if !namespaces::lock(tx, &request.namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
-        let taken = match placement::take_in(app, tx, &ready.namespace, &ready.wish, found).await? {
-            Ok(taken) => taken,
+        let placed =
+            placement::allocate_in(app, tx, &request.namespace, &request.placement, candidates).await?;
+        let allocation = match placed {
+            Ok(allocation) => allocation,
             Err(refused) => return Ok(Err(refused)),
         };
-        let row = insert(tx, ready, InstanceState::Initial, None, Some(&taken)).await?;
-        for (order, (network, wanted, address)) in ready.networks.iter().enumerate() {
+        let row = insert(tx, request, InstanceState::Initial, None, Some(&allocation)).await?;
+        for (number, (network, wanted, address)) in request.networks.iter().enumerate() {
+            current = Some(number);
             let new = NewInterface {
                 network: network.id,
                 instance: row.id,
@@ -410,71 +478,80 @@ async fn write(
                 address: *address,
                 float: wanted.float,
                 model: wanted.model.clone(),
-                order: i64::try_from(order).unwrap_or(i64::MAX),
+                order: i64::try_from(number).expect("at most MAX_SLOTS interfaces"),
             };
             interface::create_in(app, tx, &new).await?;
         }
-        use_blobs_in(tx, row.id, &ready.spec).await?;
+        current = None;
+        reference_blobs_in(tx, row.id, &request.spec).await?;
         let handle = operation_on(&row, CreateInstance {}, Some(&caller.request_id)).enqueue(tx).await?;
         instances::set_operation(tx, row.id, &handle).await?;
         let row = InstanceRow { last_operation: Some(handle), ..row };
-        Ok(Ok((row, taken)))
+        Ok(Ok((row, allocation)))
+    });
+    outcome.map_err(|error| match current {
+        Some(number) => CreateFailure::Interface(number, error),
+        None => CreateFailure::Other(error),
     })
 }
 
 async fn insert(
     tx: &mut Tx,
-    ready: &Ready,
+    request: &ValidatedRequest,
     state: InstanceState,
     error: Option<&str>,
-    taken: Option<&Taken>,
+    allocation: Option<&Allocation>,
 ) -> Result<InstanceRow, StoreError> {
     let new = NewInstance {
-        id: ready.id,
-        name: ready.name.clone(),
-        namespace: ready.namespace.clone(),
+        id: request.id,
+        name: request.name.clone(),
+        namespace: request.namespace.clone(),
         state,
         error_message: error.map(str::to_owned),
-        spec: ready.spec.clone(),
-        node: taken.map(|taken| taken.node),
-        claimed: taken.map_or_else(Claimed::default, |taken| taken.claimed),
+        spec: request.spec.clone(),
+        node: allocation.map(|allocation| allocation.node),
+        committed: allocation.map_or_else(Capacity::default, |allocation| allocation.claimed),
     };
     let row = instances::insert(tx, &new).await?;
-    for (key, value) in &ready.metadata {
+    for (key, value) in &request.metadata {
         metadata_rows::set(tx, ObjectType::Instance, &row.id.to_string(), key, value).await?;
     }
     Ok(row)
 }
 
-/// Records which contents an instance uses, as part of a transaction: from now on they stay.
-pub(crate) async fn use_blobs_in(tx: &mut Tx, id: InstanceId, spec: &InstanceSpec) -> Result<(), TxError> {
+/// References the blobs that an instance uses as part of a transaction, which protects them from deletion.
+pub(crate) async fn reference_blobs_in(
+    tx: &mut Tx,
+    id: InstanceId,
+    spec: &InstanceSpec,
+) -> Result<(), TxError> {
     let source = object(id);
     references::remove_from(tx, &source).await?;
     for (number, disk) in spec.disks.iter().enumerate() {
         if let Some(blob) = disk.blob_uuid {
-            use_blob_in(tx, &source, DISK, Some(&number.to_string()), blob).await?;
+            reference_blob_in(tx, &source, DISK, Some(&number.to_string()), blob).await?;
         }
     }
     if let Some(blob) = spec.nvram_blob() {
-        use_blob_in(tx, &source, NVRAM_TEMPLATE, None, blob).await?;
+        reference_blob_in(tx, &source, NVRAM_TEMPLATE, None, blob).await?;
     }
     Ok(())
 }
 
-async fn use_blob_in(
+async fn reference_blob_in(
     tx: &mut Tx,
     source: &muster_types::object::ObjectRef,
     relationship: &str,
     value: Option<&str>,
     id: BlobId,
 ) -> Result<(), TxError> {
-    if !blobs::hold(tx, id).await? {
+    if !blobs::lock(tx, id).await? {
         return Err(Error::not_found("blob").into());
     }
     Ok(references::insert(tx, source, relationship, value, &blob::object(id)).await?)
 }
 
-fn tell_created(app: &App, caller: &Caller, row: &InstanceRow, deprecated: bool) {
+fn record_created(app: &App, caller: &Caller, row: &InstanceRow, deprecated: bool) {
     app.record(
         caller,
         Event::audit(object(row.id), EventMessage::RecordCreated)
@@ -483,51 +560,30 @@ fn tell_created(app: &App, caller: &Caller, row: &InstanceRow, deprecated: bool)
             .with("cpus", row.spec.cpus)
             .with("memory", row.spec.memory),
     );
-    app.record(caller, asked(caller, Event::audit(object(row.id), EventMessage::CreationRequested)));
+    app.record(caller, with_caller(caller, Event::audit(object(row.id), EventMessage::CreationRequested)));
     if deprecated {
-        app.record(caller, Event::audit(object(row.id), DEPRECATED_AFFINITY));
+        app.record(caller, Event::audit(object(row.id), metadata::DEPRECATED_AFFINITY));
     }
 }
 
-/// What the record of an instance that could not be placed says; nothing when the request itself was wrong.
-fn reason(error: &Error, ready: &Ready) -> Option<String> {
-    let refused = |text: &str, wanted: &WantedAddress| match wanted {
-        WantedAddress::Exactly(address) => text == format!("address {address} in use"),
-        WantedAddress::Any | WantedAddress::None => false,
-    };
-    match error {
-        Error::Unplaceable { .. } => Some("scheduling failed".into()),
-        Error::Conflict(text) if text.starts_with("No nodes remaining") => Some("scheduling failed".into()),
-        Error::Conflict(text) if text.starts_with("address ") => {
-            let (network, ..) = ready.networks.iter().find(|(.., wanted)| refused(text, wanted))?;
-            Some(format!("failed to reserve an IP on network {}", network.id))
-        }
-        Error::Insufficient(_) => Some("cannot allocate address".into()),
-        Error::NotFound(text) if text.starts_with("network ") => Some("missing network".into()),
-        _ => None,
-    }
-}
-
-/// Keeps a record of an instance that could not be made, until the caller deletes it.
-async fn keep_failure(
+/// Keeps a record of an instance that could not be created, until the caller deletes it.
+async fn insert_failed(
     app: &App,
     caller: &Caller,
-    ready: &Ready,
-    reason: &str,
-    error: &Error,
+    request: &ValidatedRequest,
+    message: &str,
 ) -> Result<InstanceRow> {
-    let message = format!("{reason}: {error}");
     let row = transaction!(app.store, |tx| {
-        if !namespaces::hold(tx, &ready.namespace, NamespaceState::Created).await? {
+        if !namespaces::lock(tx, &request.namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
-        Ok(insert(tx, ready, InstanceState::Error, Some(&message), None).await?)
+        Ok(insert(tx, request, InstanceState::Error, Some(message), None).await?)
     })?;
-    tell_created(app, caller, &row, false);
+    record_created(app, caller, &row, false);
     Ok(row)
 }
 
-fn tell_failed(app: &App, caller: &Caller, row: &InstanceRow) {
+fn record_failed(app: &App, caller: &Caller, row: &InstanceRow) {
     let event =
         Event::new(EventType::Mutate, object(row.id), EventMessage::InstanceState(InstanceState::Error));
     app.record(caller, event.with("reason", row.error_message.clone()));

@@ -1,4 +1,4 @@
-//! Deleting instances.
+//! Deletes instances.
 
 use muster_types::event::Event;
 use muster_types::ids::{InstanceId, NodeId};
@@ -7,16 +7,17 @@ use muster_types::namespace::SYSTEM;
 use muster_types::operation::OperationHandle;
 use muster_types::{Error, Result};
 
-use super::state::{release_from, set_state};
-use super::{asked, find_own, object, operation_on, record};
+use super::state::{release_from_node, set_state};
+use super::{find_own, object, operation_on, record};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::namespace_to_empty;
+use crate::objects::audit::with_caller;
 use crate::queue::{DeleteInstance, Operation as _, SnapshotInstance};
 use muster_store::instances::InstanceRow;
-use muster_store::{StoreError, Tx, TxError, instances, node_claims, operations, transaction};
+use muster_store::{StoreError, Tx, TxError, instances, node_ledgers, operations, transaction};
 
-/// Deletes an instance. Its machine goes first, then the rest of it.
+/// Deletes an instance. An operation removes its VM and then everything else.
 pub async fn delete(
     app: &App,
     caller: &Caller,
@@ -30,18 +31,18 @@ pub async fn delete(
     record(app, row.id).await
 }
 
-/// Marks an instance as going and queues the rest. `false`: it is gone.
+/// Marks an instance for deletion and queues the operation. Returns `false` if it is deleted.
 async fn begin(app: &App, caller: &Caller, id: InstanceId, message: &str) -> Result<bool> {
     let queued = transaction!(app.store, |tx| { enqueue(tx, id, Some(caller)).await })?;
     if queued.is_some() {
         app.queue.wake();
-        app.record(caller, asked(caller, Event::audit(object(id), message)));
+        app.record(caller, with_caller(caller, Event::audit(object(id), message)));
     }
     Ok(queued.is_some())
 }
 
-/// Marks an instance as going and queues the rest as part of a transaction, or finds the operation that is at it.
-/// `None`: it is gone.
+/// Marks an instance for deletion and queues the operation as part of a transaction, unless one is pending. Returns
+/// `None` if it is deleted.
 pub(crate) async fn enqueue(
     tx: &mut Tx,
     id: InstanceId,
@@ -56,7 +57,7 @@ pub(crate) async fn enqueue(
             }
         }
         InstanceState::DeleteWaitError => {
-            // It goes on from there.
+            // Deletion restarts from the error state.
             instances::set_state(tx, id, row.state, InstanceState::Error, None).await?;
             return Box::pin(enqueue(tx, id, caller)).await;
         }
@@ -66,7 +67,7 @@ pub(crate) async fn enqueue(
             }
         }
     }
-    // What waits is of no use any more; what is being done notices by itself.
+    // Queued operations are no longer needed; a running one notices the new state.
     operations::abort_queued(tx, &object(id), SnapshotInstance::KIND.name).await?;
     let request = caller.map(|caller| caller.request_id.as_str());
     let handle = operation_on(&row, DeleteInstance {}, request).enqueue(tx).await?;
@@ -80,10 +81,11 @@ async fn pending(tx: &mut Tx, row: &InstanceRow) -> Result<Option<OperationHandl
     Ok(pending.map(|op| OperationHandle { op_type: op.operation_type, op_uuid: op.id }))
 }
 
-/// What was on a node that was deleted is lost: its instances are in error, and those that were going are gone.
-pub(crate) async fn forsake(app: &App, node: NodeId, name: &str) -> Result<()> {
-    // Who is taking room there just now ends first, and is seen below; who comes later sees that the node is gone.
-    transaction!(app.store, |tx| { Ok(node_claims::hold(tx, node).await?) })?;
+/// Releases the instances of a deleted node: their VMs are lost. Instances that were being deleted become deleted, the
+/// others enter the error state.
+pub(crate) async fn release_deleted_node(app: &App, node: NodeId, name: &str) -> Result<()> {
+    // Waits for allocations in progress, so that they are found below. Later ones see that the node is deleted.
+    transaction!(app.store, |tx| { Ok(node_ledgers::lock(tx, node).await?) })?;
     for row in instances::of_node(&*app.store, node).await? {
         let reason = format!("node {name} was deleted");
         let (from, to) = match row.state {
@@ -97,15 +99,15 @@ pub(crate) async fn forsake(app: &App, node: NodeId, name: &str) -> Result<()> {
             },
         };
         if from == to {
-            transaction!(app.store, |tx| { Ok(instances::unplace(tx, row.id).await?) })?;
+            transaction!(app.store, |tx| { Ok(instances::clear_node(tx, row.id).await?) })?;
         } else {
-            release_from(app, &row, from, to, true).await?;
+            release_from_node(app, &row, from, to, true).await?;
         }
     }
     Ok(())
 }
 
-/// Deletes every instance of a namespace. `system` with the namespace `system` means the whole cluster.
+/// Deletes every instance of a namespace. The namespace `system` means the whole cluster.
 pub async fn delete_all(
     app: &App,
     caller: &Caller,

@@ -1,13 +1,13 @@
-//! What the base of a disk stands for, and how its content comes to the node.
+//! Resolves the base of a disk and brings its content to a node.
 //!
 //! | form | meaning |
 //! |---|---|
-//! | `label:NAME` | the label of that name of the caller's namespace |
+//! | `label:NAME` | a label of the caller's namespace |
 //! | `sf://label/NAMESPACE/NAME` | a label |
-//! | `sf://upload/NAMESPACE/NAME` | an image that was uploaded |
+//! | `sf://upload/NAMESPACE/NAME` | an uploaded image |
 //! | `sf://snapshot/UUID`, `sf://artifact/UUID` | the newest version of an artifact |
-//! | `sf://blob/UUID` | a content |
-//! | anything else | a URL, or a name that stands for one: the artifact that was or will be fetched from there |
+//! | `sf://blob/UUID` | a blob |
+//! | anything else | a URL or a short name of one: the artifact fetched from there |
 
 use std::sync::Arc;
 
@@ -26,28 +26,34 @@ use crate::queue::{FetchArtifact, Operation as _};
 use muster_store::artifacts::ArtifactRow;
 use muster_store::{artifacts, blobs, operations, transaction};
 
-/// What a base stands for.
+/// Where the content of a base comes from.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Source {
-    /// A content that is there.
+pub(crate) enum ImageSource {
+    /// A blob that exists.
     Blob(BlobId),
-    /// It is to be fetched, or asked for news, from here.
+    /// A URL to fetch, or to check for a newer version.
     Url(String),
 }
 
-/// Whether a base names something of this cluster.
-pub(crate) fn is_ours(base: &str) -> bool {
+/// Returns whether a base refers to an object of this cluster.
+pub(crate) fn is_cluster_reference(base: &str) -> bool {
     base.starts_with("label:") || base.starts_with("sf://")
 }
 
-/// What a base stands for, if the caller may use it. Nothing is changed by asking.
-pub(crate) async fn resolve(app: &App, caller: &Caller, namespace: &str, base: &str) -> Result<Source> {
+/// Resolves a base that the caller may use. Changes nothing. Errors name `field`.
+pub(crate) async fn resolve(
+    app: &App,
+    caller: &Caller,
+    namespace: &str,
+    field: &str,
+    base: &str,
+) -> Result<ImageSource> {
     if let Some(name) = base.strip_prefix("label:") {
         let url = format!("sf://label/{}/{name}", caller.namespace);
         return by_source(app, caller, ArtifactType::Label, &caller.namespace, &url, base).await;
     }
     let Some(path) = base.strip_prefix("sf://") else {
-        crate::fetch::check(&app.settings, base)?;
+        crate::fetch::check(&app.settings, field, base)?;
         return by_url(app, caller, namespace, base).await;
     };
     let (kind, rest) = path.split_once('/').unwrap_or((path, ""));
@@ -65,7 +71,7 @@ pub(crate) async fn resolve(app: &App, caller: &Caller, namespace: &str, base: &
             let id: BlobId = rest.parse().map_err(|_| absent())?;
             let row = blobs::get(&*app.store, id).await?;
             let row = row.filter(|row| row.state == BlobState::Created).ok_or_else(absent)?;
-            Ok(Source::Blob(row.id))
+            Ok(ImageSource::Blob(row.id))
         }
         _ => Err(Error::not_found("artifact")),
     }
@@ -78,14 +84,14 @@ async fn by_source(
     owner: &str,
     url: &str,
     asked: &str,
-) -> Result<Source> {
+) -> Result<ImageSource> {
     let row = artifacts::by_source(&*app.store, owner, kind, url).await?;
     let row = row.ok_or_else(|| Error::not_found("artifact"))?;
     newest(app, caller, &row, asked).await
 }
 
-/// The newest version of an artifact that the caller may read.
-async fn newest(app: &App, caller: &Caller, row: &ArtifactRow, asked: &str) -> Result<Source> {
+/// Returns the newest version of an artifact that the caller may read.
+async fn newest(app: &App, caller: &Caller, row: &ArtifactRow, asked: &str) -> Result<ImageSource> {
     if row.state == ArtifactState::Deleted
         || !(row.shared || caller.may_see(&*app.store, &row.namespace).await?)
     {
@@ -103,28 +109,29 @@ async fn newest(app: &App, caller: &Caller, row: &ArtifactRow, asked: &str) -> R
         };
         Error::NotFound(format!("Could not resolve {what} to a blob"))
     };
-    newest.map(Source::Blob).ok_or_else(text)
+    newest.map(ImageSource::Blob).ok_or_else(text)
 }
 
-/// An own artifact is asked for news; one of somebody else that may be read is used as it is.
-async fn by_url(app: &App, caller: &Caller, namespace: &str, url: &str) -> Result<Source> {
+/// The namespace's own artifact is checked for a newer version; a readable artifact of another namespace is used as it
+/// is.
+async fn by_url(app: &App, caller: &Caller, namespace: &str, url: &str) -> Result<ImageSource> {
     let own = artifacts::by_source(&*app.store, namespace, ArtifactType::Image, url).await?;
     if own.is_none() {
         for row in artifacts::by_url_visible(&*app.store, url, &caller.namespace).await? {
             if let Some(blob) = version::newest(&*app.store, row.id).await? {
-                return Ok(Source::Blob(blob));
+                return Ok(ImageSource::Blob(blob));
             }
         }
     }
-    Ok(Source::Url(url.to_owned()))
+    Ok(ImageSource::Url(url.to_owned()))
 }
 
-/// Has a URL fetched, or asked for news, for an instance of a namespace.
+/// Starts fetching a URL, or checking it for a newer version, for an instance of a namespace.
 pub(crate) async fn fetch(app: &App, caller: &Caller, namespace: &str, url: &str) -> Result<ArtifactId> {
     if let Some(own) = artifacts::by_source(&*app.store, namespace, ArtifactType::Image, url).await?
         && !caller.may_change(namespace)
     {
-        // A trusted namespace uses what is there, and fetches nothing into it anew.
+        // A trusted namespace uses the existing artifact and fetches nothing into it.
         return Ok(own.id);
     }
     let request = ArtifactRequest {
@@ -138,8 +145,8 @@ pub(crate) async fn fetch(app: &App, caller: &Caller, namespace: &str, url: &str
     Ok(artifact::fetch(app, caller, &request).await?.uuid)
 }
 
-/// The content of an artifact that was awaited. [`Error::NotReady`] while it is being fetched.
-pub(crate) async fn awaited(app: &App, id: ArtifactId) -> Result<BlobId> {
+/// Returns the content of an artifact that was fetched. [`Error::NotReady`] while it is being fetched.
+pub(crate) async fn fetched_blob(app: &App, id: ArtifactId) -> Result<BlobId> {
     let gone = || Error::Conflict("the image was deleted before it could be used".into());
     let row = artifacts::get(&*app.store, id).await?.ok_or_else(gone)?;
     if operations::is_pending(&*app.store, &artifact::object(id), FetchArtifact::KIND.name).await? {
@@ -158,12 +165,12 @@ pub(crate) async fn awaited(app: &App, id: ArtifactId) -> Result<BlobId> {
     }
 }
 
-/// Makes the content that a disk begins as usable on a node, and says what it is.
+/// Copies and converts a blob for use as a disk on a node. Returns the facts of the image.
 pub(crate) async fn ensure_on(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) -> Result<ImageFacts> {
     let gone = || Error::Conflict(format!("blob {id} was deleted before it could be used"));
     let row = blobs::get(&*app.store, id).await?;
     let row = row.filter(|row| row.state == BlobState::Created).ok_or_else(gone)?;
-    blob_copy::ensure_here(app, node, id).await?;
+    blob_copy::ensure_local(app, node, id).await?;
     let storage = node.storage();
     let facts = match row.image {
         Some(facts) => facts,
@@ -183,7 +190,7 @@ pub(crate) async fn ensure_on(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) ->
     Ok(facts)
 }
 
-/// What nobody should use cannot be used later either; room may come back.
+/// An unusable image stays unusable; a lack of space may be temporary.
 fn unusable(error: Error) -> Error {
     match error {
         Error::Invalid(why) => Error::Conflict(format!("the image cannot be used: {why}")),

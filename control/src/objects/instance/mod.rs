@@ -1,4 +1,4 @@
-//! Instances: virtual machines. This file finds and shows them; the others are what can be done to them.
+//! Instances. This module finds and lists them; its submodules implement the operations on them.
 //!
 //! | what | own namespace | trusted by the owner | `system` | anyone else |
 //! |---|---|---|---|---|
@@ -18,57 +18,46 @@ pub mod power;
 pub mod snapshot;
 pub(crate) mod state;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use muster_types::agent_operation::AgentOperationRecord;
-use muster_types::event::Event;
 use muster_types::ids::{InstanceId, NodeId};
 use muster_types::instance::{InstanceRecord, InstanceState};
 use muster_types::interface::InterfaceRecord;
 use muster_types::node::NodeApi;
 use muster_types::object::{NameOrId, ObjectRef, ObjectType};
-use muster_types::spec;
 use muster_types::{Error, Result};
-use serde_json::Value;
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::objects::node::Place;
-use crate::objects::{agent_operation, interface};
+use crate::objects::node_location::NodeLocation;
+use crate::objects::{agent_operation_record, interface};
 use crate::queue::{NewOperation, Operation};
 use muster_store::instances::{self, InstanceRow};
 use muster_store::nodes::{self, NodeRow};
 use muster_store::{Read, agent_operations, interfaces, metadata, references};
 
-/// Version of the record's format.
+/// The version of the record's format.
 const VERSION: i64 = 19;
-/// Instances read at once for a list.
+/// The number of instances in a page of a list.
 const PAGE: i64 = 500;
-/// How an instance uses the content that a disk began as; the value is the number of the disk.
+/// The relationship between an instance and the blob that a disk was created from; the value is the disk number.
 pub(crate) const DISK: &str = "disk";
-/// How an instance uses the content that the memory of its firmware began as.
+/// The relationship between an instance and the blob that its NVRAM was created from.
 pub(crate) const NVRAM_TEMPLATE: &str = "nvram_template";
 
-/// Told when somebody uses the older form of affinity.
-pub(crate) const DEPRECATED_AFFINITY: &str = "deprecated weighted affinity specification accepted";
-
-/// The instance as the subject of events.
+/// Returns the instance as the subject of events.
 pub fn object(id: InstanceId) -> ObjectRef {
     ObjectRef::new(ObjectType::Instance, id)
 }
 
-/// An event with who asked for it.
-pub(crate) fn asked(caller: &Caller, event: Event) -> Event {
-    event.with("caller", caller.namespace.clone()).with("keyname", caller.key_name.clone())
+/// Parses the target of an operation on an instance.
+pub(crate) fn target_id(text: &str) -> Result<InstanceId> {
+    text.parse().map_err(|_| Error::Internal("the target of the operation is not an instance id".into()))
 }
 
-/// The instance that an operation is about.
-pub(crate) fn target(text: &str) -> Result<InstanceId> {
-    text.parse().map_err(|_| Error::Internal("an instance's id is not one".into()))
-}
-
-/// An operation on an instance, for its node.
+/// Returns an operation on an instance that its node runs.
 pub(crate) fn operation_on<P: Operation>(
     row: &InstanceRow,
     parameters: P,
@@ -81,7 +70,7 @@ pub(crate) fn operation_on<P: Operation>(
     }
 }
 
-/// An instance by id or name that the caller may read.
+/// Returns an instance by id or name that the caller may read.
 pub async fn find<D: Read + Copy>(
     db: D,
     caller: &Caller,
@@ -116,7 +105,7 @@ pub async fn find<D: Read + Copy>(
     Ok(row)
 }
 
-/// An instance by id or name that the caller may change.
+/// Returns an instance by id or name that the caller may change.
 pub async fn find_own(
     app: &App,
     caller: &Caller,
@@ -127,7 +116,7 @@ pub async fn find_own(
     if caller.may_change(&row.namespace) { Ok(row) } else { Err(Error::not_found("instance")) }
 }
 
-/// Refuses what only an instance that was made can do: waiting may help.
+/// Rejects an instance that is not created. Waiting may help.
 pub fn require_created(row: &InstanceRow) -> Result<()> {
     if row.state == InstanceState::Created { Ok(()) } else { Err(not_ready(row)) }
 }
@@ -136,17 +125,17 @@ pub(crate) fn not_ready(row: &InstanceRow) -> Error {
     Error::NotReady(format!("instance {} is not ready ({})", row.id, row.state))
 }
 
-/// Where an instance is; nothing as long as it has no place.
-pub async fn place(app: &App, row: &InstanceRow) -> Result<Option<Place>> {
+/// Returns where an instance runs; `None` before it is placed.
+pub async fn locate(app: &App, row: &InstanceRow) -> Result<Option<NodeLocation>> {
     let Some(node) = row.node else { return Ok(None) };
     let node = nodes::get(&*app.store, &NameOrId::Id(node)).await?;
-    Ok(node.map(|node| Place::of(app, node)))
+    Ok(node.map(|node| NodeLocation::of(app, node)))
 }
 
-/// The node of this daemon that an instance is on.
-pub(crate) fn own_node(app: &App, node: Option<NodeId>) -> Result<&Arc<dyn NodeApi>> {
+/// Returns the node of this daemon that an instance runs on.
+pub(crate) fn local_node(app: &App, node: Option<NodeId>) -> Result<&Arc<dyn NodeApi>> {
     let found = app.nodes.iter().find(|own| Some(own.identity().id) == node);
-    found.ok_or_else(|| Error::Internal("an instance is on a node that is not one of ours".into()))
+    found.ok_or_else(|| Error::Internal("the instance runs on a node of another daemon".into()))
 }
 
 pub async fn get(
@@ -157,10 +146,10 @@ pub async fn get(
 ) -> Result<InstanceRecord> {
     let snapshot = app.store.snapshot()?;
     let row = find(&snapshot, caller, reference, namespace).await?;
-    one(&snapshot, row).await
+    to_record(&snapshot, row).await
 }
 
-/// The next page of the instances that the caller may read, by id.
+/// Returns the next page of the instances that the caller may read, by id.
 pub async fn list_page(
     app: &App,
     caller: &Caller,
@@ -174,34 +163,32 @@ pub async fn list_page(
     Ok((records(&*app.store, rows).await?, next))
 }
 
-/// The record of one instance.
-pub(crate) async fn one<D: Read + Copy>(db: D, row: InstanceRow) -> Result<InstanceRecord> {
+/// Returns the record of one instance.
+pub(crate) async fn to_record<D: Read + Copy>(db: D, row: InstanceRow) -> Result<InstanceRecord> {
     let mut records = records(db, vec![row]).await?;
     records.pop().ok_or_else(|| Error::not_found("instance"))
 }
 
-/// The record of an instance that is known to exist.
+/// Returns the record of an existing instance.
 pub(crate) async fn record(app: &App, id: InstanceId) -> Result<InstanceRecord> {
     let row = instances::get(&*app.store, id).await?.ok_or_else(|| Error::not_found("instance"))?;
-    one(&*app.store, row).await
+    to_record(&*app.store, row).await
 }
 
-/// The records of rows, in few reads however many there are.
+/// Returns the records of rows, with a constant number of queries.
 async fn records<D: Read + Copy>(db: D, rows: Vec<InstanceRow>) -> Result<Vec<InstanceRecord>> {
     let ids: Vec<InstanceId> = rows.iter().map(|row| row.id).collect();
     let words: Vec<String> = ids.iter().map(ToString::to_string).collect();
-    let mut metadata_of = metadata::of(db, ObjectType::Instance, &words).await?;
-    let mut references_of = references::of(db, ObjectType::Instance, &words).await?;
-    let mut places: Vec<NodeId> = rows.iter().filter_map(|row| row.node).collect();
-    places.sort_unstable();
-    places.dedup();
-    let names = nodes::names(db, &places).await?;
+    let mut metadata_of = metadata::of_objects(db, ObjectType::Instance, &words).await?;
+    let mut references_of = references::of_objects(db, ObjectType::Instance, &words).await?;
+    let on_nodes: BTreeSet<NodeId> = rows.iter().filter_map(|row| row.node).collect();
+    let names = nodes::names(db, &on_nodes.into_iter().collect::<Vec<_>>()).await?;
     let mut interfaces_of: HashMap<InstanceId, Vec<InterfaceRecord>> = HashMap::new();
     for record in interface::records(db, interfaces::of_instances(db, &ids).await?).await? {
         interfaces_of.entry(record.instance_uuid).or_default().push(record);
     }
     let mut queues: HashMap<InstanceId, Vec<AgentOperationRecord>> = HashMap::new();
-    for record in agent_operation::records(db, agent_operations::unfinished(db, &ids).await?).await? {
+    for record in agent_operation_record::records(db, agent_operations::unfinished(db, &ids).await?).await? {
         queues.entry(record.instance_uuid).or_default().push(record);
     }
     Ok(rows
@@ -249,22 +236,13 @@ async fn records<D: Read + Copy>(db: D, rows: Vec<InstanceRow>) -> Result<Vec<In
         .collect())
 }
 
-/// The interfaces of an instance, in their order.
+/// Returns the interfaces of an instance in order.
 pub async fn list_interfaces(app: &App, caller: &Caller, reference: &str) -> Result<Vec<InterfaceRecord>> {
     let row = find(&*app.store, caller, reference, None).await?;
     interface::records(&*app.store, interfaces::of_instances(&*app.store, &[row.id]).await?).await
 }
 
-/// Refuses a value that the scheduler could not read. Says whether it is of a form that will go.
-pub(crate) fn check_metadata(key: &str, value: &Value) -> Result<bool> {
-    match key {
-        "tags" => spec::tags(value).map(|_| false),
-        "affinity" => spec::affinity(value).map(|(_, deprecated)| deprecated),
-        _ => Ok(false),
-    }
-}
-
-/// The row of the node that an instance is on, for those who speak with it from outside.
+/// Returns the row of the node that an instance runs on.
 pub(crate) async fn node_row(app: &App, row: &InstanceRow) -> Result<NodeRow> {
     let absent = || Error::NotFound("placement node not found".into());
     let id = row.node.ok_or_else(absent)?;

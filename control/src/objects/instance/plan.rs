@@ -1,4 +1,4 @@
-//! What a node needs to build and start the machine of an instance, from what the database says.
+//! Derives the plan of an instance's VM from the database.
 
 use base64::Engine as _;
 use muster_types::ids::NetworkId;
@@ -18,17 +18,17 @@ use muster_store::networks::NetworkRow;
 use muster_store::{interfaces, networks, nodes};
 
 const GIB: u64 = 1 << 30;
-/// The versions of the layout that guests look for.
+/// The versions of the config drive format that guests read.
 const VERSIONS: [&str; 2] = ["latest", "2017-02-22"];
 
-/// The devices of an instance's disks, with the config drive if it has one.
+/// Returns the devices of an instance's disks, including its config drive.
 fn devices(spec: &InstanceSpec) -> Vec<Device> {
     let disks: Vec<_> = spec.disks.iter().map(|disk| disk.spec.clone()).collect();
     spec::layout(&disks, spec.configdrive == ConfigDriveType::OpenStackDisk)
 }
 
-/// The disks of an instance as they will be. `sizes` are those of the images in bytes, by the number of the disk.
-pub(crate) fn lay_out(spec: &InstanceSpec, sizes: &[Option<u64>]) -> Vec<DiskRecord> {
+/// Returns the disks of an instance. `sizes` are the virtual sizes of the images in bytes, by disk number.
+pub(crate) fn disk_records(spec: &InstanceSpec, sizes: &[Option<u64>]) -> Vec<DiskRecord> {
     devices(spec)
         .into_iter()
         .map(|device| match device.what {
@@ -54,30 +54,32 @@ pub(crate) fn lay_out(spec: &InstanceSpec, sizes: &[Option<u64>]) -> Vec<DiskRec
         .collect()
 }
 
-/// The plan of an instance whose disks are laid out and that has its ports.
-pub(crate) async fn make(app: &App, row: &InstanceRow, ports: ConsolePorts) -> Result<VmPlan> {
+/// Returns the plan of an instance that has disk records and ports.
+pub(crate) async fn build(app: &App, row: &InstanceRow, ports: ConsolePorts) -> Result<VmPlan> {
     let all = interfaces::of_instances(&*app.store, &[row.id]).await?;
     let present: Vec<&InterfaceRow> =
         all.iter().filter(|interface| interface.state != InterfaceState::Error).collect();
     let mut ids: Vec<NetworkId> = present.iter().map(|interface| interface.network).collect();
     ids.sort_unstable();
     ids.dedup();
-    let networks = networks::some(&*app.store, &ids).await?;
-    // All nodes have to be read for it: not for a machine that is on no network.
+    let networks = networks::by_ids(&*app.store, &ids).await?;
+    // The MTU requires reading all nodes, so it is skipped without interfaces.
     let mtu = if present.is_empty() { 0 } else { mtu(nodes::list(&*app.store).await?.iter(), &app.settings) };
     let config_drive = (row.spec.configdrive == ConfigDriveType::OpenStackDisk)
-        .then(|| config_drive(app, row, &present, &networks, mtu));
+        .then(|| config_drive(app, row, &present, &networks, mtu))
+        .transpose()?;
+    let invalid = |field| Error::Internal(format!("instance {}: {field} is out of range", row.id));
     Ok(VmPlan {
         id: row.id,
         name: row.name.clone(),
-        cpus: u32::try_from(row.spec.cpus).unwrap_or(1),
-        memory_mb: u64::try_from(row.spec.memory).unwrap_or(1),
+        cpus: u32::try_from(row.spec.cpus).map_err(|_| invalid("cpus"))?,
+        memory_mb: u64::try_from(row.spec.memory).map_err(|_| invalid("memory"))?,
         machine_type: row.spec.machine_type,
         uefi: row.spec.uefi,
         secure_boot: row.spec.secure_boot,
         nvram_template: row.spec.nvram_blob(),
         disks: disks(row)?,
-        nics: nics(&present, &networks, mtu),
+        nics: nics(&present, &networks, mtu)?,
         video: row.spec.video.clone(),
         ports,
         config_drive,
@@ -85,28 +87,26 @@ pub(crate) async fn make(app: &App, row: &InstanceRow, ports: ConsolePorts) -> R
     })
 }
 
-fn nics(interfaces: &[&InterfaceRow], networks: &[NetworkRow], mtu: u32) -> Vec<NicPlan> {
-    let of = |interface: &&InterfaceRow| {
-        Some(nic(interface, networks.iter().find(|network| network.id == interface.network)?, mtu))
+fn nics(interfaces: &[&InterfaceRow], networks: &[NetworkRow], mtu: u32) -> Result<Vec<NicPlan>> {
+    let with_network = |interface: &&InterfaceRow| {
+        let network = networks.iter().find(|network| network.id == interface.network)?;
+        Some(nic(interface, network, mtu))
     };
-    interfaces.iter().filter_map(of).collect()
+    interfaces.iter().filter_map(with_network).collect()
 }
 
-/// An interface as its machine has it.
-pub(crate) fn nic(interface: &InterfaceRow, network: &NetworkRow, mtu: u32) -> NicPlan {
-    NicPlan {
-        interface: interface.id,
-        vxid: u32::try_from(network.vxid).unwrap_or(0),
-        mac: interface.mac,
-        model: interface.model.clone(),
-        mtu,
-    }
+/// Returns the network device of the VM for an interface.
+pub(crate) fn nic(interface: &InterfaceRow, network: &NetworkRow, mtu: u32) -> Result<NicPlan> {
+    let vxid = u32::try_from(network.vxid).map_err(|_| {
+        Error::Internal(format!("network {}: VXID {} is out of range", network.id, network.vxid))
+    })?;
+    Ok(NicPlan { interface: interface.id, vxid, mac: interface.mac, model: interface.model.clone(), mtu })
 }
 
 fn disks(row: &InstanceRow) -> Result<Vec<DiskPlan>> {
     let devices = devices(&row.spec);
     if devices.len() != row.disks.len() {
-        return Err(Error::Internal("the disks of an instance are not laid out".into()));
+        return Err(Error::Internal("the instance has no disk records".into()));
     }
     Ok(devices
         .into_iter()
@@ -133,18 +133,17 @@ fn disks(row: &InstanceRow) -> Result<Vec<DiskPlan>> {
         .collect())
 }
 
-/// The files that tell a guest who it is, in the layout of OpenStack.
+/// Returns the files of the config drive in the OpenStack layout.
 fn config_drive(
     app: &App,
     row: &InstanceRow,
     interfaces: &[&InterfaceRow],
     networks: &[NetworkRow],
     mtu: u32,
-) -> Vec<DriveFile> {
+) -> Result<Vec<DriveFile>> {
     let mut seed = [0u8; 512];
-    if aws_lc_rs::rand::fill(&mut seed).is_err() {
-        tracing::error!("the system has no random numbers");
-    }
+    aws_lc_rs::rand::fill(&mut seed)
+        .map_err(|_| Error::Internal("failed to read random numbers from the system".into()))?;
     let meta_data = json!({
         "random_seed": base64::engine::general_purpose::STANDARD.encode(seed),
         "uuid": row.id,
@@ -171,7 +170,7 @@ fn config_drive(
             files.push(DriveFile { path: format!("openstack/{version}/{name}"), content });
         }
     }
-    files
+    Ok(files)
 }
 
 fn network_data(

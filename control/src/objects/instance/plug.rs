@@ -1,4 +1,4 @@
-//! Adding an interface to an instance that exists.
+//! Adds interfaces to existing instances.
 
 use muster_types::event::Event;
 use muster_types::instance::InstanceState;
@@ -7,7 +7,7 @@ use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::spec::NetworkSpec;
 use muster_types::{Error, Result};
 
-use super::create::{MOST_SLOTS, find_network, slots};
+use super::create::{MAX_SLOTS, find_network, slots};
 use super::{find_own, object, operation_on};
 use crate::app::App;
 use crate::auth::Caller;
@@ -15,11 +15,11 @@ use crate::objects::interface::{self, NewInterface};
 use crate::queue::PlugInterface;
 use muster_store::{instances, interfaces, transaction};
 
-/// States in which an instance can get an interface.
+/// The states in which an instance can get an interface.
 const PLUGGABLE: &[InstanceState] =
     &[InstanceState::Initial, InstanceState::Preflight, InstanceState::Creating, InstanceState::Created];
 
-/// Gives an instance another interface. Its machine gets it soon after.
+/// Adds an interface to an instance. An operation adds it to the VM.
 pub async fn plug(
     app: &App,
     caller: &Caller,
@@ -34,12 +34,12 @@ pub async fn plug(
     let (network, wanted, address) = find_network(app, &row.namespace, wanted, "network").await?;
     let own = [row.id];
     let made = transaction!(app.store, |tx| {
-        if !instances::hold(tx, row.id, PLUGGABLE).await? {
+        if !instances::lock(tx, row.id, PLUGGABLE).await? {
             return Err(unfit().into());
         }
         let present = interfaces::of_instances(&mut *tx, &own).await?;
-        if slots(&row.spec.disks, present.len() + 1) > MOST_SLOTS {
-            return Err(Error::Conflict("the machine has no slot for another interface".into()).into());
+        if slots(&row.spec.disks, present.len() + 1) > MAX_SLOTS {
+            return Err(Error::Conflict("the instance has no slot for another interface".into()).into());
         }
         let new = NewInterface {
             network: network.id,

@@ -1,14 +1,14 @@
-//! Switching machines on and off, and writing down what was seen of them.
+//! Changes the power state of VMs and records it.
 //!
-//! What is done to a machine is done by the daemon that speaks for its node, one thing at a time. What a node says of
-//! a machine is the truth; the record follows it.
+//! Only the daemon of a VM's node changes it, one change at a time. The node is the source of truth; the record
+//! follows.
 
 use std::sync::Arc;
 
 use muster_types::event::{Event, EventType};
 use muster_types::event_message::EventMessage;
 use muster_types::ids::InstanceId;
-use muster_types::instance::{InstanceState, PowerState, SideChannel};
+use muster_types::instance::{InstanceState, PowerState};
 use muster_types::node::{NodeApi, NodeFuture};
 use muster_types::spec::Vdi;
 use muster_types::time::now;
@@ -16,20 +16,21 @@ use muster_types::vm::{ConsolePorts, VmPower};
 use muster_types::{Error, Result};
 
 use super::agent;
-use super::{asked, object, operation_on, plan, require_created};
+use super::{object, operation_on, plan, require_created};
 use crate::app::App;
 use crate::auth::Caller;
-use crate::objects::network::wait::follow_instance;
+use crate::objects::audit::with_caller;
+use crate::objects::network::wait::wait_instance_networks;
 use crate::queue::{Operation as _, StartInstance};
 use muster_store::instances::{self, InstanceRow};
 use muster_store::{operations, transaction};
 
-/// How often other ports are tried when somebody else has taken them.
+/// The number of attempts with other ports when another process has taken them.
 const PORT_ATTEMPTS: usize = 5;
 
-/// What a caller can do to the power of an instance.
+/// An action on the power state of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
+pub enum PowerAction {
     On,
     Off,
     Pause,
@@ -38,7 +39,7 @@ pub enum Action {
     RebootHard,
 }
 
-impl Action {
+impl PowerAction {
     fn word(self) -> &'static str {
         match self {
             Self::On => "poweron",
@@ -51,13 +52,13 @@ impl Action {
     }
 }
 
-/// Does something to the power of an instance. Call it where its node is.
-pub async fn act(
+/// Applies an action to the VM of an instance. Call it on the daemon of the instance's node.
+pub async fn apply(
     app: &App,
     caller: &Caller,
     node: &Arc<dyn NodeApi>,
     id: InstanceId,
-    action: Action,
+    action: PowerAction,
 ) -> Result<()> {
     let _lock = app.instance_locks.lock(id).await;
     let row = instances::get(&*app.store, id).await?.ok_or_else(|| Error::not_found("instance"))?;
@@ -67,59 +68,61 @@ pub async fn act(
     let running = matches!(power, Some(VmPower::On | VmPower::Paused));
     let invalid = |why: &str| Err(Error::Conflict(format!("Invalid lifecycle state: {why}")));
     match action {
-        Action::On if running => return Ok(()),
-        Action::Off if !running => {}
-        Action::Pause | Action::Unpause | Action::RebootSoft | Action::RebootHard if !running => {
+        PowerAction::On if running => return Ok(()),
+        PowerAction::Off if !running => {}
+        PowerAction::Pause | PowerAction::Unpause | PowerAction::RebootSoft | PowerAction::RebootHard
+            if !running =>
+        {
             let verb = match action {
-                Action::Pause => "pause",
-                Action::Unpause => "unpause",
+                PowerAction::Pause => "pause",
+                PowerAction::Unpause => "unpause",
                 _ => "reboot",
             };
             return invalid(&format!("you cannot {verb} a powered off instance"));
         }
-        Action::Pause if power == Some(VmPower::Paused) => {
+        PowerAction::Pause if power == Some(VmPower::Paused) => {
             return invalid("pause failed after 1 attempts: the instance is paused");
         }
-        Action::Unpause if power == Some(VmPower::On) => {
+        PowerAction::Unpause if power == Some(VmPower::On) => {
             return invalid("unpause failed after 1 attempts: the instance is not paused");
         }
         _ => {}
     }
     let event = Event::audit(object(id), format!("{} request from REST API", action.word()));
-    app.record(caller, asked(caller, event));
+    app.record(caller, with_caller(caller, event));
     let wanted = match action {
-        Action::On | Action::Unpause => Some(PowerState::On),
-        Action::Off => Some(PowerState::Off),
-        Action::Pause => Some(PowerState::Paused),
-        Action::RebootSoft | Action::RebootHard => None,
+        PowerAction::On | PowerAction::Unpause => Some(PowerState::On),
+        PowerAction::Off => Some(PowerState::Off),
+        PowerAction::Pause => Some(PowerState::Paused),
+        PowerAction::RebootSoft | PowerAction::RebootHard => None,
     };
     if let Some(wanted) = wanted {
-        transaction!(app.store, |tx| { Ok(instances::set_wanted(tx, id, wanted).await?) })?;
+        transaction!(app.store, |tx| { Ok(instances::set_power_wanted(tx, id, wanted).await?) })?;
     }
     match action {
-        Action::On => {
-            follow_instance(app, id, node.identity().id, now()).await?;
-            switch_on(app, node, &row).await?;
+        PowerAction::On => {
+            wait_instance_networks(app, id, node.identity().id, now()).await?;
+            start_vm(app, node, &row).await?;
         }
-        Action::Off => machines.stop(id).await?,
-        Action::Pause => machines.pause(id).await?,
-        Action::Unpause => machines.resume(id).await?,
-        Action::RebootSoft => machines.reboot(id).await?,
-        Action::RebootHard => machines.reset(id).await?,
+        PowerAction::Off => machines.stop(id).await?,
+        PowerAction::Pause => machines.pause(id).await?,
+        PowerAction::Unpause => machines.resume(id).await?,
+        PowerAction::RebootSoft => machines.reboot(id).await?,
+        PowerAction::RebootHard => machines.reset(id).await?,
     }
-    write_seen(app, node, id).await
+    write_power_state(app, node, id).await
 }
 
-/// Starts the machine of an instance, with ports that nobody uses. The caller has the turn.
-pub(crate) async fn switch_on(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<()> {
+/// Starts the VM of an instance with free ports. The caller holds the instance lock.
+pub(crate) async fn start_vm(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<()> {
     let mut ports = row.ports;
     for _ in 0..PORT_ATTEMPTS {
         let now = match ports.take() {
             Some(ports) => ports,
             None => choose_ports(app, node, row).await?,
         };
-        let plan = plan::make(app, row, now).await?;
-        // The machines of a simulated node go with their daemon; there is nothing on their disks to lose.
+        let plan = plan::build(app, row, now).await?;
+        // The VMs of a simulated node do not survive its daemon, and their disks hold no data.
         if row.state == InstanceState::Creating || node.identity().simulated {
             node.vms().build(&plan).await?;
         }
@@ -131,7 +134,7 @@ pub(crate) async fn switch_on(app: &App, node: &Arc<dyn NodeApi>, row: &Instance
             outcome => return outcome,
         }
     }
-    Err(Error::Unavailable("no ports for the consoles were found".into()))
+    Err(Error::Unavailable("no free console ports found".into()))
 }
 
 async fn choose_ports(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<ConsolePorts> {
@@ -144,27 +147,27 @@ async fn choose_ports(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> 
         let ports = ConsolePorts { console: *console, vdi: *vdi, vdi_tls: free.get(2).copied() };
         let got = transaction!(app.store, |tx| {
             if !instances::set_ports(tx, row.id, here, Some(ports)).await? {
-                return Err(Error::Unavailable("somebody else took the ports".into()).into());
+                return Err(Error::Unavailable("the ports are in use".into()).into());
             }
             Ok(())
         });
         match got {
             Ok(()) => return Ok(ports),
-            Err(Error::Unavailable(_)) => {}
+            Err(Error::Unavailable(_) | Error::Contended) => {}
             Err(error) => return Err(error),
         }
     }
-    Err(Error::Unavailable("no ports for the consoles were found".into()))
+    Err(Error::Unavailable("no free console ports found".into()))
 }
 
-/// Looks at a machine whose power may have changed, and writes down what is seen.
+/// Records the power state of a VM that may have changed.
 pub(crate) async fn observe(app: &App, node: &Arc<dyn NodeApi>, id: InstanceId) -> Result<()> {
     let _lock = app.instance_locks.lock(id).await;
-    write_seen(app, node, id).await
+    write_power_state(app, node, id).await
 }
 
-/// The same, by whoever has the turn.
-pub(crate) async fn write_seen(app: &App, node: &Arc<dyn NodeApi>, id: InstanceId) -> Result<()> {
+/// Like [`observe`], for a caller that holds the instance lock.
+pub(crate) async fn write_power_state(app: &App, node: &Arc<dyn NodeApi>, id: InstanceId) -> Result<()> {
     let row = instances::get(&*app.store, id).await?;
     let Some(row) = row.filter(|row| row.state == InstanceState::Created) else { return Ok(()) };
     if row.node != Some(node.identity().id) {
@@ -181,14 +184,14 @@ pub(crate) async fn write_seen(app: &App, node: &Arc<dyn NodeApi>, id: InstanceI
     if power == row.power_state {
         return agent::observe(app, node, id).await;
     }
-    let agent = agent_state(&row, power);
+    let agent = agent::state_for_power(&row, power);
     let changed = transaction!(app.store, |tx| {
         if !instances::set_power(tx, id, power).await? {
             return Ok(false);
         }
         if power == PowerState::Off {
-            // Whoever switched it off, it is not switched on again without being asked.
-            instances::set_wanted(tx, id, PowerState::Off).await?;
+            // A VM that was powered off stays off until it is started by request.
+            instances::set_power_wanted(tx, id, PowerState::Off).await?;
         }
         instances::set_agent_state(tx, id, agent).await?;
         Ok(true)
@@ -201,27 +204,12 @@ pub(crate) async fn write_seen(app: &App, node: &Arc<dyn NodeApi>, id: InstanceI
         }
         app.events.record(event);
     }
-    // Its guest may have spoken before it was written down that it is on.
+    // The guest may have reported before the instance was recorded as on.
     agent::observe(app, node, id).await
 }
 
-/// What is known of the agent when the power changes.
-pub(crate) fn agent_state(row: &InstanceRow, power: PowerState) -> Option<&'static str> {
-    if !row.spec.side_channels.contains(&SideChannel::Agent)
-        && !row.spec.side_channels.contains(&SideChannel::Agent2)
-    {
-        return None;
-    }
-    Some(match power {
-        PowerState::On => "not ready (no contact)",
-        PowerState::Paused => "not ready (instance paused)",
-        PowerState::Initial | PowerState::Off | PowerState::Crashed => "not ready (instance powered off)",
-    })
-}
-
-/// A machine that was on when its host went down is switched on again, unless its user switched it off.
-///
-/// The operation that this queues comes back here: hence the box.
+/// Restarts a VM that was running when its host went down, unless the user powered it off. Boxed because the queued
+/// operation calls this function again.
 fn start_again<'a>(app: &'a App, row: &'a InstanceRow) -> NodeFuture<'a, ()> {
     Box::pin(
         async move { if row.power_wanted == PowerState::Off { Ok(()) } else { queue_start(app, row).await } },

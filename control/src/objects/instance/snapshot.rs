@@ -1,4 +1,4 @@
-//! Copies of disks, kept as artifacts: one artifact for each disk, one version for each copy.
+//! Snapshots of disks, stored as artifacts: one artifact for each disk, one version for each snapshot.
 
 use std::collections::BTreeMap;
 
@@ -20,15 +20,15 @@ use crate::queue::{DiskCopy, SnapshotInstance};
 use muster_store::instances::InstanceRow;
 use muster_store::{artifacts, blobs, instances, transaction};
 
-/// The memory of the firmware, as a device.
+/// The device name of the NVRAM.
 pub(crate) const NVRAM: &str = "nvram";
 
-/// What is to be copied.
+/// A request for snapshots of an instance.
 #[derive(Debug, Clone, Default)]
 pub struct SnapshotRequest {
     pub all: bool,
     pub device: Option<String>,
-    /// 0 is the default.
+    /// 0 means the default.
     pub max_versions: i64,
     pub thin: bool,
 }
@@ -46,7 +46,7 @@ fn source_url(instance: InstanceId, device: &str) -> String {
     format!("sf://instance/{instance}/{device}")
 }
 
-/// The disks that a request means.
+/// Returns the disks that a request selects.
 fn chosen<'a>(row: &'a InstanceRow, request: &SnapshotRequest) -> Vec<(&'a str, Option<&'a DiskRecord>)> {
     let disks = row.disks.iter().filter(|disk| !disk.snapshot_ignores);
     let disks = disks.map(|disk| (disk.device.as_str(), Some(disk)));
@@ -58,7 +58,7 @@ fn chosen<'a>(row: &'a InstanceRow, request: &SnapshotRequest) -> Vec<(&'a str, 
     }
 }
 
-/// Queues copying disks of an instance.
+/// Queues snapshots of the disks of an instance.
 pub async fn create(
     app: &App,
     caller: &Caller,
@@ -73,7 +73,7 @@ pub async fn create(
         return Ok(BTreeMap::new());
     }
     let copies = transaction!(app.store, |tx| {
-        if !instances::hold(tx, row.id, &[muster_types::instance::InstanceState::Created]).await? {
+        if !instances::lock(tx, row.id, &[muster_types::instance::InstanceState::Created]).await? {
             return Err(super::not_ready(&row).into());
         }
         let mut copies = Vec::new();
@@ -114,7 +114,7 @@ pub async fn create(
     Ok(copies.into_iter().map(record).collect())
 }
 
-/// Every copy of the disks of an instance: what its artifact says, and over it what its content says.
+/// Returns every snapshot of an instance: the record of its artifact, overlaid with the record of its blob.
 pub async fn list(app: &App, caller: &Caller, reference: &str) -> Result<Vec<Map<String, Value>>> {
     let row = find(&*app.store, caller, reference, None).await?;
     let broken = |error: serde_json::Error| Error::Internal(error.to_string());
@@ -123,8 +123,9 @@ pub async fn list(app: &App, caller: &Caller, reference: &str) -> Result<Vec<Map
         let device = found.source_url.rsplit('/').next().unwrap_or_default().to_owned();
         let versions = version::versions_in(&*app.store, found.id).await?;
         let ids: Vec<BlobId> = versions.values().copied().collect();
-        let contents = blobs::some(&*app.store, &ids).await?;
-        let outer = serde_json::to_value(artifact::one(&*app.store, caller, found).await?).map_err(broken)?;
+        let contents = blobs::by_ids(&*app.store, &ids).await?;
+        let outer =
+            serde_json::to_value(artifact::to_record(&*app.store, caller, found).await?).map_err(broken)?;
         for id in ids {
             let Some(content) = contents.get(&id).cloned() else { continue };
             let created = content.created;

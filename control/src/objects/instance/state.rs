@@ -1,20 +1,19 @@
-//! Moves instances between states, and releases what they hold when they end.
+//! Changes the state of instances, and releases their resources at the end.
 
 use muster_store::instances::{self, InstanceRow};
 use muster_store::operations::{self, OperationRow};
-use muster_store::{interfaces, references, transaction};
+use muster_store::{agent_operations, interfaces, references, transaction};
 use muster_types::event::{Event, EventType};
 use muster_types::event_message::EventMessage;
 use muster_types::ids::InstanceId;
 use muster_types::instance::{InstanceState, PowerState};
 use muster_types::{Error, Result};
 
-use super::{object, own_node, placement, target};
+use super::{local_node, object, placement, target_id};
 use crate::app::App;
-use crate::objects::agent_operation::end;
 use crate::objects::interface;
 
-/// Moves an instance on, and tells of it. Says whether it was where it was thought to be.
+/// Sets the state of an instance and records the event. Returns `false` if it was not in the state `from`.
 pub(crate) async fn set_state(
     app: &App,
     id: InstanceId,
@@ -24,12 +23,12 @@ pub(crate) async fn set_state(
 ) -> Result<bool> {
     let moved = transaction!(app.store, |tx| { Ok(instances::set_state(tx, id, from, to, reason).await?) })?;
     if moved {
-        announce(app, id, from, to, reason);
+        record_state_change(app, id, from, to, reason);
     }
     Ok(moved)
 }
 
-pub(crate) fn announce(
+pub(crate) fn record_state_change(
     app: &App,
     id: InstanceId,
     from: InstanceState,
@@ -44,14 +43,14 @@ pub(crate) fn announce(
     app.events.record(event);
 }
 
-pub(crate) async fn give_up(app: &App, row: &OperationRow, reason: &str) -> Result<()> {
-    let id = target(&row.target.id)?;
+pub(crate) async fn fail_creation(app: &App, row: &OperationRow, reason: &str) -> Result<()> {
+    let id = target_id(&row.target.id)?;
     let Some(instance) = instances::get(&*app.store, id).await? else { return Ok(()) };
     let failed = match instance.state {
         InstanceState::Initial | InstanceState::Preflight | InstanceState::Creating => {
             let Some(failed) = instance.state.failed() else { return Ok(()) };
             if !set_state(app, id, instance.state, failed, Some(reason)).await? {
-                return Err(Error::Unavailable("the instance changed while it failed".into()));
+                return Err(Error::Unavailable("the instance changed state concurrently".into()));
             }
             failed
         }
@@ -62,23 +61,24 @@ pub(crate) async fn give_up(app: &App, row: &OperationRow, reason: &str) -> Resu
     };
     {
         let _lock = app.instance_locks.lock(id).await;
-        own_node(app, instance.node)?.vms().remove(id).await?;
+        local_node(app, instance.node)?.vms().remove(id).await?;
     }
     release(app, &instance, failed, InstanceState::Error).await
 }
 
-/// Gives back all that an instance without a machine had: addresses, ports, room, contents.
+/// Releases all resources of an instance without a VM: addresses, ports, capacity, blobs.
 pub(crate) async fn release(
     app: &App,
     instance: &InstanceRow,
     from: InstanceState,
     to: InstanceState,
 ) -> Result<()> {
-    release_from(app, instance, from, to, false).await
+    release_from_node(app, instance, from, to, false).await
 }
 
-/// The same, if its node is gone, too: it is on none any more, and nobody waits for what only that could do.
-pub(crate) async fn release_from(
+/// Like [`release`]; with `node_is_gone` it also clears the node and aborts the operations that only that node could
+/// run.
+pub(crate) async fn release_from_node(
     app: &App,
     instance: &InstanceRow,
     from: InstanceState,
@@ -86,7 +86,7 @@ pub(crate) async fn release_from(
     node_is_gone: bool,
 ) -> Result<()> {
     let id = instance.id;
-    // No interface can come any more: the instance is on its way out.
+    // The state keeps interfaces from being added.
     let left = interfaces::of_instances(&*app.store, &[id]).await?;
     let given_back = transaction!(app.store, |tx| {
         if !instances::set_state(tx, id, from, to, None).await? {
@@ -99,16 +99,20 @@ pub(crate) async fn release_from(
             instances::set_ports(tx, id, node, None).await?;
         }
         references::remove_from(tx, &object(id)).await?;
-        end::leave_in(tx, id, to == InstanceState::Deleted).await?;
+        if to == InstanceState::Deleted {
+            agent_operations::delete_all(tx, id).await?;
+        } else {
+            agent_operations::fail_all(tx, id, "the instance is in error").await?;
+        }
         instances::set_power(tx, id, PowerState::Off).await?;
         let fresh = instances::get(&mut *tx, id).await?;
         let ledger = match fresh {
-            Some(fresh) => placement::give_back_in(tx, &fresh).await?,
+            Some(fresh) => placement::release_in(tx, &fresh).await?,
             None => None,
         };
         if node_is_gone {
             operations::abort_queued(tx, &object(id), "").await?;
-            instances::unplace(tx, id).await?;
+            instances::clear_node(tx, id).await?;
         }
         Ok(Some(ledger))
     })?;
@@ -117,6 +121,6 @@ pub(crate) async fn release_from(
         app.placement.update(node, committed);
     }
     app.networks.notify_changed();
-    announce(app, id, from, to, None);
+    record_state_change(app, id, from, to, None);
     Ok(())
 }

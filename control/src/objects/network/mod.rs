@@ -1,6 +1,8 @@
-//! Networks: create, get, list, delete, route, names, ping.
+//! Networks: create, get, list, delete, route, DNS entries, ping.
 
+pub(crate) mod address_pool;
 pub(crate) mod plan;
+pub(crate) mod state;
 pub(crate) mod wait;
 
 use std::net::Ipv4Addr;
@@ -17,32 +19,27 @@ use muster_types::{Error, Result};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::namespace_to_empty;
-use crate::objects::address::{FULL, rests};
-use crate::objects::node::{Place, network_node};
+use crate::objects::node_location::{NodeLocation, network_node};
 use crate::queue::{CreateNetwork, DeleteNetwork, NewOperation, Operation};
-use muster_store::addresses::{self, Claim, Pool};
+use address_pool::{NO_FREE_ADDRESSES, floating_pool, quarantine};
+use muster_store::addresses::{self, Allocation};
 use muster_store::networks::{NetworkRow, NewNetwork};
 use muster_store::operations::OperationRow;
 use muster_store::{
     Read, StoreError, Tx, TxError, dns_entries, interfaces, metadata, namespaces, networks, operations,
     references, transaction,
 };
+use state::{USABLE, changed, require_state};
 
-/// Version of the record's format.
+/// The version of the record's format.
 const VERSION: i64 = 9;
-/// Networks read at once for a list.
+/// The number of networks in a page of a list.
 const PAGE: i64 = 500;
-/// Names that one network's resolver may be told beside those of its interfaces.
-const MOST_NAMES: i64 = 1000;
-/// How a network's record names the addresses that are routed to it.
+/// The maximum number of DNS entries of a network, besides those of its interfaces.
+const MAX_DNS_ENTRIES: i64 = 1000;
+/// The relationship between a network and the addresses that are routed to it.
 pub const ROUTED: &str = "routed_address";
-/// States of a network that is not on its way out.
-pub(crate) const USABLE: &[NetworkState] = &[NetworkState::Initial, NetworkState::Created];
-/// States of a network whose row may still get something attached.
-pub(crate) const PRESENT: &[NetworkState] =
-    &[NetworkState::Initial, NetworkState::Created, NetworkState::Error, NetworkState::DeleteWait];
-
-/// A request for a network.
+/// A request to create a network.
 #[derive(Debug, Default, serde::Deserialize, utoipa::ToSchema)]
 #[schema(as = NewNetwork)]
 pub struct NetworkRequest {
@@ -61,20 +58,14 @@ pub struct NetworkRequest {
     pub namespace: Option<String>,
 }
 
-/// The network as the subject of events.
+/// Returns the network as the subject of events.
 pub fn object(id: NetworkId) -> ObjectRef {
     ObjectRef::new(ObjectType::Network, id)
 }
 
-/// The addresses that float.
-pub(crate) async fn floating_pool(db: impl Read) -> Result<Pool, StoreError> {
-    let row = networks::get(db, FLOATING).await?;
-    row.map(|row| row.pool()).ok_or_else(|| StoreError::Broken("there is no floating network".into()))
-}
-
-/// Makes the floating network at the first start. Its block does not change later.
+/// Creates the floating network on the first start of the cluster. Its block never changes.
 pub async fn bootstrap(app: &App) -> Result<()> {
-    let wished: Netblock = app.settings.floating_network.parse()?;
+    let configured: Netblock = app.settings.floating_network.parse()?;
     let found = transaction!(app.store, |tx| {
         if let Some(row) = networks::get(&mut *tx, FLOATING).await? {
             return Ok(row.netblock);
@@ -83,39 +74,39 @@ pub async fn bootstrap(app: &App) -> Result<()> {
             id: FLOATING,
             name: "floating".into(),
             namespace: None,
-            netblock: wished,
+            netblock: configured,
             provide_dhcp: false,
             provide_nat: false,
             provide_dns: false,
         };
         match networks::insert(tx, &new).await {
-            Ok(row) => claim_ends(tx, &row).await?,
-            // Another daemon was first: look again.
+            Ok(row) => reserve_special_addresses(tx, &row).await?,
+            // Another daemon created it first: retry.
             Err(StoreError::Duplicate(why)) => return Err(StoreError::Conflict(why).into()),
             Err(error) => return Err(error.into()),
         }
-        Ok(wished)
+        Ok(configured)
     })?;
-    if found != wished {
-        tracing::warn!(%found, %wished, "FLOATING_NETWORK is not used: the cluster was made with another one");
+    if found != configured {
+        tracing::warn!(%found, %configured, "ignoring FLOATING_NETWORK: the cluster was created with another one");
     }
     Ok(())
 }
 
 /// Reserves the addresses that no interface can have.
-async fn claim_ends(tx: &mut Tx, row: &NetworkRow) -> Result<(), StoreError> {
+async fn reserve_special_addresses(tx: &mut Tx, row: &NetworkRow) -> Result<(), StoreError> {
     let block = row.netblock;
     for (address, kind) in [
         (block.network(), AddressType::Network),
         (block.router(), AddressType::Gateway),
         (block.broadcast(), AddressType::Broadcast),
     ] {
-        addresses::claim(tx, row.pool(), address, &Claim::new(kind, object(row.id))).await?;
+        addresses::allocate(tx, row.pool(), address, &Allocation::new(kind, object(row.id))).await?;
     }
     Ok(())
 }
 
-/// Makes a network. Its devices follow.
+/// Creates a network. An operation creates its devices.
 pub async fn create(app: &App, caller: &Caller, request: NetworkRequest) -> Result<NetworkRecord> {
     let required = |name: &str| Error::Invalid(format!("{name}: Missing data for required field."));
     let name = request.name.ok_or_else(|| required("name"))?;
@@ -123,7 +114,7 @@ pub async fn create(app: &App, caller: &Caller, request: NetworkRequest) -> Resu
     check_name(&name)?;
     let namespace =
         request.namespace.filter(|name| !name.is_empty()).unwrap_or_else(|| caller.namespace.clone());
-    // As the specification says: a trusted namespace may create in the one that trusts it.
+    // A trusted namespace may create objects in the namespace that trusts it.
     if !caller.may_see(&*app.store, &namespace).await? {
         let text = "only admins can create resources in a different namespace";
         return Err(Error::Unauthenticated(text.into()));
@@ -143,12 +134,12 @@ pub async fn create(app: &App, caller: &Caller, request: NetworkRequest) -> Resu
         provide_dns: request.provide_dns.unwrap_or(false),
     };
     let row = transaction!(app.store, |tx| {
-        // No network may be left behind by a namespace that goes at the same moment.
-        if !namespaces::hold(tx, &namespace, NamespaceState::Created).await? {
+        // The lock keeps a concurrently deleted namespace from leaving the network behind.
+        if !namespaces::lock(tx, &namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
         let row = networks::insert(tx, &new).await?;
-        claim_ends(tx, &row).await?;
+        reserve_special_addresses(tx, &row).await?;
         let handle = operation_on(&row, CreateNetwork {}, Some(caller)).enqueue(tx).await?;
         networks::set_operation(tx, row.id, handle.op_uuid).await?;
         Ok(NetworkRow { last_operation: Some(handle.op_uuid), ..row })
@@ -162,7 +153,7 @@ pub async fn create(app: &App, caller: &Caller, request: NetworkRequest) -> Resu
             .with("vxid", row.vxid),
     );
     app.record(caller, Event::audit(object(row.id), "creation request from REST API"));
-    one(&*app.store, row).await
+    to_record(&*app.store, row).await
 }
 
 fn operation_on<P: Operation>(row: &NetworkRow, parameters: P, caller: Option<&Caller>) -> NewOperation<P> {
@@ -172,7 +163,7 @@ fn operation_on<P: Operation>(row: &NetworkRow, parameters: P, caller: Option<&C
     }
 }
 
-/// A network by id or name that the caller may read.
+/// Returns a network by id or name that the caller may read.
 pub async fn find(
     app: &App,
     caller: &Caller,
@@ -220,8 +211,8 @@ async fn find_in<D: Read + Copy>(
     if visible { Ok(row) } else { Err(absent()) }
 }
 
-/// A network by id or name on which instances of a namespace may be.
-pub(crate) async fn of_instances(app: &App, namespace: &str, reference: &str) -> Result<NetworkRow> {
+/// Returns a network by id or name that instances of a namespace may use.
+pub(crate) async fn find_for_instances(app: &App, namespace: &str, reference: &str) -> Result<NetworkRow> {
     let absent = || Error::NotFound(format!("network {reference} not found"));
     match NameOrId::parse(reference) {
         NameOrId::Id(id) => {
@@ -242,7 +233,7 @@ pub(crate) async fn of_instances(app: &App, namespace: &str, reference: &str) ->
     }
 }
 
-/// A network by id or name that the caller may change.
+/// Returns a network by id or name that the caller may change.
 pub async fn find_own(
     app: &App,
     caller: &Caller,
@@ -254,24 +245,6 @@ pub async fn find_own(
     if own { Ok(row) } else { Err(Error::not_found("network")) }
 }
 
-/// Refuses a network that is not in one of these states: waiting may help.
-pub(crate) fn require_state(row: &NetworkRow, states: &[NetworkState]) -> Result<()> {
-    if states.contains(&row.state) { Ok(()) } else { Err(not_ready(row.id, row.state)) }
-}
-
-pub(crate) fn not_ready(id: NetworkId, state: NetworkState) -> Error {
-    Error::NotReady(format!("network {id} is not ready ({state})"))
-}
-
-/// What a transaction says when the network has changed since it was looked at.
-pub(crate) async fn changed(tx: &mut Tx, id: NetworkId) -> TxError {
-    match networks::get(tx, id).await {
-        Ok(Some(row)) => not_ready(id, row.state).into(),
-        Ok(None) => Error::not_found("network").into(),
-        Err(error) => error.into(),
-    }
-}
-
 pub async fn get(
     app: &App,
     caller: &Caller,
@@ -280,10 +253,10 @@ pub async fn get(
 ) -> Result<NetworkRecord> {
     let snapshot = app.store.snapshot()?;
     let row = find_in(&snapshot, caller, reference, namespace).await?;
-    one(&snapshot, row).await
+    to_record(&snapshot, row).await
 }
 
-/// The next page of the networks that the caller may read, by id.
+/// Returns the next page of the networks that the caller may read, by id.
 pub async fn list_page(
     app: &App,
     caller: &Caller,
@@ -297,16 +270,16 @@ pub async fn list_page(
     Ok((records(&*app.store, rows).await?, next))
 }
 
-async fn one<D: Read + Copy>(db: D, row: NetworkRow) -> Result<NetworkRecord> {
+async fn to_record<D: Read + Copy>(db: D, row: NetworkRow) -> Result<NetworkRecord> {
     let mut records = records(db, vec![row]).await?;
     records.pop().ok_or_else(|| Error::not_found("network"))
 }
 
-/// The records of rows, in two reads however many there are.
+/// Returns the records of rows, with a constant number of queries.
 async fn records<D: Read + Copy>(db: D, rows: Vec<NetworkRow>) -> Result<Vec<NetworkRecord>> {
     let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
-    let mut metadata_of = metadata::of(db, ObjectType::Network, &ids).await?;
-    let mut references_of = references::of(db, ObjectType::Network, &ids).await?;
+    let mut metadata_of = metadata::of_objects(db, ObjectType::Network, &ids).await?;
+    let mut references_of = references::of_objects(db, ObjectType::Network, &ids).await?;
     Ok(rows
         .into_iter()
         .map(|row| {
@@ -339,7 +312,7 @@ fn handle(operation: OperationId) -> OperationHandle {
     OperationHandle { op_type: OperationType::Network, op_uuid: operation }
 }
 
-/// Deletes a network. One that has interfaces goes when they are gone.
+/// Deletes a network. One with interfaces is deleted once they are removed.
 pub async fn delete(
     app: &App,
     caller: &Caller,
@@ -364,7 +337,7 @@ fn refuse_floating(row: &NetworkRow, verb: &str) -> Result<()> {
     Ok(())
 }
 
-/// Marks a network as going and queues the rest, or finds the operation that is at it. `None`: it is gone.
+/// Marks a network for deletion and queues the operation, unless one is pending. Returns `None` if it is deleted.
 pub(crate) async fn enqueue_delete(
     tx: &mut Tx,
     id: NetworkId,
@@ -394,7 +367,7 @@ async fn pending_delete(db: impl Read, id: NetworkId) -> Result<Option<Operation
     Ok(rows.into_iter().find(|row| row.name == DeleteNetwork::KIND.name && !row.state.is_final()))
 }
 
-/// What became of deleting every network of a namespace.
+/// The outcome of deleting every network of a namespace.
 #[derive(Debug, Default)]
 pub struct DeletedAll {
     pub deleted: Vec<(NetworkId, OperationHandle)>,
@@ -425,19 +398,19 @@ pub async fn delete_all(
     Ok(outcome)
 }
 
-/// Routes an address of the floating network to a network as it is.
+/// Routes a floating address to a network without translation.
 pub async fn route(app: &App, caller: &Caller, reference: &str) -> Result<Ipv4Addr> {
     let row = find_own(app, caller, reference, None).await?;
     refuse_floating(&row, "route addresses to")?;
     require_state(&row, &[NetworkState::Created])?;
     let floats = floating_pool(&*app.store).await?;
     let address = transaction!(app.store, |tx| {
-        if !networks::bump(tx, row.id, &[NetworkState::Created]).await? {
+        if !networks::bump_generation(tx, row.id, &[NetworkState::Created]).await? {
             return Err(changed(tx, row.id).await);
         }
-        let claim = Claim::new(AddressType::Routed, object(row.id));
-        let claimed = addresses::claim_any(tx, floats, &claim, rests(app).reclaim).await?;
-        let address = claimed.ok_or_else(|| Error::Insufficient(FULL.into()))?;
+        let allocation = Allocation::new(AddressType::Routed, object(row.id));
+        let claimed = addresses::allocate_any(tx, floats, &allocation, quarantine(app).reclaim_after).await?;
+        let address = claimed.ok_or_else(|| Error::Insufficient(NO_FREE_ADDRESSES.into()))?;
         let (text, target) = (address.to_string(), object(FLOATING));
         references::insert(tx, &object(row.id), ROUTED, Some(&text), &target).await?;
         Ok(address)
@@ -453,7 +426,7 @@ pub async fn route(app: &App, caller: &Caller, reference: &str) -> Result<Ipv4Ad
     }
 }
 
-/// Takes a routed address back.
+/// Releases a routed address.
 pub async fn unroute(app: &App, caller: &Caller, reference: &str, address: &str) -> Result<()> {
     let address: Ipv4Addr = address.parse().map_err(|_| Error::Invalid("invalid address".into()))?;
     let row = find_own(app, caller, reference, None).await?;
@@ -471,11 +444,11 @@ pub async fn unroute(app: &App, caller: &Caller, reference: &str, address: &str)
         return Err(Error::Forbidden("address not routed by this network".into()));
     }
     transaction!(app.store, |tx| {
-        if !networks::bump(tx, row.id, &[NetworkState::Created]).await? {
+        if !networks::bump_generation(tx, row.id, &[NetworkState::Created]).await? {
             return Err(changed(tx, row.id).await);
         }
         let (kind, user) = (AddressType::Routed, object(row.id));
-        if !addresses::release(tx, floats, address, kind, &user, rests(app).rests).await? {
+        if !addresses::release(tx, floats, address, kind, &user, quarantine(app).enabled).await? {
             return Err(Error::NotFound("address not routed".into()).into());
         }
         references::remove(tx, &object(row.id), ROUTED, &address.to_string()).await?;
@@ -489,8 +462,8 @@ pub async fn unroute(app: &App, caller: &Caller, reference: &str, address: &str)
     wait::wait_applied(app, row.id).await
 }
 
-/// Tells the network's resolver a name, or another address for it.
-pub async fn set_name(
+/// Creates or replaces a DNS entry of a network.
+pub async fn set_dns_entry(
     app: &App,
     caller: &Caller,
     reference: &str,
@@ -505,12 +478,12 @@ pub async fn set_name(
     let name = checked_name(name)?;
     let row = require_resolver(app, caller, reference).await?;
     transaction!(app.store, |tx| {
-        if !networks::bump(tx, row.id, USABLE).await? {
+        if !networks::bump_generation(tx, row.id, USABLE).await? {
             return Err(changed(tx, row.id).await);
         }
         dns_entries::set(tx, row.id, &name, value).await?;
-        if dns_entries::count(&mut *tx, row.id).await? > MOST_NAMES {
-            let text = format!("name: a network may have {MOST_NAMES} names at most");
+        if dns_entries::count(&mut *tx, row.id).await? > MAX_DNS_ENTRIES {
+            let text = format!("name: a network may have {MAX_DNS_ENTRIES} names at most");
             return Err(Error::Invalid(text).into());
         }
         Ok(())
@@ -524,13 +497,13 @@ pub async fn set_name(
     wait::wait_applied(app, row.id).await
 }
 
-/// Makes the network's resolver forget a name. One that it does not know changes nothing.
-pub async fn remove_name(app: &App, caller: &Caller, reference: &str, name: Option<&str>) -> Result<()> {
+/// Removes a DNS entry of a network, if it exists.
+pub async fn remove_dns_entry(app: &App, caller: &Caller, reference: &str, name: Option<&str>) -> Result<()> {
     let name = name.ok_or_else(|| Error::Invalid("name: Missing data for required field.".into()))?;
     let name = checked_name(name)?;
     let row = require_resolver(app, caller, reference).await?;
     let known = transaction!(app.store, |tx| {
-        if !networks::bump(tx, row.id, USABLE).await? {
+        if !networks::bump_generation(tx, row.id, USABLE).await? {
             return Err(changed(tx, row.id).await);
         }
         Ok(dns_entries::remove(tx, row.id, &name).await?)
@@ -550,7 +523,7 @@ async fn require_resolver(app: &App, caller: &Caller, reference: &str) -> Result
     if row.provide_dns { Ok(row) } else { Err(Error::NotReady("network does not provide DNS".into())) }
 }
 
-/// A host name in lower case, if it is one.
+/// Checks a host name and returns it in lower case.
 fn checked_name(name: &str) -> Result<String> {
     let label = |label: &str| {
         (1..=63).contains(&label.len())
@@ -558,7 +531,7 @@ fn checked_name(name: &str) -> Result<String> {
             && !label.ends_with('-')
             && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
     };
-    // A resolver would take it for the address itself.
+    // Resolvers take it for an address.
     let address = name.parse::<Ipv4Addr>().is_ok();
     if name.len() <= 253 && name.split('.').all(label) && !address {
         Ok(name.to_ascii_lowercase())
@@ -567,13 +540,13 @@ fn checked_name(name: &str) -> Result<String> {
     }
 }
 
-/// Checks a ping, and says from where it is to be done.
-pub async fn ping_from(
+/// Checks a ping and returns the node to send it from.
+pub async fn prepare_ping(
     app: &App,
     caller: &Caller,
     reference: &str,
     address: &str,
-) -> Result<(NetworkId, Ipv4Addr, Place)> {
+) -> Result<(NetworkId, Ipv4Addr, NodeLocation)> {
     let address: Ipv4Addr = address.parse().map_err(|_| Error::Invalid("invalid address".into()))?;
     let row = find(app, caller, reference, None).await?;
     refuse_floating(&row, "ping from")?;
@@ -582,7 +555,7 @@ pub async fn ping_from(
     }
     require_state(&row, &[NetworkState::Created])?;
     let node = network_node(app).await?;
-    Ok((row.id, address, Place::of(app, node)))
+    Ok((row.id, address, NodeLocation::of(app, node)))
 }
 
 #[cfg(test)]
@@ -590,7 +563,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_host_names_are_names() {
+    fn accepts_only_host_names_as_dns_entries() {
         for name in ["web", "Web-1", "a.b.example", "1"] {
             assert_eq!(checked_name(name).unwrap(), name.to_lowercase());
         }

@@ -1,4 +1,4 @@
-//! Renders what networks need on a node from what the database says. Reads only; the rest is plain functions.
+//! Derives the plan of each network on each node from the database.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::Ipv4Addr;
@@ -11,20 +11,20 @@ use muster_types::network::{
 use muster_types::node::NodeState;
 use muster_types::settings::Settings;
 
-use crate::objects::node::choose_network_node;
+use crate::objects::node_location::choose_network_node;
 use muster_store::interfaces::{self, InterfaceRow};
 use muster_store::networks::{self, NetworkRow};
 use muster_store::nodes::NodeRow;
 use muster_store::{Read, StoreError, addresses, dns_entries};
 
-/// What a node without an answer is taken to carry: plain Ethernet.
-const USUAL_MTU: u32 = 1500;
-/// The smallest that IPv4 allows itself.
-const SMALLEST_MTU: u32 = 576;
+/// The MTU of a node that has not reported one: that of Ethernet.
+const DEFAULT_MTU: u32 = 1500;
+/// The smallest MTU that IPv4 allows.
+const MIN_MTU: u32 = 576;
 
-/// What the networks are made of, read at one moment.
+/// The rows that plans are derived from, read at one moment.
 #[derive(Debug)]
-pub(crate) struct Facts {
+pub(crate) struct NetworkFacts {
     networks: BTreeMap<NetworkId, NetworkRow>,
     interfaces: HashMap<NetworkId, Vec<InterfaceRow>>,
     names: HashMap<NetworkId, Vec<(String, Ipv4Addr)>>,
@@ -32,13 +32,14 @@ pub(crate) struct Facts {
     floats: Netblock,
 }
 
-impl Facts {
+impl NetworkFacts {
     pub(crate) async fn read<D: Read + Copy>(db: D) -> Result<Self, StoreError> {
-        // First: what is read after it belongs to these generations, or to newer ones, which are followed next.
+        // The networks come first: what is read after them belongs to these generations or to newer ones, which are
+        // applied next.
         let networks = networks::wanted(db).await?.into_iter().map(|row| (row.id, row)).collect();
         let floating = networks::get(db, FLOATING).await?;
         let floats =
-            floating.ok_or_else(|| StoreError::Broken("there is no floating network".into()))?.netblock;
+            floating.ok_or_else(|| StoreError::Internal("there is no floating network".into()))?.netblock;
         let mut interfaces: HashMap<NetworkId, Vec<InterfaceRow>> = HashMap::new();
         for row in interfaces::list(db).await? {
             interfaces.entry(row.network).or_default().push(row);
@@ -48,7 +49,7 @@ impl Facts {
             names.entry(network).or_default().push((name, value));
         }
         let mut routed: HashMap<NetworkId, Vec<Ipv4Addr>> = HashMap::new();
-        for (address, user) in addresses::held_as(db, FLOATING, AddressType::Routed).await? {
+        for (address, user) in addresses::of_kind(db, FLOATING, AddressType::Routed).await? {
             if let Ok(network) = user.parse() {
                 routed.entry(network).or_default().push(address);
             }
@@ -57,18 +58,18 @@ impl Facts {
     }
 }
 
-/// The networks on the nodes as they are now.
+/// Which networks are on which nodes.
 #[derive(Debug)]
-pub(crate) struct Picture<'a> {
-    facts: &'a Facts,
+pub(crate) struct NetworkTopology<'a> {
+    facts: &'a NetworkFacts,
     nodes: BTreeMap<NodeId, NodeRow>,
     network_node: Option<NodeId>,
-    /// The nodes that a network is on: the network node, and where its interfaces are.
+    /// The nodes of each network: the network node and the nodes of its interfaces.
     participants: BTreeMap<NetworkId, BTreeSet<NodeId>>,
 }
 
-impl<'a> Picture<'a> {
-    pub(crate) fn new(facts: &'a Facts, rows: Vec<NodeRow>, settings: &Settings) -> Self {
+impl<'a> NetworkTopology<'a> {
+    pub(crate) fn new(facts: &'a NetworkFacts, rows: Vec<NodeRow>, settings: &Settings) -> Self {
         let network_node =
             choose_network_node(&settings.network_node_ip, rows.iter()).map(|row| row.identity.id);
         let nodes: BTreeMap<NodeId, NodeRow> = rows
@@ -88,23 +89,23 @@ impl<'a> Picture<'a> {
         Self { facts, nodes, network_node, participants }
     }
 
-    /// Whether a network has anything to do on a node.
+    /// Returns whether a network is on a node.
     pub(crate) fn takes_part(&self, network: NetworkId, node: NodeId) -> bool {
         self.participants.get(&network).is_some_and(|on| on.contains(&node))
     }
 
-    /// The networks that have something to do on a node.
+    /// Returns the networks on a node.
     pub(crate) fn networks_on(&self, node: NodeId) -> impl Iterator<Item = &NetworkRow> {
         let on = self.participants.iter().filter(move |(_, on)| on.contains(&node));
         on.filter_map(|(network, _)| self.facts.networks.get(network))
     }
 
-    /// Whether there is no network at all.
+    /// Returns whether there are no networks.
     pub(crate) fn is_empty(&self) -> bool {
         self.facts.networks.is_empty()
     }
 
-    /// What the network needs on a node that it is on.
+    /// Returns the plan of a network on one of its nodes.
     pub(crate) fn plan(
         &self,
         network: &NetworkRow,
@@ -138,7 +139,7 @@ impl<'a> Picture<'a> {
         })
     }
 
-    /// The addresses of all nodes but the network node, in order.
+    /// Returns the sorted addresses of all nodes except the network node.
     fn others(&self) -> Vec<Ipv4Addr> {
         let others = self.nodes.iter().filter(|(node, _)| Some(**node) != self.network_node);
         let mut others: Vec<Ipv4Addr> = others
@@ -150,7 +151,7 @@ impl<'a> Picture<'a> {
         others
     }
 
-    /// The address of the network node.
+    /// Returns the address of the network node.
     fn own(&self) -> Option<Ipv4Addr> {
         self.network_node.and_then(|node| self.nodes.get(&node)?.identity.ip.parse().ok())
     }
@@ -181,16 +182,16 @@ impl<'a> Picture<'a> {
     }
 }
 
-/// The largest packet that fits into the tunnels between all nodes.
+/// Returns the largest MTU that fits into the tunnels between all nodes.
 pub(crate) fn mtu<'a>(nodes: impl Iterator<Item = &'a NodeRow>, settings: &Settings) -> u32 {
     let present = nodes.filter(|node| node.state != NodeState::Deleted);
-    let ways = present.map(|node| node.report.mesh_mtu.unwrap_or(USUAL_MTU));
-    let most = u32::try_from(settings.max_hypervisor_mtu).unwrap_or(u32::MAX);
-    let narrowest = ways.min().unwrap_or(USUAL_MTU).min(most);
-    narrowest.saturating_sub(VXLAN_OVERHEAD).max(SMALLEST_MTU)
+    let ways = present.map(|node| node.report.mesh_mtu.unwrap_or(DEFAULT_MTU));
+    let most = u32::try_from(settings.max_hypervisor_mtu).expect("the settings bound it");
+    let narrowest = ways.min().unwrap_or(DEFAULT_MTU).min(most);
+    narrowest.saturating_sub(VXLAN_OVERHEAD).max(MIN_MTU)
 }
 
-/// The DNS domain of a namespace's networks. A namespace may have a name that no host name can hold.
+/// Returns the DNS domain of a namespace's networks. Characters that host names cannot contain are replaced.
 pub(crate) fn domain(namespace: &str, zone: &str) -> String {
     let label = |text: &str| -> String {
         let kept: String = text
@@ -209,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_domain_is_made_of_labels_whatever_the_namespace_is_called() {
+    fn domain_replaces_characters_that_host_names_cannot_contain() {
         assert_eq!(domain("ci", "shakenfist"), "ci.shakenfist");
         assert_eq!(domain("Team A\n", "example.org"), "team-a.example.org");
         assert_eq!(domain("日本", "zone"), "zone");

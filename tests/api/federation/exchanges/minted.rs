@@ -23,7 +23,7 @@ impl World {
     async fn column(&self, column: &str, minted: &Value) -> String {
         let name = minted["key_name"].as_str().unwrap();
         let sql = format!("SELECT CAST({column} AS CHAR) FROM namespace_keys WHERE name = '{name}'");
-        self.cluster.app.store.query(&sql, &[]).await.unwrap()[0].get(0).unwrap()
+        self.cluster.app.store.query(&sql, &[]).await.unwrap()[0].scalar().unwrap()
     }
 }
 

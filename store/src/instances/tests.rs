@@ -1,80 +1,31 @@
-//! Rows of instances and what nodes have promised to them, on both engines.
-
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use muster_types::ids::{ArtifactId, BlobId, InstanceId, NodeId, OperationId};
-use muster_types::instance::{
-    ConfigDriveType, DiskRecord, DiskSpecRecord, InstanceState, MachineType, PowerState, SideChannel,
-};
+use muster_types::capacity::Capacity;
+use muster_types::ids::{BlobId, NodeId, OperationId};
+use muster_types::instance::{DiskRecord, InstanceState, PowerState};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::{OperationHandle, OperationType};
-use muster_types::spec::{DiskBus, DiskSpec, DiskType, VideoSpec};
+use muster_types::spec::DiskBus;
 use muster_types::time::now;
 use muster_types::vm::ConsolePorts;
 use serde_json::json;
 
-use super::instances::{Claimed, InstanceSpec, NewInstance};
-use super::tests::{on_both_engines, operation};
-use super::*;
-use muster_types::capacity::CommittedCapacity;
-
-fn spec() -> InstanceSpec {
-    let disk = DiskSpec {
-        size: Some(8),
-        base: Some("https://a.example/ü".into()),
-        bus: DiskBus::Nvme,
-        disk_type: DiskType::Disk,
-    };
-    InstanceSpec {
-        cpus: 2,
-        memory: 1 << 20,
-        disks: vec![DiskSpecRecord { spec: disk, blob_uuid: None }],
-        awaited: BTreeMap::from([(0, ArtifactId::new())]),
-        video: VideoSpec::default(),
-        ssh_key: Some("ssh-rsa ü".into()),
-        user_data: Some("x".repeat(1 << 20)),
-        uefi: true,
-        secure_boot: false,
-        configdrive: ConfigDriveType::None,
-        nvram_template: Some(BlobId::new().to_string()),
-        machine_type: MachineType::Q35,
-        side_channels: vec![SideChannel::Agent2],
-        requested_placement: Some("node".into()),
-    }
-}
-
-pub(super) fn new(name: &str, namespace: &str, node: Option<NodeId>) -> NewInstance {
-    NewInstance {
-        id: InstanceId::new(),
-        name: name.into(),
-        namespace: namespace.into(),
-        state: InstanceState::Initial,
-        error_message: None,
-        spec: spec(),
-        node,
-        claimed: Claimed { cpus: 2, memory_mb: 1 << 20, disk_gb: 8 },
-    }
-}
-
-pub(super) async fn add(store: &Store, new: &NewInstance) {
-    transaction!(store, |tx| { Ok(instances::insert(tx, new).await?) }).unwrap();
-}
-
-pub(super) async fn step(store: &Store, id: InstanceId, from: InstanceState, to: InstanceState) -> bool {
-    transaction!(store, |tx| { Ok(instances::set_state(tx, id, from, to, None).await?) }).unwrap()
-}
+use super::AgentStatus;
+use crate::testing::{
+    add_instance, created_instance, new_instance, on_both_engines, operation, set_instance_state,
+};
+use crate::*;
 
 fn ports(first: u16) -> ConsolePorts {
     ConsolePorts { console: first, vdi: first + 1, vdi_tls: Some(first + 2) }
 }
 
 on_both_engines! {
-    async fn an_instance_keeps_everything_that_was_asked_for_and_seen(store: Arc<Store>) {
+    async fn stores_configuration_and_observed_state(store: Arc<Store>) {
         let node = NodeId::new();
-        let new = new("www", "alpha", Some(node));
+        let new = new_instance("www", "alpha", Some(node));
         let row = transaction!(store, |tx| { Ok(instances::insert(tx, &new).await?) }).unwrap();
-        assert_eq!((&row.spec, row.claimed, row.node), (&new.spec, new.claimed, Some(node)));
+        assert_eq!((&row.spec, row.committed, row.node), (&new.spec, new.committed, Some(node)));
         assert_eq!((row.power_state, row.power_wanted, row.ports), (PowerState::Initial, PowerState::On, None));
         let mut found = new.spec.clone();
         found.awaited.clear();
@@ -91,10 +42,10 @@ on_both_engines! {
             instances::set_spec(tx, new.id, &found, &disks).await?;
             assert!(instances::set_power(tx, new.id, PowerState::On).await?);
             assert!(!instances::set_power(tx, new.id, PowerState::On).await?, "that is not new");
-            instances::set_wanted(tx, new.id, PowerState::Paused).await?;
+            instances::set_power_wanted(tx, new.id, PowerState::Paused).await?;
             instances::set_agent_state(tx, new.id, Some("not ready (ü)")).await?;
             instances::set_operation(tx, new.id, &handle).await?;
-            instances::unclaim(tx, new.id).await?;
+            instances::clear_committed(tx, new.id).await?;
             Ok(())
         })
         .unwrap();
@@ -102,17 +53,17 @@ on_both_engines! {
         assert_eq!((&row.spec, &row.disks), (&found, &disks));
         assert_eq!((row.power_state, row.power_wanted), (PowerState::On, PowerState::Paused));
         assert_eq!((row.agent_state.as_deref(), row.last_operation), (Some("not ready (ü)"), Some(handle)));
-        assert_eq!((row.claimed, row.node), (Claimed::default(), Some(node)), "where it was is still known");
-        transaction!(store, |tx| { Ok(instances::unplace(tx, new.id).await?) }).unwrap();
+        assert_eq!((row.committed, row.node), (Capacity::default(), Some(node)), "where it was is still known");
+        transaction!(store, |tx| { Ok(instances::clear_node(tx, new.id).await?) }).unwrap();
         assert_eq!(instances::get(&*store, new.id).await.unwrap().unwrap().node, None);
     }
 
-    async fn a_state_is_left_only_by_who_knows_it_and_only_to_where_it_leads(store: Arc<Store>) {
+    async fn changes_state_only_along_valid_transitions(store: Arc<Store>) {
         use InstanceState as S;
-        let new = new("www", "alpha", None);
-        add(&store, &new).await;
-        assert!(step(&store, new.id, S::Initial, S::Preflight).await);
-        assert!(!step(&store, new.id, S::Initial, S::Preflight).await, "somebody was faster");
+        let new = new_instance("www", "alpha", None);
+        add_instance(&store, &new).await;
+        assert!(set_instance_state(&store, new.id, S::Initial, S::Preflight).await);
+        assert!(!set_instance_state(&store, new.id, S::Initial, S::Preflight).await, "the state has changed");
         let wrong = transaction!(store, |tx| { Ok(instances::set_state(tx, new.id, S::Preflight, S::Created, None).await?) });
         assert!(wrong.is_err(), "there is no such way");
         let why = transaction!(store, |tx| {
@@ -122,31 +73,31 @@ on_both_engines! {
         assert!(why.unwrap());
         let row = instances::get(&*store, new.id).await.unwrap().unwrap();
         assert_eq!((row.state, row.error_message.as_deref()), (S::Error, Some("why")), "the reason stays");
-        let held = transaction!(store, |tx| {
+        let locked = transaction!(store, |tx| {
             Ok((
-                instances::hold(tx, new.id, &[S::Created, S::Error]).await?,
-                instances::hold(tx, new.id, &[S::Created]).await?,
-                instances::hold_present(tx, new.id).await?,
+                instances::lock(tx, new.id, &[S::Created, S::Error]).await?,
+                instances::lock(tx, new.id, &[S::Created]).await?,
+                instances::lock_undeleted(tx, new.id).await?,
             ))
         });
-        assert_eq!(held.unwrap(), (true, false, true));
-        assert!(step(&store, new.id, S::Error, S::DeleteWait).await && step(&store, new.id, S::DeleteWait, S::Deleted).await);
-        assert!(!transaction!(store, |tx| { Ok(instances::hold_present(tx, new.id).await?) }).unwrap());
+        assert_eq!(locked.unwrap(), (true, false, true));
+        assert!(set_instance_state(&store, new.id, S::Error, S::DeleteWait).await && set_instance_state(&store, new.id, S::DeleteWait, S::Deleted).await);
+        assert!(!transaction!(store, |tx| { Ok(instances::lock_undeleted(tx, new.id).await?) }).unwrap());
         assert!(instances::deleted_before(&*store, now() - 10.0, 10).await.unwrap().is_empty());
         assert_eq!(instances::deleted_before(&*store, now() + 1.0, 10).await.unwrap(), [new.id]);
         assert!(transaction!(store, |tx| { Ok(instances::remove(tx, new.id).await?) }).unwrap());
         assert!(instances::get(&*store, new.id).await.unwrap().is_none());
     }
 
-    async fn instances_are_found_by_name_namespace_and_node_as_far_as_one_may_see(store: Arc<Store>) {
+    async fn finds_visible_instances_by_name_namespace_and_node(store: Arc<Store>) {
         use InstanceState as S;
         let (one, two) = (NodeId::new(), NodeId::new());
-        let mine = new("www", "alpha", Some(one));
-        let twin = new("www", "alpha", Some(two));
-        let theirs = new("www", "beta", Some(one));
-        let other = new("db", "beta", None);
+        let mine = new_instance("www", "alpha", Some(one));
+        let twin = new_instance("www", "alpha", Some(two));
+        let theirs = new_instance("www", "beta", Some(one));
+        let other = new_instance("db", "beta", None);
         for new in [&mine, &twin, &theirs, &other] {
-            add(&store, new).await;
+            add_instance(&store, new).await;
         }
         let named = async |name: &str, namespace: Option<&str>| instances::by_name(&*store, name, namespace).await.unwrap().len();
         assert_eq!((named("www", Some("alpha")).await, named("www", Some("beta")).await), (2, 1));
@@ -177,7 +128,7 @@ on_both_engines! {
         assert_eq!(instances::tags(&*store, "alpha").await.unwrap(), [(one, json!(["a", "b"]))]);
         assert!(instances::tags(&*store, "beta").await.unwrap().is_empty(), "it has no place");
 
-        assert!(step(&store, mine.id, S::Initial, S::Deleted).await);
+        assert!(set_instance_state(&store, mine.id, S::Initial, S::Deleted).await);
         assert_eq!((named("www", Some("alpha")).await, page(None, false, None, 10).await.len()), (1, 3));
         assert_eq!(page(None, true, None, 10).await.len(), 4);
         assert_eq!(instances::of_namespace(&*store, Some("alpha")).await.unwrap().len(), 1);
@@ -186,27 +137,27 @@ on_both_engines! {
         assert!(instances::tags(&*store, "alpha").await.unwrap().is_empty());
     }
 
-    async fn who_waits_for_an_operation_that_is_gone_is_found(store: Arc<Store>) {
+    async fn finds_instances_without_operation(store: Arc<Store>) {
         use InstanceState as S;
-        let (waits, served, settled) = (new("a", "x", None), new("b", "x", None), new("c", "x", None));
+        let (waits, served, settled) = (new_instance("a", "x", None), new_instance("b", "x", None), new_instance("c", "x", None));
         for new in [&waits, &served, &settled] {
-            add(&store, new).await;
+            add_instance(&store, new).await;
         }
         let mut at_it = operation("x", vec![]);
         at_it.target = ObjectRef::new(ObjectType::Instance, served.id);
         transaction!(store, |tx| { Ok(operations::insert(tx, &at_it).await?) }).unwrap();
         for (from, to) in [(S::Initial, S::InitialError), (S::InitialError, S::Error)] {
-            assert!(step(&store, settled.id, from, to).await);
+            assert!(set_instance_state(&store, settled.id, from, to).await);
         }
-        let found: Vec<_> = instances::abandoned(&*store).await.unwrap().into_iter().map(|row| row.id).collect();
+        let found: Vec<_> = instances::without_operation(&*store).await.unwrap().into_iter().map(|row| row.id).collect();
         assert_eq!(found, [waits.id]);
     }
 
-    async fn a_port_of_a_node_has_one_owner(store: Arc<Store>) {
+    async fn port_of_a_node_has_one_owner(store: Arc<Store>) {
         let (one, two) = (NodeId::new(), NodeId::new());
-        let (first, second) = (new("a", "x", Some(one)), new("b", "x", Some(one)));
-        add(&store, &first).await;
-        add(&store, &second).await;
+        let (first, second) = (new_instance("a", "x", Some(one)), new_instance("b", "x", Some(one)));
+        add_instance(&store, &first).await;
+        add_instance(&store, &second).await;
         let take = async |id, node, ports: Option<ConsolePorts>| {
             let outcome: Result<bool, muster_types::Error> = transaction!(store, |tx| {
                 if instances::set_ports(tx, id, node, ports).await? {
@@ -218,7 +169,7 @@ on_both_engines! {
         };
         assert!(take(first.id, one, Some(ports(30000))).await);
         assert!(take(second.id, one, Some(ports(31000))).await);
-        assert!(!take(second.id, one, Some(ports(30002))).await, "one of the three is taken");
+        assert!(!take(second.id, one, Some(ports(30002))).await, "one of the three ports is in use");
         let row = instances::get(&*store, second.id).await.unwrap().unwrap();
         assert_eq!(row.ports, Some(ports(31000)), "what it had stays");
         assert_eq!(instances::ports(&*store, one).await.unwrap().len(), 6);
@@ -232,49 +183,29 @@ on_both_engines! {
         assert_eq!(instances::get(&*store, first.id).await.unwrap().unwrap().ports, Some(plain));
     }
 
-    async fn what_a_node_promises_at_once_adds_up(store: Arc<Store>) {
-        let (one, two) = (NodeId::new(), NodeId::new());
-        assert!(node_claims::list(&*store).await.unwrap().is_empty());
-        let claims: Vec<_> = (0..40)
-            .map(|number| {
-                let store = Arc::clone(&store);
-                let node = if number % 4 == 0 { two } else { one };
-                tokio::spawn(async move {
-                    let most = 20;
-                    transaction!(store, |tx| {
-                        let held = node_claims::hold(tx, node).await?;
-                        if held.cpus == most {
-                            return Ok(false);
-                        }
-                        let more = CommittedCapacity {
-                            cpus: held.cpus + 1,
-                            memory_mb: held.memory_mb + 512,
-                            disk_gb: held.disk_gb + 3,
-                            demand: held.demand + 0.5,
-                            demand_at: 7.25,
-                        };
-                        node_claims::set(tx, node, &more).await?;
-                        Ok(true)
-                    })
-                })
-            })
-            .collect();
-        let mut given = 0;
-        for claim in claims {
-            given += usize::from(claim.await.unwrap().unwrap());
+    async fn sums_committed_capacity_of_a_namespace(store: Arc<Store>) {
+        assert_eq!(instances::committed_of(&*store, "alpha").await.unwrap(), Capacity::default());
+        let node = Some(NodeId::new());
+        let ours = [new_instance("one", "alpha", node), new_instance("two", "alpha", node)];
+        for one in &ours {
+            add_instance(&store, one).await;
         }
-        assert_eq!(given, 30, "twenty of one, ten of the other");
-        let ledgers = node_claims::list(&*store).await.unwrap();
-        let full = CommittedCapacity { cpus: 20, memory_mb: 20 * 512, disk_gb: 60, demand: 10.0, demand_at: 7.25 };
-        assert_eq!(ledgers[&one], full);
-        assert_eq!(ledgers[&two].cpus, 10);
-        // A claim that is not kept changes nothing.
-        let refused: Result<(), muster_types::Error> = transaction!(store, |tx| {
-            node_claims::hold(tx, one).await?;
-            node_claims::set(tx, one, &CommittedCapacity::default()).await?;
-            Err(muster_types::Error::Conflict("no".into()).into())
-        });
-        assert!(refused.is_err());
-        assert_eq!(node_claims::list(&*store).await.unwrap()[&one], full);
+        add_instance(&store, &new_instance("one", "beta", node)).await;
+        let both = Capacity { cpus: 4, memory_mb: 2 << 20, disk_gb: 16 };
+        assert_eq!(instances::committed_of(&*store, "alpha").await.unwrap(), both);
+        transaction!(store, |tx| { Ok(instances::clear_committed(tx, ours[0].id).await?) }).unwrap();
+        let one = Capacity { cpus: 2, memory_mb: 1 << 20, disk_gb: 8 };
+        assert_eq!(instances::committed_of(&*store, "alpha").await.unwrap(), one);
+    }
+
+    async fn records_agent_only_while_instance_is_on(store: Arc<Store>) {
+        let id = created_instance(&store, NodeId::new()).await;
+        let seen = AgentStatus { state: "ready".into(), start_time: Some(2.5), system_boot_time: Some(1.25) };
+        let write = || async { transaction!(store, |tx| { Ok(instances::set_agent(tx, id, &seen).await?) }).unwrap() };
+        assert!(!write().await);
+        transaction!(store, |tx| { Ok(instances::set_power(tx, id, PowerState::On).await?) }).unwrap();
+        assert!(write().await);
+        let row = instances::get(&*store, id).await.unwrap().unwrap();
+        assert_eq!((row.agent_state.as_deref(), row.agent_start_time, row.agent_system_boot_time), (Some("ready"), Some(2.5), Some(1.25)));
     }
 }

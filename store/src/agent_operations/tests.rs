@@ -1,22 +1,18 @@
-//! Rows of agent operations, on both engines.
-
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use muster_types::agent_operation::{AgentCommand, AgentOperationState, ExpiryReason};
 use muster_types::ids::{AgentOperationId, BlobId, InstanceId, NodeId};
-use muster_types::instance::{InstanceState, PowerState};
+use muster_types::instance::InstanceState;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::time::now;
 use serde_json::json;
 
-use super::agent_operations::{AgentOperationRow, End, NewAgentOperation, Results, Room};
-use super::instances::AgentSeen;
-use super::instances_tests::{add, new as new_instance, step};
-use super::tests::on_both_engines;
-use super::*;
-
 use AgentOperationState as S;
+
+use super::{AgentOperationOutcome, AgentOperationRow, CommandResults, NewAgentOperation, QueueLimits};
+use crate::testing::{created_instance, on_both_engines, set_instance_state};
+use crate::*;
 
 fn new(instance: InstanceId, state: S) -> NewAgentOperation {
     NewAgentOperation {
@@ -33,10 +29,10 @@ fn new(instance: InstanceId, state: S) -> NewAgentOperation {
 
 async fn insert(store: &Store, new: &NewAgentOperation) -> bool {
     let row = transaction!(store, |tx| {
-        Ok(agent_operations::insert(tx, new, Room { operations: 100, bytes: 1 << 20 }).await?)
+        Ok(agent_operations::insert(tx, new, QueueLimits { operations: 100, bytes: 1 << 20 }).await?)
     })
     .unwrap();
-    assert_eq!(row, agent_operations::get(store, new.id).await.unwrap(), "the row is as it is told");
+    assert_eq!(row, agent_operations::get(store, new.id).await.unwrap(), "returns the stored row");
     row.is_some()
 }
 
@@ -44,27 +40,22 @@ async fn get(store: &Store, id: AgentOperationId) -> AgentOperationRow {
     agent_operations::get(store, id).await.unwrap().unwrap()
 }
 
-async fn go(store: &Store, id: AgentOperationId, from: S, to: S, end: &End<'_>) -> bool {
-    transaction!(store, |tx| { Ok(agent_operations::set_state(tx, id, from, to, end).await?) }).unwrap()
+async fn go(
+    store: &Store,
+    id: AgentOperationId,
+    from: S,
+    to: S,
+    outcome: &AgentOperationOutcome<'_>,
+) -> bool {
+    transaction!(store, |tx| { Ok(agent_operations::set_state(tx, id, from, to, outcome).await?) }).unwrap()
 }
 
 async fn begin(store: &Store, id: AgentOperationId, from: S, boot: Option<&str>) -> bool {
     transaction!(store, |tx| { Ok(agent_operations::begin(tx, id, from, boot).await?) }).unwrap()
 }
 
-/// An instance that was made, on a node.
-async fn made(store: &Store, node: NodeId) -> InstanceId {
-    use InstanceState as I;
-    let new = new_instance("www", "alpha", Some(node));
-    add(store, &new).await;
-    for (from, to) in [(I::Initial, I::Preflight), (I::Preflight, I::Creating), (I::Creating, I::Created)] {
-        assert!(step(store, new.id, from, to).await);
-    }
-    new.id
-}
-
 on_both_engines! {
-    async fn an_operation_keeps_everything_that_was_asked_for_and_came_of_it(store: Arc<Store>) {
+    async fn stores_commands_and_results(store: Arc<Store>) {
         let mut new = new(InstanceId::new(), S::Queued);
         new.deadline = 1_700_000_000.25;
         new.progress_timeout = 0.5;
@@ -85,36 +76,36 @@ on_both_engines! {
         assert!(row.attempts == 2 && row.last_progress > Some(12.5));
         assert!((row.updated - changed).abs() < 1e-6, "its state did not change");
         let stdout = "ü".repeat(1 << 20);
-        let results = Results::from([("0".into(), json!({ "stdout": stdout }).as_object().unwrap().clone())]);
-        let end = End { results: Some(&results), error: Some("why"), expiry: None };
-        assert!(go(&store, new.id, S::Executing, S::Error, &end).await);
+        let results = CommandResults::from([("0".into(), json!({ "stdout": stdout }).as_object().unwrap().clone())]);
+        let outcome = AgentOperationOutcome { results: Some(&results), error: Some("why"), expiry: None };
+        assert!(go(&store, new.id, S::Executing, S::Error, &outcome).await);
         let row = get(&store, new.id).await;
         assert_eq!((row.results, row.error_message.as_deref(), row.sent_boot), (results, Some("why"), None));
     }
 
-    async fn only_one_end_counts(store: Arc<Store>) {
+    async fn only_the_first_outcome_counts(store: Arc<Store>) {
         let new = new(InstanceId::new(), S::Preflight);
         assert!(insert(&store, &new).await);
-        assert!(go(&store, new.id, S::Preflight, S::Queued, &End::default()).await);
+        assert!(go(&store, new.id, S::Preflight, S::Queued, &AgentOperationOutcome::default()).await);
         assert!(begin(&store, new.id, S::Queued, Some("a start")).await);
-        let expiry = End { expiry: Some(ExpiryReason::Progress), ..End::default() };
+        let expiry = AgentOperationOutcome { expiry: Some(ExpiryReason::Progress), ..AgentOperationOutcome::default() };
         assert!(go(&store, new.id, S::Executing, S::Expired, &expiry).await);
-        assert!(!go(&store, new.id, S::Executing, S::Complete, &End::default()).await, "its time was over");
+        assert!(!go(&store, new.id, S::Executing, S::Complete, &AgentOperationOutcome::default()).await, "its time was over");
         assert!(!begin(&store, new.id, S::Executing, None).await);
         let wrong = transaction!(store, |tx| {
-            Ok(agent_operations::set_state(tx, new.id, S::Expired, S::Queued, &End::default()).await?)
+            Ok(agent_operations::set_state(tx, new.id, S::Expired, S::Queued, &AgentOperationOutcome::default()).await?)
         });
         assert!(wrong.is_err(), "there is no way back");
-        assert!(go(&store, new.id, S::Expired, S::Deleted, &End::default()).await);
+        assert!(go(&store, new.id, S::Expired, S::Deleted, &AgentOperationOutcome::default()).await);
         let row = get(&store, new.id).await;
         assert_eq!((row.state, row.expiry_reason), (S::Deleted, Some(ExpiryReason::Progress)));
         assert_eq!(row.sent_boot.as_deref(), Some("a start"), "its command is still to be ended");
     }
 
-    async fn operations_stand_in_the_line_of_their_instance(store: Arc<Store>) {
+    async fn queues_operations_per_instance(store: Arc<Store>) {
         let node = NodeId::new();
-        let (instance, other) = (made(&store, node).await, made(&store, NodeId::new()).await);
-        assert_eq!(agent_operations::line(&*store, instance).await.unwrap().rows, vec![]);
+        let (instance, other) = (created_instance(&store, node).await, created_instance(&store, NodeId::new()).await);
+        assert_eq!(agent_operations::queue_of(&*store, instance).await.unwrap().rows, vec![]);
         let mut ids = Vec::new();
         for state in [S::Preflight, S::Queued, S::Queued] {
             let new = new(instance, state);
@@ -122,11 +113,11 @@ on_both_engines! {
             ids.push(new.id);
         }
         assert!(insert(&store, &new(other, S::Queued)).await);
-        let line = agent_operations::line(&*store, instance).await.unwrap();
+        let line = agent_operations::queue_of(&*store, instance).await.unwrap();
         assert_eq!(line.rows.iter().map(|row| row.id).collect::<Vec<_>>(), ids);
         assert_eq!((line.node, line.is_created), (Some(node), true));
-        assert_eq!(agent_operations::waiting(&*store, &[node, NodeId::new()]).await.unwrap(), [instance]);
-        assert!(go(&store, ids[1], S::Queued, S::Deleted, &End::default()).await);
+        assert_eq!(agent_operations::instances_with_unfinished(&*store, &[node, NodeId::new()]).await.unwrap(), [instance]);
+        assert!(go(&store, ids[1], S::Queued, S::Deleted, &AgentOperationOutcome::default()).await);
         let unfinished = agent_operations::unfinished(&*store, &[instance, other]).await.unwrap();
         assert_eq!(unfinished.len(), 3);
         let page = |all, after| agent_operations::page(&*store, instance, all, after, 2);
@@ -134,29 +125,29 @@ on_both_engines! {
         let first = page(true, None).await.unwrap();
         assert_eq!(first.iter().map(|row| row.sequence).collect::<Vec<_>>(), [1, 2]);
         assert_eq!(page(true, Some(2)).await.unwrap().iter().map(|row| row.id).collect::<Vec<_>>(), [ids[2]]);
-        assert!(step(&store, instance, InstanceState::Created, InstanceState::DeleteWait).await);
-        assert!(!agent_operations::line(&*store, instance).await.unwrap().is_created);
+        assert!(set_instance_state(&store, instance, InstanceState::Created, InstanceState::DeleteWait).await);
+        assert!(!agent_operations::queue_of(&*store, instance).await.unwrap().is_created);
     }
 
-    async fn a_line_is_only_so_long(store: Arc<Store>) {
+    async fn rejects_operations_beyond_the_size_limit(store: Arc<Store>) {
         let instance = InstanceId::new();
         let bytes = serde_json::to_string(&new(instance, S::Queued).commands).unwrap().len();
-        let room = Room { operations: 100, bytes: i64::try_from(2 * bytes + 1).unwrap() };
+        let room = QueueLimits { operations: 100, bytes: i64::try_from(2 * bytes + 1).unwrap() };
         for fits in [true, true, false] {
             let new = new(instance, S::Queued);
             let row = transaction!(store, |tx| { Ok(agent_operations::insert(tx, &new, room).await?) }).unwrap();
             assert_eq!(row.is_some(), fits);
         }
-        // Whatever is long by itself is not refused for ever.
-        let (alone, none) = (new(InstanceId::new(), S::Queued), Room { operations: 1, bytes: 0 });
+        // An empty queue accepts commands of any size.
+        let (alone, none) = (new(InstanceId::new(), S::Queued), QueueLimits { operations: 1, bytes: 0 });
         assert!(transaction!(store, |tx| { Ok(agent_operations::insert(tx, &alone, none).await?) }).unwrap().is_some());
     }
 
-    async fn a_line_has_an_end(store: Arc<Store>) {
+    async fn rejects_operations_beyond_the_count_limit(store: Arc<Store>) {
         let instance = InstanceId::new();
         let few = |new: NewAgentOperation| {
             let store = Arc::clone(&store);
-            async move { transaction!(store, |tx| { Ok(agent_operations::insert(tx, &new, Room { operations: 2, bytes: 1 << 20 }).await?.is_some()) }).unwrap() }
+            async move { transaction!(store, |tx| { Ok(agent_operations::insert(tx, &new, QueueLimits { operations: 2, bytes: 1 << 20 }).await?.is_some()) }).unwrap() }
         };
         let first = new(instance, S::Queued);
         assert!(few(first.clone()).await && few(new(instance, S::Preflight)).await);
@@ -164,13 +155,13 @@ on_both_engines! {
         assert!(few(new(InstanceId::new(), S::Queued)).await, "every instance has a line of its own");
         assert!(begin(&store, first.id, S::Queued, None).await);
         assert!(!few(new(instance, S::Queued)).await, "what is under way counts");
-        assert!(go(&store, first.id, S::Executing, S::Complete, &End::default()).await);
+        assert!(go(&store, first.id, S::Executing, S::Complete, &AgentOperationOutcome::default()).await);
         let last = new(instance, S::Queued);
         assert!(few(last.clone()).await);
         assert_eq!(get(&store, last.id).await.sequence, 3, "refused ones left no gap");
     }
 
-    async fn those_whose_time_is_over_are_found(store: Arc<Store>) {
+    async fn finds_overdue_operations(store: Arc<Store>) {
         let time = now();
         let with = |deadline: f64, progress_timeout: f64| NewAgentOperation {
             deadline,
@@ -192,44 +183,44 @@ on_both_engines! {
         assert_eq!(found(time, 60.0).await, [over.id]);
         let late = found(time + 90.0, 60.0).await;
         assert!(late.len() == 2 && late.contains(&over.id) && late.contains(&without.id), "{late:?}");
-        assert!(go(&store, over.id, S::Queued, S::Expired, &End::default()).await);
+        assert!(go(&store, over.id, S::Queued, S::Expired, &AgentOperationOutcome::default()).await);
         assert_eq!(found(time, 60.0).await, []);
     }
 
-    async fn commands_that_were_given_up_are_found_until_they_are_ended(store: Arc<Store>) {
+    async fn finds_cancelled_commands_until_they_are_stopped(store: Arc<Store>) {
         let node = NodeId::new();
-        let instance = made(&store, node).await;
+        let instance = created_instance(&store, node).await;
         let (given_up, done) = (new(instance, S::Queued), new(instance, S::Queued));
         for new in [&given_up, &done] {
             assert!(insert(&store, new).await);
             assert!(begin(&store, new.id, S::Queued, Some("a start")).await);
         }
-        assert!(go(&store, given_up.id, S::Executing, S::Deleted, &End::default()).await);
-        assert!(go(&store, done.id, S::Executing, S::Complete, &End::default()).await);
-        assert!(go(&store, done.id, S::Complete, S::Deleted, &End::default()).await);
-        let found = agent_operations::given_up(&*store, &[node], None).await.unwrap();
+        assert!(go(&store, given_up.id, S::Executing, S::Deleted, &AgentOperationOutcome::default()).await);
+        assert!(go(&store, done.id, S::Executing, S::Complete, &AgentOperationOutcome::default()).await);
+        assert!(go(&store, done.id, S::Complete, S::Deleted, &AgentOperationOutcome::default()).await);
+        let found = agent_operations::cancelled_in_flight(&*store, &[node], None).await.unwrap();
         assert_eq!(found.iter().map(|(row, node)| (row.id, *node)).collect::<Vec<_>>(), [(given_up.id, node)]);
         transaction!(store, |tx| { Ok(agent_operations::clear_sent(tx, given_up.id).await?) }).unwrap();
-        let elsewhere = agent_operations::given_up(&*store, &[node], Some(InstanceId::new())).await.unwrap();
+        let elsewhere = agent_operations::cancelled_in_flight(&*store, &[node], Some(InstanceId::new())).await.unwrap();
         assert_eq!(elsewhere, []);
-        assert_eq!(agent_operations::given_up(&*store, &[node], Some(instance)).await.unwrap(), []);
+        assert_eq!(agent_operations::cancelled_in_flight(&*store, &[node], Some(instance)).await.unwrap(), []);
     }
 
-    async fn only_what_ended_is_removed(store: Arc<Store>) {
+    async fn removes_only_finished_operations(store: Arc<Store>) {
         let new = new(InstanceId::new(), S::Queued);
         assert!(insert(&store, &new).await);
         let remove = || async { transaction!(store, |tx| { Ok(agent_operations::remove(tx, new.id).await?) }).unwrap() };
         let later = now() + 10.0;
         assert!(!remove().await);
         assert_eq!(agent_operations::finished_before(&*store, later, 10).await.unwrap(), []);
-        assert!(go(&store, new.id, S::Queued, S::Deleted, &End::default()).await);
+        assert!(go(&store, new.id, S::Queued, S::Deleted, &AgentOperationOutcome::default()).await);
         assert_eq!(agent_operations::finished_before(&*store, now() - 10.0, 10).await.unwrap(), []);
         assert_eq!(agent_operations::finished_before(&*store, later, 10).await.unwrap(), [new.id]);
         assert!(remove().await);
         assert_eq!(agent_operations::get(&*store, new.id).await.unwrap(), None);
     }
 
-    async fn an_instance_takes_its_operations_along(store: Arc<Store>) {
+    async fn fails_and_deletes_all_operations_of_an_instance(store: Arc<Store>) {
         let (instance, other) = (InstanceId::new(), new(InstanceId::new(), S::Queued));
         let (waiting, done) = (new(instance, S::Preflight), new(instance, S::Queued));
         let blob = ObjectRef::new(ObjectType::Blob, BlobId::new());
@@ -239,10 +230,10 @@ on_both_engines! {
             transaction!(store, |tx| { Ok(references::insert(tx, &source, "agent_input", None, &blob).await?) }).unwrap();
         }
         assert!(begin(&store, done.id, S::Queued, None).await);
-        assert!(go(&store, done.id, S::Executing, S::Complete, &End::default()).await);
+        assert!(go(&store, done.id, S::Executing, S::Complete, &AgentOperationOutcome::default()).await);
         let uses = || async {
-            let around = references::around(&*store, &blob).await.unwrap();
-            around.to.values().flatten().map(|found| found.source_uuid.clone()).collect::<BTreeSet<_>>()
+            let references = references::of_object(&*store, &blob).await.unwrap();
+            references.to.values().flatten().map(|found| found.source_uuid.clone()).collect::<BTreeSet<_>>()
         };
         transaction!(store, |tx| { Ok(agent_operations::fail_all(tx, instance, "gone").await?) }).unwrap();
         let row = get(&store, waiting.id).await;
@@ -255,16 +246,5 @@ on_both_engines! {
         }
         assert_eq!(get(&store, other.id).await.state, S::Queued);
         assert_eq!(uses().await, BTreeSet::from([other.id.to_string()]));
-    }
-
-    async fn an_agent_is_written_down_only_while_its_instance_is_on(store: Arc<Store>) {
-        let id = made(&store, NodeId::new()).await;
-        let seen = AgentSeen { state: "ready".into(), start_time: Some(2.5), system_boot_time: Some(1.25) };
-        let write = || async { transaction!(store, |tx| { Ok(instances::set_agent(tx, id, &seen).await?) }).unwrap() };
-        assert!(!write().await);
-        transaction!(store, |tx| { Ok(instances::set_power(tx, id, PowerState::On).await?) }).unwrap();
-        assert!(write().await);
-        let row = instances::get(&*store, id).await.unwrap().unwrap();
-        assert_eq!((row.agent_state.as_deref(), row.agent_start_time, row.agent_system_boot_time), (Some("ready"), Some(2.5), Some(1.25)));
     }
 }

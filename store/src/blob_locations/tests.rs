@@ -1,0 +1,32 @@
+use std::sync::Arc;
+
+use muster_types::blob::{BlobState, CopyState};
+use muster_types::ids::NodeId;
+use muster_types::time::now;
+
+use crate::testing::{create_blob, new_blob, on_both_engines};
+use crate::*;
+
+on_both_engines! {
+    async fn counts_verifies_and_removes_copies(store: Arc<Store>) {
+        let (first, second) = (NodeId::new(), NodeId::new());
+        let (a, b) = (new_blob('a'), new_blob('b'));
+        create_blob(&store, &a, first).await;
+        create_blob(&store, &b, first).await;
+        transaction!(store, |tx| { Ok(blob_locations::set(tx, a.id, second, CopyState::Complete).await?) }).unwrap();
+        assert_eq!(blob_locations::under_replicated(&*store, 2, 10).await.unwrap(), [b.id]);
+        assert_eq!(blob_locations::of_blobs(&*store, &[a.id, b.id]).await.unwrap()[&a.id].len(), 2);
+        let own = blob_locations::of_node(&*store, first).await.unwrap();
+        assert_eq!(own[&b.id], (CopyState::Complete, BlobState::Created));
+        let due = |state, before| blob_locations::unverified(&*store, first, state, before, 10);
+        assert_eq!(due(CopyState::Complete, now() + 1.0).await.unwrap().len(), 2);
+        assert!(due(CopyState::Complete, now() - 10.0).await.unwrap().is_empty());
+        transaction!(store, |tx| { Ok(blob_locations::set(tx, b.id, first, CopyState::Damaged).await?) }).unwrap();
+        assert_eq!(due(CopyState::Damaged, now() + 1.0).await.unwrap(), [b.id]);
+        assert_eq!(blobs::page(&*store, Some(second), None, 10).await.unwrap().len(), 1);
+        transaction!(store, |tx| { Ok(blob_locations::remove_of_node(tx, second).await?) }).unwrap();
+        assert!(blobs::page(&*store, Some(second), None, 10).await.unwrap().is_empty());
+        let all = blobs::page(&*store, None, None, 1).await.unwrap();
+        assert_eq!(blobs::page(&*store, None, Some(all[0].id), 10).await.unwrap().len(), 1);
+    }
+}

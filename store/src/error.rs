@@ -1,0 +1,78 @@
+//! Errors of the database, by how they are handled.
+
+use muster_types::Error;
+
+/// An error of the database.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Another transaction interfered; the same transaction may succeed if it is retried.
+    #[error("conflict: {0}")]
+    Conflict(String),
+    /// A row with this key exists.
+    #[error("duplicate key: {0}")]
+    Duplicate(String),
+    /// A migration adds a column that exists.
+    #[error("{0}")]
+    DuplicateColumn(String),
+    /// A value does not fit its column.
+    #[error("{0}")]
+    TooLong(String),
+    /// The database cannot be reached or is not ready.
+    #[error("unavailable: {0}")]
+    Unavailable(String),
+    /// A bug, a wrong configuration or a damaged database.
+    #[error("{0}")]
+    Internal(String),
+}
+
+impl StoreError {
+    /// Turns a duplicate key into a conflict, for transactions that find the row when they are retried.
+    #[must_use]
+    pub(crate) fn retry_duplicate(self) -> Self {
+        match self {
+            Self::Duplicate(why) => Self::Conflict(why),
+            other => other,
+        }
+    }
+}
+
+impl From<StoreError> for Error {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Conflict(why) => {
+                tracing::warn!(%why, "transaction gave up after conflicts");
+                Self::Contended
+            }
+            StoreError::Unavailable(why) => {
+                tracing::warn!(%why, "database unavailable");
+                Self::database_unavailable()
+            }
+            StoreError::TooLong(why) => {
+                tracing::warn!(%why, "failed to store a value");
+                Self::TooLong("a value is longer than can be stored".into())
+            }
+            StoreError::Duplicate(why) | StoreError::DuplicateColumn(why) | StoreError::Internal(why) => {
+                Self::Internal(format!("store: {why}"))
+            }
+        }
+    }
+}
+
+/// How the body of a transaction fails: with an error of the database or of the caller.
+#[derive(Debug)]
+pub enum TxError {
+    Store(StoreError),
+    Rejected(Error),
+}
+
+impl From<StoreError> for TxError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl From<Error> for TxError {
+    fn from(error: Error) -> Self {
+        Self::Rejected(error)
+    }
+}

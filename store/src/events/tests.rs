@@ -1,0 +1,66 @@
+use std::sync::Arc;
+
+use muster_types::event::{Event, EventType};
+use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::time::now;
+use serde_json::{Map, json};
+
+use crate::testing::{event, on_both_engines};
+use crate::*;
+
+on_both_engines! {
+    async fn inserting_events_again_has_no_effect(store: Arc<Store>) {
+        let (a, b) = (ObjectRef::namespace("a"), ObjectRef::namespace("b"));
+        let mut events: Vec<Event> = (0..237).map(|n| event(&a, EventType::Audit, &format!("{n}"), 237.0 - f64::from(n))).collect();
+        events[236] = events[236].clone().also(b.clone());
+        events[5].event_type = EventType::Status;
+        events[5].duration = Some(1.5);
+        events[5].request_id = Some("r".into());
+        events::insert(&store, &events).await.unwrap();
+        events::insert(&store, &events).await.unwrap();
+        let listed = events::list(&*store, &a, None, 1000).await.unwrap();
+        assert_eq!(listed.len(), 237);
+        assert_eq!(listed.iter().take(2).map(|e| e.message.as_str()).collect::<Vec<_>>(), ["236", "235"], "newest first");
+        assert_eq!(listed[0].extra, Map::from_iter([("a".to_owned(), json!("ü"))]));
+        let status = events::list(&*store, &a, Some(EventType::Status), 10).await.unwrap();
+        assert_eq!(status.len(), 1);
+        assert_eq!((status[0].duration, status[0].request_id.as_deref(), status[0].fqdn.as_str()), (Some(1.5), Some("r"), "node"));
+        assert_eq!(events::list(&*store, &b, None, 10).await.unwrap().len(), 1);
+        assert_eq!(events::list(&*store, &a, None, 3).await.unwrap().len(), 3);
+        assert!(store.estimate_rows("events").await.unwrap() >= 0);
+    }
+
+    async fn prunes_links_by_age_and_events_without_links(store: Arc<Store>) {
+        let (a, b) = (ObjectRef::namespace("a"), ObjectRef::namespace("b"));
+        let request = ObjectRef::new(ObjectType::ApiRequest, "r");
+        let shared = event(&a, EventType::Audit, "shared", 1000.0).also(b.clone());
+        let mut all = vec![
+            shared.clone(),
+            event(&a, EventType::Audit, "old", 1000.0),
+            event(&a, EventType::Status, "old status", 1000.0),
+            event(&a, EventType::Audit, "new", 1.0),
+            event(&request, EventType::Audit, "request", 1000.0),
+        ];
+        all.extend((0..30).map(|n| event(&a, EventType::Usage, &n.to_string(), 1000.0)));
+        events::insert(&store, &all).await.unwrap();
+        let before = now() - 500.0;
+        let prune = async |kind| transaction!(store, |tx| { Ok(events::prune_links(tx, kind, before, 20).await?) }).unwrap();
+        assert_eq!((prune(EventType::Usage).await, prune(EventType::Usage).await), (20, 10), "in batches");
+        let gone = transaction!(store, |tx| { Ok(events::prune_request_links(tx, "", before, 20).await?) }).unwrap();
+        assert_eq!(gone, (1, Some("r".into())));
+        let gone = transaction!(store, |tx| { Ok(events::prune_object_links(tx, &a, 20).await?) }).unwrap();
+        assert_eq!(gone, 4);
+        let mut cursor = String::new();
+        let mut orphans = 0;
+        loop {
+            let (gone, next) = transaction!(store, |tx| {
+                Ok(events::prune_orphans(tx, &cursor, 10).await?)
+            }).unwrap();
+            orphans += gone;
+            match next { Some(place) => cursor = place, None => break }
+        }
+        // All but the one that the other object links.
+        assert_eq!(orphans, 34);
+        assert_eq!(events::list(&*store, &b, None, 10).await.unwrap()[0].message, "shared");
+    }
+}

@@ -1,0 +1,66 @@
+//! Rows of capacity ledgers: the capacity that each node has committed to its instances (table `node_claims`).
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+
+use muster_types::capacity::CommittedCapacity;
+use muster_types::ids::NodeId;
+
+use super::{Read, StoreError, Tx, columns, params};
+
+struct LedgerRow {
+    node: NodeId,
+    committed: CommittedCapacity,
+}
+
+columns! { LedgerRow {
+    node: node_uuid,
+    committed: CommittedCapacity { cpus, memory_mb: memory, disk_gb: disk, demand, demand_at, },
+} }
+
+/// Returns the ledgers of all nodes that have one.
+pub async fn list(mut db: impl Read) -> Result<HashMap<NodeId, CommittedCapacity>, StoreError> {
+    let rows: Vec<LedgerRow> = db.select("FROM node_claims", &[]).await?;
+    Ok(rows.into_iter().map(|row| (row.node, row.committed)).collect())
+}
+
+/// Locks the ledger of a node until the transaction ends, and returns it. Creates it if there is none.
+pub async fn lock(tx: &mut Tx, node: NodeId) -> Result<CommittedCapacity, StoreError> {
+    let updated =
+        tx.execute("UPDATE node_claims SET version = version + 1 WHERE node_uuid = ?", params![node]).await?;
+    if updated == 0 {
+        let sql = "INSERT INTO node_claims (node_uuid, cpus, memory, disk, demand, demand_at, version) \
+                   VALUES (?, 0, 0, 0, 0.0, 0.0, 1)";
+        tx.execute(sql, params![node]).await.map_err(StoreError::retry_duplicate)?;
+    }
+    let row: Option<LedgerRow> =
+        tx.select_optional("FROM node_claims WHERE node_uuid = ?", params![node]).await?;
+    row.map(|row| row.committed).ok_or_else(|| StoreError::Internal("a new ledger has no row".into()))
+}
+
+/// Locks all ledgers until the transaction ends, and returns them. Creates those of `nodes` that have none.
+pub async fn lock_all(
+    tx: &mut Tx,
+    nodes: &[NodeId],
+) -> Result<HashMap<NodeId, CommittedCapacity>, StoreError> {
+    tx.execute("UPDATE node_claims SET version = version + 1", &[]).await?;
+    let mut ledgers = list(&mut *tx).await?;
+    for node in nodes {
+        if !ledgers.contains_key(node) {
+            ledgers.insert(*node, lock(tx, *node).await?);
+        }
+    }
+    Ok(ledgers)
+}
+
+/// Replaces the ledger of a node, which the transaction has locked.
+pub async fn set(tx: &mut Tx, node: NodeId, to: &CommittedCapacity) -> Result<(), StoreError> {
+    tx.execute(
+        "UPDATE node_claims SET cpus = ?, memory = ?, disk = ?, demand = ?, demand_at = ? WHERE node_uuid = ?",
+        params![to.cpus, to.memory_mb, to.disk_gb, to.demand, to.demand_at, node],
+    )
+    .await?;
+    Ok(())
+}

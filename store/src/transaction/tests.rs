@@ -1,0 +1,50 @@
+use std::sync::Arc;
+
+use muster_types::Error;
+
+use crate::testing::on_both_engines;
+use crate::*;
+
+on_both_engines! {
+    async fn rolls_back_failed_and_dropped_transactions(store: Arc<Store>) {
+        let refused: Result<(), Error> = transaction!(store, |tx| {
+            namespaces::insert(tx, "gone").await?;
+            Err(Error::Conflict("no".into()).into())
+        });
+        assert!(matches!(refused, Err(Error::Conflict(_))));
+        assert!(namespaces::get(&*store, "gone").await.unwrap().is_none());
+        // A dropped transaction rolls back as well, and the next one is not in its way.
+        let mut tx = store.begin().await.unwrap();
+        namespaces::insert(&mut tx, "dropped").await.unwrap();
+        drop(tx);
+        transaction!(store, |tx| { Ok(namespaces::insert(tx, "kept").await?) }).unwrap();
+        assert!(namespaces::get(&*store, "dropped").await.unwrap().is_none());
+        assert!(namespaces::get(&*store, "kept").await.unwrap().is_some());
+    }
+
+    async fn concurrent_transactions_lose_no_updates(store: Arc<Store>) {
+        transaction!(store, |tx| { Ok(cluster_values::set(tx, "counter", "0").await?) }).unwrap();
+        let mut tasks = Vec::new();
+        for _ in 0..8 {
+            let store = Arc::clone(&store);
+            tasks.push(tokio::spawn(async move {
+                for _ in 0..25 {
+                    transaction!(store, |tx| {
+                        let sql = "SELECT value, version FROM cluster_values WHERE name = 'counter'";
+                        let (value, version) = tx.fetch_one::<(String, i64)>(sql, &[]).await?;
+                        let value: i64 = value.parse().unwrap();
+                        let updated = tx.execute(
+                            "UPDATE cluster_values SET value = ?, version = version + 1 WHERE name = 'counter' AND version = ?",
+                            params![(value + 1).to_string(), version],
+                        ).await?;
+                        if updated == 1 { Ok(()) } else { Err(StoreError::Conflict("changed".into()).into()) }
+                    }).unwrap();
+                }
+            }));
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+        assert_eq!(cluster_values::get(&*store, "counter").await.unwrap().as_deref(), Some("200"));
+    }
+}
