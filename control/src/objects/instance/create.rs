@@ -333,7 +333,7 @@ async fn validate(
         let Some(base) = &disk.spec.base else { continue };
         match image::resolve(app, caller, &namespace, &base_field(number), base).await? {
             ImageSource::Blob(blob) => {
-                disk.blob_uuid = Some(require_fit(app, number, &disk.spec, blob).await?)
+                disk.blob_uuid = Some(require_fit(app, number, &disk.spec, blob).await?);
             }
             ImageSource::Url(url) => {
                 fetch.insert(number, url);
