@@ -5,10 +5,9 @@ use std::collections::BTreeSet;
 use axum::http::Method;
 use muster_control::objects;
 use muster_control::queue::{DeleteNamespace, NewOperation};
+use muster_test_cluster::{Cluster, caller};
 use muster_types::object::ObjectRef;
 use serde_json::{Value, json};
-
-use crate::harness::{Cluster, caller};
 
 /// The scope that a token needs, and the status by caller: nobody, a bad token, an expired key, a foreign namespace, one that `alpha` trusts, `alpha`
 /// itself, `system`. The calls are about namespace `alpha`, and run in this order.
@@ -471,7 +470,7 @@ async fn stage(path: &str) -> Stage {
         let answer = cluster.call(&tokens[5], Method::POST, "/networks", Some(new)).await;
         answer.body["uuid"].as_str().unwrap().clone_into(&mut network);
         cluster.settle_networks().await;
-        interface = cluster.interface(&network, "alpha", "host", 1).await.id.to_string();
+        interface = cluster.create_interface(&network, "alpha", "host", 1).await.id.to_string();
     }
     let (mut instance, mut agent_operation) = (String::new(), String::new());
     if path.starts_with("/instances") || path.starts_with("/agentoperations") {

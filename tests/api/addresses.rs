@@ -6,11 +6,11 @@ use axum::http::Method;
 use muster_control::objects::interface::{NewInterface, WantedAddress};
 use muster_control::reconcile;
 use muster_store::addresses;
+use muster_test_cluster::wait_for;
 use muster_types::ids::InstanceId;
 use muster_types::network::FLOATING;
 use serde_json::{Value, json};
 
-use crate::harness::wait_for;
 use crate::networks::{cluster, delete, get, id, network, object, post};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -80,7 +80,7 @@ async fn a_small_network_fills_up_and_rested_addresses_come_back() {
     let mut given = BTreeSet::new();
     let mut last = None;
     for _ in 0..5 {
-        let row = cluster.interface(&network, "ci", "host", 2).await;
+        let row = cluster.create_interface(&network, "ci", "host", 2).await;
         assert!(given.insert(row.ipv4.unwrap()), "given twice");
         last = Some(row);
     }
@@ -96,25 +96,25 @@ async fn a_small_network_fills_up_and_rested_addresses_come_back() {
         model: "virtio".into(),
         order: 0,
     };
-    let refused = cluster.try_interface(&new(WantedAddress::Any)).await.unwrap_err();
+    let refused = cluster.try_create_interface(&new(WantedAddress::Any)).await.unwrap_err();
     assert!(
         matches!(&refused, muster_types::Error::Insufficient(text) if text == "No free addresses on network")
     );
     // Without an address there is always room.
-    assert_eq!(cluster.try_interface(&new(WantedAddress::None)).await.unwrap().ipv4, None);
+    assert_eq!(cluster.try_create_interface(&new(WantedAddress::None)).await.unwrap().ipv4, None);
     let gone = last.unwrap();
     cluster.delete_interface(gone.id).await;
     let again = wait_for("the address to have rested", async || {
-        cluster.try_interface(&new(WantedAddress::Any)).await.ok()
+        cluster.try_create_interface(&new(WantedAddress::Any)).await.ok()
     })
     .await;
     assert_eq!(again.ipv4, gone.ipv4);
     let taken = new(WantedAddress::Exactly(again.ipv4.unwrap()));
-    assert!(matches!(cluster.try_interface(&taken).await, Err(muster_types::Error::Conflict(_))));
+    assert!(matches!(cluster.try_create_interface(&taken).await, Err(muster_types::Error::Conflict(_))));
     let outside = new(WantedAddress::Exactly("10.9.9.9".parse().unwrap()));
-    assert!(matches!(cluster.try_interface(&outside).await, Err(muster_types::Error::Invalid(_))));
+    assert!(matches!(cluster.try_create_interface(&outside).await, Err(muster_types::Error::Invalid(_))));
     let double = NewInterface { mac: Some(again.mac), ..new(WantedAddress::None) };
-    let refused = cluster.try_interface(&double).await.unwrap_err();
+    let refused = cluster.try_create_interface(&double).await.unwrap_err();
     assert!(refused.to_string().contains("macaddress"), "{refused}");
     let rested = reconcile::quarantine::run(&cluster.app).await.unwrap();
     assert_eq!(rested, 0, "the one that rested was taken");
@@ -124,7 +124,7 @@ async fn a_small_network_fills_up_and_rested_addresses_come_back() {
 async fn interfaces_float_and_stop_floating() {
     let (cluster, token) = cluster(&[]).await;
     let network = network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
-    let row = cluster.interface(&network, "ci", "web", 1).await;
+    let row = cluster.create_interface(&network, "ci", "web", 1).await;
     let path = |verb: &str| format!("/interfaces/{}/{verb}", row.id);
     assert_eq!(cluster.call(&token, Method::POST, &path("float"), None).await.body, Value::Null);
     let shown = get(&cluster, &token, &format!("/interfaces/{}", row.id)).await.body;

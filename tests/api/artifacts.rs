@@ -5,10 +5,10 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::http::{Method, Request};
 use muster_control::{objects, reconcile};
+use muster_test_cluster::{ApiResponse, Cluster, caller, wait_for};
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Cluster, caller, wait_for};
 use crate::networks::{delete, get, post};
 
 /// Sends a content and makes it a version of the artifact of that name; its record.
@@ -18,7 +18,7 @@ pub(crate) async fn upload(cluster: &Cluster, token: &str, name: &str, bytes: &[
     answer.body
 }
 
-async fn try_upload(cluster: &Cluster, token: &str, name: &str, bytes: &[u8], more: Value) -> Answer {
+async fn try_upload(cluster: &Cluster, token: &str, name: &str, bytes: &[u8], more: Value) -> ApiResponse {
     let id = begin(cluster, token).await;
     let path = format!("/upload/{id}");
     let answer = cluster.send(token, Method::POST, &path, bytes.to_vec()).await;
@@ -42,7 +42,7 @@ fn text<'a>(record: &'a Value, key: &str) -> &'a str {
     record[key].as_str().unwrap()
 }
 
-async fn data(cluster: &Cluster, token: &str, blob: &str, query: &str) -> Answer {
+async fn data(cluster: &Cluster, token: &str, blob: &str, query: &str) -> ApiResponse {
     get(cluster, token, &format!("/blobs/{blob}/data{query}")).await
 }
 
@@ -165,7 +165,7 @@ async fn pieces_are_appended_cut_and_sent_again() {
     }
 }
 
-async fn send_to(cluster: &Cluster, token: &str, path: &str) -> Answer {
+async fn send_to(cluster: &Cluster, token: &str, path: &str) -> ApiResponse {
     cluster.send(token, Method::POST, path, b"x".to_vec()).await
 }
 
@@ -205,7 +205,7 @@ async fn the_same_content_is_stored_once_and_nobody_is_told_of_others() {
     let uses = seen["references_to"]["version"].as_array().unwrap();
     assert_eq!(uses.len(), 1, "not whose the other is");
     assert_eq!(uses[0]["source_uuid"], theirs["uuid"]);
-    let files = std::fs::read_dir(cluster.folder().join("1/blobs")).unwrap().count();
+    let files = std::fs::read_dir(cluster.directory().join("1/blobs")).unwrap().count();
     assert_eq!(files, 1);
     // Sharing and trust let others find it, too.
     cluster.create_namespace("third").await;
@@ -295,7 +295,7 @@ async fn an_artifact_is_listed_shared_and_deleted() {
     assert_eq!(names(&token).await, ["mine"]);
     assert_eq!(get(&cluster, &token, &format!("/artifacts/{id}")).await.status, 404);
     assert_eq!(post(&cluster, &system, "/artifacts/tiny/share", json!({})).await.body["shared"], true);
-    let text_of = |answer: Answer| text(&answer.body, "error").to_owned();
+    let text_of = |answer: ApiResponse| text(&answer.body, "error").to_owned();
     assert_eq!(
         text_of(post(&cluster, &token, "/artifacts/mine/share", json!({})).await),
         "only artifacts in the system namespace can be shared"
@@ -504,22 +504,22 @@ async fn a_damaged_copy_is_told_of_never_served_and_replaced() {
     })
     .await;
     // A bit flips in the first copy. The reader who meets it gets no wrong byte.
-    cluster.damage(1, &blob, 2_500_000);
-    let read = cluster.try_data(&token, &blob).await;
+    cluster.corrupt_blob(1, &blob, 2_500_000);
+    let read = cluster.download_until_error(&token, &blob).await;
     assert!(content.starts_with(&read) && read.len() <= 2_500_000, "{} bytes", read.len());
     assert_eq!(record().await["locations"], json!(["sim-2"]));
     let object = ObjectRef::new(ObjectType::Blob, &blob);
     let messages = cluster.messages(&object).await;
     assert!(messages.contains(&"a copy of the blob is damaged".to_owned()), "{messages:?}");
-    assert_eq!(cluster.try_data(&token, &blob).await, content, "from the other copy");
+    assert_eq!(cluster.download_until_error(&token, &blob).await, content, "from the other copy");
     wait_for("the copy to be replaced", async || {
         reconcile::storage::run_once(&cluster.app).await.unwrap();
         (record().await["locations"] == json!(["sim-1", "sim-2"])).then_some(())
     })
     .await;
-    assert_eq!(cluster.try_data(&token, &blob).await, content);
+    assert_eq!(cluster.download_until_error(&token, &blob).await, content);
     // The schedule finds what nobody reads.
-    cluster.damage(2, &blob, 7);
+    cluster.corrupt_blob(2, &blob, 7);
     wait_for("the damage to be found", async || {
         reconcile::storage::run_once(&cluster.app).await.unwrap();
         let messages = cluster.messages(&object).await;
@@ -534,8 +534,8 @@ async fn the_last_copy_is_not_thrown_away_because_it_is_damaged() {
     let (cluster, token) = cluster(&settings).await;
     let made = upload(&cluster, &token, "a", b"the only one").await;
     let blob = text(&made, "blob_uuid").to_owned();
-    cluster.damage(1, &blob, 0);
-    assert!(cluster.try_data(&token, &blob).await.is_empty());
+    cluster.corrupt_blob(1, &blob, 0);
+    assert!(cluster.download_until_error(&token, &blob).await.is_empty());
     let missing = data(&cluster, &token, &blob, "").await;
     assert_eq!((missing.status.as_u16(), text(&missing.body, "error")), (404, "blob missing"));
     reconcile::storage::run_once(&cluster.app).await.unwrap();
@@ -545,9 +545,9 @@ async fn the_last_copy_is_not_thrown_away_because_it_is_damaged() {
     assert_eq!(text(&again, "blob_uuid"), blob);
     assert_eq!(data(&cluster, &token, &blob, "").await.text, "the only one");
     // And a fault that passes is forgiven.
-    cluster.damage(1, &blob, 0);
-    assert!(cluster.try_data(&token, &blob).await.is_empty());
-    cluster.damage(1, &blob, 0);
+    cluster.corrupt_blob(1, &blob, 0);
+    assert!(cluster.download_until_error(&token, &blob).await.is_empty());
+    cluster.corrupt_blob(1, &blob, 0);
     wait_for("the copy to count again", async || {
         reconcile::storage::run_once(&cluster.app).await.unwrap();
         (data(&cluster, &token, &blob, "").await.text == "the only one").then_some(())

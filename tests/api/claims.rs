@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use axum::http::Method;
 use muster_control::reconcile;
+use muster_test_cluster::{ApiResponse, Cluster, wait_for};
 use muster_types::ids::ClaimId;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Cluster, wait_for};
 use crate::instances::{settled, small};
 use crate::networks::{delete, get, post};
 
@@ -42,7 +42,7 @@ fn path(claim: &Value) -> String {
     format!("/auth/namespaces/{}/claims/{}", part("namespace"), part("uuid"))
 }
 
-async fn put(cluster: &Cluster, token: &str, claim: &Value, body: Value) -> Answer {
+async fn put(cluster: &Cluster, token: &str, claim: &Value, body: Value) -> ApiResponse {
     cluster.call(token, Method::PUT, &path(claim), Some(body)).await
 }
 
@@ -52,11 +52,11 @@ async fn used(cluster: &Cluster, token: &str, claim: &Value) -> [i64; 3] {
     ["used_cpus", "used_memory_mb", "used_disk_gb"].map(|part| record[part].as_i64().unwrap())
 }
 
-fn refusal(answer: &Answer) -> (u16, &str) {
+fn refusal(answer: &ApiResponse) -> (u16, &str) {
     (answer.status.as_u16(), answer.body["error"].as_str().unwrap_or_default())
 }
 
-async fn try_create(cluster: &Cluster, token: &str, name: &str, cpus: i64) -> Answer {
+async fn try_create(cluster: &Cluster, token: &str, name: &str, cpus: i64) -> ApiResponse {
     post(cluster, token, "/instances", small(name, &json!({"cpus": cpus}))).await
 }
 
@@ -304,7 +304,7 @@ async fn a_namespace_takes_its_claims_along() {
     tx.finish(Ok(()), &mut muster_store::Retry::default()).await.unwrap().unwrap();
     reconcile::cleaner::run(&cluster.app).await.unwrap();
     cluster.settle().await;
-    assert_eq!(cluster.count("namespace_claims", "1 = 1").await, 0);
+    assert_eq!(cluster.count_rows("namespace_claims", "1 = 1").await, 0);
     assert!(cluster.messages(&object).await.is_empty());
 }
 
@@ -336,7 +336,7 @@ async fn all_at_once(url: Option<&str>) {
     }
     assert!(held <= 1, "one claim for one namespace");
     assert!(placed + 5 * held <= 12, "{placed} were placed beside {held} claims for five");
-    assert_eq!(cluster.count("namespace_claims", "1 = 1").await, held);
+    assert_eq!(cluster.count_rows("namespace_claims", "1 = 1").await, held);
 
     // From here on it is certain that there is one, and that seven are left for the others.
     cluster.call(&other, Method::DELETE, "/instances", Some(json!({"confirm": true}))).await;

@@ -1,10 +1,9 @@
 //! Reading events, and which requests leave some.
 
 use axum::http::Method;
+use muster_test_cluster::Cluster;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::json;
-
-use crate::harness::Cluster;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_carry_the_fields_that_every_client_reads() {
@@ -64,7 +63,7 @@ async fn the_limit_is_bounded_and_may_be_text_in_body_or_query() {
     assert_eq!((bad.status.as_u16(), &bad.body["error"]), (400, &json!("limit: Not a valid integer.")));
 }
 
-async fn request_events(cluster: &Cluster, answer: &crate::harness::Answer) -> Vec<String> {
+async fn request_events(cluster: &Cluster, answer: &muster_test_cluster::ApiResponse) -> Vec<String> {
     let id = answer.headers["x-request-id"].to_str().unwrap();
     cluster.messages(&ObjectRef::new(ObjectType::ApiRequest, id)).await
 }

@@ -1,12 +1,12 @@
 //! Fetching images from a web server that is not to be trusted.
 
 use axum::http::Method;
+use muster_test_cluster::{Cluster, wait_for};
+use muster_testing::web_server::{ReceivedRequest, Reply, RequestHandler, WebServer};
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, wait_for};
 use crate::networks::{get, post};
-use crate::web::{Answer, Asked, Reply, Web};
 
 const QUICK: &[(&str, &str)] = &[
     ("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.1"),
@@ -29,7 +29,7 @@ async fn fetch(cluster: &Cluster, token: &str, url: &str) -> Value {
 }
 
 async fn bytes(cluster: &Cluster, token: &str, record: &Value) -> Vec<u8> {
-    cluster.try_data(token, record["blob_uuid"].as_str().unwrap()).await
+    cluster.download_until_error(token, record["blob_uuid"].as_str().unwrap()).await
 }
 
 /// A content that no part of can be taken for another.
@@ -44,7 +44,7 @@ fn error(record: &Value) -> &str {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_image_is_fetched_asked_for_again_and_versioned() {
     let (cluster, token) = cluster().await;
-    let web = Web::new(|asked, number| {
+    let web = WebServer::new(|asked, number| {
         let (tag, body) = if number < 2 { ("\"one\"", content(1)) } else { ("\"two\"", content(2)) };
         match asked.header("if-none-match") {
             Some(known) if known == tag => Reply::status(304),
@@ -76,7 +76,7 @@ async fn an_image_is_fetched_asked_for_again_and_versioned() {
     let newer = fetch(&cluster, &token, &url).await;
     assert_eq!((&newer["uuid"], &newer["index"]), (&made["uuid"], &json!(2)));
     assert_eq!(bytes(&cluster, &token, &newer).await, content(2));
-    assert_eq!(web.asked().len(), 3);
+    assert_eq!(web.requests().len(), 3);
     let messages =
         cluster.messages(&ObjectRef::new(ObjectType::Artifact, made["uuid"].as_str().unwrap())).await;
     for message in ["version added", "the source has nothing new"] {
@@ -87,12 +87,13 @@ async fn an_image_is_fetched_asked_for_again_and_versioned() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_source_that_says_nothing_of_versions_is_compared() {
     let (cluster, token) = cluster().await;
-    let web = Web::new(|_, _| Reply::ok(&content(1))).await;
+    let web = WebServer::new(|_, _| Reply::ok(&content(1))).await;
     assert_eq!(fetch(&cluster, &token, &web.url("/x")).await["index"], 1);
     assert_eq!(fetch(&cluster, &token, &web.url("/x")).await["index"], 1);
     // One that only tells its time and length is believed.
     let web =
-        Web::new(|_, _| Reply::ok(&content(1)).with("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT")).await;
+        WebServer::new(|_, _| Reply::ok(&content(1)).with("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT"))
+            .await;
     fetch(&cluster, &token, &web.url("/y")).await;
     let again = fetch(&cluster, &token, &web.url("/y")).await;
     assert_eq!((&again["index"], error(&again)), (&json!(1), ""));
@@ -102,7 +103,8 @@ async fn a_source_that_says_nothing_of_versions_is_compared() {
 async fn a_failing_source_keeps_the_cached_version() {
     let (cluster, token) = cluster().await;
     let web =
-        Web::new(|_, number| if number == 0 { Reply::ok(&content(1)) } else { Reply::status(404) }).await;
+        WebServer::new(|_, number| if number == 0 { Reply::ok(&content(1)) } else { Reply::status(404) })
+            .await;
     fetch(&cluster, &token, &web.url("/x")).await;
     let kept = fetch(&cluster, &token, &web.url("/x")).await;
     assert_eq!((&kept["state"], &kept["index"]), (&json!("created"), &json!(1)));
@@ -114,9 +116,9 @@ async fn a_failing_source_keeps_the_cached_version() {
 async fn a_fetch_goes_on_where_the_server_broke_off_or_stalled() {
     let (cluster, token) = cluster().await;
     for stall in [false, true] {
-        let web = Web::new(move |asked: &Asked, number| {
+        let web = WebServer::new(move |asked: &ReceivedRequest, number| {
             let tagged = |reply: Reply| Reply { stall, ..reply.with("ETag", "\"one\"") };
-            match (asked.start(), number) {
+            match (asked.range_start(), number) {
                 (None, _) => tagged(Reply::ok(&content(1)).cut(150_000)),
                 (Some(start), 1) => tagged(Reply::part(&content(1), start).cut(100_000)),
                 (Some(start), _) => Reply::part(&content(1), start).with("ETag", "\"one\""),
@@ -126,9 +128,9 @@ async fn a_fetch_goes_on_where_the_server_broke_off_or_stalled() {
         let made = fetch(&cluster, &token, &web.url("/x")).await;
         assert_eq!(made["state"], "created", "{}", error(&made));
         assert_eq!(bytes(&cluster, &token, &made).await, content(1));
-        let asked = web.asked();
+        let asked = web.requests();
         assert_eq!((asked.len(), asked[1].header("if-range")), (3, Some("\"one\"")));
-        assert!(asked[2].start() > asked[1].start(), "{asked:?}");
+        assert!(asked[2].range_start() > asked[1].range_start(), "{asked:?}");
     }
 }
 
@@ -136,7 +138,7 @@ async fn a_fetch_goes_on_where_the_server_broke_off_or_stalled() {
 async fn two_contents_are_never_mixed() {
     let (cluster, token) = cluster().await;
     // The content changes after the connection broke: the second answer is the whole of another one.
-    let web = Web::new(|_, number| match number {
+    let web = WebServer::new(|_, number| match number {
         0 => Reply::ok(&content(1)).with("ETag", "\"one\"").cut(150_000),
         _ => Reply::ok(&content(2)).with("ETag", "\"two\""),
     })
@@ -144,7 +146,7 @@ async fn two_contents_are_never_mixed() {
     let made = fetch(&cluster, &token, &web.url("/x")).await;
     assert_eq!(bytes(&cluster, &token, &made).await, content(2));
     // Without anything to tell versions apart nothing is gone on with.
-    let web = Web::new(|asked: &Asked, number| match (asked.start(), number) {
+    let web = WebServer::new(|asked: &ReceivedRequest, number| match (asked.range_start(), number) {
         (None, 0) => Reply::ok(&content(1)).cut(150_000),
         (None, _) => Reply::ok(&content(2)),
         (Some(start), _) => Reply::part(&content(2), start),
@@ -153,7 +155,7 @@ async fn two_contents_are_never_mixed() {
     let made = fetch(&cluster, &token, &web.url("/y")).await;
     assert_eq!(bytes(&cluster, &token, &made).await, content(2));
     // A server that pays no heed to If-Range is found out by what it says of the rest.
-    let web = Web::new(|asked: &Asked, number| match (asked.start(), number) {
+    let web = WebServer::new(|asked: &ReceivedRequest, number| match (asked.range_start(), number) {
         (None, 0) => Reply::ok(&content(1)).with("ETag", "\"one\"").cut(150_000),
         (Some(start), _) => Reply::part(&content(2), start).with("ETag", "\"two\""),
         (None, _) => Reply::ok(&content(2)).with("ETag", "\"two\""),
@@ -162,7 +164,7 @@ async fn two_contents_are_never_mixed() {
     let made = fetch(&cluster, &token, &web.url("/heedless")).await;
     assert_eq!(bytes(&cluster, &token, &made).await, content(2));
     // A server that answers another part than the one that was asked for is not believed.
-    let web = Web::new(|asked: &Asked, number| match (asked.start(), number) {
+    let web = WebServer::new(|asked: &ReceivedRequest, number| match (asked.range_start(), number) {
         (None, 0) => Reply::ok(&content(1)).with("ETag", "\"one\"").cut(150_000),
         (Some(_), _) => Reply::part(&content(1), 1000).with("ETag", "\"one\""),
         (None, _) => Reply::ok(&content(1)).with("ETag", "\"one\""),
@@ -175,7 +177,7 @@ async fn two_contents_are_never_mixed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_lies_or_never_ends_is_given_up_with_a_reason() {
     let (cluster, token) = cluster().await;
-    let cases: Vec<(&str, Answer)> = vec![
+    let cases: Vec<(&str, RequestHandler)> = vec![
         // More is promised than ever comes.
         (
             "broke the connection off",
@@ -185,7 +187,7 @@ async fn a_server_that_lies_or_never_ends_is_given_up_with_a_reason() {
         ("larger than the 0.01 GB", Box::new(|_, _| Reply::ok(&vec![1; 11_000_000]))),
         (
             "larger than the 0.01 GB",
-            Box::new(|_, _| Reply { endless: true, ..Reply::ok(&vec![1; 11_000_000]) }),
+            Box::new(|_, _| Reply { without_length: true, ..Reply::ok(&vec![1; 11_000_000]) }),
         ),
         (
             "larger than the 0.01 GB",
@@ -207,14 +209,14 @@ async fn a_server_that_lies_or_never_ends_is_given_up_with_a_reason() {
         ("no valid URL", Box::new(|_, _| Reply::status(302))),
     ];
     for (number, (why, answer)) in cases.into_iter().enumerate() {
-        let web = Web::new(answer).await;
+        let web = WebServer::new(answer).await;
         let record = fetch(&cluster, &token, &web.url(&format!("/{number}"))).await;
         assert_eq!(record["state"], "error", "{why}");
         assert!(error(&record).contains(why), "{why}: {}", error(&record));
-        assert!(web.asked().len() <= 6, "{why}: {} requests", web.asked().len());
+        assert!(web.requests().len() <= 6, "{why}: {} requests", web.requests().len());
         assert_eq!(record["blobs"], json!({}));
     }
-    let drafts = std::fs::read_dir(cluster.folder().join("1/drafts")).unwrap().count();
+    let drafts = std::fs::read_dir(cluster.directory().join("1/drafts")).unwrap().count();
     assert_eq!(drafts, 0, "nothing is left of them");
 }
 
@@ -222,17 +224,17 @@ async fn a_server_that_lies_or_never_ends_is_given_up_with_a_reason() {
 async fn a_name_for_this_machine_is_refused_as_its_address_is() {
     let settings = [("IMAGE_FETCH_ALLOWED_NETWORKS", "10.0.0.0/8"), ("CLUSTER_OP_MAX_ATTEMPTS", "1")];
     let (cluster, token) = crate::networks::cluster(&settings).await;
-    let web = Web::new(|_, _| Reply::ok(b"the inside")).await;
+    let web = WebServer::new(|_, _| Reply::ok(b"the inside")).await;
     let record = fetch(&cluster, &token, &format!("http://localhost:{}/x", web.address.port())).await;
     assert_eq!(record["state"], "error");
     assert!(error(&record).contains("localhost is at a loopback address"), "{}", error(&record));
-    assert!(web.asked().is_empty());
+    assert!(web.requests().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redirect_is_followed() {
     let (cluster, token) = cluster().await;
-    let web = Web::new(|asked: &Asked, _| match asked.path.as_str() {
+    let web = WebServer::new(|asked: &ReceivedRequest, _| match asked.path.as_str() {
         "/moved" => Reply::status(302).with("Location", "/here"),
         _ => Reply::ok(&content(1)),
     })
@@ -244,7 +246,7 @@ async fn a_redirect_is_followed() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn names_of_images_come_from_the_table() {
-    let web = Web::new(|_, _| Reply::ok(&content(1))).await;
+    let web = WebServer::new(|_, _| Reply::ok(&content(1))).await;
     let names = format!("tiny=http://{}/tiny debian:*=http://{}/deb/{{version}}", web.address, web.address);
     let settings = [("IMAGE_NAMES", names.as_str()), ("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.1")];
     let (cluster, token) = crate::networks::cluster(&settings).await;
@@ -254,14 +256,14 @@ async fn names_of_images_come_from_the_table() {
         (&json!("created"), &json!("debian:12"), &json!("debian:12"))
     );
     fetch(&cluster, &token, "tiny").await;
-    let paths: Vec<String> = web.asked().into_iter().map(|asked| asked.path).collect();
+    let paths: Vec<String> = web.requests().into_iter().map(|asked| asked.path).collect();
     assert_eq!(paths, ["/deb/12", "/tiny"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_deleted_is_fetched_again() {
     let (cluster, token) = cluster().await;
-    let web = Web::new(|asked: &Asked, number| match asked.header("if-none-match") {
+    let web = WebServer::new(|asked: &ReceivedRequest, number| match asked.header("if-none-match") {
         Some("\"two\"") => Reply::status(304),
         _ if number == 0 => Reply::ok(&content(1)).with("ETag", "\"one\""),
         _ => Reply::ok(&content(2)).with("ETag", "\"two\""),
@@ -279,7 +281,9 @@ async fn what_was_deleted_is_fetched_again() {
 async fn a_source_that_never_ends_holds_up_nobody_and_ends_with_its_artifact() {
     let (cluster, token) = cluster().await;
     // Fast enough to be waited for, and endless.
-    let web = Web::new(|_, _| Reply { endless: true, stall: true, ..Reply::ok(&vec![1; 70_000]) }).await;
+    let web =
+        WebServer::new(|_, _| Reply { without_length: true, stall: true, ..Reply::ok(&vec![1; 70_000]) })
+            .await;
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let workers = tokio::spawn(std::sync::Arc::clone(&cluster.worker).run(stopped));
     let mut paths = Vec::new();
@@ -288,7 +292,7 @@ async fn a_source_that_never_ends_holds_up_nobody_and_ends_with_its_artifact() {
         let made = post(&cluster, &token, "/artifacts", body).await.body;
         paths.push(format!("/artifacts/{}", made["uuid"].as_str().unwrap()));
     }
-    wait_for("all hands of the fetches to be busy", async || (web.asked().len() >= 8).then_some(())).await;
+    wait_for("all hands of the fetches to be busy", async || (web.requests().len() >= 8).then_some(())).await;
     let body = json!({"name": "net", "netblock": "10.0.0.0/24"});
     let network = post(&cluster, &token, "/networks", body).await.body;
     let network = format!("/networks/{}", network["uuid"].as_str().unwrap());
@@ -312,7 +316,7 @@ async fn a_source_that_never_ends_holds_up_nobody_and_ends_with_its_artifact() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_artifact_deleted_while_it_is_fetched_leaves_nothing() {
     let (cluster, token) = cluster().await;
-    let web = Web::new(|_, _| Reply::ok(&content(1))).await;
+    let web = WebServer::new(|_, _| Reply::ok(&content(1))).await;
     let made = post(&cluster, &token, "/artifacts", json!({"url": web.url("/x")})).await.body;
     let path = format!("/artifacts/{}", made["uuid"].as_str().unwrap());
     assert_eq!(cluster.call(&token, Method::DELETE, &path, None).await.body["state"], "deleted");

@@ -2,10 +2,9 @@
 
 use axum::http::Method;
 use muster_control::objects;
+use muster_test_cluster::{Cluster, caller};
 use muster_types::object::ObjectRef;
 use serde_json::{Value, json};
-
-use crate::harness::{Cluster, caller};
 
 /// Checks refusals: each body gets its status and text, and nothing is written.
 async fn refusals(cluster: &Cluster, token: &str, method: Method, path: &str, cases: &[(Value, u16, &str)]) {

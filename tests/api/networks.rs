@@ -3,12 +3,11 @@
 use axum::http::Method;
 use muster_control::reconcile;
 use muster_store::interfaces;
+use muster_test_cluster::{ApiResponse, Cluster, wait_for};
 use muster_types::ids::NetworkId;
 use muster_types::network::FLOATING;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
-
-use crate::harness::{Answer, Cluster, wait_for};
 
 /// A cluster with a namespace `ci`, and a token for it.
 pub(crate) async fn cluster(settings: &[(&str, &str)]) -> (Cluster, String) {
@@ -27,15 +26,15 @@ pub(crate) async fn network(cluster: &Cluster, token: &str, body: Value) -> Stri
     answer.body["uuid"].as_str().unwrap().to_owned()
 }
 
-pub(crate) async fn get(cluster: &Cluster, token: &str, path: &str) -> Answer {
+pub(crate) async fn get(cluster: &Cluster, token: &str, path: &str) -> ApiResponse {
     cluster.call(token, Method::GET, path, None).await
 }
 
-pub(crate) async fn post(cluster: &Cluster, token: &str, path: &str, body: Value) -> Answer {
+pub(crate) async fn post(cluster: &Cluster, token: &str, path: &str, body: Value) -> ApiResponse {
     cluster.call(token, Method::POST, path, Some(body)).await
 }
 
-pub(crate) async fn delete(cluster: &Cluster, token: &str, path: &str) -> Answer {
+pub(crate) async fn delete(cluster: &Cluster, token: &str, path: &str) -> ApiResponse {
     cluster.call(token, Method::DELETE, path, None).await
 }
 
@@ -202,7 +201,7 @@ async fn names_resolve_in_the_callers_namespace_and_then_where_it_is_trusted() {
 async fn nodes_with_interfaces_take_part_and_no_others() {
     let (cluster, token) = cluster(&[]).await;
     let network = network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
-    let row = cluster.interface(&network, "ci", "web", 2).await;
+    let row = cluster.create_interface(&network, "ci", "web", 2).await;
     let mac = row.mac;
     let plan = wait_for("the second node to take part", async || cluster.other.network_plans().pop()).await;
     assert!(plan.router.is_none());
@@ -279,7 +278,7 @@ async fn pings_are_checked_and_answered_in_lines() {
 async fn a_network_with_interfaces_waits_for_them() {
     let (cluster, token) = cluster(&[]).await;
     let network = network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
-    let row = cluster.interface(&network, "ci", "web", 2).await;
+    let row = cluster.create_interface(&network, "ci", "web", 2).await;
     let answer = delete(&cluster, &token, "/networks/n").await;
     assert_eq!(answer.status, 202);
     cluster.worker.run_once().await.unwrap();
@@ -310,7 +309,7 @@ async fn all_networks_of_a_namespace_are_deleted_at_once() {
     for name in ["a", "b", "c"] {
         ids.push(network(&cluster, &token, json!({"name": name, "netblock": "10.0.0.0/24"})).await);
     }
-    let row = cluster.interface(&ids[0], "ci", "web", 1).await;
+    let row = cluster.create_interface(&ids[0], "ci", "web", 1).await;
     let call =
         async |token: &str, body: Value| cluster.call(token, Method::DELETE, "/networks", Some(body)).await;
     let answer = call(&token, json!({"confirm": false})).await;
@@ -440,7 +439,7 @@ async fn usage_of_networks_becomes_events() {
 async fn deleted_networks_are_cleaned_with_everything_they_had() {
     let (cluster, token) = cluster(&[("CLEANER_DELAY", "0")]).await;
     let network = network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/22"})).await;
-    let row = cluster.interface(&network, "ci", "web", 1).await;
+    let row = cluster.create_interface(&network, "ci", "web", 1).await;
     post(&cluster, &token, &format!("/networks/{network}/metadata"), json!({"key": "a", "value": "b"})).await;
     cluster.delete_interface(row.id).await;
     delete(&cluster, &token, "/networks/n").await;

@@ -1,6 +1,6 @@
 //! The OpenAPI document: made from the code, kept in the repository so that a change to the API is seen.
 
-use crate::harness::Cluster;
+use muster_test_cluster::Cluster;
 
 const KEPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.json");
 

@@ -3,11 +3,10 @@
 use axum::http::Method;
 use muster_control::objects;
 use muster_control::queue::{DeleteNamespace, NewOperation};
+use muster_test_cluster::{Cluster, caller};
 use muster_types::object::ObjectRef;
 use muster_types::operation::OperationHandle;
 use serde_json::{Value, json};
-
-use crate::harness::{Cluster, caller};
 
 async fn enqueue(cluster: &Cluster, namespace: &str, depends_on: Vec<OperationHandle>) -> OperationHandle {
     let mut tx = cluster.app.store.begin().await.unwrap();

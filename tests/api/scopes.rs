@@ -6,12 +6,11 @@ use axum::http::Method;
 use muster_api::{Access, RouteInfo};
 use muster_control::auth::Caller;
 use muster_control::objects;
+use muster_test_cluster::{ApiResponse, Cluster, caller};
 use muster_types::ids::KeyId;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::json;
-
-use crate::harness::{Answer, Cluster, caller};
 
 const NOT_SCOPED: &str = "token is not scoped for this operation";
 const NOT_ADMINISTRATIVE: &str = "token is not scoped for administrative operations";
@@ -26,14 +25,14 @@ pub(crate) async fn scoped<S: ToString>(cluster: &Cluster, namespace: &str, scop
 }
 
 /// Calls a route about things that do not exist, so that a call which is let through changes nothing.
-async fn call(cluster: &Cluster, token: &str, route: &RouteInfo) -> Answer {
+async fn call(cluster: &Cluster, token: &str, route: &RouteInfo) -> ApiResponse {
     let words: Vec<&str> =
         route.path.split('/').map(|word| if word.starts_with('{') { "absent" } else { word }).collect();
     cluster.call(token, route.method.parse().unwrap(), &words.join("/"), None).await
 }
 
 /// Why the scopes of a token do not let a call through.
-fn refusal(answer: &Answer) -> Option<&str> {
+fn refusal(answer: &ApiResponse) -> Option<&str> {
     let text = answer.body["error"].as_str().unwrap_or_default();
     (answer.status == 403 && text.starts_with("token is not scoped")).then_some(text)
 }

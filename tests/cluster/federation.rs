@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_testing::issuer::Mode;
-use muster_testing::{Daemon, Issuer, MariaDb, Setup};
+use muster_testing::{Daemon, DaemonSetup, Issuer, MariaDb};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use reqwest::Method;
@@ -17,7 +17,7 @@ use crate::several::member;
 use crate::{setup, wait_for};
 
 /// A daemon that believes an issuer on this machine.
-fn believing(setup: Setup, folder: &Path, issuer: &Issuer) -> Setup {
+fn believing(setup: DaemonSetup, folder: &Path, issuer: &Issuer) -> DaemonSetup {
     let bundle = folder.join("authorities.pem");
     issuer.write_ca(&bundle);
     setup

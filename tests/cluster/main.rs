@@ -3,9 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod agent;
-#[path = "../host/backdoor.rs"]
-#[allow(dead_code, reason = "not every test needs all that it can do")]
-mod backdoor;
 mod clients;
 mod command_line;
 mod daemon;
@@ -16,28 +13,19 @@ mod hostile;
 mod images;
 mod instances;
 mod kill;
-#[path = "../host/machine.rs"]
-#[allow(dead_code, reason = "not every test needs all that it can do")]
-mod machine;
 mod several;
-#[path = "../web.rs"]
-#[allow(dead_code, reason = "not every test needs all that it can do")]
-mod web;
-#[path = "../vm/world.rs"]
-#[allow(dead_code, reason = "not every test needs all that it can do")]
-mod world;
 
 use std::path::Path;
 use std::time::Duration;
 
-use muster_testing::Setup;
+use muster_testing::DaemonSetup;
 
 /// How long anyone would wait for something that has to happen.
 const PATIENCE: Duration = Duration::from_secs(240);
 
 /// A daemon of simulated nodes whose data is in `folder`.
-fn setup(folder: &Path) -> Setup {
-    Setup::new(env!("CARGO_BIN_EXE_muster"), &folder.join("data"))
+fn setup(folder: &Path) -> DaemonSetup {
+    DaemonSetup::new(env!("CARGO_BIN_EXE_muster"), &folder.join("data"))
 }
 
 /// Looks again and again until there is something, for as long as anyone would wait.

@@ -1,12 +1,12 @@
 //! Several daemons on one MariaDB are one cluster.
 
-use muster_testing::{Daemon, Setup};
+use muster_testing::{Daemon, DaemonSetup};
 use reqwest::Method;
 use serde_json::json;
 
 use crate::{setup, wait_for};
 
-pub(crate) fn member(folder: &std::path::Path, name: &str, url: &str) -> Setup {
+pub(crate) fn member(folder: &std::path::Path, name: &str, url: &str) -> DaemonSetup {
     let folder = folder.join(name);
     std::fs::create_dir_all(&folder).unwrap();
     setup(&folder)

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use muster_test_cluster::{Host, HostCluster, network_id, wait_until_same};
 use muster_testing::wait;
 use muster_types::ids::NetworkId;
 use serde_json::{Value, json};
 
 use crate::enter;
-use crate::machine::{Machine, World, id, wait_until_same};
 
 const ATTEMPTS: u32 = 12;
 
@@ -19,7 +19,7 @@ fn moment(attempt: u32, took: Duration) -> Duration {
 }
 
 /// What a machine has of a network, without what only this network has.
-fn picture(machine: &Machine, network: &Value) -> String {
+fn picture(machine: &Host, network: &Value) -> String {
     let vxid = format!("{:06x}", network["vxid"].as_u64().unwrap());
     let mut text = machine.inventory();
     for (own, word) in [
@@ -40,17 +40,17 @@ fn a_daemon_killed_while_it_makes_or_removes_a_network_ends_what_it_began() {
     if !enter("kill::a_daemon_killed_while_it_makes_or_removes_a_network_ends_what_it_began") {
         return;
     }
-    let mut world = World::of_one(&[("IP_DELETION_HALO_DURATION", "1")]);
-    let machine = &mut world.machines[0];
+    let mut world = HostCluster::single_host(&[("IP_DELETION_HALO_DURATION", "1")]);
+    let machine = &mut world.hosts[0];
     let empty = machine.inventory();
     // A network that nobody disturbs.
     let began = Instant::now();
-    let calm = machine.create(json!({ "name": "calm", "provide_dns": true }));
+    let calm = machine.create_network(json!({ "name": "calm", "provide_dns": true }));
     let making = began.elapsed();
     let whole = picture(machine, &calm);
     let began = Instant::now();
-    machine.ask_to_delete(id(&calm));
-    machine.wait_for_state(id(&calm), "deleted");
+    machine.request_network_deletion(network_id(&calm));
+    machine.wait_for_network_state(network_id(&calm), "deleted");
     let removing = began.elapsed();
     wait_until_same("nothing to be left", Duration::ZERO, &empty, || machine.inventory());
 
@@ -59,19 +59,19 @@ fn a_daemon_killed_while_it_makes_or_removes_a_network_ends_what_it_began() {
         println!(
             "killed {made:?} of {making:?} after the creation, {removed:?} of {removing:?} after the deletion"
         );
-        let network = id(&machine.ask_for(json!({ "name": "victim", "provide_dns": true })));
+        let network = network_id(&machine.request_network(json!({ "name": "victim", "provide_dns": true })));
         wait(made);
         machine.kill();
         machine.start();
-        let record = machine.wait_for_state(network, "created");
+        let record = machine.wait_for_network_state(network, "created");
         // The state is the truth at once, not some time later.
         wait_until_same("what was made", Duration::ZERO, &whole, || picture(machine, &record));
 
-        machine.ask_to_delete(network);
+        machine.request_network_deletion(network);
         wait(removed);
         machine.kill();
         machine.start();
-        machine.wait_for_state(network, "deleted");
+        machine.wait_for_network_state(network, "deleted");
         wait_until_same("nothing to be left", Duration::ZERO, &empty, || machine.inventory());
     }
     let log = machine.log();

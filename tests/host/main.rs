@@ -2,10 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-mod backdoor;
 mod guest;
 mod kill;
-mod machine;
 mod many;
 mod mesh;
 mod privileges;
@@ -37,5 +35,5 @@ fn enter_alone(test: &str) -> bool {
 
 fn enter_world(test: &str) -> bool {
     const PROGRAMS: [&str; 8] = ["ip", "bridge", "nft", "dnsmasq", "ping", "busybox", "unshare", "setpriv"];
-    muster_testing::enter(test, &PROGRAMS)
+    muster_testing::enter_namespaces(test, &PROGRAMS)
 }

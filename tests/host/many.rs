@@ -5,14 +5,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use muster_control::objects::interface::WantedAddress;
-use muster_testing::{Daemon, Setup, wait_for};
+use muster_test_cluster::{ClusterDatabase, HostCluster, network_id, wait_until_same};
+use muster_testing::{Daemon, DaemonSetup, wait_for};
 use muster_types::ids::{InterfaceId, NetworkId};
 use nix::sys::signal::Signal;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::backdoor::Backdoor;
-use crate::machine::{World, id, wait_until_same};
 use crate::{PATIENCE, enter_alone};
 
 const NETWORKS: usize = 500;
@@ -84,7 +83,7 @@ impl Caller {
         loop {
             let (status, found) = self.call(Method::GET, &format!("/networks/{name}")).await;
             if status == 200 {
-                return id(&found);
+                return network_id(&found);
             }
             // In all combinations, of which some need an address towards the world.
             let request = json!({
@@ -130,25 +129,25 @@ impl Caller {
 
 /// The way to interfaces from asynchronous code.
 struct Interfaces {
-    backdoor: Arc<Backdoor>,
+    backdoor: Arc<ClusterDatabase>,
     node: muster_types::ids::NodeId,
 }
 
 impl Interfaces {
     async fn add(&self, network: NetworkId) -> InterfaceId {
         let (backdoor, node) = (Arc::clone(&self.backdoor), self.node);
-        let add = move || backdoor.add(network, node, "guest", WantedAddress::Any).id;
+        let add = move || backdoor.create_interface(network, node, "guest", WantedAddress::Any).id;
         tokio::task::spawn_blocking(add).await.unwrap()
     }
 
     async fn remove(&self, interface: InterfaceId) {
         let backdoor = Arc::clone(&self.backdoor);
-        tokio::task::spawn_blocking(move || backdoor.remove(interface)).await.unwrap();
+        tokio::task::spawn_blocking(move || backdoor.delete_interface(interface)).await.unwrap();
     }
 }
 
 /// Kills the daemon whenever a part of the work is done, at some moment of the next.
-async fn kill_again_and_again(setup: &Setup, mut daemon: Daemon, done: &AtomicUsize) -> Daemon {
+async fn kill_again_and_again(setup: &DaemonSetup, mut daemon: Daemon, done: &AtomicUsize) -> Daemon {
     for kill in 1..=KILLS {
         while done.load(Ordering::Relaxed) < kill * NETWORKS / (KILLS + 1) {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -167,38 +166,38 @@ fn five_hundred_networks_and_ten_kills_leave_nothing_behind() {
     if !enter_alone("many::five_hundred_networks_and_ten_kills_leave_nothing_behind") {
         return;
     }
-    let mut world = World::of_one(&[
+    let mut world = HostCluster::single_host(&[
         ("IP_DELETION_HALO_DURATION", "1"),
         ("FLOATING_NETWORK", "172.29.0.0/16"),
         ("CLUSTER_OP_MAX_ATTEMPTS", "20"),
     ]);
-    let backdoor = Arc::new(Backdoor::open(&world.database, &world.folder));
-    let machine = &mut world.machines[0];
+    let backdoor = Arc::new(ClusterDatabase::open(&world.database_url, &world.directory));
+    let machine = &mut world.hosts[0];
     // What only looks similar.
     let foreign = NetworkId::new();
-    machine.place.sh(&format!(
+    machine.namespace.sh(&format!(
         "ip link add br-vxlan-abcdef type bridge; ip link add vxlan-abcdee type vxlan id 77 dstport 4790; \
          ip link add veth-abcdef-o type veth peer name veth-abcdef-i; nft add table bridge muster-abcdef; \
          ip netns add {foreign}; ip netns add mine"
     ));
     let before = machine.inventory();
     // The questions find something while there is something.
-    let first = id(&machine.create(json!({ "name": "first" })));
-    let interface = backdoor.add(first, machine.node(), "guest", WantedAddress::Any).id;
+    let first = network_id(&machine.create_network(json!({ "name": "first" })));
+    let interface = backdoor.create_interface(first, machine.node(), "guest", WantedAddress::Any).id;
     for (what, sql) in LEFTOVERS {
-        assert!(!backdoor.find(sql).is_empty(), "no {what}");
+        assert!(!backdoor.first_column(sql).is_empty(), "no {what}");
     }
-    machine.ask_to_delete(first);
-    backdoor.remove(interface);
+    machine.request_network_deletion(first);
+    backdoor.delete_interface(interface);
     let caller = Caller {
         url: machine.url(),
         token: machine.token(),
         client: reqwest::Client::builder().pool_max_idle_per_host(0).build().unwrap(),
     };
     let interfaces = Interfaces { backdoor: Arc::clone(&backdoor), node: machine.node() };
-    let (setup, daemon) = (machine.setup.clone(), machine.give_daemon());
+    let (setup, daemon) = (machine.setup.clone(), machine.take_daemon());
     let began = Instant::now();
-    let daemon = machine.place.run(move || {
+    let daemon = machine.namespace.run(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let (next, done) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
         let (next, interfaces) = (Arc::new(next), Arc::new(interfaces));
@@ -229,14 +228,14 @@ fn five_hundred_networks_and_ten_kills_leave_nothing_behind() {
         })
     });
     println!("{NETWORKS} networks and {KILLS} kills: {:?}", began.elapsed());
-    machine.take_daemon(daemon);
+    machine.set_daemon(daemon);
     wait_until_same("nothing to be left", PATIENCE, &before, || machine.inventory());
     for (what, sql) in LEFTOVERS.into_iter().chain(MISCOUNTS) {
-        wait_for(&format!("no {what} to be left: {:?}", backdoor.find(sql)), PATIENCE, || {
-            backdoor.find(sql).is_empty().then_some(())
+        wait_for(&format!("no {what} to be left: {:?}", backdoor.first_column(sql)), PATIENCE, || {
+            backdoor.first_column(sql).is_empty().then_some(())
         });
     }
-    let made = backdoor.find("SELECT name FROM networks WHERE name NOT IN ('floating', 'first')");
+    let made = backdoor.first_column("SELECT name FROM networks WHERE name NOT IN ('floating', 'first')");
     assert_eq!(made.len(), NETWORKS, "{made:?}");
     let log = machine.log();
     assert_eq!(log.lines().filter(|line| line.contains(" serving ")).count(), KILLS + 1, "{log}");

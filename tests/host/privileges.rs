@@ -4,10 +4,10 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
+use muster_test_cluster::{HostCluster, network_id};
 use muster_testing::wait_for;
 use serde_json::json;
 
-use crate::machine::{World, id};
 use crate::{PATIENCE, SOON, enter};
 
 const REASON: &str = "networks need CAP_NET_ADMIN and CAP_SYS_ADMIN (run as root): missing \
@@ -18,11 +18,11 @@ fn a_daemon_without_rights_serves_and_says_what_it_cannot_do() {
     if !enter("privileges::a_daemon_without_rights_serves_and_says_what_it_cannot_do") {
         return;
     }
-    let mut world = World::of_one(&[]);
-    let machine = &mut world.machines[0];
+    let mut world = HostCluster::single_host(&[]);
+    let machine = &mut world.hosts[0];
     let before = machine.inventory();
     machine.stop();
-    let program = open_to_nobody(&world.folder);
+    let program = open_to_nobody(&world.directory);
     machine.setup = machine.setup.clone().program(&program).wrapped(&[
         "setpriv",
         "--reuid=nobody",
@@ -36,7 +36,7 @@ fn a_daemon_without_rights_serves_and_says_what_it_cannot_do() {
     assert_eq!(node["limits"]["networks"], REASON, "{node}");
     assert!(machine.log().contains(REASON), "{}", machine.log());
 
-    let network = id(&machine.ask_for(json!({ "name": "one" })));
+    let network = network_id(&machine.request_network(json!({ "name": "one" })));
     let record = wait_for("the network to fail", PATIENCE, || {
         let record = machine.get(&format!("/networks/{network}"));
         assert_ne!(record["state"], "created");
@@ -44,8 +44,8 @@ fn a_daemon_without_rights_serves_and_says_what_it_cannot_do() {
     });
     let why = record["error_message"].as_str().unwrap();
     assert!(why.contains(REASON) && why.contains("m1"), "{why}");
-    machine.ask_to_delete(network);
-    machine.wait_for_state(network, "deleted");
+    machine.request_network_deletion(network);
+    machine.wait_for_network_state(network, "deleted");
     assert_eq!(machine.inventory(), before);
 
     // With the rights it works, on the same data.
@@ -55,9 +55,9 @@ fn a_daemon_without_rights_serves_and_says_what_it_cannot_do() {
     wait_for("the limit to go", SOON, || {
         machine.get("/nodes")[0]["limits"].get("networks").is_none().then_some(())
     });
-    let network = id(&machine.create(json!({ "name": "one" })));
-    machine.ask_to_delete(network);
-    machine.wait_for_state(network, "deleted");
+    let network = network_id(&machine.create_network(json!({ "name": "one" })));
+    machine.request_network_deletion(network);
+    machine.wait_for_network_state(network, "deleted");
 }
 
 /// Lets nobody get at the data, and at a copy of the program, whose path may be closed to it.

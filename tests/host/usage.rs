@@ -2,12 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use muster_test_cluster::{ClusterDatabase, HostCluster, network_id};
 use muster_testing::wait_for;
 use serde_json::{Value, json};
 
-use crate::backdoor::Backdoor;
 use crate::guest::Guest;
-use crate::machine::{World, id};
 use crate::{SOON, enter};
 
 #[test]
@@ -15,10 +14,10 @@ fn usage_is_what_the_kernel_counted() {
     if !enter("usage::usage_is_what_the_kernel_counted") {
         return;
     }
-    let world = World::of_one(&[("USAGE_EVENT_FREQUENCY", "1")]);
-    let backdoor = Backdoor::open(&world.database, &world.folder);
-    let machine = world.machine(1);
-    let network = id(&machine.create(json!({ "name": "one" })));
+    let world = HostCluster::single_host(&[("USAGE_EVENT_FREQUENCY", "1")]);
+    let backdoor = ClusterDatabase::open(&world.database_url, &world.directory);
+    let machine = world.host(1);
+    let network = network_id(&machine.create_network(json!({ "name": "one" })));
     let guest = Guest::new(&backdoor, machine, network, "guest", "10.0.0.2");
     guest.dhcp();
     let newest = || machine.events(network, "usage").first().cloned();
@@ -37,13 +36,13 @@ fn usage_is_what_the_kernel_counted() {
 
     // Twenty packets of more than a thousand bytes, there and back.
     let number = |event: &Value, way: &str, name: &str| event["extra"][way][name].as_u64().unwrap();
-    guest.place.sh("ping -n -c 20 -i 0.02 -s 1000 198.51.100.1");
+    guest.namespace.sh("ping -n -c 20 -i 0.02 -s 1000 198.51.100.1");
     wait_for("the packets to be counted", SOON, || {
         let now = newest()?;
         let more = |way, name, most| number(&now, way, name) >= number(&before, way, name) + most;
         ["rx", "tx"].iter().all(|way| more(way, "bytes", 20_000) && more(way, "packets", 20)).then_some(())
     });
-    let device = machine.place.sh(&format!("ip netns exec {network} cat /proc/net/dev | grep egr-"));
+    let device = machine.namespace.sh(&format!("ip netns exec {network} cat /proc/net/dev | grep egr-"));
     let counters: Vec<u64> =
         device.split_once(':').unwrap().1.split_whitespace().map(|word| word.parse().unwrap()).collect();
     wait_for("what the kernel counted", SOON, || {

@@ -8,12 +8,12 @@ use muster_control::operations::{Fault, IMPLEMENTATIONS};
 use muster_control::queue::OperationKind;
 use muster_control::reconcile;
 use muster_store::Retry;
+use muster_test_cluster::{Cluster, wait_for};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::OperationType;
 use serde_json::{Value, json};
 
 use crate::QUICK;
-use crate::harness::{Cluster, wait_for};
 
 /// Whether an operation is about an instance.
 pub(crate) fn is_about_one(kind: &OperationKind) -> bool {
@@ -147,7 +147,7 @@ impl Stage {
     async fn assert_nothing_left(&self) {
         let (cluster, app) = (&self.cluster, &self.cluster.app);
         assert!(cluster.vms().is_empty(), "{:?}", cluster.vms());
-        assert!(cluster.promised().await.values().all(|promised| *promised == (0, 0, 0)));
+        assert!(cluster.committed_capacity().await.values().all(|promised| *promised == (0, 0, 0)));
         for (table, condition) in [
             ("instance_ports", "1 = 1"),
             ("hardware_addresses", "1 = 1"),
@@ -156,7 +156,7 @@ impl Stage {
             ("object_references", "source_type = 'instance'"),
             ("instances", "state <> 'deleted' OR claimed_cpus > 0 OR console_port IS NOT NULL"),
         ] {
-            assert_eq!(cluster.count(table, condition).await, 0, "{table}");
+            assert_eq!(cluster.count_rows(table, condition).await, 0, "{table}");
         }
         for artifact in self.get("/artifacts").await.as_array().unwrap() {
             self.delete(&format!("/artifacts/{}", artifact["uuid"].as_str().unwrap())).await;
@@ -172,13 +172,13 @@ impl Stage {
             cluster.messages(&ObjectRef::new(ObjectType::Network, &self.network)).await;
             reconcile::cleaner::run(app).await.unwrap();
             cluster.settle().await;
-            (cluster.count("networks", "1 = 1").await == 1).then_some(())
+            (cluster.count_rows("networks", "1 = 1").await == 1).then_some(())
         })
         .await;
         for table in ["instances", "interfaces", "artifacts", "blobs", "blob_contents", "blob_locations"] {
-            assert_eq!(cluster.count(table, "1 = 1").await, 0, "{table}");
+            assert_eq!(cluster.count_rows(table, "1 = 1").await, 0, "{table}");
         }
-        assert_eq!(cluster.count("metadata", "object_type = 'instance'").await, 0);
+        assert_eq!(cluster.count_rows("metadata", "object_type = 'instance'").await, 0);
         assert!(cluster.node.network_plans().is_empty() && cluster.other.network_plans().is_empty());
         for folder in ["drafts", "blobs", "conversions", "work", "machines"] {
             for node in ["1", "2"] {
@@ -338,20 +338,20 @@ async fn whatever_happens_to_instances_at_once_nothing_is_left_of_them() {
         use_up(&stage, 7),
     );
     wait_for("the deletions", async || {
-        (stage.cluster.count("instances", "state <> 'deleted'").await == 0).then_some(())
+        (stage.cluster.count_rows("instances", "state <> 'deleted'").await == 0).then_some(())
     })
     .await;
     stop.send_replace(true);
     workers.await.unwrap();
     stage.cluster.settle().await;
     assert!(stage.cluster.vms().is_empty());
-    assert!(stage.cluster.promised().await.values().all(|promised| *promised == (0, 0, 0)));
+    assert!(stage.cluster.committed_capacity().await.values().all(|promised| *promised == (0, 0, 0)));
     for (table, condition) in [
         ("instance_ports", "1 = 1"),
         ("hardware_addresses", "1 = 1"),
         ("addresses", "kind IN ('instance', 'floating')"),
     ] {
-        assert_eq!(stage.cluster.count(table, condition).await, 0, "{table}");
+        assert_eq!(stage.cluster.count_rows(table, condition).await, 0, "{table}");
     }
 }
 

@@ -2,26 +2,20 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-#[allow(dead_code, reason = "shared with the other tests, which use more of it")]
-#[path = "../harness.rs"]
-mod harness;
-#[allow(dead_code, reason = "shared with the other tests, which use more of it")]
-#[path = "../web.rs"]
-mod web;
-
 mod instances;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use axum::http::Method;
-use harness::{Cluster, caller};
 use muster_control::objects::claim::ClaimRequest;
 use muster_control::operations::{Fault, IMPLEMENTATIONS, Implementation, Step, Undo, Worker};
 use muster_control::queue::{Lane, NewOperation, Operation, OperationKind};
 use muster_control::{App, objects, reconcile};
 use muster_store::operations::OperationRow;
 use muster_store::{Retry, addresses, claims, keys, metadata, namespaces, operations, rules, trusts};
+use muster_test_cluster::{Cluster, caller};
+use muster_testing::web_server::{Reply, WebServer};
 use muster_types::Error;
 use muster_types::address::AddressType;
 use muster_types::artifact::{ArtifactState, ArtifactType};
@@ -90,9 +84,9 @@ static IMAGE: [u8; 65536] = [0; 65536];
 /// An image is fetched into that namespace, and deleted again.
 async fn fetch_and_delete(cluster: &Cluster) {
     let app = &cluster.app;
-    let web = web::Web::new(|asked, _| match asked.header("if-none-match") {
-        Some(_) => web::Reply::status(304),
-        None => web::Reply::ok(&IMAGE).with("ETag", "\"one\""),
+    let web = WebServer::new(|asked, _| match asked.header("if-none-match") {
+        Some(_) => Reply::status(304),
+        None => Reply::ok(&IMAGE).with("ETag", "\"one\""),
     })
     .await;
     let request = objects::artifact::ArtifactRequest {
@@ -134,7 +128,7 @@ async fn delete_and_clean(cluster: &Cluster) {
     let record = objects::network::get(app, &caller(), &network, None).await.unwrap();
     assert_eq!(record.state, NetworkState::Created, "{record:?}");
     assert!(record.floating_gateway.is_some());
-    let interface = cluster.interface(&network, "doomed", "host", 2).await;
+    let interface = cluster.create_interface(&network, "doomed", "host", 2).await;
     let object = ObjectRef::new(ObjectType::Network, &network);
     objects::metadata::set(app, &caller(), &object, Some("k"), Some(json!("v"))).await.unwrap();
     objects::network::route(app, &caller(), &network).await.unwrap();
@@ -185,7 +179,7 @@ async fn assert_gone(cluster: &Cluster) {
     assert!(keys::of_namespace(store, "doomed", 10).await.unwrap().is_empty());
     assert!(claims::list(store, "doomed").await.unwrap().is_empty());
     assert!(rules::of_namespace(store, "doomed", 10).await.unwrap().is_empty());
-    assert_eq!(cluster.count("event_links", "object_type = 'mapping_rule'").await, 0);
+    assert_eq!(cluster.count_rows("event_links", "object_type = 'mapping_rule'").await, 0);
     assert!(metadata::get(store, ObjectType::Namespace, "doomed").await.unwrap().is_empty());
     assert!(trusts::range(store, "doomed", "doomed").await.unwrap().is_empty());
     assert!(trusts::trusting(store, "doomed").await.unwrap().is_empty());
@@ -395,7 +389,7 @@ async fn an_operation_that_only_another_daemon_knows_is_left_to_it_and_blocks_no
     let cluster = Cluster::with(QUICK, Some(vec![REFUSED])).await;
     let foreign = enqueue(&cluster, Fine {}, vec![]).await;
     let known = enqueue(&cluster, Refused {}, vec![]).await;
-    harness::wait_for("the known one to end", async || {
+    muster_test_cluster::wait_for("the known one to end", async || {
         cluster.worker.run_once().await.unwrap();
         row(&cluster, &known).await.state.is_final().then_some(())
     })
@@ -475,7 +469,7 @@ async fn floating_and_deleting_an_interface_at_once_leaks_no_address() {
     let network = objects::network::create(&cluster.app, &caller(), request).await.unwrap().uuid.to_string();
     cluster.settle_networks().await;
     for _ in 0..25 {
-        let id = cluster.interface(&network, "doomed", "host", 1).await.id;
+        let id = cluster.create_interface(&network, "doomed", "host", 1).await.id;
         let app = Arc::clone(&cluster.app);
         let float = tokio::spawn(async move {
             for _ in 0..2 {
@@ -526,7 +520,7 @@ async fn nothing_that_is_used_is_deleted_whoever_else_stops_using_it() {
     assert_eq!(left.len(), 6);
     for artifact in left {
         let blob = artifact.blob_uuid.unwrap().to_string();
-        let bytes = cluster.try_data(&token, &blob).await;
+        let bytes = cluster.download_until_error(&token, &blob).await;
         assert_eq!(bytes.len(), 5000, "{artifact:?}");
     }
     let rows = app.store.query("SELECT COUNT(*) FROM blobs WHERE state = 'created'", &[]).await.unwrap();

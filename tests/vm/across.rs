@@ -1,20 +1,20 @@
 //! Instances on two machines with one database.
 
+use muster_test_cluster::{enter_vm_namespaces, qemu_processes, vm_hosts};
 use reqwest::Method;
 use serde_json::json;
 
 use crate::instance::{Instance, bytes};
 use crate::picture::colours;
-use crate::world::{self, enter};
 
 #[test]
 fn guests_on_two_machines_meet_and_every_daemon_takes_every_call() {
-    if !enter("across::guests_on_two_machines_meet_and_every_daemon_takes_every_call") {
+    if !enter_vm_namespaces("across::guests_on_two_machines_meet_and_every_daemon_takes_every_call") {
         return;
     }
-    let Some(world) = world::of(2, &[]) else { return };
-    let (first, second) = (world.machine(1), world.machine(2));
-    let network = first.create(json!({ "name": "one", "provide_dns": true }))["uuid"].clone();
+    let Some(world) = vm_hosts(2, &[]) else { return };
+    let (first, second) = (world.host(1), world.host(2));
+    let network = first.create_network(json!({ "name": "one", "provide_dns": true }))["uuid"].clone();
     let on = |node: &str| json!({ "network": [{ "network_uuid": network }], "placed_on": node });
     // The second one's image comes from the first machine.
     let here = Instance::ask_for(first, "here", &on("m1"));
@@ -55,5 +55,5 @@ fn guests_on_two_machines_meet_and_every_daemon_takes_every_call() {
     in_here.run_until(&format!("ip -4 addr show dev eth1 2>/dev/null | grep -q 'inet {address}/24 '"));
     here.delete(second);
     there.delete(first);
-    assert_eq!(world::processes(), []);
+    assert_eq!(qemu_processes(), []);
 }

@@ -2,6 +2,7 @@
 
 use std::net::TcpStream;
 
+use muster_test_cluster::{Host, HostCluster, qemu_processes};
 use muster_testing::wait_for;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -10,8 +11,6 @@ use serde_json::{Map, Value, json};
 
 use crate::PATIENCE;
 use crate::console::Console;
-use crate::machine::{Machine, World};
-use crate::world::processes;
 
 /// An instance. It stays when this is dropped.
 #[derive(Debug)]
@@ -31,13 +30,13 @@ pub(crate) fn request(name: &str, changes: &Value) -> Value {
 
 impl Instance {
     /// Asks for an instance.
-    pub(crate) fn ask_for(machine: &Machine, name: &str, changes: &Value) -> Self {
+    pub(crate) fn ask_for(machine: &Host, name: &str, changes: &Value) -> Self {
         let record = machine.post("/instances", Some(request(name, changes)));
         Self { uuid: record["uuid"].as_str().unwrap().to_owned() }
     }
 
     /// Makes an instance and waits until it runs.
-    pub(crate) fn create(machine: &Machine, name: &str, changes: &Value) -> Self {
+    pub(crate) fn create(machine: &Host, name: &str, changes: &Value) -> Self {
         let instance = Self::ask_for(machine, name, changes);
         instance.wait_for_state(machine, "created");
         instance
@@ -47,11 +46,11 @@ impl Instance {
         format!("/instances/{}{call}", self.uuid)
     }
 
-    pub(crate) fn record(&self, machine: &Machine) -> Value {
+    pub(crate) fn record(&self, machine: &Host) -> Value {
         machine.get(&self.path(""))
     }
 
-    pub(crate) fn wait_for_state(&self, machine: &Machine, state: &str) -> Value {
+    pub(crate) fn wait_for_state(&self, machine: &Host, state: &str) -> Value {
         wait_for(&format!("instance {} to be {state}", self.uuid), PATIENCE, || {
             let record = self.record(machine);
             assert!(state == "error" || record["state"] != "error", "{record:#}\n{}", machine.log());
@@ -60,7 +59,7 @@ impl Instance {
     }
 
     /// Waits until its power is this, which happened after `since`, and answers the event of that.
-    pub(crate) fn wait_for_power(&self, machine: &Machine, power: &str, since: f64) -> Value {
+    pub(crate) fn wait_for_power(&self, machine: &Host, power: &str, since: f64) -> Value {
         wait_for(&format!("instance {} to be {power}", self.uuid), PATIENCE, || {
             (self.record(machine)["power_state"] == power).then_some(())
         });
@@ -72,33 +71,33 @@ impl Instance {
     }
 
     /// Makes a call that must work.
-    pub(crate) fn post(&self, machine: &Machine, call: &str) -> Value {
+    pub(crate) fn post(&self, machine: &Host, call: &str) -> Value {
         machine.post(&self.path(call), None)
     }
 
     /// Events with this message, newest first.
-    pub(crate) fn events(&self, machine: &Machine, message: &str) -> Vec<Value> {
+    pub(crate) fn events(&self, machine: &Host, message: &str) -> Vec<Value> {
         let events = machine.get(&self.path("/events?limit=1000"));
         events.as_array().unwrap().iter().filter(|event| event["message"] == message).cloned().collect()
     }
 
     /// What the console has shown, as the API tells it.
-    pub(crate) fn shown(&self, machine: &Machine) -> String {
+    pub(crate) fn shown(&self, machine: &Host) -> String {
         String::from_utf8_lossy(&bytes(machine, &self.path("/consoledata?length=-1"))).into_owned()
     }
 
     /// Connects to its console, which is on the machine of its node.
-    pub(crate) fn console(&self, host: &Machine) -> Console {
+    pub(crate) fn console(&self, host: &Host) -> Console {
         let stream = wait_for(&format!("the console of {}", self.uuid), PATIENCE, || {
             let port = u16::try_from(self.record(host)["console_port"].as_u64()?).ok()?;
             let address = host.address.clone();
-            host.place.run(move || TcpStream::connect((address.as_str(), port)).ok())
+            host.namespace.run(move || TcpStream::connect((address.as_str(), port)).ok())
         });
         Console::new(stream.try_clone().unwrap(), stream)
     }
 
     /// Deletes it, and waits until it is gone.
-    pub(crate) fn delete(&self, machine: &Machine) {
+    pub(crate) fn delete(&self, machine: &Host) {
         let (status, answer) = machine.call(Method::DELETE, &self.path(""), None);
         assert_eq!(status, 200, "{answer}");
         self.wait_for_state(machine, "deleted");
@@ -106,7 +105,7 @@ impl Instance {
 
     /// Its QEMU, if there is one.
     pub(crate) fn process(&self) -> Option<i32> {
-        let mut all = processes().into_iter();
+        let mut all = qemu_processes().into_iter();
         all.find(|(line, _)| line.contains(&self.uuid)).map(|(_, number)| number)
     }
 
@@ -117,13 +116,13 @@ impl Instance {
     }
 
     /// The address of one of its interfaces.
-    pub(crate) fn address(&self, machine: &Machine, number: usize) -> String {
+    pub(crate) fn address(&self, machine: &Host, number: usize) -> String {
         self.record(machine)["interfaces"][number]["ipv4"].as_str().unwrap().to_owned()
     }
 
     /// The folder that its node keeps it in.
-    pub(crate) fn folder(&self, world: &World, machine: usize) -> std::path::PathBuf {
-        world.folder.join(format!("m{machine}/data/machines/{}", self.uuid))
+    pub(crate) fn folder(&self, world: &HostCluster, machine: usize) -> std::path::PathBuf {
+        world.directory.join(format!("m{machine}/data/machines/{}", self.uuid))
     }
 }
 
@@ -133,9 +132,9 @@ pub(crate) fn now() -> f64 {
 }
 
 /// The bytes that a call answers.
-pub(crate) fn bytes(machine: &Machine, path: &str) -> Vec<u8> {
+pub(crate) fn bytes(machine: &Host, path: &str) -> Vec<u8> {
     let (url, token) = (format!("{}{path}", machine.url()), machine.token());
-    machine.place.run(move || {
+    machine.namespace.run(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let answer = reqwest::Client::new().get(&url).bearer_auth(token).send().await.unwrap();

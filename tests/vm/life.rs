@@ -1,15 +1,17 @@
 //! The life of an instance: halted, restarted, switched off and on, looked at, copied, broken, deleted.
 
+use muster_test_cluster::{
+    ClusterDatabase, enter_vm_namespaces, list_resources, single_vm_host, wait_until_no_operations,
+    wait_until_released,
+};
 use muster_testing::{skipped, wait_for};
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::PATIENCE;
-use crate::backdoor::Backdoor;
 use crate::console::Console;
 use crate::instance::{Instance, bytes, now};
 use crate::picture::colours;
-use crate::world::{self, enter, remains, wait_until_calm, wait_until_nothing_is_left};
 
 /// How soon it is seen that a machine went, in seconds: it is told, not looked for from time to time.
 const SOON: f64 = 3.0;
@@ -27,14 +29,14 @@ fn boot(console: &mut Console) -> String {
 
 #[test]
 fn an_instance_lives_through_all_that_can_be_done_to_it() {
-    if !enter("life::an_instance_lives_through_all_that_can_be_done_to_it") {
+    if !enter_vm_namespaces("life::an_instance_lives_through_all_that_can_be_done_to_it") {
         return;
     }
-    let world = world::of_one(&[("CLEANER_DELAY", "3"), ("BLOB_DELETION_DELAY", "1")]);
-    let machine = world.machine(1);
-    let backdoor = Backdoor::open(&world.database, &world.folder);
-    wait_until_calm(&backdoor);
-    let before = remains(&world, &backdoor, &[]);
+    let world = single_vm_host(&[("CLEANER_DELAY", "3"), ("BLOB_DELETION_DELAY", "1")]);
+    let machine = world.host(1);
+    let backdoor = ClusterDatabase::open(&world.database_url, &world.directory);
+    wait_until_no_operations(&backdoor);
+    let before = list_resources(&world, &backdoor, &[]);
 
     // The script says who runs it.
     let script = "IyEvYmluL3NoCmVjaG8gInNjcmlwdCBvZiAkKGhvc3RuYW1lKSIK";
@@ -129,7 +131,7 @@ fn an_instance_lives_through_all_that_can_be_done_to_it() {
     copy.delete(machine);
     let path = format!("/artifacts/{}", artifact.as_str().unwrap());
     assert_eq!(machine.call(Method::DELETE, &path, None).0, 200);
-    wait_until_nothing_is_left(&world, &backdoor, &before, &[one.uuid, copy.uuid]);
+    wait_until_released(&world, &backdoor, &before, &[one.uuid, copy.uuid]);
 }
 
 #[test]
@@ -137,11 +139,11 @@ fn a_guest_boots_by_uefi_and_sees_disks_on_other_buses() {
     if !std::path::Path::new("/usr/share/OVMF/OVMF_CODE_4M.fd").exists() {
         return skipped("ovmf");
     }
-    if !enter("life::a_guest_boots_by_uefi_and_sees_disks_on_other_buses") {
+    if !enter_vm_namespaces("life::a_guest_boots_by_uefi_and_sees_disks_on_other_buses") {
         return;
     }
-    let world = world::of_one(&[]);
-    let machine = world.machine(1);
+    let world = single_vm_host(&[]);
+    let machine = world.host(1);
     let disks = json!([
         { "base": "label:tiny", "bus": "scsi" },
         { "size": 1, "bus": "nvme" },

@@ -5,21 +5,14 @@
 
 mod across;
 mod agent;
-#[path = "../host/backdoor.rs"]
-#[allow(dead_code, reason = "not every test needs all that it can do")]
-mod backdoor;
 mod console;
 mod guest;
 mod instance;
 mod life;
-#[path = "../host/machine.rs"]
-#[allow(dead_code, reason = "not every test needs all that it can do")]
-mod machine;
 mod network;
 mod outlive;
 mod picture;
 mod tiny;
-mod world;
 
 use std::time::Duration;
 

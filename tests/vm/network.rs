@@ -1,27 +1,29 @@
 //! What guests find on their networks.
 
+use muster_test_cluster::{
+    ClusterDatabase, enter_vm_namespaces, list_resources, single_vm_host, wait_until_no_operations,
+    wait_until_released,
+};
 use muster_testing::wait_for;
 use serde_json::json;
 
 use crate::PATIENCE;
-use crate::backdoor::Backdoor;
 use crate::instance::Instance;
-use crate::world::{self, enter, remains, wait_until_calm, wait_until_nothing_is_left};
 
 #[test]
 fn guests_have_the_addresses_names_and_ways_that_their_records_say() {
-    if !enter("network::guests_have_the_addresses_names_and_ways_that_their_records_say") {
+    if !enter_vm_namespaces("network::guests_have_the_addresses_names_and_ways_that_their_records_say") {
         return;
     }
-    let world = world::of_one(&[("CLEANER_DELAY", "3")]);
-    let machine = world.machine(1);
-    let backdoor = Backdoor::open(&world.database, &world.folder);
-    let network = |request| machine.create(request)["uuid"].clone();
+    let world = single_vm_host(&[("CLEANER_DELAY", "3")]);
+    let machine = world.host(1);
+    let backdoor = ClusterDatabase::open(&world.database_url, &world.directory);
+    let network = |request| machine.create_network(request)["uuid"].clone();
     let front = network(json!({ "name": "front", "provide_dns": true }));
     network(json!({ "name": "back", "netblock": "10.1.0.0/24", "provide_nat": false }));
     let late = network(json!({ "name": "late", "netblock": "10.2.0.0/24", "provide_nat": false }));
-    wait_until_calm(&backdoor);
-    let before = remains(&world, &backdoor, &[]);
+    wait_until_no_operations(&backdoor);
+    let before = list_resources(&world, &backdoor, &[]);
 
     let both = json!([{ "network_uuid": front }, { "network_uuid": "back" }]);
     let web = Instance::ask_for(machine, "web", &json!({ "network": both }));
@@ -49,14 +51,14 @@ fn guests_have_the_addresses_names_and_ways_that_their_records_say() {
     in_web.run_until("nslookup db 10.0.0.1 | grep -q 'Address: *10.0.0.77'");
     in_web.run_until("ping -c 1 -W 5 db >/dev/null");
     in_db.run_until(&format!("ping -c 1 -W 5 {} >/dev/null", web.address(machine, 0)));
-    world.outside.answer(80);
+    world.external_peer.serve_peer_address(80);
     assert_eq!(in_web.run("nc -w 10 198.51.100.1 80 </dev/null"), "198.51.100.2");
 
     // The floating address leads the world to the guest.
     in_db.run("(while :; do echo this is $(hostname) | nc -l -p 80; done) >/dev/null 2>&1 & true");
     let floating = db.record(machine)["interfaces"][0]["floating"].as_str().unwrap().to_owned();
     wait_for("the guest to answer the world", PATIENCE, || {
-        (world.outside.seen_by(&floating, 80).as_deref() == Some("this is db\n")).then_some(())
+        (world.external_peer.address_seen_by(&floating, 80).as_deref() == Some("this is db\n")).then_some(())
     });
 
     // An interface that comes later.
@@ -73,6 +75,6 @@ fn guests_have_the_addresses_names_and_ways_that_their_records_say() {
 
     web.delete(machine);
     db.delete(machine);
-    wait_until_nothing_is_left(&world, &backdoor, &before, &ids);
-    assert_eq!(world.outside.seen_by(&floating, 80), None);
+    wait_until_released(&world, &backdoor, &before, &ids);
+    assert_eq!(world.external_peer.address_seen_by(&floating, 80), None);
 }

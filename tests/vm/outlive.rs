@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
+use muster_test_cluster::{enter_vm_namespaces, qemu_processes, single_vm_host};
 use serde_json::{Value, json};
 
 use crate::console::Console;
 use crate::instance::Instance;
-use crate::world::{self, enter};
 
 fn uptime(console: &mut Console) -> f64 {
     console.run("cut -d ' ' -f 1 /proc/uptime").trim().parse().unwrap()
@@ -14,12 +14,12 @@ fn uptime(console: &mut Console) -> f64 {
 
 #[test]
 fn guests_outlive_their_daemon_which_finds_out_what_became_of_them() {
-    if !enter("outlive::guests_outlive_their_daemon_which_finds_out_what_became_of_them") {
+    if !enter_vm_namespaces("outlive::guests_outlive_their_daemon_which_finds_out_what_became_of_them") {
         return;
     }
-    let mut world = world::of_one(&[]);
-    let machine = &mut world.machines[0];
-    let network = machine.create(json!({ "name": "one" }))["uuid"].clone();
+    let mut world = single_vm_host(&[]);
+    let machine = &mut world.hosts[0];
+    let network = machine.create_network(json!({ "name": "one" }))["uuid"].clone();
     let changes = json!({ "network": [{ "network_uuid": network }] });
     let one = Instance::ask_for(machine, "one", &changes);
     let two = Instance::ask_for(machine, "two", &changes);
@@ -74,7 +74,7 @@ fn guests_outlive_their_daemon_which_finds_out_what_became_of_them() {
         assert_eq!(instance.record(machine)["power_state"], "on");
         instance.delete(machine);
     }
-    assert_eq!(world::processes(), []);
+    assert_eq!(qemu_processes(), []);
 }
 
 /// Lets a machine belong to an earlier start of the host.
@@ -88,25 +88,27 @@ fn belongs_to_earlier_start(folder: &Path) {
 
 #[test]
 fn after_the_host_was_down_what_was_on_is_started_again_and_what_was_off_stays_off() {
-    if !enter("outlive::after_the_host_was_down_what_was_on_is_started_again_and_what_was_off_stays_off") {
+    if !enter_vm_namespaces(
+        "outlive::after_the_host_was_down_what_was_on_is_started_again_and_what_was_off_stays_off",
+    ) {
         return;
     }
-    let mut world = world::of_one(&[]);
-    let network = world.machine(1).create(json!({ "name": "one" }))["uuid"].clone();
+    let mut world = single_vm_host(&[]);
+    let network = world.host(1).create_network(json!({ "name": "one" }))["uuid"].clone();
     let changes = json!({ "network": [{ "network_uuid": network }] });
-    let [on, off] = ["on", "off"].map(|name| Instance::create(world.machine(1), name, &changes));
-    let mut console = on.console(world.machine(1));
+    let [on, off] = ["on", "off"].map(|name| Instance::create(world.host(1), name, &changes));
+    let mut console = on.console(world.host(1));
     console.log_in();
     console.run("echo precious >/root/kept && sync");
-    off.post(world.machine(1), "/poweroff");
+    off.post(world.host(1), "/poweroff");
 
-    world.machines[0].kill();
+    world.hosts[0].kill();
     on.kill();
     for instance in [&on, &off] {
         belongs_to_earlier_start(&instance.folder(&world, 1));
     }
-    world.machines[0].start();
-    let machine = world.machine(1);
+    world.hosts[0].start();
+    let machine = world.host(1);
     let mut console = on.console(machine);
     console.log_in();
     assert_eq!(console.run("cat /root/kept"), "precious\n");

@@ -74,7 +74,11 @@ async fn what_ended_is_removed_after_a_while_and_the_instance_remembers() {
     })
     .await;
     assert_eq!(world.list(true).await, [id(&long)], "what goes on stays");
-    assert_eq!(world.cluster.count("object_references", "relationship = 'agent_output'").await, 0, "{blob}");
+    assert_eq!(
+        world.cluster.count_rows("object_references", "relationship = 'agent_output'").await,
+        0,
+        "{blob}"
+    );
     let of_instance = world.cluster.messages(&ObjectRef::new(ObjectType::Instance, &world.instance)).await;
     assert!(of_instance.contains(&"agent operation expired".to_owned()), "{of_instance:?}");
     assert!(world.cluster.events(&object(&expired)).await.is_empty());

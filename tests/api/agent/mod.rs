@@ -10,11 +10,11 @@ mod results;
 
 use axum::http::Method;
 use muster_node::{GuestScript, SimulatedNode, SimulationScript};
+use muster_test_cluster::{ApiResponse, Cluster, wait_for};
 use muster_types::ids::InstanceId;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Cluster, wait_for};
 use crate::instances::create;
 use crate::networks::{cluster, get, post};
 
@@ -47,7 +47,7 @@ impl World {
         self.node().set_script(SimulationScript { guest, ..SimulationScript::default() });
     }
 
-    async fn ask(&self, verb: &str, body: Value) -> Answer {
+    async fn ask(&self, verb: &str, body: Value) -> ApiResponse {
         post(&self.cluster, &self.token, &format!("/instances/{}/agent/{verb}", self.instance), body).await
     }
 
@@ -122,7 +122,7 @@ impl World {
     }
 
     async fn data(&self, blob: &Value) -> Vec<u8> {
-        self.cluster.try_data(&self.token, blob.as_str().unwrap()).await
+        self.cluster.download_until_error(&self.token, blob.as_str().unwrap()).await
     }
 
     /// The messages of the audit events of an operation, and those of its instance that name the operation.
@@ -160,6 +160,6 @@ fn object(operation: &Value) -> ObjectRef {
     ObjectRef::new(ObjectType::AgentOperation, id(operation))
 }
 
-fn refusal(answer: &Answer) -> (u16, &str) {
+fn refusal(answer: &ApiResponse) -> (u16, &str) {
     (answer.status.as_u16(), answer.body["error"].as_str().unwrap_or_default())
 }

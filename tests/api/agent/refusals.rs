@@ -1,9 +1,9 @@
 //! What is refused, and with which words.
 
+use muster_test_cluster::caller;
 use muster_types::ids::BlobId;
 
 use super::*;
-use crate::harness::caller;
 use crate::instances::{settled, small};
 use crate::scopes::scoped;
 

@@ -1,11 +1,11 @@
 //! Whose tokens can be exchanged.
 
 use muster_control::reconcile;
+use muster_test_cluster::Cluster;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
 use super::{cluster, issuer, put, refusal, rule, with};
-use crate::harness::Cluster;
 use crate::networks::{delete, get, post};
 use crate::scopes::scoped;
 
@@ -164,7 +164,7 @@ async fn an_issuer_made_again_under_its_name_is_the_one_that_rules_mean() {
     assert_eq!(events[0].extra["replaced"], old["uuid"]);
 
     reconcile::cleaner::run(&cluster.app).await.unwrap();
-    assert_eq!(cluster.count("issuers", "1 = 1").await, 1);
+    assert_eq!(cluster.count_rows("issuers", "1 = 1").await, 1);
     assert!(cluster.events(&object(&old)).await.is_empty());
     assert_eq!(get(&cluster, &token, FORGE).await.body, again.body);
 }
@@ -174,7 +174,7 @@ async fn a_deleted_issuer_is_removed_only_after_its_delay() {
     let (cluster, token) = cluster(&[]).await;
     delete(&cluster, &token, FORGE).await;
     reconcile::cleaner::run(&cluster.app).await.unwrap();
-    assert_eq!(cluster.count("issuers", "state = 'deleted'").await, 1);
+    assert_eq!(cluster.count_rows("issuers", "state = 'deleted'").await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,17 +5,17 @@ mod issuers;
 mod rules;
 
 use axum::http::Method;
+use muster_test_cluster::{ApiResponse, Cluster};
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Cluster};
 use crate::networks::post;
 
-pub(crate) async fn put(cluster: &Cluster, token: &str, path: &str, body: Value) -> Answer {
+pub(crate) async fn put(cluster: &Cluster, token: &str, path: &str, body: Value) -> ApiResponse {
     cluster.call(token, Method::PUT, path, Some(body)).await
 }
 
 /// Status and text of an answer.
-fn refusal(answer: &Answer) -> (u16, &str) {
+fn refusal(answer: &ApiResponse) -> (u16, &str) {
     (answer.status.as_u16(), answer.body["error"].as_str().unwrap_or_default())
 }
 

@@ -74,7 +74,7 @@ async fn a_screenshot_is_a_png_that_can_be_read_as_a_blob() {
     let answer = get(&cluster, &token, &path(&record, "/screenshot")).await;
     assert_eq!(answer.status, 200, "{}", answer.text);
     let blob = answer.body.as_str().unwrap().to_owned();
-    let bytes = cluster.try_data(&token, &blob).await;
+    let bytes = cluster.download_until_error(&token, &blob).await;
     assert!(bytes.starts_with(b"\x89PNG\r\n\x1a\n"), "{:?}", &bytes[..8]);
     let kept = get(&cluster, &token, &format!("/blobs/{blob}")).await.body;
     assert_eq!((text(&kept, "state"), &kept["size"]), ("created", &json!(bytes.len())));

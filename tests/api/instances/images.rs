@@ -2,13 +2,13 @@
 
 use axum::http::Method;
 use muster_control::{objects, reconcile};
+use muster_test_cluster::caller;
+use muster_testing::web_server::{Reply, WebServer};
 use serde_json::{Value, json};
 
 use super::{create, id, path, refusal, settled, show, text, try_create};
 use crate::artifacts::upload;
-use crate::harness::caller;
 use crate::networks::{cluster, delete, get, post};
-use crate::web::{Reply, Web};
 
 const QUICK: &[(&str, &str)] = &[
     ("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.1"),
@@ -136,7 +136,7 @@ async fn images_of_others_are_used_if_they_are_shared_or_trusted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_image_is_fetched_for_an_instance_and_asked_for_news_by_the_next() {
     let (cluster, token) = cluster(QUICK).await;
-    let web = Web::new(|asked, _| match asked.header("if-none-match") {
+    let web = WebServer::new(|asked, _| match asked.header("if-none-match") {
         Some(_) => Reply::status(304),
         None => Reply::ok(&[3; 90_000]).with("ETag", "\"one\""),
     })
@@ -165,27 +165,27 @@ async fn an_image_is_fetched_for_an_instance_and_asked_for_news_by_the_next() {
         (&json!(4), &artifact["blob_uuid"])
     );
     assert_eq!(get(&cluster, &token, "/artifacts").await.body.as_array().unwrap().len(), 1);
-    assert!(web.asked().len() >= 2);
-    assert_eq!(web.asked().iter().filter(|asked| asked.header("if-none-match").is_none()).count(), 1);
+    assert!(web.requests().len() >= 2);
+    assert_eq!(web.requests().iter().filter(|asked| asked.header("if-none-match").is_none()).count(), 1);
 
     // Somebody else who may read it uses it as it is.
     cluster.create_namespace("friend").await;
     objects::trust::add(&cluster.app, &caller(), "ci", "friend").await.unwrap();
-    let (friend, before) = (cluster.token("friend").await, web.asked().len());
+    let (friend, before) = (cluster.token("friend").await, web.requests().len());
     let theirs = create(&cluster, &friend, "third", &from(&url)).await;
-    assert_eq!((&theirs["disks"][0]["blob_uuid"], web.asked().len()), (&artifact["blob_uuid"], before));
+    assert_eq!((&theirs["disks"][0]["blob_uuid"], web.requests().len()), (&artifact["blob_uuid"], before));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_well_known_name_stands_for_an_image_of_the_download_site() {
-    let web = Web::new(|_, _| Reply::ok(&[4; 5000])).await;
+    let web = WebServer::new(|_, _| Reply::ok(&[4; 5000])).await;
     let mut settings = QUICK.to_vec();
     let site = web.url("/site");
     settings.push(("IMAGE_DOWNLOAD_URL", &site));
     let (cluster, token) = cluster(&settings).await;
     let record = create(&cluster, &token, "www", &from("debian:12")).await;
     assert_eq!(record["disk_spec"][0]["base"], "debian:12");
-    let asked: Vec<String> = web.asked().into_iter().map(|asked| asked.path).collect();
+    let asked: Vec<String> = web.requests().into_iter().map(|asked| asked.path).collect();
     assert_eq!(asked, ["/site/debian:12/latest.qcow2"]);
     let artifact = get(&cluster, &token, "/artifacts").await.body[0].clone();
     assert_eq!(artifact["blob_uuid"], record["disks"][0]["blob_uuid"]);
@@ -198,8 +198,8 @@ async fn an_image_that_cannot_be_fetched_or_used_leaves_an_instance_in_error_tha
     let origin = create(&cluster, &token, "origin", &json!({"disk": [{"size": 3}]})).await;
     let copy = super::act(&cluster, &token, &origin, "snapshot").await.body["vda"].clone();
     cluster.settle().await;
-    let large = cluster.try_data(&token, text(&copy, "blob_uuid")).await;
-    let web = Web::new(move |asked, _| match asked.path.as_str() {
+    let large = cluster.download_until_error(&token, text(&copy, "blob_uuid")).await;
+    let web = WebServer::new(move |asked, _| match asked.path.as_str() {
         "/large" => Reply::ok(&large),
         "/vmdk" => Reply::ok(b"KDMV of some other house"),
         _ => Reply::status(404),
@@ -217,7 +217,7 @@ async fn an_image_that_cannot_be_fetched_or_used_leaves_an_instance_in_error_tha
         assert_eq!(record["references_from"], json!({}));
     }
     assert_eq!(cluster.vms(), [id(&origin)]);
-    assert_eq!(cluster.count("instances", "claimed_cpus > 0").await, 1);
+    assert_eq!(cluster.count_rows("instances", "claimed_cpus > 0").await, 1);
     for forbidden in ["http://169.254.169.254/latest", "file:///etc/passwd", "ftp://x.example/y"] {
         let answer = try_create(&cluster, &token, "forbidden", &from(forbidden)).await;
         assert_eq!(answer.status, 400, "{forbidden}: {}", answer.text);

@@ -1,13 +1,13 @@
 //! Interfaces that come later.
 
 use axum::http::Method;
+use muster_test_cluster::{ApiResponse, Cluster};
 use serde_json::{Value, json};
 
 use super::{act, create, id, object, path, refusal, show, text, try_create};
-use crate::harness::{Answer, Cluster};
 use crate::networks::{cluster, delete, get, network};
 
-async fn plug(cluster: &Cluster, token: &str, record: &Value, body: Value) -> Answer {
+async fn plug(cluster: &Cluster, token: &str, record: &Value, body: Value) -> ApiResponse {
     cluster.call(token, Method::POST, &path(record, "/interfaces"), Some(body)).await
 }
 
@@ -65,8 +65,8 @@ async fn an_interface_is_plugged_in_both_forms_while_it_runs_and_while_it_does_n
     // All of them go with the instance.
     delete(&cluster, &token, &path(&record, "")).await;
     cluster.settle().await;
-    assert_eq!(cluster.count("interfaces", "state <> 'deleted'").await, 0);
-    assert_eq!(cluster.count("addresses", "kind IN ('instance', 'floating')").await, 0);
+    assert_eq!(cluster.count_rows("interfaces", "state <> 'deleted'").await, 0);
+    assert_eq!(cluster.count_rows("addresses", "kind IN ('instance', 'floating')").await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -141,7 +141,7 @@ async fn a_plug_that_makes_no_sense_is_refused_first_and_leaves_nothing() {
         refusal(&plug(&cluster, &token, &record, json!({"network_uuid": blue})).await),
         (507, "No free addresses on network")
     );
-    assert_eq!(cluster.count("interfaces", "1 = 1").await, 5);
+    assert_eq!(cluster.count_rows("interfaces", "1 = 1").await, 5);
     cluster.settle().await;
     assert_eq!(show(&cluster, &token, &record).await["state"], "created", "the instance does not suffer");
     delete(&cluster, &token, &path(&record, "")).await;

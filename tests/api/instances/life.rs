@@ -3,10 +3,10 @@
 use axum::http::Method;
 use muster_control::reconcile;
 use muster_node::{GuestScript, SimulationScript};
+use muster_test_cluster::{Cluster, wait_for};
 use serde_json::{Value, json};
 
 use super::{act, create, id, object, path, refusal, settled, show, text, try_create};
-use crate::harness::{Cluster, wait_for};
 use crate::networks::{cluster, delete, get, network};
 
 async fn wait_for_power(cluster: &Cluster, token: &str, record: &Value, power: &str) -> Value {
@@ -188,8 +188,8 @@ async fn an_instance_that_cannot_be_made_ends_in_error_with_the_reason_and_has_n
         assert!(failed.extra["reason"].as_str().unwrap().contains("no such model"), "{failed:?}");
         assert!(events.iter().any(|event| event.message == "state is now error"));
         assert!(cluster.vms().is_empty());
-        assert_eq!(cluster.promised().await["sim-1"], (0, 0, 0));
-        assert_eq!(cluster.count("addresses", "kind IN ('instance', 'floating')").await, 0);
+        assert_eq!(cluster.committed_capacity().await["sim-1"], (0, 0, 0));
+        assert_eq!(cluster.count_rows("addresses", "kind IN ('instance', 'floating')").await, 0);
         for verb in ["poweron", "poweroff", "pause", "snapshot"] {
             let answer = act(&cluster, &token, &record, verb).await;
             let why = format!("instance {} is not ready (error)", text(&record, "uuid"));
@@ -224,8 +224,8 @@ async fn a_deleted_instance_gives_everything_back_and_is_forgotten_after_the_del
     assert_eq!((text(&gone, "state"), text(&gone, "power_state")), ("deleted", "off"));
     assert_eq!((&gone["interfaces"], &gone["console_port"]), (&json!([]), &Value::Null));
     assert!(cluster.vms().is_empty());
-    assert_eq!(cluster.promised().await[text(&record, "node")], (0, 0, 0));
-    assert_eq!(cluster.count("instance_ports", "1 = 1").await, 0);
+    assert_eq!(cluster.committed_capacity().await[text(&record, "node")], (0, 0, 0));
+    assert_eq!(cluster.count_rows("instance_ports", "1 = 1").await, 0);
     let addresses = get(&cluster, &token, &format!("/networks/{net}/addresses")).await.body;
     let types: Vec<&str> = addresses.as_array().unwrap().iter().map(|one| text(one, "type")).collect();
     assert!(types.contains(&"deletion-halo") && !types.contains(&"instance"), "{types:?}");
@@ -235,7 +235,7 @@ async fn a_deleted_instance_gives_everything_back_and_is_forgotten_after_the_del
     cluster.messages(&object(&record)).await;
     reconcile::cleaner::run(&cluster.app).await.unwrap();
     assert_eq!(refusal(&get(&cluster, &token, &path(&record, "")).await), (404, "instance not found"));
-    assert_eq!(cluster.count("metadata", "object_type = 'instance'").await, 0);
+    assert_eq!(cluster.count_rows("metadata", "object_type = 'instance'").await, 0);
     assert!(cluster.messages(&object(&record)).await.is_empty());
 }
 
@@ -342,7 +342,7 @@ async fn an_instance_whose_operation_vanished_is_brought_to_an_end() {
     );
     assert_eq!(show(&cluster, &token, &going).await["state"], "deleted");
     assert!(cluster.vms().is_empty());
-    assert!(cluster.promised().await.values().all(|promised| *promised == (0, 0, 0)));
+    assert!(cluster.committed_capacity().await.values().all(|promised| *promised == (0, 0, 0)));
 }
 
 /// An instance whose deletion is queued.

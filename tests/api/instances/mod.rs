@@ -11,11 +11,11 @@ mod specs;
 mod storm;
 
 use axum::http::Method;
+use muster_test_cluster::{ApiResponse, Cluster, wait_for};
 use muster_types::ids::InstanceId;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Cluster, wait_for};
 use crate::networks::{cluster, get, network, post};
 use crate::scopes::scoped;
 
@@ -28,7 +28,7 @@ pub(crate) fn small(name: &str, more: &Value) -> Value {
     body
 }
 
-async fn try_create(cluster: &Cluster, token: &str, name: &str, more: &Value) -> Answer {
+async fn try_create(cluster: &Cluster, token: &str, name: &str, more: &Value) -> ApiResponse {
     post(cluster, token, "/instances", small(name, more)).await
 }
 
@@ -73,12 +73,12 @@ fn object(record: &Value) -> ObjectRef {
     ObjectRef::new(ObjectType::Instance, text(record, "uuid"))
 }
 
-fn refusal(answer: &Answer) -> (u16, &str) {
+fn refusal(answer: &ApiResponse) -> (u16, &str) {
     (answer.status.as_u16(), answer.body["error"].as_str().unwrap_or_default())
 }
 
 /// What a call without a body says.
-async fn act(cluster: &Cluster, token: &str, record: &Value, verb: &str) -> Answer {
+async fn act(cluster: &Cluster, token: &str, record: &Value, verb: &str) -> ApiResponse {
     cluster.call(token, Method::POST, &path(record, &format!("/{verb}")), None).await
 }
 

@@ -1,9 +1,9 @@
 //! Where instances go, why some go nowhere, and what is left of those.
 
+use muster_test_cluster::{Cluster, caller};
 use serde_json::{Value, json};
 
 use super::{create, object, path, refusal, show, text, try_create};
-use crate::harness::{Cluster, caller};
 use crate::networks::{cluster, delete, get, network};
 
 /// The record of the instance that could not be made.
@@ -41,9 +41,9 @@ async fn an_instance_that_fits_nowhere_says_at_which_stage_and_keeps_a_record() 
             assert!(at.extra["dropped"][node].is_string(), "each node has its reason: {at:?}");
         }
     }
-    assert_eq!(cluster.count("addresses", "kind IN ('instance', 'floating')").await, 0);
-    assert_eq!(cluster.count("instances", "claimed_cpus > 0").await, 0);
-    assert!(cluster.promised().await.values().all(|promised| *promised == (0, 0, 0)));
+    assert_eq!(cluster.count_rows("addresses", "kind IN ('instance', 'floating')").await, 0);
+    assert_eq!(cluster.count_rows("instances", "claimed_cpus > 0").await, 0);
+    assert!(cluster.committed_capacity().await.values().all(|promised| *promised == (0, 0, 0)));
     let record = left_behind(&cluster, &token, "wide").await;
     assert_eq!(delete(&cluster, &token, &path(&record, "")).await.status, 200);
     cluster.settle().await;
@@ -59,7 +59,7 @@ async fn full_nodes_take_again_what_was_given_back() {
     for number in 0..6 {
         made.push(create(&cluster, &token, &format!("n{number}"), &json!({})).await);
     }
-    assert!(cluster.promised().await.values().all(|promised| *promised == (3, 1536, 3)));
+    assert!(cluster.committed_capacity().await.values().all(|promised| *promised == (3, 1536, 3)));
     let answer = try_create(&cluster, &token, "late", &json!({})).await;
     let why = "No nodes remaining at scheduling stage sufficient_idle_cpu";
     assert_eq!((refusal(&answer), &answer.body["transient"]), ((507, why), &json!(true)));
@@ -164,8 +164,8 @@ async fn an_address_that_cannot_be_had_leaves_a_record_and_no_address() {
             .await;
     let wants = |address: &str| json!({"network": [{"network_uuid": "small"}, {"network_uuid": "green", "address": address, "float": true}]});
     let first = create(&cluster, &token, "first", &wants("10.1.0.9")).await;
-    let before = (cluster.promised().await, cluster.count("addresses", "1 = 1").await);
-    let macs = cluster.count("hardware_addresses", "1 = 1").await;
+    let before = (cluster.committed_capacity().await, cluster.count_rows("addresses", "1 = 1").await);
+    let macs = cluster.count_rows("hardware_addresses", "1 = 1").await;
     for (name, address) in [("second", "10.1.0.9"), ("router", "10.1.0.1")] {
         let answer = try_create(&cluster, &token, name, &wants(address)).await;
         assert_eq!(refusal(&answer), (409, format!("address {address} in use").as_str()));
@@ -174,8 +174,8 @@ async fn an_address_that_cannot_be_had_leaves_a_record_and_no_address() {
         assert_eq!((text(&record, "state"), text(&record, "error_message")), ("error", why.as_str()));
         assert_eq!((&record["node"], &record["interfaces"]), (&Value::Null, &json!([])));
     }
-    assert_eq!((cluster.promised().await, cluster.count("addresses", "1 = 1").await), before);
-    assert_eq!(cluster.count("hardware_addresses", "1 = 1").await, macs);
+    assert_eq!((cluster.committed_capacity().await, cluster.count_rows("addresses", "1 = 1").await), before);
+    assert_eq!(cluster.count_rows("hardware_addresses", "1 = 1").await, macs);
 
     // Five addresses are there, and the first instance has one.
     for number in 0..4 {
@@ -227,12 +227,12 @@ async fn instances_of_a_deleted_node_are_in_error_and_give_everything_back() {
         assert_eq!((&record["console_port"], &record["power_state"]), (&Value::Null, &json!("off")));
     }
     assert_eq!(show(&cluster, &token, &kept).await["state"], "created");
-    assert_eq!(cluster.count("addresses", "kind = 'instance'").await, 1);
-    assert_eq!(cluster.count("addresses", "kind = 'floating'").await, 1);
-    assert_eq!(cluster.count("instances", "claimed_cpus > 0").await, 1);
+    assert_eq!(cluster.count_rows("addresses", "kind = 'instance'").await, 1);
+    assert_eq!(cluster.count_rows("addresses", "kind = 'floating'").await, 1);
+    assert_eq!(cluster.count_rows("instances", "claimed_cpus > 0").await, 1);
     for record in [&lost, &queued] {
         assert_eq!(delete(&cluster, &token, &path(record, "")).await.status, 200);
     }
     cluster.settle().await;
-    assert_eq!(cluster.count("instances", "state = 'deleted'").await, 2);
+    assert_eq!(cluster.count_rows("instances", "state = 'deleted'").await, 2);
 }

@@ -1,10 +1,10 @@
 //! What is refused, with which sentence, and that nothing is left of it.
 
 use axum::http::Method;
+use muster_test_cluster::Cluster;
 use serde_json::{Value, json};
 
 use super::{create, path, refusal, settled, small, try_create};
-use crate::harness::Cluster;
 use crate::networks::{cluster, get, network, post};
 
 /// Rows of everything that a create could leave behind.
@@ -13,11 +13,11 @@ async fn traces(cluster: &Cluster) -> Vec<i64> {
     for table in
         ["instances", "interfaces", "artifacts", "node_claims", "instance_ports", "hardware_addresses"]
     {
-        found.push(cluster.count(table, "1 = 1").await);
+        found.push(cluster.count_rows(table, "1 = 1").await);
     }
-    found.push(cluster.count("addresses", "kind = 'instance'").await);
-    found.push(cluster.count("metadata", "object_type = 'instance'").await);
-    found.push(cluster.count("operations", "target_type = 'instance'").await);
+    found.push(cluster.count_rows("addresses", "kind = 'instance'").await);
+    found.push(cluster.count_rows("metadata", "object_type = 'instance'").await);
+    found.push(cluster.count_rows("operations", "target_type = 'instance'").await);
     found
 }
 
@@ -197,7 +197,7 @@ async fn a_create_about_what_is_not_there_is_refused_and_leaves_no_trace() {
     let young = post(&cluster, &token, "/networks", new).await.body["uuid"].as_str().unwrap().to_owned();
     let answer = try_create(&cluster, &token, "www", &on("young")).await;
     assert_eq!(refusal(&answer), (406, format!("network {young} is not ready (initial)").as_str()));
-    assert_eq!(cluster.count("instances", "1 = 1").await, 0);
+    assert_eq!(cluster.count_rows("instances", "1 = 1").await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

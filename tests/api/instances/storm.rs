@@ -6,13 +6,13 @@ use std::sync::Arc;
 use axum::http::Method;
 use muster_store::Retry;
 use muster_store::instances::{self, NewInstance};
+use muster_test_cluster::Cluster;
 use muster_types::capacity::Capacity;
 use muster_types::ids::InstanceId;
 use muster_types::instance::InstanceState;
 use serde_json::{Value, json};
 
 use super::{small, text};
-use crate::harness::Cluster;
 use crate::networks::{get, network};
 
 /// The nodes have room for thirty: three processors are promised for each of five threads.
@@ -72,19 +72,19 @@ async fn fifty_at_once(url: Option<&str>) {
         let sum = sums.entry(node.identity().name.clone()).or_default();
         *sum = (sum.0 + row.committed.cpus, sum.1 + row.committed.memory_mb, sum.2 + row.committed.disk_gb);
     }
-    assert_eq!(cluster.promised().await, sums);
+    assert_eq!(cluster.committed_capacity().await, sums);
     assert!(sums.values().all(|sum| *sum == (15, 15 * 512, 15)), "{sums:?}");
 
     // Thirty addresses are used, each once; those of the others are free.
     let addresses = get(&cluster, &token, &format!("/networks/{net}/addresses")).await.body;
     let used = addresses.as_array().unwrap().iter().filter(|one| text(one, "type") == "instance");
     assert_eq!(used.count(), 30);
-    assert_eq!(cluster.count("hardware_addresses", "1 = 1").await, 30);
+    assert_eq!(cluster.count_rows("hardware_addresses", "1 = 1").await, 30);
     let ports: Vec<i64> = in_state("created")
         .iter()
         .flat_map(|one| ["console_port", "vdi_port", "vdi_tls_port"].map(|port| one[port].as_i64().unwrap()))
         .collect();
-    assert_eq!((ports.len(), cluster.count("instance_ports", "1 = 1").await), (90, 90));
+    assert_eq!((ports.len(), cluster.count_rows("instance_ports", "1 = 1").await), (90, 90));
 
     let all = Some(json!({"confirm": true}));
     let going = cluster.call(&token, Method::DELETE, "/instances", all).await.body;
@@ -92,10 +92,10 @@ async fn fifty_at_once(url: Option<&str>) {
     cluster.settle().await;
     assert_eq!(get(&cluster, &token, "/instances").await.body, json!([]));
     assert!(cluster.vms().is_empty());
-    assert!(cluster.promised().await.values().all(|promised| *promised == (0, 0, 0)));
-    assert_eq!(cluster.count("addresses", "kind = 'instance'").await, 0);
+    assert!(cluster.committed_capacity().await.values().all(|promised| *promised == (0, 0, 0)));
+    assert_eq!(cluster.count_rows("addresses", "kind = 'instance'").await, 0);
     for table in ["instance_ports", "hardware_addresses"] {
-        assert_eq!(cluster.count(table, "1 = 1").await, 0, "{table}");
+        assert_eq!(cluster.count_rows(table, "1 = 1").await, 0, "{table}");
     }
 }
 
@@ -140,7 +140,7 @@ async fn a_node_goes(url: Option<&str>) {
             _ => panic!("{one}"),
         }
     }
-    assert_eq!(cluster.promised().await["sim-2"], (0, 0, 0));
+    assert_eq!(cluster.committed_capacity().await["sim-2"], (0, 0, 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

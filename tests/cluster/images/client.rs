@@ -1,10 +1,11 @@
 //! The released Python client, unchanged, with images.
 
+use muster_testing::web_server::{Reply, WebServer};
+
 use std::process::Command;
 
 use super::{Content, MIB, sha512};
 use crate::clients::{installed, run};
-use crate::web::{Reply, Web};
 use crate::{setup, wait_for};
 
 /// What the client's library can do and its command cannot. Its arguments are a file and the URL of an image.
@@ -141,7 +142,7 @@ async fn the_released_client_manages_images() {
     ok("artifact delete newest");
 
     let content = Content::new(4, MIB).bytes();
-    let web = Web::new(move |_, _| Reply::ok(&content)).await;
+    let web = WebServer::new(move |_, _| Reply::ok(&content)).await;
     ok(&format!("artifact cache {} --shared", web.url("/fetched.img")));
     wait_for("the fetch", async || (json("artifact show fetched.img")["state"] == "created").then_some(()))
         .await;

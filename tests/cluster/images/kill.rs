@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use muster_testing::{Daemon, Setup};
+use muster_testing::web_server::{ReceivedRequest, Reply, WebServer};
+use muster_testing::{Daemon, DaemonSetup};
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{Caller, Content, Dice, MIB, gzip, qcow2, sha512, text};
 use crate::setup;
-use crate::web::{Asked, Reply, Web};
 
 const KEY: &str = "the first key";
 const KILLS: usize = 12;
@@ -34,7 +34,7 @@ struct Told {
 
 struct Storm {
     caller: Caller,
-    web: Web,
+    web: WebServer,
     /// Disk images, and the same packed.
     images: Vec<(Vec<u8>, Vec<u8>)>,
     told: Mutex<Told>,
@@ -301,7 +301,7 @@ fn files(folder: &Path) -> BTreeSet<String> {
     names
 }
 
-async fn survives(setup: Setup, folder: &Path) {
+async fn survives(setup: DaemonSetup, folder: &Path) {
     let Some(images) = (1..=4)
         .map(|number| {
             let image = qcow2(folder, &Content::new(number, 6 * MIB))?;
@@ -322,14 +322,14 @@ async fn survives(setup: Setup, folder: &Path) {
         .set("BLOB_DELETION_DELAY", "1")
         .set("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.0/8");
     let packed: Vec<Vec<u8>> = images.iter().map(|(_, packed)| packed.clone()).collect();
-    let web = Web::new(move |asked: &Asked, _| {
+    let web = WebServer::new(move |asked: &ReceivedRequest, _| {
         let mut words = asked.path.split('/').skip(1);
         let (kind, number) = (words.next().unwrap(), words.next().unwrap().parse::<u64>().unwrap());
         let content = match kind {
             "packed" => packed[number as usize].clone(),
             _ => Content::new(number, MIB + number).bytes(),
         };
-        let reply = match asked.start() {
+        let reply = match asked.range_start() {
             Some(start) if start < content.len() => Reply::part(&content, start),
             Some(_) => Reply::status(416),
             None => Reply::ok(&content),

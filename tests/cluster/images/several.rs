@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use muster_testing::{Daemon, Setup};
+use muster_testing::web_server::{ReceivedRequest, Reply, WebServer};
+use muster_testing::{Daemon, DaemonSetup};
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{Caller, Content, MIB, blob_file, text};
 use crate::wait_for;
-use crate::web::{Asked, Reply, Web};
 
 const KEY: &str = "the first key";
 const NAMES: [&str; 3] = ["n1", "n2", "n3"];
 
-fn member(folder: &std::path::Path, name: &str, url: &str) -> Setup {
+fn member(folder: &std::path::Path, name: &str, url: &str) -> DaemonSetup {
     crate::several::member(folder, name, url)
         .set("BLOB_DELETION_DELAY", "1")
         .set("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.0/8")
@@ -140,8 +140,8 @@ async fn a_fetch_whose_daemon_is_killed_is_finished_by_another() {
     let content = Content::new(1, 4 * MIB + 44).bytes();
     let served = content.clone();
     // The first one that asks would have to wait for longer than anyone does.
-    let web = Web::new(move |asked: &Asked, number| {
-        let reply = match asked.start() {
+    let web = WebServer::new(move |asked: &ReceivedRequest, number| {
+        let reply = match asked.range_start() {
             Some(start) => Reply::part(&served, start),
             None => Reply::ok(&served),
         };

@@ -1,19 +1,18 @@
 //! The released Python client, unchanged, with instances on a real node.
 
+use muster_test_cluster::{HostCluster, SYSTEM_KEY, enter_vm_namespaces, qemu_processes, single_vm_host};
 use muster_testing::wait_for;
 use serde_json::Value;
 
 use crate::PATIENCE;
 use crate::clients::{installed, run_at};
-use crate::machine::{KEY, World};
-use crate::world::{self, enter};
 
 /// Runs the client where the daemon is.
-fn client(world: &World, arguments: &str) -> (bool, String) {
+fn client(world: &HostCluster, arguments: &str) -> (bool, String) {
     let command = installed().unwrap();
-    let machine = world.machine(1);
+    let machine = world.host(1);
     let (url, arguments) = (machine.url(), arguments.to_owned());
-    machine.place.run(move || run_at(&command, &url, "system", KEY, &arguments))
+    machine.namespace.run(move || run_at(&command, &url, "system", SYSTEM_KEY, &arguments))
 }
 
 #[test]
@@ -22,13 +21,13 @@ fn the_released_client_drives_the_whole_life_of_an_instance() {
     if installed().is_none() {
         return muster_testing::skipped("the released client from PyPI");
     }
-    if !enter("instances::client::the_released_client_drives_the_whole_life_of_an_instance") {
+    if !enter_vm_namespaces("instances::client::the_released_client_drives_the_whole_life_of_an_instance") {
         return;
     }
-    let world = world::of_one(&[]);
+    let world = single_vm_host(&[]);
     let ok = |arguments: &str| {
         let (done, said) = client(&world, arguments);
-        assert!(done, "{arguments}: {said}\n{}", world.machine(1).log());
+        assert!(done, "{arguments}: {said}\n{}", world.host(1).log());
         said
     };
     let json = |arguments: &str| -> Value {
@@ -123,5 +122,5 @@ fn the_released_client_drives_the_whole_life_of_an_instance() {
     assert_eq!(json(&format!("instance show {}", gone["uuid"].as_str().unwrap()))["state"], "deleted");
     ok("instance delete-all --confirm --namespace system");
     assert_eq!(json("instance list")["instances"], Value::Array(vec![]));
-    assert_eq!(world::processes(), []);
+    assert_eq!(qemu_processes(), []);
 }

@@ -6,6 +6,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use muster_test_cluster::{
+    ClusterDatabase, HostCluster, cgroups, enter_vm_namespaces, list_resources, publish_image,
+    qemu_processes, vm_settings, wait_until_no_operations, wait_until_released,
+};
 use muster_testing::{wait, wait_for};
 use muster_types::ids::InterfaceId;
 use reqwest::Method;
@@ -13,11 +17,6 @@ use serde_json::json;
 
 use super::storm::{Storm, Told};
 use crate::PATIENCE;
-use crate::backdoor::Backdoor;
-use crate::machine::World;
-use crate::world::{
-    self, enter, groups, processes, remains, settings, wait_until_calm, wait_until_nothing_is_left,
-};
 
 const CALLERS: usize = 4;
 
@@ -88,36 +87,37 @@ fn wrong() -> Vec<(&'static str, String)> {
 }
 
 /// Compares the machine with the database. What is not yet as it should be is an error.
-fn settled(world: &World, backdoor: &Backdoor) -> Result<(), String> {
+fn settled(world: &HostCluster, backdoor: &ClusterDatabase) -> Result<(), String> {
     for (what, sql) in wrong() {
-        let found = backdoor.find(&sql);
+        let found = backdoor.first_column(&sql);
         if !found.is_empty() {
             return Err(format!("{what}: {found:?}"));
         }
     }
-    let set = |sql: &str| backdoor.find(sql).into_iter().collect::<BTreeSet<String>>();
+    let set = |sql: &str| backdoor.first_column(sql).into_iter().collect::<BTreeSet<String>>();
     let all = set("SELECT uuid FROM instances");
     let created = set("SELECT uuid FROM instances WHERE state = 'created'");
     let on = set("SELECT uuid FROM instances WHERE state = 'created' AND power_state = 'on'");
     let of = |text: &str| all.iter().find(|id| text.contains(id.as_str())).cloned();
-    let lines = processes();
+    let lines = qemu_processes();
     let running: BTreeSet<String> = lines.iter().filter_map(|(line, _)| of(line)).collect();
     same("machines that run", &running, &on)?;
     if lines.len() != on.len() {
         return Err(format!("{} processes for {} machines", lines.len(), on.len()));
     }
-    let folder = world.folder.join("m1/data/machines");
+    let folder = world.directory.join("m1/data/machines");
     let names = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let folders = names.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     same("folders", &folders, &created)?;
-    let groups: BTreeSet<String> = groups().iter().filter_map(|group| of(&group.to_string_lossy())).collect();
+    let groups: BTreeSet<String> =
+        cgroups().iter().filter_map(|group| of(&group.to_string_lossy())).collect();
     same("resource groups", &groups, &groups.intersection(&created).cloned().collect())?;
 
     let interfaces = "SELECT interfaces.uuid FROM interfaces JOIN instances ON instances.uuid = instance_uuid \
                       WHERE interfaces.state = 'created' AND power_state = 'on' AND instances.state = 'created'";
     let device = |id: String| id.parse::<InterfaceId>().unwrap().device();
-    let devices = backdoor.find(interfaces).into_iter().map(device).collect();
-    let taps = world.machine(1).place.sh("ip -o link | grep -o '^[0-9]*: tap[0-9a-f]*' | cut -d ' ' -f 2");
+    let devices = backdoor.first_column(interfaces).into_iter().map(device).collect();
+    let taps = world.host(1).namespace.sh("ip -o link | grep -o '^[0-9]*: tap[0-9a-f]*' | cut -d ' ' -f 2");
     same("devices", &taps.lines().map(str::to_owned).collect(), &devices)
 }
 
@@ -130,10 +130,10 @@ fn same(what: &str, found: &BTreeSet<String>, expected: &BTreeSet<String>) -> Re
     Err(format!("{what}: these should not be: {more:?}, and these should: {less:?}"))
 }
 
-fn settle(world: &World, backdoor: &Backdoor) {
+fn settle(world: &HostCluster, backdoor: &ClusterDatabase) {
     let began = Instant::now();
     while let Err(why) = settled(world, backdoor) {
-        assert!(began.elapsed() < PATIENCE, "it does not settle: {why}\n{}", world.machine(1).log());
+        assert!(began.elapsed() < PATIENCE, "it does not settle: {why}\n{}", world.host(1).log());
         wait(Duration::from_millis(100));
     }
 }
@@ -146,21 +146,21 @@ fn empty_image(folder: &Path) -> std::path::PathBuf {
     file
 }
 
-fn survives(world: World, kills: usize) {
-    let image = empty_image(&world.folder);
-    let mut world = world::offer(world, "empty", &image);
-    let backdoor = Backdoor::open(&world.database, &world.folder);
-    world.machine(1).create(json!({ "name": "one", "provide_dns": true }));
-    world.machine(1).create(json!({ "name": "two", "netblock": "10.1.0.0/24", "provide_nat": false }));
-    wait_until_calm(&backdoor);
-    let before = remains(&world, &backdoor, &[]);
+fn survives(world: HostCluster, kills: usize) {
+    let image = empty_image(&world.directory);
+    let mut world = publish_image(world, "empty", &image);
+    let backdoor = ClusterDatabase::open(&world.database_url, &world.directory);
+    world.host(1).create_network(json!({ "name": "one", "provide_dns": true }));
+    world.host(1).create_network(json!({ "name": "two", "netblock": "10.1.0.0/24", "provide_nat": false }));
+    wait_until_no_operations(&backdoor);
+    let before = list_resources(&world, &backdoor, &[]);
     // Nothing may go before it was looked at, and nobody sends the image again.
-    world.machines[0].setup = world.machine(1).setup.clone().arguments(&[]);
-    world.machines[0].restart_with("CLEANER_DELAY", "3600");
+    world.hosts[0].setup = world.host(1).setup.clone().arguments(&[]);
+    world.hosts[0].restart_with("CLEANER_DELAY", "3600");
 
     let began = Instant::now();
-    let storm = Storm::new(world.machine(1));
-    let callers = storm.begin(world.machine(1), CALLERS);
+    let storm = Storm::new(world.host(1));
+    let callers = storm.begin(world.host(1), CALLERS);
     let enough = || {
         let (accepted, deleted) = storm.counts();
         accepted > kills && deleted > kills / 2
@@ -171,8 +171,8 @@ fn survives(world: World, kills: usize) {
         killed += 1;
         // Any moment will do.
         wait(Duration::from_millis(100 + storm.dice.below(1900)));
-        world.machines[0].kill();
-        world.machines[0].start();
+        world.hosts[0].kill();
+        world.hosts[0].start();
         assert!(!callers.iter().any(std::thread::JoinHandle::is_finished), "a caller has given up");
     }
     storm.end();
@@ -180,7 +180,7 @@ fn survives(world: World, kills: usize) {
         caller.join().unwrap();
     }
     settle(&world, &backdoor);
-    let state = |id: &str| backdoor.find(&format!("SELECT state FROM instances WHERE uuid = '{id}'"));
+    let state = |id: &str| backdoor.first_column(&format!("SELECT state FROM instances WHERE uuid = '{id}'"));
     for (id, told) in &*storm.told() {
         let state = state(id);
         match told {
@@ -188,10 +188,13 @@ fn survives(world: World, kills: usize) {
             Told::Deleted => assert_eq!(state, ["deleted"], "{id}"),
         }
     }
-    let count =
-        |state: &str| backdoor.find(&format!("SELECT uuid FROM instances WHERE state = '{state}'")).len();
-    let reasons: BTreeSet<String> =
-        backdoor.find("SELECT error_message FROM instances WHERE state = 'error'").into_iter().collect();
+    let count = |state: &str| {
+        backdoor.first_column(&format!("SELECT uuid FROM instances WHERE state = '{state}'")).len()
+    };
+    let reasons: BTreeSet<String> = backdoor
+        .first_column("SELECT error_message FROM instances WHERE state = 'error'")
+        .into_iter()
+        .collect();
     println!(
         "{:?}: {killed} kills: {} created, {} in error, {} deleted; told of {:?}; {reasons:?}",
         began.elapsed(),
@@ -202,42 +205,42 @@ fn survives(world: World, kills: usize) {
     );
 
     // Those that are off can still be switched on, and in the end everything goes.
-    let ids = backdoor.find("SELECT uuid FROM instances ORDER BY uuid");
+    let ids = backdoor.first_column("SELECT uuid FROM instances ORDER BY uuid");
     let off = "SELECT uuid FROM instances WHERE state = 'created' AND power_state <> 'on'";
-    for id in backdoor.find(off) {
-        world.machine(1).post(&format!("/instances/{id}/poweron"), None);
+    for id in backdoor.first_column(off) {
+        world.host(1).post(&format!("/instances/{id}/poweron"), None);
     }
     settle(&world, &backdoor);
-    world.machines[0].restart_with("CLEANER_DELAY", "1");
+    world.hosts[0].restart_with("CLEANER_DELAY", "1");
     let body = json!({ "confirm": true, "namespace": "system" });
-    let (status, answer) = world.machine(1).call(Method::DELETE, "/instances", Some(body));
+    let (status, answer) = world.host(1).call(Method::DELETE, "/instances", Some(body));
     assert_eq!(status, 200, "{answer}");
-    for snapshot in backdoor.find("SELECT uuid FROM artifacts WHERE artifact_type = 'snapshot'") {
-        let (status, answer) = world.machine(1).call(Method::DELETE, &format!("/artifacts/{snapshot}"), None);
+    for snapshot in backdoor.first_column("SELECT uuid FROM artifacts WHERE artifact_type = 'snapshot'") {
+        let (status, answer) = world.host(1).call(Method::DELETE, &format!("/artifacts/{snapshot}"), None);
         assert_eq!(status, 200, "{answer}");
     }
     wait_for("the instances to go", PATIENCE, || {
-        backdoor.find("SELECT uuid FROM instances").is_empty().then_some(())
+        backdoor.first_column("SELECT uuid FROM instances").is_empty().then_some(())
     });
-    wait_until_nothing_is_left(&world, &backdoor, &before, &ids);
-    let log = world.machine(1).log();
+    wait_until_released(&world, &backdoor, &before, &ids);
+    let log = world.host(1).log();
     assert!(!log.contains("panicked") && !log.contains("no record explains"), "{log}");
 }
 
 #[test]
 fn instances_survive_kills_whole_or_leave_nothing_on_sqlite() {
-    if !enter("instances::kill::instances_survive_kills_whole_or_leave_nothing_on_sqlite") {
+    if !enter_vm_namespaces("instances::kill::instances_survive_kills_whole_or_leave_nothing_on_sqlite") {
         return;
     }
-    survives(World::of_one(&settings(SETTINGS)), 20);
+    survives(HostCluster::single_host(&vm_settings(SETTINGS)), 20);
 }
 
 #[test]
 fn instances_survive_kills_whole_or_leave_nothing_on_mariadb() {
-    if !enter("instances::kill::instances_survive_kills_whole_or_leave_nothing_on_mariadb") {
+    if !enter_vm_namespaces("instances::kill::instances_survive_kills_whole_or_leave_nothing_on_mariadb") {
         return;
     }
-    let Some(world) = World::of(1, &settings(SETTINGS)) else { return };
+    let Some(world) = HostCluster::with_hosts(1, &vm_settings(SETTINGS)) else { return };
     survives(world, 8);
 }
 

@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use muster_test_cluster::Host;
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::PATIENCE;
 use crate::images::Dice;
-use crate::machine::Machine;
 
 /// Instances that a caller has at most.
 const MOST: usize = 3;
@@ -37,7 +37,7 @@ pub(crate) struct Storm {
 }
 
 impl Storm {
-    pub(crate) fn new(machine: &Machine) -> Arc<Self> {
+    pub(crate) fn new(machine: &Host) -> Arc<Self> {
         Arc::new(Self {
             url: machine.url(),
             token: machine.token(),
@@ -48,12 +48,12 @@ impl Storm {
     }
 
     /// Lets callers loose on the machine.
-    pub(crate) fn begin(self: &Arc<Self>, machine: &Machine, callers: usize) -> Vec<JoinHandle<()>> {
+    pub(crate) fn begin(self: &Arc<Self>, machine: &Host, callers: usize) -> Vec<JoinHandle<()>> {
         (1..=callers)
             .map(|number| {
                 let storm = Arc::clone(self);
                 // A thread that is begun there is there.
-                machine.place.run(move || std::thread::spawn(move || Caller::new(storm, number).act()))
+                machine.namespace.run(move || std::thread::spawn(move || Caller::new(storm, number).act()))
             })
             .collect()
     }

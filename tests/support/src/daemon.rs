@@ -1,4 +1,4 @@
-//! A real daemon in a process of its own, and a caller that is logged in to it.
+//! Real daemons in their own processes.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -13,27 +13,27 @@ use serde_json::{Value, json};
 use crate::free_port;
 use crate::mariadb::wait;
 
-/// How to start a daemon.
+/// The program, environment and arguments of a daemon.
 #[derive(Debug, Clone)]
-pub struct Setup {
+pub struct DaemonSetup {
     program: PathBuf,
     data: PathBuf,
     port: u16,
-    everywhere: bool,
+    listens_on_all_addresses: bool,
     wrapper: Vec<String>,
     environment: Vec<(String, String)>,
     arguments: Vec<String>,
 }
 
-impl Setup {
-    /// A daemon of simulated nodes with its data in `data`, on a free port.
+impl DaemonSetup {
+    /// Creates the setup of a daemon with two simulated nodes and its data in `data`, on a free port.
     #[must_use]
     pub fn new(program: &str, data: &Path) -> Self {
         Self {
             program: program.into(),
             data: data.to_owned(),
             port: free_port(),
-            everywhere: false,
+            listens_on_all_addresses: false,
             wrapper: vec![],
             environment: vec![
                 ("MUSTER_API_DRAIN_GRACE".into(), "0".into()),
@@ -50,19 +50,19 @@ impl Setup {
         self
     }
 
-    /// Lets it listen on every address, so that other machines reach it.
+    /// Lets it listen on every address, so that other hosts reach it.
     #[must_use]
-    pub fn everywhere(self) -> Self {
-        Self { everywhere: true, ..self }
+    pub fn listen_on_all_addresses(self) -> Self {
+        Self { listens_on_all_addresses: true, ..self }
     }
 
-    /// Another program, or another copy of it.
+    /// Replaces the program.
     #[must_use]
     pub fn program(self, program: &str) -> Self {
         Self { program: program.into(), ..self }
     }
 
-    /// Starts it by another program, which must become it.
+    /// Starts it with a wrapper such as `setpriv`, which must exec it.
     #[must_use]
     pub fn wrapped(mut self, wrapper: &[&str]) -> Self {
         self.wrapper = wrapper.iter().map(|a| (*a).to_owned()).collect();
@@ -76,12 +76,12 @@ impl Setup {
         self
     }
 
-    /// The command, ready to run, with a clean environment.
+    /// Returns the command, with a clean environment.
     #[must_use]
     pub fn command(&self) -> Command {
         let mut words = self.wrapper.iter().map(Into::into).chain([self.program.clone()]);
         let mut command = Command::new(words.next().unwrap_or_default());
-        let address = if self.everywhere { "0.0.0.0" } else { "127.0.0.1" };
+        let address = if self.listens_on_all_addresses { "0.0.0.0" } else { "127.0.0.1" };
         command
             .args(words)
             .env_clear()
@@ -96,7 +96,7 @@ impl Setup {
         command
     }
 
-    /// Starts it and waits until it is ready.
+    /// Starts the daemon and waits until it is ready.
     ///
     /// # Panics
     /// When it does not become ready.
@@ -127,6 +127,18 @@ impl Setup {
     }
 }
 
+/// Returns the path of the `muster` program that Cargo built for the running integration test.
+///
+/// # Panics
+/// When there is none.
+#[must_use]
+pub fn daemon_program() -> String {
+    let test = std::env::current_exe().expect("a path");
+    let program = test.ancestors().nth(2).expect("a target directory").join("muster");
+    assert!(program.exists(), "{} does not exist", program.display());
+    program.to_str().expect("UTF-8").to_owned()
+}
+
 /// A running daemon. Dropping it kills it.
 #[derive(Debug)]
 pub struct Daemon {
@@ -141,9 +153,9 @@ impl Daemon {
         let started = Instant::now();
         loop {
             if let Ok(Some(status)) = self.child.try_wait() {
-                panic!("the daemon ended with {status}: {}", self.log());
+                panic!("the daemon exited with {status}: {}", self.log());
             }
-            // Over TLS a listening socket must do: the certificate is the test's business.
+            // With TLS only the socket is checked, since the test chooses the certificate.
             let ready = if self.url.starts_with("https") {
                 std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
             } else {
@@ -157,7 +169,7 @@ impl Daemon {
         }
     }
 
-    /// What it has logged.
+    /// Returns its log.
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
@@ -168,13 +180,13 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Kills it without warning.
+    /// Kills it with SIGKILL.
     pub fn kill(mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Asks it to stop and waits until it has.
+    /// Sends SIGTERM and waits until it exits.
     ///
     /// # Panics
     /// When it does not stop.
@@ -185,7 +197,7 @@ impl Daemon {
             if let Ok(Some(status)) = self.child.try_wait() {
                 return status;
             }
-            assert!(started.elapsed() < Duration::from_secs(60), "the daemon does not stop: {}", self.log());
+            assert!(started.elapsed() < Duration::from_secs(60), "the daemon did not stop: {}", self.log());
             wait(Duration::from_millis(20));
         }
     }
@@ -197,10 +209,10 @@ impl Daemon {
         }
     }
 
-    /// The first key, as the daemon wrote it.
+    /// Returns the generated key of the system namespace.
     ///
     /// # Panics
-    /// When it wrote none.
+    /// When the daemon did not write one.
     #[must_use]
     pub fn system_key(&self) -> String {
         let text = std::fs::read_to_string(self.data.join("credentials.json")).expect("credentials");
@@ -208,7 +220,7 @@ impl Daemon {
         credentials["key"].as_str().expect("a key").to_owned()
     }
 
-    /// Logs in and answers the token.
+    /// Logs in and returns the token.
     ///
     /// # Panics
     /// When that fails.
@@ -219,10 +231,10 @@ impl Daemon {
         body["access_token"].as_str().expect("a token").to_owned()
     }
 
-    /// Makes a call and answers status and JSON.
+    /// Calls the API and returns status and JSON.
     ///
     /// # Panics
-    /// When there is no answer.
+    /// When there is no response.
     pub async fn call(
         &self,
         token: &str,
@@ -230,10 +242,10 @@ impl Daemon {
         path: &str,
         body: Option<Value>,
     ) -> (StatusCode, Value) {
-        self.try_call(token, method, path, body).await.expect("an answer")
+        self.try_call(token, method, path, body).await.expect("a response")
     }
 
-    /// Makes a call that may get no answer.
+    /// Calls the API of a daemon that may not respond.
     pub async fn try_call(
         &self,
         token: &str,
@@ -243,7 +255,7 @@ impl Daemon {
     ) -> Result<(StatusCode, Value), reqwest::Error> {
         static CLIENT: std::sync::OnceLock<reqwest::Client> = std::sync::OnceLock::new();
         let client = CLIENT.get_or_init(|| {
-            // Each test has a runtime of its own, which an idle connection would not survive.
+            // Connections are not reused: they end with the runtime of the test that opened them.
             reqwest::Client::builder().pool_max_idle_per_host(0).build().expect("a client")
         });
         let mut request = client.request(method, format!("{}{path}", self.url));
@@ -253,8 +265,8 @@ impl Daemon {
         if let Some(body) = body {
             request = request.json(&body);
         }
-        let answer = request.send().await?;
-        Ok((answer.status(), answer.json().await.unwrap_or(Value::Null)))
+        let response = request.send().await?;
+        Ok((response.status(), response.json().await.unwrap_or(Value::Null)))
     }
 }
 

@@ -1,19 +1,19 @@
 //! Two daemons on one database.
 
+use muster_test_cluster::{enter_vm_namespaces, vm_hosts};
 use serde_json::json;
 
 use super::{ask, execute, ready};
-use crate::world::{self, enter};
 
 #[test]
 fn every_daemon_takes_what_is_to_be_done_in_a_guest_and_a_copy_that_never_comes_has_an_end() {
-    if !enter(
+    if !enter_vm_namespaces(
         "agent::across::every_daemon_takes_what_is_to_be_done_in_a_guest_and_a_copy_that_never_comes_has_an_end",
     ) {
         return;
     }
-    let Some(mut world) = world::of(2, &[("BLOB_REPLICATION_FACTOR", "1")]) else { return };
-    let (first, second) = (world.machine(1), world.machine(2));
+    let Some(mut world) = vm_hosts(2, &[("BLOB_REPLICATION_FACTOR", "1")]) else { return };
+    let (first, second) = (world.host(1), world.host(2));
     let here = ready(first, "here", &json!({ "placed_on": "m1" }));
     let there = ready(first, "there", &json!({ "placed_on": "m2" }));
 
@@ -31,8 +31,8 @@ fn every_daemon_takes_what_is_to_be_done_in_a_guest_and_a_copy_that_never_comes_
     // Bytes that are only on a machine that is away never come.
     let got = ask(first, &there, "get", json!({ "path": "/etc/passwd" })).wait_for(first, "complete");
     let only_there = got["results"]["0"]["content_blob"].clone();
-    world.machines[1].stop();
-    let first = world.machine(1);
+    world.hosts[1].stop();
+    let first = world.host(1);
     let body = json!({ "blob_uuid": only_there, "path": "/root/never", "mode": 420, "deadline_seconds": 3 });
     let waiting = ask(first, &here, "put", body);
     assert_eq!(waiting.record(first)["state"], "preflight");

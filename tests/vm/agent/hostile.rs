@@ -1,13 +1,12 @@
 //! A guest that says what it wants to its host.
 
+use muster_test_cluster::{Host, enter_vm_namespaces, single_vm_host};
 use muster_testing::wait_for;
 use serde_json::json;
 
 use super::{Operation, ask, console, ready, said, wait_until_ready};
 use crate::PATIENCE;
 use crate::instance::Instance;
-use crate::machine::Machine;
-use crate::world::{self, enter};
 
 /// What the daemon of a machine holds in memory, in megabytes, and what it may come to hold for one bad guest.
 const ROOM: u64 = 96;
@@ -25,17 +24,17 @@ fn memory() -> u64 {
 }
 
 /// Runs one command in a guest that is well, which takes no longer than any does.
-fn well(machine: &Machine, instance: &Instance) {
+fn well(machine: &Host, instance: &Instance) {
     assert_eq!(said(machine, instance, "echo well"), "well\n");
 }
 
 #[test]
 fn a_hostile_guest_harms_nothing_but_what_was_asked_of_it() {
-    if !enter("agent::hostile::a_hostile_guest_harms_nothing_but_what_was_asked_of_it") {
+    if !enter_vm_namespaces("agent::hostile::a_hostile_guest_harms_nothing_but_what_was_asked_of_it") {
         return;
     }
-    let world = world::of_one(&[]);
-    let machine = world.machine(1);
+    let world = single_vm_host(&[]);
+    let machine = world.host(1);
     let only = json!({ "side_channels": ["sf-agent"] });
     let [good, bad] = ["good", "bad"].map(|name| Instance::ask_for(machine, name, &only));
     for instance in [&good, &bad] {

@@ -1,23 +1,25 @@
 //! Daemons that are killed, guests that are restarted or halted, and budgets that run out, in the middle of something.
 
+use muster_test_cluster::{enter_vm_namespaces, single_vm_host};
 use muster_testing::wait_for;
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{ask, console, ready, roomy, said, wait_until_ready};
 use crate::PATIENCE;
-use crate::world::{self, enter};
 
 /// How large files are here: enough to be in the middle of.
 const SIZE: u32 = 50_000_000;
 
 #[test]
 fn what_is_under_way_when_the_daemon_is_killed_is_finished_once() {
-    if !enter("agent::interrupted::what_is_under_way_when_the_daemon_is_killed_is_finished_once") {
+    if !enter_vm_namespaces(
+        "agent::interrupted::what_is_under_way_when_the_daemon_is_killed_is_finished_once",
+    ) {
         return;
     }
-    let mut world = world::of_one(&[]);
-    let machine = &mut world.machines[0];
+    let mut world = single_vm_host(&[]);
+    let machine = &mut world.hosts[0];
     let one = ready(machine, "one", &roomy());
 
     // A command goes on, and ran once.

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
+use muster_test_cluster::{enter_vm_namespaces, publish_image, single_vm_host};
 use muster_testing::skipped;
 use serde_json::json;
 
 use super::{ask, console, execute, said, wait_until_ready};
 use crate::instance::{Instance, bytes};
-use crate::world::{self, enter};
 
 /// Makes a disk that has Debian's Python and the agent in it, for a guest to change its root to.
 const MAKE_DISK: &str = r#"
@@ -56,11 +56,11 @@ fn disk() -> Option<PathBuf> {
 fn the_released_agent_runs_commands_and_moves_files() {
     // Made where there is a network, before the world is entered that has none.
     let Some(disk) = disk() else { return skipped("the released agent from PyPI") };
-    if !enter("agent::released::the_released_agent_runs_commands_and_moves_files") {
+    if !enter_vm_namespaces("agent::released::the_released_agent_runs_commands_and_moves_files") {
         return;
     }
-    let mut world = world::offer(world::of_one(&[]), "released", &disk);
-    let machine = &mut world.machines[0];
+    let mut world = publish_image(single_vm_host(&[]), "released", &disk);
+    let machine = &mut world.hosts[0];
     let changes = json!({
         "disk": [{ "base": "label:tiny", "size": 1 }, { "base": "label:released" }],
         "side_channels": ["sf-agent"], "memory": 256,

@@ -1,18 +1,18 @@
 //! What the agent is for.
 
+use muster_test_cluster::{enter_vm_namespaces, qemu_processes, single_vm_host};
 use serde_json::json;
 
 use super::{ask, execute, ready, roomy, said, wait_until_ready};
 use crate::instance::{bytes, now};
-use crate::world::{self, enter};
 
 #[test]
 fn commands_run_and_files_move_both_ways() {
-    if !enter("agent::work::commands_run_and_files_move_both_ways") {
+    if !enter_vm_namespaces("agent::work::commands_run_and_files_move_both_ways") {
         return;
     }
-    let world = world::of_one(&[]);
-    let machine = world.machine(1);
+    let world = single_vm_host(&[]);
+    let machine = world.host(1);
     let began = now();
     let one = ready(machine, "one", &roomy());
     let record = one.record(machine);
@@ -81,5 +81,5 @@ fn commands_run_and_files_move_both_ways() {
     wait_until_ready(machine, &one);
     assert_eq!(said(machine, &one, "echo again"), "again\n");
     one.delete(machine);
-    assert_eq!(world::processes(), []);
+    assert_eq!(qemu_processes(), []);
 }

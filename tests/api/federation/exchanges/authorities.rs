@@ -2,11 +2,11 @@
 
 use std::fs;
 
+use muster_test_cluster::wait_for;
 use muster_testing::Issuer;
 use serde_json::json;
 
 use super::{REJECTED, UNAVAILABLE, UNTRUSTED, World, refusal};
-use crate::harness::wait_for;
 
 const GARBAGE: &str = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
 

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use muster_test_cluster::wait_for;
 use muster_testing::Issuer;
 use muster_testing::issuer::{Certificate, Mode, Signer};
+use muster_testing::web_server::{Reply, WebServer};
 use serde_json::{Value, json};
 
 use super::{REJECTED, World, with};
-use crate::harness::wait_for;
-use crate::web::{Reply, Web};
 
 const HASTY: (&str, &str) = ("FEDERATION_JWKS_FETCH_TIMEOUT_SECONDS", "1");
 
@@ -165,13 +165,13 @@ async fn an_answer_of_another_status_is_no_use() {
 async fn no_redirect_leads_away_from_https() {
     let world = World::new().await;
     let keys = world.issuer.jwks().to_string();
-    let web = Web::new(move |_, _| Reply::ok(keys.as_bytes())).await;
+    let web = WebServer::new(move |_, _| Reply::ok(keys.as_bytes())).await;
     for target in [web.url("/keys"), format!("//{}/keys", web.address), "file:///etc/passwd".into()] {
         let world = World::new().await;
         world.issuer.serve(Mode::Redirect(target.clone()));
         world.refused(&world.token(), REJECTED, &target).await;
     }
-    assert_eq!(web.asked().len(), 0);
+    assert_eq!(web.requests().len(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

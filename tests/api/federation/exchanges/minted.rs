@@ -2,12 +2,12 @@
 
 use std::collections::HashSet;
 
+use muster_test_cluster::wait_for;
 use muster_testing::issuer::Signer;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
 use super::{World, refusal, with};
-use crate::harness::wait_for;
 use crate::networks::{get, post};
 
 impl World {
@@ -157,7 +157,7 @@ async fn neither_the_token_nor_the_key_is_kept_anywhere() {
     let mut secrets = vec![key.to_owned(), key[4..36].to_owned()];
     secrets.extend([&token, &refused].iter().flat_map(|token| token.split('.').skip(1)).map(str::to_owned));
     let mut seen = 0;
-    let mut folders = vec![world.cluster.folder().to_owned()];
+    let mut folders = vec![world.cluster.directory().to_owned()];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
             if entry.path().is_dir() {

@@ -19,7 +19,7 @@ fn endless() -> Body {
 
 impl World {
     /// A request that must be answered without its body.
-    async fn at_once(&self, request: Request<Body>) -> crate::harness::Answer {
+    async fn at_once(&self, request: Request<Body>) -> muster_test_cluster::ApiResponse {
         let answer = self.cluster.request(request);
         tokio::time::timeout(Duration::from_secs(20), answer).await.expect("an answer without the body")
     }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use axum::http::Method;
+use muster_test_cluster::wait_for;
 use muster_testing::Issuer;
 use muster_testing::issuer::Mode;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::json;
 
 use super::{NO_NAMESPACE, NO_RULE, UNTRUSTED, UNUSABLE, WRONG_ISSUER, World, refusal, with};
-use crate::harness::wait_for;
 use crate::networks::{delete, get, post};
 
 const DEPLOY: &str = "/auth/namespaces/ci/rules/deploy";

@@ -1,6 +1,7 @@
-//! A whole cluster in the test's own process, without sockets: the router, the store, a simulated node.
+//! A cluster in the test's process, without sockets: the API, the store and two simulated nodes.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,80 +31,80 @@ use serde_json::Value;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-pub(crate) struct Cluster {
-    pub(crate) app: Arc<App>,
-    pub(crate) worker: Arc<Worker>,
-    pub(crate) service: Service,
-    pub(crate) routes: Vec<RouteInfo>,
-    /// The network node, and a second one.
-    pub(crate) node: Arc<SimulatedNode>,
-    pub(crate) other: Arc<SimulatedNode>,
+/// A cluster in the test's process.
+pub struct Cluster {
+    pub app: Arc<App>,
+    pub worker: Arc<Worker>,
+    pub service: Service,
+    pub routes: Vec<RouteInfo>,
+    /// The network node.
+    pub node: Arc<SimulatedNode>,
+    /// The second node.
+    pub other: Arc<SimulatedNode>,
     stop: watch::Sender<bool>,
-    /// What the daemon does besides answering.
+    /// The daemon's periodic tasks.
     tasks: Vec<JoinHandle<()>>,
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
-/// An answer of the API.
+/// A response of the API.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Answer {
-    pub(crate) status: StatusCode,
-    pub(crate) headers: axum::http::HeaderMap,
-    pub(crate) body: Value,
-    pub(crate) text: String,
+pub struct ApiResponse {
+    pub status: StatusCode,
+    pub headers: axum::http::HeaderMap,
+    pub body: Value,
+    pub text: String,
 }
 
 impl Cluster {
-    pub(crate) async fn new() -> Self {
+    /// Creates a cluster with default settings.
+    pub async fn new() -> Self {
         Self::with(&[], None).await
     }
 
-    /// A cluster with settings of its own and, if given, other operations than the real ones.
-    pub(crate) async fn with(
+    /// Creates a cluster with these settings and, if given, these operations in place of the real ones.
+    pub async fn with(settings: &[(&str, &str)], implementations: Option<Vec<Implementation>>) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let url = format!("sqlite:{}", directory.path().join("muster.db").display());
+        Self::on(&url, directory, settings, implementations).await
+    }
+
+    /// Creates a cluster on the database at `url`.
+    pub async fn on(
+        url: &str,
+        directory: tempfile::TempDir,
         settings: &[(&str, &str)],
         implementations: Option<Vec<Implementation>>,
     ) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let url = format!("sqlite:{}", folder.path().join("muster.db").display());
-        Self::on(&url, folder, settings, implementations).await
+        Self::build(url, directory, settings, implementations, |node| node).await
     }
 
-    /// The same on a database of the test's choice.
-    pub(crate) async fn on(
+    /// Creates a cluster whose nodes have this many threads, MB of memory and GB of disk, on the database at `url` if
+    /// given.
+    pub async fn sized(url: Option<&str>, settings: &[(&str, &str)], size: (u64, u64, u64)) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let sqlite = format!("sqlite:{}", directory.path().join("muster.db").display());
+        let resize = |node: SimulatedNode| node.with_size(size.0, size.1, size.2);
+        Self::build(url.unwrap_or(&sqlite), directory, settings, None, resize).await
+    }
+
+    async fn build(
         url: &str,
-        folder: tempfile::TempDir,
+        directory: tempfile::TempDir,
         settings: &[(&str, &str)],
         implementations: Option<Vec<Implementation>>,
-    ) -> Self {
-        Self::made_of(url, folder, settings, implementations, |node| node).await
-    }
-
-    /// A cluster whose nodes have so many threads, so many megabytes of memory and so many gigabytes of disk, on a
-    /// database of its own if none is given.
-    pub(crate) async fn sized(url: Option<&str>, settings: &[(&str, &str)], size: (u64, u64, u64)) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let own = format!("sqlite:{}", folder.path().join("muster.db").display());
-        let shape = |node: SimulatedNode| node.with_size(size.0, size.1, size.2);
-        Self::made_of(url.unwrap_or(&own), folder, settings, None, shape).await
-    }
-
-    async fn made_of(
-        url: &str,
-        folder: tempfile::TempDir,
-        settings: &[(&str, &str)],
-        implementations: Option<Vec<Implementation>>,
-        shape: impl Fn(SimulatedNode) -> SimulatedNode,
+        resize: impl Fn(SimulatedNode) -> SimulatedNode,
     ) -> Self {
         let settings = Settings::with(settings).unwrap();
         let store = Arc::new(Store::open(url).await.unwrap());
-        let spool = folder.path().join("spool");
+        let spool = directory.path().join("spool");
         let events = Events::open(&spool, "sim-1", &settings).unwrap();
         let drainer = Drainer::new(&events, &spool, &settings).unwrap();
-        let make = |number: usize| {
-            let storage = folder.path().join(number.to_string());
-            Arc::new(shape(SimulatedNode::new(number, NodeId::new(), &storage)))
+        let node = |number: usize| {
+            let storage = directory.path().join(number.to_string());
+            Arc::new(resize(SimulatedNode::new(number, NodeId::new(), &storage)))
         };
-        let (node, other) = (make(1), make(2));
+        let (node, other) = (node(1), node(2));
         let nodes: Vec<Arc<dyn NodeApi>> = vec![Arc::clone(&node) as _, Arc::clone(&other) as _];
         let app = Arc::new(App::new(Arc::clone(&store), settings, events, &seed(), nodes));
         let worker = Arc::new(match implementations {
@@ -117,19 +118,19 @@ impl Cluster {
         objects::network::bootstrap(&app).await.unwrap();
         let tasks = start_tasks(&app, &stop);
         let (service, routes) = muster_api::service(&app);
-        Self { app, worker, service, routes, node, other, stop, tasks, folder }
+        Self { app, worker, service, routes, node, other, stop, tasks, directory }
     }
 
-    /// Ends what the daemon does besides answering, as if it was killed. The machines of its nodes go on.
-    pub(crate) async fn kill(&mut self) {
+    /// Aborts the daemon's periodic tasks, as if it was killed. The VMs of its nodes keep running.
+    pub async fn kill(&mut self) {
         for task in self.tasks.drain(..) {
             task.abort();
             let _ = task.await;
         }
     }
 
-    /// Starts the next daemon, on the same database and nodes.
-    pub(crate) fn start(&mut self) {
+    /// Starts another daemon on the same database and nodes.
+    pub fn start(&mut self) {
         let App { store, settings, events, nodes, .. } = &*self.app;
         let app = App::new(store.clone(), settings.clone(), events.clone(), &seed(), nodes.clone());
         self.app = Arc::new(app);
@@ -138,20 +139,20 @@ impl Cluster {
         self.tasks = start_tasks(&self.app, &self.stop);
     }
 
-    /// A token for a key that is made for it.
-    pub(crate) async fn token(&self, namespace: &str) -> String {
+    /// Creates a key and returns a token for it.
+    pub async fn token(&self, namespace: &str) -> String {
         let secret = self.key(&caller(), namespace, "test").await;
         objects::key::log_in(&self.app, namespace, &secret, "test").await.unwrap()
     }
 
-    /// A generated key.
-    pub(crate) async fn key(&self, caller: &Caller, namespace: &str, name: &str) -> Secret {
+    /// Creates a key and returns its secret.
+    pub async fn key(&self, caller: &Caller, namespace: &str, name: &str) -> Secret {
         let request = KeyRequest { name: Some(name.into()), ..KeyRequest::default() };
         objects::key::put(&self.app, caller, namespace, &request).await.unwrap().unwrap()
     }
 
-    /// A key that expires, or has expired, at a time.
-    pub(crate) async fn expiring_key(&self, namespace: &str, name: &str, expiry: f64) -> Secret {
+    /// Creates a key that expires at a time, which may be in the past.
+    pub async fn expiring_key(&self, namespace: &str, name: &str, expiry: f64) -> Secret {
         let secret = Secret::generate();
         let sealed = self.app.secrets.seal(namespace, &secret).await.unwrap();
         let new = keys::NewKey { secret: sealed, expiry: Some(expiry), scopes: None, provenance: None };
@@ -161,18 +162,18 @@ impl Cluster {
         secret
     }
 
-    pub(crate) async fn create_namespace(&self, name: &str) {
+    pub async fn create_namespace(&self, name: &str) {
         objects::namespace::create(&self.app, &caller(), name, &KeyRequest::default()).await.unwrap();
     }
 
-    /// Makes a call.
-    pub(crate) async fn call(&self, token: &str, method: Method, path: &str, body: Option<Value>) -> Answer {
+    /// Calls the API.
+    pub async fn call(&self, token: &str, method: Method, path: &str, body: Option<Value>) -> ApiResponse {
         let body = body.map(|body| body.to_string()).unwrap_or_default();
         self.send(token, method, path, body.into_bytes()).await
     }
 
-    /// Makes a call with a body that need not be JSON.
-    pub(crate) async fn send(&self, token: &str, method: Method, path: &str, body: Vec<u8>) -> Answer {
+    /// Calls the API with a body that need not be JSON.
+    pub async fn send(&self, token: &str, method: Method, path: &str, body: Vec<u8>) -> ApiResponse {
         let mut request = Request::builder().method(method).uri(path);
         if !token.is_empty() {
             request = request.header("authorization", format!("Bearer {token}"));
@@ -183,29 +184,30 @@ impl Cluster {
         self.request(request.body(Body::from(body)).unwrap()).await
     }
 
-    pub(crate) async fn request(&self, request: Request<Body>) -> Answer {
+    /// Calls the API with a complete request.
+    pub async fn request(&self, request: Request<Body>) -> ApiResponse {
         let peer: SocketAddr = "127.0.0.1:9".parse().unwrap();
-        let answer = self.service.call(request, peer).await;
-        let (head, body) = answer.into_parts();
+        let (head, body) = self.service.call(request, peer).await.into_parts();
         let bytes = body.collect().await.unwrap().to_bytes();
         let text = String::from_utf8_lossy(&bytes).into_owned();
         let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
-        Answer { status: head.status, headers: head.headers, body, text }
+        ApiResponse { status: head.status, headers: head.headers, body, text }
     }
 
-    /// Everything recorded of an object so far, newest first.
-    pub(crate) async fn events(&self, object: &ObjectRef) -> Vec<EventRecord> {
+    /// Returns the events of an object, newest first.
+    pub async fn events(&self, object: &ObjectRef) -> Vec<EventRecord> {
         wait_for("events to be drained", async || (self.app.events.depth() == 0).then_some(())).await;
         muster_store::events::list(&*self.app.store, object, None, 1000).await.unwrap()
     }
 
-    pub(crate) async fn messages(&self, object: &ObjectRef) -> Vec<String> {
+    /// Returns the messages of an object's events, newest first.
+    pub async fn messages(&self, object: &ObjectRef) -> Vec<String> {
         self.events(object).await.into_iter().map(|event| event.message).collect()
     }
 
-    /// Works until no network is on its way into being.
-    pub(crate) async fn settle_networks(&self) {
-        wait_for("networks to be made", async || {
+    /// Runs operations until no network is in state `initial`.
+    pub async fn settle_networks(&self) {
+        wait_for("networks to be created", async || {
             self.worker.run_once().await.unwrap();
             let rows = muster_store::networks::wanted(&*self.app.store).await.unwrap();
             rows.iter().all(|row| row.state != NetworkState::Initial).then_some(())
@@ -213,8 +215,8 @@ impl Cluster {
         .await;
     }
 
-    /// An interface on a network, as an instance on the node of that number would have it.
-    pub(crate) async fn interface(
+    /// Creates an interface on a network, as of an instance on the node with this number.
+    pub async fn create_interface(
         &self,
         network: &str,
         namespace: &str,
@@ -233,10 +235,10 @@ impl Cluster {
             model: "virtio".into(),
             order: 0,
         };
-        self.try_interface(&new).await.unwrap()
+        self.try_create_interface(&new).await.unwrap()
     }
 
-    pub(crate) async fn try_interface(
+    pub async fn try_create_interface(
         &self,
         new: &NewInterface,
     ) -> Result<InterfaceRow, muster_types::Error> {
@@ -251,34 +253,34 @@ impl Cluster {
         }
     }
 
-    pub(crate) async fn delete_interface(&self, id: InterfaceId) {
+    pub async fn delete_interface(&self, id: InterfaceId) {
         let mut retry = Retry::default();
         loop {
             let mut tx = self.app.store.begin().await.unwrap();
             let outcome = objects::interface::delete_in(&self.app, &mut tx, id).await;
             if let Some(end) = tx.finish(outcome, &mut retry).await {
-                assert!(end.unwrap(), "the interface was there");
+                assert!(end.unwrap(), "the interface does not exist");
                 break;
             }
         }
         self.app.networks.notify_changed();
     }
 
-    /// The simulated node of that name.
-    pub(crate) fn node_named(&self, name: &str) -> &SimulatedNode {
+    /// Returns the simulated node with this name.
+    pub fn node_named(&self, name: &str) -> &SimulatedNode {
         let all = [&self.node, &self.other];
         all.into_iter().find(|node| node.identity().name == name).unwrap()
     }
 
-    /// The machines that the nodes have something of.
-    pub(crate) fn vms(&self) -> Vec<InstanceId> {
+    /// Returns the VMs of all nodes.
+    pub fn vms(&self) -> Vec<InstanceId> {
         let mut ids = self.node.vm_ids();
         ids.extend(self.other.vm_ids());
         ids
     }
 
-    /// What every node has promised: threads, megabytes, gigabytes.
-    pub(crate) async fn promised(&self) -> BTreeMap<String, (i64, i64, i64)> {
+    /// Returns the committed threads, MB of memory and GB of disk of each node.
+    pub async fn committed_capacity(&self) -> BTreeMap<String, (i64, i64, i64)> {
         let ledgers = muster_store::node_ledgers::list(&*self.app.store).await.unwrap();
         let name =
             |id| self.app.nodes.iter().find(|node| node.identity().id == id).unwrap().identity().name.clone();
@@ -288,25 +290,25 @@ impl Cluster {
         ledgers.into_iter().map(read).collect()
     }
 
-    /// How many rows a table has for which something is so.
-    pub(crate) async fn count(&self, table: &str, condition: &str) -> i64 {
+    /// Returns the number of rows of a table that meet a condition.
+    pub async fn count_rows(&self, table: &str, condition: &str) -> i64 {
         let sql = format!("SELECT COUNT(*) FROM {table} WHERE {condition}");
         self.app.store.query(&sql, &[]).await.unwrap()[0].scalar().unwrap()
     }
 
-    /// Where the nodes keep their files.
-    pub(crate) fn folder(&self) -> &std::path::Path {
-        self.folder.path()
+    /// Returns the directory with the files of the nodes.
+    pub fn directory(&self) -> &std::path::Path {
+        self.directory.path()
     }
 
-    /// Names of the files below a folder of the nodes.
-    pub(crate) fn files_in(&self, folder: &str) -> Vec<String> {
-        let mut folders = vec![self.folder().join(folder)];
+    /// Returns the names of all files below a directory of the nodes.
+    pub fn files_in(&self, directory: &str) -> Vec<String> {
+        let mut directorys = vec![self.directory().join(directory)];
         let mut files = Vec::new();
-        while let Some(folder) = folders.pop() {
-            for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        while let Some(directory) = directorys.pop() {
+            for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
                 if entry.path().is_dir() {
-                    folders.push(entry.path());
+                    directorys.push(entry.path());
                 } else {
                     files.push(entry.file_name().to_string_lossy().into_owned());
                 }
@@ -315,15 +317,15 @@ impl Cluster {
         files
     }
 
-    /// Whether any node has a file with this in its name.
-    pub(crate) fn has_file(&self, name: &str) -> bool {
+    /// Whether a node has a file whose name contains `name`.
+    pub fn has_file(&self, name: &str) -> bool {
         self.files_in("").iter().any(|file| file.contains(name))
     }
 
-    /// Flips one bit in the copy of a blob that a node has.
-    pub(crate) fn damage(&self, node: usize, blob: &str, offset: u64) {
+    /// Flips one bit in a node's copy of a blob.
+    pub fn corrupt_blob(&self, node: usize, blob: &str, offset: u64) {
         use std::os::unix::fs::FileExt as _;
-        let path = self.folder().join(node.to_string()).join("blobs").join(&blob[..2]).join(blob);
+        let path = self.directory().join(node.to_string()).join("blobs").join(&blob[..2]).join(blob);
         let mut permissions = std::fs::metadata(&path).unwrap().permissions();
         std::os::unix::fs::PermissionsExt::set_mode(&mut permissions, 0o644);
         std::fs::set_permissions(&path, permissions).unwrap();
@@ -333,8 +335,8 @@ impl Cluster {
         file.write_all_at(&[byte[0] ^ 1], offset).unwrap();
     }
 
-    /// The bytes of a blob, as far as they come.
-    pub(crate) async fn try_data(&self, token: &str, blob: &str) -> Vec<u8> {
+    /// Downloads a blob and returns the bytes up to the first error.
+    pub async fn download_until_error(&self, token: &str, blob: &str) -> Vec<u8> {
         let request = Request::builder()
             .uri(format!("/blobs/{blob}/data"))
             .header("authorization", format!("Bearer {token}"));
@@ -347,27 +349,35 @@ impl Cluster {
         bytes
     }
 
-    /// Works until no operation is left unfinished.
-    pub(crate) async fn settle(&self) {
-        wait_for("operations to end", async || {
+    /// Runs operations until all are finished.
+    pub async fn settle(&self) {
+        wait_for("operations to finish", async || {
             self.worker.run_once().await.unwrap();
-            let left = muster_store::operations::unfinished(&*self.app.store).await.unwrap();
-            (left == 0).then_some(())
+            let unfinished = muster_store::operations::unfinished(&*self.app.store).await.unwrap();
+            (unfinished == 0).then_some(())
         })
         .await;
     }
 }
 
+const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
+
 fn seed() -> Secret {
     Secret::new("a seed that only tests use")
 }
 
-/// The tasks that a test cluster runs by itself. Tests run the others when they need them.
+/// The periodic tasks that run in the background. Tests run the others explicitly.
 const BACKGROUND_TASKS: &[&str] = &["networks", "vms", "agents", "agent operations"];
 
 fn start_tasks(app: &Arc<App>, stop: &watch::Sender<bool>) -> Vec<JoinHandle<()>> {
     let tasks = TASKS.iter().filter(|task| BACKGROUND_TASKS.contains(&task.name));
     tasks.map(|task| tokio::spawn(task.start(Arc::clone(app), stop.subscribe()))).collect()
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster").field("directory", &self.directory).finish_non_exhaustive()
+    }
 }
 
 impl Drop for Cluster {
@@ -376,8 +386,8 @@ impl Drop for Cluster {
     }
 }
 
-/// The administrator, as handlers see it.
-pub(crate) fn caller() -> Caller {
+/// Returns the administrator as the caller of a handler.
+pub fn caller() -> Caller {
     Caller {
         namespace: "system".into(),
         key_name: "deploy".into(),
@@ -390,14 +400,14 @@ pub(crate) fn caller() -> Caller {
     }
 }
 
-/// Looks again and again until there is something, for as long as anyone would wait.
-pub(crate) async fn wait_for<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+/// Polls until `check` returns a value, and returns that.
+pub async fn wait_for<T>(what: &str, mut check: impl AsyncFnMut() -> Option<T>) -> T {
     let started = Instant::now();
     loop {
-        if let Some(found) = look().await {
-            return found;
+        if let Some(value) = check().await {
+            return value;
         }
-        assert!(started.elapsed() < Duration::from_secs(30), "waited in vain for {what}");
+        assert!(started.elapsed() < WAIT_TIMEOUT, "timed out waiting for {what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
