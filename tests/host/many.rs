@@ -180,6 +180,7 @@ fn five_hundred_networks_and_ten_kills_leave_nothing_behind() {
          ip link add veth-abcdef-o type veth peer name veth-abcdef-i; nft add table bridge muster-abcdef; \
          ip netns add {foreign}; ip netns add mine"
     ));
+    machine.record_initial_inventory();
     let before = machine.inventory();
     // The questions find something while there is something.
     let first = network_id(&machine.create_network(json!({ "name": "first" })));

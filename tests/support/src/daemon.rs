@@ -2,7 +2,8 @@
 
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -11,6 +12,7 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::free_port;
+use crate::leaks::{job_directories, processes_of, still_running, unfinished_operations};
 use crate::mariadb::wait;
 
 /// The program, environment and arguments of a daemon.
@@ -121,9 +123,18 @@ impl DaemonSetup {
             url: format!("{scheme}://127.0.0.1:{}", self.port),
             data: self.data.clone(),
             log,
+            database_url: self.database_url(),
+            is_killed: AtomicBool::new(false),
+            allows_unfinished_operations: AtomicBool::new(false),
         };
         daemon.wait_ready(self.port);
         daemon
+    }
+
+    fn database_url(&self) -> String {
+        let set = self.environment.iter().rfind(|(name, _)| name == "MUSTER_DATABASE_URL");
+        let default = || format!("sqlite:{}", self.data.join("muster.db").display());
+        set.map_or_else(default, |(_, url)| url.clone())
     }
 }
 
@@ -139,13 +150,20 @@ pub fn daemon_program() -> String {
     program.to_str().expect("UTF-8").to_owned()
 }
 
-/// A running daemon. Dropping it kills it.
+/// The maximum time to wait for operations and processes to end before they are leaks.
+const LEAK_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A running daemon. Dropping it stops it, and fails the test when it leaves unfinished operations, processes or job
+/// directories.
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
     pub url: String,
     pub data: PathBuf,
     log: PathBuf,
+    database_url: String,
+    is_killed: AtomicBool,
+    allows_unfinished_operations: AtomicBool,
 }
 
 impl Daemon {
@@ -181,29 +199,56 @@ impl Daemon {
     }
 
     /// Kills it with SIGKILL.
-    pub fn kill(mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    pub fn kill(self) {
+        self.signal(Signal::SIGKILL);
     }
 
     /// Sends SIGTERM and waits until it exits.
     ///
     /// # Panics
-    /// When it does not stop.
-    pub fn stop(mut self) -> std::process::ExitStatus {
+    /// When it does not stop, or leaves processes.
+    pub fn stop(mut self) -> ExitStatus {
+        self.terminate().unwrap_or_else(|problem| panic!("{problem}"))
+    }
+
+    /// Lets the test end with unfinished operations.
+    pub fn allow_unfinished_operations(&self, _reason: &'static str) {
+        self.allows_unfinished_operations.store(true, Ordering::Relaxed);
+    }
+
+    fn terminate(&mut self) -> Result<ExitStatus, String> {
+        let processes = processes_of(self.child.id());
         self.signal(Signal::SIGTERM);
         let started = Instant::now();
-        loop {
+        let status = loop {
             if let Ok(Some(status)) = self.child.try_wait() {
-                return status;
+                break status;
             }
-            assert!(started.elapsed() < Duration::from_secs(60), "the daemon did not stop: {}", self.log());
+            if started.elapsed() > Duration::from_secs(60) {
+                return Err(format!("the daemon did not stop: {}", self.log()));
+            }
             wait(Duration::from_millis(20));
+        };
+        wait_until_none("a stopped daemon leaves", || still_running(&processes))?;
+        Ok(status)
+    }
+
+    /// Stops it after its operations have finished.
+    fn finish(&mut self) -> Result<(), String> {
+        if !self.allows_unfinished_operations.load(Ordering::Relaxed) {
+            wait_until_none("a daemon ends with unfinished operations", || {
+                unfinished_operations(&self.database_url)
+            })?;
         }
+        self.terminate()?;
+        wait_until_none("a stopped daemon leaves", || job_directories(&self.data))
     }
 
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) {
+        if signal == Signal::SIGKILL {
+            self.is_killed.store(true, Ordering::Relaxed);
+        }
         if let Ok(pid) = i32::try_from(self.child.id()) {
             let _ = kill(Pid::from_raw(pid), signal);
         }
@@ -272,8 +317,29 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
+        let has_exited = !matches!(self.child.try_wait(), Ok(None));
+        let is_checked = !has_exited && !self.is_killed.load(Ordering::Relaxed) && !std::thread::panicking();
+        let result = if is_checked { self.finish() } else { Ok(()) };
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if let Err(problem) = result {
+            panic!("{problem}");
+        }
+    }
+}
+
+/// Polls until `list` is empty.
+fn wait_until_none(what: &str, list: impl Fn() -> Vec<String>) -> Result<(), String> {
+    let started = Instant::now();
+    loop {
+        let found = list();
+        if found.is_empty() {
+            return Ok(());
+        }
+        if started.elapsed() > LEAK_TIMEOUT {
+            return Err(format!("{what}:\n{}", found.join("\n")));
+        }
+        wait(Duration::from_millis(20));
     }
 }
 

@@ -3,12 +3,14 @@
 
 mod daemon;
 pub mod issuer;
+mod leaks;
 mod mariadb;
 mod network_namespace;
 pub mod web_server;
 
 pub use daemon::{Daemon, DaemonSetup, daemon_program};
 pub use issuer::Issuer;
+pub use leaks::job_directories;
 pub use mariadb::{MariaDb, database_url, socket_url, wait};
 pub use network_namespace::{NetworkNamespace, enter_namespaces, wait_for};
 

@@ -2,13 +2,15 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::sync::mpsc;
+use std::sync::{Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::socket::{Shutdown, shutdown};
 
 use crate::mariadb::wait;
 use crate::skipped;
@@ -102,6 +104,8 @@ pub struct NetworkNamespace {
     name: String,
     tasks: mpsc::Sender<Task>,
     thread: nix::unistd::Pid,
+    /// Sockets keep a namespace alive, so they are shut down with it.
+    listeners: Mutex<Vec<TcpListener>>,
 }
 
 impl NetworkNamespace {
@@ -127,7 +131,7 @@ impl NetworkNamespace {
             })
             .expect("a thread");
         let thread = started.recv().expect("namespaces");
-        let namespace = Self { name: name.into(), tasks, thread };
+        let namespace = Self { name: name.into(), tasks, thread, listeners: Mutex::default() };
         namespace.sh("ip link set lo up");
         namespace
     }
@@ -194,11 +198,11 @@ impl NetworkNamespace {
     /// When the port is in use.
     pub fn serve_peer_address(&self, port: u16) {
         let listener = self.run(move || TcpListener::bind(("0.0.0.0", port)).expect("a free port"));
+        let shared = listener.try_clone().expect("a socket");
+        self.listeners.lock().expect("not poisoned").push(shared);
         std::thread::spawn(move || {
-            for mut stream in listener.incoming().flatten() {
-                if let Ok(from) = stream.peer_addr() {
-                    let _ = stream.write_all(from.ip().to_string().as_bytes());
-                }
+            while let Ok((mut stream, peer)) = listener.accept() {
+                let _ = stream.write_all(peer.ip().to_string().as_bytes());
             }
         });
     }
@@ -218,5 +222,15 @@ impl NetworkNamespace {
             stream.read_to_string(&mut text).ok()?;
             Some(text)
         })
+    }
+}
+
+impl Drop for NetworkNamespace {
+    fn drop(&mut self) {
+        for listener in
+            self.listeners.lock().into_iter().flat_map(|mut listeners| std::mem::take(&mut *listeners))
+        {
+            let _ = shutdown(listener.as_raw_fd(), Shutdown::Both);
+        }
     }
 }

@@ -25,6 +25,8 @@ pub struct Host {
     pub setup: DaemonSetup,
     daemon: Option<Arc<Daemon>>,
     token: String,
+    /// The inventory that the host must have at the end of the test.
+    pub(crate) initial_inventory: String,
 }
 
 impl Host {
@@ -35,7 +37,14 @@ impl Host {
         switch.sh(&format!("ip link set port{number} master switch up"));
         namespace.sh(&format!("ip link set mesh0 up && ip addr add {address}/24 dev mesh0"));
         let setup = setup.set("NODE_NAME", &format!("m{number}")).set("NODE_MESH_IP", &address);
-        Self { namespace, address, setup, daemon: None, token: String::new() }
+        Self {
+            namespace,
+            address,
+            setup,
+            daemon: None,
+            token: String::new(),
+            initial_inventory: String::new(),
+        }
     }
 
     /// Starts the daemon, and logs in once.
@@ -48,6 +57,17 @@ impl Host {
             assert_eq!(status, 200, "{answer}");
             self.token = answer["access_token"].as_str().unwrap().to_owned();
         }
+    }
+
+    pub(crate) fn start_if_stopped(&mut self) {
+        if self.daemon.is_none() {
+            self.start();
+        }
+    }
+
+    /// Records the current inventory as the one that the host must have at the end of the test.
+    pub fn record_initial_inventory(&mut self) {
+        self.initial_inventory = self.inventory();
     }
 
     /// Kills the daemon with SIGKILL.
@@ -266,6 +286,9 @@ impl HostCluster {
         external_peer.sh("ip route add 192.168.20.0/24 via 198.51.100.2");
         for host in hosts.iter_mut().rev() {
             host.start();
+        }
+        for host in &mut hosts {
+            host.record_initial_inventory();
         }
         Self { hosts, external_peer, directory, database_url, _switch: switch }
     }

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
@@ -28,6 +29,7 @@ use muster_types::node::NodeApi;
 use muster_types::object::ObjectRef;
 use muster_types::settings::Settings;
 use serde_json::Value;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -45,6 +47,9 @@ pub struct Cluster {
     /// The daemon's periodic tasks.
     tasks: Vec<JoinHandle<()>>,
     directory: tempfile::TempDir,
+    runtime: Handle,
+    allows_unfinished_operations: AtomicBool,
+    vms_without_instance: Mutex<Vec<InstanceId>>,
 }
 
 /// A response of the API.
@@ -118,7 +123,20 @@ impl Cluster {
         objects::network::bootstrap(&app).await.unwrap();
         let tasks = start_tasks(&app, &stop);
         let (service, routes) = muster_api::service(&app);
-        Self { app, worker, service, routes, node, other, stop, tasks, directory }
+        Self {
+            app,
+            worker,
+            service,
+            routes,
+            node,
+            other,
+            stop,
+            tasks,
+            directory,
+            runtime: Handle::current(),
+            allows_unfinished_operations: AtomicBool::new(false),
+            vms_without_instance: Mutex::default(),
+        }
     }
 
     /// Aborts the daemon's periodic tasks, as if it was killed. The VMs of its nodes keep running.
@@ -380,9 +398,80 @@ impl fmt::Debug for Cluster {
     }
 }
 
+/// Fails the test when the cluster leaks something. Operations that the test did not wait for are run first.
 impl Drop for Cluster {
     fn drop(&mut self) {
+        if !std::thread::panicking() {
+            let leaks = match Handle::try_current() {
+                Ok(_) => {
+                    tokio::task::block_in_place(|| self.runtime.block_on(self.wait_until_nothing_leaks()))
+                }
+                Err(_) => self.runtime.block_on(self.wait_until_nothing_leaks()),
+            };
+            assert!(leaks.is_empty(), "the test ends with:\n{}", leaks.join("\n"));
+        }
         self.stop.send_replace(true);
+    }
+}
+
+impl Cluster {
+    /// Lets the test end with unfinished operations.
+    pub fn allow_unfinished_operations(&self, _reason: &'static str) {
+        self.allows_unfinished_operations.store(true, Ordering::Relaxed);
+    }
+
+    /// Lets the test end with a VM whose instance does not exist.
+    pub fn allow_vm_without_instance(&self, vm: InstanceId, _reason: &'static str) {
+        self.vms_without_instance.lock().unwrap().push(vm);
+    }
+
+    /// Returns some of what still leaks after [`WAIT_TIMEOUT`].
+    async fn wait_until_nothing_leaks(&self) -> Vec<String> {
+        let started = Instant::now();
+        loop {
+            let Ok(mut leaks) = tokio::time::timeout(2 * WAIT_TIMEOUT, self.leaks()).await else {
+                return vec!["an operation that does not return".into()];
+            };
+            if leaks.is_empty() || started.elapsed() > WAIT_TIMEOUT {
+                leaks.truncate(20);
+                return leaks;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    async fn leaks(&self) -> Vec<String> {
+        let mut leaks = Vec::new();
+        if !self.allows_unfinished_operations.load(Ordering::Relaxed) {
+            self.worker.run_once().await.unwrap();
+            let sql = "SELECT name, target_type, target_id, state FROM operations \
+                       WHERE state IN ('queued', 'executing')";
+            let rows = self.app.store.query(sql, &[]).await.unwrap();
+            leaks.extend(rows.iter().map(|row| format!("an unfinished operation: {:?}", row.0)));
+        }
+        for task in self.tasks.iter().filter(|task| task.is_finished()) {
+            leaks.push(format!("a periodic task that ended early: {}", task.id()));
+        }
+        let sql = "SELECT uuid FROM instances WHERE state <> 'deleted'";
+        let rows = self.app.store.query(sql, &[]).await.unwrap();
+        let mut instances: Vec<InstanceId> = rows.iter().map(|row| row.scalar().unwrap()).collect();
+        instances.extend(&*self.vms_without_instance.lock().unwrap());
+        let vms = self.vms().into_iter().filter(|vm| !instances.contains(vm));
+        leaks.extend(vms.map(|vm| format!("a VM without an instance: {vm}")));
+        for node in ["1", "2"] {
+            let entries = |name: &str| std::fs::read_dir(self.directory().join(node).join(name));
+            let jobs = entries("work").into_iter().flatten().flatten();
+            leaks.extend(jobs.map(|job| format!("a job directory: {}", job.path().display())));
+            for vm in entries("machines").into_iter().flatten().flatten() {
+                // A simulated node keeps files whose names start with the instance.
+                let name = vm.file_name().to_string_lossy().into_owned();
+                let id = name.split('.').next().unwrap_or_default().parse();
+                if !id.is_ok_and(|id: InstanceId| instances.contains(&id)) {
+                    leaks.push(format!("a file of a VM without an instance: {}", vm.path().display()));
+                }
+            }
+        }
+        leaks
     }
 }
 

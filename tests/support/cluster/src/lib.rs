@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot continue has failed")]
 
 mod database;
+mod host_leaks;
 mod hosts;
 mod in_process;
 mod vms;
