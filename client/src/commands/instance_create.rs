@@ -148,7 +148,7 @@ pub(super) async fn create(session: &Session, arguments: Arguments) -> anyhow::R
     }
     session.show(response, details)?;
     eprintln!(
-        "instance {} runs after {:.1} s",
+        "instance {} is running after {:.1} s",
         escape_control(&record.name),
         started.elapsed().as_secs_f64()
     );
