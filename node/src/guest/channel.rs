@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tokio::sync::watch;
 
-use crate::changes::ChangeNotifier;
+use crate::change_notifier::ChangeNotifier;
 
 /// The reason for the end of a session when its VM is stopped or removed.
 pub(super) const VM_DETACHED: &str = "the VM is no longer attached";

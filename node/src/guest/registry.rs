@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 
 use super::channel::{AgentChannel, AgentClient};
 use super::{v1, v2};
-use crate::changes::ChangeNotifier;
+use crate::change_notifier::ChangeNotifier;
 
 /// The agent channels of all VMs that are running and have one.
 #[derive(Debug, Default)]

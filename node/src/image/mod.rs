@@ -20,7 +20,7 @@ use muster_types::{Error, Result};
 use serde_json::Map;
 
 use crate::command::Commands;
-use crate::files::{ScratchDir, failed};
+use crate::files::{ScratchDir, io_error};
 use format::{HEADER_SIZE, ImageKind, invalid};
 use tools::{Layers, Tools};
 
@@ -70,7 +70,7 @@ impl Images {
     }
 
     /// Returns why this host cannot handle images, if it cannot.
-    pub(crate) fn limit(&self) -> Option<String> {
+    pub(crate) fn missing_requirement(&self) -> Option<String> {
         self.tools.as_ref().err().map(|why| format!("inspecting images needs {why}"))
     }
 
@@ -151,7 +151,7 @@ impl Images {
         job: &Job,
     ) -> Result<PathBuf> {
         let virtual_size =
-            qcow2_writer::virtual_size(disk.top).map_err(failed("failed to inspect a disk"))?;
+            qcow2_writer::virtual_size(disk.top).map_err(io_error("failed to inspect a disk"))?;
         let base_facts =
             disk.base.map(|base| Ok((base, self.facts_from_header(base)?.format))).transpose()?;
         let layers = Layers { top: disk.top, base: base_facts, virtual_size };
@@ -184,8 +184,8 @@ impl Images {
 
     /// Returns the facts about an image by its header.
     pub(crate) fn facts_from_header(&self, path: &Path) -> Result<ImageFacts> {
-        let file = File::open(path).map_err(failed("failed to open an image"))?;
-        let size = file.metadata().map_err(failed("failed to inspect an image"))?.len();
+        let file = File::open(path).map_err(io_error("failed to open an image"))?;
+        let size = file.metadata().map_err(io_error("failed to inspect an image"))?.len();
         // Disk tools count in sectors.
         let sectors = size.next_multiple_of(512);
         let (format, packing, virtual_size, further) = match format::detect(&read_header(&file)?, size)? {
@@ -225,8 +225,8 @@ pub(crate) fn compression_of(file: &File) -> Result<Option<Compression>> {
 
 /// Refuses an image whose tables refer to data beyond the end of the file.
 fn require_complete(path: &Path, job: &Job) -> Result<()> {
-    let file = File::open(path).map_err(failed("failed to open an image"))?;
-    let size = file.metadata().map_err(failed("failed to inspect an image"))?.len();
+    let file = File::open(path).map_err(io_error("failed to open an image"))?;
+    let size = file.metadata().map_err(io_error("failed to inspect an image"))?.len();
     match format::detect(&read_header(&file)?, size)? {
         ImageKind::Qcow2(image) => {
             let max_unpacked = tools::max_unpacked_size(size, u64::MAX);
@@ -245,7 +245,7 @@ fn read_header(file: &File) -> Result<Vec<u8>> {
             Ok(0) => break,
             Ok(came) => filled += came,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(failed("failed to read an image")(error)),
+            Err(error) => return Err(io_error("failed to read an image")(error)),
         }
     }
     head.truncate(filled);

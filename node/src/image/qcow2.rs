@@ -9,7 +9,7 @@ use muster_types::{Error, Result};
 use serde_json::{Map, Value};
 
 use super::format::invalid;
-use crate::files::failed;
+use crate::files::io_error;
 
 pub(super) const MAGIC: &[u8] = b"QFI\xfb";
 
@@ -153,7 +153,7 @@ fn entries(file: &File, at: u64, length: u64) -> Result<Vec<u64>> {
         io::ErrorKind::UnexpectedEof => {
             invalid("the image is truncated: a table is beyond the end of the file")
         }
-        _ => failed("an image cannot be read")(error),
+        _ => io_error("an image cannot be read")(error),
     })?;
     Ok(bytes.as_chunks::<8>().0.iter().map(|entry| u64::from_be_bytes(*entry)).collect())
 }

@@ -16,7 +16,7 @@ use super::Job;
 use super::format::invalid;
 use super::sandbox::{Sandbox, SandboxCommand, SandboxExit, path_in_sandbox};
 use crate::command::{Commands, Tool};
-use crate::files::failed;
+use crate::files::io_error;
 
 /// The limit for decompression: at least this much, and beyond it this many times the compressed size.
 const MIN_UNPACKED_LIMIT: u64 = 1 << 30;
@@ -89,7 +89,7 @@ impl Layers<'_> {
     fn run<'a>(&'a self, tool: &'a Path, arguments: &'a [&'a str], max_size: u64) -> Result<ToolRun<'a>> {
         let size = |path: &Path| fs::metadata(path).map(|found| found.len());
         let sizes = size(self.top).and_then(|top| Ok(top + self.base.map_or(Ok(0), |(base, _)| size(base))?));
-        let sizes = sizes.map_err(failed("failed to inspect an image"))?;
+        let sizes = sizes.map_err(io_error("failed to inspect an image"))?;
         let base = self.base.map(|(base, _)| base);
         let timeout = timeout_for(sizes + self.virtual_size.min(max_size));
         Ok(ToolRun { tool, arguments, file: self.top, on_stdin: false, base, file_size: max_size, timeout })
@@ -129,7 +129,7 @@ impl Tools {
             return Err(disk_full());
         }
         let file_size = run.file_size.min(free_space);
-        let io = failed("failed to run an image tool");
+        let io = io_error("failed to run an image tool");
         let prepare = || -> std::io::Result<_> {
             let name = |what: &str| job.scratch.path(&format!("{what}-{}", uuid::Uuid::new_v4()));
             let (folder, stdout, stderr) = (name("out"), name("stdout"), name("stderr"));
@@ -191,7 +191,7 @@ impl Tools {
         max_size: u64,
         job: &Job,
     ) -> Result<PathBuf> {
-        let size = fs::metadata(file).map_err(failed("failed to inspect an image"))?.len();
+        let size = fs::metadata(file).map_err(io_error("failed to inspect an image"))?.len();
         let bound = max_unpacked_size(size, max_size);
         let (tool, arguments): (_, &[&str]) = match packing {
             Compression::Gzip => (&self.gzip, &["-dc"]),
@@ -205,7 +205,7 @@ impl Tools {
             SandboxExit::Code(0) => {
                 // The next tool reads it as another user.
                 let readable = fs::set_permissions(&outcome.stdout, Permissions::from_mode(0o644));
-                readable.map_err(failed("failed to set the mode of a decompressed image"))?;
+                readable.map_err(io_error("failed to set the mode of a decompressed image"))?;
                 Ok(outcome.stdout)
             }
             SandboxExit::TimedOut => Err(invalid("decompressing the image takes too long")),
@@ -244,7 +244,7 @@ impl Tools {
 
     /// Refuses a qcow2 image with damaged tables.
     pub(super) fn require_consistent_tables(&self, file: &Path, job: &Job) -> Result<()> {
-        let size = fs::metadata(file).map_err(failed("failed to inspect an image"))?.len();
+        let size = fs::metadata(file).map_err(io_error("failed to inspect an image"))?.len();
         let arguments = ["check", "-f", "qcow2", "--output=json", "/in"];
         let run = ToolRun { timeout: timeout_for(size), ..self.header_run(&arguments, file) };
         let outcome = self.run(&run, job)?;
@@ -296,7 +296,7 @@ impl Tools {
         max_size: u64,
         job: &Job,
     ) -> Result<PathBuf> {
-        let size = fs::metadata(file).map_err(failed("failed to inspect an image"))?.len();
+        let size = fs::metadata(file).map_err(io_error("failed to inspect an image"))?.len();
         let format = tool_format(facts.format);
         let arguments =
             ["convert", "-f", format, "-O", "qcow2", "-o", "cluster_size=2M", "/in", "/out/image"];
@@ -341,7 +341,7 @@ impl Tools {
         let copied = self.run_conversion(&layers.run(&self.qemu_img, &arguments, max_size)?, job)?;
         if base.is_some() {
             super::qcow2_writer::forget_backing(&copied)
-                .map_err(failed("failed to finish a copy of a disk"))?;
+                .map_err(io_error("failed to finish a copy of a disk"))?;
         }
         Ok(copied)
     }
@@ -357,11 +357,11 @@ impl Tools {
         let taken = job.scratch.path("image");
         // The directory belongs to another user, who may have put anything under that name.
         let plain = open_regular_file(&made).and_then(|_| fs::rename(&made, &taken));
-        plain.map_err(failed("failed to take ownership of a conversion"))?;
+        plain.map_err(io_error("failed to take ownership of a conversion"))?;
         if self.sandbox.owner().0 != nix::unistd::geteuid().as_raw() {
             let (uid, gid) = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
             std::os::unix::fs::chown(&taken, Some(uid), Some(gid))
-                .map_err(failed("failed to take ownership of a conversion"))?;
+                .map_err(io_error("failed to take ownership of a conversion"))?;
         }
         Ok(taken)
     }

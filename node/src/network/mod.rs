@@ -302,7 +302,7 @@ mod tests {
     #[test]
     fn detects_missing_kernel_features() {
         let commands = Commands::find();
-        if !nix::unistd::geteuid().is_root() || !commands.has(Tool::Nft) {
+        if !nix::unistd::geteuid().is_root() || !commands.is_installed(Tool::Nft) {
             return muster_testing::skipped("root and nft");
         }
         namespace::in_thread(|| {

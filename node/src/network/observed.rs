@@ -508,7 +508,10 @@ mod tests {
     #[test]
     fn reads_what_ip_configured() {
         let commands = Commands::find();
-        if !nix::unistd::geteuid().is_root() || !commands.has(Tool::Ip) || !commands.has(Tool::Bridge) {
+        if !nix::unistd::geteuid().is_root()
+            || !commands.is_installed(Tool::Ip)
+            || !commands.is_installed(Tool::Bridge)
+        {
             return muster_testing::skipped("root, ip and bridge");
         }
         namespace::in_thread(|| {

@@ -52,8 +52,8 @@ impl Networks {
         Ok(found.into_iter().map(|(id, vxid)| FoundNetwork { id, vxid }).collect())
     }
 
-    /// Returns whether the host may have something of a network, by checks that need no privileges.
-    pub(crate) fn has_traces(network: NetworkId) -> bool {
+    /// Returns whether the host has a directory or a namespace of a network, which needs no privileges to check.
+    pub(crate) fn has_files(network: NetworkId) -> bool {
         names::folder(network).exists() || namespace::name_exists(network)
     }
 

@@ -26,9 +26,10 @@ use super::guests::SimulatedGuests;
 use super::screen;
 use super::script::SimulationScript;
 use super::vm::{SimulatedVm, ports};
-use crate::changes::ChangeNotifier;
+use crate::change_notifier::ChangeNotifier;
+use crate::files::io_error;
 use crate::image::qcow2_writer;
-use crate::storage::{FileStorage, failed};
+use crate::storage::FileStorage;
 
 /// The port range of consoles.
 const PORTS: std::ops::Range<u16> = 30000..50000;
@@ -273,7 +274,7 @@ impl SimulatedVms {
                     fs::write(&file, nvram)
                 }
             };
-            written.map_err(failed("failed to write a disk snapshot"))?;
+            written.map_err(io_error("failed to write a disk snapshot"))?;
             self.storage.adopt_draft(disk.draft, &file).await?;
         }
         Ok(())
@@ -291,7 +292,7 @@ impl SimulatedVms {
         let scratch = self.storage.scratch()?;
         let file = scratch.path("screen");
         let written = fs::write(&file, screen::screenshot(id.0.as_u128()));
-        written.map_err(failed("failed to write a screenshot"))?;
+        written.map_err(io_error("failed to write a screenshot"))?;
         self.storage.adopt_draft(draft, &file).await
     }
 

@@ -25,7 +25,7 @@ use tokio::task::JoinHandle;
 
 use super::checksums::{CHUNK_SIZE, ChunkChecksums, hash_file, run_blocking, task_failed};
 use super::layout::{self, StorageLayout, read_error};
-use crate::files::{self, ScratchDir, failed};
+use crate::files::{self, ScratchDir, io_error};
 
 /// The number of chunks that are read before the reader requests them.
 const READ_AHEAD_CHUNKS: usize = 2;
@@ -39,7 +39,7 @@ pub(super) fn keep(layout: &StorageLayout, file: &Path, chunks: &ChunkChecksums,
     let new = scratch.path("blob");
     layout::link(file, &new)?;
     layout::set_mode(&new, 0o444)?;
-    File::open(&new).and_then(|new| new.sync_all()).map_err(failed("failed to sync a blob"))?;
+    File::open(&new).and_then(|new| new.sync_all()).map_err(io_error("failed to sync a blob"))?;
     let path = layout.blob(blob);
     let folder = path.parent().unwrap_or(&path);
     if !folder.exists() {
@@ -53,9 +53,9 @@ pub(super) fn keep(layout: &StorageLayout, file: &Path, chunks: &ChunkChecksums,
         layout::sync_dir(folder)?;
     }
     fs::rename(checksums, layout.checksums(blob))
-        .map_err(failed("failed to publish the checksums of a blob"))?;
+        .map_err(io_error("failed to publish the checksums of a blob"))?;
     layout::sync_dir(folder)?;
-    fs::rename(&new, &path).map_err(failed("failed to publish a blob"))?;
+    fs::rename(&new, &path).map_err(io_error("failed to publish a blob"))?;
     layout::sync_dir(folder)
 }
 
@@ -65,7 +65,7 @@ fn write_checksums(scratch: &ScratchDir, chunks: &ChunkChecksums) -> Result<std:
         file.write_all(&chunks.to_bytes())?;
         file.sync_all()
     });
-    written.map_err(failed("failed to write the checksums of a blob")).map(|()| path)
+    written.map_err(io_error("failed to write the checksums of a blob")).map(|()| path)
 }
 
 /// Makes the draft of a blob that is about to be removed writable again, unless `new` is the same file.
@@ -142,7 +142,8 @@ pub(super) fn repair(layout: &StorageLayout, blob: BlobId, repair: &ChecksumRepa
     tracing::warn!(%blob, "repaired checksum file of blob");
     let scratch = layout.scratch()?;
     let checksums = write_checksums(&scratch, &repair.chunks)?;
-    fs::rename(checksums, layout.checksums(blob)).map_err(failed("failed to publish the checksums of a blob"))
+    fs::rename(checksums, layout.checksums(blob))
+        .map_err(io_error("failed to publish the checksums of a blob"))
 }
 
 /// Reads a part of a blob and verifies every byte. [`Error::Internal`] means that the blob is damaged.

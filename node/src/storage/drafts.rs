@@ -24,7 +24,7 @@ use tokio::sync::{OwnedMutexGuard, watch};
 
 use super::checksums::{BackgroundTask, CHUNK_SIZE, ContentHasher, HashedContent, hash_file, run_blocking};
 use super::layout::{self, StorageLayout};
-use crate::files::{self, failed};
+use crate::files::{self, io_error};
 
 /// The maximum number of idle drafts that are cached.
 const MAX_CACHED_DRAFTS: usize = 128;
@@ -85,7 +85,7 @@ impl Drafts {
         run_blocking(move || match fs::metadata(path) {
             Ok(found) => Ok(Some(found.len())),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(failed("failed to inspect a draft")(error)),
+            Err(error) => Err(io_error("failed to inspect a draft")(error)),
         })
         .await
     }
@@ -153,7 +153,7 @@ impl Drafts {
             if guard.as_ref().is_some_and(|hasher| hasher.size != size) {
                 *guard = None;
             }
-            file.set_len(size).map_err(failed("failed to truncate a draft"))
+            file.set_len(size).map_err(io_error("failed to truncate a draft"))
         })
         .await
     }
@@ -179,13 +179,13 @@ impl Drafts {
             *guard = None;
             layout::set_mode(&file, 0o644)?;
             let to = layout.draft(draft);
-            fs::rename(file, &to).map_err(failed("failed to rename a draft"))?;
+            fs::rename(file, &to).map_err(io_error("failed to rename a draft"))?;
             if layout::may_be_open_for_writing(&to) {
                 // Its writer still has it open and could change it after it was hashed.
                 let scratch = layout.scratch()?;
                 let copy = scratch.path("own");
-                fs::copy(&to, &copy).map_err(failed("failed to copy a draft"))?;
-                fs::rename(copy, &to).map_err(failed("failed to rename a draft"))?;
+                fs::copy(&to, &copy).map_err(io_error("failed to copy a draft"))?;
+                fs::rename(copy, &to).map_err(io_error("failed to rename a draft"))?;
             }
             Ok(())
         })
@@ -204,7 +204,7 @@ impl Drafts {
         let path = self.layout.draft(draft);
         let open = move || {
             let file = File::open(path).map_err(open_error)?;
-            let size = file.metadata().map_err(failed("failed to inspect a draft"))?.len();
+            let size = file.metadata().map_err(io_error("failed to inspect a draft"))?.len();
             Ok((file, size))
         };
         let (file, size) = run_blocking(open).await?;
@@ -223,7 +223,7 @@ pub(super) fn open_error(error: std::io::Error) -> Error {
     if error.kind() == ErrorKind::NotFound {
         return Error::not_found("draft");
     }
-    failed("failed to open a draft")(error)
+    io_error("failed to open a draft")(error)
 }
 
 /// Refuses to change a file that is also a blob.
@@ -261,10 +261,10 @@ impl Writer {
         }
         files::create_dir(&layout.drafts())?;
         let options = OpenOptions::new().write(true).create(true).truncate(false).mode(0o644).open(path);
-        let file = options.map_err(failed("failed to create a draft"))?;
+        let file = options.map_err(io_error("failed to create a draft"))?;
         // Regardless of the umask: the image tools read it as another user.
         file.set_permissions(Permissions::from_mode(0o644))
-            .map_err(failed("failed to set the mode of a draft"))?;
+            .map_err(io_error("failed to set the mode of a draft"))?;
         Ok(Self { guard, file, layout, before, size: before })
     }
 
@@ -272,7 +272,7 @@ impl Writer {
     fn write(&mut self, data: &[u8]) -> Result<()> {
         let size = data.len() as u64;
         let written = self.layout.require_space(size).and_then(|()| {
-            self.file.write_all_at(data, self.size).map_err(failed("failed to write a draft"))
+            self.file.write_all_at(data, self.size).map_err(io_error("failed to write a draft"))
         });
         match written {
             Ok(()) => {
@@ -287,7 +287,7 @@ impl Writer {
     }
 
     fn undo(&mut self) -> Result<()> {
-        self.file.set_len(self.before).map_err(failed("failed to truncate a draft"))?;
+        self.file.set_len(self.before).map_err(io_error("failed to truncate a draft"))?;
         self.size = self.before;
         Ok(())
     }

@@ -15,7 +15,7 @@ use super::FileStorage;
 use super::checksums::run_blocking;
 use super::drafts::open_error;
 use super::layout::{self, StorageLayout};
-use crate::files::{self, failed};
+use crate::files::{self, io_error};
 use crate::image::{self, Job};
 
 /// Cancels a job when the future that waits for it is dropped.
@@ -68,7 +68,7 @@ impl FileStorage {
             let unpacked = images.unpack(&path, packing, &job)?;
             layout::set_mode(&unpacked, 0o644)?;
             *guard = None;
-            fs::rename(unpacked, &path).map_err(failed("failed to rename an unpacked draft"))?;
+            fs::rename(unpacked, &path).map_err(io_error("failed to rename an unpacked draft"))?;
             Ok(Some(packing))
         })
         .await
@@ -113,8 +113,8 @@ impl FileStorage {
             let made = images.copy_disk(&disk, thin, compress, &job)?;
             File::open(&made)
                 .and_then(|made| made.sync_all())
-                .map_err(failed("failed to sync a copy of a disk"))?;
-            fs::rename(made, to).map_err(failed("failed to rename a copy of a disk"))
+                .map_err(io_error("failed to sync a copy of a disk"))?;
+            fs::rename(made, to).map_err(io_error("failed to rename a copy of a disk"))
         })
         .await
     }
@@ -170,8 +170,8 @@ async fn permit(of: &Arc<tokio::sync::Semaphore>) -> Result<tokio::sync::OwnedSe
 /// Gives a complete file its name.
 fn publish(file: &Path, to: &Path) -> Result<()> {
     layout::set_mode(file, 0o444)?;
-    File::open(file).and_then(|file| file.sync_all()).map_err(failed("failed to sync a conversion"))?;
-    fs::rename(file, to).map_err(failed("failed to publish a conversion"))
+    File::open(file).and_then(|file| file.sync_all()).map_err(io_error("failed to sync a conversion"))?;
+    fs::rename(file, to).map_err(io_error("failed to publish a conversion"))
 }
 
 /// Returns the path of a blob's conversion, if it exists.

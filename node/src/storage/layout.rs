@@ -24,7 +24,7 @@ use muster_types::{Error, Result};
 use nix::libc;
 use uuid::Uuid;
 
-use crate::files::{ScratchDir, disk_full, failed};
+use crate::files::{ScratchDir, disk_full, io_error};
 use crate::host;
 
 /// The free space that is never used: other data, such as the database, is on the same file system.
@@ -161,18 +161,18 @@ pub(super) fn read_error(what: &str) -> impl FnOnce(io::Error) -> Error {
 
 /// Syncs a directory, so that its entries survive a power failure.
 pub(super) fn sync_dir(path: &Path) -> Result<()> {
-    File::open(path).and_then(|folder| folder.sync_all()).map_err(failed("failed to sync a directory"))
+    File::open(path).and_then(|folder| folder.sync_all()).map_err(io_error("failed to sync a directory"))
 }
 
 pub(super) fn set_mode(path: &Path, mode: u32) -> Result<()> {
     fs::set_permissions(path, Permissions::from_mode(mode))
-        .map_err(failed("failed to set the mode of a file"))
+        .map_err(io_error("failed to set the mode of a file"))
 }
 
 /// Takes ownership of a regular file that another user wrote. Does not follow symbolic links.
 pub(super) fn take_ownership(path: &Path) -> Result<()> {
     let what = "failed to take ownership of a file";
-    let found = fs::symlink_metadata(path).map_err(failed(what))?;
+    let found = fs::symlink_metadata(path).map_err(io_error(what))?;
     if !found.is_file() {
         return Err(Error::Internal(format!("{what}: it is not a regular file")));
     }
@@ -180,7 +180,7 @@ pub(super) fn take_ownership(path: &Path) -> Result<()> {
     if (found.uid(), found.gid()) == (uid, gid) {
         return Ok(());
     }
-    std::os::unix::fs::lchown(path, Some(uid), Some(gid)).map_err(failed(what))
+    std::os::unix::fs::lchown(path, Some(uid), Some(gid)).map_err(io_error(what))
 }
 
 /// Returns whether a file may be open for writing: a read lease on it is refused then.
@@ -199,13 +199,13 @@ pub(super) fn link(from: &Path, to: &Path) -> Result<()> {
         ErrorKind::NotFound | ErrorKind::AlreadyExists => Err(error),
         _ => fs::copy(from, to).map(drop),
     });
-    linked.map_err(failed("failed to link a file"))
+    linked.map_err(io_error("failed to link a file"))
 }
 
 /// Removes a file, which need not exist.
 pub(super) fn remove(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(failed("failed to remove a file")(error)),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(io_error("failed to remove a file")(error)),
         _ => Ok(()),
     }
 }

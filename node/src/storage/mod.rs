@@ -21,8 +21,6 @@ use muster_types::storage::{ByteStream, Draft, StorageApi, StoredFile, StoredFil
 use parking_lot::Mutex;
 use tokio::sync::{OwnedMutexGuard, Semaphore};
 
-pub(crate) use crate::files::failed;
-
 use crate::files::ScratchDir;
 use crate::image::Images;
 use checksums::run_blocking;

@@ -17,8 +17,8 @@ use nix::poll::{PollTimeout, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::command::wait_readable;
+use crate::files::io_error;
 use crate::host;
-use crate::storage::failed;
 
 /// The mount point of the hierarchies.
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
@@ -62,7 +62,7 @@ impl Cgroup {
                 Err(error) if is_unavailable(&error) => {
                     tracing::debug!(%error, path = %hierarchy.root.display(), "cgroups are not available");
                 }
-                Err(error) => return Err(failed("failed to create cgroup")(error)),
+                Err(error) => return Err(io_error("failed to create cgroup")(error)),
             }
         }
         Ok((!dirs.is_empty()).then_some(Self { dirs }))
@@ -71,7 +71,7 @@ impl Cgroup {
     /// Moves a process into the cgroup, and thereby its future children.
     pub(crate) fn add(&self, pid: u32) -> Result<()> {
         let added = self.dirs.iter().try_for_each(|dir| set(dir, "cgroup.procs", &pid.to_string()));
-        added.map_err(failed("failed to move process into cgroup"))
+        added.map_err(io_error("failed to move process into cgroup"))
     }
 }
 
@@ -83,7 +83,7 @@ pub(crate) fn remove(id: InstanceId) -> Result<()> {
 fn remove_in(root: &Path, name: &str) -> Result<()> {
     let mut dirs = hierarchies(root).into_iter().map(|hierarchy| hierarchy.root.join(PARENT).join(name));
     let removed = dirs.try_for_each(|dir| remove_dir(&dir));
-    removed.map_err(failed("failed to remove cgroup"))
+    removed.map_err(io_error("failed to remove cgroup"))
 }
 
 fn remove_dir(dir: &Path) -> io::Result<()> {

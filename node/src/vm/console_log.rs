@@ -9,7 +9,7 @@ use std::path::Path;
 use bytes::Bytes;
 use muster_types::Result;
 
-use crate::storage::failed;
+use crate::files::io_error;
 
 /// The size at which a log is trimmed. A guest cannot write much more between two checks.
 const MAX_SIZE: u64 = 8 << 20;
@@ -28,7 +28,7 @@ pub(super) fn read(log: &Path, max_bytes: Option<u64>) -> Result<Bytes> {
         all.extend(new);
         Ok(all)
     };
-    read().map(Bytes::from).map_err(failed("failed to read console log"))
+    read().map(Bytes::from).map_err(io_error("failed to read console log"))
 }
 
 /// Removes the content of both files.
@@ -36,7 +36,7 @@ pub(super) fn clear(log: &Path) -> Result<()> {
     let cleared = ignore_not_found(fs::remove_file(old_log(log))).and_then(|()| {
         ignore_not_found(OpenOptions::new().write(true).open(log).and_then(|file| file.set_len(0)))
     });
-    cleared.map_err(failed("failed to clear console log"))
+    cleared.map_err(io_error("failed to clear console log"))
 }
 
 /// Trims a log to which QEMU appends.

@@ -22,8 +22,9 @@ use muster_types::{Error, Result};
 use nix::libc;
 
 use super::vm_dir::file;
+use crate::files::io_error;
 use crate::image::qcow2_writer::{self, Backing};
-use crate::storage::{FileStorage, failed};
+use crate::storage::FileStorage;
 
 /// The directory of the firmware package, with the NVRAM templates.
 const FIRMWARE_DIR: &str = "/usr/share/OVMF";
@@ -47,7 +48,7 @@ impl<'a> Sources<'a> {
 /// Creates the missing disks of a VM. Blocks.
 pub(crate) fn build(dir: &Path, plan: &VmPlan, sources: &Sources<'_>) -> Result<()> {
     let created = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-    created.map_err(failed("failed to create VM directory"))?;
+    created.map_err(io_error("failed to create VM directory"))?;
     for disk in &plan.disks {
         require_device_name(&disk.device)?;
         match disk.kind {
@@ -65,7 +66,7 @@ pub(crate) fn build(dir: &Path, plan: &VmPlan, sources: &Sources<'_>) -> Result<
         build_nvram(dir, plan, sources)?;
     }
     let synced = [Some(dir), dir.parent()].into_iter().flatten().try_for_each(sync);
-    synced.map_err(failed("failed to sync VM directory"))
+    synced.map_err(io_error("failed to sync VM directory"))
 }
 
 fn build_disk(dir: &Path, disk: &DiskPlan, sources: &Sources<'_>) -> Result<()> {
@@ -155,7 +156,7 @@ fn build_nvram(dir: &Path, plan: &VmPlan, sources: &Sources<'_>) -> Result<()> {
         Some(template) => {
             let missing = || Error::Unavailable(format!("blob {template} is not on this node"));
             let file = sources.storage.blob(template).ok_or_else(missing)?;
-            let size = fs::metadata(&file).map_err(failed("failed to inspect NVRAM template"))?.len();
+            let size = fs::metadata(&file).map_err(io_error("failed to inspect NVRAM template"))?.len();
             // The address of the NVRAM depends on its size.
             if size != default.len() as u64 || size > MAX_NVRAM_SIZE {
                 return Err(Error::Invalid(format!(
@@ -163,7 +164,7 @@ fn build_nvram(dir: &Path, plan: &VmPlan, sources: &Sources<'_>) -> Result<()> {
                     default.len()
                 )));
             }
-            fs::read(file).map_err(failed("failed to read NVRAM template"))?
+            fs::read(file).map_err(io_error("failed to read NVRAM template"))?
         }
         None => default,
     };
@@ -196,7 +197,7 @@ pub(crate) async fn copy_offline(
         }
     }
     // The copying process runs as another user; the directory denies access to everybody else.
-    make_readable(&top).map_err(failed("failed to change the permissions of a disk"))?;
+    make_readable(&top).map_err(io_error("failed to change the permissions of a disk"))?;
     storage.copy_disk((top, base), (thin, compress), to.to_owned()).await
 }
 
@@ -213,7 +214,7 @@ pub(super) fn create_atomically(path: &Path, create: impl FnOnce(&Path) -> io::R
     created.map_err(|error| {
         // If this fails, the next attempt removes it.
         let _ = remove(&new);
-        failed("failed to create VM file")(error)
+        io_error("failed to create VM file")(error)
     })
 }
 
@@ -230,7 +231,7 @@ fn exists(path: &Path) -> Result<bool> {
         Ok(metadata) if metadata.is_file() => Ok(true),
         Ok(_) => Err(Error::Internal(format!("{} is not a regular file", path.display()))),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(failed("failed to inspect VM file")(error)),
+        Err(error) => Err(io_error("failed to inspect VM file")(error)),
     }
 }
 

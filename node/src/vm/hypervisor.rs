@@ -21,7 +21,7 @@ use super::lifecycle::{KILL_TIMEOUT, Vm};
 use super::process::{self, Process};
 use super::vm_dir::{self, VmDir, file};
 use super::{console_log, kvm};
-use crate::changes::ChangeNotifier;
+use crate::change_notifier::ChangeNotifier;
 use crate::command::{Commands, Tool};
 use crate::guest::GuestRegistry;
 use crate::host;
@@ -50,7 +50,7 @@ pub(super) struct Hypervisor {
     /// The path of QEMU, or why there is none.
     qemu: Result<PathBuf, String>,
     pub(super) commands: Arc<Commands>,
-    pub(super) limits: Vec<(HostFeature, String)>,
+    pub(super) missing_features: Vec<(HostFeature, String)>,
     pub(super) kvm: bool,
     /// Whether this process runs as root, so that each VM can have its own user.
     pub(super) root: bool,
@@ -61,7 +61,7 @@ pub(super) struct Hypervisor {
     pub(super) boot: String,
     vms: Mutex<HashMap<InstanceId, Arc<Vm>>>,
     pub(super) notifier: ChangeNotifier,
-    contacts: Arc<GuestRegistry>,
+    guest_registry: Arc<GuestRegistry>,
     display_certificates: OnceLock<DisplayCertificates>,
     device_models: OnceLock<DeviceModels>,
     /// Set once the VMs of earlier daemons were recovered.
@@ -77,7 +77,7 @@ impl Hypervisor {
         storage: Arc<FileStorage>,
         commands: &Commands,
         (name, ip): (&str, &str),
-        contacts: Arc<GuestRegistry>,
+        guest_registry: Arc<GuestRegistry>,
     ) -> Self {
         let qemu = commands.path(Tool::QemuSystem).map(Path::to_owned).ok_or_else(|| {
             let tool = Tool::QemuSystem;
@@ -86,14 +86,17 @@ impl Hypervisor {
         let no_qemu = qemu.as_ref().err().cloned();
         let kvm = kvm::probe();
         let no_kvm = kvm.as_ref().err().map(|why| format!("VMs are emulated, which is slow: {why}"));
-        let limits = [(HostFeature::Vms, no_qemu), (HostFeature::Kvm, no_kvm)];
+        let missing_features = [(HostFeature::Vms, no_qemu), (HostFeature::Kvm, no_kvm)];
         Self {
             vms_dir: storage_dir.join("machines"),
             storage_dir: storage_dir.to_owned(),
             storage,
             qemu,
-            commands: Arc::new(commands.clone_uncounted()),
-            limits: limits.into_iter().filter_map(|(feature, why)| Some((feature, why?))).collect(),
+            commands: Arc::new(commands.with_own_counter()),
+            missing_features: missing_features
+                .into_iter()
+                .filter_map(|(feature, why)| Some((feature, why?)))
+                .collect(),
             kvm: kvm.is_ok(),
             root: nix::unistd::geteuid().is_root(),
             name: name.to_owned(),
@@ -101,7 +104,7 @@ impl Hypervisor {
             boot: process::boot_id(),
             vms: Mutex::default(),
             notifier: ChangeNotifier::default(),
-            contacts,
+            guest_registry,
             display_certificates: OnceLock::new(),
             device_models: OnceLock::new(),
             recovery: OnceCell::new(),
@@ -171,7 +174,7 @@ impl Hypervisor {
     }
 
     fn new_vm(&self, id: InstanceId, dir: VmDir, power: VmPower) -> Vm {
-        Vm::new(id, dir, power, self.notifier.clone(), self.contacts.clone())
+        Vm::new(id, dir, power, self.notifier.clone(), self.guest_registry.clone())
     }
 
     /// Waits until the VMs of earlier daemons were recovered.

@@ -23,7 +23,7 @@ use super::process::Process;
 use super::qmp::{Event, Qmp};
 use super::vm_dir::{VmDir, VmExit, VmRecord};
 use super::{backup_job, cgroup, socket};
-use crate::changes::ChangeNotifier;
+use crate::change_notifier::ChangeNotifier;
 use crate::guest::{GuestHandle, GuestRegistry};
 
 /// How long QEMU may take to flush its caches and exit.
@@ -50,7 +50,7 @@ pub(super) struct Vm {
     pub(super) snapshot_lock: tokio::sync::Mutex<()>,
     state: Mutex<State>,
     notifier: ChangeNotifier,
-    contacts: Arc<GuestRegistry>,
+    guest_registry: Arc<GuestRegistry>,
 }
 
 #[derive(Debug)]
@@ -71,8 +71,8 @@ pub(super) struct RunningVm {
     /// True once the exit of the process was handled.
     exited: watch::Sender<bool>,
     monitor: Mutex<Option<AbortHandle>>,
-    /// The contact with the agent in the guest, if the VM has a side channel.
-    contact: Mutex<Option<GuestHandle>>,
+    /// Keeps the connection to the guest's agent open, if the VM has a side channel.
+    guest_handle: Mutex<Option<GuestHandle>>,
 }
 
 impl RunningVm {
@@ -84,7 +84,7 @@ impl RunningVm {
             requested_exit: Mutex::default(),
             exited: watch::Sender::new(false),
             monitor: Mutex::default(),
-            contact: Mutex::default(),
+            guest_handle: Mutex::default(),
         }
     }
 
@@ -114,14 +114,14 @@ impl RunningVm {
     }
 
     fn set_paused(&self, paused: bool) {
-        if let Some(contact) = &*self.contact.lock() {
-            contact.set_paused(paused);
+        if let Some(guest_handle) = &*self.guest_handle.lock() {
+            guest_handle.set_paused(paused);
         }
     }
 
     fn notify_reset(&self) {
-        if let Some(contact) = &*self.contact.lock() {
-            contact.notify_reset();
+        if let Some(guest_handle) = &*self.guest_handle.lock() {
+            guest_handle.notify_reset();
         }
     }
 
@@ -142,11 +142,11 @@ impl Vm {
         dir: VmDir,
         power: VmPower,
         notifier: ChangeNotifier,
-        contacts: Arc<GuestRegistry>,
+        guest_registry: Arc<GuestRegistry>,
     ) -> Self {
         let state = Mutex::new(State { power, running: None });
         let (power_lock, snapshot_lock) = Default::default();
-        Self { id, dir, power_lock, snapshot_lock, state, notifier, contacts }
+        Self { id, dir, power_lock, snapshot_lock, state, notifier, guest_registry }
     }
 
     pub(super) fn power(&self) -> VmPower {
@@ -191,7 +191,7 @@ impl Vm {
         events: Option<mpsc::Receiver<Event>>,
     ) {
         let (channels, vsock) = (running.side_channels(&self.dir), running.record.lock().vsock);
-        *running.contact.lock() = self.contacts.attach(self.id, self.dir.path(), &channels, vsock);
+        *running.guest_handle.lock() = self.guest_registry.attach(self.id, self.dir.path(), &channels, vsock);
         self.state.lock().running = Some(running.clone());
         let monitor = Monitor { vm: self.clone(), running: running.clone(), restarting: false };
         *running.monitor.lock() = Some(tokio::spawn(monitor.run(events)).abort_handle());
@@ -262,7 +262,7 @@ impl Vm {
             if let Some(qmp) = running.qmp.lock().take() {
                 qmp.close();
             }
-            running.contact.lock().take();
+            running.guest_handle.lock().take();
         }
     }
 }
@@ -469,7 +469,7 @@ impl Monitor {
         let process_exit = running.process.exit();
         let requested = running.requested_exit.lock().take();
         running.qmp.lock().take();
-        running.contact.lock().take();
+        running.guest_handle.lock().take();
         let (id, dir) = (vm.id, vm.dir.clone());
         let cleanup = move || {
             if let Err(error) = cgroup::remove(id) {

@@ -61,9 +61,9 @@ impl LocalVms {
         storage: Arc<FileStorage>,
         commands: &Commands,
         node: (&str, &str),
-        contacts: Arc<GuestRegistry>,
+        guest_registry: Arc<GuestRegistry>,
     ) -> Self {
-        let hypervisor = Arc::new(Hypervisor::new(storage_dir, storage, commands, node, contacts));
+        let hypervisor = Arc::new(Hypervisor::new(storage_dir, storage, commands, node, guest_registry));
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let shared = hypervisor.clone();
             runtime.spawn(async move { shared.recovered().await });
@@ -77,8 +77,8 @@ impl LocalVms {
     }
 
     /// Returns the features that the host lacks for VMs, each with the reason.
-    pub(crate) fn limits(&self) -> &[(HostFeature, String)] {
-        &self.hypervisor.limits
+    pub(crate) fn missing_features(&self) -> &[(HostFeature, String)] {
+        &self.hypervisor.missing_features
     }
 
     /// Returns the identity that viewers verify, or `None` if this host cannot run VMs.

@@ -11,16 +11,16 @@ use serde_json::{Value, json};
 use super::lifecycle::RunningVm;
 use super::process::CpuTimes;
 use super::vm_dir::{VmDir, VmRecord};
-use crate::storage::failed;
+use crate::files::io_error;
 
 pub(super) async fn usage(dir: &VmDir, running: &RunningVm) -> Result<VmUsage> {
     let stats = running.qmp()?.execute("query-blockstats", json!({})).await?;
     let record = running.record();
-    let times = running.process.cpu_times().map_err(failed("failed to read the CPU time of a VM"))?;
+    let times = running.process.cpu_times().map_err(io_error("failed to read the CPU time of a VM"))?;
     let CpuTimes { user_ns, system_ns } = times;
     let cpu =
         [("cpu time ns", user_ns + system_ns), ("system time ns", system_ns), ("user time ns", user_ns)];
-    let devices = fs::read_to_string("/proc/net/dev").map_err(failed("failed to read network counters"))?;
+    let devices = fs::read_to_string("/proc/net/dev").map_err(io_error("failed to read network counters"))?;
     Ok(VmUsage { cpu: cpu.into(), disks: disks(dir, &record, &stats), networks: networks(&record, &devices) })
 }
 

@@ -18,8 +18,8 @@ use super::hypervisor::{Hypervisor, blocking};
 use super::lifecycle::{RunningVm, Vm};
 use super::qmp::Qmp;
 use super::vm_dir::file;
+use crate::files::io_error;
 use crate::image::qcow2_writer;
-use crate::storage::failed;
 
 /// The device name of the NVRAM.
 const NVRAM: &str = "nvram";
@@ -57,7 +57,7 @@ pub(super) async fn snapshot(
             if !from.exists() {
                 return Err(Error::Conflict("the VM has no NVRAM".into()));
             }
-            fs::copy(from, copy).map(drop).map_err(failed("failed to copy NVRAM"))
+            fs::copy(from, copy).map(drop).map_err(io_error("failed to copy NVRAM"))
         })
         .await?;
         hypervisor.storage.adopt_draft(disk.draft, &to).await?;
@@ -109,7 +109,7 @@ async fn run_backup(
         let (dir, file_name) = (vm.dir.clone(), name.clone());
         blocking(move || {
             qcow2_writer::write(&dir.file(&file_name), size, None, None)
-                .map_err(failed("failed to create the copy of a disk"))?;
+                .map_err(io_error("failed to create the copy of a disk"))?;
             dir.set_owner(&file_name, uid)
         })
         .await?;
@@ -154,7 +154,7 @@ pub(super) async fn screenshot(hypervisor: &Hypervisor, vm: &Arc<Vm>, draft: Dra
     })
     .await?;
     qmp.execute("screendump", json!({ "filename": SCREENSHOT, "format": "png" })).await?;
-    let metadata = fs::symlink_metadata(&path).map_err(failed("failed to inspect screenshot"))?;
+    let metadata = fs::symlink_metadata(&path).map_err(io_error("failed to inspect screenshot"))?;
     if metadata.size() == 0 {
         return Err(Error::Unavailable("QEMU wrote an empty screenshot".into()));
     }

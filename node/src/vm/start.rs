@@ -28,7 +28,7 @@ use super::tap::Tap;
 use super::vm_dir::{VmDir, VmExit, VmRecord, file};
 use super::vsock::Vsock;
 use super::{backup_job, cgroup, config_drive, socket, vsock};
-use crate::storage::failed;
+use crate::files::io_error;
 
 /// The user id of a VM is this plus its console port, which is unique on a node.
 const FIRST_UID: u32 = 1_900_000_000;
@@ -55,7 +55,7 @@ pub(super) async fn start(hypervisor: &Arc<Hypervisor>, vm: &Arc<Vm>, plan: &VmP
     let (shared, own_plan, dir) = (hypervisor.clone(), plan.clone(), vm.dir.clone());
     let Spawned { pid, record, stream } = blocking(move || spawn(&shared, &dir, &own_plan)).await?;
     // A child's PID is not reused before its exit status is collected.
-    let process = Process::open(pid).map_err(failed("failed to watch VM process"))?;
+    let process = Process::open(pid).map_err(io_error("failed to watch VM process"))?;
     let process = process.ok_or_else(|| Error::Internal(format!("process {pid} does not exist")))?;
     let dir = vm.dir.clone();
     let synced = tokio::task::spawn_blocking(move || dir.sync());
@@ -85,7 +85,7 @@ pub(super) async fn start(hypervisor: &Arc<Hypervisor>, vm: &Arc<Vm>, plan: &VmP
 
 async fn connect(stream: std::os::unix::net::UnixStream) -> Result<(Qmp, mpsc::Receiver<Event>)> {
     let stream = stream.set_nonblocking(true).and_then(|()| UnixStream::from_std(stream));
-    Qmp::negotiate(stream.map_err(failed("failed to create QMP socket"))?, GREETING_TIMEOUT).await
+    Qmp::negotiate(stream.map_err(io_error("failed to create QMP socket"))?, GREETING_TIMEOUT).await
 }
 
 /// Ends the process of a failed start, releases its resources, and returns the error that describes the cause best.
@@ -100,7 +100,7 @@ async fn clean_up_failed_start(vm: &Vm, process: &Process, error: Error) -> Erro
         if let Err(error) = cgroup::remove(id) {
             tracing::warn!(vm = %id, %error, "failed to remove VM cgroup");
         }
-        dir.log_tail().map_err(failed("failed to read the log of QEMU"))
+        dir.log_tail().map_err(io_error("failed to read the log of QEMU"))
     });
     let log = log.await.inspect_err(|error| tracing::warn!(vm = %id, %error, "failed to read VM log")).ok();
     let error = start_error(error, exit, log.as_deref());
@@ -140,7 +140,7 @@ fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan) -> Result<Spawned>
     let uid = credentials.map(|credentials| credentials.uid);
     prepare_files(hypervisor, dir, plan, uid)?;
 
-    let no_socket = |error: io::Error| failed("failed to create VM socket")(error);
+    let no_socket = |error: io::Error| io_error("failed to create VM socket")(error);
     let qmp = socket::listen(dir.path(), socket::QMP).map_err(no_socket)?;
     let wants_vsock = plan.side_channels.contains(&SideChannel::Agent2);
     let vsock = wants_vsock.then(|| Vsock::open(&hypervisor.vsock_cids())).flatten();

@@ -23,7 +23,7 @@ use muster_types::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::qemu_log;
-use crate::storage::failed;
+use crate::files::io_error;
 
 const RECORD: &str = "machine.json";
 const PID: &str = "pid";
@@ -110,14 +110,14 @@ impl VmDir {
 
     pub(super) fn create(&self) -> Result<()> {
         let created = DirBuilder::new().recursive(true).mode(0o700).create(&self.path);
-        created.map_err(failed("failed to create VM directory"))
+        created.map_err(io_error("failed to create VM directory"))
     }
 
     /// Lets a group traverse the directory, but not list it.
     pub(super) fn allow_traversal(&self, gid: u32) -> Result<()> {
         let changed = chown(&self.path, None, Some(gid))
             .and_then(|()| fs::set_permissions(&self.path, Permissions::from_mode(0o710)));
-        changed.map_err(failed("failed to change the permissions of a VM directory"))
+        changed.map_err(io_error("failed to change the permissions of a VM directory"))
     }
 
     /// Makes a file readable and writable by `user` only; by us if unset.
@@ -125,20 +125,20 @@ impl VmDir {
         let path = self.file(name);
         let changed = lchown(&path, user, user)
             .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(0o600)));
-        changed.map_err(failed("failed to change the owner of a VM file"))
+        changed.map_err(io_error("failed to change the owner of a VM file"))
     }
 
     /// Creates an empty file owned by `user`, unless it exists.
     pub(super) fn ensure(&self, name: &str, user: Option<u32>) -> Result<()> {
         let created = OpenOptions::new().append(true).create(true).mode(0o600).open(self.file(name));
-        created.map_err(failed("failed to create VM file"))?;
+        created.map_err(io_error("failed to create VM file"))?;
         self.set_owner(name, user)
     }
 
     /// Returns the names of the files in the directory.
     pub(super) fn file_names(&self) -> Result<Vec<String>> {
         let entries = fs::read_dir(&self.path).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-        let entries = entries.map_err(failed("failed to list VM directory"))?;
+        let entries = entries.map_err(io_error("failed to list VM directory"))?;
         Ok(entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
     }
 
@@ -146,7 +146,7 @@ impl VmDir {
     pub(super) fn remove(&self, name: &str) -> Result<()> {
         match fs::remove_file(self.file(name)) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(failed("failed to remove VM file")(error))
+                Err(io_error("failed to remove VM file")(error))
             }
             _ => Ok(()),
         }
@@ -155,7 +155,7 @@ impl VmDir {
     pub(super) fn remove_all(&self) -> Result<()> {
         match fs::remove_dir_all(&self.path) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(failed("failed to remove VM directory")(error))
+                Err(io_error("failed to remove VM directory")(error))
             }
             _ => Ok(()),
         }
@@ -176,7 +176,7 @@ impl VmDir {
         let sync = |path: PathBuf| File::open(path)?.sync_all();
         sync(self.file(RECORD))
             .and_then(|()| sync(self.path.clone()))
-            .map_err(failed("failed to sync VM record"))
+            .map_err(io_error("failed to sync VM record"))
     }
 
     pub(super) fn record(&self) -> Option<VmRecord> {
@@ -191,7 +191,7 @@ impl VmDir {
     pub(super) fn create_pid_file(&self) -> Result<File> {
         let created =
             OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(self.file(PID));
-        created.map_err(failed("failed to create VM file"))
+        created.map_err(io_error("failed to create VM file"))
     }
 
     pub(super) fn pid(&self) -> Option<u32> {
@@ -200,7 +200,7 @@ impl VmDir {
 
     /// Records that the start is complete and the guest runs.
     pub(super) fn mark_started(&self) -> Result<()> {
-        File::create(self.file(STARTED)).map(drop).map_err(failed("failed to create VM file"))
+        File::create(self.file(STARTED)).map(drop).map_err(io_error("failed to create VM file"))
     }
 
     pub(super) fn was_started(&self) -> bool {
@@ -221,7 +221,7 @@ impl VmDir {
 
     /// Requests that the VM is restarted when the guest has powered off.
     pub(super) fn request_reboot(&self) -> Result<()> {
-        File::create(self.file(REBOOT)).map(drop).map_err(failed("failed to create VM file"))
+        File::create(self.file(REBOOT)).map(drop).map_err(io_error("failed to create VM file"))
     }
 
     pub(super) fn is_reboot_requested(&self) -> bool {
@@ -241,7 +241,7 @@ impl VmDir {
     pub(super) fn create_log(&self) -> Result<File> {
         self.remove(LOG)?;
         let created = OpenOptions::new().append(true).create(true).mode(0o600).open(self.file(LOG));
-        created.map_err(failed("failed to create VM file"))
+        created.map_err(io_error("failed to create VM file"))
     }
 
     /// Returns the last error in QEMU's log.
@@ -286,7 +286,7 @@ impl VmDir {
             file.write_all(&text)?;
             fs::rename(&new, self.file(name))
         })();
-        written.map_err(failed("failed to save VM state"))
+        written.map_err(io_error("failed to save VM state"))
     }
 
     fn load<T: for<'a> Deserialize<'a>>(&self, name: &str) -> Option<T> {

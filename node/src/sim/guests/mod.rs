@@ -24,7 +24,7 @@ use serde_json::{Map, Value, json};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::changes::ChangeNotifier;
+use crate::change_notifier::ChangeNotifier;
 use guest::{GuestJob, LinkState, SimulatedGuest, command_result, disconnected, truncated};
 use shell::{ShellResult, Step};
 use transfer::{Throttle, download, next};

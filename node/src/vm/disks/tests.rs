@@ -25,7 +25,7 @@ impl Fixture {
     fn new() -> Option<Self> {
         let root = tempfile::tempdir().unwrap();
         let images = Images::new(&Commands::find(), &Settings::defaults());
-        if let Some(why) = images.limit() {
+        if let Some(why) = images.missing_requirement() {
             muster_testing::skipped(&why);
             return None;
         }
