@@ -30,10 +30,10 @@ pub(crate) fn missing_features(
     };
     let taps = fs::OpenOptions::new().read(true).write(true).open("/dev/net/tun").err();
     let taps = taps.map(|error| format!("tap devices need /dev/net/tun: {error}"));
-    let limits =
+    let features =
         [(HostFeature::Networks, networks), (HostFeature::Taps, taps), (HostFeature::Images, images)];
-    let limits = limits.into_iter().filter_map(|(feature, reason)| Some((feature, reason?)));
-    limits.chain(vms.iter().cloned()).collect()
+    let features = features.into_iter().filter_map(|(feature, reason)| Some((feature, reason?)));
+    features.chain(vms.iter().cloned()).collect()
 }
 
 /// Returns which capabilities or programs networks need and the host lacks, if any.

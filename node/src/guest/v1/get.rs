@@ -110,7 +110,7 @@ impl Stream for Download {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(first.map_err(|error| stream_error(&error))));
         }
-        // A reader that polls has consumed everything it was given before.
+        // A reader that polls has consumed all earlier chunks.
         self.acknowledge();
         while !self.ended {
             let chunk = match ready!(self.call.poll_next(context)) {

@@ -12,8 +12,8 @@ use super::command;
 use super::fake_agent::FakeVm;
 
 fn is_about(since: Instant, seconds: u64) -> bool {
-    let took = since.elapsed();
-    took >= Duration::from_secs(seconds) && took < Duration::from_millis(seconds * 1000 + 300)
+    let elapsed = since.elapsed();
+    elapsed >= Duration::from_secs(seconds) && elapsed < Duration::from_millis(seconds * 1000 + 300)
 }
 
 #[tokio::test(start_paused = true)]
