@@ -64,7 +64,7 @@ async fn create_image(node: &SimulatedNode, size: usize) -> BlobId {
     let (storage, draft, blob) = (node.storage(), Draft::Upload(UploadId::new()), BlobId::new());
     let data: ByteStream = Box::pin(OneChunk(Some(vec![7; size].into())));
     storage.append(draft, Some(0), u64::MAX, data).await.unwrap();
-    storage.keep(draft, blob).await.unwrap();
+    storage.publish(draft, blob).await.unwrap();
     let facts = storage.inspect(blob).await.unwrap();
     storage.convert(blob, &facts).await.unwrap();
     blob
@@ -203,7 +203,7 @@ async fn screenshots_and_snapshots_become_blobs() {
     vms.start(&plan).await.unwrap();
     vms.screenshot(id, screen).await.unwrap();
     vms.screenshot(id, screen).await.unwrap();
-    assert!(node.storage().keep(screen, blob).await.unwrap().size > 1000);
+    assert!(node.storage().publish(screen, blob).await.unwrap().size > 1000);
 
     let snapshot = |device: &str| SnapshotDisk {
         device: device.into(),
@@ -215,7 +215,7 @@ async fn screenshots_and_snapshots_become_blobs() {
     let mut contents = Vec::new();
     for (disk, size) in snapshots.iter().zip([1 << 20, 1 << 30]) {
         let blob = BlobId::new();
-        contents.push(node.storage().keep(disk.draft, blob).await.unwrap().checksums.sha256);
+        contents.push(node.storage().publish(disk.draft, blob).await.unwrap().checksums.sha256);
         let facts = node.storage().inspect(blob).await.unwrap();
         assert_eq!((facts.format, facts.virtual_size), (ImageFormat::Qcow2, size));
     }

@@ -266,7 +266,7 @@ impl SimulatedVms {
             let plan = planned.iter().find(|plan| plan.device == disk.device);
             let written = match plan {
                 Some(plan) => {
-                    qcow2_writer::write(&file, self.disk_size(plan)?, None, Some(content.as_bytes()))
+                    qcow2_writer::create(&file, self.disk_size(plan)?, None, Some(content.as_bytes()))
                 }
                 None => {
                     let mut nvram = content.into_bytes();

@@ -33,7 +33,12 @@ const READ_AHEAD_CHUNKS: usize = 2;
 const KERNEL_READ_AHEAD_BYTES: u64 = 6 * CHUNK_SIZE as u64;
 
 /// Makes a file the content of a blob. If this process is killed, the blob is either complete or does not exist.
-pub(super) fn keep(layout: &StorageLayout, file: &Path, chunks: &ChunkChecksums, blob: BlobId) -> Result<()> {
+pub(super) fn publish(
+    layout: &StorageLayout,
+    file: &Path,
+    chunks: &ChunkChecksums,
+    blob: BlobId,
+) -> Result<()> {
     let scratch = layout.scratch()?;
     let checksums = write_checksums(&scratch, chunks)?;
     let new = scratch.path("blob");

@@ -16,7 +16,7 @@ use super::checksums::run_blocking;
 use super::drafts::open_error;
 use super::layout::{self, StorageLayout};
 use crate::files::{self, io_error};
-use crate::image::{self, Job};
+use crate::image::{self, ImageJob};
 
 /// Cancels a job when the future that waits for it is dropped.
 struct CancelOnDrop(Arc<AtomicBool>);
@@ -29,13 +29,13 @@ impl Drop for CancelOnDrop {
 
 impl FileStorage {
     /// Returns a constructor for a job, and the guard that cancels it on drop.
-    fn new_job(&self) -> (impl FnOnce() -> Result<Job> + Send + use<>, CancelOnDrop) {
+    fn new_job(&self) -> (impl FnOnce() -> Result<ImageJob> + Send + use<>, CancelOnDrop) {
         let cancelled = Arc::new(AtomicBool::new(false));
         let (layout, cancel) = (self.layout.clone(), CancelOnDrop(cancelled.clone()));
         let new_job = move || {
             let scratch = layout.scratch()?;
             let free_space = Box::new(move || layout.available_bytes());
-            Ok(Job { scratch, free_space, cancelled })
+            Ok(ImageJob { scratch, free_space, cancelled })
         };
         (new_job, cancel)
     }
@@ -54,22 +54,22 @@ impl FileStorage {
         .await
     }
 
-    pub(super) async fn unpack_draft(&self, draft: Draft) -> Result<Option<Compression>> {
+    pub(super) async fn decompress_draft(&self, draft: Draft) -> Result<Option<Compression>> {
         let mut guard = self.drafts.lock(draft).await;
         let permit = permit(&self.inspections).await?;
         let (images, path) = (self.images.clone(), self.layout.draft(draft));
         let (new_job, _cancel) = self.new_job();
         run_blocking(move || {
             let _guards = permit;
-            let Some(packing) = image::compression_of(&File::open(&path).map_err(open_error)?)? else {
+            let Some(compression) = image::compression_of(&File::open(&path).map_err(open_error)?)? else {
                 return Ok(None);
             };
             let job = new_job()?;
-            let unpacked = images.unpack(&path, packing, &job)?;
-            layout::set_mode(&unpacked, 0o644)?;
+            let decompressed = images.decompress(&path, compression, &job)?;
+            layout::set_mode(&decompressed, 0o644)?;
             *guard = None;
-            fs::rename(unpacked, &path).map_err(io_error("failed to rename an unpacked draft"))?;
-            Ok(Some(packing))
+            fs::rename(decompressed, &path).map_err(io_error("failed to rename a decompressed draft"))?;
+            Ok(Some(compression))
         })
         .await
     }
@@ -84,7 +84,7 @@ impl FileStorage {
     pub(super) async fn convert_thin_blob(&self, blob: BlobId, base: BlobId) -> Result<()> {
         let (layout, images) = (self.layout.clone(), self.images.clone());
         let to = layout.conversion(blob);
-        let flatten = move |file: &Path, job: &Job| {
+        let flatten = move |file: &Path, job: &ImageJob| {
             let missing = || Error::Unavailable(format!("the conversion of blob {base} is not on this node"));
             let under = conversion(&layout, base).ok_or_else(missing)?;
             // The link keeps the file while its name may be removed.
@@ -108,7 +108,7 @@ impl FileStorage {
         let (new_job, _cancel) = self.new_job();
         run_blocking(move || {
             let _guards = permit;
-            let disk = image::Disk { top: &top, base: base.as_deref() };
+            let disk = image::DiskFiles { top: &top, base: base.as_deref() };
             let job = new_job()?;
             let made = images.copy_disk(&disk, thin, compress, &job)?;
             File::open(&made)
@@ -124,7 +124,7 @@ impl FileStorage {
         &self,
         blob: BlobId,
         to: PathBuf,
-        make: impl FnOnce(&Path, &Job) -> Result<Option<PathBuf>> + Send + 'static,
+        make: impl FnOnce(&Path, &ImageJob) -> Result<Option<PathBuf>> + Send + 'static,
     ) -> Result<()> {
         let blob_guard = self.blobs.lock(blob).await;
         let layout = self.layout.clone();

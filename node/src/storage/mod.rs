@@ -127,8 +127,8 @@ impl StorageApi for FileStorage {
         Box::pin(self.drafts.remove(draft))
     }
 
-    fn unpack(&self, draft: Draft) -> NodeFuture<'_, Option<Compression>> {
-        Box::pin(self.unpack_draft(draft))
+    fn decompress(&self, draft: Draft) -> NodeFuture<'_, Option<Compression>> {
+        Box::pin(self.decompress_draft(draft))
     }
 
     fn content(&self, draft: Draft) -> NodeFuture<'_, ContentDigest> {
@@ -138,7 +138,7 @@ impl StorageApi for FileStorage {
         })
     }
 
-    fn keep(&self, draft: Draft, blob: BlobId) -> NodeFuture<'_, ContentDigest> {
+    fn publish(&self, draft: Draft, blob: BlobId) -> NodeFuture<'_, ContentDigest> {
         Box::pin(async move {
             let mut guard = self.drafts.lock(draft).await;
             let hashed = self.drafts.hashed(draft, &mut guard).await?;
@@ -146,7 +146,7 @@ impl StorageApi for FileStorage {
             let layout = self.layout.clone();
             run_blocking(move || {
                 let _guards = (guard, blob_guard);
-                blobs::keep(&layout, &layout.draft(draft), &hashed.chunks, blob)?;
+                blobs::publish(&layout, &layout.draft(draft), &hashed.chunks, blob)?;
                 Ok(hashed.content)
             })
             .await

@@ -23,7 +23,7 @@ use nix::libc;
 
 use super::vm_dir::file;
 use crate::files::io_error;
-use crate::image::qcow2_writer::{self, Backing};
+use crate::image::qcow2_writer::{self, BackingFile};
 use crate::storage::FileStorage;
 
 /// The directory of the firmware package, with the NVRAM templates.
@@ -88,12 +88,12 @@ fn build_disk(dir: &Path, disk: &DiskPlan, sources: &Sources<'_>) -> Result<()> 
             return Err(Error::Invalid(format!("disk {} has neither a size nor a base", disk.device)));
         }
     };
-    let backing = base.as_ref().map(|base| Backing { name: &base.name, format: base.format });
+    let backing = base.as_ref().map(|base| BackingFile { name: &base.name, format: base.format });
     // A disk consists of whole sectors.
     let size = size
         .checked_next_multiple_of(512)
         .ok_or_else(|| Error::Invalid(format!("disk {} is too large", disk.device)))?;
-    create_atomically(&path, |new| qcow2_writer::write(new, size, backing, None))
+    create_atomically(&path, |new| qcow2_writer::create(new, size, backing, None))
 }
 
 /// The backing file of a disk.

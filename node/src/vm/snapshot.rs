@@ -108,7 +108,7 @@ async fn run_backup(
             .ok_or_else(|| Error::Conflict(format!("QEMU has no disk {}", disk.device)))?;
         let (dir, file_name) = (vm.dir.clone(), name.clone());
         blocking(move || {
-            qcow2_writer::write(&dir.file(&file_name), size, None, None)
+            qcow2_writer::create(&dir.file(&file_name), size, None, None)
                 .map_err(io_error("failed to create the copy of a disk"))?;
             dir.set_owner(&file_name, uid)
         })
