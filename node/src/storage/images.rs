@@ -41,7 +41,7 @@ impl FileStorage {
     }
 
     pub(super) async fn inspect_blob(&self, blob: BlobId) -> Result<ImageFacts> {
-        let permit = permit(&self.inspections).await?;
+        let permit = acquire(&self.inspections).await?;
         let (images, path) = (self.images.clone(), self.layout.blob(blob));
         let (new_job, _cancel) = self.new_job();
         run_blocking(move || {
@@ -56,7 +56,7 @@ impl FileStorage {
 
     pub(super) async fn decompress_draft(&self, draft: Draft) -> Result<Option<Compression>> {
         let mut guard = self.drafts.lock(draft).await;
-        let permit = permit(&self.inspections).await?;
+        let permit = acquire(&self.inspections).await?;
         let (images, path) = (self.images.clone(), self.layout.draft(draft));
         let (new_job, _cancel) = self.new_job();
         run_blocking(move || {
@@ -78,7 +78,7 @@ impl FileStorage {
         let (layout, images) = (self.layout.clone(), self.images.clone());
         let is_disc = facts.format == ImageFormat::Iso;
         let to = if is_disc { layout.disc(blob) } else { layout.conversion(blob) };
-        self.make_conversion(blob, to, move |file, job| images.convert(file, &facts, job)).await
+        self.create_conversion(blob, to, move |file, job| images.convert(file, &facts, job)).await
     }
 
     pub(super) async fn convert_thin_blob(&self, blob: BlobId, base: BlobId) -> Result<()> {
@@ -86,53 +86,53 @@ impl FileStorage {
         let to = layout.conversion(blob);
         let flatten = move |file: &Path, job: &ImageJob| {
             let missing = || Error::Unavailable(format!("the conversion of blob {base} is not on this node"));
-            let under = conversion(&layout, base).ok_or_else(missing)?;
-            // The link keeps the file while its name may be removed.
-            let kept = job.scratch.path("base");
-            layout::link(&under, &kept)?;
+            let base_path = conversion(&layout, base).ok_or_else(missing)?;
+            // The link keeps the file available if the conversion is removed meanwhile.
+            let linked = job.scratch.path("base");
+            layout::link(&base_path, &linked)?;
             touch(&layout, base);
-            images.flatten(file, &kept, job)
+            images.flatten(file, &linked, job)
         };
-        self.make_conversion(blob, to, flatten).await
+        self.create_conversion(blob, to, flatten).await
     }
 
-    /// Copies the disk of a stopped VM to a file on the same file system. A thin copy has only what differs from the base.
+    /// Copies the disk of a stopped VM to a file on the same file system. A thin copy contains only the difference to the base.
     pub(crate) async fn copy_disk(
         &self,
         (top, base): (PathBuf, Option<PathBuf>),
         (thin, compress): (bool, bool),
         to: PathBuf,
     ) -> Result<()> {
-        let permit = permit(&self.conversions).await?;
+        let permit = acquire(&self.conversions).await?;
         let images = self.images.clone();
         let (new_job, _cancel) = self.new_job();
         run_blocking(move || {
             let _guards = permit;
             let disk = image::DiskFiles { top: &top, base: base.as_deref() };
             let job = new_job()?;
-            let made = images.copy_disk(&disk, thin, compress, &job)?;
-            File::open(&made)
-                .and_then(|made| made.sync_all())
+            let copy = images.copy_disk(&disk, thin, compress, &job)?;
+            File::open(&copy)
+                .and_then(|copy| copy.sync_all())
                 .map_err(io_error("failed to sync a copy of a disk"))?;
-            fs::rename(made, to).map_err(io_error("failed to rename a copy of a disk"))
+            fs::rename(copy, to).map_err(io_error("failed to rename a copy of a disk"))
         })
         .await
     }
 
-    /// Creates the conversion of a blob unless it exists. If `make` returns `None`, the blob itself is the conversion.
-    async fn make_conversion(
+    /// Creates the conversion of a blob unless it exists. If `convert` returns `None`, the blob itself is the conversion.
+    async fn create_conversion(
         &self,
         blob: BlobId,
         to: PathBuf,
-        make: impl FnOnce(&Path, &ImageJob) -> Result<Option<PathBuf>> + Send + 'static,
+        convert: impl FnOnce(&Path, &ImageJob) -> Result<Option<PathBuf>> + Send + 'static,
     ) -> Result<()> {
         let blob_guard = self.blobs.lock(blob).await;
         let layout = self.layout.clone();
-        let is_there = run_blocking(move || Ok(touch(&layout, blob))).await?;
-        if is_there {
+        let exists = run_blocking(move || Ok(touch(&layout, blob))).await?;
+        if exists {
             return Ok(());
         }
-        let permit = permit(&self.conversions).await?;
+        let permit = acquire(&self.conversions).await?;
         let layout = self.layout.clone();
         let (new_job, _cancel) = self.new_job();
         run_blocking(move || {
@@ -143,15 +143,15 @@ impl FileStorage {
             }
             files::create_dir(&layout.conversions())?;
             let job = new_job()?;
-            let whole = match make(&path, &job)? {
+            let complete = match convert(&path, &job)? {
                 Some(new) => new,
                 None => {
-                    let same = job.scratch.path("same");
-                    layout::link(&path, &same)?;
-                    same
+                    let linked = job.scratch.path("same");
+                    layout::link(&path, &linked)?;
+                    linked
                 }
             };
-            publish(&whole, &to)?;
+            publish(&complete, &to)?;
             // A hard link to the blob has the blob's modification time.
             touch(&layout, blob);
             layout::sync_dir(&layout.conversions())
@@ -160,8 +160,9 @@ impl FileStorage {
     }
 }
 
-async fn permit(of: &Arc<tokio::sync::Semaphore>) -> Result<tokio::sync::OwnedSemaphorePermit> {
-    of.clone()
+async fn acquire(semaphore: &Arc<tokio::sync::Semaphore>) -> Result<tokio::sync::OwnedSemaphorePermit> {
+    semaphore
+        .clone()
         .acquire_owned()
         .await
         .map_err(|error| Error::Internal(format!("failed to acquire a permit: {error}")))
