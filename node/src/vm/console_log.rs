@@ -14,13 +14,13 @@ use crate::files::io_error;
 /// The size at which a log is trimmed. A guest cannot write much more between two checks.
 const MAX_SIZE: u64 = 8 << 20;
 
-/// How many bytes of its end are kept.
-const KEPT_SIZE: u64 = 4 << 20;
+/// The size of the end that remains when a log is trimmed.
+const TRIMMED_SIZE: u64 = 4 << 20;
 
 /// Returns the last bytes of both files, at most `max_bytes`.
 pub(super) fn read(log: &Path, max_bytes: Option<u64>) -> Result<Bytes> {
     // QEMU owns the file, and a compromised one could make it arbitrarily large.
-    let max_bytes = max_bytes.map_or(MAX_SIZE + KEPT_SIZE, |max| max.min(MAX_SIZE + KEPT_SIZE));
+    let max_bytes = max_bytes.map_or(MAX_SIZE + TRIMMED_SIZE, |max| max.min(MAX_SIZE + TRIMMED_SIZE));
     let read = || -> io::Result<Vec<u8>> {
         let new = tail(log, max_bytes)?;
         let remaining = max_bytes.saturating_sub(new.len() as u64);
@@ -48,7 +48,7 @@ pub(super) fn trim(log: &Path) -> io::Result<()> {
     if size < MAX_SIZE {
         return Ok(());
     }
-    let kept = tail(log, KEPT_SIZE)?;
+    let kept = tail(log, TRIMMED_SIZE)?;
     let new = log.with_extension("new");
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
     file.write_all(&kept)?;
@@ -101,7 +101,7 @@ mod tests {
         // The writer appends at the new beginning.
         file.write_all(b"st").unwrap();
         assert_eq!(read(&log, Some(7)).unwrap(), "xlatest");
-        assert_eq!(read(&log, None).unwrap().len() as u64, KEPT_SIZE + 2);
+        assert_eq!(read(&log, None).unwrap().len() as u64, TRIMMED_SIZE + 2);
         clear(&log).unwrap();
         assert!(read(&log, None).unwrap().is_empty());
     }

@@ -27,26 +27,26 @@ use crate::image::qcow2_writer::{self, BackingFile};
 use crate::storage::FileStorage;
 
 /// The directory of the firmware package, with the NVRAM templates.
-const FIRMWARE_DIR: &str = "/usr/share/OVMF";
+pub(super) const FIRMWARE_DIR: &str = "/usr/share/OVMF";
 
 /// The maximum size of an NVRAM, larger than that of any firmware.
 const MAX_NVRAM_SIZE: u64 = 16 << 20;
 
 /// The sources of initial disk content.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Sources<'a> {
+pub(crate) struct DiskSources<'a> {
     pub(crate) storage: &'a FileStorage,
     pub(crate) firmware_dir: &'a Path,
 }
 
-impl<'a> Sources<'a> {
+impl<'a> DiskSources<'a> {
     pub(crate) fn new(storage: &'a FileStorage) -> Self {
         Self { storage, firmware_dir: Path::new(FIRMWARE_DIR) }
     }
 }
 
 /// Creates the missing disks of a VM. Blocks.
-pub(crate) fn build(dir: &Path, plan: &VmPlan, sources: &Sources<'_>) -> Result<()> {
+pub(crate) fn build(dir: &Path, plan: &VmPlan, sources: &DiskSources<'_>) -> Result<()> {
     let created = DirBuilder::new().recursive(true).mode(0o700).create(dir);
     created.map_err(io_error("failed to create VM directory"))?;
     for disk in &plan.disks {
@@ -69,7 +69,7 @@ pub(crate) fn build(dir: &Path, plan: &VmPlan, sources: &Sources<'_>) -> Result<
     synced.map_err(io_error("failed to sync VM directory"))
 }
 
-fn build_disk(dir: &Path, disk: &DiskPlan, sources: &Sources<'_>) -> Result<()> {
+fn build_disk(dir: &Path, disk: &DiskPlan, sources: &DiskSources<'_>) -> Result<()> {
     let path = dir.join(format!("{}.qcow2", disk.device));
     if exists(&path)? {
         return Ok(());
@@ -97,21 +97,21 @@ fn build_disk(dir: &Path, disk: &DiskPlan, sources: &Sources<'_>) -> Result<()> 
 }
 
 /// The backing file of a disk.
-struct Base {
+struct DiskBase {
     name: String,
     format: &'static str,
     size: u64,
 }
 
 /// Links the conversion of a base into the directory.
-fn link_base(dir: &Path, disk: &DiskPlan, base: BlobId, sources: &Sources<'_>) -> Result<Base> {
+fn link_base(dir: &Path, disk: &DiskPlan, base: BlobId, sources: &DiskSources<'_>) -> Result<DiskBase> {
     let names = ["base", "iso"].map(|kind| format!("{}.{kind}", disk.device));
     for name in &names {
         if exists(&dir.join(name))? {
             let facts = sources.storage.facts(&dir.join(name))?;
-            return Ok(Base {
+            return Ok(DiskBase {
                 name: name.clone(),
-                format: format_of(facts.format),
+                format: qemu_format(facts.format),
                 size: facts.virtual_size,
             });
         }
@@ -129,17 +129,17 @@ fn link_base(dir: &Path, disk: &DiskPlan, base: BlobId, sources: &Sources<'_>) -
         }
         other => other,
     })?;
-    Ok(Base { name, format: format_of(conversion.facts.format), size: conversion.facts.virtual_size })
+    Ok(DiskBase { name, format: qemu_format(conversion.facts.format), size: conversion.facts.virtual_size })
 }
 
-fn format_of(format: ImageFormat) -> &'static str {
+fn qemu_format(format: ImageFormat) -> &'static str {
     match format {
         ImageFormat::Qcow2 => "qcow2",
         ImageFormat::Raw | ImageFormat::Iso => "raw",
     }
 }
 
-fn build_nvram(dir: &Path, plan: &VmPlan, sources: &Sources<'_>) -> Result<()> {
+fn build_nvram(dir: &Path, plan: &VmPlan, sources: &DiskSources<'_>) -> Result<()> {
     let path = dir.join(file::NVRAM);
     if exists(&path)? {
         return Ok(());
@@ -196,7 +196,7 @@ pub(crate) async fn copy_offline(
             base = Some(path);
         }
     }
-    // The copying process runs as another user; the directory denies access to everybody else.
+    // The copying process runs as another user. The directory is not accessible to other users.
     make_readable(&top).map_err(io_error("failed to change the permissions of a disk"))?;
     storage.copy_disk((top, base), (thin, compress), to.to_owned()).await
 }

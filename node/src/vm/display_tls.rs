@@ -83,21 +83,21 @@ fn create(storage: &Path, dir: &Path, node: &str, ip: &str) -> Result<()> {
 }
 
 fn certificates(node: &str, ip: &str) -> Result<[(&'static str, String); 5], rcgen::Error> {
-    let named = |common: &str| {
+    let distinguished_name = |common: &str| {
         let mut name = DistinguishedName::new();
         name.push(DnType::OrganizationName, ORGANIZATION);
         name.push(DnType::CommonName, common);
         name
     };
     let mut authority = CertificateParams::default();
-    authority.distinguished_name = named(&format!("screens of {node}"));
+    authority.distinguished_name = distinguished_name(&format!("screens of {node}"));
     authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     let authority_key = KeyPair::generate()?;
     let authority_certificate = authority.self_signed(&authority_key)?;
 
     let mut server = CertificateParams::new(vec![node.to_owned(), ip.to_owned()])?;
-    server.distinguished_name = named(node);
+    server.distinguished_name = distinguished_name(node);
     server.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     let server_key = KeyPair::generate()?;

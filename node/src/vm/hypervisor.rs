@@ -47,18 +47,18 @@ pub(super) struct Hypervisor {
     vms_dir: PathBuf,
     storage_dir: PathBuf,
     pub(super) storage: Arc<FileStorage>,
-    /// The path of QEMU, or why there is none.
+    /// The path of QEMU, or why it is missing.
     qemu: Result<PathBuf, String>,
     pub(super) commands: Arc<Commands>,
     pub(super) missing_features: Vec<(HostFeature, String)>,
     pub(super) kvm: bool,
     /// Whether this process runs as root, so that each VM can have its own user.
-    pub(super) root: bool,
+    pub(super) is_root: bool,
     /// The name and the address of the node.
     name: String,
     pub(super) ip: String,
     /// The boot id of the host.
-    pub(super) boot: String,
+    pub(super) boot_id: String,
     vms: Mutex<HashMap<InstanceId, Arc<Vm>>>,
     pub(super) notifier: ChangeNotifier,
     guest_registry: Arc<GuestRegistry>,
@@ -67,7 +67,7 @@ pub(super) struct Hypervisor {
     /// Set once the VMs of earlier daemons were recovered.
     recovery: OnceCell<()>,
     /// Limits concurrent starts.
-    pub(super) starts: Semaphore,
+    pub(super) start_permits: Semaphore,
     log_trimmer: Mutex<Option<AbortHandle>>,
 }
 
@@ -83,10 +83,11 @@ impl Hypervisor {
             let tool = Tool::QemuSystem;
             format!("VMs need the program {} (Debian package {})", tool.name(), tool.package())
         });
-        let no_qemu = qemu.as_ref().err().cloned();
+        let missing_qemu = qemu.as_ref().err().cloned();
         let kvm = kvm::probe();
-        let no_kvm = kvm.as_ref().err().map(|why| format!("VMs are emulated, which is slow: {why}"));
-        let missing_features = [(HostFeature::Vms, no_qemu), (HostFeature::Kvm, no_kvm)];
+        let missing_kvm =
+            kvm.as_ref().err().map(|reason| format!("VMs are emulated, which is slow: {reason}"));
+        let missing_features = [(HostFeature::Vms, missing_qemu), (HostFeature::Kvm, missing_kvm)];
         Self {
             vms_dir: storage_dir.join("machines"),
             storage_dir: storage_dir.to_owned(),
@@ -95,13 +96,13 @@ impl Hypervisor {
             commands: Arc::new(commands.with_own_counter()),
             missing_features: missing_features
                 .into_iter()
-                .filter_map(|(feature, why)| Some((feature, why?)))
+                .filter_map(|(feature, reason)| Some((feature, reason?)))
                 .collect(),
             kvm: kvm.is_ok(),
-            root: nix::unistd::geteuid().is_root(),
+            is_root: nix::unistd::geteuid().is_root(),
             name: name.to_owned(),
             ip: ip.to_owned(),
-            boot: process::boot_id(),
+            boot_id: process::boot_id(),
             vms: Mutex::default(),
             notifier: ChangeNotifier::default(),
             guest_registry,
@@ -109,7 +110,7 @@ impl Hypervisor {
             device_models: OnceLock::new(),
             recovery: OnceCell::new(),
             // More concurrent starts would only compete for the CPUs.
-            starts: Semaphore::new((2 * host::cpus()).max(4)),
+            start_permits: Semaphore::new((2 * host::cpus()).max(4)),
             log_trimmer: Mutex::default(),
         }
     }
@@ -129,13 +130,13 @@ impl Hypervisor {
     pub(super) fn get_or_insert(&self, id: InstanceId) -> Arc<Vm> {
         let create = || {
             let dir = self.vm_dir(id);
-            let power = dir.power(&self.boot);
+            let power = dir.power(&self.boot_id);
             Arc::new(self.new_vm(id, dir, power))
         };
         self.vms.lock().entry(id).or_insert_with(create).clone()
     }
 
-    /// Forgets a VM that was removed.
+    /// Removes the entry of a VM whose files were removed.
     pub(super) fn forget(&self, id: InstanceId) {
         self.vms.lock().remove(&id);
         self.notifier.notify(id);
@@ -143,7 +144,7 @@ impl Hypervisor {
 
     /// Returns the path of QEMU, or [`Error::Conflict`] if it is not installed.
     pub(super) fn require_qemu(&self) -> Result<&Path> {
-        self.qemu.as_deref().map_err(|why| Error::Conflict(why.clone()))
+        self.qemu.as_deref().map_err(|reason| Error::Conflict(reason.clone()))
     }
 
     /// Returns the device models of QEMU. Blocks.
@@ -188,14 +189,14 @@ impl Hypervisor {
         for id in self.saved_ids() {
             let dir = self.vm_dir(id);
             // After a reboot of the host a PID may belong to any process.
-            let record = dir.record().filter(|record| record.boot == self.boot);
+            let record = dir.record().filter(|record| record.boot == self.boot_id);
             let running = match record.zip(dir.pid()) {
                 Some((record, pid)) => {
                     self.find_process(id, &dir, pid).await.map(|process| (record, process))
                 }
                 None => None,
             };
-            let power = if running.is_some() { VmPower::On } else { dir.power(&self.boot) };
+            let power = if running.is_some() { VmPower::On } else { dir.power(&self.boot_id) };
             let vm = Arc::new(self.new_vm(id, dir, power));
             self.vms.lock().insert(id, vm.clone());
             if let Some((record, process)) = running {
@@ -231,7 +232,7 @@ impl Hypervisor {
         for _ in 0..EXEC_POLL_ATTEMPTS {
             match Process::open_qemu(pid, id) {
                 // Its daemon was killed between fork and exec: it is about to execute QEMU.
-                Ok(None) if process::works_in(pid, dir.path()) => {
+                Ok(None) if process::has_working_dir(pid, dir.path()) => {
                     tokio::time::sleep(EXEC_POLL_INTERVAL).await;
                 }
                 Ok(process) => return process,
@@ -243,7 +244,7 @@ impl Hypervisor {
         }
         // Opened before the last check, so that the PID cannot be reused in between. It has not run the guest yet.
         if let Ok(Some(process)) = Process::open(pid)
-            && process::works_in(pid, dir.path())
+            && process::has_working_dir(pid, dir.path())
         {
             tracing::warn!(vm = %id, pid, "killing a forked process that did not execute QEMU");
             process.kill();
@@ -302,7 +303,7 @@ async fn trim_logs(hypervisor: Weak<Hypervisor>) {
         }
         let trimmed = blocking(move || {
             for vm in vms {
-                for log in [file::CONSOLE, vm_dir::LOG] {
+                for log in [file::CONSOLE, vm_dir::LOG_FILE] {
                     if let Err(error) = console_log::trim(&vm.dir.file(log)) {
                         tracing::warn!(vm = %vm.id, log, %error, "failed to trim VM log");
                     }

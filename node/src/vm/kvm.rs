@@ -1,5 +1,6 @@
 //! Checks whether KVM works by running a minimal guest. Opening the device is not enough: nested KVM may emulate
-//! instructions, and a guest then is very slow or fails at the first instruction that is not emulated.
+//! instructions, and a guest then is very slow or fails at the first instruction that is not emulated. See
+//! docs/decisions/0020.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};
@@ -18,13 +19,13 @@ pub(crate) fn probe() -> Result<(), String> {
         ErrorKind::NotFound => format!("{DEVICE} is missing"),
         _ => format!("failed to open {DEVICE}: {error}"),
     })?;
-    let failed = |why: &dyn std::fmt::Display| format!("a test guest did not run: {why}");
-    let (answer, answered) = mpsc::channel();
+    let failed = |reason: &dyn std::fmt::Display| format!("a test guest did not run: {reason}");
+    let (sender, receiver) = mpsc::channel();
     // On a separate thread, because it may never return.
-    let run = std::thread::Builder::new().name("kvm".into()).spawn(move || answer.send(run(&kvm)));
+    let run = std::thread::Builder::new().name("kvm".into()).spawn(move || sender.send(run(&kvm)));
     run.map_err(|error| failed(&error))?;
-    match answered.recv_timeout(PROBE_TIMEOUT) {
-        Ok(Ok(reason)) => check_exit_reason(reason).map_err(|why| failed(&why)),
+    match receiver.recv_timeout(PROBE_TIMEOUT) {
+        Ok(Ok(reason)) => check_exit_reason(reason).map_err(|reason| failed(&reason)),
         Ok(Err(error)) => Err(failed(&error)),
         Err(_) => Err(failed(&"it timed out")),
     }
@@ -212,9 +213,9 @@ mod tests {
         let capable = flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm");
         match probe() {
             Ok(()) => assert!(capable, "the CPU has no hardware virtualization"),
-            Err(why) => {
-                let known = ["is missing", "failed to open", "a test guest did not run: "];
-                assert!(known.iter().any(|text| why.contains(text)), "{why}");
+            Err(reason) => {
+                let expected = ["is missing", "failed to open", "a test guest did not run: "];
+                assert!(expected.iter().any(|text| reason.contains(text)), "{reason}");
             }
         }
     }

@@ -48,13 +48,13 @@ pub(super) struct Vm {
     pub(super) power_lock: tokio::sync::Mutex<()>,
     /// Serializes snapshots.
     pub(super) snapshot_lock: tokio::sync::Mutex<()>,
-    state: Mutex<State>,
+    state: Mutex<VmState>,
     notifier: ChangeNotifier,
     guest_registry: Arc<GuestRegistry>,
 }
 
 #[derive(Debug)]
-struct State {
+struct VmState {
     power: VmPower,
     running: Option<Arc<RunningVm>>,
 }
@@ -144,7 +144,7 @@ impl Vm {
         notifier: ChangeNotifier,
         guest_registry: Arc<GuestRegistry>,
     ) -> Self {
-        let state = Mutex::new(State { power, running: None });
+        let state = Mutex::new(VmState { power, running: None });
         let (power_lock, snapshot_lock) = Default::default();
         Self { id, dir, power_lock, snapshot_lock, state, notifier, guest_registry }
     }
@@ -351,7 +351,8 @@ impl Monitor {
         let failed =
             |error: &dyn std::fmt::Display| Error::Unavailable(format!("failed to connect to QEMU: {error}"));
         let connecting = socket::connect(self.vm.dir.path(), socket::QMP);
-        let stream = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await.map_err(|late| failed(&late))?;
+        let stream =
+            tokio::time::timeout(CONNECT_TIMEOUT, connecting).await.map_err(|error| failed(&error))?;
         let stream = stream.map_err(|error| failed(&error))?;
         let (qmp, events) = Qmp::negotiate(stream, CONNECT_TIMEOUT).await?;
         let answer = qmp.execute("query-uuid", json!({})).await?;
@@ -422,7 +423,7 @@ impl Monitor {
                 return;
             }
             Ok(QemuStatus::PoweredOff) => VmExit::off("the guest switched itself off"),
-            Ok(QemuStatus::Failed(why)) => VmExit { crashed: true, reason: why.into() },
+            Ok(QemuStatus::Failed(reason)) => VmExit { crashed: true, reason: reason.into() },
             Ok(QemuStatus::Power(VmPower::Paused)) if self.vm.dir.is_reboot_requested() => {
                 // Either an earlier daemon ended right after the reset, or the VM was paused on request. The status
                 // after a reset tells them apart.
@@ -506,9 +507,11 @@ mod tests {
             assert_eq!(parse_status(paused), QemuStatus::Power(VmPower::Paused), "{paused}");
         }
         assert_eq!(parse_status("shutdown"), QemuStatus::PoweredOff);
-        assert!(matches!(parse_status("internal-error"), QemuStatus::Failed(why) if why.contains("KVM")));
         assert!(
-            matches!(parse_status("guest-panicked"), QemuStatus::Failed(why) if why.contains("panicked"))
+            matches!(parse_status("internal-error"), QemuStatus::Failed(reason) if reason.contains("KVM"))
+        );
+        assert!(
+            matches!(parse_status("guest-panicked"), QemuStatus::Failed(reason) if reason.contains("panicked"))
         );
     }
 }

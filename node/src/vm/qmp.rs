@@ -55,7 +55,7 @@ impl fmt::Display for QmpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rejected(description) => f.write_str(description),
-            Self::Closed(why) => write!(f, "the connection to QEMU is closed: {why}"),
+            Self::Closed(reason) => write!(f, "the connection to QEMU is closed: {reason}"),
             Self::Timeout => f.write_str("QEMU does not answer"),
         }
     }
@@ -76,12 +76,12 @@ type Response = Result<Value, QmpError>;
 /// A connection, which is closed when dropped.
 #[derive(Debug)]
 pub(super) struct Qmp {
-    shared: Arc<Shared>,
+    shared: Arc<QmpConnection>,
     reader: AbortHandle,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct QmpConnection {
     stream: UnixStream,
     write_lock: tokio::sync::Mutex<()>,
     pending: Mutex<PendingCommands>,
@@ -116,7 +116,7 @@ impl Qmp {
     ) -> Result<(Self, mpsc::Receiver<Event>), Error> {
         let (events, receiver) = mpsc::channel(EVENT_QUEUE_LEN);
         let (greeting, greeted) = oneshot::channel();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(QmpConnection {
             stream,
             write_lock: tokio::sync::Mutex::default(),
             pending: Mutex::default(),
@@ -167,8 +167,8 @@ impl Qmp {
         let (sender, receiver) = oneshot::channel();
         let id = {
             let mut pending = self.shared.pending.lock();
-            if let Some(why) = &pending.closed {
-                return Err(QmpError::Closed(why.clone()));
+            if let Some(reason) = &pending.closed {
+                return Err(QmpError::Closed(reason.clone()));
             }
             pending.last_id += 1;
             let id = pending.last_id;
@@ -194,8 +194,8 @@ impl Qmp {
     }
 
     fn closed(&self) -> QmpError {
-        let why = self.shared.pending.lock().closed.clone();
-        QmpError::Closed(why.unwrap_or_else(|| "the reader ended".into()))
+        let reason = self.shared.pending.lock().closed.clone();
+        QmpError::Closed(reason.unwrap_or_else(|| "the reader ended".into()))
     }
 }
 
@@ -205,16 +205,16 @@ impl Drop for Qmp {
     }
 }
 
-impl Shared {
+impl QmpConnection {
     /// Closes the connection and fails pending commands.
-    fn close(&self, why: &str) {
+    fn close(&self, reason: &str) {
         let mut pending = self.pending.lock();
         if pending.closed.is_none() {
-            pending.closed = Some(why.to_owned());
+            pending.closed = Some(reason.to_owned());
             let _ = nix::sys::socket::shutdown(self.stream.as_raw_fd(), nix::sys::socket::Shutdown::Both);
         }
         for (_, sender) in pending.senders.drain() {
-            let _ = sender.send(Err(QmpError::Closed(why.to_owned())));
+            let _ = sender.send(Err(QmpError::Closed(reason.to_owned())));
         }
         self.jobs.notify_one();
     }
@@ -264,13 +264,13 @@ impl Shared {
     }
 }
 
-async fn read(shared: Arc<Shared>, greeting: oneshot::Sender<()>, events: mpsc::Sender<Event>) {
+async fn read(shared: Arc<QmpConnection>, greeting: oneshot::Sender<()>, events: mpsc::Sender<Event>) {
     let mut greeting = Some(greeting);
     let mut buffer = Vec::new();
-    let why = 'all: loop {
+    let reason = 'all: loop {
         let messages = match shared.receive(&mut buffer).await {
             Ok(messages) => messages,
-            Err(why) => break why,
+            Err(reason) => break reason,
         };
         for message in messages {
             match message {
@@ -298,7 +298,7 @@ async fn read(shared: Arc<Shared>, greeting: oneshot::Sender<()>, events: mpsc::
             buffer = Vec::new();
         }
     };
-    shared.close(&why);
+    shared.close(&reason);
 }
 
 fn is_power_event(event: &str) -> bool {
@@ -378,8 +378,8 @@ mod tests {
                 _ => json!({ "error": { "desc": "Bad model" }, "id": id }),
             };
             let event = json!({ "event": "RESET", "data": {} });
-            let strange = json!({ "event": "RTC_CHANGE", "data": {} });
-            write!(line, "{strange}\r\n{event}\r\n{answer}\r\n").unwrap();
+            let ignored = json!({ "event": "RTC_CHANGE", "data": {} });
+            write!(line, "{ignored}\r\n{event}\r\n{answer}\r\n").unwrap();
         })
         .await;
         assert_eq!(qmp.execute("good", json!({ "a": 2 })).await.unwrap(), json!({ "a": 2 }));

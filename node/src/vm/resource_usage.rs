@@ -26,7 +26,7 @@ pub(super) async fn usage(dir: &VmDir, running: &RunningVm) -> Result<VmUsage> {
 
 fn disks(dir: &VmDir, record: &VmRecord, stats: &Value) -> BTreeMap<String, BTreeMap<&'static str, u64>> {
     let stats = stats.as_array().map(Vec::as_slice).unwrap_or_default();
-    let one = |device: &String| {
+    let counters_of = |device: &String| {
         let stats =
             stats.iter().find(|stats| stats["node-name"] == json!(device)).map(|stats| &stats["stats"]);
         let count = |name: &str| stats.and_then(|stats| stats[name].as_u64()).unwrap_or(0);
@@ -42,7 +42,7 @@ fn disks(dir: &VmDir, record: &VmRecord, stats: &Value) -> BTreeMap<String, BTre
         ];
         (device.clone(), counters.into())
     };
-    record.disks.iter().map(one).collect()
+    record.disks.iter().map(counters_of).collect()
 }
 
 /// Returns the counters of the tap devices from the guest's point of view: what the device sends, the guest receives.
@@ -53,7 +53,7 @@ fn networks(record: &VmRecord, devices: &str) -> BTreeMap<String, BTreeMap<&'sta
         })?;
         line.split_whitespace().map(|word| word.parse().ok()).collect()
     };
-    let one = |(mac, device): (&String, &String)| {
+    let counters_of = |(mac, device): (&String, &String)| {
         let numbers = of_device(device)?;
         let at = |index: usize| numbers.get(index).copied().unwrap_or(0);
         let counters = [
@@ -68,7 +68,7 @@ fn networks(record: &VmRecord, devices: &str) -> BTreeMap<String, BTreeMap<&'sta
         ];
         Some((mac.clone(), counters.into()))
     };
-    record.nics.iter().filter_map(one).collect()
+    record.nics.iter().filter_map(counters_of).collect()
 }
 
 #[cfg(test)]

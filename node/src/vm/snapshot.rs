@@ -120,7 +120,7 @@ async fn run_backup(
         json!({ "type": "blockdev-backup", "data": {
             "job-id": name, "device": disk.device, "target": name, "compress": compress,
             "sync": if disk.thin { "top" } else { "full" },
-            // Otherwise the job vanishes together with its result.
+            // Otherwise the job is deleted together with its result.
             "auto-dismiss": false,
         } })
     };

@@ -25,12 +25,12 @@ use serde::{Deserialize, Serialize};
 use super::qemu_log;
 use crate::files::io_error;
 
-const RECORD: &str = "machine.json";
-const PID: &str = "pid";
-const STARTED: &str = "started";
-const EXIT: &str = "end.json";
-const REBOOT: &str = "reboot";
-pub(super) const LOG: &str = "qemu.log";
+const RECORD_FILE: &str = "machine.json";
+const PID_FILE: &str = "pid";
+const STARTED_FILE: &str = "started";
+const EXIT_FILE: &str = "end.json";
+const REBOOT_FILE: &str = "reboot";
+pub(super) const LOG_FILE: &str = "qemu.log";
 
 /// Files that QEMU opens.
 pub(super) mod file {
@@ -163,84 +163,84 @@ impl VmDir {
 
     /// Clears the state of an earlier run, and saves the record of a new one.
     pub(super) fn begin_run(&self, record: &VmRecord) -> Result<()> {
-        for name in [STARTED, PID, REBOOT] {
+        for name in [STARTED_FILE, PID_FILE, REBOOT_FILE] {
             self.remove(name)?;
         }
-        self.save(RECORD, record)?;
-        self.remove(EXIT)?;
+        self.save(RECORD_FILE, record)?;
+        self.remove(EXIT_FILE)?;
         Ok(())
     }
 
-    /// Syncs the record, so that after a power failure it is known that the VM ran.
+    /// Syncs the record, so that the VM counts as lost rather than never started after a power failure.
     pub(super) fn sync(&self) -> Result<()> {
         let sync = |path: PathBuf| File::open(path)?.sync_all();
-        sync(self.file(RECORD))
+        sync(self.file(RECORD_FILE))
             .and_then(|()| sync(self.path.clone()))
             .map_err(io_error("failed to sync VM record"))
     }
 
     pub(super) fn record(&self) -> Option<VmRecord> {
-        self.load(RECORD)
+        self.load(RECORD_FILE)
     }
 
     pub(super) fn save_record(&self, record: &VmRecord) -> Result<()> {
-        self.save(RECORD, record)
+        self.save(RECORD_FILE, record)
     }
 
     /// Creates the file into which the process writes its PID.
     pub(super) fn create_pid_file(&self) -> Result<File> {
         let created =
-            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(self.file(PID));
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(self.file(PID_FILE));
         created.map_err(io_error("failed to create VM file"))
     }
 
     pub(super) fn pid(&self) -> Option<u32> {
-        fs::read_to_string(self.file(PID)).ok()?.trim().parse().ok()
+        fs::read_to_string(self.file(PID_FILE)).ok()?.trim().parse().ok()
     }
 
     /// Records that the start is complete and the guest runs.
     pub(super) fn mark_started(&self) -> Result<()> {
-        File::create(self.file(STARTED)).map(drop).map_err(io_error("failed to create VM file"))
+        File::create(self.file(STARTED_FILE)).map(drop).map_err(io_error("failed to create VM file"))
     }
 
     pub(super) fn was_started(&self) -> bool {
-        self.file(STARTED).exists()
+        self.file(STARTED_FILE).exists()
     }
 
     pub(super) fn save_exit(&self, exit: &VmExit) -> Result<()> {
-        self.save(EXIT, exit)
+        self.save(EXIT_FILE, exit)
     }
 
     pub(super) fn exit(&self) -> Option<VmExit> {
-        self.load(EXIT)
+        self.load(EXIT_FILE)
     }
 
     pub(super) fn clear_exit(&self) -> Result<()> {
-        self.remove(EXIT)
+        self.remove(EXIT_FILE)
     }
 
     /// Requests that the VM is restarted when the guest has powered off.
     pub(super) fn request_reboot(&self) -> Result<()> {
-        File::create(self.file(REBOOT)).map(drop).map_err(io_error("failed to create VM file"))
+        File::create(self.file(REBOOT_FILE)).map(drop).map_err(io_error("failed to create VM file"))
     }
 
     pub(super) fn is_reboot_requested(&self) -> bool {
-        let requested = fs::metadata(self.file(REBOOT)).and_then(|metadata| metadata.modified());
+        let requested = fs::metadata(self.file(REBOOT_FILE)).and_then(|metadata| metadata.modified());
         // A time in the future, after the clock was set back, counts as now.
         requested
             .is_ok_and(|at| SystemTime::now().duration_since(at).unwrap_or_default() < REBOOT_REQUEST_TTL)
     }
 
     pub(super) fn clear_reboot_request(&self) {
-        if let Err(error) = self.remove(REBOOT) {
+        if let Err(error) = self.remove(REBOOT_FILE) {
             tracing::warn!(%error, path = %self.path.display(), "failed to clear reboot request");
         }
     }
 
     /// Creates an empty log for QEMU.
     pub(super) fn create_log(&self) -> Result<File> {
-        self.remove(LOG)?;
-        let created = OpenOptions::new().append(true).create(true).mode(0o600).open(self.file(LOG));
+        self.remove(LOG_FILE)?;
+        let created = OpenOptions::new().append(true).create(true).mode(0o600).open(self.file(LOG_FILE));
         created.map_err(io_error("failed to create VM file"))
     }
 
@@ -252,7 +252,7 @@ impl VmDir {
     /// Returns the end of QEMU's log.
     pub(super) fn log_tail(&self) -> io::Result<String> {
         const MAX_TAIL: u64 = 16 << 10;
-        let mut file = File::open(self.file(LOG))?;
+        let mut file = File::open(self.file(LOG_FILE))?;
         let size = file.metadata()?.len();
         file.seek(SeekFrom::Start(size.saturating_sub(MAX_TAIL)))?;
         let mut text = Vec::new();
@@ -332,9 +332,9 @@ mod tests {
         assert_eq!(dir.record(), Some(record("now")));
         assert!(matches!(dir.power("now"), VmPower::Crashed { reason } if reason.contains("interrupted")));
         dir.mark_started().unwrap();
-        fs::write(dir.file(LOG), "qemu-system-x86_64: it hurts\n").unwrap();
+        fs::write(dir.file(LOG_FILE), "qemu-system-x86_64: a disk failed\n").unwrap();
         assert!(
-            matches!(dir.power("now"), VmPower::Crashed { reason } if reason.ends_with("running: it hurts"))
+            matches!(dir.power("now"), VmPower::Crashed { reason } if reason.ends_with("running: a disk failed"))
         );
         assert_eq!(dir.power("another"), VmPower::Lost);
         dir.save_exit(&VmExit::off("enough")).unwrap();
@@ -353,7 +353,7 @@ mod tests {
         let temporary = tempfile::tempdir().unwrap();
         let dir = VmDir::new(temporary.path().to_owned());
         dir.request_reboot().unwrap();
-        let file = File::options().write(true).open(dir.file(REBOOT)).unwrap();
+        let file = File::options().write(true).open(dir.file(REBOOT_FILE)).unwrap();
         file.set_modified(SystemTime::now() - REBOOT_REQUEST_TTL).unwrap();
         assert!(!dir.is_reboot_requested());
     }
