@@ -11,8 +11,8 @@ use crate::network;
 const CAP_NET_ADMIN: (u32, &str) = (12, "CAP_NET_ADMIN");
 const CAP_SYS_ADMIN: (u32, &str) = (21, "CAP_SYS_ADMIN");
 
-/// Checks capabilities, commands, devices and the kernel, and returns the missing features with the reasons. `images` and
-/// `vms` are the results of earlier checks.
+/// Checks capabilities, commands, devices and the kernel, and returns the missing features with the reasons. `images`
+/// and `vms` are the results of earlier checks.
 pub(crate) fn missing_features(
     commands: &Commands,
     images: Option<String>,

@@ -4,8 +4,8 @@
 //! header │ refcount table │ refcounts │ L1 table … [│ L2 table │ first cluster]
 //! ```
 //!
-//! Clusters have 32 subclusters, so that a guest that writes 4 KiB does not cause the rest of the cluster to be copied from
-//! the backing file. In a benchmark, such writes took a third of the time.
+//! Clusters have 32 subclusters, so that a guest that writes 4 KiB does not cause the rest of the cluster to be copied
+//! from the backing file. In a benchmark, such writes took a third of the time.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -40,8 +40,8 @@ pub(crate) struct BackingFile<'a> {
     pub(crate) format: &'a str,
 }
 
-/// Creates an image and syncs it to disk. `first_cluster` is the beginning of its disk; the rest is empty, or that of the
-/// backing file.
+/// Creates an image and syncs it to disk. `first_cluster` is the beginning of its disk; the rest is empty, or that of
+/// the backing file.
 pub(crate) fn create(
     path: &Path,
     virtual_size: u64,

@@ -37,6 +37,7 @@ pub(crate) struct EgressState {
 impl EgressState {
     fn load(&mut self) {
         if !self.loaded {
+            // Without the file, the rules are applied again.
             let text = fs::read_to_string(names::runtime_dir().join(RULES_FILE)).unwrap_or_default();
             let numbers: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
             self.rules = numbers.try_into().ok();

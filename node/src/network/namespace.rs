@@ -116,7 +116,7 @@ pub(crate) fn unshare_network() -> Result<()> {
 
 /// Moves this thread into a namespace, which it cannot leave.
 pub(crate) fn enter(network: NetworkId) -> Result<()> {
-    let failed = |why: String| Error::Internal(format!("failed to enter namespace {network}: {why}"));
+    let failed = |reason: String| Error::Internal(format!("failed to enter namespace {network}: {reason}"));
     let file = fs::File::open(path_of(network)).map_err(|error| failed(error.to_string()))?;
     setns(file, CloneFlags::CLONE_NEWNET).map_err(|error| failed(error.to_string()))
 }

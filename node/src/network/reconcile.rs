@@ -151,6 +151,7 @@ impl ReconcileState {
 }
 
 impl AppliedRules {
+    /// Loads the fingerprints. Missing rule sets are applied again.
     fn load(dir: &Path) -> Self {
         let text = fs::read_to_string(dir.join(RULES_FILE)).unwrap_or_default();
         let mut rules = Self::default();

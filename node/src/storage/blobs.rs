@@ -46,7 +46,7 @@ pub(super) fn publish(
     layout::set_mode(&new, 0o444)?;
     File::open(&new).and_then(|new| new.sync_all()).map_err(io_error("failed to sync a blob"))?;
     let path = layout.blob(blob);
-    let dir = path.parent().unwrap_or(&path);
+    let dir = path.parent().expect("blobs are in a directory");
     if !dir.exists() {
         files::create_dir(dir)?;
         dir.ancestors().skip(1).take(2).try_for_each(layout::sync_dir)?;

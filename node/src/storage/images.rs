@@ -96,7 +96,8 @@ impl FileStorage {
         self.create_conversion(blob, to, flatten).await
     }
 
-    /// Copies the disk of a stopped VM to a file on the same file system. A thin copy contains only the difference to the base.
+    /// Copies the disk of a stopped VM to a file on the same file system. A thin copy contains only the difference to the
+    /// base.
     pub(crate) async fn copy_disk(
         &self,
         (top, base): (PathBuf, Option<PathBuf>),

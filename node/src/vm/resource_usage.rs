@@ -24,6 +24,7 @@ pub(super) async fn usage(dir: &VmDir, running: &RunningVm) -> Result<VmUsage> {
     Ok(VmUsage { cpu: cpu.into(), disks: disks(dir, &record, &stats), networks: networks(&record, &devices) })
 }
 
+/// Returns the counters of the disks, by device. Missing counters are zero.
 fn disks(dir: &VmDir, record: &VmRecord, stats: &Value) -> BTreeMap<String, BTreeMap<&'static str, u64>> {
     let stats = stats.as_array().map(Vec::as_slice).unwrap_or_default();
     let counters_of = |device: &String| {
@@ -46,6 +47,7 @@ fn disks(dir: &VmDir, record: &VmRecord, stats: &Value) -> BTreeMap<String, BTre
 }
 
 /// Returns the counters of the tap devices from the guest's point of view: what the device sends, the guest receives.
+/// Missing counters are zero.
 fn networks(record: &VmRecord, devices: &str) -> BTreeMap<String, BTreeMap<&'static str, u64>> {
     let of_device = |name: &str| -> Option<Vec<u64>> {
         let line = devices.lines().find_map(|line| {
