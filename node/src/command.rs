@@ -78,7 +78,7 @@ impl Tool {
 
 /// The result of a command.
 #[derive(Debug)]
-pub(crate) struct Output {
+pub(crate) struct ToolOutput {
     pub(crate) status: ExitStatus,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
@@ -130,7 +130,7 @@ impl Commands {
         arguments: &[&str],
         input: &str,
         timeout: Duration,
-    ) -> Result<Output> {
+    ) -> Result<ToolOutput> {
         let output = self.try_run(tool, arguments, input, timeout)?;
         if output.status.success() {
             return Ok(output);
@@ -154,7 +154,7 @@ impl Commands {
         arguments: &[&str],
         input: &str,
         timeout: Duration,
-    ) -> Result<Output> {
+    ) -> Result<ToolOutput> {
         let name = tool.name();
         let program = self.paths.get(&tool).ok_or_else(|| {
             Error::Conflict(format!("the program {name} is missing (Debian package {})", tool.package()))
@@ -182,7 +182,7 @@ impl Commands {
             file.rewind().and_then(|()| file.read_to_end(&mut bytes)).map_err(failed)?;
             Ok(String::from_utf8_lossy(&bytes).into_owned())
         };
-        let output = |status, stdout, stderr| Output { status, stdout, stderr };
+        let output = |status, stdout, stderr| ToolOutput { status, stdout, stderr };
         match status {
             Some(status) => Ok(output(status, read(&mut stdout)?, read(&mut stderr)?)),
             None => Err(Error::Unavailable(format!("{name}: timed out after {} s", timeout.as_secs()))),

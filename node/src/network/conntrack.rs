@@ -10,9 +10,9 @@ use nix::libc;
 use super::netlink::{NESTED, NetlinkRequest, NetlinkSocket, NfGenMsg, attributes, attributes_after};
 
 // Message and attribute types from `linux/netfilter/nfnetlink_conntrack.h`.
-const SUBSYSTEM: u16 = (libc::NFNL_SUBSYS_CTNETLINK << 8) as u16;
-const IPCTNL_MSG_CT_GET: u16 = SUBSYSTEM | 1;
-const IPCTNL_MSG_CT_DELETE: u16 = SUBSYSTEM | 2;
+const CTNETLINK_SUBSYSTEM: u16 = (libc::NFNL_SUBSYS_CTNETLINK << 8) as u16;
+const IPCTNL_MSG_CT_GET: u16 = CTNETLINK_SUBSYSTEM | 1;
+const IPCTNL_MSG_CT_DELETE: u16 = CTNETLINK_SUBSYSTEM | 2;
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_REPLY: u16 = 2;
 const CTA_ID: u16 = 12;

@@ -10,7 +10,7 @@ use muster_types::{Error, Result};
 
 use super::names::{self, EGRESS_TABLE, marker};
 use super::netlink::NetlinkSocket;
-use super::nftables::{self, Family, fingerprint};
+use super::nftables::{self, NftFamily, fingerprint};
 use super::observed::{self, HostSnapshot, Link};
 use super::{Networks, changes, dnsmasq_process, namespace, rules};
 use crate::command::{COMMAND_TIMEOUT, Tool};
@@ -180,7 +180,7 @@ impl Networks {
             return Ok(());
         }
         let mut found =
-            || Ok(nftables::tables(&mut socket, Family::Ip, Some(EGRESS_TABLE))?.remove(EGRESS_TABLE));
+            || Ok(nftables::tables(&mut socket, NftFamily::Ip, Some(EGRESS_TABLE))?.remove(EGRESS_TABLE));
         let applied = found()?.map(|table| [wanted, table.fingerprint]);
         if applied.is_none() || applied != state.rules {
             repaired.push(format!("rule set {EGRESS_TABLE} was missing or had been changed"));
@@ -274,7 +274,7 @@ fn is_egress(link: &Link) -> bool {
 }
 
 fn has_egress_table() -> Result<bool> {
-    let tables = nftables::tables(&mut NetlinkSocket::netfilter()?, Family::Ip, Some(EGRESS_TABLE))?;
+    let tables = nftables::tables(&mut NetlinkSocket::netfilter()?, NftFamily::Ip, Some(EGRESS_TABLE))?;
     Ok(tables.contains_key(EGRESS_TABLE))
 }
 

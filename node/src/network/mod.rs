@@ -45,7 +45,7 @@ use parking_lot::Mutex;
 use self::changes::{HostContext, has_egress};
 use self::names::NetworkNames;
 use self::netlink::NetlinkSocket;
-use self::nftables::{Family, Table};
+use self::nftables::{NftFamily, NftTable};
 use self::observed::HostSnapshot;
 use self::reconcile::{ReconcileState, SyncStatus};
 use crate::command::{COMMAND_TIMEOUT, Commands, Tool};
@@ -81,7 +81,7 @@ pub(crate) struct Networks {
 #[derive(Debug, Default)]
 struct BridgeTables {
     generation: Option<u32>,
-    tables: Arc<HashMap<String, Table>>,
+    tables: Arc<HashMap<String, NftTable>>,
 }
 
 impl Networks {
@@ -205,11 +205,11 @@ impl Networks {
     }
 
     /// Returns the rule sets of bridges, reading them only if the kernel's generation counter changed.
-    fn bridge_tables(&self, socket: &mut NetlinkSocket) -> Result<Arc<HashMap<String, Table>>> {
+    fn bridge_tables(&self, socket: &mut NetlinkSocket) -> Result<Arc<HashMap<String, NftTable>>> {
         let mut cached = self.tables.lock();
         let generation = nftables::generation(socket)?;
         if cached.generation != Some(generation) {
-            cached.tables = Arc::new(nftables::tables(socket, Family::Bridge, None)?);
+            cached.tables = Arc::new(nftables::tables(socket, NftFamily::Bridge, None)?);
             cached.generation = Some(generation);
         }
         Ok(cached.tables.clone())

@@ -13,7 +13,7 @@ use super::dnsmasq_config::{self, DnsmasqConfig};
 use super::dnsmasq_process::{self, DnsmasqProcess, ProcessAction};
 use super::names::{self, NetworkNames};
 use super::netlink::NetlinkSocket;
-use super::nftables::{self, Family, Table, fingerprint};
+use super::nftables::{self, NftFamily, NftTable, fingerprint};
 use super::observed::{HostSnapshot, RouterSnapshot};
 use super::{Networks, conntrack, namespace, rules};
 use crate::command::{COMMAND_TIMEOUT, Tool};
@@ -187,7 +187,7 @@ fn prepare_dir(plan: &NetworkPlan, dir: &Path) -> Result<()> {
 
 /// Returns the fingerprints of a rule set that was just applied. If its table was changed since, it counts as not
 /// applied and is replaced in the next pass.
-fn rule_fingerprints(text: &str, table: Option<&Table>) -> [u64; 2] {
+fn rule_fingerprints(text: &str, table: Option<&NftTable>) -> [u64; 2] {
     let table = table.filter(|table| table.rules == rules::count_rules(text));
     [fingerprint(text), table.map_or(0, |table| table.fingerprint)]
 }
@@ -198,7 +198,7 @@ impl Networks {
         &self,
         plan: &NetworkPlan,
         host_snapshot: &HostSnapshot,
-        tables: &HashMap<String, Table>,
+        tables: &HashMap<String, NftTable>,
     ) -> Result<SyncStatus> {
         let (names, dir) = (NetworkNames::new(plan.vxid), names::network_dir(plan.id));
         let state = self.state(plan.id);
@@ -246,7 +246,7 @@ impl Networks {
             }
         }
         self.nft(&text)?;
-        let tables = nftables::tables(&mut NetlinkSocket::netfilter()?, Family::Bridge, None)?;
+        let tables = nftables::tables(&mut NetlinkSocket::netfilter()?, NftFamily::Bridge, None)?;
         for (plan, rules, dir, state) in &mut locked {
             let name = NetworkNames::new(plan.vxid).table;
             state.record_rule_drift(rules, &name);
@@ -316,7 +316,7 @@ impl Networks {
             HostSnapshot::read_network(&mut NetlinkSocket::route()?, names, &self.host.egress_bridge, plan)?;
         let mut netfilter = NetlinkSocket::netfilter()?;
         let table =
-            nftables::tables(&mut netfilter, Family::Bridge, Some(&names.table))?.remove(&names.table);
+            nftables::tables(&mut netfilter, NftFamily::Bridge, Some(&names.table))?.remove(&names.table);
         let netns = namespace::inode(plan.id);
         let router = match netns.filter(|_| plan.router.is_some()) {
             Some(_) => Some(namespace::inside(plan.id, RouterObservation::read)?),
@@ -333,7 +333,7 @@ impl Networks {
         dir: &Path,
         state: &mut ReconcileState,
         host_snapshot: &HostSnapshot,
-        table: Option<&Table>,
+        table: Option<&NftTable>,
         netns: Option<u64>,
         router: Option<RouterObservation>,
     ) -> Result<NetworkDiff> {
@@ -460,7 +460,8 @@ impl Networks {
     fn apply_host_rules(&self, names: &NetworkNames, text: &str) -> Result<[u64; 2]> {
         self.nft(text)?;
         let mut socket = NetlinkSocket::netfilter()?;
-        let table = nftables::tables(&mut socket, Family::Bridge, Some(&names.table))?.remove(&names.table);
+        let table =
+            nftables::tables(&mut socket, NftFamily::Bridge, Some(&names.table))?.remove(&names.table);
         Ok(rule_fingerprints(text, table.as_ref()))
     }
 

@@ -248,7 +248,7 @@ async fn no_two_running_vms_share_a_port() {
 }
 
 #[tokio::test]
-async fn plugs_an_interface_once() {
+async fn attaches_an_interface_once() {
     let (node, _dir) = node();
     let (plan, new) = (plan(None), nic());
     assert!(matches!(node.vms().attach_nic(plan.id, &new).await, Err(Error::NotFound(_))));

@@ -32,7 +32,7 @@ use crate::image::qcow2_writer;
 use crate::storage::FileStorage;
 
 /// The port range of consoles.
-const PORTS: std::ops::Range<u16> = 30000..50000;
+const CONSOLE_PORTS: std::ops::Range<u16> = 30000..50000;
 
 /// The size of a simulated NVRAM, in bytes.
 const NVRAM_SIZE: usize = 64 << 10;
@@ -166,7 +166,7 @@ impl SimulatedVms {
         let (device, needed) = (&disk.device, conversion.facts.virtual_size);
         match disk.size.filter(|size| disk.kind == DiskKind::Disk && *size < needed) {
             Some(size) => Err(Error::Invalid(format!(
-                "disk {device} of {size} bytes is smaller than its base, which has {needed} bytes"
+                "disk {device} of {size} bytes is smaller than its base of {needed} bytes"
             ))),
             None => Ok(()),
         }
@@ -293,12 +293,17 @@ impl SimulatedVms {
     fn free_ports(&self, count: usize, reserved: &[u16]) -> Result<Vec<u16>> {
         let mut used: BTreeSet<u16> = reserved.iter().copied().collect();
         used.extend(self.state.lock().vms.values().flat_map(SimulatedVm::ports));
-        let size = u128::from(PORTS.end - PORTS.start);
-        let begin = PORTS.start
-            + u16::try_from(Uuid::new_v4().as_u128() % size).expect("less than the size of PORTS");
-        let free = (begin..PORTS.end).chain(PORTS.start..begin).filter(|port| !used.contains(port));
+        let size = u128::from(CONSOLE_PORTS.end - CONSOLE_PORTS.start);
+        let begin = CONSOLE_PORTS.start
+            + u16::try_from(Uuid::new_v4().as_u128() % size).expect("less than the size of CONSOLE_PORTS");
+        let free =
+            (begin..CONSOLE_PORTS.end).chain(CONSOLE_PORTS.start..begin).filter(|port| !used.contains(port));
         let chosen: Vec<u16> = free.take(count).collect();
-        if chosen.len() == count { Ok(chosen) } else { Err(Error::Unavailable("no port is free".into())) }
+        if chosen.len() == count {
+            Ok(chosen)
+        } else {
+            Err(Error::Unavailable("the node has no free ports for another VM".into()))
+        }
     }
 }
 

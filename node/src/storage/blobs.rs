@@ -196,19 +196,19 @@ struct BlobSource {
 }
 
 /// The bytes of a chunk; its buffer is returned for reuse on drop.
-struct Chunk {
+struct BufferedChunk {
     data: Vec<u8>,
     size: usize,
     source: Arc<BlobSource>,
 }
 
-impl AsRef<[u8]> for Chunk {
+impl AsRef<[u8]> for BufferedChunk {
     fn as_ref(&self) -> &[u8] {
         &self.data[..self.size]
     }
 }
 
-impl Drop for Chunk {
+impl Drop for BufferedChunk {
     fn drop(&mut self) {
         let mut free_buffers = self.source.free_buffers.lock();
         if free_buffers.len() <= READ_AHEAD_CHUNKS {
@@ -242,7 +242,7 @@ impl BlobSource {
                 self.blob
             )));
         }
-        Ok(Bytes::from_owner(Chunk { data, size, source: self.clone() }))
+        Ok(Bytes::from_owner(BufferedChunk { data, size, source: self.clone() }))
     }
 }
 

@@ -108,7 +108,7 @@ impl Drafts {
         }
         let layout = self.layout.clone();
         let file = self.layout.draft(draft);
-        let writer = run_blocking(move || Writer::open(guard, layout, &file, offset)).await?;
+        let writer = run_blocking(move || DraftWriter::open(guard, layout, &file, offset)).await?;
         let mut received = writer.size;
         let mut pipeline = AppendPipeline::new(writer);
         let mut failure = None;
@@ -239,7 +239,7 @@ fn require_unpublished(found: &fs::Metadata) -> Result<()> {
 /// The end of a draft. It moves through the blocking tasks together with the guard: if the append is cancelled, the
 /// draft stays locked until the last write is done.
 #[derive(Debug)]
-struct Writer {
+struct DraftWriter {
     guard: DraftGuard,
     file: File,
     layout: StorageLayout,
@@ -248,7 +248,7 @@ struct Writer {
     size: u64,
 }
 
-impl Writer {
+impl DraftWriter {
     fn open(guard: DraftGuard, layout: StorageLayout, path: &Path, offset: Option<u64>) -> Result<Self> {
         let before = match fs::metadata(path) {
             Ok(found) => {
@@ -298,14 +298,14 @@ impl Writer {
 /// A writer and a hasher that work concurrently.
 #[derive(Debug)]
 struct AppendPipeline {
-    writing: BackgroundTask<Result<Writer>>,
+    writing: BackgroundTask<Result<DraftWriter>>,
     hasher: Option<ContentHasher>,
     /// Received bytes that do not fill a chunk yet.
     buffer: Vec<u8>,
 }
 
 impl AppendPipeline {
-    fn new(mut writer: Writer) -> Self {
+    fn new(mut writer: DraftWriter) -> Self {
         let previous = writer.guard.take().filter(|hasher| hasher.size == writer.before);
         let hasher = previous.or_else(|| (writer.before == 0).then(ContentHasher::new));
         Self { writing: BackgroundTask::Idle(Ok(writer)), hasher, buffer: Vec::new() }

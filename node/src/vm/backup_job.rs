@@ -11,14 +11,14 @@ use super::qemu_log;
 use super::qmp::Qmp;
 use super::vm_dir::VmDir;
 
-const PREFIX: &str = "copy-";
+const COPY_PREFIX: &str = "copy-";
 
 /// The interval at which a job is polled in case its event was missed.
 const JOB_POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Returns the name of the copy of a disk: of its file, its block node and its job.
 pub(super) fn copy_name(device: &str) -> String {
-    format!("{PREFIX}{device}")
+    format!("{COPY_PREFIX}{device}")
 }
 
 /// Returns the name of the lower block node of a copy.
@@ -67,7 +67,7 @@ pub(super) async fn wait(qmp: &Qmp, job: &str) -> Result<()> {
 /// Cancels all copies of a VM, and removes their block nodes and files.
 pub(super) async fn cancel_all(qmp: &Qmp, dir: &VmDir) -> Result<()> {
     let copy_name_in =
-        |value: &Value| value.as_str().filter(|name| name.starts_with(PREFIX)).map(str::to_owned);
+        |value: &Value| value.as_str().filter(|name| name.starts_with(COPY_PREFIX)).map(str::to_owned);
     let jobs = qmp.execute("query-jobs", json!({})).await?;
     for job in jobs.as_array().into_iter().flatten() {
         let Some(id) = copy_name_in(&job["id"]) else { continue };
@@ -90,5 +90,8 @@ pub(super) async fn cancel_all(qmp: &Qmp, dir: &VmDir) -> Result<()> {
 
 /// Removes the files of incomplete copies.
 pub(super) fn remove_files(dir: &VmDir) -> Result<()> {
-    dir.file_names()?.iter().filter(|name| name.starts_with(PREFIX)).try_for_each(|name| dir.remove(name))
+    dir.file_names()?
+        .iter()
+        .filter(|name| name.starts_with(COPY_PREFIX))
+        .try_for_each(|name| dir.remove(name))
 }

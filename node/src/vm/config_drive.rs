@@ -19,7 +19,7 @@ use muster_types::{Error, Result};
 use super::disks::create_atomically;
 
 /// The volume label by which guests find the drive.
-const LABEL: &str = "config-2";
+const VOLUME_LABEL: &str = "config-2";
 
 const SECTOR_SIZE: usize = 2048;
 
@@ -296,8 +296,8 @@ impl DirectoryHierarchy {
     ) -> Vec<u8> {
         let mut table = Vec::with_capacity(self.path_table_size());
         for (directory, sector) in self.directories.iter().zip(layout.directories) {
-            table.extend([byte(directory.identifier.len()), 0]);
-            table.extend(long(word(*sector)));
+            table.extend([to_u8(directory.identifier.len()), 0]);
+            table.extend(long(to_u32(*sector)));
             // Numbered from 1.
             let parent = u16::try_from(directory.parent + 1).expect("there are at most MAX_DIRECTORIES");
             table.extend(short(parent));
@@ -368,7 +368,7 @@ impl DirectoryHierarchy {
         let mut descriptor = vec![if is_joliet { 2 } else { 1 }];
         descriptor.extend(b"CD001\x01\0");
         descriptor.extend(text("", 32));
-        descriptor.extend(text(LABEL, 32));
+        descriptor.extend(text(VOLUME_LABEL, 32));
         descriptor.extend([0; 8]);
         descriptor.extend(both_endian(sectors));
         // The escape sequence that identifies Joliet level 3.
@@ -377,9 +377,9 @@ impl DirectoryHierarchy {
         descriptor.extend(escapes);
         descriptor.extend([both_endian_short(1), both_endian_short(1), both_endian_short(2048)].concat());
         descriptor.extend(both_endian(self.path_table_size()));
-        descriptor.extend(word(tables[0]).to_le_bytes());
+        descriptor.extend(to_u32(tables[0]).to_le_bytes());
         descriptor.extend([0; 4]);
-        descriptor.extend(word(tables[1]).to_be_bytes());
+        descriptor.extend(to_u32(tables[1]).to_be_bytes());
         descriptor.extend([0; 4]);
         descriptor.extend(record((root, self.directories[0].size), true, &[0], &[]));
         // Volume set, publisher, preparer, application; copyright, abstract and bibliographic files.
@@ -485,12 +485,12 @@ fn record(
     record.extend(TIMESTAMP);
     record.extend([if is_directory { 2 } else { 0 }, 0, 0]);
     record.extend(both_endian_short(1));
-    record.push(byte(identifier.len()));
+    record.push(to_u8(identifier.len()));
     record.extend(identifier);
     record.resize(record.len().next_multiple_of(2), 0);
     record.extend(extension);
     record.resize(record.len().next_multiple_of(2), 0);
-    record[0] = byte(record.len());
+    record[0] = to_u8(record.len());
     record
 }
 
@@ -504,25 +504,25 @@ fn rock_ridge_name(name: &str) -> Vec<u8> {
     let parts: Vec<&[u8]> = name.as_bytes().chunks(200).collect();
     let entry = |(number, part): (usize, &&[u8])| {
         let continues = u8::from(number + 1 < parts.len());
-        [&[b'N', b'M', byte(part.len() + 5), 1, continues][..], part].concat()
+        [&[b'N', b'M', to_u8(part.len() + 5), 1, continues][..], part].concat()
     };
     parts.iter().enumerate().flat_map(entry).collect()
 }
 
 /// Encodes a number in both byte orders.
 fn both_endian(number: usize) -> Vec<u8> {
-    [word(number).to_le_bytes(), word(number).to_be_bytes()].concat()
+    [to_u32(number).to_le_bytes(), to_u32(number).to_be_bytes()].concat()
 }
 
 fn both_endian_short(number: u16) -> Vec<u8> {
     [number.to_le_bytes(), number.to_be_bytes()].concat()
 }
 
-fn word(number: usize) -> u32 {
+fn to_u32(number: usize) -> u32 {
     u32::try_from(number).expect("MAX_TOTAL_SIZE limits sector numbers and sizes")
 }
 
-fn byte(number: usize) -> u8 {
+fn to_u8(number: usize) -> u8 {
     u8::try_from(number).expect("identifiers and records are limited to less than 256 bytes")
 }
 

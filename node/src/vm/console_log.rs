@@ -12,7 +12,7 @@ use muster_types::Result;
 use crate::files::io_error;
 
 /// The size at which a log is trimmed. A guest cannot write much more between two checks.
-const MAX_SIZE: u64 = 8 << 20;
+const MAX_LOG_SIZE: u64 = 8 << 20;
 
 /// The size of the end that remains when a log is trimmed.
 const TRIMMED_SIZE: u64 = 4 << 20;
@@ -20,7 +20,7 @@ const TRIMMED_SIZE: u64 = 4 << 20;
 /// Returns the last bytes of both files, at most `max_bytes`.
 pub(super) fn read(log: &Path, max_bytes: Option<u64>) -> Result<Bytes> {
     // QEMU owns the file, and a compromised one could make it arbitrarily large.
-    let max_bytes = max_bytes.map_or(MAX_SIZE + TRIMMED_SIZE, |max| max.min(MAX_SIZE + TRIMMED_SIZE));
+    let max_bytes = max_bytes.map_or(MAX_LOG_SIZE + TRIMMED_SIZE, |max| max.min(MAX_LOG_SIZE + TRIMMED_SIZE));
     let read = || -> io::Result<Vec<u8>> {
         let new = tail(log, max_bytes)?;
         let remaining = max_bytes.saturating_sub(new.len() as u64);
@@ -45,7 +45,7 @@ pub(super) fn trim(log: &Path) -> io::Result<()> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         metadata => metadata?.len(),
     };
-    if size < MAX_SIZE {
+    if size < MAX_LOG_SIZE {
         return Ok(());
     }
     let kept = tail(log, TRIMMED_SIZE)?;
@@ -94,7 +94,7 @@ mod tests {
         file.write_all(b"early").unwrap();
         trim(&log).unwrap();
         assert_eq!(read(&log, Some(3)).unwrap(), "rly");
-        file.write_all(&vec![b'x'; usize::try_from(MAX_SIZE).unwrap()]).unwrap();
+        file.write_all(&vec![b'x'; usize::try_from(MAX_LOG_SIZE).unwrap()]).unwrap();
         file.write_all(b"late").unwrap();
         trim(&log).unwrap();
         assert_eq!(fs::metadata(&log).unwrap().len(), 0);

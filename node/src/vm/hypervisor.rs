@@ -28,7 +28,7 @@ use crate::host;
 use crate::storage::FileStorage;
 
 /// The range of console ports.
-const PORTS: std::ops::Range<u16> = 30000..50000;
+const CONSOLE_PORTS: std::ops::Range<u16> = 30000..50000;
 
 /// The number of random ports to try: enough to find the last free one of the range.
 const PORT_ATTEMPTS: usize = 1_000_000;
@@ -286,9 +286,9 @@ impl Hypervisor {
 }
 
 fn random_port() -> u16 {
-    let size = u128::from(PORTS.end - PORTS.start);
+    let size = u128::from(CONSOLE_PORTS.end - CONSOLE_PORTS.start);
     let offset = uuid::Uuid::new_v4().as_u128() % size;
-    PORTS.start + u16::try_from(offset).expect("the offset is less than the size of the range")
+    CONSOLE_PORTS.start + u16::try_from(offset).expect("the offset is less than the size of the range")
 }
 
 /// Limits the size of the running VMs' logs, until the hypervisor is dropped.

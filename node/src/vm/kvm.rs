@@ -7,17 +7,17 @@ use std::io::{self, ErrorKind};
 use std::sync::mpsc;
 use std::time::Duration;
 
-const DEVICE: &str = "/dev/kvm";
+const KVM_DEVICE: &str = "/dev/kvm";
 
 /// The timeout of the test guest, which normally takes a millisecond.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Returns why guests cannot run under KVM, if so.
 pub(crate) fn probe() -> Result<(), String> {
-    let opened = OpenOptions::new().read(true).write(true).open(DEVICE);
+    let opened = OpenOptions::new().read(true).write(true).open(KVM_DEVICE);
     let kvm = opened.map_err(|error| match error.kind() {
-        ErrorKind::NotFound => format!("{DEVICE} is missing"),
-        _ => format!("failed to open {DEVICE}: {error}"),
+        ErrorKind::NotFound => format!("{KVM_DEVICE} is missing"),
+        _ => format!("failed to open {KVM_DEVICE}: {error}"),
     })?;
     let failed = |reason: &dyn std::fmt::Display| format!("a test guest did not run: {reason}");
     let (sender, receiver) = mpsc::channel();
@@ -125,7 +125,7 @@ mod guest {
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    fn own(fd: libc::c_int) -> File {
+    fn owned_file(fd: libc::c_int) -> File {
         // SAFETY: the kernel just created the file descriptor, and it has no other owner.
         unsafe { File::from_raw_fd(fd) }
     }
@@ -134,12 +134,12 @@ mod guest {
         // Declared before the VM, so that it is dropped after it.
         let mut memory = Box::new(Memory([0; MEMORY_SIZE]));
         memory.0[..PROGRAM.len()].copy_from_slice(&PROGRAM);
-        let vm = own(ioctl(kvm, CREATE_VM, 0)?);
+        let vm = owned_file(ioctl(kvm, CREATE_VM, 0)?);
         let address = ptr::from_mut(&mut *memory).addr() as u64;
         let mut region =
             MemoryRegion { slot: 0, flags: 0, guest_address: 0, size: MEMORY_SIZE as u64, address };
         ioctl_with(&vm, SET_USER_MEMORY_REGION, &mut region)?;
-        let cpu = own(ioctl(&vm, CREATE_VCPU, 0)?);
+        let cpu = owned_file(ioctl(&vm, CREATE_VCPU, 0)?);
 
         let mut special = SpecialRegisters([0; 39]);
         ioctl_with(&cpu, GET_SREGS, &mut special)?;

@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
 use super::process::Process;
-use super::qmp::{Event, Qmp};
+use super::qmp::{Qmp, QmpEvent};
 use super::vm_dir::{VmDir, VmExit, VmRecord};
 use super::{backup_job, cgroup, socket};
 use crate::change_notifier::ChangeNotifier;
@@ -159,7 +159,7 @@ impl Vm {
 
     /// Returns the process of a VM that is on or paused, otherwise [`Error::Conflict`].
     pub(super) fn require_running(&self) -> Result<Arc<RunningVm>> {
-        self.running().ok_or_else(|| Error::Conflict("the VM is not on".into()))
+        self.running().ok_or_else(|| Error::Conflict("the VM is not running".into()))
     }
 
     pub(super) fn set_power(&self, power: VmPower) {
@@ -188,7 +188,7 @@ impl Vm {
     pub(super) fn supervise(
         self: &Arc<Self>,
         running: &Arc<RunningVm>,
-        events: Option<mpsc::Receiver<Event>>,
+        events: Option<mpsc::Receiver<QmpEvent>>,
     ) {
         let (channels, vsock) = (running.side_channels(&self.dir), running.record.lock().vsock);
         *running.guest_handle.lock() = self.guest_registry.attach(self.id, self.dir.path(), &channels, vsock);
@@ -301,7 +301,7 @@ struct Monitor {
 }
 
 impl Monitor {
-    async fn run(mut self, mut events: Option<mpsc::Receiver<Event>>) {
+    async fn run(mut self, mut events: Option<mpsc::Receiver<QmpEvent>>) {
         let running = self.running.clone();
         let mut signalled = false;
         if events.is_some() {
@@ -347,7 +347,7 @@ impl Monitor {
     }
 
     /// Connects to the QMP socket.
-    async fn connect(&self) -> Result<mpsc::Receiver<Event>> {
+    async fn connect(&self) -> Result<mpsc::Receiver<QmpEvent>> {
         let failed =
             |error: &dyn std::fmt::Display| Error::Unavailable(format!("failed to connect to QEMU: {error}"));
         let connecting = socket::connect(self.vm.dir.path(), socket::QMP);
@@ -363,7 +363,7 @@ impl Monitor {
         Ok(events)
     }
 
-    async fn handle_event(&mut self, event: Event, signalled: &mut bool) {
+    async fn handle_event(&mut self, event: QmpEvent, signalled: &mut bool) {
         *signalled |= event.is_signal();
         let reset = event.name == "RESET";
         if event.name == "SHUTDOWN" && event.data["guest"] != json!(true) {

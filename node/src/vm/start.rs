@@ -24,7 +24,7 @@ use super::lifecycle::{RunningVm, Vm};
 use super::process::{self, Credentials, Process, ProcessExit, SpawnRequest};
 use super::qemu_args::{self, StartResources, TapFds, VsockFd};
 use super::qemu_log::{self, StartFailure};
-use super::qmp::{Event, Qmp};
+use super::qmp::{Qmp, QmpEvent};
 use super::tap::Tap;
 use super::vm_dir::{VmDir, VmExit, VmRecord, file};
 use super::vsock::Vsock;
@@ -82,7 +82,7 @@ pub(super) async fn start(hypervisor: &Arc<Hypervisor>, vm: &Arc<Vm>, plan: &VmP
     }
 }
 
-async fn connect(stream: std::os::unix::net::UnixStream) -> Result<(Qmp, mpsc::Receiver<Event>)> {
+async fn connect(stream: std::os::unix::net::UnixStream) -> Result<(Qmp, mpsc::Receiver<QmpEvent>)> {
     let stream = stream.set_nonblocking(true).and_then(|()| UnixStream::from_std(stream));
     Qmp::negotiate(stream.map_err(io_error("failed to create QMP socket"))?, GREETING_TIMEOUT).await
 }

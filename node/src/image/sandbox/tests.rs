@@ -62,7 +62,7 @@ impl TestSandbox {
         output.trim().to_owned()
     }
 
-    fn fails(&self, script: &str) {
+    fn assert_fails(&self, script: &str) {
         let (end, output) = self.run(script, Duration::from_secs(20), &|| true);
         assert!(matches!(end, SandboxExit::Code(1..)), "{script}: {end:?} {output}");
     }
@@ -76,12 +76,12 @@ fn program_sees_only_its_input_and_output() {
         sandbox.output_of("ls -A /").replace("libx32\n", "").replace("lib32\n", ""),
         "bin\ndev\nin\nlib\nlib64\nout\nsbin\nusr"
     );
-    sandbox.fails(&format!("cat {}", sandbox.path("secret").display()));
+    sandbox.assert_fails(&format!("cat {}", sandbox.path("secret").display()));
     for script in ["echo x > /in", "echo x > /x", "touch /usr/x", "rm /in", "mkdir /out/../x", "ls /old"] {
-        sandbox.fails(script);
+        sandbox.assert_fails(script);
     }
     for host in ["/etc/passwd", "/proc/self/status", "/sys/kernel", "/dev/vda", "/root", "/tmp", "/run"] {
-        sandbox.fails(&format!("ls {host}"));
+        sandbox.assert_fails(&format!("ls {host}"));
     }
     sandbox.output_of("echo x > /out/file");
     let metadata = fs::metadata(sandbox.path("out/file")).unwrap();
@@ -100,7 +100,7 @@ fn program_has_no_privileges_no_network_and_no_other_processes() {
                    exit(connect(S, sockaddr_in(22, inet_aton('127.0.0.1'))) ? 1 : 0)";
     sandbox.output_of(&format!("perl -e \"{connect}\""));
     for script in ["mount -t tmpfs x /out", "chown 0 /out", "unshare -m true && mount -t tmpfs x /out"] {
-        sandbox.fails(script);
+        sandbox.assert_fails(script);
     }
     // A set-user-ID program grants no privileges.
     assert_eq!(

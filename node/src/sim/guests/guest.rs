@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use uuid::Uuid;
 
-use super::files::Files;
+use super::files::GuestFiles;
 use super::shell::{MAX_OUTPUT, ShellResult};
 
 /// The maximum size of output that is part of a command's result.
@@ -56,7 +56,7 @@ pub(super) struct SimulatedGuest {
     boot_id: Option<String>,
     boot_time: f64,
     agent_start_time: f64,
-    pub(super) files: Files,
+    pub(super) files: GuestFiles,
     pub(super) jobs: BTreeMap<CommandKey, GuestJob>,
     /// The commands that were running when the agent was restarted.
     pub(super) lost_jobs: BTreeSet<CommandKey>,
@@ -74,7 +74,7 @@ impl SimulatedGuest {
             boot_id: None,
             boot_time: 0.0,
             agent_start_time: 0.0,
-            files: Files::new(name),
+            files: GuestFiles::new(name),
             jobs: BTreeMap::new(),
             lost_jobs: BTreeSet::new(),
             executions: BTreeMap::new(),

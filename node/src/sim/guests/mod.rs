@@ -26,7 +26,7 @@ use tokio::sync::watch;
 
 use crate::change_notifier::ChangeNotifier;
 use guest::{ConnectionState, GuestJob, SimulatedGuest, command_result, disconnected, truncated};
-use shell::{ShellResult, Step};
+use shell::{ShellResult, ShellStep};
 use transfer::{Throttle, download, next};
 
 /// The error of requests whose connection ended.
@@ -258,10 +258,10 @@ impl SimulatedGuests {
                 None => return,
             };
             match step {
-                Step::Next => {}
-                Step::Wait(duration) => tokio::time::sleep(duration).await,
-                Step::Reboot => return self.reboot(id),
-                Step::Exit => break,
+                ShellStep::Next => {}
+                ShellStep::Wait(duration) => tokio::time::sleep(duration).await,
+                ShellStep::Reboot => return self.reboot(id),
+                ShellStep::Exit => break,
             }
         }
         if let Some(guest) = self.0.state.lock().guests.get(&id) {
@@ -303,7 +303,7 @@ impl SimulatedGuests {
             transferred = transfer => transferred?,
             () = disconnected(&mut connection, session) => return Err(unreachable(CONNECTION_LOST)),
         }
-        let write = |files: &mut files::Files| {
+        let write = |files: &mut files::GuestFiles| {
             files.write(path, content.into())?;
             mode.map_or(Ok(()), |mode| files.change_mode(path, mode))
         };
