@@ -1,4 +1,4 @@
-//! Copies of a VM's disks and of its display.
+//! Copies of a VM's disks and of its display. See docs/decisions/0021.
 //!
 //! QEMU copies the disks of a VM that is on or paused, all as of the same point in time, while the guest continues.
 
