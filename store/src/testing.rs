@@ -168,9 +168,9 @@ pub(crate) fn content(letter: char) -> ContentDigest {
 pub(crate) fn new_blob(letter: char) -> NewBlob {
     let image = ImageFacts {
         format: ImageFormat::Qcow2,
-        packing: None,
+        compression: None,
         virtual_size: 1 << 40,
-        further: serde_json::Map::new(),
+        format_details: serde_json::Map::new(),
     };
     NewBlob { id: BlobId::new(), content: content(letter), modified: Some("ü".into()), image: Some(image) }
 }

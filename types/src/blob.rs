@@ -96,20 +96,20 @@ words! {
 pub struct ImageFacts {
     pub format: ImageFormat,
     /// The compression of the image; `None` if it was not compressed.
-    #[serde(default)]
-    pub packing: Option<Compression>,
+    #[serde(default, rename = "packing")]
+    pub compression: Option<Compression>,
     /// The size of the disk that a guest sees, in bytes.
     pub virtual_size: u64,
-    /// Further facts of a qcow2 image: `cluster_size`, `compat`, `compression type`, `extended l2`.
-    #[serde(default)]
-    pub further: Map<String, Value>,
+    /// Properties of a qcow2 image: `cluster_size`, `compat`, `compression type`, `extended l2`.
+    #[serde(default, rename = "further")]
+    pub format_details: Map<String, Value>,
 }
 
 impl ImageFacts {
     /// Returns the media type of the content.
     #[must_use]
     pub fn mime_type(&self) -> &'static str {
-        match (self.packing, self.format) {
+        match (self.compression, self.format) {
             (Some(Compression::Gzip), _) => "application/gzip",
             (Some(Compression::Xz), _) => "application/x-xz",
             (None, ImageFormat::Raw) => "application/octet-stream",

@@ -75,14 +75,14 @@ pub trait StorageApi: Send + Sync {
     fn remove_draft(&self, draft: Draft) -> NodeFuture<'_, ()>;
 
     /// Decompresses a draft in place, if it is compressed.
-    fn unpack(&self, draft: Draft) -> NodeFuture<'_, Option<Compression>>;
+    fn decompress(&self, draft: Draft) -> NodeFuture<'_, Option<Compression>>;
 
     /// Returns the size and checksums of a draft: computed while it was received, or by reading it again.
     fn content(&self, draft: Draft) -> NodeFuture<'_, ContentDigest>;
 
     /// Makes the content of a draft a blob, synced to disk, and returns its size and checksums. The draft is kept, but
     /// cannot change while the blob exists. An existing blob is replaced.
-    fn keep(&self, draft: Draft, blob: BlobId) -> NodeFuture<'_, ContentDigest>;
+    fn publish(&self, draft: Draft, blob: BlobId) -> NodeFuture<'_, ContentDigest>;
 
     /// Inspects a blob as a disk image. [`Error::Invalid`] with the reason if the image is not safe to use.
     ///

@@ -143,7 +143,7 @@ async fn put(app: &App, source: &BlobSource, prepared: &mut PreparedBlob<'_>) ->
             }
             Ok(blob_locations::set(tx, blob, here, CopyState::Copying).await?)
         })?;
-        if storage.keep(source.draft, blob).await? != prepared.content {
+        if storage.publish(source.draft, blob).await? != prepared.content {
             return Err(Error::Conflict("the content changed while it was stored".into()));
         }
     }
@@ -415,7 +415,7 @@ async fn visible<D: Read + Copy>(db: D, caller: &Caller, references: References)
 
 /// Returns the fields of the record that describe a disk image.
 fn image_keys(facts: &ImageFacts, size: i64) -> Map<String, Value> {
-    let mut keys = facts.further.clone();
+    let mut keys = facts.format_details.clone();
     // Optical discs are attached as raw images.
     let format = match facts.format {
         muster_types::blob::ImageFormat::Iso => "raw",

@@ -75,7 +75,7 @@ pub(crate) async fn copy(
     })?;
     if there {
         // Only this task writes the draft, so it still has the verified content.
-        storage.keep(draft, id).await?;
+        storage.publish(draft, id).await?;
         transaction!(app.store, |tx| {
             if blobs::get(&mut *tx, id).await?.is_some() {
                 blob_locations::set(tx, id, here, CopyState::Complete).await?;

@@ -88,7 +88,7 @@ async fn fetch(app: &App, row: &OperationRow) -> Result<()> {
 /// Makes what was fetched a version.
 async fn take_in(app: &App, row: &OperationRow, artifact: &ArtifactRow, said: &Validators) -> Result<()> {
     let (node, draft) = (storage_node(app)?, Draft::Fetch(row.id));
-    let packing = node.storage().unpack(draft).await?;
+    let compression = node.storage().decompress(draft).await?;
     let coming = BlobSource { draft, is_image: true, modified: said.modified.clone() };
     let prepared = blob::prepare(app, node, &coming).await?;
     let outcome = transaction!(app.store, |tx| {
@@ -113,8 +113,8 @@ async fn take_in(app: &App, row: &OperationRow, artifact: &ArtifactRow, said: &V
     match added {
         Some(index) => {
             let mut event = version::added_event(artifact.id, index, holder);
-            if let Some(packing) = packing {
-                event = event.with("unpacked", packing.as_str());
+            if let Some(compression) = compression {
+                event = event.with("unpacked", compression.as_str());
             }
             app.events.record(event);
         }

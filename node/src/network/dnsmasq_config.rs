@@ -22,23 +22,23 @@ pub(crate) struct DnsmasqConfig {
 }
 
 /// The file with the leases, in the network's directory.
-pub(crate) const LEASES: &str = "leases";
+pub(crate) const LEASES_FILE: &str = "leases";
 /// The file with the host names.
-pub(crate) const HOSTS: &str = "hosts";
-/// The file that dnsmasq writes its process id to.
-pub(crate) const PID: &str = "dnsmasq.pid";
+pub(crate) const HOSTS_FILE: &str = "hosts";
+/// The file that dnsmasq writes its PID to.
+pub(crate) const PID_FILE: &str = "dnsmasq.pid";
 
 /// Builds the configuration of a network's server, if it needs one. `device` is the index of the router's device; it is
 /// part of the configuration because the server has to restart when the device is recreated.
 pub(crate) fn build(
     plan: &NetworkPlan,
     names: &NetworkNames,
-    folder: &Path,
+    dir: &Path,
     device: u32,
 ) -> Option<DnsmasqConfig> {
     let router = plan.router.as_ref().filter(|router| router.dhcp || router.dns)?;
     Some(DnsmasqConfig {
-        settings: settings(plan, router, names, folder, device),
+        settings: settings(plan, router, names, dir, device),
         leases: leases(router),
         hosts: hosts(router),
     })
@@ -48,15 +48,15 @@ fn settings(
     plan: &NetworkPlan,
     router: &RouterPlan,
     names: &NetworkNames,
-    folder: &Path,
+    dir: &Path,
     device: u32,
 ) -> String {
-    let folder = folder.display();
+    let dir = dir.display();
     let block = plan.netblock;
     let domain = Some(router.domain.as_str()).filter(|domain| is_host_name(domain));
     let resolver = router.dns_server.parse::<IpAddr>().ok();
     let mut text = format!(
-        "# network {} on device {device}\ninterface={}\nexcept-interface=lo\nbind-interfaces\npid-file={folder}/{PID}\n\
+        "# network {} on device {device}\ninterface={}\nexcept-interface=lo\nbind-interfaces\npid-file={dir}/{PID_FILE}\n\
          no-hosts\nno-resolv\nbogus-priv\ndomain-needed\nquiet-dhcp\n",
         plan.id, names.veth_inner
     );
@@ -64,7 +64,7 @@ fn settings(
         let _ = write!(text, "domain={domain}\nexpand-hosts\nlocal=/{domain}/\n");
     }
     if router.dns {
-        let _ = writeln!(text, "addn-hosts={folder}/{HOSTS}");
+        let _ = writeln!(text, "addn-hosts={dir}/{HOSTS_FILE}");
         if let Some(resolver) = resolver {
             let _ = writeln!(text, "server={resolver}");
         }
@@ -74,7 +74,7 @@ fn settings(
     if router.dhcp {
         let _ = write!(
             text,
-            "dhcp-range={},static,{},1h\ndhcp-hostsfile={folder}/{LEASES}\ndhcp-authoritative\nleasefile-ro\n\
+            "dhcp-range={},static,{},1h\ndhcp-hostsfile={dir}/{LEASES_FILE}\ndhcp-authoritative\nleasefile-ro\n\
              dhcp-option-force=option:mtu,{}\n",
             block.network(),
             block.netmask(),

@@ -248,8 +248,8 @@ impl Host {
         self.call(async |node| node.find_networks().await).unwrap()
     }
 
-    pub(crate) fn programs_run(&self) -> u64 {
-        self.node.programs_run()
+    pub(crate) fn commands_run(&self) -> u64 {
+        self.node.commands_run()
     }
 
     /// Returns a list of all devices, addresses, rule sets, namespaces, directories and servers.

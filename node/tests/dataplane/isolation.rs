@@ -349,7 +349,7 @@ fn failures_name_the_program_and_do_not_affect_other_networks() {
     let results = host.try_ensure(plans);
     assert!(results[1..].iter().all(Result::is_ok), "{results:?}");
     let why = |result: &Result<NetworkReport, Error>| result.as_ref().err().map(ToString::to_string);
-    assert!(why(&results[0]).is_none_or(|why| why.contains("cannot set net/")), "{results:?}");
+    assert!(why(&results[0]).is_none_or(|why| why.contains("failed to set net/")), "{results:?}");
 }
 
 /// Not a test by itself: a node without CAP_NET_ADMIN.

@@ -264,5 +264,5 @@ fn host_reports_mesh_mtu_and_limits() {
     testbed.hosts[0].restart();
     println!("a start took {:?}", begin.elapsed());
     assert_eq!(testbed.host(1).inventory(), before);
-    assert_eq!(testbed.host(1).programs_run(), 0);
+    assert_eq!(testbed.host(1).commands_run(), 0);
 }

@@ -133,7 +133,7 @@ async fn running_reads_survive_removal_and_replacement() {
     let mut stream = node.storage().read(blob, 0..size).await.unwrap();
     let first = next(&mut stream).await.unwrap().unwrap();
     let draft = node.draft(b"another").await;
-    node.storage().keep(draft, blob).await.unwrap();
+    node.storage().publish(draft, blob).await.unwrap();
     assert_eq!(node.bytes(blob).await.unwrap(), b"another");
     node.storage().remove(blob).await.unwrap();
     node.storage().remove(blob).await.unwrap();

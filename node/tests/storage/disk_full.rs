@@ -39,7 +39,7 @@ fn full_disk_refuses_writes_and_loses_nothing() {
         storage.remove(kept).await.unwrap();
         storage.append(draft, Some(9 * MIB as u64), NO_LIMIT, parts(&large[9 * MIB..], MIB)).await.unwrap();
         let blob = BlobId::new();
-        storage.keep(draft, blob).await.unwrap();
+        storage.publish(draft, blob).await.unwrap();
         assert!(node.bytes(blob).await.unwrap() == large);
         // Another process fills the disk.
         let _ = std::process::Command::new("sh")
@@ -70,10 +70,10 @@ fn full_disk_is_not_reported_as_damaged_image() {
         // The output is dense for gzip and mostly sparse for xz.
         for (program, image) in [("gzip", raw.clone()), ("xz", bytes(62 * MIB, 33))] {
             let draft = node.draft(&compressed(program, &image)).await;
-            let unpacked = storage.unpack(draft).await;
+            let unpacked = storage.decompress(draft).await;
             assert!(matches!(unpacked, Err(Error::Insufficient(_))), "{program}: {unpacked:?}");
             let blob = BlobId::new();
-            storage.keep(draft, blob).await.unwrap();
+            storage.publish(draft, blob).await.unwrap();
             let inspected = storage.inspect(blob).await;
             assert!(matches!(inspected, Err(Error::Insufficient(_))), "{program}: {inspected:?}");
             storage.remove_draft(draft).await.unwrap();

@@ -246,7 +246,7 @@ async fn draft_is_immutable_while_its_blob_exists() {
     let node = TestNode::new();
     let storage = node.storage();
     let (draft, blob) = (node.draft(b"kept").await, BlobId::new());
-    storage.keep(draft, blob).await.unwrap();
+    storage.publish(draft, blob).await.unwrap();
     // Neither now nor after a restart.
     for storage in [storage, TestNode::at(&node.folder).storage()] {
         let refused = storage.append(draft, None, NO_LIMIT, parts(b"x", 1)).await;
@@ -255,7 +255,7 @@ async fn draft_is_immutable_while_its_blob_exists() {
         assert!(matches!(refused, Err(Error::Conflict(_))), "{refused:?}");
     }
     assert_eq!(storage.content(draft).await.unwrap().checksums, checksums(b"kept"));
-    storage.keep(draft, blob).await.unwrap();
+    storage.publish(draft, blob).await.unwrap();
     storage.remove_draft(draft).await.unwrap();
     assert_eq!(node.bytes(blob).await.unwrap(), b"kept");
 }
@@ -266,17 +266,17 @@ async fn draft_is_writable_again_after_its_blob_is_removed() {
     let storage = node.storage();
     let (draft, blob) = (node.draft(b"begin ").await, BlobId::new());
     let mode = || node.draft_path(draft).metadata().unwrap().permissions().mode() & 0o777;
-    storage.keep(draft, blob).await.unwrap();
-    storage.keep(draft, blob).await.unwrap();
+    storage.publish(draft, blob).await.unwrap();
+    storage.publish(draft, blob).await.unwrap();
     assert_eq!(mode(), 0o444);
     storage.remove(blob).await.unwrap();
     assert_eq!(mode(), 0o644);
     storage.append(draft, Some(6), NO_LIMIT, parts(b"end", 1)).await.unwrap();
-    storage.keep(draft, blob).await.unwrap();
+    storage.publish(draft, blob).await.unwrap();
     assert_eq!(node.bytes(blob).await.unwrap(), b"begin end");
     // Another draft replaces the blob.
     let other = node.draft(b"other").await;
-    storage.keep(other, blob).await.unwrap();
+    storage.publish(other, blob).await.unwrap();
     assert_eq!(mode(), 0o644);
     assert_eq!(node.blob_path(blob).metadata().unwrap().permissions().mode() & 0o777, 0o444);
 }

@@ -74,7 +74,7 @@ impl TestNode {
     /// Creates a blob with these bytes.
     pub(crate) async fn blob(&self, data: &[u8]) -> BlobId {
         let (draft, blob) = (self.draft(data).await, BlobId::new());
-        self.storage().keep(draft, blob).await.unwrap();
+        self.storage().publish(draft, blob).await.unwrap();
         self.storage().remove_draft(draft).await.unwrap();
         blob
     }

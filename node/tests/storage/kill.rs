@@ -28,7 +28,7 @@ async fn write_blobs(storage: &dyn StorageApi, convert: bool) {
         let kept = storage.append(draft, Some(size), NO_LIMIT, rest).await;
         // It may have become a blob before the last kill.
         assert!(matches!(kept, Ok(_) | Err(muster_types::Error::Conflict(_))), "{kept:?}");
-        storage.keep(draft, blob(number)).await.unwrap();
+        storage.publish(draft, blob(number)).await.unwrap();
         if convert {
             let facts = storage.inspect(blob(number)).await.unwrap();
             storage.convert(blob(number), &facts).await.unwrap();

@@ -53,7 +53,7 @@ async fn a_full_disk_is_told_and_loses_nothing() {
         }
         have = body.as_u64().unwrap();
     };
-    let full = (507, json!("the disk of the node has no room for it"));
+    let full = (507, json!("the node does not have enough disk space"));
     assert!(have >= 20 * MIB, "{have} bytes had room");
     assert_eq!((refusal.0, &refusal.1["error"]), (full.0, &full.1), "{}", refusal.1);
     assert_eq!(caller.get(&path).await["size"], have);

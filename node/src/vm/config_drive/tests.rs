@@ -25,7 +25,7 @@ fn usual_files() -> Vec<DriveFile> {
     ]
 }
 
-fn written(files: &[DriveFile]) -> (tempfile::TempDir, String) {
+fn write_drive(files: &[DriveFile]) -> (tempfile::TempDir, String) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("config.iso");
     write(&path, files).unwrap();
@@ -76,7 +76,7 @@ fn extract(image: &str, mode: &str) -> Option<BTreeMap<String, Vec<u8>>> {
 
 #[test]
 fn xorriso_finds_every_file_in_each_hierarchy() {
-    let (_dir, path) = written(&usual_files());
+    let (_dir, path) = write_drive(&usual_files());
     for mode in ["any", "nojoliet", "norock"] {
         let Some(found) = extract(&path, mode) else { return };
         assert_eq!(found, expected(&usual_files()), "{mode}");
@@ -85,7 +85,7 @@ fn xorriso_finds_every_file_in_each_hierarchy() {
 
 #[test]
 fn blkid_finds_the_label() {
-    let (_dir, path) = written(&usual_files());
+    let (_dir, path) = write_drive(&usual_files());
     let Ok(output) = Command::new("/usr/sbin/blkid").args(["-p", "-o", "export", &path]).output() else {
         return muster_testing::skipped("blkid");
     };
@@ -97,12 +97,12 @@ fn blkid_finds_the_label() {
 
 #[test]
 fn readers_without_extensions_find_iso_9660_names() {
-    let (dir, path) = written(&usual_files());
+    let (dir, path) = write_drive(&usual_files());
     let mut bytes = fs::read(&path).unwrap();
     // Replace the Joliet descriptor by the terminator.
     bytes.copy_within(
-        (FIRST_DESCRIPTOR + 2) * SECTOR..(FIRST_DESCRIPTOR + 3) * SECTOR,
-        (FIRST_DESCRIPTOR + 1) * SECTOR,
+        (FIRST_DESCRIPTOR + 2) * SECTOR_SIZE..(FIRST_DESCRIPTOR + 3) * SECTOR_SIZE,
+        (FIRST_DESCRIPTOR + 1) * SECTOR_SIZE,
     );
     let plain = dir.path().join("plain.iso");
     fs::write(&plain, bytes).unwrap();
@@ -124,9 +124,9 @@ fn readers_without_extensions_find_iso_9660_names() {
 
 #[test]
 fn image_is_reproducible_and_replaces_an_existing_one() {
-    let (dir, path) = written(&usual_files());
+    let (dir, path) = write_drive(&usual_files());
     let before = fs::read(&path).unwrap();
-    assert_eq!(before.len() % SECTOR, 0);
+    assert_eq!(before.len() % SECTOR_SIZE, 0);
     write(Path::new(&path), &usual_files()).unwrap();
     assert!(fs::read(&path).unwrap() == before);
     write(Path::new(&path), &usual_files()[..1]).unwrap();
@@ -143,7 +143,7 @@ fn supports_many_files_and_long_names() {
     files.push(file(&long, &vec![7; 3 << 20]));
     files.push(file("a/b/c/d/e/f/g/h", b"deep"));
     files.push(file("füße/naïve.txt", b"letters"));
-    let (_dir, path) = written(&files);
+    let (_dir, path) = write_drive(&files);
     let Some(found) = extract(&path, "any") else { return };
     assert!(found == expected(&files));
     // Joliet shortens long names, but has all files.
@@ -192,7 +192,7 @@ proptest! {
 
     #[test]
     fn xorriso_finds_arbitrary_files(files in files()) {
-        let (_dir, path) = written(&files);
+        let (_dir, path) = write_drive(&files);
         let Some(found) = extract(&path, "nojoliet") else { return Ok(()) };
         prop_assert!(found == expected(&files));
         let Some(found) = extract(&path, "norock") else { return Ok(()) };

@@ -13,10 +13,10 @@ use parking_lot::Mutex;
 
 /// Notifies at most one subscriber of changed VMs.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct ChangeNotifier(Arc<Mutex<State>>);
+pub(crate) struct ChangeNotifier(Arc<Mutex<NotifierState>>);
 
 #[derive(Debug, Default)]
-struct State {
+struct NotifierState {
     /// The number of subscriptions so far; only the latest is active.
     subscriptions: u64,
     subscribed: bool,
