@@ -1,12 +1,12 @@
 //! Commands and files in the guests of simulated machines.
 
-mod budgets;
 mod deletion;
-mod order;
-mod program;
-mod refusals;
+mod installation;
+mod ordering;
 mod restarts;
 mod results;
+mod timeouts;
+mod validation;
 
 use axum::http::Method;
 use muster_node::{GuestScript, SimulatedNode, SimulationScript};

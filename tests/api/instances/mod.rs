@@ -1,14 +1,14 @@
 //! Instances, on simulated nodes.
 
+mod concurrency;
 mod consoles;
 mod images;
 mod interfaces;
-mod life;
-mod names;
+mod lifecycle;
+mod lookup;
 mod placement;
 mod snapshots;
-mod specs;
-mod storm;
+mod validation;
 
 use axum::http::Method;
 use muster_types::ids::InstanceId;

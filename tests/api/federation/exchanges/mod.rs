@@ -1,15 +1,15 @@
 //! Identity tokens exchanged for keys: a cluster that trusts a real https issuer.
 
-mod attempts;
-mod authorities;
-mod claims;
-mod forgetting;
+mod bound_claims;
+mod ca_bundle;
+mod cleanup;
 mod jwks;
-mod minted;
+mod minted_keys;
+mod rate_limit;
 mod replays;
 mod requests;
 mod rules;
-mod tokens;
+mod token_validation;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
