@@ -1,86 +1,96 @@
-//! One thing after the other in a guest, guests beside each other.
+//! Agent operations run one at a time per guest and concurrently across guests.
 
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn operations_are_done_in_the_order_in_which_they_came() {
-    let world = World::new(&[]).await;
-    let blob = world.blob(b"first").await;
-    let long = world.begin("execute", json!({"command_line": "sleep 600"})).await;
-    let put = world.begin("put", json!({"blob_uuid": blob, "path": "/first", "mode": 420})).await;
-    let cat = world.begin("execute", json!({"command_line": "cat /first"})).await;
-    let get_file = world.begin("get", json!({"path": "/first"})).await;
-    let chmod = world.begin("execute", json!({"command_line": "chmod 600 /first"})).await;
-    world.reaches(&long, "executing").await;
-    world.reaches(&put, "queued").await;
-    let all = [&long, &put, &cat, &get_file, &chmod].map(|operation| id(operation).to_owned());
-    assert_eq!(world.list(false).await, all);
-    let record = get(&world.cluster, &world.token, "/instances/www").await.body;
+async fn runs_operations_in_submission_order() {
+    let fixture = Fixture::new(&[]).await;
+    let blob = fixture.upload_blob(b"first").await;
+    let long = fixture.queue("execute", json!({"command_line": "sleep 600"})).await;
+    let put = fixture.queue("put", json!({"blob_uuid": blob, "path": "/first", "mode": 420})).await;
+    let cat = fixture.queue("execute", json!({"command_line": "cat /first"})).await;
+    let get_file = fixture.queue("get", json!({"path": "/first"})).await;
+    let chmod = fixture.queue("execute", json!({"command_line": "chmod 600 /first"})).await;
+    fixture.wait_for_state(&long, "executing").await;
+    fixture.wait_for_state(&put, "queued").await;
+    let all = [&long, &put, &cat, &get_file, &chmod].map(|operation| operation_id(operation).to_owned());
+    assert_eq!(fixture.list_operations(false).await, all);
+    let record = get(&fixture.cluster, &fixture.token, "/instances/www").await.body;
     let queue = record["agent_operations_queue"].as_array().unwrap();
-    assert_eq!(queue.iter().map(id).collect::<Vec<_>>(), all);
+    assert_eq!(queue.iter().map(operation_id).collect::<Vec<_>>(), all);
     assert_eq!(queue[0]["state"], "executing");
-    // The body is read, too.
-    let path = format!("/instances/{}/agentoperations", world.instance);
-    let list = world.cluster.call(&world.token, Method::GET, &path, Some(json!({"all": true}))).await.body;
+    // `all` is also accepted in the request body.
+    let path = format!("/instances/{}/agentoperations", fixture.instance);
+    let list =
+        fixture.cluster.call(&fixture.token, Method::GET, &path, Some(json!({"all": true}))).await.body;
     assert_eq!(list.as_array().unwrap().len(), 5);
-    assert_eq!(world.node().executions(world.id()).len(), 1, "one at a time");
+    assert_eq!(fixture.node().executions(fixture.instance_id()).len(), 1, "one at a time");
 
-    world.delete(&long).await;
-    let last = world.ended(&chmod).await;
+    fixture.delete_operation(&long).await;
+    let last = fixture.wait_until_ended(&chmod).await;
     assert_eq!(last["results"]["0"]["return-code"], 0, "{last}");
-    let read = world.show(&cat).await;
-    assert_eq!((&read["state"], &read["results"]["0"]["stdout"]), (&json!("complete"), &json!("first")));
-    let got = world.show(&get_file).await;
-    assert_eq!(got["results"]["0"]["stat_result"]["mode"], json!(0o100_644), "before the last command");
-    assert!(world.list(false).await.is_empty());
-    assert_eq!(world.list(true).await, all);
-    let record = get(&world.cluster, &world.token, "/instances/www").await.body;
+    let cat_result = fixture.get_operation(&cat).await;
+    assert_eq!(
+        (&cat_result["state"], &cat_result["results"]["0"]["stdout"]),
+        (&json!("complete"), &json!("first"))
+    );
+    let get_result = fixture.get_operation(&get_file).await;
+    assert_eq!(
+        get_result["results"]["0"]["stat_result"]["mode"],
+        json!(0o100_644),
+        "read before the last command changed the mode"
+    );
+    assert!(fixture.list_operations(false).await.is_empty());
+    assert_eq!(fixture.list_operations(true).await, all);
+    let record = get(&fixture.cluster, &fixture.token, "/instances/www").await.body;
     assert_eq!(record["agent_operations_queue"], json!([]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn guests_do_not_wait_for_each_other() {
-    let world = World::new(&[]).await;
-    let long = world.begin("execute", json!({"command_line": "sleep 600"})).await;
-    world.started("sleep 600", 1).await;
-    let other = ready(&world.cluster, &world.token, "other").await;
+async fn guests_run_operations_independently() {
+    let fixture = Fixture::new(&[]).await;
+    let long = fixture.queue("execute", json!({"command_line": "sleep 600"})).await;
+    fixture.wait_for_execution("sleep 600", 1).await;
+    let other = create_with_ready_agent(&fixture.cluster, &fixture.token, "other").await;
     let path = format!("/instances/{other}/agent/execute");
     for _ in 0..3 {
-        let begun = post(&world.cluster, &world.token, &path, json!({"command_line": "echo hi"})).await.body;
-        assert_eq!(world.ended(&begun).await["results"]["0"]["stdout"], "hi\n");
+        let operation =
+            post(&fixture.cluster, &fixture.token, &path, json!({"command_line": "echo hi"})).await.body;
+        assert_eq!(fixture.wait_until_ended(&operation).await["results"]["0"]["stdout"], "hi\n");
     }
-    assert_eq!(world.show(&long).await["state"], "executing");
+    assert_eq!(fixture.get_operation(&long).await["state"], "executing");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_commands_run_once_each() {
-    let world = World::new(&[]).await;
-    let mut begun = Vec::new();
+async fn runs_each_of_many_commands_once() {
+    let fixture = Fixture::new(&[]).await;
+    let mut operations = Vec::new();
     for number in 0..50 {
-        begun.push(world.begin("execute", json!({"command_line": format!("echo {number}")})).await);
+        operations.push(fixture.queue("execute", json!({"command_line": format!("echo {number}")})).await);
     }
-    for (number, operation) in begun.iter().enumerate() {
-        let done = world.ended(operation).await;
-        assert_eq!(done["results"]["0"]["stdout"], format!("{number}\n"), "{done}");
+    for (number, operation) in operations.iter().enumerate() {
+        let ended_operation = fixture.wait_until_ended(operation).await;
+        assert_eq!(ended_operation["results"]["0"]["stdout"], format!("{number}\n"), "{ended_operation}");
     }
-    let executions = world.node().executions(world.id());
+    let executions = fixture.node().executions(fixture.instance_id());
     assert!(executions.len() == 50 && executions.values().all(|times| *times == 1), "{executions:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_operation_waits_for_a_silent_agent() {
-    let world = World::new(&[]).await;
-    world.script(GuestScript { unresponsive: true, ..GuestScript::default() });
-    // The API may not know yet that the agent is silent; once it does, it refuses.
-    let begun = world.ask("execute", json!({"command_line": "echo late"})).await;
-    agent_is(&world.cluster, &world.token, &world.instance, "not ready (unresponsive)").await;
-    let refused = world.ask("execute", json!({"command_line": "true"})).await;
-    assert_eq!(refusal(&refused), (400, "instance agent not ready"));
-    assert!(world.node().executions(world.id()).is_empty());
-    world.script(GuestScript::default());
-    agent_is(&world.cluster, &world.token, &world.instance, "ready").await;
-    if begun.status == 200 {
-        assert_eq!(world.ended(&begun.body).await["results"]["0"]["stdout"], "late\n");
+async fn operation_waits_for_unresponsive_agent() {
+    let fixture = Fixture::new(&[]).await;
+    fixture.set_guest_script(GuestScript { unresponsive: true, ..GuestScript::default() });
+    // The API accepts operations until it notices that the agent is unresponsive.
+    let queued = fixture.request("execute", json!({"command_line": "echo late"})).await;
+    wait_for_agent_state(&fixture.cluster, &fixture.token, &fixture.instance, "not ready (unresponsive)")
+        .await;
+    let refused = fixture.request("execute", json!({"command_line": "true"})).await;
+    assert_eq!(status_and_error(&refused), (400, "instance agent not ready"));
+    assert!(fixture.node().executions(fixture.instance_id()).is_empty());
+    fixture.set_guest_script(GuestScript::default());
+    wait_for_agent_state(&fixture.cluster, &fixture.token, &fixture.instance, "ready").await;
+    if queued.status == 200 {
+        assert_eq!(fixture.wait_until_ended(&queued.body).await["results"]["0"]["stdout"], "late\n");
     }
-    assert_eq!(world.run("echo on").await["state"], "complete");
+    assert_eq!(fixture.run_command("echo on").await["state"], "complete");
 }

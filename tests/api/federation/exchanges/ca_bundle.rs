@@ -1,86 +1,89 @@
-//! The operator's own authorities, by which the certificates of issuers are judged.
+//! The configured CA bundle that verifies the certificates of issuers.
 
 use std::fs;
 
 use muster_testing::Issuer;
 use serde_json::json;
 
-use super::{REJECTED, UNAVAILABLE, UNTRUSTED, World, refusal};
+use super::{Fixture, TOKEN_REJECTED, UNAVAILABLE, UNTRUSTED_ISSUER, status_and_error};
 use crate::harness::wait_for;
 
-const GARBAGE: &str = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+const INVALID_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
 
-impl World {
-    /// Expects that nothing can be exchanged, and that the answer does not say why.
-    async fn unavailable(&self, what: &str) {
-        let before = self.minted().await;
-        let answer = self.exchange(&self.token()).await;
-        assert_eq!(refusal(&answer), UNAVAILABLE, "{what}");
-        assert_eq!(answer.body, json!({"error": UNAVAILABLE.1, "status": 503}), "{what}");
-        assert_eq!(self.minted().await, before, "{what}");
+impl Fixture {
+    /// Asserts that exchanges are unavailable and that the response does not reveal the cause.
+    async fn assert_unavailable(&self, case: &str) {
+        let before = self.minted_key_count().await;
+        let response = self.exchange(&self.token()).await;
+        assert_eq!(status_and_error(&response), UNAVAILABLE, "{case}");
+        assert_eq!(response.body, json!({"error": UNAVAILABLE.1, "status": 503}), "{case}");
+        assert_eq!(self.minted_key_count().await, before, "{case}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_its_authorities_a_cluster_exchanges_nothing() {
-    let world = World::new().await;
-    let good = fs::read(&world.bundle).unwrap();
-    fs::remove_file(&world.bundle).unwrap();
-    world.unavailable("missing").await;
-    for (bytes, what) in [
+async fn rejects_exchanges_without_usable_ca_bundle() {
+    let fixture = Fixture::new().await;
+    let valid = fs::read(&fixture.ca_bundle).unwrap();
+    fs::remove_file(&fixture.ca_bundle).unwrap();
+    fixture.assert_unavailable("missing").await;
+    for (bytes, case) in [
         (&b"not PEM"[..], "not PEM"),
         (b"", "empty"),
-        (b"\xff\xfe\x00", "not even text"),
-        (GARBAGE.as_bytes(), "no certificate"),
-        (&good[..good.len() / 2], "half a certificate"),
+        (b"\xff\xfe\x00", "not text"),
+        (INVALID_CERTIFICATE.as_bytes(), "invalid certificate"),
+        (&valid[..valid.len() / 2], "half a certificate"),
     ] {
-        fs::write(&world.bundle, bytes).unwrap();
-        world.unavailable(what).await;
+        fs::write(&fixture.ca_bundle, bytes).unwrap();
+        fixture.assert_unavailable(case).await;
     }
-    fs::remove_file(&world.bundle).unwrap();
-    fs::create_dir(&world.bundle).unwrap();
-    world.unavailable("a folder").await;
-    assert_eq!(world.issuer.fetches(), 0);
-    // A stranger is one all the same.
-    assert_eq!(refusal(&world.exchange("rubbish").await), UNTRUSTED);
+    fs::remove_file(&fixture.ca_bundle).unwrap();
+    fs::create_dir(&fixture.ca_bundle).unwrap();
+    fixture.assert_unavailable("a directory").await;
+    assert_eq!(fixture.issuer.fetches(), 0);
+    // An unknown issuer is still reported as untrusted.
+    assert_eq!(status_and_error(&fixture.exchange("rubbish").await), UNTRUSTED_ISSUER);
 
-    fs::remove_dir(&world.bundle).unwrap();
-    fs::write(&world.bundle, &good).unwrap();
-    world.works().await;
+    fs::remove_dir(&fixture.ca_bundle).unwrap();
+    fs::write(&fixture.ca_bundle, &valid).unwrap();
+    fixture.assert_exchange_succeeds().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn also_when_it_knows_the_keys_already() {
-    let world = World::new().await;
-    let token = world.token();
-    world.works().await;
-    let good = fs::read(&world.bundle).unwrap();
-    fs::remove_file(&world.bundle).unwrap();
-    world.unavailable("missing").await;
-    assert_eq!(refusal(&world.exchange(&token).await), UNAVAILABLE);
-    fs::write(&world.bundle, "not PEM").unwrap();
-    world.unavailable("not PEM").await;
-    fs::write(&world.bundle, &good).unwrap();
-    let answer = world.exchange(&token).await;
-    assert_eq!(answer.status, 200, "not used up: {}", answer.text);
+async fn rejects_exchanges_without_ca_bundle_despite_cached_keys() {
+    let fixture = Fixture::new().await;
+    let token = fixture.token();
+    fixture.assert_exchange_succeeds().await;
+    let valid = fs::read(&fixture.ca_bundle).unwrap();
+    fs::remove_file(&fixture.ca_bundle).unwrap();
+    fixture.assert_unavailable("missing").await;
+    assert_eq!(status_and_error(&fixture.exchange(&token).await), UNAVAILABLE);
+    fs::write(&fixture.ca_bundle, "not PEM").unwrap();
+    fixture.assert_unavailable("not PEM").await;
+    fs::write(&fixture.ca_bundle, &valid).unwrap();
+    let response = fixture.exchange(&token).await;
+    assert_eq!(response.status, 200, "the token was not consumed: {}", response.text);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_issuer_of_an_unknown_authority_is_not_believed() {
-    let world = World::new().await;
-    Issuer::start().write_ca(&world.bundle);
-    world.refused(&world.token(), REJECTED, "of another authority").await;
-    assert_eq!(world.issuer.fetches(), 0);
-    // Added later, without a restart.
-    let both = fs::read_to_string(&world.bundle).unwrap() + &world.issuer.ca_pem();
-    fs::write(&world.bundle, both).unwrap();
-    let token = world.token();
-    wait_for("the authority", async || (world.exchange(&token).await.status == 200).then_some(())).await;
+async fn rejects_issuer_with_unknown_ca() {
+    let fixture = Fixture::new().await;
+    Issuer::start().write_ca(&fixture.ca_bundle);
+    fixture.assert_refused(&fixture.token(), TOKEN_REJECTED, "certificate of another CA").await;
+    assert_eq!(fixture.issuer.fetches(), 0);
+    // The CA is added without a restart.
+    let both = fs::read_to_string(&fixture.ca_bundle).unwrap() + &fixture.issuer.ca_pem();
+    fs::write(&fixture.ca_bundle, both).unwrap();
+    let token = fixture.token();
+    wait_for("the CA bundle to be reloaded", async || {
+        (fixture.exchange(&token).await.status == 200).then_some(())
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_setting_the_system_s_authorities_decide() {
-    let world = World::with(Issuer::start(), &[("FEDERATION_JWKS_CA_BUNDLE", "")]).await;
-    world.refused(&world.token(), REJECTED, "of no public authority").await;
-    assert_eq!(world.issuer.fetches(), 0);
+async fn uses_system_cas_without_ca_bundle_setting() {
+    let fixture = Fixture::with(Issuer::start(), &[("FEDERATION_JWKS_CA_BUNDLE", "")]).await;
+    fixture.assert_refused(&fixture.token(), TOKEN_REJECTED, "certificate of no public CA").await;
+    assert_eq!(fixture.issuer.fetches(), 0);
 }

@@ -1,4 +1,4 @@
-//! How often one address may try in a minute.
+//! Rate limit of exchanges per client address and minute.
 
 use std::sync::Arc;
 
@@ -8,126 +8,149 @@ use muster_testing::Issuer;
 use muster_types::time::now;
 use serde_json::{Value, json};
 
-use super::{EXCHANGE, NO_MATCH, TOO_MANY, UNTRUSTED, World, refusal};
+use super::{CLAIMS_MISMATCH, EXCHANGE, Fixture, TOO_MANY_ATTEMPTS, UNTRUSTED_ISSUER, status_and_error};
 use crate::harness::wait_for;
 
-async fn limited(limit: &str) -> World {
+async fn with_rate_limit(limit: &str) -> Fixture {
     let settings = [("FEDERATION_RATE_LIMIT_PER_MINUTE", limit), ("FEDERATION_MAX_TOKEN_BYTES", "4000")];
-    let world = World::with(Issuer::start(), &settings).await;
-    // The rest of the test is in one minute.
-    wait_for("the beginning of a minute", async || (now() % 60.0 < 35.0).then_some(())).await;
-    world
+    let fixture = Fixture::with(Issuer::start(), &settings).await;
+    // The rest of the test must fall within one minute.
+    wait_for("the start of a minute", async || (now() % 60.0 < 35.0).then_some(())).await;
+    fixture
 }
 
-impl World {
-    fn body(&self, token: &str) -> Value {
+impl Fixture {
+    fn exchange_body(&self, token: &str) -> Value {
         json!({"token": token, "namespace": "ci", "rule": "deploy"})
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_attempt_counts_whatever_becomes_of_it() {
-    let world = limited("4").await;
+async fn counts_every_attempt_regardless_of_outcome() {
+    let fixture = with_rate_limit("4").await;
     let address = "192.0.2.7";
-    let from = async |address, token: &str| world.exchange_from(address, &world.body(token)).await;
-    assert_eq!(refusal(&from(address, "rubbish").await), UNTRUSTED);
-    let stranger = world.token_but(&json!({"iss": "https://elsewhere.example"}));
-    assert_eq!(refusal(&from(address, &stranger).await), UNTRUSTED);
-    let other = world.token_but(&json!({"ref": "other"}));
-    assert_eq!(refusal(&from(address, &other).await), NO_MATCH);
-    assert_eq!(from(address, &world.token()).await.status, 200);
-    let token = world.token();
-    let refused = from(address, &token).await;
-    assert_eq!(refusal(&refused), TOO_MANY);
-    assert_eq!(refusal(&from(address, "rubbish").await), TOO_MANY, "before the token is looked at");
-    assert_eq!(refusal(&from("::ffff:192.0.2.7", &token).await), TOO_MANY, "the same address in another way");
+    let exchange_from =
+        async |address, token: &str| fixture.exchange_from(address, &fixture.exchange_body(token)).await;
+    assert_eq!(status_and_error(&exchange_from(address, "rubbish").await), UNTRUSTED_ISSUER);
+    let unknown_issuer = fixture.token_with_claims(&json!({"iss": "https://elsewhere.example"}));
+    assert_eq!(status_and_error(&exchange_from(address, &unknown_issuer).await), UNTRUSTED_ISSUER);
+    let other_ref = fixture.token_with_claims(&json!({"ref": "other"}));
+    assert_eq!(status_and_error(&exchange_from(address, &other_ref).await), CLAIMS_MISMATCH);
+    assert_eq!(exchange_from(address, &fixture.token()).await.status, 200);
+    let token = fixture.token();
+    let refused = exchange_from(address, &token).await;
+    assert_eq!(status_and_error(&refused), TOO_MANY_ATTEMPTS);
+    assert_eq!(
+        status_and_error(&exchange_from(address, "rubbish").await),
+        TOO_MANY_ATTEMPTS,
+        "the limit is checked before the token"
+    );
+    assert_eq!(
+        status_and_error(&exchange_from("::ffff:192.0.2.7", &token).await),
+        TOO_MANY_ATTEMPTS,
+        "the same address mapped to IPv6"
+    );
 
-    let answer = from("192.0.2.8", &token).await;
-    assert_eq!(answer.status, 200, "another address: {}", answer.text);
-    assert_eq!(from("2001:db8::7", &world.token()).await.status, 200);
-    // In another minute.
-    world.execute("UPDATE exchange_attempts SET minute = minute - 1").await;
-    assert_eq!(from(address, &world.token()).await.status, 200);
+    let response = exchange_from("192.0.2.8", &token).await;
+    assert_eq!(response.status, 200, "another address: {}", response.text);
+    assert_eq!(exchange_from("2001:db8::7", &fixture.token()).await.status, 200);
+    // Simulates the next minute.
+    fixture.execute_sql("UPDATE exchange_attempts SET minute = minute - 1").await;
+    assert_eq!(exchange_from(address, &fixture.token()).await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_no_attempt_does_not_count() {
-    let world = limited("2").await;
-    let large = "x".repeat(4001);
+async fn malformed_requests_do_not_count_as_attempts() {
+    let fixture = with_rate_limit("2").await;
+    let too_large = "x".repeat(4001);
     for _ in 0..3 {
-        assert_eq!(world.ask(json!({"token": "x", "namespace": "ci"})).await.status, 400);
-        assert_eq!(world.ask(json!({"token": 7, "namespace": "ci", "rule": "x"})).await.status, 400);
-        let surplus = json!({"token": "x", "namespace": "ci", "rule": "x", "more": 1});
-        assert_eq!(world.ask(surplus).await.status, 400);
-        assert_eq!(world.ask(json!({"token": large, "namespace": "ci", "rule": "x"})).await.status, 413);
-        let answer = world.cluster.send("", Method::POST, EXCHANGE, b"{".to_vec()).await;
-        assert_eq!(answer.status, 400);
-        assert_eq!(world.cluster.send("", Method::POST, EXCHANGE, vec![]).await.status, 411);
+        assert_eq!(fixture.post_exchange(json!({"token": "x", "namespace": "ci"})).await.status, 400);
+        assert_eq!(
+            fixture.post_exchange(json!({"token": 7, "namespace": "ci", "rule": "x"})).await.status,
+            400
+        );
+        let extra_field = json!({"token": "x", "namespace": "ci", "rule": "x", "more": 1});
+        assert_eq!(fixture.post_exchange(extra_field).await.status, 400);
+        assert_eq!(
+            fixture.post_exchange(json!({"token": too_large, "namespace": "ci", "rule": "x"})).await.status,
+            413
+        );
+        let response = fixture.cluster.send("", Method::POST, EXCHANGE, b"{".to_vec()).await;
+        assert_eq!(response.status, 400);
+        assert_eq!(fixture.cluster.send("", Method::POST, EXCHANGE, vec![]).await.status, 411);
     }
-    world.works().await;
-    world.works().await;
-    assert_eq!(refusal(&world.exchange(&world.token()).await), TOO_MANY);
-    assert_eq!(world.ask(json!({})).await.status, 400, "still the request's own fault");
+    fixture.assert_exchange_succeeds().await;
+    fixture.assert_exchange_succeeds().await;
+    assert_eq!(status_and_error(&fixture.exchange(&fixture.token()).await), TOO_MANY_ATTEMPTS);
+    assert_eq!(
+        fixture.post_exchange(json!({})).await.status,
+        400,
+        "malformed requests are rejected before the limit"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_limit_is_exact_for_many_at_once() {
-    let world = Arc::new(limited("20").await);
-    let all: Vec<_> = (0..60)
+async fn limit_is_exact_under_concurrency() {
+    let fixture = Arc::new(with_rate_limit("20").await);
+    let exchanges: Vec<_> = (0..60)
         .map(|_| {
-            let world = Arc::clone(&world);
-            tokio::spawn(async move { world.exchange("rubbish").await })
+            let fixture = Arc::clone(&fixture);
+            tokio::spawn(async move { fixture.exchange("rubbish").await })
         })
         .collect();
-    let mut through = 0;
-    for exchange in all {
-        let answer = exchange.await.unwrap();
-        if refusal(&answer) == UNTRUSTED {
-            through += 1;
+    let mut accepted = 0;
+    for exchange in exchanges {
+        let response = exchange.await.unwrap();
+        if status_and_error(&response) == UNTRUSTED_ISSUER {
+            accepted += 1;
         } else {
-            assert_eq!(refusal(&answer), TOO_MANY);
+            assert_eq!(status_and_error(&response), TOO_MANY_ATTEMPTS);
         }
     }
-    assert_eq!(through, 20);
+    assert_eq!(accepted, 20);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nobody_says_himself_where_he_comes_from() {
-    let world = limited("2").await;
-    let mut through = 0;
+async fn ignores_forwarding_headers() {
+    let fixture = with_rate_limit("2").await;
+    let mut accepted = 0;
     for number in 0..5 {
-        let body = world.body("rubbish").to_string();
+        let body = fixture.exchange_body("rubbish").to_string();
         let address = format!("198.51.100.{number}");
         let request = Request::post(EXCHANGE)
             .header("content-length", body.len())
             .header("x-forwarded-for", &address)
             .header("x-real-ip", &address)
             .header("forwarded", format!("for={address}"));
-        let answer = world.cluster.request(request.body(Body::from(body)).unwrap()).await;
-        through += usize::from(refusal(&answer) == UNTRUSTED);
+        let response = fixture.cluster.request(request.body(Body::from(body)).unwrap()).await;
+        accepted += usize::from(status_and_error(&response) == UNTRUSTED_ISSUER);
     }
-    assert_eq!(through, 2);
+    assert_eq!(accepted, 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_is_told_when_to_come_back() {
-    let world = limited("1").await;
-    world.works().await;
-    let answer = world.exchange(&world.token()).await;
-    assert_eq!(refusal(&answer), TOO_MANY);
-    let after: f64 = answer.headers["retry-after"].to_str().unwrap().parse().unwrap();
-    assert!((1.0..=60.0).contains(&after), "{after}");
-    let then = now() + after;
-    assert!(then % 60.0 < 3.0 || then % 60.0 > 57.0, "at the end of the minute, not {}", then % 60.0);
+async fn rate_limited_response_has_retry_after() {
+    let fixture = with_rate_limit("1").await;
+    fixture.assert_exchange_succeeds().await;
+    let response = fixture.exchange(&fixture.token()).await;
+    assert_eq!(status_and_error(&response), TOO_MANY_ATTEMPTS);
+    let retry_after: f64 = response.headers["retry-after"].to_str().unwrap().parse().unwrap();
+    assert!((1.0..=60.0).contains(&retry_after), "{retry_after}");
+    let retry_at = now() + retry_after;
+    assert!(
+        retry_at % 60.0 < 3.0 || retry_at % 60.0 > 57.0,
+        "retry at the end of the minute, not {}",
+        retry_at % 60.0
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_limit_nothing_is_too_much() {
+async fn zero_or_negative_limit_disables_rate_limiting() {
     for limit in ["0", "-1"] {
-        let world = limited(limit).await;
+        let fixture = with_rate_limit(limit).await;
         for _ in 0..100 {
-            assert_eq!(refusal(&world.exchange("rubbish").await), UNTRUSTED);
+            assert_eq!(status_and_error(&fixture.exchange("rubbish").await), UNTRUSTED_ISSUER);
         }
-        world.works().await;
+        fixture.assert_exchange_succeeds().await;
     }
 }
