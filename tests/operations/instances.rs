@@ -100,7 +100,7 @@ impl Fixture {
         self.post(&format!("{path}/interfaces"), json!({"network_uuid": self.network, "float": true})).await;
         cluster.settle().await;
         let interfaces = self.get(&format!("{path}/interfaces")).await;
-        assert!(interfaces.as_array().unwrap().iter().all(|one| one["state"] == "created"), "{interfaces}");
+        assert!(interfaces.as_array().unwrap().iter().all(|item| item["state"] == "created"), "{interfaces}");
         assert_eq!(interfaces.as_array().unwrap().len(), 2);
 
         let snapshots = self.post(&format!("{path}/snapshot"), json!({"all": true, "thin": true})).await;
@@ -108,8 +108,8 @@ impl Fixture {
         let list = self.get(&format!("{path}/snapshot")).await;
         for (device, snapshot) in snapshots.as_object().unwrap() {
             let listed =
-                list.as_array().unwrap().iter().find(|one| one["blob_uuid"] == snapshot["blob_uuid"]);
-            assert_eq!(listed.map(|one| &one["state"]), Some(&json!("created")), "{device}: {list}");
+                list.as_array().unwrap().iter().find(|item| item["blob_uuid"] == snapshot["blob_uuid"]);
+            assert_eq!(listed.map(|item| &item["state"]), Some(&json!("created")), "{device}: {list}");
         }
 
         let object = ObjectRef::new(ObjectType::Instance, record["uuid"].as_str().unwrap());

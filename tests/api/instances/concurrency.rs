@@ -57,7 +57,7 @@ async fn assert_fifty_creates_fill_capacity(url: Option<&str>) {
 
     let list = get(&cluster, &token, "/instances").await.body;
     let in_state = |state: &str| -> Vec<&Value> {
-        list.as_array().unwrap().iter().filter(|one| text(one, "state") == state).collect()
+        list.as_array().unwrap().iter().filter(|item| text(item, "state") == state).collect()
     };
     assert_eq!((in_state("created").len(), in_state("error").len()), (30, 20));
     for failed in in_state("error") {
@@ -83,12 +83,14 @@ async fn assert_fifty_creates_fill_capacity(url: Option<&str>) {
 
     // Thirty addresses are allocated; those of the failed instances are released.
     let addresses = get(&cluster, &token, &format!("/networks/{network_id}/addresses")).await.body;
-    let used = addresses.as_array().unwrap().iter().filter(|one| text(one, "type") == "instance");
+    let used = addresses.as_array().unwrap().iter().filter(|item| text(item, "type") == "instance");
     assert_eq!(used.count(), 30);
     assert_eq!(cluster.count("hardware_addresses", "1 = 1").await, 30);
     let ports: Vec<i64> = in_state("created")
         .iter()
-        .flat_map(|one| ["console_port", "vdi_port", "vdi_tls_port"].map(|port| one[port].as_i64().unwrap()))
+        .flat_map(|item| {
+            ["console_port", "vdi_port", "vdi_tls_port"].map(|port| item[port].as_i64().unwrap())
+        })
         .collect();
     assert_eq!((ports.len(), cluster.count("instance_ports", "1 = 1").await), (90, 90));
 
@@ -139,11 +141,11 @@ async fn assert_no_placement_on_deleted_node(url: Option<&str>) {
     cluster.settle().await;
     let list = get(&cluster, &token, "/instances").await.body;
     assert_eq!(list.as_array().unwrap().len(), 20);
-    for one in list.as_array().unwrap() {
-        match text(one, "state") {
-            "created" => assert_eq!(text(one, "node"), "sim-1", "{one}"),
-            "error" => assert_eq!(text(one, "error_message"), "node sim-2 was deleted", "{one}"),
-            _ => panic!("{one}"),
+    for item in list.as_array().unwrap() {
+        match text(item, "state") {
+            "created" => assert_eq!(text(item, "node"), "sim-1", "{item}"),
+            "error" => assert_eq!(text(item, "error_message"), "node sim-2 was deleted", "{item}"),
+            _ => panic!("{item}"),
         }
     }
     assert_eq!(cluster.promised().await["sim-2"], (0, 0, 0));
@@ -183,7 +185,7 @@ async fn lists_many_instances_in_one_document() {
     }
     tx.finish(Ok(()), &mut Retry::default()).await.unwrap().unwrap();
     let list = get(&cluster, &token, "/instances").await;
-    let ids: BTreeSet<&str> = list.body.as_array().unwrap().iter().map(|one| text(one, "uuid")).collect();
+    let ids: BTreeSet<&str> = list.body.as_array().unwrap().iter().map(|item| text(item, "uuid")).collect();
     assert_eq!((ids.len(), list.body.as_array().unwrap().len()), (1201, 1201));
     assert!(ids.contains(text(&created, "uuid")));
 }

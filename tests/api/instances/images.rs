@@ -130,9 +130,9 @@ async fn uses_images_of_others_only_if_shared_or_trusted() {
         .await;
     // Labels resolve in the caller's namespace, whichever namespace the instance belongs to.
     post(&cluster, &token, "/label/mine", json!({"blob_uuid": beta_image["blob_uuid"]})).await;
-    let there = json!({"namespace": "beta", "disk": [{"base": "label:mine"}]});
-    let there = create(&cluster, &token, "there", &there).await;
-    assert_eq!(there["namespace"], "beta");
+    let in_beta = json!({"namespace": "beta", "disk": [{"base": "label:mine"}]});
+    let in_beta = create(&cluster, &token, "there", &in_beta).await;
+    assert_eq!(in_beta["namespace"], "beta");
     assert_eq!(try_create(&cluster, &beta, "here", &with_base("label:mine")).await.status, 404);
     // The instances that use an image are listed only for callers who may see them.
     cluster.create_namespace("gamma").await;
@@ -143,7 +143,7 @@ async fn uses_images_of_others_only_if_shared_or_trusted() {
         assert_eq!(fetched["instances"].as_array().unwrap().len(), users, "{fetched}");
     }
     let fetched = get(&cluster, &beta, &format!("/artifacts/{}", text(&beta_image, "uuid"))).await.body;
-    assert_eq!(fetched["blobs"]["1"]["instances"], json!([there["uuid"]]));
+    assert_eq!(fetched["blobs"]["1"]["instances"], json!([in_beta["uuid"]]));
 }
 
 #[tokio::test(flavor = "multi_thread")]

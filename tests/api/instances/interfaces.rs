@@ -45,10 +45,10 @@ async fn hot_plugs_interface_in_both_request_forms_while_on_or_off() {
     cluster.settle().await;
     let list = get(&cluster, &token, &path(&record, "/interfaces")).await.body;
     assert_eq!(
-        list.as_array().unwrap().iter().map(|one| one["order"].as_i64().unwrap()).collect::<Vec<_>>(),
+        list.as_array().unwrap().iter().map(|item| item["order"].as_i64().unwrap()).collect::<Vec<_>>(),
         [0, 1, 2]
     );
-    assert!(list.as_array().unwrap().iter().all(|one| one["state"] == "created"), "{list}");
+    assert!(list.as_array().unwrap().iter().all(|item| item["state"] == "created"), "{list}");
     let node = cluster.node_named(text(&record, "node"));
     let nics = node.vm_plan(id(&record)).unwrap().nics;
     let macs: Vec<String> = nics.iter().map(|nic| nic.mac.to_string()).collect();

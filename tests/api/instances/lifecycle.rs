@@ -156,7 +156,7 @@ async fn restarts_instances_that_ran_when_their_host_went_down() {
     }
     let starts = get(&cluster, &token, &path(&on, "/clusteroperations?all=true")).await.body;
     let starts: Vec<_> =
-        starts.as_array().unwrap().iter().filter(|one| one["tasks"] == json!(["instance_start"])).collect();
+        starts.as_array().unwrap().iter().filter(|item| item["tasks"] == json!(["instance_start"])).collect();
     assert_eq!(starts.len(), 1, "started only once");
 
     // A failed restart is reported.
@@ -246,7 +246,7 @@ async fn deleted_instance_releases_resources_and_is_cleaned_after_delay() {
     assert_eq!(cluster.promised().await[text(&record, "node")], (0, 0, 0));
     assert_eq!(cluster.count("instance_ports", "1 = 1").await, 0);
     let addresses = get(&cluster, &token, &format!("/networks/{network_id}/addresses")).await.body;
-    let types: Vec<&str> = addresses.as_array().unwrap().iter().map(|one| text(one, "type")).collect();
+    let types: Vec<&str> = addresses.as_array().unwrap().iter().map(|item| text(item, "type")).collect();
     assert!(types.contains(&"deletion-halo") && !types.contains(&"instance"), "{types:?}");
     assert_eq!(
         status_and_error(&delete(&cluster, &token, &path(&record, "")).await),
@@ -280,7 +280,7 @@ async fn instance_deleted_during_creation_is_never_started() {
     assert_eq!(show(&cluster, &token, &record).await["state"], "deleted");
     assert!(cluster.vms().is_empty());
     let all = get(&cluster, &token, &path(&record, "/clusteroperations?all=true")).await.body;
-    let states: Vec<&str> = all.as_array().unwrap().iter().map(|one| text(one, "state")).collect();
+    let states: Vec<&str> = all.as_array().unwrap().iter().map(|item| text(item, "state")).collect();
     assert_eq!(states, ["complete", "abort"]);
 }
 

@@ -9,7 +9,7 @@ use crate::harness::{Cluster, caller};
 use crate::networks::{cluster, create_network, delete, get, post};
 
 fn names(list: &Value) -> Vec<&str> {
-    let mut names: Vec<&str> = list.as_array().unwrap().iter().map(|one| text(one, "name")).collect();
+    let mut names: Vec<&str> = list.as_array().unwrap().iter().map(|item| text(item, "name")).collect();
     names.sort_unstable();
     names
 }

@@ -14,7 +14,7 @@ async fn snapshot(cluster: &Cluster, token: &str, record: &Value, body: Value) -
 /// Returns the list entry of a snapshot.
 async fn listed(cluster: &Cluster, token: &str, record: &Value, blob: &Value) -> Value {
     let list = get(cluster, token, &path(record, "/snapshot")).await.body;
-    list.as_array().unwrap().iter().find(|one| one["blob_uuid"] == *blob).cloned().unwrap_or_default()
+    list.as_array().unwrap().iter().find(|item| item["blob_uuid"] == *blob).cloned().unwrap_or_default()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -98,7 +98,7 @@ async fn snapshots_are_versions_and_outlive_their_instance() {
         cluster.settle().await;
     }
     let list = get(&cluster, &token, &path(&record, "/snapshot")).await.body;
-    let listed_blobs: Vec<&Value> = list.as_array().unwrap().iter().map(|one| &one["blob_uuid"]).collect();
+    let listed_blobs: Vec<&Value> = list.as_array().unwrap().iter().map(|item| &item["blob_uuid"]).collect();
     assert_eq!(listed_blobs, [&snapshots[1]["blob_uuid"], &snapshots[2]["blob_uuid"]]);
     let artifact = format!("/artifacts/{}", text(&snapshots[0], "artifact_uuid"));
     let fetched = get(&cluster, &token, &artifact).await.body;
