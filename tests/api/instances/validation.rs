@@ -1,29 +1,29 @@
-//! What is refused, with which sentence, and that nothing is left of it.
+//! Validation of instance creation: exact errors, and no side effects.
 
 use axum::http::Method;
 use serde_json::{Value, json};
 
-use super::{create, path, refusal, settled, small, try_create};
+use super::{create, create_and_settle, instance_request, path, status_and_error, try_create};
 use crate::harness::Cluster;
-use crate::networks::{cluster, get, network, post};
+use crate::networks::{cluster, create_network, get, post};
 
-/// Rows of everything that a create could leave behind.
-async fn traces(cluster: &Cluster) -> Vec<i64> {
-    let mut found = Vec::new();
+/// Returns the row counts of every table that a create request writes to.
+async fn row_counts(cluster: &Cluster) -> Vec<i64> {
+    let mut counts = Vec::new();
     for table in
         ["instances", "interfaces", "artifacts", "node_claims", "instance_ports", "hardware_addresses"]
     {
-        found.push(cluster.count(table, "1 = 1").await);
+        counts.push(cluster.count(table, "1 = 1").await);
     }
-    found.push(cluster.count("addresses", "kind = 'instance'").await);
-    found.push(cluster.count("metadata", "object_type = 'instance'").await);
-    found.push(cluster.count("operations", "target_type = 'instance'").await);
-    found
+    counts.push(cluster.count("addresses", "kind = 'instance'").await);
+    counts.push(cluster.count("metadata", "object_type = 'instance'").await);
+    counts.push(cluster.count("operations", "target_type = 'instance'").await);
+    counts
 }
 
-/// Every element of a spec that is refused, and what is said then. The network does not exist: nobody looks for it
-/// before all of the request makes sense.
-fn refused() -> Vec<(Value, &'static str)> {
+/// Returns invalid request fields with their errors. The network does not exist, because lookups come after
+/// validation.
+fn invalid_requests() -> Vec<(Value, &'static str)> {
     let disk = |disk: Value| json!({"disk": [disk]});
     let net = |mut net: Value| {
         net.as_object_mut().unwrap().entry("network_uuid").or_insert(json!("absent"));
@@ -114,72 +114,83 @@ fn refused() -> Vec<(Value, &'static str)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_create_that_makes_no_sense_is_refused_before_anything_is_looked_up_and_leaves_no_trace() {
+async fn rejects_invalid_request_before_lookups_without_side_effects() {
     let (cluster, token) = cluster(&[]).await;
-    network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
-    let before = traces(&cluster).await;
-    for (more, why) in refused() {
-        // None of these exists either.
-        let mut body = small("www", &json!({"placed_on": "nowhere", "namespace": "absent"}));
-        for (key, value) in more.as_object().unwrap() {
+    create_network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
+    let before = row_counts(&cluster).await;
+    for (overrides, error) in invalid_requests() {
+        // Neither the node nor the namespace exists.
+        let mut body = instance_request("www", &json!({"placed_on": "nowhere", "namespace": "absent"}));
+        for (key, value) in overrides.as_object().unwrap() {
             body[key] = value.clone();
         }
-        let answer = post(&cluster, &token, "/instances", body).await;
-        assert_eq!(refusal(&answer), (400, why), "{more}");
+        let response = post(&cluster, &token, "/instances", body).await;
+        assert_eq!(status_and_error(&response), (400, error), "{overrides}");
     }
     for name in
         ["", "a.b", "-a", "a-", "a_b", "10.0.0.1", &"x".repeat(64), "7f1b7f9e-8d4e-4a5e-9a55-0c5d1d7f1c11"]
     {
-        let answer = try_create(&cluster, &token, name, &json!({"placed_on": "nowhere"})).await;
-        let start = format!("instance name {name} is not useable as a DNS and Linux host name.");
-        assert!(answer.status == 400 && refusal(&answer).1.starts_with(&start), "{}", answer.text);
+        let response = try_create(&cluster, &token, name, &json!({"placed_on": "nowhere"})).await;
+        let error_prefix = format!("instance name {name} is not useable as a DNS and Linux host name.");
+        assert!(
+            response.status == 400 && status_and_error(&response).1.starts_with(&error_prefix),
+            "{}",
+            response.text
+        );
     }
-    assert_eq!(traces(&cluster).await, before);
+    assert_eq!(row_counts(&cluster).await, before);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_create_about_what_is_not_there_is_refused_and_leaves_no_trace() {
+async fn rejects_missing_references_without_side_effects() {
     let (cluster, token) = cluster(&[]).await;
-    network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
+    create_network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
     for _ in 0..2 {
-        network(&cluster, &token, json!({"name": "twin", "netblock": "10.1.0.0/24", "provide_nat": false}))
-            .await;
+        create_network(
+            &cluster,
+            &token,
+            json!({"name": "twin", "netblock": "10.1.0.0/24", "provide_nat": false}),
+        )
+        .await;
     }
     let system = cluster.token("system").await;
-    let foreign = network(&cluster, &system, json!({"name": "foreign", "netblock": "10.2.0.0/24"})).await;
-    let before = traces(&cluster).await;
+    let foreign =
+        create_network(&cluster, &system, json!({"name": "foreign", "netblock": "10.2.0.0/24"})).await;
+    let before = row_counts(&cluster).await;
     let absent = "7f1b7f9e-8d4e-4a5e-9a55-0c5d1d7f1c11";
-    let on = |reference: &str| json!({"network": [{"network_uuid": "blue"}, {"network_uuid": reference}]});
-    let address = |address: &str| json!({"network": [{"network_uuid": "blue", "address": address}]});
-    let base = |base: &str| json!({"disk": [{"size": 1}, {"base": base}]});
-    for (more, status, why) in [
+    let with_network =
+        |reference: &str| json!({"network": [{"network_uuid": "blue"}, {"network_uuid": reference}]});
+    let with_address =
+        |with_address: &str| json!({"network": [{"network_uuid": "blue", "address": with_address}]});
+    let with_base = |with_base: &str| json!({"disk": [{"size": 1}, {"base": with_base}]});
+    for (overrides, status, error) in [
         (json!({"namespace": "absent"}), 404, "namespace not found".to_owned()),
         (json!({"namespace": "system"}), 404, "namespace not found".to_owned()),
         (json!({"placed_on": "nowhere"}), 404, "Specified node nowhere does not exist".to_owned()),
-        (on("absent"), 404, "network absent not found".into()),
-        (on(absent), 404, format!("network {absent} not found")),
-        (on(&foreign), 404, format!("network {foreign} does not exist")),
-        (on("foreign"), 404, "network foreign not found".into()),
-        (on("twin"), 400, "multiple networks have the name \"twin\" in namespace \"ci\"".into()),
+        (with_network("absent"), 404, "network absent not found".into()),
+        (with_network(absent), 404, format!("network {absent} not found")),
+        (with_network(&foreign), 404, format!("network {foreign} does not exist")),
+        (with_network("foreign"), 404, "network foreign not found".into()),
+        (with_network("twin"), 400, "multiple networks have the name \"twin\" in namespace \"ci\"".into()),
         (
-            address("10.9.9.9"),
+            with_address("10.9.9.9"),
             400,
             "network specification requests an address outside the range of the network".into(),
         ),
-        (address("ten"), 400, "network[0].address: Not a valid IPv4 address.".into()),
+        (with_address("ten"), 400, "network[0].address: Not a valid IPv4 address.".into()),
         (
             json!({"network": [{"network_uuid": "blue", "address": "none", "float": true}]}),
             400,
             "network[0].float: an interface without an address cannot float".into(),
         ),
-        (base("label:absent"), 404, "artifact not found".into()),
-        (base("sf://label/ci/absent"), 404, "artifact not found".into()),
-        (base("sf://upload/ci/absent"), 404, "artifact not found".into()),
-        (base(&format!("sf://artifact/{absent}")), 404, "artifact not found".into()),
-        (base(&format!("sf://snapshot/{absent}")), 404, "artifact not found".into()),
-        (base("sf://artifact/x"), 404, "artifact not found".into()),
-        (base(&format!("sf://blob/{absent}")), 404, "blob not found".into()),
-        (base("sf://nonsense"), 404, "artifact not found".into()),
+        (with_base("label:absent"), 404, "artifact not found".into()),
+        (with_base("sf://label/ci/absent"), 404, "artifact not found".into()),
+        (with_base("sf://upload/ci/absent"), 404, "artifact not found".into()),
+        (with_base(&format!("sf://artifact/{absent}")), 404, "artifact not found".into()),
+        (with_base(&format!("sf://snapshot/{absent}")), 404, "artifact not found".into()),
+        (with_base("sf://artifact/x"), 404, "artifact not found".into()),
+        (with_base(&format!("sf://blob/{absent}")), 404, "blob not found".into()),
+        (with_base("sf://nonsense"), 404, "artifact not found".into()),
         (
             json!({"nvram_template": "nonsense"}),
             400,
@@ -187,50 +198,54 @@ async fn a_create_about_what_is_not_there_is_refused_and_leaves_no_trace() {
         ),
         (json!({"nvram_template": "label:absent"}), 404, "artifact not found".into()),
     ] {
-        let answer = try_create(&cluster, &token, "www", &more).await;
-        assert_eq!(refusal(&answer), (status, why.as_str()), "{more}");
+        let response = try_create(&cluster, &token, "www", &overrides).await;
+        assert_eq!(status_and_error(&response), (status, error.as_str()), "{overrides}");
     }
-    assert_eq!(traces(&cluster).await, before);
+    assert_eq!(row_counts(&cluster).await, before);
 
-    // A network that is not ready is worth waiting for.
-    let new = json!({"name": "young", "netblock": "10.3.0.0/24"});
-    let young = post(&cluster, &token, "/networks", new).await.body["uuid"].as_str().unwrap().to_owned();
-    let answer = try_create(&cluster, &token, "www", &on("young")).await;
-    assert_eq!(refusal(&answer), (406, format!("network {young} is not ready (initial)").as_str()));
+    // A network that is not ready is reported as such.
+    let network_request = json!({"name": "young", "netblock": "10.3.0.0/24"});
+    let initial_network =
+        post(&cluster, &token, "/networks", network_request).await.body["uuid"].as_str().unwrap().to_owned();
+    let response = try_create(&cluster, &token, "www", &with_network("young")).await;
+    assert_eq!(
+        status_and_error(&response),
+        (406, format!("network {initial_network} is not ready (initial)").as_str())
+    );
     assert_eq!(cluster.count("instances", "1 = 1").await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_screen_has_two_names_and_its_forms_are_read() {
+async fn accepts_video_and_videospec_in_all_forms() {
     let (cluster, token) = cluster(&[]).await;
     let (default, qxl) = (
         json!({"model": "cirrus", "memory": 16384, "vdi": "spice"}),
         json!({"model": "qxl", "memory": 1024}),
     );
-    let told = |vdi: &str| json!({"model": "qxl", "memory": 1024, "vdi": vdi});
-    for (number, (more, shown)) in [
+    let with_vdi = |vdi: &str| json!({"model": "qxl", "memory": 1024, "vdi": vdi});
+    for (number, (overrides, expected)) in [
         (json!({"video": {}}), default.clone()),
         (json!({"videospec": null, "video": {}}), default),
-        (json!({"video": qxl}), told("spice")),
-        (json!({"videospec": qxl}), told("spice")),
-        (json!({"videospec": qxl, "video": qxl}), told("spice")),
-        (json!({"videospec": {"model": "qxl", "memory": 1024, "vdi": null}}), told("spice")),
-        (json!({"video": told("vnc")}), told("vnc")),
-        (json!({"video": told("spiceconcurrent")}), told("spiceconcurrent")),
-        (json!({"videospec": told("spicedebug")}), told("spicedebug")),
+        (json!({"video": qxl}), with_vdi("spice")),
+        (json!({"videospec": qxl}), with_vdi("spice")),
+        (json!({"videospec": qxl, "video": qxl}), with_vdi("spice")),
+        (json!({"videospec": {"model": "qxl", "memory": 1024, "vdi": null}}), with_vdi("spice")),
+        (json!({"video": with_vdi("vnc")}), with_vdi("vnc")),
+        (json!({"video": with_vdi("spiceconcurrent")}), with_vdi("spiceconcurrent")),
+        (json!({"videospec": with_vdi("spicedebug")}), with_vdi("spicedebug")),
     ]
     .into_iter()
     .enumerate()
     {
-        let answer = try_create(&cluster, &token, &format!("n{number}"), &more).await;
-        assert_eq!((answer.status.as_u16(), &answer.body["video"]), (200, &shown), "{more}");
+        let response = try_create(&cluster, &token, &format!("n{number}"), &overrides).await;
+        assert_eq!((response.status.as_u16(), &response.body["video"]), (200, &expected), "{overrides}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_terraform_sends_for_nothing_is_nothing() {
+async fn treats_empty_terraform_values_as_unset() {
     let (cluster, token) = cluster(&[]).await;
-    network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
+    create_network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
     let empty = json!({
         "network": [{"network_uuid": "blue", "address": "", "macaddress": "", "model": ""}],
         "disk": [{"size": 1, "base": "", "bus": "", "type": ""}],
@@ -242,14 +257,19 @@ async fn what_terraform_sends_for_nothing_is_nothing() {
     assert_eq!((&record["nvram_template"], &record["namespace"]), (&Value::Null, &json!("ci")));
     assert_eq!(record["disk_spec"][0], json!({"size": 1, "base": null, "bus": "virtio", "type": "disk"}));
     let interface = &record["interfaces"][0];
-    assert_eq!((&interface["ipv4"], &interface["model"]), (&Value::Null, &json!("virtio")), "no address");
+    assert_eq!(
+        (&interface["ipv4"], &interface["model"]),
+        (&Value::Null, &json!("virtio")),
+        "no address is allocated"
+    );
     assert!(interface["macaddr"].as_str().unwrap().starts_with("02:00:00:"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn spellings_of_yes_and_no_are_read_with_their_meaning() {
+async fn accepts_boolean_spellings() {
     let (cluster, token) = cluster(&[]).await;
-    let net = network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
+    let network_id =
+        create_network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
     for (number, (spelling, floats)) in [
         (json!(true), true),
         (json!("yes"), true),
@@ -264,53 +284,51 @@ async fn spellings_of_yes_and_no_are_read_with_their_meaning() {
     .into_iter()
     .enumerate()
     {
-        let more = json!({"network": [{"network_uuid": net, "float": spelling, "address": null}]});
-        let answer = try_create(&cluster, &token, &format!("n{number}"), &more).await;
-        assert_eq!(answer.status, 200, "{}", answer.text);
-        assert_eq!(answer.body["interfaces"][0]["floating"].is_string(), floats, "{spelling}");
-        assert!(answer.body["interfaces"][0]["ipv4"].is_string(), "null is any address");
+        let overrides =
+            json!({"network": [{"network_uuid": network_id, "float": spelling, "address": null}]});
+        let response = try_create(&cluster, &token, &format!("n{number}"), &overrides).await;
+        assert_eq!(response.status, 200, "{}", response.text);
+        assert_eq!(response.body["interfaces"][0]["floating"].is_string(), floats, "{spelling}");
+        assert!(response.body["interfaces"][0]["ipv4"].is_string(), "null requests any address");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relaxed_cluster_takes_what_it_does_not_know_and_still_refuses_nonsense() {
+async fn relaxed_validation_accepts_unknown_fields_but_rejects_invalid_values() {
     for mode in ["warn", "off"] {
         let (cluster, token) = cluster(&[("API_VALIDATION_MODE", mode)]).await;
-        network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
-        let odd = json!({
+        create_network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
+        let unknown_fields = json!({
             "colour": "red",
             "disk": [{"size": 1, "colour": "red"}],
             "network": [{"network_uuid": "blue", "float": "maybe", "vlan": 3}],
             "video": {"model": "qxl", "memory": 1, "heads": 2},
         });
-        let record = settled(&cluster, &token, "odd", &odd).await;
+        let record = create_and_settle(&cluster, &token, "odd", &unknown_fields).await;
         assert_eq!(record["state"], "created", "{record}");
-        assert!(record["interfaces"][0]["floating"].is_string(), "what is not no is yes");
+        assert!(record["interfaces"][0]["floating"].is_string(), "unrecognized values count as true");
         assert!(record["disk_spec"][0].get("colour").is_none());
-        for nonsense in [
+        for invalid in [
             json!({"disk": [{"size": -1}]}),
             json!({"disk": [{"size": 1, "bus": "ide"}]}),
             json!({"network": [{"network_uuid": null}]}),
             json!({"network": [{"network_uuid": "blue", "macaddress": "x"}]}),
             json!({"video": {"model": "qxl"}}),
         ] {
-            assert_eq!(
-                try_create(&cluster, &token, "www", &nonsense).await.status,
-                400,
-                "{mode}: {nonsense}"
-            );
+            assert_eq!(try_create(&cluster, &token, "www", &invalid).await.status, 400, "{mode}: {invalid}");
         }
-        let plug = json!({"network_uuid": "blue", "float": "maybe", "vlan": 3});
-        let answer = cluster.call(&token, Method::POST, &path(&record, "/interfaces"), Some(plug)).await;
-        assert_eq!(answer.status, 200, "{}", answer.text);
-        assert!(answer.body["floating"].is_string());
+        let interface_request = json!({"network_uuid": "blue", "float": "maybe", "vlan": 3});
+        let response =
+            cluster.call(&token, Method::POST, &path(&record, "/interfaces"), Some(interface_request)).await;
+        assert_eq!(response.status, 200, "{}", response.text);
+        assert!(response.body["floating"].is_string());
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_slash_forms_create_and_list() {
+async fn trailing_slash_is_accepted() {
     let (cluster, token) = cluster(&[]).await;
-    let answer = post(&cluster, &token, "/instances/", small("www", &json!({}))).await;
-    assert_eq!(answer.status, 200, "{}", answer.text);
+    let response = post(&cluster, &token, "/instances/", instance_request("www", &json!({}))).await;
+    assert_eq!(response.status, 200, "{}", response.text);
     assert_eq!(get(&cluster, &token, "/instances/").await.body.as_array().unwrap().len(), 1);
 }

@@ -1,4 +1,4 @@
-//! How guests get their agent.
+//! Download of the agent and its install script.
 
 use axum::body::Body;
 use axum::http::Request;
@@ -11,7 +11,7 @@ async fn fetch(cluster: &Cluster, path: &str, host: &str) -> Answer {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_script_fetches_from_where_it_came() {
+async fn install_script_uses_request_host() {
     let cluster = Cluster::new().await;
     let script = fetch(&cluster, "/agent/install.sh", "cloud.example:13000").await;
     assert_eq!(script.status, 200, "{}", script.text);
@@ -24,13 +24,13 @@ async fn the_script_fetches_from_where_it_came() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_program_is_handed_out_or_its_absence_explained() {
+async fn serves_agent_binary_or_explains_its_absence() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("agent");
     let setting = path.display().to_string();
     let cluster = Cluster::with(&[("AGENT_PROGRAM", &setting)], None).await;
     let missing = fetch(&cluster, "/agent/muster-agent", "x").await;
-    assert_eq!(refusal(&missing), (404, "the file that AGENT_PROGRAM names cannot be read"));
+    assert_eq!(status_and_error(&missing), (404, "the file that AGENT_PROGRAM names cannot be read"));
     std::fs::write(&path, b"\x7fELF and so on").unwrap();
     let program = fetch(&cluster, "/agent/muster-agent", "x").await;
     assert_eq!((program.status.as_u16(), program.text.as_bytes()), (200, b"\x7fELF and so on".as_slice()));
