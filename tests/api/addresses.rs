@@ -114,7 +114,7 @@ async fn reuses_addresses_of_full_network_after_quarantine() {
     .await;
     assert_eq!(reallocated.ipv4, deleted.ipv4);
     let in_use = new(WantedAddress::Exactly(reallocated.ipv4.unwrap()));
-    assert!(matches!(cluster.try_interface(&in_use).await, Err(muster_types::Error::Conflict(_))));
+    assert!(matches!(cluster.try_interface(&in_use).await, Err(muster_types::Error::AddressInUse(_))));
     let outside = new(WantedAddress::Exactly("10.9.9.9".parse().unwrap()));
     assert!(matches!(cluster.try_interface(&outside).await, Err(muster_types::Error::Invalid(_))));
     let duplicate_mac = NewInterface { mac: Some(reallocated.mac), ..new(WantedAddress::None) };

@@ -34,7 +34,7 @@ const MAX_TEXT_CHARS: usize = 256;
 /// The maximum number of characters of a detail for the owner of a rule.
 const MAX_DETAIL_CHARS: usize = 1024;
 
-/// An exchange request, not validated yet. Its `Debug` output omits the token, which is a credential.
+/// A request to exchange an identity token for a key, not validated yet.
 #[derive(Default, serde::Deserialize, utoipa::ToSchema)]
 #[schema(as = NewExchange)]
 pub struct ExchangeRequest {
@@ -49,6 +49,7 @@ pub struct ExchangeRequest {
     pub rule: Option<Value>,
 }
 
+/// Omits the token, which is a credential.
 impl fmt::Debug for ExchangeRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ExchangeRequest(…)")
