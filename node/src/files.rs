@@ -34,7 +34,7 @@ impl Drop for ScratchDir {
 }
 
 pub(crate) fn disk_full() -> Error {
-    Error::Insufficient("the disk of the node has no room for it".into())
+    Error::InsufficientCapacity("the disk of the node has no room for it".into())
 }
 
 /// Returns a function that converts an I/O error; `what` is the action that failed.

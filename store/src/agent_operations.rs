@@ -282,7 +282,7 @@ pub async fn set_state(
     to: AgentOperationState,
     outcome: &AgentOperationOutcome<'_>,
 ) -> Result<bool, StoreError> {
-    if !from.may_become(to) {
+    if !from.can_transition_to(to) {
         return Err(StoreError::Internal(format!("an agent operation cannot go from {from} to {to}")));
     }
     let results = outcome.results.map(to_json).transpose()?;

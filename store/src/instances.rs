@@ -289,7 +289,7 @@ pub async fn set_state(
     to: InstanceState,
     error: Option<&str>,
 ) -> Result<bool, StoreError> {
-    if !from.may_become(to) {
+    if !from.can_transition_to(to) {
         return Err(StoreError::Internal(format!("an instance cannot go from {from} to {to}")));
     }
     let updated = tx

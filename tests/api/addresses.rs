@@ -7,7 +7,7 @@ use muster_control::objects::interface::{NewInterface, WantedAddress};
 use muster_control::reconcile;
 use muster_store::addresses;
 use muster_types::ids::InstanceId;
-use muster_types::network::FLOATING;
+use muster_types::network::FLOATING_NETWORK_ID;
 use serde_json::{Value, json};
 
 use crate::harness::wait_for;
@@ -98,7 +98,7 @@ async fn a_small_network_fills_up_and_rested_addresses_come_back() {
     };
     let refused = cluster.try_interface(&new(WantedAddress::Any)).await.unwrap_err();
     assert!(
-        matches!(&refused, muster_types::Error::Insufficient(text) if text == "No free addresses on network")
+        matches!(&refused, muster_types::Error::InsufficientCapacity(text) if text == "No free addresses on network")
     );
     // Without an address there is always room.
     assert_eq!(cluster.try_interface(&new(WantedAddress::None)).await.unwrap().ipv4, None);
@@ -133,12 +133,12 @@ async fn interfaces_float_and_stop_floating() {
     let router = cluster.node.network_plans().pop().unwrap().router.unwrap();
     assert_eq!(router.egress.floating, [(floating, row.ipv4.unwrap())]);
     assert_eq!(cluster.call(&token, Method::POST, &path("float"), None).await.status, 409);
-    let held = addresses::get(&*cluster.app.store, FLOATING, floating).await.unwrap().unwrap();
+    let held = addresses::get(&*cluster.app.store, FLOATING_NETWORK_ID, floating).await.unwrap().unwrap();
     assert_eq!(held.user.unwrap().id, row.id.to_string());
     assert_eq!(cluster.call(&token, Method::POST, &path("defloat"), None).await.status, 200);
     assert_eq!(cluster.call(&token, Method::POST, &path("defloat"), None).await.status, 200);
     assert!(cluster.node.network_plans().pop().unwrap().router.unwrap().egress.floating.is_empty());
-    let rests = addresses::get(&*cluster.app.store, FLOATING, floating).await.unwrap().unwrap();
+    let rests = addresses::get(&*cluster.app.store, FLOATING_NETWORK_ID, floating).await.unwrap().unwrap();
     assert_eq!((rests.kind.as_str(), rests.user), ("deletion-halo", None));
     let item = json!({"value": "b"});
     let path = format!("/interfaces/{}/metadata/a", row.id);

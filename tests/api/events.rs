@@ -117,7 +117,7 @@ async fn pruning_keeps_what_is_young_and_resumes_where_time_ran_out() {
         aged(&object, Status, 200.0),
         aged(&request, Audit, 50.0),
         // An interface's event that its network links as well lives until the last link goes.
-        aged(&request, Status, 500.0).also(object.clone()),
+        aged(&request, Status, 500.0).with_object(object.clone()),
     ] {
         cluster.app.events.record(event);
     }

@@ -4,7 +4,7 @@ use axum::http::Method;
 use muster_control::reconcile;
 use muster_store::interfaces;
 use muster_types::ids::NetworkId;
-use muster_types::network::FLOATING;
+use muster_types::network::FLOATING_NETWORK_ID;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
@@ -349,7 +349,7 @@ async fn all_networks_of_a_namespace_are_deleted_at_once() {
 async fn the_floating_network_is_nobodys_and_stays() {
     let (cluster, token) = cluster(&[]).await;
     let system = cluster.token("system").await;
-    let path = format!("/networks/{FLOATING}");
+    let path = format!("/networks/{FLOATING_NETWORK_ID}");
     assert_eq!(get(&cluster, &token, &path).await.status, 404);
     let shown = get(&cluster, &system, &path).await.body;
     assert_eq!((&shown["namespace"], &shown["vxid"]), (&Value::Null, &json!(0)));
@@ -452,7 +452,7 @@ async fn deleted_networks_are_cleaned_with_everything_they_had() {
     }
     assert_eq!(get(&cluster, &token, &format!("/networks/{network}")).await.status, 404);
     for table in ["addresses", "address_blocks", "dns_entries", "node_networks", "interfaces"] {
-        let sql = format!("SELECT COUNT(*) FROM {table} WHERE network_uuid <> '{FLOATING}'");
+        let sql = format!("SELECT COUNT(*) FROM {table} WHERE network_uuid <> '{FLOATING_NETWORK_ID}'");
         let rows = cluster.app.store.query(&sql, &[]).await.unwrap();
         assert_eq!(rows[0].scalar::<i64>().unwrap(), 0, "{table}");
     }

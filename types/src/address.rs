@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::ids::NetworkId;
-use crate::object::words;
+use crate::object::string_enum;
 use crate::{Error, Result};
 
 /// The maximum prefix length of a network, which leaves eight addresses.
@@ -204,7 +204,7 @@ impl fmt::Display for MacAddress {
     }
 }
 
-words! {
+string_enum! {
     /// The purpose of an allocated address.
     AddressType {
         Network = "network",

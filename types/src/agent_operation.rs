@@ -15,9 +15,9 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::ids::{AgentOperationId, BlobId, InstanceId};
-use crate::object::{Reference, words};
+use crate::object::{Reference, string_enum};
 
-words! {
+string_enum! {
     /// The life of an agent operation.
     AgentOperationState {
         /// Its blob is on the way to the node.
@@ -45,7 +45,7 @@ impl AgentOperationState {
 
     /// Whether an operation may go from here to `next`.
     #[must_use]
-    pub fn may_become(self, next: Self) -> bool {
+    pub fn can_transition_to(self, next: Self) -> bool {
         match (self, next) {
             (Self::Deleted, _) => false,
             (_, Self::Deleted) => true,
@@ -61,7 +61,7 @@ impl AgentOperationState {
     }
 }
 
-words! {
+string_enum! {
     /// Which budget ran out.
     ExpiryReason {
         Deadline = "deadline",
@@ -82,7 +82,7 @@ pub enum AgentCommand {
     #[serde(rename = "put-blob")]
     PutBlob { blob_uuid: BlobId, path: String },
     #[serde(rename = "chmod")]
-    Chmod { path: String, mode: Mode },
+    Chmod { path: String, mode: ChmodMode },
     #[serde(rename = "get-file")]
     GetFile { path: String },
 }
@@ -90,9 +90,9 @@ pub enum AgentCommand {
 /// Permissions of a file: a number, or words such as `ugo+r`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
-pub enum Mode {
+pub enum ChmodMode {
     Number(u32),
-    Words(String),
+    Symbolic(String),
 }
 
 /// An agent operation as the API answers it.

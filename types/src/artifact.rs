@@ -13,10 +13,10 @@ use utoipa::ToSchema;
 
 use crate::blob::BlobRecord;
 use crate::ids::{ArtifactId, BlobId, InstanceId};
-use crate::object::{Reference, words};
+use crate::object::{Reference, string_enum};
 use crate::operation::OperationHandle;
 
-words! {
+string_enum! {
     /// The life of an artifact.
     ArtifactState {
         Initial = "initial",
@@ -29,7 +29,7 @@ words! {
 impl ArtifactState {
     /// Whether an artifact may go from here to `next`.
     #[must_use]
-    pub fn may_become(self, next: Self) -> bool {
+    pub fn can_transition_to(self, next: Self) -> bool {
         match (self, next) {
             (Self::Initial, Self::Created | Self::Error | Self::Deleted)
             | (Self::Created, Self::Deleted)
@@ -42,7 +42,7 @@ impl ArtifactState {
     }
 }
 
-words! {
+string_enum! {
     /// What an artifact is.
     ArtifactType {
         /// A disk image.
@@ -58,7 +58,7 @@ words! {
 
 /// One version, within an artifact.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Version {
+pub struct ArtifactVersion {
     pub uuid: BlobId,
     pub size: i64,
     pub reference_count: i64,
@@ -96,7 +96,7 @@ pub struct ArtifactRecord {
     pub blob_uuid: Option<BlobId>,
     /// The versions by their number.
     #[schema(value_type = Object)]
-    pub blobs: BTreeMap<i64, Version>,
+    pub blobs: BTreeMap<i64, ArtifactVersion>,
     #[schema(value_type = Object)]
     pub metadata: Map<String, Value>,
     pub version: i64,

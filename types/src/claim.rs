@@ -9,14 +9,14 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::ids::ClaimId;
-use crate::object::words;
+use crate::object::string_enum;
 
-words! {
+string_enum! {
     /// Whether a claim still promises something. Nothing moves it: time does.
     CoverageState { Active = "active", Expired = "expired" }
 }
 
-words! {
+string_enum! {
     /// A claim is there or gone.
     ClaimState { Created = "created" }
 }

@@ -5,6 +5,8 @@
 
 use std::net::Ipv4Addr;
 
+use crate::scheduling::SchedulingStage;
+
 /// What went wrong, by what the caller can do about it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -40,16 +42,16 @@ pub enum Error {
     TooLarge(String),
     /// The caller asked too often; in so many seconds it may ask again.
     #[error("{text}")]
-    TooMany { text: String, retry_after: u64 },
+    TooManyRequests { text: String, retry_after: u64 },
     /// The caller did not send its request in time.
     #[error("{0}")]
     Timeout(String),
     /// There is no room left for it.
     #[error("{0}")]
-    Insufficient(String),
+    InsufficientCapacity(String),
     /// No node can take it; the stage is where the last candidate dropped out.
     #[error("{text}")]
-    Unplaceable { text: String, stage: &'static str, transient: bool },
+    Unschedulable { text: String, stage: SchedulingStage },
     /// Other transactions prevented this one from committing, again and again; retrying helps.
     #[error("database unavailable, please retry")]
     Contended,
@@ -61,7 +63,7 @@ pub enum Error {
     PortInUse(String),
     /// The operator has not set what this needs.
     #[error("{0}")]
-    Unconfigured(String),
+    NotConfigured(String),
     /// Our own fault. The text is for the log, never for the caller.
     #[error("{0}")]
     Internal(String),

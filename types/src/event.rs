@@ -5,10 +5,10 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::object::{ObjectRef, words};
+use crate::object::{ObjectRef, string_enum};
 use crate::time::now;
 
-words! {
+string_enum! {
     /// The category of an event; each has its own retention.
     EventType {
         Audit = "audit",
@@ -71,7 +71,7 @@ impl Event {
 
     /// Links the event to one more object.
     #[must_use]
-    pub fn also(mut self, object: ObjectRef) -> Self {
+    pub fn with_object(mut self, object: ObjectRef) -> Self {
         self.objects.push(object);
         self
     }

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::ids::{AgentOperationId, InstanceId};
-use crate::object::words;
+use crate::object::string_enum;
 use crate::storage::ByteStream;
 use crate::vm::ChangeStream;
 
@@ -114,7 +114,7 @@ pub enum CommandOutput {
     Stored { size: u64, truncated: bool },
 }
 
-words! {
+string_enum! {
     /// An output stream of a command.
     OutputName {
         Stdout = "stdout",

@@ -19,11 +19,11 @@ use utoipa::ToSchema;
 use crate::agent_operation::AgentOperationRecord;
 use crate::ids::{BlobId, InstanceId};
 use crate::interface::InterfaceRecord;
-use crate::object::{Reference, words};
+use crate::object::{Reference, string_enum};
 use crate::operation::OperationHandle;
 use crate::spec::{DiskBus, DiskSpec, VideoSpec};
 
-words! {
+string_enum! {
     /// The life of an instance.
     InstanceState {
         Initial = "initial",
@@ -44,7 +44,7 @@ words! {
 impl InstanceState {
     /// Whether an instance may go from here to `next`.
     #[must_use]
-    pub fn may_become(self, next: Self) -> bool {
+    pub fn can_transition_to(self, next: Self) -> bool {
         use InstanceState as S;
         match self {
             S::Initial => matches!(next, S::Preflight | S::DeleteWait | S::Deleted | S::InitialError),
@@ -65,7 +65,7 @@ impl InstanceState {
 
     /// The state that says that what was under way here failed, if anything can fail here.
     #[must_use]
-    pub fn failed(self) -> Option<Self> {
+    pub fn error_state(self) -> Option<Self> {
         match self {
             Self::Initial => Some(Self::InitialError),
             Self::Preflight => Some(Self::PreflightError),
@@ -84,7 +84,7 @@ impl InstanceState {
 
     /// Whether it is on its way to run, or runs.
     #[must_use]
-    pub fn is_alive(self) -> bool {
+    pub fn is_active(self) -> bool {
         match self {
             Self::Initial | Self::Preflight | Self::Creating | Self::Created => true,
             Self::InitialError
@@ -99,7 +99,7 @@ impl InstanceState {
     }
 }
 
-words! {
+string_enum! {
     /// Whether a machine is switched on.
     PowerState {
         /// It was never switched on.
@@ -112,7 +112,7 @@ words! {
     }
 }
 
-words! {
+string_enum! {
     /// The kinds of mainboard.
     MachineType {
         Pc = "pc",
@@ -120,7 +120,7 @@ words! {
     }
 }
 
-words! {
+string_enum! {
     /// What an instance learns of itself.
     ConfigDriveType {
         OpenStackDisk = "openstack-disk",
@@ -128,7 +128,7 @@ words! {
     }
 }
 
-words! {
+string_enum! {
     /// Ways into a guest beside its network.
     SideChannel {
         /// A serial port.

@@ -14,9 +14,9 @@ use utoipa::ToSchema;
 
 use crate::address::MacAddress;
 use crate::ids::{InstanceId, InterfaceId, NetworkId};
-use crate::object::words;
+use crate::object::string_enum;
 
-words! {
+string_enum! {
     /// The life of an interface.
     InterfaceState {
         Initial = "initial",
@@ -29,7 +29,7 @@ words! {
 impl InterfaceState {
     /// Whether an interface may go from here to `next`.
     #[must_use]
-    pub fn may_become(self, next: Self) -> bool {
+    pub fn can_transition_to(self, next: Self) -> bool {
         match (self, next) {
             (Self::Initial, Self::Created | Self::Error | Self::Deleted)
             | (Self::Created, Self::Error | Self::Deleted)

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::ids::IssuerId;
-use crate::object::{check_segment, words};
+use crate::object::{check_path_segment, string_enum};
 use crate::{Error, Result};
 
 /// Longest name of an issuer or a rule, in characters.
@@ -17,7 +17,7 @@ const LONGEST_NAME: usize = 255;
 /// Longest URL or audience, in characters.
 const LONGEST_FIELD: usize = 1024;
 
-words! {
+string_enum! {
     /// The life of an issuer.
     IssuerState { Created = "created", Deleted = "deleted" }
 }
@@ -25,7 +25,7 @@ words! {
 impl IssuerState {
     /// Whether an issuer may go from here to `next`.
     #[must_use]
-    pub fn may_become(self, next: Self) -> bool {
+    pub fn can_transition_to(self, next: Self) -> bool {
         match (self, next) {
             (Self::Created, Self::Deleted) => true,
             (Self::Created, Self::Created) | (Self::Deleted, Self::Created | Self::Deleted) => false,
@@ -74,7 +74,7 @@ pub fn check_name(name: Option<&Value>) -> Result<&str> {
     if name.chars().count() > LONGEST_NAME || name.chars().any(char::is_control) {
         return Err(Error::Invalid("name is not a valid string".into()));
     }
-    check_segment("name", name)?;
+    check_path_segment("name", name)?;
     Ok(name)
 }
 
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn a_deleted_issuer_stays_deleted() {
-        assert!(IssuerState::Created.may_become(IssuerState::Deleted));
-        assert!(!IssuerState::Deleted.may_become(IssuerState::Created));
+        assert!(IssuerState::Created.can_transition_to(IssuerState::Deleted));
+        assert!(!IssuerState::Deleted.can_transition_to(IssuerState::Created));
     }
 }

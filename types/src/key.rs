@@ -8,9 +8,9 @@ use std::fmt;
 use crate::{Error, Result};
 
 /// Every generated secret starts with this, and no supplied one may.
-pub const PREFIX: &str = "sfk_";
+pub const SECRET_PREFIX: &str = "sfk_";
 /// Name prefix of keys that the cluster makes for itself.
-pub const RESERVED_NAME: &str = "_service_key";
+pub const RESERVED_NAME_PREFIX: &str = "_service_key";
 /// Longest secret that a caller may choose, in characters.
 pub const MAX_SECRET_LENGTH: usize = 72;
 
@@ -30,7 +30,7 @@ impl Secret {
     /// A fresh generated secret.
     #[must_use]
     pub fn generate() -> Self {
-        let mut text = format!("{PREFIX}{}", random_text(RANDOM));
+        let mut text = format!("{SECRET_PREFIX}{}", random_alphanumeric(RANDOM));
         text.push_str(&checksum(&text));
         Self(text)
     }
@@ -44,17 +44,17 @@ impl Secret {
     /// Whether it claims to be generated.
     #[must_use]
     pub fn has_prefix(&self) -> bool {
-        self.0.starts_with(PREFIX)
+        self.0.starts_with(SECRET_PREFIX)
     }
 
     /// Whether it is a well-formed generated secret.
     #[must_use]
     pub fn is_generated(&self) -> bool {
         let text = self.0.as_bytes();
-        let body = PREFIX.len() + RANDOM;
+        let body = SECRET_PREFIX.len() + RANDOM;
         text.len() == body + CHECKSUM
             && self.has_prefix()
-            && text[PREFIX.len()..].iter().all(u8::is_ascii_alphanumeric)
+            && text[SECRET_PREFIX.len()..].iter().all(u8::is_ascii_alphanumeric)
             && checksum(&self.0[..body]).as_bytes() == &text[body..]
     }
 
@@ -65,7 +65,7 @@ impl Secret {
         }
         if self.has_prefix() {
             return Err(Error::Invalid(format!(
-                "the {PREFIX} prefix is reserved for cluster generated keys; omit the key entirely to have one \
+                "the {SECRET_PREFIX} prefix is reserved for cluster generated keys; omit the key entirely to have one \
                  generated for you"
             )));
         }
@@ -81,7 +81,7 @@ impl fmt::Debug for Secret {
 
 /// `length` random characters of the 62 that secrets and nonces are made of.
 #[must_use]
-pub fn random_text(length: usize) -> String {
+pub fn random_alphanumeric(length: usize) -> String {
     let mut text = String::with_capacity(length);
     let mut bytes = [0u8; 64];
     while text.len() < length {
@@ -105,8 +105,8 @@ fn checksum(text: &str) -> String {
 
 /// Whether a name is kept for keys that the cluster makes for itself.
 #[must_use]
-pub fn is_reserved(name: &str) -> bool {
-    name == "service_key" || name.starts_with(RESERVED_NAME)
+pub fn is_reserved_name(name: &str) -> bool {
+    name == "service_key" || name.starts_with(RESERVED_NAME_PREFIX)
 }
 
 /// Refuses a key name that is missing, reserved, or cannot be stored.
@@ -114,7 +114,7 @@ pub fn check_name(name: &str) -> Result<()> {
     if name.is_empty() {
         return Err(Error::Invalid("no key name specified".into()));
     }
-    if is_reserved(name) {
+    if is_reserved_name(name) {
         return Err(Error::Forbidden("illegal key name".into()));
     }
     if name.chars().count() > 255 {
@@ -123,7 +123,7 @@ pub fn check_name(name: &str) -> Result<()> {
     if name.chars().any(char::is_control) {
         return Err(Error::Invalid("key_name: must not contain control characters".into()));
     }
-    crate::object::check_segment("key_name", name)
+    crate::object::check_path_segment("key_name", name)
 }
 
 #[cfg(test)]

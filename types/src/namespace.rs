@@ -8,13 +8,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::object::{self, words};
+use crate::object::{self, string_enum};
 use crate::{Error, Result};
 
 /// The namespace that administers the cluster and that every other one trusts.
-pub const SYSTEM: &str = "system";
+pub const SYSTEM_NAMESPACE: &str = "system";
 
-words! {
+string_enum! {
     /// The life of a namespace.
     NamespaceState { Created = "created", Deleted = "deleted" }
 }
@@ -22,7 +22,7 @@ words! {
 impl NamespaceState {
     /// Whether a namespace may go from here to `next`.
     #[must_use]
-    pub fn may_become(self, next: Self) -> bool {
+    pub fn can_transition_to(self, next: Self) -> bool {
         match (self, next) {
             (Self::Created, Self::Deleted) => true,
             (Self::Created, Self::Created) | (Self::Deleted, Self::Created | Self::Deleted) => false,

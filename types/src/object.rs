@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 
 use crate::{Error, Result};
 
-macro_rules! words {
+macro_rules! string_enum {
     ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
@@ -42,9 +42,9 @@ macro_rules! words {
         }
     };
 }
-pub(crate) use words;
+pub(crate) use string_enum;
 
-words! {
+string_enum! {
     /// The kinds of object that exist so far.
     ObjectType {
         /// One API request; its id is the request id.
@@ -129,11 +129,11 @@ pub fn check_name(field: &str, name: &str) -> Result<()> {
     if name.trim() != name {
         return bad("must not start or end with white space");
     }
-    check_segment(field, name)
+    check_path_segment(field, name)
 }
 
 /// Refuses a name that no client can put into a path: it would resolve to the path above.
-pub fn check_segment(field: &str, name: &str) -> Result<()> {
+pub fn check_path_segment(field: &str, name: &str) -> Result<()> {
     if name == "." || name == ".." {
         return Err(Error::Invalid(format!("{field}: must not be a dot segment")));
     }

@@ -13,9 +13,9 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::ids::{NodeId, OperationId};
-use crate::object::words;
+use crate::object::string_enum;
 
-words! {
+string_enum! {
     /// The life of an operation.
     OperationState {
         Queued = "queued",
@@ -38,7 +38,7 @@ impl OperationState {
 
     /// Whether an operation may go from here to `next`.
     #[must_use]
-    pub fn may_become(self, next: Self) -> bool {
+    pub fn can_transition_to(self, next: Self) -> bool {
         match (self, next) {
             (Self::Queued, Self::Executing | Self::Error | Self::Abort)
             | (Self::Executing, Self::Queued | Self::Complete | Self::Error | Self::Abort) => true,
@@ -48,7 +48,7 @@ impl OperationState {
     }
 }
 
-words! {
+string_enum! {
     /// What an operation is about; a path segment of the read calls.
     OperationType {
         /// Work on a namespace.
@@ -88,7 +88,7 @@ pub struct ErrorReport {
 
 /// How far an operation has come.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Progress {
+pub struct OperationProgress {
     /// What is done of it, in bytes.
     pub done: i64,
     /// What it will be, in bytes, once that is known.
@@ -119,7 +119,7 @@ pub struct OperationRecord {
     /// How often a worker has taken it up.
     pub attempts: i64,
     /// How far it has come, of one that moves bytes.
-    pub progress: Option<Progress>,
+    pub progress: Option<OperationProgress>,
     /// Unix time.
     pub created: f64,
     /// Unix time.

@@ -11,11 +11,11 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::ids::RuleId;
-use crate::object::words;
+use crate::object::string_enum;
 use crate::{Error, Result, key};
 
 /// Longest life of a key that is made by a rule, in seconds.
-pub const MAX_TTL: i64 = 86_400;
+pub const MAX_KEY_TTL_SECONDS: i64 = 86_400;
 
 const MOST_CLAIMS: usize = 32;
 const LONGEST_CLAIM: usize = 128;
@@ -25,7 +25,7 @@ const MOST_SCOPES: usize = 64;
 const LONGEST_SCOPE: usize = 128;
 const LONGEST_PREFIX: usize = 64;
 
-words! {
+string_enum! {
     /// The life of a rule.
     RuleState { Created = "created", Deleted = "deleted" }
 }
@@ -33,7 +33,7 @@ words! {
 impl RuleState {
     /// Whether a rule may go from here to `next`.
     #[must_use]
-    pub fn may_become(self, next: Self) -> bool {
+    pub fn can_transition_to(self, next: Self) -> bool {
         match (self, next) {
             (Self::Created, Self::Deleted) => true,
             (Self::Created, Self::Created) | (Self::Deleted, Self::Created | Self::Deleted) => false,
@@ -44,15 +44,15 @@ impl RuleState {
 /// What a claim of a token must be.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
-pub enum Matcher {
+pub enum ClaimMatcher {
     /// This.
-    One(String),
+    Exact(String),
     /// One of these.
-    Any(Vec<String>),
+    AnyOf(Vec<String>),
 }
 
 /// What a token must claim, by the claim's name.
-pub type BoundClaims = BTreeMap<String, Matcher>;
+pub type BoundClaims = BTreeMap<String, ClaimMatcher>;
 
 /// What a rule accepts and what it gives.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -81,7 +81,7 @@ pub struct RuleRecord {
     /// Name of the issuer whose tokens are accepted. It need not exist any more.
     pub issuer: String,
     /// What a token must claim, by the claim's name: a string, or one of a list of strings.
-    pub bound_claims: BTreeMap<String, Matcher>,
+    pub bound_claims: BTreeMap<String, ClaimMatcher>,
     /// What the keys may be used for.
     pub scopes: Vec<String>,
     /// Seconds that the keys live.
@@ -121,7 +121,7 @@ pub fn check_bound_claims(value: &Value) -> Result<BoundClaims> {
     claims.iter().map(|(claim, value)| Ok((claim.clone(), check_matcher(claim, value)?))).collect()
 }
 
-fn check_matcher(claim: &str, value: &Value) -> Result<Matcher> {
+fn check_matcher(claim: &str, value: &Value) -> Result<ClaimMatcher> {
     if !fits(claim, LONGEST_CLAIM) {
         return invalid(format!("the name of a claim must have 1 to {LONGEST_CLAIM} characters"));
     }
@@ -155,8 +155,8 @@ fn check_matcher(claim: &str, value: &Value) -> Result<Matcher> {
     }
     // A list of one stays a list: it is answered as it was given.
     Ok(match value {
-        Value::String(text) => Matcher::One(text.clone()),
-        _ => Matcher::Any(texts),
+        Value::String(text) => ClaimMatcher::Exact(text.clone()),
+        _ => ClaimMatcher::AnyOf(texts),
     })
 }
 
@@ -190,8 +190,8 @@ pub fn check_key_ttl(value: &Value) -> Result<i64> {
     match whole {
         None => invalid("key_ttl must be an integer number of seconds"),
         Some(seconds) if seconds < 1 => invalid("key_ttl must be positive; a key made by a rule has an end"),
-        Some(seconds) if seconds > MAX_TTL => invalid(format!(
-            "key_ttl may not exceed {MAX_TTL} seconds; whoever needs a key for longer exchanges another token"
+        Some(seconds) if seconds > MAX_KEY_TTL_SECONDS => invalid(format!(
+            "key_ttl may not exceed {MAX_KEY_TTL_SECONDS} seconds; whoever needs a key for longer exchanges another token"
         )),
         Some(seconds) => Ok(seconds),
     }
@@ -209,7 +209,7 @@ pub fn check_key_name_prefix(value: &Value) -> Result<String> {
     if prefix.chars().any(char::is_control) {
         return invalid("key_name_prefix must not contain control characters");
     }
-    if key::is_reserved(prefix) {
+    if key::is_reserved_name(prefix) {
         return invalid(format!("\"{prefix}\" is reserved for keys the cluster mints for itself"));
     }
     Ok(prefix.clone())
@@ -229,8 +229,8 @@ mod tests {
     fn claims_are_bound_to_one_text_or_to_one_of_several() {
         let claims = json!({"sub": "repo:x", "ref": ["main", "next"], "one": ["alone"]});
         let bound = check_bound_claims(&claims).unwrap();
-        assert_eq!(bound["sub"], Matcher::One("repo:x".into()));
-        assert_eq!(bound["ref"], Matcher::Any(vec!["main".into(), "next".into()]));
+        assert_eq!(bound["sub"], ClaimMatcher::Exact("repo:x".into()));
+        assert_eq!(bound["ref"], ClaimMatcher::AnyOf(vec!["main".into(), "next".into()]));
         assert_eq!(serde_json::to_value(&bound).unwrap(), claims, "answered as given");
     }
 
@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     fn a_deleted_rule_stays_deleted() {
-        assert!(RuleState::Created.may_become(RuleState::Deleted));
-        assert!(!RuleState::Deleted.may_become(RuleState::Created));
+        assert!(RuleState::Created.can_transition_to(RuleState::Deleted));
+        assert!(!RuleState::Deleted.can_transition_to(RuleState::Created));
     }
 }

@@ -3,9 +3,9 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::object::words;
+use crate::object::string_enum;
 
-words! {
+string_enum! {
     /// The stages in which the scheduler filters nodes, in order.
     SchedulingStage {
         /// The node is known and has checked in recently.

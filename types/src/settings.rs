@@ -53,7 +53,7 @@ pub struct EffectiveSetting {
     /// The value, masked when it is a secret.
     pub value: String,
     pub source: SettingSource,
-    pub about: &'static str,
+    pub description: &'static str,
 }
 
 trait Parse: Sized {
@@ -121,11 +121,11 @@ impl Parse for LogFormat {
 }
 
 macro_rules! settings {
-    ($($field:ident: $type:ty = $name:literal, $default:literal, $about:literal;)+) => {
+    ($($field:ident: $type:ty = $name:literal, $default:literal, $description:literal;)+) => {
         /// The effective settings.
         #[derive(Debug, Clone)]
         pub struct Settings {
-            $(#[doc = $about] pub $field: $type,)+
+            $(#[doc = $description] pub $field: $type,)+
             /// Where each value came from, in table order.
             pub effective: Vec<EffectiveSetting>,
         }
@@ -147,7 +147,7 @@ macro_rules! settings {
                         (None, None) => ($default, SettingSource::Default),
                     };
                     let $field = <$type as Parse>::parse(raw).map_err(|why| format!("{} ({source}): {why}", $name))?;
-                    effective.push(EffectiveSetting { name: $name, value: shown($name, raw), source, about: $about });
+                    effective.push(EffectiveSetting { name: $name, value: shown($name, raw), source, description: $description });
                 )+
                 let settings = Self { $($field,)+ effective };
                 settings.check()?;
@@ -295,7 +295,7 @@ impl Settings {
     }
 
     /// The settings of an environment given as pairs.
-    pub fn with(pairs: &[(&str, &str)]) -> Result<Self, String> {
+    pub fn from_pairs(pairs: &[(&str, &str)]) -> Result<Self, String> {
         let environment =
             pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         Self::new(&BTreeMap::new(), &environment)
@@ -534,7 +534,7 @@ mod tests {
             ("NODE_NAME", "7f1b7f9e-8d4e-4a5e-9a55-0c5d1d7f1c11"),
             ("NODE_NAME", "a/b"),
         ] {
-            let why = Settings::with(&[(name, value)]).unwrap_err();
+            let why = Settings::from_pairs(&[(name, value)]).unwrap_err();
             assert!(why.contains(name), "{why}");
         }
     }
@@ -542,9 +542,9 @@ mod tests {
     #[test]
     fn a_number_that_would_overflow_a_timer_is_refused() {
         for name in ["API_MAX_CONNECTIONS", "API_TIMEOUT", "EVENT_PRUNE_BUDGET", "CLEANER_DELAY"] {
-            assert!(Settings::with(&[(name, "18446744073709551615")]).unwrap_err().contains(name));
+            assert!(Settings::from_pairs(&[(name, "18446744073709551615")]).unwrap_err().contains(name));
         }
-        assert!(Settings::with(&[("EVENT_PRUNE_BUDGET", "0")]).is_err());
+        assert!(Settings::from_pairs(&[("EVENT_PRUNE_BUDGET", "0")]).is_err());
     }
 
     #[test]
@@ -563,7 +563,7 @@ mod tests {
 
     #[test]
     fn secrets_are_masked_when_shown() {
-        let settings = Settings::with(&[
+        let settings = Settings::from_pairs(&[
             ("SYSTEM_KEY", "hunter2"),
             ("DATABASE_URL", "mysql://me:pa@ss@db/muster"),
             ("MARIADB_PASSWORD", "hunter2"),

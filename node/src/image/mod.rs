@@ -102,8 +102,8 @@ impl Images {
     }
 
     /// Decompresses an image.
-    pub(crate) fn unpack(&self, file: &Path, packing: Compression, job: &Job) -> Result<PathBuf> {
-        self.tools()?.unpack(file, packing, self.limits.size, job)
+    pub(crate) fn unpack(&self, file: &Path, compression: Compression, job: &Job) -> Result<PathBuf> {
+        self.tools()?.unpack(file, compression, self.limits.size, job)
     }
 
     /// Converts an image for VMs; returns `None` if they use the file itself.
@@ -131,7 +131,7 @@ impl Images {
             return Ok(None);
         }
         let (facts, base_facts) = (self.facts_from_header(file)?, self.facts_from_header(base)?);
-        if facts.format != ImageFormat::Qcow2 || facts.packing.is_some() {
+        if facts.format != ImageFormat::Qcow2 || facts.compression.is_some() {
             return Err(invalid("the image is not a qcow2 image that can have a base"));
         }
         require_complete(file, job)?;
@@ -173,13 +173,13 @@ impl Images {
     /// Returns the facts about an image by its header, and the path of its decompressed content.
     fn open(&self, file: &Path, job: &Job) -> Result<(ImageFacts, PathBuf)> {
         let facts = self.facts_from_header(file)?;
-        let Some(packing) = facts.packing else { return Ok((facts, file.to_owned())) };
-        let unpacked = self.unpack(file, packing, job)?;
+        let Some(compression) = facts.compression else { return Ok((facts, file.to_owned())) };
+        let unpacked = self.unpack(file, compression, job)?;
         let inner = self.facts_from_header(&unpacked)?;
-        if inner.packing.is_some() {
+        if inner.compression.is_some() {
             return Err(invalid("the image is compressed twice"));
         }
-        Ok((ImageFacts { packing: Some(packing), ..inner }, unpacked))
+        Ok((ImageFacts { compression: Some(compression), ..inner }, unpacked))
     }
 
     /// Returns the facts about an image by its header.
@@ -188,11 +188,11 @@ impl Images {
         let size = file.metadata().map_err(failed("failed to inspect an image"))?.len();
         // Disk tools count in sectors.
         let sectors = size.next_multiple_of(512);
-        let (format, packing, virtual_size, further) = match format::detect(&read_header(&file)?, size)? {
+        let (format, compression, virtual_size, details) = match format::detect(&read_header(&file)?, size)? {
             ImageKind::Raw => (ImageFormat::Raw, None, sectors, Map::new()),
             ImageKind::Iso => (ImageFormat::Iso, None, sectors, Map::new()),
-            ImageKind::Qcow2(image) => (ImageFormat::Qcow2, None, image.virtual_size, image.further()),
-            ImageKind::Compressed(packing) => (ImageFormat::Raw, Some(packing), sectors, Map::new()),
+            ImageKind::Qcow2(image) => (ImageFormat::Qcow2, None, image.virtual_size, image.details()),
+            ImageKind::Compressed(compression) => (ImageFormat::Raw, Some(compression), sectors, Map::new()),
         };
         if size > self.limits.size {
             return Err(invalid("the image is larger than MAX_IMAGE_SIZE_GB allows"));
@@ -203,7 +203,7 @@ impl Images {
         if virtual_size > self.limits.virtual_size {
             return Err(invalid("the image has a larger disk than MAX_IMAGE_VIRTUAL_SIZE_GB allows"));
         }
-        Ok(ImageFacts { format, packing, virtual_size, further })
+        Ok(ImageFacts { format, compression, virtual_size, details })
     }
 }
 

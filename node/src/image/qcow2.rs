@@ -52,7 +52,7 @@ pub(crate) struct Qcow2 {
 
 impl Qcow2 {
     /// Returns the `further` facts of [`ImageFacts`](muster_types::blob::ImageFacts).
-    pub(crate) fn further(&self) -> Map<String, Value> {
+    pub(crate) fn details(&self) -> Map<String, Value> {
         let facts = [
             ("cluster_size", self.cluster_size.into()),
             ("compat", if self.version == 2 { "0.10" } else { "1.1" }.into()),

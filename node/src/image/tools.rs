@@ -187,13 +187,13 @@ impl Tools {
     pub(super) fn unpack(
         &self,
         file: &Path,
-        packing: Compression,
+        compression: Compression,
         max_size: u64,
         job: &Job,
     ) -> Result<PathBuf> {
         let size = fs::metadata(file).map_err(failed("failed to inspect an image"))?.len();
         let bound = max_unpacked_size(size, max_size);
-        let (tool, arguments): (_, &[&str]) = match packing {
+        let (tool, arguments): (_, &[&str]) = match compression {
             Compression::Gzip => (&self.gzip, &["-dc"]),
             // A sparse file would not reach the size limit.
             Compression::Xz => (&self.xz, &["-dc", "--no-sparse", "-M", "512MiB"]),
@@ -405,7 +405,7 @@ fn largest_output(stdout: &Path, folder: &Path) -> u64 {
 }
 
 fn disk_full() -> Error {
-    Error::Insufficient("the disk is full: the node has no room for the image".into())
+    Error::InsufficientCapacity("the disk is full: the node has no room for the image".into())
 }
 
 #[cfg(test)]

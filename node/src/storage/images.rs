@@ -61,15 +61,15 @@ impl FileStorage {
         let (new_job, _cancel) = self.new_job();
         run_blocking(move || {
             let _guards = permit;
-            let Some(packing) = image::compression_of(&File::open(&path).map_err(open_error)?)? else {
+            let Some(compression) = image::compression_of(&File::open(&path).map_err(open_error)?)? else {
                 return Ok(None);
             };
             let job = new_job()?;
-            let unpacked = images.unpack(&path, packing, &job)?;
+            let unpacked = images.unpack(&path, compression, &job)?;
             layout::set_mode(&unpacked, 0o644)?;
             *guard = None;
             fs::rename(unpacked, &path).map_err(failed("failed to rename an unpacked draft"))?;
-            Ok(Some(packing))
+            Ok(Some(compression))
         })
         .await
     }

@@ -129,18 +129,18 @@ impl StorageApi for FileStorage {
         Box::pin(self.drafts.remove(draft))
     }
 
-    fn unpack(&self, draft: Draft) -> NodeFuture<'_, Option<Compression>> {
+    fn decompress(&self, draft: Draft) -> NodeFuture<'_, Option<Compression>> {
         Box::pin(self.unpack_draft(draft))
     }
 
-    fn content(&self, draft: Draft) -> NodeFuture<'_, ContentDigest> {
+    fn digest(&self, draft: Draft) -> NodeFuture<'_, ContentDigest> {
         Box::pin(async move {
             let mut guard = self.drafts.lock(draft).await;
             Ok(self.drafts.hashed(draft, &mut guard).await?.content)
         })
     }
 
-    fn keep(&self, draft: Draft, blob: BlobId) -> NodeFuture<'_, ContentDigest> {
+    fn commit(&self, draft: Draft, blob: BlobId) -> NodeFuture<'_, ContentDigest> {
         Box::pin(async move {
             let mut guard = self.drafts.lock(draft).await;
             let hashed = self.drafts.hashed(draft, &mut guard).await?;
@@ -213,7 +213,7 @@ impl StorageApi for FileStorage {
         })
     }
 
-    fn find(&self) -> NodeFuture<'_, Vec<StoredFile>> {
+    fn list_files(&self) -> NodeFuture<'_, Vec<StoredFile>> {
         let layout = self.layout.clone();
         Box::pin(run_blocking(move || Ok(layout.find().into_iter().filter_map(inspect_file).collect())))
     }

@@ -245,7 +245,7 @@ impl Host {
     }
 
     pub(crate) fn find(&self) -> Vec<FoundNetwork> {
-        self.call(async |node| node.find_networks().await).unwrap()
+        self.call(async |node| node.list_networks().await).unwrap()
     }
 
     pub(crate) fn programs_run(&self) -> u64 {

@@ -53,7 +53,7 @@ impl ImageFactory {
 
 async fn assert_refused(node: &TestNode, name: &str, image: &[u8], reason: &str) {
     let (draft, blob) = (node.draft(image).await, BlobId::new());
-    node.storage().keep(draft, blob).await.unwrap();
+    node.storage().commit(draft, blob).await.unwrap();
     let refusal = match node.storage().inspect(blob).await {
         Err(Error::Invalid(text)) => text,
         other => panic!("{name}: {other:?}"),
@@ -63,7 +63,7 @@ async fn assert_refused(node: &TestNode, name: &str, image: &[u8], reason: &str)
     // Nor is it converted, whatever its facts are said to be.
     for format in [ImageFormat::Qcow2, ImageFormat::Raw] {
         let facts =
-            ImageFacts { format, packing: None, virtual_size: 64 << 20, further: serde_json::Map::new() };
+            ImageFacts { format, compression: None, virtual_size: 64 << 20, details: serde_json::Map::new() };
         let result = node.storage().convert(blob, &facts).await;
         let inner = name.starts_with("inside");
         assert!(inner || matches!(result, Err(Error::Invalid(_))), "{name}: {result:?}");

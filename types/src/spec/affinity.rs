@@ -34,7 +34,7 @@ impl Affinity {
 }
 
 /// The value of the metadata key `tags`. Metadata may hold anything, but only texts are tags: the others match nothing.
-pub fn tags(value: &Value) -> Result<Vec<String>> {
+pub fn parse_tags(value: &Value) -> Result<Vec<String>> {
     let Value::Array(elements) = value else {
         return Err(Error::Invalid("value for \"tags\" key should be a JSON list".into()));
     };
@@ -42,7 +42,7 @@ pub fn tags(value: &Value) -> Result<Vec<String>> {
 }
 
 /// The value of the metadata key `affinity`, and whether it has the deprecated form of a weight for each tag.
-pub fn affinity(value: &Value) -> Result<(Affinity, bool)> {
+pub fn parse_affinity(value: &Value) -> Result<(Affinity, bool)> {
     let Value::Object(values) = value else {
         let text = "value for \"affinity\" key should be a valid JSON dictionary";
         return Err(Error::Invalid(text.into()));

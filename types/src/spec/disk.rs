@@ -4,14 +4,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::fields::{Fields, Findings};
-use crate::object::words;
+use super::fields::{Fields, ValidationFindings};
+use crate::object::string_enum;
 use crate::{Error, Result};
 
 /// The largest disk: beyond it nobody means it, and its bytes would be hard to count.
 pub const MAX_DISK_GB: u64 = 1_000_000;
 
-words! {
+string_enum! {
     /// How a disk is connected.
     DiskBus {
         Sata = "sata",
@@ -22,7 +22,7 @@ words! {
     }
 }
 
-words! {
+string_enum! {
     /// What a disk looks like to the guest.
     DiskType {
         Disk = "disk",
@@ -43,7 +43,11 @@ pub struct DiskSpec {
 }
 
 /// Reads the `disk` list of an instance.
-pub fn disks(value: Option<&Value>, default_bus: DiskBus, findings: &mut Findings) -> Result<Vec<DiskSpec>> {
+pub fn parse_disks(
+    value: Option<&Value>,
+    default_bus: DiskBus,
+    findings: &mut ValidationFindings,
+) -> Result<Vec<DiskSpec>> {
     let refuse = |text: &str| Err(Error::Invalid(text.into()));
     let elements = match value {
         None | Some(Value::Null) => &Vec::new(),
@@ -60,7 +64,12 @@ pub fn disks(value: Option<&Value>, default_bus: DiskBus, findings: &mut Finding
     elements.iter().enumerate().map(read).collect()
 }
 
-fn disk(value: &Value, path: &str, default_bus: DiskBus, findings: &mut Findings) -> Result<DiskSpec> {
+fn disk(
+    value: &Value,
+    path: &str,
+    default_bus: DiskBus,
+    findings: &mut ValidationFindings,
+) -> Result<DiskSpec> {
     let Value::Object(values) = value else {
         return Err(Error::Invalid("disk specification should contain JSON objects".into()));
     };
@@ -83,7 +92,7 @@ fn disk(value: &Value, path: &str, default_bus: DiskBus, findings: &mut Findings
 
 /// What a device of the guest is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Which {
+pub enum DiskRole {
     /// The disk with this place in the list of specs.
     Disk(usize),
     ConfigDrive,
@@ -91,29 +100,29 @@ pub enum Which {
 
 /// A disk's place in the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Device {
+pub struct DiskDevice {
     /// Its name, such as `vda`.
     pub device: String,
     /// Where it is really connected.
     pub bus: DiskBus,
-    pub what: Which,
+    pub role: DiskRole,
 }
 
 /// Where disks go: the first one, the config drive, the others. The number counts over all buses, hence a name is
 /// never given twice, and says which disk it is even if the buses differ.
 #[must_use]
-pub fn layout(disks: &[DiskSpec], config_drive: bool) -> Vec<Device> {
+pub fn layout_disks(disks: &[DiskSpec], config_drive: bool) -> Vec<DiskDevice> {
     let buses = disks.iter().map(|disk| match (disk.bus, disk.disk_type) {
         // There are no CD drives on virtio.
         (DiskBus::Virtio, DiskType::Cdrom) => DiskBus::Usb,
         (bus, _) => bus,
     });
-    let mut order: Vec<(DiskBus, Which)> =
-        buses.enumerate().map(|(at, bus)| (bus, Which::Disk(at))).collect();
+    let mut order: Vec<(DiskBus, DiskRole)> =
+        buses.enumerate().map(|(at, bus)| (bus, DiskRole::Disk(at))).collect();
     if let Some((bus, _)) = order.first().copied().filter(|_| config_drive) {
-        order.insert(1, (bus, Which::ConfigDrive));
+        order.insert(1, (bus, DiskRole::ConfigDrive));
     }
-    let place = |(at, (bus, what))| Device { device: device_name(bus, at), bus, what };
+    let place = |(at, (bus, role))| DiskDevice { device: device_name(bus, at), bus, role };
     order.into_iter().enumerate().map(place).collect()
 }
 

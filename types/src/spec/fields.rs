@@ -13,12 +13,12 @@ const MOST_FINDINGS: usize = 20;
 /// What is wrong with a request without making it unusable. What becomes of it is up to the mode: refused, kept
 /// for the log, or nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Findings {
+pub struct ValidationFindings {
     mode: ValidationMode,
     texts: Vec<String>,
 }
 
-impl Findings {
+impl ValidationFindings {
     #[must_use]
     pub fn new(mode: ValidationMode) -> Self {
         Self { mode, texts: Vec::new() }
@@ -52,7 +52,7 @@ impl<'a> Fields<'a> {
         path: &'a str,
         values: &'a Map<String, Value>,
         known: &[&str],
-        findings: &mut Findings,
+        findings: &mut ValidationFindings,
     ) -> Result<Self> {
         for key in values.keys().filter(|key| !known.contains(&key.as_str())) {
             findings.add(format!("{path}.{}: Unknown field.", cut(key)))?;

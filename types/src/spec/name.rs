@@ -8,7 +8,7 @@ use crate::{Error, Result};
 const LONGEST: usize = 63;
 
 /// Refuses what cannot be the first label of a host's name.
-pub fn name(name: &str) -> Result<()> {
+pub fn check_instance_name(name: &str) -> Result<()> {
     let why = if name.is_empty() {
         "It is empty"
     } else if name.len() > LONGEST {

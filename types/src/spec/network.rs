@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::fields::{Fields, Findings};
+use super::fields::{Fields, ValidationFindings};
 use crate::address::MacAddress;
 use crate::{Error, Result};
 
@@ -23,22 +23,22 @@ pub enum AddressSpec {
     Any,
     None,
     /// As the caller wrote it: whether it is one is found out when the network is known.
-    Exactly(String),
+    Fixed(String),
 }
 
 /// Reads the `network` list of an instance; none is fine.
-pub fn networks(value: Option<&Value>, findings: &mut Findings) -> Result<Vec<NetworkSpec>> {
+pub fn parse_networks(value: Option<&Value>, findings: &mut ValidationFindings) -> Result<Vec<NetworkSpec>> {
     let elements = match value {
         None | Some(Value::Null) => return Ok(Vec::new()),
         Some(Value::Array(elements)) => elements,
         Some(_) => return Err(Error::Invalid("network: Not a valid list.".into())),
     };
-    let read = |(at, element)| network(element, &format!("network[{at}]"), findings);
+    let read = |(at, element)| parse_network(element, &format!("network[{at}]"), findings);
     elements.iter().enumerate().map(read).collect()
 }
 
 /// Reads one interface; `path` is what refusals call it.
-pub fn network(value: &Value, path: &str, findings: &mut Findings) -> Result<NetworkSpec> {
+pub fn parse_network(value: &Value, path: &str, findings: &mut ValidationFindings) -> Result<NetworkSpec> {
     let Value::Object(values) = value else {
         return Err(Error::Invalid("network specification should contain JSON objects".into()));
     };
@@ -57,7 +57,7 @@ pub fn network(value: &Value, path: &str, findings: &mut Findings) -> Result<Net
     let address = match fields.text("address")? {
         None => AddressSpec::Any,
         Some(text) if text.is_empty() || text.eq_ignore_ascii_case("none") => AddressSpec::None,
-        Some(text) => AddressSpec::Exactly(text.to_owned()),
+        Some(text) => AddressSpec::Fixed(text.to_owned()),
     };
     // The lowest bit of the first byte says that it is the address of a group.
     if mac.is_some_and(|mac: MacAddress| mac.0[0] & 1 == 1 || mac.0 == [0; 6]) {
@@ -74,7 +74,7 @@ pub fn network(value: &Value, path: &str, findings: &mut Findings) -> Result<Net
 }
 
 /// Whether a floating address is wanted. Without enforcement every text that says something else than no says yes.
-fn float(fields: &Fields<'_>, findings: &mut Findings) -> Result<bool> {
+fn float(fields: &Fields<'_>, findings: &mut ValidationFindings) -> Result<bool> {
     let Some(value) = fields.get("float") else { return Ok(false) };
     match (boolean(value), value) {
         (Some(float), _) => Ok(float),

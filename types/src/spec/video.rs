@@ -4,14 +4,14 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::fields::{Fields, Findings};
-use crate::object::words;
+use super::fields::{Fields, ValidationFindings};
+use crate::object::string_enum;
 use crate::{Error, Result};
 
 /// The largest memory of a screen, in kibibytes.
 pub const MAX_VIDEO_MEMORY_KB: u64 = 4 * 1024 * 1024;
 
-words! {
+string_enum! {
     /// How a screen is reached.
     Vdi {
         Vnc = "vnc",
@@ -40,7 +40,11 @@ impl Default for VideoSpec {
 
 /// Reads the screen of an instance, which has two keys: `video` is what released clients send, `videospec` what the
 /// specification calls it.
-pub fn video(video: Option<&Value>, videospec: Option<&Value>, findings: &mut Findings) -> Result<VideoSpec> {
+pub fn parse_video(
+    video: Option<&Value>,
+    videospec: Option<&Value>,
+    findings: &mut ValidationFindings,
+) -> Result<VideoSpec> {
     let video = video.map(|value| screen(value, "video", findings)).transpose()?.flatten();
     let videospec = videospec.map(|value| screen(value, "videospec", findings)).transpose()?.flatten();
     match (video, videospec) {
@@ -53,7 +57,7 @@ pub fn video(video: Option<&Value>, videospec: Option<&Value>, findings: &mut Fi
 }
 
 /// Nothing when nothing was said.
-fn screen(value: &Value, path: &str, findings: &mut Findings) -> Result<Option<VideoSpec>> {
+fn screen(value: &Value, path: &str, findings: &mut ValidationFindings) -> Result<Option<VideoSpec>> {
     let values = match value {
         Value::Null => return Ok(None),
         Value::Object(values) if values.is_empty() => return Ok(None),

@@ -38,15 +38,15 @@ fn with(at: usize, value: &[u8]) -> Vec<u8> {
 fn reads_a_valid_image() {
     let image = parse(&image()).unwrap();
     assert_eq!(image.virtual_size, 1 << 30);
-    let further = serde_json::to_string(&image.further()).unwrap();
+    let details = serde_json::to_string(&image.details()).unwrap();
     let expected = r#"{"cluster_size":65536,"compat":"1.1","compression type":"zlib","extended l2":false}"#;
-    assert_eq!(further, expected);
+    assert_eq!(details, expected);
     assert!(parse(&with(72, &1u64.to_be_bytes())).is_ok(), "dirty");
     let old = parse(&with(4, &2u32.to_be_bytes())).unwrap();
-    assert_eq!(old.further()["compat"], "0.10");
+    assert_eq!(old.details()["compat"], "0.10");
     let mut zstd = with(72, &8u64.to_be_bytes());
     zstd[104] = 1;
-    assert_eq!(parse(&zstd).unwrap().further()["compression type"], "zstd");
+    assert_eq!(parse(&zstd).unwrap().details()["compression type"], "zstd");
 }
 
 #[test]
