@@ -1,4 +1,4 @@
-//! Blobs: immutable contents, each stored once and identified by its checksum.
+//! Blobs: immutable contents, each stored once and identified by its checksum. See docs/decisions/0014.
 //!
 //! ```text
 //! initial ──stored completely──▶ created ──no longer referenced──▶ deleted ──cleaner──▶ (row removed)

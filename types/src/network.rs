@@ -89,7 +89,7 @@ pub struct NetworkRecord {
     /// The source address of the network's NAT on the external network.
     #[schema(value_type = Option<String>)]
     pub floating_gateway: Option<Ipv4Addr>,
-    /// Which VXLAN carries it.
+    /// The VXLAN id of the network.
     pub vxid: i64,
     /// The same as `vxid`.
     pub vxlan_id: i64,

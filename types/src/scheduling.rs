@@ -1,4 +1,4 @@
-//! Stages of placing an instance.
+//! The stages of scheduling an instance.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -25,7 +25,7 @@ string_enum! {
 }
 
 impl SchedulingStage {
-    /// Returns whether a retry may succeed although nobody changes the cluster.
+    /// Returns whether a retry may succeed without a change of the cluster's configuration.
     #[must_use]
     pub fn is_transient(self) -> bool {
         match self {

@@ -1,11 +1,12 @@
 //! The storage of a node: drafts, which grow; blobs, which are immutable; conversions, which can be created again.
 //!
 //! ```text
-//! append, truncate ─▶ draft ──keep──▶ blob ──convert──▶ conversion
+//! append, truncate ─▶ draft ──commit──▶ blob ──convert──▶ conversion
 //! ```
 //!
 //! A draft is named after its origin: an upload, an operation that downloads, a copy of another node's blob. A blob is
 //! complete and synced to disk before anything refers to it. Every byte that is read of a blob is verified.
+//! See docs/decisions/0014 and 0015.
 
 use std::ops::Range;
 use std::pin::Pin;

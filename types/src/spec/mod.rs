@@ -1,7 +1,6 @@
-//! What callers may ask an instance to be made of: disks, networks, a screen, neighbours. How such wishes are
-//! read from JSON, and with which sentence what cannot be meant is refused.
+//! The specification of a new instance: its name, disks, network interfaces, display and affinity, parsed from JSON.
 //!
-//! Nothing is looked up here: whether a network or an image exists is found out later.
+//! Parsing does not check whether networks and images exist.
 
 mod affinity;
 mod disk;

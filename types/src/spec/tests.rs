@@ -1,4 +1,4 @@
-//! Every refusal of a spec, and what no JSON may do to it.
+//! Error texts of specs, and properties for arbitrary JSON.
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -21,10 +21,10 @@ fn read_video(value: &Value, mode: ValidationMode) -> Result<VideoSpec> {
     parse_video(Some(value), None, &mut ValidationFindings::new(mode))
 }
 
-fn refusal<T: std::fmt::Debug>(result: Result<T>) -> String {
+fn error_text<T: std::fmt::Debug>(result: Result<T>) -> String {
     match result {
         Err(Error::Invalid(text)) => text,
-        other => panic!("not refused as invalid: {other:?}"),
+        other => panic!("not rejected as invalid: {other:?}"),
     }
 }
 
@@ -32,12 +32,12 @@ fn disk(size: Option<u64>, base: Option<&str>) -> DiskSpec {
     DiskSpec { size, base: base.map(str::to_owned), bus: DiskBus::Virtio, disk_type: DiskType::Disk }
 }
 
-fn on(bus: DiskBus, disk_type: DiskType) -> DiskSpec {
+fn disk_on(bus: DiskBus, disk_type: DiskType) -> DiskSpec {
     DiskSpec { bus, disk_type, ..disk(Some(1), None) }
 }
 
 #[test]
-fn unusable_disks_are_refused_in_every_mode() {
+fn rejects_invalid_disks_in_every_mode() {
     for (value, text) in [
         (json!(null), "instance must specify at least one disk"),
         (json!([]), "instance must specify at least one disk"),
@@ -76,17 +76,17 @@ fn unusable_disks_are_refused_in_every_mode() {
         (json!([{"base": "None"}]), "disk[0]: a disk needs a size or a base"),
     ] {
         for mode in MODES {
-            assert_eq!(refusal(read_disks(&value, mode)), text, "{value} {mode:?}");
+            assert_eq!(error_text(read_disks(&value, mode)), text, "{value} {mode:?}");
         }
     }
     assert_eq!(
-        refusal(parse_disks(None, DiskBus::Virtio, &mut ValidationFindings::new(Enforce))),
+        error_text(parse_disks(None, DiskBus::Virtio, &mut ValidationFindings::new(Enforce))),
         "instance must specify at least one disk"
     );
 }
 
 #[test]
-fn disks_are_read_in_the_forms_that_clients_send() {
+fn accepts_disks_in_the_notations_of_released_clients() {
     for (value, expected) in [
         (json!({"size": 8}), disk(Some(8), None)),
         (json!({"size": "8"}), disk(Some(8), None)),
@@ -111,7 +111,7 @@ fn disks_are_read_in_the_forms_that_clients_send() {
 }
 
 #[test]
-fn unusable_networks_are_refused_in_every_mode() {
+fn rejects_invalid_networks_in_every_mode() {
     for (value, text) in [
         (json!({"network_uuid": "n"}), "network: Not a valid list."),
         (json!("n"), "network: Not a valid list."),
@@ -148,24 +148,24 @@ fn unusable_networks_are_refused_in_every_mode() {
         (json!([{"network_uuid": "n", "float": []}]), "network[0].float: Not a valid boolean."),
     ] {
         for mode in MODES {
-            assert_eq!(refusal(read_networks(&value, mode)), text, "{value} {mode:?}");
+            assert_eq!(error_text(read_networks(&value, mode)), text, "{value} {mode:?}");
         }
     }
 }
 
 #[test]
-fn a_hot_plugged_network_is_refused_with_the_path_of_its_body() {
+fn errors_of_a_hot_plugged_network_name_its_path() {
     let read = |value| parse_network(&value, "network", &mut ValidationFindings::new(Enforce));
-    assert_eq!(refusal(read(json!([]))), "network specification should contain JSON objects");
+    assert_eq!(error_text(read(json!([]))), "network specification should contain JSON objects");
     assert_eq!(
-        refusal(read(json!({"network_uuid": "n", "model": "?"}))),
+        error_text(read(json!({"network_uuid": "n", "model": "?"}))),
         "network.model: String does not match expected pattern."
     );
-    assert_eq!(refusal(read(json!({"network_uuid": "n", "order": 1}))), "network.order: Unknown field.");
+    assert_eq!(error_text(read(json!({"network_uuid": "n", "order": 1}))), "network.order: Unknown field.");
 }
 
 #[test]
-fn networks_are_read_in_the_forms_that_clients_send() {
+fn accepts_networks_in_the_notations_of_released_clients() {
     let plain = NetworkSpec {
         network: "n".into(),
         mac: None,
@@ -205,7 +205,7 @@ fn networks_are_read_in_the_forms_that_clients_send() {
 }
 
 #[test]
-fn float_is_read_with_its_meaning() {
+fn accepts_booleans_in_the_notations_of_released_clients() {
     let read = |float: Value, mode| {
         read_networks(&json!([{"network_uuid": "n", "float": float}]), mode).map(|specs| specs[0].float)
     };
@@ -221,13 +221,13 @@ fn float_is_read_with_its_meaning() {
     }
     for other in ["", "maybe", "tRUE", " yes", "2"] {
         let text = "network[0].float: Not a valid boolean.";
-        assert_eq!(refusal(read(json!(other), Enforce)), text, "{other:?}");
+        assert_eq!(error_text(read(json!(other), Enforce)), text, "{other:?}");
         assert!(read(json!(other), Warn).unwrap() && read(json!(other), Off).unwrap());
     }
 }
 
 #[test]
-fn unusable_screens_are_refused_in_every_mode() {
+fn rejects_invalid_displays_in_every_mode() {
     let vdi = "video.vdi: Must be one of: vnc, spice, spiceconcurrent, spicedebug.";
     for (value, text) in [
         (json!([]), "video: Not a valid mapping type."),
@@ -252,13 +252,13 @@ fn unusable_screens_are_refused_in_every_mode() {
         (json!({"model": "vga", "memory": 1, "vdi": 1}), "video.vdi: Not a valid string."),
     ] {
         for mode in MODES {
-            assert_eq!(refusal(read_video(&value, mode)), text, "{value} {mode:?}");
+            assert_eq!(error_text(read_video(&value, mode)), text, "{value} {mode:?}");
         }
     }
 }
 
 #[test]
-fn a_screen_has_either_key() {
+fn accepts_video_and_videospec() {
     let read = |a: Value, b: Value| parse_video(Some(&a), Some(&b), &mut ValidationFindings::new(Enforce));
     let qxl = json!({"model": "qxl", "memory": "65536", "vdi": "vnc"});
     let spec = VideoSpec { model: "qxl".into(), memory: 65536, vdi: Vdi::Vnc };
@@ -271,15 +271,15 @@ fn a_screen_has_either_key() {
     assert_eq!(read(qxl.clone(), qxl.clone()).unwrap(), spec);
     let null_vdi = json!({"model": "vga", "memory": 16384, "vdi": null});
     assert_eq!(read(null_vdi.clone(), json!(null)).unwrap().vdi, Vdi::Spice);
-    assert_eq!(refusal(read(qxl, null_vdi)), "videospec: differs from video, send only one of them");
+    assert_eq!(error_text(read(qxl, null_vdi)), "videospec: differs from video, send only one of them");
     assert_eq!(
-        refusal(read(json!(null), json!({"model": "vga", "memory": "x"}))),
+        error_text(read(json!(null), json!({"model": "vga", "memory": "x"}))),
         "videospec.memory: Not a valid integer."
     );
 }
 
 #[test]
-fn unknown_keys_are_refused_logged_or_ignored() {
+fn rejects_collects_or_ignores_unknown_keys() {
     type Read = fn(&mut ValidationFindings) -> Result<()>;
     let cases: [(Read, &str); 3] = [
         (
@@ -301,7 +301,7 @@ fn unknown_keys_are_refused_logged_or_ignored() {
         ),
     ];
     for (read, text) in cases {
-        assert_eq!(refusal(read(&mut ValidationFindings::new(Enforce))), text);
+        assert_eq!(error_text(read(&mut ValidationFindings::new(Enforce))), text);
         for (mode, expected) in [(Warn, vec![text.to_owned()]), (Off, vec![])] {
             let mut found = ValidationFindings::new(mode);
             read(&mut found).unwrap();
@@ -311,9 +311,9 @@ fn unknown_keys_are_refused_logged_or_ignored() {
 }
 
 #[test]
-fn what_is_repeated_of_unknown_keys_is_bounded() {
+fn limits_length_and_number_of_findings() {
     let long = "k".repeat(1000);
-    let text = refusal(read_disks(&json!([{"size": 1, long: 1}]), Enforce));
+    let text = error_text(read_disks(&json!([{"size": 1, long: 1}]), Enforce));
     assert_eq!(text, format!("disk[0].{}: Unknown field.", "k".repeat(64)));
     let mut spec = Map::from_iter((0..100).map(|at| (format!("key{at}"), json!(1))));
     spec.insert("size".into(), json!(1));
@@ -323,7 +323,7 @@ fn what_is_repeated_of_unknown_keys_is_bounded() {
 }
 
 #[test]
-fn an_instance_has_the_name_of_a_host() {
+fn rejects_names_that_are_not_host_names() {
     let longest = "x".repeat(63);
     for good in ["a", "A-1", "web-01", "7", longest.as_str(), "xn--bcher-kva"] {
         assert!(check_instance_name(good).is_ok(), "{good}");
@@ -346,7 +346,7 @@ fn an_instance_has_the_name_of_a_host() {
         "7f1b7f9e-8d4e-4a5e-9a55-0c5d1d7f1c11",
         "7f1b7f9e8d4e4a5e9a550c5d1d7f1c11",
     ] {
-        let text = refusal(check_instance_name(bad));
+        let text = error_text(check_instance_name(bad));
         let shown: String = bad.chars().take(64).collect();
         let start = format!("instance name {shown} is not useable as a DNS and Linux host name. It ");
         assert!(text.starts_with(&start) && text.len() < 300, "{text}");
@@ -354,15 +354,15 @@ fn an_instance_has_the_name_of_a_host() {
 }
 
 #[test]
-fn tags_are_a_list_of_which_texts_count() {
+fn parses_string_elements_of_tags() {
     assert_eq!(parse_tags(&json!(["a", 1, "b", null])).unwrap(), ["a", "b"]);
     for bad in [json!("a"), json!({"a": 1}), json!(null)] {
-        assert_eq!(refusal(parse_tags(&bad)), "value for \"tags\" key should be a JSON list");
+        assert_eq!(error_text(parse_tags(&bad)), "value for \"tags\" key should be a JSON list");
     }
 }
 
 #[test]
-fn affinity_has_two_forms() {
+fn parses_both_forms_of_affinity() {
     let all = json!({
         "require_with_tag": ["a"],
         "require_without_tag": ["b", "c"],
@@ -374,13 +374,13 @@ fn affinity_has_two_forms() {
     assert_eq!((read.prefer_with, read.prefer_without, weighted), (vec!["d".into()], vec![], false));
 
     let (read, weighted) = parse_affinity(&json!({"a": 5, "b": "-2", "c": 0, "d": " 1 "})).unwrap();
-    assert!(weighted && !read.is_hard());
+    assert!(weighted && !read.has_requirements());
     assert_eq!((read.prefer_with, read.prefer_without), (vec!["a".into(), "d".into()], vec!["b".into()]));
     assert_eq!(parse_affinity(&json!({})).unwrap(), (Affinity::default(), false));
 }
 
 #[test]
-fn unusable_affinity_is_refused() {
+fn rejects_invalid_affinity() {
     for (value, text) in [
         (json!([]), "value for \"affinity\" key should be a valid JSON dictionary"),
         (json!("a"), "value for \"affinity\" key should be a valid JSON dictionary"),
@@ -410,16 +410,16 @@ fn unusable_affinity_is_refused() {
              binary forms cannot be mixed",
         ),
     ] {
-        assert_eq!(refusal(parse_affinity(&value)), text, "{value}");
+        assert_eq!(error_text(parse_affinity(&value)), text, "{value}");
     }
 }
 
 #[test]
-fn disks_get_the_names_of_their_places() {
+fn assigns_device_names() {
     use DiskBus::{Nvme, Sata, Scsi, Usb, Virtio};
     use DiskType::{Cdrom, Disk};
     let names = |disks: &[(DiskBus, DiskType)], config_drive| {
-        let disks: Vec<DiskSpec> = disks.iter().map(|(bus, kind)| on(*bus, *kind)).collect();
+        let disks: Vec<DiskSpec> = disks.iter().map(|(bus, kind)| disk_on(*bus, *kind)).collect();
         let devices = layout_disks(&disks, config_drive);
         devices.into_iter().map(|device| format!("{} {}", device.device, device.bus)).collect::<Vec<_>>()
     };
@@ -435,7 +435,7 @@ fn disks_get_the_names_of_their_places() {
     assert_eq!(names(&[(Virtio, Cdrom), (Virtio, Disk)], true), ["sda usb", "sdb usb", "vdc virtio"]);
     assert_eq!(names(&[(Sata, Cdrom)], false), ["sda sata"]);
 
-    let devices = layout_disks(&vec![on(Virtio, Disk); 28 + 26 * 26], true);
+    let devices = layout_disks(&vec![disk_on(Virtio, Disk); 28 + 26 * 26], true);
     let name = |at: usize| devices[at].device.as_str();
     assert_eq!((name(25), name(26), name(27), name(51), name(52)), ("vdz", "vdaa", "vdab", "vdaz", "vdba"));
     assert_eq!((name(701), name(702)), ("vdzz", "vdaaa"));
@@ -443,7 +443,7 @@ fn disks_get_the_names_of_their_places() {
     assert_eq!((devices[0].role, devices[2].role), (DiskRole::Disk(0), DiskRole::Disk(1)));
 }
 
-/// The JSON with which a client would ask for the same again.
+/// Returns the JSON with which a client would request the same.
 fn as_json(spec: &NetworkSpec) -> Value {
     json!({
         "network_uuid": spec.network,
@@ -458,7 +458,7 @@ fn as_json(spec: &NetworkSpec) -> Value {
     })
 }
 
-/// JSON of the kinds that clients send, right or wrong.
+/// Generates valid and invalid JSON of the kinds that clients send.
 fn any_json() -> impl Strategy<Value = Value> {
     let words = prop::sample::select(vec![
         "",
@@ -502,7 +502,7 @@ fn any_json() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn no_json_panics_and_what_is_accepted_is_accepted_again(value in any_json(), at in 0..3_usize) {
+    fn accepted_specs_are_accepted_again_and_nothing_panics(value in any_json(), at in 0..3_usize) {
         let mode = MODES[at];
         for value in [value.clone(), json!([value])] {
             if let Ok(specs) = read_disks(&value, mode) {
@@ -521,7 +521,7 @@ proptest! {
     }
 
     #[test]
-    fn specs_that_are_well_formed_are_accepted(
+    fn accepts_well_formed_specs(
         size in prop::option::of(1..=MAX_DISK_GB),
         base in prop::option::of("[a-z]{5,9}:[0-9]{1,3}"),
         bus in prop::sample::select(DiskBus::ALL),
@@ -546,13 +546,13 @@ proptest! {
     }
 
     #[test]
-    fn names_of_disks_never_collide(
+    fn device_names_are_unique(
         disks in prop::collection::vec(
             (prop::sample::select(DiskBus::ALL), prop::sample::select(DiskType::ALL)), 1..60,
         ),
         config_drive in any::<bool>(),
     ) {
-        let disks: Vec<DiskSpec> = disks.into_iter().map(|(bus, kind)| on(bus, kind)).collect();
+        let disks: Vec<DiskSpec> = disks.into_iter().map(|(bus, kind)| disk_on(bus, kind)).collect();
         let devices = layout_disks(&disks, config_drive);
         prop_assert_eq!(devices.len(), disks.len() + usize::from(config_drive));
         let names: std::collections::BTreeSet<_> = devices.iter().map(|device| &device.device).collect();
