@@ -58,19 +58,11 @@ pub struct InstanceSpec {
     pub uefi: bool,
     pub secure_boot: bool,
     pub configdrive: ConfigDriveType,
-    /// As shown in the API.
-    pub nvram_template: Option<String>,
+    /// The blob that the NVRAM is initialized from.
+    pub nvram_template: Option<BlobId>,
     pub machine_type: MachineType,
     pub side_channels: Vec<SideChannel>,
     pub requested_placement: Option<String>,
-}
-
-impl InstanceSpec {
-    /// Returns the blob that the NVRAM is initialized from.
-    #[must_use]
-    pub fn nvram_blob(&self) -> Option<BlobId> {
-        self.nvram_template.as_ref().and_then(|text| text.parse().ok())
-    }
 }
 
 /// An instance to add.

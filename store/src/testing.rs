@@ -114,7 +114,7 @@ pub(crate) fn instance_spec() -> InstanceSpec {
         uefi: true,
         secure_boot: false,
         configdrive: ConfigDriveType::None,
-        nvram_template: Some(BlobId::new().to_string()),
+        nvram_template: Some(BlobId::new()),
         machine_type: MachineType::Q35,
         side_channels: vec![SideChannel::Agent2],
         requested_placement: Some("node".into()),

@@ -5,6 +5,10 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::object::string_enum;
 use crate::{Error, Result};
 
 /// The prefix of generated secrets, which supplied secrets must not have.
@@ -17,6 +21,11 @@ pub const MAX_SECRET_LENGTH: usize = 72;
 const ALPHABET: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
 const RANDOM_LENGTH: usize = 32;
 const CHECKSUM_LENGTH: usize = 6;
+
+string_enum! {
+    /// The lifecycle of a namespace key.
+    KeyState { Created = "created", Deleted = "deleted" }
+}
 
 /// A plaintext secret. Its `Debug` output is masked.
 #[derive(Clone, PartialEq, Eq, Default)]

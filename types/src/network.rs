@@ -154,7 +154,7 @@ pub struct RouterPlan {
     /// The DNS domain of the network.
     pub domain: String,
     /// The upstream resolver, or that of guests if the network has no DNS.
-    pub dns_server: String,
+    pub dns_server: Ipv4Addr,
     /// Every interface with an address, on whichever node.
     pub leases: Vec<DhcpLease>,
     /// Additional host names.

@@ -9,6 +9,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::Ipv4Addr;
 use std::str::FromStr;
 
 use crate::key::Secret;
@@ -63,7 +64,7 @@ trait ParseSetting: Sized {
     fn parse(text: &str) -> Result<Self, String>;
 }
 
-macro_rules! parse_number {
+macro_rules! parse_setting {
     ($($type:ty: $what:literal),+) => {$(
         impl ParseSetting for $type {
             fn parse(text: &str) -> Result<Self, String> {
@@ -72,7 +73,12 @@ macro_rules! parse_number {
         }
     )+};
 }
-parse_number!(u64: "a whole number of at least 0", i64: "a whole number", u16: "a port number");
+parse_setting!(
+    u64: "a whole number of at least 0",
+    i64: "a whole number",
+    u16: "a port number",
+    Ipv4Addr: "an IPv4 address"
+);
 
 impl ParseSetting for f64 {
     fn parse(text: &str) -> Result<Self, String> {
@@ -231,7 +237,7 @@ settings! {
     floating_network: String = "FLOATING_NETWORK", "192.168.20.0/24", "netblock of the floating addresses";
     network_check_senders: bool = "NETWORK_CHECK_SENDERS", "true", "whether frames of guests with spoofed sender addresses are dropped";
     network_masquerade: bool = "NETWORK_MASQUERADE", "true", "whether the network node masquerades the floating network with its own address";
-    dns_server: String = "DNS_SERVER", "8.8.8.8", "DNS resolver of guests";
+    dns_server: Ipv4Addr = "DNS_SERVER", "8.8.8.8", "DNS resolver of guests";
     max_hypervisor_mtu: u64 = "MAX_HYPERVISOR_MTU", "8000", "maximum MTU between nodes";
     ip_deletion_halo_duration: u64 = "IP_DELETION_HALO_DURATION", "300", "seconds that a released address is quarantined";
     cpu_overcommit_ratio: f64 = "CPU_OVERCOMMIT_RATIO", "3.0", "overcommit ratio of CPUs";
@@ -393,9 +399,6 @@ impl Settings {
             {
                 return Err(format!("{name}: {word:?} is not a network"));
             }
-        }
-        if self.dns_server.parse::<std::net::Ipv4Addr>().is_err() {
-            return Err("DNS_SERVER: must be an IPv4 address".into());
         }
         Ok(())
     }

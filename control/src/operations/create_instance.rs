@@ -85,7 +85,7 @@ async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
             None => None,
         });
     }
-    if let Some(template) = spec.nvram_blob() {
+    if let Some(template) = spec.nvram_template {
         crate::objects::blob_copy::ensure_local(app, node, template).await?;
     }
     let disks = plan::disk_records(&spec, &sizes);

@@ -397,7 +397,7 @@ impl TestNetwork {
             dns: true,
             nat: true,
             domain: "one.example".into(),
-            dns_server: "198.51.100.1".into(),
+            dns_server: Ipv4Addr::new(198, 51, 100, 1),
             leases: Vec::new(),
             names: Vec::new(),
             egress,

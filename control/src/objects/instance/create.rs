@@ -341,7 +341,7 @@ async fn validate(
         }
     }
     if let Some(template) = nvram_template {
-        spec.nvram_template = Some(resolve_template(app, caller, &namespace, &template).await?.to_string());
+        spec.nvram_template = Some(resolve_template(app, caller, &namespace, &template).await?);
     }
     let mut found = Vec::with_capacity(networks.len());
     for (number, wanted) in networks.into_iter().enumerate() {
@@ -532,7 +532,7 @@ pub(crate) async fn reference_blobs_in(
             reference_blob_in(tx, &source, DISK, Some(&number.to_string()), blob).await?;
         }
     }
-    if let Some(blob) = spec.nvram_blob() {
+    if let Some(blob) = spec.nvram_template {
         reference_blob_in(tx, &source, NVRAM_TEMPLATE, None, blob).await?;
     }
     Ok(())

@@ -77,7 +77,7 @@ pub(crate) async fn build(app: &App, row: &InstanceRow, ports: ConsolePorts) -> 
         machine_type: row.spec.machine_type,
         uefi: row.spec.uefi,
         secure_boot: row.spec.secure_boot,
-        nvram_template: row.spec.nvram_blob(),
+        nvram_template: row.spec.nvram_template,
         disks: disks(row)?,
         nics: nics(&present, &networks, mtu)?,
         video: row.spec.video.clone(),

@@ -163,7 +163,7 @@ impl<'a> NetworkTopology<'a> {
             dns: network.provide_dns,
             nat: network.provide_nat,
             domain: domain(namespace, &settings.zone),
-            dns_server: settings.dns_server.clone(),
+            dns_server: settings.dns_server,
             leases: interfaces
                 .iter()
                 .filter_map(|row| {
