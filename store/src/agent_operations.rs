@@ -1,4 +1,4 @@
-//! Rows of agent operations: commands for guests, which are executed in order.
+//! Rows of agent operations: commands for guests, which are executed in order. See docs/decisions/0022.
 
 #[cfg(test)]
 mod tests;

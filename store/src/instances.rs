@@ -1,4 +1,4 @@
-//! Rows of instances.
+//! Rows of instances. See docs/decisions/0018.
 
 #[cfg(test)]
 mod tests;

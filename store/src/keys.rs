@@ -1,4 +1,4 @@
-//! Rows of namespace keys, which contain hashes instead of secrets.
+//! Rows of namespace keys, which contain hashes instead of secrets. See docs/decisions/0003.
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,5 @@
 //! IPv4 addresses of networks: netblocks, MAC addresses and address allocations.
+//! See docs/decisions/0012.
 
 #[cfg(test)]
 mod tests;

@@ -1,4 +1,4 @@
-//! Artifacts: named objects whose versions are blobs.
+//! Artifacts: named objects whose versions are blobs. See docs/decisions/0017.
 //!
 //! ```text
 //! initial ──first version──▶ created ──delete, or last version deleted──▶ deleted ──cleaner──▶ (row removed)

@@ -94,7 +94,8 @@ impl fmt::Display for AgentState {
     }
 }
 
-/// A command line for the shell of a guest. See docs/decisions/0022. A second call with the same key waits for the first one's result.
+/// A command line for the shell of a guest. A second call with the same key waits for the first one's result.
+/// See docs/decisions/0022.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestCommand {
     pub key: CommandKey,

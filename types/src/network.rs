@@ -1,4 +1,4 @@
-//! Networks, and the plan of a network for one node.
+//! Networks, and the plan of a network for one node. See docs/decisions/0011 and 0013.
 //!
 //! ```text
 //! initial ─────set up on the network node────▶ created

@@ -1,4 +1,4 @@
-//! Nodes, and the interface between the control plane and a node.
+//! Nodes, and the interface between the control plane and a node. See docs/decisions/0011.
 //!
 //! ```text
 //! created ◀──check-in──▶ stopping ──▶ stopped

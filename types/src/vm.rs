@@ -10,6 +10,7 @@
 //! ```
 //!
 //! A VM outlives the daemon that started it: the next daemon re-attaches to it. Every call is idempotent.
+//! See docs/decisions/0018 and 0020.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
