@@ -35,7 +35,7 @@ impl Drop for ScratchDir {
 }
 
 pub(crate) fn disk_full() -> Error {
-    Error::Insufficient("the node does not have enough disk space".into())
+    Error::InsufficientCapacity("the node does not have enough disk space".into())
 }
 
 /// Returns a function that converts an I/O error. `action` says what failed, such as "failed to create a file".

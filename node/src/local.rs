@@ -235,7 +235,7 @@ impl NodeApi for LocalNode {
         self.blocking(move |networks| networks.remove(network))
     }
 
-    fn find_networks(&self) -> NodeFuture<'_, Vec<FoundNetwork>> {
+    fn list_networks(&self) -> NodeFuture<'_, Vec<FoundNetwork>> {
         if self.missing_features.contains_key(&HostFeature::Networks) {
             return Box::pin(async { Ok(Vec::new()) });
         }

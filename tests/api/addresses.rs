@@ -7,7 +7,7 @@ use muster_control::objects::interface::{NewInterface, WantedAddress};
 use muster_control::reconcile;
 use muster_store::addresses;
 use muster_types::ids::InstanceId;
-use muster_types::network::FLOATING;
+use muster_types::network::FLOATING_NETWORK_ID;
 use serde_json::{Value, json};
 
 use crate::harness::wait_for;
@@ -102,7 +102,7 @@ async fn reuses_addresses_of_full_network_after_quarantine() {
     };
     let refused = cluster.try_interface(&new(WantedAddress::Any)).await.unwrap_err();
     assert!(
-        matches!(&refused, muster_types::Error::Insufficient(text) if text == "No free addresses on network")
+        matches!(&refused, muster_types::Error::InsufficientCapacity(text) if text == "No free addresses on network")
     );
     // An interface without an address needs no free address.
     assert_eq!(cluster.try_interface(&new(WantedAddress::None)).await.unwrap().ipv4, None);
@@ -137,12 +137,14 @@ async fn floats_and_defloats_interface() {
     let router = cluster.node.network_plans().pop().unwrap().router.unwrap();
     assert_eq!(router.egress.floating, [(floating, row.ipv4.unwrap())]);
     assert_eq!(cluster.call(&token, Method::POST, &path("float"), None).await.status, 409);
-    let allocated = addresses::get(&*cluster.app.store, FLOATING, floating).await.unwrap().unwrap();
+    let allocated =
+        addresses::get(&*cluster.app.store, FLOATING_NETWORK_ID, floating).await.unwrap().unwrap();
     assert_eq!(allocated.user.unwrap().id, row.id.to_string());
     assert_eq!(cluster.call(&token, Method::POST, &path("defloat"), None).await.status, 200);
     assert_eq!(cluster.call(&token, Method::POST, &path("defloat"), None).await.status, 200);
     assert!(cluster.node.network_plans().pop().unwrap().router.unwrap().egress.floating.is_empty());
-    let quarantined = addresses::get(&*cluster.app.store, FLOATING, floating).await.unwrap().unwrap();
+    let quarantined =
+        addresses::get(&*cluster.app.store, FLOATING_NETWORK_ID, floating).await.unwrap().unwrap();
     assert_eq!((quarantined.kind.as_str(), quarantined.user), ("deletion-halo", None));
     let item = json!({"value": "b"});
     let path = format!("/interfaces/{}/metadata/a", row.id);

@@ -121,7 +121,7 @@ async fn prunes_by_age_and_resumes_after_time_budget() {
         aged(&object, Status, 200.0),
         aged(&request, Audit, 50.0),
         // An event linked to several objects is kept until its last link is pruned.
-        aged(&request, Status, 500.0).also(object.clone()),
+        aged(&request, Status, 500.0).with_object(object.clone()),
     ] {
         cluster.app.events.record(event);
     }

@@ -4,7 +4,7 @@ use axum::http::Method;
 use muster_control::reconcile;
 use muster_store::interfaces;
 use muster_types::ids::NetworkId;
-use muster_types::network::FLOATING;
+use muster_types::network::FLOATING_NETWORK_ID;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
@@ -363,7 +363,7 @@ async fn deletes_all_networks_of_namespace() {
 async fn floating_network_has_no_namespace_and_cannot_be_deleted() {
     let (cluster, token) = cluster(&[]).await;
     let system = cluster.token("system").await;
-    let path = format!("/networks/{FLOATING}");
+    let path = format!("/networks/{FLOATING_NETWORK_ID}");
     assert_eq!(get(&cluster, &token, &path).await.status, 404);
     let fetched = get(&cluster, &system, &path).await.body;
     assert_eq!((&fetched["namespace"], &fetched["vxid"]), (&Value::Null, &json!(0)));
@@ -466,7 +466,7 @@ async fn cleans_deleted_networks_and_their_dependents() {
     }
     assert_eq!(get(&cluster, &token, &format!("/networks/{network}")).await.status, 404);
     for table in ["addresses", "address_blocks", "dns_entries", "node_networks", "interfaces"] {
-        let sql = format!("SELECT COUNT(*) FROM {table} WHERE network_uuid <> '{FLOATING}'");
+        let sql = format!("SELECT COUNT(*) FROM {table} WHERE network_uuid <> '{FLOATING_NETWORK_ID}'");
         let rows = cluster.app.store.query(&sql, &[]).await.unwrap();
         assert_eq!(rows[0].scalar::<i64>().unwrap(), 0, "{table}");
     }

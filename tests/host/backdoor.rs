@@ -24,7 +24,7 @@ impl Backdoor {
     pub(crate) fn open(database: &str, folder: &Path) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let settings = Settings::with(&[]).unwrap();
+        let settings = Settings::from_pairs(&[]).unwrap();
         let store = Arc::new(runtime.block_on(Store::open(database)).unwrap());
         let events = Events::open(&folder.join("spool"), "backdoor", &settings).unwrap();
         let app = App::new(store, settings, events, &Secret::new(crate::machine::SEED), vec![]);

@@ -25,7 +25,7 @@ use muster_store::{Retry, addresses, claims, keys, metadata, namespaces, operati
 use muster_types::Error;
 use muster_types::address::AddressType;
 use muster_types::artifact::{ArtifactState, ArtifactType};
-use muster_types::network::{FLOATING, NetworkState};
+use muster_types::network::{FLOATING_NETWORK_ID, NetworkState};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::{OperationHandle, OperationState, OperationType};
 use serde::{Deserialize, Serialize};
@@ -173,12 +173,19 @@ async fn assert_namespace_removed(cluster: &Cluster) {
     {
         let column = if table == "hardware_addresses" { "'x'" } else { "network_uuid" };
         let remaining = store
-            .query(&format!("SELECT COUNT(*) FROM {table} WHERE {column} <> ?"), &[FLOATING.into()])
+            .query(
+                &format!("SELECT COUNT(*) FROM {table} WHERE {column} <> ?"),
+                &[FLOATING_NETWORK_ID.into()],
+            )
             .await;
         assert_eq!(remaining.unwrap()[0].scalar::<i64>().unwrap(), 0, "{table}");
     }
-    let floating = addresses::page(store, FLOATING, None, 300).await.unwrap();
-    assert!(floating.iter().all(|row| row.user.as_ref().is_none_or(|user| user.id == FLOATING.to_string())));
+    let floating = addresses::page(store, FLOATING_NETWORK_ID, None, 300).await.unwrap();
+    assert!(
+        floating
+            .iter()
+            .all(|row| row.user.as_ref().is_none_or(|user| user.id == FLOATING_NETWORK_ID.to_string()))
+    );
     let networks = store.query("SELECT COUNT(*) FROM networks", &[]).await.unwrap();
     assert_eq!(networks[0].scalar::<i64>().unwrap(), 1, "only the floating network remains");
     assert!(namespaces::get(store, "doomed").await.unwrap().is_none());
@@ -488,7 +495,7 @@ async fn concurrent_float_and_interface_deletion_leak_no_address() {
         cluster.delete_interface(id).await;
         float.await.unwrap();
     }
-    let allocated = addresses::page(&*cluster.app.store, FLOATING, None, 300).await.unwrap();
+    let allocated = addresses::page(&*cluster.app.store, FLOATING_NETWORK_ID, None, 300).await.unwrap();
     let leaked: Vec<_> = allocated.iter().filter(|row| row.kind == AddressType::Floating).collect();
     assert!(leaked.is_empty(), "{leaked:?}");
 }

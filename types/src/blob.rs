@@ -1,4 +1,4 @@
-//! Blobs: immutable contents, each stored once and identified by its checksum.
+//! Blobs: immutable contents, each stored once and identified by its checksum. See docs/decisions/0014.
 //!
 //! ```text
 //! initial ──stored completely──▶ created ──no longer referenced──▶ deleted ──cleaner──▶ (row removed)
@@ -12,9 +12,9 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::ids::{BlobId, InstanceId};
-use crate::object::{Reference, words};
+use crate::object::{Reference, string_enum};
 
-words! {
+string_enum! {
     /// The lifecycle of a blob.
     BlobState {
         Initial = "initial",
@@ -23,7 +23,7 @@ words! {
     }
 }
 
-words! {
+string_enum! {
     /// The state of a node's copy of a blob.
     CopyState {
         /// It is being written.
@@ -34,7 +34,7 @@ words! {
     }
 }
 
-words! {
+string_enum! {
     /// The checksum algorithms.
     HashAlgorithm {
         Sha1 = "sha1",
@@ -72,7 +72,7 @@ pub struct ContentDigest {
     pub checksums: Checksums,
 }
 
-words! {
+string_enum! {
     /// The supported formats of disk images.
     ImageFormat {
         /// The plain bytes of the disk; any unrecognised content counts as this.
@@ -83,7 +83,7 @@ words! {
     }
 }
 
-words! {
+string_enum! {
     /// The compression of a content.
     Compression {
         Gzip = "gzip",

@@ -10,7 +10,7 @@
 //!
 //! What may not be seen is answered as if it did not exist.
 
-use muster_types::namespace::{NamespaceState, SYSTEM};
+use muster_types::namespace::{NamespaceState, SYSTEM_NAMESPACE};
 use muster_types::{Error, Result};
 use serde_json::Value;
 
@@ -52,7 +52,7 @@ impl Caller {
     /// Whether the caller administers the cluster.
     #[must_use]
     pub fn is_system(&self) -> bool {
-        self.namespace == SYSTEM
+        self.namespace == SYSTEM_NAMESPACE
     }
 
     /// Whether the caller may change what belongs to `namespace`.

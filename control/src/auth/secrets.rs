@@ -15,7 +15,7 @@ use argon2::{Algorithm, Argon2, Params, Version};
 use aws_lc_rs::{constant_time, digest, hmac};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD as BASE64;
-use muster_types::key::{Secret, random_text};
+use muster_types::key::{Secret, random_alphanumeric};
 use muster_types::{Error, Result};
 use tokio::sync::Semaphore;
 
@@ -63,7 +63,7 @@ impl Secrets {
 
     /// What to store for a secret of a namespace.
     pub async fn seal(&self, namespace: &str, secret: &Secret) -> Result<StoredSecret> {
-        let salt = random_text(22);
+        let salt = random_alphanumeric(22);
         let hash = if secret.is_generated() {
             format!("sha256${salt}${}", BASE64.encode(fast_hash(&salt, secret.expose())))
         } else {
@@ -71,7 +71,7 @@ impl Secrets {
             let [memory, rounds, lanes] = COST;
             format!("argon2id${memory}${rounds}${lanes}${salt}${}", BASE64.encode(hash))
         };
-        Ok(StoredSecret { tag: self.tag(namespace, secret), hash, nonce: random_text(16) })
+        Ok(StoredSecret { tag: self.tag(namespace, secret), hash, nonce: random_alphanumeric(16) })
     }
 
     /// Finds the keys that a presented secret can belong to.

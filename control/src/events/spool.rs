@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use muster_types::key::random_text;
+use muster_types::key::random_alphanumeric;
 use nix::fcntl::{Flock, FlockArg};
 
 /// A file is closed and the next one begun at this size.
@@ -42,7 +42,7 @@ struct Writer {
 
 impl Spool {
     pub(super) fn create(directory: &Path, cap: u64) -> io::Result<Self> {
-        let folder = directory.join(format!("muster-{}-{}", std::process::id(), random_text(4)));
+        let folder = directory.join(format!("muster-{}-{}", std::process::id(), random_alphanumeric(4)));
         fs::DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
         let lock = lock(&folder)?.ok_or_else(|| io::Error::other("the event queue is in use"))?;
         let writer = Writer { file: create(&folder, 1)?, segment: 1, size: 0 };

@@ -81,7 +81,7 @@ mod tests {
     #[test]
     fn names_stand_for_urls_and_urls_for_themselves() {
         let own = "mine=http://img.example/mine.qcow2 debian:13=https://img.example/{name}?v={version}";
-        let settings = Settings::with(&[("IMAGE_NAMES", own)]).unwrap();
+        let settings = Settings::from_pairs(&[("IMAGE_NAMES", own)]).unwrap();
         for (source, url) in [
             ("https://a.example/x.img", "https://a.example/x.img"),
             ("cirros", "https://download.cirros-cloud.net/0.6.3/cirros-0.6.3-x86_64-disk.img"),

@@ -318,7 +318,7 @@ async fn require_room(tx: &mut Tx, row: &ClaimRow, room: Option<&Room>) -> Resul
     });
     let detail: Vec<String> = detail.collect();
     let text = "the cluster does not have the capacity to promise this claim";
-    Err(Error::Insufficient(format!("{text}: {}", detail.join(", "))).into())
+    Err(Error::InsufficientCapacity(format!("{text}: {}", detail.join(", "))).into())
 }
 
 /// Rejects limits below the current use. A limit that is already exceeded may grow towards the use.

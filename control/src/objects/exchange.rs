@@ -7,11 +7,11 @@ use std::fmt;
 
 use muster_types::event::Event;
 use muster_types::ids::{KeyId, RuleId};
-use muster_types::key::{Secret, random_text};
+use muster_types::key::{Secret, random_alphanumeric};
 use muster_types::namespace::NamespaceState;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::rule::{
-    Matcher, RuleTerms, check_bound_claims, check_key_name_prefix, check_key_ttl, check_scopes,
+    ClaimMatcher, RuleTerms, check_bound_claims, check_key_name_prefix, check_key_ttl, check_scopes,
 };
 use muster_types::time::now;
 use muster_types::{Error, Result};
@@ -95,7 +95,8 @@ async fn count_attempt(app: &App, source: &str) -> Result<()> {
         return Ok(());
     }
     let (minute, retry_after) = minute_at(now());
-    let too_many = || Error::TooMany { text: "too many federated exchange attempts".into(), retry_after };
+    let too_many =
+        || Error::TooManyRequests { text: "too many federated exchange attempts".into(), retry_after };
     // The limit is already exceeded: avoid writes during a flood.
     if exchanges::attempts(&*app.store, source, minute).await? > limit {
         return Err(too_many());
@@ -256,7 +257,7 @@ impl Attempt<'_> {
             provenance: Some(provenance(&grant, identity)),
         };
         for _ in 0..NAME_ATTEMPTS {
-            let name = format!("{}-{}", terms.key_name_prefix, random_text(NAME_SUFFIX_CHARS));
+            let name = format!("{}-{}", terms.key_name_prefix, random_alphanumeric(NAME_SUFFIX_CHARS));
             match keys::insert(tx, self.namespace, &name, &new).await {
                 Ok(id) => return Ok(Ok(CreatedKey { id, name, expiry, grant })),
                 // The name is taken: try another one.
@@ -368,12 +369,12 @@ fn check(terms: &RuleTerms) -> Result<()> {
 }
 
 /// Matches a claim. Only a whole string matches, never an element of a list.
-fn matched<'a>(matcher: &Matcher, claim: Option<&'a Value>) -> Result<&'a str, &'static str> {
+fn matched<'a>(matcher: &ClaimMatcher, claim: Option<&'a Value>) -> Result<&'a str, &'static str> {
     let claim = claim.ok_or("is absent")?;
     let text = claim.as_str().ok_or("is not a string")?;
     let fits = match matcher {
-        Matcher::One(wanted) => wanted == text,
-        Matcher::Any(wanted) => wanted.iter().any(|wanted| wanted == text),
+        ClaimMatcher::Exact(wanted) => wanted == text,
+        ClaimMatcher::AnyOf(wanted) => wanted.iter().any(|wanted| wanted == text),
     };
     if fits { Ok(text) } else { Err("has another value") }
 }

@@ -1,8 +1,8 @@
 //! Namespace keys: log in, add, replace, delete, list.
 
 use muster_types::event::{Event, EventType};
-use muster_types::key::{RESERVED_NAME, Secret, check_name};
-use muster_types::namespace::{NamespaceState, SYSTEM};
+use muster_types::key::{RESERVED_NAME_PREFIX, Secret, check_name};
+use muster_types::namespace::{NamespaceState, SYSTEM_NAMESPACE};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::time::now;
 use muster_types::{Error, Result};
@@ -152,7 +152,7 @@ pub(crate) async fn service_token(app: &App, namespace: &str) -> Result<String> 
     let letters = uuid::Uuid::new_v4().simple().to_string();
     // The names of service keys contain only letters.
     let letters: String = letters.bytes().map(|byte| char::from(b'a' + byte % 26)).collect();
-    let name = format!("{RESERVED_NAME}{letters}");
+    let name = format!("{RESERVED_NAME_PREFIX}{letters}");
     let secret = app.secrets.seal(namespace, &Secret::generate()).await?;
     let nonce = secret.nonce.clone();
     let scopes = Some(vec!["blob.read".to_owned()]);
@@ -249,13 +249,17 @@ pub async fn recover(
 ) -> Result<()> {
     let secret = Secret::generate();
     keep(&secret).map_err(Error::Internal)?;
-    let new =
-        NewKey { secret: secrets.seal(SYSTEM, &secret).await?, expiry: None, scopes: None, provenance: None };
+    let new = NewKey {
+        secret: secrets.seal(SYSTEM_NAMESPACE, &secret).await?,
+        expiry: None,
+        scopes: None,
+        provenance: None,
+    };
     transaction!(store, |tx| {
-        if !namespaces::lock(tx, SYSTEM, NamespaceState::Created).await? {
+        if !namespaces::lock(tx, SYSTEM_NAMESPACE, NamespaceState::Created).await? {
             return Err(Error::Conflict("this cluster has never been started".into()).into());
         }
-        keys::put(tx, SYSTEM, FIRST, &new).await?;
+        keys::put(tx, SYSTEM_NAMESPACE, FIRST, &new).await?;
         Ok(())
     })
 }
@@ -268,7 +272,7 @@ pub async fn bootstrap(
     supplied: &Secret,
     keep: impl FnOnce(&Secret) -> std::result::Result<(), String>,
 ) -> Result<bool> {
-    if namespaces::get(&*app.store, SYSTEM).await?.is_some() {
+    if namespaces::get(&*app.store, SYSTEM_NAMESPACE).await?.is_some() {
         return Ok(false);
     }
     let secret = if supplied.expose().is_empty() {
@@ -279,24 +283,25 @@ pub async fn bootstrap(
         supplied.clone()
     };
     let new = NewKey {
-        secret: app.secrets.seal(SYSTEM, &secret).await?,
+        secret: app.secrets.seal(SYSTEM_NAMESPACE, &secret).await?,
         expiry: None,
         scopes: None,
         provenance: None,
     };
     let first = transaction!(app.store, |tx| {
-        match namespaces::insert(tx, SYSTEM).await {
+        match namespaces::insert(tx, SYSTEM_NAMESPACE).await {
             Ok(()) => {}
             // Another daemon started concurrently and was first.
             Err(StoreError::Duplicate(_)) => return Ok(false),
             Err(error) => return Err(error.into()),
         }
-        keys::put(tx, SYSTEM, FIRST, &new).await?;
+        keys::put(tx, SYSTEM_NAMESPACE, FIRST, &new).await?;
         Ok(true)
     })?;
     if first {
-        app.events
-            .record(Event::audit(ObjectRef::namespace(SYSTEM), "first key created").with("keyname", FIRST));
+        app.events.record(
+            Event::audit(ObjectRef::namespace(SYSTEM_NAMESPACE), "first key created").with("keyname", FIRST),
+        );
     }
     Ok(first)
 }

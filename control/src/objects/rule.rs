@@ -4,7 +4,7 @@
 use muster_types::event::{Event, EventType};
 use muster_types::ids::RuleId;
 use muster_types::issuer::check_name;
-use muster_types::namespace::{NamespaceState, SYSTEM};
+use muster_types::namespace::{NamespaceState, SYSTEM_NAMESPACE};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::rule::{
     RuleRecord, RuleState, RuleTerms, check_bound_claims, check_issuer, check_key_name_prefix, check_key_ttl,
@@ -32,7 +32,7 @@ pub struct RuleRequest {
     #[schema(value_type = String)]
     pub issuer: Option<Value>,
     /// The JWT claims that a token must have, by name: a string, or a list of which one must match.
-    #[schema(value_type = std::collections::BTreeMap<String, muster_types::rule::Matcher>)]
+    #[schema(value_type = std::collections::BTreeMap<String, muster_types::rule::ClaimMatcher>)]
     pub bound_claims: Option<Value>,
     /// The scopes of the keys; at most the caller's own.
     #[schema(value_type = Vec<String>)]
@@ -194,7 +194,7 @@ fn object(id: RuleId) -> ObjectRef {
 /// rule is removed.
 fn caller_event(caller: &Caller, row: &RuleRow, event: Event) -> Event {
     with_request(caller, event)
-        .also(ObjectRef::namespace(&row.namespace))
+        .with_object(ObjectRef::namespace(&row.namespace))
         .with("rule", row.name.clone())
         .with("caller-namespace", caller.namespace.clone())
 }
@@ -212,7 +212,7 @@ fn terms_event(caller: &Caller, event_type: EventType, row: &RuleRow, message: &
 
 /// Records a rule that grants keys of `system`, because they have access to the whole cluster.
 fn warn_of_system(app: &App, caller: &Caller, row: &RuleRow) {
-    if row.namespace != SYSTEM {
+    if row.namespace != SYSTEM_NAMESPACE {
         return;
     }
     let (rule, issuer) = (&row.name, &row.terms.issuer);

@@ -1,7 +1,7 @@
 //! Trusts between namespaces. Every namespace trusts `system`, which cannot be removed.
 
 use muster_types::event::Event;
-use muster_types::namespace::{NamespaceRecord, NamespaceState, SYSTEM, check_name};
+use muster_types::namespace::{NamespaceRecord, NamespaceState, SYSTEM_NAMESPACE, check_name};
 use muster_types::object::ObjectRef;
 use muster_types::{Error, Result};
 
@@ -22,7 +22,7 @@ pub async fn add(app: &App, caller: &Caller, name: &str, other: &str) -> Result<
         Event::audit(ObjectRef::namespace(name), "add trust request from REST API")
             .with("external_namespace", other),
     );
-    if other != SYSTEM {
+    if other != SYSTEM_NAMESPACE {
         let held = held_in(&*app.store, caller, name).await?;
         transaction!(app.store, |tx| {
             if !namespaces::lock(tx, name, NamespaceState::Created).await? {

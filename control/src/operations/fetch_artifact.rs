@@ -10,7 +10,7 @@ use std::time::Duration;
 use muster_types::artifact::ArtifactState;
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{ArtifactId, NodeId};
-use muster_types::operation::Progress;
+use muster_types::operation::OperationProgress;
 use muster_types::storage::Draft;
 use muster_types::{Error, Result};
 
@@ -149,8 +149,12 @@ impl Keep for Part<'_> {
 impl Part<'_> {
     async fn write(&self, done: u64, total: Option<u64>, validator: Option<String>) -> Result<()> {
         let number = |count| i64::try_from(count).unwrap_or(i64::MAX);
-        let progress =
-            Progress { done: number(done), total: total.map(number), validator, node: Some(self.here) };
+        let progress = OperationProgress {
+            done: number(done),
+            total: total.map(number),
+            validator,
+            node: Some(self.here),
+        };
         transaction!(self.app.store, |tx| { Ok(operations::set_progress(tx, self.row, &progress).await?) })
     }
 }
@@ -182,7 +186,7 @@ async fn watch(part: &Part<'_>, artifact: &ArtifactRow, meter: &Meter) {
                 .with("percent", percent);
             event.request_id.clone_from(&part.row.request_id);
             for instance in instances::awaiting(&*part.app.store, artifact.id).await.unwrap_or_default() {
-                event = event.also(instance::object(instance));
+                event = event.with_object(instance::object(instance));
             }
             part.app.events.record(event);
         }

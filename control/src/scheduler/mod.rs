@@ -169,7 +169,7 @@ fn narrow<'a>(
     keep(Stage::SufficientFreeDisk, left, stages, |node| {
         ledger::disk(wish, node.facts, node.committed, policy)
     })?;
-    if wish.affinity.is_hard() {
+    if wish.affinity.has_requirements() {
         keep(Stage::AffinityConstraints, left, stages, |node| {
             neighbours::require(&wish.affinity, of(neighbours, node.facts.id))
         })?;

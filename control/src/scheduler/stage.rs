@@ -50,7 +50,6 @@ pub struct Outcome {
 pub struct Refusal {
     /// Where the last node dropped out.
     pub stage: Stage,
-    pub transient: bool,
     pub text: String,
 }
 
@@ -61,7 +60,7 @@ impl Refusal {
             let (with, without) = (quoted(&affinity.require_with), quoted(&affinity.require_without));
             text = format!("{text}: require_with_tag=[{with}], require_without_tag=[{without}]");
         }
-        Self { stage, transient: stage.is_transient(), text }
+        Self { stage, text }
     }
 
     /// After each of `candidates` refused the claim.
@@ -69,17 +68,16 @@ impl Refusal {
     pub fn full(candidates: usize) -> Self {
         let stage = Stage::CapacityGuard;
         let text = format!("no node had capacity for this instance, {candidates} candidates refused it");
-        Self { stage, transient: stage.is_transient(), text }
+        Self { stage, text }
     }
 }
 
 impl From<Refusal> for Error {
     fn from(refusal: Refusal) -> Self {
-        let Refusal { stage, transient, text } = refusal;
-        match stage {
+        match refusal.stage {
             // Waiting does not help, other neighbours do.
-            Stage::AffinityConstraints => Self::Conflict(text),
-            stage => Self::Unplaceable { text, stage: stage.as_str(), transient },
+            Stage::AffinityConstraints => Self::Conflict(refusal.text),
+            stage => Self::Unschedulable { text: refusal.text, stage },
         }
     }
 }

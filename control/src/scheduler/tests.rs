@@ -41,7 +41,7 @@ pub(super) fn node(name: &str) -> Facts {
 }
 
 pub(super) fn policy() -> Policy {
-    Policy::from(&Settings::with(&[]).unwrap())
+    Policy::from(&Settings::from_pairs(&[]).unwrap())
 }
 
 fn wish() -> Wish {
@@ -144,7 +144,7 @@ fn each_stage_drops_a_node_with_its_reason() {
         assert_eq!(last.dropped, [("n1".to_owned(), reason.to_owned())]);
         assert_eq!((last.stage, last.kept, last.dropped_count), (stage, 0, 1), "{reason}");
         let refusal = outcome.result.unwrap_err();
-        assert_eq!((refusal.stage, refusal.transient), (stage, stage.is_transient()));
+        assert_eq!(refusal.stage, stage);
         assert!(refusal.text.starts_with(&format!("No nodes remaining at scheduling stage {stage}")));
         assert!(
             outcome.stages.iter().rev().skip(1).all(|report| report.kept == 1 && report.dropped.is_empty())
@@ -168,14 +168,14 @@ fn refusals_are_what_callers_know() {
     let error = |outcome: Outcome| Error::from(outcome.result.unwrap_err());
     let facts = node("n");
     match error(place(&wish(), &[], &Neighbours::new())) {
-        Error::Unplaceable { text, stage: "pre_schedule", transient: false } => {
+        Error::Unschedulable { text, stage: Stage::PreSchedule } => {
             assert_eq!(text, "No nodes remaining at scheduling stage pre_schedule");
         }
         other => panic!("{other:?}"),
     }
     let full = CommittedCapacity { cpus: 18, ..CommittedCapacity::default() };
     match error(place(&wish(), &[(&facts, full)], &Neighbours::new())) {
-        Error::Unplaceable { text, stage: "sufficient_idle_cpu", transient: true } => {
+        Error::Unschedulable { text, stage: Stage::SufficientIdleCpu } => {
             assert_eq!(text, "No nodes remaining at scheduling stage sufficient_idle_cpu");
         }
         other => panic!("{other:?}"),
@@ -192,7 +192,7 @@ fn refusals_are_what_callers_know() {
         other => panic!("{other:?}"),
     }
     match Error::from(Refusal::full(3)) {
-        Error::Unplaceable { text, stage: "capacity_guard", transient: true } => {
+        Error::Unschedulable { text, stage: Stage::CapacityGuard } => {
             assert_eq!(text, "no node had capacity for this instance, 3 candidates refused it");
         }
         other => panic!("{other:?}"),

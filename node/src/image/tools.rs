@@ -404,7 +404,7 @@ fn largest_output(stdout: &Path, output_dir: &Path) -> u64 {
 }
 
 fn disk_full() -> Error {
-    Error::Insufficient("the node does not have enough disk space for the image".into())
+    Error::InsufficientCapacity("the node does not have enough disk space for the image".into())
 }
 
 #[cfg(test)]

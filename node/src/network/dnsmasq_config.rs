@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::path::Path;
 
 use muster_types::network::{NetworkPlan, RouterPlan};
@@ -54,7 +54,6 @@ fn settings(
     let dir = dir.display();
     let block = plan.netblock;
     let domain = Some(router.domain.as_str()).filter(|domain| is_host_name(domain));
-    let resolver = router.dns_server.parse::<IpAddr>().ok();
     let mut text = format!(
         "# network {} on device {device}\ninterface={}\nexcept-interface=lo\nbind-interfaces\npid-file={dir}/{PID_FILE}\n\
          no-hosts\nno-resolv\nbogus-priv\ndomain-needed\nquiet-dhcp\n",
@@ -65,9 +64,7 @@ fn settings(
     }
     if router.dns {
         let _ = writeln!(text, "addn-hosts={dir}/{HOSTS_FILE}");
-        if let Some(resolver) = resolver {
-            let _ = writeln!(text, "server={resolver}");
-        }
+        let _ = writeln!(text, "server={}", router.dns_server);
     } else {
         text.push_str("port=0\n");
     }
@@ -80,10 +77,10 @@ fn settings(
             block.netmask(),
             plan.mtu
         );
-        let resolver = match resolver {
-            _ if router.dns => Some(IpAddr::V4(block.router())),
-            Some(IpAddr::V4(resolver)) if router.nat => Some(IpAddr::V4(resolver)),
-            _ => None,
+        let resolver = match (router.dns, router.nat) {
+            (true, _) => Some(block.router()),
+            (false, true) => Some(router.dns_server),
+            (false, false) => None,
         };
         // Without a value the option is never sent.
         let resolver = resolver.map(|resolver| format!(",{resolver}")).unwrap_or_default();
@@ -185,11 +182,10 @@ mod tests {
             router.names.push(("#x".into(), Ipv4Addr::LOCALHOST));
             router.names.push(("set:tag".into(), Ipv4Addr::LOCALHOST));
             router.domain = "x\nconf-file=/etc/passwd".into();
-            router.dns_server = "8.8.8.8\nuser=root".into();
         })
         .unwrap();
         let all = format!("{}{}{}", config.settings, config.leases, config.hosts);
-        for evil in ["dhcp-script", "conf-file", "user=", "set:", "a b", "#x"] {
+        for evil in ["dhcp-script", "conf-file", "set:", "a b", "#x"] {
             assert!(!all.contains(evil), "{all}");
         }
         assert_eq!(config.leases, "02:00:00:00:00:02,10.0.0.2\n");

@@ -5,7 +5,7 @@ use std::fs;
 use std::net::Ipv4Addr;
 
 use muster_types::address::Netblock;
-use muster_types::network::{EgressPlan, FLOATING};
+use muster_types::network::{EgressPlan, FLOATING_NETWORK_ID};
 use muster_types::{Error, Result};
 
 use super::names::{self, EGRESS_TABLE, marker};
@@ -122,15 +122,20 @@ impl Networks {
             lines.push(format!("link add {name} type bridge stp_state 0 forward_delay 0 mcast_snooping 0"));
             lines.push(format!(
                 "link set dev {name} alias {}{}",
-                marker(FLOATING),
+                marker(FLOATING_NETWORK_ID),
                 self.host.addrgenmode_option()
             ));
             lines.push(format!("addr add {address}/{prefix} dev {name}"));
             lines.push(format!("link set dev {name} up"));
             return Ok(lines);
         };
-        if link.alias != marker(FLOATING) {
-            changes::require_ownership(&HostSnapshot::read_devices(socket)?, link, "bridge", FLOATING)?;
+        if link.alias != marker(FLOATING_NETWORK_ID) {
+            changes::require_ownership(
+                &HostSnapshot::read_devices(socket)?,
+                link,
+                "bridge",
+                FLOATING_NETWORK_ID,
+            )?;
         }
         let addresses = observed::addresses(socket)?;
         let own: Vec<(Ipv4Addr, u8)> = addresses
@@ -146,7 +151,7 @@ impl Networks {
             repaired.push(format!("bridge {name} was not marked"));
             lines.push(format!(
                 "link set dev {name} alias {}{}",
-                marker(FLOATING),
+                marker(FLOATING_NETWORK_ID),
                 self.host.addrgenmode_option()
             ));
         }
@@ -270,7 +275,7 @@ fn overlaps(block: Netblock, address: Ipv4Addr, prefix: u8) -> bool {
 }
 
 fn is_egress(link: &Link) -> bool {
-    link.kind == "bridge" && link.alias == marker(FLOATING)
+    link.kind == "bridge" && link.alias == marker(FLOATING_NETWORK_ID)
 }
 
 fn has_egress_table() -> Result<bool> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use muster_types::Result;
 use muster_types::ids::NetworkId;
-use muster_types::network::FLOATING;
+use muster_types::network::FLOATING_NETWORK_ID;
 use muster_types::node::FoundNetwork;
 
 use super::changes::is_unmarked_and_unused;
@@ -48,7 +48,7 @@ impl Networks {
                 found.insert(network, vxid);
             }
         }
-        found.remove(&FLOATING);
+        found.remove(&FLOATING_NETWORK_ID);
         Ok(found.into_iter().map(|(id, vxid)| FoundNetwork { id, vxid }).collect())
     }
 

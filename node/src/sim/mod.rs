@@ -239,7 +239,7 @@ impl NodeApi for SimulatedNode {
         Box::pin(async { result })
     }
 
-    fn find_networks(&self) -> NodeFuture<'_, Vec<FoundNetwork>> {
+    fn list_networks(&self) -> NodeFuture<'_, Vec<FoundNetwork>> {
         let found = self
             .networks
             .lock()

@@ -9,7 +9,9 @@ use muster_types::ids::{BlobId, InterfaceId, UploadId};
 use muster_types::instance::MachineType;
 use muster_types::spec::{DiskBus, VideoSpec};
 use muster_types::storage::{ByteStream, Draft};
-use muster_types::vm::{ChangeStream, ConsolePorts, DiskKind, DiskPlan, DriveFile, NicPlan, SnapshotDisk};
+use muster_types::vm::{
+    ChangeStream, ConfigDriveFile, ConsolePorts, DiskKind, DiskPlan, NicPlan, SnapshotDisk,
+};
 
 use super::*;
 
@@ -41,7 +43,7 @@ fn plan(base: Option<BlobId>) -> VmPlan {
         nics: vec![nic()],
         video: VideoSpec::default(),
         ports: ConsolePorts { console: 30000, vdi: 30001, vdi_tls: Some(30002) },
-        config_drive: Some(vec![DriveFile { path: "openstack/x".into(), content: vec![0; 4096] }]),
+        config_drive: Some(vec![ConfigDriveFile { path: "openstack/x".into(), content: vec![0; 4096] }]),
         side_channels: Vec::new(),
     }
 }
@@ -64,7 +66,7 @@ async fn create_image(node: &SimulatedNode, size: usize) -> BlobId {
     let (storage, draft, blob) = (node.storage(), Draft::Upload(UploadId::new()), BlobId::new());
     let data: ByteStream = Box::pin(OneChunk(Some(vec![7; size].into())));
     storage.append(draft, Some(0), u64::MAX, data).await.unwrap();
-    storage.publish(draft, blob).await.unwrap();
+    storage.commit(draft, blob).await.unwrap();
     let facts = storage.inspect(blob).await.unwrap();
     storage.convert(blob, &facts).await.unwrap();
     blob
@@ -203,7 +205,7 @@ async fn screenshots_and_snapshots_become_blobs() {
     vms.start(&plan).await.unwrap();
     vms.screenshot(id, screen).await.unwrap();
     vms.screenshot(id, screen).await.unwrap();
-    assert!(node.storage().publish(screen, blob).await.unwrap().size > 1000);
+    assert!(node.storage().commit(screen, blob).await.unwrap().size > 1000);
 
     let snapshot = |device: &str| SnapshotDisk {
         device: device.into(),
@@ -215,7 +217,7 @@ async fn screenshots_and_snapshots_become_blobs() {
     let mut contents = Vec::new();
     for (disk, size) in snapshots.iter().zip([1 << 20, 1 << 30]) {
         let blob = BlobId::new();
-        contents.push(node.storage().publish(disk.draft, blob).await.unwrap().checksums.sha256);
+        contents.push(node.storage().commit(disk.draft, blob).await.unwrap().checksums.sha256);
         let facts = node.storage().inspect(blob).await.unwrap();
         assert_eq!((facts.format, facts.virtual_size), (ImageFormat::Qcow2, size));
     }
@@ -223,7 +225,7 @@ async fn screenshots_and_snapshots_become_blobs() {
     assert_eq!(node.storage().draft_size(snapshots[2].draft).await.unwrap(), Some(64 << 10));
     // A new snapshot replaces the draft and its checksums.
     vms.snapshot(id, &snapshots[..1], false).await.unwrap();
-    let again = node.storage().content(snapshots[0].draft).await.unwrap().checksums.sha256;
+    let again = node.storage().digest(snapshots[0].draft).await.unwrap().checksums.sha256;
     assert_ne!(again, contents[0]);
     assert!(matches!(vms.snapshot(id, &[snapshot("vdz")], false).await, Err(Error::Conflict(_))));
 }

@@ -33,7 +33,7 @@ const READ_AHEAD_CHUNKS: usize = 2;
 const KERNEL_READ_AHEAD_BYTES: u64 = 6 * CHUNK_SIZE as u64;
 
 /// Makes a file the content of a blob. If this process is killed, the blob is either complete or does not exist.
-pub(super) fn publish(
+pub(super) fn commit(
     layout: &StorageLayout,
     file: &Path,
     chunks: &ChunkChecksums,

@@ -152,7 +152,7 @@ impl FileStorage {
                     linked
                 }
             };
-            publish(&complete, &to)?;
+            commit(&complete, &to)?;
             // A hard link to the blob has the blob's modification time.
             touch(&layout, blob);
             layout::sync_dir(&layout.conversions())
@@ -170,7 +170,7 @@ async fn acquire(semaphore: &Arc<tokio::sync::Semaphore>) -> Result<tokio::sync:
 }
 
 /// Gives a complete file its name.
-fn publish(file: &Path, to: &Path) -> Result<()> {
+fn commit(file: &Path, to: &Path) -> Result<()> {
     layout::set_mode(file, 0o444)?;
     File::open(file).and_then(|file| file.sync_all()).map_err(io_error("failed to sync a conversion"))?;
     fs::rename(file, to).map_err(io_error("failed to publish a conversion"))

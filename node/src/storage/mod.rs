@@ -137,14 +137,14 @@ impl StorageApi for FileStorage {
         Box::pin(self.decompress_draft(draft))
     }
 
-    fn content(&self, draft: Draft) -> NodeFuture<'_, ContentDigest> {
+    fn digest(&self, draft: Draft) -> NodeFuture<'_, ContentDigest> {
         Box::pin(async move {
             let mut guard = self.drafts.lock(draft).await;
             Ok(self.drafts.hashed(draft, &mut guard).await?.content)
         })
     }
 
-    fn publish(&self, draft: Draft, blob: BlobId) -> NodeFuture<'_, ContentDigest> {
+    fn commit(&self, draft: Draft, blob: BlobId) -> NodeFuture<'_, ContentDigest> {
         Box::pin(async move {
             let mut guard = self.drafts.lock(draft).await;
             let hashed = self.drafts.hashed(draft, &mut guard).await?;
@@ -152,7 +152,7 @@ impl StorageApi for FileStorage {
             let layout = self.layout.clone();
             run_blocking(move || {
                 let _guards = (guard, blob_guard);
-                blobs::publish(&layout, &layout.draft(draft), &hashed.chunks, blob)?;
+                blobs::commit(&layout, &layout.draft(draft), &hashed.chunks, blob)?;
                 Ok(hashed.content)
             })
             .await
@@ -217,7 +217,7 @@ impl StorageApi for FileStorage {
         })
     }
 
-    fn find(&self) -> NodeFuture<'_, Vec<StoredFile>> {
+    fn list_files(&self) -> NodeFuture<'_, Vec<StoredFile>> {
         let layout = self.layout.clone();
         Box::pin(run_blocking(move || Ok(layout.find().into_iter().filter_map(inspect_file).collect())))
     }

@@ -54,9 +54,9 @@ pub(super) async fn wait(qmp: &Qmp, job: &str) -> Result<()> {
             qmp.execute("job-dismiss", json!({ "id": job })).await?;
             return match error {
                 None => Ok(()),
-                Some(error) if qemu_log::is_disk_full(&error) => {
-                    Err(Error::Insufficient("the node does not have enough disk space for the copy".into()))
-                }
+                Some(error) if qemu_log::is_disk_full(&error) => Err(Error::InsufficientCapacity(
+                    "the node does not have enough disk space for the copy".into(),
+                )),
                 Some(error) => Err(Error::Unavailable(format!("failed to copy a disk: {error}"))),
             };
         }

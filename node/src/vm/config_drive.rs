@@ -13,7 +13,7 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use muster_types::vm::DriveFile;
+use muster_types::vm::ConfigDriveFile;
 use muster_types::{Error, Result};
 
 use super::disks::create_atomically;
@@ -49,7 +49,7 @@ const TIMESTAMP: [u8; 7] = [100, 1, 1, 0, 0, 0, 0];
 const TIMESTAMP_DIGITS: &[u8; 17] = b"2000010100000000\0";
 
 /// Writes a drive, replacing an existing one. It is not synced, because every start rewrites it.
-pub(crate) fn write(path: &Path, files: &[DriveFile]) -> Result<()> {
+pub(crate) fn write(path: &Path, files: &[ConfigDriveFile]) -> Result<()> {
     let image = image(files)?;
     create_atomically(path, |new| {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(new)?;
@@ -58,7 +58,7 @@ pub(crate) fn write(path: &Path, files: &[DriveFile]) -> Result<()> {
 }
 
 /// Returns the image of a drive.
-fn image(files: &[DriveFile]) -> Result<Vec<u8>> {
+fn image(files: &[ConfigDriveFile]) -> Result<Vec<u8>> {
     let tree = FileTree::new(files)?;
     let hierarchies =
         [DirectoryHierarchy::new(&tree, Naming::RockRidge), DirectoryHierarchy::new(&tree, Naming::Joliet)];
@@ -103,7 +103,7 @@ fn image(files: &[DriveFile]) -> Result<Vec<u8>> {
 
 /// The files, arranged in directories.
 struct FileTree<'a> {
-    files: &'a [DriveFile],
+    files: &'a [ConfigDriveFile],
     /// The root is the first.
     directories: Vec<Directory<'a>>,
 }
@@ -121,7 +121,7 @@ enum Entry {
 }
 
 impl<'a> FileTree<'a> {
-    fn new(files: &'a [DriveFile]) -> Result<Self> {
+    fn new(files: &'a [ConfigDriveFile]) -> Result<Self> {
         let mut directories = vec![Directory::default()];
         let mut total_size = 0_usize;
         for (number, file) in files.iter().enumerate() {

@@ -117,7 +117,7 @@ fn start_error(error: Error, exit: ProcessExit, log: Option<&str>) -> Error {
         Some((qemu_log::classify_start_failure(log, &message), message))
     });
     match (error, exit, failure) {
-        (error @ (Error::Conflict(_) | Error::Insufficient(_)), ..) => error,
+        (error @ (Error::Conflict(_) | Error::InsufficientCapacity(_)), ..) => error,
         (_, ProcessExit::Code(_), Some((StartFailure::PortInUse, message))) => {
             Error::PortInUse(format!("a console port is in use: {message}"))
         }

@@ -245,7 +245,7 @@ impl Host {
     }
 
     pub(crate) fn find(&self) -> Vec<FoundNetwork> {
-        self.call(async |node| node.find_networks().await).unwrap()
+        self.call(async |node| node.list_networks().await).unwrap()
     }
 
     pub(crate) fn commands_run(&self) -> u64 {
@@ -397,7 +397,7 @@ impl TestNetwork {
             dns: true,
             nat: true,
             domain: "one.example".into(),
-            dns_server: "198.51.100.1".into(),
+            dns_server: Ipv4Addr::new(198, 51, 100, 1),
             leases: Vec::new(),
             names: Vec::new(),
             egress,

@@ -133,7 +133,7 @@ async fn running_reads_survive_removal_and_replacement() {
     let mut stream = node.storage().read(blob, 0..size).await.unwrap();
     let first = next(&mut stream).await.unwrap().unwrap();
     let draft = node.draft(b"another").await;
-    node.storage().publish(draft, blob).await.unwrap();
+    node.storage().commit(draft, blob).await.unwrap();
     assert_eq!(node.bytes(blob).await.unwrap(), b"another");
     node.storage().remove(blob).await.unwrap();
     node.storage().remove(blob).await.unwrap();
@@ -146,10 +146,10 @@ async fn running_reads_survive_removal_and_replacement() {
 #[tokio::test(flavor = "multi_thread")]
 async fn finds_all_files_and_keeps_directories_private() {
     let node = TestNode::new();
-    assert_eq!(node.storage().find().await.unwrap(), []);
+    assert_eq!(node.storage().list_files().await.unwrap(), []);
     assert_eq!(fs::read_dir(&node.folder).unwrap().count(), 0, "folders before anything is stored");
     let blob = node.blob(b"12345").await;
-    let found = node.storage().find().await.unwrap();
+    let found = node.storage().list_files().await.unwrap();
     assert_eq!(found.len(), 1);
     assert_eq!((found[0].kind, found[0].size), (StoredFileKind::Blob(blob), 5));
     let age = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64()

@@ -54,7 +54,7 @@ impl TestNode {
     }
 
     pub(crate) fn real_at(folder: &Path, settings: &[(&str, &str)]) -> Self {
-        let settings = Settings::with(settings).unwrap();
+        let settings = Settings::from_pairs(settings).unwrap();
         let node = Box::new(LocalNode::new(NodeId::new(), &settings, folder));
         Self { node, folder: folder.to_owned(), _owned: None }
     }
@@ -74,7 +74,7 @@ impl TestNode {
     /// Creates a blob with these bytes.
     pub(crate) async fn blob(&self, data: &[u8]) -> BlobId {
         let (draft, blob) = (self.draft(data).await, BlobId::new());
-        self.storage().publish(draft, blob).await.unwrap();
+        self.storage().commit(draft, blob).await.unwrap();
         self.storage().remove_draft(draft).await.unwrap();
         blob
     }

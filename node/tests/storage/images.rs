@@ -75,7 +75,7 @@ async fn converts_valid_images_to_identical_disks() {
     images.push(("raw.xz", compressed("xz", &guest), (ImageFormat::Raw, xz), nothing));
     for (name, image, (format, compression), format_details) in images {
         let (draft, blob) = (node.draft(&image).await, BlobId::new());
-        node.storage().publish(draft, blob).await.unwrap();
+        node.storage().commit(draft, blob).await.unwrap();
         let facts = node.storage().inspect(blob).await.unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(
             (facts.format, facts.compression, facts.virtual_size),
@@ -93,7 +93,7 @@ async fn converts_valid_images_to_identical_disks() {
         let number = sh(&format!("stat -c %i {conversion}; touch -d @1000 {conversion}"));
         node.storage().convert(blob, &facts).await.unwrap();
         assert_eq!(sh(&format!("stat -c %i {conversion}")), number, "{name}");
-        let found = node.storage().find().await.unwrap();
+        let found = node.storage().list_files().await.unwrap();
         let found = found.iter().find(|found| found.kind == StoredFileKind::Conversion(blob)).unwrap();
         assert!(found.modified_at > 1e9, "{name}");
         // It is created again after it was removed.
@@ -118,7 +118,7 @@ async fn iso_images_are_not_converted() {
         node.storage().convert(blob, &facts).await.unwrap();
         node.storage().convert(blob, &facts).await.unwrap();
         assert!(fs::read(node.conversion_path(blob, "iso")).unwrap() == data);
-        let found = node.storage().find().await.unwrap();
+        let found = node.storage().list_files().await.unwrap();
         assert!(found.iter().any(|found| found.kind == StoredFileKind::Conversion(blob)));
         node.storage().remove(blob).await.unwrap();
         assert!(!node.conversion_path(blob, "iso").exists());
@@ -133,9 +133,9 @@ async fn compressed_draft_is_decompressed_in_place() {
         let draft = node.draft(&compressed(program, &data)).await;
         // The blob of the draft does not change.
         let blob = BlobId::new();
-        node.storage().publish(draft, blob).await.unwrap();
+        node.storage().commit(draft, blob).await.unwrap();
         assert_eq!(node.storage().decompress(draft).await.unwrap(), Some(compression));
-        assert_eq!(node.storage().content(draft).await.unwrap().checksums, checksums(&data));
+        assert_eq!(node.storage().digest(draft).await.unwrap().checksums, checksums(&data));
         assert_eq!(node.storage().decompress(draft).await.unwrap(), None);
         assert!(node.bytes(blob).await.unwrap() == compressed(program, &data));
         node.storage()

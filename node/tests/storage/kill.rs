@@ -28,7 +28,7 @@ async fn write_blobs(storage: &dyn StorageApi, convert: bool) {
         let kept = storage.append(draft, Some(size), NO_LIMIT, rest).await;
         // It may have become a blob before the last kill.
         assert!(matches!(kept, Ok(_) | Err(muster_types::Error::Conflict(_))), "{kept:?}");
-        storage.publish(draft, blob(number)).await.unwrap();
+        storage.commit(draft, blob(number)).await.unwrap();
         if convert {
             let facts = storage.inspect(blob(number)).await.unwrap();
             storage.convert(blob(number), &facts).await.unwrap();
@@ -80,7 +80,7 @@ async fn kill_repeatedly(folder: &Path, real: bool, times: u64) -> (usize, usize
         let node = TestNode::at(folder);
         let left = fs::read_dir(folder.join("work")).map_or(0, Iterator::count);
         assert_eq!(left, 0, "jobs are left after a start");
-        let all = node.storage().find().await.unwrap();
+        let all = node.storage().list_files().await.unwrap();
         for found in &all {
             match found.kind {
                 StoredFileKind::Blob(id) => {

@@ -53,7 +53,7 @@ impl ImageFactory {
 
 async fn assert_refused(node: &TestNode, name: &str, image: &[u8], reason: &str) {
     let (draft, blob) = (node.draft(image).await, BlobId::new());
-    node.storage().publish(draft, blob).await.unwrap();
+    node.storage().commit(draft, blob).await.unwrap();
     let refusal = match node.storage().inspect(blob).await {
         Err(Error::Invalid(text)) => text,
         other => panic!("{name}: {other:?}"),

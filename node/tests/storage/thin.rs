@@ -75,10 +75,10 @@ async fn drafts_of_vms_behave_like_other_drafts() {
     let node = TestNode::new();
     let draft = Draft::Vm(BlobId::new());
     node.storage().append(draft, Some(0), NO_LIMIT, parts(b"a picture", 4)).await.unwrap();
-    let found = node.storage().find().await.unwrap();
+    let found = node.storage().list_files().await.unwrap();
     let found: Vec<(StoredFileKind, u64)> = found.iter().map(|found| (found.kind, found.size)).collect();
     assert_eq!(found, [(StoredFileKind::Draft(draft), 9)]);
-    node.storage().publish(draft, BlobId::new()).await.unwrap();
+    node.storage().commit(draft, BlobId::new()).await.unwrap();
     node.storage().remove_draft(draft).await.unwrap();
     assert_eq!(node.storage().draft_size(draft).await.unwrap(), None);
 }

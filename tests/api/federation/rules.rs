@@ -132,18 +132,18 @@ async fn validates_rule_fields_in_order() {
         (json!({"scopes": "artifact.*", "key_ttl": 0}), "scopes must be a list of strings"),
         (
             json!({"scopes": [], "key_ttl": 0}),
-            "a rule must grant at least one scope; a key without scopes could be used for nothing",
+            "a rule must grant at least one scope; a key without scopes permits nothing",
         ),
         (json!({"scopes": [""], "key_ttl": 0}), "scopes must be non-empty strings"),
         (json!({"key_ttl": true, "key_name_prefix": ""}), "key_ttl must be an integer number of seconds"),
         (json!({"key_ttl": "600"}), "key_ttl must be an integer number of seconds"),
         (
             json!({"key_ttl": 0, "key_name_prefix": ""}),
-            "key_ttl must be positive; a key made by a rule has an end",
+            "key_ttl must be positive; keys created by a rule must expire",
         ),
         (
             json!({"key_ttl": 86401}),
-            "key_ttl may not exceed 86400 seconds; whoever needs a key for longer exchanges another token",
+            "key_ttl may not exceed 86400 seconds; exchange another token to get a new key",
         ),
         (json!({"key_name_prefix": ""}), "key_name_prefix must be a non-empty string"),
         (

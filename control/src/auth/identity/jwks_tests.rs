@@ -37,7 +37,7 @@ impl World {
         issuer.write_ca(&bundle);
         let mut pairs = pairs.to_vec();
         pairs.push(("FEDERATION_JWKS_CA_BUNDLE", bundle.to_str().unwrap()));
-        let identities = Arc::new(Identities::new(&Settings::with(&pairs).unwrap()));
+        let identities = Arc::new(Identities::new(&Settings::from_pairs(&pairs).unwrap()));
         let row = row(&issuer, &issuer.jwks_uri());
         Self { issuer, row, bundle, _folder: folder, identities }
     }
@@ -292,7 +292,7 @@ async fn answers_that_are_no_keys_are_refused() {
         issuer.write_ca(&bundle);
         let time = ("FEDERATION_JWKS_FETCH_TIMEOUT_SECONDS", "3");
         let bundle = ("FEDERATION_JWKS_CA_BUNDLE", bundle.to_str().unwrap());
-        let identities = Identities::new(&Settings::with(&[LOOPBACK, time, bundle]).unwrap());
+        let identities = Identities::new(&Settings::from_pairs(&[LOOPBACK, time, bundle]).unwrap());
         let token = issuer.token(issuer.claims("muster"));
         let found = reason(identities.verify(&row(&issuer, &issuer.jwks_uri()), &token, now()).await);
         assert_eq!(found, format!("its issuer's keys could not be fetched: {why}"));
@@ -346,7 +346,7 @@ async fn a_server_that_cannot_show_who_it_is_is_refused() {
     let why = world.refused().await;
     assert!(why.contains("certificate"), "{why}");
     // Without any authorities of the operator's.
-    let identities = Identities::new(&Settings::with(&[LOOPBACK]).unwrap());
+    let identities = Identities::new(&Settings::from_pairs(&[LOOPBACK]).unwrap());
     reason(identities.verify(&world.row, &world.token(), now()).await);
     assert_eq!(world.issuer.fetches(), 0);
 }

@@ -53,7 +53,7 @@ async fn query_scheduler(app: &App, namespace: &str, request: &Wish, fresh: bool
     let mut neighbours: HashMap<NodeId, Vec<Vec<String>>> = HashMap::new();
     if request.affinity != muster_types::spec::Affinity::default() {
         for (node, tags) in instances::tags(&*app.store, namespace).await? {
-            let tags = muster_types::spec::tags(&tags).unwrap_or_default();
+            let tags = muster_types::spec::parse_tags(&tags).unwrap_or_default();
             neighbours.entry(node).or_default().push(tags);
         }
     }

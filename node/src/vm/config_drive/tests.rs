@@ -8,12 +8,12 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn file(path: &str, content: &[u8]) -> DriveFile {
-    DriveFile { path: path.into(), content: content.to_vec() }
+fn file(path: &str, content: &[u8]) -> ConfigDriveFile {
+    ConfigDriveFile { path: path.into(), content: content.to_vec() }
 }
 
 /// Returns the files that a guest usually gets.
-fn usual_files() -> Vec<DriveFile> {
+fn usual_files() -> Vec<ConfigDriveFile> {
     vec![
         file("openstack/latest/meta_data.json", br#"{"uuid": "x"}"#),
         file("openstack/latest/network_data.json", &[b' '; 5000]),
@@ -25,7 +25,7 @@ fn usual_files() -> Vec<DriveFile> {
     ]
 }
 
-fn write_drive(files: &[DriveFile]) -> (tempfile::TempDir, String) {
+fn write_drive(files: &[ConfigDriveFile]) -> (tempfile::TempDir, String) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("config.iso");
     write(&path, files).unwrap();
@@ -50,7 +50,7 @@ fn read_tree(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-fn expected(files: &[DriveFile]) -> BTreeMap<String, Vec<u8>> {
+fn expected(files: &[ConfigDriveFile]) -> BTreeMap<String, Vec<u8>> {
     files.iter().map(|file| (file.path.clone(), file.content.clone())).collect()
 }
 
@@ -137,7 +137,7 @@ fn image_is_reproducible_and_replaces_an_existing_one() {
 #[test]
 fn supports_many_files_and_long_names() {
     let long = "n".repeat(255);
-    let mut files: Vec<DriveFile> =
+    let mut files: Vec<ConfigDriveFile> =
         (0..200).map(|n| file(&format!("many/file number {n:03}.text"), &[n])).collect();
     files.extend((0..20).map(|n| file(&format!("long/{}{n:02}", &long[..253]), &[n])));
     files.push(file(&long, &vec![7; 3 << 20]));
@@ -171,11 +171,11 @@ fn name() -> impl Strategy<Value = String> {
         .prop_filter("a name", |name| !matches!(name.as_str(), "." | ".."))
 }
 
-fn files() -> impl Strategy<Value = Vec<DriveFile>> {
+fn files() -> impl Strategy<Value = Vec<ConfigDriveFile>> {
     let path = proptest::collection::vec(name(), 1..5).prop_map(|parts| parts.join("/"));
     let content = proptest::collection::vec(any::<u8>(), 0..5000);
     proptest::collection::vec((path, content), 0..12).prop_map(|files| {
-        let files = files.into_iter().map(|(path, content)| DriveFile { path, content });
+        let files = files.into_iter().map(|(path, content)| ConfigDriveFile { path, content });
         // Keep only files that are valid together with those before them.
         files.fold(Vec::new(), |mut kept, file| {
             kept.push(file);
