@@ -12,9 +12,9 @@ use tokio::sync::{OwnedRwLockReadGuard, OwnedSemaphorePermit, RwLock, Semaphore}
 
 use crate::auth::Caller;
 use crate::auth::console_key::ConsoleKey;
-use crate::auth::identity::Identities;
+use crate::auth::identity::IdentityVerifier;
 use crate::auth::secrets::Secrets;
-use crate::auth::tokens::Tokens;
+use crate::auth::tokens::AccessTokens;
 use crate::events::Events;
 use crate::health::Health;
 use crate::peer::PeerClient;
@@ -32,9 +32,9 @@ pub struct App {
     pub settings: Settings,
     pub events: Events,
     pub secrets: Secrets,
-    pub tokens: Tokens,
+    pub tokens: AccessTokens,
     /// Verifies the tokens of trusted issuers.
-    pub identities: Identities,
+    pub identities: IdentityVerifier,
     pub health: Arc<Health>,
     pub queue: Queue,
     pub networks: NetworkNotifier,
@@ -77,8 +77,8 @@ impl App {
         Self {
             holder: LeaseOwner::new(events.node()),
             secrets: Secrets::new(seed),
-            tokens: Tokens::new(seed, &settings.zone, settings.api_token_duration),
-            identities: Identities::new(&settings),
+            tokens: AccessTokens::new(seed, &settings.zone, settings.api_token_duration),
+            identities: IdentityVerifier::new(&settings),
             health: Arc::default(),
             changes: Arc::default(),
             queue: Queue::default(),

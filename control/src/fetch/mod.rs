@@ -17,7 +17,7 @@ use reqwest::header::{self, HeaderMap, HeaderValue};
 use reqwest::{Response, StatusCode, Url};
 use tokio::time::Instant;
 
-use address::{Guard, Refused};
+use address::{AddressFilter, BlockedAddress};
 use muster_store::artifacts::Validators;
 pub(crate) use names::resolve;
 
@@ -41,12 +41,12 @@ pub(crate) fn check(settings: &Settings, field: &str, source: &str) -> Result<()
 }
 
 /// Which addresses images may be fetched from.
-fn guard(settings: &Settings) -> Guard {
+fn guard(settings: &Settings) -> AddressFilter {
     let words = &settings.image_fetch_allowed_networks;
-    Guard::new("IMAGE_FETCH_ALLOWED_NETWORKS", words, &settings.http_proxy_server)
+    AddressFilter::new("IMAGE_FETCH_ALLOWED_NETWORKS", words, &settings.http_proxy_server)
 }
 
-fn not_allowed(why: &Refused) -> Error {
+fn not_allowed(why: &BlockedAddress) -> Error {
     Error::Invalid(format!("url: {why}"))
 }
 
@@ -78,7 +78,7 @@ pub(crate) trait Keep: Sync {
 /// One fetch.
 pub(crate) struct Fetch<'a> {
     settings: &'a Settings,
-    guard: Guard,
+    guard: AddressFilter,
     client: reqwest::Client,
     storage: &'a dyn StorageApi,
     draft: Draft,
@@ -275,7 +275,7 @@ fn refuse(why: &str) -> Failure {
 fn failure(error: &reqwest::Error) -> Failure {
     let mut source: Option<&dyn std::error::Error> = Some(error);
     while let Some(cause) = source {
-        if let Some(refused) = cause.downcast_ref::<Refused>() {
+        if let Some(refused) = cause.downcast_ref::<BlockedAddress>() {
             return Failure::Final(not_allowed(refused));
         }
         source = cause.source();
