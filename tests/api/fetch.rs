@@ -106,7 +106,7 @@ async fn a_failing_source_keeps_the_cached_version() {
     fetch(&cluster, &token, &web.url("/x")).await;
     let kept = fetch(&cluster, &token, &web.url("/x")).await;
     assert_eq!((&kept["state"], &kept["index"]), (&json!("created"), &json!(1)));
-    assert_eq!(error(&kept), "the server answers 404 Not Found");
+    assert_eq!(error(&kept), "the server responded with 404 Not Found");
     assert_eq!(bytes(&cluster, &token, &kept).await, content(1));
 }
 
@@ -178,10 +178,10 @@ async fn a_server_that_lies_or_never_ends_is_given_up_with_a_reason() {
     let cases: Vec<(&str, Answer)> = vec![
         // More is promised than ever comes.
         (
-            "broke the connection off",
+            "closed the connection early",
             Box::new(|_, _| Reply::ok(&content(1)).with("Content-Length", "999999")),
         ),
-        ("does not answer", Box::new(|_, _| Reply::default())),
+        ("does not respond", Box::new(|_, _| Reply::default())),
         ("larger than the 0.01 GB", Box::new(|_, _| Reply::ok(&vec![1; 11_000_000]))),
         (
             "larger than the 0.01 GB",
@@ -191,9 +191,9 @@ async fn a_server_that_lies_or_never_ends_is_given_up_with_a_reason() {
             "larger than the 0.01 GB",
             Box::new(|_, _| Reply::ok(b"x").with("Content-Length", "99999999999999")),
         ),
-        ("the server answers 500", Box::new(|_, _| Reply::status(500))),
-        ("the server answers 403", Box::new(|_, _| Reply::status(403))),
-        ("redirects too often", Box::new(|_, _| Reply::status(302).with("Location", "/again"))),
+        ("the server responded with 500", Box::new(|_, _| Reply::status(500))),
+        ("the server responded with 403", Box::new(|_, _| Reply::status(403))),
+        ("too many redirects", Box::new(|_, _| Reply::status(302).with("Location", "/again"))),
         (
             "at a loopback address",
             Box::new(|_, _| Reply::status(302).with("Location", "http://127.0.0.2:9/x")),
@@ -203,8 +203,8 @@ async fn a_server_that_lies_or_never_ends_is_given_up_with_a_reason() {
             Box::new(|_, _| Reply::status(307).with("Location", "http://169.254.169.254/")),
         ),
         ("at a loopback address", Box::new(|_, _| Reply::status(301).with("Location", "http://[::1]:9/x"))),
-        ("no web address", Box::new(|_, _| Reply::status(302).with("Location", "file:///etc/passwd"))),
-        ("no valid URL", Box::new(|_, _| Reply::status(302))),
+        ("URL that is not allowed", Box::new(|_, _| Reply::status(302).with("Location", "file:///etc/passwd"))),
+        ("an invalid URL", Box::new(|_, _| Reply::status(302))),
     ];
     for (number, (why, answer)) in cases.into_iter().enumerate() {
         let web = Web::new(answer).await;
