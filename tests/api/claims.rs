@@ -231,7 +231,7 @@ async fn what_is_promised_is_kept_from_others_and_charged_when_it_is_used() {
     let events = cluster.events(&object).await;
     let last = events.iter().find(|event| event.message == "schedule final candidates").unwrap();
     let reason =
-        "8 of the 8 cpus that are free in the cluster are promised to other namespaces, 1 are wanted";
+        "8 of the 8 cpus that are free in the cluster are claimed by other namespaces, 1 are requested";
     assert_eq!(last.extra["refused"], json!({"sim-1": reason, "sim-2": reason}));
 
     let mut mine = Vec::new();
