@@ -84,8 +84,8 @@ pub async fn require_namespace<D: Read + Copy>(
     }
 }
 
-/// Returns the scopes that the caller can delegate in a namespace that it may see: its own, and in a namespace that only
-/// trusts it no more than the scopes of the trust. See docs/decisions/0025.
+/// Returns the scopes that the caller can delegate in a namespace that it may see: its own, and in a namespace that
+/// only trusts it no more than the scopes of the trust. See docs/decisions/0025.
 pub async fn delegable_scopes(
     db: impl Read,
     caller: &Caller,

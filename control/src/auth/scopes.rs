@@ -1,4 +1,5 @@
-//! Scopes limit what a token may be used for. A scope is `<family>.<verb>`, `<family>.*` or `*`. See docs/decisions/0025.
+//! Scopes limit what a token may be used for. A scope is `<family>.<verb>`, `<family>.*` or `*`. See
+//! docs/decisions/0025.
 
 /// The scope that every administrative route requires in addition to its own.
 pub const CLUSTER_ADMIN: &str = "cluster-admin";

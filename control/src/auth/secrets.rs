@@ -3,9 +3,9 @@
 //! - A generated secret has full entropy: a salted SHA-256 is enough.
 //! - A supplied secret may be weak: it is hashed with argon2id, in a bounded pool, so that a flood of logins leaves CPU
 //!   time for other requests.
-//! - A login does not try every key of a namespace. Each row has a keyed tag of its secret, and the tag of the presented
-//!   secret finds the candidates. For supplied secrets the tag has only 16 bits, so that even with the seed it reveals
-//!   little about the secret.
+//! - A login does not try every key of a namespace. Each row has a keyed tag of its secret, and the tag of the
+//!   presented secret finds the candidates. For supplied secrets the tag has only 16 bits, so that even with the seed
+//!   it reveals little about the secret.
 //! - A secret that matches no candidate takes as long as one that does.
 
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Events are recorded into a durable local queue and written to the database by a drainer. See docs/decisions/0002.
 //!
-//! Recording never waits for the database. Once `record` returns, an event survives the death of the process. The queues
-//! of dead processes are drained at the next start.
+//! Recording never waits for the database. Once `record` returns, an event survives the death of the process. The
+//! queues of dead processes are drained at the next start.
 
 mod drain;
 pub mod metrics;

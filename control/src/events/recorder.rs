@@ -55,8 +55,8 @@ impl Events {
         }
     }
 
-    /// Records an event that callers can cause in large numbers, unless the queue is nearly full. The remaining space is
-    /// reserved for other events.
+    /// Records an event that callers can cause in large numbers, unless the queue is nearly full. The remaining space
+    /// is reserved for other events.
     pub fn record_if_room(&self, event: Event) {
         if self.inner.spool.is_nearly_full() {
             self.inner.metrics.dropped.inc();

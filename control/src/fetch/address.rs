@@ -37,8 +37,8 @@ pub(crate) struct AddressFilter {
 }
 
 impl AddressFilter {
-    /// Creates a filter that allows `networks`, the value of `setting`, which the settings have checked. An empty `proxy`
-    /// means no proxy.
+    /// Creates a filter that allows `networks`, the value of `setting`, which the settings have checked. An empty
+    /// `proxy` means no proxy.
     pub(crate) fn new(setting: &'static str, networks: &str, proxy: &str) -> Self {
         let networks = networks.split([' ', ',']).filter(|network| !network.is_empty());
         // An invalid proxy URL fails when the client is built.
@@ -70,8 +70,8 @@ impl AddressFilter {
         host.trim_matches(['[', ']']).parse().map_or(Ok(()), |ip| self.check(host, ip))
     }
 
-    /// Resolves the host of a URL and checks its addresses. Needed with a proxy, which resolves names itself. A name that
-    /// only the proxy can resolve is allowed.
+    /// Resolves the host of a URL and checks its addresses. Needed with a proxy, which resolves names itself. A name
+    /// that only the proxy can resolve is allowed.
     pub(crate) async fn check_name(&self, url: &Url) -> Result<(), BlockedAddress> {
         let host = url.host_str().unwrap_or_default();
         let Ok(found) = tokio::net::lookup_host((host, 0)).await else { return Ok(()) };

@@ -139,8 +139,8 @@ fn apply_stage<'a>(
     if left.is_empty() { Err(stage) } else { Ok(()) }
 }
 
-/// Marks the nodes that fail a check as busy. They rank last among nodes with the same score and are not dropped, because
-/// being busy is temporary.
+/// Marks the nodes that fail a check as busy. They rank last among nodes with the same score and are not dropped,
+/// because being busy is temporary.
 fn mark_busy(
     stage: SchedulingStage,
     left: &mut [Candidate<'_>],
@@ -170,8 +170,8 @@ fn rank(node: &Candidate<'_>, policy: &SchedulerPolicy, random: f64) -> (f64, f6
     (fullness, -(1.0 - random).max(f64::MIN_POSITIVE).ln() / headroom)
 }
 
-/// The `SplitMix64` generator. It makes a random number for each node from a single one, because each real random number
-/// costs a system call.
+/// The `SplitMix64` generator. It makes a random number for each node from a single one, because each real random
+/// number costs a system call.
 struct SplitMix64(u64);
 
 impl SplitMix64 {

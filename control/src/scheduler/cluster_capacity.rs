@@ -43,8 +43,8 @@ pub fn cluster_capacity<'a>(
     cluster
 }
 
-/// Rejects an instance that needs capacity that other namespaces have claimed and not used. `own` is the unused claim of
-/// its own namespace, which is always available to it.
+/// Rejects an instance that needs capacity that other namespaces have claimed and not used. `own` is the unused claim
+/// of its own namespace, which is always available to it.
 pub fn require_unclaimed(
     requested: &Capacity,
     own: &Capacity,

@@ -1,8 +1,8 @@
-//! The scheduler: computes from a placement request and facts about the nodes an ordered list of candidates, or why there
-//! are none. See docs/decisions/0019.
+//! The scheduler: computes from a placement request and facts about the nodes an ordered list of candidates, or why
+//! there are none. See docs/decisions/0019.
 //!
-//! Everything here is pure: no database, no clock, no random source. The candidates are a proposal. The final decision is
-//! [`commit_capacity`], made under the lock of the ledger of one node.
+//! Everything here is pure: no database, no clock, no random source. The candidates are a proposal. The final decision
+//! is [`commit_capacity`], made under the lock of the ledger of one node.
 //!
 //! ```text
 //! all nodes ─▶ pre_schedule ─▶ is_hypervisor ─▶ cpu_max_per_instance ─▶ sufficient_idle_cpu

@@ -12,14 +12,14 @@ use parking_lot::Mutex;
 
 use crate::scheduler::NodeFacts;
 
-/// The nodes that are up, with what they have committed.
+/// The nodes that are up, with their committed capacity.
 pub type NodeCapacity = Vec<(Arc<NodeFacts>, CommittedCapacity)>;
 
-/// What the scheduler knows of the nodes. It may be slightly stale: the ledger's row decides.
+/// A cache of the facts about the nodes. It may be slightly stale: the ledger's row decides. See docs/decisions/0019.
 #[derive(Debug, Default)]
 pub struct PlacementCache {
     entry: Mutex<Option<Entry>>,
-    /// Held while the nodes are read, so that concurrent readers share one read.
+    /// Locked while the nodes are read, so that concurrent readers share one read.
     reading: tokio::sync::Mutex<()>,
 }
 
