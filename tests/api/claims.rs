@@ -243,7 +243,7 @@ async fn withholds_claimed_capacity_and_charges_usage() {
     let events = cluster.events(&object).await;
     let last = events.iter().find(|event| event.message == "schedule final candidates").unwrap();
     let reason =
-        "8 of the 8 cpus that are free in the cluster are promised to other namespaces, 1 are wanted";
+        "8 of the 8 cpus that are free in the cluster are claimed by other namespaces, 1 are requested";
     assert_eq!(last.extra["refused"], json!({"sim-1": reason, "sim-2": reason}));
 
     let mut created = Vec::new();

@@ -105,10 +105,10 @@ async fn failing_source_keeps_cached_version() {
     let web =
         Web::new(|_, number| if number == 0 { Reply::ok(&content(1)) } else { Reply::status(404) }).await;
     fetch(&cluster, &token, &web.url("/x")).await;
-    let artifact = fetch(&cluster, &token, &web.url("/x")).await;
-    assert_eq!((&artifact["state"], &artifact["index"]), (&json!("created"), &json!(1)));
-    assert_eq!(error(&artifact), "the server answers 404 Not Found");
-    assert_eq!(bytes(&cluster, &token, &artifact).await, content(1));
+    let kept = fetch(&cluster, &token, &web.url("/x")).await;
+    assert_eq!((&kept["state"], &kept["index"]), (&json!("created"), &json!(1)));
+    assert_eq!(error(&kept), "the server responded with 404 Not Found");
+    assert_eq!(bytes(&cluster, &token, &kept).await, content(1));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -179,10 +179,10 @@ async fn reports_error_for_misbehaving_server() {
     let cases: Vec<(&str, Answer)> = vec![
         // The announced length is larger than the body.
         (
-            "broke the connection off",
+            "closed the connection early",
             Box::new(|_, _| Reply::ok(&content(1)).with("Content-Length", "999999")),
         ),
-        ("does not answer", Box::new(|_, _| Reply::default())),
+        ("does not respond", Box::new(|_, _| Reply::default())),
         ("larger than the 0.01 GB", Box::new(|_, _| Reply::ok(&vec![1; 11_000_000]))),
         (
             "larger than the 0.01 GB",
@@ -192,9 +192,9 @@ async fn reports_error_for_misbehaving_server() {
             "larger than the 0.01 GB",
             Box::new(|_, _| Reply::ok(b"x").with("Content-Length", "99999999999999")),
         ),
-        ("the server answers 500", Box::new(|_, _| Reply::status(500))),
-        ("the server answers 403", Box::new(|_, _| Reply::status(403))),
-        ("redirects too often", Box::new(|_, _| Reply::status(302).with("Location", "/again"))),
+        ("the server responded with 500", Box::new(|_, _| Reply::status(500))),
+        ("the server responded with 403", Box::new(|_, _| Reply::status(403))),
+        ("too many redirects", Box::new(|_, _| Reply::status(302).with("Location", "/again"))),
         (
             "at a loopback address",
             Box::new(|_, _| Reply::status(302).with("Location", "http://127.0.0.2:9/x")),
@@ -204,8 +204,11 @@ async fn reports_error_for_misbehaving_server() {
             Box::new(|_, _| Reply::status(307).with("Location", "http://169.254.169.254/")),
         ),
         ("at a loopback address", Box::new(|_, _| Reply::status(301).with("Location", "http://[::1]:9/x"))),
-        ("no web address", Box::new(|_, _| Reply::status(302).with("Location", "file:///etc/passwd"))),
-        ("no valid URL", Box::new(|_, _| Reply::status(302))),
+        (
+            "URL that is not allowed",
+            Box::new(|_, _| Reply::status(302).with("Location", "file:///etc/passwd")),
+        ),
+        ("an invalid URL", Box::new(|_, _| Reply::status(302))),
     ];
     for (number, (reason, handler)) in cases.into_iter().enumerate() {
         let web = Web::new(handler).await;

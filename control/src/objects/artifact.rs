@@ -21,7 +21,7 @@ use muster_types::{Error, Result};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::auth::access::namespace_to_empty;
+use crate::auth::access::namespace_for_delete_all;
 use crate::objects::blob::{self, BlobSource};
 use crate::objects::node_location::NodeLocation;
 use crate::objects::{upload, version};
@@ -540,7 +540,7 @@ pub(crate) fn record_deleted(app: &App, caller: &Caller, id: ArtifactId, message
 
 /// Deletes every artifact of a namespace.
 pub async fn delete_all(app: &App, caller: &Caller, namespace: Option<&str>) -> Result<Vec<ArtifactId>> {
-    let namespace = namespace_to_empty(&*app.store, caller, namespace).await?;
+    let namespace = namespace_for_delete_all(&*app.store, caller, namespace).await?;
     let mut gone = Vec::new();
     for row in artifacts::of_namespace(&*app.store, namespace).await? {
         if transaction!(app.store, |tx| { Ok(delete_in(tx, row.id).await?) })? {

@@ -18,7 +18,7 @@ use muster_types::{Error, Result};
 use serde_json::{Map, Value, json};
 
 use crate::app::App;
-use crate::auth::identity::{Identity, Refused, unverified_issuer};
+use crate::auth::identity::{Identity, IdentityError, unverified_issuer};
 use crate::objects::key::key_event;
 use muster_store::issuers::IssuerRow;
 use muster_store::keys::{NewKey, PutOutcome, StoredSecret};
@@ -165,11 +165,11 @@ impl Attempt<'_> {
         let issuer = self.issuer().await?;
         let identity = match app.identities.verify(&issuer, self.token, now()).await {
             Ok(identity) => identity,
-            Err(Refused::Token(why)) => {
+            Err(IdentityError::Token(why)) => {
                 let detail = format!("of issuer {}: {why}", issuer.name);
                 return Err(self.refuse(None, &refusal("token rejected", detail)));
             }
-            Err(Refused::Authorities(why)) => {
+            Err(IdentityError::CaBundle(why)) => {
                 tracing::warn!(source = self.origin.source, %why, "federated exchange is unavailable");
                 let text = "federated exchange is unavailable, please retry";
                 return Err(Error::Unavailable(text.into()));

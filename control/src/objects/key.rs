@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::auth::access::{held_in, require_namespace};
+use crate::auth::access::{delegable_scopes, require_namespace};
 use crate::auth::scopes;
 use crate::auth::secrets::Secrets;
 use muster_store::keys::{NewKey, PutOutcome, StoredSecret};
@@ -180,7 +180,7 @@ pub(crate) fn new_key(
     expiry: Option<f64>,
     held: Option<Vec<String>>,
 ) -> NewKey {
-    let expiry = caller.minted.as_ref().map_or(expiry, |minted| minted.end(expiry));
+    let expiry = caller.minted.as_ref().map_or(expiry, |minted| minted.cap_expiry(expiry));
     let provenance = caller.minted.as_ref().map(|minted| minted.provenance.clone());
     NewKey { secret, expiry, scopes: held, provenance }
 }
@@ -194,14 +194,14 @@ async fn write(
     expiry: Option<f64>,
 ) -> Result<()> {
     let secret = app.secrets.seal(namespace, secret).await?;
-    let held = held_in(&*app.store, caller, namespace).await?;
+    let held = delegable_scopes(&*app.store, caller, namespace).await?;
     let new = new_key(caller, secret, expiry, held);
     let put = transaction!(app.store, |tx| {
         if !namespaces::lock(tx, namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
         let before = keys::scopes(&mut *tx, namespace, name).await?;
-        if before.is_some_and(|before| !scopes::cover(new.scopes.as_deref(), before.as_deref())) {
+        if before.is_some_and(|before| !scopes::covers(new.scopes.as_deref(), before.as_deref())) {
             let text = "a key cannot be replaced by a token that is scoped for less";
             return Err(Error::Forbidden(text.into()).into());
         }

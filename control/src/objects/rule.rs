@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::auth::access::{held_in, require_namespace};
+use crate::auth::access::{delegable_scopes, require_namespace};
 use crate::auth::scopes;
 use crate::objects::audit::with_request;
 use muster_store::rules::RuleRow;
@@ -53,7 +53,7 @@ impl RuleRequest {
         else {
             return Err(self.missing());
         };
-        require_held(held_in(&*app.store, caller, namespace).await?.as_deref(), scopes)?;
+        require_held(delegable_scopes(&*app.store, caller, namespace).await?.as_deref(), scopes)?;
         let issuer = check_issuer(issuer)?;
         // Not part of the transaction: an issuer can be deleted at any time, and its rules stay.
         if issuers::by_name(&*app.store, &issuer).await?.is_none() {

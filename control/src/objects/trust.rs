@@ -7,7 +7,7 @@ use muster_types::{Error, Result};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::auth::access::{held_in, require_namespace};
+use crate::auth::access::{delegable_scopes, require_namespace};
 use crate::objects::namespace;
 use muster_store::{namespaces, transaction, trusts};
 
@@ -23,7 +23,7 @@ pub async fn add(app: &App, caller: &Caller, name: &str, other: &str) -> Result<
             .with("external_namespace", other),
     );
     if other != SYSTEM_NAMESPACE {
-        let held = held_in(&*app.store, caller, name).await?;
+        let held = delegable_scopes(&*app.store, caller, name).await?;
         transaction!(app.store, |tx| {
             if !namespaces::lock(tx, name, NamespaceState::Created).await? {
                 return Err(Error::not_found("namespace").into());

@@ -16,7 +16,7 @@ use muster_types::{Error, Result};
 
 use super::{Implementation, Step, Undo};
 use crate::app::App;
-use crate::fetch::{Fetch, Keep, Meter, Outcome, resolve};
+use crate::fetch::{Fetch, FetchOutcome, FetchProgress, ResumeState, resolve};
 use crate::objects::artifact::{enqueue_conversion, object};
 use crate::objects::blob::{self, BlobSource};
 use crate::objects::node_location::storage_node;
@@ -53,7 +53,7 @@ async fn fetch(app: &App, row: &OperationRow) -> Result<()> {
     let url = resolve(&app.settings, &artifact.source_url)
         .map_err(|reason| Error::Invalid(format!("url: {reason}")))?;
     let (node, draft) = (storage_node(app)?, Draft::Fetch(row.id));
-    let meter = Arc::new(Meter::default());
+    let meter = Arc::new(FetchProgress::default());
     let known = if artifact.state == ArtifactState::Created {
         artifact.source.clone()
     } else {
@@ -71,14 +71,14 @@ async fn fetch(app: &App, row: &OperationRow) -> Result<()> {
         () = watch(&part, &artifact, &meter) => return node.storage().remove_draft(draft).await,
     };
     match outcome {
-        Outcome::Unchanged => {
+        FetchOutcome::Unchanged => {
             let event = Event::new(EventType::Status, object(artifact.id), "the source has nothing new");
             app.events.record(event.with("url", url.as_str()));
             transaction!(app.store, |tx| { Ok(artifacts::set_error(tx, artifact.id, None).await?) })?;
         }
-        Outcome::Fetched(said) => {
+        FetchOutcome::Fetched(said) => {
             // What is there is the whole from now on: nobody may add to it.
-            part.keep(None).await?;
+            part.save(None).await?;
             take_in(app, row, &artifact, &said).await?;
         }
     }
@@ -135,12 +135,12 @@ struct Part<'a> {
     validator: Mutex<Option<String>>,
 }
 
-impl Keep for Part<'_> {
+impl ResumeState for Part<'_> {
     fn validator(&self) -> Option<String> {
         self.validator.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    async fn keep(&self, validator: Option<String>) -> Result<()> {
+    async fn save(&self, validator: Option<String>) -> Result<()> {
         self.validator.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&validator);
         self.write(0, None, validator).await
     }
@@ -160,7 +160,7 @@ impl Part<'_> {
 }
 
 /// Writes down how far a fetch is, in the operation and now and then as an event. Ends when the artifact is deleted.
-async fn watch(part: &Part<'_>, artifact: &ArtifactRow, meter: &Meter) {
+async fn watch(part: &Part<'_>, artifact: &ArtifactRow, meter: &FetchProgress) {
     let (mut written, mut told, mut silent) = (0, 0, 0);
     loop {
         tokio::time::sleep(TICK).await;

@@ -30,7 +30,7 @@ use crate::objects::network::address_pool::require_within;
 use crate::objects::network::state::require_state;
 use crate::objects::{blob, metadata, network};
 use crate::queue::CreateInstance;
-use crate::scheduler::Wish;
+use crate::scheduler::PlacementRequest;
 use muster_store::instances::{self, InstanceRow, InstanceSpec, NewInstance};
 use muster_store::networks::NetworkRow;
 use muster_store::{
@@ -86,7 +86,7 @@ struct ValidatedRequest {
     spec: InstanceSpec,
     networks: Vec<(NetworkRow, NetworkSpec, WantedAddress)>,
     metadata: Map<String, Value>,
-    placement: Wish,
+    placement: PlacementRequest,
     /// The URLs to fetch, by disk number.
     fetch: BTreeMap<usize, String>,
 }
@@ -347,8 +347,13 @@ async fn validate(
     for (number, wanted) in networks.into_iter().enumerate() {
         found.push(find_network(app, &namespace, wanted, &format!("network[{number}]")).await?);
     }
-    let placement =
-        Wish { cpus: spec.cpus, memory_mb: spec.memory, disk_gb: disk_gb(app, &spec).await?, only, affinity };
+    let placement = PlacementRequest {
+        cpus: spec.cpus,
+        memory_mb: spec.memory,
+        disk_gb: disk_gb(app, &spec).await?,
+        required_node: only,
+        affinity,
+    };
     Ok(ValidatedRequest {
         id: InstanceId::new(),
         name,

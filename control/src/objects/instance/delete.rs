@@ -11,7 +11,7 @@ use super::state::{release_from_node, set_state};
 use super::{find_own, object, operation_on, record};
 use crate::app::App;
 use crate::auth::Caller;
-use crate::auth::access::namespace_to_empty;
+use crate::auth::access::namespace_for_delete_all;
 use crate::objects::audit::with_caller;
 use crate::queue::{DeleteInstance, Operation as _, SnapshotInstance};
 use muster_store::instances::InstanceRow;
@@ -117,7 +117,7 @@ pub async fn delete_all(
     if !confirm {
         return Err(Error::Invalid("parameter confirm is not set true".into()));
     }
-    let namespace = namespace_to_empty(&*app.store, caller, namespace).await?;
+    let namespace = namespace_for_delete_all(&*app.store, caller, namespace).await?;
     let within = (namespace != SYSTEM_NAMESPACE).then_some(namespace);
     let mut gone = Vec::new();
     for row in instances::of_namespace(&*app.store, within).await? {

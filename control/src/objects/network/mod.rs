@@ -18,7 +18,7 @@ use muster_types::{Error, Result};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::auth::access::namespace_to_empty;
+use crate::auth::access::namespace_for_delete_all;
 use crate::objects::node_location::{NodeLocation, network_node};
 use crate::queue::{CreateNetwork, DeleteNetwork, NewOperation, Operation};
 use address_pool::{NO_FREE_ADDRESSES, floating_pool, quarantine};
@@ -383,7 +383,7 @@ pub async fn delete_all(
     clean_wait: bool,
 ) -> Result<DeletedAll> {
     let named = namespace.filter(|name| !name.is_empty()).unwrap_or(&caller.namespace);
-    let namespace = namespace_to_empty(&*app.store, caller, Some(named)).await?;
+    let namespace = namespace_for_delete_all(&*app.store, caller, Some(named)).await?;
     let mut outcome = DeletedAll::default();
     for row in networks::of_namespace(&*app.store, namespace).await? {
         if !clean_wait && interfaces::count(&*app.store, row.id).await? > 0 {
