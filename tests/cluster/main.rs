@@ -1,12 +1,11 @@
-//! Real daemons in processes of their own: killed, cut off, abused.
+//! Real daemons as processes: settings, crashes, hostile clients, several nodes.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod agent;
 #[path = "../host/backdoor.rs"]
 #[allow(dead_code, reason = "not every test needs all that it can do")]
 mod backdoor;
-mod clients;
 mod command_line;
 mod daemon;
 mod database;
@@ -19,7 +18,8 @@ mod kill;
 #[path = "../host/machine.rs"]
 #[allow(dead_code, reason = "not every test needs all that it can do")]
 mod machine;
-mod several;
+mod multi_node;
+mod released_client;
 #[path = "../web.rs"]
 #[allow(dead_code, reason = "not every test needs all that it can do")]
 mod web;
@@ -32,22 +32,24 @@ use std::time::Duration;
 
 use muster_testing::Setup;
 
-/// How long anyone would wait for something that has to happen.
-const PATIENCE: Duration = Duration::from_secs(240);
+/// The timeout for conditions that must hold eventually.
+const TIMEOUT: Duration = Duration::from_secs(240);
+/// The name by which the shared modules import it.
+const PATIENCE: Duration = TIMEOUT;
 
-/// A daemon of simulated nodes whose data is in `folder`.
-fn setup(folder: &Path) -> Setup {
-    Setup::new(env!("CARGO_BIN_EXE_muster"), &folder.join("data"))
+/// Returns the setup of a daemon with simulated nodes and its data in `directory`.
+fn setup(directory: &Path) -> Setup {
+    Setup::new(env!("CARGO_BIN_EXE_muster"), &directory.join("data"))
 }
 
-/// Looks again and again until there is something, for as long as anyone would wait.
-async fn wait_for<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+/// Polls until there is a value, for at most a minute.
+async fn wait_for<T>(what: &str, mut poll: impl AsyncFnMut() -> Option<T>) -> T {
     let started = std::time::Instant::now();
     loop {
-        if let Some(found) = look().await {
-            return found;
+        if let Some(value) = poll().await {
+            return value;
         }
-        assert!(started.elapsed() < std::time::Duration::from_secs(60), "waited in vain for {what}");
+        assert!(started.elapsed() < std::time::Duration::from_secs(60), "timed out waiting for {what}");
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
 }

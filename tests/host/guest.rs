@@ -1,4 +1,4 @@
-//! A guest: a network namespace in place of a VM.
+//! Guests: network namespaces in place of VMs.
 
 use std::net::Ipv4Addr;
 
@@ -7,11 +7,11 @@ use muster_store::interfaces::InterfaceRow;
 use muster_testing::{Place, wait_for};
 use muster_types::ids::NetworkId;
 
-use crate::SOON;
+use crate::RECONCILE_TIMEOUT;
 use crate::backdoor::Backdoor;
 use crate::machine::Machine;
 
-/// A guest on a machine.
+/// A guest on a host.
 #[derive(Debug)]
 pub(crate) struct Guest {
     pub(crate) place: Place,
@@ -19,18 +19,18 @@ pub(crate) struct Guest {
 }
 
 impl Guest {
-    /// Adds an interface to a network and plugs a guest in. It has no address yet.
+    /// Adds an interface to a network and connects a guest without an address.
     pub(crate) fn new(
         backdoor: &Backdoor,
-        machine: &Machine,
+        host: &Machine,
         network: NetworkId,
         name: &str,
         address: &str,
     ) -> Self {
         let wanted = WantedAddress::Exactly(address.parse().unwrap());
-        let interface = backdoor.add(network, machine.node(), name, wanted);
+        let interface = backdoor.add(network, host.node(), name, wanted);
         let place = Place::new(name);
-        machine.place.cable(&interface.id.device(), &place, "eth0");
+        host.place.cable(&interface.id.device(), &place, "eth0");
         place.sh("for all in /proc/sys/net/ipv6/conf/*/disable_ipv6; do echo 1 > $all; done");
         place.sh(&format!("ip link set eth0 address {} up", interface.mac));
         Self { place, interface }
@@ -40,19 +40,22 @@ impl Guest {
         self.interface.ipv4.unwrap()
     }
 
-    /// Gets an address as a guest does, and answers what it was told.
+    /// Configures the address by DHCP and returns the lease.
     pub(crate) fn dhcp(&self) -> String {
         let script = "#!/bin/sh\n[ \"$1\" = bound ] || exit 0\nip addr add $ip/$mask dev $interface\n\
             ip link set $interface mtu $mtu\n[ -z \"$router\" ] || ip route replace default via $router\n\
             echo \"$ip/$mask mtu=$mtu dns=$dns domain=$domain router=$router\" > /run/lease\n";
         self.place.run(move || std::fs::write("/run/script", script).unwrap());
-        let ask = "chmod +x /run/script && busybox udhcpc -i eth0 -f -n -q -t 20 -T 1 -O mtu -s /run/script";
-        self.place.sh(&format!("{ask} >&2 && cat /run/lease")).trim().to_owned()
+        let client =
+            "chmod +x /run/script && busybox udhcpc -i eth0 -f -n -q -t 20 -T 1 -O mtu -s /run/script";
+        self.place.sh(&format!("{client} >&2 && cat /run/lease")).trim().to_owned()
     }
 
-    /// Asks the router for a name until it knows it.
-    pub(crate) fn resolves(&self, name: &str, address: Ipv4Addr) {
+    /// Waits until the router resolves a name to an address.
+    pub(crate) fn wait_until_resolved(&self, name: &str, address: Ipv4Addr) {
         let script = format!("busybox nslookup -type=a {name} 10.0.0.1 | grep -qx 'Address: {address}'");
-        wait_for(&format!("{name} to be {address}"), SOON, || self.place.does(&script).then_some(()));
+        wait_for(&format!("{name} to be {address}"), RECONCILE_TIMEOUT, || {
+            self.place.does(&script).then_some(())
+        });
     }
 }

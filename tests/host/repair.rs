@@ -1,4 +1,4 @@
-//! Whatever is damaged by hand is whole again soon, and there is an event that says so.
+//! Manual changes to networks are repaired and recorded as events.
 
 use std::time::Instant;
 
@@ -8,11 +8,11 @@ use serde_json::json;
 use crate::backdoor::Backdoor;
 use crate::guest::Guest;
 use crate::machine::{World, id, inventories, wait_until_same};
-use crate::{SOON, enter};
+use crate::{RECONCILE_TIMEOUT, enter};
 
 #[test]
-fn what_is_damaged_by_hand_is_whole_again_within_ten_seconds() {
-    if !enter("repair::what_is_damaged_by_hand_is_whole_again_within_ten_seconds") {
+fn repairs_manual_damage_within_ten_seconds() {
+    if !enter("repair::repairs_manual_damage_within_ten_seconds") {
         return;
     }
     let Some(world) = World::of(2, &[]) else { return };
@@ -28,57 +28,59 @@ fn what_is_damaged_by_hand_is_whole_again_within_ten_seconds() {
 
     let vxid = format!("{:06x}", record["vxid"].as_u64().unwrap());
     let (hypervisor, nn) = (world.machine(1), world.machine(2));
-    let whole = inventories(&world.machines);
-    let within = format!("ip netns exec {network}");
+    let complete = inventories(&world.machines);
+    let in_router = format!("ip netns exec {network}");
     let flood = |peer: &str| format!("bridge fdb del 00:00:00:00:00:00 dev vxlan-{vxid} dst {peer}");
-    for (machine, deed) in [
+    for (host, command) in [
         (hypervisor, format!("ip link del br-vxlan-{vxid}")),
         (nn, format!("ip link del br-vxlan-{vxid}")),
         (hypervisor, flood("10.99.0.2")),
         (nn, flood("10.99.0.1")),
         (hypervisor, format!("nft delete table bridge muster-{vxid}")),
         (hypervisor, format!("nft flush table bridge muster-{vxid}")),
-        (nn, format!("{within} nft delete table inet muster")),
-        (nn, format!("{within} nft flush table inet muster")),
-        (nn, format!("{within} ip addr del 10.0.0.1/24 dev veth-{vxid}-i")),
-        (nn, format!("{within} ip addr flush dev egr-{vxid}-i")),
-        (nn, format!("{within} ip route del default")),
+        (nn, format!("{in_router} nft delete table inet muster")),
+        (nn, format!("{in_router} nft flush table inet muster")),
+        (nn, format!("{in_router} ip addr del 10.0.0.1/24 dev veth-{vxid}-i")),
+        (nn, format!("{in_router} ip addr flush dev egr-{vxid}-i")),
+        (nn, format!("{in_router} ip route del default")),
         (nn, "ip link del egr-br-world0; nft delete table ip muster-egress".into()),
         (nn, format!("ip netns del {network}")),
     ] {
         let before = nn.events(network, "network repaired").len();
-        machine.place.sh(&deed);
+        host.place.sh(&command);
         let began = Instant::now();
-        wait_until_same(&format!("repair of: {deed}"), SOON, &whole, || inventories(&world.machines));
-        let events = wait_for(&format!("the event of: {deed}"), SOON, || {
+        wait_until_same(&format!("repair of: {command}"), RECONCILE_TIMEOUT, &complete, || {
+            inventories(&world.machines)
+        });
+        let events = wait_for(&format!("the event of: {command}"), RECONCILE_TIMEOUT, || {
             Some(nn.events(network, "network repaired")).filter(|events| events.len() > before)
         });
-        println!("{:?}: {deed}: {}", began.elapsed(), events[0]["extra"]["repaired"]);
+        println!("{:?}: {command}: {}", began.elapsed(), events[0]["extra"]["repaired"]);
         assert_eq!(events[0]["type"], "status");
-        assert!(!events[0]["extra"]["repaired"].as_array().unwrap().is_empty(), "{deed}: {}", events[0]);
+        assert!(!events[0]["extra"]["repaired"].as_array().unwrap().is_empty(), "{command}: {}", events[0]);
     }
     assert!(guest.place.pings("10.0.0.1") && guest.place.pings("198.51.100.1"));
     assert!(world.outside.pings(&floating));
 
-    // The server of addresses and names.
-    let died = "dnsmasq died and was started again";
-    let before = nn.events(network, died).len();
+    // dnsmasq.
+    let message = "dnsmasq died and was started again";
+    let before = nn.events(network, message).len();
     let pid = nn.place.sh(&format!("cat /run/muster/networks/{network}/dnsmasq.pid"));
     nn.place.sh(&format!("kill -9 {}", pid.trim()));
-    wait_until_same("dnsmasq to be back", SOON, &whole, || inventories(&world.machines));
-    let events = wait_for("the event of its death", SOON, || {
-        Some(nn.events(network, died)).filter(|events| events.len() > before)
+    wait_until_same("dnsmasq to be restarted", RECONCILE_TIMEOUT, &complete, || inventories(&world.machines));
+    let events = wait_for("the event of the restart", RECONCILE_TIMEOUT, || {
+        Some(nn.events(network, message)).filter(|events| events.len() > before)
     });
     assert!(events[0]["extra"]["reason"].as_str().unwrap().contains(pid.trim()), "{}", events[0]);
     assert_ne!(nn.place.sh(&format!("cat /run/muster/networks/{network}/dnsmasq.pid")), pid);
-    guest.resolves("guest", guest.address());
+    guest.wait_until_resolved("guest", guest.address());
     guest.place.sh("ip addr flush dev eth0");
     guest.dhcp();
-    // What is well is left alone.
+    // A regular change does not repair anything.
     let repairs = nn.events(network, "network repaired").len();
     world
         .machine(1)
         .post(&format!("/networks/{network}/dns"), Some(json!({ "name": "a", "value": "10.0.0.7" })));
-    guest.resolves("a", "10.0.0.7".parse().unwrap());
+    guest.wait_until_resolved("a", "10.0.0.7".parse().unwrap());
     assert_eq!(nn.events(network, "network repaired").len(), repairs);
 }

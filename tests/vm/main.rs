@@ -1,27 +1,28 @@
-//! Real guests on machines that QEMU emulates: the small guest of `image/` by itself, and instances of it in daemons
-//! that each have a machine of their own.
+//! Real guests in emulated VMs: the small guest of `image/` alone, and instances of it on one or several hosts.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
-mod across;
 mod agent;
 #[path = "../host/backdoor.rs"]
 #[allow(dead_code, reason = "not every test needs all that it can do")]
 mod backdoor;
 mod console;
+mod daemon_restart;
 mod guest;
+mod guest_image;
 mod instance;
-mod life;
+mod lifecycle;
 #[path = "../host/machine.rs"]
 #[allow(dead_code, reason = "not every test needs all that it can do")]
 mod machine;
+mod multi_host;
 mod network;
-mod outlive;
-mod picture;
-mod tiny;
+mod screenshot;
 mod world;
 
 use std::time::Duration;
 
-/// How long anyone would wait for a guest that is emulated on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(240);
+/// The timeout for emulated guests on a busy host.
+const TIMEOUT: Duration = Duration::from_secs(240);
+/// The name by which the shared modules import it.
+const PATIENCE: Duration = TIMEOUT;

@@ -1,22 +1,22 @@
-//! What guests find on their networks.
+//! Networks of real guests.
 
 use muster_testing::wait_for;
 use serde_json::json;
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 use crate::backdoor::Backdoor;
 use crate::instance::Instance;
 use crate::world::{self, enter, remains, wait_until_calm, wait_until_nothing_is_left};
 
 #[test]
-fn guests_have_the_addresses_names_and_ways_that_their_records_say() {
-    if !enter("network::guests_have_the_addresses_names_and_ways_that_their_records_say") {
+fn guests_get_recorded_addresses_names_and_routes() {
+    if !enter("network::guests_get_recorded_addresses_names_and_routes") {
         return;
     }
     let world = world::of_one(&[("CLEANER_DELAY", "3")]);
-    let machine = world.machine(1);
+    let host = world.machine(1);
     let backdoor = Backdoor::open(&world.database, &world.folder);
-    let network = |request| machine.create(request)["uuid"].clone();
+    let network = |request| host.create(request)["uuid"].clone();
     let front = network(json!({ "name": "front", "provide_dns": true }));
     network(json!({ "name": "back", "netblock": "10.1.0.0/24", "provide_nat": false }));
     let late = network(json!({ "name": "late", "netblock": "10.2.0.0/24", "provide_nat": false }));
@@ -24,55 +24,54 @@ fn guests_have_the_addresses_names_and_ways_that_their_records_say() {
     let before = remains(&world, &backdoor, &[]);
 
     let both = json!([{ "network_uuid": front }, { "network_uuid": "back" }]);
-    let web = Instance::ask_for(machine, "web", &json!({ "network": both }));
+    let web = Instance::request(host, "web", &json!({ "network": both }));
     let floats = json!([{ "network_uuid": front, "address": "10.0.0.77", "float": true }]);
-    let db = Instance::ask_for(machine, "db", &json!({ "network": floats }));
+    let db = Instance::request(host, "db", &json!({ "network": floats }));
     let ids = [web.uuid.clone(), db.uuid.clone()];
-    web.wait_for_state(machine, "created");
-    let mut in_web = web.console(machine);
-    db.wait_for_state(machine, "created");
-    let mut in_db = db.console(machine);
-    assert!(in_web.log_in().ends_with("web"));
-    assert!(in_db.log_in().ends_with("db"));
-    assert!(web.shown(machine).contains("web login: "));
+    web.wait_for_state(host, "created");
+    let mut web_console = web.console(host);
+    db.wait_for_state(host, "created");
+    let mut db_console = db.console(host);
+    assert!(web_console.log_in().ends_with("web"));
+    assert!(db_console.log_in().ends_with("db"));
+    assert!(web.console_text(host).contains("web login: "));
 
-    // Its addresses are those of the record, in the same order.
+    // The guest has the recorded addresses in the same order.
     for (number, device) in ["eth0", "eth1"].iter().enumerate() {
-        let address = web.address(machine, number);
-        in_web.run_until(&format!("ip -4 addr show dev {device} | grep -q 'inet {address}/24 '"));
-        let mac = web.record(machine)["interfaces"][number]["macaddr"].as_str().unwrap().to_owned();
-        assert_eq!(in_web.run(&format!("cat /sys/class/net/{device}/address")).trim(), mac);
+        let address = web.address(host, number);
+        web_console.run_until(&format!("ip -4 addr show dev {device} | grep -q 'inet {address}/24 '"));
+        let mac = web.record(host)["interfaces"][number]["macaddr"].as_str().unwrap().to_owned();
+        assert_eq!(web_console.run(&format!("cat /sys/class/net/{device}/address")).trim(), mac);
     }
-    in_db.run_until("ip -4 addr show dev eth0 | grep -q 'inet 10.0.0.77/24 '");
+    db_console.run_until("ip -4 addr show dev eth0 | grep -q 'inet 10.0.0.77/24 '");
 
-    // Names, each other, and the world, which sees the machine.
-    in_web.run_until("nslookup db 10.0.0.1 | grep -q 'Address: *10.0.0.77'");
-    in_web.run_until("ping -c 1 -W 5 db >/dev/null");
-    in_db.run_until(&format!("ping -c 1 -W 5 {} >/dev/null", web.address(machine, 0)));
+    // DNS, other guests, and the external network, which sees the address of the host.
+    web_console.run_until("nslookup db 10.0.0.1 | grep -q 'Address: *10.0.0.77'");
+    web_console.run_until("ping -c 1 -W 5 db >/dev/null");
+    db_console.run_until(&format!("ping -c 1 -W 5 {} >/dev/null", web.address(host, 0)));
     world.outside.answer(80);
-    assert_eq!(in_web.run("nc -w 10 198.51.100.1 80 </dev/null"), "198.51.100.2");
+    assert_eq!(web_console.run("nc -w 10 198.51.100.1 80 </dev/null"), "198.51.100.2");
 
-    // The floating address leads the world to the guest.
-    in_db.run("(while :; do echo this is $(hostname) | nc -l -p 80; done) >/dev/null 2>&1 & true");
-    let floating = db.record(machine)["interfaces"][0]["floating"].as_str().unwrap().to_owned();
-    wait_for("the guest to answer the world", PATIENCE, || {
+    // The guest is reachable from the external network by its floating address.
+    db_console.run("(while :; do echo this is $(hostname) | nc -l -p 80; done) >/dev/null 2>&1 & true");
+    let floating = db.record(host)["interfaces"][0]["floating"].as_str().unwrap().to_owned();
+    wait_for("a response from the floating address", TIMEOUT, || {
         (world.outside.seen_by(&floating, 80).as_deref() == Some("this is db\n")).then_some(())
     });
 
-    // An interface that comes later.
-    let plugged =
-        machine.post(&web.path("/interfaces"), Some(json!({ "network": { "network_uuid": late } })));
+    // A hot-plugged interface.
+    let plugged = host.post(&web.path("/interfaces"), Some(json!({ "network": { "network_uuid": late } })));
     let address = plugged["ipv4"].as_str().unwrap();
     assert!(address.starts_with("10.2.0."), "{plugged}");
-    in_web.run_until(&format!("ip -4 addr show dev eth2 2>/dev/null | grep -q 'inet {address}/24 '"));
-    in_web.run_until("ping -c 1 -W 5 10.2.0.1 >/dev/null");
-    wait_for("the interface to be created", PATIENCE, || {
-        let list = machine.get(&web.path("/interfaces"));
+    web_console.run_until(&format!("ip -4 addr show dev eth2 2>/dev/null | grep -q 'inet {address}/24 '"));
+    web_console.run_until("ping -c 1 -W 5 10.2.0.1 >/dev/null");
+    wait_for("the interface to be created", TIMEOUT, || {
+        let list = host.get(&web.path("/interfaces"));
         (list.as_array().unwrap().len() == 3 && list[2]["state"] == "created").then_some(())
     });
 
-    web.delete(machine);
-    db.delete(machine);
+    web.delete(host);
+    db.delete(host);
     wait_until_nothing_is_left(&world, &backdoor, &before, &ids);
     assert_eq!(world.outside.seen_by(&floating, 80), None);
 }

@@ -126,7 +126,7 @@ impl Namespace {
     pub(crate) fn until(&self, script: &str) {
         let deadline = Instant::now() + WAIT_TIMEOUT;
         while !self.try_sh(script).status.success() {
-            assert!(Instant::now() < deadline, "{}: never: {script}", self.name);
+            assert!(Instant::now() < deadline, "{}: timed out: {script}", self.name);
         }
     }
 
@@ -441,7 +441,7 @@ impl TestNetwork {
     }
 }
 
-/// Returns whether the echo server still answers.
+/// Returns whether the echo server still responds.
 pub(crate) fn is_alive(mut stream: &TcpStream) -> bool {
     stream.set_read_timeout(Some(Duration::from_millis(1500))).unwrap();
     stream.write_all(b"x").unwrap();

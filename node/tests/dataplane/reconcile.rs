@@ -129,7 +129,7 @@ fn repairs_damage_and_leaves_networks_in_sync_alone() {
         );
         let before = host.commands_run();
         assert_eq!(host.ensure(&plan).repaired, Vec::<String>::new(), "{command}");
-        assert_eq!(host.commands_run(), before, "{command}: not whole after one call");
+        assert_eq!(host.commands_run(), before, "{command}: not in sync after one call");
         assert_eq!(host.inventory(), whole, "{command}");
     }
     assert!(db.netns.can_ping("10.0.0.2") && db.netns.can_ping("10.0.0.1"));

@@ -13,11 +13,11 @@ fn full_disk_refuses_writes_and_loses_nothing() {
     if !muster_testing::enter("disk_full::full_disk_refuses_writes_and_loses_nothing", &["ip"]) {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    mount(Some("none"), folder.path(), Some("tmpfs"), MsFlags::empty(), Some("size=64m")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    mount(Some("none"), directory.path(), Some("tmpfs"), MsFlags::empty(), Some("size=64m")).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        let node = TestNode::at(folder.path());
+        let node = TestNode::at(directory.path());
         let storage = node.storage();
         let (other, large) = (bytes(20 * MIB, 30), bytes(50 * MIB, 31));
         let kept = node.blob(&other).await;
@@ -28,7 +28,7 @@ fn full_disk_refuses_writes_and_loses_nothing() {
             assert!(matches!(refused, Err(Error::InsufficientCapacity(_))), "{refused:?}");
             assert_eq!(storage.draft_size(draft).await.unwrap(), Some(at));
             // A part of the disk is reserved for other data.
-            let free = sh(&format!("df --output=avail -B1 {} | tail -n 1", folder.path().display()));
+            let free = sh(&format!("df --output=avail -B1 {} | tail -n 1", directory.path().display()));
             assert!(free.trim().parse::<u64>().unwrap() >= 64 * MIB as u64 / 20, "{free}");
         }
         let content = storage.digest(draft).await.unwrap();
@@ -43,7 +43,7 @@ fn full_disk_refuses_writes_and_loses_nothing() {
         assert!(node.bytes(blob).await.unwrap() == large);
         // Another process fills the disk.
         let _ = std::process::Command::new("sh")
-            .args(["-c", &format!("cat /dev/zero > {}/other", folder.path().display())])
+            .args(["-c", &format!("cat /dev/zero > {}/other", directory.path().display())])
             .output();
         let never = Draft::Upload(UploadId::new());
         let refused = storage.append(never, Some(0), NO_LIMIT, parts(b"x", 1)).await;
@@ -57,14 +57,14 @@ fn full_disk_is_not_reported_as_damaged_image() {
     if !muster_testing::enter("disk_full::full_disk_is_not_reported_as_damaged_image", &["ip"]) {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    mount(Some("none"), folder.path(), Some("tmpfs"), MsFlags::empty(), Some("size=64m")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    mount(Some("none"), directory.path(), Some("tmpfs"), MsFlags::empty(), Some("size=64m")).unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         if TestNode::real(&[]).await.is_none() {
             return;
         }
-        let node = TestNode::real_at(folder.path(), &[]);
+        let node = TestNode::real_at(directory.path(), &[]);
         let storage = node.storage();
         let raw = bytes(40 * MIB, 32);
         // The output is dense for gzip and mostly sparse for xz.
@@ -87,13 +87,13 @@ fn full_disk_is_not_reported_as_damaged_image() {
         let small = node.blob(&raw[..MIB]).await;
         let facts = storage.inspect(small).await.unwrap();
         let _ = std::process::Command::new("sh")
-            .args(["-c", &format!("cat /dev/zero > {}/other", folder.path().display())])
+            .args(["-c", &format!("cat /dev/zero > {}/other", directory.path().display())])
             .output();
         let inspected = storage.inspect(small).await;
         assert!(matches!(inspected, Err(Error::InsufficientCapacity(_))), "{inspected:?}");
         let converted = storage.convert(small, &facts).await;
         assert!(matches!(converted, Err(Error::InsufficientCapacity(_))), "{converted:?}");
-        std::fs::remove_file(folder.path().join("other")).unwrap();
+        std::fs::remove_file(directory.path().join("other")).unwrap();
         storage.convert(small, &facts).await.unwrap();
     });
 }

@@ -30,7 +30,7 @@ async fn checksums_of_drafts_match_other_programs() {
         let content = storage.digest(draft).await.unwrap();
         assert_eq!((content.size, &content.checksums), (data.len() as u64, &checksums(&data)));
         // Also when it is read again after a restart, and when it grows after its checksums were requested.
-        assert_eq!(TestNode::at(&node.folder).storage().digest(draft).await.unwrap(), content);
+        assert_eq!(TestNode::at(&node.directory).storage().digest(draft).await.unwrap(), content);
         storage.append(draft, None, NO_LIMIT, parts(b"more", 1)).await.unwrap();
         let more = [&data[..], b"more"].concat();
         assert_eq!(storage.digest(draft).await.unwrap().checksums, checksums(&more));
@@ -191,8 +191,8 @@ async fn interrupted_and_resumed_drafts_are_complete() {
             let data = bytes(20 * MIB, 100 + number);
             let draft = Draft::Upload(UploadId::new());
             let mut random = bytes(8 * 1000, number).into_iter().skip(16);
-            let mut some = move |most: usize| {
-                (0..4).fold(0usize, |n, _| n << 8 | random.next().unwrap() as usize) % most
+            let mut some = move |limit: usize| {
+                (0..4).fold(0usize, |n, _| n << 8 | random.next().unwrap() as usize) % limit
             };
             loop {
                 let size = node.storage().draft_size(draft).await.unwrap().unwrap_or(0);
@@ -248,7 +248,7 @@ async fn draft_is_immutable_while_its_blob_exists() {
     let (draft, blob) = (node.draft(b"kept").await, BlobId::new());
     storage.commit(draft, blob).await.unwrap();
     // Neither now nor after a restart.
-    for storage in [storage, TestNode::at(&node.folder).storage()] {
+    for storage in [storage, TestNode::at(&node.directory).storage()] {
         let refused = storage.append(draft, None, NO_LIMIT, parts(b"x", 1)).await;
         assert!(matches!(refused, Err(Error::Conflict(_))), "{refused:?}");
         let refused = storage.truncate(draft, 1).await;

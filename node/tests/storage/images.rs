@@ -35,18 +35,18 @@ pub(crate) fn compressed(program: &str, data: &[u8]) -> Vec<u8> {
 }
 
 /// Returns the image that `qemu-img convert` creates with these options.
-fn qcow2(folder: &Path, options: &str) -> Vec<u8> {
-    let folder = folder.display();
-    sh(&format!("cd {folder}; qemu-img convert -f raw -O qcow2 {options} disk made"));
-    fs::read(format!("{folder}/made")).unwrap()
+fn qcow2(directory: &Path, options: &str) -> Vec<u8> {
+    let directory = directory.display();
+    sh(&format!("cd {directory}; qemu-img convert -f raw -O qcow2 {options} disk made"));
+    fs::read(format!("{directory}/made")).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn converts_valid_images_to_identical_disks() {
     let Some(node) = TestNode::real(&[]).await else { return };
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let guest = guest_disk();
-    fs::write(folder.path().join("disk"), &guest).unwrap();
+    fs::write(directory.path().join("disk"), &guest).unwrap();
     let qcow2_facts = |cluster_size: u32, compat: &str, compression: &str, extended_l2: bool| {
         serde_json::json!({
             "cluster_size": cluster_size,
@@ -64,7 +64,7 @@ async fn converts_valid_images_to_identical_disks() {
         ("-o extended_l2=on,cluster_size=128k", qcow2_facts(131_072, "1.1", "zlib", true)),
         ("-o lazy_refcounts=on,preallocation=metadata", qcow2_facts(65536, "1.1", "zlib", false)),
     ] {
-        images.push((options, qcow2(folder.path(), options), (ImageFormat::Qcow2, None), format_details));
+        images.push((options, qcow2(directory.path(), options), (ImageFormat::Qcow2, None), format_details));
     }
     let (image, format_details) = (images[0].1.clone(), images[0].3.clone());
     let nothing = serde_json::json!({});
@@ -85,7 +85,7 @@ async fn converts_valid_images_to_identical_disks() {
         assert_eq!(serde_json::Value::Object(facts.format_details.clone()), format_details, "{name}");
         node.storage().convert(blob, &facts).await.unwrap_or_else(|error| panic!("{name}: {error}"));
         let conversion = node.conversion_path(blob, "qcow2");
-        let (conversion, source) = (conversion.display(), folder.path().join("disk"));
+        let (conversion, source) = (conversion.display(), directory.path().join("disk"));
         sh(&format!("qemu-img compare -f qcow2 -F raw {conversion} {}", source.display()));
         assert!(sh(&format!("qemu-img info {conversion}")).contains("cluster_size: 2097152"), "{name}");
         sh(&format!("test $(stat -c %a:%u {conversion}) = 444:$(id -u)"));
@@ -205,6 +205,6 @@ async fn concurrent_conversions_create_one_file() {
     task.abort();
     let _ = task.await;
     node.storage().convert(other, &facts).await.unwrap();
-    assert_eq!(fs::read_dir(node.folder.join("conversions")).unwrap().count(), 2);
-    assert_eq!(fs::read_dir(node.folder.join("work")).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(node.directory.join("conversions")).unwrap().count(), 2);
+    assert_eq!(fs::read_dir(node.directory.join("work")).unwrap().count(), 0);
 }

@@ -14,19 +14,19 @@ const SECRET: &str = "the-secret-of-the-host-5f1c";
 
 /// A secret file of the host, and the directory in which images are created.
 struct ImageFactory {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl ImageFactory {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("secret"), SECRET.repeat(1000)).unwrap();
-        fs::write(folder.path().join("disk"), guest_disk()).unwrap();
-        Self { folder }
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("secret"), SECRET.repeat(1000)).unwrap();
+        fs::write(directory.path().join("disk"), guest_disk()).unwrap();
+        Self { directory }
     }
 
     fn path(&self) -> &Path {
-        self.folder.path()
+        self.directory.path()
     }
 
     /// Runs a script that creates the file `made`, and returns its content.
@@ -60,7 +60,7 @@ async fn assert_refused(node: &TestNode, name: &str, image: &[u8], reason: &str)
     };
     assert!(refusal.contains(reason), "{name}: {refusal}");
     assert!(!refusal.contains('/') && !refusal.contains(SECRET), "{name}: {refusal}");
-    // Nor is it converted, whatever its facts are said to be.
+    // It is not converted either, whatever the recorded facts are.
     for format in [ImageFormat::Qcow2, ImageFormat::Raw] {
         let facts = ImageFacts {
             format,
@@ -72,7 +72,7 @@ async fn assert_refused(node: &TestNode, name: &str, image: &[u8], reason: &str)
         let inner = name.starts_with("inside");
         assert!(inner || matches!(result, Err(Error::Invalid(_))), "{name}: {result:?}");
     }
-    let leaks = sh(&format!("grep -rlF {SECRET} {} || true", node.folder.display()));
+    let leaks = sh(&format!("grep -rlF {SECRET} {} || true", node.directory.display()));
     assert_eq!(leaks, "", "{name}");
     node.storage().remove(blob).await.unwrap();
     node.storage().remove_draft(draft).await.unwrap();

@@ -40,7 +40,7 @@ impl Fixture {
             skipped("target/image/tiny.qcow2 (make image)");
             return None;
         }
-        let storage = tempfile::Builder::new().prefix("muster-machine-").tempdir().unwrap();
+        let storage = tempfile::Builder::new().prefix("muster-vm-test-").tempdir().unwrap();
         let blob = BlobId::new();
         let conversions = storage.path().join("conversions");
         std::fs::create_dir(&conversions).unwrap();

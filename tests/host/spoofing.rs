@@ -1,4 +1,4 @@
-//! Source checks: guests cannot forge their addresses.
+//! Guests cannot spoof their addresses.
 
 use muster_testing::{Place, wait_for};
 use serde_json::json;
@@ -6,52 +6,52 @@ use serde_json::json;
 use crate::backdoor::Backdoor;
 use crate::guest::Guest;
 use crate::machine::{World, id};
-use crate::{SOON, enter};
+use crate::{RECONCILE_TIMEOUT, enter};
 
-const OTHER: &str = "02:00:00:66:66:66";
+const SPOOFED_MAC: &str = "02:00:00:66:66:66";
 
-/// Counts frames that a place gets, by who says that it sent them.
-fn count_at(place: &Place) {
+/// Counts the frames that arrive in a namespace by their claimed sender.
+fn count_frames(place: &Place) {
     place.sh(&format!(
         "nft 'add table netdev seen; add counter netdev seen by_mac; add counter netdev seen by_ip; \
          add counter netdev seen by_arp; add counter netdev seen honest; \
          add chain netdev seen in {{ type filter hook ingress device eth0 priority 0; }}; \
-         add rule netdev seen in ether saddr {OTHER} counter name by_mac; \
+         add rule netdev seen in ether saddr {SPOOFED_MAC} counter name by_mac; \
          add rule netdev seen in ip saddr 10.0.0.66 counter name by_ip; \
          add rule netdev seen in arp saddr ip 10.0.0.77 counter name by_arp; \
          add rule netdev seen in ip saddr 10.0.0.3 counter name honest'",
     ));
 }
 
-fn counted(place: &Place, name: &str) -> u64 {
+fn frame_count(place: &Place, name: &str) -> u64 {
     let text = place.sh(&format!("nft list counter netdev seen {name}"));
     let words: Vec<&str> = text.split_whitespace().collect();
     let at = words.iter().position(|word| *word == "packets").unwrap();
     words[at + 1].parse().unwrap()
 }
 
-/// Speaks as somebody else, in three ways, and then as itself.
-fn forge(bad: &Guest, others: &[&Guest]) {
+/// Sends frames with a spoofed IP address, MAC address and ARP sender, and then with the own ones.
+fn spoof(bad: &Guest, others: &[&Guest]) {
     for other in others {
         let (address, mac) = (other.address(), other.interface.mac);
         bad.place.sh(&format!("ip neigh replace {address} lladdr {mac} dev eth0 nud permanent"));
         bad.place.sh("ip addr add 10.0.0.66/24 dev eth0");
         let _ = bad.place.does(&format!("ping -c 2 -i 0.2 -W 0.2 -I 10.0.0.66 {address}"));
         bad.place.sh("ip addr del 10.0.0.66/24 dev eth0");
-        bad.place.sh(&format!("ip link set eth0 address {OTHER}"));
+        bad.place.sh(&format!("ip link set eth0 address {SPOOFED_MAC}"));
         let _ = bad.place.does(&format!("ping -c 2 -i 0.2 -W 0.2 {address}"));
         bad.place.sh(&format!("ip link set eth0 address {}", bad.interface.mac));
         bad.place.sh("ip addr add 10.0.0.77/24 dev eth0");
         let _ = bad.place.does(&format!("busybox arping -c 1 -w 1 -I eth0 -s 10.0.0.77 {address}"));
         bad.place.sh("ip addr del 10.0.0.77/24 dev eth0");
-        // What was sent before this arrives before this.
+        // Frames sent before this ping would have arrived before it.
         assert!(bad.place.pings(&address.to_string()));
     }
 }
 
 #[test]
-fn a_forged_sender_never_leaves_its_guest_unless_that_is_allowed() {
-    if !enter("senders::a_forged_sender_never_leaves_its_guest_unless_that_is_allowed") {
+fn drops_spoofed_frames_unless_check_is_disabled() {
+    if !enter("spoofing::drops_spoofed_frames_unless_check_is_disabled") {
         return;
     }
     let Some(mut world) = World::of(3, &[]) else { return };
@@ -63,38 +63,40 @@ fn a_forged_sender_never_leaves_its_guest_unless_that_is_allowed() {
     let others = [&far, &near];
     for guest in [&far, &bad, &near] {
         guest.dhcp();
-        // Answers come to the address, whoever has it; they must not make a difference.
+        // Reverse path filtering must not influence the result.
         guest.place.sh("for all in /proc/sys/net/ipv4/conf/*/rp_filter; do echo 0 > $all; done");
     }
     for other in others {
-        count_at(&other.place);
+        count_frames(&other.place);
     }
-    forge(&bad, &others);
+    spoof(&bad, &others);
     for other in others {
-        assert!(counted(&other.place, "honest") > 0);
-        for forgery in ["by_mac", "by_ip", "by_arp"] {
-            assert_eq!(counted(&other.place, forgery), 0, "{forgery} was forged");
+        assert!(frame_count(&other.place, "honest") > 0);
+        for kind in ["by_mac", "by_ip", "by_arp"] {
+            assert_eq!(frame_count(&other.place, kind), 0, "a frame spoofed {kind} arrived");
         }
     }
-    // The tunnel carried none of it either, to nobody.
+    // No spoofed frame reached the router through the tunnel either.
     let router = format!("ip netns exec {network} ip neigh");
-    let known = world.machine(3).place.sh(&router);
+    let neighbours = world.machine(3).place.sh(&router);
     assert!(
-        !known.contains(OTHER) && !known.contains("10.0.0.66") && !known.contains("10.0.0.77"),
-        "{known}"
+        !neighbours.contains(SPOOFED_MAC)
+            && !neighbours.contains("10.0.0.66")
+            && !neighbours.contains("10.0.0.77"),
+        "{neighbours}"
     );
 
-    // It was the check that held them up.
-    for machine in &mut world.machines {
-        machine.restart_with("NETWORK_CHECK_SENDERS", "false");
+    // Without the check they arrive.
+    for host in &mut world.machines {
+        host.restart_with("NETWORK_CHECK_SENDERS", "false");
     }
-    wait_for("the rules to go", SOON, || {
+    wait_for("the rules to be removed", RECONCILE_TIMEOUT, || {
         (!world.machine(1).place.sh("nft list ruleset").contains("senders")).then_some(())
     });
-    forge(&bad, &others);
+    spoof(&bad, &others);
     for other in others {
-        for forgery in ["by_mac", "by_ip", "by_arp"] {
-            assert!(counted(&other.place, forgery) > 0, "{forgery} did not pass");
+        for kind in ["by_mac", "by_ip", "by_arp"] {
+            assert!(frame_count(&other.place, kind) > 0, "no frame spoofed {kind} arrived");
         }
     }
 }

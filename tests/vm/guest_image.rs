@@ -1,4 +1,4 @@
-//! What the small guest does by itself.
+//! The small guest image without Muster.
 
 use serde_json::json;
 
@@ -11,7 +11,7 @@ fn nic(network: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_small_guest_boots_to_a_login_takes_its_hostname_keys_and_script_from_the_config_drive() {
+fn applies_config_drive_and_runs_script_once() {
     let Some(disk) = Disk::new(None) else { return };
     let meta_data = json!({
         "uuid": "6f1a7c54-8a8e-4f0e-9c3b-6a5b0d1c2e3f",
@@ -21,20 +21,20 @@ fn the_small_guest_boots_to_a_login_takes_its_hostname_keys_and_script_from_the_
         "devices": [],
         "public_keys": { "mykey": format!("{KEY}\nssh-rsa second"), "none": null },
     });
-    // Slashes as some writers of JSON escape them, and others do not.
+    // Some JSON writers escape characters that others do not.
     let meta_data = serde_json::to_string_pretty(&meta_data).unwrap().replace("/x", "\\u002fx");
     let script = "#!/bin/sh\necho \"script: $(hostname) is $(id -u)\"\n";
     let mut guest = Guest::start(&disk, &disk.config_drive(&meta_data, script));
     let before = guest.console.log_in();
     assert!(before.ends_with("first"), "{before}");
-    // It runs beside the login, and shows what it prints whenever that comes.
+    // The script runs concurrently with the login and prints to the console.
     guest.console.run_until("grep -q ended /var/log/user-data.log");
-    assert!(guest.console.shown().contains("script: first is 0"), "{}", guest.console.shown());
+    assert!(guest.console.output().contains("script: first is 0"), "{}", guest.console.output());
     assert_eq!(guest.console.run("cat /root/.ssh/authorized_keys"), format!("{KEY}\nssh-rsa second\n"));
     assert_eq!(guest.console.run("hostname; stat -c %a /root/.ssh/authorized_keys"), "first\n600\n");
     assert_eq!(guest.console.run("head -n 1 /var/log/user-data.log"), "script: first is 0\n");
 
-    // Another copy of the drive in the other form of JSON: the same instance, so the script does not run again.
+    // A compact config drive of the same instance: the script does not run again.
     assert!(guest.shutdown().success());
     let compact = serde_json::from_str::<serde_json::Value>(&meta_data).unwrap();
     let compact = compact.to_string().replace("first.local", "renamed.local");
@@ -48,20 +48,20 @@ fn the_small_guest_boots_to_a_login_takes_its_hostname_keys_and_script_from_the_
 }
 
 #[test]
-fn it_gets_an_address_by_dhcp() {
+fn gets_address_by_dhcp() {
     let Some(disk) = Disk::new(None) else { return };
     let mut guest = Guest::start(&disk, &nic("10.11.12.0/24"));
     let before = guest.console.log_in();
     assert!(before.ends_with("tiny"), "{before}");
     guest.console.run_until("ip -4 addr show dev eth0 | grep -q 'inet 10.11.12.15/24 '");
-    // Root has no password, which must not open ssh.
+    // The empty password of root must not allow SSH logins.
     guest.console.run_until("netstat -ltn | grep -q ':22 '");
-    let answer = guest.console.run("ssh -y 127.0.0.1 true </dev/null 2>&1 | tail -n 1");
-    assert!(answer.contains("No auth methods could be used"), "{answer}");
+    let response = guest.console.run("ssh -y 127.0.0.1 true </dev/null 2>&1 | tail -n 1");
+    assert!(response.contains("No auth methods could be used"), "{response}");
 }
 
 #[test]
-fn it_powers_off_when_told_by_acpi() {
+fn powers_off_on_acpi_event() {
     let Some(disk) = Disk::new(None) else { return };
     let mut guest = Guest::start(&disk, &[]);
     guest.console.log_in();
@@ -69,7 +69,7 @@ fn it_powers_off_when_told_by_acpi() {
 }
 
 #[test]
-fn it_keeps_its_disk_and_grows_it() {
+fn grows_root_file_system_and_keeps_data_across_reboot() {
     let Some(disk) = Disk::new(Some("1G")) else { return };
     let mut guest = Guest::start(&disk, &[]);
     guest.console.log_in();
@@ -85,18 +85,18 @@ fn it_keeps_its_disk_and_grows_it() {
 }
 
 #[test]
-fn a_hot_plugged_interface_gets_an_address() {
+fn hot_plugged_interface_gets_address() {
     let Some(disk) = Disk::new(None) else { return };
     let mut guest = Guest::start(&disk, &[]);
     guest.console.log_in();
     assert_eq!(guest.console.run("ls /sys/class/net"), "lo\n");
-    guest.control(
+    guest.execute_qmp(
         "netdev_add",
         &json!({ "type": "user", "id": "late", "restrict": true, "net": "10.13.14.0/24" }),
     );
     let device = json!({ "driver": "virtio-net-pci", "id": "late-card", "netdev": "late", "bus": "free" });
-    guest.control("device_add", &device);
+    guest.execute_qmp("device_add", &device);
     guest.console.run_until("ip -4 addr show dev eth0 2>/dev/null | grep -q 'inet 10.13.14.15/24 '");
-    guest.control("device_del", &json!({ "id": "late-card" }));
+    guest.execute_qmp("device_del", &json!({ "id": "late-card" }));
     guest.console.run_until("[ ! -e /sys/class/net/eth0 ] && ! pidof udhcpc");
 }

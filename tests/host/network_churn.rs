@@ -1,4 +1,5 @@
-//! Many networks come and go while the daemon is killed again and again: nothing is left, and nothing foreign is hurt.
+//! Many networks are created and deleted while the daemon is killed repeatedly: no orphans remain, and devices of the
+//! operator are not changed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,32 +14,32 @@ use serde_json::{Value, json};
 
 use crate::backdoor::Backdoor;
 use crate::machine::{World, id, wait_until_same};
-use crate::{PATIENCE, enter_alone};
+use crate::{TIMEOUT, enter_exclusively};
 
 const NETWORKS: usize = 500;
 const KILLS: usize = 10;
-const CALLERS: usize = 16;
-/// How long one step of one network may take while everything else goes on, too.
-const LONGEST: Duration = Duration::from_secs(120);
+const CLIENTS: usize = 16;
+/// The timeout of one step of one network while all others are in progress.
+const STEP_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// What there must be none of in the end. Addresses towards the world may rest.
-const LEFTOVERS: [(&str, &str); 6] = [
+/// Queries that find orphans. Floating addresses may be in quarantine.
+const ORPHAN_QUERIES: [(&str, &str); 6] = [
     ("networks", "SELECT name FROM networks WHERE state <> 'deleted' AND name <> 'floating'"),
     ("interfaces", "SELECT uuid FROM interfaces WHERE state <> 'deleted'"),
     ("hardware addresses", "SELECT macaddr FROM hardware_addresses"),
-    ("parts on nodes", "SELECT network_uuid FROM node_networks"),
+    ("networks on nodes", "SELECT network_uuid FROM node_networks"),
     (
         "addresses",
         "SELECT n.name FROM addresses a JOIN networks n ON n.uuid = a.network_uuid WHERE n.name <> 'floating'",
     ),
     (
-        "addresses towards the world",
+        "floating addresses",
         "SELECT a.kind FROM addresses a JOIN networks n ON n.uuid = a.network_uuid \
          WHERE a.kind <> 'halo' AND a.user_id <> n.uuid",
     ),
 ];
-/// What there must never be any of.
-const MISCOUNTS: [(&str, &str); 2] = [
+/// Queries that find wrong address counts.
+const MISCOUNT_QUERIES: [(&str, &str); 2] = [
     (
         "counted addresses",
         "SELECT n.name FROM address_blocks b JOIN networks n ON n.uuid = b.network_uuid WHERE n.name <> 'floating'",
@@ -50,34 +51,34 @@ const MISCOUNTS: [(&str, &str); 2] = [
     ),
 ];
 
-/// Somebody who makes networks and removes them, whatever becomes of the daemon meanwhile.
+/// A client that creates and deletes networks and retries while the daemon is down.
 #[derive(Debug, Clone)]
-struct Caller {
+struct Client {
     url: String,
     token: String,
-    client: reqwest::Client,
+    http: reqwest::Client,
 }
 
-impl Caller {
-    /// Asks until somebody answers.
+impl Client {
+    /// Repeats a call until there is a response other than 503.
     async fn call(&self, method: Method, path: &str) -> (u16, Value) {
         let began = Instant::now();
         loop {
-            let request = self.client.request(method.clone(), format!("{}{path}", self.url));
-            if let Ok(answer) = request.bearer_auth(&self.token).send().await {
-                let status = answer.status().as_u16();
-                if let Ok(body) = answer.json().await
+            let request = self.http.request(method.clone(), format!("{}{path}", self.url));
+            if let Ok(response) = request.bearer_auth(&self.token).send().await {
+                let status = response.status().as_u16();
+                if let Ok(body) = response.json().await
                     && status != 503
                 {
                     return (status, body);
                 }
             }
-            assert!(began.elapsed() < LONGEST, "{method} {path}: nobody answers");
+            assert!(began.elapsed() < STEP_TIMEOUT, "{method} {path}: no response");
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 
-    /// Makes a network once, though an answer may get lost.
+    /// Creates a network once, although responses may get lost.
     async fn create(&self, number: usize) -> NetworkId {
         let name = format!("n{number}");
         let began = Instant::now();
@@ -86,17 +87,17 @@ impl Caller {
             if status == 200 {
                 return id(&found);
             }
-            // In all combinations, of which some need an address towards the world.
+            // All combinations, of which some need a floating address.
             let request = json!({
                 "name": name, "netblock": "10.0.0.0/24", "provide_dhcp": number & 1 == 0,
                 "provide_nat": number & 2 == 0, "provide_dns": number & 4 == 0,
             });
             let url = format!("{}/networks", self.url);
-            let answer = self.client.post(url).bearer_auth(&self.token).json(&request).send().await;
-            if let Ok(answer) = answer {
-                assert!([200, 503].contains(&answer.status().as_u16()), "{answer:?}");
+            let response = self.http.post(url).bearer_auth(&self.token).json(&request).send().await;
+            if let Ok(response) = response {
+                assert!([200, 503].contains(&response.status().as_u16()), "{response:?}");
             }
-            assert!(began.elapsed() < LONGEST, "network {number} is not made");
+            assert!(began.elapsed() < STEP_TIMEOUT, "timed out creating network {number}");
         }
     }
 
@@ -108,27 +109,27 @@ impl Caller {
             if record["state"] == state {
                 return;
             }
-            assert!(began.elapsed() < LONGEST, "not {state}: {record}");
+            assert!(began.elapsed() < STEP_TIMEOUT, "not {state}: {record}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
-    /// The whole life of a network. Every tenth has an interface for some of it.
-    async fn live(&self, number: usize, backdoor: &Interfaces) {
+    /// Creates and deletes a network. Every tenth has an interface for some time.
+    async fn create_and_delete(&self, number: usize, interfaces: &Interfaces) {
         let network = self.create(number).await;
         self.wait_for_state(network, "created").await;
-        let interface = if number.is_multiple_of(10) { Some(backdoor.add(network).await) } else { None };
-        let (status, answer) = self.call(Method::DELETE, &format!("/networks/{network}")).await;
-        // An answer that got lost may have done it.
-        assert!(status == 202 || (status == 404 && interface.is_none()), "{status}: {answer}");
+        let interface = if number.is_multiple_of(10) { Some(interfaces.add(network).await) } else { None };
+        let (status, response) = self.call(Method::DELETE, &format!("/networks/{network}")).await;
+        // An earlier request whose response got lost may have deleted it.
+        assert!(status == 202 || (status == 404 && interface.is_none()), "{status}: {response}");
         if let Some(interface) = interface {
-            backdoor.remove(interface).await;
+            interfaces.remove(interface).await;
         }
         self.wait_for_state(network, "deleted").await;
     }
 }
 
-/// The way to interfaces from asynchronous code.
+/// Creates and deletes interfaces from asynchronous code.
 struct Interfaces {
     backdoor: Arc<Backdoor>,
     node: muster_types::ids::NodeId,
@@ -147,14 +148,14 @@ impl Interfaces {
     }
 }
 
-/// Kills the daemon whenever a part of the work is done, at some moment of the next.
-async fn kill_again_and_again(setup: &Setup, mut daemon: Daemon, done: &AtomicUsize) -> Daemon {
+/// Kills and restarts the daemon whenever another part of the work is done, after a random delay.
+async fn kill_repeatedly(setup: &Setup, mut daemon: Daemon, done: &AtomicUsize) -> Daemon {
     for kill in 1..=KILLS {
         while done.load(Ordering::Relaxed) < kill * NETWORKS / (KILLS + 1) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        let moment = u64::from(NetworkId::new().0.as_bytes()[15]);
-        tokio::time::sleep(Duration::from_millis(moment)).await;
+        let delay = u64::from(NetworkId::new().0.as_bytes()[15]);
+        tokio::time::sleep(Duration::from_millis(delay)).await;
         daemon.signal(Signal::SIGKILL);
         drop(daemon);
         daemon = setup.start();
@@ -163,8 +164,8 @@ async fn kill_again_and_again(setup: &Setup, mut daemon: Daemon, done: &AtomicUs
 }
 
 #[test]
-fn five_hundred_networks_and_ten_kills_leave_nothing_behind() {
-    if !enter_alone("many::five_hundred_networks_and_ten_kills_leave_nothing_behind") {
+fn network_churn_with_kills_leaves_no_orphans() {
+    if !enter_exclusively("network_churn::network_churn_with_kills_leaves_no_orphans") {
         return;
     }
     let mut world = World::of_one(&[
@@ -173,39 +174,39 @@ fn five_hundred_networks_and_ten_kills_leave_nothing_behind() {
         ("CLUSTER_OP_MAX_ATTEMPTS", "20"),
     ]);
     let backdoor = Arc::new(Backdoor::open(&world.database, &world.folder));
-    let machine = &mut world.machines[0];
-    // What only looks similar.
+    let host = &mut world.machines[0];
+    // Devices of the operator with similar names.
     let foreign = NetworkId::new();
-    machine.place.sh(&format!(
+    host.place.sh(&format!(
         "ip link add br-vxlan-abcdef type bridge; ip link add vxlan-abcdee type vxlan id 77 dstport 4790; \
          ip link add veth-abcdef-o type veth peer name veth-abcdef-i; nft add table bridge muster-abcdef; \
          ip netns add {foreign}; ip netns add mine"
     ));
-    let before = machine.inventory();
-    // The questions find something while there is something.
-    let first = id(&machine.create(json!({ "name": "first" })));
-    let interface = backdoor.add(first, machine.node(), "guest", WantedAddress::Any).id;
-    for (what, sql) in LEFTOVERS {
+    let before = host.inventory();
+    // The queries find the objects while they exist.
+    let first = id(&host.create(json!({ "name": "first" })));
+    let interface = backdoor.add(first, host.node(), "guest", WantedAddress::Any).id;
+    for (what, sql) in ORPHAN_QUERIES {
         assert!(!backdoor.find(sql).is_empty(), "no {what}");
     }
-    machine.ask_to_delete(first);
+    host.ask_to_delete(first);
     backdoor.remove(interface);
-    let caller = Caller {
-        url: machine.url(),
-        token: machine.token(),
-        client: reqwest::Client::builder().pool_max_idle_per_host(0).build().unwrap(),
+    let client = Client {
+        url: host.url(),
+        token: host.token(),
+        http: reqwest::Client::builder().pool_max_idle_per_host(0).build().unwrap(),
     };
-    let interfaces = Interfaces { backdoor: Arc::clone(&backdoor), node: machine.node() };
-    let (setup, daemon) = (machine.setup.clone(), machine.give_daemon());
+    let interfaces = Interfaces { backdoor: Arc::clone(&backdoor), node: host.node() };
+    let (setup, daemon) = (host.setup.clone(), host.give_daemon());
     let began = Instant::now();
-    let daemon = machine.place.run(move || {
+    let daemon = host.place.run(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let (next, done) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
         let (next, interfaces) = (Arc::new(next), Arc::new(interfaces));
         runtime.block_on(async {
-            let callers: Vec<_> = (0..CALLERS)
+            let clients: Vec<_> = (0..CLIENTS)
                 .map(|_| {
-                    let (caller, interfaces) = (caller.clone(), Arc::clone(&interfaces));
+                    let (client, interfaces) = (client.clone(), Arc::clone(&interfaces));
                     let (next, done) = (Arc::clone(&next), Arc::clone(&done));
                     tokio::spawn(async move {
                         loop {
@@ -213,32 +214,32 @@ fn five_hundred_networks_and_ten_kills_leave_nothing_behind() {
                             if number >= NETWORKS {
                                 return;
                             }
-                            caller.live(number, &interfaces).await;
+                            client.create_and_delete(number, &interfaces).await;
                             done.fetch_add(1, Ordering::Relaxed);
                         }
                     })
                 })
                 .collect();
-            let killer = kill_again_and_again(&setup, daemon, &done);
+            let killer = kill_repeatedly(&setup, daemon, &done);
             let work = async {
-                for caller in callers {
-                    caller.await.unwrap();
+                for client in clients {
+                    client.await.unwrap();
                 }
             };
             tokio::join!(killer, work).0
         })
     });
     println!("{NETWORKS} networks and {KILLS} kills: {:?}", began.elapsed());
-    machine.take_daemon(daemon);
-    wait_until_same("nothing to be left", PATIENCE, &before, || machine.inventory());
-    for (what, sql) in LEFTOVERS.into_iter().chain(MISCOUNTS) {
-        wait_for(&format!("no {what} to be left: {:?}", backdoor.find(sql)), PATIENCE, || {
+    host.take_daemon(daemon);
+    wait_until_same("no orphans to be left", TIMEOUT, &before, || host.inventory());
+    for (what, sql) in ORPHAN_QUERIES.into_iter().chain(MISCOUNT_QUERIES) {
+        wait_for(&format!("no {what} to be left: {:?}", backdoor.find(sql)), TIMEOUT, || {
             backdoor.find(sql).is_empty().then_some(())
         });
     }
-    let made = backdoor.find("SELECT name FROM networks WHERE name NOT IN ('floating', 'first')");
-    assert_eq!(made.len(), NETWORKS, "{made:?}");
-    let log = machine.log();
+    let created = backdoor.find("SELECT name FROM networks WHERE name NOT IN ('floating', 'first')");
+    assert_eq!(created.len(), NETWORKS, "{created:?}");
+    let log = host.log();
     assert_eq!(log.lines().filter(|line| line.contains(" serving ")).count(), KILLS + 1, "{log}");
     assert!(!log.contains("panicked") && !log.contains("ERROR"), "{log}");
 }

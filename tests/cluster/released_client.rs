@@ -9,23 +9,23 @@ use serde_json::Value;
 
 use crate::setup;
 
-/// The client's command, installed once into the build folder; nothing when it cannot be had.
+/// Returns the client's command, installed once into the build directory, or `None` if it cannot be installed.
 pub(crate) fn installed() -> Option<PathBuf> {
     static COMMAND: OnceLock<Option<PathBuf>> = OnceLock::new();
     COMMAND.get_or_init(install).clone()
 }
 
 fn install() -> Option<PathBuf> {
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("sf-client");
-    let command = folder.join("bin/sf-client");
+    let directory = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("sf-client");
+    let command = directory.join("bin/sf-client");
     if !command.exists() {
         Command::new("python3")
             .args(["-m", "venv"])
-            .arg(&folder)
+            .arg(&directory)
             .status()
             .ok()
             .filter(ExitStatus::success)?;
-        let pip = folder.join("bin/pip");
+        let pip = directory.join("bin/pip");
         let quiet = ["install", "--quiet", "--disable-pip-version-check", "shakenfist-client"];
         Command::new(pip).args(quiet).status().ok().filter(ExitStatus::success)?;
     }
@@ -61,30 +61,30 @@ pub(crate) fn run_at(
 }
 
 #[test]
-fn the_released_client_manages_networks() {
+fn released_client_manages_networks() {
     let Some(client) = installed() else { return muster_testing::skipped("the released client from PyPI") };
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = setup(folder.path()).start();
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = setup(directory.path()).start();
     let key = daemon.system_key();
     let ok = |arguments: &str| {
-        let (done, said) = run(&client, &daemon, "system", &key, arguments);
-        assert!(done, "{arguments}: {said}");
-        said
+        let (success, output) = run(&client, &daemon, "system", &key, arguments);
+        assert!(success, "{arguments}: {output}");
+        output
     };
     ok("namespace create ci");
-    let made = ok("network create blue 10.0.0.0/24 --no-dhcp");
-    assert!(made.contains("created") && made.contains("provide dhcp    : False"), "{made}");
+    let created = ok("network create blue 10.0.0.0/24 --no-dhcp");
+    assert!(created.contains("created") && created.contains("provide dhcp    : False"), "{created}");
     assert!(ok("network list").contains("blue"));
     assert!(ok("network show blue").contains("vxlan id"));
     ok("network create blue 10.0.0.0/24 --namespace ci");
-    let (done, said) = run(&client, &daemon, "system", &key, "network show blue");
-    assert!(!done && said.contains("multiple networks have the name"), "{said}");
+    let (success, output) = run(&client, &daemon, "system", &key, "network show blue");
+    assert!(!success && output.contains("multiple networks have the name"), "{output}");
     ok("network delete-all --confirm --namespace ci");
     assert!(ok("--simple network addresses blue").contains("10.0.0.1,gateway"));
     let address = ok("network add-routed blue");
     assert!(address.starts_with("192.168.20."), "{address}");
     ok(&format!("network delete-routed blue {}", address.trim()));
-    // Also with an address that nobody holds any more.
+    // Including an address in quarantine.
     let floating = "f10a7f10-a7f1-4a7f-a10a-7f10a7f10a7f";
     assert!(ok(&format!("--simple network addresses {floating}")).contains("deletion-halo"));
     assert!(ok("--json network ping blue 10.0.0.1").contains("10 packets transmitted"));
@@ -99,15 +99,15 @@ fn the_released_client_manages_networks() {
 }
 
 #[test]
-fn the_released_client_manages_namespaces_keys_trusts_and_metadata() {
+fn released_client_manages_namespaces_keys_trusts_and_metadata() {
     let Some(client) = installed() else { return muster_testing::skipped("the released client from PyPI") };
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = setup(folder.path()).start();
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = setup(directory.path()).start();
     let key = daemon.system_key();
     let ok = |arguments: &str| {
-        let (done, said) = run(&client, &daemon, "system", &key, arguments);
-        assert!(done, "{arguments}: {said}");
-        said
+        let (success, output) = run(&client, &daemon, "system", &key, arguments);
+        assert!(success, "{arguments}: {output}");
+        output
     };
     let json =
         |arguments: &str| -> Value { serde_json::from_str(&ok(&format!("--json {arguments}"))).unwrap() };
@@ -119,7 +119,7 @@ fn the_released_client_manages_namespaces_keys_trusts_and_metadata() {
     assert!(ok("namespace show ci").contains("robot"));
     assert!(run(&client, &daemon, "ci", "first-secret", "namespace list").0);
     ok("namespace update-key ci robot second-secret");
-    assert!(!run(&client, &daemon, "ci", "first-secret", "namespace list").0, "the old secret is dead");
+    assert!(!run(&client, &daemon, "ci", "first-secret", "namespace list").0, "the old secret still works");
     assert!(run(&client, &daemon, "ci", "second-secret", "namespace list").0);
 
     ok("namespace create friend");
@@ -141,6 +141,6 @@ fn the_released_client_manages_namespaces_keys_trusts_and_metadata() {
     assert!(json("node resources sim-1")["cpu_max"].as_u64().unwrap() > 0);
     ok("node events sim-1 -l 10");
     ok("namespace delete ci");
-    let (done, said) = run(&client, &daemon, "system", &key, "namespace show ci");
-    assert!(!done && said.contains("not found"), "{said}");
+    let (success, output) = run(&client, &daemon, "system", &key, "namespace show ci");
+    assert!(!success && output.contains("not found"), "{output}");
 }

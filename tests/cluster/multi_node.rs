@@ -1,4 +1,4 @@
-//! Several daemons on one MariaDB are one cluster.
+//! A cluster of several daemons on one MariaDB.
 
 use muster_testing::{Daemon, Setup};
 use reqwest::Method;
@@ -6,10 +6,10 @@ use serde_json::json;
 
 use crate::{setup, wait_for};
 
-pub(crate) fn member(folder: &std::path::Path, name: &str, url: &str) -> Setup {
-    let folder = folder.join(name);
-    std::fs::create_dir_all(&folder).unwrap();
-    setup(&folder)
+pub(crate) fn member(directory: &std::path::Path, name: &str, url: &str) -> Setup {
+    let directory = directory.join(name);
+    std::fs::create_dir_all(&directory).unwrap();
+    setup(&directory)
         .arguments(&[])
         .set("NODE_NAME", name)
         .set("DATABASE_URL", url)
@@ -31,14 +31,14 @@ async fn maintainer(daemon: &Daemon, token: &str) -> Option<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_goes_on_when_its_maintainer_is_killed() {
+async fn another_node_becomes_maintainer_after_kill() {
     let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let mut members: Vec<(String, Daemon)> =
-        ["n1", "n2", "n3"].map(|name| (name.to_owned(), member(folder.path(), name, &url).start())).into();
+        ["n1", "n2", "n3"].map(|name| (name.to_owned(), member(directory.path(), name, &url).start())).into();
     let token = members[0].1.log_in("system", "the first key").await;
 
-    // One daemon's change and token are every daemon's.
+    // Changes and tokens of one daemon are valid on all.
     assert_eq!(
         members[0].1.call(&token, Method::POST, "/auth/namespaces", Some(json!({"namespace": "ci"}))).await.0,
         200
@@ -54,36 +54,36 @@ async fn a_cluster_goes_on_when_its_maintainer_is_killed() {
     })
     .await;
     assert_ne!(second, first);
-    wait_for("the dead node to be missed", async || {
+    wait_for("the killed node to be missing", async || {
         let (_, node) = survivor.call(&token, Method::GET, &format!("/nodes/{first}"), None).await;
         (node["state"] == "missing").then_some(())
     })
     .await;
-    // The new maintainer cleans, too.
+    // The new maintainer runs the cleaner.
     assert_eq!(survivor.call(&token, Method::DELETE, "/auth/namespaces/ci", None).await.0, 200);
     wait_for("the cleaner", async || {
         let body = json!({"namespace": "ci"});
         (survivor.call(&token, Method::POST, "/auth/namespaces", Some(body)).await.0 == 200).then_some(())
     })
     .await;
-    // The dead one comes back under its own name and id.
-    let back = member(folder.path(), &first, &url).start();
-    let (_, node) = back.call(&token, Method::GET, &format!("/nodes/{first}"), None).await;
+    // The killed node rejoins with its name and ID.
+    let rejoined = member(directory.path(), &first, &url).start();
+    let (_, node) = rejoined.call(&token, Method::GET, &format!("/nodes/{first}"), None).await;
     assert_eq!(node["state"], "created");
-    let (_, nodes) = back.call(&token, Method::GET, "/nodes", None).await;
+    let (_, nodes) = rejoined.call(&token, Method::GET, "/nodes", None).await;
     assert_eq!(nodes.as_array().unwrap().len(), 3);
 }
 
 #[test]
-fn a_daemon_with_another_seed_may_not_join() {
+fn refuses_to_join_with_other_seed_or_existing_name() {
     let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };
-    let folder = tempfile::tempdir().unwrap();
-    let _first = member(folder.path(), "n1", &url).start();
-    let other = member(folder.path(), "n2", &url).set("AUTH_SECRET_SEED", "another seed altogether");
+    let directory = tempfile::tempdir().unwrap();
+    let _first = member(directory.path(), "n1", &url).start();
+    let other = member(directory.path(), "n2", &url).set("AUTH_SECRET_SEED", "another seed altogether");
     let output = other.command().output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success() && said.contains("AUTH_SECRET_SEED differs"), "{said}");
-    let twin = member(folder.path(), "n3", &url).set("NODE_NAME", "n1");
-    let said = String::from_utf8(twin.command().output().unwrap().stderr).unwrap();
-    assert!(said.contains("a node named n1 exists"), "{said}");
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && stderr.contains("AUTH_SECRET_SEED differs"), "{stderr}");
+    let duplicate = member(directory.path(), "n3", &url).set("NODE_NAME", "n1");
+    let stderr = String::from_utf8(duplicate.command().output().unwrap().stderr).unwrap();
+    assert!(stderr.contains("a node named n1 exists"), "{stderr}");
 }

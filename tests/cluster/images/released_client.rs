@@ -1,14 +1,14 @@
-//! The released Python client, unchanged, with images.
+//! Images with the unmodified released Python client.
 
 use std::process::Command;
 
 use super::{Content, MIB, sha512};
-use crate::clients::{installed, run};
+use crate::released_client::{installed, run};
 use crate::web::{Reply, Web};
 use crate::{setup, wait_for};
 
-/// What the client's library can do and its command cannot. Its arguments are a file and the URL of an image.
-const LIBRARY: &str = r#"
+/// Tests the functions of the client's library that its command does not use. Its argument is a file.
+const LIBRARY_SCRIPT: &str = r#"
 import os, sys
 from shakenfist_client import apiclient
 
@@ -67,32 +67,32 @@ print('done')
 "#;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_released_client_manages_images() {
+async fn released_client_manages_images() {
     let Some(client) = installed() else { return muster_testing::skipped("the released client from PyPI") };
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let daemon =
-        setup(folder.path()).arguments(&[]).set("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.0/8").start();
+        setup(directory.path()).arguments(&[]).set("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.0/8").start();
     let key = daemon.system_key();
     let ok = |arguments: &str| {
-        let (done, said) = run(&client, &daemon, "system", &key, arguments);
-        assert!(done, "{arguments}: {said}");
-        said
+        let (success, output) = run(&client, &daemon, "system", &key, arguments);
+        assert!(success, "{arguments}: {output}");
+        output
     };
     let json = |arguments: &str| -> serde_json::Value {
         serde_json::from_str(&ok(&format!("--json {arguments}"))).unwrap()
     };
     let file = |name: &str, number| {
-        let path = folder.path().join(name);
+        let path = directory.path().join(name);
         std::fs::write(&path, Content::new(number, 3 * MIB + number).bytes()).unwrap();
         path.to_str().unwrap().to_owned()
     };
     let (first, second, third) = (file("first", 1), file("second", 2), file("third", 3));
 
-    let said = ok(&format!("artifact upload pictures {first}"));
-    assert!(said.contains("Uploading new blob") && said.contains("Created artifact"), "{said}");
+    let output = ok(&format!("artifact upload pictures {first}"));
+    assert!(output.contains("Uploading new blob") && output.contains("Created artifact"), "{output}");
     ok(&format!("artifact upload pictures {second}"));
-    let said = ok(&format!("artifact upload again {second}"));
-    assert!(said.contains("Recycling existing blob"), "{said}");
+    let output = ok(&format!("artifact upload again {second}"));
+    assert!(output.contains("Recycling existing blob"), "{output}");
     ok(&format!("artifact upload again {third} --no-checksum --shared"));
     ok(&format!("artifact upload again {second}"));
 
@@ -104,10 +104,10 @@ async fn the_released_client_manages_images() {
     assert!(ok("artifact show pictures").contains("number of versions       : 2"));
     assert!(ok("--simple artifact show again").contains("3:3.0MB"));
     let versions = json("artifact versions again");
-    let sums: Vec<&str> =
+    let checksums: Vec<&str> =
         versions.as_array().unwrap().iter().map(|version| version["sha512"].as_str().unwrap()).collect();
-    let sum = |path: &str| sha512(&std::fs::read(path).unwrap());
-    assert_eq!(sums, [sum(&second), sum(&third), sum(&second)]);
+    let checksum = |path: &str| sha512(&std::fs::read(path).unwrap());
+    assert_eq!(checksums, [checksum(&second), checksum(&third), checksum(&second)]);
     ok("artifact max-versions again 1");
     assert_eq!(json("artifact versions again").as_array().unwrap().len(), 1);
 
@@ -120,15 +120,15 @@ async fn the_released_client_manages_images() {
     let list = run(&client, &daemon, "ci", "the-secret-of-ci", "--simple artifact list").1;
     assert!(list.contains("sf://upload/system/again") && !list.contains("pictures"), "{list}");
 
-    let copy = folder.path().join("copy");
-    let said = ok(&format!("artifact download pictures {}", copy.display()));
-    assert!(said.contains("Download complete"), "{said}");
+    let copy = directory.path().join("copy");
+    let output = ok(&format!("artifact download pictures {}", copy.display()));
+    assert!(output.contains("Download complete"), "{output}");
     assert!(std::fs::read(&copy).unwrap() == std::fs::read(&second).unwrap());
 
     let blob = pictures["blob_uuid"].as_str().unwrap();
     let shown = ok(&format!("blob show {blob}"));
-    assert!(shown.contains(&sum(&second)), "{shown}");
-    assert_eq!(json(&format!("blob sha512 {}", sum(&second)))["uuid"], blob);
+    assert!(shown.contains(&checksum(&second)), "{shown}");
+    assert_eq!(json(&format!("blob sha512 {}", checksum(&second)))["uuid"], blob);
     assert!(ok("blob list").contains(blob));
     assert_eq!(json("blob list").as_array().unwrap().len(), 3);
     wait_for("the blob's events", async || {
@@ -146,18 +146,18 @@ async fn the_released_client_manages_images() {
     wait_for("the fetch", async || (json("artifact show fetched.img")["state"] == "created").then_some(()))
         .await;
     ok("artifact delete-version again 3");
-    let (done, said) = run(&client, &daemon, "system", &key, "artifact show again");
-    assert!(!done || said.contains("deleted"), "{said}");
+    let (success, output) = run(&client, &daemon, "system", &key, "artifact show again");
+    assert!(!success || output.contains("deleted"), "{output}");
     assert_eq!(json("artifact delete fetched.img")["state"], "deleted");
     ok(&format!("artifact upload again {third}"));
 
     let python = client.with_file_name("python");
     let output = Command::new(python)
-        .args(["-c", LIBRARY, &second])
+        .args(["-c", LIBRARY_SCRIPT, &second])
         .env("SHAKENFIST_API_URL", &daemon.url)
         .env("SHAKENFIST_KEY", &key)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && said.contains("done"), "{said}");
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("done"), "{text}");
 }
