@@ -54,7 +54,7 @@ impl TestNode {
     }
 
     pub(crate) fn real_at(directory: &Path, settings: &[(&str, &str)]) -> Self {
-        let settings = Settings::with(settings).unwrap();
+        let settings = Settings::from_pairs(settings).unwrap();
         let node = Box::new(LocalNode::new(NodeId::new(), &settings, directory));
         Self { node, directory: directory.to_owned(), _owned: None }
     }
