@@ -27,7 +27,7 @@ macro_rules! operations {
 
 // Name { parameters } = operation type, lane, name, whether it removes its target, steps.
 operations! {
-    /// Removes what a deleted namespace no longer needs.
+    /// Removes the keys, trusts and rules of a deleted namespace.
     DeleteNamespace {} = Namespace, Quick, "delete_namespace", false,
         ["namespace_delete_keys", "namespace_delete_trusts", "namespace_delete_rules"];
     /// Removes the record of a namespace that was deleted long enough ago.
