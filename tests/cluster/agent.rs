@@ -169,7 +169,7 @@ fn cp_preserves_content_and_mode() {
 
     // Into directories, and with other permissions.
     fixture.ok(&["cp", text(&source), "web:/tmp/", "--mode", "640"]);
-    let directory = fixture.file("directory");
+    let directory = fixture.file("folder");
     fs::create_dir(&directory).unwrap();
     fixture.ok(&["cp", "web:/tmp/source", text(&directory)]);
     assert!(fs::read(directory.join("source")).unwrap() == content);

@@ -401,7 +401,7 @@ async fn kill_during_workload(setup: Setup, directory: &Path) {
         let end = sent + 1000;
         assert_eq!(workload.send(&upload, &content, sent, end).await, end);
         workload
-            .create_version(&format!("finished-{upload}"), &upload, &sha512(&content.part(0, end)), false)
+            .create_version(&format!("calm-{upload}"), &upload, &sha512(&content.part(0, end)), false)
             .await;
     }
     workload.settle(&daemon).await;

@@ -130,7 +130,7 @@ impl Client {
             1 => json!([{ "network_uuid": "one", "float": random.below(2) == 0 }]),
             _ => json!([{ "network_uuid": "one" }, { "network_uuid": "two" }]),
         };
-        let name = format!("churn-{}-{number}", self.number);
+        let name = format!("storm-{}-{number}", self.number);
         json!({ "name": name, "cpus": 1, "memory": 64, "disk": disk, "network": network,
             "metadata": { "caller": self.number } })
     }
