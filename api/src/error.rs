@@ -26,7 +26,8 @@ pub(crate) type ApiResult<T> = Result<T, ApiError>;
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let (status, text) = match self.0 {
-            Error::Unplaceable { text, stage, transient } => {
+            Error::Unschedulable { text, stage } => {
+                let transient = stage.is_transient();
                 let status = StatusCode::INSUFFICIENT_STORAGE;
                 let mut response = json_response(
                     status,
@@ -37,7 +38,7 @@ impl IntoResponse for ApiError {
                 }
                 return response;
             }
-            Error::TooMany { text, retry_after } => {
+            Error::TooManyRequests { text, retry_after } => {
                 let status = StatusCode::TOO_MANY_REQUESTS;
                 let mut response =
                     json_response(status, &json!({ "error": text, "status": status.as_u16() }));
@@ -56,9 +57,9 @@ impl IntoResponse for ApiError {
             Error::LengthRequired(text) => (StatusCode::LENGTH_REQUIRED, text),
             Error::TooLarge(text) => (StatusCode::PAYLOAD_TOO_LARGE, text),
             Error::TooLong(text) => (StatusCode::UNPROCESSABLE_ENTITY, text),
-            Error::Insufficient(text) => (StatusCode::INSUFFICIENT_STORAGE, text),
+            Error::InsufficientCapacity(text) => (StatusCode::INSUFFICIENT_STORAGE, text),
             Error::Unavailable(text) | Error::PortInUse(text) => (StatusCode::SERVICE_UNAVAILABLE, text),
-            Error::Unconfigured(text) => (StatusCode::INTERNAL_SERVER_ERROR, text),
+            Error::NotConfigured(text) => (StatusCode::INTERNAL_SERVER_ERROR, text),
             Error::Internal(why) => {
                 tracing::error!(%why, "server error");
                 (StatusCode::INTERNAL_SERVER_ERROR, "server error".to_owned())

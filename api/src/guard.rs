@@ -18,7 +18,7 @@ use crate::request::{Incoming, is_upload_chunk};
 use crate::table::Access;
 use muster_control::app::App;
 use muster_control::auth::access::MintedKeyInfo;
-use muster_control::auth::tokens::{Claims, Refused};
+use muster_control::auth::tokens::{Claims, TokenError};
 use muster_control::auth::{Caller, scopes};
 use muster_control::objects::audit::with_request;
 use muster_control::objects::key::unix_seconds;
@@ -105,8 +105,8 @@ fn verify(app: &App, request: &Parts) -> Result<Claims> {
     };
     match app.tokens.verify(unix_seconds(), token) {
         Ok(claims) => Ok(claims),
-        Err(Refused::Invalid) => refuse("invalid JWT in Authorization header"),
-        Err(Refused::Expired) => refuse("Signature has expired"),
+        Err(TokenError::Invalid) => refuse("invalid JWT in Authorization header"),
+        Err(TokenError::Expired) => refuse("Signature has expired"),
     }
 }
 

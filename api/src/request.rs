@@ -92,7 +92,7 @@ impl Service {
     {
         let (mut parts, body) = request.into_parts();
         let id = request_id(&parts.headers);
-        let id_header = HeaderValue::from_str(&id).unwrap_or(HeaderValue::from_static("invalid"));
+        let id_header = HeaderValue::from_str(&id).expect("a request id is visible ASCII");
         parts.uri = normalize(parts.uri);
         let (method, uri) = (parts.method.clone(), parts.uri.clone());
 

@@ -180,7 +180,7 @@ fn verify_signatures(algorithm: Algorithm, issuer: &Issuer, tokens: &[String]) -
 
 /// Parses and verifies tokens as the server does with a cached key set.
 fn verify_tokens(issuer: &Issuer, terms: &IssuerTerms, tokens: &[String]) -> anyhow::Result<Throughput> {
-    let keys = KeySet::read(issuer.jwks().to_string().as_bytes()).map_err(anyhow::Error::msg)?;
+    let keys = KeySet::parse(issuer.jwks().to_string().as_bytes()).map_err(anyhow::Error::msg)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
     let (began, cpu) = (Instant::now(), process_cpu_time()?);
     for token in tokens {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use muster_control::scheduler::{self, Facts, Policy, Wish};
+use muster_control::scheduler::{self, NodeFacts, PlacementRequest, SchedulerPolicy};
 use muster_store::{Store, node_ledgers, nodes};
 use muster_types::capacity::CommittedCapacity;
 use muster_types::ids::NodeId;
@@ -267,8 +267,8 @@ struct PlacementCosts {
 /// Places instances in this process, with the code and the database of the server.
 async fn place(store: &Store) -> anyhow::Result<PlacementCosts> {
     progress("placing instances");
-    let policy = Policy::from(&Settings::defaults());
-    let wish = Wish { cpus: 1, memory_mb: 1024, disk_gb: 1, ..Wish::default() };
+    let policy = SchedulerPolicy::from(&Settings::defaults());
+    let request = PlacementRequest { cpus: 1, memory_mb: 1024, disk_gb: 1, ..PlacementRequest::default() };
     let neighbours = HashMap::new();
     let (mut cached, mut scheduled, mut uncached) = (vec![], vec![], vec![]);
     // The simulated nodes have stopped with the server. They are treated as if they were running.
@@ -277,16 +277,17 @@ async fn place(store: &Store) -> anyhow::Result<PlacementCosts> {
         let began = process_cpu_time()?;
         let mut ledgers = node_ledgers::list(store).await?;
         let rows = nodes::list(store).await?;
-        let cached_nodes: Vec<(Box<Facts>, CommittedCapacity)> = rows
+        let cached_nodes: Vec<(Box<NodeFacts>, CommittedCapacity)> = rows
             .iter()
             .map(|row| {
-                let facts = Facts { state: NodeState::Created, lastseen: time, ..Facts::read(row) };
+                let facts =
+                    NodeFacts { state: NodeState::Created, lastseen: time, ..NodeFacts::from_row(row) };
                 (Box::new(facts), ledgers.remove(&row.identity.id).unwrap_or_default())
             })
             .collect();
         let read = process_cpu_time()?;
         let mut random = || f64::from(placement).sin().abs();
-        let outcome = scheduler::candidates(&wish, &cached_nodes, &neighbours, &policy, time, &mut random);
+        let outcome = scheduler::candidates(&request, &cached_nodes, &neighbours, &policy, time, &mut random);
         let candidates =
             outcome.result.map_err(|refusal| anyhow::anyhow!("placement failed: {}", refusal.text))?;
         let scheduled_at = process_cpu_time()?;
@@ -296,14 +297,21 @@ async fn place(store: &Store) -> anyhow::Result<PlacementCosts> {
             candidates.len(),
             rows.len()
         );
-        let facts: HashMap<NodeId, &Facts> =
+        let facts: HashMap<NodeId, &NodeFacts> =
             cached_nodes.iter().map(|(facts, _)| (facts.id, &**facts)).collect();
         let claimed = transaction(store, async |tx| {
             for heed_demand in [true, false] {
                 for node in candidates.iter().take(MAX_CANDIDATES) {
                     let ledger = node_ledgers::lock(tx, *node).await?;
                     nodes::state(&mut *tx, *node).await?;
-                    let claimed = scheduler::claim(&wish, facts[node], &ledger, &policy, time, heed_demand);
+                    let claimed = scheduler::commit_capacity(
+                        &request,
+                        facts[node],
+                        &ledger,
+                        &policy,
+                        time,
+                        heed_demand,
+                    );
                     if let Ok(committed) = claimed {
                         node_ledgers::set(tx, *node, &committed).await?;
                         return Ok(true);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use muster_types::operation::Progress;
+use muster_types::operation::OperationProgress;
 use parking_lot::Mutex;
 
 use crate::output::{escape_control, format_bytes};
@@ -130,7 +130,7 @@ impl Drop for MeterState {
 }
 
 /// Shows the progress of an operation. The server counts bytes, so negative numbers are not shown.
-pub(crate) fn show_progress(meter: &ProgressMeter, progress: &Progress) {
+pub(crate) fn show_progress(meter: &ProgressMeter, progress: &OperationProgress) {
     if let Some(total) = progress.total.and_then(|total| u64::try_from(total).ok()) {
         meter.set_total(total);
     }

@@ -1,4 +1,4 @@
-//! The state that every part of the control plane shares: store, settings, events, keys.
+//! The state that all parts of the control plane share.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use tokio::sync::{OwnedRwLockReadGuard, OwnedSemaphorePermit, RwLock, Semaphore}
 
 use crate::auth::Caller;
 use crate::auth::console_key::ConsoleKey;
-use crate::auth::identity::Identities;
+use crate::auth::identity::IdentityVerifier;
 use crate::auth::secrets::Secrets;
-use crate::auth::tokens::Tokens;
+use crate::auth::tokens::AccessTokens;
 use crate::events::Events;
 use crate::health::Health;
 use crate::peer::PeerClient;
@@ -32,9 +32,9 @@ pub struct App {
     pub settings: Settings,
     pub events: Events,
     pub secrets: Secrets,
-    pub tokens: Tokens,
+    pub tokens: AccessTokens,
     /// Verifies the tokens of trusted issuers.
-    pub identities: Identities,
+    pub identities: IdentityVerifier,
     pub health: Arc<Health>,
     pub queue: Queue,
     pub networks: NetworkNotifier,
@@ -53,14 +53,14 @@ pub struct App {
     /// The nodes that this daemon runs: this host, or simulated ones.
     pub nodes: Vec<Arc<dyn NodeApi>>,
     /// Identifies this process as the owner of leases.
-    pub holder: LeaseOwner,
+    pub lease_owner: LeaseOwner,
     /// Locked for reading by every change in progress.
     changes: Arc<RwLock<()>>,
 }
 
 impl fmt::Debug for App {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("App").field("node", &self.holder.node).finish_non_exhaustive()
+        f.debug_struct("App").field("node", &self.lease_owner.node).finish_non_exhaustive()
     }
 }
 
@@ -75,10 +75,10 @@ impl App {
     ) -> Self {
         let console_key = ConsoleKey::load(&settings.kerbside_signing_key, seed);
         Self {
-            holder: LeaseOwner::new(events.node()),
+            lease_owner: LeaseOwner::new(events.node()),
             secrets: Secrets::new(seed),
-            tokens: Tokens::new(seed, &settings.zone, settings.api_token_duration),
-            identities: Identities::new(&settings),
+            tokens: AccessTokens::new(seed, &settings.zone, settings.api_token_duration),
+            identities: IdentityVerifier::new(&settings),
             health: Arc::default(),
             changes: Arc::default(),
             queue: Queue::default(),
@@ -103,8 +103,8 @@ impl App {
 
     /// Acquires a slot for one upload or download, until it is dropped.
     pub fn begin_transfer(&self) -> Result<OwnedSemaphorePermit> {
-        let full = |_| Error::Unavailable("too many contents are on their way, please retry".into());
-        Arc::clone(&self.transfers).try_acquire_owned().map_err(full)
+        let too_many = |_| Error::Unavailable("too many concurrent transfers, please retry".into());
+        Arc::clone(&self.transfers).try_acquire_owned().map_err(too_many)
     }
 
     /// Marks a change as in progress until the guard is dropped.

@@ -1,4 +1,4 @@
-//! Whether this daemon should receive requests: the database answers, and the daemon is not draining.
+//! Readiness of this daemon: the database responds, and the daemon is not draining.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,6 +25,7 @@ pub struct Health {
 }
 
 impl Health {
+    /// Returns whether the daemon should receive requests.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.database_ok.load(Ordering::Relaxed)
@@ -47,16 +48,20 @@ impl Health {
 pub async fn watch(health: Arc<Health>, store: Arc<Store>) {
     let mut failures = 0;
     loop {
-        let answer = tokio::time::timeout(QUERY_TIMEOUT, store.query("SELECT 1", &[])).await;
-        if matches!(answer, Ok(Ok(_))) {
-            failures = 0;
-            health.observe(true);
-        } else {
+        let error = match tokio::time::timeout(QUERY_TIMEOUT, store.query("SELECT 1", &[])).await {
+            Ok(Ok(_)) => None,
+            Ok(Err(error)) => Some(error.to_string()),
+            Err(timeout) => Some(timeout.to_string()),
+        };
+        if let Some(error) = error {
             failures += 1;
-            tracing::warn!(failures, "database does not answer");
+            tracing::warn!(error, failures, "database health check failed");
             if failures >= MAX_FAILURES {
                 health.observe(false);
             }
+        } else {
+            failures = 0;
+            health.observe(true);
         }
         tokio::time::sleep(CHECK_INTERVAL).await;
     }

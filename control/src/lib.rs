@@ -1,4 +1,4 @@
-//! Muster's control plane: the API, the rules, the queued work, the store and the events.
+//! Muster's control plane: objects and their rules, operations, reconcilers, scheduler and events.
 
 pub mod app;
 pub mod auth;

@@ -7,7 +7,7 @@ use muster_types::settings::Settings;
 use muster_types::{Error, Result};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// The longest time a peer may send nothing: it may read a large file before it responds.
+/// The maximum time between two reads. A peer may read a large file before it responds.
 const READ_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A client for other daemons, created on first use. It also trusts the cluster's own certificate.
@@ -22,6 +22,7 @@ impl PeerClient {
         Self { certificate: settings.tls_certificate.clone(), client: OnceLock::new() }
     }
 
+    /// Returns the client. The error of a failed creation is permanent.
     pub fn get(&self) -> Result<&reqwest::Client> {
         let client = self.client.get_or_init(|| self.build());
         client.as_ref().map_err(|error| Error::Internal(format!("failed to create the peer client: {error}")))

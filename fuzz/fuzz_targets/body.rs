@@ -168,7 +168,7 @@ impl Cluster {
     async fn new() -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let settings = [("API_TOKEN_DURATION", "10000"), ("SPOOL_HIGH_WATER_MARK", "1000")];
-        let settings = Settings::with(&settings).expect("settings");
+        let settings = Settings::from_pairs(&settings).expect("settings");
         let store =
             Store::open(&format!("sqlite:{}", directory.path().join("db").display())).await.expect("store");
         let events = Events::open(&directory.path().join("spool"), "sim-1", &settings).expect("events");

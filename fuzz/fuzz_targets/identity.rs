@@ -25,7 +25,7 @@ static ISSUER_KEY: LazyLock<EcdsaKeyPair> = LazyLock::new(generate_key);
 static OTHER_KEY: LazyLock<EcdsaKeyPair> = LazyLock::new(generate_key);
 
 static KEYS: LazyLock<KeySet> = LazyLock::new(|| {
-    KeySet::read(json!({ "keys": [public_jwk(&ISSUER_KEY)] }).to_string().as_bytes())
+    KeySet::parse(json!({ "keys": [public_jwk(&ISSUER_KEY)] }).to_string().as_bytes())
         .expect("a valid key set")
 });
 
@@ -95,7 +95,7 @@ fuzz_target!(|input: Input| {
             }
         }
         Input::Keys(body) => {
-            if let Ok(keys) = KeySet::read(body) {
+            if let Ok(keys) = KeySet::parse(body) {
                 let token = sign_token(&ISSUER_KEY, HEADER.as_bytes(), valid_claims().to_string().as_bytes());
                 assert!(
                     verify_with(&keys, &TERMS, &token, 1000.0).is_err(),
@@ -109,7 +109,7 @@ fuzz_target!(|input: Input| {
                 key[name] = json!(value);
             }
             let keys =
-                KeySet::read(json!({ "keys": [key] }).to_string().as_bytes()).expect("a valid key set");
+                KeySet::parse(json!({ "keys": [key] }).to_string().as_bytes()).expect("a valid key set");
             let token = sign_token(&OTHER_KEY, HEADER.as_bytes(), valid_claims().to_string().as_bytes());
             assert!(
                 verify_with(&keys, &TERMS, &token, 1000.0).is_err(),

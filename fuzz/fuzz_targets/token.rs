@@ -9,13 +9,13 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
 use libfuzzer_sys::arbitrary::{self, Arbitrary};
 use libfuzzer_sys::fuzz_target;
-use muster_control::auth::tokens::Tokens;
+use muster_control::auth::tokens::AccessTokens;
 use muster_types::key::Secret;
 
 const SEED: &str = "a seed that only this fuzzer uses";
 const MINUTES: u64 = 15;
 
-static TOKENS: LazyLock<Tokens> = LazyLock::new(|| Tokens::new(&Secret::new(SEED), "fuzz", MINUTES));
+static TOKENS: LazyLock<AccessTokens> = LazyLock::new(|| AccessTokens::new(&Secret::new(SEED), "fuzz", MINUTES));
 
 #[derive(Debug, Arbitrary)]
 enum Input<'a> {

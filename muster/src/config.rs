@@ -53,7 +53,7 @@ pub(crate) fn show(arguments: &Arguments, as_json: bool) -> anyhow::Result<()> {
             .effective
             .iter()
             .map(|setting| {
-                json!({"name": setting.name, "value": setting.value, "source": setting.source.to_string(), "about": setting.about})
+                json!({"name": setting.name, "value": setting.value, "source": setting.source.to_string(), "about": setting.description})
             })
             .collect();
         return crate::print(format!("{}\n", serde_json::to_string_pretty(&list)?).as_bytes());
@@ -63,7 +63,7 @@ pub(crate) fn show(arguments: &Arguments, as_json: bool) -> anyhow::Result<()> {
             + 3;
     let lines = settings.effective.iter().map(|setting| {
         let assignment = format!("{} = {}", setting.name, setting.value);
-        format!("{assignment:width$}  # {}: {}\n", setting.source, setting.about)
+        format!("{assignment:width$}  # {}: {}\n", setting.source, setting.description)
     });
     crate::print(lines.collect::<String>().as_bytes())
 }

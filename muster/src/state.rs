@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use muster_client::{Credentials, write_private};
 use muster_types::ids::NodeId;
-use muster_types::key::{Secret, random_text};
-use muster_types::namespace::SYSTEM;
+use muster_types::key::{Secret, random_alphanumeric};
+use muster_types::namespace::SYSTEM_NAMESPACE;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::{Map, Value};
@@ -64,7 +64,7 @@ impl DataDir {
             Ok(text) if text.trim().len() >= 16 => Ok(Secret::new(text.trim())),
             Ok(_) => bail!("{} is damaged: it is shorter than 16 characters", path.display()),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let seed = random_text(48);
+                let seed = random_alphanumeric(48);
                 write_private(&path, &format!("{seed}\n"))?;
                 Ok(Secret::new(seed))
             }
@@ -105,7 +105,7 @@ impl DataDir {
     /// Writes the generated first key for the command line.
     pub(crate) fn write_credentials(&self, key: &Secret, apiurl: &str) -> anyhow::Result<()> {
         let credentials =
-            Credentials { namespace: SYSTEM.into(), key: key.clone(), apiurl: apiurl.to_owned() };
+            Credentials { namespace: SYSTEM_NAMESPACE.into(), key: key.clone(), apiurl: apiurl.to_owned() };
         muster_client::credentials::save(&self.credentials(), &credentials)
     }
 

@@ -14,7 +14,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-/// Directories that are searched after `PATH`, which often lacks those of the administrator.
+/// Directories to search after `PATH`, which often lacks them.
 const EXTRA_PATH: [&str; 3] = ["/usr/local/sbin", "/usr/sbin", "/sbin"];
 
 /// The maximum length of command output in an error, in characters.
@@ -78,7 +78,7 @@ impl Tool {
 
 /// The result of a command.
 #[derive(Debug)]
-pub(crate) struct Output {
+pub(crate) struct ToolOutput {
     pub(crate) status: ExitStatus,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
@@ -88,7 +88,7 @@ pub(crate) struct Output {
 #[derive(Debug)]
 pub(crate) struct Commands {
     paths: BTreeMap<Tool, PathBuf>,
-    spawned: AtomicU64,
+    spawn_count: AtomicU64,
 }
 
 impl Commands {
@@ -100,10 +100,10 @@ impl Commands {
         let find = |tool: Tool| dirs.iter().map(|dir| dir.join(tool.name())).find(|file| is_executable(file));
         let tools = Tool::NETWORKS.into_iter().chain(Tool::IMAGES).chain(Tool::VMS);
         let paths = tools.filter_map(|tool| Some((tool, find(tool)?))).collect();
-        Self { paths, spawned: AtomicU64::new(0) }
+        Self { paths, spawn_count: AtomicU64::new(0) }
     }
 
-    pub(crate) fn has(&self, tool: Tool) -> bool {
+    pub(crate) fn is_installed(&self, tool: Tool) -> bool {
         self.paths.contains_key(&tool)
     }
 
@@ -113,24 +113,24 @@ impl Commands {
     }
 
     /// Returns how many processes were spawned so far.
-    pub(crate) fn spawned(&self) -> u64 {
-        self.spawned.load(Ordering::Relaxed)
+    pub(crate) fn spawn_count(&self) -> u64 {
+        self.spawn_count.load(Ordering::Relaxed)
     }
 
-    /// Returns a copy that counts spawned processes from zero.
-    pub(crate) fn clone_uncounted(&self) -> Self {
-        Self { paths: self.paths.clone(), spawned: AtomicU64::new(0) }
+    /// Returns a copy with its own counter of spawned processes.
+    pub(crate) fn with_own_counter(&self) -> Self {
+        Self { paths: self.paths.clone(), spawn_count: AtomicU64::new(0) }
     }
 
-    /// Runs a command in the namespaces of this thread. If it fails, the error has the first line of its output, and
-    /// the log has more.
+    /// Runs a command in the namespaces of this thread. On failure, the error contains the first line of its output, and
+    /// the log the first four.
     pub(crate) fn run(
         &self,
         tool: Tool,
         arguments: &[&str],
         input: &str,
         timeout: Duration,
-    ) -> Result<Output> {
+    ) -> Result<ToolOutput> {
         let output = self.try_run(tool, arguments, input, timeout)?;
         if output.status.success() {
             return Ok(output);
@@ -154,7 +154,7 @@ impl Commands {
         arguments: &[&str],
         input: &str,
         timeout: Duration,
-    ) -> Result<Output> {
+    ) -> Result<ToolOutput> {
         let name = tool.name();
         let program = self.paths.get(&tool).ok_or_else(|| {
             Error::Conflict(format!("the program {name} is missing (Debian package {})", tool.package()))
@@ -166,7 +166,7 @@ impl Commands {
         stdin.rewind().map_err(failed)?;
         let mut stdout = memory_file().map_err(failed)?;
         let mut stderr = memory_file().map_err(failed)?;
-        self.spawned.fetch_add(1, Ordering::Relaxed);
+        self.spawn_count.fetch_add(1, Ordering::Relaxed);
         let mut child = Command::new(program)
             .args(arguments)
             .env("LC_ALL", "C")
@@ -182,7 +182,7 @@ impl Commands {
             file.rewind().and_then(|()| file.read_to_end(&mut bytes)).map_err(failed)?;
             Ok(String::from_utf8_lossy(&bytes).into_owned())
         };
-        let output = |status, stdout, stderr| Output { status, stdout, stderr };
+        let output = |status, stdout, stderr| ToolOutput { status, stdout, stderr };
         match status {
             Some(status) => Ok(output(status, read(&mut stdout)?, read(&mut stderr)?)),
             None => Err(Error::Unavailable(format!("{name}: timed out after {} s", timeout.as_secs()))),
@@ -200,7 +200,7 @@ fn failed_line<'a>(input: &'a str, messages: &[&str]) -> &'a str {
 
 fn is_executable(file: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt;
-    file.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+    file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
 }
 
 fn memory_file() -> std::io::Result<File> {
@@ -240,45 +240,42 @@ pub(crate) fn wait_readable(file: &impl AsFd, timeout: Duration) -> std::io::Res
 mod tests {
     use super::*;
 
-    fn with(tool: Tool, program: &str) -> Commands {
-        Commands { paths: [(tool, PathBuf::from(program))].into(), spawned: AtomicU64::new(0) }
+    fn commands_with(tool: Tool, program: &str) -> Commands {
+        Commands { paths: [(tool, PathBuf::from(program))].into(), spawn_count: AtomicU64::new(0) }
     }
 
     #[test]
     fn returns_output_and_reports_failures() {
-        let commands = with(Tool::Ip, "/bin/cat");
+        let commands = commands_with(Tool::Ip, "/bin/cat");
         let long = "x".repeat(1 << 20);
         assert_eq!(commands.run(Tool::Ip, &["-"], &long, COMMAND_TIMEOUT).unwrap().stdout, long);
-        assert_eq!(commands.spawned(), 1);
-        let refusal = commands.run(Tool::Ip, &["/nonsense"], "", COMMAND_TIMEOUT).unwrap_err();
-        assert!(matches!(refusal, Error::Unavailable(_)), "{refusal:?}");
-        let refusal = refusal.to_string();
-        assert!(refusal.starts_with("ip: ") && refusal.contains("No such file"), "{refusal}");
-        let refusal = commands.run(Tool::Nft, &[], "", COMMAND_TIMEOUT).unwrap_err().to_string();
-        assert!(refusal.contains("Debian package nftables"), "{refusal}");
+        assert_eq!(commands.spawn_count(), 1);
+        let error = commands.run(Tool::Ip, &["/nonsense"], "", COMMAND_TIMEOUT).unwrap_err();
+        assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
+        let error = error.to_string();
+        assert!(error.starts_with("ip: ") && error.contains("No such file"), "{error}");
+        let error = commands.run(Tool::Nft, &[], "", COMMAND_TIMEOUT).unwrap_err().to_string();
+        assert!(error.contains("Debian package nftables"), "{error}");
     }
 
     #[test]
-    fn error_has_the_first_line_of_output_truncated() {
-        let commands = with(Tool::Dnsmasq, "/bin/sh");
-        let refusal = |script: &str| {
-            let refusal = commands.run(Tool::Dnsmasq, &["-c", script], "", COMMAND_TIMEOUT).unwrap_err();
-            assert!(matches!(refusal, Error::Unavailable(_)), "{refusal:?}");
-            refusal.to_string()
+    fn error_contains_the_truncated_first_line_of_output() {
+        let commands = commands_with(Tool::Dnsmasq, "/bin/sh");
+        let error = |script: &str| {
+            let error = commands.run(Tool::Dnsmasq, &["-c", script], "", COMMAND_TIMEOUT).unwrap_err();
+            assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
+            error.to_string()
         };
-        assert_eq!(refusal("echo >&2; echo 'dnsmasq: no' >&2; echo more >&2; exit 1"), "dnsmasq: no");
-        assert_eq!(
-            refusal("printf %5000s x | tr ' ' y >&2; exit 1").len(),
-            "dnsmasq: ".len() + MAX_ERROR_LEN
-        );
-        assert_eq!(refusal("exit 3"), "dnsmasq: exit status: 3");
+        assert_eq!(error("echo >&2; echo 'dnsmasq: no' >&2; echo more >&2; exit 1"), "dnsmasq: no");
+        assert_eq!(error("printf %5000s x | tr ' ' y >&2; exit 1").len(), "dnsmasq: ".len() + MAX_ERROR_LEN);
+        assert_eq!(error("exit 3"), "dnsmasq: exit status: 3");
     }
 
     #[test]
     fn kills_command_after_timeout() {
-        let commands = with(Tool::Ping, "/bin/sleep");
-        let refusal = commands.run(Tool::Ping, &["600"], "", Duration::from_millis(50)).unwrap_err();
-        assert!(refusal.to_string().contains("timed out"), "{refusal}");
+        let commands = commands_with(Tool::Ping, "/bin/sleep");
+        let error = commands.run(Tool::Ping, &["600"], "", Duration::from_millis(50)).unwrap_err();
+        assert!(error.to_string().contains("timed out"), "{error}");
     }
 
     #[test]

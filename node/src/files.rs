@@ -20,6 +20,7 @@ impl ScratchDir {
         Ok(Self { path })
     }
 
+    /// Returns the path of a file in the directory.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
@@ -34,22 +35,22 @@ impl Drop for ScratchDir {
 }
 
 pub(crate) fn disk_full() -> Error {
-    Error::Insufficient("the disk of the node has no room for it".into())
+    Error::InsufficientCapacity("the node does not have enough disk space".into())
 }
 
-/// Returns a function that converts an I/O error; `what` is the action that failed.
-pub(crate) fn failed(what: &str) -> impl FnOnce(io::Error) -> Error {
+/// Returns a function that converts an I/O error. `action` says what failed, such as "failed to create a file".
+pub(crate) fn io_error(action: &str) -> impl FnOnce(io::Error) -> Error {
     move |error| match error.raw_os_error() {
         Some(libc::ENOSPC | libc::EDQUOT | libc::EFBIG) => {
-            tracing::warn!(what, %error, "disk full");
+            tracing::warn!(action, %error, "disk is full");
             disk_full()
         }
-        _ => Error::Internal(format!("{what}: {error}")),
+        _ => Error::Internal(format!("{action}: {error}")),
     }
 }
 
 /// Creates a private directory.
 pub(crate) fn create_dir(path: &Path) -> Result<()> {
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(path);
-    made.map_err(failed("failed to create a directory"))
+    let created = DirBuilder::new().recursive(true).mode(0o700).create(path);
+    created.map_err(io_error("failed to create a directory"))
 }

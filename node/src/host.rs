@@ -3,7 +3,6 @@
 use std::fs;
 use std::io;
 use std::path::Path;
-use std::time::Duration;
 
 /// The host's memory, in megabytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,7 +63,7 @@ fn parse_memory(text: &str) -> Option<HostMemory> {
     Some(HostMemory { total: megabytes("MemTotal")?, available: megabytes("MemAvailable")? })
 }
 
-/// Returns the space on the file system of `path`; none if it cannot be determined.
+/// Returns the space on the file system of `path`; zero if it cannot be determined.
 pub(crate) fn disk_space(path: &Path) -> DiskSpace {
     nix::sys::statvfs::statvfs(path).map_or_else(
         |error| {
@@ -108,14 +107,14 @@ fn parse_process(stat: &str, uptime: f64) -> Option<ProcessUsage> {
     // The process name in parentheses may contain anything, so fields are counted after it.
     let (_, fields) = stat.rsplit_once(')')?;
     let fields: Vec<&str> = fields.split_whitespace().collect();
-    let seconds = |at: usize| Some(fields.get(at)?.parse::<f64>().ok()? / TICKS_PER_SECOND);
+    let seconds = |index: usize| Some(fields.get(index)?.parse::<f64>().ok()? / TICKS_PER_SECOND);
     Some(ProcessUsage {
         cpu_seconds: seconds(11)? + seconds(12)?,
         age_seconds: (uptime - seconds(19)?).max(0.0),
     })
 }
 
-/// Returns the host name, fully qualified if the host has a domain.
+/// Returns the host name, fully qualified if the host has a domain; `localhost` if it cannot be determined.
 pub(crate) fn hostname() -> String {
     nix::unistd::gethostname()
         .ok()
@@ -123,11 +122,10 @@ pub(crate) fn hostname() -> String {
         .unwrap_or_else(|| "localhost".into())
 }
 
-/// Returns the address by which other hosts most likely reach this one.
+/// Returns the address by which other hosts most likely reach this one; the loopback address without a route.
 pub(crate) fn primary_address() -> String {
     // Connecting a datagram socket sends nothing; it only looks up a route.
     let routed = std::net::UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
-        socket.set_read_timeout(Some(Duration::from_millis(1)))?;
         socket.connect("192.0.2.1:9")?;
         socket.local_addr()
     });

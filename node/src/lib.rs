@@ -1,13 +1,13 @@
 //! The node side of Muster: networks, storage and VMs of one host. The control plane uses it only through
 //! [`muster_types::node::NodeApi`].
 
-mod changes;
+mod change_notifier;
 mod command;
 mod files;
 mod guest;
 mod host;
+mod host_features;
 mod image;
-mod limits;
 mod local;
 mod network;
 mod sim;

@@ -22,7 +22,7 @@ use crate::image::Images;
 use crate::network::{self, Networks};
 use crate::storage::FileStorage;
 use crate::vm::LocalVms;
-use crate::{host, limits};
+use crate::{host, host_features};
 
 /// The maximum number of concurrent pings; further ones wait.
 const MAX_CONCURRENT_PINGS: usize = 16;
@@ -40,7 +40,7 @@ pub struct LocalNode {
     reserved_cpus: u64,
     networks: Arc<Networks>,
     pings: Arc<Semaphore>,
-    limits: BTreeMap<HostFeature, String>,
+    missing_features: BTreeMap<HostFeature, String>,
     mesh_nic: String,
     api_url: String,
 }
@@ -59,14 +59,15 @@ impl LocalNode {
         let reserved_memory_mb = (settings.node_ram_reservation_gb.max(0.0) * 1024.0) as u64;
         let commands = Commands::find();
         let images = Images::new(&commands, settings);
-        let image_limit = images.limit();
+        let missing_images = images.missing_requirement();
         let files = Arc::new(FileStorage::new(storage, images));
         let name = or_default(&settings.node_name, host::hostname);
         let ip = or_default(&settings.node_mesh_ip, host::primary_address);
-        let contacts = Arc::new(GuestRegistry::default());
-        let vms = LocalVms::new(storage, files.clone(), &commands, (&name, &ip), contacts.clone());
-        let limits = limits::detect(&commands, image_limit, vms.limits());
-        for (feature, reason) in &limits {
+        let guest_registry = Arc::new(GuestRegistry::default());
+        let vms = LocalVms::new(storage, files.clone(), &commands, (&name, &ip), guest_registry.clone());
+        let missing_features =
+            host_features::missing_features(&commands, missing_images, vms.missing_features());
+        for (feature, reason) in &missing_features {
             tracing::warn!(%feature, %reason, "host lacks an optional feature");
         }
         Self {
@@ -83,13 +84,13 @@ impl LocalNode {
             storage_dir: storage.to_owned(),
             storage: files,
             vms,
-            guests: LocalGuests::new(contacts),
+            guests: LocalGuests::new(guest_registry),
             reserved_memory_mb,
             reserved_disk_gb: settings.node_disk_reservation_gb,
             reserved_cpus: settings.node_cpu_reservation_threads,
-            networks: Arc::new(Networks::new(commands.clone_uncounted(), &settings.node_egress_nic)),
+            networks: Arc::new(Networks::new(commands.with_own_counter(), &settings.node_egress_nic)),
             pings: Arc::new(Semaphore::new(MAX_CONCURRENT_PINGS)),
-            limits,
+            missing_features,
             mesh_nic: settings.node_mesh_nic.clone(),
             api_url: String::new(),
         }
@@ -104,10 +105,10 @@ impl LocalNode {
         Self { api_url: url, ..self }
     }
 
-    /// Returns how many commands were run for networks so far; none are needed while all networks are in sync.
+    /// Returns how many commands were run for networks so far. None are run while all networks are in sync.
     #[must_use]
-    pub fn programs_run(&self) -> u64 {
-        self.networks.commands().spawned()
+    pub fn commands_run(&self) -> u64 {
+        self.networks.commands().spawn_count()
     }
 
     /// Runs blocking work on networks.
@@ -124,7 +125,9 @@ impl LocalNode {
     }
 
     fn require_networks(&self) -> Result<()> {
-        self.limits.get(&HostFeature::Networks).map_or(Ok(()), |reason| Err(Error::Conflict(reason.clone())))
+        self.missing_features
+            .get(&HostFeature::Networks)
+            .map_or(Ok(()), |reason| Err(Error::Conflict(reason.clone())))
     }
 
     fn inspect_host(&self) -> std::io::Result<NodeReport> {
@@ -151,15 +154,14 @@ impl LocalNode {
             "network_read_bytes": received,
             "network_write_bytes": sent,
         });
-        if let Value::Object(facts) = facts {
-            resources.extend(facts);
-        }
+        let Value::Object(facts) = facts else { unreachable!("the literal is an object") };
+        resources.extend(facts);
         resources.extend(self.vms.resources());
         let mesh_mtu = network::mesh_mtu(self.identity.ip.parse().ok(), &self.mesh_nic);
         Ok(NodeReport {
             resources,
             process_metrics: process_metrics(process),
-            limits: self.limits.clone(),
+            limits: self.missing_features.clone(),
             mesh_mtu: mesh_mtu
                 .inspect_err(|error| tracing::warn!(%error, "failed to determine the MTU of the mesh"))
                 .ok(),
@@ -216,25 +218,25 @@ impl NodeApi for LocalNode {
 
     fn ensure_networks<'a>(&'a self, plans: &'a [NetworkPlan]) -> NodeFuture<'a, Vec<Result<NetworkReport>>> {
         if self.require_networks().is_err() {
-            let refusals = plans.iter().map(|_| self.require_networks().map(|()| NetworkReport::default()));
-            let refusals = refusals.collect();
-            return Box::pin(async { Ok(refusals) });
+            let errors = plans.iter().map(|_| self.require_networks().map(|()| NetworkReport::default()));
+            let errors = errors.collect();
+            return Box::pin(async { Ok(errors) });
         }
         let plans = plans.to_vec();
         self.blocking(move |networks| networks.ensure(&plans))
     }
 
     fn remove_network(&self, network: FoundNetwork) -> NodeFuture<'_, ()> {
-        if self.limits.contains_key(&HostFeature::Networks) {
+        if self.missing_features.contains_key(&HostFeature::Networks) {
             // There is nothing to remove, unless the host once had the feature.
-            let result = if Networks::has_traces(network.id) { self.require_networks() } else { Ok(()) };
+            let result = if Networks::has_files(network.id) { self.require_networks() } else { Ok(()) };
             return Box::pin(async { result });
         }
         self.blocking(move |networks| networks.remove(network))
     }
 
-    fn find_networks(&self) -> NodeFuture<'_, Vec<FoundNetwork>> {
-        if self.limits.contains_key(&HostFeature::Networks) {
+    fn list_networks(&self) -> NodeFuture<'_, Vec<FoundNetwork>> {
+        if self.missing_features.contains_key(&HostFeature::Networks) {
             return Box::pin(async { Ok(Vec::new()) });
         }
         self.blocking(Networks::find)
@@ -246,16 +248,16 @@ impl NodeApi for LocalNode {
             let failed =
                 |error: &dyn std::fmt::Display| Error::Internal(format!("ping task failed: {error}"));
             let permit = self.pings.clone().acquire_owned().await.map_err(|error| failed(&error))?;
-            let (networks, (answer, answered)) = (self.networks.clone(), oneshot::channel());
+            let (networks, (sender, receiver)) = (self.networks.clone(), oneshot::channel());
             // On a separate thread, because slow pings would exhaust the blocking pool that reconciles networks. The
             // thread owns the permit, because it continues when the caller gives up.
             let work = move || {
                 let result = networks.ping(network, address);
                 drop(permit);
-                let _ = answer.send(result);
+                let _ = sender.send(result);
             };
             std::thread::Builder::new().name("ping".into()).spawn(work).map_err(|error| failed(&error))?;
-            answered.await.map_err(|error| failed(&error))?
+            receiver.await.map_err(|error| failed(&error))?
         })
     }
 

@@ -2,7 +2,7 @@
 //!
 //! The address is part of the primary key, so an address cannot be allocated twice. The numbers of rows per block of 256
 //! and of 65 536 addresses change in the same transaction. With them, a free address is found in at most three short
-//! reads, regardless of the size and use of the network.
+//! reads, regardless of the size and use of the network. See docs/decisions/0012.
 
 #[cfg(test)]
 mod tests;
@@ -222,9 +222,8 @@ async fn choose_block(
     let rows: Vec<(i64, i64)> =
         tx.fetch(sql, params![network, block_bits, blocks.first, blocks.end()]).await?;
     for (block, taken) in rows {
-        if let Some(free) = usize::try_from(block - blocks.first).ok().and_then(|at| free.get_mut(at)) {
-            *free = (capacity - taken).max(0).unsigned_abs();
-        }
+        let at = usize::try_from(block - blocks.first).expect("the query selects only these blocks");
+        free[at] = (capacity - taken).max(0).unsigned_abs();
     }
     let total: u64 = free.iter().sum();
     if total == 0 {
@@ -249,10 +248,8 @@ async fn choose_address(
     let sql = "SELECT address FROM addresses WHERE network_uuid = ? AND address >= ? AND address < ?";
     let mut is_free = vec![true; range.len()];
     for address in tx.fetch::<i64>(sql, params![network, range.first, range.end()]).await? {
-        if let Some(is_free) = usize::try_from(address - range.first).ok().and_then(|at| is_free.get_mut(at))
-        {
-            *is_free = false;
-        }
+        let at = usize::try_from(address - range.first).expect("the query selects only this range");
+        is_free[at] = false;
     }
     let free = (range.first..).zip(is_free).filter(|(_, is_free)| *is_free);
     let free: Vec<i64> = free.map(|(address, _)| address).collect();

@@ -1,4 +1,4 @@
-//! Rows of agent operations: commands for guests, which are executed in order.
+//! Rows of agent operations: commands for guests, which are executed in order. See docs/decisions/0022.
 
 #[cfg(test)]
 mod tests;
@@ -282,7 +282,7 @@ pub async fn set_state(
     to: AgentOperationState,
     outcome: &AgentOperationOutcome<'_>,
 ) -> Result<bool, StoreError> {
-    if !from.may_become(to) {
+    if !from.can_transition_to(to) {
         return Err(StoreError::Internal(format!("an agent operation cannot go from {from} to {to}")));
     }
     let results = outcome.results.map(to_json).transpose()?;

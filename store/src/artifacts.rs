@@ -222,7 +222,7 @@ pub async fn set_state(
     from: ArtifactState,
     to: ArtifactState,
 ) -> Result<bool, StoreError> {
-    if !from.may_become(to) {
+    if !from.can_transition_to(to) {
         return Err(StoreError::Internal(format!("an artifact cannot go from {from} to {to}")));
     }
     let release_source = if to == ArtifactState::Deleted { "source_key = NULL, " } else { "" };

@@ -1,4 +1,4 @@
-//! Rows of copies of blobs: which nodes have one, and in which state.
+//! Rows of copies of blobs: which nodes have one, and in which state. See docs/decisions/0015.
 
 #[cfg(test)]
 mod tests;

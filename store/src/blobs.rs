@@ -1,4 +1,4 @@
-//! Rows of blobs, and the blob of each content.
+//! Rows of blobs, and the blob of each content. See docs/decisions/0014 and 0015.
 
 #[cfg(test)]
 mod tests;

@@ -53,7 +53,7 @@ pub async fn run(
 /// Returns an error if a daemon uses the database, because its writes during the copy would be lost.
 async fn check_unused(store: &Store, which: &str) -> Result<(), StoreError> {
     let leases = super::leases::list(store).await?;
-    match leases.iter().find(|lease| lease.name != "migration") {
+    match leases.iter().find(|lease| lease.name != migrate::MIGRATION_LEASE) {
         Some(lease) => Err(StoreError::Internal(format!(
             "a daemon on node {} (process {}) is using the {which}: stop it first",
             lease.node, lease.pid

@@ -1,4 +1,4 @@
-//! Rows of events and of their links to objects.
+//! Rows of events and of their links to objects. See docs/decisions/0002.
 
 #[cfg(test)]
 mod tests;

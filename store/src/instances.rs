@@ -1,4 +1,4 @@
-//! Rows of instances.
+//! Rows of instances. See docs/decisions/0018.
 
 #[cfg(test)]
 mod tests;
@@ -58,19 +58,11 @@ pub struct InstanceSpec {
     pub uefi: bool,
     pub secure_boot: bool,
     pub configdrive: ConfigDriveType,
-    /// As shown in the API.
-    pub nvram_template: Option<String>,
+    /// The blob that the NVRAM is initialized from.
+    pub nvram_template: Option<BlobId>,
     pub machine_type: MachineType,
     pub side_channels: Vec<SideChannel>,
     pub requested_placement: Option<String>,
-}
-
-impl InstanceSpec {
-    /// Returns the blob that the NVRAM is initialized from.
-    #[must_use]
-    pub fn nvram_blob(&self) -> Option<BlobId> {
-        self.nvram_template.as_ref().and_then(|text| text.parse().ok())
-    }
 }
 
 /// An instance to add.
@@ -289,7 +281,7 @@ pub async fn set_state(
     to: InstanceState,
     error: Option<&str>,
 ) -> Result<bool, StoreError> {
-    if !from.may_become(to) {
+    if !from.can_transition_to(to) {
         return Err(StoreError::Internal(format!("an instance cannot go from {from} to {to}")));
     }
     let updated = tx

@@ -160,7 +160,7 @@ pub async fn set_state(
     from: InterfaceState,
     to: InterfaceState,
 ) -> Result<bool, StoreError> {
-    if !from.may_become(to) {
+    if !from.can_transition_to(to) {
         return Err(StoreError::Internal(format!("an interface cannot go from {from} to {to}")));
     }
     let updated = tx

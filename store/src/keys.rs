@@ -1,9 +1,10 @@
-//! Rows of namespace keys, which contain hashes instead of secrets.
+//! Rows of namespace keys, which contain hashes instead of secrets. See docs/decisions/0003.
 
 #[cfg(test)]
 mod tests;
 
 use muster_types::ids::KeyId;
+use muster_types::key::KeyState;
 use muster_types::namespace::NamespaceState;
 use muster_types::time::now;
 
@@ -136,7 +137,7 @@ pub enum PutOutcome {
 pub async fn put(tx: &mut Tx, namespace: &str, name: &str, key: &NewKey) -> Result<PutOutcome, StoreError> {
     let (scopes, provenance) = key.documents();
     let sql = "SELECT uuid, state FROM namespace_keys WHERE namespace = ? AND name = ?";
-    let existing: Option<(KeyId, String)> = tx.fetch_optional(sql, params![namespace, name]).await?;
+    let existing: Option<(KeyId, KeyState)> = tx.fetch_optional(sql, params![namespace, name]).await?;
     if let Some((id, state)) = existing {
         let updated = tx
             .execute(
@@ -157,7 +158,10 @@ pub async fn put(tx: &mut Tx, namespace: &str, name: &str, key: &NewKey) -> Resu
         if updated != 1 {
             return Err(StoreError::Conflict("the key was removed while it was replaced".into()));
         }
-        return Ok(if state == "deleted" { PutOutcome::Created(id) } else { PutOutcome::Rotated(id) });
+        return Ok(match state {
+            KeyState::Deleted => PutOutcome::Created(id),
+            KeyState::Created => PutOutcome::Rotated(id),
+        });
     }
     // If the name was added since it was read, the retry replaces it.
     let id = insert(tx, namespace, name, key).await.map_err(StoreError::retry_duplicate)?;

@@ -22,6 +22,8 @@ const MIGRATIONS: &[(i64, &str)] = &[
 ];
 
 /// How long other nodes wait for a node that stopped during a migration, in seconds.
+/// The name of the lease that is held during a migration.
+pub(crate) const MIGRATION_LEASE: &str = "migration";
 const LEASE_SECONDS: f64 = 120.0;
 
 /// The tables that the migration itself needs.
@@ -50,13 +52,13 @@ pub(super) async fn run(mut store: &Store) -> Result<(), StoreError> {
             "the database is at migration {found} and this muster knows only {newest}: it needs a newer muster"
         )));
     }
-    let owner = LeaseOwner::new("migration");
-    while !leases::acquire(store, "migration", &owner, LEASE_SECONDS).await.map_err(unavailable)? {
+    let owner = LeaseOwner::new(MIGRATION_LEASE);
+    while !leases::acquire(store, MIGRATION_LEASE, &owner, LEASE_SECONDS).await.map_err(unavailable)? {
         tracing::info!("waiting for another node to migrate the database");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     let outcome = apply(store, &owner).await;
-    leases::release(store, "migration", &owner).await.map_err(unavailable)?;
+    leases::release(store, MIGRATION_LEASE, &owner).await.map_err(unavailable)?;
     outcome
 }
 
@@ -65,7 +67,7 @@ async fn apply(mut store: &Store, owner: &LeaseOwner) -> Result<(), StoreError> 
         let sql = "SELECT statements_done FROM migrations WHERE number = ?";
         let done: usize = store.fetch_optional(sql, params![*number]).await?.unwrap_or(0);
         for (at, statement) in (0i64..).zip(statements(text)).skip(done) {
-            if !leases::acquire(store, "migration", owner, LEASE_SECONDS).await.map_err(unavailable)? {
+            if !leases::acquire(store, MIGRATION_LEASE, owner, LEASE_SECONDS).await.map_err(unavailable)? {
                 return Err(StoreError::Unavailable("lost the migration lease".into()));
             }
             run_statement(store, statement).await?;

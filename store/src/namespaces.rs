@@ -84,7 +84,7 @@ pub async fn set_state(
     from: NamespaceState,
     to: NamespaceState,
 ) -> Result<bool, StoreError> {
-    if !from.may_become(to) {
+    if !from.can_transition_to(to) {
         return Err(StoreError::Internal(format!("a namespace cannot go from {from} to {to}")));
     }
     let sql =

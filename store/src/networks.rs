@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 
 use muster_types::address::Netblock;
 use muster_types::ids::{NetworkId, OperationId};
-use muster_types::network::{FLOATING, MAX_VXID, NetworkState};
+use muster_types::network::{FLOATING_NETWORK_ID, MAX_VXID, NetworkState};
 use muster_types::time::now;
 
 use super::addresses::AddressPool;
@@ -173,7 +173,7 @@ pub async fn cleanable(db: impl Read, before: f64, limit: i64) -> Result<Vec<Net
 
 /// Adds a network with an unused VXLAN id.
 pub async fn insert(tx: &mut Tx, new: &NewNetwork) -> Result<NetworkRow, StoreError> {
-    let floating = new.id == FLOATING;
+    let floating = new.id == FLOATING_NETWORK_ID;
     // Fails only if nearly all ids are in use.
     for _ in 0..64 {
         let vxid = if floating { 0 } else { random_vxid() };
@@ -253,7 +253,7 @@ pub async fn set_state(
     to: NetworkState,
     error: Option<&str>,
 ) -> Result<bool, StoreError> {
-    if !from.may_become(to) {
+    if !from.can_transition_to(to) {
         return Err(StoreError::Internal(format!("a network cannot go from {from} to {to}")));
     }
     let updated = tx

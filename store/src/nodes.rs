@@ -1,4 +1,4 @@
-//! Rows of nodes.
+//! Rows of nodes. See docs/decisions/0011.
 
 #[cfg(test)]
 mod tests;

@@ -1,11 +1,13 @@
-//! Rows of cluster operations: the queue.
+//! Rows of cluster operations: the queue. See docs/decisions/0004.
 
 #[cfg(test)]
 mod tests;
 
 use muster_types::ids::{NodeId, OperationId};
 use muster_types::object::{ObjectRef, ObjectType};
-use muster_types::operation::{ErrorReport, OperationHandle, OperationState, OperationType, Progress};
+use muster_types::operation::{
+    ErrorReport, OperationHandle, OperationProgress, OperationState, OperationType,
+};
 use muster_types::time::now;
 use serde_json::Value as JsonValue;
 
@@ -36,7 +38,7 @@ pub struct OperationRow {
     pub created: f64,
     pub updated: f64,
     pub version: i64,
-    pub progress: Option<Progress>,
+    pub progress: Option<OperationProgress>,
 }
 
 /// An operation to queue.
@@ -184,7 +186,11 @@ pub async fn next_due(
 }
 
 /// Records the progress of a leased operation.
-pub async fn set_progress(tx: &mut Tx, leased: &OperationRow, progress: &Progress) -> Result<(), StoreError> {
+pub async fn set_progress(
+    tx: &mut Tx,
+    leased: &OperationRow,
+    progress: &OperationProgress,
+) -> Result<(), StoreError> {
     tx.execute(
         "UPDATE operations SET progress = ? WHERE uuid = ? AND holder = ?",
         params![to_json(progress)?, leased.id, &leased.lease_owner],
@@ -257,7 +263,7 @@ pub async fn release(
     run_after: f64,
     report: Option<&ErrorReport>,
 ) -> Result<bool, StoreError> {
-    if !OperationState::Executing.may_become(to) {
+    if !OperationState::Executing.can_transition_to(to) {
         return Err(StoreError::Internal(format!("an operation cannot go from executing to {to}")));
     }
     let report = report.map(to_json).transpose()?;

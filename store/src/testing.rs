@@ -10,7 +10,7 @@ use muster_types::instance::{ConfigDriveType, DiskSpecRecord, InstanceState, Mac
 use muster_types::issuer::IssuerTerms;
 use muster_types::object::ObjectRef;
 use muster_types::operation::{OperationHandle, OperationType};
-use muster_types::rule::{Matcher, RuleTerms};
+use muster_types::rule::{ClaimMatcher, RuleTerms};
 use muster_types::spec::{DiskBus, DiskSpec, DiskType, VideoSpec};
 use muster_types::time::now;
 use serde_json::json;
@@ -84,8 +84,8 @@ pub(crate) fn issuer_terms(url: &str) -> IssuerTerms {
 
 pub(crate) fn rule_terms() -> RuleTerms {
     let bound_claims = BTreeMap::from([
-        ("sub".to_owned(), Matcher::One("répo".into())),
-        ("ref".to_owned(), Matcher::Any(vec!["main".into()])),
+        ("sub".to_owned(), ClaimMatcher::Exact("répo".into())),
+        ("ref".to_owned(), ClaimMatcher::AnyOf(vec!["main".into()])),
     ]);
     RuleTerms {
         issuer: "forge".into(),
@@ -114,7 +114,7 @@ pub(crate) fn instance_spec() -> InstanceSpec {
         uefi: true,
         secure_boot: false,
         configdrive: ConfigDriveType::None,
-        nvram_template: Some(BlobId::new().to_string()),
+        nvram_template: Some(BlobId::new()),
         machine_type: MachineType::Q35,
         side_channels: vec![SideChannel::Agent2],
         requested_placement: Some("node".into()),
@@ -168,9 +168,9 @@ pub(crate) fn content(letter: char) -> ContentDigest {
 pub(crate) fn new_blob(letter: char) -> NewBlob {
     let image = ImageFacts {
         format: ImageFormat::Qcow2,
-        packing: None,
+        compression: None,
         virtual_size: 1 << 40,
-        further: serde_json::Map::new(),
+        format_details: serde_json::Map::new(),
     };
     NewBlob { id: BlobId::new(), content: content(letter), modified: Some("ü".into()), image: Some(image) }
 }

@@ -126,6 +126,7 @@ fn jitter(limit: u64) -> u64 {
 /// `transaction!(store, |tx| { … Ok(value) })`: the body is an async block that returns
 /// `Result<T, TxError>`; `?` converts both store errors and the caller's. It must have no effects except through `tx`.
 // A function would read better, but no stable closure bound lets a borrowed `tx` cross an await in a task.
+// See docs/decisions/0006.
 #[macro_export]
 macro_rules! transaction {
     ($store:expr, |$tx:ident| $body:block) => {{

@@ -4,8 +4,8 @@ use std::net::Ipv4Addr;
 use std::str::FromStr;
 
 use muster_types::{
-    address, agent_operation, artifact, blob, event, ids, instance, interface, issuer, namespace, network,
-    node, object, operation, rule,
+    address, agent_operation, artifact, blob, event, ids, instance, interface, issuer, key, namespace,
+    network, node, object, operation, rule,
 };
 
 use crate::StoreError;
@@ -93,6 +93,7 @@ impl_text_value!(
     network::NetworkState,
     object::ObjectType,
     event::EventType,
+    key::KeyState,
     namespace::NamespaceState,
     node::NodeState,
     operation::OperationState,

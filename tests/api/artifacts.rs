@@ -11,27 +11,32 @@ use serde_json::{Value, json};
 
 use crate::networks::{delete, get, post};
 
-/// Sends a content and makes it a version of the artifact of that name; its record.
+/// Uploads bytes as a version of the named artifact and returns its record.
 pub(crate) async fn upload(cluster: &Cluster, token: &str, name: &str, bytes: &[u8]) -> Value {
-    let answer = try_upload(cluster, token, name, bytes, json!({})).await;
-    assert_eq!(answer.status, 200, "{}", answer.text);
-    answer.body
+    let response = try_upload(cluster, token, name, bytes, json!({})).await;
+    assert_eq!(response.status, 200, "{}", response.text);
+    response.body
 }
 
-async fn try_upload(cluster: &Cluster, token: &str, name: &str, bytes: &[u8], more: Value) -> ApiResponse {
-    let id = begin(cluster, token).await;
+async fn try_upload(cluster: &Cluster, token: &str, name: &str, bytes: &[u8], fields: Value) -> ApiResponse {
+    let id = begin_upload(cluster, token).await;
     let path = format!("/upload/{id}");
-    let answer = cluster.send(token, Method::POST, &path, bytes.to_vec()).await;
-    assert_eq!((answer.status.as_u16(), answer.body), (200, json!(bytes.len())));
-    let mut body = more;
+    let response = cluster.send(token, Method::POST, &path, bytes.to_vec()).await;
+    assert_eq!((response.status.as_u16(), response.body), (200, json!(bytes.len())));
+    let mut body = fields;
     body["upload_uuid"] = json!(id);
     cluster.call(token, Method::POST, &format!("/artifacts/upload/{name}"), Some(body)).await
 }
 
-async fn begin(cluster: &Cluster, token: &str) -> String {
-    let answer = cluster.call(token, Method::POST, "/upload", None).await;
-    assert_eq!((answer.status.as_u16(), &answer.body["state"]), (200, &json!("created")), "{}", answer.text);
-    answer.body["uuid"].as_str().unwrap().to_owned()
+async fn begin_upload(cluster: &Cluster, token: &str) -> String {
+    let response = cluster.call(token, Method::POST, "/upload", None).await;
+    assert_eq!(
+        (response.status.as_u16(), &response.body["state"]),
+        (200, &json!("created")),
+        "{}",
+        response.text
+    );
+    response.body["uuid"].as_str().unwrap().to_owned()
 }
 
 async fn cluster(settings: &[(&str, &str)]) -> (Cluster, String) {
@@ -47,30 +52,30 @@ async fn data(cluster: &Cluster, token: &str, blob: &str, query: &str) -> ApiRes
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upload_becomes_an_artifact_that_can_be_read_back() {
+async fn uploads_artifact_and_reads_it_back() {
     let (cluster, token) = cluster(&[]).await;
-    let made = upload(&cluster, &token, "notes", b"hello muster").await;
-    assert_eq!((text(&made, "state"), text(&made, "artifact_type")), ("created", "image"));
-    assert_eq!((text(&made, "name"), text(&made, "source_url")), ("notes", "sf://upload/ci/notes"));
+    let artifact = upload(&cluster, &token, "notes", b"hello muster").await;
+    assert_eq!((text(&artifact, "state"), text(&artifact, "artifact_type")), ("created", "image"));
+    assert_eq!((text(&artifact, "name"), text(&artifact, "source_url")), ("notes", "sf://upload/ci/notes"));
     assert_eq!(
-        (&made["index"], &made["max_versions"], &made["shared"]),
+        (&artifact["index"], &artifact["max_versions"], &artifact["shared"]),
         (&json!(1), &json!(3), &json!(false))
     );
-    let blob = text(&made, "blob_uuid");
-    assert_eq!(made["blobs"]["1"]["uuid"], blob);
-    assert_eq!(made["blobs"]["1"]["size"], 12);
-    assert_eq!(made["blobs"]["1"]["reference_count"], 1);
+    let blob = text(&artifact, "blob_uuid");
+    assert_eq!(artifact["blobs"]["1"]["uuid"], blob);
+    assert_eq!(artifact["blobs"]["1"]["size"], 12);
+    assert_eq!(artifact["blobs"]["1"]["reference_count"], 1);
 
     let record = get(&cluster, &token, &format!("/blobs/{blob}")).await.body;
     assert_eq!((text(&record, "state"), &record["size"]), ("created", &json!(12)));
     assert_eq!((&record["locations"], &record["instances"]), (&json!(["sim-1"]), &json!([])));
     assert_eq!((&record["transcodes"], &record["depends_on"]), (&json!({}), &Value::Null));
-    assert_eq!(record["references_to"]["version"][0]["source_uuid"], made["uuid"]);
+    assert_eq!(record["references_to"]["version"][0]["source_uuid"], artifact["uuid"]);
     assert_eq!(text(&record, "file format"), "raw");
     for (algorithm, digits) in [("sha1", 40), ("sha256", 64), ("sha512", 128), ("xxh128", 32)] {
-        let sum = get(&cluster, &token, &format!("/blobs/{blob}/checksum/{algorithm}")).await.body;
-        assert_eq!(sum, record["checksums"][algorithm]);
-        assert_eq!(sum.as_str().unwrap().len(), digits);
+        let checksum = get(&cluster, &token, &format!("/blobs/{blob}/checksum/{algorithm}")).await.body;
+        assert_eq!(checksum, record["checksums"][algorithm]);
+        assert_eq!(checksum.as_str().unwrap().len(), digits);
     }
     assert_eq!(text(&record["checksums"], "sha1"), sha1(b"hello muster"));
 
@@ -84,11 +89,11 @@ async fn an_upload_becomes_an_artifact_that_can_be_read_back() {
     assert_eq!((end.status.as_u16(), end.text.as_str()), (200, ""));
     let beyond = data(&cluster, &token, blob, "?offset=99").await;
     assert_eq!((beyond.status.as_u16(), beyond.text.as_str()), (200, ""));
-    for (query, why) in
+    for (query, error) in
         [("?offset=-1", "offset cannot be negative"), ("?limit=-1", "limit cannot be negative")]
     {
-        let answer = data(&cluster, &token, blob, query).await;
-        assert_eq!((answer.status.as_u16(), text(&answer.body, "error")), (400, why));
+        let response = data(&cluster, &token, blob, query).await;
+        assert_eq!((response.status.as_u16(), text(&response.body, "error")), (400, error));
     }
     let used = get(&cluster, &token, &format!("/blobs/{blob}")).await.body;
     assert!(used["last_used"].is_number());
@@ -100,64 +105,65 @@ fn sha1(bytes: &[u8]) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_part_is_asked_for_by_range() {
+async fn serves_byte_ranges() {
     let (cluster, token) = cluster(&[]).await;
-    let made = upload(&cluster, &token, "notes", b"0123456789").await;
-    let path = format!("/blobs/{}/data", text(&made, "blob_uuid"));
-    let ask = async |range: &str, more: Option<(&str, &str)>| {
+    let artifact = upload(&cluster, &token, "notes", b"0123456789").await;
+    let path = format!("/blobs/{}/data", text(&artifact, "blob_uuid"));
+    let request_range = async |range: &str, extra_header: Option<(&str, &str)>| {
         let mut request = Request::builder().uri(&path).header("authorization", format!("Bearer {token}"));
         request = request.header("range", range);
-        if let Some((name, value)) = more {
+        if let Some((name, value)) = extra_header {
             request = request.header(name, value);
         }
         cluster.request(request.body(Body::empty()).unwrap()).await
     };
-    let part = ask("bytes=2-4", None).await;
+    let part = request_range("bytes=2-4", None).await;
     assert_eq!((part.status.as_u16(), part.text.as_str()), (206, "234"));
     assert_eq!(part.headers["content-range"], "bytes 2-4/10");
     let tag = part.headers["etag"].to_str().unwrap().to_owned();
-    assert_eq!(ask("bytes=-3", Some(("if-range", &tag))).await.text, "789");
-    let whole = ask("bytes=2-4", Some(("if-range", "\"other\""))).await;
+    assert_eq!(request_range("bytes=-3", Some(("if-range", &tag))).await.text, "789");
+    let whole = request_range("bytes=2-4", Some(("if-range", "\"other\""))).await;
     assert_eq!((whole.status.as_u16(), whole.text.as_str()), (200, "0123456789"));
-    let beyond = ask("bytes=10-", None).await;
+    let beyond = request_range("bytes=10-", None).await;
     assert_eq!(
         (beyond.status.as_u16(), beyond.headers["content-range"].to_str().unwrap()),
         (416, "bytes */10")
     );
-    assert_eq!(ask("bytes=0-1,4-5", None).await.text, "0123456789");
+    assert_eq!(request_range("bytes=0-1,4-5", None).await.text, "0123456789");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pieces_are_appended_cut_and_sent_again() {
+async fn appends_and_truncates_upload() {
     let (cluster, token) = cluster(&[]).await;
-    let id = begin(&cluster, &token).await;
+    let id = begin_upload(&cluster, &token).await;
     let path = format!("/upload/{id}");
     let send = async |query: &str, bytes: &[u8]| {
         cluster.send(&token, Method::POST, &format!("{path}{query}"), bytes.to_vec()).await
     };
-    let cut = async |at: &str| post(&cluster, &token, &format!("{path}/truncate/{at}"), json!({})).await;
-    assert_eq!(cut("0").await.status, 200, "nothing is there to cut");
-    assert_eq!(cut("1").await.body["error"], "upload has no data");
-    // What looks like JSON is bytes all the same.
+    let truncate =
+        async |offset: &str| post(&cluster, &token, &format!("{path}/truncate/{offset}"), json!({})).await;
+    assert_eq!(truncate("0").await.status, 200, "truncating an empty upload to zero is allowed");
+    assert_eq!(truncate("1").await.body["error"], "upload has no data");
+    // Content that looks like JSON is stored as bytes.
     assert_eq!(send("", br#"{"a": 1}"#).await.body, json!(8));
     assert_eq!(send("?offset=8", b"tail").await.body, json!(12));
     let again = send("?offset=8", b"tail").await;
     assert_eq!(again.status, 409, "{}", again.text);
     assert_eq!(get(&cluster, &token, &path).await.body["size"], 12);
-    assert_eq!(cut("13").await.body["error"], "offset is beyond the end of the upload");
-    assert_eq!(cut("-1").await.status, 404);
-    assert_eq!(cut("x").await.status, 404);
-    assert_eq!((cut("8").await.status.as_u16(), cut("8").await.body), (200, Value::Null));
+    assert_eq!(truncate("13").await.body["error"], "offset is beyond the end of the upload");
+    assert_eq!(truncate("-1").await.status, 404);
+    assert_eq!(truncate("x").await.status, 404);
+    assert_eq!((truncate("8").await.status.as_u16(), truncate("8").await.body), (200, Value::Null));
     assert_eq!(send("", b"TAIL").await.body, json!(12));
     assert_eq!(send("?offset=x", b"").await.status, 400);
     assert_eq!(send("?other=1", b"").await.status, 400);
     let body = json!({"upload_uuid": id, "artifact_type": "other"});
-    let made = post(&cluster, &token, "/artifacts/upload/x", body.clone()).await;
-    assert_eq!((made.status.as_u16(), text(&made.body, "artifact_type")), (200, "other"));
-    assert_eq!(data(&cluster, &token, text(&made.body, "blob_uuid"), "").await.text, r#"{"a": 1}TAIL"#);
-    // The upload is used up.
-    for answer in [send("", b"more").await, cut("0").await, get(&cluster, &token, &path).await] {
-        assert_eq!((answer.status.as_u16(), text(&answer.body, "error")), (404, "upload not found"));
+    let created = post(&cluster, &token, "/artifacts/upload/x", body.clone()).await;
+    assert_eq!((created.status.as_u16(), text(&created.body, "artifact_type")), (200, "other"));
+    assert_eq!(data(&cluster, &token, text(&created.body, "blob_uuid"), "").await.text, r#"{"a": 1}TAIL"#);
+    // The upload is consumed.
+    for response in [send("", b"more").await, truncate("0").await, get(&cluster, &token, &path).await] {
+        assert_eq!((response.status.as_u16(), text(&response.body, "error")), (404, "upload not found"));
     }
     assert_eq!(post(&cluster, &token, "/artifacts/upload/x", body).await.body["error"], "upload not found");
     for path in ["/upload/nonsense", "/upload/1d6ff04e-0000-4000-8000-000000000000"] {
@@ -170,19 +176,19 @@ async fn send_to(cluster: &Cluster, token: &str, path: &str) -> ApiResponse {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upload_may_be_larger_than_any_other_body_but_not_larger_than_the_setting() {
+async fn limits_upload_to_maximum_image_size() {
     let (cluster, token) = cluster(&[("MAX_IMAGE_SIZE_GB", "0.002")]).await;
-    let id = begin(&cluster, &token).await;
+    let id = begin_upload(&cluster, &token).await;
     let path = format!("/upload/{id}");
     let piece = vec![7u8; 1_500_000];
     assert_eq!(cluster.send(&token, Method::POST, &path, piece.clone()).await.body, json!(1_500_000));
-    let more = cluster.send(&token, Method::POST, &path, piece).await;
-    assert_eq!(more.status, 413, "{}", more.text);
-    assert_eq!(get(&cluster, &token, &path).await.body["size"], 1_500_000, "it is as it was");
+    let second = cluster.send(&token, Method::POST, &path, piece).await;
+    assert_eq!(second.status, 413, "{}", second.text);
+    assert_eq!(get(&cluster, &token, &path).await.body["size"], 1_500_000, "the upload is unchanged");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_same_content_is_stored_once_and_nobody_is_told_of_others() {
+async fn deduplicates_content_without_revealing_other_users() {
     let (cluster, token) = cluster(&[]).await;
     cluster.create_namespace("other").await;
     let other = cluster.token("other").await;
@@ -190,45 +196,50 @@ async fn the_same_content_is_stored_once_and_nobody_is_told_of_others() {
     let mine = upload(&cluster, &token, "mine", b"a secret that others may have").await;
     let blob = text(&mine, "blob_uuid").to_owned();
     let record = get(&cluster, &token, &format!("/blobs/{blob}")).await.body;
-    let sum = text(&record, "sha512").to_owned();
-    let search = async |token: &str| get(&cluster, token, &format!("/blob_checksums/sha512/{sum}")).await;
+    let checksum = text(&record, "sha512").to_owned();
+    let search =
+        async |token: &str| get(&cluster, token, &format!("/blob_checksums/sha512/{checksum}")).await;
     assert_eq!(search(&token).await.body["uuid"], blob);
     assert_eq!(search(&system).await.body["uuid"], blob);
     let unknown = search(&other).await;
-    assert_eq!((unknown.status.as_u16(), unknown.body), (200, Value::Null), "a checksum is not the content");
-    // Who has sent the bytes may know.
+    assert_eq!(
+        (unknown.status.as_u16(), unknown.body),
+        (200, Value::Null),
+        "knowing a checksum does not prove possession of the content"
+    );
+    // A caller who uploaded the same bytes can find the blob.
     let theirs = upload(&cluster, &other, "theirs", b"a secret that others may have").await;
     assert_eq!(text(&theirs, "blob_uuid"), blob);
     assert_eq!(search(&other).await.body["uuid"], blob);
     let seen = get(&cluster, &other, &format!("/blobs/{blob}")).await.body;
     assert_eq!(seen["reference_count"], 2);
-    let uses = seen["references_to"]["version"].as_array().unwrap();
-    assert_eq!(uses.len(), 1, "not whose the other is");
-    assert_eq!(uses[0]["source_uuid"], theirs["uuid"]);
+    let references = seen["references_to"]["version"].as_array().unwrap();
+    assert_eq!(references.len(), 1, "references of other namespaces are hidden");
+    assert_eq!(references[0]["source_uuid"], theirs["uuid"]);
     let files = std::fs::read_dir(cluster.directory().join("1/blobs")).unwrap().count();
     assert_eq!(files, 1);
-    // Sharing and trust let others find it, too.
+    // Trust makes the blob visible as well.
     cluster.create_namespace("third").await;
     let third = cluster.token("third").await;
     assert_eq!(search(&third).await.body, Value::Null);
     objects::trust::add(&cluster.app, &caller(), "ci", "third").await.unwrap();
     assert_eq!(search(&third).await.body["uuid"], blob);
-    for (path, why) in [("md5/00", "unknown hash algorithm"), ("sha256/", "you must specify a hash")] {
-        let answer = get(&cluster, &token, &format!("/blob_checksums/{path}")).await;
-        assert_eq!(text(&answer.body, "error"), why);
+    for (path, error) in [("md5/00", "unknown hash algorithm"), ("sha256/", "you must specify a hash")] {
+        let response = get(&cluster, &token, &format!("/blob_checksums/{path}")).await;
+        assert_eq!(text(&response.body, "error"), error);
     }
     assert_eq!(get(&cluster, &token, &format!("/blobs/{blob}/checksum/md5")).await.status, 400);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn versions_are_numbered_trimmed_and_deleted() {
+async fn numbers_trims_and_deletes_versions() {
     let (cluster, token) = cluster(&[]).await;
     for number in 1..=5 {
-        let made = upload(&cluster, &token, "v", format!("version {number}").as_bytes()).await;
-        assert_eq!(made["index"], number);
+        let artifact = upload(&cluster, &token, "v", format!("version {number}").as_bytes()).await;
+        assert_eq!(artifact["index"], number);
     }
     let same = upload(&cluster, &token, "v", b"version 5").await;
-    assert_eq!(same["index"], 5, "the newest is the same");
+    assert_eq!(same["index"], 5, "identical to the newest version");
     let keys = |record: &Value| record["blobs"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
     assert_eq!(keys(&same), ["3", "4", "5"]);
     let list = get(&cluster, &token, "/artifacts/v/versions").await.body;
@@ -236,12 +247,15 @@ async fn versions_are_numbered_trimmed_and_deleted() {
     assert_eq!(indexes, [3, 4, 5]);
     assert_eq!((&list[0]["state"], &list[0]["instances"]), (&json!("created"), &json!([])));
 
-    let most = async |value: Value| {
+    let set_max_versions = async |value: Value| {
         post(&cluster, &token, "/artifacts/v/versions", json!({"max_versions": value})).await
     };
-    assert_eq!(most(json!("many")).await.body["error"], "max version is not an integer");
-    assert_eq!(most(json!(-1)).await.body["error"], "max version cannot be negative");
-    assert_eq!((most(json!(2)).await.status.as_u16(), most(json!("2")).await.body), (200, Value::Null));
+    assert_eq!(set_max_versions(json!("many")).await.body["error"], "max version is not an integer");
+    assert_eq!(set_max_versions(json!(-1)).await.body["error"], "max version cannot be negative");
+    assert_eq!(
+        (set_max_versions(json!(2)).await.status.as_u16(), set_max_versions(json!("2")).await.body),
+        (200, Value::Null)
+    );
     assert_eq!(keys(&get(&cluster, &token, "/artifacts/v").await.body), ["4", "5"]);
     assert_eq!(
         delete(&cluster, &token, "/artifacts/v/versions/x").await.body["error"],
@@ -251,21 +265,24 @@ async fn versions_are_numbered_trimmed_and_deleted() {
         delete(&cluster, &token, "/artifacts/v/versions/3").await.body["error"],
         "artifact index not found"
     );
-    let left = delete(&cluster, &token, "/artifacts/v/versions/5").await.body;
-    assert_eq!((keys(&left), &left["index"]), (vec!["4".to_owned()], &json!(4)));
-    // A number is not used twice.
+    let remaining = delete(&cluster, &token, "/artifacts/v/versions/5").await.body;
+    assert_eq!((keys(&remaining), &remaining["index"]), (vec!["4".to_owned()], &json!(4)));
+    // Version numbers are not reused.
     assert_eq!(upload(&cluster, &token, "v", b"version 6").await["index"], 6);
     delete(&cluster, &token, "/artifacts/v/versions/6").await;
-    let gone = delete(&cluster, &token, "/artifacts/v/versions/4").await.body;
-    assert_eq!((text(&gone, "state"), &gone["index"], &gone["blobs"]), ("deleted", &json!(0), &json!({})));
+    let deleted = delete(&cluster, &token, "/artifacts/v/versions/4").await.body;
+    assert_eq!(
+        (text(&deleted, "state"), &deleted["index"], &deleted["blobs"]),
+        ("deleted", &json!(0), &json!({}))
+    );
     assert_eq!(get(&cluster, &token, "/artifacts/v").await.status, 404);
-    let id = text(&gone, "uuid");
+    let id = text(&deleted, "uuid");
     assert_eq!(get(&cluster, &token, &format!("/artifacts/{id}")).await.body["state"], "deleted");
     assert_eq!(delete(&cluster, &token, &format!("/artifacts/{id}")).await.body, Value::Null);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_artifact_is_listed_shared_and_deleted() {
+async fn lists_shares_and_deletes_artifacts() {
     let (cluster, token) = cluster(&[]).await;
     let system = cluster.token("system").await;
     let shared = try_upload(&cluster, &system, "tiny", b"for all", json!({"shared": true})).await.body;
@@ -279,15 +296,19 @@ async fn an_artifact_is_listed_shared_and_deleted() {
         names
     };
     assert_eq!(names(&token).await, ["mine", "tiny"]);
-    let answer = try_upload(&cluster, &token, "mine", b"x", json!({"shared": true})).await;
-    assert_eq!(text(&answer.body, "error"), "only the system namespace can create shared artifacts");
+    let response = try_upload(&cluster, &token, "mine", b"x", json!({"shared": true})).await;
+    assert_eq!(text(&response.body, "error"), "only the system namespace can create shared artifacts");
     assert_eq!(get(&cluster, &token, "/artifacts/tiny").await.body["uuid"], shared["uuid"]);
-    assert_eq!(delete(&cluster, &token, "/artifacts/tiny").await.status, 404, "reading is not deleting");
+    assert_eq!(
+        delete(&cluster, &token, "/artifacts/tiny").await.status,
+        404,
+        "read access does not allow deletion"
+    );
     let id = text(&shared, "uuid");
     assert_eq!(delete(&cluster, &token, &format!("/artifacts/{id}")).await.status, 404);
     assert_eq!(get(&cluster, &token, &format!("/artifacts/{id}/metadata")).await.status, 404);
-    let answer = post(&cluster, &system, "/artifacts/tiny/unshare", json!({})).await;
-    assert_eq!(answer.body["shared"], false);
+    let response = post(&cluster, &system, "/artifacts/tiny/unshare", json!({})).await;
+    assert_eq!(response.body["shared"], false);
     assert_eq!(
         post(&cluster, &system, "/artifacts/tiny/unshare", json!({})).await.body["error"],
         "artifact not shared"
@@ -295,16 +316,16 @@ async fn an_artifact_is_listed_shared_and_deleted() {
     assert_eq!(names(&token).await, ["mine"]);
     assert_eq!(get(&cluster, &token, &format!("/artifacts/{id}")).await.status, 404);
     assert_eq!(post(&cluster, &system, "/artifacts/tiny/share", json!({})).await.body["shared"], true);
-    let text_of = |answer: ApiResponse| text(&answer.body, "error").to_owned();
+    let error_of = |response: ApiResponse| text(&response.body, "error").to_owned();
     assert_eq!(
-        text_of(post(&cluster, &token, "/artifacts/mine/share", json!({})).await),
+        error_of(post(&cluster, &token, "/artifacts/mine/share", json!({})).await),
         "only artifacts in the system namespace can be shared"
     );
-    // A label of the same name is in nobody's way.
+    // A label of the same name does not make the reference ambiguous.
     let label = json!({"blob_uuid": shared["blob_uuid"]});
     assert_eq!(post(&cluster, &system, "/label/tiny", label).await.status, 200);
     assert_eq!(get(&cluster, &system, "/artifacts/tiny").await.body["uuid"], shared["uuid"]);
-    // Names: one's own comes first, and what is not one's own must be unambiguous.
+    // Names resolve to the caller's own artifact first; otherwise they must be unambiguous.
     upload(&cluster, &token, "tiny", b"my own").await;
     assert_eq!(get(&cluster, &token, "/artifacts/tiny").await.body["namespace"], "ci");
     let both = get(&cluster, &system, "/artifacts/tiny").await;
@@ -316,37 +337,40 @@ async fn an_artifact_is_listed_shared_and_deleted() {
         cluster.call(&system, Method::GET, "/artifacts/tiny", Some(json!({"namespace": "ci"}))).await;
     assert_eq!(within.body["namespace"], "ci");
 
-    let all =
+    let delete_all =
         async |token: &str, body: Value| cluster.call(token, Method::DELETE, "/artifacts", Some(body)).await;
-    assert_eq!(text_of(all(&token, json!({})).await), "parameter confirm is not set true");
+    assert_eq!(error_of(delete_all(&token, json!({})).await), "parameter confirm is not set true");
     assert_eq!(
-        text_of(all(&system, json!({"confirm": true})).await),
+        error_of(delete_all(&system, json!({"confirm": true})).await),
         "system user must specify parameter namespace"
     );
-    let answer = all(&token, json!({"confirm": true, "namespace": "system"})).await;
-    assert_eq!((answer.status.as_u16(), text_of(answer)), (401, "you cannot delete other namespaces".into()));
-    assert_eq!(all(&token, json!({"confirm": true})).await.body.as_array().unwrap().len(), 2);
-    assert_eq!(names(&token).await, ["tiny"], "the shared one");
+    let response = delete_all(&token, json!({"confirm": true, "namespace": "system"})).await;
+    assert_eq!(
+        (response.status.as_u16(), error_of(response)),
+        (401, "you cannot delete other namespaces".into())
+    );
+    assert_eq!(delete_all(&token, json!({"confirm": true})).await.body.as_array().unwrap().len(), 2);
+    assert_eq!(names(&token).await, ["tiny"], "the shared artifact remains");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_trusted_namespace_makes_the_first_and_never_the_second() {
+async fn trusted_namespace_adds_only_first_version() {
     let (cluster, token) = cluster(&[]).await;
     cluster.create_namespace("friend").await;
     let friend = cluster.token("friend").await;
     objects::trust::add(&cluster.app, &caller(), "ci", "friend").await.unwrap();
-    let more = json!({"namespace": "ci", "source_url": "sf://upload/ci/gift"});
-    let first = try_upload(&cluster, &friend, "gift", b"one", more.clone()).await;
+    let fields = json!({"namespace": "ci", "source_url": "sf://upload/ci/gift"});
+    let first = try_upload(&cluster, &friend, "gift", b"one", fields.clone()).await;
     assert_eq!((first.status.as_u16(), text(&first.body, "namespace")), (200, "ci"));
     let blob = text(&first.body, "blob_uuid");
-    let second = try_upload(&cluster, &friend, "gift", b"two", more.clone()).await;
+    let second = try_upload(&cluster, &friend, "gift", b"two", fields.clone()).await;
     assert_eq!((second.status.as_u16(), text(&second.body, "error")), (404, "namespace not found"));
-    // Not even as something else.
-    let mut other = more.clone();
+    // A different artifact type makes no difference.
+    let mut other = fields.clone();
     other["artifact_type"] = json!("other");
     assert_eq!(try_upload(&cluster, &friend, "gift", b"two", other).await.status, 404);
     assert_eq!(try_upload(&cluster, &token, "gift", b"two", json!({})).await.body["index"], 2);
-    // The same for labels.
+    // The same applies to labels.
     let label = json!({"blob_uuid": blob});
     assert_eq!(
         post(&cluster, &friend, "/label/ci/best", label.clone()).await.body["source_url"],
@@ -363,9 +387,9 @@ async fn a_trusted_namespace_makes_the_first_and_never_the_second() {
         post(&cluster, &token, "/label/best", json!({})).await.body["error"],
         "blob_uuid: Missing data for required field."
     );
-    let absent = json!({"blob_uuid": "1d6ff04e-0000-4000-8000-000000000000"});
-    assert_eq!(post(&cluster, &token, "/label/best", absent).await.body["error"], "blob not found");
-    // Deleting across a trust is refused.
+    let unknown_blob = json!({"blob_uuid": "1d6ff04e-0000-4000-8000-000000000000"});
+    assert_eq!(post(&cluster, &token, "/label/best", unknown_blob).await.body["error"], "blob not found");
+    // Trust does not allow deletion.
     let id = text(&first.body, "uuid");
     assert_eq!(delete(&cluster, &friend, &format!("/artifacts/{id}")).await.status, 404);
     assert_eq!(delete(&cluster, &token, "/label/best").await.body["state"], "deleted");
@@ -373,13 +397,13 @@ async fn a_trusted_namespace_makes_the_first_and_never_the_second() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_input_is_refused_with_its_reason_and_leaves_nothing() {
+async fn rejects_invalid_input_without_side_effects() {
     let (cluster, token) = cluster(&[]).await;
-    let made = upload(&cluster, &token, "x", b"x").await;
-    let blob = text(&made, "blob_uuid");
-    let id = begin(&cluster, &token).await;
+    let artifact = upload(&cluster, &token, "x", b"x").await;
+    let blob = text(&artifact, "blob_uuid");
+    let id = begin_upload(&cluster, &token).await;
     let path = "/artifacts/upload/y";
-    for (body, status, why) in [
+    for (body, status, error) in [
         (json!({}), 400, "specify one of upload_uuid and blob_uuid"),
         (json!({"upload_uuid": id, "blob_uuid": blob}), 400, "only specify one of upload_uuid and blob_uuid"),
         (json!({"upload_uuid": "x"}), 404, "upload not found"),
@@ -395,11 +419,11 @@ async fn bad_input_is_refused_with_its_reason_and_leaves_nothing() {
         (json!({"blob_uuid": 7}), 400, "blob_uuid: Not a valid string."),
         (json!({"blob": blob}), 400, "blob: not declared by this endpoint"),
     ] {
-        let answer = post(&cluster, &token, path, body.clone()).await;
-        assert_eq!((answer.status.as_u16(), text(&answer.body, "error")), (status, why), "{body}");
+        let response = post(&cluster, &token, path, body.clone()).await;
+        assert_eq!((response.status.as_u16(), text(&response.body, "error")), (status, error), "{body}");
     }
     assert_eq!(get(&cluster, &token, "/artifacts").await.body.as_array().unwrap().len(), 1);
-    for (body, why) in [
+    for (body, error) in [
         (json!({}), "url: Missing data for required field."),
         (json!({"url": "nonsense"}), "url: is neither a URL nor the name of a known image"),
         (
@@ -415,13 +439,13 @@ async fn bad_input_is_refused_with_its_reason_and_leaves_nothing() {
             "url: 127.0.0.1 is at a loopback address, which IMAGE_FETCH_ALLOWED_NETWORKS does not allow",
         ),
     ] {
-        let answer = post(&cluster, &token, "/artifacts", body).await;
-        assert_eq!((answer.status.as_u16(), text(&answer.body, "error")), (400, why));
+        let response = post(&cluster, &token, "/artifacts", body).await;
+        assert_eq!((response.status.as_u16(), text(&response.body, "error")), (400, error));
     }
 }
 
-/// A qcow2 header whose backing file is one of the host.
-fn hostile() -> Vec<u8> {
+/// Returns a qcow2 image whose backing file is a file of the host.
+fn image_with_backing_file() -> Vec<u8> {
     let name = b"/etc/hostname";
     let mut bytes = vec![0u8; 1 << 17];
     bytes[..4].copy_from_slice(b"QFI\xfb");
@@ -435,26 +459,28 @@ fn hostile() -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hostile_image_is_refused_and_can_still_be_kept_as_something_else() {
+async fn rejects_image_with_backing_file_but_stores_it_as_other() {
     let (cluster, token) = cluster(&[]).await;
-    let refused = try_upload(&cluster, &token, "evil", &hostile(), json!({})).await;
+    let refused = try_upload(&cluster, &token, "evil", &image_with_backing_file(), json!({})).await;
     assert_eq!(refused.status, 400, "{}", refused.text);
     assert!(text(&refused.body, "error").contains("backing file"), "{}", refused.text);
     assert!(!refused.text.contains("hostname"));
     assert_eq!(get(&cluster, &token, "/artifacts").await.body, json!([]));
-    let kept = try_upload(&cluster, &token, "evil", &hostile(), json!({"artifact_type": "other"})).await;
-    assert_eq!(kept.status, 200, "{}", kept.text);
-    let blob = json!({"blob_uuid": text(&kept.body, "blob_uuid")});
-    let answer = post(&cluster, &token, "/artifacts/upload/evil", blob).await;
-    assert_eq!(answer.status, 400, "an image is looked at whichever way it comes: {}", answer.text);
+    let stored =
+        try_upload(&cluster, &token, "evil", &image_with_backing_file(), json!({"artifact_type": "other"}))
+            .await;
+    assert_eq!(stored.status, 200, "{}", stored.text);
+    let blob = json!({"blob_uuid": text(&stored.body, "blob_uuid")});
+    let response = post(&cluster, &token, "/artifacts/upload/evil", blob).await;
+    assert_eq!(response.status, 400, "images are inspected however they are added: {}", response.text);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_nothing_uses_any_more_goes_after_the_delay_with_its_file() {
+async fn deletes_unused_blob_and_file_after_delay() {
     let settings = [("BLOB_DELETION_DELAY", "0"), ("CLEANER_DELAY", "0"), ("BLOB_REPLICATION_FACTOR", "1")];
     let (cluster, token) = cluster(&settings).await;
-    let made = upload(&cluster, &token, "a", b"used twice").await;
-    let blob = text(&made, "blob_uuid").to_owned();
+    let artifact = upload(&cluster, &token, "a", b"used twice").await;
+    let blob = text(&artifact, "blob_uuid").to_owned();
     let body = json!({"blob_uuid": blob});
     assert_eq!(post(&cluster, &token, "/artifacts/upload/b", body).await.status, 200);
     cluster.settle().await;
@@ -470,40 +496,40 @@ async fn what_nothing_uses_any_more_goes_after_the_delay_with_its_file() {
     sweep().await;
     assert_eq!(get(&cluster, &token, &path).await.body["state"], "deleted");
     assert_eq!(data(&cluster, &token, &blob, "").await.status, 404);
-    assert!(!cluster.has_file(&blob), "the file is gone");
+    assert!(!cluster.has_file(&blob), "the file is deleted");
     let messages = cluster.messages(&ObjectRef::new(ObjectType::Blob, &blob)).await;
     assert!(messages.contains(&"state is now deleted".to_owned()), "{messages:?}");
     reconcile::cleaner::run(&cluster.app).await.unwrap();
     assert_eq!(get(&cluster, &token, &path).await.status, 404);
-    // The same content may come again.
+    // The same content can be uploaded again.
     let again = upload(&cluster, &token, "c", b"used twice").await;
     assert_ne!(text(&again, "blob_uuid"), blob);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_blob_is_kept_for_the_delay() {
+async fn keeps_unused_blob_until_delay_expires() {
     let (cluster, token) = cluster(&[("BLOB_DELETION_DELAY", "3600")]).await;
-    let made = upload(&cluster, &token, "a", b"x").await;
+    let artifact = upload(&cluster, &token, "a", b"x").await;
     delete(&cluster, &token, "/artifacts/a").await;
     reconcile::artifact_watch::delete_unused(&cluster.app).await.unwrap();
-    let blob = text(&made, "blob_uuid");
+    let blob = text(&artifact, "blob_uuid");
     assert_eq!(get(&cluster, &token, &format!("/blobs/{blob}")).await.body["state"], "created");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_damaged_copy_is_told_of_never_served_and_replaced() {
+async fn reports_and_replaces_damaged_replica_without_serving_it() {
     let settings = [("CHECKSUM_VERIFICATION_FREQUENCY", "1"), ("BLOB_REPLICATION_FACTOR", "2")];
     let (cluster, token) = cluster(&settings).await;
     let content: Vec<u8> = (0..3_000_000u32).map(|n| (n % 251) as u8).collect();
-    let made = upload(&cluster, &token, "a", &content).await;
-    let blob = text(&made, "blob_uuid").to_owned();
+    let artifact = upload(&cluster, &token, "a", &content).await;
+    let blob = text(&artifact, "blob_uuid").to_owned();
     let record = async || get(&cluster, &token, &format!("/blobs/{blob}")).await.body;
-    wait_for("a second copy", async || {
+    wait_for("a second replica", async || {
         reconcile::storage::run_once(&cluster.app).await.unwrap();
         (record().await["locations"] == json!(["sim-1", "sim-2"])).then_some(())
     })
     .await;
-    // A bit flips in the first copy. The reader who meets it gets no wrong byte.
+    // A flipped bit in the first replica: readers never receive a corrupted byte.
     cluster.corrupt_blob(1, &blob, 2_500_000);
     let read = cluster.download_until_error(&token, &blob).await;
     assert!(content.starts_with(&read) && read.len() <= 2_500_000, "{} bytes", read.len());
@@ -511,14 +537,14 @@ async fn a_damaged_copy_is_told_of_never_served_and_replaced() {
     let object = ObjectRef::new(ObjectType::Blob, &blob);
     let messages = cluster.messages(&object).await;
     assert!(messages.contains(&"a copy of the blob is damaged".to_owned()), "{messages:?}");
-    assert_eq!(cluster.download_until_error(&token, &blob).await, content, "from the other copy");
-    wait_for("the copy to be replaced", async || {
+    assert_eq!(cluster.download_until_error(&token, &blob).await, content, "read from the other replica");
+    wait_for("the replica to be replaced", async || {
         reconcile::storage::run_once(&cluster.app).await.unwrap();
         (record().await["locations"] == json!(["sim-1", "sim-2"])).then_some(())
     })
     .await;
     assert_eq!(cluster.download_until_error(&token, &blob).await, content);
-    // The schedule finds what nobody reads.
+    // Scheduled verification detects damage without reads.
     cluster.corrupt_blob(2, &blob, 7);
     wait_for("the damage to be found", async || {
         reconcile::storage::run_once(&cluster.app).await.unwrap();
@@ -529,26 +555,26 @@ async fn a_damaged_copy_is_told_of_never_served_and_replaced() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_last_copy_is_not_thrown_away_because_it_is_damaged() {
+async fn keeps_last_replica_even_if_damaged() {
     let settings = [("CHECKSUM_VERIFICATION_FREQUENCY", "1"), ("BLOB_REPLICATION_FACTOR", "1")];
     let (cluster, token) = cluster(&settings).await;
-    let made = upload(&cluster, &token, "a", b"the only one").await;
-    let blob = text(&made, "blob_uuid").to_owned();
+    let artifact = upload(&cluster, &token, "a", b"the only one").await;
+    let blob = text(&artifact, "blob_uuid").to_owned();
     cluster.corrupt_blob(1, &blob, 0);
     assert!(cluster.download_until_error(&token, &blob).await.is_empty());
     let missing = data(&cluster, &token, &blob, "").await;
     assert_eq!((missing.status.as_u16(), text(&missing.body, "error")), (404, "blob missing"));
     reconcile::storage::run_once(&cluster.app).await.unwrap();
     assert!(cluster.has_file(&blob));
-    // The same content, sent again, heals it.
+    // Uploading the same content repairs the replica.
     let again = upload(&cluster, &token, "b", b"the only one").await;
     assert_eq!(text(&again, "blob_uuid"), blob);
     assert_eq!(data(&cluster, &token, &blob, "").await.text, "the only one");
-    // And a fault that passes is forgiven.
+    // A replica whose damage was transient is used again.
     cluster.corrupt_blob(1, &blob, 0);
     assert!(cluster.download_until_error(&token, &blob).await.is_empty());
     cluster.corrupt_blob(1, &blob, 0);
-    wait_for("the copy to count again", async || {
+    wait_for("the replica to be usable again", async || {
         reconcile::storage::run_once(&cluster.app).await.unwrap();
         (data(&cluster, &token, &blob, "").await.text == "the only one").then_some(())
     })
@@ -556,14 +582,14 @@ async fn the_last_copy_is_not_thrown_away_because_it_is_damaged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_abandoned_upload_goes() {
+async fn deletes_abandoned_upload() {
     let (cluster, token) = cluster(&[("UPLOAD_MAXIMUM_IDLE_TIME", "1")]).await;
-    let id = begin(&cluster, &token).await;
+    let id = begin_upload(&cluster, &token).await;
     let path = format!("/upload/{id}");
     cluster.send(&token, Method::POST, &path, b"half a content".to_vec()).await;
     reconcile::storage::run_once(&cluster.app).await.unwrap();
     assert_eq!(get(&cluster, &token, &path).await.status, 200, "not yet");
-    wait_for("the upload to go", async || {
+    wait_for("the upload to be deleted", async || {
         reconcile::storage::run_once(&cluster.app).await.unwrap();
         (get(&cluster, &token, &path).await.status == 404).then_some(())
     })
@@ -574,13 +600,13 @@ async fn an_abandoned_upload_goes() {
 #[tokio::test(flavor = "multi_thread")]
 async fn deleting_a_namespace_deletes_its_artifacts() {
     let (cluster, token) = cluster(&[]).await;
-    let made = upload(&cluster, &token, "a", b"x").await;
-    let begun = begin(&cluster, &token).await;
+    let artifact = upload(&cluster, &token, "a", b"x").await;
+    let upload_id = begin_upload(&cluster, &token).await;
     objects::namespace::delete(&cluster.app, &caller(), "ci").await.unwrap();
     let system = cluster.token("system").await;
-    // Whoever takes the name next does not get what was half sent.
-    assert_eq!(get(&cluster, &system, &format!("/upload/{begun}")).await.status, 404);
-    let id = text(&made, "uuid");
+    // A later namespace of the same name does not inherit unfinished uploads.
+    assert_eq!(get(&cluster, &system, &format!("/upload/{upload_id}")).await.status, 404);
+    let id = text(&artifact, "uuid");
     assert_eq!(get(&cluster, &system, &format!("/artifacts/{id}")).await.body["state"], "deleted");
     let messages = cluster.messages(&ObjectRef::new(ObjectType::Artifact, id)).await;
     assert!(
@@ -590,28 +616,32 @@ async fn deleting_a_namespace_deletes_its_artifacts() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_same_content_sent_by_many_at_once_is_one_blob() {
+async fn concurrent_uploads_of_same_content_share_one_blob() {
     let (cluster, token) = cluster(&[]).await;
     let (cluster, token) = (Arc::new(cluster), Arc::new(token));
-    let sent: Vec<_> = (0..8)
+    let tasks: Vec<_> = (0..8)
         .map(|number| {
             let (cluster, token) = (Arc::clone(&cluster), Arc::clone(&token));
             tokio::spawn(async move {
-                let id = begin(&cluster, &token).await;
+                let id = begin_upload(&cluster, &token).await;
                 cluster.send(&token, Method::POST, &format!("/upload/{id}"), b"the same".to_vec()).await;
                 let path = format!("/artifacts/upload/n{number}");
                 loop {
-                    let answer = post(&cluster, &token, &path, json!({"upload_uuid": id})).await;
-                    if answer.status == 200 {
-                        break text(&answer.body, "blob_uuid").to_owned();
+                    let response = post(&cluster, &token, &path, json!({"upload_uuid": id})).await;
+                    if response.status == 200 {
+                        break text(&response.body, "blob_uuid").to_owned();
                     }
-                    assert_eq!(answer.status, 503, "somebody else is at it: {}", answer.text);
+                    assert_eq!(
+                        response.status, 503,
+                        "another caller stores the same content: {}",
+                        response.text
+                    );
                 }
             })
         })
         .collect();
     let mut blobs = Vec::new();
-    for task in sent {
+    for task in tasks {
         blobs.push(task.await.unwrap());
     }
     blobs.dedup();

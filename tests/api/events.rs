@@ -1,4 +1,4 @@
-//! Reading events, and which requests leave some.
+//! Reading events, and which requests record them.
 
 use axum::http::Method;
 use muster_test_cluster::Cluster;
@@ -6,7 +6,7 @@ use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::json;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_carry_the_fields_that_every_client_reads() {
+async fn events_have_the_fields_clients_read() {
     let cluster = Cluster::new().await;
     let token = cluster.token("system").await;
     cluster.events(&ObjectRef::namespace("system")).await;
@@ -33,7 +33,7 @@ async fn events_carry_the_fields_that_every_client_reads() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_limit_is_bounded_and_may_be_text_in_body_or_query() {
+async fn limit_is_bounded_and_accepted_in_body_or_query() {
     let cluster = Cluster::new().await;
     let token = cluster.token("system").await;
     let object = ObjectRef::namespace("system");
@@ -58,18 +58,22 @@ async fn the_limit_is_bounded_and_may_be_text_in_body_or_query() {
         assert_eq!(count(path, Some(body.clone())).await, Some(expected), "{body}");
     }
     assert_eq!(count(&format!("{path}?limit=7"), None).await, Some(7));
-    assert_eq!(count(&format!("{path}?limit=7"), Some(json!({"limit": 3}))).await, Some(3), "the body wins");
+    assert_eq!(
+        count(&format!("{path}?limit=7"), Some(json!({"limit": 3}))).await,
+        Some(3),
+        "the body takes precedence"
+    );
     let bad = cluster.call(&token, Method::GET, path, Some(json!({"limit": "many"}))).await;
     assert_eq!((bad.status.as_u16(), &bad.body["error"]), (400, &json!("limit: Not a valid integer.")));
 }
 
-async fn request_events(cluster: &Cluster, answer: &muster_test_cluster::ApiResponse) -> Vec<String> {
-    let id = answer.headers["x-request-id"].to_str().unwrap();
+async fn request_events(cluster: &Cluster, response: &muster_test_cluster::ApiResponse) -> Vec<String> {
+    let id = response.headers["x-request-id"].to_str().unwrap();
     cluster.messages(&ObjectRef::new(ObjectType::ApiRequest, id)).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn changes_and_refusals_leave_request_events_and_reads_only_if_so_set() {
+async fn records_request_events_for_changes_errors_and_optionally_reads() {
     for (setting, read_events) in [("false", 0), ("true", 2)] {
         let cluster = Cluster::with(&[("API_REQUEST_EVENTS_FOR_READS", setting)], None).await;
         let token = cluster.token("system").await;
@@ -88,14 +92,14 @@ async fn changes_and_refusals_leave_request_events_and_reads_only_if_so_set() {
         );
         let health = cluster.call("", Method::GET, "/livez", None).await;
         assert!(request_events(&cluster, &health).await.is_empty());
-        // The event of the change names the request.
+        // The event of the change refers to the request.
         let events = cluster.events(&ObjectRef::namespace("n")).await;
         assert_eq!(events[0].request_id.as_deref(), change.headers["x-request-id"].to_str().ok());
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pruning_keeps_what_is_young_and_resumes_where_time_ran_out() {
+async fn prunes_by_age_and_resumes_after_time_budget() {
     let settings = [
         ("MAX_AUDIT_EVENT_AGE", "100"),
         ("MAX_API_REQUEST_EVENT_AGE", "10"),
@@ -115,17 +119,17 @@ async fn pruning_keeps_what_is_young_and_resumes_where_time_ran_out() {
         aged(&object, Audit, 200.0),
         aged(&object, Status, 200.0),
         aged(&request, Audit, 50.0),
-        // An interface's event that its network links as well lives until the last link goes.
-        aged(&request, Status, 500.0).also(object.clone()),
+        // An event linked to several objects is kept until its last link is pruned.
+        aged(&request, Status, 500.0).with_object(object.clone()),
     ] {
         cluster.app.events.record(event);
     }
     let before = cluster.events(&object).await.len();
     let (store, settings, metrics) =
         (&cluster.app.store, &cluster.app.settings, cluster.app.events.metrics());
-    let none =
+    let first_outcome =
         muster_control::events::prune(store, settings, metrics, std::time::Duration::ZERO).await.unwrap();
-    assert!(none.cut_short && none.links == 0);
+    assert!(first_outcome.cut_short && first_outcome.links == 0);
     let budget = std::time::Duration::from_secs(60);
     let outcome = muster_control::events::prune(store, settings, metrics, budget).await.unwrap();
     assert_eq!((outcome.links, outcome.orphans, outcome.cut_short), (3, 2, false));

@@ -1,4 +1,4 @@
-//! Fetching images from a web server that is not to be trusted.
+//! Fetching images from an untrusted web server.
 
 use axum::http::Method;
 use muster_test_cluster::{Cluster, wait_for};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::networks::{get, post};
 
-const QUICK: &[(&str, &str)] = &[
+const FAST_SETTINGS: &[(&str, &str)] = &[
     ("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.1"),
     ("IMAGE_STALL_TIMEOUT", "1"),
     ("CLUSTER_OP_LEASE", "1"),
@@ -17,22 +17,22 @@ const QUICK: &[(&str, &str)] = &[
 ];
 
 async fn cluster() -> (Cluster, String) {
-    crate::networks::cluster(QUICK).await
+    crate::networks::cluster(FAST_SETTINGS).await
 }
 
-/// Fetches, waits for the end, and answers the record.
+/// Fetches an artifact, waits until the fetch ended, and returns its record.
 async fn fetch(cluster: &Cluster, token: &str, url: &str) -> Value {
-    let answer = post(cluster, token, "/artifacts", json!({"url": url})).await;
-    assert_eq!(answer.status, 200, "{}", answer.text);
+    let response = post(cluster, token, "/artifacts", json!({"url": url})).await;
+    assert_eq!(response.status, 200, "{}", response.text);
     cluster.settle().await;
-    get(cluster, token, &format!("/artifacts/{}", answer.body["uuid"].as_str().unwrap())).await.body
+    get(cluster, token, &format!("/artifacts/{}", response.body["uuid"].as_str().unwrap())).await.body
 }
 
 async fn bytes(cluster: &Cluster, token: &str, record: &Value) -> Vec<u8> {
     cluster.download_until_error(token, record["blob_uuid"].as_str().unwrap()).await
 }
 
-/// A content that no part of can be taken for another.
+/// Returns content without repeating parts.
 fn content(seed: u8) -> Vec<u8> {
     (0..400_000u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8 ^ seed).collect()
 }
@@ -42,55 +42,56 @@ fn error(record: &Value) -> &str {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_is_fetched_asked_for_again_and_versioned() {
+async fn fetches_revalidates_and_versions_image() {
     let (cluster, token) = cluster().await;
-    let web = WebServer::new(|asked, number| {
+    let web = WebServer::new(|request, number| {
         let (tag, body) = if number < 2 { ("\"one\"", content(1)) } else { ("\"two\"", content(2)) };
-        match asked.header("if-none-match") {
-            Some(known) if known == tag => Reply::status(304),
+        match request.header("if-none-match") {
+            Some(cached) if cached == tag => Reply::status(304),
             _ => Reply::ok(&body).with("ETag", tag).with("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT"),
         }
     })
     .await;
     let url = web.url("/images/small.img");
-    let answer = post(&cluster, &token, "/artifacts", json!({"url": url})).await.body;
+    let response = post(&cluster, &token, "/artifacts", json!({"url": url})).await.body;
     assert_eq!(
-        (&answer["state"], &answer["index"], &answer["blobs"]),
+        (&response["state"], &response["index"], &response["blobs"]),
         (&json!("initial"), &json!(0), &json!({}))
     );
-    assert_eq!((&answer["name"], &answer["source_url"]), (&json!("small.img"), &json!(url)));
-    assert!(answer.get("blob_uuid").is_none());
-    let handle = &answer["last_cluster_operation"];
+    assert_eq!((&response["name"], &response["source_url"]), (&json!("small.img"), &json!(url)));
+    assert!(response.get("blob_uuid").is_none());
+    let handle = &response["last_cluster_operation"];
     assert_eq!(handle["op_type"], "artifact_fetch_op");
     let path = format!("/clusteroperations/artifact_fetch_op/{}", handle["op_uuid"].as_str().unwrap());
     cluster.settle().await;
     assert_eq!(get(&cluster, &token, &path).await.body["tasks"], json!(["image_fetch"]));
-    let made = get(&cluster, &token, "/artifacts/small.img").await.body;
-    assert_eq!((&made["state"], &made["index"]), (&json!("created"), &json!(1)));
-    assert_eq!(bytes(&cluster, &token, &made).await, content(1));
-    let blob = get(&cluster, &token, &format!("/blobs/{}", made["blob_uuid"].as_str().unwrap())).await.body;
+    let artifact = get(&cluster, &token, "/artifacts/small.img").await.body;
+    assert_eq!((&artifact["state"], &artifact["index"]), (&json!("created"), &json!(1)));
+    assert_eq!(bytes(&cluster, &token, &artifact).await, content(1));
+    let blob =
+        get(&cluster, &token, &format!("/blobs/{}", artifact["blob_uuid"].as_str().unwrap())).await.body;
     assert_eq!(blob["modified"], "Wed, 21 Oct 2015 07:28:00 GMT");
 
     let same = fetch(&cluster, &token, &url).await;
-    assert_eq!((&same["uuid"], &same["index"]), (&made["uuid"], &json!(1)), "304");
+    assert_eq!((&same["uuid"], &same["index"]), (&artifact["uuid"], &json!(1)), "304");
     let newer = fetch(&cluster, &token, &url).await;
-    assert_eq!((&newer["uuid"], &newer["index"]), (&made["uuid"], &json!(2)));
+    assert_eq!((&newer["uuid"], &newer["index"]), (&artifact["uuid"], &json!(2)));
     assert_eq!(bytes(&cluster, &token, &newer).await, content(2));
     assert_eq!(web.requests().len(), 3);
     let messages =
-        cluster.messages(&ObjectRef::new(ObjectType::Artifact, made["uuid"].as_str().unwrap())).await;
+        cluster.messages(&ObjectRef::new(ObjectType::Artifact, artifact["uuid"].as_str().unwrap())).await;
     for message in ["version added", "the source has nothing new"] {
         assert!(messages.iter().any(|m| m == message), "{messages:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_source_that_says_nothing_of_versions_is_compared() {
+async fn compares_content_of_source_without_validators() {
     let (cluster, token) = cluster().await;
     let web = WebServer::new(|_, _| Reply::ok(&content(1))).await;
     assert_eq!(fetch(&cluster, &token, &web.url("/x")).await["index"], 1);
     assert_eq!(fetch(&cluster, &token, &web.url("/x")).await["index"], 1);
-    // One that only tells its time and length is believed.
+    // Last-Modified and the length suffice to detect an unchanged source.
     let web =
         WebServer::new(|_, _| Reply::ok(&content(1)).with("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT"))
             .await;
@@ -100,7 +101,7 @@ async fn a_source_that_says_nothing_of_versions_is_compared() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failing_source_keeps_the_cached_version() {
+async fn failing_source_keeps_cached_version() {
     let (cluster, token) = cluster().await;
     let web =
         WebServer::new(|_, number| if number == 0 { Reply::ok(&content(1)) } else { Reply::status(404) })
@@ -108,82 +109,82 @@ async fn a_failing_source_keeps_the_cached_version() {
     fetch(&cluster, &token, &web.url("/x")).await;
     let kept = fetch(&cluster, &token, &web.url("/x")).await;
     assert_eq!((&kept["state"], &kept["index"]), (&json!("created"), &json!(1)));
-    assert_eq!(error(&kept), "the server answers 404 Not Found");
+    assert_eq!(error(&kept), "the server responded with 404 Not Found");
     assert_eq!(bytes(&cluster, &token, &kept).await, content(1));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_fetch_goes_on_where_the_server_broke_off_or_stalled() {
+async fn resumes_interrupted_or_stalled_fetch() {
     let (cluster, token) = cluster().await;
     for stall in [false, true] {
-        let web = WebServer::new(move |asked: &ReceivedRequest, number| {
+        let web = WebServer::new(move |requests: &ReceivedRequest, number| {
             let tagged = |reply: Reply| Reply { stall, ..reply.with("ETag", "\"one\"") };
-            match (asked.range_start(), number) {
+            match (requests.range_start(), number) {
                 (None, _) => tagged(Reply::ok(&content(1)).cut(150_000)),
                 (Some(start), 1) => tagged(Reply::part(&content(1), start).cut(100_000)),
                 (Some(start), _) => Reply::part(&content(1), start).with("ETag", "\"one\""),
             }
         })
         .await;
-        let made = fetch(&cluster, &token, &web.url("/x")).await;
-        assert_eq!(made["state"], "created", "{}", error(&made));
-        assert_eq!(bytes(&cluster, &token, &made).await, content(1));
-        let asked = web.requests();
-        assert_eq!((asked.len(), asked[1].header("if-range")), (3, Some("\"one\"")));
-        assert!(asked[2].range_start() > asked[1].range_start(), "{asked:?}");
+        let artifact = fetch(&cluster, &token, &web.url("/x")).await;
+        assert_eq!(artifact["state"], "created", "{}", error(&artifact));
+        assert_eq!(bytes(&cluster, &token, &artifact).await, content(1));
+        let requests = web.requests();
+        assert_eq!((requests.len(), requests[1].header("if-range")), (3, Some("\"one\"")));
+        assert!(requests[2].range_start() > requests[1].range_start(), "{requests:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn two_contents_are_never_mixed() {
+async fn never_mixes_content_of_two_versions() {
     let (cluster, token) = cluster().await;
-    // The content changes after the connection broke: the second answer is the whole of another one.
+    // The content changes after the connection broke: the second response is all of the new content.
     let web = WebServer::new(|_, number| match number {
         0 => Reply::ok(&content(1)).with("ETag", "\"one\"").cut(150_000),
         _ => Reply::ok(&content(2)).with("ETag", "\"two\""),
     })
     .await;
-    let made = fetch(&cluster, &token, &web.url("/x")).await;
-    assert_eq!(bytes(&cluster, &token, &made).await, content(2));
-    // Without anything to tell versions apart nothing is gone on with.
-    let web = WebServer::new(|asked: &ReceivedRequest, number| match (asked.range_start(), number) {
+    let artifact = fetch(&cluster, &token, &web.url("/x")).await;
+    assert_eq!(bytes(&cluster, &token, &artifact).await, content(2));
+    // Without a validator the fetch is not resumed.
+    let web = WebServer::new(|request: &ReceivedRequest, number| match (request.range_start(), number) {
         (None, 0) => Reply::ok(&content(1)).cut(150_000),
         (None, _) => Reply::ok(&content(2)),
         (Some(start), _) => Reply::part(&content(2), start),
     })
     .await;
-    let made = fetch(&cluster, &token, &web.url("/y")).await;
-    assert_eq!(bytes(&cluster, &token, &made).await, content(2));
-    // A server that pays no heed to If-Range is found out by what it says of the rest.
-    let web = WebServer::new(|asked: &ReceivedRequest, number| match (asked.range_start(), number) {
+    let artifact = fetch(&cluster, &token, &web.url("/y")).await;
+    assert_eq!(bytes(&cluster, &token, &artifact).await, content(2));
+    // A server that ignores If-Range is detected by the ETag of the partial response.
+    let web = WebServer::new(|request: &ReceivedRequest, number| match (request.range_start(), number) {
         (None, 0) => Reply::ok(&content(1)).with("ETag", "\"one\"").cut(150_000),
         (Some(start), _) => Reply::part(&content(2), start).with("ETag", "\"two\""),
         (None, _) => Reply::ok(&content(2)).with("ETag", "\"two\""),
     })
     .await;
-    let made = fetch(&cluster, &token, &web.url("/heedless")).await;
-    assert_eq!(bytes(&cluster, &token, &made).await, content(2));
-    // A server that answers another part than the one that was asked for is not believed.
-    let web = WebServer::new(|asked: &ReceivedRequest, number| match (asked.range_start(), number) {
+    let artifact = fetch(&cluster, &token, &web.url("/heedless")).await;
+    assert_eq!(bytes(&cluster, &token, &artifact).await, content(2));
+    // A response with a different range than requested is discarded.
+    let web = WebServer::new(|request: &ReceivedRequest, number| match (request.range_start(), number) {
         (None, 0) => Reply::ok(&content(1)).with("ETag", "\"one\"").cut(150_000),
         (Some(_), _) => Reply::part(&content(1), 1000).with("ETag", "\"one\""),
         (None, _) => Reply::ok(&content(1)).with("ETag", "\"one\""),
     })
     .await;
-    let made = fetch(&cluster, &token, &web.url("/z")).await;
-    assert_eq!(bytes(&cluster, &token, &made).await, content(1));
+    let artifact = fetch(&cluster, &token, &web.url("/z")).await;
+    assert_eq!(bytes(&cluster, &token, &artifact).await, content(1));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_lies_or_never_ends_is_given_up_with_a_reason() {
+async fn reports_error_for_misbehaving_server() {
     let (cluster, token) = cluster().await;
     let cases: Vec<(&str, RequestHandler)> = vec![
-        // More is promised than ever comes.
+        // The announced length is larger than the body.
         (
-            "broke the connection off",
+            "closed the connection early",
             Box::new(|_, _| Reply::ok(&content(1)).with("Content-Length", "999999")),
         ),
-        ("does not answer", Box::new(|_, _| Reply::default())),
+        ("does not respond", Box::new(|_, _| Reply::default())),
         ("larger than the 0.01 GB", Box::new(|_, _| Reply::ok(&vec![1; 11_000_000]))),
         (
             "larger than the 0.01 GB",
@@ -193,9 +194,9 @@ async fn a_server_that_lies_or_never_ends_is_given_up_with_a_reason() {
             "larger than the 0.01 GB",
             Box::new(|_, _| Reply::ok(b"x").with("Content-Length", "99999999999999")),
         ),
-        ("the server answers 500", Box::new(|_, _| Reply::status(500))),
-        ("the server answers 403", Box::new(|_, _| Reply::status(403))),
-        ("redirects too often", Box::new(|_, _| Reply::status(302).with("Location", "/again"))),
+        ("the server responded with 500", Box::new(|_, _| Reply::status(500))),
+        ("the server responded with 403", Box::new(|_, _| Reply::status(403))),
+        ("too many redirects", Box::new(|_, _| Reply::status(302).with("Location", "/again"))),
         (
             "at a loopback address",
             Box::new(|_, _| Reply::status(302).with("Location", "http://127.0.0.2:9/x")),
@@ -205,23 +206,26 @@ async fn a_server_that_lies_or_never_ends_is_given_up_with_a_reason() {
             Box::new(|_, _| Reply::status(307).with("Location", "http://169.254.169.254/")),
         ),
         ("at a loopback address", Box::new(|_, _| Reply::status(301).with("Location", "http://[::1]:9/x"))),
-        ("no web address", Box::new(|_, _| Reply::status(302).with("Location", "file:///etc/passwd"))),
-        ("no valid URL", Box::new(|_, _| Reply::status(302))),
+        (
+            "URL that is not allowed",
+            Box::new(|_, _| Reply::status(302).with("Location", "file:///etc/passwd")),
+        ),
+        ("an invalid URL", Box::new(|_, _| Reply::status(302))),
     ];
-    for (number, (why, answer)) in cases.into_iter().enumerate() {
-        let web = WebServer::new(answer).await;
+    for (number, (reason, handler)) in cases.into_iter().enumerate() {
+        let web = WebServer::new(handler).await;
         let record = fetch(&cluster, &token, &web.url(&format!("/{number}"))).await;
-        assert_eq!(record["state"], "error", "{why}");
-        assert!(error(&record).contains(why), "{why}: {}", error(&record));
-        assert!(web.requests().len() <= 6, "{why}: {} requests", web.requests().len());
+        assert_eq!(record["state"], "error", "{reason}");
+        assert!(error(&record).contains(reason), "{reason}: {}", error(&record));
+        assert!(web.requests().len() <= 6, "{reason}: {} requests", web.requests().len());
         assert_eq!(record["blobs"], json!({}));
     }
     let drafts = std::fs::read_dir(cluster.directory().join("1/drafts")).unwrap().count();
-    assert_eq!(drafts, 0, "nothing is left of them");
+    assert_eq!(drafts, 0, "failed fetches leave no drafts");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_for_this_machine_is_refused_as_its_address_is() {
+async fn rejects_host_name_of_loopback_address() {
     let settings = [("IMAGE_FETCH_ALLOWED_NETWORKS", "10.0.0.0/8"), ("CLUSTER_OP_MAX_ATTEMPTS", "1")];
     let (cluster, token) = crate::networks::cluster(&settings).await;
     let web = WebServer::new(|_, _| Reply::ok(b"the inside")).await;
@@ -232,38 +236,38 @@ async fn a_name_for_this_machine_is_refused_as_its_address_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_redirect_is_followed() {
+async fn follows_redirect() {
     let (cluster, token) = cluster().await;
-    let web = WebServer::new(|asked: &ReceivedRequest, _| match asked.path.as_str() {
+    let web = WebServer::new(|request: &ReceivedRequest, _| match request.path.as_str() {
         "/moved" => Reply::status(302).with("Location", "/here"),
         _ => Reply::ok(&content(1)),
     })
     .await;
-    let made = fetch(&cluster, &token, &web.url("/moved")).await;
-    assert_eq!(made["state"], "created", "{}", error(&made));
-    assert_eq!(made["source_url"], web.url("/moved"));
+    let artifact = fetch(&cluster, &token, &web.url("/moved")).await;
+    assert_eq!(artifact["state"], "created", "{}", error(&artifact));
+    assert_eq!(artifact["source_url"], web.url("/moved"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_of_images_come_from_the_table() {
+async fn resolves_image_names_from_setting() {
     let web = WebServer::new(|_, _| Reply::ok(&content(1))).await;
     let names = format!("tiny=http://{}/tiny debian:*=http://{}/deb/{{version}}", web.address, web.address);
     let settings = [("IMAGE_NAMES", names.as_str()), ("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.1")];
     let (cluster, token) = crate::networks::cluster(&settings).await;
-    let made = fetch(&cluster, &token, "debian:12").await;
+    let artifact = fetch(&cluster, &token, "debian:12").await;
     assert_eq!(
-        (&made["state"], &made["name"], &made["source_url"]),
+        (&artifact["state"], &artifact["name"], &artifact["source_url"]),
         (&json!("created"), &json!("debian:12"), &json!("debian:12"))
     );
     fetch(&cluster, &token, "tiny").await;
-    let paths: Vec<String> = web.requests().into_iter().map(|asked| asked.path).collect();
+    let paths: Vec<String> = web.requests().into_iter().map(|request| request.path).collect();
     assert_eq!(paths, ["/deb/12", "/tiny"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_deleted_is_fetched_again() {
+async fn refetches_deleted_version() {
     let (cluster, token) = cluster().await;
-    let web = WebServer::new(|asked: &ReceivedRequest, number| match asked.header("if-none-match") {
+    let web = WebServer::new(|request: &ReceivedRequest, number| match request.header("if-none-match") {
         Some("\"two\"") => Reply::status(304),
         _ if number == 0 => Reply::ok(&content(1)).with("ETag", "\"one\""),
         _ => Reply::ok(&content(2)).with("ETag", "\"two\""),
@@ -272,15 +276,15 @@ async fn what_was_deleted_is_fetched_again() {
     fetch(&cluster, &token, &web.url("/x")).await;
     assert_eq!(fetch(&cluster, &token, &web.url("/x")).await["index"], 2);
     assert_eq!(cluster.call(&token, Method::DELETE, "/artifacts/x/versions/2", None).await.body["index"], 1);
-    let again = fetch(&cluster, &token, &web.url("/x")).await;
-    assert_eq!(again["index"], 3);
-    assert_eq!(bytes(&cluster, &token, &again).await, content(2));
+    let refetched = fetch(&cluster, &token, &web.url("/x")).await;
+    assert_eq!(refetched["index"], 3);
+    assert_eq!(bytes(&cluster, &token, &refetched).await, content(2));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_source_that_never_ends_holds_up_nobody_and_ends_with_its_artifact() {
+async fn endless_source_blocks_nothing_and_ends_with_its_artifact() {
     let (cluster, token) = cluster().await;
-    // Fast enough to be waited for, and endless.
+    // Fast enough not to stall, and endless.
     let web =
         WebServer::new(|_, _| Reply { without_length: true, stall: true, ..Reply::ok(&vec![1; 70_000]) })
             .await;
@@ -289,14 +293,14 @@ async fn a_source_that_never_ends_holds_up_nobody_and_ends_with_its_artifact() {
     let mut paths = Vec::new();
     for number in 0..12 {
         let body = json!({"url": web.url(&format!("/{number}"))});
-        let made = post(&cluster, &token, "/artifacts", body).await.body;
-        paths.push(format!("/artifacts/{}", made["uuid"].as_str().unwrap()));
+        let artifact = post(&cluster, &token, "/artifacts", body).await.body;
+        paths.push(format!("/artifacts/{}", artifact["uuid"].as_str().unwrap()));
     }
-    wait_for("all hands of the fetches to be busy", async || (web.requests().len() >= 8).then_some(())).await;
+    wait_for("all fetch workers to be busy", async || (web.requests().len() >= 8).then_some(())).await;
     let body = json!({"name": "net", "netblock": "10.0.0.0/24"});
     let network = post(&cluster, &token, "/networks", body).await.body;
     let network = format!("/networks/{}", network["uuid"].as_str().unwrap());
-    wait_for("a network", async || {
+    wait_for("the network to be created", async || {
         (get(&cluster, &token, &network).await.body["state"] == "created").then_some(())
     })
     .await;
@@ -304,8 +308,8 @@ async fn a_source_that_never_ends_holds_up_nobody_and_ends_with_its_artifact() {
         assert_eq!(cluster.call(&token, Method::DELETE, path, None).await.status, 200);
     }
     wait_for("the fetches to end", async || {
-        let left = muster_store::operations::unfinished(&*cluster.app.store).await.unwrap();
-        (left == 0).then_some(())
+        let unfinished = muster_store::operations::unfinished(&*cluster.app.store).await.unwrap();
+        (unfinished == 0).then_some(())
     })
     .await;
     stop.send_replace(true);
@@ -314,11 +318,11 @@ async fn a_source_that_never_ends_holds_up_nobody_and_ends_with_its_artifact() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_artifact_deleted_while_it_is_fetched_leaves_nothing() {
+async fn artifact_deleted_during_fetch_leaves_no_blob() {
     let (cluster, token) = cluster().await;
     let web = WebServer::new(|_, _| Reply::ok(&content(1))).await;
-    let made = post(&cluster, &token, "/artifacts", json!({"url": web.url("/x")})).await.body;
-    let path = format!("/artifacts/{}", made["uuid"].as_str().unwrap());
+    let artifact = post(&cluster, &token, "/artifacts", json!({"url": web.url("/x")})).await.body;
+    let path = format!("/artifacts/{}", artifact["uuid"].as_str().unwrap());
     assert_eq!(cluster.call(&token, Method::DELETE, &path, None).await.body["state"], "deleted");
     cluster.settle().await;
     assert_eq!(get(&cluster, &token, &path).await.body["state"], "deleted");

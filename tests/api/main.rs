@@ -1,6 +1,6 @@
-//! The API as callers see it, on a cluster in this process.
+//! API tests against an in-process cluster.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod access;
 mod addresses;

@@ -6,12 +6,18 @@ use muster_test_cluster::{Cluster, caller};
 use muster_types::object::ObjectRef;
 use serde_json::{Value, json};
 
-/// Checks refusals: each body gets its status and text, and nothing is written.
-async fn refusals(cluster: &Cluster, token: &str, method: Method, path: &str, cases: &[(Value, u16, &str)]) {
+/// Asserts that each body is rejected with its status and error text.
+async fn assert_rejected(
+    cluster: &Cluster,
+    token: &str,
+    method: Method,
+    path: &str,
+    cases: &[(Value, u16, &str)],
+) {
     for (body, status, text) in cases {
-        let answer = cluster.call(token, method.clone(), path, Some(body.clone())).await;
+        let response = cluster.call(token, method.clone(), path, Some(body.clone())).await;
         assert_eq!(
-            (answer.status.as_u16(), &answer.body["error"]),
+            (response.status.as_u16(), &response.body["error"]),
             (*status, &json!(text)),
             "{method} {path} {body}"
         );
@@ -19,7 +25,7 @@ async fn refusals(cluster: &Cluster, token: &str, method: Method, path: &str, ca
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_namespace_is_created_shown_listed_and_deleted() {
+async fn creates_shows_lists_and_deletes_namespace() {
     let cluster = Cluster::new().await;
     let token = cluster.token("system").await;
     let created =
@@ -47,11 +53,11 @@ async fn a_namespace_is_created_shown_listed_and_deleted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refused_namespace_leaves_no_trace() {
+async fn rejects_invalid_namespace_without_side_effects() {
     let cluster = Cluster::new().await;
     let token = cluster.token("system").await;
     let long = "x".repeat(73);
-    refusals(
+    assert_rejected(
         &cluster,
         &token,
         Method::POST,
@@ -81,7 +87,7 @@ async fn a_refused_namespace_leaves_no_trace() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_list_of_many_is_one_whole_document() {
+async fn lists_many_namespaces_in_one_document() {
     let cluster = Cluster::new().await;
     for n in 0..1203 {
         let mut tx = cluster.app.store.begin().await.unwrap();
@@ -98,29 +104,32 @@ async fn a_list_of_many_is_one_whole_document() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_are_added_replaced_listed_and_deleted() {
+async fn adds_replaces_lists_and_deletes_keys() {
     let cluster = Cluster::new().await;
     cluster.create_namespace("ci").await;
     let token = cluster.token("system").await;
     let keys = "/auth/namespaces/ci/keys";
-    let made =
+    let generated =
         cluster.call(&token, Method::POST, keys, Some(json!({"key_name": "made", "key": ""}))).await.body;
-    assert_eq!(made["key_name"], "made");
-    assert_eq!(made["key"].as_str().unwrap().len(), 42);
-    let odd = json!({"key_name": "odd / name é", "key": "secret", "expiry": null});
-    assert_eq!(cluster.call(&token, Method::POST, keys, Some(odd)).await.body, json!("odd / name é"));
+    assert_eq!(generated["key_name"], "made");
+    assert_eq!(generated["key"].as_str().unwrap().len(), 42);
+    let special_name = json!({"key_name": "odd / name é", "key": "secret", "expiry": null});
+    assert_eq!(
+        cluster.call(&token, Method::POST, keys, Some(special_name)).await.body,
+        json!("odd / name é")
+    );
     assert_eq!(cluster.call(&token, Method::GET, keys, None).await.body, json!(["made", "odd / name é"]));
 
-    // The form that the released client sends, and the one with the name in the path.
+    // The released client sends the name in the body; the path form is accepted as well.
     let body = json!({"key_name": "made", "key": "second"});
     assert_eq!(cluster.call(&token, Method::PUT, keys, Some(body)).await.body, json!("made"));
     let named = format!("{keys}/made");
-    let answer =
+    let response =
         cluster.call(&token, Method::PUT, &named, Some(json!({"key": "third", "key_name": "made"}))).await;
-    assert_eq!(answer.body, json!("made"));
-    let clash =
+    assert_eq!(response.body, json!("made"));
+    let conflicting =
         cluster.call(&token, Method::PUT, &named, Some(json!({"key": "x", "key_name": "other"}))).await;
-    assert_eq!(clash.status, 400);
+    assert_eq!(conflicting.status, 400);
     for (secret, status) in [("second", 401), ("third", 200)] {
         let login = json!({"namespace": "ci", "key": secret});
         assert_eq!(cluster.call("", Method::POST, "/auth", Some(login)).await.status, status, "{secret}");
@@ -133,9 +142,9 @@ async fn keys_are_added_replaced_listed_and_deleted() {
         "no key specified"
     );
 
-    let odd = format!("{keys}/odd%20%2F%20name%20%C3%A9");
-    assert_eq!(cluster.call(&token, Method::DELETE, &odd, None).await.text, "null\n");
-    let again = cluster.call(&token, Method::DELETE, &odd, None).await;
+    let special_name = format!("{keys}/odd%20%2F%20name%20%C3%A9");
+    assert_eq!(cluster.call(&token, Method::DELETE, &special_name, None).await.text, "null\n");
+    let again = cluster.call(&token, Method::DELETE, &special_name, None).await;
     assert_eq!(
         (again.status.as_u16(), &again.body["error"]),
         (404, &json!("key name not found in namespace"))
@@ -143,10 +152,10 @@ async fn keys_are_added_replaced_listed_and_deleted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refused_key_is_told_why() {
+async fn rejects_invalid_key_with_reason() {
     let cluster = Cluster::new().await;
     let token = cluster.token("system").await;
-    refusals(
+    assert_rejected(
         &cluster,
         &token,
         Method::POST,
@@ -170,13 +179,13 @@ async fn a_refused_key_is_told_why() {
     )
     .await;
     let prefixed = json!({"key_name": "k", "key": "sfk_mine"});
-    let answer = cluster.call(&token, Method::POST, "/auth/namespaces/system/keys", Some(prefixed)).await;
-    assert_eq!(answer.status, 400);
-    assert!(answer.body["error"].as_str().unwrap().contains("sfk_ prefix is reserved"));
+    let response = cluster.call(&token, Method::POST, "/auth/namespaces/system/keys", Some(prefixed)).await;
+    assert_eq!(response.status, 400);
+    assert!(response.body["error"].as_str().unwrap().contains("sfk_ prefix is reserved"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn trust_shows_a_namespace_and_its_end_hides_it() {
+async fn trust_makes_namespace_visible_until_revoked() {
     let cluster = Cluster::new().await;
     for name in ["a", "b"] {
         cluster.create_namespace(name).await;
@@ -187,23 +196,23 @@ async fn trust_shows_a_namespace_and_its_end_hides_it() {
         let added = cluster.call(&a, Method::POST, "/auth/namespaces/a/trust", Some(trust.clone())).await;
         assert_eq!(added.body["trust"]["full"], json!(["system", "b"]), "adding twice changes nothing");
     }
-    let seen = async |token: &str| {
+    let visible_count = async |token: &str| {
         cluster.call(token, Method::GET, "/auth/namespaces", None).await.body.as_array().unwrap().len()
     };
-    assert_eq!((seen(&a).await, seen(&b).await), (1, 2), "trust is not mutual");
-    for (other, left) in
+    assert_eq!((visible_count(&a).await, visible_count(&b).await), (1, 2), "trust is not mutual");
+    for (other, remaining) in
         [("system", json!(["system", "b"])), ("absent", json!(["system", "b"])), ("b", json!(["system"]))]
     {
         let path = format!("/auth/namespaces/a/trust/{other}");
-        assert_eq!(cluster.call(&a, Method::DELETE, &path, None).await.body["trust"]["full"], left);
+        assert_eq!(cluster.call(&a, Method::DELETE, &path, None).await.body["trust"]["full"], remaining);
     }
-    assert_eq!(seen(&b).await, 1);
+    assert_eq!(visible_count(&b).await, 1);
     let none = cluster.call(&a, Method::POST, "/auth/namespaces/a/trust", Some(json!({}))).await;
     assert_eq!(none.body["error"], "no external namespace specified");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn deleting_a_namespace_revokes_every_trust_that_names_it_at_that_moment() {
+async fn deleting_namespace_revokes_trusts_immediately() {
     let cluster = Cluster::new().await;
     for name in ["a", "b", "doomed"] {
         cluster.create_namespace(name).await;
@@ -221,7 +230,7 @@ async fn deleting_a_namespace_revokes_every_trust_that_names_it_at_that_moment()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metadata_is_set_replaced_and_deleted() {
+async fn sets_replaces_and_deletes_metadata() {
     let cluster = Cluster::new().await;
     let token = cluster.token("system").await;
     let path = "/auth/namespaces/system/metadata";
@@ -243,12 +252,12 @@ async fn metadata_is_set_replaced_and_deleted() {
         cluster.call(&token, Method::PUT, &format!("{path}/l1"), Some(large.clone())).await.status,
         200
     );
-    let full = cluster.call(&token, Method::PUT, &format!("{path}/l2"), Some(large)).await;
-    assert_eq!(full.status, 400, "{}", full.text);
+    let over_limit = cluster.call(&token, Method::PUT, &format!("{path}/l2"), Some(large)).await;
+    assert_eq!(over_limit.status, 400, "{}", over_limit.text);
     assert!(
         !cluster.call(&token, Method::GET, path, None).await.body.as_object().unwrap().contains_key("l2")
     );
-    refusals(
+    assert_rejected(
         &cluster,
         &token,
         Method::POST,

@@ -5,11 +5,11 @@ use muster_control::reconcile;
 use muster_store::interfaces;
 use muster_test_cluster::{ApiResponse, Cluster, wait_for};
 use muster_types::ids::NetworkId;
-use muster_types::network::FLOATING;
+use muster_types::network::FLOATING_NETWORK_ID;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
-/// A cluster with a namespace `ci`, and a token for it.
+/// Creates a cluster with the namespace `ci`, and returns it with a token of `ci`.
 pub(crate) async fn cluster(settings: &[(&str, &str)]) -> (Cluster, String) {
     let cluster = Cluster::with(settings, None).await;
     cluster.create_namespace("ci").await;
@@ -17,13 +17,13 @@ pub(crate) async fn cluster(settings: &[(&str, &str)]) -> (Cluster, String) {
     (cluster, token)
 }
 
-/// A network that is `created`; its id.
-pub(crate) async fn network(cluster: &Cluster, token: &str, body: Value) -> String {
-    let answer = cluster.call(token, Method::POST, "/networks", Some(body)).await;
-    assert_eq!(answer.status, 200, "{}", answer.text);
-    assert_eq!(answer.body["state"], "initial");
+/// Creates a network, waits until it is `created`, and returns its id.
+pub(crate) async fn create_network(cluster: &Cluster, token: &str, body: Value) -> String {
+    let response = cluster.call(token, Method::POST, "/networks", Some(body)).await;
+    assert_eq!(response.status, 200, "{}", response.text);
+    assert_eq!(response.body["state"], "initial");
     cluster.settle_networks().await;
-    answer.body["uuid"].as_str().unwrap().to_owned()
+    response.body["uuid"].as_str().unwrap().to_owned()
 }
 
 pub(crate) async fn get(cluster: &Cluster, token: &str, path: &str) -> ApiResponse {
@@ -47,25 +47,29 @@ pub(crate) fn id(text: &str) -> NetworkId {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_network_is_created_shown_and_deleted() {
+async fn creates_shows_and_deletes_network() {
     let (cluster, token) = cluster(&[]).await;
-    let id = network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
-    let shown = get(&cluster, &token, "/networks/blue").await.body;
-    assert_eq!(shown["uuid"], id);
-    assert_eq!(shown["state"], "created");
-    assert_eq!(shown["vxid"], shown["vxlan_id"]);
-    assert!((1..=0xff_ffff).contains(&shown["vxid"].as_i64().unwrap()));
-    assert_eq!((&shown["provide_dhcp"], &shown["provide_dns"]), (&json!(true), &json!(false)));
-    assert!(shown["floating_gateway"].as_str().unwrap().starts_with("192.168.20."));
+    let id = create_network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
+    let fetched = get(&cluster, &token, "/networks/blue").await.body;
+    assert_eq!(fetched["uuid"], id);
+    assert_eq!(fetched["state"], "created");
+    assert_eq!(fetched["vxid"], fetched["vxlan_id"]);
+    assert!((1..=0xff_ffff).contains(&fetched["vxid"].as_i64().unwrap()));
+    assert_eq!((&fetched["provide_dhcp"], &fetched["provide_dns"]), (&json!(true), &json!(false)));
+    assert!(fetched["floating_gateway"].as_str().unwrap().starts_with("192.168.20."));
     let plan = cluster.node.network_plans().pop().unwrap();
     assert_eq!((plan.id.to_string(), plan.mtu), (id.clone(), 1450));
     assert!(plan.router.is_some() && cluster.other.network_plans().is_empty());
 
-    let answer = delete(&cluster, &token, "/networks/networks/blue").await;
-    assert_eq!((answer.status.as_u16(), &answer.body["op_type"]), (202, &json!("net_op")));
-    assert_eq!(delete(&cluster, &token, "/networks/blue").await.body, answer.body, "the one that is at it");
+    let response = delete(&cluster, &token, "/networks/networks/blue").await;
+    assert_eq!((response.status.as_u16(), &response.body["op_type"]), (202, &json!("net_op")));
+    assert_eq!(
+        delete(&cluster, &token, "/networks/blue").await.body,
+        response.body,
+        "the deletion in progress"
+    );
     cluster.settle().await;
-    let path = format!("/clusteroperations/net_op/{}", answer.body["op_uuid"].as_str().unwrap());
+    let path = format!("/clusteroperations/net_op/{}", response.body["op_uuid"].as_str().unwrap());
     assert_eq!(get(&cluster, &token, &path).await.body["state"], "complete");
     assert_eq!(get(&cluster, &token, &format!("/networks/{id}")).await.body["state"], "deleted");
     assert_eq!(get(&cluster, &token, "/networks/blue").await.status, 404);
@@ -84,13 +88,13 @@ async fn a_network_is_created_shown_and_deleted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn options_are_honoured() {
+async fn applies_network_options() {
     let (cluster, token) =
         cluster(&[("MAX_HYPERVISOR_MTU", "1400"), ("NETWORK_CHECK_SENDERS", "false")]).await;
     let body = json!({"name": "n", "netblock": "10.0.0.0/24", "provide_dhcp": false, "provide_nat": "no", "provide_dns": 1});
-    network(&cluster, &token, body).await;
-    let shown = get(&cluster, &token, "/networks/n").await.body;
-    assert_eq!(shown["floating_gateway"], Value::Null);
+    create_network(&cluster, &token, body).await;
+    let fetched = get(&cluster, &token, "/networks/n").await.body;
+    assert_eq!(fetched["floating_gateway"], Value::Null);
     let plan = cluster.node.network_plans().pop().unwrap();
     let router = plan.router.unwrap();
     assert_eq!((router.dhcp, router.nat, router.dns), (false, false, true));
@@ -99,10 +103,10 @@ async fn options_are_honoured() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_input_is_refused_with_its_field_and_leaves_nothing() {
+async fn rejects_invalid_input_without_side_effects() {
     let (cluster, token) = cluster(&[]).await;
     let long = "x".repeat(256);
-    for (body, why) in [
+    for (body, expected) in [
         (json!({"netblock": "10.0.0.0/24"}), "name"),
         (json!({"name": "n"}), "netblock"),
         (json!({"name": "n", "netblock": "10.0.0.1/24"}), "host bits set"),
@@ -135,43 +139,43 @@ async fn bad_input_is_refused_with_its_field_and_leaves_nothing() {
         ),
         (json!({"name": "n", "netblock": "10.0.0.0/24", "colour": 1}), "colour: not declared"),
     ] {
-        let answer = post(&cluster, &token, "/networks", body.clone()).await;
-        let text = answer.body["error"].as_str().unwrap_or_default().to_owned();
-        assert!(answer.status == 400 && text.contains(why), "{body}: {} {text}", answer.status);
+        let response = post(&cluster, &token, "/networks", body.clone()).await;
+        let error = response.body["error"].as_str().unwrap_or_default().to_owned();
+        assert!(response.status == 400 && error.contains(expected), "{body}: {} {error}", response.status);
     }
     let foreign = json!({"name": "n", "netblock": "10.0.0.0/24", "namespace": "system"});
-    let answer = post(&cluster, &token, "/networks", foreign).await;
-    assert_eq!(answer.status, 401);
-    assert_eq!(answer.body["error"], "only admins can create resources in a different namespace");
+    let response = post(&cluster, &token, "/networks", foreign).await;
+    assert_eq!(response.status, 401);
+    assert_eq!(response.body["error"], "only admins can create resources in a different namespace");
     let system = cluster.token("system").await;
     let absent = json!({"name": "n", "netblock": "10.0.0.0/24", "namespace": "absent"});
     assert_eq!(post(&cluster, &system, "/networks", absent).await.body["error"], "namespace not found");
     let rows = cluster.app.store.query("SELECT COUNT(*) FROM addresses", &[]).await.unwrap();
-    assert_eq!(rows[0].scalar::<i64>().unwrap(), 3, "only those of the floating network");
+    assert_eq!(rows[0].scalar::<i64>().unwrap(), 3, "only addresses of the floating network");
     assert_eq!(get(&cluster, &system, "/networks").await.body, json!([]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn odd_but_possible_names_work() {
+async fn accepts_unusual_names() {
     let (cluster, token) = cluster(&[]).await;
     for name in ["Grüße an alle", "a:b;c", "日本", "--", "100%", "x?y=z#"] {
-        network(&cluster, &token, json!({"name": name, "netblock": "10.0.0.0/24"})).await;
-        let path = format!("/networks/{}", percent(name));
+        create_network(&cluster, &token, json!({"name": name, "netblock": "10.0.0.0/24"})).await;
+        let path = format!("/networks/{}", percent_encode(name));
         assert_eq!(get(&cluster, &token, &path).await.body["name"], name);
     }
 }
 
-fn percent(text: &str) -> String {
+fn percent_encode(text: &str) -> String {
     text.bytes().map(|byte| format!("%{byte:02X}")).collect()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_resolve_in_the_callers_namespace_and_then_where_it_is_trusted() {
+async fn names_resolve_in_own_namespace_before_trusting_ones() {
     let (cluster, token) = cluster(&[]).await;
     cluster.create_namespace("other").await;
     let (other, system) = (cluster.token("other").await, cluster.token("system").await);
     let body = || json!({"name": "n", "netblock": "10.0.0.0/24"});
-    let mine = network(&cluster, &token, body()).await;
+    let mine = create_network(&cluster, &token, body()).await;
     assert_eq!(get(&cluster, &other, "/networks/n").await.body["error"], "network not found");
     assert_eq!(get(&cluster, &other, &format!("/networks/{mine}")).await.status, 404);
     assert_eq!(get(&cluster, &system, "/networks/n").await.body["uuid"], mine);
@@ -180,34 +184,39 @@ async fn names_resolve_in_the_callers_namespace_and_then_where_it_is_trusted() {
     assert_eq!(get(&cluster, &other, "/networks/n").await.body["uuid"], mine);
     assert_eq!(get(&cluster, &other, "/networks").await.body.as_array().unwrap().len(), 1);
     assert_eq!(delete(&cluster, &other, "/networks/n").await.status, 404);
-    let there = json!({"name": "gift", "netblock": "10.0.0.0/24", "namespace": "ci"});
-    assert_eq!(post(&cluster, &other, "/networks", there).await.body["namespace"], "ci", "trust lets create");
+    let in_ci = json!({"name": "gift", "netblock": "10.0.0.0/24", "namespace": "ci"});
+    assert_eq!(
+        post(&cluster, &other, "/networks", in_ci).await.body["namespace"],
+        "ci",
+        "trust allows creation"
+    );
     cluster.settle_networks().await;
-    assert_eq!(delete(&cluster, &other, "/networks/gift").await.status, 404, "and no more");
-    let theirs = network(&cluster, &other, body()).await;
+    assert_eq!(delete(&cluster, &other, "/networks/gift").await.status, 404, "trust does not allow deletion");
+    let theirs = create_network(&cluster, &other, body()).await;
     assert_eq!(get(&cluster, &other, "/networks/n").await.body["uuid"], theirs);
-    let answer = get(&cluster, &system, "/networks/n").await;
-    assert_eq!(answer.status, 400);
-    assert_eq!(answer.body["error"], "multiple networks have the name \"n\" in namespace \"system\"");
+    let response = get(&cluster, &system, "/networks/n").await;
+    assert_eq!(response.status, 400);
+    assert_eq!(response.body["error"], "multiple networks have the name \"n\" in namespace \"system\"");
     let within = |namespace: &str| Some(json!({ "namespace": namespace }));
-    let answer = cluster.call(&system, Method::GET, "/networks/n", within("ci")).await;
-    assert_eq!(answer.body["uuid"], mine);
+    let response = cluster.call(&system, Method::GET, "/networks/n", within("ci")).await;
+    assert_eq!(response.body["uuid"], mine);
     let path = format!("/networks/{mine}");
     assert_eq!(cluster.call(&system, Method::GET, &path, within("other")).await.status, 404);
     assert_eq!(cluster.call(&token, Method::GET, &path, within("other")).await.status, 404);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nodes_with_interfaces_take_part_and_no_others() {
+async fn only_nodes_with_interfaces_join_network() {
     let (cluster, token) = cluster(&[]).await;
-    let network = network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
+    let network = create_network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
     let row = cluster.create_interface(&network, "ci", "web", 2).await;
     let mac = row.mac;
-    let plan = wait_for("the second node to take part", async || cluster.other.network_plans().pop()).await;
+    let plan =
+        wait_for("the second node to join the network", async || cluster.other.network_plans().pop()).await;
     assert!(plan.router.is_none());
     assert_eq!(plan.peers, [cluster.app.nodes[0].identity().ip.parse::<std::net::Ipv4Addr>().unwrap()]);
     assert_eq!((plan.ports.len(), plan.ports[0].mac, plan.ports[0].address), (1, mac, row.ipv4));
-    let router = wait_for("the router to know the lease", async || {
+    let router = wait_for("the router to have the lease", async || {
         let router = cluster.node.network_plans().pop()?.router?;
         (router.leases.len() == 1).then_some(router)
     })
@@ -218,7 +227,7 @@ async fn nodes_with_interfaces_take_part_and_no_others() {
     assert_eq!(list[0]["macaddr"], mac.to_string());
     assert_eq!(list[0]["version"], 3);
     cluster.delete_interface(row.id).await;
-    wait_for("the second node to be free of it", async || {
+    wait_for("the second node to remove the network", async || {
         cluster.other.network_plans().is_empty().then_some(())
     })
     .await;
@@ -226,18 +235,19 @@ async fn nodes_with_interfaces_take_part_and_no_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_are_told_to_the_resolver_and_forgotten() {
+async fn adds_and_removes_dns_entries() {
     let (cluster, token) = cluster(&[]).await;
-    network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24", "provide_dns": true})).await;
+    create_network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24", "provide_dns": true}))
+        .await;
     let dns = async |method: Method, body: Value| {
-        let answer = cluster.call(&token, method, "/networks/n/dns", Some(body)).await;
-        (answer.status.as_u16(), answer.body["error"].as_str().unwrap_or_default().to_owned())
+        let response = cluster.call(&token, method, "/networks/n/dns", Some(body)).await;
+        (response.status.as_u16(), response.body["error"].as_str().unwrap_or_default().to_owned())
     };
     assert_eq!(dns(Method::POST, json!({"name": "Web", "value": "10.0.0.9"})).await.0, 200);
     assert_eq!(dns(Method::POST, json!({"name": "web", "value": "10.0.0.10"})).await.0, 200);
     let names = || cluster.node.network_plans().pop().unwrap().router.unwrap().names;
     assert_eq!(names(), [("web".to_owned(), "10.0.0.10".parse().unwrap())]);
-    for (body, status, why) in [
+    for (body, status, expected) in [
         (json!({"name": "a\nserver=6.6.6.6", "value": "10.0.0.9"}), 406, "invalid DNS name"),
         (json!({"name": "a b", "value": "10.0.0.9"}), 406, "invalid DNS name"),
         (json!({"name": "web", "value": "banana"}), 400, "value"),
@@ -245,27 +255,27 @@ async fn names_are_told_to_the_resolver_and_forgotten() {
         (json!({"name": "web"}), 400, "value"),
         (json!({"value": "10.0.0.9"}), 400, "name"),
     ] {
-        let (found, text) = dns(Method::POST, body.clone()).await;
-        assert!(found == status && text.contains(why), "{body}: {found} {text}");
+        let (actual, error) = dns(Method::POST, body.clone()).await;
+        assert!(actual == status && error.contains(expected), "{body}: {actual} {error}");
     }
     assert_eq!(dns(Method::DELETE, json!({"name": "unknown"})).await.0, 200);
     assert_eq!(dns(Method::DELETE, json!({"name": "web"})).await.0, 200);
     assert!(names().is_empty());
-    network(&cluster, &token, json!({"name": "silent", "netblock": "10.0.0.0/24"})).await;
-    let answer =
+    create_network(&cluster, &token, json!({"name": "silent", "netblock": "10.0.0.0/24"})).await;
+    let response =
         post(&cluster, &token, "/networks/silent/dns", json!({"name": "a", "value": "10.0.0.9"})).await;
     assert_eq!(
-        (answer.status.as_u16(), &answer.body["error"]),
+        (response.status.as_u16(), &response.body["error"]),
         (406, &json!("network does not provide DNS"))
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pings_are_checked_and_answered_in_lines() {
+async fn validates_ping_and_returns_output_lines() {
     let (cluster, token) = cluster(&[]).await;
-    network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
-    let answer = get(&cluster, &token, "/networks/n/ping/10.0.0.1").await;
-    assert!(answer.body["stdout"].is_array() && answer.body["stderr"].is_array(), "{}", answer.text);
+    create_network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
+    let response = get(&cluster, &token, "/networks/n/ping/10.0.0.1").await;
+    assert!(response.body["stdout"].is_array() && response.body["stderr"].is_array(), "{}", response.text);
     let error = async |path: &str| get(&cluster, &token, path).await.body["error"].clone();
     assert_eq!(error("/networks/n/ping/banana").await, "invalid address");
     assert_eq!(error("/networks/n/ping/10.1.0.1").await, "ping request for address outside network block");
@@ -275,15 +285,15 @@ async fn pings_are_checked_and_answered_in_lines() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_network_with_interfaces_waits_for_them() {
+async fn network_deletion_waits_for_interfaces() {
     let (cluster, token) = cluster(&[]).await;
-    let network = network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
+    let network = create_network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
     let row = cluster.create_interface(&network, "ci", "web", 2).await;
-    let answer = delete(&cluster, &token, "/networks/n").await;
-    assert_eq!(answer.status, 202);
+    let response = delete(&cluster, &token, "/networks/n").await;
+    assert_eq!(response.status, 202);
     cluster.worker.run_once().await.unwrap();
     assert_eq!(get(&cluster, &token, "/networks/n").await.body["state"], "delete-wait");
-    assert_eq!(cluster.other.network_plans().len(), 1, "it still carries what is on it");
+    assert_eq!(cluster.other.network_plans().len(), 1, "the network is kept while it has interfaces");
     let list = get(&cluster, &token, &format!("/networks/{network}/clusteroperations")).await.body;
     assert_eq!((list.as_array().unwrap().len(), &list[0]["attempts"]), (1, &json!(0)));
     cluster.delete_interface(row.id).await;
@@ -302,37 +312,41 @@ async fn a_network_with_interfaces_waits_for_them() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_networks_of_a_namespace_are_deleted_at_once() {
+async fn deletes_all_networks_of_namespace() {
     let (cluster, token) = cluster(&[]).await;
     assert_eq!(delete(&cluster, &token, "/networks").await.body, json!([]));
     let mut ids = Vec::new();
     for name in ["a", "b", "c"] {
-        ids.push(network(&cluster, &token, json!({"name": name, "netblock": "10.0.0.0/24"})).await);
+        ids.push(create_network(&cluster, &token, json!({"name": name, "netblock": "10.0.0.0/24"})).await);
     }
     let row = cluster.create_interface(&ids[0], "ci", "web", 1).await;
-    let call =
+    let delete_all =
         async |token: &str, body: Value| cluster.call(token, Method::DELETE, "/networks", Some(body)).await;
-    let answer = call(&token, json!({"confirm": false})).await;
+    let response = delete_all(&token, json!({"confirm": false})).await;
     assert_eq!(
-        (answer.status.as_u16(), &answer.body["error"]),
+        (response.status.as_u16(), &response.body["error"]),
         (400, &json!("parameter confirm is not set true"))
     );
-    let answer = call(&token, json!({"confirm": true, "namespace": "system"})).await;
+    let response = delete_all(&token, json!({"confirm": true, "namespace": "system"})).await;
     assert_eq!(
-        (answer.status.as_u16(), &answer.body["error"]),
+        (response.status.as_u16(), &response.body["error"]),
         (401, &json!("you cannot delete other namespaces"))
     );
     let system = cluster.token("system").await;
-    let answer = call(&system, json!({"confirm": true, "namespace": "system"})).await;
-    assert_eq!((answer.status.as_u16(), answer.body), (202, json!([])), "system means the namespace system");
-    let answer = call(&token, json!({"confirm": true})).await;
-    assert_eq!(answer.status, 403);
-    assert_eq!(answer.body["error"]["unable"], json!([ids[0]]));
-    assert_eq!(answer.body["error"]["deleted"].as_array().unwrap().len(), 2);
-    let answer = call(&system, json!({"confirm": true, "namespace": "ci", "clean_wait": true})).await;
-    assert_eq!(answer.status, 202);
+    let response = delete_all(&system, json!({"confirm": true, "namespace": "system"})).await;
+    assert_eq!(
+        (response.status.as_u16(), response.body),
+        (202, json!([])),
+        "only the namespace system is affected"
+    );
+    let response = delete_all(&token, json!({"confirm": true})).await;
+    assert_eq!(response.status, 403);
+    assert_eq!(response.body["error"]["unable"], json!([ids[0]]));
+    assert_eq!(response.body["error"]["deleted"].as_array().unwrap().len(), 2);
+    let response = delete_all(&system, json!({"confirm": true, "namespace": "ci", "clean_wait": true})).await;
+    assert_eq!(response.status, 202);
     assert!(
-        answer
+        response
             .body
             .as_array()
             .unwrap()
@@ -345,23 +359,23 @@ async fn all_networks_of_a_namespace_are_deleted_at_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_floating_network_is_nobodys_and_stays() {
+async fn floating_network_has_no_namespace_and_cannot_be_deleted() {
     let (cluster, token) = cluster(&[]).await;
     let system = cluster.token("system").await;
-    let path = format!("/networks/{FLOATING}");
+    let path = format!("/networks/{FLOATING_NETWORK_ID}");
     assert_eq!(get(&cluster, &token, &path).await.status, 404);
-    let shown = get(&cluster, &system, &path).await.body;
-    assert_eq!((&shown["namespace"], &shown["vxid"]), (&Value::Null, &json!(0)));
-    let answer = delete(&cluster, &system, &path).await;
+    let fetched = get(&cluster, &system, &path).await.body;
+    assert_eq!((&fetched["namespace"], &fetched["vxid"]), (&Value::Null, &json!(0)));
+    let response = delete(&cluster, &system, &path).await;
     assert_eq!(
-        (answer.status.as_u16(), &answer.body["error"]),
+        (response.status.as_u16(), &response.body["error"]),
         (403, &json!("you cannot delete the floating network"))
     );
-    for (method, tail) in [(Method::POST, "route"), (Method::GET, "ping/192.168.20.1")] {
+    for (method, suffix) in [(Method::POST, "route"), (Method::GET, "ping/192.168.20.1")] {
         assert_eq!(
-            cluster.call(&system, method, &format!("{path}/{tail}"), None).await.status,
+            cluster.call(&system, method, &format!("{path}/{suffix}"), None).await.status,
             403,
-            "{tail}"
+            "{suffix}"
         );
     }
     assert_eq!(get(&cluster, &system, &format!("{path}/addresses")).await.body.as_array().unwrap().len(), 3);
@@ -370,18 +384,18 @@ async fn the_floating_network_is_nobodys_and_stays() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_that_cannot_carry_it_puts_a_network_into_error_with_the_reason() {
+async fn node_failure_puts_network_into_error_with_reason() {
     let (cluster, token) = cluster(&[("CLUSTER_OP_LEASE", "1"), ("CLUSTER_OP_MAX_ATTEMPTS", "2")]).await;
     cluster.node.fail_networks(Some("the cable is out"));
-    let answer = post(&cluster, &token, "/networks", json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
-    let id = answer.body["uuid"].as_str().unwrap().to_owned();
+    let response = post(&cluster, &token, "/networks", json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
+    let id = response.body["uuid"].as_str().unwrap().to_owned();
     cluster.settle().await;
-    let shown = get(&cluster, &token, "/networks/n").await.body;
-    assert_eq!(shown["state"], "error");
-    let why = shown["error_message"].as_str().unwrap();
-    assert!(why.contains("sim-1") && why.contains("the cable is out"), "{why}");
-    let answer = cluster.call(&token, Method::POST, "/networks/n/route", None).await;
-    assert_eq!(answer.status, 406);
+    let fetched = get(&cluster, &token, "/networks/n").await.body;
+    assert_eq!(fetched["state"], "error");
+    let error = fetched["error_message"].as_str().unwrap();
+    assert!(error.contains("sim-1") && error.contains("the cable is out"), "{error}");
+    let response = cluster.call(&token, Method::POST, "/networks/n/route", None).await;
+    assert_eq!(response.status, 406);
     cluster.node.fail_networks(None);
     delete(&cluster, &token, "/networks/n").await;
     cluster.settle().await;
@@ -391,54 +405,54 @@ async fn a_node_that_cannot_carry_it_puts_a_network_into_error_with_the_reason()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_change_that_the_network_node_cannot_follow_is_said_and_followed_later() {
+async fn reports_change_the_network_node_cannot_apply_and_retries_it() {
     let (cluster, token) = cluster(&[]).await;
-    network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
+    create_network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
     cluster.node.fail_networks(Some("the cable is out"));
-    let answer = cluster.call(&token, Method::POST, "/networks/n/route", None).await;
-    assert_eq!(answer.status, 503);
-    assert!(answer.body["error"].as_str().unwrap().contains("the cable is out"), "{}", answer.text);
+    let response = cluster.call(&token, Method::POST, "/networks/n/route", None).await;
+    assert_eq!(response.status, 503);
+    assert!(response.body["error"].as_str().unwrap().contains("the cable is out"), "{}", response.text);
     cluster.node.fail_networks(None);
-    wait_for("the node to follow", async || {
+    wait_for("the node to apply the change", async || {
         (cluster.node.network_plans().pop()?.routed.len() == 1).then_some(())
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_namespace_with_networks_is_not_deleted() {
+async fn rejects_deletion_of_namespace_with_networks() {
     let (cluster, token) = cluster(&[]).await;
     let system = cluster.token("system").await;
-    network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
-    let answer = delete(&cluster, &system, "/auth/namespaces/ci").await;
-    assert_eq!(answer.status, 400);
-    assert_eq!(answer.body["error"], "you cannot delete a namespace with networks");
+    create_network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
+    let response = delete(&cluster, &system, "/auth/namespaces/ci").await;
+    assert_eq!(response.status, 400);
+    assert_eq!(response.body["error"], "you cannot delete a namespace with networks");
     delete(&cluster, &token, "/networks/n").await;
     cluster.settle().await;
     assert_eq!(delete(&cluster, &system, "/auth/namespaces/ci").await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn usage_of_networks_becomes_events() {
+async fn records_network_usage_events() {
     let (cluster, token) = cluster(&[]).await;
-    let id = network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
+    let id = create_network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
     reconcile::network_usage::run(&cluster.app).await.unwrap();
     let events = cluster.events(&object(&id)).await;
     let usage = events.iter().find(|event| event.message == "usage").expect("a usage event");
     assert_eq!(usage.kind, "usage");
-    for (side, fields) in [
+    for (direction, fields) in [
         ("rx", ["bytes", "dropped", "errors", "multicast", "over_errors", "packets"]),
         ("tx", ["bytes", "carrier_errors", "collisions", "dropped", "errors", "packets"]),
     ] {
-        let found: Vec<&String> = usage.extra[side].as_object().unwrap().keys().collect();
-        assert_eq!(found, fields);
+        let actual: Vec<&String> = usage.extra[direction].as_object().unwrap().keys().collect();
+        assert_eq!(actual, fields);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn deleted_networks_are_cleaned_with_everything_they_had() {
+async fn cleans_deleted_networks_and_their_dependents() {
     let (cluster, token) = cluster(&[("CLEANER_DELAY", "0")]).await;
-    let network = network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/22"})).await;
+    let network = create_network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/22"})).await;
     let row = cluster.create_interface(&network, "ci", "web", 1).await;
     post(&cluster, &token, &format!("/networks/{network}/metadata"), json!({"key": "a", "value": "b"})).await;
     cluster.delete_interface(row.id).await;
@@ -451,7 +465,7 @@ async fn deleted_networks_are_cleaned_with_everything_they_had() {
     }
     assert_eq!(get(&cluster, &token, &format!("/networks/{network}")).await.status, 404);
     for table in ["addresses", "address_blocks", "dns_entries", "node_networks", "interfaces"] {
-        let sql = format!("SELECT COUNT(*) FROM {table} WHERE network_uuid <> '{FLOATING}'");
+        let sql = format!("SELECT COUNT(*) FROM {table} WHERE network_uuid <> '{FLOATING_NETWORK_ID}'");
         let rows = cluster.app.store.query(&sql, &[]).await.unwrap();
         assert_eq!(rows[0].scalar::<i64>().unwrap(), 0, "{table}");
     }

@@ -1,4 +1,4 @@
-//! Nodes: who is there, how they are, and what becomes of the silent.
+//! Nodes: lookup, state and deletion.
 
 use axum::http::Method;
 use muster_control::{objects, reconcile};
@@ -8,7 +8,7 @@ use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::json;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_is_found_by_name_and_id_with_its_resources() {
+async fn finds_node_by_name_or_id_with_its_resources() {
     let cluster = Cluster::new().await;
     let token = cluster.token("system").await;
     let list = cluster.call(&token, Method::GET, "/nodes", None).await.body;
@@ -40,8 +40,8 @@ async fn a_node_is_found_by_name_and_id_with_its_resources() {
         (&json!("sim-1"), &json!("created"), &json!(true))
     );
     for reference in [node["name"].as_str().unwrap(), node["uuid"].as_str().unwrap()] {
-        let shown = cluster.call(&token, Method::GET, &format!("/nodes/{reference}"), None).await.body;
-        assert_eq!(&shown, node);
+        let fetched = cluster.call(&token, Method::GET, &format!("/nodes/{reference}"), None).await.body;
+        assert_eq!(&fetched, node);
     }
     assert_eq!(
         cluster.call(&token, Method::GET, "/nodes/absent", None).await.body["error"],
@@ -68,33 +68,33 @@ async fn a_node_is_found_by_name_and_id_with_its_resources() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_silent_node_goes_missing_then_to_error_and_comes_back_by_checking_in() {
+async fn node_without_checkin_goes_missing_then_error_until_it_rejoins() {
     let cluster = Cluster::with(&[("NODE_CHECKIN_MAXIMUM", "1")], None).await;
     let app = &cluster.app;
     let state = async || objects::node::find(app, "sim-1").await.unwrap().state;
-    let silent = async |seconds: f64| {
+    let set_last_seen = async |seconds: f64| {
         let mut tx = app.store.begin().await.unwrap();
-        let seen = muster_types::time::now() - seconds;
-        tx.execute("UPDATE nodes SET lastseen = ?", &[seen.into()]).await.unwrap();
+        let last_seen = muster_types::time::now() - seconds;
+        tx.execute("UPDATE nodes SET lastseen = ?", &[last_seen.into()]).await.unwrap();
         tx.finish(Ok(()), &mut muster_store::Retry::default()).await.unwrap().unwrap();
         reconcile::node_watch::run(app).await.unwrap();
     };
-    silent(0.0).await;
+    set_last_seen(0.0).await;
     assert_eq!(state().await, NodeState::Created);
-    silent(2.0).await;
+    set_last_seen(2.0).await;
     assert_eq!(state().await, NodeState::Missing);
-    silent(11.0).await;
+    set_last_seen(11.0).await;
     assert_eq!(state().await, NodeState::Error);
     reconcile::checkin::join(app).await.unwrap();
     assert_eq!(state().await, NodeState::Created);
     reconcile::checkin::leave(app).await;
     assert_eq!(state().await, NodeState::Stopped);
-    silent(100.0).await;
-    assert_eq!(state().await, NodeState::Stopped, "who said goodbye is not missed");
+    set_last_seen(100.0).await;
+    assert_eq!(state().await, NodeState::Stopped, "a node that left is not reported missing");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deleted_node_does_not_come_back() {
+async fn deleted_node_cannot_rejoin() {
     let cluster = Cluster::new().await;
     let token = cluster.token("system").await;
     let deleted = cluster.call(&token, Method::DELETE, "/nodes/sim-1", None).await;
@@ -103,10 +103,10 @@ async fn a_deleted_node_does_not_come_back() {
     assert!(refused.contains("was deleted from the cluster"), "{refused}");
     assert_eq!(objects::node::find(&cluster.app, "sim-1").await.unwrap().state, NodeState::Deleted);
     objects::node::delete(&cluster.app, &caller(), "sim-1").await.unwrap();
-    // The machine, made anew, may have its name again.
+    // A reinstalled host can join under the same name.
     let identity = cluster.app.nodes[0].identity().clone();
-    let anew = muster_types::node::NodeIdentity { id: muster_types::ids::NodeId::new(), ..identity };
-    objects::node::join(&cluster.app, &anew).await.unwrap();
+    let reinstalled = muster_types::node::NodeIdentity { id: muster_types::ids::NodeId::new(), ..identity };
+    objects::node::join(&cluster.app, &reinstalled).await.unwrap();
     assert_eq!(objects::node::find(&cluster.app, "sim-1").await.unwrap().state, NodeState::Created);
     assert_eq!(objects::node::list(&cluster.app).await.unwrap().len(), 3);
 }

@@ -1,25 +1,25 @@
-//! The OpenAPI document: made from the code, kept in the repository so that a change to the API is seen.
+//! The OpenAPI document, generated from code and committed so that API changes are visible in reviews.
 
 use muster_test_cluster::Cluster;
 
-const KEPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.json");
+const COMMITTED_DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.json");
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_document_in_the_repository_is_the_one_that_is_served() {
+async fn committed_openapi_document_matches_served_one() {
     let cluster = Cluster::new().await;
     let served = format!("{}\n", cluster.service.openapi().trim_end());
     if std::env::var("MUSTER_TEST_UPDATE").is_ok() {
-        std::fs::write(KEPT, &served).unwrap();
+        std::fs::write(COMMITTED_DOCUMENT, &served).unwrap();
     }
-    let kept = std::fs::read_to_string(KEPT).unwrap_or_default();
+    let committed = std::fs::read_to_string(COMMITTED_DOCUMENT).unwrap_or_default();
     assert!(
-        kept == served,
-        "docs/openapi.json is old: run MUSTER_TEST_UPDATE=1 cargo test -p muster --test api openapi"
+        committed == served,
+        "docs/openapi.json is stale: run MUSTER_TEST_UPDATE=1 cargo test -p muster --test api openapi"
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_route_is_in_the_document_and_guarded_ones_say_so() {
+async fn document_lists_every_route_with_its_security() {
     let cluster = Cluster::new().await;
     let document: serde_json::Value = serde_json::from_str(cluster.service.openapi()).unwrap();
     let mut ids = std::collections::HashSet::new();

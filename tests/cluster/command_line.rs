@@ -1,4 +1,4 @@
-//! The `muster` command against a daemon, as people and scripts use it.
+//! The `muster` command line against a daemon.
 
 use std::path::Path;
 use std::process::Command;
@@ -19,14 +19,14 @@ fn run(credentials: &Path, arguments: &str) -> (bool, String, String) {
 }
 
 #[test]
-fn the_commands_do_what_they_say() {
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = setup(folder.path()).start();
+fn commands_manage_objects_of_the_api() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = setup(directory.path()).start();
     let credentials = daemon.data.join("credentials.json");
     let ok = |arguments: &str| {
-        let (done, out, err) = run(&credentials, arguments);
-        assert!(done, "{arguments}: {out}{err}");
-        out
+        let (success, stdout, stderr) = run(&credentials, arguments);
+        assert!(success, "{arguments}: {stdout}{stderr}");
+        stdout
     };
     let json =
         |arguments: &str| -> Value { serde_json::from_str(&ok(&format!("--json {arguments}"))).unwrap() };
@@ -67,15 +67,15 @@ fn the_commands_do_what_they_say() {
     ok("events namespace system --limit 5");
     ok("events node sim-1 --type resources");
 
-    let (done, out, err) = run(&credentials, "namespace show absent");
-    assert!(!done && out.is_empty(), "{out}");
-    assert_eq!(err, "error: namespace not found\n");
-    let (done, _, err) = run(Path::new("/nonexistent/credentials.json"), "namespace list");
-    assert!(!done && err.contains("/nonexistent/credentials.json"), "{err}");
+    let (success, stdout, stderr) = run(&credentials, "namespace show absent");
+    assert!(!success && stdout.is_empty(), "{stdout}");
+    assert_eq!(stderr, "error: namespace not found\n");
+    let (success, _, stderr) = run(Path::new("/nonexistent/credentials.json"), "namespace list");
+    assert!(!success && stderr.contains("/nonexistent/credentials.json"), "{stderr}");
 }
 
 #[test]
-fn settings_are_shown_with_their_source_and_secrets_masked() {
+fn config_shows_sources_and_masks_secrets() {
     let output = Command::new(env!("CARGO_BIN_EXE_muster"))
         .arg("config")
         .env("MUSTER_CLEANER_DELAY", "5")
@@ -94,7 +94,7 @@ fn settings_are_shown_with_their_source_and_secrets_masked() {
 }
 
 #[test]
-fn every_shell_gets_a_completion_script() {
+fn generates_completion_script_for_every_shell() {
     for shell in ["bash", "zsh", "fish"] {
         let output = Command::new(env!("CARGO_BIN_EXE_muster")).args(["completion", shell]).output().unwrap();
         assert!(

@@ -10,20 +10,20 @@ use serde_json::{Value, json};
 
 use crate::{setup, wait_for};
 
-/// Runs a daemon that must not start, and answers what it says.
-fn refused(setup: &DaemonSetup) -> String {
+/// Runs a daemon that must fail to start and returns its standard error.
+fn startup_error(setup: &DaemonSetup) -> String {
     let Output { status, stderr, .. } = setup.command().output().unwrap();
     assert!(!status.success());
     String::from_utf8(stderr).unwrap()
 }
 
 #[test]
-fn unusable_settings_stop_the_start_with_one_clear_line() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = folder.path().join("muster.conf");
+fn refuses_to_start_with_invalid_settings() {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("muster.conf");
     std::fs::write(&config, "# ours\nCLEANER_DELAY = 5\nCLEANER_DELY = 6\n").unwrap();
     let config = config.to_str().unwrap();
-    let base = || setup(folder.path());
+    let base = || setup(directory.path());
     for (setup, expected) in [
         (base().set("CLEANER_DELAY", "soon"), "CLEANER_DELAY"),
         (base().set("DATABASE_URL", "postgres://x"), "must start with sqlite: or mysql:"),
@@ -40,39 +40,39 @@ fn unusable_settings_stop_the_start_with_one_clear_line() {
         (base().arguments(&["--config", "/nonexistent"]), "/nonexistent"),
         (base().arguments(&["--simulate", "0"]), "--simulate"),
     ] {
-        let said = refused(&setup);
-        assert!(said.contains(expected), "{said}");
-        assert!(!said.contains("hunter2") && !said.contains("panicked"), "{said}");
-        assert!(said.lines().filter(|line| line.starts_with("error")).count() == 1, "{said}");
+        let stderr = startup_error(&setup);
+        assert!(stderr.contains(expected), "{stderr}");
+        assert!(!stderr.contains("hunter2") && !stderr.contains("panicked"), "{stderr}");
+        assert!(stderr.lines().filter(|line| line.starts_with("error")).count() == 1, "{stderr}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_first_key_is_written_for_its_owner_only_and_kept() {
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = setup(folder.path()).start();
+async fn stores_generated_system_key_privately_and_reuses_it() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = setup(directory.path()).start();
     let path = daemon.data.join("credentials.json");
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let credentials: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
     assert_eq!((&credentials["namespace"], &credentials["apiurl"]), (&json!("system"), &json!(daemon.url)));
     let key = daemon.system_key();
     assert!(key.starts_with("sfk_"));
-    assert!(!daemon.log().contains(&key), "the log shows no secret");
+    assert!(!daemon.log().contains(&key), "the log contains the key");
     assert!(daemon.stop().success());
 
-    // Another port, another start: the same key, the new address.
-    let daemon = setup(folder.path()).start();
+    // After a restart on another port: the same key with the new address.
+    let daemon = setup(directory.path()).start();
     assert_eq!(daemon.system_key(), key);
     daemon.log_in("system", &key).await;
     assert!(std::fs::read_to_string(&path).unwrap().contains(&daemon.url));
-    let second = refused(&setup(folder.path()));
+    let second = startup_error(&setup(directory.path()));
     assert!(second.contains("in use by another muster"), "{second}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_given_first_key_is_not_written_down() {
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = setup(folder.path()).set("SYSTEM_KEY", "a given secret").start();
+async fn does_not_store_configured_system_key() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = setup(directory.path()).set("SYSTEM_KEY", "a given secret").start();
     let token = daemon.log_in("system", "a given secret").await;
     let (_, keys) = daemon.call(&token, Method::GET, "/auth/namespaces/system/keys", None).await;
     assert_eq!(keys, json!(["deploy"]));
@@ -81,9 +81,9 @@ async fn a_given_first_key_is_not_written_down() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deleted_first_key_stays_deleted_until_it_is_recovered() {
-    let folder = tempfile::tempdir().unwrap();
-    let setup = setup(folder.path()).set("SYSTEM_KEY", "a leaked secret");
+async fn deleted_system_key_stays_deleted_until_recovery() {
+    let directory = tempfile::tempdir().unwrap();
+    let setup = setup(directory.path()).set("SYSTEM_KEY", "a leaked secret");
     let daemon = setup.start();
     let token = daemon.log_in("system", "a leaked secret").await;
     let (status, _) = daemon.call(&token, Method::DELETE, "/auth/namespaces/system/keys/deploy", None).await;
@@ -94,14 +94,14 @@ async fn a_deleted_first_key_stays_deleted_until_it_is_recovered() {
     assert_eq!(daemon.call("", Method::POST, "/auth", Some(login)).await.0, 401);
 
     let recover = || {
-        let data = folder.path().join("data");
+        let data = directory.path().join("data");
         std::process::Command::new(env!("CARGO_BIN_EXE_muster"))
             .args(["db", "recover-key", "--data-dir"])
             .arg(data)
             .output()
             .unwrap()
     };
-    assert!(!recover().status.success(), "not while the daemon runs");
+    assert!(!recover().status.success(), "recovered the key while the daemon runs");
     assert!(daemon.stop().success());
     let recovered = recover();
     assert!(recovered.status.success(), "{}", String::from_utf8_lossy(&recovered.stderr));
@@ -110,9 +110,9 @@ async fn a_deleted_first_key_stays_deleted_until_it_is_recovered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_simulated_cluster_has_as_many_nodes_as_asked() {
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = setup(folder.path()).arguments(&["--simulate", "5"]).start();
+async fn simulates_requested_number_of_nodes() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = setup(directory.path()).arguments(&["--simulate", "5"]).start();
     let token = daemon.log_in("system", &daemon.system_key()).await;
     let (_, nodes) = daemon.call(&token, Method::GET, "/nodes", None).await;
     let nodes = nodes.as_array().unwrap();
@@ -121,9 +121,9 @@ async fn the_simulated_cluster_has_as_many_nodes_as_asked() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn this_machine_is_a_node_with_real_resources() {
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = setup(folder.path()).arguments(&[]).set("NODE_NAME", "here").start();
+async fn reports_real_resources_of_this_host() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = setup(directory.path()).arguments(&[]).set("NODE_NAME", "here").start();
     let token = daemon.log_in("system", &daemon.system_key()).await;
     let (_, nodes) = daemon.call(&token, Method::GET, "/nodes", None).await;
     assert_eq!(
@@ -141,28 +141,28 @@ async fn this_machine_is_a_node_with_real_resources() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_a_signal_the_daemon_is_not_ready_but_serves_until_its_grace_ends() {
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = setup(folder.path()).set("API_DRAIN_GRACE", "600").start();
+async fn serves_but_is_not_ready_during_shutdown_grace() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = setup(directory.path()).set("API_DRAIN_GRACE", "600").start();
     daemon.signal(Signal::SIGTERM);
-    wait_for("the drain", async || {
+    wait_for("the daemon to drain", async || {
         (daemon.call("", Method::GET, "/readyz", None).await.0 == 503).then_some(())
     })
     .await;
     assert_eq!(daemon.call("", Method::GET, "/livez", None).await.0, 200);
     let key = daemon.system_key();
     daemon.log_in("system", &key).await;
-    // The second signal ends the grace.
+    // The second signal ends the grace period.
     assert!(daemon.stop().success());
-    let spools = std::fs::read_dir(folder.path().join("data/spool/eventlog")).unwrap().count();
-    assert_eq!(spools, 0, "everything was drained");
+    let spools = std::fs::read_dir(directory.path().join("data/spool/eventlog")).unwrap().count();
+    assert_eq!(spools, 0, "events were not drained");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metrics_are_on_their_own_port() {
-    let folder = tempfile::tempdir().unwrap();
+async fn serves_metrics_on_separate_port() {
+    let directory = tempfile::tempdir().unwrap();
     let port = free_port();
-    let daemon = setup(folder.path()).set("MARIADB_GATEWAY_METRICS_PORT", &port.to_string()).start();
+    let daemon = setup(directory.path()).set("MARIADB_GATEWAY_METRICS_PORT", &port.to_string()).start();
     daemon.log_in("system", &daemon.system_key()).await;
     let text = wait_for("the metrics", async || {
         let text = reqwest::get(format!("http://127.0.0.1:{port}/metrics")).await.ok()?.text().await.ok()?;
@@ -177,42 +177,49 @@ async fn metrics_are_on_their_own_port() {
     ] {
         assert!(text.contains(name), "{name}: {text}");
     }
-    assert_eq!(daemon.call("", Method::GET, "/metrics", None).await.0, 404, "not on the API's port");
+    assert_eq!(
+        daemon.call("", Method::GET, "/metrics", None).await.0,
+        404,
+        "metrics are served on the API's port"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_taken_metrics_port_is_no_reason_not_to_run() {
-    let folder = tempfile::tempdir().unwrap();
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = taken.local_addr().unwrap().port().to_string();
-    let daemon = setup(folder.path()).set("MARIADB_GATEWAY_METRICS_PORT", &port).start();
+async fn runs_without_metrics_if_port_is_in_use() {
+    let directory = tempfile::tempdir().unwrap();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    let daemon = setup(directory.path()).set("MARIADB_GATEWAY_METRICS_PORT", &port).start();
     wait_for("the warning", async || daemon.log().contains("MARIADB_GATEWAY_METRICS_PORT").then_some(()))
         .await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_api_speaks_tls_when_it_has_a_certificate() {
-    let folder = tempfile::tempdir().unwrap();
-    let made =
+async fn serves_tls_with_configured_certificate() {
+    let directory = tempfile::tempdir().unwrap();
+    let certified_key =
         rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned(), "localhost".to_owned()]).unwrap();
-    let (certificate, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
-    std::fs::write(&certificate, made.cert.pem()).unwrap();
-    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
-    let daemon = setup(folder.path())
+    let (certificate, key) = (directory.path().join("cert.pem"), directory.path().join("key.pem"));
+    std::fs::write(&certificate, certified_key.cert.pem()).unwrap();
+    std::fs::write(&key, certified_key.signing_key.serialize_pem()).unwrap();
+    let daemon = setup(directory.path())
         .set("TLS_CERTIFICATE", certificate.to_str().unwrap())
         .set("TLS_PRIVATE_KEY", key.to_str().unwrap())
         .start();
-    let root = reqwest::Certificate::from_pem(made.cert.pem().as_bytes()).unwrap();
+    let root = reqwest::Certificate::from_pem(certified_key.cert.pem().as_bytes()).unwrap();
     let client = reqwest::Client::builder().tls_certs_only([root]).build().unwrap();
-    let answer = client.get(format!("{}/livez", daemon.url)).send().await.unwrap();
-    assert_eq!(answer.text().await.unwrap(), "ok");
-    assert!(reqwest::get(daemon.url.replace("https", "http")).await.is_err(), "no plain HTTP on that port");
+    let response = client.get(format!("{}/livez", daemon.url)).send().await.unwrap();
+    assert_eq!(response.text().await.unwrap(), "ok");
+    assert!(
+        reqwest::get(daemon.url.replace("https", "http")).await.is_err(),
+        "the TLS port accepts plain HTTP"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_log_can_be_json() {
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = setup(folder.path()).set("LOG_FORMAT", "json").start();
+async fn writes_log_as_json() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = setup(directory.path()).set("LOG_FORMAT", "json").start();
     let log = wait_for("the log", async || Some(daemon.log()).filter(|log| log.contains("serving"))).await;
     for line in log.lines() {
         let line: Value = serde_json::from_str(line).unwrap();
@@ -221,9 +228,9 @@ async fn the_log_can_be_json() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deleted_namespace_s_name_is_free_after_the_cleaners_delay() {
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = setup(folder.path()).set("CLEANER_DELAY", "1").start();
+async fn namespace_name_is_reusable_after_cleaner_delay() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = setup(directory.path()).set("CLEANER_DELAY", "1").start();
     let token = daemon.log_in("system", &daemon.system_key()).await;
     let create = async || {
         daemon.call(&token, Method::POST, "/auth/namespaces", Some(json!({"namespace": "ci"}))).await.0

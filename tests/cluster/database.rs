@@ -1,4 +1,4 @@
-//! The database: moved by `muster db copy`, and away for a while.
+//! The database: copied by `muster db copy`, and temporarily unavailable.
 
 use std::process::Command;
 
@@ -15,16 +15,16 @@ fn copy(from: &str, to: &str) -> (bool, String) {
         .args(["db", "copy", "--from", from, "--to", to])
         .output()
         .unwrap();
-    let said =
+    let text =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    (output.status.success(), said)
+    (output.status.success(), text)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_cluster_moves_from_sqlite_to_mariadb() {
+async fn db_copy_moves_cluster_from_sqlite_to_mariadb() {
     let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };
-    let folder = tempfile::tempdir().unwrap();
-    let setup = setup(folder.path());
+    let directory = tempfile::tempdir().unwrap();
+    let setup = setup(directory.path());
     let daemon = setup.start();
     let key = daemon.system_key();
     let token = daemon.log_in("system", &key).await;
@@ -37,16 +37,16 @@ async fn a_cluster_moves_from_sqlite_to_mariadb() {
         locks.get("maintainer").is_some().then_some(())
     })
     .await;
-    let (done, said) = copy(&sqlite, &url);
-    assert!(!done && said.contains("stop it first"), "{said}");
+    let (success, output) = copy(&sqlite, &url);
+    assert!(!success && output.contains("stop it first"), "{output}");
     assert!(daemon.stop().success());
 
-    let (done, said) = copy(&sqlite, &url);
-    assert!(done && said.contains("verified"), "{said}");
-    let (done, said) = copy(&sqlite, &url);
-    assert!(!done && said.contains("the target is not empty"), "{said}");
-    let (done, said) = copy("sqlite:/nonexistent/muster.db", &url);
-    assert!(!done && said.contains("no such database"), "{said}");
+    let (success, output) = copy(&sqlite, &url);
+    assert!(success && output.contains("verified"), "{output}");
+    let (success, output) = copy(&sqlite, &url);
+    assert!(!success && output.contains("the target is not empty"), "{output}");
+    let (success, output) = copy("sqlite:/nonexistent/muster.db", &url);
+    assert!(!success && output.contains("no such database"), "{output}");
 
     let daemon = setup.set("DATABASE_URL", &url).start();
     let token = daemon.log_in("system", &key).await;
@@ -54,10 +54,10 @@ async fn a_cluster_moves_from_sqlite_to_mariadb() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn while_the_database_is_away_callers_are_told_to_come_back() {
+async fn requests_get_503_while_database_is_unavailable() {
     let Some(server) = MariaDb::start() else { return muster_testing::skipped("mariadb-server") };
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = setup(folder.path()).set("DATABASE_URL", &server.fresh_database()).start();
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = setup(directory.path()).set("DATABASE_URL", &server.fresh_database()).start();
     let token = daemon.log_in("system", &daemon.system_key()).await;
     let pid = Pid::from_raw(server.pid().unwrap());
 
@@ -75,8 +75,8 @@ async fn while_the_database_is_away_callers_are_told_to_come_back() {
     assert_eq!((status.as_u16(), &body["error"]), (503, &json!("database unavailable, please retry")));
     let (status, _) =
         daemon.call("", Method::POST, "/auth", Some(json!({"namespace": "system", "key": "x"}))).await;
-    assert_eq!(status, 503, "never a 401 or a 404");
-    wait_for("the daemon to call itself not ready", async || {
+    assert_eq!(status, 503, "must be neither 401 nor 404");
+    wait_for("the daemon not to be ready", async || {
         (daemon.call("", Method::GET, "/readyz", None).await.0 == 503).then_some(())
     })
     .await;

@@ -1,4 +1,4 @@
-//! Input from callers who mean harm, over a real socket: a refusal or a closed connection, nothing else.
+//! Hostile clients over real sockets: every request is rejected or its connection closed.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use tokio::net::TcpStream;
 
 use crate::{setup, wait_for};
 
-/// Sends bytes and answers the status, or nothing when the connection was closed without one.
+/// Sends bytes and returns the status, or `None` if the connection was closed without a response.
 async fn send(daemon: &Daemon, bytes: &[u8], close: bool) -> Option<u16> {
     let mut stream = connect(daemon).await;
-    // The server may hang up before it has read everything.
+    // The server may close the connection before it has read everything.
     let _ = stream.write_all(bytes).await;
     if close {
         let _ = stream.shutdown().await;
@@ -26,18 +26,21 @@ async fn connect(daemon: &Daemon) -> TcpStream {
 }
 
 async fn read_status(stream: &mut TcpStream) -> Option<u16> {
-    let mut answer = Vec::new();
+    let mut response = Vec::new();
     let mut buffer = [0; 4096];
     loop {
-        match tokio::time::timeout(Duration::from_secs(20), stream.read(&mut buffer)).await.expect("an end") {
+        match tokio::time::timeout(Duration::from_secs(20), stream.read(&mut buffer))
+            .await
+            .expect("the connection is closed")
+        {
             Ok(0) | Err(_) => break,
-            Ok(count) => answer.extend_from_slice(&buffer[..count]),
+            Ok(count) => response.extend_from_slice(&buffer[..count]),
         }
-        if answer.windows(4).any(|window| window == b"\r\n\r\n") {
+        if response.windows(4).any(|window| window == b"\r\n\r\n") {
             break;
         }
     }
-    let text = String::from_utf8_lossy(&answer);
+    let text = String::from_utf8_lossy(&response);
     text.strip_prefix("HTTP/1.1 ").and_then(|rest| rest.get(..3)).and_then(|code| code.parse().ok())
 }
 
@@ -58,9 +61,9 @@ fn with_length(path: &str, body: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn malformed_requests_are_refused_and_cost_nothing() {
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = setup(folder.path()).set("API_TIMEOUT", "2").start();
+async fn rejects_malformed_requests_without_memory_growth() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = setup(directory.path()).set("API_TIMEOUT", "2").start();
     let many_headers: String = (0..10_000).map(|n| format!("X-H{n}: v\r\n")).collect();
     let huge_header = format!("X-Huge: {}\r\n", "x".repeat(1 << 20));
     let nested = format!("{}1{}", "{\"namespace\":".repeat(10_000), "}".repeat(10_000));
@@ -96,17 +99,17 @@ async fn malformed_requests_are_refused_and_cost_nothing() {
     send(&daemon, &with_length("/auth", b"{}"), false).await;
     let before = resident_megabytes(&daemon);
     for _ in 0..10 {
-        for (what, bytes) in &cases {
+        for (name, bytes) in &cases {
             let status = send(&daemon, bytes, false).await;
-            assert!(status.is_none_or(|status| (400..500).contains(&status)), "{what}: {status:?}");
+            assert!(status.is_none_or(|status| (400..500).contains(&status)), "{name}: {status:?}");
         }
     }
-    for (what, bytes) in &cases {
+    for (name, bytes) in &cases {
         for end in [1, bytes.len() / 2, bytes.len() - 1] {
             let status = send(&daemon, &bytes[..end], true).await;
             assert!(
                 status.is_none_or(|status| (400..500).contains(&status)),
-                "{what} cut at {end}: {status:?}"
+                "{name} cut at {end}: {status:?}"
             );
         }
     }
@@ -117,9 +120,9 @@ async fn malformed_requests_are_refused_and_cost_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slow_senders_are_cut_off_and_hold_nobody_up() {
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = setup(folder.path()).set("API_TIMEOUT", "1").start();
+async fn disconnects_slow_senders_without_delaying_others() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = setup(directory.path()).set("API_TIMEOUT", "1").start();
     let mut slow = Vec::new();
     for n in 0..200 {
         let mut stream = connect(&daemon).await;
@@ -140,32 +143,33 @@ async fn slow_senders_are_cut_off_and_hold_nobody_up() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn callers_who_never_read_are_cut_off() {
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = setup(folder.path()).set("API_TIMEOUT", "1").set("API_MAX_CONNECTIONS", "4").start();
+async fn disconnects_clients_that_never_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = setup(directory.path()).set("API_TIMEOUT", "1").set("API_MAX_CONNECTIONS", "4").start();
     let address = daemon.url.trim_start_matches("http://").parse().unwrap();
-    let mut silent = Vec::new();
+    let mut stalled = Vec::new();
     for _ in 0..4 {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(4096).unwrap();
         let mut stream = socket.connect(address).await.unwrap();
         let request = b"GET /apidocs/swagger-ui-bundle.js HTTP/1.1\r\nHost: x\r\n\r\n";
         stream.write_all(&request.repeat(8)).await.unwrap();
-        silent.push(stream);
+        stalled.push(stream);
     }
-    let answer = daemon.call("", Method::GET, "/livez", None);
-    let (status, _) = tokio::time::timeout(Duration::from_secs(30), answer).await.expect("a free connection");
+    let response = daemon.call("", Method::GET, "/livez", None);
+    let (status, _) =
+        tokio::time::timeout(Duration::from_secs(30), response).await.expect("a free connection");
     assert_eq!(status, 200);
-    drop(silent);
+    drop(stalled);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_beyond_the_limit_wait_for_their_turn() {
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = setup(folder.path()).set("API_TIMEOUT", "2").set("API_MAX_CONNECTIONS", "4").start();
-    let idle: Vec<_> = futures(8, async || connect(&daemon).await).await;
-    // The four that hold the slots say nothing and are cut off; then the next are served.
-    let status = wait_for("an answer", async || {
+async fn connections_beyond_limit_wait_for_free_slot() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = setup(directory.path()).set("API_TIMEOUT", "2").set("API_MAX_CONNECTIONS", "4").start();
+    let idle: Vec<_> = repeat(8, async || connect(&daemon).await).await;
+    // The four connections that occupy the slots are idle and time out; then the next ones are served.
+    let status = wait_for("a response", async || {
         daemon.try_call("", Method::GET, "/livez", None).await.ok().map(|(status, _)| status)
     })
     .await;
@@ -175,7 +179,7 @@ async fn connections_beyond_the_limit_wait_for_their_turn() {
     assert_eq!(status, 400);
 }
 
-async fn futures<T>(count: usize, mut make: impl AsyncFnMut() -> T) -> Vec<T> {
+async fn repeat<T>(count: usize, mut make: impl AsyncFnMut() -> T) -> Vec<T> {
     let mut all = Vec::with_capacity(count);
     for _ in 0..count {
         all.push(make().await);

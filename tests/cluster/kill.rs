@@ -1,4 +1,4 @@
-//! `kill -9` at any moment loses nothing that was acknowledged, and every operation ends.
+//! SIGKILL at any moment loses no acknowledged write, and every operation ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,22 +9,27 @@ use serde_json::{Value, json};
 
 use crate::{setup, wait_for};
 
-/// What a caller was told is done.
+/// A write that the daemon acknowledged.
 #[derive(Debug)]
-enum Done {
+enum AcknowledgedWrite {
     Metadata(usize),
     Key(usize, String),
     Deleted(usize),
 }
 
 const WRITES: usize = 1000;
-const CALLERS: usize = 50;
+const CLIENTS: usize = 50;
 
-/// Callers write until the daemon dies under them; each answers what it was told is done.
-async fn write_until_killed(daemon: Daemon, token: &str, after: usize, round: usize) -> Vec<Done> {
+/// Writes with concurrent clients until the daemon is killed. Returns the acknowledged writes.
+async fn write_until_killed(
+    daemon: Daemon,
+    token: &str,
+    after: usize,
+    round: usize,
+) -> Vec<AcknowledgedWrite> {
     let daemon = Arc::new(daemon);
     let (next, acknowledged) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let callers: Vec<_> = (0..CALLERS)
+    let clients: Vec<_> = (0..CLIENTS)
         .map(|_| {
             let (daemon, token) = (Arc::clone(&daemon), token.to_owned());
             let (next, acknowledged) = (Arc::clone(&next), Arc::clone(&acknowledged));
@@ -35,7 +40,7 @@ async fn write_until_killed(daemon: Daemon, token: &str, after: usize, round: us
                     if n >= (round + 1) * WRITES {
                         return done;
                     }
-                    let answer = match n % 3 {
+                    let response = match n % 3 {
                         0 => {
                             let path = format!("/auth/namespaces/tenant/metadata/m{n}");
                             daemon.try_call(&token, Method::PUT, &path, Some(json!({"value": n + 1}))).await
@@ -58,55 +63,60 @@ async fn write_until_killed(daemon: Daemon, token: &str, after: usize, round: us
                             }
                         }
                     };
-                    // No answer means no promise.
-                    let Ok((status, body)) = answer else { return done };
+                    // A write without a response may or may not have been done.
+                    let Ok((status, body)) = response else { return done };
                     assert_eq!(status, 200, "{body}");
                     acknowledged.fetch_add(1, Ordering::Relaxed);
                     done.push(match n % 3 {
-                        0 => Done::Metadata(n),
-                        1 => Done::Key(n, body["key"].as_str().unwrap_or_default().to_owned()),
-                        _ => Done::Deleted(n),
+                        0 => AcknowledgedWrite::Metadata(n),
+                        1 => AcknowledgedWrite::Key(n, body["key"].as_str().unwrap_or_default().to_owned()),
+                        _ => AcknowledgedWrite::Deleted(n),
                     });
                 }
             })
         })
         .collect();
-    wait_for("some writes", async || (acknowledged.load(Ordering::Relaxed) >= after).then_some(())).await;
+    wait_for("acknowledged writes", async || (acknowledged.load(Ordering::Relaxed) >= after).then_some(()))
+        .await;
     daemon.signal(nix::sys::signal::Signal::SIGKILL);
     let mut done = Vec::new();
-    for caller in callers {
-        done.extend(caller.await.unwrap());
+    for client in clients {
+        done.extend(client.await.unwrap());
     }
     done
 }
 
-async fn check(daemon: &Daemon, token: &str, done: &[Done]) {
+async fn assert_writes_kept(daemon: &Daemon, token: &str, done: &[AcknowledgedWrite]) {
     let (_, metadata) = daemon.call(token, Method::GET, "/auth/namespaces/tenant/metadata", None).await;
     let (_, keys) = daemon.call(token, Method::GET, "/auth/namespaces/tenant/keys", None).await;
     let keys: std::collections::HashSet<&str> =
         keys.as_array().unwrap().iter().filter_map(Value::as_str).collect();
     for write in done {
         match write {
-            Done::Metadata(n) => assert_eq!(metadata[format!("m{n}")], json!(n + 1), "metadata {n} was lost"),
-            Done::Key(n, _) => assert!(keys.contains(format!("k{n}").as_str()), "key {n} was lost"),
-            Done::Deleted(n) => {
+            AcknowledgedWrite::Metadata(n) => {
+                assert_eq!(metadata[format!("m{n}")], json!(n + 1), "metadata {n} was lost");
+            }
+            AcknowledgedWrite::Key(n, _) => {
+                assert!(keys.contains(format!("k{n}").as_str()), "key {n} was lost");
+            }
+            AcknowledgedWrite::Deleted(n) => {
                 let path = format!("/auth/namespaces/ns{n}");
-                assert_eq!(daemon.call(token, Method::GET, &path, None).await.0, 404, "ns{n} came back");
+                assert_eq!(daemon.call(token, Method::GET, &path, None).await.0, 404, "ns{n} exists again");
             }
         }
     }
-    for write in done.iter().filter(|write| matches!(write, Done::Key(..))).take(20) {
-        if let Done::Key(_, secret) = write {
+    for write in done.iter().filter(|write| matches!(write, AcknowledgedWrite::Key(..))).take(20) {
+        if let AcknowledgedWrite::Key(_, secret) = write {
             daemon.log_in("tenant", secret).await;
         }
     }
     for write in done {
-        if let Done::Deleted(n) = write {
+        if let AcknowledgedWrite::Deleted(n) = write {
             let path = format!("/clusteroperations?target_object_type=namespace&target_uuid=ns{n}");
             wait_for("an operation to end", async || {
                 let (status, list) = daemon.call(token, Method::GET, &path, None).await;
                 let list = list.as_array().expect("a list");
-                assert!(status == 200 && !list.is_empty(), "the deletion of ns{n} queued nothing");
+                assert!(status == 200 && !list.is_empty(), "the deletion of ns{n} queued no operation");
                 assert!(list.iter().all(|operation| operation["state"] != "error"), "{list:?}");
                 list.iter().all(|operation| operation["state"] == "complete").then_some(())
             })
@@ -115,7 +125,7 @@ async fn check(daemon: &Daemon, token: &str, done: &[Done]) {
     }
 }
 
-async fn survives(setup: DaemonSetup) {
+async fn kill_during_writes(setup: DaemonSetup) {
     let setup = setup.set("CLUSTER_OP_LEASE", "1").set("SYSTEM_KEY", "the first key");
     let daemon = setup.start();
     let token = daemon.log_in("system", "the first key").await;
@@ -126,31 +136,31 @@ async fn survives(setup: DaemonSetup) {
     assert!(done.len() >= 150);
 
     let daemon = setup.start();
-    check(&daemon, &token, &done).await;
+    assert_writes_kept(&daemon, &token, &done).await;
     done.extend(write_until_killed(daemon, &token, 400, 1).await);
     let daemon = setup.start();
-    check(&daemon, &token, &done).await;
+    assert_writes_kept(&daemon, &token, &done).await;
     assert!(!daemon.log().contains("panicked"), "{}", daemon.log());
     assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_acknowledged_is_lost_on_sqlite() {
-    let folder = tempfile::tempdir().unwrap();
-    survives(setup(folder.path())).await;
+async fn acknowledged_writes_survive_sigkill_on_sqlite() {
+    let directory = tempfile::tempdir().unwrap();
+    kill_during_writes(setup(directory.path())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_acknowledged_is_lost_on_mariadb() {
+async fn acknowledged_writes_survive_sigkill_on_mariadb() {
     let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };
-    let folder = tempfile::tempdir().unwrap();
-    survives(setup(folder.path()).set("DATABASE_URL", &url)).await;
+    let directory = tempfile::tempdir().unwrap();
+    kill_during_writes(setup(directory.path()).set("DATABASE_URL", &url)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_in_the_queue_of_a_killed_daemon_are_recovered_by_the_next() {
-    let folder = tempfile::tempdir().unwrap();
-    let setup = setup(folder.path());
+async fn next_daemon_recovers_spooled_events_of_killed_daemon() {
+    let directory = tempfile::tempdir().unwrap();
+    let setup = setup(directory.path());
     let daemon = setup.clone().set("DRAIN_POLL_INTERVAL", "3600").start();
     let key = daemon.system_key();
     let token = daemon.log_in("system", &key).await;
@@ -161,7 +171,7 @@ async fn events_in_the_queue_of_a_killed_daemon_are_recovered_by_the_next() {
     daemon.kill();
     let daemon = setup.start();
     let token = daemon.log_in("system", &key).await;
-    let found = wait_for("the events of the killed daemon", async || {
+    let count = wait_for("the events of the killed daemon", async || {
         let (_, list) =
             daemon.call(&token, Method::GET, "/auth/namespaces/system/events?limit=1000", None).await;
         let list = list.as_array().unwrap().clone();
@@ -170,7 +180,7 @@ async fn events_in_the_queue_of_a_killed_daemon_are_recovered_by_the_next() {
         (set >= 150).then_some(set)
     })
     .await;
-    assert_eq!(found, 150, "each exactly once");
+    assert_eq!(count, 150, "events were duplicated");
     let spools = std::fs::read_dir(daemon.data.join("spool/eventlog")).unwrap().count();
-    assert_eq!(spools, 1, "the dead daemon's queue is gone");
+    assert_eq!(spools, 1, "the spool of the killed daemon was not deleted");
 }

@@ -1,9 +1,8 @@
-//! Real daemons in processes of their own: killed, cut off, abused.
+//! Real daemons as processes: settings, crashes, hostile clients, several nodes.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod agent;
-mod clients;
 mod command_line;
 mod daemon;
 mod database;
@@ -13,29 +12,30 @@ mod hostile;
 mod images;
 mod instances;
 mod kill;
-mod several;
+mod multi_node;
+mod released_client;
 
 use std::path::Path;
 use std::time::Duration;
 
 use muster_testing::DaemonSetup;
 
-/// How long anyone would wait for something that has to happen.
-const PATIENCE: Duration = Duration::from_secs(240);
+/// The timeout for conditions that must hold eventually.
+const TIMEOUT: Duration = Duration::from_secs(240);
 
-/// A daemon of simulated nodes whose data is in `folder`.
-fn setup(folder: &Path) -> DaemonSetup {
-    DaemonSetup::new(env!("CARGO_BIN_EXE_muster"), &folder.join("data"))
+/// Returns the setup of a daemon with simulated nodes and its data in `directory`.
+fn setup(directory: &Path) -> DaemonSetup {
+    DaemonSetup::new(env!("CARGO_BIN_EXE_muster"), &directory.join("data"))
 }
 
-/// Looks again and again until there is something, for as long as anyone would wait.
-async fn wait_for<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
+/// Polls until there is a value, for at most a minute.
+async fn wait_for<T>(what: &str, mut poll: impl AsyncFnMut() -> Option<T>) -> T {
     let started = std::time::Instant::now();
     loop {
-        if let Some(found) = look().await {
-            return found;
+        if let Some(value) = poll().await {
+            return value;
         }
-        assert!(started.elapsed() < std::time::Duration::from_secs(60), "waited in vain for {what}");
+        assert!(started.elapsed() < std::time::Duration::from_secs(60), "timed out waiting for {what}");
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
 }

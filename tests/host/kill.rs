@@ -1,4 +1,4 @@
-//! A daemon that is killed at any step of making or removing a network goes on where it was.
+//! A daemon that is killed while it creates or deletes a network resumes after its restart.
 
 use std::time::{Duration, Instant};
 
@@ -11,69 +11,72 @@ use crate::enter;
 
 const ATTEMPTS: u32 = 12;
 
-/// Some moment of something that takes so long: another one for each attempt, and not the same in every run.
-fn moment(attempt: u32, took: Duration) -> Duration {
-    let part = took / ATTEMPTS;
+/// Returns a delay within an operation of this duration: later for each attempt, and slightly random.
+fn kill_delay(attempt: u32, duration: Duration) -> Duration {
+    let part = duration / ATTEMPTS;
     let random = u32::from(NetworkId::new().0.as_bytes()[15]);
     part * attempt + part * random / 256
 }
 
-/// What a machine has of a network, without what only this network has.
-fn picture(machine: &Host, network: &Value) -> String {
+/// Returns the inventory of a host with the values of this network replaced by placeholders.
+fn normalized_inventory(host: &Host, network: &Value) -> String {
     let vxid = format!("{:06x}", network["vxid"].as_u64().unwrap());
-    let mut text = machine.inventory();
-    for (own, word) in [
+    let mut text = host.inventory();
+    for (value, placeholder) in [
         (network["uuid"].as_str().unwrap(), "UUID"),
         (vxid.as_str(), "VXID"),
         (network["floating_gateway"].as_str().unwrap(), "GATEWAY"),
     ] {
-        text = text.replace(own, word);
+        text = text.replace(value, placeholder);
     }
-    // Without their names they stand in another order.
+    // The order depends on the replaced values.
     let mut lines: Vec<&str> = text.lines().collect();
     lines.sort_unstable();
     lines.join("\n")
 }
 
 #[test]
-fn a_daemon_killed_while_it_makes_or_removes_a_network_ends_what_it_began() {
-    if !enter("kill::a_daemon_killed_while_it_makes_or_removes_a_network_ends_what_it_began") {
+fn killed_daemon_resumes_network_creation_and_deletion() {
+    if !enter("kill::killed_daemon_resumes_network_creation_and_deletion") {
         return;
     }
-    let mut world = HostCluster::single_host(&[("IP_DELETION_HALO_DURATION", "1")]);
-    let machine = &mut world.hosts[0];
-    let empty = machine.inventory();
-    // A network that nobody disturbs.
+    let mut cluster = HostCluster::single_host(&[("IP_DELETION_HALO_DURATION", "1")]);
+    let host = &mut cluster.hosts[0];
+    let empty = host.inventory();
+    // A network without interruption.
     let began = Instant::now();
-    let calm = machine.create_network(json!({ "name": "calm", "provide_dns": true }));
-    let making = began.elapsed();
-    let whole = picture(machine, &calm);
+    let uninterrupted = host.create_network(json!({ "name": "calm", "provide_dns": true }));
+    let create_duration = began.elapsed();
+    let complete = normalized_inventory(host, &uninterrupted);
     let began = Instant::now();
-    machine.request_network_deletion(network_id(&calm));
-    machine.wait_for_network_state(network_id(&calm), "deleted");
-    let removing = began.elapsed();
-    wait_until_same("nothing to be left", Duration::ZERO, &empty, || machine.inventory());
+    host.request_network_deletion(network_id(&uninterrupted));
+    host.wait_for_network_state(network_id(&uninterrupted), "deleted");
+    let delete_duration = began.elapsed();
+    wait_until_same("an empty host", Duration::ZERO, &empty, || host.inventory());
 
     for attempt in 0..ATTEMPTS {
-        let (made, removed) = (moment(attempt, making), moment(attempt, removing));
+        let (create_delay, delete_delay) =
+            (kill_delay(attempt, create_duration), kill_delay(attempt, delete_duration));
         println!(
-            "killed {made:?} of {making:?} after the creation, {removed:?} of {removing:?} after the deletion"
+            "killed {create_delay:?} of {create_duration:?} after the creation, {delete_delay:?} of {delete_duration:?} after the deletion"
         );
-        let network = network_id(&machine.request_network(json!({ "name": "victim", "provide_dns": true })));
-        wait(made);
-        machine.kill();
-        machine.start();
-        let record = machine.wait_for_network_state(network, "created");
-        // The state is the truth at once, not some time later.
-        wait_until_same("what was made", Duration::ZERO, &whole, || picture(machine, &record));
+        let network = network_id(&host.request_network(json!({ "name": "victim", "provide_dns": true })));
+        wait(create_delay);
+        host.kill();
+        host.start();
+        let record = host.wait_for_network_state(network, "created");
+        // The reported state is true immediately, not only eventually.
+        wait_until_same("the complete network", Duration::ZERO, &complete, || {
+            normalized_inventory(host, &record)
+        });
 
-        machine.request_network_deletion(network);
-        wait(removed);
-        machine.kill();
-        machine.start();
-        machine.wait_for_network_state(network, "deleted");
-        wait_until_same("nothing to be left", Duration::ZERO, &empty, || machine.inventory());
+        host.request_network_deletion(network);
+        wait(delete_delay);
+        host.kill();
+        host.start();
+        host.wait_for_network_state(network, "deleted");
+        wait_until_same("an empty host", Duration::ZERO, &empty, || host.inventory());
     }
-    let log = machine.log();
+    let log = host.log();
     assert!(!log.contains("panicked") && !log.contains("ERROR"), "{log}");
 }

@@ -1,39 +1,40 @@
-//! Real daemons on the real kernel: machines, guests and the outside, each in namespaces of their own.
+//! Real daemons with real networks: hosts, guests and an external peer, each in its own namespaces.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod guest;
 mod kill;
-mod many;
 mod mesh;
+mod network_churn;
 mod privileges;
 mod repair;
-mod senders;
+mod spoofing;
 mod usage;
 
 use std::sync::RwLock;
 use std::time::Duration;
 
-/// How soon what was damaged is whole again, and what was asked for is there.
-const SOON: Duration = Duration::from_secs(10);
-/// How long anyone would wait for something that has to happen.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The timeout for requested changes and repairs.
+const RECONCILE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The timeout for conditions that must hold eventually.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-static MACHINE: RwLock<()> = RwLock::new(());
+/// Locked exclusively by tests that need the whole host.
+static HOST_LOCK: RwLock<()> = RwLock::new(());
 
-/// Runs a test in a world of its own, next to others.
+/// Runs a test in its own namespaces, concurrently with others.
 fn enter(test: &str) -> bool {
-    let _others = MACHINE.read();
-    enter_world(test)
+    let _shared = HOST_LOCK.read();
+    enter_namespaces(test)
 }
 
-/// Runs a test in a world of its own that needs the whole machine.
-fn enter_alone(test: &str) -> bool {
-    let _alone = MACHINE.write();
-    enter_world(test)
+/// Runs a test in its own namespaces, but not concurrently with others.
+fn enter_exclusively(test: &str) -> bool {
+    let _exclusive = HOST_LOCK.write();
+    enter_namespaces(test)
 }
 
-fn enter_world(test: &str) -> bool {
+fn enter_namespaces(test: &str) -> bool {
     const PROGRAMS: [&str; 8] = ["ip", "bridge", "nft", "dnsmasq", "ping", "busybox", "unshare", "setpriv"];
     muster_testing::enter_namespaces(test, &PROGRAMS)
 }

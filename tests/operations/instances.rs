@@ -1,4 +1,4 @@
-//! The whole life of instances, with a fault at each step of each of their operations.
+//! Runs the instance lifecycle with a fault injected at each step of each instance operation.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -13,10 +13,10 @@ use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::OperationType;
 use serde_json::{Value, json};
 
-use crate::QUICK;
+use crate::FAST_SETTINGS;
 
-/// Whether an operation is about an instance.
-pub(crate) fn is_about_one(kind: &OperationKind) -> bool {
+/// Returns whether an operation targets an instance.
+pub(crate) fn targets_instance(kind: &OperationKind) -> bool {
     match kind.operation_type {
         OperationType::Instance | OperationType::InstanceInterface | OperationType::InstanceSnapshot => true,
         OperationType::Namespace
@@ -26,54 +26,55 @@ pub(crate) fn is_about_one(kind: &OperationKind) -> bool {
     }
 }
 
-/// Every step of every operation on instances, with the operation: two of them have a step of the same name.
+/// Returns every step of every instance operation together with the operation's name, because two operations share a
+/// step name.
 fn every_step() -> Vec<(&'static str, &'static str)> {
     let kinds = IMPLEMENTATIONS.iter().map(|implementation| implementation.kind);
-    let kinds = kinds.filter(is_about_one);
+    let kinds = kinds.filter(targets_instance);
     kinds.flat_map(|kind| kind.steps.iter().map(move |step| (kind.name, *step))).collect()
 }
 
-/// A cluster, and what is on it.
-struct Stage {
+/// A cluster with a network and an uploaded image.
+struct Fixture {
     cluster: Cluster,
     token: String,
     network: String,
 }
 
-impl Stage {
+impl Fixture {
     async fn new() -> Self {
-        let mut settings = QUICK.to_vec();
+        let mut settings = FAST_SETTINGS.to_vec();
         settings.extend([("IP_DELETION_HALO_DURATION", "0"), ("BLOB_REPLICATION_FACTOR", "1")]);
         let cluster = Cluster::with(&settings, None).await;
         let token = cluster.token("system").await;
-        let mut stage = Self { cluster, token, network: String::new() };
-        let network = stage.post("/networks", json!({"name": "net", "netblock": "10.0.0.0/24"})).await;
-        network["uuid"].as_str().unwrap().clone_into(&mut stage.network);
-        let begun = stage.post("/upload", json!({})).await["uuid"].clone();
-        let path = format!("/upload/{}", begun.as_str().unwrap());
-        stage.cluster.send(&stage.token, Method::POST, &path, vec![5; 30_000]).await;
-        stage.post("/artifacts/upload/img", json!({"upload_uuid": begun})).await;
-        stage.cluster.settle().await;
-        stage
+        let mut fixture = Self { cluster, token, network: String::new() };
+        let network = fixture.post("/networks", json!({"name": "net", "netblock": "10.0.0.0/24"})).await;
+        network["uuid"].as_str().unwrap().clone_into(&mut fixture.network);
+        let upload = fixture.post("/upload", json!({})).await["uuid"].clone();
+        let path = format!("/upload/{}", upload.as_str().unwrap());
+        fixture.cluster.send(&fixture.token, Method::POST, &path, vec![5; 30_000]).await;
+        fixture.post("/artifacts/upload/img", json!({"upload_uuid": upload})).await;
+        fixture.cluster.settle().await;
+        fixture
     }
 
     async fn post(&self, path: &str, body: Value) -> Value {
-        let answer = self.cluster.call(&self.token, Method::POST, path, Some(body)).await;
-        assert_eq!(answer.status, 200, "{path}: {}", answer.text);
-        answer.body
+        let response = self.cluster.call(&self.token, Method::POST, path, Some(body)).await;
+        assert_eq!(response.status, 200, "{path}: {}", response.text);
+        response.body
     }
 
     async fn delete(&self, path: &str) {
-        let answer = self.cluster.call(&self.token, Method::DELETE, path, None).await;
-        assert!(answer.status.is_success(), "{path}: {}", answer.text);
+        let response = self.cluster.call(&self.token, Method::DELETE, path, None).await;
+        assert!(response.status.is_success(), "{path}: {}", response.text);
     }
 
     async fn get(&self, path: &str) -> Value {
         self.cluster.call(&self.token, Method::GET, path, None).await.body
     }
 
-    /// An instance that is to be made; its path.
-    async fn order(&self, name: &str) -> String {
+    /// Queues the creation of an instance and returns its path.
+    async fn create_instance(&self, name: &str) -> String {
         let body = json!({
             "name": name, "cpus": 1, "memory": 512, "uefi": true,
             "disk": [{"base": "sf://upload/system/img"}, {"size": 1}],
@@ -82,32 +83,33 @@ impl Stage {
         format!("/instances/{}", self.post("/instances", body).await["uuid"].as_str().unwrap())
     }
 
-    async fn expect(&self, path: &str, state: &str) -> Value {
+    async fn assert_state(&self, path: &str, state: &str) -> Value {
         let record = self.get(path).await;
         assert_eq!(record["state"], state, "{record}");
         record
     }
 
-    /// Everything that can be done with an instance is done, and everything is deleted again.
-    async fn live(&self) {
+    /// Runs every instance operation, then deletes the instances.
+    async fn run_lifecycle(&self) {
         let cluster = &self.cluster;
-        let path = self.order("one").await;
+        let path = self.create_instance("one").await;
         cluster.settle().await;
-        let record = self.expect(&path, "created").await;
+        let record = self.assert_state(&path, "created").await;
         assert_eq!(record["power_state"], "on");
 
         self.post(&format!("{path}/interfaces"), json!({"network_uuid": self.network, "float": true})).await;
         cluster.settle().await;
         let interfaces = self.get(&format!("{path}/interfaces")).await;
-        assert!(interfaces.as_array().unwrap().iter().all(|one| one["state"] == "created"), "{interfaces}");
+        assert!(interfaces.as_array().unwrap().iter().all(|item| item["state"] == "created"), "{interfaces}");
         assert_eq!(interfaces.as_array().unwrap().len(), 2);
 
-        let copies = self.post(&format!("{path}/snapshot"), json!({"all": true, "thin": true})).await;
+        let snapshots = self.post(&format!("{path}/snapshot"), json!({"all": true, "thin": true})).await;
         cluster.settle().await;
         let list = self.get(&format!("{path}/snapshot")).await;
-        for (device, copy) in copies.as_object().unwrap() {
-            let found = list.as_array().unwrap().iter().find(|one| one["blob_uuid"] == copy["blob_uuid"]);
-            assert_eq!(found.map(|one| &one["state"]), Some(&json!("created")), "{device}: {list}");
+        for (device, snapshot) in snapshots.as_object().unwrap() {
+            let listed =
+                list.as_array().unwrap().iter().find(|item| item["blob_uuid"] == snapshot["blob_uuid"]);
+            assert_eq!(listed.map(|item| &item["state"]), Some(&json!("created")), "{device}: {list}");
         }
 
         let object = ObjectRef::new(ObjectType::Instance, record["uuid"].as_str().unwrap());
@@ -119,32 +121,32 @@ impl Stage {
         })
         .await;
         cluster.settle().await;
-        let record = self.expect(&path, "created").await;
+        let record = self.assert_state(&path, "created").await;
         assert_eq!(record["power_state"], "on");
 
-        let lost = self.order("lost").await;
-        self.forget_operations().await;
+        let lost = self.create_instance("lost").await;
+        self.delete_queued_operations().await;
         reconcile::instance_watch::run(&cluster.app).await.unwrap();
         cluster.settle().await;
-        let record = self.expect(&lost, "error").await;
+        let record = self.assert_state(&lost, "error").await;
         assert_eq!(record["error_message"], "its creation ended without a result");
 
         self.delete(&path).await;
         self.delete(&lost).await;
         cluster.settle().await;
-        self.expect(&path, "deleted").await;
-        self.expect(&lost, "deleted").await;
+        self.assert_state(&path, "deleted").await;
+        self.assert_state(&lost, "deleted").await;
     }
 
-    /// What waits is forgotten, as if somebody had lost the rows.
-    async fn forget_operations(&self) {
+    /// Deletes queued operations, as if their rows were lost.
+    async fn delete_queued_operations(&self) {
         let mut tx = self.cluster.app.store.begin().await.unwrap();
         tx.execute("DELETE FROM operations WHERE state = 'queued'", &[]).await.unwrap();
         tx.finish(Ok(()), &mut Retry::default()).await.unwrap().unwrap();
     }
 
-    /// Deletes everything else, and checks that nothing of anything is left.
-    async fn assert_nothing_left(&self) {
+    /// Deletes the remaining objects and asserts that neither rows nor files are orphaned.
+    async fn assert_no_orphans(&self) {
         let (cluster, app) = (&self.cluster, &self.cluster.app);
         assert!(cluster.vms().is_empty(), "{:?}", cluster.vms());
         assert!(cluster.committed_capacity().await.values().all(|promised| *promised == (0, 0, 0)));
@@ -164,11 +166,11 @@ impl Stage {
         self.delete(&format!("/networks/{}", self.network)).await;
         cluster.settle().await;
         reconcile::artifact_watch::delete_unused(app).await.unwrap();
-        // What a deleted blob needed is needed no more.
+        // The second pass deletes blobs that only deleted blobs depended on.
         reconcile::artifact_watch::delete_unused(app).await.unwrap();
         reconcile::storage::run_once(app).await.unwrap();
-        wait_for("everything to be forgotten", async || {
-            // The last events reach the database, then the cleaner comes.
+        wait_for("the cleaner to remove all rows", async || {
+            // Flushes events to the database before the cleaner runs.
             cluster.messages(&ObjectRef::new(ObjectType::Network, &self.network)).await;
             reconcile::cleaner::run(app).await.unwrap();
             cluster.settle().await;
@@ -182,204 +184,206 @@ impl Stage {
         assert!(cluster.node.network_plans().is_empty() && cluster.other.network_plans().is_empty());
         for folder in ["drafts", "blobs", "conversions", "work", "machines"] {
             for node in ["1", "2"] {
-                let left = cluster.files_in(&format!("{node}/{folder}"));
-                assert!(left.is_empty(), "{folder}: {left:?}");
+                let remaining = cluster.files_in(&format!("{node}/{folder}"));
+                assert!(remaining.is_empty(), "{folder}: {remaining:?}");
             }
         }
     }
 }
 
-/// Lives a whole life with one fault at one step.
-async fn survives(kind: &'static str, step: &'static str, fault: Fault) {
-    let stage = Stage::new().await;
-    let met = Arc::new(AtomicBool::new(false));
-    let meet = Arc::clone(&met);
-    stage.cluster.worker.inject(move |row, name| {
-        let here = row.name == kind && name == step;
-        (here && !meet.swap(true, Ordering::Relaxed)).then_some(fault)
+/// Runs the lifecycle with one fault injected at one step.
+async fn assert_survives_fault(kind: &'static str, step: &'static str, fault: Fault) {
+    let fixture = Fixture::new().await;
+    let injected = Arc::new(AtomicBool::new(false));
+    let injected_by_hook = Arc::clone(&injected);
+    fixture.cluster.worker.inject(move |row, name| {
+        let at_step = row.name == kind && name == step;
+        (at_step && !injected_by_hook.swap(true, Ordering::Relaxed)).then_some(fault)
     });
-    stage.live().await;
-    assert!(met.load(Ordering::Relaxed), "{kind} never came to {step}");
-    stage.assert_nothing_left().await;
+    fixture.run_lifecycle().await;
+    assert!(injected.load(Ordering::Relaxed), "{kind} never reached {step}");
+    fixture.assert_no_orphans().await;
 }
 
-/// Lives wait for leases most of the time, so they are lived at once, each by a runtime of its own.
-fn at_once<T: Send, L: Future<Output = ()>>(
-    chances: impl IntoIterator<Item = T>,
-    live: impl Fn(T) -> L + Copy + Send,
+/// Runs scenarios concurrently, each on its own runtime, because they mostly wait for leases to expire.
+fn run_concurrently<T: Send, L: Future<Output = ()>>(
+    scenarios: impl IntoIterator<Item = T>,
+    run: impl Fn(T) -> L + Copy + Send,
 ) {
     std::thread::scope(|scope| {
-        for chance in chances {
+        for scenario in scenarios {
             scope.spawn(move || {
                 let runtime =
                     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-                runtime.unwrap().block_on(live(chance));
+                runtime.unwrap().block_on(run(scenario));
             });
         }
     });
 }
 
 #[test]
-fn every_step_of_an_instance_may_fail_once() {
-    at_once(every_step(), |(kind, step)| survives(kind, step, Fault::Fail));
+fn instance_operations_survive_one_failure_at_every_step() {
+    run_concurrently(every_step(), |(kind, step)| assert_survives_fault(kind, step, Fault::Fail));
 }
 
 #[test]
-fn every_worker_may_die_after_every_step_of_an_instance() {
-    at_once(every_step(), |(kind, step)| survives(kind, step, Fault::Die));
+fn instance_operations_survive_worker_death_after_every_step() {
+    run_concurrently(every_step(), |(kind, step)| assert_survives_fault(kind, step, Fault::Die));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_step_of_an_instance_may_run_twice() {
-    let stage = Stage::new().await;
+async fn instance_operation_steps_are_idempotent() {
+    let fixture = Fixture::new().await;
     let seen: Mutex<Vec<(String, String)>> = Mutex::default();
-    stage.cluster.worker.inject(move |row, name| {
+    fixture.cluster.worker.inject(move |row, name| {
         let mut seen = seen.lock().unwrap();
         let step = (row.name.clone(), name.to_owned());
         let first = !seen.contains(&step);
         seen.push(step);
-        // Dying once after each step makes the next worker repeat that step.
+        // A worker that dies after a step makes the next worker repeat it.
         first.then_some(Fault::Die)
     });
-    stage.live().await;
-    stage.assert_nothing_left().await;
+    fixture.run_lifecycle().await;
+    fixture.assert_no_orphans().await;
 }
 
 #[test]
-fn an_instance_one_of_whose_first_steps_always_fails_ends_in_error_and_has_nothing() {
+fn failing_creation_step_leaves_instance_in_error_without_resources() {
     let steps = ["instance_preflight", "network_ensure_mesh", "instance_start"];
-    at_once(steps, |step: &'static str| async move {
-        let stage = Stage::new().await;
-        stage.cluster.worker.inject(move |_, name| (name == step).then_some(Fault::Fail));
-        let path = stage.order("one").await;
-        stage.cluster.settle().await;
-        let record = stage.expect(&path, "error").await;
+    run_concurrently(steps, |step: &'static str| async move {
+        let fixture = Fixture::new().await;
+        fixture.cluster.worker.inject(move |_, name| (name == step).then_some(Fault::Fail));
+        let path = fixture.create_instance("one").await;
+        fixture.cluster.settle().await;
+        let record = fixture.assert_state(&path, "error").await;
         assert!(record["error_message"].as_str().unwrap().contains("failed on purpose"), "{record}");
         assert_eq!((&record["interfaces"], &record["console_port"]), (&json!([]), &Value::Null));
-        stage.delete(&path).await;
-        stage.cluster.settle().await;
-        stage.expect(&path, "deleted").await;
-        stage.assert_nothing_left().await;
+        fixture.delete(&path).await;
+        fixture.cluster.settle().await;
+        fixture.assert_state(&path, "deleted").await;
+        fixture.assert_no_orphans().await;
     });
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_plug_and_a_copy_that_always_fail_do_not_touch_the_instance() {
-    let stage = Stage::new().await;
-    let path = stage.order("one").await;
-    stage.cluster.settle().await;
-    stage.cluster.worker.inject(|_, name| {
+async fn failing_hot_plug_and_snapshot_leave_instance_unchanged() {
+    let fixture = Fixture::new().await;
+    let path = fixture.create_instance("one").await;
+    fixture.cluster.settle().await;
+    fixture.cluster.worker.inject(|_, name| {
         ["hot_plug_instance_interface", "instance_snapshot"].contains(&name).then_some(Fault::Fail)
     });
-    let plugged = stage.post(&format!("{path}/interfaces"), json!({"network_uuid": stage.network})).await;
-    let copies = stage.post(&format!("{path}/snapshot"), json!({})).await;
-    stage.cluster.settle().await;
-    let record = stage.expect(&path, "created").await;
+    let plugged = fixture.post(&format!("{path}/interfaces"), json!({"network_uuid": fixture.network})).await;
+    let snapshots = fixture.post(&format!("{path}/snapshot"), json!({})).await;
+    fixture.cluster.settle().await;
+    let record = fixture.assert_state(&path, "created").await;
     assert_eq!(record["power_state"], "on", "{record}");
     assert_eq!(record["interfaces"].as_array().unwrap().len(), 1, "{record}");
-    let gone = stage.get(&format!("/interfaces/{}", plugged["uuid"].as_str().unwrap())).await;
-    assert_eq!(gone["state"], "deleted", "{gone}");
+    let interface = fixture.get(&format!("/interfaces/{}", plugged["uuid"].as_str().unwrap())).await;
+    assert_eq!(interface["state"], "deleted", "{interface}");
     let artifact =
-        stage.get(&format!("/artifacts/{}", copies["vda"]["artifact_uuid"].as_str().unwrap())).await;
+        fixture.get(&format!("/artifacts/{}", snapshots["vda"]["artifact_uuid"].as_str().unwrap())).await;
     assert_eq!(artifact["state"], "error", "{artifact}");
     assert!(artifact["error_message"].as_str().unwrap().contains("failed on purpose"), "{artifact}");
-    assert_eq!(stage.get(&format!("{path}/snapshot")).await, json!([]));
+    assert_eq!(fixture.get(&format!("{path}/snapshot")).await, json!([]));
     let object = ObjectRef::new(ObjectType::Instance, record["uuid"].as_str().unwrap());
-    let messages = stage.cluster.messages(&object).await;
+    let messages = fixture.cluster.messages(&object).await;
     for message in ["interface could not be plugged in", "disks could not be copied"] {
         assert!(messages.contains(&message.to_owned()), "{messages:?}");
     }
-    stage.delete(&path).await;
-    stage.cluster.settle().await;
-    stage.assert_nothing_left().await;
+    fixture.delete(&path).await;
+    fixture.cluster.settle().await;
+    fixture.assert_no_orphans().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deletion_that_failed_for_good_is_begun_again() {
-    let stage = Stage::new().await;
-    let path = stage.order("one").await;
-    stage.cluster.settle().await;
+async fn retries_deletion_that_failed_permanently() {
+    let fixture = Fixture::new().await;
+    let path = fixture.create_instance("one").await;
+    fixture.cluster.settle().await;
     let failing = Arc::new(AtomicBool::new(true));
-    let fails = Arc::clone(&failing);
-    stage.cluster.worker.inject(move |_, name| {
-        (name == "instance_power_off" && fails.load(Ordering::Relaxed)).then_some(Fault::Fail)
+    let fails_in_hook = Arc::clone(&failing);
+    fixture.cluster.worker.inject(move |_, name| {
+        (name == "instance_power_off" && fails_in_hook.load(Ordering::Relaxed)).then_some(Fault::Fail)
     });
-    stage.delete(&path).await;
-    stage.cluster.settle().await;
-    stage.expect(&path, "delete-wait").await;
+    fixture.delete(&path).await;
+    fixture.cluster.settle().await;
+    fixture.assert_state(&path, "delete-wait").await;
     failing.store(false, Ordering::Relaxed);
-    reconcile::instance_watch::run(&stage.cluster.app).await.unwrap();
-    stage.cluster.settle().await;
-    stage.expect(&path, "deleted").await;
-    stage.assert_nothing_left().await;
+    reconcile::instance_watch::run(&fixture.cluster.app).await.unwrap();
+    fixture.cluster.settle().await;
+    fixture.assert_state(&path, "deleted").await;
+    fixture.assert_no_orphans().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn whatever_happens_to_instances_at_once_nothing_is_left_of_them() {
+async fn concurrent_instance_operations_leak_no_resources() {
     let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };
-    let mut settings = QUICK.to_vec();
+    let mut settings = FAST_SETTINGS.to_vec();
     settings.push(("IP_DELETION_HALO_DURATION", "0"));
     let cluster = Cluster::on(&url, tempfile::tempdir().unwrap(), &settings, None).await;
     let token = cluster.token("system").await;
-    let mut stage = Stage { cluster, token, network: String::new() };
-    let network = stage.post("/networks", json!({"name": "net", "netblock": "10.0.0.0/24"})).await;
-    network["uuid"].as_str().unwrap().clone_into(&mut stage.network);
-    stage.cluster.settle().await;
+    let mut fixture = Fixture { cluster, token, network: String::new() };
+    let network = fixture.post("/networks", json!({"name": "net", "netblock": "10.0.0.0/24"})).await;
+    network["uuid"].as_str().unwrap().clone_into(&mut fixture.network);
+    fixture.cluster.settle().await;
     let stop = tokio::sync::watch::Sender::new(false);
-    let workers = tokio::spawn(Arc::clone(&stage.cluster.worker).run(stop.subscribe()));
+    let workers = tokio::spawn(Arc::clone(&fixture.cluster.worker).run(stop.subscribe()));
     tokio::join!(
-        use_up(&stage, 0),
-        use_up(&stage, 1),
-        use_up(&stage, 2),
-        use_up(&stage, 3),
-        use_up(&stage, 4),
-        use_up(&stage, 5),
-        use_up(&stage, 6),
-        use_up(&stage, 7),
+        churn_instances(&fixture, 0),
+        churn_instances(&fixture, 1),
+        churn_instances(&fixture, 2),
+        churn_instances(&fixture, 3),
+        churn_instances(&fixture, 4),
+        churn_instances(&fixture, 5),
+        churn_instances(&fixture, 6),
+        churn_instances(&fixture, 7),
     );
     wait_for("the deletions", async || {
-        (stage.cluster.count_rows("instances", "state <> 'deleted'").await == 0).then_some(())
+        (fixture.cluster.count_rows("instances", "state <> 'deleted'").await == 0).then_some(())
     })
     .await;
     stop.send_replace(true);
     workers.await.unwrap();
-    stage.cluster.settle().await;
-    assert!(stage.cluster.vms().is_empty());
-    assert!(stage.cluster.committed_capacity().await.values().all(|promised| *promised == (0, 0, 0)));
+    fixture.cluster.settle().await;
+    assert!(fixture.cluster.vms().is_empty());
+    assert!(fixture.cluster.committed_capacity().await.values().all(|promised| *promised == (0, 0, 0)));
     for (table, condition) in [
         ("instance_ports", "1 = 1"),
         ("hardware_addresses", "1 = 1"),
         ("addresses", "kind IN ('instance', 'floating')"),
     ] {
-        assert_eq!(stage.cluster.count_rows(table, condition).await, 0, "{table}");
+        assert_eq!(fixture.cluster.count_rows(table, condition).await, 0, "{table}");
     }
 }
 
-/// Makes instances and deletes them at any moment of their lives, while others do the same.
-async fn use_up(stage: &Stage, number: usize) {
+/// Creates instances and deletes them in arbitrary states, concurrently with other workers.
+async fn churn_instances(fixture: &Fixture, number: usize) {
     for round in 0..4 {
         let body = json!({
             "name": format!("n{number}-{round}"), "cpus": 1, "memory": 64, "disk": [{"size": 1}],
-            "network": [{"network_uuid": stage.network, "float": true}],
+            "network": [{"network_uuid": fixture.network, "float": true}],
         });
-        let made = stage.post("/instances", body).await;
-        let path = format!("/instances/{}", made["uuid"].as_str().unwrap());
+        let created = fixture.post("/instances", body).await;
+        let path = format!("/instances/{}", created["uuid"].as_str().unwrap());
         let call = async |verb: &str, body: Value| {
             let path = format!("{path}/{verb}");
-            // Too early or too late is said, and nothing else.
-            let answer = stage.cluster.call(&stage.token, Method::POST, &path, Some(body)).await;
-            assert!([200, 406, 409].contains(&answer.status.as_u16()), "{path}: {}", answer.text);
+            // Only state conflicts are acceptable errors.
+            let response = fixture.cluster.call(&fixture.token, Method::POST, &path, Some(body)).await;
+            assert!([200, 406, 409].contains(&response.status.as_u16()), "{path}: {}", response.text);
         };
         if number % 2 == round % 2 {
-            wait_for("it to run", async || (stage.get(&path).await["state"] == "created").then_some(()))
-                .await;
+            wait_for("the instance to run", async || {
+                (fixture.get(&path).await["state"] == "created").then_some(())
+            })
+            .await;
         }
         match number % 4 {
             0 => call("poweroff", json!({})).await,
-            1 => call("interfaces", json!({"network_uuid": stage.network})).await,
+            1 => call("interfaces", json!({"network_uuid": fixture.network})).await,
             2 => call("reboothard", json!({})).await,
             _ => {}
         }
-        stage.delete(&path).await;
+        fixture.delete(&path).await;
     }
 }

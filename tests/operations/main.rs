@@ -1,6 +1,6 @@
-//! Every step of every operation fails, repeats, and loses its worker; nothing is left over.
+//! Fails, repeats and interrupts every step of every operation, and asserts that nothing is orphaned.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod instances;
 
@@ -19,24 +19,24 @@ use muster_testing::web_server::{Reply, WebServer};
 use muster_types::Error;
 use muster_types::address::AddressType;
 use muster_types::artifact::{ArtifactState, ArtifactType};
-use muster_types::network::{FLOATING, NetworkState};
+use muster_types::network::{FLOATING_NETWORK_ID, NetworkState};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::{OperationHandle, OperationState, OperationType};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-const QUICK: &[(&str, &str)] = &[
+const FAST_SETTINGS: &[(&str, &str)] = &[
     ("CLUSTER_OP_LEASE", "1"),
     ("CLEANER_DELAY", "0"),
-    // One more than the longest operation has steps.
+    // One more than the number of steps of the longest operation.
     ("CLUSTER_OP_MAX_ATTEMPTS", "7"),
     ("BLOB_DELETION_DELAY", "0"),
     ("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.0/8"),
 ];
 
-/// A cluster in which the namespace `doomed` has everything a namespace can have.
+/// Creates a cluster in which the namespace `doomed` has every kind of object that a namespace can own.
 async fn cluster() -> Cluster {
-    let cluster = Cluster::with(QUICK, None).await;
+    let cluster = Cluster::with(FAST_SETTINGS, None).await;
     for name in ["doomed", "friend"] {
         cluster.create_namespace(name).await;
     }
@@ -59,7 +59,7 @@ async fn cluster() -> Cluster {
     cluster
 }
 
-/// Adds a rule to that namespace.
+/// Adds a mapping rule to the namespace `doomed`.
 async fn add_rule(app: &App) {
     let text = |text: &str| Some(json!(text));
     let issuer = objects::issuer::IssuerRequest {
@@ -78,13 +78,13 @@ async fn add_rule(app: &App) {
     objects::rule::create(app, &caller(), "doomed", text("deploy").as_ref(), &rule).await.unwrap();
 }
 
-/// A disk image that is all zeroes.
+/// A disk image of zeroes.
 static IMAGE: [u8; 65536] = [0; 65536];
 
-/// An image is fetched into that namespace, and deleted again.
+/// Fetches an image into the namespace `doomed` and deletes it.
 async fn fetch_and_delete(cluster: &Cluster) {
     let app = &cluster.app;
-    let web = WebServer::new(|asked, _| match asked.header("if-none-match") {
+    let web = WebServer::new(|request_head, _| match request_head.header("if-none-match") {
         Some(_) => Reply::status(304),
         None => Reply::ok(&IMAGE).with("ETag", "\"one\""),
     })
@@ -104,7 +104,7 @@ async fn fetch_and_delete(cluster: &Cluster) {
     let object = ObjectRef::new(ObjectType::Artifact, &id);
     objects::metadata::set(app, &caller(), &object, Some("k"), Some(json!("v"))).await.unwrap();
     let blob = record.blob_uuid.unwrap().to_string();
-    assert!(cluster.has_file(&format!("{blob}.qcow2")), "it is converted");
+    assert!(cluster.has_file(&format!("{blob}.qcow2")), "the image is converted to qcow2");
     objects::artifact::delete(app, &caller(), &id, None).await.unwrap();
     reconcile::artifact_watch::delete_unused(app).await.unwrap();
     reconcile::storage::run_once(app).await.unwrap();
@@ -112,9 +112,9 @@ async fn fetch_and_delete(cluster: &Cluster) {
     cluster.messages(&ObjectRef::new(ObjectType::Blob, &blob)).await;
 }
 
-/// A network of that namespace with everything that a network can have is made and deleted again; the namespace is
-/// deleted, and the cleaner queues the rest.
-async fn delete_and_clean(cluster: &Cluster) {
+/// Creates and deletes a network with every kind of dependent object, deletes the namespace `doomed`, and runs the
+/// cleaner.
+async fn delete_everything_and_clean(cluster: &Cluster) {
     let app = &cluster.app;
     let request = objects::network::NetworkRequest {
         name: Some("net".into()),
@@ -141,40 +141,47 @@ async fn delete_and_clean(cluster: &Cluster) {
     fetch_and_delete(cluster).await;
     objects::namespace::delete(&cluster.app, &caller(), "doomed").await.unwrap();
     cluster.settle().await;
-    // The cleaner comes long after the last event has reached the database.
+    // Flushes events to the database before the cleaner runs.
     cluster.messages(&ObjectRef::namespace("doomed")).await;
     reconcile::cleaner::run(&cluster.app).await.unwrap();
     cluster.settle().await;
 }
 
-/// Checks that nothing of the namespace is left anywhere.
-async fn assert_gone(cluster: &Cluster) {
+/// Asserts that no row or file of the namespace `doomed` remains.
+async fn assert_namespace_removed(cluster: &Cluster) {
     let store = &*cluster.app.store;
     assert!(cluster.node.network_plans().is_empty() && cluster.other.network_plans().is_empty());
     for table in ["blobs", "blob_contents", "blob_locations", "artifacts", "uploads", "object_references"] {
         let rows = store.query(&format!("SELECT * FROM {table}"), &[]).await.unwrap();
-        let left = rows.iter().filter(|row| !format!("{row:?}").contains("operation_target")).count();
-        assert_eq!(left, 0, "{table}: {rows:?}");
+        let remaining = rows.iter().filter(|row| !format!("{row:?}").contains("operation_target")).count();
+        assert_eq!(remaining, 0, "{table}: {rows:?}");
     }
     for folder in ["drafts", "blobs", "conversions", "work"] {
         for node in ["1", "2"] {
-            let left = cluster.files_in(&format!("{node}/{folder}"));
-            assert!(left.is_empty(), "{folder}: {left:?}");
+            let remaining = cluster.files_in(&format!("{node}/{folder}"));
+            assert!(remaining.is_empty(), "{folder}: {remaining:?}");
         }
     }
     for table in
         ["addresses", "address_blocks", "interfaces", "dns_entries", "node_networks", "hardware_addresses"]
     {
         let column = if table == "hardware_addresses" { "'x'" } else { "network_uuid" };
-        let left = store
-            .query(&format!("SELECT COUNT(*) FROM {table} WHERE {column} <> ?"), &[FLOATING.into()])
+        let remaining = store
+            .query(
+                &format!("SELECT COUNT(*) FROM {table} WHERE {column} <> ?"),
+                &[FLOATING_NETWORK_ID.into()],
+            )
             .await;
-        assert_eq!(left.unwrap()[0].scalar::<i64>().unwrap(), 0, "{table}");
+        assert_eq!(remaining.unwrap()[0].scalar::<i64>().unwrap(), 0, "{table}");
     }
-    let floating = addresses::page(store, FLOATING, None, 300).await.unwrap();
-    assert!(floating.iter().all(|row| row.user.as_ref().is_none_or(|user| user.id == FLOATING.to_string())));
+    let floating = addresses::page(store, FLOATING_NETWORK_ID, None, 300).await.unwrap();
+    assert!(
+        floating
+            .iter()
+            .all(|row| row.user.as_ref().is_none_or(|user| user.id == FLOATING_NETWORK_ID.to_string()))
+    );
     let networks = store.query("SELECT COUNT(*) FROM networks", &[]).await.unwrap();
-    assert_eq!(networks[0].scalar::<i64>().unwrap(), 1, "only the floating one");
+    assert_eq!(networks[0].scalar::<i64>().unwrap(), 1, "only the floating network remains");
     assert!(namespaces::get(store, "doomed").await.unwrap().is_none());
     assert!(keys::of_namespace(store, "doomed", 10).await.unwrap().is_empty());
     assert!(claims::list(store, "doomed").await.unwrap().is_empty());
@@ -186,69 +193,69 @@ async fn assert_gone(cluster: &Cluster) {
     for row in operations::of_target(store, &ObjectRef::namespace("doomed")).await.unwrap() {
         assert_eq!(row.state, OperationState::Complete, "{row:?}");
     }
-    // The name is free again, and who takes it does not inherit the old one's events.
+    // The name can be reused, and the new namespace does not inherit old events.
     cluster.create_namespace("doomed").await;
     let messages = cluster.messages(&ObjectRef::namespace("doomed")).await;
     assert!(!messages.iter().any(|message| message.contains("operation")), "{messages:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_namespace_is_deleted_and_cleaned() {
+async fn deletes_and_cleans_namespace() {
     let cluster = cluster().await;
-    delete_and_clean(&cluster).await;
-    assert_gone(&cluster).await;
+    delete_everything_and_clean(&cluster).await;
+    assert_namespace_removed(&cluster).await;
     let messages = cluster.messages(&ObjectRef::namespace("friend")).await;
     assert!(messages.contains(&"trust revoked, trusted namespace is gone".to_owned()), "{messages:?}");
 }
 
-/// Runs the whole story with one fault at one step.
-async fn survives(step: &'static str, fault: Fault) {
+/// Runs the scenario with one fault injected at one step.
+async fn assert_survives_fault(step: &'static str, fault: Fault) {
     let cluster = cluster().await;
-    let left = AtomicUsize::new(1);
+    let remaining = AtomicUsize::new(1);
     cluster
         .worker
-        .inject(move |_, name| (name == step && left.swap(0, Ordering::Relaxed) == 1).then_some(fault));
-    delete_and_clean(&cluster).await;
-    assert_gone(&cluster).await;
+        .inject(move |_, name| (name == step && remaining.swap(0, Ordering::Relaxed) == 1).then_some(fault));
+    delete_everything_and_clean(&cluster).await;
+    assert_namespace_removed(&cluster).await;
 }
 
-/// Those of instances have a story of their own.
+/// Returns every step of the operations that do not target instances.
 fn every_step() -> impl Iterator<Item = &'static str> {
     let kinds = IMPLEMENTATIONS.iter().map(|implementation| implementation.kind);
-    kinds.filter(|kind| !instances::is_about_one(kind)).flat_map(|kind| kind.steps.iter().copied())
+    kinds.filter(|kind| !instances::targets_instance(kind)).flat_map(|kind| kind.steps.iter().copied())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_step_may_fail_once() {
+async fn operations_survive_one_failure_at_every_step() {
     for step in every_step() {
-        survives(step, Fault::Fail).await;
+        assert_survives_fault(step, Fault::Fail).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_worker_may_die_after_every_step() {
+async fn operations_survive_worker_death_after_every_step() {
     for step in every_step() {
-        survives(step, Fault::Die).await;
+        assert_survives_fault(step, Fault::Die).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_step_may_run_twice() {
+async fn operation_steps_are_idempotent() {
     let cluster = cluster().await;
     let seen: Mutex<Vec<String>> = Mutex::default();
     cluster.worker.inject(move |_, name| {
         let mut seen = seen.lock().unwrap();
-        let first = !seen.iter().any(|known| known == name);
+        let first = !seen.iter().any(|name_seen| name_seen == name);
         seen.push(name.to_owned());
-        // Dying once after each step makes the next worker repeat that step.
+        // A worker that dies after a step makes the next worker repeat it.
         first.then_some(Fault::Die)
     });
-    delete_and_clean(&cluster).await;
-    assert_gone(&cluster).await;
+    delete_everything_and_clean(&cluster).await;
+    assert_namespace_removed(&cluster).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_step_that_always_fails_ends_in_error_with_a_reason() {
+async fn permanently_failing_step_ends_in_error_report() {
     let cluster = cluster().await;
     cluster.worker.inject(|_, name| (name == "namespace_delete_trusts").then_some(Fault::Fail));
     objects::namespace::delete(&cluster.app, &caller(), "doomed").await.unwrap();
@@ -264,11 +271,11 @@ async fn a_step_that_always_fails_ends_in_error_with_a_reason() {
 
 static UNDONE: Mutex<Vec<&str>> = Mutex::new(Vec::new());
 
-/// An operation whose last step is refused, so that the first two are taken back.
+/// An operation whose last step fails, so that the first two are undone.
 #[derive(Serialize, Deserialize)]
-struct Refused {}
+struct FailingLastStep {}
 
-impl Operation for Refused {
+impl Operation for FailingLastStep {
     const KIND: OperationKind = OperationKind {
         operation_type: OperationType::Namespace,
         name: "refused",
@@ -278,8 +285,8 @@ impl Operation for Refused {
     };
 }
 
-const REFUSED: Implementation = Implementation::new(
-    Refused::KIND,
+const FAILING_LAST_STEP: Implementation = Implementation::new(
+    FailingLastStep::KIND,
     &[
         Step {
             name: "first",
@@ -308,15 +315,15 @@ const REFUSED: Implementation = Implementation::new(
         Step {
             name: "third",
             run: |_, _| Box::pin(async { Err(Error::Internal("a secret of the inside".into())) }),
-            undo: Undo::NotNeeded("it never did anything"),
+            undo: Undo::NotNeeded("the step has no effect"),
         },
     ],
 );
 
 #[derive(Serialize, Deserialize)]
-struct Fine {}
+struct SingleStep {}
 
-impl Operation for Fine {
+impl Operation for SingleStep {
     const KIND: OperationKind = OperationKind {
         operation_type: OperationType::Namespace,
         name: "fine",
@@ -326,12 +333,12 @@ impl Operation for Fine {
     };
 }
 
-const FINE: Implementation = Implementation::new(
-    Fine::KIND,
+const SINGLE_STEP: Implementation = Implementation::new(
+    SingleStep::KIND,
     &[Step {
         name: "only",
         run: |_, _| Box::pin(async { Ok(()) }),
-        undo: Undo::NotNeeded("nothing is done"),
+        undo: Undo::NotNeeded("the step has no effect"),
     }],
 );
 
@@ -353,19 +360,19 @@ async fn row(cluster: &Cluster, handle: &OperationHandle) -> OperationRow {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_failed_operation_is_undone_newest_step_first_and_its_children_abort() {
-    let cluster = Cluster::with(QUICK, Some(vec![REFUSED, FINE])).await;
-    let parent = enqueue(&cluster, Refused {}, vec![]).await;
-    let child = enqueue(&cluster, Fine {}, vec![parent.clone()]).await;
-    let grandchild = enqueue(&cluster, Fine {}, vec![child.clone()]).await;
-    let other = enqueue(&cluster, Fine {}, vec![]).await;
-    let after_other = enqueue(&cluster, Fine {}, vec![other.clone()]).await;
+async fn failed_operation_is_undone_in_reverse_and_aborts_dependents() {
+    let cluster = Cluster::with(FAST_SETTINGS, Some(vec![FAILING_LAST_STEP, SINGLE_STEP])).await;
+    let parent = enqueue(&cluster, FailingLastStep {}, vec![]).await;
+    let child = enqueue(&cluster, SingleStep {}, vec![parent.clone()]).await;
+    let grandchild = enqueue(&cluster, SingleStep {}, vec![child.clone()]).await;
+    let other = enqueue(&cluster, SingleStep {}, vec![]).await;
+    let after_other = enqueue(&cluster, SingleStep {}, vec![other.clone()]).await;
     cluster.settle().await;
     assert_eq!(*UNDONE.lock().unwrap(), ["second", "first"]);
     let failed = row(&cluster, &parent).await;
     assert_eq!(failed.state, OperationState::Error);
     let report = failed.error_report.unwrap();
-    assert!(!report.message.contains("secret of the inside"), "internal texts stay inside");
+    assert!(!report.message.contains("secret of the inside"), "internal errors are not exposed");
     assert_eq!(row(&cluster, &child).await.state, OperationState::Abort);
     assert_eq!(row(&cluster, &grandchild).await.state, OperationState::Abort);
     assert_eq!(row(&cluster, &other).await.state, OperationState::Complete);
@@ -373,11 +380,11 @@ async fn a_failed_operation_is_undone_newest_step_first_and_its_children_abort()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_operation_that_kills_every_worker_ends_in_error() {
-    let quick = [("CLUSTER_OP_LEASE", "1"), ("CLUSTER_OP_MAX_ATTEMPTS", "2")];
-    let cluster = Cluster::with(&quick, Some(vec![FINE])).await;
+async fn operation_that_kills_every_worker_ends_in_error() {
+    let settings = [("CLUSTER_OP_LEASE", "1"), ("CLUSTER_OP_MAX_ATTEMPTS", "2")];
+    let cluster = Cluster::with(&settings, Some(vec![SINGLE_STEP])).await;
     cluster.worker.inject(|_, _| Some(Fault::Die));
-    let handle = enqueue(&cluster, Fine {}, vec![]).await;
+    let handle = enqueue(&cluster, SingleStep {}, vec![]).await;
     cluster.settle().await;
     let row = row(&cluster, &handle).await;
     assert_eq!(row.state, OperationState::Error);
@@ -385,11 +392,11 @@ async fn an_operation_that_kills_every_worker_ends_in_error() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_operation_that_only_another_daemon_knows_is_left_to_it_and_blocks_nothing() {
-    let cluster = Cluster::with(QUICK, Some(vec![REFUSED])).await;
-    let foreign = enqueue(&cluster, Fine {}, vec![]).await;
-    let known = enqueue(&cluster, Refused {}, vec![]).await;
-    muster_test_cluster::wait_for("the known one to end", async || {
+async fn unknown_operation_stays_queued_and_blocks_nothing() {
+    let cluster = Cluster::with(FAST_SETTINGS, Some(vec![FAILING_LAST_STEP])).await;
+    let foreign = enqueue(&cluster, SingleStep {}, vec![]).await;
+    let known = enqueue(&cluster, FailingLastStep {}, vec![]).await;
+    muster_test_cluster::wait_for("the known operation to end", async || {
         cluster.worker.run_once().await.unwrap();
         row(&cluster, &known).await.state.is_final().then_some(())
     })
@@ -398,7 +405,7 @@ async fn an_operation_that_only_another_daemon_knows_is_left_to_it_and_blocks_no
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_workers_do_each_operation_once() {
+async fn concurrent_workers_run_each_operation_once() {
     static RUNS: AtomicUsize = AtomicUsize::new(0);
     #[derive(Serialize, Deserialize)]
     struct Counted {}
@@ -423,7 +430,7 @@ async fn many_workers_do_each_operation_once() {
                     Ok(())
                 })
             },
-            undo: Undo::NotNeeded("a count"),
+            undo: Undo::NotNeeded("the counter is only read by the test"),
         }],
     );
     let cluster = Cluster::with(&[], Some(vec![COUNTED])).await;
@@ -444,20 +451,20 @@ async fn many_workers_do_each_operation_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn finished_operations_are_removed_after_the_cleaners_delay() {
-    let cluster = Cluster::with(QUICK, Some(vec![FINE])).await;
-    let handle = enqueue(&cluster, Fine {}, vec![]).await;
+async fn removes_finished_operations_after_cleaner_delay() {
+    let cluster = Cluster::with(FAST_SETTINGS, Some(vec![SINGLE_STEP])).await;
+    let handle = enqueue(&cluster, SingleStep {}, vec![]).await;
     reconcile::cleaner::run(&cluster.app).await.unwrap();
-    assert_eq!(row(&cluster, &handle).await.state, OperationState::Queued, "unfinished ones stay");
+    assert_eq!(row(&cluster, &handle).await.state, OperationState::Queued, "unfinished operations are kept");
     cluster.settle().await;
     reconcile::cleaner::run(&cluster.app).await.unwrap();
     assert!(operations::get(&*cluster.app.store, handle.op_uuid).await.unwrap().is_none());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn floating_and_deleting_an_interface_at_once_leaks_no_address() {
+async fn concurrent_float_and_interface_deletion_leak_no_address() {
     let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };
-    let cluster = Cluster::on(&url, tempfile::tempdir().unwrap(), QUICK, None).await;
+    let cluster = Cluster::on(&url, tempfile::tempdir().unwrap(), FAST_SETTINGS, None).await;
     cluster.create_namespace("doomed").await;
     let request = objects::network::NetworkRequest {
         name: Some("net".into()),
@@ -473,7 +480,7 @@ async fn floating_and_deleting_an_interface_at_once_leaks_no_address() {
         let app = Arc::clone(&cluster.app);
         let float = tokio::spawn(async move {
             for _ in 0..2 {
-                // Whoever comes too late is told so.
+                // Conflicts with the deletion are expected.
                 let _ = objects::interface::float(&app, &caller(), &id.to_string()).await;
                 let _ = objects::interface::defloat(&app, &caller(), &id.to_string()).await;
                 let _ = objects::interface::float(&app, &caller(), &id.to_string()).await;
@@ -482,15 +489,15 @@ async fn floating_and_deleting_an_interface_at_once_leaks_no_address() {
         cluster.delete_interface(id).await;
         float.await.unwrap();
     }
-    let held = addresses::page(&*cluster.app.store, FLOATING, None, 300).await.unwrap();
-    let leaked: Vec<_> = held.iter().filter(|row| row.kind == AddressType::Floating).collect();
+    let allocated = addresses::page(&*cluster.app.store, FLOATING_NETWORK_ID, None, 300).await.unwrap();
+    let leaked: Vec<_> = allocated.iter().filter(|row| row.kind == AddressType::Floating).collect();
     assert!(leaked.is_empty(), "{leaked:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn nothing_that_is_used_is_deleted_whoever_else_stops_using_it() {
+async fn keeps_referenced_blobs_during_concurrent_deletion() {
     let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };
-    let cluster = Arc::new(Cluster::on(&url, tempfile::tempdir().unwrap(), QUICK, None).await);
+    let cluster = Arc::new(Cluster::on(&url, tempfile::tempdir().unwrap(), FAST_SETTINGS, None).await);
     let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let sweeper = {
         let (cluster, stop) = (Arc::clone(&cluster), Arc::clone(&stop));
@@ -502,11 +509,11 @@ async fn nothing_that_is_used_is_deleted_whoever_else_stops_using_it() {
         })
     };
     let token = cluster.token("system").await;
-    // Each sends one of three contents again and again, and deletes what it made.
+    // Each task repeatedly uploads one of three contents and deletes the artifact.
     let users: Vec<_> = (0..6)
         .map(|number| {
             let (cluster, token) = (Arc::clone(&cluster), token.clone());
-            tokio::spawn(async move { send_and_delete(&cluster, &token, number).await })
+            tokio::spawn(async move { upload_and_delete(&cluster, &token, number).await })
         })
         .collect();
     for user in users {
@@ -514,11 +521,11 @@ async fn nothing_that_is_used_is_deleted_whoever_else_stops_using_it() {
     }
     stop.store(true, Ordering::Relaxed);
     sweeper.await.unwrap();
-    // What is left is used, whole and readable; the rest is gone.
+    // The remaining blobs are referenced, complete and readable; all others are deleted.
     let app = &cluster.app;
-    let (left, _) = objects::artifact::list_page(app, &caller(), None).await.unwrap();
-    assert_eq!(left.len(), 6);
-    for artifact in left {
+    let (remaining, _) = objects::artifact::list_page(app, &caller(), None).await.unwrap();
+    assert_eq!(remaining.len(), 6);
+    for artifact in remaining {
         let blob = artifact.blob_uuid.unwrap().to_string();
         let bytes = cluster.download_until_error(&token, &blob).await;
         assert_eq!(bytes.len(), 5000, "{artifact:?}");
@@ -527,27 +534,27 @@ async fn nothing_that_is_used_is_deleted_whoever_else_stops_using_it() {
     assert_eq!(rows[0].scalar::<i64>().unwrap(), 3);
 }
 
-async fn send_and_delete(cluster: &Cluster, token: &str, number: u8) {
+async fn upload_and_delete(cluster: &Cluster, token: &str, number: u8) {
     for round in 0..12 {
         let content = vec![number % 3; 5000];
-        let begun = cluster.call(token, Method::POST, "/upload", None).await.body["uuid"].clone();
-        let path = format!("/upload/{}", begun.as_str().unwrap());
+        let upload = cluster.call(token, Method::POST, "/upload", None).await.body["uuid"].clone();
+        let path = format!("/upload/{}", upload.as_str().unwrap());
         cluster.send(token, Method::POST, &path, content).await;
         let name = format!("/artifacts/upload/n{number}");
         let mut tries = 0;
-        let made = loop {
+        let created = loop {
             tries += 1;
-            let body = json!({"upload_uuid": begun, "artifact_type": "other"});
-            let answer = cluster.call(token, Method::POST, &name, Some(body)).await;
-            if answer.status == 200 {
-                break answer.body;
+            let body = json!({"upload_uuid": upload, "artifact_type": "other"});
+            let response = cluster.call(token, Method::POST, &name, Some(body)).await;
+            if response.status == 200 {
+                break response.body;
             }
-            // Somebody else stores or deletes the same just now, and says so.
-            assert_eq!(answer.status, 503, "{}", answer.text);
-            assert!(tries < 2000, "{}", answer.text);
+            // Another task is storing or deleting the same content.
+            assert_eq!(response.status, 503, "{}", response.text);
+            assert!(tries < 2000, "{}", response.text);
         };
         if round < 11 {
-            let path = format!("/artifacts/{}", made["uuid"].as_str().unwrap());
+            let path = format!("/artifacts/{}", created["uuid"].as_str().unwrap());
             assert_eq!(cluster.call(token, Method::DELETE, &path, None).await.status, 200);
         }
     }

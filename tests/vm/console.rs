@@ -1,46 +1,46 @@
-//! The serial console of a guest: read, typed to, and used to run commands.
+//! The serial console of a guest.
 
 use std::io::{Read, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Instant;
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 
-/// A connection to a console on which a test looks at one thing after the other.
+/// A connection to a serial console.
 pub(crate) struct Console {
-    keys: Box<dyn Write + Send>,
-    output: Receiver<Vec<u8>>,
-    /// What it has shown, and how much of that the test has looked at.
+    input: Box<dyn Write + Send>,
+    receiver: Receiver<Vec<u8>>,
+    /// All output so far, and the end of the last match in it.
     text: String,
-    seen: usize,
+    matched: usize,
     commands: u32,
 }
 
 impl Console {
-    pub(crate) fn new(keys: impl Write + Send + 'static, mut screen: impl Read + Send + 'static) -> Self {
-        let (send, output) = channel();
+    pub(crate) fn new(input: impl Write + Send + 'static, mut output: impl Read + Send + 'static) -> Self {
+        let (sender, receiver) = channel();
         std::thread::spawn(move || {
             let mut buffer = [0; 4096];
-            while let Ok(size @ 1..) = screen.read(&mut buffer) {
-                if send.send(buffer[..size].to_vec()).is_err() {
+            while let Ok(size @ 1..) = output.read(&mut buffer) {
+                if sender.send(buffer[..size].to_vec()).is_err() {
                     break;
                 }
             }
         });
-        Self { keys: Box::new(keys), output, text: String::new(), seen: 0, commands: 0 }
+        Self { input: Box::new(input), receiver, text: String::new(), matched: 0, commands: 0 }
     }
 
-    /// Waits until it shows a text after what was waited for before, and answers what came before it.
+    /// Waits for the next occurrence of a text and returns the output before it.
     pub(crate) fn wait_for(&mut self, text: &str) -> String {
         let started = Instant::now();
         loop {
-            if let Some(at) = self.text[self.seen..].find(text) {
-                let before = self.text[self.seen..self.seen + at].to_owned();
-                self.seen += at + text.len();
+            if let Some(at) = self.text[self.matched..].find(text) {
+                let before = self.text[self.matched..self.matched + at].to_owned();
+                self.matched += at + text.len();
                 return before;
             }
-            match self.output.recv_timeout(PATIENCE.saturating_sub(started.elapsed())) {
-                // What telnet says of itself is no text.
+            match self.receiver.recv_timeout(TIMEOUT.saturating_sub(started.elapsed())) {
+                // Telnet negotiation is not ASCII.
                 Ok(bytes) => {
                     self.text.extend(bytes.into_iter().filter(u8::is_ascii).map(char::from));
                 }
@@ -52,17 +52,17 @@ impl Console {
         }
     }
 
-    /// All that it has shown so far.
-    pub(crate) fn shown(&self) -> &str {
+    /// Returns all output so far.
+    pub(crate) fn output(&self) -> &str {
         &self.text
     }
 
     /// Types a line.
     pub(crate) fn type_line(&mut self, line: &str) {
-        self.keys.write_all(format!("{line}\n").as_bytes()).unwrap();
+        self.input.write_all(format!("{line}\n").as_bytes()).unwrap();
     }
 
-    /// Waits for the prompt, answers what was shown before it, and logs in.
+    /// Waits for the login prompt, logs in, and returns the output before the prompt.
     pub(crate) fn log_in(&mut self) -> String {
         let before = self.wait_for(" login: ");
         self.type_line("root");
@@ -70,17 +70,17 @@ impl Console {
         before
     }
 
-    /// Runs a command in the guest's shell and answers what it printed.
+    /// Runs a command in the guest's shell and returns its output.
     pub(crate) fn run(&mut self, command: &str) -> String {
         self.commands += 1;
         let end = format!("end-of-{}", self.commands);
-        // The quotes are gone from what the shell prints, but not from the echo of what was typed.
+        // The quotes distinguish the echoed command from its output.
         self.type_line(&format!("echo \"be\"gin; {command}; echo \"e\"{}", &end[1..]));
         self.wait_for("begin\r\n");
         self.wait_for(&end).replace('\r', "")
     }
 
-    /// Runs a command in the guest until it succeeds, and answers what it printed then.
+    /// Repeats a command in the guest until it succeeds and returns its output.
     pub(crate) fn run_until(&mut self, command: &str) -> String {
         self.run(&format!("until {command}; do usleep 50000; done"))
     }

@@ -1,4 +1,4 @@
-//! A guest that a test can read, type to and switch off. It ends with the test, however that ends.
+//! Guests of QEMU without Muster, killed when the test ends.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
@@ -8,36 +8,36 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use muster_testing::{skipped, wait_for};
 use serde_json::{Value, json};
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 use crate::console::Console;
 
-/// What a guest starts from: a folder with a disk that is a copy of the small image.
+/// A directory with a disk that is an overlay of the small image.
 #[derive(Debug)]
 pub(crate) struct Disk {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Disk {
-    /// A fresh disk, of the size of the image or larger; nothing when this machine has no image or no QEMU.
+    /// Creates a disk of the size of the image or larger, or returns `None` without the image or QEMU.
     pub(crate) fn new(size: Option<&str>) -> Option<Self> {
         let image = image()?;
-        let folder = tempfile::Builder::new().prefix("muster-vm-").tempdir().unwrap();
+        let directory = tempfile::Builder::new().prefix("muster-vm-").tempdir().unwrap();
         let status = Command::new("qemu-img")
             .args(["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b"])
             .arg(image)
-            .arg(folder.path().join("disk"))
+            .arg(directory.path().join("disk"))
             .args(size)
             .status()
             .unwrap();
-        assert!(status.success(), "no disk: {status}");
-        Some(Self { folder })
+        assert!(status.success(), "qemu-img failed: {status}");
+        Some(Self { directory })
     }
 
     pub(crate) fn path(&self) -> &Path {
-        self.folder.path()
+        self.directory.path()
     }
 
-    /// Adds a config drive, in the form that instances get, and answers the arguments that plug it in.
+    /// Creates a config drive as instances have it and returns the QEMU arguments for it.
     pub(crate) fn config_drive(&self, meta_data: &str, user_data: &str) -> Vec<String> {
         let tree = self.path().join("config");
         let latest = tree.join("openstack/latest");
@@ -55,7 +55,7 @@ impl Disk {
     }
 }
 
-/// The image, if everything is here that a guest needs.
+/// Returns the image, or `None` if the image or a required program is missing.
 pub(crate) fn image() -> Option<PathBuf> {
     for program in ["qemu-system-x86_64", "qemu-img", "xorriso", "setpriv"] {
         if !Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success()) {
@@ -71,74 +71,74 @@ pub(crate) fn image() -> Option<PathBuf> {
     Some(image)
 }
 
-/// A running guest. Dropping it kills it.
+/// A running guest, killed on drop.
 pub(crate) struct Guest {
     qemu: Child,
     pub(crate) console: Console,
-    control: BufReader<UnixStream>,
+    qmp: BufReader<UnixStream>,
 }
 
 impl Guest {
-    /// Switches a guest on. Its processor is emulated, so that it behaves the same everywhere.
+    /// Starts a guest with an emulated CPU, so that it behaves the same on every host.
     pub(crate) fn start(disk: &Disk, arguments: &[String]) -> Self {
-        let socket = |name: &str| disk.path().join(name);
-        let disk_argument = format!("file={},if=virtio,format=qcow2", socket("disk").display());
-        // It must not outlive this process, even when that is killed.
+        let path = |name: &str| disk.path().join(name);
+        let disk_argument = format!("file={},if=virtio,format=qcow2", path("disk").display());
+        // QEMU must not outlive this process, even if it is killed.
         let qemu = Command::new("setpriv")
             .args(["--pdeathsig", "KILL", "qemu-system-x86_64", "-nodefaults", "-no-user-config"])
             .args(["-machine", "q35,accel=tcg", "-cpu", "qemu64", "-m", "128", "-display", "none"])
             .args(["-drive", &disk_argument, "-device", "virtio-rng-pci"])
             .args(["-device", "pcie-root-port,id=free"])
-            .args(["-serial", &format!("unix:{},server=on,wait=on", socket("console").display())])
-            .args(["-qmp", &format!("unix:{},server=on,wait=off", socket("qmp").display())])
+            .args(["-serial", &format!("unix:{},server=on,wait=on", path("console").display())])
+            .args(["-qmp", &format!("unix:{},server=on,wait=off", path("qmp").display())])
             .args(arguments)
             .stdin(Stdio::null())
-            .stderr(std::fs::File::create(socket("qemu.log")).unwrap())
+            .stderr(std::fs::File::create(path("qemu.log")).unwrap())
             .spawn()
             .unwrap();
-        // Held already, so that a guest that does not come up is killed, too.
-        let mut qemu = Kill(Some(qemu));
+        // Kills QEMU if a connection fails.
+        let mut qemu = KillOnDrop(Some(qemu));
         let mut connect = |name: &str| {
-            wait_for(&format!("QEMU's {name}"), PATIENCE, || {
+            wait_for(&format!("QEMU's {name}"), TIMEOUT, || {
                 let ended = qemu.0.as_mut().and_then(|child| child.try_wait().unwrap());
-                let log = || std::fs::read_to_string(socket("qemu.log")).unwrap_or_default();
+                let log = || std::fs::read_to_string(path("qemu.log")).unwrap_or_default();
                 assert!(ended.is_none(), "QEMU ended: {}", log());
-                UnixStream::connect(socket(name)).ok()
+                UnixStream::connect(path(name)).ok()
             })
         };
-        let keys = connect("console");
-        let control = connect("qmp");
-        control.set_read_timeout(Some(PATIENCE)).unwrap();
-        let console = Console::new(keys.try_clone().unwrap(), keys);
-        let mut guest = Self { qemu: qemu.0.take().unwrap(), console, control: BufReader::new(control) };
-        guest.answer(); // its greeting
-        guest.control("qmp_capabilities", &json!({}));
+        let console = connect("console");
+        let qmp = connect("qmp");
+        qmp.set_read_timeout(Some(TIMEOUT)).unwrap();
+        let console = Console::new(console.try_clone().unwrap(), console);
+        let mut guest = Self { qemu: qemu.0.take().unwrap(), console, qmp: BufReader::new(qmp) };
+        guest.read_message(); // the greeting
+        guest.execute_qmp("qmp_capabilities", &json!({}));
         guest
     }
 
-    /// Tells QEMU something.
-    pub(crate) fn control(&mut self, command: &str, arguments: &Value) -> Value {
+    /// Executes a QMP command and returns its result.
+    pub(crate) fn execute_qmp(&mut self, command: &str, arguments: &Value) -> Value {
         let request = json!({ "execute": command, "arguments": arguments });
-        self.control.get_mut().write_all(format!("{request}\n").as_bytes()).unwrap();
+        self.qmp.get_mut().write_all(format!("{request}\n").as_bytes()).unwrap();
         loop {
-            let mut answer = self.answer();
-            assert!(answer.get("error").is_none(), "{command}: {answer}");
-            if let Some(answer) = answer.get_mut("return") {
-                return answer.take();
+            let mut message = self.read_message();
+            assert!(message.get("error").is_none(), "{command}: {message}");
+            if let Some(result) = message.get_mut("return") {
+                return result.take();
             }
         }
     }
 
-    fn answer(&mut self) -> Value {
+    fn read_message(&mut self) -> Value {
         let mut line = String::new();
-        self.control.read_line(&mut line).unwrap();
+        self.qmp.read_line(&mut line).unwrap();
         serde_json::from_str(&line).unwrap()
     }
 
-    /// Presses the power button and waits until the guest is off.
+    /// Sends an ACPI power-off event and waits until QEMU exits.
     pub(crate) fn shutdown(mut self) -> ExitStatus {
-        self.control("system_powerdown", &json!({}));
-        wait_for("the guest to switch itself off", PATIENCE, || self.qemu.try_wait().unwrap())
+        self.execute_qmp("system_powerdown", &json!({}));
+        wait_for("the guest to power off", TIMEOUT, || self.qemu.try_wait().unwrap())
     }
 }
 
@@ -149,9 +149,9 @@ impl Drop for Guest {
     }
 }
 
-struct Kill(Option<Child>);
+struct KillOnDrop(Option<Child>);
 
-impl Drop for Kill {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         if let Some(child) = &mut self.0 {
             let _ = child.kill();

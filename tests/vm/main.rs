@@ -1,20 +1,19 @@
-//! Real guests on machines that QEMU emulates: the small guest of `image/` by itself, and instances of it in daemons
-//! that each have a machine of their own.
+//! Real guests in emulated VMs: the small guest of `image/` alone, and instances of it on one or several hosts.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
-mod across;
 mod agent;
 mod console;
+mod daemon_restart;
 mod guest;
+mod guest_image;
 mod instance;
-mod life;
+mod lifecycle;
+mod multi_host;
 mod network;
-mod outlive;
-mod picture;
-mod tiny;
+mod screenshot;
 
 use std::time::Duration;
 
-/// How long anyone would wait for a guest that is emulated on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(240);
+/// The timeout for emulated guests on a busy host.
+const TIMEOUT: Duration = Duration::from_secs(240);

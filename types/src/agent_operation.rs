@@ -1,11 +1,11 @@
-//! Agent operations: what a caller wants done inside a guest.
+//! Agent operations: commands and file transfers inside a guest. See docs/decisions/0022.
 //!
 //! ```text
-//! (put) preflight ──the blob is on the node──▶ queued ──its turn──▶ executing ──▶ complete
-//!           │                                    │ ▲                    │ └─ it failed ─▶ error
-//!           │                                    │ └─ a stall, again ───┤
-//!           └────────── a budget ran out ────────┴──────────────────────┴──▶ expired
-//!  any ──▶ deleted ──cleaner──▶ (row gone)
+//! (put) preflight ──blob is on the node──▶ queued ──first in queue──▶ executing ──▶ complete
+//!           │                                │ ▲                        │ └─ failure ─▶ error
+//!           │                                │ └─ retry after a stall ──┤
+//!           └─────── deadline or timeout ────┴──────────────────────────┴──▶ expired
+//!  any ──▶ deleted ──cleaner──▶ (row removed)
 //! ```
 
 use std::collections::BTreeMap;
@@ -15,26 +15,26 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::ids::{AgentOperationId, BlobId, InstanceId};
-use crate::object::{Reference, words};
+use crate::object::{Reference, string_enum};
 
-words! {
-    /// The life of an agent operation.
+string_enum! {
+    /// The lifecycle of an agent operation.
     AgentOperationState {
-        /// Its blob is on the way to the node.
+        /// Its blob is being copied to the node.
         Preflight = "preflight",
-        /// It waits for those before it, or for the agent.
+        /// It waits for earlier operations or for the agent.
         Queued = "queued",
         Executing = "executing",
         Complete = "complete",
         Error = "error",
-        /// A budget of the caller ran out.
+        /// Its deadline or progress timeout passed.
         Expired = "expired",
         Deleted = "deleted",
     }
 }
 
 impl AgentOperationState {
-    /// Whether nothing more is done about it.
+    /// Returns whether the state is terminal.
     #[must_use]
     pub fn is_final(self) -> bool {
         match self {
@@ -43,9 +43,9 @@ impl AgentOperationState {
         }
     }
 
-    /// Whether an operation may go from here to `next`.
+    /// Returns whether an operation may change from this state to `next`.
     #[must_use]
-    pub fn may_become(self, next: Self) -> bool {
+    pub fn can_transition_to(self, next: Self) -> bool {
         match (self, next) {
             (Self::Deleted, _) => false,
             (_, Self::Deleted) => true,
@@ -61,15 +61,15 @@ impl AgentOperationState {
     }
 }
 
-words! {
-    /// Which budget ran out.
+string_enum! {
+    /// Why an operation expired.
     ExpiryReason {
         Deadline = "deadline",
         Progress = "progress",
     }
 }
 
-/// One command of an operation.
+/// A command of an operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "command")]
 pub enum AgentCommand {
@@ -82,20 +82,20 @@ pub enum AgentCommand {
     #[serde(rename = "put-blob")]
     PutBlob { blob_uuid: BlobId, path: String },
     #[serde(rename = "chmod")]
-    Chmod { path: String, mode: Mode },
+    Chmod { path: String, mode: ChmodMode },
     #[serde(rename = "get-file")]
     GetFile { path: String },
 }
 
-/// Permissions of a file: a number, or words such as `ugo+r`.
+/// The permissions of a file: a number, or a symbolic mode such as `ugo+r`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
-pub enum Mode {
+pub enum ChmodMode {
     Number(u32),
-    Words(String),
+    Symbolic(String),
 }
 
-/// An agent operation as the API answers it.
+/// An agent operation as the API returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct AgentOperationRecord {
     pub uuid: AgentOperationId,
@@ -103,16 +103,16 @@ pub struct AgentOperationRecord {
     pub namespace: String,
     pub state: AgentOperationState,
     pub commands: Vec<AgentCommand>,
-    /// By the number of the command.
+    /// By the index of the command.
     #[schema(value_type = Object)]
     pub results: BTreeMap<String, Map<String, Value>>,
-    /// How often it was begun.
+    /// The number of attempts so far.
     pub attempts: i64,
-    /// Unix time at which its time is over; 0 without an end.
+    /// The deadline as Unix time; 0 if there is none.
     pub deadline: f64,
-    /// Seconds that a transfer may stand still; 0 without an end.
+    /// The maximum number of seconds without progress of a transfer; 0 if unlimited.
     pub progress_timeout: f64,
-    /// Unix time.
+    /// The Unix time of the last progress.
     pub last_progress: Option<f64>,
     pub expiry_reason: Option<ExpiryReason>,
     /// Why the state is `error`.

@@ -1,8 +1,8 @@
-//! Artifacts: named things with versions, each of which is a blob.
+//! Artifacts: named objects whose versions are blobs. See docs/decisions/0017.
 //!
 //! ```text
-//! initial ──first version──▶ created ──delete, or the last version goes──▶ deleted ──cleaner──▶ (row gone)
-//!    └─ its source failed ──▶ error ──a later fetch works──▶ created        any ──delete──▶ deleted
+//! initial ──first version──▶ created ──delete, or last version deleted──▶ deleted ──cleaner──▶ (row removed)
+//!    └─ fetch failed ───────▶ error ──later fetch succeeds──▶ created        any ──delete──▶ deleted
 //! ```
 
 use std::collections::BTreeMap;
@@ -13,11 +13,11 @@ use utoipa::ToSchema;
 
 use crate::blob::BlobRecord;
 use crate::ids::{ArtifactId, BlobId, InstanceId};
-use crate::object::{Reference, words};
+use crate::object::{Reference, string_enum};
 use crate::operation::OperationHandle;
 
-words! {
-    /// The life of an artifact.
+string_enum! {
+    /// The lifecycle of an artifact.
     ArtifactState {
         Initial = "initial",
         Created = "created",
@@ -27,9 +27,9 @@ words! {
 }
 
 impl ArtifactState {
-    /// Whether an artifact may go from here to `next`.
+    /// Returns whether an artifact may change from this state to `next`.
     #[must_use]
-    pub fn may_become(self, next: Self) -> bool {
+    pub fn can_transition_to(self, next: Self) -> bool {
         match (self, next) {
             (Self::Initial, Self::Created | Self::Error | Self::Deleted)
             | (Self::Created, Self::Deleted)
@@ -42,33 +42,33 @@ impl ArtifactState {
     }
 }
 
-words! {
-    /// What an artifact is.
+string_enum! {
+    /// The type of an artifact.
     ArtifactType {
         /// A disk image.
         Image = "image",
-        /// A disk of an instance, as it was.
+        /// A copy of an instance's disk.
         Snapshot = "snapshot",
-        /// A name for a blob.
+        /// A named reference to a blob.
         Label = "label",
-        /// Anything else.
+        /// Any other content.
         Other = "other",
     }
 }
 
-/// One version, within an artifact.
+/// A version within an artifact.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Version {
+pub struct ArtifactVersion {
     pub uuid: BlobId,
     pub size: i64,
     pub reference_count: i64,
     pub depends_on: Option<BlobId>,
-    /// The instances that use it; only when one artifact is asked for.
+    /// The instances that use it; only returned for a single artifact.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instances: Option<Vec<InstanceId>>,
 }
 
-/// One version, in the list of an artifact's versions.
+/// A version in the list of an artifact's versions.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VersionRecord {
     pub index: i64,
@@ -76,7 +76,7 @@ pub struct VersionRecord {
     pub blob: BlobRecord,
 }
 
-/// An artifact as the API answers it.
+/// An artifact as the API returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ArtifactRecord {
     pub uuid: ArtifactId,
@@ -84,19 +84,19 @@ pub struct ArtifactRecord {
     pub namespace: String,
     pub artifact_type: ArtifactType,
     pub state: ArtifactState,
-    /// Why it is in `error`, why its source could last not be fetched, or why its image cannot be used.
+    /// Why the state is `error`, why the last fetch failed, or why the image cannot be used.
     pub error_message: Option<String>,
     pub source_url: String,
     pub shared: bool,
     pub max_versions: i64,
-    /// Number of the newest version; 0 when there is none.
+    /// The number of the newest version; 0 without versions.
     pub index: i64,
     /// The newest version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blob_uuid: Option<BlobId>,
-    /// The versions by their number.
+    /// The versions by number.
     #[schema(value_type = Object)]
-    pub blobs: BTreeMap<i64, Version>,
+    pub blobs: BTreeMap<i64, ArtifactVersion>,
     #[schema(value_type = Object)]
     pub metadata: Map<String, Value>,
     pub version: i64,

@@ -1,4 +1,4 @@
-//! Blobs: immutable contents, each stored once and identified by its checksum.
+//! Blobs: immutable contents, each stored once and identified by its checksum. See docs/decisions/0014.
 //!
 //! ```text
 //! initial ──stored completely──▶ created ──no longer referenced──▶ deleted ──cleaner──▶ (row removed)
@@ -12,9 +12,9 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::ids::{BlobId, InstanceId};
-use crate::object::{Reference, words};
+use crate::object::{Reference, string_enum};
 
-words! {
+string_enum! {
     /// The lifecycle of a blob.
     BlobState {
         Initial = "initial",
@@ -23,7 +23,7 @@ words! {
     }
 }
 
-words! {
+string_enum! {
     /// The state of a node's copy of a blob.
     CopyState {
         /// It is being written.
@@ -34,7 +34,7 @@ words! {
     }
 }
 
-words! {
+string_enum! {
     /// The checksum algorithms.
     HashAlgorithm {
         Sha1 = "sha1",
@@ -72,7 +72,7 @@ pub struct ContentDigest {
     pub checksums: Checksums,
 }
 
-words! {
+string_enum! {
     /// The supported formats of disk images.
     ImageFormat {
         /// The plain bytes of the disk; any unrecognised content counts as this.
@@ -83,7 +83,7 @@ words! {
     }
 }
 
-words! {
+string_enum! {
     /// The compression of a content.
     Compression {
         Gzip = "gzip",
@@ -96,20 +96,20 @@ words! {
 pub struct ImageFacts {
     pub format: ImageFormat,
     /// The compression of the image; `None` if it was not compressed.
-    #[serde(default)]
-    pub packing: Option<Compression>,
+    #[serde(default, rename = "packing")]
+    pub compression: Option<Compression>,
     /// The size of the disk that a guest sees, in bytes.
     pub virtual_size: u64,
-    /// Further facts of a qcow2 image: `cluster_size`, `compat`, `compression type`, `extended l2`.
-    #[serde(default)]
-    pub further: Map<String, Value>,
+    /// Properties of a qcow2 image: `cluster_size`, `compat`, `compression type`, `extended l2`.
+    #[serde(default, rename = "further")]
+    pub format_details: Map<String, Value>,
 }
 
 impl ImageFacts {
     /// Returns the media type of the content.
     #[must_use]
     pub fn mime_type(&self) -> &'static str {
-        match (self.packing, self.format) {
+        match (self.compression, self.format) {
             (Some(Compression::Gzip), _) => "application/gzip",
             (Some(Compression::Xz), _) => "application/x-xz",
             (None, ImageFormat::Raw) => "application/octet-stream",

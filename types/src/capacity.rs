@@ -1,4 +1,4 @@
-//! Amounts of compute capacity, and what a node has committed of its own.
+//! Amounts of compute capacity, and the capacity ledger of a node.
 
 /// An amount of virtual CPUs, memory and disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -9,7 +9,7 @@ pub struct Capacity {
 }
 
 impl Capacity {
-    /// The names of the parts in the API, in the order of [`parts`](Self::parts).
+    /// The API's names of the dimensions, in the order of [`parts`](Self::parts).
     pub const NAMES: [&'static str; 3] = ["cpus", "memory_mb", "disk_gb"];
 
     #[must_use]
@@ -17,13 +17,13 @@ impl Capacity {
         [self.cpus, self.memory_mb, self.disk_gb]
     }
 
-    /// Adds `other` part by part, saturating.
+    /// Adds `other` per dimension, saturating.
     #[must_use]
     pub fn plus(&self, other: &Self) -> Self {
         self.zip(other, i64::saturating_add)
     }
 
-    /// Subtracts `other` part by part, stopping at zero.
+    /// Subtracts `other` per dimension, stopping at zero.
     #[must_use]
     pub fn minus(&self, other: &Self) -> Self {
         self.zip(other, |have, less| have.saturating_sub(less).max(0))
@@ -38,7 +38,7 @@ impl Capacity {
     }
 }
 
-/// The sum of what a node has committed to its instances: its capacity ledger.
+/// The capacity that a node has committed to its instances: its capacity ledger. See docs/decisions/0019.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct CommittedCapacity {
     pub cpus: i64,

@@ -1,7 +1,8 @@
-//! Capacity claims: what a namespace was promised of the whole cluster, until a moment.
+//! Capacity claims: capacity of the cluster that is reserved for a namespace until the claim expires.
+//! See docs/decisions/0023.
 //!
 //! ```text
-//! active ──time──▶ expired          either ──delete──▶ (row gone)
+//! active ──expires_at──▶ expired          either ──delete──▶ (row removed)
 //! ```
 
 use serde::{Deserialize, Serialize};
@@ -9,19 +10,19 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::ids::ClaimId;
-use crate::object::words;
+use crate::object::string_enum;
 
-words! {
-    /// Whether a claim still promises something. Nothing moves it: time does.
+string_enum! {
+    /// Whether a claim still reserves capacity. Derived from its expiry time.
     CoverageState { Active = "active", Expired = "expired" }
 }
 
-words! {
-    /// A claim is there or gone.
+string_enum! {
+    /// The lifecycle of a claim, whose row is removed on deletion.
     ClaimState { Created = "created" }
 }
 
-/// A claim as the API answers it.
+/// A claim as the API returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ClaimRecord {
     pub uuid: ClaimId,
@@ -31,13 +32,13 @@ pub struct ClaimRecord {
     pub limit_cpus: i64,
     pub limit_memory_mb: i64,
     pub limit_disk_gb: i64,
-    /// What the instances of the namespace hold, or held when it expired. May be more than the limit.
+    /// The usage of the namespace's instances, now or when the claim expired. It may exceed the limit.
     pub used_cpus: i64,
     pub used_memory_mb: i64,
     pub used_disk_gb: i64,
     /// Unix time.
     pub expires_at: f64,
-    /// When limits, use or end last changed, as Unix time.
+    /// The Unix time of the last change of limits, usage or expiry.
     pub updated_at: f64,
     pub version: i64,
     #[schema(value_type = Object)]

@@ -1,83 +1,85 @@
-//! One error type, cut by what the caller can do about it.
+//! The shared error type, with one variant per possible reaction of the caller.
 //!
-//! The HTTP layer maps each kind to a status; nothing else knows about statuses. The texts are shown
-//! to the caller, except that of [`Error::Internal`], which only reaches the log.
+//! Only the HTTP layer maps variants to status codes. Clients see the texts, except that of [`Error::Internal`],
+//! which is only logged.
 
 use std::net::Ipv4Addr;
 
-/// What went wrong, by what the caller can do about it.
+use crate::scheduling::SchedulingStage;
+
+/// A failed request.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The request is malformed; the text names the field.
     #[error("{0}")]
     Invalid(String),
-    /// Well-formed, but a value is longer than we store.
+    /// A value exceeds the maximum length.
     #[error("{0}")]
     TooLong(String),
-    /// The caller must prove who it is, or is not who may do this.
+    /// The credentials are missing or not accepted.
     #[error("{0}")]
     Unauthenticated(String),
-    /// The caller is known and may not do this.
+    /// The caller is authenticated, but not allowed to do this.
     #[error("{0}")]
     Forbidden(String),
-    /// There is no such thing, or none that the caller may see.
+    /// The object does not exist, or the caller may not see it.
     #[error("{0}")]
     NotFound(String),
-    /// The thing is not ready for this; waiting helps.
+    /// The object is not ready for this; a retry may succeed.
     #[error("{0}")]
     NotReady(String),
-    /// The thing is in a state that does not allow this.
+    /// The state of the object does not allow this.
     #[error("{0}")]
     Conflict(String),
     /// The requested address is allocated to another object.
     #[error("address {0} in use")]
     AddressInUse(Ipv4Addr),
-    /// A body was announced without its length.
+    /// The request has a body without a `Content-Length`.
     #[error("{0}")]
     LengthRequired(String),
-    /// The body is larger than we read.
+    /// The body exceeds the maximum size.
     #[error("{0}")]
     TooLarge(String),
-    /// The caller asked too often; in so many seconds it may ask again.
+    /// The caller exceeded a rate limit; `retry_after` is in seconds.
     #[error("{text}")]
-    TooMany { text: String, retry_after: u64 },
+    TooManyRequests { text: String, retry_after: u64 },
     /// The caller did not send its request in time.
     #[error("{0}")]
     Timeout(String),
-    /// There is no room left for it.
+    /// Addresses, disk space or claimed capacity are exhausted.
     #[error("{0}")]
-    Insufficient(String),
-    /// No node can take it; the stage is where the last candidate dropped out.
+    InsufficientCapacity(String),
+    /// No node is suitable for an instance; `stage` filtered out the last candidate.
     #[error("{text}")]
-    Unplaceable { text: String, stage: &'static str, transient: bool },
-    /// Other transactions prevented this one from committing, again and again; retrying helps.
+    Unschedulable { text: String, stage: SchedulingStage },
+    /// The transaction conflicted with others until its retries were used up; a later retry may succeed.
     #[error("database unavailable, please retry")]
     Contended,
-    /// Something we depend on is away; the same request may work later.
+    /// A dependency is unreachable; a retry may succeed.
     #[error("{0}")]
     Unavailable(String),
     /// Another process on the node uses a console port of the VM; another port may work.
     #[error("{0}")]
     PortInUse(String),
-    /// The operator has not set what this needs.
+    /// A required setting is not set.
     #[error("{0}")]
-    Unconfigured(String),
-    /// Our own fault. The text is for the log, never for the caller.
+    NotConfigured(String),
+    /// A bug or an unexpected failure. The text is logged and never sent to the caller.
     #[error("{0}")]
     Internal(String),
 }
 
-/// The result of nearly everything.
+/// A [`std::result::Result`] with [`Error`] as the default error type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// `<kind> not found`, the one text for absent and invisible things.
+    /// Returns the error for an object that does not exist or is not visible to the caller: `<kind> not found`.
     #[must_use]
     pub fn not_found(kind: &str) -> Self {
         Self::NotFound(format!("{kind} not found"))
     }
 
-    /// The text for a database that does not answer.
+    /// Returns the error for an unreachable database.
     #[must_use]
     pub fn database_unavailable() -> Self {
         Self::Unavailable("database unavailable, please retry".into())

@@ -1,14 +1,14 @@
-//! Events: what happened, to which objects, when, on which node.
+//! Events: the history of objects. See docs/decisions/0002 and 0005.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::object::{ObjectRef, words};
+use crate::object::{ObjectRef, string_enum};
 use crate::time::now;
 
-words! {
+string_enum! {
     /// The category of an event; each has its own retention.
     EventType {
         Audit = "audit",
@@ -22,7 +22,7 @@ words! {
     }
 }
 
-/// An event on its way to the database.
+/// An event that is to be stored.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Event {
     pub event_uuid: Uuid,
@@ -40,11 +40,11 @@ pub struct Event {
 }
 
 impl Event {
-    /// An event about one object, now. Node and request are filled in by who records it.
+    /// Creates an event about one object with the current time. The recorder fills in node and request.
     #[must_use]
     pub fn new(event_type: EventType, object: ObjectRef, message: impl Into<String>) -> Self {
         Self {
-            // Version 7 ids sort by time, so events of one instant keep the order of their recording.
+            // Version 7 UUIDs sort by time, so events with the same timestamp keep their order.
             event_uuid: Uuid::now_v7(),
             timestamp: now(),
             event_type,
@@ -69,15 +69,15 @@ impl Event {
         self
     }
 
-    /// Links the event to one more object.
+    /// Links the event to another object.
     #[must_use]
-    pub fn also(mut self, object: ObjectRef) -> Self {
+    pub fn with_object(mut self, object: ObjectRef) -> Self {
         self.objects.push(object);
         self
     }
 }
 
-/// An event as the API answers it: the union of the field names that released clients read.
+/// An event as the API returns it, with all field names that released clients read.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct EventRecord {
     pub event_uuid: String,
@@ -92,10 +92,10 @@ pub struct EventRecord {
     pub message: String,
     #[schema(value_type = Object)]
     pub extra: Map<String, Value>,
-    /// Name of the node that emitted the event.
+    /// The name of the node that emitted the event.
     pub node: String,
     /// The same as `node`.
     pub fqdn: String,
-    /// Seconds, where the event has a length.
+    /// The duration in seconds, if the event has one.
     pub duration: Option<f64>,
 }

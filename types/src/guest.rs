@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::ids::{AgentOperationId, InstanceId};
-use crate::object::words;
+use crate::object::string_enum;
 use crate::storage::ByteStream;
 use crate::vm::ChangeStream;
 
@@ -58,6 +58,27 @@ impl AgentState {
     }
 }
 
+impl From<&str> for AgentState {
+    /// Parses the text of the API and the database. Every text that starts with `ready` counts as ready.
+    fn from(text: &str) -> Self {
+        if text == "ready" {
+            return Self::Ready;
+        }
+        if text.starts_with("ready") {
+            return Self::Degraded;
+        }
+        let reason = text.strip_prefix("not ready (").and_then(|text| text.strip_suffix(')'));
+        match reason.unwrap_or(text) {
+            "no contact" => Self::NoContact,
+            "unresponsive" => Self::Unresponsive,
+            "agent startup" => Self::Startup,
+            "agent stopped" => Self::Stopped,
+            "agent too old" => Self::TooOld,
+            reason => Self::NotReady(reason.to_owned()),
+        }
+    }
+}
+
 impl fmt::Display for AgentState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -74,6 +95,7 @@ impl fmt::Display for AgentState {
 }
 
 /// A command line for the shell of a guest. A second call with the same key waits for the first one's result.
+/// See docs/decisions/0022.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GuestCommand {
     pub key: CommandKey,
@@ -114,7 +136,7 @@ pub enum CommandOutput {
     Stored { size: u64, truncated: bool },
 }
 
-words! {
+string_enum! {
     /// An output stream of a command.
     OutputName {
         Stdout = "stdout",
@@ -206,4 +228,21 @@ pub trait GuestApi: Send + Sync {
     /// Reads a file. The stream reports [`GuestError::Unreachable`] as [`crate::Error::Unavailable`] and
     /// [`GuestError::Refused`] as [`crate::Error::Conflict`].
     fn get<'a>(&'a self, id: InstanceId, path: &'a str) -> GuestFuture<'a, (GuestFileInfo, ByteStream)>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agent_states_are_parsed_back() {
+        let named =
+            [AgentState::NoContact, AgentState::Unresponsive, AgentState::Startup, AgentState::Stopped];
+        let ready = [AgentState::Ready, AgentState::Degraded];
+        let other = [AgentState::TooOld, AgentState::NotReady("instance paused".into())];
+        for state in named.into_iter().chain(ready).chain(other) {
+            assert_eq!(AgentState::from(state.to_string().as_str()), state);
+        }
+        assert!(AgentState::from("ready soon").is_ready() && !AgentState::from("").is_ready());
+    }
 }

@@ -1,4 +1,4 @@
-//! Typed identifiers: an operation's id does not fit where a node's is wanted.
+//! Typed identifiers, one type per kind of object.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,9 +15,9 @@ macro_rules! ids {
         pub struct $name(pub Uuid);
 
         impl $name {
-            /// A fresh random id.
+            /// Creates a random id.
             #[must_use]
-            #[expect(clippy::new_without_default, reason = "a default id would be a different one each time")]
+            #[expect(clippy::new_without_default, reason = "a default must not be random")]
             pub fn new() -> Self {
                 Self(Uuid::new_v4())
             }
@@ -32,8 +32,7 @@ macro_rules! ids {
         impl FromStr for $name {
             type Err = uuid::Error;
 
-            /// Accepts every spelling of a UUID that the clients use: with or without hyphens,
-            /// in braces, or as a URN.
+            /// Parses every notation of a UUID that clients use: with or without hyphens, in braces, or as a URN.
             fn from_str(text: &str) -> Result<Self, Self::Err> {
                 Uuid::try_parse(text).map(Self)
             }
@@ -44,7 +43,7 @@ macro_rules! ids {
 ids! {
     /// A namespace key. Namespaces themselves are identified by their name.
     KeyId,
-    /// What a namespace was promised of the cluster.
+    /// A capacity claim of a namespace.
     ClaimId,
     /// A node of the cluster.
     NodeId,
@@ -54,18 +53,18 @@ ids! {
     NetworkId,
     /// A network interface of an instance.
     InterfaceId,
-    /// A virtual machine.
+    /// An instance.
     InstanceId,
-    /// A piece of content.
+    /// A blob.
     BlobId,
-    /// Something with versions, each of which is a blob.
+    /// An artifact.
     ArtifactId,
-    /// Content on its way in.
+    /// An upload in progress.
     UploadId,
-    /// Something to be done inside a guest.
+    /// An operation that an agent runs inside a guest.
     AgentOperationId,
-    /// Somebody whose tokens can be exchanged for keys.
+    /// A trusted issuer of identity tokens.
     IssuerId,
-    /// What such a token can be exchanged for.
+    /// A mapping rule, which exchanges identity tokens for keys.
     RuleId,
 }

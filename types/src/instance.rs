@@ -1,13 +1,13 @@
-//! Instances: virtual machines as the API knows them.
+//! Instances: the API's objects for VMs. See docs/decisions/0018 and 0021.
 //!
 //! ```text
 //! initial ──▶ preflight ──▶ creating ──▶ created
 //!    │            │            │            │
-//!    ├────────────┴────────────┴────────────┴──delete──▶ delete-wait ──nothing of it left──▶ deleted ──cleaner──▶ (row gone)
+//!    ├────────────┴────────────┴────────────┴──delete──▶ delete-wait ──everything removed──▶ deleted ──cleaner──▶ (row removed)
 //!    ▼            ▼            ▼            ▼                │  ▲
 //! initial-error preflight-error creating-error created-error │  │ delete
 //!    └────────────┴──────┬─────┴────────────┘                ▼  │
-//!                        └──what it had is given back──▶ error ─┘   (delete-wait-error ──▶ error)
+//!                        └──its resources are released─▶ error ─┘   (delete-wait-error ──▶ error)
 //! ```
 
 use std::collections::BTreeMap;
@@ -17,14 +17,15 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::agent_operation::AgentOperationRecord;
+use crate::guest::AgentState;
 use crate::ids::{BlobId, InstanceId};
 use crate::interface::InterfaceRecord;
-use crate::object::{Reference, words};
+use crate::object::{Reference, string_enum};
 use crate::operation::OperationHandle;
 use crate::spec::{DiskBus, DiskSpec, VideoSpec};
 
-words! {
-    /// The life of an instance.
+string_enum! {
+    /// The lifecycle of an instance.
     InstanceState {
         Initial = "initial",
         InitialError = "initial-error",
@@ -42,9 +43,9 @@ words! {
 }
 
 impl InstanceState {
-    /// Whether an instance may go from here to `next`.
+    /// Returns whether an instance may change from this state to `next`.
     #[must_use]
-    pub fn may_become(self, next: Self) -> bool {
+    pub fn can_transition_to(self, next: Self) -> bool {
         use InstanceState as S;
         match self {
             S::Initial => matches!(next, S::Preflight | S::DeleteWait | S::Deleted | S::InitialError),
@@ -63,9 +64,9 @@ impl InstanceState {
         }
     }
 
-    /// The state that says that what was under way here failed, if anything can fail here.
+    /// Returns the state after a failure in this state, or `None` if nothing can fail in it.
     #[must_use]
-    pub fn failed(self) -> Option<Self> {
+    pub fn error_state(self) -> Option<Self> {
         match self {
             Self::Initial => Some(Self::InitialError),
             Self::Preflight => Some(Self::PreflightError),
@@ -82,9 +83,9 @@ impl InstanceState {
         }
     }
 
-    /// Whether it is on its way to run, or runs.
+    /// Returns whether the instance is being created or was created, and is not being deleted.
     #[must_use]
-    pub fn is_alive(self) -> bool {
+    pub fn is_active(self) -> bool {
         match self {
             Self::Initial | Self::Preflight | Self::Creating | Self::Created => true,
             Self::InitialError
@@ -99,70 +100,70 @@ impl InstanceState {
     }
 }
 
-words! {
-    /// Whether a machine is switched on.
+string_enum! {
+    /// The power state of an instance.
     PowerState {
-        /// It was never switched on.
+        /// It was never powered on.
         Initial = "initial",
         On = "on",
         Off = "off",
         Paused = "paused",
-        /// It ended although nobody switched it off.
+        /// Its VM ended unexpectedly.
         Crashed = "crashed",
     }
 }
 
-words! {
-    /// The kinds of mainboard.
+string_enum! {
+    /// The machine type of a VM.
     MachineType {
         Pc = "pc",
         Q35 = "q35",
     }
 }
 
-words! {
-    /// What an instance learns of itself.
+string_enum! {
+    /// How an instance gets its metadata.
     ConfigDriveType {
         OpenStackDisk = "openstack-disk",
         None = "none",
     }
 }
 
-words! {
-    /// Ways into a guest beside its network.
+string_enum! {
+    /// Channels to the agent in a guest, independent of its networks.
     SideChannel {
-        /// A serial port.
+        /// A virtio serial port.
         Agent = "sf-agent",
-        /// A socket of its own family.
+        /// A vsock socket.
         Agent2 = "sf-agent2",
     }
 }
 
-/// A disk as it was laid out.
+/// A disk of an instance, with its assigned device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskRecord {
     /// Its name in the guest, such as `vda`.
     pub device: String,
     pub bus: DiskBus,
-    /// In gigabytes; nothing for the config drive.
+    /// In gigabytes; `null` for the config drive.
     pub size: Option<u64>,
-    /// What it began as.
+    /// The blob that is its initial content.
     pub blob_uuid: Option<BlobId>,
-    /// Whether snapshots leave it out.
+    /// Whether snapshots omit it.
     pub snapshot_ignores: bool,
 }
 
-/// A disk as it was asked for.
+/// A disk as it was requested.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskSpecRecord {
     #[serde(flatten)]
     pub spec: DiskSpec,
-    /// The content that its base stood for.
+    /// The blob that its base was resolved to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blob_uuid: Option<BlobId>,
 }
 
-/// An instance as the API answers it.
+/// An instance as the API returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct InstanceRecord {
     pub uuid: InstanceId,
@@ -176,11 +177,11 @@ pub struct InstanceRecord {
     /// In megabytes.
     pub memory: i64,
     pub disk_spec: Vec<DiskSpecRecord>,
-    /// Empty until they are laid out.
+    /// Empty until devices are assigned.
     pub disks: Vec<DiskRecord>,
     pub video: VideoSpec,
     pub ssh_key: Option<String>,
-    /// As it was sent: base64.
+    /// As it was sent, in base64.
     pub user_data: Option<String>,
     pub uefi: bool,
     pub secure_boot: bool,
@@ -193,20 +194,20 @@ pub struct InstanceRecord {
     pub agent_start_time: Option<f64>,
     /// Unix time.
     pub agent_system_boot_time: Option<f64>,
-    /// The serial console on the node, a telnet server.
+    /// The port of the serial console on the node, a telnet server.
     pub console_port: Option<u16>,
-    /// The screen on the node.
+    /// The port of the display on the node.
     pub vdi_port: Option<u16>,
-    /// The same, encrypted.
+    /// The port of the display over TLS.
     pub vdi_tls_port: Option<u16>,
-    /// Name of the node that it is on.
+    /// The name of its node.
     pub node: Option<String>,
-    /// Where the caller wanted it.
+    /// The node that the caller requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requested_placement: Option<String>,
     pub interfaces: Vec<InterfaceRecord>,
     pub last_cluster_operation: Option<OperationHandle>,
-    /// What is to be done inside it, in order.
+    /// The pending agent operations, in order.
     pub agent_operations_queue: Vec<AgentOperationRecord>,
     #[schema(value_type = Object)]
     pub metadata: Map<String, Value>,
@@ -220,5 +221,5 @@ pub struct InstanceRecord {
 /// Returns whether an agent state, such as `ready (degraded)`, means that the agent accepts operations.
 #[must_use]
 pub fn agent_is_ready(agent_state: Option<&str>) -> bool {
-    agent_state.is_some_and(|state| state.starts_with("ready"))
+    agent_state.is_some_and(|state| AgentState::from(state).is_ready())
 }

@@ -1,7 +1,7 @@
-//! Interfaces: where an instance meets a network.
+//! Network interfaces of instances.
 //!
 //! ```text
-//! initial ──instance built──▶ created ──▶ deleted ──cleaner──▶ (row gone)
+//! initial ──instance built──▶ created ──▶ deleted ──cleaner──▶ (row removed)
 //!    └────────────┬──────────────┘  ▲
 //!                 └──▶ error ───────┘ (deleted)
 //! ```
@@ -14,10 +14,10 @@ use utoipa::ToSchema;
 
 use crate::address::MacAddress;
 use crate::ids::{InstanceId, InterfaceId, NetworkId};
-use crate::object::words;
+use crate::object::string_enum;
 
-words! {
-    /// The life of an interface.
+string_enum! {
+    /// The lifecycle of an interface.
     InterfaceState {
         Initial = "initial",
         Created = "created",
@@ -27,9 +27,9 @@ words! {
 }
 
 impl InterfaceState {
-    /// Whether an interface may go from here to `next`.
+    /// Returns whether an interface may change from this state to `next`.
     #[must_use]
-    pub fn may_become(self, next: Self) -> bool {
+    pub fn can_transition_to(self, next: Self) -> bool {
         match (self, next) {
             (Self::Initial, Self::Created | Self::Error | Self::Deleted)
             | (Self::Created, Self::Error | Self::Deleted)
@@ -43,15 +43,15 @@ impl InterfaceState {
 }
 
 impl InterfaceId {
-    /// The name of the device on its node.
+    /// Returns the name of the tap device on the node.
     #[must_use]
     pub fn device(self) -> String {
-        // Fifteen characters are all that the kernel takes.
+        // The kernel allows 15 characters.
         format!("tap{}", &self.0.simple().to_string()[..12])
     }
 }
 
-/// An interface as the API answers it.
+/// An interface as the API returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct InterfaceRecord {
     pub uuid: InterfaceId,
@@ -59,10 +59,10 @@ pub struct InterfaceRecord {
     pub network_uuid: NetworkId,
     #[schema(value_type = String)]
     pub macaddr: MacAddress,
-    /// Absent for an interface that was asked for without an address.
+    /// `null` if the interface was requested without an address.
     #[schema(value_type = Option<String>)]
     pub ipv4: Option<Ipv4Addr>,
-    /// The floating address that stands for it.
+    /// The floating address that is translated to `ipv4`.
     #[schema(value_type = Option<String>)]
     pub floating: Option<Ipv4Addr>,
     pub model: String,

@@ -1,7 +1,7 @@
-//! Trusted issuers: whose tokens can be exchanged for keys, anywhere in the cluster.
+//! Trusted issuers, whose identity tokens can be exchanged for keys. See docs/decisions/0024 and 0025.
 //!
 //! ```text
-//! created ──delete──▶ deleted ──cleaner──▶ (row gone)
+//! created ──delete──▶ deleted ──cleaner──▶ (row removed)
 //! ```
 
 use serde::{Deserialize, Serialize};
@@ -9,23 +9,23 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::ids::IssuerId;
-use crate::object::{check_segment, words};
+use crate::object::{check_path_segment, string_enum};
 use crate::{Error, Result};
 
-/// Longest name of an issuer or a rule, in characters.
-const LONGEST_NAME: usize = 255;
-/// Longest URL or audience, in characters.
-const LONGEST_FIELD: usize = 1024;
+/// The maximum length of the name of an issuer or a rule, in characters.
+const MAX_NAME_LENGTH: usize = 255;
+/// The maximum length of a URL or audience, in characters.
+const MAX_FIELD_LENGTH: usize = 1024;
 
-words! {
-    /// The life of an issuer.
+string_enum! {
+    /// The lifecycle of an issuer.
     IssuerState { Created = "created", Deleted = "deleted" }
 }
 
 impl IssuerState {
-    /// Whether an issuer may go from here to `next`.
+    /// Returns whether an issuer may change from this state to `next`.
     #[must_use]
-    pub fn may_become(self, next: Self) -> bool {
+    pub fn can_transition_to(self, next: Self) -> bool {
         match (self, next) {
             (Self::Created, Self::Deleted) => true,
             (Self::Created, Self::Created) | (Self::Deleted, Self::Created | Self::Deleted) => false,
@@ -33,18 +33,18 @@ impl IssuerState {
     }
 }
 
-/// How tokens of an issuer are recognised.
+/// How tokens of an issuer are verified.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct IssuerTerms {
-    /// What a token must name as its issuer, to the letter.
+    /// The exact `iss` claim of the issuer's tokens.
     pub issuer_url: String,
-    /// Where the keys are that sign its tokens.
+    /// The URL of the key set that verifies the tokens.
     pub jwks_uri: String,
-    /// Whom a token must be made for.
+    /// The required `aud` claim.
     pub audience: String,
 }
 
-/// An issuer as the API answers it.
+/// An issuer as the API returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct IssuerRecord {
     pub uuid: IssuerId,
@@ -53,15 +53,15 @@ pub struct IssuerRecord {
     #[schema(value_type = Object)]
     pub metadata: Map<String, Value>,
     pub name: String,
-    /// What a token must name as its issuer, to the letter.
+    /// The exact `iss` claim of the issuer's tokens.
     pub issuer_url: String,
-    /// Where the keys are that sign its tokens.
+    /// The URL of the key set that verifies the tokens.
     pub jwks_uri: String,
-    /// Whom a token must be made for.
+    /// The required `aud` claim.
     pub audience: String,
 }
 
-/// The name of a new issuer or rule, if it can be one.
+/// Checks the name of a new issuer or rule.
 pub fn check_name(name: Option<&Value>) -> Result<&str> {
     let name = match name {
         None => return Err(Error::Invalid("no name specified".into())),
@@ -71,14 +71,14 @@ pub fn check_name(name: Option<&Value>) -> Result<&str> {
         Some(Value::String(name)) => name,
         Some(_) => return Err(Error::Invalid("name is not a valid string".into())),
     };
-    if name.chars().count() > LONGEST_NAME || name.chars().any(char::is_control) {
+    if name.chars().count() > MAX_NAME_LENGTH || name.chars().any(char::is_control) {
         return Err(Error::Invalid("name is not a valid string".into()));
     }
-    check_segment("name", name)?;
+    check_path_segment("name", name)?;
     Ok(name)
 }
 
-/// A field of an issuer, if it can be stored.
+/// Checks a text field of an issuer.
 pub fn check_field(field: &str, value: Option<&Value>) -> Result<String> {
     let text = match value {
         None => return Err(Error::Invalid(format!("no {field} specified"))),
@@ -88,8 +88,8 @@ pub fn check_field(field: &str, value: Option<&Value>) -> Result<String> {
     if text.is_empty() {
         return Err(Error::Invalid(format!("no {field} specified")));
     }
-    if text.chars().count() > LONGEST_FIELD {
-        return Err(Error::TooLong(format!("{field} cannot be longer than {LONGEST_FIELD} characters")));
+    if text.chars().count() > MAX_FIELD_LENGTH {
+        return Err(Error::TooLong(format!("{field} cannot be longer than {MAX_FIELD_LENGTH} characters")));
     }
     Ok(text.clone())
 }
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_can_be_stored_and_be_part_of_a_path() {
+    fn rejects_names_that_cannot_be_stored_or_be_path_segments() {
         for (name, why) in [
             (json!(""), "no name specified"),
             (json!(7), "name is not a valid string"),
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_is_counted_in_characters() {
+    fn limits_fields_by_characters_not_bytes() {
         assert!(check_field("audience", Some(&json!("é".repeat(1024)))).is_ok());
         let long = check_field("audience", Some(&json!("é".repeat(1025))));
         assert!(matches!(&long, Err(Error::TooLong(_))));
@@ -131,8 +131,8 @@ mod tests {
     }
 
     #[test]
-    fn a_deleted_issuer_stays_deleted() {
-        assert!(IssuerState::Created.may_become(IssuerState::Deleted));
-        assert!(!IssuerState::Deleted.may_become(IssuerState::Created));
+    fn deleted_is_a_terminal_state() {
+        assert!(IssuerState::Created.can_transition_to(IssuerState::Deleted));
+        assert!(!IssuerState::Deleted.can_transition_to(IssuerState::Created));
     }
 }

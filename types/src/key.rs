@@ -1,24 +1,33 @@
-//! Key secrets: the layout of generated ones and the rules for names and supplied secrets.
+//! Key secrets: the format of generated secrets, and checks of names and supplied secrets.
 //!
 //! A generated secret is `sfk_`, 32 random characters and 6 checksum characters. The checksum is the
-//! CRC-32 of the first 36 characters in base 62, so that scanners can tell a real one from a lookalike.
+//! CRC-32 of the first 36 characters in base 62, so that secret scanners can verify a match.
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::object::string_enum;
 use crate::{Error, Result};
 
-/// Every generated secret starts with this, and no supplied one may.
-pub const PREFIX: &str = "sfk_";
-/// Name prefix of keys that the cluster makes for itself.
-pub const RESERVED_NAME: &str = "_service_key";
-/// Longest secret that a caller may choose, in characters.
+/// The prefix of generated secrets, which supplied secrets must not have.
+pub const SECRET_PREFIX: &str = "sfk_";
+/// The name prefix of keys that the cluster creates for itself.
+pub const RESERVED_NAME_PREFIX: &str = "_service_key";
+/// The maximum length of a supplied secret, in characters.
 pub const MAX_SECRET_LENGTH: usize = 72;
 
 const ALPHABET: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
-const RANDOM: usize = 32;
-const CHECKSUM: usize = 6;
+const RANDOM_LENGTH: usize = 32;
+const CHECKSUM_LENGTH: usize = 6;
 
-/// A secret in the clear. Its `Debug` and `Display` show nothing.
+string_enum! {
+    /// The lifecycle of a namespace key.
+    KeyState { Created = "created", Deleted = "deleted" }
+}
+
+/// A plaintext secret. Its `Debug` output is masked.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Secret(String);
 
@@ -27,45 +36,45 @@ impl Secret {
         Self(text.into())
     }
 
-    /// A fresh generated secret.
+    /// Generates a random secret.
     #[must_use]
     pub fn generate() -> Self {
-        let mut text = format!("{PREFIX}{}", random_text(RANDOM));
+        let mut text = format!("{SECRET_PREFIX}{}", random_alphanumeric(RANDOM_LENGTH));
         text.push_str(&checksum(&text));
         Self(text)
     }
 
-    /// The secret itself: for hashing, and for the one answer that shows it.
+    /// Returns the plaintext, for hashing and for the one response that contains it.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
     }
 
-    /// Whether it claims to be generated.
+    /// Returns whether it has the prefix of generated secrets.
     #[must_use]
     pub fn has_prefix(&self) -> bool {
-        self.0.starts_with(PREFIX)
+        self.0.starts_with(SECRET_PREFIX)
     }
 
-    /// Whether it is a well-formed generated secret.
+    /// Returns whether it is a well-formed generated secret.
     #[must_use]
     pub fn is_generated(&self) -> bool {
         let text = self.0.as_bytes();
-        let body = PREFIX.len() + RANDOM;
-        text.len() == body + CHECKSUM
+        let body = SECRET_PREFIX.len() + RANDOM_LENGTH;
+        text.len() == body + CHECKSUM_LENGTH
             && self.has_prefix()
-            && text[PREFIX.len()..].iter().all(u8::is_ascii_alphanumeric)
+            && text[SECRET_PREFIX.len()..].iter().all(u8::is_ascii_alphanumeric)
             && checksum(&self.0[..body]).as_bytes() == &text[body..]
     }
 
-    /// Refuses a secret that a caller may not choose.
+    /// Checks a secret that a caller supplied.
     pub fn check_supplied(&self) -> Result<()> {
         if self.0.chars().count() > MAX_SECRET_LENGTH {
             return Err(Error::TooLong(format!("keys cannot be longer than {MAX_SECRET_LENGTH} characters")));
         }
         if self.has_prefix() {
             return Err(Error::Invalid(format!(
-                "the {PREFIX} prefix is reserved for cluster generated keys; omit the key entirely to have one \
+                "the {SECRET_PREFIX} prefix is reserved for cluster generated keys; omit the key entirely to have one \
                  generated for you"
             )));
         }
@@ -79,14 +88,14 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// `length` random characters of the 62 that secrets and nonces are made of.
+/// Returns a string of random ASCII letters and digits.
 #[must_use]
-pub fn random_text(length: usize) -> String {
+pub fn random_alphanumeric(length: usize) -> String {
     let mut text = String::with_capacity(length);
     let mut bytes = [0u8; 64];
     while text.len() < length {
-        aws_lc_rs::rand::fill(&mut bytes).expect("the operating system's random numbers");
-        // 248 is the largest multiple of 62 in a byte: taking only what is below it keeps every character as likely.
+        aws_lc_rs::rand::fill(&mut bytes).expect("the operating system provides random numbers");
+        // 248 is the largest multiple of 62 in a byte: rejecting larger bytes avoids modulo bias.
         let usable = bytes.iter().filter(|b| **b < 248).take(length - text.len());
         text.extend(usable.map(|b| char::from(ALPHABET[usize::from(b % 62)])));
     }
@@ -94,27 +103,28 @@ pub fn random_text(length: usize) -> String {
 }
 
 fn checksum(text: &str) -> String {
-    let mut rest = crc32fast::hash(text.as_bytes());
-    let mut digits = [b'A'; CHECKSUM];
+    let mut remaining = crc32fast::hash(text.as_bytes());
+    let mut digits = [b'A'; CHECKSUM_LENGTH];
     for digit in digits.iter_mut().rev() {
-        *digit = ALPHABET[(rest % 62) as usize];
-        rest /= 62;
+        let index = usize::try_from(remaining % 62).expect("below 62");
+        *digit = ALPHABET[index];
+        remaining /= 62;
     }
     digits.iter().map(|d| char::from(*d)).collect()
 }
 
-/// Whether a name is kept for keys that the cluster makes for itself.
+/// Returns whether a name is reserved for keys that the cluster creates for itself.
 #[must_use]
-pub fn is_reserved(name: &str) -> bool {
-    name == "service_key" || name.starts_with(RESERVED_NAME)
+pub fn is_reserved_name(name: &str) -> bool {
+    name == "service_key" || name.starts_with(RESERVED_NAME_PREFIX)
 }
 
-/// Refuses a key name that is missing, reserved, or cannot be stored.
+/// Checks the name of a new key. See docs/decisions/0008.
 pub fn check_name(name: &str) -> Result<()> {
     if name.is_empty() {
         return Err(Error::Invalid("no key name specified".into()));
     }
-    if is_reserved(name) {
+    if is_reserved_name(name) {
         return Err(Error::Forbidden("illegal key name".into()));
     }
     if name.chars().count() > 255 {
@@ -123,7 +133,7 @@ pub fn check_name(name: &str) -> Result<()> {
     if name.chars().any(char::is_control) {
         return Err(Error::Invalid("key_name: must not contain control characters".into()));
     }
-    crate::object::check_segment("key_name", name)
+    crate::object::check_path_segment("key_name", name)
 }
 
 #[cfg(test)]
@@ -139,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generated_secret_is_recognised_and_differs_each_time() {
+    fn generates_distinct_well_formed_secrets() {
         let (a, b) = (Secret::generate(), Secret::generate());
         assert!(a.is_generated() && b.is_generated());
         assert_eq!(a.expose().len(), 42);
@@ -147,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_generated_secret_is_not_recognised() {
+    fn rejects_generated_secret_with_any_character_changed() {
         let text = Secret::generate().expose().to_owned();
         for at in 0..text.len() {
             let mut bytes = text.clone().into_bytes();
@@ -157,20 +167,20 @@ mod tests {
     }
 
     #[test]
-    fn a_supplied_secret_may_not_look_generated_or_be_longer_than_we_hash() {
+    fn rejects_supplied_secret_with_reserved_prefix_or_excessive_length() {
         assert!(matches!(Secret::new("sfk_mine").check_supplied(), Err(Error::Invalid(_))));
         assert!(matches!(Secret::new("x".repeat(73)).check_supplied(), Err(Error::TooLong(_))));
         assert!(Secret::new("é".repeat(72)).check_supplied().is_ok());
     }
 
     #[test]
-    fn debug_output_never_shows_a_secret() {
+    fn debug_output_masks_secret() {
         assert_eq!(format!("{:?}", Secret::new("hunter2")), "Secret(…)");
     }
 
     proptest! {
         #[test]
-        fn any_text_can_be_tested_without_panicking(text in "\\PC{0,60}") {
+        fn checking_arbitrary_text_does_not_panic(text in "\\PC{0,60}") {
             let _ = Secret::new(format!("sfk_{text}")).is_generated();
             let _ = Secret::new(text).is_generated();
         }

@@ -1,5 +1,5 @@
-//! The words that every part of Muster shares: ids, states, records, settings, errors and the seam
-//! between the control plane and a node. No I/O lives here.
+//! The types that every part of Muster shares: ids, states, records, settings, errors and the interface
+//! between the control plane and a node. This crate does no I/O.
 
 pub mod address;
 pub mod agent_operation;

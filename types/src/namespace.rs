@@ -1,28 +1,28 @@
-//! Namespaces: the tenants.
+//! Namespaces, which are the tenants of a cluster.
 //!
 //! ```text
-//! created ──delete──▶ deleted ──cleaner──▶ (row gone)
+//! created ──delete──▶ deleted ──cleaner──▶ (row removed)
 //! ```
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::object::{self, words};
+use crate::object::{self, string_enum};
 use crate::{Error, Result};
 
-/// The namespace that administers the cluster and that every other one trusts.
-pub const SYSTEM: &str = "system";
+/// The namespace that administers the cluster. Every other namespace trusts it.
+pub const SYSTEM_NAMESPACE: &str = "system";
 
-words! {
-    /// The life of a namespace.
+string_enum! {
+    /// The lifecycle of a namespace.
     NamespaceState { Created = "created", Deleted = "deleted" }
 }
 
 impl NamespaceState {
-    /// Whether a namespace may go from here to `next`.
+    /// Returns whether a namespace may change from this state to `next`.
     #[must_use]
-    pub fn may_become(self, next: Self) -> bool {
+    pub fn can_transition_to(self, next: Self) -> bool {
         match (self, next) {
             (Self::Created, Self::Deleted) => true,
             (Self::Created, Self::Created) | (Self::Deleted, Self::Created | Self::Deleted) => false,
@@ -30,7 +30,7 @@ impl NamespaceState {
     }
 }
 
-/// A namespace as the API answers it.
+/// A namespace as the API returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct NamespaceRecord {
     pub name: String,
@@ -38,19 +38,19 @@ pub struct NamespaceRecord {
     pub version: i64,
     #[schema(value_type = Object)]
     pub metadata: Map<String, Value>,
-    /// Names of the keys that have not expired.
+    /// The names of the keys that have not expired.
     pub keys: Vec<String>,
     pub trust: Trust,
 }
 
-/// Whom a namespace trusts.
+/// The namespaces that a namespace trusts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Trust {
-    /// Names of the trusted namespaces, `system` first.
+    /// The names of the trusted namespaces, `system` first.
     pub full: Vec<String>,
 }
 
-/// Refuses a name that could not be a path segment or a row.
+/// Checks the name of a new namespace. See docs/decisions/0008.
 pub fn check_name(name: &str) -> Result<()> {
     if name.is_empty() {
         return Err(Error::Invalid("no namespace specified".into()));

@@ -1,4 +1,4 @@
-//! Networks, and the plan of a network for one node.
+//! Networks, and the plan of a network for one node. See docs/decisions/0011 and 0013.
 //!
 //! ```text
 //! initial ─────set up on the network node────▶ created
@@ -19,12 +19,12 @@ use uuid::{Uuid, uuid};
 
 use crate::address::{MacAddress, Netblock};
 use crate::ids::{InterfaceId, NetworkId};
-use crate::object::{self, Reference, words};
+use crate::object::{self, Reference, string_enum};
 use crate::operation::OperationHandle;
 use crate::{Error, Result};
 
 /// The network of floating addresses. It belongs to no namespace.
-pub const FLOATING: NetworkId = NetworkId(FLOATING_UUID);
+pub const FLOATING_NETWORK_ID: NetworkId = NetworkId(FLOATING_UUID);
 const FLOATING_UUID: Uuid = uuid!("f10a7f10-a7f1-4a7f-a10a-7f10a7f10a7f");
 
 /// The maximum VXLAN id.
@@ -32,7 +32,7 @@ pub const MAX_VXID: u32 = (1 << 24) - 1;
 /// The number of bytes that VXLAN adds to every frame.
 pub const VXLAN_OVERHEAD: u32 = 50;
 
-words! {
+string_enum! {
     /// The lifecycle of a network.
     NetworkState {
         Initial = "initial",
@@ -46,7 +46,7 @@ words! {
 impl NetworkState {
     /// Returns whether a network may change from this state to `next`.
     #[must_use]
-    pub fn may_become(self, next: Self) -> bool {
+    pub fn can_transition_to(self, next: Self) -> bool {
         match (self, next) {
             (Self::Initial, Self::Created | Self::Error | Self::DeleteWait)
             | (Self::Created, Self::Error | Self::DeleteWait)
@@ -89,7 +89,7 @@ pub struct NetworkRecord {
     /// The source address of the network's NAT on the external network.
     #[schema(value_type = Option<String>)]
     pub floating_gateway: Option<Ipv4Addr>,
-    /// Which VXLAN carries it.
+    /// The VXLAN id of the network.
     pub vxid: i64,
     /// The same as `vxid`.
     pub vxlan_id: i64,
@@ -154,7 +154,7 @@ pub struct RouterPlan {
     /// The DNS domain of the network.
     pub domain: String,
     /// The upstream resolver, or that of guests if the network has no DNS.
-    pub dns_server: String,
+    pub dns_server: Ipv4Addr,
     /// Every interface with an address, on whichever node.
     pub leases: Vec<DhcpLease>,
     /// Additional host names.

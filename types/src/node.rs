@@ -1,4 +1,4 @@
-//! Nodes, and the interface between the control plane and a node.
+//! Nodes, and the interface between the control plane and a node. See docs/decisions/0011.
 //!
 //! ```text
 //! created ◀──check-in──▶ stopping ──▶ stopped
@@ -20,11 +20,11 @@ use crate::Result;
 use crate::guest::GuestApi;
 use crate::ids::{NetworkId, NodeId};
 use crate::network::{NetworkPlan, NetworkReport, NetworkUsage, PingResult};
-use crate::object::{Reference, words};
+use crate::object::{Reference, string_enum};
 use crate::storage::StorageApi;
 use crate::vm::{DisplayIdentity, VmApi};
 
-words! {
+string_enum! {
     /// The lifecycle state of a node.
     NodeState {
         Created = "created",
@@ -39,7 +39,7 @@ words! {
 impl NodeState {
     /// Returns whether a node may change from this state to `next`.
     #[must_use]
-    pub fn may_become(self, next: Self) -> bool {
+    pub fn can_transition_to(self, next: Self) -> bool {
         match (self, next) {
             (Self::Deleted, _) => false,
             (_, Self::Deleted) => true,
@@ -90,7 +90,7 @@ pub struct NodeReport {
     pub display: Option<DisplayIdentity>,
 }
 
-words! {
+string_enum! {
     /// A feature that a host may lack.
     HostFeature {
         /// Bridges, tunnels, firewall rules, DHCP and DNS.
@@ -124,7 +124,7 @@ pub trait NodeApi: Send + Sync {
     fn remove_network(&self, network: FoundNetwork) -> NodeFuture<'_, ()>;
 
     /// Returns every network of which this node has at least some devices or rules, expected or not.
-    fn find_networks(&self) -> NodeFuture<'_, Vec<FoundNetwork>>;
+    fn list_networks(&self) -> NodeFuture<'_, Vec<FoundNetwork>>;
 
     /// Pings an address from the router of a network.
     fn ping(&self, network: NetworkId, address: Ipv4Addr) -> NodeFuture<'_, PingResult>;

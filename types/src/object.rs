@@ -1,4 +1,4 @@
-//! What can be the subject of events, metadata, references and operations.
+//! Object types and references: the subjects of events, metadata and operations.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,20 +8,21 @@ use utoipa::ToSchema;
 
 use crate::{Error, Result};
 
-macro_rules! words {
-    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $word:literal),+ $(,)? }) => {
+/// Declares an enum whose variants have fixed strings in the API and the database.
+macro_rules! string_enum {
+    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $string:literal),+ $(,)? }) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
-        pub enum $name { $($(#[$vdoc])* #[serde(rename = $word)] $variant),+ }
+        pub enum $name { $($(#[$vdoc])* #[serde(rename = $string)] $variant),+ }
 
         impl $name {
-            /// Every value, in declaration order.
+            /// All variants, in declaration order.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// The word on the wire and in the database.
+            /// Returns the string of the API and the database.
             #[must_use]
             pub fn as_str(self) -> &'static str {
-                match self { $(Self::$variant => $word),+ }
+                match self { $(Self::$variant => $string),+ }
             }
         }
 
@@ -35,47 +36,47 @@ macro_rules! words {
             type Err = String;
             fn from_str(text: &str) -> ::std::result::Result<Self, String> {
                 match text {
-                    $($word => Ok(Self::$variant),)+
-                    other => Err(format!("{other:?} is none of the words of {}", stringify!($name))),
+                    $($string => Ok(Self::$variant),)+
+                    other => Err(format!("{other:?} is not a valid {}", stringify!($name))),
                 }
             }
         }
     };
 }
-pub(crate) use words;
+pub(crate) use string_enum;
 
-words! {
-    /// The kinds of object that exist so far.
+string_enum! {
+    /// The kinds of objects.
     ObjectType {
-        /// One API request; its id is the request id.
+        /// An API request; its id is the request id.
         ApiRequest = "api-requests",
-        /// A tenant; its id is its name.
+        /// A namespace; its id is its name.
         Namespace = "namespace",
         /// A key of a namespace.
         NamespaceKey = "namespace_key",
-        /// What a namespace was promised of the cluster.
+        /// A capacity claim of a namespace.
         NamespaceClaim = "namespace_claim",
-        /// A machine of the cluster.
+        /// A node of the cluster.
         Node = "node",
         /// A virtual network.
         Network = "network",
         /// An interface of an instance on a network.
         Interface = "interface",
-        /// A virtual machine.
+        /// An instance.
         Instance = "instance",
-        /// Something with versions, each of which is a blob.
+        /// An artifact, whose versions are blobs.
         Artifact = "artifact",
-        /// A piece of content.
+        /// An immutable content.
         Blob = "blob",
-        /// Content on its way in.
+        /// An upload in progress.
         Upload = "upload",
-        /// A piece of queued work.
+        /// A queued operation.
         ClusterOperation = "clusteroperation",
-        /// Something to be done inside a guest.
+        /// An operation that an agent runs inside a guest.
         AgentOperation = "agentoperation",
-        /// Somebody whose tokens can be exchanged for keys.
+        /// A trusted issuer of identity tokens.
         Issuer = "trusted_issuer",
-        /// What such a token can be exchanged for.
+        /// A rule that exchanges identity tokens for keys.
         Rule = "mapping_rule",
     }
 }
@@ -114,7 +115,7 @@ impl<Id: FromStr> NameOrId<Id> {
     }
 }
 
-/// Refuses a name that could not be a path segment or a row.
+/// Checks that a name can be stored and be a path segment. See docs/decisions/0008.
 pub fn check_name(field: &str, name: &str) -> Result<()> {
     let bad = |why: &str| Err(Error::Invalid(format!("{field}: {why}")));
     if name.is_empty() {
@@ -129,11 +130,11 @@ pub fn check_name(field: &str, name: &str) -> Result<()> {
     if name.trim() != name {
         return bad("must not start or end with white space");
     }
-    check_segment(field, name)
+    check_path_segment(field, name)
 }
 
-/// Refuses a name that no client can put into a path: it would resolve to the path above.
-pub fn check_segment(field: &str, name: &str) -> Result<()> {
+/// Rejects `.` and `..`, which clients resolve to another path.
+pub fn check_path_segment(field: &str, name: &str) -> Result<()> {
     if name == "." || name == ".." {
         return Err(Error::Invalid(format!("{field}: must not be a dot segment")));
     }

@@ -1,11 +1,11 @@
-//! Cluster operations: queued work, visible to the caller.
+//! Cluster operations: queued work that clients can observe. See docs/decisions/0004.
 //!
 //! ```text
-//!           ┌────────────── retry, or the worker died ─────────────┐
-//!           ▼                                                      │
-//! (new) ▶ queued ──claimed──▶ executing ──every step done──▶ complete ──cleaner──▶ (row gone)
-//!           │                     │  └─ attempts or time used up ─▶ error ──┘
-//!           └─ a parent failed ───┴──────────────────────────────▶ abort ──┘
+//!           ┌─ retry, or worker died ──┐
+//!           ▼                          │
+//! (new) ▶ queued ──leased──▶ executing ┴─ all steps done ──▶ complete ──cleaner──▶ (row removed)
+//!           │                    │ └──── out of attempts ──▶ error ────────┘
+//!           └─ parent failed ────┴─────────────────────────▶ abort ────────┘
 //! ```
 
 use serde::{Deserialize, Serialize};
@@ -13,10 +13,10 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::ids::{NodeId, OperationId};
-use crate::object::words;
+use crate::object::string_enum;
 
-words! {
-    /// The life of an operation.
+string_enum! {
+    /// The lifecycle of an operation.
     OperationState {
         Queued = "queued",
         Executing = "executing",
@@ -27,7 +27,7 @@ words! {
 }
 
 impl OperationState {
-    /// Whether nothing more will happen.
+    /// Returns whether the state is terminal.
     #[must_use]
     pub fn is_final(self) -> bool {
         match self {
@@ -36,9 +36,9 @@ impl OperationState {
         }
     }
 
-    /// Whether an operation may go from here to `next`.
+    /// Returns whether an operation may change from this state to `next`.
     #[must_use]
-    pub fn may_become(self, next: Self) -> bool {
+    pub fn can_transition_to(self, next: Self) -> bool {
         match (self, next) {
             (Self::Queued, Self::Executing | Self::Error | Self::Abort)
             | (Self::Executing, Self::Queued | Self::Complete | Self::Error | Self::Abort) => true,
@@ -48,18 +48,18 @@ impl OperationState {
     }
 }
 
-words! {
-    /// What an operation is about; a path segment of the read calls.
+string_enum! {
+    /// The type of an operation; a path segment in the API.
     OperationType {
-        /// Work on a namespace.
+        /// An operation on a namespace.
         Namespace = "namespace_op",
-        /// Work on a network.
+        /// An operation on a network.
         Network = "net_op",
         /// Fetching an artifact.
         ArtifactFetch = "artifact_fetch_op",
-        /// Work on the converted copy of an image.
+        /// An operation on the conversion of an image.
         ImageCache = "imgcache_op",
-        /// Work on an instance, on its node.
+        /// An operation on an instance, on its node.
         Instance = "node_inst_op",
         /// Adding an interface to an instance.
         InstanceInterface = "node_inst_net_iface_op",
@@ -68,7 +68,7 @@ words! {
     }
 }
 
-/// Points at an operation.
+/// A reference to an operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OperationHandle {
     pub op_type: OperationType,
@@ -78,30 +78,30 @@ pub struct OperationHandle {
 /// Why an operation failed.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorReport {
-    /// A stable word for programs, such as `internal.unknown`.
+    /// A stable, machine-readable code such as `internal.unknown`.
     pub code: String,
-    /// A sentence for people.
+    /// A human-readable message.
     pub message: String,
     #[schema(value_type = Object)]
     pub details: Map<String, Value>,
 }
 
-/// How far an operation has come.
+/// The progress of an operation that transfers data.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Progress {
-    /// What is done of it, in bytes.
+pub struct OperationProgress {
+    /// The number of bytes transferred.
     pub done: i64,
-    /// What it will be, in bytes, once that is known.
+    /// The total number of bytes, once known.
     pub total: Option<i64>,
-    /// What the source called the part that is here, so that another attempt can ask for the rest of the same.
+    /// The HTTP validator of the partial content, with which a later attempt resumes the download.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validator: Option<String>,
-    /// The node that has that part.
+    /// The node that has the partial content.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<NodeId>,
 }
 
-/// An operation as the API answers it.
+/// An operation as the API returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct OperationRecord {
     pub uuid: OperationId,
@@ -109,17 +109,17 @@ pub struct OperationRecord {
     pub object_type: String,
     pub operation_type: OperationType,
     pub state: OperationState,
-    /// Names of the steps, in order.
+    /// The names of the steps, in order.
     pub tasks: Vec<String>,
     pub depends_on: Vec<OperationHandle>,
     pub error_report: Option<ErrorReport>,
     pub namespace: Option<String>,
     pub target_object_type: String,
     pub target_uuid: String,
-    /// How often a worker has taken it up.
+    /// The number of attempts so far.
     pub attempts: i64,
-    /// How far it has come, of one that moves bytes.
-    pub progress: Option<Progress>,
+    /// Only of operations that transfer data.
+    pub progress: Option<OperationProgress>,
     /// Unix time.
     pub created: f64,
     /// Unix time.

@@ -1,11 +1,11 @@
-//! Stages of placing an instance.
+//! The stages of scheduling an instance.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::object::words;
+use crate::object::string_enum;
 
-words! {
+string_enum! {
     /// The stages in which the scheduler filters nodes, in order.
     SchedulingStage {
         /// The node is known and has checked in recently.
@@ -25,7 +25,7 @@ words! {
 }
 
 impl SchedulingStage {
-    /// Returns whether a retry may succeed although nobody changes the cluster.
+    /// Returns whether a retry may succeed without a change of the cluster's configuration.
     #[must_use]
     pub fn is_transient(self) -> bool {
         match self {

@@ -1,34 +1,38 @@
-//! Every setting: its name, type, default and meaning, in one table.
+//! All settings with name, type, default and description, in one table.
 //!
-//! A value comes from the environment (`MUSTER_<NAME>`), else from the config file (`<NAME> = value`),
-//! else it is the default. Reading the environment and the file is the executable's business; this
-//! module parses, checks and remembers where each value came from.
+//! The environment (`MUSTER_<NAME>`) takes precedence over the config file (`<NAME> = value`), and the file over the
+//! default. The executable reads them; this module parses and validates them and records the source of each value.
+//! See docs/decisions/0010 for the defaults.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::Ipv4Addr;
 use std::str::FromStr;
 
 use crate::key::Secret;
 
-/// How strictly request parameters are checked.
+/// How strictly request parameters are validated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ValidationMode {
     /// Findings are ignored.
     Off,
     /// Findings are logged.
     Warn,
-    /// Findings are refused with 400.
+    /// Findings are rejected with status 400.
     Enforce,
 }
 
-/// How the log is written.
+/// The format of the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
     Text,
     Json,
 }
 
-/// Where a value came from.
+/// The source of a setting's value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum SettingSource {
     Default,
@@ -46,38 +50,43 @@ impl fmt::Display for SettingSource {
     }
 }
 
-/// One setting's effective value, for `muster config`.
+/// The effective value of a setting, for `muster config`.
 #[derive(Debug, Clone)]
 pub struct EffectiveSetting {
     pub name: &'static str,
-    /// The value, masked when it is a secret.
+    /// The value; masked if it is a secret.
     pub value: String,
     pub source: SettingSource,
-    pub about: &'static str,
+    pub description: &'static str,
 }
 
-trait Parse: Sized {
+trait ParseSetting: Sized {
     fn parse(text: &str) -> Result<Self, String>;
 }
 
-macro_rules! parse_number {
+macro_rules! parse_setting {
     ($($type:ty: $what:literal),+) => {$(
-        impl Parse for $type {
+        impl ParseSetting for $type {
             fn parse(text: &str) -> Result<Self, String> {
                 <$type>::from_str(text).map_err(|_| format!("{text:?} is not {}", $what))
             }
         }
     )+};
 }
-parse_number!(u64: "a whole number of at least 0", i64: "a whole number", u16: "a port number");
+parse_setting!(
+    u64: "a whole number of at least 0",
+    i64: "a whole number",
+    u16: "a port number",
+    Ipv4Addr: "an IPv4 address"
+);
 
-impl Parse for f64 {
+impl ParseSetting for f64 {
     fn parse(text: &str) -> Result<Self, String> {
         text.parse().ok().filter(|n: &f64| n.is_finite()).ok_or_else(|| format!("{text:?} is not a number"))
     }
 }
 
-impl Parse for bool {
+impl ParseSetting for bool {
     fn parse(text: &str) -> Result<Self, String> {
         match text.to_ascii_lowercase().as_str() {
             "true" | "1" | "yes" | "on" => Ok(true),
@@ -87,30 +96,30 @@ impl Parse for bool {
     }
 }
 
-impl Parse for String {
+impl ParseSetting for String {
     fn parse(text: &str) -> Result<Self, String> {
         Ok(text.to_owned())
     }
 }
 
-impl Parse for Secret {
+impl ParseSetting for Secret {
     fn parse(text: &str) -> Result<Self, String> {
         Ok(Self::new(text))
     }
 }
 
-impl Parse for ValidationMode {
+impl ParseSetting for ValidationMode {
     fn parse(text: &str) -> Result<Self, String> {
         match text {
             "off" => Ok(Self::Off),
             "warn" => Ok(Self::Warn),
             "enforce" => Ok(Self::Enforce),
-            _ => Err(format!("{text:?} is none of off, warn, enforce")),
+            _ => Err(format!("{text:?} must be off, warn or enforce")),
         }
     }
 }
 
-impl Parse for LogFormat {
+impl ParseSetting for LogFormat {
     fn parse(text: &str) -> Result<Self, String> {
         match text {
             "text" => Ok(Self::Text),
@@ -121,20 +130,20 @@ impl Parse for LogFormat {
 }
 
 macro_rules! settings {
-    ($($field:ident: $type:ty = $name:literal, $default:literal, $about:literal;)+) => {
+    ($($field:ident: $type:ty = $name:literal, $default:literal, $description:literal;)+) => {
         /// The effective settings.
         #[derive(Debug, Clone)]
         pub struct Settings {
-            $(#[doc = $about] pub $field: $type,)+
-            /// Where each value came from, in table order.
+            $(#[doc = $description] pub $field: $type,)+
+            /// The values with their sources, in table order.
             pub effective: Vec<EffectiveSetting>,
         }
 
         impl Settings {
-            /// Every name, in table order.
+            /// All names, in table order.
             pub const NAMES: &'static [&'static str] = &[$($name),+];
 
-            /// Works out every value. `file` and `environment` hold raw text by setting name.
+            /// Parses and validates all values. `file` and `environment` hold raw texts by setting name.
             pub fn new(
                 file: &BTreeMap<String, (usize, String)>,
                 environment: &BTreeMap<String, String>,
@@ -146,8 +155,8 @@ macro_rules! settings {
                         (None, Some((line, text))) => (text.as_str(), SettingSource::File { line: *line }),
                         (None, None) => ($default, SettingSource::Default),
                     };
-                    let $field = <$type as Parse>::parse(raw).map_err(|why| format!("{} ({source}): {why}", $name))?;
-                    effective.push(EffectiveSetting { name: $name, value: shown($name, raw), source, about: $about });
+                    let $field = <$type as ParseSetting>::parse(raw).map_err(|why| format!("{} ({source}): {why}", $name))?;
+                    effective.push(EffectiveSetting { name: $name, value: masked($name, raw), source, description: $description });
                 )+
                 let settings = Self { $($field,)+ effective };
                 settings.check()?;
@@ -159,120 +168,120 @@ macro_rules! settings {
 
 settings! {
     database_url: Secret = "DATABASE_URL", "", "sqlite:PATH or mysql://USER:PASSWORD@HOST:PORT/NAME; empty: SQLite in the data directory";
-    system_key: Secret = "SYSTEM_KEY", "", "secret of the first key, deploy, of namespace system; empty: generated at the first start";
-    auth_secret_seed: Secret = "AUTH_SECRET_SEED", "", "signs tokens, the same on every node; empty: generated in the data directory";
+    system_key: Secret = "SYSTEM_KEY", "", "secret of the initial key deploy of namespace system; empty: generated at the first start";
+    auth_secret_seed: Secret = "AUTH_SECRET_SEED", "", "secret that signs tokens, the same on every node; empty: generated in the data directory";
     tls_certificate: String = "TLS_CERTIFICATE", "", "PEM certificate chain; with TLS_PRIVATE_KEY the API is served over TLS";
     tls_private_key: String = "TLS_PRIVATE_KEY", "", "path of the PEM private key of TLS_CERTIFICATE";
     log_format: LogFormat = "LOG_FORMAT", "text", "text or json";
-    api_token_duration: u64 = "API_TOKEN_DURATION", "15", "minutes that a token lives";
+    api_token_duration: u64 = "API_TOKEN_DURATION", "15", "lifetime of tokens in minutes";
     zone: String = "ZONE", "shakenfist", "issuer of tokens and DNS domain";
     api_validation_mode: ValidationMode = "API_VALIDATION_MODE", "enforce", "off, warn or enforce";
-    api_max_request_body_bytes: u64 = "API_MAX_REQUEST_BODY_BYTES", "1048576", "largest JSON request body";
-    api_max_connections: u64 = "API_MAX_CONNECTIONS", "4096", "connections served at once; further ones wait";
-    api_port: u16 = "API_PORT", "13000", "port of the API when --listen does not name one";
-    api_timeout: u64 = "API_TIMEOUT", "30", "seconds that a caller may take to send a request";
-    api_async_wait: u64 = "API_ASYNC_WAIT", "60", "seconds that a call waits for internal operations";
-    api_drain_grace: u64 = "API_DRAIN_GRACE", "25", "seconds that the API goes on serving after SIGTERM";
-    api_request_events_for_reads: bool = "API_REQUEST_EVENTS_FOR_READS", "false", "also record request events for calls that only read";
+    api_max_request_body_bytes: u64 = "API_MAX_REQUEST_BODY_BYTES", "1048576", "maximum size of a JSON request body";
+    api_max_connections: u64 = "API_MAX_CONNECTIONS", "4096", "maximum number of concurrent connections; further ones wait";
+    api_port: u16 = "API_PORT", "13000", "port of the API unless --listen specifies one";
+    api_timeout: u64 = "API_TIMEOUT", "30", "timeout for receiving a request, in seconds";
+    api_async_wait: u64 = "API_ASYNC_WAIT", "60", "seconds that an API call waits for internal operations";
+    api_drain_grace: u64 = "API_DRAIN_GRACE", "25", "seconds that the API continues to serve after SIGTERM";
+    api_request_events_for_reads: bool = "API_REQUEST_EVENTS_FOR_READS", "false", "whether request events are also recorded for read-only calls";
     api_advertised_host: String = "API_ADVERTISED_HOST", "localhost", "host name in the OpenAPI document";
     api_advertised_base_path: String = "API_ADVERTISED_BASE_PATH", "/", "base path in the OpenAPI document";
     api_advertised_http_schemes: String = "API_ADVERTISED_HTTP_SCHEMES", "http", "schemes in the OpenAPI document, separated by spaces";
-    federation_max_token_bytes: u64 = "FEDERATION_MAX_TOKEN_BYTES", "16384", "largest federated exchange request";
-    federation_jwks_cache_seconds: u64 = "FEDERATION_JWKS_CACHE_SECONDS", "300", "how long issuer keys are cached";
-    federation_jwks_fetch_timeout_seconds: u64 = "FEDERATION_JWKS_FETCH_TIMEOUT_SECONDS", "5", "time for fetching issuer keys";
-    federation_jwks_ca_bundle: String = "FEDERATION_JWKS_CA_BUNDLE", "", "PEM file of further trusted authorities";
+    federation_max_token_bytes: u64 = "FEDERATION_MAX_TOKEN_BYTES", "16384", "maximum size of a token exchange request in bytes";
+    federation_jwks_cache_seconds: u64 = "FEDERATION_JWKS_CACHE_SECONDS", "300", "seconds that issuer keys are cached";
+    federation_jwks_fetch_timeout_seconds: u64 = "FEDERATION_JWKS_FETCH_TIMEOUT_SECONDS", "5", "timeout for fetching issuer keys, in seconds";
+    federation_jwks_ca_bundle: String = "FEDERATION_JWKS_CA_BUNDLE", "", "PEM file with additional trusted certificate authorities";
     federation_jwks_allowed_networks: String = "FEDERATION_JWKS_ALLOWED_NETWORKS", "", "private, loopback and link-local networks that issuer keys may be fetched from, such as 10.1.0.0/16";
-    federation_rate_limit_per_minute: i64 = "FEDERATION_RATE_LIMIT_PER_MINUTE", "60", "exchange attempts per source address and minute; 0 disables";
-    namespace_key_reap_grace: i64 = "NAMESPACE_KEY_REAP_GRACE", "3600", "seconds after its expiry that a key is soft-deleted; 0 disables";
+    federation_rate_limit_per_minute: i64 = "FEDERATION_RATE_LIMIT_PER_MINUTE", "60", "maximum number of exchange attempts per source address and minute; 0: unlimited";
+    namespace_key_reap_grace: i64 = "NAMESPACE_KEY_REAP_GRACE", "3600", "seconds after which an expired key is soft-deleted; 0: never";
     key_sweep_interval: u64 = "KEY_SWEEP_INTERVAL", "900", "seconds between sweeps for expired keys";
     cleaner_delay: u64 = "CLEANER_DELAY", "3600", "seconds until soft-deleted objects and finished operations are removed";
-    cluster_operation_target_retention: u64 = "CLUSTER_OPERATION_TARGET_RETENTION", "604800", "seconds that history of operation targets is kept; 0 keeps it";
-    cluster_op_stuck_threshold: u64 = "CLUSTER_OP_STUCK_THRESHOLD", "1800", "seconds that one attempt of an operation may take";
-    cluster_op_max_attempts: u64 = "CLUSTER_OP_MAX_ATTEMPTS", "5", "attempts before an operation ends in error";
-    cluster_op_lease: u64 = "CLUSTER_OP_LEASE", "15", "seconds without renewal after which an operation is taken over";
-    agent_operation_default_deadline: u64 = "AGENT_OPERATION_DEFAULT_DEADLINE", "600", "deadline of an agent operation when none is given";
-    agent_operation_default_progress_timeout: u64 = "AGENT_OPERATION_DEFAULT_PROGRESS_TIMEOUT", "30", "progress timeout when none is given";
-    agent_operation_max_deadline: u64 = "AGENT_OPERATION_MAX_DEADLINE", "86400", "ceiling of both budgets";
-    agent_program: String = "AGENT_PROGRAM", "", "the agent that guests install from here, a static program; empty: muster-agent beside this program";
-    kerbside_url: String = "KERBSIDE_URL", "", "console proxy; empty: the feature is off";
-    kerbside_signing_key: String = "KERBSIDE_SIGNING_KEY", "auto", "key that signs console tokens: auto (made of AUTH_SECRET_SEED) or the path of an Ed25519 key in PEM; empty: none";
-    kerbside_token_duration: u64 = "KERBSIDE_TOKEN_DURATION", "300", "seconds that a console token lives";
-    max_audit_event_age: u64 = "MAX_AUDIT_EVENT_AGE", "7776000", "retention of audit events";
-    max_mutate_event_age: u64 = "MAX_MUTATE_EVENT_AGE", "7776000", "retention of mutate events";
-    max_status_event_age: u64 = "MAX_STATUS_EVENT_AGE", "604800", "retention of status events";
-    max_usage_event_age: u64 = "MAX_USAGE_EVENT_AGE", "2592000", "retention of usage events";
-    max_resources_event_age: u64 = "MAX_RESOURCES_EVENT_AGE", "604800", "retention of resources events";
-    max_prune_event_age: u64 = "MAX_PRUNE_EVENT_AGE", "2592000", "retention of prune events";
-    max_historic_event_age: u64 = "MAX_HISTORIC_EVENT_AGE", "7776000", "retention of historic events";
-    max_health_event_age: u64 = "MAX_HEALTH_EVENT_AGE", "7776000", "retention of health events";
-    max_api_request_event_age: u64 = "MAX_API_REQUEST_EVENT_AGE", "86400", "retention of the events of API requests";
-    event_prune_interval: u64 = "EVENT_PRUNE_INTERVAL", "86400", "seconds between prunes of the events";
-    event_prune_budget: u64 = "EVENT_PRUNE_BUDGET", "1500", "seconds that one prune may take";
-    drain_batch_size: u64 = "DRAIN_BATCH_SIZE", "100", "events written to the database at once";
-    drain_poll_interval: f64 = "DRAIN_POLL_INTERVAL", "0.1", "seconds between looks at the local event queue";
-    spool_high_water_mark: u64 = "SPOOL_HIGH_WATER_MARK", "100000", "events that the local queue holds; more are dropped and counted";
-    usage_event_frequency: u64 = "USAGE_EVENT_FREQUENCY", "60", "seconds between usage events, and between resources events of a node";
+    cluster_operation_target_retention: u64 = "CLUSTER_OPERATION_TARGET_RETENTION", "604800", "seconds that the history of operation targets is kept; 0: forever";
+    cluster_op_stuck_threshold: u64 = "CLUSTER_OP_STUCK_THRESHOLD", "1800", "timeout of one attempt of an operation, in seconds";
+    cluster_op_max_attempts: u64 = "CLUSTER_OP_MAX_ATTEMPTS", "5", "maximum number of attempts of an operation";
+    cluster_op_lease: u64 = "CLUSTER_OP_LEASE", "15", "seconds after which the lease of an operation expires without renewal";
+    agent_operation_default_deadline: u64 = "AGENT_OPERATION_DEFAULT_DEADLINE", "600", "default deadline of an agent operation, in seconds";
+    agent_operation_default_progress_timeout: u64 = "AGENT_OPERATION_DEFAULT_PROGRESS_TIMEOUT", "30", "default progress timeout of an agent operation, in seconds";
+    agent_operation_max_deadline: u64 = "AGENT_OPERATION_MAX_DEADLINE", "86400", "maximum deadline and progress timeout of an agent operation, in seconds";
+    agent_program: String = "AGENT_PROGRAM", "", "path of the agent that guests download, a static executable; empty: muster-agent next to this executable";
+    kerbside_url: String = "KERBSIDE_URL", "", "URL of the console proxy; empty: disabled";
+    kerbside_signing_key: String = "KERBSIDE_SIGNING_KEY", "auto", "key that signs console tokens: auto (derived from AUTH_SECRET_SEED) or the path of an Ed25519 key in PEM; empty: none";
+    kerbside_token_duration: u64 = "KERBSIDE_TOKEN_DURATION", "300", "lifetime of console tokens in seconds";
+    max_audit_event_age: u64 = "MAX_AUDIT_EVENT_AGE", "7776000", "retention of audit events in seconds";
+    max_mutate_event_age: u64 = "MAX_MUTATE_EVENT_AGE", "7776000", "retention of mutate events in seconds";
+    max_status_event_age: u64 = "MAX_STATUS_EVENT_AGE", "604800", "retention of status events in seconds";
+    max_usage_event_age: u64 = "MAX_USAGE_EVENT_AGE", "2592000", "retention of usage events in seconds";
+    max_resources_event_age: u64 = "MAX_RESOURCES_EVENT_AGE", "604800", "retention of resources events in seconds";
+    max_prune_event_age: u64 = "MAX_PRUNE_EVENT_AGE", "2592000", "retention of prune events in seconds";
+    max_historic_event_age: u64 = "MAX_HISTORIC_EVENT_AGE", "7776000", "retention of historic events in seconds";
+    max_health_event_age: u64 = "MAX_HEALTH_EVENT_AGE", "7776000", "retention of health events in seconds";
+    max_api_request_event_age: u64 = "MAX_API_REQUEST_EVENT_AGE", "86400", "retention of the events of API requests in seconds";
+    event_prune_interval: u64 = "EVENT_PRUNE_INTERVAL", "86400", "seconds between prunes of expired events";
+    event_prune_budget: u64 = "EVENT_PRUNE_BUDGET", "1500", "maximum duration of a prune in seconds";
+    drain_batch_size: u64 = "DRAIN_BATCH_SIZE", "100", "maximum number of events written to the database in one transaction";
+    drain_poll_interval: f64 = "DRAIN_POLL_INTERVAL", "0.1", "seconds between polls of the local event spool";
+    spool_high_water_mark: u64 = "SPOOL_HIGH_WATER_MARK", "100000", "maximum number of events in the local spool; further ones are dropped and counted";
+    usage_event_frequency: u64 = "USAGE_EVENT_FREQUENCY", "60", "seconds between usage events of an object and between resources events of a node";
     node_checkin_interval: f64 = "NODE_CHECKIN_INTERVAL", "5", "seconds between check-ins of a node";
-    node_checkin_maximum: u64 = "NODE_CHECKIN_MAXIMUM", "120", "seconds without check-in until a node counts as missing";
-    node_name: String = "NODE_NAME", "", "name of this node; empty: the host's name";
-    node_uuid: String = "NODE_UUID", "", "id of this node; empty: made at the first start";
+    node_checkin_maximum: u64 = "NODE_CHECKIN_MAXIMUM", "120", "seconds without check-in after which a node counts as missing";
+    node_name: String = "NODE_NAME", "", "name of this node; empty: the host name";
+    node_uuid: String = "NODE_UUID", "", "UUID of this node; empty: generated at the first start";
     node_is_hypervisor: bool = "NODE_IS_HYPERVISOR", "true", "whether this node runs instances";
-    node_is_network_node: bool = "NODE_IS_NETWORK_NODE", "true", "whether this node carries the network services";
+    node_is_network_node: bool = "NODE_IS_NETWORK_NODE", "true", "whether this node is the network node";
     node_is_database_node: bool = "NODE_IS_DATABASE_NODE", "true", "whether this node serves the database";
-    node_egress_ip: String = "NODE_EGRESS_IP", "", "address of this node towards the world";
-    node_mesh_ip: String = "NODE_MESH_IP", "", "address of this node towards the other nodes";
+    node_egress_ip: String = "NODE_EGRESS_IP", "", "address of this node on the external network";
+    node_mesh_ip: String = "NODE_MESH_IP", "", "address of this node in the mesh of nodes";
     network_node_ip: String = "NETWORK_NODE_IP", "", "mesh address of the network node";
-    node_egress_nic: String = "NODE_EGRESS_NIC", "eth0", "interface towards the world";
-    node_mesh_nic: String = "NODE_MESH_NIC", "eth0", "interface towards the other nodes";
-    storage_path: String = "STORAGE_PATH", "", "where images and disks are kept; empty: the data directory";
-    floating_network: String = "FLOATING_NETWORK", "192.168.20.0/24", "addresses that float";
-    network_check_senders: bool = "NETWORK_CHECK_SENDERS", "true", "whether frames of guests with forged sender addresses are dropped";
-    network_masquerade: bool = "NETWORK_MASQUERADE", "true", "whether the network node hides the floating network behind its own address";
-    dns_server: String = "DNS_SERVER", "8.8.8.8", "resolver handed to guests";
-    max_hypervisor_mtu: u64 = "MAX_HYPERVISOR_MTU", "8000", "largest frame between nodes";
-    ip_deletion_halo_duration: u64 = "IP_DELETION_HALO_DURATION", "300", "seconds that a released address rests";
-    cpu_overcommit_ratio: f64 = "CPU_OVERCOMMIT_RATIO", "3.0", "promised processors per real one";
-    ram_overcommit_ratio: f64 = "RAM_OVERCOMMIT_RATIO", "3.0", "promised memory per real memory";
-    scheduler_cache_timeout: u64 = "SCHEDULER_CACHE_TIMEOUT", "5", "seconds that node facts are reused";
-    scheduler_target_load: f64 = "SCHEDULER_TARGET_LOAD", "0.75", "load that placement aims at";
-    scheduler_demand_per_vcpu: f64 = "SCHEDULER_DEMAND_PER_VCPU", "0.6", "load expected of a new processor";
-    scheduler_demand_decay_seconds: u64 = "SCHEDULER_DEMAND_DECAY_SECONDS", "600", "how long that expectation lasts";
-    scheduler_disk_overcommit: f64 = "SCHEDULER_DISK_OVERCOMMIT", "5.0", "promised disk per real disk";
-    node_ram_reservation_gb: f64 = "NODE_RAM_RESERVATION_GB", "2.0", "memory kept for the machine";
-    node_cpu_reservation_threads: u64 = "NODE_CPU_RESERVATION_THREADS", "2", "threads kept for the machine";
-    node_disk_reservation_gb: f64 = "NODE_DISK_RESERVATION_GB", "20.0", "disk kept for the machine";
-    artifact_max_versions_default: u64 = "ARTIFACT_MAX_VERSIONS_DEFAULT", "3", "versions kept of an artifact";
-    blob_replication_factor: u64 = "BLOB_REPLICATION_FACTOR", "2", "copies of a blob";
-    checksum_verification_frequency: u64 = "CHECKSUM_VERIFICATION_FREQUENCY", "86400", "seconds between checks of a blob";
+    node_egress_nic: String = "NODE_EGRESS_NIC", "eth0", "interface of the external network";
+    node_mesh_nic: String = "NODE_MESH_NIC", "eth0", "interface of the mesh of nodes";
+    storage_path: String = "STORAGE_PATH", "", "directory of images and disks; empty: the data directory";
+    floating_network: String = "FLOATING_NETWORK", "192.168.20.0/24", "netblock of the floating addresses";
+    network_check_senders: bool = "NETWORK_CHECK_SENDERS", "true", "whether frames of guests with spoofed sender addresses are dropped";
+    network_masquerade: bool = "NETWORK_MASQUERADE", "true", "whether the network node masquerades the floating network with its own address";
+    dns_server: Ipv4Addr = "DNS_SERVER", "8.8.8.8", "DNS resolver of guests";
+    max_hypervisor_mtu: u64 = "MAX_HYPERVISOR_MTU", "8000", "maximum MTU between nodes";
+    ip_deletion_halo_duration: u64 = "IP_DELETION_HALO_DURATION", "300", "seconds that a released address is quarantined";
+    cpu_overcommit_ratio: f64 = "CPU_OVERCOMMIT_RATIO", "3.0", "overcommit ratio of CPUs";
+    ram_overcommit_ratio: f64 = "RAM_OVERCOMMIT_RATIO", "3.0", "overcommit ratio of memory";
+    scheduler_cache_timeout: u64 = "SCHEDULER_CACHE_TIMEOUT", "5", "seconds that the scheduler caches the state of nodes";
+    scheduler_target_load: f64 = "SCHEDULER_TARGET_LOAD", "0.75", "target load of a node per CPU";
+    scheduler_demand_per_vcpu: f64 = "SCHEDULER_DEMAND_PER_VCPU", "0.6", "expected load of a new virtual CPU";
+    scheduler_demand_decay_seconds: u64 = "SCHEDULER_DEMAND_DECAY_SECONDS", "600", "seconds in which the expected load of new virtual CPUs decays";
+    scheduler_disk_overcommit: f64 = "SCHEDULER_DISK_OVERCOMMIT", "5.0", "overcommit ratio of disk space";
+    node_ram_reservation_gb: f64 = "NODE_RAM_RESERVATION_GB", "2.0", "memory reserved for the host, in gigabytes";
+    node_cpu_reservation_threads: u64 = "NODE_CPU_RESERVATION_THREADS", "2", "CPU threads reserved for the host";
+    node_disk_reservation_gb: f64 = "NODE_DISK_RESERVATION_GB", "20.0", "disk space reserved for the host, in gigabytes";
+    artifact_max_versions_default: u64 = "ARTIFACT_MAX_VERSIONS_DEFAULT", "3", "default maximum number of versions of an artifact";
+    blob_replication_factor: u64 = "BLOB_REPLICATION_FACTOR", "2", "number of replicas of a blob";
+    checksum_verification_frequency: u64 = "CHECKSUM_VERIFICATION_FREQUENCY", "86400", "seconds between verifications of a blob";
     blob_transcode_maximum_idle_time: u64 = "BLOB_TRANSCODE_MAXIMUM_IDLE_TIME", "86400", "seconds that an unused conversion is kept";
-    max_image_transfer_seconds: u64 = "MAX_IMAGE_TRANSFER_SECONDS", "1800", "time for fetching an image";
-    blob_deletion_delay: u64 = "BLOB_DELETION_DELAY", "3600", "seconds that a blob is kept after its last use ended";
-    upload_maximum_idle_time: u64 = "UPLOAD_MAXIMUM_IDLE_TIME", "86400", "seconds after which an upload that nobody goes on with is removed";
-    max_image_size_gb: f64 = "MAX_IMAGE_SIZE_GB", "256", "largest content that is taken in, packed or unpacked";
-    max_image_virtual_size_gb: f64 = "MAX_IMAGE_VIRTUAL_SIZE_GB", "4096", "largest disk that an image may promise";
-    image_stall_timeout: u64 = "IMAGE_STALL_TIMEOUT", "30", "seconds without a byte after which a fetch is begun anew where it stopped";
+    max_image_transfer_seconds: u64 = "MAX_IMAGE_TRANSFER_SECONDS", "1800", "timeout for fetching an image, in seconds";
+    blob_deletion_delay: u64 = "BLOB_DELETION_DELAY", "3600", "seconds that an unreferenced blob is kept";
+    upload_maximum_idle_time: u64 = "UPLOAD_MAXIMUM_IDLE_TIME", "86400", "seconds after which an idle upload is removed";
+    max_image_size_gb: f64 = "MAX_IMAGE_SIZE_GB", "256", "maximum size of uploaded or fetched content, compressed and decompressed, in gigabytes";
+    max_image_virtual_size_gb: f64 = "MAX_IMAGE_VIRTUAL_SIZE_GB", "4096", "maximum virtual size of an image in gigabytes";
+    image_stall_timeout: u64 = "IMAGE_STALL_TIMEOUT", "30", "seconds without data after which a fetch is resumed with a new connection";
     image_fetch_allowed_networks: String = "IMAGE_FETCH_ALLOWED_NETWORKS", "", "private, loopback and link-local networks that images may be fetched from, such as 10.1.0.0/16";
-    image_names: String = "IMAGE_NAMES", "", "names for images before the built-in ones: NAME=URL, separated by spaces; a NAME may end in *, a URL may contain {name} and {version}";
-    image_user: String = "IMAGE_USER", "nobody", "user as whom images are inspected and converted";
+    image_names: String = "IMAGE_NAMES", "", "image names that take precedence over the built-in ones: NAME=URL, separated by spaces; a NAME may end in *, a URL may contain {name} and {version}";
+    image_user: String = "IMAGE_USER", "nobody", "user that runs the inspection and conversion of images";
     compress_snapshots: bool = "COMPRESS_SNAPSHOTS", "true", "whether snapshots are compressed";
-    snapshots_default_to_thin: bool = "SNAPSHOTS_DEFAULT_TO_THIN", "false", "whether snapshots are thin when not said";
+    snapshots_default_to_thin: bool = "SNAPSHOTS_DEFAULT_TO_THIN", "false", "whether snapshots are thin by default";
     archive_instance_console_duration: u64 = "ARCHIVE_INSTANCE_CONSOLE_DURATION", "0", "days that console logs are archived";
-    image_download_url: String = "IMAGE_DOWNLOAD_URL", "https://images.shakenfist.com", "where named images come from";
-    disk_bus: String = "DISK_BUS", "virtio", "bus of a disk when none is given";
+    image_download_url: String = "IMAGE_DOWNLOAD_URL", "https://images.shakenfist.com", "base URL of named images";
+    disk_bus: String = "DISK_BUS", "virtio", "default bus of disks";
     http_proxy_server: String = "HTTP_PROXY_SERVER", "", "proxy for fetching images and the keys of issuers";
     resources_metrics_port: u16 = "RESOURCES_METRICS_PORT", "13001", "port of the resources metrics";
     cluster_metrics_port: u16 = "CLUSTER_METRICS_PORT", "13007", "port of the cluster metrics";
     mariadb_gateway_port: u16 = "MARIADB_GATEWAY_PORT", "13005", "port of the database service";
-    mariadb_gateway_metrics_port: u16 = "MARIADB_GATEWAY_METRICS_PORT", "13006", "port of the database metrics; 0 disables";
-    mariadb_host: String = "MARIADB_HOST", "", "with DATABASE_URL empty: the MariaDB server to use";
+    mariadb_gateway_metrics_port: u16 = "MARIADB_GATEWAY_METRICS_PORT", "13006", "port of the database metrics; 0: disabled";
+    mariadb_host: String = "MARIADB_HOST", "", "MariaDB server to use if DATABASE_URL is empty";
     mariadb_port: u16 = "MARIADB_PORT", "3306", "port of MARIADB_HOST";
     mariadb_user: String = "MARIADB_USER", "shakenfist", "user at MARIADB_HOST";
     mariadb_password: Secret = "MARIADB_PASSWORD", "", "password at MARIADB_HOST";
     mariadb_database: String = "MARIADB_DATABASE", "shakenfist", "database at MARIADB_HOST";
-    loki_base_url: String = "LOKI_BASE_URL", "", "log store; empty: none";
-    loki_tenant: String = "LOKI_TENANT", "", "tenant at the log store";
-    loki_auth_header: Secret = "LOKI_AUTH_HEADER", "", "authorisation at the log store";
-    log_events_to_loki: bool = "LOG_EVENTS_TO_LOKI", "true", "whether events go to the log store too";
+    loki_base_url: String = "LOKI_BASE_URL", "", "URL of the Loki log store; empty: disabled";
+    loki_tenant: String = "LOKI_TENANT", "", "tenant at the Loki log store";
+    loki_auth_header: Secret = "LOKI_AUTH_HEADER", "", "authorization header for the Loki log store";
+    log_events_to_loki: bool = "LOG_EVENTS_TO_LOKI", "true", "whether events are also sent to Loki";
     loglevel_api: String = "LOGLEVEL_API", "info", "log level of the API";
     loglevel_cleaner: String = "LOGLEVEL_CLEANER", "info", "log level of the cleaner";
     loglevel_cluster: String = "LOGLEVEL_CLUSTER", "info", "log level of the cluster maintainer";
@@ -288,21 +297,30 @@ settings! {
 }
 
 impl Settings {
-    /// The settings of an empty environment.
+    /// Returns the default settings.
     #[must_use]
     pub fn defaults() -> Self {
-        Self::new(&BTreeMap::new(), &BTreeMap::new()).expect("the table's defaults parse")
+        Self::new(&BTreeMap::new(), &BTreeMap::new()).expect("the defaults are valid")
     }
 
-    /// The settings of an environment given as pairs.
-    pub fn with(pairs: &[(&str, &str)]) -> Result<Self, String> {
+    /// Creates settings from names and values, as if from the environment.
+    pub fn from_pairs(pairs: &[(&str, &str)]) -> Result<Self, String> {
         let environment =
             pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         Self::new(&BTreeMap::new(), &environment)
     }
 
-    /// Refuses values that parse but cannot be used.
+    /// Validates values that depend on more than their type.
     fn check(&self) -> Result<(), String> {
+        self.check_positive()?;
+        self.check_maxima()?;
+        self.check_ranges()?;
+        self.check_addresses()?;
+        self.check_names()?;
+        self.check_secrets()
+    }
+
+    fn check_positive(&self) -> Result<(), String> {
         let positive = [
             ("API_TOKEN_DURATION", self.api_token_duration),
             ("API_MAX_REQUEST_BODY_BYTES", self.api_max_request_body_bytes),
@@ -328,7 +346,11 @@ impl Settings {
         if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
             return Err(format!("{name}: must be at least 1"));
         }
-        // Beyond these a timer or a table overflows long before anyone would notice the difference.
+        Ok(())
+    }
+
+    /// Rejects numbers with which timers or tables could overflow.
+    fn check_maxima(&self) -> Result<(), String> {
         for setting in &self.effective {
             let limit = match setting.name {
                 "API_MAX_CONNECTIONS" => 1_000_000,
@@ -340,8 +362,10 @@ impl Settings {
                 return Err(format!("{}: must be at most {limit}", setting.name));
             }
         }
-        let floating = crate::address::Netblock::check(&self.floating_network);
-        floating.map_err(|why| format!("FLOATING_NETWORK: {why}"))?;
+        Ok(())
+    }
+
+    fn check_ranges(&self) -> Result<(), String> {
         for (name, value) in [
             ("MAX_IMAGE_SIZE_GB", self.max_image_size_gb),
             ("MAX_IMAGE_VIRTUAL_SIZE_GB", self.max_image_virtual_size_gb),
@@ -350,24 +374,6 @@ impl Settings {
                 return Err(format!("{name}: must be between 0.001 and 1000000"));
             }
         }
-        for (name, networks) in [
-            ("IMAGE_FETCH_ALLOWED_NETWORKS", &self.image_fetch_allowed_networks),
-            ("FEDERATION_JWKS_ALLOWED_NETWORKS", &self.federation_jwks_allowed_networks),
-        ] {
-            if let Some(word) = networks.split([' ', ',']).find(|word| !word.is_empty() && !is_network(word))
-            {
-                return Err(format!("{name}: {word:?} is not a network"));
-            }
-        }
-        for word in self.image_names.split_whitespace() {
-            if word.split_once('=').is_none_or(|(name, url)| name.is_empty() || !url.contains("://")) {
-                return Err(format!("IMAGE_NAMES: {word:?} is not NAME=URL"));
-            }
-        }
-        if self.dns_server.parse::<std::net::Ipv4Addr>().is_err() {
-            return Err("DNS_SERVER: must be an IPv4 address".into());
-        }
-        check_node_name(&self.node_name).map_err(|why| format!("NODE_NAME: {why}"))?;
         if self.drain_batch_size > 3000 {
             return Err("DRAIN_BATCH_SIZE: must be at most 3000".into());
         }
@@ -379,6 +385,44 @@ impl Settings {
                 return Err(format!("{name}: must be between 0.001 and 86400 seconds"));
             }
         }
+        Ok(())
+    }
+
+    fn check_addresses(&self) -> Result<(), String> {
+        let floating = crate::address::Netblock::check(&self.floating_network);
+        floating.map_err(|why| format!("FLOATING_NETWORK: {why}"))?;
+        for (name, networks) in [
+            ("IMAGE_FETCH_ALLOWED_NETWORKS", &self.image_fetch_allowed_networks),
+            ("FEDERATION_JWKS_ALLOWED_NETWORKS", &self.federation_jwks_allowed_networks),
+        ] {
+            if let Some(word) = networks.split([' ', ',']).find(|word| !word.is_empty() && !is_network(word))
+            {
+                return Err(format!("{name}: {word:?} is not a network"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_names(&self) -> Result<(), String> {
+        check_node_name(&self.node_name).map_err(|why| format!("NODE_NAME: {why}"))?;
+        if !self.node_uuid.is_empty() && self.node_uuid.parse::<crate::ids::NodeId>().is_err() {
+            return Err("NODE_UUID: is not a UUID".into());
+        }
+        for word in self.image_names.split_whitespace() {
+            if word.split_once('=').is_none_or(|(name, url)| name.is_empty() || !url.contains("://")) {
+                return Err(format!("IMAGE_NAMES: {word:?} is not NAME=URL"));
+            }
+        }
+        let levels = ["trace", "debug", "info", "warn", "error", "off"];
+        for setting in &self.effective {
+            if setting.name.starts_with("LOGLEVEL_") && !levels.contains(&setting.value.as_str()) {
+                return Err(format!("{}: must be one of {}", setting.name, levels.join(", ")));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_secrets(&self) -> Result<(), String> {
         if self.tls_certificate.is_empty() != self.tls_private_key.is_empty() {
             return Err("TLS_CERTIFICATE and TLS_PRIVATE_KEY: set both or neither".into());
         }
@@ -391,31 +435,22 @@ impl Settings {
                 "SYSTEM_KEY: starts with sfk_ but its checksum is wrong, so it could never log in".into()
             );
         }
-        if !self.node_uuid.is_empty() && self.node_uuid.parse::<crate::ids::NodeId>().is_err() {
-            return Err("NODE_UUID: is not a UUID".into());
-        }
-        let levels = ["trace", "debug", "info", "warn", "error", "off"];
-        for setting in &self.effective {
-            if setting.name.starts_with("LOGLEVEL_") && !levels.contains(&setting.value.as_str()) {
-                return Err(format!("{}: must be one of {}", setting.name, levels.join(", ")));
-            }
-        }
         Ok(())
     }
 }
 
-/// Whether a word is a network or a single address.
+/// Returns whether a text is a network or a single address.
 fn is_network(word: &str) -> bool {
     let (address, bits) = word.split_once('/').unwrap_or((word, "0"));
-    let most = match address.parse() {
+    let max = match address.parse() {
         Ok(std::net::IpAddr::V4(_)) => 32,
         Ok(std::net::IpAddr::V6(_)) => 128,
         Err(_) => return false,
     };
-    bits.parse::<u8>().is_ok_and(|bits| bits <= most)
+    bits.parse::<u8>().is_ok_and(|bits| bits <= max)
 }
 
-/// A node's name is part of URLs and must not look like an id.
+/// Checks the name of a node, which is part of URLs and must not look like an id.
 fn check_node_name(name: &str) -> Result<(), &'static str> {
     if name.chars().count() > 255 {
         return Err("must be at most 255 characters");
@@ -429,12 +464,12 @@ fn check_node_name(name: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// What may be shown of a value: secrets are masked when they are set at all.
-fn shown(name: &str, raw: &str) -> String {
+/// Masks the value of a setting if it is a secret.
+fn masked(name: &str, raw: &str) -> String {
     let words = ["SECRET", "PASSWORD", "PASSPHRASE", "TOKEN", "AUTH_HEADER"];
     let secret =
         words.iter().any(|word| name.contains(word)) || name.ends_with("_SEED") || name.ends_with("_KEY");
-    // The path of a key is no key.
+    // TLS_PRIVATE_KEY is the path of a key.
     let exempt = raw.is_empty() || raw.parse::<f64>().is_ok() || name == "TLS_PRIVATE_KEY";
     if secret && !exempt {
         return "********".into();
@@ -442,30 +477,29 @@ fn shown(name: &str, raw: &str) -> String {
     if name.ends_with("_URL") || name == "HTTP_PROXY_SERVER" { mask_password(raw) } else { raw.to_owned() }
 }
 
-/// A URL without its password, and without anything that could be one.
+/// Masks the password of a URL, and everything else that could be one.
 #[must_use]
 pub fn mask_password(url: &str) -> String {
     if url.starts_with("sqlite:") || url.is_empty() {
         return url.to_owned();
     }
     let Some((scheme, rest)) = url.split_once("://") else {
-        // Not a URL, but it may have been meant as one.
+        // Possibly a malformed URL with a password.
         return url
             .split_once(':')
             .map_or_else(|| url.to_owned(), |(scheme, _)| format!("{scheme}:********"));
     };
     let (rest, query) = rest.split_once('?').map_or((rest, ""), |(rest, _)| (rest, "?********"));
     match rest.rsplit_once('@') {
-        Some((login, place)) => {
+        Some((login, location)) => {
             let user = login.split(':').next().unwrap_or_default();
-            format!("{scheme}://{user}:********@{place}{query}")
+            format!("{scheme}://{user}:********@{location}{query}")
         }
         None => format!("{scheme}://{rest}{query}"),
     }
 }
 
-/// Reads a config file: `NAME = value` lines, values bare or quoted, `#` comments. A name that no setting
-/// has is refused with its line.
+/// Parses a config file of `NAME = value` lines, with bare or quoted values and `#` comments. Unknown names are errors.
 pub fn parse_file(text: &str) -> Result<BTreeMap<String, (usize, String)>, String> {
     let mut values = BTreeMap::new();
     for (number, line) in text.lines().enumerate().map(|(at, line)| (at + 1, line.trim())) {
@@ -496,81 +530,4 @@ fn unquote(value: &str) -> Result<String, &'static str> {
         return Err("text after the closing quote");
     }
     Ok(inside.to_owned())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_environment_wins_over_the_file_and_the_file_over_the_default() {
-        let file = parse_file("# mine\nCLEANER_DELAY = 7 # soon\nZONE=\"here\"\n").unwrap();
-        let environment = BTreeMap::from([("CLEANER_DELAY".to_owned(), "5".to_owned())]);
-        let settings = Settings::new(&file, &environment).unwrap();
-        assert_eq!((settings.cleaner_delay, settings.zone.as_str()), (5, "here"));
-        let source = |name| settings.effective.iter().find(|e| e.name == name).unwrap().source.clone();
-        assert_eq!(source("CLEANER_DELAY"), SettingSource::Environment);
-        assert_eq!(source("ZONE"), SettingSource::File { line: 3 });
-        assert_eq!(source("API_DRAIN_GRACE"), SettingSource::Default);
-    }
-
-    #[test]
-    fn an_unknown_name_in_the_file_is_refused_with_its_line() {
-        assert_eq!(parse_file("\nCLEANER_DELY=5").unwrap_err(), "line 2: unknown setting \"CLEANER_DELY\"");
-        assert_eq!(parse_file("CLEANER_DELAY 5").unwrap_err(), "line 1: expected NAME = value");
-        assert!(parse_file("ZONE=\"x").unwrap_err().contains("not closed"));
-    }
-
-    #[test]
-    fn an_unusable_value_is_refused_with_its_name() {
-        for (name, value) in [
-            ("CLEANER_DELAY", "soon"),
-            ("API_VALIDATION_MODE", "maybe"),
-            ("DRAIN_BATCH_SIZE", "0"),
-            ("AUTH_SECRET_SEED", "short"),
-            ("SYSTEM_KEY", "sfk_lookalike"),
-            ("LOGLEVEL_API", "loud"),
-            ("TLS_CERTIFICATE", "/tmp/cert.pem"),
-            ("NODE_NAME", "7f1b7f9e-8d4e-4a5e-9a55-0c5d1d7f1c11"),
-            ("NODE_NAME", "a/b"),
-        ] {
-            let why = Settings::with(&[(name, value)]).unwrap_err();
-            assert!(why.contains(name), "{why}");
-        }
-    }
-
-    #[test]
-    fn a_number_that_would_overflow_a_timer_is_refused() {
-        for name in ["API_MAX_CONNECTIONS", "API_TIMEOUT", "EVENT_PRUNE_BUDGET", "CLEANER_DELAY"] {
-            assert!(Settings::with(&[(name, "18446744073709551615")]).unwrap_err().contains(name));
-        }
-        assert!(Settings::with(&[("EVENT_PRUNE_BUDGET", "0")]).is_err());
-    }
-
-    #[test]
-    fn urls_never_show_what_could_be_a_password() {
-        for (url, shown) in [
-            ("mysql://me:pw@host/db", "mysql://me:********@host/db"),
-            ("mysql://me:p@w@host/db", "mysql://me:********@host/db"),
-            ("mysql://host/db?password=pw", "mysql://host/db?********"),
-            ("mysql:me:pw@host", "mysql:********"),
-            ("sqlite:/var/lib/muster.db", "sqlite:/var/lib/muster.db"),
-            ("https://images.example/x", "https://images.example/x"),
-        ] {
-            assert_eq!(mask_password(url), shown);
-        }
-    }
-
-    #[test]
-    fn secrets_are_masked_when_shown() {
-        let settings = Settings::with(&[
-            ("SYSTEM_KEY", "hunter2"),
-            ("DATABASE_URL", "mysql://me:pa@ss@db/muster"),
-            ("MARIADB_PASSWORD", "hunter2"),
-        ])
-        .unwrap();
-        let shown = format!("{settings:?}");
-        assert!(!shown.contains("hunter2") && !shown.contains("pa@ss"), "{shown}");
-        assert!(shown.contains("mysql://me:********@db/muster"));
-    }
 }

@@ -1,11 +1,12 @@
 //! The storage of a node: drafts, which grow; blobs, which are immutable; conversions, which can be created again.
 //!
 //! ```text
-//! append, truncate ─▶ draft ──keep──▶ blob ──convert──▶ conversion
+//! append, truncate ─▶ draft ──commit──▶ blob ──convert──▶ conversion
 //! ```
 //!
 //! A draft is named after its origin: an upload, an operation that downloads, a copy of another node's blob. A blob is
 //! complete and synced to disk before anything refers to it. Every byte that is read of a blob is verified.
+//! See docs/decisions/0014 and 0015.
 
 use std::ops::Range;
 use std::pin::Pin;
@@ -59,11 +60,11 @@ pub trait StorageApi: Send + Sync {
     /// Appends a stream to a draft and returns its new size. If `at` is given, it must be the current size
     /// ([`Error::Conflict`] otherwise). If the stream fails, the bytes received so far are kept if `at` was given;
     /// without it the draft keeps its previous size. It also does if it would grow beyond `max_size` bytes
-    /// ([`Error::TooLarge`]) or the disk is full ([`Error::Insufficient`]).
+    /// ([`Error::TooLarge`]) or the disk is full ([`Error::InsufficientCapacity`]).
     ///
     /// [`Error::Conflict`]: crate::Error::Conflict
     /// [`Error::TooLarge`]: crate::Error::TooLarge
-    /// [`Error::Insufficient`]: crate::Error::Insufficient
+    /// [`Error::InsufficientCapacity`]: crate::Error::InsufficientCapacity
     fn append(&self, draft: Draft, at: Option<u64>, max_size: u64, data: ByteStream) -> NodeFuture<'_, u64>;
 
     /// Truncates a draft and interrupts running appends. [`Error::Invalid`] if it is shorter than `size`.
@@ -75,14 +76,14 @@ pub trait StorageApi: Send + Sync {
     fn remove_draft(&self, draft: Draft) -> NodeFuture<'_, ()>;
 
     /// Decompresses a draft in place, if it is compressed.
-    fn unpack(&self, draft: Draft) -> NodeFuture<'_, Option<Compression>>;
+    fn decompress(&self, draft: Draft) -> NodeFuture<'_, Option<Compression>>;
 
     /// Returns the size and checksums of a draft: computed while it was received, or by reading it again.
-    fn content(&self, draft: Draft) -> NodeFuture<'_, ContentDigest>;
+    fn digest(&self, draft: Draft) -> NodeFuture<'_, ContentDigest>;
 
     /// Makes the content of a draft a blob, synced to disk, and returns its size and checksums. The draft is kept, but
     /// cannot change while the blob exists. An existing blob is replaced.
-    fn keep(&self, draft: Draft, blob: BlobId) -> NodeFuture<'_, ContentDigest>;
+    fn commit(&self, draft: Draft, blob: BlobId) -> NodeFuture<'_, ContentDigest>;
 
     /// Inspects a blob as a disk image. [`Error::Invalid`] with the reason if the image is not safe to use.
     ///
@@ -118,5 +119,5 @@ pub trait StorageApi: Send + Sync {
     fn remove_conversion(&self, blob: BlobId) -> NodeFuture<'_, ()>;
 
     /// Returns all files of the storage, referenced or not.
-    fn find(&self) -> NodeFuture<'_, Vec<StoredFile>>;
+    fn list_files(&self) -> NodeFuture<'_, Vec<StoredFile>>;
 }

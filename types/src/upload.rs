@@ -1,4 +1,4 @@
-//! Uploads: content on its way in, piece by piece, until it becomes a version of an artifact.
+//! Uploads: content that a client sends in parts, until it becomes a version of an artifact.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -6,19 +6,19 @@ use utoipa::ToSchema;
 
 use crate::ids::UploadId;
 
-/// An upload as the API answers it.
+/// An upload as the API returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct UploadRecord {
     pub uuid: UploadId,
-    /// Always `created`: a used upload is gone.
+    /// Always `created`: an upload is removed once it is used.
     pub state: String,
     #[schema(value_type = Object)]
     pub metadata: Map<String, Value>,
     pub version: i64,
-    /// Name of the node that keeps the bytes.
+    /// The name of the node that stores the content.
     pub node: String,
-    /// Unix time.
+    /// The Unix time of its creation.
     pub created_at: f64,
-    /// How many bytes have arrived.
+    /// The number of bytes received so far.
     pub size: u64,
 }

@@ -10,6 +10,7 @@
 //! ```
 //!
 //! A VM outlives the daemon that started it: the next daemon re-attaches to it. Every call is idempotent.
+//! See docs/decisions/0018 and 0020.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -45,7 +46,7 @@ pub struct VmPlan {
     pub video: VideoSpec,
     pub ports: ConsolePorts,
     /// The files of the config drive, which is rewritten at every start; unset without a config drive.
-    pub config_drive: Option<Vec<DriveFile>>,
+    pub config_drive: Option<Vec<ConfigDriveFile>>,
     pub side_channels: Vec<SideChannel>,
 }
 
@@ -73,7 +74,7 @@ pub enum DiskKind {
 
 /// A file of the config drive.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DriveFile {
+pub struct ConfigDriveFile {
     /// Such as `openstack/latest/meta_data.json`.
     pub path: String,
     pub content: Vec<u8>,
@@ -164,13 +165,13 @@ pub struct DisplayIdentity {
 ///
 /// Calls about one VM are serialized by the caller; calls about different VMs are concurrent.
 /// [`Error::NotFound`]: the node has no such VM. [`Error::Conflict`]: the VM is in the wrong state, or the request can
-/// never succeed; the text says why. [`Error::Unavailable`]: a retry may succeed. [`Error::Insufficient`]: the disk of
+/// never succeed; the text says why. [`Error::Unavailable`]: a retry may succeed. [`Error::InsufficientCapacity`]: the disk of
 /// the node is full.
 ///
 /// [`Error::NotFound`]: crate::Error::NotFound
 /// [`Error::Conflict`]: crate::Error::Conflict
 /// [`Error::Unavailable`]: crate::Error::Unavailable
-/// [`Error::Insufficient`]: crate::Error::Insufficient
+/// [`Error::InsufficientCapacity`]: crate::Error::InsufficientCapacity
 pub trait VmApi: Send + Sync {
     /// Creates the missing disks of a VM and syncs them. Existing disks are kept. The conversions of their bases must
     /// be present, but may be deleted afterwards: the VM keeps its own link.

@@ -110,7 +110,7 @@ mod tests {
         let forwarded = [("host", "cloud"), ("x-forwarded-proto", "https")];
         assert_eq!(read(&plain, &forwarded).unwrap(), "https://cloud");
         let pairs = [("TLS_CERTIFICATE", "/a"), ("TLS_PRIVATE_KEY", "/b")];
-        let encrypted = Settings::with(&pairs).unwrap();
+        let encrypted = Settings::from_pairs(&pairs).unwrap();
         assert_eq!(read(&encrypted, &[("host", "cloud")]).unwrap(), "https://cloud");
         for bad in ["", "a b", "x;reboot", "$(reboot)", "a\"b", "user@host", "a/b"] {
             assert_eq!(read(&plain, &[("host", bad)]), None, "{bad}");
@@ -123,7 +123,7 @@ mod tests {
         let executable = Path::new("/opt/release/muster");
         let expected = ["/opt/release/muster-agent", "/opt/release/../agent/muster-agent"].map(PathBuf::from);
         assert_eq!(candidates(&Settings::defaults(), Some(executable)), expected);
-        let set = Settings::with(&[("AGENT_PROGRAM", "/x/agent")]).unwrap();
+        let set = Settings::from_pairs(&[("AGENT_PROGRAM", "/x/agent")]).unwrap();
         assert_eq!(candidates(&set, Some(executable)), [PathBuf::from("/x/agent")]);
         assert!(candidates(&Settings::defaults(), None).is_empty());
     }

@@ -10,7 +10,7 @@ use muster_types::instance::InstanceRecord;
 use muster_types::interface::InterfaceRecord;
 use muster_types::object::ObjectRef;
 use muster_types::operation::OperationRecord;
-use muster_types::spec::{self, Findings};
+use muster_types::spec::{self, ValidationFindings};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -47,7 +47,7 @@ pub(crate) async fn list(
 
 /// A disk of a new instance.
 #[derive(Debug, ToSchema)]
-#[expect(dead_code, reason = "only describes what `spec::disks` reads")]
+#[expect(dead_code, reason = "only describes what `spec::parse_disks` reads")]
 struct DiskSpec {
     /// Size in gigabytes; the size of the image by default.
     size: Option<u64>,
@@ -62,7 +62,7 @@ struct DiskSpec {
 
 /// An interface of a new instance.
 #[derive(Debug, ToSchema)]
-#[expect(dead_code, reason = "only describes what `spec::networks` reads")]
+#[expect(dead_code, reason = "only describes what `spec::parse_networks` reads")]
 struct NetworkSpec {
     /// UUID or name of the network.
     network_uuid: String,
@@ -77,7 +77,7 @@ struct NetworkSpec {
 
 /// The video device of a new instance.
 #[derive(Debug, ToSchema)]
-#[expect(dead_code, reason = "only describes what `spec::video` reads")]
+#[expect(dead_code, reason = "only describes what `spec::parse_video` reads")]
 struct VideoSpec {
     /// `cirrus`, `vga`, `qxl`, …
     model: String,
@@ -126,7 +126,7 @@ pub(crate) struct NewInstance {
 }
 
 /// Logs findings that do not reject the request.
-fn log_findings(findings: &Findings, path: &str) {
+fn log_findings(findings: &ValidationFindings, path: &str) {
     for finding in findings.texts() {
         tracing::warn!(finding, path, "invalid request parameter");
     }
@@ -143,16 +143,16 @@ pub(crate) async fn create(
     Authenticated(caller): Authenticated,
     Args(new): Args<NewInstance>,
 ) -> ApiResult<Json<InstanceRecord>> {
-    let mut findings = Findings::new(app.settings.api_validation_mode);
+    let mut findings = ValidationFindings::new(app.settings.api_validation_mode);
     let default_bus =
         app.settings.disk_bus.parse().map_err(|why| Error::Internal(format!("DISK_BUS: {why}")))?;
     let request = InstanceRequest {
         name: new.name,
         cpus: new.cpus,
         memory: new.memory,
-        disks: spec::disks(new.disk.as_ref(), default_bus, &mut findings)?,
-        networks: spec::networks(new.network.as_ref(), &mut findings)?,
-        video: spec::video(new.video.as_ref(), new.videospec.as_ref(), &mut findings)?,
+        disks: spec::parse_disks(new.disk.as_ref(), default_bus, &mut findings)?,
+        networks: spec::parse_networks(new.network.as_ref(), &mut findings)?,
+        video: spec::parse_video(new.video.as_ref(), new.videospec.as_ref(), &mut findings)?,
         ssh_key: new.ssh_key,
         user_data: new.user_data,
         placed_on: new.placed_on,
@@ -273,8 +273,8 @@ pub(crate) async fn plug(
     Path(reference): Path<String>,
     Args(new): Args<NewInterface>,
 ) -> ApiResult<Json<InterfaceRecord>> {
-    let mut findings = Findings::new(app.settings.api_validation_mode);
-    let interface = spec::network(&new.spec(), "network", &mut findings)?;
+    let mut findings = ValidationFindings::new(app.settings.api_validation_mode);
+    let interface = spec::parse_network(&new.spec(), "network", &mut findings)?;
     log_findings(&findings, "/instances/{instance_ref}/interfaces");
     Ok(Json(plug::plug(&app, &caller, &reference, interface).await?))
 }

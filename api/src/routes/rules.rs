@@ -37,7 +37,7 @@ pub(crate) struct NewRule {
     #[schema(value_type = String)]
     issuer: Option<Value>,
     /// The JWT claims that a token must have, by name: a string, or a list of which one must match.
-    #[schema(value_type = std::collections::BTreeMap<String, muster_types::rule::Matcher>)]
+    #[schema(value_type = std::collections::BTreeMap<String, muster_types::rule::ClaimMatcher>)]
     bound_claims: Option<Value>,
     /// The scopes of the keys; at most the caller's own.
     #[schema(value_type = Vec<String>)]

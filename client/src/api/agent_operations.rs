@@ -1,6 +1,6 @@
 //! `/instances/{instance}/agent` and `/agentoperations`: operations inside guests.
 
-use muster_types::agent_operation::{AgentOperationRecord, Mode};
+use muster_types::agent_operation::{AgentOperationRecord, ChmodMode};
 use muster_types::ids::BlobId;
 use reqwest::Method;
 use serde::Serialize;
@@ -41,7 +41,7 @@ impl Client {
         instance: &str,
         blob: BlobId,
         file: &str,
-        mode: Option<&Mode>,
+        mode: Option<&ChmodMode>,
         timeouts: AgentTimeouts,
     ) -> Result<ApiResponse<AgentOperationRecord>> {
         let mut body = json!({ "blob_uuid": blob, "path": file });

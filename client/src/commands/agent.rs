@@ -1,7 +1,7 @@
 //! `muster agent`: pending and finished operations inside guests.
 
 use clap::Subcommand;
-use muster_types::agent_operation::{AgentCommand, AgentOperationRecord, Mode};
+use muster_types::agent_operation::{AgentCommand, AgentOperationRecord, ChmodMode};
 
 use super::events;
 use super::session::Session;
@@ -53,10 +53,10 @@ fn describe_command(command: &AgentCommand) -> String {
     match command {
         AgentCommand::Execute { commandline, .. } => format!("execute {commandline}"),
         AgentCommand::PutBlob { blob_uuid, path } => format!("put blob {blob_uuid} at {path}"),
-        AgentCommand::Chmod { path, mode: Mode::Number(mode) } => {
+        AgentCommand::Chmod { path, mode: ChmodMode::Number(mode) } => {
             format!("set mode {:o} of {path}", mode & 0o7777)
         }
-        AgentCommand::Chmod { path, mode: Mode::Words(mode) } => format!("set mode {mode} of {path}"),
+        AgentCommand::Chmod { path, mode: ChmodMode::Symbolic(mode) } => format!("set mode {mode} of {path}"),
         AgentCommand::GetFile { path } => format!("get {path}"),
     }
 }

@@ -13,7 +13,7 @@ use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use clap::builder::{OsStringValueParser, TypedValueParser as _};
 use muster_agent::mode::{FileMode, PERMISSION_BITS, Radix};
-use muster_types::agent_operation::{AgentOperationRecord, AgentOperationState, Mode};
+use muster_types::agent_operation::{AgentOperationRecord, AgentOperationState, ChmodMode};
 use muster_types::artifact::ArtifactType;
 use muster_types::blob::{BlobRecord, HashAlgorithm};
 use muster_types::ids::ArtifactId;
@@ -54,7 +54,7 @@ pub struct Arguments {
     destination: Location,
     /// Permissions of the copy as for chmod, such as 644 or u+x; those of the source if not given
     #[arg(long, value_parser = parse_mode)]
-    mode: Option<Mode>,
+    mode: Option<ChmodMode>,
     /// Timeout of the operation in the guest, including its time in the queue; 0 is unlimited
     #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     deadline: Option<f64>,
@@ -102,10 +102,10 @@ fn parse_location(text: OsString) -> Result<Location, String> {
 }
 
 /// Parses permissions as for chmod: numbers are octal.
-fn parse_mode(text: &str) -> Result<Mode, String> {
+fn parse_mode(text: &str) -> Result<ChmodMode, String> {
     match FileMode::parse(text, Radix::Octal) {
-        Some(FileMode::Number(number)) if number <= PERMISSION_BITS => Ok(Mode::Number(number)),
-        Some(FileMode::Symbolic(_)) => Ok(Mode::Words(text.to_owned())),
+        Some(FileMode::Number(number)) if number <= PERMISSION_BITS => Ok(ChmodMode::Number(number)),
+        Some(FileMode::Symbolic(_)) => Ok(ChmodMode::Symbolic(text.to_owned())),
         _ if text.starts_with(|first: char| first.is_ascii_digit()) => {
             Err("must be octal digits, at most 7777".to_owned())
         }
@@ -204,7 +204,7 @@ impl CopyToGuest<'_> {
         let guest = GuestFile { path: &path, ..guest };
         let mode = self.arguments.mode.clone().or(match location {
             Location::File(file) => {
-                Some(Mode::Number(fs::metadata(file)?.permissions().mode() & PERMISSION_BITS))
+                Some(ChmodMode::Number(fs::metadata(file)?.permissions().mode() & PERMISSION_BITS))
             }
             Location::Guest { .. } | Location::Stream => None,
         });
@@ -233,7 +233,7 @@ impl CopyToGuest<'_> {
         &self,
         local: &LocalFile,
         guest: GuestFile<'_>,
-        mode: Option<&Mode>,
+        mode: Option<&ChmodMode>,
     ) -> anyhow::Result<(ApiResponse<AgentOperationRecord>, BlobRecord)> {
         let client = &self.session.client;
         let mut state =
@@ -293,7 +293,7 @@ impl CopyToGuest<'_> {
         &self,
         blob: &BlobRecord,
         guest: GuestFile<'_>,
-        mode: Option<&Mode>,
+        mode: Option<&ChmodMode>,
     ) -> anyhow::Result<ApiResponse<AgentOperationRecord>> {
         let client = &self.session.client;
         let timeouts = self.arguments.timeouts();
@@ -350,8 +350,8 @@ async fn get(
     let client = &session.client;
     let target = local_target(guest, location)?;
     let mode = match &arguments.mode {
-        Some(Mode::Words(words)) => bail!("--mode {words}: a local file needs octal digits"),
-        Some(Mode::Number(mode)) => Some(*mode),
+        Some(ChmodMode::Symbolic(words)) => bail!("--mode {words}: a local file needs octal digits"),
+        Some(ChmodMode::Number(mode)) => Some(*mode),
         None => None,
     };
     let started = Instant::now();

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::{anyhow, bail};
 use clap::Args;
 use muster_types::instance::{ConfigDriveType, InstanceRecord, InstanceState};
-use muster_types::operation::{OperationRecord, OperationState, OperationType, Progress};
+use muster_types::operation::{OperationProgress, OperationRecord, OperationState, OperationType};
 use muster_types::spec::{DiskSpec, VideoSpec};
 use serde_json::Value;
 
@@ -148,7 +148,7 @@ pub(super) async fn create(session: &Session, arguments: Arguments) -> anyhow::R
     }
     session.show(response, details)?;
     eprintln!(
-        "instance {} runs after {:.1} s",
+        "instance {} is running after {:.1} s",
         escape_control(&record.name),
         started.elapsed().as_secs_f64()
     );
@@ -181,7 +181,7 @@ async fn find_failed_record(session: &Session, new: &NewInstance) -> Option<Inst
     let namespace = new.namespace.as_deref().unwrap_or(client.own_namespace());
     let all = client.instances(false).await.and_then(ApiResponse::value).ok()?;
     let named = all.into_iter().filter(|record| record.name == new.name && record.namespace == namespace);
-    let mut failed: Vec<InstanceRecord> = named.filter(|record| !record.state.is_alive()).collect();
+    let mut failed: Vec<InstanceRecord> = named.filter(|record| !record.state.is_active()).collect();
     if failed.len() > 1 {
         // Only the events tell which of several failed records is the newest.
         let mut newest: Option<(f64, InstanceRecord)> = None;
@@ -300,7 +300,7 @@ impl CreationView {
         &mut self,
         client: &Client,
         record: &InstanceRecord,
-    ) -> Option<(String, Option<Progress>)> {
+    ) -> Option<(String, Option<OperationProgress>)> {
         let bases = pending_images(record);
         if bases.is_empty() {
             return None;

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 
 use muster_types::address::{AddressRecord, AddressType};
 use muster_types::interface::{InterfaceRecord, InterfaceState};
-use muster_types::network::{FLOATING, NetworkRecord, NetworkState};
+use muster_types::network::{FLOATING_NETWORK_ID, NetworkRecord, NetworkState};
 use muster_types::operation::OperationRecord;
 
 use crate::output::escape_control;
@@ -67,7 +67,7 @@ pub(super) fn render(view: &NetworkView<'_>) -> String {
 fn external_path(network: &NetworkRecord) -> String {
     let router = network.netblock.router();
     match network.floating_gateway {
-        _ if network.uuid == FLOATING => "external network\n".to_owned(),
+        _ if network.uuid == FLOATING_NETWORK_ID => "external network\n".to_owned(),
         Some(gateway) => format!("external network\n │  {gateway}\nrouter {router}\n"),
         None if network.provide_nat && network.state == NetworkState::Initial => {
             format!("router {router}, no NAT yet\n")

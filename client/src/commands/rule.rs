@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand};
-use muster_types::rule::{BoundClaims, Matcher, RuleRecord, RuleTerms};
+use muster_types::rule::{BoundClaims, ClaimMatcher, RuleRecord, RuleTerms};
 
 use super::events::{self, EventFilter};
 use super::session::Session;
@@ -110,10 +110,10 @@ fn bind_claims(claims: Vec<(String, String)>) -> BoundClaims {
         values.entry(name).or_default().push(value);
     }
     let matcher = |mut values: Vec<String>| match values.pop() {
-        Some(only) if values.is_empty() => Matcher::One(only),
+        Some(only) if values.is_empty() => ClaimMatcher::Exact(only),
         last => {
             values.extend(last);
-            Matcher::Any(values)
+            ClaimMatcher::AnyOf(values)
         }
     };
     values.into_iter().map(|(name, values)| (name, matcher(values))).collect()
@@ -143,10 +143,10 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
     }
 }
 
-fn values(matcher: &Matcher) -> String {
+fn values(matcher: &ClaimMatcher) -> String {
     match matcher {
-        Matcher::One(value) => value.clone(),
-        Matcher::Any(values) => values.join(" or "),
+        ClaimMatcher::Exact(value) => value.clone(),
+        ClaimMatcher::AnyOf(values) => values.join(" or "),
     }
 }
 

@@ -1,6 +1,6 @@
-//! The one place that decides what a caller may see and change.
+//! Access control: what a caller may see and change.
 //!
-//! | what | own namespace | trusted by the owner | `system` | anyone else |
+//! | action | own namespace | trusted by the owner | `system` | others |
 //! |---|---|---|---|---|
 //! | list and read objects, create in the namespace | yes | yes | yes | 404 |
 //! | change or delete objects | yes | 404 | yes | 404 |
@@ -8,9 +8,9 @@
 //! | administration | only `system`, else 401 | | | |
 //! | cluster operations | yes | 403 | yes | 403 |
 //!
-//! What may not be seen is answered as if it did not exist.
+//! An object that the caller may not see is reported as not found.
 
-use muster_types::namespace::{NamespaceState, SYSTEM};
+use muster_types::namespace::{NamespaceState, SYSTEM_NAMESPACE};
 use muster_types::{Error, Result};
 use serde_json::Value;
 
@@ -18,7 +18,7 @@ use super::scopes;
 use muster_store::namespaces::NamespaceRow;
 use muster_store::{Read, StoreError, namespaces, trusts};
 
-/// A key that was given for an identity token: where it is from, and when it ends.
+/// The origin and expiry of a key that was minted in exchange for an identity token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MintedKeyInfo {
     pub provenance: Value,
@@ -26,10 +26,11 @@ pub struct MintedKeyInfo {
 }
 
 impl MintedKeyInfo {
-    /// The end of a key that this one makes: its own at the latest, whatever is asked for.
+    /// Returns the expiry of a key that this key creates: the requested one, but not after its own. See
+    /// docs/decisions/0025.
     #[must_use]
-    pub fn end(&self, asked: Option<f64>) -> Option<f64> {
-        [asked, self.expiry].into_iter().flatten().min_by(f64::total_cmp)
+    pub fn cap_expiry(&self, requested: Option<f64>) -> Option<f64> {
+        [requested, self.expiry].into_iter().flatten().min_by(f64::total_cmp)
     }
 }
 
@@ -38,9 +39,9 @@ impl MintedKeyInfo {
 pub struct Caller {
     pub namespace: String,
     pub key_name: String,
-    /// What the token may be used for; `None` is everything.
+    /// The scopes of the token; `None` is everything.
     pub scopes: Option<Vec<String>>,
-    /// Of a key that an exchange made, or one that such a key made.
+    /// Set if the key was minted by an exchange, or created by such a key.
     pub minted: Option<MintedKeyInfo>,
     pub request_id: String,
     pub method: String,
@@ -49,19 +50,19 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// Whether the caller administers the cluster.
+    /// Returns whether the caller administers the cluster.
     #[must_use]
     pub fn is_system(&self) -> bool {
-        self.namespace == SYSTEM
+        self.namespace == SYSTEM_NAMESPACE
     }
 
-    /// Whether the caller may change what belongs to `namespace`.
+    /// Returns whether the caller may change objects of `namespace`.
     #[must_use]
     pub fn may_change(&self, namespace: &str) -> bool {
         self.is_system() || self.namespace == namespace
     }
 
-    /// Whether the caller may read what belongs to `namespace`, and create there.
+    /// Returns whether the caller may read objects of `namespace`, and create objects there.
     pub async fn may_see(&self, db: impl Read, namespace: &str) -> Result<bool, StoreError> {
         if self.may_change(namespace) {
             return Ok(true);
@@ -70,7 +71,7 @@ impl Caller {
     }
 }
 
-/// The namespace, if it lives and the caller may reach it. Absent and invisible are refused alike.
+/// Returns the namespace, or "not found" if it does not exist or the caller may not see it.
 pub async fn require_namespace<D: Read + Copy>(
     db: D,
     caller: &Caller,
@@ -83,27 +84,31 @@ pub async fn require_namespace<D: Read + Copy>(
     }
 }
 
-/// What the caller can hand on in a namespace that it may reach: its own scopes and, where it is only trusted, no more
-/// than whoever gave the trust held.
-pub async fn held_in(db: impl Read, caller: &Caller, namespace: &str) -> Result<Option<Vec<String>>> {
+/// Returns the scopes that the caller can delegate in a namespace that it may see: its own, and in a namespace that
+/// only trusts it no more than the scopes of the trust. See docs/decisions/0025.
+pub async fn delegable_scopes(
+    db: impl Read,
+    caller: &Caller,
+    namespace: &str,
+) -> Result<Option<Vec<String>>> {
     if caller.may_change(namespace) {
         return Ok(caller.scopes.clone());
     }
     let trust = trusts::scopes(db, namespace, &caller.namespace).await?;
-    // A trust that went since we looked gives nothing.
-    let given = trust.unwrap_or(Some(vec![]));
-    Ok(scopes::common(caller.scopes.as_deref(), given.as_deref()))
+    // The trust may have been removed since access was checked.
+    let trusted = trust.unwrap_or(Some(vec![]));
+    Ok(scopes::intersection(caller.scopes.as_deref(), trusted.as_deref()))
 }
 
-/// The namespace all of whose objects of a kind a caller wants to delete: its own, unless it names one.
-pub async fn namespace_to_empty<'a>(
+/// Returns the namespace for a request that deletes all objects of a kind: the requested one, or the caller's own.
+pub async fn namespace_for_delete_all<'a>(
     db: impl Read,
     caller: &'a Caller,
-    named: Option<&'a str>,
+    requested: Option<&'a str>,
 ) -> Result<&'a str> {
-    let namespace = match named.filter(|name| !name.is_empty()) {
+    let namespace = match requested.filter(|name| !name.is_empty()) {
         Some(namespace) => namespace,
-        // Too much would go by a slip.
+        // Protects the system namespace from an accidentally omitted parameter.
         None if caller.is_system() => {
             return Err(Error::Invalid("system user must specify parameter namespace".into()));
         }

@@ -1,4 +1,7 @@
-//! The key that signs the tokens of the console proxy: Ed25519, the same on every node of the cluster.
+//! The Ed25519 key that signs tokens for the console proxy. Every node of the cluster has the same key.
+//! See docs/decisions/0020.
+
+use std::os::unix::fs::MetadataExt as _;
 
 use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair as _};
 use aws_lc_rs::{digest, hmac};
@@ -7,21 +10,22 @@ use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use muster_types::key::Secret;
 use serde_json::{Value, json};
 
-/// What stands before the 32 bytes of an Ed25519 public key in its usual file.
-const PUBLIC_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
+/// The DER prefix of a `SubjectPublicKeyInfo` with the 32 bytes of an Ed25519 public key.
+const SPKI_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
 
-/// A signing key, and its name.
+/// A signing key with its key ID.
 #[derive(Debug)]
 pub struct ConsoleKey {
     pair: Ed25519KeyPair,
     kid: String,
     public_pem: String,
-    created: u64,
+    /// Unix time of the key file; 0 for a derived key.
+    created: i64,
 }
 
 impl ConsoleKey {
-    /// The key that a setting names: `auto` makes it of the cluster's seed, anything else is the path of a PEM file,
-    /// nothing is none.
+    /// Loads the key that KERBSIDE_SIGNING_KEY names: `auto` derives it from the cluster's seed, any other value is the
+    /// path of a PEM file, and an empty value disables it.
     pub fn load(setting: &str, seed: &Secret) -> Result<Option<Self>, String> {
         match setting {
             "" => Ok(None),
@@ -29,7 +33,7 @@ impl ConsoleKey {
                 let key = hmac::Key::new(hmac::HMAC_SHA256, seed.expose().as_bytes());
                 let secret = hmac::sign(&key, b"signs the tokens of the console proxy");
                 let pair = Ed25519KeyPair::from_seed_unchecked(secret.as_ref());
-                Self::new(pair.map_err(|error| error.to_string())?, 0).map(Some)
+                Ok(Some(Self::new(pair.map_err(|error| error.to_string())?, 0)))
             }
             path => {
                 let failed = |error: &dyn std::fmt::Display| format!("{path}: {error}");
@@ -38,21 +42,20 @@ impl ConsoleKey {
                 let der = STANDARD.decode(body.trim()).map_err(|error| failed(&error))?;
                 let pair = Ed25519KeyPair::from_pkcs8_maybe_unchecked(&der);
                 let pair = pair.map_err(|_| failed(&"not an Ed25519 private key in PKCS#8"))?;
-                let written = std::fs::metadata(path).and_then(|found| found.modified()).ok();
-                let since = written.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
-                Self::new(pair, since.map_or(0, |since| since.as_secs())).map(Some)
+                let metadata = std::fs::metadata(path).map_err(|error| failed(&error))?;
+                Ok(Some(Self::new(pair, metadata.mtime())))
             }
         }
     }
 
-    fn new(pair: Ed25519KeyPair, created: u64) -> Result<Self, String> {
+    fn new(pair: Ed25519KeyPair, created: i64) -> Self {
         let public = pair.public_key().as_ref();
-        let der: Vec<u8> = PUBLIC_PREFIX.iter().chain(public).copied().collect();
+        let der: Vec<u8> = SPKI_PREFIX.iter().chain(public).copied().collect();
         let public_pem =
             format!("-----BEGIN PUBLIC KEY-----\n{}\n-----END PUBLIC KEY-----\n", STANDARD.encode(&der));
         let hash = digest::digest(&digest::SHA256, &der);
         let kid = hash.as_ref().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self { pair, kid, public_pem, created })
+        Self { pair, kid, public_pem, created }
     }
 
     #[must_use]
@@ -60,7 +63,7 @@ impl ConsoleKey {
         &self.kid
     }
 
-    /// A signed token with these claims.
+    /// Returns a signed JWT with these claims.
     #[must_use]
     pub fn sign(&self, claims: &Value) -> String {
         let header = json!({ "alg": "EdDSA", "typ": "JWT", "kid": self.kid });
@@ -72,7 +75,7 @@ impl ConsoleKey {
         token
     }
 
-    /// What the proxy needs to check tokens.
+    /// Returns the public key in the format in which the proxy reads it.
     #[must_use]
     pub fn public(&self) -> Value {
         json!({
@@ -95,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_token_is_good_for_the_published_key_and_the_key_is_the_same_on_every_node() {
+    fn derived_key_is_deterministic_and_verifies_its_tokens() {
         let seed = Secret::new("a seed");
         let key = ConsoleKey::load("auto", &seed).unwrap().unwrap();
         let again = ConsoleKey::load("auto", &seed).unwrap().unwrap();
@@ -105,12 +108,12 @@ mod tests {
         let pem = key.public()["keys"][0]["pem"].as_str().unwrap().to_owned();
         let body: String = pem.lines().filter(|line| !line.starts_with("-----")).collect();
         let der = STANDARD.decode(body).unwrap();
-        let public = UnparsedPublicKey::new(&ED25519, &der[PUBLIC_PREFIX.len()..]);
+        let public = UnparsedPublicKey::new(&ED25519, &der[SPKI_PREFIX.len()..]);
         public.verify(signed.as_bytes(), &URL_SAFE_NO_PAD.decode(signature).unwrap()).unwrap();
     }
 
     #[test]
-    fn no_key_and_a_wrong_file_are_told_apart() {
+    fn distinguishes_no_key_from_unreadable_file() {
         let seed = Secret::new("a seed");
         assert!(ConsoleKey::load("", &seed).unwrap().is_none());
         assert!(

@@ -1,4 +1,4 @@
-//! Who is calling, and what it may see and do.
+//! Authentication of callers, and what they may see and do.
 
 pub mod access;
 pub mod console_key;

@@ -1,87 +1,88 @@
-//! Scopes: what a token may be used for, as `<family>.<verb>`.
+//! Scopes limit what a token may be used for. A scope is `<family>.<verb>`, `<family>.*` or `*`. See
+//! docs/decisions/0025.
 
-/// Needed in addition on every administrative route.
+/// The scope that every administrative route requires in addition to its own.
 pub const CLUSTER_ADMIN: &str = "cluster-admin";
 
-/// Whether `held` covers `needed`. `None` covers everything, an empty list nothing.
+/// Returns whether the scopes in `granted` include `required`. `None` includes everything, an empty list nothing.
 #[must_use]
-pub fn grants(held: Option<&[String]>, needed: &str) -> bool {
-    let Some(held) = held else { return true };
-    held.iter().any(|scope| {
+pub fn grants(granted: Option<&[String]>, required: &str) -> bool {
+    let Some(granted) = granted else { return true };
+    granted.iter().any(|scope| {
         scope == "*"
-            || scope == needed
+            || scope == required
             || scope.strip_suffix(".*").is_some_and(|family| {
-                needed.split_once('.').is_some_and(|(needed_family, _)| needed_family == family)
+                required.split_once('.').is_some_and(|(required_family, _)| required_family == family)
             })
     })
 }
 
-/// Whether `held` covers all of `other`.
+/// Returns whether `granted` includes all scopes in `other`.
 #[must_use]
-pub fn cover(held: Option<&[String]>, other: Option<&[String]>) -> bool {
+pub fn covers(granted: Option<&[String]>, other: Option<&[String]>) -> bool {
     match other {
-        None => held.is_none(),
-        Some(other) => other.iter().all(|scope| grants(held, scope)),
+        None => granted.is_none(),
+        Some(other) => other.iter().all(|scope| grants(granted, scope)),
     }
 }
 
-/// What both lists cover.
+/// Returns the scopes that both lists include.
 #[must_use]
-pub fn common(one: Option<&[String]>, other: Option<&[String]>) -> Option<Vec<String>> {
+pub fn intersection(one: Option<&[String]>, other: Option<&[String]>) -> Option<Vec<String>> {
     let (Some(first), Some(second)) = (one, other) else { return one.or(other).map(<[String]>::to_vec) };
     let in_second = first.iter().filter(|scope| grants(other, scope));
     let in_first = second.iter().filter(|scope| grants(one, scope));
-    let mut common: Vec<String> = in_second.chain(in_first).cloned().collect();
-    common.sort_unstable();
-    common.dedup();
-    Some(common)
+    let mut both: Vec<String> = in_second.chain(in_first).cloned().collect();
+    both.sort_unstable();
+    both.dedup();
+    Some(both)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn held(scopes: &[&str]) -> Vec<String> {
+    fn list(scopes: &[&str]) -> Vec<String> {
         scopes.iter().map(|s| (*s).to_owned()).collect()
     }
 
     #[test]
-    fn wildcards_reach_their_own_family_only() {
-        assert!(grants(Some(&held(&["node.*"])), "node.read"));
-        assert!(!grants(Some(&held(&["node.*"])), "nodegroup.read"));
-        assert!(!grants(Some(&held(&["node.*", "auth.*"])), CLUSTER_ADMIN));
-        assert!(grants(Some(&held(&["*"])), CLUSTER_ADMIN));
-        assert!(!grants(Some(&held(&["*.*"])), "node.read"));
+    fn wildcard_matches_only_its_own_family() {
+        assert!(grants(Some(&list(&["node.*"])), "node.read"));
+        assert!(!grants(Some(&list(&["node.*"])), "nodegroup.read"));
+        assert!(!grants(Some(&list(&["node.*", "auth.*"])), CLUSTER_ADMIN));
+        assert!(grants(Some(&list(&["*"])), CLUSTER_ADMIN));
+        assert!(!grants(Some(&list(&["*.*"])), "node.read"));
     }
 
     #[test]
-    fn no_list_allows_everything_and_an_empty_list_nothing() {
+    fn missing_list_grants_everything_and_empty_list_nothing() {
         assert!(grants(None, "auth.write"));
         assert!(!grants(Some(&[]), "auth.read"));
     }
 
     #[test]
-    fn what_covers_a_wildcard_is_the_wildcard_or_a_wider_one() {
-        assert!(grants(Some(&held(&["artifact.*"])), "artifact.*"));
-        assert!(grants(Some(&held(&["*"])), "artifact.*"));
-        assert!(!grants(Some(&held(&["artifact.read", "artifact.write", "artifact.delete"])), "artifact.*"));
-        assert!(!grants(Some(&held(&["artifact.*", "*.*"])), "*"));
-        assert!(!grants(Some(&held(&["artifact.*"])), "artifact"));
+    fn wildcard_is_granted_only_by_itself_or_a_wider_one() {
+        assert!(grants(Some(&list(&["artifact.*"])), "artifact.*"));
+        assert!(grants(Some(&list(&["*"])), "artifact.*"));
+        assert!(!grants(Some(&list(&["artifact.read", "artifact.write", "artifact.delete"])), "artifact.*"));
+        assert!(!grants(Some(&list(&["artifact.*", "*.*"])), "*"));
+        assert!(!grants(Some(&list(&["artifact.*"])), "artifact"));
     }
 
     #[test]
-    fn what_is_common_is_covered_by_both() {
-        let one = held(&["artifact.*", "blob.read", "node.read"]);
-        let other = held(&["artifact.read", "blob.*", "auth.write"]);
-        let both = held(&["artifact.read", "blob.read"]);
-        assert_eq!(common(Some(&one), Some(&other)), Some(both));
-        assert_eq!(common(Some(&one), None), Some(one.clone()));
-        assert_eq!(common(None, Some(&other)), Some(other.clone()));
-        assert_eq!(common(None, None), None);
-        assert_eq!(common(Some(&one), Some(&held(&["*"]))), Some(one.clone()));
-        assert_eq!(common(Some(&[]), Some(&other)), Some(vec![]));
-        assert!(cover(Some(&one), common(Some(&one), Some(&other)).as_deref()));
-        assert!(cover(None, None) && cover(None, Some(&one)) && !cover(Some(&one), None));
-        assert!(!cover(Some(&one), Some(&other)));
+    fn intersection_is_covered_by_both_lists() {
+        let one = list(&["artifact.*", "blob.read", "node.read"]);
+        let other = list(&["artifact.read", "blob.*", "auth.write"]);
+        let both = list(&["artifact.read", "blob.read"]);
+        assert_eq!(intersection(Some(&one), Some(&other)), Some(both));
+        assert_eq!(intersection(Some(&one), None), Some(one.clone()));
+        assert_eq!(intersection(None, Some(&other)), Some(other.clone()));
+        assert_eq!(intersection(None, None), None);
+        assert_eq!(intersection(Some(&one), Some(&list(&["*"]))), Some(one.clone()));
+        assert_eq!(intersection(Some(&[]), Some(&other)), Some(vec![]));
+        assert!(covers(Some(&one), intersection(Some(&one), Some(&other)).as_deref()));
+        assert!(covers(None, None) && covers(None, Some(&one)) && !covers(Some(&one), None));
+        assert!(!covers(Some(&one), Some(&other)));
     }
 }

@@ -1,12 +1,12 @@
-//! How key secrets are stored and recognised.
+//! Storage and verification of key secrets. See docs/decisions/0003.
 //!
 //! - A generated secret has full entropy: a salted SHA-256 is enough.
-//! - A supplied secret may be weak: argon2id, in a bounded pool, so that a flood of logins cannot take
-//!   the machine from other calls.
-//! - A login never tries the keys of a namespace one after the other. Each row carries a keyed tag of its
-//!   secret, and the tag of what is presented finds the candidates. For supplied secrets the tag is only
-//!   16 bits, so that even with the seed it says next to nothing about the secret.
-//! - A secret that matches no candidate costs as much as one that does.
+//! - A supplied secret may be weak: it is hashed with argon2id, in a bounded pool, so that a flood of logins leaves CPU
+//!   time for other requests.
+//! - A login does not try every key of a namespace. Each row has a keyed tag of its secret, and the tag of the
+//!   presented secret finds the candidates. For supplied secrets the tag has only 16 bits, so that even with the seed
+//!   it reveals little about the secret.
+//! - A secret that matches no candidate takes as long as one that does.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,30 +15,39 @@ use argon2::{Algorithm, Argon2, Params, Version};
 use aws_lc_rs::{constant_time, digest, hmac};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD as BASE64;
-use muster_types::key::{Secret, random_text};
+use muster_types::key::{Secret, random_alphanumeric};
 use muster_types::{Error, Result};
 use tokio::sync::Semaphore;
 
 use muster_store::keys::{KeyCandidate, StoredSecret};
 
-/// What a supplied secret's hash costs, as it is stored with it: memory in KiB, rounds, lanes.
+/// The argon2id parameters that are stored with a hash: memory in KiB, rounds, lanes.
 type Cost = [u32; 3];
-/// The cost of hashes made today.
+/// The cost of new hashes.
 const COST: Cost = [19 * 1024, 2, 1];
-/// A stored cost beyond this is damage, not caution.
-const HIGHEST_COST: Cost = [256 * 1024, 16, 4];
-/// Logins that may wait for the pool; more are told to come back.
-const LONGEST_QUEUE: usize = 256;
+/// The maximum cost. A stored hash with a higher one is damaged.
+const MAX_COST: Cost = [256 * 1024, 16, 4];
+/// The maximum number of logins that wait for the pool. Others are rejected.
+const MAX_WAITING_LOGINS: usize = 256;
 
-/// What a presented secret led to.
+/// The result of searching the key of a presented secret.
 #[derive(Debug)]
-pub struct Found {
+pub struct KeySearch {
     pub key: Option<KeyCandidate>,
-    /// Names of keys whose stored hash cannot be read.
+    /// The names of keys whose stored hash is damaged.
     pub damaged: Vec<String>,
 }
 
-/// Stores and verifies secrets.
+/// How a presented secret compares to a stored hash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum HashMatch {
+    Equal,
+    Different,
+    /// The stored hash is malformed.
+    Damaged,
+}
+
+/// Hashes and verifies secrets.
 #[derive(Debug)]
 pub struct Secrets {
     tag_key: hmac::Key,
@@ -55,15 +64,15 @@ impl Secrets {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self {
             tag_key: hmac::Key::new(hmac::HMAC_SHA256, tag_key.as_ref()),
-            // Half of the processors at most: the others serve everybody else.
+            // At most half of the CPUs: the others serve other requests.
             pool: Arc::new(Semaphore::new((cores / 2).clamp(1, 8))),
             waiting: AtomicUsize::new(0),
         }
     }
 
-    /// What to store for a secret of a namespace.
+    /// Returns what to store for a secret of a namespace.
     pub async fn seal(&self, namespace: &str, secret: &Secret) -> Result<StoredSecret> {
-        let salt = random_text(22);
+        let salt = random_alphanumeric(22);
         let hash = if secret.is_generated() {
             format!("sha256${salt}${}", BASE64.encode(fast_hash(&salt, secret.expose())))
         } else {
@@ -71,10 +80,10 @@ impl Secrets {
             let [memory, rounds, lanes] = COST;
             format!("argon2id${memory}${rounds}${lanes}${salt}${}", BASE64.encode(hash))
         };
-        Ok(StoredSecret { tag: self.tag(namespace, secret), hash, nonce: random_text(16) })
+        Ok(StoredSecret { tag: self.tag(namespace, secret), hash, nonce: random_alphanumeric(16) })
     }
 
-    /// Finds the keys that a presented secret can belong to.
+    /// Returns the tag by which the keys are found that a secret may belong to.
     #[must_use]
     pub fn tag(&self, namespace: &str, secret: &Secret) -> i64 {
         let mut context = hmac::Context::with_key(&self.tag_key);
@@ -90,64 +99,67 @@ impl Secrets {
         }
     }
 
-    /// The candidate that the secret belongs to, and the names of those whose hash is damaged. Takes as long
-    /// when there is none.
-    pub async fn find(&self, secret: &Secret, candidates: Vec<KeyCandidate>) -> Result<Found> {
+    /// Finds the candidate that the secret belongs to. Takes as long if there is none.
+    pub async fn find(&self, secret: &Secret, candidates: Vec<KeyCandidate>) -> Result<KeySearch> {
         let mut found = None;
         let mut damaged = Vec::new();
         let mut tried = false;
         for candidate in candidates {
-            match self.matches(secret, &candidate.hash).await? {
-                Some(same) => {
+            match self.compare(secret, &candidate.hash).await? {
+                HashMatch::Equal => {
                     tried = true;
-                    if same {
-                        found = Some(candidate);
-                        break;
-                    }
+                    found = Some(candidate);
+                    break;
                 }
-                None => damaged.push(candidate.name),
+                HashMatch::Different => tried = true,
+                HashMatch::Damaged => damaged.push(candidate.name),
             }
         }
         if !tried && !secret.is_generated() {
             self.slow_hash(secret, "no such key, same work", COST).await?;
         }
-        Ok(Found { key: found, damaged })
+        Ok(KeySearch { key: found, damaged })
     }
 
-    /// Whether a stored hash is that of the secret. `None`: the hash is damaged.
-    async fn matches(&self, secret: &Secret, stored: &str) -> Result<Option<bool>> {
+    /// Compares a secret to a stored hash.
+    async fn compare(&self, secret: &Secret, stored: &str) -> Result<HashMatch> {
         let parts: Vec<&str> = stored.split('$').collect();
         let (hash, presented) = match parts.as_slice() {
             ["sha256", salt, hash] if secret.is_generated() => {
                 (*hash, fast_hash(salt, secret.expose()).as_ref().to_vec())
             }
             ["argon2id", memory, rounds, lanes, salt, hash] if !secret.is_generated() => {
-                let cost: Cost = [memory, rounds, lanes].map(|text| text.parse().unwrap_or(u32::MAX));
-                let too_high = cost.iter().zip(HIGHEST_COST).any(|(cost, highest)| *cost > highest);
+                let (Ok(memory), Ok(rounds), Ok(lanes)) = (memory.parse(), rounds.parse(), lanes.parse())
+                else {
+                    return Ok(HashMatch::Damaged);
+                };
+                let cost: Cost = [memory, rounds, lanes];
+                let too_high = cost.iter().zip(MAX_COST).any(|(cost, max)| *cost > max);
                 if too_high || salt.len() < 8 || params(cost).is_err() {
-                    return Ok(None);
+                    return Ok(HashMatch::Damaged);
                 }
                 (*hash, self.slow_hash(secret, salt, cost).await?)
             }
-            // Well formed, but of a secret of the other kind.
-            ["sha256", _, _] | ["argon2id", _, _, _, _, _] => return Ok(Some(false)),
-            _ => return Ok(None),
+            // A hash of a secret of the other kind.
+            ["sha256", _, _] | ["argon2id", _, _, _, _, _] => return Ok(HashMatch::Different),
+            _ => return Ok(HashMatch::Damaged),
         };
-        let Ok(hash) = BASE64.decode(hash) else { return Ok(None) };
-        Ok(Some(constant_time::verify_slices_are_equal(&hash, &presented).is_ok()))
+        let Ok(hash) = BASE64.decode(hash) else { return Ok(HashMatch::Damaged) };
+        let equal = constant_time::verify_slices_are_equal(&hash, &presented).is_ok();
+        Ok(if equal { HashMatch::Equal } else { HashMatch::Different })
     }
 
     async fn slow_hash(&self, secret: &Secret, salt: &str, cost: Cost) -> Result<Vec<u8>> {
-        if self.waiting.fetch_add(1, Ordering::Relaxed) >= LONGEST_QUEUE {
+        if self.waiting.fetch_add(1, Ordering::Relaxed) >= MAX_WAITING_LOGINS {
             self.waiting.fetch_sub(1, Ordering::Relaxed);
-            return Err(Error::Unavailable("too many logins at once, please retry".into()));
+            return Err(Error::Unavailable("too many concurrent logins, please retry".into()));
         }
-        // Counts down even when the caller goes away while waiting.
-        let _waiting = Waiting(&self.waiting);
+        // Decrements the counter even if the caller disconnects while it waits.
+        let _waiting = WaitingGuard(&self.waiting);
         let permit = Arc::clone(&self.pool)
             .acquire_owned()
             .await
-            .map_err(|_| Error::Internal("the login pool is closed".into()))?;
+            .map_err(|_| Error::Internal("the password hashing pool is closed".into()))?;
         let (secret, salt) = (secret.clone(), salt.to_owned());
         tokio::task::spawn_blocking(move || {
             let _permit = permit;
@@ -159,8 +171,8 @@ impl Secrets {
             Ok(hash)
         })
         .await
-        .map_err(|e| Error::Internal(format!("hashing: {e}")))?
-        .map_err(|e: String| Error::Internal(format!("hashing: {e}")))
+        .map_err(|e| Error::Internal(format!("failed to hash a secret: {e}")))?
+        .map_err(|e: String| Error::Internal(format!("failed to hash a secret: {e}")))
     }
 }
 
@@ -168,9 +180,9 @@ fn params([memory, rounds, lanes]: Cost) -> argon2::Result<Params> {
     Params::new(memory, rounds, lanes, Some(32))
 }
 
-struct Waiting<'a>(&'a AtomicUsize);
+struct WaitingGuard<'a>(&'a AtomicUsize);
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitingGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -196,7 +208,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_secret_is_found_again_and_another_is_not() {
+    async fn finds_key_of_matching_secret_only() {
         let secrets = secrets();
         for secret in [Secret::generate(), Secret::new("hunter2"), Secret::new("")] {
             let stored = secrets.seal("ns", &secret).await.unwrap();
@@ -210,7 +222,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn two_keys_with_the_same_secret_are_stored_differently() {
+    async fn keys_with_the_same_secret_are_stored_differently() {
         let secrets = secrets();
         let secret = Secret::new("hunter2");
         let (a, b) = (secrets.seal("ns", &secret).await.unwrap(), secrets.seal("ns", &secret).await.unwrap());
@@ -220,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tag_of_a_supplied_secret_gives_away_at_most_sixteen_bits() {
+    fn tag_of_supplied_secret_has_at_most_16_bits() {
         let secrets = secrets();
         for n in 0..200 {
             assert!((0..65536).contains(&secrets.tag("ns", &Secret::new(format!("secret {n}")))));
@@ -228,7 +240,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_damaged_hash_matches_nothing() {
+    async fn damaged_hash_matches_no_secret() {
         let secrets = secrets();
         for hash in [
             "",

@@ -6,10 +6,10 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
 use muster_types::key::Secret;
 use serde::{Deserialize, Serialize};
 
-/// Longest token that is looked at.
-const LONGEST: usize = 16 << 10;
+/// The maximum length of a token.
+const MAX_TOKEN_BYTES: usize = 16 << 10;
 
-/// What a token says.
+/// The claims of a token.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Claims {
     pub fresh: bool,
@@ -22,10 +22,10 @@ pub struct Claims {
     /// Namespace, then key name.
     pub sub: (String, String),
     pub iss: String,
-    /// The key's nonce when the token was made.
+    /// The key's nonce when the token was created.
     #[serde(default)]
     pub nonce: Option<String>,
-    /// What the token may be used for; absent means everything.
+    /// The scopes of the token; absent means everything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scopes: Option<Vec<String>>,
 }
@@ -35,26 +35,25 @@ struct Header {
     alg: String,
 }
 
-/// Why a token is refused.
+/// Why a token is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Refused {
-    /// It is no token of ours.
+pub enum TokenError {
+    /// The token is malformed, not signed by this cluster, or not valid yet.
     Invalid,
-    /// It was one.
     Expired,
 }
 
-/// Signs and verifies tokens.
+/// Signs and verifies access tokens.
 #[derive(Debug)]
-pub struct Tokens {
+pub struct AccessTokens {
     key: hmac::Key,
     header: String,
     issuer: String,
-    /// Seconds that a token lives.
+    /// The lifetime of a token in seconds.
     lifetime: u64,
 }
 
-impl Tokens {
+impl AccessTokens {
     #[must_use]
     pub fn new(seed: &Secret, issuer: &str, minutes: u64) -> Self {
         Self {
@@ -70,7 +69,7 @@ impl Tokens {
         self.lifetime
     }
 
-    /// A token for a key. No scopes recorded means all of them.
+    /// Creates a token for a key. A key without scopes may do everything.
     #[must_use]
     pub fn create(
         &self,
@@ -92,7 +91,7 @@ impl Tokens {
             nonce: Some(nonce.to_owned()),
             scopes: scopes.map(<[String]>::to_vec),
         };
-        let claims = serde_json::to_vec(&claims).expect("claims are plain data");
+        let claims = serde_json::to_vec(&claims).expect("claims have only string keys");
         let mut token = format!("{}.{}", self.header, BASE64.encode(claims));
         let signature = hmac::sign(&self.key, token.as_bytes());
         token.push('.');
@@ -100,35 +99,35 @@ impl Tokens {
         token
     }
 
-    /// What a token says, if it is ours and its time is now.
-    pub fn verify(&self, now: u64, token: &str) -> Result<Claims, Refused> {
-        if token.len() > LONGEST {
-            return Err(Refused::Invalid);
+    /// Returns the claims of a token that is valid at the Unix time `now`.
+    pub fn verify(&self, now: u64, token: &str) -> Result<Claims, TokenError> {
+        if token.len() > MAX_TOKEN_BYTES {
+            return Err(TokenError::Invalid);
         }
-        let (signed, signature) = token.rsplit_once('.').ok_or(Refused::Invalid)?;
-        let (header, claims) = signed.split_once('.').ok_or(Refused::Invalid)?;
+        let (signed, signature) = token.rsplit_once('.').ok_or(TokenError::Invalid)?;
+        let (header, claims) = signed.split_once('.').ok_or(TokenError::Invalid)?;
         if header != self.header {
             let header: Header = decode(header)?;
             if header.alg != "HS256" {
-                return Err(Refused::Invalid);
+                return Err(TokenError::Invalid);
             }
         }
-        let signature = BASE64.decode(signature).map_err(|_| Refused::Invalid)?;
-        hmac::verify(&self.key, signed.as_bytes(), &signature).map_err(|_| Refused::Invalid)?;
+        let signature = BASE64.decode(signature).map_err(|_| TokenError::Invalid)?;
+        hmac::verify(&self.key, signed.as_bytes(), &signature).map_err(|_| TokenError::Invalid)?;
         let claims: Claims = decode(claims)?;
         if claims.kind != "access" || claims.nbf > now {
-            return Err(Refused::Invalid);
+            return Err(TokenError::Invalid);
         }
         if claims.exp <= now {
-            return Err(Refused::Expired);
+            return Err(TokenError::Expired);
         }
         Ok(claims)
     }
 }
 
-fn decode<T: serde::de::DeserializeOwned>(part: &str) -> Result<T, Refused> {
-    let bytes = BASE64.decode(part).map_err(|_| Refused::Invalid)?;
-    serde_json::from_slice(&bytes).map_err(|_| Refused::Invalid)
+fn decode<T: serde::de::DeserializeOwned>(part: &str) -> Result<T, TokenError> {
+    let bytes = BASE64.decode(part).map_err(|_| TokenError::Invalid)?;
+    serde_json::from_slice(&bytes).map_err(|_| TokenError::Invalid)
 }
 
 #[cfg(test)]
@@ -137,8 +136,8 @@ mod tests {
 
     use super::*;
 
-    fn tokens() -> Tokens {
-        Tokens::new(&Secret::new("a seed that only tests use"), "shakenfist", 15)
+    fn tokens() -> AccessTokens {
+        AccessTokens::new(&Secret::new("a seed that only tests use"), "shakenfist", 15)
     }
 
     fn signed(header: &str, claims: &str) -> String {
@@ -148,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_says_what_it_was_made_for() {
+    fn token_carries_its_claims_until_it_expires() {
         let token = tokens().create(1000, "ci", "deploy", "n0nce", None);
         let claims = tokens().verify(1899, &token).unwrap();
         assert_eq!(claims.sub, ("ci".into(), "deploy".into()));
@@ -158,44 +157,44 @@ mod tests {
             ("access", false, "shakenfist")
         );
         assert_eq!((claims.nonce.as_deref(), claims.scopes), (Some("n0nce"), None));
-        assert_eq!(tokens().verify(1900, &token), Err(Refused::Expired));
-        assert_eq!(tokens().verify(999, &token), Err(Refused::Invalid));
+        assert_eq!(tokens().verify(1900, &token), Err(TokenError::Expired));
+        assert_eq!(tokens().verify(999, &token), Err(TokenError::Invalid));
     }
 
     #[test]
-    fn the_subject_is_a_list_on_the_wire() {
+    fn subject_is_encoded_as_a_list() {
         let token = tokens().create(1000, "ci", "deploy", "n", None);
         let claims: serde_json::Value = decode(token.split('.').nth(1).unwrap()).unwrap();
         assert_eq!(claims["sub"], serde_json::json!(["ci", "deploy"]));
     }
 
     #[test]
-    fn other_seeds_algorithms_and_kinds_are_refused() {
-        let other = Tokens::new(&Secret::new("another seed altogether"), "shakenfist", 15);
-        assert_eq!(other.verify(1000, &tokens().create(1000, "a", "b", "c", None)), Err(Refused::Invalid));
+    fn rejects_other_seeds_algorithms_and_token_types() {
+        let other = AccessTokens::new(&Secret::new("another seed altogether"), "shakenfist", 15);
+        assert_eq!(other.verify(1000, &tokens().create(1000, "a", "b", "c", None)), Err(TokenError::Invalid));
         let claims = r#"{"fresh":false,"iat":1,"nbf":1,"exp":9999,"jti":"x","type":"access","sub":["a","b"],"iss":"z"}"#;
         assert!(tokens().verify(5, &signed(r#"{"typ":"JWT","alg":"HS256"}"#, claims)).is_ok());
         for header in [r#"{"alg":"none"}"#, r#"{"alg":"HS512"}"#, r#"{"alg":"RS256"}"#, "{}", "x"] {
-            assert_eq!(tokens().verify(5, &signed(header, claims)), Err(Refused::Invalid), "{header}");
+            assert_eq!(tokens().verify(5, &signed(header, claims)), Err(TokenError::Invalid), "{header}");
         }
         let refresh = claims.replace("access", "refresh");
-        assert_eq!(tokens().verify(5, &signed(r#"{"alg":"HS256"}"#, &refresh)), Err(Refused::Invalid));
+        assert_eq!(tokens().verify(5, &signed(r#"{"alg":"HS256"}"#, &refresh)), Err(TokenError::Invalid));
     }
 
     proptest! {
         #[test]
-        fn any_text_is_refused_without_a_panic(text in "\\PC{0,200}") {
-            prop_assert_eq!(tokens().verify(5, &text), Err(Refused::Invalid));
+        fn rejects_arbitrary_text_without_panic(text in "\\PC{0,200}") {
+            prop_assert_eq!(tokens().verify(5, &text), Err(TokenError::Invalid));
         }
 
         #[test]
-        fn a_token_with_any_byte_changed_is_refused(at in 0usize..300, byte in 0x21u8..0x7f) {
+        fn rejects_token_with_one_changed_byte(at in 0usize..300, byte in 0x21u8..0x7f) {
             let token = tokens().create(1000, "ci", "deploy", "n0nce", None);
             let at = at % token.len();
             let mut bytes = token.clone().into_bytes();
             prop_assume!(bytes[at] != byte);
             bytes[at] = byte;
-            // The last character of the signature carries two bits that decode to nothing; the decoder refuses them.
+            // The last character of the signature has two unused bits; the decoder requires them to be zero.
             prop_assert!(tokens().verify(1000, &String::from_utf8(bytes).unwrap()).is_err());
         }
     }

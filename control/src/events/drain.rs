@@ -1,4 +1,4 @@
-//! Moves events from the local queue to the database, in batches, without ever losing one.
+//! Moves events from the local queue to the database in batches, without losing any.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,130 +9,131 @@ use muster_types::settings::Settings;
 use muster_types::{Error, Result};
 use tokio::sync::watch;
 
+use super::metrics::Metrics;
+use super::recorder::Events;
 use super::spool::{self, Batch, Reader};
-use super::{Events, Metrics};
 use muster_store::{Store, events};
 
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const MIN_RETRY_DELAY: Duration = Duration::from_millis(500);
+const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
 
-/// Drains one process's queue and what dead processes left.
+/// Drains the queue of this process, and those of dead processes.
 #[derive(Debug)]
 pub struct Drainer {
     events: Events,
     own: Reader,
-    leftovers: Vec<Reader>,
-    batch: usize,
-    poll: Duration,
+    orphans: Vec<Reader>,
+    batch_size: usize,
+    poll_interval: Duration,
 }
 
 impl Drainer {
-    /// `directory` is where the queues of all processes of this machine live.
+    /// Creates a drainer. `directory` contains the queues of all processes of this host.
     pub fn new(events: &Events, directory: &Path, settings: &Settings) -> std::io::Result<Self> {
-        let leftovers = spool::leftovers(directory)?;
-        if !leftovers.is_empty() {
-            tracing::info!(queues = leftovers.len(), "recovering events of dead processes");
+        let orphans = spool::lock_orphans(directory)?;
+        if !orphans.is_empty() {
+            tracing::info!(queues = orphans.len(), "recovering event queues of dead processes");
         }
         Ok(Self {
-            own: Reader::open(events.inner.spool.folder())?,
+            own: Reader::open(events.spool().directory())?,
             events: events.clone(),
-            leftovers,
-            batch: usize::try_from(settings.drain_batch_size).unwrap_or(100),
-            poll: Duration::from_secs_f64(settings.drain_poll_interval),
+            orphans,
+            batch_size: usize::try_from(settings.drain_batch_size).map_err(std::io::Error::other)?,
+            poll_interval: Duration::from_secs_f64(settings.drain_poll_interval),
         })
     }
 
-    /// Drains until `stop` says so and everything recorded before is in the database, or cannot get there.
+    /// Drains until `stop` is set and the queue is empty, or the database is unavailable.
     pub async fn run(mut self, store: Arc<Store>, mut stop: watch::Receiver<bool>) {
-        let mut pause = FIRST_PAUSE;
+        let mut retry_delay = MIN_RETRY_DELAY;
         loop {
             let stopping = *stop.borrow();
-            let wait = match self.step(&store).await {
+            let delay = match self.drain_batch(&store).await {
                 Ok(0) if stopping => break,
-                // More is waiting behind a full batch, and at the end everything goes.
-                Ok(count) if count >= self.batch || stopping => {
-                    pause = FIRST_PAUSE;
+                // There may be more events after a full batch, and before the end all of them are drained.
+                Ok(count) if count >= self.batch_size || stopping => {
+                    retry_delay = MIN_RETRY_DELAY;
                     continue;
                 }
                 Ok(_) => {
-                    pause = FIRST_PAUSE;
-                    self.poll
+                    retry_delay = MIN_RETRY_DELAY;
+                    self.poll_interval
                 }
                 Err(error) => {
-                    tracing::warn!(%error, depth = self.events.depth(), "events wait for the database");
+                    tracing::warn!(%error, depth = self.events.depth(), "failed to drain events");
                     if stopping {
                         break;
                     }
-                    let wait = pause;
-                    pause = (pause * 2).min(LONGEST_PAUSE);
-                    wait
+                    let delay = retry_delay;
+                    retry_delay = (retry_delay * 2).min(MAX_RETRY_DELAY);
+                    delay
                 }
             };
             tokio::select! {
-                () = tokio::time::sleep(wait) => {}
+                () = tokio::time::sleep(delay) => {}
                 _ = stop.changed() => {}
             }
         }
         if self.events.depth() == 0
             && let Err(error) = self.own.remove()
         {
-            tracing::warn!(%error, "removing the drained event queue");
+            tracing::warn!(%error, "failed to remove the drained event queue");
         }
     }
 
-    /// Moves one batch. Says how many events it held.
-    async fn step(&mut self, store: &Store) -> Result<usize> {
-        while let Some(reader) = self.leftovers.last_mut() {
-            let batch = reader.read(self.batch, None).map_err(|error| broken(&error))?;
+    /// Moves one batch to the database. Returns the number of events.
+    async fn drain_batch(&mut self, store: &Store) -> Result<usize> {
+        while let Some(reader) = self.orphans.last_mut() {
+            let batch = reader.read(self.batch_size, None).map_err(|error| queue_error(&error))?;
             if !batch.lines.is_empty() {
                 write(store, self.events.metrics(), &batch).await?;
-                reader.advance(&batch).map_err(|error| broken(&error))?;
-                return Ok(self.batch);
+                reader.advance(&batch).map_err(|error| queue_error(&error))?;
+                return Ok(self.batch_size);
             }
-            if let Some(reader) = self.leftovers.pop() {
-                reader.remove().map_err(|error| broken(&error))?;
+            if let Some(reader) = self.orphans.pop() {
+                reader.remove().map_err(|error| queue_error(&error))?;
             }
         }
-        let open = self.events.inner.spool.open_segment();
-        let batch = self.own.read(self.batch, Some(open)).map_err(|error| broken(&error))?;
+        let open = self.events.spool().open_segment();
+        let batch = self.own.read(self.batch_size, Some(open)).map_err(|error| queue_error(&error))?;
         if batch.lines.is_empty() {
             return Ok(0);
         }
         write(store, self.events.metrics(), &batch).await?;
-        self.own.advance(&batch).map_err(|error| broken(&error))?;
-        self.events.inner.spool.drained(batch.lines.len());
+        self.own.advance(&batch).map_err(|error| queue_error(&error))?;
+        self.events.spool().drained(batch.lines.len());
         Ok(batch.lines.len())
     }
 }
 
-fn broken(error: &std::io::Error) -> Error {
+fn queue_error(error: &std::io::Error) -> Error {
     Error::Internal(format!("event queue: {error}"))
 }
 
-/// Writes a batch. An event that the database will never take must not block those behind it.
+/// Writes a batch. Skips events that the database rejects permanently, so that they do not block later ones.
 async fn write(store: &Store, metrics: &Metrics, batch: &Batch) -> Result<()> {
     let mut parsed: Vec<Event> = Vec::with_capacity(batch.lines.len());
     for line in &batch.lines {
         match serde_json::from_slice(line) {
             Ok(event) => parsed.push(event),
-            Err(error) => tracing::error!(%error, "a damaged event is left out"),
+            Err(error) => tracing::error!(%error, "skipped a damaged event"),
         }
     }
     match events::insert(store, &parsed).await {
         Ok(()) => {}
         Err(Error::TooLong(_)) => {
-            let mut kept = Vec::with_capacity(parsed.len());
+            let mut inserted = Vec::with_capacity(parsed.len());
             for event in parsed {
                 match events::insert(store, std::slice::from_ref(&event)).await {
-                    Ok(()) => kept.push(event),
+                    Ok(()) => inserted.push(event),
                     Err(Error::TooLong(why)) => {
                         metrics.dropped.inc();
-                        tracing::error!(event = %event.event_uuid, why, "an event does not fit the database");
+                        tracing::error!(event = %event.event_uuid, why, "dropped an event that is too long");
                     }
                     Err(error) => return Err(error),
                 }
             }
-            parsed = kept;
+            parsed = inserted;
         }
         Err(error) => return Err(error),
     }

@@ -6,7 +6,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-/// Labels of the counters by event type.
+/// The labels of the counters by event type.
 pub type Labels = [(&'static str, &'static str); 1];
 
 /// Counters and gauges of the event log.
@@ -50,12 +50,11 @@ impl Metrics {
         metrics
     }
 
-    /// All metrics as text.
+    /// Returns all metrics in the text format.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();
-        // Writing into a string does not fail.
-        let _ = encode(&mut text, &self.registry);
+        encode(&mut text, &self.registry).expect("writing to a string does not fail");
         text
     }
 }

@@ -1,4 +1,4 @@
-//! Retention: removes old links, then events that nothing links.
+//! Event retention: removes old links, then events without links.
 
 use std::time::{Duration, Instant};
 
@@ -8,24 +8,24 @@ use muster_types::object::ObjectRef;
 use muster_types::settings::Settings;
 use muster_types::time::now;
 
-use super::Metrics;
+use super::metrics::Metrics;
 use muster_store::{Store, cluster_values, events, transaction};
 
-/// Rows removed in one transaction.
-const BATCH: i64 = 500;
+/// The maximum number of rows that one transaction removes.
+const BATCH_SIZE: i64 = 500;
 /// The key of the stored position of the orphan sweep.
-const CURSOR: &str = "EVENTS_PRUNE_ORPHAN_CURSOR";
+const CURSOR_KEY: &str = "EVENTS_PRUNE_ORPHAN_CURSOR";
 
-/// What a prune did.
+/// The result of a prune.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PruneOutcome {
     pub links: u64,
     pub orphans: u64,
-    /// Whether the time ran out before the end.
+    /// Whether the time budget ran out.
     pub cut_short: bool,
 }
 
-/// Prunes for at most `budget`, stopping cleanly between batches.
+/// Prunes events for at most `budget`. Stops between batches.
 pub async fn prune(
     store: &Store,
     settings: &Settings,
@@ -35,17 +35,18 @@ pub async fn prune(
     let end = Instant::now() + budget;
     let mut outcome = PruneOutcome::default();
     for event_type in EventType::ALL {
-        let before = now() - age(settings, *event_type);
+        let before = now() - max_age(settings, *event_type);
         let counter = metrics.pruned.get_or_create_owned(&[("event_type", event_type.as_str())]);
         loop {
             if Instant::now() >= end {
                 return Ok(PruneOutcome { cut_short: true, ..outcome });
             }
-            let gone =
-                transaction!(store, |tx| { Ok(events::prune_links(tx, *event_type, before, BATCH).await?) })?;
-            counter.inc_by(gone);
-            outcome.links += gone;
-            if gone < BATCH.unsigned_abs() {
+            let removed = transaction!(store, |tx| {
+                Ok(events::prune_links(tx, *event_type, before, BATCH_SIZE).await?)
+            })?;
+            counter.inc_by(removed);
+            outcome.links += removed;
+            if removed < BATCH_SIZE.unsigned_abs() {
                 break;
             }
         }
@@ -58,36 +59,37 @@ pub async fn prune(
         if Instant::now() >= end {
             return Ok(PruneOutcome { cut_short: true, ..outcome });
         }
-        let (gone, last) =
-            transaction!(store, |tx| { Ok(events::prune_request_links(tx, &from, before, BATCH).await?) })?;
-        counter.inc_by(gone);
-        outcome.links += gone;
+        let (removed, last) = transaction!(store, |tx| {
+            Ok(events::prune_request_links(tx, &from, before, BATCH_SIZE).await?)
+        })?;
+        counter.inc_by(removed);
+        outcome.links += removed;
         match last {
-            Some(last) if gone == BATCH.unsigned_abs() => from = last,
+            Some(last) if removed == BATCH_SIZE.unsigned_abs() => from = last,
             _ => break,
         }
     }
-    let mut cursor = cluster_values::get(store, CURSOR).await?.unwrap_or_default();
+    let mut cursor = cluster_values::get(store, CURSOR_KEY).await?.unwrap_or_default();
     loop {
         if Instant::now() >= end {
             return Ok(PruneOutcome { cut_short: true, ..outcome });
         }
-        let (gone, next) = transaction!(store, |tx| {
-            let (gone, next) = events::prune_orphans(tx, &cursor, BATCH).await?;
-            cluster_values::set(tx, CURSOR, next.as_deref().unwrap_or_default()).await?;
-            Ok((gone, next))
+        let (removed, next) = transaction!(store, |tx| {
+            let (removed, next) = events::prune_orphans(tx, &cursor, BATCH_SIZE).await?;
+            cluster_values::set(tx, CURSOR_KEY, next.as_deref().unwrap_or_default()).await?;
+            Ok((removed, next))
         })?;
-        metrics.orphans_pruned.inc_by(gone);
-        outcome.orphans += gone;
+        metrics.orphans_pruned.inc_by(removed);
+        outcome.orphans += removed;
         match next {
-            Some(place) => cursor = place,
+            Some(next) => cursor = next,
             None => return Ok(outcome),
         }
     }
 }
 
 #[expect(clippy::cast_precision_loss, reason = "ages are far below 2^52 seconds")]
-fn age(settings: &Settings, event_type: EventType) -> f64 {
+fn max_age(settings: &Settings, event_type: EventType) -> f64 {
     (match event_type {
         EventType::Audit => settings.max_audit_event_age,
         EventType::Mutate => settings.max_mutate_event_age,
@@ -100,11 +102,12 @@ fn age(settings: &Settings, event_type: EventType) -> f64 {
     }) as f64
 }
 
-/// Unlinks every event of an object. The orphan sweep later removes the events that nothing else links.
+/// Unlinks every event of an object. The orphan sweep later removes events without other links.
 pub(crate) async fn clear_events(store: &Store, object: &ObjectRef) -> Result<()> {
     loop {
-        let removed = transaction!(store, |tx| { Ok(events::prune_object_links(tx, object, BATCH).await?) })?;
-        if removed < BATCH.unsigned_abs() {
+        let removed =
+            transaction!(store, |tx| { Ok(events::prune_object_links(tx, object, BATCH_SIZE).await?) })?;
+        if removed < BATCH_SIZE.unsigned_abs() {
             return Ok(());
         }
     }

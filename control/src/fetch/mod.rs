@@ -1,5 +1,5 @@
-//! Fetches images from web servers that nobody trusts: they may stall, break off, lie, redirect to where they should
-//! not, and change what they serve between two requests.
+//! Fetches images from untrusted web servers, which may stall, close connections, send wrong headers, redirect to
+//! internal addresses, and change their content between two requests. See docs/decisions/0017.
 
 pub(crate) mod address;
 mod names;
@@ -17,73 +17,73 @@ use reqwest::header::{self, HeaderMap, HeaderValue};
 use reqwest::{Response, StatusCode, Url};
 use tokio::time::Instant;
 
-use address::{Guard, Refused};
+use address::{AddressFilter, BlockedAddress};
 use muster_store::artifacts::Validators;
 pub(crate) use names::resolve;
 
-/// Redirects that are followed.
-const MOST_REDIRECTS: usize = 5;
-/// Tries that bring nothing new before a fetch is given up.
-const MOST_VAIN_TRIES: u32 = 4;
-/// Pause before the second try; it doubles.
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// What a try must bring to count, in bytes.
-const LEAST_PROGRESS: u64 = 64 << 10;
-/// Bytes a second below which a server counts as stalled.
-const LEAST_RATE: u64 = 1 << 10;
+/// The maximum number of redirects that are followed.
+const MAX_REDIRECTS: usize = 5;
+/// The maximum number of consecutive attempts without progress.
+const MAX_FUTILE_ATTEMPTS: u32 = 4;
+/// Half of the delay before the first retry. The delay doubles with each retry without progress.
+const RETRY_BASE_DELAY: Duration = Duration::from_millis(200);
+/// The minimum number of new bytes that count as progress.
+const MIN_PROGRESS_BYTES: u64 = 64 << 10;
+/// The rate below which a transfer counts as stalled.
+const MIN_BYTES_PER_SECOND: u64 = 1 << 10;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Refuses what cannot or must not be fetched, as far as the words tell.
+/// Rejects a source that cannot or must not be fetched, without network access.
 pub(crate) fn check(settings: &Settings, field: &str, source: &str) -> Result<()> {
     let invalid = |reason: &dyn fmt::Display| Error::Invalid(format!("{field}: {reason}"));
     let url = resolve(settings, source).map_err(|reason| invalid(&reason))?;
-    guard(settings).check_literal(&url).map_err(|reason| invalid(&reason))
+    address_filter(settings).check_literal(&url).map_err(|reason| invalid(&reason))
 }
 
-/// Which addresses images may be fetched from.
-fn guard(settings: &Settings) -> Guard {
-    let words = &settings.image_fetch_allowed_networks;
-    Guard::new("IMAGE_FETCH_ALLOWED_NETWORKS", words, &settings.http_proxy_server)
+/// Returns the filter for the addresses that images may be fetched from.
+fn address_filter(settings: &Settings) -> AddressFilter {
+    let networks = &settings.image_fetch_allowed_networks;
+    AddressFilter::new("IMAGE_FETCH_ALLOWED_NETWORKS", networks, &settings.http_proxy_server)
 }
 
-fn not_allowed(why: &Refused) -> Error {
-    Error::Invalid(format!("url: {why}"))
+fn not_allowed(blocked: &BlockedAddress) -> Error {
+    Error::Invalid(format!("url: {blocked}"))
 }
 
-/// What a fetch came to.
+/// The result of a fetch.
 #[derive(Debug)]
-pub(crate) enum Outcome {
-    /// The source has what is known.
+pub(crate) enum FetchOutcome {
+    /// The source has nothing new.
     Unchanged,
-    /// The draft holds it all.
+    /// The draft has the complete content.
     Fetched(Validators),
 }
 
-/// How far a fetch is, for those who watch.
+/// The progress of a fetch, in bytes.
 #[derive(Debug, Default)]
-pub(crate) struct Meter {
+pub(crate) struct FetchProgress {
     pub(crate) done: AtomicU64,
-    /// What it will be; 0 while that is not known.
+    /// The size of the content; 0 while it is unknown.
     pub(crate) total: AtomicU64,
 }
 
-/// A part that was fetched before: how to ask for the rest of the same.
-pub(crate) trait Keep: Sync {
-    /// What was kept, if anything.
+/// Stores the validator of partially fetched content, with which a fetch is resumed.
+pub(crate) trait ResumeState: Sync {
+    /// Returns the stored validator.
     fn validator(&self) -> Option<String>;
-    /// Keeps it for a later try, maybe of another process.
-    fn keep(&self, validator: Option<String>) -> impl Future<Output = Result<()>> + Send;
+    /// Stores a validator for later attempts, possibly of another process.
+    fn save(&self, validator: Option<String>) -> impl Future<Output = Result<()>> + Send;
 }
 
-/// One fetch.
+/// A fetch of one image into a draft.
 pub(crate) struct Fetch<'a> {
     settings: &'a Settings,
-    guard: Guard,
+    filter: AddressFilter,
     client: reqwest::Client,
     storage: &'a dyn StorageApi,
     draft: Draft,
-    most: u64,
-    meter: Arc<Meter>,
+    max_bytes: u64,
+    progress: Arc<FetchProgress>,
 }
 
 impl<'a> Fetch<'a> {
@@ -91,14 +91,14 @@ impl<'a> Fetch<'a> {
         settings: &'a Settings,
         storage: &'a dyn StorageApi,
         draft: Draft,
-        most: u64,
-        meter: Arc<Meter>,
+        max_bytes: u64,
+        progress: Arc<FetchProgress>,
     ) -> Result<Self> {
-        let guard = guard(settings);
+        let filter = address_filter(settings);
         let mut builder = reqwest::Client::builder()
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT_TIMEOUT)
-            .dns_resolver(Arc::new(guard.clone()))
+            .dns_resolver(Arc::new(filter.clone()))
             .user_agent(concat!("muster/", env!("CARGO_PKG_VERSION")));
         builder = if settings.http_proxy_server.is_empty() {
             builder.no_proxy()
@@ -107,157 +107,173 @@ impl<'a> Fetch<'a> {
             builder.proxy(proxy.map_err(|error| Error::Internal(format!("HTTP_PROXY_SERVER: {error}")))?)
         };
         let client = builder.build().map_err(|error| Error::Internal(error.to_string()))?;
-        Ok(Self { settings, guard, client, storage, draft, most, meter })
+        Ok(Self { settings, filter, client, storage, draft, max_bytes, progress })
     }
 
-    /// Fetches a URL into the draft, unless the source says that it has nothing newer than `known`.
-    pub(crate) async fn run(&self, url: &Url, known: &Validators, part: &impl Keep) -> Result<Outcome> {
+    /// Fetches a URL into the draft, unless the source has the content that `known` describes.
+    pub(crate) async fn run(
+        &self,
+        url: &Url,
+        known: &Validators,
+        resume: &impl ResumeState,
+    ) -> Result<FetchOutcome> {
         let limit = Duration::from_secs(self.settings.max_image_transfer_seconds);
-        match tokio::time::timeout(limit, self.tries(url, known, part)).await {
+        match tokio::time::timeout(limit, self.retry(url, known, resume)).await {
             Ok(outcome) => outcome,
-            Err(_) => Err(Error::Unavailable(format!("not fetched within {} seconds", limit.as_secs()))),
+            Err(_) => Err(Error::Unavailable(format!("timed out after {} seconds", limit.as_secs()))),
         }
     }
 
-    async fn tries(&self, url: &Url, known: &Validators, part: &impl Keep) -> Result<Outcome> {
-        let mut vain = 0;
+    async fn retry(&self, url: &Url, known: &Validators, resume: &impl ResumeState) -> Result<FetchOutcome> {
+        let mut futile = 0;
         let mut furthest = 0;
         loop {
-            let error = match self.attempt(url, known, part).await {
+            let error = match self.attempt(url, known, resume).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(Failure::Final(error)) => return Err(error),
-                Err(Failure::Passing(why)) => why,
+                Err(Failure::Transient(why)) => why,
             };
             let have = self.storage.draft_size(self.draft).await?.unwrap_or(0);
-            vain = if have >= furthest + LEAST_PROGRESS { 1 } else { vain + 1 };
+            futile = if have >= furthest + MIN_PROGRESS_BYTES { 1 } else { futile + 1 };
             furthest = furthest.max(have);
-            if vain > MOST_VAIN_TRIES {
+            if futile > MAX_FUTILE_ATTEMPTS {
                 return Err(Error::Unavailable(error));
             }
-            tracing::info!(%url, have, error, "a fetch goes on where it stopped");
-            tokio::time::sleep(FIRST_PAUSE * 2u32.pow(vain)).await;
+            tracing::info!(%url, have, error, "resuming an interrupted fetch");
+            tokio::time::sleep(RETRY_BASE_DELAY * 2u32.pow(futile)).await;
         }
     }
 
-    /// One request, and what comes of it.
-    async fn attempt(&self, url: &Url, known: &Validators, part: &impl Keep) -> Result<Outcome, Failure> {
+    /// Makes one request, and resumes at the end of the draft if possible.
+    async fn attempt(
+        &self,
+        url: &Url,
+        known: &Validators,
+        resume: &impl ResumeState,
+    ) -> Result<FetchOutcome, Failure> {
         let mut have = self.storage.draft_size(self.draft).await?.unwrap_or(0);
-        let validator = part.validator();
+        let validator = resume.validator();
         if have > 0 && validator.is_none() {
-            // Nobody can tell whether the rest would belong to it.
+            // The rest may belong to other content.
             self.storage.truncate(self.draft, 0).await?;
             have = 0;
         }
         let mut headers = HeaderMap::new();
         headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         if have > 0 {
-            insert(&mut headers, header::RANGE, Some(&format!("bytes={have}-")));
-            insert(&mut headers, header::IF_RANGE, validator.as_deref());
+            insert(&mut headers, header::RANGE, Some(&format!("bytes={have}-")))?;
+            insert(&mut headers, header::IF_RANGE, validator.as_deref())?;
         } else {
-            insert(&mut headers, header::IF_NONE_MATCH, known.etag.as_deref());
-            insert(&mut headers, header::IF_MODIFIED_SINCE, known.modified.as_deref());
+            insert(&mut headers, header::IF_NONE_MATCH, known.etag.as_deref())?;
+            insert(&mut headers, header::IF_MODIFIED_SINCE, known.modified.as_deref())?;
         }
-        let answer = self.follow(url.clone(), &headers).await?;
-        let said = validators(answer.headers());
-        match answer.status() {
-            StatusCode::NOT_MODIFIED if have == 0 => Ok(Outcome::Unchanged),
+        let response = self.request(url.clone(), &headers).await?;
+        let received = validators(response.headers());
+        match response.status() {
+            StatusCode::NOT_MODIFIED if have == 0 => Ok(FetchOutcome::Unchanged),
             StatusCode::OK => {
-                if have == 0 && same(known, &said) {
-                    return Ok(Outcome::Unchanged);
+                if have == 0 && is_unchanged(known, &received) {
+                    return Ok(FetchOutcome::Unchanged);
                 }
                 if have > 0 {
                     self.storage.truncate(self.draft, 0).await?;
                 }
-                part.keep(range_validator(&said)).await?;
-                let total = answer.content_length();
-                self.receive(answer, 0, total).await?;
-                Ok(Outcome::Fetched(Validators { length: total.and_then(|n| i64::try_from(n).ok()), ..said }))
+                resume.save(range_validator(&received)).await?;
+                let total = response.content_length();
+                self.receive(response, 0, total).await?;
+                Ok(FetchOutcome::Fetched(Validators { length: self.length(total)?, ..received }))
             }
             StatusCode::PARTIAL_CONTENT if have > 0 => {
-                // Some servers pay no heed to what they were asked for: is it the rest of the same?
-                let same = range_validator(&said) == validator;
-                let part = content_range(answer.headers()).filter(|(start, _)| same && *start == have);
-                let Some((start, total)) = part else {
+                // Some servers ignore the requested range or If-Range.
+                let is_same = range_validator(&received) == validator;
+                let range = content_range(response.headers());
+                let Some((start, total)) = range.filter(|(start, _)| is_same && *start == have) else {
                     self.storage.truncate(self.draft, 0).await?;
-                    return Err(Failure::Passing("the server sent another part than was asked for".into()));
+                    return Err(Failure::Transient(
+                        "the server sent a different range than requested".into(),
+                    ));
                 };
-                self.receive(answer, start, total).await?;
-                Ok(Outcome::Fetched(Validators { length: total.and_then(|n| i64::try_from(n).ok()), ..said }))
+                self.receive(response, start, total).await?;
+                Ok(FetchOutcome::Fetched(Validators { length: self.length(total)?, ..received }))
             }
             StatusCode::RANGE_NOT_SATISFIABLE if have > 0 => {
                 self.storage.truncate(self.draft, 0).await?;
-                Err(Failure::Passing("the server has less than it had".into()))
+                Err(Failure::Transient("the content became shorter".into()))
             }
             status if status.is_server_error() || matches!(status.as_u16(), 408 | 425 | 429) => {
-                Err(Failure::Passing(format!("the server answers {status}")))
+                Err(Failure::Transient(format!("the server responded with {status}")))
             }
-            status => Err(Failure::Final(Error::Invalid(format!("the server answers {status}")))),
+            status => Err(Failure::Final(Error::Invalid(format!("the server responded with {status}")))),
         }
     }
 
-    /// Asks, and asks where the answer points to, for as long as that is allowed.
-    async fn follow(&self, mut url: Url, headers: &HeaderMap) -> Result<Response, Failure> {
-        for _ in 0..=MOST_REDIRECTS {
-            self.guard.check_literal(&url).map_err(|why| not_allowed(&why))?;
+    /// Sends a request and follows redirects, and checks every address on the way.
+    async fn request(&self, mut url: Url, headers: &HeaderMap) -> Result<Response, Failure> {
+        for _ in 0..=MAX_REDIRECTS {
+            self.filter.check_literal(&url).map_err(|blocked| not_allowed(&blocked))?;
             if !self.settings.http_proxy_server.is_empty() {
-                self.guard.check_name(&url).await.map_err(|why| not_allowed(&why))?;
+                self.filter.check_name(&url).await.map_err(|blocked| not_allowed(&blocked))?;
             }
             let stall = Duration::from_secs(self.settings.image_stall_timeout);
             let request = self.client.get(url.clone()).headers(headers.clone()).send();
-            let answer = match tokio::time::timeout(stall, request).await {
-                Ok(answer) => answer.map_err(|error| failure(&error))?,
-                Err(_) => return Err(Failure::Passing("the server does not answer".into())),
+            let response = match tokio::time::timeout(stall, request).await {
+                Ok(response) => response.map_err(|error| classify(&error))?,
+                Err(_) => return Err(Failure::Transient("the server does not respond".into())),
             };
-            if !matches!(answer.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
-                return Ok(answer);
+            if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
+                return Ok(response);
             }
-            let location = answer.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
+            let location = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
             let next = location.and_then(|location| url.join(location).ok());
-            let next = next.ok_or_else(|| refuse("the server redirects to no valid URL"))?;
-            names::check_url(&next).map_err(|_| refuse("the server redirects to what is no web address"))?;
+            let next = next.ok_or_else(|| reject("the server redirected to an invalid URL"))?;
+            names::check_url(&next).map_err(|why| {
+                reject(&format!("the server redirected to a URL that is not allowed: it {why}"))
+            })?;
             if url.scheme() == "https" && next.scheme() == "http" {
-                return Err(refuse("the server redirects from https to http"));
+                return Err(reject("the server redirected from https to http"));
             }
             url = next;
         }
-        Err(refuse("the server redirects too often"))
+        Err(reject("too many redirects"))
     }
 
-    /// Writes an answer's bytes behind what is there.
-    async fn receive(&self, answer: Response, start: u64, total: Option<u64>) -> Result<(), Failure> {
-        let too_large = || {
-            let limit = self.settings.max_image_size_gb;
-            Failure::Final(Error::Invalid(format!(
-                "the image is larger than the {limit} GB of MAX_IMAGE_SIZE_GB"
-            )))
-        };
-        if total.is_some_and(|total| total > self.most) {
-            return Err(too_large());
+    /// Appends the body of a response to the draft.
+    async fn receive(&self, response: Response, start: u64, total: Option<u64>) -> Result<(), Failure> {
+        if total.is_some_and(|total| total > self.max_bytes) {
+            return Err(self.too_large());
         }
-        self.meter.total.store(total.unwrap_or(0), Ordering::Relaxed);
-        self.meter.done.store(start, Ordering::Relaxed);
+        self.progress.total.store(total.unwrap_or(0), Ordering::Relaxed);
+        self.progress.done.store(start, Ordering::Relaxed);
         let stall = Duration::from_secs(self.settings.image_stall_timeout);
-        let data = watched(answer, stall, Arc::clone(&self.meter));
-        let size = match self.storage.append(self.draft, Some(start), self.most, data).await {
+        let data = body_stream(response, stall, Arc::clone(&self.progress));
+        let size = match self.storage.append(self.draft, Some(start), self.max_bytes, data).await {
             Ok(size) => size,
-            Err(Error::TooLarge(_)) => return Err(too_large()),
-            Err(Error::Timeout(why) | Error::Unavailable(why)) => return Err(Failure::Passing(why)),
+            Err(Error::TooLarge(_)) => return Err(self.too_large()),
+            Err(Error::Timeout(why) | Error::Unavailable(why)) => return Err(Failure::Transient(why)),
             Err(error) => return Err(Failure::Final(error)),
         };
         match total {
             Some(total) if size != total => {
-                Err(Failure::Passing(format!("the server sent {size} of {total} bytes")))
+                Err(Failure::Transient(format!("the server sent {size} of {total} bytes")))
             }
             _ => Ok(()),
         }
     }
+
+    fn too_large(&self) -> Failure {
+        let limit = self.settings.max_image_size_gb;
+        reject(&format!("the image is larger than the {limit} GB of MAX_IMAGE_SIZE_GB"))
+    }
+
+    fn length(&self, total: Option<u64>) -> Result<Option<i64>, Failure> {
+        total.map(i64::try_from).transpose().map_err(|_| self.too_large())
+    }
 }
 
-/// How a try failed.
+/// Why an attempt failed.
 enum Failure {
-    /// Another try may help.
-    Passing(String),
-    /// None would.
+    /// A retry may succeed.
+    Transient(String),
     Final(Error),
 }
 
@@ -267,65 +283,69 @@ impl From<Error> for Failure {
     }
 }
 
-fn refuse(why: &str) -> Failure {
+fn reject(why: &str) -> Failure {
     Failure::Final(Error::Invalid(why.into()))
 }
 
-/// What a failed request means. An address that is not allowed will not be later.
-fn failure(error: &reqwest::Error) -> Failure {
+/// Classifies a failed request. A blocked address is final.
+fn classify(error: &reqwest::Error) -> Failure {
     let mut source: Option<&dyn std::error::Error> = Some(error);
     while let Some(cause) = source {
-        if let Some(refused) = cause.downcast_ref::<Refused>() {
-            return Failure::Final(not_allowed(refused));
+        if let Some(blocked) = cause.downcast_ref::<BlockedAddress>() {
+            return Failure::Final(not_allowed(blocked));
         }
         source = cause.source();
     }
-    tracing::info!(?error, "a request failed");
-    let what = if error.is_connect() {
+    tracing::info!(?error, "failed to request an image");
+    let reason = if error.is_connect() {
         "cannot connect to the server"
     } else if error.is_timeout() {
-        "the server does not answer"
+        "the server does not respond"
     } else {
         "the request failed"
     };
-    Failure::Passing(what.into())
+    Failure::Transient(reason.into())
 }
 
-/// The bytes of an answer: counted, and given up when none comes for too long.
-fn watched(answer: Response, stall: Duration, meter: Arc<Meter>) -> ByteStream {
-    let body = Box::pin(answer.bytes_stream());
-    // What came in this span of time, and when it ends.
-    let span = (0, Instant::now() + stall);
-    Box::pin(futures_util::stream::unfold(Some((body, span)), move |state| {
-        let meter = Arc::clone(&meter);
+/// Returns the body of a response. It updates the progress, and fails if the transfer is too slow for `stall`.
+fn body_stream(response: Response, stall: Duration, progress: Arc<FetchProgress>) -> ByteStream {
+    let body = Box::pin(response.bytes_stream());
+    // The bytes received in the current time window, and its end.
+    let window = (0, Instant::now() + stall);
+    Box::pin(futures_util::stream::unfold(Some((body, window)), move |state| {
+        let progress = Arc::clone(&progress);
         async move {
-            let (mut body, (mut came, mut end)) = state?;
+            let (mut body, (mut received, mut end)) = state?;
             match tokio::time::timeout_at(end, body.next()).await {
                 Ok(None) => None,
                 Ok(Some(Ok(bytes))) => {
-                    meter.done.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-                    came += bytes.len() as u64;
-                    if came >= LEAST_RATE * stall.as_secs() {
-                        (came, end) = (0, Instant::now() + stall);
+                    progress.done.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+                    received += bytes.len() as u64;
+                    if received >= MIN_BYTES_PER_SECOND * stall.as_secs() {
+                        (received, end) = (0, Instant::now() + stall);
                     }
-                    Some((Ok(bytes), Some((body, (came, end)))))
+                    Some((Ok(bytes), Some((body, (received, end)))))
                 }
                 Ok(Some(Err(_))) => {
-                    Some((Err(Error::Unavailable("the server broke the connection off".into())), None))
+                    Some((Err(Error::Unavailable("the server closed the connection early".into())), None))
                 }
-                Err(_) => Some((Err(Error::Timeout("the server sends no more, or too slowly".into())), None)),
+                Err(_) => Some((Err(Error::Timeout("the server stalled or sends too slowly".into())), None)),
             }
         }
     }))
 }
 
-fn insert(headers: &mut HeaderMap, name: header::HeaderName, value: Option<&str>) {
-    if let Some(value) = value.and_then(|value| HeaderValue::from_str(value).ok()) {
+/// Sets a header if there is a value. Stored validators come from headers, so an invalid one is damaged.
+fn insert(headers: &mut HeaderMap, name: header::HeaderName, value: Option<&str>) -> Result<()> {
+    if let Some(value) = value {
+        let value = HeaderValue::from_str(value);
+        let value = value.map_err(|_| Error::Internal(format!("invalid value for the header {name}")))?;
         headers.insert(name, value);
     }
+    Ok(())
 }
 
-/// What an answer says of what it carries.
+/// Returns the validators of a response. Malformed or long ones count as missing.
 fn validators(headers: &HeaderMap) -> Validators {
     let text = |name| {
         let value: &HeaderValue = headers.get(name)?;
@@ -338,27 +358,28 @@ fn validators(headers: &HeaderMap) -> Validators {
     }
 }
 
-/// Whether an answer carries what is known, as far as its head tells: the server did not say so by itself.
-fn same(known: &Validators, said: &Validators) -> bool {
-    match (&known.etag, &said.etag) {
-        (Some(known), Some(said)) => known == said,
+/// Returns whether a response has the known content, for servers that do not support conditional requests.
+fn is_unchanged(known: &Validators, received: &Validators) -> bool {
+    match (&known.etag, &received.etag) {
+        (Some(known), Some(received)) => known == received,
         (None, None) => {
-            known.modified.is_some() && known.modified == said.modified && known.length == said.length
+            known.modified.is_some() && known.modified == received.modified && known.length == received.length
         }
         _ => false,
     }
 }
 
-/// What makes sure that the rest of a content belongs to its beginning: a strong tag, else its time.
-fn range_validator(said: &Validators) -> Option<String> {
-    let strong = said.etag.clone().filter(|tag| !tag.starts_with("W/"));
-    strong.or_else(|| said.modified.clone())
+/// Returns the validator for If-Range: a strong entity tag, else the modification time.
+fn range_validator(received: &Validators) -> Option<String> {
+    let strong = received.etag.clone().filter(|tag| !tag.starts_with("W/"));
+    strong.or_else(|| received.modified.clone())
 }
 
-/// Where a part begins, and how long the whole is.
+/// Returns the start of a range, and the total size if the server sent it.
 fn content_range(headers: &HeaderMap) -> Option<(u64, Option<u64>)> {
     let text = headers.get(header::CONTENT_RANGE)?.to_str().ok()?.strip_prefix("bytes ")?;
     let (range, total) = text.split_once('/')?;
     let start = range.split_once('-')?.0.parse().ok()?;
-    Some((start, total.parse().ok()))
+    let total = if total == "*" { None } else { Some(total.parse().ok()?) };
+    Some((start, total))
 }

@@ -1,18 +1,18 @@
-//! Names of images: which URL a short name such as `debian:12` stands for.
+//! Resolves short names of images such as `debian:12` to URLs. See docs/decisions/0017.
 //!
 //! | name | URL |
 //! |---|---|
-//! | what `IMAGE_NAMES` says | as it says |
-//! | anything with a `/` | itself |
-//! | `cirros` | as `cirros:0.6.3` |
+//! | in `IMAGE_NAMES` | the URL given there |
+//! | anything with a `/` | the name itself |
+//! | `cirros` | that of `cirros:0.6.3` |
 //! | `cirros:<version>` | `https://download.cirros-cloud.net/<version>/cirros-<version>-x86_64-disk.img` |
 //! | `centos…`, `debian…`, `fedora…`, `rocky…`, `ubuntu…` | `<IMAGE_DOWNLOAD_URL>/<name>/latest.qcow2` |
 
 use muster_types::settings::Settings;
 use reqwest::Url;
 
-/// Built-in names: a name, or the beginning of one before `*`, and a URL with `{site}`, `{name}` and `{version}`.
-const NAMES: &[(&str, &str)] = &[
+/// The built-in names: a name or a prefix with `*`, and a URL template with `{site}`, `{name}` and `{version}`.
+const BUILT_IN_NAMES: &[(&str, &str)] = &[
     ("cirros", "https://download.cirros-cloud.net/0.6.3/cirros-0.6.3-x86_64-disk.img"),
     ("cirros:*", "https://download.cirros-cloud.net/{version}/cirros-{version}-x86_64-disk.img"),
     ("centos*", "{site}/{name}/latest.qcow2"),
@@ -22,17 +22,17 @@ const NAMES: &[(&str, &str)] = &[
     ("ubuntu*", "{site}/{name}/latest.qcow2"),
 ];
 
-/// The URL that a source stands for.
+/// Returns the URL of an image source.
 pub(crate) fn resolve(settings: &Settings, source: &str) -> Result<Url, &'static str> {
-    let own = settings.image_names.split_whitespace().filter_map(|entry| entry.split_once('='));
-    let own = own.filter(|(name, _)| matches(name, source)).map(|(_, url)| url).next();
-    let template = match own {
+    let configured = settings.image_names.split_whitespace().filter_map(|entry| entry.split_once('='));
+    let configured = configured.filter(|(name, _)| matches(name, source)).map(|(_, url)| url).next();
+    let template = match configured {
         Some(template) => template,
         None if source.starts_with("sf://") || source.starts_with("label:") => {
-            return Err("names something in this cluster, there is nothing to fetch");
+            return Err("names an object of this cluster, which cannot be fetched");
         }
         None if source.contains('/') => source,
-        None => NAMES
+        None => BUILT_IN_NAMES
             .iter()
             .find(|(name, _)| matches(name, source))
             .map(|(_, url)| *url)
@@ -42,9 +42,9 @@ pub(crate) fn resolve(settings: &Settings, source: &str) -> Result<Url, &'static
         source.to_owned()
     } else {
         let version = source.split_once(':').map_or("", |(_, version)| version);
-        // A name becomes a part of a path, and nothing else.
-        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | ':');
-        if !source.chars().all(plain) || source.contains("..") {
+        // A name must not change the structure of the URL.
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-' | ':');
+        if !source.chars().all(is_plain) || source.contains("..") {
             return Err("is not the name of an image");
         }
         let site = settings.image_download_url.trim_end_matches('/');
@@ -55,7 +55,7 @@ pub(crate) fn resolve(settings: &Settings, source: &str) -> Result<Url, &'static
     Ok(url)
 }
 
-/// Refuses a URL that nothing should be fetched from.
+/// Rejects URLs that must not be fetched.
 pub(super) fn check_url(url: &Url) -> Result<(), &'static str> {
     if !matches!(url.scheme(), "http" | "https") {
         return Err("must begin with http:// or https://");
@@ -63,7 +63,7 @@ pub(super) fn check_url(url: &Url) -> Result<(), &'static str> {
     if url.host().is_none() {
         return Err("has no host");
     }
-    // Whoever may see the artifact would see them.
+    // Everyone who can see the artifact could read them.
     if !url.username().is_empty() || url.password().is_some() {
         return Err("must not contain a user name or a password");
     }
@@ -71,7 +71,7 @@ pub(super) fn check_url(url: &Url) -> Result<(), &'static str> {
 }
 
 fn matches(pattern: &str, name: &str) -> bool {
-    pattern.strip_suffix('*').map_or_else(|| pattern == name, |beginning| name.starts_with(beginning))
+    pattern.strip_suffix('*').map_or_else(|| pattern == name, |prefix| name.starts_with(prefix))
 }
 
 #[cfg(test)]
@@ -79,9 +79,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_stand_for_urls_and_urls_for_themselves() {
+    fn resolves_names_and_keeps_urls() {
         let own = "mine=http://img.example/mine.qcow2 debian:13=https://img.example/{name}?v={version}";
-        let settings = Settings::with(&[("IMAGE_NAMES", own)]).unwrap();
+        let settings = Settings::from_pairs(&[("IMAGE_NAMES", own)]).unwrap();
         for (source, url) in [
             ("https://a.example/x.img", "https://a.example/x.img"),
             ("cirros", "https://download.cirros-cloud.net/0.6.3/cirros-0.6.3-x86_64-disk.img"),
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_fetched_is_refused_with_the_field() {
+    fn rejects_sources_that_cannot_be_fetched() {
         let settings = Settings::defaults();
         for source in [
             "windows",

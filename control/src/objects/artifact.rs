@@ -8,11 +8,11 @@
 
 use std::sync::Arc;
 
-use muster_types::artifact::{ArtifactRecord, ArtifactState, ArtifactType, Version};
+use muster_types::artifact::{ArtifactRecord, ArtifactState, ArtifactType, ArtifactVersion};
 use muster_types::blob::CopyState;
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{ArtifactId, BlobId, OperationId};
-use muster_types::namespace::{NamespaceState, SYSTEM};
+use muster_types::namespace::{NamespaceState, SYSTEM_NAMESPACE};
 use muster_types::node::NodeApi;
 use muster_types::object::{NameOrId, ObjectRef, ObjectType};
 use muster_types::operation::{OperationHandle, OperationType};
@@ -21,7 +21,7 @@ use muster_types::{Error, Result};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::auth::access::namespace_to_empty;
+use crate::auth::access::namespace_for_delete_all;
 use crate::objects::blob::{self, BlobSource};
 use crate::objects::node_location::NodeLocation;
 use crate::objects::{upload, version};
@@ -81,7 +81,7 @@ impl ArtifactRequest {
         if self.shared && !caller.is_system() {
             return Err(Error::Forbidden("only the system namespace can create shared artifacts".into()));
         }
-        if self.shared && self.namespace(caller) != SYSTEM {
+        if self.shared && self.namespace(caller) != SYSTEM_NAMESPACE {
             return Err(not_shareable());
         }
         Ok(())
@@ -473,7 +473,7 @@ async fn records<D: Read + Copy>(
     let words: Vec<String> = used.iter().map(ToString::to_string).collect();
     let users = references::of_objects(db, ObjectType::Blob, &words).await?;
     let users = blob::instances_by_blob(db, caller, users).await?;
-    let version = |blob: &BlobRow| Version {
+    let version = |blob: &BlobRow| ArtifactVersion {
         uuid: blob.id,
         size: blob.size,
         reference_count: uses.get(&blob.id).copied().unwrap_or(0),
@@ -540,7 +540,7 @@ pub(crate) fn record_deleted(app: &App, caller: &Caller, id: ArtifactId, message
 
 /// Deletes every artifact of a namespace.
 pub async fn delete_all(app: &App, caller: &Caller, namespace: Option<&str>) -> Result<Vec<ArtifactId>> {
-    let namespace = namespace_to_empty(&*app.store, caller, namespace).await?;
+    let namespace = namespace_for_delete_all(&*app.store, caller, namespace).await?;
     let mut gone = Vec::new();
     for row in artifacts::of_namespace(&*app.store, namespace).await? {
         if transaction!(app.store, |tx| { Ok(delete_in(tx, row.id).await?) })? {
@@ -560,7 +560,7 @@ pub async fn set_shared(
     shared: bool,
 ) -> Result<ArtifactRecord> {
     let row = find_own(app, caller, reference, namespace).await?;
-    if shared && row.namespace != SYSTEM {
+    if shared && row.namespace != SYSTEM_NAMESPACE {
         return Err(not_shareable());
     }
     if !shared && !row.shared {

@@ -81,7 +81,7 @@ pub(crate) async fn prepare<'a>(
     node: &Arc<dyn NodeApi>,
     source: &BlobSource,
 ) -> Result<PreparedBlob<'a>> {
-    let content = node.storage().content(source.draft).await?;
+    let content = node.storage().digest(source.draft).await?;
     let known = blobs::by_content(&*app.store, &content.checksums.sha512).await?;
     let (blob, fresh) = known.map_or_else(|| (BlobId::new(), true), |blob| (blob, false));
     let mut prepared = PreparedBlob { blob, content, image: None, node: Arc::clone(node), fresh, mark: None };
@@ -108,7 +108,7 @@ pub(crate) async fn prepare_as<'a>(
     source: &BlobSource,
     blob: BlobId,
 ) -> Result<PreparedBlob<'a>> {
-    let content = node.storage().content(source.draft).await?;
+    let content = node.storage().digest(source.draft).await?;
     // Removes what a failed attempt left behind.
     remove_incomplete(app, node, blob).await?;
     let mark = Some(app.blobs_in_progress.begin_after_others(node.identity().id, blob).await?);
@@ -143,7 +143,7 @@ async fn put(app: &App, source: &BlobSource, prepared: &mut PreparedBlob<'_>) ->
             }
             Ok(blob_locations::set(tx, blob, here, CopyState::Copying).await?)
         })?;
-        if storage.keep(source.draft, blob).await? != prepared.content {
+        if storage.commit(source.draft, blob).await? != prepared.content {
             return Err(Error::Conflict("the content changed while it was stored".into()));
         }
     }
@@ -415,7 +415,7 @@ async fn visible<D: Read + Copy>(db: D, caller: &Caller, references: References)
 
 /// Returns the fields of the record that describe a disk image.
 fn image_keys(facts: &ImageFacts, size: i64) -> Map<String, Value> {
-    let mut keys = facts.further.clone();
+    let mut keys = facts.format_details.clone();
     // Optical discs are attached as raw images.
     let format = match facts.format {
         muster_types::blob::ImageFormat::Iso => "raw",
@@ -474,7 +474,7 @@ pub async fn set_damaged(app: &App, id: BlobId, node: &NodeRef, why: &str) -> Re
         tracing::error!(blob = %id, node = node.name, why, "copy of blob is damaged");
         app.events.record(
             Event::new(EventType::Health, object(id), "a copy of the blob is damaged")
-                .also(ObjectRef::new(ObjectType::Node, node.id))
+                .with_object(ObjectRef::new(ObjectType::Node, node.id))
                 .with("node", node.name.clone())
                 .with("reason", why),
         );

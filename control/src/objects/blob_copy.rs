@@ -60,7 +60,7 @@ pub(crate) async fn copy(
     let have = storage.draft_size(draft).await?.unwrap_or(0);
     let data = read(app, &row, have, whole, live).await?;
     storage.append(draft, Some(have), upload::max_content_bytes(app).max(row.content().size), data).await?;
-    if storage.content(draft).await? != row.content() {
+    if storage.digest(draft).await? != row.content() {
         storage.remove_draft(draft).await?;
         return Err(Error::Unavailable("the received content does not match its checksum".into()));
     }
@@ -75,7 +75,7 @@ pub(crate) async fn copy(
     })?;
     if there {
         // Only this task writes the draft, so it still has the verified content.
-        storage.keep(draft, id).await?;
+        storage.commit(draft, id).await?;
         transaction!(app.store, |tx| {
             if blobs::get(&mut *tx, id).await?.is_some() {
                 blob_locations::set(tx, id, here, CopyState::Complete).await?;
@@ -99,7 +99,7 @@ async fn read(app: &App, row: &BlobRow, from: u64, whole: &[NodeId], live: &[Nod
     let silent = |error: reqwest::Error| {
         Error::Unavailable(format!("node {} does not respond: {error}", holder.identity.name))
     };
-    let token = service_token(app, muster_types::namespace::SYSTEM).await?;
+    let token = service_token(app, muster_types::namespace::SYSTEM_NAMESPACE).await?;
     let url = format!("{}/blobs/{}/data?offset={from}", holder.report.api_url, row.id);
     let client = app.peers.get()?;
     let answer =

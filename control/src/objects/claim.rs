@@ -20,7 +20,7 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::require_namespace;
 use crate::events::clear_events;
-use crate::scheduler::{self, Policy, Room};
+use crate::scheduler::{self, CapacityShortfall, ClusterCapacity, SchedulerPolicy};
 use crate::state::NodeCapacity;
 use muster_store::claims::{self, ClaimRow};
 use muster_store::{StoreError, Tx, TxError, instances, namespaces, node_ledgers, transaction};
@@ -283,17 +283,25 @@ async fn used(tx: &mut Tx, namespace: &str) -> Result<Capacity, TxError> {
 
 /// Locks the ledgers of all nodes against allocations and releases until the transaction ends. Returns the room of the
 /// cluster, `None` if no node has reported.
-async fn lock_ledgers(app: &App, tx: &mut Tx, nodes: &NodeCapacity) -> Result<Option<Room>, StoreError> {
+async fn lock_ledgers(
+    app: &App,
+    tx: &mut Tx,
+    nodes: &NodeCapacity,
+) -> Result<Option<ClusterCapacity>, StoreError> {
     let all: Vec<NodeId> = nodes.iter().map(|(facts, _)| facts.id).collect();
     let ledgers = node_ledgers::lock_all(tx, &all).await?;
     Ok(room(app, nodes, &ledgers))
 }
 
 /// Returns the room of the cluster according to the ledgers.
-fn room(app: &App, nodes: &NodeCapacity, ledgers: &HashMap<NodeId, CommittedCapacity>) -> Option<Room> {
+fn room(
+    app: &App,
+    nodes: &NodeCapacity,
+    ledgers: &HashMap<NodeId, CommittedCapacity>,
+) -> Option<ClusterCapacity> {
     let ledger = |node: &NodeId| ledgers.get(node).copied().unwrap_or_default();
     let each = nodes.iter().map(|(facts, _)| (&**facts, ledger(&facts.id)));
-    scheduler::room(each, &Policy::from(&app.settings), now())
+    scheduler::cluster_capacity(each, &SchedulerPolicy::from(&app.settings), now())
 }
 
 /// Returns the unused capacity that is promised to other namespaces.
@@ -303,14 +311,14 @@ fn promised_to_others(active: &[ClaimRow], namespace: &str) -> Capacity {
 }
 
 /// Rejects a claim whose unused part the cluster cannot keep free.
-async fn require_room(tx: &mut Tx, row: &ClaimRow, room: Option<&Room>) -> Result<(), TxError> {
+async fn require_room(tx: &mut Tx, row: &ClaimRow, room: Option<&ClusterCapacity>) -> Result<(), TxError> {
     let Some(room) = room else {
         let text = "the cluster capacity accounting is not available yet, please retry";
         return Err(Error::Unavailable(text.into()).into());
     };
     let others = promised_to_others(&claims::active(tx, now()).await?, &row.namespace);
-    let Err(lacking) = scheduler::promise(&row.unused(), &others, room) else { return Ok(()) };
-    let detail = lacking.into_iter().map(|scheduler::Lacking { part, total, taken }| {
+    let Err(lacking) = scheduler::require_claimable(&row.unused(), &others, room) else { return Ok(()) };
+    let detail = lacking.into_iter().map(|CapacityShortfall { part, total, taken }| {
         let (name, requested) = (Capacity::NAMES[part], row.limit.parts()[part]);
         // The namespace's own use is part of its request.
         let taken = (taken - row.used.parts()[part] as f64).max(0.0);
@@ -318,7 +326,7 @@ async fn require_room(tx: &mut Tx, row: &ClaimRow, room: Option<&Room>) -> Resul
     });
     let detail: Vec<String> = detail.collect();
     let text = "the cluster does not have the capacity to promise this claim";
-    Err(Error::Insufficient(format!("{text}: {}", detail.join(", "))).into())
+    Err(Error::InsufficientCapacity(format!("{text}: {}", detail.join(", "))).into())
 }
 
 /// Rejects limits below the current use. A limit that is already exceeded may grow towards the use.
@@ -357,7 +365,7 @@ pub(crate) async fn charge_in(
     let unspent = own.as_ref().map(ClaimRow::unused).unwrap_or_default();
     let ledgers = node_ledgers::list(&mut *tx).await?;
     let room = room(app, nodes, &ledgers).unwrap_or_default();
-    if let Err(denied) = scheduler::spare(wanted, &unspent, &others, &room) {
+    if let Err(denied) = scheduler::require_unclaimed(wanted, &unspent, &others, &room) {
         return Ok(Err(denied.reason));
     }
     if let Some(own) = own {

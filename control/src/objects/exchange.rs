@@ -7,18 +7,18 @@ use std::fmt;
 
 use muster_types::event::Event;
 use muster_types::ids::{KeyId, RuleId};
-use muster_types::key::{Secret, random_text};
+use muster_types::key::{Secret, random_alphanumeric};
 use muster_types::namespace::NamespaceState;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::rule::{
-    Matcher, RuleTerms, check_bound_claims, check_key_name_prefix, check_key_ttl, check_scopes,
+    ClaimMatcher, RuleTerms, check_bound_claims, check_key_name_prefix, check_key_ttl, check_scopes,
 };
 use muster_types::time::now;
 use muster_types::{Error, Result};
 use serde_json::{Map, Value, json};
 
 use crate::app::App;
-use crate::auth::identity::{Identity, Refused, unverified_issuer};
+use crate::auth::identity::{Identity, IdentityError, unverified_issuer};
 use crate::objects::key::key_event;
 use muster_store::issuers::IssuerRow;
 use muster_store::keys::{NewKey, PutOutcome, StoredSecret};
@@ -34,7 +34,7 @@ const MAX_TEXT_CHARS: usize = 256;
 /// The maximum number of characters of a detail for the owner of a rule.
 const MAX_DETAIL_CHARS: usize = 1024;
 
-/// An exchange request, not validated yet. Its `Debug` output omits the token, which is a credential.
+/// A request to exchange an identity token for a key, not validated yet.
 #[derive(Default, serde::Deserialize, utoipa::ToSchema)]
 #[schema(as = NewExchange)]
 pub struct ExchangeRequest {
@@ -49,6 +49,7 @@ pub struct ExchangeRequest {
     pub rule: Option<Value>,
 }
 
+/// Omits the token, which is a credential.
 impl fmt::Debug for ExchangeRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ExchangeRequest(…)")
@@ -94,7 +95,8 @@ async fn count_attempt(app: &App, source: &str) -> Result<()> {
         return Ok(());
     }
     let (minute, retry_after) = minute_at(now());
-    let too_many = || Error::TooMany { text: "too many federated exchange attempts".into(), retry_after };
+    let too_many =
+        || Error::TooManyRequests { text: "too many federated exchange attempts".into(), retry_after };
     // The limit is already exceeded: avoid writes during a flood.
     if exchanges::attempts(&*app.store, source, minute).await? > limit {
         return Err(too_many());
@@ -163,11 +165,11 @@ impl Attempt<'_> {
         let issuer = self.issuer().await?;
         let identity = match app.identities.verify(&issuer, self.token, now()).await {
             Ok(identity) => identity,
-            Err(Refused::Token(why)) => {
+            Err(IdentityError::Token(why)) => {
                 let detail = format!("of issuer {}: {why}", issuer.name);
                 return Err(self.refuse(None, &refusal("token rejected", detail)));
             }
-            Err(Refused::Authorities(why)) => {
+            Err(IdentityError::CaBundle(why)) => {
                 tracing::warn!(source = self.origin.source, %why, "federated exchange is unavailable");
                 let text = "federated exchange is unavailable, please retry";
                 return Err(Error::Unavailable(text.into()));
@@ -255,7 +257,7 @@ impl Attempt<'_> {
             provenance: Some(provenance(&grant, identity)),
         };
         for _ in 0..NAME_ATTEMPTS {
-            let name = format!("{}-{}", terms.key_name_prefix, random_text(NAME_SUFFIX_CHARS));
+            let name = format!("{}-{}", terms.key_name_prefix, random_alphanumeric(NAME_SUFFIX_CHARS));
             match keys::insert(tx, self.namespace, &name, &new).await {
                 Ok(id) => return Ok(Ok(CreatedKey { id, name, expiry, grant })),
                 // The name is taken: try another one.
@@ -367,12 +369,12 @@ fn check(terms: &RuleTerms) -> Result<()> {
 }
 
 /// Matches a claim. Only a whole string matches, never an element of a list.
-fn matched<'a>(matcher: &Matcher, claim: Option<&'a Value>) -> Result<&'a str, &'static str> {
+fn matched<'a>(matcher: &ClaimMatcher, claim: Option<&'a Value>) -> Result<&'a str, &'static str> {
     let claim = claim.ok_or("is absent")?;
     let text = claim.as_str().ok_or("is not a string")?;
     let fits = match matcher {
-        Matcher::One(wanted) => wanted == text,
-        Matcher::Any(wanted) => wanted.iter().any(|wanted| wanted == text),
+        ClaimMatcher::Exact(wanted) => wanted == text,
+        ClaimMatcher::AnyOf(wanted) => wanted.iter().any(|wanted| wanted == text),
     };
     if fits { Ok(text) } else { Err("has another value") }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use futures_util::stream;
 use muster_types::artifact::{ArtifactRecord, ArtifactType};
-use muster_types::namespace::SYSTEM;
+use muster_types::namespace::SYSTEM_NAMESPACE;
 use muster_types::object::check_name;
 use muster_types::storage::ByteStream;
 use muster_types::{Error, Result};
@@ -26,7 +26,7 @@ const PIECE: usize = 1 << 20;
 pub async fn run(app: &App, name: &str, file: &Path) -> Result<ArtifactRecord> {
     check_name("name", name)?;
     let caller = Caller {
-        namespace: SYSTEM.into(),
+        namespace: SYSTEM_NAMESPACE.into(),
         key_name: "start".into(),
         scopes: None,
         minted: None,
@@ -45,7 +45,7 @@ pub async fn run(app: &App, name: &str, file: &Path) -> Result<ArtifactRecord> {
         name: Some(name.to_owned()),
         namespace: None,
         artifact_type: ArtifactType::Image,
-        source_url: format!("sf://upload/{SYSTEM}/{name}"),
+        source_url: format!("sf://upload/{SYSTEM_NAMESPACE}/{name}"),
         shared: true,
         max_versions: 0,
     };

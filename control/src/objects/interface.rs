@@ -102,7 +102,7 @@ async fn claim_mac(tx: &mut Tx, wanted: Option<MacAddress>, id: InterfaceId) -> 
             return Ok(mac);
         }
     }
-    Err(Error::Insufficient("No free hardware addresses".into()).into())
+    Err(Error::InsufficientCapacity("No free hardware addresses".into()).into())
 }
 
 async fn claim_address(
@@ -119,7 +119,7 @@ async fn claim_address(
             let found =
                 addresses::allocate_any(tx, network.pool(), &allocation, quarantine(app).reclaim_after)
                     .await?;
-            found.map(Some).ok_or_else(|| Error::Insufficient(NO_FREE_ADDRESSES.into()).into())
+            found.map(Some).ok_or_else(|| Error::InsufficientCapacity(NO_FREE_ADDRESSES.into()).into())
         }
         WantedAddress::Exactly(address) => {
             require_within(network, address)?;
@@ -135,7 +135,7 @@ async fn claim_floating(app: &App, tx: &mut Tx, id: InterfaceId) -> Result<Ipv4A
     let floats = floating_pool(&mut *tx).await?;
     let allocation = Allocation::new(AddressType::Floating, object(id));
     let found = addresses::allocate_any(tx, floats, &allocation, quarantine(app).reclaim_after).await?;
-    found.ok_or_else(|| Error::Insufficient(NO_FREE_ADDRESSES.into()).into())
+    found.ok_or_else(|| Error::InsufficientCapacity(NO_FREE_ADDRESSES.into()).into())
 }
 
 /// Sets the state of an interface as part of a transaction, after its instance was built or failed.
@@ -262,8 +262,8 @@ pub async fn defloat(app: &App, caller: &Caller, id: &str) -> Result<()> {
 
 fn announce(app: &App, caller: &Caller, row: &InterfaceRow, message: &str, address: Ipv4Addr) {
     let event = Event::audit(object(row.id), message)
-        .also(network::object(row.network))
-        .also(ObjectRef::new(ObjectType::Instance, row.instance))
+        .with_object(network::object(row.network))
+        .with_object(ObjectRef::new(ObjectType::Instance, row.instance))
         .with("address", address.to_string());
     app.record(caller, event);
 }

@@ -6,7 +6,7 @@
 use muster_types::event::{Event, EventType};
 use muster_types::ids::IssuerId;
 use muster_types::issuer::{IssuerRecord, IssuerState, IssuerTerms, check_field, check_name};
-use muster_types::namespace::SYSTEM;
+use muster_types::namespace::SYSTEM_NAMESPACE;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::{Error, Result};
 use serde_json::{Map, Value};
@@ -145,7 +145,9 @@ fn object(id: IssuerId) -> ObjectRef {
 
 /// Adds the caller to an event, which `system` keeps after the issuer is removed.
 fn caller_event(caller: &Caller, row: &IssuerRow, event: Event) -> Event {
-    with_request(caller, event).also(ObjectRef::namespace(SYSTEM)).with("name", row.name.clone())
+    with_request(caller, event)
+        .with_object(ObjectRef::namespace(SYSTEM_NAMESPACE))
+        .with("name", row.name.clone())
 }
 
 /// Returns an event with the terms of an issuer and the caller.

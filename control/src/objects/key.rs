@@ -1,8 +1,8 @@
 //! Namespace keys: log in, add, replace, delete, list.
 
 use muster_types::event::{Event, EventType};
-use muster_types::key::{RESERVED_NAME, Secret, check_name};
-use muster_types::namespace::{NamespaceState, SYSTEM};
+use muster_types::key::{RESERVED_NAME_PREFIX, Secret, check_name};
+use muster_types::namespace::{NamespaceState, SYSTEM_NAMESPACE};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::time::now;
 use muster_types::{Error, Result};
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::auth::access::{held_in, require_namespace};
+use crate::auth::access::{delegable_scopes, require_namespace};
 use crate::auth::scopes;
 use crate::auth::secrets::Secrets;
 use muster_store::keys::{NewKey, PutOutcome, StoredSecret};
@@ -152,7 +152,7 @@ pub(crate) async fn service_token(app: &App, namespace: &str) -> Result<String> 
     let letters = uuid::Uuid::new_v4().simple().to_string();
     // The names of service keys contain only letters.
     let letters: String = letters.bytes().map(|byte| char::from(b'a' + byte % 26)).collect();
-    let name = format!("{RESERVED_NAME}{letters}");
+    let name = format!("{RESERVED_NAME_PREFIX}{letters}");
     let secret = app.secrets.seal(namespace, &Secret::generate()).await?;
     let nonce = secret.nonce.clone();
     let scopes = Some(vec!["blob.read".to_owned()]);
@@ -180,7 +180,7 @@ pub(crate) fn new_key(
     expiry: Option<f64>,
     held: Option<Vec<String>>,
 ) -> NewKey {
-    let expiry = caller.minted.as_ref().map_or(expiry, |minted| minted.end(expiry));
+    let expiry = caller.minted.as_ref().map_or(expiry, |minted| minted.cap_expiry(expiry));
     let provenance = caller.minted.as_ref().map(|minted| minted.provenance.clone());
     NewKey { secret, expiry, scopes: held, provenance }
 }
@@ -194,14 +194,14 @@ async fn write(
     expiry: Option<f64>,
 ) -> Result<()> {
     let secret = app.secrets.seal(namespace, secret).await?;
-    let held = held_in(&*app.store, caller, namespace).await?;
+    let held = delegable_scopes(&*app.store, caller, namespace).await?;
     let new = new_key(caller, secret, expiry, held);
     let put = transaction!(app.store, |tx| {
         if !namespaces::lock(tx, namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
         let before = keys::scopes(&mut *tx, namespace, name).await?;
-        if before.is_some_and(|before| !scopes::cover(new.scopes.as_deref(), before.as_deref())) {
+        if before.is_some_and(|before| !scopes::covers(new.scopes.as_deref(), before.as_deref())) {
             let text = "a key cannot be replaced by a token that is scoped for less";
             return Err(Error::Forbidden(text.into()).into());
         }
@@ -249,13 +249,17 @@ pub async fn recover(
 ) -> Result<()> {
     let secret = Secret::generate();
     keep(&secret).map_err(Error::Internal)?;
-    let new =
-        NewKey { secret: secrets.seal(SYSTEM, &secret).await?, expiry: None, scopes: None, provenance: None };
+    let new = NewKey {
+        secret: secrets.seal(SYSTEM_NAMESPACE, &secret).await?,
+        expiry: None,
+        scopes: None,
+        provenance: None,
+    };
     transaction!(store, |tx| {
-        if !namespaces::lock(tx, SYSTEM, NamespaceState::Created).await? {
+        if !namespaces::lock(tx, SYSTEM_NAMESPACE, NamespaceState::Created).await? {
             return Err(Error::Conflict("this cluster has never been started".into()).into());
         }
-        keys::put(tx, SYSTEM, FIRST, &new).await?;
+        keys::put(tx, SYSTEM_NAMESPACE, FIRST, &new).await?;
         Ok(())
     })
 }
@@ -268,7 +272,7 @@ pub async fn bootstrap(
     supplied: &Secret,
     keep: impl FnOnce(&Secret) -> std::result::Result<(), String>,
 ) -> Result<bool> {
-    if namespaces::get(&*app.store, SYSTEM).await?.is_some() {
+    if namespaces::get(&*app.store, SYSTEM_NAMESPACE).await?.is_some() {
         return Ok(false);
     }
     let secret = if supplied.expose().is_empty() {
@@ -279,24 +283,25 @@ pub async fn bootstrap(
         supplied.clone()
     };
     let new = NewKey {
-        secret: app.secrets.seal(SYSTEM, &secret).await?,
+        secret: app.secrets.seal(SYSTEM_NAMESPACE, &secret).await?,
         expiry: None,
         scopes: None,
         provenance: None,
     };
     let first = transaction!(app.store, |tx| {
-        match namespaces::insert(tx, SYSTEM).await {
+        match namespaces::insert(tx, SYSTEM_NAMESPACE).await {
             Ok(()) => {}
             // Another daemon started concurrently and was first.
             Err(StoreError::Duplicate(_)) => return Ok(false),
             Err(error) => return Err(error.into()),
         }
-        keys::put(tx, SYSTEM, FIRST, &new).await?;
+        keys::put(tx, SYSTEM_NAMESPACE, FIRST, &new).await?;
         Ok(true)
     })?;
     if first {
-        app.events
-            .record(Event::audit(ObjectRef::namespace(SYSTEM), "first key created").with("keyname", FIRST));
+        app.events.record(
+            Event::audit(ObjectRef::namespace(SYSTEM_NAMESPACE), "first key created").with("keyname", FIRST),
+        );
     }
     Ok(first)
 }

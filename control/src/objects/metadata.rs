@@ -4,7 +4,7 @@
 
 use muster_types::event::Event;
 use muster_types::namespace::NamespaceState;
-use muster_types::object::{ObjectRef, ObjectType, check_segment};
+use muster_types::object::{ObjectRef, ObjectType, check_path_segment};
 use muster_types::{Error, Result, spec};
 use serde_json::{Map, Value};
 
@@ -103,8 +103,8 @@ pub async fn set(
 /// Rejects a value that the scheduler cannot read. Returns whether it uses a deprecated format.
 pub(crate) fn check_instance_key(key: &str, value: &Value) -> Result<bool> {
     match key {
-        "tags" => spec::tags(value).map(|_| false),
-        "affinity" => spec::affinity(value).map(|(_, deprecated)| deprecated),
+        "tags" => spec::parse_tags(value).map(|_| false),
+        "affinity" => spec::parse_affinity(value).map(|(_, deprecated)| deprecated),
         _ => Ok(false),
     }
 }
@@ -115,7 +115,7 @@ pub(crate) fn check<'a>(key: Option<&'a str>, value: Option<&'a Value>) -> Resul
     if key.chars().count() > 255 {
         return Err(Error::Invalid("key: must be at most 255 characters".into()));
     }
-    check_segment("key", key)?;
+    check_path_segment("key", key)?;
     let value = value.filter(|value| !is_falsy(value));
     Ok((key, value.ok_or_else(|| Error::Invalid("no value specified".into()))?))
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use muster_types::event::Event;
 use muster_types::instance::InstanceState;
-use muster_types::namespace::{NamespaceRecord, NamespaceState, SYSTEM, Trust, check_name};
+use muster_types::namespace::{NamespaceRecord, NamespaceState, SYSTEM_NAMESPACE, Trust, check_name};
 use muster_types::network::NetworkState;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::{Error, Result};
@@ -96,7 +96,7 @@ pub async fn list_page(
 /// Deletes a namespace: it immediately loses all trust, and its tokens stop working.
 pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<()> {
     require_namespace(&*app.store, caller, name).await?;
-    if name == SYSTEM {
+    if name == SYSTEM_NAMESPACE {
         return Err(Error::Forbidden("you cannot delete the system namespace".into()));
     }
     let (trusting, gone) = transaction!(app.store, |tx| {
@@ -181,7 +181,7 @@ async fn records<D: Read + Copy>(db: D, rows: Vec<NamespaceRow>) -> Result<Vec<N
             metadata: metadata_of.remove(&row.name).unwrap_or_default(),
             keys: keys_of.remove(&row.name).unwrap_or_default(),
             trust: Trust {
-                full: std::iter::once(SYSTEM.to_owned())
+                full: std::iter::once(SYSTEM_NAMESPACE.to_owned())
                     .chain(trusts_of.remove(&row.name).unwrap_or_default())
                     .collect(),
             },

@@ -75,7 +75,7 @@ pub async fn revive(app: &App, id: NodeId) -> Result<()> {
 pub async fn move_to(app: &App, id: NodeId, to: NodeState, why: &str) -> Result<()> {
     let from = transaction!(app.store, |tx| {
         let Some(row) = nodes::get(&mut *tx, &NameOrId::Id(id)).await? else { return Ok(None) };
-        if !row.state.may_become(to) {
+        if !row.state.can_transition_to(to) {
             return Ok(None);
         }
         if !nodes::set_state(tx, &row, to).await? {

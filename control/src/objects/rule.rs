@@ -4,7 +4,7 @@
 use muster_types::event::{Event, EventType};
 use muster_types::ids::RuleId;
 use muster_types::issuer::check_name;
-use muster_types::namespace::{NamespaceState, SYSTEM};
+use muster_types::namespace::{NamespaceState, SYSTEM_NAMESPACE};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::rule::{
     RuleRecord, RuleState, RuleTerms, check_bound_claims, check_issuer, check_key_name_prefix, check_key_ttl,
@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::auth::access::{held_in, require_namespace};
+use crate::auth::access::{delegable_scopes, require_namespace};
 use crate::auth::scopes;
 use crate::objects::audit::with_request;
 use muster_store::rules::RuleRow;
@@ -32,7 +32,7 @@ pub struct RuleRequest {
     #[schema(value_type = String)]
     pub issuer: Option<Value>,
     /// The JWT claims that a token must have, by name: a string, or a list of which one must match.
-    #[schema(value_type = std::collections::BTreeMap<String, muster_types::rule::Matcher>)]
+    #[schema(value_type = std::collections::BTreeMap<String, muster_types::rule::ClaimMatcher>)]
     pub bound_claims: Option<Value>,
     /// The scopes of the keys; at most the caller's own.
     #[schema(value_type = Vec<String>)]
@@ -53,7 +53,7 @@ impl RuleRequest {
         else {
             return Err(self.missing());
         };
-        require_held(held_in(&*app.store, caller, namespace).await?.as_deref(), scopes)?;
+        require_held(delegable_scopes(&*app.store, caller, namespace).await?.as_deref(), scopes)?;
         let issuer = check_issuer(issuer)?;
         // Not part of the transaction: an issuer can be deleted at any time, and its rules stay.
         if issuers::by_name(&*app.store, &issuer).await?.is_none() {
@@ -194,7 +194,7 @@ fn object(id: RuleId) -> ObjectRef {
 /// rule is removed.
 fn caller_event(caller: &Caller, row: &RuleRow, event: Event) -> Event {
     with_request(caller, event)
-        .also(ObjectRef::namespace(&row.namespace))
+        .with_object(ObjectRef::namespace(&row.namespace))
         .with("rule", row.name.clone())
         .with("caller-namespace", caller.namespace.clone())
 }
@@ -212,7 +212,7 @@ fn terms_event(caller: &Caller, event_type: EventType, row: &RuleRow, message: &
 
 /// Records a rule that grants keys of `system`, because they have access to the whole cluster.
 fn warn_of_system(app: &App, caller: &Caller, row: &RuleRow) {
-    if row.namespace != SYSTEM {
+    if row.namespace != SYSTEM_NAMESPACE {
         return;
     }
     let (rule, issuer) = (&row.name, &row.terms.issuer);

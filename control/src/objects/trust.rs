@@ -1,13 +1,13 @@
 //! Trusts between namespaces. Every namespace trusts `system`, which cannot be removed.
 
 use muster_types::event::Event;
-use muster_types::namespace::{NamespaceRecord, NamespaceState, SYSTEM, check_name};
+use muster_types::namespace::{NamespaceRecord, NamespaceState, SYSTEM_NAMESPACE, check_name};
 use muster_types::object::ObjectRef;
 use muster_types::{Error, Result};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::auth::access::{held_in, require_namespace};
+use crate::auth::access::{delegable_scopes, require_namespace};
 use crate::objects::namespace;
 use muster_store::{namespaces, transaction, trusts};
 
@@ -22,8 +22,8 @@ pub async fn add(app: &App, caller: &Caller, name: &str, other: &str) -> Result<
         Event::audit(ObjectRef::namespace(name), "add trust request from REST API")
             .with("external_namespace", other),
     );
-    if other != SYSTEM {
-        let held = held_in(&*app.store, caller, name).await?;
+    if other != SYSTEM_NAMESPACE {
+        let held = delegable_scopes(&*app.store, caller, name).await?;
         transaction!(app.store, |tx| {
             if !namespaces::lock(tx, name, NamespaceState::Created).await? {
                 return Err(Error::not_found("namespace").into());

@@ -56,7 +56,7 @@ async fn convert(app: &App, row: &OperationRow) -> Result<()> {
     };
     node.storage().convert(id, &facts).await.map_err(|error| match error {
         // There may be room later.
-        Error::Insufficient(why) => Error::Unavailable(why),
+        Error::InsufficientCapacity(why) => Error::Unavailable(why),
         other => other,
     })
 }

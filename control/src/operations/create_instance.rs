@@ -51,7 +51,7 @@ const MAKING: &[InstanceState] = &[InstanceState::Initial, InstanceState::Prefli
 /// The instance, while it is still to be made.
 async fn making(app: &App, row: &OperationRow) -> Result<Option<InstanceRow>> {
     let instance = instances::get(&*app.store, target_id(&row.target.id)?).await?;
-    Ok(instance.filter(|row| row.state.is_alive() && row.state != InstanceState::Created))
+    Ok(instance.filter(|row| row.state.is_active() && row.state != InstanceState::Created))
 }
 
 async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
@@ -85,7 +85,7 @@ async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
             None => None,
         });
     }
-    if let Some(template) = spec.nvram_blob() {
+    if let Some(template) = spec.nvram_template {
         crate::objects::blob_copy::ensure_local(app, node, template).await?;
     }
     let disks = plan::disk_records(&spec, &sizes);

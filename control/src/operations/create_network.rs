@@ -54,7 +54,7 @@ async fn allocate_gateway(app: &App, row: &OperationRow) -> Result<()> {
         let allocation = Allocation::new(AddressType::Gateway, object(network.id));
         let address = addresses::allocate_any(tx, floats, &allocation, quarantine(app).reclaim_after).await?;
         let Some(address) = address else {
-            return Err(Error::Insufficient("Unable to allocate floating gateway IP".into()).into());
+            return Err(Error::InsufficientCapacity("Unable to allocate floating gateway IP".into()).into());
         };
         Ok(networks::set_gateway(tx, network.id, Some(address)).await?)
     })

@@ -10,13 +10,13 @@ use std::time::Duration;
 use muster_types::artifact::ArtifactState;
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{ArtifactId, NodeId};
-use muster_types::operation::Progress;
+use muster_types::operation::OperationProgress;
 use muster_types::storage::Draft;
 use muster_types::{Error, Result};
 
 use super::{Implementation, Step, Undo};
 use crate::app::App;
-use crate::fetch::{Fetch, Keep, Meter, Outcome, resolve};
+use crate::fetch::{Fetch, FetchOutcome, FetchProgress, ResumeState, resolve};
 use crate::objects::artifact::{enqueue_conversion, object};
 use crate::objects::blob::{self, BlobSource};
 use crate::objects::node_location::storage_node;
@@ -53,7 +53,7 @@ async fn fetch(app: &App, row: &OperationRow) -> Result<()> {
     let url = resolve(&app.settings, &artifact.source_url)
         .map_err(|reason| Error::Invalid(format!("url: {reason}")))?;
     let (node, draft) = (storage_node(app)?, Draft::Fetch(row.id));
-    let meter = Arc::new(Meter::default());
+    let meter = Arc::new(FetchProgress::default());
     let known = if artifact.state == ArtifactState::Created {
         artifact.source.clone()
     } else {
@@ -71,14 +71,14 @@ async fn fetch(app: &App, row: &OperationRow) -> Result<()> {
         () = watch(&part, &artifact, &meter) => return node.storage().remove_draft(draft).await,
     };
     match outcome {
-        Outcome::Unchanged => {
+        FetchOutcome::Unchanged => {
             let event = Event::new(EventType::Status, object(artifact.id), "the source has nothing new");
             app.events.record(event.with("url", url.as_str()));
             transaction!(app.store, |tx| { Ok(artifacts::set_error(tx, artifact.id, None).await?) })?;
         }
-        Outcome::Fetched(said) => {
+        FetchOutcome::Fetched(said) => {
             // What is there is the whole from now on: nobody may add to it.
-            part.keep(None).await?;
+            part.save(None).await?;
             take_in(app, row, &artifact, &said).await?;
         }
     }
@@ -88,7 +88,7 @@ async fn fetch(app: &App, row: &OperationRow) -> Result<()> {
 /// Makes what was fetched a version.
 async fn take_in(app: &App, row: &OperationRow, artifact: &ArtifactRow, said: &Validators) -> Result<()> {
     let (node, draft) = (storage_node(app)?, Draft::Fetch(row.id));
-    let packing = node.storage().unpack(draft).await?;
+    let compression = node.storage().decompress(draft).await?;
     let coming = BlobSource { draft, is_image: true, modified: said.modified.clone() };
     let prepared = blob::prepare(app, node, &coming).await?;
     let outcome = transaction!(app.store, |tx| {
@@ -113,8 +113,8 @@ async fn take_in(app: &App, row: &OperationRow, artifact: &ArtifactRow, said: &V
     match added {
         Some(index) => {
             let mut event = version::added_event(artifact.id, index, holder);
-            if let Some(packing) = packing {
-                event = event.with("unpacked", packing.as_str());
+            if let Some(compression) = compression {
+                event = event.with("unpacked", compression.as_str());
             }
             app.events.record(event);
         }
@@ -135,12 +135,12 @@ struct Part<'a> {
     validator: Mutex<Option<String>>,
 }
 
-impl Keep for Part<'_> {
+impl ResumeState for Part<'_> {
     fn validator(&self) -> Option<String> {
         self.validator.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    async fn keep(&self, validator: Option<String>) -> Result<()> {
+    async fn save(&self, validator: Option<String>) -> Result<()> {
         self.validator.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&validator);
         self.write(0, None, validator).await
     }
@@ -149,14 +149,18 @@ impl Keep for Part<'_> {
 impl Part<'_> {
     async fn write(&self, done: u64, total: Option<u64>, validator: Option<String>) -> Result<()> {
         let number = |count| i64::try_from(count).unwrap_or(i64::MAX);
-        let progress =
-            Progress { done: number(done), total: total.map(number), validator, node: Some(self.here) };
+        let progress = OperationProgress {
+            done: number(done),
+            total: total.map(number),
+            validator,
+            node: Some(self.here),
+        };
         transaction!(self.app.store, |tx| { Ok(operations::set_progress(tx, self.row, &progress).await?) })
     }
 }
 
 /// Writes down how far a fetch is, in the operation and now and then as an event. Ends when the artifact is deleted.
-async fn watch(part: &Part<'_>, artifact: &ArtifactRow, meter: &Meter) {
+async fn watch(part: &Part<'_>, artifact: &ArtifactRow, meter: &FetchProgress) {
     let (mut written, mut told, mut silent) = (0, 0, 0);
     loop {
         tokio::time::sleep(TICK).await;
@@ -182,7 +186,7 @@ async fn watch(part: &Part<'_>, artifact: &ArtifactRow, meter: &Meter) {
                 .with("percent", percent);
             event.request_id.clone_from(&part.row.request_id);
             for instance in instances::awaiting(&*part.app.store, artifact.id).await.unwrap_or_default() {
-                event = event.also(instance::object(instance));
+                event = event.with_object(instance::object(instance));
             }
             part.app.events.record(event);
         }

@@ -33,7 +33,7 @@ async fn wanted(app: &App, row: &OperationRow) -> Result<Option<(InstanceRow, In
     let interface = interfaces::get(&*app.store, id).await?;
     let instance = instances::get(&*app.store, target_id(&row.target.id)?).await?;
     let interface = interface.filter(|interface| interface.state == InterfaceState::Initial);
-    Ok(instance.filter(|row| row.state.is_alive()).zip(interface))
+    Ok(instance.filter(|row| row.state.is_active()).zip(interface))
 }
 
 async fn plug(app: &App, row: &OperationRow) -> Result<()> {
@@ -54,7 +54,7 @@ async fn plug(app: &App, row: &OperationRow) -> Result<()> {
     transaction!(app.store, |tx| { set_state_in(tx, &interface, to).await })?;
     app.events.record(
         Event::new(EventType::Mutate, object(instance.id), "interface was plugged in")
-            .also(ObjectRef::new(ObjectType::Interface, interface.id))
+            .with_object(ObjectRef::new(ObjectType::Interface, interface.id))
             .with("interface_uuid", interface.id.to_string()),
     );
     Ok(())
@@ -69,7 +69,7 @@ async fn fail(app: &App, row: &OperationRow) -> Result<()> {
     app.networks.notify_changed();
     app.events.record(
         Event::new(EventType::Mutate, object(instance.id), "interface could not be plugged in")
-            .also(ObjectRef::new(ObjectType::Interface, interface.id))
+            .with_object(ObjectRef::new(ObjectType::Interface, interface.id))
             .with("interface_uuid", interface.id.to_string())
             .with("reason", reason),
     );

@@ -90,7 +90,7 @@ async fn copy_all(
     };
     node.vms().snapshot(instance.id, &disks, compress).await.map_err(|error| match error {
         // There may be room later.
-        Error::Insufficient(why) => Error::Unavailable(why),
+        Error::InsufficientCapacity(why) => Error::Unavailable(why),
         other => other,
     })?;
     drop(turn);

@@ -279,7 +279,7 @@ impl Worker {
         let removed =
             self.implementation(row).is_some_and(|implementation| implementation.kind.removes_target);
         if !removed || state == OperationState::Error {
-            event = event.also(row.target.clone());
+            event = event.with_object(row.target.clone());
         }
         if let Some(report) = report {
             event = event.with("error", json!(report));

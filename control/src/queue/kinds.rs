@@ -4,7 +4,7 @@ use muster_types::ids::{ArtifactId, BlobId, InterfaceId, NodeId};
 use muster_types::operation::OperationType;
 use serde::{Deserialize, Serialize};
 
-use super::{Lane, Operation, OperationKind};
+use super::operation::{Lane, Operation, OperationKind};
 
 macro_rules! operations {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty),* $(,)? } = $kind:ident, $lane:ident, $text:literal,
@@ -27,7 +27,7 @@ macro_rules! operations {
 
 // Name { parameters } = operation type, lane, name, whether it removes its target, steps.
 operations! {
-    /// Removes what a deleted namespace no longer needs.
+    /// Removes the keys, trusts and rules of a deleted namespace.
     DeleteNamespace {} = Namespace, Quick, "delete_namespace", false,
         ["namespace_delete_keys", "namespace_delete_trusts", "namespace_delete_rules"];
     /// Removes the record of a namespace that was deleted long enough ago.
@@ -74,6 +74,6 @@ pub struct DiskCopy {
     pub artifact: ArtifactId,
     /// The blob that the copy becomes.
     pub blob: BlobId,
-    /// The blob under a thin copy, which holds only what differs from it.
+    /// The backing blob of a thin copy, which contains only the differences.
     pub base: Option<BlobId>,
 }

@@ -3,67 +3,17 @@
 //! An operation is a row; the workers in `operations/` run its steps. See docs/decisions/0004.
 
 mod kinds;
+mod operation;
 
-use muster_store::operations::{self, NewOperation as NewRow, OperationRow};
+use muster_store::operations::{self, NewOperation as NewRow};
 use muster_store::{StoreError, Tx};
 use muster_types::ids::NodeId;
 use muster_types::object::ObjectRef;
-use muster_types::operation::{OperationHandle, OperationType};
-use muster_types::{Error, Result};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use muster_types::operation::OperationHandle;
 use tokio::sync::Notify;
 
 pub use kinds::*;
-
-/// A type of operation: its name, its steps and where it runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OperationKind {
-    pub operation_type: OperationType,
-    pub name: &'static str,
-    /// Whether the target no longer exists once the operation is complete.
-    pub removes_target: bool,
-    pub lane: Lane,
-    /// The names of its steps, which the API shows as tasks.
-    pub steps: &'static [&'static str],
-}
-
-/// The parameters of a kind of operation, stored with its row.
-pub trait Operation: Serialize + DeserializeOwned + Send + Sync {
-    const KIND: OperationKind;
-
-    /// Reads the parameters of a queued operation.
-    fn parameters(row: &OperationRow) -> Result<Self> {
-        serde_json::from_value(row.arguments.clone())
-            .map_err(|error| Error::Internal(format!("operation {}: invalid parameters: {error}", row.id)))
-    }
-}
-
-/// A group of operations with its own workers, so that slow work never delays another group.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lane {
-    /// Work that ends soon.
-    Quick,
-    /// Downloads, whose duration depends on the source.
-    Fetch,
-    /// CPU and disk intensive work.
-    Convert,
-    /// Work on VMs.
-    Vm,
-}
-
-impl Lane {
-    pub(crate) const ALL: [Self; 4] = [Self::Quick, Self::Fetch, Self::Convert, Self::Vm];
-
-    /// The number of operations that one daemon runs concurrently in this lane.
-    pub(crate) fn workers(self) -> u16 {
-        match self {
-            Self::Quick | Self::Fetch => 8,
-            Self::Convert => 2,
-            Self::Vm => 16,
-        }
-    }
-}
+pub use operation::{Lane, Operation, OperationKind};
 
 /// Wakes the workers of this daemon when operations are queued.
 #[derive(Debug, Default)]
@@ -97,7 +47,7 @@ pub struct NewOperation<P> {
 }
 
 impl<P: Operation> NewOperation<P> {
-    /// An operation on `target` that any node can run and no request caused.
+    /// Creates an operation on `target` that any node can run and no request caused.
     pub fn new(target: ObjectRef, namespace: Option<String>, parameters: P) -> Self {
         Self { parameters, target, namespace, depends_on: vec![], request_id: None, node: None }
     }

@@ -29,7 +29,7 @@ pub async fn run(app: &App) -> Result<usize> {
                 count += 1;
                 app.events.record(
                     Event::audit(ObjectRef::namespace(&key.namespace), "expired key deleted")
-                        .also(ObjectRef::new(ObjectType::NamespaceKey, key.id))
+                        .with_object(ObjectRef::new(ObjectType::NamespaceKey, key.id))
                         .with("keyname", key.name.clone()),
                 );
             }

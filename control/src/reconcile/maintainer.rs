@@ -51,7 +51,7 @@ pub(super) async fn run(app: Arc<App>, tasks: &'static [Task], mut stop: watch::
         }
     }
     background.shutdown().await;
-    if let Err(error) = leases::release(&app.store, MAINTAINER_LEASE, &app.holder).await {
+    if let Err(error) = leases::release(&app.store, MAINTAINER_LEASE, &app.lease_owner).await {
         tracing::warn!(%error, "failed to release the maintainer lease");
     }
 }
@@ -63,7 +63,7 @@ async fn renew_lease(app: Arc<App>, elected: watch::Sender<bool>) {
     let lease = app.settings.cluster_op_lease as f64 * 2.0;
     let mut renewed = f64::MIN;
     loop {
-        match leases::acquire(&app.store, MAINTAINER_LEASE, &app.holder, lease).await {
+        match leases::acquire(&app.store, MAINTAINER_LEASE, &app.lease_owner, lease).await {
             Ok(true) => renewed = now(),
             Ok(false) => renewed = f64::MIN,
             Err(error) => tracing::warn!(%error, "failed to renew the maintainer lease"),

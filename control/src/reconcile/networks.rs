@@ -208,7 +208,7 @@ impl Follower {
                 {
                     app.events.record(
                         Event::new(EventType::Status, object(plan.id), "network cannot be carried by a node")
-                            .also(ObjectRef::new(ObjectType::Node, node))
+                            .with_object(ObjectRef::new(ObjectType::Node, node))
                             .with("reason", why.as_str()),
                     );
                 }
@@ -271,7 +271,7 @@ impl Follower {
                                 object(row.id),
                                 "network cannot be removed from a node",
                             )
-                            .also(ObjectRef::new(ObjectType::Node, id))
+                            .with_object(ObjectRef::new(ObjectType::Node, id))
                             .with("reason", reason(&error)),
                         );
                     }
@@ -291,7 +291,7 @@ impl Follower {
         known: &Known,
     ) -> Result<()> {
         let id = node.identity().id;
-        let found = node.find_networks().await?;
+        let found = node.list_networks().await?;
         let suspects: BTreeSet<FoundNetwork> = found
             .into_iter()
             .filter(|found| !known.contains_key(&found.id) && !picture.takes_part(found.id, id))
@@ -309,7 +309,7 @@ impl Follower {
             node.remove_network(found).await?;
             app.events.record(
                 Event::new(EventType::Status, object(found.id), "leftovers removed from a node")
-                    .also(ObjectRef::new(ObjectType::Node, id)),
+                    .with_object(ObjectRef::new(ObjectType::Node, id)),
             );
         }
         Ok(())
@@ -329,11 +329,11 @@ fn announce(app: &App, node: NodeId, network: NetworkId, care: NetworkReport, ag
     let place = || ObjectRef::new(ObjectType::Node, node);
     if let Some(why) = care.server_died {
         let event = Event::new(EventType::Status, object(network), "dnsmasq died and was started again");
-        app.events.record(event.also(place()).with("reason", why));
+        app.events.record(event.with_object(place()).with("reason", why));
     }
     if again && !care.repaired.is_empty() {
         tracing::info!(%network, repaired = ?care.repaired, "a network was repaired");
         let event = Event::new(EventType::Status, object(network), "network repaired");
-        app.events.record(event.also(place()).with("repaired", care.repaired));
+        app.events.record(event.with_object(place()).with("repaired", care.repaired));
     }
 }

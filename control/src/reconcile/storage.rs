@@ -135,7 +135,7 @@ async fn compare(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) -> Result<()> {
 /// Brings the files of a node and the rows together.
 async fn look(app: &Arc<App>, node: &Arc<dyn NodeApi>, memory: &mut Memory) -> Result<()> {
     // The files first: what has one has had a row for longer.
-    let found = node.storage().find().await?;
+    let found = node.storage().list_files().await?;
     let wanted = blob_locations::of_node(&*app.store, node.identity().id).await?;
     let mut look = Look { app, node, memory, wanted, removed: 0 };
     let files: HashSet<StoredFileKind> = found.iter().map(|file| file.kind).collect();

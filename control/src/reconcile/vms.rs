@@ -100,7 +100,7 @@ async fn look(app: &App, node: &Arc<dyn NodeApi>, memory: &mut Memory) -> Result
             None => instances::get(&*app.store, machine.id).await?,
         };
         match row {
-            Some(row) if row.node != Some(here) && row.state.is_alive() => tell(app, here, memory, &machine),
+            Some(row) if row.node != Some(here) && row.state.is_active() => tell(app, here, memory, &machine),
             Some(row) => match row.state {
                 InstanceState::Created if !is_seen(&row, &machine.power) => {
                     observe(app, node, row.id).await;

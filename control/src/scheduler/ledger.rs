@@ -1,85 +1,93 @@
-//! What a node has promised, and whether it can promise more.
+//! The ledger of a node: the capacity that is committed to instances, and whether more can be. See docs/decisions/0019.
 
 use muster_types::capacity::CommittedCapacity;
 
-use super::shortage::Shortage;
-use super::{Facts, Policy, Wish};
+use super::node_facts::NodeFacts;
+use super::policy::SchedulerPolicy;
+use super::reject_reason::RejectReason;
+use super::request::PlacementRequest;
 
-/// The decay of expected demand: after the whole time, e to the minus third is left, 5 %.
-const DECAY: f64 = 3.0;
+/// The decay constant of expected demand: after the decay time, e^-3 (5 %) of it is left.
+const DEMAND_DECAY: f64 = 3.0;
 
 /// Returns the load still expected of new instances at `now`. The load of older instances is in the measured load.
-fn expected_demand(committed: &CommittedCapacity, policy: &Policy, now: f64) -> f64 {
-    // Clocks of two daemons may differ.
+fn expected_demand(committed: &CommittedCapacity, policy: &SchedulerPolicy, now: f64) -> f64 {
+    // The clocks of two daemons may differ.
     let age = (now - committed.demand_at).max(0.0);
     if policy.demand_decay_seconds <= 0.0 {
         return 0.0;
     }
-    committed.demand * (-DECAY * age / policy.demand_decay_seconds).exp()
+    committed.demand * (-DEMAND_DECAY * age / policy.demand_decay_seconds).exp()
 }
 
-/// Why a node does not promise it.
+/// Why capacity is not committed to an instance.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Denied {
+pub struct CapacityDenied {
     pub reason: String,
-    /// Whether it has room and merely expects to be busy.
+    /// Whether only the expected load exceeds its target.
     pub only_demand: bool,
 }
 
-impl Denied {
-    pub(super) fn new(shortage: &Shortage<'_>, only_demand: bool) -> Self {
-        Self { reason: shortage.to_string(), only_demand }
+impl CapacityDenied {
+    pub(super) fn new(reason: &RejectReason<'_>, only_demand: bool) -> Self {
+        Self { reason: reason.to_string(), only_demand }
     }
 }
 
-/// Promises an instance what it wishes: the new ledger, to be written while nobody else can change the old one.
-pub fn claim(
-    wish: &Wish,
-    facts: &Facts,
+/// Commits capacity to an instance. Returns the new ledger, which the caller writes while it holds the ledger's lock.
+pub fn commit_capacity(
+    request: &PlacementRequest,
+    facts: &NodeFacts,
     committed: &CommittedCapacity,
-    policy: &Policy,
+    policy: &SchedulerPolicy,
     now: f64,
-    heed_demand: bool,
-) -> Result<CommittedCapacity, Denied> {
-    cpu_per_instance(wish, facts)
-        .and_then(|()| cpu(wish, facts, committed, policy))
-        .and_then(|()| memory(wish, facts, committed, policy))
-        .and_then(|()| disk(wish, facts, committed, policy))
-        .map_err(|shortage| Denied::new(&shortage, false))?;
+    include_demand: bool,
+) -> Result<CommittedCapacity, CapacityDenied> {
+    check_cpu_per_instance(request, facts)
+        .and_then(|()| check_cpu(request, facts, committed, policy))
+        .and_then(|()| check_memory(request, facts, committed, policy))
+        .and_then(|()| check_disk(request, facts, committed, policy))
+        .map_err(|reason| CapacityDenied::new(&reason, false))?;
     let expected = expected_demand(committed, policy, now);
-    let more = wish.cpus as f64 * policy.demand_per_vcpu;
-    let aim = facts.cpu_max * policy.target_load;
-    if heed_demand && facts.load_1 + expected + more > aim {
-        return Err(Denied::new(&Shortage::Demand { expected: facts.load_1 + expected, aim, more }, true));
+    let added = request.cpus as f64 * policy.demand_per_vcpu;
+    let target = facts.cpu_max * policy.target_load;
+    if include_demand && facts.load_1 + expected + added > target {
+        let reason = RejectReason::Demand { expected: facts.load_1 + expected, added, target };
+        return Err(CapacityDenied::new(&reason, true));
     }
     Ok(CommittedCapacity {
-        cpus: committed.cpus.saturating_add(wish.cpus),
-        memory_mb: committed.memory_mb.saturating_add(wish.memory_mb),
-        disk_gb: committed.disk_gb.saturating_add(wish.disk_gb),
-        demand: expected + more,
+        cpus: committed.cpus.saturating_add(request.cpus),
+        memory_mb: committed.memory_mb.saturating_add(request.memory_mb),
+        disk_gb: committed.disk_gb.saturating_add(request.disk_gb),
+        demand: expected + added,
         demand_at: now,
     })
 }
 
-/// Takes back what was promised to an instance. The load that is expected of it fades by itself.
+/// Releases the capacity of an instance. Its expected demand decays by itself.
 #[must_use]
-pub fn release(committed: &CommittedCapacity, cpus: i64, memory_mb: i64, disk_gb: i64) -> CommittedCapacity {
-    let less = |from: i64, by: i64| from.saturating_sub(by).max(0);
+pub fn release_capacity(
+    committed: &CommittedCapacity,
+    cpus: i64,
+    memory_mb: i64,
+    disk_gb: i64,
+) -> CommittedCapacity {
+    let subtract = |from: i64, amount: i64| from.saturating_sub(amount).max(0);
     CommittedCapacity {
-        cpus: less(committed.cpus, cpus),
-        memory_mb: less(committed.memory_mb, memory_mb),
-        disk_gb: less(committed.disk_gb, disk_gb),
+        cpus: subtract(committed.cpus, cpus),
+        memory_mb: subtract(committed.memory_mb, memory_mb),
+        disk_gb: subtract(committed.disk_gb, disk_gb),
         ..*committed
     }
 }
 
-/// What may be promised of something of which `total` is there and `reserved` is kept for the machine.
+/// Returns the limit for a resource of which `reserved` is kept for the host.
 fn limit(total: f64, reserved: f64, overcommit: f64) -> f64 {
     (total - reserved).max(0.0) * overcommit
 }
 
-/// What a node may promise in all: processors, megabytes, gigabytes.
-pub(super) fn limits(facts: &Facts, policy: &Policy) -> [f64; 3] {
+/// Returns the maximum capacity that a node may commit: vCPUs, megabytes, gigabytes.
+pub(super) fn limits(facts: &NodeFacts, policy: &SchedulerPolicy) -> [f64; 3] {
     [
         limit(facts.cpu_schedulable, 0.0, policy.cpu_overcommit),
         limit(facts.memory_max_mb, facts.memory_reserved_mb, policy.memory_overcommit),
@@ -87,64 +95,67 @@ pub(super) fn limits(facts: &Facts, policy: &Policy) -> [f64; 3] {
     ]
 }
 
-pub(super) fn cpu_per_instance<'a>(wish: &Wish, facts: &'a Facts) -> Result<(), Shortage<'a>> {
-    let (most, wanted) = (facts.cpu_max_per_instance, wish.cpus);
-    if wanted as f64 > most { Err(Shortage::CpuPerInstance { most, wanted }) } else { Ok(()) }
+pub(super) fn check_cpu_per_instance<'a>(
+    request: &PlacementRequest,
+    facts: &'a NodeFacts,
+) -> Result<(), RejectReason<'a>> {
+    let (max, requested) = (facts.cpu_max_per_instance, request.cpus);
+    if requested as f64 > max { Err(RejectReason::CpuPerInstance { max, requested }) } else { Ok(()) }
 }
 
-pub(super) fn cpu<'a>(
-    wish: &Wish,
-    facts: &'a Facts,
+pub(super) fn check_cpu<'a>(
+    request: &PlacementRequest,
+    facts: &'a NodeFacts,
     committed: &CommittedCapacity,
-    policy: &Policy,
-) -> Result<(), Shortage<'a>> {
+    policy: &SchedulerPolicy,
+) -> Result<(), RejectReason<'a>> {
     let [limit, _, _] = limits(facts, policy);
-    let (promised, wanted) = (committed.cpus as f64, wish.cpus);
-    let taken = promised.max(facts.measured_vcpus);
-    if taken + wanted as f64 > limit {
-        return Err(Shortage::Cpu { taken, promised: promised >= taken, limit, wanted });
+    let (committed, requested) = (committed.cpus as f64, request.cpus);
+    let taken = committed.max(facts.measured_vcpus);
+    if taken + requested as f64 > limit {
+        return Err(RejectReason::Cpu { taken, is_measured: committed < taken, limit, requested });
     }
     Ok(())
 }
 
-pub(super) fn memory<'a>(
-    wish: &Wish,
-    facts: &'a Facts,
+pub(super) fn check_memory<'a>(
+    request: &PlacementRequest,
+    facts: &'a NodeFacts,
     committed: &CommittedCapacity,
-    policy: &Policy,
-) -> Result<(), Shortage<'a>> {
-    let wanted = wish.memory_mb;
+    policy: &SchedulerPolicy,
+) -> Result<(), RejectReason<'a>> {
+    let requested = request.memory_mb;
     let free = facts.memory_available_mb - facts.memory_reserved_mb;
-    if wanted as f64 > free {
-        return Err(Shortage::MemoryFree { free: free.max(0.0), wanted });
+    if requested as f64 > free {
+        return Err(RejectReason::MemoryFree { free: free.max(0.0), requested });
     }
-    let (used, limit_used) = (facts.memory_actual_mb, facts.memory_max_mb * policy.memory_overcommit);
-    if used + wanted as f64 > limit_used {
-        return Err(Shortage::MemoryUsed { used, limit: limit_used, wanted });
+    let (used, used_limit) = (facts.memory_actual_mb, facts.memory_max_mb * policy.memory_overcommit);
+    if used + requested as f64 > used_limit {
+        return Err(RejectReason::MemoryUsed { used, limit: used_limit, requested });
     }
     let [_, limit, _] = limits(facts, policy);
-    let promised = committed.memory_mb;
-    if promised as f64 + wanted as f64 > limit {
-        return Err(Shortage::MemoryPromised { promised, limit, wanted });
+    let committed = committed.memory_mb;
+    if committed as f64 + requested as f64 > limit {
+        return Err(RejectReason::MemoryCommitted { committed, limit, requested });
     }
     Ok(())
 }
 
-pub(super) fn disk<'a>(
-    wish: &Wish,
-    facts: &'a Facts,
+pub(super) fn check_disk<'a>(
+    request: &PlacementRequest,
+    facts: &'a NodeFacts,
     committed: &CommittedCapacity,
-    policy: &Policy,
-) -> Result<(), Shortage<'a>> {
-    let wanted = wish.disk_gb;
+    policy: &SchedulerPolicy,
+) -> Result<(), RejectReason<'a>> {
+    let requested = request.disk_gb;
     let free = facts.disk_free_gb - facts.disk_reserved_gb;
-    if wanted as f64 > free {
-        return Err(Shortage::DiskFree { free: free.max(0.0), wanted });
+    if requested as f64 > free {
+        return Err(RejectReason::DiskFree { free: free.max(0.0), requested });
     }
     let [_, _, limit] = limits(facts, policy);
-    let promised = committed.disk_gb;
-    if promised as f64 + wanted as f64 > limit {
-        return Err(Shortage::DiskPromised { promised, limit, wanted });
+    let committed = committed.disk_gb;
+    if committed as f64 + requested as f64 > limit {
+        return Err(RejectReason::DiskCommitted { committed, limit, requested });
     }
     Ok(())
 }

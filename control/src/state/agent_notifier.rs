@@ -1,4 +1,4 @@
-//! Notifications between requests that want work done inside guests and the reconciler that does it.
+//! Notifications between requests for agent operations and the reconciler that performs them. See docs/decisions/0022.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use muster_types::node::NodeApi;
 use parking_lot::Mutex;
 use tokio::sync::{MutexGuard, Notify, watch};
 
-/// How often a guest is checked without a notification.
+/// How often the state of a guest is polled without a notification.
 const READY_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Notifies the agent operations reconciler of instances with something to do, and its waiters of guest reports.
+/// Notifies the agent operations reconciler of changed operations, and waiters of guest reports.
 #[derive(Debug)]
 pub struct AgentNotifier {
     changed: Mutex<HashSet<InstanceId>>,
     notify: Notify,
     /// Counts the reports of guests.
     reports: watch::Sender<u64>,
-    /// Held while a report is written, so that the last one wins.
+    /// Locked while a report is written, so that the last one wins.
     writing: tokio::sync::Mutex<()>,
 }
 

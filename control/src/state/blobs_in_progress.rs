@@ -10,7 +10,8 @@ use parking_lot::Mutex;
 /// How long to wait for another task that stores the same content.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The blobs that are being written, by node. An incomplete blob that is not in here belongs to a daemon that died.
+/// The blobs that are being written, by node. An incomplete blob that is not in this set belongs to a daemon that died.
+/// See docs/decisions/0015.
 #[derive(Debug, Default)]
 pub struct BlobsInProgress(Mutex<HashSet<(NodeId, BlobId)>>);
 
@@ -23,7 +24,7 @@ impl BlobsInProgress {
     pub(crate) fn begin(&self, node: NodeId, blob: BlobId) -> Option<BlobInProgress<'_>> {
         let id = (node, blob);
         let new = self.0.lock().insert(id);
-        // Not before it is known to be new: dropping the mark removes the entry.
+        // Created only for a new entry, because dropping the mark removes the entry.
         if new { Some(BlobInProgress { blobs: self, id }) } else { None }
     }
 
@@ -35,7 +36,7 @@ impl BlobsInProgress {
                 return Ok(mark);
             }
             if Instant::now() > deadline {
-                return Err(Error::Unavailable("the same content is just being stored, please retry".into()));
+                return Err(Error::Unavailable("the same content is being stored, please retry".into()));
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

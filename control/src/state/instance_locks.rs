@@ -10,7 +10,7 @@ use tokio::sync::OwnedMutexGuard;
 /// The number of locks above which unused ones are removed.
 const MAX_UNUSED: usize = 64;
 
-/// One lock for each instance on the nodes of this daemon. No other daemon touches their VMs.
+/// One lock for each instance on the nodes of this daemon. No other daemon touches their VMs. See docs/decisions/0018.
 #[derive(Debug, Default)]
 pub struct InstanceLocks(Mutex<HashMap<InstanceId, Arc<tokio::sync::Mutex<()>>>>);
 

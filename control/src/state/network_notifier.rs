@@ -1,8 +1,8 @@
-//! Notifications between requests that change networks and the reconciler that applies them.
+//! Notifications between requests that change networks and the reconciler that applies them. See docs/decisions/0011.
 
 use tokio::sync::{Notify, watch};
 
-/// Notifies the network reconciler of changes, and its waiters of applied changes.
+/// Notifies the network reconciler of changes, and waiters of applied changes.
 #[derive(Debug)]
 pub struct NetworkNotifier {
     changed: Notify,

@@ -10,16 +10,16 @@ use muster_types::ids::NodeId;
 use muster_types::node::NodeState;
 use parking_lot::Mutex;
 
-use crate::scheduler::Facts;
+use crate::scheduler::NodeFacts;
 
-/// The nodes that are up, with what they have committed.
-pub type NodeCapacity = Vec<(Arc<Facts>, CommittedCapacity)>;
+/// The nodes that are up, with their committed capacity.
+pub type NodeCapacity = Vec<(Arc<NodeFacts>, CommittedCapacity)>;
 
-/// What the scheduler knows of the nodes. It may be slightly stale: the ledger's row decides.
+/// A cache of the facts about the nodes. It may be slightly stale: the ledger's row decides. See docs/decisions/0019.
 #[derive(Debug, Default)]
 pub struct PlacementCache {
     entry: Mutex<Option<Entry>>,
-    /// Held while the nodes are read, so that concurrent readers share one read.
+    /// Locked while the nodes are read, so that concurrent readers share one read.
     reading: tokio::sync::Mutex<()>,
 }
 
@@ -56,7 +56,9 @@ impl PlacementCache {
         let rows = nodes::list(store).await?;
         let up = rows.iter().filter(|row| row.state == NodeState::Created);
         let nodes: NodeCapacity = up
-            .map(|row| (Arc::new(Facts::read(row)), ledgers.remove(&row.identity.id).unwrap_or_default()))
+            .map(|row| {
+                (Arc::new(NodeFacts::from_row(row)), ledgers.remove(&row.identity.id).unwrap_or_default())
+            })
             .collect();
         let nodes = Arc::new(nodes);
         *self.entry.lock() = Some(Entry { read_at, nodes: Arc::clone(&nodes) });

@@ -3,7 +3,7 @@
 /// How far the reported boot time of one boot may drift, in seconds: guests adjust their clocks while they run.
 const BOOT_TIME_TOLERANCE: f64 = 60.0;
 
-/// Derives a boot ID from what agents report, for agents with and without a boot ID of their own.
+/// Tracks the boots of a guest by the boot ID that its agent reports, or else by its boot time.
 #[derive(Debug, Default)]
 pub(super) struct BootTracker {
     boot_id: Option<String>,
@@ -20,7 +20,7 @@ impl BootTracker {
         self.ended = true;
     }
 
-    /// Records what an agent reported, `agent_started` if the agent has just started, and returns the boot ID.
+    /// Records the report of an agent and returns the boot ID. `agent_started` means that the agent has just started.
     pub(super) fn observe(
         &mut self,
         reported_id: Option<String>,
@@ -73,7 +73,7 @@ mod tests {
         assert_eq!(boot.observe(None, Some(1050.0), false).unwrap(), first);
         assert_eq!(boot.observe(None, None, false).unwrap(), first);
         assert_eq!(boot.observe(None, Some(1061.0), false).unwrap(), "1061");
-        // A restarted agent knows nothing of the commands of the previous one.
+        // A restarted agent has lost the commands of the previous one.
         let second = boot.observe(None, Some(1061.0), true).unwrap();
         assert_eq!(second, "1061+1");
         assert_eq!(boot.observe(None, Some(1061.0), false).unwrap(), second);

@@ -14,9 +14,9 @@ use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tokio::sync::watch;
 
-use crate::changes::ChangeNotifier;
+use crate::change_notifier::ChangeNotifier;
 
-/// The reason for the end of a session when its VM is stopped or removed.
+/// Why a session ended when its VM was stopped or removed.
 pub(super) const VM_DETACHED: &str = "the VM is no longer attached";
 
 /// A client for the agent of one guest: [`muster_types::guest::GuestApi`] without the instance ID.
@@ -91,13 +91,13 @@ impl AgentChannel {
     pub(super) fn report(&self) -> GuestReport {
         let mut report = self.state.lock().report.clone();
         if self.vm_status.borrow().paused {
-            // A request would be executed only after the VM resumes, when its caller may have given up.
+            // A request would be executed only after the VM resumes, when its caller may have timed out.
             report.state = AgentState::NotReady("instance paused".into());
         }
         report
     }
 
-    /// Updates the report, and notifies the listener if it changed.
+    /// Updates the report, and notifies the subscriber if it changed.
     pub(super) fn update_report(&self, update: impl FnOnce(&mut GuestReport)) {
         {
             let mut state = self.state.lock();

@@ -1,4 +1,4 @@
-//! Host side of the protocols of the agents inside guests.
+//! The host side of the agent protocols. See docs/decisions/0022.
 //!
 //! A VM has an `AgentChannel` for each agent protocol that it offers; the `GuestRegistry` owns the channels and picks the
 //! one to use. `v1` implements the protocol over a serial port, `v2` the one over a virtual socket.

@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 
 use super::channel::{AgentChannel, AgentClient};
 use super::{v1, v2};
-use crate::changes::ChangeNotifier;
+use crate::change_notifier::ChangeNotifier;
 
 /// The agent channels of all VMs that are running and have one.
 #[derive(Debug, Default)]
@@ -54,7 +54,7 @@ impl GuestRegistry {
                     let sessions = v1::run_sessions(channel.clone(), vm_dir.to_owned());
                     tasks.push(tokio::spawn(sessions).abort_handle());
                 }
-                // Without a context ID, for example on a host without vhost-vsock, the channel stays without contact.
+                // Without a context ID, for example on a host without vhost-vsock, the state stays `NoContact`.
                 SideChannel::Agent2 => tasks.extend(vsock_cid.map(|cid| {
                     let sessions = v2::run_sessions(channel.clone(), v2::AgentAddress::Vsock(cid));
                     tokio::spawn(sessions).abort_handle()
@@ -81,7 +81,7 @@ impl GuestRegistry {
         self.preferred_channel(id).and_then(|channel| channel.client()).ok_or_else(not_connected)
     }
 
-    /// Returns the first channel whose agent is ready, else the first one over which an agent sent anything.
+    /// Returns the first channel whose agent is ready, or else the first one on which an agent has sent data.
     fn preferred_channel(&self, id: InstanceId) -> Option<Arc<AgentChannel>> {
         let channels = self.channels.lock();
         let channels = channels.get(&id)?;

@@ -50,7 +50,7 @@ pub(crate) fn detect(head: &[u8], size: u64) -> Result<ImageKind> {
     }
     Ok(match compression_of(head) {
         Some(compression) => ImageKind::Compressed(compression),
-        None if has(head, 0x8001, b"CD001") => ImageKind::Iso,
+        None if has_magic(head, 0x8001, b"CD001") => ImageKind::Iso,
         None => ImageKind::Raw,
     })
 }
@@ -63,9 +63,11 @@ pub(crate) fn compression_of(head: &[u8]) -> Option<Compression> {
 
 /// Returns the name of the format, if it is an unsupported one.
 fn unsupported(head: &[u8]) -> Option<&'static str> {
-    let found =
-        UNSUPPORTED_FORMATS.into_iter().find(|(at, magic, _)| has(head, *at, magic)).map(|(_, _, name)| name);
-    found.or_else(|| is_descriptor(head).then_some("VMDK")).or_else(|| {
+    let found = UNSUPPORTED_FORMATS
+        .into_iter()
+        .find(|(offset, magic, _)| has_magic(head, *offset, magic))
+        .map(|(_, _, name)| name);
+    found.or_else(|| is_vmdk_descriptor(head).then_some("VMDK")).or_else(|| {
         let version =
             head.get(4..8).and_then(|bytes| <[u8; 4]>::try_from(bytes).ok()).map(u32::from_be_bytes);
         (head.starts_with(qcow2::MAGIC) && version == Some(1)).then_some("QCOW (version 1)")
@@ -78,27 +80,27 @@ pub(crate) fn may_refer_to_files(head: &[u8]) -> bool {
 }
 
 /// Returns whether this is a VMDK descriptor: a version after comments and empty lines.
-fn is_descriptor(head: &[u8]) -> bool {
+fn is_vmdk_descriptor(head: &[u8]) -> bool {
     let mut lines = head.split(|byte| *byte == b'\n');
     let first = lines.find(|line| !line.starts_with(b"#") && !line.trim_ascii().is_empty());
     first.is_some_and(|line| line.trim_ascii_start().starts_with(b"version="))
 }
 
-fn has(head: &[u8], at: usize, magic: &[u8]) -> bool {
-    head.get(at..).is_some_and(|rest| rest.starts_with(magic))
+fn has_magic(head: &[u8], offset: usize, magic: &[u8]) -> bool {
+    head.get(offset..).is_some_and(|rest| rest.starts_with(magic))
 }
 
-pub(super) fn invalid(why: &str) -> Error {
-    Error::Invalid(why.to_owned())
+pub(super) fn invalid(reason: &str) -> Error {
+    Error::Invalid(reason.to_owned())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn padded(at: usize, magic: &[u8]) -> Vec<u8> {
+    fn padded(offset: usize, magic: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; 0x9000];
-        bytes[at..at + magic.len()].copy_from_slice(magic);
+        bytes[offset..offset + magic.len()].copy_from_slice(magic);
         bytes
     }
 
@@ -121,9 +123,9 @@ mod tests {
 
     #[test]
     fn refuses_unsupported_formats_by_name() {
-        for (at, magic, name) in UNSUPPORTED_FORMATS {
-            let refusal = kind(&padded(at, magic)).unwrap_err().to_string();
-            assert!(refusal.contains(name), "{name}: {refusal}");
+        for (offset, magic, name) in UNSUPPORTED_FORMATS {
+            let error = kind(&padded(offset, magic)).unwrap_err().to_string();
+            assert!(error.contains(name), "{name}: {error}");
         }
         let texts: [&[u8]; 4] = [
             b"version=1\nCID=1\n",
@@ -132,8 +134,8 @@ mod tests {
             b"#\n# Disk DescriptorFile\n version=1\n",
         ];
         for text in texts {
-            let refusal = kind(text).unwrap_err().to_string();
-            assert!(refusal.contains("VMDK") && !refusal.contains("shadow"), "{refusal}");
+            let error = kind(text).unwrap_err().to_string();
+            assert!(error.contains("VMDK") && !error.contains("shadow"), "{error}");
         }
         assert!(kind(b"QFI\xfb\0\0\0\x01more").unwrap_err().to_string().contains("QCOW (version 1)"));
         assert!(kind(b"").unwrap_err().to_string().contains("empty"));

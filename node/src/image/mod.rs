@@ -1,5 +1,5 @@
 //! Disk images, which are untrusted. Our own parser inspects them first, then the host's tools in a sandbox. Errors
-//! contain our own words about an image, never the output of a tool.
+//! contain our own words about an image, never the output of a tool. See docs/decisions/0016 and 0017.
 
 mod format;
 mod qcow2;
@@ -20,7 +20,7 @@ use muster_types::{Error, Result};
 use serde_json::Map;
 
 use crate::command::Commands;
-use crate::files::{ScratchDir, failed};
+use crate::files::{ScratchDir, io_error};
 use format::{HEADER_SIZE, ImageKind, invalid};
 use tools::{Layers, Tools};
 
@@ -36,19 +36,19 @@ struct ImageLimits {
 pub(crate) struct Images {
     limits: ImageLimits,
     tools: Result<Tools, String>,
-    /// Whether only our own parser inspects images, and conversions are the images themselves.
+    /// Whether images are only inspected by our own parser and not converted.
     simulated: bool,
 }
 
 /// The files of a disk.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Disk<'a> {
+pub(crate) struct DiskFiles<'a> {
     pub(crate) top: &'a Path,
     pub(crate) base: Option<&'a Path>,
 }
 
 /// The context of work on one image.
-pub(crate) struct Job {
+pub(crate) struct ImageJob {
     pub(crate) scratch: ScratchDir,
     /// Returns the number of bytes that may still be written to the disk.
     pub(crate) free_space: Box<dyn Fn() -> u64 + Send>,
@@ -70,16 +70,18 @@ impl Images {
     }
 
     /// Returns why this host cannot handle images, if it cannot.
-    pub(crate) fn limit(&self) -> Option<String> {
-        self.tools.as_ref().err().map(|why| format!("inspecting images needs {why}"))
+    pub(crate) fn missing_requirement(&self) -> Option<String> {
+        self.tools.as_ref().err().map(|reason| format!("images cannot be inspected: {reason}"))
     }
 
     fn tools(&self) -> Result<&Tools> {
-        self.tools.as_ref().map_err(|why| Error::Unavailable(format!("inspecting images needs {why}")))
+        self.tools
+            .as_ref()
+            .map_err(|reason| Error::Unavailable(format!("images cannot be inspected: {reason}")))
     }
 
     /// Inspects an image and refuses it if it is not safe to use.
-    pub(crate) fn inspect(&self, file: &Path, job: &Job) -> Result<ImageFacts> {
+    pub(crate) fn inspect(&self, file: &Path, job: &ImageJob) -> Result<ImageFacts> {
         if self.simulated && self.tools.is_err() {
             return self.facts_from_header(file);
         }
@@ -102,12 +104,17 @@ impl Images {
     }
 
     /// Decompresses an image.
-    pub(crate) fn unpack(&self, file: &Path, packing: Compression, job: &Job) -> Result<PathBuf> {
-        self.tools()?.unpack(file, packing, self.limits.size, job)
+    pub(crate) fn decompress(
+        &self,
+        file: &Path,
+        compression: Compression,
+        job: &ImageJob,
+    ) -> Result<PathBuf> {
+        self.tools()?.decompress(file, compression, self.limits.size, job)
     }
 
-    /// Converts an image for VMs; returns `None` if they use the file itself.
-    pub(crate) fn convert(&self, file: &Path, facts: &ImageFacts, job: &Job) -> Result<Option<PathBuf>> {
+    /// Converts an image for VMs. Returns `None` if they use the file itself.
+    pub(crate) fn convert(&self, file: &Path, facts: &ImageFacts, job: &ImageJob) -> Result<Option<PathBuf>> {
         if self.simulated {
             return Ok(None);
         }
@@ -126,12 +133,12 @@ impl Images {
     }
 
     /// Converts a thin image, which contains only the differences to `base`.
-    pub(crate) fn flatten(&self, file: &Path, base: &Path, job: &Job) -> Result<Option<PathBuf>> {
+    pub(crate) fn flatten(&self, file: &Path, base: &Path, job: &ImageJob) -> Result<Option<PathBuf>> {
         if self.simulated {
             return Ok(None);
         }
         let (facts, base_facts) = (self.facts_from_header(file)?, self.facts_from_header(base)?);
-        if facts.format != ImageFormat::Qcow2 || facts.packing.is_some() {
+        if facts.format != ImageFormat::Qcow2 || facts.compression.is_some() {
             return Err(invalid("the image is not a qcow2 image that can have a base"));
         }
         require_complete(file, job)?;
@@ -145,13 +152,13 @@ impl Images {
     /// Copies the disk of a stopped VM: its image, and the base of the image if there is one.
     pub(crate) fn copy_disk(
         &self,
-        disk: &Disk<'_>,
+        disk: &DiskFiles<'_>,
         thin: bool,
         compress: bool,
-        job: &Job,
+        job: &ImageJob,
     ) -> Result<PathBuf> {
         let virtual_size =
-            qcow2_writer::virtual_size(disk.top).map_err(failed("failed to inspect a disk"))?;
+            qcow2_writer::virtual_size(disk.top).map_err(io_error("failed to inspect a disk"))?;
         let base_facts =
             disk.base.map(|base| Ok((base, self.facts_from_header(base)?.format))).transpose()?;
         let layers = Layers { top: disk.top, base: base_facts, virtual_size };
@@ -171,29 +178,34 @@ impl Images {
     }
 
     /// Returns the facts about an image by its header, and the path of its decompressed content.
-    fn open(&self, file: &Path, job: &Job) -> Result<(ImageFacts, PathBuf)> {
+    fn open(&self, file: &Path, job: &ImageJob) -> Result<(ImageFacts, PathBuf)> {
         let facts = self.facts_from_header(file)?;
-        let Some(packing) = facts.packing else { return Ok((facts, file.to_owned())) };
-        let unpacked = self.unpack(file, packing, job)?;
-        let inner = self.facts_from_header(&unpacked)?;
-        if inner.packing.is_some() {
+        let Some(compression) = facts.compression else { return Ok((facts, file.to_owned())) };
+        let decompressed = self.decompress(file, compression, job)?;
+        let inner = self.facts_from_header(&decompressed)?;
+        if inner.compression.is_some() {
             return Err(invalid("the image is compressed twice"));
         }
-        Ok((ImageFacts { packing: Some(packing), ..inner }, unpacked))
+        Ok((ImageFacts { compression: Some(compression), ..inner }, decompressed))
     }
 
     /// Returns the facts about an image by its header.
     pub(crate) fn facts_from_header(&self, path: &Path) -> Result<ImageFacts> {
-        let file = File::open(path).map_err(failed("failed to open an image"))?;
-        let size = file.metadata().map_err(failed("failed to inspect an image"))?.len();
+        let file = File::open(path).map_err(io_error("failed to open an image"))?;
+        let size = file.metadata().map_err(io_error("failed to inspect an image"))?.len();
         // Disk tools count in sectors.
         let sectors = size.next_multiple_of(512);
-        let (format, packing, virtual_size, further) = match format::detect(&read_header(&file)?, size)? {
-            ImageKind::Raw => (ImageFormat::Raw, None, sectors, Map::new()),
-            ImageKind::Iso => (ImageFormat::Iso, None, sectors, Map::new()),
-            ImageKind::Qcow2(image) => (ImageFormat::Qcow2, None, image.virtual_size, image.further()),
-            ImageKind::Compressed(packing) => (ImageFormat::Raw, Some(packing), sectors, Map::new()),
-        };
+        let (format, compression, virtual_size, format_details) =
+            match format::detect(&read_header(&file)?, size)? {
+                ImageKind::Raw => (ImageFormat::Raw, None, sectors, Map::new()),
+                ImageKind::Iso => (ImageFormat::Iso, None, sectors, Map::new()),
+                ImageKind::Qcow2(image) => {
+                    (ImageFormat::Qcow2, None, image.virtual_size, image.format_details())
+                }
+                ImageKind::Compressed(compression) => {
+                    (ImageFormat::Raw, Some(compression), sectors, Map::new())
+                }
+            };
         if size > self.limits.size {
             return Err(invalid("the image is larger than MAX_IMAGE_SIZE_GB allows"));
         }
@@ -203,7 +215,7 @@ impl Images {
         if virtual_size > self.limits.virtual_size {
             return Err(invalid("the image has a larger disk than MAX_IMAGE_VIRTUAL_SIZE_GB allows"));
         }
-        Ok(ImageFacts { format, packing, virtual_size, further })
+        Ok(ImageFacts { format, compression, virtual_size, format_details })
     }
 }
 
@@ -224,13 +236,13 @@ pub(crate) fn compression_of(file: &File) -> Result<Option<Compression>> {
 }
 
 /// Refuses an image whose tables refer to data beyond the end of the file.
-fn require_complete(path: &Path, job: &Job) -> Result<()> {
-    let file = File::open(path).map_err(failed("failed to open an image"))?;
-    let size = file.metadata().map_err(failed("failed to inspect an image"))?.len();
+fn require_complete(path: &Path, job: &ImageJob) -> Result<()> {
+    let file = File::open(path).map_err(io_error("failed to open an image"))?;
+    let size = file.metadata().map_err(io_error("failed to inspect an image"))?.len();
     match format::detect(&read_header(&file)?, size)? {
         ImageKind::Qcow2(image) => {
-            let max_unpacked = tools::max_unpacked_size(size, u64::MAX);
-            image.require_complete(&file, size, max_unpacked, &|| !job.cancelled.load(Ordering::Relaxed))
+            let max_data = tools::max_decompressed_size(size, u64::MAX);
+            image.require_complete(&file, size, max_data, &|| !job.cancelled.load(Ordering::Relaxed))
         }
         ImageKind::Raw | ImageKind::Iso | ImageKind::Compressed(_) => Ok(()),
     }
@@ -243,9 +255,9 @@ fn read_header(file: &File) -> Result<Vec<u8>> {
     while filled < HEADER_SIZE {
         match file.read_at(&mut head[filled..], filled as u64) {
             Ok(0) => break,
-            Ok(came) => filled += came,
+            Ok(count) => filled += count,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(failed("failed to read an image")(error)),
+            Err(error) => return Err(io_error("failed to read an image")(error)),
         }
     }
     head.truncate(filled);

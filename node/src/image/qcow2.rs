@@ -9,10 +9,11 @@ use muster_types::{Error, Result};
 use serde_json::{Map, Value};
 
 use super::format::invalid;
-use crate::files::failed;
+use crate::files::io_error;
 
 pub(super) const MAGIC: &[u8] = b"QFI\xfb";
 
+/// Incompatible features.
 const DIRTY: u64 = 1 << 0;
 const CORRUPT: u64 = 1 << 1;
 const EXTERNAL_DATA: u64 = 1 << 2;
@@ -24,15 +25,15 @@ const BACKING_FORMAT: u32 = 0xe279_2aca;
 const DATA_FILE_NAME: u32 = 0x4441_5441;
 const ENCRYPTION: u32 = 0x0537_be77;
 
-/// Larger tables would make a reader allocate more memory than any image needs.
+/// The maximum size of a table, which readers allocate. No image needs more.
 const MAX_TABLE_SIZE: u64 = 32 << 20;
 const MAX_SNAPSHOTS: u32 = 1024;
 const MIN_SNAPSHOT_SIZE: u64 = 40;
 
 /// The bits of a table entry that contain the offset.
-const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
+const OFFSET_MASK: u64 = 0x00ff_ffff_ffff_fe00;
 const COMPRESSED: u64 = 1 << 62;
-/// The cluster reads as zeroes; only without subclusters, which have their own bits.
+/// The cluster reads as zeroes. Not used with subclusters, which have their own bits.
 const ZEROS: u64 = 1;
 /// The number of subclusters of a cluster.
 const SUBCLUSTERS: u64 = 32;
@@ -47,12 +48,12 @@ pub(crate) struct Qcow2 {
     zstd: bool,
     extended_l2: bool,
     /// The offset of the L1 table.
-    table: u64,
+    l1_table: u64,
 }
 
 impl Qcow2 {
-    /// Returns the `further` facts of [`ImageFacts`](muster_types::blob::ImageFacts).
-    pub(crate) fn further(&self) -> Map<String, Value> {
+    /// Returns the `format_details` of [`ImageFacts`](muster_types::blob::ImageFacts).
+    pub(crate) fn format_details(&self) -> Map<String, Value> {
         let facts = [
             ("cluster_size", self.cluster_size.into()),
             ("compat", if self.version == 2 { "0.10" } else { "1.1" }.into()),
@@ -72,35 +73,35 @@ impl Qcow2 {
         should_continue: &dyn Fn() -> bool,
     ) -> Result<()> {
         let entry_size = if self.extended_l2 { 16 } else { 8 };
-        let mapped = self.cluster_size * (self.cluster_size / entry_size);
-        let tables = entries(file, self.table, self.virtual_size.div_ceil(mapped) * 8)?;
-        let count = tables.iter().filter(|entry| **entry & OFFSET != 0).count() as u64;
+        let bytes_per_l2_table = self.cluster_size * (self.cluster_size / entry_size);
+        let l1_entries = read_table(file, self.l1_table, self.virtual_size.div_ceil(bytes_per_l2_table) * 8)?;
+        let count = l1_entries.iter().filter(|entry| **entry & OFFSET_MASK != 0).count() as u64;
         if count.saturating_mul(self.cluster_size) > size {
             return Err(invalid("the image is truncated or damaged: its tables are larger than the file"));
         }
         let mut allocated = 0u64;
-        for (number, entry) in (0u64..).zip(tables) {
-            let at = entry & OFFSET;
-            if at == 0 {
+        for (index, entry) in (0u64..).zip(l1_entries) {
+            let offset = entry & OFFSET_MASK;
+            if offset == 0 {
                 continue;
             }
             if !should_continue() {
                 return Err(Error::Unavailable("the request was cancelled".into()));
             }
-            let start = number * mapped;
-            let clusters = (self.virtual_size - start).min(mapped).div_ceil(self.cluster_size);
+            let start = index * bytes_per_l2_table;
+            let clusters = (self.virtual_size - start).min(bytes_per_l2_table).div_ceil(self.cluster_size);
             let length = clusters * entry_size;
-            if !at.is_multiple_of(self.cluster_size) {
+            if !offset.is_multiple_of(self.cluster_size) {
                 return Err(invalid("the image is damaged: a table is not aligned to a cluster"));
             }
-            if at.checked_add(length).is_none_or(|end| end > size) {
+            if offset.checked_add(length).is_none_or(|end| end > size) {
                 return Err(invalid("the image is truncated: a table is beyond the end of the file"));
             }
-            let table = entries(file, at, length)?;
+            let table = read_table(file, offset, length)?;
             let step = if self.extended_l2 { 2 } else { 1 };
             for (entry, cluster) in table.chunks_exact(step).zip(0u64..) {
                 let visible = self.virtual_size - start - cluster * self.cluster_size;
-                let end = self.end_of(entry[0], entry.get(1).copied(), visible)?;
+                let end = self.data_end(entry[0], entry.get(1).copied(), visible)?;
                 if end > size {
                     return Err(invalid("the image is truncated: data is beyond the end of the file"));
                 }
@@ -113,17 +114,17 @@ impl Qcow2 {
         Ok(())
     }
 
-    /// Returns the end of an entry's data in the file, of which a guest sees `visible` bytes; 0 if there is none.
-    fn end_of(&self, entry: u64, bitmap: Option<u64>, visible: u64) -> Result<u64> {
+    /// Returns the end of an entry's data in the file, or 0 if it has no data. A guest sees `visible` bytes of it.
+    fn data_end(&self, entry: u64, bitmap: Option<u64>, visible: u64) -> Result<u64> {
         if entry & COMPRESSED != 0 {
             let shift = 62 - (self.cluster_size.trailing_zeros() - 8);
-            let at = entry & ((1 << shift) - 1);
-            let further_sectors = (entry & (COMPRESSED - 1)) >> shift;
-            let last = if further_sectors == 0 { at } else { (at & !511) + further_sectors * 512 };
+            let offset = entry & ((1 << shift) - 1);
+            let extra_sectors = (entry & (COMPRESSED - 1)) >> shift;
+            let last = if extra_sectors == 0 { offset } else { (offset & !511) + extra_sectors * 512 };
             // The last sector may be incomplete: the length of compressed data is not stored.
             return Ok(last + 1);
         }
-        let at = entry & OFFSET;
+        let offset = entry & OFFSET_MASK;
         let length = match bitmap {
             // The lower half has the bits of the allocated subclusters.
             Some(bitmap) => {
@@ -134,45 +135,45 @@ impl Qcow2 {
             None if entry & ZEROS != 0 => 0,
             None => self.cluster_size,
         };
-        if at == 0 || length == 0 {
+        if offset == 0 || length == 0 {
             return Ok(0);
         }
-        if !at.is_multiple_of(self.cluster_size) {
+        if !offset.is_multiple_of(self.cluster_size) {
             return Err(invalid("the image is damaged: data is not aligned to a cluster"));
         }
         // The disk may end within its last cluster, and the file with it.
-        Ok(at + length.min(visible))
+        Ok(offset + length.min(visible))
     }
 }
 
 /// Reads the entries of a table.
-fn entries(file: &File, at: u64, length: u64) -> Result<Vec<u64>> {
+fn read_table(file: &File, offset: u64, length: u64) -> Result<Vec<u64>> {
     let length = usize::try_from(length).map_err(|_| invalid("the image has a table that is too large"))?;
     let mut bytes = vec![0; length];
-    file.read_exact_at(&mut bytes, at).map_err(|error| match error.kind() {
+    file.read_exact_at(&mut bytes, offset).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => {
             invalid("the image is truncated: a table is beyond the end of the file")
         }
-        _ => failed("an image cannot be read")(error),
+        _ => io_error("failed to read an image")(error),
     })?;
     Ok(bytes.as_chunks::<8>().0.iter().map(|entry| u64::from_be_bytes(*entry)).collect())
 }
 
-/// Reads integers of the header; an offset beyond its end is an error.
+/// Reads integers from the header. An offset beyond its end is an error.
 struct Header<'a>(&'a [u8]);
 
 impl Header<'_> {
-    fn bytes<const N: usize>(&self, at: usize) -> Result<[u8; N]> {
-        let bytes = at.checked_add(N).and_then(|end| self.0.get(at..end)?.try_into().ok());
+    fn bytes<const N: usize>(&self, offset: usize) -> Result<[u8; N]> {
+        let bytes = offset.checked_add(N).and_then(|end| self.0.get(offset..end)?.try_into().ok());
         bytes.ok_or_else(|| invalid("the image is truncated within its header"))
     }
 
-    fn u32(&self, at: usize) -> Result<u32> {
-        self.bytes(at).map(u32::from_be_bytes)
+    fn u32(&self, offset: usize) -> Result<u32> {
+        self.bytes(offset).map(u32::from_be_bytes)
     }
 
-    fn u64(&self, at: usize) -> Result<u64> {
-        self.bytes(at).map(u64::from_be_bytes)
+    fn u64(&self, offset: usize) -> Result<u64> {
+        self.bytes(offset).map(u64::from_be_bytes)
     }
 }
 
@@ -195,21 +196,21 @@ pub(super) fn read(head: &[u8], size: u64) -> Result<Qcow2> {
     if header.u32(32)? != 0 {
         return Err(invalid("the image is encrypted"));
     }
-    let features = Features::read(&header, version, cluster_bits)?;
+    let features = Version3Fields::read(&header, version, cluster_bits)?;
     check_extensions(&header, features.header_length, cluster_size)?;
     check_tables(&header, size, virtual_size, cluster_size, features.extended_l2)?;
-    let (zstd, extended_l2, table) = (features.zstd, features.extended_l2, header.u64(40)?);
-    Ok(Qcow2 { virtual_size, version, cluster_size, zstd, extended_l2, table })
+    let (zstd, extended_l2, l1_table) = (features.zstd, features.extended_l2, header.u64(40)?);
+    Ok(Qcow2 { virtual_size, version, cluster_size, zstd, extended_l2, l1_table })
 }
 
 /// The fields that version 3 added.
-struct Features {
+struct Version3Fields {
     header_length: usize,
     zstd: bool,
     extended_l2: bool,
 }
 
-impl Features {
+impl Version3Fields {
     fn read(header: &Header<'_>, version: u32, cluster_bits: u32) -> Result<Self> {
         if version == 2 {
             return Ok(Self { header_length: 72, zstd: false, extended_l2: false });
@@ -247,10 +248,10 @@ impl Features {
 
 /// Checks the header extensions, which are within the first cluster.
 fn check_extensions(header: &Header<'_>, start: usize, cluster_size: u64) -> Result<()> {
-    let mut at = start;
+    let mut offset = start;
     // The cluster may end within the last eight bytes.
-    while at as u64 + 8 <= cluster_size {
-        let (kind, length) = (header.u32(at)?, header.u32(at + 4)?);
+    while offset as u64 + 8 <= cluster_size {
+        let (kind, length) = (header.u32(offset)?, header.u32(offset + 4)?);
         match kind {
             0 => return Ok(()),
             BACKING_FORMAT => return Err(invalid("the image names the format of a backing file")),
@@ -258,11 +259,11 @@ fn check_extensions(header: &Header<'_>, start: usize, cluster_size: u64) -> Res
             ENCRYPTION => return Err(invalid("the image is encrypted")),
             _ => {}
         }
-        let next = (at as u64 + 8 + u64::from(length)).next_multiple_of(8);
+        let next = (offset as u64 + 8 + u64::from(length)).next_multiple_of(8);
         if next > cluster_size {
             return Err(invalid("the image has a header extension that exceeds the first cluster"));
         }
-        at = usize::try_from(next)
+        offset = usize::try_from(next)
             .map_err(|_| invalid("the image has a header extension that exceeds the first cluster"))?;
     }
     Ok(())
@@ -277,23 +278,25 @@ fn check_tables(
     extended_l2: bool,
 ) -> Result<()> {
     let (entries, table) = (u64::from(header.u32(36)?), header.u64(40)?);
-    let (references, reference_clusters) = (header.u64(48)?, u64::from(header.u32(56)?));
+    let (refcount_table, refcount_clusters) = (header.u64(48)?, u64::from(header.u32(56)?));
     let (snapshots, snapshot_table) = (header.u32(60)?, header.u64(64)?);
-    let fits = |at: u64, length: u64| {
-        at != 0 && at.is_multiple_of(cluster_size) && at.checked_add(length).is_some_and(|end| end <= size)
+    let fits = |offset: u64, length: u64| {
+        offset != 0
+            && offset.is_multiple_of(cluster_size)
+            && offset.checked_add(length).is_some_and(|end| end <= size)
     };
-    let mapped = cluster_size * (cluster_size / if extended_l2 { 16 } else { 8 });
+    let bytes_per_l2_table = cluster_size * (cluster_size / if extended_l2 { 16 } else { 8 });
     if entries * 8 > MAX_TABLE_SIZE {
         return Err(invalid("the image has a table that is larger than any disk needs"));
     }
-    if entries < virtual_size.div_ceil(mapped) {
+    if entries < virtual_size.div_ceil(bytes_per_l2_table) {
         return Err(invalid("the image has a table that is too small for its disk"));
     }
     if entries > 0 && !fits(table, entries * 8) {
         return Err(invalid("the image is truncated: a table is beyond the end of the file"));
     }
-    let reference_size = reference_clusters.checked_mul(cluster_size).filter(|size| *size <= MAX_TABLE_SIZE);
-    if reference_size.is_none_or(|length| length == 0 || !fits(references, length)) {
+    let refcount_size = refcount_clusters.checked_mul(cluster_size).filter(|size| *size <= MAX_TABLE_SIZE);
+    if refcount_size.is_none_or(|length| length == 0 || !fits(refcount_table, length)) {
         return Err(invalid("the image is truncated: its refcount table is beyond the end of the file"));
     }
     if snapshots > MAX_SNAPSHOTS {

@@ -5,9 +5,9 @@
 //! this thread ──▶ supervisor: new namespaces ──▶ program: another user, another root, limits
 //! ```
 //!
-//! The supervisor only waits: the program is killed when it exits, and it is killed when this thread exits. The program
-//! sees `/usr`, `/dev/null`, its input as `/in`, the base of that as `/base` and its output directory as `/out`. If we are
-//! root, it runs as `IMAGE_USER`; otherwise in a user namespace as the same user without any capability.
+//! The supervisor only waits. When it exits, the program is killed, and when this thread exits, the supervisor is. The
+//! program sees `/usr`, `/dev/null`, its input as `/in`, the base of that as `/base` and its output directory as `/out`.
+//! If we are root, it runs as `IMAGE_USER`; otherwise in a user namespace as the same user without any capability.
 
 #![allow(unsafe_code, reason = "only system calls are allowed between fork and exec")]
 
@@ -95,7 +95,7 @@ impl Sandbox {
         let (uid, gid) = (Uid::effective(), Gid::effective());
         let switch_user = || -> Result<Self, String> {
             let found = User::from_name(user)
-                .map_err(|error| format!("the user {user} (IMAGE_USER), who cannot be looked up: {error}"))?;
+                .map_err(|error| format!("failed to look up the user {user} (IMAGE_USER): {error}"))?;
             let found = found.ok_or_else(|| format!("the user {user} (IMAGE_USER) does not exist"))?;
             if found.uid.is_root() || found.gid.as_raw() == 0 {
                 return Err(format!("the user {user} (IMAGE_USER) must not be root or in the group root"));
@@ -129,7 +129,7 @@ impl Sandbox {
         };
         match result {
             Ok(SandboxExit::Code(0)) => Ok(self),
-            Ok(end) => Err(format!("the image sandbox does not work ({end:?})")),
+            Ok(end) => Err(format!("the image sandbox does not work: {end:?}")),
             Err(error) => Err(format!("the image sandbox needs {requirement}: {error}")),
         }
     }
@@ -186,9 +186,9 @@ fn wait(child: &mut Child, timeout: Duration, should_continue: &dyn Fn() -> bool
 /// An entry of the new root directory.
 #[derive(Debug)]
 enum RootEntry {
-    Folder(CString),
-    Link { to: CString, at: CString },
-    Bind { from: CString, at: CString, folder: bool, bind_flags: MsFlags, flags: MsFlags },
+    Directory(CString),
+    Link { target: CString, path: CString },
+    Bind { source: CString, path: CString, is_dir: bool, bind_flags: MsFlags, flags: MsFlags },
 }
 
 /// Everything that is needed between fork and exec.
@@ -207,9 +207,9 @@ struct SandboxSetup {
 impl SandboxSetup {
     fn new(identity: Identity, spec: &SandboxCommand<'_>) -> io::Result<Self> {
         let mut entries = Vec::new();
-        let closed = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-        let data = closed | MsFlags::MS_NOEXEC;
-        // In a user namespace a bind mount must not reveal what is below another mount.
+        let nosuid_nodev = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        let data = nosuid_nodev | MsFlags::MS_NOEXEC;
+        // In a user namespace, a bind mount must not reveal files that another mount hides.
         let non_recursive = matches!(identity, Identity::SwitchTo(..));
         // Programs and libraries, as on the host: symbolic links on a merged `/usr`.
         for name in ["usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32"] {
@@ -217,19 +217,19 @@ impl SandboxSetup {
             match fs::symlink_metadata(&path) {
                 Ok(found) if found.is_symlink() => {
                     entries.push(RootEntry::Link {
-                        to: c_string(&fs::read_link(&path)?)?,
-                        at: c_string(&path)?,
+                        target: c_string(&fs::read_link(&path)?)?,
+                        path: c_string(&path)?,
                     });
                 }
                 Ok(found) if found.is_dir() => {
-                    let entry = RootEntry::bind(&path, &path, true, closed | MsFlags::MS_RDONLY)?;
+                    let entry = RootEntry::bind(&path, &path, true, nosuid_nodev | MsFlags::MS_RDONLY)?;
                     entries.push(if non_recursive { entry } else { entry.recursive() });
                 }
                 _ => {}
             }
         }
         let null = Path::new("/dev/null");
-        entries.push(RootEntry::Folder(c_string(Path::new("/dev"))?));
+        entries.push(RootEntry::Directory(c_string(Path::new("/dev"))?));
         entries.push(RootEntry::bind(null, null, false, MsFlags::MS_NOSUID | MsFlags::MS_NOEXEC)?);
         for (input, at) in [(spec.input, "/in"), (spec.base, "/base")] {
             if let Some(input) = input {
@@ -297,18 +297,18 @@ impl SandboxSetup {
     fn mount(&self) -> Result<(), Errno> {
         let none: Option<&CStr> = None;
         mount(none, c"/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)?;
-        let closed = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+        let nosuid_nodev = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
         let tmpfs = Some(c"tmpfs");
-        mount(tmpfs, self.mountpoint.as_c_str(), tmpfs, closed, Some(c"size=1m,mode=755"))?;
+        mount(tmpfs, self.mountpoint.as_c_str(), tmpfs, nosuid_nodev, Some(c"size=1m,mode=755"))?;
         nix::unistd::chdir(self.mountpoint.as_c_str())?;
         nix::unistd::mkdir(c"old", Mode::S_IRWXU)?;
         nix::unistd::pivot_root(c".", c"old")?;
         nix::unistd::chdir(c"/")?;
-        self.entries.iter().try_for_each(RootEntry::make)?;
+        self.entries.iter().try_for_each(RootEntry::create)?;
         umount2(OLD_ROOT, MntFlags::MNT_DETACH)?;
         // SAFETY: a NUL-terminated path.
         Errno::result(unsafe { libc::rmdir(OLD_ROOT.as_ptr()) })?;
-        mount(none, c"/", none, MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | closed, none)
+        mount(none, c"/", none, MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | nosuid_nodev, none)
     }
 
     fn drop_privileges(&self) -> Result<(), Errno> {
@@ -319,7 +319,7 @@ impl SandboxSetup {
         for capability in 0..64 {
             if drop(capability) != 0 {
                 match (Errno::last(), self.identity) {
-                    // A process that is not root and cannot gain privileges has no use for the rest.
+                    // A process that is not root and cannot gain privileges cannot use the others.
                     (Errno::EINVAL, _) | (Errno::EPERM, Identity::SwitchTo(..)) => break,
                     (error, _) => return Err(error),
                 }
@@ -336,19 +336,19 @@ impl SandboxSetup {
             Errno::result(unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) })?;
         }
         // SAFETY: only integers are passed.
-        Errno::result(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }).map(discard)
+        Errno::result(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) }).map(ignore_result)
     }
 }
 
-fn discard(_: libc::c_int) {}
+fn ignore_result(_: libc::c_int) {}
 
 impl RootEntry {
-    fn bind(from: &Path, at: &Path, folder: bool, flags: MsFlags) -> io::Result<Self> {
+    fn bind(source: &Path, path: &Path, is_dir: bool, flags: MsFlags) -> io::Result<Self> {
         // A symbolic link would have another target in the new root.
-        let from = fs::canonicalize(from)?;
-        let below = |path: &Path| path.strip_prefix("/").map_or_else(|_| path.to_owned(), Path::to_owned);
-        let from = c_string(&Path::new("/old").join(below(&from)))?;
-        Ok(Self::Bind { from, at: c_string(at)?, folder, bind_flags: MsFlags::MS_BIND, flags })
+        let source = fs::canonicalize(source)?;
+        let relative = |path: &Path| path.strip_prefix("/").map_or_else(|_| path.to_owned(), Path::to_owned);
+        let source = c_string(&Path::new("/old").join(relative(&source)))?;
+        Ok(Self::Bind { source, path: c_string(path)?, is_dir, bind_flags: MsFlags::MS_BIND, flags })
     }
 
     fn recursive(mut self) -> Self {
@@ -358,24 +358,24 @@ impl RootEntry {
         self
     }
 
-    fn make(&self) -> Result<(), Errno> {
+    fn create(&self) -> Result<(), Errno> {
         let none: Option<&CStr> = None;
-        let make = |at: &CString| nix::unistd::mkdir(at.as_c_str(), Mode::from_bits_truncate(0o755));
+        let mkdir = |path: &CString| nix::unistd::mkdir(path.as_c_str(), Mode::from_bits_truncate(0o755));
         match self {
-            Self::Folder(at) => make(at),
-            Self::Link { to, at } => {
+            Self::Directory(path) => mkdir(path),
+            Self::Link { target, path } => {
                 // SAFETY: two NUL-terminated paths.
-                Errno::result(unsafe { libc::symlink(to.as_ptr(), at.as_ptr()) }).map(discard)
+                Errno::result(unsafe { libc::symlink(target.as_ptr(), path.as_ptr()) }).map(ignore_result)
             }
-            Self::Bind { from, at, folder, bind_flags, flags } => {
-                if *folder {
-                    make(at)?;
+            Self::Bind { source, path, is_dir, bind_flags, flags } => {
+                if *is_dir {
+                    mkdir(path)?;
                 } else {
                     // SAFETY: a NUL-terminated path, and integers.
-                    Errno::result(unsafe { libc::mknod(at.as_ptr(), libc::S_IFREG | 0o644, 0) })?;
+                    Errno::result(unsafe { libc::mknod(path.as_ptr(), libc::S_IFREG | 0o644, 0) })?;
                 }
-                mount(Some(from.as_c_str()), at.as_c_str(), none, *bind_flags, none)?;
-                mount(none, at.as_c_str(), none, MsFlags::MS_REMOUNT | MsFlags::MS_BIND | *flags, none)
+                mount(Some(source.as_c_str()), path.as_c_str(), none, *bind_flags, none)?;
+                mount(none, path.as_c_str(), none, MsFlags::MS_REMOUNT | MsFlags::MS_BIND | *flags, none)
             }
         }
     }
@@ -403,11 +403,11 @@ fn fork_into_pid_namespace() -> Result<(), Errno> {
 
 fn die_with_parent() -> Result<(), Errno> {
     // SAFETY: only integers are passed.
-    Errno::result(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) }).map(discard)
+    Errno::result(unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) }).map(ignore_result)
 }
 
 fn write(path: &CStr, text: &[u8]) -> Result<(), Errno> {
-    // SAFETY: a path that ends with a zero, and a slice with its length.
+    // SAFETY: a NUL-terminated path, and a slice with its length.
     unsafe {
         let file = Errno::result(libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC))?;
         let written = Errno::result(libc::write(file, text.as_ptr().cast(), text.len()));
@@ -420,10 +420,10 @@ fn c_string(path: &Path) -> io::Result<CString> {
     Ok(CString::new(path.as_os_str().as_bytes())?)
 }
 
-/// Where a program is within the sandbox, if it is there at all.
+/// Returns the path of a program within the sandbox, or `None` if the sandbox does not contain it.
 pub(crate) fn path_in_sandbox(program: &Path) -> Option<PathBuf> {
     let path = fs::canonicalize(program).ok()?;
-    ["/usr", "/bin", "/sbin"].iter().any(|folder| path.starts_with(folder)).then_some(path)
+    ["/usr", "/bin", "/sbin"].iter().any(|dir| path.starts_with(dir)).then_some(path)
 }
 
 #[cfg(test)]

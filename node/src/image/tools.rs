@@ -12,14 +12,14 @@ use muster_types::blob::{Compression, ImageFacts, ImageFormat};
 use muster_types::{Error, Result};
 use serde_json::Value;
 
-use super::Job;
+use super::ImageJob;
 use super::format::invalid;
 use super::sandbox::{Sandbox, SandboxCommand, SandboxExit, path_in_sandbox};
 use crate::command::{Commands, Tool};
-use crate::files::failed;
+use crate::files::io_error;
 
 /// The limit for decompression: at least this much, and beyond it this many times the compressed size.
-const MIN_UNPACKED_LIMIT: u64 = 1 << 30;
+const MIN_DECOMPRESSED_LIMIT: u64 = 1 << 30;
 const MAX_COMPRESSION_RATIO: u64 = 100;
 
 /// The minimum throughput of decompression and conversion, in bytes per second.
@@ -89,7 +89,7 @@ impl Layers<'_> {
     fn run<'a>(&'a self, tool: &'a Path, arguments: &'a [&'a str], max_size: u64) -> Result<ToolRun<'a>> {
         let size = |path: &Path| fs::metadata(path).map(|found| found.len());
         let sizes = size(self.top).and_then(|top| Ok(top + self.base.map_or(Ok(0), |(base, _)| size(base))?));
-        let sizes = sizes.map_err(failed("failed to inspect an image"))?;
+        let sizes = sizes.map_err(io_error("failed to inspect an image"))?;
         let base = self.base.map(|(base, _)| base);
         let timeout = timeout_for(sizes + self.virtual_size.min(max_size));
         Ok(ToolRun { tool, arguments, file: self.top, on_stdin: false, base, file_size: max_size, timeout })
@@ -102,7 +102,7 @@ struct ToolOutcome {
     /// The file with its standard output.
     stdout: PathBuf,
     /// The directory that it saw as `/out`.
-    folder: PathBuf,
+    output_dir: PathBuf,
 }
 
 impl Tools {
@@ -110,7 +110,7 @@ impl Tools {
         let find = |tool: Tool| {
             let found = commands.path(tool).and_then(path_in_sandbox);
             found.ok_or_else(|| {
-                format!("the program {} in /usr/bin (Debian package {})", tool.name(), tool.package())
+                format!("the program {} (Debian package {}) is not in /usr/bin", tool.name(), tool.package())
             })
         };
         let (qemu_img, gzip, xz) = (find(Tool::QemuImg)?, find(Tool::Gzip)?, find(Tool::Xz)?);
@@ -123,30 +123,30 @@ impl Tools {
         TOOLS.get_or_init(|| Self::find(&Commands::find(), user)).clone()
     }
 
-    fn run(&self, run: &ToolRun<'_>, job: &Job) -> Result<ToolOutcome> {
+    fn run(&self, run: &ToolRun<'_>, job: &ImageJob) -> Result<ToolOutcome> {
         let free_space = (job.free_space)();
         if free_space < MIN_FREE_SPACE {
             return Err(disk_full());
         }
         let file_size = run.file_size.min(free_space);
-        let io = failed("failed to run an image tool");
         let prepare = || -> std::io::Result<_> {
             let name = |what: &str| job.scratch.path(&format!("{what}-{}", uuid::Uuid::new_v4()));
-            let (folder, stdout, stderr) = (name("out"), name("stdout"), name("stderr"));
-            DirBuilder::new().mode(0o700).create(&folder)?;
+            let (output_dir, stdout, stderr) = (name("out"), name("stdout"), name("stderr"));
+            DirBuilder::new().mode(0o700).create(&output_dir)?;
             let (uid, gid) = self.sandbox.owner();
-            std::os::unix::fs::chown(&folder, Some(uid), Some(gid))?;
+            std::os::unix::fs::chown(&output_dir, Some(uid), Some(gid))?;
             let stdin = if run.on_stdin { Some(File::open(run.file)?) } else { None };
             let files = (stdin, File::create(&stdout)?, File::create(&stderr)?);
-            Ok((folder, stdout, stderr, files))
+            Ok((output_dir, stdout, stderr, files))
         };
-        let (folder, stdout, stderr, (stdin, out, err)) = prepare().map_err(io)?;
+        let (output_dir, stdout, stderr, (stdin, out, err)) =
+            prepare().map_err(io_error("failed to run an image tool"))?;
         let command = SandboxCommand {
             program: run.tool,
             arguments: run.arguments,
             input: (!run.on_stdin).then_some(run.file),
             base: run.base,
-            output: Some(&folder),
+            output: Some(&output_dir),
             stdin,
             stdout: out,
             stderr: err,
@@ -168,7 +168,7 @@ impl Tools {
             }
             SandboxExit::Cancelled => Err(disk_full()),
             SandboxExit::Code(code) if code != 0 => {
-                let largest = largest_output(&stdout, &folder);
+                let largest = largest_output(&stdout, &output_dir);
                 let is_out_of_space =
                     free_space < run.file_size && largest.saturating_add(FREE_SPACE_MARGIN) >= free_space;
                 if is_out_of_space || (job.free_space)() < MIN_FREE_SPACE {
@@ -176,36 +176,37 @@ impl Tools {
                 } else if largest >= run.file_size {
                     Err(invalid("the image is larger than allowed after decompression"))
                 } else {
-                    Ok(ToolOutcome { exit, stdout, folder })
+                    Ok(ToolOutcome { exit, stdout, output_dir })
                 }
             }
-            _ => Ok(ToolOutcome { exit, stdout, folder }),
+            _ => Ok(ToolOutcome { exit, stdout, output_dir }),
         }
     }
 
     /// Decompresses an image, unless its compression ratio is suspicious.
-    pub(super) fn unpack(
+    pub(super) fn decompress(
         &self,
         file: &Path,
-        packing: Compression,
+        compression: Compression,
         max_size: u64,
-        job: &Job,
+        job: &ImageJob,
     ) -> Result<PathBuf> {
-        let size = fs::metadata(file).map_err(failed("failed to inspect an image"))?.len();
-        let bound = max_unpacked_size(size, max_size);
-        let (tool, arguments): (_, &[&str]) = match packing {
+        let size = fs::metadata(file).map_err(io_error("failed to inspect an image"))?.len();
+        let size_limit = max_decompressed_size(size, max_size);
+        let (tool, arguments): (_, &[&str]) = match compression {
             Compression::Gzip => (&self.gzip, &["-dc"]),
             // A sparse file would not reach the size limit.
             Compression::Xz => (&self.xz, &["-dc", "--no-sparse", "-M", "512MiB"]),
         };
-        let timeout = timeout_for(size + bound);
-        let run = ToolRun { tool, arguments, file, on_stdin: true, base: None, file_size: bound, timeout };
+        let timeout = timeout_for(size + size_limit);
+        let run =
+            ToolRun { tool, arguments, file, on_stdin: true, base: None, file_size: size_limit, timeout };
         let outcome = self.run(&run, job)?;
         match outcome.exit {
             SandboxExit::Code(0) => {
                 // The next tool reads it as another user.
                 let readable = fs::set_permissions(&outcome.stdout, Permissions::from_mode(0o644));
-                readable.map_err(failed("failed to set the mode of a decompressed image"))?;
+                readable.map_err(io_error("failed to set the mode of a decompressed image"))?;
                 Ok(outcome.stdout)
             }
             SandboxExit::TimedOut => Err(invalid("decompressing the image takes too long")),
@@ -214,7 +215,7 @@ impl Tools {
     }
 
     /// Refuses an image about which `qemu-img` and our own parser disagree.
-    pub(super) fn require_agreement(&self, file: &Path, facts: &ImageFacts, job: &Job) -> Result<()> {
+    pub(super) fn require_agreement(&self, file: &Path, facts: &ImageFacts, job: &ImageJob) -> Result<()> {
         let format = tool_format(facts.format);
         let arguments = ["info", "-f", format, "--output=json", "/in"];
         let outcome = self.run(&self.header_run(&arguments, file), job)?;
@@ -226,9 +227,7 @@ impl Tools {
             .any(|key| output.get(key).is_some());
         let specific = |key: &str| output.pointer(&format!("/format-specific/data/{key}"));
         if has_backing_file || specific("data-file").is_some() {
-            return Err(invalid(
-                "the image has_backing_file to another file, which could be any file of the host",
-            ));
+            return Err(invalid("the image refers to another file, which could be any file of the host"));
         }
         let is_true = |value: Option<&Value>| value.and_then(Value::as_bool) == Some(true);
         if is_true(output.get("encrypted")) || specific("encrypt").is_some() {
@@ -243,8 +242,8 @@ impl Tools {
     }
 
     /// Refuses a qcow2 image with damaged tables.
-    pub(super) fn require_consistent_tables(&self, file: &Path, job: &Job) -> Result<()> {
-        let size = fs::metadata(file).map_err(failed("failed to inspect an image"))?.len();
+    pub(super) fn require_consistent_tables(&self, file: &Path, job: &ImageJob) -> Result<()> {
+        let size = fs::metadata(file).map_err(io_error("failed to inspect an image"))?.len();
         let arguments = ["check", "-f", "qcow2", "--output=json", "/in"];
         let run = ToolRun { timeout: timeout_for(size), ..self.header_run(&arguments, file) };
         let outcome = self.run(&run, job)?;
@@ -262,11 +261,11 @@ impl Tools {
     }
 
     /// Returns the beginning of the disk that a guest sees.
-    pub(super) fn guest_header(&self, file: &Path, job: &Job) -> Result<Vec<u8>> {
+    pub(super) fn guest_header(&self, file: &Path, job: &ImageJob) -> Result<Vec<u8>> {
         let bs = format!("bs={GUEST_HEADER_SIZE}");
         let arguments = ["dd", "-f", "qcow2", "-O", "raw", &bs, "count=1", "if=/in", "of=/out/head"];
         let outcome = self.run(&self.header_run(&arguments, file), job)?;
-        let path = outcome.folder.join("head");
+        let path = outcome.output_dir.join("head");
         let head = open_regular_file(&path).and_then(|file| {
             let mut head = Vec::new();
             file.take(MAX_OUTPUT).read_to_end(&mut head).map(|_| head)
@@ -294,16 +293,16 @@ impl Tools {
         file: &Path,
         facts: &ImageFacts,
         max_size: u64,
-        job: &Job,
+        job: &ImageJob,
     ) -> Result<PathBuf> {
-        let size = fs::metadata(file).map_err(failed("failed to inspect an image"))?.len();
+        let size = fs::metadata(file).map_err(io_error("failed to inspect an image"))?.len();
         let format = tool_format(facts.format);
         let arguments =
             ["convert", "-f", format, "-O", "qcow2", "-o", "cluster_size=2M", "/in", "/out/image"];
         let timeout = timeout_for(size + facts.virtual_size.min(max_size));
         let tool = self.qemu_img.as_path();
         let file_size = match facts.format {
-            ImageFormat::Qcow2 => max_unpacked_size(size, max_size),
+            ImageFormat::Qcow2 => max_decompressed_size(size, max_size),
             ImageFormat::Raw | ImageFormat::Iso => max_size,
         };
         let run =
@@ -312,7 +311,7 @@ impl Tools {
     }
 
     /// Converts a qcow2 image together with its base to the format that VMs use.
-    pub(super) fn flatten(&self, layers: &Layers<'_>, max_size: u64, job: &Job) -> Result<PathBuf> {
+    pub(super) fn flatten(&self, layers: &Layers<'_>, max_size: u64, job: &ImageJob) -> Result<PathBuf> {
         let source = layers.source();
         let arguments = ["convert", "-O", "qcow2", "-o", "cluster_size=2M", &source, "/out/image"];
         self.run_conversion(&layers.run(&self.qemu_img, &arguments, max_size)?, job)
@@ -325,7 +324,7 @@ impl Tools {
         thin: bool,
         compress: bool,
         max_size: u64,
-        job: &Job,
+        job: &ImageJob,
     ) -> Result<PathBuf> {
         let source = layers.source();
         let mut arguments = vec!["convert", "-O", "qcow2"];
@@ -340,36 +339,36 @@ impl Tools {
         arguments.extend([source.as_str(), "/out/image"]);
         let copied = self.run_conversion(&layers.run(&self.qemu_img, &arguments, max_size)?, job)?;
         if base.is_some() {
-            super::qcow2_writer::forget_backing(&copied)
-                .map_err(failed("failed to finish a copy of a disk"))?;
+            super::qcow2_writer::remove_backing_file(&copied)
+                .map_err(io_error("failed to finish a copy of a disk"))?;
         }
         Ok(copied)
     }
 
-    fn run_conversion(&self, run: &ToolRun<'_>, job: &Job) -> Result<PathBuf> {
+    fn run_conversion(&self, run: &ToolRun<'_>, job: &ImageJob) -> Result<PathBuf> {
         let outcome = self.run(run, job)?;
         match outcome.exit {
             SandboxExit::Code(0) => {}
             SandboxExit::TimedOut => return Err(invalid("converting the image takes too long")),
             _ => return Err(invalid("the image is damaged: it cannot be converted")),
         }
-        let made = outcome.folder.join("image");
-        let taken = job.scratch.path("image");
+        let output = outcome.output_dir.join("image");
+        let target = job.scratch.path("image");
         // The directory belongs to another user, who may have put anything under that name.
-        let plain = open_regular_file(&made).and_then(|_| fs::rename(&made, &taken));
-        plain.map_err(failed("failed to take ownership of a conversion"))?;
+        let moved = open_regular_file(&output).and_then(|_| fs::rename(&output, &target));
+        moved.map_err(io_error("failed to take ownership of a conversion"))?;
         if self.sandbox.owner().0 != nix::unistd::geteuid().as_raw() {
             let (uid, gid) = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
-            std::os::unix::fs::chown(&taken, Some(uid), Some(gid))
-                .map_err(failed("failed to take ownership of a conversion"))?;
+            std::os::unix::fs::chown(&target, Some(uid), Some(gid))
+                .map_err(io_error("failed to take ownership of a conversion"))?;
         }
-        Ok(taken)
+        Ok(target)
     }
 }
 
 /// Returns the size limit for decompressing an image, and for converting a qcow2 image.
-pub(super) fn max_unpacked_size(size: u64, max_size: u64) -> u64 {
-    MIN_UNPACKED_LIMIT.max(size.saturating_mul(MAX_COMPRESSION_RATIO)).min(max_size)
+pub(super) fn max_decompressed_size(size: u64, max_size: u64) -> u64 {
+    MIN_DECOMPRESSED_LIMIT.max(size.saturating_mul(MAX_COMPRESSION_RATIO)).min(max_size)
 }
 
 fn tool_format(format: ImageFormat) -> &'static str {
@@ -390,7 +389,7 @@ fn open_regular_file(path: &Path) -> std::io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(std::io::ErrorKind::InvalidData.into()) }
 }
 
-/// Reads the output of a tool, up to [`MAX_OUTPUT`].
+/// Reads the output of a tool, up to [`MAX_OUTPUT`]; empty if it cannot be read.
 fn read_output(path: &Path) -> String {
     let mut bytes = Vec::new();
     let read = File::open(path).and_then(|file| file.take(MAX_OUTPUT).read_to_end(&mut bytes));
@@ -398,14 +397,14 @@ fn read_output(path: &Path) -> String {
 }
 
 /// Returns the size of the largest file that a tool wrote.
-fn largest_output(stdout: &Path, folder: &Path) -> u64 {
-    let inside = fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let sizes = inside.chain([stdout.to_owned()]).filter_map(|path| fs::symlink_metadata(path).ok());
+fn largest_output(stdout: &Path, output_dir: &Path) -> u64 {
+    let files = fs::read_dir(output_dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let sizes = files.chain([stdout.to_owned()]).filter_map(|path| fs::symlink_metadata(path).ok());
     sizes.map(|found| found.len()).max().unwrap_or(0)
 }
 
 fn disk_full() -> Error {
-    Error::Insufficient("the disk is full: the node has no room for the image".into())
+    Error::InsufficientCapacity("the node does not have enough disk space for the image".into())
 }
 
 #[cfg(test)]
@@ -415,10 +414,10 @@ mod tests {
     #[test]
     fn limits_the_compression_ratio_of_large_images_only() {
         const GIB: u64 = 1 << 30;
-        assert_eq!(max_unpacked_size(10, 256 * GIB), GIB);
-        assert_eq!(max_unpacked_size(10 << 20, 256 * GIB), GIB);
-        assert_eq!(max_unpacked_size(GIB, 256 * GIB), 100 * GIB);
-        assert_eq!(max_unpacked_size(10 * GIB, 256 * GIB), 256 * GIB);
-        assert_eq!(max_unpacked_size(u64::MAX, 5), 5);
+        assert_eq!(max_decompressed_size(10, 256 * GIB), GIB);
+        assert_eq!(max_decompressed_size(10 << 20, 256 * GIB), GIB);
+        assert_eq!(max_decompressed_size(GIB, 256 * GIB), 100 * GIB);
+        assert_eq!(max_decompressed_size(10 * GIB, 256 * GIB), 256 * GIB);
+        assert_eq!(max_decompressed_size(u64::MAX, 5), 5);
     }
 }

@@ -20,7 +20,7 @@ const EGRESS_MTU: u32 = 1500;
 /// The commands to run, in this order.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Changes {
-    /// The differences, in words.
+    /// Descriptions of the differences.
     pub(crate) repaired: Vec<String>,
     /// Commands for `ip` that are run before the new rule set is applied.
     pub(crate) detach: Vec<String>,
@@ -42,7 +42,7 @@ impl Changes {
 #[derive(Debug, Clone)]
 pub(crate) struct HostContext {
     pub(crate) egress_bridge: String,
-    /// Whether devices would give themselves IPv6 addresses.
+    /// Whether the kernel has IPv6 and would configure addresses on new devices.
     pub(crate) ipv6: bool,
 }
 
@@ -60,20 +60,20 @@ pub(crate) fn has_egress(plan: &NetworkPlan) -> bool {
     plan.router.as_ref().is_some_and(has_egress)
 }
 
-/// Compares the devices of the host with the plan. `inside` is the configuration of the router, if it has a namespace.
+/// Compares the devices of the host with the plan. `router_snapshot` is set if the router has a namespace.
 pub(crate) fn host_changes(
     plan: &NetworkPlan,
     names: &NetworkNames,
     host: &HostContext,
-    node: &HostSnapshot,
-    inside: Option<&RouterSnapshot>,
+    snapshot: &HostSnapshot,
+    router_snapshot: Option<&RouterSnapshot>,
 ) -> Result<Changes> {
-    let mut diff = HostDiff { plan, host, node, changes: Changes::default() };
+    let mut diff = HostDiff { plan, host, snapshot, changes: Changes::default() };
     diff.compare_bridge(names)?;
-    let bridge = node.link(&names.bridge);
+    let bridge = snapshot.link(&names.bridge);
     diff.compare_vxlan(names, bridge)?;
     diff.compare_ports(names, bridge);
-    let peer = |name: &str| inside.and_then(|inside| inside.link(name));
+    let peer = |name: &str| router_snapshot.and_then(|router_snapshot| router_snapshot.link(name));
     let inner = peer(&names.veth_inner);
     let wanted = plan.router.is_some();
     diff.compare_veth_pair(
@@ -84,7 +84,7 @@ pub(crate) fn host_changes(
         (&names.bridge, bridge),
     )?;
     let inner = peer(&names.egress_inner);
-    let bridge = node.link(&host.egress_bridge);
+    let bridge = snapshot.link(&host.egress_bridge);
     let bridge = (host.egress_bridge.as_str(), bridge);
     diff.compare_veth_pair(
         has_egress(plan),
@@ -99,21 +99,21 @@ pub(crate) fn host_changes(
 struct HostDiff<'a> {
     plan: &'a NetworkPlan,
     host: &'a HostContext,
-    node: &'a HostSnapshot,
+    snapshot: &'a HostSnapshot,
     changes: Changes,
 }
 
 impl HostDiff<'_> {
     fn compare_bridge(&mut self, names: &NetworkNames) -> Result<()> {
         let name = &names.bridge;
-        let link = self.node.link(name);
+        let link = self.snapshot.link(name);
         let Some(link) = link else {
             self.drifted(format!("bridge {name} was missing"));
             self.ip(format!("link add {name} type bridge stp_state 0 forward_delay 0 mcast_snooping 0"));
             self.mark_and_enable(name, self.plan.mtu, "");
             return Ok(());
         };
-        require_ownership(self.node, link, "bridge", self.plan.id)?;
+        require_ownership(self.snapshot, link, "bridge", self.plan.id)?;
         if link.has_unwanted_bridge_settings {
             self.drifted(format!("bridge {name} had other settings"));
             // In two steps: the kernel refuses a forward delay of 0 while STP is enabled.
@@ -130,14 +130,14 @@ impl HostDiff<'_> {
         let (name, plan) = (&names.vxlan, self.plan);
         let peers: BTreeSet<Ipv4Addr> =
             plan.peers.iter().copied().filter(|peer| *peer != plan.mesh_address).collect();
-        let mut link = self.node.link(name);
+        let mut link = self.snapshot.link(name);
         if let Some(found) = link {
-            require_ownership(self.node, found, "vxlan", plan.id)?;
-            let right = found.vxlan.is_some_and(|vxlan| {
+            require_ownership(self.snapshot, found, "vxlan", plan.id)?;
+            let matches_plan = found.vxlan.is_some_and(|vxlan| {
                 (vxlan.id, vxlan.local, vxlan.port, vxlan.learning)
                     == (plan.vxid, plan.mesh_address, VXLAN_PORT, true)
             });
-            if !right {
+            if !matches_plan {
                 self.drifted(format!("tunnel {name} had other settings"));
                 self.ip(format!("link del dev {name}"));
                 link = None;
@@ -148,7 +148,7 @@ impl HostDiff<'_> {
         let entries: &[FdbEntry] = match link {
             Some(link) => {
                 self.repair_device(link, plan.mtu, Some((&names.bridge, bridge)));
-                self.node.fdb_entries(link.index)
+                self.snapshot.fdb_entries(link.index)
             }
             None => {
                 self.ip(format!(
@@ -181,13 +181,13 @@ impl HostDiff<'_> {
 
     fn compare_ports(&mut self, names: &NetworkNames, bridge: Option<&Link>) {
         let devices: BTreeSet<String> = self.plan.ports.iter().map(|port| port.interface.device()).collect();
-        for link in bridge.into_iter().flat_map(|bridge| self.node.members(bridge.index)) {
+        for link in bridge.into_iter().flat_map(|bridge| self.snapshot.members(bridge.index)) {
             if link.name.starts_with("tap") && !devices.contains(&link.name) {
                 self.drifted(format!("device {} was attached to the network", link.name));
                 self.changes.detach.push(format!("link set dev {} nomaster", link.name));
             }
         }
-        for link in devices.iter().filter_map(|name| self.node.link(name)) {
+        for link in devices.iter().filter_map(|name| self.snapshot.link(name)) {
             self.attach(link, self.plan.mtu, (&names.bridge, bridge));
         }
     }
@@ -198,18 +198,18 @@ impl HostDiff<'_> {
         wanted: bool,
         [outer, inner]: [&str; 2],
         mtu: u32,
-        inside: Option<&Link>,
+        inner_link: Option<&Link>,
         bridge: (&str, Option<&Link>),
     ) -> Result<()> {
-        let link = self.node.link(outer);
+        let link = self.snapshot.link(outer);
         if let Some(link) = link {
-            require_ownership(self.node, link, "veth", self.plan.id)?;
+            require_ownership(self.snapshot, link, "veth", self.plan.id)?;
             if !wanted {
                 self.drifted(format!("device {outer} was not needed"));
                 self.ip(format!("link del dev {outer}"));
                 return Ok(());
             }
-            if inside.is_some_and(|inside| inside.index == link.peer) {
+            if inner_link.is_some_and(|inner_link| inner_link.index == link.peer) {
                 self.repair_device(link, mtu, Some(bridge));
                 return Ok(());
             }
@@ -225,13 +225,13 @@ impl HostDiff<'_> {
     }
 
     /// Marks a new device before anything else, then enables it.
-    fn mark_and_enable(&mut self, name: &str, mtu: u32, further: &str) {
+    fn mark_and_enable(&mut self, name: &str, mtu: u32, options: &str) {
         self.ip(format!(
             "link set dev {name} alias {}{}",
             marker(self.plan.id),
             self.host.addrgenmode_option()
         ));
-        self.ip(format!("link set dev {name} mtu {mtu} {further}up"));
+        self.ip(format!("link set dev {name} mtu {mtu} {options}up"));
     }
 
     /// Repairs an existing device.
@@ -244,7 +244,7 @@ impl HostDiff<'_> {
         match bridge {
             Some(bridge) => self.attach(link, mtu, bridge),
             None if link.mtu != mtu || !link.up => {
-                self.drifted(format!("device {} was down or had a drifted MTU", link.name));
+                self.drifted(format!("device {} was down or had the wrong MTU", link.name));
                 self.ip(format!("link set dev {} mtu {mtu} up", link.name));
             }
             None => {}
@@ -272,13 +272,13 @@ impl HostDiff<'_> {
 
 /// Refuses to touch a device that does not belong to the network.
 pub(crate) fn require_ownership(
-    node: &HostSnapshot,
+    snapshot: &HostSnapshot,
     link: &Link,
     kind: &str,
     network: NetworkId,
 ) -> Result<()> {
     let name = &link.name;
-    if link.alias == marker(network) || is_unmarked_and_unused(node, link, kind) {
+    if link.alias == marker(network) || is_unmarked_and_unused(snapshot, link, kind) {
         return Ok(());
     }
     Err(Error::Conflict(match network_of_marker(&link.alias) {
@@ -288,15 +288,15 @@ pub(crate) fn require_ownership(
 }
 
 /// Returns whether an unmarked device with one of our names may be ours: this program may have been killed between
-/// creating and marking it. Such a device is not in use yet; one that is in use belongs to somebody else.
-pub(crate) fn is_unmarked_and_unused(node: &HostSnapshot, link: &Link, kind: &str) -> bool {
+/// creating and marking it. Such a device is not in use yet; a device in use belongs to another program.
+pub(crate) fn is_unmarked_and_unused(snapshot: &HostSnapshot, link: &Link, kind: &str) -> bool {
     let number = |vxid| vxid_of_device(&link.name) == Some(vxid);
     link.alias.is_empty()
         && link.kind == kind
         && link.master == 0
         && link.vxlan.is_none_or(|vxlan| number(vxlan.id))
-        && node.members(link.index).next().is_none()
-        && !node.has_address(link.index)
+        && snapshot.members(link.index).next().is_none()
+        && !snapshot.has_address(link.index)
 }
 
 /// Compares the configuration of the router with the plan.
@@ -304,17 +304,17 @@ pub(crate) fn router_changes(
     plan: &NetworkPlan,
     router: &RouterPlan,
     names: &NetworkNames,
-    inside: &RouterSnapshot,
+    router_snapshot: &RouterSnapshot,
 ) -> Changes {
     let mut changes = Changes::default();
-    if inside.link("lo").is_none_or(|lo| !lo.up || lo.alias != marker(plan.id)) {
+    if router_snapshot.link("lo").is_none_or(|lo| !lo.up || lo.alias != marker(plan.id)) {
         changes.repaired.push("the router was not marked".into());
         changes.ip.push(format!("link set dev lo alias {} up", marker(plan.id)));
     }
     let block = plan.netblock;
     let addresses = BTreeSet::from([(block.router(), block.prefix())]);
     let mac = router_mac(plan.id);
-    compare_router_device(&mut changes, plan, &names.veth_inner, plan.mtu, mac, &addresses, inside);
+    compare_router_device(&mut changes, plan, &names.veth_inner, plan.mtu, mac, &addresses, router_snapshot);
 
     let mut addresses: BTreeSet<(Ipv4Addr, u8)> =
         router.egress.floating.iter().map(|(address, _)| (*address, 32)).collect();
@@ -323,9 +323,17 @@ pub(crate) fn router_changes(
         let gateway = router.egress.gateway.map(|gateway| (gateway, router.egress.netblock.prefix()));
         addresses.extend(gateway);
         let mac = egress_mac(plan.id);
-        compare_router_device(&mut changes, plan, &names.egress_inner, EGRESS_MTU, mac, &addresses, inside);
+        compare_router_device(
+            &mut changes,
+            plan,
+            &names.egress_inner,
+            EGRESS_MTU,
+            mac,
+            &addresses,
+            router_snapshot,
+        );
     }
-    compare_routes(&mut changes, plan, router, names, inside);
+    compare_routes(&mut changes, plan, router, names, router_snapshot);
     changes
 }
 
@@ -335,13 +343,13 @@ fn compare_router_device(
     plan: &NetworkPlan,
     name: &str,
     mtu: u32,
-    hardware: [u8; 6],
+    expected_mac: [u8; 6],
     addresses: &BTreeSet<(Ipv4Addr, u8)>,
-    inside: &RouterSnapshot,
+    router_snapshot: &RouterSnapshot,
 ) {
-    let link = inside.link(name);
+    let link = router_snapshot.link(name);
     let index = link.map_or(0, |link| link.index);
-    let found: BTreeSet<(Ipv4Addr, u8)> = inside
+    let found: BTreeSet<(Ipv4Addr, u8)> = router_snapshot
         .addresses
         .iter()
         .filter(|(device, _, _)| *device == index)
@@ -355,13 +363,15 @@ fn compare_router_device(
         changes.repaired.push(format!("router had no address {address}"));
         changes.ip.push(format!("addr add {address}/{prefix} dev {name}"));
     }
-    let right = link.is_some_and(|link| {
-        link.up && link.mtu == mtu && link.mac == hardware && link.alias == marker(plan.id)
+    let matches_plan = link.is_some_and(|link| {
+        link.up && link.mtu == mtu && link.mac == expected_mac && link.alias == marker(plan.id)
     });
-    if !right {
+    if !matches_plan {
         changes.repaired.push(format!("device {name} of the router was not set up"));
         let alias = marker(plan.id);
-        changes.ip.push(format!("link set dev {name} alias {alias} mtu {mtu} address {} up", mac(&hardware)));
+        changes
+            .ip
+            .push(format!("link set dev {name} alias {alias} mtu {mtu} address {} up", mac(&expected_mac)));
     }
     if link.is_some_and(|link| !link.forwarding || link.rp_filter != 1) {
         changes.repaired.push(format!("device {name} of the router had wrong forwarding settings"));
@@ -377,10 +387,10 @@ fn compare_routes(
     plan: &NetworkPlan,
     router: &RouterPlan,
     names: &NetworkNames,
-    inside: &RouterSnapshot,
+    router_snapshot: &RouterSnapshot,
 ) {
-    // A missing device has no index; no device has index 0, so that its routes count as missing.
-    let index = |name: &str| inside.link(name).map_or(0, |link| link.index);
+    // Index 0 stands for a missing device, so that its routes count as missing.
+    let index = |name: &str| router_snapshot.link(name).map_or(0, |link| link.index);
     let (inner, outer) = (index(&names.veth_inner), index(&names.egress_inner));
     let routed: BTreeSet<Ipv4Addr> = plan.routed.iter().copied().collect();
     let mut wanted: Vec<(Route, String)> = Vec::new();
@@ -399,22 +409,24 @@ fn compare_routes(
         let route = Route { to: *address, prefix: 32, via: None, device: inner };
         wanted.push((route, format!("{address}/32 dev {} scope link", names.veth_inner)));
     }
-    for route in inside.routes.iter().filter(|route| !wanted.iter().any(|(wanted, _)| wanted == *route)) {
+    for route in
+        router_snapshot.routes.iter().filter(|route| !wanted.iter().any(|(wanted, _)| wanted == *route))
+    {
         changes.repaired.push(format!("router had a route to {}/{}", route.to, route.prefix));
         changes.ip.push(format!("route del {}/{}", route.to, route.prefix));
     }
-    for (route, line) in wanted.iter().filter(|(route, _)| !inside.routes.contains(route)) {
+    for (route, line) in wanted.iter().filter(|(route, _)| !router_snapshot.routes.contains(route)) {
         changes.repaired.push(format!("router had no route to {}/{}", route.to, route.prefix));
         changes.ip.push(format!("route replace {line}"));
     }
-    let answers: BTreeSet<(u32, Ipv4Addr)> = routed.iter().map(|address| (outer, *address)).collect();
-    for (device, address) in inside.proxies.difference(&answers) {
-        if let Some(link) = inside.links.iter().find(|link| link.index == *device) {
+    let proxied: BTreeSet<(u32, Ipv4Addr)> = routed.iter().map(|address| (outer, *address)).collect();
+    for (device, address) in router_snapshot.proxies.difference(&proxied) {
+        if let Some(link) = router_snapshot.links.iter().find(|link| link.index == *device) {
             changes.repaired.push(format!("router answered ARP for {address}"));
             changes.ip.push(format!("neigh del proxy {address} dev {}", link.name));
         }
     }
-    for (_, address) in answers.difference(&inside.proxies) {
+    for (_, address) in proxied.difference(&router_snapshot.proxies) {
         changes.repaired.push(format!("router did not answer ARP for {address}"));
         changes.ip.push(format!("neigh add proxy {address} dev {}", names.egress_inner));
     }

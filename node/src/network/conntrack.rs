@@ -10,9 +10,9 @@ use nix::libc;
 use super::netlink::{NESTED, NetlinkRequest, NetlinkSocket, NfGenMsg, attributes, attributes_after};
 
 // Message and attribute types from `linux/netfilter/nfnetlink_conntrack.h`.
-const SUBSYSTEM: u16 = (libc::NFNL_SUBSYS_CTNETLINK << 8) as u16;
-const IPCTNL_MSG_CT_GET: u16 = SUBSYSTEM | 1;
-const IPCTNL_MSG_CT_DELETE: u16 = SUBSYSTEM | 2;
+const CTNETLINK_SUBSYSTEM: u16 = (libc::NFNL_SUBSYS_CTNETLINK << 8) as u16;
+const IPCTNL_MSG_CT_GET: u16 = CTNETLINK_SUBSYSTEM | 1;
+const IPCTNL_MSG_CT_DELETE: u16 = CTNETLINK_SUBSYSTEM | 2;
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_REPLY: u16 = 2;
 const CTA_ID: u16 = 12;
@@ -38,9 +38,10 @@ pub(crate) fn matches_nat_plan(flow: &Flow, plan: &NetworkPlan, router: &RouterP
         let inner = |address| plan.netblock.contains(address);
         !inner(flow.from) || inner(flow.to)
     } else {
-        let floats = floating.iter().find(|(_, inner)| *inner == flow.from).map(|(address, _)| *address);
+        let floating_address =
+            floating.iter().find(|(_, inner)| *inner == flow.from).map(|(address, _)| *address);
         let hairpin = flow.reply_to == plan.netblock.router() && flow.to != flow.reply_from;
-        hairpin || floats.or(router.egress.gateway.filter(|_| router.nat)) == Some(flow.reply_to)
+        hairpin || floating_address.or(router.egress.gateway.filter(|_| router.nat)) == Some(flow.reply_to)
     };
     inward && outward
 }
@@ -87,26 +88,26 @@ mod tests {
     }
 
     #[test]
-    fn flows_end_with_the_translation_that_made_them() {
+    fn flow_is_stale_after_its_translation_changed() {
         let (plan, mut router) = (fixtures::plan(), fixtures::router());
         let outside = "198.51.100.1";
         let inward = flow(outside, "192.168.20.7", "10.0.0.2", outside);
         let outward = flow("10.0.0.2", outside, outside, "192.168.20.7");
-        let hidden = flow("10.0.0.3", outside, outside, "192.168.20.5");
+        let masqueraded = flow("10.0.0.3", outside, outside, "192.168.20.5");
         let hairpin = flow("10.0.0.3", "192.168.20.7", "10.0.0.2", "10.0.0.1");
         let plain = flow("10.0.0.3", "10.0.0.1", "10.0.0.1", "10.0.0.3");
         let routed = flow(outside, "192.168.20.9", "192.168.20.9", outside);
-        for flow in [inward, outward, hidden, hairpin, plain, routed] {
+        for flow in [inward, outward, masqueraded, hairpin, plain, routed] {
             assert!(matches_nat_plan(&flow, &plan, &router), "{flow:?}");
         }
         router.egress.floating[0].1 = "10.0.0.3".parse().unwrap();
-        for flow in [inward, outward, hidden, hairpin] {
+        for flow in [inward, outward, masqueraded, hairpin] {
             assert!(!matches_nat_plan(&flow, &plan, &router), "{flow:?}");
         }
         router.nat = false;
         router.egress.floating.clear();
-        let unhidden = flow("10.0.0.3", outside, outside, "10.0.0.3");
-        for flow in [inward, outward, hidden, hairpin, unhidden] {
+        let untranslated = flow("10.0.0.3", outside, outside, "10.0.0.3");
+        for flow in [inward, outward, masqueraded, hairpin, untranslated] {
             assert!(!matches_nat_plan(&flow, &plan, &router), "{flow:?}");
         }
         assert!(matches_nat_plan(&plain, &plan, &router) && matches_nat_plan(&routed, &plan, &router));

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::Ipv4Addr;
 use std::path::Path;
 
 use muster_types::network::{NetworkPlan, RouterPlan};
@@ -22,23 +22,23 @@ pub(crate) struct DnsmasqConfig {
 }
 
 /// The file with the leases, in the network's directory.
-pub(crate) const LEASES: &str = "leases";
+pub(crate) const LEASES_FILE: &str = "leases";
 /// The file with the host names.
-pub(crate) const HOSTS: &str = "hosts";
-/// The file that dnsmasq writes its process id to.
-pub(crate) const PID: &str = "dnsmasq.pid";
+pub(crate) const HOSTS_FILE: &str = "hosts";
+/// The file that dnsmasq writes its PID to.
+pub(crate) const PID_FILE: &str = "dnsmasq.pid";
 
 /// Builds the configuration of a network's server, if it needs one. `device` is the index of the router's device; it is
 /// part of the configuration because the server has to restart when the device is recreated.
 pub(crate) fn build(
     plan: &NetworkPlan,
     names: &NetworkNames,
-    folder: &Path,
+    dir: &Path,
     device: u32,
 ) -> Option<DnsmasqConfig> {
     let router = plan.router.as_ref().filter(|router| router.dhcp || router.dns)?;
     Some(DnsmasqConfig {
-        settings: settings(plan, router, names, folder, device),
+        settings: settings(plan, router, names, dir, device),
         leases: leases(router),
         hosts: hosts(router),
     })
@@ -48,15 +48,14 @@ fn settings(
     plan: &NetworkPlan,
     router: &RouterPlan,
     names: &NetworkNames,
-    folder: &Path,
+    dir: &Path,
     device: u32,
 ) -> String {
-    let folder = folder.display();
+    let dir = dir.display();
     let block = plan.netblock;
     let domain = Some(router.domain.as_str()).filter(|domain| is_host_name(domain));
-    let resolver = router.dns_server.parse::<IpAddr>().ok();
     let mut text = format!(
-        "# network {} on device {device}\ninterface={}\nexcept-interface=lo\nbind-interfaces\npid-file={folder}/{PID}\n\
+        "# network {} on device {device}\ninterface={}\nexcept-interface=lo\nbind-interfaces\npid-file={dir}/{PID_FILE}\n\
          no-hosts\nno-resolv\nbogus-priv\ndomain-needed\nquiet-dhcp\n",
         plan.id, names.veth_inner
     );
@@ -64,26 +63,24 @@ fn settings(
         let _ = write!(text, "domain={domain}\nexpand-hosts\nlocal=/{domain}/\n");
     }
     if router.dns {
-        let _ = writeln!(text, "addn-hosts={folder}/{HOSTS}");
-        if let Some(resolver) = resolver {
-            let _ = writeln!(text, "server={resolver}");
-        }
+        let _ = writeln!(text, "addn-hosts={dir}/{HOSTS_FILE}");
+        let _ = writeln!(text, "server={}", router.dns_server);
     } else {
         text.push_str("port=0\n");
     }
     if router.dhcp {
         let _ = write!(
             text,
-            "dhcp-range={},static,{},1h\ndhcp-hostsfile={folder}/{LEASES}\ndhcp-authoritative\nleasefile-ro\n\
+            "dhcp-range={},static,{},1h\ndhcp-hostsfile={dir}/{LEASES_FILE}\ndhcp-authoritative\nleasefile-ro\n\
              dhcp-option-force=option:mtu,{}\n",
             block.network(),
             block.netmask(),
             plan.mtu
         );
-        let resolver = match resolver {
-            _ if router.dns => Some(IpAddr::V4(block.router())),
-            Some(IpAddr::V4(resolver)) if router.nat => Some(IpAddr::V4(resolver)),
-            _ => None,
+        let resolver = match (router.dns, router.nat) {
+            (true, _) => Some(block.router()),
+            (false, true) => Some(router.dns_server),
+            (false, false) => None,
         };
         // Without a value the option is never sent.
         let resolver = resolver.map(|resolver| format!(",{resolver}")).unwrap_or_default();
@@ -185,11 +182,10 @@ mod tests {
             router.names.push(("#x".into(), Ipv4Addr::LOCALHOST));
             router.names.push(("set:tag".into(), Ipv4Addr::LOCALHOST));
             router.domain = "x\nconf-file=/etc/passwd".into();
-            router.dns_server = "8.8.8.8\nuser=root".into();
         })
         .unwrap();
         let all = format!("{}{}{}", config.settings, config.leases, config.hosts);
-        for evil in ["dhcp-script", "conf-file", "user=", "set:", "a b", "#x"] {
+        for evil in ["dhcp-script", "conf-file", "set:", "a b", "#x"] {
             assert!(!all.contains(evil), "{all}");
         }
         assert_eq!(config.leases, "02:00:00:00:00:02,10.0.0.2\n");

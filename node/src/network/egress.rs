@@ -5,12 +5,12 @@ use std::fs;
 use std::net::Ipv4Addr;
 
 use muster_types::address::Netblock;
-use muster_types::network::{EgressPlan, FLOATING};
+use muster_types::network::{EgressPlan, FLOATING_NETWORK_ID};
 use muster_types::{Error, Result};
 
 use super::names::{self, EGRESS_TABLE, marker};
 use super::netlink::NetlinkSocket;
-use super::nftables::{self, Family, fingerprint};
+use super::nftables::{self, NftFamily, fingerprint};
 use super::observed::{self, HostSnapshot, Link};
 use super::{Networks, changes, dnsmasq_process, namespace, rules};
 use crate::command::{COMMAND_TIMEOUT, Tool};
@@ -26,8 +26,8 @@ const RULES_FILE: &str = "egress-rules";
 pub(crate) struct EgressState {
     /// The number of reconcile passes that use it at the moment.
     users: usize,
-    /// Whether the file was read.
-    read: bool,
+    /// Whether the file was loaded.
+    loaded: bool,
     /// Fingerprints of the rule set's text and of the resulting table in the kernel.
     rules: Option<[u64; 2]>,
     /// The generation of the kernel's rule sets at the last comparison.
@@ -35,33 +35,34 @@ pub(crate) struct EgressState {
 }
 
 impl EgressState {
-    fn read(&mut self) {
-        if !self.read {
-            let text = fs::read_to_string(names::common_folder().join(RULES_FILE)).unwrap_or_default();
+    fn load(&mut self) {
+        if !self.loaded {
+            // Without the file, the rules are applied again.
+            let text = fs::read_to_string(names::runtime_dir().join(RULES_FILE)).unwrap_or_default();
             let numbers: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
             self.rules = numbers.try_into().ok();
-            self.read = true;
+            self.loaded = true;
         }
     }
 
-    fn write(&self) -> Result<()> {
-        let folder = names::common_folder();
+    fn save(&self) -> Result<()> {
+        let dir = names::runtime_dir();
         match self.rules {
             Some([text, table]) => {
-                fs::create_dir_all(folder).map_err(|error| {
-                    Error::Internal(format!("failed to create {}: {error}", folder.display()))
+                fs::create_dir_all(dir).map_err(|error| {
+                    Error::Internal(format!("failed to create {}: {error}", dir.display()))
                 })?;
-                dnsmasq_process::write(folder, RULES_FILE, &format!("{text} {table}\n"))
+                dnsmasq_process::write(dir, RULES_FILE, &format!("{text} {table}\n"))
             }
             None => {
-                let _ = fs::remove_file(folder.join(RULES_FILE));
+                let _ = fs::remove_file(dir.join(RULES_FILE));
                 Ok(())
             }
         }
     }
 }
 
-/// Keeps the egress bridge from being removed.
+/// Protects the egress bridge from being removed.
 #[derive(Debug)]
 pub(crate) struct EgressGuard<'a> {
     networks: Option<&'a Networks>,
@@ -83,7 +84,8 @@ impl Drop for EgressGuard<'_> {
 }
 
 impl Networks {
-    /// Creates the egress bridge and keeps it in use. The rules are applied first, so that no packet passes without them.
+    /// Creates or repairs the egress bridge and protects it from removal while the guard exists. The rules are applied
+    /// first, so that no packet passes without them.
     pub(crate) fn acquire_egress(&self, egress: &EgressPlan) -> Result<EgressGuard<'_>> {
         let mut state = self.egress.lock();
         let mut repaired = Vec::new();
@@ -120,15 +122,20 @@ impl Networks {
             lines.push(format!("link add {name} type bridge stp_state 0 forward_delay 0 mcast_snooping 0"));
             lines.push(format!(
                 "link set dev {name} alias {}{}",
-                marker(FLOATING),
+                marker(FLOATING_NETWORK_ID),
                 self.host.addrgenmode_option()
             ));
             lines.push(format!("addr add {address}/{prefix} dev {name}"));
             lines.push(format!("link set dev {name} up"));
             return Ok(lines);
         };
-        if link.alias != marker(FLOATING) {
-            changes::require_ownership(&HostSnapshot::devices(socket)?, link, "bridge", FLOATING)?;
+        if link.alias != marker(FLOATING_NETWORK_ID) {
+            changes::require_ownership(
+                &HostSnapshot::read_devices(socket)?,
+                link,
+                "bridge",
+                FLOATING_NETWORK_ID,
+            )?;
         }
         let addresses = observed::addresses(socket)?;
         let own: Vec<(Ipv4Addr, u8)> = addresses
@@ -144,7 +151,7 @@ impl Networks {
             repaired.push(format!("bridge {name} was not marked"));
             lines.push(format!(
                 "link set dev {name} alias {}{}",
-                marker(FLOATING),
+                marker(FLOATING_NETWORK_ID),
                 self.host.addrgenmode_option()
             ));
         }
@@ -169,7 +176,7 @@ impl Networks {
         state: &mut EgressState,
         repaired: &mut Vec<String>,
     ) -> Result<()> {
-        state.read();
+        state.load();
         let mut socket = NetlinkSocket::netfilter()?;
         let generation = nftables::generation(&mut socket)?;
         let text = rules::egress_rules(egress, &self.host.egress_bridge, self.api_port.get().copied());
@@ -178,14 +185,14 @@ impl Networks {
             return Ok(());
         }
         let mut found =
-            || Ok(nftables::tables(&mut socket, Family::Ip, Some(EGRESS_TABLE))?.remove(EGRESS_TABLE));
-        let in_force = found()?.map(|table| [wanted, table.fingerprint]);
-        if in_force.is_none() || in_force != state.rules {
+            || Ok(nftables::tables(&mut socket, NftFamily::Ip, Some(EGRESS_TABLE))?.remove(EGRESS_TABLE));
+        let applied = found()?.map(|table| [wanted, table.fingerprint]);
+        if applied.is_none() || applied != state.rules {
             repaired.push(format!("rule set {EGRESS_TABLE} was missing or had been changed"));
             self.nft(&text)?;
             let table = found()?.filter(|table| table.rules == rules::count_rules(&text));
             state.rules = table.map(|table| [wanted, table.fingerprint]);
-            state.write()?;
+            state.save()?;
         }
         state.generation = Some(generation);
         Ok(())
@@ -194,8 +201,8 @@ impl Networks {
     /// Removes the egress bridge if no network uses it.
     pub(crate) fn remove_unused_egress(&self) -> Result<()> {
         let link = observed::link(&mut NetlinkSocket::route()?, &self.host.egress_bridge)?;
-        let ours = link.is_some_and(|link| link.alias.is_empty() || is_egress(&link));
-        if ours || has_egress_table()? { self.remove_unused_egress_bridges() } else { Ok(()) }
+        let is_ours = link.is_some_and(|link| link.alias.is_empty() || is_egress(&link));
+        if is_ours || has_egress_table()? { self.remove_unused_egress_bridges() } else { Ok(()) }
     }
 
     /// Removes all unused egress bridges, also those named after another network card. The rules are removed last.
@@ -206,20 +213,21 @@ impl Networks {
         }
         let mut result = Ok(());
         for _ in 0..MAX_PASSES {
-            let node = HostSnapshot::devices(&mut NetlinkSocket::route()?)?;
-            // A bridge that was created but not marked yet is ours, too.
+            let snapshot = HostSnapshot::read_devices(&mut NetlinkSocket::route()?)?;
+            // This program may have been killed between creating and marking the bridge.
             let is_ours_unmarked = |link: &Link| {
-                link.name == self.host.egress_bridge && changes::is_unmarked_and_unused(&node, link, "bridge")
+                link.name == self.host.egress_bridge
+                    && changes::is_unmarked_and_unused(&snapshot, link, "bridge")
             };
-            let (used, unused): (Vec<&Link>, Vec<&Link>) = node
+            let (used, unused): (Vec<&Link>, Vec<&Link>) = snapshot
                 .links()
                 .iter()
                 .filter(|link| is_egress(link) || is_ours_unmarked(link))
-                .partition(|link| node.members(link.index).next().is_some());
+                .partition(|link| snapshot.members(link.index).next().is_some());
             if unused.is_empty() {
                 if used.is_empty() {
-                    *state = EgressState { read: true, ..EgressState::default() };
-                    state.write()?;
+                    *state = EgressState { loaded: true, ..EgressState::default() };
+                    state.save()?;
                     if has_egress_table()? {
                         self.nft(&rules::delete_table("ip", EGRESS_TABLE))?;
                     }
@@ -242,8 +250,8 @@ impl Networks {
 /// unreachable. `own` is the index of the egress bridge.
 fn require_no_overlap(socket: &mut NetlinkSocket, block: Netblock, own: Option<u32>) -> Result<()> {
     let links = observed::links(socket)?;
-    let taken = observed::addresses(socket)?.into_iter().chain(observed::on_link_routes(socket)?);
-    let mut others = taken
+    let occupied = observed::addresses(socket)?.into_iter().chain(observed::on_link_routes(socket)?);
+    let mut others = occupied
         .filter(|(_, address, prefix)| overlaps(block, *address, *prefix))
         .filter(|(device, ..)| Some(*device) != own)
         .filter_map(|(device, address, prefix)| {
@@ -267,11 +275,11 @@ fn overlaps(block: Netblock, address: Ipv4Addr, prefix: u8) -> bool {
 }
 
 fn is_egress(link: &Link) -> bool {
-    link.kind == "bridge" && link.alias == marker(FLOATING)
+    link.kind == "bridge" && link.alias == marker(FLOATING_NETWORK_ID)
 }
 
 fn has_egress_table() -> Result<bool> {
-    let tables = nftables::tables(&mut NetlinkSocket::netfilter()?, Family::Ip, Some(EGRESS_TABLE))?;
+    let tables = nftables::tables(&mut NetlinkSocket::netfilter()?, NftFamily::Ip, Some(EGRESS_TABLE))?;
     Ok(tables.contains_key(EGRESS_TABLE))
 }
 

@@ -29,7 +29,7 @@ pub(crate) fn router() -> RouterPlan {
         dns: true,
         nat: true,
         domain: "one.example".into(),
-        dns_server: "8.8.8.8".into(),
+        dns_server: "8.8.8.8".parse().unwrap(),
         leases: vec![DhcpLease {
             mac: "02:00:00:00:00:02".parse().unwrap(),
             address: "10.0.0.2".parse().unwrap(),

@@ -1,4 +1,5 @@
-//! The networks of this host: devices, rule sets, routers, and their DHCP and DNS servers.
+//! The networks of this host: devices, rule sets, routers, and their DHCP and DNS servers. See docs/decisions/0011 and
+//! 0013.
 //!
 //! **Inspect in this process, change with programs**: state is read over netlink and compared with the plan by pure
 //! functions; only a difference runs `ip`, `bridge`, `nft` or `dnsmasq`. After every change the state is read again,
@@ -44,13 +45,13 @@ use parking_lot::Mutex;
 use self::changes::{HostContext, has_egress};
 use self::names::NetworkNames;
 use self::netlink::NetlinkSocket;
-use self::nftables::{Family, Table};
+use self::nftables::{NftFamily, NftTable};
 use self::observed::HostSnapshot;
 use self::reconcile::{ReconcileState, SyncStatus};
 use crate::command::{COMMAND_TIMEOUT, Commands, Tool};
 
 /// The number of networks that are reconciled concurrently.
-const WORKERS: usize = 4;
+const RECONCILE_WORKERS: usize = 4;
 /// Up to this many networks are inspected one by one; for more, the state of the host is read once beforehand.
 const BULK_CHECK_THRESHOLD: usize = 8;
 /// The number of rule sets that are applied with one run of `nft`.
@@ -70,7 +71,7 @@ pub(crate) struct Networks {
     commands: Commands,
     host: HostContext,
     states: Mutex<HashMap<NetworkId, Arc<Mutex<ReconcileState>>>>,
-    tables: Mutex<NodeTables>,
+    tables: Mutex<BridgeTables>,
     egress: Mutex<egress::EgressState>,
     /// The port of the daemon's API, which guests may reach.
     api_port: OnceLock<u16>,
@@ -78,9 +79,9 @@ pub(crate) struct Networks {
 
 /// The rule sets of bridges as of a generation of the kernel's counter.
 #[derive(Debug, Default)]
-struct NodeTables {
+struct BridgeTables {
     generation: Option<u32>,
-    tables: Arc<HashMap<String, Table>>,
+    tables: Arc<HashMap<String, NftTable>>,
 }
 
 impl Networks {
@@ -115,14 +116,14 @@ impl Networks {
                 namespace::try_set_sysctl(name, "0");
             }
         }
-        let user = plans.iter().position(has_egress);
-        let egress = match user.and_then(|at| plans[at].router.as_ref()) {
+        let egress_user = plans.iter().position(has_egress);
+        let egress = match egress_user.and_then(|index| plans[index].router.as_ref()) {
             Some(router) => self.acquire_egress(&router.egress),
             None => Ok(egress::EgressGuard::unused()),
         };
         let mut results: Vec<Option<Result<NetworkReport>>> = plans.iter().map(|_| None).collect();
         let all = || (0..plans.len()).collect();
-        let rest: Vec<usize> = if plans.len() > BULK_CHECK_THRESHOLD {
+        let pending: Vec<usize> = if plans.len() > BULK_CHECK_THRESHOLD {
             self.check_all(plans, &mut results).unwrap_or_else(|error| {
                 tracing::warn!(%error, "failed to check networks in bulk");
                 all()
@@ -133,33 +134,34 @@ impl Networks {
         let next = AtomicUsize::new(0);
         let work = || {
             let mut done = Vec::new();
-            while let Some(at) = rest.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let plan = &plans[*at];
+            while let Some(index) = pending.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let plan = &plans[*index];
                 let report = match &egress {
                     Err(error) if has_egress(plan) => Err(clone_error(error)),
                     _ => self.reconcile(plan),
                 };
-                done.push((*at, report));
+                done.push((*index, report));
             }
             done
         };
         std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..WORKERS.min(rest.len())).map(|_| scope.spawn(work)).collect();
+            let workers: Vec<_> =
+                (0..RECONCILE_WORKERS.min(pending.len())).map(|_| scope.spawn(work)).collect();
             for worker in workers {
                 let done = worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-                for (at, report) in done {
-                    results[at] = Some(report);
+                for (index, report) in done {
+                    results[index] = Some(report);
                 }
             }
         });
         let mut results: Vec<_> =
             results.into_iter().map(|result| result.expect("every plan is in sync or reconciled")).collect();
-        if let (Some(at), Ok(egress)) = (user, egress)
-            && let Ok(report) = &mut results[at]
+        if let (Some(index), Ok(egress)) = (egress_user, egress)
+            && let Ok(report) = &mut results[index]
         {
             report.repaired.extend(egress.repaired.iter().cloned());
         }
-        if user.is_none()
+        if egress_user.is_none()
             && let Err(error) = self.remove_unused_egress()
         {
             tracing::warn!(%error, "failed to remove unused egress bridge");
@@ -175,39 +177,39 @@ impl Networks {
         results: &mut [Option<Result<NetworkReport>>],
     ) -> Result<Vec<usize>> {
         let mut rules: Vec<(&NetworkPlan, String)> = Vec::new();
-        let rest = namespace::in_thread(|| {
-            let node = HostSnapshot::whole(&mut NetlinkSocket::route()?)?;
-            let tables = self.node_tables(&mut NetlinkSocket::netfilter()?)?;
-            let mut rest = Vec::new();
-            for (at, plan) in plans.iter().enumerate() {
-                match self.check(plan, &node, &tables) {
-                    Ok(SyncStatus::InSync) => results[at] = Some(Ok(NetworkReport::default())),
+        let drifted = namespace::in_thread(|| {
+            let snapshot = HostSnapshot::read_all(&mut NetlinkSocket::route()?)?;
+            let tables = self.bridge_tables(&mut NetlinkSocket::netfilter()?)?;
+            let mut drifted = Vec::new();
+            for (index, plan) in plans.iter().enumerate() {
+                match self.check(plan, &snapshot, &tables) {
+                    Ok(SyncStatus::InSync) => results[index] = Some(Ok(NetworkReport::default())),
                     Ok(SyncStatus::Drifted { rules: Some(text) }) => {
                         rules.push((plan, text));
-                        rest.push(at);
+                        drifted.push(index);
                     }
                     // Reconciling the network alone reports the error.
-                    Ok(SyncStatus::Drifted { rules: None }) | Err(_) => rest.push(at),
+                    Ok(SyncStatus::Drifted { rules: None }) | Err(_) => drifted.push(index),
                 }
             }
-            Ok::<_, Error>(rest)
+            Ok::<_, Error>(drifted)
         })?;
-        for some in rules.chunks(RULE_SETS_PER_BATCH).filter(|some| some.len() > 1) {
-            let some: Vec<(&NetworkPlan, &str)> =
-                some.iter().map(|(plan, text)| (*plan, text.as_str())).collect();
-            if let Err(error) = self.apply_rules_in_bulk(&some) {
+        for batch in rules.chunks(RULE_SETS_PER_BATCH).filter(|batch| batch.len() > 1) {
+            let batch: Vec<(&NetworkPlan, &str)> =
+                batch.iter().map(|(plan, text)| (*plan, text.as_str())).collect();
+            if let Err(error) = self.apply_rules_in_bulk(&batch) {
                 tracing::debug!(%error, "failed to apply rule sets in bulk");
             }
         }
-        Ok(rest)
+        Ok(drifted)
     }
 
     /// Returns the rule sets of bridges, reading them only if the kernel's generation counter changed.
-    fn node_tables(&self, socket: &mut NetlinkSocket) -> Result<Arc<HashMap<String, Table>>> {
+    fn bridge_tables(&self, socket: &mut NetlinkSocket) -> Result<Arc<HashMap<String, NftTable>>> {
         let mut cached = self.tables.lock();
         let generation = nftables::generation(socket)?;
         if cached.generation != Some(generation) {
-            cached.tables = Arc::new(nftables::tables(socket, Family::Bridge, None)?);
+            cached.tables = Arc::new(nftables::tables(socket, NftFamily::Bridge, None)?);
             cached.generation = Some(generation);
         }
         Ok(cached.tables.clone())
@@ -237,9 +239,9 @@ impl Networks {
         let names = NetworkNames::new(network.vxid);
         let mut socket = NetlinkSocket::route()?;
         for name in [&names.egress_outer, &names.veth_outer] {
-            let ours = observed::link(&mut socket, name)?
+            let is_ours = observed::link(&mut socket, name)?
                 .is_some_and(|link| link.alias == names::marker(network.id));
-            if ours {
+            if is_ours {
                 return observed::usage_of_peer(&mut socket, name);
             }
         }
@@ -262,7 +264,7 @@ pub(crate) fn mesh_mtu(address: Option<Ipv4Addr>, nic: &str) -> Result<u32> {
 }
 
 /// Returns a feature that networks need and the kernel lacks. It is probed in an unnamed namespace that ends with the
-/// thread. Any other failure is no evidence for a missing feature.
+/// thread. A failure of the probe itself does not count as a missing feature.
 pub(crate) fn missing_kernel_feature(commands: &Commands) -> Option<String> {
     let attempt = || -> Result<Option<String>> {
         namespace::unshare_network()?;
@@ -286,11 +288,12 @@ pub(crate) fn missing_kernel_feature(commands: &Commands) -> Option<String> {
     })
 }
 
-/// Returns the same error for another network.
+/// Copies an error for another network, because [`Error`] is not `Clone`. Kinds that do not occur here become
+/// [`Error::Unavailable`].
 fn clone_error(error: &Error) -> Error {
     match error {
-        Error::Conflict(why) => Error::Conflict(why.clone()),
-        Error::Internal(why) => Error::Internal(why.clone()),
+        Error::Conflict(reason) => Error::Conflict(reason.clone()),
+        Error::Internal(reason) => Error::Internal(reason.clone()),
         other => Error::Unavailable(other.to_string()),
     }
 }
@@ -302,7 +305,7 @@ mod tests {
     #[test]
     fn detects_missing_kernel_features() {
         let commands = Commands::find();
-        if !nix::unistd::geteuid().is_root() || !commands.has(Tool::Nft) {
+        if !nix::unistd::geteuid().is_root() || !commands.is_installed(Tool::Nft) {
             return muster_testing::skipped("root and nft");
         }
         namespace::in_thread(|| {

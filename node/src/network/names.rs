@@ -10,16 +10,16 @@ const NETWORKS_DIR: &str = "/run/muster/networks";
 const RUNTIME_DIR: &str = "/run/muster";
 /// The maximum length of a device name in the kernel.
 const MAX_DEVICE_NAME: usize = 15;
-const MARKER: &str = "muster:";
+const MARKER_PREFIX: &str = "muster:";
 /// The prefix of the names of egress bridges.
-pub(crate) const EGRESS_BRIDGE: &str = "egr-br-";
+pub(crate) const EGRESS_BRIDGE_PREFIX: &str = "egr-br-";
 
 /// The UDP port of VXLAN. A sender that reaches it can inject frames into every network.
 pub(crate) const VXLAN_PORT: u16 = 4789;
 
 /// The rule set in a router.
 pub(crate) const ROUTER_TABLE: &str = "muster";
-/// The rule set on the host for the egress bridge: filtering of what comes from it, and masquerading.
+/// The rule set on the host for the egress bridge: it filters traffic from the bridge, and masquerades.
 pub(crate) const EGRESS_TABLE: &str = "muster-egress";
 
 /// The names of one network's devices and rule set.
@@ -79,36 +79,38 @@ pub(crate) fn vxid_of_table(name: &str) -> Option<u32> {
 }
 
 fn vxid(digits: &str) -> Option<u32> {
-    let lower = digits.len() == 6 && digits.chars().all(|c| c.is_ascii_digit() || ('a'..='f').contains(&c));
-    u32::from_str_radix(digits, 16).ok().filter(|vxid| lower && *vxid <= MAX_VXID)
+    let is_canonical =
+        digits.len() == 6 && digits.chars().all(|c| c.is_ascii_digit() || ('a'..='f').contains(&c));
+    u32::from_str_radix(digits, 16).ok().filter(|vxid| is_canonical && *vxid <= MAX_VXID)
 }
 
 /// Returns the name of the egress bridge for a network card.
 pub(crate) fn egress_bridge(nic: &str) -> String {
-    format!("{EGRESS_BRIDGE}{nic}").chars().take(MAX_DEVICE_NAME).collect()
+    format!("{EGRESS_BRIDGE_PREFIX}{nic}").chars().take(MAX_DEVICE_NAME).collect()
 }
 
 /// Returns the alias of the devices of a network.
 pub(crate) fn marker(network: NetworkId) -> String {
-    format!("{MARKER}{network}")
+    format!("{MARKER_PREFIX}{network}")
 }
 
 /// Returns the network that a device belongs to, by its alias.
 pub(crate) fn network_of_marker(alias: &str) -> Option<NetworkId> {
-    alias.strip_prefix(MARKER)?.parse().ok()
+    alias.strip_prefix(MARKER_PREFIX)?.parse().ok()
 }
 
 /// Returns the directory of a network.
-pub(crate) fn folder(network: NetworkId) -> PathBuf {
+pub(crate) fn network_dir(network: NetworkId) -> PathBuf {
     Path::new(NETWORKS_DIR).join(network.to_string())
 }
 
-pub(crate) fn folders() -> &'static Path {
+/// Returns the parent of the networks' directories.
+pub(crate) fn networks_dir() -> &'static Path {
     Path::new(NETWORKS_DIR)
 }
 
 /// Returns the directory of files that all networks share.
-pub(crate) fn common_folder() -> &'static Path {
+pub(crate) fn runtime_dir() -> &'static Path {
     Path::new(RUNTIME_DIR)
 }
 

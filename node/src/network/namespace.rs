@@ -1,6 +1,6 @@
 //! Network namespaces: each router has one, named after the network's id.
 //!
-//! A thread that enters a namespace never returns from it; it ends there.
+//! A thread that has entered a namespace does not return to that of the process, so only separate threads do so.
 
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -36,21 +36,21 @@ const ROUTER_SYSCTLS: [(&str, &str); 9] = [
     ("ipv4/ip_forward", "1"),
 ];
 
-fn path(network: NetworkId) -> PathBuf {
+fn path_of(network: NetworkId) -> PathBuf {
     Path::new(NETNS_DIR).join(network.to_string())
 }
 
 /// Returns the inode of a namespace, if it exists. The kernel does not reuse it while the namespace exists.
 pub(crate) fn inode(network: NetworkId) -> Option<u64> {
     use std::os::unix::fs::MetadataExt;
-    let path = path(network);
-    let real = statfs(&path).is_ok_and(|found| found.filesystem_type() == NSFS_MAGIC);
-    real.then(|| path.metadata().ok().map(|found| found.ino())).flatten()
+    let path = path_of(network);
+    let is_mounted = statfs(&path).is_ok_and(|found| found.filesystem_type() == NSFS_MAGIC);
+    is_mounted.then(|| path.metadata().ok().map(|found| found.ino())).flatten()
 }
 
 /// Returns whether the name of a namespace exists, with or without a namespace mounted on it.
 pub(crate) fn name_exists(network: NetworkId) -> bool {
-    path(network).symlink_metadata().is_ok()
+    path_of(network).symlink_metadata().is_ok()
 }
 
 /// Returns the networks for which a namespace name exists.
@@ -60,12 +60,12 @@ pub(crate) fn list_names() -> Vec<NetworkId> {
     entries.filter_map(|entry| canonical(entry.file_name().into_string().ok()?)).collect()
 }
 
-/// Creates a namespace, which is marked before it gets its name.
+/// Creates a namespace and marks it before it gets its name.
 pub(crate) fn create(network: NetworkId) -> Result<()> {
     let failed =
         |error: std::io::Error| Error::Internal(format!("failed to create namespace {network}: {error}"));
     share_netns_dir().map_err(failed)?;
-    let path = path(network);
+    let path = path_of(network);
     fs::File::create(&path).map_err(failed)?;
     in_thread(|| {
         unshare(CloneFlags::CLONE_NEWNET).map_err(|error| failed(error.into()))?;
@@ -73,15 +73,15 @@ pub(crate) fn create(network: NetworkId) -> Result<()> {
         for (name, value) in ROUTER_SYSCTLS {
             try_set_sysctl(name, value);
         }
-        let nothing: Option<&str> = None;
-        mount(Some("/proc/thread-self/ns/net"), &path, nothing, MsFlags::MS_BIND, nothing)
+        let none: Option<&str> = None;
+        mount(Some("/proc/thread-self/ns/net"), &path, none, MsFlags::MS_BIND, none)
             .map_err(|error| failed(error.into()))
     })
 }
 
 /// Removes the name of a namespace; the kernel removes the namespace when no process is in it.
 pub(crate) fn delete(network: NetworkId) -> Result<()> {
-    let path = path(network);
+    let path = path_of(network);
     // It may be mounted several times.
     while umount2(&path, MntFlags::MNT_DETACH).is_ok() {}
     match fs::remove_file(&path) {
@@ -114,10 +114,10 @@ pub(crate) fn unshare_network() -> Result<()> {
         .map_err(|error| Error::Unavailable(format!("failed to create a network namespace: {error}")))
 }
 
-/// Moves this thread into a namespace. It cannot return from there.
+/// Moves this thread into a namespace, which it cannot leave.
 pub(crate) fn enter(network: NetworkId) -> Result<()> {
-    let failed = |why: String| Error::Internal(format!("failed to enter namespace {network}: {why}"));
-    let file = fs::File::open(path(network)).map_err(|error| failed(error.to_string()))?;
+    let failed = |reason: String| Error::Internal(format!("failed to enter namespace {network}: {reason}"));
+    let file = fs::File::open(path_of(network)).map_err(|error| failed(error.to_string()))?;
     setns(file, CloneFlags::CLONE_NEWNET).map_err(|error| failed(error.to_string()))
 }
 
@@ -125,13 +125,13 @@ pub(crate) fn enter(network: NetworkId) -> Result<()> {
 pub(crate) fn set_sysctl(name: &str, value: &str) -> Result<()> {
     match fs::write(Path::new("/proc/sys/net").join(name), value) {
         Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(Error::Unavailable(format!("cannot set net/{name} to {value}: {error}")))
+            Err(Error::Unavailable(format!("failed to set net/{name} to {value}: {error}")))
         }
         _ => Ok(()),
     }
 }
 
-/// Sets a value that networks work without; a failure is logged once.
+/// Sets a value that networks do not depend on. A failure is logged once.
 pub(crate) fn try_set_sysctl(name: &'static str, value: &str) {
     static LOGGED: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
     if let Err(error) = set_sysctl(name, value)
@@ -154,10 +154,10 @@ fn share_netns_dir() -> std::io::Result<()> {
     static LOCK: Mutex<()> = Mutex::new(());
     let _guard = LOCK.lock();
     fs::create_dir_all(NETNS_DIR)?;
-    let nothing: Option<&str> = None;
-    let share = || mount(nothing, NETNS_DIR, nothing, MsFlags::MS_SHARED | MsFlags::MS_REC, nothing);
+    let none: Option<&str> = None;
+    let share = || mount(none, NETNS_DIR, none, MsFlags::MS_SHARED | MsFlags::MS_REC, none);
     if share() == Err(nix::Error::EINVAL) {
-        mount(Some(NETNS_DIR), NETNS_DIR, nothing, MsFlags::MS_BIND | MsFlags::MS_REC, nothing)?;
+        mount(Some(NETNS_DIR), NETNS_DIR, none, MsFlags::MS_BIND | MsFlags::MS_REC, none)?;
         share()?;
     }
     Ok(())

@@ -29,7 +29,7 @@ const TYPE_FLAGS: u16 = NESTED | nl::NLA_F_NET_BYTEORDER as u16;
 const BUFFER_SIZE: usize = 64 * 1024;
 /// The maximum number of attempts at a dump that the kernel reports as interrupted by a change.
 const MAX_DUMP_ATTEMPTS: usize = 4;
-/// The kernel answers immediately; the timeout only keeps a bug from blocking a thread forever.
+/// The kernel answers immediately; the timeout only prevents a bug from blocking a thread indefinitely.
 const RECEIVE_TIMEOUT_SECONDS: i64 = 10;
 
 /// `struct nfgenmsg`, the fixed part of netfilter messages: family, version and resource id.
@@ -67,26 +67,27 @@ impl NetlinkSocket {
     /// Returns the payloads of all objects of a type. If every attempt was interrupted by a change, the last answer
     /// is returned: the next reconcile pass corrects what it got wrong.
     pub(crate) fn dump(&mut self, message_type: u16, request: &NetlinkRequest) -> Result<Vec<Vec<u8>>> {
-        let mut found = Vec::new();
+        let mut payloads = Vec::new();
         for _ in 0..MAX_DUMP_ATTEMPTS {
-            found.clear();
+            payloads.clear();
             self.send(message_type, REQUEST | DUMP, request).map_err(request_failed)?;
-            let consistent = self.receive(|payload| found.push(payload.to_vec())).map_err(request_failed)?;
+            let consistent =
+                self.receive(|payload| payloads.push(payload.to_vec())).map_err(request_failed)?;
             if consistent {
                 break;
             }
         }
-        Ok(found)
+        Ok(payloads)
     }
 
     /// Returns the payload of one object, or `None` if it does not exist.
     pub(crate) fn get(&mut self, message_type: u16, request: &NetlinkRequest) -> Result<Option<Vec<u8>>> {
-        let mut found = None;
+        let mut object = None;
         let answer = self
             .send(message_type, REQUEST | ACK, request)
-            .and_then(|()| self.receive(|payload| found = Some(payload.to_vec())));
+            .and_then(|()| self.receive(|payload| object = Some(payload.to_vec())));
         match answer {
-            Ok(_) => Ok(found),
+            Ok(_) => Ok(object),
             Err(nix::Error::ENODEV | nix::Error::ENOENT) => Ok(None),
             Err(error) => Err(request_failed(error)),
         }
@@ -164,7 +165,7 @@ fn request_failed(error: nix::Error) -> Error {
     Error::Internal(format!("netlink request failed: {error}"))
 }
 
-/// The error for an answer of the kernel that lacks what every answer of its type has.
+/// Returns the error for an answer of the kernel without a mandatory attribute.
 pub(crate) fn malformed(what: &str) -> Error {
     Error::Internal(format!("the kernel sent a malformed netlink message about {what}"))
 }
@@ -193,7 +194,7 @@ impl NetlinkRequest {
     /// Appends an attribute.
     pub(crate) fn with(mut self, attribute: u16, value: &[u8]) -> Self {
         let length = u16::try_from(ATTRIBUTE_HEADER_LEN + value.len())
-            .expect("values are names and what fits into an attribute of the kernel");
+            .expect("values are names or copied from the kernel's attributes");
         self.0.extend(length.to_ne_bytes());
         self.0.extend(attribute.to_ne_bytes());
         self.0.extend(value);

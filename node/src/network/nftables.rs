@@ -34,14 +34,14 @@ const fn message_type(message: libc::c_int) -> u16 {
 
 /// The address family of a table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Family {
+pub(crate) enum NftFamily {
     Ip = libc::NFPROTO_IPV4 as isize,
     Bridge = libc::NFPROTO_BRIDGE as isize,
 }
 
 /// A table as the kernel has it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Table {
+pub(crate) struct NftTable {
     pub(crate) comment: String,
     pub(crate) fingerprint: u64,
     pub(crate) rules: usize,
@@ -65,18 +65,18 @@ pub(crate) fn generation(socket: &mut NetlinkSocket) -> Result<u32> {
 /// Returns the tables of a family, or only one of them.
 pub(crate) fn tables(
     socket: &mut NetlinkSocket,
-    family: Family,
+    family: NftFamily,
     only: Option<&str>,
-) -> Result<HashMap<String, Table>> {
+) -> Result<HashMap<String, NftTable>> {
     let all = NetlinkRequest::new::<NfGenMsg>().set(0, &[family as u8]);
     let one = || only.map_or_else(|| all.clone(), |name| all.clone().with_string(NFTA_TABLE_NAME, name));
-    let mut hashers: HashMap<String, (Table, DefaultHasher)> = HashMap::new();
+    let mut hashers: HashMap<String, (NftTable, DefaultHasher)> = HashMap::new();
     let found = match only {
         Some(_) => socket.get(GET_TABLE, &one())?.into_iter().collect(),
         None => socket.dump(GET_TABLE, &all)?,
     };
     for payload in found {
-        let (mut name, mut table, mut hasher) = (String::new(), Table::default(), DefaultHasher::new());
+        let (mut name, mut table, mut hasher) = (String::new(), NftTable::default(), DefaultHasher::new());
         for (attribute, value) in attributes_after::<NfGenMsg>(&payload) {
             match attribute {
                 NFTA_TABLE_NAME => name = read_string(value),
@@ -100,8 +100,8 @@ pub(crate) fn tables(
             table.rules += count;
         }
     }
-    let finish = |(name, (table, hasher)): (String, (Table, DefaultHasher))| {
-        (name, Table { fingerprint: hasher.finish(), ..table })
+    let finish = |(name, (table, hasher)): (String, (NftTable, DefaultHasher))| {
+        (name, NftTable { fingerprint: hasher.finish(), ..table })
     };
     Ok(hashers.into_iter().map(finish).collect())
 }

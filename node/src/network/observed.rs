@@ -10,7 +10,7 @@ use muster_types::Result;
 use muster_types::network::{NetworkPlan, NetworkUsage};
 use nix::libc;
 
-use super::names::{EGRESS_BRIDGE, NetworkNames, vxid_of_device};
+use super::names::{EGRESS_BRIDGE_PREFIX, NetworkNames, vxid_of_device};
 use super::netlink::{
     NetlinkRequest, NetlinkSocket, attributes, attributes_after, malformed, read_string, read_u16, read_u32,
     read_u64,
@@ -96,20 +96,20 @@ pub(crate) struct HostSnapshot {
     by_master: HashMap<u32, Vec<usize>>,
     fdb_entries: HashMap<u32, Vec<FdbEntry>>,
     /// The devices that have an address of any family; only read if there is a device without a marker.
-    addressed: BTreeSet<u32>,
+    addressed_devices: BTreeSet<u32>,
 }
 
 impl HostSnapshot {
     /// Reads all devices, forwarding databases and addresses.
-    pub(crate) fn whole(socket: &mut NetlinkSocket) -> Result<Self> {
-        let mut snapshot = Self::of(links(socket)?);
+    pub(crate) fn read_all(socket: &mut NetlinkSocket) -> Result<Self> {
+        let mut snapshot = Self::new(links(socket)?);
         snapshot.add_fdb_entries(&socket.dump(RTM_GETNEIGH, &fdb_request())?)?;
-        snapshot.add_addressed(socket)?;
+        snapshot.add_addressed_devices(socket)?;
         Ok(snapshot)
     }
 
     /// Reads only what concerns one network, which is faster when there are many.
-    pub(crate) fn around(
+    pub(crate) fn read_network(
         socket: &mut NetlinkSocket,
         names: &NetworkNames,
         egress_bridge: &str,
@@ -130,21 +130,21 @@ impl HostSnapshot {
             let members = parse_links(&socket.dump(RTM_GETLINK, &request)?)?;
             found.extend(members.into_iter().map(|link| (link.index, link)));
         }
-        let mut snapshot = Self::of(found.into_values().collect());
+        let mut snapshot = Self::new(found.into_values().collect());
         if let Some(vxlan) = vxlan {
             let request = fdb_request().set(offset_of!(nl::ndmsg, ndm_ifindex), &vxlan.to_ne_bytes());
             snapshot.add_fdb_entries(&socket.dump(RTM_GETNEIGH, &request)?)?;
         }
-        snapshot.add_addressed(socket)?;
+        snapshot.add_addressed_devices(socket)?;
         Ok(snapshot)
     }
 
-    pub(crate) fn of(links: Vec<Link>) -> Self {
+    pub(crate) fn new(links: Vec<Link>) -> Self {
         let mut snapshot = Self::default();
-        for (at, link) in links.iter().enumerate() {
-            snapshot.by_name.insert(link.name.clone(), at);
+        for (index, link) in links.iter().enumerate() {
+            snapshot.by_name.insert(link.name.clone(), index);
             if link.master != 0 {
-                snapshot.by_master.entry(link.master).or_default().push(at);
+                snapshot.by_master.entry(link.master).or_default().push(index);
             }
         }
         Self { links, ..snapshot }
@@ -161,30 +161,30 @@ impl HostSnapshot {
     }
 
     /// Reads all devices, and which of them have addresses.
-    pub(crate) fn devices(socket: &mut NetlinkSocket) -> Result<Self> {
-        let mut snapshot = Self::of(links(socket)?);
-        snapshot.add_addressed(socket)?;
+    pub(crate) fn read_devices(socket: &mut NetlinkSocket) -> Result<Self> {
+        let mut snapshot = Self::new(links(socket)?);
+        snapshot.add_addressed_devices(socket)?;
         Ok(snapshot)
     }
 
     /// Addresses only matter for unmarked devices with one of our names, which are rare.
-    fn add_addressed(&mut self, socket: &mut NetlinkSocket) -> Result<()> {
-        let doubtful = |link: &Link| {
+    fn add_addressed_devices(&mut self, socket: &mut NetlinkSocket) -> Result<()> {
+        let is_unmarked_candidate = |link: &Link| {
             link.alias.is_empty()
-                && (vxid_of_device(&link.name).is_some() || link.name.starts_with(EGRESS_BRIDGE))
+                && (vxid_of_device(&link.name).is_some() || link.name.starts_with(EGRESS_BRIDGE_PREFIX))
         };
-        if self.links.iter().any(doubtful) {
+        if self.links.iter().any(is_unmarked_candidate) {
             let found = socket.dump(RTM_GETADDR, &NetlinkRequest::new::<nl::ifaddrmsg>())?;
             let index = |payload: &Vec<u8>| u32_at(payload, offset_of!(nl::ifaddrmsg, ifa_index));
-            self.addressed =
+            self.addressed_devices =
                 found.iter().map(index).collect::<Option<_>>().ok_or_else(|| malformed("addresses"))?;
         }
         Ok(())
     }
 
     #[cfg(test)]
-    pub(crate) fn with_addressed(mut self, index: u32) -> Self {
-        self.addressed.insert(index);
+    pub(crate) fn with_addressed_device(mut self, index: u32) -> Self {
+        self.addressed_devices.insert(index);
         self
     }
 
@@ -199,17 +199,17 @@ impl HostSnapshot {
     }
 
     pub(crate) fn link(&self, name: &str) -> Option<&Link> {
-        self.by_name.get(name).map(|at| &self.links[*at])
+        self.by_name.get(name).map(|index| &self.links[*index])
     }
 
     /// Returns the ports of a bridge.
     pub(crate) fn members(&self, bridge: u32) -> impl Iterator<Item = &Link> {
-        self.by_master.get(&bridge).into_iter().flatten().map(|at| &self.links[*at])
+        self.by_master.get(&bridge).into_iter().flatten().map(|index| &self.links[*index])
     }
 
-    /// Whether a device delete_table a marker has an address.
+    /// Returns whether a device has an address; only known for devices without a marker.
     pub(crate) fn has_address(&self, device: u32) -> bool {
-        self.addressed.contains(&device)
+        self.addressed_devices.contains(&device)
     }
 
     pub(crate) fn fdb_entries(&self, vxlan: u32) -> &[FdbEntry] {
@@ -505,10 +505,14 @@ mod tests {
         assert!(link(socket, "no-such-device").unwrap().is_none());
         assert!(usage_of_peer(socket, "lo").unwrap().unwrap().rx.contains_key("multicast"));
     }
+
     #[test]
     fn reads_what_ip_configured() {
         let commands = Commands::find();
-        if !nix::unistd::geteuid().is_root() || !commands.has(Tool::Ip) || !commands.has(Tool::Bridge) {
+        if !nix::unistd::geteuid().is_root()
+            || !commands.is_installed(Tool::Ip)
+            || !commands.is_installed(Tool::Bridge)
+        {
             return muster_testing::skipped("root, ip and bridge");
         }
         namespace::in_thread(|| {
@@ -526,7 +530,7 @@ mod tests {
             );
             run(Tool::Bridge, "fdb append 00:00:00:00:00:00 dev vx0 dst 10.99.0.2 self\n");
             let socket = &mut NetlinkSocket::route().unwrap();
-            let host = HostSnapshot::whole(socket).unwrap();
+            let host = HostSnapshot::read_all(socket).unwrap();
             let (bridge, vxlan) = (host.link("br0").unwrap(), host.link("vx0").unwrap());
             assert!(
                 !bridge.has_unwanted_bridge_settings

@@ -1,4 +1,4 @@
-//! Finds and removes networks, whether they are complete, partly created or partly removed.
+//! Finds and removes the networks of this host, including partly created or partly removed ones.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use muster_types::Result;
 use muster_types::ids::NetworkId;
-use muster_types::network::FLOATING;
+use muster_types::network::FLOATING_NETWORK_ID;
 use muster_types::node::FoundNetwork;
 
 use super::changes::is_unmarked_and_unused;
@@ -32,29 +32,29 @@ impl Networks {
                 found.insert(network, vxid);
             }
         }
-        for (name, table) in self.node_tables(&mut NetlinkSocket::netfilter()?)?.iter() {
+        for (name, table) in self.bridge_tables(&mut NetlinkSocket::netfilter()?)?.iter() {
             if let (Some(network), Some(vxid)) = (network_of_marker(&table.comment), vxid_of_table(name)) {
                 found.entry(network).or_insert(vxid);
             }
         }
-        for network in folders() {
-            let text = fs::read_to_string(names::folder(network).join(VXID_FILE)).unwrap_or_default();
+        for network in networks_with_dir() {
+            let text = fs::read_to_string(names::network_dir(network).join(VXID_FILE)).unwrap_or_default();
             found.entry(network).or_insert_with(|| text.trim().parse().unwrap_or(UNKNOWN_VXID));
         }
         let routers: Vec<NetworkId> =
             namespace::list_names().into_iter().filter(|network| !found.contains_key(network)).collect();
         for network in routers {
-            if let Some(vxid) = router_of(network)? {
+            if let Some(vxid) = vxid_of_router(network)? {
                 found.insert(network, vxid);
             }
         }
-        found.remove(&FLOATING);
+        found.remove(&FLOATING_NETWORK_ID);
         Ok(found.into_iter().map(|(id, vxid)| FoundNetwork { id, vxid }).collect())
     }
 
-    /// Returns whether the host may have something of a network, by checks that need no privileges.
-    pub(crate) fn has_traces(network: NetworkId) -> bool {
-        names::folder(network).exists() || namespace::name_exists(network)
+    /// Returns whether the host has a directory or a namespace of a network, which needs no privileges to check.
+    pub(crate) fn has_files(network: NetworkId) -> bool {
+        names::network_dir(network).exists() || namespace::name_exists(network)
     }
 
     /// Removes everything that provably belongs to a network.
@@ -62,14 +62,14 @@ impl Networks {
         let state = self.state(network.id);
         {
             let mut state = state.lock();
-            let folder = names::folder(network.id);
-            dnsmasq_process::stop_all(&folder)?;
+            let dir = names::network_dir(network.id);
+            dnsmasq_process::stop_all(&dir)?;
             self.remove_devices(network)?;
-            if namespace::name_exists(network.id) && is_ours(network.id)? {
+            if namespace::name_exists(network.id) && owns_namespace(network.id)? {
                 namespace::delete(network.id)?;
             }
             self.remove_tables(network)?;
-            dnsmasq_process::remove_folder(&folder)?;
+            dnsmasq_process::remove_dir(&dir)?;
             *state = ReconcileState::default();
         }
         self.drop_state(network.id, state);
@@ -79,7 +79,7 @@ impl Networks {
     fn remove_devices(&self, network: FoundNetwork) -> Result<()> {
         let mut result = Ok(());
         for _ in 0..MAX_PASSES {
-            let lines = lines_to_remove(network)?;
+            let lines = removal_commands(network)?;
             if lines.is_empty() {
                 return Ok(());
             }
@@ -90,7 +90,7 @@ impl Networks {
     }
 
     fn remove_tables(&self, network: FoundNetwork) -> Result<()> {
-        let tables = self.node_tables(&mut NetlinkSocket::netfilter()?)?;
+        let tables = self.bridge_tables(&mut NetlinkSocket::netfilter()?)?;
         let ours = tables.iter().filter(|(_, table)| table.comment == marker(network.id));
         let text: String = ours.map(|(name, _)| rules::delete_table("bridge", name)).collect();
         if text.is_empty() { Ok(()) } else { self.nft(&text) }
@@ -98,50 +98,50 @@ impl Networks {
 
     /// Drops the state of a network unless it is in use.
     fn drop_state(&self, network: NetworkId, state: Arc<parking_lot::Mutex<ReconcileState>>) {
-        let mut all = self.states.lock();
+        let mut states = self.states.lock();
         drop(state);
-        if all.get(&network).is_some_and(|state| Arc::strong_count(state) == 1) {
-            all.remove(&network);
+        if states.get(&network).is_some_and(|state| Arc::strong_count(state) == 1) {
+            states.remove(&network);
         }
     }
 }
 
 /// Returns the commands that delete every device with the marker of this network, and the devices with its names that
 /// are not marked yet.
-fn lines_to_remove(network: FoundNetwork) -> Result<Vec<String>> {
-    let node = HostSnapshot::devices(&mut NetlinkSocket::route()?)?;
+fn removal_commands(network: FoundNetwork) -> Result<Vec<String>> {
+    let snapshot = HostSnapshot::read_devices(&mut NetlinkSocket::route()?)?;
     let names = NetworkNames::new(network.vxid);
     let unmarked = |link: &observed::Link| {
         names
             .devices()
             .iter()
-            .any(|(name, kind)| link.name == *name && is_unmarked_and_unused(&node, link, kind))
+            .any(|(name, kind)| link.name == *name && is_unmarked_and_unused(&snapshot, link, kind))
     };
     let marked = |link: &observed::Link| {
         link.alias == marker(network.id) && vxid_of_device(&link.name).is_some() && !link.name.ends_with("-i")
     };
-    let ours = node.links().iter().filter(|link| unmarked(link) || marked(link));
+    let ours = snapshot.links().iter().filter(|link| unmarked(link) || marked(link));
     Ok(ours.map(|link| format!("link del dev {}", link.name)).collect())
 }
 
 /// Returns the networks that have a directory.
-fn folders() -> Vec<NetworkId> {
-    let entries = fs::read_dir(names::folders()).into_iter().flatten().flatten();
+fn networks_with_dir() -> Vec<NetworkId> {
+    let entries = fs::read_dir(names::networks_dir()).into_iter().flatten().flatten();
     let canonical = |name: String| name.parse().ok().filter(|id: &NetworkId| id.to_string() == name);
     entries.filter_map(|entry| canonical(entry.file_name().into_string().ok()?)).collect()
 }
 
-/// Returns whether a namespace name is ours: the namespace is marked, or it was not created yet and the network has a
+/// Returns whether the namespace of a network is ours: it is marked, or only its name exists and the network has a
 /// directory.
-fn is_ours(network: NetworkId) -> Result<bool> {
+fn owns_namespace(network: NetworkId) -> Result<bool> {
     match namespace::inode(network) {
-        Some(_) => Ok(router_of(network)?.is_some()),
-        None => Ok(names::folder(network).exists()),
+        Some(_) => Ok(vxid_of_router(network)?.is_some()),
+        None => Ok(names::network_dir(network).exists()),
     }
 }
 
 /// Returns the VXLAN id of a network by its router's namespace, if that is marked; [`UNKNOWN_VXID`] if no device has it.
-fn router_of(network: NetworkId) -> Result<Option<u32>> {
+fn vxid_of_router(network: NetworkId) -> Result<Option<u32>> {
     if namespace::inode(network).is_none() {
         return Ok(None);
     }

@@ -13,7 +13,7 @@ use super::dnsmasq_config::{self, DnsmasqConfig};
 use super::dnsmasq_process::{self, DnsmasqProcess, ProcessAction};
 use super::names::{self, NetworkNames};
 use super::netlink::NetlinkSocket;
-use super::nftables::{self, Family, Table, fingerprint};
+use super::nftables::{self, NftFamily, NftTable, fingerprint};
 use super::observed::{HostSnapshot, RouterSnapshot};
 use super::{Networks, conntrack, namespace, rules};
 use crate::command::{COMMAND_TIMEOUT, Tool};
@@ -32,12 +32,13 @@ const ANNOUNCEMENT_COUNT: u8 = 3;
 #[derive(Debug, Default)]
 pub(crate) struct ReconcileState {
     generation: Option<i64>,
-    read: bool,
+    /// Whether `rules` was loaded.
+    loaded: bool,
     rules: AppliedRules,
-    server: DnsmasqProcess,
+    dnsmasq: DnsmasqProcess,
     /// The number of announcements that the router has yet to send.
     announcements: u8,
-    /// Repairs that no report has mentioned yet.
+    /// Repairs to include in the next report.
     repaired: Vec<String>,
 }
 
@@ -45,7 +46,7 @@ pub(crate) struct ReconcileState {
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct AppliedRules {
     /// Fingerprints of the text and of the resulting table in the kernel.
-    node: Option<[u64; 2]>,
+    host: Option<[u64; 2]>,
     /// Fingerprint of the text, inode of the namespace, and its generation counter.
     router: Option<[u64; 3]>,
 }
@@ -63,14 +64,14 @@ pub(crate) enum SyncStatus {
 /// Everything that differs from the plan.
 #[derive(Debug)]
 struct NetworkDiff {
-    folder: bool,
+    lacks_dir: bool,
     namespace: Option<NamespaceDrift>,
-    node: Changes,
+    host: Changes,
     router: Changes,
-    node_rules: Option<String>,
+    host_rules: Option<String>,
     router_rules: Option<String>,
-    dnsmasq: Option<DnsmasqConfig>,
-    server: ProcessAction,
+    dnsmasq_config: Option<DnsmasqConfig>,
+    dnsmasq_action: ProcessAction,
     netns: Option<u64>,
 }
 
@@ -82,19 +83,19 @@ enum NamespaceDrift {
 
 impl NetworkDiff {
     fn is_empty(&self) -> bool {
-        !self.folder
+        !self.lacks_dir
             && self.namespace.is_none()
-            && self.node.is_empty()
+            && self.host.is_empty()
             && self.router.is_empty()
-            && self.node_rules.is_none()
+            && self.host_rules.is_none()
             && self.router_rules.is_none()
-            && matches!(self.server, ProcessAction::Nothing | ProcessAction::Backoff)
+            && matches!(self.dnsmasq_action, ProcessAction::Nothing | ProcessAction::Backoff)
     }
 }
 
 /// The configuration of a router and the generation counter of its rule sets.
 struct RouterObservation {
-    inside: RouterSnapshot,
+    snapshot: RouterSnapshot,
     generation: u32,
 }
 
@@ -102,30 +103,30 @@ impl RouterObservation {
     /// Reads the namespace of this thread.
     fn read() -> Result<Self> {
         Ok(Self {
-            inside: RouterSnapshot::read(&mut NetlinkSocket::route()?)?,
+            snapshot: RouterSnapshot::read(&mut NetlinkSocket::route()?)?,
             generation: nftables::generation(&mut NetlinkSocket::netfilter()?)?,
         })
     }
 }
 
 impl ReconcileState {
-    fn prepare(&mut self, plan: &NetworkPlan, folder: &Path) -> Result<()> {
+    fn prepare(&mut self, plan: &NetworkPlan, dir: &Path) -> Result<()> {
         if let Some(newest) = self.generation.filter(|newest| *newest > plan.generation) {
             return Err(Error::Conflict(format!(
                 "generation {} of network {} is older than {newest}, which is in force",
                 plan.generation, plan.id
             )));
         }
-        if !self.read {
-            self.rules = AppliedRules::read(folder);
-            self.read = true;
+        if !self.loaded {
+            self.rules = AppliedRules::load(dir);
+            self.loaded = true;
         }
         Ok(())
     }
 
     /// Records a repair if the rule set that is about to be applied is the one that was applied before.
     fn record_rule_drift(&mut self, text: &str, table: &str) {
-        if self.rules.node.is_some_and(|[old, _]| old == fingerprint(text)) {
+        if self.rules.host.is_some_and(|[old, _]| old == fingerprint(text)) {
             self.repaired.push(format!("rule set {table} had been changed"));
         }
     }
@@ -150,15 +151,16 @@ impl ReconcileState {
 }
 
 impl AppliedRules {
-    fn read(folder: &Path) -> Self {
-        let text = fs::read_to_string(folder.join(RULES_FILE)).unwrap_or_default();
+    /// Loads the fingerprints. Missing rule sets are applied again.
+    fn load(dir: &Path) -> Self {
+        let text = fs::read_to_string(dir.join(RULES_FILE)).unwrap_or_default();
         let mut rules = Self::default();
         for line in text.lines() {
             let mut words = line.split(' ');
             let name = words.next();
             let numbers: Vec<u64> = words.filter_map(|word| word.parse().ok()).collect();
             match name {
-                Some("node") => rules.node = numbers.try_into().ok(),
+                Some("node") => rules.host = numbers.try_into().ok(),
                 Some("router") => rules.router = numbers.try_into().ok(),
                 _ => {}
             }
@@ -166,26 +168,26 @@ impl AppliedRules {
         rules
     }
 
-    fn write(self, folder: &Path) -> Result<()> {
+    fn save(self, dir: &Path) -> Result<()> {
         let line = |name: &str, numbers: &[u64]| {
             let numbers: Vec<String> = numbers.iter().map(ToString::to_string).collect();
             format!("{name} {}\n", numbers.join(" "))
         };
-        let node = self.node.map(|numbers| line("node", &numbers)).unwrap_or_default();
+        let host = self.host.map(|numbers| line("node", &numbers)).unwrap_or_default();
         let router = self.router.map(|numbers| line("router", &numbers)).unwrap_or_default();
-        dnsmasq_process::write(folder, RULES_FILE, &(node + &router))
+        dnsmasq_process::write(dir, RULES_FILE, &(host + &router))
     }
 }
 
-/// Creates the network's directory. It is created first and removed last, so that it leads to everything else.
-fn prepare_folder(plan: &NetworkPlan, folder: &Path) -> Result<()> {
-    dnsmasq_process::make_folder(folder)?;
-    dnsmasq_process::write(folder, VXID_FILE, &plan.vxid.to_string())
+/// Creates the network's directory. It is created first and removed last, so that an incomplete network is found by it.
+fn prepare_dir(plan: &NetworkPlan, dir: &Path) -> Result<()> {
+    dnsmasq_process::create_dir(dir)?;
+    dnsmasq_process::write(dir, VXID_FILE, &plan.vxid.to_string())
 }
 
 /// Returns the fingerprints of a rule set that was just applied. If its table was changed since, it counts as not
 /// applied and is replaced in the next pass.
-fn rule_fingerprints(text: &str, table: Option<&Table>) -> [u64; 2] {
+fn rule_fingerprints(text: &str, table: Option<&NftTable>) -> [u64; 2] {
     let table = table.filter(|table| table.rules == rules::count_rules(text));
     [fingerprint(text), table.map_or(0, |table| table.fingerprint)]
 }
@@ -195,16 +197,16 @@ impl Networks {
     pub(crate) fn check(
         &self,
         plan: &NetworkPlan,
-        node: &HostSnapshot,
-        tables: &HashMap<String, Table>,
+        host_snapshot: &HostSnapshot,
+        tables: &HashMap<String, NftTable>,
     ) -> Result<SyncStatus> {
-        let (names, folder) = (NetworkNames::new(plan.vxid), names::folder(plan.id));
+        let (names, dir) = (NetworkNames::new(plan.vxid), names::network_dir(plan.id));
         let state = self.state(plan.id);
         let Some(mut state) = state.try_lock() else {
-            // It is being reconciled: wait for that and compare again.
+            // It is being reconciled. Reconciling it again waits for that.
             return Ok(SyncStatus::Drifted { rules: None });
         };
-        state.prepare(plan, &folder)?;
+        state.prepare(plan, &dir)?;
         let netns = namespace::inode(plan.id);
         let router = match netns.filter(|_| plan.router.is_some()) {
             Some(_) => {
@@ -214,8 +216,8 @@ impl Networks {
             None => None,
         };
         let table = tables.get(&names.table);
-        let diff = self.compare(plan, &names, &folder, &mut state, node, table, netns, router)?;
-        if diff.is_empty() && !state.server.is_failing() {
+        let diff = self.compare(plan, &names, &dir, &mut state, host_snapshot, table, netns, router)?;
+        if diff.is_empty() && !state.dnsmasq.is_failing() {
             state.generation = Some(plan.generation);
             if netns.is_some() {
                 state.announce(plan);
@@ -223,7 +225,7 @@ impl Networks {
             return Ok(SyncStatus::InSync);
         }
         // Devices that have to be detached are detached before the rules change.
-        let rules = diff.node_rules.filter(|_| diff.node.detach.is_empty());
+        let rules = diff.host_rules.filter(|_| diff.host.detach.is_empty());
         Ok(SyncStatus::Drifted { rules })
     }
 
@@ -235,35 +237,35 @@ impl Networks {
         let mut locked = Vec::new();
         for ((plan, rules), state) in wanted.iter().zip(&state) {
             let Some(mut state) = state.try_lock() else { continue };
-            let folder = names::folder(plan.id);
-            if state.prepare(plan, &folder).is_ok() {
+            let dir = names::network_dir(plan.id);
+            if state.prepare(plan, &dir).is_ok() {
                 state.generation = Some(plan.generation);
-                prepare_folder(plan, &folder)?;
+                prepare_dir(plan, &dir)?;
                 text.push_str(rules);
-                locked.push((plan, rules, folder, state));
+                locked.push((plan, rules, dir, state));
             }
         }
         self.nft(&text)?;
-        let tables = nftables::tables(&mut NetlinkSocket::netfilter()?, Family::Bridge, None)?;
-        for (plan, rules, folder, state) in &mut locked {
+        let tables = nftables::tables(&mut NetlinkSocket::netfilter()?, NftFamily::Bridge, None)?;
+        for (plan, rules, dir, state) in &mut locked {
             let name = NetworkNames::new(plan.vxid).table;
             state.record_rule_drift(rules, &name);
-            state.rules.node = Some(rule_fingerprints(rules, tables.get(&name)));
-            state.rules.write(folder)?;
+            state.rules.host = Some(rule_fingerprints(rules, tables.get(&name)));
+            state.rules.save(dir)?;
         }
         Ok(())
     }
 
     /// Reconciles a network with its plan.
     pub(crate) fn reconcile(&self, plan: &NetworkPlan) -> Result<NetworkReport> {
-        let (names, folder) = (NetworkNames::new(plan.vxid), names::folder(plan.id));
+        let (names, dir) = (NetworkNames::new(plan.vxid), names::network_dir(plan.id));
         let state = self.state(plan.id);
         let state: &mut ReconcileState = &mut state.lock();
-        state.prepare(plan, &folder)?;
+        state.prepare(plan, &dir)?;
         let mut report = NetworkReport::default();
         let mut failure = None;
         for _ in 0..MAX_PASSES {
-            let diff = self.observe(plan, &names, &folder, state)?;
+            let diff = self.observe(plan, &names, &dir, state)?;
             report.repaired.append(&mut state.repaired);
             if diff.is_empty() {
                 state.generation = Some(plan.generation);
@@ -273,22 +275,22 @@ impl Networks {
                         Ok(())
                     })?;
                 }
-                if let Some(why) = state.server.failure() {
-                    let why = format!("dnsmasq of this network keeps dying: {why}");
-                    // The repairs are reported once the server runs again.
+                if let Some(reason) = state.dnsmasq.failure() {
+                    let reason = format!("dnsmasq of this network keeps dying: {reason}");
+                    // The repairs are reported once dnsmasq runs again.
                     state.repaired = report.repaired;
-                    return Err(Error::Unavailable(why));
+                    return Err(Error::Unavailable(reason));
                 }
                 return Ok(report);
             }
             state.generation = Some(plan.generation);
-            let repairs = diff.node.repaired.iter().chain(&diff.router.repaired);
+            let repairs = diff.host.repaired.iter().chain(&diff.router.repaired);
             for repair in repairs {
                 if !report.repaired.contains(repair) {
                     report.repaired.push(repair.clone());
                 }
             }
-            if let Err(error) = self.apply(plan, &names, &folder, state, diff, &mut report) {
+            if let Err(error) = self.apply(plan, &names, &dir, state, diff, &mut report) {
                 tracing::debug!(network = %plan.id, %error, "failed to change network");
                 // It may have been a race, such as a guest whose device disappeared.
                 failure = Some(error);
@@ -307,19 +309,20 @@ impl Networks {
         &self,
         plan: &NetworkPlan,
         names: &NetworkNames,
-        folder: &Path,
+        dir: &Path,
         state: &mut ReconcileState,
     ) -> Result<NetworkDiff> {
-        let node = HostSnapshot::around(&mut NetlinkSocket::route()?, names, &self.host.egress_bridge, plan)?;
+        let host_snapshot =
+            HostSnapshot::read_network(&mut NetlinkSocket::route()?, names, &self.host.egress_bridge, plan)?;
         let mut netfilter = NetlinkSocket::netfilter()?;
         let table =
-            nftables::tables(&mut netfilter, Family::Bridge, Some(&names.table))?.remove(&names.table);
+            nftables::tables(&mut netfilter, NftFamily::Bridge, Some(&names.table))?.remove(&names.table);
         let netns = namespace::inode(plan.id);
         let router = match netns.filter(|_| plan.router.is_some()) {
             Some(_) => Some(namespace::inside(plan.id, RouterObservation::read)?),
             None => None,
         };
-        self.compare(plan, names, folder, state, &node, table.as_ref(), netns, router)
+        self.compare(plan, names, dir, state, &host_snapshot, table.as_ref(), netns, router)
     }
 
     #[expect(clippy::too_many_arguments, reason = "everything that a network consists of")]
@@ -327,31 +330,31 @@ impl Networks {
         &self,
         plan: &NetworkPlan,
         names: &NetworkNames,
-        folder: &Path,
+        dir: &Path,
         state: &mut ReconcileState,
-        node: &HostSnapshot,
-        table: Option<&Table>,
+        host_snapshot: &HostSnapshot,
+        table: Option<&NftTable>,
         netns: Option<u64>,
         router: Option<RouterObservation>,
     ) -> Result<NetworkDiff> {
-        let inside = router.as_ref().map(|router| &router.inside);
-        let node_rules = rules::node_rules(plan, names);
-        let in_force = table.map(|table| [fingerprint(&node_rules), table.fingerprint]);
-        let node_rules = (in_force.is_none() || in_force != state.rules.node).then_some(node_rules);
+        let snapshot = router.as_ref().map(|router| &router.snapshot);
+        let host_rules = rules::host_rules(plan, names);
+        let applied = table.map(|table| [fingerprint(&host_rules), table.fingerprint]);
+        let host_rules = (applied.is_none() || applied != state.rules.host).then_some(host_rules);
         let mut diff = NetworkDiff {
-            folder: fs::metadata(folder.join(VXID_FILE)).is_err(),
+            lacks_dir: fs::metadata(dir.join(VXID_FILE)).is_err(),
             namespace: None,
-            node: host_changes(plan, names, &self.host, node, inside)?,
+            host: host_changes(plan, names, &self.host, host_snapshot, snapshot)?,
             router: Changes::default(),
-            node_rules,
+            host_rules,
             router_rules: None,
-            dnsmasq: None,
-            server: ProcessAction::Nothing,
+            dnsmasq_config: None,
+            dnsmasq_action: ProcessAction::Nothing,
             netns,
         };
         let Some(wanted) = &plan.router else {
             diff.namespace = namespace::name_exists(plan.id).then_some(NamespaceDrift::Unwanted);
-            diff.server = state.server.inspect(folder, None, None);
+            diff.dnsmasq_action = state.dnsmasq.inspect(dir, None, None);
             return Ok(diff);
         };
         let Some((router, inode)) = router.zip(netns) else {
@@ -360,14 +363,14 @@ impl Networks {
             diff.router = router_changes(plan, wanted, names, &RouterSnapshot::default());
             return Ok(diff);
         };
-        diff.router = router_changes(plan, wanted, names, &router.inside);
+        diff.router = router_changes(plan, wanted, names, &router.snapshot);
         let text = rules::router_rules(plan, wanted, names);
-        let in_force = [fingerprint(&text), inode, u64::from(router.generation)];
-        diff.router_rules = (state.rules.router != Some(in_force)).then_some(text);
-        // Without its device the server could not start; the next pass has it.
-        if let Some(device) = router.inside.link(&names.veth_inner) {
-            diff.dnsmasq = dnsmasq_config::build(plan, names, folder, device.index);
-            diff.server = state.server.inspect(folder, diff.dnsmasq.as_ref(), diff.netns);
+        let applied = [fingerprint(&text), inode, u64::from(router.generation)];
+        diff.router_rules = (state.rules.router != Some(applied)).then_some(text);
+        // Without its device dnsmasq could not start; the next pass has it.
+        if let Some(device) = router.snapshot.link(&names.veth_inner) {
+            diff.dnsmasq_config = dnsmasq_config::build(plan, names, dir, device.index);
+            diff.dnsmasq_action = state.dnsmasq.inspect(dir, diff.dnsmasq_config.as_ref(), diff.netns);
         }
         Ok(diff)
     }
@@ -376,88 +379,89 @@ impl Networks {
         &self,
         plan: &NetworkPlan,
         names: &NetworkNames,
-        folder: &Path,
+        dir: &Path,
         state: &mut ReconcileState,
         diff: NetworkDiff,
         report: &mut NetworkReport,
     ) -> Result<()> {
-        if diff.folder {
-            prepare_folder(plan, folder)?;
+        if diff.lacks_dir {
+            prepare_dir(plan, dir)?;
         }
         if diff.namespace == Some(NamespaceDrift::Unwanted) {
-            state.server.stop(folder)?;
+            state.dnsmasq.stop(dir)?;
         }
         if diff.namespace == Some(NamespaceDrift::Missing) {
-            state.server.stop(folder)?;
+            state.dnsmasq.stop(dir)?;
             state.rules.router = None;
             namespace::delete(plan.id)?;
             namespace::create(plan.id)?;
             report.repaired.push(format!("namespace {} was missing", plan.id));
         }
-        self.batch(Tool::Ip, &diff.node.detach)?;
-        if let Some(text) = &diff.node_rules {
+        self.batch(Tool::Ip, &diff.host.detach)?;
+        if let Some(text) = &diff.host_rules {
             state.record_rule_drift(text, &names.table);
-            state.rules.node = Some(self.apply_node_rules(names, text)?);
-            state.rules.write(folder)?;
+            state.rules.host = Some(self.apply_host_rules(names, text)?);
+            state.rules.save(dir)?;
         }
-        self.batch(Tool::Ip, &diff.node.ip)?;
-        self.batch(Tool::Bridge, &diff.node.bridge)?;
+        self.batch(Tool::Ip, &diff.host.ip)?;
+        self.batch(Tool::Bridge, &diff.host.bridge)?;
         if diff.namespace == Some(NamespaceDrift::Unwanted) {
             namespace::delete(plan.id)?;
             state.rules.router = None;
-            state.rules.write(folder)?;
+            state.rules.save(dir)?;
             return Ok(());
         }
-        if !diff.router.is_empty() || !diff.node.ip.is_empty() {
+        if !diff.router.is_empty() || !diff.host.ip.is_empty() {
             state.announcements = ANNOUNCEMENT_COUNT;
         }
         if diff.router_rules.is_some() || !diff.router.is_empty() {
             let missing = || Error::Internal(format!("namespace {} is missing", plan.id));
             let netns = namespace::inode(plan.id).ok_or_else(missing)?;
-            let put = || self.change_router(plan, &diff);
-            let generation = namespace::inside(plan.id, put)?;
+            let change = || self.change_router(plan, &diff);
+            let generation = namespace::inside(plan.id, change)?;
             if let (Some(text), Some(generation)) = (&diff.router_rules, generation) {
                 let text = fingerprint(text);
                 if state.rules.router.is_some_and(|[old, ..]| old == text) {
                     report.repaired.push("rule set of the router had been changed".into());
                 }
                 state.rules.router = Some([text, netns, u64::from(generation)]);
-                state.rules.write(folder)?;
+                state.rules.save(dir)?;
             }
         }
-        self.apply_dnsmasq(plan, folder, state, diff, report)
+        self.apply_dnsmasq(plan, dir, state, diff, report)
     }
 
     fn apply_dnsmasq(
         &self,
         plan: &NetworkPlan,
-        folder: &Path,
+        dir: &Path,
         state: &mut ReconcileState,
         diff: NetworkDiff,
         report: &mut NetworkReport,
     ) -> Result<()> {
-        match (diff.server, &diff.dnsmasq) {
-            (ProcessAction::Stop, _) => state.server.stop(folder),
-            (ProcessAction::Reload, Some(config)) => state.server.reload(folder, config),
+        match (diff.dnsmasq_action, &diff.dnsmasq_config) {
+            (ProcessAction::Stop, _) => state.dnsmasq.stop(dir),
+            (ProcessAction::Reload, Some(config)) => state.dnsmasq.reload(dir, config),
             (ProcessAction::Start { died }, Some(config)) => {
-                if let Some(why) = died {
-                    report.server_died = Some(why);
-                    state.server.record_death(folder);
-                    if state.server.is_backing_off() {
+                if let Some(reason) = died {
+                    report.server_died = Some(reason);
+                    state.dnsmasq.record_exit(dir);
+                    if state.dnsmasq.is_backing_off() {
                         return Ok(());
                     }
                 }
-                state.server.start(&self.commands, plan.id, folder, config, diff.netns)
+                state.dnsmasq.start(&self.commands, plan.id, dir, config, diff.netns)
             }
             (ProcessAction::Nothing | ProcessAction::Backoff, _) | (_, None) => Ok(()),
         }
     }
 
     /// Replaces the rule set on the host and returns its fingerprints.
-    fn apply_node_rules(&self, names: &NetworkNames, text: &str) -> Result<[u64; 2]> {
+    fn apply_host_rules(&self, names: &NetworkNames, text: &str) -> Result<[u64; 2]> {
         self.nft(text)?;
         let mut socket = NetlinkSocket::netfilter()?;
-        let table = nftables::tables(&mut socket, Family::Bridge, Some(&names.table))?.remove(&names.table);
+        let table =
+            nftables::tables(&mut socket, NftFamily::Bridge, Some(&names.table))?.remove(&names.table);
         Ok(rule_fingerprints(text, table.as_ref()))
     }
 

@@ -12,7 +12,7 @@ use super::names::{EGRESS_TABLE, NetworkNames, ROUTER_TABLE, VXLAN_PORT, marker}
 ///
 /// The host has no address in the network, yet its kernel would answer for its other addresses and forward packets
 /// that a guest sends to the bridge's MAC address. Hence the chain `node`, which no plan disables.
-pub(crate) fn node_rules(plan: &NetworkPlan, names: &NetworkNames) -> String {
+pub(crate) fn host_rules(plan: &NetworkPlan, names: &NetworkNames) -> String {
     let devices: BTreeSet<String> = plan.ports.iter().map(|port| port.interface.device()).collect();
     let members = devices.iter().map(String::as_str).chain([names.vxlan.as_str(), names.veth_outer.as_str()]);
     let members: Vec<String> = members.map(|name| format!("\"{name}\"")).collect();
@@ -42,7 +42,7 @@ pub(crate) fn node_rules(plan: &NetworkPlan, names: &NetworkNames) -> String {
 }
 
 /// Appends the rules for frames from one guest: only its own address and those routed to the network, only IPv4 and ARP,
-/// and no answers of a DHCP server from whichever port.
+/// and no DHCP server replies from any port.
 fn antispoofing_rules(text: &mut String, port: &InterfacePlan, routed: &[Ipv4Addr]) {
     let (device, mac) = (port.interface.device(), port.mac);
     let own: BTreeSet<Ipv4Addr> = port.address.into_iter().chain(routed.iter().copied()).collect();
@@ -88,7 +88,7 @@ fn forward_chain(text: &mut String, plan: &NetworkPlan, router: &RouterPlan, nam
     text.push_str("  chain forward {\n    type filter hook forward priority filter; policy drop;\n");
     text.push_str("    tcp flags syn tcp option maxseg size set rt mtu\n");
     if router.nat || !floating.is_empty() || !routed.is_empty() {
-        // It would come from a node's address, and nodes would accept it as a frame of any network.
+        // A VXLAN packet from a node's address would be accepted by nodes as a frame of any network.
         let _ = writeln!(text, "    oifname \"{outer}\" udp dport {VXLAN_PORT} drop");
     }
     if !routed.is_empty() {

@@ -1,4 +1,5 @@
-//! Simulated nodes for demonstrations, fault injection and scale tests. Their node records are marked as simulated.
+//! Simulated nodes for demonstrations, fault injection and scale tests. Their node records are marked as simulated. See
+//! docs/decisions/0007.
 
 mod guests;
 mod screen;
@@ -33,13 +34,13 @@ use vms::SimulatedVms;
 
 /// The resources of a node.
 #[derive(Debug, Clone, Copy)]
-struct Capacity {
+struct NodeCapacity {
     cpus: u64,
     memory_mb: u64,
     disk_bytes: u64,
 }
 
-const DEFAULT_CAPACITY: Capacity = Capacity { cpus: 16, memory_mb: 64 * 1024, disk_bytes: 1 << 40 };
+const DEFAULT_CAPACITY: NodeCapacity = NodeCapacity { cpus: 16, memory_mb: 64 * 1024, disk_bytes: 1 << 40 };
 
 /// A placeholder for the CA certificate of a node's displays.
 const FAKE_CA_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----\nc2ltdWxhdGVk\n-----END CERTIFICATE-----\n";
@@ -50,15 +51,15 @@ pub struct SimulatedNode {
     identity: NodeIdentity,
     created: std::time::Instant,
     api_url: String,
-    capacity: Capacity,
-    networks: Mutex<Networks>,
+    capacity: NodeCapacity,
+    networks: Mutex<SimulatedNetworks>,
     storage: Arc<FileStorage>,
     vms: SimulatedVms,
     guests: SimulatedGuests,
 }
 
 #[derive(Debug, Default)]
-struct Networks {
+struct SimulatedNetworks {
     plans: BTreeMap<NetworkId, NetworkPlan>,
     /// The error with which every change of a network fails.
     failure: Option<String>,
@@ -104,7 +105,7 @@ impl SimulatedNode {
     /// Sets the resources of the node.
     #[must_use]
     pub fn with_size(self, cpus: u64, memory_mb: u64, disk_gb: u64) -> Self {
-        Self { capacity: Capacity { cpus, memory_mb, disk_bytes: disk_gb << 30 }, ..self }
+        Self { capacity: NodeCapacity { cpus, memory_mb, disk_bytes: disk_gb << 30 }, ..self }
     }
 
     /// Sets the behaviour of the VMs from now on.
@@ -113,7 +114,7 @@ impl SimulatedNode {
         self.vms.set_script(script);
     }
 
-    /// Reboots a guest as from inside.
+    /// Reboots a guest as if from inside.
     pub fn restart_guest(&self, id: InstanceId) {
         self.guests.reboot(id);
     }
@@ -135,7 +136,7 @@ impl SimulatedNode {
         self.guests.transfers(id)
     }
 
-    /// Powers a VM off as from inside its guest.
+    /// Powers a VM off as if from inside its guest.
     pub fn power_off(&self, id: InstanceId, reason: &str) {
         self.vms.terminate(|other| other == id, &VmPower::Off { reason: reason.to_owned() });
     }
@@ -182,7 +183,7 @@ impl NodeApi for SimulatedNode {
     fn report(&self) -> NodeFuture<'_, NodeReport> {
         Box::pin(async {
             let mut resources = role_flags(&self.identity);
-            let Capacity { cpus, memory_mb, disk_bytes } = self.capacity;
+            let NodeCapacity { cpus, memory_mb, disk_bytes } = self.capacity;
             let vms = self.vms.totals();
             let facts = json!({
                 "simulated": true,
@@ -238,7 +239,7 @@ impl NodeApi for SimulatedNode {
         Box::pin(async { result })
     }
 
-    fn find_networks(&self) -> NodeFuture<'_, Vec<FoundNetwork>> {
+    fn list_networks(&self) -> NodeFuture<'_, Vec<FoundNetwork>> {
         let found = self
             .networks
             .lock()
@@ -255,9 +256,9 @@ impl NodeApi for SimulatedNode {
         let router = plan.and_then(|plan| Some((plan.netblock.router(), plan.router.as_ref()?)));
         let result = match router {
             Some((gateway, router)) => {
-                let answers =
+                let responds =
                     address == gateway || router.leases.iter().any(|lease| lease.address == address);
-                Ok(PingResult { stdout: ping_output(address, answers), stderr: vec![String::new()] })
+                Ok(PingResult { stdout: ping_output(address, responds), stderr: vec![String::new()] })
             }
             None => Err(Error::Unavailable(format!("the router of network {network} is not on this node"))),
         };
@@ -293,14 +294,14 @@ impl NodeApi for SimulatedNode {
     }
 }
 
-impl Networks {
+impl SimulatedNetworks {
     fn check_failure(&self) -> Result<()> {
         self.failure.as_ref().map_or(Ok(()), |reason| Err(Error::Unavailable(reason.clone())))
     }
 
     fn ensure(&mut self, plan: &NetworkPlan) -> Result<NetworkReport> {
         self.check_failure()?;
-        if let Some(newer) = self.plans.get(&plan.id).filter(|known| known.generation > plan.generation) {
+        if let Some(newer) = self.plans.get(&plan.id).filter(|current| current.generation > plan.generation) {
             return Err(Error::Conflict(format!(
                 "generation {} of network {} is older than {}, which is in force",
                 plan.generation, plan.id, newer.generation
@@ -312,19 +313,19 @@ impl Networks {
 }
 
 /// Returns the output of `ping` for ten packets.
-fn ping_output(address: Ipv4Addr, answers: bool) -> Vec<String> {
+fn ping_output(address: Ipv4Addr, responds: bool) -> Vec<String> {
     let mut lines = vec![format!("PING {address} ({address}) 56(84) bytes of data.")];
-    if answers {
+    if responds {
         let line = |number| format!("64 bytes from {address}: icmp_seq={number} ttl=64 time=0.050 ms");
         lines.extend((1..=10).map(line));
     }
     lines.push(String::new());
     lines.push(format!("--- {address} ping statistics ---"));
-    lines.push(match answers {
+    lines.push(match responds {
         true => "10 packets transmitted, 10 received, 0% packet loss, time 1800ms".into(),
         false => "10 packets transmitted, 0 received, 100% packet loss, time 1800ms".into(),
     });
-    if answers {
+    if responds {
         lines.push("rtt min/avg/max/mdev = 0.050/0.050/0.050/0.000 ms".into());
     }
     // The output ends with a newline.

@@ -9,13 +9,15 @@ use muster_types::ids::{BlobId, InterfaceId, UploadId};
 use muster_types::instance::MachineType;
 use muster_types::spec::{DiskBus, VideoSpec};
 use muster_types::storage::{ByteStream, Draft};
-use muster_types::vm::{ChangeStream, ConsolePorts, DiskKind, DiskPlan, DriveFile, NicPlan, SnapshotDisk};
+use muster_types::vm::{
+    ChangeStream, ConfigDriveFile, ConsolePorts, DiskKind, DiskPlan, NicPlan, SnapshotDisk,
+};
 
 use super::*;
 
 fn node() -> (SimulatedNode, tempfile::TempDir) {
-    let folder = tempfile::tempdir().unwrap();
-    (SimulatedNode::new(1, NodeId::new(), folder.path()), folder)
+    let dir = tempfile::tempdir().unwrap();
+    (SimulatedNode::new(1, NodeId::new(), dir.path()), dir)
 }
 
 fn disk(device: &str, size: Option<u64>, base: Option<BlobId>) -> DiskPlan {
@@ -41,7 +43,7 @@ fn plan(base: Option<BlobId>) -> VmPlan {
         nics: vec![nic()],
         video: VideoSpec::default(),
         ports: ConsolePorts { console: 30000, vdi: 30001, vdi_tls: Some(30002) },
-        config_drive: Some(vec![DriveFile { path: "openstack/x".into(), content: vec![0; 4096] }]),
+        config_drive: Some(vec![ConfigDriveFile { path: "openstack/x".into(), content: vec![0; 4096] }]),
         side_channels: Vec::new(),
     }
 }
@@ -64,7 +66,7 @@ async fn create_image(node: &SimulatedNode, size: usize) -> BlobId {
     let (storage, draft, blob) = (node.storage(), Draft::Upload(UploadId::new()), BlobId::new());
     let data: ByteStream = Box::pin(OneChunk(Some(vec![7; size].into())));
     storage.append(draft, Some(0), u64::MAX, data).await.unwrap();
-    storage.keep(draft, blob).await.unwrap();
+    storage.commit(draft, blob).await.unwrap();
     let facts = storage.inspect(blob).await.unwrap();
     storage.convert(blob, &facts).await.unwrap();
     blob
@@ -80,7 +82,7 @@ async fn power(node: &SimulatedNode, id: InstanceId) -> Option<VmPower> {
 
 #[tokio::test]
 async fn vm_lifecycle_is_reported() {
-    let (node, _folder) = node();
+    let (node, _dir) = node();
     let plan = plan(Some(create_image(&node, 1 << 20).await));
     let (vms, id) = (node.vms(), plan.id);
     let mut changes = vms.changes();
@@ -130,7 +132,7 @@ async fn vm_lifecycle_is_reported() {
 
 #[tokio::test]
 async fn reports_why_a_vm_is_no_longer_running() {
-    let (node, _folder) = node();
+    let (node, _dir) = node();
     let plan = plan(None);
     let (vms, id) = (node.vms(), plan.id);
     let mut changes = vms.changes();
@@ -153,7 +155,7 @@ async fn reports_why_a_vm_is_no_longer_running() {
 
 #[tokio::test]
 async fn rejects_disk_without_base_or_smaller_than_it() {
-    let (node, _folder) = node();
+    let (node, _dir) = node();
     let missing = plan(Some(BlobId::new()));
     let refused = node.vms().build(&missing).await;
     assert!(matches!(refused, Err(Error::Unavailable(_))), "{refused:?}");
@@ -173,7 +175,7 @@ async fn rejects_disk_without_base_or_smaller_than_it() {
 
 #[tokio::test(start_paused = true)]
 async fn script_sets_start_duration_and_errors() {
-    let (node, _folder) = node();
+    let (node, _dir) = node();
     let plan = plan(None);
     let script = SimulationScript { build_error: Some("no".into()), ..SimulationScript::default() };
     node.set_script(script);
@@ -194,7 +196,7 @@ async fn script_sets_start_duration_and_errors() {
 
 #[tokio::test]
 async fn screenshots_and_snapshots_become_blobs() {
-    let (node, _folder) = node();
+    let (node, _dir) = node();
     let plan = plan(Some(create_image(&node, 1 << 20).await));
     let (vms, id) = (node.vms(), plan.id);
     vms.build(&plan).await.unwrap();
@@ -203,7 +205,7 @@ async fn screenshots_and_snapshots_become_blobs() {
     vms.start(&plan).await.unwrap();
     vms.screenshot(id, screen).await.unwrap();
     vms.screenshot(id, screen).await.unwrap();
-    assert!(node.storage().keep(screen, blob).await.unwrap().size > 1000);
+    assert!(node.storage().commit(screen, blob).await.unwrap().size > 1000);
 
     let snapshot = |device: &str| SnapshotDisk {
         device: device.into(),
@@ -215,7 +217,7 @@ async fn screenshots_and_snapshots_become_blobs() {
     let mut contents = Vec::new();
     for (disk, size) in snapshots.iter().zip([1 << 20, 1 << 30]) {
         let blob = BlobId::new();
-        contents.push(node.storage().keep(disk.draft, blob).await.unwrap().checksums.sha256);
+        contents.push(node.storage().commit(disk.draft, blob).await.unwrap().checksums.sha256);
         let facts = node.storage().inspect(blob).await.unwrap();
         assert_eq!((facts.format, facts.virtual_size), (ImageFormat::Qcow2, size));
     }
@@ -223,14 +225,14 @@ async fn screenshots_and_snapshots_become_blobs() {
     assert_eq!(node.storage().draft_size(snapshots[2].draft).await.unwrap(), Some(64 << 10));
     // A new snapshot replaces the draft and its checksums.
     vms.snapshot(id, &snapshots[..1], false).await.unwrap();
-    let again = node.storage().content(snapshots[0].draft).await.unwrap().checksums.sha256;
+    let again = node.storage().digest(snapshots[0].draft).await.unwrap().checksums.sha256;
     assert_ne!(again, contents[0]);
     assert!(matches!(vms.snapshot(id, &[snapshot("vdz")], false).await, Err(Error::Conflict(_))));
 }
 
 #[tokio::test]
 async fn no_two_running_vms_share_a_port() {
-    let (node, _folder) = node();
+    let (node, _dir) = node();
     let (one, mut other) = (plan(None), plan(None));
     for plan in [&one, &other] {
         node.vms().build(plan).await.unwrap();
@@ -238,18 +240,18 @@ async fn no_two_running_vms_share_a_port() {
     node.vms().start(&one).await.unwrap();
     let refused = node.vms().start(&other).await;
     assert!(matches!(refused, Err(Error::PortInUse(_))), "{refused:?}");
-    let taken: Vec<u16> = (30003..49990).collect();
-    let mut chosen = node.vms().choose_ports(10, &taken).await.unwrap();
+    let reserved: Vec<u16> = (30003..49990).collect();
+    let mut chosen = node.vms().choose_ports(10, &reserved).await.unwrap();
     chosen.sort_unstable();
     assert_eq!(chosen, (49990..50000).collect::<Vec<u16>>());
-    assert!(node.vms().choose_ports(11, &taken).await.is_err());
+    assert!(node.vms().choose_ports(11, &reserved).await.is_err());
     other.ports = ConsolePorts { console: chosen[0], vdi: chosen[1], vdi_tls: None };
     node.vms().start(&other).await.unwrap();
 }
 
 #[tokio::test]
-async fn plugs_an_interface_once() {
-    let (node, _folder) = node();
+async fn attaches_an_interface_once() {
+    let (node, _dir) = node();
     let (plan, new) = (plan(None), nic());
     assert!(matches!(node.vms().attach_nic(plan.id, &new).await, Err(Error::NotFound(_))));
     node.vms().build(&plan).await.unwrap();
@@ -264,7 +266,7 @@ async fn plugs_an_interface_once() {
 
 #[tokio::test]
 async fn node_report_includes_its_vms() {
-    let (node, _folder) = node();
+    let (node, _dir) = node();
     let node = node.with_size(4, 4096, 10);
     let plan = plan(None);
     node.vms().build(&plan).await.unwrap();
@@ -287,7 +289,7 @@ async fn node_report_includes_its_vms() {
 
 #[tokio::test]
 async fn restart_of_the_process_counts_as_host_reboot() {
-    let (node, folder) = node();
+    let (node, dir) = node();
     let plans: Vec<VmPlan> = (0..4)
         .map(|number| {
             let port = 30000 + 3 * number;
@@ -304,7 +306,7 @@ async fn restart_of_the_process_counts_as_host_reboot() {
     node.vms().stop(plans[2].id).await.unwrap();
     node.vms().remove(plans[3].id).await.unwrap();
     drop(node);
-    let node = SimulatedNode::new(1, NodeId::new(), folder.path());
+    let node = SimulatedNode::new(1, NodeId::new(), dir.path());
     assert!(matches!(power(&node, plans[0].id).await, Some(VmPower::Off { .. })));
     assert_eq!(power(&node, plans[1].id).await, Some(VmPower::Lost));
     assert!(matches!(power(&node, plans[2].id).await, Some(VmPower::Off { .. })));
@@ -314,7 +316,7 @@ async fn restart_of_the_process_counts_as_host_reboot() {
     for plan in &plans {
         node.vms().remove(plan.id).await.unwrap();
     }
-    assert_eq!(std::fs::read_dir(folder.path().join("machines")).unwrap().count(), 0);
+    assert_eq!(std::fs::read_dir(dir.path().join("machines")).unwrap().count(), 0);
 }
 
 #[test]

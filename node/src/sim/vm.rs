@@ -11,7 +11,8 @@ const MAX_BOOTS: usize = 16;
 
 #[derive(Debug)]
 pub(super) struct SimulatedVm {
-    /// Without the contents of the config drive. `None` after a restart of the process, until the next build or start.
+    /// The plan without the contents of the config drive; unset after a restart of the process until the next build or
+    /// start.
     pub(super) plan: Option<VmPlan>,
     pub(super) power: VmPower,
     /// When the VM was last powered on.

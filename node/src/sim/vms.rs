@@ -26,12 +26,13 @@ use super::guests::SimulatedGuests;
 use super::screen;
 use super::script::SimulationScript;
 use super::vm::{SimulatedVm, ports};
-use crate::changes::ChangeNotifier;
+use crate::change_notifier::ChangeNotifier;
+use crate::files::io_error;
 use crate::image::qcow2_writer;
-use crate::storage::{FileStorage, failed};
+use crate::storage::FileStorage;
 
 /// The port range of consoles.
-const PORTS: std::ops::Range<u16> = 30000..50000;
+const CONSOLE_PORTS: std::ops::Range<u16> = 30000..50000;
 
 /// The size of a simulated NVRAM, in bytes.
 const NVRAM_SIZE: usize = 64 << 10;
@@ -40,15 +41,15 @@ const NVRAM_SIZE: usize = 64 << 10;
 #[derive(Debug)]
 pub(super) struct SimulatedVms {
     storage: Arc<FileStorage>,
-    /// Holds the files `<id>.on` and `<id>.off`.
-    directory: PathBuf,
+    /// Contains the files `<id>.on` and `<id>.off`.
+    dir: PathBuf,
     change_notifier: ChangeNotifier,
-    state: Mutex<State>,
+    state: Mutex<VmsState>,
     guests: SimulatedGuests,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct VmsState {
     vms: BTreeMap<InstanceId, SimulatedVm>,
     script: SimulationScript,
     /// The console output of a boot, shared by all VMs.
@@ -67,16 +68,10 @@ pub(super) struct VmTotals {
 }
 
 impl SimulatedVms {
-    pub(super) fn new(storage: Arc<FileStorage>, directory: PathBuf, guests: SimulatedGuests) -> Self {
-        let vms = load(&directory).into_iter().map(|(id, power)| (id, SimulatedVm::new(None, power)));
-        let state = State { vms: vms.collect(), ..State::default() };
-        Self {
-            storage,
-            directory,
-            change_notifier: ChangeNotifier::default(),
-            state: Mutex::new(state),
-            guests,
-        }
+    pub(super) fn new(storage: Arc<FileStorage>, dir: PathBuf, guests: SimulatedGuests) -> Self {
+        let vms = load(&dir).into_iter().map(|(id, power)| (id, SimulatedVm::new(None, power)));
+        let state = VmsState { vms: vms.collect(), ..VmsState::default() };
+        Self { storage, dir, change_notifier: ChangeNotifier::default(), state: Mutex::new(state), guests }
     }
 
     /// Persists the power state of a VM, or its removal.
@@ -85,10 +80,10 @@ impl SimulatedVms {
             VmPower::On | VmPower::Paused | VmPower::Lost => "on",
             VmPower::Off { .. } | VmPower::Crashed { .. } => "off",
         });
-        let path = |kind: &str| self.directory.join(format!("{id}.{kind}"));
+        let path = |kind: &str| self.dir.join(format!("{id}.{kind}"));
         // The new file is created first so that there always is one.
         let saved = kind.map_or(Ok(()), |kind| {
-            fs::create_dir_all(&self.directory)?;
+            fs::create_dir_all(&self.dir)?;
             File::create(path(kind)).map(drop)
         });
         if let Err(error) = saved {
@@ -146,7 +141,7 @@ impl SimulatedVms {
         })
     }
 
-    /// Updates a VM. If its power state changes, saves it and notifies the guest and the listener.
+    /// Updates a VM. If its power state changes, saves it and notifies the guest and the subscriber.
     fn update<T>(&self, id: InstanceId, update: impl FnOnce(&mut SimulatedVm) -> Result<T>) -> Result<T> {
         let mut state = self.state.lock();
         let vm = state.vms.get_mut(&id).ok_or_else(|| Error::not_found("VM"))?;
@@ -171,7 +166,7 @@ impl SimulatedVms {
         let (device, needed) = (&disk.device, conversion.facts.virtual_size);
         match disk.size.filter(|size| disk.kind == DiskKind::Disk && *size < needed) {
             Some(size) => Err(Error::Invalid(format!(
-                "disk {device} of {size} bytes is smaller than its base, which has {needed} bytes"
+                "disk {device} of {size} bytes is smaller than its base of {needed} bytes"
             ))),
             None => Ok(()),
         }
@@ -265,7 +260,7 @@ impl SimulatedVms {
             let plan = planned.iter().find(|plan| plan.device == disk.device);
             let written = match plan {
                 Some(plan) => {
-                    qcow2_writer::write(&file, self.disk_size(plan)?, None, Some(content.as_bytes()))
+                    qcow2_writer::create(&file, self.disk_size(plan)?, None, Some(content.as_bytes()))
                 }
                 None => {
                     let mut nvram = content.into_bytes();
@@ -273,7 +268,7 @@ impl SimulatedVms {
                     fs::write(&file, nvram)
                 }
             };
-            written.map_err(failed("failed to write a disk snapshot"))?;
+            written.map_err(io_error("failed to write a disk snapshot"))?;
             self.storage.adopt_draft(disk.draft, &file).await?;
         }
         Ok(())
@@ -291,23 +286,28 @@ impl SimulatedVms {
         let scratch = self.storage.scratch()?;
         let file = scratch.path("screen");
         let written = fs::write(&file, screen::screenshot(id.0.as_u128()));
-        written.map_err(failed("failed to write a screenshot"))?;
+        written.map_err(io_error("failed to write a screenshot"))?;
         self.storage.adopt_draft(draft, &file).await
     }
 
-    fn free_ports(&self, count: usize, taken: &[u16]) -> Result<Vec<u16>> {
-        let mut used: BTreeSet<u16> = taken.iter().copied().collect();
+    fn free_ports(&self, count: usize, reserved: &[u16]) -> Result<Vec<u16>> {
+        let mut used: BTreeSet<u16> = reserved.iter().copied().collect();
         used.extend(self.state.lock().vms.values().flat_map(SimulatedVm::ports));
-        let size = u128::from(PORTS.end - PORTS.start);
-        let begin = PORTS.start
-            + u16::try_from(Uuid::new_v4().as_u128() % size).expect("less than the size of PORTS");
-        let free = (begin..PORTS.end).chain(PORTS.start..begin).filter(|port| !used.contains(port));
+        let size = u128::from(CONSOLE_PORTS.end - CONSOLE_PORTS.start);
+        let begin = CONSOLE_PORTS.start
+            + u16::try_from(Uuid::new_v4().as_u128() % size).expect("less than the size of CONSOLE_PORTS");
+        let free =
+            (begin..CONSOLE_PORTS.end).chain(CONSOLE_PORTS.start..begin).filter(|port| !used.contains(port));
         let chosen: Vec<u16> = free.take(count).collect();
-        if chosen.len() == count { Ok(chosen) } else { Err(Error::Unavailable("no port is free".into())) }
+        if chosen.len() == count {
+            Ok(chosen)
+        } else {
+            Err(Error::Unavailable("the node has no free ports for another VM".into()))
+        }
     }
 }
 
-impl State {
+impl VmsState {
     /// Returns an error if a running VM uses one of the ports.
     fn require_ports(&self, plan: &VmPlan) -> Result<()> {
         let others = self.vms.iter().filter(|(id, other)| **id != plan.id && other.is_active());
@@ -320,16 +320,16 @@ impl State {
 }
 
 fn never_started() -> VmPower {
-    VmPower::Off { reason: "it was never switched on".into() }
+    VmPower::Off { reason: "it was never started".into() }
 }
 
 /// Loads the VMs of an earlier process.
-fn load(directory: &Path) -> BTreeMap<InstanceId, VmPower> {
+fn load(dir: &Path) -> BTreeMap<InstanceId, VmPower> {
     let mut found = BTreeMap::new();
-    let entries: io::Result<Vec<_>> = fs::read_dir(directory).and_then(Iterator::collect);
+    let entries: io::Result<Vec<_>> = fs::read_dir(dir).and_then(Iterator::collect);
     let entries = entries.unwrap_or_else(|error| {
         if error.kind() != io::ErrorKind::NotFound {
-            tracing::warn!(%error, ?directory, "failed to load the simulated VMs of an earlier process");
+            tracing::warn!(%error, ?dir, "failed to load the simulated VMs of an earlier process");
         }
         Vec::new()
     });
@@ -367,7 +367,7 @@ impl VmApi for SimulatedVms {
     fn stop(&self, id: InstanceId) -> NodeFuture<'_, ()> {
         let stopped = self.update(id, |vm| {
             if !matches!(vm.power, VmPower::Off { .. }) {
-                vm.power = VmPower::Off { reason: "switched off".into() };
+                vm.power = VmPower::Off { reason: "it was switched off".into() };
             }
             Ok(())
         });
@@ -446,14 +446,14 @@ impl VmApi for SimulatedVms {
         self.change_notifier.subscribe()
     }
 
-    fn choose_ports<'a>(&'a self, count: usize, taken: &'a [u16]) -> NodeFuture<'a, Vec<u16>> {
-        let chosen = self.free_ports(count, taken);
+    fn choose_ports<'a>(&'a self, count: usize, reserved: &'a [u16]) -> NodeFuture<'a, Vec<u16>> {
+        let chosen = self.free_ports(count, reserved);
         Box::pin(async { chosen })
     }
 
     fn console(&self, id: InstanceId, max_bytes: Option<u64>) -> NodeFuture<'_, Bytes> {
         let text = self.state.lock().vms.get(&id).map(SimulatedVm::console).unwrap_or_default().into_bytes();
-        // A limit above the address space is no limit.
+        // A limit above the address space has no effect.
         let max_bytes = max_bytes.and_then(|max| usize::try_from(max).ok());
         let start = max_bytes.map_or(0, |max| text.len().saturating_sub(max));
         Box::pin(async move { Ok(Bytes::from(text).slice(start..)) })

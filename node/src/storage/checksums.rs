@@ -1,4 +1,4 @@
-//! Checksums of a content as a whole, and of its chunks so that a part can be verified when it is read.
+//! Checksums of whole files, and of their chunks so that a part can be verified when it is read.
 
 use std::fs::File;
 use std::io::ErrorKind;
@@ -22,14 +22,14 @@ pub(super) const CHUNK_SIZE: usize = 1 << 20;
 /// The first bytes of a checksum file.
 const MAGIC: &[u8; 8] = b"muster\x01s";
 
-/// The result of hashing a content completely.
+/// The checksums of a complete file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct HashedContent {
     pub(super) content: ContentDigest,
     pub(super) chunks: ChunkChecksums,
 }
 
-/// Hashes a content with several functions, in two background tasks that take about the same time.
+/// Hashes data with several algorithms, in two background tasks that take about the same time.
 #[derive(Debug)]
 pub(super) struct ContentHasher {
     pub(super) size: u64,
@@ -37,7 +37,7 @@ pub(super) struct ContentHasher {
     others: BackgroundTask<OtherHashes>,
 }
 
-/// SHA-512 is the slowest function and has its own task.
+/// SHA-512 is the slowest algorithm and has its own task.
 struct Sha512Task(Context);
 
 struct OtherHashes {
@@ -107,9 +107,9 @@ impl ContentHasher {
     pub(super) async fn feed(self, data: Bytes) -> Result<Self> {
         let size = self.size + data.len() as u64;
         let (mut sha512, mut others) = (self.sha512.join().await?, self.others.join().await?);
-        let same = data.clone();
+        let copy = data.clone();
         let sha512 = BackgroundTask::spawn(move || {
-            sha512.0.update(&same);
+            sha512.0.update(&copy);
             sha512
         });
         let others = BackgroundTask::spawn(move || {
@@ -129,13 +129,13 @@ impl ContentHasher {
             sha512: hex::encode(sha512.0.clone().finish().as_ref()),
             xxh128: hex::encode(others.xxh128.digest128().to_be_bytes()),
         };
-        let mut sums = others.chunks.clone();
+        let mut chunk_checksums = others.chunks.clone();
         if others.filled > 0 {
-            sums.push(others.chunk.digest());
+            chunk_checksums.push(others.chunk.digest());
         }
         let hashed = HashedContent {
             content: ContentDigest { size, checksums },
-            chunks: ChunkChecksums { size, sums },
+            chunks: ChunkChecksums { size, checksums: chunk_checksums },
         };
         Ok((
             hashed,
@@ -151,15 +151,15 @@ impl OtherHashes {
         self.xxh128.update(data);
         let mut rest = data;
         while !rest.is_empty() {
-            let (now, later) = rest.split_at(rest.len().min(CHUNK_SIZE - self.filled));
-            self.chunk.update(now);
-            self.filled += now.len();
+            let (head, tail) = rest.split_at(rest.len().min(CHUNK_SIZE - self.filled));
+            self.chunk.update(head);
+            self.filled += head.len();
             if self.filled == CHUNK_SIZE {
                 self.chunks.push(self.chunk.digest());
                 self.chunk.reset();
                 self.filled = 0;
             }
-            rest = later;
+            rest = tail;
         }
     }
 }
@@ -169,12 +169,12 @@ pub(super) async fn hash_file(file: File, drop_cache: bool) -> Result<HashedCont
     let file = Arc::new(file);
     let mut hasher = ContentHasher::new();
     loop {
-        let (from, at) = (file.clone(), hasher.size);
+        let (source, offset) = (file.clone(), hasher.size);
         let read = move || -> Result<Bytes> {
             let mut data = vec![0; CHUNK_SIZE];
             let mut filled = 0;
             while filled < CHUNK_SIZE {
-                let read = from.read_at(&mut data[filled..], at + filled as u64);
+                let read = source.read_at(&mut data[filled..], offset + filled as u64);
                 match read.map_err(read_error("failed to read a file"))? {
                     0 => break,
                     read => filled += read,
@@ -182,9 +182,9 @@ pub(super) async fn hash_file(file: File, drop_cache: bool) -> Result<HashedCont
             }
             data.truncate(filled);
             if drop_cache {
-                // What is read once a day should not evict other pages. A failure does not matter.
-                let (at, length) = (at.cast_signed(), filled.cast_signed() as i64);
-                let _ = posix_fadvise(&*from, at, length, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
+                // Data that is read once a day should not evict other pages. A failure does not matter.
+                let (offset, length) = (offset.cast_signed(), filled.cast_signed() as i64);
+                let _ = posix_fadvise(&*source, offset, length, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
             }
             Ok(data.into())
         };
@@ -203,29 +203,30 @@ pub(super) async fn run_blocking<T: Send + 'static>(
     BackgroundTask::spawn(work).join().await?
 }
 
-/// The checksums of the chunks of a content.
+/// The checksums of the chunks of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct ChunkChecksums {
     pub(super) size: u64,
-    sums: Vec<u64>,
+    checksums: Vec<u64>,
 }
 
 impl ChunkChecksums {
     /// Returns whether a chunk has its checksum.
     pub(super) fn matches(&self, number: usize, data: &[u8]) -> bool {
-        self.sums.get(number) == Some(&xxh3_64(data))
+        self.checksums.get(number) == Some(&xxh3_64(data))
     }
 
     /// Returns the offset of the first chunk that differs.
     pub(super) fn first_difference(&self, other: &Self) -> Option<u64> {
-        let same = self.sums.iter().zip(&other.sums).take_while(|(one, other)| one == other).count();
-        let all = self.size == other.size && same == self.sums.len() && same == other.sums.len();
+        let same =
+            self.checksums.iter().zip(&other.checksums).take_while(|(one, other)| one == other).count();
+        let all = self.size == other.size && same == self.checksums.len() && same == other.checksums.len();
         (!all).then_some(same as u64 * CHUNK_SIZE as u64)
     }
 
     /// Returns the content of a checksum file: magic, size, checksums, and the checksum of all that.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
-        let numbers = std::iter::once(self.size).chain(self.sums.iter().copied());
+        let numbers = std::iter::once(self.size).chain(self.checksums.iter().copied());
         let mut bytes: Vec<u8> = MAGIC.iter().copied().chain(numbers.flat_map(u64::to_le_bytes)).collect();
         bytes.extend(xxh3_64(&bytes).to_le_bytes());
         bytes
@@ -233,13 +234,16 @@ impl ChunkChecksums {
 
     /// Returns `None` if these bytes are not a valid checksum file.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (body, sum) = bytes.split_last_chunk::<8>()?;
+        let (body, checksum) = bytes.split_last_chunk::<8>()?;
         let (numbers, []) = body.strip_prefix(MAGIC)?.as_chunks::<8>() else { return None };
-        let (size, sums) = numbers.split_first()?;
+        let (size, checksums) = numbers.split_first()?;
         let size = u64::from_le_bytes(*size);
-        let right = xxh3_64(body) == u64::from_le_bytes(*sum)
-            && sums.len() as u64 == size.div_ceil(CHUNK_SIZE as u64);
-        right.then(|| Self { size, sums: sums.iter().map(|sum| u64::from_le_bytes(*sum)).collect() })
+        let is_valid = xxh3_64(body) == u64::from_le_bytes(*checksum)
+            && checksums.len() as u64 == size.div_ceil(CHUNK_SIZE as u64);
+        is_valid.then(|| Self {
+            size,
+            checksums: checksums.iter().map(|checksum| u64::from_le_bytes(*checksum)).collect(),
+        })
     }
 
     /// Returns `None` if the file is missing or damaged.
@@ -263,11 +267,11 @@ mod tests {
             hasher = hasher.feed(Bytes::from(part)).await.unwrap();
         }
         let (hashed, _) = hasher.finish().await.unwrap();
-        let sums = hashed.content.checksums;
-        assert_eq!(sums.sha1, "a9993e364706816aba3e25717850c26c9cd0d89d");
-        assert_eq!(sums.sha256, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
-        assert!(sums.sha512.starts_with("ddaf35a193617abacc417349ae204131"));
-        assert_eq!(sums.xxh128, "06b05ab6733a618578af5f94892f3950");
+        let checksums = hashed.content.checksums;
+        assert_eq!(checksums.sha1, "a9993e364706816aba3e25717850c26c9cd0d89d");
+        assert_eq!(checksums.sha256, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+        assert!(checksums.sha512.starts_with("ddaf35a193617abacc417349ae204131"));
+        assert_eq!(checksums.xxh128, "06b05ab6733a618578af5f94892f3950");
         assert_eq!(hashed.content.size, 3);
     }
 
@@ -291,14 +295,14 @@ mod tests {
 
     #[test]
     fn detects_a_damaged_checksum_file() {
-        let chunks = ChunkChecksums { size: CHUNK_SIZE as u64 + 1, sums: vec![1, 2] };
+        let chunks = ChunkChecksums { size: CHUNK_SIZE as u64 + 1, checksums: vec![1, 2] };
         let bytes = chunks.to_bytes();
         assert_eq!(ChunkChecksums::from_bytes(&bytes), Some(chunks));
-        for at in 0..bytes.len() {
+        for index in 0..bytes.len() {
             let mut damaged = bytes.clone();
-            damaged[at] ^= 1;
-            assert_eq!(ChunkChecksums::from_bytes(&damaged), None, "{at}");
-            assert_eq!(ChunkChecksums::from_bytes(&bytes[..at]), None, "{at}");
+            damaged[index] ^= 1;
+            assert_eq!(ChunkChecksums::from_bytes(&damaged), None, "{index}");
+            assert_eq!(ChunkChecksums::from_bytes(&bytes[..index]), None, "{index}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Drafts: files that grow, with one writer at a time, and are hashed while they do.
+//! Drafts: files that grow, with one writer at a time, and are hashed while they are written.
 //!
 //! ```text
 //! stream ──1 MiB──▶ write     each a blocking task, one at a time; the next MiB is received meanwhile
@@ -24,7 +24,7 @@ use tokio::sync::{OwnedMutexGuard, watch};
 
 use super::checksums::{BackgroundTask, CHUNK_SIZE, ContentHasher, HashedContent, hash_file, run_blocking};
 use super::layout::{self, StorageLayout};
-use crate::files::{self, failed};
+use crate::files::{self, io_error};
 
 /// The maximum number of idle drafts that are cached.
 const MAX_CACHED_DRAFTS: usize = 128;
@@ -41,7 +41,7 @@ pub(super) struct Drafts {
 
 #[derive(Debug)]
 struct DraftState {
-    /// Locked while the file is worked on; holds the hasher of what was written so far.
+    /// Locked while the file is in use; contains the hasher of the data written so far.
     lock: Arc<tokio::sync::Mutex<Option<ContentHasher>>>,
     /// Notifies running appends that they have to stop.
     stop: watch::Sender<()>,
@@ -56,22 +56,24 @@ impl Drafts {
     }
 
     fn state(&self, draft: Draft) -> Arc<DraftState> {
-        let mut all = self.states.lock();
+        let mut states = self.states.lock();
         let now = Instant::now();
-        // Work whose future was dropped only holds the lock.
-        let idle =
+        // A blocking task whose future was dropped still owns the lock, but not the state.
+        let is_idle =
             |state: &Arc<DraftState>| Arc::strong_count(state) == 1 && Arc::strong_count(&state.lock) == 1;
-        all.retain(|_, (used, state)| now.duration_since(*used) < CACHE_TTL || !idle(state));
-        if all.len() > MAX_CACHED_DRAFTS
-            && let Some(oldest) =
-                all.iter().filter(|(_, (_, state))| idle(state)).min_by_key(|(_, (used, _))| used)
+        states.retain(|_, (last_used, state)| now.duration_since(*last_used) < CACHE_TTL || !is_idle(state));
+        if states.len() > MAX_CACHED_DRAFTS
+            && let Some(oldest) = states
+                .iter()
+                .filter(|(_, (_, state))| is_idle(state))
+                .min_by_key(|(_, (last_used, _))| last_used)
         {
             let oldest = *oldest.0;
-            all.remove(&oldest);
+            states.remove(&oldest);
         }
         let new = || (now, Arc::new(DraftState { lock: Arc::default(), stop: watch::Sender::new(()) }));
-        let (used, state) = all.entry(draft).or_insert_with(new);
-        *used = now;
+        let (last_used, state) = states.entry(draft).or_insert_with(new);
+        *last_used = now;
         state.clone()
     }
 
@@ -85,7 +87,7 @@ impl Drafts {
         run_blocking(move || match fs::metadata(path) {
             Ok(found) => Ok(Some(found.len())),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(failed("failed to inspect a draft")(error)),
+            Err(error) => Err(io_error("failed to inspect a draft")(error)),
         })
         .await
     }
@@ -93,7 +95,7 @@ impl Drafts {
     pub(super) async fn append(
         &self,
         draft: Draft,
-        at: Option<u64>,
+        offset: Option<u64>,
         max_size: u64,
         mut data: ByteStream,
     ) -> Result<u64> {
@@ -106,7 +108,7 @@ impl Drafts {
         }
         let layout = self.layout.clone();
         let file = self.layout.draft(draft);
-        let writer = run_blocking(move || Writer::open(guard, layout, &file, at)).await?;
+        let writer = run_blocking(move || DraftWriter::open(guard, layout, &file, offset)).await?;
         let mut received = writer.size;
         let mut pipeline = AppendPipeline::new(writer);
         let mut failure = None;
@@ -131,7 +133,7 @@ impl Drafts {
             }
             pipeline = pipeline.append(bytes).await?;
         }
-        if failure.is_some() && at.is_none() {
+        if failure.is_some() && offset.is_none() {
             // A client that does not name an offset sends everything again, and may have truncated the draft meanwhile.
             pipeline.undo().await?;
             return failure.map_or(Ok(0), Err);
@@ -153,7 +155,7 @@ impl Drafts {
             if guard.as_ref().is_some_and(|hasher| hasher.size != size) {
                 *guard = None;
             }
-            file.set_len(size).map_err(failed("failed to truncate a draft"))
+            file.set_len(size).map_err(io_error("failed to truncate a draft"))
         })
         .await
     }
@@ -179,13 +181,13 @@ impl Drafts {
             *guard = None;
             layout::set_mode(&file, 0o644)?;
             let to = layout.draft(draft);
-            fs::rename(file, &to).map_err(failed("failed to rename a draft"))?;
+            fs::rename(file, &to).map_err(io_error("failed to rename a draft"))?;
             if layout::may_be_open_for_writing(&to) {
                 // Its writer still has it open and could change it after it was hashed.
                 let scratch = layout.scratch()?;
                 let copy = scratch.path("own");
-                fs::copy(&to, &copy).map_err(failed("failed to copy a draft"))?;
-                fs::rename(copy, &to).map_err(failed("failed to rename a draft"))?;
+                fs::copy(&to, &copy).map_err(io_error("failed to copy a draft"))?;
+                fs::rename(copy, &to).map_err(io_error("failed to rename a draft"))?;
             }
             Ok(())
         })
@@ -204,7 +206,7 @@ impl Drafts {
         let path = self.layout.draft(draft);
         let open = move || {
             let file = File::open(path).map_err(open_error)?;
-            let size = file.metadata().map_err(failed("failed to inspect a draft"))?.len();
+            let size = file.metadata().map_err(io_error("failed to inspect a draft"))?.len();
             Ok((file, size))
         };
         let (file, size) = run_blocking(open).await?;
@@ -223,7 +225,7 @@ pub(super) fn open_error(error: std::io::Error) -> Error {
     if error.kind() == ErrorKind::NotFound {
         return Error::not_found("draft");
     }
-    failed("failed to open a draft")(error)
+    io_error("failed to open a draft")(error)
 }
 
 /// Refuses to change a file that is also a blob.
@@ -237,7 +239,7 @@ fn require_unpublished(found: &fs::Metadata) -> Result<()> {
 /// The end of a draft. It moves through the blocking tasks together with the guard: if the append is cancelled, the
 /// draft stays locked until the last write is done.
 #[derive(Debug)]
-struct Writer {
+struct DraftWriter {
     guard: DraftGuard,
     file: File,
     layout: StorageLayout,
@@ -246,8 +248,8 @@ struct Writer {
     size: u64,
 }
 
-impl Writer {
-    fn open(guard: DraftGuard, layout: StorageLayout, path: &Path, at: Option<u64>) -> Result<Self> {
+impl DraftWriter {
+    fn open(guard: DraftGuard, layout: StorageLayout, path: &Path, offset: Option<u64>) -> Result<Self> {
         let before = match fs::metadata(path) {
             Ok(found) => {
                 require_unpublished(&found)?;
@@ -256,15 +258,15 @@ impl Writer {
             Err(error) if error.kind() == ErrorKind::NotFound => 0,
             Err(error) => return Err(open_error(error)),
         };
-        if at.is_some_and(|at| at != before) {
+        if offset.is_some_and(|offset| offset != before) {
             return Err(Error::Conflict(format!("the upload has {before} bytes so far")));
         }
         files::create_dir(&layout.drafts())?;
         let options = OpenOptions::new().write(true).create(true).truncate(false).mode(0o644).open(path);
-        let file = options.map_err(failed("failed to create a draft"))?;
+        let file = options.map_err(io_error("failed to create a draft"))?;
         // Regardless of the umask: the image tools read it as another user.
         file.set_permissions(Permissions::from_mode(0o644))
-            .map_err(failed("failed to set the mode of a draft"))?;
+            .map_err(io_error("failed to set the mode of a draft"))?;
         Ok(Self { guard, file, layout, before, size: before })
     }
 
@@ -272,7 +274,7 @@ impl Writer {
     fn write(&mut self, data: &[u8]) -> Result<()> {
         let size = data.len() as u64;
         let written = self.layout.require_space(size).and_then(|()| {
-            self.file.write_all_at(data, self.size).map_err(failed("failed to write a draft"))
+            self.file.write_all_at(data, self.size).map_err(io_error("failed to write a draft"))
         });
         match written {
             Ok(()) => {
@@ -287,7 +289,7 @@ impl Writer {
     }
 
     fn undo(&mut self) -> Result<()> {
-        self.file.set_len(self.before).map_err(failed("failed to truncate a draft"))?;
+        self.file.set_len(self.before).map_err(io_error("failed to truncate a draft"))?;
         self.size = self.before;
         Ok(())
     }
@@ -296,16 +298,16 @@ impl Writer {
 /// A writer and a hasher that work concurrently.
 #[derive(Debug)]
 struct AppendPipeline {
-    writing: BackgroundTask<Result<Writer>>,
+    writing: BackgroundTask<Result<DraftWriter>>,
     hasher: Option<ContentHasher>,
-    /// Less than a chunk that is not being written yet.
+    /// Received bytes that do not fill a chunk yet.
     buffer: Vec<u8>,
 }
 
 impl AppendPipeline {
-    fn new(mut writer: Writer) -> Self {
-        let former = writer.guard.take().filter(|hasher| hasher.size == writer.before);
-        let hasher = former.or_else(|| (writer.before == 0).then(ContentHasher::new));
+    fn new(mut writer: DraftWriter) -> Self {
+        let previous = writer.guard.take().filter(|hasher| hasher.size == writer.before);
+        let hasher = previous.or_else(|| (writer.before == 0).then(ContentHasher::new));
         Self { writing: BackgroundTask::Idle(Ok(writer)), hasher, buffer: Vec::new() }
     }
 
@@ -369,9 +371,9 @@ mod tests {
 
     #[tokio::test]
     async fn adopted_file_becomes_an_independent_draft() {
-        let folder = tempfile::tempdir().unwrap();
-        let (drafts, draft) = (Drafts::new(StorageLayout::new(folder.path())), Draft::Vm(BlobId::new()));
-        let file = folder.path().join("file");
+        let dir = tempfile::tempdir().unwrap();
+        let (drafts, draft) = (Drafts::new(StorageLayout::new(dir.path())), Draft::Vm(BlobId::new()));
+        let file = dir.path().join("file");
         for text in ["first", "and another"] {
             fs::write(&file, text).unwrap();
             fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
@@ -387,12 +389,12 @@ mod tests {
             assert_eq!(drafts.hashed(draft, &mut guard).await.unwrap().content.size, text.len() as u64);
         }
         // A writer that still has the file open cannot change the draft.
-        fs::write(&file, "as hashed up").unwrap();
-        let held = fs::OpenOptions::new().write(true).open(&file).unwrap();
+        fs::write(&file, "hashed bytes").unwrap();
+        let writer = fs::OpenOptions::new().write(true).open(&file).unwrap();
         drafts.adopt(draft, file.clone()).await.unwrap();
-        std::os::unix::fs::FileExt::write_all_at(&held, b"changed", 0).unwrap();
-        assert_eq!(fs::read(drafts.layout.draft(draft)).unwrap(), b"as hashed up");
-        drop(held);
+        std::os::unix::fs::FileExt::write_all_at(&writer, b"changed", 0).unwrap();
+        assert_eq!(fs::read(drafts.layout.draft(draft)).unwrap(), b"hashed bytes");
+        drop(writer);
         // The file may be anything its writer put there.
         std::os::unix::fs::symlink("/etc/passwd", &file).unwrap();
         assert!(matches!(drafts.adopt(draft, file).await, Err(Error::Internal(_))));

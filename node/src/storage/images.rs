@@ -15,8 +15,8 @@ use super::FileStorage;
 use super::checksums::run_blocking;
 use super::drafts::open_error;
 use super::layout::{self, StorageLayout};
-use crate::files::{self, failed};
-use crate::image::{self, Job};
+use crate::files::{self, io_error};
+use crate::image::{self, ImageJob};
 
 /// Cancels a job when the future that waits for it is dropped.
 struct CancelOnDrop(Arc<AtomicBool>);
@@ -29,19 +29,19 @@ impl Drop for CancelOnDrop {
 
 impl FileStorage {
     /// Returns a constructor for a job, and the guard that cancels it on drop.
-    fn new_job(&self) -> (impl FnOnce() -> Result<Job> + Send + use<>, CancelOnDrop) {
+    fn new_job(&self) -> (impl FnOnce() -> Result<ImageJob> + Send + use<>, CancelOnDrop) {
         let cancelled = Arc::new(AtomicBool::new(false));
         let (layout, cancel) = (self.layout.clone(), CancelOnDrop(cancelled.clone()));
         let new_job = move || {
             let scratch = layout.scratch()?;
             let free_space = Box::new(move || layout.available_bytes());
-            Ok(Job { scratch, free_space, cancelled })
+            Ok(ImageJob { scratch, free_space, cancelled })
         };
         (new_job, cancel)
     }
 
     pub(super) async fn inspect_blob(&self, blob: BlobId) -> Result<ImageFacts> {
-        let permit = permit(&self.inspections).await?;
+        let permit = acquire(&self.inspections).await?;
         let (images, path) = (self.images.clone(), self.layout.blob(blob));
         let (new_job, _cancel) = self.new_job();
         run_blocking(move || {
@@ -54,22 +54,22 @@ impl FileStorage {
         .await
     }
 
-    pub(super) async fn unpack_draft(&self, draft: Draft) -> Result<Option<Compression>> {
+    pub(super) async fn decompress_draft(&self, draft: Draft) -> Result<Option<Compression>> {
         let mut guard = self.drafts.lock(draft).await;
-        let permit = permit(&self.inspections).await?;
+        let permit = acquire(&self.inspections).await?;
         let (images, path) = (self.images.clone(), self.layout.draft(draft));
         let (new_job, _cancel) = self.new_job();
         run_blocking(move || {
             let _guards = permit;
-            let Some(packing) = image::compression_of(&File::open(&path).map_err(open_error)?)? else {
+            let Some(compression) = image::compression_of(&File::open(&path).map_err(open_error)?)? else {
                 return Ok(None);
             };
             let job = new_job()?;
-            let unpacked = images.unpack(&path, packing, &job)?;
-            layout::set_mode(&unpacked, 0o644)?;
+            let decompressed = images.decompress(&path, compression, &job)?;
+            layout::set_mode(&decompressed, 0o644)?;
             *guard = None;
-            fs::rename(unpacked, &path).map_err(failed("failed to rename an unpacked draft"))?;
-            Ok(Some(packing))
+            fs::rename(decompressed, &path).map_err(io_error("failed to rename a decompressed draft"))?;
+            Ok(Some(compression))
         })
         .await
     }
@@ -78,61 +78,62 @@ impl FileStorage {
         let (layout, images) = (self.layout.clone(), self.images.clone());
         let is_disc = facts.format == ImageFormat::Iso;
         let to = if is_disc { layout.disc(blob) } else { layout.conversion(blob) };
-        self.make_conversion(blob, to, move |file, job| images.convert(file, &facts, job)).await
+        self.create_conversion(blob, to, move |file, job| images.convert(file, &facts, job)).await
     }
 
     pub(super) async fn convert_thin_blob(&self, blob: BlobId, base: BlobId) -> Result<()> {
         let (layout, images) = (self.layout.clone(), self.images.clone());
         let to = layout.conversion(blob);
-        let flatten = move |file: &Path, job: &Job| {
+        let flatten = move |file: &Path, job: &ImageJob| {
             let missing = || Error::Unavailable(format!("the conversion of blob {base} is not on this node"));
-            let under = conversion(&layout, base).ok_or_else(missing)?;
-            // The link keeps the file while its name may be removed.
-            let kept = job.scratch.path("base");
-            layout::link(&under, &kept)?;
+            let base_path = conversion(&layout, base).ok_or_else(missing)?;
+            // The link keeps the file available if the conversion is removed meanwhile.
+            let linked = job.scratch.path("base");
+            layout::link(&base_path, &linked)?;
             touch(&layout, base);
-            images.flatten(file, &kept, job)
+            images.flatten(file, &linked, job)
         };
-        self.make_conversion(blob, to, flatten).await
+        self.create_conversion(blob, to, flatten).await
     }
 
-    /// Copies the disk of a stopped VM to a file on the same file system. A thin copy has only what differs from the base.
+    /// Copies the disk of a stopped VM to a file on the same file system. A thin copy contains only the difference to the
+    /// base.
     pub(crate) async fn copy_disk(
         &self,
         (top, base): (PathBuf, Option<PathBuf>),
         (thin, compress): (bool, bool),
         to: PathBuf,
     ) -> Result<()> {
-        let permit = permit(&self.conversions).await?;
+        let permit = acquire(&self.conversions).await?;
         let images = self.images.clone();
         let (new_job, _cancel) = self.new_job();
         run_blocking(move || {
             let _guards = permit;
-            let disk = image::Disk { top: &top, base: base.as_deref() };
+            let disk = image::DiskFiles { top: &top, base: base.as_deref() };
             let job = new_job()?;
-            let made = images.copy_disk(&disk, thin, compress, &job)?;
-            File::open(&made)
-                .and_then(|made| made.sync_all())
-                .map_err(failed("failed to sync a copy of a disk"))?;
-            fs::rename(made, to).map_err(failed("failed to rename a copy of a disk"))
+            let copy = images.copy_disk(&disk, thin, compress, &job)?;
+            File::open(&copy)
+                .and_then(|copy| copy.sync_all())
+                .map_err(io_error("failed to sync a copy of a disk"))?;
+            fs::rename(copy, to).map_err(io_error("failed to rename a copy of a disk"))
         })
         .await
     }
 
-    /// Creates the conversion of a blob unless it exists. If `make` returns `None`, the blob itself is the conversion.
-    async fn make_conversion(
+    /// Creates the conversion of a blob unless it exists. If `convert` returns `None`, the blob itself is the conversion.
+    async fn create_conversion(
         &self,
         blob: BlobId,
         to: PathBuf,
-        make: impl FnOnce(&Path, &Job) -> Result<Option<PathBuf>> + Send + 'static,
+        convert: impl FnOnce(&Path, &ImageJob) -> Result<Option<PathBuf>> + Send + 'static,
     ) -> Result<()> {
         let blob_guard = self.blobs.lock(blob).await;
         let layout = self.layout.clone();
-        let is_there = run_blocking(move || Ok(touch(&layout, blob))).await?;
-        if is_there {
+        let exists = run_blocking(move || Ok(touch(&layout, blob))).await?;
+        if exists {
             return Ok(());
         }
-        let permit = permit(&self.conversions).await?;
+        let permit = acquire(&self.conversions).await?;
         let layout = self.layout.clone();
         let (new_job, _cancel) = self.new_job();
         run_blocking(move || {
@@ -143,15 +144,15 @@ impl FileStorage {
             }
             files::create_dir(&layout.conversions())?;
             let job = new_job()?;
-            let whole = match make(&path, &job)? {
+            let complete = match convert(&path, &job)? {
                 Some(new) => new,
                 None => {
-                    let same = job.scratch.path("same");
-                    layout::link(&path, &same)?;
-                    same
+                    let linked = job.scratch.path("same");
+                    layout::link(&path, &linked)?;
+                    linked
                 }
             };
-            publish(&whole, &to)?;
+            commit(&complete, &to)?;
             // A hard link to the blob has the blob's modification time.
             touch(&layout, blob);
             layout::sync_dir(&layout.conversions())
@@ -160,18 +161,19 @@ impl FileStorage {
     }
 }
 
-async fn permit(of: &Arc<tokio::sync::Semaphore>) -> Result<tokio::sync::OwnedSemaphorePermit> {
-    of.clone()
+async fn acquire(semaphore: &Arc<tokio::sync::Semaphore>) -> Result<tokio::sync::OwnedSemaphorePermit> {
+    semaphore
+        .clone()
         .acquire_owned()
         .await
         .map_err(|error| Error::Internal(format!("failed to acquire a permit: {error}")))
 }
 
 /// Gives a complete file its name.
-fn publish(file: &Path, to: &Path) -> Result<()> {
+fn commit(file: &Path, to: &Path) -> Result<()> {
     layout::set_mode(file, 0o444)?;
-    File::open(file).and_then(|file| file.sync_all()).map_err(failed("failed to sync a conversion"))?;
-    fs::rename(file, to).map_err(failed("failed to publish a conversion"))
+    File::open(file).and_then(|file| file.sync_all()).map_err(io_error("failed to sync a conversion"))?;
+    fs::rename(file, to).map_err(io_error("failed to publish a conversion"))
 }
 
 /// Returns the path of a blob's conversion, if it exists.

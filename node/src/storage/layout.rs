@@ -24,7 +24,7 @@ use muster_types::{Error, Result};
 use nix::libc;
 use uuid::Uuid;
 
-use crate::files::{ScratchDir, disk_full, failed};
+use crate::files::{ScratchDir, disk_full, io_error};
 use crate::host;
 
 /// The free space that is never used: other data, such as the database, is on the same file system.
@@ -37,7 +37,7 @@ pub(super) struct StorageLayout {
 }
 
 impl StorageLayout {
-    /// Creates nothing yet. Removes the scratch directories of jobs that were killed.
+    /// Creates no directories yet. Removes the scratch directories of jobs that were killed.
     pub(super) fn new(root: &Path) -> Self {
         let layout = Self { root: root.to_owned() };
         for entry in entries(&layout.work()) {
@@ -94,7 +94,7 @@ impl StorageLayout {
         ScratchDir::create(self.work().join(format!("job-{}", Uuid::new_v4())))
     }
 
-    /// Returns every file with its path. Also removes checksum files that a killed process left without a blob.
+    /// Returns every file with its path. Also removes checksum files without a blob.
     pub(super) fn find(&self) -> Vec<(StoredFileKind, PathBuf)> {
         let mut found = Vec::new();
         for path in entries(&self.drafts()) {
@@ -105,7 +105,7 @@ impl StorageLayout {
                 .or_else(|| parse_id(&name, "machine-", "").map(Draft::Vm));
             found.extend(draft.map(|draft| (StoredFileKind::Draft(draft), path)));
         }
-        for path in entries(&self.root.join("blobs")).iter().flat_map(|folder| entries(folder)) {
+        for path in entries(&self.root.join("blobs")).iter().flat_map(|dir| entries(dir)) {
             if let Some(blob) = parse_id(&file_name(&path), "", "") {
                 found.push((StoredFileKind::Blob(blob), path));
             } else if let Some(blob) = parse_id::<BlobId>(&file_name(&path), "", ".sums") {
@@ -123,8 +123,10 @@ impl StorageLayout {
     /// Removes a checksum file without a blob, unless it is so young that the blob may be about to follow.
     fn remove_orphaned_checksums(&self, blob: BlobId, checksums: &Path) {
         const MIN_AGE: std::time::Duration = std::time::Duration::from_secs(3600);
-        let age =
-            fs::metadata(checksums).and_then(|found| found.modified()).ok().and_then(|at| at.elapsed().ok());
+        let age = fs::metadata(checksums)
+            .and_then(|metadata| metadata.modified())
+            .ok()
+            .and_then(|at| at.elapsed().ok());
         if age.is_some_and(|age| age > MIN_AGE) && !self.blob(blob).exists() {
             let _ = fs::remove_file(checksums);
         }
@@ -142,51 +144,51 @@ impl StorageLayout {
     }
 }
 
-/// Returns whether an error is evidence for lost data, rather than for a lack of resources.
+/// Returns whether an error indicates lost data rather than a lack of resources.
 pub(super) fn is_corruption(error: &io::Error) -> bool {
     let lost = matches!(error.raw_os_error(), Some(libc::EIO | libc::EBADMSG | libc::EUCLEAN));
     lost || error.kind() == ErrorKind::UnexpectedEof
 }
 
 /// Returns a function that converts a read error: [`Error::Internal`] only if the data is damaged.
-pub(super) fn read_error(what: &str) -> impl FnOnce(io::Error) -> Error {
+pub(super) fn read_error(action: &str) -> impl FnOnce(io::Error) -> Error {
     move |error| {
         if is_corruption(&error) {
-            return Error::Internal(format!("{what}: {error}"));
+            return Error::Internal(format!("{action}: {error}"));
         }
-        tracing::warn!(what, %error, "failed to read from storage");
-        Error::Unavailable(format!("{what}, try again later"))
+        tracing::warn!(action, %error, "failed to read from storage");
+        Error::Unavailable(format!("{action}, try again later"))
     }
 }
 
 /// Syncs a directory, so that its entries survive a power failure.
 pub(super) fn sync_dir(path: &Path) -> Result<()> {
-    File::open(path).and_then(|folder| folder.sync_all()).map_err(failed("failed to sync a directory"))
+    File::open(path).and_then(|dir| dir.sync_all()).map_err(io_error("failed to sync a directory"))
 }
 
 pub(super) fn set_mode(path: &Path, mode: u32) -> Result<()> {
     fs::set_permissions(path, Permissions::from_mode(mode))
-        .map_err(failed("failed to set the mode of a file"))
+        .map_err(io_error("failed to set the mode of a file"))
 }
 
 /// Takes ownership of a regular file that another user wrote. Does not follow symbolic links.
 pub(super) fn take_ownership(path: &Path) -> Result<()> {
-    let what = "failed to take ownership of a file";
-    let found = fs::symlink_metadata(path).map_err(failed(what))?;
-    if !found.is_file() {
-        return Err(Error::Internal(format!("{what}: it is not a regular file")));
+    let action = "failed to take ownership of a file";
+    let metadata = fs::symlink_metadata(path).map_err(io_error(action))?;
+    if !metadata.is_file() {
+        return Err(Error::Internal(format!("{action}: it is not a regular file")));
     }
     let (uid, gid) = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
-    if (found.uid(), found.gid()) == (uid, gid) {
+    if (metadata.uid(), metadata.gid()) == (uid, gid) {
         return Ok(());
     }
-    std::os::unix::fs::lchown(path, Some(uid), Some(gid)).map_err(failed(what))
+    std::os::unix::fs::lchown(path, Some(uid), Some(gid)).map_err(io_error(action))
 }
 
-/// Returns whether a file may be open for writing: a read lease on it is refused then.
+/// Returns whether a file may be open for writing, in which case the kernel refuses a read lease.
 pub(super) fn may_be_open_for_writing(path: &Path) -> bool {
     let Ok(file) = File::open(path) else { return true };
-    #[expect(unsafe_code, reason = "there is no safe name for this call")]
+    #[expect(unsafe_code, reason = "no safe wrapper exists for this call")]
     // SAFETY: the descriptor is open, and the arguments and the result are integers.
     let leased = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_RDLCK) };
     // Closing the file releases the lease.
@@ -199,19 +201,19 @@ pub(super) fn link(from: &Path, to: &Path) -> Result<()> {
         ErrorKind::NotFound | ErrorKind::AlreadyExists => Err(error),
         _ => fs::copy(from, to).map(drop),
     });
-    linked.map_err(failed("failed to link a file"))
+    linked.map_err(io_error("failed to link a file"))
 }
 
 /// Removes a file, which need not exist.
 pub(super) fn remove(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(failed("failed to remove a file")(error)),
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(io_error("failed to remove a file")(error)),
         _ => Ok(()),
     }
 }
 
-fn entries(folder: &Path) -> Vec<PathBuf> {
-    fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()).collect()
 }
 
 fn file_name(path: &Path) -> String {
@@ -233,8 +235,8 @@ mod tests {
 
     #[test]
     fn finds_only_files_with_canonical_names() {
-        let folder = tempfile::tempdir().unwrap();
-        let layout = StorageLayout::new(folder.path());
+        let dir = tempfile::tempdir().unwrap();
+        let layout = StorageLayout::new(dir.path());
         let (blob, upload) = (BlobId::new(), UploadId::new());
         let draft = Draft::Upload(upload);
         for path in [layout.draft(draft), layout.blob(blob), layout.conversion(blob)] {
@@ -242,8 +244,8 @@ mod tests {
             fs::write(&path, "x").unwrap();
         }
         fs::write(layout.checksums(blob), "x").unwrap();
-        for stranger in ["drafts/upload-", "drafts/notes", "conversions/x.qcow2", "blobs/notes"] {
-            fs::write(folder.path().join(stranger), "x").unwrap();
+        for foreign in ["drafts/upload-", "drafts/notes", "conversions/x.qcow2", "blobs/notes"] {
+            fs::write(dir.path().join(foreign), "x").unwrap();
         }
         fs::write(layout.drafts().join(format!("upload-{}", upload.to_string().to_uppercase())), "x")
             .unwrap();
@@ -257,12 +259,12 @@ mod tests {
 
     #[test]
     fn startup_removes_only_orphaned_job_directories() {
-        let folder = tempfile::tempdir().unwrap();
-        let work = folder.path().join("work");
-        let left = work.join(format!("job-{}", Uuid::new_v4()));
-        fs::create_dir_all(left.join("out")).unwrap();
-        fs::create_dir_all(work.join("of-somebody-else")).unwrap();
-        StorageLayout::new(folder.path());
-        assert!(!left.exists() && work.join("of-somebody-else").exists());
+        let dir = tempfile::tempdir().unwrap();
+        let work = dir.path().join("work");
+        let orphan = work.join(format!("job-{}", Uuid::new_v4()));
+        fs::create_dir_all(orphan.join("out")).unwrap();
+        fs::create_dir_all(work.join("foreign")).unwrap();
+        StorageLayout::new(dir.path());
+        assert!(!orphan.exists() && work.join("foreign").exists());
     }
 }

@@ -1,5 +1,5 @@
-//! The storage of a node: a directory with drafts, blobs and conversions. All file access runs on blocking threads. What
-//! files contain is the business of [`crate::image`].
+//! The storage of a node: a directory with drafts, blobs and conversions. All file access runs on blocking threads. The
+//! content of images is handled by [`crate::image`]. See docs/decisions/0015.
 
 mod blobs;
 mod checksums;
@@ -20,8 +20,6 @@ use muster_types::node::NodeFuture;
 use muster_types::storage::{ByteStream, Draft, StorageApi, StoredFile, StoredFileKind};
 use parking_lot::Mutex;
 use tokio::sync::{OwnedMutexGuard, Semaphore};
-
-pub(crate) use crate::files::failed;
 
 use crate::files::ScratchDir;
 use crate::image::Images;
@@ -97,16 +95,16 @@ impl FileStorage {
     }
 }
 
-/// One lock per blob, held while its files change.
+/// One lock per blob, acquired to change its files.
 #[derive(Debug, Default)]
 struct BlobLocks(Mutex<HashMap<BlobId, Arc<tokio::sync::Mutex<()>>>>);
 
 impl BlobLocks {
     async fn lock(&self, blob: BlobId) -> OwnedMutexGuard<()> {
         let lock = {
-            let mut all = self.0.lock();
-            all.retain(|_, lock| Arc::strong_count(lock) > 1);
-            all.entry(blob).or_default().clone()
+            let mut locks = self.0.lock();
+            locks.retain(|_, lock| Arc::strong_count(lock) > 1);
+            locks.entry(blob).or_default().clone()
         };
         lock.lock_owned().await
     }
@@ -117,8 +115,14 @@ impl StorageApi for FileStorage {
         Box::pin(self.drafts.size(draft))
     }
 
-    fn append(&self, draft: Draft, at: Option<u64>, max_size: u64, data: ByteStream) -> NodeFuture<'_, u64> {
-        Box::pin(self.drafts.append(draft, at, max_size, data))
+    fn append(
+        &self,
+        draft: Draft,
+        offset: Option<u64>,
+        max_size: u64,
+        data: ByteStream,
+    ) -> NodeFuture<'_, u64> {
+        Box::pin(self.drafts.append(draft, offset, max_size, data))
     }
 
     fn truncate(&self, draft: Draft, size: u64) -> NodeFuture<'_, ()> {
@@ -129,18 +133,18 @@ impl StorageApi for FileStorage {
         Box::pin(self.drafts.remove(draft))
     }
 
-    fn unpack(&self, draft: Draft) -> NodeFuture<'_, Option<Compression>> {
-        Box::pin(self.unpack_draft(draft))
+    fn decompress(&self, draft: Draft) -> NodeFuture<'_, Option<Compression>> {
+        Box::pin(self.decompress_draft(draft))
     }
 
-    fn content(&self, draft: Draft) -> NodeFuture<'_, ContentDigest> {
+    fn digest(&self, draft: Draft) -> NodeFuture<'_, ContentDigest> {
         Box::pin(async move {
             let mut guard = self.drafts.lock(draft).await;
             Ok(self.drafts.hashed(draft, &mut guard).await?.content)
         })
     }
 
-    fn keep(&self, draft: Draft, blob: BlobId) -> NodeFuture<'_, ContentDigest> {
+    fn commit(&self, draft: Draft, blob: BlobId) -> NodeFuture<'_, ContentDigest> {
         Box::pin(async move {
             let mut guard = self.drafts.lock(draft).await;
             let hashed = self.drafts.hashed(draft, &mut guard).await?;
@@ -148,7 +152,7 @@ impl StorageApi for FileStorage {
             let layout = self.layout.clone();
             run_blocking(move || {
                 let _guards = (guard, blob_guard);
-                blobs::keep(&layout, &layout.draft(draft), &hashed.chunks, blob)?;
+                blobs::commit(&layout, &layout.draft(draft), &hashed.chunks, blob)?;
                 Ok(hashed.content)
             })
             .await
@@ -166,17 +170,17 @@ impl StorageApi for FileStorage {
 
     fn verify<'a>(&'a self, blob: BlobId, content: &'a ContentDigest) -> NodeFuture<'a, Option<String>> {
         Box::pin(async move {
-            let (wrong, found) = blobs::verify(&self.layout, blob, content).await?;
-            if let Some(found) = found {
+            let (damage, repair_data) = blobs::verify(&self.layout, blob, content).await?;
+            if let Some(repair_data) = repair_data {
                 let blob_guard = self.blobs.lock(blob).await;
                 let layout = self.layout.clone();
                 let repair = move || {
                     let _guards = blob_guard;
-                    blobs::repair(&layout, blob, &found)
+                    blobs::repair(&layout, blob, &repair_data)
                 };
                 run_blocking(repair).await?;
             }
-            Ok(wrong)
+            Ok(damage)
         })
     }
 
@@ -213,7 +217,7 @@ impl StorageApi for FileStorage {
         })
     }
 
-    fn find(&self) -> NodeFuture<'_, Vec<StoredFile>> {
+    fn list_files(&self) -> NodeFuture<'_, Vec<StoredFile>> {
         let layout = self.layout.clone();
         Box::pin(run_blocking(move || Ok(layout.find().into_iter().filter_map(inspect_file).collect())))
     }
@@ -221,8 +225,8 @@ impl StorageApi for FileStorage {
 
 /// Returns `None` if the file was removed meanwhile.
 fn inspect_file((kind, path): (StoredFileKind, std::path::PathBuf)) -> Option<StoredFile> {
-    let found = path.metadata().ok()?;
+    let metadata = path.metadata().ok()?;
     let modified_at =
-        found.modified().ok()?.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
-    Some(StoredFile { kind, modified_at, size: found.len() })
+        metadata.modified().ok()?.duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+    Some(StoredFile { kind, modified_at, size: metadata.len() })
 }

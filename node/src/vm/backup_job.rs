@@ -11,14 +11,14 @@ use super::qemu_log;
 use super::qmp::Qmp;
 use super::vm_dir::VmDir;
 
-const PREFIX: &str = "copy-";
+const COPY_PREFIX: &str = "copy-";
 
 /// The interval at which a job is polled in case its event was missed.
 const JOB_POLL_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Returns the name of the copy of a disk: of its file, its block node and its job.
 pub(super) fn copy_name(device: &str) -> String {
-    format!("{PREFIX}{device}")
+    format!("{COPY_PREFIX}{device}")
 }
 
 /// Returns the name of the lower block node of a copy.
@@ -54,9 +54,9 @@ pub(super) async fn wait(qmp: &Qmp, job: &str) -> Result<()> {
             qmp.execute("job-dismiss", json!({ "id": job })).await?;
             return match error {
                 None => Ok(()),
-                Some(error) if qemu_log::is_disk_full(&error) => {
-                    Err(Error::Insufficient("the node does not have enough disk space for the copy".into()))
-                }
+                Some(error) if qemu_log::is_disk_full(&error) => Err(Error::InsufficientCapacity(
+                    "the node does not have enough disk space for the copy".into(),
+                )),
                 Some(error) => Err(Error::Unavailable(format!("failed to copy a disk: {error}"))),
             };
         }
@@ -66,20 +66,22 @@ pub(super) async fn wait(qmp: &Qmp, job: &str) -> Result<()> {
 
 /// Cancels all copies of a VM, and removes their block nodes and files.
 pub(super) async fn cancel_all(qmp: &Qmp, dir: &VmDir) -> Result<()> {
-    let is_copy = |value: &Value| value.as_str().is_some_and(|name| name.starts_with(PREFIX));
+    let copy_name_in =
+        |value: &Value| value.as_str().filter(|name| name.starts_with(COPY_PREFIX)).map(str::to_owned);
     let jobs = qmp.execute("query-jobs", json!({})).await?;
-    for job in jobs.as_array().into_iter().flatten().filter(|job| is_copy(&job["id"])) {
+    for job in jobs.as_array().into_iter().flatten() {
+        let Some(id) = copy_name_in(&job["id"]) else { continue };
         if job["status"] != json!("concluded") {
-            qmp.execute("job-cancel", json!({ "id": job["id"] })).await?;
+            qmp.execute("job-cancel", json!({ "id": id })).await?;
         }
-        // The error says that it was cancelled.
-        let _ = wait(qmp, job["id"].as_str().unwrap_or_default()).await;
+        // A cancelled job ends with an error.
+        let _ = wait(qmp, &id).await;
     }
     let nodes = qmp.execute("query-named-block-nodes", json!({ "flat": true })).await?;
-    let nodes = nodes.as_array().into_iter().flatten().map(|node| &node["node-name"]);
-    let mut nodes: Vec<&Value> = nodes.filter(|name| is_copy(name)).collect();
+    let nodes = nodes.as_array().into_iter().flatten();
+    let mut nodes: Vec<String> = nodes.filter_map(|node| copy_name_in(&node["node-name"])).collect();
     // The upper nodes first, because they use the lower ones.
-    nodes.sort_by_key(|name| name.as_str().map(|name| name.ends_with("-file")));
+    nodes.sort_by_key(|name| name.ends_with("-file"));
     for node in nodes {
         qmp.execute("blockdev-del", json!({ "node-name": node })).await?;
     }
@@ -88,5 +90,8 @@ pub(super) async fn cancel_all(qmp: &Qmp, dir: &VmDir) -> Result<()> {
 
 /// Removes the files of incomplete copies.
 pub(super) fn remove_files(dir: &VmDir) -> Result<()> {
-    dir.file_names()?.iter().filter(|name| name.starts_with(PREFIX)).try_for_each(|name| dir.remove(name))
+    dir.file_names()?
+        .iter()
+        .filter(|name| name.starts_with(COPY_PREFIX))
+        .try_for_each(|name| dir.remove(name))
 }

@@ -3,7 +3,7 @@
 //!
 //! Every VM has the cgroup `muster/<id>`, in the hierarchy of version 2 or in those of version 1, whichever has the
 //! controllers. All daemons of a host share the cgroup `muster`. Where cgroups are not available or not writable, VMs run
-//! without them. Everything here blocks.
+//! without them. Everything here blocks. See docs/decisions/0020.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -17,14 +17,14 @@ use nix::poll::{PollTimeout, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::command::wait_readable;
+use crate::files::io_error;
 use crate::host;
-use crate::storage::failed;
 
 /// The mount point of the hierarchies.
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
 /// The parent cgroup of all VMs.
-const PARENT: &str = "muster";
+const PARENT_CGROUP: &str = "muster";
 
 const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 
@@ -62,7 +62,7 @@ impl Cgroup {
                 Err(error) if is_unavailable(&error) => {
                     tracing::debug!(%error, path = %hierarchy.root.display(), "cgroups are not available");
                 }
-                Err(error) => return Err(failed("failed to create cgroup")(error)),
+                Err(error) => return Err(io_error("failed to create cgroup")(error)),
             }
         }
         Ok((!dirs.is_empty()).then_some(Self { dirs }))
@@ -70,8 +70,9 @@ impl Cgroup {
 
     /// Moves a process into the cgroup, and thereby its future children.
     pub(crate) fn add(&self, pid: u32) -> Result<()> {
-        let added = self.dirs.iter().try_for_each(|dir| set(dir, "cgroup.procs", &pid.to_string()));
-        added.map_err(failed("failed to move process into cgroup"))
+        let added =
+            self.dirs.iter().try_for_each(|dir| write_control_file(dir, "cgroup.procs", &pid.to_string()));
+        added.map_err(io_error("failed to move process into cgroup"))
     }
 }
 
@@ -81,9 +82,10 @@ pub(crate) fn remove(id: InstanceId) -> Result<()> {
 }
 
 fn remove_in(root: &Path, name: &str) -> Result<()> {
-    let mut dirs = hierarchies(root).into_iter().map(|hierarchy| hierarchy.root.join(PARENT).join(name));
+    let mut dirs =
+        hierarchies(root).into_iter().map(|hierarchy| hierarchy.root.join(PARENT_CGROUP).join(name));
     let removed = dirs.try_for_each(|dir| remove_dir(&dir));
-    removed.map_err(failed("failed to remove cgroup"))
+    removed.map_err(io_error("failed to remove cgroup"))
 }
 
 fn remove_dir(dir: &Path) -> io::Result<()> {
@@ -105,7 +107,7 @@ fn remove_dir(dir: &Path) -> io::Result<()> {
 
 /// Kills the processes of a cgroup and waits for them. Returns whether there were any.
 fn kill_all(dir: &Path) -> io::Result<bool> {
-    let mut any = false;
+    let mut killed = false;
     for number in processes(dir)? {
         let Some(pid) = Pid::from_raw(number) else { continue };
         let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
@@ -113,10 +115,10 @@ fn kill_all(dir: &Path) -> io::Result<bool> {
         if processes(dir)?.contains(&number) {
             tracing::warn!(pid = number, cgroup = %dir.display(), "killing a process that remains in a cgroup");
             let _ = pidfd_send_signal(&process, Signal::KILL);
-            any |= wait_readable(&process, KILL_TIMEOUT)?;
+            killed |= wait_readable(&process, KILL_TIMEOUT)?;
         }
     }
-    Ok(any)
+    Ok(killed)
 }
 
 fn processes(dir: &Path) -> io::Result<Vec<i32>> {
@@ -129,13 +131,13 @@ fn processes(dir: &Path) -> io::Result<Vec<i32>> {
 
 /// A cgroup hierarchy.
 #[derive(Debug, PartialEq, Eq)]
-struct Hierarchy {
+struct CgroupHierarchy {
     root: PathBuf,
-    version: Version,
+    version: CgroupVersion,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Version {
+enum CgroupVersion {
     /// With the controllers that we use.
     V2(Vec<&'static str>),
     /// With its single controller.
@@ -143,40 +145,41 @@ enum Version {
 }
 
 /// Returns the hierarchies with controllers that we use.
-fn hierarchies(root: &Path) -> Vec<Hierarchy> {
+fn hierarchies(root: &Path) -> Vec<CgroupHierarchy> {
     // Absent on hosts with version 1.
     let available = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
     let has = |controller: &&'static str| available.split_whitespace().any(|word| word == *controller);
     let controllers: Vec<&'static str> = CONTROLLERS.into_iter().filter(has).collect();
     if !controllers.is_empty() {
-        return vec![Hierarchy { root: root.to_owned(), version: Version::V2(controllers) }];
+        return vec![CgroupHierarchy { root: root.to_owned(), version: CgroupVersion::V2(controllers) }];
     }
-    let v1 = |controller| Hierarchy { root: root.join(controller), version: Version::V1(controller) };
+    let v1 =
+        |controller| CgroupHierarchy { root: root.join(controller), version: CgroupVersion::V1(controller) };
     CONTROLLERS.map(v1).into_iter().filter(|hierarchy| hierarchy.root.join("cgroup.procs").exists()).collect()
 }
 
-impl Hierarchy {
+impl CgroupHierarchy {
     fn create(&self, name: &str, cpus: u32, memory_mb: u64) -> io::Result<PathBuf> {
-        let parent = self.root.join(PARENT);
+        let parent = self.root.join(PARENT_CGROUP);
         ensure_dir(&parent)?;
-        if let Version::V2(controllers) = &self.version {
+        if let CgroupVersion::V2(controllers) = &self.version {
             for controller in controllers {
                 // A cgroup has the controllers that its ancestors delegate.
                 for ancestor in [&self.root, &parent] {
-                    set(ancestor, "cgroup.subtree_control", &format!("+{controller}"))?;
+                    write_control_file(ancestor, "cgroup.subtree_control", &format!("+{controller}"))?;
                 }
             }
         }
         // All VMs together weigh as much as all CPUs: other processes of the host still get about one CPU.
         if let Some((file, value)) = self.weight(host::cpus() as u64) {
-            set(&parent, file, &value.to_string())?;
+            write_control_file(&parent, file, &value.to_string())?;
         }
         let dir = parent.join(name);
         ensure_dir(&dir)?;
         let configured = self
             .settings(cpus, memory_mb)
             .into_iter()
-            .try_for_each(|(file, value)| set(&dir, file, &value.to_string()));
+            .try_for_each(|(file, value)| write_control_file(&dir, file, &value.to_string()));
         if let Err(error) = configured {
             let _ = fs::remove_dir(&dir);
             return Err(error);
@@ -188,11 +191,11 @@ impl Hierarchy {
     fn weight(&self, cpus: u64) -> Option<(&'static str, u64)> {
         let cpus = cpus.max(1);
         match &self.version {
-            Version::V2(controllers) => {
+            CgroupVersion::V2(controllers) => {
                 controllers.contains(&"cpu").then(|| ("cpu.weight", cpus.saturating_mul(100).min(10_000)))
             }
-            Version::V1("cpu") => Some(("cpu.shares", cpus.saturating_mul(1024).min(1 << 18))),
-            Version::V1(_) => None,
+            CgroupVersion::V1("cpu") => Some(("cpu.shares", cpus.saturating_mul(1024).min(1 << 18))),
+            CgroupVersion::V1(_) => None,
         }
     }
 
@@ -202,9 +205,9 @@ impl Hierarchy {
         let tasks = TASK_OVERHEAD + u64::from(cpus);
         let limits = [("memory", "memory.max", memory), ("pids", "pids.max", tasks)];
         let limits = limits.into_iter().filter_map(|(controller, file, value)| match &self.version {
-            Version::V2(controllers) => controllers.contains(&controller).then_some((file, value)),
-            Version::V1("memory") if controller == "memory" => Some(("memory.limit_in_bytes", value)),
-            Version::V1(own) => (*own == controller).then_some((file, value)),
+            CgroupVersion::V2(controllers) => controllers.contains(&controller).then_some((file, value)),
+            CgroupVersion::V1("memory") if controller == "memory" => Some(("memory.limit_in_bytes", value)),
+            CgroupVersion::V1(own) => (*own == controller).then_some((file, value)),
         });
         self.weight(u64::from(cpus)).into_iter().chain(limits).collect()
     }
@@ -218,7 +221,7 @@ fn ensure_dir(path: &Path) -> io::Result<()> {
 }
 
 /// Writes a control file, which must exist.
-fn set(dir: &Path, file: &str, value: &str) -> io::Result<()> {
+fn write_control_file(dir: &Path, file: &str, value: &str) -> io::Result<()> {
     let mut file = fs::OpenOptions::new().write(true).open(dir.join(file))?;
     io::Write::write_all(&mut file, value.as_bytes())
 }
@@ -270,7 +273,7 @@ mod tests {
         let mut idle = IdleProcess::new();
         cgroup.add(idle.0.id()).unwrap();
         let cgroups = fs::read_to_string(format!("/proc/{}/cgroup", idle.0.id())).unwrap();
-        let within = cgroups.lines().filter(|line| line.ends_with(&format!("/{PARENT}/{id}"))).count();
+        let within = cgroups.lines().filter(|line| line.ends_with(&format!("/{PARENT_CGROUP}/{id}"))).count();
         assert_eq!(within, cgroup.dirs.len(), "{cgroups}");
         // Creating it again updates its limits.
         let again = Cgroup::create(id, 4, 1024).unwrap().unwrap();
@@ -300,27 +303,27 @@ mod tests {
             fs::create_dir(root.join(controller)).unwrap();
             fs::write(root.join(controller).join("cgroup.procs"), "").unwrap();
         }
-        let found: Vec<Version> = hierarchies(root).into_iter().map(|found| found.version).collect();
-        assert_eq!(found, [Version::V1("cpu"), Version::V1("pids")]);
+        let found: Vec<CgroupVersion> = hierarchies(root).into_iter().map(|found| found.version).collect();
+        assert_eq!(found, [CgroupVersion::V1("cpu"), CgroupVersion::V1("pids")]);
         // A hierarchy of version 2 without any of our controllers is ignored.
         fs::write(root.join("cgroup.controllers"), "hugetlb\n").unwrap();
         assert_eq!(hierarchies(root).len(), 2);
         fs::write(root.join("cgroup.controllers"), "cpuset cpu io memory pids\n").unwrap();
-        let v2 = Hierarchy { root: root.to_owned(), version: Version::V2(CONTROLLERS.to_vec()) };
+        let v2 = CgroupHierarchy { root: root.to_owned(), version: CgroupVersion::V2(CONTROLLERS.to_vec()) };
         assert_eq!(hierarchies(root), [v2]);
     }
 
     #[test]
     fn settings_use_the_files_of_each_version() {
-        let of = |version| Hierarchy { root: PathBuf::new(), version }.settings(3, 800);
+        let settings = |version| CgroupHierarchy { root: PathBuf::new(), version }.settings(3, 800);
         let memory = (900 << 20) + MEMORY_OVERHEAD;
         assert_eq!(
-            of(Version::V2(CONTROLLERS.to_vec())),
+            settings(CgroupVersion::V2(CONTROLLERS.to_vec())),
             [("cpu.weight", 300), ("memory.max", memory), ("pids.max", 515)]
         );
-        assert_eq!(of(Version::V2(vec!["pids"])), [("pids.max", 515)]);
-        assert_eq!(of(Version::V1("cpu")), [("cpu.shares", 3072)]);
-        assert_eq!(of(Version::V1("memory")), [("memory.limit_in_bytes", memory)]);
-        assert_eq!(of(Version::V1("pids")), [("pids.max", 515)]);
+        assert_eq!(settings(CgroupVersion::V2(vec!["pids"])), [("pids.max", 515)]);
+        assert_eq!(settings(CgroupVersion::V1("cpu")), [("cpu.shares", 3072)]);
+        assert_eq!(settings(CgroupVersion::V1("memory")), [("memory.limit_in_bytes", memory)]);
+        assert_eq!(settings(CgroupVersion::V1("pids")), [("pids.max", 515)]);
     }
 }

@@ -13,15 +13,15 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-use muster_types::vm::DriveFile;
+use muster_types::vm::ConfigDriveFile;
 use muster_types::{Error, Result};
 
 use super::disks::create_atomically;
 
 /// The volume label by which guests find the drive.
-const LABEL: &str = "config-2";
+const VOLUME_LABEL: &str = "config-2";
 
-const SECTOR: usize = 2048;
+const SECTOR_SIZE: usize = 2048;
 
 /// The sector of the first volume descriptor.
 const FIRST_DESCRIPTOR: usize = 16;
@@ -49,7 +49,7 @@ const TIMESTAMP: [u8; 7] = [100, 1, 1, 0, 0, 0, 0];
 const TIMESTAMP_DIGITS: &[u8; 17] = b"2000010100000000\0";
 
 /// Writes a drive, replacing an existing one. It is not synced, because every start rewrites it.
-pub(crate) fn write(path: &Path, files: &[DriveFile]) -> Result<()> {
+pub(crate) fn write(path: &Path, files: &[ConfigDriveFile]) -> Result<()> {
     let image = image(files)?;
     create_atomically(path, |new| {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(new)?;
@@ -58,14 +58,15 @@ pub(crate) fn write(path: &Path, files: &[DriveFile]) -> Result<()> {
 }
 
 /// Returns the image of a drive.
-fn image(files: &[DriveFile]) -> Result<Vec<u8>> {
-    let tree = Tree::new(files)?;
-    let hierarchies = [Hierarchy::new(&tree, Naming::RockRidge), Hierarchy::new(&tree, Naming::Joliet)];
+fn image(files: &[ConfigDriveFile]) -> Result<Vec<u8>> {
+    let tree = FileTree::new(files)?;
+    let hierarchies =
+        [DirectoryHierarchy::new(&tree, Naming::RockRidge), DirectoryHierarchy::new(&tree, Naming::Joliet)];
     // Two descriptors and their terminator; two path tables for each hierarchy.
     let mut next = FIRST_DESCRIPTOR + 3;
     let mut allocate = |size: usize| {
         let sector = next;
-        next += size.div_ceil(SECTOR);
+        next += size.div_ceil(SECTOR_SIZE);
         sector
     };
     let tables: Vec<[usize; 2]> =
@@ -79,12 +80,12 @@ fn image(files: &[DriveFile]) -> Result<Vec<u8>> {
     let contents: Vec<usize> = files.iter().map(|file| allocate(file.content.len())).collect();
 
     let sectors = next.max(MIN_SECTORS);
-    let mut image = vec![0; sectors * SECTOR];
+    let mut image = vec![0; sectors * SECTOR_SIZE];
     let mut put = |sector: usize, bytes: &[u8]| {
-        image[sector * SECTOR..sector * SECTOR + bytes.len()].copy_from_slice(bytes);
+        image[sector * SECTOR_SIZE..sector * SECTOR_SIZE + bytes.len()].copy_from_slice(bytes);
     };
     for (number, hierarchy) in hierarchies.iter().enumerate() {
-        let layout = Layout { directories: &directories[number], contents: &contents };
+        let layout = SectorLayout { directories: &directories[number], contents: &contents };
         put(FIRST_DESCRIPTOR + number, &hierarchy.descriptor(sectors, tables[number], layout.directories[0]));
         let [little, big] = [u32::to_le_bytes, u32::to_be_bytes];
         put(tables[number][0], &hierarchy.path_table(&layout, little, u16::to_le_bytes));
@@ -101,8 +102,8 @@ fn image(files: &[DriveFile]) -> Result<Vec<u8>> {
 }
 
 /// The files, arranged in directories.
-struct Tree<'a> {
-    files: &'a [DriveFile],
+struct FileTree<'a> {
+    files: &'a [ConfigDriveFile],
     /// The root is the first.
     directories: Vec<Directory<'a>>,
 }
@@ -119,13 +120,13 @@ enum Entry {
     Directory(usize),
 }
 
-impl<'a> Tree<'a> {
-    fn new(files: &'a [DriveFile]) -> Result<Self> {
+impl<'a> FileTree<'a> {
+    fn new(files: &'a [ConfigDriveFile]) -> Result<Self> {
         let mut directories = vec![Directory::default()];
         let mut total_size = 0_usize;
         for (number, file) in files.iter().enumerate() {
             let invalid =
-                |why: &str| Error::Invalid(format!("file {:?} of the config drive: {why}", file.path));
+                |reason: &str| Error::Invalid(format!("file {:?} of the config drive: {reason}", file.path));
             total_size = total_size.saturating_add(file.content.len());
             if total_size > MAX_TOTAL_SIZE {
                 return Err(invalid("the files are too large"));
@@ -191,12 +192,14 @@ impl Naming {
         };
         let numbered = (1..).map(|number: u32| {
             let number = number.to_string();
-            let kept = max_stem.saturating_sub(number.len());
-            encode(&(stem.chars().take(kept).collect::<String>() + &number))
+            let kept_chars = max_stem.saturating_sub(number.len());
+            encode(&(stem.chars().take(kept_chars).collect::<String>() + &number))
         });
         let first = (!stem.is_empty()).then(|| encode(&stem));
         let mut candidates = first.into_iter().chain(numbered);
-        candidates.find(|identifier| !used.contains(identifier)).expect("there are endless candidates")
+        candidates
+            .find(|identifier| !used.contains(identifier))
+            .expect("the number of candidates is unlimited")
     }
 
     /// Replaces a character that the naming scheme does not allow.
@@ -218,7 +221,7 @@ fn ucs2(text: &str) -> Vec<u8> {
 }
 
 /// The directories under one naming scheme.
-struct Hierarchy {
+struct DirectoryHierarchy {
     naming: Naming,
     /// In path table order: by level, then by parent, then by identifier. The root is the first.
     directories: Vec<NamedDirectory>,
@@ -244,14 +247,14 @@ impl NamedDirectory {
 }
 
 /// The sectors at which directories and file contents begin.
-struct Layout<'a> {
+struct SectorLayout<'a> {
     /// In the order of the hierarchy.
     directories: &'a [usize],
     contents: &'a [usize],
 }
 
-impl Hierarchy {
-    fn new(tree: &Tree<'_>, naming: Naming) -> Self {
+impl DirectoryHierarchy {
+    fn new(tree: &FileTree<'_>, naming: Naming) -> Self {
         let root = NamedDirectory::new(tree, naming, 0, 0, vec![0]);
         let mut hierarchy = Self { naming, directories: vec![root] };
         let mut at = 0;
@@ -271,7 +274,7 @@ impl Hierarchy {
         }
         // The size of records does not depend on the layout.
         let count = hierarchy.directories.len();
-        let empty = Layout { directories: &vec![0; count], contents: &vec![0; tree.files.len()] };
+        let empty = SectorLayout { directories: &vec![0; count], contents: &vec![0; tree.files.len()] };
         for at in 0..count {
             let records = hierarchy.records(tree, at, &empty);
             let directory = &mut hierarchy.directories[at];
@@ -287,14 +290,14 @@ impl Hierarchy {
 
     fn path_table(
         &self,
-        layout: &Layout<'_>,
+        layout: &SectorLayout<'_>,
         long: fn(u32) -> [u8; 4],
         short: fn(u16) -> [u8; 2],
     ) -> Vec<u8> {
         let mut table = Vec::with_capacity(self.path_table_size());
         for (directory, sector) in self.directories.iter().zip(layout.directories) {
-            table.extend([byte(directory.identifier.len()), 0]);
-            table.extend(long(word(*sector)));
+            table.extend([to_u8(directory.identifier.len()), 0]);
+            table.extend(long(to_u32(*sector)));
             // Numbered from 1.
             let parent = u16::try_from(directory.parent + 1).expect("there are at most MAX_DIRECTORIES");
             table.extend(short(parent));
@@ -305,14 +308,14 @@ impl Hierarchy {
     }
 
     /// Returns the records of a directory.
-    fn records(&self, tree: &Tree<'_>, at: usize, layout: &Layout<'_>) -> Records {
-        let directory = &self.directories[at];
+    fn records(&self, tree: &FileTree<'_>, index: usize, layout: &SectorLayout<'_>) -> Records {
+        let directory = &self.directories[index];
         let mut records =
-            Records { sector: layout.directories[at], size: directory.size, ..Records::default() };
-        for (identifier, of) in [(0u8, at), (1, directory.parent)] {
+            Records { sector: layout.directories[index], size: directory.size, ..Records::default() };
+        for (identifier, of) in [(0u8, index), (1, directory.parent)] {
             let mut extension = Vec::new();
             if self.naming == Naming::RockRidge {
-                if at == 0 && identifier == 0 {
+                if index == 0 && identifier == 0 {
                     extension.extend(b"SP\x07\x01\xbe\xef\x00");
                     extension.extend(b"ER\x12\x01\x0a\x00\x00\x01RRIP_1991A");
                 }
@@ -345,8 +348,8 @@ impl Hierarchy {
         records
     }
 
-    fn subdirectory_count(&self, at: usize) -> usize {
-        let entries = self.directories[at].entries.values();
+    fn subdirectory_count(&self, index: usize) -> usize {
+        let entries = self.directories[index].entries.values();
         entries.filter(|(_, entry)| matches!(entry, Entry::Directory(_))).count()
     }
 
@@ -365,7 +368,7 @@ impl Hierarchy {
         let mut descriptor = vec![if is_joliet { 2 } else { 1 }];
         descriptor.extend(b"CD001\x01\0");
         descriptor.extend(text("", 32));
-        descriptor.extend(text(LABEL, 32));
+        descriptor.extend(text(VOLUME_LABEL, 32));
         descriptor.extend([0; 8]);
         descriptor.extend(both_endian(sectors));
         // The escape sequence that identifies Joliet level 3.
@@ -374,9 +377,9 @@ impl Hierarchy {
         descriptor.extend(escapes);
         descriptor.extend([both_endian_short(1), both_endian_short(1), both_endian_short(2048)].concat());
         descriptor.extend(both_endian(self.path_table_size()));
-        descriptor.extend(word(tables[0]).to_le_bytes());
+        descriptor.extend(to_u32(tables[0]).to_le_bytes());
         descriptor.extend([0; 4]);
-        descriptor.extend(word(tables[1]).to_be_bytes());
+        descriptor.extend(to_u32(tables[1]).to_be_bytes());
         descriptor.extend([0; 4]);
         descriptor.extend(record((root, self.directories[0].size), true, &[0], &[]));
         // Volume set, publisher, preparer, application; copyright, abstract and bibliographic files.
@@ -387,13 +390,19 @@ impl Hierarchy {
         // No expiration and no effective date.
         descriptor.extend([&b"0000000000000000\0"[..], b"0000000000000000\0"].concat());
         descriptor.push(1);
-        descriptor.resize(SECTOR, 0);
+        descriptor.resize(SECTOR_SIZE, 0);
         descriptor
     }
 }
 
 impl NamedDirectory {
-    fn new(tree: &Tree<'_>, naming: Naming, tree_index: usize, parent: usize, identifier: Vec<u8>) -> Self {
+    fn new(
+        tree: &FileTree<'_>,
+        naming: Naming,
+        tree_index: usize,
+        parent: usize,
+        identifier: Vec<u8>,
+    ) -> Self {
         let mut used = BTreeSet::new();
         let mut entries = BTreeMap::new();
         for (name, entry) in &tree.directories[tree_index].entries {
@@ -432,15 +441,15 @@ impl Records {
         if used + alternate_name.len() <= MAX_RECORD_LEN - POINTER_LEN {
             extension.extend(alternate_name);
         } else {
-            if self.continuation.len() % SECTOR + alternate_name.len() > SECTOR {
-                self.continuation.resize(self.continuation.len().next_multiple_of(SECTOR), 0);
+            if self.continuation.len() % SECTOR_SIZE + alternate_name.len() > SECTOR_SIZE {
+                self.continuation.resize(self.continuation.len().next_multiple_of(SECTOR_SIZE), 0);
             }
             let at = self.size + self.continuation.len();
             extension.extend(b"CE\x1c\x01");
             extension.extend(
                 [
-                    both_endian(self.sector + at / SECTOR),
-                    both_endian(at % SECTOR),
+                    both_endian(self.sector + at / SECTOR_SIZE),
+                    both_endian(at % SECTOR_SIZE),
                     both_endian(alternate_name.len()),
                 ]
                 .concat(),
@@ -448,7 +457,7 @@ impl Records {
             self.continuation.extend(alternate_name);
         }
         let record = record(extent, is_directory, identifier, &extension);
-        if self.records.len() % SECTOR + record.len() > SECTOR {
+        if self.records.len() % SECTOR_SIZE + record.len() > SECTOR_SIZE {
             self.pad();
         }
         self.records.extend(record);
@@ -456,7 +465,7 @@ impl Records {
 
     /// Pads the last sector.
     fn pad(&mut self) {
-        self.records.resize(self.records.len().next_multiple_of(SECTOR), 0);
+        self.records.resize(self.records.len().next_multiple_of(SECTOR_SIZE), 0);
     }
 
     fn into_bytes(self) -> Vec<u8> {
@@ -476,12 +485,12 @@ fn record(
     record.extend(TIMESTAMP);
     record.extend([if is_directory { 2 } else { 0 }, 0, 0]);
     record.extend(both_endian_short(1));
-    record.push(byte(identifier.len()));
+    record.push(to_u8(identifier.len()));
     record.extend(identifier);
     record.resize(record.len().next_multiple_of(2), 0);
     record.extend(extension);
     record.resize(record.len().next_multiple_of(2), 0);
-    record[0] = byte(record.len());
+    record[0] = to_u8(record.len());
     record
 }
 
@@ -495,25 +504,25 @@ fn rock_ridge_name(name: &str) -> Vec<u8> {
     let parts: Vec<&[u8]> = name.as_bytes().chunks(200).collect();
     let entry = |(number, part): (usize, &&[u8])| {
         let continues = u8::from(number + 1 < parts.len());
-        [&[b'N', b'M', byte(part.len() + 5), 1, continues][..], part].concat()
+        [&[b'N', b'M', to_u8(part.len() + 5), 1, continues][..], part].concat()
     };
     parts.iter().enumerate().flat_map(entry).collect()
 }
 
 /// Encodes a number in both byte orders.
 fn both_endian(number: usize) -> Vec<u8> {
-    [word(number).to_le_bytes(), word(number).to_be_bytes()].concat()
+    [to_u32(number).to_le_bytes(), to_u32(number).to_be_bytes()].concat()
 }
 
 fn both_endian_short(number: u16) -> Vec<u8> {
     [number.to_le_bytes(), number.to_be_bytes()].concat()
 }
 
-fn word(number: usize) -> u32 {
+fn to_u32(number: usize) -> u32 {
     u32::try_from(number).expect("MAX_TOTAL_SIZE limits sector numbers and sizes")
 }
 
-fn byte(number: usize) -> u8 {
+fn to_u8(number: usize) -> u8 {
     u8::try_from(number).expect("identifiers and records are limited to less than 256 bytes")
 }
 

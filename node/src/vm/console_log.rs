@@ -9,18 +9,18 @@ use std::path::Path;
 use bytes::Bytes;
 use muster_types::Result;
 
-use crate::storage::failed;
+use crate::files::io_error;
 
 /// The size at which a log is trimmed. A guest cannot write much more between two checks.
-const MAX_SIZE: u64 = 8 << 20;
+const MAX_LOG_SIZE: u64 = 8 << 20;
 
-/// How many bytes of its end are kept.
-const KEPT_SIZE: u64 = 4 << 20;
+/// The size of the end that remains when a log is trimmed.
+const TRIMMED_SIZE: u64 = 4 << 20;
 
 /// Returns the last bytes of both files, at most `max_bytes`.
 pub(super) fn read(log: &Path, max_bytes: Option<u64>) -> Result<Bytes> {
     // QEMU owns the file, and a compromised one could make it arbitrarily large.
-    let max_bytes = max_bytes.map_or(MAX_SIZE + KEPT_SIZE, |max| max.min(MAX_SIZE + KEPT_SIZE));
+    let max_bytes = max_bytes.map_or(MAX_LOG_SIZE + TRIMMED_SIZE, |max| max.min(MAX_LOG_SIZE + TRIMMED_SIZE));
     let read = || -> io::Result<Vec<u8>> {
         let new = tail(log, max_bytes)?;
         let remaining = max_bytes.saturating_sub(new.len() as u64);
@@ -28,7 +28,7 @@ pub(super) fn read(log: &Path, max_bytes: Option<u64>) -> Result<Bytes> {
         all.extend(new);
         Ok(all)
     };
-    read().map(Bytes::from).map_err(failed("failed to read console log"))
+    read().map(Bytes::from).map_err(io_error("failed to read console log"))
 }
 
 /// Removes the content of both files.
@@ -36,7 +36,7 @@ pub(super) fn clear(log: &Path) -> Result<()> {
     let cleared = ignore_not_found(fs::remove_file(old_log(log))).and_then(|()| {
         ignore_not_found(OpenOptions::new().write(true).open(log).and_then(|file| file.set_len(0)))
     });
-    cleared.map_err(failed("failed to clear console log"))
+    cleared.map_err(io_error("failed to clear console log"))
 }
 
 /// Trims a log to which QEMU appends.
@@ -45,10 +45,10 @@ pub(super) fn trim(log: &Path) -> io::Result<()> {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         metadata => metadata?.len(),
     };
-    if size < MAX_SIZE {
+    if size < MAX_LOG_SIZE {
         return Ok(());
     }
-    let kept = tail(log, KEPT_SIZE)?;
+    let kept = tail(log, TRIMMED_SIZE)?;
     let new = log.with_extension("new");
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
     file.write_all(&kept)?;
@@ -94,14 +94,14 @@ mod tests {
         file.write_all(b"early").unwrap();
         trim(&log).unwrap();
         assert_eq!(read(&log, Some(3)).unwrap(), "rly");
-        file.write_all(&vec![b'x'; usize::try_from(MAX_SIZE).unwrap()]).unwrap();
+        file.write_all(&vec![b'x'; usize::try_from(MAX_LOG_SIZE).unwrap()]).unwrap();
         file.write_all(b"late").unwrap();
         trim(&log).unwrap();
         assert_eq!(fs::metadata(&log).unwrap().len(), 0);
         // The writer appends at the new beginning.
         file.write_all(b"st").unwrap();
         assert_eq!(read(&log, Some(7)).unwrap(), "xlatest");
-        assert_eq!(read(&log, None).unwrap().len() as u64, KEPT_SIZE + 2);
+        assert_eq!(read(&log, None).unwrap().len() as u64, TRIMMED_SIZE + 2);
         clear(&log).unwrap();
         assert!(read(&log, None).unwrap().is_empty());
     }

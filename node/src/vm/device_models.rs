@@ -1,5 +1,6 @@
 //! Validates the device models of displays and network interfaces. Users choose them by name, and QEMU would accept any
-//! device for either, so only those that QEMU lists in the right category are allowed.
+//! device for either, so only those that QEMU lists in the right category are allowed. See
+//! docs/decisions/0021.
 
 use std::collections::BTreeSet;
 

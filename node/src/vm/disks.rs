@@ -22,32 +22,33 @@ use muster_types::{Error, Result};
 use nix::libc;
 
 use super::vm_dir::file;
-use crate::image::qcow2_writer::{self, Backing};
-use crate::storage::{FileStorage, failed};
+use crate::files::io_error;
+use crate::image::qcow2_writer::{self, BackingFile};
+use crate::storage::FileStorage;
 
 /// The directory of the firmware package, with the NVRAM templates.
-const FIRMWARE_DIR: &str = "/usr/share/OVMF";
+pub(super) const FIRMWARE_DIR: &str = "/usr/share/OVMF";
 
 /// The maximum size of an NVRAM, larger than that of any firmware.
 const MAX_NVRAM_SIZE: u64 = 16 << 20;
 
 /// The sources of initial disk content.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Sources<'a> {
+pub(crate) struct DiskSources<'a> {
     pub(crate) storage: &'a FileStorage,
     pub(crate) firmware_dir: &'a Path,
 }
 
-impl<'a> Sources<'a> {
+impl<'a> DiskSources<'a> {
     pub(crate) fn new(storage: &'a FileStorage) -> Self {
         Self { storage, firmware_dir: Path::new(FIRMWARE_DIR) }
     }
 }
 
 /// Creates the missing disks of a VM. Blocks.
-pub(crate) fn build(dir: &Path, plan: &VmPlan, sources: &Sources<'_>) -> Result<()> {
+pub(crate) fn build(dir: &Path, plan: &VmPlan, sources: &DiskSources<'_>) -> Result<()> {
     let created = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-    created.map_err(failed("failed to create VM directory"))?;
+    created.map_err(io_error("failed to create VM directory"))?;
     for disk in &plan.disks {
         require_device_name(&disk.device)?;
         match disk.kind {
@@ -65,10 +66,10 @@ pub(crate) fn build(dir: &Path, plan: &VmPlan, sources: &Sources<'_>) -> Result<
         build_nvram(dir, plan, sources)?;
     }
     let synced = [Some(dir), dir.parent()].into_iter().flatten().try_for_each(sync);
-    synced.map_err(failed("failed to sync VM directory"))
+    synced.map_err(io_error("failed to sync VM directory"))
 }
 
-fn build_disk(dir: &Path, disk: &DiskPlan, sources: &Sources<'_>) -> Result<()> {
+fn build_disk(dir: &Path, disk: &DiskPlan, sources: &DiskSources<'_>) -> Result<()> {
     let path = dir.join(format!("{}.qcow2", disk.device));
     if exists(&path)? {
         return Ok(());
@@ -87,30 +88,30 @@ fn build_disk(dir: &Path, disk: &DiskPlan, sources: &Sources<'_>) -> Result<()> 
             return Err(Error::Invalid(format!("disk {} has neither a size nor a base", disk.device)));
         }
     };
-    let backing = base.as_ref().map(|base| Backing { name: &base.name, format: base.format });
+    let backing = base.as_ref().map(|base| BackingFile { name: &base.name, format: base.format });
     // A disk consists of whole sectors.
     let size = size
         .checked_next_multiple_of(512)
         .ok_or_else(|| Error::Invalid(format!("disk {} is too large", disk.device)))?;
-    create_atomically(&path, |new| qcow2_writer::write(new, size, backing, None))
+    create_atomically(&path, |new| qcow2_writer::create(new, size, backing, None))
 }
 
 /// The backing file of a disk.
-struct Base {
+struct DiskBase {
     name: String,
     format: &'static str,
     size: u64,
 }
 
 /// Links the conversion of a base into the directory.
-fn link_base(dir: &Path, disk: &DiskPlan, base: BlobId, sources: &Sources<'_>) -> Result<Base> {
+fn link_base(dir: &Path, disk: &DiskPlan, base: BlobId, sources: &DiskSources<'_>) -> Result<DiskBase> {
     let names = ["base", "iso"].map(|kind| format!("{}.{kind}", disk.device));
     for name in &names {
         if exists(&dir.join(name))? {
             let facts = sources.storage.facts(&dir.join(name))?;
-            return Ok(Base {
+            return Ok(DiskBase {
                 name: name.clone(),
-                format: format_of(facts.format),
+                format: qemu_format(facts.format),
                 size: facts.virtual_size,
             });
         }
@@ -128,17 +129,17 @@ fn link_base(dir: &Path, disk: &DiskPlan, base: BlobId, sources: &Sources<'_>) -
         }
         other => other,
     })?;
-    Ok(Base { name, format: format_of(conversion.facts.format), size: conversion.facts.virtual_size })
+    Ok(DiskBase { name, format: qemu_format(conversion.facts.format), size: conversion.facts.virtual_size })
 }
 
-fn format_of(format: ImageFormat) -> &'static str {
+fn qemu_format(format: ImageFormat) -> &'static str {
     match format {
         ImageFormat::Qcow2 => "qcow2",
         ImageFormat::Raw | ImageFormat::Iso => "raw",
     }
 }
 
-fn build_nvram(dir: &Path, plan: &VmPlan, sources: &Sources<'_>) -> Result<()> {
+fn build_nvram(dir: &Path, plan: &VmPlan, sources: &DiskSources<'_>) -> Result<()> {
     let path = dir.join(file::NVRAM);
     if exists(&path)? {
         return Ok(());
@@ -155,7 +156,7 @@ fn build_nvram(dir: &Path, plan: &VmPlan, sources: &Sources<'_>) -> Result<()> {
         Some(template) => {
             let missing = || Error::Unavailable(format!("blob {template} is not on this node"));
             let file = sources.storage.blob(template).ok_or_else(missing)?;
-            let size = fs::metadata(&file).map_err(failed("failed to inspect NVRAM template"))?.len();
+            let size = fs::metadata(&file).map_err(io_error("failed to inspect NVRAM template"))?.len();
             // The address of the NVRAM depends on its size.
             if size != default.len() as u64 || size > MAX_NVRAM_SIZE {
                 return Err(Error::Invalid(format!(
@@ -163,7 +164,7 @@ fn build_nvram(dir: &Path, plan: &VmPlan, sources: &Sources<'_>) -> Result<()> {
                     default.len()
                 )));
             }
-            fs::read(file).map_err(failed("failed to read NVRAM template"))?
+            fs::read(file).map_err(io_error("failed to read NVRAM template"))?
         }
         None => default,
     };
@@ -195,8 +196,8 @@ pub(crate) async fn copy_offline(
             base = Some(path);
         }
     }
-    // The copying process runs as another user; the directory denies access to everybody else.
-    make_readable(&top).map_err(failed("failed to change the permissions of a disk"))?;
+    // The copying process runs as another user. The directory is not accessible to other users.
+    make_readable(&top).map_err(io_error("failed to change the permissions of a disk"))?;
     storage.copy_disk((top, base), (thin, compress), to.to_owned()).await
 }
 
@@ -213,7 +214,7 @@ pub(super) fn create_atomically(path: &Path, create: impl FnOnce(&Path) -> io::R
     created.map_err(|error| {
         // If this fails, the next attempt removes it.
         let _ = remove(&new);
-        failed("failed to create VM file")(error)
+        io_error("failed to create VM file")(error)
     })
 }
 
@@ -230,7 +231,7 @@ fn exists(path: &Path) -> Result<bool> {
         Ok(metadata) if metadata.is_file() => Ok(true),
         Ok(_) => Err(Error::Internal(format!("{} is not a regular file", path.display()))),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(failed("failed to inspect VM file")(error)),
+        Err(error) => Err(io_error("failed to inspect VM file")(error)),
     }
 }
 

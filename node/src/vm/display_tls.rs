@@ -17,7 +17,7 @@ use rcgen::{
 };
 
 use super::vm_dir::{VmDir, file};
-use crate::storage::failed;
+use crate::files::io_error;
 
 const ORGANIZATION: &str = "Muster";
 
@@ -39,7 +39,7 @@ impl DisplayCertificates {
         let identity = read("ca.pem").and_then(|authority| {
             Ok(DisplayIdentity { authority, subject: read("subject")?.trim().to_owned() })
         });
-        Ok(Self { identity: identity.map_err(failed("failed to read display certificates"))?, dir })
+        Ok(Self { identity: identity.map_err(io_error("failed to read display certificates"))?, dir })
     }
 
     /// Copies the certificates into the directory of a VM.
@@ -50,7 +50,7 @@ impl DisplayCertificates {
             vm_dir.remove(to)?;
             vm_dir.ensure(to, None)?;
             let copied = fs::read(self.dir.join(from)).and_then(|data| fs::write(vm_dir.file(to), data));
-            copied.map_err(failed("failed to copy display certificates"))?;
+            copied.map_err(io_error("failed to copy display certificates"))?;
             vm_dir.set_owner(to, user)?;
         }
         Ok(())
@@ -79,25 +79,25 @@ fn create(storage: &Path, dir: &Path, node: &str, ip: &str) -> Result<()> {
             result => result,
         }
     };
-    write().map_err(failed("failed to write display certificates"))
+    write().map_err(io_error("failed to write display certificates"))
 }
 
 fn certificates(node: &str, ip: &str) -> Result<[(&'static str, String); 5], rcgen::Error> {
-    let named = |common: &str| {
+    let distinguished_name = |common: &str| {
         let mut name = DistinguishedName::new();
         name.push(DnType::OrganizationName, ORGANIZATION);
         name.push(DnType::CommonName, common);
         name
     };
     let mut authority = CertificateParams::default();
-    authority.distinguished_name = named(&format!("screens of {node}"));
+    authority.distinguished_name = distinguished_name(&format!("screens of {node}"));
     authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
     let authority_key = KeyPair::generate()?;
     let authority_certificate = authority.self_signed(&authority_key)?;
 
     let mut server = CertificateParams::new(vec![node.to_owned(), ip.to_owned()])?;
-    server.distinguished_name = named(node);
+    server.distinguished_name = distinguished_name(node);
     server.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     server.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     let server_key = KeyPair::generate()?;

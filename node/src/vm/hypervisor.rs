@@ -21,14 +21,14 @@ use super::lifecycle::{KILL_TIMEOUT, Vm};
 use super::process::{self, Process};
 use super::vm_dir::{self, VmDir, file};
 use super::{console_log, kvm};
-use crate::changes::ChangeNotifier;
+use crate::change_notifier::ChangeNotifier;
 use crate::command::{Commands, Tool};
 use crate::guest::GuestRegistry;
 use crate::host;
 use crate::storage::FileStorage;
 
 /// The range of console ports.
-const PORTS: std::ops::Range<u16> = 30000..50000;
+const CONSOLE_PORTS: std::ops::Range<u16> = 30000..50000;
 
 /// The number of random ports to try: enough to find the last free one of the range.
 const PORT_ATTEMPTS: usize = 1_000_000;
@@ -47,27 +47,27 @@ pub(super) struct Hypervisor {
     vms_dir: PathBuf,
     storage_dir: PathBuf,
     pub(super) storage: Arc<FileStorage>,
-    /// The path of QEMU, or why there is none.
+    /// The path of QEMU, or why it is missing.
     qemu: Result<PathBuf, String>,
     pub(super) commands: Arc<Commands>,
-    pub(super) limits: Vec<(HostFeature, String)>,
+    pub(super) missing_features: Vec<(HostFeature, String)>,
     pub(super) kvm: bool,
     /// Whether this process runs as root, so that each VM can have its own user.
-    pub(super) root: bool,
+    pub(super) is_root: bool,
     /// The name and the address of the node.
     name: String,
     pub(super) ip: String,
     /// The boot id of the host.
-    pub(super) boot: String,
+    pub(super) boot_id: String,
     vms: Mutex<HashMap<InstanceId, Arc<Vm>>>,
     pub(super) notifier: ChangeNotifier,
-    contacts: Arc<GuestRegistry>,
+    guest_registry: Arc<GuestRegistry>,
     display_certificates: OnceLock<DisplayCertificates>,
     device_models: OnceLock<DeviceModels>,
     /// Set once the VMs of earlier daemons were recovered.
     recovery: OnceCell<()>,
     /// Limits concurrent starts.
-    pub(super) starts: Semaphore,
+    pub(super) start_permits: Semaphore,
     log_trimmer: Mutex<Option<AbortHandle>>,
 }
 
@@ -77,36 +77,40 @@ impl Hypervisor {
         storage: Arc<FileStorage>,
         commands: &Commands,
         (name, ip): (&str, &str),
-        contacts: Arc<GuestRegistry>,
+        guest_registry: Arc<GuestRegistry>,
     ) -> Self {
         let qemu = commands.path(Tool::QemuSystem).map(Path::to_owned).ok_or_else(|| {
             let tool = Tool::QemuSystem;
             format!("VMs need the program {} (Debian package {})", tool.name(), tool.package())
         });
-        let no_qemu = qemu.as_ref().err().cloned();
+        let missing_qemu = qemu.as_ref().err().cloned();
         let kvm = kvm::probe();
-        let no_kvm = kvm.as_ref().err().map(|why| format!("VMs are emulated, which is slow: {why}"));
-        let limits = [(HostFeature::Vms, no_qemu), (HostFeature::Kvm, no_kvm)];
+        let missing_kvm =
+            kvm.as_ref().err().map(|reason| format!("VMs are emulated, which is slow: {reason}"));
+        let missing_features = [(HostFeature::Vms, missing_qemu), (HostFeature::Kvm, missing_kvm)];
         Self {
             vms_dir: storage_dir.join("machines"),
             storage_dir: storage_dir.to_owned(),
             storage,
             qemu,
-            commands: Arc::new(commands.clone_uncounted()),
-            limits: limits.into_iter().filter_map(|(feature, why)| Some((feature, why?))).collect(),
+            commands: Arc::new(commands.with_own_counter()),
+            missing_features: missing_features
+                .into_iter()
+                .filter_map(|(feature, reason)| Some((feature, reason?)))
+                .collect(),
             kvm: kvm.is_ok(),
-            root: nix::unistd::geteuid().is_root(),
+            is_root: nix::unistd::geteuid().is_root(),
             name: name.to_owned(),
             ip: ip.to_owned(),
-            boot: process::boot_id(),
+            boot_id: process::boot_id(),
             vms: Mutex::default(),
             notifier: ChangeNotifier::default(),
-            contacts,
+            guest_registry,
             display_certificates: OnceLock::new(),
             device_models: OnceLock::new(),
             recovery: OnceCell::new(),
             // More concurrent starts would only compete for the CPUs.
-            starts: Semaphore::new((2 * host::cpus()).max(4)),
+            start_permits: Semaphore::new((2 * host::cpus()).max(4)),
             log_trimmer: Mutex::default(),
         }
     }
@@ -126,13 +130,13 @@ impl Hypervisor {
     pub(super) fn get_or_insert(&self, id: InstanceId) -> Arc<Vm> {
         let create = || {
             let dir = self.vm_dir(id);
-            let power = dir.power(&self.boot);
+            let power = dir.power(&self.boot_id);
             Arc::new(self.new_vm(id, dir, power))
         };
         self.vms.lock().entry(id).or_insert_with(create).clone()
     }
 
-    /// Forgets a VM that was removed.
+    /// Removes the entry of a VM whose files were removed.
     pub(super) fn forget(&self, id: InstanceId) {
         self.vms.lock().remove(&id);
         self.notifier.notify(id);
@@ -140,7 +144,7 @@ impl Hypervisor {
 
     /// Returns the path of QEMU, or [`Error::Conflict`] if it is not installed.
     pub(super) fn require_qemu(&self) -> Result<&Path> {
-        self.qemu.as_deref().map_err(|why| Error::Conflict(why.clone()))
+        self.qemu.as_deref().map_err(|reason| Error::Conflict(reason.clone()))
     }
 
     /// Returns the device models of QEMU. Blocks.
@@ -171,7 +175,7 @@ impl Hypervisor {
     }
 
     fn new_vm(&self, id: InstanceId, dir: VmDir, power: VmPower) -> Vm {
-        Vm::new(id, dir, power, self.notifier.clone(), self.contacts.clone())
+        Vm::new(id, dir, power, self.notifier.clone(), self.guest_registry.clone())
     }
 
     /// Waits until the VMs of earlier daemons were recovered.
@@ -185,14 +189,14 @@ impl Hypervisor {
         for id in self.saved_ids() {
             let dir = self.vm_dir(id);
             // After a reboot of the host a PID may belong to any process.
-            let record = dir.record().filter(|record| record.boot == self.boot);
+            let record = dir.record().filter(|record| record.boot == self.boot_id);
             let running = match record.zip(dir.pid()) {
                 Some((record, pid)) => {
                     self.find_process(id, &dir, pid).await.map(|process| (record, process))
                 }
                 None => None,
             };
-            let power = if running.is_some() { VmPower::On } else { dir.power(&self.boot) };
+            let power = if running.is_some() { VmPower::On } else { dir.power(&self.boot_id) };
             let vm = Arc::new(self.new_vm(id, dir, power));
             self.vms.lock().insert(id, vm.clone());
             if let Some((record, process)) = running {
@@ -228,7 +232,7 @@ impl Hypervisor {
         for _ in 0..EXEC_POLL_ATTEMPTS {
             match Process::open_qemu(pid, id) {
                 // Its daemon was killed between fork and exec: it is about to execute QEMU.
-                Ok(None) if process::works_in(pid, dir.path()) => {
+                Ok(None) if process::has_working_dir(pid, dir.path()) => {
                     tokio::time::sleep(EXEC_POLL_INTERVAL).await;
                 }
                 Ok(process) => return process,
@@ -240,7 +244,7 @@ impl Hypervisor {
         }
         // Opened before the last check, so that the PID cannot be reused in between. It has not run the guest yet.
         if let Ok(Some(process)) = Process::open(pid)
-            && process::works_in(pid, dir.path())
+            && process::has_working_dir(pid, dir.path())
         {
             tracing::warn!(vm = %id, pid, "killing a forked process that did not execute QEMU");
             process.kill();
@@ -282,9 +286,9 @@ impl Hypervisor {
 }
 
 fn random_port() -> u16 {
-    let size = u128::from(PORTS.end - PORTS.start);
+    let size = u128::from(CONSOLE_PORTS.end - CONSOLE_PORTS.start);
     let offset = uuid::Uuid::new_v4().as_u128() % size;
-    PORTS.start + u16::try_from(offset).expect("the offset is less than the size of the range")
+    CONSOLE_PORTS.start + u16::try_from(offset).expect("the offset is less than the size of the range")
 }
 
 /// Limits the size of the running VMs' logs, until the hypervisor is dropped.
@@ -299,7 +303,7 @@ async fn trim_logs(hypervisor: Weak<Hypervisor>) {
         }
         let trimmed = blocking(move || {
             for vm in vms {
-                for log in [file::CONSOLE, vm_dir::LOG] {
+                for log in [file::CONSOLE, vm_dir::LOG_FILE] {
                     if let Err(error) = console_log::trim(&vm.dir.file(log)) {
                         tracing::warn!(vm = %vm.id, log, %error, "failed to trim VM log");
                     }

@@ -1,30 +1,31 @@
 //! Checks whether KVM works by running a minimal guest. Opening the device is not enough: nested KVM may emulate
-//! instructions, and a guest then is very slow or fails at the first instruction that is not emulated.
+//! instructions, and a guest then is very slow or fails at the first instruction that is not emulated. See
+//! docs/decisions/0020.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind};
 use std::sync::mpsc;
 use std::time::Duration;
 
-const DEVICE: &str = "/dev/kvm";
+const KVM_DEVICE: &str = "/dev/kvm";
 
 /// The timeout of the test guest, which normally takes a millisecond.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Returns why guests cannot run under KVM, if so.
 pub(crate) fn probe() -> Result<(), String> {
-    let opened = OpenOptions::new().read(true).write(true).open(DEVICE);
+    let opened = OpenOptions::new().read(true).write(true).open(KVM_DEVICE);
     let kvm = opened.map_err(|error| match error.kind() {
-        ErrorKind::NotFound => format!("{DEVICE} is missing"),
-        _ => format!("failed to open {DEVICE}: {error}"),
+        ErrorKind::NotFound => format!("{KVM_DEVICE} is missing"),
+        _ => format!("failed to open {KVM_DEVICE}: {error}"),
     })?;
-    let failed = |why: &dyn std::fmt::Display| format!("a test guest did not run: {why}");
-    let (answer, answered) = mpsc::channel();
+    let failed = |reason: &dyn std::fmt::Display| format!("a test guest did not run: {reason}");
+    let (sender, receiver) = mpsc::channel();
     // On a separate thread, because it may never return.
-    let run = std::thread::Builder::new().name("kvm".into()).spawn(move || answer.send(run(&kvm)));
+    let run = std::thread::Builder::new().name("kvm".into()).spawn(move || sender.send(run(&kvm)));
     run.map_err(|error| failed(&error))?;
-    match answered.recv_timeout(PROBE_TIMEOUT) {
-        Ok(Ok(reason)) => check_exit_reason(reason).map_err(|why| failed(&why)),
+    match receiver.recv_timeout(PROBE_TIMEOUT) {
+        Ok(Ok(reason)) => check_exit_reason(reason).map_err(|reason| failed(&reason)),
         Ok(Err(error)) => Err(failed(&error)),
         Err(_) => Err(failed(&"it timed out")),
     }
@@ -124,7 +125,7 @@ mod guest {
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
-    fn own(fd: libc::c_int) -> File {
+    fn owned_file(fd: libc::c_int) -> File {
         // SAFETY: the kernel just created the file descriptor, and it has no other owner.
         unsafe { File::from_raw_fd(fd) }
     }
@@ -133,12 +134,12 @@ mod guest {
         // Declared before the VM, so that it is dropped after it.
         let mut memory = Box::new(Memory([0; MEMORY_SIZE]));
         memory.0[..PROGRAM.len()].copy_from_slice(&PROGRAM);
-        let vm = own(ioctl(kvm, CREATE_VM, 0)?);
+        let vm = owned_file(ioctl(kvm, CREATE_VM, 0)?);
         let address = ptr::from_mut(&mut *memory).addr() as u64;
         let mut region =
             MemoryRegion { slot: 0, flags: 0, guest_address: 0, size: MEMORY_SIZE as u64, address };
         ioctl_with(&vm, SET_USER_MEMORY_REGION, &mut region)?;
-        let cpu = own(ioctl(&vm, CREATE_VCPU, 0)?);
+        let cpu = owned_file(ioctl(&vm, CREATE_VCPU, 0)?);
 
         let mut special = SpecialRegisters([0; 39]);
         ioctl_with(&cpu, GET_SREGS, &mut special)?;
@@ -212,9 +213,9 @@ mod tests {
         let capable = flags.split_whitespace().any(|flag| flag == "vmx" || flag == "svm");
         match probe() {
             Ok(()) => assert!(capable, "the CPU has no hardware virtualization"),
-            Err(why) => {
-                let known = ["is missing", "failed to open", "a test guest did not run: "];
-                assert!(known.iter().any(|text| why.contains(text)), "{why}");
+            Err(reason) => {
+                let expected = ["is missing", "failed to open", "a test guest did not run: "];
+                assert!(expected.iter().any(|text| reason.contains(text)), "{reason}");
             }
         }
     }

@@ -20,10 +20,10 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
 use super::process::Process;
-use super::qmp::{Event, Qmp};
+use super::qmp::{Qmp, QmpEvent};
 use super::vm_dir::{VmDir, VmExit, VmRecord};
 use super::{backup_job, cgroup, socket};
-use crate::changes::ChangeNotifier;
+use crate::change_notifier::ChangeNotifier;
 use crate::guest::{GuestHandle, GuestRegistry};
 
 /// How long QEMU may take to flush its caches and exit.
@@ -48,13 +48,13 @@ pub(super) struct Vm {
     pub(super) power_lock: tokio::sync::Mutex<()>,
     /// Serializes snapshots.
     pub(super) snapshot_lock: tokio::sync::Mutex<()>,
-    state: Mutex<State>,
+    state: Mutex<VmState>,
     notifier: ChangeNotifier,
-    contacts: Arc<GuestRegistry>,
+    guest_registry: Arc<GuestRegistry>,
 }
 
 #[derive(Debug)]
-struct State {
+struct VmState {
     power: VmPower,
     running: Option<Arc<RunningVm>>,
 }
@@ -71,8 +71,8 @@ pub(super) struct RunningVm {
     /// True once the exit of the process was handled.
     exited: watch::Sender<bool>,
     monitor: Mutex<Option<AbortHandle>>,
-    /// The contact with the agent in the guest, if the VM has a side channel.
-    contact: Mutex<Option<GuestHandle>>,
+    /// Keeps the connection to the guest's agent open, if the VM has a side channel.
+    guest_handle: Mutex<Option<GuestHandle>>,
 }
 
 impl RunningVm {
@@ -84,7 +84,7 @@ impl RunningVm {
             requested_exit: Mutex::default(),
             exited: watch::Sender::new(false),
             monitor: Mutex::default(),
-            contact: Mutex::default(),
+            guest_handle: Mutex::default(),
         }
     }
 
@@ -114,14 +114,14 @@ impl RunningVm {
     }
 
     fn set_paused(&self, paused: bool) {
-        if let Some(contact) = &*self.contact.lock() {
-            contact.set_paused(paused);
+        if let Some(guest_handle) = &*self.guest_handle.lock() {
+            guest_handle.set_paused(paused);
         }
     }
 
     fn notify_reset(&self) {
-        if let Some(contact) = &*self.contact.lock() {
-            contact.notify_reset();
+        if let Some(guest_handle) = &*self.guest_handle.lock() {
+            guest_handle.notify_reset();
         }
     }
 
@@ -142,11 +142,11 @@ impl Vm {
         dir: VmDir,
         power: VmPower,
         notifier: ChangeNotifier,
-        contacts: Arc<GuestRegistry>,
+        guest_registry: Arc<GuestRegistry>,
     ) -> Self {
-        let state = Mutex::new(State { power, running: None });
+        let state = Mutex::new(VmState { power, running: None });
         let (power_lock, snapshot_lock) = Default::default();
-        Self { id, dir, power_lock, snapshot_lock, state, notifier, contacts }
+        Self { id, dir, power_lock, snapshot_lock, state, notifier, guest_registry }
     }
 
     pub(super) fn power(&self) -> VmPower {
@@ -159,7 +159,7 @@ impl Vm {
 
     /// Returns the process of a VM that is on or paused, otherwise [`Error::Conflict`].
     pub(super) fn require_running(&self) -> Result<Arc<RunningVm>> {
-        self.running().ok_or_else(|| Error::Conflict("the VM is not on".into()))
+        self.running().ok_or_else(|| Error::Conflict("the VM is not running".into()))
     }
 
     pub(super) fn set_power(&self, power: VmPower) {
@@ -188,10 +188,10 @@ impl Vm {
     pub(super) fn supervise(
         self: &Arc<Self>,
         running: &Arc<RunningVm>,
-        events: Option<mpsc::Receiver<Event>>,
+        events: Option<mpsc::Receiver<QmpEvent>>,
     ) {
         let (channels, vsock) = (running.side_channels(&self.dir), running.record.lock().vsock);
-        *running.contact.lock() = self.contacts.attach(self.id, self.dir.path(), &channels, vsock);
+        *running.guest_handle.lock() = self.guest_registry.attach(self.id, self.dir.path(), &channels, vsock);
         self.state.lock().running = Some(running.clone());
         let monitor = Monitor { vm: self.clone(), running: running.clone(), restarting: false };
         *running.monitor.lock() = Some(tokio::spawn(monitor.run(events)).abort_handle());
@@ -262,7 +262,7 @@ impl Vm {
             if let Some(qmp) = running.qmp.lock().take() {
                 qmp.close();
             }
-            running.contact.lock().take();
+            running.guest_handle.lock().take();
         }
     }
 }
@@ -301,7 +301,7 @@ struct Monitor {
 }
 
 impl Monitor {
-    async fn run(mut self, mut events: Option<mpsc::Receiver<Event>>) {
+    async fn run(mut self, mut events: Option<mpsc::Receiver<QmpEvent>>) {
         let running = self.running.clone();
         let mut signalled = false;
         if events.is_some() {
@@ -347,11 +347,12 @@ impl Monitor {
     }
 
     /// Connects to the QMP socket.
-    async fn connect(&self) -> Result<mpsc::Receiver<Event>> {
+    async fn connect(&self) -> Result<mpsc::Receiver<QmpEvent>> {
         let failed =
             |error: &dyn std::fmt::Display| Error::Unavailable(format!("failed to connect to QEMU: {error}"));
         let connecting = socket::connect(self.vm.dir.path(), socket::QMP);
-        let stream = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await.map_err(|late| failed(&late))?;
+        let stream =
+            tokio::time::timeout(CONNECT_TIMEOUT, connecting).await.map_err(|error| failed(&error))?;
         let stream = stream.map_err(|error| failed(&error))?;
         let (qmp, events) = Qmp::negotiate(stream, CONNECT_TIMEOUT).await?;
         let answer = qmp.execute("query-uuid", json!({})).await?;
@@ -362,7 +363,7 @@ impl Monitor {
         Ok(events)
     }
 
-    async fn handle_event(&mut self, event: Event, signalled: &mut bool) {
+    async fn handle_event(&mut self, event: QmpEvent, signalled: &mut bool) {
         *signalled |= event.is_signal();
         let reset = event.name == "RESET";
         if event.name == "SHUTDOWN" && event.data["guest"] != json!(true) {
@@ -422,7 +423,7 @@ impl Monitor {
                 return;
             }
             Ok(QemuStatus::PoweredOff) => VmExit::off("the guest switched itself off"),
-            Ok(QemuStatus::Failed(why)) => VmExit { crashed: true, reason: why.into() },
+            Ok(QemuStatus::Failed(reason)) => VmExit { crashed: true, reason: reason.into() },
             Ok(QemuStatus::Power(VmPower::Paused)) if self.vm.dir.is_reboot_requested() => {
                 // Either an earlier daemon ended right after the reset, or the VM was paused on request. The status
                 // after a reset tells them apart.
@@ -469,7 +470,7 @@ impl Monitor {
         let process_exit = running.process.exit();
         let requested = running.requested_exit.lock().take();
         running.qmp.lock().take();
-        running.contact.lock().take();
+        running.guest_handle.lock().take();
         let (id, dir) = (vm.id, vm.dir.clone());
         let cleanup = move || {
             if let Err(error) = cgroup::remove(id) {
@@ -506,9 +507,11 @@ mod tests {
             assert_eq!(parse_status(paused), QemuStatus::Power(VmPower::Paused), "{paused}");
         }
         assert_eq!(parse_status("shutdown"), QemuStatus::PoweredOff);
-        assert!(matches!(parse_status("internal-error"), QemuStatus::Failed(why) if why.contains("KVM")));
         assert!(
-            matches!(parse_status("guest-panicked"), QemuStatus::Failed(why) if why.contains("panicked"))
+            matches!(parse_status("internal-error"), QemuStatus::Failed(reason) if reason.contains("KVM"))
+        );
+        assert!(
+            matches!(parse_status("guest-panicked"), QemuStatus::Failed(reason) if reason.contains("panicked"))
         );
     }
 }

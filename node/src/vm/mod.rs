@@ -1,4 +1,5 @@
-//! The VMs of this node: QEMU processes that outlive the daemon, which re-attaches to them when it restarts.
+//! The VMs of this node: QEMU processes that outlive the daemon, which re-attaches to them when it restarts. See
+//! docs/decisions/0018.
 //!
 //! `qemu_args` turns a plan into a command line, `start` prepares and launches, `lifecycle` supervises running VMs,
 //! `qmp` talks to QEMU, `vm_dir` stores everything of one VM, and `hypervisor` has the state that all VMs share.
@@ -61,9 +62,9 @@ impl LocalVms {
         storage: Arc<FileStorage>,
         commands: &Commands,
         node: (&str, &str),
-        contacts: Arc<GuestRegistry>,
+        guest_registry: Arc<GuestRegistry>,
     ) -> Self {
-        let hypervisor = Arc::new(Hypervisor::new(storage_dir, storage, commands, node, contacts));
+        let hypervisor = Arc::new(Hypervisor::new(storage_dir, storage, commands, node, guest_registry));
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let shared = hypervisor.clone();
             runtime.spawn(async move { shared.recovered().await });
@@ -77,8 +78,8 @@ impl LocalVms {
     }
 
     /// Returns the features that the host lacks for VMs, each with the reason.
-    pub(crate) fn limits(&self) -> &[(HostFeature, String)] {
-        &self.hypervisor.limits
+    pub(crate) fn missing_features(&self) -> &[(HostFeature, String)] {
+        &self.hypervisor.missing_features
     }
 
     /// Returns the identity that viewers verify, or `None` if this host cannot run VMs.
@@ -115,7 +116,8 @@ impl LocalVms {
             "instances_total": vms.len(),
             "instances_active": active,
         });
-        if let Value::Object(totals) = totals { totals } else { Map::new() }
+        let Value::Object(totals) = totals else { unreachable!("the literal is an object") };
+        totals
     }
 
     /// Runs work that completes even if the caller stops waiting for it.
@@ -177,7 +179,7 @@ impl VmApi for LocalVms {
             let (storage, dir) = (hypervisor.storage.clone(), vm.dir.clone());
             blocking(move || {
                 dir.create()?;
-                disks::build(dir.path(), &plan, &disks::Sources::new(&storage))
+                disks::build(dir.path(), &plan, &disks::DiskSources::new(&storage))
             })
             .await
         })

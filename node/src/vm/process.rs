@@ -105,16 +105,16 @@ fn write_pid(file: RawFd) -> Result<(), Errno> {
     // SAFETY: always succeeds.
     let mut pid = unsafe { libc::getpid() }.unsigned_abs();
     let mut digits = [0_u8; 10];
-    let mut at = digits.len();
-    while at > 0 {
-        at -= 1;
-        digits[at] = b"0123456789"[(pid % 10) as usize];
+    let mut index = digits.len();
+    while index > 0 {
+        index -= 1;
+        digits[index] = b"0123456789"[(pid % 10) as usize];
         pid /= 10;
         if pid == 0 {
             break;
         }
     }
-    let digits = &digits[at..];
+    let digits = &digits[index..];
     // SAFETY: the pointer and the length are those of a slice.
     Errno::result(unsafe { libc::write(file, digits.as_ptr().cast(), digits.len()) }).map(|_| ())
 }
@@ -221,7 +221,7 @@ pub(super) struct CpuTimes {
 }
 
 /// Returns whether a process is alive and has this working directory.
-pub(super) fn works_in(pid: u32, dir: &Path) -> bool {
+pub(super) fn has_working_dir(pid: u32, dir: &Path) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let inode = |path: &Path| fs::metadata(path).map(|metadata| (metadata.dev(), metadata.ino()));
     let (working_dir, dir) = (inode(Path::new(&format!("/proc/{pid}/cwd"))), inode(dir));
@@ -239,7 +239,7 @@ fn is_alive(stat: &str) -> bool {
 
 fn parse_cpu_times(stat: &str) -> Option<CpuTimes> {
     let fields = fields(stat);
-    let nanoseconds = |at: usize| Some(fields.get(at)?.parse::<u64>().ok()? * NANOSECONDS_PER_TICK);
+    let nanoseconds = |index: usize| Some(fields.get(index)?.parse::<u64>().ok()? * NANOSECONDS_PER_TICK);
     Some(CpuTimes { user_ns: nanoseconds(11)?, system_ns: nanoseconds(12)? })
 }
 
@@ -335,7 +335,7 @@ mod tests {
         let session = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
         assert_eq!(fields(&session)[3], pid.to_string());
         assert!(Process::open_qemu(pid, InstanceId::new()).unwrap().is_none());
-        assert!(works_in(pid, dir.path()) && !works_in(pid, Path::new("/")));
+        assert!(has_working_dir(pid, dir.path()) && !has_working_dir(pid, Path::new("/")));
         process.kill();
         assert!(process.exits_within(Duration::from_secs(20)).await);
         assert_eq!(process.exit(), ProcessExit::Signal(9));

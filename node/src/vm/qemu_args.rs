@@ -120,10 +120,10 @@ pub(super) fn environment(plan: &VmPlan) -> Vec<(&'static str, &'static str)> {
 /// Returns the arguments of QEMU.
 pub(super) fn arguments(plan: &VmPlan, resources: &StartResources) -> Vec<String> {
     let mut line = CommandLine::default();
-    board(&mut line, plan, resources);
-    consoles(&mut line, plan, resources);
+    add_board(&mut line, plan, resources);
+    add_consoles(&mut line, plan, resources);
     if let Some(firmware) = &resources.firmware {
-        pflash(&mut line, plan, firmware);
+        add_firmware(&mut line, plan, firmware);
     }
     let mut buses = Buses::default();
     line.device(&json!({ "driver": "qemu-xhci", "id": "usb", "p2": USB_PORTS, "p3": USB_PORTS }));
@@ -131,7 +131,7 @@ pub(super) fn arguments(plan: &VmPlan, resources: &StartResources) -> Vec<String
     for disk in &plan.disks {
         let own_bootindex = (disk.kind != DiskKind::ConfigDrive).then_some(bootindex);
         bootindex += u64::from(own_bootindex.is_some());
-        disk_device(&mut line, &mut buses, disk, own_bootindex, resources);
+        add_disk(&mut line, &mut buses, disk, own_bootindex, resources);
     }
     for (nic, fds) in plan.nics.iter().zip(&resources.taps) {
         let mut netdev = json!({ "type": "tap", "id": netdev_id(nic), "fd": fds.tap.to_string() });
@@ -142,7 +142,7 @@ pub(super) fn arguments(plan: &VmPlan, resources: &StartResources) -> Vec<String
         line.json("-netdev", &netdev);
         line.device(&nic_device(nic, None));
     }
-    display(&mut line, plan, resources.listen);
+    add_display(&mut line, plan, resources.listen);
     line.json("-object", &json!({ "qom-type": "rng-builtin", "id": "rng" }));
     line.device(&json!({ "driver": "virtio-rng-pci", "rng": "rng" }));
     if machine_type(plan) == MachineType::Q35 {
@@ -178,7 +178,7 @@ impl CommandLine {
 }
 
 /// Adds the machine type, CPUs, memory and clock.
-fn board(line: &mut CommandLine, plan: &VmPlan, resources: &StartResources) {
+fn add_board(line: &mut CommandLine, plan: &VmPlan, resources: &StartResources) {
     // A comma is escaped by doubling it.
     line.text("-name", format!("guest={},debug-threads=on", plan.name.replace(',', ",,")));
     line.text("-uuid", plan.id.to_string());
@@ -206,7 +206,7 @@ fn board(line: &mut CommandLine, plan: &VmPlan, resources: &StartResources) {
 }
 
 /// Adds QMP, the serial console and the side channels for agents.
-fn consoles(line: &mut CommandLine, plan: &VmPlan, resources: &StartResources) {
+fn add_consoles(line: &mut CommandLine, plan: &VmPlan, resources: &StartResources) {
     line.text("-chardev", format!("socket,id=control,fd={},server=on,wait=off", resources.qmp));
     line.text("-mon", "chardev=control,mode=control");
     line.text(
@@ -235,7 +235,7 @@ fn consoles(line: &mut CommandLine, plan: &VmPlan, resources: &StartResources) {
 }
 
 /// Adds the UEFI firmware and its NVRAM.
-fn pflash(line: &mut CommandLine, plan: &VmPlan, firmware: &str) {
+fn add_firmware(line: &mut CommandLine, plan: &VmPlan, firmware: &str) {
     line.json(
         "-blockdev",
         &json!({
@@ -283,7 +283,7 @@ impl Buses {
     }
 }
 
-fn disk_device(
+fn add_disk(
     line: &mut CommandLine,
     buses: &mut Buses,
     disk: &DiskPlan,
@@ -291,7 +291,7 @@ fn disk_device(
     resources: &StartResources,
 ) {
     let name = &disk.device;
-    let medium = medium(line, disk, resources);
+    let node = add_block_nodes(line, disk, resources);
     let bus = match (disk.kind, disk.bus) {
         // Neither bus supports optical drives.
         (DiskKind::Cdrom, DiskBus::Virtio | DiskBus::Nvme) => DiskBus::Usb,
@@ -316,8 +316,8 @@ fn disk_device(
     };
     device["id"] = format!("disk-{name}").into();
     device["serial"] = name.clone().into();
-    if let Some(medium) = medium {
-        device["drive"] = medium.into();
+    if let Some(node) = node {
+        device["drive"] = node.into();
     }
     if let Some(bootindex) = bootindex {
         device["bootindex"] = bootindex.into();
@@ -326,31 +326,35 @@ fn disk_device(
 }
 
 /// Adds the block nodes of a disk, and returns the name of the top node, or `None` for an empty drive.
-fn medium(line: &mut CommandLine, disk: &DiskPlan, resources: &StartResources) -> Option<String> {
+fn add_block_nodes(line: &mut CommandLine, disk: &DiskPlan, resources: &StartResources) -> Option<String> {
     let name = &disk.device;
-    let layer =
-        |line: &mut CommandLine, name: &str, driver: &str, filename: &str, backing: Value, writes: bool| {
-            let mut file = json!({
-                "driver": "file", "filename": filename, "node-name": format!("{name}-file"),
-                "cache": { "direct": resources.direct_io }, "read-only": !writes,
-            });
-            let mut format = json!({
-                "driver": driver, "node-name": name, "file": file["node-name"], "read-only": !writes,
-                "cache": { "direct": resources.direct_io },
-            });
-            if driver == "qcow2" {
-                format["backing"] = backing;
+    let layer = |line: &mut CommandLine,
+                 name: &str,
+                 driver: &str,
+                 filename: &str,
+                 backing: Value,
+                 is_writable: bool| {
+        let mut file = json!({
+            "driver": "file", "filename": filename, "node-name": format!("{name}-file"),
+            "cache": { "direct": resources.direct_io }, "read-only": !is_writable,
+        });
+        let mut format = json!({
+            "driver": driver, "node-name": name, "file": file["node-name"], "read-only": !is_writable,
+            "cache": { "direct": resources.direct_io },
+        });
+        if driver == "qcow2" {
+            format["backing"] = backing;
+        }
+        if is_writable {
+            // Discarded and zeroed blocks take no space.
+            for layer in [&mut file, &mut format] {
+                layer["discard"] = "unmap".into();
             }
-            if writes {
-                // Discarded and zeroed blocks take no space.
-                for layer in [&mut file, &mut format] {
-                    layer["discard"] = "unmap".into();
-                }
-                format["detect-zeroes"] = "unmap".into();
-            }
-            line.json("-blockdev", &file);
-            line.json("-blockdev", &format);
-        };
+            format["detect-zeroes"] = "unmap".into();
+        }
+        line.json("-blockdev", &file);
+        line.json("-blockdev", &format);
+    };
     let iso = format!("{name}.iso");
     let (base, driver) = match resources.files.contains(&iso) {
         true => (iso, "raw"),
@@ -358,9 +362,9 @@ fn medium(line: &mut CommandLine, disk: &DiskPlan, resources: &StartResources) -
     };
     match disk.kind {
         DiskKind::ConfigDrive => {
-            // A SATA disk cannot be read-only. What the guest writes is lost at the next start.
-            let writes = disk.bus == DiskBus::Sata;
-            layer(line, name, "raw", file::CONFIG_DRIVE, Value::Null, writes);
+            // A SATA disk cannot be read-only. Data that the guest writes is lost at the next start.
+            let is_writable = disk.bus == DiskBus::Sata;
+            layer(line, name, "raw", file::CONFIG_DRIVE, Value::Null, is_writable);
         }
         DiskKind::Cdrom => {
             disk.base?;
@@ -369,9 +373,9 @@ fn medium(line: &mut CommandLine, disk: &DiskPlan, resources: &StartResources) -
         DiskKind::Disk => {
             let mut backing = Value::Null;
             if disk.base.is_some() {
-                let below = format!("{name}-base");
-                layer(line, &below, driver, &base, Value::Null, false);
-                backing = below.into();
+                let base_node = format!("{name}-base");
+                layer(line, &base_node, driver, &base, Value::Null, false);
+                backing = base_node.into();
             }
             layer(line, name, "qcow2", &format!("{name}.qcow2"), backing, true);
         }
@@ -380,7 +384,7 @@ fn medium(line: &mut CommandLine, disk: &DiskPlan, resources: &StartResources) -
 }
 
 /// Adds the video card and the server of the display.
-fn display(line: &mut CommandLine, plan: &VmPlan, listen: IpAddr) {
+fn add_display(line: &mut CommandLine, plan: &VmPlan, listen: IpAddr) {
     line.text("-display", "none");
     // An absolute pointer stays in sync with the viewer's.
     line.device(&json!({ "driver": "usb-tablet", "bus": "usb.0" }));
@@ -418,13 +422,13 @@ pub(super) fn video_driver(spec: &VideoSpec) -> Option<String> {
 /// Returns the device of a video card, with the requested memory where the model allows to set it.
 fn video(spec: &VideoSpec) -> Option<Value> {
     let megabytes = spec.memory.div_ceil(1024);
-    let within = |least: u64, most: u64| megabytes.clamp(least, most).next_power_of_two();
+    let clamped = |min: u64, max: u64| megabytes.clamp(min, max).next_power_of_two();
     Some(match spec.model.as_str() {
         "none" => return None,
-        "cirrus" => json!({ "driver": "cirrus-vga", "vgamem_mb": within(4, 16) }),
-        "vga" | "std" => json!({ "driver": "VGA", "vgamem_mb": within(1, 256) }),
-        "qxl" => json!({ "driver": "qxl-vga", "vgamem_mb": within(8, 256) }),
-        "vmvga" => json!({ "driver": "vmware-svga", "vgamem_mb": within(4, 128) }),
+        "cirrus" => json!({ "driver": "cirrus-vga", "vgamem_mb": clamped(4, 16) }),
+        "vga" | "std" => json!({ "driver": "VGA", "vgamem_mb": clamped(1, 256) }),
+        "qxl" => json!({ "driver": "qxl-vga", "vgamem_mb": clamped(8, 256) }),
+        "vmvga" => json!({ "driver": "vmware-svga", "vgamem_mb": clamped(4, 128) }),
         "virtio" => json!({ "driver": "virtio-vga" }),
         "bochs" => json!({ "driver": "bochs-display" }),
         model => json!({ "driver": model }),

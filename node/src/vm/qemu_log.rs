@@ -4,7 +4,7 @@
 const MAX_MESSAGE_LEN: usize = 400;
 
 /// Messages about conditions that may be different at the next attempt.
-const TRANSIENT: [&str; 5] = [
+const TRANSIENT_MESSAGES: [&str; 5] = [
     "Address already in use",
     "Cannot allocate memory",
     "cannot allocate memory",
@@ -27,7 +27,7 @@ pub(super) enum StartFailure {
 pub(super) fn classify_start_failure(log: &str, message: &str) -> StartFailure {
     if log.contains("binding socket") {
         StartFailure::PortInUse
-    } else if TRANSIENT.iter().any(|text| message.contains(text)) {
+    } else if TRANSIENT_MESSAGES.iter().any(|text| message.contains(text)) {
         StartFailure::Transient
     } else {
         StartFailure::Permanent

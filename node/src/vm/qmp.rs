@@ -29,12 +29,12 @@ pub(super) const COMMAND_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// An asynchronous event about the power state.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Event {
+pub(super) struct QmpEvent {
     pub(super) name: String,
     pub(super) data: Value,
 }
 
-impl Event {
+impl QmpEvent {
     /// Returns whether QEMU is exiting because of a signal.
     pub(super) fn is_signal(&self) -> bool {
         self.name == "SHUTDOWN" && self.data["reason"] == "host-signal"
@@ -55,7 +55,7 @@ impl fmt::Display for QmpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rejected(description) => f.write_str(description),
-            Self::Closed(why) => write!(f, "the connection to QEMU is closed: {why}"),
+            Self::Closed(reason) => write!(f, "the connection to QEMU is closed: {reason}"),
             Self::Timeout => f.write_str("QEMU does not answer"),
         }
     }
@@ -71,17 +71,17 @@ impl QmpError {
     }
 }
 
-type Response = Result<Value, QmpError>;
+type QmpResponse = Result<Value, QmpError>;
 
 /// A connection, which is closed when dropped.
 #[derive(Debug)]
 pub(super) struct Qmp {
-    shared: Arc<Shared>,
+    shared: Arc<QmpConnection>,
     reader: AbortHandle,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct QmpConnection {
     stream: UnixStream,
     write_lock: tokio::sync::Mutex<()>,
     pending: Mutex<PendingCommands>,
@@ -94,17 +94,17 @@ struct Shared {
 #[derive(Debug, Default)]
 struct PendingCommands {
     last_id: u64,
-    senders: HashMap<u64, oneshot::Sender<Response>>,
+    senders: HashMap<u64, oneshot::Sender<QmpResponse>>,
     /// Why the connection was closed, if it was.
     closed: Option<String>,
 }
 
 /// A message from QEMU.
 #[derive(Debug, PartialEq)]
-enum Message {
+enum QmpMessage {
     Greeting,
-    Response(u64, Response),
-    Event(Event),
+    Response(u64, QmpResponse),
+    Event(QmpEvent),
     Other,
 }
 
@@ -113,10 +113,10 @@ impl Qmp {
     pub(super) async fn negotiate(
         stream: UnixStream,
         greeting_timeout: Duration,
-    ) -> Result<(Self, mpsc::Receiver<Event>), Error> {
+    ) -> Result<(Self, mpsc::Receiver<QmpEvent>), Error> {
         let (events, receiver) = mpsc::channel(EVENT_QUEUE_LEN);
         let (greeting, greeted) = oneshot::channel();
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(QmpConnection {
             stream,
             write_lock: tokio::sync::Mutex::default(),
             pending: Mutex::default(),
@@ -163,12 +163,12 @@ impl Qmp {
         self.shared.jobs.notified().await;
     }
 
-    async fn send(&self, command: &str, arguments: Value, fd: Option<BorrowedFd<'_>>) -> Response {
+    async fn send(&self, command: &str, arguments: Value, fd: Option<BorrowedFd<'_>>) -> QmpResponse {
         let (sender, receiver) = oneshot::channel();
         let id = {
             let mut pending = self.shared.pending.lock();
-            if let Some(why) = &pending.closed {
-                return Err(QmpError::Closed(why.clone()));
+            if let Some(reason) = &pending.closed {
+                return Err(QmpError::Closed(reason.clone()));
             }
             pending.last_id += 1;
             let id = pending.last_id;
@@ -194,8 +194,8 @@ impl Qmp {
     }
 
     fn closed(&self) -> QmpError {
-        let why = self.shared.pending.lock().closed.clone();
-        QmpError::Closed(why.unwrap_or_else(|| "the reader ended".into()))
+        let reason = self.shared.pending.lock().closed.clone();
+        QmpError::Closed(reason.unwrap_or_else(|| "the reader ended".into()))
     }
 }
 
@@ -205,16 +205,16 @@ impl Drop for Qmp {
     }
 }
 
-impl Shared {
+impl QmpConnection {
     /// Closes the connection and fails pending commands.
-    fn close(&self, why: &str) {
+    fn close(&self, reason: &str) {
         let mut pending = self.pending.lock();
         if pending.closed.is_none() {
-            pending.closed = Some(why.to_owned());
+            pending.closed = Some(reason.to_owned());
             let _ = nix::sys::socket::shutdown(self.stream.as_raw_fd(), nix::sys::socket::Shutdown::Both);
         }
         for (_, sender) in pending.senders.drain() {
-            let _ = sender.send(Err(QmpError::Closed(why.to_owned())));
+            let _ = sender.send(Err(QmpError::Closed(reason.to_owned())));
         }
         self.jobs.notify_one();
     }
@@ -238,7 +238,7 @@ impl Shared {
     }
 
     /// Receives the next messages, or returns why the connection ended. `buffer` keeps an incomplete line.
-    async fn receive(&self, buffer: &mut Vec<u8>) -> Result<Vec<Message>, String> {
+    async fn receive(&self, buffer: &mut Vec<u8>) -> Result<Vec<QmpMessage>, String> {
         loop {
             self.stream.readable().await.map_err(|error| error.to_string())?;
             let before = buffer.len();
@@ -264,25 +264,25 @@ impl Shared {
     }
 }
 
-async fn read(shared: Arc<Shared>, greeting: oneshot::Sender<()>, events: mpsc::Sender<Event>) {
+async fn read(shared: Arc<QmpConnection>, greeting: oneshot::Sender<()>, events: mpsc::Sender<QmpEvent>) {
     let mut greeting = Some(greeting);
     let mut buffer = Vec::new();
-    let why = 'all: loop {
+    let reason = 'all: loop {
         let messages = match shared.receive(&mut buffer).await {
             Ok(messages) => messages,
-            Err(why) => break why,
+            Err(reason) => break reason,
         };
         for message in messages {
             match message {
-                Message::Greeting => {
+                QmpMessage::Greeting => {
                     let _ = greeting.take().map(|greeting| greeting.send(()));
                 }
-                Message::Response(id, response) => {
+                QmpMessage::Response(id, response) => {
                     let sender = shared.pending.lock().senders.remove(&id);
                     let _ = sender.map(|sender| sender.send(response));
                 }
-                Message::Event(event) if event.name.contains("JOB") => shared.jobs.notify_one(),
-                Message::Event(event) if is_power_event(&event.name) => {
+                QmpMessage::Event(event) if event.name.contains("JOB") => shared.jobs.notify_one(),
+                QmpMessage::Event(event) if is_power_event(&event.name) => {
                     if event.is_signal() {
                         shared.signalled.store(true, Ordering::Relaxed);
                     }
@@ -290,7 +290,7 @@ async fn read(shared: Arc<Shared>, greeting: oneshot::Sender<()>, events: mpsc::
                         break 'all "too many unhandled events".to_owned();
                     }
                 }
-                Message::Event(_) | Message::Other => {}
+                QmpMessage::Event(_) | QmpMessage::Other => {}
             }
         }
         // An idle VM needs no buffer.
@@ -298,29 +298,29 @@ async fn read(shared: Arc<Shared>, greeting: oneshot::Sender<()>, events: mpsc::
             buffer = Vec::new();
         }
     };
-    shared.close(&why);
+    shared.close(&reason);
 }
 
 fn is_power_event(event: &str) -> bool {
     matches!(event, "SHUTDOWN" | "STOP" | "RESUME" | "RESET" | "GUEST_PANICKED" | "SUSPEND" | "WAKEUP")
 }
 
-fn parse(line: &[u8]) -> Message {
-    let Ok(Value::Object(mut line)) = serde_json::from_slice(line) else { return Message::Other };
+fn parse(line: &[u8]) -> QmpMessage {
+    let Ok(Value::Object(mut line)) = serde_json::from_slice(line) else { return QmpMessage::Other };
     if line.contains_key("QMP") {
-        return Message::Greeting;
+        return QmpMessage::Greeting;
     }
     if let Some(Value::String(name)) = line.get("event") {
         let name = name.clone();
-        return Message::Event(Event { name, data: line.remove("data").unwrap_or_default() });
+        return QmpMessage::Event(QmpEvent { name, data: line.remove("data").unwrap_or_default() });
     }
-    let Some(id) = line.get("id").and_then(Value::as_u64) else { return Message::Other };
+    let Some(id) = line.get("id").and_then(Value::as_u64) else { return QmpMessage::Other };
     if let Some(value) = line.remove("return") {
-        return Message::Response(id, Ok(value));
+        return QmpMessage::Response(id, Ok(value));
     }
     let description = line.get("error").and_then(|error| error.get("desc")).and_then(Value::as_str);
     let description = description.unwrap_or("QEMU rejected the command without a description");
-    Message::Response(id, Err(QmpError::Rejected(description.into())))
+    QmpMessage::Response(id, Err(QmpError::Rejected(description.into())))
 }
 
 #[cfg(test)]
@@ -334,22 +334,25 @@ mod tests {
 
     #[test]
     fn parses_messages() {
-        assert_eq!(parse(GREETING.as_bytes()), Message::Greeting);
-        assert_eq!(parse(br#"{"return": {"a": 1}, "id": 7}"#), Message::Response(7, Ok(json!({ "a": 1 }))));
+        assert_eq!(parse(GREETING.as_bytes()), QmpMessage::Greeting);
+        assert_eq!(
+            parse(br#"{"return": {"a": 1}, "id": 7}"#),
+            QmpMessage::Response(7, Ok(json!({ "a": 1 })))
+        );
         let rejected = parse(br#"{"id": 8, "error": {"class": "GenericError", "desc": "no"}}"#);
-        assert_eq!(rejected, Message::Response(8, Err(QmpError::Rejected("no".into()))));
+        assert_eq!(rejected, QmpMessage::Response(8, Err(QmpError::Rejected("no".into()))));
         let event = parse(br#"{"timestamp": {}, "event": "SHUTDOWN", "data": {"guest": true}}"#);
-        let expected = Event { name: "SHUTDOWN".into(), data: json!({ "guest": true }) };
-        assert_eq!(event, Message::Event(expected));
+        let expected = QmpEvent { name: "SHUTDOWN".into(), data: json!({ "guest": true }) };
+        assert_eq!(event, QmpMessage::Event(expected));
         for other in ["", "[]", "nonsense", r#"{"return": {}}"#, r#"{"id": "x", "return": {}}"#] {
-            assert_eq!(parse(other.as_bytes()), Message::Other, "{other}");
+            assert_eq!(parse(other.as_bytes()), QmpMessage::Other, "{other}");
         }
     }
 
     /// Connects to a fake QEMU that runs `script` for each command after the negotiation.
     async fn fake_qemu(
         mut script: impl FnMut(&Value, &mut Blocking) + Send + 'static,
-    ) -> (Qmp, mpsc::Receiver<Event>) {
+    ) -> (Qmp, mpsc::Receiver<QmpEvent>) {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let mut theirs = theirs.into_std().unwrap();
         theirs.set_nonblocking(false).unwrap();
@@ -378,8 +381,8 @@ mod tests {
                 _ => json!({ "error": { "desc": "Bad model" }, "id": id }),
             };
             let event = json!({ "event": "RESET", "data": {} });
-            let strange = json!({ "event": "RTC_CHANGE", "data": {} });
-            write!(line, "{strange}\r\n{event}\r\n{answer}\r\n").unwrap();
+            let ignored = json!({ "event": "RTC_CHANGE", "data": {} });
+            write!(line, "{ignored}\r\n{event}\r\n{answer}\r\n").unwrap();
         })
         .await;
         assert_eq!(qmp.execute("good", json!({ "a": 2 })).await.unwrap(), json!({ "a": 2 }));

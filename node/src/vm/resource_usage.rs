@@ -11,22 +11,23 @@ use serde_json::{Value, json};
 use super::lifecycle::RunningVm;
 use super::process::CpuTimes;
 use super::vm_dir::{VmDir, VmRecord};
-use crate::storage::failed;
+use crate::files::io_error;
 
 pub(super) async fn usage(dir: &VmDir, running: &RunningVm) -> Result<VmUsage> {
     let stats = running.qmp()?.execute("query-blockstats", json!({})).await?;
     let record = running.record();
-    let times = running.process.cpu_times().map_err(failed("failed to read the CPU time of a VM"))?;
+    let times = running.process.cpu_times().map_err(io_error("failed to read the CPU time of a VM"))?;
     let CpuTimes { user_ns, system_ns } = times;
     let cpu =
         [("cpu time ns", user_ns + system_ns), ("system time ns", system_ns), ("user time ns", user_ns)];
-    let devices = fs::read_to_string("/proc/net/dev").map_err(failed("failed to read network counters"))?;
+    let devices = fs::read_to_string("/proc/net/dev").map_err(io_error("failed to read network counters"))?;
     Ok(VmUsage { cpu: cpu.into(), disks: disks(dir, &record, &stats), networks: networks(&record, &devices) })
 }
 
+/// Returns the counters of the disks, by device. Missing counters are zero.
 fn disks(dir: &VmDir, record: &VmRecord, stats: &Value) -> BTreeMap<String, BTreeMap<&'static str, u64>> {
     let stats = stats.as_array().map(Vec::as_slice).unwrap_or_default();
-    let one = |device: &String| {
+    let counters_of = |device: &String| {
         let stats =
             stats.iter().find(|stats| stats["node-name"] == json!(device)).map(|stats| &stats["stats"]);
         let count = |name: &str| stats.and_then(|stats| stats[name].as_u64()).unwrap_or(0);
@@ -42,10 +43,11 @@ fn disks(dir: &VmDir, record: &VmRecord, stats: &Value) -> BTreeMap<String, BTre
         ];
         (device.clone(), counters.into())
     };
-    record.disks.iter().map(one).collect()
+    record.disks.iter().map(counters_of).collect()
 }
 
 /// Returns the counters of the tap devices from the guest's point of view: what the device sends, the guest receives.
+/// Missing counters are zero.
 fn networks(record: &VmRecord, devices: &str) -> BTreeMap<String, BTreeMap<&'static str, u64>> {
     let of_device = |name: &str| -> Option<Vec<u64>> {
         let line = devices.lines().find_map(|line| {
@@ -53,7 +55,7 @@ fn networks(record: &VmRecord, devices: &str) -> BTreeMap<String, BTreeMap<&'sta
         })?;
         line.split_whitespace().map(|word| word.parse().ok()).collect()
     };
-    let one = |(mac, device): (&String, &String)| {
+    let counters_of = |(mac, device): (&String, &String)| {
         let numbers = of_device(device)?;
         let at = |index: usize| numbers.get(index).copied().unwrap_or(0);
         let counters = [
@@ -68,7 +70,7 @@ fn networks(record: &VmRecord, devices: &str) -> BTreeMap<String, BTreeMap<&'sta
         ];
         Some((mac.clone(), counters.into()))
     };
-    record.nics.iter().filter_map(one).collect()
+    record.nics.iter().filter_map(counters_of).collect()
 }
 
 #[cfg(test)]

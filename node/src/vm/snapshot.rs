@@ -1,4 +1,4 @@
-//! Copies of a VM's disks and of its display.
+//! Copies of a VM's disks and of its display. See docs/decisions/0021.
 //!
 //! QEMU copies the disks of a VM that is on or paused, all as of the same point in time, while the guest continues.
 
@@ -18,8 +18,8 @@ use super::hypervisor::{Hypervisor, blocking};
 use super::lifecycle::{RunningVm, Vm};
 use super::qmp::Qmp;
 use super::vm_dir::file;
+use crate::files::io_error;
 use crate::image::qcow2_writer;
-use crate::storage::failed;
 
 /// The device name of the NVRAM.
 const NVRAM: &str = "nvram";
@@ -57,7 +57,7 @@ pub(super) async fn snapshot(
             if !from.exists() {
                 return Err(Error::Conflict("the VM has no NVRAM".into()));
             }
-            fs::copy(from, copy).map(drop).map_err(failed("failed to copy NVRAM"))
+            fs::copy(from, copy).map(drop).map_err(io_error("failed to copy NVRAM"))
         })
         .await?;
         hypervisor.storage.adopt_draft(disk.draft, &to).await?;
@@ -108,8 +108,8 @@ async fn run_backup(
             .ok_or_else(|| Error::Conflict(format!("QEMU has no disk {}", disk.device)))?;
         let (dir, file_name) = (vm.dir.clone(), name.clone());
         blocking(move || {
-            qcow2_writer::write(&dir.file(&file_name), size, None, None)
-                .map_err(failed("failed to create the copy of a disk"))?;
+            qcow2_writer::create(&dir.file(&file_name), size, None, None)
+                .map_err(io_error("failed to create the copy of a disk"))?;
             dir.set_owner(&file_name, uid)
         })
         .await?;
@@ -120,7 +120,7 @@ async fn run_backup(
         json!({ "type": "blockdev-backup", "data": {
             "job-id": name, "device": disk.device, "target": name, "compress": compress,
             "sync": if disk.thin { "top" } else { "full" },
-            // Otherwise the job vanishes together with its result.
+            // Otherwise the job is deleted together with its result.
             "auto-dismiss": false,
         } })
     };
@@ -154,7 +154,7 @@ pub(super) async fn screenshot(hypervisor: &Hypervisor, vm: &Arc<Vm>, draft: Dra
     })
     .await?;
     qmp.execute("screendump", json!({ "filename": SCREENSHOT, "format": "png" })).await?;
-    let metadata = fs::symlink_metadata(&path).map_err(failed("failed to inspect screenshot"))?;
+    let metadata = fs::symlink_metadata(&path).map_err(io_error("failed to inspect screenshot"))?;
     if metadata.size() == 0 {
         return Err(Error::Unavailable("QEMU wrote an empty screenshot".into()));
     }

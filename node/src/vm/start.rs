@@ -18,23 +18,21 @@ use serde_json::json;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
+use super::disks::FIRMWARE_DIR;
 use super::hypervisor::{Hypervisor, blocking};
 use super::lifecycle::{RunningVm, Vm};
 use super::process::{self, Credentials, Process, ProcessExit, SpawnRequest};
 use super::qemu_args::{self, StartResources, TapFds, VsockFd};
 use super::qemu_log::{self, StartFailure};
-use super::qmp::{Event, Qmp};
+use super::qmp::{Qmp, QmpEvent};
 use super::tap::Tap;
 use super::vm_dir::{VmDir, VmExit, VmRecord, file};
 use super::vsock::Vsock;
 use super::{backup_job, cgroup, config_drive, socket, vsock};
-use crate::storage::failed;
+use crate::files::io_error;
 
-/// The user id of a VM is this plus its console port, which is unique on a node.
+/// The user ID of a VM is this plus its console port, which is unique on a node. See docs/decisions/0020.
 const FIRST_UID: u32 = 1_900_000_000;
-
-/// The directory of the firmware package.
-const FIRMWARE_DIR: &str = "/usr/share/OVMF";
 
 /// How long QEMU may take to answer. Many concurrent starts on a small host are slow.
 const GREETING_TIMEOUT: Duration = Duration::from_secs(60);
@@ -43,7 +41,7 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(60);
 const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A QEMU process that was spawned, but has not answered yet.
-struct Spawned {
+struct SpawnedVm {
     pid: u32,
     record: VmRecord,
     stream: std::os::unix::net::UnixStream,
@@ -51,11 +49,12 @@ struct Spawned {
 
 /// Starts a VM that is not on.
 pub(super) async fn start(hypervisor: &Arc<Hypervisor>, vm: &Arc<Vm>, plan: &VmPlan) -> Result<()> {
-    let _permit = hypervisor.starts.acquire().await.map_err(|error| Error::Internal(error.to_string()))?;
+    let _permit =
+        hypervisor.start_permits.acquire().await.map_err(|error| Error::Internal(error.to_string()))?;
     let (shared, own_plan, dir) = (hypervisor.clone(), plan.clone(), vm.dir.clone());
-    let Spawned { pid, record, stream } = blocking(move || spawn(&shared, &dir, &own_plan)).await?;
+    let SpawnedVm { pid, record, stream } = blocking(move || spawn(&shared, &dir, &own_plan)).await?;
     // A child's PID is not reused before its exit status is collected.
-    let process = Process::open(pid).map_err(failed("failed to watch VM process"))?;
+    let process = Process::open(pid).map_err(io_error("failed to watch VM process"))?;
     let process = process.ok_or_else(|| Error::Internal(format!("process {pid} does not exist")))?;
     let dir = vm.dir.clone();
     let synced = tokio::task::spawn_blocking(move || dir.sync());
@@ -83,9 +82,9 @@ pub(super) async fn start(hypervisor: &Arc<Hypervisor>, vm: &Arc<Vm>, plan: &VmP
     }
 }
 
-async fn connect(stream: std::os::unix::net::UnixStream) -> Result<(Qmp, mpsc::Receiver<Event>)> {
+async fn connect(stream: std::os::unix::net::UnixStream) -> Result<(Qmp, mpsc::Receiver<QmpEvent>)> {
     let stream = stream.set_nonblocking(true).and_then(|()| UnixStream::from_std(stream));
-    Qmp::negotiate(stream.map_err(failed("failed to create QMP socket"))?, GREETING_TIMEOUT).await
+    Qmp::negotiate(stream.map_err(io_error("failed to create QMP socket"))?, GREETING_TIMEOUT).await
 }
 
 /// Ends the process of a failed start, releases its resources, and returns the error that describes the cause best.
@@ -100,7 +99,7 @@ async fn clean_up_failed_start(vm: &Vm, process: &Process, error: Error) -> Erro
         if let Err(error) = cgroup::remove(id) {
             tracing::warn!(vm = %id, %error, "failed to remove VM cgroup");
         }
-        dir.log_tail().map_err(failed("failed to read the log of QEMU"))
+        dir.log_tail().map_err(io_error("failed to read the log of QEMU"))
     });
     let log = log.await.inspect_err(|error| tracing::warn!(vm = %id, %error, "failed to read VM log")).ok();
     let error = start_error(error, exit, log.as_deref());
@@ -118,7 +117,7 @@ fn start_error(error: Error, exit: ProcessExit, log: Option<&str>) -> Error {
         Some((qemu_log::classify_start_failure(log, &message), message))
     });
     match (error, exit, failure) {
-        (error @ (Error::Conflict(_) | Error::Insufficient(_)), ..) => error,
+        (error @ (Error::Conflict(_) | Error::InsufficientCapacity(_)), ..) => error,
         (_, ProcessExit::Code(_), Some((StartFailure::PortInUse, message))) => {
             Error::PortInUse(format!("a console port is in use: {message}"))
         }
@@ -130,23 +129,23 @@ fn start_error(error: Error, exit: ProcessExit, log: Option<&str>) -> Error {
 }
 
 /// Prepares files, sockets, devices and the cgroup, and spawns QEMU. Blocks.
-fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan) -> Result<Spawned> {
+fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan) -> Result<SpawnedVm> {
     let qemu = hypervisor.require_qemu()?;
     hypervisor.device_models()?.check(plan)?;
-    let credentials = hypervisor.root.then(|| {
+    let credentials = hypervisor.is_root.then(|| {
         let id = FIRST_UID + u32::from(plan.ports.console);
         Credentials { uid: id, gid: id, kvm_gid: hypervisor.kvm.then(kvm_gid).flatten() }
     });
     let uid = credentials.map(|credentials| credentials.uid);
     prepare_files(hypervisor, dir, plan, uid)?;
 
-    let no_socket = |error: io::Error| failed("failed to create VM socket")(error);
-    let qmp = socket::listen(dir.path(), socket::QMP).map_err(no_socket)?;
+    let socket_error = |error: io::Error| io_error("failed to create VM socket")(error);
+    let qmp = socket::listen(dir.path(), socket::QMP).map_err(socket_error)?;
     let wants_vsock = plan.side_channels.contains(&SideChannel::Agent2);
     let vsock = wants_vsock.then(|| Vsock::open(&hypervisor.vsock_cids())).flatten();
     let side_channels = vsock::available_side_channels(&plan.side_channels, vsock.is_some());
     let agent = match side_channels.contains(&SideChannel::Agent) {
-        true => Some(socket::listen(dir.path(), socket::AGENT).map_err(no_socket)?),
+        true => Some(socket::listen(dir.path(), socket::AGENT).map_err(socket_error)?),
         false => None,
     };
     let taps =
@@ -170,7 +169,7 @@ fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan) -> Result<Spawned>
     dir.begin_run(&record)?;
     let cgroup = cgroup::Cgroup::create(plan.id, plan.cpus, plan.memory_mb)?;
     // The connection waits in the socket's backlog until QEMU accepts it.
-    let stream = socket::connect_early(dir.path(), socket::QMP).map_err(no_socket)?;
+    let stream = socket::connect_early(dir.path(), socket::QMP).map_err(socket_error)?;
     let request = SpawnRequest {
         program: qemu,
         arguments: &qemu_args::arguments(plan, &resources),
@@ -188,7 +187,7 @@ fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan) -> Result<Spawned>
     {
         tracing::warn!(vm = %plan.id, %error, "failed to move VM process into its cgroup");
     }
-    Ok(Spawned { pid, record, stream })
+    Ok(SpawnedVm { pid, record, stream })
 }
 
 /// Creates the files of a start, and gives the VM's user access to exactly the files that it needs.
@@ -211,7 +210,7 @@ fn prepare_files(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan, uid: Optio
                 config_drive::write(&dir.file(file::CONFIG_DRIVE), files)?;
                 dir.set_owner(file::CONFIG_DRIVE, uid)?;
             }
-            // A link to a file of the storage, which is readable by everybody who can traverse the directory.
+            // A link to a file of the storage, which is readable by every user who can traverse the directory.
             DiskKind::Cdrom => {}
         }
     }
@@ -228,7 +227,7 @@ fn prepare_files(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan, uid: Optio
 fn new_record(hypervisor: &Hypervisor, plan: &VmPlan, uid: Option<u32>) -> VmRecord {
     let disks = plan.disks.iter().filter(|disk| disk.kind == DiskKind::Disk);
     VmRecord {
-        boot: hypervisor.boot.clone(),
+        boot: hypervisor.boot_id.clone(),
         cpus: plan.cpus,
         memory_mb: plan.memory_mb,
         ports: plan.ports,
@@ -254,7 +253,7 @@ fn inherited_fds(resources: &StartResources) -> Vec<RawFd> {
     fds
 }
 
-/// Returns the group that may use KVM, unless everybody may.
+/// Returns the group that may use KVM, unless all users may.
 fn kvm_gid() -> Option<u32> {
     let metadata = std::fs::metadata("/dev/kvm").ok()?;
     (metadata.mode() & 0o006 != 0o006).then(|| metadata.gid())
@@ -287,18 +286,20 @@ mod tests {
 
     #[test]
     fn error_of_a_failed_start_follows_the_log_only_if_qemu_exited() {
-        let late = || Error::Unavailable("QEMU does not answer".into());
+        let timeout = || Error::Unavailable("QEMU does not answer".into());
         let log = Some("qemu-system-x86_64: Invalid CPU topology\n");
         let exit = ProcessExit::Code(1);
-        assert!(matches!(start_error(late(), exit, log), Error::Conflict(why) if why.contains("CPU")));
-        let refused = Error::Conflict("refused".into());
-        assert!(matches!(start_error(refused, exit, log), Error::Conflict(why) if why == "refused"));
-        let killed = start_error(late(), ProcessExit::Signal(9), log);
-        assert!(matches!(killed, Error::Unavailable(why) if why.contains("signal 9")));
-        let port = Some("qemu-system-x86_64: info: binding socket to 127.0.0.1:1 failed\n");
-        assert!(matches!(start_error(late(), exit, port), Error::PortInUse(_)));
         assert!(
-            matches!(start_error(late(), exit, None), Error::Unavailable(why) if why.contains("status 1"))
+            matches!(start_error(timeout(), exit, log), Error::Conflict(reason) if reason.contains("CPU"))
+        );
+        let refused = Error::Conflict("refused".into());
+        assert!(matches!(start_error(refused, exit, log), Error::Conflict(reason) if reason == "refused"));
+        let killed = start_error(timeout(), ProcessExit::Signal(9), log);
+        assert!(matches!(killed, Error::Unavailable(reason) if reason.contains("signal 9")));
+        let port = Some("qemu-system-x86_64: info: binding socket to 127.0.0.1:1 failed\n");
+        assert!(matches!(start_error(timeout(), exit, port), Error::PortInUse(_)));
+        assert!(
+            matches!(start_error(timeout(), exit, None), Error::Unavailable(reason) if reason.contains("status 1"))
         );
     }
 }

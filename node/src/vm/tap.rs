@@ -12,8 +12,8 @@ use nix::libc;
 use crate::command::{COMMAND_TIMEOUT, Commands, Tool};
 use crate::network::names::NetworkNames;
 
-const TUN: &str = "/dev/net/tun";
-const VHOST: &str = "/dev/vhost-net";
+const TUN_DEVICE: &str = "/dev/net/tun";
+const VHOST_DEVICE: &str = "/dev/vhost-net";
 
 /// The open files of an interface.
 #[derive(Debug)]
@@ -32,8 +32,9 @@ impl Tap {
         let failed = |error: io::Error| {
             Error::Unavailable(format!("failed to open tap device {name} of interface {interface}: {error}"))
         };
-        let tap =
-            open_read_write(TUN).and_then(|file| attach(&file, &name).map(|()| file)).map_err(failed)?;
+        let tap = open_read_write(TUN_DEVICE)
+            .and_then(|file| attach(&file, &name).map(|()| file))
+            .map_err(failed)?;
         if is_new {
             let bridge = NetworkNames::new(nic.vxid).bridge;
             // The host must not have an address on the device, from which it could talk to the guest.
@@ -41,7 +42,7 @@ impl Tap {
             let line = format!("link set dev {name} mtu {} master {bridge}{no_address} up\n", nic.mtu);
             commands.run(Tool::Ip, &["-batch", "-"], &line, COMMAND_TIMEOUT)?;
         }
-        Ok(Self { tap, vhost: open_read_write(VHOST).ok() })
+        Ok(Self { tap, vhost: open_read_write(VHOST_DEVICE).ok() })
     }
 }
 

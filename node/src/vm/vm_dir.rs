@@ -23,14 +23,14 @@ use muster_types::{Error, Result};
 use serde::{Deserialize, Serialize};
 
 use super::qemu_log;
-use crate::storage::failed;
+use crate::files::io_error;
 
-const RECORD: &str = "machine.json";
-const PID: &str = "pid";
-const STARTED: &str = "started";
-const EXIT: &str = "end.json";
-const REBOOT: &str = "reboot";
-pub(super) const LOG: &str = "qemu.log";
+const RECORD_FILE: &str = "machine.json";
+const PID_FILE: &str = "pid";
+const STARTED_FILE: &str = "started";
+const EXIT_FILE: &str = "end.json";
+const REBOOT_FILE: &str = "reboot";
+pub(super) const LOG_FILE: &str = "qemu.log";
 
 /// Files that QEMU opens.
 pub(super) mod file {
@@ -110,14 +110,14 @@ impl VmDir {
 
     pub(super) fn create(&self) -> Result<()> {
         let created = DirBuilder::new().recursive(true).mode(0o700).create(&self.path);
-        created.map_err(failed("failed to create VM directory"))
+        created.map_err(io_error("failed to create VM directory"))
     }
 
     /// Lets a group traverse the directory, but not list it.
     pub(super) fn allow_traversal(&self, gid: u32) -> Result<()> {
         let changed = chown(&self.path, None, Some(gid))
             .and_then(|()| fs::set_permissions(&self.path, Permissions::from_mode(0o710)));
-        changed.map_err(failed("failed to change the permissions of a VM directory"))
+        changed.map_err(io_error("failed to change the permissions of a VM directory"))
     }
 
     /// Makes a file readable and writable by `user` only; by us if unset.
@@ -125,20 +125,20 @@ impl VmDir {
         let path = self.file(name);
         let changed = lchown(&path, user, user)
             .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(0o600)));
-        changed.map_err(failed("failed to change the owner of a VM file"))
+        changed.map_err(io_error("failed to change the owner of a VM file"))
     }
 
     /// Creates an empty file owned by `user`, unless it exists.
     pub(super) fn ensure(&self, name: &str, user: Option<u32>) -> Result<()> {
         let created = OpenOptions::new().append(true).create(true).mode(0o600).open(self.file(name));
-        created.map_err(failed("failed to create VM file"))?;
+        created.map_err(io_error("failed to create VM file"))?;
         self.set_owner(name, user)
     }
 
     /// Returns the names of the files in the directory.
     pub(super) fn file_names(&self) -> Result<Vec<String>> {
         let entries = fs::read_dir(&self.path).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-        let entries = entries.map_err(failed("failed to list VM directory"))?;
+        let entries = entries.map_err(io_error("failed to list VM directory"))?;
         Ok(entries.iter().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
     }
 
@@ -146,7 +146,7 @@ impl VmDir {
     pub(super) fn remove(&self, name: &str) -> Result<()> {
         match fs::remove_file(self.file(name)) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(failed("failed to remove VM file")(error))
+                Err(io_error("failed to remove VM file")(error))
             }
             _ => Ok(()),
         }
@@ -155,7 +155,7 @@ impl VmDir {
     pub(super) fn remove_all(&self) -> Result<()> {
         match fs::remove_dir_all(&self.path) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
-                Err(failed("failed to remove VM directory")(error))
+                Err(io_error("failed to remove VM directory")(error))
             }
             _ => Ok(()),
         }
@@ -163,85 +163,85 @@ impl VmDir {
 
     /// Clears the state of an earlier run, and saves the record of a new one.
     pub(super) fn begin_run(&self, record: &VmRecord) -> Result<()> {
-        for name in [STARTED, PID, REBOOT] {
+        for name in [STARTED_FILE, PID_FILE, REBOOT_FILE] {
             self.remove(name)?;
         }
-        self.save(RECORD, record)?;
-        self.remove(EXIT)?;
+        self.save(RECORD_FILE, record)?;
+        self.remove(EXIT_FILE)?;
         Ok(())
     }
 
-    /// Syncs the record, so that after a power failure it is known that the VM ran.
+    /// Syncs the record, so that the VM counts as lost rather than never started after a power failure.
     pub(super) fn sync(&self) -> Result<()> {
         let sync = |path: PathBuf| File::open(path)?.sync_all();
-        sync(self.file(RECORD))
+        sync(self.file(RECORD_FILE))
             .and_then(|()| sync(self.path.clone()))
-            .map_err(failed("failed to sync VM record"))
+            .map_err(io_error("failed to sync VM record"))
     }
 
     pub(super) fn record(&self) -> Option<VmRecord> {
-        self.load(RECORD)
+        self.load(RECORD_FILE)
     }
 
     pub(super) fn save_record(&self, record: &VmRecord) -> Result<()> {
-        self.save(RECORD, record)
+        self.save(RECORD_FILE, record)
     }
 
     /// Creates the file into which the process writes its PID.
     pub(super) fn create_pid_file(&self) -> Result<File> {
         let created =
-            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(self.file(PID));
-        created.map_err(failed("failed to create VM file"))
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(self.file(PID_FILE));
+        created.map_err(io_error("failed to create VM file"))
     }
 
     pub(super) fn pid(&self) -> Option<u32> {
-        fs::read_to_string(self.file(PID)).ok()?.trim().parse().ok()
+        fs::read_to_string(self.file(PID_FILE)).ok()?.trim().parse().ok()
     }
 
     /// Records that the start is complete and the guest runs.
     pub(super) fn mark_started(&self) -> Result<()> {
-        File::create(self.file(STARTED)).map(drop).map_err(failed("failed to create VM file"))
+        File::create(self.file(STARTED_FILE)).map(drop).map_err(io_error("failed to create VM file"))
     }
 
     pub(super) fn was_started(&self) -> bool {
-        self.file(STARTED).exists()
+        self.file(STARTED_FILE).exists()
     }
 
     pub(super) fn save_exit(&self, exit: &VmExit) -> Result<()> {
-        self.save(EXIT, exit)
+        self.save(EXIT_FILE, exit)
     }
 
     pub(super) fn exit(&self) -> Option<VmExit> {
-        self.load(EXIT)
+        self.load(EXIT_FILE)
     }
 
     pub(super) fn clear_exit(&self) -> Result<()> {
-        self.remove(EXIT)
+        self.remove(EXIT_FILE)
     }
 
     /// Requests that the VM is restarted when the guest has powered off.
     pub(super) fn request_reboot(&self) -> Result<()> {
-        File::create(self.file(REBOOT)).map(drop).map_err(failed("failed to create VM file"))
+        File::create(self.file(REBOOT_FILE)).map(drop).map_err(io_error("failed to create VM file"))
     }
 
     pub(super) fn is_reboot_requested(&self) -> bool {
-        let requested = fs::metadata(self.file(REBOOT)).and_then(|metadata| metadata.modified());
+        let requested = fs::metadata(self.file(REBOOT_FILE)).and_then(|metadata| metadata.modified());
         // A time in the future, after the clock was set back, counts as now.
         requested
             .is_ok_and(|at| SystemTime::now().duration_since(at).unwrap_or_default() < REBOOT_REQUEST_TTL)
     }
 
     pub(super) fn clear_reboot_request(&self) {
-        if let Err(error) = self.remove(REBOOT) {
+        if let Err(error) = self.remove(REBOOT_FILE) {
             tracing::warn!(%error, path = %self.path.display(), "failed to clear reboot request");
         }
     }
 
     /// Creates an empty log for QEMU.
     pub(super) fn create_log(&self) -> Result<File> {
-        self.remove(LOG)?;
-        let created = OpenOptions::new().append(true).create(true).mode(0o600).open(self.file(LOG));
-        created.map_err(failed("failed to create VM file"))
+        self.remove(LOG_FILE)?;
+        let created = OpenOptions::new().append(true).create(true).mode(0o600).open(self.file(LOG_FILE));
+        created.map_err(io_error("failed to create VM file"))
     }
 
     /// Returns the last error in QEMU's log.
@@ -252,7 +252,7 @@ impl VmDir {
     /// Returns the end of QEMU's log.
     pub(super) fn log_tail(&self) -> io::Result<String> {
         const MAX_TAIL: u64 = 16 << 10;
-        let mut file = File::open(self.file(LOG))?;
+        let mut file = File::open(self.file(LOG_FILE))?;
         let size = file.metadata()?.len();
         file.seek(SeekFrom::Start(size.saturating_sub(MAX_TAIL)))?;
         let mut text = Vec::new();
@@ -286,7 +286,7 @@ impl VmDir {
             file.write_all(&text)?;
             fs::rename(&new, self.file(name))
         })();
-        written.map_err(failed("failed to save VM state"))
+        written.map_err(io_error("failed to save VM state"))
     }
 
     fn load<T: for<'a> Deserialize<'a>>(&self, name: &str) -> Option<T> {
@@ -332,9 +332,9 @@ mod tests {
         assert_eq!(dir.record(), Some(record("now")));
         assert!(matches!(dir.power("now"), VmPower::Crashed { reason } if reason.contains("interrupted")));
         dir.mark_started().unwrap();
-        fs::write(dir.file(LOG), "qemu-system-x86_64: it hurts\n").unwrap();
+        fs::write(dir.file(LOG_FILE), "qemu-system-x86_64: a disk failed\n").unwrap();
         assert!(
-            matches!(dir.power("now"), VmPower::Crashed { reason } if reason.ends_with("running: it hurts"))
+            matches!(dir.power("now"), VmPower::Crashed { reason } if reason.ends_with("running: a disk failed"))
         );
         assert_eq!(dir.power("another"), VmPower::Lost);
         dir.save_exit(&VmExit::off("enough")).unwrap();
@@ -353,7 +353,7 @@ mod tests {
         let temporary = tempfile::tempdir().unwrap();
         let dir = VmDir::new(temporary.path().to_owned());
         dir.request_reboot().unwrap();
-        let file = File::options().write(true).open(dir.file(REBOOT)).unwrap();
+        let file = File::options().write(true).open(dir.file(REBOOT_FILE)).unwrap();
         file.set_modified(SystemTime::now() - REBOOT_REQUEST_TTL).unwrap();
         assert!(!dir.is_reboot_requested());
     }

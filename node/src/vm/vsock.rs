@@ -8,7 +8,7 @@ use std::sync::Once;
 use muster_types::instance::SideChannel;
 use uuid::Uuid;
 
-const DEVICE: &str = "/dev/vhost-vsock";
+const VSOCK_DEVICE: &str = "/dev/vhost-vsock";
 
 /// The CIDs of guests. Lower ones are reserved for hosts, and the highest is the wildcard.
 const GUEST_CIDS: Range<u32> = 3..u32::MAX;
@@ -25,11 +25,11 @@ impl Vsock {
     /// process on the host has the same CID, QEMU fails to start, and the next attempt chooses another one.
     pub(super) fn open(used: &BTreeSet<u32>) -> Option<Self> {
         static WARNED: Once = Once::new();
-        match File::options().read(true).write(true).open(DEVICE) {
+        match File::options().read(true).write(true).open(VSOCK_DEVICE) {
             Ok(file) => Some(Self { file, cid: choose_cid(used, random_cid) }),
             Err(error) => {
                 WARNED.call_once(|| {
-                    tracing::warn!(%error, device = DEVICE, "host has no vsock: VMs with side channel sf-agent2 get sf-agent instead");
+                    tracing::warn!(%error, device = VSOCK_DEVICE, "host has no vsock: VMs with side channel sf-agent2 get sf-agent instead");
                 });
                 None
             }

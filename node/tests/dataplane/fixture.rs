@@ -126,7 +126,7 @@ impl Namespace {
     pub(crate) fn until(&self, script: &str) {
         let deadline = Instant::now() + WAIT_TIMEOUT;
         while !self.try_sh(script).status.success() {
-            assert!(Instant::now() < deadline, "{}: never: {script}", self.name);
+            assert!(Instant::now() < deadline, "{}: timed out: {script}", self.name);
         }
     }
 
@@ -245,11 +245,11 @@ impl Host {
     }
 
     pub(crate) fn find(&self) -> Vec<FoundNetwork> {
-        self.call(async |node| node.find_networks().await).unwrap()
+        self.call(async |node| node.list_networks().await).unwrap()
     }
 
-    pub(crate) fn programs_run(&self) -> u64 {
-        self.node.programs_run()
+    pub(crate) fn commands_run(&self) -> u64 {
+        self.node.commands_run()
     }
 
     /// Returns a list of all devices, addresses, rule sets, namespaces, directories and servers.
@@ -397,7 +397,7 @@ impl TestNetwork {
             dns: true,
             nat: true,
             domain: "one.example".into(),
-            dns_server: "198.51.100.1".into(),
+            dns_server: Ipv4Addr::new(198, 51, 100, 1),
             leases: Vec::new(),
             names: Vec::new(),
             egress,
@@ -441,7 +441,7 @@ impl TestNetwork {
     }
 }
 
-/// Returns whether the echo server still answers.
+/// Returns whether the echo server still responds.
 pub(crate) fn is_alive(mut stream: &TcpStream) -> bool {
     stream.set_read_timeout(Some(Duration::from_millis(1500))).unwrap();
     stream.write_all(b"x").unwrap();

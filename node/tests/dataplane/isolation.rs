@@ -1,4 +1,4 @@
-//! What guests must not reach, and what must not be taken from the host.
+//! Isolation of guests from each other and from the host, and of the host from conflicting configuration.
 
 use muster_types::Error;
 use muster_types::network::NetworkReport;
@@ -314,17 +314,18 @@ fn pings_are_limited_and_block_nothing_else() {
             });
             done.send(()).unwrap();
         });
-        let mut most = 0;
+        let mut max_running = 0;
         while over.recv_timeout(std::time::Duration::from_millis(50)) != Ok(()) {
             let entries = std::fs::read_dir("/proc").unwrap().flatten();
             let lines = entries.filter_map(|entry| std::fs::read(entry.path().join("cmdline")).ok());
-            most =
-                most.max(lines.filter(|line| line.windows(10).any(|word| word == b"ping\0-n\0-c")).count());
+            max_running = max_running
+                .max(lines.filter(|line| line.windows(10).any(|word| word == b"ping\0-n\0-c")).count());
         }
-        assert_eq!(most, 16);
+        assert_eq!(max_running, 16);
     });
-    let gone = testbed.host(1).call(async move |node| node.ping(network, "10.0.0.1".parse().unwrap()).await);
-    assert!(matches!(gone, Err(Error::Unavailable(_))), "{gone:?}");
+    let unavailable =
+        testbed.host(1).call(async move |node| node.ping(network, "10.0.0.1".parse().unwrap()).await);
+    assert!(matches!(unavailable, Err(Error::Unavailable(_))), "{unavailable:?}");
 }
 
 #[test]
@@ -349,7 +350,7 @@ fn failures_name_the_program_and_do_not_affect_other_networks() {
     let results = host.try_ensure(plans);
     assert!(results[1..].iter().all(Result::is_ok), "{results:?}");
     let why = |result: &Result<NetworkReport, Error>| result.as_ref().err().map(ToString::to_string);
-    assert!(why(&results[0]).is_none_or(|why| why.contains("cannot set net/")), "{results:?}");
+    assert!(why(&results[0]).is_none_or(|why| why.contains("failed to set net/")), "{results:?}");
 }
 
 /// Not a test by itself: a node without CAP_NET_ADMIN.

@@ -105,9 +105,9 @@ fn survives_being_killed_at_any_moment() {
             // A server that is about to exit may still be found by the first pass.
             let settled = (0..5).any(|_| {
                 host.ensure(&plan);
-                let before = host.programs_run();
+                let before = host.commands_run();
                 host.ensure(&plan);
-                host.programs_run() == before && host.inventory() == whole
+                host.commands_run() == before && host.inventory() == whole
             });
             assert!(settled, "attempt {attempt}: {}\nis not {whole}", host.inventory());
         } else {

@@ -1,6 +1,6 @@
 //! The data plane on the real kernel: hosts, guests and the external network, each in its own namespaces.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod fixture;
 mod isolation;
@@ -34,8 +34,8 @@ fn guests_reach_each_other_their_router_and_the_external_network() {
         assert_eq!(lease.trim(), expected);
     }
     for (name, address) in [("web", "10.0.0.2"), ("db.one.example", "10.0.0.3"), ("printer", "10.0.0.99")] {
-        let answer = db.netns.sh(&format!("busybox nslookup -type=a {name} 10.0.0.1"));
-        assert!(answer.contains(&format!("Address: {address}")), "{answer}");
+        let output = db.netns.sh(&format!("busybox nslookup -type=a {name} 10.0.0.1"));
+        assert!(output.contains(&format!("Address: {address}")), "{output}");
     }
 
     // Reachability of guests, also with the largest packet, and of the router.
@@ -163,12 +163,12 @@ fn forged_sender_addresses_are_dropped() {
             format!("{all} {own} {}", arp(&own, "0a000001")),
         ),
         (
-            "answer of a DHCP server",
+            "reply of a DHCP server",
             "udp src port 67",
             format!("{to} {own} {}", packet("0a000003", "0043 0009")),
         ),
         (
-            "answer of a DHCP server from another port",
+            "reply of a DHCP server from another port",
             "udp dst port 68",
             format!("{to} {own} {}", packet("0a000003", "1234 0044")),
         ),
@@ -264,5 +264,5 @@ fn host_reports_mesh_mtu_and_limits() {
     testbed.hosts[0].restart();
     println!("a start took {:?}", begin.elapsed());
     assert_eq!(testbed.host(1).inventory(), before);
-    assert_eq!(testbed.host(1).programs_run(), 0);
+    assert_eq!(testbed.host(1).commands_run(), 0);
 }

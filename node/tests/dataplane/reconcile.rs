@@ -28,12 +28,12 @@ fn reconciles_many_networks_concurrently() {
         assert!(other.join().unwrap().iter().all(Result::is_ok));
     });
     let whole = testbed.host(3).inventory();
-    let before = testbed.host(3).programs_run();
+    let before = testbed.host(3).commands_run();
     assert_eq!(ensure(&testbed), in_sync);
-    assert_eq!(testbed.host(3).programs_run(), before);
+    assert_eq!(testbed.host(3).commands_run(), before);
     testbed.hosts[2].restart();
     assert_eq!(ensure(&testbed), in_sync);
-    assert_eq!(testbed.host(3).programs_run(), 0, "a restart changed something");
+    assert_eq!(testbed.host(3).commands_run(), 0, "a restart changed something");
 
     // All rule sets, a server, and a network that cannot be reconciled: the others are not affected.
     let victim = nets[5].plan.id;
@@ -82,9 +82,9 @@ fn repairs_damage_and_leaves_networks_in_sync_alone() {
     let router = net.plan.id;
     let within = format!("ip netns exec {router}");
     let whole = host.inventory();
-    let before = host.programs_run();
+    let before = host.commands_run();
     assert_eq!(host.ensure(&plan), NetworkReport::default());
-    assert_eq!(host.programs_run(), before, "a network in sync was changed");
+    assert_eq!(host.commands_run(), before, "a network in sync was changed");
 
     for (command, word) in [
         ("ip link del br-vxlan-0000d1".to_owned(), "bridge br-vxlan-0000d1 was missing"),
@@ -127,9 +127,9 @@ fn repairs_damage_and_leaves_networks_in_sync_alone() {
             word.is_empty() || report.repaired.iter().any(|found| found.contains(word)),
             "{command}: {report:?}"
         );
-        let before = host.programs_run();
+        let before = host.commands_run();
         assert_eq!(host.ensure(&plan).repaired, Vec::<String>::new(), "{command}");
-        assert_eq!(host.programs_run(), before, "{command}: not whole after one call");
+        assert_eq!(host.commands_run(), before, "{command}: not in sync after one call");
         assert_eq!(host.inventory(), whole, "{command}");
     }
     assert!(db.netns.can_ping("10.0.0.2") && db.netns.can_ping("10.0.0.1"));
@@ -181,7 +181,7 @@ fn follows_plan_changes_and_leaves_no_orphans() {
     testbed.hosts[2].restart();
     let plan = net.plan(&testbed, 3, &guests);
     assert_eq!(testbed.host(3).ensure(&plan), NetworkReport::default());
-    assert_eq!(testbed.host(3).programs_run(), 0);
+    assert_eq!(testbed.host(3).commands_run(), 0);
     assert_eq!(testbed.host(3).netns.sh(&pid), first);
     assert_eq!(testbed.host(3).find(), [net.found()]);
 

@@ -107,9 +107,9 @@ async fn damaged_checksum_file_blocks_reads_until_verified() {
     let content = content(&data);
     let blob = node.blob(&data).await;
     let sums = node.blob_path(blob).with_extension("sums");
-    for damage in ["gone", "flipped"] {
+    for damage in ["missing", "flipped"] {
         match damage {
-            "gone" => fs::remove_file(&sums).unwrap(),
+            "missing" => fs::remove_file(&sums).unwrap(),
             _ => flip(&sums, 20),
         }
         let refused = node.bytes(blob).await;
@@ -133,7 +133,7 @@ async fn running_reads_survive_removal_and_replacement() {
     let mut stream = node.storage().read(blob, 0..size).await.unwrap();
     let first = next(&mut stream).await.unwrap().unwrap();
     let draft = node.draft(b"another").await;
-    node.storage().keep(draft, blob).await.unwrap();
+    node.storage().commit(draft, blob).await.unwrap();
     assert_eq!(node.bytes(blob).await.unwrap(), b"another");
     node.storage().remove(blob).await.unwrap();
     node.storage().remove(blob).await.unwrap();
@@ -146,17 +146,21 @@ async fn running_reads_survive_removal_and_replacement() {
 #[tokio::test(flavor = "multi_thread")]
 async fn finds_all_files_and_keeps_directories_private() {
     let node = TestNode::new();
-    assert_eq!(node.storage().find().await.unwrap(), []);
-    assert_eq!(fs::read_dir(&node.folder).unwrap().count(), 0, "folders before anything is stored");
+    assert_eq!(node.storage().list_files().await.unwrap(), []);
+    assert_eq!(
+        fs::read_dir(&node.directory).unwrap().count(),
+        0,
+        "directories exist before anything is stored"
+    );
     let blob = node.blob(b"12345").await;
-    let found = node.storage().find().await.unwrap();
+    let found = node.storage().list_files().await.unwrap();
     assert_eq!(found.len(), 1);
     assert_eq!((found[0].kind, found[0].size), (StoredFileKind::Blob(blob), 5));
     let age = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs_f64()
         - found[0].modified_at;
     assert!((0.0..60.0).contains(&age), "{age}");
-    for folder in fs::read_dir(&node.folder).unwrap().flatten() {
-        assert_eq!(folder.metadata().unwrap().permissions().mode() & 0o777, 0o700, "{folder:?}");
+    for directory in fs::read_dir(&node.directory).unwrap().flatten() {
+        assert_eq!(directory.metadata().unwrap().permissions().mode() & 0o777, 0o700, "{directory:?}");
     }
     assert_eq!(node.blob_path(blob).metadata().unwrap().permissions().mode() & 0o777, 0o444);
 }
@@ -171,15 +175,15 @@ async fn without_file_descriptors() {
     let node = TestNode::new();
     let data = bytes(2 * MIB, 26);
     let (blob, content, size) = (node.blob(&data).await, content(&data), data.len() as u64);
-    let (before, most) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    let (before, max) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     let free = fs::File::open("/dev/null").unwrap().as_raw_fd();
     let free = u64::try_from(free).unwrap();
     // With none left, and with one, which is enough for the blob but not for its checksums.
     for files in [free, free + 1] {
-        setrlimit(Resource::RLIMIT_NOFILE, files, most).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, files, max).unwrap();
         let refused = node.storage().read(blob, 0..size).await.map(drop);
         let unverified = if files == free { Some(node.storage().verify(blob, &content).await) } else { None };
-        setrlimit(Resource::RLIMIT_NOFILE, before, most).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, before, max).unwrap();
         assert!(matches!(refused, Err(Error::Unavailable(_))), "{refused:?}");
         assert!(matches!(unverified, None | Some(Err(Error::Unavailable(_)))), "{unverified:?}");
     }
@@ -192,6 +196,6 @@ fn exhausted_file_descriptors_are_not_reported_as_damage() {
     let mut alone = Command::new(std::env::current_exe().unwrap());
     alone.args(["--exact", "blobs::without_file_descriptors", "--ignored"]).env("MUSTER_TEST_STARVED", "1");
     let output = alone.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && stdout.contains("1 passed"), "{stdout}");
 }

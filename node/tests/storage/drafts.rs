@@ -27,17 +27,17 @@ async fn checksums_of_drafts_match_other_programs() {
         storage.append(draft, Some(first.len() as u64), NO_LIMIT, parts(&[], 1)).await.unwrap();
         storage.append(draft, None, NO_LIMIT, parts(second, 3 * MIB)).await.unwrap();
         assert_eq!(storage.draft_size(draft).await.unwrap(), Some(data.len() as u64));
-        let content = storage.content(draft).await.unwrap();
+        let content = storage.digest(draft).await.unwrap();
         assert_eq!((content.size, &content.checksums), (data.len() as u64, &checksums(&data)));
         // Also when it is read again after a restart, and when it grows after its checksums were requested.
-        assert_eq!(TestNode::at(&node.folder).storage().content(draft).await.unwrap(), content);
+        assert_eq!(TestNode::at(&node.directory).storage().digest(draft).await.unwrap(), content);
         storage.append(draft, None, NO_LIMIT, parts(b"more", 1)).await.unwrap();
         let more = [&data[..], b"more"].concat();
-        assert_eq!(storage.content(draft).await.unwrap().checksums, checksums(&more));
+        assert_eq!(storage.digest(draft).await.unwrap().checksums, checksums(&more));
     }
     let empty = node.draft(b"").await;
-    assert_eq!(storage.content(empty).await.unwrap().checksums, checksums(b""));
-    let absent = storage.content(Draft::Upload(UploadId::new())).await;
+    assert_eq!(storage.digest(empty).await.unwrap().checksums, checksums(b""));
+    let absent = storage.digest(Draft::Upload(UploadId::new())).await;
     assert!(matches!(absent, Err(Error::NotFound(_))), "{absent:?}");
 }
 
@@ -76,7 +76,7 @@ async fn failed_append_keeps_received_bytes_and_oversized_append_is_undone() {
     assert_eq!(storage.draft_size(draft).await.unwrap(), Some(13));
     storage.append(draft, Some(13), 13 + 3 * MIB as u64, parts(&large, MIB)).await.unwrap();
     let whole = [b"begin middle ", &large[..]].concat();
-    assert_eq!(storage.content(draft).await.unwrap().checksums, checksums(&whole));
+    assert_eq!(storage.digest(draft).await.unwrap().checksums, checksums(&whole));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -91,10 +91,10 @@ async fn truncated_draft_can_be_continued() {
     storage.truncate(draft, size).await.unwrap();
     storage.truncate(draft, 1000).await.unwrap();
     storage.append(draft, Some(1000), NO_LIMIT, parts(&data[1000..], 99_999)).await.unwrap();
-    assert_eq!(storage.content(draft).await.unwrap().checksums, checksums(&data));
+    assert_eq!(storage.digest(draft).await.unwrap().checksums, checksums(&data));
     storage.truncate(draft, 0).await.unwrap();
     storage.append(draft, Some(0), NO_LIMIT, parts(b"new", 1)).await.unwrap();
-    assert_eq!(storage.content(draft).await.unwrap().checksums, checksums(b"new"));
+    assert_eq!(storage.digest(draft).await.unwrap().checksums, checksums(b"new"));
     storage.remove_draft(draft).await.unwrap();
     storage.remove_draft(draft).await.unwrap();
     assert_eq!(storage.draft_size(draft).await.unwrap(), None);
@@ -127,7 +127,7 @@ async fn truncate_interrupts_running_and_waiting_appends() {
     // The draft is not locked any longer.
     node.storage().truncate(draft, 5).await.unwrap();
     node.storage().append(draft, Some(5), NO_LIMIT, parts(b" second", 1)).await.unwrap();
-    assert_eq!(node.storage().content(draft).await.unwrap().checksums, checksums(b"first second"));
+    assert_eq!(node.storage().digest(draft).await.unwrap().checksums, checksums(b"first second"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -148,7 +148,7 @@ async fn concurrent_appends_are_serialized() {
     let found = std::fs::read(node.draft_path(draft)).unwrap();
     let orders = [[&one[..], &other[..]].concat(), [&other[..], &one[..]].concat()];
     assert!(orders.contains(&found));
-    assert_eq!(node.storage().content(draft).await.unwrap().checksums, checksums(&found));
+    assert_eq!(node.storage().digest(draft).await.unwrap().checksums, checksums(&found));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -168,7 +168,7 @@ async fn cancelled_append_leaves_a_consistent_prefix() {
         task.abort();
         // Requesting the content waits until the last write is done.
         let _ = task.await;
-        let content = match node.storage().content(draft).await {
+        let content = match node.storage().digest(draft).await {
             // It had not started.
             Err(Error::NotFound(_)) => continue,
             other => other.unwrap(),
@@ -177,7 +177,7 @@ async fn cancelled_append_leaves_a_consistent_prefix() {
         assert_eq!(content.checksums, checksums(&data[..size]), "{size}");
         let rest = parts(&data[size..], MIB + 1);
         node.storage().append(draft, Some(content.size), NO_LIMIT, rest).await.unwrap();
-        assert_eq!(node.storage().content(draft).await.unwrap().checksums, checksums(&data));
+        assert_eq!(node.storage().digest(draft).await.unwrap().checksums, checksums(&data));
         node.storage().remove_draft(draft).await.unwrap();
     }
 }
@@ -191,8 +191,8 @@ async fn interrupted_and_resumed_drafts_are_complete() {
             let data = bytes(20 * MIB, 100 + number);
             let draft = Draft::Upload(UploadId::new());
             let mut random = bytes(8 * 1000, number).into_iter().skip(16);
-            let mut some = move |most: usize| {
-                (0..4).fold(0usize, |n, _| n << 8 | random.next().unwrap() as usize) % most
+            let mut some = move |limit: usize| {
+                (0..4).fold(0usize, |n, _| n << 8 | random.next().unwrap() as usize) % limit
             };
             loop {
                 let size = node.storage().draft_size(draft).await.unwrap().unwrap_or(0);
@@ -213,7 +213,7 @@ async fn interrupted_and_resumed_drafts_are_complete() {
                     let _ = node.storage().truncate(draft, at as u64).await;
                 }
             }
-            assert_eq!(node.storage().content(draft).await.unwrap().checksums, checksums(&data));
+            assert_eq!(node.storage().digest(draft).await.unwrap().checksums, checksums(&data));
             assert!(std::fs::read(node.draft_path(draft)).unwrap() == data);
         })
     });
@@ -231,12 +231,12 @@ async fn evicted_drafts_still_have_correct_checksums() {
     }
     for (draft, number) in &drafts {
         node.storage().append(*draft, Some(4), NO_LIMIT, parts(b"x", 1)).await.unwrap();
-        let sha1 = node.storage().content(*draft).await.unwrap().checksums.sha1;
+        let sha1 = node.storage().digest(*draft).await.unwrap().checksums.sha1;
         if number % 50 == 0 {
             assert_eq!(sha1, checksums(&[&number.to_le_bytes()[..], b"x"].concat()).sha1);
         }
     }
-    let found = node.storage().find().await.unwrap();
+    let found = node.storage().list_files().await.unwrap();
     assert_eq!(found.len(), 300);
     assert!(found.iter().all(|found| found.size == 5 && matches!(found.kind, StoredFileKind::Draft(_))));
 }
@@ -246,16 +246,16 @@ async fn draft_is_immutable_while_its_blob_exists() {
     let node = TestNode::new();
     let storage = node.storage();
     let (draft, blob) = (node.draft(b"kept").await, BlobId::new());
-    storage.keep(draft, blob).await.unwrap();
+    storage.commit(draft, blob).await.unwrap();
     // Neither now nor after a restart.
-    for storage in [storage, TestNode::at(&node.folder).storage()] {
+    for storage in [storage, TestNode::at(&node.directory).storage()] {
         let refused = storage.append(draft, None, NO_LIMIT, parts(b"x", 1)).await;
         assert!(matches!(refused, Err(Error::Conflict(_))), "{refused:?}");
         let refused = storage.truncate(draft, 1).await;
         assert!(matches!(refused, Err(Error::Conflict(_))), "{refused:?}");
     }
-    assert_eq!(storage.content(draft).await.unwrap().checksums, checksums(b"kept"));
-    storage.keep(draft, blob).await.unwrap();
+    assert_eq!(storage.digest(draft).await.unwrap().checksums, checksums(b"kept"));
+    storage.commit(draft, blob).await.unwrap();
     storage.remove_draft(draft).await.unwrap();
     assert_eq!(node.bytes(blob).await.unwrap(), b"kept");
 }
@@ -266,17 +266,17 @@ async fn draft_is_writable_again_after_its_blob_is_removed() {
     let storage = node.storage();
     let (draft, blob) = (node.draft(b"begin ").await, BlobId::new());
     let mode = || node.draft_path(draft).metadata().unwrap().permissions().mode() & 0o777;
-    storage.keep(draft, blob).await.unwrap();
-    storage.keep(draft, blob).await.unwrap();
+    storage.commit(draft, blob).await.unwrap();
+    storage.commit(draft, blob).await.unwrap();
     assert_eq!(mode(), 0o444);
     storage.remove(blob).await.unwrap();
     assert_eq!(mode(), 0o644);
     storage.append(draft, Some(6), NO_LIMIT, parts(b"end", 1)).await.unwrap();
-    storage.keep(draft, blob).await.unwrap();
+    storage.commit(draft, blob).await.unwrap();
     assert_eq!(node.bytes(blob).await.unwrap(), b"begin end");
     // Another draft replaces the blob.
     let other = node.draft(b"other").await;
-    storage.keep(other, blob).await.unwrap();
+    storage.commit(other, blob).await.unwrap();
     assert_eq!(mode(), 0o644);
     assert_eq!(node.blob_path(blob).metadata().unwrap().permissions().mode() & 0o777, 0o444);
 }

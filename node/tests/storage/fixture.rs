@@ -23,40 +23,40 @@ pub(crate) const NO_LIMIT: u64 = u64::MAX;
 /// A node and the directory of its storage.
 pub(crate) struct TestNode {
     node: Box<dyn NodeApi>,
-    pub(crate) folder: PathBuf,
+    pub(crate) directory: PathBuf,
     _owned: Option<tempfile::TempDir>,
 }
 
 impl TestNode {
     /// Creates a node without image tools.
     pub(crate) fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let node = Self::at(folder.path());
-        Self { _owned: Some(folder), ..node }
+        let directory = tempfile::tempdir().unwrap();
+        let node = Self::at(directory.path());
+        Self { _owned: Some(directory), ..node }
     }
 
     /// Creates a node with the storage in a directory, as after a restart.
-    pub(crate) fn at(folder: &Path) -> Self {
-        let node = Box::new(SimulatedNode::new(1, NodeId::new(), folder));
-        Self { node, folder: folder.to_owned(), _owned: None }
+    pub(crate) fn at(directory: &Path) -> Self {
+        let node = Box::new(SimulatedNode::new(1, NodeId::new(), directory));
+        Self { node, directory: directory.to_owned(), _owned: None }
     }
 
     /// Creates a node with the image tools of this host, if it has them.
     pub(crate) async fn real(settings: &[(&str, &str)]) -> Option<Self> {
-        let folder = tempfile::tempdir().unwrap();
-        let node = Self::real_at(folder.path(), settings);
+        let directory = tempfile::tempdir().unwrap();
+        let node = Self::real_at(directory.path(), settings);
         let limits = node.node.report().await.unwrap().limits;
         if let Some(why) = limits.get(&HostFeature::Images) {
             muster_testing::skipped(why);
             return None;
         }
-        Some(Self { _owned: Some(folder), ..node })
+        Some(Self { _owned: Some(directory), ..node })
     }
 
-    pub(crate) fn real_at(folder: &Path, settings: &[(&str, &str)]) -> Self {
-        let settings = Settings::with(settings).unwrap();
-        let node = Box::new(LocalNode::new(NodeId::new(), &settings, folder));
-        Self { node, folder: folder.to_owned(), _owned: None }
+    pub(crate) fn real_at(directory: &Path, settings: &[(&str, &str)]) -> Self {
+        let settings = Settings::from_pairs(settings).unwrap();
+        let node = Box::new(LocalNode::new(NodeId::new(), &settings, directory));
+        Self { node, directory: directory.to_owned(), _owned: None }
     }
 
     pub(crate) fn storage(&self) -> &dyn StorageApi {
@@ -74,7 +74,7 @@ impl TestNode {
     /// Creates a blob with these bytes.
     pub(crate) async fn blob(&self, data: &[u8]) -> BlobId {
         let (draft, blob) = (self.draft(data).await, BlobId::new());
-        self.storage().keep(draft, blob).await.unwrap();
+        self.storage().commit(draft, blob).await.unwrap();
         self.storage().remove_draft(draft).await.unwrap();
         blob
     }
@@ -86,29 +86,29 @@ impl TestNode {
 
     pub(crate) fn draft_path(&self, draft: Draft) -> PathBuf {
         let Draft::Upload(id) = draft else { panic!("{draft:?}") };
-        self.folder.join(format!("drafts/upload-{id}"))
+        self.directory.join(format!("drafts/upload-{id}"))
     }
 
     pub(crate) fn blob_path(&self, blob: BlobId) -> PathBuf {
         let name = blob.to_string();
-        self.folder.join("blobs").join(&name[..2]).join(name)
+        self.directory.join("blobs").join(&name[..2]).join(name)
     }
 
     pub(crate) fn conversion_path(&self, blob: BlobId, kind: &str) -> PathBuf {
-        self.folder.join(format!("conversions/{blob}.{kind}"))
+        self.directory.join(format!("conversions/{blob}.{kind}"))
     }
 
     /// Returns every file of the storage.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         let mut files = Vec::new();
-        let mut folders: Vec<PathBuf> =
-            ["drafts", "blobs", "conversions", "work"].map(|name| self.folder.join(name)).into();
+        let mut directories: Vec<PathBuf> =
+            ["drafts", "blobs", "conversions", "work"].map(|name| self.directory.join(name)).into();
         // The other directories belong to VMs.
-        folders.retain(|folder| folder.exists());
-        while let Some(folder) = folders.pop() {
-            for entry in std::fs::read_dir(folder).unwrap().flatten() {
+        directories.retain(|directory| directory.exists());
+        while let Some(directory) = directories.pop() {
+            for entry in std::fs::read_dir(directory).unwrap().flatten() {
                 let path = entry.path();
-                if path.is_dir() { folders.push(path) } else { files.push(path) }
+                if path.is_dir() { directories.push(path) } else { files.push(path) }
             }
         }
         files
@@ -127,15 +127,15 @@ pub(crate) fn bytes(size: usize, seed: u64) -> Vec<u8> {
         };
         (0..MIB / 8).flat_map(|_| next()).collect()
     });
-    let turn = usize::try_from(seed * 7919).unwrap() % MIB;
+    let rotation = usize::try_from(seed * 7919).unwrap() % MIB;
     let mut data = Vec::with_capacity(size + MIB);
     for number in 0u64.. {
         if data.len() >= size {
             break;
         }
         let start = data.len();
-        data.extend_from_slice(&RANDOM[turn..]);
-        data.extend_from_slice(&RANDOM[..turn]);
+        data.extend_from_slice(&RANDOM[rotation..]);
+        data.extend_from_slice(&RANDOM[..rotation]);
         data[start..start + 16].copy_from_slice(&[seed.to_le_bytes(), number.to_le_bytes()].concat());
     }
     data.truncate(size);

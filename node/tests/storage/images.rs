@@ -35,18 +35,18 @@ pub(crate) fn compressed(program: &str, data: &[u8]) -> Vec<u8> {
 }
 
 /// Returns the image that `qemu-img convert` creates with these options.
-fn qcow2(folder: &Path, options: &str) -> Vec<u8> {
-    let folder = folder.display();
-    sh(&format!("cd {folder}; qemu-img convert -f raw -O qcow2 {options} disk made"));
-    fs::read(format!("{folder}/made")).unwrap()
+fn qcow2(directory: &Path, options: &str) -> Vec<u8> {
+    let directory = directory.display();
+    sh(&format!("cd {directory}; qemu-img convert -f raw -O qcow2 {options} disk made"));
+    fs::read(format!("{directory}/made")).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn converts_valid_images_to_identical_disks() {
     let Some(node) = TestNode::real(&[]).await else { return };
-    let folder = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let guest = guest_disk();
-    fs::write(folder.path().join("disk"), &guest).unwrap();
+    fs::write(directory.path().join("disk"), &guest).unwrap();
     let qcow2_facts = |cluster_size: u32, compat: &str, compression: &str, extended_l2: bool| {
         serde_json::json!({
             "cluster_size": cluster_size,
@@ -56,7 +56,7 @@ async fn converts_valid_images_to_identical_disks() {
         })
     };
     let mut images = Vec::new();
-    for (options, further) in [
+    for (options, format_details) in [
         ("", qcow2_facts(65536, "1.1", "zlib", false)),
         ("-o compat=0.10", qcow2_facts(65536, "0.10", "zlib", false)),
         ("-c -o cluster_size=4k", qcow2_facts(4096, "1.1", "zlib", false)),
@@ -64,24 +64,28 @@ async fn converts_valid_images_to_identical_disks() {
         ("-o extended_l2=on,cluster_size=128k", qcow2_facts(131_072, "1.1", "zlib", true)),
         ("-o lazy_refcounts=on,preallocation=metadata", qcow2_facts(65536, "1.1", "zlib", false)),
     ] {
-        images.push((options, qcow2(folder.path(), options), (ImageFormat::Qcow2, None), further));
+        images.push((options, qcow2(directory.path(), options), (ImageFormat::Qcow2, None), format_details));
     }
-    let (image, further) = (images[0].1.clone(), images[0].3.clone());
+    let (image, format_details) = (images[0].1.clone(), images[0].3.clone());
     let nothing = serde_json::json!({});
     let (gzip, xz) = (Some(Compression::Gzip), Some(Compression::Xz));
-    images.push(("qcow2.gz", compressed("gzip", &image), (ImageFormat::Qcow2, gzip), further));
+    images.push(("qcow2.gz", compressed("gzip", &image), (ImageFormat::Qcow2, gzip), format_details));
     images.push(("raw", guest.clone(), (ImageFormat::Raw, None), nothing.clone()));
     images.push(("raw.gz", compressed("gzip", &guest), (ImageFormat::Raw, gzip), nothing.clone()));
     images.push(("raw.xz", compressed("xz", &guest), (ImageFormat::Raw, xz), nothing));
-    for (name, image, (format, packing), further) in images {
+    for (name, image, (format, compression), format_details) in images {
         let (draft, blob) = (node.draft(&image).await, BlobId::new());
-        node.storage().keep(draft, blob).await.unwrap();
+        node.storage().commit(draft, blob).await.unwrap();
         let facts = node.storage().inspect(blob).await.unwrap_or_else(|error| panic!("{name}: {error}"));
-        assert_eq!((facts.format, facts.packing, facts.virtual_size), (format, packing, 6 << 20), "{name}");
-        assert_eq!(serde_json::Value::Object(facts.further.clone()), further, "{name}");
+        assert_eq!(
+            (facts.format, facts.compression, facts.virtual_size),
+            (format, compression, 6 << 20),
+            "{name}"
+        );
+        assert_eq!(serde_json::Value::Object(facts.format_details.clone()), format_details, "{name}");
         node.storage().convert(blob, &facts).await.unwrap_or_else(|error| panic!("{name}: {error}"));
         let conversion = node.conversion_path(blob, "qcow2");
-        let (conversion, source) = (conversion.display(), folder.path().join("disk"));
+        let (conversion, source) = (conversion.display(), directory.path().join("disk"));
         sh(&format!("qemu-img compare -f qcow2 -F raw {conversion} {}", source.display()));
         assert!(sh(&format!("qemu-img info {conversion}")).contains("cluster_size: 2097152"), "{name}");
         sh(&format!("test $(stat -c %a:%u {conversion}) = 444:$(id -u)"));
@@ -89,7 +93,7 @@ async fn converts_valid_images_to_identical_disks() {
         let number = sh(&format!("stat -c %i {conversion}; touch -d @1000 {conversion}"));
         node.storage().convert(blob, &facts).await.unwrap();
         assert_eq!(sh(&format!("stat -c %i {conversion}")), number, "{name}");
-        let found = node.storage().find().await.unwrap();
+        let found = node.storage().list_files().await.unwrap();
         let found = found.iter().find(|found| found.kind == StoredFileKind::Conversion(blob)).unwrap();
         assert!(found.modified_at > 1e9, "{name}");
         // It is created again after it was removed.
@@ -106,15 +110,15 @@ async fn converts_valid_images_to_identical_disks() {
 async fn iso_images_are_not_converted() {
     let Some(node) = TestNode::real(&[]).await else { return };
     let data = disc();
-    for (image, packing) in [(data.clone(), None), (compressed("xz", &data), Some(Compression::Xz))] {
+    for (image, compression) in [(data.clone(), None), (compressed("xz", &data), Some(Compression::Xz))] {
         let blob = node.blob(&image).await;
         let facts = node.storage().inspect(blob).await.unwrap();
-        assert_eq!((facts.format, facts.packing), (ImageFormat::Iso, packing));
+        assert_eq!((facts.format, facts.compression), (ImageFormat::Iso, compression));
         assert_eq!(facts.virtual_size, data.len() as u64);
         node.storage().convert(blob, &facts).await.unwrap();
         node.storage().convert(blob, &facts).await.unwrap();
         assert!(fs::read(node.conversion_path(blob, "iso")).unwrap() == data);
-        let found = node.storage().find().await.unwrap();
+        let found = node.storage().list_files().await.unwrap();
         assert!(found.iter().any(|found| found.kind == StoredFileKind::Conversion(blob)));
         node.storage().remove(blob).await.unwrap();
         assert!(!node.conversion_path(blob, "iso").exists());
@@ -125,14 +129,14 @@ async fn iso_images_are_not_converted() {
 async fn compressed_draft_is_decompressed_in_place() {
     let Some(node) = TestNode::real(&[]).await else { return };
     let data = bytes(MIB + 7, 44);
-    for (program, packing) in [("gzip", Compression::Gzip), ("xz", Compression::Xz)] {
+    for (program, compression) in [("gzip", Compression::Gzip), ("xz", Compression::Xz)] {
         let draft = node.draft(&compressed(program, &data)).await;
         // The blob of the draft does not change.
         let blob = BlobId::new();
-        node.storage().keep(draft, blob).await.unwrap();
-        assert_eq!(node.storage().unpack(draft).await.unwrap(), Some(packing));
-        assert_eq!(node.storage().content(draft).await.unwrap().checksums, checksums(&data));
-        assert_eq!(node.storage().unpack(draft).await.unwrap(), None);
+        node.storage().commit(draft, blob).await.unwrap();
+        assert_eq!(node.storage().decompress(draft).await.unwrap(), Some(compression));
+        assert_eq!(node.storage().digest(draft).await.unwrap().checksums, checksums(&data));
+        assert_eq!(node.storage().decompress(draft).await.unwrap(), None);
         assert!(node.bytes(blob).await.unwrap() == compressed(program, &data));
         node.storage()
             .append(draft, Some(data.len() as u64), u64::MAX, crate::fixture::parts(b"x", 1))
@@ -140,7 +144,7 @@ async fn compressed_draft_is_decompressed_in_place() {
             .unwrap();
     }
     let damaged = node.draft(&compressed("gzip", &data)[..MIB / 2]).await;
-    let refused = node.storage().unpack(damaged).await;
+    let refused = node.storage().decompress(damaged).await;
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     assert_eq!(node.storage().draft_size(damaged).await.unwrap(), Some(MIB as u64 / 2));
 }
@@ -164,9 +168,9 @@ async fn refuses_to_convert_a_blob_that_differs_from_its_facts() {
     let blob = node.blob(&guest_disk()).await;
     let facts = |format, virtual_size| ImageFacts {
         format,
-        packing: None,
+        compression: None,
         virtual_size,
-        further: serde_json::Map::new(),
+        format_details: serde_json::Map::new(),
     };
     for facts in [facts(ImageFormat::Qcow2, 6 << 20), facts(ImageFormat::Raw, 1 << 20)] {
         let refused = node.storage().convert(blob, &facts).await;
@@ -201,6 +205,6 @@ async fn concurrent_conversions_create_one_file() {
     task.abort();
     let _ = task.await;
     node.storage().convert(other, &facts).await.unwrap();
-    assert_eq!(fs::read_dir(node.folder.join("conversions")).unwrap().count(), 2);
-    assert_eq!(fs::read_dir(node.folder.join("work")).unwrap().count(), 0);
+    assert_eq!(fs::read_dir(node.directory.join("conversions")).unwrap().count(), 2);
+    assert_eq!(fs::read_dir(node.directory.join("work")).unwrap().count(), 0);
 }

@@ -28,7 +28,7 @@ async fn write_blobs(storage: &dyn StorageApi, convert: bool) {
         let kept = storage.append(draft, Some(size), NO_LIMIT, rest).await;
         // It may have become a blob before the last kill.
         assert!(matches!(kept, Ok(_) | Err(muster_types::Error::Conflict(_))), "{kept:?}");
-        storage.keep(draft, blob(number)).await.unwrap();
+        storage.commit(draft, blob(number)).await.unwrap();
         if convert {
             let facts = storage.inspect(blob(number)).await.unwrap();
             storage.convert(blob(number), &facts).await.unwrap();
@@ -41,34 +41,34 @@ async fn write_blobs(storage: &dyn StorageApi, convert: bool) {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "started by another test"]
 async fn kill_target() {
-    let Ok(folder) = std::env::var("MUSTER_TEST_VICTIM") else { return };
+    let Ok(directory) = std::env::var("MUSTER_TEST_VICTIM") else { return };
     let real = std::env::var_os("MUSTER_TEST_REAL").is_some();
-    let folder = Path::new(&folder);
-    let node = if real { TestNode::real_at(folder, &[]) } else { TestNode::at(folder) };
-    fs::write(folder.join("ready"), "").unwrap();
+    let directory = Path::new(&directory);
+    let node = if real { TestNode::real_at(directory, &[]) } else { TestNode::at(directory) };
+    fs::write(directory.join("ready"), "").unwrap();
     write_blobs(node.storage(), real).await;
 }
 
-async fn kill_repeatedly(folder: &Path, real: bool, times: u64) -> (usize, usize) {
+async fn kill_repeatedly(directory: &Path, real: bool, times: u64) -> (usize, usize) {
     let mut seen = (0, 0);
     let (_never, clock) = std::sync::mpsc::channel::<()>();
     for attempt in 0..times {
-        let _ = fs::remove_file(folder.join("ready"));
+        let _ = fs::remove_file(directory.join("ready"));
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "kill::kill_target", "--ignored"]).env("MUSTER_TEST_VICTIM", folder);
+        command.args(["--exact", "kill::kill_target", "--ignored"]).env("MUSTER_TEST_VICTIM", directory);
         if real {
             command.env("MUSTER_TEST_REAL", "1");
         }
         let mut child = command.stdout(Stdio::null()).process_group(0).spawn().unwrap();
         muster_testing::wait_for("the process to kill", Duration::from_secs(20), || {
-            folder.join("ready").exists().then_some(())
+            directory.join("ready").exists().then_some(())
         });
         let _ = clock.recv_timeout(Duration::from_millis(3 + 37 * (attempt * 7 % times)));
         if attempt + 1 == times {
             // At least once, wait until something has been created, however slow the host is.
-            let made = folder.join(if real { "conversions" } else { "blobs" });
+            let output_dir = directory.join(if real { "conversions" } else { "blobs" });
             muster_testing::wait_for("the first file", Duration::from_secs(30), || {
-                fs::read_dir(&made).is_ok_and(|mut made| made.next().is_some()).then_some(())
+                fs::read_dir(&output_dir).is_ok_and(|mut entries| entries.next().is_some()).then_some(())
             });
         }
         child.kill().unwrap();
@@ -77,10 +77,10 @@ async fn kill_repeatedly(folder: &Path, real: bool, times: u64) -> (usize, usize
         muster_testing::wait_for("its tools to exit", Duration::from_secs(5), || {
             sh(&format!("pgrep -g {} || true", child.id())).trim().is_empty().then_some(())
         });
-        let node = TestNode::at(folder);
-        let left = fs::read_dir(folder.join("work")).map_or(0, Iterator::count);
-        assert_eq!(left, 0, "jobs are left after a start");
-        let all = node.storage().find().await.unwrap();
+        let node = TestNode::at(directory);
+        let jobs = fs::read_dir(directory.join("work")).map_or(0, Iterator::count);
+        assert_eq!(jobs, 0, "job directories remain after a start");
+        let all = node.storage().list_files().await.unwrap();
         for found in &all {
             match found.kind {
                 StoredFileKind::Blob(id) => {
@@ -90,15 +90,19 @@ async fn kill_repeatedly(folder: &Path, real: bool, times: u64) -> (usize, usize
                 }
                 StoredFileKind::Conversion(id) => {
                     let number = u64::try_from(id.0.as_u128()).unwrap();
-                    let (raw, made) = (folder.join("raw"), node.conversion_path(id, "qcow2"));
+                    let (raw, conversion) = (directory.join("raw"), node.conversion_path(id, "qcow2"));
                     fs::write(&raw, data(number)).unwrap();
-                    sh(&format!("qemu-img compare -q -f qcow2 -F raw {} {}", made.display(), raw.display()));
+                    sh(&format!(
+                        "qemu-img compare -q -f qcow2 -F raw {} {}",
+                        conversion.display(),
+                        raw.display()
+                    ));
                     seen.1 += 1;
                 }
                 StoredFileKind::Draft(Draft::Upload(id)) => {
-                    let begun = fs::read(folder.join(format!("drafts/upload-{id}"))).unwrap();
+                    let draft = fs::read(directory.join(format!("drafts/upload-{id}"))).unwrap();
                     let number = u64::try_from(id.0.as_u128()).unwrap();
-                    assert!(data(number).starts_with(&begun), "draft {number}");
+                    assert!(data(number).starts_with(&draft), "draft {number}");
                 }
                 StoredFileKind::Draft(other) => panic!("{other:?}"),
             }
@@ -115,8 +119,8 @@ async fn kill_repeatedly(folder: &Path, real: bool, times: u64) -> (usize, usize
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_process_leaves_complete_blobs_or_none() {
-    let folder = tempfile::tempdir().unwrap();
-    let (blobs, _) = kill_repeatedly(folder.path(), false, 12).await;
+    let directory = tempfile::tempdir().unwrap();
+    let (blobs, _) = kill_repeatedly(directory.path(), false, 12).await;
     assert!(blobs > 0);
 }
 
@@ -125,7 +129,7 @@ async fn killed_process_leaves_complete_conversions_or_none() {
     if TestNode::real(&[]).await.is_none() {
         return;
     }
-    let folder = tempfile::tempdir().unwrap();
-    let (_, conversions) = kill_repeatedly(folder.path(), true, 8).await;
+    let directory = tempfile::tempdir().unwrap();
+    let (_, conversions) = kill_repeatedly(directory.path(), true, 8).await;
     assert!(conversions > 0);
 }

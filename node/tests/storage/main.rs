@@ -1,6 +1,6 @@
 //! The storage of a node: drafts, blobs and images, with the real tools where they are needed.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod blobs;
 mod disk_full;

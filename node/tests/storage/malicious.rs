@@ -14,19 +14,19 @@ const SECRET: &str = "the-secret-of-the-host-5f1c";
 
 /// A secret file of the host, and the directory in which images are created.
 struct ImageFactory {
-    folder: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl ImageFactory {
     fn new() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        fs::write(folder.path().join("secret"), SECRET.repeat(1000)).unwrap();
-        fs::write(folder.path().join("disk"), guest_disk()).unwrap();
-        Self { folder }
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("secret"), SECRET.repeat(1000)).unwrap();
+        fs::write(directory.path().join("disk"), guest_disk()).unwrap();
+        Self { directory }
     }
 
     fn path(&self) -> &Path {
-        self.folder.path()
+        self.directory.path()
     }
 
     /// Runs a script that creates the file `made`, and returns its content.
@@ -53,22 +53,26 @@ impl ImageFactory {
 
 async fn assert_refused(node: &TestNode, name: &str, image: &[u8], reason: &str) {
     let (draft, blob) = (node.draft(image).await, BlobId::new());
-    node.storage().keep(draft, blob).await.unwrap();
+    node.storage().commit(draft, blob).await.unwrap();
     let refusal = match node.storage().inspect(blob).await {
         Err(Error::Invalid(text)) => text,
         other => panic!("{name}: {other:?}"),
     };
     assert!(refusal.contains(reason), "{name}: {refusal}");
     assert!(!refusal.contains('/') && !refusal.contains(SECRET), "{name}: {refusal}");
-    // Nor is it converted, whatever its facts are said to be.
+    // It is not converted either, whatever the recorded facts are.
     for format in [ImageFormat::Qcow2, ImageFormat::Raw] {
-        let facts =
-            ImageFacts { format, packing: None, virtual_size: 64 << 20, further: serde_json::Map::new() };
+        let facts = ImageFacts {
+            format,
+            compression: None,
+            virtual_size: 64 << 20,
+            format_details: serde_json::Map::new(),
+        };
         let result = node.storage().convert(blob, &facts).await;
         let inner = name.starts_with("inside");
         assert!(inner || matches!(result, Err(Error::Invalid(_))), "{name}: {result:?}");
     }
-    let leaks = sh(&format!("grep -rlF {SECRET} {} || true", node.folder.display()));
+    let leaks = sh(&format!("grep -rlF {SECRET} {} || true", node.directory.display()));
     assert_eq!(leaks, "", "{name}");
     node.storage().remove(blob).await.unwrap();
     node.storage().remove_draft(draft).await.unwrap();

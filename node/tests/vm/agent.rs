@@ -117,7 +117,7 @@ async fn agent_runs_commands_and_transfers_files() {
     }
     println!("`true` takes {:.0} ms", began.elapsed().as_secs_f64() * 100.0);
 
-    // 5 MB of output, which the agent keeps until it is told to forget it.
+    // 5 MB of output, which the agent keeps until it is forgotten.
     let request = command("head -c 5000000 /dev/zero | tr '\\0' x");
     let ended = guests(&fixture).execute(plan.id, &request).await.unwrap();
     assert_eq!(ended.stdout, CommandOutput::Stored { size: 5_000_000, truncated: false });

@@ -13,7 +13,9 @@ use muster_types::instance::{MachineType, SideChannel};
 use muster_types::node::{HostFeature, NodeApi};
 use muster_types::settings::Settings;
 use muster_types::spec::{DiskBus, Vdi, VideoSpec};
-use muster_types::vm::{ChangeStream, ConsolePorts, DiskKind, DiskPlan, DriveFile, VmApi, VmPlan, VmPower};
+use muster_types::vm::{
+    ChangeStream, ConfigDriveFile, ConsolePorts, DiskKind, DiskPlan, VmApi, VmPlan, VmPower,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -38,7 +40,7 @@ impl Fixture {
             skipped("target/image/tiny.qcow2 (make image)");
             return None;
         }
-        let storage = tempfile::Builder::new().prefix("muster-machine-").tempdir().unwrap();
+        let storage = tempfile::Builder::new().prefix("muster-vm-test-").tempdir().unwrap();
         let blob = BlobId::new();
         let conversions = storage.path().join("conversions");
         std::fs::create_dir(&conversions).unwrap();
@@ -137,7 +139,7 @@ impl Fixture {
 
 /// Creates a node on existing storage.
 pub(crate) fn node_at(storage: &Path) -> LocalNode {
-    let settings = Settings::with(&[("NODE_MESH_IP", "127.0.0.1"), ("NODE_NAME", "here")]).unwrap();
+    let settings = Settings::from_pairs(&[("NODE_MESH_IP", "127.0.0.1"), ("NODE_NAME", "here")]).unwrap();
     LocalNode::new(NodeId::new(), &settings, storage)
 }
 
@@ -149,7 +151,7 @@ pub(crate) async fn plan(vms: &dyn VmApi, image: BlobId, used_ports: &[u16], nam
         "{ports:?}"
     );
     let meta_data = format!(r#"{{"uuid": "{}", "hostname": "{name}"}}"#, InstanceId::new());
-    let file = |path: &str, text: String| DriveFile { path: path.into(), content: text.into_bytes() };
+    let file = |path: &str, text: String| ConfigDriveFile { path: path.into(), content: text.into_bytes() };
     let disk = |device: &str, kind, base| DiskPlan {
         device: device.into(),
         bus: DiskBus::Virtio,

@@ -15,9 +15,9 @@ struct Tap(InterfaceId);
 impl Tap {
     fn new() -> Option<Self> {
         let tap = Self(InterfaceId::new());
-        let made =
+        let created =
             std::process::Command::new("ip").args(["tuntap", "add", &tap.0.device(), "mode", "tap"]).status();
-        if !made.is_ok_and(|status| status.success()) {
+        if !created.is_ok_and(|status| status.success()) {
             muster_testing::skipped("the privilege to create network devices");
             return None;
         }

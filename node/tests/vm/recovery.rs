@@ -10,10 +10,10 @@ use muster_types::vm::VmPower;
 
 use crate::fixture::{Fixture, GUEST_TIMEOUT, node_at, plan};
 
-/// The process that the test kills: creates, starts, stops and removes VMs in a loop.
+/// Not a test by itself: the process that is killed. Creates, starts, stops and removes VMs in a loop.
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "run by the test that kills it"]
-async fn victim() {
+#[ignore = "started by another test"]
+async fn kill_target() {
     let (Ok(storage), Ok(image)) = (std::env::var("MUSTER_TEST_VICTIM"), std::env::var("MUSTER_TEST_IMAGE"))
     else {
         return;
@@ -51,22 +51,22 @@ async fn recovers_every_vm_of_a_killed_daemon() {
     for attempt in 0..12 {
         fixture.stop_daemon();
         let _ = std::fs::remove_file(storage.join("ready"));
-        let mut victim = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "recovery::victim", "--ignored"])
+        let mut daemon = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "recovery::kill_target", "--ignored"])
             .env("MUSTER_TEST_VICTIM", &storage)
             .env("MUSTER_TEST_IMAGE", fixture.image.to_string())
             .stdout(Stdio::null())
             .process_group(0)
             .spawn()
             .unwrap();
-        muster_testing::wait_for("the victim", GUEST_TIMEOUT, || {
+        muster_testing::wait_for("the process to kill", GUEST_TIMEOUT, || {
             storage.join("ready").exists().then_some(())
         });
         let _ = clock.recv_timeout(Duration::from_millis(5 + 97 * (attempt * 5 % 12)));
         // VMs are not in its process group.
-        let group = nix::unistd::Pid::from_raw(i32::try_from(victim.id()).unwrap());
+        let group = nix::unistd::Pid::from_raw(i32::try_from(daemon.id()).unwrap());
         nix::sys::signal::killpg(group, nix::sys::signal::Signal::SIGKILL).unwrap();
-        victim.wait().unwrap();
+        daemon.wait().unwrap();
         fixture.restart_daemon();
         let vms = fixture.vms();
         let found = vms.list().await.unwrap();
@@ -85,7 +85,7 @@ async fn recovers_every_vm_of_a_killed_daemon() {
         }
         assert_eq!(vm_processes(&storage), running, "{found:?}");
         (on, off) = (on + running, off + found.len() - running);
-        // Every other time the VMs are kept, and the next victim runs beside them.
+        // Every other time the VMs are kept, and the next process runs beside them.
         if attempt % 2 == 1 {
             for vm in &found {
                 vms.remove(vm.id).await.unwrap();

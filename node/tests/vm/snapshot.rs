@@ -92,9 +92,9 @@ fn execute_qmp(fixture: &Fixture, plan: &VmPlan, commands: &[Value]) {
     let mut socket = socket;
     for command in [&json!({ "execute": "qmp_capabilities" })].into_iter().chain(commands) {
         writeln!(socket, "{command}").unwrap();
-        let answer =
+        let response =
             lines.find(|line| !["QMP", "event"].iter().any(|word| line.as_ref().unwrap().contains(word)));
-        assert!(answer.unwrap().unwrap().contains("return"), "{command}");
+        assert!(response.unwrap().unwrap().contains("return"), "{command}");
     }
 }
 

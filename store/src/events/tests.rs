@@ -12,7 +12,7 @@ on_both_engines! {
     async fn inserting_events_again_has_no_effect(store: Arc<Store>) {
         let (a, b) = (ObjectRef::namespace("a"), ObjectRef::namespace("b"));
         let mut events: Vec<Event> = (0..237).map(|n| event(&a, EventType::Audit, &format!("{n}"), 237.0 - f64::from(n))).collect();
-        events[236] = events[236].clone().also(b.clone());
+        events[236] = events[236].clone().with_object(b.clone());
         events[5].event_type = EventType::Status;
         events[5].duration = Some(1.5);
         events[5].request_id = Some("r".into());
@@ -33,7 +33,7 @@ on_both_engines! {
     async fn prunes_links_by_age_and_events_without_links(store: Arc<Store>) {
         let (a, b) = (ObjectRef::namespace("a"), ObjectRef::namespace("b"));
         let request = ObjectRef::new(ObjectType::ApiRequest, "r");
-        let shared = event(&a, EventType::Audit, "shared", 1000.0).also(b.clone());
+        let shared = event(&a, EventType::Audit, "shared", 1000.0).with_object(b.clone());
         let mut all = vec![
             shared.clone(),
             event(&a, EventType::Audit, "old", 1000.0),

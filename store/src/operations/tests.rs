@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use muster_types::ids::NodeId;
 use muster_types::object::ObjectRef;
-use muster_types::operation::{ErrorReport, OperationState, Progress};
+use muster_types::operation::{ErrorReport, OperationProgress, OperationState};
 use muster_types::time::now;
 use serde_json::{Map, json};
 
@@ -93,7 +93,7 @@ on_both_engines! {
         assert!(operations::next_due(&store, &executable(vec![NodeId::new()])).await.unwrap().is_none());
         let due = operations::due(&store, &executable(vec![NodeId::new(), node]), 10).await.unwrap().remove(0);
         let leased = operations::lease(&store, &due, 10.0).await.unwrap().unwrap();
-        let progress = Progress { done: 5, total: Some(7), validator: Some("\"x\"".into()), node: Some(node) };
+        let progress = OperationProgress { done: 5, total: Some(7), validator: Some("\"x\"".into()), node: Some(node) };
         transaction!(store, |tx| { Ok(operations::set_progress(tx, &leased, &progress).await?) }).unwrap();
         assert_eq!(operations::get(&*store, leased.id).await.unwrap().unwrap().progress, Some(progress));
     }

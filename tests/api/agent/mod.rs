@@ -1,12 +1,12 @@
-//! Commands and files in the guests of simulated machines.
+//! Agent operations in the guests of simulated VMs.
 
-mod budgets;
 mod deletion;
-mod order;
-mod program;
-mod refusals;
+mod installation;
+mod ordering;
 mod restarts;
 mod results;
+mod timeouts;
+mod validation;
 
 use axum::http::Method;
 use muster_node::{GuestScript, SimulatedNode, SimulationScript};
@@ -18,133 +18,139 @@ use serde_json::{Value, json};
 use crate::instances::create;
 use crate::networks::{cluster, get, post};
 
-/// A cluster with an instance whose agent is ready.
-struct World {
+/// A cluster with one instance whose agent is ready.
+struct Fixture {
     cluster: Cluster,
     token: String,
     instance: String,
 }
 
-impl World {
+impl Fixture {
     async fn new(settings: &[(&str, &str)]) -> Self {
         let (cluster, token) = cluster(settings).await;
-        let instance = ready(&cluster, &token, "www").await;
+        let instance = create_with_ready_agent(&cluster, &token, "www").await;
         Self { cluster, token, instance }
     }
 
-    fn id(&self) -> InstanceId {
+    fn instance_id(&self) -> InstanceId {
         self.instance.parse().unwrap()
     }
 
-    /// The node that has the machine.
+    /// Returns the node that runs the VM.
     fn node(&self) -> &SimulatedNode {
         let nodes = [&self.cluster.node, &self.cluster.other];
-        nodes.into_iter().find(|node| node.vm_ids().contains(&self.id())).unwrap()
+        nodes.into_iter().find(|node| node.vm_ids().contains(&self.instance_id())).unwrap()
     }
 
-    /// Says what happens in guests from now on.
-    fn script(&self, guest: GuestScript) {
+    /// Sets the behaviour of the simulated guests.
+    fn set_guest_script(&self, guest: GuestScript) {
         self.node().set_script(SimulationScript { guest, ..SimulationScript::default() });
     }
 
-    async fn ask(&self, verb: &str, body: Value) -> ApiResponse {
+    async fn request(&self, verb: &str, body: Value) -> ApiResponse {
         post(&self.cluster, &self.token, &format!("/instances/{}/agent/{verb}", self.instance), body).await
     }
 
-    /// Queues something; the operation as it began.
-    async fn begin(&self, verb: &str, body: Value) -> Value {
-        let answer = self.ask(verb, body).await;
-        assert_eq!(answer.status, 200, "{}", answer.text);
-        answer.body
+    /// Queues an operation and returns its initial record.
+    async fn queue(&self, verb: &str, body: Value) -> Value {
+        let response = self.request(verb, body).await;
+        assert_eq!(response.status, 200, "{}", response.text);
+        response.body
     }
 
-    /// Does something, and returns the operation when it has ended.
-    async fn done(&self, verb: &str, body: Value) -> Value {
-        let begun = self.begin(verb, body).await;
-        self.ended(&begun).await
+    /// Queues an operation and returns its record after it ended.
+    async fn run_operation(&self, verb: &str, body: Value) -> Value {
+        let operation = self.queue(verb, body).await;
+        self.wait_until_ended(&operation).await
     }
 
-    async fn run(&self, line: &str) -> Value {
-        self.done("execute", json!({"command_line": line})).await
+    async fn run_command(&self, line: &str) -> Value {
+        self.run_operation("execute", json!({"command_line": line})).await
     }
 
-    async fn show(&self, operation: &Value) -> Value {
-        get(&self.cluster, &self.token, &format!("/agentoperations/{}", id(operation))).await.body
+    async fn get_operation(&self, operation: &Value) -> Value {
+        get(&self.cluster, &self.token, &format!("/agentoperations/{}", operation_id(operation))).await.body
     }
 
-    async fn ended(&self, operation: &Value) -> Value {
+    async fn wait_until_ended(&self, operation: &Value) -> Value {
         wait_for("an agent operation to end", async || {
-            let found = self.show(operation).await;
-            let open = ["preflight", "queued", "executing"].map(Value::from);
-            (!open.contains(&found["state"])).then_some(found)
+            let record = self.get_operation(operation).await;
+            let unfinished = ["preflight", "queued", "executing"].map(Value::from);
+            (!unfinished.contains(&record["state"])).then_some(record)
         })
         .await
     }
 
-    async fn reaches(&self, operation: &Value, state: &str) -> Value {
-        wait_for(state, async || Some(self.show(operation).await).filter(|found| found["state"] == state))
-            .await
+    async fn wait_for_state(&self, operation: &Value, state: &str) -> Value {
+        wait_for(state, async || {
+            Some(self.get_operation(operation).await).filter(|record| record["state"] == state)
+        })
+        .await
     }
 
-    /// Waits until a command line was started so often.
-    async fn started(&self, line: &str, times: u64) {
+    /// Waits until a command line was started the given number of times.
+    async fn wait_for_execution(&self, line: &str, times: u64) {
         wait_for("a command to be started", async || {
-            (self.node().executions(self.id()).get(line).copied() == Some(times)).then_some(())
+            (self.node().executions(self.instance_id()).get(line).copied() == Some(times)).then_some(())
         })
         .await;
     }
 
-    /// Waits until so many transfers were begun.
-    async fn transferring(&self, times: u64) {
-        wait_for("a transfer to be begun", async || {
-            (self.node().transfers(self.id()) == times).then_some(())
+    /// Waits until the given number of transfers were started.
+    async fn wait_for_transfers(&self, times: u64) {
+        wait_for("a transfer to start", async || {
+            (self.node().transfers(self.instance_id()) == times).then_some(())
         })
         .await;
     }
 
-    async fn delete(&self, operation: &Value) -> Value {
-        let path = format!("/agentoperations/{}", id(operation));
-        let answer = self.cluster.call(&self.token, Method::DELETE, &path, None).await;
-        assert_eq!(answer.status, 200, "{}", answer.text);
-        answer.body
+    async fn delete_operation(&self, operation: &Value) -> Value {
+        let path = format!("/agentoperations/{}", operation_id(operation));
+        let response = self.cluster.call(&self.token, Method::DELETE, &path, None).await;
+        assert_eq!(response.status, 200, "{}", response.text);
+        response.body
     }
 
-    /// The operations of the instance: those that have not ended, or all.
-    async fn list(&self, all: bool) -> Vec<String> {
+    /// Lists the operations of the instance: the unfinished ones, or all.
+    async fn list_operations(&self, all: bool) -> Vec<String> {
         let path = format!("/instances/{}/agentoperations?all={all}", self.instance);
         let list = get(&self.cluster, &self.token, &path).await.body;
-        list.as_array().unwrap().iter().map(|operation| id(operation).to_owned()).collect()
+        list.as_array().unwrap().iter().map(|operation| operation_id(operation).to_owned()).collect()
     }
 
-    async fn blob(&self, bytes: &[u8]) -> String {
+    async fn upload_blob(&self, bytes: &[u8]) -> String {
         let record = crate::artifacts::upload(&self.cluster, &self.token, "file", bytes).await;
         record["blob_uuid"].as_str().unwrap().to_owned()
     }
 
-    async fn data(&self, blob: &Value) -> Vec<u8> {
+    async fn blob_data(&self, blob: &Value) -> Vec<u8> {
         self.cluster.download_until_error(&self.token, blob.as_str().unwrap()).await
     }
 
-    /// The messages of the audit events of an operation, and those of its instance that name the operation.
-    async fn audits(&self, operation: &Value) -> (Vec<String>, Vec<String>) {
-        let own = self.cluster.events(&object(operation)).await;
-        let of_instance = self.cluster.events(&ObjectRef::new(ObjectType::Instance, &self.instance)).await;
-        let named = of_instance
-            .into_iter()
-            .filter(|event| event.extra.get("operation_uuid").is_some_and(|uuid| uuid == id(operation)));
-        (own.into_iter().map(|event| event.message).collect(), named.map(|event| event.message).collect())
+    /// Returns the event messages of an operation, and those of its instance that refer to the operation.
+    async fn event_messages(&self, operation: &Value) -> (Vec<String>, Vec<String>) {
+        let own_events = self.cluster.events(&object(operation)).await;
+        let instance_events =
+            self.cluster.events(&ObjectRef::new(ObjectType::Instance, &self.instance)).await;
+        let referring = instance_events.into_iter().filter(|event| {
+            event.extra.get("operation_uuid").is_some_and(|uuid| uuid == operation_id(operation))
+        });
+        (
+            own_events.into_iter().map(|event| event.message).collect(),
+            referring.map(|event| event.message).collect(),
+        )
     }
 }
 
-/// An instance whose agent is ready; its id.
-async fn ready(cluster: &Cluster, token: &str, name: &str) -> String {
+/// Creates an instance, waits for its agent, and returns its id.
+async fn create_with_ready_agent(cluster: &Cluster, token: &str, name: &str) -> String {
     let record = create(cluster, token, name, &json!({})).await;
     let id = record["uuid"].as_str().unwrap().to_owned();
-    agent_is(cluster, token, &id, "ready").await;
+    wait_for_agent_state(cluster, token, &id, "ready").await;
     id
 }
 
-async fn agent_is(cluster: &Cluster, token: &str, instance: &str, state: &str) -> Value {
+async fn wait_for_agent_state(cluster: &Cluster, token: &str, instance: &str, state: &str) -> Value {
     wait_for(&format!("the agent to be {state}"), async || {
         let record = get(cluster, token, &format!("/instances/{instance}")).await.body;
         (record["agent_state"] == state).then_some(record)
@@ -152,14 +158,14 @@ async fn agent_is(cluster: &Cluster, token: &str, instance: &str, state: &str) -
     .await
 }
 
-fn id(operation: &Value) -> &str {
+fn operation_id(operation: &Value) -> &str {
     operation["uuid"].as_str().unwrap()
 }
 
 fn object(operation: &Value) -> ObjectRef {
-    ObjectRef::new(ObjectType::AgentOperation, id(operation))
+    ObjectRef::new(ObjectType::AgentOperation, operation_id(operation))
 }
 
-fn refusal(answer: &ApiResponse) -> (u16, &str) {
-    (answer.status.as_u16(), answer.body["error"].as_str().unwrap_or_default())
+fn status_and_error(response: &ApiResponse) -> (u16, &str) {
+    (response.status.as_u16(), response.body["error"].as_str().unwrap_or_default())
 }

@@ -1,13 +1,13 @@
-//! Whose tokens can be exchanged.
+//! Management of trusted issuers.
 
 use muster_control::reconcile;
 use muster_test_cluster::Cluster;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
-use super::{cluster, issuer, put, refusal, rule, with};
+use super::{cluster, issuer_request, merge, put, rule_request, status_and_error};
 use crate::networks::{delete, get, post};
-use crate::scopes::scoped;
+use crate::scopes::scoped_token;
 
 const ISSUERS: &str = "/auth/issuers";
 const FORGE: &str = "/auth/issuers/forge";
@@ -17,27 +17,28 @@ fn object(record: &Value) -> ObjectRef {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_issuer_is_created_shown_listed_changed_and_deleted() {
+async fn creates_shows_lists_updates_and_deletes_issuer() {
     let cluster = Cluster::new().await;
     let token = cluster.token("system").await;
     assert_eq!(get(&cluster, &token, ISSUERS).await.body, json!([]));
-    let created = post(&cluster, &token, ISSUERS, issuer("forge")).await;
-    let mut expected = with(&issuer("forge"), &json!({"state": "created", "version": 1, "metadata": {}}));
+    let created = post(&cluster, &token, ISSUERS, issuer_request("forge")).await;
+    let mut expected =
+        merge(&issuer_request("forge"), &json!({"state": "created", "version": 1, "metadata": {}}));
     expected["uuid"] = created.body["uuid"].clone();
     assert_eq!((created.status.as_u16(), &created.body), (200, &expected));
-    post(&cluster, &token, ISSUERS, with(&issuer("odd"), &json!({"name": "a / é"}))).await;
-    let odd = get(&cluster, &token, "/auth/issuers/a%20%2F%20%C3%A9").await;
-    assert_eq!(odd.body["name"], "a / é");
+    post(&cluster, &token, ISSUERS, merge(&issuer_request("odd"), &json!({"name": "a / é"}))).await;
+    let special_name = get(&cluster, &token, "/auth/issuers/a%20%2F%20%C3%A9").await;
+    assert_eq!(special_name.body["name"], "a / é");
     assert_eq!(get(&cluster, &token, FORGE).await.body, expected);
-    assert_eq!(get(&cluster, &token, ISSUERS).await.body, json!([odd.body, expected]));
+    assert_eq!(get(&cluster, &token, ISSUERS).await.body, json!([special_name.body, expected]));
 
-    let terms =
+    let update =
         json!({"issuer_url": "https://new.example/", "jwks_uri": "https://new.example", "audience": "é"});
-    let updated = put(&cluster, &token, FORGE, terms.clone()).await;
-    assert_eq!((updated.status.as_u16(), &updated.body), (200, &with(&expected, &terms)));
+    let updated = put(&cluster, &token, FORGE, update.clone()).await;
+    assert_eq!((updated.status.as_u16(), &updated.body), (200, &merge(&expected, &update)));
     assert_eq!(get(&cluster, &token, FORGE).await.body, updated.body);
-    let named = put(&cluster, &token, FORGE, with(&terms, &json!({"name": "forge"}))).await;
-    assert_eq!(named.status, 200, "what the path says may be said again");
+    let named = put(&cluster, &token, FORGE, merge(&update, &json!({"name": "forge"}))).await;
+    assert_eq!(named.status, 200, "the name may be repeated in the body");
 
     cluster.events(&object(&expected)).await;
     let events = get(&cluster, &token, &format!("{FORGE}/events")).await;
@@ -48,29 +49,29 @@ async fn an_issuer_is_created_shown_listed_changed_and_deleted() {
     let deleted = delete(&cluster, &token, FORGE).await;
     assert_eq!(
         (deleted.status.as_u16(), &deleted.body),
-        (200, &with(&updated.body, &json!({"state": "deleted"})))
+        (200, &merge(&updated.body, &json!({"state": "deleted"})))
     );
-    let absent = (404, "issuer not found");
-    assert_eq!(refusal(&get(&cluster, &token, FORGE).await), absent);
-    assert_eq!(refusal(&delete(&cluster, &token, FORGE).await), absent);
-    assert_eq!(refusal(&put(&cluster, &token, FORGE, terms).await), absent);
-    assert_eq!(get(&cluster, &token, ISSUERS).await.body, json!([odd.body]));
+    let not_found = (404, "issuer not found");
+    assert_eq!(status_and_error(&get(&cluster, &token, FORGE).await), not_found);
+    assert_eq!(status_and_error(&delete(&cluster, &token, FORGE).await), not_found);
+    assert_eq!(status_and_error(&put(&cluster, &token, FORGE, update).await), not_found);
+    assert_eq!(get(&cluster, &token, ISSUERS).await.body, json!([special_name.body]));
 
     let events = cluster.events(&object(&expected)).await;
-    let told: Vec<_> =
+    let recorded: Vec<_> =
         events.iter().rev().map(|event| (event.event_type.as_str(), event.message.as_str())).collect();
-    let changed = ("mutate", "updated trusted issuer configuration");
-    let ended = ("audit", "delete issuer request from REST API");
-    assert_eq!(told, [("audit", "db record created"), changed, changed, ended]);
+    let update_event = ("mutate", "updated trusted issuer configuration");
+    let delete_event = ("audit", "delete issuer request from REST API");
+    assert_eq!(recorded, [("audit", "db record created"), update_event, update_event, delete_event]);
     assert!(events.iter().all(|event| event.extra["keyname"] == "test" && event.request_id.is_some()));
     assert_eq!(events[1].extra["jwks_uri"], "https://new.example");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_an_issuer_is_refused_in_order() {
+async fn validates_issuer_fields_in_order() {
     let (cluster, token) = cluster(&[]).await;
     let long = "é".repeat(1025);
-    let cases = [
+    let name_cases = [
         (json!({"name": null, "audience": 7}), 400, "no name specified"),
         (json!({"name": ""}), 400, "no name specified"),
         (json!({"name": 7, "issuer_url": null}), 400, "name is not a valid string"),
@@ -78,7 +79,7 @@ async fn what_cannot_be_an_issuer_is_refused_in_order() {
         (json!({"name": "a\u{7}"}), 400, "name is not a valid string"),
         (json!({"name": ".."}), 400, "name: must not be a dot segment"),
     ];
-    let of_fields = [
+    let field_cases = [
         (json!({"issuer_url": null, "jwks_uri": null}), 400, "no issuer_url specified"),
         (json!({"issuer_url": "", "audience": null}), 400, "no issuer_url specified"),
         (json!({"issuer_url": 7, "jwks_uri": null}), 400, "issuer_url is not a string"),
@@ -93,7 +94,7 @@ async fn what_cannot_be_an_issuer_is_refused_in_order() {
         (json!({"jwks_uri": "http://x", "audience": null}), 400, "no audience specified"),
         (json!({"audience": true}), 400, "audience is not a string"),
         (json!({"audience": long}), 422, "audience cannot be longer than 1024 characters"),
-        // The address of the keys is looked at before what is taken.
+        // The JWKS URI is validated before conflicts are checked.
         (
             json!({"jwks_uri": "http://x", "issuer_url": "https://forge.example"}),
             400,
@@ -102,75 +103,88 @@ async fn what_cannot_be_an_issuer_is_refused_in_order() {
         (json!({"jwks_uri": "x/keys"}), 400, "jwks_uri must be https"),
         (json!({"extra": 1}), 400, "extra: not declared by this endpoint"),
     ];
-    for (changes, status, text) in cases.iter().chain(&of_fields) {
-        let answer = post(&cluster, &token, ISSUERS, with(&issuer("other"), changes)).await;
-        assert_eq!(refusal(&answer), (*status, *text), "{changes}");
+    for (changes, status, text) in name_cases.iter().chain(&field_cases) {
+        let response = post(&cluster, &token, ISSUERS, merge(&issuer_request("other"), changes)).await;
+        assert_eq!(status_and_error(&response), (*status, *text), "{changes}");
     }
-    for (changes, status, text) in &of_fields {
-        let mut body = with(&issuer("other"), changes);
+    for (changes, status, text) in &field_cases {
+        let mut body = merge(&issuer_request("other"), changes);
         body.as_object_mut().unwrap().remove("name");
-        let answer = put(&cluster, &token, FORGE, body).await;
-        assert_eq!(refusal(&answer), (*status, *text), "{changes}");
+        let response = put(&cluster, &token, FORGE, body).await;
+        assert_eq!(status_and_error(&response), (*status, *text), "{changes}");
     }
-    let contradicting = put(&cluster, &token, FORGE, issuer("other")).await;
+    let contradicting = put(&cluster, &token, FORGE, issuer_request("other")).await;
     assert_eq!(
-        refusal(&contradicting),
+        status_and_error(&contradicting),
         (400, "name: a body key of this name overwrote the URL path parameter")
     );
     assert_eq!(get(&cluster, &token, ISSUERS).await.body.as_array().unwrap().len(), 1);
     let at_the_limit =
         json!({"name": "é".repeat(255), "issuer_url": "é".repeat(1024), "audience": "é".repeat(1024)});
-    assert_eq!(post(&cluster, &token, ISSUERS, with(&issuer("other"), &at_the_limit)).await.status, 200);
+    assert_eq!(
+        post(&cluster, &token, ISSUERS, merge(&issuer_request("other"), &at_the_limit)).await.status,
+        200
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn live_issuers_share_neither_a_name_nor_a_url() {
+async fn issuers_have_unique_names_and_urls() {
     let (cluster, token) = cluster(&[]).await;
-    let taken = (409, "issuer forge is already configured for https://forge.example");
-    let exists = (409, "issuer already exists");
+    let url_conflict = (409, "issuer forge is already configured for https://forge.example");
+    let name_conflict = (409, "issuer already exists");
     let url = json!({"issuer_url": "https://forge.example"});
-    assert_eq!(refusal(&post(&cluster, &token, ISSUERS, issuer("forge")).await), exists);
-    let elsewhere = with(&issuer("forge"), &json!({"issuer_url": "https://other.example"}));
-    assert_eq!(refusal(&post(&cluster, &token, ISSUERS, elsewhere).await), exists);
-    assert_eq!(refusal(&post(&cluster, &token, ISSUERS, with(&issuer("other"), &url)).await), taken);
-    // To the letter: a slash more is another issuer.
-    let slash = with(&issuer("other"), &json!({"issuer_url": "https://forge.example/"}));
-    assert_eq!(post(&cluster, &token, ISSUERS, slash.clone()).await.status, 200);
+    assert_eq!(
+        status_and_error(&post(&cluster, &token, ISSUERS, issuer_request("forge")).await),
+        name_conflict
+    );
+    let other_url = merge(&issuer_request("forge"), &json!({"issuer_url": "https://other.example"}));
+    assert_eq!(status_and_error(&post(&cluster, &token, ISSUERS, other_url).await), name_conflict);
+    assert_eq!(
+        status_and_error(&post(&cluster, &token, ISSUERS, merge(&issuer_request("other"), &url)).await),
+        url_conflict
+    );
+    // URLs are compared exactly: a trailing slash makes a different issuer.
+    let with_slash = merge(&issuer_request("other"), &json!({"issuer_url": "https://forge.example/"}));
+    assert_eq!(post(&cluster, &token, ISSUERS, with_slash.clone()).await.status, 200);
     let other = "/auth/issuers/other";
-    assert_eq!(refusal(&put(&cluster, &token, other, with(&slash, &url)).await), taken);
-    assert_eq!(put(&cluster, &token, other, slash.clone()).await.status, 200, "its own URL is no hindrance");
-    assert_eq!(get(&cluster, &token, other).await.body["issuer_url"], slash["issuer_url"]);
+    assert_eq!(status_and_error(&put(&cluster, &token, other, merge(&with_slash, &url)).await), url_conflict);
+    assert_eq!(
+        put(&cluster, &token, other, with_slash.clone()).await.status,
+        200,
+        "an issuer does not conflict with itself"
+    );
+    assert_eq!(get(&cluster, &token, other).await.body["issuer_url"], with_slash["issuer_url"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_issuer_made_again_under_its_name_is_the_one_that_rules_mean() {
+async fn recreated_issuer_replaces_deleted_one_in_rules() {
     let (cluster, token) = cluster(&[("CLEANER_DELAY", "0")]).await;
     cluster.create_namespace("ci").await;
     let rules = "/auth/namespaces/ci/rules";
-    let made = post(&cluster, &token, rules, rule("deploy", "forge")).await.body;
-    let old = delete(&cluster, &token, FORGE).await.body;
-    // The rule stays as it is; others cannot be made.
-    assert_eq!(get(&cluster, &token, &format!("{rules}/deploy")).await.body, made);
-    let refused = post(&cluster, &token, rules, rule("next", "forge")).await;
-    assert_eq!(refusal(&refused), (400, "no trusted issuer named \"forge\""));
+    let created = post(&cluster, &token, rules, rule_request("deploy", "forge")).await.body;
+    let deleted = delete(&cluster, &token, FORGE).await.body;
+    // The existing rule is kept; new ones cannot be created.
+    assert_eq!(get(&cluster, &token, &format!("{rules}/deploy")).await.body, created);
+    let refused = post(&cluster, &token, rules, rule_request("next", "forge")).await;
+    assert_eq!(status_and_error(&refused), (400, "no trusted issuer named \"forge\""));
 
-    let again = post(&cluster, &token, ISSUERS, issuer("forge")).await;
-    assert_eq!(again.status, 200, "name and URL are free at once: {}", again.text);
-    assert_ne!(again.body["uuid"], old["uuid"]);
-    assert_eq!(post(&cluster, &token, rules, rule("next", "forge")).await.status, 200);
+    let recreated = post(&cluster, &token, ISSUERS, issuer_request("forge")).await;
+    assert_eq!(recreated.status, 200, "name and URL are free immediately: {}", recreated.text);
+    assert_ne!(recreated.body["uuid"], deleted["uuid"]);
+    assert_eq!(post(&cluster, &token, rules, rule_request("next", "forge")).await.status, 200);
     assert_eq!(get(&cluster, &token, &format!("{rules}/deploy")).await.body["issuer"], "forge");
-    let events = cluster.events(&object(&again.body)).await;
+    let events = cluster.events(&object(&recreated.body)).await;
     assert_eq!(events[0].message, "replaced a deleted issuer of the same name");
-    assert_eq!(events[0].extra["replaced"], old["uuid"]);
+    assert_eq!(events[0].extra["replaced"], deleted["uuid"]);
 
     reconcile::cleaner::run(&cluster.app).await.unwrap();
     assert_eq!(cluster.count_rows("issuers", "1 = 1").await, 1);
-    assert!(cluster.events(&object(&old)).await.is_empty());
-    assert_eq!(get(&cluster, &token, FORGE).await.body, again.body);
+    assert!(cluster.events(&object(&deleted)).await.is_empty());
+    assert_eq!(get(&cluster, &token, FORGE).await.body, recreated.body);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deleted_issuer_is_removed_only_after_its_delay() {
+async fn cleaner_keeps_deleted_issuer_until_delay_expires() {
     let (cluster, token) = cluster(&[]).await;
     delete(&cluster, &token, FORGE).await;
     reconcile::cleaner::run(&cluster.app).await.unwrap();
@@ -178,37 +192,37 @@ async fn a_deleted_issuer_is_removed_only_after_its_delay() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_many_issuers_for_one_url_one_is_made() {
+async fn concurrent_creation_for_one_url_creates_one_issuer() {
     let cluster = std::sync::Arc::new(Cluster::new().await);
     let token = cluster.token("system").await;
     let mut tasks = Vec::new();
     for n in 0..6 {
         let (cluster, token) = (std::sync::Arc::clone(&cluster), token.clone());
-        let body = with(&issuer(&n.to_string()), &json!({"issuer_url": "https://forge.example"}));
+        let body = merge(&issuer_request(&n.to_string()), &json!({"issuer_url": "https://forge.example"}));
         tasks.push(tokio::spawn(async move { post(&cluster, &token, ISSUERS, body).await.status.as_u16() }));
     }
-    let mut found = Vec::new();
+    let mut statuses = Vec::new();
     for task in tasks {
-        found.push(task.await.unwrap());
+        statuses.push(task.await.unwrap());
     }
-    found.sort_unstable();
-    assert_eq!(found, [200, 409, 409, 409, 409, 409]);
+    statuses.sort_unstable();
+    assert_eq!(statuses, [200, 409, 409, 409, 409, 409]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn issuers_are_for_administrators_with_the_scope() {
+async fn issuers_require_admin_and_scope() {
     let (cluster, _) = cluster(&[]).await;
     let not_scoped = (403, "token is not scoped for this operation");
-    let token = scoped(&cluster, "system", &["issuer.read", "cluster-admin", "auth.*", "rule.*"]).await;
+    let token = scoped_token(&cluster, "system", &["issuer.read", "cluster-admin", "auth.*", "rule.*"]).await;
     assert_eq!(get(&cluster, &token, ISSUERS).await.status, 200);
-    assert_eq!(refusal(&post(&cluster, &token, ISSUERS, issuer("other")).await), not_scoped);
-    assert_eq!(refusal(&put(&cluster, &token, FORGE, issuer("forge")).await), not_scoped);
-    assert_eq!(refusal(&delete(&cluster, &token, FORGE).await), not_scoped);
-    let token = scoped(&cluster, "system", &["issuer.*"]).await;
+    assert_eq!(status_and_error(&post(&cluster, &token, ISSUERS, issuer_request("other")).await), not_scoped);
+    assert_eq!(status_and_error(&put(&cluster, &token, FORGE, issuer_request("forge")).await), not_scoped);
+    assert_eq!(status_and_error(&delete(&cluster, &token, FORGE).await), not_scoped);
+    let token = scoped_token(&cluster, "system", &["issuer.*"]).await;
     let not_admin = (403, "token is not scoped for administrative operations");
-    assert_eq!(refusal(&get(&cluster, &token, ISSUERS).await), not_admin);
+    assert_eq!(status_and_error(&get(&cluster, &token, ISSUERS).await), not_admin);
     cluster.create_namespace("ci").await;
     let token = cluster.token("ci").await;
-    assert_eq!(refusal(&get(&cluster, &token, ISSUERS).await), (401, "unauthorized"));
-    assert_eq!(refusal(&get(&cluster, &token, FORGE).await), (401, "unauthorized"));
+    assert_eq!(status_and_error(&get(&cluster, &token, ISSUERS).await), (401, "unauthorized"));
+    assert_eq!(status_and_error(&get(&cluster, &token, FORGE).await), (401, "unauthorized"));
 }

@@ -1,4 +1,4 @@
-//! Which tokens can be exchanged for which keys.
+//! Management of mapping rules.
 
 use axum::http::Method;
 use muster_control::{objects, reconcile};
@@ -6,9 +6,9 @@ use muster_test_cluster::{Cluster, caller};
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
-use super::{cluster, put, refusal, rule, with};
+use super::{cluster, merge, put, rule_request, status_and_error};
 use crate::networks::{delete, get, post};
-use crate::scopes::scoped;
+use crate::scopes::scoped_token;
 
 const RULES: &str = "/auth/namespaces/ci/rules";
 const DEPLOY: &str = "/auth/namespaces/ci/rules/deploy";
@@ -17,14 +17,14 @@ fn object(record: &Value) -> ObjectRef {
     ObjectRef::new(ObjectType::Rule, record["uuid"].as_str().unwrap())
 }
 
-/// A rule's terms as they are asked for.
-fn terms(changes: &Value) -> Value {
-    let mut body = with(&rule("deploy", "forge"), changes);
+/// Returns the request body that updates a rule.
+fn update_request(changes: &Value) -> Value {
+    let mut body = merge(&rule_request("deploy", "forge"), changes);
     body.as_object_mut().unwrap().remove("name");
     body
 }
 
-/// A cluster with the issuer `forge` and the namespace `ci`, and the administrator's token.
+/// Creates a cluster with the issuer `forge` and the namespace `ci`, and returns it with the administrator's token.
 async fn with_namespace(settings: &[(&str, &str)]) -> (Cluster, String) {
     let (cluster, token) = cluster(settings).await;
     cluster.create_namespace("ci").await;
@@ -32,27 +32,27 @@ async fn with_namespace(settings: &[(&str, &str)]) -> (Cluster, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rule_is_created_shown_listed_changed_and_deleted() {
+async fn creates_shows_lists_updates_and_deletes_rule() {
     let (cluster, _) = with_namespace(&[]).await;
     let token = cluster.token("ci").await;
     assert_eq!(get(&cluster, &token, RULES).await.body, json!([]));
-    let created = post(&cluster, &token, RULES, rule("deploy", "forge")).await;
-    let more = json!({"state": "created", "version": 1, "metadata": {}, "namespace": "ci"});
-    let mut expected = with(&rule("deploy", "forge"), &more);
+    let created = post(&cluster, &token, RULES, rule_request("deploy", "forge")).await;
+    let generated = json!({"state": "created", "version": 1, "metadata": {}, "namespace": "ci"});
+    let mut expected = merge(&rule_request("deploy", "forge"), &generated);
     expected["uuid"] = created.body["uuid"].clone();
     assert_eq!((created.status.as_u16(), &created.body), (200, &expected));
-    let other = post(&cluster, &token, RULES, rule("a / é", "forge")).await.body;
+    let other = post(&cluster, &token, RULES, rule_request("a / é", "forge")).await.body;
     assert_eq!(get(&cluster, &token, &format!("{RULES}/a%20%2F%20%C3%A9")).await.body, other);
     assert_eq!(get(&cluster, &token, DEPLOY).await.body, expected);
     assert_eq!(get(&cluster, &token, RULES).await.body, json!([other, expected]));
     assert_eq!(
-        refusal(&post(&cluster, &token, RULES, rule("deploy", "forge")).await),
+        status_and_error(&post(&cluster, &token, RULES, rule_request("deploy", "forge")).await),
         (409, "rule already exists")
     );
 
-    let new = terms(&json!({"bound_claims": {"aud": ["x"]}, "scopes": ["*"], "key_ttl": 86400}));
-    let updated = put(&cluster, &token, DEPLOY, new.clone()).await;
-    assert_eq!((updated.status.as_u16(), &updated.body), (200, &with(&expected, &new)));
+    let update = update_request(&json!({"bound_claims": {"aud": ["x"]}, "scopes": ["*"], "key_ttl": 86400}));
+    let updated = put(&cluster, &token, DEPLOY, update.clone()).await;
+    assert_eq!((updated.status.as_u16(), &updated.body), (200, &merge(&expected, &update)));
     assert_eq!(get(&cluster, &token, DEPLOY).await.body, updated.body);
 
     cluster.events(&object(&expected)).await;
@@ -61,20 +61,20 @@ async fn a_rule_is_created_shown_listed_changed_and_deleted() {
     let deleted = delete(&cluster, &token, DEPLOY).await;
     assert_eq!(
         (deleted.status.as_u16(), &deleted.body),
-        (200, &with(&updated.body, &json!({"state": "deleted"})))
+        (200, &merge(&updated.body, &json!({"state": "deleted"})))
     );
-    let absent = (404, "rule not found");
-    assert_eq!(refusal(&get(&cluster, &token, DEPLOY).await), absent);
-    assert_eq!(refusal(&delete(&cluster, &token, DEPLOY).await), absent);
-    assert_eq!(refusal(&put(&cluster, &token, DEPLOY, new).await), absent);
-    let again = post(&cluster, &token, RULES, rule("deploy", "forge")).await;
-    assert_ne!(again.body["uuid"], expected["uuid"], "the name is free at once");
+    let not_found = (404, "rule not found");
+    assert_eq!(status_and_error(&get(&cluster, &token, DEPLOY).await), not_found);
+    assert_eq!(status_and_error(&delete(&cluster, &token, DEPLOY).await), not_found);
+    assert_eq!(status_and_error(&put(&cluster, &token, DEPLOY, update).await), not_found);
+    let recreated = post(&cluster, &token, RULES, rule_request("deploy", "forge")).await;
+    assert_ne!(recreated.body["uuid"], expected["uuid"], "the name is free immediately");
 
     let events = cluster.events(&object(&expected)).await;
-    let told: Vec<_> =
+    let recorded: Vec<_> =
         events.iter().rev().map(|event| (event.event_type.as_str(), event.message.as_str())).collect();
     assert_eq!(
-        told,
+        recorded,
         [
             ("audit", "db record created"),
             ("mutate", "updated mapping rule"),
@@ -85,17 +85,21 @@ async fn a_rule_is_created_shown_listed_changed_and_deleted() {
     assert!(events.iter().all(|event| event.extra["caller-namespace"] == "ci"));
     assert_eq!(events[1].extra["scopes"], json!(["*"]));
     let events = cluster.events(&ObjectRef::namespace("ci")).await;
-    let asked = events.iter().filter(|event| event.message == "create mapping rule request from REST API");
-    assert_eq!(asked.map(|event| event.extra["rule"].clone()).filter(|rule| *rule == "deploy").count(), 3);
+    let create_events =
+        events.iter().filter(|event| event.message == "create mapping rule request from REST API");
+    assert_eq!(
+        create_events.map(|event| event.extra["rule"].clone()).filter(|rule| *rule == "deploy").count(),
+        3
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_a_rule_is_refused_in_order() {
+async fn validates_rule_fields_in_order() {
     let (cluster, token) = with_namespace(&[]).await;
-    post(&cluster, &token, RULES, rule("deploy", "forge")).await;
+    post(&cluster, &token, RULES, rule_request("deploy", "forge")).await;
     let missing = "missing required field(s): issuer, bound_claims, scopes, key_ttl, key_name_prefix";
-    let answer = post(&cluster, &token, RULES, json!({"name": "x"})).await;
-    assert_eq!(refusal(&answer), (400, missing));
+    let response = post(&cluster, &token, RULES, json!({"name": "x"})).await;
+    assert_eq!(status_and_error(&response), (400, missing));
     let names = [
         (json!({"name": null, "issuer": null}), "no name specified"),
         (json!({"name": "", "issuer": null}), "no name specified"),
@@ -128,18 +132,18 @@ async fn what_cannot_be_a_rule_is_refused_in_order() {
         (json!({"scopes": "artifact.*", "key_ttl": 0}), "scopes must be a list of strings"),
         (
             json!({"scopes": [], "key_ttl": 0}),
-            "a rule must grant at least one scope; a key without scopes could be used for nothing",
+            "a rule must grant at least one scope; a key without scopes permits nothing",
         ),
         (json!({"scopes": [""], "key_ttl": 0}), "scopes must be non-empty strings"),
         (json!({"key_ttl": true, "key_name_prefix": ""}), "key_ttl must be an integer number of seconds"),
         (json!({"key_ttl": "600"}), "key_ttl must be an integer number of seconds"),
         (
             json!({"key_ttl": 0, "key_name_prefix": ""}),
-            "key_ttl must be positive; a key made by a rule has an end",
+            "key_ttl must be positive; keys created by a rule must expire",
         ),
         (
             json!({"key_ttl": 86401}),
-            "key_ttl may not exceed 86400 seconds; whoever needs a key for longer exchanges another token",
+            "key_ttl may not exceed 86400 seconds; exchange another token to get a new key",
         ),
         (json!({"key_name_prefix": ""}), "key_name_prefix must be a non-empty string"),
         (
@@ -149,15 +153,19 @@ async fn what_cannot_be_a_rule_is_refused_in_order() {
         (json!({"extra": 1}), "extra: not declared by this endpoint"),
     ];
     for (changes, text) in names.iter().chain(&fields) {
-        // The name is taken, which is looked at last.
-        let answer = post(&cluster, &token, RULES, with(&rule("deploy", "forge"), changes)).await;
-        assert_eq!(refusal(&answer), (400, *text), "{changes}");
+        // The name is in use, which is checked last.
+        let response = post(&cluster, &token, RULES, merge(&rule_request("deploy", "forge"), changes)).await;
+        assert_eq!(status_and_error(&response), (400, *text), "{changes}");
     }
     for (changes, text) in &fields {
-        assert_eq!(refusal(&put(&cluster, &token, DEPLOY, terms(changes)).await), (400, *text), "{changes}");
-        // What is malformed is so before it is absent.
-        let absent = put(&cluster, &token, &format!("{RULES}/absent"), terms(changes)).await;
-        assert_eq!(refusal(&absent), (400, *text), "{changes}");
+        assert_eq!(
+            status_and_error(&put(&cluster, &token, DEPLOY, update_request(changes)).await),
+            (400, *text),
+            "{changes}"
+        );
+        // Validation comes before the lookup.
+        let absent = put(&cluster, &token, &format!("{RULES}/absent"), update_request(changes)).await;
+        assert_eq!(status_and_error(&absent), (400, *text), "{changes}");
     }
     let list = get(&cluster, &token, RULES).await.body;
     assert_eq!(list.as_array().unwrap().len(), 1);
@@ -165,118 +173,125 @@ async fn what_cannot_be_a_rule_is_refused_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_namespace_that_is_trusted_makes_changes_and_deletes_rules() {
+async fn trusted_namespace_creates_updates_and_deletes_rules() {
     let (cluster, _) = with_namespace(&[]).await;
     for name in ["friend", "stranger"] {
         cluster.create_namespace(name).await;
     }
     objects::trust::add(&cluster.app, &caller(), "ci", "friend").await.unwrap();
     let friend = cluster.token("friend").await;
-    let made = post(&cluster, &friend, RULES, rule("deploy", "forge")).await.body;
-    assert_eq!(put(&cluster, &friend, DEPLOY, terms(&json!({"key_ttl": 1}))).await.status, 200);
-    let events = cluster.events(&object(&made)).await;
+    let created = post(&cluster, &friend, RULES, rule_request("deploy", "forge")).await.body;
+    assert_eq!(put(&cluster, &friend, DEPLOY, update_request(&json!({"key_ttl": 1}))).await.status, 200);
+    let events = cluster.events(&object(&created)).await;
     assert_eq!(events[0].extra["caller-namespace"], "friend");
 
     let stranger = cluster.token("stranger").await;
-    let absent = (404, "namespace not found");
-    assert_eq!(refusal(&get(&cluster, &stranger, RULES).await), absent);
-    assert_eq!(refusal(&get(&cluster, &stranger, DEPLOY).await), absent);
-    assert_eq!(refusal(&post(&cluster, &stranger, RULES, json!({})).await), absent);
-    assert_eq!(refusal(&put(&cluster, &stranger, DEPLOY, json!({})).await), absent);
-    assert_eq!(refusal(&delete(&cluster, &stranger, DEPLOY).await), absent);
-    assert_eq!(refusal(&get(&cluster, &stranger, "/auth/namespaces/nowhere/rules").await), absent);
+    let not_found = (404, "namespace not found");
+    assert_eq!(status_and_error(&get(&cluster, &stranger, RULES).await), not_found);
+    assert_eq!(status_and_error(&get(&cluster, &stranger, DEPLOY).await), not_found);
+    assert_eq!(status_and_error(&post(&cluster, &stranger, RULES, json!({})).await), not_found);
+    assert_eq!(status_and_error(&put(&cluster, &stranger, DEPLOY, json!({})).await), not_found);
+    assert_eq!(status_and_error(&delete(&cluster, &stranger, DEPLOY).await), not_found);
+    assert_eq!(
+        status_and_error(&get(&cluster, &stranger, "/auth/namespaces/nowhere/rules").await),
+        not_found
+    );
     // Trust is not mutual.
     let token = cluster.token("ci").await;
-    assert_eq!(refusal(&get(&cluster, &token, "/auth/namespaces/friend/rules").await), absent);
+    assert_eq!(status_and_error(&get(&cluster, &token, "/auth/namespaces/friend/rules").await), not_found);
     assert_eq!(delete(&cluster, &friend, DEPLOY).await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_scoped_caller_gives_only_what_it_holds() {
+async fn scoped_caller_grants_only_its_own_scopes() {
     let (cluster, admin) = with_namespace(&[]).await;
-    let token = scoped(&cluster, "ci", &["rule.*", "artifact.*", "blob.read", "odd"]).await;
-    let excess = "a rule cannot grant scopes you do not hold: ";
-    for (scopes, refused) in [
+    let token = scoped_token(&cluster, "ci", &["rule.*", "artifact.*", "blob.read", "odd"]).await;
+    let error_prefix = "a rule cannot grant scopes you do not hold: ";
+    for (scopes, missing_scopes) in [
         (json!(["artifact.*", "artifact.read", "artifact.anything", "blob.read", "odd", "rule.write"]), ""),
         (json!(["blob.write", "artifact.read", "*", "blob.*", "blob.write"]), "*, blob.*, blob.write"),
         (json!(["node.read", "cluster-admin", "artifacts.read"]), "artifacts.read, cluster-admin, node.read"),
         (json!(["odd.read", "artifact"]), "artifact, odd.read"),
     ] {
-        let body = rule("deploy", "forge");
-        let answer = post(&cluster, &token, RULES, with(&body, &json!({ "scopes": scopes }))).await;
-        if refused.is_empty() {
-            assert_eq!(answer.status, 200, "{}", answer.text);
+        let body = rule_request("deploy", "forge");
+        let response = post(&cluster, &token, RULES, merge(&body, &json!({ "scopes": scopes }))).await;
+        if missing_scopes.is_empty() {
+            assert_eq!(response.status, 200, "{}", response.text);
             continue;
         }
-        let text = format!("{excess}{refused}");
-        assert_eq!(refusal(&answer), (403, text.as_str()), "{scopes}");
-        let answer = put(&cluster, &token, DEPLOY, terms(&json!({ "scopes": scopes }))).await;
-        assert_eq!(refusal(&answer), (403, text.as_str()), "{scopes}");
+        let text = format!("{error_prefix}{missing_scopes}");
+        assert_eq!(status_and_error(&response), (403, text.as_str()), "{scopes}");
+        let response = put(&cluster, &token, DEPLOY, update_request(&json!({ "scopes": scopes }))).await;
+        assert_eq!(status_and_error(&response), (403, text.as_str()), "{scopes}");
     }
-    // After what is missing, before what is malformed.
+    // Scopes are checked after missing fields and before malformed ones.
     let body = json!({"scopes": ["node.read", 7], "issuer": 7, "bound_claims": {}, "key_ttl": 0, "key_name_prefix": ""});
     assert_eq!(
-        refusal(&put(&cluster, &token, DEPLOY, body.clone()).await),
-        (403, &*format!("{excess}node.read"))
+        status_and_error(&put(&cluster, &token, DEPLOY, body.clone()).await),
+        (403, &*format!("{error_prefix}node.read"))
     );
-    let missing = put(&cluster, &token, DEPLOY, with(&body, &json!({"issuer": null}))).await;
-    assert_eq!(refusal(&missing), (400, "missing required field(s): issuer"));
-    let empty = put(&cluster, &token, DEPLOY, terms(&json!({"scopes": [""]}))).await;
-    assert_eq!(refusal(&empty), (400, "scopes must be non-empty strings"));
-    // Who is not scoped gives what it likes, also what means nothing.
-    let any = json!({"scopes": ["*", "cluster-admin", "of.the.future"]});
-    assert_eq!(put(&cluster, &admin, DEPLOY, terms(&any)).await.status, 200);
-    let everything = scoped(&cluster, "ci", &["*"]).await;
-    assert_eq!(put(&cluster, &everything, DEPLOY, terms(&any)).await.status, 200);
+    let missing_issuer = put(&cluster, &token, DEPLOY, merge(&body, &json!({"issuer": null}))).await;
+    assert_eq!(status_and_error(&missing_issuer), (400, "missing required field(s): issuer"));
+    let empty = put(&cluster, &token, DEPLOY, update_request(&json!({"scopes": [""]}))).await;
+    assert_eq!(status_and_error(&empty), (400, "scopes must be non-empty strings"));
+    // An unscoped caller can grant any scope, including unknown ones.
+    let any_scopes = json!({"scopes": ["*", "cluster-admin", "of.the.future"]});
+    assert_eq!(put(&cluster, &admin, DEPLOY, update_request(&any_scopes)).await.status, 200);
+    let everything = scoped_token(&cluster, "ci", &["*"]).await;
+    assert_eq!(put(&cluster, &everything, DEPLOY, update_request(&any_scopes)).await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rules_have_scopes_of_their_own() {
+async fn rules_require_their_own_scopes() {
     let (cluster, _) = with_namespace(&[]).await;
     let not_scoped = (403, "token is not scoped for this operation");
-    let token = scoped(&cluster, "ci", &["auth.*", "rule.read"]).await;
+    let token = scoped_token(&cluster, "ci", &["auth.*", "rule.read"]).await;
     assert_eq!(get(&cluster, &token, RULES).await.status, 200);
-    assert_eq!(refusal(&post(&cluster, &token, RULES, rule("deploy", "forge")).await), not_scoped);
-    assert_eq!(refusal(&put(&cluster, &token, DEPLOY, json!({})).await), not_scoped);
-    assert_eq!(refusal(&delete(&cluster, &token, DEPLOY).await), not_scoped);
-    let token = scoped(&cluster, "ci", &["auth.*"]).await;
-    assert_eq!(refusal(&get(&cluster, &token, RULES).await), not_scoped);
-    let token = scoped(&cluster, "ci", &["rule.delete"]).await;
-    assert_eq!(refusal(&delete(&cluster, &token, DEPLOY).await), (404, "rule not found"));
+    assert_eq!(
+        status_and_error(&post(&cluster, &token, RULES, rule_request("deploy", "forge")).await),
+        not_scoped
+    );
+    assert_eq!(status_and_error(&put(&cluster, &token, DEPLOY, json!({})).await), not_scoped);
+    assert_eq!(status_and_error(&delete(&cluster, &token, DEPLOY).await), not_scoped);
+    let token = scoped_token(&cluster, "ci", &["auth.*"]).await;
+    assert_eq!(status_and_error(&get(&cluster, &token, RULES).await), not_scoped);
+    let token = scoped_token(&cluster, "ci", &["rule.delete"]).await;
+    assert_eq!(status_and_error(&delete(&cluster, &token, DEPLOY).await), (404, "rule not found"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rule_of_system_does_not_go_unseen() {
+async fn warns_about_rules_of_system_namespace() {
     let (cluster, token) = with_namespace(&[]).await;
     let message = "mapping rule targets the system namespace";
-    let made = post(&cluster, &token, "/auth/namespaces/system/rules", rule("root", "forge")).await;
-    assert_eq!(made.status, 200, "{}", made.text);
+    let created =
+        post(&cluster, &token, "/auth/namespaces/system/rules", rule_request("root", "forge")).await;
+    assert_eq!(created.status, 200, "{}", created.text);
     let path = "/auth/namespaces/system/rules/root";
-    assert_eq!(put(&cluster, &token, path, terms(&json!({"scopes": ["*"]}))).await.status, 200);
-    let events = cluster.events(&object(&made.body)).await;
+    assert_eq!(put(&cluster, &token, path, update_request(&json!({"scopes": ["*"]}))).await.status, 200);
+    let events = cluster.events(&object(&created.body)).await;
     let warnings: Vec<_> = events.iter().filter(|event| event.message == message).collect();
-    assert_eq!(warnings.len(), 2, "when it is made and when it is changed");
+    assert_eq!(warnings.len(), 2, "on creation and on update");
     assert!(warnings.iter().all(|event| event.event_type == "audit" && event.extra["issuer"] == "forge"));
     assert_eq!(warnings[0].extra["scopes"], json!(["*"]));
-    assert_eq!(warnings[1].extra["bound_claims"], made.body["bound_claims"]);
+    assert_eq!(warnings[1].extra["bound_claims"], created.body["bound_claims"]);
 
-    let other = post(&cluster, &token, RULES, rule("deploy", "forge")).await.body;
+    let other = post(&cluster, &token, RULES, rule_request("deploy", "forge")).await.body;
     assert!(!cluster.messages(&object(&other)).await.contains(&message.to_owned()));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn rules_go_with_their_namespace_and_deleted_ones_with_the_cleaner() {
+async fn deletes_rules_with_namespace_and_cleans_deleted_ones() {
     let (cluster, token) = with_namespace(&[("CLEANER_DELAY", "0")]).await;
-    post(&cluster, &token, RULES, rule("deploy", "forge")).await;
-    let gone = post(&cluster, &token, RULES, rule("gone", "forge")).await.body;
+    post(&cluster, &token, RULES, rule_request("deploy", "forge")).await;
+    let deleted = post(&cluster, &token, RULES, rule_request("gone", "forge")).await.body;
     delete(&cluster, &token, &format!("{RULES}/gone")).await;
-    assert!(!cluster.events(&object(&gone)).await.is_empty());
+    assert!(!cluster.events(&object(&deleted)).await.is_empty());
     reconcile::cleaner::run(&cluster.app).await.unwrap();
     assert_eq!(cluster.count_rows("rules", "1 = 1").await, 1);
-    assert!(cluster.events(&object(&gone)).await.is_empty());
+    assert!(cluster.events(&object(&deleted)).await.is_empty());
 
     cluster.call(&token, Method::DELETE, "/auth/namespaces/ci", None).await;
-    assert_eq!(refusal(&get(&cluster, &token, DEPLOY).await), (404, "namespace not found"));
+    assert_eq!(status_and_error(&get(&cluster, &token, DEPLOY).await), (404, "namespace not found"));
     cluster.settle().await;
     assert_eq!(cluster.count_rows("rules", "state = 'created'").await, 0);
     cluster.messages(&ObjectRef::namespace("ci")).await;
@@ -284,5 +299,9 @@ async fn rules_go_with_their_namespace_and_deleted_ones_with_the_cleaner() {
     cluster.settle().await;
     assert_eq!(cluster.count_rows("rules", "1 = 1").await, 0);
     cluster.create_namespace("ci").await;
-    assert_eq!(get(&cluster, &token, RULES).await.body, json!([]), "who takes the name inherits nothing");
+    assert_eq!(
+        get(&cluster, &token, RULES).await.body,
+        json!([]),
+        "a new namespace of the same name has no rules"
+    );
 }

@@ -1,14 +1,14 @@
 //! Instances, on simulated nodes.
 
+mod concurrency;
 mod consoles;
 mod images;
 mod interfaces;
-mod life;
-mod names;
+mod lifecycle;
+mod lookup;
 mod placement;
 mod snapshots;
-mod specs;
-mod storm;
+mod validation;
 
 use axum::http::Method;
 use muster_test_cluster::{ApiResponse, Cluster, wait_for};
@@ -16,25 +16,25 @@ use muster_types::ids::InstanceId;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
-use crate::networks::{cluster, get, network, post};
-use crate::scopes::scoped;
+use crate::networks::{cluster, create_network, get, post};
+use crate::scopes::scoped_token;
 
-/// The body that creates a small instance with a blank disk, and whatever else is wanted.
-pub(crate) fn small(name: &str, more: &Value) -> Value {
+/// Returns the request body of a small instance with a blank disk, with fields added or replaced.
+pub(crate) fn instance_request(name: &str, overrides: &Value) -> Value {
     let mut body = json!({"name": name, "cpus": 1, "memory": 512, "disk": [{"size": 1}]});
-    for (key, value) in more.as_object().unwrap() {
+    for (key, value) in overrides.as_object().unwrap() {
         body[key] = value.clone();
     }
     body
 }
 
-async fn try_create(cluster: &Cluster, token: &str, name: &str, more: &Value) -> ApiResponse {
-    post(cluster, token, "/instances", small(name, more)).await
+async fn try_create(cluster: &Cluster, token: &str, name: &str, overrides: &Value) -> ApiResponse {
+    post(cluster, token, "/instances", instance_request(name, overrides)).await
 }
 
-/// An instance that runs, and whose agent is ready if it has one; its record.
-pub(crate) async fn create(cluster: &Cluster, token: &str, name: &str, more: &Value) -> Value {
-    let record = settled(cluster, token, name, more).await;
+/// Creates a running instance, waits for its agent if it has one, and returns its record.
+pub(crate) async fn create(cluster: &Cluster, token: &str, name: &str, overrides: &Value) -> Value {
+    let record = create_and_settle(cluster, token, name, overrides).await;
     assert_eq!((&record["state"], &record["power_state"]), (&json!("created"), &json!("on")), "{record}");
     wait_for("the agent to be ready", async || {
         let record = show(cluster, token, &record).await;
@@ -43,16 +43,24 @@ pub(crate) async fn create(cluster: &Cluster, token: &str, name: &str, more: &Va
     .await
 }
 
-/// An instance of which nothing is under way any more; its record.
-pub(crate) async fn settled(cluster: &Cluster, token: &str, name: &str, more: &Value) -> Value {
-    let answer = try_create(cluster, token, name, more).await;
-    assert_eq!(answer.status, 200, "{}", answer.text);
-    assert_eq!((&answer.body["state"], &answer.body["power_state"]), (&json!("initial"), &json!("initial")));
+/// Creates an instance, waits until no operation is unfinished, and returns its record.
+pub(crate) async fn create_and_settle(
+    cluster: &Cluster,
+    token: &str,
+    name: &str,
+    overrides: &Value,
+) -> Value {
+    let response = try_create(cluster, token, name, overrides).await;
+    assert_eq!(response.status, 200, "{}", response.text);
+    assert_eq!(
+        (&response.body["state"], &response.body["power_state"]),
+        (&json!("initial"), &json!("initial"))
+    );
     cluster.settle().await;
-    show(cluster, token, &answer.body).await
+    show(cluster, token, &response.body).await
 }
 
-/// The record of an instance as it is now.
+/// Returns the current record of an instance.
 async fn show(cluster: &Cluster, token: &str, record: &Value) -> Value {
     get(cluster, token, &path(record, "")).await.body
 }
@@ -61,8 +69,8 @@ fn text<'a>(record: &'a Value, key: &str) -> &'a str {
     record[key].as_str().unwrap()
 }
 
-fn path(record: &Value, rest: &str) -> String {
-    format!("/instances/{}{rest}", text(record, "uuid"))
+fn path(record: &Value, suffix: &str) -> String {
+    format!("/instances/{}{suffix}", text(record, "uuid"))
 }
 
 fn id(record: &Value) -> InstanceId {
@@ -73,23 +81,24 @@ fn object(record: &Value) -> ObjectRef {
     ObjectRef::new(ObjectType::Instance, text(record, "uuid"))
 }
 
-fn refusal(answer: &ApiResponse) -> (u16, &str) {
-    (answer.status.as_u16(), answer.body["error"].as_str().unwrap_or_default())
+fn status_and_error(response: &ApiResponse) -> (u16, &str) {
+    (response.status.as_u16(), response.body["error"].as_str().unwrap_or_default())
 }
 
-/// What a call without a body says.
-async fn act(cluster: &Cluster, token: &str, record: &Value, verb: &str) -> ApiResponse {
+/// Posts an action without a body.
+async fn post_action(cluster: &Cluster, token: &str, record: &Value, verb: &str) -> ApiResponse {
     cluster.call(token, Method::POST, &path(record, &format!("/{verb}")), None).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_instance_is_created_with_every_field_that_clients_read() {
+async fn created_instance_has_every_field_clients_read() {
     let (cluster, token) = cluster(&[]).await;
-    let net = network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
-    let more = json!({
+    let network_id =
+        create_network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
+    let overrides = json!({
         "cpus": "2",
         "disk": [{"size": 8}, {"size": 3, "bus": "sata"}, {"size": 1, "type": "cdrom"}],
-        "network": [{"network_uuid": "blue"}, {"network_uuid": net, "address": "10.0.0.77", "model": "e1000"}],
+        "network": [{"network_uuid": "blue"}, {"network_uuid": network_id, "address": "10.0.0.77", "model": "e1000"}],
         "video": {"model": "qxl", "memory": "65536"},
         "ssh_key": "ssh-ed25519 AAAA me",
         "user_data": "aGVsbG8=",
@@ -97,15 +106,18 @@ async fn an_instance_is_created_with_every_field_that_clients_read() {
         "side_channels": ["sf-agent", "sf-agent"],
         "uefi": true,
     });
-    let answer = try_create(&cluster, &token, "www", &more).await;
-    assert_eq!(answer.status, 200, "{}", answer.text);
-    let first = answer.body;
-    assert_eq!((&first["state"], &first["disks"]), (&json!("initial"), &json!([])));
-    assert_eq!((&first["console_port"], &first["vdi_port"]), (&Value::Null, &Value::Null));
-    assert_eq!((&first["agent_start_time"], &first["agent_system_boot_time"]), (&Value::Null, &Value::Null));
+    let response = try_create(&cluster, &token, "www", &overrides).await;
+    assert_eq!(response.status, 200, "{}", response.text);
+    let initial = response.body;
+    assert_eq!((&initial["state"], &initial["disks"]), (&json!("initial"), &json!([])));
+    assert_eq!((&initial["console_port"], &initial["vdi_port"]), (&Value::Null, &Value::Null));
+    assert_eq!(
+        (&initial["agent_start_time"], &initial["agent_system_boot_time"]),
+        (&Value::Null, &Value::Null)
+    );
     cluster.settle().await;
     let record = wait_for("the agent to be ready", async || {
-        Some(show(&cluster, &token, &first).await).filter(|record| record["agent_state"] == "ready")
+        Some(show(&cluster, &token, &initial).await).filter(|record| record["agent_state"] == "ready")
     })
     .await;
 
@@ -141,16 +153,19 @@ async fn an_instance_is_created_with_every_field_that_clients_read() {
     assert_eq!(record["metadata"], json!({"tags": ["web"], "owner": {"team": 7}}));
     assert_eq!((&record["agent_operations_queue"], &record["references_from"]), (&json!([]), &json!({})));
     let users: Vec<&String> = record["references_to"].as_object().unwrap().keys().collect();
-    assert_eq!(users, ["operation_target"], "nothing else refers to an instance");
+    assert_eq!(users, ["operation_target"], "only operations refer to an instance");
     assert_eq!(record["last_cluster_operation"]["op_type"], "node_inst_op");
     assert!(record.get("requested_placement").is_none());
     let interfaces = get(&cluster, &token, &path(&record, "/interfaces")).await.body;
     assert_eq!(record["interfaces"], interfaces);
     assert_eq!((&interfaces[0]["order"], &interfaces[0]["model"]), (&json!(0), &json!("virtio")));
     assert_eq!((&interfaces[1]["ipv4"], &interfaces[1]["model"]), (&json!("10.0.0.77"), &json!("e1000")));
-    assert_eq!((&interfaces[1]["state"], &interfaces[1]["network_uuid"]), (&json!("created"), &json!(net)));
+    assert_eq!(
+        (&interfaces[1]["state"], &interfaces[1]["network_uuid"]),
+        (&json!("created"), &json!(network_id))
+    );
 
-    // The machine is what the record says.
+    // The VM plan matches the record.
     let plan = cluster.node_named(text(&record, "node")).vm_plan(id(&record)).unwrap();
     assert_eq!((plan.cpus, plan.memory_mb, plan.uefi, plan.nics.len()), (2, 512, true, 2));
     assert_eq!(
@@ -160,7 +175,7 @@ async fn an_instance_is_created_with_every_field_that_clients_read() {
     assert!(plan.config_drive.is_some());
     assert_eq!(u64::from(plan.ports.console), record["console_port"].as_u64().unwrap());
 
-    // Its name is known to the network, and lists have it.
+    // The network has a lease with its name, and lists include it.
     let leases = cluster.node.network_plans().remove(0).router.unwrap().leases;
     assert!(leases.iter().any(|lease| lease.name == "www"), "{leases:?}");
     assert_eq!(get(&cluster, &token, "/instances").await.body, json!([record]));
@@ -168,15 +183,15 @@ async fn an_instance_is_created_with_every_field_that_clients_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_said_has_its_usual_value() {
+async fn omitted_and_null_fields_have_defaults() {
     let (cluster, token) = cluster(&[]).await;
     let nulls = json!({
         "network": null, "video": null, "ssh_key": null, "user_data": null, "placed_on": null, "namespace": null,
         "uefi": null, "secure_boot": null, "nvram_template": null, "configdrive": null, "metadata": null,
         "side_channels": null,
     });
-    for (name, more) in [("plain", json!({})), ("nulls", nulls)] {
-        let record = create(&cluster, &token, name, &more).await;
+    for (name, overrides) in [("plain", json!({})), ("nulls", nulls)] {
+        let record = create(&cluster, &token, name, &overrides).await;
         assert_eq!(record["video"], json!({"model": "cirrus", "memory": 16384, "vdi": "spice"}));
         assert_eq!(record["side_channels"], json!(["sf-agent", "sf-agent2"]));
         assert_eq!(
@@ -193,18 +208,18 @@ async fn what_is_not_said_has_its_usual_value() {
     });
     let record = create(&cluster, &token, "quiet", &quiet).await;
     assert_eq!((&record["side_channels"], &record["agent_state"]), (&json!([]), &Value::Null));
-    assert_eq!(record["disks"].as_array().unwrap().len(), 1, "no config drive");
+    assert_eq!(record["disks"].as_array().unwrap().len(), 1, "no config drive is attached");
     assert_eq!(record["vdi_tls_port"], Value::Null, "only SPICE is encrypted");
     assert_eq!((text(&record, "machine_type"), &record["secure_boot"]), ("q35", &json!(true)));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_story_of_an_instance_is_in_its_events_and_operations() {
+async fn records_events_and_operations_of_creation() {
     let (cluster, token) = cluster(&[]).await;
     let record = create(&cluster, &token, "www", &json!({"metadata": {"affinity": {"db": 3}}})).await;
     let events = cluster.events(&object(&record)).await;
     let messages: Vec<&str> = events.iter().map(|event| event.message.as_str()).collect();
-    for wanted in [
+    for expected in [
         "db record created",
         "creation request from REST API",
         "deprecated weighted affinity specification accepted",
@@ -217,42 +232,46 @@ async fn the_story_of_an_instance_is_in_its_events_and_operations() {
         "state is now creating",
         "state is now created",
     ] {
-        assert!(messages.contains(&wanted), "{wanted}: {messages:?}");
+        assert!(messages.contains(&expected), "{expected}: {messages:?}");
     }
     let last = events.iter().find(|event| event.message == "schedule final candidates").unwrap();
     assert_eq!(last.extra["chosen"], record["node"]);
-    let shown = get(&cluster, &token, &path(&record, "/events?limit=1")).await.body;
+    let fetched = get(&cluster, &token, &path(&record, "/events?limit=1")).await.body;
     for key in ["timestamp", "fqdn", "duration", "message", "extra", "type"] {
-        assert!(shown[0].get(key).is_some(), "{key}: {shown}");
+        assert!(fetched[0].get(key).is_some(), "{key}: {fetched}");
     }
 
     assert_eq!(
         get(&cluster, &token, &path(&record, "/clusteroperations")).await.body,
         json!([]),
-        "all ended"
+        "all operations ended"
     );
     let all = get(&cluster, &token, &path(&record, "/clusteroperations?all=true")).await.body;
     assert_eq!(all[0]["tasks"], json!(["instance_preflight", "network_ensure_mesh", "instance_start"]));
     assert_eq!((text(&all[0], "state"), text(&all[0], "operation_type")), ("complete", "node_inst_op"));
     let handle = &record["last_cluster_operation"];
-    let at = format!("/clusteroperations/{}/{}", text(handle, "op_type"), text(handle, "op_uuid"));
-    assert_eq!(get(&cluster, &token, &at).await.body, all[0]);
-    assert_eq!(act(&cluster, &token, &record, "snapshot").await.status, 200);
-    let open = get(&cluster, &token, &path(&record, "/clusteroperations")).await.body;
-    assert_eq!((open.as_array().unwrap().len(), text(&open[0], "operation_type")), (1, "node_inst_snap_op"));
+    let operation_path =
+        format!("/clusteroperations/{}/{}", text(handle, "op_type"), text(handle, "op_uuid"));
+    assert_eq!(get(&cluster, &token, &operation_path).await.body, all[0]);
+    assert_eq!(post_action(&cluster, &token, &record, "snapshot").await.status, 200);
+    let unfinished = get(&cluster, &token, &path(&record, "/clusteroperations")).await.body;
+    assert_eq!(
+        (unfinished.as_array().unwrap().len(), text(&unfinished[0], "operation_type")),
+        (1, "node_inst_snap_op")
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_machine_used_is_told_of_while_it_is_on() {
+async fn records_usage_of_running_instances() {
     let (cluster, token) = cluster(&[]).await;
-    network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
+    create_network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
     let record = create(&cluster, &token, "www", &json!({"network": [{"network_uuid": "blue"}]})).await;
     let idle = create(&cluster, &token, "idle", &json!({})).await;
-    assert_eq!(act(&cluster, &token, &idle, "poweroff").await.status, 200);
+    assert_eq!(post_action(&cluster, &token, &idle, "poweroff").await.status, 200);
     muster_control::reconcile::vm_usage::run(&cluster.app).await.unwrap();
     cluster.events(&object(&record)).await;
-    let asked = json!({"event_type": "usage"});
-    let list = cluster.call(&token, Method::GET, &path(&record, "/events"), Some(asked.clone())).await.body;
+    let query = json!({"event_type": "usage"});
+    let list = cluster.call(&token, Method::GET, &path(&record, "/events"), Some(query.clone())).await.body;
     assert_eq!((text(&list[0], "message"), text(&list[0], "type")), ("usage", "usage"));
     let extra = &list[0]["extra"];
     for key in ["cpu time ns", "system time ns", "user time ns"] {
@@ -265,23 +284,26 @@ async fn what_a_machine_used_is_told_of_while_it_is_on() {
     }
     let mac = text(&record["interfaces"][0], "macaddr");
     for key in ["bytes", "drops", "errors", "packets"] {
-        for way in ["read", "write"] {
-            assert!(extra["network usage"][mac][format!("{way} {key}")].is_u64(), "{way} {key}: {extra}");
+        for direction in ["read", "write"] {
+            assert!(
+                extra["network usage"][mac][format!("{direction} {key}")].is_u64(),
+                "{direction} {key}: {extra}"
+            );
         }
     }
-    let none = cluster.call(&token, Method::GET, &path(&idle, "/events"), Some(asked)).await.body;
-    assert_eq!(none, json!([]), "one that is off uses nothing");
+    let none = cluster.call(&token, Method::GET, &path(&idle, "/events"), Some(query)).await.body;
+    assert_eq!(none, json!([]), "an instance that is off has no usage");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metadata_that_the_scheduler_reads_must_make_sense_to_it() {
+async fn validates_metadata_used_by_the_scheduler() {
     let (cluster, token) = cluster(&[]).await;
     let record = create(&cluster, &token, "www", &json!({})).await;
     let put = async |key: &str, value: Value| {
-        let at = path(&record, &format!("/metadata/{key}"));
-        cluster.call(&token, Method::PUT, &at, Some(json!({"value": value}))).await
+        let metadata_path = path(&record, &format!("/metadata/{key}"));
+        cluster.call(&token, Method::PUT, &metadata_path, Some(json!({"value": value}))).await
     };
-    for (key, value, why) in [
+    for (key, value, error) in [
         ("tags", json!("web"), "value for \"tags\" key should be a JSON list"),
         ("affinity", json!(["web"]), "value for \"affinity\" key should be a valid JSON dictionary"),
         ("affinity", json!({"web": "much"}), "affinity dictionary values should be integers"),
@@ -289,7 +311,7 @@ async fn metadata_that_the_scheduler_reads_must_make_sense_to_it() {
         ("x", json!(""), "no value specified"),
         ("x", json!({}), "no value specified"),
     ] {
-        assert_eq!(refusal(&put(key, value).await), (400, why), "{key}");
+        assert_eq!(status_and_error(&put(key, value).await), (400, error), "{key}");
     }
     for (key, value) in [
         ("tags", json!(["web", "prod"])),
@@ -302,11 +324,11 @@ async fn metadata_that_the_scheduler_reads_must_make_sense_to_it() {
     let posted = post(&cluster, &token, &path(&record, "/metadata"), json!({"key": "k", "value": "v"})).await;
     assert_eq!(posted.text, "null\n");
     assert_eq!(
-        refusal(&post(&cluster, &token, &path(&record, "/metadata"), json!({"value": "v"})).await),
+        status_and_error(&post(&cluster, &token, &path(&record, "/metadata"), json!({"value": "v"})).await),
         (400, "no key specified")
     );
-    let gone = cluster.call(&token, Method::DELETE, &path(&record, "/metadata/any"), None).await;
-    assert_eq!(gone.text, "null\n");
+    let deleted = cluster.call(&token, Method::DELETE, &path(&record, "/metadata/any"), None).await;
+    assert_eq!(deleted.text, "null\n");
     let expected = json!({"tags": ["web", "prod"], "affinity": {"db": "-2"}, "k": "v"});
     assert_eq!(get(&cluster, &token, &path(&record, "/metadata")).await.body, expected);
     assert_eq!(show(&cluster, &token, &record).await["metadata"], expected);
@@ -318,12 +340,12 @@ async fn metadata_that_the_scheduler_reads_must_make_sense_to_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_viewers_scope_is_not_enough_to_change_anything() {
+async fn read_scope_does_not_allow_changes() {
     let (cluster, token) = cluster(&[]).await;
     let record = create(&cluster, &token, "www", &json!({})).await;
-    let reader = scoped(&cluster, "ci", &["instance.read"]).await;
+    let reader = scoped_token(&cluster, "ci", &["instance.read"]).await;
     assert_eq!(get(&cluster, &reader, &path(&record, "")).await.status, 200);
-    let refused = act(&cluster, &reader, &record, "poweroff").await;
-    assert_eq!(refusal(&refused), (403, "token is not scoped for this operation"));
+    let refused = post_action(&cluster, &reader, &record, "poweroff").await;
+    assert_eq!(status_and_error(&refused), (403, "token is not scoped for this operation"));
     assert_eq!(try_create(&cluster, &reader, "x", &json!({})).await.status, 403);
 }

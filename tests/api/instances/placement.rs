@@ -1,100 +1,110 @@
-//! Where instances go, why some go nowhere, and what is left of those.
+//! Placement of instances, and records of instances that cannot be placed.
 
 use muster_test_cluster::{Cluster, caller};
 use serde_json::{Value, json};
 
-use super::{create, object, path, refusal, show, text, try_create};
-use crate::networks::{cluster, delete, get, network};
+use super::{create, object, path, show, status_and_error, text, try_create};
+use crate::networks::{cluster, create_network, delete, get};
 
-/// The record of the instance that could not be made.
-async fn left_behind(cluster: &Cluster, token: &str, name: &str) -> Value {
+/// Returns the record of an instance that could not be created.
+async fn failed_instance(cluster: &Cluster, token: &str, name: &str) -> Value {
     get(cluster, token, &format!("/instances/{name}")).await.body
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_instance_that_fits_nowhere_says_at_which_stage_and_keeps_a_record() {
+async fn unplaceable_instance_reports_stage_and_keeps_record() {
     let (cluster, token) = cluster(&[]).await;
-    network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
-    for (name, more, stage, transient) in [
+    create_network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
+    for (name, overrides, stage, transient) in [
         ("wide", json!({"cpus": 17}), "cpu_max_per_instance", false),
         ("fat", json!({"memory": 100_000}), "sufficient_idle_memory", true),
         ("long", json!({"disk": [{"size": 900}, {"size": 900}]}), "sufficient_free_disk", true),
     ] {
-        let mut more = more;
-        more["network"] = json!([{"network_uuid": "blue", "float": true}]);
-        let answer = try_create(&cluster, &token, name, &more).await;
-        let why = format!("No nodes remaining at scheduling stage {stage}");
-        assert_eq!(refusal(&answer), (507, why.as_str()));
-        assert_eq!((&answer.body["stage"], &answer.body["transient"]), (&json!(stage), &json!(transient)));
-        let again = answer.headers.get("retry-after").map(|value| value.to_str().unwrap());
-        assert_eq!(again, transient.then_some("15"));
+        let mut overrides = overrides;
+        overrides["network"] = json!([{"network_uuid": "blue", "float": true}]);
+        let response = try_create(&cluster, &token, name, &overrides).await;
+        let error = format!("No nodes remaining at scheduling stage {stage}");
+        assert_eq!(status_and_error(&response), (507, error.as_str()));
+        assert_eq!(
+            (&response.body["stage"], &response.body["transient"]),
+            (&json!(stage), &json!(transient))
+        );
+        let retry_after = response.headers.get("retry-after").map(|value| value.to_str().unwrap());
+        assert_eq!(retry_after, transient.then_some("15"));
 
-        let record = left_behind(&cluster, &token, name).await;
+        let record = failed_instance(&cluster, &token, name).await;
         assert_eq!((text(&record, "state"), &record["node"]), ("error", &Value::Null), "{record}");
-        assert_eq!(text(&record, "error_message"), format!("scheduling failed: {why}"));
+        assert_eq!(text(&record, "error_message"), format!("scheduling failed: {error}"));
         assert_eq!(record["interfaces"], json!([]));
         let events = cluster.events(&object(&record)).await;
         let aborted = format!("schedule has no candidates at stage {stage}, aborting");
         assert!(events.iter().any(|event| event.message == aborted), "{events:?}");
-        let at = events.iter().find(|event| event.message == format!("schedule at stage {stage}")).unwrap();
+        let stage_event =
+            events.iter().find(|event| event.message == format!("schedule at stage {stage}")).unwrap();
         for node in ["sim-1", "sim-2"] {
-            assert!(at.extra["dropped"][node].is_string(), "each node has its reason: {at:?}");
+            assert!(
+                stage_event.extra["dropped"][node].is_string(),
+                "every dropped node has a reason: {stage_event:?}"
+            );
         }
     }
     assert_eq!(cluster.count_rows("addresses", "kind IN ('instance', 'floating')").await, 0);
     assert_eq!(cluster.count_rows("instances", "claimed_cpus > 0").await, 0);
     assert!(cluster.committed_capacity().await.values().all(|promised| *promised == (0, 0, 0)));
-    let record = left_behind(&cluster, &token, "wide").await;
+    let record = failed_instance(&cluster, &token, "wide").await;
     assert_eq!(delete(&cluster, &token, &path(&record, "")).await.status, 200);
     cluster.settle().await;
     assert_eq!(show(&cluster, &token, &record).await["state"], "deleted");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn full_nodes_take_again_what_was_given_back() {
-    // Three processors are promised for each that is there.
+async fn places_instances_on_freed_capacity() {
+    // CPUs are overcommitted by a factor of three.
     let cluster = Cluster::sized(None, &[], (1, 65536, 1024)).await;
     let token = cluster.token("system").await;
-    let mut made = Vec::new();
+    let mut created = Vec::new();
     for number in 0..6 {
-        made.push(create(&cluster, &token, &format!("n{number}"), &json!({})).await);
+        created.push(create(&cluster, &token, &format!("n{number}"), &json!({})).await);
     }
     assert!(cluster.committed_capacity().await.values().all(|promised| *promised == (3, 1536, 3)));
-    let answer = try_create(&cluster, &token, "late", &json!({})).await;
-    let why = "No nodes remaining at scheduling stage sufficient_idle_cpu";
-    assert_eq!((refusal(&answer), &answer.body["transient"]), ((507, why), &json!(true)));
-    delete(&cluster, &token, &path(&made[2], "")).await;
-    let answer = try_create(&cluster, &token, "early", &json!({})).await;
-    assert_eq!(answer.status, 507, "it is still there");
+    let response = try_create(&cluster, &token, "late", &json!({})).await;
+    let error = "No nodes remaining at scheduling stage sufficient_idle_cpu";
+    assert_eq!((status_and_error(&response), &response.body["transient"]), ((507, error), &json!(true)));
+    delete(&cluster, &token, &path(&created[2], "")).await;
+    let response = try_create(&cluster, &token, "early", &json!({})).await;
+    assert_eq!(response.status, 507, "the deletion has not run yet");
     cluster.settle().await;
     let node = create(&cluster, &token, "then", &json!({})).await["node"].clone();
-    assert_eq!(node, made[2]["node"]);
+    assert_eq!(node, created[2]["node"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_node_can_be_asked_for_by_name_and_id() {
+async fn places_on_node_requested_by_name_or_id() {
     let (cluster, token) = cluster(&[]).await;
     let second = cluster.app.nodes[1].identity().id.to_string();
-    for (name, place) in [("by-name", "sim-2"), ("by-id", second.as_str())] {
-        let record = create(&cluster, &token, name, &json!({"placed_on": place})).await;
+    for (name, requested) in [("by-name", "sim-2"), ("by-id", second.as_str())] {
+        let record = create(&cluster, &token, name, &json!({"placed_on": requested})).await;
         assert_eq!((text(&record, "node"), text(&record, "requested_placement")), ("sim-2", "sim-2"));
     }
-    let answer = try_create(&cluster, &token, "wide", &json!({"placed_on": "sim-2", "cpus": 17})).await;
-    assert_eq!(answer.body["stage"], "cpu_max_per_instance", "it must have room like any other");
+    let response = try_create(&cluster, &token, "wide", &json!({"placed_on": "sim-2", "cpus": 17})).await;
+    assert_eq!(response.body["stage"], "cpu_max_per_instance", "a requested node must have capacity as well");
     muster_control::reconcile::checkin::leave(&cluster.app).await;
-    let answer = try_create(&cluster, &token, "late", &json!({"placed_on": "sim-2"})).await;
-    assert_eq!(refusal(&answer), (404, "Specified node sim-2 not ready"));
-    let answer = try_create(&cluster, &token, "nowhere", &json!({})).await;
-    assert_eq!(answer.status, 507, "{}", answer.text);
-    assert_eq!((&answer.body["stage"], &answer.body["transient"]), (&json!("pre_schedule"), &json!(false)));
+    let response = try_create(&cluster, &token, "late", &json!({"placed_on": "sim-2"})).await;
+    assert_eq!(status_and_error(&response), (404, "Specified node sim-2 not ready"));
+    let response = try_create(&cluster, &token, "nowhere", &json!({})).await;
+    assert_eq!(response.status, 507, "{}", response.text);
+    assert_eq!(
+        (&response.body["stage"], &response.body["transient"]),
+        (&json!("pre_schedule"), &json!(false))
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn instances_go_where_their_neighbours_are_or_are_not() {
+async fn placement_follows_affinity() {
     let (cluster, token) = cluster(&[]).await;
     let tags = json!({"placed_on": "sim-2", "metadata": {"tags": ["db", "ssd"]}});
     create(&cluster, &token, "db", &tags).await;
-    let with = |affinity: Value| json!({"metadata": {"affinity": affinity}});
+    let with_affinity = |affinity: Value| json!({"metadata": {"affinity": affinity}});
     for (number, (affinity, node)) in [
         (json!({"require_with_tag": ["db", "ssd"]}), "sim-2"),
         (json!({"require_without_tag": ["db"]}), "sim-1"),
@@ -107,12 +117,12 @@ async fn instances_go_where_their_neighbours_are_or_are_not() {
     .into_iter()
     .enumerate()
     {
-        let record = create(&cluster, &token, &format!("n{number}"), &with(affinity.clone())).await;
+        let record = create(&cluster, &token, &format!("n{number}"), &with_affinity(affinity.clone())).await;
         assert_eq!(text(&record, "node"), node, "{affinity}");
     }
-    // A wish may come to nothing.
-    create(&cluster, &token, "lonely", &with(json!({"prefer_with_tag": ["absent"]}))).await;
-    for (name, affinity, why) in [
+    // A preference need not be satisfied.
+    create(&cluster, &token, "lonely", &with_affinity(json!({"prefer_with_tag": ["absent"]}))).await;
+    for (name, affinity, error) in [
         (
             "both",
             json!({"require_with_tag": ["db"], "require_without_tag": ["ssd"]}),
@@ -120,28 +130,29 @@ async fn instances_go_where_their_neighbours_are_or_are_not() {
         ),
         ("none", json!({"require_with_tag": ["absent"]}), "['absent'], require_without_tag=[]"),
     ] {
-        let answer = try_create(&cluster, &token, name, &with(affinity)).await;
-        let why =
-            format!("No nodes remaining at scheduling stage affinity_constraints: require_with_tag={why}");
-        assert_eq!(refusal(&answer), (409, why.as_str()));
-        let record = left_behind(&cluster, &token, name).await;
+        let response = try_create(&cluster, &token, name, &with_affinity(affinity)).await;
+        let error =
+            format!("No nodes remaining at scheduling stage affinity_constraints: require_with_tag={error}");
+        assert_eq!(status_and_error(&response), (409, error.as_str()));
+        let record = failed_instance(&cluster, &token, name).await;
         assert_eq!(
             (text(&record, "state"), text(&record, "error_message")),
-            ("error", format!("scheduling failed: {why}").as_str())
+            ("error", format!("scheduling failed: {error}").as_str())
         );
     }
-    // Those of other namespaces do not count.
+    // Instances of other namespaces do not count.
     cluster.create_namespace("beta").await;
     let beta = cluster.token("beta").await;
     assert_eq!(
-        try_create(&cluster, &beta, "x", &with(json!({"require_with_tag": ["db"]}))).await.status,
+        try_create(&cluster, &beta, "x", &with_affinity(json!({"require_with_tag": ["db"]}))).await.status,
         409
     );
-    // What is set later counts for those that come later.
+    // Tags set later apply to later placements.
     let first = create(&cluster, &beta, "first", &json!({"placed_on": "sim-1"})).await;
     let tags = json!({"key": "tags", "value": ["late"]});
     crate::networks::post(&cluster, &beta, &path(&first, "/metadata"), tags).await;
-    let record = create(&cluster, &beta, "second", &with(json!({"require_with_tag": ["late"]}))).await;
+    let record =
+        create(&cluster, &beta, "second", &with_affinity(json!({"require_with_tag": ["late"]}))).await;
     assert_eq!(text(&record, "node"), "sim-1");
     delete(&cluster, &beta, &path(&first, "")).await;
     cluster.settle().await;
@@ -149,68 +160,79 @@ async fn instances_go_where_their_neighbours_are_or_are_not() {
         &cluster,
         &beta,
         "third",
-        &with(json!({"require_without_tag": ["late"], "prefer_with_tag": ["late"]})),
+        &with_affinity(json!({"require_without_tag": ["late"], "prefer_with_tag": ["late"]})),
     )
     .await;
-    assert_eq!(text(&record, "state"), "created", "who is gone is no neighbour");
+    assert_eq!(text(&record, "state"), "created", "deleted instances do not count");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_address_that_cannot_be_had_leaves_a_record_and_no_address() {
+async fn unavailable_address_leaves_record_without_addresses() {
     let (cluster, token) = cluster(&[]).await;
-    let green = network(&cluster, &token, json!({"name": "green", "netblock": "10.1.0.0/24"})).await;
-    let small =
-        network(&cluster, &token, json!({"name": "small", "netblock": "10.2.0.0/29", "provide_nat": false}))
-            .await;
-    let wants = |address: &str| json!({"network": [{"network_uuid": "small"}, {"network_uuid": "green", "address": address, "float": true}]});
-    let first = create(&cluster, &token, "first", &wants("10.1.0.9")).await;
+    let green_network =
+        create_network(&cluster, &token, json!({"name": "green", "netblock": "10.1.0.0/24"})).await;
+    let small_network = create_network(
+        &cluster,
+        &token,
+        json!({"name": "small", "netblock": "10.2.0.0/29", "provide_nat": false}),
+    )
+    .await;
+    let with_address = |address: &str| json!({"network": [{"network_uuid": "small"}, {"network_uuid": "green", "address": address, "float": true}]});
+    let first = create(&cluster, &token, "first", &with_address("10.1.0.9")).await;
     let before = (cluster.committed_capacity().await, cluster.count_rows("addresses", "1 = 1").await);
     let macs = cluster.count_rows("hardware_addresses", "1 = 1").await;
     for (name, address) in [("second", "10.1.0.9"), ("router", "10.1.0.1")] {
-        let answer = try_create(&cluster, &token, name, &wants(address)).await;
-        assert_eq!(refusal(&answer), (409, format!("address {address} in use").as_str()));
-        let record = left_behind(&cluster, &token, name).await;
-        let why = format!("failed to reserve an IP on network {green}: address {address} in use");
-        assert_eq!((text(&record, "state"), text(&record, "error_message")), ("error", why.as_str()));
+        let response = try_create(&cluster, &token, name, &with_address(address)).await;
+        assert_eq!(status_and_error(&response), (409, format!("address {address} in use").as_str()));
+        let record = failed_instance(&cluster, &token, name).await;
+        let error = format!("failed to reserve an IP on network {green_network}: address {address} in use");
+        assert_eq!((text(&record, "state"), text(&record, "error_message")), ("error", error.as_str()));
         assert_eq!((&record["node"], &record["interfaces"]), (&Value::Null, &json!([])));
     }
     assert_eq!((cluster.committed_capacity().await, cluster.count_rows("addresses", "1 = 1").await), before);
     assert_eq!(cluster.count_rows("hardware_addresses", "1 = 1").await, macs);
 
-    // Five addresses are there, and the first instance has one.
+    // The network has five addresses, one of which the first instance uses.
     for number in 0..4 {
-        create(&cluster, &token, &format!("n{number}"), &json!({"network": [{"network_uuid": small}]})).await;
+        create(
+            &cluster,
+            &token,
+            &format!("n{number}"),
+            &json!({"network": [{"network_uuid": small_network}]}),
+        )
+        .await;
     }
-    let answer = try_create(&cluster, &token, "late", &json!({"network": [{"network_uuid": "small"}]})).await;
-    assert_eq!(refusal(&answer), (507, "No free addresses on network"));
-    assert!(answer.body.get("stage").is_none() && answer.body.get("transient").is_none());
-    let record = left_behind(&cluster, &token, "late").await;
+    let response =
+        try_create(&cluster, &token, "late", &json!({"network": [{"network_uuid": "small"}]})).await;
+    assert_eq!(status_and_error(&response), (507, "No free addresses on network"));
+    assert!(response.body.get("stage").is_none() && response.body.get("transient").is_none());
+    let record = failed_instance(&cluster, &token, "late").await;
     assert_eq!(text(&record, "error_message"), "cannot allocate address: No free addresses on network");
 
     let mac = first["interfaces"][0]["macaddr"].clone();
-    let more = json!({"network": [{"network_uuid": "green", "macaddress": mac}]});
-    let answer = try_create(&cluster, &token, "twin", &more).await;
+    let overrides = json!({"network": [{"network_uuid": "green", "macaddress": mac}]});
+    let response = try_create(&cluster, &token, "twin", &overrides).await;
     assert_eq!(
-        refusal(&answer),
+        status_and_error(&response),
         (409, format!("macaddress: {} is already in use", mac.as_str().unwrap()).as_str())
     );
-    // An address that merely rests may be asked for by name.
+    // A quarantined address can be requested explicitly.
     delete(&cluster, &token, &path(&first, "")).await;
     cluster.settle().await;
-    let again = create(
+    let reused = create(
         &cluster,
         &token,
         "again",
         &json!({"network": [{"network_uuid": "green", "address": "10.1.0.9"}]}),
     )
     .await;
-    assert_eq!(again["interfaces"][0]["ipv4"], "10.1.0.9");
+    assert_eq!(reused["interfaces"][0]["ipv4"], "10.1.0.9");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn instances_of_a_deleted_node_are_in_error_and_give_everything_back() {
+async fn instances_of_deleted_node_end_in_error_and_release_resources() {
     let (cluster, token) = cluster(&[("IP_DELETION_HALO_DURATION", "0")]).await;
-    network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
+    create_network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
     let on = |node: &str| json!({"placed_on": node, "network": [{"network_uuid": "blue", "float": true}]});
     let lost = create(&cluster, &token, "lost", &on("sim-2")).await;
     let kept = create(&cluster, &token, "kept", &on("sim-1")).await;

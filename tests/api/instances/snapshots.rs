@@ -1,61 +1,65 @@
-//! Copies of disks.
+//! Disk snapshots.
 
 use muster_control::reconcile;
 use muster_test_cluster::{ApiResponse, Cluster};
 use serde_json::{Value, json};
 
-use super::{act, create, object, path, refusal, settled, text, try_create};
+use super::{create, create_and_settle, object, path, post_action, status_and_error, text, try_create};
 use crate::networks::{cluster, delete, get, post};
 
 async fn snapshot(cluster: &Cluster, token: &str, record: &Value, body: Value) -> ApiResponse {
     post(cluster, token, &path(record, "/snapshot"), body).await
 }
 
-/// What the list says of a copy.
+/// Returns the list entry of a snapshot.
 async fn listed(cluster: &Cluster, token: &str, record: &Value, blob: &Value) -> Value {
     let list = get(cluster, token, &path(record, "/snapshot")).await.body;
-    list.as_array().unwrap().iter().find(|one| one["blob_uuid"] == *blob).cloned().unwrap_or_default()
+    list.as_array().unwrap().iter().find(|item| item["blob_uuid"] == *blob).cloned().unwrap_or_default()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_first_disk_is_copied_unless_others_are_asked_for() {
+async fn snapshots_first_disk_by_default() {
     let (cluster, token) = cluster(&[]).await;
     let disks = json!({"uefi": true, "disk": [{"size": 1}, {"size": 2, "bus": "sata"}, {"size": 1, "type": "cdrom"}]});
     let record = create(&cluster, &token, "www", &disks).await;
-    let answer = act(&cluster, &token, &record, "snapshot").await;
-    assert_eq!(answer.status, 200, "{}", answer.text);
-    let first = &answer.body["vda"];
-    assert_eq!(answer.body.as_object().unwrap().len(), 1);
+    let response = post_action(&cluster, &token, &record, "snapshot").await;
+    assert_eq!(response.status, 200, "{}", response.text);
+    let first = &response.body["vda"];
+    assert_eq!(response.body.as_object().unwrap().len(), 1);
     let url = format!("sf://instance/{}/vda", text(&record, "uuid"));
     assert_eq!(first["source_url"], url);
-    assert_eq!(listed(&cluster, &token, &record, &first["blob_uuid"]).await, Value::Null, "it is on its way");
+    assert_eq!(
+        listed(&cluster, &token, &record, &first["blob_uuid"]).await,
+        Value::Null,
+        "not listed before it is created"
+    );
     let artifact = get(&cluster, &token, &format!("/artifacts/{}", text(first, "artifact_uuid"))).await.body;
     assert_eq!((text(&artifact, "state"), &artifact["index"]), ("initial", &json!(0)));
     assert_eq!((text(&artifact, "artifact_type"), text(&artifact, "namespace")), ("snapshot", "ci"));
     assert_eq!(text(&artifact, "name"), format!("{}/vda", text(&record, "uuid")));
     cluster.settle().await;
 
-    let found = listed(&cluster, &token, &record, &first["blob_uuid"]).await;
-    assert_eq!((text(&found, "state"), &found["uuid"]), ("created", &first["artifact_uuid"]), "{found}");
-    assert_eq!((text(&found, "device"), text(&found, "source_url")), ("vda", url.as_str()));
-    assert!(found["created"].as_f64().unwrap() > 1e9 && found["size"].as_u64().unwrap() > 0);
-    assert_eq!((&found["virtual size"], &found["instances"]), (&json!(1 << 30), &json!([])));
-    assert!(found.get("blobs").is_none() && found.get("index").is_none());
+    let entry = listed(&cluster, &token, &record, &first["blob_uuid"]).await;
+    assert_eq!((text(&entry, "state"), &entry["uuid"]), ("created", &first["artifact_uuid"]), "{entry}");
+    assert_eq!((text(&entry, "device"), text(&entry, "source_url")), ("vda", url.as_str()));
+    assert!(entry["created"].as_f64().unwrap() > 1e9 && entry["size"].as_u64().unwrap() > 0);
+    assert_eq!((&entry["virtual size"], &entry["instances"]), (&json!(1 << 30), &json!([])));
+    assert!(entry.get("blobs").is_none() && entry.get("index").is_none());
 
     let all = snapshot(&cluster, &token, &record, json!({"all": true})).await.body;
     assert_eq!(
         all.as_object().unwrap().keys().collect::<Vec<_>>(),
         ["nvram", "sdc", "vda"],
-        "no drive that only reads"
+        "read-only drives are not included"
     );
-    assert_eq!(all["vda"]["artifact_uuid"], first["artifact_uuid"], "another version of the same");
+    assert_eq!(all["vda"]["artifact_uuid"], first["artifact_uuid"], "another version of the same artifact");
     cluster.settle().await;
     for device in ["vda", "sdc", "nvram"] {
-        let found = listed(&cluster, &token, &record, &all[device]["blob_uuid"]).await;
-        assert_eq!((text(&found, "state"), text(&found, "device")), ("created", device));
+        let entry = listed(&cluster, &token, &record, &all[device]["blob_uuid"]).await;
+        assert_eq!((text(&entry, "state"), text(&entry, "device")), ("created", device));
     }
-    let one = snapshot(&cluster, &token, &record, json!({"device": "sdc"})).await.body;
-    assert_eq!(one.as_object().unwrap().keys().collect::<Vec<_>>(), ["sdc"]);
+    let single = snapshot(&cluster, &token, &record, json!({"device": "sdc"})).await.body;
+    assert_eq!(single.as_object().unwrap().keys().collect::<Vec<_>>(), ["sdc"]);
     cluster.settle().await;
     let before = cluster.count_rows("operations", "1 = 1").await;
     for device in ["vdz", "vdb", "sdd"] {
@@ -69,36 +73,36 @@ async fn the_first_disk_is_copied_unless_others_are_asked_for() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn copies_are_versions_and_outlive_their_instance() {
+async fn snapshots_are_versions_and_outlive_their_instance() {
     let (cluster, token) = cluster(&[("BLOB_DELETION_DELAY", "0")]).await;
     let record = create(&cluster, &token, "www", &json!({})).await;
-    for (body, why) in [
+    for (body, error) in [
         (json!({"max_versions": -1}), "max version cannot be negative"),
         (json!({"max_versions": "many"}), "max version is not an integer"),
         (json!({"device": 7}), "device: Not a valid string."),
     ] {
-        assert_eq!(refusal(&snapshot(&cluster, &token, &record, body).await), (400, why));
+        assert_eq!(status_and_error(&snapshot(&cluster, &token, &record, body).await), (400, error));
         assert_eq!(
             post(&cluster, &token, "/instances/absent/snapshot", json!({"max_versions": -1})).await.status,
             400
         );
     }
-    let mut blobs = Vec::new();
+    let mut snapshots = Vec::new();
     for number in 0..3 {
         if number == 2 {
-            act(&cluster, &token, &record, "poweroff").await;
+            post_action(&cluster, &token, &record, "poweroff").await;
         }
-        let answer = snapshot(&cluster, &token, &record, json!({"max_versions": 2})).await;
-        assert_eq!(answer.status, 200, "{}", answer.text);
-        blobs.push(answer.body["vda"].clone());
+        let response = snapshot(&cluster, &token, &record, json!({"max_versions": 2})).await;
+        assert_eq!(response.status, 200, "{}", response.text);
+        snapshots.push(response.body["vda"].clone());
         cluster.settle().await;
     }
     let list = get(&cluster, &token, &path(&record, "/snapshot")).await.body;
-    let kept: Vec<&Value> = list.as_array().unwrap().iter().map(|one| &one["blob_uuid"]).collect();
-    assert_eq!(kept, [&blobs[1]["blob_uuid"], &blobs[2]["blob_uuid"]]);
-    let artifact = format!("/artifacts/{}", text(&blobs[0], "artifact_uuid"));
-    let shown = get(&cluster, &token, &artifact).await.body;
-    assert_eq!((&shown["index"], &shown["max_versions"]), (&json!(3), &json!(2)));
+    let listed_blobs: Vec<&Value> = list.as_array().unwrap().iter().map(|item| &item["blob_uuid"]).collect();
+    assert_eq!(listed_blobs, [&snapshots[1]["blob_uuid"], &snapshots[2]["blob_uuid"]]);
+    let artifact = format!("/artifacts/{}", text(&snapshots[0], "artifact_uuid"));
+    let fetched = get(&cluster, &token, &artifact).await.body;
+    assert_eq!((&fetched["index"], &fetched["max_versions"]), (&json!(3), &json!(2)));
     delete(&cluster, &token, &path(&record, "")).await;
     cluster.settle().await;
     reconcile::artifact_watch::delete_unused(&cluster.app).await.unwrap();
@@ -106,21 +110,24 @@ async fn copies_are_versions_and_outlive_their_instance() {
     assert_eq!(
         get(&cluster, &token, &path(&record, "/snapshot")).await.body,
         list,
-        "as long as its record is there"
+        "listed as long as the instance record exists"
     );
-    let why = format!("instance {} is not ready (deleted)", text(&record, "uuid"));
-    assert_eq!(refusal(&snapshot(&cluster, &token, &record, json!({})).await), (406, why.as_str()));
+    let error = format!("instance {} is not ready (deleted)", text(&record, "uuid"));
+    assert_eq!(
+        status_and_error(&snapshot(&cluster, &token, &record, json!({})).await),
+        (406, error.as_str())
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_copy_boots_as_a_new_instance_by_every_name_that_it_has() {
+async fn boots_new_instance_from_snapshot_by_every_reference() {
     let (cluster, token) = cluster(&[("BLOB_DELETION_DELAY", "0")]).await;
     let record = create(&cluster, &token, "www", &json!({"disk": [{"size": 3}]})).await;
-    let copy = act(&cluster, &token, &record, "snapshot").await.body["vda"].clone();
-    let (artifact, blob) = (text(&copy, "artifact_uuid"), text(&copy, "blob_uuid"));
+    let snapshot_entry = post_action(&cluster, &token, &record, "snapshot").await.body["vda"].clone();
+    let (artifact, blob) = (text(&snapshot_entry, "artifact_uuid"), text(&snapshot_entry, "blob_uuid"));
     let early = json!({"disk": [{"base": format!("sf://snapshot/{artifact}")}]});
     assert_eq!(
-        refusal(&try_create(&cluster, &token, "early", &early).await),
+        status_and_error(&try_create(&cluster, &token, "early", &early).await),
         (404, "artifact not ready (state=initial)")
     );
     cluster.settle().await;
@@ -135,7 +142,7 @@ async fn a_copy_boots_as_a_new_instance_by_every_name_that_it_has() {
     .into_iter()
     .enumerate()
     {
-        let made = create(
+        let created = create(
             &cluster,
             &token,
             &format!("n{number}"),
@@ -143,53 +150,60 @@ async fn a_copy_boots_as_a_new_instance_by_every_name_that_it_has() {
         )
         .await;
         assert_eq!(
-            (&made["disk_spec"][0]["base"], &made["disk_spec"][0]["blob_uuid"]),
+            (&created["disk_spec"][0]["base"], &created["disk_spec"][0]["blob_uuid"]),
             (&json!(base), &json!(blob))
         );
-        assert_eq!((&made["disks"][0]["size"], &made["disks"][2]["size"]), (&json!(3), &json!(5)), "{base}");
-        assert_eq!(made["disks"][0]["blob_uuid"], blob);
+        assert_eq!(
+            (&created["disks"][0]["size"], &created["disks"][2]["size"]),
+            (&json!(3), &json!(5)),
+            "{base}"
+        );
+        assert_eq!(created["disks"][0]["blob_uuid"], blob);
     }
     let small = json!({"disk": [{"size": 1}, {"base": "label:golden", "size": 2}]});
     let refused = try_create(&cluster, &token, "small", &small).await;
-    assert_eq!(refusal(&refused), (400, "disk[1].size: 2 GB is smaller than the image, which needs 3 GB"));
+    assert_eq!(
+        status_and_error(&refused),
+        (400, "disk[1].size: 2 GB is smaller than the image, which needs 3 GB")
+    );
     assert_eq!(get(&cluster, &token, "/instances/small").await.status, 404);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thin_copy_needs_its_base_and_keeps_it() {
+async fn thin_snapshot_depends_on_its_base_and_keeps_it() {
     let (cluster, token) = cluster(&[("BLOB_DELETION_DELAY", "0")]).await;
     let image = crate::artifacts::upload(&cluster, &token, "base", &[7; 4096]).await;
     cluster.settle().await;
     let base = text(&image, "blob_uuid");
     let record = create(&cluster, &token, "www", &json!({"disk": [{"base": "sf://upload/ci/base"}]})).await;
-    let copy = snapshot(&cluster, &token, &record, json!({"thin": true})).await.body["vda"].clone();
-    let whole = snapshot(&cluster, &token, &record, json!({"thin": false})).await.body["vda"].clone();
+    let thin_copy = snapshot(&cluster, &token, &record, json!({"thin": true})).await.body["vda"].clone();
+    let full_copy = snapshot(&cluster, &token, &record, json!({"thin": false})).await.body["vda"].clone();
     cluster.settle().await;
-    let shown =
+    let blob_record =
         async |blob: &Value| get(&cluster, &token, &format!("/blobs/{}", blob.as_str().unwrap())).await.body;
-    assert_eq!(shown(&copy["blob_uuid"]).await["depends_on"], base);
-    assert_eq!(shown(&whole["blob_uuid"]).await["depends_on"], Value::Null);
-    // Neither its artifact nor its instance keeps the base any more.
+    assert_eq!(blob_record(&thin_copy["blob_uuid"]).await["depends_on"], base);
+    assert_eq!(blob_record(&full_copy["blob_uuid"]).await["depends_on"], Value::Null);
+    // Neither the artifact nor the instance references the base any longer.
     delete(&cluster, &token, "/artifacts/base").await;
     delete(&cluster, &token, &path(&record, "")).await;
     cluster.settle().await;
     reconcile::artifact_watch::delete_unused(&cluster.app).await.unwrap();
-    assert_eq!(shown(&json!(base)).await["state"], "created");
-    let again = settled(
+    assert_eq!(blob_record(&json!(base)).await["state"], "created");
+    let again = create_and_settle(
         &cluster,
         &token,
         "again",
-        &json!({"disk": [{"base": format!("sf://blob/{}", text(&copy, "blob_uuid"))}]}),
+        &json!({"disk": [{"base": format!("sf://blob/{}", text(&thin_copy, "blob_uuid"))}]}),
     )
     .await;
     assert_eq!(text(&again, "state"), "created", "{again}");
-    let thick = crate::networks::cluster(&[("SNAPSHOTS_DEFAULT_TO_THIN", "true")]).await;
-    let (other, token) = (&thick.0, &thick.1);
+    let thin_by_default = crate::networks::cluster(&[("SNAPSHOTS_DEFAULT_TO_THIN", "true")]).await;
+    let (other, token) = (&thin_by_default.0, &thin_by_default.1);
     crate::artifacts::upload(other, token, "base", &[7; 4096]).await;
     other.settle().await;
     let record = create(other, token, "www", &json!({"disk": [{"base": "sf://upload/ci/base"}]})).await;
-    let copy = act(other, token, &record, "snapshot").await.body["vda"].clone();
+    let thin_copy = post_action(other, token, &record, "snapshot").await.body["vda"].clone();
     other.settle().await;
-    let blob = get(other, token, &format!("/blobs/{}", text(&copy, "blob_uuid"))).await.body;
+    let blob = get(other, token, &format!("/blobs/{}", text(&thin_copy, "blob_uuid"))).await.body;
     assert!(blob["depends_on"].is_string(), "{blob}");
 }

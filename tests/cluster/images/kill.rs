@@ -1,5 +1,5 @@
-//! `kill -9` while images are sent, fetched, converted and deleted: what was acknowledged is there, whole, and nothing
-//! else is.
+//! SIGKILL while images are uploaded, fetched, converted and deleted: acknowledged images are complete, and no other
+//! files remain.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -12,207 +12,213 @@ use muster_testing::{Daemon, DaemonSetup};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::{Caller, Content, Dice, MIB, gzip, qcow2, sha512, text};
+use super::{Client, Content, MIB, Random, gzip, qcow2, sha512, text};
 use crate::setup;
 
 const KEY: &str = "the first key";
 const KILLS: usize = 12;
-/// Versions that are kept of an artifact.
-const VERSIONS: usize = 3;
+/// The maximum number of versions of an artifact.
+const MAX_VERSIONS: usize = 3;
 const ROUNDS: u64 = 12;
-const LONGEST: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(40);
 
-/// What callers were told.
+/// The changes that the daemon acknowledged.
 #[derive(Debug, Default)]
-struct Told {
+struct Acknowledged {
     /// The checksums of the versions of each artifact, oldest first, and whether it is an image.
-    made: BTreeMap<String, (Vec<String>, bool)>,
+    created: BTreeMap<String, (Vec<String>, bool)>,
     deleted: BTreeSet<String>,
-    /// Uploads that go on all the time, and how much of them was acknowledged.
+    /// Uploads in progress, and how many of their bytes were acknowledged.
     open: BTreeMap<String, (u64, Content)>,
 }
 
-struct Storm {
-    caller: Caller,
+/// The state that all workers share.
+struct Workload {
+    client: Client,
     web: WebServer,
-    /// Disk images, and the same packed.
+    /// Disk images, uncompressed and compressed.
     images: Vec<(Vec<u8>, Vec<u8>)>,
-    told: Mutex<Told>,
-    dice: Dice,
-    over: AtomicBool,
+    acknowledged: Mutex<Acknowledged>,
+    random: Random,
+    stopped: AtomicBool,
 }
 
-impl Storm {
-    fn is_over(&self) -> bool {
-        self.over.load(Ordering::Relaxed)
+impl Workload {
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
     }
 
-    fn told(&self) -> std::sync::MutexGuard<'_, Told> {
-        self.told.lock().unwrap()
+    fn acknowledged(&self) -> std::sync::MutexGuard<'_, Acknowledged> {
+        self.acknowledged.lock().unwrap()
     }
 
-    /// Asks until there is an answer that is not "please retry".
-    async fn persist(&self, method: Method, path: &str, body: Option<Value>) -> (u16, Value) {
+    /// Repeats a call until there is a response other than 503.
+    async fn call_with_retry(&self, method: Method, path: &str, body: Option<Value>) -> (u16, Value) {
         let started = Instant::now();
         loop {
-            match self.caller.try_call(method.clone(), path, body.clone()).await {
-                Some((status, answer)) if status != 503 => return (status, answer),
-                said => assert!(started.elapsed() < LONGEST, "{path}: {said:?}"),
+            match self.client.try_call(method.clone(), path, body.clone()).await {
+                Some((status, response)) if status != 503 => return (status, response),
+                response => assert!(started.elapsed() < TIMEOUT, "{path}: {response:?}"),
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
-    /// The checksum of the newest version of an artifact, if there is one.
+    /// Returns the ID of an artifact and the checksum of its newest version, if there is one.
     async fn newest(&self, name: &str) -> Option<(String, String)> {
-        let (status, record) = self.persist(Method::GET, &format!("/artifacts/{name}"), None).await;
+        let (status, record) = self.call_with_retry(Method::GET, &format!("/artifacts/{name}"), None).await;
         assert!(status == 200 || status == 404, "{status} {record}");
         let blob = record["blob_uuid"].as_str()?;
-        let (status, blob) = self.persist(Method::GET, &format!("/blobs/{blob}"), None).await;
-        assert_eq!(status, 200, "an artifact's blob is not there: {blob}");
+        let (status, blob) = self.call_with_retry(Method::GET, &format!("/blobs/{blob}"), None).await;
+        assert_eq!(status, 200, "the blob of an artifact is missing: {blob}");
         Some((text(&record, "uuid"), text(&blob, "sha512")))
     }
 
-    /// Sends some of a content, starting with what is not there yet; how much was acknowledged.
+    /// Uploads a part of a content, resuming after failures. Returns the acknowledged size.
     async fn send(&self, upload: &str, content: &Content, from: u64, to: u64) -> u64 {
-        let mut have = from;
-        while have < to {
-            let end = (have + 1 + self.dice.below(400_000)).min(to);
-            match self.caller.try_send(upload, have, content.part(have, end)).await {
+        let mut size_sent = from;
+        while size_sent < to {
+            let end = (size_sent + 1 + self.random.below(400_000)).min(to);
+            match self.client.try_send(upload, size_sent, content.part(size_sent, end)).await {
                 Some((200, size)) => {
                     assert_eq!(size, json!(end));
-                    have = end;
+                    size_sent = end;
                 }
                 Some((409 | 503, _)) | None => {
                     let (status, record) =
-                        self.persist(Method::GET, &format!("/upload/{upload}"), None).await;
-                    assert_eq!(status, 200, "an upload is gone: {record}");
+                        self.call_with_retry(Method::GET, &format!("/upload/{upload}"), None).await;
+                    assert_eq!(status, 200, "an upload was lost: {record}");
                     let size = record["size"].as_u64().unwrap();
-                    assert!((have..=end).contains(&size), "{have} bytes were acknowledged, {size} are there");
-                    have = size;
+                    assert!(
+                        (size_sent..=end).contains(&size),
+                        "{size_sent} bytes were acknowledged, {size} are stored"
+                    );
+                    size_sent = size;
                 }
                 Some((status, body)) => panic!("{status} {body}"),
             }
         }
-        have
+        size_sent
     }
 
-    async fn begin(&self) -> String {
-        let (status, record) = self.persist(Method::POST, "/upload", Some(json!({}))).await;
+    async fn create_upload(&self) -> String {
+        let (status, record) = self.call_with_retry(Method::POST, "/upload", Some(json!({}))).await;
         assert_eq!(status, 200, "{record}");
         text(&record, "uuid")
     }
 
-    /// Makes an upload a version, and writes down that it is one.
-    async fn make(&self, name: &str, upload: &str, sum: &str, is_image: bool) -> String {
+    /// Creates a version of an artifact from an upload and records it.
+    async fn create_version(&self, name: &str, upload: &str, checksum: &str, is_image: bool) -> String {
         let kind = if is_image { "image" } else { "other" };
         let body = json!({"upload_uuid": upload, "artifact_type": kind});
         let path = format!("/artifacts/upload/{name}");
         let id = loop {
-            match self.caller.try_call(Method::POST, &path, Some(body.clone())).await {
+            match self.client.try_call(Method::POST, &path, Some(body.clone())).await {
                 Some((200, record)) => break text(&record, "uuid"),
                 Some((503, _)) => {}
                 None | Some((404, _)) => {
-                    // Without an answer it may or may not have been done: then the upload is used up.
-                    let (status, body) = self.persist(Method::GET, &format!("/upload/{upload}"), None).await;
+                    // Without a response it may have been done, in which case the upload is consumed.
+                    let (status, body) =
+                        self.call_with_retry(Method::GET, &format!("/upload/{upload}"), None).await;
                     if status == 404 {
-                        let made = self.newest(name).await.filter(|(_, newest)| newest == sum);
-                        break made.expect("an upload is used up, so something was made of it").0;
+                        let created = self.newest(name).await.filter(|(_, newest)| newest == checksum);
+                        break created.expect("a consumed upload has become a version").0;
                     }
                     assert_eq!(status, 200, "{body}");
                 }
                 Some((status, body)) => panic!("{status} {body}"),
             }
         };
-        let mut told = self.told();
-        let (versions, _) = told.made.entry(id.clone()).or_insert_with(|| (vec![], is_image));
-        if versions.last().is_none_or(|last| last != sum) {
-            versions.push(sum.to_owned());
+        let mut acknowledged = self.acknowledged();
+        let (versions, _) = acknowledged.created.entry(id.clone()).or_insert_with(|| (vec![], is_image));
+        if versions.last().is_none_or(|last| last != checksum) {
+            versions.push(checksum.to_owned());
         }
-        if versions.len() > VERSIONS {
+        if versions.len() > MAX_VERSIONS {
             versions.remove(0);
         }
         id
     }
 
     async fn delete(&self, id: &str) {
-        let (status, body) = self.persist(Method::DELETE, &format!("/artifacts/{id}"), None).await;
+        let (status, body) = self.call_with_retry(Method::DELETE, &format!("/artifacts/{id}"), None).await;
         assert!(status == 200 || status == 404, "{status} {body}");
-        let mut told = self.told();
-        told.made.remove(id);
-        told.deleted.insert(id.to_owned());
+        let mut acknowledged = self.acknowledged();
+        acknowledged.created.remove(id);
+        acknowledged.deleted.insert(id.to_owned());
     }
 
-    /// Sends contents and images under few names, and deletes some of them.
-    async fn send_and_delete(&self, worker: u64) {
+    /// Uploads contents and images under few names, and deletes some of them.
+    async fn upload_and_delete(&self, worker: u64) {
         let slow = Content::new(1000 + worker, 50 * MIB);
-        let (open, mut sent) = (self.begin().await, 0);
+        let (open, mut sent) = (self.create_upload().await, 0);
         let mut number = 0;
-        while !self.is_over() {
+        while !self.is_stopped() {
             number += 1;
-            let is_image = self.dice.below(3) > 0;
-            let content = Content::new(worker * 100_000 + number, 50_000 + self.dice.below(2 * MIB));
-            let bytes = if is_image && self.dice.below(2) == 0 {
-                self.images[self.dice.below(self.images.len() as u64) as usize].0.clone()
+            let is_image = self.random.below(3) > 0;
+            let content = Content::new(worker * 100_000 + number, 50_000 + self.random.below(2 * MIB));
+            let bytes = if is_image && self.random.below(2) == 0 {
+                self.images[self.random.below(self.images.len() as u64) as usize].0.clone()
             } else {
                 content.bytes()
             };
-            let upload = self.begin().await;
-            let sum = sha512(&bytes);
+            let upload = self.create_upload().await;
+            let checksum = sha512(&bytes);
             let content = Content::of(bytes);
             self.send(&upload, &content, 0, content.size).await;
             let name = format!("sent-{worker}-{}-{is_image}", number / 6);
-            let id = self.make(&name, &upload, &sum, is_image).await;
-            if self.dice.below(3) == 0 {
+            let id = self.create_version(&name, &upload, &checksum, is_image).await;
+            if self.random.below(3) == 0 {
                 self.delete(&id).await;
             }
             sent = self.send(&open, &slow, sent, sent + 30_000).await;
-            self.told().open.insert(open.clone(), (sent, slow.clone()));
+            self.acknowledged().open.insert(open.clone(), (sent, slow.clone()));
         }
     }
 
-    /// Fetches images from a slow server, and deletes some of them, even while they come.
+    /// Fetches images from a slow server, and deletes some of them, even while they are fetched.
     async fn fetch_and_delete(&self, worker: u64) {
         let mut number = 0;
-        while !self.is_over() {
+        while !self.is_stopped() {
             number += 1;
-            let packed = self.dice.below(2) == 0;
-            let (path, sum) = if packed {
-                let image = self.dice.below(self.images.len() as u64);
+            let compressed = self.random.below(2) == 0;
+            let (path, checksum) = if compressed {
+                let image = self.random.below(self.images.len() as u64);
                 (format!("/packed/{image}/{worker}-{number}"), sha512(&self.images[image as usize].0))
             } else {
                 let seed = 500_000 + worker * 10_000 + number;
-                (format!("/plain/{seed}"), Content::new(seed, MIB + seed).sum())
+                (format!("/plain/{seed}"), Content::new(seed, MIB + seed).checksum())
             };
             let body = json!({"url": self.web.url(&path)});
-            let (status, record) = self.persist(Method::POST, "/artifacts", Some(body)).await;
+            let (status, record) = self.call_with_retry(Method::POST, "/artifacts", Some(body)).await;
             assert_eq!(status, 200, "{record}");
             let id = text(&record, "uuid");
-            if self.dice.below(5) == 0 {
+            if self.random.below(5) == 0 {
                 self.delete(&id).await;
                 continue;
             }
             let started = Instant::now();
             loop {
-                let (status, record) = self.persist(Method::GET, &format!("/artifacts/{id}"), None).await;
+                let (status, record) =
+                    self.call_with_retry(Method::GET, &format!("/artifacts/{id}"), None).await;
                 assert!(status == 200 && record["state"] != "error", "{record}");
                 if record["state"] == "created" {
                     break;
                 }
-                assert!(started.elapsed() < LONGEST, "a fetch does not end: {record}");
+                assert!(started.elapsed() < TIMEOUT, "a fetch timed out: {record}");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
-            self.told().made.insert(id.clone(), (vec![sum], true));
-            if self.dice.below(3) == 0 {
+            self.acknowledged().created.insert(id.clone(), (vec![checksum], true));
+            if self.random.below(3) == 0 {
                 self.delete(&id).await;
             }
         }
     }
 
-    /// Compares what there is with what was told. What is not yet as it should be is an error.
-    async fn settled(&self, storage: &Path) -> Result<(), String> {
+    /// Compares the stored objects with the acknowledged changes. Temporary differences are returned as errors.
+    async fn check_settled(&self, storage: &Path) -> Result<(), String> {
         let mut versions: HashMap<String, Vec<(u64, String)>> = HashMap::new();
-        for record in self.caller.get("/artifacts").await.as_array().unwrap() {
+        for record in self.client.get("/artifacts").await.as_array().unwrap() {
             let mut blobs: Vec<(u64, String)> = (record["blobs"].as_object().unwrap().iter())
                 .map(|(index, blob)| (index.parse().unwrap(), text(blob, "uuid")))
                 .collect();
@@ -220,78 +226,78 @@ impl Storm {
             assert_eq!(record["state"], "created", "{record}");
             versions.insert(text(record, "uuid"), blobs);
         }
-        let mut sums: HashMap<String, String> = HashMap::new();
-        for record in self.caller.get("/blobs").await.as_array().unwrap() {
+        let mut checksums: HashMap<String, String> = HashMap::new();
+        for record in self.client.get("/blobs").await.as_array().unwrap() {
             if record["state"] != "created" {
-                return Err(format!("a blob is not whole: {record}"));
+                return Err(format!("a blob is incomplete: {record}"));
             }
             if record["reference_count"] == 0 {
-                return Err(format!("a blob is of no use: {record}"));
+                return Err(format!("a blob is not referenced: {record}"));
             }
-            sums.insert(text(record, "uuid"), text(record, "sha512"));
+            checksums.insert(text(record, "uuid"), text(record, "sha512"));
         }
-        let told = self.told();
-        let known: BTreeSet<&String> = versions.keys().collect();
-        let made: BTreeSet<&String> = told.made.keys().collect();
-        assert_eq!(known, made, "artifacts that are there, and that should be");
+        let acknowledged = self.acknowledged();
+        let found: BTreeSet<&String> = versions.keys().collect();
+        let expected: BTreeSet<&String> = acknowledged.created.keys().collect();
+        assert_eq!(found, expected, "artifacts differ from the acknowledged ones");
         let mut images = BTreeSet::new();
-        for (id, (expected, is_image)) in &told.made {
-            let found: Vec<&String> = versions[id].iter().map(|(_, blob)| &sums[blob]).collect();
+        for (id, (expected, is_image)) in &acknowledged.created {
+            let found: Vec<&String> = versions[id].iter().map(|(_, blob)| &checksums[blob]).collect();
             assert_eq!(found, expected.iter().collect::<Vec<_>>(), "the versions of {id}");
             if *is_image {
                 images.extend(versions[id].iter().map(|(_, blob)| format!("{blob}.qcow2")));
             }
         }
 
-        let blobs = sums.keys().flat_map(|blob| [blob.clone(), format!("{blob}.sums")]).collect();
-        let drafts = told.open.keys().map(|upload| format!("upload-{upload}")).collect();
-        for (folder, expected) in [("blobs", blobs), ("drafts", drafts), ("work", BTreeSet::new())] {
-            same(folder, &files(&storage.join(folder)), &expected)?;
+        let blobs = checksums.keys().flat_map(|blob| [blob.clone(), format!("{blob}.sums")]).collect();
+        let drafts = acknowledged.open.keys().map(|upload| format!("upload-{upload}")).collect();
+        for (directory, expected) in [("blobs", blobs), ("drafts", drafts), ("work", BTreeSet::new())] {
+            compare(directory, &files(&storage.join(directory)), &expected)?;
         }
         let conversions = files(&storage.join("conversions"));
         if let Some(missing) = images.difference(&conversions).next() {
             return Err(format!("an image is not converted: {missing}"));
         }
-        let all = sums.keys().map(|blob| format!("{blob}.qcow2")).collect();
-        same("conversions", &conversions.union(&all).cloned().collect(), &all)
+        let all = checksums.keys().map(|blob| format!("{blob}.qcow2")).collect();
+        compare("conversions", &conversions.union(&all).cloned().collect(), &all)
     }
 
-    /// Reads everything, from the first to the last byte.
+    /// Reads all blobs completely.
     async fn read_all(&self) {
-        for record in self.caller.get("/blobs").await.as_array().unwrap() {
-            let bytes = self.caller.data(&text(record, "uuid")).await;
+        for record in self.client.get("/blobs").await.as_array().unwrap() {
+            let bytes = self.client.data(&text(record, "uuid")).await;
             assert_eq!(sha512(&bytes), text(record, "sha512"));
         }
-        let deleted = self.told().deleted.clone();
+        let deleted = self.acknowledged().deleted.clone();
         for id in deleted {
-            // Its record is there until the cleaner comes by.
-            let (status, record) = self.caller.call(Method::GET, &format!("/artifacts/{id}"), None).await;
-            assert!(status == 404 || record["state"] == "deleted", "{id} is deleted: {status} {record}");
+            // The record exists until the cleaner deletes it.
+            let (status, record) = self.client.call(Method::GET, &format!("/artifacts/{id}"), None).await;
+            assert!(status == 404 || record["state"] == "deleted", "{id} is not deleted: {status} {record}");
         }
     }
 
     async fn settle(&self, daemon: &Daemon) {
         let started = Instant::now();
-        while let Err(why) = self.settled(&daemon.data).await {
-            assert!(started.elapsed() < LONGEST, "it does not settle: {why}\n{}", daemon.log());
+        while let Err(why) = self.check_settled(&daemon.data).await {
+            assert!(started.elapsed() < TIMEOUT, "the daemon does not settle: {why}\n{}", daemon.log());
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
     }
 }
 
-fn same(folder: &str, found: &BTreeSet<String>, expected: &BTreeSet<String>) -> Result<(), String> {
+fn compare(directory: &str, found: &BTreeSet<String>, expected: &BTreeSet<String>) -> Result<(), String> {
     if found == expected {
         return Ok(());
     }
-    let more: Vec<_> = found.difference(expected).collect();
-    let less: Vec<_> = expected.difference(found).collect();
-    Err(format!("in {folder}, these should not be: {more:?}, and these should: {less:?}"))
+    let extra: Vec<_> = found.difference(expected).collect();
+    let missing: Vec<_> = expected.difference(found).collect();
+    Err(format!("{directory}: unexpected {extra:?}, missing {missing:?}"))
 }
 
-/// The names of all files in a folder, and in those in it.
-fn files(folder: &Path) -> BTreeSet<String> {
+/// Returns the names of all files below a directory.
+fn files(directory: &Path) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+    for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             names.extend(files(&entry.path()));
         } else {
@@ -301,12 +307,12 @@ fn files(folder: &Path) -> BTreeSet<String> {
     names
 }
 
-async fn survives(setup: DaemonSetup, folder: &Path) {
+async fn kill_during_workload(setup: DaemonSetup, directory: &Path) {
     let Some(images) = (1..=4)
         .map(|number| {
-            let image = qcow2(folder, &Content::new(number, 6 * MIB))?;
-            let packed = gzip(folder, &image);
-            Some((image, packed))
+            let image = qcow2(directory, &Content::new(number, 6 * MIB))?;
+            let compressed = gzip(directory, &image);
+            Some((image, compressed))
         })
         .collect::<Option<Vec<_>>>()
     else {
@@ -321,15 +327,15 @@ async fn survives(setup: DaemonSetup, folder: &Path) {
         .set("CLEANER_DELAY", "1")
         .set("BLOB_DELETION_DELAY", "1")
         .set("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.0/8");
-    let packed: Vec<Vec<u8>> = images.iter().map(|(_, packed)| packed.clone()).collect();
-    let web = WebServer::new(move |asked: &ReceivedRequest, _| {
-        let mut words = asked.path.split('/').skip(1);
+    let compressed: Vec<Vec<u8>> = images.iter().map(|(_, compressed)| compressed.clone()).collect();
+    let web = WebServer::new(move |request: &ReceivedRequest, _| {
+        let mut words = request.path.split('/').skip(1);
         let (kind, number) = (words.next().unwrap(), words.next().unwrap().parse::<u64>().unwrap());
         let content = match kind {
-            "packed" => packed[number as usize].clone(),
+            "packed" => compressed[number as usize].clone(),
             _ => Content::new(number, MIB + number).bytes(),
         };
-        let reply = match asked.range_start() {
+        let reply = match request.range_start() {
             Some(start) if start < content.len() => Reply::part(&content, start),
             Some(_) => Reply::status(416),
             None => Reply::ok(&content),
@@ -339,121 +345,126 @@ async fn survives(setup: DaemonSetup, folder: &Path) {
     .await;
 
     let mut daemon = setup.start();
-    let caller = Caller::new(&daemon, KEY).await;
-    let storm = Arc::new(Storm {
-        caller,
+    let client = Client::new(&daemon, KEY).await;
+    let workload = Arc::new(Workload {
+        client,
         web,
         images,
-        told: Mutex::default(),
-        dice: Dice::new(),
-        over: AtomicBool::new(false),
+        acknowledged: Mutex::default(),
+        random: Random::new(),
+        stopped: AtomicBool::new(false),
     });
     let mut workers = Vec::new();
     for worker in 1..=5 {
-        let storm = Arc::clone(&storm);
+        let workload = Arc::clone(&workload);
         workers.push(tokio::spawn(async move {
             if worker <= 3 {
-                storm.send_and_delete(worker).await;
+                workload.upload_and_delete(worker).await;
             } else {
-                storm.fetch_and_delete(worker).await;
+                workload.fetch_and_delete(worker).await;
             }
         }));
     }
-    let enough = || {
-        let told = storm.told();
-        told.made.len() >= 5 && told.deleted.len() >= 3 && told.open.len() == 3
+    let is_enough = || {
+        let acknowledged = workload.acknowledged();
+        acknowledged.created.len() >= 5 && acknowledged.deleted.len() >= 3 && acknowledged.open.len() == 3
     };
     let mut kills = 0;
-    while kills < KILLS || !enough() {
-        assert!(kills < 5 * KILLS, "little is done: {:?}", storm.told());
+    while kills < KILLS || !is_enough() {
+        assert!(kills < 5 * KILLS, "too little progress: {:?}", workload.acknowledged());
         kills += 1;
-        // Any moment will do.
-        tokio::time::sleep(Duration::from_millis(100 + storm.dice.below(900))).await;
+        tokio::time::sleep(Duration::from_millis(100 + workload.random.below(900))).await;
         daemon.kill();
         daemon = setup.start();
-        assert!(!workers.iter().any(tokio::task::JoinHandle::is_finished), "a worker has given up");
+        assert!(!workers.iter().any(tokio::task::JoinHandle::is_finished), "a worker ended early");
     }
-    storm.over.store(true, Ordering::Relaxed);
+    workload.stopped.store(true, Ordering::Relaxed);
     for worker in workers {
         worker.await.unwrap();
     }
     {
-        let told = storm.told();
-        println!("{kills} kills, {} artifacts made, {} deleted", told.made.len(), told.deleted.len());
+        let acknowledged = workload.acknowledged();
+        println!(
+            "{kills} kills, {} artifacts created, {} deleted",
+            acknowledged.created.len(),
+            acknowledged.deleted.len()
+        );
     }
-    storm.settle(&daemon).await;
-    storm.read_all().await;
+    workload.settle(&daemon).await;
+    workload.read_all().await;
 
-    // What was begun in the storm ends in the calm.
-    let open = std::mem::take(&mut storm.told().open);
+    // Uploads that were in progress can be finished.
+    let open = std::mem::take(&mut workload.acknowledged().open);
     for (upload, (sent, content)) in open {
         let file = daemon.data.join(format!("drafts/upload-{upload}"));
         assert_eq!(std::fs::metadata(file).unwrap().len(), sent);
         let end = sent + 1000;
-        assert_eq!(storm.send(&upload, &content, sent, end).await, end);
-        storm.make(&format!("calm-{upload}"), &upload, &sha512(&content.part(0, end)), false).await;
+        assert_eq!(workload.send(&upload, &content, sent, end).await, end);
+        workload
+            .create_version(&format!("calm-{upload}"), &upload, &sha512(&content.part(0, end)), false)
+            .await;
     }
-    storm.settle(&daemon).await;
-    storm.read_all().await;
+    workload.settle(&daemon).await;
+    workload.read_all().await;
     let log = daemon.log();
     assert!(!log.contains("panicked") && !log.contains("no record explains"), "{log}");
     assert!(daemon.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn images_survive_kills_whole_on_sqlite() {
-    let folder = tempfile::tempdir().unwrap();
-    survives(setup(folder.path()), folder.path()).await;
+async fn acknowledged_images_survive_sigkill_on_sqlite() {
+    let directory = tempfile::tempdir().unwrap();
+    kill_during_workload(setup(directory.path()), directory.path()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn images_survive_kills_whole_on_mariadb() {
+async fn acknowledged_images_survive_sigkill_on_mariadb() {
     let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };
-    let folder = tempfile::tempdir().unwrap();
-    survives(setup(folder.path()).set("DATABASE_URL", &url), folder.path()).await;
+    let directory = tempfile::tempdir().unwrap();
+    kill_during_workload(setup(directory.path()).set("DATABASE_URL", &url), directory.path()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_one_content_sent_many_times_at_once_one_is_left_after_a_kill() {
-    let folder = tempfile::tempdir().unwrap();
-    let setup = setup(folder.path()).arguments(&["--simulate", "1"]).set("SYSTEM_KEY", KEY);
+async fn concurrent_identical_uploads_leave_one_blob_after_kill() {
+    let directory = tempfile::tempdir().unwrap();
+    let setup = setup(directory.path()).arguments(&["--simulate", "1"]).set("SYSTEM_KEY", KEY);
     let mut daemon = setup.start();
-    let (caller, dice) = (Caller::new(&daemon, KEY).await, Dice::new());
+    let (client, random) = (Client::new(&daemon, KEY).await, Random::new());
     for round in 0..ROUNDS {
         let content = Content::new(round, 100_000).bytes();
         let mut uploads = Vec::new();
         for _ in 0..10 {
-            let upload = text(&caller.post("/upload", json!({})).await, "uuid");
-            assert_eq!(caller.send(&upload, 0, content.clone()).await.0, 200);
+            let upload = text(&client.post("/upload", json!({})).await, "uuid");
+            assert_eq!(client.send(&upload, 0, content.clone()).await.0, 200);
             uploads.push(upload);
         }
-        let mut making = tokio::task::JoinSet::new();
+        let mut requests = tokio::task::JoinSet::new();
         for (number, upload) in uploads.into_iter().enumerate() {
-            let caller = caller.clone();
-            making.spawn(async move {
+            let client = client.clone();
+            requests.spawn(async move {
                 let body = json!({"upload_uuid": upload, "artifact_type": "other"});
                 let path = format!("/artifacts/upload/same-{round}-{number}");
-                caller.try_call(Method::POST, &path, Some(body)).await
+                client.try_call(Method::POST, &path, Some(body)).await
             });
         }
-        // One is done, or about to be, and the others are about to find that out.
-        tokio::time::sleep(Duration::from_millis(dice.below(80))).await;
+        // Kills the daemon while the first request creates the blob and the others are about to reuse it.
+        tokio::time::sleep(Duration::from_millis(random.below(80))).await;
         daemon.kill();
-        making.join_all().await;
+        requests.join_all().await;
         daemon = setup.start();
     }
     let storage = daemon.data.join("simulated/1");
     let started = Instant::now();
     loop {
-        let blobs = caller.get("/blobs").await;
+        let blobs = client.get("/blobs").await;
         let blobs = blobs.as_array().unwrap().iter().map(|blob| text(blob, "uuid"));
         let expected: BTreeSet<String> = blobs.flat_map(|blob| [format!("{blob}.sums"), blob]).collect();
-        let found = same("blobs", &files(&storage.join("blobs")), &expected);
+        let found = compare("blobs", &files(&storage.join("blobs")), &expected);
         if found.is_ok() {
-            assert!(expected.len() as u64 <= 2 * ROUNDS, "a content is there twice: {expected:?}");
+            assert!(expected.len() as u64 <= 2 * ROUNDS, "a content is stored twice: {expected:?}");
             break;
         }
-        assert!(started.elapsed() < LONGEST, "{found:?}\n{}", daemon.log());
+        assert!(started.elapsed() < TIMEOUT, "{found:?}\n{}", daemon.log());
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     assert!(!daemon.log().contains("no record explains"), "{}", daemon.log());

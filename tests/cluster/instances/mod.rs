@@ -1,5 +1,5 @@
-//! Instances on the real node of a real daemon.
+//! Instances on real nodes.
 
-mod client;
 mod kill;
-mod storm;
+mod released_client;
+mod workload;

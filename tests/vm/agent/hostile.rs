@@ -1,61 +1,62 @@
-//! A guest that says what it wants to its host.
+//! A guest that sends arbitrary bytes to its host.
 
 use muster_test_cluster::{Host, enter_vm_namespaces, single_vm_host};
 use muster_testing::wait_for;
 use serde_json::json;
 
-use super::{Operation, ask, console, ready, said, wait_until_ready};
-use crate::PATIENCE;
+use super::{Operation, console, create_ready, request, run, wait_until_ready};
+use crate::TIMEOUT;
 use crate::instance::Instance;
 
-/// What the daemon of a machine holds in memory, in megabytes, and what it may come to hold for one bad guest.
-const ROOM: u64 = 96;
+/// The maximum growth of the daemon's memory caused by one hostile guest, in MiB.
+const MAX_MEMORY_GROWTH: u64 = 96;
 
-/// What the one daemon of this world holds.
-fn memory() -> u64 {
-    let held = std::fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
+/// Returns the resident memory of the only daemon in this namespace, in MiB.
+fn daemon_memory() -> u64 {
+    let resident = std::fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
         let line = std::fs::read_to_string(entry.path().join("cmdline")).ok()?;
         line.contains("\0serve\0").then_some(())?;
         let status = std::fs::read_to_string(entry.path().join("status")).ok()?;
-        let held = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?.trim().split(' ').next()?;
-        held.parse::<u64>().ok()
+        let kibibytes =
+            status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?.trim().split(' ').next()?;
+        kibibytes.parse::<u64>().ok()
     });
-    held.unwrap() >> 10
+    resident.unwrap() >> 10
 }
 
-/// Runs one command in a guest that is well, which takes no longer than any does.
-fn well(machine: &Host, instance: &Instance) {
-    assert_eq!(said(machine, instance, "echo well"), "well\n");
+/// Asserts that the agent of a guest runs commands.
+fn assert_works(host: &Host, instance: &Instance) {
+    assert_eq!(run(host, instance, "echo well"), "well\n");
 }
 
 #[test]
-fn a_hostile_guest_harms_nothing_but_what_was_asked_of_it() {
-    if !enter_vm_namespaces("agent::hostile::a_hostile_guest_harms_nothing_but_what_was_asked_of_it") {
+fn hostile_guest_affects_only_its_own_operations() {
+    if !enter_vm_namespaces("agent::hostile::hostile_guest_affects_only_its_own_operations") {
         return;
     }
-    let world = single_vm_host(&[]);
-    let machine = world.host(1);
-    let only = json!({ "side_channels": ["sf-agent"] });
-    let [good, bad] = ["good", "bad"].map(|name| Instance::ask_for(machine, name, &only));
+    let cluster = single_vm_host(&[]);
+    let host = cluster.host(1);
+    let changes = json!({ "side_channels": ["sf-agent"] });
+    let [good, bad] = ["good", "bad"].map(|name| Instance::request(host, name, &changes));
     for instance in [&good, &bad] {
-        instance.wait_for_state(machine, "created");
-        wait_until_ready(machine, instance);
+        instance.wait_for_state(host, "created");
+        wait_until_ready(host, instance);
     }
-    let mut console = console(machine, &bad);
-    let before = memory();
+    let mut console = console(host, &bad);
+    let before = daemon_memory();
 
-    // What is under way in it ends with its budget, whatever it says instead of an answer.
-    let asked = json!({ "command_line": "sleep 4711", "deadline_seconds": 20 });
-    let asked: Operation = ask(machine, &bad, "execute", asked);
-    asked.wait_for(machine, "executing");
+    // A running operation ends at its deadline, whatever the guest sends instead of a reply.
+    let body = json!({ "command_line": "sleep 4711", "deadline_seconds": 20 });
+    let operation: Operation = request(host, &bad, "execute", body);
+    operation.wait_for(host, "executing");
     console.run("mv /usr/bin/muster-agent /usr/bin/away; killall muster-agent; sleep 1");
     let port = "/dev/virtio-ports/sf-agent";
     let header = |length: u32| format!("printf '*SFv001[%08d]' {length}");
-    for says in [
-        // Garbage, much of it.
+    for command in [
+        // A flood of garbage.
         format!("timeout 6 cat /dev/urandom >{port}"),
         format!("timeout 6 sh -c 'yes \"*SFv001[00000002]{{}}\" >{port}'"),
-        // Lengths that nobody has memory for, and more than that.
+        // Packets that are too large, and packets of the maximum size.
         format!(
             "(while :; do {}; head -c 3000000 /dev/zero; done) | timeout 6 cat >{port}",
             header(99_999_999)
@@ -64,7 +65,7 @@ fn a_hostile_guest_harms_nothing_but_what_was_asked_of_it() {
             "(while :; do {}; head -c 31000000 /dev/zero; done) | timeout 6 cat >{port}",
             header(31_000_000)
         ),
-        // Replies to nothing, in shapes that nobody expects.
+        // Unexpected and malformed replies.
         format!(
             "timeout 6 sh -c 'while :; do for body in \
              \"{{\\\"command\\\":\\\"execute-response\\\",\\\"unique\\\":[1,{{}}]}}    \" \
@@ -74,23 +75,23 @@ fn a_hostile_guest_harms_nothing_but_what_was_asked_of_it() {
              do printf \"*SFv001[%08d]%s\" ${{#body}} \"$body\"; done; done >{port}'"
         ),
     ] {
-        console.run(&format!("{says} 2>/dev/null; true"));
-        well(machine, &good);
-        let after = memory();
-        assert!(after < before + ROOM, "{says}: {before} MB became {after} MB");
+        console.run(&format!("{command} 2>/dev/null; true"));
+        assert_works(host, &good);
+        let after = daemon_memory();
+        assert!(after < before + MAX_MEMORY_GROWTH, "{command}: {before} MB became {after} MB");
     }
-    // It says nothing any more.
-    wait_for("the bad guest not to be ready", PATIENCE, || {
-        let record = bad.record(machine);
+    // The guest is silent now.
+    wait_for("the bad guest not to be ready", TIMEOUT, || {
+        let record = bad.record(host);
         (!record["agent_state"].as_str()?.starts_with("ready")).then_some(())
     });
-    let record = asked.wait_for(machine, "expired");
+    let record = operation.wait_for(host, "expired");
     assert_eq!(record["expiry_reason"], "deadline", "{record}");
-    well(machine, &good);
+    assert_works(host, &good);
 
-    // Once it has a proper agent again it is as good as any.
+    // The guest works again with a proper agent.
     console.run("mv /usr/bin/away /usr/bin/muster-agent");
-    wait_until_ready(machine, &bad);
-    well(machine, &bad);
-    ready(machine, "third", &only);
+    wait_until_ready(host, &bad);
+    assert_works(host, &bad);
+    create_ready(host, "third", &changes);
 }

@@ -1,106 +1,104 @@
-//! Commands and files in guests, by way of the agent there.
+//! Agent operations in real guests.
 
-mod across;
+mod commands_and_files;
 mod hostile;
 mod interrupted;
+mod multi_host;
 mod released;
-mod work;
 
 use muster_test_cluster::Host;
 use muster_testing::wait_for;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 use crate::console::Console;
 use crate::instance::Instance;
 
-/// What gives a guest room for large files.
-fn roomy() -> Value {
+/// Returns changes for an instance with an agent and disk space for large files.
+fn large_disk() -> Value {
     json!({ "disk": [{ "base": "label:tiny", "size": 1 }], "side_channels": ["sf-agent"] })
 }
 
-/// An instance whose agent is ready.
-fn ready(machine: &Host, name: &str, changes: &Value) -> Instance {
-    let instance = Instance::create(machine, name, changes);
-    wait_until_ready(machine, &instance);
+/// Creates an instance and waits until its agent is ready.
+fn create_ready(host: &Host, name: &str, changes: &Value) -> Instance {
+    let instance = Instance::create(host, name, changes);
+    wait_until_ready(host, &instance);
     instance
 }
 
-fn wait_until_ready(machine: &Host, instance: &Instance) -> Value {
-    wait_for("the agent to be ready", PATIENCE, || {
-        let record = instance.record(machine);
+fn wait_until_ready(host: &Host, instance: &Instance) -> Value {
+    wait_for("the agent to be ready", TIMEOUT, || {
+        let record = instance.record(host);
         let state = record["agent_state"].as_str().unwrap_or_default();
         state.starts_with("ready").then_some(record)
     })
 }
 
-/// The console of a guest that has been up for a while, logged in.
-fn console(machine: &Host, instance: &Instance) -> Console {
-    let mut console = instance.console(machine);
-    // The prompt was there before we were.
+/// Logs in to the console of a guest that has already booted.
+fn console(host: &Host, instance: &Instance) -> Console {
+    let mut console = instance.console(host);
+    // The prompt was printed before this connection.
     console.type_line("");
     console.log_in();
     console
 }
 
-/// Asks for something to be done in a guest.
-fn ask(machine: &Host, instance: &Instance, what: &str, body: Value) -> Operation {
-    let record = machine.post(&instance.path(&format!("/agent/{what}")), Some(body));
+/// Requests an agent operation.
+fn request(host: &Host, instance: &Instance, kind: &str, body: Value) -> Operation {
+    let record = host.post(&instance.path(&format!("/agent/{kind}")), Some(body));
     Operation { uuid: record["uuid"].as_str().unwrap().to_owned() }
 }
 
-/// Runs a command line and answers its result.
-fn execute(machine: &Host, instance: &Instance, line: &str) -> Value {
-    let asked = ask(machine, instance, "execute", json!({ "command_line": line }));
-    asked.wait_for(machine, "complete")["results"]["0"].clone()
+/// Runs a command line and returns its result.
+fn execute(host: &Host, instance: &Instance, line: &str) -> Value {
+    let operation = request(host, instance, "execute", json!({ "command_line": line }));
+    operation.wait_for(host, "complete")["results"]["0"].clone()
 }
 
-/// What a command that must work writes.
-fn said(machine: &Host, instance: &Instance, line: &str) -> String {
-    let result = execute(machine, instance, line);
+/// Runs a command line that must succeed and returns its standard output.
+fn run(host: &Host, instance: &Instance, line: &str) -> String {
+    let result = execute(host, instance, line);
     assert_eq!(result["return-code"], 0, "{line}: {result}");
     result["stdout"].as_str().unwrap().to_owned()
 }
 
-/// Something to be done in a guest.
+/// An agent operation.
 struct Operation {
     uuid: String,
 }
 
 impl Operation {
-    fn record(&self, machine: &Host) -> Value {
-        machine.get(&format!("/agentoperations/{}", self.uuid))
+    fn record(&self, host: &Host) -> Value {
+        host.get(&format!("/agentoperations/{}", self.uuid))
     }
 
-    /// Waits until it is in a state, and fails if it comes to an end in another one.
-    fn wait_for(&self, machine: &Host, state: &str) -> Value {
-        wait_for(&format!("agent operation {} to be {state}", self.uuid), PATIENCE, || {
-            let record = self.record(machine);
+    /// Waits for a state. Fails if the operation ends in another one.
+    fn wait_for(&self, host: &Host, state: &str) -> Value {
+        wait_for(&format!("agent operation {} to be {state}", self.uuid), TIMEOUT, || {
+            let record = self.record(host);
             let now = record["state"].as_str().unwrap();
             let ended = ["complete", "error", "expired", "deleted"].contains(&now);
-            assert!(now == state || !ended, "not {state}: {record:#}\n{}", machine.log());
+            assert!(now == state || !ended, "not {state}: {record:#}\n{}", host.log());
             (now == state).then_some(record)
         })
     }
 
-    /// Waits until bytes have moved since it began.
-    fn wait_for_progress(&self, machine: &Host) {
-        let began = self.wait_for(machine, "executing")["last_progress"].clone();
-        wait_for("bytes to move", PATIENCE, || {
-            (self.record(machine)["last_progress"] != began).then_some(())
-        });
+    /// Waits until the operation has transferred bytes.
+    fn wait_for_progress(&self, host: &Host) {
+        let began = self.wait_for(host, "executing")["last_progress"].clone();
+        wait_for("progress", TIMEOUT, || (self.record(host)["last_progress"] != began).then_some(()));
     }
 
-    /// Messages of its events.
-    fn messages(&self, machine: &Host) -> Vec<String> {
-        let events = machine.get(&format!("/agentoperations/{}/events", self.uuid));
+    /// Returns the messages of its events.
+    fn messages(&self, host: &Host) -> Vec<String> {
+        let events = host.get(&format!("/agentoperations/{}/events", self.uuid));
         let messages = events.as_array().unwrap().iter().map(|event| event["message"].as_str().unwrap());
         messages.map(str::to_owned).collect()
     }
 
-    fn delete(&self, machine: &Host) {
-        let (status, answer) = machine.call(Method::DELETE, &format!("/agentoperations/{}", self.uuid), None);
-        assert_eq!((status, &answer["state"]), (200, &json!("deleted")), "{answer}");
+    fn delete(&self, host: &Host) {
+        let (status, response) = host.call(Method::DELETE, &format!("/agentoperations/{}", self.uuid), None);
+        assert_eq!((status, &response["state"]), (200, &json!("deleted")), "{response}");
     }
 }

@@ -1,12 +1,11 @@
-//! What an instance says of itself to its neighbours, and what it wants of them. Both are metadata that is read
-//! when the instance is created.
+//! Tags and affinity of an instance. Both are metadata that is parsed when the instance is created.
 
 use serde_json::{Map, Value};
 
-use super::fields::{cut, integer};
+use super::fields::{parse_integer, truncate};
 use crate::{Error, Result};
 
-/// What an instance wants of its neighbours, by their tags.
+/// The tags that the other instances on a node must, must not, should or should not have.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Affinity {
     pub require_with: Vec<String>,
@@ -16,9 +15,9 @@ pub struct Affinity {
 }
 
 impl Affinity {
-    /// Whether there are neighbours that it must have or must not have.
+    /// Returns whether there are required tags.
     #[must_use]
-    pub fn is_hard(&self) -> bool {
+    pub fn has_requirements(&self) -> bool {
         !self.require_with.is_empty() || !self.require_without.is_empty()
     }
 
@@ -33,33 +32,33 @@ impl Affinity {
     }
 }
 
-/// The value of the metadata key `tags`. Metadata may hold anything, but only texts are tags: the others match nothing.
-pub fn tags(value: &Value) -> Result<Vec<String>> {
+/// Parses the metadata key `tags`. Elements that are not strings are ignored.
+pub fn parse_tags(value: &Value) -> Result<Vec<String>> {
     let Value::Array(elements) = value else {
         return Err(Error::Invalid("value for \"tags\" key should be a JSON list".into()));
     };
     Ok(elements.iter().filter_map(Value::as_str).map(str::to_owned).collect())
 }
 
-/// The value of the metadata key `affinity`, and whether it has the deprecated form of a weight for each tag.
-pub fn affinity(value: &Value) -> Result<(Affinity, bool)> {
+/// Parses the metadata key `affinity`, and returns whether it has the deprecated form with a weight for each tag.
+pub fn parse_affinity(value: &Value) -> Result<(Affinity, bool)> {
     let Value::Object(values) = value else {
         let text = "value for \"affinity\" key should be a valid JSON dictionary";
         return Err(Error::Invalid(text.into()));
     };
     let mut affinity = Affinity::default();
     if values.keys().any(|key| affinity.constraint(key).is_some()) {
-        return Ok((constraints(values)?, false));
+        return Ok((parse_constraints(values)?, false));
     }
     for (tag, weight) in values {
         if weight.is_boolean() {
             let text = "affinity dictionary values should be integers, not booleans";
             return Err(Error::Invalid(text.into()));
         }
-        let Some(weight) = integer(weight) else {
+        let Some(weight) = parse_integer(weight) else {
             return Err(Error::Invalid("affinity dictionary values should be integers".into()));
         };
-        // How heavy it is does not matter.
+        // Only the sign of the weight matters.
         match weight.signum() {
             1 => affinity.prefer_with.push(tag.clone()),
             -1 => affinity.prefer_without.push(tag.clone()),
@@ -69,13 +68,13 @@ pub fn affinity(value: &Value) -> Result<(Affinity, bool)> {
     Ok((affinity, !values.is_empty()))
 }
 
-fn constraints(values: &Map<String, Value>) -> Result<Affinity> {
+fn parse_constraints(values: &Map<String, Value>) -> Result<Affinity> {
     let mut affinity = Affinity::default();
     let others: Vec<String> = values
         .keys()
         .filter(|key| affinity.constraint(key).is_none())
         .take(20)
-        .map(|key| format!("'{}'", cut(key)))
+        .map(|key| format!("'{}'", truncate(key)))
         .collect();
     if !others.is_empty() {
         let others = others.join(", ");
@@ -90,15 +89,15 @@ fn constraints(values: &Map<String, Value>) -> Result<Affinity> {
                 "value for affinity constraint \"{key}\" should be a JSON list of tags"
             )));
         };
-        let read = |element: &Value| {
+        let parse_tag = |element: &Value| {
             element.as_str().filter(|tag| !tag.is_empty()).map(str::to_owned).ok_or_else(|| {
                 let why = "should contain only non-empty tag names";
                 Error::Invalid(format!("affinity constraint \"{key}\" {why}"))
             })
         };
-        let tags = elements.iter().map(read).collect::<Result<Vec<_>>>()?;
-        if let Some(wanted) = affinity.constraint(key) {
-            *wanted = tags;
+        let tags = elements.iter().map(parse_tag).collect::<Result<Vec<_>>>()?;
+        if let Some(constraint) = affinity.constraint(key) {
+            *constraint = tags;
         }
     }
     Ok(affinity)

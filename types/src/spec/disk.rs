@@ -1,18 +1,18 @@
-//! Disks as callers ask for them, and their names in the guest.
+//! The requested disks of an instance, and their device names in the guest.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::fields::{Fields, Findings};
-use crate::object::words;
+use super::fields::{Fields, ValidationFindings};
+use crate::object::string_enum;
 use crate::{Error, Result};
 
-/// The largest disk: beyond it nobody means it, and its bytes would be hard to count.
+/// The maximum size of a disk, far below where the number of bytes would overflow.
 pub const MAX_DISK_GB: u64 = 1_000_000;
 
-words! {
-    /// How a disk is connected.
+string_enum! {
+    /// The bus of a disk.
     DiskBus {
         Sata = "sata",
         Scsi = "scsi",
@@ -22,54 +22,64 @@ words! {
     }
 }
 
-words! {
-    /// What a disk looks like to the guest.
+string_enum! {
+    /// The type of a disk.
     DiskType {
         Disk = "disk",
         Cdrom = "cdrom",
     }
 }
 
-/// A disk as a caller asks for it.
+/// A requested disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskSpec {
-    /// In gigabytes; nothing: as large as its base.
+    /// In gigabytes; `null` for the size of the base.
     pub size: Option<u64>,
-    /// The image that it begins as; nothing: empty.
+    /// The image that is the initial content; `null` for an empty disk.
     pub base: Option<String>,
     pub bus: DiskBus,
     #[serde(rename = "type")]
     pub disk_type: DiskType,
 }
 
-/// Reads the `disk` list of an instance.
-pub fn disks(value: Option<&Value>, default_bus: DiskBus, findings: &mut Findings) -> Result<Vec<DiskSpec>> {
-    let refuse = |text: &str| Err(Error::Invalid(text.into()));
+/// Parses the `disk` list of an instance.
+pub fn parse_disks(
+    value: Option<&Value>,
+    default_bus: DiskBus,
+    findings: &mut ValidationFindings,
+) -> Result<Vec<DiskSpec>> {
+    let reject = |text: &str| Err(Error::Invalid(text.into()));
     let elements = match value {
         None | Some(Value::Null) => &Vec::new(),
         Some(Value::Array(elements)) => elements,
-        Some(_) => return refuse("disk: Not a valid list."),
+        Some(_) => return reject("disk: Not a valid list."),
     };
     if elements.is_empty() {
-        return refuse("instance must specify at least one disk");
+        return reject("instance must specify at least one disk");
     }
     if !elements.iter().all(Value::is_object) {
-        return refuse("disk specification should contain JSON objects");
+        return reject("disk specification should contain JSON objects");
     }
-    let read = |(at, element)| disk(element, &format!("disk[{at}]"), default_bus, findings);
-    elements.iter().enumerate().map(read).collect()
+    let parse = |(at, element)| parse_disk(element, &format!("disk[{at}]"), default_bus, findings);
+    elements.iter().enumerate().map(parse).collect()
 }
 
-fn disk(value: &Value, path: &str, default_bus: DiskBus, findings: &mut Findings) -> Result<DiskSpec> {
+fn parse_disk(
+    value: &Value,
+    path: &str,
+    default_bus: DiskBus,
+    findings: &mut ValidationFindings,
+) -> Result<DiskSpec> {
     let Value::Object(values) = value else {
         return Err(Error::Invalid("disk specification should contain JSON objects".into()));
     };
     let fields = Fields::new(path, values, &["size", "base", "bus", "type"], findings)?;
-    // Released clients that cannot leave a size out send 0.
+    // Released clients that cannot omit the size send 0.
     let size = fields.count("size", MAX_DISK_GB)?.filter(|size| *size > 0);
     let base = fields.filled_text("base")?.filter(|base| !base.eq_ignore_ascii_case("none"));
-    let bus = fields.word("bus", fields.filled_text("bus")?, DiskBus::ALL, DiskBus::as_str)?;
-    let disk_type = fields.word("type", fields.filled_text("type")?, DiskType::ALL, DiskType::as_str)?;
+    let bus = fields.string_enum("bus", fields.filled_text("bus")?, DiskBus::ALL, DiskBus::as_str)?;
+    let disk_type =
+        fields.string_enum("type", fields.filled_text("type")?, DiskType::ALL, DiskType::as_str)?;
     if size.is_none() && base.is_none() {
         return Err(Error::Invalid(format!("{path}: a disk needs a size or a base")));
     }
@@ -81,56 +91,57 @@ fn disk(value: &Value, path: &str, default_bus: DiskBus, findings: &mut Findings
     })
 }
 
-/// What a device of the guest is.
+/// The role of a disk device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Which {
-    /// The disk with this place in the list of specs.
+pub enum DiskRole {
+    /// The disk with this index in the list of specs.
     Disk(usize),
     ConfigDrive,
 }
 
-/// A disk's place in the guest.
+/// A disk device of the guest.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Device {
-    /// Its name, such as `vda`.
+pub struct DiskDevice {
+    /// The device name, such as `vda`.
     pub device: String,
-    /// Where it is really connected.
+    /// The bus that is used, which may differ from the requested one.
     pub bus: DiskBus,
-    pub what: Which,
+    pub role: DiskRole,
 }
 
-/// Where disks go: the first one, the config drive, the others. The number counts over all buses, hence a name is
-/// never given twice, and says which disk it is even if the buses differ.
+/// Assigns device names: to the first disk, the config drive, the other disks. The index counts over all buses, so that
+/// names are unique and reflect the order of the disks.
 #[must_use]
-pub fn layout(disks: &[DiskSpec], config_drive: bool) -> Vec<Device> {
+pub fn layout_disks(disks: &[DiskSpec], config_drive: bool) -> Vec<DiskDevice> {
     let buses = disks.iter().map(|disk| match (disk.bus, disk.disk_type) {
-        // There are no CD drives on virtio.
+        // Virtio has no optical drives.
         (DiskBus::Virtio, DiskType::Cdrom) => DiskBus::Usb,
         (bus, _) => bus,
     });
-    let mut order: Vec<(DiskBus, Which)> =
-        buses.enumerate().map(|(at, bus)| (bus, Which::Disk(at))).collect();
+    let mut order: Vec<(DiskBus, DiskRole)> =
+        buses.enumerate().map(|(at, bus)| (bus, DiskRole::Disk(at))).collect();
     if let Some((bus, _)) = order.first().copied().filter(|_| config_drive) {
-        order.insert(1, (bus, Which::ConfigDrive));
+        order.insert(1, (bus, DiskRole::ConfigDrive));
     }
-    let place = |(at, (bus, what))| Device { device: device_name(bus, at), bus, what };
-    order.into_iter().enumerate().map(place).collect()
+    let assign = |(at, (bus, role))| DiskDevice { device: device_name(bus, at), bus, role };
+    order.into_iter().enumerate().map(assign).collect()
 }
 
-/// The name that Linux gives to the disk number `at` of a bus.
+/// Returns the name that Linux gives to the disk with index `at` of a bus.
 fn device_name(bus: DiskBus, at: usize) -> String {
     let prefix = match bus {
         DiskBus::Virtio => "vd",
         DiskBus::Sata | DiskBus::Scsi | DiskBus::Usb => "sd",
         DiskBus::Nvme => return format!("nvme{at}"),
     };
-    // After `z` comes `aa`: digits without a zero.
+    // Bijective base 26: `aa` follows `z`.
     let mut letters = Vec::new();
-    let mut rest = at + 1;
-    while rest > 0 {
-        rest -= 1;
-        letters.push(char::from(b'a' + u8::try_from(rest % 26).unwrap_or_default()));
-        rest /= 26;
+    let mut remaining = at + 1;
+    while remaining > 0 {
+        remaining -= 1;
+        let letter = u8::try_from(remaining % 26).expect("below 26");
+        letters.push(char::from(b'a' + letter));
+        remaining /= 26;
     }
     prefix.chars().chain(letters.into_iter().rev()).collect()
 }

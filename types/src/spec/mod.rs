@@ -1,7 +1,6 @@
-//! What callers may ask an instance to be made of: disks, networks, a screen, neighbours. How such wishes are
-//! read from JSON, and with which sentence what cannot be meant is refused.
+//! The specification of a new instance: its name, disks, network interfaces, display and affinity, parsed from JSON.
 //!
-//! Nothing is looked up here: whether a network or an image exists is found out later.
+//! Parsing does not check whether networks and images exist.
 
 mod affinity;
 mod disk;
@@ -13,9 +12,9 @@ mod video;
 #[cfg(test)]
 mod tests;
 
-pub use affinity::{Affinity, affinity, tags};
-pub use disk::{Device, DiskBus, DiskSpec, DiskType, MAX_DISK_GB, Which, disks, layout};
-pub use fields::Findings;
-pub use name::name;
-pub use network::{AddressSpec, NetworkSpec, network, networks};
-pub use video::{MAX_VIDEO_MEMORY_KB, Vdi, VideoSpec, video};
+pub use affinity::{Affinity, parse_affinity, parse_tags};
+pub use disk::{DiskBus, DiskDevice, DiskRole, DiskSpec, DiskType, MAX_DISK_GB, layout_disks, parse_disks};
+pub use fields::ValidationFindings;
+pub use name::check_instance_name;
+pub use network::{AddressSpec, NetworkSpec, parse_network, parse_networks};
+pub use video::{MAX_VIDEO_MEMORY_KB, Vdi, VideoSpec, parse_video};

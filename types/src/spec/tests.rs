@@ -1,4 +1,4 @@
-//! Every refusal of a spec, and what no JSON may do to it.
+//! Error texts of specs, and properties for arbitrary JSON.
 
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -10,21 +10,21 @@ use crate::{Error, Result};
 const MODES: [ValidationMode; 3] = [Enforce, Warn, Off];
 
 fn read_disks(value: &Value, mode: ValidationMode) -> Result<Vec<DiskSpec>> {
-    disks(Some(value), DiskBus::Virtio, &mut Findings::new(mode))
+    parse_disks(Some(value), DiskBus::Virtio, &mut ValidationFindings::new(mode))
 }
 
 fn read_networks(value: &Value, mode: ValidationMode) -> Result<Vec<NetworkSpec>> {
-    networks(Some(value), &mut Findings::new(mode))
+    parse_networks(Some(value), &mut ValidationFindings::new(mode))
 }
 
 fn read_video(value: &Value, mode: ValidationMode) -> Result<VideoSpec> {
-    video(Some(value), None, &mut Findings::new(mode))
+    parse_video(Some(value), None, &mut ValidationFindings::new(mode))
 }
 
-fn refusal<T: std::fmt::Debug>(result: Result<T>) -> String {
+fn error_text<T: std::fmt::Debug>(result: Result<T>) -> String {
     match result {
         Err(Error::Invalid(text)) => text,
-        other => panic!("not refused as invalid: {other:?}"),
+        other => panic!("not rejected as invalid: {other:?}"),
     }
 }
 
@@ -32,12 +32,12 @@ fn disk(size: Option<u64>, base: Option<&str>) -> DiskSpec {
     DiskSpec { size, base: base.map(str::to_owned), bus: DiskBus::Virtio, disk_type: DiskType::Disk }
 }
 
-fn on(bus: DiskBus, disk_type: DiskType) -> DiskSpec {
+fn disk_on(bus: DiskBus, disk_type: DiskType) -> DiskSpec {
     DiskSpec { bus, disk_type, ..disk(Some(1), None) }
 }
 
 #[test]
-fn unusable_disks_are_refused_in_every_mode() {
+fn rejects_invalid_disks_in_every_mode() {
     for (value, text) in [
         (json!(null), "instance must specify at least one disk"),
         (json!([]), "instance must specify at least one disk"),
@@ -76,17 +76,17 @@ fn unusable_disks_are_refused_in_every_mode() {
         (json!([{"base": "None"}]), "disk[0]: a disk needs a size or a base"),
     ] {
         for mode in MODES {
-            assert_eq!(refusal(read_disks(&value, mode)), text, "{value} {mode:?}");
+            assert_eq!(error_text(read_disks(&value, mode)), text, "{value} {mode:?}");
         }
     }
     assert_eq!(
-        refusal(disks(None, DiskBus::Virtio, &mut Findings::new(Enforce))),
+        error_text(parse_disks(None, DiskBus::Virtio, &mut ValidationFindings::new(Enforce))),
         "instance must specify at least one disk"
     );
 }
 
 #[test]
-fn disks_are_read_in_the_forms_that_clients_send() {
+fn accepts_disks_in_the_notations_of_released_clients() {
     for (value, expected) in [
         (json!({"size": 8}), disk(Some(8), None)),
         (json!({"size": "8"}), disk(Some(8), None)),
@@ -104,12 +104,14 @@ fn disks_are_read_in_the_forms_that_clients_send() {
     ] {
         assert_eq!(read_disks(&json!([value]), Enforce).unwrap(), [expected], "{value}");
     }
-    let unset = disks(Some(&json!([{"size": 1}])), DiskBus::Scsi, &mut Findings::new(Enforce)).unwrap();
+    let unset =
+        parse_disks(Some(&json!([{"size": 1}])), DiskBus::Scsi, &mut ValidationFindings::new(Enforce))
+            .unwrap();
     assert_eq!(unset[0].bus, DiskBus::Scsi);
 }
 
 #[test]
-fn unusable_networks_are_refused_in_every_mode() {
+fn rejects_invalid_networks_in_every_mode() {
     for (value, text) in [
         (json!({"network_uuid": "n"}), "network: Not a valid list."),
         (json!("n"), "network: Not a valid list."),
@@ -146,24 +148,24 @@ fn unusable_networks_are_refused_in_every_mode() {
         (json!([{"network_uuid": "n", "float": []}]), "network[0].float: Not a valid boolean."),
     ] {
         for mode in MODES {
-            assert_eq!(refusal(read_networks(&value, mode)), text, "{value} {mode:?}");
+            assert_eq!(error_text(read_networks(&value, mode)), text, "{value} {mode:?}");
         }
     }
 }
 
 #[test]
-fn a_hot_plugged_network_is_refused_with_the_path_of_its_body() {
-    let read = |value| network(&value, "network", &mut Findings::new(Enforce));
-    assert_eq!(refusal(read(json!([]))), "network specification should contain JSON objects");
+fn errors_of_a_hot_plugged_network_name_its_path() {
+    let read = |value| parse_network(&value, "network", &mut ValidationFindings::new(Enforce));
+    assert_eq!(error_text(read(json!([]))), "network specification should contain JSON objects");
     assert_eq!(
-        refusal(read(json!({"network_uuid": "n", "model": "?"}))),
+        error_text(read(json!({"network_uuid": "n", "model": "?"}))),
         "network.model: String does not match expected pattern."
     );
-    assert_eq!(refusal(read(json!({"network_uuid": "n", "order": 1}))), "network.order: Unknown field.");
+    assert_eq!(error_text(read(json!({"network_uuid": "n", "order": 1}))), "network.order: Unknown field.");
 }
 
 #[test]
-fn networks_are_read_in_the_forms_that_clients_send() {
+fn accepts_networks_in_the_notations_of_released_clients() {
     let plain = NetworkSpec {
         network: "n".into(),
         mac: None,
@@ -173,7 +175,7 @@ fn networks_are_read_in_the_forms_that_clients_send() {
     };
     assert_eq!(read_networks(&json!(null), Enforce).unwrap(), []);
     assert_eq!(read_networks(&json!([]), Enforce).unwrap(), []);
-    assert_eq!(networks(None, &mut Findings::new(Enforce)).unwrap(), []);
+    assert_eq!(parse_networks(None, &mut ValidationFindings::new(Enforce)).unwrap(), []);
     for (value, expected) in [
         (json!({}), plain.clone()),
         (json!({"macaddress": null, "address": null, "model": null, "float": null}), plain.clone()),
@@ -184,7 +186,7 @@ fn networks_are_read_in_the_forms_that_clients_send() {
         (json!({"address": "None"}), NetworkSpec { address: AddressSpec::None, ..plain.clone() }),
         (
             json!({"address": "10.0.0.x"}),
-            NetworkSpec { address: AddressSpec::Exactly("10.0.0.x".into()), ..plain.clone() },
+            NetworkSpec { address: AddressSpec::Fixed("10.0.0.x".into()), ..plain.clone() },
         ),
         (
             json!({"macaddress": "02:00:00:AB:cd:0f", "model": "no-such_model.7", "float": true}),
@@ -203,7 +205,7 @@ fn networks_are_read_in_the_forms_that_clients_send() {
 }
 
 #[test]
-fn float_is_read_with_its_meaning() {
+fn accepts_booleans_in_the_notations_of_released_clients() {
     let read = |float: Value, mode| {
         read_networks(&json!([{"network_uuid": "n", "float": float}]), mode).map(|specs| specs[0].float)
     };
@@ -219,13 +221,13 @@ fn float_is_read_with_its_meaning() {
     }
     for other in ["", "maybe", "tRUE", " yes", "2"] {
         let text = "network[0].float: Not a valid boolean.";
-        assert_eq!(refusal(read(json!(other), Enforce)), text, "{other:?}");
+        assert_eq!(error_text(read(json!(other), Enforce)), text, "{other:?}");
         assert!(read(json!(other), Warn).unwrap() && read(json!(other), Off).unwrap());
     }
 }
 
 #[test]
-fn unusable_screens_are_refused_in_every_mode() {
+fn rejects_invalid_displays_in_every_mode() {
     let vdi = "video.vdi: Must be one of: vnc, spice, spiceconcurrent, spicedebug.";
     for (value, text) in [
         (json!([]), "video: Not a valid mapping type."),
@@ -250,14 +252,14 @@ fn unusable_screens_are_refused_in_every_mode() {
         (json!({"model": "vga", "memory": 1, "vdi": 1}), "video.vdi: Not a valid string."),
     ] {
         for mode in MODES {
-            assert_eq!(refusal(read_video(&value, mode)), text, "{value} {mode:?}");
+            assert_eq!(error_text(read_video(&value, mode)), text, "{value} {mode:?}");
         }
     }
 }
 
 #[test]
-fn a_screen_has_either_key() {
-    let read = |a: Value, b: Value| video(Some(&a), Some(&b), &mut Findings::new(Enforce));
+fn accepts_video_and_videospec() {
+    let read = |a: Value, b: Value| parse_video(Some(&a), Some(&b), &mut ValidationFindings::new(Enforce));
     let qxl = json!({"model": "qxl", "memory": "65536", "vdi": "vnc"});
     let spec = VideoSpec { model: "qxl".into(), memory: 65536, vdi: Vdi::Vnc };
     for nothing in [json!(null), json!({})] {
@@ -265,40 +267,43 @@ fn a_screen_has_either_key() {
         assert_eq!(read(qxl.clone(), nothing.clone()).unwrap(), spec);
         assert_eq!(read(nothing, qxl.clone()).unwrap(), spec);
     }
-    assert_eq!(video(None, None, &mut Findings::new(Enforce)).unwrap(), VideoSpec::default());
+    assert_eq!(parse_video(None, None, &mut ValidationFindings::new(Enforce)).unwrap(), VideoSpec::default());
     assert_eq!(read(qxl.clone(), qxl.clone()).unwrap(), spec);
     let null_vdi = json!({"model": "vga", "memory": 16384, "vdi": null});
     assert_eq!(read(null_vdi.clone(), json!(null)).unwrap().vdi, Vdi::Spice);
-    assert_eq!(refusal(read(qxl, null_vdi)), "videospec: differs from video, send only one of them");
+    assert_eq!(error_text(read(qxl, null_vdi)), "videospec: differs from video, send only one of them");
     assert_eq!(
-        refusal(read(json!(null), json!({"model": "vga", "memory": "x"}))),
+        error_text(read(json!(null), json!({"model": "vga", "memory": "x"}))),
         "videospec.memory: Not a valid integer."
     );
 }
 
 #[test]
-fn unknown_keys_are_refused_logged_or_ignored() {
-    type Read = fn(&mut Findings) -> Result<()>;
+fn rejects_collects_or_ignores_unknown_keys() {
+    type Read = fn(&mut ValidationFindings) -> Result<()>;
     let cases: [(Read, &str); 3] = [
         (
             |found| {
-                disks(Some(&json!([{"size": 1}, {"size": 1, "sizes": 2}])), DiskBus::Virtio, found).map(drop)
+                parse_disks(Some(&json!([{"size": 1}, {"size": 1, "sizes": 2}])), DiskBus::Virtio, found)
+                    .map(drop)
             },
             "disk[1].sizes: Unknown field.",
         ),
         (
-            |found| networks(Some(&json!([{"network_uuid": "n", "mac": "x"}])), found).map(drop),
+            |found| parse_networks(Some(&json!([{"network_uuid": "n", "mac": "x"}])), found).map(drop),
             "network[0].mac: Unknown field.",
         ),
         (
-            |found| video(Some(&json!({"model": "vga", "memory": 1, "heads": 2})), None, found).map(drop),
+            |found| {
+                parse_video(Some(&json!({"model": "vga", "memory": 1, "heads": 2})), None, found).map(drop)
+            },
             "video.heads: Unknown field.",
         ),
     ];
     for (read, text) in cases {
-        assert_eq!(refusal(read(&mut Findings::new(Enforce))), text);
+        assert_eq!(error_text(read(&mut ValidationFindings::new(Enforce))), text);
         for (mode, expected) in [(Warn, vec![text.to_owned()]), (Off, vec![])] {
-            let mut found = Findings::new(mode);
+            let mut found = ValidationFindings::new(mode);
             read(&mut found).unwrap();
             assert_eq!(found.texts(), expected);
         }
@@ -306,22 +311,22 @@ fn unknown_keys_are_refused_logged_or_ignored() {
 }
 
 #[test]
-fn what_is_repeated_of_unknown_keys_is_bounded() {
+fn limits_length_and_number_of_findings() {
     let long = "k".repeat(1000);
-    let text = refusal(read_disks(&json!([{"size": 1, long: 1}]), Enforce));
+    let text = error_text(read_disks(&json!([{"size": 1, long: 1}]), Enforce));
     assert_eq!(text, format!("disk[0].{}: Unknown field.", "k".repeat(64)));
     let mut spec = Map::from_iter((0..100).map(|at| (format!("key{at}"), json!(1))));
     spec.insert("size".into(), json!(1));
-    let mut found = Findings::new(Warn);
-    disks(Some(&json!([spec])), DiskBus::Virtio, &mut found).unwrap();
+    let mut found = ValidationFindings::new(Warn);
+    parse_disks(Some(&json!([spec])), DiskBus::Virtio, &mut found).unwrap();
     assert_eq!(found.texts().len(), 20);
 }
 
 #[test]
-fn an_instance_has_the_name_of_a_host() {
+fn rejects_names_that_are_not_host_names() {
     let longest = "x".repeat(63);
     for good in ["a", "A-1", "web-01", "7", longest.as_str(), "xn--bcher-kva"] {
-        assert!(name(good).is_ok(), "{good}");
+        assert!(check_instance_name(good).is_ok(), "{good}");
     }
     let long = "x".repeat(64);
     let huge = "x".repeat(10_000);
@@ -341,7 +346,7 @@ fn an_instance_has_the_name_of_a_host() {
         "7f1b7f9e-8d4e-4a5e-9a55-0c5d1d7f1c11",
         "7f1b7f9e8d4e4a5e9a550c5d1d7f1c11",
     ] {
-        let text = refusal(name(bad));
+        let text = error_text(check_instance_name(bad));
         let shown: String = bad.chars().take(64).collect();
         let start = format!("instance name {shown} is not useable as a DNS and Linux host name. It ");
         assert!(text.starts_with(&start) && text.len() < 300, "{text}");
@@ -349,33 +354,33 @@ fn an_instance_has_the_name_of_a_host() {
 }
 
 #[test]
-fn tags_are_a_list_of_which_texts_count() {
-    assert_eq!(tags(&json!(["a", 1, "b", null])).unwrap(), ["a", "b"]);
+fn parses_string_elements_of_tags() {
+    assert_eq!(parse_tags(&json!(["a", 1, "b", null])).unwrap(), ["a", "b"]);
     for bad in [json!("a"), json!({"a": 1}), json!(null)] {
-        assert_eq!(refusal(tags(&bad)), "value for \"tags\" key should be a JSON list");
+        assert_eq!(error_text(parse_tags(&bad)), "value for \"tags\" key should be a JSON list");
     }
 }
 
 #[test]
-fn affinity_has_two_forms() {
+fn parses_both_forms_of_affinity() {
     let all = json!({
         "require_with_tag": ["a"],
         "require_without_tag": ["b", "c"],
         "prefer_with_tag": ["d"],
         "prefer_without_tag": [],
     });
-    let (read, weighted) = affinity(&all).unwrap();
+    let (read, weighted) = parse_affinity(&all).unwrap();
     assert_eq!((read.require_with, read.require_without), (vec!["a".into()], vec!["b".into(), "c".into()]));
     assert_eq!((read.prefer_with, read.prefer_without, weighted), (vec!["d".into()], vec![], false));
 
-    let (read, weighted) = affinity(&json!({"a": 5, "b": "-2", "c": 0, "d": " 1 "})).unwrap();
-    assert!(weighted && !read.is_hard());
+    let (read, weighted) = parse_affinity(&json!({"a": 5, "b": "-2", "c": 0, "d": " 1 "})).unwrap();
+    assert!(weighted && !read.has_requirements());
     assert_eq!((read.prefer_with, read.prefer_without), (vec!["a".into(), "d".into()], vec!["b".into()]));
-    assert_eq!(affinity(&json!({})).unwrap(), (Affinity::default(), false));
+    assert_eq!(parse_affinity(&json!({})).unwrap(), (Affinity::default(), false));
 }
 
 #[test]
-fn unusable_affinity_is_refused() {
+fn rejects_invalid_affinity() {
     for (value, text) in [
         (json!([]), "value for \"affinity\" key should be a valid JSON dictionary"),
         (json!("a"), "value for \"affinity\" key should be a valid JSON dictionary"),
@@ -405,17 +410,17 @@ fn unusable_affinity_is_refused() {
              binary forms cannot be mixed",
         ),
     ] {
-        assert_eq!(refusal(affinity(&value)), text, "{value}");
+        assert_eq!(error_text(parse_affinity(&value)), text, "{value}");
     }
 }
 
 #[test]
-fn disks_get_the_names_of_their_places() {
+fn assigns_device_names() {
     use DiskBus::{Nvme, Sata, Scsi, Usb, Virtio};
     use DiskType::{Cdrom, Disk};
     let names = |disks: &[(DiskBus, DiskType)], config_drive| {
-        let disks: Vec<DiskSpec> = disks.iter().map(|(bus, kind)| on(*bus, *kind)).collect();
-        let devices = layout(&disks, config_drive);
+        let disks: Vec<DiskSpec> = disks.iter().map(|(bus, kind)| disk_on(*bus, *kind)).collect();
+        let devices = layout_disks(&disks, config_drive);
         devices.into_iter().map(|device| format!("{} {}", device.device, device.bus)).collect::<Vec<_>>()
     };
     assert_eq!(names(&[(Virtio, Disk)], true), ["vda virtio", "vdb virtio"]);
@@ -430,15 +435,15 @@ fn disks_get_the_names_of_their_places() {
     assert_eq!(names(&[(Virtio, Cdrom), (Virtio, Disk)], true), ["sda usb", "sdb usb", "vdc virtio"]);
     assert_eq!(names(&[(Sata, Cdrom)], false), ["sda sata"]);
 
-    let devices = layout(&vec![on(Virtio, Disk); 28 + 26 * 26], true);
+    let devices = layout_disks(&vec![disk_on(Virtio, Disk); 28 + 26 * 26], true);
     let name = |at: usize| devices[at].device.as_str();
     assert_eq!((name(25), name(26), name(27), name(51), name(52)), ("vdz", "vdaa", "vdab", "vdaz", "vdba"));
     assert_eq!((name(701), name(702)), ("vdzz", "vdaaa"));
-    assert_eq!(devices[1].what, Which::ConfigDrive);
-    assert_eq!((devices[0].what, devices[2].what), (Which::Disk(0), Which::Disk(1)));
+    assert_eq!(devices[1].role, DiskRole::ConfigDrive);
+    assert_eq!((devices[0].role, devices[2].role), (DiskRole::Disk(0), DiskRole::Disk(1)));
 }
 
-/// The JSON with which a client would ask for the same again.
+/// Returns the JSON with which a client would request the same.
 fn as_json(spec: &NetworkSpec) -> Value {
     json!({
         "network_uuid": spec.network,
@@ -446,14 +451,14 @@ fn as_json(spec: &NetworkSpec) -> Value {
         "address": match &spec.address {
             AddressSpec::Any => None,
             AddressSpec::None => Some("none"),
-            AddressSpec::Exactly(address) => Some(address.as_str()),
+            AddressSpec::Fixed(address) => Some(address.as_str()),
         },
         "model": spec.model,
         "float": spec.float,
     })
 }
 
-/// JSON of the kinds that clients send, right or wrong.
+/// Generates valid and invalid JSON of the kinds that clients send.
 fn any_json() -> impl Strategy<Value = Value> {
     let words = prop::sample::select(vec![
         "",
@@ -497,7 +502,7 @@ fn any_json() -> impl Strategy<Value = Value> {
 
 proptest! {
     #[test]
-    fn no_json_panics_and_what_is_accepted_is_accepted_again(value in any_json(), at in 0..3_usize) {
+    fn accepted_specs_are_accepted_again_and_nothing_panics(value in any_json(), at in 0..3_usize) {
         let mode = MODES[at];
         for value in [value.clone(), json!([value])] {
             if let Ok(specs) = read_disks(&value, mode) {
@@ -511,12 +516,12 @@ proptest! {
             if let Ok(spec) = read_video(&value, mode) {
                 prop_assert_eq!(read_video(&json!(&spec), Enforce).unwrap(), spec);
             }
-            let _ = (tags(&value), affinity(&value));
+            let _ = (parse_tags(&value), parse_affinity(&value));
         }
     }
 
     #[test]
-    fn specs_that_are_well_formed_are_accepted(
+    fn accepts_well_formed_specs(
         size in prop::option::of(1..=MAX_DISK_GB),
         base in prop::option::of("[a-z]{5,9}:[0-9]{1,3}"),
         bus in prop::sample::select(DiskBus::ALL),
@@ -526,7 +531,7 @@ proptest! {
         address in prop_oneof![
             Just(AddressSpec::Any),
             Just(AddressSpec::None),
-            "[0-9]{1,3}\\.[0-9]{1,3}".prop_map(AddressSpec::Exactly),
+            "[0-9]{1,3}\\.[0-9]{1,3}".prop_map(AddressSpec::Fixed),
         ],
         float in any::<bool>(),
     ) {
@@ -541,14 +546,14 @@ proptest! {
     }
 
     #[test]
-    fn names_of_disks_never_collide(
+    fn device_names_are_unique(
         disks in prop::collection::vec(
             (prop::sample::select(DiskBus::ALL), prop::sample::select(DiskType::ALL)), 1..60,
         ),
         config_drive in any::<bool>(),
     ) {
-        let disks: Vec<DiskSpec> = disks.into_iter().map(|(bus, kind)| on(bus, kind)).collect();
-        let devices = layout(&disks, config_drive);
+        let disks: Vec<DiskSpec> = disks.into_iter().map(|(bus, kind)| disk_on(bus, kind)).collect();
+        let devices = layout_disks(&disks, config_drive);
         prop_assert_eq!(devices.len(), disks.len() + usize::from(config_drive));
         let names: std::collections::BTreeSet<_> = devices.iter().map(|device| &device.device).collect();
         prop_assert_eq!(names.len(), devices.len());

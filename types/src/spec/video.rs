@@ -1,29 +1,29 @@
-//! Screens as callers ask for them.
+//! The requested display of an instance.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use super::fields::{Fields, Findings};
-use crate::object::words;
+use super::fields::{Fields, ValidationFindings};
+use crate::object::string_enum;
 use crate::{Error, Result};
 
-/// The largest memory of a screen, in kibibytes.
+/// The maximum video memory, in kibibytes.
 pub const MAX_VIDEO_MEMORY_KB: u64 = 4 * 1024 * 1024;
 
-words! {
-    /// How a screen is reached.
+string_enum! {
+    /// The remote display protocol.
     Vdi {
         Vnc = "vnc",
         Spice = "spice",
-        /// Several viewers at once.
+        /// SPICE with several concurrent viewers.
         SpiceConcurrent = "spiceconcurrent",
-        /// With a talkative log.
+        /// SPICE with a verbose log.
         SpiceDebug = "spicedebug",
     }
 }
 
-/// A screen as a caller asks for it.
+/// The requested display of an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VideoSpec {
     pub model: String,
@@ -38,11 +38,15 @@ impl Default for VideoSpec {
     }
 }
 
-/// Reads the screen of an instance, which has two keys: `video` is what released clients send, `videospec` what the
-/// specification calls it.
-pub fn video(video: Option<&Value>, videospec: Option<&Value>, findings: &mut Findings) -> Result<VideoSpec> {
-    let video = video.map(|value| screen(value, "video", findings)).transpose()?.flatten();
-    let videospec = videospec.map(|value| screen(value, "videospec", findings)).transpose()?.flatten();
+/// Parses the display of an instance, which has two keys: released clients send `video`, the specification names
+/// `videospec`.
+pub fn parse_video(
+    video: Option<&Value>,
+    videospec: Option<&Value>,
+    findings: &mut ValidationFindings,
+) -> Result<VideoSpec> {
+    let video = video.map(|value| parse_display(value, "video", findings)).transpose()?.flatten();
+    let videospec = videospec.map(|value| parse_display(value, "videospec", findings)).transpose()?.flatten();
     match (video, videospec) {
         (Some(video), Some(videospec)) if video != videospec => {
             Err(Error::Invalid("videospec: differs from video, send only one of them".into()))
@@ -52,8 +56,8 @@ pub fn video(video: Option<&Value>, videospec: Option<&Value>, findings: &mut Fi
     }
 }
 
-/// Nothing when nothing was said.
-fn screen(value: &Value, path: &str, findings: &mut Findings) -> Result<Option<VideoSpec>> {
+/// Returns `None` for null and an empty object.
+fn parse_display(value: &Value, path: &str, findings: &mut ValidationFindings) -> Result<Option<VideoSpec>> {
     let values = match value {
         Value::Null => return Ok(None),
         Value::Object(values) if values.is_empty() => return Ok(None),
@@ -64,6 +68,6 @@ fn screen(value: &Value, path: &str, findings: &mut Findings) -> Result<Option<V
     let missing = |key: &str| Error::Invalid(format!("video specification requires \"{key}\""));
     let model = fields.model("model", fields.text("model")?)?.ok_or_else(|| missing("model"))?;
     let memory = fields.count("memory", MAX_VIDEO_MEMORY_KB)?.ok_or_else(|| missing("memory"))?;
-    let vdi = fields.word("vdi", fields.text("vdi")?, Vdi::ALL, Vdi::as_str)?.unwrap_or(Vdi::Spice);
+    let vdi = fields.string_enum("vdi", fields.text("vdi")?, Vdi::ALL, Vdi::as_str)?.unwrap_or(Vdi::Spice);
     Ok(Some(VideoSpec { model, memory, vdi }))
 }

@@ -50,8 +50,8 @@ fn locations_are_distinguished_by_their_colon() {
 
 #[test]
 fn modes_are_octal_or_symbolic() {
-    assert_eq!(parse_mode("0755"), Ok(Mode::Number(0o755)));
-    assert_eq!(parse_mode("ugo+r"), Ok(Mode::Words("ugo+r".into())));
+    assert_eq!(parse_mode("0755"), Ok(ChmodMode::Number(0o755)));
+    assert_eq!(parse_mode("ugo+r"), Ok(ChmodMode::Symbolic("ugo+r".into())));
     for text in ["", "8", "77777", "0o7", "rw", "u+x;ls"] {
         assert!(parse_mode(text).is_err(), "{text}");
     }
@@ -150,7 +150,7 @@ async fn temporary_artifact_is_deleted() {
     let uploaded = Uploaded { upload, sha512: "ab".into(), summary: String::new() };
     let blob = copy.create_blob(&uploaded).await.unwrap();
     let guest = GuestFile { instance: "web", path: "/a" };
-    copy.submit_put(&blob, guest, Some(&Mode::Number(0o644))).await.unwrap();
+    copy.submit_put(&blob, guest, Some(&ChmodMode::Number(0o644))).await.unwrap();
     delete_temporary(&session.client, &temporary).await;
     delete_temporary(&session.client, &temporary).await;
     let calls = fake.requests();

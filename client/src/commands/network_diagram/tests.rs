@@ -119,7 +119,7 @@ fn lists_all_interfaces_and_counts_many_other_addresses() {
 #[test]
 fn shows_the_users_of_floating_addresses() {
     let network = network(&json!({
-        "uuid": FLOATING, "namespace": null, "netblock": "192.168.20.0/24", "floating_gateway": null
+        "uuid": FLOATING_NETWORK_ID, "namespace": null, "netblock": "192.168.20.0/24", "floating_gateway": null
     }));
     let id = "0123456789abcdef";
     let addresses = vec![

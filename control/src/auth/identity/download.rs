@@ -1,4 +1,4 @@
-//! Fetches the keys of an issuer from where the operator says that they are.
+//! Downloads the key set of an issuer from its configured URL.
 
 use std::error::Error as StdError;
 use std::time::Duration;
@@ -6,92 +6,92 @@ use std::time::Duration;
 use futures_util::StreamExt as _;
 use reqwest::{Client, Response, StatusCode, Url, header};
 
-use super::signature::KeySet;
-use crate::fetch::address::{Guard, Refused};
+use super::key_set::KeySet;
+use crate::fetch::address::{AddressFilter, BlockedAddress};
 
-/// Redirects that are followed.
-const MOST_REDIRECTS: usize = 3;
-/// Largest answer, in bytes.
-const LARGEST: usize = 1 << 20;
-/// Longest reason that goes to the log, in characters.
-const LONGEST_REASON: usize = 200;
+/// The maximum number of redirects that are followed.
+const MAX_REDIRECTS: usize = 3;
+/// The maximum size of a response.
+const MAX_RESPONSE_BYTES: usize = 1 << 20;
+/// The maximum length of a logged error, in characters.
+const MAX_ERROR_CHARS: usize = 200;
 
-/// How keys are fetched.
+/// Settings for downloading key sets.
 #[derive(Debug)]
-pub(super) struct Download {
-    pub(super) guard: Guard,
+pub(super) struct KeyDownload {
+    pub(super) filter: AddressFilter,
     pub(super) is_proxied: bool,
-    /// For all of it: looking up, connecting, redirects and the last byte.
-    pub(super) time: Duration,
+    /// The total time, including name resolution and redirects.
+    pub(super) timeout: Duration,
 }
 
-impl Download {
-    pub(super) async fn keys(&self, client: &Client, uri: &str) -> Result<KeySet, String> {
+impl KeyDownload {
+    pub(super) async fn fetch(&self, client: &Client, uri: &str) -> Result<KeySet, String> {
         let fetch = async {
-            let answer = self.follow(client, uri).await?;
-            let body = receive(answer).await?;
-            KeySet::read(&body).map_err(str::to_owned)
+            let response = self.request(client, uri).await?;
+            let body = read_body(response).await?;
+            KeySet::parse(&body).map_err(str::to_owned)
         };
-        match tokio::time::timeout(self.time, fetch).await {
+        match tokio::time::timeout(self.timeout, fetch).await {
             Ok(keys) => keys,
-            Err(_) => Err(format!("not fetched within {} seconds", self.time.as_secs())),
+            Err(_) => Err(format!("timed out after {} seconds", self.timeout.as_secs())),
         }
     }
 
-    /// Asks, and asks where the answer points to, for as long as that is allowed.
-    async fn follow(&self, client: &Client, uri: &str) -> Result<Response, String> {
-        let mut url = Url::parse(uri).map_err(|_| "jwks_uri is no URL")?;
-        for _ in 0..=MOST_REDIRECTS {
+    /// Sends a request and follows redirects, and checks every address on the way.
+    async fn request(&self, client: &Client, uri: &str) -> Result<Response, String> {
+        let mut url = Url::parse(uri).map_err(|_| "jwks_uri is not a valid URL")?;
+        for _ in 0..=MAX_REDIRECTS {
             if url.scheme() != "https" {
-                return Err("it is not at an https address".into());
+                return Err("URL is not https".into());
             }
-            self.guard.check_literal(&url).map_err(|why| plain(&why.to_string()))?;
+            self.filter.check_literal(&url).map_err(|why| sanitize(&why.to_string()))?;
             if self.is_proxied {
-                self.guard.check_name(&url).await.map_err(|why| plain(&why.to_string()))?;
+                self.filter.check_name(&url).await.map_err(|why| sanitize(&why.to_string()))?;
             }
             let request = client.get(url.clone()).header(header::ACCEPT, "application/json");
-            let answer = request.send().await.map_err(|error| reason(&error))?;
-            match answer.status() {
-                StatusCode::OK => return Ok(answer),
+            let response = request.send().await.map_err(|error| root_cause(&error))?;
+            match response.status() {
+                StatusCode::OK => return Ok(response),
                 status if matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308) => {}
-                status => return Err(format!("the server answers {}", status.as_u16())),
+                status => return Err(format!("server responded with status {}", status.as_u16())),
             }
-            let location = answer.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
+            let location = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
             let next = location.and_then(|location| url.join(location).ok());
-            url = next.ok_or("the server redirects to no valid URL")?;
+            url = next.ok_or("server redirected to an invalid URL")?;
         }
-        Err("the server redirects too often".into())
+        Err("too many redirects".into())
     }
 }
 
-async fn receive(answer: Response) -> Result<Vec<u8>, String> {
+async fn read_body(response: Response) -> Result<Vec<u8>, String> {
     let mut body = Vec::new();
-    let mut parts = std::pin::pin!(answer.bytes_stream());
-    while let Some(part) = parts.next().await {
-        let part = part.map_err(|error| reason(&error))?;
-        if body.len() + part.len() > LARGEST {
-            return Err("the answer is too large".into());
+    let mut chunks = std::pin::pin!(response.bytes_stream());
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(|error| root_cause(&error))?;
+        if body.len() + chunk.len() > MAX_RESPONSE_BYTES {
+            return Err("response is too large".into());
         }
-        body.extend_from_slice(&part);
+        body.extend_from_slice(&chunk);
     }
     Ok(body)
 }
 
-/// Why a request failed: the innermost cause says it best.
-fn reason(error: &reqwest::Error) -> String {
+/// Returns the text of the innermost cause, which is the most specific one.
+fn root_cause(error: &reqwest::Error) -> String {
     let mut cause: &dyn StdError = error;
     while let Some(next) = cause.source() {
-        if cause.is::<Refused>() {
+        if cause.is::<BlockedAddress>() {
             break;
         }
         cause = next;
     }
-    plain(&cause.to_string())
+    sanitize(&cause.to_string())
 }
 
-/// A text that others have written, as a short line.
-fn plain(text: &str) -> String {
-    text.chars().take(LONGEST_REASON).map(|c| if c.is_control() { ' ' } else { c }).collect()
+/// Shortens untrusted text to one line for the log.
+fn sanitize(text: &str) -> String {
+    text.chars().take(MAX_ERROR_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 #[cfg(test)]
@@ -99,8 +99,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_others_write_becomes_a_short_line() {
-        assert_eq!(plain("a\nb\u{1b}[1m"), "a b [1m");
-        assert_eq!(plain(&"é".repeat(1000)).chars().count(), LONGEST_REASON);
+    fn sanitizes_untrusted_text_to_one_short_line() {
+        assert_eq!(sanitize("a\nb\u{1b}[1m"), "a b [1m");
+        assert_eq!(sanitize(&"é".repeat(1000)).chars().count(), MAX_ERROR_CHARS);
     }
 }

@@ -1,227 +1,238 @@
-//! The keys of every issuer, kept for a while.
+//! A cache of the keys of every issuer.
 //!
-//! A copy is good for `FEDERATION_JWKS_CACHE_SECONDS` and no longer, whatever happens to the issuer. One fetch at a time
-//! is under way for an issuer; who comes meanwhile waits for it. A token with an unknown key makes a copy be fetched at
-//! once, since issuers change their keys; but anybody can make up key ids, so that only some such fetches are made in a
-//! row and then one every few seconds. A fetch that failed is not tried again for a moment.
+//! Keys are cached for `FEDERATION_JWKS_CACHE_SECONDS` and no longer, even if the issuer is unreachable. One fetch at a
+//! time runs for an issuer, and concurrent requests wait for it. A token with an unknown key triggers a fetch, because
+//! issuers rotate their keys. Since anyone can invent key IDs, such fetches are rate limited. A failed fetch is not
+//! repeated immediately.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use muster_types::ids::IssuerId;
 use muster_types::settings::Settings;
+use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
 
-use super::Refused;
-use super::authorities::{Authorities, Trust};
-use super::download::Download;
-use super::signature::{KeySet, Verdict};
+use super::ca_bundle::{CaBundle, TrustedRoots};
+use super::download::KeyDownload;
+use super::key_set::{KeySet, Verdict};
 use super::token::Token;
-use crate::fetch::address::Guard;
+use crate::fetch::address::AddressFilter;
 use muster_store::issuers::IssuerRow;
 
-/// Fetches for unknown keys that are made in a row.
-const BURST: u32 = 5;
-/// Time after which one more is made.
-const REFILL: Duration = Duration::from_secs(3);
-/// Time after a failed fetch in which none is made.
-const PAUSE: Duration = Duration::from_secs(2);
-/// Time after which an issuer that nobody used is forgotten, at the least.
-const FORGOTTEN: Duration = Duration::from_secs(60);
+/// The maximum number of consecutive fetches for unknown keys.
+const REFRESH_BURST: u32 = 5;
+/// The time after which another such fetch is allowed.
+const REFRESH_INTERVAL: Duration = Duration::from_secs(3);
+/// The time after a failed fetch in which no other is made.
+const FAILURE_BACKOFF: Duration = Duration::from_secs(2);
+/// The minimum time for which an unused issuer stays in the cache.
+const MIN_IDLE_TIME: Duration = Duration::from_secs(60);
 
-/// Keys as they were published at some time.
-struct KeyCopy {
+/// The keys of an issuer as of one fetch.
+struct CachedKeys {
     keys: KeySet,
-    /// When fetching it began: what was published later may be missing.
-    began: Instant,
-    /// The authorities under which it was fetched.
-    trust: u64,
+    /// When the fetch began: keys that were published later may be missing.
+    fetched_at: Instant,
+    /// The generation of the certificates that authenticated the server.
+    roots: u64,
 }
 
-/// What only the one who fetches touches.
-struct Turn {
-    /// The last fetch, if it failed: until when that holds, under which authorities, and why.
-    failed: Option<(Instant, u64, String)>,
-    allowance: Allowance,
+/// State of the fetches from one issuer.
+struct RefreshState {
+    last_failure: Option<FetchFailure>,
+    limiter: RefreshLimiter,
 }
 
-/// What is known of one issuer.
-struct Place {
+/// A failed fetch, which is not repeated before `retry_at` with the same certificates.
+struct FetchFailure {
+    retry_at: Instant,
+    roots: u64,
+    reason: String,
+}
+
+/// The cache entry of one issuer.
+struct IssuerEntry {
     name: String,
     uri: String,
-    copy: RwLock<Option<Arc<KeyCopy>>>,
-    turn: tokio::sync::Mutex<Turn>,
-    used: Mutex<Instant>,
+    cached: RwLock<Option<Arc<CachedKeys>>>,
+    /// Locked during a fetch.
+    refresh: tokio::sync::Mutex<RefreshState>,
+    last_used: Mutex<Instant>,
 }
 
-impl Place {
+impl IssuerEntry {
     fn new(issuer: &IssuerRow, now: Instant) -> Self {
+        let refresh = RefreshState { last_failure: None, limiter: RefreshLimiter::new(now) };
         Self {
             name: issuer.name.clone(),
             uri: issuer.terms.jwks_uri.clone(),
-            copy: RwLock::new(None),
-            turn: tokio::sync::Mutex::new(Turn { failed: None, allowance: Allowance::full(now) }),
-            used: Mutex::new(now),
+            cached: RwLock::new(None),
+            refresh: tokio::sync::Mutex::new(refresh),
+            last_used: Mutex::new(now),
         }
     }
 
-    /// The copy, if it serves this need.
-    fn copy(&self, need: &Need, life: Duration) -> Option<Arc<KeyCopy>> {
-        let copy = self.copy.read().unwrap_or_else(PoisonError::into_inner).clone()?;
-        let is_fresh = copy.began >= need.arrived || copy.began.elapsed() < life;
-        let is_newer = need.seen.is_none_or(|seen| copy.began > seen);
-        (is_fresh && is_newer && copy.trust == need.trust.number).then_some(copy)
+    /// Returns the cached keys if they satisfy a request.
+    fn cached(&self, request: &KeyRequest, ttl: Duration) -> Option<Arc<CachedKeys>> {
+        let cached = self.cached.read().clone()?;
+        let is_fresh = cached.fetched_at >= request.arrived || cached.fetched_at.elapsed() < ttl;
+        let is_newer = request.newer_than.is_none_or(|time| cached.fetched_at > time);
+        (is_fresh && is_newer && cached.roots == request.roots.generation).then_some(cached)
     }
 
-    fn put(&self, copy: KeyCopy) -> Arc<KeyCopy> {
-        let copy = Arc::new(copy);
-        *self.copy.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&copy));
-        copy
-    }
-
-    fn used(&self) -> std::sync::MutexGuard<'_, Instant> {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    fn store(&self, keys: CachedKeys) -> Arc<CachedKeys> {
+        let keys = Arc::new(keys);
+        *self.cached.write() = Some(Arc::clone(&keys));
+        keys
     }
 }
 
-/// What somebody wants of an issuer's keys.
+/// Which keys a verification needs.
 #[derive(Clone)]
-struct Need {
+struct KeyRequest {
     arrived: Instant,
-    trust: Arc<Trust>,
-    /// When the copy began that did not have the key.
-    seen: Option<Instant>,
+    roots: Arc<TrustedRoots>,
+    /// The time of the keys that lacked the token's key.
+    newer_than: Option<Instant>,
 }
 
-pub(super) struct Jwks(Arc<Inner>);
+pub(super) struct JwksCache(Arc<Inner>);
 
 struct Inner {
-    life: Duration,
-    authorities: Arc<Authorities>,
-    download: Download,
-    places: Mutex<HashMap<IssuerId, Arc<Place>>>,
+    ttl: Duration,
+    ca_bundle: Arc<CaBundle>,
+    download: KeyDownload,
+    issuers: Mutex<HashMap<IssuerId, Arc<IssuerEntry>>>,
 }
 
-impl Jwks {
-    pub(super) fn new(settings: &Settings, authorities: Arc<Authorities>, guard: Guard) -> Self {
-        let download = Download {
-            guard,
+impl JwksCache {
+    pub(super) fn new(settings: &Settings, ca_bundle: Arc<CaBundle>, filter: AddressFilter) -> Self {
+        let download = KeyDownload {
+            filter,
             is_proxied: !settings.http_proxy_server.is_empty(),
-            time: Duration::from_secs(settings.federation_jwks_fetch_timeout_seconds.max(1)),
+            timeout: Duration::from_secs(settings.federation_jwks_fetch_timeout_seconds.max(1)),
         };
-        let life = Duration::from_secs(settings.federation_jwks_cache_seconds);
-        Self(Arc::new(Inner { life, authorities, download, places: Mutex::default() }))
+        let ttl = Duration::from_secs(settings.federation_jwks_cache_seconds);
+        Self(Arc::new(Inner { ttl, ca_bundle, download, issuers: Mutex::default() }))
     }
 
-    /// Whether a key of the issuer signed a token.
+    /// Verifies that a key of the issuer signed a token. Returns the reason if not.
     pub(super) async fn verify(
         &self,
         issuer: &IssuerRow,
         token: &Token<'_>,
-        trust: Arc<Trust>,
-    ) -> Result<(), Refused> {
-        let place = self.0.place(issuer, Instant::now());
-        let mut need = Need { arrived: Instant::now(), trust, seen: None };
+        roots: Arc<TrustedRoots>,
+    ) -> Result<(), String> {
+        let entry = self.0.entry(issuer, Instant::now());
+        let mut request = KeyRequest { arrived: Instant::now(), roots, newer_than: None };
         loop {
-            let copy = self.0.copy(&place, &need).await.map_err(Refused::Token)?;
-            match copy.keys.verify(token) {
+            let cached = self.0.keys(&entry, &request).await?;
+            match cached.keys.verify(token) {
                 Verdict::Signed => return Ok(()),
-                Verdict::Refused(why) => return Err(Refused::Token(why.into())),
-                Verdict::Unknown if copy.began >= need.arrived => {
-                    return Err(Refused::Token("the issuer has no such key".into()));
+                Verdict::Rejected(why) => return Err(why.into()),
+                Verdict::UnknownKey if cached.fetched_at >= request.arrived => {
+                    return Err("issuer has no such key".into());
                 }
-                Verdict::Unknown => need.seen = Some(copy.began),
+                Verdict::UnknownKey => request.newer_than = Some(cached.fetched_at),
             }
         }
     }
 }
 
 impl Inner {
-    /// What is known of an issuer. Where its keys are may have changed: then nothing is.
-    fn place(&self, issuer: &IssuerRow, now: Instant) -> Arc<Place> {
-        let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(place) = places.get(&issuer.id).filter(|place| place.uri == issuer.terms.jwks_uri) {
-            *place.used() = now;
-            return Arc::clone(place);
+    /// Returns the cache entry of an issuer. A changed `jwks_uri` replaces it.
+    fn entry(&self, issuer: &IssuerRow, now: Instant) -> Arc<IssuerEntry> {
+        let mut issuers = self.issuers.lock();
+        if let Some(entry) = issuers.get(&issuer.id).filter(|entry| entry.uri == issuer.terms.jwks_uri) {
+            *entry.last_used.lock() = now;
+            return Arc::clone(entry);
         }
-        let kept = self.life.max(FORGOTTEN);
-        places.retain(|_, place| Arc::strong_count(place) > 1 || now.duration_since(*place.used()) < kept);
-        let place = Arc::new(Place::new(issuer, now));
-        places.insert(issuer.id, Arc::clone(&place));
-        place
+        let max_idle = self.ttl.max(MIN_IDLE_TIME);
+        issuers.retain(|_, entry| {
+            Arc::strong_count(entry) > 1 || now.duration_since(*entry.last_used.lock()) < max_idle
+        });
+        let entry = Arc::new(IssuerEntry::new(issuer, now));
+        issuers.insert(issuer.id, Arc::clone(&entry));
+        entry
     }
 
-    /// A copy that serves a need.
-    async fn copy(self: &Arc<Self>, place: &Arc<Place>, need: &Need) -> Result<Arc<KeyCopy>, String> {
-        if let Some(copy) = place.copy(need, self.life) {
-            return Ok(copy);
+    /// Returns keys that satisfy a request, from the cache or the issuer.
+    async fn keys(
+        self: &Arc<Self>,
+        entry: &Arc<IssuerEntry>,
+        request: &KeyRequest,
+    ) -> Result<Arc<CachedKeys>, String> {
+        if let Some(cached) = entry.cached(request, self.ttl) {
+            return Ok(cached);
         }
-        // Others wait for it, too: it goes on when this caller does not.
-        let (inner, place, need) = (Arc::clone(self), Arc::clone(place), need.clone());
-        let refresh = tokio::spawn(async move { inner.refresh(&place, &need).await });
-        refresh.await.unwrap_or_else(|_| Err("the fetch of its issuer's keys ended".into()))
+        // A task, so that the fetch continues for other waiters if this caller disconnects.
+        let (inner, entry, request) = (Arc::clone(self), Arc::clone(entry), request.clone());
+        let refresh = tokio::spawn(async move { inner.refresh(&entry, &request).await });
+        refresh.await.unwrap_or_else(|error| Err(format!("failed to fetch the issuer's keys: {error}")))
     }
 
-    /// Fetches, unless somebody did while we waited for our turn.
-    async fn refresh(&self, place: &Place, need: &Need) -> Result<Arc<KeyCopy>, String> {
-        let mut turn = place.turn.lock().await;
-        if let Some(copy) = place.copy(need, self.life) {
-            return Ok(copy);
+    /// Fetches keys, unless another task did while this one waited for the lock.
+    async fn refresh(&self, entry: &IssuerEntry, request: &KeyRequest) -> Result<Arc<CachedKeys>, String> {
+        let mut state = entry.refresh.lock().await;
+        if let Some(cached) = entry.cached(request, self.ttl) {
+            return Ok(cached);
         }
-        let (began, trust) = (Instant::now(), need.trust.number);
-        if let Some((until, under, why)) = &turn.failed
-            && began < *until
-            && *under == trust
+        let (fetched_at, roots) = (Instant::now(), request.roots.generation);
+        if let Some(failure) = &state.last_failure
+            && fetched_at < failure.retry_at
+            && failure.roots == roots
         {
-            return Err(format!("its issuer's keys could not be fetched: {why}"));
+            return Err(format!("failed to fetch the issuer's keys: {}", failure.reason));
         }
-        if need.seen.is_some() && !turn.allowance.take(began) {
-            return Err("the issuer has no such key, and was asked often enough".into());
+        if request.newer_than.is_some() && !state.limiter.try_acquire(fetched_at) {
+            return Err("issuer has no such key, and its keys were refreshed too often".into());
         }
-        let fetched = match self.authorities.client(&need.trust).await {
-            Ok(client) => self.download.keys(&client, &place.uri).await,
+        let fetched = match self.ca_bundle.client(&request.roots).await {
+            Ok(client) => self.download.fetch(&client, &entry.uri).await,
             Err(why) => Err(why),
         };
         match fetched {
             Ok(keys) => {
-                tracing::info!(issuer = place.name, keys = keys.count(), "fetched the keys of an issuer");
-                turn.failed = None;
-                Ok(place.put(KeyCopy { keys, began, trust }))
+                tracing::info!(issuer = entry.name, keys = keys.count(), "fetched the issuer's keys");
+                state.last_failure = None;
+                Ok(entry.store(CachedKeys { keys, fetched_at, roots }))
             }
-            Err(why) => {
-                tracing::warn!(issuer = place.name, why, "the keys of an issuer could not be fetched");
-                turn.failed = Some((Instant::now() + PAUSE, trust, why.clone()));
-                Err(format!("its issuer's keys could not be fetched: {why}"))
+            Err(reason) => {
+                tracing::warn!(issuer = entry.name, reason, "failed to fetch the issuer's keys");
+                let error = format!("failed to fetch the issuer's keys: {reason}");
+                let retry_at = Instant::now() + FAILURE_BACKOFF;
+                state.last_failure = Some(FetchFailure { retry_at, roots, reason });
+                Err(error)
             }
         }
     }
 }
 
-/// How many more fetches for unknown keys may be made.
+/// A token bucket that limits fetches for unknown keys.
 #[derive(Debug, Clone, Copy)]
-struct Allowance {
-    left: u32,
-    /// When the last one was added.
-    added: Instant,
+struct RefreshLimiter {
+    available: u32,
+    refilled_at: Instant,
 }
 
-impl Allowance {
-    fn full(now: Instant) -> Self {
-        Self { left: BURST, added: now }
+impl RefreshLimiter {
+    fn new(now: Instant) -> Self {
+        Self { available: REFRESH_BURST, refilled_at: now }
     }
 
-    fn take(&mut self, now: Instant) -> bool {
-        while self.left < BURST && now.duration_since(self.added) >= REFILL {
-            self.left += 1;
-            self.added += REFILL;
+    fn try_acquire(&mut self, now: Instant) -> bool {
+        while self.available < REFRESH_BURST && now.duration_since(self.refilled_at) >= REFRESH_INTERVAL {
+            self.available += 1;
+            self.refilled_at += REFRESH_INTERVAL;
         }
-        if self.left == BURST {
-            self.added = now;
+        if self.available == REFRESH_BURST {
+            self.refilled_at = now;
         }
-        let is_left = self.left > 0;
-        self.left = self.left.saturating_sub(1);
-        is_left
+        let is_allowed = self.available > 0;
+        self.available = self.available.saturating_sub(1);
+        is_allowed
     }
 }
 
@@ -232,10 +243,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn issuers_that_nobody_uses_are_forgotten() {
+    fn removes_unused_issuers() {
         let settings = Settings::defaults();
-        let guard = Guard::new("ALLOWED_NETWORKS", "", "");
-        let jwks = Jwks::new(&settings, Arc::new(Authorities::new(&settings, guard.clone())), guard).0;
+        let filter = AddressFilter::new("ALLOWED_NETWORKS", "", "");
+        let jwks = JwksCache::new(&settings, Arc::new(CaBundle::new(&settings, filter.clone())), filter).0;
         let issuer = || IssuerRow {
             id: IssuerId::new(),
             name: "ci".into(),
@@ -243,32 +254,32 @@ mod tests {
             terms: IssuerTerms { issuer_url: "x".into(), jwks_uri: "x".into(), audience: "x".into() },
         };
         let now = Instant::now();
-        let count = || jwks.places.lock().unwrap().len();
-        let (used, held) = (issuer(), issuer());
-        let holding = jwks.place(&held, now);
+        let count = || jwks.issuers.lock().len();
+        let (used, referenced) = (issuer(), issuer());
+        let reference = jwks.entry(&referenced, now);
         for _ in 0..20 {
-            jwks.place(&issuer(), now);
+            jwks.entry(&issuer(), now);
         }
-        jwks.place(&used, now + Duration::from_secs(299));
+        jwks.entry(&used, now + Duration::from_secs(299));
         assert_eq!(count(), 22);
-        let place = jwks.place(&used, now + Duration::from_secs(301));
-        jwks.place(&issuer(), now + Duration::from_secs(301));
+        let entry = jwks.entry(&used, now + Duration::from_secs(301));
+        jwks.entry(&issuer(), now + Duration::from_secs(301));
         assert_eq!(count(), 3);
-        assert!(Arc::ptr_eq(&holding, &jwks.place(&held, now + Duration::from_secs(900))));
-        assert!(Arc::ptr_eq(&place, &jwks.place(&used, now + Duration::from_secs(900))));
+        assert!(Arc::ptr_eq(&reference, &jwks.entry(&referenced, now + Duration::from_secs(900))));
+        assert!(Arc::ptr_eq(&entry, &jwks.entry(&used, now + Duration::from_secs(900))));
     }
 
     #[test]
-    fn some_fetches_are_made_in_a_row_and_then_one_from_time_to_time() {
+    fn limits_refreshes_to_a_burst_and_then_one_per_interval() {
         let mut now = Instant::now();
-        let mut allowance = Allowance::full(now);
-        assert_eq!((0..100).filter(|_| allowance.take(now)).count(), BURST as usize);
-        now += REFILL - Duration::from_millis(1);
-        assert!(!allowance.take(now));
+        let mut limiter = RefreshLimiter::new(now);
+        assert_eq!((0..100).filter(|_| limiter.try_acquire(now)).count(), REFRESH_BURST as usize);
+        now += REFRESH_INTERVAL - Duration::from_millis(1);
+        assert!(!limiter.try_acquire(now));
         now += Duration::from_millis(1);
-        assert!(allowance.take(now) && !allowance.take(now));
-        // However long nothing happens, there are no more than at first.
-        now += REFILL * 1000;
-        assert_eq!((0..100).filter(|_| allowance.take(now)).count(), BURST as usize);
+        assert!(limiter.try_acquire(now) && !limiter.try_acquire(now));
+        // The bucket never holds more than the burst.
+        now += REFRESH_INTERVAL * 1000;
+        assert_eq!((0..100).filter(|_| limiter.try_acquire(now)).count(), REFRESH_BURST as usize);
     }
 }

@@ -1,105 +1,98 @@
-//! Identity tokens of issuers that the cluster trusts: read, and verified with the issuer's own keys.
+//! Verification of identity tokens from trusted issuers with the issuer's published keys.
 //!
-//! `token.rs` reads a token, `signature.rs` knows keys, `jwks.rs` keeps those of each issuer, `download.rs` fetches them,
-//! `authorities.rs` knows whom to believe meanwhile. Tokens and what issuers answer are hostile until the opposite is
-//! shown.
+//! `token.rs` parses tokens, `key_set.rs` parses keys and verifies signatures, `jwks.rs` caches the keys of each
+//! issuer, `download.rs` fetches them, `ca_bundle.rs` loads the CA certificates for that. Tokens and responses of
+//! issuers are untrusted input. See docs/decisions/0024.
 
-mod authorities;
+mod algorithm;
+mod ca_bundle;
 mod download;
 mod jwks;
+mod key_set;
 #[cfg(test)]
-mod jwks_tests;
-mod signature;
+mod tests;
 mod token;
-#[cfg(test)]
-mod token_tests;
 
 use std::fmt;
 use std::sync::Arc;
 
 use muster_types::issuer::IssuerTerms;
 use muster_types::settings::Settings;
-use serde_json::{Map, Value};
 
-use crate::fetch::address::Guard;
-use authorities::Authorities;
-use jwks::Jwks;
+use crate::fetch::address::AddressFilter;
+use ca_bundle::CaBundle;
+use jwks::JwksCache;
+pub use key_set::KeySet;
+use key_set::Verdict;
 use muster_store::issuers::IssuerRow;
-pub use signature::KeySet;
-use signature::Verdict;
-use token::Token;
+pub use token::Identity;
+use token::{CheckedToken, Token};
 
-/// What a verified token says.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Identity {
-    pub claims: Map<String, Value>,
-    /// Unix time from which on the token is worth nothing.
-    pub expires: f64,
-    /// Names the token among all of its issuer: each is good for one exchange by a rule.
-    pub token_id: String,
-}
-
-/// Why a token was not accepted. The texts are for the log, never for the caller.
+/// Why a token was not accepted. The texts are for logs and events, not for the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refused {
-    /// The token, or the keys to verify it with, are not good.
+pub enum IdentityError {
+    /// The token is not valid, or its issuer's keys are not available.
     Token(String),
-    /// The operator's own authorities cannot be read.
-    Authorities(String),
+    /// FEDERATION_JWKS_CA_BUNDLE cannot be loaded.
+    CaBundle(String),
 }
 
-/// The `iss` of a token that nobody has verified yet. Asks nobody.
+/// Returns the `iss` claim of a token without verifying it.
 #[must_use]
 pub fn unverified_issuer(token: &str) -> Option<String> {
     token::issuer(token)
 }
 
-/// Verifies a token at the Unix time `now` with keys that are at hand. Asks nobody.
-pub fn verify_with(keys: &KeySet, terms: &IssuerTerms, token: &str, now: f64) -> Result<Identity, Refused> {
-    let token = read(token, terms, now)?;
-    match keys.verify(&token) {
-        Verdict::Signed => Ok(token.identity()),
-        Verdict::Refused(why) => Err(Refused::Token(why.into())),
-        Verdict::Unknown => Err(Refused::Token("the issuer has no such key".into())),
+/// Verifies a token at the Unix time `now` with the given keys, without network access.
+pub fn verify_with(
+    keys: &KeySet,
+    terms: &IssuerTerms,
+    token: &str,
+    now: f64,
+) -> Result<Identity, IdentityError> {
+    let checked = check(token, terms, now)?;
+    match keys.verify(&checked.token) {
+        Verdict::Signed => Ok(checked.into_identity()),
+        Verdict::Rejected(why) => Err(IdentityError::Token(why.into())),
+        Verdict::UnknownKey => Err(IdentityError::Token("issuer has no such key".into())),
     }
 }
 
-/// A token that would be good if it were signed.
-fn read<'a>(token: &'a str, terms: &IssuerTerms, now: f64) -> Result<Token<'a>, Refused> {
-    let token = Token::read(token).map_err(|why| Refused::Token(why.into()))?;
-    token.check(terms, now).map_err(|why| Refused::Token(why.into()))?;
-    Ok(token)
+/// Parses a token and checks its claims. Its signature is not verified yet.
+fn check<'a>(token: &'a str, terms: &IssuerTerms, now: f64) -> Result<CheckedToken<'a>, IdentityError> {
+    let token = Token::parse(token).map_err(|why| IdentityError::Token(why.into()))?;
+    token.check(terms, now).map_err(|why| IdentityError::Token(why.into()))
 }
 
-/// Verifies identity tokens.
-pub struct Identities {
-    authorities: Arc<Authorities>,
-    jwks: Jwks,
+/// Verifies identity tokens with keys that it fetches from their issuers.
+pub struct IdentityVerifier {
+    ca_bundle: Arc<CaBundle>,
+    jwks: JwksCache,
 }
 
-impl fmt::Debug for Identities {
+impl fmt::Debug for IdentityVerifier {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Identities").finish_non_exhaustive()
+        f.debug_struct("IdentityVerifier").finish_non_exhaustive()
     }
 }
 
-impl Identities {
-    /// Says in the log if the operator's authorities cannot be used.
+impl IdentityVerifier {
+    /// Creates a verifier. Logs an error if FEDERATION_JWKS_CA_BUNDLE cannot be loaded.
     #[must_use]
     pub fn new(settings: &Settings) -> Self {
-        let words = &settings.federation_jwks_allowed_networks;
-        let guard = Guard::new("FEDERATION_JWKS_ALLOWED_NETWORKS", words, &settings.http_proxy_server);
-        let authorities = Arc::new(Authorities::new(settings, guard.clone()));
-        let jwks = Jwks::new(settings, Arc::clone(&authorities), guard);
-        Self { authorities, jwks }
+        let networks = &settings.federation_jwks_allowed_networks;
+        let filter =
+            AddressFilter::new("FEDERATION_JWKS_ALLOWED_NETWORKS", networks, &settings.http_proxy_server);
+        let ca_bundle = Arc::new(CaBundle::new(settings, filter.clone()));
+        let jwks = JwksCache::new(settings, Arc::clone(&ca_bundle), filter);
+        Self { ca_bundle, jwks }
     }
 
-    /// Verifies a token of `issuer` at the Unix time `now`. What can be said without the issuer's keys is said
-    /// without asking for them.
-    pub async fn verify(&self, issuer: &IssuerRow, token: &str, now: f64) -> Result<Identity, Refused> {
-        let trust = self.authorities.current().await.map_err(Refused::Authorities)?;
-        let token = read(token, &issuer.terms, now)?;
-        self.jwks.verify(issuer, &token, trust).await?;
-        Ok(token.identity())
+    /// Verifies a token of `issuer` at the Unix time `now`. Checks the claims before it fetches keys.
+    pub async fn verify(&self, issuer: &IssuerRow, token: &str, now: f64) -> Result<Identity, IdentityError> {
+        let roots = self.ca_bundle.current().await.map_err(IdentityError::CaBundle)?;
+        let checked = check(token, &issuer.terms, now)?;
+        self.jwks.verify(issuer, &checked.token, roots).await.map_err(IdentityError::Token)?;
+        Ok(checked.into_identity())
     }
 }

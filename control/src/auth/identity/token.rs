@@ -1,5 +1,5 @@
-//! A token as it arrives: three parts, two of them JSON. Nothing that it says of keys or of where to find them is
-//! used, and nothing that it says at all is true before its signature was checked.
+//! Parses identity tokens (JWTs) and checks their claims. Key references in the header are ignored, and no claim is
+//! trusted before the signature is verified.
 
 use std::fmt;
 
@@ -9,91 +9,106 @@ use muster_types::issuer::IssuerTerms;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
-use super::Identity;
-use super::signature::Algorithm;
+use super::algorithm::Algorithm;
 use muster_store::sha256;
 
-/// Longest `jti` that names a token, in characters.
-const LONGEST_ID: usize = 128;
+/// The maximum length of a `jti` claim that is used as the ID of a token, in characters.
+const MAX_TOKEN_ID_CHARS: usize = 128;
 
-/// A token that can be read.
+/// The verified claims of a token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Identity {
+    pub claims: Map<String, Value>,
+    /// Unix time at which the token expires.
+    pub expires: f64,
+    /// Identifies the token among all tokens of its issuer, so that a rule accepts it only once.
+    pub token_id: String,
+}
+
+/// A parsed token whose signature is not verified.
 #[derive(Debug)]
 pub(super) struct Token<'a> {
-    /// What the signature is of.
+    /// The signed part: header and claims.
     pub(super) signed: &'a str,
     pub(super) signature: Vec<u8>,
     pub(super) algorithm: Algorithm,
-    /// Which of the issuer's keys signed it.
+    /// The ID of the issuer's key that signed it.
     pub(super) key_id: Option<String>,
     claims: Map<String, Value>,
 }
 
+/// A token whose claims are acceptable, provided that its signature is valid.
+#[derive(Debug)]
+pub(super) struct CheckedToken<'a> {
+    pub(super) token: Token<'a>,
+    expires: f64,
+}
+
 impl<'a> Token<'a> {
-    pub(super) fn read(token: &'a str) -> Result<Self, &'static str> {
-        let (header, claims, signature) = parts(token).ok_or("it does not have three parts")?;
+    pub(super) fn parse(token: &'a str) -> Result<Self, &'static str> {
+        let (header, claims, signature) = split(token).ok_or("token does not have three parts")?;
         let signed = &token[..header.len() + 1 + claims.len()];
-        let header = object(header).ok_or("its header cannot be read")?;
-        let claims = object(claims).ok_or("its claims cannot be read")?;
-        let signature = BASE64.decode(signature).map_err(|_| "its signature cannot be read")?;
-        // Something that must be understood, and would not be.
+        let header = decode_object(header).ok_or("token header is malformed")?;
+        let claims = decode_object(claims).ok_or("token claims are malformed")?;
+        let signature = BASE64.decode(signature).map_err(|_| "token signature is malformed")?;
         if header.contains_key("crit") || header.get("b64").is_some_and(|value| value != &Value::Bool(true)) {
-            return Err("its header makes demands");
+            return Err("token requires an unsupported extension");
         }
-        let algorithm = header.get("alg").and_then(Value::as_str).and_then(Algorithm::named);
-        let algorithm = algorithm.ok_or("its algorithm is not allowed")?;
+        let algorithm = header.get("alg").and_then(Value::as_str).and_then(Algorithm::from_name);
+        let algorithm = algorithm.ok_or("token algorithm is not allowed")?;
         let key_id = match header.get("kid") {
             None => None,
             Some(Value::String(id)) => Some(id.clone()),
-            Some(_) => return Err("its key id is not a text"),
+            Some(_) => return Err("token key ID is not a string"),
         };
         Ok(Self { signed, signature, algorithm, key_id, claims })
     }
 
-    /// Whether it is of this issuer, for us and for now.
-    pub(super) fn check(&self, terms: &IssuerTerms, now: f64) -> Result<(), &'static str> {
+    /// Checks issuer, audience and validity period.
+    pub(super) fn check(self, terms: &IssuerTerms, now: f64) -> Result<CheckedToken<'a>, &'static str> {
         if self.claims.get("iss").and_then(Value::as_str) != Some(&terms.issuer_url) {
-            return Err("it names another issuer");
+            return Err("token issuer does not match");
         }
-        if !self.claims.get("aud").is_some_and(|audience| is_for(audience, &terms.audience)) {
-            return Err("it is for another audience");
+        if !self.claims.get("aud").is_some_and(|audience| includes_audience(audience, &terms.audience)) {
+            return Err("token audience does not match");
         }
-        let expires = self.expires().ok_or("it does not say when it expires")?;
+        let expires = self.claims.get("exp").and_then(Value::as_f64).filter(|time| time.is_finite());
+        let expires = expires.ok_or("token has no valid exp claim")?;
+        // Written so that a `now` that is not a number is rejected.
         let is_alive = now < expires;
         if !is_alive {
-            return Err("it has expired");
+            return Err("token has expired");
         }
         match self.claims.get("nbf").map(Value::as_f64) {
-            None => Ok(()),
-            Some(Some(begins)) if begins <= now => Ok(()),
-            Some(Some(_)) => Err("it is not valid yet"),
-            Some(None) => Err("it does not say well since when it is valid"),
+            None => {}
+            Some(Some(begins)) if begins <= now => {}
+            Some(Some(_)) => return Err("token is not valid yet"),
+            Some(None) => return Err("token has an invalid nbf claim"),
         }
-    }
-
-    fn expires(&self) -> Option<f64> {
-        self.claims.get("exp").and_then(Value::as_f64).filter(|time| time.is_finite())
-    }
-
-    /// What it says, once that was verified.
-    pub(super) fn identity(self) -> Identity {
-        let own_id = self.claims.get("jti").and_then(Value::as_str);
-        let own_id = own_id.filter(|id| (1..=LONGEST_ID).contains(&id.chars().count()));
-        // Without the signature, which may be written in several ways.
-        let token_id = own_id.map_or_else(|| format!("sha256:{}", sha256(self.signed)), str::to_owned);
-        // Nothing that was checked expires never.
-        let expires = self.expires().unwrap_or(0.0);
-        Identity { claims: self.claims, expires, token_id }
+        Ok(CheckedToken { token: self, expires })
     }
 }
 
-/// The issuer that a token names, if it can be read.
+impl CheckedToken<'_> {
+    /// Returns the claims. Call it after the signature is verified.
+    pub(super) fn into_identity(self) -> Identity {
+        let Token { signed, claims, .. } = self.token;
+        let jti = claims.get("jti").and_then(Value::as_str);
+        let jti = jti.filter(|id| (1..=MAX_TOKEN_ID_CHARS).contains(&id.chars().count()));
+        // The hash excludes the signature, because a token can have several valid ones.
+        let token_id = jti.map_or_else(|| format!("sha256:{}", sha256(signed)), str::to_owned);
+        Identity { claims, expires: self.expires, token_id }
+    }
+}
+
+/// Returns the issuer that a token names, if the token can be parsed.
 pub(super) fn issuer(token: &str) -> Option<String> {
-    let (_, claims, _) = parts(token)?;
-    object(claims)?.get("iss")?.as_str().map(str::to_owned)
+    let (_, claims, _) = split(token)?;
+    decode_object(claims)?.get("iss")?.as_str().map(str::to_owned)
 }
 
-/// Header, claims and signature.
-fn parts(token: &str) -> Option<(&str, &str, &str)> {
+/// Splits a token into header, claims and signature.
+fn split(token: &str) -> Option<(&str, &str, &str)> {
     let mut parts = token.split('.');
     match (parts.next(), parts.next(), parts.next(), parts.next()) {
         (Some(header), Some(claims), Some(signature), None) => Some((header, claims, signature)),
@@ -101,32 +116,32 @@ fn parts(token: &str) -> Option<(&str, &str, &str)> {
     }
 }
 
-/// The JSON object in a part.
-fn object(part: &str) -> Option<Map<String, Value>> {
+/// Decodes a base64 encoded JSON object.
+fn decode_object(part: &str) -> Option<Map<String, Value>> {
     let bytes = BASE64.decode(part).ok()?;
-    serde_json::from_slice(&bytes).ok().map(|Members(members)| members)
+    serde_json::from_slice(&bytes).ok().map(|UniqueMembers(members)| members)
 }
 
-fn is_for(audience: &Value, wanted: &str) -> bool {
+fn includes_audience(audience: &Value, expected: &str) -> bool {
     match audience {
-        Value::String(audience) => audience == wanted,
+        Value::String(audience) => audience == expected,
         Value::Array(all) => {
-            all.iter().all(Value::is_string) && all.iter().any(|audience| audience.as_str() == Some(wanted))
+            all.iter().all(Value::is_string) && all.iter().any(|audience| audience.as_str() == Some(expected))
         }
         _ => false,
     }
 }
 
-/// An object with each member once: of two, somebody else might read the other one.
-struct Members(Map<String, Value>);
+/// A JSON object without duplicate members, which parsers interpret differently.
+struct UniqueMembers(Map<String, Value>);
 
-impl<'de> Deserialize<'de> for Members {
+impl<'de> Deserialize<'de> for UniqueMembers {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(Members(Map::new()))
+        deserializer.deserialize_map(UniqueMembers(Map::new()))
     }
 }
 
-impl<'de> Visitor<'de> for Members {
+impl<'de> Visitor<'de> for UniqueMembers {
     type Value = Self;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -136,7 +151,7 @@ impl<'de> Visitor<'de> for Members {
     fn visit_map<A: MapAccess<'de>>(mut self, mut map: A) -> Result<Self, A::Error> {
         while let Some((name, value)) = map.next_entry::<String, Value>()? {
             if self.0.insert(name, value).is_some() {
-                return Err(A::Error::custom("a member twice"));
+                return Err(A::Error::custom("duplicate member"));
             }
         }
         Ok(self)

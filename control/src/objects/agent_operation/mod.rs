@@ -152,7 +152,7 @@ pub fn object(id: AgentOperationId) -> ObjectRef {
 
 /// Returns an audit event of an operation and its instance, with the id of the request that created the operation.
 pub(crate) fn audit(row: &AgentOperationRow, message: &str) -> Event {
-    let mut event = Event::audit(object(row.id), message).also(instance::object(row.instance));
+    let mut event = Event::audit(object(row.id), message).with_object(instance::object(row.instance));
     event.request_id.clone_from(&row.request_id);
     event.with("operation_uuid", row.id.to_string())
 }
@@ -210,7 +210,7 @@ pub async fn create(
     })?;
     app.agents.notify_changed(instance);
     let event = Event::audit(object(new.id), format!("agent {} request from REST API", wanted.word()))
-        .also(instance::object(instance))
+        .with_object(instance::object(instance))
         .with("operation_uuid", new.id.to_string());
     app.record(caller, with_caller(caller, event));
     to_record(&*app.store, row).await
@@ -331,7 +331,7 @@ pub async fn facts(
 
 #[cfg(test)]
 mod tests {
-    use muster_types::agent_operation::Mode;
+    use muster_types::agent_operation::ChmodMode;
 
     use super::*;
 
@@ -373,7 +373,7 @@ mod tests {
             |mode| AgentOperationRequest::Put { blob: blob.to_string(), path: "/x".into(), mode }.commands();
         assert_eq!(put(None).unwrap().len(), 1);
         let with = put(Some(33188.into())).unwrap();
-        assert!(matches!(&with[1], AgentCommand::Chmod { mode: Mode::Number(33188), .. }), "{with:?}");
+        assert!(matches!(&with[1], AgentCommand::Chmod { mode: ChmodMode::Number(33188), .. }), "{with:?}");
         assert_eq!(input_blob(&with), Some(blob));
         assert_eq!(refusal(put(Some("rw".into()))), "invalid mode: rw");
         let none = AgentOperationRequest::Put { blob: "no uuid".into(), path: "/x".into(), mode: None };

@@ -1,7 +1,7 @@
 //! File modes as callers of the API write them.
 
 use muster_agent::mode::{FileMode, Radix};
-use muster_types::agent_operation::Mode;
+use muster_types::agent_operation::ChmodMode;
 use muster_types::{Error, Result};
 use serde_json::Value;
 
@@ -10,12 +10,14 @@ const MAX_LENGTH: usize = 255;
 
 /// Parses a mode: a number, also as decimal digits and with the bits of the file type, or a symbolic mode such as
 /// `ugo+r`.
-pub fn parse(value: &Value) -> Result<Mode> {
+pub fn parse(value: &Value) -> Result<ChmodMode> {
     let mode = match value {
         Value::Number(number) => number.as_u64().and_then(numeric_mode),
         Value::String(text) => match FileMode::parse(text, Radix::Decimal) {
             Some(FileMode::Number(number)) => numeric_mode(number.into()),
-            Some(FileMode::Symbolic(_)) if text.len() <= MAX_LENGTH => Some(Mode::Words(text.clone())),
+            Some(FileMode::Symbolic(_)) if text.len() <= MAX_LENGTH => {
+                Some(ChmodMode::Symbolic(text.clone()))
+            }
             _ => None,
         },
         _ => None,
@@ -25,8 +27,8 @@ pub fn parse(value: &Value) -> Result<Mode> {
 }
 
 /// Accepts the 16 bits of a file's type and permissions.
-fn numeric_mode(number: u64) -> Option<Mode> {
-    u16::try_from(number).ok().map(|bits| Mode::Number(bits.into()))
+fn numeric_mode(number: u64) -> Option<ChmodMode> {
+    u16::try_from(number).ok().map(|bits| ChmodMode::Number(bits.into()))
 }
 
 #[cfg(test)]
@@ -38,16 +40,16 @@ mod tests {
     #[test]
     fn accepts_decimal_numbers_with_file_type_bits() {
         for value in [json!(33188), json!("33188")] {
-            assert_eq!(parse(&value).unwrap(), Mode::Number(33188));
+            assert_eq!(parse(&value).unwrap(), ChmodMode::Number(33188));
         }
-        assert_eq!(parse(&json!("0420")).unwrap(), Mode::Number(420), "a leading zero is not octal");
-        assert_eq!(parse(&json!(0)).unwrap(), Mode::Number(0));
+        assert_eq!(parse(&json!("0420")).unwrap(), ChmodMode::Number(420), "a leading zero is not octal");
+        assert_eq!(parse(&json!(0)).unwrap(), ChmodMode::Number(0));
     }
 
     #[test]
     fn accepts_symbolic_modes_of_chmod() {
         for words in ["ugo+r", "u=rw,go=r", "+x", "-x", "a=", "u+s,+t", "g=u", "u+r-w", "a+rX"] {
-            assert_eq!(parse(&json!(words)).unwrap(), Mode::Words(words.into()));
+            assert_eq!(parse(&json!(words)).unwrap(), ChmodMode::Symbolic(words.into()));
         }
     }
 

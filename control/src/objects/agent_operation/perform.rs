@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use muster_types::agent_operation::{AgentCommand, AgentOperationState, Mode};
+use muster_types::agent_operation::{AgentCommand, AgentOperationState, ChmodMode};
 use muster_types::guest::{CommandKey, CommandOutput, GuestApi, GuestCommand, GuestError, GuestFileInfo};
 use muster_types::ids::BlobId;
 use muster_types::node::NodeApi;
@@ -245,7 +245,7 @@ impl AgentOperationRun {
         let data = self.node.storage().read(blob, 0..size).await.map_err(Failure::of_bytes)?;
         // Sets the mode before the content is written, so that private content is never readable.
         let mode = row.commands.iter().find_map(|command| match command {
-            AgentCommand::Chmod { mode: Mode::Number(bits), .. } => Some(bits & 0o777),
+            AgentCommand::Chmod { mode: ChmodMode::Number(bits), .. } => Some(bits & 0o777),
             _ => None,
         });
         self.guests().put(row.instance, path, size, mode, watched(&self.clock, data)).await?;
@@ -256,13 +256,13 @@ impl AgentOperationRun {
         &self,
         row: &AgentOperationRow,
         path: &str,
-        mode: &Mode,
+        mode: &ChmodMode,
     ) -> Result<Outcome<'_>, Failure> {
         self.clock.record_progress();
         match mode {
-            Mode::Number(bits) => self.guests().change_mode(row.instance, path, bits & 0o7777).await?,
+            ChmodMode::Number(bits) => self.guests().change_mode(row.instance, path, bits & 0o7777).await?,
             // Symbolic modes depend on the current mode of the file.
-            Mode::Words(words) => {
+            ChmodMode::Symbolic(words) => {
                 let index = u32::try_from(row.attempts).map_err(|_| {
                     Error::Internal(format!("operation {}: {} attempts", row.id, row.attempts))
                 })?;

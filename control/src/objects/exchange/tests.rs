@@ -63,8 +63,8 @@ fn rejects_rule_with_invalid_terms() {
     type Damage = fn(&mut RuleTerms);
     let damages: [Damage; 8] = [
         |terms| terms.bound_claims.clear(),
-        |terms| terms.bound_claims.extend([("sub".to_owned(), Matcher::Any(vec![]))]),
-        |terms| terms.bound_claims.extend([("sub".to_owned(), Matcher::One(String::new()))]),
+        |terms| terms.bound_claims.extend([("sub".to_owned(), ClaimMatcher::AnyOf(vec![]))]),
+        |terms| terms.bound_claims.extend([("sub".to_owned(), ClaimMatcher::Exact(String::new()))]),
         |terms| terms.scopes.clear(),
         |terms| terms.scopes.push(String::new()),
         |terms| terms.key_ttl = 0,

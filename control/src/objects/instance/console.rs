@@ -134,7 +134,7 @@ pub async fn create_proxy_url(app: &App, caller: &Caller, reference: &str) -> Re
         return Err(Error::Conflict("instance does not have a SPICE console".into()));
     }
     let Some(signer) = &app.console_key else {
-        return Err(Error::Unconfigured(
+        return Err(Error::NotConfigured(
             "kerbside signing key is not configured, set KERBSIDE_SIGNING_KEY".into(),
         ));
     };

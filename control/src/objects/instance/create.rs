@@ -30,7 +30,7 @@ use crate::objects::network::address_pool::require_within;
 use crate::objects::network::state::require_state;
 use crate::objects::{blob, metadata, network};
 use crate::queue::CreateInstance;
-use crate::scheduler::Wish;
+use crate::scheduler::PlacementRequest;
 use muster_store::instances::{self, InstanceRow, InstanceSpec, NewInstance};
 use muster_store::networks::NetworkRow;
 use muster_store::{
@@ -86,7 +86,7 @@ struct ValidatedRequest {
     spec: InstanceSpec,
     networks: Vec<(NetworkRow, NetworkSpec, WantedAddress)>,
     metadata: Map<String, Value>,
-    placement: Wish,
+    placement: PlacementRequest,
     /// The URLs to fetch, by disk number.
     fetch: BTreeMap<usize, String>,
 }
@@ -122,7 +122,7 @@ impl CreateFailure {
                 let (network, ..) = request.networks.get(*number)?;
                 Some(format!("failed to reserve an IP on network {}", network.id))
             }
-            Self::Interface(_, Error::Insufficient(_)) => Some("cannot allocate address".into()),
+            Self::Interface(_, Error::InsufficientCapacity(_)) => Some("cannot allocate address".into()),
             Self::Interface(_, Error::NotFound(_)) => Some("missing network".into()),
             Self::Interface(..) | Self::Other(_) => None,
         }
@@ -184,7 +184,7 @@ pub async fn create(app: &App, caller: &Caller, request: InstanceRequest) -> Res
 fn check(request: InstanceRequest) -> Result<CheckedRequest> {
     let missing = |name: &str| Error::Invalid(format!("{name}: Missing data for required field."));
     let name = request.name.ok_or_else(|| missing("name"))?;
-    spec::name(&name)?;
+    spec::check_instance_name(&name)?;
     let cpus = positive("cpus", request.cpus.ok_or_else(|| missing("cpus"))?, 1024)?;
     let memory = positive("memory", request.memory.ok_or_else(|| missing("memory"))?, 64 << 20)?;
     if request.disks.len() > MAX_DISKS {
@@ -302,7 +302,7 @@ fn check_all_metadata(given: Option<Value>) -> Result<(Map<String, Value>, Affin
         metadata::check(Some(key), Some(value))?;
         metadata::check_instance_key(key, value)?;
         if key == "affinity" {
-            (affinity, deprecated) = spec::affinity(value)?;
+            (affinity, deprecated) = spec::parse_affinity(value)?;
         }
     }
     metadata::check_size(&map)?;
@@ -341,14 +341,19 @@ async fn validate(
         }
     }
     if let Some(template) = nvram_template {
-        spec.nvram_template = Some(resolve_template(app, caller, &namespace, &template).await?.to_string());
+        spec.nvram_template = Some(resolve_template(app, caller, &namespace, &template).await?);
     }
     let mut found = Vec::with_capacity(networks.len());
     for (number, wanted) in networks.into_iter().enumerate() {
         found.push(find_network(app, &namespace, wanted, &format!("network[{number}]")).await?);
     }
-    let placement =
-        Wish { cpus: spec.cpus, memory_mb: spec.memory, disk_gb: disk_gb(app, &spec).await?, only, affinity };
+    let placement = PlacementRequest {
+        cpus: spec.cpus,
+        memory_mb: spec.memory,
+        disk_gb: disk_gb(app, &spec).await?,
+        required_node: only,
+        affinity,
+    };
     Ok(ValidatedRequest {
         id: InstanceId::new(),
         name,
@@ -407,7 +412,7 @@ pub(super) async fn find_network(
     let address = match &wanted.address {
         AddressSpec::Any => WantedAddress::Any,
         AddressSpec::None => WantedAddress::None,
-        AddressSpec::Exactly(text) => {
+        AddressSpec::Fixed(text) => {
             let address: Ipv4Addr = text
                 .parse()
                 .map_err(|_| Error::Invalid(format!("{path}.address: Not a valid IPv4 address.")))?;
@@ -532,7 +537,7 @@ pub(crate) async fn reference_blobs_in(
             reference_blob_in(tx, &source, DISK, Some(&number.to_string()), blob).await?;
         }
     }
-    if let Some(blob) = spec.nvram_blob() {
+    if let Some(blob) = spec.nvram_template {
         reference_blob_in(tx, &source, NVRAM_TEMPLATE, None, blob).await?;
     }
     Ok(())

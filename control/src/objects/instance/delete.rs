@@ -3,7 +3,7 @@
 use muster_types::event::Event;
 use muster_types::ids::{InstanceId, NodeId};
 use muster_types::instance::{InstanceRecord, InstanceState};
-use muster_types::namespace::SYSTEM;
+use muster_types::namespace::SYSTEM_NAMESPACE;
 use muster_types::operation::OperationHandle;
 use muster_types::{Error, Result};
 
@@ -11,7 +11,7 @@ use super::state::{release_from_node, set_state};
 use super::{find_own, object, operation_on, record};
 use crate::app::App;
 use crate::auth::Caller;
-use crate::auth::access::namespace_to_empty;
+use crate::auth::access::namespace_for_delete_all;
 use crate::objects::audit::with_caller;
 use crate::queue::{DeleteInstance, Operation as _, SnapshotInstance};
 use muster_store::instances::InstanceRow;
@@ -91,7 +91,7 @@ pub(crate) async fn release_deleted_node(app: &App, node: NodeId, name: &str) ->
         let (from, to) = match row.state {
             InstanceState::DeleteWait => (row.state, InstanceState::Deleted),
             InstanceState::DeleteWaitError => (row.state, InstanceState::Error),
-            state => match state.failed() {
+            state => match state.error_state() {
                 Some(failed) if set_state(app, row.id, state, failed, Some(&reason)).await? => {
                     (failed, InstanceState::Error)
                 }
@@ -117,8 +117,8 @@ pub async fn delete_all(
     if !confirm {
         return Err(Error::Invalid("parameter confirm is not set true".into()));
     }
-    let namespace = namespace_to_empty(&*app.store, caller, namespace).await?;
-    let within = (namespace != SYSTEM).then_some(namespace);
+    let namespace = namespace_for_delete_all(&*app.store, caller, namespace).await?;
+    let within = (namespace != SYSTEM_NAMESPACE).then_some(namespace);
     let mut gone = Vec::new();
     for row in instances::of_namespace(&*app.store, within).await? {
         if begin(app, caller, row.id, "deletion request from REST API").await? {

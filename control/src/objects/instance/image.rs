@@ -194,7 +194,7 @@ pub(crate) async fn ensure_on(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) ->
 fn unusable(error: Error) -> Error {
     match error {
         Error::Invalid(why) => Error::Conflict(format!("the image cannot be used: {why}")),
-        Error::Insufficient(why) => Error::Unavailable(why),
+        Error::InsufficientCapacity(why) => Error::Unavailable(why),
         other => other,
     }
 }

@@ -213,7 +213,7 @@ async fn records<D: Read + Copy>(db: D, rows: Vec<InstanceRow>) -> Result<Vec<In
                 uefi: row.spec.uefi,
                 secure_boot: row.spec.secure_boot,
                 configdrive: row.spec.configdrive,
-                nvram_template: row.spec.nvram_template,
+                nvram_template: row.spec.nvram_template.map(|id| id.to_string()),
                 machine_type: row.spec.machine_type,
                 side_channels: row.spec.side_channels,
                 agent_state: row.agent_state,

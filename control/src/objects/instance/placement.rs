@@ -16,7 +16,9 @@ use super::object;
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::claim;
-use crate::scheduler::{self, Facts, Outcome, Policy, Refusal, Wish};
+use crate::scheduler::{
+    self, NodeFacts, PlacementOutcome, PlacementRefusal, PlacementRequest, SchedulerPolicy,
+};
 use crate::state::NodeCapacity;
 use muster_store::instances::InstanceRow;
 use muster_store::{StoreError, Tx, TxError, instances, node_ledgers, nodes};
@@ -28,12 +30,12 @@ const MAX_CANDIDATES: usize = 32;
 /// The nodes that the scheduler proposes, with the facts that it used.
 #[derive(Debug)]
 pub(crate) struct Candidates {
-    outcome: Outcome,
+    outcome: PlacementOutcome,
     nodes: Arc<NodeCapacity>,
 }
 
 /// Queries the scheduler. A refusal is only final with facts that are not cached.
-pub(crate) async fn find(app: &App, namespace: &str, request: &Wish) -> Result<Candidates> {
+pub(crate) async fn find(app: &App, namespace: &str, request: &PlacementRequest) -> Result<Candidates> {
     let candidates = query_scheduler(app, namespace, request, false).await?;
     if candidates.outcome.result.is_ok() {
         Ok(candidates)
@@ -43,21 +45,30 @@ pub(crate) async fn find(app: &App, namespace: &str, request: &Wish) -> Result<C
 }
 
 /// Queries the scheduler with facts that are not cached.
-pub(crate) async fn find_uncached(app: &App, namespace: &str, request: &Wish) -> Result<Candidates> {
+pub(crate) async fn find_uncached(
+    app: &App,
+    namespace: &str,
+    request: &PlacementRequest,
+) -> Result<Candidates> {
     query_scheduler(app, namespace, request, true).await
 }
 
-async fn query_scheduler(app: &App, namespace: &str, request: &Wish, fresh: bool) -> Result<Candidates> {
+async fn query_scheduler(
+    app: &App,
+    namespace: &str,
+    request: &PlacementRequest,
+    fresh: bool,
+) -> Result<Candidates> {
     let max_age = if fresh { 0 } else { app.settings.scheduler_cache_timeout };
     let nodes = app.placement.get(&app.store, Duration::from_secs(max_age)).await?;
     let mut neighbours: HashMap<NodeId, Vec<Vec<String>>> = HashMap::new();
     if request.affinity != muster_types::spec::Affinity::default() {
         for (node, tags) in instances::tags(&*app.store, namespace).await? {
-            let tags = muster_types::spec::tags(&tags).unwrap_or_default();
+            let tags = muster_types::spec::parse_tags(&tags).unwrap_or_default();
             neighbours.entry(node).or_default().push(tags);
         }
     }
-    let policy = Policy::from(&app.settings);
+    let policy = SchedulerPolicy::from(&app.settings);
     let outcome = scheduler::candidates(request, &nodes, &neighbours, &policy, now(), &mut random_fraction);
     Ok(Candidates { outcome, nodes })
 }
@@ -81,7 +92,7 @@ impl Candidates {
         all.filter_map(|node| Some((self.facts(*node)?.name.clone(), why.to_owned()))).collect()
     }
 
-    fn facts(&self, node: NodeId) -> Option<&Facts> {
+    fn facts(&self, node: NodeId) -> Option<&NodeFacts> {
         self.nodes.iter().find(|(facts, _)| facts.id == node).map(|(facts, _)| &**facts)
     }
 }
@@ -105,10 +116,10 @@ pub(crate) async fn allocate_in(
     app: &App,
     tx: &mut Tx,
     namespace: &str,
-    request: &Wish,
+    request: &PlacementRequest,
     candidates: &Candidates,
 ) -> Result<Result<Allocation, RefusedNodes>, TxError> {
-    let policy = Policy::from(&app.settings);
+    let policy = SchedulerPolicy::from(&app.settings);
     let mut refused = Vec::new();
     let nodes = candidates.nodes()?;
     let wanted = Capacity { cpus: request.cpus, memory_mb: request.memory_mb, disk_gb: request.disk_gb };
@@ -125,7 +136,7 @@ pub(crate) async fn allocate_in(
                 refused.push((facts.name.clone(), format!("its state is {state}")));
                 continue;
             }
-            match scheduler::claim(request, facts, &ledger, &policy, now(), include_demand) {
+            match scheduler::commit_capacity(request, facts, &ledger, &policy, now(), include_demand) {
                 Ok(committed) => {
                     // Locks claims after the ledger, because creating a claim locks all ledgers first.
                     match claim::charge_in(app, tx, namespace, &wanted, &candidates.nodes).await? {
@@ -155,7 +166,7 @@ pub(crate) async fn allocate_in(
 /// Returns the error for a request that no candidate had capacity for.
 pub(crate) fn no_capacity(refused: &RefusedNodes) -> Error {
     let nodes: BTreeSet<&str> = refused.iter().map(|(node, _)| node.as_str()).collect();
-    Refusal::full(nodes.len()).into()
+    PlacementRefusal::no_capacity(nodes.len()).into()
 }
 
 /// Updates the cached ledger after the allocation is committed.
@@ -174,7 +185,7 @@ pub(crate) async fn release_in(
         return Ok(None);
     }
     let ledger = node_ledgers::lock(tx, node).await?;
-    let committed = scheduler::release(&ledger, claimed.cpus, claimed.memory_mb, claimed.disk_gb);
+    let committed = scheduler::release_capacity(&ledger, claimed.cpus, claimed.memory_mb, claimed.disk_gb);
     node_ledgers::set(tx, node, &committed).await?;
     claim::refund_in(tx, &row.namespace, &claimed).await?;
     instances::clear_committed(tx, row.id).await?;
@@ -186,7 +197,7 @@ pub(crate) fn record_scheduling(
     app: &App,
     caller: &Caller,
     id: InstanceId,
-    request: &Wish,
+    request: &PlacementRequest,
     candidates: &Candidates,
     allocation: Result<&Allocation, &RefusedNodes>,
 ) {
@@ -201,7 +212,7 @@ pub(crate) fn record_scheduling(
             .with("cpus", request.cpus)
             .with("memory", request.memory_mb)
             .with("disk_gb", request.disk_gb)
-            .with("placed_on", request.only.map(|node| node.to_string()))
+            .with("placed_on", request.required_node.map(|node| node.to_string()))
             .with("require_with_tag", request.affinity.require_with.clone())
             .with("require_without_tag", request.affinity.require_without.clone())
             .with("prefer_with_tag", request.affinity.prefer_with.clone())

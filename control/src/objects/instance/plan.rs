@@ -4,8 +4,8 @@ use base64::Engine as _;
 use muster_types::ids::NetworkId;
 use muster_types::instance::{ConfigDriveType, DiskRecord};
 use muster_types::interface::InterfaceState;
-use muster_types::spec::{self, Device, DiskType, Which};
-use muster_types::vm::{ConsolePorts, DiskKind, DiskPlan, DriveFile, NicPlan, VmPlan};
+use muster_types::spec::{self, DiskDevice, DiskRole, DiskType};
+use muster_types::vm::{ConfigDriveFile, ConsolePorts, DiskKind, DiskPlan, NicPlan, VmPlan};
 use muster_types::{Error, Result};
 use serde_json::{Map, Value, json};
 
@@ -22,24 +22,24 @@ const GIB: u64 = 1 << 30;
 const VERSIONS: [&str; 2] = ["latest", "2017-02-22"];
 
 /// Returns the devices of an instance's disks, including its config drive.
-fn devices(spec: &InstanceSpec) -> Vec<Device> {
+fn devices(spec: &InstanceSpec) -> Vec<DiskDevice> {
     let disks: Vec<_> = spec.disks.iter().map(|disk| disk.spec.clone()).collect();
-    spec::layout(&disks, spec.configdrive == ConfigDriveType::OpenStackDisk)
+    spec::layout_disks(&disks, spec.configdrive == ConfigDriveType::OpenStackDisk)
 }
 
 /// Returns the disks of an instance. `sizes` are the virtual sizes of the images in bytes, by disk number.
 pub(crate) fn disk_records(spec: &InstanceSpec, sizes: &[Option<u64>]) -> Vec<DiskRecord> {
     devices(spec)
         .into_iter()
-        .map(|device| match device.what {
-            Which::ConfigDrive => DiskRecord {
+        .map(|device| match device.role {
+            DiskRole::ConfigDrive => DiskRecord {
                 device: device.device,
                 bus: device.bus,
                 size: None,
                 blob_uuid: None,
                 snapshot_ignores: true,
             },
-            Which::Disk(number) => {
+            DiskRole::Disk(number) => {
                 let disk = &spec.disks[number];
                 let image = sizes.get(number).copied().flatten().map(|size| size.div_ceil(GIB));
                 DiskRecord {
@@ -77,7 +77,7 @@ pub(crate) async fn build(app: &App, row: &InstanceRow, ports: ConsolePorts) -> 
         machine_type: row.spec.machine_type,
         uefi: row.spec.uefi,
         secure_boot: row.spec.secure_boot,
-        nvram_template: row.spec.nvram_blob(),
+        nvram_template: row.spec.nvram_template,
         disks: disks(row)?,
         nics: nics(&present, &networks, mtu)?,
         video: row.spec.video.clone(),
@@ -110,15 +110,15 @@ fn disks(row: &InstanceRow) -> Result<Vec<DiskPlan>> {
     }
     Ok(devices
         .into_iter()
-        .map(|device| match device.what {
-            Which::ConfigDrive => DiskPlan {
+        .map(|device| match device.role {
+            DiskRole::ConfigDrive => DiskPlan {
                 device: device.device,
                 bus: device.bus,
                 kind: DiskKind::ConfigDrive,
                 size: None,
                 base: None,
             },
-            Which::Disk(number) => {
+            DiskRole::Disk(number) => {
                 let disk = &row.spec.disks[number];
                 let is_disc = disk.spec.disk_type == DiskType::Cdrom;
                 DiskPlan {
@@ -140,7 +140,7 @@ fn config_drive(
     interfaces: &[&InterfaceRow],
     networks: &[NetworkRow],
     mtu: u32,
-) -> Result<Vec<DriveFile>> {
+) -> Result<Vec<ConfigDriveFile>> {
     let mut seed = [0u8; 512];
     aws_lc_rs::rand::fill(&mut seed)
         .map_err(|_| Error::Internal("failed to read random numbers from the system".into()))?;
@@ -167,7 +167,7 @@ fn config_drive(
             ("vendor_data.json", b"{}".to_vec()),
             ("vendor_data2.json", b"{}".to_vec()),
         ] {
-            files.push(DriveFile { path: format!("openstack/{version}/{name}"), content });
+            files.push(ConfigDriveFile { path: format!("openstack/{version}/{name}"), content });
         }
     }
     Ok(files)

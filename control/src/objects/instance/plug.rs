@@ -65,7 +65,7 @@ pub async fn plug(
     app.record(
         caller,
         Event::audit(object(row.id), "hot plug request from REST API")
-            .also(ObjectRef::new(ObjectType::Interface, made.id))
+            .with_object(ObjectRef::new(ObjectType::Interface, made.id))
             .with("interface_uuid", made.id.to_string())
             .with("network_uuid", made.network.to_string()),
     );

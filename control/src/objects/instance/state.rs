@@ -48,7 +48,7 @@ pub(crate) async fn fail_creation(app: &App, row: &OperationRow, reason: &str) -
     let Some(instance) = instances::get(&*app.store, id).await? else { return Ok(()) };
     let failed = match instance.state {
         InstanceState::Initial | InstanceState::Preflight | InstanceState::Creating => {
-            let Some(failed) = instance.state.failed() else { return Ok(()) };
+            let Some(failed) = instance.state.error_state() else { return Ok(()) };
             if !set_state(app, id, instance.state, failed, Some(reason)).await? {
                 return Err(Error::Unavailable("the instance changed state concurrently".into()));
             }

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use muster_store::addresses::AddressPool;
 use muster_store::networks::{self, NetworkRow};
 use muster_store::{Read, StoreError};
-use muster_types::network::FLOATING;
+use muster_types::network::FLOATING_NETWORK_ID;
 use muster_types::{Error, Result};
 
 use crate::app::App;
@@ -32,7 +32,7 @@ pub(crate) fn quarantine(app: &App) -> AddressQuarantine {
 
 /// Returns the pool of floating addresses.
 pub(crate) async fn floating_pool(db: impl Read) -> Result<AddressPool, StoreError> {
-    let row = networks::get(db, FLOATING).await?;
+    let row = networks::get(db, FLOATING_NETWORK_ID).await?;
     row.map(|row| row.pool()).ok_or_else(|| StoreError::Internal("there is no floating network".into()))
 }
 

@@ -11,14 +11,14 @@ use muster_types::address::{AddressType, Netblock};
 use muster_types::event::Event;
 use muster_types::ids::{NetworkId, OperationId};
 use muster_types::namespace::NamespaceState;
-use muster_types::network::{FLOATING, NetworkRecord, NetworkState, check_name};
+use muster_types::network::{FLOATING_NETWORK_ID, NetworkRecord, NetworkState, check_name};
 use muster_types::object::{NameOrId, ObjectRef, ObjectType};
 use muster_types::operation::{OperationHandle, OperationType};
 use muster_types::{Error, Result};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::auth::access::namespace_to_empty;
+use crate::auth::access::namespace_for_delete_all;
 use crate::objects::node_location::{NodeLocation, network_node};
 use crate::queue::{CreateNetwork, DeleteNetwork, NewOperation, Operation};
 use address_pool::{NO_FREE_ADDRESSES, floating_pool, quarantine};
@@ -67,11 +67,11 @@ pub fn object(id: NetworkId) -> ObjectRef {
 pub async fn bootstrap(app: &App) -> Result<()> {
     let configured: Netblock = app.settings.floating_network.parse()?;
     let found = transaction!(app.store, |tx| {
-        if let Some(row) = networks::get(&mut *tx, FLOATING).await? {
+        if let Some(row) = networks::get(&mut *tx, FLOATING_NETWORK_ID).await? {
             return Ok(row.netblock);
         }
         let new = NewNetwork {
-            id: FLOATING,
+            id: FLOATING_NETWORK_ID,
             name: "floating".into(),
             namespace: None,
             netblock: configured,
@@ -331,7 +331,7 @@ pub async fn delete(
 }
 
 fn refuse_floating(row: &NetworkRow, verb: &str) -> Result<()> {
-    if row.id == FLOATING {
+    if row.id == FLOATING_NETWORK_ID {
         return Err(Error::Forbidden(format!("you cannot {verb} the floating network")));
     }
     Ok(())
@@ -383,7 +383,7 @@ pub async fn delete_all(
     clean_wait: bool,
 ) -> Result<DeletedAll> {
     let named = namespace.filter(|name| !name.is_empty()).unwrap_or(&caller.namespace);
-    let namespace = namespace_to_empty(&*app.store, caller, Some(named)).await?;
+    let namespace = namespace_for_delete_all(&*app.store, caller, Some(named)).await?;
     let mut outcome = DeletedAll::default();
     for row in networks::of_namespace(&*app.store, namespace).await? {
         if !clean_wait && interfaces::count(&*app.store, row.id).await? > 0 {
@@ -410,8 +410,8 @@ pub async fn route(app: &App, caller: &Caller, reference: &str) -> Result<Ipv4Ad
         }
         let allocation = Allocation::new(AddressType::Routed, object(row.id));
         let claimed = addresses::allocate_any(tx, floats, &allocation, quarantine(app).reclaim_after).await?;
-        let address = claimed.ok_or_else(|| Error::Insufficient(NO_FREE_ADDRESSES.into()))?;
-        let (text, target) = (address.to_string(), object(FLOATING));
+        let address = claimed.ok_or_else(|| Error::InsufficientCapacity(NO_FREE_ADDRESSES.into()))?;
+        let (text, target) = (address.to_string(), object(FLOATING_NETWORK_ID));
         references::insert(tx, &object(row.id), ROUTED, Some(&text), &target).await?;
         Ok(address)
     })?;

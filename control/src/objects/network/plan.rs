@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use muster_types::address::{AddressType, Netblock};
 use muster_types::ids::{NetworkId, NodeId};
 use muster_types::network::{
-    DhcpLease, EgressPlan, FLOATING, InterfacePlan, NetworkPlan, RouterPlan, VXLAN_OVERHEAD,
+    DhcpLease, EgressPlan, FLOATING_NETWORK_ID, InterfacePlan, NetworkPlan, RouterPlan, VXLAN_OVERHEAD,
 };
 use muster_types::node::NodeState;
 use muster_types::settings::Settings;
@@ -37,7 +37,7 @@ impl NetworkFacts {
         // The networks come first: what is read after them belongs to these generations or to newer ones, which are
         // applied next.
         let networks = networks::wanted(db).await?.into_iter().map(|row| (row.id, row)).collect();
-        let floating = networks::get(db, FLOATING).await?;
+        let floating = networks::get(db, FLOATING_NETWORK_ID).await?;
         let floats =
             floating.ok_or_else(|| StoreError::Internal("there is no floating network".into()))?.netblock;
         let mut interfaces: HashMap<NetworkId, Vec<InterfaceRow>> = HashMap::new();
@@ -49,7 +49,7 @@ impl NetworkFacts {
             names.entry(network).or_default().push((name, value));
         }
         let mut routed: HashMap<NetworkId, Vec<Ipv4Addr>> = HashMap::new();
-        for (address, user) in addresses::of_kind(db, FLOATING, AddressType::Routed).await? {
+        for (address, user) in addresses::of_kind(db, FLOATING_NETWORK_ID, AddressType::Routed).await? {
             if let Ok(network) = user.parse() {
                 routed.entry(network).or_default().push(address);
             }
@@ -163,7 +163,7 @@ impl<'a> NetworkTopology<'a> {
             dns: network.provide_dns,
             nat: network.provide_nat,
             domain: domain(namespace, &settings.zone),
-            dns_server: settings.dns_server.clone(),
+            dns_server: settings.dns_server,
             leases: interfaces
                 .iter()
                 .filter_map(|row| {

@@ -238,7 +238,7 @@ impl Connection {
     pub(super) async fn deliver(&self, packet: Packet, size: usize) -> bool {
         let Some((number, pending)) = self.pending_call(&packet) else { return false };
         let permits = (size + REPLY_OVERHEAD).min(MAX_BUFFERED_BYTES as usize);
-        let permits = u32::try_from(permits).expect("at most MAX_BUFFERED_BYTES, which is an u32");
+        let permits = u32::try_from(permits).expect("at most MAX_BUFFERED_BYTES, which is a u32");
         let permit = match pending.flow {
             ReplyFlow::Single => {
                 self.calls.lock().by_number.remove(&number);

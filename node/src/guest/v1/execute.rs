@@ -79,6 +79,7 @@ async fn execute_plain(
     Ok(CommandResult { return_code, stdout: inline("stdout"), stderr: inline("stderr") })
 }
 
+/// Returns whether a command was sent during the current boot. An unknown boot ID is sent as the empty string.
 fn is_same_boot(connection: &Connection, command: &GuestCommand) -> bool {
     connection.agent_info().boot_id.unwrap_or_default() == command.sent_boot_id.as_deref().unwrap_or_default()
 }

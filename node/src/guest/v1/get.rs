@@ -16,7 +16,7 @@ use super::packet::{Chunk, Packet};
 use crate::guest::channel::stream_error;
 
 /// The number of bytes that the agent may send ahead of the reader.
-const WINDOW: u64 = 16 * MAX_CHUNK_SIZE as u64;
+const TRANSFER_WINDOW: u64 = 16 * MAX_CHUNK_SIZE as u64;
 
 /// The number of bytes after which the reader's progress is acknowledged.
 const ACKNOWLEDGE_EVERY: u64 = 4 * MAX_CHUNK_SIZE as u64;
@@ -30,7 +30,7 @@ pub(super) async fn get(
     let mut call = connection.call("get-file", flow)?;
     let mut fields = json!({ "path": path });
     if windowed {
-        fields["window"] = WINDOW.into();
+        fields["window"] = TRANSFER_WINDOW.into();
     }
     let permit = connection.send_permit().await?;
     permit.send(&call.packet(fields));
@@ -110,7 +110,7 @@ impl Stream for Download {
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(first.map_err(|error| stream_error(&error))));
         }
-        // A reader that polls has consumed everything it was given before.
+        // A reader that polls has consumed all earlier chunks.
         self.acknowledge();
         while !self.ended {
             let chunk = match ready!(self.call.poll_next(context)) {

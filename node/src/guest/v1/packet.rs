@@ -46,7 +46,7 @@ struct LongPacket {
 }
 
 impl Packet {
-    /// Parses a packet; `None` if the bytes are not one.
+    /// Parses a packet. Returns `None` if the bytes are not a packet.
     pub(super) fn parse(body: &[u8]) -> Option<Self> {
         if body.len() > frame::DEFAULT_MAX_LENGTH {
             let long: LongPacket = serde_json::from_slice(body).ok()?;
@@ -163,13 +163,13 @@ impl Packet {
     pub(super) fn file_info(&self) -> Option<GuestFileInfo> {
         let stat = self.0.get("stat_result")?.as_object()?;
         let unsigned = |name: &str| stat.get(name).and_then(Value::as_u64).unwrap_or_default();
-        let small = |name: &str| u32::try_from(unsigned(name)).unwrap_or_default();
+        let unsigned_32 = |name: &str| u32::try_from(unsigned(name)).unwrap_or_default();
         let time = |name: &str| timestamp(stat.get(name)).unwrap_or_default();
         Some(GuestFileInfo {
-            mode: small("mode"),
+            mode: unsigned_32("mode"),
             size: unsigned("size"),
-            uid: small("uid"),
-            gid: small("gid"),
+            uid: unsigned_32("uid"),
+            gid: unsigned_32("gid"),
             atime: time("atime"),
             mtime: time("mtime"),
             ctime: time("ctime"),

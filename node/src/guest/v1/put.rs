@@ -16,7 +16,7 @@ use super::packet::{Packet, encode_chunk};
 const PLAIN_CHUNK: usize = 16 << 10;
 
 /// The maximum number of bytes that the agent has not acknowledged.
-const WINDOW: u64 = 16 * MAX_CHUNK_SIZE as u64;
+const TRANSFER_WINDOW: u64 = 16 * MAX_CHUNK_SIZE as u64;
 
 const DEFAULT_MODE: u32 = 0o644;
 /// The file type bits of a regular file.
@@ -114,7 +114,7 @@ struct Upload<'a> {
 
 impl Upload<'_> {
     fn window_is_open(&self) -> bool {
-        !self.windowed || self.sent - self.acknowledged < WINDOW
+        !self.windowed || self.sent - self.acknowledged < TRANSFER_WINDOW
     }
 
     fn split_chunk(&self, bytes: &mut Bytes) -> Result<Bytes, GuestError> {

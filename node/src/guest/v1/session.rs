@@ -48,8 +48,8 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
 /// The time without any data since the start after which the session ends.
 const FIRST_CONTACT_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// The maximum number of consecutive bytes without a useful packet.
-const MAX_USELESS_BYTES: u64 = 64 << 20;
+/// The maximum number of consecutive bytes of invalid or unsolicited packets.
+const MAX_UNSOLICITED_BYTES: u64 = 64 << 20;
 
 /// The maximum number of unanswered queries; older ones are forgotten.
 const MAX_PENDING_QUERIES: usize = 32;
@@ -79,13 +79,13 @@ pub(super) enum SessionEnd {
     NeverResponded,
     /// The VM was reset.
     Reset,
-    /// The agent sent too much data without a use.
+    /// The agent sent too much invalid or unsolicited data.
     Flooded,
     Broken(String),
 }
 
 impl SessionEnd {
-    /// The VM, and with it its [`AgentChannel`], is gone.
+    /// The VM was removed, and with it its [`AgentChannel`].
     fn vm_detached() -> Self {
         Self::Broken(VM_DETACHED.into())
     }
@@ -112,8 +112,8 @@ pub(super) struct Session<'a> {
     paused: bool,
     frames: FrameDecoder,
     read_buffer: Vec<u8>,
-    /// Since when the agent could have sent something.
-    since: Instant,
+    /// When the session started or the VM was last resumed.
+    waiting_since: Instant,
     last_received: Option<Instant>,
     last_ping: Instant,
     last_query: Instant,
@@ -123,8 +123,8 @@ pub(super) struct Session<'a> {
     pending_queries: VecDeque<u64>,
     /// The number of starts and stops of the agent since the given time.
     restarts: (u32, Instant),
-    /// The number of bytes since the last useful packet.
-    useless_bytes: u64,
+    /// The number of bytes since the last packet that replied to a request.
+    unsolicited_bytes: u64,
     too_old: bool,
 }
 
@@ -158,7 +158,7 @@ impl<'a> Session<'a> {
             paused: vm_status.borrow().paused,
             frames: FrameDecoder::new(connection.max_frame_size()),
             read_buffer: Vec::new(),
-            since: now,
+            waiting_since: now,
             last_received: None,
             last_ping: now,
             last_query: now,
@@ -166,7 +166,7 @@ impl<'a> Session<'a> {
             query_interval: MIN_QUERY_INTERVAL,
             pending_queries: VecDeque::new(),
             restarts: (0, now),
-            useless_bytes: 0,
+            unsolicited_bytes: 0,
             too_old: false,
         };
         let (reader, writer) = stream.split();
@@ -206,7 +206,7 @@ impl<'a> Session<'a> {
         if self.paused && !status.paused {
             // The guest could not send anything while it was paused.
             let now = Instant::now();
-            self.since = now;
+            self.waiting_since = now;
             self.last_received = self.last_received.map(|_| now);
         }
         self.paused = status.paused;
@@ -220,7 +220,7 @@ impl<'a> Session<'a> {
     /// Returns when the next timer expires.
     fn next_timer(&self) -> Instant {
         let silence = match self.last_received {
-            None => Some(self.since + FIRST_CONTACT_TIMEOUT),
+            None => Some(self.waiting_since + FIRST_CONTACT_TIMEOUT),
             Some(_) if self.connection.expects_silence() => None,
             Some(received) => {
                 Some((received.max(self.last_ping) + PING_INTERVAL).min(received + SILENCE_TIMEOUT))
@@ -236,7 +236,9 @@ impl<'a> Session<'a> {
         let now = Instant::now();
         self.read_buffer = Vec::new();
         match self.last_received {
-            None if now >= self.since + FIRST_CONTACT_TIMEOUT => return Some(SessionEnd::NeverResponded),
+            None if now >= self.waiting_since + FIRST_CONTACT_TIMEOUT => {
+                return Some(SessionEnd::NeverResponded);
+            }
             Some(received) if !self.connection.expects_silence() => {
                 if now >= received + SILENCE_TIMEOUT {
                     return Some(SessionEnd::Unresponsive);
@@ -309,11 +311,11 @@ impl<'a> Session<'a> {
                 }
             }
             let skipped = self.frames.skipped() - skipped;
-            self.useless_bytes += skipped;
+            self.unsolicited_bytes += skipped;
             if skipped < size as u64 {
                 self.last_received = Some(Instant::now());
             }
-            if self.useless_bytes > MAX_USELESS_BYTES {
+            if self.unsolicited_bytes > MAX_UNSOLICITED_BYTES {
                 return Some(SessionEnd::Flooded);
             }
         }
@@ -327,10 +329,10 @@ impl<'a> Session<'a> {
         vm_status: &mut watch::Receiver<VmStatus>,
     ) -> Option<SessionEnd> {
         let Some(packet) = Packet::parse(body) else {
-            self.useless_bytes += body.len() as u64;
+            self.unsolicited_bytes += body.len() as u64;
             return None;
         };
-        let useful = match packet.command() {
+        let is_solicited = match packet.command() {
             "agent-start" | "agent-stop" if self.exceeds_restart_limit() => return Some(SessionEnd::Flooded),
             "agent-start" => {
                 self.handle_agent_start(&packet);
@@ -362,7 +364,7 @@ impl<'a> Session<'a> {
                 Err(end) => return Some(end),
             },
         };
-        self.useless_bytes = if useful { 0 } else { self.useless_bytes + body.len() as u64 };
+        self.unsolicited_bytes = if is_solicited { 0 } else { self.unsolicited_bytes + body.len() as u64 };
         None
     }
 

@@ -54,7 +54,7 @@ impl V2Client {
         let key = command.key.to_string();
         // Some agents resolve the first word themselves and prepend other programs. An explicit shell behaves the same
         // with all agents.
-        let line = format!("/bin/sh -c {}", quoted(&command.line));
+        let line = format!("/bin/sh -c {}", shell_quote(&command.line));
         let request = RequestBody::Execute(Execute { line, request: key.clone(), execution: key });
         match self.caller.request(request, MAX_EXECUTE_REPLY).await {
             Ok(ReplyBody::Execute(bytes)) => {
@@ -95,8 +95,8 @@ impl V2Client {
     }
 }
 
-/// Quotes a text as one word of a shell.
-fn quoted(text: &str) -> String {
+/// Quotes text as a single shell word.
+fn shell_quote(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
@@ -174,8 +174,8 @@ mod tests {
 
     #[test]
     fn quotes_shell_words() {
-        assert_eq!(quoted("echo 'a b' $HOME"), r"'echo '\''a b'\'' $HOME'");
-        assert_eq!(quoted(""), "''");
+        assert_eq!(shell_quote("echo 'a b' $HOME"), r"'echo '\''a b'\'' $HOME'");
+        assert_eq!(shell_quote(""), "''");
     }
 
     #[test]

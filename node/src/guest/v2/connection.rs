@@ -77,8 +77,7 @@ impl Connection {
         }
     }
 
-    /// Waits for the next reply, and pings an agent that takes long. Only once, as the agent may not read while it is busy.
-    /// Cancel safe.
+    /// Waits for the next reply, and pings a slow agent once: it may not read while it is busy. Cancel safe.
     pub(super) async fn receive_with_ping(&mut self) -> Result<Reply, ConnectionError> {
         loop {
             if let Some(reply) = self.reader.next()? {

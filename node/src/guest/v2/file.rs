@@ -141,13 +141,13 @@ pub(super) async fn get(caller: &Caller, path: &str) -> Result<(GuestFileInfo, B
 
 /// Converts file metadata. Invalid fields become zero: the metadata is for display only.
 fn file_info(stat: &Stat) -> GuestFileInfo {
-    let small = |number: i64| u32::try_from(number).unwrap_or_default();
+    let unsigned_32 = |number: i64| u32::try_from(number).unwrap_or_default();
     let time = |time: f64| if (0.0..1e11).contains(&time) { time } else { 0.0 };
     GuestFileInfo {
-        mode: small(stat.mode),
+        mode: unsigned_32(stat.mode),
         size: u64::try_from(stat.size).unwrap_or_default(),
-        uid: small(stat.uid),
-        gid: small(stat.gid),
+        uid: unsigned_32(stat.uid),
+        gid: unsigned_32(stat.gid),
         atime: time(stat.atime),
         mtime: time(stat.mtime),
         ctime: time(stat.ctime),
@@ -161,7 +161,7 @@ struct Download {
     received: i64,
 }
 
-/// A future of the next chunk, `None` at the end of the file, that returns the download as well.
+/// A future of the next chunk, or `None` at the end of the file, that also returns the download.
 type NextChunk = Pin<Box<dyn Future<Output = (Download, Result<Option<Bytes>, GuestError>)> + Send>>;
 
 impl Download {

@@ -125,13 +125,13 @@ pub(super) enum CommandErrorKind {
 
 impl CommandError {
     const PROGRAM_NOT_FOUND: &str = "No such command";
-    const MISSING_FILE_ENCODING: &str = "Parameter to MergeFrom()";
+    const FILE_NOT_FOUND: &str = "Parameter to MergeFrom()";
 
     pub(super) fn kind(&self) -> CommandErrorKind {
         let reason = failure_reason(&String::from_utf8_lossy(&self.error));
         if reason.starts_with(Self::PROGRAM_NOT_FOUND) {
             CommandErrorKind::ProgramNotFound(reason)
-        } else if reason.starts_with(Self::MISSING_FILE_ENCODING) {
+        } else if reason.starts_with(Self::FILE_NOT_FOUND) {
             CommandErrorKind::FileNotFound(reason)
         } else {
             CommandErrorKind::Other(reason)

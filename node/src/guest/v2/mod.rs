@@ -1,4 +1,4 @@
-//! Protocol 2: protocol buffers over a virtual socket. One lasting connection tracks the state of the guest, and every
+//! Protocol 2: protocol buffers over a virtual socket. One long-lived connection tracks the state of the guest, and every
 //! request has its own connection.
 //!
 //! ```text

@@ -160,7 +160,7 @@ mod tests {
             }
             assert!(
                 reader.bytes.len() <= MAX_REPLY + 2 * MAX_VARINT_LEN,
-                "{} bytes are kept",
+                "{} bytes are buffered",
                 reader.bytes.len()
             );
         }

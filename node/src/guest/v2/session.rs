@@ -1,4 +1,4 @@
-//! A session with an agent over one lasting connection, which maintains the report of its guest.
+//! A session with an agent over one long-lived connection, which maintains the report of its guest.
 //!
 //! ```text
 //! no contact ──welcome──▶ startup ──is-system-running──▶ not ready ◀──▶ ready
@@ -41,7 +41,7 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(15);
 const FIRST_CONTACT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The maximum number of consecutive replies without a request.
-const MAX_USELESS_REPLIES: u32 = 1000;
+const MAX_UNSOLICITED_REPLIES: u32 = 1000;
 
 /// The maximum size of a reply.
 pub(super) const MAX_SESSION_REPLY: usize = 64 << 10;
@@ -60,7 +60,7 @@ pub(super) enum SessionEnd {
     /// The agent sent too many replies without a request.
     Flooded,
     Connection(ConnectionError),
-    /// The VM, and with it its [`AgentChannel`], is gone.
+    /// The VM was removed, and with it its [`AgentChannel`].
     VmDetached,
 }
 
@@ -84,7 +84,7 @@ impl fmt::Display for SessionEnd {
     }
 }
 
-/// State that is kept from one session to the next.
+/// State that outlives a session.
 #[derive(Debug)]
 pub(super) struct SessionHistory {
     pub(super) boot: BootTracker,
@@ -102,19 +102,19 @@ pub(super) struct Session<'a> {
     /// Set to the reason when the session ends, which ends the calls of its client.
     end_reason: watch::Sender<Option<String>>,
     paused: bool,
-    /// Since when the agent could have sent something.
-    since: Instant,
+    /// When the session started or the VM was last resumed.
+    waiting_since: Instant,
     last_received: Option<Instant>,
     last_ping: Instant,
     next_query: Option<Instant>,
     query_interval: Duration,
-    useless_replies: u32,
+    unsolicited_replies: u32,
     welcome_id: Option<String>,
     ping_id: Option<String>,
     query_id: Option<String>,
 }
 
-/// Withdraws the client when the session ends or is dropped.
+/// Removes the client when the session ends or is dropped.
 struct SessionGuard<'a>(&'a AgentChannel);
 
 impl Drop for SessionGuard<'_> {
@@ -145,12 +145,12 @@ impl<'a> Session<'a> {
             connection,
             end_reason: watch::Sender::new(None),
             paused: vm_status.borrow().paused,
-            since: now,
+            waiting_since: now,
             last_received: None,
             last_ping: now,
             next_query: None,
             query_interval: MIN_QUERY_INTERVAL,
-            useless_replies: 0,
+            unsolicited_replies: 0,
             welcome_id,
             ping_id: None,
             query_id: None,
@@ -184,7 +184,7 @@ impl<'a> Session<'a> {
         if self.paused && !status.paused {
             // The guest could not send anything while it was paused.
             let now = Instant::now();
-            self.since = now;
+            self.waiting_since = now;
             self.last_received = self.last_received.map(|_| now);
         }
         self.paused = status.paused;
@@ -194,7 +194,7 @@ impl<'a> Session<'a> {
     /// Returns when the next timer expires.
     fn next_timer(&self) -> Instant {
         let silence = match self.last_received {
-            None => self.since + FIRST_CONTACT_TIMEOUT,
+            None => self.waiting_since + FIRST_CONTACT_TIMEOUT,
             Some(received) => (received.max(self.last_ping) + PING_INTERVAL).min(received + SILENCE_TIMEOUT),
         };
         self.next_query.map_or(silence, |query| query.min(silence))
@@ -204,7 +204,9 @@ impl<'a> Session<'a> {
     fn handle_timer(&mut self) -> Result<(), SessionEnd> {
         let now = Instant::now();
         match self.last_received {
-            None if now >= self.since + FIRST_CONTACT_TIMEOUT => return Err(SessionEnd::NeverResponded),
+            None if now >= self.waiting_since + FIRST_CONTACT_TIMEOUT => {
+                return Err(SessionEnd::NeverResponded);
+            }
             Some(received) if now >= received + SILENCE_TIMEOUT => return Err(SessionEnd::Unresponsive),
             Some(received) if now >= received.max(self.last_ping) + PING_INTERVAL => {
                 self.last_ping = now;
@@ -222,7 +224,7 @@ impl<'a> Session<'a> {
     fn handle_reply(&mut self, reply: &Reply) -> Result<(), SessionEnd> {
         self.last_received = Some(Instant::now());
         let replies_to = |id: &Option<String>| id.as_ref().is_some_and(|id| reply.id == id.as_bytes());
-        let useful = match &reply.body {
+        let is_solicited = match &reply.body {
             Some(ReplyBody::Welcome(bytes)) if replies_to(&self.welcome_id) => {
                 self.welcome_id = None;
                 let welcome = GuestWelcome::decode(bytes.clone());
@@ -246,8 +248,8 @@ impl<'a> Session<'a> {
             }
             _ => false,
         };
-        self.useless_replies = if useful { 0 } else { self.useless_replies + 1 };
-        if self.useless_replies > MAX_USELESS_REPLIES { Err(SessionEnd::Flooded) } else { Ok(()) }
+        self.unsolicited_replies = if is_solicited { 0 } else { self.unsolicited_replies + 1 };
+        if self.unsolicited_replies > MAX_UNSOLICITED_REPLIES { Err(SessionEnd::Flooded) } else { Ok(()) }
     }
 
     fn handle_welcome(&mut self, welcome: &GuestWelcome) {

@@ -14,13 +14,13 @@ fn qemu_img(arguments: &[&str]) -> Option<String> {
 
 #[test]
 fn qemu_img_finds_no_errors() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
-    let sizes = [512, 1 << 20, PER_L1_ENTRY, PER_L1_ENTRY + 512, 1 << 40, (1 << 45) + 512];
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
+    let sizes = [512, 1 << 20, BYTES_PER_L1_ENTRY, BYTES_PER_L1_ENTRY + 512, 1 << 40, (1 << 45) + 512];
     for (number, size) in sizes.into_iter().enumerate() {
         for first in [None, Some(&b"something"[..])] {
             let name = path(&format!("{number}-{}", first.is_some()));
-            write(Path::new(&name), size, None, first).unwrap();
+            create(Path::new(&name), size, None, first).unwrap();
             let Some(output) = qemu_img(&["check", "-f", "qcow2", &name]) else { return };
             assert!(output.starts_with("No errors were found on the image."), "{output}");
             let Some(output) = qemu_img(&["info", "-f", "qcow2", "--output=json", &name]) else { return };
@@ -39,12 +39,12 @@ fn qemu_img_finds_no_errors() {
 
 #[test]
 fn image_with_backing_file_shows_its_content_and_may_be_larger() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
     let mut data = vec![0x5a; 1 << 20];
     std::fs::write(path("base"), &data).unwrap();
-    let backing = Backing { name: "base", format: "raw" };
-    write(Path::new(&path("top")), 3 << 20, Some(backing), None).unwrap();
+    let backing = BackingFile { name: "base", format: "raw" };
+    create(Path::new(&path("top")), 3 << 20, Some(backing), None).unwrap();
     let Some(output) = qemu_img(&["info", "--output=json", &path("top")]) else { return };
     let output: serde_json::Value = serde_json::from_str(&output).unwrap();
     assert_eq!(
@@ -61,19 +61,19 @@ fn image_with_backing_file_shows_its_content_and_may_be_larger() {
 }
 
 #[test]
-fn forget_backing_removes_the_backing_file_and_nothing_else() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+fn removes_only_the_backing_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_string_lossy().into_owned();
     std::fs::write(path("base"), vec![0x5a; 1 << 20]).unwrap();
-    let backing = Backing { name: "base", format: "raw" };
-    write(Path::new(&path("ours")), 1 << 20, Some(backing), Some(b"something")).unwrap();
+    let backing = BackingFile { name: "base", format: "raw" };
+    create(Path::new(&path("ours")), 1 << 20, Some(backing), Some(b"something")).unwrap();
     let create = ["create", "-f", "qcow2", "-b", "base", "-F", "raw"];
     if qemu_img(&[&create[..], &[&path("theirs")]].concat()).is_none() {
         return;
     }
     for name in ["ours", "theirs"] {
         let name = path(name);
-        forget_backing(Path::new(&name)).unwrap();
+        remove_backing_file(Path::new(&name)).unwrap();
         let output = qemu_img(&["info", "--output=json", &name]).unwrap();
         assert!(!output.contains("backing"), "{output}");
         qemu_img(&["check", "-f", "qcow2", &name]).unwrap();
@@ -83,15 +83,15 @@ fn forget_backing_removes_the_backing_file_and_nothing_else() {
         file.read_exact_at(&mut head, 0).unwrap();
         super::super::format::detect(&head, size).unwrap();
     }
-    assert!(forget_backing(Path::new(&path("base"))).is_err());
+    assert!(remove_backing_file(Path::new(&path("base"))).is_err());
 }
 
 #[test]
 fn never_overwrites_an_existing_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("disk");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("disk");
     std::fs::write(&path, "mine").unwrap();
-    assert!(write(&path, 1 << 20, None, None).is_err());
+    assert!(create(&path, 1 << 20, None, None).is_err());
     assert_eq!(std::fs::read(&path).unwrap(), b"mine");
-    assert!(write(&folder.path().join("huge"), u64::MAX, None, None).is_err());
+    assert!(create(&dir.path().join("huge"), u64::MAX, None, None).is_err());
 }

@@ -2,35 +2,35 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use super::*;
 
-/// A sandbox with an input and an output folder.
+/// A sandbox with an input file and an output directory.
 struct TestSandbox {
     sandbox: Sandbox,
-    folder: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl TestSandbox {
     fn new() -> Option<Self> {
         let sandbox = match Sandbox::find("nobody") {
             Ok(sandbox) => sandbox,
-            Err(why) => {
-                muster_testing::skipped(&why);
+            Err(reason) => {
+                muster_testing::skipped(&reason);
                 return None;
             }
         };
-        let folder = tempfile::tempdir().unwrap();
-        let path = |name: &str| folder.path().join(name);
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
         fs::write(path("input"), "the input").unwrap();
         fs::set_permissions(path("input"), fs::Permissions::from_mode(0o444)).unwrap();
         fs::write(path("secret"), "the secret").unwrap();
         fs::create_dir(path("out")).unwrap();
         let (uid, gid) = sandbox.owner();
         std::os::unix::fs::chown(path("out"), Some(uid), Some(gid)).unwrap();
-        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o700)).unwrap();
-        Some(Self { sandbox, folder })
+        fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        Some(Self { sandbox, dir })
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.dir.path().join(name)
     }
 
     fn run(
@@ -62,7 +62,7 @@ impl TestSandbox {
         output.trim().to_owned()
     }
 
-    fn fails(&self, script: &str) {
+    fn assert_fails(&self, script: &str) {
         let (end, output) = self.run(script, Duration::from_secs(20), &|| true);
         assert!(matches!(end, SandboxExit::Code(1..)), "{script}: {end:?} {output}");
     }
@@ -76,16 +76,16 @@ fn program_sees_only_its_input_and_output() {
         sandbox.output_of("ls -A /").replace("libx32\n", "").replace("lib32\n", ""),
         "bin\ndev\nin\nlib\nlib64\nout\nsbin\nusr"
     );
-    sandbox.fails(&format!("cat {}", sandbox.path("secret").display()));
+    sandbox.assert_fails(&format!("cat {}", sandbox.path("secret").display()));
     for script in ["echo x > /in", "echo x > /x", "touch /usr/x", "rm /in", "mkdir /out/../x", "ls /old"] {
-        sandbox.fails(script);
+        sandbox.assert_fails(script);
     }
     for host in ["/etc/passwd", "/proc/self/status", "/sys/kernel", "/dev/vda", "/root", "/tmp", "/run"] {
-        sandbox.fails(&format!("ls {host}"));
+        sandbox.assert_fails(&format!("ls {host}"));
     }
-    sandbox.output_of("echo made > /out/made");
-    let made = fs::metadata(sandbox.path("out/made")).unwrap();
-    assert_eq!((made.uid(), made.gid()), sandbox.sandbox.owner());
+    sandbox.output_of("echo x > /out/file");
+    let metadata = fs::metadata(sandbox.path("out/file")).unwrap();
+    assert_eq!((metadata.uid(), metadata.gid()), sandbox.sandbox.owner());
     assert_eq!(fs::read_to_string(sandbox.path("input")).unwrap(), "the input");
 }
 
@@ -100,7 +100,7 @@ fn program_has_no_privileges_no_network_and_no_other_processes() {
                    exit(connect(S, sockaddr_in(22, inet_aton('127.0.0.1'))) ? 1 : 0)";
     sandbox.output_of(&format!("perl -e \"{connect}\""));
     for script in ["mount -t tmpfs x /out", "chown 0 /out", "unshare -m true && mount -t tmpfs x /out"] {
-        sandbox.fails(script);
+        sandbox.assert_fails(script);
     }
     // A set-user-ID program grants no privileges.
     assert_eq!(
@@ -136,7 +136,7 @@ fn refuses_unknown_and_privileged_users() {
     if !Uid::effective().is_root() {
         return muster_testing::skipped("root");
     }
-    assert!(Sandbox::find("nobody-at-all").unwrap_err().contains("does not exist"));
+    assert!(Sandbox::find("no-such-user").unwrap_err().contains("does not exist"));
     assert!(Sandbox::find("root").unwrap_err().contains("must not be root"));
 }
 

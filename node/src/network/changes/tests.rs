@@ -36,8 +36,8 @@ fn floods(plan: &NetworkPlan) -> Vec<FdbEntry> {
 }
 
 fn compare(plan: &NetworkPlan, links: Vec<Link>, fdb_entries: Vec<FdbEntry>) -> Result<Changes> {
-    let node = HostSnapshot::of(links).with_fdb_entries(4, fdb_entries);
-    host_changes(plan, &NetworkNames::new(plan.vxid), &host(), &node, None)
+    let snapshot = HostSnapshot::new(links).with_fdb_entries(4, fdb_entries);
+    host_changes(plan, &NetworkNames::new(plan.vxid), &host(), &snapshot, None)
 }
 
 #[test]
@@ -96,13 +96,14 @@ fn attaches_devices_of_the_plan_and_detaches_others() {
 }
 
 #[test]
-fn refuses_devices_of_others() {
+fn refuses_devices_of_other_networks_and_programs() {
     let plan = fixtures::plan();
-    for (alias, why) in [("uplink", "is not Muster's"), (&marker(NetworkId::new()), "belongs to network")] {
+    for (alias, reason) in [("uplink", "is not Muster's"), (&marker(NetworkId::new()), "belongs to network")]
+    {
         let mut found = links(&plan);
         found[0].alias = alias.into();
-        let refusal = compare(&plan, found, floods(&plan)).unwrap_err();
-        assert!(matches!(refusal, Error::Conflict(_)) && refusal.to_string().contains(why), "{refusal}");
+        let error = compare(&plan, found, floods(&plan)).unwrap_err();
+        assert!(matches!(error, Error::Conflict(_)) && error.to_string().contains(reason), "{error}");
     }
 }
 
@@ -112,27 +113,27 @@ fn adopts_an_unmarked_device_only_while_it_is_unused() {
     let names = NetworkNames::new(plan.vxid);
     let unmarked = |link: Link| Link { alias: String::new(), up: false, ..link };
     let (bridge, vxlan) = (unmarked(links(&plan)[0].clone()), unmarked(links(&plan)[1].clone()));
-    let alone = Link { master: 0, ..vxlan.clone() };
+    let detached = Link { master: 0, ..vxlan.clone() };
     let compare = |links: Vec<Link>, addressed: bool| {
-        let node = HostSnapshot::of(links);
-        let node = if addressed { node.with_addressed(3) } else { node };
-        host_changes(&plan, &names, &host(), &node, None)
+        let snapshot = HostSnapshot::new(links);
+        let snapshot = if addressed { snapshot.with_addressed_device(3) } else { snapshot };
+        host_changes(&plan, &names, &host(), &snapshot, None)
     };
-    let changes = compare(vec![bridge.clone(), alone.clone()], false).unwrap();
+    let changes = compare(vec![bridge.clone(), detached.clone()], false).unwrap();
     for name in [&names.bridge, &names.vxlan] {
         let line = format!("link set dev {name} alias {} addrgenmode none", marker(plan.id));
         assert!(changes.ip.contains(&line), "{changes:?}");
     }
-    let other = Vxlan { id: 11, ..alone.vxlan.unwrap() };
+    let other = Vxlan { id: 11, ..detached.vxlan.unwrap() };
     for (what, links, addressed) in [
         ("an address", vec![bridge.clone()], true),
         ("a port", vec![bridge.clone(), vxlan], false),
         ("another kind", vec![Link { kind: "dummy".into(), ..bridge }], false),
-        ("another number", vec![links(&plan)[0].clone(), Link { vxlan: Some(other), ..alone }], false),
+        ("another number", vec![links(&plan)[0].clone(), Link { vxlan: Some(other), ..detached }], false),
     ] {
-        let refusal = compare(links, addressed).unwrap_err();
-        assert!(refusal.to_string().contains("is not Muster's"), "{what}: {refusal}");
-        assert!(matches!(refusal, Error::Conflict(_)), "{what}");
+        let error = compare(links, addressed).unwrap_err();
+        assert!(error.to_string().contains("is not Muster's"), "{what}: {error}");
+        assert!(matches!(error, Error::Conflict(_)), "{what}");
     }
 }
 
@@ -157,8 +158,8 @@ fn removes_router_devices_from_a_former_network_node() {
 }
 
 /// A router that matches the plan.
-fn inside(plan: &NetworkPlan) -> RouterSnapshot {
-    let side = |index, name: &str, mac: [u8; 6], mtu| Link {
+fn router_snapshot(plan: &NetworkPlan) -> RouterSnapshot {
+    let veth = |index, name: &str, mac: [u8; 6], mtu| Link {
         index,
         mac: mac.to_vec(),
         forwarding: true,
@@ -170,8 +171,8 @@ fn inside(plan: &NetworkPlan) -> RouterSnapshot {
     RouterSnapshot {
         links: vec![
             link(1, "lo", "", plan),
-            side(2, "veth-00000a-i", router_mac(plan.id), plan.mtu),
-            side(outer, "egr-00000a-i", egress_mac(plan.id), EGRESS_MTU),
+            veth(2, "veth-00000a-i", router_mac(plan.id), plan.mtu),
+            veth(outer, "egr-00000a-i", egress_mac(plan.id), EGRESS_MTU),
         ],
         addresses: [
             (2, "10.0.0.1".parse().unwrap(), 24),
@@ -188,20 +189,20 @@ fn routed_plan() -> NetworkPlan {
     NetworkPlan { router: Some(fixtures::router()), ..fixtures::plan() }
 }
 
-fn changes_in_router(plan: &NetworkPlan, inside: &RouterSnapshot) -> Changes {
-    router_changes(plan, plan.router.as_ref().unwrap(), &NetworkNames::new(plan.vxid), inside)
+fn changes_in_router(plan: &NetworkPlan, router_snapshot: &RouterSnapshot) -> Changes {
+    router_changes(plan, plan.router.as_ref().unwrap(), &NetworkNames::new(plan.vxid), router_snapshot)
 }
 
 #[test]
 fn router_in_sync_needs_no_changes() {
     let plan = routed_plan();
-    assert_eq!(changes_in_router(&plan, &inside(&plan)), Changes::default());
+    assert_eq!(changes_in_router(&plan, &router_snapshot(&plan)), Changes::default());
 }
 
 #[test]
 fn restores_missing_router_settings_and_removes_foreign_ones() {
     let plan = routed_plan();
-    let mut found = inside(&plan);
+    let mut found = router_snapshot(&plan);
     found.addresses.remove(&(3, "192.168.20.7".parse().unwrap(), 32));
     found.addresses.insert((3, "192.168.20.99".parse().unwrap(), 32));
     found.routes.clear();
@@ -222,7 +223,7 @@ fn restores_missing_router_settings_and_removes_foreign_ones() {
 fn router_answers_arp_for_routed_addresses() {
     let mut plan = routed_plan();
     plan.routed = vec!["192.168.20.9".parse().unwrap()];
-    let changes = changes_in_router(&plan, &inside(&plan));
+    let changes = changes_in_router(&plan, &router_snapshot(&plan));
     assert_eq!(
         changes.ip,
         [
@@ -239,7 +240,7 @@ fn network_without_egress_has_no_egress_device() {
     router.nat = false;
     router.egress.floating.clear();
     assert!(!has_egress(&plan));
-    let mut found = inside(&plan);
+    let mut found = router_snapshot(&plan);
     found.links.pop();
     found.addresses.retain(|(index, _, _)| *index == 2);
     found.routes.clear();

@@ -2,10 +2,10 @@ use super::super::fixtures::{plan, router};
 use super::*;
 
 #[test]
-fn guests_can_only_send_as_themselves() {
+fn guests_can_send_only_from_their_own_addresses() {
     let mut plan = plan();
     plan.routed = vec!["192.168.20.9".parse().unwrap()];
-    let text = node_rules(&plan, &NetworkNames::new(plan.vxid));
+    let text = host_rules(&plan, &NetworkNames::new(plan.vxid));
     let device = plan.ports[0].interface.device();
     assert!(text.starts_with("add table bridge muster-00000a\ndelete table bridge muster-00000a\n"));
     for line in [
@@ -22,7 +22,7 @@ fn guests_can_only_send_as_themselves() {
     }
     assert_eq!(count_rules(&text), 10);
     plan.check_senders = false;
-    let text = node_rules(&plan, &NetworkNames::new(plan.vxid));
+    let text = host_rules(&plan, &NetworkNames::new(plan.vxid));
     assert!(!text.contains("saddr") && text.contains("hook input"), "{text}");
     assert_eq!(count_rules(&text), 1);
 }
@@ -31,7 +31,7 @@ fn guests_can_only_send_as_themselves() {
 fn guests_without_an_address_may_use_dhcp() {
     let mut plan = plan();
     plan.ports[0].address = None;
-    let text = node_rules(&plan, &NetworkNames::new(plan.vxid));
+    let text = host_rules(&plan, &NetworkNames::new(plan.vxid));
     assert!(text.contains("arp saddr ip { 0.0.0.0 } accept"), "{text}");
     assert_eq!(text.matches("ip saddr").count(), 1, "{text}");
 }
@@ -80,15 +80,15 @@ fn host_is_protected_from_the_egress_bridge_with_and_without_masquerading() {
             assert!(text.contains(line), "{line}\n{text}");
         }
         // Traffic from other devices is not filtered.
-        let judged = text.lines().filter(|line| line.ends_with(" drop") || line.ends_with(" accept"));
-        assert!(judged.clone().all(|line| line.contains("iifname \"egr-br-eth0\"")), "{text}");
+        let verdicts = text.lines().filter(|line| line.ends_with(" drop") || line.ends_with(" accept"));
+        assert!(verdicts.clone().all(|line| line.contains("iifname \"egr-br-eth0\"")), "{text}");
         assert!(!text.contains("policy drop"));
         assert_eq!(count_rules(&text), 7 + usize::from(masquerade));
     }
     assert!(!egress_rules(&egress, "egr-br-eth0", None).contains("tcp"));
     egress.nodes = vec!["10.99.0.2".parse().unwrap(), "10.99.0.3".parse().unwrap()];
     let text = egress_rules(&egress, "egr-br-eth0", Some(13000));
-    let guarded = "ip daddr { 10.99.0.2, 10.99.0.3 }";
-    assert!(text.contains(&format!("{guarded} tcp dport 13000 accept")), "{text}");
-    assert!(text.contains(&format!("{guarded} drop\n  }}")), "{text}");
+    let protected = "ip daddr { 10.99.0.2, 10.99.0.3 }";
+    assert!(text.contains(&format!("{protected} tcp dport 13000 accept")), "{text}");
+    assert!(text.contains(&format!("{protected} drop\n  }}")), "{text}");
 }

@@ -14,15 +14,15 @@ const REGULAR_FILE: u32 = 0o100_000;
 const PERMISSION_BITS: u32 = 0o7777;
 
 #[derive(Debug, Default)]
-pub(super) struct Files(BTreeMap<String, File>);
+pub(super) struct GuestFiles(BTreeMap<String, GuestFile>);
 
 #[derive(Debug)]
-struct File {
+struct GuestFile {
     data: Bytes,
     info: GuestFileInfo,
 }
 
-impl Files {
+impl GuestFiles {
     /// Creates the initial files of a guest.
     pub(super) fn new(name: &str) -> Self {
         let mut files = Self::default();
@@ -53,7 +53,7 @@ impl Files {
         let time = now();
         let info =
             GuestFileInfo { mode, size, atime: time, mtime: time, ctime: time, ..GuestFileInfo::default() };
-        self.0.insert(path.to_owned(), File { data, info });
+        self.0.insert(path.to_owned(), GuestFile { data, info });
         Ok(())
     }
 
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn limits_the_total_size() {
-        let mut files = Files::default();
+        let mut files = GuestFiles::default();
         let half = Bytes::from(vec![0; 33 << 20]);
         files.write("/one", half.clone()).unwrap();
         assert_eq!(files.write("/other", half.clone()), Err("No space left on device: /other".into()));

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use uuid::Uuid;
 
-use super::files::Files;
+use super::files::GuestFiles;
 use super::shell::{MAX_OUTPUT, ShellResult};
 
 /// The maximum size of output that is part of a command's result.
@@ -20,8 +20,8 @@ const MAX_COUNTED_LINES: usize = 1000;
 
 /// The state of the connection to an agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct LinkState {
-    /// The number of the connection.
+pub(super) struct ConnectionState {
+    /// Changes with every connection.
     pub(super) session: u64,
     pub(super) ready: bool,
     /// Requests are delayed until the agent responds again.
@@ -29,9 +29,9 @@ pub(super) struct LinkState {
 }
 
 /// Waits for the end of a connection.
-pub(super) async fn disconnected(link: &mut watch::Receiver<LinkState>, session: u64) {
+pub(super) async fn disconnected(connection: &mut watch::Receiver<ConnectionState>, session: u64) {
     // An error means that the guest was removed, which ends the connection as well.
-    let _ = link.wait_for(|link| link.session != session).await;
+    let _ = connection.wait_for(|connection| connection.session != session).await;
 }
 
 /// A command that is running or has exited. Dropping it kills the command.
@@ -50,13 +50,13 @@ impl Drop for GuestJob {
 
 #[derive(Debug)]
 pub(super) struct SimulatedGuest {
-    pub(super) link: watch::Sender<LinkState>,
+    pub(super) connection: watch::Sender<ConnectionState>,
     pub(super) paused: bool,
     /// `None` while the VM is off.
     boot_id: Option<String>,
     boot_time: f64,
     agent_start_time: f64,
-    pub(super) files: Files,
+    pub(super) files: GuestFiles,
     pub(super) jobs: BTreeMap<CommandKey, GuestJob>,
     /// The commands that were running when the agent was restarted.
     pub(super) lost_jobs: BTreeSet<CommandKey>,
@@ -69,12 +69,12 @@ pub(super) struct SimulatedGuest {
 impl SimulatedGuest {
     pub(super) fn new(name: &str) -> Self {
         Self {
-            link: watch::Sender::default(),
+            connection: watch::Sender::default(),
             paused: false,
             boot_id: None,
             boot_time: 0.0,
             agent_start_time: 0.0,
-            files: Files::new(name),
+            files: GuestFiles::new(name),
             jobs: BTreeMap::new(),
             lost_jobs: BTreeSet::new(),
             executions: BTreeMap::new(),
@@ -91,7 +91,7 @@ impl SimulatedGuest {
         self.connect();
     }
 
-    /// Restarts the agent, which kills running commands. An agent that is not stateless keeps the results of others.
+    /// Restarts the agent, which kills running commands. An agent that is not stateless keeps the results of finished ones.
     pub(super) fn restart_agent(&mut self, stateless: bool) {
         let Self { jobs, lost_jobs, .. } = self;
         jobs.retain(|key, job| {
@@ -106,14 +106,17 @@ impl SimulatedGuest {
 
     fn connect(&mut self) {
         self.agent_start_time = now();
-        self.link.send_modify(|link| *link = LinkState { session: link.session + 1, ready: false, ..*link });
+        self.connection.send_modify(|connection| {
+            *connection = ConnectionState { session: connection.session + 1, ready: false, ..*connection }
+        });
     }
 
     /// Recomputes whether the agent is unresponsive, by the script or because the VM is paused.
     pub(super) fn update_unresponsive(&self, by_script: bool) {
         let unresponsive = by_script || self.paused;
-        self.link
-            .send_if_modified(|link| std::mem::replace(&mut link.unresponsive, unresponsive) != unresponsive);
+        self.connection.send_if_modified(|connection| {
+            std::mem::replace(&mut connection.unresponsive, unresponsive) != unresponsive
+        });
     }
 
     pub(super) fn is_on(&self) -> bool {
@@ -125,15 +128,17 @@ impl SimulatedGuest {
         self.jobs.clear();
         self.boot_id = None;
         self.paused = false;
-        self.link.send_modify(|link| *link = LinkState { session: link.session + 1, ..LinkState::default() });
+        self.connection.send_modify(|connection| {
+            *connection = ConnectionState { session: connection.session + 1, ..ConnectionState::default() }
+        });
     }
 
     pub(super) fn report(&self, stateless: bool) -> GuestReport {
-        let link = *self.link.borrow();
-        let state = match link {
-            LinkState { ready: false, .. } => return GuestReport::default(),
-            LinkState { unresponsive: true, .. } => AgentState::Unresponsive,
-            LinkState { .. } => AgentState::Ready,
+        let connection = *self.connection.borrow();
+        let state = match connection {
+            ConnectionState { ready: false, .. } => return GuestReport::default(),
+            ConnectionState { unresponsive: true, .. } => AgentState::Unresponsive,
+            ConnectionState { .. } => AgentState::Ready,
         };
         GuestReport {
             state,

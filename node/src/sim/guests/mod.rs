@@ -1,4 +1,4 @@
-//! The guests of simulated VMs: responsive agents with in-memory files and a minimal shell. They end with the process.
+//! The guests of simulated VMs: agents with in-memory files and a minimal shell. They do not survive the process.
 
 mod files;
 mod guest;
@@ -24,9 +24,9 @@ use serde_json::{Map, Value, json};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
-use crate::changes::ChangeNotifier;
-use guest::{GuestJob, LinkState, SimulatedGuest, command_result, disconnected, truncated};
-use shell::{ShellResult, Step};
+use crate::change_notifier::ChangeNotifier;
+use guest::{ConnectionState, GuestJob, SimulatedGuest, command_result, disconnected, truncated};
+use shell::{ShellResult, ShellStep};
 use transfer::{Throttle, download, next};
 
 /// The error of requests whose connection ended.
@@ -61,16 +61,16 @@ impl Default for GuestScript {
 
 /// The guests of a simulated node.
 #[derive(Debug, Clone, Default)]
-pub(super) struct SimulatedGuests(Arc<Shared>);
+pub(super) struct SimulatedGuests(Arc<SharedGuests>);
 
 #[derive(Debug, Default)]
-struct Shared {
+struct SharedGuests {
     change_notifier: ChangeNotifier,
-    state: Mutex<State>,
+    state: Mutex<GuestsState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct GuestsState {
     guests: BTreeMap<InstanceId, SimulatedGuest>,
     script: GuestScript,
 }
@@ -120,14 +120,14 @@ impl SimulatedGuests {
         self.start_agent(id, |guest, script| guest.restart_agent(script.stateless_agent));
     }
 
-    /// Starts something in a guest, after which its agent becomes ready.
+    /// Calls `start`, which boots a guest or restarts its agent, and makes the agent ready after the delay of the script.
     fn start_agent(&self, id: InstanceId, start: impl FnOnce(&mut SimulatedGuest, &GuestScript)) {
         let mut state = self.0.state.lock();
-        let State { guests, script } = &mut *state;
+        let GuestsState { guests, script } = &mut *state;
         let Some(guest) = guests.get_mut(&id) else { return };
         start(guest, script);
         guest.update_unresponsive(script.unresponsive);
-        let (session, ready_after) = (guest.link.borrow().session, script.ready_after);
+        let (session, ready_after) = (guest.connection.borrow().session, script.ready_after);
         drop(state);
         self.0.change_notifier.notify(id);
         // Without a Tokio runtime there is no timer, and the agent never becomes ready.
@@ -141,9 +141,9 @@ impl SimulatedGuests {
 
     fn set_ready(&self, id: InstanceId, session: u64) {
         if let Some(guest) = self.0.state.lock().guests.get(&id) {
-            guest.link.send_if_modified(|link| {
-                let is_current = link.session == session;
-                link.ready |= is_current;
+            guest.connection.send_if_modified(|connection| {
+                let is_current = connection.session == session;
+                connection.ready |= is_current;
                 is_current
             });
         }
@@ -186,12 +186,13 @@ impl SimulatedGuests {
     }
 
     /// Waits until the agent of a guest is responsive. Returns the connection and its number.
-    async fn connect(&self, id: InstanceId) -> Result<(watch::Receiver<LinkState>, u64), GuestError> {
-        let link = self.0.state.lock().guests.get(&id).map(|guest| guest.link.subscribe());
-        let mut link = link.ok_or_else(|| unreachable("the guest has no agent"))?;
-        let found = link.wait_for(|link| !link.unresponsive).await.map(|link| *link);
+    async fn connect(&self, id: InstanceId) -> Result<(watch::Receiver<ConnectionState>, u64), GuestError> {
+        let connection = self.0.state.lock().guests.get(&id).map(|guest| guest.connection.subscribe());
+        let mut connection = connection.ok_or_else(|| unreachable("the guest has no agent"))?;
+        let found =
+            connection.wait_for(|connection| !connection.unresponsive).await.map(|connection| *connection);
         match found {
-            Ok(LinkState { session, ready: true, .. }) => Ok((link, session)),
+            Ok(ConnectionState { session, ready: true, .. }) => Ok((connection, session)),
             Ok(_) => Err(unreachable("the agent is not ready")),
             Err(_) => Err(unreachable("the VM was removed")),
         }
@@ -205,8 +206,8 @@ impl SimulatedGuests {
     ) -> Result<T, GuestError> {
         let (_, session) = self.connect(id).await?;
         let mut state = self.0.state.lock();
-        let State { guests, script } = &mut *state;
-        let guest = guests.get_mut(&id).filter(|guest| guest.link.borrow().session == session);
+        let GuestsState { guests, script } = &mut *state;
+        let guest = guests.get_mut(&id).filter(|guest| guest.connection.borrow().session == session);
         perform(guest.ok_or_else(|| unreachable(CONNECTION_LOST))?, script)
     }
 
@@ -215,7 +216,7 @@ impl SimulatedGuests {
         id: InstanceId,
         command: &GuestCommand,
     ) -> Result<CommandResult, GuestError> {
-        let (mut link, session) = self.connect(id).await?;
+        let (mut connection, session) = self.connect(id).await?;
         let guests = self.clone();
         let mut result = self
             .request(id, |guest, script| {
@@ -236,7 +237,7 @@ impl SimulatedGuests {
             .await?;
         let result = tokio::select! {
             result = result.wait_for(Option::is_some) => result.ok().and_then(|result| result.clone()),
-            () = disconnected(&mut link, session) => None,
+            () = disconnected(&mut connection, session) => None,
         };
         let result = result.ok_or_else(|| unreachable(CONNECTION_LOST))?;
         // The reply, too, is delayed while the agent is unresponsive.
@@ -257,10 +258,10 @@ impl SimulatedGuests {
                 None => return,
             };
             match step {
-                Step::Next => {}
-                Step::Wait(duration) => tokio::time::sleep(duration).await,
-                Step::Reboot => return self.reboot(id),
-                Step::Exit => break,
+                ShellStep::Next => {}
+                ShellStep::Wait(duration) => tokio::time::sleep(duration).await,
+                ShellStep::Reboot => return self.reboot(id),
+                ShellStep::Exit => break,
             }
         }
         if let Some(guest) = self.0.state.lock().guests.get(&id) {
@@ -276,7 +277,7 @@ impl SimulatedGuests {
         mode: Option<u32>,
         mut data: ByteStream,
     ) -> Result<(), GuestError> {
-        let (mut link, session) = self.connect(id).await?;
+        let (mut connection, session) = self.connect(id).await?;
         if size > files::MAX_TOTAL_SIZE {
             return Err(GuestError::Refused(format!("No space left on device: {path}")));
         }
@@ -300,9 +301,9 @@ impl SimulatedGuests {
         };
         tokio::select! {
             transferred = transfer => transferred?,
-            () = disconnected(&mut link, session) => return Err(unreachable(CONNECTION_LOST)),
+            () = disconnected(&mut connection, session) => return Err(unreachable(CONNECTION_LOST)),
         }
-        let write = |files: &mut files::Files| {
+        let write = |files: &mut files::GuestFiles| {
             files.write(path, content.into())?;
             mode.map_or(Ok(()), |mode| files.change_mode(path, mode))
         };
@@ -310,10 +311,10 @@ impl SimulatedGuests {
     }
 
     async fn get_file(&self, id: InstanceId, path: &str) -> Result<(GuestFileInfo, ByteStream), GuestError> {
-        let (link, session) = self.connect(id).await?;
+        let (connection, session) = self.connect(id).await?;
         let found = self.request(id, |guest, _| guest.files.read(path).map_err(GuestError::Refused)).await;
         let (info, data) = found?;
-        Ok((info, download(data, self.start_transfer(id), link, session)))
+        Ok((info, download(data, self.start_transfer(id), connection, session)))
     }
 
     /// Counts a transfer and returns its throttle.
@@ -362,7 +363,7 @@ impl GuestApi for SimulatedGuests {
 
     fn output(&self, id: InstanceId, key: CommandKey, name: OutputName) -> GuestFuture<'_, ByteStream> {
         Box::pin(async move {
-            let (link, session) = self.connect(id).await?;
+            let (connection, session) = self.connect(id).await?;
             let output = self.request(id, |guest, _| {
                 let result = guest.jobs.get(&key).and_then(|job| job.result.borrow().clone());
                 let result = result.ok_or(GuestError::UnknownCommand)?;
@@ -372,7 +373,7 @@ impl GuestApi for SimulatedGuests {
                 })
             });
             let output = Bytes::copy_from_slice(truncated(&output.await?));
-            Ok(download(output, self.start_transfer(id), link, session))
+            Ok(download(output, self.start_transfer(id), connection, session))
         })
     }
 

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::files::Files;
+use super::files::GuestFiles;
 
 /// The maximum size of an output, in bytes.
 pub(super) const MAX_OUTPUT: usize = 16 << 20;
@@ -49,7 +49,7 @@ impl ShellResult {
 
 /// How a command line continues after a command.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum ShellStep {
     Next,
     Wait(Duration),
     Reboot,
@@ -57,7 +57,7 @@ pub(super) enum Step {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Token {
+enum ShellToken {
     Word(String),
     /// `;` or a newline.
     Separator,
@@ -65,7 +65,7 @@ enum Token {
 
 /// Splits a line into commands and their words. Quotes are supported, expansions are not.
 pub(super) fn parse(line: &str) -> Result<Vec<Vec<String>>, String> {
-    let (mut tokens, mut word): (Vec<Token>, Option<String>) = (Vec::new(), None);
+    let (mut tokens, mut word): (Vec<ShellToken>, Option<String>) = (Vec::new(), None);
     let mut characters = line.chars();
     let unterminated = || "sh: syntax error: unterminated quoted string".to_owned();
     while let Some(character) = characters.next() {
@@ -82,27 +82,27 @@ pub(super) fn parse(line: &str) -> Result<Vec<Vec<String>>, String> {
             }
             '\\' => word.get_or_insert_default().extend(characters.next()),
             ';' | '\n' => {
-                tokens.extend(word.take().map(Token::Word));
-                tokens.push(Token::Separator);
+                tokens.extend(word.take().map(ShellToken::Word));
+                tokens.push(ShellToken::Separator);
             }
-            blank if blank.is_whitespace() => tokens.extend(word.take().map(Token::Word)),
+            blank if blank.is_whitespace() => tokens.extend(word.take().map(ShellToken::Word)),
             other => word.get_or_insert_default().push(other),
         }
     }
-    tokens.extend(word.map(Token::Word));
-    let words = |command: &[Token]| -> Vec<String> {
+    tokens.extend(word.map(ShellToken::Word));
+    let words = |command: &[ShellToken]| -> Vec<String> {
         let words = command.iter().filter_map(|token| match token {
-            Token::Word(word) => Some(word.clone()),
-            Token::Separator => None,
+            ShellToken::Word(word) => Some(word.clone()),
+            ShellToken::Separator => None,
         });
         words.collect()
     };
-    let commands = tokens.split(|token| *token == Token::Separator).map(words);
+    let commands = tokens.split(|token| *token == ShellToken::Separator).map(words);
     Ok(commands.filter(|command| !command.is_empty()).collect())
 }
 
 /// Runs one command.
-pub(super) fn run(command: &[String], files: &mut Files, result: &mut ShellResult) -> Step {
+pub(super) fn run(command: &[String], files: &mut GuestFiles, result: &mut ShellResult) -> ShellStep {
     let words: Vec<&str> = command.iter().map(String::as_str).filter(|word| *word != "--").collect();
     let (words, to_stderr) = match words.split_last() {
         Some((&">&2", words)) => (words, true),
@@ -115,13 +115,13 @@ pub(super) fn run(command: &[String], files: &mut Files, result: &mut ShellResul
         ["exit", code] => {
             // As in a POSIX shell, an invalid status is an error of the builtin.
             result.code = code.parse().unwrap_or(2);
-            return Step::Exit;
+            return ShellStep::Exit;
         }
         ["echo", words @ ..] => Ok(format!("{}\n", words.join(" ")).into_bytes()),
         ["sleep", seconds] => {
             let time = seconds.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
             match time {
-                Some(time) => return Step::Wait(time),
+                Some(time) => return ShellStep::Wait(time),
                 None => Err(format!("sleep: invalid time interval '{seconds}'\n")),
             }
         }
@@ -144,16 +144,16 @@ pub(super) fn run(command: &[String], files: &mut Files, result: &mut ShellResul
         ["chmod", mode, path] => {
             files.chmod(path, mode).map(|()| Vec::new()).map_err(|reason| format!("chmod: {reason}\n"))
         }
-        ["reboot"] => return Step::Reboot,
+        ["reboot"] => return ShellStep::Reboot,
         [name, ..] => {
             result.code = 127;
             result.stderr.extend(format!("sh: {name}: not found\n").into_bytes());
-            return Step::Next;
+            return ShellStep::Next;
         }
         [] => Ok(Vec::new()),
     };
     result.append(written, to_stderr);
-    Step::Next
+    ShellStep::Next
 }
 
 fn number(text: &str) -> Result<usize, String> {
@@ -176,9 +176,9 @@ mod tests {
     use super::*;
 
     fn run_line(line: &str) -> ShellResult {
-        let (mut files, mut result) = (Files::new("apple"), ShellResult::default());
+        let (mut files, mut result) = (GuestFiles::new("apple"), ShellResult::default());
         for command in parse(line).unwrap() {
-            if run(&command, &mut files, &mut result) == Step::Exit {
+            if run(&command, &mut files, &mut result) == ShellStep::Exit {
                 break;
             }
         }

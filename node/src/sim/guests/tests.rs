@@ -96,8 +96,8 @@ async fn keeps_output_until_it_is_forgotten() {
     let stdout = guests.output(id, command.key, OutputName::Stdout).await.unwrap();
     assert_eq!(collect(stdout).await.unwrap().len(), 100_000);
     guests.forget(id, command.key).await.unwrap();
-    let gone = guests.output(id, command.key, OutputName::Stdout).await;
-    assert!(matches!(gone, Err(GuestError::UnknownCommand)));
+    let forgotten = guests.output(id, command.key, OutputName::Stdout).await;
+    assert!(matches!(forgotten, Err(GuestError::UnknownCommand)));
 }
 
 #[tokio::test]
@@ -141,8 +141,8 @@ async fn dropped_call_does_not_cancel_its_command() {
     });
     assert!(executing.is_err());
     let short = command("sleep 0.05; echo done");
-    let given_up = tokio::time::timeout(Duration::from_millis(5), guests.execute(id, &short)).await;
-    assert!(given_up.is_err());
+    let timed_out = tokio::time::timeout(Duration::from_millis(5), guests.execute(id, &short)).await;
+    assert!(timed_out.is_err());
     let resent = GuestCommand { sent_boot_id: guests.report(id).unwrap().boot_id, ..short };
     assert_eq!(guests.execute(id, &resent).await.unwrap().stdout, CommandOutput::Inline("done\n".into()));
     assert_eq!(guests.executions(id)["sleep 0.05; echo done"], 1);

@@ -10,7 +10,7 @@ use muster_types::storage::ByteStream;
 use muster_types::{Error, Result};
 use tokio::sync::{mpsc, watch};
 
-use super::guest::{LinkState, disconnected};
+use super::guest::{ConnectionState, disconnected};
 
 /// The maximum chunk size of a download.
 const MAX_CHUNK: usize = 64 << 10;
@@ -62,7 +62,7 @@ impl Stream for ReceiverStream {
 pub(super) fn download(
     data: Bytes,
     mut throttle: Throttle,
-    mut link: watch::Receiver<LinkState>,
+    mut connection: watch::Receiver<ConnectionState>,
     session: u64,
 ) -> ByteStream {
     let (sender, receiver) = mpsc::channel(1);
@@ -73,7 +73,7 @@ pub(super) fn download(
             let sent = tokio::select! {
                 () = throttle.transfer(chunk.len()) => sender.send(Ok(chunk)).await.is_ok(),
                 () = sender.closed() => false,
-                () = disconnected(&mut link, session) => {
+                () = disconnected(&mut connection, session) => {
                     let _ = sender.send(Err(Error::Unavailable("the connection broke".into()))).await;
                     false
                 }

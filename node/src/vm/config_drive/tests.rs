@@ -8,12 +8,12 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn file(path: &str, content: &[u8]) -> DriveFile {
-    DriveFile { path: path.into(), content: content.to_vec() }
+fn file(path: &str, content: &[u8]) -> ConfigDriveFile {
+    ConfigDriveFile { path: path.into(), content: content.to_vec() }
 }
 
 /// Returns the files that a guest usually gets.
-fn usual_files() -> Vec<DriveFile> {
+fn usual_files() -> Vec<ConfigDriveFile> {
     vec![
         file("openstack/latest/meta_data.json", br#"{"uuid": "x"}"#),
         file("openstack/latest/network_data.json", &[b' '; 5000]),
@@ -25,7 +25,7 @@ fn usual_files() -> Vec<DriveFile> {
     ]
 }
 
-fn written(files: &[DriveFile]) -> (tempfile::TempDir, String) {
+fn write_drive(files: &[ConfigDriveFile]) -> (tempfile::TempDir, String) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("config.iso");
     write(&path, files).unwrap();
@@ -50,7 +50,7 @@ fn read_tree(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-fn expected(files: &[DriveFile]) -> BTreeMap<String, Vec<u8>> {
+fn expected(files: &[ConfigDriveFile]) -> BTreeMap<String, Vec<u8>> {
     files.iter().map(|file| (file.path.clone(), file.content.clone())).collect()
 }
 
@@ -76,7 +76,7 @@ fn extract(image: &str, mode: &str) -> Option<BTreeMap<String, Vec<u8>>> {
 
 #[test]
 fn xorriso_finds_every_file_in_each_hierarchy() {
-    let (_dir, path) = written(&usual_files());
+    let (_dir, path) = write_drive(&usual_files());
     for mode in ["any", "nojoliet", "norock"] {
         let Some(found) = extract(&path, mode) else { return };
         assert_eq!(found, expected(&usual_files()), "{mode}");
@@ -85,7 +85,7 @@ fn xorriso_finds_every_file_in_each_hierarchy() {
 
 #[test]
 fn blkid_finds_the_label() {
-    let (_dir, path) = written(&usual_files());
+    let (_dir, path) = write_drive(&usual_files());
     let Ok(output) = Command::new("/usr/sbin/blkid").args(["-p", "-o", "export", &path]).output() else {
         return muster_testing::skipped("blkid");
     };
@@ -97,12 +97,12 @@ fn blkid_finds_the_label() {
 
 #[test]
 fn readers_without_extensions_find_iso_9660_names() {
-    let (dir, path) = written(&usual_files());
+    let (dir, path) = write_drive(&usual_files());
     let mut bytes = fs::read(&path).unwrap();
     // Replace the Joliet descriptor by the terminator.
     bytes.copy_within(
-        (FIRST_DESCRIPTOR + 2) * SECTOR..(FIRST_DESCRIPTOR + 3) * SECTOR,
-        (FIRST_DESCRIPTOR + 1) * SECTOR,
+        (FIRST_DESCRIPTOR + 2) * SECTOR_SIZE..(FIRST_DESCRIPTOR + 3) * SECTOR_SIZE,
+        (FIRST_DESCRIPTOR + 1) * SECTOR_SIZE,
     );
     let plain = dir.path().join("plain.iso");
     fs::write(&plain, bytes).unwrap();
@@ -124,9 +124,9 @@ fn readers_without_extensions_find_iso_9660_names() {
 
 #[test]
 fn image_is_reproducible_and_replaces_an_existing_one() {
-    let (dir, path) = written(&usual_files());
+    let (dir, path) = write_drive(&usual_files());
     let before = fs::read(&path).unwrap();
-    assert_eq!(before.len() % SECTOR, 0);
+    assert_eq!(before.len() % SECTOR_SIZE, 0);
     write(Path::new(&path), &usual_files()).unwrap();
     assert!(fs::read(&path).unwrap() == before);
     write(Path::new(&path), &usual_files()[..1]).unwrap();
@@ -137,13 +137,13 @@ fn image_is_reproducible_and_replaces_an_existing_one() {
 #[test]
 fn supports_many_files_and_long_names() {
     let long = "n".repeat(255);
-    let mut files: Vec<DriveFile> =
+    let mut files: Vec<ConfigDriveFile> =
         (0..200).map(|n| file(&format!("many/file number {n:03}.text"), &[n])).collect();
     files.extend((0..20).map(|n| file(&format!("long/{}{n:02}", &long[..253]), &[n])));
     files.push(file(&long, &vec![7; 3 << 20]));
     files.push(file("a/b/c/d/e/f/g/h", b"deep"));
     files.push(file("füße/naïve.txt", b"letters"));
-    let (_dir, path) = written(&files);
+    let (_dir, path) = write_drive(&files);
     let Some(found) = extract(&path, "any") else { return };
     assert!(found == expected(&files));
     // Joliet shortens long names, but has all files.
@@ -171,11 +171,11 @@ fn name() -> impl Strategy<Value = String> {
         .prop_filter("a name", |name| !matches!(name.as_str(), "." | ".."))
 }
 
-fn files() -> impl Strategy<Value = Vec<DriveFile>> {
+fn files() -> impl Strategy<Value = Vec<ConfigDriveFile>> {
     let path = proptest::collection::vec(name(), 1..5).prop_map(|parts| parts.join("/"));
     let content = proptest::collection::vec(any::<u8>(), 0..5000);
     proptest::collection::vec((path, content), 0..12).prop_map(|files| {
-        let files = files.into_iter().map(|(path, content)| DriveFile { path, content });
+        let files = files.into_iter().map(|(path, content)| ConfigDriveFile { path, content });
         // Keep only files that are valid together with those before them.
         files.fold(Vec::new(), |mut kept, file| {
             kept.push(file);
@@ -192,7 +192,7 @@ proptest! {
 
     #[test]
     fn xorriso_finds_arbitrary_files(files in files()) {
-        let (_dir, path) = written(&files);
+        let (_dir, path) = write_drive(&files);
         let Some(found) = extract(&path, "nojoliet") else { return Ok(()) };
         prop_assert!(found == expected(&files));
         let Some(found) = extract(&path, "norock") else { return Ok(()) };

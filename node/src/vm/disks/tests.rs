@@ -25,8 +25,8 @@ impl Fixture {
     fn new() -> Option<Self> {
         let root = tempfile::tempdir().unwrap();
         let images = Images::new(&Commands::find(), &Settings::defaults());
-        if let Some(why) = images.limit() {
-            muster_testing::skipped(&why);
+        if let Some(reason) = images.missing_requirement() {
+            muster_testing::skipped(&reason);
             return None;
         }
         fs::create_dir(root.path().join("conversions")).unwrap();
@@ -57,7 +57,7 @@ impl Fixture {
     }
 
     fn build(&self, plan: &VmPlan) -> Result<()> {
-        build(&self.dir(), plan, &Sources::new(&self.storage))
+        build(&self.dir(), plan, &DiskSources::new(&self.storage))
     }
 
     async fn copy(&self, device: &str, thin: bool, compress: bool) -> Result<String> {
@@ -162,15 +162,18 @@ fn iso_image_is_linked_as_iso() {
 fn rejects_invalid_disk_plans() {
     let Some(fixture) = Fixture::new() else { return };
     let base = fixture.base();
-    let refusal = |disk: DiskPlan| fixture.build(&plan(vec![disk])).unwrap_err();
-    let small = refusal(disk("vda", DiskKind::Disk, Some(MIB), Some(base)));
+    let build_error = |disk: DiskPlan| fixture.build(&plan(vec![disk])).unwrap_err();
+    let small = build_error(disk("vda", DiskKind::Disk, Some(MIB), Some(base)));
     assert!(
-        matches!(&small, Error::Invalid(why) if why.contains("1048576") && why.contains("4194304")),
+        matches!(&small, Error::Invalid(reason) if reason.contains("1048576") && reason.contains("4194304")),
         "{small}"
     );
-    assert!(matches!(refusal(disk("vdb", DiskKind::Disk, None, None)), Error::Invalid(_)));
-    assert!(matches!(refusal(disk("vdc", DiskKind::Disk, None, Some(BlobId::new()))), Error::Unavailable(_)));
-    assert!(matches!(refusal(disk("../x", DiskKind::Disk, Some(MIB), None)), Error::Invalid(_)));
+    assert!(matches!(build_error(disk("vdb", DiskKind::Disk, None, None)), Error::Invalid(_)));
+    assert!(matches!(
+        build_error(disk("vdc", DiskKind::Disk, None, Some(BlobId::new()))),
+        Error::Unavailable(_)
+    ));
+    assert!(matches!(build_error(disk("../x", DiskKind::Disk, Some(MIB), None)), Error::Invalid(_)));
     assert_eq!(fs::read_dir(fixture.dir()).unwrap().count(), 1, "only the base of vda");
 }
 
@@ -207,11 +210,14 @@ fn nvram_starts_as_the_default_or_a_template() {
     let Some(fixture) = Fixture::new() else { return };
     let firmware = fixture.root.path().join("firmware");
     fs::create_dir(&firmware).unwrap();
-    let sources = Sources { storage: &fixture.storage, firmware_dir: &firmware };
+    let sources = DiskSources { storage: &fixture.storage, firmware_dir: &firmware };
     let mut plan = plan(Vec::new());
     plan.uefi = true;
     let refused = build(&fixture.dir(), &plan, &sources).unwrap_err();
-    assert!(matches!(&refused, Error::Conflict(why) if why.contains("Debian package ovmf")), "{refused}");
+    assert!(
+        matches!(&refused, Error::Conflict(reason) if reason.contains("Debian package ovmf")),
+        "{refused}"
+    );
     fs::write(firmware.join("OVMF_VARS_4M.fd"), vec![1; 4096]).unwrap();
     fs::write(firmware.join("OVMF_VARS_4M.ms.fd"), vec![2; 4096]).unwrap();
     let nvram = || fs::read(fixture.dir().join(file::NVRAM)).unwrap();
@@ -236,7 +242,7 @@ fn nvram_starts_as_the_default_or_a_template() {
     fs::write(blob.join(&name), vec![3; 100]).unwrap();
     let refused = build(&fixture.dir(), &plan, &sources).unwrap_err();
     assert!(
-        matches!(&refused, Error::Invalid(why) if why.contains("100") && why.contains("4096")),
+        matches!(&refused, Error::Invalid(reason) if reason.contains("100") && reason.contains("4096")),
         "{refused}"
     );
     fs::write(blob.join(&name), vec![3; 4096]).unwrap();

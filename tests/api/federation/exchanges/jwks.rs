@@ -1,4 +1,4 @@
-//! The keys of an issuer, and issuers that do not give them as they should.
+//! Fetching and caching the keys of issuers, including misbehaving issuers.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,259 +9,266 @@ use muster_testing::issuer::{Certificate, Mode, Signer};
 use muster_testing::web_server::{Reply, WebServer};
 use serde_json::{Value, json};
 
-use super::{REJECTED, World, with};
+use super::{Fixture, TOKEN_REJECTED, merge};
 
-const HASTY: (&str, &str) = ("FEDERATION_JWKS_FETCH_TIMEOUT_SECONDS", "1");
+const SHORT_FETCH_TIMEOUT: (&str, &str) = ("FEDERATION_JWKS_FETCH_TIMEOUT_SECONDS", "1");
 
-impl World {
-    /// Expects that the issuer's keys are of no use, and that they are once it has been repaired.
-    async fn no_use(&self, what: &str) {
-        self.refused(&self.token(), REJECTED, what).await;
+impl Fixture {
+    /// Asserts that the issuer's response is rejected, and accepted once the issuer is repaired.
+    async fn assert_rejected_until_repaired(&self, case: &str) {
+        self.assert_refused(&self.token(), TOKEN_REJECTED, case).await;
         self.issuer.serve(Mode::Keys);
-        self.repaired(what).await;
+        self.wait_for_exchange(case).await;
     }
 
-    /// Waits until an exchange works.
-    async fn repaired(&self, what: &str) {
+    /// Waits until an exchange succeeds.
+    async fn wait_for_exchange(&self, case: &str) {
         let token = self.token();
-        let work = async || (self.exchange(&token).await.status == 200).then_some(());
-        wait_for(&format!("the end of: {what}"), work).await;
+        let exchange_succeeds = async || (self.exchange(&token).await.status == 200).then_some(());
+        wait_for(&format!("recovery from: {case}"), exchange_succeeds).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_are_fetched_once_and_kept() {
-    let world = World::new().await;
+async fn fetches_keys_once_and_caches_them() {
+    let fixture = Fixture::new().await;
     for _ in 0..5 {
-        world.works().await;
+        fixture.assert_exchange_succeeds().await;
     }
-    world.refused(&world.token_but(&json!({"aud": "other"})), REJECTED, "for somebody else").await;
-    assert_eq!(world.issuer.fetches(), 1);
-    // They outlive a short illness of the issuer.
-    world.issuer.serve(Mode::Status(500));
-    world.works().await;
+    fixture
+        .assert_refused(
+            &fixture.token_with_claims(&json!({"aud": "other"})),
+            TOKEN_REJECTED,
+            "wrong audience",
+        )
+        .await;
+    assert_eq!(fixture.issuer.fetches(), 1);
+    // Cached keys survive a short outage of the issuer.
+    fixture.issuer.serve(Mode::Status(500));
+    fixture.assert_exchange_succeeds().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_are_not_kept_for_longer_than_the_setting_says() {
-    let world = World::with(Issuer::start(), &[("FEDERATION_JWKS_CACHE_SECONDS", "1"), HASTY]).await;
-    world.works().await;
-    world.issuer.serve(Mode::Status(500));
-    wait_for("the keys to be forgotten", async || {
-        (super::refusal(&world.exchange(&world.token()).await) == REJECTED).then_some(())
+async fn cached_keys_expire() {
+    let fixture =
+        Fixture::with(Issuer::start(), &[("FEDERATION_JWKS_CACHE_SECONDS", "1"), SHORT_FETCH_TIMEOUT]).await;
+    fixture.assert_exchange_succeeds().await;
+    fixture.issuer.serve(Mode::Status(500));
+    wait_for("the cached keys to expire", async || {
+        (super::status_and_error(&fixture.exchange(&fixture.token()).await) == TOKEN_REJECTED).then_some(())
     })
     .await;
-    assert!(world.issuer.fetches() > 1);
-    world.no_use("forgotten").await;
+    assert!(fixture.issuer.fetches() > 1);
+    fixture.assert_rejected_until_repaired("expired cache").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn new_keys_are_good_at_once_and_old_ones_no_more() {
-    let world = World::new().await;
-    world.works().await;
-    let old = world.token();
-    world.issuer.rotate();
-    world.works().await;
-    world.refused(&old, REJECTED, "signed with a key that is withdrawn").await;
-    // And once more, right away.
-    world.issuer.rotate();
-    world.works().await;
+async fn key_rotation_takes_effect_immediately() {
+    let fixture = Fixture::new().await;
+    fixture.assert_exchange_succeeds().await;
+    let signed_before_rotation = fixture.token();
+    fixture.issuer.rotate();
+    fixture.assert_exchange_succeeds().await;
+    fixture.assert_refused(&signed_before_rotation, TOKEN_REJECTED, "signed with a withdrawn key").await;
+    // A second rotation right after the first.
+    fixture.issuer.rotate();
+    fixture.assert_exchange_succeeds().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_flood_of_unknown_keys_makes_few_fetches() {
-    let world = Arc::new(World::new().await);
-    world.works().await;
-    let unknown = |number: usize| {
-        let world = Arc::clone(&world);
+async fn unknown_key_ids_cause_few_fetches() {
+    let fixture = Arc::new(Fixture::new().await);
+    fixture.assert_exchange_succeeds().await;
+    let exchange_with_unknown_key = |number: usize| {
+        let fixture = Arc::clone(&fixture);
         tokio::spawn(async move {
             let header = json!({"alg": "RS256", "kid": format!("unknown-{number}")});
-            let token = world.issuer.token_with(header, world.claims(), Signer::Rsa("RS256"));
-            assert_eq!(super::refusal(&world.exchange(&token).await), REJECTED);
+            let token = fixture.issuer.token_with(header, fixture.claims(), Signer::Rsa("RS256"));
+            assert_eq!(super::status_and_error(&fixture.exchange(&token).await), TOKEN_REJECTED);
         })
     };
-    // One after the other, and all at once.
+    // Sequentially, then concurrently.
     for number in 0..60 {
-        unknown(number).await.unwrap();
+        exchange_with_unknown_key(number).await.unwrap();
     }
-    let all: Vec<_> = (60..160).map(unknown).collect();
-    for exchange in all {
+    let exchanges: Vec<_> = (60..160).map(exchange_with_unknown_key).collect();
+    for exchange in exchanges {
         exchange.await.unwrap();
     }
-    assert!(world.issuer.fetches() <= 20, "{} fetches", world.issuer.fetches());
-    // Known ones go on working.
-    world.works().await;
+    assert!(fixture.issuer.fetches() <= 20, "{} fetches", fixture.issuer.fetches());
+    // Known keys still work.
+    fixture.assert_exchange_succeeds().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_issuer_that_hangs_is_given_up() {
-    let world = World::with(Issuer::start(), &[HASTY]).await;
-    world.issuer.serve(Mode::Hang);
+async fn times_out_on_hanging_issuer() {
+    let fixture = Fixture::with(Issuer::start(), &[SHORT_FETCH_TIMEOUT]).await;
+    fixture.issuer.serve(Mode::Hang);
     let started = Instant::now();
-    world.refused(&world.token(), REJECTED, "hangs").await;
+    fixture.assert_refused(&fixture.token(), TOKEN_REJECTED, "hanging issuer").await;
     let waited = started.elapsed();
-    assert!((1..8).contains(&waited.as_secs()), "it had its time and no more: {waited:?}");
-    world.issuer.serve(Mode::Keys);
-    world.repaired("hangs").await;
+    assert!((1..8).contains(&waited.as_secs()), "the fetch is bounded by the timeout: {waited:?}");
+    fixture.issuer.serve(Mode::Keys);
+    fixture.wait_for_exchange("hanging issuer").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn those_who_wait_for_an_issuer_that_hangs_wait_together() {
-    let world = Arc::new(World::with(Issuer::start(), &[HASTY]).await);
-    world.issuer.serve(Mode::Hang);
+async fn concurrent_exchanges_share_one_hanging_fetch() {
+    let fixture = Arc::new(Fixture::with(Issuer::start(), &[SHORT_FETCH_TIMEOUT]).await);
+    fixture.issuer.serve(Mode::Hang);
     let started = Instant::now();
-    let all: Vec<_> = (0..20)
+    let exchanges: Vec<_> = (0..20)
         .map(|_| {
-            let world = Arc::clone(&world);
-            tokio::spawn(async move { world.exchange(&world.token()).await })
+            let fixture = Arc::clone(&fixture);
+            tokio::spawn(async move { fixture.exchange(&fixture.token()).await })
         })
         .collect();
-    for exchange in all {
-        assert_eq!(super::refusal(&exchange.await.unwrap()), REJECTED);
+    for exchange in exchanges {
+        assert_eq!(super::status_and_error(&exchange.await.unwrap()), TOKEN_REJECTED);
     }
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
-    assert!(world.issuer.fetches() <= 4, "{} fetches", world.issuer.fetches());
+    assert!(fixture.issuer.fetches() <= 4, "{} fetches", fixture.issuer.fetches());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_issuer_that_is_slow_is_given_up() {
-    let world = World::with(Issuer::start(), &[HASTY]).await;
-    world.issuer.serve(Mode::Slow);
+async fn times_out_on_slow_issuer() {
+    let fixture = Fixture::with(Issuer::start(), &[SHORT_FETCH_TIMEOUT]).await;
+    fixture.issuer.serve(Mode::Slow);
     let started = Instant::now();
-    world.refused(&world.token(), REJECTED, "slow").await;
+    fixture.assert_refused(&fixture.token(), TOKEN_REJECTED, "slow issuer").await;
     assert!(
         started.elapsed() < Duration::from_secs(8),
-        "its whole answer has a time: {:?}",
+        "the timeout covers the whole response: {:?}",
         started.elapsed()
     );
-    world.issuer.serve(Mode::Keys);
-    world.repaired("slow").await;
+    fixture.issuer.serve(Mode::Keys);
+    fixture.wait_for_exchange("slow issuer").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_is_huge_is_not_read() {
-    let world = World::new().await;
-    world.issuer.serve(Mode::Huge);
-    world.no_use("huge").await;
+async fn rejects_oversized_response() {
+    let fixture = Fixture::new().await;
+    fixture.issuer.serve(Mode::Huge);
+    fixture.assert_rejected_until_repaired("oversized response").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_that_is_no_json_is_no_use() {
-    let world = World::new().await;
-    world.issuer.serve(Mode::NotJson);
-    world.no_use("not JSON").await;
+async fn rejects_response_that_is_not_json() {
+    let fixture = Fixture::new().await;
+    fixture.issuer.serve(Mode::NotJson);
+    fixture.assert_rejected_until_repaired("not JSON").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_answer_of_another_status_is_no_use() {
+async fn rejects_response_with_error_status() {
     for status in [404, 500] {
-        let world = World::new().await;
-        world.issuer.serve(Mode::Status(status));
-        world.no_use("another status").await;
+        let fixture = Fixture::new().await;
+        fixture.issuer.serve(Mode::Status(status));
+        fixture.assert_rejected_until_repaired("unexpected status").await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_redirect_leads_away_from_https() {
-    let world = World::new().await;
-    let keys = world.issuer.jwks().to_string();
+async fn rejects_redirect_to_other_schemes() {
+    let fixture = Fixture::new().await;
+    let keys = fixture.issuer.jwks().to_string();
     let web = WebServer::new(move |_, _| Reply::ok(keys.as_bytes())).await;
     for target in [web.url("/keys"), format!("//{}/keys", web.address), "file:///etc/passwd".into()] {
-        let world = World::new().await;
-        world.issuer.serve(Mode::Redirect(target.clone()));
-        world.refused(&world.token(), REJECTED, &target).await;
+        let fixture = Fixture::new().await;
+        fixture.issuer.serve(Mode::Redirect(target.clone()));
+        fixture.assert_refused(&fixture.token(), TOKEN_REJECTED, &target).await;
     }
     assert_eq!(web.requests().len(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_redirect_to_https_is_followed() {
-    let world = World::new().await;
-    world.issuer.serve(Mode::Redirect(world.issuer.moved_uri()));
-    world.works().await;
-    assert_eq!(world.issuer.fetches(), 2);
+async fn follows_redirect_to_https() {
+    let fixture = Fixture::new().await;
+    fixture.issuer.serve(Mode::Redirect(fixture.issuer.moved_uri()));
+    fixture.assert_exchange_succeeds().await;
+    assert_eq!(fixture.issuer.fetches(), 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_redirect_that_leads_nowhere_ends() {
-    let world = World::new().await;
-    world.issuer.serve(Mode::Redirect(world.issuer.jwks_uri()));
-    world.refused(&world.token(), REJECTED, "in a circle").await;
-    assert!(world.issuer.fetches() <= 10, "{} fetches", world.issuer.fetches());
+async fn stops_at_redirect_loop() {
+    let fixture = Fixture::new().await;
+    fixture.issuer.serve(Mode::Redirect(fixture.issuer.jwks_uri()));
+    fixture.assert_refused(&fixture.token(), TOKEN_REJECTED, "redirect loop").await;
+    assert!(fixture.issuer.fetches() <= 10, "{} fetches", fixture.issuer.fetches());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn keys_that_cannot_be_used_do_not_spoil_the_others() {
-    let world = World::new().await;
+async fn ignores_unusable_keys() {
+    let fixture = Fixture::new().await;
     let mut keys: Vec<Value> = vec![
         json!(7),
         json!({}),
         json!({"kty": "OKP", "crv": "Ed25519", "x": "AAAA", "kid": "rsa-1"}),
         json!({"kty": "RSA", "n": "!", "e": "AQAB", "kid": "broken"}),
         json!({"kty": "EC", "crv": "P-256", "x": "AA", "y": "AA", "kid": "short"}),
-        with(&world.issuer.rsa_jwk(), &json!({"kid": "sealing", "use": "enc"})),
-        with(&world.issuer.rsa_jwk(), &json!({"kid": "signing", "key_ops": ["sign"]})),
+        merge(&fixture.issuer.rsa_jwk(), &json!({"kid": "sealing", "use": "enc"})),
+        merge(&fixture.issuer.rsa_jwk(), &json!({"kid": "signing", "key_ops": ["sign"]})),
     ];
-    keys.extend(world.issuer.jwks()["keys"].as_array().unwrap().clone());
-    world.issuer.publish(keys);
-    world.works().await;
+    keys.extend(fixture.issuer.jwks()["keys"].as_array().unwrap().clone());
+    fixture.issuer.publish(keys);
+    fixture.assert_exchange_succeeds().await;
     for id in ["broken", "short", "sealing", "signing"] {
         let header = json!({"alg": "RS256", "kid": id});
-        let token = world.issuer.token_with(header, world.claims(), Signer::Rsa("RS256"));
-        world.refused(&token, REJECTED, id).await;
+        let token = fixture.issuer.token_with(header, fixture.claims(), Signer::Rsa("RS256"));
+        fixture.assert_refused(&token, TOKEN_REJECTED, id).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_issuer_without_keys_verifies_nothing() {
+async fn rejects_tokens_of_issuer_without_keys() {
     for keys in [json!([]), json!({}), json!(7)] {
-        let world = World::new().await;
+        let fixture = Fixture::new().await;
         match keys.as_array() {
-            Some(keys) => world.issuer.publish(keys.clone()),
-            None => world.issuer.publish(vec![keys]),
+            Some(keys) => fixture.issuer.publish(keys.clone()),
+            None => fixture.issuer.publish(vec![keys]),
         }
-        world.refused(&world.token(), REJECTED, "no keys").await;
+        fixture.assert_refused(&fixture.token(), TOKEN_REJECTED, "no keys").await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_keys_of_another_address_replace_those_of_the_old_one() {
-    let world = World::new().await;
-    world.works().await;
+async fn changed_jwks_uri_replaces_cached_keys() {
+    let fixture = Fixture::new().await;
+    fixture.assert_exchange_succeeds().await;
     let other = Issuer::start();
-    std::fs::write(&world.bundle, world.issuer.ca_pem() + &other.ca_pem()).unwrap();
-    world.change_forge(&json!({"jwks_uri": other.jwks_uri()})).await;
-    world.refused(&world.token(), REJECTED, "with the old key").await;
-    let answer = world.exchange(&other.token(world.claims())).await;
-    assert_eq!(answer.status, 200, "{}", answer.text);
+    std::fs::write(&fixture.ca_bundle, fixture.issuer.ca_pem() + &other.ca_pem()).unwrap();
+    fixture.update_issuer(&json!({"jwks_uri": other.jwks_uri()})).await;
+    fixture.assert_refused(&fixture.token(), TOKEN_REJECTED, "signed with the old key").await;
+    let response = fixture.exchange(&other.token(fixture.claims())).await;
+    assert_eq!(response.status, 200, "{}", response.text);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_certificate_must_be_good() {
+async fn rejects_invalid_certificates() {
     for certificate in [Certificate::WrongHost, Certificate::Expired] {
-        let world = World::with(Issuer::start_with(certificate), &[]).await;
-        world.refused(&world.token(), REJECTED, &format!("{certificate:?}")).await;
-        assert_eq!(world.issuer.fetches(), 0, "{certificate:?}");
+        let fixture = Fixture::with(Issuer::start_with(certificate), &[]).await;
+        fixture.assert_refused(&fixture.token(), TOKEN_REJECTED, &format!("{certificate:?}")).await;
+        assert_eq!(fixture.issuer.fetches(), 0, "{certificate:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn private_addresses_are_not_asked_unless_they_are_allowed() {
-    let refused = |networks: &'static str, host: &'static str| async move {
-        let world = World::with(Issuer::start(), &[("FEDERATION_JWKS_ALLOWED_NETWORKS", networks)]).await;
-        let uri = world.issuer.jwks_uri().replace("localhost", host);
-        world.change_forge(&json!({ "jwks_uri": uri })).await;
-        let answer = world.exchange(&world.token()).await;
-        if answer.status != 200 {
-            assert_eq!(super::refusal(&answer), REJECTED);
-            assert_eq!(world.issuer.fetches(), 0);
+async fn fetches_from_private_addresses_only_if_allowed() {
+    let is_refused = |networks: &'static str, host: &'static str| async move {
+        let fixture = Fixture::with(Issuer::start(), &[("FEDERATION_JWKS_ALLOWED_NETWORKS", networks)]).await;
+        let uri = fixture.issuer.jwks_uri().replace("localhost", host);
+        fixture.update_issuer(&json!({ "jwks_uri": uri })).await;
+        let response = fixture.exchange(&fixture.token()).await;
+        if response.status != 200 {
+            assert_eq!(super::status_and_error(&response), TOKEN_REJECTED);
+            assert_eq!(fixture.issuer.fetches(), 0);
         }
-        answer.status != 200
+        response.status != 200
     };
-    assert!(refused("", "localhost").await);
-    assert!(refused("", "127.0.0.1").await);
-    assert!(refused("10.0.0.0/8", "127.0.0.1").await);
-    assert!(refused("127.0.0.2/32", "127.0.0.1").await);
-    assert!(!refused("127.0.0.1/32", "127.0.0.1").await);
-    assert!(!refused("127.0.0.0/8,::1", "localhost").await);
+    assert!(is_refused("", "localhost").await);
+    assert!(is_refused("", "127.0.0.1").await);
+    assert!(is_refused("10.0.0.0/8", "127.0.0.1").await);
+    assert!(is_refused("127.0.0.2/32", "127.0.0.1").await);
+    assert!(!is_refused("127.0.0.1/32", "127.0.0.1").await);
+    assert!(!is_refused("127.0.0.0/8,::1", "localhost").await);
 }

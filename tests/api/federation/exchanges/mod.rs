@@ -1,15 +1,15 @@
-//! Identity tokens exchanged for keys: a cluster that trusts a real https issuer.
+//! Exchange of identity tokens for keys, with a cluster that trusts a real HTTPS issuer.
 
-mod attempts;
-mod authorities;
-mod claims;
-mod forgetting;
+mod bound_claims;
+mod ca_bundle;
+mod cleanup;
 mod jwks;
-mod minted;
+mod minted_keys;
+mod rate_limit;
 mod replays;
 mod requests;
 mod rules;
-mod tokens;
+mod token_validation;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -21,62 +21,62 @@ use muster_test_cluster::{ApiResponse, Cluster};
 use muster_testing::Issuer;
 use serde_json::{Value, json};
 
-use super::{refusal, rule, with};
+use super::{merge, rule_request, status_and_error};
 use crate::networks::post;
 
 const EXCHANGE: &str = "/auth/federated";
-/// What the issuer's tokens are for.
+/// The audience of the issuer's tokens.
 const AUDIENCE: &str = "cloud";
 
-const UNTRUSTED: (u16, &str) = (401, "federated exchange refused: untrusted issuer");
-const REJECTED: (u16, &str) = (401, "federated exchange refused: token rejected");
+const UNTRUSTED_ISSUER: (u16, &str) = (401, "federated exchange refused: untrusted issuer");
+const TOKEN_REJECTED: (u16, &str) = (401, "federated exchange refused: token rejected");
 const NO_RULE: (u16, &str) = (401, "federated exchange refused: no such rule");
-const UNUSABLE: (u16, &str) = (401, "federated exchange refused: rule is unusable");
+const RULE_UNUSABLE: (u16, &str) = (401, "federated exchange refused: rule is unusable");
 const WRONG_ISSUER: (u16, &str) = (401, "federated exchange refused: wrong issuer");
-const NO_MATCH: (u16, &str) = (401, "federated exchange refused: claims do not match");
+const CLAIMS_MISMATCH: (u16, &str) = (401, "federated exchange refused: claims do not match");
 const NO_NAMESPACE: (u16, &str) = (401, "federated exchange refused: no such namespace");
-const USED: (u16, &str) = (401, "federated exchange refused: token already used");
-const TOO_MANY: (u16, &str) = (429, "too many federated exchange attempts");
+const TOKEN_USED: (u16, &str) = (401, "federated exchange refused: token already used");
+const TOO_MANY_ATTEMPTS: (u16, &str) = (429, "too many federated exchange attempts");
 const UNAVAILABLE: (u16, &str) = (503, "federated exchange is unavailable, please retry");
 
-/// A cluster with the namespace `ci`, which trusts the issuer `forge` and has the rule `deploy` for it.
-struct World {
+/// A cluster that trusts the issuer `forge`, with the rule `deploy` in the namespace `ci`.
+struct Fixture {
     cluster: Cluster,
     issuer: Issuer,
     /// The administrator's token.
     admin: String,
-    bundle: PathBuf,
+    ca_bundle: PathBuf,
     _folder: tempfile::TempDir,
 }
 
-impl World {
+impl Fixture {
     async fn new() -> Self {
         Self::with(Issuer::start(), &[]).await
     }
 
-    /// The same with an issuer and settings of the test's choice. Attempts are not limited.
+    /// Creates the fixture with the given issuer and settings. Attempts are not rate limited.
     async fn with(issuer: Issuer, settings: &[(&str, &str)]) -> Self {
         Self::on(None, issuer, settings).await
     }
 
-    /// The same on a database of the test's choice.
+    /// Creates the fixture on the given database.
     async fn on(url: Option<&str>, issuer: Issuer, settings: &[(&str, &str)]) -> Self {
-        let world = Self::without_issuer(url, issuer, settings).await;
-        let forge = world.forge();
-        let answer = post(&world.cluster, &world.admin, "/auth/issuers", forge).await;
-        assert_eq!(answer.status, 200, "{}", answer.text);
-        world.cluster.create_namespace("ci").await;
-        world.add_rule("deploy", &json!({})).await;
-        world
+        let fixture = Self::without_issuer(url, issuer, settings).await;
+        let forge = fixture.issuer_request();
+        let response = post(&fixture.cluster, &fixture.admin, "/auth/issuers", forge).await;
+        assert_eq!(response.status, 200, "{}", response.text);
+        fixture.cluster.create_namespace("ci").await;
+        fixture.add_rule("deploy", &json!({})).await;
+        fixture
     }
 
-    /// A cluster that trusts nobody.
+    /// Creates a cluster without trusted issuers.
     async fn without_issuer(url: Option<&str>, issuer: Issuer, settings: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let bundle = folder.path().join("authorities.pem");
-        issuer.write_ca(&bundle);
+        let ca_bundle = folder.path().join("authorities.pem");
+        issuer.write_ca(&ca_bundle);
         let mut all = vec![
-            ("FEDERATION_JWKS_CA_BUNDLE", bundle.to_str().unwrap()),
+            ("FEDERATION_JWKS_CA_BUNDLE", ca_bundle.to_str().unwrap()),
             ("FEDERATION_JWKS_ALLOWED_NETWORKS", "127.0.0.0/8 ::1"),
             ("FEDERATION_JWKS_FETCH_TIMEOUT_SECONDS", "10"),
             ("FEDERATION_RATE_LIMIT_PER_MINUTE", "0"),
@@ -87,61 +87,61 @@ impl World {
             None => Cluster::with(&all, None).await,
         };
         let admin = cluster.token("system").await;
-        Self { cluster, issuer, admin, bundle, _folder: folder }
+        Self { cluster, issuer, admin, ca_bundle, _folder: folder }
     }
 
-    /// The issuer as it is asked for.
-    fn forge(&self) -> Value {
+    /// Returns the request body that creates the issuer.
+    fn issuer_request(&self) -> Value {
         json!({"name": "forge", "issuer_url": self.issuer.url(), "jwks_uri": self.issuer.jwks_uri(),
                "audience": AUDIENCE})
     }
 
-    /// Changes what the cluster knows of the issuer.
-    async fn change_forge(&self, changes: &Value) {
-        let body = with(&self.forge(), changes);
-        let answer = super::put(&self.cluster, &self.admin, "/auth/issuers/forge", body).await;
-        assert_eq!(answer.status, 200, "{}", answer.text);
+    /// Updates the trusted issuer.
+    async fn update_issuer(&self, changes: &Value) {
+        let body = merge(&self.issuer_request(), changes);
+        let response = super::put(&self.cluster, &self.admin, "/auth/issuers/forge", body).await;
+        assert_eq!(response.status, 200, "{}", response.text);
     }
 
-    /// Makes a rule of `ci` and answers it.
+    /// Creates a rule in `ci` and returns its record.
     async fn add_rule(&self, name: &str, changes: &Value) -> Value {
-        let body = with(&rule(name, "forge"), changes);
-        let answer = post(&self.cluster, &self.admin, "/auth/namespaces/ci/rules", body).await;
-        assert_eq!(answer.status, 200, "{}", answer.text);
-        answer.body
+        let body = merge(&rule_request(name, "forge"), changes);
+        let response = post(&self.cluster, &self.admin, "/auth/namespaces/ci/rules", body).await;
+        assert_eq!(response.status, 200, "{}", response.text);
+        response.body
     }
 
-    /// The claims of a new token that the rule takes.
+    /// Returns the claims of a new token that the rule accepts.
     fn claims(&self) -> Value {
-        with(&self.issuer.claims(AUDIENCE), &json!({"ref": "main"}))
+        merge(&self.issuer.claims(AUDIENCE), &json!({"ref": "main"}))
     }
 
-    /// A new token that the rule takes.
+    /// Returns a new token that the rule accepts.
     fn token(&self) -> String {
         self.issuer.token(self.claims())
     }
 
-    /// A token whose claims are changed; null leaves one out.
-    fn token_but(&self, changes: &Value) -> String {
-        let mut claims = with(&self.claims(), changes);
+    /// Returns a token with changed claims; null removes a claim.
+    fn token_with_claims(&self, changes: &Value) -> String {
+        let mut claims = merge(&self.claims(), changes);
         claims.as_object_mut().unwrap().retain(|_, value| !value.is_null());
         self.issuer.token(claims)
     }
 
-    /// Exchanges a token by the rule.
+    /// Exchanges a token with the rule `deploy`.
     async fn exchange(&self, token: &str) -> ApiResponse {
-        self.exchange_by(token, "ci", "deploy").await
+        self.exchange_with_rule(token, "ci", "deploy").await
     }
 
-    async fn exchange_by(&self, token: &str, namespace: &str, rule: &str) -> ApiResponse {
-        self.ask(json!({"token": token, "namespace": namespace, "rule": rule})).await
+    async fn exchange_with_rule(&self, token: &str, namespace: &str, rule: &str) -> ApiResponse {
+        self.post_exchange(json!({"token": token, "namespace": namespace, "rule": rule})).await
     }
 
-    async fn ask(&self, body: Value) -> ApiResponse {
+    async fn post_exchange(&self, body: Value) -> ApiResponse {
         post(&self.cluster, "", EXCHANGE, body).await
     }
 
-    /// Exchanges a token from an address.
+    /// Sends an exchange request from the given client address.
     async fn exchange_from(&self, peer: &str, body: &Value) -> ApiResponse {
         let body = body.to_string();
         let request = Request::post(EXCHANGE).header("content-length", body.len()).body(Body::from(body));
@@ -153,28 +153,28 @@ impl World {
         ApiResponse { status: head.status, headers: head.headers, body, text }
     }
 
-    /// Exchanges a new token and expects that it works.
-    async fn works(&self) -> Value {
-        let answer = self.exchange(&self.token()).await;
-        assert_eq!(answer.status, 200, "{}", answer.text);
-        answer.body
+    /// Exchanges a new token and asserts success.
+    async fn assert_exchange_succeeds(&self) -> Value {
+        let response = self.exchange(&self.token()).await;
+        assert_eq!(response.status, 200, "{}", response.text);
+        response.body
     }
 
-    /// Expects that a token is refused, and that nothing was minted for it.
-    async fn refused(&self, token: &str, expected: (u16, &str), what: &str) {
-        let before = self.minted().await;
-        let answer = self.exchange(token).await;
-        assert_eq!(refusal(&answer), expected, "{what}");
-        assert_eq!(self.minted().await, before, "{what}: minted nevertheless");
+    /// Asserts that a token is refused and that no key is minted.
+    async fn assert_refused(&self, token: &str, expected: (u16, &str), case: &str) {
+        let before = self.minted_key_count().await;
+        let response = self.exchange(token).await;
+        assert_eq!(status_and_error(&response), expected, "{case}");
+        assert_eq!(self.minted_key_count().await, before, "{case}: a key was minted");
     }
 
-    /// How many keys were ever minted.
-    async fn minted(&self) -> i64 {
+    /// Returns the number of minted keys.
+    async fn minted_key_count(&self) -> i64 {
         self.cluster.count_rows("namespace_keys", "name LIKE 'robot-%'").await
     }
 
-    /// Changes rows behind the cluster's back.
-    async fn execute(&self, sql: &str) {
+    /// Changes rows directly in the database.
+    async fn execute_sql(&self, sql: &str) {
         let mut tx = self.cluster.app.store.begin().await.unwrap();
         let outcome = tx.execute(sql, &[]).await.map_err(Into::into);
         let mut retry = muster_store::Retry::default();

@@ -25,7 +25,7 @@ impl ClusterDatabase {
     pub fn open(url: &str, directory: &Path) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-        let settings = Settings::with(&[]).unwrap();
+        let settings = Settings::from_pairs(&[]).unwrap();
         let store = Arc::new(runtime.block_on(Store::open(url)).unwrap());
         let events = Events::open(&directory.join("spool"), "test", &settings).unwrap();
         let app = App::new(store, settings, events, &Secret::new(crate::hosts::SECRET_SEED), vec![]);

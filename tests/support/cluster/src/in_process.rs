@@ -100,7 +100,7 @@ impl Cluster {
         implementations: Option<Vec<Implementation>>,
         resize: impl Fn(SimulatedNode) -> SimulatedNode,
     ) -> Self {
-        let settings = Settings::with(settings).unwrap();
+        let settings = Settings::from_pairs(settings).unwrap();
         let store = Arc::new(Store::open(url).await.unwrap());
         let spool = directory.path().join("spool");
         let events = Events::open(&spool, "sim-1", &settings).unwrap();

@@ -83,10 +83,10 @@ async fn rejects_result_without_exit_status_and_skips_unexpected_long_frame() {
     let long = json!({ "stdout": "x".repeat(1 << 20), "return-code": 0 });
     agent.reply(&request, "execute-response", long).await;
     let (guests, id) = (vm.guests.clone(), vm.id);
-    let asking = tokio::spawn(async move { guests.facts(id).await });
+    let requesting = tokio::spawn(async move { guests.facts(id).await });
     let request = agent.expect("gather-facts").await;
     agent.reply(&request, "gather-facts-response", json!({ "result": [] })).await;
-    assert!(matches!(asking.await.unwrap(), Err(GuestError::Refused(_))));
+    assert!(matches!(requesting.await.unwrap(), Err(GuestError::Refused(_))));
 }
 
 #[tokio::test(start_paused = true)]
@@ -158,13 +158,13 @@ async fn resumes_command_over_a_new_connection() {
             other => panic!("{other:?}"),
         }
     }
-    let ending = {
+    let cancelling = {
         let (guests, id, key) = (vm.guests.clone(), vm.id, sent_command.key);
         tokio::spawn(async move { guests.cancel(id, key).await })
     };
     let request = agent.expect("cancel").await;
     agent.reply(&request, "cancel-response", json!({})).await;
-    ending.await.unwrap().unwrap();
+    cancelling.await.unwrap().unwrap();
     vm.guests.forget(vm.id, sent_command.key).await.unwrap();
     assert_eq!(agent.expect("forget").await["key"], sent_command.key.to_string());
 }

@@ -54,14 +54,14 @@ while True:
 /// Returns a Python with the agent, installed once into the build directory, or `None` if that fails.
 async fn python() -> Option<PathBuf> {
     let build = std::env::current_exe().ok()?.ancestors().nth(3)?.to_owned();
-    let folder = build.join("tmp/sf-agent");
-    let (python, complete) = (folder.join("bin/python3"), folder.join("complete"));
+    let dir = build.join("tmp/sf-agent");
+    let (python, complete) = (dir.join("bin/python3"), dir.join("complete"));
     if !complete.exists() {
         let run = async |program: &Path, arguments: &[&str]| {
             let status = Command::new(program).args(arguments).stdout(Stdio::null()).status().await;
             status.ok().filter(std::process::ExitStatus::success)
         };
-        run(Path::new("python3"), &["-m", "venv", folder.to_str()?]).await?;
+        run(Path::new("python3"), &["-m", "venv", dir.to_str()?]).await?;
         let package = format!("shakenfist-agent=={VERSION}");
         let quiet = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", &package];
         run(&python, &quiet).await?;
@@ -73,14 +73,14 @@ async fn python() -> Option<PathBuf> {
 #[tokio::test]
 async fn released_agent_runs_commands_and_transfers_files() {
     let Some(python) = python().await else { return skipped("shakenfist-agent (python3-venv, pip)") };
-    let folder = tempfile::tempdir().unwrap();
-    let socket_path = folder.path().join(socket::AGENT);
+    let dir = tempfile::tempdir().unwrap();
+    let socket_path = dir.path().join(socket::AGENT);
     let mut program = Command::new(python);
     let mut program = program.args(["-c", PROGRAM]).arg(&socket_path).kill_on_drop(true).spawn().unwrap();
     let registry = Arc::new(GuestRegistry::default());
     let guests = LocalGuests::new(registry.clone());
     let (id, mut changes) = (InstanceId::new(), guests.changes());
-    let _handle = registry.attach(id, folder.path(), &[SideChannel::Agent], None);
+    let _handle = registry.attach(id, dir.path(), &[SideChannel::Agent], None);
     let wait = async {
         while guests.report(id).unwrap().agent_version.as_deref() != Some(VERSION) {
             std::future::poll_fn(|context| changes.as_mut().poll_next(context)).await.unwrap();
@@ -102,13 +102,13 @@ async fn released_agent_runs_commands_and_transfers_files() {
     let ended = guests.execute(id, &command("head -c 600000 /dev/zero | tr '\\0' x")).await.unwrap();
     assert_eq!(ended.stdout, CommandOutput::Inline(vec![b'x'; 600_000].into()));
 
-    let file = folder.path().join("file");
+    let file = dir.path().join("file");
     let name = file.to_str().unwrap();
     let data: Bytes =
         (0..500_000_u32).map(|number| number.wrapping_mul(2_654_435_761).to_be_bytes()[0]).collect();
     // An aborted transfer does not affect the next one.
-    let stopped = guests.put(id, name, 1 << 30, None, OneChunk::stream(data.clone())).await;
-    assert!(matches!(stopped, Err(GuestError::HostFailed(_))), "{stopped:?}");
+    let aborted = guests.put(id, name, 1 << 30, None, OneChunk::stream(data.clone())).await;
+    assert!(matches!(aborted, Err(GuestError::HostFailed(_))), "{aborted:?}");
     guests.put(id, name, data.len() as u64, None, OneChunk::stream(data.clone())).await.unwrap();
     assert!(std::fs::read(&file).unwrap() == data);
     guests.change_mode(id, name, 0o600).await.unwrap();
@@ -117,7 +117,7 @@ async fn released_agent_runs_commands_and_transfers_files() {
     assert!(collect(stream).await.unwrap() == data);
     let missing = guests.get(id, "/no/such/file").await.err();
     assert!(matches!(missing, Some(GuestError::Refused(_))), "{missing:?}");
-    let nowhere = guests.put(id, "/no/such/file", 1, None, OneChunk::stream("x".into())).await;
-    assert!(matches!(nowhere, Err(GuestError::Refused(_))), "{nowhere:?}");
+    let missing_dir = guests.put(id, "/no/such/file", 1, None, OneChunk::stream("x".into())).await;
+    assert!(matches!(missing_dir, Err(GuestError::Refused(_))), "{missing_dir:?}");
     program.kill().await.unwrap();
 }

@@ -11,9 +11,9 @@ use tokio::time::{Instant, sleep};
 use super::command;
 use super::fake_agent::FakeVm;
 
-fn is_about(since: Instant, seconds: u64) -> bool {
-    let took = since.elapsed();
-    took >= Duration::from_secs(seconds) && took < Duration::from_millis(seconds * 1000 + 300)
+fn is_approximately(since: Instant, seconds: u64) -> bool {
+    let elapsed = since.elapsed();
+    elapsed >= Duration::from_secs(seconds) && elapsed < Duration::from_millis(seconds * 1000 + 300)
 }
 
 #[tokio::test(start_paused = true)]
@@ -38,7 +38,7 @@ async fn queries_guest_with_backoff_until_it_is_ready() {
             agent.reply(&packet, "pong", json!({})).await;
         };
         assert_eq!(request["command"], "is-system-running");
-        assert!(is_about(since, pause), "{pause}: {:?}", since.elapsed());
+        assert!(is_approximately(since, pause), "{pause}: {:?}", since.elapsed());
     }
     let report = vm.report();
     assert_eq!((report.system_boot_time, report.boot_id.as_deref()), (Some(1000.5), Some("1000")));
@@ -105,13 +105,13 @@ async fn silent_agent_is_unresponsive_after_15_seconds() {
     let (mut vm, mut agent) = FakeVm::ready(&[]).await;
     let since = Instant::now();
     let ping = agent.expect("ping").await;
-    assert!(is_about(since, 5), "{:?}", since.elapsed());
+    assert!(is_approximately(since, 5), "{:?}", since.elapsed());
     agent.reply(&ping, "pong", json!({})).await;
     agent.expect("ping").await;
-    assert!(is_about(since, 10), "{:?}", since.elapsed());
+    assert!(is_approximately(since, 10), "{:?}", since.elapsed());
     agent.expect("ping").await;
     vm.wait_for(&AgentState::Unresponsive).await;
-    assert!(is_about(since, 20), "{:?}", since.elapsed());
+    assert!(is_approximately(since, 20), "{:?}", since.elapsed());
     agent.wait_for_close().await;
     let mut agent = vm.accept().await;
     agent.report_ready(&[]).await;
@@ -128,7 +128,7 @@ async fn reconnects_if_the_agent_never_sends_anything() {
         assert_eq!(packet["command"], "is-system-running");
         queries += 1;
     }
-    assert!(is_about(since, 300), "{:?}", since.elapsed());
+    assert!(is_approximately(since, 300), "{:?}", since.elapsed());
     assert_eq!((queries, vm.report().state), (10, AgentState::NoContact));
     vm.accept().await.expect("is-system-running").await;
 }
@@ -144,9 +144,9 @@ async fn no_timeouts_apply_to_a_paused_vm() {
     let since = Instant::now();
     // No pings were sent while it was paused.
     agent.expect("ping").await;
-    assert!(is_about(since, 5), "{:?}", since.elapsed());
+    assert!(is_approximately(since, 5), "{:?}", since.elapsed());
     vm.wait_for(&AgentState::Unresponsive).await;
-    assert!(is_about(since, 15), "{:?}", since.elapsed());
+    assert!(is_approximately(since, 15), "{:?}", since.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -206,7 +206,7 @@ async fn ignores_duplicate_replies_and_limits_agent_restarts() {
     }
     vm.wait_for(&AgentState::Unresponsive).await;
     vm.accept().await;
-    assert!(is_about(since, 10), "{:?}", since.elapsed());
+    assert!(is_approximately(since, 10), "{:?}", since.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -275,7 +275,7 @@ async fn waits_before_reconnecting_to_a_flooding_agent() {
     assert!(sent >= 60, "the session ended after {sent} MiB");
     vm.wait_for(&AgentState::Unresponsive).await;
     let mut agent = vm.accept().await;
-    assert!(is_about(since, 10), "{:?}", since.elapsed());
+    assert!(is_approximately(since, 10), "{:?}", since.elapsed());
     agent.report_ready(&[]).await;
     vm.wait_for(&AgentState::Ready).await;
     // Valid frames without a request count as well.

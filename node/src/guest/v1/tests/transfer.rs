@@ -27,17 +27,17 @@ fn data(size: usize) -> Vec<u8> {
     (0..size).map(|number| u8::try_from(number % 253).unwrap()).collect()
 }
 
-/// A stream in chunks of 100 kB that counts the bytes taken from it.
+/// A stream in chunks of 100 kB that counts the bytes consumed from it.
 struct Source {
     rest: Bytes,
-    taken: Arc<AtomicUsize>,
+    consumed: Arc<AtomicUsize>,
     fails: bool,
 }
 
 impl Source {
     fn stream(size: usize, fails: bool) -> (ByteStream, Arc<AtomicUsize>) {
-        let taken = Arc::new(AtomicUsize::new(0));
-        (Box::pin(Self { rest: data(size).into(), taken: taken.clone(), fails }), taken)
+        let consumed = Arc::new(AtomicUsize::new(0));
+        (Box::pin(Self { rest: data(size).into(), consumed: consumed.clone(), fails }), consumed)
     }
 }
 
@@ -49,7 +49,7 @@ impl Stream for Source {
         if size == 0 {
             return Poll::Ready(self.fails.then(|| Err(Error::Internal("disk error".into()))));
         }
-        self.taken.fetch_add(size, Ordering::Relaxed);
+        self.consumed.fetch_add(size, Ordering::Relaxed);
         Poll::Ready(Some(Ok(self.rest.split_to(size))))
     }
 }
@@ -82,7 +82,7 @@ async fn receive_all(agent: &mut FakeAgent) -> Vec<Value> {
 #[tokio::test(start_paused = true)]
 async fn upload_is_limited_by_the_window() {
     let (vm, mut agent) = FakeVm::ready(ALL_FEATURES).await;
-    let (source, taken) = Source::stream(LARGE, false);
+    let (source, consumed) = Source::stream(LARGE, false);
     let upload = put(&vm, LARGE as u64, source);
     let first = agent.expect("put-file").await;
     assert_eq!((&first["path"], &first["pieces"]), (&json!("/tmp/x"), &json!(true)));
@@ -95,7 +95,7 @@ async fn upload_is_limited_by_the_window() {
     }
     // One window is sent before the first acknowledgement, and little more is read from the source.
     assert!((15 * MAX_CHUNK_SIZE..=17 * MAX_CHUNK_SIZE).contains(&got.len()), "{}", got.len());
-    assert!(taken.load(Ordering::Relaxed) <= 19 * MAX_CHUNK_SIZE, "{}", taken.load(Ordering::Relaxed));
+    assert!(consumed.load(Ordering::Relaxed) <= 19 * MAX_CHUNK_SIZE, "{}", consumed.load(Ordering::Relaxed));
     let last = loop {
         agent.reply(&first, "put-file-response", json!({ "offset": got.len() })).await;
         let chunk = agent.expect("put-file").await;
@@ -151,9 +151,9 @@ async fn aborted_and_invalid_uploads_are_abandoned() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn plain_agent_receives_small_chunks_at_its_own_pace() {
+async fn upload_to_plain_agent_uses_small_chunks_and_backpressure() {
     let (vm, mut agent) = FakeVm::ready(&[]).await;
-    let (source, taken) = Source::stream(LARGE, false);
+    let (source, consumed) = Source::stream(LARGE, false);
     let upload = put(&vm, LARGE as u64, source);
     // An unfinished upload of the same path is finished first.
     let end = agent.expect("put-file").await;
@@ -165,7 +165,7 @@ async fn plain_agent_receives_small_chunks_at_its_own_pace() {
     // The agent does not read, so nothing more is read from the source.
     sleep(Duration::from_secs(60)).await;
     assert_eq!(vm.report().state, AgentState::Ready);
-    let before = taken.load(Ordering::Relaxed);
+    let before = consumed.load(Ordering::Relaxed);
     assert!(before < LARGE / 2, "{before}");
     let mut got = Vec::new();
     let last = loop {
@@ -213,7 +213,7 @@ async fn download_is_limited_by_the_window() {
     let data = data(LARGE);
     let (mut sent, mut allowed) = (0, 16 * MAX_CHUNK_SIZE);
     let mut stream = Some(stream);
-    let mut taking = None;
+    let mut reading = None;
     while sent < LARGE {
         while sent < allowed.min(LARGE) {
             let end = (sent + MAX_CHUNK_SIZE).min(LARGE);
@@ -223,7 +223,7 @@ async fn download_is_limited_by_the_window() {
         // The window does not move before the data is consumed.
         if let Some(stream) = stream.take() {
             assert!(timeout(Duration::from_secs(1), agent.receive()).await.is_err());
-            taking = Some(tokio::spawn(collect(stream)));
+            reading = Some(tokio::spawn(collect(stream)));
         }
         if sent < LARGE {
             let more = agent.expect("get-file-more").await;
@@ -232,7 +232,7 @@ async fn download_is_limited_by_the_window() {
         }
     }
     agent.reply(&request, "get-file-response", json!({ "offset": LARGE, "chunk": null })).await;
-    assert!(taking.unwrap().await.unwrap().unwrap() == data);
+    assert!(reading.unwrap().await.unwrap().unwrap() == data);
     assert!(receive_all(&mut agent).await.iter().all(|packet| packet["command"] == "get-file-more"));
 }
 
@@ -255,8 +255,8 @@ async fn invalid_chunks_fail_only_their_download() {
             agent.reply(&request, "get-file-response", json!({ "offset": offset, "chunk": chunk })).await;
         }
         sleep(Duration::from_millis(1)).await;
-        let taken = collect(stream).await;
-        assert!(matches!(taken, Err(Error::Conflict(_) | Error::Unavailable(_))), "{chunk}: {taken:?}");
+        let consumed = collect(stream).await;
+        assert!(matches!(consumed, Err(Error::Conflict(_) | Error::Unavailable(_))), "{chunk}: {consumed:?}");
         let last = receive_all(&mut agent).await.pop().unwrap();
         assert_eq!((&last["command"], &last["unique"]), (&json!("abandon"), &request["unique"]));
     }
@@ -291,10 +291,10 @@ async fn plain_agent_is_not_read_while_the_buffer_is_full() {
     let data = data(SIZE);
     send_info(&mut agent, &request, SIZE).await;
     let (_, stream) = download.await.unwrap().unwrap();
-    let (count, given) = (Arc::new(AtomicUsize::new(0)), data.clone());
+    let (count, content) = (Arc::new(AtomicUsize::new(0)), data.clone());
     let counted = count.clone();
     let sending = tokio::spawn(async move {
-        for (number, chunk) in given.chunks(1024).enumerate() {
+        for (number, chunk) in content.chunks(1024).enumerate() {
             send_chunk(&mut agent, &request, number * 1024, chunk).await;
             counted.fetch_add(1024, Ordering::Relaxed);
         }

@@ -25,7 +25,7 @@ use super::super::message::{
     NamedValue, Reply, ReplyBody, Request, RequestBody, Stat, SystemRunning,
 };
 use super::super::{AgentAddress, run_sessions};
-use crate::changes::ChangeNotifier;
+use crate::change_notifier::ChangeNotifier;
 use crate::guest::channel::{AgentChannel, AgentClient};
 
 /// Returns the bytes to send in place of the regular reply, if any.

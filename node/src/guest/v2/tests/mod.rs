@@ -160,7 +160,7 @@ async fn transfers_files() {
         assert!(guest.agent.files.lock()[path] == bytes[..size], "{path} differs in the guest");
         let (info, stream) = client.get(path).await.unwrap();
         assert_eq!((info.size, info.mode, info.mtime, info.uid), (size as u64, 0o100_600, 5.5, 0));
-        assert!(collect(stream).await.unwrap() == bytes[..size], "{path} differs on the guest");
+        assert!(collect(stream).await.unwrap() == bytes[..size], "{path} differs after the download");
     }
     assert_eq!(guest.agent.modes.lock()["/large"], 0o644);
     client.change_mode("/large", 0o4755).await.unwrap();
@@ -240,8 +240,8 @@ async fn download_is_limited_by_the_reader() {
 async fn requests_fail_when_the_agent_stops() {
     let mut guest = TestGuest::new();
     let client = guest.ready_client().await;
-    let waits = command("exec sleep 60");
-    let executing = client.execute(&waits);
+    let pending_command = command("exec sleep 60");
+    let executing = client.execute(&pending_command);
     let stopping = async {
         wait_until(|| guest.agent.open_connections.load(Ordering::Relaxed) == 2).await;
         guest.stop_agent();
@@ -268,8 +268,8 @@ async fn silent_agent_is_unresponsive_unless_the_vm_is_paused() {
     guest.override_replies(|_| Some(Vec::new()));
     sleep(Duration::from_secs(1000)).await;
     assert_eq!(guest.channel.report().state.to_string(), "not ready (instance paused)");
-    let waits = command("true");
-    let mut executing = client.execute(&waits);
+    let pending_command = command("true");
+    let mut executing = client.execute(&pending_command);
     assert!(timeout(Duration::from_secs(1), &mut executing).await.is_err());
     guest.channel.set_paused(false);
     let resumed = tokio::time::Instant::now();
@@ -288,12 +288,12 @@ async fn reset_starts_a_new_boot() {
     let mut guest = TestGuest::new();
     let client = guest.ready_client().await;
     let before = guest.channel.report().boot_id.unwrap();
-    let waits = command("exec sleep 60");
+    let pending_command = command("exec sleep 60");
     let resetting = async {
         wait_until(|| guest.agent.open_connections.load(Ordering::Relaxed) == 2).await;
         guest.channel.notify_reset();
     };
-    let (executed, ()) = tokio::join!(client.execute(&waits), resetting);
+    let (executed, ()) = tokio::join!(client.execute(&pending_command), resetting);
     assert!(matches!(executed, Err(GuestError::Unreachable(_))), "{executed:?}");
     // Even if the guest reports the same boot time.
     let report = guest.wait_for(|report| report.boot_id.as_ref().is_some_and(|boot| *boot != before)).await;
@@ -416,8 +416,11 @@ async fn rejects_invalid_chunks() {
     }
     guest.override_replies(|request| match &request.body {
         Some(RequestBody::PutFile(_)) => {
-            let taken = ChunkAcknowledgement { path: "/x".into(), offset: -1 };
-            Some(fake_agent::reply(&request.id, ReplyBody::ChunkWritten(taken.encode_to_vec().into())))
+            let acknowledgement = ChunkAcknowledgement { path: "/x".into(), offset: -1 };
+            Some(fake_agent::reply(
+                &request.id,
+                ReplyBody::ChunkWritten(acknowledgement.encode_to_vec().into()),
+            ))
         }
         _ => None,
     });

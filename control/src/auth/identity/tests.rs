@@ -1,0 +1,4 @@
+mod key_fetching;
+mod verification;
+
+use super::*;

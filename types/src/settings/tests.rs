@@ -1,0 +1,74 @@
+use super::*;
+
+#[test]
+fn environment_overrides_file_and_file_overrides_default() {
+    let file = parse_file("# mine\nCLEANER_DELAY = 7 # soon\nZONE=\"here\"\n").unwrap();
+    let environment = BTreeMap::from([("CLEANER_DELAY".to_owned(), "5".to_owned())]);
+    let settings = Settings::new(&file, &environment).unwrap();
+    assert_eq!((settings.cleaner_delay, settings.zone.as_str()), (5, "here"));
+    let source = |name| settings.effective.iter().find(|e| e.name == name).unwrap().source.clone();
+    assert_eq!(source("CLEANER_DELAY"), SettingSource::Environment);
+    assert_eq!(source("ZONE"), SettingSource::File { line: 3 });
+    assert_eq!(source("API_DRAIN_GRACE"), SettingSource::Default);
+}
+
+#[test]
+fn errors_of_the_file_name_the_line() {
+    assert_eq!(parse_file("\nCLEANER_DELY=5").unwrap_err(), "line 2: unknown setting \"CLEANER_DELY\"");
+    assert_eq!(parse_file("CLEANER_DELAY 5").unwrap_err(), "line 1: expected NAME = value");
+    assert!(parse_file("ZONE=\"x").unwrap_err().contains("not closed"));
+}
+
+#[test]
+fn errors_of_values_name_the_setting() {
+    for (name, value) in [
+        ("CLEANER_DELAY", "soon"),
+        ("API_VALIDATION_MODE", "maybe"),
+        ("DRAIN_BATCH_SIZE", "0"),
+        ("AUTH_SECRET_SEED", "short"),
+        ("SYSTEM_KEY", "sfk_lookalike"),
+        ("LOGLEVEL_API", "loud"),
+        ("TLS_CERTIFICATE", "/tmp/cert.pem"),
+        ("NODE_NAME", "7f1b7f9e-8d4e-4a5e-9a55-0c5d1d7f1c11"),
+        ("NODE_NAME", "a/b"),
+        ("DNS_SERVER", "8.8.8.8\nuser=root"),
+    ] {
+        let why = Settings::from_pairs(&[(name, value)]).unwrap_err();
+        assert!(why.contains(name), "{why}");
+    }
+}
+
+#[test]
+fn rejects_numbers_that_would_overflow_timers() {
+    for name in ["API_MAX_CONNECTIONS", "API_TIMEOUT", "EVENT_PRUNE_BUDGET", "CLEANER_DELAY"] {
+        assert!(Settings::from_pairs(&[(name, "18446744073709551615")]).unwrap_err().contains(name));
+    }
+    assert!(Settings::from_pairs(&[("EVENT_PRUNE_BUDGET", "0")]).is_err());
+}
+
+#[test]
+fn masks_passwords_of_urls() {
+    for (url, shown) in [
+        ("mysql://me:pw@host/db", "mysql://me:********@host/db"),
+        ("mysql://me:p@w@host/db", "mysql://me:********@host/db"),
+        ("mysql://host/db?password=pw", "mysql://host/db?********"),
+        ("mysql:me:pw@host", "mysql:********"),
+        ("sqlite:/var/lib/muster.db", "sqlite:/var/lib/muster.db"),
+        ("https://images.example/x", "https://images.example/x"),
+    ] {
+        assert_eq!(mask_password(url), shown);
+    }
+}
+
+#[test]
+fn debug_output_masks_secrets() {
+    let settings = Settings::from_pairs(&[
+        ("SYSTEM_KEY", "hunter2"),
+        ("DATABASE_URL", "mysql://me:pa@ss@db/muster"),
+        ("MARIADB_PASSWORD", "hunter2"),
+    ])
+    .unwrap();
+    let shown = format!("{settings:?}");
+    assert!(!shown.contains("hunter2") && !shown.contains("pa@ss"), "{shown}");
+    assert!(shown.contains("mysql://me:********@db/muster"));
+}
