@@ -111,7 +111,7 @@ fn after_the_host_was_down_what_was_on_is_started_again_and_what_was_off_stays_o
     console.log_in();
     assert_eq!(console.run("cat /root/kept"), "precious\n");
     console.run_until("ping -c 1 -W 5 10.0.0.1 >/dev/null");
-    let told = "the host went down with it, it is started again";
+    let told = "restarting the VM after its host went down";
     assert_eq!(on.events(machine, told).len(), 1);
     assert_eq!(on.record(machine)["power_state"], "on");
     assert_eq!(off.record(machine)["power_state"], "off");

@@ -230,8 +230,8 @@ async fn an_instance_has_so_much_to_do_and_no_more() {
         [("execute", json!({"command_line": "true"})), ("get", json!({"path": "/etc/hostname"}))]
     {
         let answer = world.ask(verb, body).await;
-        let text = "too much waits for the agent of the instance: it may be 100 agent operations, and 256 KiB of command \
-                    lines and paths";
+        let text = "the agent queue of the instance is full: it can hold 100 agent operations and 256 KiB of command lines and \
+                    paths";
         assert_eq!(refusal(&answer), (409, text));
     }
     assert_eq!(world.list(false).await.len(), 100);

@@ -1,4 +1,5 @@
-//! Places instances: queries the scheduler, and allocates capacity from the ledger of a candidate.
+//! Places instances: queries the scheduler, and allocates capacity from the ledger of a candidate. See
+//! docs/decisions/0019.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -50,15 +51,15 @@ pub(crate) async fn find_uncached(app: &App, namespace: &str, request: &Wish) ->
 async fn query_scheduler(app: &App, namespace: &str, request: &Wish, fresh: bool) -> Result<Candidates> {
     let max_age = if fresh { 0 } else { app.settings.scheduler_cache_timeout };
     let nodes = app.placement.get(&app.store, Duration::from_secs(max_age)).await?;
-    let mut neighbours: HashMap<NodeId, Vec<Vec<String>>> = HashMap::new();
+    let mut tags_by_node: HashMap<NodeId, Vec<Vec<String>>> = HashMap::new();
     if request.affinity != muster_types::spec::Affinity::default() {
         for (node, tags) in instances::tags(&*app.store, namespace).await? {
             let tags = muster_types::spec::tags(&tags).unwrap_or_default();
-            neighbours.entry(node).or_default().push(tags);
+            tags_by_node.entry(node).or_default().push(tags);
         }
     }
     let policy = Policy::from(&app.settings);
-    let outcome = scheduler::candidates(request, &nodes, &neighbours, &policy, now(), &mut random_fraction);
+    let outcome = scheduler::candidates(request, &nodes, &tags_by_node, &policy, now(), &mut random_fraction);
     Ok(Candidates { outcome, nodes })
 }
 
@@ -91,7 +92,7 @@ impl Candidates {
 pub(crate) struct Allocation {
     pub(crate) node: NodeId,
     pub(crate) name: String,
-    pub(crate) claimed: Capacity,
+    pub(crate) allocated: Capacity,
     committed: CommittedCapacity,
     refused: RefusedNodes,
 }
@@ -137,7 +138,7 @@ pub(crate) async fn allocate_in(
                     let name = facts.name.clone();
                     // The first pass may have refused the node because of its expected load.
                     refused.retain(|(node, _)| *node != name);
-                    return Ok(Ok(Allocation { node: *node, name, claimed: wanted, committed, refused }));
+                    return Ok(Ok(Allocation { node: *node, name, allocated: wanted, committed, refused }));
                 }
                 Err(denied) => {
                     only_demand_refused |= denied.only_demand;
@@ -169,14 +170,14 @@ pub(crate) async fn release_in(
     tx: &mut Tx,
     row: &InstanceRow,
 ) -> Result<Option<(NodeId, CommittedCapacity)>, StoreError> {
-    let (Some(node), claimed) = (row.node, row.committed) else { return Ok(None) };
-    if claimed == Capacity::default() {
+    let (Some(node), allocated) = (row.node, row.committed) else { return Ok(None) };
+    if allocated == Capacity::default() {
         return Ok(None);
     }
     let ledger = node_ledgers::lock(tx, node).await?;
-    let committed = scheduler::release(&ledger, claimed.cpus, claimed.memory_mb, claimed.disk_gb);
+    let committed = scheduler::release(&ledger, allocated.cpus, allocated.memory_mb, allocated.disk_gb);
     node_ledgers::set(tx, node, &committed).await?;
-    claim::refund_in(tx, &row.namespace, &claimed).await?;
+    claim::refund_in(tx, &row.namespace, &allocated).await?;
     instances::clear_committed(tx, row.id).await?;
     Ok(Some((node, committed)))
 }
