@@ -59,8 +59,8 @@ impl IntoResponse for ApiError {
             Error::Insufficient(text) => (StatusCode::INSUFFICIENT_STORAGE, text),
             Error::Unavailable(text) | Error::PortInUse(text) => (StatusCode::SERVICE_UNAVAILABLE, text),
             Error::Unconfigured(text) => (StatusCode::INTERNAL_SERVER_ERROR, text),
-            Error::Internal(why) => {
-                tracing::error!(%why, "server error");
+            Error::Internal(reason) => {
+                tracing::error!(%reason, "server error");
                 (StatusCode::INTERNAL_SERVER_ERROR, "server error".to_owned())
             }
         };

@@ -288,7 +288,7 @@ pub(crate) struct NewSnapshot {
     /// The maximum number of snapshots to keep; 0 or absent: ARTIFACT_MAX_VERSIONS_DEFAULT.
     #[schema(value_type = Option<i64>)]
     max_versions: Option<Value>,
-    /// Whether to copy only the difference to the image.
+    /// Whether to copy only the difference from the image.
     thin: Option<bool>,
 }
 
