@@ -1,4 +1,4 @@
-//! Rows of capacity claims of namespaces.
+//! Rows of capacity claims of namespaces. See docs/decisions/0023.
 //!
 //! To change a row, first lock the ledgers of the nodes concerned ([`node_ledgers`](super::node_ledgers)).
 

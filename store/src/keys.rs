@@ -1,4 +1,4 @@
-//! Rows of namespace keys, which contain hashes instead of secrets.
+//! Rows of namespace keys, which contain hashes instead of secrets. See docs/decisions/0003.
 
 #[cfg(test)]
 mod tests;
@@ -24,7 +24,7 @@ pub struct NewKey {
     pub secret: StoredSecret,
     pub expiry: Option<f64>,
     pub scopes: Option<Vec<String>>,
-    /// The origin of a key that was not created by a caller with a key.
+    /// The origin of a key that a token exchange created, or that was created with such a key.
     pub provenance: Option<serde_json::Value>,
 }
 

@@ -1,4 +1,4 @@
-//! Rows of cluster operations: the queue.
+//! Rows of cluster operations: the queue. See docs/decisions/0004.
 
 #[cfg(test)]
 mod tests;

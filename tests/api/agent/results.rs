@@ -210,5 +210,5 @@ async fn nobody_waits_for_ever_for_what_a_guest_says() {
     world.cluster.kill().await;
     world.script(GuestScript { unresponsive: true, ..GuestScript::default() });
     let facts = get(&world.cluster, &world.token, "/instances/www/agent/facts").await;
-    assert_eq!(refusal(&facts), (503, "the agent of the instance does not answer"));
+    assert_eq!(refusal(&facts), (503, "the agent of the instance does not respond"));
 }
