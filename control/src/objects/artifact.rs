@@ -157,7 +157,7 @@ pub(crate) async fn ensure_in(
     match artifacts::insert(tx, &new).await {
         Ok(row) => Ok((row, true)),
         // Another transaction created it first: retry.
-        Err(StoreError::Duplicate(why)) => Err(StoreError::Conflict(why).into()),
+        Err(StoreError::Duplicate(reason)) => Err(StoreError::Conflict(reason).into()),
         Err(error) => Err(error.into()),
     }
 }

@@ -178,7 +178,7 @@ pub(crate) async fn commit_in(tx: &mut Tx, prepared: &PreparedBlob<'_>) -> Resul
         }
         None if prepared.is_new => {
             match blobs::insert_content(tx, sha512, prepared.blob).await {
-                Err(StoreError::Duplicate(why)) => return Err(StoreError::Conflict(why).into()),
+                Err(StoreError::Duplicate(reason)) => return Err(StoreError::Conflict(reason).into()),
                 inserted => inserted?,
             }
             if !blobs::set_created(tx, prepared.blob).await? {
@@ -208,7 +208,7 @@ pub(crate) async fn commit_with_id_in(
     let sha512 = &prepared.content.checksums.sha512;
     if blobs::by_content(&mut *tx, sha512).await?.is_none() && base.is_none() {
         match blobs::insert_content(tx, sha512, blob).await {
-            Err(StoreError::Duplicate(why)) => return Err(StoreError::Conflict(why).into()),
+            Err(StoreError::Duplicate(reason)) => return Err(StoreError::Conflict(reason).into()),
             inserted => inserted?,
         }
     }
@@ -471,7 +471,7 @@ pub async fn record_use(app: &App, row: &BlobRow) {
 }
 
 /// Marks a node's copy as damaged, so that it is no longer served.
-pub async fn set_damaged(app: &App, id: BlobId, node: &NodeRef, why: &str) -> Result<()> {
+pub async fn set_damaged(app: &App, id: BlobId, node: &NodeRef, reason: &str) -> Result<()> {
     let newly_damaged = transaction!(app.store, |tx| {
         let copies = blob_locations::of_blob(&mut *tx, id).await?;
         // A copy that was removed or is being replaced is not damaged.
@@ -481,12 +481,12 @@ pub async fn set_damaged(app: &App, id: BlobId, node: &NodeRef, why: &str) -> Re
         Ok(own.state == CopyState::Complete)
     })?;
     if newly_damaged {
-        tracing::error!(blob = %id, node = node.name, why, "copy of blob is damaged");
+        tracing::error!(blob = %id, node = node.name, reason, "copy of blob is damaged");
         app.events.record(
             Event::new(EventType::Health, object(id), "a copy of the blob is damaged")
                 .also(ObjectRef::new(ObjectType::Node, node.id))
                 .with("node", node.name.clone())
-                .with("reason", why),
+                .with("reason", reason),
         );
     }
     Ok(())

@@ -163,12 +163,12 @@ impl Attempt<'_> {
         let issuer = self.issuer().await?;
         let identity = match app.identities.verify(&issuer, self.token, now()).await {
             Ok(identity) => identity,
-            Err(Refused::Token(why)) => {
-                let detail = format!("of issuer {}: {why}", issuer.name);
+            Err(Refused::Token(reason)) => {
+                let detail = format!("of issuer {}: {reason}", issuer.name);
                 return Err(self.refuse(None, &refusal("token rejected", detail)));
             }
-            Err(Refused::Authorities(why)) => {
-                tracing::warn!(source = self.origin.source, %why, "federated exchange is unavailable");
+            Err(Refused::Authorities(reason)) => {
+                tracing::warn!(source = self.origin.source, %reason, "federated exchange is unavailable");
                 let text = "federated exchange is unavailable, please retry";
                 return Err(Error::Unavailable(text.into()));
             }
@@ -334,7 +334,7 @@ fn printable(text: &str, max_chars: usize) -> String {
 
 /// Checks that a rule is usable, belongs to the issuer of the token and matches its claims. Returns what it grants.
 fn evaluate(found: FoundRule, issuer: &IssuerRow, identity: &Identity) -> Result<Grant, Refusal> {
-    let unusable = |why: String| refusal("rule is unusable", why);
+    let unusable = |reason: String| refusal("rule is unusable", reason);
     let rule = found.row.ok_or_else(|| unusable("the terms of the rule cannot be read".into()))?;
     check(&rule.terms).map_err(|error| unusable(error.to_string()))?;
     if rule.terms.issuer != issuer.name {
@@ -349,7 +349,7 @@ fn evaluate(found: FoundRule, issuer: &IssuerRow, identity: &Identity) -> Result
             Ok(text) => {
                 claims.insert(name.clone(), text.into());
             }
-            Err(why) => wrong.push(format!("claim \"{name}\" {why}")),
+            Err(reason) => wrong.push(format!("claim \"{name}\" {reason}")),
         }
     }
     if wrong.is_empty() {

@@ -178,11 +178,11 @@ pub(crate) fn new_key(
     caller: &Caller,
     secret: StoredSecret,
     expiry: Option<f64>,
-    held: Option<Vec<String>>,
+    held_scopes: Option<Vec<String>>,
 ) -> NewKey {
     let expiry = caller.minted.as_ref().map_or(expiry, |minted| minted.end(expiry));
     let provenance = caller.minted.as_ref().map(|minted| minted.provenance.clone());
-    NewKey { secret, expiry, scopes: held, provenance }
+    NewKey { secret, expiry, scopes: held_scopes, provenance }
 }
 
 async fn write(
@@ -194,8 +194,8 @@ async fn write(
     expiry: Option<f64>,
 ) -> Result<()> {
     let secret = app.secrets.seal(namespace, secret).await?;
-    let held = held_in(&*app.store, caller, namespace).await?;
-    let new = new_key(caller, secret, expiry, held);
+    let held_scopes = held_in(&*app.store, caller, namespace).await?;
+    let new = new_key(caller, secret, expiry, held_scopes);
     let put = transaction!(app.store, |tx| {
         if !namespaces::lock(tx, namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());

@@ -72,7 +72,7 @@ pub async fn revive(app: &App, id: NodeId) -> Result<()> {
 }
 
 /// Moves a node to a state if its current state allows it.
-pub async fn move_to(app: &App, id: NodeId, to: NodeState, why: &str) -> Result<()> {
+pub async fn move_to(app: &App, id: NodeId, to: NodeState, reason: &str) -> Result<()> {
     let from = transaction!(app.store, |tx| {
         let Some(row) = nodes::get(&mut *tx, &NameOrId::Id(id)).await? else { return Ok(None) };
         if !row.state.may_become(to) {
@@ -87,7 +87,7 @@ pub async fn move_to(app: &App, id: NodeId, to: NodeState, why: &str) -> Result<
         app.events.record(
             Event::new(EventType::Mutate, ObjectRef::new(ObjectType::Node, id), format!("state is now {to}"))
                 .with("from", from.as_str())
-                .with("reason", why),
+                .with("reason", reason),
         );
     }
     Ok(())
@@ -154,7 +154,7 @@ async fn record(app: &App, row: NodeRow, maintainer: Option<&str>) -> Result<Nod
         is_eventlog_node: false,
         simulated: identity.simulated,
         spice_server_cert_subject: row.report.display.map(|display| display.subject),
-        limits: row.report.limits.into_iter().map(|(limit, why)| (limit.to_string(), why)).collect(),
+        limits: row.report.limits.into_iter().map(|(limit, reason)| (limit.to_string(), reason)).collect(),
         references_to: references.to,
         references_from: references.from,
     })

@@ -75,12 +75,12 @@ pub(crate) async fn expire(app: &App, row: &AgentOperationRow, reason: ExpiryRea
 }
 
 /// Fails an operation. Returns `false` if its state is not that of the row.
-pub(crate) async fn fail(app: &App, row: &AgentOperationRow, why: &str) -> Result<bool> {
+pub(crate) async fn fail(app: &App, row: &AgentOperationRow, reason: &str) -> Result<bool> {
     let to = AgentOperationState::Error;
-    let end = AgentOperationOutcome { error: Some(why), ..AgentOperationOutcome::default() };
+    let end = AgentOperationOutcome { error: Some(reason), ..AgentOperationOutcome::default() };
     let ended = transaction!(app.store, |tx| { Ok(try_end_in(tx, row, to, &end).await?) })?;
     if ended {
-        app.events.record(audit(row, "agent operation failed").with("reason", why));
+        app.events.record(audit(row, "agent operation failed").with("reason", reason));
     }
     Ok(ended)
 }

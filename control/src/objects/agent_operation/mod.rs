@@ -124,7 +124,7 @@ impl AgentOperationRequest {
 }
 
 fn check_text(field: &str, text: &str, max: usize) -> Result<()> {
-    let invalid = |why: &str| Err(Error::Invalid(format!("{field}: {why}")));
+    let invalid = |reason: &str| Err(Error::Invalid(format!("{field}: {reason}")));
     if text.is_empty() {
         return invalid("must not be empty");
     }
@@ -255,7 +255,7 @@ fn read_budgets(
 
 #[expect(clippy::cast_precision_loss, reason = "budgets are seconds")]
 fn read_budget(name: &str, seconds: Option<f64>, default: u64, max: u64) -> Result<f64> {
-    let invalid = |why: String| Err(Error::Invalid(format!("{name} must {why}")));
+    let invalid = |reason: String| Err(Error::Invalid(format!("{name} must {reason}")));
     match seconds {
         None => Ok(default as f64),
         Some(seconds) if !seconds.is_finite() => invalid("be a finite number of seconds".into()),
@@ -324,7 +324,7 @@ pub async fn facts(
 ) -> Result<Map<String, Value>> {
     require_ready(instance)?;
     node.guests().facts(instance.id).await.map_err(|error| match error {
-        GuestError::Refused(why) => Error::Conflict(why),
+        GuestError::Refused(reason) => Error::Conflict(reason),
         other => Error::Unavailable(other.to_string()),
     })
 }

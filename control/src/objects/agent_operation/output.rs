@@ -199,7 +199,7 @@ pub(super) async fn finish(
         }
     };
     match error {
-        Some(why) => app.events.record(audit(row, "agent operation failed").with("reason", why)),
+        Some(reason) => app.events.record(audit(row, "agent operation failed").with("reason", reason)),
         None => {
             let mut event = Event::new(EventType::Status, object(row.id), "agent operation complete");
             event.request_id.clone_from(&row.request_id);

@@ -57,9 +57,9 @@ pub(super) enum Failure {
 impl From<GuestError> for Failure {
     fn from(error: GuestError) -> Self {
         match error {
-            GuestError::Unreachable(why) | GuestError::Restarted(why) => Self::Unreachable(why),
+            GuestError::Unreachable(reason) | GuestError::Restarted(reason) => Self::Unreachable(reason),
             GuestError::UnknownCommand | GuestError::StatelessAgent => Self::Permanent(error.to_string()),
-            GuestError::Refused(why) | GuestError::HostFailed(why) => Self::Permanent(why),
+            GuestError::Refused(reason) | GuestError::HostFailed(reason) => Self::Permanent(reason),
         }
     }
 }
@@ -75,8 +75,8 @@ impl Failure {
     pub(super) fn from_transfer(error: Error) -> Self {
         match error {
             Error::Unavailable(_) | Error::Contended => Self::Unreachable(error.to_string()),
-            Error::Internal(why) => {
-                tracing::error!(%why, "failed to store data of guest");
+            Error::Internal(reason) => {
+                tracing::error!(%reason, "failed to store data of guest");
                 Self::Permanent("server error".into())
             }
             other => Self::Permanent(other.to_string()),
@@ -160,8 +160,8 @@ impl AgentOperationRun {
                     Ok(outcome) => return Ok(Some((vec![outcome], None))),
                     Err(failure) => failure,
                 },
-                Err(GuestError::Restarted(why)) if sent_boot_id.is_some() => {
-                    tracing::info!(operation = %row.id, why, "guest lost a running command");
+                Err(GuestError::Restarted(reason)) if sent_boot_id.is_some() => {
+                    tracing::info!(operation = %row.id, reason, "guest lost a running command");
                     Failure::Permanent(COMMAND_LOST.into())
                 }
                 Err(error @ (GuestError::UnknownCommand | GuestError::StatelessAgent))
@@ -181,13 +181,13 @@ impl AgentOperationRun {
                 Err(error) => error.into(),
             };
             match failure {
-                Failure::Unreachable(why) => {
-                    tracing::debug!(operation = %row.id, why, "guest is unreachable, retrying command");
+                Failure::Unreachable(reason) => {
+                    tracing::debug!(operation = %row.id, reason, "guest is unreachable, retrying command");
                     self.wait_reachable(row, &mut backoff).await;
                     sent_boot_id = Some(row.sent_boot.clone().unwrap_or_default());
                 }
-                Failure::Permanent(why) => {
-                    return Ok(Some((vec![failure_outcome(row.commands.first(), &why)], Some(why))));
+                Failure::Permanent(reason) => {
+                    return Ok(Some((vec![failure_outcome(row.commands.first(), &reason)], Some(reason))));
                 }
                 Failure::Retry(error) => return Err(error),
             }
@@ -210,14 +210,14 @@ impl AgentOperationRun {
             let mut outcomes = Vec::new();
             match self.run_commands(row, &mut outcomes).await {
                 Ok(()) => return Ok(Some((outcomes, None))),
-                Err(Failure::Unreachable(why)) => {
-                    tracing::debug!(operation = %row.id, why, "guest is unreachable, retrying transfer");
+                Err(Failure::Unreachable(reason)) => {
+                    tracing::debug!(operation = %row.id, reason, "guest is unreachable, retrying transfer");
                     // The progress clock keeps running.
                     self.wait_reachable(row, &mut backoff).await;
                 }
-                Err(Failure::Permanent(why)) => {
-                    outcomes.push(failure_outcome(row.commands.get(outcomes.len()), &why));
-                    return Ok(Some((outcomes, Some(why))));
+                Err(Failure::Permanent(reason)) => {
+                    outcomes.push(failure_outcome(row.commands.get(outcomes.len()), &reason));
+                    return Ok(Some((outcomes, Some(reason))));
                 }
                 Err(Failure::Retry(error)) => return Err(error),
             }
@@ -323,7 +323,7 @@ fn path_result(path: &str) -> Map<String, Value> {
 }
 
 /// Returns the outcome of a failed command.
-fn failure_outcome(command: Option<&AgentCommand>, why: &str) -> CommandOutcome<'static> {
+fn failure_outcome(command: Option<&AgentCommand>, reason: &str) -> CommandOutcome<'static> {
     let mut result = Map::new();
     match command {
         Some(AgentCommand::Execute { commandline, .. }) => {
@@ -339,7 +339,7 @@ fn failure_outcome(command: Option<&AgentCommand>, why: &str) -> CommandOutcome<
         None => {}
     }
     result.insert("result".into(), json!(false));
-    result.insert("message".into(), json!(why));
+    result.insert("message".into(), json!(reason));
     CommandOutcome { result, outputs: vec![] }
 }
 
@@ -375,12 +375,14 @@ mod tests {
         let failure = |error: GuestError| Failure::from(error);
         assert!(matches!(failure(GuestError::Unreachable("x".into())), Failure::Unreachable(_)));
         assert!(matches!(failure(GuestError::Restarted("new".into())), Failure::Unreachable(_)));
-        assert!(matches!(failure(GuestError::Refused("no".into())), Failure::Permanent(why) if why == "no"));
+        assert!(
+            matches!(failure(GuestError::Refused("no".into())), Failure::Permanent(reason) if reason == "no")
+        );
         assert!(matches!(Failure::from_transfer(Error::Unavailable("x".into())), Failure::Unreachable(_)));
         assert!(
-            matches!(Failure::from_transfer(Error::Conflict("x".into())), Failure::Permanent(why) if why == "x")
+            matches!(Failure::from_transfer(Error::Conflict("x".into())), Failure::Permanent(reason) if reason == "x")
         );
         let ours = Failure::from_transfer(Error::Internal("secret".into()));
-        assert!(matches!(ours, Failure::Permanent(why) if why == "server error"));
+        assert!(matches!(ours, Failure::Permanent(reason) if reason == "server error"));
     }
 }

@@ -155,8 +155,8 @@ pub(crate) async fn fetched_blob(app: &App, id: ArtifactId) -> Result<BlobId> {
     match (row.state, version::newest(&*app.store, id).await?) {
         (ArtifactState::Created, Some(blob)) => Ok(blob),
         (ArtifactState::Error, _) => {
-            let why = row.error_message.unwrap_or_else(|| "unknown".into());
-            Err(Error::Conflict(format!("image {} could not be fetched: {why}", row.source_url)))
+            let reason = row.error_message.unwrap_or_else(|| "unknown".into());
+            Err(Error::Conflict(format!("image {} could not be fetched: {reason}", row.source_url)))
         }
         (ArtifactState::Initial, _) => {
             Err(Error::NotReady(format!("image {} has no version yet", row.source_url)))
@@ -193,8 +193,8 @@ pub(crate) async fn ensure_on(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) ->
 /// An unusable image stays unusable; a lack of space may be temporary.
 fn unusable(error: Error) -> Error {
     match error {
-        Error::Invalid(why) => Error::Conflict(format!("the image cannot be used: {why}")),
-        Error::Insufficient(why) => Error::Unavailable(why),
+        Error::Invalid(reason) => Error::Conflict(format!("the image cannot be used: {reason}")),
+        Error::Insufficient(reason) => Error::Unavailable(reason),
         other => other,
     }
 }

@@ -77,9 +77,9 @@ impl Candidates {
         result.map(Vec::as_slice).map_err(|refusal| refusal.clone().into())
     }
 
-    fn refused_everywhere(&self, why: &str) -> RefusedNodes {
+    fn refused_everywhere(&self, reason: &str) -> RefusedNodes {
         let all = self.outcome.result.iter().flatten().take(MAX_CANDIDATES);
-        all.filter_map(|node| Some((self.facts(*node)?.name.clone(), why.to_owned()))).collect()
+        all.filter_map(|node| Some((self.facts(*node)?.name.clone(), reason.to_owned()))).collect()
     }
 
     fn facts(&self, node: NodeId) -> Option<&Facts> {
@@ -132,7 +132,7 @@ pub(crate) async fn allocate_in(
                     match claim::charge_in(app, tx, namespace, &wanted, &candidates.nodes).await? {
                         Ok(()) => {}
                         // The refusal applies to every node.
-                        Err(why) => return Ok(Err(candidates.refused_everywhere(&why))),
+                        Err(reason) => return Ok(Err(candidates.refused_everywhere(&reason))),
                     }
                     node_ledgers::set(tx, *node, &committed).await?;
                     let name = facts.name.clone();
@@ -214,7 +214,7 @@ pub(crate) fn record_scheduling(
     );
     for stage in &candidates.outcome.stages {
         let dropped: serde_json::Map<String, serde_json::Value> =
-            stage.dropped.iter().map(|(node, why)| (node.clone(), json!(why))).collect();
+            stage.dropped.iter().map(|(node, reason)| (node.clone(), json!(reason))).collect();
         app.record(
             caller,
             event(EventMessage::SchedulingStage(stage.stage))
@@ -235,7 +235,7 @@ pub(crate) fn record_scheduling(
                 Err(refused) => (None, refused),
             };
             let refused: serde_json::Map<String, serde_json::Value> =
-                refused.iter().map(|(node, why)| (node.clone(), json!(why))).collect();
+                refused.iter().map(|(node, reason)| (node.clone(), json!(reason))).collect();
             last = last.with("chosen", chosen.clone()).with("refused", refused);
             app.record(caller, last);
             if let Some(chosen) = chosen {

@@ -66,7 +66,7 @@ pub async fn apply(
     let vms = node.vms();
     let power = vms.power(id).await?;
     let running = matches!(power, Some(VmPower::On | VmPower::Paused));
-    let invalid = |why: &str| Err(Error::Conflict(format!("Invalid lifecycle state: {why}")));
+    let invalid = |reason: &str| Err(Error::Conflict(format!("Invalid lifecycle state: {reason}")));
     match action {
         PowerAction::On if running => return Ok(()),
         PowerAction::Off if !running => {}
@@ -128,8 +128,8 @@ pub(crate) async fn start_vm(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceR
         }
         match node.vms().start(&plan).await {
             // The port belongs to a process that is not one of our VMs.
-            Err(Error::PortInUse(why)) => {
-                tracing::info!(instance = %row.id, why, "retrying VM start with other ports");
+            Err(Error::PortInUse(reason)) => {
+                tracing::info!(instance = %row.id, reason, "retrying VM start with other ports");
             }
             outcome => return outcome,
         }

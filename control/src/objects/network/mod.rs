@@ -82,7 +82,7 @@ pub async fn bootstrap(app: &App) -> Result<()> {
         match networks::insert(tx, &new).await {
             Ok(row) => reserve_special_addresses(tx, &row).await?,
             // Another daemon created it first: retry.
-            Err(StoreError::Duplicate(why)) => return Err(StoreError::Conflict(why).into()),
+            Err(StoreError::Duplicate(reason)) => return Err(StoreError::Conflict(reason).into()),
             Err(error) => return Err(error.into()),
         }
         Ok(configured)
@@ -422,7 +422,7 @@ pub async fn route(app: &App, caller: &Caller, reference: &str) -> Result<Ipv4Ad
             .with("address", address.to_string()),
     );
     match wait::wait_applied(app, row.id).await {
-        Err(Error::Unavailable(why)) => Err(Error::Unavailable(format!("{address}: {why}"))),
+        Err(Error::Unavailable(reason)) => Err(Error::Unavailable(format!("{address}: {reason}"))),
         outcome => outcome.map(|()| address),
     }
 }

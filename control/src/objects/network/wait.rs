@@ -44,11 +44,11 @@ fn into_result(waited: WaitOutcome, since: f64) -> Result<()> {
     match waited {
         WaitOutcome::Applied => Ok(()),
         // A host that lacks the feature will still lack it on the next attempt.
-        WaitOutcome::Failed(node, why) if node.report.limits.contains_key(&HostFeature::Networks) => {
-            Err(Error::Conflict(format!("node {}: {why}", node.identity.name)))
+        WaitOutcome::Failed(node, reason) if node.report.limits.contains_key(&HostFeature::Networks) => {
+            Err(Error::Conflict(format!("node {}: {reason}", node.identity.name)))
         }
-        WaitOutcome::Failed(node, why) => {
-            Err(Error::Unavailable(format!("node {}: {why}", node.identity.name)))
+        WaitOutcome::Failed(node, reason) => {
+            Err(Error::Unavailable(format!("node {}: {reason}", node.identity.name)))
         }
         WaitOutcome::TimedOut(node) if now() - since > NODE_TIMEOUT => Err(Error::Conflict(timed_out(&node))),
         WaitOutcome::TimedOut(node) => Err(Error::NotReady(timed_out(&node))),
@@ -60,12 +60,12 @@ pub(crate) async fn wait_applied(app: &App, network: NetworkId) -> Result<()> {
     let timeout = Duration::from_secs(app.settings.api_async_wait);
     match wait_for_node(app, network, timeout).await? {
         WaitOutcome::Applied => Ok(()),
-        WaitOutcome::Failed(node, why) => Err(Error::Unavailable(format!(
-            "the change is recorded, but network node {} failed to apply it: {why}",
+        WaitOutcome::Failed(node, reason) => Err(Error::Unavailable(format!(
+            "the change is recorded, but network node {} failed to apply it: {reason}",
             node.identity.name
         ))),
         WaitOutcome::TimedOut(node) => {
-            tracing::warn!(%network, why = timed_out(&node), "network node has not applied a change yet");
+            tracing::warn!(%network, reason = timed_out(&node), "network node has not applied a change yet");
             Ok(())
         }
     }
@@ -138,7 +138,7 @@ async fn wait_for(app: &App, network: NetworkId, node: NodeRow, timeout: Duratio
         }
         let rows = node_networks::of_network(&*app.store, network).await?;
         match rows.into_iter().find(|own| own.node == node.identity.id && own.generation >= generation) {
-            Some(NodeNetworkRow { error: Some(why), .. }) => return Ok(WaitOutcome::Failed(node, why)),
+            Some(NodeNetworkRow { error: Some(reason), .. }) => return Ok(WaitOutcome::Failed(node, reason)),
             Some(_) => return Ok(WaitOutcome::Applied),
             None if wait.again().await => {}
             None => return Ok(WaitOutcome::TimedOut(node)),
