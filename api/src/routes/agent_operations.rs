@@ -26,7 +26,7 @@ use muster_control::objects::instance;
 
 /// Parses a duration in seconds.
 fn seconds(name: &str, given: Option<&Value>) -> Result<Option<f64>> {
-    let invalid = |why: &str| Err(Error::Invalid(format!("{name} must be a {why}")));
+    let invalid = |reason: &str| Err(Error::Invalid(format!("{name} must be a {reason}")));
     match given {
         None => Ok(None),
         Some(Value::Bool(_)) => invalid("number of seconds, not a boolean"),

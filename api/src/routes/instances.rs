@@ -145,7 +145,7 @@ pub(crate) async fn create(
 ) -> ApiResult<Json<InstanceRecord>> {
     let mut findings = Findings::new(app.settings.api_validation_mode);
     let default_bus =
-        app.settings.disk_bus.parse().map_err(|why| Error::Internal(format!("DISK_BUS: {why}")))?;
+        app.settings.disk_bus.parse().map_err(|reason| Error::Internal(format!("DISK_BUS: {reason}")))?;
     let request = InstanceRequest {
         name: new.name,
         cpus: new.cpus,
