@@ -1,5 +1,5 @@
-//! The store: SQL statements, and nothing else. Every statement runs on both engines, SQLite and MariaDB.
-//! See docs/decisions/0001.
+//! The store: SQL statements, and nothing else. Every statement runs on both engines, SQLite and MariaDB. See
+//! docs/decisions/0001.
 //!
 //! Business rules live in `control/src/objects/`. Every modification runs in [`transaction!`], the only place that
 //! retries: on MariaDB (and on Galera in particular) any statement or commit may fail with a conflict, so the body of

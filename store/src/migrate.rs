@@ -88,7 +88,7 @@ async fn apply(mut store: &Store, owner: &LeaseOwner) -> Result<(), StoreError> 
 async fn run_statement(store: &Store, statement: &str) -> Result<(), StoreError> {
     let mut tx = store.begin().await?;
     match tx.execute_ddl(statement).await {
-        // The column was added by a start that was killed before it recorded its progress.
+        // A daemon added the column and was killed before it recorded its progress.
         Err(StoreError::DuplicateColumn(_)) => {}
         outcome => outcome?,
     }

@@ -39,10 +39,10 @@ impl Columns {
             return Err(StoreError::Internal(format!("a row of {} columns lacks column {name}", self.width)));
         };
         T::from_value(value).map_err(|value| {
-            let wanted = std::any::type_name::<T>();
+            let expected = std::any::type_name::<T>();
             StoreError::Internal(match value {
-                Value::Text(text) => format!("column {name}: {text:?} is not a {wanted}"),
-                _ => format!("column {name} does not hold a {wanted}"),
+                Value::Text(text) => format!("column {name}: {text:?} is not a {expected}"),
+                _ => format!("column {name} is not a {expected}"),
             })
         })
     }

@@ -117,7 +117,7 @@ impl Fixture {
         cluster.other.lose_all_vms();
         wait_for("the start to be queued", async || {
             let messages = cluster.messages(&object).await;
-            messages.contains(&"the host went down with it, it is started again".to_owned()).then_some(())
+            messages.contains(&"restarting the VM after its host went down".to_owned()).then_some(())
         })
         .await;
         cluster.settle().await;

@@ -139,7 +139,7 @@ async fn restarts_instances_that_ran_when_their_host_went_down() {
     for record in [&on, &paused] {
         wait_for("the start to be queued", async || {
             let messages = cluster.messages(&object(record)).await;
-            messages.contains(&"the host went down with it, it is started again".to_owned()).then_some(())
+            messages.contains(&"restarting the VM after its host went down".to_owned()).then_some(())
         })
         .await;
     }
