@@ -27,8 +27,9 @@ use super::qmp::{Event, Qmp};
 use super::tap::Tap;
 use super::vm_dir::{VmDir, VmExit, VmRecord, file};
 use super::vsock::Vsock;
-use super::{backup_job, cgroup, config_drive, socket, vsock};
+use super::{backup_job, cgroup, config_drive, vsock};
 use crate::storage::failed;
+use crate::vm_socket;
 
 /// The user id of a VM is this plus its console port, which is unique on a node.
 const FIRST_UID: u32 = 1_900_000_000;
@@ -141,12 +142,12 @@ fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan) -> Result<Spawned>
     prepare_files(hypervisor, dir, plan, uid)?;
 
     let no_socket = |error: io::Error| failed("failed to create VM socket")(error);
-    let qmp = socket::listen(dir.path(), socket::QMP).map_err(no_socket)?;
+    let qmp = vm_socket::listen(dir.path(), vm_socket::QMP).map_err(no_socket)?;
     let wants_vsock = plan.side_channels.contains(&SideChannel::Agent2);
     let vsock = wants_vsock.then(|| Vsock::open(&hypervisor.vsock_cids())).flatten();
     let side_channels = vsock::available_side_channels(&plan.side_channels, vsock.is_some());
     let agent = match side_channels.contains(&SideChannel::Agent) {
-        true => Some(socket::listen(dir.path(), socket::AGENT).map_err(no_socket)?),
+        true => Some(vm_socket::listen(dir.path(), vm_socket::AGENT).map_err(no_socket)?),
         false => None,
     };
     let taps =
@@ -170,7 +171,7 @@ fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan) -> Result<Spawned>
     dir.begin_run(&record)?;
     let cgroup = cgroup::Cgroup::create(plan.id, plan.cpus, plan.memory_mb)?;
     // The connection waits in the socket's backlog until QEMU accepts it.
-    let stream = socket::connect_early(dir.path(), socket::QMP).map_err(no_socket)?;
+    let stream = vm_socket::connect_early(dir.path(), vm_socket::QMP).map_err(no_socket)?;
     let request = SpawnRequest {
         program: qemu,
         arguments: &qemu_args::arguments(plan, &resources),
