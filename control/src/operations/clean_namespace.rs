@@ -4,7 +4,7 @@ use muster_types::Result;
 use muster_types::namespace::NamespaceState;
 use muster_types::object::{ObjectRef, ObjectType};
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::events::clear_events;
 use crate::objects::claim;

@@ -2,7 +2,7 @@
 
 use muster_types::{Error, Result};
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::events::clear_events;
 use crate::queue::{CleanNetwork, Operation as _};

@@ -5,7 +5,7 @@ use muster_types::event::{Event, EventType};
 use muster_types::ids::BlobId;
 use muster_types::{Error, Result};
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::objects::artifact;
 use crate::objects::version::VERSION_OF;

@@ -11,7 +11,7 @@ use muster_types::interface::InterfaceState;
 use muster_types::node::NodeApi;
 use muster_types::spec::DiskType;
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::objects::instance::create::reference_blobs_in;
 use crate::objects::instance::state::{fail_creation, record_state_change, set_state};

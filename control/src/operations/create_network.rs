@@ -5,7 +5,7 @@ use muster_types::event::{Event, EventType};
 use muster_types::network::NetworkState;
 use muster_types::{Error, Result};
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::objects::network::address_pool::{floating_pool, quarantine};
 use crate::objects::network::object;

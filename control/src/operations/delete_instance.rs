@@ -4,7 +4,7 @@ use muster_types::ids::NetworkId;
 use muster_types::instance::InstanceState;
 use muster_types::{Error, Result};
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::objects::instance::state::release;
 use crate::objects::instance::{local_node, target_id};

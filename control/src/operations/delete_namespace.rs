@@ -4,7 +4,7 @@
 use muster_types::Result;
 use muster_types::namespace::NamespaceState;
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::queue::{DeleteNamespace, Operation as _};
 use muster_store::operations::OperationRow;

@@ -14,7 +14,7 @@ use muster_types::operation::Progress;
 use muster_types::storage::Draft;
 use muster_types::{Error, Result};
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::fetch::{Fetch, Keep, Meter, Outcome, resolve};
 use crate::objects::artifact::{enqueue_conversion, object};

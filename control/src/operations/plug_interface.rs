@@ -6,7 +6,7 @@ use muster_types::interface::InterfaceState;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::{Error, Result};
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::objects::instance::{local_node, object, plan, target_id};
 use crate::objects::interface::{delete_in, set_state_in};

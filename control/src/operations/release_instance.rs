@@ -3,7 +3,7 @@
 use muster_store::operations::OperationRow;
 use muster_types::Result;
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::objects::instance::state::fail_creation;
 use crate::queue::{Operation as _, ReleaseInstance};

@@ -12,7 +12,7 @@ use muster_types::storage::Draft;
 use muster_types::vm::{SnapshotDisk, VmPower};
 use muster_types::{Error, Result};
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::objects::blob::{self, BlobSource};
 use crate::objects::instance::snapshot::NVRAM;

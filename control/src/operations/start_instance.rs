@@ -5,7 +5,7 @@ use muster_types::event::{Event, EventType};
 use muster_types::event_message::EventMessage;
 use muster_types::instance::{InstanceState, PowerState};
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::objects::instance::{local_node, object, power, target_id};
 use crate::objects::network::wait::wait_instance_networks;

@@ -16,7 +16,8 @@ use parking_lot::Mutex;
 use serde_json::{Map, json};
 use tokio::sync::{Semaphore, watch};
 
-use super::{IMPLEMENTATIONS, Implementation, Undo};
+use super::implementations::IMPLEMENTATIONS;
+use super::step::{Implementation, Undo};
 use crate::app::App;
 use crate::queue::Lane;
 
