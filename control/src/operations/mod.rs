@@ -1,6 +1,6 @@
 //! The worker that runs queued operations, and the steps of every operation, one file each.
 //!
-//! An operation is a row with named steps, run by the worker that holds its lease. A step is idempotent: it may run
+//! An operation is a row with named steps, run by the worker that owns its lease. A step is idempotent: it may run
 //! again after any failure or crash. It has an undo, or says why none is needed. A step that must wait for something
 //! else returns [`Error::NotReady`] and is retried without limit; an error that no retry can fix ends the operation.
 //! See docs/decisions/0004.

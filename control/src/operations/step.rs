@@ -2,9 +2,10 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::str::FromStr;
 
 use muster_store::operations::OperationRow;
-use muster_types::Result;
+use muster_types::{Error, Result};
 
 use crate::app::App;
 use crate::queue::OperationKind;
@@ -44,29 +45,43 @@ impl Implementation {
     #[must_use]
     pub const fn new(kind: OperationKind, steps: &'static [Step]) -> Self {
         assert!(kind.steps.len() == steps.len(), "an implementation has the steps that its kind declares");
-        let mut at = 0;
-        while at < steps.len() {
+        let mut index = 0;
+        while index < steps.len() {
             assert!(
-                is_equal(kind.steps[at].as_bytes(), steps[at].name.as_bytes()),
+                is_equal(kind.steps[index].as_bytes(), steps[index].name.as_bytes()),
                 "an implementation has the steps that its kind declares, in the same order"
             );
-            at += 1;
+            index += 1;
         }
         Self { kind, steps }
     }
 }
 
-/// Compares two byte strings, in a constant context.
+/// Returns whether two byte strings are equal. `==` is not available in a constant context.
 const fn is_equal(one: &[u8], other: &[u8]) -> bool {
     if one.len() != other.len() {
         return false;
     }
-    let mut at = 0;
-    while at < one.len() {
-        if one[at] != other[at] {
+    let mut index = 0;
+    while index < one.len() {
+        if one[index] != other[index] {
             return false;
         }
-        at += 1;
+        index += 1;
     }
     true
+}
+
+/// Parses the id of the target of an operation.
+pub(super) fn parse_target_id<T: FromStr>(row: &OperationRow) -> Result<T> {
+    let target = &row.target;
+    target.id.parse().map_err(|_| {
+        let kind = target.object_type;
+        Error::Internal(format!("operation {}: {:?} is not the id of a {kind}", row.id, target.id))
+    })
+}
+
+/// Returns the message of the error that ended an operation, for the undo of its steps.
+pub(super) fn failure_message(row: &OperationRow) -> &str {
+    row.error_report.as_ref().map_or("unknown", |report| report.message.as_str())
 }
