@@ -153,7 +153,7 @@ fn header_value(text: &str) -> Result<HeaderValue, Error> {
 async fn unreadable(app: &App, blob: BlobId, node: &NodeRef, error: Error) -> Error {
     let why = match &error {
         Error::Internal(why) => why.clone(),
-        Error::NotFound(_) => "its file is gone".to_owned(),
+        Error::NotFound(_) => "its file is missing".to_owned(),
         _ => return error,
     };
     if let Err(error) = blob::set_damaged(app, blob, node, &why).await {

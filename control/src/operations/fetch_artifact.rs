@@ -197,7 +197,7 @@ async fn record_progress(part: &PartialFetch<'_>, artifact: &ArtifactRow, meter:
                     event = waiting.into_iter().fold(event, |event, id| event.also(instance::object(id)));
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "failed to read the instances that wait for an artifact")
+                    tracing::warn!(%error, "failed to read the instances that wait for an artifact");
                 }
             }
             part.app.events.record(event);

@@ -322,7 +322,7 @@ async fn a_machine_that_no_record_explains_is_left_alone_and_one_whose_record_is
         cluster.app.nodes[0].identity().id,
     );
     let messages = cluster.messages(&node).await;
-    assert!(messages.contains(&"no record explains a machine, it is left alone".to_owned()), "{messages:?}");
+    assert!(messages.contains(&"ignored a VM without a record".to_owned()), "{messages:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -221,7 +221,7 @@ fn survives(world: World, kills: usize) {
     });
     wait_until_nothing_is_left(&world, &backdoor, &before, &ids);
     let log = world.machine(1).log();
-    assert!(!log.contains("panicked") && !log.contains("no record explains"), "{log}");
+    assert!(!log.contains("panicked") && !log.contains("without a record"), "{log}");
 }
 
 #[test]
