@@ -26,7 +26,7 @@ use crate::state::AgentNotifier;
 use muster_store::agent_operations::{self, AgentOperationOutcome, AgentOperationRow};
 use muster_store::transaction;
 
-/// The interval at which the database is read without a notification, and at which the progress of transfers is recorded.
+/// The interval at which the database is read without a notification and the progress of transfers is recorded.
 pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_secs(1);
 /// The interval at which orphaned commands are cancelled in guests.
 const CANCEL_INTERVAL: Duration = Duration::from_secs(10);
@@ -370,7 +370,7 @@ async fn copy_input(app: Arc<App>, node: Arc<dyn NodeApi>, row: AgentOperationRo
         match outcome {
             Ok(_) => break,
             Err(error) => {
-                tracing::debug!(operation = %row.id, %error, "failed to copy a blob to its node, retrying")
+                tracing::debug!(operation = %row.id, %error, "failed to copy a blob to its node, retrying");
             }
         }
         tokio::time::sleep(backoff).await;

@@ -34,8 +34,8 @@ pub async fn run(app: &App) -> Result<()> {
     Ok(())
 }
 
-/// Deletes blobs that were not referenced for `BLOB_DELETION_DELAY` seconds. The storage reconciler removes their files.
-/// See docs/decisions/0015.
+/// Deletes blobs that were not referenced for `BLOB_DELETION_DELAY` seconds. The storage reconciler removes their
+/// files. See docs/decisions/0015.
 pub async fn delete_unused(app: &App) -> Result<()> {
     #[expect(clippy::cast_precision_loss, reason = "delays are seconds")]
     let before = now() - app.settings.blob_deletion_delay as f64;

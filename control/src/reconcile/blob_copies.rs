@@ -1,5 +1,5 @@
-//! Replicates blobs that have too few copies. Each node decides for itself: all nodes rank the nodes of a blob in the same
-//! order, and the first ones without a copy fetch it.
+//! Replicates blobs that have too few copies. Each node decides for itself: all nodes rank the nodes of a blob in the
+//! same order, and the first ones without a copy fetch it.
 
 use std::sync::Arc;
 

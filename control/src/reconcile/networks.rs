@@ -1,9 +1,9 @@
-//! Reconciles the networks on the nodes of this daemon with the database: applies plans, repairs drift, removes unwanted
-//! networks.
+//! Reconciles the networks on the nodes of this daemon with the database: applies plans, repairs drift, removes
+//! unwanted networks.
 //!
 //! Nothing else modifies a node's networks. A request that changes a network writes rows, notifies the
-//! [`NetworkNotifier`](crate::state::NetworkNotifier), and may wait until the rows of the nodes show that they applied it.
-//! See docs/decisions/0011.
+//! [`NetworkNotifier`](crate::state::NetworkNotifier), and may wait until the rows of the nodes show that they applied
+//! it. See docs/decisions/0011.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;

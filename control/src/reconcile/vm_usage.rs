@@ -23,7 +23,7 @@ pub async fn run(app: &App) -> Result<()> {
                 }
                 Ok(None) => {}
                 Err(error) => {
-                    tracing::warn!(instance = %row.id, %error, "failed to read the usage of an instance")
+                    tracing::warn!(instance = %row.id, %error, "failed to read the usage of an instance");
                 }
             }
         }

@@ -101,7 +101,7 @@ async fn reconcile_node(app: &App, node: &Arc<dyn NodeApi>, state: &mut VmReconc
         };
         match row {
             Some(row) if row.node != Some(node_id) && row.state.is_alive() => {
-                report_unknown(app, node_id, state, &vm)
+                report_unknown(app, node_id, state, &vm);
             }
             Some(row) => match row.state {
                 InstanceState::Created if !is_recorded(&row, &vm.power) => {
