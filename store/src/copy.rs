@@ -5,7 +5,8 @@ mod tests;
 
 use aws_lc_rs::digest;
 
-use super::{Engine, Row, Store, StoreError, Value, migrate, params, placeholders, transaction};
+use super::store::Engine;
+use super::{Row, Store, StoreError, Value, migrate, params, placeholders, transaction};
 
 /// The copy of one table.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,8 +8,11 @@ mod tests;
 
 use std::time::Duration;
 
-use super::leases::LeaseOwner;
-use super::{Read, Store, StoreError, leases, params, transaction};
+use crate::error::StoreError;
+use crate::leases::LeaseOwner;
+use crate::row::Read;
+use crate::store::Store;
+use crate::{leases, params, transaction};
 
 const MIGRATIONS: &[(i64, &str)] = &[
     (1, include_str!("../../migrations/0001_base.sql")),
@@ -92,7 +95,7 @@ async fn run_statement(store: &Store, statement: &str) -> Result<(), StoreError>
         Err(StoreError::DuplicateColumn(_)) => {}
         outcome => outcome?,
     }
-    match tx.finish(Ok(()), &mut super::Retry::default()).await {
+    match tx.finish(Ok(()), &mut crate::transaction::Retry::default()).await {
         Some(Ok(())) => Ok(()),
         Some(Err(error)) => Err(unavailable(error)),
         None => Err(StoreError::Unavailable("another node changed the schema".into())),

@@ -2,7 +2,8 @@
 
 use std::fmt::Display;
 
-use crate::{FromValue, StoreError, Value};
+use crate::error::StoreError;
+use crate::value::{FromValue, Value};
 
 /// A row of a result.
 #[derive(Debug, Clone, PartialEq)]

@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use muster_types::Error;
 
-use crate::{Read, Row, StoreError, TxError, Value, mariadb, sqlite};
+use crate::error::{StoreError, TxError};
+use crate::row::{Read, Row};
+use crate::value::Value;
+use crate::{mariadb, sqlite};
 
 pub(crate) enum TxEngine {
     Sqlite(sqlite::SqliteTx),

@@ -354,7 +354,7 @@ async fn keeps_vm_without_record_and_removes_vm_of_deleted_instance() {
         cluster.app.nodes[0].identity().id,
     );
     let messages = cluster.messages(&node).await;
-    assert!(messages.contains(&"no record explains a machine, it is left alone".to_owned()), "{messages:?}");
+    assert!(messages.contains(&"ignored a VM without a record".to_owned()), "{messages:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -225,7 +225,7 @@ fn kill_during_workload(world: World, kills: usize) {
     });
     wait_until_nothing_is_left(&world, &backdoor, &before, &ids);
     let log = world.machine(1).log();
-    assert!(!log.contains("panicked") && !log.contains("no record explains"), "{log}");
+    assert!(!log.contains("panicked") && !log.contains("without a record"), "{log}");
 }
 
 #[test]
