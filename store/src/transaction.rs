@@ -135,7 +135,6 @@ macro_rules! transaction {
     ($store:expr, |$tx:ident| $body:block) => {{
         let mut retry = $crate::Retry::default();
         loop {
-            #[allow(unused_mut)]
             let mut transaction = match $store.begin().await {
                 Ok(transaction) => transaction,
                 Err(failure) => match retry.after(failure).await {

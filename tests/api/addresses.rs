@@ -6,11 +6,11 @@ use axum::http::Method;
 use muster_control::objects::interface::{NewInterface, WantedAddress};
 use muster_control::reconcile;
 use muster_store::addresses;
+use muster_test_cluster::wait_for;
 use muster_types::ids::InstanceId;
 use muster_types::network::FLOATING_NETWORK_ID;
 use serde_json::{Value, json};
 
-use crate::harness::wait_for;
 use crate::networks::{cluster, create_network, delete, get, id, object, post};
 
 #[tokio::test(flavor = "multi_thread")]
@@ -84,7 +84,7 @@ async fn reuses_addresses_of_full_network_after_quarantine() {
     let mut allocated = BTreeSet::new();
     let mut last = None;
     for _ in 0..5 {
-        let row = cluster.interface(&network, "ci", "host", 2).await;
+        let row = cluster.create_interface(&network, "ci", "host", 2).await;
         assert!(allocated.insert(row.ipv4.unwrap()), "allocated twice");
         last = Some(row);
     }
@@ -100,25 +100,25 @@ async fn reuses_addresses_of_full_network_after_quarantine() {
         model: "virtio".into(),
         order: 0,
     };
-    let refused = cluster.try_interface(&new(WantedAddress::Any)).await.unwrap_err();
+    let refused = cluster.try_create_interface(&new(WantedAddress::Any)).await.unwrap_err();
     assert!(
         matches!(&refused, muster_types::Error::InsufficientCapacity(text) if text == "No free addresses on network")
     );
     // An interface without an address needs no free address.
-    assert_eq!(cluster.try_interface(&new(WantedAddress::None)).await.unwrap().ipv4, None);
+    assert_eq!(cluster.try_create_interface(&new(WantedAddress::None)).await.unwrap().ipv4, None);
     let deleted = last.unwrap();
     cluster.delete_interface(deleted.id).await;
     let reallocated = wait_for("the quarantine to end", async || {
-        cluster.try_interface(&new(WantedAddress::Any)).await.ok()
+        cluster.try_create_interface(&new(WantedAddress::Any)).await.ok()
     })
     .await;
     assert_eq!(reallocated.ipv4, deleted.ipv4);
     let in_use = new(WantedAddress::Exactly(reallocated.ipv4.unwrap()));
-    assert!(matches!(cluster.try_interface(&in_use).await, Err(muster_types::Error::AddressInUse(_))));
+    assert!(matches!(cluster.try_create_interface(&in_use).await, Err(muster_types::Error::AddressInUse(_))));
     let outside = new(WantedAddress::Exactly("10.9.9.9".parse().unwrap()));
-    assert!(matches!(cluster.try_interface(&outside).await, Err(muster_types::Error::Invalid(_))));
+    assert!(matches!(cluster.try_create_interface(&outside).await, Err(muster_types::Error::Invalid(_))));
     let duplicate_mac = NewInterface { mac: Some(reallocated.mac), ..new(WantedAddress::None) };
-    let refused = cluster.try_interface(&duplicate_mac).await.unwrap_err();
+    let refused = cluster.try_create_interface(&duplicate_mac).await.unwrap_err();
     assert!(refused.to_string().contains("macaddress"), "{refused}");
     let released = reconcile::quarantine::run(&cluster.app).await.unwrap();
     assert_eq!(released, 0, "the quarantined address is allocated again");
@@ -128,7 +128,7 @@ async fn reuses_addresses_of_full_network_after_quarantine() {
 async fn floats_and_defloats_interface() {
     let (cluster, token) = cluster(&[]).await;
     let network = create_network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
-    let row = cluster.interface(&network, "ci", "web", 1).await;
+    let row = cluster.create_interface(&network, "ci", "web", 1).await;
     let path = |verb: &str| format!("/interfaces/{}/{verb}", row.id);
     assert_eq!(cluster.call(&token, Method::POST, &path("float"), None).await.body, Value::Null);
     let fetched = get(&cluster, &token, &format!("/interfaces/{}", row.id)).await.body;

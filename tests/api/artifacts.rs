@@ -5,10 +5,10 @@ use std::sync::Arc;
 use axum::body::Body;
 use axum::http::{Method, Request};
 use muster_control::{objects, reconcile};
+use muster_test_cluster::{ApiResponse, Cluster, caller, wait_for};
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Cluster, caller, wait_for};
 use crate::networks::{delete, get, post};
 
 /// Uploads bytes as a version of the named artifact and returns its record.
@@ -18,7 +18,7 @@ pub(crate) async fn upload(cluster: &Cluster, token: &str, name: &str, bytes: &[
     response.body
 }
 
-async fn try_upload(cluster: &Cluster, token: &str, name: &str, bytes: &[u8], fields: Value) -> Answer {
+async fn try_upload(cluster: &Cluster, token: &str, name: &str, bytes: &[u8], fields: Value) -> ApiResponse {
     let id = begin_upload(cluster, token).await;
     let path = format!("/upload/{id}");
     let response = cluster.send(token, Method::POST, &path, bytes.to_vec()).await;
@@ -47,7 +47,7 @@ fn text<'a>(record: &'a Value, key: &str) -> &'a str {
     record[key].as_str().unwrap()
 }
 
-async fn data(cluster: &Cluster, token: &str, blob: &str, query: &str) -> Answer {
+async fn data(cluster: &Cluster, token: &str, blob: &str, query: &str) -> ApiResponse {
     get(cluster, token, &format!("/blobs/{blob}/data{query}")).await
 }
 
@@ -171,7 +171,7 @@ async fn appends_and_truncates_upload() {
     }
 }
 
-async fn send_to(cluster: &Cluster, token: &str, path: &str) -> Answer {
+async fn send_to(cluster: &Cluster, token: &str, path: &str) -> ApiResponse {
     cluster.send(token, Method::POST, path, b"x".to_vec()).await
 }
 
@@ -216,7 +216,7 @@ async fn deduplicates_content_without_revealing_other_users() {
     let references = seen["references_to"]["version"].as_array().unwrap();
     assert_eq!(references.len(), 1, "references of other namespaces are hidden");
     assert_eq!(references[0]["source_uuid"], theirs["uuid"]);
-    let files = std::fs::read_dir(cluster.folder().join("1/blobs")).unwrap().count();
+    let files = std::fs::read_dir(cluster.directory().join("1/blobs")).unwrap().count();
     assert_eq!(files, 1);
     // Trust makes the blob visible as well.
     cluster.create_namespace("third").await;
@@ -316,7 +316,7 @@ async fn lists_shares_and_deletes_artifacts() {
     assert_eq!(names(&token).await, ["mine"]);
     assert_eq!(get(&cluster, &token, &format!("/artifacts/{id}")).await.status, 404);
     assert_eq!(post(&cluster, &system, "/artifacts/tiny/share", json!({})).await.body["shared"], true);
-    let error_of = |response: Answer| text(&response.body, "error").to_owned();
+    let error_of = |response: ApiResponse| text(&response.body, "error").to_owned();
     assert_eq!(
         error_of(post(&cluster, &token, "/artifacts/mine/share", json!({})).await),
         "only artifacts in the system namespace can be shared"
@@ -530,22 +530,22 @@ async fn reports_and_replaces_damaged_replica_without_serving_it() {
     })
     .await;
     // A flipped bit in the first replica: readers never receive a corrupted byte.
-    cluster.damage(1, &blob, 2_500_000);
-    let read = cluster.try_data(&token, &blob).await;
+    cluster.corrupt_blob(1, &blob, 2_500_000);
+    let read = cluster.download_until_error(&token, &blob).await;
     assert!(content.starts_with(&read) && read.len() <= 2_500_000, "{} bytes", read.len());
     assert_eq!(record().await["locations"], json!(["sim-2"]));
     let object = ObjectRef::new(ObjectType::Blob, &blob);
     let messages = cluster.messages(&object).await;
     assert!(messages.contains(&"a copy of the blob is damaged".to_owned()), "{messages:?}");
-    assert_eq!(cluster.try_data(&token, &blob).await, content, "read from the other replica");
+    assert_eq!(cluster.download_until_error(&token, &blob).await, content, "read from the other replica");
     wait_for("the replica to be replaced", async || {
         reconcile::storage::run_once(&cluster.app).await.unwrap();
         (record().await["locations"] == json!(["sim-1", "sim-2"])).then_some(())
     })
     .await;
-    assert_eq!(cluster.try_data(&token, &blob).await, content);
+    assert_eq!(cluster.download_until_error(&token, &blob).await, content);
     // Scheduled verification detects damage without reads.
-    cluster.damage(2, &blob, 7);
+    cluster.corrupt_blob(2, &blob, 7);
     wait_for("the damage to be found", async || {
         reconcile::storage::run_once(&cluster.app).await.unwrap();
         let messages = cluster.messages(&object).await;
@@ -560,8 +560,8 @@ async fn keeps_last_replica_even_if_damaged() {
     let (cluster, token) = cluster(&settings).await;
     let artifact = upload(&cluster, &token, "a", b"the only one").await;
     let blob = text(&artifact, "blob_uuid").to_owned();
-    cluster.damage(1, &blob, 0);
-    assert!(cluster.try_data(&token, &blob).await.is_empty());
+    cluster.corrupt_blob(1, &blob, 0);
+    assert!(cluster.download_until_error(&token, &blob).await.is_empty());
     let missing = data(&cluster, &token, &blob, "").await;
     assert_eq!((missing.status.as_u16(), text(&missing.body, "error")), (404, "blob missing"));
     reconcile::storage::run_once(&cluster.app).await.unwrap();
@@ -571,9 +571,9 @@ async fn keeps_last_replica_even_if_damaged() {
     assert_eq!(text(&again, "blob_uuid"), blob);
     assert_eq!(data(&cluster, &token, &blob, "").await.text, "the only one");
     // A replica whose damage was transient is used again.
-    cluster.damage(1, &blob, 0);
-    assert!(cluster.try_data(&token, &blob).await.is_empty());
-    cluster.damage(1, &blob, 0);
+    cluster.corrupt_blob(1, &blob, 0);
+    assert!(cluster.download_until_error(&token, &blob).await.is_empty());
+    cluster.corrupt_blob(1, &blob, 0);
     wait_for("the replica to be usable again", async || {
         reconcile::storage::run_once(&cluster.app).await.unwrap();
         (data(&cluster, &token, &blob, "").await.text == "the only one").then_some(())

@@ -2,10 +2,9 @@
 
 use axum::http::Method;
 use muster_control::objects;
+use muster_test_cluster::{Cluster, caller};
 use muster_types::object::ObjectRef;
 use serde_json::json;
-
-use crate::harness::{Cluster, caller};
 
 async fn error(cluster: &Cluster, token: &str, path: &str) -> (u16, String) {
     let response = cluster.call(token, Method::GET, path, None).await;

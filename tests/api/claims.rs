@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use axum::http::Method;
 use muster_control::reconcile;
+use muster_test_cluster::{ApiResponse, Cluster, wait_for};
 use muster_types::ids::ClaimId;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Cluster, wait_for};
 use crate::instances::{create_and_settle, instance_request};
 use crate::networks::{delete, get, post};
 
@@ -42,7 +42,7 @@ fn path(claim: &Value) -> String {
     format!("/auth/namespaces/{}/claims/{}", part("namespace"), part("uuid"))
 }
 
-async fn put(cluster: &Cluster, token: &str, claim: &Value, body: Value) -> Answer {
+async fn put(cluster: &Cluster, token: &str, claim: &Value, body: Value) -> ApiResponse {
     cluster.call(token, Method::PUT, &path(claim), Some(body)).await
 }
 
@@ -52,11 +52,11 @@ async fn claim_usage(cluster: &Cluster, token: &str, claim: &Value) -> [i64; 3] 
     ["used_cpus", "used_memory_mb", "used_disk_gb"].map(|field| record[field].as_i64().unwrap())
 }
 
-fn status_and_error(response: &Answer) -> (u16, &str) {
+fn status_and_error(response: &ApiResponse) -> (u16, &str) {
     (response.status.as_u16(), response.body["error"].as_str().unwrap_or_default())
 }
 
-async fn try_create(cluster: &Cluster, token: &str, name: &str, cpus: i64) -> Answer {
+async fn try_create(cluster: &Cluster, token: &str, name: &str, cpus: i64) -> ApiResponse {
     post(cluster, token, "/instances", instance_request(name, &json!({"cpus": cpus}))).await
 }
 
@@ -324,7 +324,7 @@ async fn deletes_claims_with_their_namespace() {
     tx.finish(Ok(()), &mut muster_store::Retry::default()).await.unwrap().unwrap();
     reconcile::cleaner::run(&cluster.app).await.unwrap();
     cluster.settle().await;
-    assert_eq!(cluster.count("namespace_claims", "1 = 1").await, 0);
+    assert_eq!(cluster.count_rows("namespace_claims", "1 = 1").await, 0);
     assert!(cluster.messages(&object).await.is_empty());
 }
 
@@ -357,7 +357,7 @@ async fn assert_claims_hold_concurrently(url: Option<&str>) {
     }
     assert!(granted <= 1, "a namespace has at most one active claim");
     assert!(placed + 5 * granted <= 12, "{placed} instances placed beside {granted} claims for five CPUs");
-    assert_eq!(cluster.count("namespace_claims", "1 = 1").await, granted);
+    assert_eq!(cluster.count_rows("namespace_claims", "1 = 1").await, granted);
 
     // From here on exactly one claim exists and seven CPUs remain for other namespaces.
     cluster.call(&other, Method::DELETE, "/instances", Some(json!({"confirm": true}))).await;

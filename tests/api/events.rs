@@ -1,10 +1,9 @@
 //! Reading events, and which requests record them.
 
 use axum::http::Method;
+use muster_test_cluster::Cluster;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::json;
-
-use crate::harness::Cluster;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_have_the_fields_clients_read() {
@@ -68,7 +67,7 @@ async fn limit_is_bounded_and_accepted_in_body_or_query() {
     assert_eq!((bad.status.as_u16(), &bad.body["error"]), (400, &json!("limit: Not a valid integer.")));
 }
 
-async fn request_events(cluster: &Cluster, response: &crate::harness::Answer) -> Vec<String> {
+async fn request_events(cluster: &Cluster, response: &muster_test_cluster::ApiResponse) -> Vec<String> {
     let id = response.headers["x-request-id"].to_str().unwrap();
     cluster.messages(&ObjectRef::new(ObjectType::ApiRequest, id)).await
 }

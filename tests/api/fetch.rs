@@ -1,12 +1,12 @@
 //! Fetching images from an untrusted web server.
 
 use axum::http::Method;
+use muster_test_cluster::{Cluster, wait_for};
+use muster_testing::web_server::{ReceivedRequest, Reply, RequestHandler, WebServer};
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
-use crate::harness::{Cluster, wait_for};
 use crate::networks::{get, post};
-use crate::web::{Answer, Asked, Reply, Web};
 
 const FAST_SETTINGS: &[(&str, &str)] = &[
     ("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.1"),
@@ -29,7 +29,7 @@ async fn fetch(cluster: &Cluster, token: &str, url: &str) -> Value {
 }
 
 async fn bytes(cluster: &Cluster, token: &str, record: &Value) -> Vec<u8> {
-    cluster.try_data(token, record["blob_uuid"].as_str().unwrap()).await
+    cluster.download_until_error(token, record["blob_uuid"].as_str().unwrap()).await
 }
 
 /// Returns content without repeating parts.
@@ -44,7 +44,7 @@ fn error(record: &Value) -> &str {
 #[tokio::test(flavor = "multi_thread")]
 async fn fetches_revalidates_and_versions_image() {
     let (cluster, token) = cluster().await;
-    let web = Web::new(|request, number| {
+    let web = WebServer::new(|request, number| {
         let (tag, body) = if number < 2 { ("\"one\"", content(1)) } else { ("\"two\"", content(2)) };
         match request.header("if-none-match") {
             Some(cached) if cached == tag => Reply::status(304),
@@ -77,7 +77,7 @@ async fn fetches_revalidates_and_versions_image() {
     let newer = fetch(&cluster, &token, &url).await;
     assert_eq!((&newer["uuid"], &newer["index"]), (&artifact["uuid"], &json!(2)));
     assert_eq!(bytes(&cluster, &token, &newer).await, content(2));
-    assert_eq!(web.asked().len(), 3);
+    assert_eq!(web.requests().len(), 3);
     let messages =
         cluster.messages(&ObjectRef::new(ObjectType::Artifact, artifact["uuid"].as_str().unwrap())).await;
     for message in ["version added", "the source has nothing new"] {
@@ -88,12 +88,13 @@ async fn fetches_revalidates_and_versions_image() {
 #[tokio::test(flavor = "multi_thread")]
 async fn compares_content_of_source_without_validators() {
     let (cluster, token) = cluster().await;
-    let web = Web::new(|_, _| Reply::ok(&content(1))).await;
+    let web = WebServer::new(|_, _| Reply::ok(&content(1))).await;
     assert_eq!(fetch(&cluster, &token, &web.url("/x")).await["index"], 1);
     assert_eq!(fetch(&cluster, &token, &web.url("/x")).await["index"], 1);
     // Last-Modified and the length suffice to detect an unchanged source.
     let web =
-        Web::new(|_, _| Reply::ok(&content(1)).with("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT")).await;
+        WebServer::new(|_, _| Reply::ok(&content(1)).with("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT"))
+            .await;
     fetch(&cluster, &token, &web.url("/y")).await;
     let again = fetch(&cluster, &token, &web.url("/y")).await;
     assert_eq!((&again["index"], error(&again)), (&json!(1), ""));
@@ -103,7 +104,8 @@ async fn compares_content_of_source_without_validators() {
 async fn failing_source_keeps_cached_version() {
     let (cluster, token) = cluster().await;
     let web =
-        Web::new(|_, number| if number == 0 { Reply::ok(&content(1)) } else { Reply::status(404) }).await;
+        WebServer::new(|_, number| if number == 0 { Reply::ok(&content(1)) } else { Reply::status(404) })
+            .await;
     fetch(&cluster, &token, &web.url("/x")).await;
     let kept = fetch(&cluster, &token, &web.url("/x")).await;
     assert_eq!((&kept["state"], &kept["index"]), (&json!("created"), &json!(1)));
@@ -115,9 +117,9 @@ async fn failing_source_keeps_cached_version() {
 async fn resumes_interrupted_or_stalled_fetch() {
     let (cluster, token) = cluster().await;
     for stall in [false, true] {
-        let web = Web::new(move |requests: &Asked, number| {
+        let web = WebServer::new(move |requests: &ReceivedRequest, number| {
             let tagged = |reply: Reply| Reply { stall, ..reply.with("ETag", "\"one\"") };
-            match (requests.start(), number) {
+            match (requests.range_start(), number) {
                 (None, _) => tagged(Reply::ok(&content(1)).cut(150_000)),
                 (Some(start), 1) => tagged(Reply::part(&content(1), start).cut(100_000)),
                 (Some(start), _) => Reply::part(&content(1), start).with("ETag", "\"one\""),
@@ -127,9 +129,9 @@ async fn resumes_interrupted_or_stalled_fetch() {
         let artifact = fetch(&cluster, &token, &web.url("/x")).await;
         assert_eq!(artifact["state"], "created", "{}", error(&artifact));
         assert_eq!(bytes(&cluster, &token, &artifact).await, content(1));
-        let requests = web.asked();
+        let requests = web.requests();
         assert_eq!((requests.len(), requests[1].header("if-range")), (3, Some("\"one\"")));
-        assert!(requests[2].start() > requests[1].start(), "{requests:?}");
+        assert!(requests[2].range_start() > requests[1].range_start(), "{requests:?}");
     }
 }
 
@@ -137,7 +139,7 @@ async fn resumes_interrupted_or_stalled_fetch() {
 async fn never_mixes_content_of_two_versions() {
     let (cluster, token) = cluster().await;
     // The content changes after the connection broke: the second response is all of the new content.
-    let web = Web::new(|_, number| match number {
+    let web = WebServer::new(|_, number| match number {
         0 => Reply::ok(&content(1)).with("ETag", "\"one\"").cut(150_000),
         _ => Reply::ok(&content(2)).with("ETag", "\"two\""),
     })
@@ -145,7 +147,7 @@ async fn never_mixes_content_of_two_versions() {
     let artifact = fetch(&cluster, &token, &web.url("/x")).await;
     assert_eq!(bytes(&cluster, &token, &artifact).await, content(2));
     // Without a validator the fetch is not resumed.
-    let web = Web::new(|request: &Asked, number| match (request.start(), number) {
+    let web = WebServer::new(|request: &ReceivedRequest, number| match (request.range_start(), number) {
         (None, 0) => Reply::ok(&content(1)).cut(150_000),
         (None, _) => Reply::ok(&content(2)),
         (Some(start), _) => Reply::part(&content(2), start),
@@ -154,7 +156,7 @@ async fn never_mixes_content_of_two_versions() {
     let artifact = fetch(&cluster, &token, &web.url("/y")).await;
     assert_eq!(bytes(&cluster, &token, &artifact).await, content(2));
     // A server that ignores If-Range is detected by the ETag of the partial response.
-    let web = Web::new(|request: &Asked, number| match (request.start(), number) {
+    let web = WebServer::new(|request: &ReceivedRequest, number| match (request.range_start(), number) {
         (None, 0) => Reply::ok(&content(1)).with("ETag", "\"one\"").cut(150_000),
         (Some(start), _) => Reply::part(&content(2), start).with("ETag", "\"two\""),
         (None, _) => Reply::ok(&content(2)).with("ETag", "\"two\""),
@@ -163,7 +165,7 @@ async fn never_mixes_content_of_two_versions() {
     let artifact = fetch(&cluster, &token, &web.url("/heedless")).await;
     assert_eq!(bytes(&cluster, &token, &artifact).await, content(2));
     // A response with a different range than requested is discarded.
-    let web = Web::new(|request: &Asked, number| match (request.start(), number) {
+    let web = WebServer::new(|request: &ReceivedRequest, number| match (request.range_start(), number) {
         (None, 0) => Reply::ok(&content(1)).with("ETag", "\"one\"").cut(150_000),
         (Some(_), _) => Reply::part(&content(1), 1000).with("ETag", "\"one\""),
         (None, _) => Reply::ok(&content(1)).with("ETag", "\"one\""),
@@ -176,7 +178,7 @@ async fn never_mixes_content_of_two_versions() {
 #[tokio::test(flavor = "multi_thread")]
 async fn reports_error_for_misbehaving_server() {
     let (cluster, token) = cluster().await;
-    let cases: Vec<(&str, Answer)> = vec![
+    let cases: Vec<(&str, RequestHandler)> = vec![
         // The announced length is larger than the body.
         (
             "closed the connection early",
@@ -186,7 +188,7 @@ async fn reports_error_for_misbehaving_server() {
         ("larger than the 0.01 GB", Box::new(|_, _| Reply::ok(&vec![1; 11_000_000]))),
         (
             "larger than the 0.01 GB",
-            Box::new(|_, _| Reply { endless: true, ..Reply::ok(&vec![1; 11_000_000]) }),
+            Box::new(|_, _| Reply { without_length: true, ..Reply::ok(&vec![1; 11_000_000]) }),
         ),
         (
             "larger than the 0.01 GB",
@@ -211,14 +213,14 @@ async fn reports_error_for_misbehaving_server() {
         ("an invalid URL", Box::new(|_, _| Reply::status(302))),
     ];
     for (number, (reason, handler)) in cases.into_iter().enumerate() {
-        let web = Web::new(handler).await;
+        let web = WebServer::new(handler).await;
         let record = fetch(&cluster, &token, &web.url(&format!("/{number}"))).await;
         assert_eq!(record["state"], "error", "{reason}");
         assert!(error(&record).contains(reason), "{reason}: {}", error(&record));
-        assert!(web.asked().len() <= 6, "{reason}: {} requests", web.asked().len());
+        assert!(web.requests().len() <= 6, "{reason}: {} requests", web.requests().len());
         assert_eq!(record["blobs"], json!({}));
     }
-    let drafts = std::fs::read_dir(cluster.folder().join("1/drafts")).unwrap().count();
+    let drafts = std::fs::read_dir(cluster.directory().join("1/drafts")).unwrap().count();
     assert_eq!(drafts, 0, "failed fetches leave no drafts");
 }
 
@@ -226,17 +228,17 @@ async fn reports_error_for_misbehaving_server() {
 async fn rejects_host_name_of_loopback_address() {
     let settings = [("IMAGE_FETCH_ALLOWED_NETWORKS", "10.0.0.0/8"), ("CLUSTER_OP_MAX_ATTEMPTS", "1")];
     let (cluster, token) = crate::networks::cluster(&settings).await;
-    let web = Web::new(|_, _| Reply::ok(b"the inside")).await;
+    let web = WebServer::new(|_, _| Reply::ok(b"the inside")).await;
     let record = fetch(&cluster, &token, &format!("http://localhost:{}/x", web.address.port())).await;
     assert_eq!(record["state"], "error");
     assert!(error(&record).contains("localhost is at a loopback address"), "{}", error(&record));
-    assert!(web.asked().is_empty());
+    assert!(web.requests().is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn follows_redirect() {
     let (cluster, token) = cluster().await;
-    let web = Web::new(|request: &Asked, _| match request.path.as_str() {
+    let web = WebServer::new(|request: &ReceivedRequest, _| match request.path.as_str() {
         "/moved" => Reply::status(302).with("Location", "/here"),
         _ => Reply::ok(&content(1)),
     })
@@ -248,7 +250,7 @@ async fn follows_redirect() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn resolves_image_names_from_setting() {
-    let web = Web::new(|_, _| Reply::ok(&content(1))).await;
+    let web = WebServer::new(|_, _| Reply::ok(&content(1))).await;
     let names = format!("tiny=http://{}/tiny debian:*=http://{}/deb/{{version}}", web.address, web.address);
     let settings = [("IMAGE_NAMES", names.as_str()), ("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.1")];
     let (cluster, token) = crate::networks::cluster(&settings).await;
@@ -258,14 +260,14 @@ async fn resolves_image_names_from_setting() {
         (&json!("created"), &json!("debian:12"), &json!("debian:12"))
     );
     fetch(&cluster, &token, "tiny").await;
-    let paths: Vec<String> = web.asked().into_iter().map(|request| request.path).collect();
+    let paths: Vec<String> = web.requests().into_iter().map(|request| request.path).collect();
     assert_eq!(paths, ["/deb/12", "/tiny"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn refetches_deleted_version() {
     let (cluster, token) = cluster().await;
-    let web = Web::new(|request: &Asked, number| match request.header("if-none-match") {
+    let web = WebServer::new(|request: &ReceivedRequest, number| match request.header("if-none-match") {
         Some("\"two\"") => Reply::status(304),
         _ if number == 0 => Reply::ok(&content(1)).with("ETag", "\"one\""),
         _ => Reply::ok(&content(2)).with("ETag", "\"two\""),
@@ -283,7 +285,9 @@ async fn refetches_deleted_version() {
 async fn endless_source_blocks_nothing_and_ends_with_its_artifact() {
     let (cluster, token) = cluster().await;
     // Fast enough not to stall, and endless.
-    let web = Web::new(|_, _| Reply { endless: true, stall: true, ..Reply::ok(&vec![1; 70_000]) }).await;
+    let web =
+        WebServer::new(|_, _| Reply { without_length: true, stall: true, ..Reply::ok(&vec![1; 70_000]) })
+            .await;
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let workers = tokio::spawn(std::sync::Arc::clone(&cluster.worker).run(stopped));
     let mut paths = Vec::new();
@@ -292,7 +296,7 @@ async fn endless_source_blocks_nothing_and_ends_with_its_artifact() {
         let artifact = post(&cluster, &token, "/artifacts", body).await.body;
         paths.push(format!("/artifacts/{}", artifact["uuid"].as_str().unwrap()));
     }
-    wait_for("all fetch workers to be busy", async || (web.asked().len() >= 8).then_some(())).await;
+    wait_for("all fetch workers to be busy", async || (web.requests().len() >= 8).then_some(())).await;
     let body = json!({"name": "net", "netblock": "10.0.0.0/24"});
     let network = post(&cluster, &token, "/networks", body).await.body;
     let network = format!("/networks/{}", network["uuid"].as_str().unwrap());
@@ -316,7 +320,7 @@ async fn endless_source_blocks_nothing_and_ends_with_its_artifact() {
 #[tokio::test(flavor = "multi_thread")]
 async fn artifact_deleted_during_fetch_leaves_no_blob() {
     let (cluster, token) = cluster().await;
-    let web = Web::new(|_, _| Reply::ok(&content(1))).await;
+    let web = WebServer::new(|_, _| Reply::ok(&content(1))).await;
     let artifact = post(&cluster, &token, "/artifacts", json!({"url": web.url("/x")})).await.body;
     let path = format!("/artifacts/{}", artifact["uuid"].as_str().unwrap());
     assert_eq!(cluster.call(&token, Method::DELETE, &path, None).await.body["state"], "deleted");

@@ -2,12 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
-#[path = "../harness.rs"]
-mod harness;
-#[allow(dead_code, reason = "shared with the other tests, which use more of it")]
-#[path = "../web.rs"]
-mod web;
-
 mod access;
 mod addresses;
 mod agent;

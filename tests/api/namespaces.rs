@@ -2,10 +2,9 @@
 
 use axum::http::Method;
 use muster_control::objects;
+use muster_test_cluster::{Cluster, caller};
 use muster_types::object::ObjectRef;
 use serde_json::{Value, json};
-
-use crate::harness::{Cluster, caller};
 
 /// Asserts that each body is rejected with its status and error text.
 async fn assert_rejected(

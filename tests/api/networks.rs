@@ -3,12 +3,11 @@
 use axum::http::Method;
 use muster_control::reconcile;
 use muster_store::interfaces;
+use muster_test_cluster::{ApiResponse, Cluster, wait_for};
 use muster_types::ids::NetworkId;
 use muster_types::network::FLOATING_NETWORK_ID;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
-
-use crate::harness::{Answer, Cluster, wait_for};
 
 /// Creates a cluster with the namespace `ci`, and returns it with a token of `ci`.
 pub(crate) async fn cluster(settings: &[(&str, &str)]) -> (Cluster, String) {
@@ -27,15 +26,15 @@ pub(crate) async fn create_network(cluster: &Cluster, token: &str, body: Value) 
     response.body["uuid"].as_str().unwrap().to_owned()
 }
 
-pub(crate) async fn get(cluster: &Cluster, token: &str, path: &str) -> Answer {
+pub(crate) async fn get(cluster: &Cluster, token: &str, path: &str) -> ApiResponse {
     cluster.call(token, Method::GET, path, None).await
 }
 
-pub(crate) async fn post(cluster: &Cluster, token: &str, path: &str, body: Value) -> Answer {
+pub(crate) async fn post(cluster: &Cluster, token: &str, path: &str, body: Value) -> ApiResponse {
     cluster.call(token, Method::POST, path, Some(body)).await
 }
 
-pub(crate) async fn delete(cluster: &Cluster, token: &str, path: &str) -> Answer {
+pub(crate) async fn delete(cluster: &Cluster, token: &str, path: &str) -> ApiResponse {
     cluster.call(token, Method::DELETE, path, None).await
 }
 
@@ -210,7 +209,7 @@ async fn names_resolve_in_own_namespace_before_trusting_ones() {
 async fn only_nodes_with_interfaces_join_network() {
     let (cluster, token) = cluster(&[]).await;
     let network = create_network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
-    let row = cluster.interface(&network, "ci", "web", 2).await;
+    let row = cluster.create_interface(&network, "ci", "web", 2).await;
     let mac = row.mac;
     let plan =
         wait_for("the second node to join the network", async || cluster.other.network_plans().pop()).await;
@@ -289,7 +288,7 @@ async fn validates_ping_and_returns_output_lines() {
 async fn network_deletion_waits_for_interfaces() {
     let (cluster, token) = cluster(&[]).await;
     let network = create_network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/24"})).await;
-    let row = cluster.interface(&network, "ci", "web", 2).await;
+    let row = cluster.create_interface(&network, "ci", "web", 2).await;
     let response = delete(&cluster, &token, "/networks/n").await;
     assert_eq!(response.status, 202);
     cluster.worker.run_once().await.unwrap();
@@ -320,7 +319,7 @@ async fn deletes_all_networks_of_namespace() {
     for name in ["a", "b", "c"] {
         ids.push(create_network(&cluster, &token, json!({"name": name, "netblock": "10.0.0.0/24"})).await);
     }
-    let row = cluster.interface(&ids[0], "ci", "web", 1).await;
+    let row = cluster.create_interface(&ids[0], "ci", "web", 1).await;
     let delete_all =
         async |token: &str, body: Value| cluster.call(token, Method::DELETE, "/networks", Some(body)).await;
     let response = delete_all(&token, json!({"confirm": false})).await;
@@ -454,7 +453,7 @@ async fn records_network_usage_events() {
 async fn cleans_deleted_networks_and_their_dependents() {
     let (cluster, token) = cluster(&[("CLEANER_DELAY", "0")]).await;
     let network = create_network(&cluster, &token, json!({"name": "n", "netblock": "10.0.0.0/22"})).await;
-    let row = cluster.interface(&network, "ci", "web", 1).await;
+    let row = cluster.create_interface(&network, "ci", "web", 1).await;
     post(&cluster, &token, &format!("/networks/{network}/metadata"), json!({"key": "a", "value": "b"})).await;
     cluster.delete_interface(row.id).await;
     delete(&cluster, &token, "/networks/n").await;

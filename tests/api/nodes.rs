@@ -2,11 +2,10 @@
 
 use axum::http::Method;
 use muster_control::{objects, reconcile};
+use muster_test_cluster::{Cluster, caller};
 use muster_types::node::NodeState;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::json;
-
-use crate::harness::{Cluster, caller};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn finds_node_by_name_or_id_with_its_resources() {

@@ -1,6 +1,6 @@
 //! The OpenAPI document, generated from code and committed so that API changes are visible in reviews.
 
-use crate::harness::Cluster;
+use muster_test_cluster::Cluster;
 
 const COMMITTED_DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/openapi.json");
 

@@ -2,9 +2,8 @@
 
 use axum::body::Body;
 use axum::http::{Method, Request};
+use muster_test_cluster::Cluster;
 use serde_json::json;
-
-use crate::harness::Cluster;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn root_page_lists_supported_features_only() {

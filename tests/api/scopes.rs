@@ -6,12 +6,11 @@ use axum::http::Method;
 use muster_api::{Access, RouteInfo};
 use muster_control::auth::Caller;
 use muster_control::objects;
+use muster_test_cluster::{ApiResponse, Cluster, caller};
 use muster_types::ids::KeyId;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::json;
-
-use crate::harness::{Answer, Cluster, caller};
 
 const NOT_SCOPED: &str = "token is not scoped for this operation";
 const NOT_ADMINISTRATIVE: &str = "token is not scoped for administrative operations";
@@ -26,7 +25,7 @@ pub(crate) async fn scoped_token<S: ToString>(cluster: &Cluster, namespace: &str
 }
 
 /// Calls a route with references to missing objects, so that an allowed call has no effect.
-async fn call(cluster: &Cluster, token: &str, route: &RouteInfo) -> Answer {
+async fn call(cluster: &Cluster, token: &str, route: &RouteInfo) -> ApiResponse {
     let segments: Vec<&str> = route
         .path
         .split('/')
@@ -36,7 +35,7 @@ async fn call(cluster: &Cluster, token: &str, route: &RouteInfo) -> Answer {
 }
 
 /// Returns the error if a call was rejected because of the token's scopes.
-fn scope_error(response: &Answer) -> Option<&str> {
+fn scope_error(response: &ApiResponse) -> Option<&str> {
     let text = response.body["error"].as_str().unwrap_or_default();
     (response.status == 403 && text.starts_with("token is not scoped")).then_some(text)
 }

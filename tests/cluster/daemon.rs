@@ -3,7 +3,7 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Output;
 
-use muster_testing::{Setup, free_port};
+use muster_testing::{DaemonSetup, free_port};
 use nix::sys::signal::Signal;
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::{setup, wait_for};
 
 /// Runs a daemon that must fail to start and returns its standard error.
-fn startup_error(setup: &Setup) -> String {
+fn startup_error(setup: &DaemonSetup) -> String {
     let Output { status, stderr, .. } = setup.command().output().unwrap();
     assert!(!status.success());
     String::from_utf8(stderr).unwrap()

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_testing::issuer::Mode;
-use muster_testing::{Daemon, Issuer, MariaDb, Setup};
+use muster_testing::{Daemon, DaemonSetup, Issuer, MariaDb};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use reqwest::Method;
@@ -17,7 +17,7 @@ use crate::multi_node::member;
 use crate::{setup, wait_for};
 
 /// Makes a daemon trust the CA of an issuer on this host.
-fn trusting(setup: Setup, directory: &Path, issuer: &Issuer) -> Setup {
+fn trusting(setup: DaemonSetup, directory: &Path, issuer: &Issuer) -> DaemonSetup {
     let bundle = directory.join("authorities.pem");
     issuer.write_ca(&bundle);
     setup

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use muster_testing::{Daemon, Setup};
+use muster_testing::{Daemon, DaemonSetup};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -125,7 +125,7 @@ async fn assert_writes_kept(daemon: &Daemon, token: &str, done: &[AcknowledgedWr
     }
 }
 
-async fn kill_during_writes(setup: Setup) {
+async fn kill_during_writes(setup: DaemonSetup) {
     let setup = setup.set("CLUSTER_OP_LEASE", "1").set("SYSTEM_KEY", "the first key");
     let daemon = setup.start();
     let token = daemon.log_in("system", "the first key").await;

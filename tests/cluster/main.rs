@@ -3,9 +3,6 @@
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod agent;
-#[path = "../host/backdoor.rs"]
-#[allow(dead_code, reason = "not every test needs all that it can do")]
-mod backdoor;
 mod command_line;
 mod daemon;
 mod database;
@@ -15,31 +12,20 @@ mod hostile;
 mod images;
 mod instances;
 mod kill;
-#[path = "../host/machine.rs"]
-#[allow(dead_code, reason = "not every test needs all that it can do")]
-mod machine;
 mod multi_node;
 mod released_client;
-#[path = "../web.rs"]
-#[allow(dead_code, reason = "not every test needs all that it can do")]
-mod web;
-#[path = "../vm/world.rs"]
-#[allow(dead_code, reason = "not every test needs all that it can do")]
-mod world;
 
 use std::path::Path;
 use std::time::Duration;
 
-use muster_testing::Setup;
+use muster_testing::DaemonSetup;
 
 /// The timeout for conditions that must hold eventually.
 const TIMEOUT: Duration = Duration::from_secs(240);
-/// The name by which the shared modules import it.
-const PATIENCE: Duration = TIMEOUT;
 
 /// Returns the setup of a daemon with simulated nodes and its data in `directory`.
-fn setup(directory: &Path) -> Setup {
-    Setup::new(env!("CARGO_BIN_EXE_muster"), &directory.join("data"))
+fn setup(directory: &Path) -> DaemonSetup {
+    DaemonSetup::new(env!("CARGO_BIN_EXE_muster"), &directory.join("data"))
 }
 
 /// Polls until there is a value, for at most a minute.

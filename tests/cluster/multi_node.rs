@@ -1,12 +1,12 @@
 //! A cluster of several daemons on one MariaDB.
 
-use muster_testing::{Daemon, Setup};
+use muster_testing::{Daemon, DaemonSetup};
 use reqwest::Method;
 use serde_json::json;
 
 use crate::{setup, wait_for};
 
-pub(crate) fn member(directory: &std::path::Path, name: &str, url: &str) -> Setup {
+pub(crate) fn member(directory: &std::path::Path, name: &str, url: &str) -> DaemonSetup {
     let directory = directory.join(name);
     std::fs::create_dir_all(&directory).unwrap();
     setup(&directory)

@@ -2,12 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use muster_test_cluster::{Host, HostCluster, network_id, wait_until_same};
 use muster_testing::wait;
 use muster_types::ids::NetworkId;
 use serde_json::{Value, json};
 
 use crate::enter;
-use crate::machine::{Machine, World, id, wait_until_same};
 
 const ATTEMPTS: u32 = 12;
 
@@ -19,7 +19,7 @@ fn kill_delay(attempt: u32, duration: Duration) -> Duration {
 }
 
 /// Returns the inventory of a host with the values of this network replaced by placeholders.
-fn normalized_inventory(host: &Machine, network: &Value) -> String {
+fn normalized_inventory(host: &Host, network: &Value) -> String {
     let vxid = format!("{:06x}", network["vxid"].as_u64().unwrap());
     let mut text = host.inventory();
     for (value, placeholder) in [
@@ -40,17 +40,17 @@ fn killed_daemon_resumes_network_creation_and_deletion() {
     if !enter("kill::killed_daemon_resumes_network_creation_and_deletion") {
         return;
     }
-    let mut world = World::of_one(&[("IP_DELETION_HALO_DURATION", "1")]);
-    let host = &mut world.machines[0];
+    let mut cluster = HostCluster::single_host(&[("IP_DELETION_HALO_DURATION", "1")]);
+    let host = &mut cluster.hosts[0];
     let empty = host.inventory();
     // A network without interruption.
     let began = Instant::now();
-    let uninterrupted = host.create(json!({ "name": "calm", "provide_dns": true }));
+    let uninterrupted = host.create_network(json!({ "name": "calm", "provide_dns": true }));
     let create_duration = began.elapsed();
     let complete = normalized_inventory(host, &uninterrupted);
     let began = Instant::now();
-    host.ask_to_delete(id(&uninterrupted));
-    host.wait_for_state(id(&uninterrupted), "deleted");
+    host.request_network_deletion(network_id(&uninterrupted));
+    host.wait_for_network_state(network_id(&uninterrupted), "deleted");
     let delete_duration = began.elapsed();
     wait_until_same("an empty host", Duration::ZERO, &empty, || host.inventory());
 
@@ -60,21 +60,21 @@ fn killed_daemon_resumes_network_creation_and_deletion() {
         println!(
             "killed {create_delay:?} of {create_duration:?} after the creation, {delete_delay:?} of {delete_duration:?} after the deletion"
         );
-        let network = id(&host.ask_for(json!({ "name": "victim", "provide_dns": true })));
+        let network = network_id(&host.request_network(json!({ "name": "victim", "provide_dns": true })));
         wait(create_delay);
         host.kill();
         host.start();
-        let record = host.wait_for_state(network, "created");
+        let record = host.wait_for_network_state(network, "created");
         // The reported state is true immediately, not only eventually.
         wait_until_same("the complete network", Duration::ZERO, &complete, || {
             normalized_inventory(host, &record)
         });
 
-        host.ask_to_delete(network);
+        host.request_network_deletion(network);
         wait(delete_delay);
         host.kill();
         host.start();
-        host.wait_for_state(network, "deleted");
+        host.wait_for_network_state(network, "deleted");
         wait_until_same("an empty host", Duration::ZERO, &empty, || host.inventory());
     }
     let log = host.log();

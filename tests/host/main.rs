@@ -2,10 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
-mod backdoor;
 mod guest;
 mod kill;
-mod machine;
 mod mesh;
 mod network_churn;
 mod privileges;
@@ -20,8 +18,6 @@ use std::time::Duration;
 const RECONCILE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The timeout for conditions that must hold eventually.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// The name by which the shared modules import it.
-const PATIENCE: Duration = TIMEOUT;
 
 /// Locked exclusively by tests that need the whole host.
 static HOST_LOCK: RwLock<()> = RwLock::new(());
@@ -40,5 +36,5 @@ fn enter_exclusively(test: &str) -> bool {
 
 fn enter_namespaces(test: &str) -> bool {
     const PROGRAMS: [&str; 8] = ["ip", "bridge", "nft", "dnsmasq", "ping", "busybox", "unshare", "setpriv"];
-    muster_testing::enter(test, &PROGRAMS)
+    muster_testing::enter_namespaces(test, &PROGRAMS)
 }

@@ -6,14 +6,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use muster_control::objects::interface::WantedAddress;
-use muster_testing::{Daemon, Setup, wait_for};
+use muster_test_cluster::{ClusterDatabase, HostCluster, network_id, wait_until_same};
+use muster_testing::{Daemon, DaemonSetup, wait_for};
 use muster_types::ids::{InterfaceId, NetworkId};
 use nix::sys::signal::Signal;
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::backdoor::Backdoor;
-use crate::machine::{World, id, wait_until_same};
 use crate::{TIMEOUT, enter_exclusively};
 
 const NETWORKS: usize = 500;
@@ -85,7 +84,7 @@ impl Client {
         loop {
             let (status, found) = self.call(Method::GET, &format!("/networks/{name}")).await;
             if status == 200 {
-                return id(&found);
+                return network_id(&found);
             }
             // All combinations, of which some need a floating address.
             let request = json!({
@@ -131,25 +130,25 @@ impl Client {
 
 /// Creates and deletes interfaces from asynchronous code.
 struct Interfaces {
-    backdoor: Arc<Backdoor>,
+    database: Arc<ClusterDatabase>,
     node: muster_types::ids::NodeId,
 }
 
 impl Interfaces {
     async fn add(&self, network: NetworkId) -> InterfaceId {
-        let (backdoor, node) = (Arc::clone(&self.backdoor), self.node);
-        let add = move || backdoor.add(network, node, "guest", WantedAddress::Any).id;
+        let (database, node) = (Arc::clone(&self.database), self.node);
+        let add = move || database.create_interface(network, node, "guest", WantedAddress::Any).id;
         tokio::task::spawn_blocking(add).await.unwrap()
     }
 
     async fn remove(&self, interface: InterfaceId) {
-        let backdoor = Arc::clone(&self.backdoor);
-        tokio::task::spawn_blocking(move || backdoor.remove(interface)).await.unwrap();
+        let database = Arc::clone(&self.database);
+        tokio::task::spawn_blocking(move || database.delete_interface(interface)).await.unwrap();
     }
 }
 
 /// Kills and restarts the daemon whenever another part of the work is done, after a random delay.
-async fn kill_repeatedly(setup: &Setup, mut daemon: Daemon, done: &AtomicUsize) -> Daemon {
+async fn kill_repeatedly(setup: &DaemonSetup, mut daemon: Daemon, done: &AtomicUsize) -> Daemon {
     for kill in 1..=KILLS {
         while done.load(Ordering::Relaxed) < kill * NETWORKS / (KILLS + 1) {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -168,38 +167,39 @@ fn network_churn_with_kills_leaves_no_orphans() {
     if !enter_exclusively("network_churn::network_churn_with_kills_leaves_no_orphans") {
         return;
     }
-    let mut world = World::of_one(&[
+    let mut cluster = HostCluster::single_host(&[
         ("IP_DELETION_HALO_DURATION", "1"),
         ("FLOATING_NETWORK", "172.29.0.0/16"),
         ("CLUSTER_OP_MAX_ATTEMPTS", "20"),
     ]);
-    let backdoor = Arc::new(Backdoor::open(&world.database, &world.folder));
-    let host = &mut world.machines[0];
+    let database = Arc::new(ClusterDatabase::open(&cluster.database_url, &cluster.directory));
+    let host = &mut cluster.hosts[0];
     // Devices of the operator with similar names.
     let foreign = NetworkId::new();
-    host.place.sh(&format!(
+    host.namespace.sh(&format!(
         "ip link add br-vxlan-abcdef type bridge; ip link add vxlan-abcdee type vxlan id 77 dstport 4790; \
          ip link add veth-abcdef-o type veth peer name veth-abcdef-i; nft add table bridge muster-abcdef; \
          ip netns add {foreign}; ip netns add mine"
     ));
+    host.record_initial_inventory();
     let before = host.inventory();
     // The queries find the objects while they exist.
-    let first = id(&host.create(json!({ "name": "first" })));
-    let interface = backdoor.add(first, host.node(), "guest", WantedAddress::Any).id;
+    let first = network_id(&host.create_network(json!({ "name": "first" })));
+    let interface = database.create_interface(first, host.node(), "guest", WantedAddress::Any).id;
     for (what, sql) in ORPHAN_QUERIES {
-        assert!(!backdoor.find(sql).is_empty(), "no {what}");
+        assert!(!database.first_column(sql).is_empty(), "no {what}");
     }
-    host.ask_to_delete(first);
-    backdoor.remove(interface);
+    host.request_network_deletion(first);
+    database.delete_interface(interface);
     let client = Client {
         url: host.url(),
         token: host.token(),
         http: reqwest::Client::builder().pool_max_idle_per_host(0).build().unwrap(),
     };
-    let interfaces = Interfaces { backdoor: Arc::clone(&backdoor), node: host.node() };
-    let (setup, daemon) = (host.setup.clone(), host.give_daemon());
+    let interfaces = Interfaces { database: Arc::clone(&database), node: host.node() };
+    let (setup, daemon) = (host.setup.clone(), host.take_daemon());
     let began = Instant::now();
-    let daemon = host.place.run(move || {
+    let daemon = host.namespace.run(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let (next, done) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
         let (next, interfaces) = (Arc::new(next), Arc::new(interfaces));
@@ -230,14 +230,14 @@ fn network_churn_with_kills_leaves_no_orphans() {
         })
     });
     println!("{NETWORKS} networks and {KILLS} kills: {:?}", began.elapsed());
-    host.take_daemon(daemon);
+    host.set_daemon(daemon);
     wait_until_same("no orphans to be left", TIMEOUT, &before, || host.inventory());
     for (what, sql) in ORPHAN_QUERIES.into_iter().chain(MISCOUNT_QUERIES) {
-        wait_for(&format!("no {what} to be left: {:?}", backdoor.find(sql)), TIMEOUT, || {
-            backdoor.find(sql).is_empty().then_some(())
+        wait_for(&format!("no {what} to be left: {:?}", database.first_column(sql)), TIMEOUT, || {
+            database.first_column(sql).is_empty().then_some(())
         });
     }
-    let created = backdoor.find("SELECT name FROM networks WHERE name NOT IN ('floating', 'first')");
+    let created = database.first_column("SELECT name FROM networks WHERE name NOT IN ('floating', 'first')");
     assert_eq!(created.len(), NETWORKS, "{created:?}");
     let log = host.log();
     assert_eq!(log.lines().filter(|line| line.contains(" serving ")).count(), KILLS + 1, "{log}");

@@ -4,10 +4,10 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 
+use muster_test_cluster::{HostCluster, network_id};
 use muster_testing::wait_for;
 use serde_json::json;
 
-use crate::machine::{World, id};
 use crate::{RECONCILE_TIMEOUT, TIMEOUT, enter};
 
 const LIMIT_REASON: &str = "networks need CAP_NET_ADMIN and CAP_SYS_ADMIN (run as root): missing \
@@ -18,11 +18,11 @@ fn unprivileged_daemon_serves_and_reports_missing_capabilities() {
     if !enter("privileges::unprivileged_daemon_serves_and_reports_missing_capabilities") {
         return;
     }
-    let mut world = World::of_one(&[]);
-    let host = &mut world.machines[0];
+    let mut cluster = HostCluster::single_host(&[]);
+    let host = &mut cluster.hosts[0];
     let before = host.inventory();
     host.stop();
-    let program = grant_access_to_nobody(&world.folder);
+    let program = grant_access_to_nobody(&cluster.directory);
     host.setup = host.setup.clone().program(&program).wrapped(&[
         "setpriv",
         "--reuid=nobody",
@@ -36,7 +36,7 @@ fn unprivileged_daemon_serves_and_reports_missing_capabilities() {
     assert_eq!(node["limits"]["networks"], LIMIT_REASON, "{node}");
     assert!(host.log().contains(LIMIT_REASON), "{}", host.log());
 
-    let network = id(&host.ask_for(json!({ "name": "one" })));
+    let network = network_id(&host.request_network(json!({ "name": "one" })));
     let record = wait_for("the network to fail", TIMEOUT, || {
         let record = host.get(&format!("/networks/{network}"));
         assert_ne!(record["state"], "created");
@@ -44,8 +44,8 @@ fn unprivileged_daemon_serves_and_reports_missing_capabilities() {
     });
     let error = record["error_message"].as_str().unwrap();
     assert!(error.contains(LIMIT_REASON) && error.contains("m1"), "{error}");
-    host.ask_to_delete(network);
-    host.wait_for_state(network, "deleted");
+    host.request_network_deletion(network);
+    host.wait_for_network_state(network, "deleted");
     assert_eq!(host.inventory(), before);
 
     // With the capabilities it works, on the same data.
@@ -55,9 +55,9 @@ fn unprivileged_daemon_serves_and_reports_missing_capabilities() {
     wait_for("the limit to be removed", RECONCILE_TIMEOUT, || {
         host.get("/nodes")[0]["limits"].get("networks").is_none().then_some(())
     });
-    let network = id(&host.create(json!({ "name": "one" })));
-    host.ask_to_delete(network);
-    host.wait_for_state(network, "deleted");
+    let network = network_id(&host.create_network(json!({ "name": "one" })));
+    host.request_network_deletion(network);
+    host.wait_for_network_state(network, "deleted");
 }
 
 /// Gives the user `nobody` access to the data and to a copy of the program. Returns the path of the copy.

@@ -2,12 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use muster_test_cluster::{ClusterDatabase, HostCluster, network_id};
 use muster_testing::wait_for;
 use serde_json::{Value, json};
 
-use crate::backdoor::Backdoor;
 use crate::guest::Guest;
-use crate::machine::{World, id};
 use crate::{RECONCILE_TIMEOUT, enter};
 
 #[test]
@@ -15,11 +14,11 @@ fn usage_events_match_kernel_counters() {
     if !enter("usage::usage_events_match_kernel_counters") {
         return;
     }
-    let world = World::of_one(&[("USAGE_EVENT_FREQUENCY", "1")]);
-    let backdoor = Backdoor::open(&world.database, &world.folder);
-    let host = world.machine(1);
-    let network = id(&host.create(json!({ "name": "one" })));
-    let guest = Guest::new(&backdoor, host, network, "guest", "10.0.0.2");
+    let cluster = HostCluster::single_host(&[("USAGE_EVENT_FREQUENCY", "1")]);
+    let database = ClusterDatabase::open(&cluster.database_url, &cluster.directory);
+    let host = cluster.host(1);
+    let network = network_id(&host.create_network(json!({ "name": "one" })));
+    let guest = Guest::new(&database, host, network, "guest", "10.0.0.2");
     guest.dhcp();
     let newest = || host.events(network, "usage").first().cloned();
     let before = wait_for("a first event", RECONCILE_TIMEOUT, newest);
@@ -38,7 +37,7 @@ fn usage_events_match_kernel_counters() {
     // Twenty packets of more than a thousand bytes in both directions.
     let counter =
         |event: &Value, direction: &str, name: &str| event["extra"][direction][name].as_u64().unwrap();
-    guest.place.sh("ping -n -c 20 -i 0.02 -s 1000 198.51.100.1");
+    guest.namespace.sh("ping -n -c 20 -i 0.02 -s 1000 198.51.100.1");
     wait_for("the packets to be counted", RECONCILE_TIMEOUT, || {
         let now = newest()?;
         let grew =
@@ -48,7 +47,7 @@ fn usage_events_match_kernel_counters() {
             .all(|direction| grew(direction, "bytes", 20_000) && grew(direction, "packets", 20))
             .then_some(())
     });
-    let device = host.place.sh(&format!("ip netns exec {network} cat /proc/net/dev | grep egr-"));
+    let device = host.namespace.sh(&format!("ip netns exec {network} cat /proc/net/dev | grep egr-"));
     let counters: Vec<u64> =
         device.split_once(':').unwrap().1.split_whitespace().map(|word| word.parse().unwrap()).collect();
     wait_for("the counters of the kernel", RECONCILE_TIMEOUT, || {

@@ -8,12 +8,12 @@ use muster_control::operations::{Fault, IMPLEMENTATIONS};
 use muster_control::queue::OperationKind;
 use muster_control::reconcile;
 use muster_store::Retry;
+use muster_test_cluster::{Cluster, wait_for};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::OperationType;
 use serde_json::{Value, json};
 
 use crate::FAST_SETTINGS;
-use crate::harness::{Cluster, wait_for};
 
 /// Returns whether an operation targets an instance.
 pub(crate) fn targets_instance(kind: &OperationKind) -> bool {
@@ -149,7 +149,7 @@ impl Fixture {
     async fn assert_no_orphans(&self) {
         let (cluster, app) = (&self.cluster, &self.cluster.app);
         assert!(cluster.vms().is_empty(), "{:?}", cluster.vms());
-        assert!(cluster.promised().await.values().all(|promised| *promised == (0, 0, 0)));
+        assert!(cluster.committed_capacity().await.values().all(|promised| *promised == (0, 0, 0)));
         for (table, condition) in [
             ("instance_ports", "1 = 1"),
             ("hardware_addresses", "1 = 1"),
@@ -158,7 +158,7 @@ impl Fixture {
             ("object_references", "source_type = 'instance'"),
             ("instances", "state <> 'deleted' OR claimed_cpus > 0 OR console_port IS NOT NULL"),
         ] {
-            assert_eq!(cluster.count(table, condition).await, 0, "{table}");
+            assert_eq!(cluster.count_rows(table, condition).await, 0, "{table}");
         }
         for artifact in self.get("/artifacts").await.as_array().unwrap() {
             self.delete(&format!("/artifacts/{}", artifact["uuid"].as_str().unwrap())).await;
@@ -174,13 +174,13 @@ impl Fixture {
             cluster.messages(&ObjectRef::new(ObjectType::Network, &self.network)).await;
             reconcile::cleaner::run(app).await.unwrap();
             cluster.settle().await;
-            (cluster.count("networks", "1 = 1").await == 1).then_some(())
+            (cluster.count_rows("networks", "1 = 1").await == 1).then_some(())
         })
         .await;
         for table in ["instances", "interfaces", "artifacts", "blobs", "blob_contents", "blob_locations"] {
-            assert_eq!(cluster.count(table, "1 = 1").await, 0, "{table}");
+            assert_eq!(cluster.count_rows(table, "1 = 1").await, 0, "{table}");
         }
-        assert_eq!(cluster.count("metadata", "object_type = 'instance'").await, 0);
+        assert_eq!(cluster.count_rows("metadata", "object_type = 'instance'").await, 0);
         assert!(cluster.node.network_plans().is_empty() && cluster.other.network_plans().is_empty());
         for folder in ["drafts", "blobs", "conversions", "work", "machines"] {
             for node in ["1", "2"] {
@@ -340,20 +340,20 @@ async fn concurrent_instance_operations_leak_no_resources() {
         churn_instances(&fixture, 7),
     );
     wait_for("the deletions", async || {
-        (fixture.cluster.count("instances", "state <> 'deleted'").await == 0).then_some(())
+        (fixture.cluster.count_rows("instances", "state <> 'deleted'").await == 0).then_some(())
     })
     .await;
     stop.send_replace(true);
     workers.await.unwrap();
     fixture.cluster.settle().await;
     assert!(fixture.cluster.vms().is_empty());
-    assert!(fixture.cluster.promised().await.values().all(|promised| *promised == (0, 0, 0)));
+    assert!(fixture.cluster.committed_capacity().await.values().all(|promised| *promised == (0, 0, 0)));
     for (table, condition) in [
         ("instance_ports", "1 = 1"),
         ("hardware_addresses", "1 = 1"),
         ("addresses", "kind IN ('instance', 'floating')"),
     ] {
-        assert_eq!(fixture.cluster.count(table, condition).await, 0, "{table}");
+        assert_eq!(fixture.cluster.count_rows(table, condition).await, 0, "{table}");
     }
 }
 

@@ -2,26 +2,20 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
-#[allow(dead_code, reason = "shared with the other tests, which use more of it")]
-#[path = "../harness.rs"]
-mod harness;
-#[allow(dead_code, reason = "shared with the other tests, which use more of it")]
-#[path = "../web.rs"]
-mod web;
-
 mod instances;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use axum::http::Method;
-use harness::{Cluster, caller};
 use muster_control::objects::claim::ClaimRequest;
 use muster_control::operations::{Fault, IMPLEMENTATIONS, Implementation, Step, Undo, Worker};
 use muster_control::queue::{Lane, NewOperation, Operation, OperationKind};
 use muster_control::{App, objects, reconcile};
 use muster_store::operations::OperationRow;
 use muster_store::{Retry, addresses, claims, keys, metadata, namespaces, operations, rules, trusts};
+use muster_test_cluster::{Cluster, caller};
+use muster_testing::web_server::{Reply, WebServer};
 use muster_types::Error;
 use muster_types::address::AddressType;
 use muster_types::artifact::{ArtifactState, ArtifactType};
@@ -90,9 +84,9 @@ static IMAGE: [u8; 65536] = [0; 65536];
 /// Fetches an image into the namespace `doomed` and deletes it.
 async fn fetch_and_delete(cluster: &Cluster) {
     let app = &cluster.app;
-    let web = web::Web::new(|request_head, _| match request_head.header("if-none-match") {
-        Some(_) => web::Reply::status(304),
-        None => web::Reply::ok(&IMAGE).with("ETag", "\"one\""),
+    let web = WebServer::new(|request_head, _| match request_head.header("if-none-match") {
+        Some(_) => Reply::status(304),
+        None => Reply::ok(&IMAGE).with("ETag", "\"one\""),
     })
     .await;
     let request = objects::artifact::ArtifactRequest {
@@ -134,7 +128,7 @@ async fn delete_everything_and_clean(cluster: &Cluster) {
     let record = objects::network::get(app, &caller(), &network, None).await.unwrap();
     assert_eq!(record.state, NetworkState::Created, "{record:?}");
     assert!(record.floating_gateway.is_some());
-    let interface = cluster.interface(&network, "doomed", "host", 2).await;
+    let interface = cluster.create_interface(&network, "doomed", "host", 2).await;
     let object = ObjectRef::new(ObjectType::Network, &network);
     objects::metadata::set(app, &caller(), &object, Some("k"), Some(json!("v"))).await.unwrap();
     objects::network::route(app, &caller(), &network).await.unwrap();
@@ -192,7 +186,7 @@ async fn assert_namespace_removed(cluster: &Cluster) {
     assert!(keys::of_namespace(store, "doomed", 10).await.unwrap().is_empty());
     assert!(claims::list(store, "doomed").await.unwrap().is_empty());
     assert!(rules::of_namespace(store, "doomed", 10).await.unwrap().is_empty());
-    assert_eq!(cluster.count("event_links", "object_type = 'mapping_rule'").await, 0);
+    assert_eq!(cluster.count_rows("event_links", "object_type = 'mapping_rule'").await, 0);
     assert!(metadata::get(store, ObjectType::Namespace, "doomed").await.unwrap().is_empty());
     assert!(trusts::range(store, "doomed", "doomed").await.unwrap().is_empty());
     assert!(trusts::trusting(store, "doomed").await.unwrap().is_empty());
@@ -402,12 +396,13 @@ async fn unknown_operation_stays_queued_and_blocks_nothing() {
     let cluster = Cluster::with(FAST_SETTINGS, Some(vec![FAILING_LAST_STEP])).await;
     let foreign = enqueue(&cluster, SingleStep {}, vec![]).await;
     let known = enqueue(&cluster, FailingLastStep {}, vec![]).await;
-    harness::wait_for("the known operation to end", async || {
+    muster_test_cluster::wait_for("the known operation to end", async || {
         cluster.worker.run_once().await.unwrap();
         row(&cluster, &known).await.state.is_final().then_some(())
     })
     .await;
     assert_eq!(row(&cluster, &foreign).await.state, OperationState::Queued);
+    cluster.allow_unfinished_operations("no worker of this cluster knows the operation");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -482,7 +477,7 @@ async fn concurrent_float_and_interface_deletion_leak_no_address() {
     let network = objects::network::create(&cluster.app, &caller(), request).await.unwrap().uuid.to_string();
     cluster.settle_networks().await;
     for _ in 0..25 {
-        let id = cluster.interface(&network, "doomed", "host", 1).await.id;
+        let id = cluster.create_interface(&network, "doomed", "host", 1).await.id;
         let app = Arc::clone(&cluster.app);
         let float = tokio::spawn(async move {
             for _ in 0..2 {
@@ -533,7 +528,7 @@ async fn keeps_referenced_blobs_during_concurrent_deletion() {
     assert_eq!(remaining.len(), 6);
     for artifact in remaining {
         let blob = artifact.blob_uuid.unwrap().to_string();
-        let bytes = cluster.try_data(&token, &blob).await;
+        let bytes = cluster.download_until_error(&token, &blob).await;
         assert_eq!(bytes.len(), 5000, "{artifact:?}");
     }
     let rows = app.store.query("SELECT COUNT(*) FROM blobs WHERE state = 'created'", &[]).await.unwrap();

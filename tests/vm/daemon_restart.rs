@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
+use muster_test_cluster::{enter_vm_namespaces, qemu_processes, single_vm_host};
 use serde_json::{Value, json};
 
 use crate::console::Console;
 use crate::instance::Instance;
-use crate::world::{self, enter};
 
 fn uptime(console: &mut Console) -> f64 {
     console.run("cut -d ' ' -f 1 /proc/uptime").trim().parse().unwrap()
@@ -14,12 +14,12 @@ fn uptime(console: &mut Console) -> f64 {
 
 #[test]
 fn vms_survive_daemon_restart_and_missed_exits_are_detected() {
-    if !enter("daemon_restart::vms_survive_daemon_restart_and_missed_exits_are_detected") {
+    if !enter_vm_namespaces("daemon_restart::vms_survive_daemon_restart_and_missed_exits_are_detected") {
         return;
     }
-    let mut world = world::of_one(&[]);
-    let host = &mut world.machines[0];
-    let network = host.create(json!({ "name": "one" }))["uuid"].clone();
+    let mut cluster = single_vm_host(&[]);
+    let host = &mut cluster.hosts[0];
+    let network = host.create_network(json!({ "name": "one" }))["uuid"].clone();
     let changes = json!({ "network": [{ "network_uuid": network }] });
     let one = Instance::request(host, "one", &changes);
     let two = Instance::request(host, "two", &changes);
@@ -76,7 +76,7 @@ fn vms_survive_daemon_restart_and_missed_exits_are_detected() {
         assert_eq!(instance.record(host)["power_state"], "on");
         instance.delete(host);
     }
-    assert_eq!(world::processes(), []);
+    assert_eq!(qemu_processes(), []);
 }
 
 /// Changes the boot ID of a VM's record, as if the host had been rebooted.
@@ -90,25 +90,25 @@ fn simulate_host_reboot(directory: &Path) {
 
 #[test]
 fn restarts_only_running_instances_after_host_reboot() {
-    if !enter("daemon_restart::restarts_only_running_instances_after_host_reboot") {
+    if !enter_vm_namespaces("daemon_restart::restarts_only_running_instances_after_host_reboot") {
         return;
     }
-    let mut world = world::of_one(&[]);
-    let network = world.machine(1).create(json!({ "name": "one" }))["uuid"].clone();
+    let mut cluster = single_vm_host(&[]);
+    let network = cluster.host(1).create_network(json!({ "name": "one" }))["uuid"].clone();
     let changes = json!({ "network": [{ "network_uuid": network }] });
-    let [on, off] = ["on", "off"].map(|name| Instance::create(world.machine(1), name, &changes));
-    let mut console = on.console(world.machine(1));
+    let [on, off] = ["on", "off"].map(|name| Instance::create(cluster.host(1), name, &changes));
+    let mut console = on.console(cluster.host(1));
     console.log_in();
     console.run("echo precious >/root/kept && sync");
-    off.post(world.machine(1), "/poweroff");
+    off.post(cluster.host(1), "/poweroff");
 
-    world.machines[0].kill();
+    cluster.hosts[0].kill();
     on.kill();
     for instance in [&on, &off] {
-        simulate_host_reboot(&instance.vm_dir(&world, 1));
+        simulate_host_reboot(&instance.vm_dir(&cluster, 1));
     }
-    world.machines[0].start();
-    let host = world.machine(1);
+    cluster.hosts[0].start();
+    let host = cluster.host(1);
     let mut console = on.console(host);
     console.log_in();
     assert_eq!(console.run("cat /root/kept"), "precious\n");

@@ -2,6 +2,7 @@
 
 use std::net::TcpStream;
 
+use muster_test_cluster::{Host, HostCluster, qemu_processes};
 use muster_testing::wait_for;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -10,8 +11,6 @@ use serde_json::{Map, Value, json};
 
 use crate::TIMEOUT;
 use crate::console::Console;
-use crate::machine::{Machine, World};
-use crate::world::processes;
 
 /// An instance, which is not deleted on drop.
 #[derive(Debug)]
@@ -31,13 +30,13 @@ pub(crate) fn request(name: &str, changes: &Value) -> Value {
 
 impl Instance {
     /// Requests an instance without waiting for it.
-    pub(crate) fn request(host: &Machine, name: &str, changes: &Value) -> Self {
+    pub(crate) fn request(host: &Host, name: &str, changes: &Value) -> Self {
         let record = host.post("/instances", Some(request(name, changes)));
         Self { uuid: record["uuid"].as_str().unwrap().to_owned() }
     }
 
     /// Creates an instance and waits until it runs.
-    pub(crate) fn create(host: &Machine, name: &str, changes: &Value) -> Self {
+    pub(crate) fn create(host: &Host, name: &str, changes: &Value) -> Self {
         let instance = Self::request(host, name, changes);
         instance.wait_for_state(host, "created");
         instance
@@ -47,11 +46,11 @@ impl Instance {
         format!("/instances/{}{call}", self.uuid)
     }
 
-    pub(crate) fn record(&self, host: &Machine) -> Value {
+    pub(crate) fn record(&self, host: &Host) -> Value {
         host.get(&self.path(""))
     }
 
-    pub(crate) fn wait_for_state(&self, host: &Machine, state: &str) -> Value {
+    pub(crate) fn wait_for_state(&self, host: &Host, state: &str) -> Value {
         wait_for(&format!("instance {} to be {state}", self.uuid), TIMEOUT, || {
             let record = self.record(host);
             assert!(state == "error" || record["state"] != "error", "{record:#}\n{}", host.log());
@@ -60,7 +59,7 @@ impl Instance {
     }
 
     /// Waits for a power state and returns its event, which must be newer than `since`.
-    pub(crate) fn wait_for_power(&self, host: &Machine, power: &str, since: f64) -> Value {
+    pub(crate) fn wait_for_power(&self, host: &Host, power: &str, since: f64) -> Value {
         wait_for(&format!("instance {} to be {power}", self.uuid), TIMEOUT, || {
             (self.record(host)["power_state"] == power).then_some(())
         });
@@ -72,33 +71,33 @@ impl Instance {
     }
 
     /// Sends a request that must succeed.
-    pub(crate) fn post(&self, host: &Machine, call: &str) -> Value {
+    pub(crate) fn post(&self, host: &Host, call: &str) -> Value {
         host.post(&self.path(call), None)
     }
 
     /// Returns the events with this message, newest first.
-    pub(crate) fn events(&self, host: &Machine, message: &str) -> Vec<Value> {
+    pub(crate) fn events(&self, host: &Host, message: &str) -> Vec<Value> {
         let events = host.get(&self.path("/events?limit=1000"));
         events.as_array().unwrap().iter().filter(|event| event["message"] == message).cloned().collect()
     }
 
     /// Returns the console output recorded by the API.
-    pub(crate) fn console_text(&self, host: &Machine) -> String {
+    pub(crate) fn console_text(&self, host: &Host) -> String {
         String::from_utf8_lossy(&bytes(host, &self.path("/consoledata?length=-1"))).into_owned()
     }
 
     /// Connects to the console on the host of the instance.
-    pub(crate) fn console(&self, host: &Machine) -> Console {
+    pub(crate) fn console(&self, host: &Host) -> Console {
         let stream = wait_for(&format!("the console of {}", self.uuid), TIMEOUT, || {
             let port = u16::try_from(self.record(host)["console_port"].as_u64()?).ok()?;
             let address = host.address.clone();
-            host.place.run(move || TcpStream::connect((address.as_str(), port)).ok())
+            host.namespace.run(move || TcpStream::connect((address.as_str(), port)).ok())
         });
         Console::new(stream.try_clone().unwrap(), stream)
     }
 
     /// Deletes the instance and waits until it is deleted.
-    pub(crate) fn delete(&self, host: &Machine) {
+    pub(crate) fn delete(&self, host: &Host) {
         let (status, response) = host.call(Method::DELETE, &self.path(""), None);
         assert_eq!(status, 200, "{response}");
         self.wait_for_state(host, "deleted");
@@ -106,7 +105,7 @@ impl Instance {
 
     /// Returns the PID of its QEMU process, if it runs.
     pub(crate) fn process(&self) -> Option<i32> {
-        let mut running = processes().into_iter();
+        let mut running = qemu_processes().into_iter();
         running.find(|(line, _)| line.contains(&self.uuid)).map(|(_, pid)| pid)
     }
 
@@ -117,13 +116,13 @@ impl Instance {
     }
 
     /// Returns the IPv4 address of one of its interfaces.
-    pub(crate) fn address(&self, host: &Machine, number: usize) -> String {
+    pub(crate) fn address(&self, host: &Host, number: usize) -> String {
         self.record(host)["interfaces"][number]["ipv4"].as_str().unwrap().to_owned()
     }
 
     /// Returns the directory of its VM.
-    pub(crate) fn vm_dir(&self, world: &World, host: usize) -> std::path::PathBuf {
-        world.folder.join(format!("m{host}/data/machines/{}", self.uuid))
+    pub(crate) fn vm_dir(&self, cluster: &HostCluster, host: usize) -> std::path::PathBuf {
+        cluster.directory.join(format!("m{host}/data/machines/{}", self.uuid))
     }
 }
 
@@ -133,9 +132,9 @@ pub(crate) fn now() -> f64 {
 }
 
 /// Returns the body of a response.
-pub(crate) fn bytes(host: &Machine, path: &str) -> Vec<u8> {
+pub(crate) fn bytes(host: &Host, path: &str) -> Vec<u8> {
     let (url, token) = (format!("{}{path}", host.url()), host.token());
-    host.place.run(move || {
+    host.namespace.run(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let response = reqwest::Client::new().get(&url).bearer_auth(token).send().await.unwrap();

@@ -1,15 +1,17 @@
 //! The lifecycle of an instance: pause, reboot, power off and on, screenshot, snapshot, crash, deletion.
 
+use muster_test_cluster::{
+    ClusterDatabase, enter_vm_namespaces, list_resources, single_vm_host, wait_until_no_operations,
+    wait_until_released,
+};
 use muster_testing::{skipped, wait_for};
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::TIMEOUT;
-use crate::backdoor::Backdoor;
 use crate::console::Console;
 use crate::instance::{Instance, bytes, now};
 use crate::screenshot::colours;
-use crate::world::{self, enter, remains, wait_until_calm, wait_until_nothing_is_left};
 
 /// The maximum delay of an exit event in seconds. Exits are notified, not polled.
 const MAX_EVENT_DELAY: f64 = 3.0;
@@ -27,14 +29,14 @@ fn boot_id(console: &mut Console) -> String {
 
 #[test]
 fn instance_survives_reboots_power_cycles_snapshots_and_crashes() {
-    if !enter("lifecycle::instance_survives_reboots_power_cycles_snapshots_and_crashes") {
+    if !enter_vm_namespaces("lifecycle::instance_survives_reboots_power_cycles_snapshots_and_crashes") {
         return;
     }
-    let world = world::of_one(&[("CLEANER_DELAY", "3"), ("BLOB_DELETION_DELAY", "1")]);
-    let host = world.machine(1);
-    let backdoor = Backdoor::open(&world.database, &world.folder);
-    wait_until_calm(&backdoor);
-    let before = remains(&world, &backdoor, &[]);
+    let cluster = single_vm_host(&[("CLEANER_DELAY", "3"), ("BLOB_DELETION_DELAY", "1")]);
+    let host = cluster.host(1);
+    let database = ClusterDatabase::open(&cluster.database_url, &cluster.directory);
+    wait_until_no_operations(&database);
+    let before = list_resources(&cluster, &database, &[]);
 
     // The user data prints the hostname.
     let script = "IyEvYmluL3NoCmVjaG8gInNjcmlwdCBvZiAkKGhvc3RuYW1lKSIK";
@@ -129,7 +131,7 @@ fn instance_survives_reboots_power_cycles_snapshots_and_crashes() {
     copy.delete(host);
     let path = format!("/artifacts/{}", artifact.as_str().unwrap());
     assert_eq!(host.call(Method::DELETE, &path, None).0, 200);
-    wait_until_nothing_is_left(&world, &backdoor, &before, &[one.uuid, copy.uuid]);
+    wait_until_released(&cluster, &database, &before, &[one.uuid, copy.uuid]);
 }
 
 #[test]
@@ -137,11 +139,11 @@ fn boots_with_uefi_and_disks_on_other_buses() {
     if !std::path::Path::new("/usr/share/OVMF/OVMF_CODE_4M.fd").exists() {
         return skipped("ovmf");
     }
-    if !enter("lifecycle::boots_with_uefi_and_disks_on_other_buses") {
+    if !enter_vm_namespaces("lifecycle::boots_with_uefi_and_disks_on_other_buses") {
         return;
     }
-    let world = world::of_one(&[]);
-    let host = world.machine(1);
+    let cluster = single_vm_host(&[]);
+    let host = cluster.host(1);
     let disks = json!([
         { "base": "label:tiny", "bus": "scsi" },
         { "size": 1, "bus": "nvme" },

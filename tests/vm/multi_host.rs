@@ -1,20 +1,20 @@
 //! Instances on two hosts with one database.
 
+use muster_test_cluster::{enter_vm_namespaces, qemu_processes, vm_hosts};
 use reqwest::Method;
 use serde_json::json;
 
 use crate::instance::{Instance, bytes};
 use crate::screenshot::colours;
-use crate::world::{self, enter};
 
 #[test]
 fn guests_on_two_hosts_communicate_and_any_daemon_serves_any_request() {
-    if !enter("multi_host::guests_on_two_hosts_communicate_and_any_daemon_serves_any_request") {
+    if !enter_vm_namespaces("multi_host::guests_on_two_hosts_communicate_and_any_daemon_serves_any_request") {
         return;
     }
-    let Some(world) = world::of(2, &[]) else { return };
-    let (first, second) = (world.machine(1), world.machine(2));
-    let network = first.create(json!({ "name": "one", "provide_dns": true }))["uuid"].clone();
+    let Some(cluster) = vm_hosts(2, &[]) else { return };
+    let (first, second) = (cluster.host(1), cluster.host(2));
+    let network = first.create_network(json!({ "name": "one", "provide_dns": true }))["uuid"].clone();
     let placed_on = |node: &str| json!({ "network": [{ "network_uuid": network }], "placed_on": node });
     // The second host copies the image from the first.
     let here = Instance::request(first, "here", &placed_on("m1"));
@@ -55,5 +55,5 @@ fn guests_on_two_hosts_communicate_and_any_daemon_serves_any_request() {
     console_here.run_until(&format!("ip -4 addr show dev eth1 2>/dev/null | grep -q 'inet {address}/24 '"));
     here.delete(second);
     there.delete(first);
-    assert_eq!(world::processes(), []);
+    assert_eq!(qemu_processes(), []);
 }

@@ -1,27 +1,29 @@
 //! Networks of real guests.
 
+use muster_test_cluster::{
+    ClusterDatabase, enter_vm_namespaces, list_resources, single_vm_host, wait_until_no_operations,
+    wait_until_released,
+};
 use muster_testing::wait_for;
 use serde_json::json;
 
 use crate::TIMEOUT;
-use crate::backdoor::Backdoor;
 use crate::instance::Instance;
-use crate::world::{self, enter, remains, wait_until_calm, wait_until_nothing_is_left};
 
 #[test]
 fn guests_get_recorded_addresses_names_and_routes() {
-    if !enter("network::guests_get_recorded_addresses_names_and_routes") {
+    if !enter_vm_namespaces("network::guests_get_recorded_addresses_names_and_routes") {
         return;
     }
-    let world = world::of_one(&[("CLEANER_DELAY", "3")]);
-    let host = world.machine(1);
-    let backdoor = Backdoor::open(&world.database, &world.folder);
-    let network = |request| host.create(request)["uuid"].clone();
+    let cluster = single_vm_host(&[("CLEANER_DELAY", "3")]);
+    let host = cluster.host(1);
+    let database = ClusterDatabase::open(&cluster.database_url, &cluster.directory);
+    let network = |request| host.create_network(request)["uuid"].clone();
     let front = network(json!({ "name": "front", "provide_dns": true }));
     network(json!({ "name": "back", "netblock": "10.1.0.0/24", "provide_nat": false }));
     let late = network(json!({ "name": "late", "netblock": "10.2.0.0/24", "provide_nat": false }));
-    wait_until_calm(&backdoor);
-    let before = remains(&world, &backdoor, &[]);
+    wait_until_no_operations(&database);
+    let before = list_resources(&cluster, &database, &[]);
 
     let both = json!([{ "network_uuid": front }, { "network_uuid": "back" }]);
     let web = Instance::request(host, "web", &json!({ "network": both }));
@@ -49,14 +51,15 @@ fn guests_get_recorded_addresses_names_and_routes() {
     web_console.run_until("nslookup db 10.0.0.1 | grep -q 'Address: *10.0.0.77'");
     web_console.run_until("ping -c 1 -W 5 db >/dev/null");
     db_console.run_until(&format!("ping -c 1 -W 5 {} >/dev/null", web.address(host, 0)));
-    world.outside.answer(80);
+    cluster.external_peer.serve_peer_address(80);
     assert_eq!(web_console.run("nc -w 10 198.51.100.1 80 </dev/null"), "198.51.100.2");
 
     // The guest is reachable from the external network by its floating address.
     db_console.run("(while :; do echo this is $(hostname) | nc -l -p 80; done) >/dev/null 2>&1 & true");
     let floating = db.record(host)["interfaces"][0]["floating"].as_str().unwrap().to_owned();
     wait_for("a response from the floating address", TIMEOUT, || {
-        (world.outside.seen_by(&floating, 80).as_deref() == Some("this is db\n")).then_some(())
+        (cluster.external_peer.address_seen_by(&floating, 80).as_deref() == Some("this is db\n"))
+            .then_some(())
     });
 
     // A hot-plugged interface.
@@ -72,6 +75,6 @@ fn guests_get_recorded_addresses_names_and_routes() {
 
     web.delete(host);
     db.delete(host);
-    wait_until_nothing_is_left(&world, &backdoor, &before, &ids);
-    assert_eq!(world.outside.seen_by(&floating, 80), None);
+    wait_until_released(&cluster, &database, &before, &ids);
+    assert_eq!(cluster.external_peer.address_seen_by(&floating, 80), None);
 }

@@ -10,7 +10,7 @@ use crate::images::compressed;
 
 #[test]
 fn full_disk_refuses_writes_and_loses_nothing() {
-    if !muster_testing::enter("disk_full::full_disk_refuses_writes_and_loses_nothing", &["ip"]) {
+    if !muster_testing::enter_namespaces("disk_full::full_disk_refuses_writes_and_loses_nothing", &["ip"]) {
         return;
     }
     let directory = tempfile::tempdir().unwrap();
@@ -54,7 +54,7 @@ fn full_disk_refuses_writes_and_loses_nothing() {
 
 #[test]
 fn full_disk_is_not_reported_as_damaged_image() {
-    if !muster_testing::enter("disk_full::full_disk_is_not_reported_as_damaged_image", &["ip"]) {
+    if !muster_testing::enter_namespaces("disk_full::full_disk_is_not_reported_as_damaged_image", &["ip"]) {
         return;
     }
     let directory = tempfile::tempdir().unwrap();

@@ -83,7 +83,7 @@ async fn cleaner_removes_ended_operations_and_keeps_instance_events() {
     .await;
     assert_eq!(fixture.list_operations(true).await, [operation_id(&long)], "running operations are kept");
     assert_eq!(
-        fixture.cluster.count("object_references", "relationship = 'agent_output'").await,
+        fixture.cluster.count_rows("object_references", "relationship = 'agent_output'").await,
         0,
         "{blob}"
     );

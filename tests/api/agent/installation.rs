@@ -5,7 +5,7 @@ use axum::http::Request;
 
 use super::*;
 
-async fn fetch(cluster: &Cluster, path: &str, host: &str) -> Answer {
+async fn fetch(cluster: &Cluster, path: &str, host: &str) -> ApiResponse {
     let request = Request::builder().uri(path).header("host", host).body(Body::empty()).unwrap();
     cluster.request(request).await
 }

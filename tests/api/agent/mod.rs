@@ -10,11 +10,11 @@ mod validation;
 
 use axum::http::Method;
 use muster_node::{GuestScript, SimulatedNode, SimulationScript};
+use muster_test_cluster::{ApiResponse, Cluster, wait_for};
 use muster_types::ids::InstanceId;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Cluster, wait_for};
 use crate::instances::create;
 use crate::networks::{cluster, get, post};
 
@@ -47,7 +47,7 @@ impl Fixture {
         self.node().set_script(SimulationScript { guest, ..SimulationScript::default() });
     }
 
-    async fn request(&self, verb: &str, body: Value) -> Answer {
+    async fn request(&self, verb: &str, body: Value) -> ApiResponse {
         post(&self.cluster, &self.token, &format!("/instances/{}/agent/{verb}", self.instance), body).await
     }
 
@@ -124,7 +124,7 @@ impl Fixture {
     }
 
     async fn blob_data(&self, blob: &Value) -> Vec<u8> {
-        self.cluster.try_data(&self.token, blob.as_str().unwrap()).await
+        self.cluster.download_until_error(&self.token, blob.as_str().unwrap()).await
     }
 
     /// Returns the event messages of an operation, and those of its instance that refer to the operation.
@@ -166,6 +166,6 @@ fn object(operation: &Value) -> ObjectRef {
     ObjectRef::new(ObjectType::AgentOperation, operation_id(operation))
 }
 
-fn status_and_error(response: &Answer) -> (u16, &str) {
+fn status_and_error(response: &ApiResponse) -> (u16, &str) {
     (response.status.as_u16(), response.body["error"].as_str().unwrap_or_default())
 }

@@ -1,9 +1,9 @@
 //! Validation, access control and limits of agent operations.
 
+use muster_test_cluster::caller;
 use muster_types::ids::BlobId;
 
 use super::*;
-use crate::harness::caller;
 use crate::instances::{create_and_settle, instance_request};
 use crate::scopes::scoped_token;
 

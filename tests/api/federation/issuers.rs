@@ -1,11 +1,11 @@
 //! Management of trusted issuers.
 
 use muster_control::reconcile;
+use muster_test_cluster::Cluster;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
 use super::{cluster, issuer_request, merge, put, rule_request, status_and_error};
-use crate::harness::Cluster;
 use crate::networks::{delete, get, post};
 use crate::scopes::scoped_token;
 
@@ -178,7 +178,7 @@ async fn recreated_issuer_replaces_deleted_one_in_rules() {
     assert_eq!(events[0].extra["replaced"], deleted["uuid"]);
 
     reconcile::cleaner::run(&cluster.app).await.unwrap();
-    assert_eq!(cluster.count("issuers", "1 = 1").await, 1);
+    assert_eq!(cluster.count_rows("issuers", "1 = 1").await, 1);
     assert!(cluster.events(&object(&deleted)).await.is_empty());
     assert_eq!(get(&cluster, &token, FORGE).await.body, recreated.body);
 }
@@ -188,7 +188,7 @@ async fn cleaner_keeps_deleted_issuer_until_delay_expires() {
     let (cluster, token) = cluster(&[]).await;
     delete(&cluster, &token, FORGE).await;
     reconcile::cleaner::run(&cluster.app).await.unwrap();
-    assert_eq!(cluster.count("issuers", "state = 'deleted'").await, 1);
+    assert_eq!(cluster.count_rows("issuers", "state = 'deleted'").await, 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]

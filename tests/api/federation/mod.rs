@@ -5,17 +5,17 @@ mod issuers;
 mod rules;
 
 use axum::http::Method;
+use muster_test_cluster::{ApiResponse, Cluster};
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Cluster};
 use crate::networks::post;
 
-pub(crate) async fn put(cluster: &Cluster, token: &str, path: &str, body: Value) -> Answer {
+pub(crate) async fn put(cluster: &Cluster, token: &str, path: &str, body: Value) -> ApiResponse {
     cluster.call(token, Method::PUT, path, Some(body)).await
 }
 
 /// Returns the status and error text of a response.
-fn status_and_error(response: &Answer) -> (u16, &str) {
+fn status_and_error(response: &ApiResponse) -> (u16, &str) {
     (response.status.as_u16(), response.body["error"].as_str().unwrap_or_default())
 }
 

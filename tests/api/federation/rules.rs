@@ -2,11 +2,11 @@
 
 use axum::http::Method;
 use muster_control::{objects, reconcile};
+use muster_test_cluster::{Cluster, caller};
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
 use super::{cluster, merge, put, rule_request, status_and_error};
-use crate::harness::{Cluster, caller};
 use crate::networks::{delete, get, post};
 use crate::scopes::scoped_token;
 
@@ -287,17 +287,17 @@ async fn deletes_rules_with_namespace_and_cleans_deleted_ones() {
     delete(&cluster, &token, &format!("{RULES}/gone")).await;
     assert!(!cluster.events(&object(&deleted)).await.is_empty());
     reconcile::cleaner::run(&cluster.app).await.unwrap();
-    assert_eq!(cluster.count("rules", "1 = 1").await, 1);
+    assert_eq!(cluster.count_rows("rules", "1 = 1").await, 1);
     assert!(cluster.events(&object(&deleted)).await.is_empty());
 
     cluster.call(&token, Method::DELETE, "/auth/namespaces/ci", None).await;
     assert_eq!(status_and_error(&get(&cluster, &token, DEPLOY).await), (404, "namespace not found"));
     cluster.settle().await;
-    assert_eq!(cluster.count("rules", "state = 'created'").await, 0);
+    assert_eq!(cluster.count_rows("rules", "state = 'created'").await, 0);
     cluster.messages(&ObjectRef::namespace("ci")).await;
     reconcile::cleaner::run(&cluster.app).await.unwrap();
     cluster.settle().await;
-    assert_eq!(cluster.count("rules", "1 = 1").await, 0);
+    assert_eq!(cluster.count_rows("rules", "1 = 1").await, 0);
     cluster.create_namespace("ci").await;
     assert_eq!(
         get(&cluster, &token, RULES).await.body,

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use axum::http::Method;
 use muster_store::Retry;
 use muster_store::instances::{self, NewInstance};
+use muster_test_cluster::Cluster;
 use muster_types::capacity::Capacity;
 use muster_types::ids::InstanceId;
 use muster_types::instance::InstanceState;
 use serde_json::{Value, json};
 
 use super::{instance_request, text};
-use crate::harness::Cluster;
 use crate::networks::{create_network, get};
 
 /// The size of each of two nodes, which together fit 30 instances: five threads overcommitted by three.
@@ -78,21 +78,21 @@ async fn assert_fifty_creates_fill_capacity(url: Option<&str>) {
             node_total.2 + row.committed.disk_gb,
         );
     }
-    assert_eq!(cluster.promised().await, committed);
+    assert_eq!(cluster.committed_capacity().await, committed);
     assert!(committed.values().all(|node_total| *node_total == (15, 15 * 512, 15)), "{committed:?}");
 
     // Thirty addresses are allocated; those of the failed instances are released.
     let addresses = get(&cluster, &token, &format!("/networks/{network_id}/addresses")).await.body;
     let used = addresses.as_array().unwrap().iter().filter(|item| text(item, "type") == "instance");
     assert_eq!(used.count(), 30);
-    assert_eq!(cluster.count("hardware_addresses", "1 = 1").await, 30);
+    assert_eq!(cluster.count_rows("hardware_addresses", "1 = 1").await, 30);
     let ports: Vec<i64> = in_state("created")
         .iter()
         .flat_map(|item| {
             ["console_port", "vdi_port", "vdi_tls_port"].map(|port| item[port].as_i64().unwrap())
         })
         .collect();
-    assert_eq!((ports.len(), cluster.count("instance_ports", "1 = 1").await), (90, 90));
+    assert_eq!((ports.len(), cluster.count_rows("instance_ports", "1 = 1").await), (90, 90));
 
     let all = Some(json!({"confirm": true}));
     let deleted = cluster.call(&token, Method::DELETE, "/instances", all).await.body;
@@ -100,10 +100,10 @@ async fn assert_fifty_creates_fill_capacity(url: Option<&str>) {
     cluster.settle().await;
     assert_eq!(get(&cluster, &token, "/instances").await.body, json!([]));
     assert!(cluster.vms().is_empty());
-    assert!(cluster.promised().await.values().all(|promised| *promised == (0, 0, 0)));
-    assert_eq!(cluster.count("addresses", "kind = 'instance'").await, 0);
+    assert!(cluster.committed_capacity().await.values().all(|promised| *promised == (0, 0, 0)));
+    assert_eq!(cluster.count_rows("addresses", "kind = 'instance'").await, 0);
     for table in ["instance_ports", "hardware_addresses"] {
-        assert_eq!(cluster.count(table, "1 = 1").await, 0, "{table}");
+        assert_eq!(cluster.count_rows(table, "1 = 1").await, 0, "{table}");
     }
 }
 
@@ -148,7 +148,7 @@ async fn assert_no_placement_on_deleted_node(url: Option<&str>) {
             _ => panic!("{item}"),
         }
     }
-    assert_eq!(cluster.promised().await["sim-2"], (0, 0, 0));
+    assert_eq!(cluster.committed_capacity().await["sim-2"], (0, 0, 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

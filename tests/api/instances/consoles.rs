@@ -78,7 +78,7 @@ async fn screenshot_is_stored_as_png_blob() {
     let response = get(&cluster, &token, &path(&record, "/screenshot")).await;
     assert_eq!(response.status, 200, "{}", response.text);
     let blob = response.body.as_str().unwrap().to_owned();
-    let bytes = cluster.try_data(&token, &blob).await;
+    let bytes = cluster.download_until_error(&token, &blob).await;
     assert!(bytes.starts_with(b"\x89PNG\r\n\x1a\n"), "{:?}", &bytes[..8]);
     let blob_record = get(&cluster, &token, &format!("/blobs/{blob}")).await.body;
     assert_eq!((text(&blob_record, "state"), &blob_record["size"]), ("created", &json!(bytes.len())));

@@ -2,13 +2,13 @@
 
 use axum::http::Method;
 use muster_control::{objects, reconcile};
+use muster_test_cluster::caller;
+use muster_testing::web_server::{Reply, WebServer};
 use serde_json::{Value, json};
 
 use super::{create, create_and_settle, id, path, show, status_and_error, text, try_create};
 use crate::artifacts::upload;
-use crate::harness::caller;
 use crate::networks::{cluster, delete, get, post};
-use crate::web::{Reply, Web};
 
 const FAST_SETTINGS: &[(&str, &str)] = &[
     ("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.1"),
@@ -149,7 +149,7 @@ async fn uses_images_of_others_only_if_shared_or_trusted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn fetches_image_for_instance_and_revalidates_it_for_the_next() {
     let (cluster, token) = cluster(FAST_SETTINGS).await;
-    let web = Web::new(|request, _| match request.header("if-none-match") {
+    let web = WebServer::new(|request, _| match request.header("if-none-match") {
         Some(_) => Reply::status(304),
         None => Reply::ok(&[3; 90_000]).with("ETag", "\"one\""),
     })
@@ -178,30 +178,30 @@ async fn fetches_image_for_instance_and_revalidates_it_for_the_next() {
         (&json!(4), &artifact["blob_uuid"])
     );
     assert_eq!(get(&cluster, &token, "/artifacts").await.body.as_array().unwrap().len(), 1);
-    assert!(web.asked().len() >= 2);
-    assert_eq!(web.asked().iter().filter(|request| request.header("if-none-match").is_none()).count(), 1);
+    assert!(web.requests().len() >= 2);
+    assert_eq!(web.requests().iter().filter(|request| request.header("if-none-match").is_none()).count(), 1);
 
     // Another namespace that may read the artifact uses it without revalidation.
     cluster.create_namespace("friend").await;
     objects::trust::add(&cluster.app, &caller(), "ci", "friend").await.unwrap();
-    let (friend, before) = (cluster.token("friend").await, web.asked().len());
+    let (friend, before) = (cluster.token("friend").await, web.requests().len());
     let friend_instance = create(&cluster, &friend, "third", &with_base(&url)).await;
     assert_eq!(
-        (&friend_instance["disks"][0]["blob_uuid"], web.asked().len()),
+        (&friend_instance["disks"][0]["blob_uuid"], web.requests().len()),
         (&artifact["blob_uuid"], before)
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn resolves_well_known_name_at_download_site() {
-    let web = Web::new(|_, _| Reply::ok(&[4; 5000])).await;
+    let web = WebServer::new(|_, _| Reply::ok(&[4; 5000])).await;
     let mut settings = FAST_SETTINGS.to_vec();
     let site = web.url("/site");
     settings.push(("IMAGE_DOWNLOAD_URL", &site));
     let (cluster, token) = cluster(&settings).await;
     let record = create(&cluster, &token, "www", &with_base("debian:12")).await;
     assert_eq!(record["disk_spec"][0]["base"], "debian:12");
-    let paths: Vec<String> = web.asked().into_iter().map(|paths| paths.path).collect();
+    let paths: Vec<String> = web.requests().into_iter().map(|paths| paths.path).collect();
     assert_eq!(paths, ["/site/debian:12/latest.qcow2"]);
     let artifact = get(&cluster, &token, "/artifacts").await.body[0].clone();
     assert_eq!(artifact["blob_uuid"], record["disks"][0]["blob_uuid"]);
@@ -214,8 +214,8 @@ async fn unusable_image_puts_instance_into_error_with_reason() {
     let origin = create(&cluster, &token, "origin", &json!({"disk": [{"size": 3}]})).await;
     let snapshot = super::post_action(&cluster, &token, &origin, "snapshot").await.body["vda"].clone();
     cluster.settle().await;
-    let large = cluster.try_data(&token, text(&snapshot, "blob_uuid")).await;
-    let web = Web::new(move |request, _| match request.path.as_str() {
+    let large = cluster.download_until_error(&token, text(&snapshot, "blob_uuid")).await;
+    let web = WebServer::new(move |request, _| match request.path.as_str() {
         "/large" => Reply::ok(&large),
         "/vmdk" => Reply::ok(b"KDMV of some other house"),
         _ => Reply::status(404),
@@ -233,7 +233,7 @@ async fn unusable_image_puts_instance_into_error_with_reason() {
         assert_eq!(record["references_from"], json!({}));
     }
     assert_eq!(cluster.vms(), [id(&origin)]);
-    assert_eq!(cluster.count("instances", "claimed_cpus > 0").await, 1);
+    assert_eq!(cluster.count_rows("instances", "claimed_cpus > 0").await, 1);
     for forbidden in ["http://169.254.169.254/latest", "file:///etc/passwd", "ftp://x.example/y"] {
         let response = try_create(&cluster, &token, "forbidden", &with_base(forbidden)).await;
         assert_eq!(response.status, 400, "{forbidden}: {}", response.text);

@@ -1,13 +1,13 @@
 //! Hot plug of interfaces.
 
 use axum::http::Method;
+use muster_test_cluster::{ApiResponse, Cluster};
 use serde_json::{Value, json};
 
 use super::{create, id, object, path, post_action, show, status_and_error, text, try_create};
-use crate::harness::{Answer, Cluster};
 use crate::networks::{cluster, create_network, delete, get};
 
-async fn plug(cluster: &Cluster, token: &str, record: &Value, body: Value) -> Answer {
+async fn plug(cluster: &Cluster, token: &str, record: &Value, body: Value) -> ApiResponse {
     cluster.call(token, Method::POST, &path(record, "/interfaces"), Some(body)).await
 }
 
@@ -69,8 +69,8 @@ async fn hot_plugs_interface_in_both_request_forms_while_on_or_off() {
     // All interfaces are deleted with the instance.
     delete(&cluster, &token, &path(&record, "")).await;
     cluster.settle().await;
-    assert_eq!(cluster.count("interfaces", "state <> 'deleted'").await, 0);
-    assert_eq!(cluster.count("addresses", "kind IN ('instance', 'floating')").await, 0);
+    assert_eq!(cluster.count_rows("interfaces", "state <> 'deleted'").await, 0);
+    assert_eq!(cluster.count_rows("addresses", "kind IN ('instance', 'floating')").await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -156,7 +156,7 @@ async fn rejects_invalid_hot_plug_before_lookup_without_side_effects() {
         status_and_error(&plug(&cluster, &token, &record, json!({"network_uuid": blue})).await),
         (507, "No free addresses on network")
     );
-    assert_eq!(cluster.count("interfaces", "1 = 1").await, 5);
+    assert_eq!(cluster.count_rows("interfaces", "1 = 1").await, 5);
     cluster.settle().await;
     assert_eq!(show(&cluster, &token, &record).await["state"], "created", "the instance is unaffected");
     delete(&cluster, &token, &path(&record, "")).await;

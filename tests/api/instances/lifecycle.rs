@@ -3,12 +3,12 @@
 use axum::http::Method;
 use muster_control::reconcile;
 use muster_node::{GuestScript, SimulationScript};
+use muster_test_cluster::{Cluster, wait_for};
 use serde_json::{Value, json};
 
 use super::{
     create, create_and_settle, id, object, path, post_action, show, status_and_error, text, try_create,
 };
-use crate::harness::{Cluster, wait_for};
 use crate::networks::{cluster, create_network, delete, get};
 
 async fn wait_for_power(cluster: &Cluster, token: &str, record: &Value, power: &str) -> Value {
@@ -205,8 +205,8 @@ async fn failed_creation_ends_in_error_with_reason_and_without_resources() {
         assert!(failed.extra["reason"].as_str().unwrap().contains("no such model"), "{failed:?}");
         assert!(events.iter().any(|event| event.message == "state is now error"));
         assert!(cluster.vms().is_empty());
-        assert_eq!(cluster.promised().await["sim-1"], (0, 0, 0));
-        assert_eq!(cluster.count("addresses", "kind IN ('instance', 'floating')").await, 0);
+        assert_eq!(cluster.committed_capacity().await["sim-1"], (0, 0, 0));
+        assert_eq!(cluster.count_rows("addresses", "kind IN ('instance', 'floating')").await, 0);
         for verb in ["poweron", "poweroff", "pause", "snapshot"] {
             let response = post_action(&cluster, &token, &record, verb).await;
             let error = format!("instance {} is not ready (error)", text(&record, "uuid"));
@@ -243,8 +243,8 @@ async fn deleted_instance_releases_resources_and_is_cleaned_after_delay() {
     assert_eq!((text(&deleted, "state"), text(&deleted, "power_state")), ("deleted", "off"));
     assert_eq!((&deleted["interfaces"], &deleted["console_port"]), (&json!([]), &Value::Null));
     assert!(cluster.vms().is_empty());
-    assert_eq!(cluster.promised().await[text(&record, "node")], (0, 0, 0));
-    assert_eq!(cluster.count("instance_ports", "1 = 1").await, 0);
+    assert_eq!(cluster.committed_capacity().await[text(&record, "node")], (0, 0, 0));
+    assert_eq!(cluster.count_rows("instance_ports", "1 = 1").await, 0);
     let addresses = get(&cluster, &token, &format!("/networks/{network_id}/addresses")).await.body;
     let types: Vec<&str> = addresses.as_array().unwrap().iter().map(|item| text(item, "type")).collect();
     assert!(types.contains(&"deletion-halo") && !types.contains(&"instance"), "{types:?}");
@@ -260,7 +260,7 @@ async fn deleted_instance_releases_resources_and_is_cleaned_after_delay() {
         status_and_error(&get(&cluster, &token, &path(&record, "")).await),
         (404, "instance not found")
     );
-    assert_eq!(cluster.count("metadata", "object_type = 'instance'").await, 0);
+    assert_eq!(cluster.count_rows("metadata", "object_type = 'instance'").await, 0);
     assert!(cluster.messages(&object(&record)).await.is_empty());
 }
 
@@ -355,6 +355,7 @@ async fn keeps_vm_without_record_and_removes_vm_of_deleted_instance() {
     );
     let messages = cluster.messages(&node).await;
     assert!(messages.contains(&"ignored a VM without a record".to_owned()), "{messages:?}");
+    cluster.allow_vm_without_instance(id(&without_record), "only an operator removes it");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -374,7 +375,7 @@ async fn finishes_instance_whose_operation_was_lost() {
     );
     assert_eq!(show(&cluster, &token, &deleting).await["state"], "deleted");
     assert!(cluster.vms().is_empty());
-    assert!(cluster.promised().await.values().all(|promised| *promised == (0, 0, 0)));
+    assert!(cluster.committed_capacity().await.values().all(|promised| *promised == (0, 0, 0)));
 }
 
 /// Creates an instance and queues its deletion.

@@ -2,10 +2,10 @@
 
 use axum::http::Method;
 use muster_control::objects;
+use muster_test_cluster::{Cluster, caller};
 use serde_json::{Value, json};
 
 use super::{create, path, show, status_and_error, text, try_create};
-use crate::harness::{Cluster, caller};
 use crate::networks::{cluster, create_network, delete, get, post};
 
 fn names(list: &Value) -> Vec<&str> {
@@ -14,7 +14,12 @@ fn names(list: &Value) -> Vec<&str> {
     names
 }
 
-async fn get_in(cluster: &Cluster, token: &str, reference: &str, namespace: &str) -> crate::harness::Answer {
+async fn get_in(
+    cluster: &Cluster,
+    token: &str,
+    reference: &str,
+    namespace: &str,
+) -> muster_test_cluster::ApiResponse {
     let body = Some(json!({"namespace": namespace}));
     cluster.call(token, Method::GET, &format!("/instances/{reference}"), body).await
 }
@@ -144,6 +149,6 @@ async fn namespace_deletion_requires_no_instances_except_failed_ones() {
     assert_eq!(failed.status, 507, "{}", failed.text);
     assert_eq!(delete(&cluster, &system, "/auth/namespaces/ci").await.status, 200);
     cluster.settle().await;
-    assert_eq!(cluster.count("instances", "state <> 'deleted'").await, 0);
+    assert_eq!(cluster.count_rows("instances", "state <> 'deleted'").await, 0);
     assert_eq!(show(&cluster, &system, &record).await["state"], "deleted");
 }

@@ -11,11 +11,11 @@ mod snapshots;
 mod validation;
 
 use axum::http::Method;
+use muster_test_cluster::{ApiResponse, Cluster, wait_for};
 use muster_types::ids::InstanceId;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
-use crate::harness::{Answer, Cluster, wait_for};
 use crate::networks::{cluster, create_network, get, post};
 use crate::scopes::scoped_token;
 
@@ -28,7 +28,7 @@ pub(crate) fn instance_request(name: &str, overrides: &Value) -> Value {
     body
 }
 
-async fn try_create(cluster: &Cluster, token: &str, name: &str, overrides: &Value) -> Answer {
+async fn try_create(cluster: &Cluster, token: &str, name: &str, overrides: &Value) -> ApiResponse {
     post(cluster, token, "/instances", instance_request(name, overrides)).await
 }
 
@@ -81,12 +81,12 @@ fn object(record: &Value) -> ObjectRef {
     ObjectRef::new(ObjectType::Instance, text(record, "uuid"))
 }
 
-fn status_and_error(response: &Answer) -> (u16, &str) {
+fn status_and_error(response: &ApiResponse) -> (u16, &str) {
     (response.status.as_u16(), response.body["error"].as_str().unwrap_or_default())
 }
 
 /// Posts an action without a body.
-async fn post_action(cluster: &Cluster, token: &str, record: &Value, verb: &str) -> Answer {
+async fn post_action(cluster: &Cluster, token: &str, record: &Value, verb: &str) -> ApiResponse {
     cluster.call(token, Method::POST, &path(record, &format!("/{verb}")), None).await
 }
 

@@ -1,9 +1,9 @@
 //! Placement of instances, and records of instances that cannot be placed.
 
+use muster_test_cluster::{Cluster, caller};
 use serde_json::{Value, json};
 
 use super::{create, object, path, show, status_and_error, text, try_create};
-use crate::harness::{Cluster, caller};
 use crate::networks::{cluster, create_network, delete, get};
 
 /// Returns the record of an instance that could not be created.
@@ -48,9 +48,9 @@ async fn unplaceable_instance_reports_stage_and_keeps_record() {
             );
         }
     }
-    assert_eq!(cluster.count("addresses", "kind IN ('instance', 'floating')").await, 0);
-    assert_eq!(cluster.count("instances", "claimed_cpus > 0").await, 0);
-    assert!(cluster.promised().await.values().all(|promised| *promised == (0, 0, 0)));
+    assert_eq!(cluster.count_rows("addresses", "kind IN ('instance', 'floating')").await, 0);
+    assert_eq!(cluster.count_rows("instances", "claimed_cpus > 0").await, 0);
+    assert!(cluster.committed_capacity().await.values().all(|promised| *promised == (0, 0, 0)));
     let record = failed_instance(&cluster, &token, "wide").await;
     assert_eq!(delete(&cluster, &token, &path(&record, "")).await.status, 200);
     cluster.settle().await;
@@ -66,7 +66,7 @@ async fn places_instances_on_freed_capacity() {
     for number in 0..6 {
         created.push(create(&cluster, &token, &format!("n{number}"), &json!({})).await);
     }
-    assert!(cluster.promised().await.values().all(|promised| *promised == (3, 1536, 3)));
+    assert!(cluster.committed_capacity().await.values().all(|promised| *promised == (3, 1536, 3)));
     let response = try_create(&cluster, &token, "late", &json!({})).await;
     let error = "No nodes remaining at scheduling stage sufficient_idle_cpu";
     assert_eq!((status_and_error(&response), &response.body["transient"]), ((507, error), &json!(true)));
@@ -179,8 +179,8 @@ async fn unavailable_address_leaves_record_without_addresses() {
     .await;
     let with_address = |address: &str| json!({"network": [{"network_uuid": "small"}, {"network_uuid": "green", "address": address, "float": true}]});
     let first = create(&cluster, &token, "first", &with_address("10.1.0.9")).await;
-    let before = (cluster.promised().await, cluster.count("addresses", "1 = 1").await);
-    let macs = cluster.count("hardware_addresses", "1 = 1").await;
+    let before = (cluster.committed_capacity().await, cluster.count_rows("addresses", "1 = 1").await);
+    let macs = cluster.count_rows("hardware_addresses", "1 = 1").await;
     for (name, address) in [("second", "10.1.0.9"), ("router", "10.1.0.1")] {
         let response = try_create(&cluster, &token, name, &with_address(address)).await;
         assert_eq!(status_and_error(&response), (409, format!("address {address} in use").as_str()));
@@ -189,8 +189,8 @@ async fn unavailable_address_leaves_record_without_addresses() {
         assert_eq!((text(&record, "state"), text(&record, "error_message")), ("error", error.as_str()));
         assert_eq!((&record["node"], &record["interfaces"]), (&Value::Null, &json!([])));
     }
-    assert_eq!((cluster.promised().await, cluster.count("addresses", "1 = 1").await), before);
-    assert_eq!(cluster.count("hardware_addresses", "1 = 1").await, macs);
+    assert_eq!((cluster.committed_capacity().await, cluster.count_rows("addresses", "1 = 1").await), before);
+    assert_eq!(cluster.count_rows("hardware_addresses", "1 = 1").await, macs);
 
     // The network has five addresses, one of which the first instance uses.
     for number in 0..4 {
@@ -249,12 +249,12 @@ async fn instances_of_deleted_node_end_in_error_and_release_resources() {
         assert_eq!((&record["console_port"], &record["power_state"]), (&Value::Null, &json!("off")));
     }
     assert_eq!(show(&cluster, &token, &kept).await["state"], "created");
-    assert_eq!(cluster.count("addresses", "kind = 'instance'").await, 1);
-    assert_eq!(cluster.count("addresses", "kind = 'floating'").await, 1);
-    assert_eq!(cluster.count("instances", "claimed_cpus > 0").await, 1);
+    assert_eq!(cluster.count_rows("addresses", "kind = 'instance'").await, 1);
+    assert_eq!(cluster.count_rows("addresses", "kind = 'floating'").await, 1);
+    assert_eq!(cluster.count_rows("instances", "claimed_cpus > 0").await, 1);
     for record in [&lost, &queued] {
         assert_eq!(delete(&cluster, &token, &path(record, "")).await.status, 200);
     }
     cluster.settle().await;
-    assert_eq!(cluster.count("instances", "state = 'deleted'").await, 2);
+    assert_eq!(cluster.count_rows("instances", "state = 'deleted'").await, 2);
 }

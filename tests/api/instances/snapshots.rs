@@ -1,13 +1,13 @@
 //! Disk snapshots.
 
 use muster_control::reconcile;
+use muster_test_cluster::{ApiResponse, Cluster};
 use serde_json::{Value, json};
 
 use super::{create, create_and_settle, object, path, post_action, status_and_error, text, try_create};
-use crate::harness::{Answer, Cluster};
 use crate::networks::{cluster, delete, get, post};
 
-async fn snapshot(cluster: &Cluster, token: &str, record: &Value, body: Value) -> Answer {
+async fn snapshot(cluster: &Cluster, token: &str, record: &Value, body: Value) -> ApiResponse {
     post(cluster, token, &path(record, "/snapshot"), body).await
 }
 
@@ -61,12 +61,12 @@ async fn snapshots_first_disk_by_default() {
     let single = snapshot(&cluster, &token, &record, json!({"device": "sdc"})).await.body;
     assert_eq!(single.as_object().unwrap().keys().collect::<Vec<_>>(), ["sdc"]);
     cluster.settle().await;
-    let before = cluster.count("operations", "1 = 1").await;
+    let before = cluster.count_rows("operations", "1 = 1").await;
     for device in ["vdz", "vdb", "sdd"] {
         let none = snapshot(&cluster, &token, &record, json!({"device": device})).await;
         assert_eq!((none.status.as_u16(), none.body), (200, json!({})), "{device}");
     }
-    assert_eq!(cluster.count("operations", "1 = 1").await, before);
+    assert_eq!(cluster.count_rows("operations", "1 = 1").await, before);
     assert!(cluster.files_in("1/drafts").is_empty() && cluster.files_in("2/drafts").is_empty());
     let messages = cluster.messages(&object(&record)).await;
     assert_eq!(messages.iter().filter(|message| *message == "disk was copied").count(), 5, "{messages:?}");

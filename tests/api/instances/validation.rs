@@ -1,10 +1,10 @@
 //! Validation of instance creation: exact errors, and no side effects.
 
 use axum::http::Method;
+use muster_test_cluster::Cluster;
 use serde_json::{Value, json};
 
 use super::{create, create_and_settle, instance_request, path, status_and_error, try_create};
-use crate::harness::Cluster;
 use crate::networks::{cluster, create_network, get, post};
 
 /// Returns the row counts of every table that a create request writes to.
@@ -13,11 +13,11 @@ async fn row_counts(cluster: &Cluster) -> Vec<i64> {
     for table in
         ["instances", "interfaces", "artifacts", "node_claims", "instance_ports", "hardware_addresses"]
     {
-        counts.push(cluster.count(table, "1 = 1").await);
+        counts.push(cluster.count_rows(table, "1 = 1").await);
     }
-    counts.push(cluster.count("addresses", "kind = 'instance'").await);
-    counts.push(cluster.count("metadata", "object_type = 'instance'").await);
-    counts.push(cluster.count("operations", "target_type = 'instance'").await);
+    counts.push(cluster.count_rows("addresses", "kind = 'instance'").await);
+    counts.push(cluster.count_rows("metadata", "object_type = 'instance'").await);
+    counts.push(cluster.count_rows("operations", "target_type = 'instance'").await);
     counts
 }
 
@@ -212,7 +212,7 @@ async fn rejects_missing_references_without_side_effects() {
         status_and_error(&response),
         (406, format!("network {initial_network} is not ready (initial)").as_str())
     );
-    assert_eq!(cluster.count("instances", "1 = 1").await, 0);
+    assert_eq!(cluster.count_rows("instances", "1 = 1").await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use muster_testing::{Daemon, Setup};
+use muster_testing::web_server::{ReceivedRequest, Reply, WebServer};
+use muster_testing::{Daemon, DaemonSetup};
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{Client, Content, MIB, Random, gzip, qcow2, sha512, text};
 use crate::setup;
-use crate::web::{Asked, Reply, Web};
 
 const KEY: &str = "the first key";
 const KILLS: usize = 12;
@@ -35,7 +35,7 @@ struct Acknowledged {
 /// The state that all workers share.
 struct Workload {
     client: Client,
-    web: Web,
+    web: WebServer,
     /// Disk images, uncompressed and compressed.
     images: Vec<(Vec<u8>, Vec<u8>)>,
     acknowledged: Mutex<Acknowledged>,
@@ -307,7 +307,7 @@ fn files(directory: &Path) -> BTreeSet<String> {
     names
 }
 
-async fn kill_during_workload(setup: Setup, directory: &Path) {
+async fn kill_during_workload(setup: DaemonSetup, directory: &Path) {
     let Some(images) = (1..=4)
         .map(|number| {
             let image = qcow2(directory, &Content::new(number, 6 * MIB))?;
@@ -328,14 +328,14 @@ async fn kill_during_workload(setup: Setup, directory: &Path) {
         .set("BLOB_DELETION_DELAY", "1")
         .set("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.0/8");
     let compressed: Vec<Vec<u8>> = images.iter().map(|(_, compressed)| compressed.clone()).collect();
-    let web = Web::new(move |request: &Asked, _| {
+    let web = WebServer::new(move |request: &ReceivedRequest, _| {
         let mut words = request.path.split('/').skip(1);
         let (kind, number) = (words.next().unwrap(), words.next().unwrap().parse::<u64>().unwrap());
         let content = match kind {
             "packed" => compressed[number as usize].clone(),
             _ => Content::new(number, MIB + number).bytes(),
         };
-        let reply = match request.start() {
+        let reply = match request.range_start() {
             Some(start) if start < content.len() => Reply::part(&content, start),
             Some(_) => Reply::status(416),
             None => Reply::ok(&content),

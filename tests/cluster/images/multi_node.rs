@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use muster_testing::{Daemon, Setup};
+use muster_testing::web_server::{ReceivedRequest, Reply, WebServer};
+use muster_testing::{Daemon, DaemonSetup};
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{Client, Content, MIB, blob_file, text};
 use crate::wait_for;
-use crate::web::{Asked, Reply, Web};
 
 const KEY: &str = "the first key";
 const NAMES: [&str; 3] = ["n1", "n2", "n3"];
 
-fn member(directory: &std::path::Path, name: &str, url: &str) -> Setup {
+fn member(directory: &std::path::Path, name: &str, url: &str) -> DaemonSetup {
     crate::multi_node::member(directory, name, url)
         .set("BLOB_DELETION_DELAY", "1")
         .set("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.0/8")
@@ -142,8 +142,8 @@ async fn another_node_finishes_fetch_of_killed_daemon() {
     let content = Content::new(1, 4 * MIB + 44).bytes();
     let served = content.clone();
     // The first request never completes within the test.
-    let web = Web::new(move |request: &Asked, number| {
-        let reply = match request.start() {
+    let web = WebServer::new(move |request: &ReceivedRequest, number| {
+        let reply = match request.range_start() {
             Some(start) => Reply::part(&served, start),
             None => Reply::ok(&served),
         };

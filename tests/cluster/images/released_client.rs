@@ -1,10 +1,11 @@
 //! Images with the unmodified released Python client.
 
+use muster_testing::web_server::{Reply, WebServer};
+
 use std::process::Command;
 
 use super::{Content, MIB, sha512};
 use crate::released_client::{installed, run};
-use crate::web::{Reply, Web};
 use crate::{setup, wait_for};
 
 /// Tests the functions of the client's library that its command does not use. Its argument is a file.
@@ -141,7 +142,7 @@ async fn released_client_manages_images() {
     ok("artifact delete newest");
 
     let content = Content::new(4, MIB).bytes();
-    let web = Web::new(move |_, _| Reply::ok(&content)).await;
+    let web = WebServer::new(move |_, _| Reply::ok(&content)).await;
     ok(&format!("artifact cache {} --shared", web.url("/fetched.img")));
     wait_for("the fetch", async || (json("artifact show fetched.img")["state"] == "created").then_some(()))
         .await;

@@ -6,6 +6,10 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use muster_test_cluster::{
+    ClusterDatabase, HostCluster, cgroups, enter_vm_namespaces, list_resources, publish_image,
+    qemu_processes, vm_settings, wait_until_no_operations, wait_until_released,
+};
 use muster_testing::{wait, wait_for};
 use muster_types::ids::InterfaceId;
 use reqwest::Method;
@@ -13,11 +17,6 @@ use serde_json::json;
 
 use super::workload::{Acknowledged, Workload};
 use crate::TIMEOUT;
-use crate::backdoor::Backdoor;
-use crate::machine::World;
-use crate::world::{
-    self, enter, groups, processes, remains, settings, wait_until_calm, wait_until_nothing_is_left,
-};
 
 const CLIENTS: usize = 4;
 
@@ -88,37 +87,37 @@ fn inconsistencies() -> Vec<(&'static str, String)> {
 }
 
 /// Compares the host with the database. Temporary differences are returned as errors.
-fn check_settled(world: &World, backdoor: &Backdoor) -> Result<(), String> {
+fn check_settled(cluster: &HostCluster, database: &ClusterDatabase) -> Result<(), String> {
     for (what, sql) in inconsistencies() {
-        let found = backdoor.find(&sql);
+        let found = database.first_column(&sql);
         if !found.is_empty() {
             return Err(format!("{what}: {found:?}"));
         }
     }
-    let set = |sql: &str| backdoor.find(sql).into_iter().collect::<BTreeSet<String>>();
+    let set = |sql: &str| database.first_column(sql).into_iter().collect::<BTreeSet<String>>();
     let all = set("SELECT uuid FROM instances");
     let created = set("SELECT uuid FROM instances WHERE state = 'created'");
     let on = set("SELECT uuid FROM instances WHERE state = 'created' AND power_state = 'on'");
     let instance_in = |text: &str| all.iter().find(|id| text.contains(id.as_str())).cloned();
-    let lines = processes();
+    let lines = qemu_processes();
     let running: BTreeSet<String> = lines.iter().filter_map(|(line, _)| instance_in(line)).collect();
     compare("running VMs", &running, &on)?;
     if lines.len() != on.len() {
         return Err(format!("{} processes for {} VMs", lines.len(), on.len()));
     }
-    let directory = world.folder.join("m1/data/machines");
+    let directory = cluster.directory.join("m1/data/machines");
     let names = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let directories = names.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     compare("VM directories", &directories, &created)?;
     let groups: BTreeSet<String> =
-        groups().iter().filter_map(|group| instance_in(&group.to_string_lossy())).collect();
+        cgroups().iter().filter_map(|group| instance_in(&group.to_string_lossy())).collect();
     compare("cgroups", &groups, &groups.intersection(&created).cloned().collect())?;
 
     let interfaces = "SELECT interfaces.uuid FROM interfaces JOIN instances ON instances.uuid = instance_uuid \
                       WHERE interfaces.state = 'created' AND power_state = 'on' AND instances.state = 'created'";
     let device = |id: String| id.parse::<InterfaceId>().unwrap().device();
-    let devices = backdoor.find(interfaces).into_iter().map(device).collect();
-    let taps = world.machine(1).place.sh("ip -o link | grep -o '^[0-9]*: tap[0-9a-f]*' | cut -d ' ' -f 2");
+    let devices = database.first_column(interfaces).into_iter().map(device).collect();
+    let taps = cluster.host(1).namespace.sh("ip -o link | grep -o '^[0-9]*: tap[0-9a-f]*' | cut -d ' ' -f 2");
     compare("tap devices", &taps.lines().map(str::to_owned).collect(), &devices)
 }
 
@@ -131,10 +130,10 @@ fn compare(what: &str, found: &BTreeSet<String>, expected: &BTreeSet<String>) ->
     Err(format!("{what}: unexpected {extra:?}, missing {missing:?}"))
 }
 
-fn settle(world: &World, backdoor: &Backdoor) {
+fn settle(cluster: &HostCluster, database: &ClusterDatabase) {
     let began = Instant::now();
-    while let Err(why) = check_settled(world, backdoor) {
-        assert!(began.elapsed() < TIMEOUT, "the daemon does not settle: {why}\n{}", world.machine(1).log());
+    while let Err(why) = check_settled(cluster, database) {
+        assert!(began.elapsed() < TIMEOUT, "the daemon does not settle: {why}\n{}", cluster.host(1).log());
         wait(Duration::from_millis(100));
     }
 }
@@ -148,21 +147,21 @@ fn empty_image(directory: &Path) -> std::path::PathBuf {
     file
 }
 
-fn kill_during_workload(world: World, kills: usize) {
-    let image = empty_image(&world.folder);
-    let mut world = world::offer(world, "empty", &image);
-    let backdoor = Backdoor::open(&world.database, &world.folder);
-    world.machine(1).create(json!({ "name": "one", "provide_dns": true }));
-    world.machine(1).create(json!({ "name": "two", "netblock": "10.1.0.0/24", "provide_nat": false }));
-    wait_until_calm(&backdoor);
-    let before = remains(&world, &backdoor, &[]);
+fn kill_during_workload(cluster: HostCluster, kills: usize) {
+    let image = empty_image(&cluster.directory);
+    let mut cluster = publish_image(cluster, "empty", &image);
+    let database = ClusterDatabase::open(&cluster.database_url, &cluster.directory);
+    cluster.host(1).create_network(json!({ "name": "one", "provide_dns": true }));
+    cluster.host(1).create_network(json!({ "name": "two", "netblock": "10.1.0.0/24", "provide_nat": false }));
+    wait_until_no_operations(&database);
+    let before = list_resources(&cluster, &database, &[]);
     // Deleted rows must exist until they are checked, and the image must not be published again.
-    world.machines[0].setup = world.machine(1).setup.clone().arguments(&[]);
-    world.machines[0].restart_with("CLEANER_DELAY", "3600");
+    cluster.hosts[0].setup = cluster.host(1).setup.clone().arguments(&[]);
+    cluster.hosts[0].restart_with("CLEANER_DELAY", "3600");
 
     let began = Instant::now();
-    let workload = Workload::new(world.machine(1));
-    let clients = workload.start(world.machine(1), CLIENTS);
+    let workload = Workload::new(cluster.host(1));
+    let clients = workload.start(cluster.host(1), CLIENTS);
     let is_enough = || {
         let (accepted, deleted) = workload.counts();
         accepted > kills && deleted > kills / 2
@@ -172,16 +171,16 @@ fn kill_during_workload(world: World, kills: usize) {
         assert!(killed < 5 * kills, "too little progress: {:?}", workload.counts());
         killed += 1;
         wait(Duration::from_millis(100 + workload.random.below(1900)));
-        world.machines[0].kill();
-        world.machines[0].start();
+        cluster.hosts[0].kill();
+        cluster.hosts[0].start();
         assert!(!clients.iter().any(std::thread::JoinHandle::is_finished), "a client ended early");
     }
     workload.stop();
     for client in clients {
         client.join().unwrap();
     }
-    settle(&world, &backdoor);
-    let state = |id: &str| backdoor.find(&format!("SELECT state FROM instances WHERE uuid = '{id}'"));
+    settle(&cluster, &database);
+    let state = |id: &str| database.first_column(&format!("SELECT state FROM instances WHERE uuid = '{id}'"));
     for (id, acknowledged) in &*workload.acknowledged() {
         let state = state(id);
         match acknowledged {
@@ -191,10 +190,13 @@ fn kill_during_workload(world: World, kills: usize) {
             Acknowledged::Deleted => assert_eq!(state, ["deleted"], "{id}"),
         }
     }
-    let count =
-        |state: &str| backdoor.find(&format!("SELECT uuid FROM instances WHERE state = '{state}'")).len();
-    let reasons: BTreeSet<String> =
-        backdoor.find("SELECT error_message FROM instances WHERE state = 'error'").into_iter().collect();
+    let count = |state: &str| {
+        database.first_column(&format!("SELECT uuid FROM instances WHERE state = '{state}'")).len()
+    };
+    let reasons: BTreeSet<String> = database
+        .first_column("SELECT error_message FROM instances WHERE state = 'error'")
+        .into_iter()
+        .collect();
     println!(
         "{:?}: {killed} kills: {} created, {} in error, {} deleted; acknowledged {:?}; {reasons:?}",
         began.elapsed(),
@@ -205,44 +207,44 @@ fn kill_during_workload(world: World, kills: usize) {
     );
 
     // Stopped instances can be started again, and all instances can be deleted.
-    let ids = backdoor.find("SELECT uuid FROM instances ORDER BY uuid");
+    let ids = database.first_column("SELECT uuid FROM instances ORDER BY uuid");
     let off = "SELECT uuid FROM instances WHERE state = 'created' AND power_state <> 'on'";
-    for id in backdoor.find(off) {
-        world.machine(1).post(&format!("/instances/{id}/poweron"), None);
+    for id in database.first_column(off) {
+        cluster.host(1).post(&format!("/instances/{id}/poweron"), None);
     }
-    settle(&world, &backdoor);
-    world.machines[0].restart_with("CLEANER_DELAY", "1");
+    settle(&cluster, &database);
+    cluster.hosts[0].restart_with("CLEANER_DELAY", "1");
     let body = json!({ "confirm": true, "namespace": "system" });
-    let (status, response) = world.machine(1).call(Method::DELETE, "/instances", Some(body));
+    let (status, response) = cluster.host(1).call(Method::DELETE, "/instances", Some(body));
     assert_eq!(status, 200, "{response}");
-    for snapshot in backdoor.find("SELECT uuid FROM artifacts WHERE artifact_type = 'snapshot'") {
+    for snapshot in database.first_column("SELECT uuid FROM artifacts WHERE artifact_type = 'snapshot'") {
         let (status, response) =
-            world.machine(1).call(Method::DELETE, &format!("/artifacts/{snapshot}"), None);
+            cluster.host(1).call(Method::DELETE, &format!("/artifacts/{snapshot}"), None);
         assert_eq!(status, 200, "{response}");
     }
     wait_for("the instances to be deleted", TIMEOUT, || {
-        backdoor.find("SELECT uuid FROM instances").is_empty().then_some(())
+        database.first_column("SELECT uuid FROM instances").is_empty().then_some(())
     });
-    wait_until_nothing_is_left(&world, &backdoor, &before, &ids);
-    let log = world.machine(1).log();
+    wait_until_released(&cluster, &database, &before, &ids);
+    let log = cluster.host(1).log();
     assert!(!log.contains("panicked") && !log.contains("without a record"), "{log}");
 }
 
 #[test]
 fn instances_are_consistent_after_sigkill_on_sqlite() {
-    if !enter("instances::kill::instances_are_consistent_after_sigkill_on_sqlite") {
+    if !enter_vm_namespaces("instances::kill::instances_are_consistent_after_sigkill_on_sqlite") {
         return;
     }
-    kill_during_workload(World::of_one(&settings(SETTINGS)), 20);
+    kill_during_workload(HostCluster::single_host(&vm_settings(SETTINGS)), 20);
 }
 
 #[test]
 fn instances_are_consistent_after_sigkill_on_mariadb() {
-    if !enter("instances::kill::instances_are_consistent_after_sigkill_on_mariadb") {
+    if !enter_vm_namespaces("instances::kill::instances_are_consistent_after_sigkill_on_mariadb") {
         return;
     }
-    let Some(world) = World::of(1, &settings(SETTINGS)) else { return };
-    kill_during_workload(world, 8);
+    let Some(cluster) = HostCluster::with_hosts(1, &vm_settings(SETTINGS)) else { return };
+    kill_during_workload(cluster, 8);
 }
 
 const SETTINGS: &[(&str, &str)] =

@@ -1,19 +1,18 @@
 //! Instances on a real node with the unmodified released Python client.
 
+use muster_test_cluster::{HostCluster, SYSTEM_KEY, enter_vm_namespaces, qemu_processes, single_vm_host};
 use muster_testing::wait_for;
 use serde_json::Value;
 
 use crate::TIMEOUT;
-use crate::machine::{KEY, World};
 use crate::released_client::{installed, run_at};
-use crate::world::{self, enter};
 
 /// Runs the client in the network namespace of the daemon.
-fn run_client(world: &World, arguments: &str) -> (bool, String) {
+fn run_client(cluster: &HostCluster, arguments: &str) -> (bool, String) {
     let command = installed().unwrap();
-    let host = world.machine(1);
+    let host = cluster.host(1);
     let (url, arguments) = (host.url(), arguments.to_owned());
-    host.place.run(move || run_at(&command, &url, "system", KEY, &arguments))
+    host.namespace.run(move || run_at(&command, &url, "system", SYSTEM_KEY, &arguments))
 }
 
 #[test]
@@ -22,13 +21,13 @@ fn released_client_manages_instance_lifecycle() {
     if installed().is_none() {
         return muster_testing::skipped("the released client from PyPI");
     }
-    if !enter("instances::released_client::released_client_manages_instance_lifecycle") {
+    if !enter_vm_namespaces("instances::released_client::released_client_manages_instance_lifecycle") {
         return;
     }
-    let world = world::of_one(&[]);
+    let cluster = single_vm_host(&[]);
     let ok = |arguments: &str| {
-        let (success, output) = run_client(&world, arguments);
-        assert!(success, "{arguments}: {output}\n{}", world.machine(1).log());
+        let (success, output) = run_client(&cluster, arguments);
+        assert!(success, "{arguments}: {output}\n{}", cluster.host(1).log());
         output
     };
     let json = |arguments: &str| -> Value {
@@ -93,7 +92,7 @@ fn released_client_manages_instance_lifecycle() {
     ok("instance reboot --hard web");
     ok("--json instance poweroff web");
     assert_power("off");
-    let (success, output) = run_client(&world, "instance pause web");
+    let (success, output) = run_client(&cluster, "instance pause web");
     assert!(!success && output.contains("you cannot pause a powered off instance"), "{output}");
     ok("instance poweron web");
     assert_power("on");
@@ -120,10 +119,10 @@ fn released_client_manages_instance_lifecycle() {
     });
 
     let deleted = json("instance delete web");
-    let (success, output) = run_client(&world, "instance show web");
+    let (success, output) = run_client(&cluster, "instance show web");
     assert!(!success && output.contains("instance not found"), "{output}");
     assert_eq!(json(&format!("instance show {}", deleted["uuid"].as_str().unwrap()))["state"], "deleted");
     ok("instance delete-all --confirm --namespace system");
     assert_eq!(json("instance list")["instances"], Value::Array(vec![]));
-    assert_eq!(world::processes(), []);
+    assert_eq!(qemu_processes(), []);
 }

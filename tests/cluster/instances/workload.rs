@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use muster_test_cluster::Host;
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::TIMEOUT;
 use crate::images::Random;
-use crate::machine::Machine;
 
 /// The maximum number of instances of a client.
 const MAX_INSTANCES: usize = 3;
@@ -37,7 +37,7 @@ pub(crate) struct Workload {
 }
 
 impl Workload {
-    pub(crate) fn new(host: &Machine) -> Arc<Self> {
+    pub(crate) fn new(host: &Host) -> Arc<Self> {
         Arc::new(Self {
             url: host.url(),
             token: host.token(),
@@ -48,12 +48,12 @@ impl Workload {
     }
 
     /// Starts the clients in the network namespace of the host.
-    pub(crate) fn start(self: &Arc<Self>, host: &Machine, clients: usize) -> Vec<JoinHandle<()>> {
+    pub(crate) fn start(self: &Arc<Self>, host: &Host, clients: usize) -> Vec<JoinHandle<()>> {
         (1..=clients)
             .map(|number| {
                 let workload = Arc::clone(self);
                 // Threads inherit the namespace of the thread that starts them.
-                host.place.run(move || std::thread::spawn(move || Client::new(workload, number).run()))
+                host.namespace.run(move || std::thread::spawn(move || Client::new(workload, number).run()))
             })
             .collect()
     }

@@ -1,8 +1,9 @@
-//! A real daemon in a process of its own, and a caller that is logged in to it.
+//! Real daemons in their own processes.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -11,29 +12,30 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use crate::free_port;
+use crate::leaks::{job_directories, processes_of, still_running, unfinished_operations};
 use crate::mariadb::wait;
 
-/// How to start a daemon.
+/// The program, environment and arguments of a daemon.
 #[derive(Debug, Clone)]
-pub struct Setup {
+pub struct DaemonSetup {
     program: PathBuf,
     data: PathBuf,
     port: u16,
-    everywhere: bool,
+    listens_on_all_addresses: bool,
     wrapper: Vec<String>,
     environment: Vec<(String, String)>,
     arguments: Vec<String>,
 }
 
-impl Setup {
-    /// A daemon of simulated nodes with its data in `data`, on a free port.
+impl DaemonSetup {
+    /// Creates the setup of a daemon with two simulated nodes and its data in `data`, on a free port.
     #[must_use]
     pub fn new(program: &str, data: &Path) -> Self {
         Self {
             program: program.into(),
             data: data.to_owned(),
             port: free_port(),
-            everywhere: false,
+            listens_on_all_addresses: false,
             wrapper: vec![],
             environment: vec![
                 ("MUSTER_API_DRAIN_GRACE".into(), "0".into()),
@@ -50,19 +52,19 @@ impl Setup {
         self
     }
 
-    /// Lets it listen on every address, so that other machines reach it.
+    /// Lets it listen on every address, so that other hosts reach it.
     #[must_use]
-    pub fn everywhere(self) -> Self {
-        Self { everywhere: true, ..self }
+    pub fn listen_on_all_addresses(self) -> Self {
+        Self { listens_on_all_addresses: true, ..self }
     }
 
-    /// Another program, or another copy of it.
+    /// Replaces the program.
     #[must_use]
     pub fn program(self, program: &str) -> Self {
         Self { program: program.into(), ..self }
     }
 
-    /// Starts it by another program, which must become it.
+    /// Starts it with a wrapper such as `setpriv`, which must exec it.
     #[must_use]
     pub fn wrapped(mut self, wrapper: &[&str]) -> Self {
         self.wrapper = wrapper.iter().map(|a| (*a).to_owned()).collect();
@@ -76,12 +78,12 @@ impl Setup {
         self
     }
 
-    /// The command, ready to run, with a clean environment.
+    /// Returns the command, with a clean environment.
     #[must_use]
     pub fn command(&self) -> Command {
         let mut words = self.wrapper.iter().map(Into::into).chain([self.program.clone()]);
         let mut command = Command::new(words.next().unwrap_or_default());
-        let address = if self.everywhere { "0.0.0.0" } else { "127.0.0.1" };
+        let address = if self.listens_on_all_addresses { "0.0.0.0" } else { "127.0.0.1" };
         command
             .args(words)
             .env_clear()
@@ -96,7 +98,7 @@ impl Setup {
         command
     }
 
-    /// Starts it and waits until it is ready.
+    /// Starts the daemon and waits until it is ready.
     ///
     /// # Panics
     /// When it does not become ready.
@@ -121,19 +123,47 @@ impl Setup {
             url: format!("{scheme}://127.0.0.1:{}", self.port),
             data: self.data.clone(),
             log,
+            database_url: self.database_url(),
+            is_killed: AtomicBool::new(false),
+            allows_unfinished_operations: AtomicBool::new(false),
         };
         daemon.wait_ready(self.port);
         daemon
     }
+
+    fn database_url(&self) -> String {
+        let set = self.environment.iter().rfind(|(name, _)| name == "MUSTER_DATABASE_URL");
+        let default = || format!("sqlite:{}", self.data.join("muster.db").display());
+        set.map_or_else(default, |(_, url)| url.clone())
+    }
 }
 
-/// A running daemon. Dropping it kills it.
+/// Returns the path of the `muster` program that Cargo built for the running integration test.
+///
+/// # Panics
+/// When there is none.
+#[must_use]
+pub fn daemon_program() -> String {
+    let test = std::env::current_exe().expect("a path");
+    let program = test.ancestors().nth(2).expect("a target directory").join("muster");
+    assert!(program.exists(), "{} does not exist", program.display());
+    program.to_str().expect("UTF-8").to_owned()
+}
+
+/// The maximum time to wait for operations and processes to end before they are leaks.
+const LEAK_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A running daemon. Dropping it stops it, and fails the test when it leaves unfinished operations, processes or job
+/// directories.
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
     pub url: String,
     pub data: PathBuf,
     log: PathBuf,
+    database_url: String,
+    is_killed: AtomicBool,
+    allows_unfinished_operations: AtomicBool,
 }
 
 impl Daemon {
@@ -141,9 +171,9 @@ impl Daemon {
         let started = Instant::now();
         loop {
             if let Ok(Some(status)) = self.child.try_wait() {
-                panic!("the daemon ended with {status}: {}", self.log());
+                panic!("the daemon exited with {status}: {}", self.log());
             }
-            // Over TLS a listening socket must do: the certificate is the test's business.
+            // With TLS only the socket is checked, since the test chooses the certificate.
             let ready = if self.url.starts_with("https") {
                 std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
             } else {
@@ -157,7 +187,7 @@ impl Daemon {
         }
     }
 
-    /// What it has logged.
+    /// Returns its log.
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
@@ -168,39 +198,66 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Kills it without warning.
-    pub fn kill(mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    /// Kills it with SIGKILL.
+    pub fn kill(self) {
+        self.signal(Signal::SIGKILL);
     }
 
-    /// Asks it to stop and waits until it has.
+    /// Sends SIGTERM and waits until it exits.
     ///
     /// # Panics
-    /// When it does not stop.
-    pub fn stop(mut self) -> std::process::ExitStatus {
+    /// When it does not stop, or leaves processes.
+    pub fn stop(mut self) -> ExitStatus {
+        self.terminate().unwrap_or_else(|problem| panic!("{problem}"))
+    }
+
+    /// Lets the test end with unfinished operations.
+    pub fn allow_unfinished_operations(&self, _reason: &'static str) {
+        self.allows_unfinished_operations.store(true, Ordering::Relaxed);
+    }
+
+    fn terminate(&mut self) -> Result<ExitStatus, String> {
+        let processes = processes_of(self.child.id());
         self.signal(Signal::SIGTERM);
         let started = Instant::now();
-        loop {
+        let status = loop {
             if let Ok(Some(status)) = self.child.try_wait() {
-                return status;
+                break status;
             }
-            assert!(started.elapsed() < Duration::from_secs(60), "the daemon does not stop: {}", self.log());
+            if started.elapsed() > Duration::from_secs(60) {
+                return Err(format!("the daemon did not stop: {}", self.log()));
+            }
             wait(Duration::from_millis(20));
+        };
+        wait_until_none("a stopped daemon leaves", || still_running(&processes))?;
+        Ok(status)
+    }
+
+    /// Stops it after its operations have finished.
+    fn finish(&mut self) -> Result<(), String> {
+        if !self.allows_unfinished_operations.load(Ordering::Relaxed) {
+            wait_until_none("a daemon ends with unfinished operations", || {
+                unfinished_operations(&self.database_url)
+            })?;
         }
+        self.terminate()?;
+        wait_until_none("a stopped daemon leaves", || job_directories(&self.data))
     }
 
     /// Sends a signal.
     pub fn signal(&self, signal: Signal) {
+        if signal == Signal::SIGKILL {
+            self.is_killed.store(true, Ordering::Relaxed);
+        }
         if let Ok(pid) = i32::try_from(self.child.id()) {
             let _ = kill(Pid::from_raw(pid), signal);
         }
     }
 
-    /// The first key, as the daemon wrote it.
+    /// Returns the generated key of the system namespace.
     ///
     /// # Panics
-    /// When it wrote none.
+    /// When the daemon did not write one.
     #[must_use]
     pub fn system_key(&self) -> String {
         let text = std::fs::read_to_string(self.data.join("credentials.json")).expect("credentials");
@@ -208,7 +265,7 @@ impl Daemon {
         credentials["key"].as_str().expect("a key").to_owned()
     }
 
-    /// Logs in and answers the token.
+    /// Logs in and returns the token.
     ///
     /// # Panics
     /// When that fails.
@@ -219,10 +276,10 @@ impl Daemon {
         body["access_token"].as_str().expect("a token").to_owned()
     }
 
-    /// Makes a call and answers status and JSON.
+    /// Calls the API and returns status and JSON.
     ///
     /// # Panics
-    /// When there is no answer.
+    /// When there is no response.
     pub async fn call(
         &self,
         token: &str,
@@ -230,10 +287,10 @@ impl Daemon {
         path: &str,
         body: Option<Value>,
     ) -> (StatusCode, Value) {
-        self.try_call(token, method, path, body).await.expect("an answer")
+        self.try_call(token, method, path, body).await.expect("a response")
     }
 
-    /// Makes a call that may get no answer.
+    /// Calls the API of a daemon that may not respond.
     pub async fn try_call(
         &self,
         token: &str,
@@ -243,7 +300,7 @@ impl Daemon {
     ) -> Result<(StatusCode, Value), reqwest::Error> {
         static CLIENT: std::sync::OnceLock<reqwest::Client> = std::sync::OnceLock::new();
         let client = CLIENT.get_or_init(|| {
-            // Each test has a runtime of its own, which an idle connection would not survive.
+            // Connections are not reused: they end with the runtime of the test that opened them.
             reqwest::Client::builder().pool_max_idle_per_host(0).build().expect("a client")
         });
         let mut request = client.request(method, format!("{}{path}", self.url));
@@ -253,15 +310,36 @@ impl Daemon {
         if let Some(body) = body {
             request = request.json(&body);
         }
-        let answer = request.send().await?;
-        Ok((answer.status(), answer.json().await.unwrap_or(Value::Null)))
+        let response = request.send().await?;
+        Ok((response.status(), response.json().await.unwrap_or(Value::Null)))
     }
 }
 
 impl Drop for Daemon {
     fn drop(&mut self) {
+        let has_exited = !matches!(self.child.try_wait(), Ok(None));
+        let is_checked = !has_exited && !self.is_killed.load(Ordering::Relaxed) && !std::thread::panicking();
+        let result = if is_checked { self.finish() } else { Ok(()) };
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if let Err(problem) = result {
+            panic!("{problem}");
+        }
+    }
+}
+
+/// Polls until `list` is empty.
+fn wait_until_none(what: &str, list: impl Fn() -> Vec<String>) -> Result<(), String> {
+    let started = Instant::now();
+    loop {
+        let found = list();
+        if found.is_empty() {
+            return Ok(());
+        }
+        if started.elapsed() > LEAK_TIMEOUT {
+            return Err(format!("{what}:\n{}", found.join("\n")));
+        }
+        wait(Duration::from_millis(20));
     }
 }
 

@@ -1,21 +1,25 @@
-//! What the tests share. Everything started here ends with the test process, however that ends.
+//! Fixtures that do not depend on the daemon's crates. Everything started here ends with the test process, however that
+//! ends.
 
 mod daemon;
 pub mod issuer;
+mod leaks;
 mod mariadb;
-mod place;
+mod network_namespace;
+pub mod web_server;
 
-pub use daemon::{Daemon, Setup};
+pub use daemon::{Daemon, DaemonSetup, daemon_program};
 pub use issuer::Issuer;
+pub use leaks::job_directories;
 pub use mariadb::{MariaDb, database_url, socket_url, wait};
-pub use place::{Place, enter, wait_for};
+pub use network_namespace::{NetworkNamespace, enter_namespaces, wait_for};
 
 use std::net::TcpListener;
 
-/// Says that a test cannot run here. With `MUSTER_TEST_REQUIRE_ALL=1` that is a failure.
+/// Reports that a test cannot run here.
 ///
 /// # Panics
-/// When every test is required to run.
+/// With `MUSTER_TEST_REQUIRE_ALL=1`.
 pub fn skipped(needs: &str) {
     assert!(
         std::env::var("MUSTER_TEST_REQUIRE_ALL").as_deref() != Ok("1"),
@@ -24,10 +28,10 @@ pub fn skipped(needs: &str) {
     eprintln!("skipped: needs {needs}");
 }
 
-/// A loopback port that was free a moment ago.
+/// Returns a loopback port that is free at the moment.
 ///
 /// # Panics
-/// When the machine has none.
+/// When there is none.
 #[must_use]
 pub fn free_port() -> u16 {
     let socket = TcpListener::bind("127.0.0.1:0").expect("a free port");

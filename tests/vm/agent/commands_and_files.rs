@@ -1,18 +1,18 @@
 //! Commands and file transfers.
 
+use muster_test_cluster::{enter_vm_namespaces, qemu_processes, single_vm_host};
 use serde_json::json;
 
 use super::{create_ready, execute, large_disk, request, run, wait_until_ready};
 use crate::instance::{bytes, now};
-use crate::world::{self, enter};
 
 #[test]
 fn runs_commands_and_transfers_files() {
-    if !enter("agent::commands_and_files::runs_commands_and_transfers_files") {
+    if !enter_vm_namespaces("agent::commands_and_files::runs_commands_and_transfers_files") {
         return;
     }
-    let world = world::of_one(&[]);
-    let host = world.machine(1);
+    let cluster = single_vm_host(&[]);
+    let host = cluster.host(1);
     let began = now();
     let one = create_ready(host, "one", &large_disk());
     let record = one.record(host);
@@ -82,5 +82,5 @@ fn runs_commands_and_transfers_files() {
     wait_until_ready(host, &one);
     assert_eq!(run(host, &one, "echo again"), "again\n");
     one.delete(host);
-    assert_eq!(world::processes(), []);
+    assert_eq!(qemu_processes(), []);
 }

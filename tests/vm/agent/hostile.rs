@@ -1,13 +1,12 @@
 //! A guest that sends arbitrary bytes to its host.
 
+use muster_test_cluster::{Host, enter_vm_namespaces, single_vm_host};
 use muster_testing::wait_for;
 use serde_json::json;
 
 use super::{Operation, console, create_ready, request, run, wait_until_ready};
 use crate::TIMEOUT;
 use crate::instance::Instance;
-use crate::machine::Machine;
-use crate::world::{self, enter};
 
 /// The maximum growth of the daemon's memory caused by one hostile guest, in MiB.
 const MAX_MEMORY_GROWTH: u64 = 96;
@@ -26,17 +25,17 @@ fn daemon_memory() -> u64 {
 }
 
 /// Asserts that the agent of a guest runs commands.
-fn assert_works(host: &Machine, instance: &Instance) {
+fn assert_works(host: &Host, instance: &Instance) {
     assert_eq!(run(host, instance, "echo well"), "well\n");
 }
 
 #[test]
 fn hostile_guest_affects_only_its_own_operations() {
-    if !enter("agent::hostile::hostile_guest_affects_only_its_own_operations") {
+    if !enter_vm_namespaces("agent::hostile::hostile_guest_affects_only_its_own_operations") {
         return;
     }
-    let world = world::of_one(&[]);
-    let host = world.machine(1);
+    let cluster = single_vm_host(&[]);
+    let host = cluster.host(1);
     let changes = json!({ "side_channels": ["sf-agent"] });
     let [good, bad] = ["good", "bad"].map(|name| Instance::request(host, name, &changes));
     for instance in [&good, &bad] {

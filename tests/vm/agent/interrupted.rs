@@ -1,23 +1,23 @@
 //! Agent operations interrupted by daemon kills, guest resets, pauses and deadlines.
 
+use muster_test_cluster::{enter_vm_namespaces, single_vm_host};
 use muster_testing::wait_for;
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use super::{console, create_ready, large_disk, request, run, wait_until_ready};
 use crate::TIMEOUT;
-use crate::world::{self, enter};
 
 /// The size of files, large enough to interrupt their transfer.
 const FILE_SIZE: u32 = 50_000_000;
 
 #[test]
 fn interrupted_operations_finish_once_or_expire() {
-    if !enter("agent::interrupted::interrupted_operations_finish_once_or_expire") {
+    if !enter_vm_namespaces("agent::interrupted::interrupted_operations_finish_once_or_expire") {
         return;
     }
-    let mut world = world::of_one(&[]);
-    let host = &mut world.machines[0];
+    let mut cluster = single_vm_host(&[]);
+    let host = &mut cluster.hosts[0];
     let one = create_ready(host, "one", &large_disk());
 
     // A command continues and runs only once.

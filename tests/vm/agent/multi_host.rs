@@ -1,17 +1,17 @@
 //! Agent operations with two hosts.
 
+use muster_test_cluster::{enter_vm_namespaces, vm_hosts};
 use serde_json::json;
 
 use super::{create_ready, execute, request};
-use crate::world::{self, enter};
 
 #[test]
 fn any_daemon_serves_operations_and_unreachable_ones_expire() {
-    if !enter("agent::multi_host::any_daemon_serves_operations_and_unreachable_ones_expire") {
+    if !enter_vm_namespaces("agent::multi_host::any_daemon_serves_operations_and_unreachable_ones_expire") {
         return;
     }
-    let Some(mut world) = world::of(2, &[("BLOB_REPLICATION_FACTOR", "1")]) else { return };
-    let (first, second) = (world.machine(1), world.machine(2));
+    let Some(mut cluster) = vm_hosts(2, &[("BLOB_REPLICATION_FACTOR", "1")]) else { return };
+    let (first, second) = (cluster.host(1), cluster.host(2));
     let here = create_ready(first, "here", &json!({ "placed_on": "m1" }));
     let there = create_ready(first, "there", &json!({ "placed_on": "m2" }));
 
@@ -29,8 +29,8 @@ fn any_daemon_serves_operations_and_unreachable_ones_expire() {
     // A blob whose only host is unreachable cannot be copied.
     let got = request(first, &there, "get", json!({ "path": "/etc/passwd" })).wait_for(first, "complete");
     let only_there = got["results"]["0"]["content_blob"].clone();
-    world.machines[1].stop();
-    let first = world.machine(1);
+    cluster.hosts[1].stop();
+    let first = cluster.host(1);
     let body = json!({ "blob_uuid": only_there, "path": "/root/never", "mode": 420, "deadline_seconds": 3 });
     let waiting = request(first, &here, "put", body);
     assert_eq!(waiting.record(first)["state"], "preflight");

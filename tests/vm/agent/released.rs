@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 
+use muster_test_cluster::{enter_vm_namespaces, publish_image, single_vm_host};
 use muster_testing::skipped;
 use serde_json::json;
 
 use super::{console, execute, request, run, wait_until_ready};
 use crate::instance::{Instance, bytes};
-use crate::world::{self, enter};
 
 /// Creates a disk with Debian's Python and the agent, which the guest uses as a chroot.
 const CREATE_DISK_SCRIPT: &str = r#"
@@ -56,11 +56,11 @@ fn disk() -> Option<PathBuf> {
 fn released_agent_runs_commands_and_transfers_files() {
     // Created before the namespaces are entered, which have no internet access.
     let Some(disk) = disk() else { return skipped("the released agent from PyPI") };
-    if !enter("agent::released::released_agent_runs_commands_and_transfers_files") {
+    if !enter_vm_namespaces("agent::released::released_agent_runs_commands_and_transfers_files") {
         return;
     }
-    let mut world = world::offer(world::of_one(&[]), "released", &disk);
-    let host = &mut world.machines[0];
+    let mut cluster = publish_image(single_vm_host(&[]), "released", &disk);
+    let host = &mut cluster.hosts[0];
     let changes = json!({
         "disk": [{ "base": "label:tiny", "size": 1 }, { "base": "label:released" }],
         "side_channels": ["sf-agent"], "memory": 256,

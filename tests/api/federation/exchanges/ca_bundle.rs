@@ -2,11 +2,11 @@
 
 use std::fs;
 
+use muster_test_cluster::wait_for;
 use muster_testing::Issuer;
 use serde_json::json;
 
 use super::{Fixture, TOKEN_REJECTED, UNAVAILABLE, UNTRUSTED_ISSUER, status_and_error};
-use crate::harness::wait_for;
 
 const INVALID_CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
 

@@ -13,7 +13,7 @@ async fn removes_tokens_and_counts_after_clock_skew_margin() {
     assert_eq!(fixture.exchange(&token).await.status, 200);
     let clean_and_count = async || {
         while reconcile::cleaner::run(&fixture.cluster.app).await.unwrap() {}
-        let count = |table| fixture.cluster.count(table, "1 = 1");
+        let count = |table| fixture.cluster.count_rows(table, "1 = 1");
         (count("exchanged_tokens").await, count("exchange_attempts").await)
     };
     assert_eq!(clean_and_count().await, (1, 1));

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use muster_test_cluster::wait_for;
 use muster_testing::Issuer;
 use muster_testing::issuer::{Certificate, Mode, Signer};
+use muster_testing::web_server::{Reply, WebServer};
 use serde_json::{Value, json};
 
 use super::{Fixture, TOKEN_REJECTED, merge};
-use crate::harness::wait_for;
-use crate::web::{Reply, Web};
 
 const SHORT_FETCH_TIMEOUT: (&str, &str) = ("FEDERATION_JWKS_FETCH_TIMEOUT_SECONDS", "1");
 
@@ -172,13 +172,13 @@ async fn rejects_response_with_error_status() {
 async fn rejects_redirect_to_other_schemes() {
     let fixture = Fixture::new().await;
     let keys = fixture.issuer.jwks().to_string();
-    let web = Web::new(move |_, _| Reply::ok(keys.as_bytes())).await;
+    let web = WebServer::new(move |_, _| Reply::ok(keys.as_bytes())).await;
     for target in [web.url("/keys"), format!("//{}/keys", web.address), "file:///etc/passwd".into()] {
         let fixture = Fixture::new().await;
         fixture.issuer.serve(Mode::Redirect(target.clone()));
         fixture.assert_refused(&fixture.token(), TOKEN_REJECTED, &target).await;
     }
-    assert_eq!(web.asked().len(), 0);
+    assert_eq!(web.requests().len(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]

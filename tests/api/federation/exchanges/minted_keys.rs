@@ -2,12 +2,12 @@
 
 use std::collections::HashSet;
 
+use muster_test_cluster::wait_for;
 use muster_testing::issuer::Signer;
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::{Value, json};
 
 use super::{Fixture, merge, status_and_error};
-use crate::harness::wait_for;
 use crate::networks::{get, post};
 
 impl Fixture {
@@ -164,7 +164,7 @@ async fn stores_neither_token_nor_key() {
     let mut secrets = vec![key.to_owned(), key[4..36].to_owned()];
     secrets.extend([&token, &refused].iter().flat_map(|token| token.split('.').skip(1)).map(str::to_owned));
     let mut files_with_key_name = 0;
-    let mut directories = vec![fixture.cluster.folder().to_owned()];
+    let mut directories = vec![fixture.cluster.directory().to_owned()];
     while let Some(directory) = directories.pop() {
         for entry in std::fs::read_dir(directory).unwrap().map(Result::unwrap) {
             if entry.path().is_dir() {

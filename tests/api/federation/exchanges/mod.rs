@@ -17,11 +17,11 @@ use std::path::PathBuf;
 use axum::body::Body;
 use axum::http::Request;
 use http_body_util::BodyExt as _;
+use muster_test_cluster::{ApiResponse, Cluster};
 use muster_testing::Issuer;
 use serde_json::{Value, json};
 
 use super::{merge, rule_request, status_and_error};
-use crate::harness::{Answer, Cluster};
 use crate::networks::post;
 
 const EXCHANGE: &str = "/auth/federated";
@@ -129,20 +129,20 @@ impl Fixture {
     }
 
     /// Exchanges a token with the rule `deploy`.
-    async fn exchange(&self, token: &str) -> Answer {
+    async fn exchange(&self, token: &str) -> ApiResponse {
         self.exchange_with_rule(token, "ci", "deploy").await
     }
 
-    async fn exchange_with_rule(&self, token: &str, namespace: &str, rule: &str) -> Answer {
+    async fn exchange_with_rule(&self, token: &str, namespace: &str, rule: &str) -> ApiResponse {
         self.post_exchange(json!({"token": token, "namespace": namespace, "rule": rule})).await
     }
 
-    async fn post_exchange(&self, body: Value) -> Answer {
+    async fn post_exchange(&self, body: Value) -> ApiResponse {
         post(&self.cluster, "", EXCHANGE, body).await
     }
 
     /// Sends an exchange request from the given client address.
-    async fn exchange_from(&self, peer: &str, body: &Value) -> Answer {
+    async fn exchange_from(&self, peer: &str, body: &Value) -> ApiResponse {
         let body = body.to_string();
         let request = Request::post(EXCHANGE).header("content-length", body.len()).body(Body::from(body));
         let peer = SocketAddr::new(peer.parse().unwrap(), 9);
@@ -150,7 +150,7 @@ impl Fixture {
         let bytes = body.collect().await.unwrap().to_bytes();
         let text = String::from_utf8_lossy(&bytes).into_owned();
         let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
-        Answer { status: head.status, headers: head.headers, body, text }
+        ApiResponse { status: head.status, headers: head.headers, body, text }
     }
 
     /// Exchanges a new token and asserts success.
@@ -170,7 +170,7 @@ impl Fixture {
 
     /// Returns the number of minted keys.
     async fn minted_key_count(&self) -> i64 {
-        self.cluster.count("namespace_keys", "name LIKE 'robot-%'").await
+        self.cluster.count_rows("namespace_keys", "name LIKE 'robot-%'").await
     }
 
     /// Changes rows directly in the database.

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::{Method, Request};
+use muster_test_cluster::wait_for;
 use muster_testing::Issuer;
 use muster_types::time::now;
 use serde_json::{Value, json};
 
 use super::{CLAIMS_MISMATCH, EXCHANGE, Fixture, TOO_MANY_ATTEMPTS, UNTRUSTED_ISSUER, status_and_error};
-use crate::harness::wait_for;
 
 async fn with_rate_limit(limit: &str) -> Fixture {
     let settings = [("FEDERATION_RATE_LIMIT_PER_MINUTE", limit), ("FEDERATION_MAX_TOKEN_BYTES", "4000")];

@@ -19,7 +19,7 @@ fn pending_body() -> Body {
 
 impl Fixture {
     /// Sends a request and asserts that it is answered without reading its body.
-    async fn respond_without_body(&self, request: Request<Body>) -> crate::harness::Answer {
+    async fn respond_without_body(&self, request: Request<Body>) -> muster_test_cluster::ApiResponse {
         let response = self.cluster.request(request);
         tokio::time::timeout(Duration::from_secs(20), response)
             .await

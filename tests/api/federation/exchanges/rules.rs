@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::http::Method;
+use muster_test_cluster::wait_for;
 use muster_testing::Issuer;
 use muster_testing::issuer::Mode;
 use muster_types::object::{ObjectRef, ObjectType};
@@ -11,7 +12,6 @@ use serde_json::json;
 use super::{
     Fixture, NO_NAMESPACE, NO_RULE, RULE_UNUSABLE, UNTRUSTED_ISSUER, WRONG_ISSUER, merge, status_and_error,
 };
-use crate::harness::wait_for;
 use crate::networks::{delete, get, post};
 
 const DEPLOY: &str = "/auth/namespaces/ci/rules/deploy";

@@ -1,4 +1,4 @@
-//! What no call of the API does yet: interfaces, which come and go with instances.
+//! Direct access to a cluster's database, for changes that the API does not offer, such as interfaces without instances.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,26 +13,27 @@ use muster_types::interface::InterfaceState;
 use muster_types::key::Secret;
 use muster_types::settings::Settings;
 
-/// The cluster's database, opened behind the daemons' backs. They notice what it changes by themselves.
+/// A cluster's database, opened next to its daemons. They notice changes by polling.
 #[derive(Debug)]
-pub(crate) struct Backdoor {
+pub struct ClusterDatabase {
     app: App,
     runtime: tokio::runtime::Runtime,
 }
 
-impl Backdoor {
-    pub(crate) fn open(database: &str, folder: &Path) -> Self {
+impl ClusterDatabase {
+    /// Opens the database at `url`. `directory` is for the event spool.
+    pub fn open(url: &str, directory: &Path) -> Self {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let settings = Settings::from_pairs(&[]).unwrap();
-        let store = Arc::new(runtime.block_on(Store::open(database)).unwrap());
-        let events = Events::open(&folder.join("spool"), "backdoor", &settings).unwrap();
-        let app = App::new(store, settings, events, &Secret::new(crate::machine::SEED), vec![]);
+        let store = Arc::new(runtime.block_on(Store::open(url)).unwrap());
+        let events = Events::open(&directory.join("spool"), "test", &settings).unwrap();
+        let app = App::new(store, settings, events, &Secret::new(crate::hosts::SECRET_SEED), vec![]);
         Self { app, runtime }
     }
 
-    /// Makes an interface as an instance would have it.
-    pub(crate) fn add(
+    /// Creates an interface as of an instance on a node.
+    pub fn create_interface(
         &self,
         network: NetworkId,
         node: NodeId,
@@ -51,25 +52,26 @@ impl Backdoor {
             model: "virtio".into(),
             order: 0,
         };
-        self.change(async |tx: &mut Tx| {
+        self.transaction(async |tx: &mut Tx| {
             let row = create_in(&self.app, tx, &new).await?;
             set_state_in(tx, &row, InterfaceState::Created).await?;
             Ok(row)
         })
     }
 
-    pub(crate) fn remove(&self, interface: InterfaceId) {
-        assert!(self.change(async |tx: &mut Tx| delete_in(&self.app, tx, interface).await));
+    /// Deletes an interface.
+    pub fn delete_interface(&self, interface: InterfaceId) {
+        assert!(self.transaction(async |tx: &mut Tx| delete_in(&self.app, tx, interface).await));
     }
 
-    /// Changes something in one transaction, as often as somebody else is in the way.
-    fn change<T>(&self, mut work: impl AsyncFnMut(&mut Tx) -> Result<T, TxError>) -> T {
+    /// Runs a function in a transaction, and retries it after conflicts.
+    fn transaction<T>(&self, mut function: impl AsyncFnMut(&mut Tx) -> Result<T, TxError>) -> T {
         self.runtime.block_on(async {
             let mut retry = Retry::default();
             loop {
                 let end = match self.app.store.begin().await {
                     Ok(mut tx) => {
-                        let outcome = work(&mut tx).await;
+                        let outcome = function(&mut tx).await;
                         tx.finish(outcome, &mut retry).await
                     }
                     Err(error) => retry.after(error).await,
@@ -81,8 +83,8 @@ impl Backdoor {
         })
     }
 
-    /// The first column of what a statement finds, as text.
-    pub(crate) fn find(&self, sql: &str) -> Vec<String> {
+    /// Returns the first column of the rows that a query selects, as text.
+    pub fn first_column(&self, sql: &str) -> Vec<String> {
         let rows = self.runtime.block_on(self.app.store.query(sql, &[])).unwrap();
         rows.iter()
             .map(|row| match &row.0[0] {
