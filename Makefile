@@ -14,17 +14,17 @@ LISTEN        ?=
 build: packages-run           ## target/release/muster
 	cargo build --release --locked -p muster
 
-agent: packages-image         ## target/agent/muster-agent, the program inside guests, without libraries
+agent: packages-image         ## target/agent/muster-agent, the guest agent, statically linked
 	RUSTFLAGS="-C target-feature=+crt-static" CARGO_TARGET_DIR=target/agent-build cargo build --locked --profile agent --target $(AGENT_TARGET) -p muster-agent
 	install -CD target/agent-build/$(AGENT_TARGET)/agent/muster-agent target/agent/muster-agent
 
-deb-agent: agent              ## target/agent/muster-agent_VERSION_amd64.deb, the same for Debian
+deb-agent: agent              ## target/agent/muster-agent_VERSION_amd64.deb, the agent as a Debian package
 	@./packaging/agent/build-deb
 
-image: agent                  ## target/image/tiny.qcow2, the small guest
+image: agent                  ## target/image/tiny.qcow2, the small guest image
 	@AGENT=$(CURDIR)/target/agent/muster-agent ./image/build
 
-run: build image              ## a cluster of one, in the foreground
+run: build image              ## a single-node cluster, in the foreground
 	./target/release/muster serve --image tiny=target/image/tiny.qcow2 $(if $(LISTEN),--listen $(LISTEN)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
 
 test: packages-test image     ## every test

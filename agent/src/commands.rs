@@ -4,8 +4,7 @@
 //!  execute ──> queued ──> running ──> ended ──> forgotten
 //!                 └──────────┴── cancel ────────────^
 //! ```
-//!
-//! A command without a key is forgotten as soon as its reply is queued.
+//! A command without a key is forgotten as soon as its reply is queued. See docs/decisions/0022.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{self, Read as _, Seek as _};
@@ -41,7 +40,7 @@ pub(crate) struct Commands {
     spool: Arc<Spool>,
     state: Mutex<State>,
     changed: Condvar,
-    /// Held while the output of a command is in memory, so that only one is at a time.
+    /// Locked while the output of a command is in memory, so that it is never that of several commands.
     inline_output: Mutex<()>,
 }
 

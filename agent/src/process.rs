@@ -204,11 +204,13 @@ pub(crate) fn collect_output(mut child: Child, outputs: &mut [OutputFile; 2]) ->
     let mut deadline = None;
     let [stdout_file, stderr_file] = outputs;
     loop {
-        let left = deadline.map(|deadline: Instant| deadline.saturating_duration_since(Instant::now()));
-        if left == Some(Duration::ZERO) || (left.is_some() && stdout.is_none() && stderr.is_none()) {
+        let remaining = deadline.map(|deadline: Instant| deadline.saturating_duration_since(Instant::now()));
+        if remaining == Some(Duration::ZERO) || (remaining.is_some() && stdout.is_none() && stderr.is_none())
+        {
             break;
         }
-        let timeout = left.map_or(PollTimeout::NONE, |left| poll_timeout(left + Duration::from_millis(1)));
+        let timeout = remaining
+            .map_or(PollTimeout::NONE, |remaining| poll_timeout(remaining + Duration::from_millis(1)));
         let fds = [
             stdout.as_ref().map(AsFd::as_fd),
             stderr.as_ref().map(AsFd::as_fd),
@@ -270,9 +272,9 @@ pub(crate) fn helper_output(program: &str, arguments: &[&str], timeout: Duration
     let mut output = Vec::new();
     let mut buffer = [0; 1024];
     let is_complete = loop {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let remaining = deadline.saturating_duration_since(Instant::now());
         let mut fds = [PollFd::new(stdout.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, poll_timeout(left)) {
+        match poll(&mut fds, poll_timeout(remaining)) {
             Ok(0) => break false,
             Ok(_) => match stdout.read(&mut buffer) {
                 Ok(0) => break true,

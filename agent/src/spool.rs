@@ -69,7 +69,7 @@ impl Spool {
         for directory in [spool.commands_directory(), spool.leftovers_directory()] {
             DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
         }
-        spool.remove_leftovers()?;
+        spool.remove_orphaned_files()?;
         let remembered = spool.load()?;
         Ok((spool, remembered))
     }
@@ -211,7 +211,7 @@ impl Spool {
         Ok(TemporaryRecord(record))
     }
 
-    fn remove_leftovers(&self) -> io::Result<()> {
+    fn remove_orphaned_files(&self) -> io::Result<()> {
         for entry in fs::read_dir(self.leftovers_directory())? {
             let record = entry?.path();
             if let Ok(path) = fs::read_to_string(&record)

@@ -60,8 +60,8 @@ impl IntoResponse for ApiError {
             Error::InsufficientCapacity(text) => (StatusCode::INSUFFICIENT_STORAGE, text),
             Error::Unavailable(text) | Error::PortInUse(text) => (StatusCode::SERVICE_UNAVAILABLE, text),
             Error::NotConfigured(text) => (StatusCode::INTERNAL_SERVER_ERROR, text),
-            Error::Internal(why) => {
-                tracing::error!(%why, "server error");
+            Error::Internal(reason) => {
+                tracing::error!(%reason, "server error");
                 (StatusCode::INTERNAL_SERVER_ERROR, "server error".to_owned())
             }
         };

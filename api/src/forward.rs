@@ -174,5 +174,5 @@ impl InstanceNode {
 
 /// The error for a created instance without a node, which the store rules out.
 pub(crate) fn unplaced() -> Error {
-    Error::Internal("a created instance has no place".into())
+    Error::Internal("a created instance has no node".into())
 }

@@ -112,9 +112,9 @@ fn verify(app: &App, request: &Parts) -> Result<Claims> {
 
 /// Checks that the namespace and the key of a token still exist and that the key has not changed.
 async fn check_key(app: &App, caller: &Caller, nonce: Option<&str>) -> Result<CredentialKey> {
-    let refuse = |why: &str, namespace_exists: bool| {
+    let refuse = |reason: &str, namespace_exists: bool| {
         if namespace_exists {
-            let event = Event::audit(ObjectRef::namespace(&caller.namespace), why)
+            let event = Event::audit(ObjectRef::namespace(&caller.namespace), reason)
                 .with("namespace", caller.namespace.clone());
             let mut event = with_request(caller, event);
             event.request_id = Some(caller.request_id.clone());

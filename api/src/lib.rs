@@ -1,4 +1,4 @@
-//! The HTTP API. This page lists every route; the handlers are in `routes`, one file per noun.
+//! The HTTP API. This file lists every route; the handlers are in `routes`, one file per noun.
 
 mod arguments;
 mod document;

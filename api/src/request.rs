@@ -44,7 +44,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// Paths without request events.
 const UNRECORDED_PATHS: &[&str] = &["/", "/livez", "/readyz", "/healthz", "/openapi.json"];
 
-/// What a handler can learn of a request besides its head.
+/// The data of a request that handlers need besides its head.
 #[derive(Debug, Clone)]
 pub(crate) struct Incoming {
     pub(crate) id: String,
@@ -206,15 +206,15 @@ impl SharedBody {
         Self(Arc::new(Mutex::new(body)))
     }
 
-    /// Reads some of what the handler did not. Many clients read the response only after they have sent everything; if
+    /// Reads a limited part of the unread body. Many clients read the response only after they have sent everything; if
     /// the connection were closed earlier, they would not see why the request failed.
     async fn drain(mut self) {
-        let mut left = MAX_DRAINED_BYTES;
+        let mut remaining = MAX_DRAINED_BYTES;
         let drained = async {
             while let Some(Ok(frame)) = self.frame().await {
                 let size = frame.data_ref().map_or(0, Bytes::len);
-                left = left.saturating_sub(size);
-                if left == 0 {
+                remaining = remaining.saturating_sub(size);
+                if remaining == 0 {
                     break;
                 }
             }
@@ -306,7 +306,7 @@ fn first_segment(path: &str) -> Option<&str> {
     path.trim_start_matches('/').split('/').next().filter(|segment| !segment.is_empty())
 }
 
-/// The events of one request: recorded for changes and errors, and for reads if configured.
+/// The events of one request: recorded for changes and errors, and for reads if configured. See docs/decisions/0005.
 struct RequestEvents<'a> {
     service: &'a Service,
     id: &'a str,

@@ -44,7 +44,7 @@ impl std::fmt::Debug for Tls {
 impl Tls {
     /// Loads PEM files.
     pub fn load(certificate: &Path, key: &Path) -> Result<Self, String> {
-        let named = |path: &Path, why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
+        let named = |path: &Path, reason: &dyn std::fmt::Display| format!("{}: {reason}", path.display());
         let chain: Vec<_> = CertificateDer::pem_file_iter(certificate)
             .and_then(Iterator::collect)
             .map_err(|e| named(certificate, &e))?;

@@ -36,7 +36,7 @@ pub struct RouteInfo {
     pub scope: String,
 }
 
-/// A handler with its annotation and what its return type says of the response.
+/// A handler with its annotation and the description of its response.
 pub(crate) struct Endpoint {
     routes: UtoipaMethodRouter<Arc<App>>,
     success: Option<Success>,
@@ -133,7 +133,7 @@ impl RouteTable {
 
     pub(crate) fn finish(self) -> (Router, OpenApi, Vec<RouteInfo>) {
         let (router, mut document) = self.router.split_for_parts();
-        // That a parameter may contain slashes is a notation of the router only.
+        // `{*name}` is the notation of the router for parameters with slashes.
         let paths = std::mem::take(&mut document.paths.paths);
         document.paths.paths =
             paths.into_iter().map(|(path, item)| (path.replace("{*", "{"), item)).collect();

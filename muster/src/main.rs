@@ -22,7 +22,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Run this host as a node of a cluster, or as a cluster of one
+    /// Run this host as a node of a cluster, or as a single-node cluster
     Serve(serve::Arguments),
     /// Show all settings with their values and sources
     Config(config::Arguments),

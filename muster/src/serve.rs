@@ -207,7 +207,7 @@ impl Daemon {
     ) -> Self {
         let (stop_api, stop_work, stop_drain) =
             (watch::Sender::new(false), watch::Sender::new(false), watch::Sender::new(false));
-        let answer = move |request, peer| {
+        let handle = move |request, peer| {
             let service = service.clone();
             async move { service.call(request, peer).await }
         };
@@ -228,7 +228,7 @@ impl Daemon {
         let worker = Arc::new(Worker::new(Arc::clone(&app)));
         let metrics = serve_metrics(Arc::clone(&app), api_address, stop_api.subscribe());
         Self {
-            api: run("api", Box::pin(muster_api::serve(listener, answer, stop_api.subscribe()))),
+            api: run("api", Box::pin(muster_api::serve(listener, handle, stop_api.subscribe()))),
             workers: start_tasks(RunsOn::EveryDaemon, &stop_work)
                 .chain([run("operations", Box::pin(worker.run(stop_work.subscribe())))])
                 .collect(),
@@ -334,11 +334,11 @@ async fn serve_metrics(app: Arc<App>, ip: IpAddr, stop: watch::Receiver<bool>) {
         tokio::time::sleep(Duration::from_secs(5)).await;
     };
     let listener = Listener { socket, tls: None, timeout: Duration::from_secs(10), max_connections: 64 };
-    let answer = move |request, _| {
+    let handle = move |request, _| {
         let app = Arc::clone(&app);
         async move { muster_api::metrics(&app, &request) }
     };
-    muster_api::serve(listener, answer, stop).await;
+    muster_api::serve(listener, handle, stop).await;
 }
 
 /// Creates the nodes that this daemon runs: the host, or simulated ones.

@@ -13,6 +13,7 @@ mod network;
 mod sim;
 mod storage;
 mod vm;
+mod vm_socket;
 
 pub use local::LocalNode;
 pub use sim::{GuestScript, SimulatedNode, SimulationScript};

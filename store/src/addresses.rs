@@ -1,8 +1,8 @@
 //! Rows of addresses: the allocated and quarantined addresses of networks.
 //!
-//! The address is part of the primary key, so an address cannot be allocated twice. The numbers of rows per block of 256
-//! and of 65 536 addresses change in the same transaction. With them, a free address is found in at most three short
-//! reads, regardless of the size and use of the network. See docs/decisions/0012.
+//! The address is part of the primary key, so an address cannot be allocated twice. The numbers of rows per block of
+//! 256 and of 65 536 addresses change in the same transaction. With them, a free address is found in at most three
+//! short reads, regardless of the size and use of the network. See docs/decisions/0012.
 
 #[cfg(test)]
 mod tests;

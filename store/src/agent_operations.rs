@@ -321,13 +321,13 @@ pub async fn delete_all(tx: &mut Tx, instance: InstanceId) -> Result<(), StoreEr
 }
 
 /// Marks all unfinished operations of an instance as failed and removes their references.
-pub async fn fail_all(tx: &mut Tx, instance: InstanceId, why: &str) -> Result<(), StoreError> {
+pub async fn fail_all(tx: &mut Tx, instance: InstanceId, reason: &str) -> Result<(), StoreError> {
     remove_references(tx, instance, &format!(" AND {UNFINISHED}")).await?;
     let sql = format!(
         "UPDATE agent_operations SET state = 'error', error_message = ?, sent_boot = NULL, updated = ?, \
          version = version + 1 WHERE instance_uuid = ? AND {UNFINISHED}"
     );
-    tx.execute(&sql, params![why, now(), instance]).await?;
+    tx.execute(&sql, params![reason, now(), instance]).await?;
     Ok(())
 }
 

@@ -27,7 +27,7 @@ pub struct ArtifactRow {
     pub last_operation: Option<OperationId>,
 }
 
-/// The HTTP validators with which a source is asked for changes.
+/// The HTTP validators for conditional requests to a source.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Validators {
     pub etag: Option<String>,

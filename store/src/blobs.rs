@@ -1,4 +1,4 @@
-//! Rows of blobs, and the blob of each content. See docs/decisions/0014 and 0015.
+//! Rows of blobs, and the blob of each content. See docs/decisions/0015.
 
 #[cfg(test)]
 mod tests;
@@ -98,9 +98,10 @@ pub async fn page(
 pub async fn by_checksum(
     db: impl Read,
     algorithm: HashAlgorithm,
-    sum: &str,
+    checksum: &str,
 ) -> Result<Vec<BlobRow>, StoreError> {
-    rows(db, &format!("{algorithm} = ? AND state = 'created' ORDER BY created LIMIT 100"), params![sum]).await
+    rows(db, &format!("{algorithm} = ? AND state = 'created' ORDER BY created LIMIT 100"), params![checksum])
+        .await
 }
 
 /// Returns whether a blob is a version of an artifact that a namespace may read.
@@ -148,7 +149,7 @@ pub async fn by_content(mut db: impl Read, sha512: &str) -> Result<Option<BlobId
 
 /// Adds a blob that is not complete yet.
 pub async fn insert(tx: &mut Tx, new: &NewBlob) -> Result<(), StoreError> {
-    let (time, sums) = (now(), &new.content.checksums);
+    let (time, checksums) = (now(), &new.content.checksums);
     let image = new.image.as_ref().map(to_json).transpose()?;
     let size = i64::try_from(new.content.size)
         .map_err(|_| StoreError::TooLong(format!("a blob of {} bytes", new.content.size)))?;
@@ -159,10 +160,10 @@ pub async fn insert(tx: &mut Tx, new: &NewBlob) -> Result<(), StoreError> {
             new.id,
             BlobState::Initial,
             size,
-            &sums.sha1,
-            &sums.sha256,
-            &sums.sha512,
-            &sums.xxh128,
+            &checksums.sha1,
+            &checksums.sha256,
+            &checksums.sha512,
+            &checksums.xxh128,
             new.modified.as_ref(),
             image,
             time,
@@ -186,13 +187,13 @@ pub async fn set_created(tx: &mut Tx, id: BlobId) -> Result<bool, StoreError> {
     Ok(tx.execute(sql, params![to, now(), id, from]).await? == 1)
 }
 
-/// Deletes an unused blob. Returns `false` if it was locked since `seen` was read, because something began to use it.
-pub async fn delete(tx: &mut Tx, seen: &BlobRow) -> Result<bool, StoreError> {
+/// Deletes an unused blob. Returns `false` if it was locked since `row` was read, because something began to use it.
+pub async fn delete(tx: &mut Tx, row: &BlobRow) -> Result<bool, StoreError> {
     let sql = "UPDATE blobs SET state = ?, updated = ?, version = version + 1 \
                WHERE uuid = ? AND state = 'created' AND version = ?";
-    let deleted = tx.execute(sql, params![BlobState::Deleted, now(), seen.id, seen.version]).await? == 1;
+    let deleted = tx.execute(sql, params![BlobState::Deleted, now(), row.id, row.version]).await? == 1;
     if deleted {
-        tx.execute("DELETE FROM blob_contents WHERE blob_uuid = ?", params![seen.id]).await?;
+        tx.execute("DELETE FROM blob_contents WHERE blob_uuid = ?", params![row.id]).await?;
     }
     Ok(deleted)
 }

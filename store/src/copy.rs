@@ -5,7 +5,8 @@ mod tests;
 
 use aws_lc_rs::digest;
 
-use super::{Engine, Row, Store, StoreError, Value, migrate, params, placeholders, transaction};
+use super::store::Engine;
+use super::{Row, Store, StoreError, Value, migrate, params, placeholders, transaction};
 
 /// The copy of one table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,7 +18,7 @@ pub struct TableCopy {
 }
 
 /// The number of rows that are copied per transaction.
-const BATCH: i64 = 500;
+const BATCH_ROWS: i64 = 500;
 
 /// Copies all tables. The target must be empty and no daemon may use the source.
 pub async fn run(
@@ -35,15 +36,15 @@ pub async fn run(
     }
     let mut copied = Vec::new();
     for table in migrate::TABLES {
-        let sent = copy_table(&source, &target, table, &mut progress).await?;
-        let arrived = checksum(&target, table).await?;
-        if sent != arrived {
+        let source_rows = copy_table(&source, &target, table, &mut progress).await?;
+        let target_rows = checksum(&target, table).await?;
+        if source_rows != target_rows {
             return Err(StoreError::Internal(format!(
                 "table {table} differs after the copy: {} rows became {}; the target must not be used",
-                sent.rows, arrived.rows
+                source_rows.rows, target_rows.rows
             )));
         }
-        copied.push(sent);
+        copied.push(source_rows);
     }
     source.close().await;
     target.close().await;
@@ -68,11 +69,11 @@ async fn copy_table(
     table: &'static str,
     progress: &mut impl FnMut(&'static str, u64),
 ) -> Result<TableCopy, StoreError> {
-    let mut sum = Checksum::new(table);
+    let mut hasher = TableHasher::new(table);
     let mut after = None;
     loop {
-        let rows = page(source, table, &primary_key(table), after.as_deref(), BATCH).await?;
-        let Some(last) = rows.last() else { return Ok(sum.finish()) };
+        let rows = page(source, table, &primary_key(table), after.as_deref(), BATCH_ROWS).await?;
+        let Some(last) = rows.last() else { return Ok(hasher.finish()) };
         let sql = format!("INSERT INTO {table} VALUES ({})", placeholders(last.0.len()));
         transaction!(target, |tx| {
             for row in &rows {
@@ -82,29 +83,29 @@ async fn copy_table(
         })
         .map_err(|error| StoreError::Internal(format!("table {table}: {error}")))?;
         after = Some(key_of(table, last));
-        rows.iter().for_each(|row| sum.add(row));
-        progress(table, sum.rows);
+        rows.iter().for_each(|row| hasher.add(row));
+        progress(table, hasher.rows);
     }
 }
 
 async fn checksum(store: &Store, table: &'static str) -> Result<TableCopy, StoreError> {
-    let mut sum = Checksum::new(table);
+    let mut hasher = TableHasher::new(table);
     let mut after = None;
     loop {
-        let rows = page(store, table, &primary_key(table), after.as_deref(), BATCH).await?;
-        let Some(last) = rows.last() else { return Ok(sum.finish()) };
+        let rows = page(store, table, &primary_key(table), after.as_deref(), BATCH_ROWS).await?;
+        let Some(last) = rows.last() else { return Ok(hasher.finish()) };
         after = Some(key_of(table, last));
-        rows.iter().for_each(|row| sum.add(row));
+        rows.iter().for_each(|row| hasher.add(row));
     }
 }
 
-struct Checksum {
+struct TableHasher {
     table: &'static str,
     rows: u64,
     hash: digest::Context,
 }
 
-impl Checksum {
+impl TableHasher {
     fn new(table: &'static str) -> Self {
         Self { table, rows: 0, hash: digest::Context::new(&digest::SHA256) }
     }

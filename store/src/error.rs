@@ -30,7 +30,7 @@ impl StoreError {
     #[must_use]
     pub(crate) fn retry_duplicate(self) -> Self {
         match self {
-            Self::Duplicate(why) => Self::Conflict(why),
+            Self::Duplicate(reason) => Self::Conflict(reason),
             other => other,
         }
     }
@@ -39,26 +39,26 @@ impl StoreError {
 impl From<StoreError> for Error {
     fn from(error: StoreError) -> Self {
         match error {
-            StoreError::Conflict(why) => {
-                tracing::warn!(%why, "transaction gave up after conflicts");
+            StoreError::Conflict(reason) => {
+                tracing::warn!(%reason, "transaction failed after repeated conflicts");
                 Self::Contended
             }
-            StoreError::Unavailable(why) => {
-                tracing::warn!(%why, "database unavailable");
+            StoreError::Unavailable(reason) => {
+                tracing::warn!(%reason, "database unavailable");
                 Self::database_unavailable()
             }
-            StoreError::TooLong(why) => {
-                tracing::warn!(%why, "failed to store a value");
+            StoreError::TooLong(reason) => {
+                tracing::warn!(%reason, "failed to store a value");
                 Self::TooLong("a value is longer than can be stored".into())
             }
-            StoreError::Duplicate(why) | StoreError::DuplicateColumn(why) | StoreError::Internal(why) => {
-                Self::Internal(format!("store: {why}"))
-            }
+            StoreError::Duplicate(reason)
+            | StoreError::DuplicateColumn(reason)
+            | StoreError::Internal(reason) => Self::Internal(format!("store: {reason}")),
         }
     }
 }
 
-/// How the body of a transaction fails: with an error of the database or of the caller.
+/// The error of a transaction body: of the database or of the caller.
 #[derive(Debug)]
 pub enum TxError {
     Store(StoreError),

@@ -1,5 +1,5 @@
-//! Rows of token exchanges: attempts per source and minute, and the tokens that a rule has consumed.
-//! See docs/decisions/0024.
+//! Rows of token exchanges: attempts per source and minute, and the tokens that a rule has consumed. See
+//! docs/decisions/0024.
 
 #[cfg(test)]
 mod tests;

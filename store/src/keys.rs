@@ -25,7 +25,7 @@ pub struct NewKey {
     pub secret: StoredSecret,
     pub expiry: Option<f64>,
     pub scopes: Option<Vec<String>>,
-    /// The origin of a key that was not created by a caller with a key.
+    /// The origin of a key that a token exchange created, or that was created with such a key.
     pub provenance: Option<serde_json::Value>,
 }
 

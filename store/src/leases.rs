@@ -8,7 +8,10 @@ mod tests;
 use muster_types::Result;
 use muster_types::time::now;
 
-use super::{Read, Store, StoreError, columns, params, transaction};
+use crate::error::StoreError;
+use crate::row::{Read, columns};
+use crate::store::Store;
+use crate::{params, transaction};
 
 /// The owner of a lease, unique for each process and purpose.
 #[derive(Debug, Clone)]

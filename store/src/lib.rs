@@ -1,5 +1,5 @@
-//! The store: SQL statements, and nothing else. Every statement runs on both engines, SQLite and MariaDB.
-//! See docs/decisions/0001.
+//! The store: SQL statements, and nothing else. Every statement runs on both engines, SQLite and MariaDB. See
+//! docs/decisions/0001.
 //!
 //! Business rules live in `control/src/objects/`. Every modification runs in [`transaction!`], the only place that
 //! retries: on MariaDB (and on Galera in particular) any statement or commit may fail with a conflict, so the body of
@@ -36,6 +36,7 @@ mod row;
 pub mod rules;
 pub mod seed;
 mod sqlite;
+mod store;
 #[cfg(test)]
 mod testing;
 mod transaction;
@@ -43,145 +44,15 @@ pub mod trusts;
 pub mod uploads;
 mod value;
 
-use std::path::Path;
-
 use aws_lc_rs::digest;
 
 pub use error::{StoreError, TxError};
 pub(crate) use row::columns;
 pub use row::{Columns, FromRow, Read, Row, Select};
-use transaction::TxEngine;
+pub use store::{Snapshot, Store};
 pub use transaction::{Retry, Tx};
 pub use value::{FromValue, Json, Value};
 pub(crate) use value::{placeholders, to_json};
-
-enum Engine {
-    Sqlite(sqlite::Sqlite),
-    MariaDb(mariadb::MariaDb),
-}
-
-/// An open and migrated database.
-pub struct Store {
-    engine: Engine,
-}
-
-impl std::fmt::Debug for Store {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self.engine {
-            Engine::Sqlite(_) => "Store(SQLite)",
-            Engine::MariaDb(_) => "Store(MariaDB)",
-        })
-    }
-}
-
-impl Read for &Store {
-    async fn rows(&mut self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
-        self.query(sql, params).await
-    }
-}
-
-impl Store {
-    /// Opens the database at `url` and migrates its schema to the newest version.
-    pub async fn open(url: &str) -> Result<Self, StoreError> {
-        let store = Self::open_unmigrated(url).await?;
-        migrate::run(&store).await?;
-        Ok(store)
-    }
-
-    async fn open_unmigrated(url: &str) -> Result<Self, StoreError> {
-        let engine = if let Some(path) = url.strip_prefix("sqlite:") {
-            let path = path.strip_prefix("//").filter(|rest| rest.starts_with('/')).unwrap_or(path);
-            if path.is_empty() {
-                return Err(StoreError::Internal("sqlite: needs a path".into()));
-            }
-            Engine::Sqlite(sqlite::Sqlite::open(Path::new(path))?)
-        } else if url.starts_with("mysql:") {
-            Engine::MariaDb(mariadb::MariaDb::open(url).await?)
-        } else {
-            return Err(StoreError::Internal("the database URL must start with sqlite: or mysql:".into()));
-        };
-        Ok(Self { engine })
-    }
-
-    /// Runs a statement outside of a transaction and returns its rows.
-    pub async fn query(&self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
-        match &self.engine {
-            Engine::Sqlite(sqlite) => sqlite.query(sql, params),
-            Engine::MariaDb(mariadb) => mariadb.query(sql, params).await,
-        }
-    }
-
-    /// Runs a statement outside of a transaction and returns its first row.
-    pub async fn query_one(&self, sql: &str, params: &[Value]) -> Result<Option<Row>, StoreError> {
-        Ok(self.query(sql, params).await?.into_iter().next())
-    }
-
-    /// Begins a series of related reads. With SQLite they see one consistent state and share a connection; with
-    /// MariaDB each sees the state at the time of the read.
-    pub fn snapshot(&self) -> Result<Snapshot<'_>, StoreError> {
-        let sqlite = match &self.engine {
-            Engine::Sqlite(sqlite) => Some(sqlite.snapshot()?),
-            Engine::MariaDb(_) => None,
-        };
-        Ok(Snapshot { store: self, sqlite })
-    }
-
-    /// Begins a transaction. Use [`transaction!`] instead.
-    #[doc(hidden)]
-    pub async fn begin(&self) -> Result<Tx, StoreError> {
-        Ok(Tx(match &self.engine {
-            Engine::Sqlite(sqlite) => TxEngine::Sqlite(sqlite.begin().await?),
-            Engine::MariaDb(mariadb) => TxEngine::MariaDb(mariadb.begin().await?),
-        }))
-    }
-
-    /// Returns an estimate of the number of rows of a table, without counting them.
-    pub async fn estimate_rows(&self, table: &str) -> Result<i64, StoreError> {
-        let row = match &self.engine {
-            Engine::Sqlite(sqlite) => {
-                let sql = format!(
-                    "SELECT COALESCE((SELECT MAX(rowid) FROM {table}) - (SELECT MIN(rowid) FROM {table}) + 1, 0)"
-                );
-                sqlite.query(&sql, &[])?.into_iter().next()
-            }
-            Engine::MariaDb(mariadb) => {
-                let sql = "SELECT CAST(table_rows AS SIGNED) FROM information_schema.tables \
-                           WHERE table_schema = DATABASE() AND table_name = ?";
-                mariadb.query(sql, params![table]).await?.into_iter().next()
-            }
-        };
-        row.map_or(Ok(0), Row::read)
-    }
-
-    /// Waits for the current transaction and closes the database.
-    pub async fn close(&self) {
-        match &self.engine {
-            Engine::Sqlite(sqlite) => sqlite.close().await,
-            Engine::MariaDb(mariadb) => mariadb.close().await,
-        }
-    }
-}
-
-/// A series of related reads.
-pub struct Snapshot<'a> {
-    store: &'a Store,
-    sqlite: Option<sqlite::SqliteSnapshot<'a>>,
-}
-
-impl std::fmt::Debug for Snapshot<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Snapshot")
-    }
-}
-
-impl Read for &Snapshot<'_> {
-    async fn rows(&mut self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
-        match &self.sqlite {
-            Some(snapshot) => snapshot.query(sql, params),
-            None => self.store.query(sql, params).await,
-        }
-    }
-}
 
 /// Returns the SHA-256 hash of a text that may be too long for a key, in hexadecimal.
 pub fn sha256(text: &str) -> String {

@@ -5,7 +5,9 @@ use std::time::Duration;
 use mysql_async::prelude::Queryable;
 use mysql_async::{Conn, Opts, OptsBuilder, Params, Pool, PoolConstraints, PoolOpts};
 
-use super::{Row, StoreError, Value};
+use crate::error::StoreError;
+use crate::row::Row;
+use crate::value::Value;
 
 pub(super) struct MariaDb {
     pool: Pool,

@@ -8,8 +8,11 @@ mod tests;
 
 use std::time::Duration;
 
-use super::leases::LeaseOwner;
-use super::{Read, Store, StoreError, leases, params, transaction};
+use crate::error::StoreError;
+use crate::leases::LeaseOwner;
+use crate::row::Read;
+use crate::store::Store;
+use crate::{leases, params, transaction};
 
 const MIGRATIONS: &[(i64, &str)] = &[
     (1, include_str!("../../migrations/0001_base.sql")),
@@ -88,11 +91,11 @@ async fn apply(mut store: &Store, owner: &LeaseOwner) -> Result<(), StoreError> 
 async fn run_statement(store: &Store, statement: &str) -> Result<(), StoreError> {
     let mut tx = store.begin().await?;
     match tx.execute_ddl(statement).await {
-        // The column was added by a start that was killed before it recorded its progress.
+        // A daemon added the column and was killed before it recorded its progress.
         Err(StoreError::DuplicateColumn(_)) => {}
         outcome => outcome?,
     }
-    match tx.finish(Ok(()), &mut super::Retry::default()).await {
+    match tx.finish(Ok(()), &mut crate::transaction::Retry::default()).await {
         Some(Ok(())) => Ok(()),
         Some(Err(error)) => Err(unavailable(error)),
         None => Err(StoreError::Unavailable("another node changed the schema".into())),

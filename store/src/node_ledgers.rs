@@ -1,5 +1,5 @@
-//! Rows of capacity ledgers: the capacity that each node has committed to its instances (table `node_claims`).
-//! See docs/decisions/0019.
+//! Rows of capacity ledgers: the capacity that each node has committed to its instances (table `node_claims`). See
+//! docs/decisions/0019.
 
 #[cfg(test)]
 mod tests;

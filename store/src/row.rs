@@ -2,7 +2,8 @@
 
 use std::fmt::Display;
 
-use crate::{FromValue, StoreError, Value};
+use crate::error::StoreError;
+use crate::value::{FromValue, Value};
 
 /// A row of a result.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,10 +40,10 @@ impl Columns {
             return Err(StoreError::Internal(format!("a row of {} columns lacks column {name}", self.width)));
         };
         T::from_value(value).map_err(|value| {
-            let wanted = std::any::type_name::<T>();
+            let expected = std::any::type_name::<T>();
             StoreError::Internal(match value {
-                Value::Text(text) => format!("column {name}: {text:?} is not a {wanted}"),
-                _ => format!("column {name} does not hold a {wanted}"),
+                Value::Text(text) => format!("column {name}: {text:?} is not a {expected}"),
+                _ => format!("column {name} is not a {expected}"),
             })
         })
     }

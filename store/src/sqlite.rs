@@ -16,7 +16,9 @@ use rusqlite::{Connection, ErrorCode, ToSql};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
-use super::{Row, StoreError, Value};
+use crate::error::StoreError;
+use crate::row::Row;
+use crate::value::Value;
 
 pub(super) struct Sqlite {
     path: PathBuf,

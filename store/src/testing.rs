@@ -21,7 +21,7 @@ use crate::keys::{NewKey, StoredSecret};
 use crate::operations::NewOperation;
 use crate::*;
 
-/// Makes two tests of each function, one for each engine.
+/// Generates two tests from each function, one for each engine.
 macro_rules! on_both_engines {
     ($(async fn $name:ident($store:ident: Arc<Store>) $body:block)+) => {$(
         mod $name {

@@ -1,4 +1,4 @@
-//! Transactions, and when they are retried.
+//! Transactions, and when they are retried. See docs/decisions/0006.
 
 #[cfg(test)]
 mod tests;
@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use muster_types::Error;
 
-use crate::{Read, Row, StoreError, TxError, Value, mariadb, sqlite};
+use crate::error::{StoreError, TxError};
+use crate::row::{Read, Row};
+use crate::value::Value;
+use crate::{mariadb, sqlite};
 
 pub(crate) enum TxEngine {
     Sqlite(sqlite::SqliteTx),
@@ -102,10 +105,10 @@ impl Retry {
     pub async fn after<T>(&mut self, failure: StoreError) -> Option<Result<T, Error>> {
         self.attempts += 1;
         match failure {
-            StoreError::Conflict(why) if self.attempts < Self::MAX_ATTEMPTS => {
-                let pause = Duration::from_millis(jitter(1 << self.attempts.min(8)));
-                tracing::debug!(%why, attempts = self.attempts, "retrying transaction");
-                tokio::time::sleep(pause).await;
+            StoreError::Conflict(reason) if self.attempts < Self::MAX_ATTEMPTS => {
+                let backoff = Duration::from_millis(jitter(1 << self.attempts.min(8)));
+                tracing::debug!(%reason, attempts = self.attempts, "retrying transaction");
+                tokio::time::sleep(backoff).await;
                 None
             }
             other => Some(Err(other.into())),
@@ -116,7 +119,7 @@ impl Retry {
 /// Returns a random number between half of `limit` and `limit`, so that two transactions do not conflict again.
 fn jitter(limit: u64) -> u64 {
     let mut byte = [0u8; 1];
-    // If this fails, the pause is merely not random.
+    // If this fails, the backoff is merely not random.
     let _ = aws_lc_rs::rand::fill(&mut byte);
     limit / 2 + limit * u64::from(byte[0]) / 512
 }
@@ -135,7 +138,7 @@ macro_rules! transaction {
             let mut transaction = match $store.begin().await {
                 Ok(transaction) => transaction,
                 Err(failure) => match retry.after(failure).await {
-                    Some(end) => break end,
+                    Some(result) => break result,
                     None => continue,
                 },
             };
@@ -143,8 +146,8 @@ macro_rules! transaction {
                 let $tx = &mut transaction;
                 async { $body }.await
             };
-            if let Some(end) = transaction.finish(outcome, &mut retry).await {
-                break end;
+            if let Some(result) = transaction.finish(outcome, &mut retry).await {
+                break result;
             }
         }
     }};

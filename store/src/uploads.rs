@@ -1,4 +1,4 @@
-//! Rows of uploads. The node that stores the bytes knows how many have arrived.
+//! Rows of uploads. Their size is that of the file on the node that stores them.
 
 #[cfg(test)]
 mod tests;

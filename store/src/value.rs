@@ -8,7 +8,7 @@ use muster_types::{
     network, node, object, operation, rule,
 };
 
-use crate::StoreError;
+use crate::error::StoreError;
 
 /// A value of a column or of a statement parameter.
 #[derive(Debug, Clone, PartialEq)]

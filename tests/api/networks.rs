@@ -401,7 +401,7 @@ async fn node_failure_puts_network_into_error_with_reason() {
     cluster.settle().await;
     assert_eq!(get(&cluster, &token, &format!("/networks/{id}")).await.body["state"], "deleted");
     let messages = cluster.messages(&object(&id)).await;
-    assert!(messages.iter().any(|m| m == "network cannot be carried by a node"), "{messages:?}");
+    assert!(messages.iter().any(|m| m == "failed to apply network to a node"), "{messages:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

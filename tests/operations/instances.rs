@@ -117,7 +117,7 @@ impl Fixture {
         cluster.other.lose_all_vms();
         wait_for("the start to be queued", async || {
             let messages = cluster.messages(&object).await;
-            messages.contains(&"the host went down with it, it is started again".to_owned()).then_some(())
+            messages.contains(&"restarting the VM after its host went down".to_owned()).then_some(())
         })
         .await;
         cluster.settle().await;
@@ -256,7 +256,7 @@ fn failing_creation_step_leaves_instance_in_error_without_resources() {
         let path = fixture.create_instance("one").await;
         fixture.cluster.settle().await;
         let record = fixture.assert_state(&path, "error").await;
-        assert!(record["error_message"].as_str().unwrap().contains("failed on purpose"), "{record}");
+        assert!(record["error_message"].as_str().unwrap().contains("fault injected by a test"), "{record}");
         assert_eq!((&record["interfaces"], &record["console_port"]), (&json!([]), &Value::Null));
         fixture.delete(&path).await;
         fixture.cluster.settle().await;
@@ -284,11 +284,11 @@ async fn failing_hot_plug_and_snapshot_leave_instance_unchanged() {
     let artifact =
         fixture.get(&format!("/artifacts/{}", snapshots["vda"]["artifact_uuid"].as_str().unwrap())).await;
     assert_eq!(artifact["state"], "error", "{artifact}");
-    assert!(artifact["error_message"].as_str().unwrap().contains("failed on purpose"), "{artifact}");
+    assert!(artifact["error_message"].as_str().unwrap().contains("fault injected by a test"), "{artifact}");
     assert_eq!(fixture.get(&format!("{path}/snapshot")).await, json!([]));
     let object = ObjectRef::new(ObjectType::Instance, record["uuid"].as_str().unwrap());
     let messages = fixture.cluster.messages(&object).await;
-    for message in ["interface could not be plugged in", "disks could not be copied"] {
+    for message in ["failed to plug in interface", "failed to copy disks"] {
         assert!(messages.contains(&message.to_owned()), "{messages:?}");
     }
     fixture.delete(&path).await;

@@ -388,7 +388,7 @@ async fn operation_that_kills_every_worker_ends_in_error() {
     cluster.settle().await;
     let row = row(&cluster, &handle).await;
     assert_eq!(row.state, OperationState::Error);
-    assert!(row.error_report.unwrap().message.contains("2 workers vanished"));
+    assert!(row.error_report.unwrap().message.contains("2 workers stopped"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -113,7 +113,7 @@ fn restarts_only_running_instances_after_host_reboot() {
     console.log_in();
     assert_eq!(console.run("cat /root/kept"), "precious\n");
     console.run_until("ping -c 1 -W 5 10.0.0.1 >/dev/null");
-    let message = "the host went down with it, it is started again";
+    let message = "restarting the VM after its host went down";
     assert_eq!(on.events(host, message).len(), 1);
     assert_eq!(on.record(host)["power_state"], "on");
     assert_eq!(off.record(host)["power_state"], "off");

@@ -90,6 +90,7 @@ pub enum AgentCommand {
 /// The permissions of a file: a number, or a symbolic mode such as `ugo+r`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
+#[schema(as = Mode)]
 pub enum ChmodMode {
     Number(u32),
     Symbolic(String),

@@ -88,6 +88,7 @@ pub struct ErrorReport {
 
 /// The progress of an operation that transfers data.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(as = Progress)]
 pub struct OperationProgress {
     /// The number of bytes transferred.
     pub done: i64,

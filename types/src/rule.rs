@@ -48,6 +48,7 @@ impl RuleState {
 /// The accepted values of a token's claim.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
+#[schema(as = Matcher)]
 pub enum ClaimMatcher {
     /// Exactly this value.
     Exact(String),

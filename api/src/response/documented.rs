@@ -33,7 +33,7 @@ use crate::error::ApiError;
 /// Schemas by name, for the components of the document.
 pub(crate) type Schemas = Vec<(String, RefOr<Schema>)>;
 
-/// What the document says of a successful response.
+/// The description of a successful response in the OpenAPI document.
 pub(crate) struct Success {
     pub(crate) status: StatusCode,
     /// Used if the handler's annotation has none.
@@ -116,7 +116,7 @@ documented_handlers! { () (A) (A, B) (A, B, C) (A, B, C, D) (A, B, C, D, E) (A, 
 
 /// A type that is sent as a JSON document.
 pub(crate) trait JsonBody: Serialize {
-    /// The content type that the document names.
+    /// The content type in the OpenAPI document.
     const DOCUMENTED_CONTENT_TYPE: &'static str = "application/json";
 
     fn schema() -> RefOr<Schema>;
@@ -152,7 +152,7 @@ named_bodies! {
 }
 
 impl JsonBody for String {
-    // Generated clients rely on what the document has always said of bare strings and numbers.
+    // Generated clients rely on this content type of bare strings and numbers.
     const DOCUMENTED_CONTENT_TYPE: &'static str = "text/plain";
 
     fn schema() -> RefOr<Schema> {

@@ -26,7 +26,7 @@ use muster_control::objects::instance;
 
 /// Parses a duration in seconds.
 fn seconds(name: &str, given: Option<&Value>) -> Result<Option<f64>> {
-    let invalid = |why: &str| Err(Error::Invalid(format!("{name} must be a {why}")));
+    let invalid = |reason: &str| Err(Error::Invalid(format!("{name} must be a {reason}")));
     match given {
         None => Ok(None),
         Some(Value::Bool(_)) => invalid("number of seconds, not a boolean"),
@@ -43,13 +43,13 @@ async fn queue(
     app: &App,
     caller: &Caller,
     reference: &str,
-    wanted: AgentOperationRequest,
+    request: AgentOperationRequest,
     deadline: Option<f64>,
     progress_timeout: Option<f64>,
 ) -> ApiResult<Json<AgentOperationRecord>> {
     let row = instance::find_own(app, caller, reference, None).await?;
     let budgets = Budgets { deadline_seconds: deadline, progress_timeout_seconds: progress_timeout };
-    Ok(Json(agent_operation::create(app, caller, row.id, wanted, budgets).await?))
+    Ok(Json(agent_operation::create(app, caller, row.id, request, budgets).await?))
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -114,8 +114,8 @@ pub(crate) async fn put(
     let (blob, path) = (required("blob_uuid", file.blob_uuid)?, required("path", file.path)?);
     let deadline = seconds("deadline_seconds", file.deadline_seconds.as_ref())?;
     let progress = seconds("progress_timeout_seconds", file.progress_timeout_seconds.as_ref())?;
-    let wanted = AgentOperationRequest::Put { blob, path, mode: file.mode };
-    queue(&app, &caller, &reference, wanted, deadline, progress).await
+    let request = AgentOperationRequest::Put { blob, path, mode: file.mode };
+    queue(&app, &caller, &reference, request, deadline, progress).await
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -193,7 +193,7 @@ pub(crate) async fn facts(
             // An agent may announce itself and never respond.
             let timeout = Duration::from_secs(app.settings.api_async_wait);
             let facts = tokio::time::timeout(timeout, agent_operation::facts(&app, &node, &row)).await;
-            let unresponsive = |_| Error::Unavailable("the agent of the instance does not answer".into());
+            let unresponsive = |_| Error::Unavailable("the agent of the instance does not respond".into());
             Ok(MaybeForwarded::Local(Json(facts.map_err(unresponsive)??)))
         }
         InstanceNode::Forwarded(response) => Ok(MaybeForwarded::Forwarded(response)),

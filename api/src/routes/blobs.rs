@@ -94,8 +94,8 @@ pub(crate) async fn data(
         u64::try_from(field.unwrap_or(0)).map_err(|_| Error::Invalid(format!("{name} cannot be negative")))
     };
     let (offset, limit) = (number(query.offset, "offset")?, number(query.limit, "limit")?);
-    let (row, place) = blob::locate(&app, &id).await?;
-    let node = match place {
+    let (row, location) = blob::locate(&app, &id).await?;
+    let node = match location {
         NodeLocation::Local(node) => node,
         NodeLocation::Remote(node) => return request.forward(&app, &node, &caller).await,
     };
@@ -151,12 +151,12 @@ fn header_value(text: &str) -> Result<HeaderValue, Error> {
 
 /// Marks an unreadable replica as damaged, so that it is not served again, and returns the error for the caller.
 async fn unreadable(app: &App, blob: BlobId, node: &NodeRef, error: Error) -> Error {
-    let why = match &error {
-        Error::Internal(why) => why.clone(),
-        Error::NotFound(_) => "its file is gone".to_owned(),
+    let reason = match &error {
+        Error::Internal(reason) => reason.clone(),
+        Error::NotFound(_) => "its file is missing".to_owned(),
         _ => return error,
     };
-    if let Err(error) = blob::set_damaged(app, blob, node, &why).await {
+    if let Err(error) = blob::set_damaged(app, blob, node, &reason).await {
         tracing::error!(%blob, %error, "failed to mark replica as damaged");
     }
     Error::NotFound("blob missing".into())

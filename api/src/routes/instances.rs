@@ -145,7 +145,7 @@ pub(crate) async fn create(
 ) -> ApiResult<Json<InstanceRecord>> {
     let mut findings = ValidationFindings::new(app.settings.api_validation_mode);
     let default_bus =
-        app.settings.disk_bus.parse().map_err(|why| Error::Internal(format!("DISK_BUS: {why}")))?;
+        app.settings.disk_bus.parse().map_err(|reason| Error::Internal(format!("DISK_BUS: {reason}")))?;
     let request = InstanceRequest {
         name: new.name,
         cpus: new.cpus,
@@ -288,7 +288,7 @@ pub(crate) struct NewSnapshot {
     /// The maximum number of snapshots to keep; 0 or absent: ARTIFACT_MAX_VERSIONS_DEFAULT.
     #[schema(value_type = Option<i64>)]
     max_versions: Option<Value>,
-    /// Whether to copy only the difference to the image.
+    /// Whether to copy only the difference from the image.
     thin: Option<bool>,
 }
 

@@ -32,7 +32,7 @@ pub(crate) async fn get(
 #[utoipa::path(post, path = "/interfaces/{interface_uuid}/float", tag = "interfaces",
     params(("interface_uuid" = String, Path)), responses((status = 404, description = "No such interface."),
     (status = 406, description = "The network is not ready."),
-    (status = 409, description = "The interface already has a floating address, or has no address of its own."),
+    (status = 409, description = "The interface already has a floating address, or has no IPv4 address."),
     (status = 507, description = "No address is free.")))]
 pub(crate) async fn float(
     State(app): State<Arc<App>>,

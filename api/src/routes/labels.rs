@@ -1,4 +1,4 @@
-//! `/label`: labels, which name a version of a blob.
+//! `/label`: labels, which are names of blobs.
 
 use std::sync::Arc;
 

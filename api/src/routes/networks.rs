@@ -263,8 +263,8 @@ pub(crate) async fn ping(
     request: OriginalRequest,
     _: Args<NoArgs>,
 ) -> ApiResult<MaybeForwarded<Json<PingResult>>> {
-    let (id, address, place) = network::prepare_ping(&app, &caller, &reference, &address).await?;
-    match place {
+    let (id, address, location) = network::prepare_ping(&app, &caller, &reference, &address).await?;
+    match location {
         NodeLocation::Local(node) => Ok(MaybeForwarded::Local(Json(node.ping(id, address).await?))),
         NodeLocation::Remote(node) => {
             request.forward(&app, &node, &caller).await.map(MaybeForwarded::Forwarded)

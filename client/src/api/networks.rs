@@ -68,7 +68,8 @@ impl Client {
         self.delete(path(&["networks", network])?).await
     }
 
-    /// Deletes all networks of a namespace. With `clean_wait`, networks with interfaces are deleted once those are gone.
+    /// Deletes all networks of a namespace. With `clean_wait`, networks with interfaces are deleted once the interfaces
+    /// are.
     pub async fn delete_networks(
         &self,
         namespace: Option<&str>,

@@ -157,18 +157,18 @@ impl From<AgentFailure> for anyhow::Error {
 
 /// Fails unless an operation completed successfully.
 pub(super) fn check_success(operation: &AgentOperationRecord) -> Result<(), AgentFailure> {
-    let why =
+    let reason =
         || escape_control(&agent::failure(operation).unwrap_or_else(|| "the server gives no reason".into()));
     match operation.state {
         AgentOperationState::Complete => Ok(()),
-        AgentOperationState::Expired => Err(AgentFailure::Expired(format!("timed out: {}", why()))),
+        AgentOperationState::Expired => Err(AgentFailure::Expired(format!("timed out: {}", reason()))),
         AgentOperationState::Deleted => {
             Err(AgentFailure::Other(format!("agent operation {} was deleted", operation.uuid)))
         }
         AgentOperationState::Error
         | AgentOperationState::Preflight
         | AgentOperationState::Queued
-        | AgentOperationState::Executing => Err(AgentFailure::Other(why())),
+        | AgentOperationState::Executing => Err(AgentFailure::Other(reason())),
     }
 }
 

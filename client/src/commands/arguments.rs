@@ -11,7 +11,7 @@ use nix::sys::termios::{LocalFlags, SetArg, Termios, tcgetattr, tcsetattr};
 
 use crate::error_text::io_error_text;
 
-/// Accepts any path, including the empty one of a variable that is set to nothing.
+/// Accepts any path, including an empty one from an empty environment variable.
 pub(super) fn path_parser() -> impl TypedValueParser<Value = PathBuf> {
     OsStringValueParser::new().map(PathBuf::from)
 }

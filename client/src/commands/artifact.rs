@@ -11,7 +11,7 @@ use super::session::Session;
 use super::{events, metadata, operation};
 use crate::api::{ArtifactRef, ObjectPath};
 
-/// Commands for artifacts, target are given by name or id.
+/// Commands for artifacts, which are given by name or id.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// List the visible artifacts

@@ -46,7 +46,7 @@ pub(super) fn details(artifact: ArtifactRecord) -> Table {
     let metadata = artifact.metadata.iter().map(|(key, value)| (format!("metadata {key}"), compact(value)));
     let metadata: Vec<_> = metadata.collect();
     let (newest, newest_size) = (newest_version(&artifact), newest_size(&artifact));
-    let error = artifact.error_message.map(|why| ("error".to_owned(), why));
+    let error = artifact.error_message.map(|reason| ("error".to_owned(), reason));
     let versions = artifact.blobs.iter().rev().map(|(index, version)| {
         (format!("version {index}"), format!("{}, {}", version.uuid, format_size(version.size)))
     });

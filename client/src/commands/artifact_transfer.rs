@@ -94,12 +94,12 @@ async fn report_fetch(
     let response = session.client.artifact(id.as_str().into()).await?;
     let artifact = response.clone().value()?;
     session.show(response, details)?;
-    if let Some(why) = failure(&artifact, &operation) {
-        let (source, why) = (escape_control(&artifact.source_url), escape_control(&why));
+    if let Some(reason) = failure(&artifact, &operation) {
+        let (source, reason) = (escape_control(&artifact.source_url), escape_control(&reason));
         if artifact.index > 0 && artifact.state == ArtifactState::Created {
-            bail!("failed to fetch {source}: {why}; the existing version {} is kept", artifact.index);
+            bail!("failed to fetch {source}: {reason}; the existing version {} is kept", artifact.index);
         }
-        bail!("failed to fetch {source}: {why}");
+        bail!("failed to fetch {source}: {reason}");
     }
     eprintln!("{}", escape_control(&outcome(before, &artifact)));
     Ok(())
@@ -304,7 +304,7 @@ pub(super) async fn download(
     let Some(version) = record.blobs.get(&index) else {
         let existing: Vec<String> = record.blobs.keys().map(ToString::to_string).collect();
         match (record.blobs.is_empty(), record.error_message) {
-            (true, Some(why)) => bail!("artifact {name} has no version: {}", escape_control(&why)),
+            (true, Some(reason)) => bail!("artifact {name} has no version: {}", escape_control(&reason)),
             (true, None) => bail!("artifact {name} has no version yet"),
             (false, _) => bail!("artifact {name} has no version {index}, only {}", existing.join(", ")),
         }

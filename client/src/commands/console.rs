@@ -123,7 +123,8 @@ fn parse_host(file: &str) -> Option<String> {
 }
 
 async fn connect(host: &str, port: u16) -> anyhow::Result<TcpStream> {
-    let failed = |why: &str| anyhow!("cannot reach the console at {}:{port}: {why}", escape_control(host));
+    let failed =
+        |reason: &str| anyhow!("cannot reach the console at {}:{port}: {reason}", escape_control(host));
     match timeout(CONNECT_TIMEOUT, TcpStream::connect((host, port))).await {
         Ok(Ok(stream)) => {
             // Send single keystrokes immediately.

@@ -261,8 +261,8 @@ async fn wait_until_deleted(
         match record.state {
             InstanceState::Deleted => return Ok(Some(response)),
             InstanceState::Error if !in_progress => {
-                let why = record.error_message.unwrap_or_else(|| "the server gives no reason".to_owned());
-                bail!("{why}; see `muster instance why {id}`");
+                let reason = record.error_message.unwrap_or_else(|| "the server gives no reason".to_owned());
+                bail!("{reason}; see `muster instance why {id}`");
             }
             _ => {}
         }
@@ -382,8 +382,8 @@ mod tests {
     async fn waits_for_a_deletion() {
         deletion(vec![at("delete-wait"), at("deleted")], &["web"]).await.unwrap();
         // A record that no longer exists is deleted, too.
-        let gone = (404, json!({ "error": "instance not found" }));
-        deletion(vec![at("delete-wait"), gone], &["web"]).await.unwrap();
+        let missing = (404, json!({ "error": "instance not found" }));
+        deletion(vec![at("delete-wait"), missing], &["web"]).await.unwrap();
     }
 
     #[tokio::test]

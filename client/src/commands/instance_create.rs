@@ -136,14 +136,14 @@ pub(super) async fn create(session: &Session, arguments: Arguments) -> anyhow::R
     let consequence = || format!("the creation continues: see `muster instance why {id}`");
     let response = unless_interrupted(watch(session, response, timer), consequence).await?;
     let record = response.clone().value()?;
-    if let Some(why) = failure(&record) {
+    if let Some(reason) = failure(&record) {
         if session.json {
             output::print_json(response.json())?;
         }
         bail!(
             "instance {} failed: {}; see `muster instance why {id}`, or delete it with `muster instance delete {id}`",
             escape_control(&record.name),
-            escape_control(&why)
+            escape_control(&reason)
         );
     }
     session.show(response, details)?;

@@ -285,12 +285,12 @@ fn describe_end(operation: &OperationRecord, events: &[EventRecord]) -> Option<H
     let text = match operation.state {
         OperationState::Error => {
             let report = operation.error_report.as_ref();
-            let why = report.map_or_else(|| "unknown reason".to_owned(), |report| report.message.clone());
-            if events.iter().any(|event| reason(&event.extra).as_deref() == Some(why.as_str())) {
+            let message = report.map_or_else(|| "unknown reason".to_owned(), |report| report.message.clone());
+            if events.iter().any(|event| reason(&event.extra).as_deref() == Some(message.as_str())) {
                 return None;
             }
             let attempts = pluralize(operation.attempts, "attempt");
-            format!("{tasks} failed after {attempts}: {why}")
+            format!("{tasks} failed after {attempts}: {message}")
         }
         OperationState::Abort => format!("{tasks} was aborted"),
         OperationState::Complete | OperationState::Queued | OperationState::Executing => return None,
@@ -330,9 +330,9 @@ fn current_state(
         | InstanceState::CreatingError
         | InstanceState::CreatedError
         | InstanceState::DeleteWaitError => {
-            let why = record.error_message.as_deref().unwrap_or("the server gives no reason");
+            let message = record.error_message.as_deref().unwrap_or("the server gives no reason");
             format!(
-                "it failed: {why}; {}delete it with `muster instance delete {id}`",
+                "it failed: {message}; {}delete it with `muster instance delete {id}`",
                 failure_advice(record, events)
             )
         }

@@ -50,7 +50,7 @@ pub(super) fn rejected_nodes(event: &EventRecord) -> Vec<String> {
     if lines.len() > MAX_NODES {
         let more = lines.len() - MAX_NODES;
         lines.truncate(MAX_NODES);
-        lines.push(format!("nor on {more} more"));
+        lines.push(format!("and {more} more nodes"));
     }
     lines
 }

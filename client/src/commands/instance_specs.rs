@@ -25,8 +25,8 @@ pub(super) fn parse_disk(text: &str) -> Result<DiskSpec, String> {
     // From the end, because the URL of an image may contain commas.
     while let Some((before, option)) = rest.rsplit_once(',') {
         match option.split_once('=') {
-            Some(("bus", word)) => bus = parse_word(word, DiskBus::ALL)?,
-            Some(("type", word)) => disk_type = parse_word(word, DiskType::ALL)?,
+            Some(("bus", word)) => bus = parse_choice(word, DiskBus::ALL)?,
+            Some(("type", word)) => disk_type = parse_choice(word, DiskType::ALL)?,
             Some((name, _)) if !before.contains("//") => {
                 return Err(format!("{name:?} is not a disk option; the options are bus and type"));
             }
@@ -97,7 +97,7 @@ pub(super) fn parse_video(text: &str) -> Result<VideoSpec, String> {
                 video.memory =
                     memory.parse().map_err(|_| format!("memory {memory:?} must be a number of KiB"))?;
             }
-            Some(("vdi", word)) => video.vdi = parse_word(word, Vdi::ALL)?,
+            Some(("vdi", word)) => video.vdi = parse_choice(word, Vdi::ALL)?,
             _ => {
                 return Err(format!(
                     "{option:?} is not a video option; the options are model=MODEL, memory=KIB and vdi=VDI"
@@ -137,11 +137,11 @@ fn split_unit(text: &str) -> Option<(u64, String)> {
     Some((digits.parse().ok()?, unit.to_ascii_lowercase()))
 }
 
-/// Parses a word of the API. The error lists the valid words.
-fn parse_word<T: Copy + ToString>(word: &str, all: &[T]) -> Result<T, String> {
+/// Parses one of the values that the API defines. The error lists them.
+fn parse_choice<T: Copy + ToString>(word: &str, all: &[T]) -> Result<T, String> {
     all.iter().copied().find(|one| one.to_string() == word).ok_or_else(|| {
-        let words: Vec<String> = all.iter().map(ToString::to_string).collect();
-        format!("{word:?} must be one of {}", words.join(", "))
+        let choices: Vec<String> = all.iter().map(ToString::to_string).collect();
+        format!("{word:?} must be one of {}", choices.join(", "))
     })
 }
 
@@ -205,7 +205,7 @@ pub(super) fn check_side_channels(named: Vec<String>) -> anyhow::Result<Option<V
         return Ok(Some(vec![]));
     }
     for name in &named {
-        parse_word(name, SideChannel::ALL).map_err(|error| anyhow!("--side-channel: {error}, none"))?;
+        parse_choice(name, SideChannel::ALL).map_err(|error| anyhow!("--side-channel: {error}, none"))?;
     }
     Ok(Some(named))
 }

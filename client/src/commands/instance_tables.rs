@@ -81,7 +81,7 @@ pub(super) fn details(instance: InstanceRecord) -> Table {
     };
     let interfaces =
         instance.interfaces.iter().map(|one| (format!("interface {}", one.order), describe_interface(one)));
-    let error = instance.error_message.map(|why| ("error".to_owned(), why));
+    let error = instance.error_message.map(|reason| ("error".to_owned(), reason));
     let port = |port: Option<u16>| port.map_or_else(|| "-".to_owned(), |port| port.to_string());
     let screen = format!("{}, {} KiB, {}", instance.video.model, instance.video.memory, instance.video.vdi);
     let firmware = match (instance.uefi, instance.secure_boot) {

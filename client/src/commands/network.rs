@@ -217,8 +217,8 @@ async fn create(session: &Session, new: &NewNetwork, wait: WaitOptions) -> anyho
     }
     session.show(response, details)?;
     if network.state == NetworkState::Error {
-        let why = network.error_message.unwrap_or_else(|| "the server gives no reason".to_owned());
-        bail!("network {} failed: {}", network.uuid, escape_control(&why));
+        let reason = network.error_message.unwrap_or_else(|| "the server gives no reason".to_owned());
+        bail!("network {} failed: {}", network.uuid, escape_control(&reason));
     }
     Ok(())
 }
@@ -241,8 +241,8 @@ async fn delete(session: &Session, network: &str, wait: WaitOptions) -> anyhow::
                 if session.json {
                     output::print_json(response.json())?;
                 }
-                let why = operation::error(&operation);
-                bail!("failed to delete network {}: {}", escape_control(network), escape_control(&why));
+                let reason = operation::error(&operation);
+                bail!("failed to delete network {}: {}", escape_control(network), escape_control(&reason));
             }
         }
         if !timer.tick().await {
@@ -320,7 +320,7 @@ fn details(network: NetworkRecord) -> Table {
     let metadata = network.metadata.iter().map(|(key, value)| (format!("metadata {key}"), compact(value)));
     let provides = provides(&network);
     let gateway = network.floating_gateway.map_or_else(|| "-".to_owned(), |gateway| gateway.to_string());
-    let error = network.error_message.map(|why| ("error".to_owned(), why));
+    let error = network.error_message.map(|reason| ("error".to_owned(), reason));
     let details = [
         ("name", network.name),
         ("uuid", network.uuid.to_string()),

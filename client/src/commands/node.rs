@@ -93,7 +93,7 @@ fn table(nodes: Vec<NodeRecord>) -> Table {
 
 fn details(node: NodeRecord) -> Table {
     let (last_seen, roles) = (last_seen(&node), roles(&node));
-    let limits = node.limits.iter().map(|(limit, why)| (format!("cannot {limit}"), why.clone()));
+    let limits = node.limits.iter().map(|(limit, reason)| (format!("no {limit}"), reason.clone()));
     let metadata = node.metadata.iter().map(|(key, value)| (format!("metadata {key}"), compact(value)));
     let details = [
         ("name", node.name),
@@ -141,7 +141,7 @@ mod tests {
     #[test]
     fn shows_a_node_that_never_checked_in() {
         let text = details(example(0.0)).render(None);
-        assert!(text.contains("cannot taps    needs /dev/net/tun\n"), "{text}");
+        assert!(text.contains("no taps        needs /dev/net/tun\n"), "{text}");
         assert!(text.contains("last seen      never\n") && text.contains("metadata rack  b\n"), "{text}");
     }
 }

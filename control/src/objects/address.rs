@@ -18,7 +18,7 @@ use muster_store::{networks, transaction};
 /// The maximum length of a comment, in characters.
 const MAX_COMMENT_CHARS: usize = 255;
 /// The number of addresses in a page of a list.
-const PAGE: i64 = 2000;
+const PAGE_SIZE: i64 = 2000;
 
 /// Returns the next page of the addresses that are not free.
 pub async fn list_page(
@@ -26,8 +26,8 @@ pub async fn list_page(
     network: NetworkId,
     after: Option<Ipv4Addr>,
 ) -> Result<(Vec<AddressRecord>, Option<Ipv4Addr>)> {
-    let rows = addresses::page(&*app.store, network, after, PAGE).await?;
-    let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE);
+    let rows = addresses::page(&*app.store, network, after, PAGE_SIZE).await?;
+    let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE_SIZE);
     let next = rows.last().filter(|_| full).map(|row| row.address);
     Ok((rows.into_iter().map(|row| record(network, row)).collect(), next))
 }
@@ -79,17 +79,18 @@ pub async fn release(app: &App, caller: &Caller, reference: &str, address: &str)
         if !networks::lock(tx, network.id, USABLE).await? {
             return Err(changed(tx, network.id).await);
         }
-        let held = addresses::get(&mut *tx, network.id, address).await?;
-        let held = held.filter(|held| held.kind != AddressType::Halo);
-        let held = held.ok_or_else(|| Error::NotFound(format!("address {address} is not reserved")))?;
-        if held.kind != AddressType::Manual {
-            let text = format!("address {address} is not held by a manual reservation");
+        let allocated = addresses::get(&mut *tx, network.id, address).await?;
+        let allocated = allocated.filter(|allocated| allocated.kind != AddressType::Halo);
+        let allocated =
+            allocated.ok_or_else(|| Error::NotFound(format!("address {address} is not reserved")))?;
+        if allocated.kind != AddressType::Manual {
+            let text = format!("address {address} is not a manual reservation");
             return Err(Error::Forbidden(text).into());
         }
         let user = object(network.id);
         addresses::release(tx, network.pool(), address, AddressType::Manual, &user, quarantine(app).enabled)
             .await?;
-        Ok(held.comment)
+        Ok(allocated.comment)
     })?;
     app.record(
         caller,

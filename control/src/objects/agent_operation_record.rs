@@ -20,9 +20,9 @@ pub(crate) async fn records<D: Read + Copy>(
     db: D,
     rows: Vec<AgentOperationRow>,
 ) -> Result<Vec<AgentOperationRecord>> {
-    let words: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
-    let mut metadata_of = metadata::of_objects(db, ObjectType::AgentOperation, &words).await?;
-    let mut references_of = references::of_objects(db, ObjectType::AgentOperation, &words).await?;
+    let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
+    let mut metadata_of = metadata::of_objects(db, ObjectType::AgentOperation, &ids).await?;
+    let mut references_of = references::of_objects(db, ObjectType::AgentOperation, &ids).await?;
     Ok(rows
         .into_iter()
         .map(|row| {

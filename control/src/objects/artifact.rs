@@ -1,9 +1,9 @@
-//! Artifacts: named, versioned content. Fetched, uploaded, labelled, shared, deleted.
+//! Artifacts: named, versioned content. Fetched, uploaded, labelled, shared, deleted. See docs/decisions/0017.
 //!
 //! | what | own namespace | trusted by the owner | `system` | anyone else |
 //! |---|---|---|---|---|
 //! | list and read | yes | yes | yes | if it is shared, else 404 |
-//! | make the first version from a source | yes | yes | yes | 404 |
+//! | create the first version from a source | yes | yes | yes | 404 |
 //! | add a version, delete, share, change metadata | yes | 404 | yes | 404 |
 
 use std::sync::Arc;
@@ -38,7 +38,7 @@ use muster_store::{
 /// The version of the record's format.
 const VERSION: i64 = 9;
 /// The number of artifacts in a page of a list.
-const PAGE: i64 = 500;
+const PAGE_SIZE: i64 = 500;
 /// The maximum length of a source URL.
 const MAX_URL_BYTES: usize = 2048;
 
@@ -98,12 +98,12 @@ fn not_shareable() -> Error {
 }
 
 /// Rejects early what [`ensure_in`] would reject.
-async fn require(app: &App, caller: &Caller, request: &ArtifactRequest) -> Result<String> {
+async fn check_request(app: &App, caller: &Caller, request: &ArtifactRequest) -> Result<String> {
     request.check(caller)?;
     let namespace = request.namespace(caller);
-    let known = namespaces::get(&*app.store, &namespace).await?;
-    let lives = known.is_some_and(|row| row.state == NamespaceState::Created);
-    if !lives || !caller.may_see(&*app.store, &namespace).await? {
+    let row = namespaces::get(&*app.store, &namespace).await?;
+    let exists = row.is_some_and(|row| row.state == NamespaceState::Created);
+    if !exists || !caller.may_see(&*app.store, &namespace).await? {
         return Err(Error::not_found("namespace"));
     }
     require_first_version(&*app.store, caller, &namespace, &request.source_url).await?;
@@ -157,7 +157,7 @@ pub(crate) async fn ensure_in(
     match artifacts::insert(tx, &new).await {
         Ok(row) => Ok((row, true)),
         // Another transaction created it first: retry.
-        Err(StoreError::Duplicate(why)) => Err(StoreError::Conflict(why).into()),
+        Err(StoreError::Duplicate(reason)) => Err(StoreError::Conflict(reason).into()),
         Err(error) => Err(error.into()),
     }
 }
@@ -177,7 +177,7 @@ fn record_created(app: &App, caller: &Caller, row: &ArtifactRow, new: bool) {
 /// Fetches an image, or checks whether its source has a newer one.
 pub async fn fetch(app: &App, caller: &Caller, request: &ArtifactRequest) -> Result<ArtifactRecord> {
     crate::fetch::check(&app.settings, "url", &request.source_url)?;
-    let namespace = require(app, caller, request).await?;
+    let namespace = check_request(app, caller, request).await?;
     let (row, new) = transaction!(app.store, |tx| {
         let (row, new) = ensure_in(app, tx, caller, &namespace, request).await?;
         if operations::is_pending(&mut *tx, &object(row.id), FetchArtifact::KIND.name).await? {
@@ -203,12 +203,12 @@ pub async fn from_upload(
     node: &Arc<dyn NodeApi>,
     from: &UploadRow,
 ) -> Result<ArtifactRecord> {
-    let namespace = require(app, caller, request).await?;
+    let namespace = check_request(app, caller, request).await?;
     let draft = Draft::Upload(from.id);
     if node.storage().draft_size(draft).await?.is_none() {
         // An upload without data is empty content.
-        let nothing = Box::pin(futures_util::stream::empty());
-        node.storage().append(draft, Some(0), upload::max_content_bytes(app), nothing).await?;
+        let empty = Box::pin(futures_util::stream::empty());
+        node.storage().append(draft, Some(0), upload::max_content_bytes(app), empty).await?;
     }
     let is_image = request.artifact_type == ArtifactType::Image;
     let prepared = blob::prepare(app, node, &BlobSource { draft, is_image, modified: None }).await?;
@@ -216,28 +216,28 @@ pub async fn from_upload(
         if !uploads::end(tx, from.id).await? {
             return Err(Error::not_found("upload").into());
         }
-        let holder = blob::commit_in(tx, &prepared).await?;
+        let blob = blob::commit_in(tx, &prepared).await?;
         let (row, new) = ensure_in(app, tx, caller, &namespace, request).await?;
-        let added = version::add_in(tx, &row, holder).await?;
+        let added = version::add_in(tx, &row, blob).await?;
         if is_image && added.is_some() {
-            enqueue_conversion(tx, holder, &row, Some(&caller.request_id)).await?;
+            enqueue_conversion(tx, blob, &row, Some(&caller.request_id)).await?;
         }
-        Ok((holder, row.id, new, added))
+        Ok((blob, row.id, new, added))
     });
-    let (holder, id, new, added) = match outcome {
+    let (blob, id, new, added) = match outcome {
         Ok(outcome) => outcome,
         Err(error) => {
             blob::discard(app, &prepared).await;
             return Err(error);
         }
     };
-    blob::finish_commit(app, &prepared, holder).await;
+    blob::finish_commit(app, &prepared, blob).await;
     drop(prepared);
     app.queue.wake();
     if let Err(error) = upload::remove_ended(app, node, from.id).await {
         tracing::warn!(upload = %from.id, %error, "failed to remove used upload");
     }
-    finish(app, caller, id, new, added, holder).await
+    record_version(app, caller, id, new, added, blob).await
 }
 
 /// Returns the remote node that must inspect a blob before it can become an image, if any.
@@ -246,8 +246,8 @@ pub async fn inspecting_node(
     request: &ArtifactRequest,
     blob: &str,
 ) -> Result<Option<Box<NodeRow>>> {
-    let (row, place) = blob::locate(app, blob).await?;
-    Ok(match place {
+    let (row, location) = blob::locate(app, blob).await?;
+    Ok(match location {
         NodeLocation::Remote(node) if request.artifact_type == ArtifactType::Image && row.image.is_none() => {
             Some(node)
         }
@@ -262,13 +262,13 @@ pub async fn from_blob(
     request: &ArtifactRequest,
     blob: &str,
 ) -> Result<ArtifactRecord> {
-    let namespace = require(app, caller, request).await?;
-    let (row, place) = blob::locate(app, blob).await?;
+    let namespace = check_request(app, caller, request).await?;
+    let (row, location) = blob::locate(app, blob).await?;
     let blob = row.id;
     let mut image = None;
     if request.artifact_type == ArtifactType::Image
         && row.image.is_none()
-        && let NodeLocation::Local(node) = &place
+        && let NodeLocation::Local(node) = &location
     {
         image = Some(node.storage().inspect(blob).await?);
     }
@@ -287,11 +287,11 @@ pub async fn from_blob(
         Ok((row.id, new, added))
     })?;
     app.queue.wake();
-    finish(app, caller, id, new, added, blob).await
+    record_version(app, caller, id, new, added, blob).await
 }
 
 /// Records the events of a new version and returns the artifact.
-async fn finish(
+async fn record_version(
     app: &App,
     caller: &Caller,
     id: ArtifactId,
@@ -389,8 +389,8 @@ async fn by_name<D: Read + Copy>(
     };
     let mut found = artifacts::by_name(db, name, within).await?;
     if found.len() > 1 {
-        let place = within.unwrap_or(&caller.namespace);
-        let text = format!("multiple artifacts have the name \"{name}\" in namespace \"{place}\"");
+        let searched = within.unwrap_or(&caller.namespace);
+        let text = format!("multiple artifacts have the name \"{name}\" in namespace \"{searched}\"");
         return Err(Error::Invalid(text));
     }
     if found.is_empty() && namespace.is_none() && !caller.is_system() {
@@ -437,8 +437,8 @@ pub async fn list_page(
     after: Option<ArtifactId>,
 ) -> Result<(Vec<ArtifactRecord>, Option<ArtifactId>)> {
     let seen_by = (!caller.is_system()).then_some(caller.namespace.as_str());
-    let rows = artifacts::page(&*app.store, seen_by, after, PAGE).await?;
-    let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE);
+    let rows = artifacts::page(&*app.store, seen_by, after, PAGE_SIZE).await?;
+    let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE_SIZE);
     let next = rows.last().filter(|_| full).map(|row| row.id);
     let mut records = records(&*app.store, caller, rows).await?;
     records.iter_mut().flat_map(|record| record.blobs.values_mut()).for_each(|blob| blob.instances = None);
@@ -464,14 +464,16 @@ async fn records<D: Read + Copy>(
     let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
     let mut metadata_of = metadata::of_objects(db, ObjectType::Artifact, &ids).await?;
     let mut references_of = references::of_objects(db, ObjectType::Artifact, &ids).await?;
-    let mut used: Vec<BlobId> =
-        references_of.values().flat_map(|around| version::versions(&around.from).into_values()).collect();
+    let mut used: Vec<BlobId> = references_of
+        .values()
+        .flat_map(|references| version::versions(&references.from).into_values())
+        .collect();
     used.sort_unstable();
     used.dedup();
     let blobs_of = blobs::by_ids(db, &used).await?;
     let uses = blobs::use_counts(db, &used).await?;
-    let words: Vec<String> = used.iter().map(ToString::to_string).collect();
-    let users = references::of_objects(db, ObjectType::Blob, &words).await?;
+    let blob_ids: Vec<String> = used.iter().map(ToString::to_string).collect();
+    let users = references::of_objects(db, ObjectType::Blob, &blob_ids).await?;
     let users = blob::instances_by_blob(db, caller, users).await?;
     let version = |blob: &BlobRow| ArtifactVersion {
         uuid: blob.id,
@@ -541,14 +543,14 @@ pub(crate) fn record_deleted(app: &App, caller: &Caller, id: ArtifactId, message
 /// Deletes every artifact of a namespace.
 pub async fn delete_all(app: &App, caller: &Caller, namespace: Option<&str>) -> Result<Vec<ArtifactId>> {
     let namespace = namespace_for_delete_all(&*app.store, caller, namespace).await?;
-    let mut gone = Vec::new();
+    let mut deleted = Vec::new();
     for row in artifacts::of_namespace(&*app.store, namespace).await? {
         if transaction!(app.store, |tx| { Ok(delete_in(tx, row.id).await?) })? {
             record_deleted(app, caller, row.id, "deletion request from REST API");
-            gone.push(row.id);
+            deleted.push(row.id);
         }
     }
-    Ok(gone)
+    Ok(deleted)
 }
 
 /// Shares an artifact of `system` with all namespaces, or stops sharing it.

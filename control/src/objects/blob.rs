@@ -31,7 +31,7 @@ use muster_store::{
 /// The version of the record's format.
 const VERSION: i64 = 6;
 /// The number of blobs in a page of a list.
-const PAGE: i64 = 500;
+const PAGE_SIZE: i64 = 500;
 /// The minimum number of seconds between two records of a blob's use.
 const USE_RECORD_INTERVAL: f64 = 60.0;
 
@@ -43,23 +43,23 @@ pub fn object(id: BlobId) -> ObjectRef {
     ObjectRef::new(ObjectType::Blob, id)
 }
 
-/// A blob whose content is on disk but which is not committed yet.
+/// A blob whose content is on disk but which is not committed yet. See docs/decisions/0015.
 pub(crate) struct PreparedBlob<'a> {
     blob: BlobId,
     content: ContentDigest,
     image: Option<ImageFacts>,
     node: Arc<dyn NodeApi>,
-    /// Whether no blob had this content before.
-    fresh: bool,
+    /// Whether no other blob has this content.
+    is_new: bool,
     /// Marks the blob as being written by this daemon, if this node had no copy.
-    mark: Option<BlobInProgress<'a>>,
+    in_progress: Option<BlobInProgress<'a>>,
 }
 
 impl fmt::Debug for PreparedBlob<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PreparedBlob")
             .field("blob", &self.blob)
-            .field("fresh", &self.fresh)
+            .field("fresh", &self.is_new)
             .finish_non_exhaustive()
     }
 }
@@ -82,17 +82,19 @@ pub(crate) async fn prepare<'a>(
     source: &BlobSource,
 ) -> Result<PreparedBlob<'a>> {
     let content = node.storage().digest(source.draft).await?;
-    let known = blobs::by_content(&*app.store, &content.checksums.sha512).await?;
-    let (blob, fresh) = known.map_or_else(|| (BlobId::new(), true), |blob| (blob, false));
-    let mut prepared = PreparedBlob { blob, content, image: None, node: Arc::clone(node), fresh, mark: None };
-    if !is_here(app, &prepared).await? {
-        prepared.mark = Some(app.blobs_in_progress.begin_after_others(node.identity().id, blob).await?);
-        if is_here(app, &prepared).await? {
+    let existing = blobs::by_content(&*app.store, &content.checksums.sha512).await?;
+    let (blob, is_new) = existing.map_or_else(|| (BlobId::new(), true), |blob| (blob, false));
+    let mut prepared =
+        PreparedBlob { blob, content, image: None, node: Arc::clone(node), is_new, in_progress: None };
+    if !has_local_copy(app, &prepared).await? {
+        prepared.in_progress =
+            Some(app.blobs_in_progress.begin_after_others(node.identity().id, blob).await?);
+        if has_local_copy(app, &prepared).await? {
             // The task that was writing it has completed.
-            prepared.mark = None;
+            prepared.in_progress = None;
         }
     }
-    match put(app, source, &mut prepared).await {
+    match store_draft(app, source, &mut prepared).await {
         Ok(()) => Ok(prepared),
         Err(error) => {
             discard(app, &prepared).await;
@@ -111,9 +113,10 @@ pub(crate) async fn prepare_as<'a>(
     let content = node.storage().digest(source.draft).await?;
     // Removes what a failed attempt left behind.
     remove_incomplete(app, node, blob).await?;
-    let mark = Some(app.blobs_in_progress.begin_after_others(node.identity().id, blob).await?);
-    let mut prepared = PreparedBlob { blob, content, image: None, node: Arc::clone(node), fresh: true, mark };
-    match put(app, source, &mut prepared).await {
+    let in_progress = Some(app.blobs_in_progress.begin_after_others(node.identity().id, blob).await?);
+    let mut prepared =
+        PreparedBlob { blob, content, image: None, node: Arc::clone(node), is_new: true, in_progress };
+    match store_draft(app, source, &mut prepared).await {
         Ok(()) => Ok(prepared),
         Err(error) => {
             discard(app, &prepared).await;
@@ -123,41 +126,41 @@ pub(crate) async fn prepare_as<'a>(
 }
 
 /// Returns whether the node has a complete copy.
-async fn is_here(app: &App, prepared: &PreparedBlob<'_>) -> Result<bool> {
-    let here = prepared.node.identity().id;
+async fn has_local_copy(app: &App, prepared: &PreparedBlob<'_>) -> Result<bool> {
+    let node_id = prepared.node.identity().id;
     let copies = blob_locations::of_blob(&*app.store, prepared.blob).await?;
-    Ok(copies.iter().any(|copy| copy.node == here && copy.state == CopyState::Complete))
+    Ok(copies.iter().any(|copy| copy.node == node_id && copy.state == CopyState::Complete))
 }
 
-async fn put(app: &App, source: &BlobSource, prepared: &mut PreparedBlob<'_>) -> Result<()> {
-    let (blob, here) = (prepared.blob, prepared.node.identity().id);
+async fn store_draft(app: &App, source: &BlobSource, prepared: &mut PreparedBlob<'_>) -> Result<()> {
+    let (blob, node_id) = (prepared.blob, prepared.node.identity().id);
     let storage = prepared.node.storage();
-    if prepared.mark.is_some() {
+    if prepared.in_progress.is_some() {
         // The rows come first, so that they account for the file whatever happens next.
         transaction!(app.store, |tx| {
-            if prepared.fresh {
+            if prepared.is_new {
                 let (content, modified) = (prepared.content.clone(), source.modified.clone());
                 blobs::insert(tx, &NewBlob { id: blob, content, modified, image: None }).await?;
             } else if !blobs::lock(tx, blob).await? {
-                return Err(gone().into());
+                return Err(content_deleted().into());
             }
-            Ok(blob_locations::set(tx, blob, here, CopyState::Copying).await?)
+            Ok(blob_locations::set(tx, blob, node_id, CopyState::Copying).await?)
         })?;
         if storage.commit(source.draft, blob).await? != prepared.content {
             return Err(Error::Conflict("the content changed while it was stored".into()));
         }
     }
     if source.is_image {
-        let known = blobs::get(&*app.store, blob).await?.and_then(|row| row.image);
-        prepared.image = match known {
-            Some(known) => Some(known),
+        let existing = blobs::get(&*app.store, blob).await?.and_then(|row| row.image);
+        prepared.image = match existing {
+            Some(existing) => Some(existing),
             None => Some(storage.inspect(blob).await?),
         };
     }
     Ok(())
 }
 
-fn gone() -> Error {
+fn content_deleted() -> Error {
     Error::Unavailable("a blob with this content was just deleted, please retry".into())
 }
 
@@ -166,32 +169,32 @@ fn gone() -> Error {
 pub(crate) async fn commit_in(tx: &mut Tx, prepared: &PreparedBlob<'_>) -> Result<BlobId, TxError> {
     let node = prepared.node.identity().id;
     let sha512 = &prepared.content.checksums.sha512;
-    let holder = match blobs::by_content(&mut *tx, sha512).await? {
-        Some(holder) => {
-            if !blobs::lock(tx, holder).await? {
+    let committed = match blobs::by_content(&mut *tx, sha512).await? {
+        Some(committed) => {
+            if !blobs::lock(tx, committed).await? {
                 return Err(StoreError::Conflict("the blob changed".into()).into());
             }
-            holder
+            committed
         }
-        None if prepared.fresh => {
+        None if prepared.is_new => {
             match blobs::insert_content(tx, sha512, prepared.blob).await {
-                Err(StoreError::Duplicate(why)) => return Err(StoreError::Conflict(why).into()),
-                claimed => claimed?,
+                Err(StoreError::Duplicate(reason)) => return Err(StoreError::Conflict(reason).into()),
+                inserted => inserted?,
             }
             if !blobs::set_created(tx, prepared.blob).await? {
                 return Err(Error::Internal(format!("blob {} is not being created", prepared.blob)).into());
             }
             prepared.blob
         }
-        None => return Err(gone().into()),
+        None => return Err(content_deleted().into()),
     };
-    if holder == prepared.blob && prepared.mark.is_some() {
-        blob_locations::set(tx, holder, node, CopyState::Complete).await?;
+    if committed == prepared.blob && prepared.in_progress.is_some() {
+        blob_locations::set(tx, committed, node, CopyState::Complete).await?;
     }
     if let Some(image) = &prepared.image {
-        blobs::set_image(tx, holder, image).await?;
+        blobs::set_image(tx, committed, image).await?;
     }
-    Ok(holder)
+    Ok(committed)
 }
 
 /// Commits a blob of [`prepare_as`], as part of the transaction that adds its users. `base` is the blob that it is
@@ -205,8 +208,8 @@ pub(crate) async fn commit_with_id_in(
     let sha512 = &prepared.content.checksums.sha512;
     if blobs::by_content(&mut *tx, sha512).await?.is_none() && base.is_none() {
         match blobs::insert_content(tx, sha512, blob).await {
-            Err(StoreError::Duplicate(why)) => return Err(StoreError::Conflict(why).into()),
-            claimed => claimed?,
+            Err(StoreError::Duplicate(reason)) => return Err(StoreError::Conflict(reason).into()),
+            inserted => inserted?,
         }
     }
     if !blobs::set_created(tx, blob).await? {
@@ -227,18 +230,18 @@ pub(crate) async fn commit_with_id_in(
 }
 
 /// Finishes a blob after the transaction of [`commit_in`] is committed.
-pub(crate) async fn finish_commit(app: &App, prepared: &PreparedBlob<'_>, holder: BlobId) {
-    if prepared.fresh && holder != prepared.blob {
+pub(crate) async fn finish_commit(app: &App, prepared: &PreparedBlob<'_>, committed: BlobId) {
+    if prepared.is_new && committed != prepared.blob {
         discard(app, prepared).await;
-    } else if prepared.fresh {
+    } else if prepared.is_new {
         app.events
-            .record(Event::audit(object(holder), "db record created").with("size", prepared.content.size));
+            .record(Event::audit(object(committed), "db record created").with("size", prepared.content.size));
     }
 }
 
 /// Removes a prepared blob that was not committed.
 pub(crate) async fn discard(app: &App, prepared: &PreparedBlob<'_>) {
-    if !prepared.fresh {
+    if !prepared.is_new {
         // The blob existed before. The storage reconciler verifies this copy and keeps or removes it.
         return;
     }
@@ -282,8 +285,8 @@ pub async fn list_page(
     node: Option<NodeId>,
     after: Option<BlobId>,
 ) -> Result<(Vec<BlobRecord>, Option<BlobId>)> {
-    let rows = blobs::page(&*app.store, node, after, PAGE).await?;
-    let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE);
+    let rows = blobs::page(&*app.store, node, after, PAGE_SIZE).await?;
+    let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE_SIZE);
     let next = rows.last().filter(|_| full).map(|row| row.id);
     let mut records = records(&*app.store, None, rows).await?;
     records.iter_mut().for_each(|record| record.instances = None);
@@ -294,13 +297,18 @@ pub async fn list_page(
 pub async fn checksum(app: &App, id: &str, algorithm: &str) -> Result<Option<String>> {
     let algorithm = parse_algorithm(algorithm)?;
     let row = find(app, id).await?;
-    Ok(Some(row.checksums.get(algorithm).to_owned()).filter(|sum| !sum.is_empty()))
+    Ok(Some(row.checksums.get(algorithm).to_owned()).filter(|checksum| !checksum.is_empty()))
 }
 
 /// Returns the blob with a checksum, if the caller may read it.
-pub async fn search(app: &App, caller: &Caller, algorithm: &str, sum: &str) -> Result<Option<BlobRecord>> {
+pub async fn search(
+    app: &App,
+    caller: &Caller,
+    algorithm: &str,
+    checksum: &str,
+) -> Result<Option<BlobRecord>> {
     let algorithm = parse_algorithm(algorithm)?;
-    for row in blobs::by_checksum(&*app.store, algorithm, &sum.to_lowercase()).await? {
+    for row in blobs::by_checksum(&*app.store, algorithm, &checksum.to_lowercase()).await? {
         if caller.is_system() || blobs::is_readable(&*app.store, row.id, &caller.namespace).await? {
             return to_record(app, caller, row).await.map(Some);
         }
@@ -324,13 +332,13 @@ pub(crate) async fn records<D: Read + Copy>(
     rows: Vec<BlobRow>,
 ) -> Result<Vec<BlobRecord>> {
     let ids: Vec<BlobId> = rows.iter().map(|row| row.id).collect();
-    let words: Vec<String> = ids.iter().map(ToString::to_string).collect();
-    let mut metadata_of = metadata::of_objects(db, ObjectType::Blob, &words).await?;
-    let mut references_of = references::of_objects(db, ObjectType::Blob, &words).await?;
+    let id_strings: Vec<String> = ids.iter().map(ToString::to_string).collect();
+    let mut metadata_of = metadata::of_objects(db, ObjectType::Blob, &id_strings).await?;
+    let mut references_of = references::of_objects(db, ObjectType::Blob, &id_strings).await?;
     let mut copies_of = blob_locations::of_blobs(db, &ids).await?;
     let uses = blobs::use_counts(db, &ids).await?;
-    let holders: HashSet<NodeId> = copies_of.values().flatten().map(|copy| copy.node).collect();
-    let names = nodes::names(db, &holders.into_iter().collect::<Vec<_>>()).await?;
+    let node_ids: HashSet<NodeId> = copies_of.values().flatten().map(|copy| copy.node).collect();
+    let names = nodes::names(db, &node_ids.into_iter().collect::<Vec<_>>()).await?;
     let mut records = Vec::with_capacity(rows.len());
     for row in rows {
         let id = row.id.to_string();
@@ -340,10 +348,11 @@ pub(crate) async fn records<D: Read + Copy>(
             None => references.to,
         };
         let copies = copies_of.remove(&row.id).unwrap_or_default();
-        let whole = copies.iter().filter(|copy| copy.state == CopyState::Complete);
-        let mut locations: Vec<String> = whole.filter_map(|copy| names.get(&copy.node).cloned()).collect();
+        let complete = copies.iter().filter(|copy| copy.state == CopyState::Complete);
+        let mut locations: Vec<String> = complete.filter_map(|copy| names.get(&copy.node).cloned()).collect();
         locations.sort_unstable();
-        let sums = HashAlgorithm::ALL.iter().map(|word| (*word, row.checksums.get(*word).to_owned()));
+        let checksums =
+            HashAlgorithm::ALL.iter().map(|algorithm| (*algorithm, row.checksums.get(*algorithm).to_owned()));
         records.push(BlobRecord {
             uuid: row.id,
             state: row.state,
@@ -356,8 +365,8 @@ pub(crate) async fn records<D: Read + Copy>(
             transcodes: BTreeMap::new(),
             locations,
             reference_count: uses.get(&row.id).copied().unwrap_or(0),
-            sha512: Some(row.checksums.sha512.clone()).filter(|sum| !sum.is_empty()),
-            checksums: sums.filter(|(_, sum)| !sum.is_empty()).collect(),
+            sha512: Some(row.checksums.sha512.clone()).filter(|checksum| !checksum.is_empty()),
+            checksums: checksums.filter(|(_, checksum)| !checksum.is_empty()).collect(),
             last_used: row.last_used,
             instances: Some(instances(&references_to)),
             image: row.image.as_ref().map(|facts| image_keys(facts, row.size)).unwrap_or_default(),
@@ -387,11 +396,11 @@ pub(crate) async fn instances_by_blob(
     users: HashMap<String, references::ObjectReferences>,
 ) -> Result<HashMap<String, Vec<InstanceId>>> {
     let mut found: HashMap<String, Vec<InstanceId>> =
-        users.into_iter().map(|(blob, around)| (blob, instances(&around.to))).collect();
+        users.into_iter().map(|(blob, references)| (blob, instances(&references.to))).collect();
     if !caller.is_system() {
         let all: Vec<String> = found.values().flatten().map(ToString::to_string).collect();
-        let seen = muster_store::instances::visible(db, &all, &caller.namespace).await?;
-        found.values_mut().for_each(|list| list.retain(|id| seen.contains(&id.to_string())));
+        let visible_ids = muster_store::instances::visible(db, &all, &caller.namespace).await?;
+        found.values_mut().for_each(|list| list.retain(|id| visible_ids.contains(&id.to_string())));
     }
     Ok(found)
 }
@@ -403,11 +412,12 @@ async fn visible<D: Read + Copy>(db: D, caller: &Caller, references: References)
         let own = uses.filter(|reference| reference.source_object_type == kind.as_str());
         own.map(|reference| reference.source_uuid.clone()).collect()
     };
-    let mut seen = artifacts::visible(db, &of(ObjectType::Artifact), &caller.namespace).await?;
-    seen.extend(muster_store::instances::visible(db, &of(ObjectType::Instance), &caller.namespace).await?);
+    let mut visible_ids = artifacts::visible(db, &of(ObjectType::Artifact), &caller.namespace).await?;
+    visible_ids
+        .extend(muster_store::instances::visible(db, &of(ObjectType::Instance), &caller.namespace).await?);
     let kept = references.into_iter().map(|(name, list)| {
         let list: Vec<Reference> =
-            list.into_iter().filter(|reference| seen.contains(&reference.source_uuid)).collect();
+            list.into_iter().filter(|reference| visible_ids.contains(&reference.source_uuid)).collect();
         (name, list)
     });
     Ok(kept.filter(|(_, list)| !list.is_empty()).collect())
@@ -437,12 +447,12 @@ pub async fn locate(app: &App, id: &str) -> Result<(BlobRow, NodeLocation)> {
         return Err(Error::not_found("blob"));
     }
     let copies = blob_locations::of_blob(&*app.store, row.id).await?;
-    let whole: Vec<NodeId> =
+    let complete: Vec<NodeId> =
         copies.iter().filter(|copy| copy.state == CopyState::Complete).map(|copy| copy.node).collect();
-    if let Some(node) = app.nodes.iter().find(|node| whole.contains(&node.identity().id)) {
+    if let Some(node) = app.nodes.iter().find(|node| complete.contains(&node.identity().id)) {
         return Ok((row, NodeLocation::Local(Arc::clone(node))));
     }
-    let alive = |node: &NodeRow| node.state == NodeState::Created && whole.contains(&node.identity.id);
+    let alive = |node: &NodeRow| node.state == NodeState::Created && complete.contains(&node.identity.id);
     match nodes::list(&*app.store).await?.into_iter().find(alive) {
         Some(node) => Ok((row, NodeLocation::Remote(Box::new(node)))),
         None => Err(Error::NotFound("blob missing".into())),
@@ -461,8 +471,8 @@ pub async fn record_use(app: &App, row: &BlobRow) {
 }
 
 /// Marks a node's copy as damaged, so that it is no longer served.
-pub async fn set_damaged(app: &App, id: BlobId, node: &NodeRef, why: &str) -> Result<()> {
-    let news = transaction!(app.store, |tx| {
+pub async fn set_damaged(app: &App, id: BlobId, node: &NodeRef, reason: &str) -> Result<()> {
+    let newly_damaged = transaction!(app.store, |tx| {
         let copies = blob_locations::of_blob(&mut *tx, id).await?;
         // A copy that was removed or is being replaced is not damaged.
         let own = copies.iter().find(|copy| copy.node == node.id && copy.state != CopyState::Copying);
@@ -470,13 +480,13 @@ pub async fn set_damaged(app: &App, id: BlobId, node: &NodeRef, why: &str) -> Re
         blob_locations::set(tx, id, node.id, CopyState::Damaged).await?;
         Ok(own.state == CopyState::Complete)
     })?;
-    if news {
-        tracing::error!(blob = %id, node = node.name, why, "copy of blob is damaged");
+    if newly_damaged {
+        tracing::error!(blob = %id, node = node.name, reason, "copy of blob is damaged");
         app.events.record(
             Event::new(EventType::Health, object(id), "a copy of the blob is damaged")
                 .with_object(ObjectRef::new(ObjectType::Node, node.id))
                 .with("node", node.name.clone())
-                .with("reason", why),
+                .with("reason", reason),
         );
     }
     Ok(())

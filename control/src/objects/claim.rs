@@ -2,7 +2,7 @@
 //!
 //! The used part of an active claim is what the instances of its namespace have allocated. Placement keeps the unused
 //! part from all other namespaces, in its own transactions. No task expires claims: their expiry is checked when they
-//! are read.
+//! are read. See docs/decisions/0023.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -59,12 +59,12 @@ impl ClaimRequest {
         let given = [&self.limit_cpus, &self.limit_memory_mb, &self.limit_disk_gb];
         let mut limits = [None; 3];
         for ((limit, name), value) in limits.iter_mut().zip(LIMITS).zip(given) {
-            *limit = whole(name, value.as_ref(), all_required)?;
+            *limit = integer(name, value.as_ref(), all_required)?;
             if limit.is_some_and(|limit| limit < 0) {
                 return Err(Error::Invalid(format!("{name} cannot be negative")));
             }
         }
-        let expires_in = whole(EXPIRES_IN, self.expires_in_seconds.as_ref(), all_required)?;
+        let expires_in = integer(EXPIRES_IN, self.expires_in_seconds.as_ref(), all_required)?;
         if expires_in.is_some_and(|seconds| seconds < 1) {
             return Err(Error::Invalid(format!("{EXPIRES_IN} must be positive")));
         }
@@ -72,7 +72,7 @@ impl ClaimRequest {
     }
 }
 
-fn whole(name: &str, value: Option<&Value>, required: bool) -> Result<Option<i64>> {
+fn integer(name: &str, value: Option<&Value>, required: bool) -> Result<Option<i64>> {
     match value {
         None | Some(Value::Null) if required => Err(Error::Invalid(format!("no {name} specified"))),
         None | Some(Value::Null) => Ok(None),
@@ -174,7 +174,7 @@ pub async fn update(
             ..before.clone()
         };
         require_above_use(&before.limit, &row)?;
-        // What was promised before stays promised, even if the cluster has shrunk.
+        // Capacity that was promised before stays promised, even if the cluster has shrunk.
         if row.limit.minus(&before.limit) != Capacity::default() {
             require_room(tx, &row, room.as_ref()).await?;
         }
@@ -362,10 +362,10 @@ pub(crate) async fn charge_in(
     }
     let others = promised_to_others(&active, namespace);
     let own = active.into_iter().find(|row| row.namespace == namespace);
-    let unspent = own.as_ref().map(ClaimRow::unused).unwrap_or_default();
+    let unused = own.as_ref().map(ClaimRow::unused).unwrap_or_default();
     let ledgers = node_ledgers::list(&mut *tx).await?;
     let room = room(app, nodes, &ledgers).unwrap_or_default();
-    if let Err(denied) = scheduler::require_unclaimed(wanted, &unspent, &others, &room) {
+    if let Err(denied) = scheduler::require_unclaimed(wanted, &unused, &others, &room) {
         return Ok(Err(denied.reason));
     }
     if let Some(own) = own {

@@ -1,7 +1,7 @@
 //! Federated exchange: exchanges a token of a trusted issuer for a key of a namespace, according to a rule.
 //!
 //! Callers are unauthenticated, so every step must succeed, and each step reads only what it needs. The response names
-//! the failed step but not the cause, which only the owner of the rule can see.
+//! the failed step but not the cause, which only the owner of the rule can see. See docs/decisions/0024.
 
 use std::fmt;
 
@@ -118,8 +118,8 @@ async fn count_attempt(app: &App, source: &str) -> Result<()> {
     reason = "Unix time is positive and small"
 )]
 fn minute_at(time: f64) -> (i64, u64) {
-    let rest = 60.0 - time.rem_euclid(60.0);
-    ((time / 60.0).floor() as i64, (rest.ceil() as u64).max(1))
+    let remaining = 60.0 - time.rem_euclid(60.0);
+    ((time / 60.0).floor() as i64, (remaining.ceil() as u64).max(1))
 }
 
 /// Why an exchange is refused. The caller sees the reason, the owner of the rule also the detail.
@@ -165,12 +165,12 @@ impl Attempt<'_> {
         let issuer = self.issuer().await?;
         let identity = match app.identities.verify(&issuer, self.token, now()).await {
             Ok(identity) => identity,
-            Err(IdentityError::Token(why)) => {
-                let detail = format!("of issuer {}: {why}", issuer.name);
+            Err(IdentityError::Token(reason)) => {
+                let detail = format!("of issuer {}: {reason}", issuer.name);
                 return Err(self.refuse(None, &refusal("token rejected", detail)));
             }
-            Err(IdentityError::CaBundle(why)) => {
-                tracing::warn!(source = self.origin.source, %why, "federated exchange is unavailable");
+            Err(IdentityError::CaBundle(reason)) => {
+                tracing::warn!(source = self.origin.source, %reason, "federated exchange is unavailable");
                 let text = "federated exchange is unavailable, please retry";
                 return Err(Error::Unavailable(text.into()));
             }
@@ -188,13 +188,13 @@ impl Attempt<'_> {
         }
         let key = Secret::generate();
         let sealed = app.secrets.seal(self.namespace, &key).await?;
-        let made = transaction!(app.store, |tx| {
+        let created = transaction!(app.store, |tx| {
             Ok(self.create_key(tx, id, &issuer, &identity, &sealed).await?)
         })?;
-        match made {
-            Ok(made) => {
-                self.record_created(&made);
-                Ok(MintedKey { namespace: self.namespace.to_owned(), key_name: made.name, key })
+        match created {
+            Ok(created) => {
+                self.record_created(&created);
+                Ok(MintedKey { namespace: self.namespace.to_owned(), key_name: created.name, key })
             }
             Err(refusal) => Err(self.refuse(Some(id), &refusal)),
         }
@@ -208,7 +208,7 @@ impl Attempt<'_> {
         let row = issuers::by_url(&*self.app.store, &url).await?;
         // The row was found by a hash of the URL.
         row.filter(|row| row.terms.issuer_url == url).ok_or_else(|| {
-            let detail = format!("the token is of {}", printable(&url, MAX_TEXT_CHARS));
+            let detail = format!("the issuer of the token is {}", printable(&url, MAX_TEXT_CHARS));
             self.refuse(None, &refusal("untrusted issuer", detail))
         })
     }
@@ -245,7 +245,7 @@ impl Attempt<'_> {
         }
         let url = &issuer.terms.issuer_url;
         if !exchanges::consume_token(tx, rule, url, &identity.token_id, identity.expires).await? {
-            return Ok(Err(refusal("token already used", "the rule has taken this token before")));
+            return Ok(Err(refusal("token already used", "the rule has already accepted this token")));
         }
         let terms = &grant.rule.terms;
         #[expect(clippy::cast_precision_loss, reason = "a day at most")]
@@ -265,29 +265,30 @@ impl Attempt<'_> {
                 Err(error) => return Err(error),
             }
         }
-        Err(StoreError::Conflict("no free name for a key was drawn".into()))
+        Err(StoreError::Conflict("failed to generate an unused key name".into()))
     }
 
     /// Records the new key and the rule that granted it.
-    fn record_created(&self, made: &CreatedKey) {
-        let rule = &made.grant.rule;
-        let object = ObjectRef::new(ObjectType::NamespaceKey, made.id);
+    fn record_created(&self, created: &CreatedKey) {
+        let rule = &created.grant.rule;
+        let object = ObjectRef::new(ObjectType::NamespaceKey, created.id);
         self.record(
-            key_event(PutOutcome::Created(made.id), self.namespace, &made.name).with("expiry", made.expiry),
+            key_event(PutOutcome::Created(created.id), self.namespace, &created.name)
+                .with("expiry", created.expiry),
         );
         let minted = |event: Event| {
             event
                 .with("rule", rule.id.to_string())
                 .with("rule_name", rule.name.clone())
                 .with("issuer", rule.terms.issuer.clone())
-                .with("claims", made.grant.claims.clone())
+                .with("claims", created.grant.claims.clone())
                 .with("remote-address", self.origin.source)
         };
         let event = minted(Event::audit(object, "key minted by federated exchange"));
         self.record(event.with("scopes", json!(rule.terms.scopes)));
         let namespace = ObjectRef::namespace(self.namespace);
         let event = minted(Event::audit(namespace, "federated exchange minted a key"));
-        self.record(event.with("key_name", made.name.clone()));
+        self.record(event.with("key_name", created.name.clone()));
     }
 
     fn record(&self, mut event: Event) {
@@ -329,17 +330,18 @@ fn no_namespace() -> Refusal {
 }
 
 /// Removes control characters from untrusted text and truncates it.
-fn printable(text: &str, longest: usize) -> String {
-    text.chars().filter(|c| !c.is_control()).take(longest).collect()
+fn printable(text: &str, max_chars: usize) -> String {
+    text.chars().filter(|c| !c.is_control()).take(max_chars).collect()
 }
 
 /// Checks that a rule is usable, belongs to the issuer of the token and matches its claims. Returns what it grants.
 fn evaluate(found: FoundRule, issuer: &IssuerRow, identity: &Identity) -> Result<Grant, Refusal> {
-    let unusable = |why: String| refusal("rule is unusable", why);
-    let rule = found.row.ok_or_else(|| unusable("what the rule says cannot be read".into()))?;
+    let unusable = |reason: String| refusal("rule is unusable", reason);
+    let rule = found.row.ok_or_else(|| unusable("the terms of the rule cannot be read".into()))?;
     check(&rule.terms).map_err(|error| unusable(error.to_string()))?;
     if rule.terms.issuer != issuer.name {
-        let detail = format!("the token is of issuer {}, the rule of {}", issuer.name, rule.terms.issuer);
+        let detail =
+            format!("the issuer of the token is {}, that of the rule is {}", issuer.name, rule.terms.issuer);
         return Err(refusal("wrong issuer", detail));
     }
     let mut claims = Map::new();
@@ -349,7 +351,7 @@ fn evaluate(found: FoundRule, issuer: &IssuerRow, identity: &Identity) -> Result
             Ok(text) => {
                 claims.insert(name.clone(), text.into());
             }
-            Err(why) => wrong.push(format!("claim \"{name}\" {why}")),
+            Err(reason) => wrong.push(format!("claim \"{name}\" {reason}")),
         }
     }
     if wrong.is_empty() {
@@ -372,11 +374,11 @@ fn check(terms: &RuleTerms) -> Result<()> {
 fn matched<'a>(matcher: &ClaimMatcher, claim: Option<&'a Value>) -> Result<&'a str, &'static str> {
     let claim = claim.ok_or("is absent")?;
     let text = claim.as_str().ok_or("is not a string")?;
-    let fits = match matcher {
+    let matches = match matcher {
         ClaimMatcher::Exact(wanted) => wanted == text,
         ClaimMatcher::AnyOf(wanted) => wanted.iter().any(|wanted| wanted == text),
     };
-    if fits { Ok(text) } else { Err("has another value") }
+    if matches { Ok(text) } else { Err("has another value") }
 }
 
 /// Returns the provenance that is stored with a key.

@@ -19,7 +19,7 @@ use crate::objects::node_location::storage_node;
 use crate::objects::{label, upload};
 
 /// The number of bytes read at a time.
-const PIECE: usize = 1 << 20;
+const CHUNK_BYTES: usize = 1 << 20;
 
 /// Makes a file the newest version of the artifact `sf://upload/system/<name>`, and points the label `<name>` at it. An
 /// identical version is not added again.
@@ -36,11 +36,11 @@ pub async fn run(app: &App, name: &str, file: &Path) -> Result<ArtifactRecord> {
         remote: String::new(),
     };
     let unreadable = |error: io::Error| Error::Invalid(format!("{}: {error}", file.display()));
-    let data = bytes_of(File::open(file).await.map_err(unreadable)?);
+    let data = read_chunks(File::open(file).await.map_err(unreadable)?);
     let node = storage_node(app)?;
-    let begun = upload::create(app, &caller).await?;
-    let from = upload::find(app, &caller, &begun.uuid.to_string()).await?;
-    upload::append(app, node, &from, Some(0), data).await?;
+    let upload_record = upload::create(app, &caller).await?;
+    let upload_row = upload::find(app, &caller, &upload_record.uuid.to_string()).await?;
+    upload::append(app, node, &upload_row, Some(0), data).await?;
     let request = ArtifactRequest {
         name: Some(name.to_owned()),
         namespace: None,
@@ -49,19 +49,19 @@ pub async fn run(app: &App, name: &str, file: &Path) -> Result<ArtifactRecord> {
         shared: true,
         max_versions: 0,
     };
-    let record = artifact::from_upload(app, &caller, &request, node, &from).await?;
+    let record = artifact::from_upload(app, &caller, &request, node, &upload_row).await?;
     let blob = record.blob_uuid.map(|id| id.to_string());
     label::update(app, &caller, name, blob.as_deref(), 0, true).await?;
     Ok(record)
 }
 
-fn bytes_of(file: File) -> ByteStream {
+fn read_chunks(file: File) -> ByteStream {
     Box::pin(stream::try_unfold(file, |mut file| async move {
-        let mut piece = Vec::with_capacity(PIECE);
-        let read = (&mut file).take(PIECE as u64).read_to_end(&mut piece).await;
+        let mut chunk = Vec::with_capacity(CHUNK_BYTES);
+        let read = (&mut file).take(CHUNK_BYTES as u64).read_to_end(&mut chunk).await;
         match read.map_err(|error| Error::Internal(error.to_string()))? {
             0 => Ok(None),
-            _ => Ok(Some((piece.into(), file))),
+            _ => Ok(Some((chunk.into(), file))),
         }
     }))
 }

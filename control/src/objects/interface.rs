@@ -25,7 +25,7 @@ use muster_store::{Read, Tx, TxError, metadata, transaction};
 const VERSION: i64 = 3;
 
 /// The number of interfaces in a page of a list.
-const PAGE: i64 = 500;
+const PAGE_SIZE: i64 = 500;
 
 /// The address that a new interface should have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,10 +62,10 @@ pub async fn create_in(app: &App, tx: &mut Tx, new: &NewInterface) -> Result<Int
     }
     let network = networks::get(&mut *tx, new.network).await?.ok_or_else(|| Error::not_found("network"))?;
     let id = InterfaceId::new();
-    let mac = claim_mac(tx, new.mac, id).await?;
-    let ipv4 = claim_address(app, tx, &network, new).await?;
+    let mac = allocate_mac(tx, new.mac, id).await?;
+    let ipv4 = allocate_address(app, tx, &network, new).await?;
     let floating = match ipv4 {
-        Some(_) if new.float => Some(claim_floating(app, tx, id).await?),
+        Some(_) if new.float => Some(allocate_floating(app, tx, id).await?),
         None if new.float => {
             return Err(Error::Invalid("float: an interface without an address cannot float".into()).into());
         }
@@ -89,7 +89,11 @@ pub async fn create_in(app: &App, tx: &mut Tx, new: &NewInterface) -> Result<Int
     Ok(row)
 }
 
-async fn claim_mac(tx: &mut Tx, wanted: Option<MacAddress>, id: InterfaceId) -> Result<MacAddress, TxError> {
+async fn allocate_mac(
+    tx: &mut Tx,
+    wanted: Option<MacAddress>,
+    id: InterfaceId,
+) -> Result<MacAddress, TxError> {
     if let Some(mac) = wanted {
         if interfaces::allocate_mac(tx, mac, id).await? {
             return Ok(mac);
@@ -105,7 +109,7 @@ async fn claim_mac(tx: &mut Tx, wanted: Option<MacAddress>, id: InterfaceId) -> 
     Err(Error::InsufficientCapacity("No free hardware addresses".into()).into())
 }
 
-async fn claim_address(
+async fn allocate_address(
     app: &App,
     tx: &mut Tx,
     network: &NetworkRow,
@@ -131,7 +135,7 @@ async fn claim_address(
     }
 }
 
-async fn claim_floating(app: &App, tx: &mut Tx, id: InterfaceId) -> Result<Ipv4Addr, TxError> {
+async fn allocate_floating(app: &App, tx: &mut Tx, id: InterfaceId) -> Result<Ipv4Addr, TxError> {
     let floats = floating_pool(&mut *tx).await?;
     let allocation = Allocation::new(AddressType::Floating, object(id));
     let found = addresses::allocate_any(tx, floats, &allocation, quarantine(app).reclaim_after).await?;
@@ -209,8 +213,8 @@ pub async fn list_page(
     network: NetworkId,
     after: Option<InterfaceId>,
 ) -> Result<(Vec<InterfaceRecord>, Option<InterfaceId>)> {
-    let rows = interfaces::page(&*app.store, network, after, PAGE).await?;
-    let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE);
+    let rows = interfaces::page(&*app.store, network, after, PAGE_SIZE).await?;
+    let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE_SIZE);
     let next = rows.last().filter(|_| full).map(|row| row.id);
     Ok((records(&*app.store, rows).await?, next))
 }
@@ -229,13 +233,13 @@ pub async fn float(app: &App, caller: &Caller, id: &str) -> Result<()> {
         if !networks::bump_generation(tx, network.id, &[NetworkState::Created]).await? {
             return Err(changed(tx, network.id).await);
         }
-        let address = claim_floating(app, tx, row.id).await?;
+        let address = allocate_floating(app, tx, row.id).await?;
         if !interfaces::set_floating(tx, row.id, None, Some(address)).await? {
             return Err(Error::Conflict("interface already has a floating address".into()).into());
         }
         Ok(address)
     })?;
-    announce(app, caller, &row, "float request from REST API", address);
+    record_floating_change(app, caller, &row, "float request from REST API", address);
     wait_applied(app, network.id).await
 }
 
@@ -244,7 +248,7 @@ pub async fn defloat(app: &App, caller: &Caller, id: &str) -> Result<()> {
     let (row, network) = find_own(app, caller, id).await?;
     let Some(address) = row.floating.filter(|_| row.state != InterfaceState::Deleted) else { return Ok(()) };
     let floats = floating_pool(&*app.store).await?;
-    let gone = transaction!(app.store, |tx| {
+    let released = transaction!(app.store, |tx| {
         networks::bump_generation(tx, network.id, PRESENT).await?;
         if !interfaces::set_floating(tx, row.id, Some(address), None).await? {
             return Ok(false);
@@ -254,13 +258,13 @@ pub async fn defloat(app: &App, caller: &Caller, id: &str) -> Result<()> {
             .await?;
         Ok(true)
     })?;
-    if gone {
-        announce(app, caller, &row, "defloat request from REST API", address);
+    if released {
+        record_floating_change(app, caller, &row, "defloat request from REST API", address);
     }
     wait_applied(app, network.id).await
 }
 
-fn announce(app: &App, caller: &Caller, row: &InterfaceRow, message: &str, address: Ipv4Addr) {
+fn record_floating_change(app: &App, caller: &Caller, row: &InterfaceRow, message: &str, address: Ipv4Addr) {
     let event = Event::audit(object(row.id), message)
         .with_object(network::object(row.network))
         .with_object(ObjectRef::new(ObjectType::Instance, row.instance))

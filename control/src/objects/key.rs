@@ -1,4 +1,4 @@
-//! Namespace keys: log in, add, replace, delete, list.
+//! Namespace keys: log in, add, replace, delete, list. See docs/decisions/0003 and 0025.
 
 use muster_types::event::{Event, EventType};
 use muster_types::key::{RESERVED_NAME_PREFIX, Secret, check_name};
@@ -149,10 +149,10 @@ pub async fn update(app: &App, caller: &Caller, namespace: &str, request: &KeyRe
 
 /// Creates a token for a request to another daemon, with a new key that is valid for five minutes and never used again.
 pub(crate) async fn service_token(app: &App, namespace: &str) -> Result<String> {
-    let letters = uuid::Uuid::new_v4().simple().to_string();
+    let suffix = uuid::Uuid::new_v4().simple().to_string();
     // The names of service keys contain only letters.
-    let letters: String = letters.bytes().map(|byte| char::from(b'a' + byte % 26)).collect();
-    let name = format!("{RESERVED_NAME_PREFIX}{letters}");
+    let suffix: String = suffix.bytes().map(|byte| char::from(b'a' + byte % 26)).collect();
+    let name = format!("{RESERVED_NAME_PREFIX}{suffix}");
     let secret = app.secrets.seal(namespace, &Secret::generate()).await?;
     let nonce = secret.nonce.clone();
     let scopes = Some(vec!["blob.read".to_owned()]);
@@ -178,11 +178,11 @@ pub(crate) fn new_key(
     caller: &Caller,
     secret: StoredSecret,
     expiry: Option<f64>,
-    held: Option<Vec<String>>,
+    held_scopes: Option<Vec<String>>,
 ) -> NewKey {
     let expiry = caller.minted.as_ref().map_or(expiry, |minted| minted.cap_expiry(expiry));
     let provenance = caller.minted.as_ref().map(|minted| minted.provenance.clone());
-    NewKey { secret, expiry, scopes: held, provenance }
+    NewKey { secret, expiry, scopes: held_scopes, provenance }
 }
 
 async fn write(
@@ -194,8 +194,8 @@ async fn write(
     expiry: Option<f64>,
 ) -> Result<()> {
     let secret = app.secrets.seal(namespace, secret).await?;
-    let held = delegable_scopes(&*app.store, caller, namespace).await?;
-    let new = new_key(caller, secret, expiry, held);
+    let held_scopes = delegable_scopes(&*app.store, caller, namespace).await?;
+    let new = new_key(caller, secret, expiry, held_scopes);
     let put = transaction!(app.store, |tx| {
         if !namespaces::lock(tx, namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
@@ -238,17 +238,17 @@ pub async fn delete(app: &App, caller: &Caller, namespace: &str, name: &str) -> 
 }
 
 /// The name of the first key of the namespace `system`.
-const FIRST: &str = "deploy";
+const FIRST_KEY_NAME: &str = "deploy";
 
 /// Replaces the secret of the first key, or creates the key again: the recovery for an operator who can stop the daemon
-/// and read its seed. The new secret is passed to `keep` before it replaces the old one.
+/// and read its seed. The new secret is passed to `save_secret` before it replaces the old one.
 pub async fn recover(
     store: &Store,
     secrets: &Secrets,
-    keep: impl FnOnce(&Secret) -> std::result::Result<(), String>,
+    save_secret: impl FnOnce(&Secret) -> std::result::Result<(), String>,
 ) -> Result<()> {
     let secret = Secret::generate();
-    keep(&secret).map_err(Error::Internal)?;
+    save_secret(&secret).map_err(Error::Internal)?;
     let new = NewKey {
         secret: secrets.seal(SYSTEM_NAMESPACE, &secret).await?,
         expiry: None,
@@ -259,25 +259,25 @@ pub async fn recover(
         if !namespaces::lock(tx, SYSTEM_NAMESPACE, NamespaceState::Created).await? {
             return Err(Error::Conflict("this cluster has never been started".into()).into());
         }
-        keys::put(tx, SYSTEM_NAMESPACE, FIRST, &new).await?;
+        keys::put(tx, SYSTEM_NAMESPACE, FIRST_KEY_NAME, &new).await?;
         Ok(())
     })
 }
 
 /// Creates the namespace `system` and its key `deploy` on the first start of a cluster. Returns whether it was the
-/// first start: a key that was deleted later stays deleted. A generated secret is passed to `keep` before the key
-/// exists, because a lost secret locks everybody out.
+/// first start: a key that was deleted later stays deleted. A generated secret is passed to `save_secret` before the
+/// key exists, because without it no caller could log in.
 pub async fn bootstrap(
     app: &App,
     supplied: &Secret,
-    keep: impl FnOnce(&Secret) -> std::result::Result<(), String>,
+    save_secret: impl FnOnce(&Secret) -> std::result::Result<(), String>,
 ) -> Result<bool> {
     if namespaces::get(&*app.store, SYSTEM_NAMESPACE).await?.is_some() {
         return Ok(false);
     }
     let secret = if supplied.expose().is_empty() {
         let secret = Secret::generate();
-        keep(&secret).map_err(Error::Internal)?;
+        save_secret(&secret).map_err(Error::Internal)?;
         secret
     } else {
         supplied.clone()
@@ -295,12 +295,13 @@ pub async fn bootstrap(
             Err(StoreError::Duplicate(_)) => return Ok(false),
             Err(error) => return Err(error.into()),
         }
-        keys::put(tx, SYSTEM_NAMESPACE, FIRST, &new).await?;
+        keys::put(tx, SYSTEM_NAMESPACE, FIRST_KEY_NAME, &new).await?;
         Ok(true)
     })?;
     if first {
         app.events.record(
-            Event::audit(ObjectRef::namespace(SYSTEM_NAMESPACE), "first key created").with("keyname", FIRST),
+            Event::audit(ObjectRef::namespace(SYSTEM_NAMESPACE), "first key created")
+                .with("keyname", FIRST_KEY_NAME),
         );
     }
     Ok(first)

@@ -81,17 +81,17 @@ pub async fn set(
         }
         metadata::set(tx, object.object_type, &object.id, key, value).await?;
         if metadata::size(&mut *tx, object.object_type, &object.id).await? > MAX_BYTES {
-            return Err(too_much().into());
+            return Err(too_large().into());
         }
         Ok(())
     })?;
     let long = value.to_string().len() > MAX_EVENT_VALUE_BYTES;
-    let traced = if long { "...value not logged as it is too long...".into() } else { value.clone() };
+    let recorded = if long { "...value not logged as it is too long...".into() } else { value.clone() };
     app.record(
         caller,
         Event::audit(object.clone(), "set metadata key request from REST API")
             .with("key", key)
-            .with("value", traced)
+            .with("value", recorded)
             .with("method", caller.method.to_lowercase()),
     );
     if deprecated {
@@ -123,11 +123,11 @@ pub(crate) fn check<'a>(key: Option<&'a str>, value: Option<&'a Value>) -> Resul
 /// Rejects metadata that is too large for an object.
 pub(crate) fn check_size(map: &Map<String, Value>) -> Result<()> {
     let size: usize = map.iter().map(|(key, value)| key.len() + value.to_string().len()).sum();
-    if i64::try_from(size).is_ok_and(|size| size <= MAX_BYTES) { Ok(()) } else { Err(too_much()) }
+    if i64::try_from(size).is_ok_and(|size| size <= MAX_BYTES) { Ok(()) } else { Err(too_large()) }
 }
 
-fn too_much() -> Error {
-    Error::Invalid(format!("value: the metadata of one object may hold {MAX_BYTES} bytes at most"))
+fn too_large() -> Error {
+    Error::Invalid(format!("value: the metadata of an object must be at most {MAX_BYTES} bytes"))
 }
 
 /// Removes a key, if it exists.

@@ -28,7 +28,7 @@ use muster_store::{
 /// The version of the record's format.
 const VERSION: i64 = 7;
 /// The number of namespaces in a page of a list.
-const PAGE: i64 = 500;
+const PAGE_SIZE: i64 = 500;
 
 /// Creates a namespace and its optional first key in one transaction.
 pub async fn create(
@@ -57,14 +57,18 @@ pub async fn create(
         })
     })?;
     let object = || ObjectRef::namespace(name);
-    let used = |object: ObjectRef, message: String| with_request(caller, Event::audit(object, message));
+    let token_event =
+        |object: ObjectRef, message: String| with_request(caller, Event::audit(object, message));
     app.record(caller, Event::audit(object(), "db record created").with("name", name));
     app.record(caller, Event::audit(object(), "creation request from REST API"));
-    app.record(caller, used(object(), "token used to create namespace".into()));
+    app.record(caller, token_event(object(), "token used to create namespace".into()));
     app.record(
         caller,
-        used(ObjectRef::namespace(&caller.namespace), format!("token used to create namespace {name}"))
-            .with("created-namespace", name),
+        token_event(
+            ObjectRef::namespace(&caller.namespace),
+            format!("token used to create namespace {name}"),
+        )
+        .with("created-namespace", name),
     );
     if let Some((key_name, put)) = key {
         app.record(caller, key_event(put, name, key_name));
@@ -87,8 +91,8 @@ pub async fn list_page(
     after: Option<&str>,
 ) -> Result<(Vec<NamespaceRecord>, Option<String>)> {
     let seen_by = (!caller.is_system()).then_some(caller.namespace.as_str());
-    let rows = namespaces::page(&*app.store, seen_by, after, PAGE).await?;
-    let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE);
+    let rows = namespaces::page(&*app.store, seen_by, after, PAGE_SIZE).await?;
+    let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE_SIZE);
     let next = rows.last().filter(|_| full).map(|row| row.name.clone());
     Ok((records(&*app.store, rows).await?, next))
 }
@@ -99,7 +103,7 @@ pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<()> {
     if name == SYSTEM_NAMESPACE {
         return Err(Error::Forbidden("you cannot delete the system namespace".into()));
     }
-    let (trusting, gone) = transaction!(app.store, |tx| {
+    let (trusting, deleted_artifacts) = transaction!(app.store, |tx| {
         let (from, to) = (NamespaceState::Created, NamespaceState::Deleted);
         if !namespaces::set_state(tx, name, from, to).await? {
             return Err(Error::not_found("namespace").into());
@@ -121,10 +125,10 @@ pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<()> {
         uploads::end_of(tx, name).await?;
         // The claimed capacity is immediately available to others.
         claims::expire_of(tx, name).await?;
-        let mut gone = Vec::new();
+        let mut deleted_artifacts = Vec::new();
         for row in artifacts::of_namespace(&mut *tx, name).await? {
             if artifact::delete_in(tx, row.id).await? {
-                gone.push(row.id);
+                deleted_artifacts.push(row.id);
             }
         }
         let trusting = trusts::trusting(&mut *tx, name).await?;
@@ -133,11 +137,11 @@ pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<()> {
         let mut deletion = NewOperation::new(target, Some(name.to_owned()), DeleteNamespace {});
         deletion.request_id = Some(caller.request_id.clone());
         deletion.enqueue(tx).await?;
-        Ok((trusting, gone))
+        Ok((trusting, deleted_artifacts))
     })?;
     app.queue.wake();
     app.record(caller, Event::audit(ObjectRef::namespace(name), "deletion request from REST API"));
-    for id in gone {
+    for id in deleted_artifacts {
         artifact::record_deleted(app, caller, id, "deletion request via namespace deletion from REST API");
     }
     for namespace in trusting {

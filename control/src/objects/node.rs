@@ -21,9 +21,9 @@ const VERSION: i64 = 1;
 
 /// Registers a node of this daemon when it starts, under the id that it had before.
 pub async fn join(app: &App, identity: &NodeIdentity) -> Result<()> {
-    let known = transaction!(app.store, |tx| {
-        if let Some(known) = nodes::get(&mut *tx, &NameOrId::Id(identity.id)).await? {
-            if known.state == NodeState::Deleted {
+    let rejoined = transaction!(app.store, |tx| {
+        if let Some(rejoined) = nodes::get(&mut *tx, &NameOrId::Id(identity.id)).await? {
+            if rejoined.state == NodeState::Deleted {
                 return Err(Error::Conflict(format!(
                     "node {} was deleted from the cluster: remove nodes.json from its data directory, and NODE_UUID \
                      from its settings, to let it join as a new node",
@@ -44,7 +44,7 @@ pub async fn join(app: &App, identity: &NodeIdentity) -> Result<()> {
         nodes::insert(tx, identity).await.map_err(|error| name_taken(error, identity))?;
         Ok(false)
     })?;
-    if !known {
+    if !rejoined {
         app.events.record(
             Event::audit(ObjectRef::new(ObjectType::Node, identity.id), "db record created")
                 .with("name", identity.name.clone())
@@ -57,8 +57,8 @@ pub async fn join(app: &App, identity: &NodeIdentity) -> Result<()> {
 fn name_taken(error: StoreError, identity: &NodeIdentity) -> muster_store::TxError {
     match error {
         StoreError::Duplicate(_) => Error::Conflict(format!(
-            "a node named {} exists with another id: two daemons cannot share a name (set NODE_NAME; simulated nodes \
-             can be had from one daemon only), and a machine that was set up anew needs NODE_UUID set to that id",
+            "a node named {} exists with another id: two daemons cannot share a name (set NODE_NAME; only one \
+             daemon can run simulated nodes), and a reinstalled host needs NODE_UUID set to that id",
             identity.name
         ))
         .into(),
@@ -72,7 +72,7 @@ pub async fn revive(app: &App, id: NodeId) -> Result<()> {
 }
 
 /// Moves a node to a state if its current state allows it.
-pub async fn move_to(app: &App, id: NodeId, to: NodeState, why: &str) -> Result<()> {
+pub async fn move_to(app: &App, id: NodeId, to: NodeState, reason: &str) -> Result<()> {
     let from = transaction!(app.store, |tx| {
         let Some(row) = nodes::get(&mut *tx, &NameOrId::Id(id)).await? else { return Ok(None) };
         if !row.state.can_transition_to(to) {
@@ -87,7 +87,7 @@ pub async fn move_to(app: &App, id: NodeId, to: NodeState, why: &str) -> Result<
         app.events.record(
             Event::new(EventType::Mutate, ObjectRef::new(ObjectType::Node, id), format!("state is now {to}"))
                 .with("from", from.as_str())
-                .with("reason", why),
+                .with("reason", reason),
         );
     }
     Ok(())
@@ -154,7 +154,7 @@ async fn record(app: &App, row: NodeRow, maintainer: Option<&str>) -> Result<Nod
         is_eventlog_node: false,
         simulated: identity.simulated,
         spice_server_cert_subject: row.report.display.map(|display| display.subject),
-        limits: row.report.limits.into_iter().map(|(limit, why)| (limit.to_string(), why)).collect(),
+        limits: row.report.limits.into_iter().map(|(limit, reason)| (limit.to_string(), reason)).collect(),
         references_to: references.to,
         references_from: references.from,
     })

@@ -35,9 +35,9 @@ pub async fn get(app: &App, caller: &Caller, operation_type: &str, id: &str) -> 
 pub async fn chain(app: &App, caller: &Caller, id: &str) -> Result<Vec<OperationRecord>> {
     let first = find(app, id).await?;
     let mut seen: HashSet<OperationId> = HashSet::from([first.id]);
-    let mut open = VecDeque::from([first]);
+    let mut queue = VecDeque::from([first]);
     let mut chain = Vec::new();
-    while let Some(row) = open.pop_front() {
+    while let Some(row) = queue.pop_front() {
         if !may_read(caller, &row) {
             let text = if row.namespace.is_none() {
                 "cluster operation chain includes a cluster-scoped target you cannot see"
@@ -55,7 +55,7 @@ pub async fn chain(app: &App, caller: &Caller, id: &str) -> Result<Vec<Operation
             if seen.insert(parent.op_uuid)
                 && let Some(parent) = operations::get(&*app.store, parent.op_uuid).await?
             {
-                open.push_back(parent);
+                queue.push_back(parent);
             }
         }
         chain.push(row);

@@ -1,5 +1,5 @@
 //! Mapping rules of a namespace: create, get, list, update, delete. Callers that may create keys may create rules,
-//! because rules create keys.
+//! because rules create keys. See docs/decisions/0025.
 
 use muster_types::event::{Event, EventType};
 use muster_types::ids::RuleId;
@@ -122,9 +122,10 @@ pub async fn create(
     request: &RuleRequest,
 ) -> Result<RuleRecord> {
     require_namespace(&*app.store, caller, namespace).await?;
-    let asked: Option<String> = name.and_then(Value::as_str).map(|name| name.chars().take(255).collect());
+    let requested_name: Option<String> =
+        name.and_then(Value::as_str).map(|name| name.chars().take(255).collect());
     let event = Event::audit(ObjectRef::namespace(namespace), "create mapping rule request from REST API");
-    app.record(caller, event.with("rule", asked));
+    app.record(caller, event.with("rule", requested_name));
     let name = check_name(name)?;
     let terms = request.check(app, caller, namespace).await?;
     let row = transaction!(app.store, |tx| {
@@ -139,7 +140,7 @@ pub async fn create(
     })?;
     let event = terms_event(caller, EventType::Audit, &row, "db record created");
     app.record(caller, event.with("namespace", namespace).with("name", name));
-    warn_of_system(app, caller, &row);
+    record_system_rule(app, caller, &row);
     Ok(record(row))
 }
 
@@ -162,7 +163,7 @@ pub async fn update(
         Ok(row)
     })?;
     app.record(caller, terms_event(caller, EventType::Mutate, &row, "updated mapping rule"));
-    warn_of_system(app, caller, &row);
+    record_system_rule(app, caller, &row);
     Ok(record(row))
 }
 
@@ -211,7 +212,7 @@ fn terms_event(caller: &Caller, event_type: EventType, row: &RuleRow, message: &
 }
 
 /// Records a rule that grants keys of `system`, because they have access to the whole cluster.
-fn warn_of_system(app: &App, caller: &Caller, row: &RuleRow) {
+fn record_system_rule(app: &App, caller: &Caller, row: &RuleRow) {
     if row.namespace != SYSTEM_NAMESPACE {
         return;
     }

@@ -23,12 +23,12 @@ pub async fn add(app: &App, caller: &Caller, name: &str, other: &str) -> Result<
             .with("external_namespace", other),
     );
     if other != SYSTEM_NAMESPACE {
-        let held = delegable_scopes(&*app.store, caller, name).await?;
+        let held_scopes = delegable_scopes(&*app.store, caller, name).await?;
         transaction!(app.store, |tx| {
             if !namespaces::lock(tx, name, NamespaceState::Created).await? {
                 return Err(Error::not_found("namespace").into());
             }
-            Ok(trusts::put(tx, name, other, held.as_deref()).await?)
+            Ok(trusts::put(tx, name, other, held_scopes.as_deref()).await?)
         })?;
     }
     namespace::record(app, name).await

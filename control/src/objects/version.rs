@@ -52,7 +52,7 @@ pub(crate) async fn add_in(tx: &mut Tx, row: &ArtifactRow, blob: BlobId) -> Resu
     if !artifacts::lock(tx, row.id).await? {
         return Err(Error::not_found("artifact").into());
     }
-    let now = artifacts::get(&mut *tx, row.id).await?.ok_or_else(|| Error::not_found("artifact"))?;
+    let current = artifacts::get(&mut *tx, row.id).await?.ok_or_else(|| Error::not_found("artifact"))?;
     let versions = versions_in(&mut *tx, row.id).await?;
     let added = if versions.last_key_value().is_some_and(|(_, newest)| *newest == blob) {
         None
@@ -62,20 +62,20 @@ pub(crate) async fn add_in(tx: &mut Tx, row: &ArtifactRow, blob: BlobId) -> Resu
         references::insert(tx, &source, VERSION_OF, Some(&value), &blob::object(blob)).await?;
         Some(index)
     };
-    trim_in(tx, row.id, now.max_versions).await?;
+    trim_in(tx, row.id, current.max_versions).await?;
     artifacts::set_error(tx, row.id, None).await?;
     // The validators describe another version; a fetch sets those of the new one.
     artifacts::set_source(tx, row.id, &Validators::default()).await?;
-    if now.state != ArtifactState::Created {
-        artifacts::set_state(tx, row.id, now.state, ArtifactState::Created).await?;
+    if current.state != ArtifactState::Created {
+        artifacts::set_state(tx, row.id, current.state, ArtifactState::Created).await?;
     }
     Ok(added)
 }
 
 /// Drops the oldest versions beyond the maximum.
-async fn trim_in(tx: &mut Tx, id: ArtifactId, most: i64) -> Result<(), StoreError> {
+async fn trim_in(tx: &mut Tx, id: ArtifactId, max: i64) -> Result<(), StoreError> {
     let versions = versions_in(&mut *tx, id).await?;
-    let surplus = versions.len().saturating_sub(usize::try_from(most.max(1)).expect("positive"));
+    let surplus = versions.len().saturating_sub(usize::try_from(max.max(1)).expect("positive"));
     for (index, blob) in versions.into_iter().take(surplus) {
         drop_in(tx, id, index, blob).await?;
     }
@@ -111,20 +111,20 @@ pub async fn set_max_versions(
     caller: &Caller,
     reference: &str,
     namespace: Option<&str>,
-    most: i64,
+    max: i64,
 ) -> Result<()> {
     let row = find_own(app, caller, reference, namespace).await?;
-    let most = if most == 0 { default_max_versions(app) } else { most };
+    let max = if max == 0 { default_max_versions(app) } else { max };
     transaction!(app.store, |tx| {
         if !artifacts::lock(tx, row.id).await? {
             return Err(Error::not_found("artifact").into());
         }
-        artifacts::set_max_versions(tx, row.id, most).await?;
-        Ok(trim_in(tx, row.id, most).await?)
+        artifacts::set_max_versions(tx, row.id, max).await?;
+        Ok(trim_in(tx, row.id, max).await?)
     })?;
     app.record(
         caller,
-        Event::audit(object(row.id), "set max versions request from REST API").with("max_versions", most),
+        Event::audit(object(row.id), "set max versions request from REST API").with("max_versions", max),
     );
     Ok(())
 }

@@ -1,10 +1,10 @@
-//! Removes every trace of a namespace that was deleted long enough ago, the row itself last.
+//! Removes all rows of a namespace that was deleted `CLEANER_DELAY` seconds ago, its own row last.
 
 use muster_types::Result;
 use muster_types::namespace::NamespaceState;
 use muster_types::object::{ObjectRef, ObjectType};
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::events::clear_events;
 use crate::objects::claim;
@@ -12,7 +12,7 @@ use crate::queue::{CleanNamespace, Operation as _};
 use muster_store::operations::OperationRow;
 use muster_store::{claims, events, keys, metadata, namespaces, rules, transaction, trusts};
 
-const NO_WAY_BACK: Undo = Undo::NotNeeded("what is cleaned was deleted before; the next attempt goes on");
+const UNDO_NOT_NEEDED: Undo = Undo::NotNeeded("the namespace is already deleted; the next attempt continues");
 
 pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
     CleanNamespace::KIND,
@@ -20,56 +20,56 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
         Step {
             name: "namespace_clean_keys",
             run: |app, row| Box::pin(clean_keys(app, row)),
-            undo: NO_WAY_BACK,
+            undo: UNDO_NOT_NEEDED,
         },
         Step {
             name: "namespace_clean_claims",
             run: |app, row| Box::pin(clean_claims(app, row)),
-            undo: NO_WAY_BACK,
+            undo: UNDO_NOT_NEEDED,
         },
         Step {
             name: "namespace_clean_rules",
             run: |app, row| Box::pin(clean_rules(app, row)),
-            undo: NO_WAY_BACK,
+            undo: UNDO_NOT_NEEDED,
         },
         Step {
             name: "namespace_clean_metadata",
             run: |app, row| Box::pin(clean_metadata(app, row)),
-            undo: NO_WAY_BACK,
+            undo: UNDO_NOT_NEEDED,
         },
         Step {
             name: "namespace_clean_events",
             run: |app, row| Box::pin(clean_events(app, row)),
-            undo: NO_WAY_BACK,
+            undo: UNDO_NOT_NEEDED,
         },
         Step {
             name: "namespace_clean_record",
             run: |app, row| Box::pin(clean_record(app, row)),
-            undo: NO_WAY_BACK,
+            undo: UNDO_NOT_NEEDED,
         },
     ],
 );
 
-/// Rows removed in one transaction.
+/// The maximum number of rows removed in one transaction.
 const BATCH: i64 = 500;
 
-/// A name may be used again once its row is gone, so every change first holds the deleted namespace.
+/// The state in which every change first locks the namespace: its name may be reused once its row is removed.
 const DELETED: NamespaceState = NamespaceState::Deleted;
 
 async fn clean_keys(app: &App, row: &OperationRow) -> Result<()> {
     let name = &row.target.id;
     loop {
-        let some = transaction!(app.store, |tx| {
+        let keys = transaction!(app.store, |tx| {
             if !namespaces::lock(tx, name, DELETED).await? {
                 return Ok(vec![]);
             }
             keys::soft_delete_of(tx, name).await?;
             Ok(keys::of_namespace(&mut *tx, name, BATCH).await?)
         })?;
-        if some.is_empty() {
+        if keys.is_empty() {
             return Ok(());
         }
-        for key in some {
+        for key in keys {
             clear_events(&app.store, &ObjectRef::new(ObjectType::NamespaceKey, key.id)).await?;
             transaction!(app.store, |tx| { Ok(keys::remove_deleted(tx, key.id).await?) })?;
         }
@@ -78,15 +78,15 @@ async fn clean_keys(app: &App, row: &OperationRow) -> Result<()> {
 
 async fn clean_claims(app: &App, row: &OperationRow) -> Result<()> {
     let name = &row.target.id;
-    let all = transaction!(app.store, |tx| {
+    let claims = transaction!(app.store, |tx| {
         if !namespaces::lock(tx, name, DELETED).await? {
             return Ok(vec![]);
         }
         Ok(claims::list(&mut *tx, name).await?)
     })?;
-    for one in all {
-        clear_events(&app.store, &claim::object(one.id)).await?;
-        transaction!(app.store, |tx| { Ok(claims::remove(tx, one.id).await?) })?;
+    for claim in claims {
+        clear_events(&app.store, &claim::object(claim.id)).await?;
+        transaction!(app.store, |tx| { Ok(claims::remove(tx, claim.id).await?) })?;
     }
     Ok(())
 }
@@ -94,17 +94,17 @@ async fn clean_claims(app: &App, row: &OperationRow) -> Result<()> {
 async fn clean_rules(app: &App, row: &OperationRow) -> Result<()> {
     let name = &row.target.id;
     loop {
-        let some = transaction!(app.store, |tx| {
+        let rules = transaction!(app.store, |tx| {
             if !namespaces::lock(tx, name, DELETED).await? {
                 return Ok(vec![]);
             }
             rules::soft_delete_of(tx, name).await?;
             Ok(rules::of_namespace(&mut *tx, name, BATCH).await?)
         })?;
-        if some.is_empty() {
+        if rules.is_empty() {
             return Ok(());
         }
-        for id in some {
+        for id in rules {
             clear_events(&app.store, &ObjectRef::new(ObjectType::Rule, id)).await?;
             transaction!(app.store, |tx| { Ok(rules::remove_deleted(tx, id).await?) })?;
         }
@@ -117,7 +117,7 @@ async fn clean_metadata(app: &App, row: &OperationRow) -> Result<()> {
         if namespaces::lock(tx, name, DELETED).await? {
             metadata::remove_of(tx, ObjectType::Namespace, name).await?;
             trusts::remove_of(tx, name).await?;
-            // Given to the name after the deletion; whoever takes the name next was not meant.
+            // Granted to the name after the deletion; a new namespace of the same name must not get it.
             trusts::remove_naming(tx, name).await?;
         }
         Ok(())
@@ -126,13 +126,13 @@ async fn clean_metadata(app: &App, row: &OperationRow) -> Result<()> {
 
 async fn clean_events(app: &App, row: &OperationRow) -> Result<()> {
     loop {
-        let gone = transaction!(app.store, |tx| {
+        let removed = transaction!(app.store, |tx| {
             if !namespaces::lock(tx, &row.target.id, DELETED).await? {
                 return Ok(0);
             }
             Ok(events::prune_object_links(tx, &row.target, BATCH).await?)
         })?;
-        if gone < BATCH.unsigned_abs() {
+        if removed < BATCH.unsigned_abs() {
             return Ok(());
         }
     }

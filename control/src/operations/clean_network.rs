@@ -1,15 +1,15 @@
-//! Removes every trace of a network that was deleted long enough ago, the row itself last.
+//! Removes all rows of a network that was deleted `CLEANER_DELAY` seconds ago, its own row last.
 
-use muster_types::{Error, Result};
+use muster_types::Result;
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo, parse_target_id};
 use crate::app::App;
 use crate::events::clear_events;
 use crate::queue::{CleanNetwork, Operation as _};
 use muster_store::operations::OperationRow;
 use muster_store::{metadata, networks, transaction};
 
-const NO_WAY_BACK: Undo = Undo::NotNeeded("what is cleaned was deleted before; the next attempt goes on");
+const UNDO_NOT_NEEDED: Undo = Undo::NotNeeded("the network is already deleted; the next attempt continues");
 
 pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
     CleanNetwork::KIND,
@@ -17,12 +17,12 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
         Step {
             name: "network_clean_events",
             run: |app, row| Box::pin(clean_events(app, row)),
-            undo: NO_WAY_BACK,
+            undo: UNDO_NOT_NEEDED,
         },
         Step {
             name: "network_clean_record",
             run: |app, row| Box::pin(clean_record(app, row)),
-            undo: NO_WAY_BACK,
+            undo: UNDO_NOT_NEEDED,
         },
     ],
 );
@@ -32,7 +32,7 @@ async fn clean_events(app: &App, row: &OperationRow) -> Result<()> {
 }
 
 async fn clean_record(app: &App, row: &OperationRow) -> Result<()> {
-    let id = row.target.id.parse().map_err(|_| Error::Internal("a network's id is not one".into()))?;
+    let id = parse_target_id(row)?;
     transaction!(app.store, |tx| {
         if networks::remove(tx, id).await? {
             metadata::remove_of(tx, row.target.object_type, &row.target.id).await?;

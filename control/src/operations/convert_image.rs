@@ -1,11 +1,12 @@
-//! Makes the copy of an image that machines use, on the node where the image came in.
+//! Converts an image into the format that VMs use, on the node that received the image.
+//! See docs/decisions/0016.
 
 use muster_types::blob::BlobState;
 use muster_types::event::{Event, EventType};
 use muster_types::ids::BlobId;
 use muster_types::{Error, Result};
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo, failure_message, parse_target_id};
 use crate::app::App;
 use crate::objects::artifact;
 use crate::objects::version::VERSION_OF;
@@ -18,32 +19,33 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
     &[Step {
         name: "image_convert",
         run: |app, row| Box::pin(convert(app, row)),
-        undo: Undo::Run(|app, row| Box::pin(tell(app, row))),
+        undo: Undo::Run(|app, row| Box::pin(fail(app, row))),
     }],
 );
 
-/// What cannot be converted cannot be used: the artifacts say so.
-async fn tell(app: &App, row: &OperationRow) -> Result<()> {
-    let reason =
-        row.error_report.as_ref().map_or_else(|| "unknown".to_owned(), |report| report.message.clone());
-    let reason = format!("the image cannot be used: {reason}");
-    let uses = references::of_object(&*app.store, &row.target).await?.to;
-    for user in uses.get(VERSION_OF).into_iter().flatten() {
-        let Ok(id) = user.source_uuid.parse() else { continue };
+/// Records the reason in the artifacts that have the image as a version.
+async fn fail(app: &App, row: &OperationRow) -> Result<()> {
+    let reason = format!("the image cannot be used: {}", failure_message(row));
+    let references = references::of_object(&*app.store, &row.target).await?.to;
+    for version in references.get(VERSION_OF).into_iter().flatten() {
+        let artifact = &version.source_uuid;
+        let id = artifact
+            .parse()
+            .map_err(|_| Error::Internal(format!("{artifact:?} is not the id of an artifact")))?;
         transaction!(app.store, |tx| { Ok(artifacts::set_error(tx, id, Some(&reason)).await?) })?;
-        let event = Event::new(EventType::Status, artifact::object(id), "the image cannot be converted");
+        let event = Event::new(EventType::Status, artifact::object(id), "failed to convert the image");
         app.events.record(event.with("blob_uuid", row.target.id.clone()).with("reason", reason.clone()));
     }
     Ok(())
 }
 
 async fn convert(app: &App, row: &OperationRow) -> Result<()> {
-    let id: BlobId = row.target.id.parse().map_err(|_| Error::Internal("a blob's id is not one".into()))?;
-    let ConvertImage { node: wanted } = ConvertImage::parameters(row)?;
-    let node = app.nodes.iter().find(|node| node.identity().id == wanted);
-    let node = node.ok_or_else(|| Error::Internal(format!("node {wanted} is not one of ours")))?;
+    let id: BlobId = parse_target_id(row)?;
+    let ConvertImage { node: node_id } = ConvertImage::parameters(row)?;
+    let node = app.nodes.iter().find(|node| node.identity().id == node_id);
+    let node = node.ok_or_else(|| Error::Internal(format!("node {node_id} is not a node of this daemon")))?;
     let Some(blob) = blobs::get(&*app.store, id).await?.filter(|row| row.state == BlobState::Created) else {
-        // Deleted before anybody used it.
+        // Deleted before it was used.
         return Ok(());
     };
     let facts = match blob.image {
@@ -55,7 +57,7 @@ async fn convert(app: &App, row: &OperationRow) -> Result<()> {
         }
     };
     node.storage().convert(id, &facts).await.map_err(|error| match error {
-        // There may be room later.
+        // Space may become available later.
         Error::InsufficientCapacity(why) => Error::Unavailable(why),
         other => other,
     })

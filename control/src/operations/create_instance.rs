@@ -1,8 +1,8 @@
-//! Makes the machine of a new instance: its images come to the node, its networks too, then it is built and started.
+//! Creates the VM of a new instance: fetches its images to the node, waits for its networks, builds and starts it.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use muster_types::Result;
 use muster_types::event::{Event, EventType};
 use muster_types::event_message::EventMessage;
 use muster_types::ids::InstanceId;
@@ -10,8 +10,9 @@ use muster_types::instance::{DiskSpecRecord, InstanceState, PowerState};
 use muster_types::interface::InterfaceState;
 use muster_types::node::NodeApi;
 use muster_types::spec::DiskType;
+use muster_types::{Error, Result};
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo, failure_message};
 use crate::app::App;
 use crate::objects::instance::create::reference_blobs_in;
 use crate::objects::instance::state::{fail_creation, record_state_change, set_state};
@@ -28,14 +29,12 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
         Step {
             name: "instance_preflight",
             run: |app, row| Box::pin(preflight(app, row)),
-            undo: Undo::NotNeeded("images are kept for others, until nobody has used them for long"),
+            undo: Undo::NotNeeded("other instances may use the images; unused ones are removed later"),
         },
         Step {
             name: "network_ensure_mesh",
             run: |app, row| Box::pin(ensure_networks(app, row)),
-            undo: Undo::NotNeeded(
-                "what the node has of networks follows the interfaces, which go with the start",
-            ),
+            undo: Undo::NotNeeded("networks are removed from the node after the interfaces"),
         },
         Step {
             name: "instance_start",
@@ -45,17 +44,21 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
     ],
 );
 
-/// States of an instance that is being made.
-const MAKING: &[InstanceState] = &[InstanceState::Initial, InstanceState::Preflight, InstanceState::Creating];
+/// The time after which an event reports how long it took to prepare an image.
+const SLOW_IMAGE_THRESHOLD: Duration = Duration::from_millis(500);
 
-/// The instance, while it is still to be made.
-async fn making(app: &App, row: &OperationRow) -> Result<Option<InstanceRow>> {
+/// The states of an instance that is being created.
+const CREATING_STATES: &[InstanceState] =
+    &[InstanceState::Initial, InstanceState::Preflight, InstanceState::Creating];
+
+/// Returns the instance, or `None` if it no longer needs to be created.
+async fn pending_instance(app: &App, row: &OperationRow) -> Result<Option<InstanceRow>> {
     let instance = instances::get(&*app.store, target_id(&row.target.id)?).await?;
     Ok(instance.filter(|row| row.state.is_active() && row.state != InstanceState::Created))
 }
 
 async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
-    let Some(instance) = making(app, row).await? else { return Ok(()) };
+    let Some(instance) = pending_instance(app, row).await? else { return Ok(()) };
     if instance.state == InstanceState::Initial {
         set_state(app, instance.id, InstanceState::Initial, InstanceState::Preflight, None).await?;
     }
@@ -63,15 +66,16 @@ async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
     let mut spec = instance.spec.clone();
     for (number, artifact) in std::mem::take(&mut spec.awaited) {
         let blob = image::fetched_blob(app, artifact).await?;
-        if let Some(disk) = spec.disks.get_mut(number) {
-            disk.blob_uuid = Some(blob);
-        }
+        let disk = spec.disks.get_mut(number);
+        let disk =
+            disk.ok_or_else(|| Error::Internal(format!("instance {}: no disk {number}", instance.id)))?;
+        disk.blob_uuid = Some(blob);
     }
     if spec != instance.spec {
-        // From now on it is known what the disks begin as, and that stays.
+        // From now on the blobs of the disks are fixed.
         transaction!(app.store, |tx| {
-            // Not if it is deleted meanwhile: nothing would end that use.
-            if !instances::lock(tx, instance.id, MAKING).await? {
+            // Not if it is being deleted: the references would never be removed.
+            if !instances::lock(tx, instance.id, CREATING_STATES).await? {
                 return Ok(());
             }
             reference_blobs_in(tx, instance.id, &spec).await?;
@@ -81,7 +85,7 @@ async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
     let mut sizes = Vec::with_capacity(spec.disks.len());
     for disk in &mut spec.disks {
         sizes.push(match disk.blob_uuid {
-            Some(blob) => Some(ready_image(app, node, instance.id, disk, blob).await?),
+            Some(blob) => Some(prepare_image(app, node, instance.id, disk, blob).await?),
             None => None,
         });
     }
@@ -95,17 +99,17 @@ async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
     Ok(())
 }
 
-/// Has an image on the node, ready to be used, and says how large a disk it makes.
-async fn ready_image(
+/// Ensures that the node has an image in a usable format. Returns the size of its disk.
+async fn prepare_image(
     app: &App,
     node: &Arc<dyn NodeApi>,
     id: InstanceId,
     disk: &mut DiskSpecRecord,
     blob: muster_types::ids::BlobId,
 ) -> Result<u64> {
-    let started = std::time::Instant::now();
+    let started = Instant::now();
     let facts = image::ensure_on(app, node, blob).await?;
-    if started.elapsed().as_millis() > 500 {
+    if started.elapsed() > SLOW_IMAGE_THRESHOLD {
         let event = Event::new(EventType::Status, object(id), EventMessage::ImageReady);
         app.events.record(
             event
@@ -115,33 +119,33 @@ async fn ready_image(
         );
     }
     if facts.format == muster_types::blob::ImageFormat::Iso {
-        // Nobody can write to an optical disc.
+        // Optical discs are read-only.
         disk.spec.disk_type = DiskType::Cdrom;
     }
     Ok(facts.virtual_size)
 }
 
 async fn ensure_networks(app: &App, row: &OperationRow) -> Result<()> {
-    let Some(instance) = making(app, row).await? else { return Ok(()) };
+    let Some(instance) = pending_instance(app, row).await? else { return Ok(()) };
     let node = local_node(app, instance.node)?.identity().id;
     wait_instance_networks(app, instance.id, node, row.created).await
 }
 
 async fn start(app: &App, row: &OperationRow) -> Result<()> {
-    let Some(instance) = making(app, row).await? else { return Ok(()) };
+    let Some(instance) = pending_instance(app, row).await? else { return Ok(()) };
     let id = instance.id;
     if instance.state == InstanceState::Preflight {
         set_state(app, id, InstanceState::Preflight, InstanceState::Creating, None).await?;
     }
     let node = local_node(app, instance.node)?;
-    // Those that its plan certainly has; others may come while it starts, and are plugged in afterwards.
-    let mut fresh = interfaces::of_instances(&*app.store, &[id]).await?;
-    fresh.retain(|interface| interface.state == InterfaceState::Initial);
-    // One that came since the last step may be on another network.
+    // The plan includes these; interfaces that are added while it starts are plugged in afterwards.
+    let mut initial = interfaces::of_instances(&*app.store, &[id]).await?;
+    initial.retain(|interface| interface.state == InterfaceState::Initial);
+    // An interface that was added since the last step may be on another network.
     wait_instance_networks(app, id, node.identity().id, row.created).await?;
     let _lock = app.instance_locks.lock(id).await;
-    // It may have been deleted while this waited.
-    let Some(instance) = making(app, row).await? else { return Ok(()) };
+    // It may have been deleted meanwhile.
+    let Some(instance) = pending_instance(app, row).await? else { return Ok(()) };
     power::start_vm(app, node, &instance).await?;
     let created = transaction!(app.store, |tx| {
         let (from, to) = (InstanceState::Creating, InstanceState::Created);
@@ -150,7 +154,7 @@ async fn start(app: &App, row: &OperationRow) -> Result<()> {
         }
         instances::set_power(tx, id, PowerState::On).await?;
         instances::set_agent_state(tx, id, agent::state_for_power(&instance, PowerState::On)).await?;
-        for interface in &fresh {
+        for interface in &initial {
             interfaces::set_state(tx, interface.id, InterfaceState::Initial, InterfaceState::Created).await?;
         }
         Ok(true)
@@ -158,12 +162,11 @@ async fn start(app: &App, row: &OperationRow) -> Result<()> {
     if created {
         record_state_change(app, id, InstanceState::Creating, InstanceState::Created, None);
     }
-    // It may have ended already.
+    // It may have stopped already.
     power::write_power_state(app, node, id).await
 }
 
-/// What cannot be made ends in error, with the reason, and gives back all that it had.
+/// Puts the instance in error and releases everything that it uses.
 async fn fail(app: &App, row: &OperationRow) -> Result<()> {
-    let report = row.error_report.as_ref();
-    fail_creation(app, row, report.map_or("unknown", |report| report.message.as_str())).await
+    fail_creation(app, row, failure_message(row)).await
 }

@@ -1,11 +1,12 @@
-//! Makes a new network real: an address towards the world, then its devices on the network node.
+//! Sets up a new network: allocates its address on the external network, then waits for its devices on the network
+//! node. See docs/decisions/0011.
 
 use muster_types::address::AddressType;
 use muster_types::event::{Event, EventType};
 use muster_types::network::NetworkState;
 use muster_types::{Error, Result};
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo, failure_message, parse_target_id};
 use crate::app::App;
 use crate::objects::network::address_pool::{floating_pool, quarantine};
 use crate::objects::network::object;
@@ -22,7 +23,7 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
         Step {
             name: "network_allocate_gateway",
             run: |app, row| Box::pin(allocate_gateway(app, row)),
-            undo: Undo::NotNeeded("the network in error keeps its addresses until it is deleted"),
+            undo: Undo::NotNeeded("a network in error keeps its addresses until it is deleted"),
         },
         Step {
             name: "network_apply_create_network_node",
@@ -32,10 +33,9 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
     ],
 );
 
-/// The network, while it is still to be made.
+/// Returns the network, or `None` if it no longer exists.
 pub(super) async fn target(app: &App, row: &OperationRow) -> Result<Option<NetworkRow>> {
-    let id = row.target.id.parse().map_err(|_| Error::Internal("a network's id is not one".into()))?;
-    Ok(networks::get(&*app.store, id).await?)
+    Ok(networks::get(&*app.store, parse_target_id(row)?).await?)
 }
 
 async fn allocate_gateway(app: &App, row: &OperationRow) -> Result<()> {
@@ -43,16 +43,16 @@ async fn allocate_gateway(app: &App, row: &OperationRow) -> Result<()> {
     if network.state != NetworkState::Initial || !network.provide_nat || network.floating_gateway.is_some() {
         return Ok(());
     }
-    let floats = floating_pool(&*app.store).await?;
+    let pool = floating_pool(&*app.store).await?;
     transaction!(app.store, |tx| {
-        // Another worker may be at this step, too: only one of them finds it without an address.
+        // Another worker may have run this step since the network was read.
         let initial = networks::lock(tx, network.id, &[NetworkState::Initial]).await?;
-        let now = networks::get(&mut *tx, network.id).await?;
-        if !initial || now.is_none_or(|now| now.floating_gateway.is_some()) {
+        let current = networks::get(&mut *tx, network.id).await?;
+        if !initial || current.is_none_or(|current| current.floating_gateway.is_some()) {
             return Ok(());
         }
         let allocation = Allocation::new(AddressType::Gateway, object(network.id));
-        let address = addresses::allocate_any(tx, floats, &allocation, quarantine(app).reclaim_after).await?;
+        let address = addresses::allocate_any(tx, pool, &allocation, quarantine(app).reclaim_after).await?;
         let Some(address) = address else {
             return Err(Error::InsufficientCapacity("Unable to allocate floating gateway IP".into()).into());
         };
@@ -63,7 +63,7 @@ async fn allocate_gateway(app: &App, row: &OperationRow) -> Result<()> {
 async fn apply(app: &App, row: &OperationRow) -> Result<()> {
     let Some(network) = target(app, row).await? else { return Ok(()) };
     if network.state != NetworkState::Initial {
-        // Deleted meanwhile, or done by a worker that vanished before it could say so.
+        // Deleted meanwhile, or created by a worker that stopped before it recorded the step.
         return Ok(());
     }
     wait_network_node(app, network.id, row.created).await?;
@@ -79,14 +79,13 @@ async fn apply(app: &App, row: &OperationRow) -> Result<()> {
     Ok(())
 }
 
-/// What cannot be made ends in error, with the reason, and leaves nothing on any node.
+/// Puts the network in error and removes it from all nodes.
 async fn fail(app: &App, row: &OperationRow) -> Result<()> {
     let Some(network) = target(app, row).await? else { return Ok(()) };
-    let reason =
-        row.error_report.as_ref().map_or_else(|| "unknown".to_owned(), |report| report.message.clone());
+    let reason = failure_message(row);
     let (from, to) = (NetworkState::Initial, NetworkState::Error);
     let failed = transaction!(app.store, |tx| {
-        if !networks::set_state(tx, network.id, from, to, Some(&reason)).await? {
+        if !networks::set_state(tx, network.id, from, to, Some(reason)).await? {
             return Ok(false);
         }
         networks::set_unwanted(tx, network.id).await?;

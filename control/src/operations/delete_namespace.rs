@@ -1,10 +1,10 @@
-//! What follows the deletion of a namespace: its keys, its own trusts and its rules go. That others no longer trust it
-//! was part of the deletion itself.
+//! Deletes the keys, trusts and rules of a deleted namespace. The request that deleted the namespace has removed the
+//! trusts that others have in it.
 
 use muster_types::Result;
 use muster_types::namespace::NamespaceState;
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::queue::{DeleteNamespace, Operation as _};
 use muster_store::operations::OperationRow;
@@ -16,24 +16,24 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
         Step {
             name: "namespace_delete_keys",
             run: |app, row| Box::pin(delete_keys(app, row)),
-            undo: Undo::NotNeeded("a deleted namespace stays deleted, and its keys are dead with it"),
+            undo: Undo::NotNeeded("the namespace stays deleted, and its keys are not accepted"),
         },
         Step {
             name: "namespace_delete_trusts",
             run: |app, row| Box::pin(delete_trusts(app, row)),
-            undo: Undo::NotNeeded("nobody can act on a trust of a deleted namespace"),
+            undo: Undo::NotNeeded("a trust of a deleted namespace grants nothing"),
         },
         Step {
             name: "namespace_delete_rules",
             run: |app, row| Box::pin(delete_rules(app, row)),
-            undo: Undo::NotNeeded("a rule of a deleted namespace makes no keys"),
+            undo: Undo::NotNeeded("a rule of a deleted namespace issues no keys"),
         },
     ],
 );
 
 async fn delete_keys(app: &App, row: &OperationRow) -> Result<()> {
     transaction!(app.store, |tx| {
-        // Taken over late, this may meet a new namespace of the same name.
+        // A worker that takes over late may find a new namespace of the same name.
         if namespaces::lock(tx, &row.target.id, NamespaceState::Deleted).await? {
             keys::soft_delete_of(tx, &row.target.id).await?;
         }

@@ -1,4 +1,4 @@
-//! Takes a network apart once nothing is on it: its devices, its addresses, then the record.
+//! Deletes a network once it has no interfaces: its devices, its addresses, then its record. See docs/decisions/0011.
 
 use muster_types::address::AddressType;
 use muster_types::event::{Event, EventType};
@@ -6,7 +6,7 @@ use muster_types::network::NetworkState;
 use muster_types::{Error, Result};
 
 use super::create_network::target;
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::objects::network::address_pool::{floating_pool, quarantine};
 use crate::objects::network::object;
@@ -15,7 +15,7 @@ use crate::queue::{DeleteNetwork, Operation as _};
 use muster_store::operations::OperationRow;
 use muster_store::{addresses, dns_entries, interfaces, networks, references, transaction};
 
-const NO_WAY_BACK: Undo = Undo::NotNeeded("a network that is being deleted is deleted by the next attempt");
+const UNDO_NOT_NEEDED: Undo = Undo::NotNeeded("the next attempt continues to delete the network");
 
 pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
     DeleteNetwork::KIND,
@@ -23,33 +23,33 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
         Step {
             name: "network_wait_for_interfaces",
             run: |app, row| Box::pin(wait_for_interfaces(app, row)),
-            undo: NO_WAY_BACK,
+            undo: UNDO_NOT_NEEDED,
         },
         Step {
             name: "network_apply_delete_network_node",
             run: |app, row| Box::pin(remove_devices(app, row)),
-            undo: NO_WAY_BACK,
+            undo: UNDO_NOT_NEEDED,
         },
         Step {
             name: "network_release_addresses",
             run: |app, row| Box::pin(release_addresses(app, row)),
-            undo: NO_WAY_BACK,
+            undo: UNDO_NOT_NEEDED,
         },
         Step {
             name: "network_delete_record",
             run: |app, row| Box::pin(delete_record(app, row)),
-            undo: NO_WAY_BACK,
+            undo: UNDO_NOT_NEEDED,
         },
     ],
 );
 
 async fn wait_for_interfaces(app: &App, row: &OperationRow) -> Result<()> {
     let Some(network) = target(app, row).await? else { return Ok(()) };
-    let left = interfaces::count(&*app.store, network.id).await?;
-    if left > 0 {
-        return Err(Error::NotReady(format!("{left} interfaces are on the network")));
+    let count = interfaces::count(&*app.store, network.id).await?;
+    if count > 0 {
+        return Err(Error::NotReady(format!("the network has {count} interfaces")));
     }
-    // No interface can come: the network is in delete-wait.
+    // The network is in delete-wait, so none can be added.
     transaction!(app.store, |tx| {
         if networks::lock(tx, network.id, &[NetworkState::DeleteWait]).await? {
             networks::set_unwanted(tx, network.id).await?;
@@ -65,14 +65,14 @@ async fn remove_devices(app: &App, row: &OperationRow) -> Result<()> {
 
 async fn release_addresses(app: &App, row: &OperationRow) -> Result<()> {
     let Some(network) = target(app, row).await? else { return Ok(()) };
-    let floats = floating_pool(&*app.store).await?;
+    let pool = floating_pool(&*app.store).await?;
     let id = network.id.to_string();
     for kind in [AddressType::Routed, AddressType::Gateway] {
-        let held = addresses::of_kind(&*app.store, floats.network, kind).await?;
-        for (address, _) in held.into_iter().filter(|(_, user)| *user == id) {
+        let allocated = addresses::of_kind(&*app.store, pool.network, kind).await?;
+        for (address, _) in allocated.into_iter().filter(|(_, user)| *user == id) {
             transaction!(app.store, |tx| {
-                let (user, rests) = (object(network.id), quarantine(app).enabled);
-                addresses::release(tx, floats, address, kind, &user, rests).await?;
+                let (user, quarantined) = (object(network.id), quarantine(app).enabled);
+                addresses::release(tx, pool, address, kind, &user, quarantined).await?;
                 if kind == AddressType::Gateway {
                     networks::set_gateway(tx, network.id, None).await?;
                 }

@@ -1,10 +1,10 @@
-//! Fetches an artifact from its source: as its first version, or as another one if the source has something new.
+//! Fetches an artifact from its source: its first version, or a new version if the source changed.
 //!
-//! All of it is one step, because the bytes are on the disk of the node that fetches them. Another attempt goes on
-//! with what is there.
+//! This is a single step, because the bytes are on the disk of the node that fetches them. Another attempt resumes the
+//! download.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use muster_types::artifact::ArtifactState;
@@ -13,8 +13,9 @@ use muster_types::ids::{ArtifactId, NodeId};
 use muster_types::operation::OperationProgress;
 use muster_types::storage::Draft;
 use muster_types::{Error, Result};
+use parking_lot::Mutex;
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo, failure_message, parse_target_id};
 use crate::app::App;
 use crate::fetch::{Fetch, FetchOutcome, FetchProgress, ResumeState, resolve};
 use crate::objects::artifact::{enqueue_conversion, object};
@@ -26,11 +27,11 @@ use muster_store::artifacts::{self, ArtifactRow, Validators};
 use muster_store::operations::{self, OperationRow};
 use muster_store::{instances, transaction};
 
-/// How often progress is written down.
-const TICK: Duration = Duration::from_secs(1);
-/// Progress makes an event when this much more of the whole is there, in percent, or after [`SILENCE`] ticks.
-const STRIDE: u64 = 10;
-const SILENCE: u32 = 15;
+/// The interval at which progress is recorded in the operation.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(1);
+/// Progress is also recorded as an event after this many percent of the total, or after [`MAX_INTERVALS_PER_EVENT`].
+const PERCENT_PER_EVENT: u64 = 10;
+const MAX_INTERVALS_PER_EVENT: u32 = 15;
 
 pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
     FetchArtifact::KIND,
@@ -41,10 +42,9 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
     }],
 );
 
-/// The artifact, while it is there.
+/// Returns the artifact, or `None` if it was deleted.
 async fn target(app: &App, row: &OperationRow) -> Result<Option<ArtifactRow>> {
-    let id: ArtifactId =
-        row.target.id.parse().map_err(|_| Error::Internal("an artifact's id is not one".into()))?;
+    let id: ArtifactId = parse_target_id(row)?;
     Ok(artifacts::get(&*app.store, id).await?.filter(|row| row.state != ArtifactState::Deleted))
 }
 
@@ -59,16 +59,16 @@ async fn fetch(app: &App, row: &OperationRow) -> Result<()> {
     } else {
         Validators::default()
     };
-    let here = node.identity().id;
-    // What another node has of it is of no use here.
-    let kept = row.progress.clone().filter(|part| part.node == Some(here));
-    let part = Part { app, row, here, validator: Mutex::new(kept.and_then(|part| part.validator)) };
-    let most = upload::max_content_bytes(app);
-    let fetching = Fetch::new(&app.settings, node.storage(), draft, most, Arc::clone(&meter))?;
+    let node_id = node.identity().id;
+    // Only the node that fetched a part can resume it.
+    let progress = row.progress.clone().filter(|progress| progress.node == Some(node_id));
+    let validator = Mutex::new(progress.and_then(|progress| progress.validator));
+    let part = PartialFetch { app, row, node_id, validator };
+    let max_bytes = upload::max_content_bytes(app);
+    let fetching = Fetch::new(&app.settings, node.storage(), draft, max_bytes, Arc::clone(&meter))?;
     let outcome = tokio::select! {
         outcome = fetching.run(&url, &known, &part) => outcome?,
-        // Deleted while it is fetched: nobody wants it any more.
-        () = watch(&part, &artifact, &meter) => return node.storage().remove_draft(draft).await,
+        () = record_progress(&part, &artifact, &meter) => return node.storage().remove_draft(draft).await,
     };
     match outcome {
         FetchOutcome::Unchanged => {
@@ -76,43 +76,48 @@ async fn fetch(app: &App, row: &OperationRow) -> Result<()> {
             app.events.record(event.with("url", url.as_str()));
             transaction!(app.store, |tx| { Ok(artifacts::set_error(tx, artifact.id, None).await?) })?;
         }
-        FetchOutcome::Fetched(said) => {
-            // What is there is the whole from now on: nobody may add to it.
+        FetchOutcome::Fetched(validators) => {
+            // The draft is complete: without a validator, no attempt appends to it.
             part.save(None).await?;
-            take_in(app, row, &artifact, &said).await?;
+            add_version(app, row, &artifact, &validators).await?;
         }
     }
     node.storage().remove_draft(draft).await
 }
 
-/// Makes what was fetched a version.
-async fn take_in(app: &App, row: &OperationRow, artifact: &ArtifactRow, said: &Validators) -> Result<()> {
+/// Adds the fetched content to the artifact as a version.
+async fn add_version(
+    app: &App,
+    row: &OperationRow,
+    artifact: &ArtifactRow,
+    validators: &Validators,
+) -> Result<()> {
     let (node, draft) = (storage_node(app)?, Draft::Fetch(row.id));
     let compression = node.storage().decompress(draft).await?;
-    let coming = BlobSource { draft, is_image: true, modified: said.modified.clone() };
-    let prepared = blob::prepare(app, node, &coming).await?;
+    let source = BlobSource { draft, is_image: true, modified: validators.modified.clone() };
+    let prepared = blob::prepare(app, node, &source).await?;
     let outcome = transaction!(app.store, |tx| {
-        let holder = blob::commit_in(tx, &prepared).await?;
-        let added = version::add_in(tx, artifact, holder).await?;
-        artifacts::set_source(tx, artifact.id, said).await?;
+        let blob_id = blob::commit_in(tx, &prepared).await?;
+        let added = version::add_in(tx, artifact, blob_id).await?;
+        artifacts::set_source(tx, artifact.id, validators).await?;
         if added.is_some() {
-            enqueue_conversion(tx, holder, artifact, row.request_id.as_deref()).await?;
+            enqueue_conversion(tx, blob_id, artifact, row.request_id.as_deref()).await?;
         }
-        Ok((holder, added))
+        Ok((blob_id, added))
     });
-    let (holder, added) = match outcome {
+    let (blob_id, added) = match outcome {
         Ok(outcome) => outcome,
         Err(error) => {
             blob::discard(app, &prepared).await;
-            // Deleted while it was fetched: nobody wants it any more.
+            // Not an error if the artifact was deleted meanwhile.
             return if target(app, row).await?.is_none() { Ok(()) } else { Err(error) };
         }
     };
-    blob::finish_commit(app, &prepared, holder).await;
+    blob::finish_commit(app, &prepared, blob_id).await;
     app.queue.wake();
     match added {
         Some(index) => {
-            let mut event = version::added_event(artifact.id, index, holder);
+            let mut event = version::added_event(artifact.id, index, blob_id);
             if let Some(compression) = compression {
                 event = event.with("unpacked", compression.as_str());
             }
@@ -121,93 +126,100 @@ async fn take_in(app: &App, row: &OperationRow, artifact: &ArtifactRow, said: &V
         None => app.events.record(Event::new(
             EventType::Status,
             object(artifact.id),
-            "the source has what the newest version has",
+            "the source has the same content as the newest version",
         )),
     }
     Ok(())
 }
 
-/// What this operation knows of a part that is there.
-struct Part<'a> {
+/// The state of an incomplete download, kept in the operation so that another attempt can resume it.
+struct PartialFetch<'a> {
     app: &'a App,
     row: &'a OperationRow,
-    here: NodeId,
+    node_id: NodeId,
     validator: Mutex<Option<String>>,
 }
 
-impl ResumeState for Part<'_> {
+impl ResumeState for PartialFetch<'_> {
     fn validator(&self) -> Option<String> {
-        self.validator.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.validator.lock().clone()
     }
 
     async fn save(&self, validator: Option<String>) -> Result<()> {
-        self.validator.lock().unwrap_or_else(PoisonError::into_inner).clone_from(&validator);
+        self.validator.lock().clone_from(&validator);
         self.write(0, None, validator).await
     }
 }
 
-impl Part<'_> {
+impl PartialFetch<'_> {
     async fn write(&self, done: u64, total: Option<u64>, validator: Option<String>) -> Result<()> {
-        let number = |count| i64::try_from(count).unwrap_or(i64::MAX);
-        let progress = OperationProgress {
-            done: number(done),
-            total: total.map(number),
-            validator,
-            node: Some(self.here),
+        let column = |bytes: u64| {
+            i64::try_from(bytes).map_err(|_| Error::Internal(format!("{bytes} bytes are out of range")))
         };
+        let (done, total) = (column(done)?, total.map(column).transpose()?);
+        let progress = OperationProgress { done, total, validator, node: Some(self.node_id) };
         transaction!(self.app.store, |tx| { Ok(operations::set_progress(tx, self.row, &progress).await?) })
     }
 }
 
-/// Writes down how far a fetch is, in the operation and now and then as an event. Ends when the artifact is deleted.
-async fn watch(part: &Part<'_>, artifact: &ArtifactRow, meter: &FetchProgress) {
-    let (mut written, mut told, mut silent) = (0, 0, 0);
+/// Records the progress of a fetch, in the operation and less often as an event. Returns when the artifact is deleted.
+async fn record_progress(part: &PartialFetch<'_>, artifact: &ArtifactRow, meter: &FetchProgress) {
+    let (mut recorded, mut last_percent, mut intervals) = (0, 0, 0);
     loop {
-        tokio::time::sleep(TICK).await;
+        tokio::time::sleep(PROGRESS_INTERVAL).await;
         let (done, total) = (meter.done.load(Ordering::Relaxed), meter.total.load(Ordering::Relaxed));
-        let known = Some(total).filter(|total| *total > 0);
-        silent += 1;
-        if matches!(target(part.app, part.row).await, Ok(None)) {
-            return;
+        let total = Some(total).filter(|total| *total > 0);
+        intervals += 1;
+        match target(part.app, part.row).await {
+            Ok(Some(_)) => {}
+            Ok(None) => return,
+            Err(error) => tracing::warn!(artifact = %artifact.id, %error, "failed to read an artifact"),
         }
-        if done == written {
+        if done == recorded {
             continue;
         }
-        written = done;
-        if let Err(error) = part.write(done, known, part.validator()).await {
-            tracing::warn!(%error, "progress was not written");
+        recorded = done;
+        if let Err(error) = part.write(done, total, part.validator()).await {
+            tracing::warn!(artifact = %artifact.id, %error, "failed to record the progress of a fetch");
         }
-        let percent = known.map(|total| done.saturating_mul(100) / total);
-        if percent.is_some_and(|percent| percent >= told + STRIDE) || silent >= SILENCE {
-            (told, silent) = (percent.unwrap_or(0), 0);
+        let percent = total.map(|total| done.saturating_mul(100) / total);
+        if percent.is_some_and(|percent| percent >= last_percent + PERCENT_PER_EVENT)
+            || intervals >= MAX_INTERVALS_PER_EVENT
+        {
+            (last_percent, intervals) = (percent.unwrap_or(0), 0);
             let mut event = Event::new(EventType::Status, object(artifact.id), "fetching")
                 .with("bytes", done)
-                .with("total", known)
+                .with("total", total)
                 .with("percent", percent);
             event.request_id.clone_from(&part.row.request_id);
-            for instance in instances::awaiting(&*part.app.store, artifact.id).await.unwrap_or_default() {
-                event = event.with_object(instance::object(instance));
+            match instances::awaiting(&*part.app.store, artifact.id).await {
+                Ok(waiting) => {
+                    event =
+                        waiting.into_iter().fold(event, |event, id| event.with_object(instance::object(id)));
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "failed to read the instances that wait for an artifact");
+                }
             }
             part.app.events.record(event);
         }
     }
 }
 
-/// What cannot be fetched keeps the versions that it has; without any it is in error, with the reason.
+/// Records the reason, and puts an artifact without a version in error.
 async fn fail(app: &App, row: &OperationRow) -> Result<()> {
     storage_node(app)?.storage().remove_draft(Draft::Fetch(row.id)).await?;
     let Some(artifact) = target(app, row).await? else { return Ok(()) };
-    let reason =
-        row.error_report.as_ref().map_or_else(|| "unknown".to_owned(), |report| report.message.clone());
+    let reason = failure_message(row);
     let (from, to) = (ArtifactState::Initial, ArtifactState::Error);
     let failed = transaction!(app.store, |tx| {
-        artifacts::set_error(tx, artifact.id, Some(&reason)).await?;
+        artifacts::set_error(tx, artifact.id, Some(reason)).await?;
         Ok(artifacts::set_state(tx, artifact.id, from, to).await?)
     })?;
     let message = if failed {
         "state is now error"
     } else {
-        "the source could not be fetched, the versions stay as they are"
+        "failed to fetch the source, existing versions are unchanged"
     };
     app.events.record(Event::new(EventType::Mutate, object(artifact.id), message).with("reason", reason));
     Ok(())

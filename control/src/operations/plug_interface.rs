@@ -1,4 +1,4 @@
-//! Gives the machine of an instance an interface that was asked for later.
+//! Attaches an interface to the VM of an existing instance.
 
 use muster_types::event::{Event, EventType};
 use muster_types::instance::InstanceState;
@@ -6,7 +6,7 @@ use muster_types::interface::InterfaceState;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::{Error, Result};
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo, failure_message};
 use crate::app::App;
 use crate::objects::instance::{local_node, object, plan, target_id};
 use crate::objects::interface::{delete_in, set_state_in};
@@ -27,8 +27,8 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
     }],
 );
 
-/// The interface and its instance, while the one is still to be given to the other.
-async fn wanted(app: &App, row: &OperationRow) -> Result<Option<(InstanceRow, InterfaceRow)>> {
+/// Returns the instance and the interface, or `None` if the interface no longer needs to be attached.
+async fn pending_interface(app: &App, row: &OperationRow) -> Result<Option<(InstanceRow, InterfaceRow)>> {
     let PlugInterface { interface: id } = PlugInterface::parameters(row)?;
     let interface = interfaces::get(&*app.store, id).await?;
     let instance = instances::get(&*app.store, target_id(&row.target.id)?).await?;
@@ -37,18 +37,18 @@ async fn wanted(app: &App, row: &OperationRow) -> Result<Option<(InstanceRow, In
 }
 
 async fn plug(app: &App, row: &OperationRow) -> Result<()> {
-    let Some((instance, interface)) = wanted(app, row).await? else { return Ok(()) };
+    let Some((instance, interface)) = pending_interface(app, row).await? else { return Ok(()) };
     if instance.state != InstanceState::Created {
-        // Its start takes the interface along.
+        // Its creation attaches the interface.
         return Err(Error::NotReady(format!("instance {} is not ready ({})", instance.id, instance.state)));
     }
     let node = local_node(app, instance.node)?;
     wait_network_on_node(app, interface.network, node.identity().id, row.created).await?;
     let _lock = app.instance_locks.lock(instance.id).await;
-    let Some((instance, interface)) = wanted(app, row).await? else { return Ok(()) };
+    let Some((instance, interface)) = pending_interface(app, row).await? else { return Ok(()) };
     let mtu = mtu(nodes::list(&*app.store).await?.iter(), &app.settings);
     let network = networks::get(&*app.store, interface.network).await?;
-    let network = network.ok_or_else(|| Error::Conflict("the network is gone".into()))?;
+    let network = network.ok_or_else(|| Error::Conflict("the network was deleted".into()))?;
     node.vms().attach_nic(instance.id, &plan::nic(&interface, &network, mtu)?).await?;
     let to = InterfaceState::Created;
     transaction!(app.store, |tx| { set_state_in(tx, &interface, to).await })?;
@@ -60,18 +60,16 @@ async fn plug(app: &App, row: &OperationRow) -> Result<()> {
     Ok(())
 }
 
-/// An interface that the machine does not take goes, with all that it had; the instance's events say why.
+/// Deletes the interface, and records the reason as an event of the instance.
 async fn fail(app: &App, row: &OperationRow) -> Result<()> {
-    let Some((instance, interface)) = wanted(app, row).await? else { return Ok(()) };
-    let report = row.error_report.as_ref();
-    let reason = report.map_or_else(|| "unknown".to_owned(), |report| report.message.clone());
+    let Some((instance, interface)) = pending_interface(app, row).await? else { return Ok(()) };
     transaction!(app.store, |tx| { delete_in(app, tx, interface.id).await })?;
     app.networks.notify_changed();
     app.events.record(
-        Event::new(EventType::Mutate, object(instance.id), "interface could not be plugged in")
+        Event::new(EventType::Mutate, object(instance.id), "failed to plug in interface")
             .with_object(ObjectRef::new(ObjectType::Interface, interface.id))
             .with("interface_uuid", interface.id.to_string())
-            .with("reason", reason),
+            .with("reason", failure_message(row)),
     );
     Ok(())
 }

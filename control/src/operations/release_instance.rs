@@ -1,9 +1,9 @@
-//! Gives back all that an instance has whose creation ended without a result.
+//! Releases everything that an instance uses whose creation ended without a result.
 
 use muster_store::operations::OperationRow;
 use muster_types::Result;
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo};
 use crate::app::App;
 use crate::objects::instance::state::fail_creation;
 use crate::queue::{Operation as _, ReleaseInstance};
@@ -13,7 +13,7 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
     &[Step {
         name: "instance_release",
         run: |app, row| Box::pin(release(app, row)),
-        undo: Undo::NotNeeded("what is not given back yet is given back by the next attempt"),
+        undo: Undo::NotNeeded("the next attempt releases the rest"),
     }],
 );
 

@@ -1,4 +1,4 @@
-//! Copies disks of an instance, all as they were at one moment, and makes each copy a version of its artifact.
+//! Copies disks of an instance at one point in time, and adds each copy to its artifact as a version.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use muster_types::storage::Draft;
 use muster_types::vm::{SnapshotDisk, VmPower};
 use muster_types::{Error, Result};
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo, failure_message};
 use crate::app::App;
 use crate::objects::blob::{self, BlobSource};
 use crate::objects::instance::snapshot::NVRAM;
@@ -40,23 +40,23 @@ async fn copy(app: &App, row: &OperationRow) -> Result<()> {
     let instance = instances::get(&*app.store, target_id(&row.target.id)?).await?;
     let instance = instance.filter(|row| row.state == InstanceState::Created);
     let instance =
-        instance.ok_or_else(|| Error::Conflict("the instance was deleted before it was copied".into()))?;
+        instance.ok_or_else(|| Error::Conflict("the instance was deleted before the snapshot".into()))?;
     let node = local_node(app, instance.node)?;
-    let mut left = Vec::new();
+    let mut pending = Vec::new();
     for copy in copies(row)? {
-        // An attempt that died may have made some of them.
+        // An attempt that was interrupted may have completed some of them.
         if blobs::get(&*app.store, copy.blob).await?.is_none_or(|blob| blob.state != BlobState::Created) {
-            left.push(copy);
+            pending.push(copy);
         }
     }
-    if left.is_empty() {
+    if pending.is_empty() {
         return Ok(());
     }
-    // Says that the drafts are being written, until this ends.
-    let here = node.identity().id;
-    let marks: Vec<_> = left.iter().map(|copy| app.drafts_in_progress.begin(here, copy.blob)).collect();
-    let outcome = copy_all(app, row, node, &instance, &left).await;
-    for copy in &left {
+    // The storage reconciler must not remove these drafts.
+    let node_id = node.identity().id;
+    let marks: Vec<_> = pending.iter().map(|copy| app.drafts_in_progress.begin(node_id, copy.blob)).collect();
+    let outcome = copy_all(app, row, node, &instance, &pending).await;
+    for copy in &pending {
         node.storage().remove_draft(Draft::Vm(copy.blob)).await?;
     }
     drop(marks);
@@ -79,29 +79,29 @@ async fn copy_all(
         })
         .collect();
     let compress = app.settings.compress_snapshots;
-    // Nobody may start a machine whose files are being read. One that runs copies by itself, beside all else.
-    let turn = app.instance_locks.lock(instance.id).await;
+    // A stopped VM must not start while its files are read. A running VM copies its disks itself and needs no lock.
+    let lock = app.instance_locks.lock(instance.id).await;
     let running = matches!(node.vms().power(instance.id).await?, Some(VmPower::On | VmPower::Paused));
-    let turn = if running {
-        drop(turn);
+    let lock = if running {
+        drop(lock);
         None
     } else {
-        Some(turn)
+        Some(lock)
     };
     node.vms().snapshot(instance.id, &disks, compress).await.map_err(|error| match error {
-        // There may be room later.
+        // Space may become available later.
         Error::InsufficientCapacity(why) => Error::Unavailable(why),
         other => other,
     })?;
-    drop(turn);
+    drop(lock);
     for copy in copies {
-        keep(app, row, node, instance, copy).await?;
+        add_version(app, row, node, instance, copy).await?;
     }
     Ok(())
 }
 
-/// Makes a copy a blob, and that a version of its artifact.
-async fn keep(
+/// Stores a copy as a blob and adds it to its artifact as a version.
+async fn add_version(
     app: &App,
     row: &OperationRow,
     node: &Arc<dyn NodeApi>,
@@ -109,8 +109,8 @@ async fn keep(
     copy: &DiskCopy,
 ) -> Result<()> {
     let draft = Draft::Vm(copy.blob);
-    let coming = BlobSource { draft, is_image: copy.device != NVRAM, modified: None };
-    let prepared = blob::prepare_as(app, node, &coming, copy.blob).await?;
+    let source = BlobSource { draft, is_image: copy.device != NVRAM, modified: None };
+    let prepared = blob::prepare_as(app, node, &source, copy.blob).await?;
     let outcome = transaction!(app.store, |tx| {
         blob::commit_with_id_in(tx, &prepared, copy.base).await?;
         let artifact = artifacts::get(&mut *tx, copy.artifact).await?;
@@ -120,7 +120,9 @@ async fn keep(
     match outcome {
         Ok(index) => {
             blob::finish_commit(app, &prepared, copy.blob).await;
-            app.events.record(version::added_event(copy.artifact, index.unwrap_or(0), copy.blob));
+            if let Some(index) = index {
+                app.events.record(version::added_event(copy.artifact, index, copy.blob));
+            }
             let mut event = Event::new(EventType::Status, object(instance.id), EventMessage::DiskCopied)
                 .with("device", copy.device.clone())
                 .with("blob_uuid", copy.blob.to_string())
@@ -136,19 +138,18 @@ async fn keep(
     }
 }
 
-/// What could not be copied is told of; an artifact that has nothing else is in error.
+/// Records the reason in the artifacts, and puts those without a version in error.
 async fn fail(app: &App, row: &OperationRow) -> Result<()> {
     let id = target_id(&row.target.id)?;
-    let report = row.error_report.as_ref();
-    let reason = report.map_or_else(|| "unknown".to_owned(), |report| report.message.clone());
+    let reason = failure_message(row);
     for copy in copies(row)? {
         transaction!(app.store, |tx| {
-            artifacts::set_error(tx, copy.artifact, Some(&reason)).await?;
+            artifacts::set_error(tx, copy.artifact, Some(reason)).await?;
             let (from, to) = (ArtifactState::Initial, ArtifactState::Error);
             Ok(artifacts::set_state(tx, copy.artifact, from, to).await?)
         })?;
     }
-    let event = Event::new(EventType::Status, object(id), "disks could not be copied");
+    let event = Event::new(EventType::Status, object(id), "failed to copy disks");
     app.events.record(event.with("reason", reason));
     Ok(())
 }

@@ -1,11 +1,11 @@
-//! Starts the machine of an instance again, after its host went down with it.
+//! Restarts the VM of an instance after its host went down.
 
 use muster_types::Result;
 use muster_types::event::{Event, EventType};
 use muster_types::event_message::EventMessage;
 use muster_types::instance::{InstanceState, PowerState};
 
-use super::{Implementation, Step, Undo};
+use super::step::{Implementation, Step, Undo, failure_message};
 use crate::app::App;
 use crate::objects::instance::{local_node, object, power, target_id};
 use crate::objects::network::wait::wait_instance_networks;
@@ -23,27 +23,26 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
     }],
 );
 
-/// The instance, while it still is to be on.
-async fn wanted(app: &App, row: &OperationRow) -> Result<Option<InstanceRow>> {
+/// Returns the instance, or `None` if it no longer needs to run.
+async fn pending_instance(app: &App, row: &OperationRow) -> Result<Option<InstanceRow>> {
     let instance = instances::get(&*app.store, target_id(&row.target.id)?).await?;
     Ok(instance.filter(|row| row.state == InstanceState::Created && row.power_wanted != PowerState::Off))
 }
 
 async fn start(app: &App, row: &OperationRow) -> Result<()> {
-    let Some(instance) = wanted(app, row).await? else { return Ok(()) };
+    let Some(instance) = pending_instance(app, row).await? else { return Ok(()) };
     let node = local_node(app, instance.node)?;
     wait_instance_networks(app, instance.id, node.identity().id, row.created).await?;
     let _lock = app.instance_locks.lock(instance.id).await;
-    let Some(instance) = wanted(app, row).await? else { return Ok(()) };
+    let Some(instance) = pending_instance(app, row).await? else { return Ok(()) };
     power::start_vm(app, node, &instance).await?;
     power::write_power_state(app, node, instance.id).await
 }
 
-/// What cannot be started again is off, with the reason.
+/// Records that the instance crashed, with the reason.
 async fn fail(app: &App, row: &OperationRow) -> Result<()> {
-    let Some(instance) = wanted(app, row).await? else { return Ok(()) };
-    let report = row.error_report.as_ref();
-    let reason = report.map_or_else(|| "unknown".to_owned(), |report| report.message.clone());
+    let Some(instance) = pending_instance(app, row).await? else { return Ok(()) };
+    let reason = failure_message(row);
     let (id, power) = (instance.id, PowerState::Crashed);
     let changed = transaction!(app.store, |tx| { Ok(instances::set_power(tx, id, power).await?) })?;
     if changed {

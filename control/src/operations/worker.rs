@@ -16,11 +16,12 @@ use parking_lot::Mutex;
 use serde_json::{Map, json};
 use tokio::sync::{Semaphore, watch};
 
-use super::{IMPLEMENTATIONS, Implementation, Undo};
+use super::implementations::IMPLEMENTATIONS;
+use super::step::{Implementation, Undo};
 use crate::app::App;
 use crate::queue::Lane;
 
-/// How often the queue is read without a notification: another daemon may have queued an operation.
+/// The interval between reads of the queue without a notification: another daemon may have queued an operation.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest time between two reads of the queue.
 const MIN_POLL_INTERVAL: f64 = 0.02;
@@ -29,12 +30,12 @@ const NOT_READY_DELAY: f64 = 1.0;
 /// The maximum delay in seconds before another attempt.
 const MAX_BACKOFF: f64 = 60.0;
 
-/// A fault that a test injects around a step.
+/// A fault that a test injects into a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// The step fails instead of running.
     Fail,
-    /// The worker dies after the step, before it records that the step is complete.
+    /// The worker stops after the step, before it records that the step is complete.
     Die,
 }
 
@@ -66,7 +67,7 @@ impl Worker {
         Self { app, implementations, faults: Mutex::new(None) }
     }
 
-    /// Injects faults around steps, for tests of the recovery.
+    /// Injects faults into steps, for tests of the recovery.
     pub fn inject(&self, faults: impl FnMut(&OperationRow, &str) -> Option<Fault> + Send + 'static) {
         *self.faults.lock() = Some(Box::new(faults));
     }
@@ -79,7 +80,7 @@ impl Worker {
         self.implementations.iter().find(|implementation| implementation.kind.name == row.name)
     }
 
-    /// Runs operations until told to stop, then finishes those in progress.
+    /// Runs operations until `stop` is set, then finishes those in progress.
     pub async fn run(self: Arc<Self>, stop: watch::Receiver<bool>) {
         let [quick, fetch, convert, vm] =
             Lane::ALL.map(|lane| Arc::clone(&self).run_lane(lane, stop.clone()));
@@ -105,7 +106,7 @@ impl Worker {
                 }
                 Err(error) => tracing::warn!(%error, "failed to read the operation queue"),
             }
-            // Without a free slot there is nothing to look for: an operation that ends wakes this loop.
+            // Without a free slot, wait for an operation to end, which wakes this loop.
             let pause =
                 if slots.available_permits() == 0 { POLL_INTERVAL } else { self.until_due(lane).await };
             tokio::select! {
@@ -130,23 +131,27 @@ impl Worker {
         Ok(count)
     }
 
-    /// Returns what this daemon can run in a lane, if anything.
-    fn able(&self, lane: Lane) -> Option<ExecutableOperations> {
+    /// Returns the operations of a lane that this daemon can run, or `None` if there are none.
+    fn executable(&self, lane: Lane) -> Option<ExecutableOperations> {
         let nodes = self.app.nodes.iter().map(|node| node.identity().id).collect();
         let kinds = self.implementations.iter().map(|implementation| implementation.kind);
         let names: Vec<&str> = kinds.filter(|kind| kind.lane == lane).map(|kind| kind.name).collect();
-        Some(ExecutableOperations { names, nodes }).filter(|able| !able.names.is_empty())
+        Some(ExecutableOperations { names, nodes }).filter(|executable| !executable.names.is_empty())
     }
 
     /// Returns the time until the next operation of a lane is due.
     async fn until_due(&self, lane: Lane) -> Duration {
-        let Some(able) = self.able(lane) else { return POLL_INTERVAL };
-        match operations::next_due(&self.app.store, &able).await {
+        let Some(executable) = self.executable(lane) else { return POLL_INTERVAL };
+        match operations::next_due(&self.app.store, &executable).await {
             Ok(Some(due)) => {
                 let pause = (due - now()).clamp(MIN_POLL_INTERVAL, POLL_INTERVAL.as_secs_f64());
                 Duration::from_secs_f64(pause)
             }
-            _ => POLL_INTERVAL,
+            Ok(None) => POLL_INTERVAL,
+            Err(error) => {
+                tracing::warn!(%error, "failed to read the operation queue");
+                POLL_INTERVAL
+            }
         }
     }
 
@@ -154,9 +159,9 @@ impl Worker {
     async fn lease_due(&self, lane: Lane, free: usize) -> Result<Vec<OperationRow>> {
         let app = &*self.app;
         let mut leased = Vec::new();
-        let Some(able) = self.able(lane).filter(|_| free > 0) else { return Ok(leased) };
+        let Some(executable) = self.executable(lane).filter(|_| free > 0) else { return Ok(leased) };
         let limit = i64::try_from(free).expect("a lane has few slots");
-        for row in operations::due(&app.store, &able, limit).await? {
+        for row in operations::due(&app.store, &executable, limit).await? {
             match dependencies(app, &row).await? {
                 Dependencies::Complete => {}
                 Dependencies::Pending => {
@@ -182,7 +187,7 @@ impl Worker {
         Ok(leased)
     }
 
-    /// Runs an operation for as long as this worker holds its lease.
+    /// Runs an operation while this worker owns its lease.
     async fn work(&self, row: OperationRow) {
         tokio::select! {
             () = self.attempt(&row) => {}
@@ -194,15 +199,15 @@ impl Worker {
         let failed = |error| Outcome::Failed { step: row.name.clone(), error };
         // Only operations that this worker implements are leased.
         let Some(implementation) = self.implementation(row) else { return };
-        if row.attempts > max_attempts(&self.app) {
-            let error =
-                Error::Unavailable(format!("given up: {} workers vanished during it", row.attempts - 1));
+        if i128::from(row.attempts) > max_attempts(&self.app) {
+            let crashes = row.attempts - 1;
+            let error = Error::Unavailable(format!("{crashes} workers stopped during this operation"));
             return self.settle(row, implementation, failed(error)).await;
         }
         let limit = Duration::from_secs(self.app.settings.cluster_op_stuck_threshold);
         let steps = self.run_steps(implementation, row);
         let outcome = tokio::time::timeout(limit, steps).await.unwrap_or_else(|_| {
-            failed(Error::Unavailable(format!("not done after {} seconds", limit.as_secs())))
+            failed(Error::Unavailable(format!("not complete after {} seconds", limit.as_secs())))
         });
         self.settle(row, implementation, outcome).await;
     }
@@ -214,7 +219,7 @@ impl Worker {
         {
             let fault = self.fault(row, step.name);
             let result = match fault {
-                Some(Fault::Fail) => Err(Error::Unavailable("failed on purpose".into())),
+                Some(Fault::Fail) => Err(Error::Unavailable("fault injected by a test".into())),
                 Some(Fault::Die) | None => (step.run)(&self.app, row).await,
             };
             if fault == Some(Fault::Die) {
@@ -246,7 +251,7 @@ impl Worker {
             }
             Outcome::Failed { step, error } => {
                 let report = report(&step, row, &error);
-                if row.attempts < max_attempts(app) && is_retryable(&error) {
+                if i128::from(row.attempts) < max_attempts(app) && is_retryable(&error) {
                     (OperationState::Queued, now() + backoff(app, row.attempts), Some(report))
                 } else {
                     let failed = OperationRow { error_report: Some(report.clone()), ..row.clone() };
@@ -260,7 +265,7 @@ impl Worker {
         });
         match settled {
             Ok(true) => self.announce(row, state, report.as_ref()),
-            Ok(false) => tracing::warn!(operation = %row.id, "another worker has taken over the operation"),
+            Ok(false) => tracing::warn!(operation = %row.id, "another worker took over the operation"),
             // The lease expires and another worker takes over.
             Err(error) => {
                 tracing::warn!(operation = %row.id, %error, "failed to record the end of an operation");
@@ -295,8 +300,9 @@ fn lease_seconds(app: &App) -> f64 {
     app.settings.cluster_op_lease as f64
 }
 
-fn max_attempts(app: &App) -> i64 {
-    i64::try_from(app.settings.cluster_op_max_attempts).unwrap_or(i64::MAX)
+/// Returns the maximum number of attempts, in a type that can be compared with the column.
+fn max_attempts(app: &App) -> i128 {
+    app.settings.cluster_op_max_attempts.into()
 }
 
 enum Dependencies {
@@ -331,9 +337,9 @@ enum Outcome {
         step: String,
         error: Error,
     },
-    /// The operation waits for something that is not its own work.
+    /// The operation waits for something outside of it.
     NotReady(String),
-    /// Another worker has the lease, or a test killed this one: record nothing.
+    /// Another worker owns the lease, or a test stopped this one: record nothing.
     LeaseLost,
 }
 
@@ -383,7 +389,7 @@ fn backoff(app: &App, attempts: i64) -> f64 {
     2f64.powi(exponent - 1).min(MAX_BACKOFF) * (lease_seconds(app) / 15.0).min(1.0)
 }
 
-/// Reverts the steps of an operation, newest first. The reconcilers handle what fails here.
+/// Reverts the steps of an operation, last step first. The reconcilers repair what fails here.
 async fn undo(app: &App, implementation: &Implementation, row: &OperationRow) {
     for step in implementation.steps.iter().rev() {
         if let Undo::Run(revert) = step.undo
@@ -394,11 +400,11 @@ async fn undo(app: &App, implementation: &Implementation, row: &OperationRow) {
     }
 }
 
-/// Returns the report of a failure for callers. Internal texts stay in the log.
+/// Returns the report of a failure for the API. Internal errors are only logged.
 fn report(step: &str, row: &OperationRow, error: &Error) -> ErrorReport {
-    tracing::warn!(operation = %row.id, step, attempt = row.attempts, %error, "a step of an operation failed");
+    tracing::warn!(operation = %row.id, step, attempt = row.attempts, %error, "failed to run a step of an operation");
     let (code, message) = match error {
-        Error::Internal(_) => ("internal.unknown", "an internal error, see the log of the node".to_owned()),
+        Error::Internal(_) => ("internal.unknown", "internal error, see the log of the node".to_owned()),
         Error::Unavailable(_) | Error::Contended => ("internal.unavailable", error.to_string()),
         other => ("operation.refused", other.to_string()),
     };

@@ -1,7 +1,7 @@
-//! Does what callers want done inside the guests of this daemon's nodes: for each instance one operation at a time, in
-//! the order in which they came. Whoever wants something writes a row and rings the [`AgentNotifier`].
+//! Runs agent operations in the guests of this daemon's nodes: for each instance one at a time, in the order in which
+//! they were queued. A request writes a row and notifies the [`AgentNotifier`].
 //!
-//! Nothing is remembered here that is not in the database or in the guest: whoever comes next goes on with it.
+//! All state is in the database or in the guest, so the next daemon can continue. See docs/decisions/0022.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -26,133 +26,140 @@ use crate::state::AgentNotifier;
 use muster_store::agent_operations::{self, AgentOperationOutcome, AgentOperationRow};
 use muster_store::transaction;
 
-/// How often the database is asked what others wrote, and how far a transfer is is written down.
+/// The interval at which the database is read without a notification and the progress of transfers is recorded.
 pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_secs(1);
-/// How often what was given up is looked for in guests.
-const SWEEP: Duration = Duration::from_secs(10);
-/// How long somebody stays at an instance that has nothing to do.
-const LINGER: Duration = Duration::from_secs(5);
-/// How long the next operation waits for a command to be ended.
-const ENDING: Duration = Duration::from_secs(3);
-/// How often a transfer that stalls is begun.
-const MOST_ATTEMPTS: i64 = 3;
-/// Blobs that are brought to a node at a time for one instance, which can use them one after the other only.
-const COPIES_AHEAD: usize = 2;
-/// How long one waits before a blob is asked for again: at first, and at most.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// The interval at which orphaned commands are cancelled in guests.
+const CANCEL_INTERVAL: Duration = Duration::from_secs(10);
+/// How long the task of an instance without operations stays alive.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long to wait for a command to be cancelled before the next operation starts.
+const CANCEL_TIMEOUT: Duration = Duration::from_secs(3);
+/// The maximum number of attempts of a transfer that stalls.
+const MAX_ATTEMPTS: i64 = 3;
+/// The maximum number of blobs copied concurrently for one instance, which uses them one after the other.
+const MAX_CONCURRENT_COPIES: usize = 2;
+/// The delay before a failed copy of a blob is retried. It doubles up to [`MAX_BACKOFF`].
+const MIN_BACKOFF: Duration = Duration::from_millis(50);
+const MAX_BACKOFF: Duration = Duration::from_secs(2);
 
-/// A task that ends when it is dropped.
+/// A task that is aborted when dropped.
 #[derive(Debug)]
-struct Task(JoinHandle<()>);
+struct AbortOnDrop(JoinHandle<()>);
 
-impl Task {
-    /// Ends it, and waits until nothing of it is under way.
-    async fn end(mut self) {
+impl AbortOnDrop {
+    /// Aborts the task and waits until it has ended.
+    async fn abort(mut self) {
         self.0.abort();
-        let _ = tokio::time::timeout(ENDING, &mut self.0).await;
+        let _ = tokio::time::timeout(CANCEL_TIMEOUT, &mut self.0).await;
     }
 }
 
-impl Drop for Task {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-/// Does what is wanted until told to stop. What is under way then goes on with the next daemon.
+/// Runs agent operations until `stop` is set. The next daemon continues those in progress.
 pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
     let nodes: Vec<NodeId> = app.nodes.iter().map(|node| node.identity().id).collect();
-    let mut lines: HashMap<InstanceId, (Arc<Notify>, Task)> = HashMap::new();
-    let _sweeper = Task(tokio::spawn(sweep(Arc::clone(&app), nodes.clone())));
-    let mut look_at = Instant::now();
+    let mut instances: HashMap<InstanceId, (Arc<Notify>, AbortOnDrop)> = HashMap::new();
+    let _canceller = AbortOnDrop(tokio::spawn(cancel_periodically(Arc::clone(&app), nodes.clone())));
+    let mut next_poll = Instant::now();
     while !*stop.borrow() {
-        let mut there = app.agents.take_changed();
-        if Instant::now() >= look_at {
-            look_at = Instant::now() + RECONCILE_INTERVAL;
-            lines.retain(|_, (_, task)| !task.0.is_finished());
+        let mut changed = app.agents.take_changed();
+        if Instant::now() >= next_poll {
+            next_poll = Instant::now() + RECONCILE_INTERVAL;
+            instances.retain(|_, (_, task)| !task.0.is_finished());
             match agent_operations::instances_with_unfinished(&*app.store, &nodes).await {
-                // Those that are attended look for themselves.
-                Ok(found) => there.extend(found.into_iter().filter(|id| !lines.contains_key(id))),
-                Err(error) => tracing::warn!(%error, "agent operations were not looked for"),
+                // The tasks of the other instances poll for themselves.
+                Ok(found) => changed.extend(found.into_iter().filter(|id| !instances.contains_key(id))),
+                Err(error) => tracing::warn!(%error, "failed to read agent operations"),
             }
         }
-        for id in there {
-            if let Some((wake, task)) = lines.get(&id)
+        for id in changed {
+            if let Some((wake, task)) = instances.get(&id)
                 && !task.0.is_finished()
             {
                 wake.notify_one();
                 continue;
             }
             let wake = Arc::new(Notify::new());
-            let task = tokio::spawn(attend(Arc::clone(&app), id, Arc::clone(&wake)));
-            lines.insert(id, (wake, Task(task)));
+            let task = tokio::spawn(run_instance(Arc::clone(&app), id, Arc::clone(&wake)));
+            instances.insert(id, (wake, AbortOnDrop(task)));
         }
         tokio::select! {
             () = app.agents.wait_changed() => {}
-            () = tokio::time::sleep_until(look_at.into()) => {}
+            () = tokio::time::sleep_until(next_poll.into()) => {}
             _ = stop.changed() => {}
         }
     }
-    for (_, (_, task)) in lines {
-        task.end().await;
+    for (_, (_, task)) in instances {
+        task.abort().await;
     }
 }
 
-/// Stays at one instance as long as there is something to do.
-async fn attend(app: Arc<App>, instance: InstanceId, wake: Arc<Notify>) {
-    let mut line = Line { app, instance, wake, copying: HashMap::new(), current: None, is_clear: false };
+/// Runs the operations of one instance until there are none for [`IDLE_TIMEOUT`].
+async fn run_instance(app: Arc<App>, instance: InstanceId, wake: Arc<Notify>) {
+    let mut queue = InstanceQueue {
+        app,
+        instance,
+        wake,
+        copying: HashMap::new(),
+        current: None,
+        orphans_cancelled: false,
+    };
     loop {
-        let pause = match line.step().await {
-            Ok(Some(pause)) => pause,
+        let delay = match queue.step().await {
+            Ok(Some(delay)) => delay,
             Ok(None) => {
-                if tokio::time::timeout(LINGER, line.wake.notified()).await.is_err() {
+                if tokio::time::timeout(IDLE_TIMEOUT, queue.wake.notified()).await.is_err() {
                     return;
                 }
                 continue;
             }
             Err(error) => {
-                tracing::warn!(%instance, %error, "agent operations were not looked after");
+                tracing::warn!(%instance, %error, "failed to run agent operations");
                 RECONCILE_INTERVAL
             }
         };
-        let _ = tokio::time::timeout(pause, line.wake.notified()).await;
+        let _ = tokio::time::timeout(delay, queue.wake.notified()).await;
     }
 }
 
 /// The operations of one instance.
-struct Line {
+struct InstanceQueue {
     app: Arc<App>,
     instance: InstanceId,
     wake: Arc<Notify>,
-    /// Those whose blob is on its way.
-    copying: HashMap<AgentOperationId, Task>,
-    current: Option<Current>,
-    /// Whether nothing runs in the guest that was given up, as far as it could be told.
-    is_clear: bool,
+    /// The operations whose blob is being copied to the node.
+    copying: HashMap<AgentOperationId, AbortOnDrop>,
+    current: Option<CurrentOperation>,
+    /// Whether commands that a previous daemon left running were cancelled.
+    orphans_cancelled: bool,
 }
 
-/// The operation that is under way.
-struct Current {
+/// The operation in progress.
+struct CurrentOperation {
     row: AgentOperationRow,
     node: Arc<dyn NodeApi>,
-    task: Task,
+    task: AbortOnDrop,
     ended: Arc<AtomicBool>,
     clock: Arc<ProgressClock>,
-    /// When its progress was last written down, and what.
-    written: (Instant, Option<f64>),
+    /// When its progress was last recorded, and the recorded value.
+    recorded: (Instant, Option<f64>),
 }
 
-impl Current {
+impl CurrentOperation {
     fn has_ended(&self) -> bool {
         self.ended.load(Ordering::Acquire) || self.task.0.is_finished()
     }
 }
 
-impl Line {
-    /// Looks at what is to be done, and sees to it. Says when to look again; nothing if there is nothing to do.
+impl InstanceQueue {
+    /// Advances the queue. Returns the delay before the next step, or `None` if there is nothing to do.
     async fn step(&mut self) -> Result<Option<Duration>> {
-        if self.current.as_ref().is_some_and(Current::has_ended) {
+        if self.current.as_ref().is_some_and(CurrentOperation::has_ended) {
             self.current = None;
         }
         let found = agent_operations::queue_of(&*self.app.store, self.instance).await?;
@@ -162,14 +169,14 @@ impl Line {
         if let Some(current) = &self.current
             && !is_unfinished(current.row.id)
         {
-            self.leave().await?;
+            self.stop_if_ended().await?;
         }
         let Some(node) = node else {
-            // One that has just ended tidies up, and rings.
+            // An operation that has just ended is cleaning up, and notifies.
             return Ok(self.current.as_ref().map(|_| RECONCILE_INTERVAL));
         };
         if !found.is_created {
-            // It is being deleted, and its operations with it.
+            // The instance is being deleted, and its operations with it.
             self.current = None;
             self.copying.clear();
             return Ok(Some(RECONCILE_INTERVAL));
@@ -178,29 +185,29 @@ impl Line {
         self.expire(&mut rows).await?;
         self.watch_progress(&mut rows).await?;
         let waiting = rows.iter().filter(|row| row.state == AgentOperationState::Preflight);
-        for row in waiting.take(COPIES_AHEAD) {
+        for row in waiting.take(MAX_CONCURRENT_COPIES) {
             if !self.copying.contains_key(&row.id) {
                 let copy =
-                    copy(Arc::clone(&self.app), Arc::clone(&node), row.clone(), Arc::clone(&self.wake));
-                self.copying.insert(row.id, Task(tokio::spawn(copy)));
+                    copy_input(Arc::clone(&self.app), Arc::clone(&node), row.clone(), Arc::clone(&self.wake));
+                self.copying.insert(row.id, AbortOnDrop(tokio::spawn(copy)));
             }
         }
         if self.current.is_none()
-            && let Some(head) = rows.first()
-            && may_begin(head, &node)
+            && let Some(first) = rows.first()
+            && may_start(first, &node)
         {
-            if !self.is_clear {
-                // Left by a daemon that died: it does not run beside the next one.
-                let here = [node.identity().id];
-                end_given_up(&self.app, &here, Some(self.instance)).await?;
-                self.is_clear = true;
+            if !self.orphans_cancelled {
+                // A command of a previous daemon must not run concurrently with the next one.
+                let nodes = [node.identity().id];
+                cancel_orphans(&self.app, &nodes, Some(self.instance)).await?;
+                self.orphans_cancelled = true;
             }
-            self.begin(&node, head.clone());
+            self.start(&node, first.clone());
         }
-        Ok(Some(self.pause(&rows)))
+        Ok(Some(self.next_delay(&rows)))
     }
 
-    fn begin(&mut self, node: &Arc<dyn NodeApi>, row: AgentOperationRow) {
+    fn start(&mut self, node: &Arc<dyn NodeApi>, row: AgentOperationRow) {
         let clock = Arc::new(ProgressClock::default());
         let work = AgentOperationRun {
             app: Arc::clone(&self.app),
@@ -212,74 +219,73 @@ impl Line {
         let end = Arc::clone(&ended);
         let task = tokio::spawn(async move {
             work.run().await;
-            // A task that rings has not quite ended.
+            // The task that notifies has not ended yet.
             end.store(true, Ordering::Release);
             wake.notify_one();
         });
-        let (node, written) = (Arc::clone(node), (Instant::now(), None));
-        self.current = Some(Current { row, node, task: Task(task), ended, clock, written });
+        let (node, recorded) = (Arc::clone(node), (Instant::now(), None));
+        self.current = Some(CurrentOperation { row, node, task: AbortOnDrop(task), ended, clock, recorded });
     }
 
-    /// Ends what is under way, here and in the guest.
+    /// Stops the current operation, here and in the guest.
     async fn stop(&mut self) -> Result<()> {
         let Some(current) = self.current.take() else { return Ok(()) };
-        current.task.end().await;
+        current.task.abort().await;
         if is_command_line(&current.row) {
             cancel(&self.app, &current.node, &current.row).await?;
         }
         Ok(())
     }
 
-    /// Somebody ended what is under way: a caller, a budget, or itself just now.
-    async fn leave(&mut self) -> Result<()> {
+    /// Stops the current operation if a request or a deadline ended it.
+    async fn stop_if_ended(&mut self) -> Result<()> {
         let Some(current) = &self.current else { return Ok(()) };
         let row = agent_operations::get(&*self.app.store, current.row.id).await?;
         match row.map(|row| row.state) {
-            // It has but to tidy up.
+            // It ended by itself and is only cleaning up.
             Some(AgentOperationState::Complete | AgentOperationState::Error) => Ok(()),
             _ => self.stop().await,
         }
     }
 
-    /// Ends those whose time is over, wherever they stand in the line.
+    /// Expires operations whose deadline has passed, anywhere in the queue.
     async fn expire(&mut self, rows: &mut Vec<AgentOperationRow>) -> Result<()> {
-        let most = self.app.settings.agent_operation_max_deadline;
-        let over = |row: &AgentOperationRow| end::expires_at(row, most).is_some_and(|time| time <= now());
-        for row in rows.iter().filter(|row| over(row)) {
-            let mut gone = end::expire(&self.app, row, ExpiryReason::Deadline).await?;
-            if !gone {
-                // It may have moved on meanwhile, but its time is over all the same.
-                let fresh = agent_operations::get(&*self.app.store, row.id).await?;
-                if let Some(fresh) = fresh.filter(|fresh| !fresh.state.is_final()) {
-                    gone = end::expire(&self.app, &fresh, ExpiryReason::Deadline).await?;
+        let max_deadline = self.app.settings.agent_operation_max_deadline;
+        let is_overdue =
+            |row: &AgentOperationRow| end::expires_at(row, max_deadline).is_some_and(|time| time <= now());
+        for row in rows.iter().filter(|row| is_overdue(row)) {
+            let mut expired = end::expire(&self.app, row, ExpiryReason::Deadline).await?;
+            if !expired {
+                // Its state changed meanwhile, but it is overdue nevertheless.
+                let current = agent_operations::get(&*self.app.store, row.id).await?;
+                if let Some(current) = current.filter(|current| !current.state.is_final()) {
+                    expired = end::expire(&self.app, &current, ExpiryReason::Deadline).await?;
                 }
             }
             self.copying.remove(&row.id);
             if self.current.as_ref().is_some_and(|current| current.row.id == row.id) {
-                if gone {
+                if expired {
                     self.stop().await?;
                 }
             } else if row.state == AgentOperationState::Executing {
-                self.is_clear = false;
+                self.orphans_cancelled = false;
             }
         }
-        rows.retain(|row| !over(row));
+        rows.retain(|row| !is_overdue(row));
         Ok(())
     }
 
-    /// Writes down how far a transfer is, and notices when it stands still.
+    /// Records the progress of a transfer, and restarts or expires one that stalls.
     async fn watch_progress(&mut self, rows: &mut Vec<AgentOperationRow>) -> Result<()> {
         let Some(current) = &mut self.current else { return Ok(()) };
         let id = current.row.id;
         let stalls_at = current.clock.stalls_at(current.row.progress_timeout);
         if stalls_at.is_none_or(|at| at > Instant::now()) {
-            let time = current.clock.last_progress();
-            if current.written.0.elapsed() >= RECONCILE_INTERVAL
-                && time.is_some()
-                && time != current.written.1
+            if current.recorded.0.elapsed() >= RECONCILE_INTERVAL
+                && let Some(time) = current.clock.last_progress()
+                && Some(time) != current.recorded.1
             {
-                current.written = (Instant::now(), time);
-                let time = time.unwrap_or_default();
+                current.recorded = (Instant::now(), Some(time));
                 transaction!(self.app.store, |tx| {
                     Ok(agent_operations::set_progress(tx, id, time).await?)
                 })?;
@@ -287,46 +293,47 @@ impl Line {
             return Ok(());
         }
         self.stop().await?;
-        // The next step sees what there is to do then.
+        // The next step reads the queue again.
         rows.clear();
         self.wake.notify_one();
         let row = agent_operations::get(&*self.app.store, id).await?;
         let Some(row) = row.filter(|row| row.state == AgentOperationState::Executing) else { return Ok(()) };
-        if row.attempts >= MOST_ATTEMPTS {
+        if row.attempts >= MAX_ATTEMPTS {
             end::expire(&self.app, &row, ExpiryReason::Progress).await?;
         } else {
             let (from, to) = (AgentOperationState::Executing, AgentOperationState::Queued);
-            let again = transaction!(self.app.store, |tx| {
+            let requeued = transaction!(self.app.store, |tx| {
                 Ok(agent_operations::set_state(tx, id, from, to, &AgentOperationOutcome::default()).await?)
             })?;
-            if again {
-                let event = audit(&row, "agent operation stalled, it is begun again");
+            if requeued {
+                let event = audit(&row, "agent operation stalled, restarting it");
                 self.app.events.record(event.with("attempts", row.attempts));
             }
         }
         Ok(())
     }
 
-    /// How long there is nothing to do unless somebody rings.
-    fn pause(&self, rows: &[AgentOperationRow]) -> Duration {
-        let most = self.app.settings.agent_operation_max_deadline;
-        let (time, mut pause) = (now(), RECONCILE_INTERVAL);
-        for over in rows.iter().filter_map(|row| end::expires_at(row, most)) {
-            pause = pause.min(Duration::try_from_secs_f64(over - time).unwrap_or_default());
+    /// Returns how long to wait for a notification before the next step.
+    fn next_delay(&self, rows: &[AgentOperationRow]) -> Duration {
+        let max_deadline = self.app.settings.agent_operation_max_deadline;
+        let (time, mut delay) = (now(), RECONCILE_INTERVAL);
+        for deadline in rows.iter().filter_map(|row| end::expires_at(row, max_deadline)) {
+            // Overdue operations have a delay of zero.
+            delay = Duration::from_secs_f64((deadline - time).max(0.0).min(delay.as_secs_f64()));
         }
         if let Some(current) = &self.current
             && let Some(at) = current.clock.stalls_at(current.row.progress_timeout)
         {
-            pause = pause.min(at.saturating_duration_since(Instant::now()));
+            delay = delay.min(at.saturating_duration_since(Instant::now()));
         }
-        pause.max(Duration::from_millis(1))
+        delay.max(Duration::from_millis(1))
     }
 }
 
-/// Whether the first operation of a line may be begun, or gone on with.
-fn may_begin(row: &AgentOperationRow, node: &Arc<dyn NodeApi>) -> bool {
+/// Returns whether the first operation of a queue may start or continue.
+fn may_start(row: &AgentOperationRow, node: &Arc<dyn NodeApi>) -> bool {
     match row.state {
-        // Another attempt of what stalled is not spared by a guest that is away.
+        // A retry of a stalled transfer starts even if the guest is unreachable, so that its attempts are used up.
         AgentOperationState::Queued => {
             (row.attempts > 0 && row.progress_timeout > 0.0) || AgentNotifier::is_ready(node, row.instance)
         }
@@ -339,16 +346,16 @@ fn may_begin(row: &AgentOperationRow, node: &Arc<dyn NodeApi>) -> bool {
     }
 }
 
-/// Brings the blob of an operation to its node.
-async fn copy(app: Arc<App>, node: Arc<dyn NodeApi>, row: AgentOperationRow, wake: Arc<Notify>) {
-    let mut pause = SHORTEST_PAUSE;
+/// Copies the blob of an operation to its node, with retries.
+async fn copy_input(app: Arc<App>, node: Arc<dyn NodeApi>, row: AgentOperationRow, wake: Arc<Notify>) {
+    let mut backoff = MIN_BACKOFF;
     loop {
-        let outcome = match bring(&app, &node, &row).await {
+        let outcome = match ensure_input(&app, &node, &row).await {
             Err(
                 error @ (Error::NotReady(_) | Error::Unavailable(_) | Error::Contended | Error::Timeout(_)),
             ) => Err(error),
             Err(Error::Internal(why)) => {
-                tracing::error!(operation = %row.id, %why, "a blob was not brought to its node");
+                tracing::error!(operation = %row.id, error = why, "failed to copy a blob to its node");
                 end::fail(&app, &row, "server error").await
             }
             Err(error) => end::fail(&app, &row, &error.to_string()).await,
@@ -362,27 +369,29 @@ async fn copy(app: Arc<App>, node: Arc<dyn NodeApi>, row: AgentOperationRow, wak
         };
         match outcome {
             Ok(_) => break,
-            Err(error) => tracing::debug!(operation = %row.id, %error, "a blob is not there yet"),
+            Err(error) => {
+                tracing::debug!(operation = %row.id, %error, "failed to copy a blob to its node, retrying");
+            }
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(LONGEST_PAUSE);
+        tokio::time::sleep(backoff).await;
+        backoff = (backoff * 2).min(MAX_BACKOFF);
     }
     wake.notify_one();
 }
 
-async fn bring(app: &App, node: &Arc<dyn NodeApi>, row: &AgentOperationRow) -> Result<()> {
+async fn ensure_input(app: &App, node: &Arc<dyn NodeApi>, row: &AgentOperationRow) -> Result<()> {
     match input_blob(&row.commands) {
         Some(blob) => blob_copy::ensure_local(app, node, blob).await,
         None => Ok(()),
     }
 }
 
-/// Ends a command in its guest, and writes down that this was done. `false`: the guest could not be told.
+/// Cancels a command in its guest and records that. Returns `false` if the guest is unreachable.
 async fn cancel(app: &App, node: &Arc<dyn NodeApi>, row: &AgentOperationRow) -> Result<bool> {
     let cancelled = node.guests().cancel(row.instance, command_key(row));
-    match tokio::time::timeout(ENDING, cancelled).await {
+    match tokio::time::timeout(CANCEL_TIMEOUT, cancelled).await {
         Ok(Err(GuestError::Unreachable(_) | GuestError::HostFailed(_))) | Err(_) => {
-            tracing::info!(operation = %row.id, "a command was not ended yet");
+            tracing::info!(operation = %row.id, "failed to cancel a command, its guest is unreachable");
             Ok(false)
         }
         Ok(_) => {
@@ -392,31 +401,31 @@ async fn cancel(app: &App, node: &Arc<dyn NodeApi>, row: &AgentOperationRow) -> 
     }
 }
 
-/// Ends commands that were given up while nobody could tell their guest.
-async fn sweep(app: Arc<App>, nodes: Vec<NodeId>) {
+/// Periodically cancels commands that ended while their guest was unreachable.
+async fn cancel_periodically(app: Arc<App>, nodes: Vec<NodeId>) {
     loop {
-        if let Err(error) = end_given_up(&app, &nodes, None).await {
-            tracing::warn!(%error, "commands that were given up were not looked for");
+        if let Err(error) = cancel_orphans(&app, &nodes, None).await {
+            tracing::warn!(%error, "failed to cancel orphaned commands");
         }
-        tokio::time::sleep(SWEEP).await;
+        tokio::time::sleep(CANCEL_INTERVAL).await;
     }
 }
 
-/// The same, once, in all guests of some nodes or in one of them.
-async fn end_given_up(app: &App, nodes: &[NodeId], instance: Option<InstanceId>) -> Result<()> {
-    let mut deaf = HashSet::new();
-    for (row, place) in agent_operations::cancelled_in_flight(&*app.store, nodes, instance).await? {
-        let Some(node) = app.nodes.iter().find(|node| node.identity().id == place) else { continue };
+/// Cancels orphaned commands in all guests of some nodes, or in one guest.
+async fn cancel_orphans(app: &App, nodes: &[NodeId], instance: Option<InstanceId>) -> Result<()> {
+    let mut unresponsive = HashSet::new();
+    for (row, node_id) in agent_operations::cancelled_in_flight(&*app.store, nodes, instance).await? {
+        let Some(node) = app.nodes.iter().find(|node| node.identity().id == node_id) else { continue };
         match node.guests().report(row.instance) {
             Some(report) if report.state.is_ready() && report.boot_id == row.sent_boot => {
-                // One that does not answer holds up nobody else.
-                if !deaf.contains(&row.instance) && !cancel(app, node, &row).await? {
-                    deaf.insert(row.instance);
+                // An unresponsive guest must not delay others.
+                if !unresponsive.contains(&row.instance) && !cancel(app, node, &row).await? {
+                    unresponsive.insert(row.instance);
                 }
             }
-            // It may come back.
+            // It may become ready again.
             Some(report) if !report.state.is_ready() => {}
-            // Its guest was switched off or started again, and the command ended with that.
+            // The guest was switched off or rebooted, which ended the command.
             _ => transaction!(app.store, |tx| { Ok(agent_operations::clear_sent(tx, row.id).await?) })?,
         }
     }

@@ -1,6 +1,6 @@
-//! Hears what guests say of themselves, and writes it into the records of their instances.
+//! Records the reports of guest agents in their instances.
 //!
-//! How an instance that is not on is called is written by `objects/instance/power.rs`.
+//! The agent state of an instance that is not running is written by `objects/instance/power.rs`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use crate::app::App;
 use crate::objects::instance::agent::{agent_report, has_guest, is_recorded, observe};
 use muster_store::instances;
 
-/// How often nodes are looked at.
+/// The interval between passes over the nodes.
 pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_secs(10);
-/// Nodes that are looked at in one tick.
-const NODES_AT_ONCE: usize = 100;
+/// The maximum number of nodes per pass.
+const NODES_PER_PASS: usize = 100;
 
-/// How often one guest is heard at once between two looks: more than any needs to start, and nothing for one that only
-/// wants to keep us busy.
-const MOST_AT_ONCE: u32 = 20;
+/// The maximum number of reports of one guest that are recorded immediately between two passes: enough to boot, but a
+/// misbehaving guest cannot overload the daemon.
+const MAX_REPORTS_PER_INTERVAL: u32 = 20;
 
-/// Looks after what is known of guests until told to stop.
+/// Records guest reports until `stop` is set.
 pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
     let mut listeners = JoinSet::new();
     for node in &app.nodes {
@@ -34,11 +34,11 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
     }
     let mut next = 0;
     while !*stop.borrow() {
-        for _ in 0..NODES_AT_ONCE.min(app.nodes.len()) {
+        for _ in 0..NODES_PER_PASS.min(app.nodes.len()) {
             let node = &app.nodes[next % app.nodes.len()];
             next = (next + 1) % app.nodes.len();
-            if let Err(error) = look(&app, node).await {
-                tracing::warn!(node = node.identity().name, %error, "guests were not looked after");
+            if let Err(error) = reconcile_node(&app, node).await {
+                tracing::warn!(node = node.identity().name, %error, "failed to reconcile guests");
             }
         }
         tokio::select! {
@@ -49,39 +49,39 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
     listeners.abort_all();
 }
 
-/// How often guests may change their mind and be heard at once. What is not is seen by the next look.
+/// Limits how many reports of a guest are recorded immediately. The next pass records the latest report anyway.
 #[derive(Debug, Default)]
-struct Patience {
+struct ReportLimiter {
     since: Option<Instant>,
-    heard: HashMap<InstanceId, u32>,
+    counts: HashMap<InstanceId, u32>,
 }
 
-impl Patience {
-    fn hears(&mut self, id: InstanceId, time: Instant) -> bool {
+impl ReportLimiter {
+    fn allows(&mut self, id: InstanceId, time: Instant) -> bool {
         if self.since.is_none_or(|since| time.duration_since(since) >= RECONCILE_INTERVAL) {
-            *self = Self { since: Some(time), heard: HashMap::new() };
+            *self = Self { since: Some(time), counts: HashMap::new() };
         }
-        let count = self.heard.entry(id).or_default();
+        let count = self.counts.entry(id).or_default();
         *count = count.saturating_add(1);
-        *count <= MOST_AT_ONCE
+        *count <= MAX_REPORTS_PER_INTERVAL
     }
 }
 
 async fn listen(app: Arc<App>, node: Arc<dyn NodeApi>) {
     let mut changes = node.guests().changes();
-    let mut patience = Patience::default();
+    let mut limiter = ReportLimiter::default();
     while let Some(id) = changes.next().await {
-        if !patience.hears(id, Instant::now()) {
+        if !limiter.allows(id, Instant::now()) {
             continue;
         }
         if let Err(error) = observe(&app, &node, id).await {
-            tracing::warn!(instance = %id, %error, "what a guest said was not written down");
+            tracing::warn!(instance = %id, %error, "failed to record a guest report");
         }
     }
 }
 
-/// One look at the guests of a node: a daemon that died may have left what is not so any more.
-async fn look(app: &App, node: &Arc<dyn NodeApi>) -> Result<()> {
+/// Records the reports of all guests of a node, also those that a previous daemon missed.
+async fn reconcile_node(app: &App, node: &Arc<dyn NodeApi>) -> Result<()> {
     for row in instances::of_node(&*app.store, node.identity().id).await? {
         if has_guest(&row, node) && !is_recorded(&row, &agent_report(node.guests().report(row.id).as_ref())) {
             observe(app, node, row.id).await?;
@@ -95,12 +95,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_guest_that_changes_its_mind_all_the_time_is_not_always_heard() {
-        let (mut patience, time) = (Patience::default(), Instant::now());
-        let (busy, calm) = (InstanceId::new(), InstanceId::new());
-        let heard = (0..1000).filter(|_| patience.hears(busy, time)).count();
-        assert_eq!(heard, 20);
-        assert!(patience.hears(calm, time), "others are");
-        assert!(patience.hears(busy, time + RECONCILE_INTERVAL), "and later it is again");
+    fn limits_reports_per_guest_and_interval() {
+        let (mut limiter, time) = (ReportLimiter::default(), Instant::now());
+        let (noisy, quiet) = (InstanceId::new(), InstanceId::new());
+        let allowed = (0..1000).filter(|_| limiter.allows(noisy, time)).count();
+        assert_eq!(allowed, 20);
+        assert!(limiter.allows(quiet, time), "other guests have their own limit");
+        assert!(limiter.allows(noisy, time + RECONCILE_INTERVAL), "the next interval has its own limit");
     }
 }

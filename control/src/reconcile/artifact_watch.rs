@@ -1,4 +1,4 @@
-//! Notices artifacts whose fetch ended without bringing them anything, and blobs that nothing uses any more.
+//! Fails artifacts whose fetch ended without a result, and deletes blobs that are not referenced.
 
 use muster_types::Result;
 use muster_types::artifact::ArtifactState;
@@ -9,14 +9,14 @@ use crate::app::App;
 use crate::objects::{artifact, blob};
 use muster_store::{artifacts, blobs, operations, references, transaction};
 
-/// Seconds that an artifact may be without an operation: one that was just made gets it at once.
-const PATIENCE: f64 = 60.0;
-/// Blobs deleted in one pass.
-const PASS: i64 = 500;
+/// How long an artifact may be without an operation, in seconds. A new one gets its operation immediately.
+const OPERATION_GRACE: f64 = 60.0;
+/// The maximum number of blobs deleted in one pass.
+const BATCH: i64 = 500;
 
-/// One pass over artifacts.
+/// Fails artifacts whose fetch ended without a result.
 pub async fn run(app: &App) -> Result<()> {
-    for row in artifacts::without_operation(&*app.store, now() - PATIENCE).await? {
+    for row in artifacts::without_operation(&*app.store, now() - OPERATION_GRACE).await? {
         let target = artifact::object(row.id);
         let ended = operations::of_target(&*app.store, &target).await?;
         let report = ended.iter().find_map(|operation| operation.error_report.as_ref());
@@ -34,23 +34,23 @@ pub async fn run(app: &App) -> Result<()> {
     Ok(())
 }
 
-/// One pass over blobs: those that nothing has used for `BLOB_DELETION_DELAY` seconds are deleted. Their files
-/// follow.
+/// Deletes blobs that were not referenced for `BLOB_DELETION_DELAY` seconds. The storage reconciler removes their
+/// files. See docs/decisions/0015.
 pub async fn delete_unused(app: &App) -> Result<()> {
     #[expect(clippy::cast_precision_loss, reason = "delays are seconds")]
     let before = now() - app.settings.blob_deletion_delay as f64;
-    for row in blobs::unused(&*app.store, before, PASS).await? {
+    for row in blobs::unused(&*app.store, before, BATCH).await? {
         if transaction!(app.store, |tx| {
-            let gone = blobs::delete(tx, &row).await?;
-            if gone {
-                // What it was only whole with is no longer needed for it.
+            let deleted = blobs::delete(tx, &row).await?;
+            if deleted {
+                // Its base is no longer needed.
                 references::remove_from(tx, &blob::object(row.id)).await?;
             }
-            Ok(gone)
+            Ok(deleted)
         })? {
             app.events.record(
                 Event::new(EventType::Mutate, blob::object(row.id), "state is now deleted")
-                    .with("reason", "nothing uses it any more"),
+                    .with("reason", "it is not referenced"),
             );
         }
     }

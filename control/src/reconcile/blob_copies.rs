@@ -1,5 +1,5 @@
-//! Copies blobs that too few nodes have. Every node decides for itself: all of them put the nodes in the same order
-//! for a blob, and those in front that lack it fetch it.
+//! Replicates blobs that have too few copies. Each node decides for itself: all nodes rank the nodes of a blob in the
+//! same order, and the first ones without a copy fetch it.
 
 use std::sync::Arc;
 
@@ -14,52 +14,53 @@ use crate::objects::blob_copy::{copy, live_nodes};
 use muster_store::blob_locations;
 use muster_store::nodes::{self, NodeRow};
 
-/// Blobs considered in one pass.
-const PASS: i64 = 500;
+/// The maximum number of blobs checked in one pass.
+const BATCH: i64 = 500;
 
-/// How many copies a blob should have: as many as the setting says, if there are that many nodes.
-pub(super) async fn wanted(app: &App) -> Result<i64> {
-    Ok(wanted_of(app, live_nodes(app).await?.len()))
+/// Returns the number of copies that a blob should have: `BLOB_REPLICATION_FACTOR`, but at most one for each live node.
+pub(super) async fn target_copies(app: &App) -> Result<usize> {
+    Ok(target_copies_on(app, live_nodes(app).await?.len()))
 }
 
-fn wanted_of(app: &App, nodes: usize) -> i64 {
-    let factor = i64::try_from(app.settings.blob_replication_factor).unwrap_or(i64::MAX);
-    factor.min(i64::try_from(nodes).unwrap_or(i64::MAX))
+fn target_copies_on(app: &App, nodes: usize) -> usize {
+    // A factor that does not fit is larger than the number of nodes.
+    usize::try_from(app.settings.blob_replication_factor).map_or(nodes, |factor| factor.min(nodes))
 }
 
-/// Fetches what this node should have a copy of; one blob after the other.
+/// Fetches the blobs of which this node should have a copy, one after the other.
 pub(super) async fn run(app: &App, node: &Arc<dyn NodeApi>) -> Result<()> {
-    let known = nodes::list(&*app.store).await?;
-    // A node that is silent for so long that it is in error may never come back.
-    let lost: Vec<NodeId> = known
+    let all_nodes = nodes::list(&*app.store).await?;
+    // A node in error has not checked in for so long that it may never return.
+    let lost: Vec<NodeId> = all_nodes
         .iter()
         .filter(|row| matches!(row.state, NodeState::Error | NodeState::Deleted))
         .map(|row| row.identity.id)
         .collect();
-    let living: Vec<NodeRow> = known.into_iter().filter(|row| row.state == NodeState::Created).collect();
-    let wanted = wanted_of(app, living.len());
-    if wanted < 2 && living.len() < 2 {
+    let live: Vec<NodeRow> = all_nodes.into_iter().filter(|row| row.state == NodeState::Created).collect();
+    let target = target_copies_on(app, live.len());
+    if target < 2 && live.len() < 2 {
         return Ok(());
     }
-    for id in blob_locations::under_replicated(&*app.store, wanted, PASS).await? {
+    let min_copies = i64::try_from(target).expect("a cluster has few nodes");
+    for id in blob_locations::under_replicated(&*app.store, min_copies, BATCH).await? {
         let copies = blob_locations::of_blob(&*app.store, id).await?;
-        let whole = copies.iter().filter(|copy| copy.state == CopyState::Complete).map(|copy| copy.node);
-        let whole: Vec<NodeId> = whole.filter(|node| !lost.contains(node)).collect();
-        let lacking = usize::try_from(wanted).unwrap_or(0).saturating_sub(whole.len());
-        let mut order: Vec<NodeId> =
-            living.iter().map(|row| row.identity.id).filter(|id| !whole.contains(id)).collect();
-        order.sort_by_cached_key(|node| rank(id, *node));
-        if whole.is_empty() || !order.iter().take(lacking).any(|id| *id == node.identity().id) {
+        let complete = copies.iter().filter(|copy| copy.state == CopyState::Complete).map(|copy| copy.node);
+        let complete: Vec<NodeId> = complete.filter(|node| !lost.contains(node)).collect();
+        let missing = target.saturating_sub(complete.len());
+        let mut candidates: Vec<NodeId> =
+            live.iter().map(|row| row.identity.id).filter(|id| !complete.contains(id)).collect();
+        candidates.sort_by_cached_key(|node| rank(id, *node));
+        if complete.is_empty() || !candidates.iter().take(missing).any(|id| *id == node.identity().id) {
             continue;
         }
-        if let Err(error) = copy(app, node, id, &whole, &living).await {
-            tracing::warn!(blob = %id, node = node.identity().name, %error, "a blob was not copied");
+        if let Err(error) = copy(app, node, id, &complete, &live).await {
+            tracing::warn!(blob = %id, node = node.identity().name, %error, "failed to copy a blob");
         }
     }
     Ok(())
 }
 
-/// Where a node stands in the order for a blob.
+/// Returns the sort key of a node for a blob, the same on every node.
 fn rank(blob: BlobId, node: NodeId) -> Vec<u8> {
     let text = format!("{blob}{node}");
     digest::digest(&digest::SHA256, text.as_bytes()).as_ref().to_vec()

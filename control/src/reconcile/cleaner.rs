@@ -78,7 +78,7 @@ pub async fn run(app: &App) -> Result<bool> {
         }
     }
     counts.push(remove_exchanges(app).await?);
-    Ok(counts.into_iter().any(|count| i64::try_from(count).is_ok_and(|count| count >= BATCH)))
+    Ok(counts.into_iter().any(|count| i64::try_from(count).expect("batches are small") >= BATCH))
 }
 
 async fn remove(app: &App, expired: &ExpiredType, object: ObjectRef) -> Result<()> {

@@ -15,7 +15,7 @@ pub(super) async fn run(app: &App) -> Result<()> {
     let outcome = events::prune(&app.store, &app.settings, app.events.metrics(), budget).await?;
     let (links, orphans, cut_short) = (outcome.links, outcome.orphans, outcome.cut_short);
     tracing::info!(links, orphans, cut_short, "events pruned");
-    let node = app.nodes.first().ok_or_else(|| Error::Internal("a daemon without a node".into()))?;
+    let node = app.nodes.first().ok_or_else(|| Error::Internal("the daemon has no node".into()))?;
     app.events.record(
         Event::new(EventType::Prune, ObjectRef::new(ObjectType::Node, node.identity().id), "events pruned")
             .with("links", links)

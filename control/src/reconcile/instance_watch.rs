@@ -1,4 +1,4 @@
-//! Notices instances whose operation ended without bringing them where they were going.
+//! Repairs instances whose operation ended without a result, or whose node was deleted.
 
 use muster_types::Result;
 use muster_types::instance::InstanceState;
@@ -8,18 +8,18 @@ use crate::objects::instance::{delete, object, operation_on};
 use crate::queue::{Operation as _, ReleaseInstance};
 use muster_store::{instances, operations, transaction};
 
-/// One pass.
+/// Runs one pass.
 pub async fn run(app: &App) -> Result<()> {
     for (node, name) in instances::on_deleted_nodes(&*app.store).await? {
         delete::release_deleted_node(app, node, &name).await?;
     }
     for row in instances::without_operation(&*app.store).await? {
         if matches!(row.state, InstanceState::DeleteWait | InstanceState::DeleteWaitError) {
-            // Whatever was in the way of the last attempt may be gone.
+            // Retry: the cause of the last failure may no longer exist.
             transaction!(app.store, |tx| { delete::enqueue(tx, row.id, None).await })?;
         } else {
-            let ended = operations::of_target(&*app.store, &object(row.id)).await?;
-            let report = ended.iter().find_map(|operation| operation.error_report.as_ref());
+            let operations = operations::of_target(&*app.store, &object(row.id)).await?;
+            let report = operations.iter().find_map(|operation| operation.error_report.as_ref());
             let reason =
                 report.map_or("its creation ended without a result", |report| report.message.as_str());
             transaction!(app.store, |tx| {

@@ -1,5 +1,4 @@
-//! Soft-deletes keys that expired `NAMESPACE_KEY_REAP_GRACE` seconds ago. That they stopped working did not
-//! wait for this.
+//! Soft-deletes keys that expired `NAMESPACE_KEY_REAP_GRACE` seconds ago. They are rejected from their expiry on.
 
 use muster_types::Result;
 use muster_types::event::Event;
@@ -9,8 +8,8 @@ use muster_types::time::now;
 use crate::app::App;
 use muster_store::{keys, transaction};
 
-/// Keys handled in one pass.
-const PASS: i64 = 500;
+/// The maximum number of keys read at a time.
+const BATCH: i64 = 500;
 
 /// Runs one pass and returns the number of deleted keys.
 pub async fn run(app: &App) -> Result<usize> {
@@ -21,11 +20,11 @@ pub async fn run(app: &App) -> Result<usize> {
     let before = now() - app.settings.namespace_key_reap_grace as f64;
     let mut count = 0;
     loop {
-        let expired = keys::expired_before(&*app.store, before, PASS).await?;
+        let expired = keys::expired_before(&*app.store, before, BATCH).await?;
         for key in &expired {
-            let gone =
+            let deleted =
                 transaction!(app.store, |tx| { Ok(keys::soft_delete_expired(tx, key.id, before).await?) })?;
-            if gone {
+            if deleted {
                 count += 1;
                 app.events.record(
                     Event::audit(ObjectRef::namespace(&key.namespace), "expired key deleted")
@@ -34,7 +33,7 @@ pub async fn run(app: &App) -> Result<usize> {
                 );
             }
         }
-        if i64::try_from(expired.len()).unwrap_or(0) < PASS {
+        if i64::try_from(expired.len()).expect("at most BATCH") < BATCH {
             return Ok(count);
         }
     }

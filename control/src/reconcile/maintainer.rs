@@ -1,4 +1,4 @@
-//! The cluster maintainer: the daemon that holds the maintainer lease runs the tasks that only one daemon should run.
+//! The cluster maintainer: the daemon that owns the maintainer lease runs the tasks that only one daemon should run.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::objects::node::MAINTAINER_LEASE;
 /// How often the maintainer checks which of its tasks are due.
 pub(super) const TICK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Competes for the lease and runs the maintainer's tasks while holding it.
+/// Competes for the lease and runs the maintainer's tasks while owning it.
 pub(super) async fn run(app: Arc<App>, tasks: &'static [Task], mut stop: watch::Receiver<bool>) {
     let elected = watch::Sender::new(false);
     // Aborted when this returns.
@@ -36,7 +36,7 @@ pub(super) async fn run(app: Arc<App>, tasks: &'static [Task], mut stop: watch::
     let mut last_passes: HashMap<&str, Instant> = HashMap::new();
     while !*stop.borrow() {
         for (task, pass) in &passes {
-            // Another daemon may be elected during the round.
+            // Another daemon may be elected during the pass.
             if !*elected.borrow() || !is_due(&app, task, last_passes.get(task.name)).await {
                 continue;
             }
@@ -56,7 +56,7 @@ pub(super) async fn run(app: Arc<App>, tasks: &'static [Task], mut stop: watch::
     }
 }
 
-/// Acquires the lease and renews it, however long the tasks take.
+/// Acquires the lease and renews it, independently of the tasks.
 async fn renew_lease(app: Arc<App>, elected: watch::Sender<bool>) {
     // Twice as long as the lease of an operation: a cluster without a maintainer is better than one with two.
     #[expect(clippy::cast_precision_loss, reason = "leases are seconds")]
@@ -112,9 +112,11 @@ async fn is_due(app: &App, task: &Task, last_pass: Option<&Instant>) -> bool {
 }
 
 async fn is_due_in_cluster(app: &App, key: &str, interval: Duration) -> Result<bool> {
-    let last = cluster_values::get(&*app.store, key).await?.and_then(|text| text.parse::<f64>().ok());
-    if last.is_some_and(|last| now() - last < interval.as_secs_f64()) {
-        return Ok(false);
+    match cluster_values::get(&*app.store, key).await?.map(|text| text.parse::<f64>()) {
+        Some(Ok(last)) if now() - last < interval.as_secs_f64() => return Ok(false),
+        Some(Ok(_)) | None => {}
+        // Due, which replaces the invalid value.
+        Some(Err(error)) => tracing::warn!(key, %error, "the last run of a periodic task is not a time"),
     }
     transaction!(app.store, |tx| { Ok(cluster_values::set(tx, key, &now().to_string()).await?) })?;
     Ok(true)
@@ -123,7 +125,7 @@ async fn is_due_in_cluster(app: &App, key: &str, interval: Duration) -> Result<b
 /// Logs the error of a pass. Returns whether there is more to do right away.
 fn log_failure(task: &Task, outcome: Result<bool>) -> bool {
     outcome.unwrap_or_else(|error| {
-        tracing::warn!(task = task.name, %error, "a periodic task failed");
+        tracing::warn!(task = task.name, %error, "failed to run a periodic task");
         false
     })
 }

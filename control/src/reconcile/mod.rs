@@ -1,5 +1,5 @@
-//! Reconcilers bring the cluster closer to what the database says it should be. They take no input and may run at any
-//! time, any number of times. `tasks.rs` lists all of them.
+//! Reconcilers make the cluster match the database. They take no input and may run at any time, any number of times.
+//! `tasks.rs` lists all of them.
 
 pub mod agent_operations;
 pub mod agents;

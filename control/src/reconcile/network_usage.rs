@@ -1,32 +1,35 @@
-//! Tells what passed through the routers of networks, from the kernel's own counters.
+//! Records the traffic of network routers from the kernel's counters.
 
 use muster_types::Result;
 use muster_types::event::{Event, EventType};
 use muster_types::network::NetworkState;
-use muster_types::node::FoundNetwork;
 use serde_json::json;
 
+use super::networks::network_on_node;
 use crate::app::App;
 use crate::objects::network::object;
 use crate::objects::node_location::network_node;
 use muster_store::networks;
 
-/// One event for each network whose router is on a node of this daemon.
+/// Records one event for each network whose router is on a node of this daemon.
 pub async fn run(app: &App) -> Result<()> {
-    let chosen = network_node(app).await?.identity.id;
-    let Some(node) = app.nodes.iter().find(|node| node.identity().id == chosen) else { return Ok(()) };
+    let network_node = network_node(app).await?.identity.id;
+    let Some(node) = app.nodes.iter().find(|node| node.identity().id == network_node) else { return Ok(()) };
     for row in networks::wanted(&*app.store).await? {
         if row.state != NetworkState::Created {
             continue;
         }
-        let found = FoundNetwork { id: row.id, vxid: u32::try_from(row.vxid).unwrap_or(0) };
-        let usage = node.network_usage(found).await.unwrap_or_else(|error| {
-            tracing::warn!(network = %row.id, %error, "usage of a network is not known");
-            None
-        });
-        if let Some(usage) = usage {
-            let event = Event::new(EventType::Usage, object(row.id), "usage");
-            app.events.record(event.with("rx", json!(usage.rx)).with("tx", json!(usage.tx)));
+        let usage = match network_on_node(&row) {
+            Ok(network) => node.network_usage(network).await,
+            Err(error) => Err(error),
+        };
+        match usage {
+            Ok(Some(usage)) => {
+                let event = Event::new(EventType::Usage, object(row.id), "usage");
+                app.events.record(event.with("rx", json!(usage.rx)).with("tx", json!(usage.tx)));
+            }
+            Ok(None) => {}
+            Err(error) => tracing::warn!(network = %row.id, %error, "failed to read the usage of a network"),
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Notices networks whose operation ended without bringing them where they were going.
+//! Repairs networks whose operation ended without a result.
 
 use muster_types::Result;
 use muster_types::event::{Event, EventType};
@@ -8,18 +8,18 @@ use crate::app::App;
 use crate::objects::network::{enqueue_delete, object};
 use muster_store::{networks, operations, transaction};
 
-/// One pass.
+/// Runs one pass.
 pub async fn run(app: &App) -> Result<()> {
     for row in networks::without_operation(&*app.store).await? {
         let target = object(row.id);
-        let ended = operations::of_target(&*app.store, &target).await?;
         if row.state == NetworkState::DeleteWait {
-            // Whatever was in the way of the last attempt may be gone.
+            // Retry: the cause of the last failure may no longer exist.
             transaction!(app.store, |tx| { enqueue_delete(tx, row.id, None).await })?;
             app.queue.wake();
             continue;
         }
-        let report = ended.iter().find_map(|operation| operation.error_report.as_ref());
+        let operations = operations::of_target(&*app.store, &target).await?;
+        let report = operations.iter().find_map(|operation| operation.error_report.as_ref());
         let reason = report.map_or("its creation ended without a result", |report| report.message.as_str());
         let failed = transaction!(app.store, |tx| {
             let (from, to) = (NetworkState::Initial, NetworkState::Error);

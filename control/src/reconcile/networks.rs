@@ -1,8 +1,9 @@
-//! Follows networks on the nodes of this daemon: makes what the database wants, repairs what was damaged, removes
-//! what it wants no longer.
+//! Reconciles the networks on the nodes of this daemon with the database: applies plans, repairs drift, removes
+//! unwanted networks.
 //!
-//! Nothing else touches a node's networks. Whoever changes a network writes rows, notifies the [`NetworkNotifier`](crate::state::NetworkNotifier), and may wait
-//! for the nodes' own rows to say that they followed.
+//! Nothing else modifies a node's networks. A request that changes a network writes rows, notifies the
+//! [`NetworkNotifier`](crate::state::NetworkNotifier), and may wait until the rows of the nodes show that they applied
+//! it. See docs/decisions/0011.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -20,38 +21,38 @@ use tokio::task::JoinSet;
 use crate::app::App;
 use crate::objects::network::object;
 use crate::objects::network::plan::{NetworkFacts, NetworkTopology};
+use muster_store::networks::{self, NetworkRow};
 use muster_store::node_networks::{self, NodeNetworkRow};
-use muster_store::nodes;
-use muster_store::{networks, transaction};
+use muster_store::{nodes, transaction};
 
-/// How often the database is asked whether another daemon changed something.
+/// The interval between reads of the database: another daemon may have changed a network.
 pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_millis(500);
-/// In how many ticks every network was looked at once.
-const ROUND: usize = 6;
-/// Longest pause before something that failed is tried again, in seconds.
-const LONGEST_PAUSE: u64 = 30;
-/// Networks removed at once.
-const REMOVALS: usize = 8;
-/// Leftovers removed in one look.
-const MOST_LEFTOVERS: usize = 50;
+/// The number of passes in which every unchanged network is checked once.
+const PASSES_PER_SWEEP: usize = 6;
+/// The maximum delay before a failed network is retried, in seconds.
+const MAX_BACKOFF: u64 = 30;
+/// The maximum number of concurrent removals.
+const MAX_CONCURRENT_REMOVALS: usize = 8;
+/// The maximum number of orphaned networks removed in one pass.
+const MAX_ORPHANS: usize = 50;
 
-/// How long what was read counts, even if nothing seems to have changed.
-const STALE: Duration = Duration::from_secs(30);
+/// The time after which cached facts are read again, even if no generation changed.
+const CACHE_TTL: Duration = Duration::from_secs(30);
 
-/// What a node has, by network.
-type Known = BTreeMap<NetworkId, NodeNetworkRow>;
+/// The recorded state of a node's networks.
+type NodeNetworks = BTreeMap<NetworkId, NodeNetworkRow>;
 
-/// Follows for as long as the daemon lives.
+/// Reconciles networks until `stop` is set.
 pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
-    let mut follower = Follower::default();
-    let mut ticked: Option<Instant> = None;
+    let mut reconciler = NetworkReconciler::default();
+    let mut last_check: Option<Instant> = None;
     while !*stop.borrow() {
-        let tick = ticked.is_none_or(|last| last.elapsed() >= RECONCILE_INTERVAL);
-        if tick {
-            ticked = Some(Instant::now());
+        let check = last_check.is_none_or(|last| last.elapsed() >= RECONCILE_INTERVAL);
+        if check {
+            last_check = Some(Instant::now());
         }
-        if let Err(error) = follower.pass(&app, tick).await {
-            tracing::warn!(%error, "networks could not be followed");
+        if let Err(error) = reconciler.pass(&app, check).await {
+            tracing::warn!(%error, "failed to reconcile networks");
         }
         tokio::select! {
             () = app.networks.wait_changed() => {}
@@ -61,87 +62,97 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
     }
 }
 
-/// What a daemon remembers between two looks. All of it may be forgotten.
+/// In-memory state kept between passes. All of it may be lost.
 #[derive(Debug, Default)]
-pub struct Follower {
-    /// What the database said, at which state of it, and when.
-    facts: Option<((i64, i64), Instant, NetworkFacts)>,
-    /// Which part of the networks is looked at next.
-    round: usize,
-    /// What failed: how often, for which generation, and when to try again.
+struct NetworkReconciler {
+    cache: Option<CachedFacts>,
+    /// The part of the unchanged networks that this pass checks, below [`PASSES_PER_SWEEP`].
+    sweep_part: usize,
     failures: HashMap<(NodeId, NetworkId), Failure>,
-    /// What was found on a node at the last look and should not be there.
+    /// Networks that the last sweep found on a node and that should not be there.
     suspects: BTreeMap<NodeId, BTreeSet<FoundNetwork>>,
 }
 
+/// The facts of the database when it had a generation summary.
+#[derive(Debug)]
+struct CachedFacts {
+    generations: (i64, i64),
+    read_at: Instant,
+    facts: NetworkFacts,
+}
+
+/// A network that failed on a node.
 #[derive(Debug)]
 struct Failure {
     generation: i64,
     count: u32,
-    again: Instant,
+    retry_at: Instant,
 }
 
-impl Follower {
-    /// One look. With `check` a part of what is unchanged is looked at, too.
-    pub async fn pass(&mut self, app: &App, check: bool) -> Result<()> {
-        let pulse = networks::generation_summary(&*app.store).await?;
-        let current =
-            |facts: &((i64, i64), Instant, NetworkFacts)| facts.0 == pulse && facts.1.elapsed() < STALE;
-        let (facts, known) = match self.facts.take().filter(current) {
-            Some(facts) => (facts, true),
-            None => ((pulse, Instant::now(), NetworkFacts::read(&*app.store).await?), false),
+impl NetworkReconciler {
+    /// Runs one pass. With `check`, it also checks a part of the unchanged networks.
+    async fn pass(&mut self, app: &App, check: bool) -> Result<()> {
+        let generations = networks::generation_summary(&*app.store).await?;
+        let is_current =
+            |cache: &CachedFacts| cache.generations == generations && cache.read_at.elapsed() < CACHE_TTL;
+        let (cache, unchanged) = match self.cache.take().filter(is_current) {
+            Some(cache) => (cache, true),
+            None => {
+                let (read_at, facts) = (Instant::now(), NetworkFacts::read(&*app.store).await?);
+                (CachedFacts { generations, read_at, facts }, false)
+            }
         };
-        let outcome = if known && !check && self.failures.values().all(|f| f.again > Instant::now()) {
+        let outcome = if unchanged && !check && self.failures.values().all(|f| f.retry_at > Instant::now()) {
             Ok(())
         } else {
-            self.look(app, &facts.2, check).await
+            self.reconcile(app, &cache.facts, check).await
         };
-        self.facts = Some(facts);
+        self.cache = Some(cache);
         outcome
     }
 
-    async fn look(&mut self, app: &App, facts: &NetworkFacts, check: bool) -> Result<()> {
-        let picture = NetworkTopology::new(facts, nodes::list(&*app.store).await?, &app.settings);
+    async fn reconcile(&mut self, app: &App, facts: &NetworkFacts, check: bool) -> Result<()> {
+        let topology = NetworkTopology::new(facts, nodes::list(&*app.store).await?, &app.settings);
         if check {
-            self.round = (self.round + 1) % ROUND;
+            self.sweep_part = (self.sweep_part + 1) % PASSES_PER_SWEEP;
         }
         let own: Vec<NodeId> = app.nodes.iter().map(|node| node.identity().id).collect();
-        let mut known: HashMap<NodeId, Known> = HashMap::new();
+        let mut recorded: HashMap<NodeId, NodeNetworks> = HashMap::new();
         for row in node_networks::of_nodes(&*app.store, &own).await? {
-            known.entry(row.node).or_default().insert(row.network, row);
+            recorded.entry(row.node).or_default().insert(row.network, row);
         }
         for node in &app.nodes {
-            let known = known.remove(&node.identity().id).unwrap_or_default();
-            self.look_after(app, &picture, node, &known, check).await?;
+            let recorded = recorded.remove(&node.identity().id).unwrap_or_default();
+            self.reconcile_node(app, &topology, node, &recorded, check).await?;
         }
         Ok(())
     }
 
-    async fn look_after(
+    async fn reconcile_node(
         &mut self,
         app: &App,
-        picture: &NetworkTopology<'_>,
+        topology: &NetworkTopology<'_>,
         node: &Arc<dyn NodeApi>,
-        known: &Known,
+        recorded: &NodeNetworks,
         check: bool,
     ) -> Result<()> {
         let id = node.identity().id;
         let mut plans = Vec::new();
         let mut new = Vec::new();
-        for (at, network) in picture.networks_on(id).enumerate() {
-            let row = known.get(&network.id);
-            let followed = row.is_some_and(|r| r.generation == network.generation && r.error.is_none());
-            let turn = check && at % ROUND == self.round;
-            if (followed && !turn) || self.waits(id, network.id, network.generation) {
+        for (index, network) in topology.networks_on(id).enumerate() {
+            let row = recorded.get(&network.id);
+            let applied = row.is_some_and(|r| r.generation == network.generation && r.error.is_none());
+            let is_checked = check && index % PASSES_PER_SWEEP == self.sweep_part;
+            if (applied && !is_checked) || self.is_backing_off(id, network.id, network.generation) {
                 continue;
             }
             if row.is_none() {
                 new.push(NodeNetworkRow { node: id, network: network.id, generation: 0, error: None });
             }
-            plans.extend(picture.plan(network, id, &app.settings));
+            plans.extend(topology.plan(network, id, &app.settings));
         }
         if !new.is_empty() {
-            // Written before the first device, so that none can be left without a row that tells of it.
+            // Recorded before the first device exists, so that every device has a row.
             transaction!(app.store, |tx| {
                 for row in &new {
                     node_networks::put(tx, row).await?;
@@ -149,75 +160,75 @@ impl Follower {
                 Ok(())
             })?;
         }
-        // Once a round even without any: what networks share may be left of the last one.
-        let last = check && self.round == 0 && picture.is_empty();
-        if !plans.is_empty() || last {
+        // Once per sweep even without a plan: the last network may have left shared devices behind.
+        let removes_shared = check && self.sweep_part == 0 && topology.is_empty();
+        if !plans.is_empty() || removes_shared {
             let outcomes = match node.ensure_networks(&plans).await {
                 Ok(outcomes) => outcomes,
-                // What fails as a whole fails for each of them, with the same reason.
-                Err(error) => plans.iter().map(|_| Err(Error::Unavailable(reason(&error)))).collect(),
+                // All networks failed for the same reason.
+                Err(error) => plans.iter().map(|_| Err(Error::Unavailable(public_reason(&error)))).collect(),
             };
-            self.write_down(app, id, known, &plans, outcomes).await?;
+            self.record_outcomes(app, id, recorded, &plans, outcomes).await?;
         }
         let unwanted: Vec<NetworkId> =
-            known.keys().copied().filter(|network| !picture.takes_part(*network, id)).collect();
+            recorded.keys().copied().filter(|network| !topology.takes_part(*network, id)).collect();
         self.remove(app, node, &unwanted).await?;
-        if check && self.round == 0 {
-            self.sweep(app, picture, node, known).await?;
+        if check && self.sweep_part == 0 {
+            self.remove_orphans(app, topology, node, recorded).await?;
         }
         Ok(())
     }
 
-    /// Whether a network that failed is left alone for now.
-    fn waits(&self, node: NodeId, network: NetworkId, generation: i64) -> bool {
+    /// Returns whether a network failed on a node and is not retried yet.
+    fn is_backing_off(&self, node: NodeId, network: NetworkId, generation: i64) -> bool {
         self.failures
             .get(&(node, network))
-            .is_some_and(|failure| failure.generation >= generation && failure.again > Instant::now())
+            .is_some_and(|failure| failure.generation >= generation && failure.retry_at > Instant::now())
     }
 
-    /// Writes down how a node followed, where that is news.
-    async fn write_down(
+    /// Records how a node applied its plans, where that changed.
+    async fn record_outcomes(
         &mut self,
         app: &App,
         node: NodeId,
-        known: &Known,
+        recorded: &NodeNetworks,
         plans: &[NetworkPlan],
         outcomes: Vec<Result<NetworkReport>>,
     ) -> Result<()> {
-        let mut news = Vec::new();
+        let mut changed = Vec::new();
         for (plan, outcome) in plans.iter().zip(outcomes) {
-            let before = known.get(&plan.id);
+            let before = recorded.get(&plan.id);
             let error = match outcome {
-                Ok(care) => {
+                Ok(report) => {
                     self.failures.remove(&(node, plan.id));
-                    let again =
+                    let is_repair =
                         before.is_some_and(|row| row.generation == plan.generation && row.error.is_none());
-                    announce(app, node, plan.id, care, again);
+                    record_repairs(app, node, plan.id, report, is_repair);
                     None
                 }
                 Err(error) => {
-                    self.failed(node, plan.id, plan.generation);
-                    tracing::warn!(network = %plan.id, %error, "a network cannot be carried");
-                    Some(reason(&error))
+                    self.record_failure(node, plan.id, plan.generation);
+                    tracing::warn!(network = %plan.id, %error, "failed to apply a network");
+                    Some(public_reason(&error))
                 }
             };
             let row = NodeNetworkRow { node, network: plan.id, generation: plan.generation, error };
             if before != Some(&row) {
-                if let Some(why) = &row.error
+                if let Some(reason) = &row.error
                     && before.is_none_or(|before| before.error != row.error)
                 {
                     app.events.record(
-                        Event::new(EventType::Status, object(plan.id), "network cannot be carried by a node")
+                        Event::new(EventType::Status, object(plan.id), "failed to apply network to a node")
                             .with_object(ObjectRef::new(ObjectType::Node, node))
-                            .with("reason", why.as_str()),
+                            .with("reason", reason.as_str()),
                     );
                 }
-                news.push(row);
+                changed.push(row);
             }
         }
-        if !news.is_empty() {
+        if !changed.is_empty() {
             transaction!(app.store, |tx| {
-                for row in &news {
+                for row in &changed {
                     node_networks::put(tx, row).await?;
                 }
                 Ok(())
@@ -227,32 +238,35 @@ impl Follower {
         Ok(())
     }
 
-    fn failed(&mut self, node: NodeId, network: NetworkId, generation: i64) {
+    fn record_failure(&mut self, node: NodeId, network: NetworkId, generation: i64) {
         let before = self.failures.get(&(node, network)).filter(|failure| failure.generation == generation);
         let count = before.map_or(0, |failure| failure.count);
-        let pause = (1u64 << count.min(10)).min(LONGEST_PAUSE);
-        let again = Instant::now() + Duration::from_secs(pause);
-        self.failures.insert((node, network), Failure { generation, count: count + 1, again });
+        let delay = (1u64 << count.min(10)).min(MAX_BACKOFF);
+        let retry_at = Instant::now() + Duration::from_secs(delay);
+        self.failures.insert((node, network), Failure { generation, count: count + 1, retry_at });
     }
 
-    /// Removes what a node has of networks that are no longer wanted there, as the database says.
+    /// Removes networks from a node that the database no longer wants there.
     async fn remove(&mut self, app: &App, node: &Arc<dyn NodeApi>, unwanted: &[NetworkId]) -> Result<()> {
         let id = node.identity().id;
-        let mut going = Vec::new();
+        let mut pending = Vec::new();
         for row in networks::by_ids(&*app.store, unwanted).await? {
-            if !self.waits(id, row.id, row.generation) {
-                going.push(row);
+            if self.is_backing_off(id, row.id, row.generation) {
+                continue;
+            }
+            match network_on_node(&row) {
+                Ok(network) => pending.push((row, network)),
+                Err(error) => self.record_failed_removal(app, id, &row, &error),
             }
         }
-        let mut going = going.into_iter();
+        let mut pending = pending.into_iter();
         let mut removals = JoinSet::new();
         loop {
-            while removals.len() < REMOVALS
-                && let Some(row) = going.next()
+            while removals.len() < MAX_CONCURRENT_REMOVALS
+                && let Some((row, network)) = pending.next()
             {
                 let node = Arc::clone(node);
-                let found = FoundNetwork { id: row.id, vxid: u32::try_from(row.vxid).unwrap_or(0) };
-                removals.spawn(async move { (row, node.remove_network(found).await) });
+                removals.spawn(async move { (row, node.remove_network(network).await) });
             }
             let Some(removed) = removals.join_next().await else { return Ok(()) };
             let (row, outcome) = removed.map_err(|error| Error::Internal(error.to_string()))?;
@@ -262,53 +276,51 @@ impl Follower {
                     transaction!(app.store, |tx| { Ok(node_networks::remove(tx, id, row.id).await?) })?;
                     app.networks.notify_applied();
                 }
-                Err(error) => {
-                    tracing::warn!(network = %row.id, %error, "a network could not be removed from its node");
-                    if !self.failures.contains_key(&(id, row.id)) {
-                        app.events.record(
-                            Event::new(
-                                EventType::Status,
-                                object(row.id),
-                                "network cannot be removed from a node",
-                            )
-                            .with_object(ObjectRef::new(ObjectType::Node, id))
-                            .with("reason", reason(&error)),
-                        );
-                    }
-                    self.failed(id, row.id, row.generation);
-                }
+                Err(error) => self.record_failed_removal(app, id, &row, &error),
             }
         }
     }
 
-    /// Removes leftovers that no row of the node tells of: only what was here at the last look, too, and what the
-    /// database knows and does not want here. What it does not know at all is only named.
-    async fn sweep(
+    fn record_failed_removal(&mut self, app: &App, node: NodeId, row: &NetworkRow, error: &Error) {
+        tracing::warn!(network = %row.id, %error, "failed to remove a network from a node");
+        if !self.failures.contains_key(&(node, row.id)) {
+            app.events.record(
+                Event::new(EventType::Status, object(row.id), "failed to remove network from a node")
+                    .with_object(ObjectRef::new(ObjectType::Node, node))
+                    .with("reason", public_reason(error)),
+            );
+        }
+        self.record_failure(node, row.id, row.generation);
+    }
+
+    /// Removes networks from a node that have no row for it, if two consecutive sweeps found them. Networks that the
+    /// database does not know may belong to another cluster and are only logged.
+    async fn remove_orphans(
         &mut self,
         app: &App,
-        picture: &NetworkTopology<'_>,
+        topology: &NetworkTopology<'_>,
         node: &Arc<dyn NodeApi>,
-        known: &Known,
+        recorded: &NodeNetworks,
     ) -> Result<()> {
         let id = node.identity().id;
         let found = node.list_networks().await?;
         let suspects: BTreeSet<FoundNetwork> = found
             .into_iter()
-            .filter(|found| !known.contains_key(&found.id) && !picture.takes_part(found.id, id))
+            .filter(|found| !recorded.contains_key(&found.id) && !topology.takes_part(found.id, id))
             .collect();
         let before = self.suspects.insert(id, suspects.clone()).unwrap_or_default();
         let ids: Vec<NetworkId> = suspects.iter().map(|found| found.id).collect();
         let rows = networks::by_ids(&*app.store, &ids).await?;
-        let (ours, unknown): (Vec<_>, Vec<_>) =
+        let (orphans, unknown): (Vec<_>, Vec<_>) =
             suspects.into_iter().partition(|found| rows.iter().any(|row| row.id == found.id));
         for found in unknown.iter().filter(|found| !before.contains(found)) {
-            tracing::warn!(network = %found.id, "devices of a network that this cluster does not know are left alone");
+            tracing::warn!(network = %found.id, "ignored devices of an unknown network");
         }
-        for found in ours.into_iter().filter(|found| before.contains(found)).take(MOST_LEFTOVERS) {
-            tracing::info!(network = %found.id, "removing what was left of a network");
+        for found in orphans.into_iter().filter(|found| before.contains(found)).take(MAX_ORPHANS) {
+            tracing::info!(network = %found.id, "removing an orphaned network");
             node.remove_network(found).await?;
             app.events.record(
-                Event::new(EventType::Status, object(found.id), "leftovers removed from a node")
+                Event::new(EventType::Status, object(found.id), "orphaned network removed from a node")
                     .with_object(ObjectRef::new(ObjectType::Node, id)),
             );
         }
@@ -316,24 +328,31 @@ impl Follower {
     }
 }
 
-/// What the API may say of a failure on a node.
-fn reason(error: &Error) -> String {
+/// Returns how a node identifies a network.
+pub(super) fn network_on_node(row: &NetworkRow) -> Result<FoundNetwork> {
+    let vxid = u32::try_from(row.vxid)
+        .map_err(|_| Error::Internal(format!("network {}: VXID {} is out of range", row.id, row.vxid)))?;
+    Ok(FoundNetwork { id: row.id, vxid })
+}
+
+/// Returns the reason of a failure for the API. Internal errors are only logged.
+fn public_reason(error: &Error) -> String {
     match error {
-        Error::Internal(_) => "an internal error, see the log of the node".to_owned(),
+        Error::Internal(_) => "internal error, see the log of the node".to_owned(),
         other => other.to_string(),
     }
 }
 
-/// Tells of repairs, and of a server that died. What was new anyway is no repair.
-fn announce(app: &App, node: NodeId, network: NetworkId, care: NetworkReport, again: bool) {
-    let place = || ObjectRef::new(ObjectType::Node, node);
-    if let Some(why) = care.server_died {
+/// Records a restarted DHCP server and, if the network was applied before, repairs.
+fn record_repairs(app: &App, node: NodeId, network: NetworkId, report: NetworkReport, is_repair: bool) {
+    let node = || ObjectRef::new(ObjectType::Node, node);
+    if let Some(reason) = report.server_died {
         let event = Event::new(EventType::Status, object(network), "dnsmasq died and was started again");
-        app.events.record(event.with_object(place()).with("reason", why));
+        app.events.record(event.with_object(node()).with("reason", reason));
     }
-    if again && !care.repaired.is_empty() {
-        tracing::info!(%network, repaired = ?care.repaired, "a network was repaired");
+    if is_repair && !report.repaired.is_empty() {
+        tracing::info!(%network, repaired = ?report.repaired, "repaired a network");
         let event = Event::new(EventType::Status, object(network), "network repaired");
-        app.events.record(event.with_object(place()).with("repaired", care.repaired));
+        app.events.record(event.with_object(node()).with("repaired", report.repaired));
     }
 }

@@ -1,4 +1,4 @@
-//! Notices nodes that have stopped reporting in.
+//! Marks nodes that stopped checking in as missing, and later as failed.
 
 use muster_types::Result;
 use muster_types::node::NodeState;
@@ -8,7 +8,7 @@ use crate::app::App;
 use crate::objects::node;
 use muster_store::nodes;
 
-/// One pass.
+/// Runs one pass.
 pub async fn run(app: &App) -> Result<()> {
     #[expect(clippy::cast_precision_loss, reason = "the limit is seconds")]
     let limit = app.settings.node_checkin_maximum as f64;

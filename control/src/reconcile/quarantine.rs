@@ -1,4 +1,4 @@
-//! Frees addresses that have rested for `IP_DELETION_HALO_DURATION` seconds.
+//! Frees addresses that were quarantined for `IP_DELETION_HALO_DURATION` seconds. See docs/decisions/0012.
 
 use std::collections::HashMap;
 
@@ -10,17 +10,17 @@ use crate::app::App;
 use muster_store::addresses::{self, AddressPool};
 use muster_store::{networks, transaction};
 
-/// Addresses freed in one pass.
-const PASS: i64 = 500;
+/// The maximum number of addresses freed in one pass.
+const BATCH: i64 = 500;
 
-/// One pass. Says how many addresses became free.
+/// Runs one pass. Returns the number of freed addresses.
 pub async fn run(app: &App) -> Result<usize> {
     #[expect(clippy::cast_precision_loss, reason = "the halo is seconds")]
     let before = now() - app.settings.ip_deletion_halo_duration as f64;
-    let rested = addresses::quarantined_before(&*app.store, before, PASS).await?;
+    let quarantined = addresses::quarantined_before(&*app.store, before, BATCH).await?;
     let mut pools: HashMap<NetworkId, Option<AddressPool>> = HashMap::new();
     let mut freed = 0;
-    for (network, address) in rested {
+    for (network, address) in quarantined {
         let pool = match pools.get(&network) {
             Some(pool) => *pool,
             None => {
@@ -29,7 +29,7 @@ pub async fn run(app: &App) -> Result<usize> {
                 pool
             }
         };
-        // The addresses of a network that is gone went with it.
+        // The network was removed, and its addresses with it.
         let Some(pool) = pool else { continue };
         let free = transaction!(app.store, |tx| {
             Ok(addresses::free_quarantined(tx, pool, address, before).await?)

@@ -1,8 +1,8 @@
-//! Looks after the disks of this daemon's nodes: what the database no longer wants is removed, what it wants is
-//! compared with its checksums, and blobs with too few copies are copied.
+//! Reconciles the files of this daemon's nodes with the database: removes unwanted files, verifies checksums, and
+//! replicates blobs that have too few copies.
 //!
-//! A row comes before its file and goes after it, so every file has a row that explains it. A file without one was
-//! left by nobody we know, and is left alone: it may belong to another database.
+//! A row is written before its file and removed after it, so every file has a row. A file without a row may belong to
+//! another database and is ignored. See docs/decisions/0015.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -25,91 +25,91 @@ use crate::objects::blob::{self, NodeRef};
 use crate::objects::upload;
 use muster_store::{blob_locations, blobs, operations, transaction, uploads};
 
-/// How often disks are looked at.
+/// The interval between passes over the nodes.
 pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_secs(2);
-/// Nodes that are looked at in one tick.
-const NODES_AT_ONCE: usize = 16;
-/// Files removed in one look at a node.
-const MOST_REMOVALS: usize = 200;
-/// Seconds after which a damaged copy is compared once more: the fault may have been the disk's mood.
-const SECOND_CHANCE: f64 = 600.0;
+/// The maximum number of nodes per pass.
+const NODES_PER_PASS: usize = 16;
+/// The maximum number of files removed from a node in one pass.
+const MAX_REMOVALS: usize = 200;
+/// The time in seconds after which a damaged copy is verified again: the read error may have been transient.
+const DAMAGED_RECHECK_DELAY: f64 = 600.0;
 
-/// What is remembered from one look to the next.
+/// In-memory state kept per node between passes.
 #[derive(Debug, Default)]
-struct Memory {
-    /// Copies whose files were not there.
+struct StorageState {
+    /// Complete copies whose files the last pass did not find.
     missing: HashSet<BlobId>,
-    /// Files of fetches that nothing explained.
-    idle: HashSet<Draft>,
-    /// Files that nobody explains, which were told of.
-    told: HashSet<StoredFileKind>,
-    /// Comparing and copying, which take long.
-    busy: Option<JoinHandle<()>>,
+    /// Drafts that the last pass found unused.
+    unused_drafts: HashSet<Draft>,
+    /// Files without a record that were already reported.
+    reported: HashSet<StoredFileKind>,
+    /// The task that verifies and replicates blobs.
+    background: Option<JoinHandle<()>>,
 }
 
-/// Looks after the disks until told to stop.
+/// Reconciles storage until `stop` is set.
 pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
-    let mut memories: HashMap<NodeId, Memory> = HashMap::new();
+    let mut states: HashMap<NodeId, StorageState> = HashMap::new();
     let mut next = 0;
     while !*stop.borrow() {
-        for _ in 0..NODES_AT_ONCE.min(app.nodes.len()) {
+        for _ in 0..NODES_PER_PASS.min(app.nodes.len()) {
             let node = &app.nodes[next % app.nodes.len()];
             next = (next + 1) % app.nodes.len();
-            let memory = memories.entry(node.identity().id).or_default();
-            if let Err(error) = look(&app, node, memory).await {
-                tracing::warn!(node = node.identity().name, %error, "a disk was not looked after");
+            let state = states.entry(node.identity().id).or_default();
+            if let Err(error) = reconcile_node(&app, node, state).await {
+                tracing::warn!(node = node.identity().name, %error, "failed to reconcile storage");
             }
-            begin_long_work(&app, node, memory);
+            spawn_background(&app, node, state);
         }
         tokio::select! {
             () = tokio::time::sleep(RECONCILE_INTERVAL) => {}
             _ = stop.changed() => {}
         }
     }
-    for task in memories.into_values().filter_map(|memory| memory.busy) {
+    for task in states.into_values().filter_map(|state| state.background) {
         task.abort();
     }
 }
 
-/// One look at the disks of all nodes, and one step of what takes long.
+/// Reconciles the storage of all nodes once, and verifies and replicates once.
 pub async fn run_once(app: &Arc<App>) -> Result<()> {
     for node in &app.nodes {
-        look(app, node, &mut Memory::default()).await?;
-        work_long(app, node).await?;
+        reconcile_node(app, node, &mut StorageState::default()).await?;
+        verify_and_replicate(app, node).await?;
     }
     Ok(())
 }
 
-/// Compares and copies beside everything else, one thing at a time for each node.
-fn begin_long_work(app: &Arc<App>, node: &Arc<dyn NodeApi>, memory: &mut Memory) {
-    if memory.busy.as_ref().is_some_and(|task| !task.is_finished()) {
+/// Verifies and replicates blobs in the background, one task per node.
+fn spawn_background(app: &Arc<App>, node: &Arc<dyn NodeApi>, state: &mut StorageState) {
+    if state.background.as_ref().is_some_and(|task| !task.is_finished()) {
         return;
     }
     let (app, node) = (Arc::clone(app), Arc::clone(node));
-    memory.busy = Some(tokio::spawn(async move {
-        if let Err(error) = work_long(&app, &node).await {
-            tracing::warn!(node = node.identity().name, %error, "blobs were not compared or copied");
+    state.background = Some(tokio::spawn(async move {
+        if let Err(error) = verify_and_replicate(&app, &node).await {
+            tracing::warn!(node = node.identity().name, %error, "failed to verify or replicate blobs");
         }
     }));
 }
 
-async fn work_long(app: &Arc<App>, node: &Arc<dyn NodeApi>) -> Result<()> {
+async fn verify_and_replicate(app: &Arc<App>, node: &Arc<dyn NodeApi>) -> Result<()> {
     #[expect(clippy::cast_precision_loss, reason = "intervals are seconds")]
-    let every = app.settings.checksum_verification_frequency as f64;
-    let (here, store) = (node.identity().id, &*app.store);
-    let due = blob_locations::unverified(store, here, CopyState::Complete, now() - every, 1).await?;
+    let interval = app.settings.checksum_verification_frequency as f64;
+    let (node_id, store) = (node.identity().id, &*app.store);
+    let due = blob_locations::unverified(store, node_id, CopyState::Complete, now() - interval, 1).await?;
     for id in due {
-        compare(app, node, id).await?;
+        verify_copy(app, node, id).await?;
     }
-    let again = now() - every.min(SECOND_CHANCE);
-    for id in blob_locations::unverified(store, here, CopyState::Damaged, again, 1).await? {
-        compare(app, node, id).await?;
+    let damaged_before = now() - interval.min(DAMAGED_RECHECK_DELAY);
+    for id in blob_locations::unverified(store, node_id, CopyState::Damaged, damaged_before, 1).await? {
+        verify_copy(app, node, id).await?;
     }
     blob_copies::run(app, node).await
 }
 
-/// Reads a copy from its first to its last byte, and writes down what came of it.
-async fn compare(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) -> Result<()> {
+/// Verifies the checksums of a copy and records the result.
+async fn verify_copy(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) -> Result<()> {
     let Some(row) = blobs::get(&*app.store, id).await?.filter(|row| row.state == BlobState::Created) else {
         return Ok(());
     };
@@ -123,53 +123,56 @@ async fn compare(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) -> Result<()> {
                 Ok(own.state == CopyState::Damaged)
             })?;
             if damaged {
-                let event = Event::new(EventType::Health, blob::object(id), "a damaged copy is whole again");
+                let event =
+                    Event::new(EventType::Health, blob::object(id), "damaged copy passed verification");
                 app.events.record(event.with("node", node.identity().name.clone()));
             }
             Ok(())
         }
-        Some(why) => blob::set_damaged(app, id, &NodeRef::of(node), &why).await,
+        Some(reason) => blob::set_damaged(app, id, &NodeRef::of(node), &reason).await,
     }
 }
 
-/// Brings the files of a node and the rows together.
-async fn look(app: &Arc<App>, node: &Arc<dyn NodeApi>, memory: &mut Memory) -> Result<()> {
-    // The files first: what has one has had a row for longer.
+/// Reconciles the files of a node with the database.
+async fn reconcile_node(app: &Arc<App>, node: &Arc<dyn NodeApi>, state: &mut StorageState) -> Result<()> {
+    // Files first: a row is older than its file.
     let found = node.storage().list_files().await?;
-    let wanted = blob_locations::of_node(&*app.store, node.identity().id).await?;
-    let mut look = Look { app, node, memory, wanted, removed: 0 };
+    let copies = blob_locations::of_node(&*app.store, node.identity().id).await?;
+    let mut pass = StoragePass { app, node, state, copies, removed: 0 };
     let files: HashSet<StoredFileKind> = found.iter().map(|file| file.kind).collect();
     for file in &found {
-        if look.removed >= MOST_REMOVALS {
+        if pass.removed >= MAX_REMOVALS {
             return Ok(());
         }
         match file.kind {
-            StoredFileKind::Blob(id) => look.blob(id).await?,
+            StoredFileKind::Blob(id) => pass.reconcile_blob(id).await?,
             StoredFileKind::Draft(Draft::Upload(_)) => {}
-            StoredFileKind::Draft(draft) => look.draft(draft, file).await?,
-            StoredFileKind::Conversion(id) => look.conversion(id, file).await?,
+            StoredFileKind::Draft(draft) => pass.reconcile_draft(draft, file).await?,
+            StoredFileKind::Conversion(id) => pass.reconcile_conversion(id, file).await?,
         }
     }
-    look.absent(&files).await?;
-    look.uploads(&found).await
+    pass.reconcile_missing(&files).await?;
+    pass.reconcile_uploads(&found).await
 }
 
-struct Look<'a> {
+/// One pass over the files of a node.
+struct StoragePass<'a> {
     app: &'a Arc<App>,
     node: &'a Arc<dyn NodeApi>,
-    memory: &'a mut Memory,
-    wanted: HashMap<BlobId, (CopyState, BlobState)>,
+    state: &'a mut StorageState,
+    /// The copies that the database expects on the node.
+    copies: HashMap<BlobId, (CopyState, BlobState)>,
     removed: usize,
 }
 
-impl Look<'_> {
-    fn here(&self) -> NodeId {
+impl StoragePass<'_> {
+    fn node_id(&self) -> NodeId {
         self.node.identity().id
     }
 
     async fn forget_copy(&self, id: BlobId) -> Result<()> {
-        let here = self.here();
-        transaction!(self.app.store, |tx| { Ok(blob_locations::remove(tx, id, here).await?) })
+        let node_id = self.node_id();
+        transaction!(self.app.store, |tx| { Ok(blob_locations::remove(tx, id, node_id).await?) })
     }
 
     async fn remove_blob(&mut self, id: BlobId) -> Result<()> {
@@ -178,95 +181,94 @@ impl Look<'_> {
         self.forget_copy(id).await
     }
 
-    /// A blob's file.
-    async fn blob(&mut self, id: BlobId) -> Result<()> {
-        if self.app.blobs_in_progress.contains(self.here(), id) {
+    /// Reconciles the file of a blob.
+    async fn reconcile_blob(&mut self, id: BlobId) -> Result<()> {
+        if self.app.blobs_in_progress.contains(self.node_id(), id) {
             return Ok(());
         }
-        match self.wanted.get(&id) {
+        match self.copies.get(&id) {
             Some((_, BlobState::Deleted)) => self.remove_blob(id).await,
             Some((_, BlobState::Initial)) => {
                 self.removed += 1;
                 blob::remove_incomplete(self.app, self.node, id).await
             }
-            Some((CopyState::Copying, BlobState::Created)) => self.decide(id).await,
+            Some((CopyState::Copying, BlobState::Created)) => self.adopt_or_remove(id).await,
             Some((CopyState::Damaged, BlobState::Created)) => self.replace_damaged(id).await,
             Some((CopyState::Complete, BlobState::Created)) => Ok(()),
             None => match blobs::get(&*self.app.store, id).await?.map(|row| row.state) {
-                Some(BlobState::Created) => self.decide(id).await,
+                Some(BlobState::Created) => self.adopt_or_remove(id).await,
                 Some(BlobState::Deleted) => self.remove_blob(id).await,
                 Some(BlobState::Initial) | None => {
-                    self.tell(StoredFileKind::Blob(id));
+                    self.report_unknown(StoredFileKind::Blob(id));
                     Ok(())
                 }
             },
         }
     }
 
-    /// A file that may or may not be what a blob is: it is compared, and then counts as a copy or goes.
-    async fn decide(&mut self, id: BlobId) -> Result<()> {
+    /// Verifies a file that is not recorded as complete, and records it as a copy or removes it.
+    async fn adopt_or_remove(&mut self, id: BlobId) -> Result<()> {
         let Some(row) = blobs::get(&*self.app.store, id).await? else { return Ok(()) };
-        let Some(_mark) = self.app.blobs_in_progress.begin(self.here(), id) else { return Ok(()) };
-        let here = self.here();
+        let Some(_mark) = self.app.blobs_in_progress.begin(self.node_id(), id) else { return Ok(()) };
+        let node_id = self.node_id();
         if self.node.storage().verify(id, &row.content()).await?.is_some() {
             let copies = blob_locations::of_blob(&*self.app.store, id).await?;
-            if copies.iter().any(|copy| copy.node != here && copy.state == CopyState::Complete) {
+            if copies.iter().any(|copy| copy.node != node_id && copy.state == CopyState::Complete) {
                 return self.remove_blob(id).await;
             }
-            // Nobody has a better one.
+            // There is no complete copy.
             return transaction!(self.app.store, |tx| {
-                Ok(blob_locations::set(tx, id, here, CopyState::Damaged).await?)
+                Ok(blob_locations::set(tx, id, node_id, CopyState::Damaged).await?)
             });
         }
         transaction!(self.app.store, |tx| {
-            // Not if it was deleted meanwhile.
+            // Unless it was deleted meanwhile.
             if blobs::get(&mut *tx, id).await?.is_some_and(|row| row.state == BlobState::Created) {
-                blob_locations::set(tx, id, here, CopyState::Complete).await?;
+                blob_locations::set(tx, id, node_id, CopyState::Complete).await?;
             }
             Ok(())
         })
     }
 
-    /// A damaged copy is kept for as long as it is the best that there is.
+    /// Removes a damaged copy once the blob has enough complete ones.
     async fn replace_damaged(&mut self, id: BlobId) -> Result<()> {
         let copies = blob_locations::of_blob(&*self.app.store, id).await?;
-        let whole = copies.iter().filter(|copy| copy.state == CopyState::Complete).count();
-        let wanted = blob_copies::wanted(self.app).await?;
-        if i64::try_from(whole).is_ok_and(|whole| whole >= wanted) {
+        let complete = copies.iter().filter(|copy| copy.state == CopyState::Complete).count();
+        if complete >= blob_copies::target_copies(self.app).await? {
             self.remove_blob(id).await
         } else {
             Ok(())
         }
     }
 
-    /// The file of a fetch or of a copy.
-    async fn draft(&mut self, draft: Draft, file: &StoredFile) -> Result<()> {
-        let over = match draft {
+    /// Removes a draft that two consecutive passes found unused.
+    async fn reconcile_draft(&mut self, draft: Draft, file: &StoredFile) -> Result<()> {
+        let unused = match draft {
             Draft::Upload(_) => false,
-            Draft::Copy(id) => !self.app.blobs_in_progress.contains(self.here(), id),
-            Draft::Vm(id) => !self.app.drafts_in_progress.contains(self.here(), id),
+            Draft::Copy(id) => !self.app.blobs_in_progress.contains(self.node_id(), id),
+            Draft::Vm(id) => !self.app.drafts_in_progress.contains(self.node_id(), id),
             Draft::Fetch(id) => {
                 operations::get(&*self.app.store, id).await?.is_none_or(|row| row.state.is_final())
             }
         };
-        if !over {
-            self.memory.idle.remove(&draft);
-        } else if self.memory.idle.insert(draft) {
-            // The next look decides.
+        if !unused {
+            self.state.unused_drafts.remove(&draft);
+        } else if self.state.unused_drafts.insert(draft) {
+            // Removed by the next pass unless it is used by then.
         } else {
-            tracing::info!(?draft, bytes = file.size, "a file that is of no use any more is removed");
+            tracing::info!(?draft, bytes = file.size, "removing an unused draft");
             self.removed += 1;
             self.node.storage().remove_draft(draft).await?;
-            self.memory.idle.remove(&draft);
+            self.state.unused_drafts.remove(&draft);
         }
         Ok(())
     }
 
-    /// A conversion goes with its blob, and when nobody has used it for long.
-    async fn conversion(&mut self, id: BlobId, file: &StoredFile) -> Result<()> {
+    /// Removes a conversion whose blob was deleted or that was not used for `BLOB_TRANSCODE_MAXIMUM_IDLE_TIME` seconds.
+    async fn reconcile_conversion(&mut self, id: BlobId, file: &StoredFile) -> Result<()> {
         #[expect(clippy::cast_precision_loss, reason = "intervals are seconds")]
         let idle = self.app.settings.blob_transcode_maximum_idle_time as f64;
-        let wanted = match self.wanted.get(&id) {
+        let wanted = match self.copies.get(&id) {
             Some((_, state)) => *state == BlobState::Created,
             None => {
                 blobs::get(&*self.app.store, id).await?.is_some_and(|row| row.state == BlobState::Created)
@@ -279,12 +281,12 @@ impl Look<'_> {
         Ok(())
     }
 
-    /// Copies that have a row and no file.
-    async fn absent(&mut self, files: &HashSet<StoredFileKind>) -> Result<()> {
+    /// Handles copies that have a row but no file.
+    async fn reconcile_missing(&mut self, files: &HashSet<StoredFileKind>) -> Result<()> {
         let mut missing = HashSet::new();
-        for (id, (copy, state)) in &self.wanted {
+        for (id, (copy, state)) in &self.copies {
             if files.contains(&StoredFileKind::Blob(*id))
-                || self.app.blobs_in_progress.contains(self.here(), *id)
+                || self.app.blobs_in_progress.contains(self.node_id(), *id)
             {
                 continue;
             }
@@ -295,22 +297,22 @@ impl Look<'_> {
                 }
                 (CopyState::Damaged, BlobState::Created) => {}
                 (CopyState::Complete, BlobState::Created) => {
-                    // The row may be newer than the list of files: the next look decides.
-                    if self.memory.missing.contains(id) {
+                    // The row may be newer than the list of files, so the next pass decides.
+                    if self.state.missing.contains(id) {
                         let node = NodeRef::of(self.node);
-                        blob::set_damaged(self.app, *id, &node, "its file is gone").await?;
+                        blob::set_damaged(self.app, *id, &node, "its file is missing").await?;
                     } else {
                         missing.insert(*id);
                     }
                 }
             }
         }
-        self.memory.missing = missing;
+        self.state.missing = missing;
         Ok(())
     }
 
-    /// Uploads that have ended, and those that nobody goes on with.
-    async fn uploads(&mut self, found: &[StoredFile]) -> Result<()> {
+    /// Removes uploads that ended or were not continued for `UPLOAD_MAXIMUM_IDLE_TIME` seconds.
+    async fn reconcile_uploads(&mut self, found: &[StoredFile]) -> Result<()> {
         #[expect(clippy::cast_precision_loss, reason = "intervals are seconds")]
         let idle = self.app.settings.upload_maximum_idle_time as f64;
         let files: HashMap<Draft, f64> = found
@@ -321,11 +323,11 @@ impl Look<'_> {
             })
             .collect();
         let mut known = HashSet::new();
-        for row in uploads::of_node(&*self.app.store, self.here()).await? {
+        for row in uploads::of_node(&*self.app.store, self.node_id()).await? {
             let draft = Draft::Upload(row.id);
             known.insert(draft);
-            let touched = files.get(&draft).copied().unwrap_or(row.created).max(row.created);
-            if !row.ended && now() - touched > idle {
+            let modified_at = files.get(&draft).copied().unwrap_or(row.created).max(row.created);
+            if !row.ended && now() - modified_at > idle {
                 let ended = transaction!(self.app.store, |tx| { Ok(uploads::end(tx, row.id).await?) })?;
                 if ended {
                     let event =
@@ -340,24 +342,20 @@ impl Look<'_> {
         for draft in files.into_keys().filter(|draft| !known.contains(draft)) {
             let Draft::Upload(id) = draft else { continue };
             if uploads::get(&*self.app.store, id).await?.is_none() {
-                self.tell(StoredFileKind::Draft(draft));
+                self.report_unknown(StoredFileKind::Draft(draft));
             }
         }
         Ok(())
     }
 
-    /// Tells of a file that no row explains, once.
-    fn tell(&mut self, file: StoredFileKind) {
-        if !self.memory.told.insert(file) {
+    /// Reports a file without a record, once.
+    fn report_unknown(&mut self, file: StoredFileKind) {
+        if !self.state.reported.insert(file) {
             return;
         }
-        tracing::warn!(
-            ?file,
-            node = self.node.identity().name,
-            "no record explains a file; it is left alone"
-        );
-        let node = ObjectRef::new(ObjectType::Node, self.here());
-        let event = Event::new(EventType::Health, node, "no record explains a file, it is left alone");
+        tracing::warn!(?file, node = self.node.identity().name, "ignored a file without a record");
+        let node = ObjectRef::new(ObjectType::Node, self.node_id());
+        let event = Event::new(EventType::Health, node, "ignored a file without a record");
         self.app.events.record(event.with("file", format!("{file:?}")));
     }
 }

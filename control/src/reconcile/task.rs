@@ -1,4 +1,4 @@
-//! What a periodic task is. The tasks are listed in `tasks.rs`.
+//! The type of a periodic task. `tasks.rs` lists the tasks.
 
 use std::fmt;
 use std::future::Future;
@@ -17,9 +17,9 @@ use crate::app::App;
 pub enum RunsOn {
     /// On every daemon, for its own nodes, until the daemon stops accepting work.
     EveryDaemon,
-    /// On every daemon, until the very end of its shutdown.
+    /// On every daemon, until the end of its shutdown.
     EveryDaemonToTheEnd,
-    /// Only on the daemon that holds the maintainer lease.
+    /// Only on the daemon that owns the maintainer lease.
     Maintainer,
 }
 
@@ -29,11 +29,11 @@ pub type TaskFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// The code of a task.
 #[derive(Clone, Copy)]
 pub enum Run {
-    /// A loop of its own that also reacts to notifications.
+    /// A loop that also reacts to notifications.
     Loop(fn(Arc<App>, watch::Receiver<bool>) -> TaskFuture<'static, ()>),
     /// One pass. Returns whether there is more to do right away.
     Pass(for<'a> fn(&'a App) -> TaskFuture<'a, Result<bool>>),
-    /// One long pass of the maintainer that runs beside the others and may be cancelled at any point.
+    /// One long pass of the maintainer that runs concurrently with the others and may be cancelled at any point.
     CancellablePass(for<'a> fn(&'a App) -> TaskFuture<'a, Result<bool>>),
 }
 
@@ -63,7 +63,7 @@ pub struct Task {
 }
 
 impl Task {
-    /// Runs a task of every daemon until it is told to stop.
+    /// Runs a task of every daemon until `stop` is set.
     pub fn start(&self, app: Arc<App>, stop: watch::Receiver<bool>) -> TaskFuture<'static, ()> {
         let task = *self;
         match task.run {
@@ -73,7 +73,7 @@ impl Task {
     }
 }
 
-/// Runs a pass after each interval until told to stop.
+/// Runs a pass after each interval until `stop` is set.
 async fn repeat(
     task: Task,
     pass: for<'a> fn(&'a App) -> TaskFuture<'a, Result<bool>>,
@@ -86,7 +86,7 @@ async fn repeat(
             _ = stop.changed() => return,
         }
         if let Err(error) = pass(&app).await {
-            tracing::warn!(task = task.name, %error, "a periodic task failed");
+            tracing::warn!(task = task.name, %error, "failed to run a periodic task");
         }
     }
 }

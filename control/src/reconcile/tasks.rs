@@ -37,7 +37,7 @@ pub const TASKS: &[Task] = &[
         runs_on: RunsOn::EveryDaemon,
         interval: |_| agents::RECONCILE_INTERVAL,
         last_run: None,
-        purpose: "records what the agents in guests report",
+        purpose: "records the reports of guest agents",
         run: Run::Loop(|app, stop| Box::pin(agents::run(app, stop))),
     },
     Task {
@@ -45,7 +45,7 @@ pub const TASKS: &[Task] = &[
         runs_on: RunsOn::EveryDaemon,
         interval: |_| agent_operations::RECONCILE_INTERVAL,
         last_run: None,
-        purpose: "runs commands and moves files inside guests, in order for each instance",
+        purpose: "runs commands and transfers files in guests, in order for each instance",
         run: Run::Loop(|app, stop| Box::pin(agent_operations::run(app, stop))),
     },
     Task {
@@ -69,7 +69,7 @@ pub const TASKS: &[Task] = &[
         runs_on: RunsOn::EveryDaemon,
         interval: |_| maintainer::TICK_INTERVAL,
         last_run: None,
-        purpose: "competes for the maintainer lease and runs the maintainer's tasks below while it holds it",
+        purpose: "competes for the maintainer lease and runs the maintainer's tasks while it owns the lease",
         run: Run::Loop(|app, stop| Box::pin(maintainer::run(app, TASKS, stop))),
     },
     Task {
@@ -101,7 +101,7 @@ pub const TASKS: &[Task] = &[
         runs_on: RunsOn::EveryDaemonToTheEnd,
         interval: |settings| Duration::from_secs(settings.usage_event_frequency),
         last_run: None,
-        purpose: "records what VMs used as usage events",
+        purpose: "records the resource usage of VMs as usage events",
         run: Run::Pass(|app| Box::pin(async { vm_usage::run(app).await.map(|()| false) })),
     },
     Task {
@@ -186,7 +186,7 @@ pub const TASKS: &[Task] = &[
     },
 ];
 
-/// A short CLEANER_DELAY should take effect soon; a long one need not be checked every second.
+/// Returns a quarter of `CLEANER_DELAY`, between one second and one minute.
 fn cleaner_interval(settings: &Settings) -> Duration {
     Duration::from_secs(settings.cleaner_delay)
         .div_f64(4.0)
@@ -200,14 +200,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_task_has_its_own_name_and_a_purpose() {
+    fn tasks_have_unique_names_and_a_purpose() {
         let names: HashSet<_> = TASKS.iter().map(|task| task.name).collect();
         assert_eq!(names.len(), TASKS.len());
         assert!(TASKS.iter().all(|task| !task.purpose.is_empty()));
     }
 
     #[test]
-    fn only_passes_run_on_the_maintainer_and_only_there_they_are_cancelled() {
+    fn maintainer_runs_only_passes_and_only_it_cancels_them() {
         for task in TASKS {
             match task.run {
                 Run::Loop(_) => assert_ne!(task.runs_on, RunsOn::Maintainer, "{}", task.name),

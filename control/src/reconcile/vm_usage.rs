@@ -1,4 +1,4 @@
-//! Tells what instances have used, from the counters of their machines.
+//! Records the resource usage of instances from the counters of their VMs.
 
 use muster_types::Result;
 use muster_types::event::{Event, EventType};
@@ -8,7 +8,7 @@ use crate::app::App;
 use crate::objects::instance::object;
 use muster_store::instances;
 
-/// One event for each instance that is on.
+/// Records one event for each running instance.
 pub async fn run(app: &App) -> Result<()> {
     for node in &app.nodes {
         for row in instances::of_node(&*app.store, node.identity().id).await? {
@@ -22,7 +22,9 @@ pub async fn run(app: &App) -> Result<()> {
                     app.events.record(event);
                 }
                 Ok(None) => {}
-                Err(error) => tracing::warn!(instance = %row.id, %error, "usage of an instance is not known"),
+                Err(error) => {
+                    tracing::warn!(instance = %row.id, %error, "failed to read the usage of an instance");
+                }
             }
         }
     }

@@ -1,8 +1,8 @@
-//! Looks after the machines of this daemon's nodes: writes down what happens to them, and brings what the nodes have
-//! and what the database says together.
+//! Reconciles the VMs of this daemon's nodes with the instances of the database, and records power changes.
 //!
-//! What happens is heard at once; a look from time to time finds what nobody heard. Nothing is removed unless its row
-//! says that it is gone, twice in a row. A machine without a row may belong to another database, and is left alone.
+//! Nodes report changes immediately; periodic passes find missed ones. A VM is removed only if two consecutive passes
+//! find its instance deleted. A VM without a record may belong to another database and is ignored.
+//! See docs/decisions/0018.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -23,35 +23,35 @@ use crate::app::App;
 use crate::objects::instance::{object, power};
 use muster_store::instances::{self, InstanceRow};
 
-/// How often nodes are looked at.
+/// The interval between passes over the nodes.
 pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_secs(10);
-/// Nodes that are looked at in one tick.
-const NODES_AT_ONCE: usize = 100;
+/// The maximum number of nodes per pass.
+const NODES_PER_PASS: usize = 100;
 
-/// What is remembered from one look to the next.
+/// In-memory state kept per node between passes.
 #[derive(Debug, Default)]
-struct Memory {
-    /// VMs that should have been removed.
+struct VmReconcileState {
+    /// VMs that should not exist; removed if the next pass finds them again.
     suspects: HashSet<InstanceId>,
-    /// VMs without a record that were reported already.
-    told: HashSet<InstanceId>,
+    /// VMs without a record that were already reported.
+    reported: HashSet<InstanceId>,
 }
 
-/// Looks after the machines until told to stop.
+/// Reconciles VMs until `stop` is set.
 pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
     let mut listeners = JoinSet::new();
     for node in &app.nodes {
         listeners.spawn(listen(Arc::clone(&app), Arc::clone(node)));
     }
-    let mut memories: HashMap<NodeId, Memory> = HashMap::new();
+    let mut states: HashMap<NodeId, VmReconcileState> = HashMap::new();
     let mut next = 0;
     while !*stop.borrow() {
-        for _ in 0..NODES_AT_ONCE.min(app.nodes.len()) {
+        for _ in 0..NODES_PER_PASS.min(app.nodes.len()) {
             let node = &app.nodes[next % app.nodes.len()];
             next = (next + 1) % app.nodes.len();
-            let memory = memories.entry(node.identity().id).or_default();
-            if let Err(error) = look(&app, node, memory).await {
-                tracing::warn!(node = node.identity().name, %error, "machines were not looked after");
+            let state = states.entry(node.identity().id).or_default();
+            if let Err(error) = reconcile_node(&app, node, state).await {
+                tracing::warn!(node = node.identity().name, %error, "failed to reconcile VMs");
             }
         }
         tokio::select! {
@@ -62,12 +62,12 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
     listeners.abort_all();
 }
 
-/// One look at the machines of all nodes, which also removes what should not be there.
+/// Reconciles the VMs of all nodes twice, which also removes orphans.
 pub async fn run_once(app: &App) -> Result<()> {
     for node in &app.nodes {
-        let mut memory = Memory::default();
-        look(app, node, &mut memory).await?;
-        look(app, node, &mut memory).await?;
+        let mut state = VmReconcileState::default();
+        reconcile_node(app, node, &mut state).await?;
+        reconcile_node(app, node, &mut state).await?;
     }
     Ok(())
 }
@@ -75,7 +75,7 @@ pub async fn run_once(app: &App) -> Result<()> {
 async fn listen(app: Arc<App>, node: Arc<dyn NodeApi>) {
     let mut changes = node.vms().changes();
     while let Some(id) = changes.next().await {
-        // Each on its own: somebody may be at one of them for long.
+        // Concurrently: the lock of an instance may be owned for long.
         let (app, node) = (Arc::clone(&app), Arc::clone(&node));
         tokio::spawn(async move { observe(&app, &node, id).await });
     }
@@ -83,42 +83,44 @@ async fn listen(app: Arc<App>, node: Arc<dyn NodeApi>) {
 
 async fn observe(app: &App, node: &Arc<dyn NodeApi>, id: InstanceId) {
     if let Err(error) = power::observe(app, node, id).await {
-        tracing::warn!(instance = %id, %error, "what happened to a machine was not written down");
+        tracing::warn!(instance = %id, %error, "failed to record a power change");
     }
 }
 
-async fn look(app: &App, node: &Arc<dyn NodeApi>, memory: &mut Memory) -> Result<()> {
-    // The machines first: what has one has had a row for longer.
+async fn reconcile_node(app: &App, node: &Arc<dyn NodeApi>, state: &mut VmReconcileState) -> Result<()> {
+    // VMs first: a row is older than its VM.
     let found = node.vms().list().await?;
-    let here = node.identity().id;
+    let node_id = node.identity().id;
     let mut rows: HashMap<InstanceId, InstanceRow> =
-        instances::of_node(&*app.store, here).await?.into_iter().map(|row| (row.id, row)).collect();
+        instances::of_node(&*app.store, node_id).await?.into_iter().map(|row| (row.id, row)).collect();
     let mut suspects = HashSet::new();
-    for machine in found {
-        let row = match rows.remove(&machine.id) {
+    for vm in found {
+        let row = match rows.remove(&vm.id) {
             Some(row) => Some(row),
-            None => instances::get(&*app.store, machine.id).await?,
+            None => instances::get(&*app.store, vm.id).await?,
         };
         match row {
-            Some(row) if row.node != Some(here) && row.state.is_active() => tell(app, here, memory, &machine),
+            Some(row) if row.node != Some(node_id) && row.state.is_active() => {
+                report_unknown(app, node_id, state, &vm);
+            }
             Some(row) => match row.state {
-                InstanceState::Created if !is_seen(&row, &machine.power) => {
+                InstanceState::Created if !is_recorded(&row, &vm.power) => {
                     observe(app, node, row.id).await;
                 }
                 InstanceState::Deleted | InstanceState::Error => {
-                    if memory.suspects.contains(&row.id) {
+                    if state.suspects.contains(&row.id) {
                         remove(app, node, &row).await?;
                     } else {
                         suspects.insert(row.id);
                     }
                 }
-                // An operation is at it.
+                // An operation is working on it.
                 _ => {}
             },
-            None => tell(app, here, memory, &machine),
+            None => report_unknown(app, node_id, state, &vm),
         }
     }
-    memory.suspects = suspects;
+    state.suspects = suspects;
     for row in rows.into_values().filter(|row| row.state == InstanceState::Created) {
         if row.power_state != PowerState::Crashed {
             observe(app, node, row.id).await;
@@ -127,35 +129,35 @@ async fn look(app: &App, node: &Arc<dyn NodeApi>, memory: &mut Memory) -> Result
     Ok(())
 }
 
-/// Whether the record says what the node says.
-fn is_seen(row: &InstanceRow, machine: &VmPower) -> bool {
-    match machine {
+/// Returns whether an instance has the power state that its node reports.
+fn is_recorded(row: &InstanceRow, power: &VmPower) -> bool {
+    match power {
         VmPower::On => row.power_state == PowerState::On,
         VmPower::Paused => row.power_state == PowerState::Paused,
         VmPower::Off { .. } => row.power_state == PowerState::Off,
         VmPower::Crashed { .. } => row.power_state == PowerState::Crashed,
-        // It is to be started again, unless its user switched it off.
+        // It is restarted unless the user switched it off.
         VmPower::Lost => row.power_wanted == PowerState::Off,
     }
 }
 
-/// Removes what an instance that is gone left on its node.
+/// Removes the VM of a deleted instance from its node.
 async fn remove(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<()> {
     let _lock = app.instance_locks.lock(row.id).await;
     node.vms().remove(row.id).await?;
-    tracing::info!(instance = %row.id, node = node.identity().name, "what was left of a machine was removed");
-    let event = Event::new(EventType::Health, object(row.id), "leftovers removed from a node");
+    tracing::info!(instance = %row.id, node = node.identity().name, "removed an orphaned VM");
+    let event = Event::new(EventType::Health, object(row.id), "orphaned VM removed from a node");
     app.events.record(event.with("node", node.identity().name.clone()));
     Ok(())
 }
 
-/// Tells of a machine that no row explains, once.
-fn tell(app: &App, here: NodeId, memory: &mut Memory, machine: &FoundVm) {
-    if !memory.told.insert(machine.id) {
+/// Reports a VM without a record, once.
+fn report_unknown(app: &App, node: NodeId, state: &mut VmReconcileState, vm: &FoundVm) {
+    if !state.reported.insert(vm.id) {
         return;
     }
-    tracing::warn!(instance = %machine.id, power = ?machine.power, "no record explains a machine; it is left alone");
-    let node = ObjectRef::new(ObjectType::Node, here);
-    let event = Event::new(EventType::Health, node, "no record explains a machine, it is left alone");
-    app.events.record(event.with("instance_uuid", machine.id.to_string()));
+    tracing::warn!(instance = %vm.id, power = ?vm.power, "ignored a VM without a record");
+    let node = ObjectRef::new(ObjectType::Node, node);
+    let event = Event::new(EventType::Health, node, "ignored a VM without a record");
+    app.events.record(event.with("instance_uuid", vm.id.to_string()));
 }

@@ -22,9 +22,10 @@ use tokio::task::AbortHandle;
 use super::process::Process;
 use super::qmp::{Qmp, QmpEvent};
 use super::vm_dir::{VmDir, VmExit, VmRecord};
-use super::{backup_job, cgroup, socket};
+use super::{backup_job, cgroup};
 use crate::change_notifier::ChangeNotifier;
 use crate::guest::{GuestHandle, GuestRegistry};
+use crate::vm_socket;
 
 /// How long QEMU may take to flush its caches and exit.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -107,7 +108,7 @@ impl RunningVm {
     /// Returns the side channels for agents. Records written before agents were supported do not list them.
     fn side_channels(&self, dir: &VmDir) -> Vec<SideChannel> {
         let channels = self.record.lock().side_channels.clone();
-        match channels.is_empty() && dir.file(socket::AGENT).exists() {
+        match channels.is_empty() && dir.file(vm_socket::AGENT).exists() {
             true => vec![SideChannel::Agent],
             false => channels,
         }
@@ -350,7 +351,7 @@ impl Monitor {
     async fn connect(&self) -> Result<mpsc::Receiver<QmpEvent>> {
         let failed =
             |error: &dyn std::fmt::Display| Error::Unavailable(format!("failed to connect to QEMU: {error}"));
-        let connecting = socket::connect(self.vm.dir.path(), socket::QMP);
+        let connecting = vm_socket::connect(self.vm.dir.path(), vm_socket::QMP);
         let stream =
             tokio::time::timeout(CONNECT_TIMEOUT, connecting).await.map_err(|error| failed(&error))?;
         let stream = stream.map_err(|error| failed(&error))?;

@@ -21,7 +21,6 @@ mod qemu_log;
 mod qmp;
 mod resource_usage;
 mod snapshot;
-pub(crate) mod socket;
 mod start;
 mod tap;
 mod vm_dir;

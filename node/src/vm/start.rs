@@ -28,8 +28,9 @@ use super::qmp::{Qmp, QmpEvent};
 use super::tap::Tap;
 use super::vm_dir::{VmDir, VmExit, VmRecord, file};
 use super::vsock::Vsock;
-use super::{backup_job, cgroup, config_drive, socket, vsock};
+use super::{backup_job, cgroup, config_drive, vsock};
 use crate::files::io_error;
+use crate::vm_socket;
 
 /// The user ID of a VM is this plus its console port, which is unique on a node. See docs/decisions/0020.
 const FIRST_UID: u32 = 1_900_000_000;
@@ -140,12 +141,12 @@ fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan) -> Result<SpawnedV
     prepare_files(hypervisor, dir, plan, uid)?;
 
     let socket_error = |error: io::Error| io_error("failed to create VM socket")(error);
-    let qmp = socket::listen(dir.path(), socket::QMP).map_err(socket_error)?;
+    let qmp = vm_socket::listen(dir.path(), vm_socket::QMP).map_err(socket_error)?;
     let wants_vsock = plan.side_channels.contains(&SideChannel::Agent2);
     let vsock = wants_vsock.then(|| Vsock::open(&hypervisor.vsock_cids())).flatten();
     let side_channels = vsock::available_side_channels(&plan.side_channels, vsock.is_some());
     let agent = match side_channels.contains(&SideChannel::Agent) {
-        true => Some(socket::listen(dir.path(), socket::AGENT).map_err(socket_error)?),
+        true => Some(vm_socket::listen(dir.path(), vm_socket::AGENT).map_err(socket_error)?),
         false => None,
     };
     let taps =
@@ -169,7 +170,7 @@ fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan) -> Result<SpawnedV
     dir.begin_run(&record)?;
     let cgroup = cgroup::Cgroup::create(plan.id, plan.cpus, plan.memory_mb)?;
     // The connection waits in the socket's backlog until QEMU accepts it.
-    let stream = socket::connect_early(dir.path(), socket::QMP).map_err(socket_error)?;
+    let stream = vm_socket::connect_early(dir.path(), vm_socket::QMP).map_err(socket_error)?;
     let request = SpawnRequest {
         program: qemu,
         arguments: &qemu_args::arguments(plan, &resources),

@@ -58,9 +58,9 @@ async fn assert_counted(store: &Store, pool: AddressPool) {
         .await
         .unwrap();
     for row in rows {
-        let (bits, block, taken) = row.read::<(i64, i64, i64)>().unwrap();
-        let below = allocated.keys().filter(|a| i64::from(u32::from(**a)) >> bits == block).count();
-        assert_eq!(i64::try_from(below).unwrap(), taken, "block {block} of {bits} bits");
+        let (bits, block, count) = row.read::<(i64, i64, i64)>().unwrap();
+        let in_block = allocated.keys().filter(|a| i64::from(u32::from(**a)) >> bits == block).count();
+        assert_eq!(i64::try_from(in_block).unwrap(), count, "block {block} of {bits} bits");
     }
     let halos = store
         .query("SELECT address FROM address_halos WHERE network_uuid = ?", params![pool.network])
@@ -74,12 +74,12 @@ async fn assert_counted(store: &Store, pool: AddressPool) {
 }
 
 /// A reproducible stream of random numbers.
-struct Dice(u64);
+struct Random(u64);
 
-impl Dice {
-    fn roll(&mut self, sides: u64) -> u64 {
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % sides
+        (self.0 >> 33) % limit
     }
 }
 
@@ -119,11 +119,11 @@ on_both_engines! {
     async fn quarantined_addresses_become_free(store: Arc<Store>) {
         let pool = pool("10.0.0.0/16");
         allocate_reserved(&store, pool).await;
-        let mut mine = Vec::new();
+        let mut own = Vec::new();
         for _ in 0..10 {
-            mine.push(allocate_any(&store, pool, "a", 30.0).await.unwrap());
+            own.push(allocate_any(&store, pool, "a", 30.0).await.unwrap());
         }
-        for address in &mine {
+        for address in &own {
             assert!(release(&store, pool, *address, "a", true).await);
         }
         assert!(addresses::quarantined_before(&*store, now() - 60.0, 100).await.unwrap().is_empty());
@@ -141,20 +141,20 @@ on_both_engines! {
 
     async fn concurrent_traffic_neither_duplicates_nor_loses_addresses(store: Arc<Store>) {
         // The small network is often full; the larger ones have one and two levels of block counts.
-        for (netblock, rolls) in [("10.0.0.0/28", 250), ("10.1.0.0/23", 250), ("10.2.0.0/15", 150)] {
+        for (netblock, steps) in [("10.0.0.0/28", 250), ("10.1.0.0/23", 250), ("10.2.0.0/15", 150)] {
             let pool = pool(netblock);
             allocate_reserved(&store, pool).await;
-            let taken: Arc<Mutex<HashSet<Ipv4Addr>>> = Arc::default();
+            let all_allocated: Arc<Mutex<HashSet<Ipv4Addr>>> = Arc::default();
             let tasks: Vec<_> = (0..6u64)
                 .map(|number| {
-                    let (store, taken) = (Arc::clone(&store), Arc::clone(&taken));
-                    tokio::spawn(traffic(store, pool, taken, number, rolls))
+                    let (store, all_allocated) = (Arc::clone(&store), Arc::clone(&all_allocated));
+                    tokio::spawn(traffic(store, pool, all_allocated, number, steps))
                 })
                 .collect();
             let mut expected: BTreeMap<Ipv4Addr, Option<String>> = BTreeMap::new();
             for task in tasks {
-                let (user, mine) = task.await.unwrap();
-                expected.extend(mine.into_iter().map(|address| (address, Some(user.clone()))));
+                let (user, own) = task.await.unwrap();
+                expected.extend(own.into_iter().map(|address| (address, Some(user.clone()))));
             }
             let found = allocated(&store, pool).await;
             let users: BTreeMap<_, _> = found
@@ -166,11 +166,11 @@ on_both_engines! {
             assert_counted(&store, pool).await;
             // All other addresses can still be allocated, so none was lost.
             if netblock == "10.0.0.0/28" {
-                let mut left = 0;
+                let mut remaining = 0;
                 while allocate_any(&store, pool, "the last", 0.0).await.is_some() {
-                    left += 1;
+                    remaining += 1;
                 }
-                assert_eq!(left + expected.len() + 3, 16);
+                assert_eq!(remaining + expected.len() + 3, 16);
             }
         }
     }
@@ -195,40 +195,40 @@ on_both_engines! {
 async fn traffic(
     store: Arc<Store>,
     pool: AddressPool,
-    taken: Arc<Mutex<HashSet<Ipv4Addr>>>,
+    all_allocated: Arc<Mutex<HashSet<Ipv4Addr>>>,
     number: u64,
-    rolls: usize,
+    steps: usize,
 ) -> (String, BTreeSet<Ipv4Addr>) {
     let user = format!("task {number}");
-    let mut dice = Dice(number * 7919 + u64::from(pool.netblock.prefix()));
-    let mut mine = BTreeSet::new();
-    let take = |address: Ipv4Addr, mine: &mut BTreeSet<Ipv4Addr>| {
-        assert!(taken.lock().unwrap().insert(address), "{address} was allocated twice");
-        mine.insert(address);
+    let mut random = Random(number * 7919 + u64::from(pool.netblock.prefix()));
+    let mut own = BTreeSet::new();
+    let add = |address: Ipv4Addr, own: &mut BTreeSet<Ipv4Addr>| {
+        assert!(all_allocated.lock().unwrap().insert(address), "{address} was allocated twice");
+        own.insert(address);
     };
-    for _ in 0..rolls {
-        match dice.roll(10) {
+    for _ in 0..steps {
+        match random.below(10) {
             0..4 => {
                 if let Some(address) = allocate_any(&store, pool, &user, 0.0).await {
-                    take(address, &mut mine);
+                    add(address, &mut own);
                 }
             }
             4..6 => {
                 // All tasks compete for the same addresses.
-                let offset = 2 + u32::try_from(dice.roll(12)).unwrap();
+                let offset = 2 + u32::try_from(random.below(12)).unwrap();
                 let address = Ipv4Addr::from(u32::from(pool.netblock.network()) + offset);
                 if allocate(&store, pool, address, &user).await {
-                    take(address, &mut mine);
+                    add(address, &mut own);
                 }
             }
             6..9 => {
-                let at = usize::try_from(dice.roll(mine.len().max(1) as u64)).unwrap();
-                if let Some(address) = mine.iter().nth(at).copied() {
-                    mine.remove(&address);
+                let at = usize::try_from(random.below(own.len().max(1) as u64)).unwrap();
+                if let Some(address) = own.iter().nth(at).copied() {
+                    own.remove(&address);
                     // Remove it from the model first: once it is released, another task may allocate it.
-                    assert!(taken.lock().unwrap().remove(&address));
+                    assert!(all_allocated.lock().unwrap().remove(&address));
                     assert!(
-                        release(&store, pool, address, &user, dice.roll(2) == 0).await,
+                        release(&store, pool, address, &user, random.below(2) == 0).await,
                         "{address} was lost"
                     );
                 }
@@ -246,5 +246,5 @@ async fn traffic(
             }
         }
     }
-    (user, mine)
+    (user, own)
 }

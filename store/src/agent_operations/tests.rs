@@ -40,7 +40,7 @@ async fn get(store: &Store, id: AgentOperationId) -> AgentOperationRow {
     agent_operations::get(store, id).await.unwrap().unwrap()
 }
 
-async fn go(
+async fn set_state(
     store: &Store,
     id: AgentOperationId,
     from: S,
@@ -64,10 +64,10 @@ on_both_engines! {
         assert_eq!((row.sequence, row.state, row.attempts), (1, S::Queued, 0));
         assert_eq!((&row.commands, &row.request_id), (&new.commands, &new.request_id));
         assert_eq!((row.deadline, row.progress_timeout, row.last_progress), (1_700_000_000.25, 0.5, None));
-        assert!(begin(&store, new.id, S::Queued, Some("a start")).await);
-        assert!(!begin(&store, new.id, S::Queued, Some("another")).await, "it is begun already");
+        assert!(begin(&store, new.id, S::Queued, Some("boot 1")).await);
+        assert!(!begin(&store, new.id, S::Queued, Some("boot 2")).await, "already begun");
         let row = get(&store, new.id).await;
-        assert_eq!((row.state, row.attempts, row.sent_boot.as_deref()), (S::Executing, 1, Some("a start")));
+        assert_eq!((row.state, row.attempts, row.sent_boot.as_deref()), (S::Executing, 1, Some("boot 1")));
         assert!(row.last_progress.is_some());
         transaction!(store, |tx| { Ok(agent_operations::set_progress(tx, new.id, 12.5).await?) }).unwrap();
         let changed = row.updated;
@@ -78,7 +78,7 @@ on_both_engines! {
         let stdout = "ü".repeat(1 << 20);
         let results = CommandResults::from([("0".into(), json!({ "stdout": stdout }).as_object().unwrap().clone())]);
         let outcome = AgentOperationOutcome { results: Some(&results), error: Some("why"), expiry: None };
-        assert!(go(&store, new.id, S::Executing, S::Error, &outcome).await);
+        assert!(set_state(&store, new.id, S::Executing, S::Error, &outcome).await);
         let row = get(&store, new.id).await;
         assert_eq!((row.results, row.error_message.as_deref(), row.sent_boot), (results, Some("why"), None));
     }
@@ -86,20 +86,20 @@ on_both_engines! {
     async fn only_the_first_outcome_counts(store: Arc<Store>) {
         let new = new(InstanceId::new(), S::Preflight);
         assert!(insert(&store, &new).await);
-        assert!(go(&store, new.id, S::Preflight, S::Queued, &AgentOperationOutcome::default()).await);
-        assert!(begin(&store, new.id, S::Queued, Some("a start")).await);
+        assert!(set_state(&store, new.id, S::Preflight, S::Queued, &AgentOperationOutcome::default()).await);
+        assert!(begin(&store, new.id, S::Queued, Some("boot 1")).await);
         let expiry = AgentOperationOutcome { expiry: Some(ExpiryReason::Progress), ..AgentOperationOutcome::default() };
-        assert!(go(&store, new.id, S::Executing, S::Expired, &expiry).await);
-        assert!(!go(&store, new.id, S::Executing, S::Complete, &AgentOperationOutcome::default()).await, "its time was over");
+        assert!(set_state(&store, new.id, S::Executing, S::Expired, &expiry).await);
+        assert!(!set_state(&store, new.id, S::Executing, S::Complete, &AgentOperationOutcome::default()).await, "already expired");
         assert!(!begin(&store, new.id, S::Executing, None).await);
         let wrong = transaction!(store, |tx| {
             Ok(agent_operations::set_state(tx, new.id, S::Expired, S::Queued, &AgentOperationOutcome::default()).await?)
         });
-        assert!(wrong.is_err(), "there is no way back");
-        assert!(go(&store, new.id, S::Expired, S::Deleted, &AgentOperationOutcome::default()).await);
+        assert!(wrong.is_err(), "invalid transition");
+        assert!(set_state(&store, new.id, S::Expired, S::Deleted, &AgentOperationOutcome::default()).await);
         let row = get(&store, new.id).await;
         assert_eq!((row.state, row.expiry_reason), (S::Deleted, Some(ExpiryReason::Progress)));
-        assert_eq!(row.sent_boot.as_deref(), Some("a start"), "its command is still to be ended");
+        assert_eq!(row.sent_boot.as_deref(), Some("boot 1"), "its command must still be stopped");
     }
 
     async fn queues_operations_per_instance(store: Arc<Store>) {
@@ -113,11 +113,11 @@ on_both_engines! {
             ids.push(new.id);
         }
         assert!(insert(&store, &new(other, S::Queued)).await);
-        let line = agent_operations::queue_of(&*store, instance).await.unwrap();
-        assert_eq!(line.rows.iter().map(|row| row.id).collect::<Vec<_>>(), ids);
-        assert_eq!((line.node, line.is_created), (Some(node), true));
+        let queue = agent_operations::queue_of(&*store, instance).await.unwrap();
+        assert_eq!(queue.rows.iter().map(|row| row.id).collect::<Vec<_>>(), ids);
+        assert_eq!((queue.node, queue.is_created), (Some(node), true));
         assert_eq!(agent_operations::instances_with_unfinished(&*store, &[node, NodeId::new()]).await.unwrap(), [instance]);
-        assert!(go(&store, ids[1], S::Queued, S::Deleted, &AgentOperationOutcome::default()).await);
+        assert!(set_state(&store, ids[1], S::Queued, S::Deleted, &AgentOperationOutcome::default()).await);
         let unfinished = agent_operations::unfinished(&*store, &[instance, other]).await.unwrap();
         assert_eq!(unfinished.len(), 3);
         let page = |all, after| agent_operations::page(&*store, instance, all, after, 2);
@@ -145,20 +145,20 @@ on_both_engines! {
 
     async fn rejects_operations_beyond_the_count_limit(store: Arc<Store>) {
         let instance = InstanceId::new();
-        let few = |new: NewAgentOperation| {
+        let insert_limited = |new: NewAgentOperation| {
             let store = Arc::clone(&store);
             async move { transaction!(store, |tx| { Ok(agent_operations::insert(tx, &new, QueueLimits { operations: 2, bytes: 1 << 20 }).await?.is_some()) }).unwrap() }
         };
         let first = new(instance, S::Queued);
-        assert!(few(first.clone()).await && few(new(instance, S::Preflight)).await);
-        assert!(!few(new(instance, S::Queued)).await);
-        assert!(few(new(InstanceId::new(), S::Queued)).await, "every instance has a line of its own");
+        assert!(insert_limited(first.clone()).await && insert_limited(new(instance, S::Preflight)).await);
+        assert!(!insert_limited(new(instance, S::Queued)).await);
+        assert!(insert_limited(new(InstanceId::new(), S::Queued)).await, "each instance has its own queue");
         assert!(begin(&store, first.id, S::Queued, None).await);
-        assert!(!few(new(instance, S::Queued)).await, "what is under way counts");
-        assert!(go(&store, first.id, S::Executing, S::Complete, &AgentOperationOutcome::default()).await);
+        assert!(!insert_limited(new(instance, S::Queued)).await, "a running operation counts");
+        assert!(set_state(&store, first.id, S::Executing, S::Complete, &AgentOperationOutcome::default()).await);
         let last = new(instance, S::Queued);
-        assert!(few(last.clone()).await);
-        assert_eq!(get(&store, last.id).await.sequence, 3, "refused ones left no gap");
+        assert!(insert_limited(last.clone()).await);
+        assert_eq!(get(&store, last.id).await.sequence, 3, "rejected operations leave no gap");
     }
 
     async fn finds_overdue_operations(store: Arc<Store>) {
@@ -168,39 +168,39 @@ on_both_engines! {
             progress_timeout,
             ..new(InstanceId::new(), S::Queued)
         };
-        let (over, later) = (with(time - 10.0, 30.0), with(time + 100.0, 0.0));
-        let (without, patient) = (with(0.0, 0.0), with(0.0, 30.0));
-        for new in [&over, &later, &without, &patient] {
+        let (expired, later) = (with(time - 10.0, 30.0), with(time + 100.0, 0.0));
+        let (without_limit, progress_only) = (with(0.0, 0.0), with(0.0, 30.0));
+        for new in [&expired, &later, &without_limit, &progress_only] {
             assert!(insert(&store, new).await);
         }
-        let found = |time: f64, most: f64| {
+        let found = |time: f64, max_age: f64| {
             let store = Arc::clone(&store);
             async move {
-                let rows = agent_operations::overdue(&*store, time, most, 100).await.unwrap();
+                let rows = agent_operations::overdue(&*store, time, max_age, 100).await.unwrap();
                 rows.into_iter().map(|row| row.id).collect::<Vec<_>>()
             }
         };
-        assert_eq!(found(time, 60.0).await, [over.id]);
-        let late = found(time + 90.0, 60.0).await;
-        assert!(late.len() == 2 && late.contains(&over.id) && late.contains(&without.id), "{late:?}");
-        assert!(go(&store, over.id, S::Queued, S::Expired, &AgentOperationOutcome::default()).await);
+        assert_eq!(found(time, 60.0).await, [expired.id]);
+        let overdue = found(time + 90.0, 60.0).await;
+        assert!(overdue.len() == 2 && overdue.contains(&expired.id) && overdue.contains(&without_limit.id), "{overdue:?}");
+        assert!(set_state(&store, expired.id, S::Queued, S::Expired, &AgentOperationOutcome::default()).await);
         assert_eq!(found(time, 60.0).await, []);
     }
 
     async fn finds_cancelled_commands_until_they_are_stopped(store: Arc<Store>) {
         let node = NodeId::new();
         let instance = created_instance(&store, node).await;
-        let (given_up, done) = (new(instance, S::Queued), new(instance, S::Queued));
-        for new in [&given_up, &done] {
+        let (cancelled, done) = (new(instance, S::Queued), new(instance, S::Queued));
+        for new in [&cancelled, &done] {
             assert!(insert(&store, new).await);
-            assert!(begin(&store, new.id, S::Queued, Some("a start")).await);
+            assert!(begin(&store, new.id, S::Queued, Some("boot 1")).await);
         }
-        assert!(go(&store, given_up.id, S::Executing, S::Deleted, &AgentOperationOutcome::default()).await);
-        assert!(go(&store, done.id, S::Executing, S::Complete, &AgentOperationOutcome::default()).await);
-        assert!(go(&store, done.id, S::Complete, S::Deleted, &AgentOperationOutcome::default()).await);
+        assert!(set_state(&store, cancelled.id, S::Executing, S::Deleted, &AgentOperationOutcome::default()).await);
+        assert!(set_state(&store, done.id, S::Executing, S::Complete, &AgentOperationOutcome::default()).await);
+        assert!(set_state(&store, done.id, S::Complete, S::Deleted, &AgentOperationOutcome::default()).await);
         let found = agent_operations::cancelled_in_flight(&*store, &[node], None).await.unwrap();
-        assert_eq!(found.iter().map(|(row, node)| (row.id, *node)).collect::<Vec<_>>(), [(given_up.id, node)]);
-        transaction!(store, |tx| { Ok(agent_operations::clear_sent(tx, given_up.id).await?) }).unwrap();
+        assert_eq!(found.iter().map(|(row, node)| (row.id, *node)).collect::<Vec<_>>(), [(cancelled.id, node)]);
+        transaction!(store, |tx| { Ok(agent_operations::clear_sent(tx, cancelled.id).await?) }).unwrap();
         let elsewhere = agent_operations::cancelled_in_flight(&*store, &[node], Some(InstanceId::new())).await.unwrap();
         assert_eq!(elsewhere, []);
         assert_eq!(agent_operations::cancelled_in_flight(&*store, &[node], Some(instance)).await.unwrap(), []);
@@ -213,7 +213,7 @@ on_both_engines! {
         let later = now() + 10.0;
         assert!(!remove().await);
         assert_eq!(agent_operations::finished_before(&*store, later, 10).await.unwrap(), []);
-        assert!(go(&store, new.id, S::Queued, S::Deleted, &AgentOperationOutcome::default()).await);
+        assert!(set_state(&store, new.id, S::Queued, S::Deleted, &AgentOperationOutcome::default()).await);
         assert_eq!(agent_operations::finished_before(&*store, now() - 10.0, 10).await.unwrap(), []);
         assert_eq!(agent_operations::finished_before(&*store, later, 10).await.unwrap(), [new.id]);
         assert!(remove().await);
@@ -230,21 +230,21 @@ on_both_engines! {
             transaction!(store, |tx| { Ok(references::insert(tx, &source, "agent_input", None, &blob).await?) }).unwrap();
         }
         assert!(begin(&store, done.id, S::Queued, None).await);
-        assert!(go(&store, done.id, S::Executing, S::Complete, &AgentOperationOutcome::default()).await);
-        let uses = || async {
+        assert!(set_state(&store, done.id, S::Executing, S::Complete, &AgentOperationOutcome::default()).await);
+        let sources = || async {
             let references = references::of_object(&*store, &blob).await.unwrap();
             references.to.values().flatten().map(|found| found.source_uuid.clone()).collect::<BTreeSet<_>>()
         };
-        transaction!(store, |tx| { Ok(agent_operations::fail_all(tx, instance, "gone").await?) }).unwrap();
+        transaction!(store, |tx| { Ok(agent_operations::fail_all(tx, instance, "reason").await?) }).unwrap();
         let row = get(&store, waiting.id).await;
-        assert_eq!((row.state, row.error_message.as_deref()), (S::Error, Some("gone")));
+        assert_eq!((row.state, row.error_message.as_deref()), (S::Error, Some("reason")));
         assert_eq!(get(&store, done.id).await.state, S::Complete);
-        assert_eq!(uses().await, BTreeSet::from([done.id.to_string(), other.id.to_string()]));
+        assert_eq!(sources().await, BTreeSet::from([done.id.to_string(), other.id.to_string()]));
         transaction!(store, |tx| { Ok(agent_operations::delete_all(tx, instance).await?) }).unwrap();
         for id in [waiting.id, done.id] {
             assert_eq!(get(&store, id).await.state, S::Deleted);
         }
         assert_eq!(get(&store, other.id).await.state, S::Queued);
-        assert_eq!(uses().await, BTreeSet::from([other.id.to_string()]));
+        assert_eq!(sources().await, BTreeSet::from([other.id.to_string()]));
     }
 }

@@ -31,28 +31,28 @@ on_both_engines! {
         };
         assert_eq!((find("alpha").await, find("beta").await), (Some(new.id), None));
         let again = artifact("y", "alpha", &url);
-        let twice = transaction!(store, |tx| { Ok(matches!(artifacts::insert(tx, &again).await, Err(StoreError::Duplicate(_)))) });
-        assert!(twice.unwrap());
-        let said = Validators { etag: Some("\"ü\"".into()), modified: None, length: Some(1 << 40) };
+        let is_duplicate = transaction!(store, |tx| { Ok(matches!(artifacts::insert(tx, &again).await, Err(StoreError::Duplicate(_)))) });
+        assert!(is_duplicate.unwrap());
+        let validators = Validators { etag: Some("\"ü\"".into()), modified: None, length: Some(1 << 40) };
         let numbers = transaction!(store, |tx| {
-            artifacts::set_source(tx, row.id, &said).await?;
+            artifacts::set_source(tx, row.id, &validators).await?;
             artifacts::set_error(tx, row.id, Some("why")).await?;
             Ok((artifacts::next_index(tx, row.id).await?, artifacts::next_index(tx, row.id).await?))
         });
         assert_eq!(numbers.unwrap(), (1, 2));
         let row = artifacts::get(&*store, row.id).await.unwrap().unwrap();
-        assert_eq!((row.source, row.error_message.as_deref()), (said, Some("why")));
+        assert_eq!((row.source, row.error_message.as_deref()), (validators, Some("why")));
         assert_eq!(artifacts::by_name(&*store, "x", Some("alpha")).await.unwrap().len(), 1);
         assert!(artifacts::page(&*store, Some("beta"), None, 10).await.unwrap().is_empty());
         assert!(artifacts::by_name_visible(&*store, "x", "beta").await.unwrap().is_empty());
         transaction!(store, |tx| { Ok(artifacts::set_shared(tx, row.id, true).await?) }).unwrap();
         assert_eq!(artifacts::page(&*store, Some("beta"), None, 10).await.unwrap().len(), 1);
         assert_eq!(artifacts::visible(&*store, &[row.id.to_string()], "beta").await.unwrap().len(), 1);
-        let gone = transaction!(store, |tx| {
+        let deleted = transaction!(store, |tx| {
             let (from, to) = (ArtifactState::Initial, ArtifactState::Deleted);
             Ok(artifacts::set_state(tx, row.id, from, to).await? && !artifacts::lock(tx, row.id).await?)
         });
-        assert!(gone.unwrap());
+        assert!(deleted.unwrap());
         assert_eq!(find("alpha").await, None);
         transaction!(store, |tx| { Ok(artifacts::insert(tx, &again).await?) }).unwrap();
         assert_eq!(find("alpha").await, Some(again.id));

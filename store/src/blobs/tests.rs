@@ -15,17 +15,17 @@ on_both_engines! {
         let row = blobs::get(&*store, new.id).await.unwrap().unwrap();
         assert_eq!((row.state, row.content(), row.image.clone()), (BlobState::Created, new.content.clone(), new.image.clone()));
         for algorithm in HashAlgorithm::ALL {
-            let sum = new.content.checksums.get(*algorithm);
-            assert_eq!(blobs::by_checksum(&*store, *algorithm, sum).await.unwrap()[0].id, new.id);
+            let checksum = new.content.checksums.get(*algorithm);
+            assert_eq!(blobs::by_checksum(&*store, *algorithm, checksum).await.unwrap()[0].id, new.id);
         }
         assert_eq!(blobs::by_content(&*store, &new.content.checksums.sha512).await.unwrap(), Some(new.id));
-        let twice = transaction!(store, |tx| {
+        let is_rejected = transaction!(store, |tx| {
             Ok(blobs::insert_content(tx, &new.content.checksums.sha512, BlobId::new()).await.is_err())
         });
-        assert!(twice.unwrap(), "a content has one blob");
+        assert!(is_rejected.unwrap(), "a content has one blob");
         assert_eq!(blobs::unused(&*store, now() + 1.0, 10).await.unwrap()[0].id, row.id);
         assert!(blobs::unused(&*store, now() - 10.0, 10).await.unwrap().is_empty());
-        // Whoever begins to use it changes the row.
+        // A new use changes the row.
         let user = ObjectRef::new(ObjectType::Artifact, ArtifactId::new());
         transaction!(store, |tx| {
             assert!(blobs::lock(tx, new.id).await?);

@@ -29,12 +29,12 @@ async fn put(store: &Store, row: &ClaimRow) {
 
 on_both_engines! {
     async fn finds_claims_in_their_namespace_until_removed(store: Arc<Store>) {
-        let late = ClaimRow { updated: 5.25, ..claim("ci", 7.5) };
+        let expired = ClaimRow { updated: 5.25, ..claim("ci", 7.5) };
         let (live, other) = (claim("ci", now() + 1e9), claim("Ci", now() + 1e9));
-        for row in [&late, &live, &other] {
+        for row in [&expired, &live, &other] {
             put(&store, row).await;
         }
-        assert_eq!(claims::list(&*store, "ci").await.unwrap(), [late.clone(), live.clone()]);
+        assert_eq!(claims::list(&*store, "ci").await.unwrap(), [expired.clone(), live.clone()]);
         assert_eq!(claims::get(&*store, "ci", live.id).await.unwrap().as_ref(), Some(&live));
         assert_eq!(claims::get(&*store, "Ci", live.id).await.unwrap(), None);
         let mut active = vec![live.clone(), other.clone()];
@@ -45,8 +45,8 @@ on_both_engines! {
         let changed =
             ClaimRow { limit: amount(1, 2, 3), used: amount(4, 5, 6), expires: 1e10, updated: 9.25, ..live.clone() };
         let (updated, missing) = transaction!(store, |tx| {
-            claims::remove(tx, late.id).await?;
-            Ok((claims::set(tx, &changed).await?, claims::set(tx, &late).await?))
+            claims::remove(tx, expired.id).await?;
+            Ok((claims::set(tx, &changed).await?, claims::set(tx, &expired).await?))
         })
         .unwrap();
         assert!(updated && !missing, "a removed claim is not updated");
@@ -57,15 +57,15 @@ on_both_engines! {
     }
 
     async fn releases_use_of_active_claims_down_to_zero(store: Arc<Store>) {
-        let (late, live, other) = (claim("ci", 7.5), claim("ci", now() + 1e9), claim("b", now() + 1e9));
-        for row in [&late, &live, &other] {
+        let (expired, live, other) = (claim("ci", 7.5), claim("ci", now() + 1e9), claim("b", now() + 1e9));
+        for row in [&expired, &live, &other] {
             put(&store, row).await;
         }
-        for (less, left) in [(amount(1, 24, 0), amount(2, 1000, 5)), (amount(5, 1000, 2), amount(0, 0, 3))] {
-            transaction!(store, |tx| { Ok(claims::release_use(tx, "ci", &less).await?) }).unwrap();
-            assert_eq!(claims::get(&*store, "ci", live.id).await.unwrap().unwrap().used, left);
+        for (released, remaining) in [(amount(1, 24, 0), amount(2, 1000, 5)), (amount(5, 1000, 2), amount(0, 0, 3))] {
+            transaction!(store, |tx| { Ok(claims::release_use(tx, "ci", &released).await?) }).unwrap();
+            assert_eq!(claims::get(&*store, "ci", live.id).await.unwrap().unwrap().used, remaining);
         }
-        assert_eq!(claims::get(&*store, "ci", late.id).await.unwrap(), Some(late));
+        assert_eq!(claims::get(&*store, "ci", expired.id).await.unwrap(), Some(expired));
         assert_eq!(claims::get(&*store, "b", other.id).await.unwrap(), Some(other));
     }
 

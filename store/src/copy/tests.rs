@@ -32,12 +32,12 @@ async fn copies_a_cluster_from_sqlite_to_mariadb_and_back() {
     assert!(refused.contains("stop it first"), "{refused}");
     leases::release(&store, "maintainer", &owner).await.unwrap();
 
-    let there = copy::run(&sqlite("a.db"), &url, |_, _| {}).await.unwrap();
+    let forward = copy::run(&sqlite("a.db"), &url, |_, _| {}).await.unwrap();
     let again = copy::run(&sqlite("a.db"), &url, |_, _| {}).await.unwrap_err().to_string();
     assert!(again.contains("not empty"), "{again}");
     let back = copy::run(&url, &sqlite("b.db"), |_, _| {}).await.unwrap();
-    assert_eq!(there, back, "counts and checksums");
+    assert_eq!(forward, back, "counts and checksums");
     let returned = Store::open(&sqlite("b.db")).await.unwrap();
-    assert!(namespaces::get(&returned, "ns-7").await.unwrap().is_some(), "text is text again");
-    assert_eq!(there.iter().find(|c| c.table == "event_links").unwrap().rows, 900);
+    assert!(namespaces::get(&returned, "ns-7").await.unwrap().is_some(), "text columns are text again");
+    assert_eq!(forward.iter().find(|c| c.table == "event_links").unwrap().rows, 900);
 }

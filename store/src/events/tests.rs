@@ -46,20 +46,20 @@ on_both_engines! {
         let before = now() - 500.0;
         let prune = async |kind| transaction!(store, |tx| { Ok(events::prune_links(tx, kind, before, 20).await?) }).unwrap();
         assert_eq!((prune(EventType::Usage).await, prune(EventType::Usage).await), (20, 10), "in batches");
-        let gone = transaction!(store, |tx| { Ok(events::prune_request_links(tx, "", before, 20).await?) }).unwrap();
-        assert_eq!(gone, (1, Some("r".into())));
-        let gone = transaction!(store, |tx| { Ok(events::prune_object_links(tx, &a, 20).await?) }).unwrap();
-        assert_eq!(gone, 4);
+        let removed = transaction!(store, |tx| { Ok(events::prune_request_links(tx, "", before, 20).await?) }).unwrap();
+        assert_eq!(removed, (1, Some("r".into())));
+        let removed = transaction!(store, |tx| { Ok(events::prune_object_links(tx, &a, 20).await?) }).unwrap();
+        assert_eq!(removed, 4);
         let mut cursor = String::new();
         let mut orphans = 0;
         loop {
-            let (gone, next) = transaction!(store, |tx| {
+            let (removed, next) = transaction!(store, |tx| {
                 Ok(events::prune_orphans(tx, &cursor, 10).await?)
             }).unwrap();
-            orphans += gone;
-            match next { Some(place) => cursor = place, None => break }
+            orphans += removed;
+            match next { Some(event) => cursor = event, None => break }
         }
-        // All but the one that the other object links.
+        // All except the event that the other object is linked to.
         assert_eq!(orphans, 34);
         assert_eq!(events::list(&*store, &b, None, 10).await.unwrap()[0].message, "shared");
     }

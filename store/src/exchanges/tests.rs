@@ -106,20 +106,20 @@ on_both_engines! {
         let rule = transaction!(store, |tx| { Ok(rules::insert(tx, "ns", "deploy", &rule_terms).await?) });
         let issuer = transaction!(store, |tx| { Ok(issuers::insert(tx, "forge", &issuer_terms).await?) });
         let (rule, issuer) = (rule.unwrap().id, issuer.unwrap().id);
-        let mut relying = store.begin().await.unwrap();
-        assert!(rules::lock(&mut relying, rule).await.unwrap());
-        assert!(issuers::lock(&mut relying, issuer).await.unwrap());
+        let mut exchange = store.begin().await.unwrap();
+        assert!(rules::lock(&mut exchange, rule).await.unwrap());
+        assert!(issuers::lock(&mut exchange, issuer).await.unwrap());
         let deleting = [true, false].map(|of_rule| {
             let store = Arc::clone(&store);
             // Returns the number of tokens that were consumed before.
             tokio::spawn(async move {
                 transaction!(store, |tx| {
-                    let gone = if of_rule {
+                    let deleted = if of_rule {
                         rules::soft_delete(tx, rule).await?
                     } else {
                         issuers::soft_delete(tx, issuer).await?
                     };
-                    assert!(gone);
+                    assert!(deleted);
                     Ok(tx.fetch_one::<i64>("SELECT COUNT(*) FROM exchanged_tokens", &[]).await?)
                 })
                 .unwrap()
@@ -128,8 +128,8 @@ on_both_engines! {
         // Long enough for both tasks to finish if they did not wait.
         tokio::time::sleep(Duration::from_millis(300)).await;
         assert!(deleting.iter().all(|task| !task.is_finished()));
-        assert!(exchanges::consume_token(&mut relying, rule, "https://forge", "t", 1.0).await.unwrap());
-        relying.finish(Ok(()), &mut Retry::default()).await.unwrap().unwrap();
+        assert!(exchanges::consume_token(&mut exchange, rule, "https://forge", "t", 1.0).await.unwrap());
+        exchange.finish(Ok(()), &mut Retry::default()).await.unwrap().unwrap();
         for task in deleting {
             assert_eq!(task.await.unwrap(), 1);
         }

@@ -41,7 +41,7 @@ on_both_engines! {
         transaction!(store, |tx| {
             instances::set_spec(tx, new.id, &found, &disks).await?;
             assert!(instances::set_power(tx, new.id, PowerState::On).await?);
-            assert!(!instances::set_power(tx, new.id, PowerState::On).await?, "that is not new");
+            assert!(!instances::set_power(tx, new.id, PowerState::On).await?, "unchanged");
             instances::set_power_wanted(tx, new.id, PowerState::Paused).await?;
             instances::set_agent_state(tx, new.id, Some("not ready (ü)")).await?;
             instances::set_operation(tx, new.id, &handle).await?;
@@ -53,7 +53,7 @@ on_both_engines! {
         assert_eq!((&row.spec, &row.disks), (&found, &disks));
         assert_eq!((row.power_state, row.power_wanted), (PowerState::On, PowerState::Paused));
         assert_eq!((row.agent_state.as_deref(), row.last_operation), (Some("not ready (ü)"), Some(handle)));
-        assert_eq!((row.committed, row.node), (Capacity::default(), Some(node)), "where it was is still known");
+        assert_eq!((row.committed, row.node), (Capacity::default(), Some(node)), "the node is kept");
         transaction!(store, |tx| { Ok(instances::clear_node(tx, new.id).await?) }).unwrap();
         assert_eq!(instances::get(&*store, new.id).await.unwrap().unwrap().node, None);
     }
@@ -65,14 +65,14 @@ on_both_engines! {
         assert!(set_instance_state(&store, new.id, S::Initial, S::Preflight).await);
         assert!(!set_instance_state(&store, new.id, S::Initial, S::Preflight).await, "the state has changed");
         let wrong = transaction!(store, |tx| { Ok(instances::set_state(tx, new.id, S::Preflight, S::Created, None).await?) });
-        assert!(wrong.is_err(), "there is no such way");
-        let why = transaction!(store, |tx| {
+        assert!(wrong.is_err(), "invalid transition");
+        let moved = transaction!(store, |tx| {
             assert!(instances::set_state(tx, new.id, S::Preflight, S::PreflightError, Some("why")).await?);
             Ok(instances::set_state(tx, new.id, S::PreflightError, S::Error, None).await?)
         });
-        assert!(why.unwrap());
+        assert!(moved.unwrap());
         let row = instances::get(&*store, new.id).await.unwrap().unwrap();
-        assert_eq!((row.state, row.error_message.as_deref()), (S::Error, Some("why")), "the reason stays");
+        assert_eq!((row.state, row.error_message.as_deref()), (S::Error, Some("why")), "the reason is kept");
         let locked = transaction!(store, |tx| {
             Ok((
                 instances::lock(tx, new.id, &[S::Created, S::Error]).await?,
@@ -92,16 +92,16 @@ on_both_engines! {
     async fn finds_visible_instances_by_name_namespace_and_node(store: Arc<Store>) {
         use InstanceState as S;
         let (one, two) = (NodeId::new(), NodeId::new());
-        let mine = new_instance("www", "alpha", Some(one));
+        let own = new_instance("www", "alpha", Some(one));
         let twin = new_instance("www", "alpha", Some(two));
-        let theirs = new_instance("www", "beta", Some(one));
+        let foreign = new_instance("www", "beta", Some(one));
         let other = new_instance("db", "beta", None);
-        for new in [&mine, &twin, &theirs, &other] {
+        for new in [&own, &twin, &foreign, &other] {
             add_instance(&store, new).await;
         }
         let named = async |name: &str, namespace: Option<&str>| instances::by_name(&*store, name, namespace).await.unwrap().len();
         assert_eq!((named("www", Some("alpha")).await, named("www", Some("beta")).await), (2, 1));
-        assert_eq!((named("www", None).await, named("WWW", None).await), (2, 0), "two are enough to know that they are many");
+        assert_eq!((named("www", None).await, named("WWW", None).await), (2, 0), "returns at most two");
         transaction!(store, |tx| { Ok(trusts::put(tx, "beta", "alpha", None).await?) }).unwrap();
         assert_eq!(instances::by_name_trusting(&*store, "db", "alpha").await.unwrap()[0].id, other.id);
         assert!(instances::by_name_trusting(&*store, "www", "beta").await.unwrap().is_empty());
@@ -119,38 +119,38 @@ on_both_engines! {
         assert!(instances::visible(&*store, &[], "beta").await.unwrap().is_empty());
 
         transaction!(store, |tx| {
-            metadata::set(tx, ObjectType::Instance, &mine.id.to_string(), "tags", &json!(["a", "b"])).await?;
-            metadata::set(tx, ObjectType::Instance, &mine.id.to_string(), "x", &json!(["c"])).await?;
+            metadata::set(tx, ObjectType::Instance, &own.id.to_string(), "tags", &json!(["a", "b"])).await?;
+            metadata::set(tx, ObjectType::Instance, &own.id.to_string(), "x", &json!(["c"])).await?;
             metadata::set(tx, ObjectType::Instance, &other.id.to_string(), "tags", &json!(["d"])).await?;
             Ok(())
         })
         .unwrap();
         assert_eq!(instances::tags(&*store, "alpha").await.unwrap(), [(one, json!(["a", "b"]))]);
-        assert!(instances::tags(&*store, "beta").await.unwrap().is_empty(), "it has no place");
+        assert!(instances::tags(&*store, "beta").await.unwrap().is_empty(), "it is not placed");
 
-        assert!(set_instance_state(&store, mine.id, S::Initial, S::Deleted).await);
+        assert!(set_instance_state(&store, own.id, S::Initial, S::Deleted).await);
         assert_eq!((named("www", Some("alpha")).await, page(None, false, None, 10).await.len()), (1, 3));
         assert_eq!(page(None, true, None, 10).await.len(), 4);
         assert_eq!(instances::of_namespace(&*store, Some("alpha")).await.unwrap().len(), 1);
         assert_eq!(instances::of_namespace(&*store, None).await.unwrap().len(), 3);
-        assert_eq!(instances::of_node(&*store, one).await.unwrap()[0].id, theirs.id);
+        assert_eq!(instances::of_node(&*store, one).await.unwrap()[0].id, foreign.id);
         assert!(instances::tags(&*store, "alpha").await.unwrap().is_empty());
     }
 
     async fn finds_instances_without_operation(store: Arc<Store>) {
         use InstanceState as S;
-        let (waits, served, settled) = (new_instance("a", "x", None), new_instance("b", "x", None), new_instance("c", "x", None));
-        for new in [&waits, &served, &settled] {
+        let (waiting, with_operation, failed) = (new_instance("a", "x", None), new_instance("b", "x", None), new_instance("c", "x", None));
+        for new in [&waiting, &with_operation, &failed] {
             add_instance(&store, new).await;
         }
-        let mut at_it = operation("x", vec![]);
-        at_it.target = ObjectRef::new(ObjectType::Instance, served.id);
-        transaction!(store, |tx| { Ok(operations::insert(tx, &at_it).await?) }).unwrap();
+        let mut pending = operation("x", vec![]);
+        pending.target = ObjectRef::new(ObjectType::Instance, with_operation.id);
+        transaction!(store, |tx| { Ok(operations::insert(tx, &pending).await?) }).unwrap();
         for (from, to) in [(S::Initial, S::InitialError), (S::InitialError, S::Error)] {
-            assert!(set_instance_state(&store, settled.id, from, to).await);
+            assert!(set_instance_state(&store, failed.id, from, to).await);
         }
         let found: Vec<_> = instances::without_operation(&*store).await.unwrap().into_iter().map(|row| row.id).collect();
-        assert_eq!(found, [waits.id]);
+        assert_eq!(found, [waiting.id]);
     }
 
     async fn port_of_a_node_has_one_owner(store: Arc<Store>) {
@@ -158,7 +158,7 @@ on_both_engines! {
         let (first, second) = (new_instance("a", "x", Some(one)), new_instance("b", "x", Some(one)));
         add_instance(&store, &first).await;
         add_instance(&store, &second).await;
-        let take = async |id, node, ports: Option<ConsolePorts>| {
+        let set_ports = async |id, node, ports: Option<ConsolePorts>| {
             let outcome: Result<bool, muster_types::Error> = transaction!(store, |tx| {
                 if instances::set_ports(tx, id, node, ports).await? {
                     return Ok(true);
@@ -167,19 +167,19 @@ on_both_engines! {
             });
             outcome.unwrap_or(false)
         };
-        assert!(take(first.id, one, Some(ports(30000))).await);
-        assert!(take(second.id, one, Some(ports(31000))).await);
-        assert!(!take(second.id, one, Some(ports(30002))).await, "one of the three ports is in use");
+        assert!(set_ports(first.id, one, Some(ports(30000))).await);
+        assert!(set_ports(second.id, one, Some(ports(31000))).await);
+        assert!(!set_ports(second.id, one, Some(ports(30002))).await, "one of the three ports is in use");
         let row = instances::get(&*store, second.id).await.unwrap().unwrap();
-        assert_eq!(row.ports, Some(ports(31000)), "what it had stays");
+        assert_eq!(row.ports, Some(ports(31000)), "its ports are unchanged");
         assert_eq!(instances::ports(&*store, one).await.unwrap().len(), 6);
-        assert!(take(second.id, two, Some(ports(30002))).await, "another node has ports of its own");
+        assert!(set_ports(second.id, two, Some(ports(30002))).await, "each node has its own ports");
         assert_eq!(instances::ports(&*store, one).await.unwrap(), [30000, 30001, 30002]);
-        assert!(take(first.id, one, None).await);
+        assert!(set_ports(first.id, one, None).await);
         assert!(instances::ports(&*store, one).await.unwrap().is_empty());
         assert_eq!(instances::get(&*store, first.id).await.unwrap().unwrap().ports, None);
         let plain = ConsolePorts { console: 40000, vdi: 40001, vdi_tls: None };
-        assert!(take(first.id, one, Some(plain)).await);
+        assert!(set_ports(first.id, one, Some(plain)).await);
         assert_eq!(instances::get(&*store, first.id).await.unwrap().unwrap().ports, Some(plain));
     }
 
@@ -200,8 +200,8 @@ on_both_engines! {
 
     async fn records_agent_only_while_instance_is_on(store: Arc<Store>) {
         let id = created_instance(&store, NodeId::new()).await;
-        let seen = AgentStatus { state: "ready".into(), start_time: Some(2.5), system_boot_time: Some(1.25) };
-        let write = || async { transaction!(store, |tx| { Ok(instances::set_agent(tx, id, &seen).await?) }).unwrap() };
+        let status = AgentStatus { state: "ready".into(), start_time: Some(2.5), system_boot_time: Some(1.25) };
+        let write = || async { transaction!(store, |tx| { Ok(instances::set_agent(tx, id, &status).await?) }).unwrap() };
         assert!(!write().await);
         transaction!(store, |tx| { Ok(instances::set_power(tx, id, PowerState::On).await?) }).unwrap();
         assert!(write().await);

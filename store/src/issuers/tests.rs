@@ -61,7 +61,7 @@ on_both_engines! {
         assert!(transaction!(store, |tx| { Ok(issuers::update(tx, row.id, &new).await?) }).unwrap());
         assert_eq!(issuers::by_url(&*store, "https://new.example").await.unwrap().unwrap().terms, new);
         assert!(issuers::by_url(&*store, "https://forge.example").await.unwrap().is_none());
-        assert!(add(&store, "other", "https://forge.example").await.is_some(), "the old one is free");
+        assert!(add(&store, "other", "https://forge.example").await.is_some(), "the old URL can be used again");
         let refused: Result<bool, muster_types::Error> = transaction!(store, |tx| {
             // The unique index rejects the URL, too.
             match issuers::update(tx, row.id, &issuer_terms("https://forge.example")).await {

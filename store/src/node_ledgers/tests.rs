@@ -15,10 +15,10 @@ on_both_engines! {
                 let store = Arc::clone(&store);
                 let node = if number % 4 == 0 { two } else { one };
                 tokio::spawn(async move {
-                    let most = 20;
+                    let max_cpus = 20;
                     transaction!(store, |tx| {
                         let ledger = node_ledgers::lock(tx, node).await?;
-                        if ledger.cpus == most {
+                        if ledger.cpus == max_cpus {
                             return Ok(false);
                         }
                         let more = CommittedCapacity {
@@ -34,11 +34,11 @@ on_both_engines! {
                 })
             })
             .collect();
-        let mut given = 0;
+        let mut granted = 0;
         for task in tasks {
-            given += usize::from(task.await.unwrap().unwrap());
+            granted += usize::from(task.await.unwrap().unwrap());
         }
-        assert_eq!(given, 30, "twenty of one, ten of the other");
+        assert_eq!(granted, 30, "twenty of the first node, ten of the second");
         let ledgers = node_ledgers::list(&*store).await.unwrap();
         let full = CommittedCapacity { cpus: 20, memory_mb: 20 * 512, disk_gb: 60, demand: 10.0, demand_at: 7.25 };
         assert_eq!(ledgers[&one], full);
@@ -54,15 +54,15 @@ on_both_engines! {
     }
 
     async fn lock_all_creates_missing_ledgers(store: Arc<Store>) {
-        let (old, fresh) = (NodeId::new(), NodeId::new());
+        let (existing, new) = (NodeId::new(), NodeId::new());
         let full = CommittedCapacity { cpus: 7, ..CommittedCapacity::default() };
         transaction!(store, |tx| {
-            node_ledgers::lock(tx, old).await?;
-            Ok(node_ledgers::set(tx, old, &full).await?)
+            node_ledgers::lock(tx, existing).await?;
+            Ok(node_ledgers::set(tx, existing, &full).await?)
         })
         .unwrap();
-        let ledger = transaction!(store, |tx| { Ok(node_ledgers::lock_all(tx, &[fresh]).await?) }).unwrap();
-        assert_eq!(ledger, [(old, full), (fresh, CommittedCapacity::default())].into());
+        let ledger = transaction!(store, |tx| { Ok(node_ledgers::lock_all(tx, &[new]).await?) }).unwrap();
+        assert_eq!(ledger, [(existing, full), (new, CommittedCapacity::default())].into());
         assert_eq!(node_ledgers::list(&*store).await.unwrap(), ledger);
     }
 }

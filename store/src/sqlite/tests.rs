@@ -8,7 +8,10 @@ async fn snapshot_sees_one_state() {
     let snapshot = store.snapshot().unwrap();
     assert!(namespaces::get(&snapshot, "late").await.unwrap().is_none());
     transaction!(store, |tx| { Ok(namespaces::insert(tx, "late").await?) }).unwrap();
-    assert!(namespaces::get(&snapshot, "late").await.unwrap().is_none(), "it came after the moment");
+    assert!(
+        namespaces::get(&snapshot, "late").await.unwrap().is_none(),
+        "it was inserted after the snapshot began"
+    );
     drop(snapshot);
     let snapshot = store.snapshot().unwrap();
     assert!(namespaces::get(&snapshot, "late").await.unwrap().is_some());

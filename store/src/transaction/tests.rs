@@ -8,12 +8,12 @@ use crate::*;
 on_both_engines! {
     async fn rolls_back_failed_and_dropped_transactions(store: Arc<Store>) {
         let refused: Result<(), Error> = transaction!(store, |tx| {
-            namespaces::insert(tx, "gone").await?;
+            namespaces::insert(tx, "rejected").await?;
             Err(Error::Conflict("no".into()).into())
         });
         assert!(matches!(refused, Err(Error::Conflict(_))));
-        assert!(namespaces::get(&*store, "gone").await.unwrap().is_none());
-        // A dropped transaction rolls back as well, and the next one is not in its way.
+        assert!(namespaces::get(&*store, "rejected").await.unwrap().is_none());
+        // A dropped transaction is rolled back too, and does not block the next one.
         let mut tx = store.begin().await.unwrap();
         namespaces::insert(&mut tx, "dropped").await.unwrap();
         drop(tx);

@@ -223,5 +223,5 @@ async fn facts_request_times_out() {
     fixture.cluster.kill().await;
     fixture.set_guest_script(GuestScript { unresponsive: true, ..GuestScript::default() });
     let facts = get(&fixture.cluster, &fixture.token, "/instances/www/agent/facts").await;
-    assert_eq!(status_and_error(&facts), (503, "the agent of the instance does not answer"));
+    assert_eq!(status_and_error(&facts), (503, "the agent of the instance does not respond"));
 }

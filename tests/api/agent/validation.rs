@@ -255,8 +255,8 @@ async fn limits_queued_operations_per_instance() {
         [("execute", json!({"command_line": "true"})), ("get", json!({"path": "/etc/hostname"}))]
     {
         let response = fixture.request(verb, body).await;
-        let error = "too much waits for the agent of the instance: it may be 100 agent operations, and 256 KiB of command \
-                    lines and paths";
+        let error = "the agent queue of the instance is full: it can hold 100 agent operations and 256 KiB of command \
+                     lines and paths";
         assert_eq!(status_and_error(&response), (409, error));
     }
     assert_eq!(fixture.list_operations(false).await.len(), 100);

@@ -139,7 +139,7 @@ async fn restarts_instances_that_ran_when_their_host_went_down() {
     for record in [&on, &paused] {
         wait_for("the start to be queued", async || {
             let messages = cluster.messages(&object(record)).await;
-            messages.contains(&"the host went down with it, it is started again".to_owned()).then_some(())
+            messages.contains(&"restarting the VM after its host went down".to_owned()).then_some(())
         })
         .await;
     }
@@ -354,7 +354,7 @@ async fn keeps_vm_without_record_and_removes_vm_of_deleted_instance() {
         cluster.app.nodes[0].identity().id,
     );
     let messages = cluster.messages(&node).await;
-    assert!(messages.contains(&"no record explains a machine, it is left alone".to_owned()), "{messages:?}");
+    assert!(messages.contains(&"ignored a VM without a record".to_owned()), "{messages:?}");
     cluster.allow_vm_without_instance(id(&without_record), "only an operator removes it");
 }
 

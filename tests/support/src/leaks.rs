@@ -25,10 +25,9 @@ fn query_sqlite(path: &str) -> rusqlite::Result<Vec<String>> {
     connection.busy_timeout(std::time::Duration::from_secs(10))?;
     let mut statement = connection.prepare(UNFINISHED_OPERATIONS)?;
     let column = |row: &rusqlite::Row<'_>, index| row.get::<_, String>(index);
-    let rows = statement
+    statement
         .query_map([], |row| Ok([column(row, 0)?, column(row, 1)?, column(row, 2)?].join(" ")))?
-        .collect();
-    rows
+        .collect()
 }
 
 /// Queries with the command line client. The URL has the form of [`database_url`](crate::database_url).

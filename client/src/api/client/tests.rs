@@ -11,7 +11,8 @@ fn credentials(apiurl: &str) -> Credentials {
     Credentials { namespace: "ci".into(), key: Secret::new("hunter2"), apiurl: apiurl.into() }
 }
 
-/// Starts a server that gives these responses, one per connection, and returns the request lines it receives.
+/// Starts a server that sends these responses, one per connection. Returns a client of it and the received request
+/// lines.
 async fn server(responses: Vec<(u16, &'static str)>) -> (Client, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
@@ -29,11 +30,11 @@ async fn server(responses: Vec<(u16, &'static str)>) -> (Client, Arc<Mutex<Vec<S
             }
             let request = String::from_utf8(request).unwrap();
             received.lock().await.push(request.lines().next().unwrap().to_owned());
-            let answer = format!(
+            let response = format!(
                 "HTTP/1.1 {status} x\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
                 body.len()
             );
-            socket.write_all(answer.as_bytes()).await.unwrap();
+            socket.write_all(response.as_bytes()).await.unwrap();
         }
     });
     (Client::new(credentials(&url)).unwrap(), request_lines)
@@ -149,10 +150,10 @@ fn rejects_invalid_api_urls() {
 #[test]
 fn debug_output_contains_no_secret() {
     let client = Client::new(credentials("http://host")).unwrap();
-    let answer: ApiResponse<AddedKey> = ApiResponse::new(json!({ "key_name": "deploy", "key": "hunter2" }));
-    let debug = format!("{client:?} {answer:?} {:?}", answer.part::<()>("").unwrap());
+    let response: ApiResponse<AddedKey> = ApiResponse::new(json!({ "key_name": "deploy", "key": "hunter2" }));
+    let debug = format!("{client:?} {response:?} {:?}", response.part::<()>("").unwrap());
     assert!(!debug.contains("hunter2"), "{debug}");
-    let added = answer.value().unwrap();
+    let added = response.value().unwrap();
     assert!(!format!("{added:?}").contains("hunter2"));
     assert!(matches!(added, AddedKey::Generated { key, .. } if key.expose() == "hunter2"));
 }

@@ -1,4 +1,4 @@
-//! Histories of made-up events.
+//! Histories of example events.
 
 use serde_json::from_value;
 
@@ -173,7 +173,7 @@ fn unknown_events_are_printed_verbatim_and_escaped() {
 fn counts_nodes_beyond_the_limit() {
     let nodes: Map<String, Value> = (0..40).map(|n| (format!("n{n:02}"), json!("full"))).collect();
     let rejected = rejected_nodes(&event(1.0, "status", "schedule at stage x", &json!({ "dropped": nodes })));
-    assert_eq!((rejected.len(), rejected.last().unwrap().as_str()), (MAX_NODES + 1, "nor on 28 more"));
+    assert_eq!((rejected.len(), rejected.last().unwrap().as_str()), (MAX_NODES + 1, "and 28 more nodes"));
 }
 
 #[test]

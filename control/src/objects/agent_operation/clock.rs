@@ -30,7 +30,7 @@ impl ProgressClock {
         *self.progress() = Progress { since: Some(Instant::now()), time: Some(now()) };
     }
 
-    /// Stops the clock: nothing more is expected of the guest.
+    /// Stops the clock when nothing more is expected from the guest.
     pub(super) fn stop(&self) {
         self.progress().since = None;
     }
@@ -48,20 +48,20 @@ impl ProgressClock {
 }
 
 /// Returns a stream that records progress with each chunk.
-pub(super) fn watched(clock: &Arc<ProgressClock>, data: ByteStream) -> ByteStream {
+pub(super) fn with_progress(clock: &Arc<ProgressClock>, data: ByteStream) -> ByteStream {
     let clock = Arc::clone(clock);
-    Box::pin(data.inspect(move |piece| {
-        if piece.is_ok() {
+    Box::pin(data.inspect(move |chunk| {
+        if chunk.is_ok() {
             clock.record_progress();
         }
     }))
 }
 
-/// Like [`watched`], but stops the clock at the end, when only the disk is awaited.
-pub(super) fn watched_to_the_end(clock: &Arc<ProgressClock>, data: ByteStream) -> ByteStream {
+/// Like [`with_progress`], but stops the clock at the end, when only the disk is awaited.
+pub(super) fn with_progress_until_end(clock: &Arc<ProgressClock>, data: ByteStream) -> ByteStream {
     let last = Arc::clone(clock);
     let end = stream::once(async move { last.stop() }).filter_map(|()| async { None });
-    Box::pin(watched(clock, data).chain(end))
+    Box::pin(with_progress(clock, data).chain(end))
 }
 
 #[cfg(test)]
@@ -77,7 +77,7 @@ mod tests {
         clock.record_progress();
         let first = clock.stalls_at(1.0).unwrap();
         assert!(first > Instant::now() && first <= Instant::now() + Duration::from_secs(1));
-        assert_eq!(clock.stalls_at(0.0), None, "no budget, no stall");
+        assert_eq!(clock.stalls_at(0.0), None, "no timeout, no stall");
         clock.record_progress();
         assert!(clock.stalls_at(1.0).unwrap() >= first);
         clock.stop();
@@ -87,15 +87,15 @@ mod tests {
     #[tokio::test]
     async fn stream_records_progress_and_stops_clock_at_its_end() {
         let clock = Arc::new(ProgressClock::default());
-        let pieces =
+        let chunks =
             || -> ByteStream { Box::pin(stream::iter([Ok(Bytes::from("a")), Ok(Bytes::from("b"))])) };
-        let mut data = watched(&clock, pieces());
+        let mut data = with_progress(&clock, chunks());
         assert!(clock.last_progress().is_none());
         while data.next().await.is_some() {
             assert!(clock.stalls_at(1.0).is_some());
         }
-        assert!(clock.stalls_at(1.0).is_some(), "the guest has yet to say that it has all");
-        let all: Vec<_> = watched_to_the_end(&clock, pieces()).collect().await;
+        assert!(clock.stalls_at(1.0).is_some(), "the guest has not confirmed yet");
+        let all: Vec<_> = with_progress_until_end(&clock, chunks()).collect().await;
         assert_eq!((all.len(), clock.stalls_at(1.0)), (2, None));
     }
 }

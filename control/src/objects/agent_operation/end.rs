@@ -10,9 +10,9 @@ use muster_store::agent_operations::{self, AgentOperationOutcome, AgentOperation
 use muster_store::{StoreError, Tx, TxError, references, transaction};
 
 /// The number of seconds that the daemon of an operation's node has to notice its expiry.
-const GRACE: f64 = 5.0;
-/// The maximum number of operations that one pass ends.
-const PASS: i64 = 500;
+const EXPIRY_GRACE: f64 = 5.0;
+/// The maximum number of operations that one pass expires.
+const MAX_EXPIRED_PER_PASS: i64 = 500;
 
 /// Ends an operation as part of a transaction and releases its references. Fails with a conflict if its state is not
 /// that of the row.
@@ -50,11 +50,11 @@ pub(crate) async fn try_end_in(
 /// Returns when an unfinished operation expires. One without any budget expires too, so that it does not block the
 /// queue forever.
 #[expect(clippy::cast_precision_loss, reason = "budgets are seconds")]
-pub(crate) fn expires_at(row: &AgentOperationRow, most: u64) -> Option<f64> {
+pub(crate) fn expires_at(row: &AgentOperationRow, max_deadline: u64) -> Option<f64> {
     if row.deadline > 0.0 {
         Some(row.deadline)
     } else {
-        (row.progress_timeout <= 0.0).then_some(row.updated + most as f64)
+        (row.progress_timeout <= 0.0).then_some(row.updated + max_deadline as f64)
     }
 }
 
@@ -62,8 +62,8 @@ pub(crate) fn expires_at(row: &AgentOperationRow, most: u64) -> Option<f64> {
 pub(crate) async fn expire(app: &App, row: &AgentOperationRow, reason: ExpiryReason) -> Result<bool> {
     let to = AgentOperationState::Expired;
     let end = AgentOperationOutcome { expiry: Some(reason), ..AgentOperationOutcome::default() };
-    let news = transaction!(app.store, |tx| { Ok(try_end_in(tx, row, to, &end).await?) })?;
-    if news {
+    let ended = transaction!(app.store, |tx| { Ok(try_end_in(tx, row, to, &end).await?) })?;
+    if ended {
         app.events.record(
             audit(row, "agent operation expired")
                 .with("reason", reason.as_str())
@@ -71,25 +71,28 @@ pub(crate) async fn expire(app: &App, row: &AgentOperationRow, reason: ExpiryRea
                 .with("attempts", row.attempts),
         );
     }
-    Ok(news)
+    Ok(ended)
 }
 
 /// Fails an operation. Returns `false` if its state is not that of the row.
-pub(crate) async fn fail(app: &App, row: &AgentOperationRow, why: &str) -> Result<bool> {
+pub(crate) async fn fail(app: &App, row: &AgentOperationRow, reason: &str) -> Result<bool> {
     let to = AgentOperationState::Error;
-    let end = AgentOperationOutcome { error: Some(why), ..AgentOperationOutcome::default() };
-    let news = transaction!(app.store, |tx| { Ok(try_end_in(tx, row, to, &end).await?) })?;
-    if news {
-        app.events.record(audit(row, "agent operation failed").with("reason", why));
+    let end = AgentOperationOutcome { error: Some(reason), ..AgentOperationOutcome::default() };
+    let ended = transaction!(app.store, |tx| { Ok(try_end_in(tx, row, to, &end).await?) })?;
+    if ended {
+        app.events.record(audit(row, "agent operation failed").with("reason", reason));
     }
-    Ok(news)
+    Ok(ended)
 }
 
 /// Expires operations whose daemon has not done so.
 pub(crate) async fn expire_overdue(app: &App) -> Result<()> {
     #[expect(clippy::cast_precision_loss, reason = "budgets are seconds")]
-    let most = app.settings.agent_operation_max_deadline as f64;
-    for row in agent_operations::overdue(&*app.store, now() - GRACE, most, PASS).await? {
+    let max_deadline = app.settings.agent_operation_max_deadline as f64;
+    for row in
+        agent_operations::overdue(&*app.store, now() - EXPIRY_GRACE, max_deadline, MAX_EXPIRED_PER_PASS)
+            .await?
+    {
         expire(app, &row, ExpiryReason::Deadline).await?;
     }
     Ok(())

@@ -40,8 +40,8 @@ use muster_store::instances::{self, InstanceRow};
 use muster_store::{blobs, references, transaction};
 
 /// The number of operations in a page of a list.
-const PAGE: i64 = 200;
-/// What may be queued for one instance.
+const PAGE_SIZE: i64 = 200;
+/// The maximum length of the queue of an instance.
 const QUEUE_LIMITS: QueueLimits = QueueLimits { operations: 100, bytes: 256 << 10 };
 const MAX_PATH_BYTES: usize = 4096;
 const MAX_COMMAND_LINE_BYTES: usize = 64 << 10;
@@ -64,7 +64,7 @@ pub enum AgentOperationRequest {
     Execute {
         command_line: String,
     },
-    /// Blob and mode are not parsed yet: whether the instance is ready is checked first.
+    /// Blob and mode are parsed after the check that the instance is ready.
     Put {
         blob: String,
         path: String,
@@ -76,7 +76,7 @@ pub enum AgentOperationRequest {
 }
 
 impl AgentOperationRequest {
-    fn word(&self) -> &'static str {
+    fn verb(&self) -> &'static str {
         match self {
             Self::Execute { .. } => "execute",
             Self::Put { .. } => "put",
@@ -89,7 +89,7 @@ impl AgentOperationRequest {
         match self {
             Self::Execute { command_line } => {
                 check_text("command_line", command_line, MAX_COMMAND_LINE_BYTES)?;
-                // JSON escapes a control character with six bytes: the message could exceed what an agent reads.
+                // JSON escapes a control character with six bytes, so the message could exceed the limit of an agent.
                 let written = serde_json::to_string(command_line).map_or(usize::MAX, |text| text.len());
                 if written > 2 * MAX_COMMAND_LINE_BYTES {
                     return Err(Error::Invalid("command_line: has too many control characters".into()));
@@ -123,16 +123,16 @@ impl AgentOperationRequest {
     }
 }
 
-fn check_text(field: &str, text: &str, most: usize) -> Result<()> {
-    let bad = |why: &str| Err(Error::Invalid(format!("{field}: {why}")));
+fn check_text(field: &str, text: &str, max: usize) -> Result<()> {
+    let invalid = |reason: &str| Err(Error::Invalid(format!("{field}: {reason}")));
     if text.is_empty() {
-        return bad("must not be empty");
+        return invalid("must not be empty");
     }
     if text.contains('\0') {
-        return bad("must not contain NUL");
+        return invalid("must not contain NUL");
     }
-    if text.len() > most {
-        return bad(&format!("must be at most {most} bytes"));
+    if text.len() > max {
+        return invalid(&format!("must be at most {max} bytes"));
     }
     Ok(())
 }
@@ -162,15 +162,15 @@ pub async fn create(
     app: &App,
     caller: &Caller,
     instance: InstanceId,
-    wanted: AgentOperationRequest,
+    request: AgentOperationRequest,
     budgets: Budgets,
 ) -> Result<AgentOperationRecord> {
     let received = now();
     let row = instances::get(&*app.store, instance).await?.ok_or_else(|| Error::not_found("instance"))?;
     require_ready(&row)?;
-    let (deadline, progress_timeout) = read_budgets(app, &wanted, budgets, received)?;
-    wanted.check()?;
-    let commands = wanted.commands()?;
+    let (deadline, progress_timeout) = read_budgets(app, &request, budgets, received)?;
+    request.check()?;
+    let commands = request.commands()?;
     let blob = input_blob(&commands);
     if let Some(blob) = blob {
         // Knowing the id of a blob implies reading it.
@@ -193,10 +193,10 @@ pub async fn create(
             return Err(instance::not_ready(&row).into());
         }
         let Some(queued) = agent_operations::insert(tx, &new, QUEUE_LIMITS).await? else {
-            let (most, kilobytes) = (QUEUE_LIMITS.operations, QUEUE_LIMITS.bytes >> 10);
+            let (max, kilobytes) = (QUEUE_LIMITS.operations, QUEUE_LIMITS.bytes >> 10);
             return Err(Error::Conflict(format!(
-                "too much waits for the agent of the instance: it may be {most} agent operations, and {kilobytes} KiB \
-                 of command lines and paths"
+                "the agent queue of the instance is full: it can hold {max} agent operations and {kilobytes} KiB of \
+                 command lines and paths"
             ))
             .into());
         };
@@ -209,7 +209,7 @@ pub async fn create(
         Ok(queued)
     })?;
     app.agents.notify_changed(instance);
-    let event = Event::audit(object(new.id), format!("agent {} request from REST API", wanted.word()))
+    let event = Event::audit(object(new.id), format!("agent {} request from REST API", request.verb()))
         .with_object(instance::object(instance))
         .with("operation_uuid", new.id.to_string());
     app.record(caller, with_caller(caller, event));
@@ -229,39 +229,39 @@ fn require_ready(row: &InstanceRow) -> Result<()> {
 /// Returns when an operation expires and after how many seconds without progress it fails; 0 means never.
 fn read_budgets(
     app: &App,
-    wanted: &AgentOperationRequest,
+    request: &AgentOperationRequest,
     budgets: Budgets,
     received: f64,
 ) -> Result<(f64, f64)> {
     let settings = &app.settings;
-    let most = settings.agent_operation_max_deadline;
+    let max = settings.agent_operation_max_deadline;
     let deadline = read_budget(
         "deadline_seconds",
         budgets.deadline_seconds,
         settings.agent_operation_default_deadline,
-        most,
+        max,
     )?;
     let progress = read_budget(
         "progress_timeout_seconds",
         budgets.progress_timeout_seconds,
         settings.agent_operation_default_progress_timeout,
-        most,
+        max,
     )?;
     let deadline = if deadline > 0.0 { received + deadline } else { 0.0 };
     // The progress of a command is not visible.
-    let progress = if matches!(wanted, AgentOperationRequest::Execute { .. }) { 0.0 } else { progress };
+    let progress = if matches!(request, AgentOperationRequest::Execute { .. }) { 0.0 } else { progress };
     Ok((deadline, progress))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "budgets are seconds")]
-fn read_budget(name: &str, seconds: Option<f64>, usual: u64, most: u64) -> Result<f64> {
-    let bad = |why: String| Err(Error::Invalid(format!("{name} must {why}")));
+fn read_budget(name: &str, seconds: Option<f64>, default: u64, max: u64) -> Result<f64> {
+    let invalid = |reason: String| Err(Error::Invalid(format!("{name} must {reason}")));
     match seconds {
-        None => Ok(usual as f64),
-        Some(seconds) if !seconds.is_finite() => bad("be a finite number of seconds".into()),
-        Some(seconds) if seconds < 0.0 => bad("not be negative".into()),
-        Some(seconds) if seconds > most as f64 => {
-            bad(format!("not exceed this deployment's AGENT_OPERATION_MAX_DEADLINE of {most} seconds"))
+        None => Ok(default as f64),
+        Some(seconds) if !seconds.is_finite() => invalid("be a finite number of seconds".into()),
+        Some(seconds) if seconds < 0.0 => invalid("not be negative".into()),
+        Some(seconds) if seconds > max as f64 => {
+            invalid(format!("not exceed this deployment's AGENT_OPERATION_MAX_DEADLINE of {max} seconds"))
         }
         Some(seconds) => Ok(seconds),
     }
@@ -274,8 +274,8 @@ pub async fn list_page(
     all: bool,
     after: Option<i64>,
 ) -> Result<(Vec<AgentOperationRecord>, Option<i64>)> {
-    let rows = agent_operations::page(&*app.store, instance, all, after, PAGE).await?;
-    let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE);
+    let rows = agent_operations::page(&*app.store, instance, all, after, PAGE_SIZE).await?;
+    let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE_SIZE);
     let next = rows.last().filter(|_| full).map(|row| row.sequence);
     Ok((records(&*app.store, rows).await?, next))
 }
@@ -298,7 +298,7 @@ pub async fn delete(app: &App, caller: &Caller, id: AgentOperationId) -> Result<
     if !caller.may_change(&row.namespace) {
         return Err(Error::not_found("agent operation"));
     }
-    let news = transaction!(app.store, |tx| {
+    let deleted = transaction!(app.store, |tx| {
         let Some(row) = agent_operations::get(&mut *tx, id).await? else {
             return Err(Error::not_found("agent operation").into());
         };
@@ -308,7 +308,7 @@ pub async fn delete(app: &App, caller: &Caller, id: AgentOperationId) -> Result<
         end::end_in(tx, &row, AgentOperationState::Deleted, &AgentOperationOutcome::default()).await?;
         Ok(true)
     })?;
-    if news {
+    if deleted {
         app.agents.notify_changed(row.instance);
         let event = audit(&row, "agent operation deletion request from REST API");
         app.record(caller, with_caller(caller, event));
@@ -324,7 +324,7 @@ pub async fn facts(
 ) -> Result<Map<String, Value>> {
     require_ready(instance)?;
     node.guests().facts(instance.id).await.map_err(|error| match error {
-        GuestError::Refused(why) => Error::Conflict(why),
+        GuestError::Refused(reason) => Error::Conflict(reason),
         other => Error::Unavailable(other.to_string()),
     })
 }

@@ -6,7 +6,7 @@ use muster_types::{Error, Result};
 use serde_json::Value;
 
 /// The maximum length of a symbolic mode.
-const MAX_LENGTH: usize = 255;
+const MAX_SYMBOLIC_MODE_BYTES: usize = 255;
 
 /// Parses a mode: a number, also as decimal digits and with the bits of the file type, or a symbolic mode such as
 /// `ugo+r`.
@@ -15,7 +15,7 @@ pub fn parse(value: &Value) -> Result<ChmodMode> {
         Value::Number(number) => number.as_u64().and_then(numeric_mode),
         Value::String(text) => match FileMode::parse(text, Radix::Decimal) {
             Some(FileMode::Number(number)) => numeric_mode(number.into()),
-            Some(FileMode::Symbolic(_)) if text.len() <= MAX_LENGTH => {
+            Some(FileMode::Symbolic(_)) if text.len() <= MAX_SYMBOLIC_MODE_BYTES => {
                 Some(ChmodMode::Symbolic(text.clone()))
             }
             _ => None,

@@ -26,13 +26,13 @@ use muster_store::{references, transaction};
 const MAX_TEXT_BYTES: usize = 10 << 10;
 
 /// The result of one command.
-pub(super) struct Outcome<'a> {
+pub(super) struct CommandOutcome<'a> {
     pub(super) result: Map<String, Value>,
-    pub(super) kept: Vec<Kept<'a>>,
+    pub(super) outputs: Vec<StoredOutput<'a>>,
 }
 
 /// Content that becomes a blob together with the result that refers to it.
-pub(super) struct Kept<'a> {
+pub(super) struct StoredOutput<'a> {
     name: &'static str,
     prepared: PreparedBlob<'a>,
     draft: Draft,
@@ -40,23 +40,23 @@ pub(super) struct Kept<'a> {
     _mark: Option<BlobInProgress<'a>>,
 }
 
-/// Stores data on the node.
-pub(super) async fn keep<'a>(
+/// Stores data in a draft on the node and prepares its blob.
+pub(super) async fn store_output<'a>(
     app: &'a App,
     node: &Arc<dyn NodeApi>,
     name: &'static str,
-    most: u64,
+    max_bytes: u64,
     data: ByteStream,
-) -> Result<Kept<'a>> {
+) -> Result<StoredOutput<'a>> {
     let id = BlobId::new();
     let draft = Draft::Vm(id);
     let mark = app.drafts_in_progress.begin(node.identity().id, id);
     let prepared = async {
-        node.storage().append(draft, Some(0), most.min(upload::max_content_bytes(app)), data).await?;
+        node.storage().append(draft, Some(0), max_bytes.min(upload::max_content_bytes(app)), data).await?;
         blob::prepare(app, node, &BlobSource { draft, is_image: false, modified: None }).await
     };
     match prepared.await {
-        Ok(prepared) => Ok(Kept { name, prepared, draft, _mark: mark }),
+        Ok(prepared) => Ok(StoredOutput { name, prepared, draft, _mark: mark }),
         Err(error) => {
             remove_draft(node, draft).await;
             Err(error)
@@ -71,23 +71,23 @@ async fn remove_draft(node: &Arc<dyn NodeApi>, draft: Draft) {
     }
 }
 
-/// Returns the result of a finished command.
-pub(super) async fn executed<'a>(
+/// Returns the outcome of a finished command.
+pub(super) async fn command_outcome<'a>(
     work: &'a AgentOperationRun,
     key: CommandKey,
     line: &str,
     executed: CommandResult,
-) -> Result<Outcome<'a>, Failure> {
+) -> Result<CommandOutcome<'a>, Failure> {
     let mut result = Map::new();
     result.insert("command-line".into(), json!(line));
     result.insert("result".into(), json!(true));
     result.insert("return-code".into(), json!(executed.return_code));
-    let mut outcome = Outcome { result, kept: vec![] };
+    let mut outcome = CommandOutcome { result, outputs: vec![] };
     for (name, output) in [(OutputName::Stdout, executed.stdout), (OutputName::Stderr, executed.stderr)] {
-        match read(work, key, name, output, &mut outcome).await {
+        match add_output(work, key, name, output, &mut outcome).await {
             Ok(()) => {}
             Err(failure) => {
-                give_up(work, outcome.kept).await;
+                discard_outputs(work, outcome.outputs).await;
                 return Err(failure);
             }
         }
@@ -96,25 +96,25 @@ pub(super) async fn executed<'a>(
 }
 
 /// Stores one output of a command.
-async fn read<'a>(
+async fn add_output<'a>(
     work: &'a AgentOperationRun,
     key: CommandKey,
     name: OutputName,
     output: CommandOutput,
-    outcome: &mut Outcome<'a>,
+    outcome: &mut CommandOutcome<'a>,
 ) -> Result<(), Failure> {
-    let word = name.as_str();
-    let (most, data) = match output {
+    let field = name.as_str();
+    let (max_bytes, data) = match output {
         CommandOutput::Inline(bytes) => (bytes.len() as u64, Some(bytes)),
         CommandOutput::Stored { size, truncated } => {
             if truncated {
                 // The agent keeps a limited amount of output.
-                outcome.result.insert(format!("{word}-cut"), json!(true));
+                outcome.result.insert(format!("{field}-cut"), json!(true));
             }
             let short = usize::try_from(size).is_ok_and(|size| size <= MAX_TEXT_BYTES);
             let data = match short {
                 true if size == 0 => Some(Bytes::new()),
-                true => Some(collect(work.guests().output(work.row.instance, key, name).await?).await?),
+                true => Some(collect_text(work.guests().output(work.row.instance, key, name).await?).await?),
                 false => None,
             };
             (size, data)
@@ -122,34 +122,35 @@ async fn read<'a>(
     };
     let data = match data {
         Some(bytes) if bytes.len() <= MAX_TEXT_BYTES && std::str::from_utf8(&bytes).is_ok() => {
-            outcome.result.insert(word.into(), json!(String::from_utf8_lossy(&bytes)));
+            outcome.result.insert(field.into(), json!(String::from_utf8_lossy(&bytes)));
             return Ok(());
         }
         Some(bytes) => Box::pin(stream::iter([Ok(bytes)])),
         None => work.guests().output(work.row.instance, key, name).await?,
     };
-    let kept = keep(&work.app, &work.node, word, most, data).await.map_err(Failure::of_bytes)?;
-    outcome.kept.push(kept);
+    let stored =
+        store_output(&work.app, &work.node, field, max_bytes, data).await.map_err(Failure::from_transfer)?;
+    outcome.outputs.push(stored);
     Ok(())
 }
 
 /// Collects a short output. Fails if the guest sends more than it announced.
-async fn collect(mut data: ByteStream) -> Result<Bytes, Failure> {
+async fn collect_text(mut data: ByteStream) -> Result<Bytes, Failure> {
     let mut bytes = BytesMut::new();
-    while let Some(piece) = data.next().await {
-        bytes.extend_from_slice(&piece.map_err(Failure::of_bytes)?);
+    while let Some(chunk) = data.next().await {
+        bytes.extend_from_slice(&chunk.map_err(Failure::from_transfer)?);
         if bytes.len() > MAX_TEXT_BYTES {
-            return Err(Failure::Final("the guest sent more output than it said".into()));
+            return Err(Failure::Permanent("the guest sent more output than it announced".into()));
         }
     }
     Ok(bytes.freeze())
 }
 
-/// Discards outputs of an operation that was not committed.
-pub(super) async fn give_up(work: &AgentOperationRun, kept: Vec<Kept<'_>>) {
-    for one in kept {
-        blob::discard(&work.app, &one.prepared).await;
-        remove_draft(&work.node, one.draft).await;
+/// Discards the outputs of an operation that was not committed.
+pub(super) async fn discard_outputs(work: &AgentOperationRun, outputs: Vec<StoredOutput<'_>>) {
+    for output in outputs {
+        blob::discard(&work.app, &output.prepared).await;
+        remove_draft(&work.node, output.draft).await;
     }
 }
 
@@ -158,7 +159,7 @@ pub(super) async fn give_up(work: &AgentOperationRun, kept: Vec<Kept<'_>>) {
 pub(super) async fn finish(
     work: &AgentOperationRun,
     row: &AgentOperationRow,
-    outcomes: Vec<Outcome<'_>>,
+    outcomes: Vec<CommandOutcome<'_>>,
     error: Option<&str>,
 ) -> Result<bool> {
     use muster_types::agent_operation::AgentOperationState as State;
@@ -167,15 +168,15 @@ pub(super) async fn finish(
     let to = if error.is_some() { State::Error } else { State::Complete };
     let ended = transaction!(app.store, |tx| {
         let mut results = CommandResults::new();
-        let mut holders = Vec::new();
+        let mut blobs = Vec::new();
         for (index, outcome) in outcomes.iter().enumerate() {
             let mut result = outcome.result.clone();
-            for kept in &outcome.kept {
-                let holder = blob::commit_in(tx, &kept.prepared).await?;
-                let (source, target) = (object(row.id), blob::object(holder));
-                references::insert(tx, &source, AGENT_OUTPUT, Some(kept.name), &target).await?;
-                result.insert(format!("{}_blob", kept.name), json!(holder));
-                holders.push(holder);
+            for output in &outcome.outputs {
+                let blob = blob::commit_in(tx, &output.prepared).await?;
+                let (source, target) = (object(row.id), blob::object(blob));
+                references::insert(tx, &source, AGENT_OUTPUT, Some(output.name), &target).await?;
+                result.insert(format!("{}_blob", output.name), json!(blob));
+                blobs.push(blob);
             }
             results.insert(index.to_string(), result);
         }
@@ -184,13 +185,13 @@ pub(super) async fn finish(
             // The error rolls everything back.
             return Err(Error::not_found("agent operation").into());
         }
-        Ok(holders)
+        Ok(blobs)
     });
-    let kept: Vec<Kept<'_>> = outcomes.into_iter().flat_map(|outcome| outcome.kept).collect();
-    let holders = match ended {
-        Ok(holders) => holders,
+    let outputs: Vec<StoredOutput<'_>> = outcomes.into_iter().flat_map(|outcome| outcome.outputs).collect();
+    let blobs = match ended {
+        Ok(blobs) => blobs,
         Err(error) => {
-            give_up(work, kept).await;
+            discard_outputs(work, outputs).await;
             return match error {
                 Error::NotFound(_) => Ok(false),
                 error => Err(error),
@@ -198,16 +199,16 @@ pub(super) async fn finish(
         }
     };
     match error {
-        Some(why) => app.events.record(audit(row, "agent operation failed").with("reason", why)),
+        Some(reason) => app.events.record(audit(row, "agent operation failed").with("reason", reason)),
         None => {
             let mut event = Event::new(EventType::Status, object(row.id), "agent operation complete");
             event.request_id.clone_from(&row.request_id);
             app.events.record(event.with("attempts", row.attempts));
         }
     }
-    for (one, holder) in kept.into_iter().zip(holders) {
-        blob::finish_commit(app, &one.prepared, holder).await;
-        remove_draft(&work.node, one.draft).await;
+    for (output, blob) in outputs.into_iter().zip(blobs) {
+        blob::finish_commit(app, &output.prepared, blob).await;
+        remove_draft(&work.node, output.draft).await;
     }
     Ok(true)
 }

@@ -12,8 +12,8 @@ use muster_types::{Error, Result};
 use serde_json::{Map, Value, json};
 
 use super::audit;
-use super::clock::{ProgressClock, watched, watched_to_the_end};
-use super::output::{self, Outcome};
+use super::clock::{ProgressClock, with_progress, with_progress_until_end};
+use super::output::{self, CommandOutcome};
 use crate::app::App;
 use muster_store::agent_operations::{self, AgentOperationRow};
 use muster_store::{blobs, transaction};
@@ -28,16 +28,17 @@ const FORGET_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The maximum number of characters of a guest's boot id that are stored.
 const MAX_BOOT_ID_CHARS: usize = 255;
-const LOST: &str = "the guest or its agent restarted while the command ran; whether it finished is not known";
+const COMMAND_LOST: &str =
+    "the guest or its agent restarted while the command ran; whether it finished is not known";
 
 /// The results of the commands of an operation, and the error if it failed.
-type Ended<'a> = (Vec<Outcome<'a>>, Option<String>);
+type OperationOutcome<'a> = (Vec<CommandOutcome<'a>>, Option<String>);
 
 /// A running agent operation.
 pub(crate) struct AgentOperationRun {
     pub(crate) app: Arc<App>,
     pub(crate) node: Arc<dyn NodeApi>,
-    /// As it was found: queued, or left by a daemon that died or a connection that broke.
+    /// The row at the start: queued, or executing if a daemon died or a connection broke.
     pub(crate) row: AgentOperationRow,
     pub(crate) clock: Arc<ProgressClock>,
 }
@@ -46,44 +47,44 @@ pub(crate) struct AgentOperationRun {
 #[derive(Debug)]
 pub(super) enum Failure {
     /// The guest is unreachable; the command is retried.
-    Away(String),
+    Unreachable(String),
     /// The command failed permanently.
-    Final(String),
+    Permanent(String),
     /// The database or the disk failed; the operation is retried.
-    Later(Error),
+    Retry(Error),
 }
 
 impl From<GuestError> for Failure {
     fn from(error: GuestError) -> Self {
         match error {
-            GuestError::Unreachable(why) | GuestError::Restarted(why) => Self::Away(why),
-            GuestError::UnknownCommand | GuestError::StatelessAgent => Self::Final(error.to_string()),
-            GuestError::Refused(why) | GuestError::HostFailed(why) => Self::Final(why),
+            GuestError::Unreachable(reason) | GuestError::Restarted(reason) => Self::Unreachable(reason),
+            GuestError::UnknownCommand | GuestError::StatelessAgent => Self::Permanent(error.to_string()),
+            GuestError::Refused(reason) | GuestError::HostFailed(reason) => Self::Permanent(reason),
         }
     }
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        Self::Later(error)
+        Self::Retry(error)
     }
 }
 
 impl Failure {
     /// Classifies an error of a transfer between a guest and the disk.
-    pub(super) fn of_bytes(error: Error) -> Self {
+    pub(super) fn from_transfer(error: Error) -> Self {
         match error {
-            Error::Unavailable(_) | Error::Contended => Self::Away(error.to_string()),
-            Error::Internal(why) => {
-                tracing::error!(%why, "failed to store data of guest");
-                Self::Final("server error".into())
+            Error::Unavailable(_) | Error::Contended => Self::Unreachable(error.to_string()),
+            Error::Internal(reason) => {
+                tracing::error!(%reason, "failed to store data of guest");
+                Self::Permanent("server error".into())
             }
-            other => Self::Final(other.to_string()),
+            other => Self::Permanent(other.to_string()),
         }
     }
 }
 
-/// Returns the key by which the guest knows the command line of an operation.
+/// Returns the key that identifies the command line of an operation in the guest.
 pub(crate) fn command_key(row: &AgentOperationRow) -> CommandKey {
     CommandKey { operation: row.id, index: 0 }
 }
@@ -100,13 +101,13 @@ impl AgentOperationRun {
 
     /// Performs the operation, unless it is ended first.
     pub(crate) async fn run(self) {
-        if let Err(error) = self.go().await {
+        if let Err(error) = self.perform().await {
             tracing::warn!(operation = %self.row.id, %error, "failed to perform agent operation, retrying");
             tokio::time::sleep(RETRY_DELAY).await;
         }
     }
 
-    async fn go(&self) -> Result<()> {
+    async fn perform(&self) -> Result<()> {
         let mut row = self.row.clone();
         let ended = match row.commands.first() {
             Some(AgentCommand::Execute { commandline, .. }) => {
@@ -128,18 +129,22 @@ impl AgentOperationRun {
     /// Records that the operation starts, or starts again. Returns `false` if it was ended concurrently.
     async fn begin(&self, row: &mut AgentOperationRow) -> Result<bool> {
         let boot = self.guests().report(row.instance).and_then(|report| report.boot_id);
-        // What is only moved may be moved again.
+        // A transfer can be repeated, so it records no boot id.
         row.sent_boot =
             is_command_line(row).then(|| boot.unwrap_or_default().chars().take(MAX_BOOT_ID_CHARS).collect());
-        let met = transaction!(self.app.store, |tx| {
+        let begun = transaction!(self.app.store, |tx| {
             Ok(agent_operations::begin(tx, row.id, row.state, row.sent_boot.as_deref()).await?)
         })?;
         row.state = AgentOperationState::Executing;
         row.attempts += 1;
-        Ok(met)
+        Ok(begun)
     }
 
-    async fn command_line(&self, row: &mut AgentOperationRow, line: &str) -> Result<Option<Ended<'_>>> {
+    async fn command_line(
+        &self,
+        row: &mut AgentOperationRow,
+        line: &str,
+    ) -> Result<Option<OperationOutcome<'_>>> {
         let key = command_key(row);
         let mut sent_boot_id = None;
         if row.state == AgentOperationState::Executing {
@@ -147,17 +152,17 @@ impl AgentOperationRun {
         } else if !self.begin(row).await? {
             return Ok(None);
         }
-        let mut pause = MIN_BACKOFF;
+        let mut backoff = MIN_BACKOFF;
         loop {
             let command = GuestCommand { key, line: line.to_owned(), sent_boot_id: sent_boot_id.clone() };
             let failure = match self.guests().execute(row.instance, &command).await {
-                Ok(executed) => match output::executed(self, key, line, executed).await {
+                Ok(executed) => match output::command_outcome(self, key, line, executed).await {
                     Ok(outcome) => return Ok(Some((vec![outcome], None))),
                     Err(failure) => failure,
                 },
-                Err(GuestError::Restarted(why)) if sent_boot_id.is_some() => {
-                    tracing::info!(operation = %row.id, why, "a command was lost");
-                    Failure::Final(LOST.into())
+                Err(GuestError::Restarted(reason)) if sent_boot_id.is_some() => {
+                    tracing::info!(operation = %row.id, reason, "guest lost a running command");
+                    Failure::Permanent(COMMAND_LOST.into())
                 }
                 Err(error @ (GuestError::UnknownCommand | GuestError::StatelessAgent))
                     if sent_boot_id.is_some() =>
@@ -166,7 +171,7 @@ impl AgentOperationRun {
                         return Ok(None);
                     }
                     if error == GuestError::StatelessAgent {
-                        let text = "the command is sent once more and may run a second time";
+                        let text = "the command is sent again and may run a second time";
                         let event = audit(row, text).with("reason", error.to_string());
                         self.app.events.record(event.with("attempts", row.attempts));
                     }
@@ -176,24 +181,24 @@ impl AgentOperationRun {
                 Err(error) => error.into(),
             };
             match failure {
-                Failure::Away(why) => {
-                    tracing::debug!(operation = %row.id, why, "guest is unreachable, retrying command");
-                    self.come_back(row, &mut pause).await;
+                Failure::Unreachable(reason) => {
+                    tracing::debug!(operation = %row.id, reason, "guest is unreachable, retrying command");
+                    self.wait_reachable(row, &mut backoff).await;
                     sent_boot_id = Some(row.sent_boot.clone().unwrap_or_default());
                 }
-                Failure::Final(why) => {
-                    return Ok(Some((vec![refused(row.commands.first(), &why)], Some(why))));
+                Failure::Permanent(reason) => {
+                    return Ok(Some((vec![failure_outcome(row.commands.first(), &reason)], Some(reason))));
                 }
-                Failure::Later(error) => return Err(error),
+                Failure::Retry(error) => return Err(error),
             }
         }
     }
 
     /// Transfers files, from the beginning again after the guest was unreachable.
-    async fn transfer(&self, row: &mut AgentOperationRow) -> Result<Option<Ended<'_>>> {
-        let mut pause = MIN_BACKOFF;
+    async fn transfer(&self, row: &mut AgentOperationRow) -> Result<Option<OperationOutcome<'_>>> {
+        let mut backoff = MIN_BACKOFF;
         if row.state == AgentOperationState::Executing {
-            // Left by a daemon that died: the connection to the guest may not be established yet.
+            // A daemon died meanwhile: the connection to the guest may not be established yet.
             self.clock.record_progress();
             self.app.agents.wait_ready(&self.node, row.instance).await;
         }
@@ -203,27 +208,27 @@ impl AgentOperationRun {
             }
             self.clock.record_progress();
             let mut outcomes = Vec::new();
-            match self.move_files(row, &mut outcomes).await {
+            match self.run_commands(row, &mut outcomes).await {
                 Ok(()) => return Ok(Some((outcomes, None))),
-                Err(Failure::Away(why)) => {
-                    tracing::debug!(operation = %row.id, why, "guest is unreachable, retrying transfer");
+                Err(Failure::Unreachable(reason)) => {
+                    tracing::debug!(operation = %row.id, reason, "guest is unreachable, retrying transfer");
                     // The progress clock keeps running.
-                    self.come_back(row, &mut pause).await;
+                    self.wait_reachable(row, &mut backoff).await;
                 }
-                Err(Failure::Final(why)) => {
-                    outcomes.push(refused(row.commands.get(outcomes.len()), &why));
-                    return Ok(Some((outcomes, Some(why))));
+                Err(Failure::Permanent(reason)) => {
+                    outcomes.push(failure_outcome(row.commands.get(outcomes.len()), &reason));
+                    return Ok(Some((outcomes, Some(reason))));
                 }
-                Err(Failure::Later(error)) => return Err(error),
+                Err(Failure::Retry(error)) => return Err(error),
             }
         }
     }
 
     /// Performs the commands in order until one fails.
-    async fn move_files<'a>(
+    async fn run_commands<'a>(
         &'a self,
         row: &AgentOperationRow,
-        outcomes: &mut Vec<Outcome<'a>>,
+        outcomes: &mut Vec<CommandOutcome<'a>>,
     ) -> Result<(), Failure> {
         for command in &row.commands {
             outcomes.push(match command {
@@ -231,25 +236,30 @@ impl AgentOperationRun {
                 AgentCommand::Chmod { path, mode } => self.change_mode(row, path, mode).await?,
                 AgentCommand::GetFile { path } => self.get(row, path).await?,
                 AgentCommand::Execute { .. } => {
-                    return Err(Failure::Final("a command line is not a transfer".into()));
+                    return Err(Failure::Permanent("a command line is not a transfer".into()));
                 }
             });
         }
         Ok(())
     }
 
-    async fn put(&self, row: &AgentOperationRow, blob: BlobId, path: &str) -> Result<Outcome<'_>, Failure> {
-        let found = blobs::get(&*self.app.store, blob).await.map_err(Error::from)?;
-        let found = found.ok_or_else(|| Failure::Final("blob not found".into()))?;
-        let size = found.content().size;
-        let data = self.node.storage().read(blob, 0..size).await.map_err(Failure::of_bytes)?;
+    async fn put(
+        &self,
+        row: &AgentOperationRow,
+        blob: BlobId,
+        path: &str,
+    ) -> Result<CommandOutcome<'_>, Failure> {
+        let blob_row = blobs::get(&*self.app.store, blob).await.map_err(Error::from)?;
+        let blob_row = blob_row.ok_or_else(|| Failure::Permanent("blob not found".into()))?;
+        let size = blob_row.content().size;
+        let data = self.node.storage().read(blob, 0..size).await.map_err(Failure::from_transfer)?;
         // Sets the mode before the content is written, so that private content is never readable.
         let mode = row.commands.iter().find_map(|command| match command {
             AgentCommand::Chmod { mode: ChmodMode::Number(bits), .. } => Some(bits & 0o777),
             _ => None,
         });
-        self.guests().put(row.instance, path, size, mode, watched(&self.clock, data)).await?;
-        Ok(Outcome { result: named(path), kept: vec![] })
+        self.guests().put(row.instance, path, size, mode, with_progress(&self.clock, data)).await?;
+        Ok(CommandOutcome { result: path_result(path), outputs: vec![] })
     }
 
     async fn change_mode(
@@ -257,7 +267,7 @@ impl AgentOperationRun {
         row: &AgentOperationRow,
         path: &str,
         mode: &ChmodMode,
-    ) -> Result<Outcome<'_>, Failure> {
+    ) -> Result<CommandOutcome<'_>, Failure> {
         self.clock.record_progress();
         match mode {
             ChmodMode::Number(bits) => self.guests().change_mode(row.instance, path, bits & 0o7777).await?,
@@ -267,15 +277,15 @@ impl AgentOperationRun {
                     Error::Internal(format!("operation {}: {} attempts", row.id, row.attempts))
                 })?;
                 let command = GuestCommand {
-                    // Each attempt is a command of its own.
+                    // Each attempt needs a new key, because a guest runs the command of a key once.
                     key: CommandKey { operation: row.id, index },
-                    line: format!("chmod -- {words} {}", quoted(path)),
+                    line: format!("chmod -- {words} {}", shell_quoted(path)),
                     sent_boot_id: None,
                 };
                 let executed = self.guests().execute(row.instance, &command).await?;
                 let _ = self.guests().forget(row.instance, command.key).await;
                 if executed.return_code != 0 {
-                    return Err(Failure::Final(match &executed.stderr {
+                    return Err(Failure::Permanent(match &executed.stderr {
                         CommandOutput::Inline(text) if !text.is_empty() => {
                             String::from_utf8_lossy(&text[..text.len().min(1024)]).trim().to_owned()
                         }
@@ -284,36 +294,36 @@ impl AgentOperationRun {
                 }
             }
         }
-        Ok(Outcome { result: named(path), kept: vec![] })
+        Ok(CommandOutcome { result: path_result(path), outputs: vec![] })
     }
 
-    async fn get(&self, row: &AgentOperationRow, path: &str) -> Result<Outcome<'_>, Failure> {
+    async fn get(&self, row: &AgentOperationRow, path: &str) -> Result<CommandOutcome<'_>, Failure> {
         let (facts, data) = self.guests().get(row.instance, path).await?;
         self.clock.record_progress();
-        let data = watched_to_the_end(&self.clock, data);
-        let kept = output::keep(&self.app, &self.node, "content", u64::MAX, data).await;
-        let kept = kept.map_err(Failure::of_bytes)?;
-        let mut result = named(path);
+        let data = with_progress_until_end(&self.clock, data);
+        let content = output::store_output(&self.app, &self.node, "content", u64::MAX, data).await;
+        let content = content.map_err(Failure::from_transfer)?;
+        let mut result = path_result(path);
         result.insert("result".into(), json!(true));
         result.insert("stat_result".into(), stat_result(&facts));
-        Ok(Outcome { result, kept: vec![kept] })
+        Ok(CommandOutcome { result, outputs: vec![content] })
     }
 
-    /// Waits until an unreachable guest is ready again.
-    async fn come_back(&self, row: &AgentOperationRow, pause: &mut Duration) {
+    /// Waits with a backoff until an unreachable guest is ready again.
+    async fn wait_reachable(&self, row: &AgentOperationRow, backoff: &mut Duration) {
         // The node may not have noticed yet that the guest is unreachable.
-        tokio::time::sleep(*pause).await;
-        *pause = (*pause * 2).min(MAX_BACKOFF);
+        tokio::time::sleep(*backoff).await;
+        *backoff = (*backoff * 2).min(MAX_BACKOFF);
         self.app.agents.wait_ready(&self.node, row.instance).await;
     }
 }
 
-fn named(path: &str) -> Map<String, Value> {
+fn path_result(path: &str) -> Map<String, Value> {
     Map::from_iter([("path".to_owned(), json!(path))])
 }
 
-/// Returns the result of a failed command.
-fn refused(command: Option<&AgentCommand>, why: &str) -> Outcome<'static> {
+/// Returns the outcome of a failed command.
+fn failure_outcome(command: Option<&AgentCommand>, reason: &str) -> CommandOutcome<'static> {
     let mut result = Map::new();
     match command {
         Some(AgentCommand::Execute { commandline, .. }) => {
@@ -329,8 +339,8 @@ fn refused(command: Option<&AgentCommand>, why: &str) -> Outcome<'static> {
         None => {}
     }
     result.insert("result".into(), json!(false));
-    result.insert("message".into(), json!(why));
-    Outcome { result, kept: vec![] }
+    result.insert("message".into(), json!(reason));
+    CommandOutcome { result, outputs: vec![] }
 }
 
 fn stat_result(facts: &GuestFileInfo) -> Value {
@@ -346,7 +356,7 @@ fn stat_result(facts: &GuestFileInfo) -> Value {
 }
 
 /// Quotes a text for a shell.
-fn quoted(text: &str) -> String {
+fn shell_quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 
@@ -356,19 +366,23 @@ mod tests {
 
     #[test]
     fn quotes_paths_for_the_shell() {
-        assert_eq!(quoted("/a b"), "'/a b'");
-        assert_eq!(quoted("/it's; $(reboot)"), r"'/it'\''s; $(reboot)'");
+        assert_eq!(shell_quoted("/a b"), "'/a b'");
+        assert_eq!(shell_quoted("/it's; $(reboot)"), r"'/it'\''s; $(reboot)'");
     }
 
     #[test]
     fn retries_unreachable_guests_only() {
-        let of = |error: GuestError| Failure::from(error);
-        assert!(matches!(of(GuestError::Unreachable("gone".into())), Failure::Away(_)));
-        assert!(matches!(of(GuestError::Restarted("new".into())), Failure::Away(_)));
-        assert!(matches!(of(GuestError::Refused("no".into())), Failure::Final(why) if why == "no"));
-        assert!(matches!(Failure::of_bytes(Error::Unavailable("x".into())), Failure::Away(_)));
-        assert!(matches!(Failure::of_bytes(Error::Conflict("x".into())), Failure::Final(why) if why == "x"));
-        let ours = Failure::of_bytes(Error::Internal("secret".into()));
-        assert!(matches!(ours, Failure::Final(why) if why == "server error"));
+        let failure = |error: GuestError| Failure::from(error);
+        assert!(matches!(failure(GuestError::Unreachable("x".into())), Failure::Unreachable(_)));
+        assert!(matches!(failure(GuestError::Restarted("new".into())), Failure::Unreachable(_)));
+        assert!(
+            matches!(failure(GuestError::Refused("no".into())), Failure::Permanent(reason) if reason == "no")
+        );
+        assert!(matches!(Failure::from_transfer(Error::Unavailable("x".into())), Failure::Unreachable(_)));
+        assert!(
+            matches!(Failure::from_transfer(Error::Conflict("x".into())), Failure::Permanent(reason) if reason == "x")
+        );
+        let ours = Failure::from_transfer(Error::Internal("secret".into()));
+        assert!(matches!(ours, Failure::Permanent(reason) if reason == "server error"));
     }
 }

@@ -55,7 +55,7 @@ fn claims_match_whole_strings_only() {
     }
     let claims = json!({"sub": "repo:x", "ref": "next", "aud": "cloud"});
     let granted = outcome(rule(&bound), claims).unwrap();
-    assert_eq!(Value::Object(granted), json!({"sub": "repo:x", "ref": "next"}), "only what was asked for");
+    assert_eq!(Value::Object(granted), json!({"sub": "repo:x", "ref": "next"}), "only the bound claims");
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn rejects_token_of_another_issuer() {
     let mut rule = rule(&json!({"sub": "x"}));
     rule.terms.issuer = "Forge".into();
     let refused = outcome(rule, json!({"sub": "another"})).unwrap_err();
-    assert_eq!(refused.reason, "wrong issuer", "before the claims are looked at");
+    assert_eq!(refused.reason, "wrong issuer", "checked before the claims");
 }
 
 #[test]

@@ -18,22 +18,22 @@ use crate::app::App;
 
 /// Records the latest report of a guest and notifies its waiters.
 pub(crate) async fn observe(app: &App, node: &Arc<dyn NodeApi>, id: InstanceId) -> Result<()> {
-    let outcome = write(app, node, id).await;
+    let outcome = record_status(app, node, id).await;
     app.agents.notify_reported(id);
     outcome
 }
 
-async fn write(app: &App, node: &Arc<dyn NodeApi>, id: InstanceId) -> Result<()> {
+async fn record_status(app: &App, node: &Arc<dyn NodeApi>, id: InstanceId) -> Result<()> {
     let _writing = app.agents.lock_writing().await;
     let row = instances::get(&*app.store, id).await?;
     let Some(row) = row.filter(|row| has_guest(row, node)) else { return Ok(()) };
-    let seen = agent_report(node.guests().report(id).as_ref());
-    if is_recorded(&row, &seen) {
+    let status = agent_report(node.guests().report(id).as_ref());
+    if is_recorded(&row, &status) {
         return Ok(());
     }
-    let news = transaction!(app.store, |tx| { Ok(instances::set_agent(tx, id, &seen).await?) })?;
-    if news && row.agent_state.as_ref() != Some(&seen.state) {
-        let text = format!("agent state is now {}", seen.state);
+    let written = transaction!(app.store, |tx| { Ok(instances::set_agent(tx, id, &status).await?) })?;
+    if written && row.agent_state.as_ref() != Some(&status.state) {
+        let text = format!("agent state is now {}", status.state);
         let event = Event::new(EventType::Status, object(id), text);
         app.events.record(event.with("from", row.agent_state));
     }
@@ -72,10 +72,10 @@ pub(crate) fn agent_report(report: Option<&GuestReport>) -> AgentStatus {
     }
 }
 
-pub(crate) fn is_recorded(row: &InstanceRow, seen: &AgentStatus) -> bool {
-    row.agent_state.as_ref() == Some(&seen.state)
-        && row.agent_start_time == seen.start_time
-        && row.agent_system_boot_time == seen.system_boot_time
+pub(crate) fn is_recorded(row: &InstanceRow, status: &AgentStatus) -> bool {
+    row.agent_state.as_ref() == Some(&status.state)
+        && row.agent_start_time == status.start_time
+        && row.agent_system_boot_time == status.system_boot_time
 }
 
 #[cfg(test)]
@@ -93,9 +93,9 @@ mod tests {
             system_boot_time: Some(1.5),
             ..GuestReport::default()
         };
-        let seen = agent_report(Some(&report));
+        let status = agent_report(Some(&report));
         assert_eq!(
-            (seen.state.as_str(), seen.start_time, seen.system_boot_time),
+            (status.state.as_str(), status.start_time, status.system_boot_time),
             ("ready (degraded)", Some(2.5), Some(1.5))
         );
     }

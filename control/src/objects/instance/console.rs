@@ -35,11 +35,11 @@ pub async fn read(node: &Arc<dyn NodeApi>, row: &InstanceRow, length: Option<i64
         }
         Some(length) => Some(length),
     };
-    let most = length.and_then(|length| u64::try_from(length).ok());
-    match node.vms().console(row.id, most).await {
+    let max_bytes = length.and_then(|length| u64::try_from(length).ok());
+    match node.vms().console(row.id, max_bytes).await {
         // The console has no output yet, or the VM is deleted.
         Err(Error::NotFound(_)) => Ok(Bytes::new()),
-        shown => shown,
+        output => output,
     }
 }
 
@@ -60,14 +60,14 @@ pub async fn screenshot(
     require_created(row)?;
     let id = BlobId::new();
     let draft = Draft::Vm(id);
-    let _mark = app.drafts_in_progress.begin(node.identity().id, id);
+    let _in_progress = app.drafts_in_progress.begin(node.identity().id, id);
     {
         let _lock = app.instance_locks.lock(row.id).await;
         node.vms().screenshot(row.id, draft).await?;
     }
-    let kept = store_draft(app, node, draft).await;
+    let stored = store_draft(app, node, draft).await;
     node.storage().remove_draft(draft).await?;
-    let blob = kept?;
+    let blob = stored?;
     app.record(
         caller,
         Event::audit(object(row.id), "screenshot request from REST API").with("blob_uuid", blob.to_string()),
@@ -79,9 +79,9 @@ async fn store_draft(app: &App, node: &Arc<dyn NodeApi>, draft: Draft) -> Result
     let source = BlobSource { draft, is_image: false, modified: None };
     let prepared = blob::prepare(app, node, &source).await?;
     match transaction!(app.store, |tx| { blob::commit_in(tx, &prepared).await }) {
-        Ok(holder) => {
-            blob::finish_commit(app, &prepared, holder).await;
-            Ok(holder)
+        Ok(committed) => {
+            blob::finish_commit(app, &prepared, committed).await;
+            Ok(committed)
         }
         Err(error) => {
             blob::discard(app, &prepared).await;
@@ -114,7 +114,7 @@ pub async fn viewer_file(app: &App, caller: &Caller, reference: &str) -> Result<
     Ok(lines.join("\n") + "\n")
 }
 
-/// Where the screen can be seen through the console proxy.
+/// A short-lived URL of the display on the console proxy.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ProxyRecord {
     pub url: String,
@@ -140,15 +140,15 @@ pub async fn create_proxy_url(app: &App, caller: &Caller, reference: &str) -> Re
     };
     let node = node_row(app, &row).await?;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole seconds of Unix time")]
-    let issued = now() as u64;
-    let expires_at = issued + app.settings.kerbside_token_duration;
+    let issued_at = now() as u64;
+    let expires_at = issued_at + app.settings.kerbside_token_duration;
     let jti = uuid::Uuid::new_v4().to_string();
     let claims = json!({
         "iss": app.settings.zone,
         "aud": base,
         "sub": row.id,
-        "iat": issued,
-        "nbf": issued,
+        "iat": issued_at,
+        "nbf": issued_at,
         "exp": expires_at,
         "jti": jti,
         "instance_uuid": row.id,

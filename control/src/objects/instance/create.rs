@@ -1,4 +1,5 @@
 //! Creates instances. The whole request is checked before anything is written, and one transaction writes everything.
+//! See docs/decisions/0021.
 
 use std::collections::BTreeMap;
 use std::net::Ipv4Addr;
@@ -194,7 +195,7 @@ fn check(request: InstanceRequest) -> Result<CheckedRequest> {
     let disks: Vec<DiskSpecRecord> = request.disks.into_iter().map(record).collect();
     if slots(&disks, request.networks.len()) > MAX_SLOTS {
         let text = format!(
-            "disk: Must not have more than {MAX_SLOTS} elements on the buses virtio and nvme, interfaces counted with them."
+            "disk: Must not have more than {MAX_SLOTS} elements on the buses virtio and nvme, including interfaces."
         );
         return Err(Error::Invalid(text));
     }
@@ -263,11 +264,11 @@ fn base_field(number: usize) -> String {
     format!("disk[{number}].base")
 }
 
-fn positive(field: &str, number: i64, most: i64) -> Result<i64> {
-    if (1..=most).contains(&number) {
+fn positive(field: &str, number: i64, max: i64) -> Result<i64> {
+    if (1..=max).contains(&number) {
         return Ok(number);
     }
-    let text = format!("{field}: Must be greater than or equal to 1 and less than or equal to {most}.");
+    let text = format!("{field}: Must be greater than or equal to 1 and less than or equal to {max}.");
     Err(Error::Invalid(text))
 }
 
@@ -316,8 +317,8 @@ async fn validate(
     namespace: String,
     checked: CheckedRequest,
 ) -> Result<ValidatedRequest> {
-    let known = namespaces::get(&*app.store, &namespace).await?;
-    if known.is_none_or(|row| row.state != NamespaceState::Created)
+    let row = namespaces::get(&*app.store, &namespace).await?;
+    if row.is_none_or(|row| row.state != NamespaceState::Created)
         || !caller.may_see(&*app.store, &namespace).await?
     {
         return Err(Error::not_found("namespace"));
@@ -326,7 +327,7 @@ async fn validate(
         checked;
     let only = match placed_on {
         None => None,
-        Some(place) => Some(forced_node(app, &place, &mut spec).await?),
+        Some(node) => Some(requested_node(app, &node, &mut spec).await?),
     };
     let mut fetch = BTreeMap::new();
     for (number, disk) in spec.disks.iter_mut().enumerate() {
@@ -366,12 +367,12 @@ async fn validate(
     })
 }
 
-async fn forced_node(app: &App, place: &str, spec: &mut InstanceSpec) -> Result<NodeId> {
-    let row = nodes::get(&*app.store, &NameOrId::parse(place)).await?;
+async fn requested_node(app: &App, node: &str, spec: &mut InstanceSpec) -> Result<NodeId> {
+    let row = nodes::get(&*app.store, &NameOrId::parse(node)).await?;
     let row = row.filter(|row| row.state != NodeState::Deleted);
-    let row = row.ok_or_else(|| Error::NotFound(format!("Specified node {place} does not exist")))?;
+    let row = row.ok_or_else(|| Error::NotFound(format!("Specified node {node} does not exist")))?;
     if row.state != NodeState::Created {
-        return Err(Error::NotFound(format!("Specified node {place} not ready")));
+        return Err(Error::NotFound(format!("Specified node {node} not ready")));
     }
     spec.requested_placement = Some(row.identity.name);
     Ok(row.identity.id)
@@ -515,7 +516,7 @@ async fn insert(
         error_message: error.map(str::to_owned),
         spec: request.spec.clone(),
         node: allocation.map(|allocation| allocation.node),
-        committed: allocation.map_or_else(Capacity::default, |allocation| allocation.claimed),
+        committed: allocation.map_or_else(Capacity::default, |allocation| allocation.allocated),
     };
     let row = instances::insert(tx, &new).await?;
     for (key, value) in &request.metadata {

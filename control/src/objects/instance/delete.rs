@@ -119,11 +119,11 @@ pub async fn delete_all(
     }
     let namespace = namespace_for_delete_all(&*app.store, caller, namespace).await?;
     let within = (namespace != SYSTEM_NAMESPACE).then_some(namespace);
-    let mut gone = Vec::new();
+    let mut deleted = Vec::new();
     for row in instances::of_namespace(&*app.store, within).await? {
         if begin(app, caller, row.id, "deletion request from REST API").await? {
-            gone.push(row.id);
+            deleted.push(row.id);
         }
     }
-    Ok(gone)
+    Ok(deleted)
 }

@@ -83,15 +83,15 @@ async fn by_source(
     kind: ArtifactType,
     owner: &str,
     url: &str,
-    asked: &str,
+    reference: &str,
 ) -> Result<ImageSource> {
     let row = artifacts::by_source(&*app.store, owner, kind, url).await?;
     let row = row.ok_or_else(|| Error::not_found("artifact"))?;
-    newest(app, caller, &row, asked).await
+    newest(app, caller, &row, reference).await
 }
 
 /// Returns the newest version of an artifact that the caller may read.
-async fn newest(app: &App, caller: &Caller, row: &ArtifactRow, asked: &str) -> Result<ImageSource> {
+async fn newest(app: &App, caller: &Caller, row: &ArtifactRow, reference: &str) -> Result<ImageSource> {
     if row.state == ArtifactState::Deleted
         || !(row.shared || caller.may_see(&*app.store, &row.namespace).await?)
     {
@@ -103,7 +103,7 @@ async fn newest(app: &App, caller: &Caller, row: &ArtifactRow, asked: &str) -> R
     let newest = version::newest(&*app.store, row.id).await?;
     let text = || {
         let what = match row.artifact_type {
-            ArtifactType::Label => format!("label {asked}"),
+            ArtifactType::Label => format!("label {reference}"),
             ArtifactType::Snapshot => "snapshot".to_owned(),
             _ => "artifact".to_owned(),
         };
@@ -112,8 +112,8 @@ async fn newest(app: &App, caller: &Caller, row: &ArtifactRow, asked: &str) -> R
     newest.map(ImageSource::Blob).ok_or_else(text)
 }
 
-/// The namespace's own artifact is checked for a newer version; a readable artifact of another namespace is used as it
-/// is.
+/// Resolves a URL. The namespace's own artifact is checked for a newer version; a readable artifact of another
+/// namespace is used as it is.
 async fn by_url(app: &App, caller: &Caller, namespace: &str, url: &str) -> Result<ImageSource> {
     let own = artifacts::by_source(&*app.store, namespace, ArtifactType::Image, url).await?;
     if own.is_none() {
@@ -145,31 +145,31 @@ pub(crate) async fn fetch(app: &App, caller: &Caller, namespace: &str, url: &str
     Ok(artifact::fetch(app, caller, &request).await?.uuid)
 }
 
-/// Returns the content of an artifact that was fetched. [`Error::NotReady`] while it is being fetched.
+/// Returns the content of an artifact that was fetched. Fails with [`Error::NotReady`] while it is being fetched.
 pub(crate) async fn fetched_blob(app: &App, id: ArtifactId) -> Result<BlobId> {
-    let gone = || Error::Conflict("the image was deleted before it could be used".into());
-    let row = artifacts::get(&*app.store, id).await?.ok_or_else(gone)?;
+    let deleted = || Error::Conflict("the image was deleted before it could be used".into());
+    let row = artifacts::get(&*app.store, id).await?.ok_or_else(deleted)?;
     if operations::is_pending(&*app.store, &artifact::object(id), FetchArtifact::KIND.name).await? {
         return Err(Error::NotReady(format!("image {} is being fetched", row.source_url)));
     }
     match (row.state, version::newest(&*app.store, id).await?) {
         (ArtifactState::Created, Some(blob)) => Ok(blob),
         (ArtifactState::Error, _) => {
-            let why = row.error_message.unwrap_or_else(|| "unknown".into());
-            Err(Error::Conflict(format!("image {} could not be fetched: {why}", row.source_url)))
+            let reason = row.error_message.unwrap_or_else(|| "unknown".into());
+            Err(Error::Conflict(format!("image {} could not be fetched: {reason}", row.source_url)))
         }
         (ArtifactState::Initial, _) => {
-            Err(Error::NotReady(format!("image {} is not there yet", row.source_url)))
+            Err(Error::NotReady(format!("image {} has no version yet", row.source_url)))
         }
-        (ArtifactState::Created | ArtifactState::Deleted, _) => Err(gone()),
+        (ArtifactState::Created | ArtifactState::Deleted, _) => Err(deleted()),
     }
 }
 
 /// Copies and converts a blob for use as a disk on a node. Returns the facts of the image.
 pub(crate) async fn ensure_on(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) -> Result<ImageFacts> {
-    let gone = || Error::Conflict(format!("blob {id} was deleted before it could be used"));
+    let deleted = || Error::Conflict(format!("blob {id} was deleted before it could be used"));
     let row = blobs::get(&*app.store, id).await?;
-    let row = row.filter(|row| row.state == BlobState::Created).ok_or_else(gone)?;
+    let row = row.filter(|row| row.state == BlobState::Created).ok_or_else(deleted)?;
     blob_copy::ensure_local(app, node, id).await?;
     let storage = node.storage();
     let facts = match row.image {
@@ -193,8 +193,8 @@ pub(crate) async fn ensure_on(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) ->
 /// An unusable image stays unusable; a lack of space may be temporary.
 fn unusable(error: Error) -> Error {
     match error {
-        Error::Invalid(why) => Error::Conflict(format!("the image cannot be used: {why}")),
-        Error::InsufficientCapacity(why) => Error::Unavailable(why),
+        Error::Invalid(reason) => Error::Conflict(format!("the image cannot be used: {reason}")),
+        Error::InsufficientCapacity(reason) => Error::Unavailable(reason),
         other => other,
     }
 }

@@ -41,7 +41,7 @@ use muster_store::{Read, agent_operations, interfaces, metadata, references};
 /// The version of the record's format.
 const VERSION: i64 = 19;
 /// The number of instances in a page of a list.
-const PAGE: i64 = 500;
+const PAGE_SIZE: i64 = 500;
 /// The relationship between an instance and the blob that a disk was created from; the value is the disk number.
 pub(crate) const DISK: &str = "disk";
 /// The relationship between an instance and the blob that its NVRAM was created from.
@@ -91,8 +91,8 @@ pub async fn find<D: Read + Copy>(
                 found = instances::by_name_trusting(db, &name, &caller.namespace).await?;
             }
             if found.len() > 1 {
-                let place = within.unwrap_or(&caller.namespace);
-                let text = format!("multiple instances have the name \"{name}\" in namespace \"{place}\"");
+                let searched = within.unwrap_or(&caller.namespace);
+                let text = format!("multiple instances have the name \"{name}\" in namespace \"{searched}\"");
                 return Err(Error::Invalid(text));
             }
             found.pop()
@@ -157,8 +157,8 @@ pub async fn list_page(
     after: Option<InstanceId>,
 ) -> Result<(Vec<InstanceRecord>, Option<InstanceId>)> {
     let seen_by = (!caller.is_system()).then_some(caller.namespace.as_str());
-    let rows = instances::page(&*app.store, seen_by, all, after, PAGE).await?;
-    let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE);
+    let rows = instances::page(&*app.store, seen_by, all, after, PAGE_SIZE).await?;
+    let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE_SIZE);
     let next = rows.last().filter(|_| full).map(|row| row.id);
     Ok((records(&*app.store, rows).await?, next))
 }
@@ -178,9 +178,9 @@ pub(crate) async fn record(app: &App, id: InstanceId) -> Result<InstanceRecord> 
 /// Returns the records of rows, with a constant number of queries.
 async fn records<D: Read + Copy>(db: D, rows: Vec<InstanceRow>) -> Result<Vec<InstanceRecord>> {
     let ids: Vec<InstanceId> = rows.iter().map(|row| row.id).collect();
-    let words: Vec<String> = ids.iter().map(ToString::to_string).collect();
-    let mut metadata_of = metadata::of_objects(db, ObjectType::Instance, &words).await?;
-    let mut references_of = references::of_objects(db, ObjectType::Instance, &words).await?;
+    let id_strings: Vec<String> = ids.iter().map(ToString::to_string).collect();
+    let mut metadata_of = metadata::of_objects(db, ObjectType::Instance, &id_strings).await?;
+    let mut references_of = references::of_objects(db, ObjectType::Instance, &id_strings).await?;
     let on_nodes: BTreeSet<NodeId> = rows.iter().filter_map(|row| row.node).collect();
     let names = nodes::names(db, &on_nodes.into_iter().collect::<Vec<_>>()).await?;
     let mut interfaces_of: HashMap<InstanceId, Vec<InterfaceRecord>> = HashMap::new();

@@ -1,4 +1,5 @@
-//! Places instances: queries the scheduler, and allocates capacity from the ledger of a candidate.
+//! Places instances: queries the scheduler, and allocates capacity from the ledger of a candidate. See
+//! docs/decisions/0019.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -61,15 +62,15 @@ async fn query_scheduler(
 ) -> Result<Candidates> {
     let max_age = if fresh { 0 } else { app.settings.scheduler_cache_timeout };
     let nodes = app.placement.get(&app.store, Duration::from_secs(max_age)).await?;
-    let mut neighbours: HashMap<NodeId, Vec<Vec<String>>> = HashMap::new();
+    let mut tags_by_node: HashMap<NodeId, Vec<Vec<String>>> = HashMap::new();
     if request.affinity != muster_types::spec::Affinity::default() {
         for (node, tags) in instances::tags(&*app.store, namespace).await? {
             let tags = muster_types::spec::parse_tags(&tags).unwrap_or_default();
-            neighbours.entry(node).or_default().push(tags);
+            tags_by_node.entry(node).or_default().push(tags);
         }
     }
     let policy = SchedulerPolicy::from(&app.settings);
-    let outcome = scheduler::candidates(request, &nodes, &neighbours, &policy, now(), &mut random_fraction);
+    let outcome = scheduler::candidates(request, &nodes, &tags_by_node, &policy, now(), &mut random_fraction);
     Ok(Candidates { outcome, nodes })
 }
 
@@ -87,9 +88,9 @@ impl Candidates {
         result.map(Vec::as_slice).map_err(|refusal| refusal.clone().into())
     }
 
-    fn refused_everywhere(&self, why: &str) -> RefusedNodes {
+    fn refused_everywhere(&self, reason: &str) -> RefusedNodes {
         let all = self.outcome.result.iter().flatten().take(MAX_CANDIDATES);
-        all.filter_map(|node| Some((self.facts(*node)?.name.clone(), why.to_owned()))).collect()
+        all.filter_map(|node| Some((self.facts(*node)?.name.clone(), reason.to_owned()))).collect()
     }
 
     fn facts(&self, node: NodeId) -> Option<&NodeFacts> {
@@ -102,7 +103,7 @@ impl Candidates {
 pub(crate) struct Allocation {
     pub(crate) node: NodeId,
     pub(crate) name: String,
-    pub(crate) claimed: Capacity,
+    pub(crate) allocated: Capacity,
     committed: CommittedCapacity,
     refused: RefusedNodes,
 }
@@ -142,13 +143,13 @@ pub(crate) async fn allocate_in(
                     match claim::charge_in(app, tx, namespace, &wanted, &candidates.nodes).await? {
                         Ok(()) => {}
                         // The refusal applies to every node.
-                        Err(why) => return Ok(Err(candidates.refused_everywhere(&why))),
+                        Err(reason) => return Ok(Err(candidates.refused_everywhere(&reason))),
                     }
                     node_ledgers::set(tx, *node, &committed).await?;
                     let name = facts.name.clone();
                     // The first pass may have refused the node because of its expected load.
                     refused.retain(|(node, _)| *node != name);
-                    return Ok(Ok(Allocation { node: *node, name, claimed: wanted, committed, refused }));
+                    return Ok(Ok(Allocation { node: *node, name, allocated: wanted, committed, refused }));
                 }
                 Err(denied) => {
                     only_demand_refused |= denied.only_demand;
@@ -180,14 +181,15 @@ pub(crate) async fn release_in(
     tx: &mut Tx,
     row: &InstanceRow,
 ) -> Result<Option<(NodeId, CommittedCapacity)>, StoreError> {
-    let (Some(node), claimed) = (row.node, row.committed) else { return Ok(None) };
-    if claimed == Capacity::default() {
+    let (Some(node), allocated) = (row.node, row.committed) else { return Ok(None) };
+    if allocated == Capacity::default() {
         return Ok(None);
     }
     let ledger = node_ledgers::lock(tx, node).await?;
-    let committed = scheduler::release_capacity(&ledger, claimed.cpus, claimed.memory_mb, claimed.disk_gb);
+    let committed =
+        scheduler::release_capacity(&ledger, allocated.cpus, allocated.memory_mb, allocated.disk_gb);
     node_ledgers::set(tx, node, &committed).await?;
-    claim::refund_in(tx, &row.namespace, &claimed).await?;
+    claim::refund_in(tx, &row.namespace, &allocated).await?;
     instances::clear_committed(tx, row.id).await?;
     Ok(Some((node, committed)))
 }
@@ -224,7 +226,7 @@ pub(crate) fn record_scheduling(
     );
     for stage in &candidates.outcome.stages {
         let dropped: serde_json::Map<String, serde_json::Value> =
-            stage.dropped.iter().map(|(node, why)| (node.clone(), json!(why))).collect();
+            stage.dropped.iter().map(|(node, reason)| (node.clone(), json!(reason))).collect();
         app.record(
             caller,
             event(EventMessage::SchedulingStage(stage.stage))
@@ -245,7 +247,7 @@ pub(crate) fn record_scheduling(
                 Err(refused) => (None, refused),
             };
             let refused: serde_json::Map<String, serde_json::Value> =
-                refused.iter().map(|(node, why)| (node.clone(), json!(why))).collect();
+                refused.iter().map(|(node, reason)| (node.clone(), json!(reason))).collect();
             last = last.with("chosen", chosen.clone()).with("refused", refused);
             app.record(caller, last);
             if let Some(chosen) = chosen {

@@ -27,15 +27,15 @@ pub async fn plug(
     wanted: NetworkSpec,
 ) -> Result<InterfaceRecord> {
     let row = find_own(app, caller, reference, None).await?;
-    let unfit = || Error::NotReady("instance in invalid state for hot plug".into());
+    let not_pluggable = || Error::NotReady("instance in invalid state for hot plug".into());
     if !PLUGGABLE.contains(&row.state) {
-        return Err(unfit());
+        return Err(not_pluggable());
     }
     let (network, wanted, address) = find_network(app, &row.namespace, wanted, "network").await?;
     let own = [row.id];
-    let made = transaction!(app.store, |tx| {
+    let created = transaction!(app.store, |tx| {
         if !instances::lock(tx, row.id, PLUGGABLE).await? {
-            return Err(unfit().into());
+            return Err(not_pluggable().into());
         }
         let present = interfaces::of_instances(&mut *tx, &own).await?;
         if slots(&row.spec.disks, present.len() + 1) > MAX_SLOTS {
@@ -53,21 +53,21 @@ pub async fn plug(
             model: wanted.model.clone(),
             order: present.iter().map(|interface| interface.order + 1).max().unwrap_or(0),
         };
-        let made = interface::create_in(app, tx, &new).await?;
-        let handle = operation_on(&row, PlugInterface { interface: made.id }, Some(&caller.request_id))
+        let created = interface::create_in(app, tx, &new).await?;
+        let handle = operation_on(&row, PlugInterface { interface: created.id }, Some(&caller.request_id))
             .enqueue(tx)
             .await?;
         instances::set_operation(tx, row.id, &handle).await?;
-        Ok(made)
+        Ok(created)
     })?;
     app.networks.notify_changed();
     app.queue.wake();
     app.record(
         caller,
         Event::audit(object(row.id), "hot plug request from REST API")
-            .with_object(ObjectRef::new(ObjectType::Interface, made.id))
-            .with("interface_uuid", made.id.to_string())
-            .with("network_uuid", made.network.to_string()),
+            .with_object(ObjectRef::new(ObjectType::Interface, created.id))
+            .with("interface_uuid", created.id.to_string())
+            .with("network_uuid", created.network.to_string()),
     );
-    interface::record(app, made).await
+    interface::record(app, created).await
 }

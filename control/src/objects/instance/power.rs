@@ -1,7 +1,7 @@
 //! Changes the power state of VMs and records it.
 //!
 //! Only the daemon of a VM's node changes it, one change at a time. The node is the source of truth; the record
-//! follows.
+//! follows. See docs/decisions/0018.
 
 use std::sync::Arc;
 
@@ -40,7 +40,7 @@ pub enum PowerAction {
 }
 
 impl PowerAction {
-    fn word(self) -> &'static str {
+    fn as_str(self) -> &'static str {
         match self {
             Self::On => "poweron",
             Self::Off => "poweroff",
@@ -63,10 +63,10 @@ pub async fn apply(
     let _lock = app.instance_locks.lock(id).await;
     let row = instances::get(&*app.store, id).await?.ok_or_else(|| Error::not_found("instance"))?;
     require_created(&row)?;
-    let machines = node.vms();
-    let power = machines.power(id).await?;
+    let vms = node.vms();
+    let power = vms.power(id).await?;
     let running = matches!(power, Some(VmPower::On | VmPower::Paused));
-    let invalid = |why: &str| Err(Error::Conflict(format!("Invalid lifecycle state: {why}")));
+    let invalid = |reason: &str| Err(Error::Conflict(format!("Invalid lifecycle state: {reason}")));
     match action {
         PowerAction::On if running => return Ok(()),
         PowerAction::Off if !running => {}
@@ -88,7 +88,7 @@ pub async fn apply(
         }
         _ => {}
     }
-    let event = Event::audit(object(id), format!("{} request from REST API", action.word()));
+    let event = Event::audit(object(id), format!("{} request from REST API", action.as_str()));
     app.record(caller, with_caller(caller, event));
     let wanted = match action {
         PowerAction::On | PowerAction::Unpause => Some(PowerState::On),
@@ -104,11 +104,11 @@ pub async fn apply(
             wait_instance_networks(app, id, node.identity().id, now()).await?;
             start_vm(app, node, &row).await?;
         }
-        PowerAction::Off => machines.stop(id).await?,
-        PowerAction::Pause => machines.pause(id).await?,
-        PowerAction::Unpause => machines.resume(id).await?,
-        PowerAction::RebootSoft => machines.reboot(id).await?,
-        PowerAction::RebootHard => machines.reset(id).await?,
+        PowerAction::Off => vms.stop(id).await?,
+        PowerAction::Pause => vms.pause(id).await?,
+        PowerAction::Unpause => vms.resume(id).await?,
+        PowerAction::RebootSoft => vms.reboot(id).await?,
+        PowerAction::RebootHard => vms.reset(id).await?,
     }
     write_power_state(app, node, id).await
 }
@@ -117,19 +117,19 @@ pub async fn apply(
 pub(crate) async fn start_vm(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<()> {
     let mut ports = row.ports;
     for _ in 0..PORT_ATTEMPTS {
-        let now = match ports.take() {
+        let chosen = match ports.take() {
             Some(ports) => ports,
             None => choose_ports(app, node, row).await?,
         };
-        let plan = plan::build(app, row, now).await?;
+        let plan = plan::build(app, row, chosen).await?;
         // The VMs of a simulated node do not survive its daemon, and their disks hold no data.
         if row.state == InstanceState::Creating || node.identity().simulated {
             node.vms().build(&plan).await?;
         }
         match node.vms().start(&plan).await {
             // The port belongs to a process that is not one of our VMs.
-            Err(Error::PortInUse(why)) => {
-                tracing::info!(instance = %row.id, why, "retrying VM start with other ports");
+            Err(Error::PortInUse(reason)) => {
+                tracing::info!(instance = %row.id, reason, "retrying VM start with other ports");
             }
             outcome => return outcome,
         }
@@ -138,20 +138,20 @@ pub(crate) async fn start_vm(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceR
 }
 
 async fn choose_ports(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<ConsolePorts> {
-    let here = node.identity().id;
-    let secured = row.spec.video.vdi != Vdi::Vnc;
+    let node_id = node.identity().id;
+    let with_tls = row.spec.video.vdi != Vdi::Vnc;
     for _ in 0..PORT_ATTEMPTS {
-        let taken = instances::ports(&*app.store, here).await?;
-        let free = node.vms().choose_ports(if secured { 3 } else { 2 }, &taken).await?;
+        let used_ports = instances::ports(&*app.store, node_id).await?;
+        let free = node.vms().choose_ports(if with_tls { 3 } else { 2 }, &used_ports).await?;
         let (Some(console), Some(vdi)) = (free.first(), free.get(1)) else { break };
         let ports = ConsolePorts { console: *console, vdi: *vdi, vdi_tls: free.get(2).copied() };
-        let got = transaction!(app.store, |tx| {
-            if !instances::set_ports(tx, row.id, here, Some(ports)).await? {
+        let reserved = transaction!(app.store, |tx| {
+            if !instances::set_ports(tx, row.id, node_id, Some(ports)).await? {
                 return Err(Error::Unavailable("the ports are in use".into()).into());
             }
             Ok(())
         });
-        match got {
+        match reserved {
             Ok(()) => return Ok(ports),
             Err(Error::Unavailable(_) | Error::Contended) => {}
             Err(error) => return Err(error),
@@ -178,8 +178,8 @@ pub(crate) async fn write_power_state(app: &App, node: &Arc<dyn NodeApi>, id: In
         Some(VmPower::Paused) => (PowerState::Paused, None),
         Some(VmPower::Off { reason }) => (PowerState::Off, Some(reason)),
         Some(VmPower::Crashed { reason }) => (PowerState::Crashed, Some(reason)),
-        Some(VmPower::Lost) => return start_again(app, &row).await,
-        None => (PowerState::Crashed, Some("the node has nothing of it any more".to_owned())),
+        Some(VmPower::Lost) => return restart_after_host_failure(app, &row).await,
+        None => (PowerState::Crashed, Some("the node no longer has the VM".to_owned())),
     };
     if power == row.power_state {
         return agent::observe(app, node, id).await;
@@ -209,14 +209,14 @@ pub(crate) async fn write_power_state(app: &App, node: &Arc<dyn NodeApi>, id: In
 }
 
 /// Restarts a VM that was running when its host went down, unless the user powered it off. Boxed because the queued
-/// operation calls this function again.
-fn start_again<'a>(app: &'a App, row: &'a InstanceRow) -> NodeFuture<'a, ()> {
-    Box::pin(
-        async move { if row.power_wanted == PowerState::Off { Ok(()) } else { queue_start(app, row).await } },
-    )
+/// operation calls it recursively.
+fn restart_after_host_failure<'a>(app: &'a App, row: &'a InstanceRow) -> NodeFuture<'a, ()> {
+    Box::pin(async move {
+        if row.power_wanted == PowerState::Off { Ok(()) } else { enqueue_start(app, row).await }
+    })
 }
 
-async fn queue_start(app: &App, row: &InstanceRow) -> Result<()> {
+async fn enqueue_start(app: &App, row: &InstanceRow) -> Result<()> {
     let queued = transaction!(app.store, |tx| {
         if operations::is_pending(&mut *tx, &object(row.id), StartInstance::KIND.name).await? {
             return Ok(false);
@@ -227,7 +227,7 @@ async fn queue_start(app: &App, row: &InstanceRow) -> Result<()> {
     })?;
     if queued {
         app.queue.wake();
-        let text = "the host went down with it, it is started again";
+        let text = "restarting the VM after its host went down";
         app.events.record(Event::new(EventType::Status, object(row.id), text));
     }
     Ok(())

@@ -33,12 +33,12 @@ pub struct SnapshotRequest {
     pub thin: bool,
 }
 
-/// A copy on its way, as the API answers it.
+/// A queued snapshot of one disk.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct SnapshotRecord {
     pub source_url: String,
     pub artifact_uuid: ArtifactId,
-    /// The content that it will have.
+    /// The blob that will hold the snapshot.
     pub blob_uuid: BlobId,
 }
 
@@ -86,10 +86,10 @@ pub async fn create(
                 shared: false,
                 max_versions: request.max_versions,
             };
-            let (kept, _) = artifact::ensure_in(app, tx, caller, &row.namespace, &wanted).await?;
+            let (artifact_row, _) = artifact::ensure_in(app, tx, caller, &row.namespace, &wanted).await?;
             copies.push(DiskCopy {
                 device: (*device).to_owned(),
-                artifact: kept.id,
+                artifact: artifact_row.id,
                 blob: BlobId::new(),
                 base: disk.and_then(|disk| disk.blob_uuid).filter(|_| thin),
             });
@@ -117,30 +117,34 @@ pub async fn create(
 /// Returns every snapshot of an instance: the record of its artifact, overlaid with the record of its blob.
 pub async fn list(app: &App, caller: &Caller, reference: &str) -> Result<Vec<Map<String, Value>>> {
     let row = find(&*app.store, caller, reference, None).await?;
-    let broken = |error: serde_json::Error| Error::Internal(error.to_string());
+    let to_internal = |error: serde_json::Error| Error::Internal(error.to_string());
     let mut list = Vec::new();
     for found in artifacts::snapshots_of(&*app.store, &row.id.to_string()).await? {
         let device = found.source_url.rsplit('/').next().unwrap_or_default().to_owned();
         let versions = version::versions_in(&*app.store, found.id).await?;
         let ids: Vec<BlobId> = versions.values().copied().collect();
         let contents = blobs::by_ids(&*app.store, &ids).await?;
-        let outer =
-            serde_json::to_value(artifact::to_record(&*app.store, caller, found).await?).map_err(broken)?;
+        let artifact_fields = serde_json::to_value(artifact::to_record(&*app.store, caller, found).await?)
+            .map_err(to_internal)?;
         for id in ids {
             let Some(content) = contents.get(&id).cloned() else { continue };
             let created = content.created;
-            let inner = blob::records(&*app.store, Some(caller), vec![content]).await?;
-            let inner = serde_json::to_value(inner.first()).map_err(broken)?;
-            let (Value::Object(mut one), Value::Object(mut over)) = (outer.clone(), inner) else { continue };
-            one.remove("index");
-            one.remove("blobs");
-            if let Some(id) = over.remove("uuid") {
-                over.insert("blob_uuid".into(), id);
+            let blob_record = blob::records(&*app.store, Some(caller), vec![content]).await?;
+            let blob_record = serde_json::to_value(blob_record.first()).map_err(to_internal)?;
+            let (Value::Object(mut merged), Value::Object(mut blob_fields)) =
+                (artifact_fields.clone(), blob_record)
+            else {
+                continue;
+            };
+            merged.remove("index");
+            merged.remove("blobs");
+            if let Some(id) = blob_fields.remove("uuid") {
+                blob_fields.insert("blob_uuid".into(), id);
             }
-            one.extend(over);
-            one.insert("device".into(), json!(device));
-            one.insert("created".into(), json!(created));
-            list.push(one);
+            merged.extend(blob_fields);
+            merged.insert("device".into(), json!(device));
+            merged.insert("created".into(), json!(created));
+            list.push(merged);
         }
     }
     Ok(list)

@@ -21,11 +21,12 @@ pub(crate) async fn set_state(
     to: InstanceState,
     reason: Option<&str>,
 ) -> Result<bool> {
-    let moved = transaction!(app.store, |tx| { Ok(instances::set_state(tx, id, from, to, reason).await?) })?;
-    if moved {
+    let changed =
+        transaction!(app.store, |tx| { Ok(instances::set_state(tx, id, from, to, reason).await?) })?;
+    if changed {
         record_state_change(app, id, from, to, reason);
     }
-    Ok(moved)
+    Ok(changed)
 }
 
 pub(crate) fn record_state_change(
@@ -43,6 +44,7 @@ pub(crate) fn record_state_change(
     app.events.record(event);
 }
 
+/// Fails the instance of a creation that failed permanently: removes its VM and releases its resources.
 pub(crate) async fn fail_creation(app: &App, row: &OperationRow, reason: &str) -> Result<()> {
     let id = target_id(&row.target.id)?;
     let Some(instance) = instances::get(&*app.store, id).await? else { return Ok(()) };
@@ -76,23 +78,23 @@ pub(crate) async fn release(
     release_from_node(app, instance, from, to, false).await
 }
 
-/// Like [`release`]; with `node_is_gone` it also clears the node and aborts the operations that only that node could
+/// Like [`release`]; with `node_deleted` it also clears the node and aborts the operations that only that node could
 /// run.
 pub(crate) async fn release_from_node(
     app: &App,
     instance: &InstanceRow,
     from: InstanceState,
     to: InstanceState,
-    node_is_gone: bool,
+    node_deleted: bool,
 ) -> Result<()> {
     let id = instance.id;
     // The state keeps interfaces from being added.
-    let left = interfaces::of_instances(&*app.store, &[id]).await?;
-    let given_back = transaction!(app.store, |tx| {
+    let remaining = interfaces::of_instances(&*app.store, &[id]).await?;
+    let released = transaction!(app.store, |tx| {
         if !instances::set_state(tx, id, from, to, None).await? {
             return Ok(None);
         }
-        for interface in &left {
+        for interface in &remaining {
             interface::delete_in(app, tx, interface.id).await?;
         }
         if let Some(node) = instance.node {
@@ -105,18 +107,18 @@ pub(crate) async fn release_from_node(
             agent_operations::fail_all(tx, id, "the instance is in error").await?;
         }
         instances::set_power(tx, id, PowerState::Off).await?;
-        let fresh = instances::get(&mut *tx, id).await?;
-        let ledger = match fresh {
-            Some(fresh) => placement::release_in(tx, &fresh).await?,
+        let current = instances::get(&mut *tx, id).await?;
+        let ledger = match current {
+            Some(current) => placement::release_in(tx, &current).await?,
             None => None,
         };
-        if node_is_gone {
+        if node_deleted {
             operations::abort_queued(tx, &object(id), "").await?;
             instances::clear_node(tx, id).await?;
         }
         Ok(Some(ledger))
     })?;
-    let Some(ledger) = given_back else { return Ok(()) };
+    let Some(ledger) = released else { return Ok(()) };
     if let Some((node, committed)) = ledger {
         app.placement.update(node, committed);
     }

@@ -1,4 +1,5 @@
-//! The addresses of networks: which can be allocated, and when released ones can be allocated again.
+//! The addresses of networks: which can be allocated, and when released ones can be allocated again. See
+//! docs/decisions/0012.
 
 use std::net::Ipv4Addr;
 

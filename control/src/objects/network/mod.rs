@@ -1,4 +1,4 @@
-//! Networks: create, get, list, delete, route, DNS entries, ping.
+//! Networks: create, get, list, delete, route, DNS entries, ping. See docs/decisions/0013.
 
 pub(crate) mod address_pool;
 pub(crate) mod plan;
@@ -34,7 +34,7 @@ use state::{USABLE, changed, require_state};
 /// The version of the record's format.
 const VERSION: i64 = 9;
 /// The number of networks in a page of a list.
-const PAGE: i64 = 500;
+const PAGE_SIZE: i64 = 500;
 /// The maximum number of DNS entries of a network, besides those of its interfaces.
 const MAX_DNS_ENTRIES: i64 = 1000;
 /// The relationship between a network and the addresses that are routed to it.
@@ -82,7 +82,7 @@ pub async fn bootstrap(app: &App) -> Result<()> {
         match networks::insert(tx, &new).await {
             Ok(row) => reserve_special_addresses(tx, &row).await?,
             // Another daemon created it first: retry.
-            Err(StoreError::Duplicate(why)) => return Err(StoreError::Conflict(why).into()),
+            Err(StoreError::Duplicate(reason)) => return Err(StoreError::Conflict(reason).into()),
             Err(error) => return Err(error.into()),
         }
         Ok(configured)
@@ -193,8 +193,8 @@ async fn find_in<D: Read + Copy>(
                 found = networks::by_name_trusting(store, &name, &caller.namespace).await?;
             }
             if found.len() > 1 {
-                let place = within.unwrap_or(&caller.namespace);
-                let text = format!("multiple networks have the name \"{name}\" in namespace \"{place}\"");
+                let searched = within.unwrap_or(&caller.namespace);
+                let text = format!("multiple networks have the name \"{name}\" in namespace \"{searched}\"");
                 return Err(Error::Invalid(text));
             }
             found.pop()
@@ -264,8 +264,8 @@ pub async fn list_page(
     after: Option<NetworkId>,
 ) -> Result<(Vec<NetworkRecord>, Option<NetworkId>)> {
     let seen_by = (!caller.is_system()).then_some(caller.namespace.as_str());
-    let rows = networks::page(&*app.store, seen_by, all, after, PAGE).await?;
-    let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE);
+    let rows = networks::page(&*app.store, seen_by, all, after, PAGE_SIZE).await?;
+    let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE_SIZE);
     let next = rows.last().filter(|_| full).map(|row| row.id);
     Ok((records(&*app.store, rows).await?, next))
 }
@@ -320,7 +320,7 @@ pub async fn delete(
     namespace: Option<&str>,
 ) -> Result<OperationHandle> {
     let row = find_own(app, caller, reference, namespace).await?;
-    refuse_floating(&row, "delete")?;
+    reject_floating(&row, "delete")?;
     if row.state == NetworkState::Deleted {
         return Err(Error::NotFound("network is deleted".into()));
     }
@@ -330,7 +330,7 @@ pub async fn delete(
     handle.ok_or_else(|| Error::NotFound("network is deleted".into()))
 }
 
-fn refuse_floating(row: &NetworkRow, verb: &str) -> Result<()> {
+fn reject_floating(row: &NetworkRow, verb: &str) -> Result<()> {
     if row.id == FLOATING_NETWORK_ID {
         return Err(Error::Forbidden(format!("you cannot {verb} the floating network")));
     }
@@ -401,7 +401,7 @@ pub async fn delete_all(
 /// Routes a floating address to a network without translation.
 pub async fn route(app: &App, caller: &Caller, reference: &str) -> Result<Ipv4Addr> {
     let row = find_own(app, caller, reference, None).await?;
-    refuse_floating(&row, "route addresses to")?;
+    reject_floating(&row, "route addresses to")?;
     require_state(&row, &[NetworkState::Created])?;
     let floats = floating_pool(&*app.store).await?;
     let address = transaction!(app.store, |tx| {
@@ -409,8 +409,9 @@ pub async fn route(app: &App, caller: &Caller, reference: &str) -> Result<Ipv4Ad
             return Err(changed(tx, row.id).await);
         }
         let allocation = Allocation::new(AddressType::Routed, object(row.id));
-        let claimed = addresses::allocate_any(tx, floats, &allocation, quarantine(app).reclaim_after).await?;
-        let address = claimed.ok_or_else(|| Error::InsufficientCapacity(NO_FREE_ADDRESSES.into()))?;
+        let allocated =
+            addresses::allocate_any(tx, floats, &allocation, quarantine(app).reclaim_after).await?;
+        let address = allocated.ok_or_else(|| Error::InsufficientCapacity(NO_FREE_ADDRESSES.into()))?;
         let (text, target) = (address.to_string(), object(FLOATING_NETWORK_ID));
         references::insert(tx, &object(row.id), ROUTED, Some(&text), &target).await?;
         Ok(address)
@@ -421,7 +422,7 @@ pub async fn route(app: &App, caller: &Caller, reference: &str) -> Result<Ipv4Ad
             .with("address", address.to_string()),
     );
     match wait::wait_applied(app, row.id).await {
-        Err(Error::Unavailable(why)) => Err(Error::Unavailable(format!("{address}: {why}"))),
+        Err(Error::Unavailable(reason)) => Err(Error::Unavailable(format!("{address}: {reason}"))),
         outcome => outcome.map(|()| address),
     }
 }
@@ -430,16 +431,16 @@ pub async fn route(app: &App, caller: &Caller, reference: &str) -> Result<Ipv4Ad
 pub async fn unroute(app: &App, caller: &Caller, reference: &str, address: &str) -> Result<()> {
     let address: Ipv4Addr = address.parse().map_err(|_| Error::Invalid("invalid address".into()))?;
     let row = find_own(app, caller, reference, None).await?;
-    refuse_floating(&row, "unroute addresses from")?;
+    reject_floating(&row, "unroute addresses from")?;
     require_state(&row, &[NetworkState::Created])?;
     let floats = floating_pool(&*app.store).await?;
-    let held = if floats.netblock.contains(address) {
+    let allocated = if floats.netblock.contains(address) {
         addresses::get(&*app.store, floats.network, address).await?
     } else {
         None
     };
-    let held = held.filter(|held| held.kind != AddressType::Halo);
-    let user = held.ok_or_else(|| Error::NotFound("address not routed".into()))?;
+    let allocated = allocated.filter(|allocated| allocated.kind != AddressType::Halo);
+    let user = allocated.ok_or_else(|| Error::NotFound("address not routed".into()))?;
     if user.kind != AddressType::Routed || user.user != Some(object(row.id)) {
         return Err(Error::Forbidden("address not routed by this network".into()));
     }
@@ -475,7 +476,7 @@ pub async fn set_dns_entry(
     let value = value.ok_or_else(|| required("value"))?;
     let value: Ipv4Addr =
         value.parse().map_err(|_| Error::Invalid("value: must be an IPv4 address".into()))?;
-    let name = checked_name(name)?;
+    let name = check_dns_name(name)?;
     let row = require_resolver(app, caller, reference).await?;
     transaction!(app.store, |tx| {
         if !networks::bump_generation(tx, row.id, USABLE).await? {
@@ -483,7 +484,7 @@ pub async fn set_dns_entry(
         }
         dns_entries::set(tx, row.id, &name, value).await?;
         if dns_entries::count(&mut *tx, row.id).await? > MAX_DNS_ENTRIES {
-            let text = format!("name: a network may have {MAX_DNS_ENTRIES} names at most");
+            let text = format!("name: a network can have at most {MAX_DNS_ENTRIES} names");
             return Err(Error::Invalid(text).into());
         }
         Ok(())
@@ -500,9 +501,9 @@ pub async fn set_dns_entry(
 /// Removes a DNS entry of a network, if it exists.
 pub async fn remove_dns_entry(app: &App, caller: &Caller, reference: &str, name: Option<&str>) -> Result<()> {
     let name = name.ok_or_else(|| Error::Invalid("name: Missing data for required field.".into()))?;
-    let name = checked_name(name)?;
+    let name = check_dns_name(name)?;
     let row = require_resolver(app, caller, reference).await?;
-    let known = transaction!(app.store, |tx| {
+    let existed = transaction!(app.store, |tx| {
         if !networks::bump_generation(tx, row.id, USABLE).await? {
             return Err(changed(tx, row.id).await);
         }
@@ -512,7 +513,7 @@ pub async fn remove_dns_entry(app: &App, caller: &Caller, reference: &str, name:
         caller,
         Event::audit(object(row.id), "remove DNS entry request from REST API")
             .with("name", name)
-            .with("known", known),
+            .with("known", existed),
     );
     wait::wait_applied(app, row.id).await
 }
@@ -524,14 +525,14 @@ async fn require_resolver(app: &App, caller: &Caller, reference: &str) -> Result
 }
 
 /// Checks a host name and returns it in lower case.
-fn checked_name(name: &str) -> Result<String> {
+fn check_dns_name(name: &str) -> Result<String> {
     let label = |label: &str| {
         (1..=63).contains(&label.len())
             && !label.starts_with('-')
             && !label.ends_with('-')
             && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
     };
-    // Resolvers take it for an address.
+    // Resolvers would parse it as an address.
     let address = name.parse::<Ipv4Addr>().is_ok();
     if name.len() <= 253 && name.split('.').all(label) && !address {
         Ok(name.to_ascii_lowercase())
@@ -549,7 +550,7 @@ pub async fn prepare_ping(
 ) -> Result<(NetworkId, Ipv4Addr, NodeLocation)> {
     let address: Ipv4Addr = address.parse().map_err(|_| Error::Invalid("invalid address".into()))?;
     let row = find(app, caller, reference, None).await?;
-    refuse_floating(&row, "ping from")?;
+    reject_floating(&row, "ping from")?;
     if !row.netblock.contains(address) {
         return Err(Error::Invalid("ping request for address outside network block".into()));
     }
@@ -565,13 +566,13 @@ mod tests {
     #[test]
     fn accepts_only_host_names_as_dns_entries() {
         for name in ["web", "Web-1", "a.b.example", "1"] {
-            assert_eq!(checked_name(name).unwrap(), name.to_lowercase());
+            assert_eq!(check_dns_name(name).unwrap(), name.to_lowercase());
         }
         let long = "a".repeat(64);
         for name in
             ["", ".", "a..b", "-a", "a-", "a b", "a\nb", "a_b", "é", "a/24", "#", &long, "a.", "10.0.0.1"]
         {
-            assert!(checked_name(name).is_err(), "{name}");
+            assert!(check_dns_name(name).is_err(), "{name}");
         }
     }
 }

@@ -22,7 +22,7 @@ const DEFAULT_MTU: u32 = 1500;
 /// The smallest MTU that IPv4 allows.
 const MIN_MTU: u32 = 576;
 
-/// The rows that plans are derived from, read at one moment.
+/// The rows that plans are derived from, read at the same time.
 #[derive(Debug)]
 pub(crate) struct NetworkFacts {
     networks: BTreeMap<NetworkId, NetworkRow>,
@@ -34,8 +34,8 @@ pub(crate) struct NetworkFacts {
 
 impl NetworkFacts {
     pub(crate) async fn read<D: Read + Copy>(db: D) -> Result<Self, StoreError> {
-        // The networks come first: what is read after them belongs to these generations or to newer ones, which are
-        // applied next.
+        // The networks are read first: rows that are read after them belong to these generations or to newer ones,
+        // which are applied next.
         let networks = networks::wanted(db).await?.into_iter().map(|row| (row.id, row)).collect();
         let floating = networks::get(db, FLOATING_NETWORK_ID).await?;
         let floats =
@@ -81,8 +81,10 @@ impl<'a> NetworkTopology<'a> {
             .networks
             .keys()
             .map(|network| {
-                let places = facts.interfaces.get(network).into_iter().flatten().filter_map(|row| row.node);
-                let on = places.chain(network_node).filter(|node| nodes.contains_key(node)).collect();
+                let interface_nodes =
+                    facts.interfaces.get(network).into_iter().flatten().filter_map(|row| row.node);
+                let on =
+                    interface_nodes.chain(network_node).filter(|node| nodes.contains_key(node)).collect();
                 (*network, on)
             })
             .collect();
@@ -140,19 +142,19 @@ impl<'a> NetworkTopology<'a> {
     }
 
     /// Returns the sorted addresses of all nodes except the network node.
-    fn others(&self) -> Vec<Ipv4Addr> {
-        let others = self.nodes.iter().filter(|(node, _)| Some(**node) != self.network_node);
-        let mut others: Vec<Ipv4Addr> = others
+    fn other_node_addresses(&self) -> Vec<Ipv4Addr> {
+        let other_node_addresses = self.nodes.iter().filter(|(node, _)| Some(**node) != self.network_node);
+        let mut other_node_addresses: Vec<Ipv4Addr> = other_node_addresses
             .filter_map(|(_, row)| row.identity.ip.parse().ok())
-            .filter(|ip| Some(*ip) != self.own())
+            .filter(|ip| Some(*ip) != self.network_node_address())
             .collect();
-        others.sort_unstable();
-        others.dedup();
-        others
+        other_node_addresses.sort_unstable();
+        other_node_addresses.dedup();
+        other_node_addresses
     }
 
     /// Returns the address of the network node.
-    fn own(&self) -> Option<Ipv4Addr> {
+    fn network_node_address(&self) -> Option<Ipv4Addr> {
         self.network_node.and_then(|node| self.nodes.get(&node)?.identity.ip.parse().ok())
     }
 
@@ -176,7 +178,7 @@ impl<'a> NetworkTopology<'a> {
                 gateway: network.floating_gateway,
                 floating: interfaces.iter().filter_map(|row| Some((row.floating?, row.ipv4?))).collect(),
                 masquerade: settings.network_masquerade,
-                nodes: self.others(),
+                nodes: self.other_node_addresses(),
             },
         }
     }
@@ -185,10 +187,10 @@ impl<'a> NetworkTopology<'a> {
 /// Returns the largest MTU that fits into the tunnels between all nodes.
 pub(crate) fn mtu<'a>(nodes: impl Iterator<Item = &'a NodeRow>, settings: &Settings) -> u32 {
     let present = nodes.filter(|node| node.state != NodeState::Deleted);
-    let ways = present.map(|node| node.report.mesh_mtu.unwrap_or(DEFAULT_MTU));
-    let most = u32::try_from(settings.max_hypervisor_mtu).expect("the settings bound it");
-    let narrowest = ways.min().unwrap_or(DEFAULT_MTU).min(most);
-    narrowest.saturating_sub(VXLAN_OVERHEAD).max(MIN_MTU)
+    let mtus = present.map(|node| node.report.mesh_mtu.unwrap_or(DEFAULT_MTU));
+    let max = u32::try_from(settings.max_hypervisor_mtu).expect("the settings bound it");
+    let smallest = mtus.min().unwrap_or(DEFAULT_MTU).min(max);
+    smallest.saturating_sub(VXLAN_OVERHEAD).max(MIN_MTU)
 }
 
 /// Returns the DNS domain of a namespace's networks. Characters that host names cannot contain are replaced.

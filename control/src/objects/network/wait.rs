@@ -1,4 +1,5 @@
-//! Waits for nodes to apply changes of networks. `reconcile/networks.rs` applies them on each node.
+//! Waits for nodes to apply changes of networks. `reconcile/networks.rs` applies them on each node. See
+//! docs/decisions/0011.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -43,11 +44,11 @@ fn into_result(waited: WaitOutcome, since: f64) -> Result<()> {
     match waited {
         WaitOutcome::Applied => Ok(()),
         // A host that lacks the feature will still lack it on the next attempt.
-        WaitOutcome::Failed(node, why) if node.report.limits.contains_key(&HostFeature::Networks) => {
-            Err(Error::Conflict(format!("node {}: {why}", node.identity.name)))
+        WaitOutcome::Failed(node, reason) if node.report.limits.contains_key(&HostFeature::Networks) => {
+            Err(Error::Conflict(format!("node {}: {reason}", node.identity.name)))
         }
-        WaitOutcome::Failed(node, why) => {
-            Err(Error::Unavailable(format!("node {}: {why}", node.identity.name)))
+        WaitOutcome::Failed(node, reason) => {
+            Err(Error::Unavailable(format!("node {}: {reason}", node.identity.name)))
         }
         WaitOutcome::TimedOut(node) if now() - since > NODE_TIMEOUT => Err(Error::Conflict(timed_out(&node))),
         WaitOutcome::TimedOut(node) => Err(Error::NotReady(timed_out(&node))),
@@ -59,12 +60,12 @@ pub(crate) async fn wait_applied(app: &App, network: NetworkId) -> Result<()> {
     let timeout = Duration::from_secs(app.settings.api_async_wait);
     match wait_for_node(app, network, timeout).await? {
         WaitOutcome::Applied => Ok(()),
-        WaitOutcome::Failed(node, why) => Err(Error::Unavailable(format!(
-            "the change is recorded, but network node {} failed to apply it: {why}",
+        WaitOutcome::Failed(node, reason) => Err(Error::Unavailable(format!(
+            "the change is recorded, but network node {} failed to apply it: {reason}",
             node.identity.name
         ))),
         WaitOutcome::TimedOut(node) => {
-            tracing::warn!(%network, why = timed_out(&node), "network node has not applied a change yet");
+            tracing::warn!(%network, reason = timed_out(&node), "network node has not applied a change yet");
             Ok(())
         }
     }
@@ -78,7 +79,7 @@ enum WaitOutcome {
 }
 
 fn timed_out(node: &NodeRow) -> String {
-    format!("node {} has not answered in time", node.identity.name)
+    format!("node {} did not respond in time", node.identity.name)
 }
 
 /// Waits up to [`POLL_TIMEOUT`] for a node to apply a network that an interface there needs. The operation was queued
@@ -113,9 +114,9 @@ pub(crate) async fn wait_interface_removed(app: &App, network: NetworkId, node: 
     loop {
         let Some(row) = networks::get(&*app.store, network).await? else { return Ok(()) };
         let rows = node_networks::of_network(&*app.store, network).await?;
-        let behind =
+        let is_behind =
             rows.iter().any(|own| own.node == node && own.generation < row.generation && own.error.is_none());
-        if !behind || !wait.again().await {
+        if !is_behind || !wait.again().await {
             return Ok(());
         }
     }
@@ -137,7 +138,7 @@ async fn wait_for(app: &App, network: NetworkId, node: NodeRow, timeout: Duratio
         }
         let rows = node_networks::of_network(&*app.store, network).await?;
         match rows.into_iter().find(|own| own.node == node.identity.id && own.generation >= generation) {
-            Some(NodeNetworkRow { error: Some(why), .. }) => return Ok(WaitOutcome::Failed(node, why)),
+            Some(NodeNetworkRow { error: Some(reason), .. }) => return Ok(WaitOutcome::Failed(node, reason)),
             Some(_) => return Ok(WaitOutcome::Applied),
             None if wait.again().await => {}
             None => return Ok(WaitOutcome::TimedOut(node)),
@@ -150,13 +151,13 @@ async fn wait_for(app: &App, network: NetworkId, node: NodeRow, timeout: Duratio
 pub(crate) async fn wait_removed(app: &App, network: NetworkId) -> Result<()> {
     let mut wait = Wait::new(app, POLL_TIMEOUT);
     loop {
-        let left: BTreeSet<NodeId> =
+        let remaining: BTreeSet<NodeId> =
             node_networks::of_network(&*app.store, network).await?.iter().map(|row| row.node).collect();
         let nodes = nodes::list(&*app.store).await?;
         let mut present = nodes.iter().filter(|row| row.state == NodeState::Created);
-        let Some(busy) = present.find(|row| left.contains(&row.identity.id)) else { return Ok(()) };
+        let Some(pending) = present.find(|row| remaining.contains(&row.identity.id)) else { return Ok(()) };
         if !wait.again().await {
-            return Err(Error::NotReady(format!("node {} has not removed it yet", busy.identity.name)));
+            return Err(Error::NotReady(format!("node {} has not removed it yet", pending.identity.name)));
         }
     }
 }
@@ -176,9 +177,9 @@ impl Wait {
 
     /// Waits until the database should be polled again. Returns `false` after the deadline.
     async fn again(&mut self) -> bool {
-        let left = self.end.saturating_duration_since(Instant::now());
+        let remaining = self.end.saturating_duration_since(Instant::now());
         // A node of another daemon does not notify this one.
-        let _ = tokio::time::timeout(left.min(POLL_INTERVAL), self.applied.changed()).await;
-        !left.is_zero()
+        let _ = tokio::time::timeout(remaining.min(POLL_INTERVAL), self.applied.changed()).await;
+        !remaining.is_zero()
     }
 }

@@ -28,7 +28,7 @@ use muster_types::guest::{AgentState, GuestReport};
 use self::session::{Session, SessionEnd};
 use super::boot::BootTracker;
 use super::channel::AgentChannel;
-use crate::vm::socket;
+use crate::vm_socket;
 
 /// The delay before reconnecting after a connection broke.
 const RECONNECT_DELAY: Duration = Duration::from_secs(1);
@@ -42,7 +42,7 @@ pub(super) async fn run_sessions(channel: Arc<AgentChannel>, vm_dir: PathBuf) {
     let mut boot = BootTracker::default();
     let mut reset_count = vm_status.borrow().reset_count;
     loop {
-        let end = match socket::connect(&vm_dir, socket::AGENT).await {
+        let end = match vm_socket::connect(&vm_dir, vm_socket::AGENT).await {
             Ok(stream) => Session::run(&channel, stream, &mut vm_status, &mut reset_count, &mut boot).await,
             Err(error) => SessionEnd::Broken(error.to_string()),
         };

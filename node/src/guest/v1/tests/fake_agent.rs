@@ -14,7 +14,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::time::timeout;
 
 use crate::guest::{GuestHandle, GuestRegistry, LocalGuests};
-use crate::vm::socket;
+use crate::vm_socket;
 
 /// Longer than any test takes in the paused time of Tokio.
 const TIMEOUT: Duration = Duration::from_secs(100_000);
@@ -31,7 +31,7 @@ pub(super) struct FakeVm {
 impl FakeVm {
     pub(super) fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let listener = UnixListener::bind(directory.path().join(socket::AGENT)).unwrap();
+        let listener = UnixListener::bind(directory.path().join(vm_socket::AGENT)).unwrap();
         let registry = Arc::new(GuestRegistry::default());
         let guests = Arc::new(LocalGuests::new(registry.clone()));
         let (id, changes) = (InstanceId::new(), guests.changes());

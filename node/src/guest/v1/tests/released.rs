@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::{OneChunk, collect, command};
 use crate::guest::{GuestRegistry, LocalGuests};
-use crate::vm::socket;
+use crate::vm_socket;
 
 const VERSION: &str = "0.4.1";
 
@@ -74,7 +74,7 @@ async fn python() -> Option<PathBuf> {
 async fn released_agent_runs_commands_and_transfers_files() {
     let Some(python) = python().await else { return skipped("shakenfist-agent (python3-venv, pip)") };
     let dir = tempfile::tempdir().unwrap();
-    let socket_path = dir.path().join(socket::AGENT);
+    let socket_path = dir.path().join(vm_socket::AGENT);
     let mut program = Command::new(python);
     let mut program = program.args(["-c", PROGRAM]).arg(&socket_path).kill_on_drop(true).spawn().unwrap();
     let registry = Arc::new(GuestRegistry::default());

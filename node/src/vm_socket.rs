@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use tokio::net::UnixStream;
 
 /// The socket of QMP.
-pub(super) const QMP: &str = "qmp";
+pub(crate) const QMP: &str = "qmp";
 
 /// The socket of the agent in the guest.
 pub(crate) const AGENT: &str = "sc-sf-agent";
@@ -20,7 +20,7 @@ fn short_path(dir: &File, name: &str) -> PathBuf {
 }
 
 /// Creates a socket on which QEMU will listen, replacing an existing one.
-pub(super) fn listen(dir: &Path, name: &str) -> io::Result<UnixListener> {
+pub(crate) fn listen(dir: &Path, name: &str) -> io::Result<UnixListener> {
     match fs::remove_file(dir.join(name)) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -29,7 +29,7 @@ pub(super) fn listen(dir: &Path, name: &str) -> io::Result<UnixListener> {
 }
 
 /// Connects to a socket from which no process accepts yet.
-pub(super) fn connect_early(dir: &Path, name: &str) -> io::Result<std::os::unix::net::UnixStream> {
+pub(crate) fn connect_early(dir: &Path, name: &str) -> io::Result<std::os::unix::net::UnixStream> {
     std::os::unix::net::UnixStream::connect(short_path(&File::open(dir)?, name))
 }
 

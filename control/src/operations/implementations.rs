@@ -1,0 +1,25 @@
+//! The table of all operations.
+
+use super::step::Implementation;
+use super::{
+    clean_namespace, clean_network, convert_image, create_instance, create_network, delete_instance,
+    delete_namespace, delete_network, fetch_artifact, plug_interface, release_instance, snapshot_instance,
+    start_instance,
+};
+
+/// Every operation that a worker can run.
+pub const IMPLEMENTATIONS: &[Implementation] = &[
+    delete_namespace::IMPLEMENTATION,
+    clean_namespace::IMPLEMENTATION,
+    create_network::IMPLEMENTATION,
+    delete_network::IMPLEMENTATION,
+    clean_network::IMPLEMENTATION,
+    fetch_artifact::IMPLEMENTATION,
+    convert_image::IMPLEMENTATION,
+    create_instance::IMPLEMENTATION,
+    start_instance::IMPLEMENTATION,
+    release_instance::IMPLEMENTATION,
+    plug_interface::IMPLEMENTATION,
+    snapshot_instance::IMPLEMENTATION,
+    delete_instance::IMPLEMENTATION,
+];
