@@ -1,4 +1,4 @@
-//! The keys of an issuer: generated, published, signed with.
+//! The keys of an issuer.
 
 use aws_lc_rs::encoding::{AsDer as _, PublicKeyX509Der};
 use aws_lc_rs::rand::SystemRandom;
@@ -9,30 +9,30 @@ use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use serde_json::{Value, json};
 
-/// What a token is signed with, whatever its header says.
+/// The key that signs a token, independent of its header.
 #[derive(Debug, Clone)]
 pub enum Signer {
     /// The RSA key: `RS256` to `PS512`.
     Rsa(&'static str),
     /// The EC key of the algorithm's curve: `ES256` to `ES512`.
     Ec(&'static str),
-    /// A secret, as HS256 does.
+    /// A shared secret, by HS256.
     Hmac(Vec<u8>),
-    /// Nothing: the signature is empty.
+    /// No key: the signature is empty.
     None,
 }
 
-/// One set of keys, of which two are published.
+/// A set of keys, of which two are published.
 #[derive(Debug)]
 pub(super) struct Keys {
     pub(super) number: usize,
     rsa: RsaKeyPair,
-    /// By the names of their curves.
+    /// By the name of the curve.
     ec: [(&'static str, EcdsaKeyPair); 3],
 }
 
 impl Keys {
-    /// The set of that number: its keys are called `rsa-1`, `ec-1` and so on.
+    /// Generates the set with this number, whose keys have the IDs `rsa-NUMBER` and `ec-NUMBER`.
     pub(super) fn generate(number: usize) -> Self {
         let curve = |name, algorithm| (name, EcdsaKeyPair::generate(algorithm).expect("an EC key"));
         Self {
@@ -50,7 +50,7 @@ impl Keys {
         format!("rsa-{}", self.number)
     }
 
-    /// What is published of the keys that every issuer has.
+    /// Returns the published keys as JWKs.
     pub(super) fn published(&self) -> Vec<Value> {
         let mut ec = self.ec_jwk("ES256");
         ec["kid"] = json!(format!("ec-{}", self.number));
@@ -61,21 +61,21 @@ impl Keys {
         vec![rsa, ec]
     }
 
-    /// The RSA key, without an id and for every algorithm.
+    /// Returns the RSA key as JWK, without an ID and algorithm.
     pub(super) fn rsa_jwk(&self) -> Value {
         let (modulus, exponent) = numbers(self.rsa.public_key().as_ref());
         json!({"kty": "RSA", "use": "sig", "n": text(modulus), "e": text(exponent)})
     }
 
-    /// The key of the algorithm's curve, without an id.
+    /// Returns the key of the algorithm's curve as JWK, without an ID.
     pub(super) fn ec_jwk(&self, algorithm: &str) -> Value {
         let (curve, key) = self.curve(algorithm);
-        // A point as it is written uncompressed: 4, then both halves.
+        // An uncompressed point: 4, then both coordinates.
         let (x, y) = key.public_key().as_ref()[1..].split_at(key.public_key().as_ref().len() / 2);
         json!({"kty": "EC", "use": "sig", "crv": curve, "x": text(x), "y": text(y)})
     }
 
-    /// The public RSA key in the spellings that a careless verifier would take as a secret.
+    /// Returns the public RSA key in the encodings that a vulnerable verifier would accept as an HMAC secret.
     pub(super) fn public_texts(&self) -> Vec<Vec<u8>> {
         let key = self.rsa.public_key();
         let der: PublicKeyX509Der<'_> = key.as_der().expect("a public key");
@@ -93,7 +93,7 @@ impl Keys {
         ]
     }
 
-    /// A token of any header and content.
+    /// Returns a signed token.
     pub(super) fn token(&self, header: &Value, claims: &Value, signer: &Signer) -> String {
         let message =
             format!("{}.{}", text(header.to_string().as_bytes()), text(claims.to_string().as_bytes()));
@@ -139,7 +139,7 @@ impl Keys {
     }
 }
 
-/// A text that no other call gives.
+/// Returns a unique text.
 pub(super) fn fresh() -> String {
     let mut bytes = [0; 16];
     aws_lc_rs::rand::fill(&mut bytes).expect("random bytes");
@@ -150,7 +150,7 @@ fn text(bytes: &[u8]) -> String {
     URL_SAFE_NO_PAD.encode(bytes)
 }
 
-/// Modulus and exponent of a public key: a sequence of two integers.
+/// Returns modulus and exponent of a public key, which is a DER sequence of two integers.
 fn numbers(der: &[u8]) -> (&[u8], &[u8]) {
     let (sequence, _) = element(der);
     let (modulus, rest) = element(sequence);
@@ -158,7 +158,7 @@ fn numbers(der: &[u8]) -> (&[u8], &[u8]) {
     (without_sign(modulus), without_sign(exponent))
 }
 
-/// The content of the first element, and what follows it.
+/// Returns the content of the first DER element, and the bytes after it.
 fn element(der: &[u8]) -> (&[u8], &[u8]) {
     let (length, start) = match der[1] {
         short @ 0..=0x7f => (usize::from(short), 2),
@@ -170,7 +170,7 @@ fn element(der: &[u8]) -> (&[u8], &[u8]) {
     (&der[start..start + length], &der[start + length..])
 }
 
-/// A positive integer may begin with a zero that only says so.
+/// Strips the leading zero of a positive DER integer.
 fn without_sign(number: &[u8]) -> &[u8] {
     number.strip_prefix(&[0]).unwrap_or(number)
 }

@@ -1,5 +1,5 @@
-//! An issuer of identity tokens: a real https server on this machine with an authority of its own, whose answers and
-//! keys a test can change.
+//! An issuer of identity tokens: an https server with its own certificate authority, whose responses and keys a test
+//! controls.
 
 mod keys;
 
@@ -20,30 +20,30 @@ use tokio_rustls::TlsAcceptor;
 pub use keys::Signer;
 use keys::{Keys, fresh};
 
-/// How long a slow answer takes.
-const SLOW: Duration = Duration::from_secs(20);
-/// In how many pieces it comes.
-const PIECES: usize = 40;
-/// What a huge answer has before its keys.
-const HUGE: usize = 16 << 20;
+/// The duration of a slow response.
+const SLOW_RESPONSE_TIME: Duration = Duration::from_secs(20);
+/// The number of chunks of a slow response.
+const SLOW_RESPONSE_CHUNKS: usize = 40;
+/// The number of blanks before the keys of a huge response.
+const HUGE_PADDING: usize = 16 << 20;
 
-/// What is answered to who asks for the keys.
+/// The response to requests for the keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mode {
     Keys,
-    /// Not a word, until something else is to be served.
+    /// No response until the mode changes.
     Hang,
-    /// The keys, a little at a time.
+    /// The keys, in chunks over [`SLOW_RESPONSE_TIME`].
     Slow,
-    /// The keys, after megabytes of blanks.
+    /// The keys after [`HUGE_PADDING`], without `Content-Length`.
     Huge,
     NotJson,
     Redirect(String),
-    /// Another status; the keys are there all the same.
+    /// The keys with another status.
     Status(u16),
 }
 
-/// The certificate that the server shows.
+/// The certificate that the server presents.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Certificate {
     Good,
@@ -58,7 +58,7 @@ pub struct Issuer {
     port: u16,
     authority: String,
     state: Arc<State>,
-    /// Its end is the server's end.
+    /// Dropping it ends the server.
     _running: oneshot::Sender<()>,
 }
 
@@ -66,7 +66,7 @@ pub struct Issuer {
 struct State {
     mode: watch::Sender<Mode>,
     keys: Mutex<Keys>,
-    /// What is published.
+    /// The published keys.
     published: Mutex<Vec<Value>>,
     fetches: AtomicUsize,
 }
@@ -81,7 +81,7 @@ impl Issuer {
         Self::start_with(Certificate::Good)
     }
 
-    /// The same with a certificate that may be no good.
+    /// Like [`start`](Self::start), with a certificate that may be invalid.
     ///
     /// # Panics
     /// When that fails.
@@ -100,7 +100,7 @@ impl Issuer {
         });
         let (running, ended) = oneshot::channel::<()>();
         let served = Arc::clone(&state);
-        // Not in the test's own runtime, which may be blocked.
+        // In its own runtime, since the test's may be blocked.
         std::thread::spawn(move || {
             let runtime =
                 tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -114,31 +114,31 @@ impl Issuer {
         Self { port, authority, state, _running: running }
     }
 
-    /// What its tokens have as `iss`.
+    /// Returns the `iss` of its tokens.
     #[must_use]
     pub fn url(&self) -> String {
         format!("https://localhost:{}", self.port)
     }
 
-    /// Where its keys are, as long as it answers with keys.
+    /// Returns the URL of its keys; the response depends on the [`Mode`].
     #[must_use]
     pub fn jwks_uri(&self) -> String {
         format!("{}/keys", self.url())
     }
 
-    /// Where its keys are whatever it answers to who asks for them.
+    /// Returns another URL of its keys, which ignores the [`Mode`].
     #[must_use]
     pub fn moved_uri(&self) -> String {
         format!("{}/moved", self.url())
     }
 
-    /// The authority that its certificate is from.
+    /// Returns the certificate authority of its certificate.
     #[must_use]
     pub fn ca_pem(&self) -> String {
         self.authority.clone()
     }
 
-    /// Writes the authority into a file.
+    /// Writes the certificate authority to a file.
     ///
     /// # Panics
     /// When that fails.
@@ -146,69 +146,69 @@ impl Issuer {
         std::fs::write(path, &self.authority).expect("a file");
     }
 
-    /// How often keys were asked for.
+    /// Returns the number of requests so far.
     #[must_use]
     pub fn fetches(&self) -> usize {
         self.state.fetches.load(Ordering::SeqCst)
     }
 
-    /// Changes what is answered from now on.
+    /// Changes the response to requests for the keys.
     pub fn serve(&self, mode: Mode) {
         self.state.mode.send_replace(mode);
     }
 
-    /// Publishes new keys with new ids instead of all old ones.
+    /// Replaces all published keys with new ones that have new IDs.
     pub fn rotate(&self) {
         let mut keys = lock(&self.state.keys);
         *keys = Keys::generate(keys.number + 1);
         *lock(&self.state.published) = keys.published();
     }
 
-    /// What is published, as it is served.
+    /// Returns the published key set.
     #[must_use]
     pub fn jwks(&self) -> Value {
         json!({ "keys": *lock(&self.state.published) })
     }
 
-    /// Publishes these keys, and no others.
+    /// Replaces all published keys.
     pub fn publish(&self, keys: Vec<Value>) {
         *lock(&self.state.published) = keys;
     }
 
-    /// The current RSA key for publishing: without an id, for every algorithm.
+    /// Returns the current RSA key as JWK, without an ID and algorithm.
     #[must_use]
     pub fn rsa_jwk(&self) -> Value {
         lock(&self.state.keys).rsa_jwk()
     }
 
-    /// The current key of the algorithm's curve for publishing: without an id.
+    /// Returns the current key of the algorithm's curve as JWK, without an ID.
     #[must_use]
     pub fn ec_jwk(&self, algorithm: &str) -> Value {
         lock(&self.state.keys).ec_jwk(algorithm)
     }
 
-    /// The public RSA key as bytes, in every usual spelling.
+    /// Returns the public RSA key in all usual encodings.
     #[must_use]
     pub fn public_key_texts(&self) -> Vec<Vec<u8>> {
         lock(&self.state.keys).public_texts()
     }
 
-    /// The claims of a good token for an audience, which no other token has.
+    /// Returns the claims of a valid token for an audience, with a unique `jti`.
     #[must_use]
     pub fn claims(&self, audience: &str) -> Value {
         json!({"iss": self.url(), "aud": audience, "sub": "repo:x", "exp": now() + 300, "jti": fresh()})
     }
 
-    /// A token, signed with the RSA key by RS256.
+    /// Returns a token that is signed with the RSA key by RS256.
     #[must_use]
     pub fn token(&self, claims: Value) -> String {
         let id = lock(&self.state.keys).rsa_id();
         self.token_with(json!({"alg": "RS256", "typ": "JWT", "kid": id}), claims, Signer::Rsa("RS256"))
     }
 
-    /// A token with any header, signed with anything.
+    /// Returns a token with any header, signed by any signer.
     #[must_use]
-    #[expect(clippy::needless_pass_by_value, reason = "tests make them on the spot")]
+    #[expect(clippy::needless_pass_by_value, reason = "tests pass temporaries")]
     pub fn token_with(&self, header: Value, claims: Value, signer: Signer) -> String {
         lock(&self.state.keys).token(&header, &claims, &signer)
     }
@@ -223,7 +223,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// A new authority, and what a server needs to show the certificate that it signed.
+/// Returns a new certificate authority, and the configuration of a server with a certificate of it.
 fn certified(certificate: Certificate) -> (String, Arc<ServerConfig>) {
     let mut authority = CertificateParams::default();
     authority.distinguished_name.push(DnType::CommonName, format!("authority {}", fresh()));
@@ -262,13 +262,13 @@ async fn serve(listener: TcpListener, config: Arc<ServerConfig>, state: Arc<Stat
         let (acceptor, state) = (acceptor.clone(), Arc::clone(&state));
         tokio::spawn(async move {
             if let Ok(stream) = acceptor.accept(stream).await {
-                let _ = answer(stream, &state).await;
+                let _ = respond(stream, &state).await;
             }
         });
     }
 }
 
-async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, state: &State) -> std::io::Result<()> {
+async fn respond(mut stream: impl AsyncRead + AsyncWrite + Unpin, state: &State) -> std::io::Result<()> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         head.push(stream.read_u8().await?);
@@ -279,7 +279,7 @@ async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, state: &State) 
         Some("/keys") => {
             let mut mode = state.mode.subscribe();
             tokio::select! {
-                // The client gave up.
+                // The client disconnected.
                 _ = stream.read_u8() => Mode::Hang,
                 Ok(mode) = mode.wait_for(|mode| *mode != Mode::Hang) => mode.clone(),
             }
@@ -291,27 +291,26 @@ async fn answer(mut stream: impl AsyncRead + AsyncWrite + Unpin, state: &State) 
     let (status, body) = match &mode {
         Mode::Hang => return Ok(()),
         Mode::Keys | Mode::Slow => (200, keys),
-        Mode::Huge => (200, " ".repeat(HUGE) + &keys),
+        Mode::Huge => (200, " ".repeat(HUGE_PADDING) + &keys),
         Mode::NotJson => (200, "<html>keys</html>".to_owned()),
         Mode::Redirect(_) => (302, keys),
         Mode::Status(status) => (*status, keys),
     };
-    let mut head = format!("HTTP/1.1 {status} Whatever\r\nConnection: close\r\n");
+    let mut head = format!("HTTP/1.1 {status} Status\r\nConnection: close\r\n");
     head.push_str("Content-Type: application/json\r\n");
     if let Mode::Redirect(target) = &mode {
         head.push_str(&format!("Location: {target}\r\n"));
     }
-    // The length of what is huge comes as a surprise.
     if mode != Mode::Huge {
         head.push_str(&format!("Content-Length: {}\r\n", body.len()));
     }
     head.push_str("\r\n");
     stream.write_all(head.as_bytes()).await?;
     if mode == Mode::Slow {
-        for piece in body.as_bytes().chunks(body.len().div_ceil(PIECES)) {
-            stream.write_all(piece).await?;
+        for chunk in body.as_bytes().chunks(body.len().div_ceil(SLOW_RESPONSE_CHUNKS)) {
+            stream.write_all(chunk).await?;
             stream.flush().await?;
-            tokio::time::sleep(SLOW / PIECES as u32).await;
+            tokio::time::sleep(SLOW_RESPONSE_TIME / SLOW_RESPONSE_CHUNKS as u32).await;
         }
     } else {
         stream.write_all(body.as_bytes()).await?;

@@ -32,7 +32,7 @@ async fn it_misbehaves_as_it_is_told() {
     issuer.serve(Mode::Status(500));
     assert_eq!(client.get(issuer.jwks_uri()).send().await.unwrap().status(), 500);
     issuer.serve(Mode::Huge);
-    assert!(client.get(issuer.jwks_uri()).send().await.unwrap().bytes().await.unwrap().len() > HUGE);
+    assert!(client.get(issuer.jwks_uri()).send().await.unwrap().bytes().await.unwrap().len() > HUGE_PADDING);
     issuer.serve(Mode::Redirect(issuer.moved_uri()));
     let moved = client.get(issuer.jwks_uri()).send().await.unwrap();
     assert_eq!((moved.url().path(), moved.status().as_u16()), ("/moved", 200));
