@@ -129,7 +129,7 @@ async fn logs_invalid_ca_bundle_and_recovers_without_restart() {
     let bundle = directory.path().join("authorities.pem");
     std::fs::write(&bundle, "not PEM").unwrap();
     let daemon = setup.start();
-    let warning = "FEDERATION_JWKS_CA_BUNDLE cannot be used";
+    let warning = "failed to load FEDERATION_JWKS_CA_BUNDLE";
     wait_for("the warning", async || daemon.log().contains(warning).then_some(())).await;
     set_up_federation(&daemon, &daemon.system_key(), &issuer).await;
     let token = issuer.token(issuer.claims("cloud"));

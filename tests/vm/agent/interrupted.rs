@@ -76,11 +76,15 @@ fn interrupted_operations_finish_once_or_expire() {
 
     // A reset: the command may have run and is not repeated, the file transfer is.
     run(host, &one, "rm /root/in");
-    let command =
-        request(host, &one, "execute", json!({ "command_line": "echo ran >>/root/third; sync; sleep 600" }));
+    let command = request(
+        host,
+        &one,
+        "execute",
+        json!({ "command_line": "echo ran >>/root/third; sync; touch /root/synced; sleep 600" }),
+    );
     let queued_behind = request(host, &one, "put", put("/root/in"));
     command.wait_for(host, "executing");
-    console.run_until("[ -s /root/third ]");
+    console.run_until("[ -e /root/synced ]");
     one.post(host, "/reboothard");
     let record = command.wait_for(host, "error");
     assert!(record["error_message"].as_str().unwrap().contains("restarted"), "{record}");
