@@ -232,7 +232,7 @@ impl Daemon {
             workers: start_tasks(RunsOn::EveryDaemon, &stop_work)
                 .chain([run("operations", Box::pin(worker.run(stop_work.subscribe())))])
                 .collect(),
-            monitors: start_tasks(RunsOn::EveryDaemonToTheEnd, &stop_work)
+            monitors: start_tasks(RunsOn::EveryDaemonWhileDraining, &stop_work)
                 .chain([tokio::spawn(metrics)])
                 .collect(),
             event_drainer: run(
