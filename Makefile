@@ -28,7 +28,6 @@ run: build image              ## a single-node cluster, in the foreground
 	./target/release/muster serve --image tiny=target/image/tiny.qcow2 $(if $(LISTEN),--listen $(LISTEN)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
 
 test: packages-test image     ## every test
-	cargo build --locked -p muster
 	cargo test --locked --workspace
 
 check: packages-run           ## formatting and lints

@@ -1,4 +1,4 @@
-//! File modes as `chmod` takes them: a number, or a symbolic mode such as `u=rw,go+r`.
+//! File modes as `chmod` takes them: a number, or a symbolic mode such as `u=rw,go+r`. See docs/decisions/0029.
 
 /// The mode bits that `chmod` can change: permissions, set-user-ID, set-group-ID and sticky.
 pub const PERMISSION_BITS: u32 = 0o7777;

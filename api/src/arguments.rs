@@ -128,14 +128,7 @@ fn shortened(name: &str) -> String {
 
 /// Decodes the pairs of a query string.
 pub(crate) fn form_pairs(query: &str) -> impl Iterator<Item = (String, String)> {
-    let decode = |text: &str| {
-        let text = text.replace('+', " ");
-        percent_encoding::percent_decode_str(&text).decode_utf8_lossy().into_owned()
-    };
-    query.split('&').filter(|pair| !pair.is_empty()).map(move |pair| {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        (decode(name), decode(value))
-    })
+    form_urlencoded::parse(query.as_bytes()).into_owned()
 }
 
 /// Returns the serialized names of a struct's fields.

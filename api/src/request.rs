@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use muster_types::Error;
 use muster_types::event::Event;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::time::now;
+use parking_lot::Mutex;
 use serde_json::json;
 use tower::ServiceExt as _;
 use utoipa::openapi::OpenApi;
@@ -231,7 +232,7 @@ impl HttpBody for SharedBody {
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let mut body = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut body = self.0.lock();
         Pin::new(&mut *body).poll_frame(cx)
     }
 }

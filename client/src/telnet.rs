@@ -113,7 +113,7 @@ impl Telnet {
 mod tests {
     use super::*;
 
-    /// What QEMU sends first.
+    /// The options that QEMU sends when a client connects.
     const GREETING: [u8; 12] = [IAC, WILL, 1, IAC, WILL, 3, IAC, WILL, 0, IAC, DO, 0];
 
     fn decode(telnet: &mut Telnet, bytes: &[u8]) -> (Vec<u8>, Vec<u8>) {

@@ -49,6 +49,10 @@ fn imports_point_downwards() {
             if line.trim_start().starts_with("//") {
                 continue;
             }
+            if line.contains("crate::{") {
+                violations
+                    .push(format!("{}:{number}: import each module on its own line", relative.display()));
+            }
             for target in imported_modules(line).filter(|target| *target != module) {
                 if layer(target).is_some_and(|target| target >= own) {
                     violations.push(format!("{}:{number}: {}", relative.display(), line.trim()));

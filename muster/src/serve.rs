@@ -232,7 +232,7 @@ impl Daemon {
             workers: start_tasks(RunsOn::EveryDaemon, &stop_work)
                 .chain([run("operations", Box::pin(worker.run(stop_work.subscribe())))])
                 .collect(),
-            monitors: start_tasks(RunsOn::EveryDaemonToTheEnd, &stop_work)
+            monitors: start_tasks(RunsOn::EveryDaemonWhileDraining, &stop_work)
                 .chain([tokio::spawn(metrics)])
                 .collect(),
             event_drainer: run(
@@ -369,13 +369,9 @@ fn create_nodes(
         if settings.storage_path.is_empty() { data.path() } else { Path::new(&settings.storage_path) };
     let node = LocalNode::new(id, settings, storage);
     // The address at which other nodes reach this daemon.
-    let ip = if listen_address.ip().is_unspecified() {
-        node.identity().ip.clone()
-    } else {
-        listen_address.ip().to_string()
-    };
-    let host = if ip.contains(':') { format!("[{ip}]") } else { ip };
-    let url = format!("{scheme}://{host}:{}", listen_address.port());
+    let ip =
+        if listen_address.ip().is_unspecified() { node.identity().ip.into() } else { listen_address.ip() };
+    let url = format!("{scheme}://{}", SocketAddr::new(ip, listen_address.port()));
     Ok(vec![Arc::new(node.with_api_url(url))])
 }
 

@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 /// How long to wait for the lock and the port of a killed daemon. Its last child processes hold them for a moment.
 pub(crate) const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The key of this host in `nodes.json`.
+/// The key of this host in `nodes.json`. Existing data directories contain it.
 const HOST_NODE_KEY: &str = "this machine";
 
 /// A data directory that is locked by this process.

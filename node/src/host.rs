@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
 /// The host's memory, in megabytes.
@@ -123,13 +124,16 @@ pub(crate) fn hostname() -> String {
 }
 
 /// Returns the address by which other hosts most likely reach this one; the loopback address without a route.
-pub(crate) fn primary_address() -> String {
+pub(crate) fn primary_address() -> Ipv4Addr {
     // Connecting a datagram socket sends nothing; it only looks up a route.
     let routed = std::net::UdpSocket::bind("0.0.0.0:0").and_then(|socket| {
         socket.connect("192.0.2.1:9")?;
         socket.local_addr()
     });
-    routed.map_or_else(|_| "127.0.0.1".into(), |address| address.ip().to_string())
+    match routed {
+        Ok(SocketAddr::V4(address)) => *address.ip(),
+        _ => Ipv4Addr::LOCALHOST,
+    }
 }
 
 #[cfg(test)]
@@ -162,6 +166,6 @@ mod tests {
     fn reads_the_facts_of_this_host() {
         assert!(cpus() > 0 && memory().unwrap().total > 0 && disk_space(Path::new("/")).total > 0);
         assert!(load().is_ok() && network_bytes().is_ok() && process_usage().unwrap().age_seconds >= 0.0);
-        assert!(!hostname().is_empty() && !primary_address().is_empty());
+        assert!(!hostname().is_empty() && !primary_address().is_unspecified());
     }
 }

@@ -62,9 +62,9 @@ impl LocalNode {
         let missing_images = images.missing_requirement();
         let files = Arc::new(FileStorage::new(storage, images));
         let name = or_default(&settings.node_name, host::hostname);
-        let ip = or_default(&settings.node_mesh_ip, host::primary_address);
+        let ip = settings.node_mesh_ip.unwrap_or_else(host::primary_address);
         let guest_registry = Arc::new(GuestRegistry::default());
-        let vms = LocalVms::new(storage, files.clone(), &commands, (&name, &ip), guest_registry.clone());
+        let vms = LocalVms::new(storage, files.clone(), &commands, (&name, ip), guest_registry.clone());
         let missing_features =
             host_features::missing_features(&commands, missing_images, vms.missing_features());
         for (feature, reason) in &missing_features {
@@ -157,7 +157,7 @@ impl LocalNode {
         let Value::Object(facts) = facts else { unreachable!("the literal is an object") };
         resources.extend(facts);
         resources.extend(self.vms.resources());
-        let mesh_mtu = network::mesh_mtu(self.identity.ip.parse().ok(), &self.mesh_nic);
+        let mesh_mtu = network::mesh_mtu(self.identity.ip, &self.mesh_nic);
         Ok(NodeReport {
             resources,
             process_metrics: process_metrics(process),

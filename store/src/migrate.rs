@@ -24,9 +24,9 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (7, include_str!("../../migrations/0007_claims.sql")),
 ];
 
-/// How long other nodes wait for a node that stopped during a migration, in seconds.
-/// The name of the lease that is held during a migration.
+/// The name of the lease of a running migration.
 pub(crate) const MIGRATION_LEASE: &str = "migration";
+/// How long other nodes wait for a node that stopped during a migration, in seconds.
 const LEASE_SECONDS: f64 = 120.0;
 
 /// The tables that the migration itself needs.

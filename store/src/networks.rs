@@ -20,7 +20,7 @@ pub struct NetworkRow {
     pub provide_dhcp: bool,
     pub provide_nat: bool,
     pub provide_dns: bool,
-    pub vxid: i64,
+    pub vxid: u32,
     pub floating_gateway: Option<Ipv4Addr>,
     pub state: NetworkState,
     pub error_message: Option<String>,

@@ -66,7 +66,7 @@ pub async fn insert(tx: &mut Tx, identity: &NodeIdentity) -> Result<(), StoreErr
         params![
             identity.id,
             &identity.name,
-            &identity.ip,
+            identity.ip,
             NodeState::Created,
             &identity.release,
             identity.simulated,
@@ -90,7 +90,7 @@ pub async fn set_identity(tx: &mut Tx, identity: &NodeIdentity) -> Result<(), St
          is_database_node = ?, version = version + 1 WHERE uuid = ?",
         params![
             &identity.name,
-            &identity.ip,
+            identity.ip,
             &identity.release,
             identity.simulated,
             identity.is_hypervisor,

@@ -7,9 +7,10 @@
 mod tests;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rusqlite::config::DbConfig;
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, ErrorCode, ToSql};
@@ -54,12 +55,12 @@ impl Sqlite {
     }
 
     fn reader(&self) -> Result<Connection, StoreError> {
-        let idle = self.readers.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let idle = self.readers.lock().pop();
         idle.map_or_else(|| connect(&self.path), Ok)
     }
 
     fn return_reader(&self, connection: Connection) {
-        let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut readers = self.readers.lock();
         if readers.len() < Self::IDLE_READERS {
             readers.push(connection);
         }
@@ -73,7 +74,7 @@ impl Sqlite {
 
     pub(super) async fn close(&self) {
         let writer = self.writer.lock().await;
-        self.readers.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.readers.lock().clear();
         // A failed checkpoint loses nothing: everything committed is on disk.
         let _ = blocking(|| writer.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)"));
     }
@@ -88,7 +89,7 @@ pub(super) struct SqliteSnapshot<'a> {
 
 impl SqliteSnapshot<'_> {
     pub(super) fn query(&self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
-        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner);
+        let connection = self.connection.lock();
         match &*connection {
             Some(connection) => select(connection, sql, params),
             None => Err(StoreError::Internal("a snapshot was read after its end".into())),
@@ -98,7 +99,7 @@ impl SqliteSnapshot<'_> {
 
 impl Drop for SqliteSnapshot<'_> {
     fn drop(&mut self) {
-        let connection = self.connection.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let connection = self.connection.lock().take();
         // A connection that fails to end its transaction is closed.
         if let Some(connection) = connection.filter(|connection| run(connection, "COMMIT").is_ok()) {
             self.sqlite.return_reader(connection);
@@ -146,7 +147,10 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
     // Without this, cached statements are planned again for new parameters, which costs more than running them.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map_err(failure)?;
     connection
-        .execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY;")
+        .execute_batch(
+            "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA temp_store = MEMORY; \
+             PRAGMA secure_delete = OFF;",
+        )
         .map_err(failure)?;
     Ok(connection)
 }

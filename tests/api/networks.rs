@@ -214,7 +214,7 @@ async fn only_nodes_with_interfaces_join_network() {
     let plan =
         wait_for("the second node to join the network", async || cluster.other.network_plans().pop()).await;
     assert!(plan.router.is_none());
-    assert_eq!(plan.peers, [cluster.app.nodes[0].identity().ip.parse::<std::net::Ipv4Addr>().unwrap()]);
+    assert_eq!(plan.peers, [cluster.app.nodes[0].identity().ip]);
     assert_eq!((plan.ports.len(), plan.ports[0].mac, plan.ports[0].address), (1, mac, row.ipv4));
     let router = wait_for("the router to have the lease", async || {
         let router = cluster.node.network_plans().pop()?.router?;

@@ -61,7 +61,7 @@ impl NodeState {
 pub struct NodeIdentity {
     pub id: NodeId,
     pub name: String,
-    pub ip: String,
+    pub ip: Ipv4Addr,
     pub release: String,
     pub simulated: bool,
     pub is_hypervisor: bool,

@@ -119,6 +119,13 @@ impl ParseSetting for Secret {
     }
 }
 
+/// An empty value means that the setting is not set.
+impl ParseSetting for Option<Ipv4Addr> {
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.is_empty() { Ok(None) } else { Ipv4Addr::parse(text).map(Some) }
+    }
+}
+
 impl ParseSetting for ValidationMode {
     fn parse(text: &str) -> Result<Self, String> {
         match text {
@@ -253,9 +260,9 @@ settings! {
     node_is_hypervisor: bool = "NODE_IS_HYPERVISOR", "true", "whether this node runs instances";
     node_is_network_node: bool = "NODE_IS_NETWORK_NODE", "true", "whether this node is the network node";
     node_is_database_node: bool = "NODE_IS_DATABASE_NODE", "true", "whether this node serves the database";
-    node_egress_ip: String = "NODE_EGRESS_IP", "", "address of this node on the external network";
-    node_mesh_ip: String = "NODE_MESH_IP", "", "address of this node in the mesh of nodes";
-    network_node_ip: String = "NETWORK_NODE_IP", "", "mesh address of the network node";
+    node_egress_ip: Option<Ipv4Addr> = "NODE_EGRESS_IP", "", "address of this node on the external network";
+    node_mesh_ip: Option<Ipv4Addr> = "NODE_MESH_IP", "", "address of this node in the mesh of nodes";
+    network_node_ip: Option<Ipv4Addr> = "NETWORK_NODE_IP", "", "mesh address of the network node";
     node_egress_nic: String = "NODE_EGRESS_NIC", "eth0", "interface of the external network";
     node_mesh_nic: String = "NODE_MESH_NIC", "eth0", "interface of the mesh of nodes";
     storage_path: String = "STORAGE_PATH", "", "directory of images and disks; empty: the data directory";

@@ -193,8 +193,8 @@ pub trait VmApi: Send + Sync {
     /// Resets the VM's hardware.
     fn reset(&self, id: InstanceId) -> NodeFuture<'_, ()>;
 
-    /// Requests a restart from the guest: it is asked to power off, and restarted when it has done so. Returns when
-    /// the request was sent; the guest may ignore it.
+    /// Requests that the guest powers off, and starts it again afterwards. Returns when the request was sent; the guest
+    /// may ignore it.
     fn reboot(&self, id: InstanceId) -> NodeFuture<'_, ()>;
 
     /// Attaches a network interface to a VM: immediately if it runs, otherwise with its next start. Does nothing if the

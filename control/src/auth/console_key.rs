@@ -54,7 +54,7 @@ impl ConsoleKey {
         let public_pem =
             format!("-----BEGIN PUBLIC KEY-----\n{}\n-----END PUBLIC KEY-----\n", STANDARD.encode(&der));
         let hash = digest::digest(&digest::SHA256, &der);
-        let kid = hash.as_ref().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let kid = hex::encode(&hash.as_ref()[..8]);
         Self { pair, kid, public_pem, created }
     }
 

@@ -25,7 +25,7 @@ use muster_store::{
     trusts, uploads,
 };
 
-/// The version of the record's format.
+/// The version of the record's format. See docs/decisions/0009.
 const VERSION: i64 = 7;
 /// The number of namespaces in a page of a list.
 const PAGE_SIZE: i64 = 500;

@@ -142,7 +142,7 @@ async fn record(app: &App, row: NodeRow, maintainer: Option<&str>) -> Result<Nod
         fqdn: identity.name.clone(),
         is_cluster_maintainer: maintainer == Some(identity.name.as_str()),
         name: identity.name,
-        ip: identity.ip,
+        ip: identity.ip.to_string(),
         state: row.state,
         version: VERSION,
         lastseen: row.lastseen,

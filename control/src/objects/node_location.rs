@@ -1,5 +1,6 @@
 //! Whether a node belongs to this daemon, and which node is the network node.
 
+use std::net::Ipv4Addr;
 use std::sync::Arc;
 
 use muster_store::nodes::{self, NodeRow};
@@ -41,11 +42,11 @@ pub(crate) fn storage_node(app: &App) -> Result<&Arc<dyn NodeApi>> {
 /// Returns the node that runs the services of every network.
 pub async fn network_node(app: &App) -> Result<NodeRow> {
     let rows = nodes::list(&*app.store).await?;
-    let chosen = choose_network_node(&app.settings.network_node_ip, rows.iter()).cloned();
+    let chosen = choose_network_node(app.settings.network_node_ip, rows.iter()).cloned();
     chosen.ok_or_else(|| {
-        let text = match app.settings.network_node_ip.as_str() {
-            "" => "the cluster has no network node".to_owned(),
-            address => format!("no network node has the address {address} of NETWORK_NODE_IP"),
+        let text = match app.settings.network_node_ip {
+            None => "the cluster has no network node".to_owned(),
+            Some(address) => format!("no network node has the address {address} of NETWORK_NODE_IP"),
         };
         Error::Unavailable(text)
     })
@@ -56,11 +57,11 @@ pub async fn network_node(app: &App) -> Result<NodeRow> {
 /// is deleted.
 #[must_use]
 pub fn choose_network_node<'a>(
-    address: &str,
+    address: Option<Ipv4Addr>,
     rows: impl Iterator<Item = &'a NodeRow>,
 ) -> Option<&'a NodeRow> {
     let able = rows.filter(|row| {
-        let named = address.is_empty() || row.identity.ip == address;
+        let named = address.is_none_or(|address| row.identity.ip == address);
         named && row.identity.is_network_node && row.state != NodeState::Deleted
     });
     able.min_by(|a, b| a.created.total_cmp(&b.created).then_with(|| a.identity.id.cmp(&b.identity.id)))

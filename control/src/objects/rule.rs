@@ -53,7 +53,7 @@ impl RuleRequest {
         else {
             return Err(self.missing());
         };
-        require_held(delegable_scopes(&*app.store, caller, namespace).await?.as_deref(), scopes)?;
+        require_granted(delegable_scopes(&*app.store, caller, namespace).await?.as_deref(), scopes)?;
         let issuer = check_issuer(issuer)?;
         // Not part of the transaction: an issuer can be deleted at any time, and its rules stay.
         if issuers::by_name(&*app.store, &issuer).await?.is_none() {
@@ -82,8 +82,8 @@ impl RuleRequest {
     }
 }
 
-/// Rejects a rule that grants scopes that the caller does not hold.
-fn require_held(held: Option<&[String]>, wanted: &Value) -> Result<()> {
+/// Rejects a rule that grants scopes that the caller was not granted.
+fn require_granted(held: Option<&[String]>, wanted: &Value) -> Result<()> {
     let wanted = wanted.as_array().into_iter().flatten().filter_map(Value::as_str);
     // Empty scopes are rejected later as invalid.
     let mut excess: Vec<&str> =

@@ -49,7 +49,7 @@ async fn plug(app: &App, row: &OperationRow) -> Result<()> {
     let mtu = mtu(nodes::list(&*app.store).await?.iter(), &app.settings);
     let network = networks::get(&*app.store, interface.network).await?;
     let network = network.ok_or_else(|| Error::Conflict("the network was deleted".into()))?;
-    node.vms().attach_nic(instance.id, &plan::nic(&interface, &network, mtu)?).await?;
+    node.vms().attach_nic(instance.id, &plan::nic(&interface, &network, mtu)).await?;
     let to = InterfaceState::Created;
     transaction!(app.store, |tx| { set_state_in(tx, &interface, to).await })?;
     app.events.record(

@@ -25,7 +25,7 @@ pub struct Step {
     pub undo: Undo,
 }
 
-/// How a step is reverted when its operation fails for good.
+/// How a step is reverted when its operation fails permanently.
 #[derive(Debug, Clone, Copy)]
 pub enum Undo {
     Run(StepFn),

@@ -1,4 +1,4 @@
-//! What an operation is: its kind, its parameters and the lane that runs it.
+//! Operations: the kind, the parameters and the lane that runs them.
 
 use muster_store::operations::OperationRow;
 use muster_types::operation::OperationType;

@@ -19,11 +19,7 @@ pub async fn run(app: &App) -> Result<()> {
         if row.state != NetworkState::Created {
             continue;
         }
-        let usage = match network_on_node(&row) {
-            Ok(network) => node.network_usage(network).await,
-            Err(error) => Err(error),
-        };
-        match usage {
+        match node.network_usage(network_on_node(&row)).await {
             Ok(Some(usage)) => {
                 let event = Event::new(EventType::Usage, object(row.id), "usage");
                 app.events.record(event.with("rx", json!(usage.rx)).with("tx", json!(usage.tx)));

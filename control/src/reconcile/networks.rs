@@ -249,23 +249,15 @@ impl NetworkReconciler {
     /// Removes networks from a node that the database no longer wants there.
     async fn remove(&mut self, app: &App, node: &Arc<dyn NodeApi>, unwanted: &[NetworkId]) -> Result<()> {
         let id = node.identity().id;
-        let mut pending = Vec::new();
-        for row in networks::by_ids(&*app.store, unwanted).await? {
-            if self.is_backing_off(id, row.id, row.generation) {
-                continue;
-            }
-            match network_on_node(&row) {
-                Ok(network) => pending.push((row, network)),
-                Err(error) => self.record_failed_removal(app, id, &row, &error),
-            }
-        }
+        let mut pending = networks::by_ids(&*app.store, unwanted).await?;
+        pending.retain(|row| !self.is_backing_off(id, row.id, row.generation));
         let mut pending = pending.into_iter();
         let mut removals = JoinSet::new();
         loop {
             while removals.len() < MAX_CONCURRENT_REMOVALS
-                && let Some((row, network)) = pending.next()
+                && let Some(row) = pending.next()
             {
-                let node = Arc::clone(node);
+                let (node, network) = (Arc::clone(node), network_on_node(&row));
                 removals.spawn(async move { (row, node.remove_network(network).await) });
             }
             let Some(removed) = removals.join_next().await else { return Ok(()) };
@@ -329,10 +321,8 @@ impl NetworkReconciler {
 }
 
 /// Returns how a node identifies a network.
-pub(super) fn network_on_node(row: &NetworkRow) -> Result<FoundNetwork> {
-    let vxid = u32::try_from(row.vxid)
-        .map_err(|_| Error::Internal(format!("network {}: VXID {} is out of range", row.id, row.vxid)))?;
-    Ok(FoundNetwork { id: row.id, vxid })
+pub(super) fn network_on_node(row: &NetworkRow) -> FoundNetwork {
+    FoundNetwork { id: row.id, vxid: row.vxid }
 }
 
 /// Returns the reason of a failure for the API. Internal errors are only logged.

@@ -17,8 +17,8 @@ use crate::app::App;
 pub enum RunsOn {
     /// On every daemon, for its own nodes, until the daemon stops accepting work.
     EveryDaemon,
-    /// On every daemon, until the end of its shutdown.
-    EveryDaemonToTheEnd,
+    /// On every daemon, also while it finishes the work it accepted.
+    EveryDaemonWhileDraining,
     /// Only on the daemon that owns the maintainer lease.
     Maintainer,
 }

@@ -74,7 +74,7 @@ pub const TASKS: &[Task] = &[
     },
     Task {
         name: "health",
-        runs_on: RunsOn::EveryDaemonToTheEnd,
+        runs_on: RunsOn::EveryDaemonWhileDraining,
         interval: |_| health::CHECK_INTERVAL,
         last_run: None,
         purpose: "checks whether the database answers, for /readyz",
@@ -82,7 +82,7 @@ pub const TASKS: &[Task] = &[
     },
     Task {
         name: "check-in",
-        runs_on: RunsOn::EveryDaemonToTheEnd,
+        runs_on: RunsOn::EveryDaemonWhileDraining,
         interval: |settings| Duration::from_secs_f64(settings.node_checkin_interval),
         last_run: None,
         purpose: "reports that this daemon's nodes are alive, and their resources",
@@ -90,7 +90,7 @@ pub const TASKS: &[Task] = &[
     },
     Task {
         name: "network usage",
-        runs_on: RunsOn::EveryDaemonToTheEnd,
+        runs_on: RunsOn::EveryDaemonWhileDraining,
         interval: |settings| Duration::from_secs(settings.usage_event_frequency),
         last_run: None,
         purpose: "records the traffic of networks as usage events",
@@ -98,7 +98,7 @@ pub const TASKS: &[Task] = &[
     },
     Task {
         name: "instance usage",
-        runs_on: RunsOn::EveryDaemonToTheEnd,
+        runs_on: RunsOn::EveryDaemonWhileDraining,
         interval: |settings| Duration::from_secs(settings.usage_event_frequency),
         last_run: None,
         purpose: "records the resource usage of VMs as usage events",

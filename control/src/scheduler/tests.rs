@@ -423,7 +423,7 @@ fn reads_facts_from_a_report() {
         identity: NodeIdentity {
             id: NodeId::new(),
             name: "n1".into(),
-            ip: "10.0.0.1".into(),
+            ip: [10, 0, 0, 1].into(),
             release: "muster".into(),
             simulated: false,
             is_hypervisor: true,

@@ -251,10 +251,10 @@ impl Networks {
 
 /// Returns the MTU towards the other nodes: that of the device with this address, or else of the device with this
 /// name, or else Ethernet's.
-pub(crate) fn mesh_mtu(address: Option<Ipv4Addr>, nic: &str) -> Result<u32> {
+pub(crate) fn mesh_mtu(address: Ipv4Addr, nic: &str) -> Result<u32> {
     let mut socket = NetlinkSocket::route()?;
     let addresses = observed::addresses(&mut socket)?;
-    let index = addresses.iter().find(|(_, found, _)| Some(*found) == address).map(|(index, _, _)| *index);
+    let index = addresses.iter().find(|(_, found, _)| *found == address).map(|(index, _, _)| *index);
     let links = observed::links(&mut socket)?;
     let link = links
         .iter()

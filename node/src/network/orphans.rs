@@ -38,6 +38,7 @@ impl Networks {
             }
         }
         for network in networks_with_dir() {
+            // Without a readable VXID only the directory and the namespace can be removed.
             let text = fs::read_to_string(names::network_dir(network).join(VXID_FILE)).unwrap_or_default();
             found.entry(network).or_insert_with(|| text.trim().parse().unwrap_or(UNKNOWN_VXID));
         }

@@ -67,6 +67,13 @@ struct SimulatedNetworks {
     usage_queries: u64,
 }
 
+/// Returns the loopback address of the `number`th simulated node.
+fn address(number: usize) -> Ipv4Addr {
+    let offset =
+        u32::try_from(number / 250 * 256 + number % 250 + 1).expect("fewer nodes than loopback addresses");
+    Ipv4Addr::from_bits(Ipv4Addr::new(127, 1, 0, 0).to_bits() + offset)
+}
+
 impl SimulatedNode {
     /// Creates the `number`th simulated node, counted from 1. The first one is also the network and database node. Its
     /// storage is the directory `storage`, which it must not share with another node.
@@ -79,7 +86,7 @@ impl SimulatedNode {
             identity: NodeIdentity {
                 id,
                 name: format!("sim-{number}"),
-                ip: format!("127.1.{}.{}", number / 250, number % 250 + 1),
+                ip: address(number),
                 release: format!("muster {} (simulated)", env!("CARGO_PKG_VERSION")),
                 simulated: true,
                 is_hypervisor: true,

@@ -76,7 +76,7 @@ impl Hypervisor {
         storage_dir: &Path,
         storage: Arc<FileStorage>,
         commands: &Commands,
-        (name, ip): (&str, &str),
+        (name, ip): (&str, Ipv4Addr),
         guest_registry: Arc<GuestRegistry>,
     ) -> Self {
         let qemu = commands.path(Tool::QemuSystem).map(Path::to_owned).ok_or_else(|| {
@@ -101,7 +101,7 @@ impl Hypervisor {
             kvm: kvm.is_ok(),
             is_root: nix::unistd::geteuid().is_root(),
             name: name.to_owned(),
-            ip: ip.to_owned(),
+            ip: ip.to_string(),
             boot_id: process::boot_id(),
             vms: Mutex::default(),
             notifier: ChangeNotifier::default(),

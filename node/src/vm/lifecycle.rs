@@ -36,7 +36,7 @@ pub(super) const KILL_TIMEOUT: Duration = Duration::from_secs(20);
 /// How long the QEMU of an earlier daemon may take to answer before it is considered unresponsive.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The delays between attempts to connect to a QEMU that does not answer: doubled each time.
+/// The delays between attempts to connect to a QEMU that does not respond: doubled each time.
 const MIN_RECONNECT_DELAY: Duration = Duration::from_millis(50);
 const MAX_RECONNECT_DELAY: Duration = Duration::from_secs(30);
 
@@ -65,7 +65,7 @@ struct VmState {
 pub(super) struct RunningVm {
     pub(super) process: Process,
     record: Mutex<VmRecord>,
-    /// Unset while QEMU does not answer.
+    /// Unset while QEMU does not respond.
     qmp: Mutex<Option<Arc<Qmp>>>,
     /// The outcome to record when the process exits, if its end was requested.
     requested_exit: Mutex<Option<VmExit>>,
@@ -97,11 +97,11 @@ impl RunningVm {
         *self.record.lock() = record;
     }
 
-    /// Returns the QMP connection, or [`Error::Unavailable`] while QEMU does not answer.
+    /// Returns the QMP connection, or [`Error::Unavailable`] while QEMU does not respond.
     pub(super) fn qmp(&self) -> Result<Arc<Qmp>> {
         self.qmp.lock().clone().ok_or_else(|| {
             let pid = self.process.pid;
-            Error::Unavailable(format!("the VM runs, but its QEMU (process {pid}) does not answer"))
+            Error::Unavailable(format!("the VM runs, but its QEMU (process {pid}) does not respond"))
         })
     }
 

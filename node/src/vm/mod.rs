@@ -26,6 +26,7 @@ mod tap;
 mod vm_dir;
 mod vsock;
 
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -60,7 +61,7 @@ impl LocalVms {
         storage_dir: &Path,
         storage: Arc<FileStorage>,
         commands: &Commands,
-        node: (&str, &str),
+        node: (&str, Ipv4Addr),
         guest_registry: Arc<GuestRegistry>,
     ) -> Self {
         let hypervisor = Arc::new(Hypervisor::new(storage_dir, storage, commands, node, guest_registry));

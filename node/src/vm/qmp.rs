@@ -56,7 +56,7 @@ impl fmt::Display for QmpError {
         match self {
             Self::Rejected(description) => f.write_str(description),
             Self::Closed(reason) => write!(f, "the connection to QEMU is closed: {reason}"),
-            Self::Timeout => f.write_str("QEMU does not answer"),
+            Self::Timeout => f.write_str("QEMU does not respond"),
         }
     }
 }
@@ -135,7 +135,7 @@ impl Qmp {
     }
 
     /// Executes a command. [`Error::Conflict`] with QEMU's description if it rejects the command,
-    /// [`Error::Unavailable`] if it does not answer.
+    /// [`Error::Unavailable`] if it does not respond.
     pub(super) async fn execute(&self, command: &str, arguments: Value) -> Result<Value, Error> {
         self.send(command, arguments, None).await.map_err(QmpError::into_error)
     }

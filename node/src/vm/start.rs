@@ -287,7 +287,7 @@ mod tests {
 
     #[test]
     fn error_of_a_failed_start_follows_the_log_only_if_qemu_exited() {
-        let timeout = || Error::Unavailable("QEMU does not answer".into());
+        let timeout = || Error::Unavailable("QEMU does not respond".into());
         let log = Some("qemu-system-x86_64: Invalid CPU topology\n");
         let exit = ProcessExit::Code(1);
         assert!(

@@ -11,11 +11,11 @@ use crate::*;
 on_both_engines! {
     async fn finds_nodes_by_name_and_id(store: Arc<Store>) {
         let mut identity = NodeIdentity {
-            id: NodeId::new(), name: "n1".into(), ip: "127.0.0.1".into(), release: "x".into(), simulated: true,
+            id: NodeId::new(), name: "n1".into(), ip: [127, 0, 0, 1].into(), release: "x".into(), simulated: true,
             is_hypervisor: true, is_network_node: false, is_database_node: true,
         };
         transaction!(store, |tx| { Ok(nodes::insert(tx, &identity).await?) }).unwrap();
-        identity.ip = "127.0.0.2".into();
+        identity.ip = [127, 0, 0, 2].into();
         let report = NodeReport { resources: Map::from_iter([("cpu".into(), json!(2))]), ..NodeReport::default() };
         transaction!(store, |tx| {
             nodes::set_identity(tx, &identity).await?;

@@ -18,7 +18,7 @@ use crate::skipped;
 /// Set in the process that runs inside the namespaces.
 const INSIDE_VARIABLE: &str = "MUSTER_TEST_INSIDE";
 
-/// Reruns a test in its own process, network and mount namespaces and returns `false`; returns `true` in there. The
+/// Reruns a test in its own process, network and mount namespaces and returns `false`; returns `true` inside. The
 /// namespaces, their processes and devices end with that process, files with its temporary directory.
 ///
 /// # Panics
@@ -43,7 +43,7 @@ pub fn enter_namespaces(test: &str, programs: &[&str]) -> bool {
         return false;
     }
     let directory = tempfile::Builder::new().prefix("muster-test-").tempdir().expect("a temporary directory");
-    // The shell is the init process in there: it reaps orphans.
+    // The shell is the init process of the namespace: it reaps orphans.
     let output = Command::new("setpriv")
         .args(["--pdeathsig", "KILL", "unshare"])
         .args(UNSHARE_OPTIONS)
@@ -98,7 +98,7 @@ pub fn wait_for<T>(what: &str, timeout: Duration, mut check: impl FnMut() -> Opt
 
 type Task = Box<dyn FnOnce() + Send>;
 
-/// A thread in its own network and mount namespace, with an empty `/run`. Processes that it starts are in there, too.
+/// A thread in its own network and mount namespace, with an empty `/run`. Processes that it starts share them.
 #[derive(Debug)]
 pub struct NetworkNamespace {
     name: String,

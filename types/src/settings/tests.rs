@@ -31,6 +31,8 @@ fn errors_of_values_name_the_setting() {
         ("TLS_CERTIFICATE", "/tmp/cert.pem"),
         ("NODE_NAME", "7f1b7f9e-8d4e-4a5e-9a55-0c5d1d7f1c11"),
         ("NODE_NAME", "a/b"),
+        ("NODE_MESH_IP", "fd00::1"),
+        ("NETWORK_NODE_IP", "host-1"),
         ("DNS_SERVER", "8.8.8.8\nuser=root"),
     ] {
         let why = Settings::from_pairs(&[(name, value)]).unwrap_err();

@@ -2,7 +2,7 @@
 //!
 //! `token.rs` parses tokens, `key_set.rs` parses keys and verifies signatures, `jwks.rs` caches the keys of each
 //! issuer, `download.rs` fetches them, `ca_bundle.rs` loads the CA certificates for that. Tokens and responses of
-//! issuers are untrusted input. See docs/decisions/0024.
+//! issuers are untrusted input. See docs/decisions/0024 and docs/decisions/0029.
 
 mod algorithm;
 mod ca_bundle;

@@ -79,7 +79,7 @@ pub(crate) async fn build(app: &App, row: &InstanceRow, ports: ConsolePorts) -> 
         secure_boot: row.spec.secure_boot,
         nvram_template: row.spec.nvram_template,
         disks: disks(row)?,
-        nics: nics(&present, &networks, mtu)?,
+        nics: nics(&present, &networks, mtu),
         video: row.spec.video.clone(),
         ports,
         config_drive,
@@ -87,7 +87,7 @@ pub(crate) async fn build(app: &App, row: &InstanceRow, ports: ConsolePorts) -> 
     })
 }
 
-fn nics(interfaces: &[&InterfaceRow], networks: &[NetworkRow], mtu: u32) -> Result<Vec<NicPlan>> {
+fn nics(interfaces: &[&InterfaceRow], networks: &[NetworkRow], mtu: u32) -> Vec<NicPlan> {
     let with_network = |interface: &&InterfaceRow| {
         let network = networks.iter().find(|network| network.id == interface.network)?;
         Some(nic(interface, network, mtu))
@@ -96,11 +96,9 @@ fn nics(interfaces: &[&InterfaceRow], networks: &[NetworkRow], mtu: u32) -> Resu
 }
 
 /// Returns the network device of the VM for an interface.
-pub(crate) fn nic(interface: &InterfaceRow, network: &NetworkRow, mtu: u32) -> Result<NicPlan> {
-    let vxid = u32::try_from(network.vxid).map_err(|_| {
-        Error::Internal(format!("network {}: VXID {} is out of range", network.id, network.vxid))
-    })?;
-    Ok(NicPlan { interface: interface.id, vxid, mac: interface.mac, model: interface.model.clone(), mtu })
+pub(crate) fn nic(interface: &InterfaceRow, network: &NetworkRow, mtu: u32) -> NicPlan {
+    let model = interface.model.clone();
+    NicPlan { interface: interface.id, vxid: network.vxid, mac: interface.mac, model, mtu }
 }
 
 fn disks(row: &InstanceRow) -> Result<Vec<DiskPlan>> {

@@ -71,7 +71,7 @@ pub(crate) struct NetworkTopology<'a> {
 impl<'a> NetworkTopology<'a> {
     pub(crate) fn new(facts: &'a NetworkFacts, rows: Vec<NodeRow>, settings: &Settings) -> Self {
         let network_node =
-            choose_network_node(&settings.network_node_ip, rows.iter()).map(|row| row.identity.id);
+            choose_network_node(settings.network_node_ip, rows.iter()).map(|row| row.identity.id);
         let nodes: BTreeMap<NodeId, NodeRow> = rows
             .into_iter()
             .filter(|row| row.state != NodeState::Deleted)
@@ -114,12 +114,12 @@ impl<'a> NetworkTopology<'a> {
         node: NodeId,
         settings: &Settings,
     ) -> Option<NetworkPlan> {
-        let address = |node: &NodeId| self.nodes.get(node).and_then(|row| row.identity.ip.parse().ok());
+        let address = |node: &NodeId| self.nodes.get(node).map(|row| row.identity.ip);
         let interfaces = self.facts.interfaces.get(&network.id).map(Vec::as_slice).unwrap_or_default();
         let here = interfaces.iter().filter(|row| row.node == Some(node));
         Some(NetworkPlan {
             id: network.id,
-            vxid: u32::try_from(network.vxid).ok()?,
+            vxid: network.vxid,
             generation: network.generation,
             netblock: network.netblock,
             mtu: mtu(self.nodes.values(), settings),
@@ -145,7 +145,7 @@ impl<'a> NetworkTopology<'a> {
     fn other_node_addresses(&self) -> Vec<Ipv4Addr> {
         let other_node_addresses = self.nodes.iter().filter(|(node, _)| Some(**node) != self.network_node);
         let mut other_node_addresses: Vec<Ipv4Addr> = other_node_addresses
-            .filter_map(|(_, row)| row.identity.ip.parse().ok())
+            .map(|(_, row)| row.identity.ip)
             .filter(|ip| Some(*ip) != self.network_node_address())
             .collect();
         other_node_addresses.sort_unstable();
@@ -155,7 +155,7 @@ impl<'a> NetworkTopology<'a> {
 
     /// Returns the address of the network node.
     fn network_node_address(&self) -> Option<Ipv4Addr> {
-        self.network_node.and_then(|node| self.nodes.get(&node)?.identity.ip.parse().ok())
+        self.network_node.and_then(|node| Some(self.nodes.get(&node)?.identity.ip))
     }
 
     fn router(&self, network: &NetworkRow, interfaces: &[InterfaceRow], settings: &Settings) -> RouterPlan {

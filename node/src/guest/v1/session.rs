@@ -94,7 +94,7 @@ impl SessionEnd {
 impl fmt::Display for SessionEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unresponsive => f.write_str("the guest's agent does not answer"),
+            Self::Unresponsive => f.write_str("the guest's agent does not respond"),
             Self::NeverResponded => f.write_str("the guest's agent never sent anything"),
             Self::Reset => f.write_str("the guest was reset"),
             Self::Flooded => f.write_str("the guest's agent sent too much invalid data"),

@@ -321,12 +321,12 @@ impl Cluster {
 
     /// Returns the names of all files below a directory of the nodes.
     pub fn files_in(&self, directory: &str) -> Vec<String> {
-        let mut directorys = vec![self.directory().join(directory)];
+        let mut directories = vec![self.directory().join(directory)];
         let mut files = Vec::new();
-        while let Some(directory) = directorys.pop() {
+        while let Some(directory) = directories.pop() {
             for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
                 if entry.path().is_dir() {
-                    directorys.push(entry.path());
+                    directories.push(entry.path());
                 } else {
                     files.push(entry.file_name().to_string_lossy().into_owned());
                 }
@@ -388,7 +388,8 @@ fn seed() -> Secret {
 const BACKGROUND_TASKS: &[&str] = &["networks", "vms", "agents", "agent operations"];
 
 fn start_tasks(app: &Arc<App>, stop: &watch::Sender<bool>) -> Vec<JoinHandle<()>> {
-    let tasks = TASKS.iter().filter(|task| BACKGROUND_TASKS.contains(&task.name));
+    let find = |name: &&str| TASKS.iter().find(|task| task.name == *name).expect("a name of the table");
+    let tasks = BACKGROUND_TASKS.iter().map(find);
     tasks.map(|task| tokio::spawn(task.start(Arc::clone(app), stop.subscribe()))).collect()
 }
 
