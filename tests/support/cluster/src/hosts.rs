@@ -1,5 +1,6 @@
 //! Hosts on a switch, each with a daemon, and an external peer behind the last of them.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -214,12 +215,13 @@ pub fn inventories(hosts: &[Host]) -> String {
     hosts.iter().map(Host::inventory).collect::<Vec<_>>().join("\n")
 }
 
-/// Waits until `list` returns the expected lines, and panics with the difference on a timeout.
+/// Waits until `list` returns the expected set of lines, in any order, and panics with the difference on a timeout.
 pub fn wait_until_same(what: &str, timeout: Duration, expected: &str, list: impl Fn() -> String) {
     let started = Instant::now();
     loop {
         let found = list();
-        if found == expected {
+        let as_set = |text: &str| text.lines().map(str::to_owned).collect::<BTreeSet<_>>();
+        if as_set(&found) == as_set(expected) {
             return;
         }
         if started.elapsed() > timeout {
