@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::{FromRequest, FromRequestParts, RawPathParams, Request};
 use axum::http::Method;
+use futures_util::future::BoxFuture;
 use muster_types::Error;
 use muster_types::settings::ValidationMode;
 use serde::de::{DeserializeOwned, Deserializer, Visitor};
@@ -53,11 +54,25 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Args<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+        let given = given(request, app, field_names::<T>()).await?;
+        serde_path_to_error::deserialize(Lenient(Value::Object(given)))
+            .map(Self)
+            .map_err(|error| Error::Invalid(format!("{}: {}", error.path(), error.inner())).into())
+    }
+}
+
+/// Collects the arguments of a request to an endpoint that declares `fields`. Boxed, so that it is compiled once and not
+/// for each type of arguments.
+fn given<'a>(
+    request: Request,
+    app: &'a Arc<App>,
+    fields: &'static [&'static str],
+) -> BoxFuture<'a, Result<Map<String, Value>, Error>> {
+    Box::pin(async move {
         let (mut parts, _) = request.into_parts();
         let path = RawPathParams::from_request_parts(&mut parts, app).await.ok();
         let body =
             parts.extensions.get::<Incoming>().map(|incoming| incoming.body.clone()).unwrap_or_default();
-        let fields = field_names::<T>();
         let needs_body = !fields.is_empty() && matches!(parts.method, Method::POST | Method::PUT);
         let mut given = parse_body(&body, needs_body)?;
         for (name, value) in form_pairs(parts.uri.query().unwrap_or_default()) {
@@ -67,11 +82,10 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Args<T> {
         if let Some(path) = &path {
             drop_path_parameters(&mut given, path)?;
         }
-        let mode = app.settings.api_validation_mode;
         if let Some(unknown) = given.keys().find(|name| !fields.contains(&name.as_str())) {
             let finding = format!("{}: not declared by this endpoint", shortened(unknown));
-            match mode {
-                ValidationMode::Enforce => return Err(Error::Invalid(finding).into()),
+            match app.settings.api_validation_mode {
+                ValidationMode::Enforce => return Err(Error::Invalid(finding)),
                 ValidationMode::Warn => {
                     tracing::warn!(finding, path = parts.uri.path(), "invalid request parameter");
                 }
@@ -79,10 +93,8 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Args<T> {
             }
             given.retain(|name, _| fields.contains(&name.as_str()));
         }
-        serde_path_to_error::deserialize(Lenient(Value::Object(given)))
-            .map(Self)
-            .map_err(|error| Error::Invalid(format!("{}: {}", error.path(), error.inner())).into())
-    }
+        Ok(given)
+    })
 }
 
 /// Parses the members of a body. An empty body, a falsy document and, unless a body is needed, invalid JSON count as an

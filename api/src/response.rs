@@ -54,7 +54,13 @@ pub(crate) struct RecordedBody(pub(crate) Bytes);
 
 pub(crate) fn json_response(status: StatusCode, value: &impl Serialize) -> Response {
     let mut body = Vec::with_capacity(INITIAL_CAPACITY);
-    if let Err(error) = serde_json::to_writer(&mut body, value) {
+    let serialized = serde_json::to_writer(&mut body, value);
+    recorded_response(status, body, serialized)
+}
+
+/// The part of `json_response` that does not depend on the type of the value.
+fn recorded_response(status: StatusCode, mut body: Vec<u8>, serialized: serde_json::Result<()>) -> Response {
+    if let Err(error) = serialized {
         tracing::error!(%error, "failed to serialize response");
         return respond(StatusCode::INTERNAL_SERVER_ERROR, JSON, Body::from("null\n"));
     }

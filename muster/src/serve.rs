@@ -230,7 +230,7 @@ impl Daemon {
         Self {
             api: run("api", Box::pin(muster_api::serve(listener, handle, stop_api.subscribe()))),
             workers: start_tasks(RunsOn::EveryDaemon, &stop_work)
-                .chain([run("operations", Box::pin(worker.run(stop_work.subscribe())))])
+                .chain([run("operations", worker.run(stop_work.subscribe()))])
                 .collect(),
             monitors: start_tasks(RunsOn::EveryDaemonWhileDraining, &stop_work)
                 .chain([tokio::spawn(metrics)])

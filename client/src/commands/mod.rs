@@ -44,6 +44,7 @@ mod wait;
 use std::process::ExitCode;
 
 use clap::Subcommand;
+use futures_util::future::LocalBoxFuture;
 
 pub use self::session::Options;
 use self::session::Session;
@@ -111,8 +112,13 @@ pub enum Command {
     Operation(operation::Command),
 }
 
-/// Runs a command and returns the exit code of the program. Errors are one line.
-pub async fn run(command: Command, options: Options) -> anyhow::Result<ExitCode> {
+/// Runs a command and returns the exit code of the program. Errors are one line. Boxed, so that the commands are compiled
+/// with this crate and not again with its caller.
+pub fn run(command: Command, options: Options) -> LocalBoxFuture<'static, anyhow::Result<ExitCode>> {
+    Box::pin(dispatch(command, options))
+}
+
+async fn dispatch(command: Command, options: Options) -> anyhow::Result<ExitCode> {
     match command {
         Command::Login(arguments) => login::log_in(arguments, options).await?,
         Command::Logout => login::log_out(options)?,

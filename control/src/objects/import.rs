@@ -3,6 +3,7 @@
 use std::io;
 use std::path::Path;
 
+use futures_util::future::BoxFuture;
 use futures_util::stream;
 use muster_types::artifact::{ArtifactRecord, ArtifactType};
 use muster_types::namespace::SYSTEM_NAMESPACE;
@@ -22,8 +23,12 @@ use crate::objects::{label, upload};
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// Makes a file the newest version of the artifact `sf://upload/system/<name>`, and points the label `<name>` at it. An
-/// identical version is not added again.
-pub async fn run(app: &App, name: &str, file: &Path) -> Result<ArtifactRecord> {
+/// identical version is not added again. Boxed, so that it is compiled with this crate and not again with its caller.
+pub fn run<'a>(app: &'a App, name: &'a str, file: &'a Path) -> BoxFuture<'a, Result<ArtifactRecord>> {
+    Box::pin(import(app, name, file))
+}
+
+async fn import(app: &App, name: &str, file: &Path) -> Result<ArtifactRecord> {
     check_name("name", name)?;
     let caller = Caller {
         namespace: SYSTEM_NAMESPACE.into(),

@@ -8,7 +8,7 @@ use super::{
 };
 
 /// Every operation that a worker can run.
-pub const IMPLEMENTATIONS: &[Implementation] = &[
+pub static IMPLEMENTATIONS: &[Implementation] = &[
     delete_namespace::IMPLEMENTATION,
     clean_namespace::IMPLEMENTATION,
     create_network::IMPLEMENTATION,

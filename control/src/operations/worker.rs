@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use muster_store::operations::{self, ExecutableOperations, OperationRow};
 use muster_store::transaction;
 use muster_types::event::{Event, EventType};
@@ -80,11 +81,14 @@ impl Worker {
         self.implementations.iter().find(|implementation| implementation.kind.name == row.name)
     }
 
-    /// Runs operations until `stop` is set, then finishes those in progress.
-    pub async fn run(self: Arc<Self>, stop: watch::Receiver<bool>) {
-        let [quick, fetch, convert, vm] =
-            Lane::ALL.map(|lane| Arc::clone(&self).run_lane(lane, stop.clone()));
-        tokio::join!(quick, fetch, convert, vm);
+    /// Runs operations until `stop` is set, then finishes those in progress. Boxed, so that the operations are compiled
+    /// with this crate and not again with its caller.
+    pub fn run(self: Arc<Self>, stop: watch::Receiver<bool>) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            let [quick, fetch, convert, vm] =
+                Lane::ALL.map(|lane| Arc::clone(&self).run_lane(lane, stop.clone()));
+            tokio::join!(quick, fetch, convert, vm);
+        })
     }
 
     async fn run_lane(self: Arc<Self>, lane: Lane, mut stop: watch::Receiver<bool>) {

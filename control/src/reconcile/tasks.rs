@@ -15,7 +15,7 @@ use crate::health;
 use crate::objects::agent_operation::end::expire_overdue;
 
 /// Every periodic task, in the order in which the maintainer runs its own.
-pub const TASKS: &[Task] = &[
+pub static TASKS: &[Task] = &[
     Task {
         name: "networks",
         runs_on: RunsOn::EveryDaemon,
