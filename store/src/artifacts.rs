@@ -7,6 +7,7 @@ use std::collections::HashSet;
 
 use muster_types::artifact::{ArtifactState, ArtifactType};
 use muster_types::ids::{ArtifactId, OperationId};
+use muster_types::namespace::SYSTEM_NAMESPACE;
 use muster_types::time::now;
 
 use super::{Read, StoreError, Tx, Value, columns, params, placeholders, sha256};
@@ -22,6 +23,8 @@ pub struct ArtifactRow {
     pub max_versions: i64,
     pub state: ArtifactState,
     pub error_message: Option<String>,
+    /// Whether the newest version was fetched from the source. Only then can the artifact stand for its URL.
+    pub fetched: bool,
     /// The validators of the newest version.
     pub source: Validators,
     pub last_operation: Option<OperationId>,
@@ -57,6 +60,7 @@ columns! { ArtifactRow {
     max_versions,
     state,
     error_message,
+    fetched,
     source: Validators { etag, modified, length, },
     last_operation,
 } }
@@ -120,21 +124,9 @@ pub async fn by_name(
     }
 }
 
-/// Returns up to two artifacts with a name that a namespace may read.
-pub async fn by_name_visible(
-    db: impl Read,
-    name: &str,
-    caller: &str,
-) -> Result<Vec<ArtifactRow>, StoreError> {
-    named(db, VISIBLE, params![name, caller, caller]).await
-}
-
-/// Returns the usable images from a source that a namespace may read.
-pub async fn by_url_visible(db: impl Read, url: &str, caller: &str) -> Result<Vec<ArtifactRow>, StoreError> {
-    let tail = format!(
-        "source_url = ? AND artifact_type = 'image' AND state = 'created' AND {VISIBLE} ORDER BY uuid LIMIT 10"
-    );
-    rows(db, &tail, params![url, caller, caller]).await
+/// Returns up to two artifacts with a name that `system` shares with all namespaces.
+pub async fn by_name_shared(db: impl Read, name: &str) -> Result<Vec<ArtifactRow>, StoreError> {
+    named(db, "namespace = ? AND shared = 1", params![name, SYSTEM_NAMESPACE]).await
 }
 
 /// Returns those of some artifacts that a namespace may read.
@@ -259,12 +251,20 @@ pub async fn next_index(tx: &mut Tx, id: ArtifactId) -> Result<i64, StoreError> 
     tx.fetch_one("SELECT newest FROM artifacts WHERE uuid = ?", params![id]).await
 }
 
-pub async fn set_source(tx: &mut Tx, id: ArtifactId, source: &Validators) -> Result<(), StoreError> {
+/// Records that the newest version was fetched from the source, and its validators.
+pub async fn set_fetched(tx: &mut Tx, id: ArtifactId, source: &Validators) -> Result<(), StoreError> {
     tx.execute(
-        "UPDATE artifacts SET etag = ?, modified = ?, length = ? WHERE uuid = ?",
+        "UPDATE artifacts SET fetched = 1, etag = ?, modified = ?, length = ? WHERE uuid = ?",
         params![source.etag.as_ref(), source.modified.as_ref(), source.length, id],
     )
     .await?;
+    Ok(())
+}
+
+/// Records that the newest version does not come from the source, so that the next fetch downloads the source.
+pub async fn clear_fetched(tx: &mut Tx, id: ArtifactId) -> Result<(), StoreError> {
+    let sql = "UPDATE artifacts SET fetched = 0, etag = NULL, modified = NULL, length = NULL WHERE uuid = ?";
+    tx.execute(sql, params![id]).await?;
     Ok(())
 }
 

@@ -22,6 +22,7 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (5, include_str!("../../migrations/0005_agent_operations.sql")),
     (6, include_str!("../../migrations/0006_federation.sql")),
     (7, include_str!("../../migrations/0007_claims.sql")),
+    (8, include_str!("../../migrations/0008_tenant_isolation.sql")),
 ];
 
 /// The name of the lease of a running migration.

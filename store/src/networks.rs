@@ -102,18 +102,6 @@ pub async fn by_name(
     }
 }
 
-/// Returns up to two networks with a name in namespaces that trust the caller.
-pub async fn by_name_trusting(
-    db: impl Read,
-    name: &str,
-    caller: &str,
-) -> Result<Vec<NetworkRow>, StoreError> {
-    let tail = format!(
-        "name = ? AND namespace IN (SELECT namespace FROM trusts WHERE trusted = ?) AND {ACTIVE} LIMIT 2"
-    );
-    rows(db, &tail, params![name, caller]).await
-}
-
 /// Returns the next networks after `after`, by id, without the floating one. With `seen_by`, only those of that
 /// namespace and of those that trust it; with `all`, also deleted ones.
 pub async fn page(

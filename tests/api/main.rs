@@ -12,6 +12,7 @@ mod events;
 mod federation;
 mod fetch;
 mod instances;
+mod isolation;
 mod namespaces;
 mod networks;
 mod nodes;

@@ -170,7 +170,7 @@ fn percent_encode(text: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_resolve_in_own_namespace_before_trusting_ones() {
+async fn trust_does_not_change_what_names_refer_to() {
     let (cluster, token) = cluster(&[]).await;
     cluster.create_namespace("other").await;
     let (other, system) = (cluster.token("other").await, cluster.token("system").await);
@@ -181,9 +181,11 @@ async fn names_resolve_in_own_namespace_before_trusting_ones() {
     assert_eq!(get(&cluster, &system, "/networks/n").await.body["uuid"], mine);
     let trust = json!({"external_namespace": "other"});
     post(&cluster, &token, "/auth/namespaces/ci/trust", trust).await;
-    assert_eq!(get(&cluster, &other, "/networks/n").await.body["uuid"], mine);
+    assert_eq!(get(&cluster, &other, "/networks/n").await.body["error"], "network not found");
+    assert_eq!(get(&cluster, &other, "/networks/n?namespace=ci").await.body["uuid"], mine);
+    assert_eq!(get(&cluster, &other, &format!("/networks/{mine}")).await.status, 200);
     assert_eq!(get(&cluster, &other, "/networks").await.body.as_array().unwrap().len(), 1);
-    assert_eq!(delete(&cluster, &other, "/networks/n").await.status, 404);
+    assert_eq!(delete(&cluster, &other, "/networks/n?namespace=ci").await.status, 404);
     let in_ci = json!({"name": "gift", "netblock": "10.0.0.0/24", "namespace": "ci"});
     assert_eq!(
         post(&cluster, &other, "/networks", in_ci).await.body["namespace"],
@@ -191,12 +193,22 @@ async fn names_resolve_in_own_namespace_before_trusting_ones() {
         "trust allows creation"
     );
     cluster.settle_networks().await;
-    assert_eq!(delete(&cluster, &other, "/networks/gift").await.status, 404, "trust does not allow deletion");
+    assert_eq!(
+        delete(&cluster, &other, "/networks/gift?namespace=ci").await.status,
+        404,
+        "trust does not allow deletion"
+    );
     let theirs = create_network(&cluster, &other, body()).await;
     assert_eq!(get(&cluster, &other, "/networks/n").await.body["uuid"], theirs);
     let response = get(&cluster, &system, "/networks/n").await;
     assert_eq!(response.status, 400);
     assert_eq!(response.body["error"], "multiple networks have the name \"n\" in namespace \"system\"");
+    let administrative = create_network(&cluster, &system, body()).await;
+    assert_eq!(
+        get(&cluster, &system, "/networks/n").await.body["uuid"],
+        administrative,
+        "its own comes first"
+    );
     let within = |namespace: &str| Some(json!({ "namespace": namespace }));
     let response = cluster.call(&system, Method::GET, "/networks/n", within("ci")).await;
     assert_eq!(response.body["uuid"], mine);

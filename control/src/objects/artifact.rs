@@ -376,29 +376,28 @@ async fn find_in<D: Read + Copy>(
     if row.shared || caller.may_see(db, &row.namespace).await? { Ok(row) } else { Err(absent()) }
 }
 
-/// Finds an artifact by name: one of the caller's namespace, otherwise one that the caller may read.
+/// Finds an artifact by name: one of the caller's namespace, otherwise one that `system` shares. `system` itself also
+/// finds those of all namespaces.
 async fn by_name<D: Read + Copy>(
     db: D,
     caller: &Caller,
     name: &str,
     namespace: Option<&str>,
 ) -> Result<Option<ArtifactRow>> {
-    let within = match namespace {
-        Some(namespace) => Some(namespace),
-        None => (!caller.is_system()).then_some(caller.namespace.as_str()),
-    };
-    let mut found = artifacts::by_name(db, name, within).await?;
+    let searched = namespace.unwrap_or(&caller.namespace);
+    let mut found = artifacts::by_name(db, name, Some(searched)).await?;
+    if found.is_empty() && namespace.is_none() && caller.is_system() {
+        found = artifacts::by_name(db, name, None).await?;
+    }
     if found.len() > 1 {
-        let searched = within.unwrap_or(&caller.namespace);
         let text = format!("multiple artifacts have the name \"{name}\" in namespace \"{searched}\"");
         return Err(Error::Invalid(text));
     }
-    if found.is_empty() && namespace.is_none() && !caller.is_system() {
-        found = artifacts::by_name_visible(db, name, &caller.namespace).await?;
+    if found.is_empty() && namespace.is_none() {
+        found = artifacts::by_name_shared(db, name).await?;
         if found.len() > 1 {
-            let own = &caller.namespace;
             let text = format!(
-                "multiple artifacts visible to \"{own}\" have the name \"{name}\", use a UUID to choose one"
+                "multiple artifacts visible to \"{searched}\" have the name \"{name}\", use a UUID to choose one"
             );
             return Err(Error::Invalid(text));
         }

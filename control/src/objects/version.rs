@@ -11,7 +11,7 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::artifact::{delete_in, find, find_own, get, object};
 use crate::objects::blob;
-use muster_store::artifacts::{self, ArtifactRow, Validators};
+use muster_store::artifacts::{self, ArtifactRow};
 use muster_store::references::{self, References};
 use muster_store::{Read, StoreError, Tx, TxError, blobs, transaction};
 
@@ -64,8 +64,8 @@ pub(crate) async fn add_in(tx: &mut Tx, row: &ArtifactRow, blob: BlobId) -> Resu
     };
     trim_in(tx, row.id, current.max_versions).await?;
     artifacts::set_error(tx, row.id, None).await?;
-    // The validators describe another version; a fetch sets those of the new one.
-    artifacts::set_source(tx, row.id, &Validators::default()).await?;
+    // A fetch sets it again for the new version.
+    artifacts::clear_fetched(tx, row.id).await?;
     if current.state != ArtifactState::Created {
         artifacts::set_state(tx, row.id, current.state, ArtifactState::Created).await?;
     }
@@ -147,8 +147,7 @@ pub async fn delete(
         let versions = versions_in(&mut *tx, row.id).await?;
         let blob = *versions.get(&index).ok_or_else(absent)?;
         drop_in(tx, row.id, index, blob).await?;
-        // Without validators, the next fetch downloads the content again.
-        artifacts::set_source(tx, row.id, &Validators::default()).await?;
+        artifacts::clear_fetched(tx, row.id).await?;
         if versions.len() == 1 {
             delete_in(tx, row.id).await?;
         }

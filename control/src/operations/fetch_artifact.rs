@@ -99,7 +99,7 @@ async fn add_version(
     let outcome = transaction!(app.store, |tx| {
         let blob_id = blob::commit_in(tx, &prepared).await?;
         let added = version::add_in(tx, artifact, blob_id).await?;
-        artifacts::set_source(tx, artifact.id, validators).await?;
+        artifacts::set_fetched(tx, artifact.id, validators).await?;
         if added.is_some() {
             enqueue_conversion(tx, blob_id, artifact, row.request_id.as_deref()).await?;
         }

@@ -35,18 +35,21 @@ on_both_engines! {
         assert!(is_duplicate.unwrap());
         let validators = Validators { etag: Some("\"ü\"".into()), modified: None, length: Some(1 << 40) };
         let numbers = transaction!(store, |tx| {
-            artifacts::set_source(tx, row.id, &validators).await?;
+            artifacts::set_fetched(tx, row.id, &validators).await?;
             artifacts::set_error(tx, row.id, Some("why")).await?;
             Ok((artifacts::next_index(tx, row.id).await?, artifacts::next_index(tx, row.id).await?))
         });
         assert_eq!(numbers.unwrap(), (1, 2));
         let row = artifacts::get(&*store, row.id).await.unwrap().unwrap();
-        assert_eq!((row.source, row.error_message.as_deref()), (validators, Some("why")));
+        assert_eq!((row.fetched, row.source, row.error_message.as_deref()), (true, validators, Some("why")));
+        transaction!(store, |tx| { Ok(artifacts::clear_fetched(tx, row.id).await?) }).unwrap();
+        let cleared = artifacts::get(&*store, row.id).await.unwrap().unwrap();
+        assert_eq!((cleared.fetched, cleared.source), (false, Validators::default()));
         assert_eq!(artifacts::by_name(&*store, "x", Some("alpha")).await.unwrap().len(), 1);
         assert!(artifacts::page(&*store, Some("beta"), None, 10).await.unwrap().is_empty());
-        assert!(artifacts::by_name_visible(&*store, "x", "beta").await.unwrap().is_empty());
         transaction!(store, |tx| { Ok(artifacts::set_shared(tx, row.id, true).await?) }).unwrap();
         assert_eq!(artifacts::page(&*store, Some("beta"), None, 10).await.unwrap().len(), 1);
+        assert!(artifacts::by_name_shared(&*store, "x").await.unwrap().is_empty(), "only those of system");
         assert_eq!(artifacts::visible(&*store, &[row.id.to_string()], "beta").await.unwrap().len(), 1);
         let deleted = transaction!(store, |tx| {
             let (from, to) = (ArtifactState::Initial, ArtifactState::Deleted);

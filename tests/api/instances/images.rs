@@ -181,15 +181,22 @@ async fn fetches_image_for_instance_and_revalidates_it_for_the_next() {
     assert!(web.requests().len() >= 2);
     assert_eq!(web.requests().iter().filter(|request| request.header("if-none-match").is_none()).count(), 1);
 
-    // Another namespace that may read the artifact uses it without revalidation.
+    // Another namespace fetches its own, even if it may read the artifact.
     cluster.create_namespace("friend").await;
     objects::trust::add(&cluster.app, &caller(), "ci", "friend").await.unwrap();
-    let (friend, before) = (cluster.token("friend").await, web.requests().len());
-    let friend_instance = create(&cluster, &friend, "third", &with_base(&url)).await;
-    assert_eq!(
-        (&friend_instance["disks"][0]["blob_uuid"], web.requests().len()),
-        (&artifact["blob_uuid"], before)
-    );
+    let friend = cluster.token("friend").await;
+    create(&cluster, &friend, "third", &with_base(&url)).await;
+    let fetched = get(&cluster, &friend, "/artifacts/small.img").await.body;
+    assert_eq!((&fetched["namespace"], &fetched["blob_uuid"]), (&json!("friend"), &artifact["blob_uuid"]));
+    // An artifact that `system` shares is used without revalidation.
+    let (system, shared) = (cluster.token("system").await, web.url("/images/shared.img"));
+    let response = post(&cluster, &system, "/artifacts", json!({"url": shared, "shared": true})).await;
+    assert_eq!(response.status, 200, "{}", response.text);
+    cluster.settle().await;
+    let before = web.requests().len();
+    create(&cluster, &friend, "fourth", &with_base(&shared)).await;
+    assert_eq!(web.requests().len(), before);
+    assert_eq!(get(&cluster, &friend, "/artifacts/shared.img").await.body["namespace"], "system");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -96,7 +96,12 @@ async fn trust_allows_reading_and_creating_but_not_changing() {
     let (friend, stranger) = (cluster.token("friend").await, cluster.token("stranger").await);
     create_network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
     let record = create(&cluster, &token, "www", &json!({})).await;
-    assert_eq!(get(&cluster, &friend, "/instances/www").await.body["uuid"], record["uuid"]);
+    assert_eq!(
+        get(&cluster, &friend, "/instances/www").await.status,
+        404,
+        "names refer to the own namespace"
+    );
+    assert_eq!(get(&cluster, &friend, "/instances/www?namespace=ci").await.body["uuid"], record["uuid"]);
     assert_eq!(names(&get(&cluster, &friend, "/instances").await.body), ["www"]);
     assert_eq!(names(&get(&cluster, &stranger, "/instances").await.body), [""; 0]);
     assert_eq!(get(&cluster, &friend, &path(&record, "/consoledata")).await.status, 200);

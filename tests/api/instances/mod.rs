@@ -65,7 +65,7 @@ async fn show(cluster: &Cluster, token: &str, record: &Value) -> Value {
     get(cluster, token, &path(record, "")).await.body
 }
 
-fn text<'a>(record: &'a Value, key: &str) -> &'a str {
+pub(crate) fn text<'a>(record: &'a Value, key: &str) -> &'a str {
     record[key].as_str().unwrap()
 }
 

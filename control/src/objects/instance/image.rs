@@ -7,13 +7,17 @@
 //! | `sf://upload/NAMESPACE/NAME` | an uploaded image |
 //! | `sf://snapshot/UUID`, `sf://artifact/UUID` | the newest version of an artifact |
 //! | `sf://blob/UUID` | a blob |
-//! | anything else | a URL or a short name of one: the artifact fetched from there |
+//! | anything else | a URL or a short name of one: the content fetched from there |
+//!
+//! A URL means what the namespace itself or `system` fetched from there, never an upload and never an artifact of a
+//! namespace that trusts the caller: anyone can register any URL, and add a trust without asking.
 
 use std::sync::Arc;
 
 use muster_types::artifact::{ArtifactState, ArtifactType};
 use muster_types::blob::{BlobState, ImageFacts};
 use muster_types::ids::{ArtifactId, BlobId};
+use muster_types::namespace::SYSTEM_NAMESPACE;
 use muster_types::node::NodeApi;
 use muster_types::{Error, Result};
 
@@ -54,7 +58,7 @@ pub(crate) async fn resolve(
     }
     let Some(path) = base.strip_prefix("sf://") else {
         crate::fetch::check(&app.settings, field, base)?;
-        return by_url(app, caller, namespace, base).await;
+        return by_url(app, namespace, base).await;
     };
     let (kind, rest) = path.split_once('/').unwrap_or((path, ""));
     match (kind, rest.split_once('/')) {
@@ -112,16 +116,17 @@ async fn newest(app: &App, caller: &Caller, row: &ArtifactRow, reference: &str) 
     newest.map(ImageSource::Blob).ok_or_else(text)
 }
 
-/// Resolves a URL. The namespace's own artifact is checked for a newer version; a readable artifact of another
-/// namespace is used as it is.
-async fn by_url(app: &App, caller: &Caller, namespace: &str, url: &str) -> Result<ImageSource> {
-    let own = artifacts::by_source(&*app.store, namespace, ArtifactType::Image, url).await?;
-    if own.is_none() {
-        for row in artifacts::by_url_visible(&*app.store, url, &caller.namespace).await? {
-            if let Some(blob) = version::newest(&*app.store, row.id).await? {
-                return Ok(ImageSource::Blob(blob));
-            }
-        }
+/// Resolves a URL. The namespace's own artifact is checked for a newer version; one that `system` shares is used as it
+/// is.
+async fn by_url(app: &App, namespace: &str, url: &str) -> Result<ImageSource> {
+    let of = async |owner: &str| artifacts::by_source(&*app.store, owner, ArtifactType::Image, url).await;
+    // Without a version, it is being fetched or will be fetched again.
+    let own = of(namespace).await?.filter(|row| row.fetched || row.state != ArtifactState::Created);
+    if own.is_none()
+        && let Some(shared) = of(SYSTEM_NAMESPACE).await?.filter(|row| row.shared && row.fetched)
+        && let Some(blob) = version::newest(&*app.store, shared.id).await?
+    {
+        return Ok(ImageSource::Blob(blob));
     }
     Ok(ImageSource::Url(url.to_owned()))
 }
@@ -153,9 +158,11 @@ pub(crate) async fn fetched_blob(app: &App, id: ArtifactId) -> Result<BlobId> {
         return Err(Error::NotReady(format!("image {} is being fetched", row.source_url)));
     }
     match (row.state, version::newest(&*app.store, id).await?) {
-        (ArtifactState::Created, Some(blob)) => Ok(blob),
-        (ArtifactState::Error, _) => {
-            let reason = row.error_message.unwrap_or_else(|| "unknown".into());
+        (ArtifactState::Created, Some(blob)) if row.fetched => Ok(blob),
+        (ArtifactState::Created, Some(_)) | (ArtifactState::Error, _) => {
+            let reason = row.error_message.unwrap_or_else(|| {
+                format!("its newest version was uploaded; to use it, set the base to sf://artifact/{id}")
+            });
             Err(Error::Conflict(format!("image {} could not be fetched: {reason}", row.source_url)))
         }
         (ArtifactState::Initial, _) => {

@@ -70,7 +70,8 @@ pub(crate) fn operation_on<P: Operation>(
     }
 }
 
-/// Returns an instance by id or name that the caller may read.
+/// Returns an instance by id or name that the caller may read. A name refers to the caller's namespace; `system` also finds
+/// names of all others.
 pub async fn find<D: Read + Copy>(
     db: D,
     caller: &Caller,
@@ -82,16 +83,12 @@ pub async fn find<D: Read + Copy>(
     let row = match NameOrId::parse(reference) {
         NameOrId::Id(id) => instances::get(db, id).await?,
         NameOrId::Name(name) => {
-            let within = match namespace {
-                Some(namespace) => Some(namespace),
-                None => (!caller.is_system()).then_some(caller.namespace.as_str()),
-            };
-            let mut found = instances::by_name(db, &name, within).await?;
-            if found.is_empty() && namespace.is_none() && !caller.is_system() {
-                found = instances::by_name_trusting(db, &name, &caller.namespace).await?;
+            let searched = namespace.unwrap_or(&caller.namespace);
+            let mut found = instances::by_name(db, &name, Some(searched)).await?;
+            if found.is_empty() && namespace.is_none() && caller.is_system() {
+                found = instances::by_name(db, &name, None).await?;
             }
             if found.len() > 1 {
-                let searched = within.unwrap_or(&caller.namespace);
                 let text = format!("multiple instances have the name \"{name}\" in namespace \"{searched}\"");
                 return Err(Error::Invalid(text));
             }

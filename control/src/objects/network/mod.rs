@@ -163,7 +163,8 @@ fn operation_on<P: Operation>(row: &NetworkRow, parameters: P, caller: Option<&C
     }
 }
 
-/// Returns a network by id or name that the caller may read.
+/// Returns a network by id or name that the caller may read. A name refers to the caller's namespace; `system` also finds
+/// names of all others.
 pub async fn find(
     app: &App,
     caller: &Caller,
@@ -184,16 +185,12 @@ async fn find_in<D: Read + Copy>(
     let row = match NameOrId::parse(reference) {
         NameOrId::Id(id) => networks::get(store, id).await?,
         NameOrId::Name(name) => {
-            let within = match namespace {
-                Some(namespace) => Some(namespace),
-                None => (!caller.is_system()).then_some(caller.namespace.as_str()),
-            };
-            let mut found = networks::by_name(store, &name, within).await?;
-            if found.is_empty() && namespace.is_none() && !caller.is_system() {
-                found = networks::by_name_trusting(store, &name, &caller.namespace).await?;
+            let searched = namespace.unwrap_or(&caller.namespace);
+            let mut found = networks::by_name(store, &name, Some(searched)).await?;
+            if found.is_empty() && namespace.is_none() && caller.is_system() {
+                found = networks::by_name(store, &name, None).await?;
             }
             if found.len() > 1 {
-                let searched = within.unwrap_or(&caller.namespace);
                 let text = format!("multiple networks have the name \"{name}\" in namespace \"{searched}\"");
                 return Err(Error::Invalid(text));
             }
