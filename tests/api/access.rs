@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use axum::http::Method;
+use muster_control::auth::scopes::TRUST_SCOPES;
 use muster_control::objects;
 use muster_control::queue::{DeleteNamespace, NewOperation};
 use muster_test_cluster::{Cluster, caller};
@@ -573,4 +574,13 @@ async fn routes_and_table_rows_match() {
     let rows: BTreeSet<(&str, &str, &str)> =
         TABLE.iter().map(|(method, path, scope, _)| (*method, *path, *scope)).collect();
     assert_eq!(routes, rows);
+}
+
+#[test]
+fn trust_scopes_include_every_call_that_a_trust_opens() {
+    for (method, path, scope, [.., stranger, trusted, _, _]) in TABLE {
+        if *stranger == 404 && *trusted == 200 {
+            assert!(TRUST_SCOPES.contains(scope), "{method} {path}: {scope}");
+        }
+    }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use axum::http::Method;
 use muster_api::{Access, RouteInfo};
 use muster_control::auth::Caller;
+use muster_control::auth::scopes::TRUST_SCOPES;
 use muster_control::objects;
 use muster_test_cluster::{ApiResponse, Cluster, caller};
 use muster_types::ids::KeyId;
@@ -181,23 +182,68 @@ async fn trust_grants_at_most_the_scopes_of_its_creator() {
         let response = cluster.call(creator, Method::POST, "/auth/namespaces/alpha/trust", Some(body)).await;
         assert_eq!(response.status, 200, "{}", response.text);
     };
-    let creator = scoped_token(&cluster, "alpha", &["auth.write", "artifact.*"]).await;
+    let sorted = |mut scopes: Vec<&'static str>| {
+        scopes.sort_unstable();
+        scopes
+    };
+    let creator = scoped_token(&cluster, "alpha", TRUST_SCOPES).await;
     trust(&creator, "beta").await;
-    assert_eq!(scopes_of("beta").await, some_scopes(&["auth.write", "artifact.*"]));
+    assert_eq!(scopes_of("beta").await, some_scopes(TRUST_SCOPES));
     // A third namespace cannot be used to escalate either.
     let beta = cluster.token("beta").await;
     trust(&beta, "gamma").await;
-    assert_eq!(scopes_of("gamma").await, some_scopes(&["auth.write", "artifact.*"]));
+    assert_eq!(scopes_of("gamma").await, some_scopes(TRUST_SCOPES));
     let rule = json!({"name": "r", "issuer": "none", "bound_claims": {"sub": "x"}, "scopes": ["blob.read"],
                                   "key_ttl": 60, "key_name_prefix": "r"});
     let response = cluster.call(&beta, Method::POST, "/auth/namespaces/alpha/rules", Some(rule)).await;
     assert_eq!(response.body["error"], "a rule cannot grant scopes you do not hold: blob.read");
     // Granting the trust again with other scopes adds those scopes.
-    let creator = scoped_token(&cluster, "alpha", &["auth.*"]).await;
-    trust(&creator, "beta").await;
-    assert_eq!(scopes_of("beta").await, some_scopes(&["artifact.*", "auth.*", "auth.write"]));
+    let more = [TRUST_SCOPES, &["blob.read"]].concat();
+    trust(&scoped_token(&cluster, "alpha", &more).await, "beta").await;
+    assert_eq!(scopes_of("beta").await, some_scopes(&sorted(more)));
     trust(&cluster.token("alpha").await, "beta").await;
     assert_eq!(scopes_of("beta").await, None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn trust_needs_every_scope_that_it_grants() {
+    let cluster = Cluster::new().await;
+    for name in ["alpha", "beta", "gamma"] {
+        cluster.create_namespace(name).await;
+    }
+    let trust = async |token: &str, other: &str| {
+        let body = json!({"external_namespace": other});
+        cluster.call(token, Method::POST, "/auth/namespaces/alpha/trust", Some(body)).await
+    };
+    for missing in TRUST_SCOPES.iter().filter(|scope| **scope != "auth.write") {
+        let held: Vec<&str> = TRUST_SCOPES.iter().copied().filter(|scope| scope != missing).collect();
+        let response = trust(&scoped_token(&cluster, "alpha", &held).await, "beta").await;
+        let expected = format!("a trust cannot grant scopes you do not hold: {missing}");
+        assert_eq!(
+            (response.status.as_u16(), response.body["error"].as_str()),
+            (403, Some(expected.as_str()))
+        );
+    }
+    let beta = cluster.token("beta").await;
+    assert_eq!(cluster.call(&beta, Method::GET, "/auth/namespaces/alpha", None).await.status, 404);
+    // Neither can a namespace that is trusted itself, with a scoped key.
+    assert_eq!(trust(&cluster.token("alpha").await, "beta").await.status, 200);
+    assert_eq!(trust(&scoped_token(&cluster, "beta", &["auth.write"]).await, "gamma").await.status, 403);
+    for held in [
+        &["*"][..],
+        &[
+            "agentoperation.*",
+            "artifact.*",
+            "auth.*",
+            "instance.*",
+            "interface.*",
+            "label.*",
+            "network.*",
+            "rule.*",
+        ],
+    ] {
+        assert_eq!(trust(&scoped_token(&cluster, "alpha", held).await, "gamma").await.status, 200);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

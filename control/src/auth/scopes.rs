@@ -4,6 +4,26 @@
 /// The scope that every administrative route requires in addition to its own.
 pub const CLUSTER_ADMIN: &str = "cluster-admin";
 
+/// The scopes of the calls that a trust opens to every key of the trusted namespace.
+pub const TRUST_SCOPES: &[&str] = &[
+    "agentoperation.read",
+    "artifact.read",
+    "artifact.write",
+    "auth.delete",
+    "auth.read",
+    "auth.write",
+    "instance.read",
+    "instance.write",
+    "interface.read",
+    "label.read",
+    "label.write",
+    "network.read",
+    "network.write",
+    "rule.delete",
+    "rule.read",
+    "rule.write",
+];
+
 /// Returns whether the scopes in `granted` include `required`. `None` includes everything, an empty list nothing.
 #[must_use]
 pub fn grants(granted: Option<&[String]>, required: &str) -> bool {

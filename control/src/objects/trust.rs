@@ -8,11 +8,12 @@ use muster_types::{Error, Result};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::{delegable_scopes, require_namespace};
+use crate::auth::scopes::{self, TRUST_SCOPES};
 use crate::objects::namespace;
 use muster_store::{namespaces, transaction, trusts};
 
-/// Lets `other` read the objects of `name` and create objects there. Keys that it creates there get at most the scopes
-/// of the caller.
+/// Lets `other` read the objects of `name` and create objects there. The caller must hold every scope that this grants.
+/// Keys that `other` creates there get at most the scopes of the caller.
 pub async fn add(app: &App, caller: &Caller, name: &str, other: &str) -> Result<NamespaceRecord> {
     require_namespace(&*app.store, caller, name).await?;
     check_name(other)
@@ -24,6 +25,7 @@ pub async fn add(app: &App, caller: &Caller, name: &str, other: &str) -> Result<
     );
     if other != SYSTEM_NAMESPACE {
         let held_scopes = delegable_scopes(&*app.store, caller, name).await?;
+        require_granted(held_scopes.as_deref())?;
         transaction!(app.store, |tx| {
             if !namespaces::lock(tx, name, NamespaceState::Created).await? {
                 return Err(Error::not_found("namespace").into());
@@ -32,6 +34,16 @@ pub async fn add(app: &App, caller: &Caller, name: &str, other: &str) -> Result<
         })?;
     }
     namespace::record(app, name).await
+}
+
+/// Rejects a caller without a scope of [`TRUST_SCOPES`]: the keys of the other namespace could do more than its own.
+fn require_granted(held: Option<&[String]>) -> Result<()> {
+    let missing: Vec<&str> =
+        TRUST_SCOPES.iter().copied().filter(|scope| !scopes::grants(held, scope)).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Forbidden(format!("a trust cannot grant scopes you do not hold: {}", missing.join(", "))))
 }
 
 /// Removes a trust. Removing an absent one, or `system`, changes nothing.
