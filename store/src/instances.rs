@@ -152,14 +152,9 @@ pub async fn page(
     rows(db, &format!("{tail} ORDER BY uuid LIMIT ?"), &values).await
 }
 
-/// Returns all undeleted instances of a namespace, or of all namespaces.
-pub async fn of_namespace(db: impl Read, namespace: Option<&str>) -> Result<Vec<InstanceRow>, StoreError> {
-    match namespace {
-        Some(namespace) => {
-            rows(db, "namespace = ? AND state <> 'deleted' ORDER BY uuid", params![namespace]).await
-        }
-        None => rows(db, "state <> 'deleted' ORDER BY uuid", &[]).await,
-    }
+/// Returns all undeleted instances of a namespace.
+pub async fn of_namespace(db: impl Read, namespace: &str) -> Result<Vec<InstanceRow>, StoreError> {
+    rows(db, "namespace = ? AND state <> 'deleted' ORDER BY uuid", params![namespace]).await
 }
 
 /// Returns all undeleted instances that were placed on a node.

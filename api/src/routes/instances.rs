@@ -171,24 +171,25 @@ pub(crate) async fn create(
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = Everything)]
 pub(crate) struct DeleteAllRequest {
-    /// Must be true.
-    #[schema(value_type = bool)]
+    /// May be omitted, but must not be false.
     confirm: Option<bool>,
-    /// Defaults to the caller's. Only `system` may name another namespace; `system` selects all instances of the cluster.
+    /// Defaults to the caller's. Only `system` may name another namespace.
     namespace: Option<String>,
 }
 
 /// Deletes all instances of a namespace.
 #[utoipa::path(delete, path = "/instances", tag = "instances", request_body = DeleteAllRequest, responses((status = 200, description = "UUIDs of the instances that are being deleted."),
-    (status = 400, description = "The request is not confirmed, or `system` does not name a namespace."),
+    (status = 400, description = "`confirm` is false."),
     (status = 401, description = "The request names another namespace."), (status = 404, description = "No such namespace.")))]
 pub(crate) async fn delete_all(
     State(app): State<Arc<App>>,
     Authenticated(caller): Authenticated,
     Args(request): Args<DeleteAllRequest>,
 ) -> ApiResult<Json<Vec<String>>> {
-    let confirm = request.confirm.unwrap_or(false);
-    let deleted = delete::delete_all(&app, &caller, confirm, request.namespace.as_deref()).await?;
+    if request.confirm == Some(false) {
+        return Err(Error::Invalid("parameter confirm is not set true".into()).into());
+    }
+    let deleted = delete::delete_all(&app, &caller, request.namespace.as_deref()).await?;
     Ok(Json(deleted.iter().map(ToString::to_string).collect()))
 }
 

@@ -108,7 +108,7 @@ pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<()> {
         if !namespaces::set_state(tx, name, from, to).await? {
             return Err(Error::not_found("namespace").into());
         }
-        for instance in instances::of_namespace(&mut *tx, Some(name)).await? {
+        for instance in instances::of_namespace(&mut *tx, name).await? {
             // An instance in error has no VM and is deleted with its namespace.
             if instance.state != InstanceState::Error {
                 return Err(Error::Invalid("you cannot delete a namespace with instances".into()).into());

@@ -129,8 +129,8 @@ on_both_engines! {
         assert!(set_instance_state(&store, own.id, S::Initial, S::Deleted).await);
         assert_eq!((named("www", Some("alpha")).await, page(None, false, None, 10).await.len()), (1, 3));
         assert_eq!(page(None, true, None, 10).await.len(), 4);
-        assert_eq!(instances::of_namespace(&*store, Some("alpha")).await.unwrap().len(), 1);
-        assert_eq!(instances::of_namespace(&*store, None).await.unwrap().len(), 3);
+        assert_eq!(instances::of_namespace(&*store, "alpha").await.unwrap().len(), 1);
+        assert_eq!(instances::of_namespace(&*store, "beta").await.unwrap().len(), 2);
         assert_eq!(instances::of_node(&*store, one).await.unwrap()[0].id, foreign.id);
         assert!(instances::tags(&*store, "alpha").await.unwrap().is_empty());
     }

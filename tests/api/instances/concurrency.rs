@@ -68,7 +68,7 @@ async fn assert_fifty_creates_fill_capacity(url: Option<&str>) {
 
     // The committed capacity of each node is the sum of its instances and within its limits.
     let mut committed: BTreeMap<String, (i64, i64, i64)> = BTreeMap::new();
-    let rows = instances::of_namespace(&*cluster.app.store, Some("ci")).await.unwrap();
+    let rows = instances::of_namespace(&*cluster.app.store, "ci").await.unwrap();
     for row in rows.iter().filter(|row| row.node.is_some()) {
         let node = cluster.app.nodes.iter().find(|node| Some(node.identity().id) == row.node).unwrap();
         let node_total = committed.entry(node.identity().name.clone()).or_default();

@@ -3,7 +3,6 @@
 use muster_types::event::Event;
 use muster_types::ids::{InstanceId, NodeId};
 use muster_types::instance::{InstanceRecord, InstanceState};
-use muster_types::namespace::SYSTEM_NAMESPACE;
 use muster_types::operation::OperationHandle;
 use muster_types::{Error, Result};
 
@@ -107,20 +106,12 @@ pub(crate) async fn release_deleted_node(app: &App, node: NodeId, name: &str) ->
     Ok(())
 }
 
-/// Deletes every instance of a namespace. The namespace `system` means the whole cluster.
-pub async fn delete_all(
-    app: &App,
-    caller: &Caller,
-    confirm: bool,
-    namespace: Option<&str>,
-) -> Result<Vec<InstanceId>> {
-    if !confirm {
-        return Err(Error::Invalid("parameter confirm is not set true".into()));
-    }
-    let namespace = namespace_for_delete_all(&*app.store, caller, namespace).await?;
-    let within = (namespace != SYSTEM_NAMESPACE).then_some(namespace);
+/// Deletes every instance of a namespace, by default the caller's own.
+pub async fn delete_all(app: &App, caller: &Caller, namespace: Option<&str>) -> Result<Vec<InstanceId>> {
+    let named = namespace.filter(|name| !name.is_empty()).unwrap_or(&caller.namespace);
+    let namespace = namespace_for_delete_all(&*app.store, caller, Some(named)).await?;
     let mut deleted = Vec::new();
-    for row in instances::of_namespace(&*app.store, within).await? {
+    for row in instances::of_namespace(&*app.store, namespace).await? {
         if begin(app, caller, row.id, "deletion request from REST API").await? {
             deleted.push(row.id);
         }
