@@ -148,6 +148,8 @@ fn primary_key(table: &str) -> Vec<&'static str> {
         "node_claims" => vec!["node_uuid"],
         "instance_ports" => vec!["node_uuid", "port"],
         "blob_locations" => vec!["blob_uuid", "node_uuid"],
+        "blob_metadata" => vec!["blob_uuid", "namespace", "name"],
+        "blob_namespaces" => vec!["blob_uuid", "namespace"],
         "event_links" => vec!["object_type", "object_id", "timestamp", "event_uuid"],
         "exchange_attempts" => vec!["source", "minute"],
         "exchanged_tokens" => vec!["rule", "token"],

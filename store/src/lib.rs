@@ -9,6 +9,8 @@ pub mod addresses;
 pub mod agent_operations;
 pub mod artifacts;
 pub mod blob_locations;
+pub mod blob_metadata;
+pub mod blob_namespaces;
 pub mod blobs;
 pub mod claims;
 pub mod cluster_values;

@@ -155,4 +155,6 @@ pub(super) const TABLES: &[&str] = &[
     "exchange_attempts",
     "exchanged_tokens",
     "namespace_claims",
+    "blob_metadata",
+    "blob_namespaces",
 ];

@@ -1,0 +1,81 @@
+//! Rows of metadata of blobs. A blob has no owner, so each namespace has its own.
+
+#[cfg(test)]
+mod tests;
+
+use muster_types::ids::BlobId;
+use serde_json::Value as JsonValue;
+
+use super::{Read, StoreError, Tx, Value, columns, params, placeholders};
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct BlobMetadataRow {
+    pub blob: BlobId,
+    pub namespace: String,
+    pub name: String,
+    pub value: JsonValue,
+}
+
+columns! { BlobMetadataRow { blob: blob_uuid, namespace, name, value: json(value), } }
+
+/// Returns the metadata of some blobs, of one namespace or of all.
+pub async fn of_blobs(
+    mut db: impl Read,
+    blobs: &[BlobId],
+    namespace: Option<&str>,
+) -> Result<Vec<BlobMetadataRow>, StoreError> {
+    if blobs.is_empty() {
+        return Ok(vec![]);
+    }
+    let filter = if namespace.is_some() { "AND namespace = ?" } else { "" };
+    let tail = format!("FROM blob_metadata WHERE blob_uuid IN ({}) {filter}", placeholders(blobs.len()));
+    let mut values: Vec<Value> = blobs.iter().map(|id| (*id).into()).collect();
+    values.extend(namespace.map(Value::from));
+    db.select(&tail, &values).await
+}
+
+/// Returns the approximate size of a namespace's metadata of a blob in bytes.
+pub async fn size(mut db: impl Read, blob: BlobId, namespace: &str) -> Result<i64, StoreError> {
+    db.fetch_one(
+        "SELECT CAST(COALESCE(SUM(LENGTH(name) + LENGTH(value)), 0) AS SIGNED) FROM blob_metadata \
+         WHERE blob_uuid = ? AND namespace = ?",
+        params![blob, namespace],
+    )
+    .await
+}
+
+pub async fn set(
+    tx: &mut Tx,
+    blob: BlobId,
+    namespace: &str,
+    name: &str,
+    value: &JsonValue,
+) -> Result<(), StoreError> {
+    tx.execute(
+        "REPLACE INTO blob_metadata (blob_uuid, namespace, name, value) VALUES (?, ?, ?, ?)",
+        params![blob, namespace, name, value.to_string()],
+    )
+    .await?;
+    Ok(())
+}
+
+pub async fn remove(tx: &mut Tx, blob: BlobId, namespace: &str, name: &str) -> Result<(), StoreError> {
+    tx.execute(
+        "DELETE FROM blob_metadata WHERE blob_uuid = ? AND namespace = ? AND name = ?",
+        params![blob, namespace, name],
+    )
+    .await?;
+    Ok(())
+}
+
+/// Removes all metadata of a blob.
+pub async fn remove_of(tx: &mut Tx, blob: BlobId) -> Result<(), StoreError> {
+    tx.execute("DELETE FROM blob_metadata WHERE blob_uuid = ?", params![blob]).await?;
+    Ok(())
+}
+
+/// Removes the metadata that a namespace has written.
+pub async fn remove_of_namespace(tx: &mut Tx, namespace: &str) -> Result<(), StoreError> {
+    tx.execute("DELETE FROM blob_metadata WHERE namespace = ?", params![namespace]).await?;
+    Ok(())
+}
