@@ -120,6 +120,7 @@ impl App {
     /// Records an event that a request caused.
     pub fn record(&self, caller: &Caller, mut event: Event) {
         event.request_id = Some(caller.request_id.clone());
+        event.namespace = Some(caller.namespace.clone());
         self.events.record(event);
     }
 }

@@ -3,7 +3,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 
 use muster_types::agent_operation::{AgentCommand, AgentOperationState, ExpiryReason};
 use muster_types::ids::{AgentOperationId, InstanceId, NodeId};
@@ -97,6 +97,21 @@ async fn rows(mut db: impl Read, tail: &str, values: &[Value]) -> Result<Vec<Age
 
 pub async fn get(db: impl Read, id: AgentOperationId) -> Result<Option<AgentOperationRow>, StoreError> {
     Ok(rows(db, "uuid = ?", params![id]).await?.pop())
+}
+
+/// Returns those of some operations whose namespace is the caller's or trusts it.
+pub async fn visible(mut db: impl Read, ids: &[String], caller: &str) -> Result<HashSet<String>, StoreError> {
+    if ids.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let sql = format!(
+        "SELECT uuid FROM agent_operations WHERE uuid IN ({}) \
+         AND (namespace = ? OR namespace IN (SELECT namespace FROM trusts WHERE trusted = ?))",
+        placeholders(ids.len())
+    );
+    let mut values: Vec<Value> = ids.iter().map(Value::from).collect();
+    values.extend([caller.into(), caller.into()]);
+    Ok(db.fetch(&sql, &values).await?.into_iter().collect())
 }
 
 /// Returns the next operations of an instance after `after`, in order; with `all`, also finished ones.

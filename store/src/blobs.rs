@@ -9,7 +9,9 @@ use muster_types::blob::{BlobState, Checksums, ContentDigest, HashAlgorithm, Ima
 use muster_types::ids::{BlobId, NodeId};
 use muster_types::time::now;
 
-use super::{Read, StoreError, Tx, Value, columns, params, placeholders, to_json};
+use super::{
+    Read, StoreError, Tx, Value, blob_metadata, blob_namespaces, columns, params, placeholders, to_json,
+};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct BlobRow {
@@ -113,19 +115,6 @@ pub async fn is_readable(mut db: impl Read, id: BlobId, caller: &str) -> Result<
     Ok(!db.rows(sql, params![id, caller, caller]).await?.is_empty())
 }
 
-/// Returns the number of objects that use each of some blobs.
-pub async fn use_counts(mut db: impl Read, ids: &[BlobId]) -> Result<HashMap<BlobId, i64>, StoreError> {
-    if ids.is_empty() {
-        return Ok(HashMap::new());
-    }
-    let sql = format!(
-        "SELECT target_id, COUNT(*) FROM object_references WHERE {IN_USE} AND target_id IN ({}) GROUP BY target_id",
-        placeholders(ids.len())
-    );
-    let values: Vec<Value> = ids.iter().map(|id| (*id).into()).collect();
-    Ok(db.fetch(&sql, &values).await?.into_iter().collect())
-}
-
 /// Returns the complete blobs that have been unused since `before`.
 pub async fn unused(db: impl Read, before: f64, limit: i64) -> Result<Vec<BlobRow>, StoreError> {
     let tail = format!(
@@ -223,8 +212,13 @@ pub async fn set_used(tx: &mut Tx, id: BlobId) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Removes the row of a blob that is deleted or was never completed.
+/// Removes a blob that is deleted or was never completed, with what each namespace has of it.
 pub async fn remove(tx: &mut Tx, id: BlobId) -> Result<bool, StoreError> {
     let sql = "DELETE FROM blobs WHERE uuid = ? AND state <> 'created'";
-    Ok(tx.execute(sql, params![id]).await? == 1)
+    let removed = tx.execute(sql, params![id]).await? == 1;
+    if removed {
+        blob_metadata::remove_of(tx, id).await?;
+        blob_namespaces::remove_of(tx, id).await?;
+    }
+    Ok(removed)
 }

@@ -12,12 +12,19 @@ use super::{Read, Select, Store, StoreError, Tx, Value, columns, params, to_json
 /// Inserts a batch of events. Inserting an event again has no effect.
 pub async fn insert(store: &Store, events: &[Event]) -> muster_types::Result<()> {
     let mut rows = Vec::with_capacity(events.len() * 8);
-    let mut links = Vec::with_capacity(events.len() * 5);
+    let mut links = Vec::with_capacity(events.len() * 6);
     for event in events {
         let id = event.event_uuid.to_string();
         let extra = to_json(&event.extra)?;
         for object in &event.objects {
-            links.extend(values![object.object_type, &object.id, event.timestamp, &id, event.event_type]);
+            links.extend(values![
+                object.object_type,
+                &object.id,
+                event.timestamp,
+                &id,
+                event.event_type,
+                event.namespace.as_ref()
+            ]);
         }
         rows.extend(values![
             id,
@@ -40,8 +47,8 @@ pub async fn insert(store: &Store, events: &[Event]) -> muster_types::Result<()>
         .await?;
         replace(
             tx,
-            "REPLACE INTO event_links (object_type, object_id, timestamp, event_uuid, event_type) VALUES",
-            5,
+            "REPLACE INTO event_links (object_type, object_id, timestamp, event_uuid, event_type, namespace) VALUES",
+            6,
             &links,
         )
         .await?;
@@ -108,18 +115,44 @@ impl From<EventRow> for EventRecord {
 
 /// Returns the newest events of an object, newest first.
 pub async fn list(
-    mut db: impl Read,
+    db: impl Read,
     object: &ObjectRef,
     event_type: Option<EventType>,
     limit: i64,
 ) -> Result<Vec<EventRecord>, StoreError> {
-    let filter = if event_type.is_some() { "AND l.event_type = ?" } else { "" };
+    filtered(db, object, "", &[], event_type, limit).await
+}
+
+/// Returns the newest events of an object that a namespace caused, newest first. A former namespace of the same name
+/// does not count.
+pub async fn list_of_namespace(
+    db: impl Read,
+    object: &ObjectRef,
+    namespace: &str,
+    event_type: Option<EventType>,
+    limit: i64,
+) -> Result<Vec<EventRecord>, StoreError> {
+    let filter = "AND l.namespace = ? AND l.timestamp >= (SELECT created FROM namespaces WHERE name = ?)";
+    filtered(db, object, filter, params![namespace, namespace], event_type, limit).await
+}
+
+async fn filtered(
+    mut db: impl Read,
+    object: &ObjectRef,
+    filter: &str,
+    filter_values: &[Value],
+    event_type: Option<EventType>,
+    limit: i64,
+) -> Result<Vec<EventRecord>, StoreError> {
+    let type_filter = if event_type.is_some() { "AND l.event_type = ?" } else { "" };
     let sql = format!(
         "SELECT {} FROM event_links l JOIN events e ON e.event_uuid = l.event_uuid \
-         WHERE l.object_type = ? AND l.object_id = ? {filter} ORDER BY l.timestamp DESC, l.event_uuid DESC LIMIT ?",
+         WHERE l.object_type = ? AND l.object_id = ? {filter} {type_filter} \
+         ORDER BY l.timestamp DESC, l.event_uuid DESC LIMIT ?",
         EventRow::columns_of("e")
     );
     let mut values = params![object.object_type, &object.id].to_vec();
+    values.extend_from_slice(filter_values);
     values.extend(event_type.map(Value::from));
     values.push(limit.into());
     let rows: Vec<EventRow> = db.fetch(&sql, &values).await?;

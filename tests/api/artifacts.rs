@@ -218,7 +218,8 @@ async fn deduplicates_content_without_revealing_other_users() {
     assert_eq!(text(&theirs, "blob_uuid"), blob);
     assert_eq!(search(&other).await.body["uuid"], blob);
     let seen = get(&cluster, &other, &format!("/blobs/{blob}")).await.body;
-    assert_eq!(seen["reference_count"], 2);
+    assert_eq!(seen["reference_count"], 1, "uses by other namespaces are hidden");
+    assert_eq!(get(&cluster, &system, &format!("/blobs/{blob}")).await.body["reference_count"], 2);
     let references = seen["references_to"]["version"].as_array().unwrap();
     assert_eq!(references.len(), 1, "references of other namespaces are hidden");
     assert_eq!(references[0]["source_uuid"], theirs["uuid"]);

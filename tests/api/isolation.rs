@@ -198,3 +198,97 @@ fn no_combination_of_trusts_changes_what_a_name_means() {
     let _guard = runtime.enter();
     drop((cluster, web));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn blob_metadata_and_events_belong_to_the_namespace_that_wrote_them() {
+    let web = WebServer::new(|_, _| Reply::status(404)).await;
+    let cluster = cluster_with_site(&web.url("/site")).await;
+    let (blue, red) = (cluster.token("blue").await, cluster.token("red").await);
+    let (green, system) = (cluster.token("green").await, cluster.token("system").await);
+    let mine = try_upload(&cluster, &blue, "x", b"same bytes", json!({})).await.body;
+    let theirs = try_upload(&cluster, &red, "y", b"same bytes", json!({})).await.body;
+    let blob = text(&mine, "blob_uuid");
+    assert_eq!(text(&theirs, "blob_uuid"), blob);
+    let path = format!("/blobs/{blob}/metadata");
+    let set = async |token: &str, key: &str, value: &str| {
+        let response = post(&cluster, token, &path, json!({"key": key, "value": value})).await;
+        assert_eq!(response.status, 200, "{}", response.text);
+    };
+    set(&blue, "owner", "blue team").await;
+    set(&red, "owner", "red team").await;
+    set(&system, "owner", "operator").await;
+    let remove = async |token: &str, key: &str| {
+        let path = format!("{path}/{key}");
+        assert_eq!(cluster.call(token, Method::DELETE, &path, None).await.status, 200);
+    };
+    remove(&green, "owner").await;
+    let check = async |token: &str, expected: Value| {
+        assert_eq!(get(&cluster, token, &path).await.body, expected);
+        assert_eq!(get(&cluster, token, &format!("/blobs/{blob}")).await.body["metadata"], expected);
+    };
+    check(&blue, json!({"owner": "blue team"})).await;
+    check(&red, json!({"owner": "red team"})).await;
+    check(&green, json!({})).await;
+    check(&system, json!({"owner": "operator", "blue/owner": "blue team", "red/owner": "red team"})).await;
+    let values = async |token: &str| -> Vec<Value> {
+        cluster.settle().await;
+        let events = muster_test_cluster::wait_for("the events to be stored", async || {
+            (cluster.app.events.depth() == 0).then_some(())
+        });
+        events.await;
+        let list = get(&cluster, token, &format!("/blobs/{blob}/events")).await.body;
+        let list = list.as_array().unwrap().iter().map(|event| event["extra"]["value"].clone());
+        list.filter(|value| !value.is_null()).collect()
+    };
+    assert_eq!(values(&blue).await, ["blue team"]);
+    assert_eq!(values(&red).await, ["red team"]);
+    assert_eq!(values(&green).await, [""; 0]);
+    assert_eq!(values(&system).await.len(), 3);
+    remove(&blue, "owner").await;
+    remove(&blue, "red%2Fowner").await;
+    remove(&system, "red%2Fowner").await;
+    check(&blue, json!({})).await;
+    check(&red, json!({})).await;
+    check(&system, json!({"owner": "operator"})).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn upload_of_known_content_does_not_reveal_its_age_or_uses() {
+    let web =
+        WebServer::new(|_, _| Reply::ok(&[7; 5000]).with("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT"))
+            .await;
+    let cluster = cluster_with_site(&web.url("/site")).await;
+    let (blue, red) = (cluster.token("blue").await, cluster.token("red").await);
+    let record = create(&cluster, &blue, "www", &with_base(&web.url("/x.img"))).await;
+    let blob = text(&record["disks"][0], "blob_uuid");
+    let path = format!("/blobs/{blob}");
+    get(&cluster, &blue, &format!("{path}/data")).await;
+    let original = get(&cluster, &blue, &path).await.body;
+    assert_eq!(original["reference_count"], 2, "{original}");
+    assert!(original["last_used"].is_number() && original["modified"].is_string(), "{original}");
+    let before = muster_types::time::now();
+    let uploaded = try_upload(&cluster, &red, "y", &[7; 5000], json!({})).await.body;
+    assert_eq!(text(&uploaded, "blob_uuid"), blob);
+    assert_eq!(uploaded["blobs"]["1"]["reference_count"], 1);
+    let fresh = try_upload(&cluster, &red, "z", &[8; 5000], json!({})).await.body;
+    let events = async |blob: &str| {
+        muster_test_cluster::wait_for("the events to be stored", async || {
+            (cluster.app.events.depth() == 0).then_some(())
+        })
+        .await;
+        let list = get(&cluster, &red, &format!("/blobs/{blob}/events")).await.body;
+        list.as_array().unwrap().iter().map(|event| event["message"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(events(blob).await, events(text(&fresh, "blob_uuid")).await);
+    let check = async || {
+        let seen = get(&cluster, &red, &path).await.body;
+        assert!(seen["fetched_at"].as_f64().unwrap() >= before, "{seen}");
+        assert_eq!((&seen["modified"], &seen["last_used"]), (&Value::Null, &Value::Null), "{seen}");
+        seen["reference_count"].clone()
+    };
+    assert_eq!(check().await, 1);
+    // Not after the artifact is deleted either, and the first namespace sees nothing of the second.
+    cluster.call(&red, Method::DELETE, "/artifacts/y", None).await;
+    assert_eq!(check().await, 0);
+    assert_eq!(get(&cluster, &blue, &path).await.body, original);
+}

@@ -36,6 +36,9 @@ pub struct Event {
     pub request_id: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub duration: Option<f64>,
+    /// The namespace that caused the event, if it was not the service itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
     pub objects: Vec<ObjectRef>,
 }
 
@@ -53,6 +56,7 @@ impl Event {
             node: String::new(),
             request_id: None,
             duration: None,
+            namespace: None,
             objects: vec![object],
         }
     }

@@ -23,7 +23,7 @@ use crate::forward::OriginalRequest;
 use crate::guard::Authenticated;
 use crate::pages::{Pages, in_pages};
 use crate::response::{Json, json_response, respond};
-use crate::routes::events::{EventQuery, events_of};
+use crate::routes::events::{EventQuery, own_events_of};
 use crate::routes::metadata::metadata_routes;
 use muster_control::app::App;
 use muster_control::auth::Caller;
@@ -100,7 +100,7 @@ pub(crate) async fn data(
         NodeLocation::Remote(node) => return request.forward(&app, &node, &caller).await,
     };
     let transfer = app.begin_transfer()?;
-    blob::record_use(&app, &row).await;
+    blob::record_use(&app, &caller, &row).await;
     let size = row.content().size;
     let tag = format!("\"{}\"", row.id);
     let requested = match (query.offset, query.limit) {
@@ -205,7 +205,7 @@ fn unsatisfiable(size: u64) -> ApiResult<Response> {
     Ok(response)
 }
 
-/// Lists the events of a blob, newest first.
+/// Lists the events of a blob that the caller's namespace caused, newest first; all for `system`.
 #[utoipa::path(get, path = "/blobs/{blob_uuid}/events", tag = "blobs",
     params(("blob_uuid" = String, Path), EventQuery), responses((status = 404, description = "No such blob.")))]
 pub(crate) async fn list_events(
@@ -214,7 +214,7 @@ pub(crate) async fn list_events(
     Path(id): Path<String>,
     Args(query): Args<EventQuery>,
 ) -> ApiResult<Json<Vec<EventRecord>>> {
-    events_of(&app, &object(&app, &caller, &id).await?, &query).await
+    own_events_of(&app, &caller, &object(&app, &caller, &id).await?, &query).await
 }
 
 /// Returns a checksum of a blob, or `null` if it is not computed yet.
@@ -255,7 +255,8 @@ pub(crate) async fn search_without_hash(
     Err(Error::Invalid("you must specify a hash".into()).into())
 }
 
-/// Finds the blob of a request. Its UUID is sufficient authorization.
+/// Finds the blob of a request. Its UUID is sufficient authorization: metadata and events are those of the caller's
+/// namespace.
 async fn object(app: &App, _: &Caller, id: &str) -> Result<ObjectRef, ApiError> {
     Ok(blob::object(blob::find(app, id).await?.id))
 }

@@ -48,7 +48,7 @@ macro_rules! metadata_routes {
                 _: Args<NoArgs>,
             ) -> ApiResult<Json<Map<String, Value>>> {
                 let object = $find(&app, &caller, &reference).await?;
-                Ok(Json(metadata::get(&app, &object).await?))
+                Ok(Json(metadata::get(&app, &caller, &object).await?))
             }
 
             /// Creates or replaces a metadata item.

@@ -32,7 +32,8 @@ use muster_store::nodes::NodeRow;
 use muster_store::references;
 use muster_store::uploads::UploadRow;
 use muster_store::{
-    Read, StoreError, Tx, TxError, blob_locations, metadata, namespaces, operations, transaction, uploads,
+    Read, StoreError, Tx, TxError, blob_locations, blob_namespaces, metadata, namespaces, operations,
+    transaction, uploads,
 };
 
 /// The version of the record's format.
@@ -211,12 +212,16 @@ pub async fn from_upload(
         node.storage().append(draft, Some(0), upload::max_content_bytes(app), empty).await?;
     }
     let is_image = request.artifact_type == ArtifactType::Image;
-    let prepared = blob::prepare(app, node, &BlobSource { draft, is_image, modified: None }).await?;
+    let source = BlobSource { draft, namespace: namespace.clone(), is_image, modified: None };
+    let prepared = blob::prepare(app, node, &source).await?;
     let outcome = transaction!(app.store, |tx| {
         if !uploads::end(tx, from.id).await? {
             return Err(Error::not_found("upload").into());
         }
         let blob = blob::commit_in(tx, &prepared).await?;
+        if namespace != caller.namespace {
+            blob_namespaces::receive(tx, blob, &caller.namespace, None).await?;
+        }
         let (row, new) = ensure_in(app, tx, caller, &namespace, request).await?;
         let added = version::add_in(tx, &row, blob).await?;
         if is_image && added.is_some() {
@@ -470,16 +475,19 @@ async fn records<D: Read + Copy>(
     used.sort_unstable();
     used.dedup();
     let blobs_of = blobs::by_ids(db, &used).await?;
-    let uses = blobs::use_counts(db, &used).await?;
     let blob_ids: Vec<String> = used.iter().map(ToString::to_string).collect();
     let users = references::of_objects(db, ObjectType::Blob, &blob_ids).await?;
-    let users = blob::instances_by_blob(db, caller, users).await?;
-    let version = |blob: &BlobRow| ArtifactVersion {
-        uuid: blob.id,
-        size: blob.size,
-        reference_count: uses.get(&blob.id).copied().unwrap_or(0),
-        depends_on: blob.depends_on,
-        instances: Some(users.get(&blob.id.to_string()).cloned().unwrap_or_default()),
+    let users = blob::visible(db, Some(caller), users).await?;
+    let version = |blob: &BlobRow| {
+        let users =
+            users.get(&blob.id.to_string()).map(|references| references.to.clone()).unwrap_or_default();
+        ArtifactVersion {
+            uuid: blob.id,
+            size: blob.size,
+            reference_count: blob::use_count(&users),
+            depends_on: blob.depends_on,
+            instances: Some(blob::instances(&users)),
+        }
     };
     Ok(rows
         .into_iter()

@@ -19,13 +19,15 @@ use serde_json::{Map, Value, json};
 
 use crate::app::App;
 use crate::auth::Caller;
+use crate::objects::metadata;
 use crate::objects::node_location::NodeLocation;
 use crate::state::BlobInProgress;
+use muster_store::blob_namespaces::{self, BlobReceiptRow};
 use muster_store::blobs::{self, BlobRow, NewBlob};
 use muster_store::nodes::{self, NodeRow};
-use muster_store::references::References;
+use muster_store::references::{ObjectReferences, References};
 use muster_store::{
-    Read, StoreError, Tx, TxError, artifacts, blob_locations, metadata, references, transaction,
+    Read, StoreError, Tx, TxError, agent_operations, artifacts, blob_locations, references, transaction,
 };
 
 /// The version of the record's format.
@@ -48,11 +50,32 @@ pub(crate) struct PreparedBlob<'a> {
     blob: BlobId,
     content: ContentDigest,
     image: Option<ImageFacts>,
+    namespace: String,
+    modified: Option<String>,
     node: Arc<dyn NodeApi>,
     /// Whether no other blob has this content.
     is_new: bool,
     /// Marks the blob as being written by this daemon, if this node had no copy.
     in_progress: Option<BlobInProgress<'a>>,
+}
+
+impl PreparedBlob<'_> {
+    fn new(node: &Arc<dyn NodeApi>, source: &BlobSource, blob: BlobId, content: ContentDigest) -> Self {
+        Self {
+            blob,
+            content,
+            image: None,
+            namespace: source.namespace.clone(),
+            modified: source.modified.clone(),
+            node: Arc::clone(node),
+            is_new: true,
+            in_progress: None,
+        }
+    }
+
+    async fn receive_in(&self, tx: &mut Tx, blob: BlobId) -> Result<(), StoreError> {
+        blob_namespaces::receive(tx, blob, &self.namespace, self.modified.as_deref()).await
+    }
 }
 
 impl fmt::Debug for PreparedBlob<'_> {
@@ -68,6 +91,8 @@ impl fmt::Debug for PreparedBlob<'_> {
 #[derive(Debug)]
 pub(crate) struct BlobSource {
     pub(crate) draft: Draft,
+    /// The namespace that sent or fetched it.
+    pub(crate) namespace: String,
     /// Whether it is a disk image, which must pass inspection.
     pub(crate) is_image: bool,
     /// When the source was last modified, according to the source.
@@ -84,8 +109,8 @@ pub(crate) async fn prepare<'a>(
     let content = node.storage().digest(source.draft).await?;
     let existing = blobs::by_content(&*app.store, &content.checksums.sha512).await?;
     let (blob, is_new) = existing.map_or_else(|| (BlobId::new(), true), |blob| (blob, false));
-    let mut prepared =
-        PreparedBlob { blob, content, image: None, node: Arc::clone(node), is_new, in_progress: None };
+    let mut prepared = PreparedBlob::new(node, source, blob, content);
+    prepared.is_new = is_new;
     if !has_local_copy(app, &prepared).await? {
         prepared.in_progress =
             Some(app.blobs_in_progress.begin_after_others(node.identity().id, blob).await?);
@@ -113,9 +138,8 @@ pub(crate) async fn prepare_as<'a>(
     let content = node.storage().digest(source.draft).await?;
     // Removes what a failed attempt left behind.
     remove_incomplete(app, node, blob).await?;
-    let in_progress = Some(app.blobs_in_progress.begin_after_others(node.identity().id, blob).await?);
-    let mut prepared =
-        PreparedBlob { blob, content, image: None, node: Arc::clone(node), is_new: true, in_progress };
+    let mut prepared = PreparedBlob::new(node, source, blob, content);
+    prepared.in_progress = Some(app.blobs_in_progress.begin_after_others(node.identity().id, blob).await?);
     match store_draft(app, source, &mut prepared).await {
         Ok(()) => Ok(prepared),
         Err(error) => {
@@ -194,6 +218,7 @@ pub(crate) async fn commit_in(tx: &mut Tx, prepared: &PreparedBlob<'_>) -> Resul
     if let Some(image) = &prepared.image {
         blobs::set_image(tx, committed, image).await?;
     }
+    prepared.receive_in(tx, committed).await?;
     Ok(committed)
 }
 
@@ -216,6 +241,7 @@ pub(crate) async fn commit_with_id_in(
         return Err(Error::Internal(format!("blob {blob} is not being created")).into());
     }
     blob_locations::set(tx, blob, prepared.node.identity().id, CopyState::Complete).await?;
+    prepared.receive_in(tx, blob).await?;
     if let Some(image) = &prepared.image {
         blobs::set_image(tx, blob, image).await?;
     }
@@ -237,6 +263,11 @@ pub(crate) async fn finish_commit(app: &App, prepared: &PreparedBlob<'_>, commit
         app.events
             .record(Event::audit(object(committed), "db record created").with("size", prepared.content.size));
     }
+    // The namespace sees the same event for new content and for content that others sent before.
+    let mut received =
+        Event::audit(object(committed), "content received").with("size", prepared.content.size);
+    received.namespace = Some(prepared.namespace.clone());
+    app.events.record(received);
 }
 
 /// Removes a prepared blob that was not committed.
@@ -333,20 +364,22 @@ pub(crate) async fn records<D: Read + Copy>(
 ) -> Result<Vec<BlobRecord>> {
     let ids: Vec<BlobId> = rows.iter().map(|row| row.id).collect();
     let id_strings: Vec<String> = ids.iter().map(ToString::to_string).collect();
-    let mut metadata_of = metadata::of_objects(db, ObjectType::Blob, &id_strings).await?;
-    let mut references_of = references::of_objects(db, ObjectType::Blob, &id_strings).await?;
+    let mut metadata_of = metadata::of_blobs(db, caller, &ids).await?;
+    let references_of = references::of_objects(db, ObjectType::Blob, &id_strings).await?;
+    let mut references_of = visible(db, caller, references_of).await?;
+    let mut receipts = match caller.filter(|caller| !caller.is_system()) {
+        Some(caller) => blob_namespaces::of_namespace(db, &caller.namespace, &ids).await?,
+        None => HashMap::new(),
+    };
     let mut copies_of = blob_locations::of_blobs(db, &ids).await?;
-    let uses = blobs::use_counts(db, &ids).await?;
     let node_ids: HashSet<NodeId> = copies_of.values().flatten().map(|copy| copy.node).collect();
     let names = nodes::names(db, &node_ids.into_iter().collect::<Vec<_>>()).await?;
     let mut records = Vec::with_capacity(rows.len());
-    for row in rows {
-        let id = row.id.to_string();
-        let references = references_of.remove(&id).unwrap_or_default();
-        let references_to = match caller.filter(|caller| !caller.is_system()) {
-            Some(caller) => visible(db, caller, references.to).await?,
-            None => references.to,
-        };
+    for mut row in rows {
+        let references = references_of.remove(&row.id.to_string()).unwrap_or_default();
+        if caller.is_some_and(|caller| !caller.is_system()) {
+            hide_foreign_times(&mut row, receipts.remove(&row.id), &references.to);
+        }
         let copies = copies_of.remove(&row.id).unwrap_or_default();
         let complete = copies.iter().filter(|copy| copy.state == CopyState::Complete);
         let mut locations: Vec<String> = complete.filter_map(|copy| names.get(&copy.node).cloned()).collect();
@@ -356,7 +389,7 @@ pub(crate) async fn records<D: Read + Copy>(
         records.push(BlobRecord {
             uuid: row.id,
             state: row.state,
-            metadata: metadata_of.remove(&id).unwrap_or_default(),
+            metadata: metadata_of.remove(&row.id).unwrap_or_default(),
             version: VERSION,
             size: row.size,
             modified: row.modified,
@@ -364,21 +397,32 @@ pub(crate) async fn records<D: Read + Copy>(
             depends_on: row.depends_on,
             transcodes: BTreeMap::new(),
             locations,
-            reference_count: uses.get(&row.id).copied().unwrap_or(0),
+            reference_count: use_count(&references.to),
             sha512: Some(row.checksums.sha512.clone()).filter(|checksum| !checksum.is_empty()),
             checksums: checksums.filter(|(_, checksum)| !checksum.is_empty()).collect(),
             last_used: row.last_used,
-            instances: Some(instances(&references_to)),
+            instances: Some(instances(&references.to)),
             image: row.image.as_ref().map(|facts| image_keys(facts, row.size)).unwrap_or_default(),
-            references_to,
+            references_to: references.to,
             references_from: references.from,
         });
     }
     Ok(records)
 }
 
+/// Replaces the times of a blob by those that its receipt or the visible users tell the caller, who does not learn when
+/// others sent or used the same content.
+fn hide_foreign_times(row: &mut BlobRow, receipt: Option<BlobReceiptRow>, users: &References) {
+    if let Some(receipt) = receipt {
+        (row.created, row.modified, row.last_used) = (receipt.received, receipt.modified, receipt.last_used);
+    } else if let Some(first) = users.values().flatten().map(|user| user.created).min_by(f64::total_cmp) {
+        row.created = first;
+        row.last_used = row.last_used.filter(|last| *last >= first);
+    }
+}
+
 /// Returns the instances among the users of a blob.
-fn instances(references: &References) -> Vec<InstanceId> {
+pub(crate) fn instances(references: &References) -> Vec<InstanceId> {
     let uses = references.values().flatten();
     let mut ids: Vec<_> = uses
         .filter(|reference| reference.source_object_type == ObjectType::Instance.as_str())
@@ -389,38 +433,37 @@ fn instances(references: &References) -> Vec<InstanceId> {
     ids
 }
 
-/// Returns the instances that use each blob, limited to those that the caller may read.
-pub(crate) async fn instances_by_blob(
-    db: impl Read,
-    caller: &Caller,
-    users: HashMap<String, references::ObjectReferences>,
-) -> Result<HashMap<String, Vec<InstanceId>>> {
-    let mut found: HashMap<String, Vec<InstanceId>> =
-        users.into_iter().map(|(blob, references)| (blob, instances(&references.to))).collect();
-    if !caller.is_system() {
-        let all: Vec<String> = found.values().flatten().map(ToString::to_string).collect();
-        let visible_ids = muster_store::instances::visible(db, &all, &caller.namespace).await?;
-        found.values_mut().for_each(|list| list.retain(|id| visible_ids.contains(&id.to_string())));
-    }
-    Ok(found)
+/// Returns the number of uses of a blob. Operations do not count.
+pub(crate) fn use_count(references: &References) -> i64 {
+    let is_operation =
+        |reference: &Reference| reference.source_object_type == ObjectType::ClusterOperation.as_str();
+    let uses = references.values().flatten().filter(|reference| !is_operation(reference));
+    i64::try_from(uses.count()).unwrap_or(i64::MAX)
 }
 
-/// Returns the users of a blob that the caller may read.
-async fn visible<D: Read + Copy>(db: D, caller: &Caller, references: References) -> Result<References> {
+/// Removes the users of blobs that the caller may not read; `None` reads all.
+pub(crate) async fn visible<D: Read + Copy>(
+    db: D,
+    caller: Option<&Caller>,
+    mut of_blobs: HashMap<String, ObjectReferences>,
+) -> Result<HashMap<String, ObjectReferences>> {
+    let Some(caller) = caller.filter(|caller| !caller.is_system()) else { return Ok(of_blobs) };
     let of = |kind: ObjectType| -> Vec<String> {
-        let uses = references.values().flatten();
+        let uses = of_blobs.values().flat_map(|references| references.to.values().flatten());
         let own = uses.filter(|reference| reference.source_object_type == kind.as_str());
         own.map(|reference| reference.source_uuid.clone()).collect()
     };
-    let mut visible_ids = artifacts::visible(db, &of(ObjectType::Artifact), &caller.namespace).await?;
-    visible_ids
-        .extend(muster_store::instances::visible(db, &of(ObjectType::Instance), &caller.namespace).await?);
-    let kept = references.into_iter().map(|(name, list)| {
-        let list: Vec<Reference> =
-            list.into_iter().filter(|reference| visible_ids.contains(&reference.source_uuid)).collect();
-        (name, list)
-    });
-    Ok(kept.filter(|(_, list)| !list.is_empty()).collect())
+    let name = &caller.namespace;
+    let mut visible_ids = artifacts::visible(db, &of(ObjectType::Artifact), name).await?;
+    visible_ids.extend(muster_store::instances::visible(db, &of(ObjectType::Instance), name).await?);
+    visible_ids.extend(agent_operations::visible(db, &of(ObjectType::AgentOperation), name).await?);
+    for references in of_blobs.values_mut() {
+        references.to.retain(|_, list| {
+            list.retain(|reference| visible_ids.contains(&reference.source_uuid));
+            !list.is_empty()
+        });
+    }
+    Ok(of_blobs)
 }
 
 /// Returns the fields of the record that describe a disk image.
@@ -460,14 +503,22 @@ pub async fn locate(app: &App, id: &str) -> Result<(BlobRow, NodeLocation)> {
 }
 
 /// Records that a blob is in use, at most once per interval.
-pub async fn record_use(app: &App, row: &BlobRow) {
-    if row.last_used.is_some_and(|last| now() - last < USE_RECORD_INTERVAL) {
-        return;
-    }
-    let recorded = transaction!(app.store, |tx| { Ok(blobs::set_used(tx, row.id).await?) });
-    if let Err(error) = recorded {
+pub async fn record_use(app: &App, caller: &Caller, row: &BlobRow) {
+    if let Err(error) = try_record_use(app, caller, row).await {
         tracing::warn!(blob = %row.id, %error, "failed to record use of blob");
     }
+}
+
+async fn try_record_use(app: &App, caller: &Caller, row: &BlobRow) -> Result<()> {
+    let receipts = blob_namespaces::of_namespace(&*app.store, &caller.namespace, &[row.id]).await?;
+    let last_used = receipts.get(&row.id).map_or(row.last_used, |receipt| receipt.last_used);
+    if last_used.is_some_and(|last| now() - last < USE_RECORD_INTERVAL) {
+        return Ok(());
+    }
+    transaction!(app.store, |tx| {
+        blobs::set_used(tx, row.id).await?;
+        Ok(blob_namespaces::set_used(tx, row.id, &caller.namespace).await?)
+    })
 }
 
 /// Marks a node's copy as damaged, so that it is no longer served.

@@ -1,9 +1,13 @@
 //! Metadata: a key/value store on every object, which the service does not interpret.
 //!
-//! The module of the object checks access before it calls this one.
+//! The module of the object checks access before it calls this one. Blobs have no owner: each namespace has its own
+//! metadata of a blob, and `system` sees all, with the keys of the others as `<namespace>/<key>`.
+
+use std::collections::HashMap;
 
 use muster_types::event::Event;
-use muster_types::namespace::NamespaceState;
+use muster_types::ids::BlobId;
+use muster_types::namespace::{NamespaceState, SYSTEM_NAMESPACE};
 use muster_types::object::{ObjectRef, ObjectType, check_path_segment};
 use muster_types::{Error, Result, spec};
 use serde_json::{Map, Value};
@@ -12,7 +16,8 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::network::state::PRESENT;
 use muster_store::{
-    StoreError, Tx, artifacts, blobs, instances, interfaces, metadata, namespaces, networks, transaction,
+    Read, StoreError, Tx, TxError, artifacts, blob_metadata, blobs, instances, interfaces, metadata,
+    namespaces, networks, transaction,
 };
 
 /// The maximum size of the metadata of an object: its record contains all of it.
@@ -23,8 +28,68 @@ const MAX_EVENT_VALUE_BYTES: usize = 1024;
 /// The event of an accepted affinity in the older format.
 pub(crate) const DEPRECATED_AFFINITY: &str = "deprecated weighted affinity specification accepted";
 
-pub async fn get(app: &App, object: &ObjectRef) -> Result<Map<String, Value>> {
-    Ok(metadata::get(&*app.store, object.object_type, &object.id).await?)
+/// Returns the metadata of an object that the caller may see.
+pub async fn get(app: &App, caller: &Caller, object: &ObjectRef) -> Result<Map<String, Value>> {
+    match blob_id(object)? {
+        Some(id) => Ok(of_blobs(&*app.store, Some(caller), &[id]).await?.remove(&id).unwrap_or_default()),
+        None => Ok(metadata::get(&*app.store, object.object_type, &object.id).await?),
+    }
+}
+
+/// Returns the id of a blob, `None` for other objects.
+fn blob_id(object: &ObjectRef) -> Result<Option<BlobId>> {
+    if object.object_type != ObjectType::Blob {
+        return Ok(None);
+    }
+    object.id.parse().map(Some).map_err(|_| Error::not_found("blob"))
+}
+
+/// Returns the metadata of blobs that the caller may see; `None` sees all.
+pub(crate) async fn of_blobs(
+    db: impl Read,
+    caller: Option<&Caller>,
+    ids: &[BlobId],
+) -> Result<HashMap<BlobId, Map<String, Value>>> {
+    let namespace = caller.filter(|caller| !caller.is_system()).map(|caller| caller.namespace.as_str());
+    let mut by_blob: HashMap<BlobId, Map<String, Value>> = HashMap::new();
+    for row in blob_metadata::of_blobs(db, ids, namespace).await? {
+        let is_own = row.namespace == namespace.unwrap_or(SYSTEM_NAMESPACE);
+        let key = if is_own { row.name } else { format!("{}/{}", row.namespace, row.name) };
+        by_blob.entry(row.blob).or_default().insert(key, row.value);
+    }
+    Ok(by_blob)
+}
+
+/// Writes a key and returns the size of all keys next to it.
+async fn set_in(
+    tx: &mut Tx,
+    caller: &Caller,
+    object: &ObjectRef,
+    key: &str,
+    value: &Value,
+) -> Result<i64, TxError> {
+    Ok(match blob_id(object)? {
+        Some(id) => {
+            blob_metadata::set(tx, id, &caller.namespace, key, value).await?;
+            blob_metadata::size(&mut *tx, id, &caller.namespace).await?
+        }
+        None => {
+            metadata::set(tx, object.object_type, &object.id, key, value).await?;
+            metadata::size(&mut *tx, object.object_type, &object.id).await?
+        }
+    })
+}
+
+async fn remove_in(tx: &mut Tx, caller: &Caller, object: &ObjectRef, key: &str) -> Result<(), TxError> {
+    match blob_id(object)? {
+        Some(id) => {
+            let foreign = key.split_once('/').filter(|_| caller.is_system());
+            let (namespace, key) = foreign.unwrap_or((&caller.namespace, key));
+            blob_metadata::remove(tx, id, namespace, key).await?;
+        }
+        None => metadata::remove(tx, object.object_type, &object.id, key).await?,
+    }
+    Ok(())
 }
 
 /// Locks an object against deletion until the transaction ends. Returns whether it exists.
@@ -79,8 +144,7 @@ pub async fn set(
         if !lock(tx, object).await? {
             return Err(Error::not_found(object.object_type.as_str()).into());
         }
-        metadata::set(tx, object.object_type, &object.id, key, value).await?;
-        if metadata::size(&mut *tx, object.object_type, &object.id).await? > MAX_BYTES {
+        if set_in(tx, caller, object, key, value).await? > MAX_BYTES {
             return Err(too_large().into());
         }
         Ok(())
@@ -132,7 +196,7 @@ fn too_large() -> Error {
 
 /// Removes a key, if it exists.
 pub async fn remove(app: &App, caller: &Caller, object: &ObjectRef, key: &str) -> Result<()> {
-    transaction!(app.store, |tx| { Ok(metadata::remove(tx, object.object_type, &object.id, key).await?) })?;
+    transaction!(app.store, |tx| { remove_in(tx, caller, object, key).await })?;
     app.record(
         caller,
         Event::audit(object.clone(), "delete metadata key request from REST API").with("key", key),

@@ -10,7 +10,9 @@ use crate::events::clear_events;
 use crate::objects::claim;
 use crate::queue::{CleanNamespace, Operation as _};
 use muster_store::operations::OperationRow;
-use muster_store::{claims, events, keys, metadata, namespaces, rules, transaction, trusts};
+use muster_store::{
+    blob_metadata, blob_namespaces, claims, events, keys, metadata, namespaces, rules, transaction, trusts,
+};
 
 const UNDO_NOT_NEEDED: Undo = Undo::NotNeeded("the namespace is already deleted; the next attempt continues");
 
@@ -116,6 +118,8 @@ async fn clean_metadata(app: &App, row: &OperationRow) -> Result<()> {
     transaction!(app.store, |tx| {
         if namespaces::lock(tx, name, DELETED).await? {
             metadata::remove_of(tx, ObjectType::Namespace, name).await?;
+            blob_metadata::remove_of_namespace(tx, name).await?;
+            blob_namespaces::remove_of_namespace(tx, name).await?;
             trusts::remove_of(tx, name).await?;
             // Granted to the name after the deletion; a new namespace of the same name must not get it.
             trusts::remove_naming(tx, name).await?;

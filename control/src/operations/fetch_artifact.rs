@@ -94,7 +94,8 @@ async fn add_version(
 ) -> Result<()> {
     let (node, draft) = (storage_node(app)?, Draft::Fetch(row.id));
     let compression = node.storage().decompress(draft).await?;
-    let source = BlobSource { draft, is_image: true, modified: validators.modified.clone() };
+    let (namespace, modified) = (artifact.namespace.clone(), validators.modified.clone());
+    let source = BlobSource { draft, namespace, is_image: true, modified };
     let prepared = blob::prepare(app, node, &source).await?;
     let outcome = transaction!(app.store, |tx| {
         let blob_id = blob::commit_in(tx, &prepared).await?;

@@ -109,7 +109,8 @@ async fn add_version(
     copy: &DiskCopy,
 ) -> Result<()> {
     let draft = Draft::Vm(copy.blob);
-    let source = BlobSource { draft, is_image: copy.device != NVRAM, modified: None };
+    let (namespace, is_image) = (instance.namespace.clone(), copy.device != NVRAM);
+    let source = BlobSource { draft, namespace, is_image, modified: None };
     let prepared = blob::prepare_as(app, node, &source, copy.blob).await?;
     let outcome = transaction!(app.store, |tx| {
         blob::commit_with_id_in(tx, &prepared, copy.base).await?;

@@ -28,6 +28,14 @@ on_both_engines! {
         assert_eq!(events::list(&*store, &b, None, 10).await.unwrap().len(), 1);
         assert_eq!(events::list(&*store, &a, None, 3).await.unwrap().len(), 3);
         assert!(store.estimate_rows("events").await.unwrap() >= 0);
+        let own = async |name: &str| events::list_of_namespace(&*store, &b, name, None, 10).await.unwrap().len();
+        let mut before = event(&b, EventType::Audit, "of a former namespace", 1000.0);
+        let mut after = event(&b, EventType::Audit, "own", -1000.0);
+        (before.namespace, after.namespace) = (Some("ns".into()), Some("ns".into()));
+        events::insert(&store, &[before, after]).await.unwrap();
+        assert_eq!(own("ns").await, 0, "the namespace does not exist");
+        transaction!(store, |tx| { Ok(namespaces::insert(tx, "ns").await?) }).unwrap();
+        assert_eq!((own("ns").await, own("other").await), (1, 0));
     }
 
     async fn prunes_links_by_age_and_events_without_links(store: Arc<Store>) {

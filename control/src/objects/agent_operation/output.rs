@@ -42,18 +42,19 @@ pub(super) struct StoredOutput<'a> {
 
 /// Stores data in a draft on the node and prepares its blob.
 pub(super) async fn store_output<'a>(
-    app: &'a App,
-    node: &Arc<dyn NodeApi>,
+    work: &'a AgentOperationRun,
     name: &'static str,
     max_bytes: u64,
     data: ByteStream,
 ) -> Result<StoredOutput<'a>> {
+    let (app, node): (&App, _) = (&work.app, &work.node);
     let id = BlobId::new();
     let draft = Draft::Vm(id);
     let mark = app.drafts_in_progress.begin(node.identity().id, id);
     let prepared = async {
         node.storage().append(draft, Some(0), max_bytes.min(upload::max_content_bytes(app)), data).await?;
-        blob::prepare(app, node, &BlobSource { draft, is_image: false, modified: None }).await
+        let namespace = work.row.namespace.clone();
+        blob::prepare(app, node, &BlobSource { draft, namespace, is_image: false, modified: None }).await
     };
     match prepared.await {
         Ok(prepared) => Ok(StoredOutput { name, prepared, draft, _mark: mark }),
@@ -128,8 +129,7 @@ async fn add_output<'a>(
         Some(bytes) => Box::pin(stream::iter([Ok(bytes)])),
         None => work.guests().output(work.row.instance, key, name).await?,
     };
-    let stored =
-        store_output(&work.app, &work.node, field, max_bytes, data).await.map_err(Failure::from_transfer)?;
+    let stored = store_output(work, field, max_bytes, data).await.map_err(Failure::from_transfer)?;
     outcome.outputs.push(stored);
     Ok(())
 }

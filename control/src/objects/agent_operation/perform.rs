@@ -301,7 +301,7 @@ impl AgentOperationRun {
         let (facts, data) = self.guests().get(row.instance, path).await?;
         self.clock.record_progress();
         let data = with_progress_until_end(&self.clock, data);
-        let content = output::store_output(&self.app, &self.node, "content", u64::MAX, data).await;
+        let content = output::store_output(self, "content", u64::MAX, data).await;
         let content = content.map_err(Failure::from_transfer)?;
         let mut result = path_result(path);
         result.insert("result".into(), json!(true));

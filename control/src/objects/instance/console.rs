@@ -65,7 +65,7 @@ pub async fn screenshot(
         let _lock = app.instance_locks.lock(row.id).await;
         node.vms().screenshot(row.id, draft).await?;
     }
-    let stored = store_draft(app, node, draft).await;
+    let stored = store_draft(app, node, &row.namespace, draft).await;
     node.storage().remove_draft(draft).await?;
     let blob = stored?;
     app.record(
@@ -75,8 +75,8 @@ pub async fn screenshot(
     Ok(blob)
 }
 
-async fn store_draft(app: &App, node: &Arc<dyn NodeApi>, draft: Draft) -> Result<BlobId> {
-    let source = BlobSource { draft, is_image: false, modified: None };
+async fn store_draft(app: &App, node: &Arc<dyn NodeApi>, namespace: &str, draft: Draft) -> Result<BlobId> {
+    let source = BlobSource { draft, namespace: namespace.to_owned(), is_image: false, modified: None };
     let prepared = blob::prepare(app, node, &source).await?;
     match transaction!(app.store, |tx| { blob::commit_in(tx, &prepared).await }) {
         Ok(committed) => {
