@@ -259,15 +259,12 @@ pub(crate) async fn commit_with_id_in(
 pub(crate) async fn finish_commit(app: &App, prepared: &PreparedBlob<'_>, committed: BlobId) {
     if prepared.is_new && committed != prepared.blob {
         discard(app, prepared).await;
-    } else if prepared.is_new {
-        app.events
-            .record(Event::audit(object(committed), "db record created").with("size", prepared.content.size));
     }
-    // The namespace sees the same event for new content and for content that others sent before.
-    let mut received =
-        Event::audit(object(committed), "content received").with("size", prepared.content.size);
-    received.namespace = Some(prepared.namespace.clone());
-    app.events.record(received);
+    // Recorded for content that others sent before, too: the namespace must not see a difference.
+    let mut created =
+        Event::audit(object(committed), "db record created").with("size", prepared.content.size);
+    created.namespace = Some(prepared.namespace.clone());
+    app.events.record(created);
 }
 
 /// Removes a prepared blob that was not committed.
@@ -378,7 +375,8 @@ pub(crate) async fn records<D: Read + Copy>(
     for mut row in rows {
         let references = references_of.remove(&row.id.to_string()).unwrap_or_default();
         if caller.is_some_and(|caller| !caller.is_system()) {
-            hide_foreign_times(&mut row, receipts.remove(&row.id), &references.to);
+            let receipt = receipts.remove(&row.id);
+            hide_foreign_times(&mut row, receipt, &references.to);
         }
         let copies = copies_of.remove(&row.id).unwrap_or_default();
         let complete = copies.iter().filter(|copy| copy.state == CopyState::Complete);
