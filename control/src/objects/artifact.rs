@@ -29,7 +29,7 @@ use crate::queue::{ConvertImage, FetchArtifact, NewOperation, Operation as _};
 use muster_store::artifacts::{self, ArtifactRow, NewArtifact};
 use muster_store::blobs::{self, BlobRow};
 use muster_store::nodes::NodeRow;
-use muster_store::references;
+use muster_store::references::{self, ObjectReferences};
 use muster_store::uploads::UploadRow;
 use muster_store::{
     Read, StoreError, Tx, TxError, blob_locations, blob_namespaces, metadata, namespaces, operations,
@@ -478,17 +478,7 @@ async fn records<D: Read + Copy>(
     let blob_ids: Vec<String> = used.iter().map(ToString::to_string).collect();
     let users = references::of_objects(db, ObjectType::Blob, &blob_ids).await?;
     let users = blob::visible(db, Some(caller), users).await?;
-    let version = |blob: &BlobRow| {
-        let users =
-            users.get(&blob.id.to_string()).map(|references| references.to.clone()).unwrap_or_default();
-        ArtifactVersion {
-            uuid: blob.id,
-            size: blob.size,
-            reference_count: blob::use_count(&users),
-            depends_on: blob.depends_on,
-            instances: Some(blob::instances(&users)),
-        }
-    };
+    let version = |blob: &BlobRow| version_of(blob, users.get(&blob.id.to_string()));
     Ok(rows
         .into_iter()
         .map(|row| {
@@ -520,6 +510,17 @@ async fn records<D: Read + Copy>(
             }
         })
         .collect())
+}
+
+/// Returns a version with the users of its blob that the caller may see.
+fn version_of(blob: &BlobRow, users: Option<&ObjectReferences>) -> ArtifactVersion {
+    ArtifactVersion {
+        uuid: blob.id,
+        size: blob.size,
+        reference_count: users.map_or(0, |users| blob::use_count(&users.to)),
+        depends_on: blob.depends_on,
+        instances: Some(users.map(|users| blob::instances(&users.to)).unwrap_or_default()),
+    }
 }
 
 fn handle(operation: OperationId) -> OperationHandle {
