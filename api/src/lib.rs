@@ -17,7 +17,7 @@ mod write_timeout;
 
 use std::sync::Arc;
 
-pub use metrics::metrics;
+pub use metrics::{MetricsKind, metrics};
 use muster_control::app::App;
 pub use request::Service;
 use routes::{
