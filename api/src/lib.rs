@@ -163,6 +163,7 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Admin, "admin", handlers!(admin::locks));
     table.add(Admin, "admin", handlers!(admin::resources));
     table.add(Admin, "admin", handlers!(admin::console_keys));
+    table.add(Token, "admin", handlers!(admin::ca_certificate));
     table
 }
 

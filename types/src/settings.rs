@@ -228,8 +228,8 @@ settings! {
     federation_max_token_bytes: u64 = "FEDERATION_MAX_TOKEN_BYTES", "16384", "maximum size of a token exchange request in bytes";
     federation_jwks_cache_seconds: u64 = "FEDERATION_JWKS_CACHE_SECONDS", "300", "seconds that issuer keys are cached";
     federation_jwks_fetch_timeout_seconds: u64 = "FEDERATION_JWKS_FETCH_TIMEOUT_SECONDS", "5", "timeout for fetching issuer keys, in seconds";
-    federation_jwks_ca_bundle: String = "FEDERATION_JWKS_CA_BUNDLE", "", "PEM file with additional trusted certificate authorities";
-    federation_jwks_allowed_networks: String = "FEDERATION_JWKS_ALLOWED_NETWORKS", "", "private, loopback and link-local networks that issuer keys may be fetched from, such as 10.1.0.0/16";
+    federation_jwks_ca_bundle: String = "FEDERATION_JWKS_CA_BUNDLE", "", "PEM file with additional trusted certificate authorities, or certificates of issuers' servers";
+    federation_jwks_allowed_networks: String = "FEDERATION_JWKS_ALLOWED_NETWORKS", "", "private and loopback networks that redirects of issuers may lead to, such as 10.1.0.0/16, and link-local networks that keys may be fetched from";
     federation_rate_limit_per_minute: i64 = "FEDERATION_RATE_LIMIT_PER_MINUTE", "60", "maximum number of exchange attempts per source address and minute; 0: unlimited";
     namespace_key_reap_grace: i64 = "NAMESPACE_KEY_REAP_GRACE", "3600", "seconds after which an expired key is soft-deleted; 0: never";
     key_sweep_interval: u64 = "KEY_SWEEP_INTERVAL", "900", "seconds between sweeps for expired keys";
