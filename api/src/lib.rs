@@ -17,7 +17,7 @@ mod write_timeout;
 
 use std::sync::Arc;
 
-pub use metrics::metrics;
+pub use metrics::{MetricsKind, metrics};
 use muster_control::app::App;
 pub use request::Service;
 use routes::{
@@ -163,6 +163,7 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Admin, "admin", handlers!(admin::locks));
     table.add(Admin, "admin", handlers!(admin::resources));
     table.add(Admin, "admin", handlers!(admin::console_keys));
+    table.add(Token, "admin", handlers!(admin::ca_certificate));
     table
 }
 

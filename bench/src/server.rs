@@ -70,6 +70,8 @@ impl Server {
             .arg(data)
             .args(nodes)
             .env("MUSTER_MARIADB_GATEWAY_METRICS_PORT", metrics.port().to_string())
+            .env("MUSTER_RESOURCES_METRICS_PORT", "0")
+            .env("MUSTER_CLUSTER_METRICS_PORT", "0")
             .env("MUSTER_API_DRAIN_GRACE", "0")
             .envs(settings.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())

@@ -78,7 +78,7 @@ impl App {
             lease_owner: LeaseOwner::new(events.node()),
             secrets: Secrets::new(seed),
             tokens: AccessTokens::new(seed, &settings.zone, settings.api_token_duration),
-            identities: IdentityVerifier::new(&settings),
+            identities: IdentityVerifier::new(&settings, &events),
             health: Arc::default(),
             changes: Arc::default(),
             queue: Queue::default(),

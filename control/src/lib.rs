@@ -3,6 +3,7 @@
 pub mod app;
 pub mod auth;
 pub mod events;
+pub mod exposition;
 mod fetch;
 pub mod health;
 pub mod objects;

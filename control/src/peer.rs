@@ -3,8 +3,11 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use muster_types::server_trust::{HostAuthorities, client_config};
 use muster_types::settings::Settings;
 use muster_types::{Error, Result};
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject as _;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// The maximum time between two reads. A peer may read a large file before it responds.
@@ -33,11 +36,10 @@ impl PeerClient {
             reqwest::Client::builder().connect_timeout(CONNECT_TIMEOUT).read_timeout(READ_TIMEOUT).no_proxy();
         if !self.certificate.is_empty() {
             let pem = std::fs::read(&self.certificate).map_err(|error| error.to_string())?;
-            let certificates =
-                reqwest::Certificate::from_pem_bundle(&pem).map_err(|error| error.to_string())?;
-            for certificate in certificates {
-                builder = builder.add_root_certificate(certificate);
-            }
+            let certificates: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+            let certificates = certificates.map_err(|error| error.to_string())?;
+            let tls = client_config(&certificates, HostAuthorities::Trusted);
+            builder = builder.tls_backend_preconfigured(tls.map_err(|error| error.to_string())?);
         }
         builder.build().map_err(|error| error.to_string())
     }

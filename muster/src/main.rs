@@ -3,6 +3,7 @@
 mod config;
 mod database;
 mod logging;
+mod metrics;
 mod serve;
 mod state;
 

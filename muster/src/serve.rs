@@ -27,7 +27,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::state::{DataDir, TAKEOVER_TIMEOUT};
-use crate::{config, logging};
+use crate::{config, logging, metrics};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -226,14 +226,15 @@ impl Daemon {
             tasks.map(move |task| run(task.name, task.start(Arc::clone(&app), stop.clone())))
         };
         let worker = Arc::new(Worker::new(Arc::clone(&app)));
-        let metrics = serve_metrics(Arc::clone(&app), api_address, stop_api.subscribe());
+        let metrics_server =
+            metrics::serve(Arc::clone(&app), api_address, listener.tls.clone(), stop_api.subscribe());
         Self {
             api: run("api", Box::pin(muster_api::serve(listener, handle, stop_api.subscribe()))),
             workers: start_tasks(RunsOn::EveryDaemon, &stop_work)
                 .chain([run("operations", worker.run(stop_work.subscribe()))])
                 .collect(),
             monitors: start_tasks(RunsOn::EveryDaemonWhileDraining, &stop_work)
-                .chain([tokio::spawn(metrics)])
+                .chain([tokio::spawn(metrics_server)])
                 .collect(),
             event_drainer: run(
                 "events",
@@ -313,32 +314,6 @@ impl Signals {
             () = self.any() => {}
         }
     }
-}
-
-/// Serves the metrics on the address of the API. Waits for the port if it is in use.
-async fn serve_metrics(app: Arc<App>, ip: IpAddr, stop: watch::Receiver<bool>) {
-    let port = app.settings.mariadb_gateway_metrics_port;
-    if port == 0 {
-        return;
-    }
-    let mut warned = false;
-    let socket = loop {
-        match TcpListener::bind((ip, port)).await {
-            Ok(socket) => break socket,
-            Err(error) if !warned => {
-                tracing::warn!(port, %error, "waiting for MARIADB_GATEWAY_METRICS_PORT to serve metrics");
-                warned = true;
-            }
-            Err(_) => {}
-        }
-        tokio::time::sleep(Duration::from_secs(5)).await;
-    };
-    let listener = Listener { socket, tls: None, timeout: Duration::from_secs(10), max_connections: 64 };
-    let handle = move |request, _| {
-        let app = Arc::clone(&app);
-        async move { muster_api::metrics(&app, &request) }
-    };
-    muster_api::serve(listener, handle, stop).await;
 }
 
 /// Creates the nodes that this daemon runs: the host, or simulated ones.

@@ -21,7 +21,7 @@ use crate::guest::{GuestRegistry, LocalGuests};
 use crate::image::Images;
 use crate::network::{self, Networks};
 use crate::storage::FileStorage;
-use crate::vm::LocalVms;
+use crate::vm::{ConsoleArchive, LocalVms};
 use crate::{host, host_features};
 
 /// The maximum number of concurrent pings; further ones wait.
@@ -64,7 +64,9 @@ impl LocalNode {
         let name = or_default(&settings.node_name, host::hostname);
         let ip = settings.node_mesh_ip.unwrap_or_else(host::primary_address);
         let guest_registry = Arc::new(GuestRegistry::default());
-        let vms = LocalVms::new(storage, files.clone(), &commands, (&name, ip), guest_registry.clone());
+        let archive = ConsoleArchive::new(storage, settings.archive_instance_console_duration);
+        let vms =
+            LocalVms::new(storage, files.clone(), &commands, (&name, ip), guest_registry.clone(), archive);
         let missing_features =
             host_features::missing_features(&commands, missing_images, vms.missing_features());
         for (feature, reason) in &missing_features {

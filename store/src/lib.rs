@@ -38,6 +38,7 @@ mod row;
 pub mod rules;
 pub mod seed;
 mod sqlite;
+pub mod state_counts;
 mod store;
 #[cfg(test)]
 mod testing;

@@ -350,6 +350,7 @@ const TABLE: &[(&str, &str, &str, [u16; 7])] = &[
         "clusteroperation.read",
         [401, 401, 401, 403, 403, 200, 200],
     ),
+    ("GET", "/admin/cacert", "admin.read", [401, 401, 401, 200, 200, 200, 200]),
     ("GET", "/admin/locks", "admin.read", [401, 401, 401, 401, 401, 401, 200]),
     ("GET", "/admin/resources", "admin.read", [401, 401, 401, 401, 401, 401, 200]),
     ("GET", "/admin/vditokenpubkey", "admin.read", [401, 401, 401, 401, 401, 401, 200]),

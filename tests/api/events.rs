@@ -1,9 +1,10 @@
 //! Reading events, and which requests record them.
 
 use axum::http::Method;
-use muster_test_cluster::Cluster;
+use muster_test_cluster::{Cluster, wait_for};
+use muster_testing::web_server::{Reply, WebServer};
 use muster_types::object::{ObjectRef, ObjectType};
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_have_the_fields_clients_read() {
@@ -135,8 +136,34 @@ async fn prunes_by_age_and_resumes_after_time_budget() {
     assert_eq!((outcome.links, outcome.orphans, outcome.cut_short), (3, 2, false));
     assert_eq!(cluster.events(&object).await.len(), before - 1);
     assert!(cluster.events(&request).await.is_empty());
-    let text = metrics.text();
+    let text = metrics.text(muster_control::exposition::ExpositionFormat::Prometheus);
     assert!(text.contains("database_events_pruned_total{event_type=\"audit\"} 1"), "{text}");
     assert!(text.contains("database_events_pruned_total{event_type=\"api-request\"} 2"), "{text}");
     assert!(text.contains("database_orphan_events_pruned_total 2"), "{text}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sends_events_to_loki_and_retries_when_it_is_unavailable() {
+    let loki = WebServer::new(|_, earlier| Reply::status(if earlier == 0 { 503 } else { 204 })).await;
+    let settings =
+        [("LOKI_BASE_URL", &*loki.url("/")), ("LOKI_TENANT", "ops"), ("LOKI_AUTH_HEADER", "Basic c2VjcmV0")];
+    let cluster = Cluster::with(&settings, None).await;
+    let object = ObjectRef::namespace("ci");
+    cluster.app.events.record(muster_types::event::Event::audit(object, "sent to Loki"));
+    let accepted = wait_for("the event", async || {
+        // The first request was rejected, and is sent again.
+        loki.requests()
+            .into_iter()
+            .skip(1)
+            .find(|request| String::from_utf8_lossy(&request.body).contains("sent to Loki"))
+    })
+    .await;
+    assert_eq!(accepted.path, "/loki/api/v1/push");
+    assert_eq!(accepted.header("x-scope-orgid"), Some("ops"));
+    assert_eq!(accepted.header("authorization"), Some("Basic c2VjcmV0"));
+    let body: Value = serde_json::from_slice(&accepted.body).unwrap();
+    assert_eq!(
+        body["streams"][0]["stream"],
+        json!({"job": "muster", "node": "sim-1", "event_type": "audit"})
+    );
 }

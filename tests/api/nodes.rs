@@ -110,3 +110,16 @@ async fn deleted_node_cannot_rejoin() {
     assert_eq!(objects::node::find(&cluster.app, "sim-1").await.unwrap().state, NodeState::Created);
     assert_eq!(objects::node::list(&cluster.app).await.unwrap().len(), 3);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_namespace_reads_the_display_authorities() {
+    let cluster = Cluster::new().await;
+    let token = cluster.token("system").await;
+    let created =
+        cluster.call(&token, Method::POST, "/auth/namespaces", Some(json!({"namespace": "ci"}))).await;
+    assert_eq!(created.status, 200, "{}", created.text);
+    let response = cluster.call(&cluster.token("ci").await, Method::GET, "/admin/cacert", None).await;
+    assert_eq!(response.status, 200, "{}", response.text);
+    assert_eq!(response.headers["content-type"], "text/plain; charset=utf-8");
+    assert_eq!(response.text.matches("BEGIN CERTIFICATE").count(), 1, "{}", response.text);
+}

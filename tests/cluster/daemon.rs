@@ -177,11 +177,43 @@ async fn serves_metrics_on_separate_port() {
     ] {
         assert!(text.contains(name), "{name}: {text}");
     }
+    assert!(text.contains("# TYPE eventlog_spool_dropped_total counter\n"), "{text}");
     assert_eq!(
         daemon.call("", Method::GET, "/metrics", None).await.0,
         404,
         "metrics are served on the API's port"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn serves_metrics_of_nodes_and_cluster_with_tls_and_token() {
+    let directory = tempfile::tempdir().unwrap();
+    let certified_key = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).unwrap();
+    let (certificate, key) = (directory.path().join("cert.pem"), directory.path().join("key.pem"));
+    std::fs::write(&certificate, certified_key.cert.pem()).unwrap();
+    std::fs::write(&key, certified_key.signing_key.serialize_pem()).unwrap();
+    let (nodes, cluster) = (free_port(), free_port());
+    let _daemon = setup(directory.path())
+        .set("TLS_CERTIFICATE", certificate.to_str().unwrap())
+        .set("TLS_PRIVATE_KEY", key.to_str().unwrap())
+        .set("RESOURCES_METRICS_PORT", &nodes.to_string())
+        .set("CLUSTER_METRICS_PORT", &cluster.to_string())
+        .set("METRICS_TOKEN", "t0ken")
+        .start();
+    let root = reqwest::Certificate::from_pem(certified_key.cert.pem().as_bytes()).unwrap();
+    let client = reqwest::Client::builder().tls_certs_only([root]).build().unwrap();
+    let read = async |port: u16, token: &str| {
+        let request = client.get(format!("https://127.0.0.1:{port}/metrics")).bearer_auth(token);
+        wait_for("the metrics", async || request.try_clone().unwrap().send().await.ok()).await
+    };
+    assert_eq!(read(nodes, "wrong").await.status(), 401);
+    let text = read(nodes, "t0ken").await.text().await.unwrap();
+    for line in ["# TYPE cpu_max gauge\n", "cpu_max{node=\"sim-1\"}", "updated_at{node=\"sim-2\"}"] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    let text = read(cluster, "t0ken").await.text().await.unwrap();
+    assert!(text.contains("cluster_nodes{state=\"created\"} 2\n"), "{text}");
+    assert!(reqwest::get(format!("http://127.0.0.1:{cluster}/metrics")).await.is_err(), "served without TLS");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,6 +17,11 @@ const MAX_NAME_LENGTH: usize = 255;
 /// The maximum length of a URL or audience, in characters.
 const MAX_FIELD_LENGTH: usize = 1024;
 
+/// The message of the status event after keys were fetched, the first time or after a failure.
+pub const KEYS_FETCHED: &str = "fetched the issuer's keys";
+/// The message of the status event after a failed fetch, whose `extra` has the `reason`.
+pub const KEY_FETCH_FAILED: &str = "failed to fetch the issuer's keys";
+
 string_enum! {
     /// The lifecycle of an issuer.
     IssuerState { Created = "created", Deleted = "deleted" }

@@ -23,6 +23,7 @@ pub mod object;
 pub mod operation;
 pub mod rule;
 pub mod scheduling;
+pub mod server_trust;
 pub mod settings;
 pub mod spec;
 pub mod storage;

@@ -13,6 +13,7 @@ use std::net::Ipv4Addr;
 use std::str::FromStr;
 
 use crate::key::Secret;
+use crate::spec::DiskBus;
 
 /// How strictly request parameters are validated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,6 +127,12 @@ impl ParseSetting for Option<Ipv4Addr> {
     }
 }
 
+impl ParseSetting for DiskBus {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
 impl ParseSetting for ValidationMode {
     fn parse(text: &str) -> Result<Self, String> {
         match text {
@@ -221,13 +228,12 @@ settings! {
     federation_max_token_bytes: u64 = "FEDERATION_MAX_TOKEN_BYTES", "16384", "maximum size of a token exchange request in bytes";
     federation_jwks_cache_seconds: u64 = "FEDERATION_JWKS_CACHE_SECONDS", "300", "seconds that issuer keys are cached";
     federation_jwks_fetch_timeout_seconds: u64 = "FEDERATION_JWKS_FETCH_TIMEOUT_SECONDS", "5", "timeout for fetching issuer keys, in seconds";
-    federation_jwks_ca_bundle: String = "FEDERATION_JWKS_CA_BUNDLE", "", "PEM file with additional trusted certificate authorities";
-    federation_jwks_allowed_networks: String = "FEDERATION_JWKS_ALLOWED_NETWORKS", "", "private, loopback and link-local networks that issuer keys may be fetched from, such as 10.1.0.0/16";
+    federation_jwks_ca_bundle: String = "FEDERATION_JWKS_CA_BUNDLE", "", "PEM file with additional trusted certificate authorities, or certificates of issuers' servers";
+    federation_jwks_allowed_networks: String = "FEDERATION_JWKS_ALLOWED_NETWORKS", "", "private and loopback networks that redirects of issuers may lead to, such as 10.1.0.0/16, and link-local networks that keys may be fetched from";
     federation_rate_limit_per_minute: i64 = "FEDERATION_RATE_LIMIT_PER_MINUTE", "60", "maximum number of exchange attempts per source address and minute; 0: unlimited";
     namespace_key_reap_grace: i64 = "NAMESPACE_KEY_REAP_GRACE", "3600", "seconds after which an expired key is soft-deleted; 0: never";
     key_sweep_interval: u64 = "KEY_SWEEP_INTERVAL", "900", "seconds between sweeps for expired keys";
     cleaner_delay: u64 = "CLEANER_DELAY", "3600", "seconds until soft-deleted objects and finished operations are removed";
-    cluster_operation_target_retention: u64 = "CLUSTER_OPERATION_TARGET_RETENTION", "604800", "seconds that the history of operation targets is kept; 0: forever";
     cluster_op_stuck_threshold: u64 = "CLUSTER_OP_STUCK_THRESHOLD", "1800", "timeout of one attempt of an operation, in seconds";
     cluster_op_max_attempts: u64 = "CLUSTER_OP_MAX_ATTEMPTS", "5", "maximum number of attempts of an operation";
     cluster_op_lease: u64 = "CLUSTER_OP_LEASE", "15", "seconds after which the lease of an operation expires without renewal";
@@ -244,7 +250,7 @@ settings! {
     max_usage_event_age: u64 = "MAX_USAGE_EVENT_AGE", "2592000", "retention of usage events in seconds";
     max_resources_event_age: u64 = "MAX_RESOURCES_EVENT_AGE", "604800", "retention of resources events in seconds";
     max_prune_event_age: u64 = "MAX_PRUNE_EVENT_AGE", "2592000", "retention of prune events in seconds";
-    max_historic_event_age: u64 = "MAX_HISTORIC_EVENT_AGE", "7776000", "retention of historic events in seconds";
+    max_historic_event_age: u64 = "MAX_HISTORIC_EVENT_AGE", "7776000", "retention of historic events in seconds; they date from releases whose events had no type, which Muster never had, so it records none";
     max_health_event_age: u64 = "MAX_HEALTH_EVENT_AGE", "7776000", "retention of health events in seconds";
     max_api_request_event_age: u64 = "MAX_API_REQUEST_EVENT_AGE", "86400", "retention of the events of API requests in seconds";
     event_prune_interval: u64 = "EVENT_PRUNE_INTERVAL", "86400", "seconds between prunes of expired events";
@@ -260,7 +266,6 @@ settings! {
     node_is_hypervisor: bool = "NODE_IS_HYPERVISOR", "true", "whether this node runs instances";
     node_is_network_node: bool = "NODE_IS_NETWORK_NODE", "true", "whether this node is the network node";
     node_is_database_node: bool = "NODE_IS_DATABASE_NODE", "true", "whether this node serves the database";
-    node_egress_ip: Option<Ipv4Addr> = "NODE_EGRESS_IP", "", "address of this node on the external network";
     node_mesh_ip: Option<Ipv4Addr> = "NODE_MESH_IP", "", "address of this node in the mesh of nodes";
     network_node_ip: Option<Ipv4Addr> = "NETWORK_NODE_IP", "", "mesh address of the network node";
     node_egress_nic: String = "NODE_EGRESS_NIC", "eth0", "interface of the external network";
@@ -297,35 +302,35 @@ settings! {
     image_user: String = "IMAGE_USER", "nobody", "user that runs the inspection and conversion of images";
     compress_snapshots: bool = "COMPRESS_SNAPSHOTS", "true", "whether snapshots are compressed";
     snapshots_default_to_thin: bool = "SNAPSHOTS_DEFAULT_TO_THIN", "false", "whether snapshots are thin by default";
-    archive_instance_console_duration: u64 = "ARCHIVE_INSTANCE_CONSOLE_DURATION", "0", "days that console logs are archived";
+    archive_instance_console_duration: u64 = "ARCHIVE_INSTANCE_CONSOLE_DURATION", "0", "days that the console log of a deleted VM is kept in console-archive/ of STORAGE_PATH; 0: not archived";
     image_download_url: String = "IMAGE_DOWNLOAD_URL", "https://images.shakenfist.com", "base URL of named images";
-    disk_bus: String = "DISK_BUS", "virtio", "default bus of disks";
+    disk_bus: DiskBus = "DISK_BUS", "virtio", "default bus of disks: virtio, scsi, sata, usb or nvme";
     http_proxy_server: String = "HTTP_PROXY_SERVER", "", "proxy for fetching images and the keys of issuers";
-    resources_metrics_port: u16 = "RESOURCES_METRICS_PORT", "13001", "port of the resources metrics";
-    cluster_metrics_port: u16 = "CLUSTER_METRICS_PORT", "13007", "port of the cluster metrics";
-    mariadb_gateway_port: u16 = "MARIADB_GATEWAY_PORT", "13005", "port of the database service";
-    mariadb_gateway_metrics_port: u16 = "MARIADB_GATEWAY_METRICS_PORT", "13006", "port of the database metrics; 0: disabled";
+    resources_metrics_port: u16 = "RESOURCES_METRICS_PORT", "13001", "port of the metrics of this daemon's nodes; 0: disabled";
+    cluster_metrics_port: u16 = "CLUSTER_METRICS_PORT", "13007", "port of the metrics of the whole cluster; 0: disabled";
+    mariadb_gateway_metrics_port: u16 = "MARIADB_GATEWAY_METRICS_PORT", "13006", "port of the metrics of events and their store; 0: disabled";
+    metrics_token: Secret = "METRICS_TOKEN", "", "bearer token that all metrics ports require; empty: none";
     mariadb_host: String = "MARIADB_HOST", "", "MariaDB server to use if DATABASE_URL is empty";
     mariadb_port: u16 = "MARIADB_PORT", "3306", "port of MARIADB_HOST";
     mariadb_user: String = "MARIADB_USER", "shakenfist", "user at MARIADB_HOST";
     mariadb_password: Secret = "MARIADB_PASSWORD", "", "password at MARIADB_HOST";
     mariadb_database: String = "MARIADB_DATABASE", "shakenfist", "database at MARIADB_HOST";
-    loki_base_url: String = "LOKI_BASE_URL", "", "URL of the Loki log store; empty: disabled";
-    loki_tenant: String = "LOKI_TENANT", "", "tenant at the Loki log store";
-    loki_auth_header: Secret = "LOKI_AUTH_HEADER", "", "authorization header for the Loki log store";
-    log_events_to_loki: bool = "LOG_EVENTS_TO_LOKI", "true", "whether events are also sent to Loki";
+    loki_base_url: String = "LOKI_BASE_URL", "", "URL of the Loki server that events are sent to, such as http://loki:3100; empty: disabled";
+    loki_tenant: String = "LOKI_TENANT", "", "tenant at the Loki server; empty: none";
+    loki_auth_header: Secret = "LOKI_AUTH_HEADER", "", "value of the Authorization header for the Loki server; empty: none";
+    log_events_to_loki: bool = "LOG_EVENTS_TO_LOKI", "true", "whether events are sent to LOKI_BASE_URL";
     loglevel_api: LogLevel = "LOGLEVEL_API", "info", "log level of the API";
-    loglevel_cleaner: LogLevel = "LOGLEVEL_CLEANER", "info", "log level of the cleaner";
+    loglevel_cleaner: LogLevel = "LOGLEVEL_CLEANER", "info", "log level of the removal of expired objects, events and keys";
     loglevel_cluster: LogLevel = "LOGLEVEL_CLUSTER", "info", "log level of the cluster maintainer";
     loglevel_database: LogLevel = "LOGLEVEL_DATABASE", "info", "log level of the store";
     loglevel_main: LogLevel = "LOGLEVEL_MAIN", "info", "log level of everything else";
     loglevel_net: LogLevel = "LOGLEVEL_NET", "info", "log level of networks";
-    loglevel_nodelock: LogLevel = "LOGLEVEL_NODELOCK", "info", "log level of leases";
-    loglevel_privexec: LogLevel = "LOGLEVEL_PRIVEXEC", "info", "log level of host commands";
+    loglevel_nodelock: LogLevel = "LOGLEVEL_NODELOCK", "info", "log level of the maintainer lease";
+    loglevel_privexec: LogLevel = "LOGLEVEL_PRIVEXEC", "info", "log level of programs that the daemon runs";
     loglevel_queues: LogLevel = "LOGLEVEL_QUEUES", "info", "log level of operations";
-    loglevel_resources: LogLevel = "LOGLEVEL_RESOURCES", "info", "log level of node reports";
+    loglevel_resources: LogLevel = "LOGLEVEL_RESOURCES", "info", "log level of check-ins and usage reports";
     loglevel_sidechannel: LogLevel = "LOGLEVEL_SIDECHANNEL", "info", "log level of guest agents";
-    loglevel_transfers: LogLevel = "LOGLEVEL_TRANSFERS", "info", "log level of transfers";
+    loglevel_transfers: LogLevel = "LOGLEVEL_TRANSFERS", "info", "log level of downloads, uploads and copies of images";
 }
 
 impl Settings {
@@ -349,6 +354,7 @@ impl Settings {
         self.check_ranges()?;
         self.check_addresses()?;
         self.check_names()?;
+        self.check_loki()?;
         self.check_secrets()
     }
 
@@ -443,6 +449,21 @@ impl Settings {
         for word in self.image_names.split_whitespace() {
             if word.split_once('=').is_none_or(|(name, url)| name.is_empty() || !url.contains("://")) {
                 return Err(format!("IMAGE_NAMES: {word:?} is not NAME=URL"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_loki(&self) -> Result<(), String> {
+        let url = &self.loki_base_url;
+        if !url.is_empty() && !url.starts_with("http://") && !url.starts_with("https://") {
+            return Err("LOKI_BASE_URL: must start with http:// or https://".into());
+        }
+        for (name, value) in
+            [("LOKI_TENANT", self.loki_tenant.as_str()), ("LOKI_AUTH_HEADER", self.loki_auth_header.expose())]
+        {
+            if !value.chars().all(|c| matches!(c, ' '..='~')) {
+                return Err(format!("{name}: must consist of printable ASCII characters"));
             }
         }
         Ok(())

@@ -1,15 +1,17 @@
 //! `/admin`: the cluster as a whole.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use axum::extract::State;
+use axum::response::Response;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::arguments::{Args, NoArgs};
 use crate::error::ApiResult;
-use crate::response::{Json, Opaque};
+use crate::guard::Authenticated;
+use crate::response::{Json, Opaque, content};
 use muster_control::app::App;
 use muster_store::{leases, nodes};
 use muster_types::Error;
@@ -29,6 +31,23 @@ pub(crate) async fn locks(
         (lease.name, owner)
     });
     Ok(Json(owners.collect()))
+}
+
+/// Returns the certificate authorities of the nodes' displays, with which clients verify SPICE over TLS.
+#[utoipa::path(get, path = "/admin/cacert", tag = "admin", responses(
+    (status = 200, description = "The certificates of all nodes in PEM, one after another; empty without any.",
+     content_type = "text/plain", body = String)))]
+pub(crate) async fn ca_certificate(
+    State(app): State<Arc<App>>,
+    _: Authenticated,
+    _: Args<NoArgs>,
+) -> ApiResult<Response> {
+    let rows = nodes::list(&*app.store).await?.into_iter();
+    let rows = rows.filter(|row| row.state != NodeState::Deleted);
+    // Simulated nodes share one.
+    let authorities: BTreeSet<String> =
+        rows.filter_map(|row| row.report.display).map(|display| display.authority).collect();
+    Ok(content("text/plain; charset=utf-8", authorities.into_iter().collect::<String>()))
 }
 
 /// The capacity of the cluster.

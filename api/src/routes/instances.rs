@@ -144,13 +144,11 @@ pub(crate) async fn create(
     Args(new): Args<NewInstance>,
 ) -> ApiResult<Json<InstanceRecord>> {
     let mut findings = ValidationFindings::new(app.settings.api_validation_mode);
-    let default_bus =
-        app.settings.disk_bus.parse().map_err(|reason| Error::Internal(format!("DISK_BUS: {reason}")))?;
     let request = InstanceRequest {
         name: new.name,
         cpus: new.cpus,
         memory: new.memory,
-        disks: spec::parse_disks(new.disk.as_ref(), default_bus, &mut findings)?,
+        disks: spec::parse_disks(new.disk.as_ref(), app.settings.disk_bus, &mut findings)?,
         networks: spec::parse_networks(new.network.as_ref(), &mut findings)?,
         video: spec::parse_video(new.video.as_ref(), new.videospec.as_ref(), &mut findings)?,
         ssh_key: new.ssh_key,

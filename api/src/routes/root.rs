@@ -10,7 +10,7 @@ use muster_control::app::App;
 
 /// Capabilities by family. Clients detect a feature by its word on the page.
 const CAPABILITIES: &[(&str, &[&str])] = &[
-    ("admin", &["cluster-resources", "vdi-token-pubkey"]),
+    ("admin", &["cluster-cacert", "cluster-resources", "vdi-token-pubkey"]),
     (
         "agent-operations",
         &[

@@ -9,8 +9,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use muster_types::key::Secret;
+use muster_types::server_trust::{HostAuthorities, client_config};
 use reqwest::header::LOCATION;
-use reqwest::{Certificate, Method, RequestBuilder, Response, StatusCode, Url, redirect};
+use reqwest::{Method, RequestBuilder, Response, StatusCode, Url, redirect};
+use rustls::ClientConfig;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use serde_json::{Value, json};
 use tokio::sync::Mutex;
 
@@ -41,21 +45,23 @@ impl Client {
         Self::build(credentials, None)
     }
 
-    /// Creates a client that trusts only the certificates in a PEM file for HTTPS. Sends nothing yet.
+    /// Creates a client that trusts only the certificates in a PEM file for HTTPS: authorities, or the server's own. Sends nothing yet.
     pub fn with_cacert(credentials: Credentials, file: &Path) -> Result<Self> {
         let invalid = |reason: &dyn fmt::Display| {
             Error::InvalidInput(format!("certificates {}: {reason}", file.display()))
         };
         let pem = fs::read(file).map_err(|error| invalid(&io_error_text(&error)))?;
-        let certificates =
-            Certificate::from_pem_bundle(&pem).map_err(|error| invalid(&root_cause(&error)))?;
+        let certificates: Vec<_> = CertificateDer::pem_slice_iter(&pem)
+            .collect::<std::result::Result<_, _>>()
+            .map_err(|error| invalid(&error))?;
         if certificates.is_empty() {
             return Err(invalid(&"the file contains no PEM certificate"));
         }
-        Self::build(credentials, Some(certificates))
+        let tls = client_config(&certificates, HostAuthorities::Ignored).map_err(|error| invalid(&error))?;
+        Self::build(credentials, Some(tls))
     }
 
-    fn build(credentials: Credentials, trusted: Option<Vec<Certificate>>) -> Result<Self> {
+    fn build(credentials: Credentials, tls: Option<ClientConfig>) -> Result<Self> {
         let invalid = |reason: &dyn fmt::Display| {
             Error::InvalidInput(format!("API URL {:?}: {reason}", escape_control(&credentials.apiurl)))
         };
@@ -76,8 +82,8 @@ impl Client {
             .timeout(RESPONSE_TIMEOUT)
             // A token must not follow a redirect, and the API does not redirect.
             .redirect(redirect::Policy::none());
-        if let Some(certificates) = trusted {
-            http = http.tls_certs_only(certificates);
+        if let Some(tls) = tls {
+            http = http.tls_backend_preconfigured(tls);
         } else if url.scheme() == "http" {
             // The host's certificates are not needed, and a minimal host may not have any.
             http = http.tls_certs_only([]);

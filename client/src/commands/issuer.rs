@@ -1,12 +1,15 @@
 //! `muster issuer`.
 
 use clap::{Args, Subcommand};
-use muster_types::issuer::{IssuerRecord, IssuerTerms};
+use muster_types::event::{EventRecord, EventType};
+use muster_types::issuer::{IssuerRecord, IssuerTerms, KEY_FETCH_FAILED};
+use serde_json::Value;
 
 use super::events::{self, EventFilter};
 use super::session::Session;
-use crate::api::ObjectPath;
+use crate::api::{EventQuery, ObjectPath};
 use crate::output::Table;
+use crate::time::format_utc;
 
 /// Commands for trusted issuers.
 #[derive(Debug, Subcommand)]
@@ -74,7 +77,12 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
     let client = &session.client;
     match command {
         Command::List => session.show(client.issuers().await?, table),
-        Command::Show { name } => session.show(client.issuer(&name).await?, details),
+        Command::Show { name } => {
+            let issuer = client.issuer(&name).await?;
+            let query = EventQuery { limit: Some(1), event_type: Some(EventType::Status.to_string()) };
+            let events = client.events(ObjectPath::Issuer(&name), &query).await?.value()?;
+            session.show(issuer, |issuer| details(issuer).rows([key_fetch_row(events.first())]))
+        }
         Command::Create { name, issuer_url, jwks_uri, audience } => {
             let terms = IssuerTerms { issuer_url, jwks_uri, audience };
             session.show(client.create_issuer(&name, &terms).await?, details)
@@ -109,9 +117,22 @@ fn details(issuer: IssuerRecord) -> Table {
     Table::key_values(details.map(|(name, value)| (name.to_owned(), value)))
 }
 
+/// Returns the result of the last fetch of the issuer's keys that was recorded.
+fn key_fetch_row(event: Option<&EventRecord>) -> [String; 2] {
+    let result = match event {
+        None => "not fetched yet".to_owned(),
+        Some(event) if event.message == KEY_FETCH_FAILED => {
+            let reason = event.extra.get("reason").and_then(Value::as_str).unwrap_or("see its events");
+            format!("failed at {}: {reason}", format_utc(event.timestamp))
+        }
+        Some(event) => format!("succeeded at {}", format_utc(event.timestamp)),
+    };
+    ["key fetch".to_owned(), result]
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, from_value, json};
+    use serde_json::{from_value, json};
 
     use super::*;
 
@@ -135,6 +156,20 @@ mod tests {
             text.contains("issuer URL  https://forge\n") && text.contains("audience    cloud\n"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn shows_why_the_keys_could_not_be_fetched() {
+        assert_eq!(key_fetch_row(None)[1], "not fetched yet");
+        let event: EventRecord = from_value(json!({
+            "event_uuid": "x", "request_id": null, "timestamp": 0.0, "event_type": "status", "type": "status",
+            "message": KEY_FETCH_FAILED, "extra": {"reason": "timed out after 5 seconds"}, "node": "a", "fqdn": "a",
+            "duration": null
+        }))
+        .unwrap();
+        let shown = &key_fetch_row(Some(&event))[1];
+        assert!(shown.starts_with("failed at 1970-01-01"), "{shown}");
+        assert!(shown.ends_with(": timed out after 5 seconds"), "{shown}");
     }
 
     #[test]

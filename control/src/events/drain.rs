@@ -1,4 +1,4 @@
-//! Moves events from the local queue to the database in batches, without losing any.
+//! Moves events from the local queue to the database in batches, without losing any, and hands a copy to Loki.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use muster_types::settings::Settings;
 use muster_types::{Error, Result};
 use tokio::sync::watch;
 
+use super::loki::{Loki, LokiQueue};
 use super::metrics::Metrics;
 use super::recorder::Events;
 use super::spool::{self, Batch, Reader};
@@ -25,6 +26,7 @@ pub struct Drainer {
     orphans: Vec<Reader>,
     batch_size: usize,
     poll_interval: Duration,
+    loki: Option<Loki>,
 }
 
 impl Drainer {
@@ -40,15 +42,17 @@ impl Drainer {
             orphans,
             batch_size: usize::try_from(settings.drain_batch_size).map_err(std::io::Error::other)?,
             poll_interval: Duration::from_secs_f64(settings.drain_poll_interval),
+            loki: Loki::new(settings)?,
         })
     }
 
     /// Drains until `stop` is set and the queue is empty, or the database is unavailable.
     pub async fn run(mut self, store: Arc<Store>, mut stop: watch::Receiver<bool>) {
         let mut retry_delay = MIN_RETRY_DELAY;
+        let loki = self.loki.take().map(|loki| loki.start(self.events.metrics()));
         loop {
             let stopping = *stop.borrow();
-            let delay = match self.drain_batch(&store).await {
+            let delay = match self.drain_batch(&store, loki.as_ref()).await {
                 Ok(0) if stopping => break,
                 // There may be more events after a full batch, and before the end all of them are drained.
                 Ok(count) if count >= self.batch_size || stopping => {
@@ -74,6 +78,9 @@ impl Drainer {
                 _ = stop.changed() => {}
             }
         }
+        if let Some(loki) = loki {
+            loki.close().await;
+        }
         if self.events.depth() == 0
             && let Err(error) = self.own.remove()
         {
@@ -82,11 +89,16 @@ impl Drainer {
     }
 
     /// Moves one batch to the database. Returns the number of events.
-    async fn drain_batch(&mut self, store: &Store) -> Result<usize> {
+    async fn drain_batch(&mut self, store: &Store, loki: Option<&LokiQueue>) -> Result<usize> {
+        let copy = |written| {
+            if let Some(loki) = loki {
+                loki.send(written);
+            }
+        };
         while let Some(reader) = self.orphans.last_mut() {
             let batch = reader.read(self.batch_size, None).map_err(|error| queue_error(&error))?;
             if !batch.lines.is_empty() {
-                write(store, self.events.metrics(), &batch).await?;
+                copy(write(store, self.events.metrics(), &batch).await?);
                 reader.advance(&batch).map_err(|error| queue_error(&error))?;
                 return Ok(self.batch_size);
             }
@@ -99,7 +111,7 @@ impl Drainer {
         if batch.lines.is_empty() {
             return Ok(0);
         }
-        write(store, self.events.metrics(), &batch).await?;
+        copy(write(store, self.events.metrics(), &batch).await?);
         self.own.advance(&batch).map_err(|error| queue_error(&error))?;
         self.events.spool().drained(batch.lines.len());
         Ok(batch.lines.len())
@@ -110,8 +122,9 @@ fn queue_error(error: &std::io::Error) -> Error {
     Error::Internal(format!("event queue: {error}"))
 }
 
-/// Writes a batch. Skips events that the database rejects permanently, so that they do not block later ones.
-async fn write(store: &Store, metrics: &Metrics, batch: &Batch) -> Result<()> {
+/// Writes a batch, and returns its events. Skips events that the database rejects permanently, so that they do not block
+/// later ones.
+async fn write(store: &Store, metrics: &Metrics, batch: &Batch) -> Result<Vec<Event>> {
     let mut parsed: Vec<Event> = Vec::with_capacity(batch.lines.len());
     for line in &batch.lines {
         match serde_json::from_slice(line) {
@@ -140,5 +153,5 @@ async fn write(store: &Store, metrics: &Metrics, batch: &Batch) -> Result<()> {
     for event in &parsed {
         metrics.inserted.get_or_create(&[("event_type", event.event_type.as_str())]).inc();
     }
-    Ok(())
+    Ok(parsed)
 }

@@ -1,10 +1,11 @@
 //! The event metrics, in Prometheus format.
 
-use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
+
+use crate::exposition::{ExpositionFormat, encode};
 
 /// The labels of the counters by event type.
 pub type Labels = [(&'static str, &'static str); 1];
@@ -19,6 +20,8 @@ pub struct Metrics {
     pub orphans_pruned: Counter,
     pub depth: Gauge,
     pub dropped: Counter,
+    pub loki_sent: Counter,
+    pub loki_dropped: Counter,
 }
 
 impl Metrics {
@@ -31,6 +34,8 @@ impl Metrics {
             orphans_pruned: Counter::default(),
             depth: Gauge::default(),
             dropped: Counter::default(),
+            loki_sent: Counter::default(),
+            loki_dropped: Counter::default(),
         };
         let registry = &mut metrics.registry;
         registry.register("database_events_rows", "Estimated rows of the events table", metrics.rows.clone());
@@ -47,14 +52,18 @@ impl Metrics {
             "Events dropped at the queue's cap",
             metrics.dropped.clone(),
         );
+        registry.register("eventlog_loki_sent", "Events sent to Loki", metrics.loki_sent.clone());
+        registry.register(
+            "eventlog_loki_dropped",
+            "Events that Loki did not receive",
+            metrics.loki_dropped.clone(),
+        );
         metrics
     }
 
-    /// Returns all metrics in the text format.
+    /// Returns all metrics as text.
     #[must_use]
-    pub fn text(&self) -> String {
-        let mut text = String::new();
-        encode(&mut text, &self.registry).expect("writing to a string does not fail");
-        text
+    pub fn text(&self, format: ExpositionFormat) -> String {
+        encode(&self.registry, format)
     }
 }

@@ -4,6 +4,7 @@
 //! queues of dead processes are drained at the next start.
 
 mod drain;
+mod loki;
 pub mod metrics;
 mod prune;
 mod recorder;

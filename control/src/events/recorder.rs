@@ -8,6 +8,7 @@ use muster_types::settings::Settings;
 
 use super::metrics::Metrics;
 use super::spool::{Appended, Spool};
+use crate::exposition::ExpositionFormat;
 
 /// Records events.
 #[derive(Debug, Clone)]
@@ -70,11 +71,11 @@ impl Events {
         &self.inner.metrics
     }
 
-    /// Returns all metrics in the text format, with the current depth of the queue.
+    /// Returns all metrics as text, with the current depth of the queue.
     #[must_use]
-    pub fn metrics_text(&self) -> String {
+    pub fn metrics_text(&self, format: ExpositionFormat) -> String {
         self.inner.metrics.depth.set(self.depth());
-        self.inner.metrics.text()
+        self.inner.metrics.text(format)
     }
 
     /// Returns the number of events that are not in the database yet.

@@ -32,6 +32,8 @@ pub(crate) struct AddressFilter {
     allowed: Arc<Vec<IpNet>>,
     /// The setting with the allowed networks.
     setting: &'static str,
+    /// Whether private and loopback addresses are allowed too.
+    allows_private: bool,
     /// The host of the HTTP proxy, which may have any address.
     proxy: Option<String>,
 }
@@ -43,7 +45,17 @@ impl AddressFilter {
         let networks = networks.split([' ', ',']).filter(|network| !network.is_empty());
         // An invalid proxy URL fails when the client is built.
         let proxy = Url::parse(proxy).ok().and_then(|url| url.host_str().map(str::to_owned));
-        Self { allowed: Arc::new(networks.filter_map(parse_network).collect()), setting, proxy }
+        Self {
+            allowed: Arc::new(networks.filter_map(parse_network).collect()),
+            setting,
+            allows_private: false,
+            proxy,
+        }
+    }
+
+    /// Returns a filter that also allows private and loopback addresses, for URLs of operators.
+    pub(crate) fn allowing_private(&self) -> Self {
+        Self { allows_private: true, ..self.clone() }
     }
 
     fn check(&self, host: &str, ip: IpAddr) -> Result<(), BlockedAddress> {
@@ -57,6 +69,7 @@ impl AddressFilter {
         };
         match kind {
             None => Ok(()),
+            Some(AddressKind::Private | AddressKind::Loopback) if self.allows_private => Ok(()),
             Some(kind) => Err(BlockedAddress {
                 target: format!("{host} is at a {kind} address"),
                 setting: self.setting,
@@ -82,43 +95,67 @@ impl AddressFilter {
     }
 }
 
+/// The kind of an address that is not a public one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum AddressKind {
+    Loopback,
+    Private,
+    LinkLocal,
+    Reserved,
+    Multicast,
+    Tunnelled,
+}
+
+impl fmt::Display for AddressKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Loopback => "loopback",
+            Self::Private => "private",
+            Self::LinkLocal => "link-local",
+            Self::Reserved => "reserved",
+            Self::Multicast => "multicast",
+            Self::Tunnelled => "tunnelled",
+        })
+    }
+}
+
 /// Parses a network or a single address.
 fn parse_network(text: &str) -> Option<IpNet> {
     text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))
 }
 
 /// Returns the kind of an address that is not a public one.
-fn special_v4(ip: Ipv4Addr) -> Option<&'static str> {
+fn special_v4(ip: Ipv4Addr) -> Option<AddressKind> {
     let [a, b, c, _] = ip.octets();
     match (a, b, c) {
-        (127, ..) => Some("loopback"),
-        (10, ..) | (172, 16..=31, _) | (192, 168, _) | (100, 64..=127, _) => Some("private"),
-        (169, 254, _) => Some("link-local"),
+        (127, ..) => Some(AddressKind::Loopback),
+        (10, ..) | (172, 16..=31, _) | (192, 168, _) | (100, 64..=127, _) => Some(AddressKind::Private),
+        (169, 254, _) => Some(AddressKind::LinkLocal),
         (0, ..) | (192, 0, 0 | 2) | (198, 18..=19, _) | (198, 51, 100) | (203, 0, 113) | (240..=255, ..) => {
-            Some("reserved")
+            Some(AddressKind::Reserved)
         }
-        (224..=239, ..) => Some("multicast"),
+        (224..=239, ..) => Some(AddressKind::Multicast),
         _ => None,
     }
 }
 
-fn special_v6(ip: Ipv6Addr) -> Option<&'static str> {
+fn special_v6(ip: Ipv6Addr) -> Option<AddressKind> {
     let parts = ip.segments();
     let embedded = |high: u16, low: u16| {
         let ([a, b], [c, d]) = (high.to_be_bytes(), low.to_be_bytes());
         special_v4(Ipv4Addr::new(a, b, c, d))
     };
     match parts {
-        [0, 0, 0, 0, 0, 0, 0, 1] => Some("loopback"),
-        [0xfe80..=0xfebf, ..] => Some("link-local"),
-        [0xfc00..=0xfdff, ..] | [0xfec0..=0xfeff, ..] => Some("private"),
-        [0xff00..=0xffff, ..] => Some("multicast"),
+        [0, 0, 0, 0, 0, 0, 0, 1] => Some(AddressKind::Loopback),
+        [0xfe80..=0xfebf, ..] => Some(AddressKind::LinkLocal),
+        [0xfc00..=0xfdff, ..] | [0xfec0..=0xfeff, ..] => Some(AddressKind::Private),
+        [0xff00..=0xffff, ..] => Some(AddressKind::Multicast),
         // Addresses that embed an IPv4 address.
-        [0, 0, 0, 0, 0, 0, high, low] if high != 0 => embedded(high, low).or(Some("reserved")),
+        [0, 0, 0, 0, 0, 0, high, low] if high != 0 => embedded(high, low).or(Some(AddressKind::Reserved)),
         [0x64, 0xff9b, 0, 0, 0, 0, high, low] | [0x2002, high, low, ..] => embedded(high, low),
-        [0, ..] | [0x64, 0xff9b, 1, ..] | [0x100, ..] | [0x2001, 0xdb8, ..] => Some("reserved"),
+        [0, ..] | [0x64, 0xff9b, 1, ..] | [0x100, ..] | [0x2001, 0xdb8, ..] => Some(AddressKind::Reserved),
         // Teredo embeds the address of a server and, inverted, that of a client.
-        [0x2001, 0, ..] => Some("tunnelled"),
+        [0x2001, 0, ..] => Some(AddressKind::Tunnelled),
         _ => None,
     }
 }
@@ -196,6 +233,24 @@ mod tests {
         assert_eq!(why, "[::1] is at a loopback address, which ALLOWED_NETWORKS does not allow");
         assert!(filter("::1").check_literal(&url).is_ok());
         assert!(filter("").check_literal(&Url::parse("https://localhost/keys").unwrap()).is_ok());
+    }
+
+    #[test]
+    fn filter_for_operators_allows_private_and_loopback_addresses() {
+        let filter = filter("").allowing_private();
+        for (ip, is_allowed) in [
+            ("10.0.0.1", true),
+            ("192.168.1.1", true),
+            ("fd00::1", true),
+            ("127.0.0.1", true),
+            ("::1", true),
+            ("169.254.169.254", false),
+            ("fe80::1", false),
+            ("224.0.0.1", false),
+            ("0.0.0.0", false),
+        ] {
+            assert_eq!(filter.check("host", ip.parse().unwrap()).is_ok(), is_allowed, "{ip}");
+        }
     }
 
     #[test]

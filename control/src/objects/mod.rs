@@ -17,6 +17,7 @@ pub mod issuer;
 pub mod key;
 pub mod label;
 pub mod metadata;
+pub mod metrics;
 pub mod namespace;
 pub mod network;
 pub mod node;

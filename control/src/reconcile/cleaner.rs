@@ -72,6 +72,9 @@ pub async fn run(app: &App) -> Result<bool> {
     let mut counts = vec![enqueue_operations(app, before).await?];
     for expired in EXPIRED_TYPES {
         let ids = (expired.find)(&app.store, before).await?;
+        if !ids.is_empty() {
+            tracing::debug!(object_type = %expired.object_type, count = ids.len(), "removing expired objects");
+        }
         counts.push(ids.len());
         for id in ids {
             remove(app, expired, ObjectRef { object_type: expired.object_type, id }).await?;

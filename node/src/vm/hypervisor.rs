@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use muster_types::ids::InstanceId;
 use muster_types::node::HostFeature;
@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use tokio::sync::{OnceCell, Semaphore};
 use tokio::task::AbortHandle;
 
+use super::console_archive::ConsoleArchive;
 use super::device_models::DeviceModels;
 use super::display_tls::DisplayCertificates;
 use super::lifecycle::{KILL_TIMEOUT, Vm};
@@ -69,6 +70,7 @@ pub(super) struct Hypervisor {
     /// Limits concurrent starts.
     pub(super) start_permits: Semaphore,
     log_trimmer: Mutex<Option<AbortHandle>>,
+    pub(super) console_archive: ConsoleArchive,
 }
 
 impl Hypervisor {
@@ -78,6 +80,7 @@ impl Hypervisor {
         commands: &Commands,
         (name, ip): (&str, Ipv4Addr),
         guest_registry: Arc<GuestRegistry>,
+        console_archive: ConsoleArchive,
     ) -> Self {
         let qemu = commands.path(Tool::QemuSystem).map(Path::to_owned).ok_or_else(|| {
             let tool = Tool::QemuSystem;
@@ -112,6 +115,7 @@ impl Hypervisor {
             // More concurrent starts would only compete for the CPUs.
             start_permits: Semaphore::new((2 * host::cpus()).max(4)),
             log_trimmer: Mutex::default(),
+            console_archive,
         }
     }
 
@@ -291,17 +295,18 @@ fn random_port() -> u16 {
     CONSOLE_PORTS.start + u16::try_from(offset).expect("the offset is less than the size of the range")
 }
 
-/// Limits the size of the running VMs' logs, until the hypervisor is dropped.
+/// Limits the size of the running VMs' logs and removes expired ones of deleted VMs, until the hypervisor is dropped.
 async fn trim_logs(hypervisor: Weak<Hypervisor>) {
     loop {
         tokio::time::sleep(LOG_TRIM_INTERVAL).await;
         let Some(hypervisor) = hypervisor.upgrade() else { return };
         let mut vms = hypervisor.all();
         vms.retain(|vm| vm.running().is_some());
-        if vms.is_empty() {
-            continue;
-        }
+        let archive = hypervisor.console_archive.clone();
         let trimmed = blocking(move || {
+            if let Err(error) = archive.prune(SystemTime::now()) {
+                tracing::warn!(%error, "failed to remove expired console logs");
+            }
             for vm in vms {
                 for log in [file::CONSOLE, vm_dir::LOG_FILE] {
                     if let Err(error) = console_log::trim(&vm.dir.file(log)) {

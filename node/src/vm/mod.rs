@@ -7,6 +7,7 @@
 mod backup_job;
 mod cgroup;
 mod config_drive;
+mod console_archive;
 mod console_log;
 mod device_models;
 mod disks;
@@ -41,6 +42,7 @@ use muster_types::vm::{
 use muster_types::{Error, Result};
 use serde_json::{Map, Value, json};
 
+pub(crate) use self::console_archive::ConsoleArchive;
 use self::hypervisor::{Hypervisor, blocking};
 use self::lifecycle::Vm;
 use self::vm_dir::{VmExit, file};
@@ -63,8 +65,11 @@ impl LocalVms {
         commands: &Commands,
         node: (&str, Ipv4Addr),
         guest_registry: Arc<GuestRegistry>,
+        console_archive: ConsoleArchive,
     ) -> Self {
-        let hypervisor = Arc::new(Hypervisor::new(storage_dir, storage, commands, node, guest_registry));
+        let hypervisor =
+            Hypervisor::new(storage_dir, storage, commands, node, guest_registry, console_archive);
+        let hypervisor = Arc::new(hypervisor);
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
             let shared = hypervisor.clone();
             runtime.spawn(async move { shared.recovered().await });
@@ -263,8 +268,12 @@ impl VmApi for LocalVms {
             if let Some(running) = vm.running() {
                 vm.terminate(&running, VmExit::off("it is removed"), false).await?;
             }
-            let dir = vm.dir.clone();
+            let (dir, archive) = (vm.dir.clone(), hypervisor.console_archive.clone());
             blocking(move || {
+                // A full disk must not prevent the removal.
+                if let Err(error) = archive.add(id, &dir.file(file::CONSOLE)) {
+                    tracing::warn!(vm = %id, %error, "failed to archive console log");
+                }
                 cgroup::remove(id)?;
                 dir.remove_all()
             })

@@ -40,6 +40,8 @@ impl DaemonSetup {
             environment: vec![
                 ("MUSTER_API_DRAIN_GRACE".into(), "0".into()),
                 ("MUSTER_MARIADB_GATEWAY_METRICS_PORT".into(), "0".into()),
+                ("MUSTER_RESOURCES_METRICS_PORT".into(), "0".into()),
+                ("MUSTER_CLUSTER_METRICS_PORT".into(), "0".into()),
             ],
             arguments: vec!["--simulate".into(), "2".into()],
         }

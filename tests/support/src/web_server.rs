@@ -15,6 +15,7 @@ const SLOW_BODY_CHUNKS: usize = 40;
 pub struct ReceivedRequest {
     pub path: String,
     head: String,
+    pub body: Vec<u8>,
 }
 
 impl ReceivedRequest {
@@ -132,7 +133,12 @@ async fn serve(
     }
     let head = String::from_utf8_lossy(&head).into_owned();
     let path = head.split_whitespace().nth(1).unwrap_or("/").to_owned();
-    let request = ReceivedRequest { path, head };
+    let mut request = ReceivedRequest { path, head, body: vec![] };
+    let length = request.header("content-length").and_then(|length| length.parse().ok()).unwrap_or(0);
+    request.body.resize(length, 0);
+    if stream.read_exact(&mut request.body).await.is_err() {
+        return;
+    }
     let reply = {
         let mut received = received.lock().expect("not poisoned");
         let reply = handler.lock().expect("not poisoned")(&request, received.len());

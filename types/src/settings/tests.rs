@@ -16,6 +16,9 @@ fn environment_overrides_file_and_file_overrides_default() {
 fn errors_of_the_file_name_the_line() {
     assert_eq!(parse_file("\nCLEANER_DELY=5").unwrap_err(), "line 2: unknown setting \"CLEANER_DELY\"");
     assert_eq!(parse_file("CLEANER_DELAY 5").unwrap_err(), "line 1: expected NAME = value");
+    for removed in ["CLUSTER_OPERATION_TARGET_RETENTION", "NODE_EGRESS_IP", "MARIADB_GATEWAY_PORT"] {
+        assert!(parse_file(&format!("{removed} = 1")).unwrap_err().contains("unknown setting"), "{removed}");
+    }
     assert!(parse_file("ZONE=\"x").unwrap_err().contains("not closed"));
 }
 
@@ -28,6 +31,9 @@ fn errors_of_values_name_the_setting() {
         ("AUTH_SECRET_SEED", "short"),
         ("SYSTEM_KEY", "sfk_lookalike"),
         ("LOGLEVEL_API", "loud"),
+        ("DISK_BUS", "ide"),
+        ("LOKI_BASE_URL", "loki:3100"),
+        ("LOKI_AUTH_HEADER", "Bearer \n"),
         ("TLS_CERTIFICATE", "/tmp/cert.pem"),
         ("NODE_NAME", "7f1b7f9e-8d4e-4a5e-9a55-0c5d1d7f1c11"),
         ("NODE_NAME", "a/b"),
@@ -73,4 +79,29 @@ fn debug_output_masks_secrets() {
     let shown = format!("{settings:?}");
     assert!(!shown.contains("hunter2") && !shown.contains("pa@ss"), "{shown}");
     assert!(shown.contains("mysql://me:********@db/muster"));
+}
+
+/// Returns the names and values that `muster.conf.example` shows.
+fn example() -> Vec<(String, String)> {
+    let text = include_str!("../../../packaging/muster.conf.example");
+    let lines = text.lines().filter_map(|line| line.strip_prefix('#')?.split_once('='));
+    let is_name = |name: &str| name.chars().all(|c| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_');
+    lines
+        .map(|(name, value)| (name.trim_end().to_owned(), value.trim().to_owned()))
+        .filter(|(name, _)| is_name(name))
+        .collect()
+}
+
+#[test]
+fn example_file_shows_the_defaults() {
+    let defaults = Settings::defaults();
+    let shown = example();
+    assert!(shown.len() > 50, "{shown:?}");
+    for (name, value) in shown {
+        let setting = defaults.effective.iter().find(|setting| setting.name == name);
+        let default = &setting.unwrap_or_else(|| panic!("{name} is not a setting")).value;
+        // A setting without a default is shown with an example.
+        assert!(default.is_empty() || *default == value, "{name}: the default is {default:?}, not {value:?}");
+        Settings::from_pairs(&[(&name, &value)]).unwrap_or_else(|why| panic!("{why}"));
+    }
 }

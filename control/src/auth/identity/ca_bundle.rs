@@ -1,5 +1,5 @@
-//! The CA certificates by which the servers of issuers are authenticated: those of this host, and those in
-//! FEDERATION_JWKS_CA_BUNDLE. Every verification checks whether that file has changed.
+//! The certificates by which the servers of issuers are authenticated: the CAs of this host, and the CAs and certificates
+//! of servers in FEDERATION_JWKS_CA_BUNDLE. Every verification checks whether that file has changed.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -8,10 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use muster_types::server_trust::{HostAuthorities, client_config};
 use muster_types::settings::Settings;
 use parking_lot::Mutex;
 use reqwest::Client;
-use rustls::RootCertStore;
+use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::CertificateDer;
 use rustls_pki_types::pem::PemObject as _;
 use tokio::sync::OnceCell;
@@ -26,7 +27,16 @@ pub(super) struct TrustedRoots {
     /// Identifies this version.
     pub(super) generation: u64,
     certificates: Vec<CertificateDer<'static>>,
-    client: OnceCell<Client>,
+    clients: OnceCell<KeyClients>,
+}
+
+/// The HTTP clients for keys, which differ in the addresses that they connect to.
+#[derive(Debug, Clone)]
+pub(super) struct KeyClients {
+    /// For the URL that an operator configured.
+    pub(super) configured: Client,
+    /// For URLs that a server redirects to.
+    pub(super) redirected: Client,
 }
 
 /// Metadata that changes whenever a file is changed.
@@ -110,28 +120,36 @@ impl CaBundle {
 
     fn new_roots(&self, certificates: Vec<CertificateDer<'static>>) -> Arc<TrustedRoots> {
         let generation = self.next_generation.fetch_add(1, Ordering::Relaxed);
-        Arc::new(TrustedRoots { generation, certificates, client: OnceCell::new() })
+        Arc::new(TrustedRoots { generation, certificates, clients: OnceCell::new() })
     }
 
-    /// Returns a client that trusts these certificates. It is built once, because that reads all certificates of the
+    /// Returns clients that trust these certificates. They are built once, because that reads all certificates of the
     /// host.
-    pub(super) async fn client(self: &Arc<Self>, roots: &Arc<TrustedRoots>) -> Result<Client, String> {
-        let client = roots.client.get_or_try_init(|| async {
+    pub(super) async fn clients(self: &Arc<Self>, roots: &Arc<TrustedRoots>) -> Result<KeyClients, String> {
+        let clients = roots.clients.get_or_try_init(|| async {
             let (bundle, roots) = (Arc::clone(self), Arc::clone(roots));
-            let build = tokio::task::spawn_blocking(move || bundle.build_client(&roots));
+            let build = tokio::task::spawn_blocking(move || bundle.build_clients(&roots));
             build.await.unwrap_or_else(|error| Err(format!("failed to build the HTTP client: {error}")))
         });
-        client.await.cloned()
+        clients.await.cloned()
     }
 
-    fn build_client(&self, roots: &TrustedRoots) -> Result<Client, String> {
+    fn build_clients(&self, roots: &TrustedRoots) -> Result<KeyClients, String> {
+        let tls = client_config(&roots.certificates, HostAuthorities::Trusted)
+            .map_err(|error| format!("failed to build the HTTP client: {error}"))?;
+        Ok(KeyClients {
+            configured: self.build_client(tls.clone(), self.filter.allowing_private())?,
+            redirected: self.build_client(tls, self.filter.clone())?,
+        })
+    }
+
+    fn build_client(&self, tls: ClientConfig, filter: AddressFilter) -> Result<Client, String> {
         let failed = |error: reqwest::Error| format!("failed to build the HTTP client: {error}");
-        let certificates = roots.certificates.iter().map(|der| reqwest::Certificate::from_der(der));
         let mut builder = Client::builder()
             .https_only(true)
             .redirect(reqwest::redirect::Policy::none())
-            .tls_certs_merge(certificates.collect::<Result<Vec<_>, _>>().map_err(failed)?)
-            .dns_resolver(Arc::new(self.filter.clone()))
+            .tls_backend_preconfigured(tls)
+            .dns_resolver(Arc::new(filter))
             // Every fetch resolves the name and checks the certificate again.
             .pool_max_idle_per_host(0)
             .user_agent(concat!("muster/", env!("CARGO_PKG_VERSION")));
@@ -165,7 +183,7 @@ impl From<std::io::Error> for BundleError {
     }
 }
 
-/// Reads the certificates in a file, and checks that each can be a CA.
+/// Reads the certificates in a file, and checks that each can be parsed.
 fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, BundleError> {
     let invalid = |why: &str| BundleError::Content(why.into());
     let data = std::fs::metadata(path)?;

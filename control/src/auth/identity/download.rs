@@ -4,8 +4,9 @@ use std::error::Error as StdError;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use reqwest::{Client, Response, StatusCode, Url, header};
+use reqwest::{Response, StatusCode, Url, header};
 
+use super::ca_bundle::KeyClients;
 use super::key_set::KeySet;
 use crate::fetch::address::{AddressFilter, BlockedAddress};
 
@@ -19,6 +20,7 @@ const MAX_ERROR_CHARS: usize = 200;
 /// Settings for downloading key sets.
 #[derive(Debug)]
 pub(super) struct KeyDownload {
+    /// The addresses that a redirect may lead to. The URL of the operator may also have a private one.
     pub(super) filter: AddressFilter,
     pub(super) is_proxied: bool,
     /// The total time, including name resolution and redirects.
@@ -26,9 +28,9 @@ pub(super) struct KeyDownload {
 }
 
 impl KeyDownload {
-    pub(super) async fn fetch(&self, client: &Client, uri: &str) -> Result<KeySet, String> {
+    pub(super) async fn fetch(&self, clients: &KeyClients, uri: &str) -> Result<KeySet, String> {
         let fetch = async {
-            let response = self.request(client, uri).await?;
+            let response = self.request(clients, uri).await?;
             let body = read_body(response).await?;
             KeySet::parse(&body).map_err(str::to_owned)
         };
@@ -39,15 +41,16 @@ impl KeyDownload {
     }
 
     /// Sends a request and follows redirects, and checks every address on the way.
-    async fn request(&self, client: &Client, uri: &str) -> Result<Response, String> {
+    async fn request(&self, clients: &KeyClients, uri: &str) -> Result<Response, String> {
         let mut url = Url::parse(uri).map_err(|_| "jwks_uri is not a valid URL")?;
+        let (mut client, mut filter) = (&clients.configured, self.filter.allowing_private());
         for _ in 0..=MAX_REDIRECTS {
             if url.scheme() != "https" {
                 return Err("URL is not https".into());
             }
-            self.filter.check_literal(&url).map_err(|why| sanitize(&why.to_string()))?;
+            filter.check_literal(&url).map_err(|why| sanitize(&why.to_string()))?;
             if self.is_proxied {
-                self.filter.check_name(&url).await.map_err(|why| sanitize(&why.to_string()))?;
+                filter.check_name(&url).await.map_err(|why| sanitize(&why.to_string()))?;
             }
             let request = client.get(url.clone()).header(header::ACCEPT, "application/json");
             let response = request.send().await.map_err(|error| root_cause(&error))?;
@@ -59,6 +62,7 @@ impl KeyDownload {
             let location = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
             let next = location.and_then(|location| url.join(location).ok());
             url = next.ok_or("server redirected to an invalid URL")?;
+            (client, filter) = (&clients.redirected, self.filter.clone());
         }
         Err("too many redirects".into())
     }

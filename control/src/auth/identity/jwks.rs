@@ -9,7 +9,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_types::event::{Event, EventType};
 use muster_types::ids::IssuerId;
+use muster_types::issuer::{KEY_FETCH_FAILED, KEYS_FETCHED};
+use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::settings::Settings;
 use parking_lot::{Mutex, RwLock};
 use tokio::time::Instant;
@@ -18,6 +21,7 @@ use super::ca_bundle::{CaBundle, TrustedRoots};
 use super::download::KeyDownload;
 use super::key_set::{KeySet, Verdict};
 use super::token::Token;
+use crate::events::Events;
 use crate::fetch::address::AddressFilter;
 use muster_store::issuers::IssuerRow;
 
@@ -42,6 +46,8 @@ struct CachedKeys {
 /// State of the fetches from one issuer.
 struct RefreshState {
     last_failure: Option<FetchFailure>,
+    /// Whether the last recorded event is about a success; `None` without one.
+    recorded_success: Option<bool>,
     limiter: RefreshLimiter,
 }
 
@@ -54,6 +60,7 @@ struct FetchFailure {
 
 /// The cache entry of one issuer.
 struct IssuerEntry {
+    id: IssuerId,
     name: String,
     uri: String,
     cached: RwLock<Option<Arc<CachedKeys>>>,
@@ -64,8 +71,10 @@ struct IssuerEntry {
 
 impl IssuerEntry {
     fn new(issuer: &IssuerRow, now: Instant) -> Self {
-        let refresh = RefreshState { last_failure: None, limiter: RefreshLimiter::new(now) };
+        let refresh =
+            RefreshState { last_failure: None, recorded_success: None, limiter: RefreshLimiter::new(now) };
         Self {
+            id: issuer.id,
             name: issuer.name.clone(),
             uri: issuer.terms.jwks_uri.clone(),
             cached: RwLock::new(None),
@@ -104,18 +113,24 @@ struct Inner {
     ttl: Duration,
     ca_bundle: Arc<CaBundle>,
     download: KeyDownload,
+    events: Events,
     issuers: Mutex<HashMap<IssuerId, Arc<IssuerEntry>>>,
 }
 
 impl JwksCache {
-    pub(super) fn new(settings: &Settings, ca_bundle: Arc<CaBundle>, filter: AddressFilter) -> Self {
+    pub(super) fn new(
+        settings: &Settings,
+        ca_bundle: Arc<CaBundle>,
+        filter: AddressFilter,
+        events: Events,
+    ) -> Self {
         let download = KeyDownload {
             filter,
             is_proxied: !settings.http_proxy_server.is_empty(),
             timeout: Duration::from_secs(settings.federation_jwks_fetch_timeout_seconds.max(1)),
         };
         let ttl = Duration::from_secs(settings.federation_jwks_cache_seconds);
-        Self(Arc::new(Inner { ttl, ca_bundle, download, issuers: Mutex::default() }))
+        Self(Arc::new(Inner { ttl, ca_bundle, download, events, issuers: Mutex::default() }))
     }
 
     /// Verifies that a key of the issuer signed a token. Returns the reason if not.
@@ -189,18 +204,25 @@ impl Inner {
         if request.newer_than.is_some() && !state.limiter.try_acquire(fetched_at) {
             return Err("issuer has no such key, and its keys were refreshed too often".into());
         }
-        let fetched = match self.ca_bundle.client(&request.roots).await {
-            Ok(client) => self.download.fetch(&client, &entry.uri).await,
+        let fetched = match self.ca_bundle.clients(&request.roots).await {
+            Ok(clients) => self.download.fetch(&clients, &entry.uri).await,
             Err(why) => Err(why),
         };
         match fetched {
             Ok(keys) => {
                 tracing::info!(issuer = entry.name, keys = keys.count(), "fetched the issuer's keys");
                 state.last_failure = None;
+                // Fetches repeat all the time: only a change is recorded.
+                if state.recorded_success.replace(true) != Some(true) {
+                    self.events.record_if_room(key_event(entry, KEYS_FETCHED));
+                }
                 Ok(entry.store(CachedKeys { keys, fetched_at, roots }))
             }
             Err(reason) => {
                 tracing::warn!(issuer = entry.name, reason, "failed to fetch the issuer's keys");
+                state.recorded_success = Some(false);
+                let event = key_event(entry, KEY_FETCH_FAILED).with("reason", reason.clone());
+                self.events.record_if_room(event);
                 let error = format!("failed to fetch the issuer's keys: {reason}");
                 let retry_at = Instant::now() + FAILURE_BACKOFF;
                 state.last_failure = Some(FetchFailure { retry_at, roots, reason });
@@ -208,6 +230,12 @@ impl Inner {
             }
         }
     }
+}
+
+/// Returns an event of an issuer.
+fn key_event(entry: &IssuerEntry, message: &str) -> Event {
+    Event::new(EventType::Status, ObjectRef::new(ObjectType::Issuer, entry.id), message)
+        .with("jwks_uri", entry.uri.clone())
 }
 
 /// A token bucket that limits fetches for unknown keys.
@@ -246,7 +274,10 @@ mod tests {
     fn removes_unused_issuers() {
         let settings = Settings::defaults();
         let filter = AddressFilter::new("ALLOWED_NETWORKS", "", "");
-        let jwks = JwksCache::new(&settings, Arc::new(CaBundle::new(&settings, filter.clone())), filter).0;
+        let bundle = Arc::new(CaBundle::new(&settings, filter.clone()));
+        let directory = tempfile::tempdir().unwrap();
+        let events = Events::open(directory.path(), "node", &settings).unwrap();
+        let jwks = JwksCache::new(&settings, bundle, filter, events).0;
         let issuer = || IssuerRow {
             id: IssuerId::new(),
             name: "ci".into(),

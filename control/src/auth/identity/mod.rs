@@ -19,6 +19,7 @@ use std::sync::Arc;
 use muster_types::issuer::IssuerTerms;
 use muster_types::settings::Settings;
 
+use crate::events::Events;
 use crate::fetch::address::AddressFilter;
 use ca_bundle::CaBundle;
 use jwks::JwksCache;
@@ -77,14 +78,14 @@ impl fmt::Debug for IdentityVerifier {
 }
 
 impl IdentityVerifier {
-    /// Creates a verifier. Logs an error if FEDERATION_JWKS_CA_BUNDLE cannot be loaded.
+    /// Creates a verifier, which records failed fetches as events of their issuer. Logs an error if FEDERATION_JWKS_CA_BUNDLE cannot be loaded.
     #[must_use]
-    pub fn new(settings: &Settings) -> Self {
+    pub fn new(settings: &Settings, events: &Events) -> Self {
         let networks = &settings.federation_jwks_allowed_networks;
         let filter =
             AddressFilter::new("FEDERATION_JWKS_ALLOWED_NETWORKS", networks, &settings.http_proxy_server);
         let ca_bundle = Arc::new(CaBundle::new(settings, filter.clone()));
-        let jwks = JwksCache::new(settings, Arc::clone(&ca_bundle), filter);
+        let jwks = JwksCache::new(settings, Arc::clone(&ca_bundle), filter, events.clone());
         Self { ca_bundle, jwks }
     }
 

@@ -50,6 +50,10 @@ pub enum Certificate {
     /// For another host.
     WrongHost,
     Expired,
+    /// Its own authority, but not marked as one.
+    SelfSigned,
+    /// Its own authority, and marked as one, as `openssl req -x509` does.
+    SelfSignedAuthority,
 }
 
 /// A running issuer. Dropping it ends its server.
@@ -242,9 +246,21 @@ fn certified(certificate: Certificate) -> (String, Arc<ServerConfig>) {
         server.not_before = date_time_ymd(2020, 1, 1);
         server.not_after = date_time_ymd(2021, 1, 1);
     }
+    if certificate == Certificate::SelfSignedAuthority {
+        server.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    }
     let key = KeyPair::generate().expect("a key");
-    let signed =
-        server.signed_by(&key, &rcgen::Issuer::new(authority, authority_key)).expect("a certificate");
+    let (signed, pem) = match certificate {
+        Certificate::SelfSigned | Certificate::SelfSignedAuthority => {
+            let signed = server.self_signed(&key).expect("a certificate");
+            let pem = signed.pem();
+            (signed, pem)
+        }
+        _ => {
+            let issuer = rcgen::Issuer::new(authority, authority_key);
+            (server.signed_by(&key, &issuer).expect("a certificate"), pem)
+        }
+    };
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()

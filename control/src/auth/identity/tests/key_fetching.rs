@@ -1,6 +1,6 @@
 //! Fetches keys from an HTTPS issuer that misbehaves in many ways.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use muster_testing::Issuer;
@@ -22,7 +22,7 @@ struct Fixture {
     issuer: Issuer,
     row: IssuerRow,
     bundle: PathBuf,
-    _directory: TempDir,
+    directory: TempDir,
     verifier: Arc<IdentityVerifier>,
 }
 
@@ -37,9 +37,9 @@ impl Fixture {
         issuer.write_ca(&bundle);
         let mut pairs = pairs.to_vec();
         pairs.push(("FEDERATION_JWKS_CA_BUNDLE", bundle.to_str().unwrap()));
-        let verifier = Arc::new(IdentityVerifier::new(&Settings::from_pairs(&pairs).unwrap()));
+        let verifier = Arc::new(verifier(&pairs, directory.path()));
         let row = row(&issuer, &issuer.jwks_uri());
-        Self { issuer, row, bundle, _directory: directory, verifier }
+        Self { issuer, row, bundle, directory, verifier }
     }
 
     async fn verify(&self, token: &str) -> Result<Identity, IdentityError> {
@@ -69,6 +69,13 @@ impl Fixture {
     async fn wait_for_fetches(&self, times: usize) {
         wait_for(async || self.issuer.fetches() >= times).await;
     }
+}
+
+/// Creates a verifier that spools its events in a directory.
+fn verifier(pairs: &[(&str, &str)], directory: &Path) -> IdentityVerifier {
+    let settings = Settings::from_pairs(pairs).unwrap();
+    let events = crate::events::Events::open(&directory.join("spool"), "node", &settings).unwrap();
+    IdentityVerifier::new(&settings, &events)
 }
 
 fn row(issuer: &Issuer, jwks_uri: &str) -> IssuerRow {
@@ -296,7 +303,7 @@ async fn rejects_responses_that_are_not_key_sets() {
         issuer.write_ca(&bundle);
         let time = ("FEDERATION_JWKS_FETCH_TIMEOUT_SECONDS", "3");
         let bundle = ("FEDERATION_JWKS_CA_BUNDLE", bundle.to_str().unwrap());
-        let verifier = IdentityVerifier::new(&Settings::from_pairs(&[LOOPBACK, time, bundle]).unwrap());
+        let verifier = verifier(&[LOOPBACK, time, bundle], directory.path());
         let token = issuer.token(issuer.claims("muster"));
         let found = reason(verifier.verify(&row(&issuer, &issuer.jwks_uri()), &token, now()).await);
         assert_eq!(found, format!("failed to fetch the issuer's keys: {why}"));
@@ -322,17 +329,52 @@ async fn never_requests_url_without_https() {
 }
 
 #[tokio::test]
-async fn never_requests_internal_address_unless_allowed() {
-    let mut fixture = Fixture::of(Issuer::start(), &[]);
+async fn fetches_from_private_address_but_does_not_follow_redirect_to_one() {
+    let mut fixture = Fixture::of(Issuer::start(), &[("FEDERATION_JWKS_CACHE_SECONDS", "0")]);
     let name = fixture.row.terms.jwks_uri.clone();
-    for (uri, host) in [(name.replace("localhost", "127.0.0.1"), "127.0.0.1"), (name, "localhost")] {
+    for uri in [name.replace("localhost", "127.0.0.1"), name] {
         fixture.row.terms.jwks_uri = uri;
-        let end =
-            format!("{host} is at a loopback address, which FEDERATION_JWKS_ALLOWED_NETWORKS does not allow");
-        let why = fixture.rejection().await;
-        assert!(why.ends_with(&end), "{why}");
+        fixture.expect_valid().await;
     }
-    assert_eq!(fixture.issuer.fetches(), 0);
+    fixture.issuer.serve(Mode::Redirect(fixture.issuer.moved_uri()));
+    let why = fixture.rejection().await;
+    let end = "localhost is at a loopback address, which FEDERATION_JWKS_ALLOWED_NETWORKS does not allow";
+    assert!(why.ends_with(end), "{why}");
+    fixture.row.terms.jwks_uri = "https://169.254.169.254/keys".into();
+    let why = fixture.rejection().await;
+    assert!(why.contains("is at a link-local address"), "{why}");
+}
+
+#[tokio::test]
+async fn accepts_self_signed_certificate_of_the_server_itself() {
+    for certificate in [Certificate::SelfSigned, Certificate::SelfSignedAuthority] {
+        Fixture::of(Issuer::start_with(certificate), &[]).expect_valid().await;
+    }
+    let fixture = Fixture::of(Issuer::start_with(Certificate::SelfSignedAuthority), &[]);
+    Issuer::start_with(Certificate::SelfSignedAuthority).write_ca(&fixture.bundle);
+    assert!(fixture.rejection().await.contains("certificate"));
+}
+
+/// Returns the messages of the events that a fixture's verifier spooled.
+fn spooled(fixture: &Fixture) -> Vec<Value> {
+    let spools = std::fs::read_dir(fixture.directory.path().join("spool")).unwrap();
+    let logs = spools.map(|spool| std::fs::read_to_string(spool.unwrap().path().join("000001.log")).unwrap());
+    logs.flat_map(|log| log.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<_>>())
+        .collect()
+}
+
+#[tokio::test]
+async fn failed_fetches_are_events_of_the_issuer() {
+    let fixture = Fixture::new(&[("FEDERATION_JWKS_CACHE_SECONDS", "0")]);
+    fixture.expect_valid().await;
+    fixture.expect_valid().await;
+    fixture.issuer.serve(Mode::Status(500));
+    fixture.rejection().await;
+    let events = spooled(&fixture);
+    let messages: Vec<_> = events.iter().map(|event| event["message"].as_str().unwrap()).collect();
+    assert_eq!(messages, ["fetched the issuer's keys", "failed to fetch the issuer's keys"]);
+    assert_eq!(events[1]["extra"]["reason"], "server responded with status 500");
+    assert_eq!(events[1]["objects"][0]["i"], fixture.row.id.to_string());
 }
 
 #[tokio::test]
@@ -350,7 +392,7 @@ async fn rejects_server_with_invalid_certificate() {
     let why = fixture.rejection().await;
     assert!(why.contains("certificate"), "{why}");
     // Without FEDERATION_JWKS_CA_BUNDLE.
-    let verifier = IdentityVerifier::new(&Settings::from_pairs(&[LOOPBACK]).unwrap());
+    let verifier = verifier(&[LOOPBACK], fixture.directory.path());
     reason(verifier.verify(&fixture.row, &fixture.token(), now()).await);
     assert_eq!(fixture.issuer.fetches(), 0);
 }
@@ -437,7 +479,8 @@ async fn uses_proxy_without_allowing_internal_addresses() {
     let fixture = Fixture::new(&[("HTTP_PROXY_SERVER", &address)]);
     fixture.expect_valid().await;
     assert!(requests.recv().await.unwrap().starts_with("CONNECT localhost:"));
-    let fixture = Fixture::of(Issuer::start(), &[("HTTP_PROXY_SERVER", &address)]);
-    assert!(fixture.rejection().await.contains("is at a loopback address"));
+    let mut fixture = Fixture::of(Issuer::start(), &[("HTTP_PROXY_SERVER", &address)]);
+    fixture.row.terms.jwks_uri = "https://169.254.169.254/keys".into();
+    assert!(fixture.rejection().await.contains("is at a link-local address"));
     assert!(requests.try_recv().is_err());
 }
