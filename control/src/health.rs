@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use muster_types::time::now;
 
+use crate::events::Events;
 use muster_store::Store;
 
 pub(crate) const CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -44,8 +45,8 @@ impl Health {
     }
 }
 
-/// Checks the database until the task is aborted.
-pub async fn watch(health: Arc<Health>, store: Arc<Store>) {
+/// Checks the database and the event queue until the task is aborted.
+pub async fn watch(health: Arc<Health>, store: Arc<Store>, events: Events) {
     let mut failures = 0;
     loop {
         let error = match tokio::time::timeout(QUERY_TIMEOUT, store.query("SELECT 1", &[])).await {
@@ -63,6 +64,7 @@ pub async fn watch(health: Arc<Health>, store: Arc<Store>) {
             failures = 0;
             health.observe(true);
         }
+        events.check_storage();
         tokio::time::sleep(CHECK_INTERVAL).await;
     }
 }

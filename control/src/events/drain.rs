@@ -48,7 +48,9 @@ impl Drainer {
         let mut retry_delay = MIN_RETRY_DELAY;
         loop {
             let stopping = *stop.borrow();
-            let delay = match self.drain_batch(&store).await {
+            let drained = self.drain_batch(&store).await;
+            self.events.batch_drained(drained.is_ok());
+            let delay = match drained {
                 Ok(0) if stopping => break,
                 // There may be more events after a full batch, and before the end all of them are drained.
                 Ok(count) if count >= self.batch_size || stopping => {

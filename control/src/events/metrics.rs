@@ -6,7 +6,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-/// The labels of the counters by event type.
+/// The label of the counters by event type or kind.
 pub type Labels = [(&'static str, &'static str); 1];
 
 /// Counters and gauges of the event log.
@@ -19,6 +19,7 @@ pub struct Metrics {
     pub orphans_pruned: Counter,
     pub depth: Gauge,
     pub dropped: Counter,
+    pub refusals: Family<Labels, Counter>,
 }
 
 impl Metrics {
@@ -31,6 +32,7 @@ impl Metrics {
             orphans_pruned: Counter::default(),
             depth: Gauge::default(),
             dropped: Counter::default(),
+            refusals: Family::default(),
         };
         let registry = &mut metrics.registry;
         registry.register("database_events_rows", "Estimated rows of the events table", metrics.rows.clone());
@@ -46,6 +48,11 @@ impl Metrics {
             "eventlog_spool_dropped",
             "Events dropped at the queue's cap",
             metrics.dropped.clone(),
+        );
+        registry.register(
+            "api_unauthenticated_refusals",
+            "Requests, logins and tokens refused; only a sample is recorded as events",
+            metrics.refusals.clone(),
         );
         metrics
     }

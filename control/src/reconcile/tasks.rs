@@ -77,8 +77,11 @@ pub static TASKS: &[Task] = &[
         runs_on: RunsOn::EveryDaemonWhileDraining,
         interval: |_| health::CHECK_INTERVAL,
         last_run: None,
-        purpose: "checks whether the database answers, for /readyz",
-        run: Run::Loop(|app, _| Box::pin(health::watch(Arc::clone(&app.health), Arc::clone(&app.store)))),
+        purpose: "checks whether the database answers and events can be stored, for /readyz",
+        run: Run::Loop(|app, _| {
+            let (health, store, events) = (&app.health, &app.store, &app.events);
+            Box::pin(health::watch(Arc::clone(health), Arc::clone(store), events.clone()))
+        }),
     },
     Task {
         name: "check-in",
@@ -183,6 +186,16 @@ pub static TASKS: &[Task] = &[
         last_run: Some("SCHEDULED_TASK_LAST_RUN_PRUNE_EVENTS"),
         purpose: "removes events that are older than their retention",
         run: Run::CancellablePass(|app| Box::pin(async { event_prune::run(app).await.map(|()| false) })),
+    },
+    Task {
+        name: "event budget",
+        runs_on: RunsOn::Maintainer,
+        interval: |_| event_prune::BUDGET_INTERVAL,
+        last_run: None,
+        purpose: "removes the oldest events above EVENT_STORE_MAX_MB",
+        run: Run::CancellablePass(|app| {
+            Box::pin(async { event_prune::enforce_budget(app).await.map(|()| false) })
+        }),
     },
 ];
 
