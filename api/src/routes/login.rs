@@ -58,7 +58,7 @@ pub(crate) async fn log_in(
         Some(Value::String(text)) => Secret::new(text),
         Some(_) => return Err(Error::Invalid("key is not a string".into()).into()),
     };
-    let origin = Origin { source: &incoming.remote, request_id: &incoming.id };
+    let origin = Origin { source: &incoming.source, request_id: &incoming.id };
     let access_token = key::log_in(&app, &namespace, &secret, origin).await?;
     Ok(Json(Token { access_token, token_type: "Bearer", expires_in: app.tokens.lifetime() }))
 }
