@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use muster_types::time::now;
 
-use crate::events::Events;
 use muster_store::Store;
 
 pub(crate) const CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -45,8 +44,8 @@ impl Health {
     }
 }
 
-/// Checks the database and the event queue until the task is aborted.
-pub async fn watch(health: Arc<Health>, store: Arc<Store>, events: Events) {
+/// Checks the database until the task is aborted.
+pub async fn watch(health: Arc<Health>, store: Arc<Store>) {
     let mut failures = 0;
     loop {
         let error = match tokio::time::timeout(QUERY_TIMEOUT, store.query("SELECT 1", &[])).await {
@@ -64,7 +63,6 @@ pub async fn watch(health: Arc<Health>, store: Arc<Store>, events: Events) {
             failures = 0;
             health.observe(true);
         }
-        events.check_storage();
         tokio::time::sleep(CHECK_INTERVAL).await;
     }
 }

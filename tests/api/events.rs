@@ -233,9 +233,8 @@ async fn size_budget_removes_oldest_api_requests_first() {
 async fn readiness_reports_that_events_cannot_be_stored() {
     let settings = [("SPOOL_HIGH_WATER_MARK", "20"), ("DRAIN_POLL_INTERVAL", "86400")];
     let cluster = Cluster::with(&settings, None).await;
-    let App { health, store, events, .. } = &*cluster.app;
-    let check = muster_control::health::watch(Arc::clone(health), Arc::clone(store), events.clone());
-    let check = tokio::spawn(check);
+    let App { health, store, .. } = &*cluster.app;
+    let check = tokio::spawn(muster_control::health::watch(Arc::clone(health), Arc::clone(store)));
     let readyz = async || {
         wait_for("the health check", async || {
             let response = cluster.call("", Method::GET, "/readyz", None).await;

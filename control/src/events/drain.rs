@@ -50,6 +50,7 @@ impl Drainer {
             let stopping = *stop.borrow();
             let drained = self.drain_batch(&store).await;
             self.events.batch_drained(drained.is_ok());
+            self.events.check_storage();
             let delay = match drained {
                 Ok(0) if stopping => break,
                 // There may be more events after a full batch, and before the end all of them are drained.

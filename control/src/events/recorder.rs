@@ -97,7 +97,7 @@ impl Events {
 
     /// Checks after a failure whether the queue can be written again. A daemon that is not ready may not get requests
     /// that would show it.
-    pub(crate) fn check_storage(&self) {
+    pub(super) fn check_storage(&self) {
         if self.inner.write_failed.load(Ordering::Relaxed) && self.inner.spool.probe().is_ok() {
             self.inner.write_failed.store(false, Ordering::Relaxed);
         }

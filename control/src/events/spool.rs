@@ -24,7 +24,7 @@ use parking_lot::Mutex;
 /// The size at which a segment is closed and the next one begins.
 const SEGMENT_BYTES: u64 = 4 << 20;
 /// The size of the file that checks whether the disk accepts data.
-const PROBE_BYTES: usize = 64 << 10;
+const PROBE_BYTES: usize = 16 << 10;
 
 /// Whether an event was added to the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
