@@ -142,9 +142,13 @@ fn describe_parameter(parameter: &mut Parameter) {
 fn error_schema() -> Object {
     let error = ObjectBuilder::new().schema_type(Type::String).description(Some("The reason."));
     let status = ObjectBuilder::new().schema_type(Type::Integer).description(Some("The HTTP status."));
+    let request_id = ObjectBuilder::new().schema_type(Type::String).description(Some(
+        "The id of the request, also in the header `x-request-id`, for the log and the events.",
+    ));
     ObjectBuilder::new()
         .property("error", error)
         .property("status", status)
+        .property("request_id", request_id)
         .required("error")
         .required("status")
         .build()

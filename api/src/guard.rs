@@ -1,28 +1,37 @@
-//! Authenticates and authorizes requests before they reach a handler.
+//! Authenticates and authorizes requests, and then reads their bodies, before they reach a handler.
 
 use std::sync::Arc;
 
+use axum::body::{Body, Bytes};
 use axum::extract::{FromRequestParts, Request, State};
 use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
+use axum::http::{Method, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use muster_types::event::Event;
 use muster_types::namespace::NamespaceState;
 use muster_types::object::ObjectRef;
+use muster_types::settings::Settings;
 use muster_types::time::now;
 use muster_types::{Error, Result};
 
+use crate::body::{BodyLimit, BodyMemory, MAX_UNAUTHENTICATED_BODY};
 use crate::error::ApiError;
-use crate::request::{Incoming, is_upload_chunk};
+use crate::request::{Incoming, is_change, is_upload_chunk, panicked};
+use crate::request_events::{MAX_RECORDED_URL, RequestEvents, shortened};
 use crate::table::Access;
 use muster_control::app::App;
 use muster_control::auth::access::MintedKeyInfo;
 use muster_control::auth::tokens::{Claims, TokenError};
 use muster_control::auth::{Caller, scopes};
+use muster_control::events::Refusal;
 use muster_control::objects::audit::with_request;
 use muster_control::objects::key::unix_seconds;
 use muster_store::keys::{self, CredentialKey};
+
+/// The path of token exchanges, which have their own body limit.
+const EXCHANGE_PATH: &str = "/auth/federated";
 
 /// What a request needs to pass.
 #[derive(Debug, Clone)]
@@ -32,18 +41,68 @@ pub(crate) struct Guard {
     pub(crate) family: &'static str,
     /// The verb of the required scope, if it does not follow from the method.
     pub(crate) verb: Option<&'static str>,
+    pub(crate) bodies: Arc<BodyMemory>,
 }
 
-/// Passes a request on with its caller attached, or responds with the reason why not.
+/// Passes a request on with its caller and its body attached, or responds with the reason why not. The token is checked
+/// first: callers without one cannot make the daemon read a large body.
 pub(crate) async fn check(State(guard): State<Guard>, request: Request, next: Next) -> Response {
-    let (mut parts, body) = request.into_parts();
-    match authorize(&guard, &parts).await {
-        Ok(caller) => {
-            parts.extensions.insert(caller);
-            next.run(Request::from_parts(parts, body)).await
-        }
+    match admit(&guard, request).await {
+        Ok(request) => run(&guard.app, request, next).await,
         Err(error) => ApiError(error).into_response(),
     }
+}
+
+async fn admit(guard: &Guard, request: Request) -> Result<Request> {
+    let (mut parts, mut body) = request.into_parts();
+    let authenticated = guard.access != Access::Public;
+    if authenticated {
+        let caller = authorize(guard, &parts).await?;
+        parts.extensions.insert(caller);
+    }
+    let mut bytes = Bytes::new();
+    // Upload chunks are streamed to disk; all other bodies are small documents.
+    if !is_upload_chunk(&parts.method, &parts.uri) {
+        let limit = body_limit(&guard.app.settings, authenticated, &parts.method, &parts.uri);
+        bytes = guard.bodies.read(limit, &parts.headers, body).await?;
+        body = Body::empty();
+    }
+    if let Some(events) = parts.extensions.get::<Arc<RequestEvents>>() {
+        events.received(&bytes);
+    }
+    if let Some(incoming) = parts.extensions.get_mut::<Incoming>() {
+        incoming.body = bytes;
+    }
+    Ok(Request::from_parts(parts, body))
+}
+
+/// Returns the limit of a request body. Exchanges are not authenticated and have their own limit; they need a length.
+fn body_limit(settings: &Settings, authenticated: bool, method: &Method, uri: &Uri) -> BodyLimit {
+    let max = settings.api_max_request_body_bytes;
+    if authenticated {
+        return BodyLimit { max, length_required: false, authenticated };
+    }
+    if method.is_safe() || uri.path() != EXCHANGE_PATH {
+        let max = max.min(MAX_UNAUTHENTICATED_BODY);
+        return BodyLimit { max, length_required: false, authenticated };
+    }
+    // Arguments may be in the query as well.
+    let query = uri.query().map_or(0, |query| query.len() as u64);
+    let max_exchange = settings.federation_max_token_bytes.saturating_sub(query);
+    BodyLimit { max: max.min(max_exchange), length_required: true, authenticated }
+}
+
+/// Calls the handler. Changes run to completion even if the caller disconnects.
+async fn run(app: &App, request: Request, next: Next) -> Response {
+    if !is_change(request.method(), request.uri()) {
+        return next.run(request).await;
+    }
+    let change = app.begin_change().await;
+    let response = tokio::spawn(async move {
+        let _change = change;
+        next.run(request).await
+    });
+    response.await.unwrap_or_else(|_| panicked())
 }
 
 async fn authorize(guard: &Guard, request: &Parts) -> Result<Caller> {
@@ -58,10 +117,14 @@ async fn authorize(guard: &Guard, request: &Parts) -> Result<Caller> {
         minted: None,
         request_id: incoming.map(|incoming| incoming.id.clone()).unwrap_or_default(),
         method: request.method.to_string(),
-        path: request.uri.path().to_owned(),
+        path: shortened(request.uri.path().to_owned(), MAX_RECORDED_URL),
         remote: incoming.map(|incoming| incoming.remote.clone()).unwrap_or_default(),
     };
-    let key = check_key(app, &caller, claims.nonce.as_deref()).await?;
+    let source = incoming.map(|incoming| incoming.source.as_str()).unwrap_or_default();
+    let key = check_key(app, &caller, source, claims.nonce.as_deref()).await?;
+    if let Some(events) = request.extensions.get::<Arc<RequestEvents>>() {
+        events.authenticated();
+    }
     caller.minted = key.provenance.map(|provenance| MintedKeyInfo { provenance, expiry: key.expiry });
     let needed = crate::table::required_scope(guard.family, guard.verb, &request.method);
     if !scopes::grants(caller.scopes.as_deref(), &needed) {
@@ -111,9 +174,9 @@ fn verify(app: &App, request: &Parts) -> Result<Claims> {
 }
 
 /// Checks that the namespace and the key of a token still exist and that the key has not changed.
-async fn check_key(app: &App, caller: &Caller, nonce: Option<&str>) -> Result<CredentialKey> {
+async fn check_key(app: &App, caller: &Caller, source: &str, nonce: Option<&str>) -> Result<CredentialKey> {
     let refuse = |reason: &str, namespace_exists: bool| {
-        if namespace_exists {
+        if namespace_exists && app.events.sample_refusal(Refusal::Token, source).is_some() {
             let event = Event::audit(ObjectRef::namespace(&caller.namespace), reason)
                 .with("namespace", caller.namespace.clone());
             let mut event = with_request(caller, event);

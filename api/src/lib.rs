@@ -1,6 +1,7 @@
 //! The HTTP API. This file lists every route; the handlers are in `routes`, one file per noun.
 
 mod arguments;
+mod body;
 mod document;
 mod error;
 mod forward;
@@ -9,6 +10,7 @@ mod lenient;
 mod metrics;
 mod pages;
 mod request;
+mod request_events;
 mod response;
 mod routes;
 mod server;

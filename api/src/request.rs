@@ -1,8 +1,7 @@
-//! The part of request handling that all routes share: request id, path normalization, body limits, request events.
+//! The part of request handling that all routes share: request id, path normalization, error bodies, request events.
 
-use std::collections::HashSet;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,38 +17,34 @@ use futures_util::FutureExt as _;
 use http_body_util::BodyExt;
 use hyper::body::{Body as HttpBody, Frame};
 use muster_types::Error;
-use muster_types::event::Event;
-use muster_types::object::{ObjectRef, ObjectType};
-use muster_types::time::now;
 use parking_lot::Mutex;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use tower::ServiceExt as _;
 use utoipa::openapi::OpenApi;
 
 use crate::document::Document;
 use crate::error::ApiError;
-use crate::response::{RecordedBody, json_response};
-use crate::table::{Access, RouteInfo};
+use crate::request_events::{RecordableRoutes, RequestEvents};
+use crate::response::{RecordedBody, json_response, protect_html};
+use crate::table::RouteInfo;
 use muster_control::app::App;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// The path of token exchanges, which have their own body limit.
-const EXCHANGE_PATH: &str = "/auth/federated";
 /// The maximum length of a caller's request id, which becomes an object id.
 const MAX_ID_LENGTH: usize = 128;
-/// The maximum length of a body in a request event.
-const MAX_RECORDED_BODY: usize = 1024;
-/// Limits for reading the rest of a rejected upload chunk.
+/// The maximum number of bytes that are read after a request was rejected.
 const MAX_DRAINED_BYTES: usize = 16 << 20;
-const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
-/// Paths without request events.
-const UNRECORDED_PATHS: &[&str] = &["/", "/livez", "/readyz", "/healthz", "/openapi.json"];
+/// How long the rest of a rejected request may pause.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The data of a request that handlers need besides its head.
 #[derive(Debug, Clone)]
 pub(crate) struct Incoming {
     pub(crate) id: String,
     pub(crate) remote: String,
+    /// The address that limits count: the network of `remote` if it is an IPv6 address, else `remote`.
+    pub(crate) source: String,
+    /// Empty until the guard has read it.
     pub(crate) body: Bytes,
 }
 
@@ -59,8 +54,7 @@ pub struct Service {
     app: Arc<App>,
     router: Router,
     document: Document,
-    /// First path segments of the routes whose bodies may be recorded in events.
-    recordable: Arc<HashSet<String>>,
+    recordable: Arc<RecordableRoutes>,
 }
 
 impl fmt::Debug for Service {
@@ -72,10 +66,7 @@ impl fmt::Debug for Service {
 impl Service {
     pub(crate) fn new(app: Arc<App>, router: Router, document: OpenApi, routes: &[RouteInfo]) -> Self {
         let document = Document::new(document, &app.settings);
-        let guarded = routes.iter().filter(|route| route.access != Access::Public);
-        let segments =
-            guarded.filter_map(|route| first_segment(&route.path)).filter(|segment| *segment != "auth");
-        let recordable = Arc::new(segments.map(str::to_owned).collect());
+        let recordable = Arc::new(RecordableRoutes::new(routes));
         Self { app, router, document, recordable }
     }
 
@@ -96,109 +87,71 @@ impl Service {
         let id_header = HeaderValue::from_str(&id).expect("a request id is visible ASCII");
         parts.uri = normalize(parts.uri);
         let (method, uri) = (parts.method.clone(), parts.uri.clone());
-
-        let mut events = RequestEvents::new(self, &id, &method, &uri);
-        // Upload chunks are streamed to disk; all other bodies are small documents.
-        let mut unread = None;
-        let (body, chunk) = if is_upload_chunk(&method, &uri) {
-            let shared = SharedBody::new(Body::new(body));
-            unread = Some(shared.clone());
-            (Ok(Bytes::new()), Body::new(shared))
+        let (remote, source) = addresses(peer);
+        let events = RequestEvents::new(&self.app, &self.recordable, &id, &source, (&method, &uri));
+        let events = Arc::new(events);
+        let body = SharedBody::new(Body::new(body));
+        // Object names are UTF-8.
+        let mut response = if is_utf8(uri.path()) {
+            parts.extensions.insert(Incoming { id: id.clone(), remote, source, body: Bytes::new() });
+            parts.extensions.insert(self.document.clone());
+            parts.extensions.insert(Arc::clone(&events));
+            self.route(Request::from_parts(parts, Body::new(body.clone()))).await
         } else {
-            (self.read_body(self.body_limit(&method, &uri), &parts.headers, body).await, Body::empty())
+            not_found().await
         };
-        let mut response = match body {
-            // Object names are UTF-8.
-            Ok(_) if !is_utf8(uri.path()) => not_found().await,
-            Ok(body) => {
-                events.received(&body);
-                let incoming =
-                    Incoming { id: id.clone(), remote: peer.ip().to_canonical().to_string(), body };
-                parts.extensions.insert(incoming);
-                parts.extensions.insert(self.document.clone());
-                self.route(Request::from_parts(parts, chunk)).await
-            }
-            Err(error) => ApiError(error).into_response(),
-        };
-        if let Some(unread) = unread.filter(|_| !response.status().is_success()) {
-            unread.drain().await;
-        }
         if response.status() == StatusCode::METHOD_NOT_ALLOWED {
             response = method_not_allowed(&method, &response);
         }
+        if !response.status().is_success() {
+            body.drain_in_background();
+            response = with_request_id(response, &id);
+        }
         tracing::debug!(%method, path = uri.path(), status = response.status().as_u16(), %peer, "request handled");
         events.responded(&response);
+        protect_html(&mut response);
         response.headers_mut().insert(REQUEST_ID, id_header);
         response
     }
 
-    /// Returns the limit of a request body. Exchanges are not authenticated, so their bodies are short and need a length.
-    fn body_limit(&self, method: &Method, uri: &Uri) -> BodyLimit {
-        let max = self.app.settings.api_max_request_body_bytes;
-        if method.is_safe() || uri.path() != EXCHANGE_PATH {
-            return BodyLimit { max, length_required: false };
-        }
-        // Arguments may be in the query as well.
-        let query = uri.query().map_or(0, |query| query.len() as u64);
-        let max_exchange = self.app.settings.federation_max_token_bytes.saturating_sub(query);
-        BodyLimit { max: max.min(max_exchange), length_required: true }
-    }
-
-    async fn read_body<B>(&self, limit: BodyLimit, headers: &HeaderMap, body: B) -> Result<Bytes, Error>
-    where
-        B: BodyExt<Data = Bytes>,
-        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-    {
-        if body.is_end_stream() && !limit.length_required {
-            return Ok(Bytes::new());
-        }
-        let too_large = || Error::TooLarge("request body too large".into());
-        let Some(length) = headers.get(header::CONTENT_LENGTH) else {
-            return Err(Error::LengthRequired("a content-length is required".into()));
-        };
-        let length = length.to_str().ok().and_then(|text| text.parse::<u64>().ok());
-        if length.is_none_or(|length| length > limit.max) {
-            return Err(too_large());
-        }
-        let timeout = Duration::from_secs(self.app.settings.api_timeout);
-        match tokio::time::timeout(timeout, body.collect()).await {
-            Ok(Ok(body)) => Ok(body.to_bytes()),
-            Ok(Err(_)) => Err(Error::Invalid("the request body ended early".into())),
-            Err(_) => Err(Error::Timeout("the request body did not arrive in time".into())),
-        }
-    }
-
-    /// Calls the handler. Changes run to completion even if the caller disconnects.
+    /// Calls the guard and the handler of a request.
     async fn route(&self, request: Request<Body>) -> Response {
-        let read_only = !is_change(request.method(), request.uri());
-        let response = AssertUnwindSafe(self.router.clone().oneshot(request)).catch_unwind();
-        let response = if read_only {
-            response.await
-        } else {
-            let guard = self.app.begin_change().await;
-            let change = tokio::spawn(async move {
-                let _guard = guard;
-                response.await
-            });
-            change.await.unwrap_or_else(|error| Err(Box::new(error)))
-        };
-        match response {
+        match AssertUnwindSafe(self.router.clone().oneshot(request)).catch_unwind().await {
             Ok(Ok(response)) => response,
-            Err(_) => ApiError(Error::Internal("a handler panicked".into())).into_response(),
+            Err(_) => panicked(),
         }
     }
 }
 
-/// The limit of a request body.
-#[derive(Debug, Clone, Copy)]
-struct BodyLimit {
-    /// In bytes.
-    max: u64,
-    /// Whether a content-length is required even without a body.
-    length_required: bool,
+/// Returns the response to a request whose handler panicked.
+pub(crate) fn panicked() -> Response {
+    ApiError(Error::Internal("a handler panicked".into())).into_response()
 }
 
-/// A body that the handler reads first, and the service drains afterwards.
+/// Returns the address of a peer, and the address that limits count. A host with IPv6 usually owns a whole /64 network.
+fn addresses(peer: SocketAddr) -> (String, String) {
+    let remote = peer.ip().to_canonical();
+    let source = match remote {
+        IpAddr::V4(_) => remote,
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+    };
+    (remote.to_string(), source.to_string())
+}
+
+/// Adds the request id to the body of an error.
+fn with_request_id(response: Response, id: &str) -> Response {
+    let (mut parts, body) = response.into_parts();
+    let members = parts.extensions.remove::<RecordedBody>();
+    let members = members.and_then(|body| serde_json::from_slice::<Map<String, Value>>(&body.0).ok());
+    let Some(mut members) = members else { return Response::from_parts(parts, body) };
+    members.insert("request_id".to_owned(), id.into());
+    let mut response = json_response(parts.status, &members);
+    parts.headers.remove(header::CONTENT_LENGTH);
+    response.headers_mut().extend(parts.headers);
+    response
+}
+
+/// A body that the guard or the handler reads first, and the service drains afterwards.
 #[derive(Clone)]
 struct SharedBody(Arc<Mutex<Body>>);
 
@@ -207,20 +160,22 @@ impl SharedBody {
         Self(Arc::new(Mutex::new(body)))
     }
 
-    /// Reads a limited part of the unread body. Many clients read the response only after they have sent everything; if
-    /// the connection were closed earlier, they would not see why the request failed.
+    /// Reads a limited part of the unread body while the response is sent. Many clients read the response only after
+    /// they have sent everything; if the connection were closed earlier, they would not see why the request failed.
+    fn drain_in_background(self) {
+        if !self.is_end_stream() {
+            tokio::spawn(self.drain());
+        }
+    }
+
     async fn drain(mut self) {
         let mut remaining = MAX_DRAINED_BYTES;
-        let drained = async {
-            while let Some(Ok(frame)) = self.frame().await {
-                let size = frame.data_ref().map_or(0, Bytes::len);
-                remaining = remaining.saturating_sub(size);
-                if remaining == 0 {
-                    break;
-                }
+        while let Ok(Some(Ok(frame))) = tokio::time::timeout(DRAIN_TIMEOUT, self.frame()).await {
+            remaining = remaining.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
+            if remaining == 0 {
+                break;
             }
-        };
-        let _ = tokio::time::timeout(DRAIN_TIMEOUT, drained).await;
+        }
     }
 }
 
@@ -234,6 +189,10 @@ impl HttpBody for SharedBody {
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let mut body = self.0.lock();
         Pin::new(&mut *body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.lock().is_end_stream()
     }
 }
 
@@ -271,14 +230,15 @@ fn normalize(uri: Uri) -> Uri {
     Uri::from_parts(parts).expect("only the path of a valid URI was replaced")
 }
 
-/// Returns 405 with the text that released clients expect, or the response to OPTIONS.
+/// Returns 405 with the common error shape, or the response to OPTIONS.
 fn method_not_allowed(method: &Method, response: &Response) -> Response {
     let allow = response.headers().get(header::ALLOW).cloned();
     let mut response = if method == Method::OPTIONS {
         Response::new(Body::empty())
     } else {
         let text = "The method is not allowed for the requested URL.";
-        json_response(StatusCode::METHOD_NOT_ALLOWED, &json!({ "message": text }))
+        let status = StatusCode::METHOD_NOT_ALLOWED;
+        json_response(status, &json!({ "error": text, "status": status.as_u16() }))
     };
     if let Some(allow) = allow {
         response.headers_mut().insert(header::ALLOW, allow);
@@ -292,7 +252,7 @@ pub(crate) async fn not_found() -> Response {
 }
 
 /// Returns whether a request changes state. A login is a POST that does not; it has its own audit event.
-fn is_change(method: &Method, uri: &Uri) -> bool {
+pub(crate) fn is_change(method: &Method, uri: &Uri) -> bool {
     !method.is_safe() && uri.path() != "/auth"
 }
 
@@ -301,96 +261,6 @@ fn is_change(method: &Method, uri: &Uri) -> bool {
 pub(crate) fn is_upload_chunk(method: &Method, uri: &Uri) -> bool {
     let rest = uri.path().strip_prefix("/upload/");
     *method == Method::POST && rest.is_some_and(|id| !id.is_empty() && !id.contains('/'))
-}
-
-fn first_segment(path: &str) -> Option<&str> {
-    path.trim_start_matches('/').split('/').next().filter(|segment| !segment.is_empty())
-}
-
-/// The events of one request: recorded for changes and errors, and for reads if configured. See docs/decisions/0005.
-struct RequestEvents<'a> {
-    service: &'a Service,
-    id: &'a str,
-    method: &'a Method,
-    uri: &'a Uri,
-    /// Unix time of the arrival.
-    arrived: f64,
-    body: Bytes,
-    recorded: bool,
-}
-
-impl<'a> RequestEvents<'a> {
-    fn new(service: &'a Service, id: &'a str, method: &'a Method, uri: &'a Uri) -> Self {
-        Self { service, id, method, uri, arrived: now(), body: Bytes::new(), recorded: false }
-    }
-
-    fn is_unrecorded(&self) -> bool {
-        UNRECORDED_PATHS.contains(&self.uri.path()) || self.uri.path().starts_with("/apidocs")
-    }
-
-    /// A login may be sent to a wrong path by mistake, so only bodies for known routes are recorded.
-    fn may_record_body(&self) -> bool {
-        first_segment(self.uri.path()).is_some_and(|segment| self.service.recordable.contains(segment))
-    }
-
-    fn recorded_body(&self, body: &[u8]) -> String {
-        if body.is_empty() {
-            String::new()
-        } else if !self.may_record_body() {
-            "...body not logged as this route handles credentials...".to_owned()
-        } else if body.len() > MAX_RECORDED_BODY {
-            "...body not logged as it is too long...".to_owned()
-        } else {
-            String::from_utf8_lossy(body).into_owned()
-        }
-    }
-
-    /// Records the request, once its body has arrived.
-    fn received(&mut self, body: &Bytes) {
-        self.body = body.clone();
-        let change = is_change(self.method, self.uri) && !is_upload_chunk(self.method, self.uri);
-        let enabled = change || self.service.app.settings.api_request_events_for_reads;
-        if enabled && !self.is_unrecorded() {
-            self.record_arrival();
-        }
-    }
-
-    fn record_arrival(&mut self) {
-        self.recorded = true;
-        // A query can contain the same secrets as a body.
-        let url = if self.may_record_body() { self.uri.to_string() } else { self.uri.path().to_owned() };
-        let body = self.recorded_body(&self.body);
-        let mut event = self.event("api request received").with("url", url).with("body", body);
-        event.timestamp = self.arrived;
-        self.service.app.events.record_if_room(event);
-    }
-
-    fn event(&self, what: &str) -> Event {
-        let object = ObjectRef::new(ObjectType::ApiRequest, self.id);
-        let mut event = Event::audit(object, format!("{} {what}", self.method));
-        event.request_id = Some(self.id.to_owned());
-        event
-    }
-
-    /// Records the response.
-    fn responded(&mut self, response: &Response) {
-        let status = response.status();
-        let failed = status.is_client_error() || status.is_server_error();
-        if !self.recorded && (!failed || self.is_unrecorded()) {
-            return;
-        }
-        if !self.recorded {
-            self.record_arrival();
-        }
-        let body = response
-            .extensions()
-            .get::<RecordedBody>()
-            .map(|body| self.recorded_body(&body.0))
-            .unwrap_or_default();
-        let mut event = self.event("api response sent").with("status", status.as_u16()).with("body", body);
-        event.duration = Some((now() - self.arrived).max(0.0));
-        self.service.app.events.record_if_room(event);
-    }
 }
 
 #[cfg(test)]

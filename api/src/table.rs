@@ -8,6 +8,7 @@ use axum::middleware::from_fn_with_state;
 use utoipa::openapi::OpenApi;
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 
+use crate::body::BodyMemory;
 use crate::document;
 use crate::guard::{Guard, check};
 use crate::request::not_found;
@@ -67,12 +68,14 @@ pub(crate) struct RouteTable {
     app: Arc<App>,
     router: OpenApiRouter<Arc<App>>,
     routes: Vec<RouteInfo>,
+    bodies: Arc<BodyMemory>,
 }
 
 impl RouteTable {
     pub(crate) fn new(app: &Arc<App>) -> Self {
         let router = OpenApiRouter::with_openapi(document::empty());
-        Self { app: Arc::clone(app), router, routes: vec![] }
+        let bodies = Arc::new(BodyMemory::new(&app.settings));
+        Self { app: Arc::clone(app), router, routes: vec![], bodies }
     }
 
     /// Adds handlers. `family` is the first part of the scope that a token needs.
@@ -123,10 +126,9 @@ impl RouteTable {
                 self.routes.push(RouteInfo { method, path, access, scope });
             }
         }
-        if guarded {
-            let guard = Guard { app: Arc::clone(&self.app), access, family, verb };
-            methods = methods.route_layer(from_fn_with_state(guard, check));
-        }
+        let (app, bodies) = (Arc::clone(&self.app), Arc::clone(&self.bodies));
+        let guard = Guard { app, access, family, verb, bodies };
+        methods = methods.route_layer(from_fn_with_state(guard, check));
         let router = std::mem::take(&mut self.router);
         self.router = router.routes((schemas, paths, methods));
     }

@@ -16,6 +16,9 @@ pub(crate) struct Arguments {
     /// Run only the benchmarks of instances, on simulated nodes and on this host
     #[arg(long)]
     pub(crate) instances: bool,
+    /// Run only the benchmark of logins with a supplied secret
+    #[arg(long)]
+    pub(crate) logins: bool,
     /// Run only the benchmarks of identity token exchanges
     #[arg(long)]
     pub(crate) exchanges: bool,

@@ -17,6 +17,7 @@ mod images;
 mod instances;
 mod instances_real;
 mod load;
+mod logins;
 mod mariadb;
 mod namespace;
 mod networks;
@@ -101,6 +102,8 @@ async fn measure_selected(arguments: &Arguments, program: &Path, table: &mut Tab
         agents::measure(program, directory, &arguments.image, quick, table).await?;
     } else if arguments.agent {
         agents::measure_in_namespace(arguments, program, table).await.context("agents")?;
+    } else if arguments.logins {
+        logins::measure(program, table).await.context("logins")?;
     } else if arguments.exchanges {
         exchanges::measure(program, quick, table).await.context("exchanges")?;
     } else if arguments.instances {
@@ -126,6 +129,7 @@ async fn measure_everything(arguments: &Arguments, program: &Path, table: &mut T
     let sqlite = Engine { name: "SQLite", settings: vec![], spooling: vec![], has_targets: true };
     requests::measure(program, directory.path(), &sqlite, scale, table).await.context("with SQLite")?;
     drop(directory);
+    logins::measure(program, table).await.context("logins")?;
     exchanges::measure(program, quick, table).await.context("exchanges")?;
     images::measure(program, quick, table).await.context("images")?;
     allocation::measure(quick, table).await.context("address allocation")?;

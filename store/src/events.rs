@@ -184,6 +184,88 @@ pub async fn prune_request_links(
     Ok((remove_links(tx, links).await?, last))
 }
 
+/// The approximate size of an event besides its texts, in bytes: the other columns, its links and the indexes.
+const EVENT_OVERHEAD: i64 = 500;
+
+/// Returns the approximate size in bytes of the next `limit` events after `after`, and where to continue; `None` at the
+/// end.
+pub async fn size_of_page(
+    mut db: impl Read,
+    after: &str,
+    limit: i64,
+) -> Result<(i64, Option<String>), StoreError> {
+    let sizes: Vec<(String, i64)> = db
+        .fetch(
+            "SELECT event_uuid, LENGTH(message) + LENGTH(extra) FROM events WHERE event_uuid > ? \
+             ORDER BY event_uuid LIMIT ?",
+            params![after, limit],
+        )
+        .await?;
+    let bytes = sizes.iter().map(|(_, texts)| texts + EVENT_OVERHEAD).sum();
+    let is_full = usize::try_from(limit) == Ok(sizes.len());
+    let last = if is_full { sizes.into_iter().last().map(|(event, _)| event) } else { None };
+    Ok((bytes, last))
+}
+
+/// Links that were removed, together with the events that they were the last link of.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RemovedEvents {
+    pub links: u64,
+    /// The approximate size of the events, in bytes.
+    pub bytes: i64,
+    /// The last object, at which the next batch starts.
+    pub last: Option<String>,
+}
+
+/// Removes up to `limit` links of API requests, starting at request `from`, that are older than `before`, and their
+/// events.
+pub async fn remove_requests(
+    tx: &mut Tx,
+    from: &str,
+    before: f64,
+    limit: i64,
+) -> Result<RemovedEvents, StoreError> {
+    let condition = "object_type = ? AND object_id >= ? AND timestamp < ?";
+    let values = params![ObjectType::ApiRequest, from, before];
+    let links = find_links(tx, condition, "ORDER BY object_id", values, limit).await?;
+    remove_with_events(tx, links).await
+}
+
+/// Removes up to `limit` links of a type that are older than `before`, the oldest first, and their events.
+pub async fn remove_older(
+    tx: &mut Tx,
+    event_type: EventType,
+    before: f64,
+    limit: i64,
+) -> Result<RemovedEvents, StoreError> {
+    let condition = "event_type = ? AND timestamp < ?";
+    let links = find_links(tx, condition, "ORDER BY timestamp", params![event_type, before], limit).await?;
+    remove_with_events(tx, links).await
+}
+
+async fn remove_with_events(tx: &mut Tx, links: Vec<LinkKey>) -> Result<RemovedEvents, StoreError> {
+    let last = links.last().map(|link| link.object_id.clone());
+    let mut events: Vec<String> = links.iter().map(|link| link.event_uuid.clone()).collect();
+    events.sort_unstable();
+    events.dedup();
+    let mut removed = RemovedEvents { links: remove_links(tx, links).await?, bytes: 0, last };
+    for event in events {
+        let size: Vec<(i64, i64)> = tx
+            .fetch(
+                "SELECT LENGTH(e.message) + LENGTH(e.extra), (SELECT COUNT(*) FROM event_links l WHERE \
+                 l.event_type = e.event_type AND l.timestamp = e.timestamp AND l.event_uuid = e.event_uuid) \
+                 FROM events e WHERE e.event_uuid = ?",
+                params![&event],
+            )
+            .await?;
+        if let Some((texts, 0)) = size.first() {
+            tx.execute("DELETE FROM events WHERE event_uuid = ?", params![&event]).await?;
+            removed.bytes += texts + EVENT_OVERHEAD;
+        }
+    }
+    Ok(removed)
+}
+
 /// Removes up to `limit` links of one object.
 pub async fn prune_object_links(tx: &mut Tx, object: &ObjectRef, limit: i64) -> Result<u64, StoreError> {
     prune(tx, "object_type = ? AND object_id = ?", params![object.object_type, &object.id], limit).await

@@ -1,10 +1,13 @@
 //! Reading events, and which requests record them.
 
+use std::sync::Arc;
+
 use axum::http::Method;
+use muster_control::App;
 use muster_test_cluster::{Cluster, wait_for};
 use muster_testing::web_server::{Reply, WebServer};
 use muster_types::object::{ObjectRef, ObjectType};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_have_the_fields_clients_read() {
@@ -99,6 +102,65 @@ async fn records_request_events_for_changes_errors_and_optionally_reads() {
     }
 }
 
+/// Returns the additional fields of the event of a request's arrival.
+async fn recorded_request(
+    cluster: &Cluster,
+    response: &muster_test_cluster::ApiResponse,
+) -> Map<String, Value> {
+    let id = response.headers["x-request-id"].to_str().unwrap();
+    let events = cluster.events(&ObjectRef::new(ObjectType::ApiRequest, id)).await;
+    events.into_iter().find(|event| event.message.ends_with("received")).unwrap().extra
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn request_events_are_short_and_without_secrets() {
+    let cluster = Cluster::new().await;
+    let token = cluster.token("system").await;
+    let long = cluster.call("", Method::GET, &format!("/nosuch/{}", "x".repeat(60_000)), None).await;
+    assert!(recorded_request(&cluster, &long).await["url"].as_str().unwrap().len() < 1100);
+    let body = json!({
+        "name": "a", "cpus": 1, "memory": 128, "disk": [{"size": 1}], "network": [],
+        "ssh_key": "ssh-rsa PUBLICPART", "user_data": "U0VDUkVU", "configdrive": "openstack-disk",
+        "metadata": {"note": "n".repeat(5000)},
+    });
+    let created = cluster.call(&token, Method::POST, "/instances", Some(body)).await;
+    assert_eq!(created.status, 200, "{}", created.text);
+    let path = format!("/instances/{}/metadata/x", created.body["uuid"].as_str().unwrap());
+    let query = cluster.call(&token, Method::PUT, &format!("{path}?user_data=U0VDUkVU"), None).await;
+    assert!(recorded_request(&cluster, &query).await["url"].as_str().unwrap().starts_with(&path));
+    let recorded = recorded_request(&cluster, &created).await;
+    assert!(recorded["body"].as_str().unwrap().starts_with("{\"configdrive\""), "{recorded:?}");
+    cluster.allow_unfinished_operations("the instance is only created");
+    for response in [&created, &query] {
+        let id = response.headers["x-request-id"].to_str().unwrap();
+        for event in cluster.events(&ObjectRef::new(ObjectType::ApiRequest, id)).await {
+            let text = serde_json::to_string(&event).unwrap();
+            assert!(
+                !text.contains("U0VDUkVU") && !text.contains("PUBLICPART") && text.len() < 4096,
+                "{text}"
+            );
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn flood_without_token_leaves_few_events() {
+    let cluster = Cluster::new().await;
+    let wrong = json!({"namespace": "system", "key": format!("sfk_{}", "x".repeat(38))});
+    let before = cluster.events(&ObjectRef::namespace("system")).await.len();
+    let mut recorded = 0;
+    for _ in 0..300 {
+        let missing = cluster.call("", Method::GET, "/nosuch", None).await;
+        recorded += request_events(&cluster, &missing).await.len();
+        assert_eq!(cluster.call("", Method::POST, "/auth", Some(wrong.clone())).await.status, 401);
+    }
+    let logins = cluster.events(&ObjectRef::namespace("system")).await.len() - before;
+    assert!((1..100).contains(&recorded) && (1..100).contains(&logins), "{recorded} {logins}");
+    let metrics = cluster.app.events.metrics_text();
+    assert!(metrics.contains("api_unauthenticated_refusals_total{kind=\"request\"} 600"), "{metrics}");
+    assert!(metrics.contains("api_unauthenticated_refusals_total{kind=\"login\"} 300"), "{metrics}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn prunes_by_age_and_resumes_after_time_budget() {
     let settings = [
@@ -166,4 +228,53 @@ async fn sends_events_to_loki_and_retries_when_it_is_unavailable() {
         body["streams"][0]["stream"],
         json!({"job": "muster", "node": "sim-1", "event_type": "audit"})
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn size_budget_removes_oldest_api_requests_first() {
+    let cluster = Cluster::with(&[("EVENT_STORE_MAX_MB", "1")], None).await;
+    let object = ObjectRef::namespace("system");
+    let request = ObjectRef::new(ObjectType::ApiRequest, "r");
+    let aged = |object: &ObjectRef, age: u32| {
+        let mut event = muster_types::event::Event::audit(object.clone(), "x".repeat(1500));
+        event.timestamp -= f64::from(age);
+        event
+    };
+    for n in 0..200 {
+        cluster.app.events.record(aged(&object, 100_000 + n));
+        cluster.app.events.record(aged(&request, 40_000 + n));
+        cluster.app.events.record(aged(&request, 10 + n));
+    }
+    let before = cluster.events(&object).await.len();
+    let App { store, settings, events, .. } = &*cluster.app;
+    let removed = muster_control::events::enforce_budget(store, settings, events.metrics()).await.unwrap();
+    assert_eq!(removed, 200, "about 1.2 MB, of which a third are old requests");
+    assert_eq!(cluster.events(&object).await.len(), before, "other events are kept");
+    let requests = cluster.events(&request).await;
+    assert_eq!(requests.len(), 200);
+    assert!(requests.iter().all(|event| event.timestamp > muster_types::time::now() - 1000.0));
+    assert_eq!(muster_control::events::enforce_budget(store, settings, events.metrics()).await.unwrap(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn readiness_reports_that_events_cannot_be_stored() {
+    let settings = [("SPOOL_HIGH_WATER_MARK", "20"), ("DRAIN_POLL_INTERVAL", "86400")];
+    let cluster = Cluster::with(&settings, None).await;
+    let App { health, store, .. } = &*cluster.app;
+    let check = tokio::spawn(muster_control::health::watch(Arc::clone(health), Arc::clone(store)));
+    let readyz = async || {
+        wait_for("the health check", async || {
+            let response = cluster.call("", Method::GET, "/readyz", None).await;
+            (response.text != "not ready").then_some((response.status.as_u16(), response.text))
+        })
+        .await
+    };
+    assert_eq!(readyz().await, (200, "ready".to_owned()));
+    for _ in 0..30 {
+        let event = muster_types::event::Event::audit(ObjectRef::namespace("system"), "x");
+        cluster.app.events.record(event);
+    }
+    let (status, text) = readyz().await;
+    assert_eq!((status, text.as_str()), (503, "not ready: events cannot be stored: the event queue is full"));
+    check.abort();
 }

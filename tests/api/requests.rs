@@ -60,7 +60,8 @@ async fn unknown_paths_and_methods_return_json_errors() {
     assert_eq!((unknown_path.status.as_u16(), &unknown_path.body["status"]), (404, &json!(404)));
     let wrong_method = cluster.call("", Method::PATCH, "/auth/namespaces", None).await;
     assert_eq!(wrong_method.status, 405);
-    assert_eq!(wrong_method.body, json!({"message": "The method is not allowed for the requested URL."}));
+    assert_eq!(wrong_method.body["error"], json!("The method is not allowed for the requested URL."));
+    assert_eq!(wrong_method.body["status"], json!(405));
     let allow = wrong_method.headers["allow"].to_str().unwrap();
     assert!(allow.contains("GET") && allow.contains("POST"), "{allow}");
     let options = cluster.call("", Method::OPTIONS, "/auth/namespaces", None).await;
@@ -117,17 +118,110 @@ async fn validation_mode_can_be_relaxed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn limits_body_by_content_length_before_reading_it() {
     let cluster = Cluster::with(&[("API_MAX_REQUEST_BODY_BYTES", "100")], None).await;
-    for (length, path, status) in [(100, "/auth", 400), (101, "/auth", 413), (101, "/nowhere", 413)] {
-        let response = cluster.send("", Method::POST, path, vec![b'x'; length]).await;
+    let token = cluster.token("system").await;
+    for (token, length, path, status) in [
+        ("", 100, "/auth", 400),
+        ("", 101, "/auth", 413),
+        (&token, 100, "/auth/namespaces", 400),
+        (&token, 101, "/auth/namespaces", 413),
+        ("", 101, "/auth/namespaces", 401),
+        ("", 101, "/nowhere", 404),
+    ] {
+        let response = cluster.send(token, Method::POST, path, vec![b'x'; length]).await;
         assert_eq!(response.status, status, "{length} {path}");
     }
     let announced =
         Request::post("/auth").header("content-length", "99999999999").body(Body::from("{}")).unwrap();
     assert_eq!(cluster.request(announced).await.status, 413);
-    let unannounced = Request::post("/auth").body(Body::from("{}")).unwrap();
-    let response = cluster.request(unannounced).await;
-    assert_eq!(
-        (response.status.as_u16(), &response.body["error"]),
-        (411, &json!("a content-length is required"))
-    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_body_without_token_more_strictly() {
+    let cluster = Cluster::new().await;
+    let token = cluster.token("system").await;
+    for (token, path, length, status) in [
+        ("", "/auth", 8192, 400),
+        ("", "/auth", 8193, 413),
+        (token.as_str(), "/auth/namespaces", 1 << 20, 400),
+        (&token, "/auth/namespaces", (1 << 20) + 1, 413),
+    ] {
+        for with_length in [true, false] {
+            let mut request = Request::post(path).header("authorization", format!("Bearer {token}"));
+            if with_length {
+                request = request.header("content-length", length);
+            }
+            let response = cluster.request(request.body(Body::from(vec![b'x'; length])).unwrap()).await;
+            assert_eq!(response.status, status, "{path} {length} {with_length}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn checks_token_before_body_arrives() {
+    let cluster = Cluster::new().await;
+    for path in ["/instances", "/auth/namespaces", "/nowhere", "/upload/x"] {
+        let pending = Body::from_stream(futures_util::stream::pending::<Result<Vec<u8>, std::io::Error>>());
+        let request = Request::post(path).header("content-length", 1 << 20).body(pending).unwrap();
+        let response = tokio::time::timeout(std::time::Duration::from_secs(20), cluster.request(request));
+        let status = response.await.expect("a response before the body").status;
+        assert_eq!(status, if path == "/nowhere" { 404 } else { 401 }, "{path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn body_without_content_length_is_accepted() {
+    let cluster = Cluster::new().await;
+    let token = cluster.token("system").await;
+    let request = Request::post("/auth/namespaces")
+        .header("authorization", format!("Bearer {token}"))
+        .body(Body::from(json!({"namespace": "chunked"}).to_string()))
+        .unwrap();
+    let response = cluster.request(request).await;
+    assert_eq!((response.status.as_u16(), &response.body["name"]), (200, &json!("chunked")));
+    let login = Request::post("/auth").body(Body::from(r#"{"namespace": "absent", "key": "x"}"#)).unwrap();
+    assert_eq!(cluster.request(login).await.status, 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rejects_too_long_secret_as_wrong_one() {
+    let cluster = Cluster::new().await;
+    for length in [1024, 1025, 7000] {
+        let body = json!({"namespace": "system", "key": "x".repeat(length)});
+        let response = cluster.call("", Method::POST, "/auth", Some(body)).await;
+        assert_eq!((response.status.as_u16(), &response.body["error"]), (401, &json!("unauthorized")));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn error_bodies_contain_the_request_id() {
+    let cluster = Cluster::new().await;
+    let token = cluster.token("system").await;
+    for (token, method, path, status) in [
+        ("", Method::GET, "/nowhere", 404),
+        ("", Method::GET, "/instances", 401),
+        ("", Method::PATCH, "/instances", 405),
+        ("", Method::POST, "/auth", 400),
+        (&token, Method::GET, "/instances/absent", 404),
+    ] {
+        let response = cluster.call(token, method, path, None).await;
+        let id = response.headers["x-request-id"].to_str().unwrap();
+        assert_eq!((response.status.as_u16(), &response.body["request_id"]), (status, &json!(id)), "{path}");
+        assert!(response.body["error"].is_string() && response.body["status"] == json!(status), "{path}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn html_pages_have_security_headers() {
+    let cluster = Cluster::new().await;
+    for path in ["/", "/apidocs"] {
+        let page = cluster.call("", Method::GET, path, None).await;
+        let header = |name: &str| page.headers[name].to_str().unwrap();
+        assert!(header("content-type").starts_with("text/html"), "{path}");
+        assert!(header("content-security-policy").contains("frame-ancestors 'none'"), "{path}");
+        assert_eq!(
+            (header("x-content-type-options"), header("x-frame-options")),
+            ("nosniff", "DENY"),
+            "{path}"
+        );
+    }
 }

@@ -7,7 +7,7 @@ use muster_api::{Access, RouteInfo};
 use muster_control::auth::Caller;
 use muster_control::auth::scopes::TRUST_SCOPES;
 use muster_control::objects;
-use muster_test_cluster::{ApiResponse, Cluster, caller};
+use muster_test_cluster::{ApiResponse, Cluster, ORIGIN, caller};
 use muster_types::ids::KeyId;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -22,7 +22,7 @@ pub(crate) async fn scoped_token<S: ToString>(cluster: &Cluster, namespace: &str
     // A key created by a scoped caller has at most the scopes of the caller.
     let name = format!("scoped-{}", KeyId::new());
     let secret = cluster.key(&Caller { scopes, ..caller() }, namespace, &name).await;
-    objects::key::log_in(&cluster.app, namespace, &secret, "test").await.unwrap()
+    objects::key::log_in(&cluster.app, namespace, &secret, ORIGIN).await.unwrap()
 }
 
 /// Calls a route with references to missing objects, so that an allowed call has no effect.

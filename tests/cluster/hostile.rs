@@ -179,6 +179,67 @@ async fn connections_beyond_limit_wait_for_free_slot() {
     assert_eq!(status, 400);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn stalled_bodies_without_token_use_little_memory() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = setup(directory.path()).start();
+    send(&daemon, &with_length("/auth", b"{}"), false).await;
+    let before = resident_megabytes(&daemon);
+    let body = vec![b'x'; (1 << 20) - 1];
+    let mut stalled = Vec::new();
+    for n in 0..400 {
+        let path = ["/instances", "/auth", "/auth/federated", "/nosuch"][n % 4];
+        let mut stream = connect(&daemon).await;
+        let head = post(path, "Content-Length: 1048576\r\n", b"");
+        stream.write_all(&head).await.unwrap();
+        // The server may close the connection before it has read everything.
+        let _ = tokio::time::timeout(Duration::from_secs(5), stream.write_all(&body)).await;
+        stalled.push(stream);
+    }
+    let during = resident_megabytes(&daemon);
+    assert!(during < before + 60, "memory grew from {before} to {during} MB");
+    for mut stream in stalled {
+        let status = read_status(&mut stream).await;
+        assert!(matches!(status, None | Some(401 | 404 | 413)), "{status:?}");
+    }
+    let after = resident_megabytes(&daemon);
+    assert!(after < before + 40, "memory stayed at {after} MB after {before} MB");
+    assert_eq!(daemon.call("", Method::GET, "/livez", None).await.0, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn flood_of_wrong_logins_does_not_delay_other_namespaces() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = setup(directory.path()).start();
+    let token = daemon.log_in("system", &daemon.system_key()).await;
+    for namespace in ["flooded", "honest"] {
+        let body = json!({"namespace": namespace, "key_name": "mine", "key": "hunter2"});
+        let (status, text) = daemon.call(&token, Method::POST, "/auth/namespaces", Some(body)).await;
+        assert_eq!(status, 200, "{text}");
+    }
+    let login = |namespace: &str, key: &str| {
+        with_length("/auth", json!({"namespace": namespace, "key": key}).to_string().as_bytes())
+    };
+    let mut flood = Vec::new();
+    for _ in 0..200 {
+        let mut stream = connect(&daemon).await;
+        stream.write_all(&login("flooded", "wrong")).await.unwrap();
+        flood.push(stream);
+    }
+    let honest = login("honest", "hunter2");
+    let honest = send(&daemon, &honest, false);
+    let status = tokio::time::timeout(Duration::from_secs(20), honest).await.expect("a prompt login");
+    assert_eq!(status, Some(200));
+    let mut rejected = 0;
+    for mut stream in flood {
+        match read_status(&mut stream).await {
+            Some(429) => rejected += 1,
+            status => assert_eq!(status, Some(401)),
+        }
+    }
+    assert!(rejected > 0, "the queue of a namespace is limited");
+}
+
 async fn repeat<T>(count: usize, mut make: impl AsyncFnMut() -> T) -> Vec<T> {
     let mut all = Vec::with_capacity(count);
     for _ in 0..count {

@@ -17,6 +17,8 @@ pub const SECRET_PREFIX: &str = "sfk_";
 pub const RESERVED_NAME_PREFIX: &str = "_service_key";
 /// The maximum length of a supplied secret, in characters.
 pub const MAX_SECRET_LENGTH: usize = 72;
+/// The maximum length of any secret, such as one from the configuration, in bytes.
+pub const MAX_SECRET_BYTES: usize = 1024;
 
 const ALPHABET: &[u8; 62] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789";
 const RANDOM_LENGTH: usize = 32;
@@ -65,6 +67,13 @@ impl Secret {
             && self.has_prefix()
             && text[SECRET_PREFIX.len()..].iter().all(u8::is_ascii_alphanumeric)
             && checksum(&self.0[..body]).as_bytes() == &text[body..]
+    }
+
+    /// Returns whether a key can have this secret: it is not too long, and well-formed if it has the prefix of generated
+    /// secrets.
+    #[must_use]
+    pub fn may_exist(&self) -> bool {
+        self.0.len() <= MAX_SECRET_BYTES && (!self.has_prefix() || self.is_generated())
     }
 
     /// Checks a secret that a caller supplied.

@@ -12,7 +12,7 @@ use std::fmt;
 use std::net::Ipv4Addr;
 use std::str::FromStr;
 
-use crate::key::Secret;
+use crate::key::{MAX_SECRET_BYTES, Secret};
 use crate::spec::DiskBus;
 
 /// How strictly request parameters are validated.
@@ -216,6 +216,7 @@ settings! {
     zone: String = "ZONE", "shakenfist", "issuer of tokens and DNS domain";
     api_validation_mode: ValidationMode = "API_VALIDATION_MODE", "enforce", "off, warn or enforce";
     api_max_request_body_bytes: u64 = "API_MAX_REQUEST_BODY_BYTES", "1048576", "maximum size of a JSON request body";
+    api_max_body_memory_mb: u64 = "API_MAX_BODY_MEMORY_MB", "64", "memory in MiB for all request bodies in flight; further ones are rejected with status 503";
     api_max_connections: u64 = "API_MAX_CONNECTIONS", "4096", "maximum number of concurrent connections; further ones wait";
     api_port: u16 = "API_PORT", "13000", "port of the API unless --listen specifies one";
     api_timeout: u64 = "API_TIMEOUT", "30", "timeout for receiving a request, in seconds";
@@ -255,6 +256,7 @@ settings! {
     max_api_request_event_age: u64 = "MAX_API_REQUEST_EVENT_AGE", "86400", "retention of the events of API requests in seconds";
     event_prune_interval: u64 = "EVENT_PRUNE_INTERVAL", "86400", "seconds between prunes of expired events";
     event_prune_budget: u64 = "EVENT_PRUNE_BUDGET", "1500", "maximum duration of a prune in seconds";
+    event_store_max_mb: u64 = "EVENT_STORE_MAX_MB", "4096", "approximate maximum size of all events in MiB; above it the oldest are removed, those of API requests first; 0: unlimited";
     drain_batch_size: u64 = "DRAIN_BATCH_SIZE", "100", "maximum number of events written to the database in one transaction";
     drain_poll_interval: f64 = "DRAIN_POLL_INTERVAL", "0.1", "seconds between polls of the local event spool";
     spool_high_water_mark: u64 = "SPOOL_HIGH_WATER_MARK", "100000", "maximum number of events in the local spool; further ones are dropped and counted";
@@ -362,6 +364,7 @@ impl Settings {
         let positive = [
             ("API_TOKEN_DURATION", self.api_token_duration),
             ("API_MAX_REQUEST_BODY_BYTES", self.api_max_request_body_bytes),
+            ("API_MAX_BODY_MEMORY_MB", self.api_max_body_memory_mb),
             ("API_MAX_CONNECTIONS", self.api_max_connections),
             ("API_TIMEOUT", self.api_timeout),
             ("CLUSTER_OP_MAX_ATTEMPTS", self.cluster_op_max_attempts),
@@ -392,6 +395,7 @@ impl Settings {
         for setting in &self.effective {
             let limit = match setting.name {
                 "API_MAX_CONNECTIONS" => 1_000_000,
+                "API_MAX_BODY_MEMORY_MB" | "EVENT_STORE_MAX_MB" => 1 << 24,
                 "API_MAX_REQUEST_BODY_BYTES" | "FEDERATION_MAX_TOKEN_BYTES" => 1 << 30,
                 "SPOOL_HIGH_WATER_MARK" => 1_000_000_000,
                 _ => 10 * 365 * 86400,
@@ -411,6 +415,9 @@ impl Settings {
             if !(0.001..=1_000_000.0).contains(&value) {
                 return Err(format!("{name}: must be between 0.001 and 1000000"));
             }
+        }
+        if self.api_max_request_body_bytes > self.api_max_body_memory_mb << 20 {
+            return Err("API_MAX_BODY_MEMORY_MB: must be at least API_MAX_REQUEST_BODY_BYTES".into());
         }
         if self.drain_batch_size > 3000 {
             return Err("DRAIN_BATCH_SIZE: must be at most 3000".into());
@@ -476,6 +483,9 @@ impl Settings {
         let seed = self.auth_secret_seed.expose();
         if seed == "~~unconfigured~~" || (!seed.is_empty() && seed.len() < 16) {
             return Err("AUTH_SECRET_SEED: must be at least 16 characters".into());
+        }
+        if self.system_key.expose().len() > MAX_SECRET_BYTES {
+            return Err(format!("SYSTEM_KEY: must be at most {MAX_SECRET_BYTES} bytes"));
         }
         if self.system_key.has_prefix() && !self.system_key.is_generated() {
             return Err(

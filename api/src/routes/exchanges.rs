@@ -12,7 +12,8 @@ use crate::error::ApiResult;
 use crate::request::Incoming;
 use crate::response::{Json, named_bodies};
 use muster_control::app::App;
-use muster_control::objects::exchange::{self, ExchangeRequest, Origin};
+use muster_control::auth::Origin;
+use muster_control::objects::exchange::{self, ExchangeRequest};
 
 /// A key that an exchange has created.
 #[derive(Serialize, ToSchema)]

@@ -15,6 +15,7 @@ use crate::error::ApiResult;
 use crate::request::Incoming;
 use crate::response::{Json, named_bodies};
 use muster_control::app::App;
+use muster_control::auth::Origin;
 use muster_control::objects::key;
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -40,7 +41,10 @@ named_bodies!(Token);
 #[utoipa::path(post, path = "/auth", tag = "auth", request_body = Login, responses((status = 200, description = "A token."),
     (status = 400, description = "A field is missing or malformed."),
     (status = 401, description = "No key of the namespace has this secret."),
-    (status = 404, description = "No such namespace.")))]
+    (status = 404, description = "No such namespace."),
+    (status = 413, description = "The request is too large."),
+    (status = 429, description = "Too many logins of this address or namespace are waiting; retry after the given time."),
+    (status = 503, description = "The database or another dependency is unavailable.")))]
 pub(crate) async fn log_in(
     State(app): State<Arc<App>>,
     Extension(incoming): Extension<Incoming>,
@@ -54,6 +58,7 @@ pub(crate) async fn log_in(
         Some(Value::String(text)) => Secret::new(text),
         Some(_) => return Err(Error::Invalid("key is not a string".into()).into()),
     };
-    let access_token = key::log_in(&app, &namespace, &secret, &incoming.id).await?;
+    let origin = Origin { source: &incoming.source, request_id: &incoming.id };
+    let access_token = key::log_in(&app, &namespace, &secret, origin).await?;
     Ok(Json(Token { access_token, token_type: "Bearer", expires_in: app.tokens.lifetime() }))
 }

@@ -34,6 +34,14 @@ impl MintedKeyInfo {
     }
 }
 
+/// The origin of a request without a token.
+#[derive(Debug, Clone, Copy)]
+pub struct Origin<'a> {
+    /// The address that attempts are counted for.
+    pub source: &'a str,
+    pub request_id: &'a str,
+}
+
 /// An authenticated caller.
 #[derive(Debug, Clone)]
 pub struct Caller {

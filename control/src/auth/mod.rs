@@ -2,9 +2,10 @@
 
 pub mod access;
 pub mod console_key;
+mod hash_queue;
 pub mod identity;
 pub mod scopes;
 pub mod secrets;
 pub mod tokens;
 
-pub use access::Caller;
+pub use access::{Caller, Origin};

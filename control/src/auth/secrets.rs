@@ -1,24 +1,25 @@
 //! Storage and verification of key secrets. See docs/decisions/0003.
 //!
 //! - A generated secret has full entropy: a salted SHA-256 is enough.
-//! - A supplied secret may be weak: it is hashed with argon2id, in a bounded pool, so that a flood of logins leaves CPU
-//!   time for other requests.
+//! - A supplied secret may be weak: it is hashed with argon2id. Few hashes run at a time, so that a flood of logins leaves
+//!   CPU time for other requests, and they use the same few buffers, so that its memory does not grow.
 //! - A login does not try every key of a namespace. Each row has a keyed tag of its secret, and the tag of the
 //!   presented secret finds the candidates. For supplied secrets the tag has only 16 bits, so that even with the seed
 //!   it reveals little about the secret.
 //! - A secret that matches no candidate takes as long as one that does.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-use argon2::{Algorithm, Argon2, Params, Version};
+use argon2::{Algorithm, Argon2, Block, Params, Version};
 use aws_lc_rs::{constant_time, digest, hmac};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD as BASE64;
 use muster_types::key::{Secret, random_alphanumeric};
 use muster_types::{Error, Result};
-use tokio::sync::Semaphore;
+use parking_lot::Mutex;
 
+use super::hash_queue::HashQueue;
+pub use super::hash_queue::HashRequester;
 use muster_store::keys::{KeyCandidate, StoredSecret};
 
 /// The argon2id parameters that are stored with a hash: memory in KiB, rounds, lanes.
@@ -27,8 +28,8 @@ type Cost = [u32; 3];
 const COST: Cost = [19 * 1024, 2, 1];
 /// The maximum cost. A stored hash with a higher one is damaged.
 const MAX_COST: Cost = [256 * 1024, 16, 4];
-/// The maximum number of logins that wait for the pool. Others are rejected.
-const MAX_WAITING_LOGINS: usize = 256;
+/// The maximum number of hashes that run at a time. Each keeps a buffer of 19 MiB.
+const MAX_CONCURRENT_HASHES: usize = 3;
 
 /// The result of searching the key of a presented secret.
 #[derive(Debug)]
@@ -51,8 +52,9 @@ enum HashMatch {
 #[derive(Debug)]
 pub struct Secrets {
     tag_key: hmac::Key,
-    pool: Arc<Semaphore>,
-    waiting: AtomicUsize,
+    queue: Arc<HashQueue>,
+    /// The buffers that are not in use, at most one for each slot of the queue.
+    buffers: Arc<Mutex<Vec<Vec<Block>>>>,
 }
 
 impl Secrets {
@@ -65,8 +67,8 @@ impl Secrets {
         Self {
             tag_key: hmac::Key::new(hmac::HMAC_SHA256, tag_key.as_ref()),
             // At most half of the CPUs: the others serve other requests.
-            pool: Arc::new(Semaphore::new((cores / 2).clamp(1, 8))),
-            waiting: AtomicUsize::new(0),
+            queue: HashQueue::new((cores / 2).clamp(1, MAX_CONCURRENT_HASHES)),
+            buffers: Arc::default(),
         }
     }
 
@@ -76,7 +78,8 @@ impl Secrets {
         let hash = if secret.is_generated() {
             format!("sha256${salt}${}", BASE64.encode(fast_hash(&salt, secret.expose())))
         } else {
-            let hash = self.slow_hash(secret, &salt, COST).await?;
+            let requester = HashRequester { source: "", namespace };
+            let hash = self.slow_hash(requester, secret, &salt, COST).await?;
             let [memory, rounds, lanes] = COST;
             format!("argon2id${memory}${rounds}${lanes}${salt}${}", BASE64.encode(hash))
         };
@@ -100,12 +103,17 @@ impl Secrets {
     }
 
     /// Finds the candidate that the secret belongs to. Takes as long if there is none.
-    pub async fn find(&self, secret: &Secret, candidates: Vec<KeyCandidate>) -> Result<KeySearch> {
+    pub async fn find(
+        &self,
+        requester: HashRequester<'_>,
+        secret: &Secret,
+        candidates: Vec<KeyCandidate>,
+    ) -> Result<KeySearch> {
         let mut found = None;
         let mut damaged = Vec::new();
         let mut tried = false;
         for candidate in candidates {
-            match self.compare(secret, &candidate.hash).await? {
+            match self.compare(requester, secret, &candidate.hash).await? {
                 HashMatch::Equal => {
                     tried = true;
                     found = Some(candidate);
@@ -116,13 +124,18 @@ impl Secrets {
             }
         }
         if !tried && !secret.is_generated() {
-            self.slow_hash(secret, "no such key, same work", COST).await?;
+            self.slow_hash(requester, secret, "no such key, same work", COST).await?;
         }
         Ok(KeySearch { key: found, damaged })
     }
 
     /// Compares a secret to a stored hash.
-    async fn compare(&self, secret: &Secret, stored: &str) -> Result<HashMatch> {
+    async fn compare(
+        &self,
+        requester: HashRequester<'_>,
+        secret: &Secret,
+        stored: &str,
+    ) -> Result<HashMatch> {
         let parts: Vec<&str> = stored.split('$').collect();
         let (hash, presented) = match parts.as_slice() {
             ["sha256", salt, hash] if secret.is_generated() => {
@@ -138,7 +151,7 @@ impl Secrets {
                 if too_high || salt.len() < 8 || params(cost).is_err() {
                     return Ok(HashMatch::Damaged);
                 }
-                (*hash, self.slow_hash(secret, salt, cost).await?)
+                (*hash, self.slow_hash(requester, secret, salt, cost).await?)
             }
             // A hash of a secret of the other kind.
             ["sha256", _, _] | ["argon2id", _, _, _, _, _] => return Ok(HashMatch::Different),
@@ -149,25 +162,23 @@ impl Secrets {
         Ok(if equal { HashMatch::Equal } else { HashMatch::Different })
     }
 
-    async fn slow_hash(&self, secret: &Secret, salt: &str, cost: Cost) -> Result<Vec<u8>> {
-        if self.waiting.fetch_add(1, Ordering::Relaxed) >= MAX_WAITING_LOGINS {
-            self.waiting.fetch_sub(1, Ordering::Relaxed);
-            return Err(Error::Unavailable("too many concurrent logins, please retry".into()));
-        }
-        // Decrements the counter even if the caller disconnects while it waits.
-        let _waiting = WaitingGuard(&self.waiting);
-        let permit = Arc::clone(&self.pool)
-            .acquire_owned()
-            .await
-            .map_err(|_| Error::Internal("the password hashing pool is closed".into()))?;
-        let (secret, salt) = (secret.clone(), salt.to_owned());
+    async fn slow_hash(
+        &self,
+        requester: HashRequester<'_>,
+        secret: &Secret,
+        salt: &str,
+        cost: Cost,
+    ) -> Result<Vec<u8>> {
+        let slot = self.queue.acquire(requester).await?;
+        let (secret, salt, buffers) = (secret.clone(), salt.to_owned(), Arc::clone(&self.buffers));
         tokio::task::spawn_blocking(move || {
-            let _permit = permit;
-            let params = params(cost).map_err(|e| e.to_string())?;
-            let mut hash = vec![0u8; 32];
-            Argon2::new(Algorithm::Argon2id, Version::V0x13, params)
-                .hash_password_into(secret.expose().as_bytes(), salt.as_bytes(), &mut hash)
-                .map_err(|e| e.to_string())?;
+            let _slot = slot;
+            let buffer = buffers.lock().pop().unwrap_or_default();
+            let (hash, buffer) = hash_in(buffer, &secret, &salt, cost)?;
+            // A larger one, for a hash of an unusual cost, is not worth keeping.
+            if cost[0] <= COST[0] {
+                buffers.lock().push(buffer);
+            }
             Ok(hash)
         })
         .await
@@ -176,16 +187,32 @@ impl Secrets {
     }
 }
 
-fn params([memory, rounds, lanes]: Cost) -> argon2::Result<Params> {
-    Params::new(memory, rounds, lanes, Some(32))
+/// Computes a hash in a buffer, which grows if necessary, and returns both.
+fn hash_in(
+    mut buffer: Vec<Block>,
+    secret: &Secret,
+    salt: &str,
+    cost: Cost,
+) -> std::result::Result<(Vec<u8>, Vec<Block>), String> {
+    let params = params(cost).map_err(|e| e.to_string())?;
+    let blocks = params.block_count();
+    if buffer.len() < blocks {
+        buffer.resize(blocks, Block::default());
+    }
+    let mut hash = vec![0u8; 32];
+    Argon2::new(Algorithm::Argon2id, Version::V0x13, params)
+        .hash_password_into_with_memory(
+            secret.expose().as_bytes(),
+            salt.as_bytes(),
+            &mut hash,
+            &mut buffer[..blocks],
+        )
+        .map_err(|e| e.to_string())?;
+    Ok((hash, buffer))
 }
 
-struct WaitingGuard<'a>(&'a AtomicUsize);
-
-impl Drop for WaitingGuard<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
+fn params([memory, rounds, lanes]: Cost) -> argon2::Result<Params> {
+    Params::new(memory, rounds, lanes, Some(32))
 }
 
 fn fast_hash(salt: &str, secret: &str) -> digest::Digest {
@@ -203,6 +230,8 @@ mod tests {
         Secrets::new(&Secret::new("a seed that only tests use"))
     }
 
+    const REQUESTER: HashRequester<'_> = HashRequester { source: "192.0.2.1", namespace: "ns" };
+
     fn candidate(name: &str, stored: StoredSecret) -> KeyCandidate {
         KeyCandidate { name: name.into(), hash: stored.hash, nonce: stored.nonce, scopes: None }
     }
@@ -214,11 +243,32 @@ mod tests {
             let stored = secrets.seal("ns", &secret).await.unwrap();
             assert!(!stored.hash.contains(secret.expose()) || secret.expose().is_empty());
             assert_eq!(stored.tag, secrets.tag("ns", &secret));
-            let found = secrets.find(&secret, vec![candidate("mine", stored.clone())]).await.unwrap();
+            let found =
+                secrets.find(REQUESTER, &secret, vec![candidate("mine", stored.clone())]).await.unwrap();
             assert_eq!(found.key.map(|c| c.name).as_deref(), Some("mine"));
-            let other = secrets.find(&Secret::new("hunter3"), vec![candidate("mine", stored)]).await.unwrap();
+            let other = secrets
+                .find(REQUESTER, &Secret::new("hunter3"), vec![candidate("mine", stored)])
+                .await
+                .unwrap();
             assert!(other.key.is_none());
         }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn concurrent_logins_share_few_buffers() {
+        let secrets = Arc::new(secrets());
+        let logins: Vec<_> = (0..20)
+            .map(|_| {
+                let secrets = Arc::clone(&secrets);
+                tokio::spawn(async move { secrets.find(REQUESTER, &Secret::new("wrong"), vec![]).await })
+            })
+            .collect();
+        for login in logins {
+            assert!(login.await.unwrap().unwrap().key.is_none());
+        }
+        let buffers = secrets.buffers.lock();
+        assert!((1..=MAX_CONCURRENT_HASHES).contains(&buffers.len()));
+        assert!(buffers.iter().all(|buffer| buffer.len() == params(COST).unwrap().block_count()));
     }
 
     #[tokio::test]
@@ -253,7 +303,8 @@ mod tests {
             "md5$x$y",
         ] {
             let stored = StoredSecret { tag: 0, hash: hash.into(), nonce: "n".into() };
-            let found = secrets.find(&Secret::new("x"), vec![candidate("k", stored)]).await.unwrap();
+            let found =
+                secrets.find(REQUESTER, &Secret::new("x"), vec![candidate("k", stored)]).await.unwrap();
             assert!(found.key.is_none());
             assert_eq!(found.damaged, ["k"], "{hash}");
         }

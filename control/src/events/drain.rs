@@ -52,7 +52,10 @@ impl Drainer {
         let loki = self.loki.take().map(|loki| loki.start(self.events.metrics()));
         loop {
             let stopping = *stop.borrow();
-            let delay = match self.drain_batch(&store, loki.as_ref()).await {
+            let drained = self.drain_batch(&store, loki.as_ref()).await;
+            self.events.batch_drained(drained.is_ok());
+            self.events.check_storage();
+            let delay = match drained {
                 Ok(0) if stopping => break,
                 // There may be more events after a full batch, and before the end all of them are drained.
                 Ok(count) if count >= self.batch_size || stopping => {

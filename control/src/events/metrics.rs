@@ -7,7 +7,7 @@ use prometheus_client::registry::Registry;
 
 use crate::exposition::{ExpositionFormat, encode};
 
-/// The labels of the counters by event type.
+/// The label of the counters by event type or kind.
 pub type Labels = [(&'static str, &'static str); 1];
 
 /// Counters and gauges of the event log.
@@ -22,6 +22,7 @@ pub struct Metrics {
     pub dropped: Counter,
     pub loki_sent: Counter,
     pub loki_dropped: Counter,
+    pub refusals: Family<Labels, Counter>,
 }
 
 impl Metrics {
@@ -36,6 +37,7 @@ impl Metrics {
             dropped: Counter::default(),
             loki_sent: Counter::default(),
             loki_dropped: Counter::default(),
+            refusals: Family::default(),
         };
         let registry = &mut metrics.registry;
         registry.register("database_events_rows", "Estimated rows of the events table", metrics.rows.clone());
@@ -57,6 +59,11 @@ impl Metrics {
             "eventlog_loki_dropped",
             "Events that Loki did not receive",
             metrics.loki_dropped.clone(),
+        );
+        registry.register(
+            "api_unauthenticated_refusals",
+            "Requests, logins and tokens refused; only a sample is recorded as events",
+            metrics.refusals.clone(),
         );
         metrics
     }

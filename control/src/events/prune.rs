@@ -12,7 +12,7 @@ use super::metrics::Metrics;
 use muster_store::{Store, cluster_values, events, transaction};
 
 /// The maximum number of rows that one transaction removes.
-const BATCH_SIZE: i64 = 500;
+pub(super) const BATCH_SIZE: i64 = 500;
 /// The key of the stored position of the orphan sweep.
 const CURSOR_KEY: &str = "EVENTS_PRUNE_ORPHAN_CURSOR";
 
@@ -35,7 +35,7 @@ pub async fn prune(
     let end = Instant::now() + budget;
     let mut outcome = PruneOutcome::default();
     for event_type in EventType::ALL {
-        let before = now() - max_age(settings, *event_type);
+        let before = now() - max_age_seconds(settings, *event_type);
         let counter = metrics.pruned.get_or_create_owned(&[("event_type", event_type.as_str())]);
         loop {
             if Instant::now() >= end {
@@ -89,8 +89,13 @@ pub async fn prune(
 }
 
 #[expect(clippy::cast_precision_loss, reason = "ages are far below 2^52 seconds")]
-fn max_age(settings: &Settings, event_type: EventType) -> f64 {
-    (match event_type {
+fn max_age_seconds(settings: &Settings, event_type: EventType) -> f64 {
+    max_age(settings, event_type) as f64
+}
+
+/// Returns the retention of a type in seconds.
+pub(super) fn max_age(settings: &Settings, event_type: EventType) -> u64 {
+    match event_type {
         EventType::Audit => settings.max_audit_event_age,
         EventType::Mutate => settings.max_mutate_event_age,
         EventType::Status => settings.max_status_event_age,
@@ -99,7 +104,7 @@ fn max_age(settings: &Settings, event_type: EventType) -> f64 {
         EventType::Prune => settings.max_prune_event_age,
         EventType::Historic => settings.max_historic_event_age,
         EventType::Health => settings.max_health_event_age,
-    }) as f64
+    }
 }
 
 /// Unlinks every event of an object. The orphan sweep later removes events without other links.

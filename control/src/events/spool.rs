@@ -23,6 +23,8 @@ use parking_lot::Mutex;
 
 /// The size at which a segment is closed and the next one begins.
 const SEGMENT_BYTES: u64 = 4 << 20;
+/// The size of the file that checks whether the disk accepts data.
+const PROBE_BYTES: usize = 16 << 10;
 
 /// Whether an event was added to the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +64,7 @@ impl Spool {
     /// Adds a line.
     pub(super) fn append(&self, line: &[u8]) -> io::Result<Appended> {
         let mut writer = self.writer.lock();
-        if self.depth() >= self.capacity {
+        if self.is_full() {
             return Ok(Appended::Full);
         }
         if writer.size >= SEGMENT_BYTES {
@@ -86,6 +88,18 @@ impl Spool {
 
     pub(super) fn is_nearly_full(&self) -> bool {
         self.depth() >= self.capacity - self.capacity / 5
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.depth() >= self.capacity
+    }
+
+    /// Checks whether the disk accepts data, with a file that is removed again.
+    pub(super) fn probe(&self) -> io::Result<()> {
+        let path = self.directory.join("probe");
+        let written = fs::write(&path, [0; PROBE_BYTES]);
+        let removed = fs::remove_file(&path);
+        written.and(removed)
     }
 
     /// Subtracts drained events from the depth.

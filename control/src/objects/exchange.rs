@@ -18,6 +18,7 @@ use muster_types::{Error, Result};
 use serde_json::{Map, Value, json};
 
 use crate::app::App;
+use crate::auth::Origin;
 use crate::auth::identity::{Identity, IdentityError, unverified_issuer};
 use crate::objects::key::key_event;
 use muster_store::issuers::IssuerRow;
@@ -54,14 +55,6 @@ impl fmt::Debug for ExchangeRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ExchangeRequest(…)")
     }
-}
-
-/// The origin of a request.
-#[derive(Debug, Clone, Copy)]
-pub struct Origin<'a> {
-    /// The address that attempts are counted for.
-    pub source: &'a str,
-    pub request_id: &'a str,
 }
 
 /// A key that an exchange created.

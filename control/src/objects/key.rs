@@ -9,10 +9,10 @@ use muster_types::{Error, Result};
 use serde_json::Value;
 
 use crate::app::App;
-use crate::auth::Caller;
 use crate::auth::access::{delegable_scopes, require_namespace};
-use crate::auth::scopes;
-use crate::auth::secrets::Secrets;
+use crate::auth::secrets::{HashRequester, Secrets};
+use crate::auth::{Caller, Origin, scopes};
+use crate::events::Refusal;
 use muster_store::keys::{NewKey, PutOutcome, StoredSecret};
 use muster_store::{Store, StoreError, keys, namespaces, transaction};
 
@@ -70,21 +70,22 @@ impl KeyRequest {
 }
 
 /// Exchanges a secret for a token.
-pub async fn log_in(app: &App, namespace: &str, secret: &Secret, request_id: &str) -> Result<String> {
+pub async fn log_in(app: &App, namespace: &str, secret: &Secret, origin: Origin<'_>) -> Result<String> {
     let row = namespaces::get(&*app.store, namespace).await?;
     if row.is_none_or(|row| row.state != NamespaceState::Created) {
         return Err(Error::not_found("namespace"));
     }
     let object = ObjectRef::namespace(namespace);
     let record = |mut event: Event| {
-        event.request_id = Some(request_id.to_owned());
+        event.request_id = Some(origin.request_id.to_owned());
         app.events.record(event);
     };
     let mut found = None;
-    // A malformed secret with the prefix of generated ones cannot match: skip the expensive comparison.
-    if !secret.has_prefix() || secret.is_generated() {
+    // A secret that no key can have does not match: skip the expensive comparison.
+    if secret.may_exist() {
         let candidates = keys::candidates(&app.store, namespace, app.secrets.tag(namespace, secret)).await?;
-        let search = app.secrets.find(secret, candidates).await?;
+        let requester = HashRequester { source: origin.source, namespace };
+        let search = app.secrets.find(requester, secret, candidates).await?;
         for name in search.damaged {
             let event = Event::audit(object.clone(), "namespace key is invalid");
             record(event.with("key_name", name).with("error", "the stored hash cannot be read"));
@@ -92,9 +93,14 @@ pub async fn log_in(app: &App, namespace: &str, secret: &Secret, request_id: &st
         found = search.key;
     }
     let Some(key) = found else {
-        let mut event = Event::audit(object, "attempt to use incorrect namespace key");
-        event.request_id = Some(request_id.to_owned());
-        app.events.record_if_room(event);
+        if let Some(suppressed) = app.events.sample_refusal(Refusal::Login, origin.source) {
+            let mut event = Event::audit(object, "attempt to use incorrect namespace key");
+            if suppressed > 0 {
+                event = event.with("suppressed", suppressed);
+            }
+            event.request_id = Some(origin.request_id.to_owned());
+            app.events.record_if_room(event);
+        }
         return Err(Error::Unauthenticated("unauthorized".into()));
     };
     record(Event::audit(object, "token created from key").with("keyname", key.name.clone()));

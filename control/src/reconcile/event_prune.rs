@@ -1,4 +1,4 @@
-//! Removes events that are older than their retention.
+//! Removes events that are older than their retention, and the oldest ones above the size budget.
 
 use std::time::Duration;
 
@@ -15,12 +15,27 @@ pub(super) async fn run(app: &App) -> Result<()> {
     let outcome = events::prune(&app.store, &app.settings, app.events.metrics(), budget).await?;
     let (links, orphans, cut_short) = (outcome.links, outcome.orphans, outcome.cut_short);
     tracing::info!(links, orphans, cut_short, "events pruned");
-    let node = app.nodes.first().ok_or_else(|| Error::Internal("the daemon has no node".into()))?;
-    app.events.record(
-        Event::new(EventType::Prune, ObjectRef::new(ObjectType::Node, node.identity().id), "events pruned")
-            .with("links", links)
-            .with("orphans", orphans)
-            .with("cut_short", cut_short),
-    );
+    let pruned = prune_event(app)?.with("links", links).with("orphans", orphans).with("cut_short", cut_short);
+    app.events.record(pruned);
     Ok(())
+}
+
+/// The interval between checks of the size of the stored events.
+pub(super) const BUDGET_INTERVAL: Duration = Duration::from_secs(300);
+
+/// Removes the oldest events above `EVENT_STORE_MAX_MB`.
+pub(super) async fn enforce_budget(app: &App) -> Result<()> {
+    let links = events::enforce_budget(&app.store, &app.settings, app.events.metrics()).await?;
+    if links > 0 {
+        let limit = app.settings.event_store_max_mb;
+        tracing::warn!(links, limit, "events pruned because they exceeded EVENT_STORE_MAX_MB");
+        app.events.record(prune_event(app)?.with("links", links).with("limit_mb", limit));
+    }
+    Ok(())
+}
+
+fn prune_event(app: &App) -> Result<Event> {
+    let node = app.nodes.first().ok_or_else(|| Error::Internal("the daemon has no node".into()))?;
+    let node = ObjectRef::new(ObjectType::Node, node.identity().id);
+    Ok(Event::new(EventType::Prune, node, "events pruned"))
 }

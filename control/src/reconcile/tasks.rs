@@ -184,6 +184,16 @@ pub static TASKS: &[Task] = &[
         purpose: "removes events that are older than their retention",
         run: Run::CancellablePass(|app| Box::pin(async { event_prune::run(app).await.map(|()| false) })),
     },
+    Task {
+        name: "event budget",
+        runs_on: RunsOn::Maintainer,
+        interval: |_| event_prune::BUDGET_INTERVAL,
+        last_run: None,
+        purpose: "removes the oldest events above EVENT_STORE_MAX_MB",
+        run: Run::CancellablePass(|app| {
+            Box::pin(async { event_prune::enforce_budget(app).await.map(|()| false) })
+        }),
+    },
 ];
 
 /// Returns a quarter of `CLEANER_DELAY`, between one second and one minute.

@@ -38,6 +38,35 @@ on_both_engines! {
         assert_eq!((own("ns").await, own("other").await), (1, 0));
     }
 
+    async fn removes_oldest_events_with_their_size(store: Arc<Store>) {
+        let (a, request) = (ObjectRef::namespace("a"), ObjectRef::new(ObjectType::ApiRequest, "r"));
+        let shared = event(&a, EventType::Audit, "shared", 1000.0).with_object(request.clone());
+        let all = [
+            shared,
+            event(&request, EventType::Audit, &"x".repeat(1000), 1000.0),
+            event(&request, EventType::Audit, "new", 1.0),
+            event(&a, EventType::Status, "status", 1000.0),
+        ];
+        events::insert(&store, &all).await.unwrap();
+        let size = async || {
+            let (first, next) = events::size_of_page(&*store, "", 3).await.unwrap();
+            first + events::size_of_page(&*store, &next.unwrap_or_default(), 3).await.unwrap().0
+        };
+        let before = size().await;
+        assert!(before > 3000, "{before}");
+        let old = now() - 500.0;
+        let removed = transaction!(store, |tx| { Ok(events::remove_requests(tx, "", old, 10).await?) }).unwrap();
+        assert_eq!((removed.links, removed.last.as_deref()), (2, Some("r")), "of the shared event only the link");
+        assert!((1500..1600).contains(&removed.bytes), "{}", removed.bytes);
+        let (rest, _) = events::size_of_page(&*store, "", 100).await.unwrap();
+        assert_eq!(rest, before - removed.bytes);
+        let removed =
+            transaction!(store, |tx| { Ok(events::remove_older(tx, EventType::Status, old, 10).await?) }).unwrap();
+        assert_eq!(removed.links, 1);
+        assert_eq!(events::list(&*store, &a, None, 10).await.unwrap().len(), 1);
+        assert_eq!(events::list(&*store, &request, None, 10).await.unwrap().len(), 1);
+    }
+
     async fn prunes_links_by_age_and_events_without_links(store: Arc<Store>) {
         let (a, b) = (ObjectRef::namespace("a"), ObjectRef::namespace("b"));
         let request = ObjectRef::new(ObjectType::ApiRequest, "r");

@@ -11,7 +11,7 @@ use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use muster_api::{RouteInfo, Service};
-use muster_control::auth::Caller;
+use muster_control::auth::{Caller, Origin};
 use muster_control::events::{Drainer, Events};
 use muster_control::objects::interface::{NewInterface, WantedAddress};
 use muster_control::objects::key::KeyRequest;
@@ -32,6 +32,9 @@ use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
+
+/// The origin of the logins of tests.
+pub const ORIGIN: Origin<'_> = Origin { source: "127.0.0.1", request_id: "test" };
 
 /// A cluster in the test's process.
 pub struct Cluster {
@@ -160,7 +163,7 @@ impl Cluster {
     /// Creates a key and returns a token for it.
     pub async fn token(&self, namespace: &str) -> String {
         let secret = self.key(&caller(), namespace, "test").await;
-        objects::key::log_in(&self.app, namespace, &secret, "test").await.unwrap()
+        objects::key::log_in(&self.app, namespace, &secret, ORIGIN).await.unwrap()
     }
 
     /// Creates a key and returns its secret.

@@ -10,7 +10,7 @@ mod vms;
 
 pub use database::ClusterDatabase;
 pub use hosts::{Host, HostCluster, SYSTEM_KEY, inventories, network_id, wait_until_same};
-pub use in_process::{ApiResponse, Cluster, caller, wait_for};
+pub use in_process::{ApiResponse, Cluster, ORIGIN, caller, wait_for};
 pub use vms::{
     cgroups, enter_vm_namespaces, list_resources, publish_image, qemu_processes, single_vm_host, vm_hosts,
     vm_settings, wait_until_no_operations, wait_until_released,
