@@ -14,6 +14,7 @@
 //!                             external network ── host ── egr-br-NIC ─────────────────────────── egr-X-o ═╝
 //! ```
 
+mod address_holders;
 mod changes;
 mod conntrack;
 mod dnsmasq_config;
