@@ -379,7 +379,8 @@ impl Networks {
         diff.router_rules = (state.rules.router != Some(applied)).then_some(text);
         // Without its device dnsmasq could not start; the next pass has it.
         if let Some(device) = router.snapshot.link(&names.veth_inner) {
-            diff.dnsmasq_config = dnsmasq_config::build(plan, names, dir, device.index);
+            let user = dnsmasq_process::dnsmasq_user().map(|user| user.name.as_str());
+            diff.dnsmasq_config = dnsmasq_config::build(plan, names, dir, device.index, user);
             diff.dnsmasq_action = state.dnsmasq.inspect(dir, diff.dnsmasq_config.as_ref(), diff.netns);
             if state.holders.is_none() && diff.dnsmasq_action == ProcessAction::Reload {
                 // It may have leases of unknown guests, which only a restart ends.
