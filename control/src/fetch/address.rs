@@ -123,12 +123,26 @@ fn special_v6(ip: Ipv6Addr) -> Option<&'static str> {
     }
 }
 
+/// A host name that cannot be resolved.
+#[derive(Debug)]
+pub(crate) struct UnresolvedName(String);
+
+impl fmt::Display for UnresolvedName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot resolve the host name {}", self.0)
+    }
+}
+
+impl StdError for UnresolvedName {}
+
 impl Resolve for AddressFilter {
     /// Resolves a name to those of its addresses that are allowed.
     fn resolve(&self, name: Name) -> Resolving {
         let filter = self.clone();
         Box::pin(async move {
-            let found: Vec<SocketAddr> = tokio::net::lookup_host((name.as_str(), 0)).await?.collect();
+            let found = tokio::net::lookup_host((name.as_str(), 0)).await;
+            let found = found.map_err(|_| UnresolvedName(name.as_str().to_owned()))?;
+            let found: Vec<SocketAddr> = found.collect();
             let mut blocked = None;
             let mut allowed = Vec::new();
             if filter.proxy.as_deref() == Some(name.as_str()) {
