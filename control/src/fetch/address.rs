@@ -4,10 +4,14 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use reqwest::Url;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+
+/// The timeout for resolving a name, shorter than those of whole requests, so that they can tell what failed.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The error for an address that is not allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -140,8 +144,10 @@ impl Resolve for AddressFilter {
     fn resolve(&self, name: Name) -> Resolving {
         let filter = self.clone();
         Box::pin(async move {
-            let found = tokio::net::lookup_host((name.as_str(), 0)).await;
-            let found = found.map_err(|_| UnresolvedName(name.as_str().to_owned()))?;
+            let lookup = tokio::net::lookup_host((name.as_str(), 0));
+            let found = tokio::time::timeout(RESOLVE_TIMEOUT, lookup).await;
+            let found = found.ok().and_then(Result::ok);
+            let found = found.ok_or_else(|| UnresolvedName(name.as_str().to_owned()))?;
             let found: Vec<SocketAddr> = found.collect();
             let mut blocked = None;
             let mut allowed = Vec::new();
