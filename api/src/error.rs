@@ -26,8 +26,7 @@ pub(crate) type ApiResult<T> = Result<T, ApiError>;
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let (status, text) = match self.0 {
-            Error::Unschedulable { text, stage } => {
-                let transient = stage.is_transient();
+            Error::Unschedulable { text, stage, transient } => {
                 let status = StatusCode::INSUFFICIENT_STORAGE;
                 let mut response = json_response(
                     status,

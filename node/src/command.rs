@@ -122,8 +122,9 @@ impl Commands {
         Self { paths: self.paths.clone(), spawn_count: AtomicU64::new(0) }
     }
 
-    /// Runs a command in the namespaces of this thread. On failure, the error contains the first line of its output, and
-    /// the log the first four.
+    /// Runs a command in the namespaces of this thread. On failure, the error contains the first line of its output and
+    /// the line of the batch that failed. The caller logs it if it cannot handle it: some failures are expected, such as
+    /// removing a device that disappeared meanwhile.
     pub(crate) fn run(
         &self,
         tool: Tool,
@@ -137,14 +138,13 @@ impl Commands {
         }
         let text = if output.stderr.trim().is_empty() { &output.stdout } else { &output.stderr };
         let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).take(4).collect();
-        let (program, messages) = (tool.name(), lines.join("; "));
-        tracing::info!(program, messages, line = failed_line(input, &lines), "command failed");
+        let (program, messages, line) = (tool.name(), lines.join("; "), failed_line(input, &lines));
+        tracing::debug!(program, messages, line, "command failed");
         let first = lines.first().map_or_else(|| output.status.to_string(), |line| (*line).to_owned());
         let first = first.strip_prefix(&format!("{program}: ")).unwrap_or(&first);
-        Err(Error::Unavailable(format!(
-            "{program}: {}",
-            first.chars().take(MAX_ERROR_LEN).collect::<String>()
-        )))
+        let first: String = first.chars().take(MAX_ERROR_LEN).collect();
+        let line = if line.is_empty() { String::new() } else { format!(" (in: {line})") };
+        Err(Error::Unavailable(format!("{program}: {first}{line}")))
     }
 
     /// Runs a command; a nonzero exit status is not an error.
@@ -269,6 +269,10 @@ mod tests {
         assert_eq!(error("echo >&2; echo 'dnsmasq: no' >&2; echo more >&2; exit 1"), "dnsmasq: no");
         assert_eq!(error("printf %5000s x | tr ' ' y >&2; exit 1").len(), "dnsmasq: ".len() + MAX_ERROR_LEN);
         assert_eq!(error("exit 3"), "dnsmasq: exit status: 3");
+        let commands = commands_with(Tool::Ip, "/bin/sh");
+        let script = "echo no such device >&2; echo Command failed -:2 >&2; exit 1";
+        let failed = commands.run(Tool::Ip, &["-c", script], "one\ntwo\n", COMMAND_TIMEOUT).unwrap_err();
+        assert_eq!(failed.to_string(), "ip: no such device (in: two)");
     }
 
     #[test]

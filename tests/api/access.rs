@@ -396,6 +396,7 @@ fn body(method: &str, path: &str, fixture: &Fixture) -> Option<Value> {
         ("POST", "/artifacts/upload/{name}") => json!({"blob_uuid": fixture.blob, "namespace": "alpha"}),
         ("POST", "/artifacts/{artifact_ref}/versions") => json!({"max_versions": 2}),
         ("POST", "/label/{*path}") => json!({"blob_uuid": fixture.blob}),
+        ("DELETE", "/nodes/{node}") => json!({"force": true}),
         ("GET", "/clusteroperations") => json!({"target_object_type": "namespace", "target_uuid": "alpha"}),
         _ => return None,
     })

@@ -109,7 +109,7 @@ async fn failing_source_keeps_cached_version() {
     fetch(&cluster, &token, &web.url("/x")).await;
     let kept = fetch(&cluster, &token, &web.url("/x")).await;
     assert_eq!((&kept["state"], &kept["index"]), (&json!("created"), &json!(1)));
-    assert_eq!(error(&kept), "the server responded with 404 Not Found");
+    assert_eq!(error(&kept), "127.0.0.1 responded with 404 Not Found");
     assert_eq!(bytes(&cluster, &token, &kept).await, content(1));
 }
 
@@ -184,7 +184,7 @@ async fn reports_error_for_misbehaving_server() {
             "closed the connection early",
             Box::new(|_, _| Reply::ok(&content(1)).with("Content-Length", "999999")),
         ),
-        ("does not respond", Box::new(|_, _| Reply::default())),
+        ("127.0.0.1 does not respond", Box::new(|_, _| Reply::default())),
         ("larger than the 0.01 GB", Box::new(|_, _| Reply::ok(&vec![1; 11_000_000]))),
         (
             "larger than the 0.01 GB",
@@ -194,8 +194,8 @@ async fn reports_error_for_misbehaving_server() {
             "larger than the 0.01 GB",
             Box::new(|_, _| Reply::ok(b"x").with("Content-Length", "99999999999999")),
         ),
-        ("the server responded with 500", Box::new(|_, _| Reply::status(500))),
-        ("the server responded with 403", Box::new(|_, _| Reply::status(403))),
+        ("127.0.0.1 responded with 500", Box::new(|_, _| Reply::status(500))),
+        ("127.0.0.1 responded with 403", Box::new(|_, _| Reply::status(403))),
         ("too many redirects", Box::new(|_, _| Reply::status(302).with("Location", "/again"))),
         (
             "at a loopback address",
@@ -222,6 +222,17 @@ async fn reports_error_for_misbehaving_server() {
     }
     let drafts = std::fs::read_dir(cluster.directory().join("1/drafts")).unwrap().count();
     assert_eq!(drafts, 0, "failed fetches leave no drafts");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn error_names_the_host_that_cannot_be_resolved_or_reached() {
+    let (cluster, token) = cluster().await;
+    let record = fetch(&cluster, &token, "http://images.invalid/x").await;
+    assert_eq!(error(&record), "cannot resolve the host name images.invalid");
+    // No process listens on the port of a closed socket.
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let record = fetch(&cluster, &token, &format!("http://{closed}/x")).await;
+    assert_eq!(error(&record), "cannot connect to 127.0.0.1");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,6 +5,7 @@ use muster_control::{objects, reconcile};
 use muster_test_cluster::{Cluster, caller};
 use muster_types::node::NodeState;
 use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::vm::VmPower;
 use serde_json::json;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -97,12 +98,12 @@ async fn node_without_checkin_goes_missing_then_error_until_it_rejoins() {
 async fn deleted_node_cannot_rejoin() {
     let cluster = Cluster::new().await;
     let token = cluster.token("system").await;
-    let deleted = cluster.call(&token, Method::DELETE, "/nodes/sim-1", None).await;
+    let deleted = cluster.call(&token, Method::DELETE, "/nodes/sim-1", Some(json!({"force": true}))).await;
     assert_eq!((deleted.status.as_u16(), &deleted.body["state"]), (200, &json!("deleted")));
     let refused = reconcile::checkin::join(&cluster.app).await.unwrap_err().to_string();
     assert!(refused.contains("was deleted from the cluster"), "{refused}");
     assert_eq!(objects::node::find(&cluster.app, "sim-1").await.unwrap().state, NodeState::Deleted);
-    objects::node::delete(&cluster.app, &caller(), "sim-1").await.unwrap();
+    objects::node::delete(&cluster.app, &caller(), "sim-1", false).await.unwrap();
     // A reinstalled host can join under the same name.
     let identity = cluster.app.nodes[0].identity().clone();
     let reinstalled = muster_types::node::NodeIdentity { id: muster_types::ids::NodeId::new(), ..identity };
@@ -122,4 +123,42 @@ async fn every_namespace_reads_the_display_authorities() {
     assert_eq!(response.status, 200, "{}", response.text);
     assert_eq!(response.headers["content-type"], "text/plain; charset=utf-8");
     assert_eq!(response.text.matches("BEGIN CERTIFICATE").count(), 1, "{}", response.text);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn node_that_is_alive_or_has_instances_is_only_deleted_by_force() {
+    let cluster = Cluster::new().await;
+    let token = cluster.token("system").await;
+    let app = &cluster.app;
+    let request = json!({"placed_on": "sim-1"});
+    let instance = crate::instances::create(&cluster, &token, "web", &request).await;
+    let uuid = instance["uuid"].as_str().unwrap();
+    let delete = async |body| cluster.call(&token, Method::DELETE, "/nodes/sim-1", body).await;
+    let refused = delete(None).await;
+    assert_eq!(refused.status, 409, "{}", refused.text);
+    let reason = refused.body["error"].as_str().unwrap();
+    assert!(reason.contains("is alive and has 1 instances: web") && reason.contains(uuid), "{reason}");
+
+    // Neither without instances nor without a daemon alone.
+    let other = cluster.call(&token, Method::DELETE, "/nodes/sim-2", None).await;
+    assert!(other.status == 409 && !other.text.contains("instances:"), "{}", other.text);
+    reconcile::checkin::leave(app).await;
+    let refused = delete(None).await;
+    assert!(refused.status == 409 && refused.text.contains("is not alive and has 1"), "{}", refused.text);
+    let other = cluster.call(&token, Method::DELETE, "/nodes/sim-2", None).await;
+    assert_eq!(other.status, 200, "{}", other.text);
+
+    // The VM is stopped; its disks stay.
+    assert_eq!(delete(Some(json!({"force": true}))).await.body["state"], "deleted");
+    reconcile::vms::run_once(app).await.unwrap();
+    reconcile::storage::run_once(app).await.unwrap();
+    let node = app.nodes.iter().find(|node| node.identity().name == "sim-1").unwrap();
+    let vms = node.vms().list().await.unwrap();
+    assert_eq!(vms.len(), 1);
+    assert!(matches!(vms[0].power, VmPower::Off { .. }), "{vms:?}");
+    let record = cluster.call(&token, Method::GET, &format!("/instances/{uuid}"), None).await.body;
+    assert_eq!(
+        (&record["state"], &record["error_message"]),
+        (&json!("error"), &json!("node sim-1 was deleted"))
+    );
 }

@@ -119,4 +119,5 @@ fn restarts_only_running_instances_after_host_reboot() {
     assert_eq!(off.record(host)["power_state"], "off");
     assert_eq!(off.process(), None);
     assert_eq!(off.events(host, message).len(), 0);
+    assert!(!host.log().contains("command failed"), "{}", host.log());
 }

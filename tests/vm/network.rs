@@ -78,3 +78,36 @@ fn guests_get_recorded_addresses_names_and_routes() {
     wait_until_released(&cluster, &database, &before, &ids);
     assert_eq!(cluster.external_peer.address_seen_by(&floating, 80), None);
 }
+
+#[test]
+fn guest_gets_the_address_of_a_deleted_guest() {
+    if !enter_vm_namespaces("network::guest_gets_the_address_of_a_deleted_guest") {
+        return;
+    }
+    let cluster = single_vm_host(&[]);
+    let host = cluster.host(1);
+    let network =
+        host.create_network(json!({ "name": "front", "netblock": "10.61.0.0/24", "provide_dns": true }));
+    let network = network["uuid"].as_str().unwrap();
+    let within = format!("ip netns exec {network}");
+    cluster.external_peer.serve_peer_address(80);
+    let interface = json!({ "network": [{ "network_uuid": network, "address": "10.61.0.77" }] });
+    let mut macs = Vec::new();
+    for name in ["first", "second"] {
+        let guest = Instance::create(host, name, &interface);
+        let mut console = guest.console(host);
+        console.log_in();
+        let arp = host.namespace.sh(&format!("{within} ip neigh show 10.61.0.77"));
+        assert!(macs.iter().all(|mac: &String| !arp.contains(mac)), "{arp}");
+        console.run_until("ip -4 addr show dev eth0 | grep -q 'inet 10.61.0.77/24 '");
+        assert_eq!(console.run("nc -w 10 198.51.100.1 80 </dev/null"), "198.51.100.2");
+        let flows = || host.namespace.sh(&format!("{within} cat /proc/net/nf_conntrack"));
+        assert!(flows().contains("src=10.61.0.77 "), "{}", flows());
+        macs.push(guest.record(host)["interfaces"][0]["macaddr"].as_str().unwrap().to_owned());
+        guest.delete(host);
+        wait_for("the router to forget the guest", TIMEOUT, || {
+            let arp = host.namespace.sh(&format!("{within} ip neigh show 10.61.0.77"));
+            (!flows().contains("10.61.0.77") && !arp.contains("lladdr")).then_some(())
+        });
+    }
+}

@@ -49,9 +49,10 @@ pub enum Error {
     /// Addresses, disk space or claimed capacity are exhausted.
     #[error("{0}")]
     InsufficientCapacity(String),
-    /// No node is suitable for an instance; `stage` filtered out the last candidate.
+    /// No node is suitable for an instance; `stage` filtered out the last candidate. A retry may succeed if it is
+    /// `transient`.
     #[error("{text}")]
-    Unschedulable { text: String, stage: SchedulingStage },
+    Unschedulable { text: String, stage: SchedulingStage, transient: bool },
     /// The transaction conflicted with others until its retries were used up; a later retry may succeed.
     #[error("database unavailable, please retry")]
     Contended,

@@ -127,6 +127,8 @@ pub struct NetworkPlan {
     pub mesh_address: Ipv4Addr,
     /// The mesh addresses of the other nodes of the network.
     pub peers: Vec<Ipv4Addr>,
+    /// The mesh addresses of all nodes of the cluster. The host accepts VXLAN packets from these only.
+    pub cluster_nodes: Vec<Ipv4Addr>,
     /// The interfaces on this node.
     pub ports: Vec<InterfacePlan>,
     /// Routed addresses, which any interface of the network may use.

@@ -7,7 +7,9 @@ use muster_types::Error;
 use muster_types::event::EventRecord;
 use muster_types::node::NodeRecord;
 use muster_types::object::{ObjectRef, ObjectType};
+use serde::Deserialize;
 use serde_json::{Map, Value};
+use utoipa::IntoParams;
 
 use crate::arguments::{Args, NoArgs};
 use crate::error::ApiResult;
@@ -35,15 +37,25 @@ pub(crate) async fn get(
     Ok(Json(node::get(&app, &name).await?))
 }
 
+#[derive(Debug, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct DeleteQuery {
+    /// Whether to delete a node that is alive or has instances. Its VMs are stopped and its instances end in `error`; the
+    /// disks stay on the host. Also accepted in the body.
+    force: Option<bool>,
+}
+
 /// Deletes a node. Its daemon cannot register it again.
-#[utoipa::path(delete, path = "/nodes/{node}", tag = "nodes", params(("node" = String, Path)), responses((status = 404, description = "No such node.")))]
+#[utoipa::path(delete, path = "/nodes/{node}", tag = "nodes", params(("node" = String, Path), DeleteQuery),
+    responses((status = 404, description = "No such node."),
+    (status = 409, description = "The node is alive or has instances; `error` lists them.")))]
 pub(crate) async fn delete(
     State(app): State<Arc<App>>,
     Authenticated(caller): Authenticated,
     Path(name): Path<String>,
-    _: Args<NoArgs>,
+    Args(query): Args<DeleteQuery>,
 ) -> ApiResult<Json<NodeRecord>> {
-    Ok(Json(node::delete(&app, &caller, &name).await?))
+    Ok(Json(node::delete(&app, &caller, &name, query.force.unwrap_or(false)).await?))
 }
 
 /// Returns the CPU usage of the daemon of a node.

@@ -1,7 +1,8 @@
 //! `/nodes`.
 
 use muster_types::node::NodeRecord;
-use serde_json::{Map, Value};
+use reqwest::Method;
+use serde_json::{Map, Value, json};
 
 use super::client::Client;
 use super::error::Result;
@@ -19,9 +20,10 @@ impl Client {
         self.get(path(&["nodes", node])?).await
     }
 
-    /// Deletes a node.
-    pub async fn delete_node(&self, node: &str) -> Result<ApiResponse<NodeRecord>> {
-        self.delete(path(&["nodes", node])?).await
+    /// Deletes a node. One that is alive or has instances is only deleted with `force`.
+    pub async fn delete_node(&self, node: &str, force: bool) -> Result<ApiResponse<NodeRecord>> {
+        let body = force.then(|| json!({ "force": true }));
+        self.call(Method::DELETE, path(&["nodes", node])?, body).await
     }
 
     /// Returns the CPU usage of a node's daemon.

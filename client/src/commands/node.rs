@@ -4,12 +4,13 @@ use anyhow::anyhow;
 use clap::Subcommand;
 use muster_types::event::EventType;
 use muster_types::node::NodeRecord;
+use reqwest::StatusCode;
 use serde_json::{Map, Value};
 
 use super::metadata;
 use super::session::Session;
 use crate::api::{ApiResponse, EventQuery, ObjectPath};
-use crate::output::{Table, compact, or_dash};
+use crate::output::{Table, compact, escape_control, or_dash};
 use crate::time::format_utc;
 
 /// Commands for nodes, which are given by name or id.
@@ -24,7 +25,12 @@ pub enum Command {
     /// Show the CPU usage of a node's daemon
     Metrics { node: String },
     /// Delete a node; checking in does not restore it
-    Delete { node: String },
+    Delete {
+        node: String,
+        /// Delete a node that is alive or has instances: lists them, stops its VMs and keeps their disks
+        #[arg(long)]
+        force: bool,
+    },
     /// Show the metadata of a node
     Metadata { node: String },
     /// Set a metadata key of a node
@@ -48,8 +54,15 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
         Command::Show { node } => session.show(client.node(&node).await?, details),
         Command::Resources { node } => session.show(resources(session, &node).await?, key_values),
         Command::Metrics { node } => session.show(client.process_metrics(&node).await?, key_values),
-        Command::Delete { node } => {
-            let response = client.delete_node(&node).await?;
+        Command::Delete { node, force } => {
+            let response = match client.delete_node(&node, false).await {
+                Err(error) if force && error.status() == Some(StatusCode::CONFLICT.as_u16()) => {
+                    // It lists what is lost.
+                    eprintln!("{}", escape_control(&error.to_string()));
+                    client.delete_node(&node, true).await?
+                }
+                response => response?,
+            };
             session.confirm(&response, &format!("node {node} deleted"))
         }
         Command::Metadata { node } => metadata::show(session, ObjectPath::Node(&node)).await,

@@ -70,6 +70,7 @@ fn parses_every_command() {
         "muster node resources sim-1",
         "muster node metrics sim-1",
         "muster node delete sim-1",
+        "muster node delete sim-1 --force",
         "muster node metadata sim-1",
         "muster node set-metadata sim-1 rack {\"row\":7}",
         "muster node delete-metadata sim-1 rack",

@@ -4,10 +4,14 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipnet::IpNet;
 use reqwest::Url;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
+
+/// The timeout for resolving a name, shorter than those of whole requests, so that they can tell what failed.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The error for an address that is not allowed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -160,12 +164,28 @@ fn special_v6(ip: Ipv6Addr) -> Option<AddressKind> {
     }
 }
 
+/// A host name that cannot be resolved.
+#[derive(Debug)]
+pub(crate) struct UnresolvedName(String);
+
+impl fmt::Display for UnresolvedName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "cannot resolve the host name {}", self.0)
+    }
+}
+
+impl StdError for UnresolvedName {}
+
 impl Resolve for AddressFilter {
     /// Resolves a name to those of its addresses that are allowed.
     fn resolve(&self, name: Name) -> Resolving {
         let filter = self.clone();
         Box::pin(async move {
-            let found: Vec<SocketAddr> = tokio::net::lookup_host((name.as_str(), 0)).await?.collect();
+            let lookup = tokio::net::lookup_host((name.as_str(), 0));
+            let found = tokio::time::timeout(RESOLVE_TIMEOUT, lookup).await;
+            let found = found.ok().and_then(Result::ok);
+            let found = found.ok_or_else(|| UnresolvedName(name.as_str().to_owned()))?;
+            let found: Vec<SocketAddr> = found.collect();
             let mut blocked = None;
             let mut allowed = Vec::new();
             if filter.proxy.as_deref() == Some(name.as_str()) {

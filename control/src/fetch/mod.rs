@@ -17,7 +17,7 @@ use reqwest::header::{self, HeaderMap, HeaderValue};
 use reqwest::{Response, StatusCode, Url};
 use tokio::time::Instant;
 
-use address::{AddressFilter, BlockedAddress};
+use address::{AddressFilter, BlockedAddress, UnresolvedName};
 use muster_store::artifacts::Validators;
 pub(crate) use names::resolve;
 
@@ -32,6 +32,8 @@ const MIN_PROGRESS_BYTES: u64 = 64 << 10;
 /// The rate below which a transfer counts as stalled.
 const MIN_BYTES_PER_SECOND: u64 = 1 << 10;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time without any response after which a fetch fails.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Rejects a source that cannot or must not be fetched, without network access.
 pub(crate) fn check(settings: &Settings, field: &str, source: &str) -> Result<()> {
@@ -125,22 +127,32 @@ impl<'a> Fetch<'a> {
     }
 
     async fn retry(&self, url: &Url, known: &Validators, resume: &impl ResumeState) -> Result<FetchOutcome> {
-        let mut futile = 0;
+        let mut futile: u32 = 0;
         let mut furthest = 0;
+        let mut response_deadline = Instant::now() + RESPONSE_TIMEOUT;
         loop {
-            let error = match self.attempt(url, known, resume).await {
+            let (error, answered) = match self.attempt(url, known, resume, response_deadline).await {
                 Ok(outcome) => return Ok(outcome),
                 Err(Failure::Final(error)) => return Err(error),
-                Err(Failure::Transient(why)) => why,
+                Err(Failure::Transient(why)) => (why, true),
+                Err(Failure::NoResponse(why)) => (why, false),
             };
             let have = self.storage.draft_size(self.draft).await?.unwrap_or(0);
             futile = if have >= furthest + MIN_PROGRESS_BYTES { 1 } else { futile + 1 };
             furthest = furthest.max(have);
+            if answered {
+                response_deadline = Instant::now() + RESPONSE_TIMEOUT;
+            } else if futile > MAX_FUTILE_ATTEMPTS
+                || Instant::now() + retry_delay(futile) >= response_deadline
+            {
+                // After `Unavailable` the operation is repeated, which is worthwhile only for a partial fetch.
+                return Err(if have > 0 { Error::Unavailable(error) } else { Error::Invalid(error) });
+            }
             if futile > MAX_FUTILE_ATTEMPTS {
                 return Err(Error::Unavailable(error));
             }
             tracing::info!(%url, have, error, "resuming an interrupted fetch");
-            tokio::time::sleep(RETRY_BASE_DELAY * 2u32.pow(futile)).await;
+            tokio::time::sleep(retry_delay(futile)).await;
         }
     }
 
@@ -150,6 +162,7 @@ impl<'a> Fetch<'a> {
         url: &Url,
         known: &Validators,
         resume: &impl ResumeState,
+        response_deadline: Instant,
     ) -> Result<FetchOutcome, Failure> {
         let mut have = self.storage.draft_size(self.draft).await?.unwrap_or(0);
         let validator = resume.validator();
@@ -167,7 +180,8 @@ impl<'a> Fetch<'a> {
             insert(&mut headers, header::IF_NONE_MATCH, known.etag.as_deref())?;
             insert(&mut headers, header::IF_MODIFIED_SINCE, known.modified.as_deref())?;
         }
-        let response = self.request(url.clone(), &headers).await?;
+        let response = self.request(url.clone(), &headers, response_deadline).await?;
+        let host = host_of(response.url());
         let received = validators(response.headers());
         match response.status() {
             StatusCode::NOT_MODIFIED if have == 0 => Ok(FetchOutcome::Unchanged),
@@ -201,24 +215,32 @@ impl<'a> Fetch<'a> {
                 Err(Failure::Transient("the content became shorter".into()))
             }
             status if status.is_server_error() || matches!(status.as_u16(), 408 | 425 | 429) => {
-                Err(Failure::Transient(format!("the server responded with {status}")))
+                Err(Failure::Transient(format!("{host} responded with {status}")))
             }
-            status => Err(Failure::Final(Error::Invalid(format!("the server responded with {status}")))),
+            status => Err(Failure::Final(Error::Invalid(format!("{host} responded with {status}")))),
         }
     }
 
     /// Sends a request and follows redirects, and checks every address on the way.
-    async fn request(&self, mut url: Url, headers: &HeaderMap) -> Result<Response, Failure> {
+    async fn request(
+        &self,
+        mut url: Url,
+        headers: &HeaderMap,
+        response_deadline: Instant,
+    ) -> Result<Response, Failure> {
         for _ in 0..=MAX_REDIRECTS {
             self.filter.check_literal(&url).map_err(|blocked| not_allowed(&blocked))?;
             if !self.settings.http_proxy_server.is_empty() {
-                self.filter.check_name(&url).await.map_err(|blocked| not_allowed(&blocked))?;
+                let check = tokio::time::timeout_at(response_deadline, self.filter.check_name(&url));
+                let allowed = check.await.map_err(|_| no_response(&url))?;
+                allowed.map_err(|blocked| not_allowed(&blocked))?;
             }
             let stall = Duration::from_secs(self.settings.image_stall_timeout);
+            let deadline = response_deadline.min(Instant::now() + stall);
             let request = self.client.get(url.clone()).headers(headers.clone()).send();
-            let response = match tokio::time::timeout(stall, request).await {
-                Ok(response) => response.map_err(|error| classify(&error))?,
-                Err(_) => return Err(Failure::Transient("the server does not respond".into())),
+            let response = match tokio::time::timeout_at(deadline, request).await {
+                Ok(response) => response.map_err(|error| self.classify(&url, &error))?,
+                Err(_) => return Err(no_response(&url)),
             };
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
                 return Ok(response);
@@ -260,6 +282,30 @@ impl<'a> Fetch<'a> {
         }
     }
 
+    /// Classifies a failed request. A blocked address is final.
+    fn classify(&self, url: &Url, error: &reqwest::Error) -> Failure {
+        let mut source: Option<&dyn std::error::Error> = Some(error);
+        while let Some(cause) = source {
+            if let Some(blocked) = cause.downcast_ref::<BlockedAddress>() {
+                return Failure::Final(not_allowed(blocked));
+            }
+            if let Some(unresolved) = cause.downcast_ref::<UnresolvedName>() {
+                return Failure::NoResponse(unresolved.to_string());
+            }
+            source = cause.source();
+        }
+        tracing::info!(?error, "failed to request an image");
+        let host = host_of(url);
+        match (error.is_connect(), self.settings.http_proxy_server.is_empty()) {
+            (true, true) => Failure::NoResponse(format!("cannot connect to {host}")),
+            (true, false) => {
+                Failure::NoResponse(format!("cannot connect to {host} through HTTP_PROXY_SERVER"))
+            }
+            (false, _) if error.is_timeout() => no_response(url),
+            (false, _) => Failure::Transient(format!("the request to {host} failed")),
+        }
+    }
+
     fn too_large(&self) -> Failure {
         let limit = self.settings.max_image_size_gb;
         reject(&format!("the image is larger than the {limit} GB of MAX_IMAGE_SIZE_GB"))
@@ -270,10 +316,26 @@ impl<'a> Fetch<'a> {
     }
 }
 
+/// Returns the delay before the retry after a number of consecutive attempts without progress.
+fn retry_delay(futile: u32) -> Duration {
+    RETRY_BASE_DELAY * 2u32.pow(futile)
+}
+
+/// Returns the host of a URL for error messages.
+fn host_of(url: &Url) -> String {
+    url.host_str().unwrap_or("the server").to_owned()
+}
+
+fn no_response(url: &Url) -> Failure {
+    Failure::NoResponse(format!("{} does not respond", host_of(url)))
+}
+
 /// Why an attempt failed.
 enum Failure {
     /// A retry may succeed.
     Transient(String),
+    /// No server responded. A retry may succeed, within [`RESPONSE_TIMEOUT`].
+    NoResponse(String),
     Final(Error),
 }
 
@@ -285,26 +347,6 @@ impl From<Error> for Failure {
 
 fn reject(why: &str) -> Failure {
     Failure::Final(Error::Invalid(why.into()))
-}
-
-/// Classifies a failed request. A blocked address is final.
-fn classify(error: &reqwest::Error) -> Failure {
-    let mut source: Option<&dyn std::error::Error> = Some(error);
-    while let Some(cause) = source {
-        if let Some(blocked) = cause.downcast_ref::<BlockedAddress>() {
-            return Failure::Final(not_allowed(blocked));
-        }
-        source = cause.source();
-    }
-    tracing::info!(?error, "failed to request an image");
-    let reason = if error.is_connect() {
-        "cannot connect to the server"
-    } else if error.is_timeout() {
-        "the server does not respond"
-    } else {
-        "the request failed"
-    };
-    Failure::Transient(reason.into())
 }
 
 /// Returns the body of a response. It updates the progress, and fails if the transfer is too slow for `stall`.

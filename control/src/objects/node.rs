@@ -1,5 +1,7 @@
 //! Nodes: join, list, get, delete.
 
+use std::fmt::Write as _;
+
 use muster_types::event::{Event, EventType};
 use muster_types::ids::NodeId;
 use muster_types::node::{NodeIdentity, NodeRecord, NodeState};
@@ -9,9 +11,10 @@ use muster_types::{Error, Result};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::instance;
+use muster_store::instances::InstanceRow;
 use muster_store::nodes::NodeRow;
 use muster_store::{
-    StoreError, blob_locations, leases, metadata, node_networks, nodes, references, transaction,
+    StoreError, blob_locations, instances, leases, metadata, node_networks, nodes, references, transaction,
 };
 
 /// The lease whose owner is the cluster maintainer.
@@ -114,12 +117,21 @@ pub async fn find(app: &App, node: &str) -> Result<NodeRow> {
     nodes::get(&*app.store, &node).await?.ok_or_else(|| Error::not_found("node"))
 }
 
-/// Deletes a node permanently: checking in does not revive it.
-pub async fn delete(app: &App, caller: &Caller, node: &str) -> Result<NodeRecord> {
+/// Returns whether a node was deleted. Its daemon may still run; it must not remove any files then.
+pub(crate) async fn is_deleted(app: &App, id: NodeId) -> Result<bool> {
+    Ok(nodes::state(&*app.store, id).await? == Some(NodeState::Deleted))
+}
+
+/// Deletes a node permanently: checking in does not revive it. A node that is alive or has instances is only deleted
+/// with `force`; its VMs are stopped then, and their disks stay on the host.
+pub async fn delete(app: &App, caller: &Caller, node: &str, force: bool) -> Result<NodeRecord> {
     let row = find(app, node).await?;
     if row.state != NodeState::Deleted {
+        if !force {
+            require_unused(app, &row).await?;
+        }
         let object = ObjectRef::new(ObjectType::Node, row.identity.id);
-        app.record(caller, Event::audit(object, "deletion request from REST API"));
+        app.record(caller, Event::audit(object, "deletion request from REST API").with("force", force));
         move_to(app, row.identity.id, NodeState::Deleted, "deleted by request").await?;
         // The cluster no longer tracks what the node still has.
         transaction!(app.store, |tx| {
@@ -130,6 +142,27 @@ pub async fn delete(app: &App, caller: &Caller, node: &str) -> Result<NodeRecord
         app.networks.notify_changed();
     }
     get(app, &row.identity.id.to_string()).await
+}
+
+/// Refuses the deletion of a node that is alive or has instances, and lists what would be lost.
+async fn require_unused(app: &App, row: &NodeRow) -> Result<()> {
+    let is_alive = matches!(row.state, NodeState::Created | NodeState::Stopping);
+    let instances = instances::of_node(&*app.store, row.identity.id).await?;
+    if !is_alive && instances.is_empty() {
+        return Ok(());
+    }
+    let mut text = format!("node {} ", row.identity.name);
+    text.push_str(if is_alive { "is alive" } else { "is not alive" });
+    if !instances.is_empty() {
+        let name = |row: &InstanceRow| format!("{} ({}, namespace {})", row.name, row.id, row.namespace);
+        let names: Vec<String> = instances.iter().map(name).collect();
+        let _ = write!(text, " and has {} instances: {}", names.len(), names.join(", "));
+    }
+    text.push_str(
+        ". Stop its daemon and delete its instances first. With force, its instances are lost and end in error; \
+         their disks stay on the host",
+    );
+    Err(Error::Conflict(text))
 }
 
 async fn record(app: &App, row: NodeRow, maintainer: Option<&str>) -> Result<NodeRecord> {

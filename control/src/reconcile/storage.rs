@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use super::blob_copies;
 use crate::app::App;
 use crate::objects::blob::{self, NodeRef};
-use crate::objects::upload;
+use crate::objects::{node, upload};
 use muster_store::{blob_locations, blobs, operations, transaction, uploads};
 
 /// The interval between passes over the nodes.
@@ -94,6 +94,9 @@ fn spawn_background(app: &Arc<App>, node: &Arc<dyn NodeApi>, state: &mut Storage
 }
 
 async fn verify_and_replicate(app: &Arc<App>, node: &Arc<dyn NodeApi>) -> Result<()> {
+    if node::is_deleted(app, node.identity().id).await? {
+        return Ok(());
+    }
     #[expect(clippy::cast_precision_loss, reason = "intervals are seconds")]
     let interval = app.settings.checksum_verification_frequency as f64;
     let (node_id, store) = (node.identity().id, &*app.store);
@@ -135,6 +138,10 @@ async fn verify_copy(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) -> Result<(
 
 /// Reconciles the files of a node with the database.
 async fn reconcile_node(app: &Arc<App>, node: &Arc<dyn NodeApi>, state: &mut StorageState) -> Result<()> {
+    // The disks of its instances, which stay, depend on its blobs.
+    if node::is_deleted(app, node.identity().id).await? {
+        return Ok(());
+    }
     // Files first: a row is older than its file.
     let found = node.storage().list_files().await?;
     let copies = blob_locations::of_node(&*app.store, node.identity().id).await?;

@@ -1,7 +1,8 @@
 //! Reconciles the VMs of this daemon's nodes with the instances of the database, and records power changes.
 //!
 //! Nodes report changes immediately; periodic passes find missed ones. A VM is removed only if two consecutive passes
-//! find its instance deleted. A VM without a record may belong to another database and is ignored.
+//! find its instance deleted, and never from a deleted node. A VM without a record may belong to another database and is
+//! ignored.
 //! See docs/decisions/0018.
 
 use std::collections::{HashMap, HashSet};
@@ -21,6 +22,7 @@ use tokio::task::JoinSet;
 
 use crate::app::App;
 use crate::objects::instance::{object, power};
+use crate::objects::node;
 use muster_store::instances::{self, InstanceRow};
 
 /// The interval between passes over the nodes.
@@ -91,6 +93,9 @@ async fn reconcile_node(app: &App, node: &Arc<dyn NodeApi>, state: &mut VmReconc
     // VMs first: a row is older than its VM.
     let found = node.vms().list().await?;
     let node_id = node.identity().id;
+    if node::is_deleted(app, node_id).await? {
+        return stop_released(app, node, &found).await;
+    }
     let mut rows: HashMap<InstanceId, InstanceRow> =
         instances::of_node(&*app.store, node_id).await?.into_iter().map(|row| (row.id, row)).collect();
     let mut suspects = HashSet::new();
@@ -125,6 +130,20 @@ async fn reconcile_node(app: &App, node: &Arc<dyn NodeApi>, state: &mut VmReconc
         if row.power_state != PowerState::Crashed {
             observe(app, node, row.id).await;
         }
+    }
+    Ok(())
+}
+
+/// Stops the VMs that a deleted node lost. Their files stay: an operator may still need the disks.
+async fn stop_released(app: &App, node: &Arc<dyn NodeApi>, found: &[FoundVm]) -> Result<()> {
+    for vm in found.iter().filter(|vm| matches!(vm.power, VmPower::On | VmPower::Paused)) {
+        let row = instances::get(&*app.store, vm.id).await?;
+        let Some(row) = row.filter(|row| row.node != Some(node.identity().id)) else { continue };
+        let _lock = app.instance_locks.lock(row.id).await;
+        node.vms().stop(row.id).await?;
+        tracing::info!(instance = %row.id, node = node.identity().name, "stopped a VM of a deleted node");
+        let event = Event::new(EventType::Health, object(row.id), "VM of a deleted node stopped");
+        app.events.record(event.with("node", node.identity().name.clone()));
     }
     Ok(())
 }

@@ -60,7 +60,9 @@ pub fn candidates<F: Deref<Target = NodeFacts>>(
     let mut stages = Vec::with_capacity(9);
     let result = filter(request, &mut left, neighbours, policy, now, &mut stages);
     if let Err(stage) = result {
-        return PlacementOutcome { stages, result: Err(PlacementRefusal::new(stage, &request.affinity)) };
+        let fits = nodes.iter().any(|(facts, _)| ledger::fits_empty_node(request, facts, policy));
+        let refusal = PlacementRefusal::new(stage, &request.affinity, fits);
+        return PlacementOutcome { stages, result: Err(refusal) };
     }
     if !request.affinity.prefer_with.is_empty() || !request.affinity.prefer_without.is_empty() {
         for node in &mut left {

@@ -1,6 +1,7 @@
 //! The ledger of a node: the capacity that is committed to instances, and whether more can be. See docs/decisions/0019.
 
 use muster_types::capacity::CommittedCapacity;
+use muster_types::node::NodeState;
 
 use super::node_facts::NodeFacts;
 use super::policy::SchedulerPolicy;
@@ -93,6 +94,25 @@ pub(super) fn limits(facts: &NodeFacts, policy: &SchedulerPolicy) -> [f64; 3] {
         limit(facts.memory_max_mb, facts.memory_reserved_mb, policy.memory_overcommit),
         limit(facts.disk_total_gb, facts.disk_reserved_gb, policy.disk_overcommit),
     ]
+}
+
+/// Returns whether a node could take an instance if it had no other and its whole memory and disk were free.
+pub(super) fn fits_empty_node(
+    request: &PlacementRequest,
+    facts: &NodeFacts,
+    policy: &SchedulerPolicy,
+) -> bool {
+    let is_allowed = request.required_node.is_none_or(|required| required == facts.id)
+        && facts.state != NodeState::Deleted
+        && facts.is_hypervisor;
+    let [cpus, memory, disk] = limits(facts, policy);
+    let memory = memory.min(facts.memory_max_mb - facts.memory_reserved_mb);
+    let disk = disk.min(facts.disk_total_gb - facts.disk_reserved_gb);
+    is_allowed
+        && check_cpu_per_instance(request, facts).is_ok()
+        && request.cpus as f64 <= cpus
+        && request.memory_mb as f64 <= memory
+        && request.disk_gb as f64 <= disk
 }
 
 pub(super) fn check_cpu_per_instance<'a>(

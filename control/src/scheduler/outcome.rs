@@ -51,16 +51,24 @@ pub struct PlacementRefusal {
     /// The stage that dropped the last node.
     pub stage: SchedulingStage,
     pub text: String,
+    /// Whether a later request may succeed without a change of the cluster's nodes.
+    pub transient: bool,
 }
 
 impl PlacementRefusal {
-    pub(super) fn new(stage: SchedulingStage, affinity: &Affinity) -> Self {
+    /// Creates the refusal for a request of which `stage` dropped the last node. `fits_empty_node` tells whether a node
+    /// of the cluster could take the instance if it had no other.
+    pub(super) fn new(stage: SchedulingStage, affinity: &Affinity, fits_empty_node: bool) -> Self {
         let mut text = format!("No nodes remaining at scheduling stage {stage}");
+        let transient = stage.is_transient() && fits_empty_node;
+        if stage.is_transient() && !fits_empty_node {
+            text.push_str(": no node is large enough for this instance");
+        }
         if stage == SchedulingStage::AffinityConstraints {
             let (with, without) = (quoted(&affinity.require_with), quoted(&affinity.require_without));
             text = format!("{text}: require_with_tag=[{with}], require_without_tag=[{without}]");
         }
-        Self { stage, text }
+        Self { stage, text, transient }
     }
 
     /// Creates the refusal for a request that the ledgers of all candidates denied.
@@ -68,7 +76,7 @@ impl PlacementRefusal {
     pub fn no_capacity(candidates: usize) -> Self {
         let stage = SchedulingStage::CapacityGuard;
         let text = format!("no node had capacity for this instance, {candidates} candidates refused it");
-        Self { stage, text }
+        Self { stage, text, transient: stage.is_transient() }
     }
 }
 
@@ -77,7 +85,7 @@ impl From<PlacementRefusal> for Error {
         match refusal.stage {
             // Other instances must change first; waiting does not help.
             SchedulingStage::AffinityConstraints => Self::Conflict(refusal.text),
-            stage => Self::Unschedulable { text: refusal.text, stage },
+            stage => Self::Unschedulable { text: refusal.text, stage, transient: refusal.transient },
         }
     }
 }

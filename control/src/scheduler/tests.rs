@@ -187,14 +187,14 @@ fn refusals_become_api_errors() {
     let error = |outcome: PlacementOutcome| Error::from(outcome.result.unwrap_err());
     let facts = node("n");
     match error(place(&request(), &[], &Neighbours::new())) {
-        Error::Unschedulable { text, stage: Stage::PreSchedule } => {
+        Error::Unschedulable { text, stage: Stage::PreSchedule, transient: false } => {
             assert_eq!(text, "No nodes remaining at scheduling stage pre_schedule");
         }
         other => panic!("{other:?}"),
     }
     let full = CommittedCapacity { cpus: 18, ..CommittedCapacity::default() };
     match error(place(&request(), &[(&facts, full)], &Neighbours::new())) {
-        Error::Unschedulable { text, stage: Stage::SufficientIdleCpu } => {
+        Error::Unschedulable { text, stage: Stage::SufficientIdleCpu, transient: true } => {
             assert_eq!(text, "No nodes remaining at scheduling stage sufficient_idle_cpu");
         }
         other => panic!("{other:?}"),
@@ -211,11 +211,33 @@ fn refusals_become_api_errors() {
         other => panic!("{other:?}"),
     }
     match Error::from(PlacementRefusal::no_capacity(3)) {
-        Error::Unschedulable { text, stage: Stage::CapacityGuard } => {
+        Error::Unschedulable { text, stage: Stage::CapacityGuard, transient: true } => {
             assert_eq!(text, "no node had capacity for this instance, 3 candidates refused it");
         }
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn refusal_is_final_if_no_node_is_large_enough() {
+    let (small, large) =
+        (node("small"), NodeFacts { memory_max_mb: 2e6, memory_available_mb: 10.0, ..node("large") });
+    let huge = PlacementRequest { memory_mb: 999_999, ..request() };
+    let empty = CommittedCapacity::default;
+    let refusal = |nodes: &[(&NodeFacts, CommittedCapacity)]| {
+        let refusal = place(&huge, nodes, &Neighbours::new()).result.unwrap_err();
+        assert_eq!(refusal.stage, Stage::SufficientIdleMemory);
+        (refusal.transient, refusal.text)
+    };
+    let text = "No nodes remaining at scheduling stage sufficient_idle_memory";
+    let too_large = format!("{text}: no node is large enough for this instance");
+    assert_eq!(refusal(&[(&small, empty())]), (false, too_large.clone()));
+    assert_eq!(refusal(&[(&small, empty()), (&large, empty())]), (true, text.to_owned()));
+    // A node that is down may return.
+    let down = NodeFacts { state: NodeState::Missing, ..large.clone() };
+    assert_eq!(refusal(&[(&small, empty()), (&down, empty())]), (true, text.to_owned()));
+    let deleted = NodeFacts { state: NodeState::Deleted, ..large };
+    assert_eq!(refusal(&[(&small, empty()), (&deleted, empty())]), (false, too_large));
 }
 
 #[test]

@@ -41,6 +41,10 @@ const MIN_FREE_SPACE: u64 = 1 << 20;
 /// parts concurrently.
 const FREE_SPACE_MARGIN: u64 = 64 << 20;
 
+/// The exit codes of a program that cannot be run, for example because one of its libraries is missing.
+const CANNOT_EXECUTE: i32 = 126;
+const NOT_FOUND: i32 = 127;
+
 /// The number of bytes of the guest's disk that determine whether it contains an image.
 const GUEST_HEADER_SIZE: &str = "65536";
 
@@ -161,6 +165,12 @@ impl Tools {
             let program = run.tool.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let output: String = read_output(&stderr).chars().take(MAX_LOGGED_CHARS).collect();
             tracing::info!(program, ?exit, output, "image tool failed");
+            if matches!(exit, SandboxExit::Code(CANNOT_EXECUTE | NOT_FOUND)) {
+                let reason = output.lines().next().unwrap_or("no output");
+                return Err(Error::Unavailable(format!(
+                    "the program {program} cannot be run on the node, reinstall its Debian package: {reason}"
+                )));
+            }
         }
         match exit {
             SandboxExit::Cancelled if job.cancelled.load(Ordering::Relaxed) => {
@@ -409,7 +419,39 @@ fn disk_full() -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::files::ScratchDir;
+
+    #[test]
+    fn program_that_cannot_be_run_is_not_a_damaged_image() {
+        let sandbox = match Sandbox::find("nobody") {
+            Ok(sandbox) => sandbox,
+            Err(reason) => return muster_testing::skipped(&reason),
+        };
+        // It exits as if it lacked a library: it cannot open the script `info`.
+        let bash = PathBuf::from("/usr/bin/bash");
+        let tools = Tools { sandbox, qemu_img: bash.clone(), gzip: bash.clone(), xz: bash };
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
+        let image = dir.path().join("image");
+        fs::write(&image, [0; 512]).unwrap();
+        let job = ImageJob {
+            scratch: ScratchDir::create(dir.path().join("job")).unwrap(),
+            free_space: Box::new(|| 1 << 30),
+            cancelled: Arc::default(),
+        };
+        let facts = ImageFacts {
+            format: ImageFormat::Raw,
+            compression: None,
+            virtual_size: 512,
+            format_details: serde_json::Map::new(),
+        };
+        let error = tools.require_agreement(&image, &facts, &job).unwrap_err();
+        assert!(matches!(error, Error::Unavailable(_)), "{error:?}");
+        assert!(error.to_string().starts_with("the program bash cannot be run on the node"), "{error}");
+    }
 
     #[test]
     fn limits_the_compression_ratio_of_large_images_only() {

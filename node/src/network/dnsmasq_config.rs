@@ -29,16 +29,18 @@ pub(crate) const HOSTS_FILE: &str = "hosts";
 pub(crate) const PID_FILE: &str = "dnsmasq.pid";
 
 /// Builds the configuration of a network's server, if it needs one. `device` is the index of the router's device; it is
-/// part of the configuration because the server has to restart when the device is recreated.
+/// part of the configuration because the server has to restart when the device is recreated. `user` is the user that the
+/// server runs as.
 pub(crate) fn build(
     plan: &NetworkPlan,
     names: &NetworkNames,
     dir: &Path,
     device: u32,
+    user: Option<&str>,
 ) -> Option<DnsmasqConfig> {
     let router = plan.router.as_ref().filter(|router| router.dhcp || router.dns)?;
     Some(DnsmasqConfig {
-        settings: settings(plan, router, names, dir, device),
+        settings: settings(plan, router, names, dir, device, user),
         leases: leases(router),
         hosts: hosts(router),
     })
@@ -50,6 +52,7 @@ fn settings(
     names: &NetworkNames,
     dir: &Path,
     device: u32,
+    user: Option<&str>,
 ) -> String {
     let dir = dir.display();
     let block = plan.netblock;
@@ -59,6 +62,9 @@ fn settings(
          no-hosts\nno-resolv\nbogus-priv\ndomain-needed\nquiet-dhcp\n",
         plan.id, names.veth_inner
     );
+    if let Some(user) = user {
+        let _ = writeln!(text, "user={user}");
+    }
     if let Some(domain) = domain {
         let _ = write!(text, "domain={domain}\nexpand-hosts\nlocal=/{domain}/\n");
     }
@@ -143,7 +149,7 @@ mod tests {
         let mut plan = fixtures::plan();
         plan.router = Some(fixtures::router());
         change(plan.router.as_mut().unwrap());
-        build(&plan, &NetworkNames::new(plan.vxid), Path::new("/run/n"), 7)
+        build(&plan, &NetworkNames::new(plan.vxid), Path::new("/run/n"), 7, Some("dnsmasq"))
     }
 
     #[test]
@@ -151,6 +157,7 @@ mod tests {
         let config = config_with(|_| {}).unwrap();
         for line in [
             "interface=veth-00000a-i",
+            "user=dnsmasq",
             "dhcp-range=10.0.0.0,static,255.255.255.0,1h",
             "dhcp-option-force=option:mtu,1450",
             "dhcp-option=option:dns-server,10.0.0.1",

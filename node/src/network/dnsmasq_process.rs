@@ -4,14 +4,16 @@
 //! configuration file contains a fingerprint of the content, so that the command line also identifies the configuration.
 
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Write as _};
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use muster_types::ids::NetworkId;
 use muster_types::{Error, Result};
 use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::unistd::User;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::dnsmasq_config::{DnsmasqConfig, HOSTS_FILE, LEASES_FILE, PID_FILE};
@@ -264,17 +266,37 @@ fn reload_fingerprint(config: &DnsmasqConfig) -> u64 {
 
 fn write_config(dir: &Path, config: &DnsmasqConfig) -> Result<()> {
     write(dir, &config_file(config), &config.settings)?;
-    write(dir, LEASES_FILE, &config.leases)?;
-    write(dir, HOSTS_FILE, &config.hosts)
+    // dnsmasq rereads them after dropping its privileges.
+    let reader = dnsmasq_user().map(|user| user.uid.as_raw());
+    replace(dir, LEASES_FILE, &config.leases, reader)?;
+    replace(dir, HOSTS_FILE, &config.hosts, reader)
 }
 
-/// Replaces a file atomically. It is readable for all users: dnsmasq rereads it after dropping its privileges.
+/// Returns the user that dnsmasq runs as, or `None` if the host has none and it keeps running as root.
+pub(crate) fn dnsmasq_user() -> Option<&'static User> {
+    static USER: OnceLock<Option<User>> = OnceLock::new();
+    let find = || ["dnsmasq", "nobody"].iter().find_map(|name| User::from_name(name).ok().flatten());
+    USER.get_or_init(find).as_ref()
+}
+
+/// Replaces a file, which only root can read, atomically.
 pub(crate) fn write(dir: &Path, name: &str, text: &str) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt;
+    replace(dir, name, text, None)
+}
+
+/// Replaces a file atomically. Only root and the owner, if one is given, can read it.
+fn replace(dir: &Path, name: &str, text: &str, owner: Option<u32>) -> Result<()> {
+    use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, chown};
     let new = dir.join(format!("{name}.new"));
     let write = || {
-        fs::write(&new, text)?;
-        fs::set_permissions(&new, fs::Permissions::from_mode(0o644))?;
+        let mut file =
+            fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+        // It may have remained from an interrupted write.
+        file.set_permissions(fs::Permissions::from_mode(0o600))?;
+        file.write_all(text.as_bytes())?;
+        if owner.is_some() {
+            chown(&new, owner, None)?;
+        }
         fs::rename(&new, dir.join(name))
     };
     write().map_err(|error| Error::Internal(format!("failed to write {}: {error}", new.display())))

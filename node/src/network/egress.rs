@@ -1,64 +1,33 @@
 //! The egress bridge, which connects routers to the external network. All networks of a host share it; it exists while
 //! one of them needs it.
 
-use std::fs;
 use std::net::Ipv4Addr;
 
 use muster_types::address::Netblock;
 use muster_types::network::{EgressPlan, FLOATING_NETWORK_ID};
 use muster_types::{Error, Result};
 
-use super::names::{self, EGRESS_TABLE, marker};
+use super::host_table::{HostTable, TableChange};
+use super::names::{EGRESS_TABLE, marker};
 use super::netlink::NetlinkSocket;
-use super::nftables::{self, NftFamily, fingerprint};
 use super::observed::{self, HostSnapshot, Link};
-use super::{Networks, changes, dnsmasq_process, namespace, rules};
+use super::{Networks, changes, namespace, rules};
 use crate::command::{COMMAND_TIMEOUT, Tool};
 
 /// The maximum number of attempts at removing all unused bridges.
 const MAX_PASSES: usize = 3;
 
-/// The file with the fingerprints of the applied rule set, so that a restart does not replace it.
-const RULES_FILE: &str = "egress-rules";
-
 /// In-memory state of the egress bridge.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct EgressState {
     /// The number of reconcile passes that use it at the moment.
     users: usize,
-    /// Whether the file was loaded.
-    loaded: bool,
-    /// Fingerprints of the rule set's text and of the resulting table in the kernel.
-    rules: Option<[u64; 2]>,
-    /// The generation of the kernel's rule sets at the last comparison.
-    generation: Option<u32>,
+    table: HostTable,
 }
 
-impl EgressState {
-    fn load(&mut self) {
-        if !self.loaded {
-            // Without the file, the rules are applied again.
-            let text = fs::read_to_string(names::runtime_dir().join(RULES_FILE)).unwrap_or_default();
-            let numbers: Vec<u64> = text.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-            self.rules = numbers.try_into().ok();
-            self.loaded = true;
-        }
-    }
-
-    fn save(&self) -> Result<()> {
-        let dir = names::runtime_dir();
-        match self.rules {
-            Some([text, table]) => {
-                fs::create_dir_all(dir).map_err(|error| {
-                    Error::Internal(format!("failed to create {}: {error}", dir.display()))
-                })?;
-                dnsmasq_process::write(dir, RULES_FILE, &format!("{text} {table}\n"))
-            }
-            None => {
-                let _ = fs::remove_file(dir.join(RULES_FILE));
-                Ok(())
-            }
-        }
+impl Default for EgressState {
+    fn default() -> Self {
+        Self { users: 0, table: HostTable::new(EGRESS_TABLE, "egress-rules") }
     }
 }
 
@@ -176,25 +145,10 @@ impl Networks {
         state: &mut EgressState,
         repaired: &mut Vec<String>,
     ) -> Result<()> {
-        state.load();
-        let mut socket = NetlinkSocket::netfilter()?;
-        let generation = nftables::generation(&mut socket)?;
         let text = rules::egress_rules(egress, &self.host.egress_bridge, self.api_port.get().copied());
-        let wanted = fingerprint(&text);
-        if state.generation == Some(generation) && state.rules.is_some_and(|[text, _]| text == wanted) {
-            return Ok(());
-        }
-        let mut found =
-            || Ok(nftables::tables(&mut socket, NftFamily::Ip, Some(EGRESS_TABLE))?.remove(EGRESS_TABLE));
-        let applied = found()?.map(|table| [wanted, table.fingerprint]);
-        if applied.is_none() || applied != state.rules {
+        if state.table.ensure(self, &text)? != TableChange::None {
             repaired.push(format!("rule set {EGRESS_TABLE} was missing or had been changed"));
-            self.nft(&text)?;
-            let table = found()?.filter(|table| table.rules == rules::count_rules(&text));
-            state.rules = table.map(|table| [wanted, table.fingerprint]);
-            state.save()?;
         }
-        state.generation = Some(generation);
         Ok(())
     }
 
@@ -202,7 +156,8 @@ impl Networks {
     pub(crate) fn remove_unused_egress(&self) -> Result<()> {
         let link = observed::link(&mut NetlinkSocket::route()?, &self.host.egress_bridge)?;
         let is_ours = link.is_some_and(|link| link.alias.is_empty() || is_egress(&link));
-        if is_ours || has_egress_table()? { self.remove_unused_egress_bridges() } else { Ok(()) }
+        let has_table = self.egress.lock().table.exists()?;
+        if is_ours || has_table { self.remove_unused_egress_bridges() } else { Ok(()) }
     }
 
     /// Removes all unused egress bridges, also those named after another network card. The rules are removed last.
@@ -226,11 +181,7 @@ impl Networks {
                 .partition(|link| snapshot.members(link.index).next().is_some());
             if unused.is_empty() {
                 if used.is_empty() {
-                    *state = EgressState { loaded: true, ..EgressState::default() };
-                    state.save()?;
-                    if has_egress_table()? {
-                        self.nft(&rules::delete_table("ip", EGRESS_TABLE))?;
-                    }
+                    state.table.remove(self)?;
                 }
                 return Ok(());
             }
@@ -276,11 +227,6 @@ fn overlaps(block: Netblock, address: Ipv4Addr, prefix: u8) -> bool {
 
 fn is_egress(link: &Link) -> bool {
     link.kind == "bridge" && link.alias == marker(FLOATING_NETWORK_ID)
-}
-
-fn has_egress_table() -> Result<bool> {
-    let tables = nftables::tables(&mut NetlinkSocket::netfilter()?, NftFamily::Ip, Some(EGRESS_TABLE))?;
-    Ok(tables.contains_key(EGRESS_TABLE))
 }
 
 #[cfg(test)]

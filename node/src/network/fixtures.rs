@@ -12,6 +12,7 @@ pub(crate) fn plan() -> NetworkPlan {
         mtu: 1450,
         mesh_address: "10.99.0.1".parse().unwrap(),
         peers: vec!["10.99.0.2".parse().unwrap()],
+        cluster_nodes: ["10.99.0.1", "10.99.0.2"].map(|address| address.parse().unwrap()).to_vec(),
         ports: vec![InterfacePlan {
             interface: InterfaceId::new(),
             mac: "02:00:00:00:00:02".parse().unwrap(),

@@ -14,6 +14,7 @@
 //!                             external network ── host ── egr-br-NIC ─────────────────────────── egr-X-o ═╝
 //! ```
 
+mod address_holders;
 mod changes;
 mod conntrack;
 mod dnsmasq_config;
@@ -21,6 +22,8 @@ mod dnsmasq_process;
 mod egress;
 #[cfg(test)]
 mod fixtures;
+mod host_table;
+mod mesh;
 pub(crate) mod names;
 mod namespace;
 mod netlink;
@@ -73,6 +76,7 @@ pub(crate) struct Networks {
     states: Mutex<HashMap<NetworkId, Arc<Mutex<ReconcileState>>>>,
     tables: Mutex<BridgeTables>,
     egress: Mutex<egress::EgressState>,
+    mesh: Mutex<mesh::MeshState>,
     /// The port of the daemon's API, which guests may reach.
     api_port: OnceLock<u16>,
 }
@@ -96,6 +100,7 @@ impl Networks {
             states: Mutex::default(),
             tables: Mutex::default(),
             egress: Mutex::default(),
+            mesh: Mutex::default(),
             api_port: OnceLock::new(),
         }
     }
@@ -116,6 +121,7 @@ impl Networks {
                 namespace::try_set_sysctl(name, "0");
             }
         }
+        let mesh = plans.first().map(|plan| self.acquire_mesh(plan)).transpose()?;
         let egress_user = plans.iter().position(has_egress);
         let egress = match egress_user.and_then(|index| plans[index].router.as_ref()) {
             Some(router) => self.acquire_egress(&router.egress),
@@ -160,6 +166,16 @@ impl Networks {
             && let Ok(report) = &mut results[index]
         {
             report.repaired.extend(egress.repaired.iter().cloned());
+        }
+        if let (Some(repair), Some(Ok(report))) =
+            (mesh.as_ref().and_then(|mesh| mesh.repaired.clone()), results.first_mut())
+        {
+            report.repaired.push(repair);
+        }
+        if mesh.is_none()
+            && let Err(error) = self.remove_unused_mesh()
+        {
+            tracing::warn!(%error, "failed to remove unused mesh rules");
         }
         if egress_user.is_none()
             && let Err(error) = self.remove_unused_egress()

@@ -22,6 +22,9 @@ pub(crate) const ROUTER_TABLE: &str = "muster";
 /// The rule set on the host for the egress bridge: it filters traffic from the bridge, and masquerades.
 pub(crate) const EGRESS_TABLE: &str = "muster-egress";
 
+/// The rule set on the host that lets only nodes of the cluster send VXLAN packets to it.
+pub(crate) const MESH_TABLE: &str = "muster-mesh";
+
 /// The names of one network's devices and rule set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NetworkNames {
@@ -148,7 +151,7 @@ mod tests {
         {
             assert_eq!(vxid_of_device(name), None, "{name}");
         }
-        assert_eq!(vxid_of_table(EGRESS_TABLE), None);
+        assert_eq!([EGRESS_TABLE, MESH_TABLE].map(vxid_of_table), [None, None]);
     }
 
     #[test]

@@ -74,6 +74,7 @@ impl Networks {
             *state = ReconcileState::default();
         }
         self.drop_state(network.id, state);
+        self.remove_unused_mesh()?;
         self.remove_unused_egress_bridges()
     }
 

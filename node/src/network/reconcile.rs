@@ -8,6 +8,7 @@ use std::path::Path;
 use muster_types::network::{NetworkPlan, NetworkReport};
 use muster_types::{Error, Result};
 
+use super::address_holders::AddressHolders;
 use super::changes::{Changes, host_changes, router_changes};
 use super::dnsmasq_config::{self, DnsmasqConfig};
 use super::dnsmasq_process::{self, DnsmasqProcess, ProcessAction};
@@ -32,9 +33,11 @@ const ANNOUNCEMENT_COUNT: u8 = 3;
 #[derive(Debug, Default)]
 pub(crate) struct ReconcileState {
     generation: Option<i64>,
-    /// Whether `rules` was loaded.
+    /// Whether `rules` and `holders` were loaded.
     loaded: bool,
     rules: AppliedRules,
+    /// The guests that the router knows; `None` if they are unknown or there is no router.
+    holders: Option<AddressHolders>,
     dnsmasq: DnsmasqProcess,
     /// The number of announcements that the router has yet to send.
     announcements: u8,
@@ -70,6 +73,8 @@ struct NetworkDiff {
     router: Changes,
     host_rules: Option<String>,
     router_rules: Option<String>,
+    /// The new holders of addresses, if they changed.
+    holders: Option<AddressHolders>,
     dnsmasq_config: Option<DnsmasqConfig>,
     dnsmasq_action: ProcessAction,
     netns: Option<u64>,
@@ -89,6 +94,7 @@ impl NetworkDiff {
             && self.router.is_empty()
             && self.host_rules.is_none()
             && self.router_rules.is_none()
+            && self.holders.is_none()
             && matches!(self.dnsmasq_action, ProcessAction::Nothing | ProcessAction::Backoff)
     }
 }
@@ -119,6 +125,7 @@ impl ReconcileState {
         }
         if !self.loaded {
             self.rules = AppliedRules::load(dir);
+            self.holders = AddressHolders::load(dir);
             self.loaded = true;
         }
         Ok(())
@@ -348,6 +355,7 @@ impl Networks {
             router: Changes::default(),
             host_rules,
             router_rules: None,
+            holders: None,
             dnsmasq_config: None,
             dnsmasq_action: ProcessAction::Nothing,
             netns,
@@ -357,6 +365,8 @@ impl Networks {
             diff.dnsmasq_action = state.dnsmasq.inspect(dir, None, None);
             return Ok(diff);
         };
+        let holders = AddressHolders::of_plan(wanted);
+        diff.holders = (diff.lacks_dir || state.holders.as_ref() != Some(&holders)).then_some(holders);
         let Some((router, inode)) = router.zip(netns) else {
             diff.namespace = Some(NamespaceDrift::Missing);
             diff.router_rules = Some(rules::router_rules(plan, wanted, names));
@@ -369,8 +379,13 @@ impl Networks {
         diff.router_rules = (state.rules.router != Some(applied)).then_some(text);
         // Without its device dnsmasq could not start; the next pass has it.
         if let Some(device) = router.snapshot.link(&names.veth_inner) {
-            diff.dnsmasq_config = dnsmasq_config::build(plan, names, dir, device.index);
+            let user = dnsmasq_process::dnsmasq_user().map(|user| user.name.as_str());
+            diff.dnsmasq_config = dnsmasq_config::build(plan, names, dir, device.index, user);
             diff.dnsmasq_action = state.dnsmasq.inspect(dir, diff.dnsmasq_config.as_ref(), diff.netns);
+            if state.holders.is_none() && diff.dnsmasq_action == ProcessAction::Reload {
+                // It may have leases of unknown guests, which only a restart ends.
+                diff.dnsmasq_action = ProcessAction::Stop;
+            }
         }
         Ok(diff)
     }
@@ -393,6 +408,7 @@ impl Networks {
         if diff.namespace == Some(NamespaceDrift::Missing) {
             state.dnsmasq.stop(dir)?;
             state.rules.router = None;
+            state.holders = None;
             namespace::delete(plan.id)?;
             namespace::create(plan.id)?;
             report.repaired.push(format!("namespace {} was missing", plan.id));
@@ -408,6 +424,8 @@ impl Networks {
         if diff.namespace == Some(NamespaceDrift::Unwanted) {
             namespace::delete(plan.id)?;
             state.rules.router = None;
+            state.holders = None;
+            AddressHolders::remove_file(dir);
             state.rules.save(dir)?;
             return Ok(());
         }
@@ -428,7 +446,29 @@ impl Networks {
                 state.rules.save(dir)?;
             }
         }
+        if let Some(holders) = &diff.holders {
+            if let Some(before) = &state.holders {
+                self.forget_guests(plan, names, &before.released(holders))?;
+            }
+            holders.save(dir)?;
+            state.holders = Some(holders.clone());
+        }
         self.apply_dnsmasq(plan, dir, state, diff, report)
+    }
+
+    /// Makes the router forget guests that lost their addresses.
+    fn forget_guests(&self, plan: &NetworkPlan, names: &NetworkNames, guests: &AddressHolders) -> Result<()> {
+        if guests.is_empty() {
+            return Ok(());
+        }
+        let device = &names.veth_inner;
+        namespace::inside(plan.id, || {
+            guests.release_leases(plan.netblock.router(), device).map_err(|error| {
+                Error::Unavailable(format!("failed to release DHCP leases of network {}: {error}", plan.id))
+            })?;
+            self.batch(Tool::Ip, &guests.flush_arp_entries(device))?;
+            conntrack::delete_flows(&mut NetlinkSocket::netfilter()?, |flow| guests.has_flow(flow))
+        })
     }
 
     fn apply_dnsmasq(

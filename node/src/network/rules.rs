@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 
 use muster_types::network::{EgressPlan, InterfacePlan, NetworkPlan, RouterPlan};
 
-use super::names::{EGRESS_TABLE, NetworkNames, ROUTER_TABLE, VXLAN_PORT, marker};
+use super::names::{EGRESS_TABLE, MESH_TABLE, NetworkNames, ROUTER_TABLE, VXLAN_PORT, marker};
 
 /// Returns the rule set on the host: guests cannot reach the host itself, nor forge their sender addresses.
 ///
@@ -194,6 +194,20 @@ pub(crate) fn egress_rules(egress: &EgressPlan, bridge: &str, api_port: Option<u
         );
     }
     text.push_str("}\n");
+    text
+}
+
+/// Returns the rule set on the host that accepts VXLAN packets only from these addresses. The kernel receives them on
+/// every address of the host, whatever the address of the tunnel.
+pub(crate) fn mesh_rules(nodes: &[Ipv4Addr]) -> String {
+    let mut text = replace_table("ip", MESH_TABLE);
+    let others =
+        if nodes.is_empty() { String::new() } else { format!("ip saddr != {} ", set(nodes.iter().copied())) };
+    let _ = write!(
+        text,
+        "  chain input {{\n    type filter hook input priority filter; policy accept;\n    \
+         {others}udp dport {VXLAN_PORT} drop\n  }}\n}}\n"
+    );
     text
 }
 

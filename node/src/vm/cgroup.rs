@@ -2,8 +2,8 @@
 //! the host's memory or processes.
 //!
 //! Every VM has the cgroup `muster/<id>`, in the hierarchy of version 2 or in those of version 1, whichever has the
-//! controllers. All daemons of a host share the cgroup `muster`. Where cgroups are not available or not writable, VMs run
-//! without them. Everything here blocks. See docs/decisions/0020.
+//! controllers. All daemons that run as root share the cgroup `muster`; those of another user share `muster-<uid>`. Where
+//! cgroups are not available or not writable, VMs run without them. Everything here blocks. See docs/decisions/0020.
 
 use std::fs;
 use std::io::{self, ErrorKind};
@@ -23,8 +23,11 @@ use crate::host;
 /// The mount point of the hierarchies.
 const CGROUP_ROOT: &str = "/sys/fs/cgroup";
 
-/// The parent cgroup of all VMs.
+/// The parent cgroup of all VMs of root.
 const PARENT_CGROUP: &str = "muster";
+
+/// The user ids of this process's user namespace and of its parent.
+const UID_MAP: &str = "/proc/self/uid_map";
 
 const CONTROLLERS: [&str; 3] = ["cpu", "memory", "pids"];
 
@@ -51,13 +54,13 @@ pub(crate) struct Cgroup {
 impl Cgroup {
     /// Creates the cgroup of a VM, or updates the existing one. Returns `None` where cgroups are not available.
     pub(crate) fn create(id: InstanceId, cpus: u32, memory_mb: u64) -> Result<Option<Self>> {
-        Self::create_in(Path::new(CGROUP_ROOT), &id.to_string(), cpus, memory_mb)
+        Self::create_in(Path::new(CGROUP_ROOT), &parent_cgroup(), &id.to_string(), cpus, memory_mb)
     }
 
-    fn create_in(root: &Path, name: &str, cpus: u32, memory_mb: u64) -> Result<Option<Self>> {
+    fn create_in(root: &Path, parent: &str, name: &str, cpus: u32, memory_mb: u64) -> Result<Option<Self>> {
         let mut dirs = Vec::new();
         for hierarchy in hierarchies(root) {
-            match hierarchy.create(name, cpus, memory_mb) {
+            match hierarchy.create(parent, name, cpus, memory_mb) {
                 Ok(dir) => dirs.push(dir),
                 Err(error) if is_unavailable(&error) => {
                     tracing::debug!(%error, path = %hierarchy.root.display(), "cgroups are not available");
@@ -76,16 +79,39 @@ impl Cgroup {
     }
 }
 
-/// Removes the cgroup of a VM, if it exists, and kills the processes in it.
+/// Removes the cgroup of a VM, if it exists, and kills the processes in it. A cgroup that this process may not remove is
+/// kept: it is another user's.
 pub(crate) fn remove(id: InstanceId) -> Result<()> {
-    remove_in(Path::new(CGROUP_ROOT), &id.to_string())
+    remove_in(Path::new(CGROUP_ROOT), &parent_cgroup(), &id.to_string())
 }
 
-fn remove_in(root: &Path, name: &str) -> Result<()> {
-    let mut dirs =
-        hierarchies(root).into_iter().map(|hierarchy| hierarchy.root.join(PARENT_CGROUP).join(name));
-    let removed = dirs.try_for_each(|dir| remove_dir(&dir));
-    removed.map_err(io_error("failed to remove cgroup"))
+fn remove_in(root: &Path, parent: &str, name: &str) -> Result<()> {
+    for dir in hierarchies(root).into_iter().map(|hierarchy| hierarchy.root.join(parent).join(name)) {
+        match remove_dir(&dir) {
+            Err(error) if is_not_permitted(&error) => {
+                tracing::debug!(%error, path = %dir.display(), "failed to remove a cgroup");
+            }
+            removed => removed.map_err(io_error("failed to remove cgroup"))?,
+        }
+    }
+    Ok(())
+}
+
+/// Returns the name of the parent cgroup of the VMs of this process's user.
+fn parent_cgroup() -> String {
+    // The first line of the map is sufficient: it has the id 0 of a daemon that is root in its own user namespace.
+    let map = fs::read_to_string(UID_MAP).unwrap_or_default();
+    parent_cgroup_of(nix::unistd::geteuid().as_raw(), &map)
+}
+
+/// Returns the name for a user id in a user namespace with this map.
+fn parent_cgroup_of(uid: u32, uid_map: &str) -> String {
+    let numbers: Vec<u32> = uid_map.split_whitespace().take(3).filter_map(|word| word.parse().ok()).collect();
+    let owner = match numbers[..] {
+        [first, outside, count] if uid >= first && uid - first < count => outside.saturating_add(uid - first),
+        _ => uid,
+    };
+    if owner == 0 { PARENT_CGROUP.to_owned() } else { format!("{PARENT_CGROUP}-{owner}") }
 }
 
 fn remove_dir(dir: &Path) -> io::Result<()> {
@@ -159,8 +185,8 @@ fn hierarchies(root: &Path) -> Vec<CgroupHierarchy> {
 }
 
 impl CgroupHierarchy {
-    fn create(&self, name: &str, cpus: u32, memory_mb: u64) -> io::Result<PathBuf> {
-        let parent = self.root.join(PARENT_CGROUP);
+    fn create(&self, parent: &str, name: &str, cpus: u32, memory_mb: u64) -> io::Result<PathBuf> {
+        let parent = self.root.join(parent);
         ensure_dir(&parent)?;
         if let CgroupVersion::V2(controllers) = &self.version {
             for controller in controllers {
@@ -228,7 +254,13 @@ fn write_control_file(dir: &Path, file: &str, value: &str) -> io::Result<()> {
 
 /// Returns whether an error means that cgroups are not available to this process.
 fn is_unavailable(error: &io::Error) -> bool {
-    let numbers = [libc::EACCES, libc::EPERM, libc::EROFS, libc::ENOENT, libc::EOPNOTSUPP, libc::EBUSY];
+    let numbers = [libc::ENOENT, libc::EOPNOTSUPP, libc::EBUSY];
+    is_not_permitted(error) || error.raw_os_error().is_some_and(|number| numbers.contains(&number))
+}
+
+/// Returns whether an error means that this process may not change a cgroup.
+fn is_not_permitted(error: &io::Error) -> bool {
+    let numbers = [libc::EACCES, libc::EPERM, libc::EROFS];
     error.raw_os_error().is_some_and(|number| numbers.contains(&number))
 }
 
@@ -298,7 +330,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         assert_eq!(hierarchies(root), []);
-        assert!(Cgroup::create_in(root, "one", 1, 1).unwrap().is_none());
+        assert!(Cgroup::create_in(root, PARENT_CGROUP, "one", 1, 1).unwrap().is_none());
         for controller in ["cpu", "pids"] {
             fs::create_dir(root.join(controller)).unwrap();
             fs::write(root.join(controller).join("cgroup.procs"), "").unwrap();
@@ -311,6 +343,36 @@ mod tests {
         fs::write(root.join("cgroup.controllers"), "cpuset cpu io memory pids\n").unwrap();
         let v2 = CgroupHierarchy { root: root.to_owned(), version: CgroupVersion::V2(CONTROLLERS.to_vec()) };
         assert_eq!(hierarchies(root), [v2]);
+    }
+
+    #[test]
+    fn each_user_has_its_own_parent_cgroup() {
+        let initial = "         0          0 4294967295\n";
+        assert_eq!(parent_cgroup_of(0, initial), "muster");
+        assert_eq!(parent_cgroup_of(1000, initial), "muster-1000");
+        assert_eq!(parent_cgroup_of(0, "0 1000 1\n"), "muster-1000");
+        assert_eq!(parent_cgroup_of(5, "0 1000 1\n1 100000 65536\n"), "muster-5");
+        assert_eq!(parent_cgroup_of(7, ""), "muster-7");
+    }
+
+    /// The cgroup of another user, here of root, does not prevent the deletion of a VM.
+    #[test]
+    fn cgroup_of_another_user_is_kept() {
+        let id = InstanceId::new();
+        let _cleanup = Cleanup(id);
+        let Some(cgroup) = Cgroup::create(id, 1, 128).unwrap().filter(|_| nix::unistd::geteuid().is_root())
+        else {
+            return muster_testing::skipped("root and cgroups");
+        };
+        let name = id.to_string();
+        let removal = std::thread::spawn(move || {
+            // Only affects this thread.
+            nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
+            remove_in(Path::new(CGROUP_ROOT), PARENT_CGROUP, &name)
+        });
+        removal.join().unwrap().unwrap();
+        assert!(cgroup.dirs.iter().all(|dir| dir.exists()));
+        remove(id).unwrap();
     }
 
     #[test]

@@ -287,6 +287,7 @@ pub(crate) fn kill_target_plan(net: &TestNetwork) -> NetworkPlan {
     NetworkPlan {
         mesh_address: Ipv4Addr::new(10, 99, 0, 3),
         peers: vec![Ipv4Addr::new(10, 99, 0, 1)],
+        cluster_nodes: [1, 3].map(|number| Ipv4Addr::new(10, 99, 0, number)).to_vec(),
         router: Some(net.router.clone()),
         ..net.plan.clone()
     }
@@ -380,6 +381,7 @@ impl TestNetwork {
             mtu: 1450,
             mesh_address: Ipv4Addr::UNSPECIFIED,
             peers: Vec::new(),
+            cluster_nodes: Vec::new(),
             ports: Vec::new(),
             routed: Vec::new(),
             check_senders: true,
@@ -427,6 +429,7 @@ impl TestNetwork {
         NetworkPlan {
             mesh_address: testbed.host(host).address,
             peers: others.map(|(_, host)| host.address).collect(),
+            cluster_nodes: testbed.hosts.iter().map(|host| host.address).collect(),
             ports: guests.iter().filter(|guest| guest.host == host).map(|guest| port(&guest)).collect(),
             router: (host == self.router_on).then(|| self.router.clone()),
             ..self.plan.clone()

@@ -41,7 +41,7 @@ fn frames_cannot_be_injected_into_other_networks_through_egress() {
     let nn = &testbed.host(3).netns;
     let router = format!("ip netns exec {}", own.plan.id);
     let open_router = format!("{router} nft insert rule inet muster forward accept");
-    let open_node = "nft delete table ip muster-egress";
+    let open_node = "nft 'delete table ip muster-egress; delete table ip muster-mesh'";
     for guest in [&bad, &near, &far] {
         guest.configure_address();
     }
@@ -80,7 +80,7 @@ fn frames_cannot_be_injected_into_other_networks_through_egress() {
     own.plan.generation += 1;
     own.ensure(&testbed, &[&bad]);
     nn.sh(&open_router);
-    nn.sh("nft 'flush chain ip muster-egress input; flush chain ip muster-egress forward'");
+    nn.sh("nft 'flush chain ip muster-egress input; flush chain ip muster-egress forward; delete table ip muster-mesh'");
     for (victim, node) in
         [(&near, "192.168.20.1"), (&near, "10.99.0.3"), (&near, "198.51.100.2"), (&far, "10.99.0.2")]
     {
@@ -386,4 +386,62 @@ fn unprivileged_host_does_not_report_a_network_as_removed() {
         assert!(output.contains("1 passed"), "{output}");
     }
     host.ensure(&fixture::kill_target_plan(&net));
+}
+
+#[test]
+fn vxlan_packets_are_accepted_only_from_nodes() {
+    if !run_isolated("isolation::vxlan_packets_are_accepted_only_from_nodes") {
+        return;
+    }
+    let testbed = Testbed::new();
+    let guest = Guest::new(&testbed, 3, "guest", "10.0.0.2");
+    let mut net = TestNetwork::new(0xe7, "10.0.0.0/24", "192.168.20.5").with(&[&guest]);
+    net.ensure(&testbed, &[&guest]);
+    let host = testbed.host(3);
+    // The length identifies a frame.
+    let saw = |size: usize| format!("grep -q 'length {}:' /run/seen", size + 14);
+    capture(&guest.netns, "ether proto 0x88b5");
+    inject(&testbed.external, "198.51.100.2", 0xe7, 101);
+    // Frames arrive in order.
+    inject(&testbed.host(1).netns, "10.99.0.3", 0xe7, 102);
+    guest.netns.until(&saw(102));
+    assert!(!guest.netns.try_sh(&saw(101)).status.success());
+
+    // The rules follow the nodes of the cluster, and are repaired.
+    let mut plan = net.plan(&testbed, 3, &[&guest]);
+    plan.cluster_nodes.push("198.51.100.1".parse().unwrap());
+    assert_eq!(host.ensure(&plan), NetworkReport::default());
+    inject(&testbed.external, "198.51.100.2", 0xe7, 103);
+    guest.netns.until(&saw(103));
+    net.plan.generation += 1;
+    let plan = net.plan(&testbed, 3, &[&guest]);
+    host.ensure(&plan);
+    host.netns.sh("nft delete table ip muster-mesh");
+    assert_eq!(host.ensure(&plan).repaired, ["rule set muster-mesh was missing or had been changed"]);
+    inject(&testbed.external, "198.51.100.2", 0xe7, 104);
+    inject(&testbed.host(1).netns, "10.99.0.3", 0xe7, 105);
+    guest.netns.until(&saw(105));
+    assert!(!guest.netns.try_sh(&saw(104)).status.success());
+    captured(&guest.netns);
+
+    host.remove(net.found());
+    assert!(!host.netns.sh("nft list tables").contains("muster"));
+}
+
+#[test]
+fn files_of_networks_are_readable_by_root_and_dnsmasq_only() {
+    if !run_isolated("isolation::files_of_networks_are_readable_by_root_and_dnsmasq_only") {
+        return;
+    }
+    let testbed = Testbed::new();
+    let guest = Guest::new(&testbed, 3, "guest", "10.0.0.2");
+    let net = TestNetwork::new(0xe8, "10.0.0.0/24", "192.168.20.5").with(&[&guest]);
+    net.ensure(&testbed, &[&guest]);
+    let nn = &testbed.host(3).netns;
+    let dir = format!("/run/muster/networks/{}", net.plan.id);
+    for file in ["leases", "hosts"] {
+        assert_eq!(nn.sh(&format!("stat -c %a {dir}/{file}")).trim(), "600", "{file}");
+    }
+    let readable = nn.sh(&format!("find {dir} -type f -perm /o=r ! -name dnsmasq.pid"));
+    assert_eq!(readable, "");
 }

@@ -249,6 +249,52 @@ fn floating_and_routed_addresses_work_without_gateway_until_removed() {
 }
 
 #[test]
+fn address_of_a_deleted_guest_serves_the_next_one() {
+    if !run_isolated("address_of_a_deleted_guest_serves_the_next_one") {
+        return;
+    }
+    let mut testbed = Testbed::new();
+    testbed.external.serve_echo(7);
+    let mut net = TestNetwork::new(0xa7, "10.0.0.0/24", "192.168.20.5");
+    let within = format!("ip netns exec {}", net.plan.id);
+    let neighbour = Guest::new(&testbed, 2, "neighbour", "10.0.0.3");
+    // Every third time the plan without the previous guest is skipped, and every second time the daemon restarts.
+    for number in 0..6 {
+        let name = format!("guest{number}");
+        let guest = Guest::new(&testbed, 1, &name, "10.0.0.77");
+        let guests = [&neighbour, &guest];
+        net = net.with(&guests);
+        net.plan.generation += 1;
+        net.ensure(&testbed, &guests);
+        let router = &testbed.host(3).netns;
+        if number > 0 {
+            let arp = router.sh(&format!("{within} ip neigh show 10.0.0.77"));
+            assert!(!arp.contains("lladdr"), "{arp}");
+            let flows = router.sh(&format!("{within} cat /proc/net/nf_conntrack"));
+            assert!(!flows.contains("10.0.0.77"), "{flows}");
+            let previous = format!("guest{}", number - 1);
+            let answer = neighbour.netns.try_sh(&format!("busybox nslookup -type=a {previous} 10.0.0.1"));
+            assert!(!answer.status.success(), "{previous} still has an address");
+        } else {
+            neighbour.dhcp();
+        }
+        assert!(guest.dhcp().starts_with("10.0.0.77/24 "), "{name}");
+        let connection = guest.netns.connect("198.51.100.1", 7);
+        assert!(is_alive(&connection));
+        assert!(router.sh(&format!("{within} ip neigh show 10.0.0.77")).contains(&guest.mac.to_string()));
+        guest.netns.sh("ip link del eth0");
+        if number % 3 != 2 {
+            net = net.with(&[&neighbour]);
+            net.plan.generation += 1;
+            net.ensure(&testbed, &[&neighbour]);
+        }
+        if number % 2 == 1 {
+            testbed.hosts[2].restart();
+        }
+    }
+}
+
+#[test]
 fn host_reports_mesh_mtu_and_limits() {
     if !run_isolated("host_reports_mesh_mtu_and_limits") {
         return;

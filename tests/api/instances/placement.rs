@@ -237,7 +237,7 @@ async fn instances_of_deleted_node_end_in_error_and_release_resources() {
     let lost = create(&cluster, &token, "lost", &on("sim-2")).await;
     let kept = create(&cluster, &token, "kept", &on("sim-1")).await;
     let queued = try_create(&cluster, &token, "queued", &on("sim-2")).await.body;
-    muster_control::objects::node::delete(&cluster.app, &caller(), "sim-2").await.unwrap();
+    muster_control::objects::node::delete(&cluster.app, &caller(), "sim-2", true).await.unwrap();
     cluster.settle().await;
     for record in [&lost, &queued] {
         let record = show(&cluster, &token, record).await;

@@ -132,6 +132,7 @@ impl<'a> NetworkTopology<'a> {
                 .filter(|peer| **peer != node)
                 .filter_map(address)
                 .collect(),
+            cluster_nodes: self.node_addresses().into_iter().collect(),
             ports: here
                 .map(|row| InterfacePlan { interface: row.id, mac: row.mac, address: row.ipv4 })
                 .collect(),
@@ -141,16 +142,18 @@ impl<'a> NetworkTopology<'a> {
         })
     }
 
+    /// Returns the addresses of all nodes. A node that is down keeps its place: its VMs may still run.
+    fn node_addresses(&self) -> BTreeSet<Ipv4Addr> {
+        self.nodes.values().map(|row| row.identity.ip).collect()
+    }
+
     /// Returns the sorted addresses of all nodes except the network node.
     fn other_node_addresses(&self) -> Vec<Ipv4Addr> {
-        let other_node_addresses = self.nodes.iter().filter(|(node, _)| Some(**node) != self.network_node);
-        let mut other_node_addresses: Vec<Ipv4Addr> = other_node_addresses
-            .map(|(_, row)| row.identity.ip)
-            .filter(|ip| Some(*ip) != self.network_node_address())
-            .collect();
-        other_node_addresses.sort_unstable();
-        other_node_addresses.dedup();
-        other_node_addresses
+        let mut addresses = self.node_addresses();
+        if let Some(own) = self.network_node_address() {
+            addresses.remove(&own);
+        }
+        addresses.into_iter().collect()
     }
 
     /// Returns the address of the network node.

@@ -61,6 +61,13 @@ fn router_forwards_only_what_the_plan_allows() {
 }
 
 #[test]
+fn vxlan_packets_are_accepted_only_from_nodes() {
+    let text = mesh_rules(&plan().cluster_nodes);
+    assert!(text.contains("    ip saddr != { 10.99.0.1, 10.99.0.2 } udp dport 4789 drop\n"), "{text}");
+    assert!(mesh_rules(&[]).contains("    udp dport 4789 drop\n"));
+}
+
+#[test]
 fn floating_network_is_masqueraded() {
     let mut egress = router().egress;
     let text = egress_rules(&egress, "egr-br-eth0", None);
