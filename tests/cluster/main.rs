@@ -4,6 +4,7 @@
 
 mod agent;
 mod command_line;
+mod credentials;
 mod daemon;
 mod database;
 mod federated_login;
