@@ -28,6 +28,7 @@ mod issuer;
 mod key;
 mod label;
 mod login;
+mod lookup;
 mod metadata;
 mod namespace;
 mod network;
