@@ -12,6 +12,7 @@ mod console;
 mod cp;
 mod events;
 mod exec;
+mod exec_stdin;
 mod federated_login;
 mod guest_facts;
 mod identity_token;
