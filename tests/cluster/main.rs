@@ -14,6 +14,7 @@ mod images;
 mod instances;
 mod kill;
 mod multi_node;
+mod readme;
 mod released_client;
 
 use std::path::Path;
