@@ -55,6 +55,7 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Admin, "auth", handlers!(namespaces::list_events));
     table.add(Token, "auth", handlers!(keys::list, keys::create));
     table.add(Admin, "auth", handlers!(keys::update_named_in_body));
+    table.add(Token, "auth", handlers!(keys::get));
     table.add(Admin, "auth", handlers!(keys::update));
     table.add(Token, "auth", handlers!(keys::delete));
     table.add(Token, "auth", handlers!(trusts::create));

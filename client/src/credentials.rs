@@ -3,6 +3,9 @@
 //! Command line options and environment variables take precedence, field by field. The remaining fields come from one
 //! file: the one given with `--credentials`, else the one written by `muster login`, else the one written by
 //! `muster serve` on this host.
+//!
+//! A key is sent only to the URL that it was created for: a file is used only for its own URL, and `MUSTER_KEY` only for
+//! `MUSTER_API_URL` if that is set. `MUSTER_KEY` alone is never combined with the URL of a file.
 
 use std::env;
 use std::ffi::OsString;
@@ -16,8 +19,10 @@ use muster_types::key::Secret;
 use nix::unistd::geteuid;
 use serde::Deserialize;
 use serde_json::json;
+use url::Url;
 
 use crate::error_text::io_error_text;
+use crate::output::escape_control;
 
 const FILE_NAME: &str = "credentials.json";
 /// The data directory of a daemon that runs as root.
@@ -42,6 +47,50 @@ pub struct CredentialOptions {
     pub apiurl: Option<String>,
     /// A credentials file, which replaces the default ones.
     pub file: Option<PathBuf>,
+    pub environment: EnvironmentCredentials,
+}
+
+/// The key of the environment and its URL, which command line options may replace one by one.
+#[derive(Debug, Clone, Default)]
+pub struct EnvironmentCredentials {
+    pub key: Option<Secret>,
+    pub apiurl: Option<String>,
+}
+
+impl EnvironmentCredentials {
+    /// Reads `MUSTER_KEY` and `MUSTER_API_URL`. Empty variables count as unset.
+    #[must_use]
+    pub fn read() -> Self {
+        let variable = |name| env::var(name).ok().filter(|value| !value.is_empty());
+        Self { key: variable("MUSTER_KEY").map(Secret::new), apiurl: variable("MUSTER_API_URL") }
+    }
+
+    /// Fails if `key` is the one of the environment and `apiurl` is not the URL that it is for.
+    pub(crate) fn check(&self, key: Option<&Secret>, apiurl: Option<&str>) -> anyhow::Result<()> {
+        if key.is_none() || key != self.key.as_ref() {
+            return Ok(());
+        }
+        match (apiurl, &self.apiurl) {
+            (Some(given), Some(own)) if !is_same_url(given, own) => bail!(
+                "MUSTER_KEY is for MUSTER_API_URL {}, not for {}, and was not sent; give --key, or set both variables",
+                escape_control(own),
+                escape_control(given)
+            ),
+            (None, _) => bail!(
+                "MUSTER_KEY is set without a URL and was not sent; set MUSTER_API_URL to the URL of its cluster, or give --api-url"
+            ),
+            (Some(_), _) => Ok(()),
+        }
+    }
+}
+
+/// Returns whether two API URLs have the same scheme, host, port and path.
+fn is_same_url(a: &str, b: &str) -> bool {
+    let normalize = |url: &str| Url::parse(url).map(|url| url.as_str().trim_end_matches('/').to_owned());
+    match (normalize(a), normalize(b)) {
+        (Ok(a), Ok(b)) => a == b,
+        (Err(_), _) | (_, Err(_)) => a == b,
+    }
 }
 
 impl CredentialOptions {
@@ -53,6 +102,7 @@ impl CredentialOptions {
             key: self.key.filter(|key| !key.expose().is_empty()),
             apiurl: self.apiurl.filter(|text| !text.is_empty()),
             file: self.file.filter(|path| !path.as_os_str().is_empty()),
+            environment: self.environment,
         }
     }
 }
@@ -97,14 +147,17 @@ fn user_dir(set: Option<OsString>, home: Option<PathBuf>, default: &str) -> Opti
     Some(base.join("muster"))
 }
 
-/// Resolves the credentials to use.
+/// Resolves the credentials to use. Fails if a key would be sent to another URL than its own.
 pub fn resolve(given: &CredentialOptions, files: &CredentialFiles) -> anyhow::Result<Credentials> {
+    given.environment.check(given.key.as_ref(), given.apiurl.as_deref())?;
     if let (Some(namespace), Some(key), Some(apiurl)) = (&given.namespace, &given.key, &given.apiurl) {
         return Ok(Credentials { namespace: namespace.clone(), key: key.clone(), apiurl: apiurl.clone() });
     }
+    let apiurl = given.apiurl.as_deref();
     let found = match &given.file {
-        Some(file) => read(file)?.ok_or_else(|| anyhow!("credentials {}: no such file", file.display()))?,
-        None => read_first(files)?,
+        Some(file) => read_first(&[file], apiurl)?
+            .ok_or_else(|| anyhow!("credentials {}: no such file", file.display()))?,
+        None => read_default(files, apiurl)?,
     };
     Ok(Credentials {
         namespace: given.namespace.clone().unwrap_or(found.namespace),
@@ -113,18 +166,36 @@ pub fn resolve(given: &CredentialOptions, files: &CredentialFiles) -> anyhow::Re
     })
 }
 
-fn read_first(files: &CredentialFiles) -> anyhow::Result<Credentials> {
+fn read_default(files: &CredentialFiles, apiurl: Option<&str>) -> anyhow::Result<Credentials> {
     let paths: Vec<&Path> = files.login.iter().chain([&files.daemon]).map(PathBuf::as_path).collect();
-    for file in &paths {
-        if let Some(found) = read(file)? {
-            return Ok(found);
-        }
+    if let Some(found) = read_first(&paths, apiurl)? {
+        return Ok(found);
     }
     let searched: Vec<String> = paths.iter().map(|file| file.display().to_string()).collect();
     bail!(
         "no credentials found in {}; start `muster serve` on this host, log in with `muster login`, or give --api-url, \
          --namespace and --key",
         searched.join(" or ")
+    )
+}
+
+/// Returns the first credentials for `apiurl`, or without a URL the first ones. Returns `None` if no file exists, and
+/// fails if all files are for other URLs.
+fn read_first(paths: &[&Path], apiurl: Option<&str>) -> anyhow::Result<Option<Credentials>> {
+    let mut others = vec![];
+    for path in paths {
+        let Some(found) = read(path)? else { continue };
+        if apiurl.is_none_or(|apiurl| is_same_url(apiurl, &found.apiurl)) {
+            return Ok(Some(found));
+        }
+        others.push(format!("{} are for {}", path.display(), escape_control(&found.apiurl)));
+    }
+    let Some(apiurl) = apiurl.filter(|_| !others.is_empty()) else { return Ok(None) };
+    let apiurl = escape_control(apiurl);
+    bail!(
+        "credentials {}, not for {apiurl}, and were not sent; log in with `muster --api-url {apiurl} --namespace NAMESPACE \
+         login`, or give --namespace and --key",
+        others.join(", and credentials ")
     )
 }
 

@@ -45,7 +45,15 @@ impl ProgressMeter {
     pub(crate) fn spinner(title: &str) -> Self {
         let meter = Self::new(title, 0, None);
         meter.state.bar.set_style(style(SPINNER));
+        meter.announce();
         meter
+    }
+
+    /// Prints the title where no bar can be drawn, so that it is known what the command waits for.
+    pub(crate) fn announce(&self) {
+        if self.state.bar.is_hidden() {
+            eprintln!("{}", self.state.title);
+        }
     }
 
     /// Creates a meter that counts but shows nothing.

@@ -46,6 +46,15 @@ pub struct KeyCandidate {
     pub scopes: Option<Vec<String>>,
 }
 
+/// The part of a key that its namespace may see.
+#[derive(Debug, Clone)]
+pub struct KeyRow {
+    pub name: String,
+    pub expiry: Option<f64>,
+    /// `None` for an unrestricted key.
+    pub scopes: Option<Vec<String>>,
+}
+
 /// The rows that a token is checked against.
 #[derive(Debug, Clone)]
 pub struct Credential {
@@ -86,6 +95,7 @@ pub async fn credential(
 /// The maximum number of keys that a login tries. More keys share a tag only if their secrets were chosen for it.
 const MAX_CANDIDATES: usize = 16;
 
+columns! { KeyRow { name, expiry, scopes: json(scopes), } }
 columns! { KeyCandidate { name, hash, nonce, scopes: json(scopes), } }
 
 /// Returns the live keys of a namespace that have `tag`.
@@ -107,6 +117,12 @@ pub async fn names(mut db: impl Read, first: &str, last: &str) -> Result<Vec<(St
          ORDER BY namespace, name"
     );
     db.fetch(&sql, params![first, last, now()]).await
+}
+
+/// Returns the expiry and the scopes of a live key.
+pub async fn get(mut db: impl Read, namespace: &str, name: &str) -> Result<Option<KeyRow>, StoreError> {
+    let tail = format!("FROM namespace_keys WHERE namespace = ? AND name = ? AND {LIVE}");
+    db.select_optional(&tail, params![namespace, name, now()]).await
 }
 
 /// Returns the id of a live key.

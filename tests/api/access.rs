@@ -34,6 +34,7 @@ const TABLE: &[(&str, &str, &str, [u16; 7])] = &[
     ("GET", "/auth/namespaces/{namespace}/keys", "auth.read", [401, 401, 401, 404, 200, 200, 200]),
     ("POST", "/auth/namespaces/{namespace}/keys", "auth.write", [401, 401, 401, 404, 200, 200, 200]),
     ("PUT", "/auth/namespaces/{namespace}/keys", "auth.write", [401, 401, 401, 401, 401, 401, 200]),
+    ("GET", "/auth/namespaces/{namespace}/keys/{key_name}", "auth.read", [401, 401, 401, 404, 200, 200, 200]),
     (
         "PUT",
         "/auth/namespaces/{namespace}/keys/{key_name}",

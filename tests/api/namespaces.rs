@@ -134,6 +134,12 @@ async fn adds_replaces_lists_and_deletes_keys() {
         let login = json!({"namespace": "ci", "key": secret});
         assert_eq!(cluster.call("", Method::POST, "/auth", Some(login)).await.status, status, "{secret}");
     }
+    let expiring = json!({"key": "fourth", "expiry": 4_000_000_000_u64});
+    cluster.call(&token, Method::PUT, &named, Some(expiring)).await;
+    let expected = json!({"key_name": "made", "expiry": 4_000_000_000.0, "scopes": null});
+    assert_eq!(cluster.call(&token, Method::GET, &named, None).await.body, expected);
+    let absent = cluster.call(&token, Method::GET, &format!("{keys}/absent"), None).await;
+    assert_eq!((absent.status.as_u16(), &absent.body["error"]), (404, &json!("key does not exist")));
     let absent =
         cluster.call(&token, Method::PUT, &format!("{keys}/absent"), Some(json!({"key": "x"}))).await;
     assert_eq!((absent.status.as_u16(), &absent.body["error"]), (404, &json!("key does not exist")));

@@ -108,7 +108,7 @@ fn exec_forwards_output_and_exit_code() {
     let record = fixture.json(&["exec", "web", "--", "exit", "0"]);
     assert_eq!((&record["state"], &record["results"]["0"]["return-code"]), (&"complete".into(), &0.into()));
     let output = fixture.run(&["exec", "absent", "--", "true"]);
-    assert_eq!((output.code, output.stderr_text.as_str()), (125, "error: instance not found\n"));
+    assert!(output.code == 125 && output.stderr_text.starts_with("error: instance not found"));
 }
 
 #[test]

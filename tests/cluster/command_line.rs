@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use muster_testing::Daemon;
 use serde_json::Value;
 
 use crate::setup;
@@ -34,7 +35,11 @@ fn commands_manage_objects_of_the_api() {
     ok("namespace create ci");
     let secret = ok("key add ci robot --expires 2h");
     assert!(secret.trim().starts_with("sfk_") && secret.trim().len() == 42, "{secret}");
-    assert!(ok("key list ci").contains("robot"));
+    let keys = ok("key list ci");
+    assert!(
+        keys.starts_with("NAME   EXPIRES") && keys.contains("robot  20") && keys.contains("all"),
+        "{keys}"
+    );
     ok("key update ci robot --key another");
     ok(
         "issuer create forge --issuer-url https://forge.example --jwks-uri https://forge.example/keys --audience x",
@@ -69,9 +74,113 @@ fn commands_manage_objects_of_the_api() {
 
     let (success, stdout, stderr) = run(&credentials, "namespace show absent");
     assert!(!success && stdout.is_empty(), "{stdout}");
-    assert_eq!(stderr, "error: namespace not found\n");
+    assert!(stderr.starts_with("error: namespace not found") && stderr.lines().count() == 1, "{stderr}");
     let (success, _, stderr) = run(Path::new("/nonexistent/credentials.json"), "namespace list");
     assert!(!success && stderr.contains("/nonexistent/credentials.json"), "{stderr}");
+}
+
+/// Starts a daemon whose simulated nodes have space for instances.
+fn start(directory: &Path) -> Daemon {
+    setup(directory).set("NODE_DISK_RESERVATION_GB", "0").start()
+}
+
+/// Runs a command that must succeed and returns its standard output and standard error.
+fn ok(daemon: &Daemon, arguments: &str) -> (String, String) {
+    let (success, stdout, stderr) = run(&daemon.data.join("credentials.json"), arguments);
+    assert!(success, "{arguments}: {stdout}{stderr}");
+    (stdout, stderr)
+}
+
+/// Runs a command that must fail and returns its standard error.
+fn failure(daemon: &Daemon, arguments: &str) -> String {
+    let (success, stdout, stderr) = run(&daemon.data.join("credentials.json"), arguments);
+    assert!(!success, "{arguments}: {stdout}{stderr}");
+    stderr
+}
+
+fn json(daemon: &Daemon, arguments: &str) -> Value {
+    serde_json::from_str(&ok(daemon, &format!("--json {arguments}")).0).unwrap()
+}
+
+/// Creates an instance and returns its id.
+fn create_instance(daemon: &Daemon, arguments: &str) -> String {
+    json(daemon, &format!("instance create {arguments}"))["uuid"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn delete_all_lists_instances_of_one_namespace_and_asks() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = start(directory.path());
+    ok(&daemon, "namespace create ci");
+    let own = create_instance(&daemon, "web --disk 1");
+    let other = create_instance(&daemon, "db --disk 1 --in-namespace ci");
+    let refused = failure(&daemon, "instance delete-all");
+    assert!(refused.contains(&own) && !refused.contains(&other) && refused.contains("--yes"), "{refused}");
+    assert_eq!(json(&daemon, "instance list").as_array().unwrap().len(), 2);
+    let (_, listed) = ok(&daemon, "instance delete-all --yes");
+    assert!(listed.contains(&own) && !listed.contains(&other), "{listed}");
+    let left = json(&daemon, "instance list");
+    assert_eq!((left.as_array().unwrap().len(), left[0]["uuid"].as_str().unwrap()), (1, other.as_str()));
+    ok(&daemon, "instance delete-all --in-namespace ci --yes");
+    assert_eq!(json(&daemon, "instance list"), Value::Array(vec![]));
+    assert!(ok(&daemon, "instance delete-all").1.contains("namespace system has no instances"));
+}
+
+#[test]
+fn duplicate_names_are_reported_with_the_candidates() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = start(directory.path());
+    // A failed create leaves an instance in state error, which does not block the name.
+    failure(&daemon, "instance create web --disk 1 --memory 99999999");
+    let (_, warning) = ok(&daemon, "instance create web --disk 1");
+    assert!(
+        warning.contains("warning: namespace system already has this instance with the name web: "),
+        "{warning}"
+    );
+    assert!(
+        warning.contains("(error, created ") && warning.contains("will refer to the new one"),
+        "{warning}"
+    );
+    let first = json(&daemon, "instance show web");
+    assert_eq!(first["state"], "created");
+    let ambiguous = failure(&daemon, "instance delete web");
+    assert!(ambiguous.contains("2 instances have the name web: "), "{ambiguous}");
+    assert_eq!(json(&daemon, "instance show web")["uuid"], first["uuid"]);
+
+    let second = create_instance(&daemon, "web --disk 1");
+    for arguments in ["instance show web", "exec web -- true", "instance poweroff web"] {
+        let ambiguous = failure(&daemon, arguments);
+        for part in [first["uuid"].as_str().unwrap(), &second, "(created, created ", "give a UUID"] {
+            assert!(ambiguous.contains(part), "{arguments}: no {part:?} in {ambiguous}");
+        }
+    }
+    ok(&daemon, &format!("instance poweroff {second}"));
+    ok(&daemon, "network create lan 10.0.0.0/24");
+    let (_, warning) = ok(&daemon, "network create lan 10.0.0.0/24");
+    assert!(warning.contains("already has this network with the name lan: "), "{warning}");
+    assert!(failure(&daemon, "network show lan").contains("2 networks have the name lan: "));
+}
+
+#[test]
+fn network_deletion_names_attached_instances() {
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = start(directory.path());
+    let (_, waited) = ok(&daemon, "network create lan 10.0.0.0/24");
+    assert!(waited.is_empty() || waited.contains("waiting for network lan to be created"), "{waited}");
+    let id = create_instance(&daemon, "web --disk 1 --network lan");
+    let attached = format!("web ({id})");
+    let reported = failure(&daemon, "network delete lan --timeout 1");
+    let mut lines = reported.lines();
+    assert_eq!(lines.next(), Some(format!("network lan has interfaces of instances: {attached}").as_str()));
+    assert!(
+        reported.contains(&format!("waiting for the deletion of the instances on network lan: {attached}"))
+    );
+    assert_eq!(json(&daemon, "network show lan")["network"]["state"], "delete-wait");
+    let (_, waited) = ok(&daemon, "instance delete web");
+    assert!(waited.contains("instance web deleted"), "{waited}");
+    let (success, stdout, stderr) = run(&daemon.data.join("credentials.json"), "network delete lan");
+    // The first deletion may have completed.
+    assert!(success || stderr.contains("not found"), "{stdout}{stderr}");
 }
 
 #[test]

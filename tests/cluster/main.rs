@@ -4,6 +4,7 @@
 
 mod agent;
 mod command_line;
+mod credentials;
 mod daemon;
 mod database;
 mod federated_login;
@@ -13,6 +14,7 @@ mod images;
 mod instances;
 mod kill;
 mod multi_node;
+mod readme;
 mod released_client;
 
 use std::path::Path;

@@ -29,6 +29,16 @@ string_enum! {
     KeyState { Created = "created", Deleted = "deleted" }
 }
 
+/// A namespace key, without its secret.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct KeyRecord {
+    pub key_name: String,
+    /// Unix time at which the key expires; `null` if it does not.
+    pub expiry: Option<f64>,
+    /// The scopes that the key is limited to; `null` if it is unrestricted.
+    pub scopes: Option<Vec<String>>,
+}
+
 /// A plaintext secret. Its `Debug` output is masked.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Secret(String);

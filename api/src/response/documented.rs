@@ -16,6 +16,7 @@ use muster_types::ids::ArtifactId;
 use muster_types::instance::InstanceRecord;
 use muster_types::interface::InterfaceRecord;
 use muster_types::issuer::IssuerRecord;
+use muster_types::key::KeyRecord;
 use muster_types::namespace::NamespaceRecord;
 use muster_types::network::{NetworkRecord, PingResult};
 use muster_types::node::NodeRecord;
@@ -147,7 +148,7 @@ pub(crate) use named_bodies;
 
 named_bodies! {
     AddressRecord, AgentOperationRecord, ArtifactId, ArtifactRecord, BlobRecord, ClaimRecord, EventRecord,
-    InstanceRecord, InterfaceRecord, IssuerRecord, NamespaceRecord, NetworkRecord, NodeRecord, OperationHandle,
+    InstanceRecord, InterfaceRecord, IssuerRecord, KeyRecord, NamespaceRecord, NetworkRecord, NodeRecord, OperationHandle,
     OperationRecord, PingResult, ProxyRecord, RuleRecord, SnapshotRecord, UploadRecord, VersionRecord,
 }
 

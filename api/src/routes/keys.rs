@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::{Path, State};
 use muster_types::Error;
+use muster_types::key::KeyRecord;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -26,6 +27,19 @@ pub(crate) async fn list(
     _: Args<NoArgs>,
 ) -> ApiResult<Json<Vec<String>>> {
     Ok(Json(key::list(&app, &caller, &namespace).await?))
+}
+
+/// Returns when a key expires and which scopes it has.
+#[utoipa::path(get, path = "/auth/namespaces/{namespace}/keys/{key_name}", tag = "auth",
+    params(("namespace" = String, Path), ("key_name" = String, Path)),
+    responses((status = 404, description = "No such key.")))]
+pub(crate) async fn get(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path((namespace, name)): Path<(String, String)>,
+    _: Args<NoArgs>,
+) -> ApiResult<Json<KeyRecord>> {
+    Ok(Json(key::get(&app, &caller, &namespace, &name).await?))
 }
 
 #[derive(Debug, Serialize, ToSchema)]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use muster_types::blob::BlobState;
-use muster_types::ids::{ArtifactId, BlobId, InstanceId};
+use muster_types::ids::{ArtifactId, BlobId};
 use muster_types::instance::{ConfigDriveType, InstanceRecord};
 use muster_types::interface::InterfaceRecord;
 use muster_types::operation::OperationRecord;
@@ -146,7 +146,16 @@ impl Client {
 
     /// Returns an instance by name or id.
     pub async fn instance(&self, instance: &str) -> Result<ApiResponse<InstanceRecord>> {
-        self.get(path(&["instances", instance])?).await
+        self.instance_in(instance, None).await
+    }
+
+    /// Returns an instance by name or id if it is in the given namespace.
+    pub async fn instance_in(
+        &self,
+        instance: &str,
+        namespace: Option<&str>,
+    ) -> Result<ApiResponse<InstanceRecord>> {
+        self.get(with_query(path(&["instances", instance])?, &[("namespace", namespace)])).await
     }
 
     /// Creates an instance. It runs once its state is `created`.
@@ -157,12 +166,6 @@ impl Client {
     /// Starts to delete an instance. It is deleted once its state is `deleted`.
     pub async fn delete_instance(&self, instance: &str) -> Result<ApiResponse<InstanceRecord>> {
         self.delete(path(&["instances", instance])?).await
-    }
-
-    /// Starts to delete all instances of a namespace and returns their ids.
-    pub async fn delete_instances(&self, namespace: Option<&str>) -> Result<ApiResponse<Vec<InstanceId>>> {
-        let body = json!({ "confirm": true, "namespace": namespace });
-        self.call(Method::DELETE, path(&["instances"])?, Some(body)).await
     }
 
     /// Lists the interfaces of an instance in order.

@@ -1,6 +1,6 @@
 //! `/auth/namespaces/{namespace}/keys`.
 
-use muster_types::key::Secret;
+use muster_types::key::{KeyRecord, Secret};
 use reqwest::Method;
 use serde::{Deserialize, Deserializer};
 use serde_json::json;
@@ -34,6 +34,11 @@ impl Client {
     /// Lists the names of a namespace's keys.
     pub async fn keys(&self, namespace: &str) -> Result<ApiResponse<Vec<String>>> {
         self.get(path(&["auth", "namespaces", namespace, "keys"])?).await
+    }
+
+    /// Returns the expiry and the scopes of a key.
+    pub async fn key(&self, namespace: &str, name: &str) -> Result<ApiResponse<KeyRecord>> {
+        self.get(path(&["auth", "namespaces", namespace, "keys", name])?).await
     }
 
     /// Adds a key or replaces the one with the same name. Without a secret the server generates one. `expiry` is Unix time.

@@ -55,7 +55,16 @@ impl Client {
 
     /// Returns a network by name or id.
     pub async fn network(&self, network: &str) -> Result<ApiResponse<NetworkRecord>> {
-        self.get(path(&["networks", network])?).await
+        self.network_in(network, None).await
+    }
+
+    /// Returns a network by name or id if it is in the given namespace.
+    pub async fn network_in(
+        &self,
+        network: &str,
+        namespace: Option<&str>,
+    ) -> Result<ApiResponse<NetworkRecord>> {
+        self.get(with_query(path(&["networks", network])?, &[("namespace", namespace)])).await
     }
 
     /// Creates a network. It is usable once its state is `created`.

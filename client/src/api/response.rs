@@ -80,9 +80,17 @@ impl RawResponse {
         }
     }
 
-    /// Returns the server's reason in one line.
+    /// Returns the server's reason in one line, with the id of the request if the server returns it.
     pub(super) fn refusal_message(&self) -> String {
         let json = self.json_or_null();
+        let reason = self.refusal_reason(&json);
+        match json.get("request_id").and_then(Value::as_str) {
+            Some(id) => format!("{reason} (request {})", escape_control(id)),
+            None => reason,
+        }
+    }
+
+    fn refusal_reason(&self, json: &Value) -> String {
         let message = ["error", "message"].iter().find_map(|name| json.get(name)?.as_str());
         let text = match message {
             Some(text) => text.to_owned(),
@@ -98,5 +106,20 @@ impl RawResponse {
     /// Returns the body as JSON. A refusal by a proxy is not JSON, which is not an error here.
     pub(super) fn json_or_null(&self) -> Value {
         serde_json::from_slice(&self.body).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusal_contains_the_request_id_if_the_body_does() {
+        let message = |body: &str| {
+            RawResponse { status: StatusCode::NOT_FOUND, body: body.into() }.refusal().to_string()
+        };
+        assert_eq!(message(r#"{"error": "not here", "request_id": "5d5e"}"#), "not here (request 5d5e)");
+        assert_eq!(message(r#"{"error": "not here"}"#), "not here");
+        assert_eq!(message("a proxy"), "a proxy");
     }
 }

@@ -4,6 +4,7 @@ use clap::Subcommand;
 use muster_types::agent_operation::{AgentCommand, AgentOperationRecord, ChmodMode};
 
 use super::events;
+use super::lookup::{NamedType, resolve};
 use super::session::Session;
 use crate::api::ObjectPath;
 use crate::output::{Table, compact, or_dash};
@@ -34,7 +35,8 @@ pub enum Command {
 pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
     let client = &session.client;
     match command {
-        Command::List { instance, all } => {
+        Command::List { mut instance, all } => {
+            resolve(client, NamedType::Instance, &mut instance, None).await?;
             session.show(client.agent_operations(&instance, all).await?, table)
         }
         Command::Show { uuid } => session.show(client.agent_operation(&uuid).await?, details),

@@ -65,7 +65,7 @@ pub(super) async fn wait_until_ready(
         if matches!(record.state, InstanceState::Error | InstanceState::Deleted) {
             bail!("instance {name} is in state {}; see `muster instance why {}`", record.state, record.uuid);
         }
-        if !timer.tick().await {
+        if !timer.wait_for(&format!("the agent of instance {}", record.name)).await {
             let agent = record.agent_state.unwrap_or_else(|| "not ready (no contact)".to_owned());
             bail!(
                 "the agent of instance {name} is {}; the instance is {}, its power state {}; give --wait to wait longer",
@@ -104,7 +104,7 @@ pub(super) async fn submit(
         }
         // If it is ready, then the request is invalid or the agent became ready just now: another attempt decides.
         was_ready = wait_until_ready(client, instance, &mut timer).await?;
-        if !was_ready && !timer.tick().await {
+        if !was_ready && !timer.wait_for(&format!("the agent of instance {instance}")).await {
             return Err(error.into());
         }
     }

@@ -55,6 +55,18 @@ pub(super) fn prompt_secret(prompt: &str) -> anyhow::Result<Secret> {
     }
 }
 
+/// Asks a question on the terminal. Fails if there is none, because nobody could answer.
+pub(super) fn confirm(question: &str) -> anyhow::Result<bool> {
+    if !io::stdin().is_terminal() {
+        bail!("{question} standard input is not a terminal: give --yes to confirm");
+    }
+    let mut out = io::stderr();
+    write!(out, "{question} [y/N] ").and_then(|()| out.flush())?;
+    let mut line = String::new();
+    io::stdin().read_line(&mut line)?;
+    Ok(matches!(line.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
+}
+
 /// Disables the echo of the terminal while it exists.
 struct NoEcho(Termios);
 

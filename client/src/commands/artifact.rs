@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 use super::arguments::path_parser;
 use super::artifact_tables::{deletions, details, table, versions};
 use super::artifact_transfer::{UploadArguments, download, fetch, upload};
+use super::lookup::{NamedType, require_unambiguous, resolve};
 use super::session::Session;
 use super::{events, metadata, operation};
 use crate::api::{ArtifactRef, ObjectPath};
@@ -138,8 +139,38 @@ impl ArtifactArguments {
     }
 }
 
-pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
+impl Command {
+    /// Returns the artifact that the command is for and its namespace, if given.
+    fn artifact_mut(&mut self) -> Option<(&mut String, Option<&str>)> {
+        match self {
+            Self::List | Self::Fetch { .. } | Self::Upload(_) | Self::DeleteAll { .. } => None,
+            Self::Show { target }
+            | Self::Download { target, .. }
+            | Self::Versions { target }
+            | Self::Delete { target }
+            | Self::DeleteVersion { target, .. }
+            | Self::MaxVersions { target, .. }
+            | Self::Share { target }
+            | Self::Unshare { target } => Some((&mut target.artifact, target.in_namespace.as_deref())),
+            Self::Events { artifact, .. }
+            | Self::Operations { artifact, .. }
+            | Self::Metadata { artifact }
+            | Self::SetMetadata { artifact, .. }
+            | Self::DeleteMetadata { artifact, .. } => Some((artifact, None)),
+        }
+    }
+}
+
+pub(super) async fn run(mut command: Command, session: &Session) -> anyhow::Result<()> {
     let client = &session.client;
+    let destroys = matches!(command, Command::Delete { .. } | Command::DeleteVersion { .. });
+    match command.artifact_mut() {
+        Some((artifact, namespace)) if destroys => {
+            require_unambiguous(client, NamedType::Artifact, artifact, namespace).await?;
+        }
+        Some((artifact, namespace)) => resolve(client, NamedType::Artifact, artifact, namespace).await?,
+        None => {}
+    }
     match command {
         Command::List => session.show(client.artifacts().await?, table),
         Command::Show { target } => session.show(client.artifact(target.reference()).await?, details),

@@ -113,6 +113,7 @@ async fn wait_for_operation(
 ) -> anyhow::Result<OperationRecord> {
     let (op_type, op_uuid) = (handle.op_type.as_str(), handle.op_uuid.to_string());
     let meter = ProgressMeter::new(&format!("fetching {name}"), 0, None);
+    meter.announce();
     let mut retries = Retries::new(RetryPolicy::default());
     loop {
         let operation = match client.operation(op_type, &op_uuid).await.and_then(ApiResponse::value) {

@@ -15,6 +15,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::lookup::{NamedType, resolve};
 use super::session::Session;
 use crate::api::Client;
 use crate::error_text::io_error_text;
@@ -59,7 +60,8 @@ enum SessionEnd {
     Signal,
 }
 
-pub(super) async fn run(arguments: Arguments, session: &Session) -> anyhow::Result<()> {
+pub(super) async fn run(mut arguments: Arguments, session: &Session) -> anyhow::Result<()> {
+    resolve(&session.client, NamedType::Instance, &mut arguments.instance, None).await?;
     let record = session.client.instance(&arguments.instance).await?.value()?;
     let name = escape_control(&record.name);
     let port = record.console_port.ok_or_else(|| no_console_error(&record))?;

@@ -24,6 +24,7 @@ use super::agent_wait::{
     parse_seconds, submit, wait_until_final, wait_until_ready,
 };
 use super::artifact_transfer::{add_version, is_deleted};
+use super::lookup::{NamedType, resolve};
 use super::session::Session;
 use super::wait::PollTimer;
 use crate::api::{AgentTimeouts, ApiResponse, Client, Error, NewVersion};
@@ -113,9 +114,14 @@ fn parse_mode(text: &str) -> Result<ChmodMode, String> {
     }
 }
 
-pub(super) async fn run(arguments: Arguments, session: &Session) -> anyhow::Result<ExitCode> {
+pub(super) async fn run(mut arguments: Arguments, session: &Session) -> anyhow::Result<ExitCode> {
     let client = &session.client;
     let (pending, temporary) = (PendingOperation::default(), Cell::new(None));
+    for location in [&mut arguments.source, &mut arguments.destination] {
+        if let Location::Guest { instance, .. } = location {
+            resolve(client, NamedType::Instance, instance, None).await?;
+        }
+    }
     let work = async {
         match (&arguments.source, &arguments.destination) {
             (Location::Guest { .. }, Location::Guest { .. }) => {
@@ -154,7 +160,7 @@ impl GuestFile<'_> {
 }
 
 /// Waits until an operation has succeeded, and shows its state.
-async fn wait_for_success(
+pub(super) async fn wait_for_success(
     client: &Client,
     response: ApiResponse<AgentOperationRecord>,
     title: &str,
@@ -174,8 +180,33 @@ async fn wait_for_success(
     Ok((response, record))
 }
 
+/// Creates a blob from an upload, which requires a temporary artifact.
+pub(super) async fn create_blob(
+    client: &Client,
+    uploaded: &Uploaded,
+    temporary: &Cell<Option<ArtifactId>>,
+) -> anyhow::Result<BlobRecord> {
+    let version = NewVersion {
+        name: format!("cp-{}", uploaded.upload),
+        artifact_type: ArtifactType::Other,
+        source_url: None,
+        shared: false,
+        namespace: None,
+    };
+    let artifact = add_version(client, &version, uploaded).await?.value()?;
+    temporary.set(Some(artifact.uuid));
+    let versions = client.versions(artifact.uuid.to_string().as_str().into()).await?.value()?;
+    let blob = versions.into_iter().last().context("the server created no version from the upload")?.blob;
+    match &blob.sha512 {
+        Some(checksum) if !checksum.eq_ignore_ascii_case(&uploaded.sha512) => {
+            bail!("the upload is corrupt: its sha512 is {checksum} instead of {}", uploaded.sha512)
+        }
+        Some(_) | None => Ok(blob),
+    }
+}
+
 /// Deletes the artifact that was created only to transfer the content.
-async fn delete_temporary(client: &Client, temporary: &Cell<Option<ArtifactId>>) {
+pub(super) async fn delete_temporary(client: &Client, temporary: &Cell<Option<ArtifactId>>) {
     let Some(id) = temporary.take() else { return };
     match client.delete_artifact(id.to_string().as_str().into()).await {
         Ok(_) => {}
@@ -215,7 +246,7 @@ impl CopyToGuest<'_> {
             Some(local) => self.send(local, guest, mode.as_ref()).await?,
             None => {
                 let uploaded = send_stdin(client, io::stdin(), RetryPolicy::default()).await?;
-                let blob = self.create_blob(&uploaded).await?;
+                let blob = create_blob(client, &uploaded, self.temporary).await?;
                 (self.submit_put(&blob, guest, mode.as_ref()).await?, blob)
             }
         };
@@ -260,32 +291,10 @@ impl CopyToGuest<'_> {
             Some(state) => send_file(client, local, state, RetryPolicy::default()).await?,
             None => send_file_untracked(client, local, RetryPolicy::default()).await?,
         };
-        let blob = self.create_blob(&uploaded).await?;
+        let blob = create_blob(client, &uploaded, self.temporary).await?;
         // The upload is consumed.
         discard(state);
         Ok((self.submit_put(&blob, guest, mode).await?, blob))
-    }
-
-    /// Creates a blob from an upload, which requires a temporary artifact.
-    async fn create_blob(&self, uploaded: &Uploaded) -> anyhow::Result<BlobRecord> {
-        let client = &self.session.client;
-        let version = NewVersion {
-            name: format!("cp-{}", uploaded.upload),
-            artifact_type: ArtifactType::Other,
-            source_url: None,
-            shared: false,
-            namespace: None,
-        };
-        let artifact = add_version(client, &version, uploaded).await?.value()?;
-        self.temporary.set(Some(artifact.uuid));
-        let versions = client.versions(artifact.uuid.to_string().as_str().into()).await?.value()?;
-        let blob = versions.into_iter().last().context("the server created no version from the upload")?.blob;
-        match &blob.sha512 {
-            Some(checksum) if !checksum.eq_ignore_ascii_case(&uploaded.sha512) => {
-                bail!("the upload is corrupt: its sha512 is {checksum} instead of {}", uploaded.sha512)
-            }
-            Some(_) | None => Ok(blob),
-        }
     }
 
     /// Submits the operation that writes a blob to a file in the guest.

@@ -5,6 +5,7 @@ use clap::{Args, Subcommand};
 use muster_types::event::{EventRecord, EventType};
 use serde_json::{Map, Value};
 
+use super::lookup::{NamedType, resolve};
 use super::session::Session;
 use crate::api::{EventQuery, ObjectPath};
 use crate::output::{Table, compact, or_dash};
@@ -66,7 +67,14 @@ fn event_types() -> PossibleValuesParser {
     PossibleValuesParser::new(EventType::ALL.iter().map(|event_type| event_type.as_str()))
 }
 
-pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
+pub(super) async fn run(mut command: Command, session: &Session) -> anyhow::Result<()> {
+    let client = &session.client;
+    match &mut command {
+        Command::Network { network, .. } => resolve(client, NamedType::Network, network, None).await?,
+        Command::Instance { instance, .. } => resolve(client, NamedType::Instance, instance, None).await?,
+        Command::Artifact { artifact, .. } => resolve(client, NamedType::Artifact, artifact, None).await?,
+        Command::Namespace { .. } | Command::Node { .. } | Command::Blob { .. } => {}
+    }
     let (object, filter) = match &command {
         Command::Namespace { name, filter } => (ObjectPath::Namespace(name), filter),
         Command::Node { name, filter } => (ObjectPath::Node(name), filter),

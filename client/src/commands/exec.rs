@@ -1,9 +1,11 @@
 //! `muster exec`: runs a command in a guest with its output and exit code.
 
+use std::cell::Cell;
 use std::io::{self, Write};
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
+use muster_types::ids::ArtifactId;
 use serde_json::{Map, Value};
 
 use super::agent_wait::{
@@ -11,6 +13,9 @@ use super::agent_wait::{
     delete_if_interrupted, parse_seconds, submit, wait_until_final,
 };
 use super::arguments::shell_quote;
+use super::cp::delete_temporary;
+use super::exec_stdin;
+use super::lookup::{NamedType, resolve};
 use super::session::Session;
 use crate::api::Client;
 use crate::error_text::io_error_text;
@@ -26,9 +31,11 @@ const EXIT_FAILED: u8 = 125;
 #[derive(Debug, Args)]
 #[command(
     after_help = "Exits with the command's exit code; with 124 after the deadline, with 125 if the command could not be run \
-                  or its result is unknown, and with 130 after Ctrl-C, which kills the command. Standard input is not \
-                  forwarded.\n\nSeveral arguments are passed to the command unchanged. A single argument is a command \
-                  line for the guest's shell, as with ssh: `muster exec web -- 'ls | wc -l'`."
+                  or its result is unknown, and with 130 after Ctrl-C, which kills the command.\n\nThe \
+                  command has empty standard input unless --stdin is given, which copies all of it into the guest before \
+                  the command starts: input that depends on the command's output is not possible. A terminal is not \
+                  possible either, because the guest agent has none: use `muster console`.\n\nSeveral arguments are \
+                  passed to the command unchanged. A single argument is a command line for the guest's shell, as with ssh: `muster exec web -- 'ls | wc -l'`."
 )]
 pub struct Arguments {
     /// Name or id of the instance
@@ -39,6 +46,12 @@ pub struct Arguments {
     /// Do not wait: print the id of the operation for `muster agent show`
     #[arg(long)]
     detach: bool,
+    /// Pass standard input, up to its end, to the command
+    #[arg(short = 'i', long)]
+    stdin: bool,
+    /// Not supported: the guest agent has no terminals; use `muster console`
+    #[arg(short = 't', long)]
+    tty: bool,
     #[command(flatten)]
     readiness: ReadinessArguments,
     /// Command and its arguments, or one command line
@@ -48,9 +61,12 @@ pub struct Arguments {
 
 /// Runs a command and returns the exit code of this program.
 pub(super) async fn run(arguments: Arguments, session: &Session) -> u8 {
-    let pending = PendingOperation::default();
-    let work = execute(&arguments, session, &pending);
-    match delete_if_interrupted(&session.client, &pending, work).await {
+    let (pending, temporary) = (PendingOperation::default(), Cell::new(None));
+    let work = execute(arguments, session, &pending, &temporary);
+    let done = delete_if_interrupted(&session.client, &pending, work).await;
+    // Still exists if standard input was not copied completely.
+    delete_temporary(&session.client, &temporary).await;
+    match done {
         Ok(Some(code)) => code,
         Ok(None) => EXIT_INTERRUPTED,
         Err(error) => {
@@ -60,9 +76,27 @@ pub(super) async fn run(arguments: Arguments, session: &Session) -> u8 {
     }
 }
 
-async fn execute(arguments: &Arguments, session: &Session, pending: &PendingOperation) -> anyhow::Result<u8> {
-    let (client, instance) = (&session.client, arguments.instance.as_str());
-    let line = command_line(&arguments.command);
+async fn execute(
+    mut arguments: Arguments,
+    session: &Session,
+    pending: &PendingOperation,
+    temporary: &Cell<Option<ArtifactId>>,
+) -> anyhow::Result<u8> {
+    let client = &session.client;
+    if arguments.tty {
+        bail!(
+            "-t is not supported: the guest agent has no terminals; use `muster console` for interactive work"
+        );
+    }
+    resolve(client, NamedType::Instance, &mut arguments.instance, None).await?;
+    let instance = arguments.instance.as_str();
+    let mut line = command_line(&arguments.command);
+    if arguments.stdin
+        && let Some(file) =
+            exec_stdin::copy(client, instance, arguments.readiness, pending, temporary).await?
+    {
+        line = exec_stdin::redirect(&line, &file);
+    }
     let request = async || client.execute(instance, &line, arguments.deadline).await;
     let response = submit(client, instance, arguments.readiness, pending, request).await?;
     let id = response.clone().value()?.uuid;

@@ -9,9 +9,10 @@ use muster_types::instance::{InstanceRecord, InstanceState};
 use muster_types::interface::InterfaceState;
 use serde_json::{Value, json};
 
-use super::arguments::path_parser;
+use super::arguments::{confirm, path_parser};
 use super::instance_create::{self, create};
 use super::instance_tables::{details, table};
+use super::lookup::{NamedType, require_unambiguous, resolve};
 use super::session::Session;
 use super::wait::{PollTimer, WaitOptions};
 use super::{
@@ -46,13 +47,13 @@ pub enum Command {
         #[command(flatten)]
         wait: WaitOptions,
     },
-    /// Delete all instances of a namespace
+    /// List the instances of a namespace, ask, and delete them with their disks
     DeleteAll {
         /// Namespace to delete the instances of, if not your own
         #[arg(long, value_name = "NAMESPACE")]
         in_namespace: Option<String>,
-        /// Confirm the deletion
-        #[arg(long, required = true)]
+        /// Do not ask
+        #[arg(long)]
         yes: bool,
         #[command(flatten)]
         wait: WaitOptions,
@@ -144,16 +145,48 @@ pub struct ViewerArguments {
     url: bool,
 }
 
-pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
+impl Command {
+    /// Returns the instance that the command is for, unless it deletes or creates it.
+    fn instance_mut(&mut self) -> Option<&mut String> {
+        match self {
+            Self::List { .. } | Self::Create(_) | Self::Delete { .. } | Self::DeleteAll { .. } => None,
+            Self::Show { instance }
+            | Self::Why { instance }
+            | Self::Poweron { instance }
+            | Self::Poweroff { instance }
+            | Self::Pause { instance }
+            | Self::Unpause { instance }
+            | Self::Reboot { instance, .. }
+            | Self::Facts { instance }
+            | Self::Interfaces { instance }
+            | Self::Plug { instance, .. }
+            | Self::Log(instance_log::Arguments { instance, .. })
+            | Self::Screenshot { instance, .. }
+            | Self::Snapshot(instance_snapshot::Arguments { instance, .. })
+            | Self::Snapshots { instance }
+            | Self::Vdi(ViewerArguments { instance, .. })
+            | Self::Events { instance, .. }
+            | Self::Operations { instance, .. }
+            | Self::Metadata { instance }
+            | Self::SetMetadata { instance, .. }
+            | Self::DeleteMetadata { instance, .. } => Some(instance),
+        }
+    }
+}
+
+pub(super) async fn run(mut command: Command, session: &Session) -> anyhow::Result<()> {
     let client = &session.client;
+    if let Some(instance) = command.instance_mut() {
+        resolve(client, NamedType::Instance, instance, None).await?;
+    }
     match command {
         Command::List { all } => session.show(client.instances(all).await?, table),
         Command::Show { instance } => session.show(client.instance(&instance).await?, details),
         Command::Create(arguments) => create(session, *arguments).await,
         Command::Why { instance } => instance_history::show(session, &instance).await,
         Command::Delete { instances, wait } => delete(session, &instances, wait).await,
-        Command::DeleteAll { in_namespace, yes: _, wait } => {
-            delete_all(session, in_namespace.as_deref(), wait).await
+        Command::DeleteAll { in_namespace, yes, wait } => {
+            delete_all(session, in_namespace.as_deref(), yes, wait).await
         }
         Command::Poweron { instance } => power(session, &instance, PowerAction::On, "is on").await,
         Command::Poweroff { instance } => power(session, &instance, PowerAction::Off, "is off").await,
@@ -201,11 +234,8 @@ async fn delete(session: &Session, instances: &[String], wait: WaitOptions) -> a
     let mut deleting = vec![];
     let mut failed = vec![];
     for instance in instances {
-        match session.client.delete_instance(instance).await.and_then(|response| {
-            let record = response.clone().value()?;
-            Ok((response, record))
-        }) {
-            Ok((response, record)) => deleting.push((instance.clone(), record.uuid, response)),
+        match start_deletion(session, instance).await {
+            Ok((id, response)) => deleting.push((instance.clone(), id, response)),
             Err(error) => failed.push(format!("{instance}: {error}")),
         }
     }
@@ -217,7 +247,7 @@ async fn delete(session: &Session, instances: &[String], wait: WaitOptions) -> a
                 responses.push(response.json().clone());
                 print_status(session, &format!("instance {instance} is being deleted"));
             }
-            Some(timer) => match wait_until_deleted(session, id, timer).await {
+            Some(timer) => match wait_until_deleted(session, &instance, id, timer).await {
                 Ok(response) => {
                     responses.push(
                         response.map_or_else(|| json!({ "uuid": id }), |response| response.json().clone()),
@@ -234,6 +264,15 @@ async fn delete(session: &Session, instances: &[String], wait: WaitOptions) -> a
     if failed.is_empty() { Ok(()) } else { bail!("failed to delete {}", escape_control(&failed.join("; "))) }
 }
 
+async fn start_deletion(
+    session: &Session,
+    instance: &str,
+) -> anyhow::Result<(InstanceId, ApiResponse<InstanceRecord>)> {
+    require_unambiguous(&session.client, NamedType::Instance, instance, None).await?;
+    let response = session.client.delete_instance(instance).await?;
+    Ok((response.clone().value()?.uuid, response))
+}
+
 fn print_status(session: &Session, text: &str) {
     if !session.json {
         eprintln!("{}", escape_control(text));
@@ -243,6 +282,7 @@ fn print_status(session: &Session, text: &str) {
 /// Waits until an instance is deleted. Returns its last record, if the server still has it.
 async fn wait_until_deleted(
     session: &Session,
+    name: &str,
     id: InstanceId,
     timer: &mut PollTimer,
 ) -> anyhow::Result<Option<ApiResponse<InstanceRecord>>> {
@@ -266,27 +306,39 @@ async fn wait_until_deleted(
             }
             _ => {}
         }
-        if !timer.tick().await {
+        if !timer.wait_for(&format!("instance {name} to be deleted")).await {
             bail!("timed out; the deletion continues: see `muster instance why {id}`");
         }
     }
 }
 
-async fn delete_all(session: &Session, namespace: Option<&str>, wait: WaitOptions) -> anyhow::Result<()> {
-    let response = session.client.delete_instances(namespace).await?;
-    let ids = response.clone().value()?;
-    let mut failed = vec![];
-    if let Some(mut timer) = wait.timer() {
-        for id in &ids {
-            if let Err(error) = wait_until_deleted(session, *id, &mut timer).await {
-                failed.push(format!("{id}: {error}"));
-            }
+/// Lists the instances of a namespace, asks, and deletes exactly these.
+async fn delete_all(
+    session: &Session,
+    namespace: Option<&str>,
+    yes: bool,
+    wait: WaitOptions,
+) -> anyhow::Result<()> {
+    let client = &session.client;
+    let namespace = namespace.unwrap_or(client.own_namespace());
+    let mut instances = client.instances(false).await?.value()?;
+    instances.retain(|instance| {
+        instance.namespace == namespace
+            && !matches!(instance.state, InstanceState::DeleteWait | InstanceState::Deleted)
+    });
+    let ids: Vec<String> = instances.iter().map(|instance| instance.uuid.to_string()).collect();
+    let namespace = escape_control(namespace);
+    if ids.is_empty() {
+        print_status(session, &format!("namespace {namespace} has no instances"));
+    } else {
+        eprint!("{}", table(instances).render(None));
+        let question =
+            format!("delete these {} instances of namespace {namespace} and their disks?", ids.len());
+        if !yes && !confirm(&question)? {
+            bail!("nothing was deleted");
         }
     }
-    session.show(response, |ids| {
-        output::Table::new(&["UUID"], &[]).rows(ids.into_iter().map(|id| [id.to_string()]))
-    })?;
-    if failed.is_empty() { Ok(()) } else { bail!("failed to delete {}", escape_control(&failed.join("; "))) }
+    delete(session, &ids, wait).await
 }
 
 /// Adds an interface and waits until it is attached.
@@ -297,7 +349,10 @@ async fn plug(
     wait: WaitOptions,
 ) -> anyhow::Result<()> {
     let client = &session.client;
-    let mut response = client.plug_interface(instance, network).await?;
+    let mut network = network.clone();
+    // The network must be in the namespace of the instance, which the server checks.
+    resolve(client, NamedType::Network, &mut network.network_uuid, None).await?;
+    let mut response = client.plug_interface(instance, &network).await?;
     let Some(mut timer) = wait.timer() else { return session.show(response, interface::details) };
     loop {
         let record = response.clone().value()?;
@@ -313,7 +368,7 @@ async fn plug(
                 );
             }
         }
-        if !timer.tick().await {
+        if !timer.wait_for(&format!("interface {id} to be attached to instance {instance}")).await {
             bail!("timed out; interface {id} may still be attached later: see `muster interface show {id}`");
         }
         response = client.interface(&id).await?;
@@ -384,6 +439,29 @@ mod tests {
         // A record that no longer exists is deleted, too.
         let missing = (404, json!({ "error": "instance not found" }));
         deletion(vec![at("delete-wait"), missing], &["web"]).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn delete_all_deletes_the_listed_instances_of_one_namespace() {
+        let other = "6d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01";
+        let own = json!(example(&json!({ "namespace": "ci" })));
+        let foreign = json!(example(&json!({ "namespace": "production", "uuid": other })));
+        let gone = json!(example(&json!({ "namespace": "ci", "state": "delete-wait", "uuid": other })));
+        let id = own["uuid"].as_str().unwrap().to_owned();
+        let (client, fake) = FakeServer::start(vec![
+            ("GET /instances", vec![(200, json!([foreign, own, gone]))]),
+            ("DELETE /instances/5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01", vec![at("created")]),
+            (SHOW, vec![at("deleted")]),
+            (OPERATIONS, vec![(200, json!([]))]),
+        ])
+        .await;
+        let session = Session { client, json: true };
+        delete_all(&session, None, true, WaitOptions::with_timeout(5)).await.unwrap();
+        let deletions: Vec<_> =
+            fake.requests().into_iter().filter(|call| call.starts_with("DELETE")).collect();
+        assert_eq!(deletions, [format!("DELETE /instances/{id}")]);
+        delete_all(&session, Some("empty"), true, WaitOptions::with_timeout(5)).await.unwrap();
+        assert_eq!(fake.requests().iter().filter(|call| call.starts_with("DELETE")).count(), 1);
     }
 
     #[tokio::test]

@@ -14,6 +14,7 @@ use super::arguments::path_parser;
 use super::instance_refusal::{node_rejections, stage_advice, stage_reason};
 use super::instance_specs as specs;
 use super::instance_tables::{details, pending_images};
+use super::lookup::{NamedType, resolve, warn_if_taken};
 use super::session::Session;
 use super::wait::{LongWaitOptions, PollTimer};
 use crate::api::{ApiResponse, Client, Error, EventQuery, NewInstance, NewInterface, ObjectPath};
@@ -126,7 +127,13 @@ impl Arguments {
 pub(super) async fn create(session: &Session, arguments: Arguments) -> anyhow::Result<()> {
     let wait = arguments.wait;
     let started = Instant::now();
-    let new = arguments.request(&session.client).await?;
+    let mut new = arguments.request(&session.client).await?;
+    let client = &session.client;
+    let namespace = new.namespace.as_deref().unwrap_or(client.own_namespace());
+    for network in &mut new.network {
+        resolve(client, NamedType::Network, &mut network.network_uuid, Some(namespace)).await?;
+    }
+    warn_if_taken(client, NamedType::Instance, &new.name, Some(namespace)).await;
     let response = match session.client.create_instance(&new).await {
         Ok(response) => response,
         Err(error) => return Err(explain_refusal(session, &new, error).await),

@@ -21,7 +21,7 @@ const FOLLOW_WINDOW: u64 = 64 * 1024;
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Name or id of the instance
-    instance: String,
+    pub(super) instance: String,
     /// Show only the last lines
     #[arg(long, value_name = "N", conflicts_with_all = ["bytes", "all"])]
     lines: Option<usize>,

@@ -19,7 +19,7 @@ use crate::transfer::unless_interrupted;
 #[derive(Debug, Args)]
 pub struct Arguments {
     /// Name or id of the instance
-    instance: String,
+    pub(super) instance: String,
     /// Snapshot all disks at the same point in time instead of only the first
     #[arg(long, conflicts_with = "device")]
     all: bool,
@@ -104,7 +104,8 @@ async fn wait_until_complete(
                 bail!("the snapshot of {} failed: {}", escape_control(&device), failure(client, id).await)
             }
         }
-        if !timer.tick().await {
+        let devices: Vec<&str> = handles.keys().map(String::as_str).collect();
+        if !timer.wait_for(&format!("the snapshot of {}", devices.join(", "))).await {
             bail!("timed out; the snapshot continues: see `muster instance snapshots {id}`");
         }
     }

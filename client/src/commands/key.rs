@@ -1,18 +1,18 @@
 //! `muster key`.
 
 use clap::Subcommand;
-use muster_types::key::Secret;
+use muster_types::key::{KeyRecord, Secret};
 
 use super::arguments::{given_or_prompted, parse_secret};
 use super::session::Session;
-use crate::api::AddedKey;
-use crate::output::{self, Table, escape_control};
-use crate::time::parse_expiry;
+use crate::api::{AddedKey, ApiResponse};
+use crate::output::{self, Table, escape_control, or_dash};
+use crate::time::{format_utc, parse_expiry};
 
 /// Commands for the keys of a namespace.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// List the names of a namespace's keys
+    /// List a namespace's keys, when they expire and which scopes they have
     List { namespace: String },
     /// Add a key or replace the one with the same name; prints a generated secret
     Add {
@@ -43,7 +43,7 @@ pub enum Command {
 pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
     let client = &session.client;
     match command {
-        Command::List { namespace } => session.show(client.keys(&namespace).await?, table),
+        Command::List { namespace } => list(session, &namespace).await,
         Command::Add { namespace, name, key, expires } => {
             let key = key.map(|key| given_or_prompted(key, &name)).transpose()?;
             let response = client.add_key(&namespace, &name, key.as_ref(), expires).await?;
@@ -74,6 +74,55 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
     }
 }
 
-fn table(names: Vec<String>) -> Table {
-    Table::new(&["NAME"], &[]).rows(names.into_iter().map(|name| [name]))
+async fn list(session: &Session, namespace: &str) -> anyhow::Result<()> {
+    let mut keys = vec![];
+    for name in session.client.keys(namespace).await?.value()? {
+        match session.client.key(namespace, &name).await {
+            Ok(key) => keys.push(key),
+            // It expired or was deleted in the meantime.
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if session.json {
+        return output::print_json(&keys.iter().map(ApiResponse::json).cloned().collect());
+    }
+    let keys = keys.into_iter().map(ApiResponse::value).collect::<Result<Vec<_>, _>>()?;
+    output::print_table(&table(keys))
+}
+
+fn table(keys: Vec<KeyRecord>) -> Table {
+    Table::new(&["NAME", "EXPIRES"], &["SCOPES"]).rows(keys.into_iter().map(|key| {
+        let expires = key.expiry.map_or_else(|| "never".to_owned(), format_utc);
+        [
+            key.key_name,
+            expires,
+            key.scopes.map_or_else(|| "all".to_owned(), |scopes| or_dash(scopes.join(", "))),
+        ]
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_expiry_and_scopes() {
+        let key = |name: &str, expiry, scopes: Option<&[&str]>| KeyRecord {
+            key_name: name.into(),
+            expiry,
+            scopes: scopes.map(|scopes| scopes.iter().map(|scope| (*scope).to_owned()).collect()),
+        };
+        let text = table(vec![
+            key("deploy", None, None),
+            key("robot", Some(1_767_225_600.0), Some(&["network.*", "node.read"])),
+        ])
+        .render(None);
+        let expected = "\
+NAME    EXPIRES                   SCOPES
+deploy  never                     all
+robot   2026-01-01T00:00:00.000Z  network.*, node.read
+";
+        assert_eq!(text, expected);
+    }
 }

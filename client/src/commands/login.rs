@@ -7,7 +7,7 @@ use muster_types::key::Secret;
 use super::arguments::{parse_secret, prompt_secret};
 use super::federated_login::{self, FederatedLogin};
 use super::session::{Options, new_client};
-use crate::credentials::{self, Credentials, login_file};
+use crate::credentials::{self, Credentials, EnvironmentCredentials, login_file};
 
 /// The default API URL of `muster serve`.
 const DEFAULT_URL: &str = "http://localhost:13000";
@@ -32,14 +32,18 @@ pub(super) async fn log_in(arguments: Arguments, options: Options) -> anyhow::Re
     let not_empty = |text: Option<String>| text.filter(|text| !text.is_empty());
     let namespace = not_empty(options.namespace.clone())
         .context("the namespace to log in to is missing: give --namespace")?;
-    let apiurl = not_empty(options.api_url.clone()).unwrap_or_else(|| DEFAULT_URL.to_owned());
+    let given_url = not_empty(options.api_url.clone());
+    let apiurl = given_url.clone().unwrap_or_else(|| DEFAULT_URL.to_owned());
     if arguments.federated.federated {
         let without_key = Credentials { namespace, key: Secret::new(""), apiurl };
         return federated_login::log_in(arguments.federated, without_key, options).await;
     }
     let file = login_file(options.credentials)?;
     let key = match arguments.key.or(options.key).filter(|key| !key.expose().is_empty()) {
-        Some(key) => key,
+        Some(key) => {
+            EnvironmentCredentials::read().check(Some(&key), given_url.as_deref())?;
+            key
+        }
         None => prompt_secret(&format!("key of namespace {namespace}"))?,
     };
     let credentials = Credentials { namespace, key, apiurl };

@@ -1,12 +1,16 @@
 //! `muster network`.
 
+use std::collections::BTreeSet;
+
 use anyhow::bail;
 use clap::Subcommand;
 use muster_types::address::AddressRecord;
+use muster_types::ids::InstanceId;
 use muster_types::network::{NetworkRecord, NetworkState, PingResult};
 use muster_types::operation::{OperationHandle, OperationRecord, OperationState};
 use serde_json::json;
 
+use super::lookup::{NamedType, require_unambiguous, resolve, warn_if_taken};
 use super::network_diagram::{NetworkView, render};
 use super::session::Session;
 use super::wait::WaitOptions;
@@ -14,6 +18,9 @@ use super::{interface, metadata, operation};
 use crate::api::{ApiResponse, DeletedNetworks, NetworkDeletion, NewNetwork, ObjectPath};
 use crate::output::{self, Table, compact, escape_control, or_dash};
 use crate::time::format_utc;
+
+/// The maximum number of instances that a message lists.
+const MAX_LISTED: usize = 10;
 
 /// Commands for networks, which are given by name or id.
 #[derive(Debug, Subcommand)]
@@ -111,8 +118,34 @@ pub enum Command {
     },
 }
 
-pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
+impl Command {
+    /// Returns the network that the command is for, unless it deletes or creates it.
+    fn network_mut(&mut self) -> Option<&mut String> {
+        match self {
+            Self::List { .. } | Self::Create { .. } | Self::Delete { .. } | Self::DeleteAll { .. } => None,
+            Self::Show { network }
+            | Self::Interfaces { network }
+            | Self::Addresses { network }
+            | Self::Reserve { network, .. }
+            | Self::Release { network, .. }
+            | Self::Route { network }
+            | Self::Unroute { network, .. }
+            | Self::Ping { network, .. }
+            | Self::SetName { network, .. }
+            | Self::DeleteName { network, .. }
+            | Self::Operations { network, .. }
+            | Self::Metadata { network }
+            | Self::SetMetadata { network, .. }
+            | Self::DeleteMetadata { network, .. } => Some(network),
+        }
+    }
+}
+
+pub(super) async fn run(mut command: Command, session: &Session) -> anyhow::Result<()> {
     let client = &session.client;
+    if let Some(network) = command.network_mut() {
+        resolve(client, NamedType::Network, network, None).await?;
+    }
     match command {
         Command::List { all } => session.show(client.networks(all).await?, table),
         Command::Show { network } => show(session, &network).await,
@@ -203,11 +236,12 @@ async fn unfinished_operations(session: &Session, network: &str) -> Vec<Operatio
 }
 
 async fn create(session: &Session, new: &NewNetwork, wait: WaitOptions) -> anyhow::Result<()> {
+    warn_if_taken(&session.client, NamedType::Network, &new.name, new.namespace.as_deref()).await;
     let mut response = session.client.create_network(new).await?;
     let mut network = response.clone().value()?;
     if let Some(mut timer) = wait.timer() {
         while network.state == NetworkState::Initial {
-            if !timer.tick().await {
+            if !timer.wait_for(&format!("network {} to be created", new.name)).await {
                 let (id, seconds) = (network.uuid, wait.timeout);
                 bail!("network {id} is not ready after {seconds} seconds; see `muster network show {id}`");
             }
@@ -224,7 +258,16 @@ async fn create(session: &Session, new: &NewNetwork, wait: WaitOptions) -> anyho
 }
 
 async fn delete(session: &Session, network: &str, wait: WaitOptions) -> anyhow::Result<()> {
+    require_unambiguous(&session.client, NamedType::Network, network, None).await?;
+    let attached = attached_instances(session, network).await;
     let response = session.client.delete_network(network).await?;
+    let mut condition = format!("network {network} to be deleted");
+    if !attached.is_empty() {
+        let attached = attached.join(", ");
+        eprintln!("network {} has interfaces of instances: {attached}", escape_control(network));
+        eprintln!("it will be deleted once they are; new instances can no longer use it");
+        condition = format!("the deletion of the instances on network {network}: {attached}");
+    }
     let Some(mut timer) = wait.timer() else {
         return session.confirm(&response, &format!("network {network} is being deleted"));
     };
@@ -245,13 +288,35 @@ async fn delete(session: &Session, network: &str, wait: WaitOptions) -> anyhow::
                 bail!("failed to delete network {}: {}", escape_control(network), escape_control(&reason));
             }
         }
-        if !timer.tick().await {
-            let (network, seconds) = (escape_control(network), wait.timeout);
+        if !timer.wait_for(&condition).await {
+            let seconds = wait.timeout;
             bail!(
-                "network {network} is not deleted after {seconds} seconds; see `muster operation show {op_type} {op_uuid}`"
+                "still waiting for {} after {seconds} seconds; the deletion continues: see `muster operation show {op_type} \
+                 {op_uuid}`",
+                escape_control(&condition)
             );
         }
     }
+}
+
+/// Returns the names and ids of the instances with interfaces on a network, as far as the caller may see them.
+async fn attached_instances(session: &Session, network: &str) -> Vec<String> {
+    let client = &session.client;
+    let interfaces = client.network_interfaces(network).await.and_then(ApiResponse::value);
+    let ids: BTreeSet<InstanceId> =
+        interfaces.unwrap_or_default().into_iter().map(|interface| interface.instance_uuid).collect();
+    let mut attached = vec![];
+    for id in ids.iter().take(MAX_LISTED) {
+        let record = client.instance(&id.to_string()).await.and_then(ApiResponse::value);
+        attached.push(
+            record
+                .map_or_else(|_| id.to_string(), |record| format!("{} ({id})", escape_control(&record.name))),
+        );
+    }
+    if ids.len() > MAX_LISTED {
+        attached.push(format!("and {} more", ids.len() - MAX_LISTED));
+    }
+    attached
 }
 
 async fn route(session: &Session, network: &str) -> anyhow::Result<()> {

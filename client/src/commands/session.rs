@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 
 use super::arguments::{parse_secret, path_parser};
 use crate::api::{ApiResponse, Client};
-use crate::credentials::{self, CredentialFiles, CredentialOptions, Credentials};
+use crate::credentials::{self, CredentialFiles, CredentialOptions, Credentials, EnvironmentCredentials};
 use crate::output::{self, Table};
 
 /// Options of all commands.
@@ -35,12 +35,12 @@ pub struct Options {
         help_heading = "Connection"
     )]
     pub namespace: Option<String>,
-    /// Secret of a key of that namespace; must precede the command
+    /// Secret of a key of that namespace; must precede the command. MUSTER_KEY is sent only to MUSTER_API_URL or --api-url
     // Not global: some commands have their own --key for another key.
     #[arg(id = "as_key", long = "key", value_name = "SECRET", env = "MUSTER_KEY", hide_env_values = true,
           value_parser = parse_secret, help_heading = "Connection")]
     pub key: Option<Secret>,
-    /// Credentials file with namespace, key and apiurl
+    /// Credentials file with namespace, key and apiurl; used only for that URL
     #[arg(
         id = "as_credentials",
         long = "credentials",
@@ -75,6 +75,7 @@ impl Options {
             key: self.key,
             apiurl: self.api_url,
             file: self.credentials,
+            environment: EnvironmentCredentials::read(),
         };
         let files = CredentialFiles::for_current_user();
         new_client(credentials::resolve(&given.without_empty(), &files)?, self.cacert)

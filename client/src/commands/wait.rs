@@ -5,6 +5,8 @@ use std::time::Duration;
 use clap::Args;
 use tokio::time::{Instant, sleep};
 
+use crate::output::escape_control;
+
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(200);
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -48,7 +50,11 @@ impl LongWaitOptions {
     /// Starts the timer, unless the user does not want to wait.
     pub(super) fn timer(self) -> Option<PollTimer> {
         let deadline = self.timeout.map(|time| Instant::now() + Duration::from_secs(time.into()));
-        (!self.no_wait).then_some(PollTimer { deadline, interval: MIN_POLL_INTERVAL })
+        (!self.no_wait).then_some(PollTimer {
+            deadline,
+            interval: MIN_POLL_INTERVAL,
+            announced: String::new(),
+        })
     }
 }
 
@@ -58,16 +64,28 @@ pub(super) struct PollTimer {
     /// `None` polls without limit.
     deadline: Option<Instant>,
     interval: Duration,
+    /// The last condition that was printed.
+    announced: String,
 }
 
 impl PollTimer {
     /// Creates a timer that expires after some seconds.
     pub(super) fn new(seconds: u32) -> Self {
         let deadline = Instant::now() + Duration::from_secs(seconds.into());
-        Self { deadline: Some(deadline), interval: MIN_POLL_INTERVAL }
+        Self { deadline: Some(deadline), interval: MIN_POLL_INTERVAL, announced: String::new() }
     }
 
-    /// Waits before the next poll. Returns false if the deadline has passed.
+    /// Prints once what the command waits for, and waits before the next poll. Returns false if the deadline has passed.
+    pub(super) async fn wait_for(&mut self, condition: &str) -> bool {
+        let expired = self.deadline.is_some_and(|deadline| deadline <= Instant::now());
+        if !expired && self.announced != condition {
+            eprintln!("waiting for {}", escape_control(condition));
+            condition.clone_into(&mut self.announced);
+        }
+        self.tick().await
+    }
+
+    /// Waits before the next poll, for commands that show their progress otherwise. Returns false if the deadline has passed.
     pub(super) async fn tick(&mut self) -> bool {
         let remaining = self
             .deadline
@@ -91,11 +109,24 @@ mod tests {
         let mut timer = WaitOptions { no_wait: false, timeout: 0 }.timer().unwrap();
         assert!(!timer.tick().await);
         let deadline = Instant::now() + Duration::from_millis(2);
-        let mut timer = PollTimer { deadline: Some(deadline), interval: Duration::from_millis(1) };
+        let mut timer =
+            PollTimer { deadline: Some(deadline), interval: Duration::from_millis(1), ..PollTimer::new(0) };
         assert!(timer.tick().await);
         assert_eq!(timer.interval, Duration::from_micros(1500));
         while timer.tick().await {}
         assert!(Instant::now() >= deadline && timer.interval <= MAX_POLL_INTERVAL);
+    }
+
+    #[tokio::test]
+    async fn announces_a_condition_until_it_changes() {
+        let mut timer = PollTimer::new(5);
+        for condition in ["a", "a", "b"] {
+            assert!(timer.wait_for(condition).await);
+            assert_eq!(timer.announced, condition);
+        }
+        let mut expired = PollTimer::new(0);
+        assert!(!expired.wait_for("c").await);
+        assert!(expired.announced.is_empty(), "a command that does not wait says nothing");
     }
 
     #[tokio::test]

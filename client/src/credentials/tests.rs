@@ -41,6 +41,7 @@ fn precedence_is_options_then_given_file_then_login_then_daemon() {
         key: Some(flags.key.clone()),
         apiurl: Some(flags.apiurl.clone()),
         file: Some(named),
+        ..CredentialOptions::default()
     };
     assert_eq!(resolve(&all, &files).unwrap(), flags);
 }
@@ -54,12 +55,84 @@ fn option_replaces_one_field_of_the_file() {
         resolve(&CredentialOptions { namespace: Some("ci".into()), ..CredentialOptions::default() }, &files)
             .unwrap();
     assert_eq!(found, Credentials { namespace: "ci".into(), ..credentials_of("daemon") });
-    let found = resolve(
-        &CredentialOptions { apiurl: Some("http://other".into()), ..CredentialOptions::default() },
-        &files,
-    )
-    .unwrap();
-    assert_eq!(found, Credentials { apiurl: "http://other".into(), ..credentials_of("daemon") });
+    let key = Some(Secret::new("mine"));
+    let found = resolve(&CredentialOptions { key: key.clone(), ..CredentialOptions::default() }, &files);
+    assert_eq!(found.unwrap(), Credentials { key: key.unwrap(), ..credentials_of("daemon") });
+}
+
+fn for_url(apiurl: &str) -> CredentialOptions {
+    CredentialOptions { apiurl: Some(apiurl.into()), ..CredentialOptions::default() }
+}
+
+#[test]
+fn file_is_used_only_for_its_own_url() {
+    let directory = tempfile::tempdir().unwrap();
+    let files = files(&directory);
+    save(&files.daemon, &credentials_of("daemon")).unwrap();
+    for same in ["http://daemon:13000", "http://daemon:13000/", "HTTP://DAEMON:13000"] {
+        assert_eq!(resolve(&for_url(same), &files).unwrap().key, credentials_of("daemon").key, "{same}");
+    }
+    for other in [
+        "http://other:13000",
+        "https://daemon:13000",
+        "http://daemon:13001",
+        "http://daemon",
+        "http://daemon:13000/proxy",
+        "http://daemon:13000@other",
+        "daemon:13000",
+    ] {
+        for namespace in [None, Some("ci".to_owned())] {
+            for file in [None, Some(files.daemon.clone())] {
+                let given = CredentialOptions { namespace: namespace.clone(), file, ..for_url(other) };
+                let error = resolve(&given, &files).unwrap_err().to_string();
+                let expected = format!(
+                    "credentials {} are for http://daemon:13000, not for {other}, and were not sent; ",
+                    files.daemon.display()
+                );
+                assert!(error.starts_with(&expected), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn url_selects_the_default_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let files = files(&directory);
+    save(&files.daemon, &credentials_of("daemon")).unwrap();
+    save(files.login.as_ref().unwrap(), &credentials_of("login")).unwrap();
+    assert_eq!(resolve(&for_url("http://daemon:13000"), &files).unwrap(), credentials_of("daemon"));
+    let error = resolve(&for_url("http://other"), &files).unwrap_err().to_string();
+    for part in ["are for http://login:13000", "are for http://daemon:13000"] {
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn key_of_the_environment_is_used_only_for_its_own_url() {
+    let directory = tempfile::tempdir().unwrap();
+    let files = files(&directory);
+    save(&files.daemon, &credentials_of("daemon")).unwrap();
+    let key = |text: &str| Some(Secret::new(text));
+    let resolved = |chosen: &str, apiurl: Option<&str>, own: Option<&str>| {
+        let environment = EnvironmentCredentials { key: key("stored"), apiurl: own.map(str::to_owned) };
+        let given = CredentialOptions {
+            namespace: Some("ci".into()),
+            key: key(chosen),
+            apiurl: apiurl.map(str::to_owned),
+            environment,
+            ..CredentialOptions::default()
+        };
+        resolve(&given, &files).map(|found| found.apiurl).map_err(|error| error.to_string())
+    };
+    let error = resolved("stored", Some("http://b"), Some("http://a")).unwrap_err();
+    assert!(error.starts_with("MUSTER_KEY is for MUSTER_API_URL http://a, not for http://b"), "{error}");
+    let error = resolved("stored", None, None).unwrap_err();
+    assert!(error.starts_with("MUSTER_KEY is set without a URL"), "{error}");
+    assert_eq!(resolved("stored", Some("http://a/"), Some("http://a")).unwrap(), "http://a/");
+    assert_eq!(resolved("stored", Some("http://b"), None).unwrap(), "http://b");
+    assert_eq!(resolved("--key", Some("http://b"), Some("http://a")).unwrap(), "http://b");
+    assert_eq!(resolved("--key", None, None).unwrap(), "http://daemon:13000");
 }
 
 #[test]

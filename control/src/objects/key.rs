@@ -1,7 +1,7 @@
 //! Namespace keys: log in, add, replace, delete, list. See docs/decisions/0003 and 0025.
 
 use muster_types::event::{Event, EventType};
-use muster_types::key::{RESERVED_NAME_PREFIX, Secret, check_name};
+use muster_types::key::{KeyRecord, RESERVED_NAME_PREFIX, Secret, check_name};
 use muster_types::namespace::{NamespaceState, SYSTEM_NAMESPACE};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::time::now;
@@ -13,7 +13,7 @@ use crate::auth::access::{delegable_scopes, require_namespace};
 use crate::auth::secrets::{HashRequester, Secrets};
 use crate::auth::{Caller, Origin, scopes};
 use crate::events::Refusal;
-use muster_store::keys::{NewKey, PutOutcome, StoredSecret};
+use muster_store::keys::{KeyRow, NewKey, PutOutcome, StoredSecret};
 use muster_store::{Store, StoreError, keys, namespaces, transaction};
 
 /// The lifetime of a service key between nodes, in seconds.
@@ -121,6 +121,14 @@ pub fn unix_seconds() -> u64 {
 pub async fn list(app: &App, caller: &Caller, namespace: &str) -> Result<Vec<String>> {
     require_namespace(&*app.store, caller, namespace).await?;
     Ok(keys::names(&*app.store, namespace, namespace).await?.into_iter().map(|(_, name)| name).collect())
+}
+
+/// Returns a key that has not expired.
+pub async fn get(app: &App, caller: &Caller, namespace: &str, name: &str) -> Result<KeyRecord> {
+    require_namespace(&*app.store, caller, namespace).await?;
+    let row = keys::get(&*app.store, namespace, name).await?;
+    let KeyRow { name, expiry, scopes } = row.ok_or_else(|| Error::NotFound("key does not exist".into()))?;
+    Ok(KeyRecord { key_name: name, expiry, scopes })
 }
 
 /// Creates or replaces a key. Without a secret, generates one and returns it.

@@ -106,7 +106,7 @@ async fn copy_from_a_guest_keeps_content_and_mode() {
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & PERMISSION_BITS, 0o640);
     assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     let request = r#"POST /instances/web/agent/get {"path":"/a","progress_timeout_seconds":9.0}"#;
-    assert_eq!(fake.requests()[0], request);
+    assert_eq!(fake.requests()[1], request);
 }
 
 #[tokio::test]
@@ -147,8 +147,8 @@ async fn temporary_artifact_is_deleted() {
         (arguments("-", "web:/a"), PendingOperation::default(), Cell::new(None));
     let copy =
         CopyToGuest { session: &session, arguments: &arguments, pending: &pending, temporary: &temporary };
-    let uploaded = Uploaded { upload, sha512: "ab".into(), summary: String::new() };
-    let blob = copy.create_blob(&uploaded).await.unwrap();
+    let uploaded = Uploaded { upload, size: 1, sha512: "ab".into(), summary: String::new() };
+    let blob = create_blob(&session.client, &uploaded, &temporary).await.unwrap();
     let guest = GuestFile { instance: "web", path: "/a" };
     copy.submit_put(&blob, guest, Some(&ChmodMode::Number(0o644))).await.unwrap();
     delete_temporary(&session.client, &temporary).await;

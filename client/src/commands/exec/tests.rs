@@ -12,6 +12,8 @@ fn arguments(command: &[&str]) -> Arguments {
         instance: "web".into(),
         deadline: Some(1.5),
         detach: false,
+        stdin: false,
+        tty: false,
         readiness: ReadinessArguments { wait: 0 },
         command: command.iter().map(|argument| (*argument).to_owned()).collect(),
     }
@@ -23,7 +25,8 @@ async fn run_command(changes: Value, command: &[&str]) -> (u8, Vec<String>) {
     let (client, fake) =
         FakeServer::start(vec![(EXECUTE, vec![queued.clone()]), (SHOW, vec![queued, end])]).await;
     let code = run(arguments(command), &Session { client, json: false }).await;
-    (code, fake.requests())
+    // Without the lookup of the name.
+    (code, fake.requests().into_iter().filter(|call| call != "GET /instances/web").collect())
 }
 
 #[test]
@@ -62,7 +65,17 @@ async fn detached_command_is_not_polled() {
     let (client, fake) = FakeServer::start(vec![(EXECUTE, vec![queued])]).await;
     let detached = Arguments { detach: true, ..arguments(&["sleep 9"]) };
     assert_eq!(run(detached, &Session { client, json: true }).await, 0);
-    assert_eq!(fake.requests().len(), 1);
+    let calls = fake.requests();
+    assert_eq!(calls.len(), 2);
+    assert!(calls[0] == "GET /instances/web" && calls[1].starts_with(EXECUTE), "{calls:?}");
+}
+
+#[tokio::test]
+async fn terminal_is_refused_instead_of_ignored() {
+    let (client, fake) = FakeServer::start(vec![]).await;
+    let with_terminal = Arguments { tty: true, ..arguments(&["top"]) };
+    assert_eq!(run(with_terminal, &Session { client, json: false }).await, EXIT_FAILED);
+    assert!(fake.requests().is_empty());
 }
 
 #[test]

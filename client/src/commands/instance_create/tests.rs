@@ -54,7 +54,7 @@ async fn waits_until_the_instance_runs() {
     let session = Session { client, json: true };
     create(&session, arguments("web --disk 8@a:b --network lan --tag big --memory 2G")).await.unwrap();
     let requests = fake.requests();
-    let body = requests[0].strip_prefix("POST /instances ").unwrap();
+    let body = requests.iter().find_map(|call| call.strip_prefix("POST /instances ")).unwrap();
     let expected = json!({
         "name": "web", "cpus": 1, "memory": 2048, "uefi": false, "secure_boot": false,
         "disk": [{ "size": 8, "base": "a:b", "bus": "virtio", "type": "disk" }],
@@ -102,5 +102,5 @@ async fn explains_a_scheduling_refusal() {
          instance delete {ID}`"
     );
     assert_eq!(error, expected);
-    assert_eq!(fake.requests().len(), 4);
+    assert_eq!(fake.requests().len(), 5);
 }
