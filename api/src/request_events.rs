@@ -187,7 +187,8 @@ fn first_segment(path: &str) -> Option<&str> {
 /// Shortens a text to at most `max` bytes and an ellipsis.
 pub(crate) fn shortened(mut text: String, max: usize) -> String {
     if text.len() > max {
-        text.truncate(text.floor_char_boundary(max));
+        let end = (0..=max).rev().find(|index| text.is_char_boundary(*index)).unwrap_or_default();
+        text.truncate(end);
         text.push('…');
     }
     text

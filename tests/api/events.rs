@@ -156,7 +156,7 @@ async fn flood_without_token_leaves_few_events() {
     }
     let logins = cluster.events(&ObjectRef::namespace("system")).await.len() - before;
     assert!((1..100).contains(&recorded) && (1..100).contains(&logins), "{recorded} {logins}");
-    let metrics = cluster.app.events.metrics_text();
+    let metrics = cluster.app.events.metrics_text(muster_control::exposition::ExpositionFormat::Prometheus);
     assert!(metrics.contains("api_unauthenticated_refusals_total{kind=\"request\"} 600"), "{metrics}");
     assert!(metrics.contains("api_unauthenticated_refusals_total{kind=\"login\"} 300"), "{metrics}");
 }

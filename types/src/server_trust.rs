@@ -153,10 +153,10 @@ mod tests {
     fn accepts_trusted_server_certificate_with_valid_name_and_dates() {
         let summer = date_time_ymd(2026, 7, 1).unix_timestamp();
         for is_ca in [IsCa::NoCa, IsCa::ExplicitNoCa, IsCa::Ca(BasicConstraints::Unconstrained)] {
-            verify(is_ca.clone(), "localhost", summer).unwrap();
-            let name = verify(is_ca.clone(), "elsewhere", summer).unwrap_err().to_string();
+            verify(is_ca, "localhost", summer).unwrap();
+            let name = verify(is_ca, "elsewhere", summer).unwrap_err().to_string();
             assert!(name.contains("not valid for name"), "{name}");
-            let early = verify(is_ca.clone(), "localhost", date_time_ymd(2025, 7, 1).unix_timestamp());
+            let early = verify(is_ca, "localhost", date_time_ymd(2025, 7, 1).unix_timestamp());
             assert_eq!(early.unwrap_err(), CertificateError::NotValidYet.into());
             let late = verify(is_ca, "localhost", date_time_ymd(2027, 7, 1).unix_timestamp());
             assert_eq!(late.unwrap_err(), CertificateError::Expired.into());

@@ -55,9 +55,10 @@ fn option_replaces_one_field_of_the_file() {
         resolve(&CredentialOptions { namespace: Some("ci".into()), ..CredentialOptions::default() }, &files)
             .unwrap();
     assert_eq!(found, Credentials { namespace: "ci".into(), ..credentials_of("daemon") });
-    let key = Some(Secret::new("mine"));
-    let found = resolve(&CredentialOptions { key: key.clone(), ..CredentialOptions::default() }, &files);
-    assert_eq!(found.unwrap(), Credentials { key: key.unwrap(), ..credentials_of("daemon") });
+    let key = Secret::new("mine");
+    let found =
+        resolve(&CredentialOptions { key: Some(key.clone()), ..CredentialOptions::default() }, &files);
+    assert_eq!(found.unwrap(), Credentials { key, ..credentials_of("daemon") });
 }
 
 fn for_url(apiurl: &str) -> CredentialOptions {
