@@ -224,7 +224,7 @@ mod tests {
         }
     }
 
-    fn is_too_many(result: Result<HashSlot>) -> bool {
+    fn is_too_many(result: &Result<HashSlot>) -> bool {
         matches!(result, Err(Error::TooManyRequests { retry_after: RETRY_AFTER, .. }))
     }
 
@@ -260,7 +260,7 @@ mod tests {
         assert!(is_too_many(request(&queue, "flood", "other").err().unwrap()));
         let _honest = request(&queue, "honest", "a").ok().unwrap();
         let rejected = flood.iter_mut().filter_map(|waiting| waiting.as_mut().now_or_never());
-        assert_eq!(rejected.filter(|result| result.is_err()).count(), 1);
+        assert_eq!(rejected.filter(Result::is_err).count(), 1);
     }
 
     #[test]
