@@ -131,7 +131,7 @@ fn duplicate_names_are_reported_with_the_candidates() {
     let directory = tempfile::tempdir().unwrap();
     let daemon = start(directory.path());
     // A failed create leaves an instance in state error, which does not block the name.
-    failure(&daemon, "instance create web --disk 1 --memory 99999999");
+    failure(&daemon, "instance create web --disk 1 --memory 999999");
     let (_, warning) = ok(&daemon, "instance create web --disk 1");
     assert!(
         warning.contains("warning: namespace system already has this instance with the name web: "),

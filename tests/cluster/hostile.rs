@@ -203,7 +203,7 @@ async fn stalled_bodies_without_token_use_little_memory() {
         assert!(matches!(status, None | Some(401 | 404 | 413)), "{status:?}");
     }
     let after = resident_megabytes(&daemon);
-    assert!(after < before + 40, "memory stayed at {after} MB after {before} MB");
+    assert!(after < before + 60, "memory stayed at {after} MB after {before} MB");
     assert_eq!(daemon.call("", Method::GET, "/livez", None).await.0, 200);
 }
 

@@ -77,7 +77,10 @@ fn released_client_manages_networks() {
     assert!(ok("network list").contains("blue"));
     assert!(ok("network show blue").contains("vxlan id"));
     ok("network create blue 10.0.0.0/24 --namespace ci");
-    let (success, output) = run(&client, &daemon, "system", &key, "network show blue");
+    assert!(ok("network show blue").contains("namespace       : system"), "its own comes first");
+    ok("network create green 10.0.0.0/24 --namespace ci");
+    ok("network create green 10.0.0.0/24 --namespace ci");
+    let (success, output) = run(&client, &daemon, "system", &key, "network show green");
     assert!(!success && output.contains("multiple networks have the name"), "{output}");
     ok("network delete-all --confirm --namespace ci");
     assert!(ok("--simple network addresses blue").contains("10.0.0.1,gateway"));

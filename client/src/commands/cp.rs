@@ -117,10 +117,12 @@ fn parse_mode(text: &str) -> Result<ChmodMode, String> {
 pub(super) async fn run(mut arguments: Arguments, session: &Session) -> anyhow::Result<ExitCode> {
     let client = &session.client;
     let (pending, temporary) = (PendingOperation::default(), Cell::new(None));
-    for location in [&mut arguments.source, &mut arguments.destination] {
-        if let Location::Guest { instance, .. } = location {
+    match (&mut arguments.source, &mut arguments.destination) {
+        (Location::Guest { .. }, Location::Guest { .. }) => {}
+        (Location::Guest { instance, .. }, _) | (_, Location::Guest { instance, .. }) => {
             resolve(client, NamedType::Instance, instance, None).await?;
         }
+        _ => {}
     }
     let work = async {
         match (&arguments.source, &arguments.destination) {

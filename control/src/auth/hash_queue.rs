@@ -234,7 +234,7 @@ mod tests {
         let running = request(&queue, "flood", "a").err().unwrap().unwrap();
         let mut flood: Vec<_> =
             (0..MAX_WAITING_PER_NAMESPACE).map(|_| request(&queue, "flood", "a").ok().unwrap()).collect();
-        assert!(is_too_many(request(&queue, "flood", "a").err().unwrap()));
+        assert!(is_too_many(&request(&queue, "flood", "a").err().unwrap()));
         let mut honest = request(&queue, "honest", "a").ok().unwrap();
         let mut neighbour = request(&queue, "flood", "b").ok().unwrap();
         drop(running);
@@ -257,7 +257,7 @@ mod tests {
             flood.extend(more);
         }
         assert_eq!(flood.len(), MAX_WAITING);
-        assert!(is_too_many(request(&queue, "flood", "other").err().unwrap()));
+        assert!(is_too_many(&request(&queue, "flood", "other").err().unwrap()));
         let _honest = request(&queue, "honest", "a").ok().unwrap();
         let rejected = flood.iter_mut().filter_map(|waiting| waiting.as_mut().now_or_never());
         assert_eq!(rejected.filter(Result::is_err).count(), 1);

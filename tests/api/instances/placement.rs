@@ -15,15 +15,16 @@ async fn failed_instance(cluster: &Cluster, token: &str, name: &str) -> Value {
 async fn unplaceable_instance_reports_stage_and_keeps_record() {
     let (cluster, token) = cluster(&[]).await;
     create_network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
-    for (name, overrides, stage, transient) in [
-        ("wide", json!({"cpus": 17}), "cpu_max_per_instance", false),
-        ("fat", json!({"memory": 100_000}), "sufficient_idle_memory", true),
-        ("long", json!({"disk": [{"size": 900}, {"size": 900}]}), "sufficient_free_disk", true),
+    let too_large = ": no node is large enough for this instance";
+    for (name, overrides, stage, transient, detail) in [
+        ("wide", json!({"cpus": 17}), "cpu_max_per_instance", false, ""),
+        ("fat", json!({"memory": 100_000}), "sufficient_idle_memory", false, too_large),
+        ("long", json!({"disk": [{"size": 900}, {"size": 900}]}), "sufficient_free_disk", true, ""),
     ] {
         let mut overrides = overrides;
         overrides["network"] = json!([{"network_uuid": "blue", "float": true}]);
         let response = try_create(&cluster, &token, name, &overrides).await;
-        let error = format!("No nodes remaining at scheduling stage {stage}");
+        let error = format!("No nodes remaining at scheduling stage {stage}{detail}");
         assert_eq!(status_and_error(&response), (507, error.as_str()));
         assert_eq!(
             (&response.body["stage"], &response.body["transient"]),
@@ -238,6 +239,8 @@ async fn instances_of_deleted_node_end_in_error_and_release_resources() {
     let kept = create(&cluster, &token, "kept", &on("sim-1")).await;
     let queued = try_create(&cluster, &token, "queued", &on("sim-2")).await.body;
     muster_control::objects::node::delete(&cluster.app, &caller(), "sim-2", true).await.unwrap();
+    let vm = text(&lost, "uuid").parse().unwrap();
+    cluster.allow_vm_without_instance(vm, "nothing is removed from the host of a deleted node");
     cluster.settle().await;
     for record in [&lost, &queued] {
         let record = show(&cluster, &token, record).await;

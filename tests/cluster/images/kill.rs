@@ -20,7 +20,7 @@ const KILLS: usize = 12;
 /// The maximum number of versions of an artifact.
 const MAX_VERSIONS: usize = 3;
 const ROUNDS: u64 = 12;
-const TIMEOUT: Duration = Duration::from_secs(40);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The changes that the daemon acknowledged.
 #[derive(Debug, Default)]

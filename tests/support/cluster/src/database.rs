@@ -7,7 +7,7 @@ use muster_control::App;
 use muster_control::events::Events;
 use muster_control::objects::interface::{NewInterface, WantedAddress, create_in, delete_in, set_state_in};
 use muster_store::interfaces::InterfaceRow;
-use muster_store::{Retry, Store, Tx, TxError, Value};
+use muster_store::{Retry, Store, StoreError, Tx, TxError, Value};
 use muster_types::ids::{InstanceId, InterfaceId, NetworkId, NodeId};
 use muster_types::interface::InterfaceState;
 use muster_types::key::Secret;
@@ -26,7 +26,11 @@ impl ClusterDatabase {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let settings = Settings::from_pairs(&[]).unwrap();
-        let store = Arc::new(runtime.block_on(Store::open(url)).unwrap());
+        // Each attempt waits for a daemon that holds the lock.
+        let mut attempts = (0..100).map(|_| runtime.block_on(Store::open(url)));
+        let is_locked = |opened: &Result<Store, StoreError>| matches!(opened, Err(StoreError::Conflict(_)));
+        let opened = attempts.find(|opened| !is_locked(opened)).expect("an unlocked database");
+        let store = Arc::new(opened.unwrap());
         let events = Events::open(&directory.join("spool"), "test", &settings).unwrap();
         let app = App::new(store, settings, events, &Secret::new(crate::hosts::SECRET_SEED), vec![]);
         Self { app, runtime }
