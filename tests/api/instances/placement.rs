@@ -19,7 +19,7 @@ async fn unplaceable_instance_reports_stage_and_keeps_record() {
     for (name, overrides, stage, transient, detail) in [
         ("wide", json!({"cpus": 17}), "cpu_max_per_instance", false, ""),
         ("fat", json!({"memory": 100_000}), "sufficient_idle_memory", false, too_large),
-        ("long", json!({"disk": [{"size": 900}, {"size": 900}]}), "sufficient_free_disk", true, ""),
+        ("long", json!({"disk": [{"size": 900}, {"size": 900}]}), "sufficient_free_disk", false, too_large),
     ] {
         let mut overrides = overrides;
         overrides["network"] = json!([{"network_uuid": "blue", "float": true}]);
