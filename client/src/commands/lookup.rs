@@ -52,7 +52,7 @@ impl NamedType {
         }
     }
 
-    /// Looks a name up as the server does for every call.
+    /// Resolves a name on the server. Fails with status 400 if it is ambiguous.
     async fn find(self, client: &Client, name: &str, namespace: Option<&str>) -> api::Result<()> {
         match self {
             Self::Instance => client.instance_in(name, namespace).await.map(drop),

@@ -58,7 +58,7 @@ fn halved_ages(max: u64) -> impl Iterator<Item = f64> {
     std::iter::successors(Some(max), |age| (*age > 0).then_some(age / 2)).map(|age| age as f64)
 }
 
-/// A reduction in progress. It ends once there is no excess.
+/// Removes events until their size no longer exceeds the budget.
 struct Reduction<'a> {
     store: &'a Store,
     metrics: &'a Metrics,

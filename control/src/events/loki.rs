@@ -121,7 +121,7 @@ pub(super) struct LokiQueue {
 }
 
 impl LokiQueue {
-    /// Queues events. Those for which there is no room are dropped.
+    /// Queues events. Drops and counts those that exceed the capacity of the queue.
     pub(super) fn send(&self, events: Vec<Event>) {
         for event in events {
             if self.queue.try_send(event).is_err() {

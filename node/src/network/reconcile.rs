@@ -36,7 +36,7 @@ pub(crate) struct ReconcileState {
     /// Whether `rules` and `holders` were loaded.
     loaded: bool,
     rules: AppliedRules,
-    /// The guests that the router knows; `None` if they are unknown or there is no router.
+    /// The guests that the router has addresses for; `None` until they are loaded, and on nodes without the router.
     holders: Option<AddressHolders>,
     dnsmasq: DnsmasqProcess,
     /// The number of announcements that the router has yet to send.

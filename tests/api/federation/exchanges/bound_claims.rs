@@ -81,7 +81,7 @@ async fn mismatch_detail_is_only_in_events_of_the_rule() {
     let response = fixture.exchange(&token).await;
     assert_eq!(super::status_and_error(&response), CLAIMS_MISMATCH);
     let absent = fixture.exchange(&fixture.token_with_claims(&json!({"ref": null}))).await;
-    assert_eq!(absent.body["error"], response.body["error"], "the response is the same for every reason");
+    assert_eq!(absent.body["error"], response.body["error"], "the response does not reveal the reason");
     assert!(!response.text.contains("ref\""), "{}", response.text);
 
     let rule =
