@@ -8,7 +8,7 @@ AGENT_TARGET   = x86_64-unknown-linux-gnu
 DATA_DIR      ?=
 LISTEN        ?=
 
-.PHONY: build agent deb-agent image run test check bench fuzz packages-run packages-test packages-image
+.PHONY: build agent deb-agent image run test test-faults check bench fuzz packages-run packages-test packages-image
 .DEFAULT_GOAL := build
 
 build: packages-run           ## target/release/muster
@@ -27,8 +27,11 @@ image: agent                  ## target/image/tiny.qcow2, the small guest image
 run: build image              ## a single-node cluster, in the foreground
 	./target/release/muster serve --image tiny=target/image/tiny.qcow2 $(if $(LISTEN),--listen $(LISTEN)) $(if $(DATA_DIR),--data-dir $(DATA_DIR))
 
-test: packages-test image     ## every test
-	cargo test --locked --workspace
+test: packages-test image     ## every test; most of them wait for other processes, hence two per processor
+	RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$(( $$(nproc) * 2 ))} cargo test --locked --workspace
+
+test-faults: packages-test image  ## 200 rounds of faults; MUSTER_FAULT_SEED repeats a run
+	MUSTER_FAULT_ROUNDS=$${MUSTER_FAULT_ROUNDS:-200} MUSTER_TEST_REQUIRE_ALL=1 cargo test --locked -p muster --test faults -- --nocapture
 
 check: packages-run           ## formatting and lints
 	cargo fmt --all --check

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use muster_agent::mode::{FileMode, Radix};
 use muster_agent::packet::{self, Request};
-use muster_agent::{FEATURE_MEMORY, FEATURE_PIECES};
+use muster_agent::{FEATURE_MEMORY, FEATURE_PIECES, FEATURE_TERMINAL};
 use serde_json::{Value, json};
 
 use crate::commands::Commands;
@@ -19,7 +19,10 @@ use crate::outbox::{Outbox, Responder};
 use crate::port::Port;
 use crate::put_file::PutTransfers;
 use crate::spool::{Outcome, Spool};
+use crate::terminal::Terminals;
 
+/// The extensions of this agent.
+const FEATURES: [&str; 3] = [FEATURE_MEMORY, FEATURE_PIECES, FEATURE_TERMINAL];
 /// The maximum number of short requests that run concurrently.
 const MAX_SHORT_REQUESTS: usize = 32;
 
@@ -28,6 +31,7 @@ pub(crate) struct Agent {
     commands: Arc<Commands>,
     puts: PutTransfers,
     gets: Arc<GetTransfers>,
+    terminals: Arc<Terminals>,
     short_requests: Arc<AtomicUsize>,
     boot_id: String,
 }
@@ -45,6 +49,7 @@ impl Agent {
             commands: Arc::new(Commands::new(Arc::clone(&spool), remembered)),
             puts: PutTransfers::new(spool),
             gets: Arc::default(),
+            terminals: Arc::default(),
             short_requests: Arc::default(),
             boot_id,
         }
@@ -55,17 +60,18 @@ impl Agent {
         let start = json!({
             "command": "agent-start", "message": concat!("version ", env!("CARGO_PKG_VERSION")),
             "system_boot_time": facts::boot_time(), "boot-id": self.boot_id,
-            "features": [FEATURE_MEMORY, FEATURE_PIECES], "unique": new_unique(),
+            "features": FEATURES, "unique": new_unique(),
         });
         self.outbox.enqueue_or_drop(self.outbox.connection(), &start);
         self.outbox.connect(port);
     }
 
-    /// Ends the connection: aborts transfers and drops replies. Commands continue.
+    /// Ends the connection: aborts transfers and terminals, and drops replies. Commands continue.
     pub(crate) fn disconnect(&self) {
         self.outbox.disconnect();
         self.puts.abort_all();
         self.gets.abort_all();
+        self.terminals.abort_all();
     }
 
     /// Handles a packet, or starts to.
@@ -97,6 +103,13 @@ impl Agent {
             Request::Abandon => {
                 self.puts.abort(&responder.unique);
                 self.gets.abort(&responder.unique);
+                self.terminals.abort(&responder.unique);
+            }
+            Request::Terminal(request) => self.terminals.open(&responder, &request),
+            Request::TerminalInput { bytes } => self.terminals.input(&responder.unique, &bytes),
+            Request::TerminalMore { offset } => self.terminals.acknowledge(&responder.unique, offset),
+            Request::TerminalResize { rows, columns } => {
+                self.terminals.resize(&responder.unique, rows, columns);
             }
             Request::IsSystemRunning => {
                 let boot_id = self.boot_id.clone();
@@ -105,7 +118,7 @@ impl Agent {
                     Ok(json!({
                         "command": "is-system-running-response", "result": result, "message": message,
                         "system_boot_time": facts::boot_time(), "boot-id": boot_id,
-                        "features": [FEATURE_MEMORY, FEATURE_PIECES],
+                        "features": FEATURES,
                     }))
                 });
             }

@@ -33,6 +33,19 @@
 //!   `get-file`, `offset` up to which the host has read) before it sends more.
 //! - `abandon` (`unique` of a `put-file` or `get-file`) aborts the transfer and removes its temporary file. It has no
 //!   reply.
+//!
+//! # Feature `terminal`
+//!
+//! - `terminal` (`command-line`, `term`, `rows`, `columns`, `window`) runs a command with a pseudo-terminal. All its replies
+//!   are `terminal-response`: the first one has `result` true; output has `offset`, `encoding` `base64` and `chunk`; the
+//!   last one has `return-code`. A session that fails ends with `command-error`. The following packets have the `unique` of
+//!   the `terminal` and no reply of their own:
+//! - `terminal-input` (`encoding` `base64`, `chunk`): typed bytes. The agent replies with `accepted`, the number of bytes
+//!   that the terminal has accepted, after every [`TERMINAL_INPUT_ACKNOWLEDGEMENT`] bytes. A host that is more than
+//!   [`MAX_TERMINAL_INPUT`] bytes ahead ends the session.
+//! - `terminal-more` (`offset` up to which the host has read the output): the agent sends at most `window` bytes ahead of it.
+//! - `terminal-resize` (`rows`, `columns`).
+//! - `abandon` ends the session and terminates its processes, and so does the end of the connection.
 
 pub mod frame;
 pub mod mode;
@@ -44,3 +57,9 @@ pub use packet::MAX_CHUNK_SIZE;
 pub const FEATURE_MEMORY: &str = "memory";
 /// The feature of agents that transfer files atomically, in large chunks and with flow control.
 pub const FEATURE_PIECES: &str = "pieces";
+/// The feature of agents that run commands with a pseudo-terminal.
+pub const FEATURE_TERMINAL: &str = "terminal";
+/// The maximum number of bytes of input that a terminal has not accepted.
+pub const MAX_TERMINAL_INPUT: usize = 64 << 10;
+/// The number of accepted bytes of input after which the agent acknowledges them.
+pub const TERMINAL_INPUT_ACKNOWLEDGEMENT: usize = 16 << 10;

@@ -1,7 +1,7 @@
 //! `muster-agent`: runs inside a guest and serves the requests of its host over a serial port.
 //!
 //! ```text
-//!  main ─> serve ─> agent ─> commands, put_file, get_file, facts
+//!  main ─> serve ─> agent ─> commands, put_file, get_file, terminal, facts
 //!                               └─> outbox ─> port
 //!                               └─> spool ─> process ─> output_file
 //! ```
@@ -20,6 +20,7 @@ mod process;
 mod put_file;
 mod serve;
 mod spool;
+mod terminal;
 
 use std::convert::Infallible;
 use std::io;
@@ -58,6 +59,11 @@ fn main() -> ExitCode {
             ("--help" | "-h", None) => {
                 println!("{USAGE}");
                 return ExitCode::SUCCESS;
+            }
+            (process::SHELL_OPTION, Some(line)) => {
+                let Err(error) = terminal::run_shell(&line);
+                eprintln!("failed to start the shell: {error}");
+                return ExitCode::from(126);
             }
             ("--port", Some(path)) => port = path.into(),
             ("--spool", Some(path)) => spool = path.into(),

@@ -13,6 +13,8 @@ const MAX_NAME_LENGTH: usize = 4096;
 const MAX_UNIQUE_LENGTH: usize = 256;
 /// The maximum length of a command's key.
 const MAX_KEY_LENGTH: usize = 100;
+/// The maximum length of a terminal type.
+const MAX_TERM_LENGTH: usize = 64;
 /// The kernel's limit for a single argument, including its null byte. Command lines must be shorter.
 pub const MAX_COMMAND_LINE: usize = 128 << 10;
 
@@ -31,6 +33,10 @@ pub enum Request {
     GetFile { path: String, window: Option<u64> },
     GetFileMore { offset: u64 },
     Abandon,
+    Terminal(OpenTerminal),
+    TerminalInput { bytes: Vec<u8> },
+    TerminalMore { offset: u64 },
+    TerminalResize { rows: u16, columns: u16 },
     ChangeMode { path: String, mode: String },
     ChangeOwner { path: String, user: Option<String>, group: Option<String> },
 }
@@ -44,6 +50,18 @@ pub struct Execute {
     pub key: Option<String>,
     /// Return the result of an earlier `execute` with the same key, and never start the command.
     pub again: bool,
+}
+
+/// A command line for the shell, and the terminal that it runs in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenTerminal {
+    pub command_line: String,
+    /// The terminal type.
+    pub term: String,
+    pub rows: u16,
+    pub columns: u16,
+    /// The number of bytes of output that the host accepts ahead of its acknowledgements.
+    pub window: u64,
 }
 
 /// One packet of a file transfer to the guest.
@@ -183,6 +201,23 @@ fn parse_request(fields: &Fields) -> Result<Request, Option<PacketError>> {
         },
         "get-file-more" => Request::GetFileMore { offset: fields.number("offset")? },
         "abandon" => Request::Abandon,
+        "terminal" => Request::Terminal(OpenTerminal {
+            command_line: fields.text("command-line", MAX_COMMAND_LINE - 1)?,
+            term: fields.text("term", MAX_TERM_LENGTH)?,
+            rows: fields.dimension("rows")?,
+            columns: fields.dimension("columns")?,
+            window: fields.number("window")?,
+        }),
+        "terminal-input" => {
+            match fields.0.get("chunk").map(|chunk| parse_chunk(fields, chunk)).transpose()? {
+                Some(Chunk::Bytes(bytes)) => Request::TerminalInput { bytes },
+                Some(Chunk::End) | None => return Err(invalid("chunk is not set")),
+            }
+        }
+        "terminal-more" => Request::TerminalMore { offset: fields.number("offset")? },
+        "terminal-resize" => {
+            Request::TerminalResize { rows: fields.dimension("rows")?, columns: fields.dimension("columns")? }
+        }
         "chmod" => Request::ChangeMode {
             path: fields.path()?,
             mode: match fields.optional("mode") {
@@ -279,6 +314,12 @@ impl Fields<'_> {
         number.ok_or_else(|| invalid(format!("{name} must be a number that is not negative")))
     }
 
+    /// Returns a number of rows or columns.
+    fn dimension(&self, name: &str) -> Result<u16, Option<PacketError>> {
+        let number = self.number(name)?;
+        u16::try_from(number).map_err(|_| invalid(format!("{name} must be at most {}", u16::MAX)))
+    }
+
     /// Returns a user or a group, given by name or ID.
     fn principal(&self, name: &str) -> Result<Option<String>, Option<PacketError>> {
         match self.optional(name) {
@@ -337,6 +378,9 @@ mod tests {
             (json!({ "command": "get-file", "path": "" }), "path is not set"),
             (json!({ "command": "put-file", "path": "/x", "offset": -1, "chunk": "" }), "offset must be"),
             (json!({ "command": "put-file", "path": "/x", "chunk": "%" }), "chunk is not base64"),
+            (json!({ "command": "terminal", "command-line": "sh" }), "term is not set"),
+            (json!({ "command": "terminal-resize", "rows": 70_000, "columns": 1 }), "rows must be at most"),
+            (json!({ "command": "terminal-input", "chunk": null }), "chunk is not set"),
             (json!({ "unique": 1 }), "command is not set"),
         ] {
             match parse_value(&packet) {

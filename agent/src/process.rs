@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::fs;
 use std::io::{self, Read as _};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,6 +16,8 @@ use nix::unistd::{Pid, getpid};
 use crate::os::{sleep, spawn_thread};
 use crate::output_file::OutputFile;
 
+/// The option by which the agent starts itself as the first process of a terminal.
+pub(crate) const SHELL_OPTION: &str = "--terminal-shell";
 /// The environment variable that identifies the processes of a command. They inherit it even if they leave the session.
 const MARK_VARIABLE: &str = "MUSTER_AGENT";
 /// How long output is read after the shell has exited, while other processes keep its streams open.
@@ -90,16 +92,30 @@ impl ProcessTree {
 
     /// Starts the shell.
     pub(crate) fn start(&mut self, command_line: &str, output: fn() -> Stdio) -> io::Result<Child> {
-        // The shell would parse a leading dash or plus as an option.
-        let space = if command_line.starts_with(['-', '+']) { " " } else { "" };
         let mut command = Command::new("/bin/sh");
+        command.arg("-c").arg(shell_line(command_line)).process_group(0);
+        command.stdin(Stdio::null()).stdout(output()).stderr(output());
+        self.spawn(command)
+    }
+
+    /// Starts the shell in a terminal, of which `shell_end` is its end.
+    pub(crate) fn start_in_terminal(
+        &mut self,
+        command_line: &str,
+        term: &str,
+        shell_end: OwnedFd,
+    ) -> io::Result<Child> {
+        // Also if the agent's file was replaced.
+        let mut command = Command::new("/proc/self/exe");
+        command.arg(SHELL_OPTION).arg(command_line).env("TERM", term);
+        command.stdin(shell_end.try_clone()?).stdout(shell_end.try_clone()?).stderr(shell_end);
+        self.spawn(command)
+    }
+
+    fn spawn(&mut self, mut command: Command) -> io::Result<Child> {
         // The agent's working directory is already `/`. Setting it here would make the library use fork, which copies
         // the agent's page tables, instead of posix_spawn.
-        command
-            .arg("-c")
-            .arg(format!("{space}{command_line}"))
-            .env(MARK_VARIABLE, &self.mark)
-            .process_group(0);
+        command.env(MARK_VARIABLE, &self.mark);
         for (name, default) in
             [("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"), ("HOME", "/root")]
         {
@@ -107,7 +123,6 @@ impl ProcessTree {
                 command.env(name, default);
             }
         }
-        command.stdin(Stdio::null()).stdout(output()).stderr(output());
         // The child inherits this thread's signal mask, which blocks the signals that the agent waits for, so they are
         // unblocked meanwhile. A signal in between terminates the agent, which is its purpose.
         let mask = SigSet::thread_get_mask();
@@ -184,8 +199,14 @@ impl ProcessTree {
     }
 }
 
+/// Returns a command line as an argument of the shell, which would parse a leading dash or plus as an option.
+pub(crate) fn shell_line(command_line: &str) -> String {
+    let space = if command_line.starts_with(['-', '+']) { " " } else { "" };
+    format!("{space}{command_line}")
+}
+
 /// Returns the exit code as a shell reports it: 128 plus the signal's number for a process killed by a signal.
-fn exit_code(status: ExitStatus) -> i32 {
+pub(crate) fn exit_code(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| {
         128 + status.signal().expect("wait returns only processes that exited or were killed by a signal")
     })

@@ -7,13 +7,18 @@ use axum::http::Method;
 use futures_util::future::BoxFuture;
 use muster_types::Error;
 use muster_types::settings::ValidationMode;
+use serde::Deserialize;
 use serde::de::{DeserializeOwned, Deserializer, Visitor};
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 use crate::lenient::Lenient;
 use crate::request::Incoming;
+use crate::request_events::shortened;
 use muster_control::app::App;
+
+/// The maximum length of an unknown name in an error, in bytes.
+const MAX_SHOWN_NAME: usize = 64;
 
 /// The arguments of a request as `T`, whose fields are the ones that the endpoint declares.
 #[derive(Debug)]
@@ -35,7 +40,7 @@ pub(crate) struct NamespaceQuery {
 #[derive(Debug, serde::Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct ListQuery {
-    /// Whether to include deleted objects and finished operations; false by default. Also accepted in the body.
+    /// Whether to include deleted objects and finished agent operations; false by default. Also accepted in the body.
     pub(crate) all: Option<bool>,
 }
 
@@ -45,17 +50,39 @@ impl ListQuery {
     }
 }
 
+/// Selects which operations on an object are listed.
+#[derive(Debug, serde::Deserialize, utoipa::IntoParams)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct OperationsQuery {
+    /// Whether to include finished operations, which exist until the cleaner removes them; true by default. Also
+    /// accepted in the body.
+    pub(crate) all: Option<bool>,
+}
+
+impl OperationsQuery {
+    pub(crate) fn all(&self) -> bool {
+        self.all.unwrap_or(true)
+    }
+}
+
 /// Returns the value of a required argument, or the error that names it.
 pub(crate) fn required<T>(name: &str, value: Option<T>) -> Result<T, Error> {
     value.ok_or_else(|| Error::Invalid(format!("{name}: Missing data for required field.")))
+}
+
+/// Deserializes a field for which null is a value, so that only an absent field is `None`.
+pub(crate) fn nullable<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    T::deserialize(deserializer).map(Some)
 }
 
 impl<T: DeserializeOwned> FromRequest<Arc<App>> for Args<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
-        let given = given(request, app, field_names::<T>()).await?;
-        serde_path_to_error::deserialize(Lenient(Value::Object(given)))
+        let arguments = collect_arguments(request, app, field_names::<T>()).await?;
+        serde_path_to_error::deserialize(Lenient(Value::Object(arguments)))
             .map(Self)
             .map_err(|error| Error::Invalid(format!("{}: {}", error.path(), error.inner())).into())
     }
@@ -63,7 +90,7 @@ impl<T: DeserializeOwned> FromRequest<Arc<App>> for Args<T> {
 
 /// Collects the arguments of a request to an endpoint that declares `fields`. Boxed, so that it is compiled once and not
 /// for each type of arguments.
-fn given<'a>(
+fn collect_arguments<'a>(
     request: Request,
     app: &'a Arc<App>,
     fields: &'static [&'static str],
@@ -73,17 +100,18 @@ fn given<'a>(
         let path = RawPathParams::from_request_parts(&mut parts, app).await.ok();
         let body =
             parts.extensions.get::<Incoming>().map(|incoming| incoming.body.clone()).unwrap_or_default();
-        let needs_body = !fields.is_empty() && matches!(parts.method, Method::POST | Method::PUT);
-        let mut given = parse_body(&body, needs_body)?;
+        let mut given = parse_body(&body, BodyRule::of(&parts.method, fields))?;
         for (name, value) in form_pairs(parts.uri.query().unwrap_or_default()) {
             given.entry(name).or_insert(Value::String(value));
         }
-        given.retain(|_, value| !value.is_null());
+        // Fields are optional, so null is the same as no value unless a field says otherwise. See [`nullable`].
+        given.retain(|name, value| !value.is_null() || fields.contains(&name.as_str()));
         if let Some(path) = &path {
             drop_path_parameters(&mut given, path)?;
         }
         if let Some(unknown) = given.keys().find(|name| !fields.contains(&name.as_str())) {
-            let finding = format!("{}: not declared by this endpoint", shortened(unknown));
+            let name = unknown.replace(char::is_control, "");
+            let finding = format!("{}: not declared by this endpoint", shortened(name, MAX_SHOWN_NAME));
             match app.settings.api_validation_mode {
                 ValidationMode::Enforce => return Err(Error::Invalid(finding)),
                 ValidationMode::Warn => {
@@ -97,21 +125,51 @@ fn given<'a>(
     })
 }
 
-/// Parses the members of a body. An empty body, a falsy document and, unless a body is needed, invalid JSON count as an
-/// empty object.
-pub(crate) fn parse_body(body: &[u8], needed: bool) -> Result<Map<String, Value>, Error> {
+/// Which bodies a request may have besides JSON objects and none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum BodyRule {
+    /// Unreadable and falsy documents count as none, as released servers do.
+    Lenient,
+    /// Falsy documents count as none; unreadable ones are rejected.
+    Readable,
+    /// None: without its arguments, a call that deletes would delete other objects than the caller means.
+    Strict,
+}
+
+impl BodyRule {
+    fn of(method: &Method, fields: &[&str]) -> Self {
+        match *method {
+            Method::DELETE => Self::Strict,
+            Method::POST | Method::PUT if !fields.is_empty() => Self::Readable,
+            _ => Self::Lenient,
+        }
+    }
+}
+
+/// Parses the members of a body.
+fn parse_body(body: &[u8], rule: BodyRule) -> Result<Map<String, Value>, Error> {
     if body.is_empty() {
         return Ok(Map::new());
     }
     match serde_json::from_slice(body) {
         Ok(Value::Object(members)) => Ok(members),
-        Ok(Value::Null | Value::Bool(false)) => Ok(Map::new()),
-        Ok(Value::Array(items)) if items.is_empty() => Ok(Map::new()),
-        Ok(Value::String(text)) if text.is_empty() => Ok(Map::new()),
-        Ok(Value::Number(number)) if number.as_f64() == Some(0.0) => Ok(Map::new()),
+        Ok(Value::Null) => Ok(Map::new()),
+        Ok(document) if rule != BodyRule::Strict && is_falsy(&document) => Ok(Map::new()),
         Ok(_) => Err(Error::Invalid("the request body must be a JSON object".into())),
-        Err(error) if needed => Err(Error::Invalid(format!("the request body is not valid JSON: {error}"))),
-        Err(_) => Ok(Map::new()),
+        Err(_) if rule == BodyRule::Lenient => Ok(Map::new()),
+        Err(error) => Err(Error::Invalid(format!("the request body is not valid JSON: {error}"))),
+    }
+}
+
+/// Returns whether a document that is not an object counts as none in released servers.
+fn is_falsy(document: &Value) -> bool {
+    match document {
+        Value::Null => true,
+        Value::Bool(value) => !value,
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(_) => false,
     }
 }
 
@@ -119,7 +177,9 @@ pub(crate) fn parse_body(body: &[u8], needed: bool) -> Result<Map<String, Value>
 fn drop_path_parameters(given: &mut Map<String, Value>, path: &RawPathParams) -> Result<(), Error> {
     for (name, value) in path {
         match given.get(name) {
-            None => {}
+            None | Some(Value::Null) => {
+                given.remove(name);
+            }
             Some(Value::String(text)) if text == value => {
                 given.remove(name);
             }
@@ -131,11 +191,6 @@ fn drop_path_parameters(given: &mut Map<String, Value>, path: &RawPathParams) ->
         }
     }
     Ok(())
-}
-
-/// Shortens a parameter name for an error message.
-fn shortened(name: &str) -> String {
-    name.chars().filter(|c| !c.is_control()).take(64).collect()
 }
 
 /// Decodes the pairs of a query string.
@@ -205,19 +260,30 @@ mod tests {
     #[test]
     fn treats_falsy_documents_as_empty_and_rejects_other_non_objects() {
         for body in ["", "null", "[]", "\"\"", "0", "false", "{}"] {
-            assert!(parse_body(body.as_bytes(), true).unwrap().is_empty(), "{body}");
+            assert!(parse_body(body.as_bytes(), BodyRule::Readable).unwrap().is_empty(), "{body}");
         }
         for body in ["[1]", "\"x\"", "7", "true"] {
-            assert!(parse_body(body.as_bytes(), false).is_err(), "{body}");
+            assert!(parse_body(body.as_bytes(), BodyRule::Lenient).is_err(), "{body}");
         }
-        assert!(parse_body(b"{", false).unwrap().is_empty());
-        assert!(parse_body(b"{", true).is_err());
+        assert!(parse_body(b"{", BodyRule::Lenient).unwrap().is_empty());
+        assert!(parse_body(b"{", BodyRule::Readable).is_err());
+    }
+
+    #[test]
+    fn deletion_accepts_only_an_object_or_nothing() {
+        let rule = BodyRule::of(&Method::DELETE, &[]);
+        for body in ["", "null", "{}"] {
+            assert!(parse_body(body.as_bytes(), rule).unwrap().is_empty(), "{body}");
+        }
+        for body in ["{", "[]", "\"\"", "0", "false", "namespace=ci", " "] {
+            assert!(parse_body(body.as_bytes(), rule).is_err(), "{body}");
+        }
     }
 
     #[test]
     fn rejects_deeply_nested_body_without_exhausting_the_stack() {
         let body = "[".repeat(100_000);
-        assert!(parse_body(body.as_bytes(), true).is_err());
+        assert!(parse_body(body.as_bytes(), BodyRule::Readable).is_err());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Forwards requests that only the daemon of another node can answer.
 //!
-//! The caller's token is forwarded as well: every daemon of the cluster accepts it, and the receiving one verifies it
-//! again.
+//! The caller's token is not: each request has a service key of its own, whose token names the caller, and the receiving
+//! daemon checks again what the caller may do. See docs/decisions/0043.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -9,25 +9,30 @@ use std::sync::Arc;
 use axum::body::{Body, Bytes};
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use muster_types::Error;
 use muster_types::node::NodeApi;
+use muster_types::time::now;
 
 use crate::error::ApiResult;
 use crate::request::Incoming;
 use crate::response::{Documented, Success};
+use crate::upgrade::Upgrade;
 use muster_control::app::App;
 use muster_control::auth::Caller;
 use muster_control::objects::instance::locate;
 use muster_control::objects::node_location::NodeLocation;
+use muster_control::objects::service_key::ServiceKey;
+use muster_control::peer::{STALL_TIMEOUT, until_stalled};
 use muster_store::instances::InstanceRow;
 use muster_store::nodes::NodeRow;
 
-/// Marks a forwarded request, which is not forwarded again.
-const FORWARDED: HeaderName = HeaderName::from_static("x-muster-handed-on");
+/// The Unix time at which the caller of a request gives up. The request is not started afterwards.
+pub(crate) const DEADLINE: HeaderName = HeaderName::from_static("x-muster-deadline");
+const FORWARDED: HeaderName = HeaderName::from_static(muster_control::peer::FORWARDED);
 const FORWARDED_REQUEST_HEADERS: &[HeaderName] =
-    &[header::AUTHORIZATION, header::RANGE, header::IF_RANGE, header::CONTENT_LENGTH, header::CONTENT_TYPE];
+    &[header::RANGE, header::IF_RANGE, header::CONTENT_LENGTH, header::CONTENT_TYPE];
 const FORWARDED_RESPONSE_HEADERS: &[HeaderName] = &[
     header::CONTENT_TYPE,
     header::CONTENT_LENGTH,
@@ -87,14 +92,25 @@ impl OriginalRequest {
         &self.uri
     }
 
+    /// Returns whether another daemon has sent the request.
+    pub(crate) fn is_forwarded(&self) -> bool {
+        self.headers.contains_key(&FORWARDED)
+    }
+
     pub(crate) fn headers(&self) -> &HeaderMap {
         &self.headers
     }
 
-    /// Forwards the request to the daemon of `node` and returns its response.
-    pub(crate) async fn forward(self, app: &App, node: &NodeRow, caller: &Caller) -> ApiResult<Response> {
+    /// Forwards the request about an object of the namespace `owner` to the daemon of `node` and returns its response.
+    pub(crate) async fn forward(
+        self,
+        app: &App,
+        node: &NodeRow,
+        caller: &Caller,
+        owner: &str,
+    ) -> ApiResult<Response> {
         let body = reqwest::Body::from(self.body.clone());
-        self.forward_with(app, node, caller, body).await
+        self.forward_with(app, node, caller, owner, body).await
     }
 
     /// Forwards the request with a body that is still arriving.
@@ -103,38 +119,76 @@ impl OriginalRequest {
         app: &App,
         node: &NodeRow,
         caller: &Caller,
+        owner: &str,
         body: reqwest::Body,
     ) -> ApiResult<Response> {
-        let name = &node.identity.name;
-        let unavailable = || {
-            Error::Unavailable(format!("peer node {name} did not answer the proxied request, please retry"))
+        let received = self.send(app, node, caller, owner, |request| request.body(body)).await?;
+        Ok(received_response(received))
+    }
+
+    /// Forwards a request that changes the protocol of its connection, and connects both connections.
+    pub(crate) async fn forward_upgrade(
+        self,
+        app: &App,
+        node: &NodeRow,
+        caller: &Caller,
+        owner: &str,
+        upgrade: Upgrade,
+    ) -> ApiResult<Response> {
+        let (protocol, body) = (upgrade.protocol(), self.body.clone());
+        let complete = |request: reqwest::RequestBuilder| {
+            request.header(header::CONNECTION, "upgrade").header(header::UPGRADE, protocol).body(body)
         };
-        if node.report.api_url.is_empty() || self.headers.contains_key(&FORWARDED) {
-            return Err(unavailable().into());
+        let received = self.send(app, node, caller, owner, complete).await?;
+        if received.status() != StatusCode::SWITCHING_PROTOCOLS {
+            return Ok(received_response(received));
+        }
+        let peer = received.upgrade().await.map_err(|error| no_answer(node, &error))?;
+        Ok(upgrade.relay(peer))
+    }
+
+    /// Sends the request to the daemon of `node` with a service key, after `complete` has added what it needs besides.
+    async fn send(
+        self,
+        app: &App,
+        node: &NodeRow,
+        caller: &Caller,
+        owner: &str,
+        complete: impl FnOnce(reqwest::RequestBuilder) -> reqwest::RequestBuilder,
+    ) -> Result<reqwest::Response, Error> {
+        if self.is_forwarded() {
+            return Err(no_answer(node, &"the request was forwarded already"));
         }
         let path = self.uri.path_and_query().map_or("/", |path| path.as_str());
         let mut headers = HeaderMap::new();
         copy_headers(&self.headers, &mut headers, FORWARDED_REQUEST_HEADERS);
         headers.insert(FORWARDED, HeaderValue::from_static("1"));
-        let received = app
-            .peers
-            .get()?
-            .request(self.method, format!("{}{path}", node.report.api_url))
-            .headers(headers)
-            .header("x-request-id", &caller.request_id)
-            .body(body)
-            .send()
-            .await
-            .map_err(|error| {
-                tracing::warn!(node = name, %error, "failed to forward request to peer");
-                unavailable()
-            })?;
-        let mut response = Response::new(Body::empty());
-        *response.status_mut() = received.status();
-        copy_headers(received.headers(), response.headers_mut(), FORWARDED_RESPONSE_HEADERS);
-        *response.body_mut() = Body::from_stream(received.bytes_stream());
-        Ok(response)
+        let request = app.peers.request(node, self.method, path).await;
+        let request = request.map_err(|error| no_answer(node, &error))?;
+        let key = ServiceKey::for_caller(app, caller, owner).await?;
+        let request = request.headers(headers).header("x-request-id", &caller.request_id);
+        let gives_up = now() + app.peers.response_timeout().as_secs_f64();
+        let gives_up = caller.deadline.expires().map_or(gives_up, |expires| expires.min(gives_up));
+        let request = complete(request.header(DEADLINE, gives_up.to_string()).bearer_auth(key.token()));
+        let received = app.peers.send(node, request).await;
+        key.remove(app).await;
+        received.map_err(|error| no_answer(node, &error))
     }
+}
+
+fn no_answer(node: &NodeRow, error: &dyn std::fmt::Display) -> Error {
+    let name = &node.identity.name;
+    tracing::warn!(node = name, %error, "failed to forward request to peer");
+    Error::Unavailable(format!("peer node {name} did not answer the proxied request, please retry"))
+}
+
+/// Returns the response of a peer as the response of this daemon.
+fn received_response(received: reqwest::Response) -> Response {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = received.status();
+    copy_headers(received.headers(), response.headers_mut(), FORWARDED_RESPONSE_HEADERS);
+    *response.body_mut() = Body::from_stream(until_stalled(received.bytes_stream(), STALL_TIMEOUT));
+    response
 }
 
 fn copy_headers(from: &HeaderMap, to: &mut HeaderMap, names: &[HeaderName]) {
@@ -166,7 +220,7 @@ impl InstanceNode {
             None => Ok(Self::Unplaced),
             Some(NodeLocation::Local(node)) => Ok(Self::Local(node)),
             Some(NodeLocation::Remote(node)) => {
-                request.forward(app, &node, caller).await.map(Self::Forwarded)
+                request.forward(app, &node, caller, &instance.namespace).await.map(Self::Forwarded)
             }
         }
     }

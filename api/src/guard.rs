@@ -16,16 +16,18 @@ use muster_types::settings::Settings;
 use muster_types::time::now;
 use muster_types::{Error, Result};
 
-use crate::body::{BodyLimit, BodyMemory, MAX_UNAUTHENTICATED_BODY};
+use crate::body::{BodyLimit, BodyMemory, BodySender, MAX_SMALL_BODY};
+use crate::connection::ClientConnection;
 use crate::error::ApiError;
+use crate::forward::DEADLINE;
 use crate::request::{Incoming, is_change, is_upload_chunk, panicked};
 use crate::request_events::{MAX_RECORDED_URL, RequestEvents, shortened};
 use crate::table::Access;
 use muster_control::app::App;
 use muster_control::auth::access::MintedKeyInfo;
-use muster_control::auth::tokens::{Claims, TokenError};
-use muster_control::auth::{Caller, scopes};
-use muster_control::events::Refusal;
+use muster_control::auth::tokens::{Claims, OriginalCaller, TokenError};
+use muster_control::auth::{Caller, RequestDeadline, scopes};
+use muster_control::events::RefusalKind;
 use muster_control::objects::audit::with_request;
 use muster_control::objects::key::unix_seconds;
 use muster_store::keys::{self, CredentialKey};
@@ -33,7 +35,7 @@ use muster_store::keys::{self, CredentialKey};
 /// The path of token exchanges, which have their own body limit.
 const EXCHANGE_PATH: &str = "/auth/federated";
 
-/// What a request needs to pass.
+/// The requirements that a request must meet.
 #[derive(Debug, Clone)]
 pub(crate) struct Guard {
     pub(crate) app: Arc<App>,
@@ -55,16 +57,29 @@ pub(crate) async fn check(State(guard): State<Guard>, request: Request, next: Ne
 
 async fn admit(guard: &Guard, request: Request) -> Result<Request> {
     let (mut parts, mut body) = request.into_parts();
+    parts.extensions.insert(deadline(&parts));
     let authenticated = guard.access != Access::Public;
+    // The health of this daemon and the description of the API need no membership.
+    if authenticated || !parts.method.is_safe() {
+        guard.app.store.membership.require()?;
+    }
+    let mut namespace = None;
     if authenticated {
         let caller = authorize(guard, &parts).await?;
+        caller.deadline.require_waiting()?;
+        namespace = Some(caller.namespace.clone());
         parts.extensions.insert(caller);
     }
     let mut bytes = Bytes::new();
     // Upload chunks are streamed to disk; all other bodies are small documents.
     if !is_upload_chunk(&parts.method, &parts.uri) {
-        let limit = body_limit(&guard.app.settings, authenticated, &parts.method, &parts.uri);
-        bytes = guard.bodies.read(limit, &parts.headers, body).await?;
+        let source = parts.extensions.get::<Incoming>().map(|incoming| incoming.source.as_str());
+        let sender = match &namespace {
+            Some(namespace) => BodySender::Namespace(namespace),
+            None => BodySender::Source(source.unwrap_or_default()),
+        };
+        let limit = body_limit(&guard.app.settings, namespace.is_some(), &parts.method, &parts.uri);
+        bytes = guard.bodies.read(sender, limit, &parts.headers, body).await?;
         body = Body::empty();
     }
     if let Some(events) = parts.extensions.get::<Arc<RequestEvents>>() {
@@ -76,28 +91,41 @@ async fn admit(guard: &Guard, request: Request) -> Result<Request> {
     Ok(Request::from_parts(parts, body))
 }
 
-/// Returns the limit of a request body. Exchanges are not authenticated and have their own limit; they need a length.
+/// Returns the limit of a request body. Calls that read or delete only select objects. Exchanges are not authenticated and
+/// have their own limit; they need a length.
 fn body_limit(settings: &Settings, authenticated: bool, method: &Method, uri: &Uri) -> BodyLimit {
     let max = settings.api_max_request_body_bytes;
-    if authenticated {
-        return BodyLimit { max, length_required: false, authenticated };
+    let is_small = method.is_safe() || *method == Method::DELETE;
+    if authenticated && !is_small {
+        return BodyLimit { max, length_required: false };
     }
-    if method.is_safe() || uri.path() != EXCHANGE_PATH {
-        let max = max.min(MAX_UNAUTHENTICATED_BODY);
-        return BodyLimit { max, length_required: false, authenticated };
+    if is_small || uri.path() != EXCHANGE_PATH {
+        return BodyLimit { max: max.min(MAX_SMALL_BODY), length_required: false };
     }
     // Arguments may be in the query as well.
     let query = uri.query().map_or(0, |query| query.len() as u64);
     let max_exchange = settings.federation_max_token_bytes.saturating_sub(query);
-    BodyLimit { max: max.min(max_exchange), length_required: true, authenticated }
+    BodyLimit { max: max.min(max_exchange), length_required: true }
 }
 
-/// Calls the handler. Changes run to completion even if the caller disconnects.
+/// Returns how long the caller of a request waits.
+fn deadline(request: &Parts) -> RequestDeadline {
+    let expires = request.headers.get(DEADLINE).and_then(|value| value.to_str().ok()?.parse().ok());
+    let connection = request.extensions.get::<ClientConnection>().cloned();
+    let is_connected = connection
+        .map(|connection| Arc::new(move || connection.is_open()) as Arc<dyn Fn() -> bool + Send + Sync>);
+    RequestDeadline::new(expires.filter(|expires: &f64| expires.is_finite()), is_connected)
+}
+
+/// Calls the handler, unless the caller has given up. Changes run to completion even if the caller disconnects.
 async fn run(app: &App, request: Request, next: Next) -> Response {
-    if !is_change(request.method(), request.uri()) {
-        return next.run(request).await;
+    let deadline = request.extensions().get::<RequestDeadline>().cloned().unwrap_or_default();
+    let change =
+        if is_change(request.method(), request.uri()) { Some(app.begin_change().await) } else { None };
+    if let Err(error) = deadline.require_waiting() {
+        return ApiError(error).into_response();
     }
-    let change = app.begin_change().await;
+    let Some(change) = change else { return next.run(request).await };
     let response = tokio::spawn(async move {
         let _change = change;
         next.run(request).await
@@ -119,13 +147,18 @@ async fn authorize(guard: &Guard, request: &Parts) -> Result<Caller> {
         method: request.method.to_string(),
         path: shortened(request.uri.path().to_owned(), MAX_RECORDED_URL),
         remote: incoming.map(|incoming| incoming.remote.clone()).unwrap_or_default(),
+        deadline: request.extensions.get::<RequestDeadline>().cloned().unwrap_or_default(),
+        nonce: claims.nonce,
     };
     let source = incoming.map(|incoming| incoming.source.as_str()).unwrap_or_default();
-    let key = check_key(app, &caller, source, claims.nonce.as_deref()).await?;
+    let key = check_key(app, &caller, source).await?;
     if let Some(events) = request.extensions.get::<Arc<RequestEvents>>() {
         events.authenticated();
     }
-    caller.minted = key.provenance.map(|provenance| MintedKeyInfo { provenance, expiry: key.expiry });
+    caller.minted = minted(key);
+    if let Some(original) = claims.caller {
+        act_for(app, &mut caller, original).await?;
+    }
     let needed = crate::table::required_scope(guard.family, guard.verb, &request.method);
     if !scopes::grants(caller.scopes.as_deref(), &needed) {
         return Err(Error::Forbidden("token is not scoped for this operation".into()));
@@ -147,6 +180,31 @@ async fn authorize(guard: &Guard, request: &Parts) -> Result<Caller> {
         );
     }
     Ok(caller)
+}
+
+/// Makes the caller the one whose request another daemon has forwarded, if its key still exists and was not replaced.
+async fn act_for(app: &App, caller: &mut Caller, original: OriginalCaller) -> Result<()> {
+    let refuse = || Error::Unauthenticated(String::new());
+    let found = keys::credential(&app.store, &original.namespace, &original.key_name).await?;
+    let found = found.filter(|found| found.namespace_state == NamespaceState::Created);
+    let key = found.and_then(|found| found.key).filter(is_live).ok_or_else(refuse)?;
+    if original.nonce.as_ref().is_some_and(|nonce| !is_same_nonce(nonce, &key)) {
+        return Err(refuse());
+    }
+    if caller.act_for(original, minted(key)) { Ok(()) } else { Err(refuse()) }
+}
+
+fn is_same_nonce(nonce: &str, key: &CredentialKey) -> bool {
+    aws_lc_rs::constant_time::verify_slices_are_equal(nonce.as_bytes(), key.nonce.as_bytes()).is_ok()
+}
+
+fn is_live(key: &CredentialKey) -> bool {
+    key.expiry.is_none_or(|expiry| expiry > now())
+}
+
+/// Returns the origin of a key that an exchange created.
+fn minted(key: CredentialKey) -> Option<MintedKeyInfo> {
+    key.provenance.map(|provenance| MintedKeyInfo { provenance, expiry: key.expiry })
 }
 
 fn verify(app: &App, request: &Parts) -> Result<Claims> {
@@ -174,14 +232,14 @@ fn verify(app: &App, request: &Parts) -> Result<Claims> {
 }
 
 /// Checks that the namespace and the key of a token still exist and that the key has not changed.
-async fn check_key(app: &App, caller: &Caller, source: &str, nonce: Option<&str>) -> Result<CredentialKey> {
+async fn check_key(app: &App, caller: &Caller, source: &str) -> Result<CredentialKey> {
     let refuse = |reason: &str, namespace_exists: bool| {
-        if namespace_exists && app.events.sample_refusal(Refusal::Token, source).is_some() {
+        if namespace_exists {
             let event = Event::audit(ObjectRef::namespace(&caller.namespace), reason)
                 .with("namespace", caller.namespace.clone());
             let mut event = with_request(caller, event);
             event.request_id = Some(caller.request_id.clone());
-            app.events.record_if_room(event);
+            app.events.record_refusal(RefusalKind::Token, source, event);
         }
         Err(Error::Unauthenticated(String::new()))
     };
@@ -190,11 +248,11 @@ async fn check_key(app: &App, caller: &Caller, source: &str, nonce: Option<&str>
     if found.namespace_state != NamespaceState::Created {
         return refuse("JWT token is for deleted namespace", true);
     }
-    let Some(key) = found.key.filter(|key| key.expiry.is_none_or(|expiry| expiry > now())) else {
+    let Some(key) = found.key.filter(is_live) else {
         return refuse("JWT token uses non-existent key", true);
     };
-    let Some(nonce) = nonce else { return refuse("JWT token lacks nonce", true) };
-    if aws_lc_rs::constant_time::verify_slices_are_equal(nonce.as_bytes(), key.nonce.as_bytes()).is_err() {
+    let Some(nonce) = &caller.nonce else { return refuse("JWT token lacks nonce", true) };
+    if !is_same_nonce(nonce, &key) {
         return refuse("JWT token has incorrect nonce", true);
     }
     Ok(key)

@@ -2,6 +2,7 @@
 
 mod arguments;
 mod body;
+mod connection;
 mod document;
 mod error;
 mod forward;
@@ -9,12 +10,14 @@ mod guard;
 mod lenient;
 mod metrics;
 mod pages;
+mod redaction;
 mod request;
 mod request_events;
 mod response;
 mod routes;
 mod server;
 mod table;
+mod upgrade;
 mod write_timeout;
 
 use std::sync::Arc;
@@ -23,9 +26,9 @@ pub use metrics::{MetricsKind, metrics};
 use muster_control::app::App;
 pub use request::Service;
 use routes::{
-    admin, agent_operations, agent_program, artifacts, blobs, claims, docs, exchanges, health,
-    instance_console, instance_power, instances, interfaces, issuers, keys, labels, login, namespaces,
-    networks, nodes, operations, root, rules, trusts, uploads,
+    admin, agent_operations, agent_program, agent_terminal, artifacts, blobs, claims, docs, exchanges,
+    health, instance_console, instance_power, instances, interfaces, invitations, issuers, keys, labels,
+    login, namespaces, networks, nodes, operations, quotas, root, rules, trusts, uploads,
 };
 pub use server::{Listener, Tls, serve};
 pub use table::{Access, RouteInfo};
@@ -58,22 +61,33 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Token, "auth", handlers!(keys::get));
     table.add(Admin, "auth", handlers!(keys::update));
     table.add(Token, "auth", handlers!(keys::delete));
+    table.add(Token, "auth", handlers!(keys::metadata::list, keys::metadata::create));
+    table.add(Token, "auth", handlers!(keys::metadata::update, keys::metadata::delete));
     table.add(Token, "auth", handlers!(trusts::create));
     table.add(Token, "auth", handlers!(trusts::delete));
     table.add(Admin, "auth", handlers!(claims::list, claims::create));
     table.add(Admin, "auth", handlers!(claims::get, claims::update, claims::delete));
     table.add(Admin, "auth", handlers!(claims::list_events));
+    table.add(Admin, "auth", handlers!(claims::metadata::list, claims::metadata::create));
+    table.add(Admin, "auth", handlers!(claims::metadata::update, claims::metadata::delete));
+    table.add(Token, "auth", handlers!(quotas::list));
+    table.add(Admin, "auth", handlers!(quotas::update, quotas::delete));
     table.add(Token, "auth", handlers!(namespaces::metadata::list, namespaces::metadata::create));
     table.add(Token, "auth", handlers!(namespaces::metadata::update, namespaces::metadata::delete));
     table.add(Token, "rule", handlers!(rules::list, rules::create));
     table.add(Token, "rule", handlers!(rules::get, rules::update, rules::delete));
     table.add(Token, "rule", handlers!(rules::list_events));
+    table.add(Token, "rule", handlers!(rules::metadata::list, rules::metadata::create));
+    table.add(Token, "rule", handlers!(rules::metadata::update, rules::metadata::delete));
     table.add(Admin, "issuer", handlers!(issuers::list, issuers::create));
     table.add(Admin, "issuer", handlers!(issuers::get, issuers::update, issuers::delete));
     table.add(Admin, "issuer", handlers!(issuers::list_events));
+    table.add(Admin, "issuer", handlers!(issuers::metadata::list, issuers::metadata::create));
+    table.add(Admin, "issuer", handlers!(issuers::metadata::update, issuers::metadata::delete));
 
     table.add(Admin, "node", handlers!(nodes::list));
     table.add(Admin, "node", handlers!(nodes::get, nodes::delete));
+    table.add(Admin, "node", handlers!(nodes::evacuate));
     table.add(Admin, "node", handlers!(nodes::process_metrics));
     table.add(Admin, "node", handlers!(nodes::list_events));
     table.add(Admin, "node", handlers!(nodes::metadata::list, nodes::metadata::create));
@@ -114,9 +128,11 @@ fn table(app: &Arc<App>) -> RouteTable {
         handlers!(instance_console::console_data, instance_console::clear_console_data),
     );
     table.add(Token, "instance", handlers!(instance_console::screenshot));
+    table.add_with_verb(Token, "instance", Some("console"), handlers!(instance_console::open));
     table.add_with_verb(Token, "instance", Some("console"), handlers!(instance_console::vdi_helper));
     table.add_with_verb(Token, "instance", Some("console"), handlers!(instance_console::vdi_proxy));
     table.add_with_verb(Token, "instance", Some("execute"), handlers!(agent_operations::execute));
+    table.add_with_verb(Token, "instance", Some("execute"), handlers!(agent_terminal::open));
     table.add(Token, "instance", handlers!(agent_operations::put));
     table.add(Token, "instance", handlers!(agent_operations::get_file));
     table.add(Token, "instance", handlers!(agent_operations::list));
@@ -124,6 +140,16 @@ fn table(app: &Arc<App>) -> RouteTable {
 
     table.add(Token, "agentoperation", handlers!(agent_operations::get, agent_operations::delete));
     table.add(Token, "agentoperation", handlers!(agent_operations::list_events));
+    table.add(
+        Token,
+        "agentoperation",
+        handlers!(agent_operations::metadata::list, agent_operations::metadata::create),
+    );
+    table.add(
+        Token,
+        "agentoperation",
+        handlers!(agent_operations::metadata::update, agent_operations::metadata::delete),
+    );
 
     table.add(Token, "interface", handlers!(interfaces::get));
     table.add(Token, "interface", handlers!(interfaces::float));
@@ -148,9 +174,11 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Token, "upload", handlers!(uploads::create));
     table.add(Token, "upload", handlers!(uploads::get, uploads::append));
     table.add(Token, "upload", handlers!(uploads::truncate));
+    table.add(Token, "upload", handlers!(uploads::metadata::list, uploads::metadata::create));
+    table.add(Token, "upload", handlers!(uploads::metadata::update, uploads::metadata::delete));
 
     table.add(Admin, "blob", handlers!(blobs::list));
-    table.add(Token, "blob", handlers!(blobs::get));
+    table.add(Token, "blob", handlers!(blobs::get, blobs::delete));
     table.add(Token, "blob", handlers!(blobs::data));
     table.add(Token, "blob", handlers!(blobs::list_events));
     table.add(Token, "blob", handlers!(blobs::checksum));
@@ -162,7 +190,15 @@ fn table(app: &Arc<App>) -> RouteTable {
     table.add(Token, "clusteroperation", handlers!(operations::list));
     table.add(Token, "clusteroperation", handlers!(operations::get));
     table.add(Token, "clusteroperation", handlers!(operations::chain));
+    table.add(Token, "clusteroperation", handlers!(operations::metadata::list, operations::metadata::create));
+    table.add(
+        Token,
+        "clusteroperation",
+        handlers!(operations::metadata::update, operations::metadata::delete),
+    );
 
+    table.add(Admin, "node", handlers!(invitations::create));
+    table.add(Public, "node", handlers!(invitations::redeem));
     table.add(Admin, "admin", handlers!(admin::locks));
     table.add(Admin, "admin", handlers!(admin::resources));
     table.add(Admin, "admin", handlers!(admin::console_keys));

@@ -18,16 +18,16 @@ use http_body_util::BodyExt;
 use hyper::body::{Body as HttpBody, Frame};
 use muster_types::Error;
 use parking_lot::Mutex;
-use serde_json::{Map, Value, json};
 use tower::ServiceExt as _;
 use utoipa::openapi::OpenApi;
 
 use crate::document::Document;
-use crate::error::ApiError;
+use crate::error::{ApiError, error_response};
 use crate::request_events::{RecordableRoutes, RequestEvents};
-use crate::response::{RecordedBody, json_response, protect_html};
+use crate::response::{protect_html, with_members};
 use crate::table::RouteInfo;
 use muster_control::app::App;
+use muster_control::auth::Origin;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The maximum length of a caller's request id, which becomes an object id.
@@ -36,6 +36,8 @@ const MAX_ID_LENGTH: usize = 128;
 const MAX_DRAINED_BYTES: usize = 16 << 20;
 /// How long the rest of a rejected request may pause.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+/// The maximum time for draining a body.
+const MAX_DRAIN_TIME: Duration = Duration::from_secs(10);
 
 /// The data of a request that handlers need besides its head.
 #[derive(Debug, Clone)]
@@ -46,6 +48,13 @@ pub(crate) struct Incoming {
     pub(crate) source: String,
     /// Empty until the guard has read it.
     pub(crate) body: Bytes,
+}
+
+impl Incoming {
+    /// Returns the origin of the request for routes without a token.
+    pub(crate) fn origin(&self) -> Origin<'_> {
+        Origin { remote: &self.remote, source: &self.source, request_id: &self.id }
+    }
 }
 
 /// The API as a service.
@@ -103,9 +112,9 @@ impl Service {
         if response.status() == StatusCode::METHOD_NOT_ALLOWED {
             response = method_not_allowed(&method, &response);
         }
-        if !response.status().is_success() {
+        if !response.status().is_success() && response.status() != StatusCode::SWITCHING_PROTOCOLS {
             body.drain_in_background();
-            response = with_request_id(response, &id);
+            response = with_members(response, [("request_id", id.as_str().into())]);
         }
         tracing::debug!(%method, path = uri.path(), status = response.status().as_u16(), %peer, "request handled");
         events.responded(&response);
@@ -138,19 +147,6 @@ fn addresses(peer: SocketAddr) -> (String, String) {
     (remote.to_string(), source.to_string())
 }
 
-/// Adds the request id to the body of an error.
-fn with_request_id(response: Response, id: &str) -> Response {
-    let (mut parts, body) = response.into_parts();
-    let members = parts.extensions.remove::<RecordedBody>();
-    let members = members.and_then(|body| serde_json::from_slice::<Map<String, Value>>(&body.0).ok());
-    let Some(mut members) = members else { return Response::from_parts(parts, body) };
-    members.insert("request_id".to_owned(), id.into());
-    let mut response = json_response(parts.status, &members);
-    parts.headers.remove(header::CONTENT_LENGTH);
-    response.headers_mut().extend(parts.headers);
-    response
-}
-
 /// A body that the guard or the handler reads first, and the service drains afterwards.
 #[derive(Clone)]
 struct SharedBody(Arc<Mutex<Body>>);
@@ -164,7 +160,8 @@ impl SharedBody {
     /// they have sent everything; if the connection were closed earlier, they would not see why the request failed.
     fn drain_in_background(self) {
         if !self.is_end_stream() {
-            tokio::spawn(self.drain());
+            // Limited in total too: a slow sender must not keep the connection.
+            tokio::spawn(tokio::time::timeout(MAX_DRAIN_TIME, self.drain()));
         }
     }
 
@@ -236,9 +233,7 @@ fn method_not_allowed(method: &Method, response: &Response) -> Response {
     let mut response = if method == Method::OPTIONS {
         Response::new(Body::empty())
     } else {
-        let text = "The method is not allowed for the requested URL.";
-        let status = StatusCode::METHOD_NOT_ALLOWED;
-        json_response(status, &json!({ "error": text, "status": status.as_u16() }))
+        error_response(StatusCode::METHOD_NOT_ALLOWED, "The method is not allowed for the requested URL.")
     };
     if let Some(allow) = allow {
         response.headers_mut().insert(header::ALLOW, allow);

@@ -10,26 +10,20 @@ use muster_types::event::Event;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::time::now;
 use parking_lot::Mutex;
-use serde_json::Value;
+use serde::de::DeserializeSeed as _;
 
 use crate::arguments::form_pairs;
+use crate::redaction::{NOT_LOGGED, Redactor, UNRECORDED_FIELDS};
 use crate::request::{is_change, is_upload_chunk};
 use crate::response::RecordedBody;
 use crate::table::{Access, RouteInfo};
 use muster_control::app::App;
-use muster_control::events::Refusal;
+use muster_control::events::RefusalKind;
 
 /// The maximum length of a URL in an event, in bytes.
 pub(crate) const MAX_RECORDED_URL: usize = 1024;
 /// The maximum length of a body in an event, in bytes.
 const MAX_RECORDED_BODY: usize = 1024;
-/// The maximum length of a body that is parsed for an event, in bytes.
-const MAX_PARSED_BODY: usize = 256 << 10;
-/// The members of bodies and queries whose values are never recorded.
-const UNRECORDED_FIELDS: &[&str] =
-    &["user_data", "ssh_key", "key", "secret", "password", "token", "access_token", "nonce"];
-/// Replaces the values of [`UNRECORDED_FIELDS`].
-const NOT_LOGGED: &str = "...not logged...";
 /// Paths without request events.
 const UNRECORDED_PATHS: &[&str] = &["/", "/livez", "/readyz", "/healthz", "/openapi.json"];
 
@@ -60,7 +54,7 @@ pub(crate) struct RequestEvents {
     progress: Mutex<Progress>,
 }
 
-/// What is known about a request so far.
+/// The state of a request so far.
 #[derive(Default)]
 struct Progress {
     authenticated: bool,
@@ -98,7 +92,7 @@ impl RequestEvents {
     pub(crate) fn received(&self, body: &Bytes) {
         let mut progress = self.progress.lock();
         progress.body = body.clone();
-        if progress.authenticated && self.is_wanted() {
+        if progress.authenticated && self.records_success() {
             self.record_arrival(&mut progress, 0);
         }
     }
@@ -108,12 +102,12 @@ impl RequestEvents {
         let mut progress = self.progress.lock();
         let status = response.status();
         let failed = status.is_client_error() || status.is_server_error();
-        if !progress.recorded && !self.is_wanted() && (!failed || self.is_unrecorded()) {
+        if !progress.recorded && !self.records_success() && (!failed || self.is_unrecorded()) {
             return;
         }
         let mut suppressed = 0;
         if failed && !progress.authenticated {
-            match self.app.events.sample_refusal(Refusal::Request, &self.source) {
+            match self.app.events.sample_refusal(RefusalKind::Request, &self.source) {
                 Some(count) => suppressed = count,
                 None => return,
             }
@@ -132,7 +126,7 @@ impl RequestEvents {
     }
 
     /// Returns whether the request is recorded even if it succeeds.
-    fn is_wanted(&self) -> bool {
+    fn records_success(&self) -> bool {
         let change = is_change(&self.method, &self.uri) && !is_upload_chunk(&self.method, &self.uri);
         (change || self.app.settings.api_request_events_for_reads) && !self.is_unrecorded()
     }
@@ -194,31 +188,16 @@ pub(crate) fn shortened(mut text: String, max: usize) -> String {
     text
 }
 
-/// Returns a body as it may be recorded. What is not JSON may be anything, so it is not recorded.
+/// Returns a body as it may be recorded. A body that is not JSON may be anything, so it is not recorded. Reads no more of a body
+/// than is needed for the recorded part.
 fn redacted_body(body: &[u8]) -> String {
-    if body.len() > MAX_PARSED_BODY {
-        return "...body not logged as it is too long...".to_owned();
-    }
-    let Ok(mut value) = serde_json::from_slice(body) else {
-        return "...body not logged as it is not JSON...".to_owned();
-    };
-    redact(&mut value);
-    shortened(value.to_string(), MAX_RECORDED_BODY)
-}
-
-fn redact(value: &mut Value) {
-    match value {
-        Value::Object(members) => {
-            for (name, value) in members {
-                if UNRECORDED_FIELDS.contains(&name.as_str()) && !value.is_null() {
-                    *value = NOT_LOGGED.into();
-                } else {
-                    redact(value);
-                }
-            }
-        }
-        Value::Array(items) => items.iter_mut().for_each(redact),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    let mut recorded = String::new();
+    let mut document = serde_json::Deserializer::from_slice(body);
+    let redactor = Redactor { recorded: &mut recorded, max: MAX_RECORDED_BODY };
+    match redactor.deserialize(&mut document).and_then(|()| document.end()) {
+        Ok(()) => recorded,
+        Err(_) if recorded.len() >= MAX_RECORDED_BODY => shortened(recorded, MAX_RECORDED_BODY),
+        Err(_) => "...body not logged as it is not JSON...".to_owned(),
     }
 }
 
@@ -254,5 +233,8 @@ mod tests {
         assert_eq!(shortened("äöü".to_owned(), 3), "ä…");
         let long = redacted_body(format!("{{\"name\":\"{}\"}}", "x".repeat(5000)).as_bytes());
         assert!(long.len() < MAX_RECORDED_BODY + 8, "{}", long.len());
+        let invalid_end = format!("[{}", "1,".repeat(5000));
+        assert!(redacted_body(invalid_end.as_bytes()).starts_with("[1,1,"), "read only as far as needed");
+        assert!(redacted_body(b"[1,1").contains("not JSON"));
     }
 }

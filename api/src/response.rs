@@ -6,6 +6,7 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 pub(crate) use documented::{Documented, DocumentedHandler, JsonBody, Success, named_bodies};
 
@@ -68,6 +69,19 @@ fn recorded_response(status: StatusCode, mut body: Vec<u8>, serialized: serde_js
     let body = Bytes::from(body);
     let mut response = respond(status, JSON, Body::from(body.clone()));
     response.extensions_mut().insert(RecordedBody(body));
+    response
+}
+
+/// Adds members to the body of an error.
+pub(crate) fn with_members<const N: usize>(response: Response, added: [(&str, Value); N]) -> Response {
+    let (mut parts, body) = response.into_parts();
+    let members = parts.extensions.remove::<RecordedBody>();
+    let members = members.and_then(|body| serde_json::from_slice::<Map<String, Value>>(&body.0).ok());
+    let Some(mut members) = members else { return Response::from_parts(parts, body) };
+    members.extend(added.map(|(name, value)| (name.to_owned(), value)));
+    let mut response = json_response(parts.status, &members);
+    parts.headers.remove(header::CONTENT_LENGTH);
+    response.headers_mut().extend(parts.headers);
     response
 }
 

@@ -5,6 +5,7 @@ use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +15,6 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -22,6 +22,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 
+use crate::connection::ClientStream;
 use crate::write_timeout::WriteTimeout;
 
 /// The maximum number of headers of a request.
@@ -42,12 +43,21 @@ impl std::fmt::Debug for Tls {
 }
 
 impl Tls {
+    /// Serves with an existing configuration.
+    #[must_use]
+    pub fn new(config: Arc<rustls::ServerConfig>) -> Self {
+        Self(TlsAcceptor::from(config))
+    }
+
     /// Loads PEM files.
     pub fn load(certificate: &Path, key: &Path) -> Result<Self, String> {
         let named = |path: &Path, reason: &dyn std::fmt::Display| format!("{}: {reason}", path.display());
         let chain: Vec<_> = CertificateDer::pem_file_iter(certificate)
             .and_then(Iterator::collect)
             .map_err(|e| named(certificate, &e))?;
+        if chain.is_empty() {
+            return Err(named(certificate, &"TLS_CERTIFICATE contains no PEM certificate"));
+        }
         let private = PrivateKeyDer::from_pem_file(key).map_err(|e| named(key, &e))?;
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut config = rustls::ServerConfig::builder_with_provider(provider)
@@ -78,7 +88,6 @@ where
     F: Future<Output = Response> + Send + 'static,
 {
     let slots = Arc::new(Semaphore::new(listener.max_connections));
-    let graceful = GracefulShutdown::new();
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new())
         .header_read_timeout(listener.timeout)
@@ -98,10 +107,12 @@ where
                 continue;
             }
         };
-        let (http, service, watcher) = (http.clone(), service.clone(), graceful.watcher());
+        let (http, service, mut stop) = (http.clone(), service.clone(), stop.clone());
         let (tls, timeout) = (listener.tls.clone(), listener.timeout);
         tokio::spawn(async move {
             let _slot = slot;
+            let stream = ClientStream::new(stream);
+            let client = stream.connection();
             let stream: Box<dyn Connection> = match tls {
                 None => Box::new(stream),
                 Some(Tls(acceptor)) => match tokio::time::timeout(timeout, acceptor.accept(stream)).await {
@@ -109,18 +120,30 @@ where
                     Ok(Err(_)) | Err(_) => return,
                 },
             };
-            let handler = service_fn(move |request| {
+            let handler = service_fn(move |mut request: Request<Incoming>| {
+                request.extensions_mut().insert(client.clone());
                 let response = service(request, peer);
                 async move { Ok::<_, Infallible>(response.await) }
             });
-            let connection = http.serve_connection(TokioIo::new(WriteTimeout::new(stream, timeout)), handler);
-            if let Err(error) = watcher.watch(connection).await {
+            let stream = TokioIo::new(WriteTimeout::new(stream, timeout));
+            let mut connection = pin!(http.serve_connection(stream, handler).with_upgrades());
+            let stopping = async { drop(stop.wait_for(|stop| *stop).await) };
+            let served = tokio::select! {
+                served = connection.as_mut() => served,
+                () = stopping => {
+                    connection.as_mut().graceful_shutdown();
+                    connection.await
+                }
+            };
+            if let Err(error) = served {
                 tracing::debug!(%error, %peer, "connection failed");
             }
         });
     }
+    // Every connection has a slot until its requests are finished.
+    let all = u32::try_from(listener.max_connections).unwrap_or(u32::MAX);
     drop(listener);
-    if tokio::time::timeout(SHUTDOWN_GRACE, graceful.shutdown()).await.is_err() {
+    if tokio::time::timeout(SHUTDOWN_GRACE, slots.acquire_many(all)).await.is_err() {
         tracing::warn!("closed connections with unfinished requests");
     }
 }

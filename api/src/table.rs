@@ -5,11 +5,12 @@ use std::sync::Arc;
 use axum::Router;
 use axum::http::Method;
 use axum::middleware::from_fn_with_state;
-use utoipa::openapi::OpenApi;
+use utoipa::openapi::schema::Schema;
+use utoipa::openapi::{OpenApi, RefOr};
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 
 use crate::body::BodyMemory;
-use crate::document;
+use crate::document::{self, OperationContext};
 use crate::guard::{Guard, check};
 use crate::request::not_found;
 use crate::response::{DocumentedHandler, Success};
@@ -109,6 +110,7 @@ impl RouteTable {
         endpoint: Endpoint,
     ) {
         let (schemas, mut paths, mut methods) = endpoint.routes;
+        self.check_names(&schemas);
         let mut success = endpoint.success;
         let guarded = access != Access::Public;
         for (path, item) in &mut paths.paths {
@@ -120,8 +122,11 @@ impl RouteTable {
             ];
             for (method, operation) in operations {
                 let Some(operation) = operation else { continue };
-                document::complete(operation, method, path, guarded, success.take());
                 let scope = if guarded { required_scope(family, verb, method) } else { String::new() };
+                let (scope_text, success) = (scope.as_str(), success.take());
+                let schemas = &schemas;
+                let context = OperationContext { method, path, access, scope: scope_text, success, schemas };
+                document::complete(operation, context);
                 let (method, path) = (method.to_string(), path.clone());
                 self.routes.push(RouteInfo { method, path, access, scope });
             }
@@ -131,6 +136,18 @@ impl RouteTable {
         methods = methods.route_layer(from_fn_with_state(guard, check));
         let router = std::mem::take(&mut self.router);
         self.router = router.routes((schemas, paths, methods));
+    }
+
+    /// Checks that no two schemas have the same name: only one of them would be in the document.
+    fn check_names(&self, schemas: &[(String, RefOr<Schema>)]) {
+        let components = self.router.get_openapi().components.as_ref();
+        let known = components.map(|components| &components.schemas);
+        for (index, (name, schema)) in schemas.iter().enumerate() {
+            let same_name =
+                schemas[..index].iter().filter(|(other, _)| other == name).map(|(_, other)| other);
+            let mut others = same_name.chain(known.and_then(|known| known.get(name)));
+            debug_assert!(others.all(|other| other == schema), "two schemas have the name {name}");
+        }
     }
 
     pub(crate) fn finish(self) -> (Router, OpenApi, Vec<RouteInfo>) {

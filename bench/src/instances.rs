@@ -280,14 +280,13 @@ async fn place(store: &Store) -> anyhow::Result<PlacementCosts> {
         let cached_nodes: Vec<(Box<NodeFacts>, CommittedCapacity)> = rows
             .iter()
             .map(|row| {
-                let facts =
-                    NodeFacts { state: NodeState::Created, lastseen: time, ..NodeFacts::from_row(row) };
+                let facts = NodeFacts { state: NodeState::Created, ..NodeFacts::from_row(row, 0.0) };
                 (Box::new(facts), ledgers.remove(&row.identity.id).unwrap_or_default())
             })
             .collect();
         let read = process_cpu_time()?;
         let mut random = || f64::from(placement).sin().abs();
-        let outcome = scheduler::candidates(&request, &cached_nodes, &neighbours, &policy, time, &mut random);
+        let outcome = scheduler::candidates(&request, &cached_nodes, &neighbours, &policy, &mut random);
         let candidates =
             outcome.result.map_err(|refusal| anyhow::anyhow!("placement failed: {}", refusal.text))?;
         let scheduled_at = process_cpu_time()?;
@@ -302,8 +301,7 @@ async fn place(store: &Store) -> anyhow::Result<PlacementCosts> {
         let claimed = transaction(store, async |tx| {
             for heed_demand in [true, false] {
                 for node in candidates.iter().take(MAX_CANDIDATES) {
-                    let ledger = node_ledgers::lock(tx, *node).await?;
-                    nodes::state(&mut *tx, *node).await?;
+                    let (ledger, _, _) = node_ledgers::lock_with_state(tx, *node).await?;
                     let claimed = scheduler::commit_capacity(
                         &request,
                         facts[node],

@@ -5,7 +5,7 @@
 //! `muster serve` on this host.
 //!
 //! A key is sent only to the URL that it was created for: a file is used only for its own URL, and `MUSTER_KEY` only for
-//! `MUSTER_API_URL` if that is set. `MUSTER_KEY` alone is never combined with the URL of a file.
+//! `MUSTER_API_URL`. `MUSTER_KEY` alone is never combined with the URL of a file or of the command line.
 
 use std::env;
 use std::ffi::OsString;
@@ -76,10 +76,10 @@ impl EnvironmentCredentials {
                 escape_control(own),
                 escape_control(given)
             ),
-            (None, _) => bail!(
-                "MUSTER_KEY is set without a URL and was not sent; set MUSTER_API_URL to the URL of its cluster, or give --api-url"
+            (_, None) => bail!(
+                "MUSTER_KEY is set without a URL and was not sent; set MUSTER_API_URL to the URL of its cluster, or give the key with --key"
             ),
-            (Some(_), _) => Ok(()),
+            (None | Some(_), Some(_)) => Ok(()),
         }
     }
 }

@@ -9,7 +9,6 @@ mod error_text;
 mod fake_server;
 mod output;
 mod progress;
-mod telnet;
 mod terminal;
 mod time;
 mod transfer;

@@ -1,20 +1,7 @@
 //! Formats and parses points in time. The API uses Unix time.
 
-use std::time::{Duration, UNIX_EPOCH};
-
-use muster_types::time::now;
-
-/// The last second of the year 9999: RFC 3339 has four-digit years.
-const MAX_TIME: f64 = 253_402_300_799.0;
-
-/// Formats a Unix time as RFC 3339 in UTC with milliseconds.
-pub(crate) fn format_utc(time: f64) -> String {
-    if !(0.0..=MAX_TIME).contains(&time) {
-        return time.to_string();
-    }
-    let time = Duration::from_millis((time * 1000.0).round() as u64);
-    humantime::format_rfc3339_millis(UNIX_EPOCH + time).to_string()
-}
+pub(crate) use muster_types::time::format_utc;
+use muster_types::time::{MAX_TIME, now};
 
 /// Formats how long ago `then` was, in at most two units.
 pub(crate) fn format_age(now: f64, then: f64) -> String {

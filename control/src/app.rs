@@ -1,13 +1,15 @@
 //! The state that all parts of the control plane share.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
 use muster_types::event::Event;
 use muster_types::key::Secret;
-use muster_types::node::NodeApi;
+use muster_types::node::{HostFeature, NodeApi};
 use muster_types::settings::Settings;
 use muster_types::{Error, Result};
+use parking_lot::Mutex;
 use tokio::sync::{OwnedRwLockReadGuard, OwnedSemaphorePermit, RwLock, Semaphore};
 
 use crate::auth::Caller;
@@ -15,11 +17,14 @@ use crate::auth::console_key::ConsoleKey;
 use crate::auth::identity::IdentityVerifier;
 use crate::auth::secrets::Secrets;
 use crate::auth::tokens::AccessTokens;
-use crate::events::Events;
+use crate::events::{EventBudget, Events};
 use crate::health::Health;
-use crate::peer::PeerClient;
+use crate::peer::Peers;
 use crate::queue::Queue;
-use crate::state::{AgentNotifier, BlobsInProgress, InstanceLocks, NetworkNotifier, PlacementCache};
+use crate::state::{
+    AgentNotifier, BlobUses, BlobsInProgress, ClusterChanges, InstanceLocks, NetworkNotifier, PlacementCache,
+    StateCountsCache, TerminalSessions, UploadLocks,
+};
 use muster_store::Store;
 use muster_store::leases::LeaseOwner;
 
@@ -31,29 +36,40 @@ pub struct App {
     pub store: Arc<Store>,
     pub settings: Settings,
     pub events: Events,
+    pub event_budget: EventBudget,
     pub secrets: Secrets,
     pub tokens: AccessTokens,
     /// Verifies the tokens of trusted issuers.
     pub identities: IdentityVerifier,
     pub health: Arc<Health>,
     pub queue: Queue,
+    /// What other daemons changed.
+    pub(crate) cluster_changes: ClusterChanges,
     pub networks: NetworkNotifier,
     pub agents: AgentNotifier,
-    /// The client for other daemons of the cluster.
-    pub peers: PeerClient,
+    pub terminal_sessions: TerminalSessions,
+    /// The other daemons of the cluster.
+    pub peers: Peers,
     transfers: Arc<Semaphore>,
     /// The blobs that this daemon is storing.
     pub blobs_in_progress: BlobsInProgress,
+    pub(crate) blob_uses: BlobUses,
     /// The drafts that VMs of this daemon's nodes are writing.
     pub drafts_in_progress: BlobsInProgress,
     pub instance_locks: InstanceLocks,
+    pub upload_locks: UploadLocks,
     pub placement: PlacementCache,
+    pub(crate) state_counts: StateCountsCache,
     /// Signs the tokens of the console proxy.
     pub console_key: Option<ConsoleKey>,
     /// The nodes that this daemon runs: this host, or simulated ones.
     pub nodes: Vec<Arc<dyn NodeApi>>,
     /// Identifies this process as the owner of leases.
     pub lease_owner: LeaseOwner,
+    /// The lock file of the data directory, by which the cluster tells a restarted daemon from a copy.
+    pub lock_file: String,
+    /// The limits of this daemon's nodes that were logged.
+    pub(crate) limits_logged: Mutex<BTreeSet<HostFeature>>,
     /// Locked for reading by every change in progress.
     changes: Arc<RwLock<()>>,
 }
@@ -73,6 +89,7 @@ impl App {
         seed: &Secret,
         nodes: Vec<Arc<dyn NodeApi>>,
     ) -> Self {
+        let node_ids = nodes.iter().map(|node| node.identity().id).collect();
         let console_key = ConsoleKey::load(&settings.kerbside_signing_key, seed);
         Self {
             lease_owner: LeaseOwner::new(events.node()),
@@ -81,15 +98,23 @@ impl App {
             identities: IdentityVerifier::new(&settings, &events),
             health: Arc::default(),
             changes: Arc::default(),
+            lock_file: uuid::Uuid::new_v4().to_string(),
+            limits_logged: Mutex::default(),
+            event_budget: EventBudget::default(),
             queue: Queue::default(),
+            cluster_changes: ClusterChanges::default(),
             networks: NetworkNotifier::default(),
             agents: AgentNotifier::default(),
-            peers: PeerClient::new(&settings),
+            terminal_sessions: TerminalSessions::default(),
+            peers: Peers::new(Arc::clone(&store), seed.clone(), node_ids, &settings),
             transfers: Arc::new(Semaphore::new(MAX_TRANSFERS)),
             blobs_in_progress: BlobsInProgress::default(),
+            blob_uses: BlobUses::default(),
             drafts_in_progress: BlobsInProgress::default(),
             instance_locks: InstanceLocks::default(),
+            upload_locks: UploadLocks::default(),
             placement: PlacementCache::default(),
+            state_counts: StateCountsCache::default(),
             console_key: console_key.unwrap_or_else(|error| {
                 tracing::error!(error, "failed to load KERBSIDE_SIGNING_KEY");
                 None
@@ -99,6 +124,12 @@ impl App {
             events,
             nodes,
         }
+    }
+
+    /// Sets the identity of the lock file of the data directory.
+    #[must_use]
+    pub fn with_lock_file(self, lock_file: String) -> Self {
+        Self { lock_file, ..self }
     }
 
     /// Acquires a slot for one upload or download, until it is dropped.

@@ -38,6 +38,17 @@ impl Health {
         self.draining.store(true, Ordering::Relaxed);
     }
 
+    /// Records that the database responded to a statement, which saves the next check.
+    pub(crate) fn database_responded(&self) {
+        self.observe(true);
+    }
+
+    /// Returns whether the database responded within the interval of the checks.
+    fn is_current(&self) -> bool {
+        self.database_ok.load(Ordering::Relaxed)
+            && seconds().saturating_sub(self.checked.load(Ordering::Relaxed)) < CHECK_INTERVAL.as_secs()
+    }
+
     fn observe(&self, ok: bool) {
         self.database_ok.store(ok, Ordering::Relaxed);
         self.checked.store(seconds(), Ordering::Relaxed);
@@ -48,6 +59,11 @@ impl Health {
 pub async fn watch(health: Arc<Health>, store: Arc<Store>) {
     let mut failures = 0;
     loop {
+        if health.is_current() {
+            failures = 0;
+            tokio::time::sleep(CHECK_INTERVAL).await;
+            continue;
+        }
         let error = match tokio::time::timeout(QUERY_TIMEOUT, store.query("SELECT 1", &[])).await {
             Ok(Ok(_)) => None,
             Ok(Err(error)) => Some(error.to_string()),

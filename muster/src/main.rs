@@ -3,13 +3,18 @@
 mod config;
 mod database;
 mod logging;
+mod memory;
 mod metrics;
+mod node_port;
 mod serve;
 mod state;
 
+use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
+use muster_client::Command as ClientCommand;
+use muster_client::commands::node;
 
 /// A private cloud in one program
 #[derive(Debug, Parser)]
@@ -30,6 +35,9 @@ enum Command {
     /// Maintain the database
     #[command(subcommand)]
     Db(database::Command),
+    /// Stop the VMs of a node when its fencing lease expires; started by the daemon
+    #[command(hide = true)]
+    Watchdog { storage_dir: std::path::PathBuf },
     /// Print a shell completion script
     Completion { shell: clap_complete::Shell },
     #[command(flatten)]
@@ -48,6 +56,18 @@ fn main() -> ExitCode {
     }
 }
 
+/// Gives the nodes of a data directory new ids.
+async fn adopt(data_dir: &Path) -> anyhow::Result<()> {
+    let data = state::DataDir::open(data_dir).await?;
+    data.replace_node_ids()?;
+    eprintln!(
+        "{} joins as a new node at the next start: set NODE_NAME if another node has the name of this host, and remove \
+         NODE_UUID from the settings",
+        data.path().display()
+    );
+    Ok(())
+}
+
 /// Writes to standard output. A closed pipe is not an error.
 fn print(text: &[u8]) -> anyhow::Result<()> {
     use std::io::Write as _;
@@ -63,7 +83,9 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         clap_complete::generate(shell, &mut Cli::command(), "muster", &mut script);
         return print(&script).map(|()| ExitCode::SUCCESS);
     }
-    if matches!(cli.command, Command::Serve(_) | Command::Db(_)) {
+    let is_adoption =
+        matches!(cli.command, Command::Client(ClientCommand::Node(node::Command::Adopt { .. })));
+    if is_adoption || matches!(cli.command, Command::Serve(_) | Command::Db(_) | Command::Watchdog { .. }) {
         // Files of the daemon are accessible only to its own user.
         nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o077));
     }
@@ -73,9 +95,16 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         match cli.command {
+            Command::Client(ClientCommand::Node(node::Command::Adopt { data_dir })) => {
+                adopt(&data_dir).await?;
+            }
             Command::Client(command) => return muster_client::run(command, cli.options).await,
             Command::Serve(arguments) => serve::run(arguments).await?,
             Command::Db(command) => database::run(command).await?,
+            Command::Watchdog { storage_dir } => {
+                logging::init(&config::load(None)?);
+                muster_node::run_watchdog(&storage_dir).await?;
+            }
             Command::Config(_) | Command::Completion { .. } => {}
         }
         Ok(ExitCode::SUCCESS)

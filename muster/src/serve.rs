@@ -27,7 +27,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 use crate::state::{DataDir, TAKEOVER_TIMEOUT};
-use crate::{config, logging, metrics};
+use crate::{config, logging, memory, metrics, node_port};
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -63,16 +63,38 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
         daemon = start(arguments, settings) => daemon?,
         () = signals.any() => bail!("interrupted during startup"),
     };
-    let failed_task = tokio::select! {
-        () = signals.wait_and_drain(&daemon.app) => None,
-        task = daemon.ended.recv() => task,
+    let (app, stop_work) = (Arc::clone(&daemon.app), daemon.stop_work.clone());
+    let failure = tokio::select! {
+        () = signals.wait_and_drain(&app) => None,
+        task = daemon.ended.recv() => task.map(|task| format!("task {task} ended unexpectedly; see the log")),
+        reason = lost(&app, &stop_work) => {
+            tracing::error!(reason, "stopping, because this daemon is not a member of the cluster any longer");
+            // Until the end, the API responds with the reason.
+            signals.drain(&app, app.settings.api_drain_grace).await;
+            if let Err(error) = reconcile::checkin::stop_vms_of_deleted_nodes(&app).await {
+                tracing::error!(%error, "failed to stop the VMs of a deleted node");
+            }
+            Some(format!(
+                "{reason}: its VMs keep running unless the node was deleted; in that case, run `muster node adopt --data-dir {}` before the \
+                 next start, to let this host join as a new node",
+                daemon.data.path().display()
+            ))
+        }
     };
     daemon.shut_down().await;
-    match failed_task {
-        Some(task) => bail!("task {task} ended unexpectedly; see the log"),
-        None => Ok(()),
-    }
+    failure.map_or(Ok(()), |failure| Err(anyhow!(failure)))
 }
+
+/// Waits until the last node of this daemon is fenced, stops all work, and returns the reason.
+async fn lost(app: &App, stop_work: &watch::Sender<bool>) -> String {
+    let mut lost = app.store.membership.lost();
+    let reason = lost.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
+    stop_work.send_replace(true);
+    reason.unwrap_or_default()
+}
+
+/// How long a daemon that cannot join waits for its events to be written.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Raises the limit of open files to its maximum, because connections and transfers need many.
 fn raise_file_limit() {
@@ -84,7 +106,7 @@ fn raise_file_limit() {
 }
 
 /// Binds the socket, waiting briefly for a killed daemon to release the port.
-async fn bind(listen: SocketAddr) -> io::Result<TcpListener> {
+pub(crate) async fn bind(listen: SocketAddr) -> io::Result<TcpListener> {
     let started = Instant::now();
     loop {
         match TcpListener::bind(listen).await {
@@ -106,6 +128,7 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
     let address = socket.local_addr()?;
     let data = DataDir::open(&arguments.data_dir).await?;
 
+    let node_socket = node_port::bind(&settings, &database_url(&settings, data.path()), address.ip()).await?;
     let (store, secret_seed) = open_store(&settings, &data).await?;
     let store = Arc::new(store);
 
@@ -116,7 +139,8 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
     let spool = data.path().join("spool/eventlog");
     let events = Events::open(&spool, &name, &settings).with_context(|| spool.display().to_string())?;
     let drainer = Drainer::new(&events, &spool, &settings).with_context(|| spool.display().to_string())?;
-    let app = Arc::new(App::new(store, settings, events, &secret_seed, nodes));
+    let app = App::new(store, settings, events, &secret_seed, nodes).with_lock_file(data.lock_file()?);
+    let app = Arc::new(app);
 
     let apiurl = format!("{scheme}://{}", local_address(address));
     let mut saved = false;
@@ -135,7 +159,16 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
     }
     data.update_credentials(&apiurl)?;
     objects::network::bootstrap(&app).await?;
-    reconcile::checkin::join(&app).await?;
+    let node_listener = match node_socket {
+        Some(socket) => Some(node_port::listener(&app, socket).await?),
+        None => None,
+    };
+    if let Err(error) = reconcile::checkin::join(&app).await {
+        // The events say what happened to the VMs of a deleted node.
+        let (_, stopped) = watch::channel(true);
+        let _ = tokio::time::timeout(DRAIN_TIMEOUT, drainer.run(Arc::clone(&app.store), stopped)).await;
+        return Err(error.into());
+    }
 
     let (service, _) = muster_api::service(&app);
     let listener = Listener {
@@ -145,7 +178,7 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
         max_connections: usize::try_from(app.settings.api_max_connections)?,
     };
     publish_images(Arc::clone(&app), arguments.image);
-    let daemon = Daemon::start(app, data, drainer, listener, address.ip(), service);
+    let daemon = Daemon::start(app, data, drainer, (listener, node_listener), address.ip(), service);
     tracing::info!(url = apiurl, node = name, data = %daemon.data.path().display(), "serving");
     Ok(daemon)
 }
@@ -190,7 +223,7 @@ struct Daemon {
     stop_drain: watch::Sender<bool>,
     /// Receives the names of tasks that end. No task should end before it is stopped.
     ended: mpsc::Receiver<&'static str>,
-    api: JoinHandle<()>,
+    api: Vec<JoinHandle<()>>,
     workers: Vec<JoinHandle<()>>,
     monitors: Vec<JoinHandle<()>>,
     event_drainer: JoinHandle<()>,
@@ -201,7 +234,7 @@ impl Daemon {
         app: Arc<App>,
         data: DataDir,
         drainer: Drainer,
-        listener: Listener,
+        (listener, node_listener): (Listener, Option<Listener>),
         api_address: IpAddr,
         service: muster_api::Service,
     ) -> Self {
@@ -229,12 +262,18 @@ impl Daemon {
         let metrics_server =
             metrics::serve(Arc::clone(&app), api_address, listener.tls.clone(), stop_api.subscribe());
         Self {
-            api: run("api", Box::pin(muster_api::serve(listener, handle, stop_api.subscribe()))),
+            api: [("api", Some(listener)), ("node calls", node_listener)]
+                .into_iter()
+                .filter_map(|(name, listener)| Some((name, listener?)))
+                .map(|(name, listener)| {
+                    run(name, Box::pin(muster_api::serve(listener, handle.clone(), stop_api.subscribe())))
+                })
+                .collect(),
             workers: start_tasks(RunsOn::EveryDaemon, &stop_work)
                 .chain([run("operations", worker.run(stop_work.subscribe()))])
                 .collect(),
             monitors: start_tasks(RunsOn::EveryDaemonWhileDraining, &stop_work)
-                .chain([tokio::spawn(metrics_server)])
+                .chain([tokio::spawn(metrics_server), tokio::spawn(memory::release_freed())])
                 .collect(),
             event_drainer: run(
                 "events",
@@ -254,7 +293,9 @@ impl Daemon {
         let app = &self.app;
         let timeout = Duration::from_secs(10);
         self.stop_api.send_replace(true);
-        let _ = tokio::time::timeout(timeout, self.api).await;
+        for server in self.api {
+            let _ = tokio::time::timeout(timeout, server).await;
+        }
         // A change continues after its caller disconnects.
         let _ = tokio::time::timeout(timeout, app.changes_ended()).await;
         self.stop_work.send_replace(true);
@@ -307,6 +348,11 @@ impl Signals {
             _ = self.interrupt.recv() => 0,
             _ = self.terminate.recv() => app.settings.api_drain_grace,
         };
+        self.drain(app, grace).await;
+    }
+
+    /// Makes the daemon not ready, and waits for `grace` seconds or a signal.
+    async fn drain(&mut self, app: &App, grace: u64) {
         app.health.drain();
         tracing::info!(seconds = grace, "draining");
         tokio::select! {
@@ -342,7 +388,7 @@ fn create_nodes(
     };
     let storage =
         if settings.storage_path.is_empty() { data.path() } else { Path::new(&settings.storage_path) };
-    let node = LocalNode::new(id, settings, storage);
+    let node = LocalNode::new(id, settings, storage, listen_address.ip());
     // The address at which other nodes reach this daemon.
     let ip =
         if listen_address.ip().is_unspecified() { node.identity().ip.into() } else { listen_address.ip() };
@@ -371,7 +417,9 @@ fn database_url(settings: &Settings, data: &Path) -> Secret {
         settings;
     let [user, password, database] = [mariadb_user, mariadb_password.expose(), mariadb_database]
         .map(|text| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string());
-    Secret::new(format!("mysql://{user}:{password}@{mariadb_host}:{mariadb_port}/{database}"))
+    let hosts: Vec<String> =
+        mariadb_host.split(',').map(|host| format!("{}:{mariadb_port}", host.trim())).collect();
+    Secret::new(format!("mysql://{user}:{password}@{}/{database}", hosts.join(",")))
 }
 
 /// Returns the address at which this host reaches the API.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ const HOST_NODE_KEY: &str = "this machine";
 #[derive(Debug)]
 pub(crate) struct DataDir {
     path: PathBuf,
-    _lock: Flock<File>,
+    lock: Flock<File>,
 }
 
 impl DataDir {
@@ -43,7 +43,7 @@ impl DataDir {
         let (started, mut file) = (Instant::now(), lock);
         loop {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                Ok(lock) => return Ok(Self { path, _lock: lock }),
+                Ok(lock) => return Ok(Self { path, lock }),
                 Err((unlocked, Errno::EWOULDBLOCK)) if started.elapsed() < TAKEOVER_TIMEOUT => {
                     file = unlocked;
                 }
@@ -51,6 +51,24 @@ impl DataDir {
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
+    }
+
+    /// Returns what identifies the lock file among all hosts: a process that holds the same lock during the same boot
+    /// knows that the previous owner has ended.
+    pub(crate) fn lock_file(&self) -> anyhow::Result<String> {
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").context("boot id of this host")?;
+        let file = self.lock.metadata().with_context(|| self.path.display().to_string())?;
+        Ok(format!("{}:{}:{}", boot.trim(), file.dev(), file.ino()))
+    }
+
+    /// Gives the nodes of this directory new ids.
+    pub(crate) fn replace_node_ids(&self) -> anyhow::Result<()> {
+        let path = self.path.join("nodes.json");
+        let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+        let mut ids: BTreeMap<String, NodeId> =
+            serde_json::from_str(&text).with_context(|| format!("{} is damaged", path.display()))?;
+        ids.values_mut().for_each(|id| *id = NodeId::new());
+        write_private(&path, &serde_json::to_string_pretty(&ids)?)
     }
 
     pub(crate) fn path(&self) -> &Path {

@@ -3,17 +3,21 @@
 
 mod change_notifier;
 mod command;
+mod console_connections;
+mod fencing;
 mod files;
 mod guest;
 mod host;
 mod host_features;
 mod image;
 mod local;
+mod lost_found;
 mod network;
 mod sim;
 mod storage;
 mod vm;
 mod vm_socket;
 
+pub use fencing::run_watchdog;
 pub use local::LocalNode;
 pub use sim::{GuestScript, SimulatedNode, SimulationScript};

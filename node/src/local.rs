@@ -1,15 +1,18 @@
 //! The node that manages the host it runs on.
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use muster_types::guest::GuestApi;
 use muster_types::ids::NetworkId;
 use muster_types::network::{NetworkPlan, NetworkReport, NetworkUsage, PingResult};
-use muster_types::node::{FoundNetwork, HostFeature, NodeApi, NodeFuture, NodeIdentity, NodeReport};
-use muster_types::settings::Settings;
+use muster_types::node::{
+    FoundNetwork, HostFeature, NodeApi, NodeFuture, NodeIdentity, NodeReport, RouterGate,
+};
+use muster_types::settings::{FencingPolicy, Settings};
 use muster_types::storage::StorageApi;
 use muster_types::vm::VmApi;
 use muster_types::{Error, Result};
@@ -17,11 +20,12 @@ use serde_json::{Map, Value, json};
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::command::Commands;
+use crate::fencing::{self, FencingLease};
 use crate::guest::{GuestRegistry, LocalGuests};
 use crate::image::Images;
 use crate::network::{self, Networks};
 use crate::storage::FileStorage;
-use crate::vm::{ConsoleArchive, LocalVms};
+use crate::vm::{ConsoleArchive, LocalVms, NodeAddress};
 use crate::{host, host_features};
 
 /// The maximum number of concurrent pings; further ones wait.
@@ -43,12 +47,21 @@ pub struct LocalNode {
     missing_features: BTreeMap<HostFeature, String>,
     mesh_nic: String,
     api_url: String,
+    console_address: Ipv4Addr,
+    /// Unset if VMs keep running when the node cannot reach the database.
+    fencing: Option<FencingLease>,
 }
 
 impl LocalNode {
-    /// Creates the node. `id` is persistent across restarts; `storage` is the directory of disks and images.
+    /// Creates the node. `id` is persistent across restarts; `storage` is the directory of disks and images;
+    /// `api_address` is the address at which the API listens.
     #[must_use]
-    pub fn new(id: muster_types::ids::NodeId, settings: &Settings, storage: &Path) -> Self {
+    pub fn new(
+        id: muster_types::ids::NodeId,
+        settings: &Settings,
+        storage: &Path,
+        api_address: IpAddr,
+    ) -> Self {
         let or_default =
             |set: &str, default: fn() -> String| if set.is_empty() { default() } else { set.to_owned() };
         #[expect(
@@ -65,8 +78,13 @@ impl LocalNode {
         let ip = settings.node_mesh_ip.unwrap_or_else(host::primary_address);
         let guest_registry = Arc::new(GuestRegistry::default());
         let archive = ConsoleArchive::new(storage, settings.archive_instance_console_duration);
-        let vms =
-            LocalVms::new(storage, files.clone(), &commands, (&name, ip), guest_registry.clone(), archive);
+        let console_address = console_address(ip, api_address);
+        let address = NodeAddress {
+            name: &name,
+            ip,
+            console_address: settings.console_ports.then_some(console_address),
+        };
+        let vms = LocalVms::new(storage, files.clone(), &commands, &address, guest_registry.clone(), archive);
         let missing_features =
             host_features::missing_features(&commands, missing_images, vms.missing_features());
         for (feature, reason) in &missing_features {
@@ -90,11 +108,14 @@ impl LocalNode {
             reserved_memory_mb,
             reserved_disk_gb: settings.node_disk_reservation_gb,
             reserved_cpus: settings.node_cpu_reservation_threads,
-            networks: Arc::new(Networks::new(commands.with_own_counter(), &settings.node_egress_nic)),
+            networks: Arc::new(Networks::new(commands.with_own_counter(), settings)),
             pings: Arc::new(Semaphore::new(MAX_CONCURRENT_PINGS)),
             missing_features,
             mesh_nic: settings.node_mesh_nic.clone(),
             api_url: String::new(),
+            console_address,
+            fencing: (settings.fencing == FencingPolicy::Own)
+                .then(|| FencingLease::new(storage, Duration::from_secs(settings.fencing_lease))),
         }
     }
 
@@ -169,8 +190,17 @@ impl LocalNode {
                 .ok(),
             api_url: self.api_url.clone(),
             display: self.vms.display_identity(),
+            console_address: Some(self.console_address),
+            fencing_lease: self.fencing.as_ref().and_then(FencingLease::ensure_watchdog),
+            ..NodeReport::default()
         })
     }
+}
+
+/// Returns the address of the TCP ports of consoles: the loopback address if the API listens on it too or the host does
+/// not have the address of the node, else the latter.
+fn console_address(ip: Ipv4Addr, api_address: IpAddr) -> Ipv4Addr {
+    if api_address.is_loopback() || TcpListener::bind((ip, 0)).is_err() { Ipv4Addr::LOCALHOST } else { ip }
 }
 
 /// Returns the port of a URL.
@@ -218,6 +248,18 @@ impl NodeApi for LocalNode {
         })
     }
 
+    fn renew_fencing_lease(&self, began: Instant) -> Result<()> {
+        match &self.fencing {
+            Some(lease) => lease.renew(began),
+            // An earlier daemon with another setting may have left a lease.
+            None => self.end_fencing_lease(),
+        }
+    }
+
+    fn end_fencing_lease(&self) -> Result<()> {
+        fencing::end_lease(&self.storage_dir)
+    }
+
     fn ensure_networks<'a>(&'a self, plans: &'a [NetworkPlan]) -> NodeFuture<'a, Vec<Result<NetworkReport>>> {
         if self.require_networks().is_err() {
             let errors = plans.iter().map(|_| self.require_networks().map(|()| NetworkReport::default()));
@@ -226,6 +268,15 @@ impl NodeApi for LocalNode {
         }
         let plans = plans.to_vec();
         self.blocking(move |networks| networks.ensure(&plans))
+    }
+
+    fn set_router_gate(&self, gate: RouterGate) -> NodeFuture<'_, ()> {
+        if let Err(error) = self.require_networks() {
+            // Such a host has no routers.
+            let result = if gate == RouterGate::Closed { Ok(()) } else { Err(error) };
+            return Box::pin(async { result });
+        }
+        self.blocking(move |networks| networks.set_gate(gate))
     }
 
     fn remove_network(&self, network: FoundNetwork) -> NodeFuture<'_, ()> {

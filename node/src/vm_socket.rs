@@ -12,6 +12,9 @@ use tokio::net::UnixStream;
 /// The socket of QMP.
 pub(crate) const QMP: &str = "qmp";
 
+/// The socket of the serial console.
+pub(crate) const CONSOLE: &str = "console";
+
 /// The socket of the agent in the guest.
 pub(crate) const AGENT: &str = "sc-sf-agent";
 

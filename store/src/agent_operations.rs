@@ -12,7 +12,7 @@ use muster_types::object::ObjectType;
 use muster_types::time::now;
 use serde_json::{Map, Value as JsonValue};
 
-use super::{Read, Select, StoreError, Tx, Value, columns, params, placeholders, to_json};
+use super::{Read, Select, StoreError, Tx, Value, columns, params, placeholders, to_json, trusts};
 
 /// The results of the commands of an operation, by the number of the command.
 pub type CommandResults = BTreeMap<String, Map<String, JsonValue>>;
@@ -100,18 +100,8 @@ pub async fn get(db: impl Read, id: AgentOperationId) -> Result<Option<AgentOper
 }
 
 /// Returns those of some operations whose namespace is the caller's or trusts it.
-pub async fn visible(mut db: impl Read, ids: &[String], caller: &str) -> Result<HashSet<String>, StoreError> {
-    if ids.is_empty() {
-        return Ok(HashSet::new());
-    }
-    let sql = format!(
-        "SELECT uuid FROM agent_operations WHERE uuid IN ({}) \
-         AND (namespace = ? OR namespace IN (SELECT namespace FROM trusts WHERE trusted = ?))",
-        placeholders(ids.len())
-    );
-    let mut values: Vec<Value> = ids.iter().map(Value::from).collect();
-    values.extend([caller.into(), caller.into()]);
-    Ok(db.fetch(&sql, &values).await?.into_iter().collect())
+pub async fn visible(db: impl Read, ids: &[String], caller: &str) -> Result<HashSet<String>, StoreError> {
+    trusts::visible(db, "agent_operations", ids, caller).await
 }
 
 /// Returns the next operations of an instance after `after`, in order; with `all`, also finished ones.
@@ -222,13 +212,16 @@ pub async fn insert(
 ) -> Result<Option<AgentOperationRow>, StoreError> {
     let commands = to_json(&new.commands)?;
     let sql = format!(
-        "SELECT COUNT(*), CAST(COALESCE(SUM(LENGTH(commands)), 0) AS SIGNED) FROM agent_operations \
+        "SELECT COUNT(*), CAST(COALESCE(SUM(LENGTH(HEX(commands))), 0) AS SIGNED) FROM agent_operations \
          WHERE instance_uuid = ? AND {UNFINISHED}"
     );
-    let (operations, bytes): (i64, i64) = tx.fetch_one(&sql, params![new.instance]).await?;
+    // Two digits for each byte: LENGTH alone counts characters on SQLite.
+    let (operations, digits): (i64, i64) = tx.fetch_one(&sql, params![new.instance]).await?;
     let added = i64::try_from(commands.len()).expect("the length of a text fits in an i64");
     // Commands of any size are accepted if the queue is empty.
-    if operations >= limits.operations || (operations > 0 && bytes.saturating_add(added) > limits.bytes) {
+    if operations >= limits.operations
+        || (operations > 0 && (digits / 2).saturating_add(added) > limits.bytes)
+    {
         return Ok(None);
     }
     let sql = "SELECT COALESCE(MAX(sequence), 0) FROM agent_operations WHERE instance_uuid = ?";
@@ -371,4 +364,10 @@ pub async fn finished_before(
 pub async fn remove(tx: &mut Tx, id: AgentOperationId) -> Result<bool, StoreError> {
     let sql = format!("DELETE FROM agent_operations WHERE uuid = ? AND NOT ({UNFINISHED})");
     Ok(tx.execute(&sql, params![id]).await? == 1)
+}
+
+/// Locks an operation until the transaction ends, without changing it. Returns whether it exists and is not deleted.
+pub async fn lock(tx: &mut Tx, id: AgentOperationId) -> Result<bool, StoreError> {
+    let sql = "UPDATE agent_operations SET state = state WHERE uuid = ? AND state <> 'deleted'";
+    Ok(tx.execute(sql, params![id]).await? == 1)
 }

@@ -3,14 +3,14 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
-use muster_types::artifact::{ArtifactState, ArtifactType};
+use muster_types::artifact::{ArtifactState, ArtifactType, ArtifactVersion};
 use muster_types::ids::{ArtifactId, OperationId};
 use muster_types::namespace::SYSTEM_NAMESPACE;
 use muster_types::time::now;
 
-use super::{Read, StoreError, Tx, Value, columns, params, placeholders, sha256};
+use super::{FAILED_LAST, Read, StoreError, Tx, Value, columns, params, placeholders, sha256, to_json};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct ArtifactRow {
@@ -28,6 +28,8 @@ pub struct ArtifactRow {
     /// The validators of the newest version.
     pub source: Validators,
     pub last_operation: Option<OperationId>,
+    /// The versions that a deleted artifact had, by index.
+    pub deleted_versions: Option<BTreeMap<i64, ArtifactVersion>>,
 }
 
 /// The HTTP validators for conditional requests to a source.
@@ -63,6 +65,7 @@ columns! { ArtifactRow {
     fetched,
     source: Validators { etag, modified, length, },
     last_operation,
+    deleted_versions: json(deleted_versions),
 } }
 
 /// The states in which an artifact can be found by its name.
@@ -101,9 +104,10 @@ pub async fn has_source(mut db: impl Read, namespace: &str, source_url: &str) ->
     Ok(!db.rows(&sql, params![namespace, source_url]).await?.is_empty())
 }
 
-/// Returns up to two artifacts with a name; labels only if there are no others, because labels have their own paths.
+/// Returns up to [`crate::MAX_NAMESAKES`] artifacts with a name; labels only if there are no others, because labels have
+/// their own paths.
 async fn named(db: impl Read, tail: &str, values: &[Value]) -> Result<Vec<ArtifactRow>, StoreError> {
-    let tail = format!("name = ? AND {tail} AND {ACTIVE} ORDER BY artifact_type = 'label', uuid LIMIT 2");
+    let tail = format!("name = ? AND {tail} AND {ACTIVE} ORDER BY artifact_type = 'label', {FAILED_LAST}");
     let mut found = rows(db, &tail, values).await?;
     let is_label = |row: &ArtifactRow| row.artifact_type == ArtifactType::Label;
     if found.iter().any(|row| !is_label(row)) {
@@ -112,7 +116,7 @@ async fn named(db: impl Read, tail: &str, values: &[Value]) -> Result<Vec<Artifa
     Ok(found)
 }
 
-/// Returns up to two artifacts with a name, in one namespace or in all.
+/// Returns artifacts with a name, in one namespace or in all.
 pub async fn by_name(
     db: impl Read,
     name: &str,
@@ -124,7 +128,7 @@ pub async fn by_name(
     }
 }
 
-/// Returns up to two artifacts with a name that `system` shares with all namespaces.
+/// Returns artifacts with a name that `system` shares with all namespaces.
 pub async fn by_name_shared(db: impl Read, name: &str) -> Result<Vec<ArtifactRow>, StoreError> {
     named(db, "namespace = ? AND shared = 1", params![name, SYSTEM_NAMESPACE]).await
 }
@@ -222,6 +226,17 @@ pub async fn set_state(
         "UPDATE artifacts SET {release_source}state = ?, updated = ?, version = version + 1 WHERE uuid = ? AND state = ?"
     );
     Ok(tx.execute(&sql, params![to, now(), id, from]).await? == 1)
+}
+
+/// Records the versions that a deleted artifact had.
+pub async fn set_deleted_versions(
+    tx: &mut Tx,
+    id: ArtifactId,
+    versions: &BTreeMap<i64, ArtifactVersion>,
+) -> Result<(), StoreError> {
+    let sql = "UPDATE artifacts SET deleted_versions = ? WHERE uuid = ? AND state = 'deleted'";
+    tx.execute(sql, params![to_json(versions)?, id]).await?;
+    Ok(())
 }
 
 /// Records why an artifact's source failed to be fetched, or `None` after a success.

@@ -36,12 +36,15 @@ pub async fn of_blobs(
 
 /// Returns the approximate size of a namespace's metadata of a blob in bytes.
 pub async fn size(mut db: impl Read, blob: BlobId, namespace: &str) -> Result<i64, StoreError> {
-    db.fetch_one(
-        "SELECT CAST(COALESCE(SUM(LENGTH(name) + LENGTH(value)), 0) AS SIGNED) FROM blob_metadata \
-         WHERE blob_uuid = ? AND namespace = ?",
-        params![blob, namespace],
-    )
-    .await
+    // Two digits for each byte: LENGTH alone counts characters on SQLite.
+    let digits: i64 = db
+        .fetch_one(
+            "SELECT CAST(COALESCE(SUM(LENGTH(HEX(name)) + LENGTH(HEX(value))), 0) AS SIGNED) FROM blob_metadata \
+             WHERE blob_uuid = ? AND namespace = ?",
+            params![blob, namespace],
+        )
+        .await?;
+    Ok(digits / 2)
 }
 
 pub async fn set(

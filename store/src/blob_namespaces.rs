@@ -61,6 +61,11 @@ pub async fn receive(
     Ok(())
 }
 
+/// Returns the namespaces that have received the content of a blob.
+pub async fn receivers(mut db: impl Read, blob: BlobId) -> Result<Vec<String>, StoreError> {
+    db.fetch("SELECT namespace FROM blob_namespaces WHERE blob_uuid = ?", params![blob]).await
+}
+
 /// Records that a namespace used the content of a blob, if it has received it.
 pub async fn set_used(tx: &mut Tx, blob: BlobId, namespace: &str) -> Result<(), StoreError> {
     let sql = "UPDATE blob_namespaces SET last_used = ? WHERE blob_uuid = ? AND namespace = ?";

@@ -124,6 +124,12 @@ pub async fn unused(db: impl Read, before: f64, limit: i64) -> Result<Vec<BlobRo
     rows(db, &tail, params![before, limit]).await
 }
 
+/// Returns whether anything uses a blob.
+pub async fn is_used(mut db: impl Read, id: BlobId) -> Result<bool, StoreError> {
+    let sql = format!("SELECT 1 FROM object_references WHERE {IN_USE} AND target_id = ? LIMIT 1");
+    Ok(!db.rows(&sql, params![id]).await?.is_empty())
+}
+
 /// Returns the deleted blobs that no node has and whose state changed before `before`.
 pub async fn cleanable(db: impl Read, before: f64, limit: i64) -> Result<Vec<BlobRow>, StoreError> {
     let tail = "state = 'deleted' AND updated <= ? \

@@ -7,9 +7,10 @@ mod tests;
 
 use muster_types::capacity::Capacity;
 use muster_types::ids::ClaimId;
+use muster_types::object::ObjectType;
 use muster_types::time::now;
 
-use super::{Read, StoreError, Tx, columns, params};
+use super::{Read, StoreError, Tx, columns, metadata, params};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct ClaimRow {
@@ -66,6 +67,12 @@ pub async fn lock_active(tx: &mut Tx, at: f64) -> Result<Vec<ClaimRow>, StoreErr
     let sql = "UPDATE namespace_claims SET version = version + 1 WHERE expires > ?";
     // Most clusters have no claims.
     if tx.execute(sql, params![at]).await? == 0 { Ok(vec![]) } else { active(tx, at).await }
+}
+
+/// Locks a claim until the transaction ends. Returns whether it exists.
+pub async fn lock(tx: &mut Tx, id: ClaimId) -> Result<bool, StoreError> {
+    let sql = "UPDATE namespace_claims SET version = version + 1 WHERE uuid = ?";
+    Ok(tx.execute(sql, params![id]).await? == 1)
 }
 
 pub async fn insert(tx: &mut Tx, row: &ClaimRow) -> Result<(), StoreError> {
@@ -153,5 +160,6 @@ pub async fn expire_of(tx: &mut Tx, namespace: &str) -> Result<(), StoreError> {
 
 pub async fn remove(tx: &mut Tx, id: ClaimId) -> Result<(), StoreError> {
     tx.execute("DELETE FROM namespace_claims WHERE uuid = ?", params![id]).await?;
+    metadata::remove_of(tx, ObjectType::NamespaceClaim, &id.to_string()).await?;
     Ok(())
 }

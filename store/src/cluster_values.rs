@@ -18,3 +18,15 @@ pub async fn set(tx: &mut Tx, name: &str, value: &str) -> Result<(), StoreError>
         .await?;
     Ok(())
 }
+
+/// Returns the names that start with `prefix`, with their values.
+pub async fn with_prefix(mut db: impl Read, prefix: &str) -> Result<Vec<(String, String)>, StoreError> {
+    let sql = "SELECT name, value FROM cluster_values WHERE SUBSTR(name, 1, ?) = ?";
+    let length = i64::try_from(prefix.len()).unwrap_or(i64::MAX);
+    db.fetch(sql, params![length, prefix]).await
+}
+
+/// Removes a value. Returns whether it existed.
+pub async fn remove(tx: &mut Tx, name: &str) -> Result<bool, StoreError> {
+    Ok(tx.execute("DELETE FROM cluster_values WHERE name = ?", params![name]).await? == 1)
+}

@@ -54,7 +54,9 @@ pub async fn run(
 /// Returns an error if a daemon uses the database, because its writes during the copy would be lost.
 async fn check_unused(store: &Store, which: &str) -> Result<(), StoreError> {
     let leases = super::leases::list(store).await?;
-    match leases.iter().find(|lease| lease.name != migrate::MIGRATION_LEASE) {
+    // The role of the only network node stays with the node while its daemon is stopped.
+    let others = [migrate::MIGRATION_LEASE, super::leases::NETWORK_NODE_LEASE];
+    match leases.iter().find(|lease| !others.contains(&lease.name.as_str())) {
         Some(lease) => Err(StoreError::Internal(format!(
             "a daemon on node {} (process {}) is using the {which}: stop it first",
             lease.node, lease.pid
@@ -150,6 +152,7 @@ fn primary_key(table: &str) -> Vec<&'static str> {
         "blob_locations" => vec!["blob_uuid", "node_uuid"],
         "blob_metadata" => vec!["blob_uuid", "namespace", "name"],
         "blob_namespaces" => vec!["blob_uuid", "namespace"],
+        "namespace_quotas" => vec!["namespace", "name"],
         "event_links" => vec!["object_type", "object_id", "timestamp", "event_uuid"],
         "exchange_attempts" => vec!["source", "minute"],
         "exchanged_tokens" => vec!["rule", "token"],

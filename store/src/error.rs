@@ -17,9 +17,18 @@ pub enum StoreError {
     /// A value does not fit its column.
     #[error("{0}")]
     TooLong(String),
+    /// No node of this daemon is a member of the cluster any longer. See docs/decisions/0050.
+    #[error("{0}")]
+    StaleEpoch(String),
     /// The database cannot be reached or is not ready.
     #[error("unavailable: {0}")]
     Unavailable(String),
+    /// The disk of the database is full or fails.
+    #[error("disk full: {0}")]
+    DiskFull(String),
+    /// The database does not accept writes.
+    #[error("read-only: {0}")]
+    ReadOnly(String),
     /// A bug, a wrong configuration or a damaged database.
     #[error("{0}")]
     Internal(String),
@@ -28,7 +37,7 @@ pub enum StoreError {
 impl StoreError {
     /// Turns a duplicate key into a conflict, for transactions that find the row when they are retried.
     #[must_use]
-    pub(crate) fn retry_duplicate(self) -> Self {
+    pub fn retry_duplicate(self) -> Self {
         match self {
             Self::Duplicate(reason) => Self::Conflict(reason),
             other => other,
@@ -46,6 +55,18 @@ impl From<StoreError> for Error {
             StoreError::Unavailable(reason) => {
                 tracing::warn!(%reason, "database unavailable");
                 Self::database_unavailable()
+            }
+            StoreError::StaleEpoch(reason) => Self::StaleEpoch(reason),
+            StoreError::DiskFull(reason) => {
+                tracing::error!(%reason, "failed to write to the disk of the database");
+                Self::Unavailable(
+                    "database unavailable: its disk is full or fails, please retry when the operator has repaired it"
+                        .into(),
+                )
+            }
+            StoreError::ReadOnly(reason) => {
+                tracing::warn!(%reason, "database is read-only");
+                Self::Unavailable("database unavailable: it is read-only, please retry".into())
             }
             StoreError::TooLong(reason) => {
                 tracing::warn!(%reason, "failed to store a value");

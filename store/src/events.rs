@@ -7,7 +7,9 @@ use muster_types::event::{Event, EventRecord, EventType};
 use muster_types::object::{ObjectRef, ObjectType};
 use serde_json::Map;
 
-use super::{Read, Select, Store, StoreError, Tx, Value, columns, params, to_json, transaction, values};
+use super::{
+    Read, Select, Store, StoreError, Tx, Value, columns, params, placeholders, to_json, transaction, values,
+};
 
 /// Inserts a batch of events. Inserting an event again has no effect.
 pub async fn insert(store: &Store, events: &[Event]) -> muster_types::Result<()> {
@@ -37,7 +39,8 @@ pub async fn insert(store: &Store, events: &[Event]) -> muster_types::Result<()>
             event.duration
         ]);
     }
-    transaction!(store, |tx| {
+    // Also those of a daemon that was fenced: they explain what it did.
+    transaction!(store.unfenced(), |tx| {
         replace(
             tx,
             "REPLACE INTO events (event_uuid, timestamp, event_type, message, extra, node, request_id, duration) VALUES",
@@ -159,6 +162,12 @@ async fn filtered(
     Ok(rows.into_iter().map(EventRecord::from).collect())
 }
 
+/// The maximum number of rows that one statement removes.
+const MAX_BATCH: usize = 100;
+/// Whether an event has no link. Its links have its type and time, so that the index by age finds them.
+const UNLINKED: &str = "NOT EXISTS (SELECT 1 FROM event_links l WHERE l.event_type = e.event_type \
+                        AND l.timestamp = e.timestamp AND l.event_uuid = e.event_uuid)";
+
 /// Removes up to `limit` links of a type that are older than `before`. Returns the number of removed links.
 pub async fn prune_links(
     tx: &mut Tx,
@@ -187,24 +196,35 @@ pub async fn prune_request_links(
 /// The approximate size of an event besides its texts, in bytes: the other columns, its links and the indexes.
 const EVENT_OVERHEAD: i64 = 500;
 
-/// Returns the approximate size in bytes of the next `limit` events after `after`, and where to continue; `None` at the
-/// end.
-pub async fn size_of_page(
-    mut db: impl Read,
-    after: &str,
-    limit: i64,
-) -> Result<(i64, Option<String>), StoreError> {
-    let sizes: Vec<(String, i64)> = db
-        .fetch(
-            "SELECT event_uuid, LENGTH(message) + LENGTH(extra) FROM events WHERE event_uuid > ? \
-             ORDER BY event_uuid LIMIT ?",
-            params![after, limit],
-        )
-        .await?;
-    let bytes = sizes.iter().map(|(_, texts)| texts + EVENT_OVERHEAD).sum();
+/// The number of hexadecimal digits of the texts of an event, two for each byte. `LENGTH` alone counts characters on SQLite
+/// and bytes on MariaDB.
+const TEXT_DIGITS: &str = "LENGTH(HEX(e.message)) + LENGTH(HEX(e.extra))";
+
+/// Returns the approximate size of an event in bytes from its [`TEXT_DIGITS`].
+const fn event_bytes(digits: i64) -> i64 {
+    digits / 2 + EVENT_OVERHEAD
+}
+
+/// The size of a page of events.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct EventPageSize {
+    /// The approximate size of the events, in bytes.
+    pub bytes: i64,
+    /// The last event, after which the next page starts; `None` if there is no event.
+    pub last: Option<String>,
+    /// Whether there may be more events.
+    pub is_full: bool,
+}
+
+/// Returns the size of the next `limit` events after `after`.
+pub async fn size_of_page(mut db: impl Read, after: &str, limit: i64) -> Result<EventPageSize, StoreError> {
+    let sql = format!(
+        "SELECT e.event_uuid, {TEXT_DIGITS} FROM events e WHERE e.event_uuid > ? ORDER BY e.event_uuid LIMIT ?"
+    );
+    let sizes: Vec<(String, i64)> = db.fetch(&sql, params![after, limit]).await?;
+    let bytes = sizes.iter().map(|(_, digits)| event_bytes(*digits)).sum();
     let is_full = usize::try_from(limit) == Ok(sizes.len());
-    let last = if is_full { sizes.into_iter().last().map(|(event, _)| event) } else { None };
-    Ok((bytes, last))
+    Ok(EventPageSize { bytes, last: sizes.into_iter().last().map(|(event, _)| event), is_full })
 }
 
 /// Links that were removed, together with the events that they were the last link of.
@@ -249,19 +269,25 @@ async fn remove_with_events(tx: &mut Tx, links: Vec<LinkKey>) -> Result<RemovedE
     events.sort_unstable();
     events.dedup();
     let mut removed = RemovedEvents { links: remove_links(tx, links).await?, bytes: 0, last };
-    for event in events {
-        let size: Vec<(i64, i64)> = tx
-            .fetch(
-                "SELECT LENGTH(e.message) + LENGTH(e.extra), (SELECT COUNT(*) FROM event_links l WHERE \
-                 l.event_type = e.event_type AND l.timestamp = e.timestamp AND l.event_uuid = e.event_uuid) \
-                 FROM events e WHERE e.event_uuid = ?",
-                params![&event],
-            )
-            .await?;
-        if let Some((texts, 0)) = size.first() {
-            tx.execute("DELETE FROM events WHERE event_uuid = ?", params![&event]).await?;
-            removed.bytes += texts + EVENT_OVERHEAD;
-        }
+    for batch in events.chunks(MAX_BATCH) {
+        let sql = format!(
+            "SELECT e.event_uuid, {TEXT_DIGITS} FROM events e WHERE e.event_uuid IN ({}) AND {UNLINKED}",
+            placeholders(batch.len())
+        );
+        let ids: Vec<Value> = batch.iter().map(Value::from).collect();
+        let unlinked: Vec<(String, i64)> = tx.fetch(&sql, &ids).await?;
+        removed.bytes += unlinked.iter().map(|(_, digits)| event_bytes(*digits)).sum::<i64>();
+        remove_events(tx, unlinked.into_iter().map(|(event, _)| event).collect()).await?;
+    }
+    Ok(removed)
+}
+
+async fn remove_events(tx: &mut Tx, events: Vec<String>) -> Result<u64, StoreError> {
+    let mut removed = 0;
+    for batch in events.chunks(MAX_BATCH) {
+        let sql = format!("DELETE FROM events WHERE event_uuid IN ({})", placeholders(batch.len()));
+        let ids: Vec<Value> = batch.iter().map(Value::from).collect();
+        removed += tx.execute(&sql, &ids).await?;
     }
     Ok(removed)
 }
@@ -301,12 +327,15 @@ async fn find_links(
 
 async fn remove_links(tx: &mut Tx, links: Vec<LinkKey>) -> Result<u64, StoreError> {
     let count = links.len() as u64;
-    for link in links {
-        tx.execute(
-            "DELETE FROM event_links WHERE object_type = ? AND object_id = ? AND timestamp = ? AND event_uuid = ?",
-            params![link.object_type, link.object_id, link.timestamp, link.event_uuid],
-        )
-        .await?;
+    for batch in links.chunks(MAX_BATCH) {
+        // Both engines look up each key, which they would not with a list of row values.
+        let key = "(object_type = ? AND object_id = ? AND timestamp = ? AND event_uuid = ?)";
+        let sql = format!("DELETE FROM event_links WHERE {}", vec![key; batch.len()].join(" OR "));
+        let keys: Vec<Value> = batch
+            .iter()
+            .flat_map(|link| values![&link.object_type, &link.object_id, link.timestamp, &link.event_uuid])
+            .collect();
+        tx.execute(&sql, &keys).await?;
     }
     Ok(count)
 }
@@ -318,22 +347,13 @@ pub async fn prune_orphans(
     after: &str,
     limit: i64,
 ) -> Result<(u64, Option<String>), StoreError> {
-    let events: Vec<(String, i64)> = tx
-        .fetch(
-            // The links of an event have its type and time, so that the index by age finds them.
-            "SELECT e.event_uuid, (SELECT COUNT(*) FROM event_links l WHERE l.event_type = e.event_type \
-             AND l.timestamp = e.timestamp AND l.event_uuid = e.event_uuid) \
-             FROM events e WHERE e.event_uuid > ? ORDER BY e.event_uuid LIMIT ?",
-            params![after, limit],
-        )
-        .await?;
-    let mut removed = 0;
-    for (event, links) in &events {
-        if *links == 0 {
-            removed += tx.execute("DELETE FROM events WHERE event_uuid = ?", params![event]).await?;
-        }
-    }
+    let sql = format!(
+        "SELECT e.event_uuid, CASE WHEN {UNLINKED} THEN 1 ELSE 0 END FROM events e WHERE e.event_uuid > ? \
+         ORDER BY e.event_uuid LIMIT ?"
+    );
+    let events: Vec<(String, bool)> = tx.fetch(&sql, params![after, limit]).await?;
     let is_full = usize::try_from(limit) == Ok(events.len());
-    let last = if is_full { events.into_iter().last().map(|(event, _)| event) } else { None };
-    Ok((removed, last))
+    let last = events.last().filter(|_| is_full).map(|(event, _)| event.clone());
+    let unlinked = events.into_iter().filter(|(_, is_unlinked)| *is_unlinked).map(|(event, _)| event);
+    Ok((remove_events(tx, unlinked.collect()).await?, last))
 }

@@ -8,15 +8,17 @@ use std::collections::{BTreeMap, HashSet};
 use muster_types::capacity::Capacity;
 use muster_types::ids::{ArtifactId, BlobId, InstanceId, NodeId};
 use muster_types::instance::{
-    ConfigDriveType, DiskRecord, DiskSpecRecord, InstanceState, MachineType, PowerState, SideChannel,
+    ConfigDriveType, DiskRecord, DiskSpecRecord, InstanceState, MachineType, PowerState, RestartPolicy,
+    SideChannel, manual_restart,
 };
+use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::OperationHandle;
 use muster_types::spec::VideoSpec;
 use muster_types::time::now;
 use muster_types::vm::ConsolePorts;
 use serde::{Deserialize, Serialize};
 
-use super::{Json, Read, StoreError, Tx, Value, columns, params, placeholders, to_json};
+use super::{FAILED_LAST, Json, Read, StoreError, Tx, Value, columns, params, placeholders, to_json, trusts};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct InstanceRow {
@@ -33,6 +35,10 @@ pub struct InstanceRow {
     pub committed: Capacity,
     /// The last observed state.
     pub power_state: PowerState,
+    /// Since when the power state has its value.
+    pub power_state_since: Option<f64>,
+    /// The number of times that the instance was placed on a node. See docs/decisions/0052.
+    pub generation: i64,
     /// The desired state: on, off or paused.
     pub power_wanted: PowerState,
     pub ports: Option<ConsolePorts>,
@@ -63,6 +69,11 @@ pub struct InstanceSpec {
     pub machine_type: MachineType,
     pub side_channels: Vec<SideChannel>,
     pub requested_placement: Option<String>,
+    /// Whether it may be created again from its images when its host is lost.
+    #[serde(default)]
+    pub disposable: bool,
+    #[serde(default = "manual_restart")]
+    pub restart: RestartPolicy,
 }
 
 /// An instance to add.
@@ -89,6 +100,8 @@ columns! { InstanceRow {
     node: node_uuid,
     committed: Capacity { cpus: claimed_cpus, memory_mb: claimed_memory, disk_gb: claimed_disk, },
     power_state,
+    power_state_since,
+    generation,
     power_wanted,
     ports: console_ports(console_port, vdi_port, vdi_tls_port),
     agent_state,
@@ -113,7 +126,7 @@ pub async fn get(db: impl Read, id: InstanceId) -> Result<Option<InstanceRow>, S
     Ok(rows(db, "uuid = ?", params![id]).await?.pop())
 }
 
-/// Returns up to two instances with a name, in one namespace or in all.
+/// Returns up to [`crate::MAX_NAMESAKES`] instances with a name, in one namespace or in all.
 pub async fn by_name(
     db: impl Read,
     name: &str,
@@ -121,10 +134,10 @@ pub async fn by_name(
 ) -> Result<Vec<InstanceRow>, StoreError> {
     match namespace {
         Some(namespace) => {
-            let tail = format!("name = ? AND namespace = ? AND {ACTIVE} LIMIT 2");
+            let tail = format!("name = ? AND namespace = ? AND {ACTIVE} ORDER BY {FAILED_LAST}");
             rows(db, &tail, params![name, namespace]).await
         }
-        None => rows(db, &format!("name = ? AND {ACTIVE} LIMIT 2"), params![name]).await,
+        None => rows(db, &format!("name = ? AND {ACTIVE} ORDER BY {FAILED_LAST}"), params![name]).await,
     }
 }
 
@@ -163,18 +176,8 @@ pub async fn of_node(db: impl Read, node: NodeId) -> Result<Vec<InstanceRow>, St
 }
 
 /// Returns those of some instances whose namespace is the caller's or trusts it.
-pub async fn visible(mut db: impl Read, ids: &[String], caller: &str) -> Result<HashSet<String>, StoreError> {
-    if ids.is_empty() {
-        return Ok(HashSet::new());
-    }
-    let sql = format!(
-        "SELECT uuid FROM instances WHERE uuid IN ({}) \
-         AND (namespace = ? OR namespace IN (SELECT namespace FROM trusts WHERE trusted = ?))",
-        placeholders(ids.len())
-    );
-    let mut values: Vec<Value> = ids.iter().map(Value::from).collect();
-    values.extend([caller.into(), caller.into()]);
-    Ok(db.fetch(&sql, &values).await?.into_iter().collect())
+pub async fn visible(db: impl Read, ids: &[String], caller: &str) -> Result<HashSet<String>, StoreError> {
+    trusts::visible(db, "instances", ids, caller).await
 }
 
 /// Returns the tags of the placed instances of a namespace, with their nodes.
@@ -195,6 +198,41 @@ pub async fn on_deleted_nodes(mut db: impl Read) -> Result<Vec<(NodeId, String)>
     let sql = "SELECT uuid, name FROM nodes WHERE state = 'deleted' \
                AND uuid IN (SELECT node_uuid FROM instances WHERE node_uuid IS NOT NULL AND state <> 'deleted')";
     db.fetch(sql, &[]).await
+}
+
+/// The condition that the creation of an instance on a node has not started: it is queued with no step complete.
+const AWAITING_CREATION: &str = "node_uuid = ? AND state IN ('initial', 'preflight') \
+    AND EXISTS (SELECT 1 FROM operations WHERE target_type = 'instance' AND target_id = instances.uuid \
+    AND name = 'create_instance' AND state = 'queued' AND step = 0) \
+    AND NOT EXISTS (SELECT 1 FROM operations WHERE target_type = 'instance' AND target_id = instances.uuid \
+    AND state = 'executing')";
+
+/// Returns some instances on a node whose creation has not started.
+pub async fn awaiting_creation(db: impl Read, node: NodeId) -> Result<Vec<InstanceRow>, StoreError> {
+    rows(db, &format!("{AWAITING_CREATION} ORDER BY created LIMIT 20"), params![node]).await
+}
+
+/// Locks an instance on a node and its operations until the transaction ends. Returns whether its creation has not
+/// started.
+pub async fn lock_awaiting_creation(tx: &mut Tx, id: InstanceId, node: NodeId) -> Result<bool, StoreError> {
+    let target = ObjectRef::new(ObjectType::Instance, id);
+    let sql = "UPDATE operations SET version = version + 1 WHERE target_type = ? AND target_id = ?";
+    tx.execute(sql, params![target.object_type, &target.id]).await?;
+    let sql = format!("UPDATE instances SET version = version + 1 WHERE uuid = ? AND {AWAITING_CREATION}");
+    Ok(tx.execute(&sql, params![id, node]).await? == 1)
+}
+
+/// Places an instance on a node, with its committed capacity.
+pub async fn set_node(
+    tx: &mut Tx,
+    id: InstanceId,
+    node: NodeId,
+    committed: Capacity,
+) -> Result<(), StoreError> {
+    let sql = "UPDATE instances SET node_uuid = ?, claimed_cpus = ?, claimed_memory = ?, claimed_disk = ?, \
+               version = version + 1 WHERE uuid = ?";
+    tx.execute(sql, params![node, committed.cpus, committed.memory_mb, committed.disk_gb, id]).await?;
+    Ok(())
 }
 
 /// Returns the instances that wait for an artifact.
@@ -294,9 +332,53 @@ pub async fn set_spec(
 
 /// Records the observed power state of an instance. Returns whether it changed.
 pub async fn set_power(tx: &mut Tx, id: InstanceId, power: PowerState) -> Result<bool, StoreError> {
-    let sql =
-        "UPDATE instances SET power_state = ?, version = version + 1 WHERE uuid = ? AND power_state <> ?";
-    Ok(tx.execute(sql, params![power, id, power]).await? == 1)
+    let sql = "UPDATE instances SET power_state = ?, power_state_since = ?, version = version + 1 \
+               WHERE uuid = ? AND power_state <> ?";
+    Ok(tx.execute(sql, params![power, now(), id, power]).await? == 1)
+}
+
+/// The condition that the VMs of a node cannot be observed: it does not check in, or its daemon was stopped and has not
+/// checked in since the time of the parameter.
+const UNOBSERVED: &str =
+    "(nodes.state IN ('missing', 'error') OR (nodes.state = 'stopped' AND nodes.lastseen <= ?))";
+
+/// An instance whose node does not check in.
+#[derive(Debug, Clone, PartialEq)]
+pub struct UnobservedInstance {
+    pub id: InstanceId,
+    /// The last observed state.
+    pub power_state: PowerState,
+    pub node: String,
+    pub node_lastseen: f64,
+}
+
+/// Returns the instances whose power state is not marked as unknown although their node does not check in. A stopped
+/// node counts if it has not checked in since `stopped_before`.
+pub async fn unobserved(
+    mut db: impl Read,
+    stopped_before: f64,
+    limit: i64,
+) -> Result<Vec<UnobservedInstance>, StoreError> {
+    let sql = format!(
+        "SELECT instances.uuid, power_state, nodes.name, nodes.lastseen FROM instances \
+         JOIN nodes ON nodes.uuid = node_uuid WHERE instances.state = 'created' AND power_state <> 'unknown' \
+         AND {UNOBSERVED} ORDER BY instances.uuid LIMIT ?"
+    );
+    let rows = db.fetch(&sql, params![stopped_before, limit]).await?;
+    let row =
+        |(id, power_state, node, node_lastseen)| UnobservedInstance { id, power_state, node, node_lastseen };
+    Ok(rows.into_iter().map(row).collect())
+}
+
+/// Marks the power state and the agent state of an instance as unknown, if its node still does not check in.
+pub async fn set_unknown(tx: &mut Tx, id: InstanceId, stopped_before: f64) -> Result<bool, StoreError> {
+    let sql = format!(
+        "UPDATE instances SET power_state = 'unknown', power_state_since = ?, \
+         agent_state = CASE WHEN agent_state IS NULL THEN NULL ELSE 'unknown' END, version = version + 1 \
+         WHERE uuid = ? AND state = 'created' AND power_state <> 'unknown' \
+         AND node_uuid IN (SELECT uuid FROM nodes WHERE {UNOBSERVED})"
+    );
+    Ok(tx.execute(&sql, params![now(), id, stopped_before]).await? == 1)
 }
 
 /// Sets the desired power state of an instance.
@@ -353,11 +435,34 @@ pub async fn committed_of(mut db: impl Read, namespace: &str) -> Result<Capacity
     Ok(Capacity { cpus, memory_mb, disk_gb })
 }
 
-/// Removes an instance from its node.
+/// Removes an instance from its node. A VM that the node still has is stale from now on.
 pub async fn clear_node(tx: &mut Tx, id: InstanceId) -> Result<(), StoreError> {
-    tx.execute("UPDATE instances SET node_uuid = NULL, version = version + 1 WHERE uuid = ?", params![id])
-        .await?;
+    let sql = "UPDATE instances SET node_uuid = NULL, generation = generation + 1, version = version + 1 \
+               WHERE uuid = ?";
+    tx.execute(sql, params![id]).await?;
     Ok(())
+}
+
+/// Places an instance on another node under the next generation, if it has not been placed again since `row` was read.
+pub async fn place_again(
+    tx: &mut Tx,
+    row: &InstanceRow,
+    node: NodeId,
+    committed: &Capacity,
+) -> Result<bool, StoreError> {
+    let sql = "UPDATE instances SET node_uuid = ?, generation = generation + 1, claimed_cpus = ?, \
+               claimed_memory = ?, claimed_disk = ?, version = version + 1 \
+               WHERE uuid = ? AND generation = ? AND node_uuid = ?";
+    let values = params![
+        node,
+        committed.cpus,
+        committed.memory_mb,
+        committed.disk_gb,
+        row.id,
+        row.generation,
+        row.node
+    ];
+    Ok(tx.execute(sql, values).await? == 1)
 }
 
 /// Returns the ports of a node that are in use.
@@ -406,18 +511,24 @@ pub async fn set_operation(
     Ok(())
 }
 
-/// Returns the deleted instances whose state changed before `before`.
+/// The condition that an instance uses nothing: it is deleted, or its creation was refused before it had a node and an
+/// operation.
+const REMOVABLE: &str =
+    "state = 'deleted' OR (state = 'error' AND node_uuid IS NULL AND last_operation IS NULL)";
+
+/// Returns the instances that were deleted, or whose creation was refused, before `before`.
 pub async fn deleted_before(
     mut db: impl Read,
     before: f64,
     limit: i64,
 ) -> Result<Vec<InstanceId>, StoreError> {
-    let sql = "SELECT uuid FROM instances WHERE state = 'deleted' AND updated <= ? ORDER BY updated LIMIT ?";
-    db.fetch(sql, params![before, limit]).await
+    let sql =
+        format!("SELECT uuid FROM instances WHERE ({REMOVABLE}) AND updated <= ? ORDER BY updated LIMIT ?");
+    db.fetch(&sql, params![before, limit]).await
 }
 
-/// Removes the row of a deleted instance.
+/// Removes the row of an instance that is deleted or was never placed.
 pub async fn remove(tx: &mut Tx, id: InstanceId) -> Result<bool, StoreError> {
-    let sql = "DELETE FROM instances WHERE uuid = ? AND state = 'deleted'";
-    Ok(tx.execute(sql, params![id]).await? == 1)
+    let sql = format!("DELETE FROM instances WHERE uuid = ? AND ({REMOVABLE})");
+    Ok(tx.execute(&sql, params![id]).await? == 1)
 }

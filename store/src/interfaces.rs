@@ -147,6 +147,15 @@ pub async fn set_floating(
     Ok(tx.execute(&sql, params![to, id, from]).await? == 1)
 }
 
+/// Records the node of an instance in its live interfaces.
+pub async fn set_node(tx: &mut Tx, instance: InstanceId, node: NodeId) -> Result<(), StoreError> {
+    let sql = format!(
+        "UPDATE interfaces SET node_uuid = ?, version = version + 1 WHERE instance_uuid = ? AND {LIVE}"
+    );
+    tx.execute(&sql, params![node, instance]).await?;
+    Ok(())
+}
+
 /// Locks an interface until the transaction ends. Returns whether it is live.
 pub async fn lock(tx: &mut Tx, id: InterfaceId) -> Result<bool, StoreError> {
     let sql = format!("UPDATE interfaces SET version = version + 1 WHERE uuid = ? AND {LIVE}");

@@ -6,9 +6,10 @@ mod tests;
 use muster_types::ids::KeyId;
 use muster_types::key::KeyState;
 use muster_types::namespace::NamespaceState;
+use muster_types::object::ObjectType;
 use muster_types::time::now;
 
-use super::{Json, Read, Store, StoreError, Tx, columns, params};
+use super::{Json, Read, Store, StoreError, Tx, columns, metadata, params};
 
 /// The stored form of a secret.
 #[derive(Debug, Clone)]
@@ -49,6 +50,7 @@ pub struct KeyCandidate {
 /// The part of a key that its namespace may see.
 #[derive(Debug, Clone)]
 pub struct KeyRow {
+    pub id: KeyId,
     pub name: String,
     pub expiry: Option<f64>,
     /// `None` for an unrestricted key.
@@ -95,7 +97,7 @@ pub async fn credential(
 /// The maximum number of keys that a login tries. More keys share a tag only if their secrets were chosen for it.
 const MAX_CANDIDATES: usize = 16;
 
-columns! { KeyRow { name, expiry, scopes: json(scopes), } }
+columns! { KeyRow { id: uuid, name, expiry, scopes: json(scopes), } }
 columns! { KeyCandidate { name, hash, nonce, scopes: json(scopes), } }
 
 /// Returns the live keys of a namespace that have `tag`.
@@ -175,7 +177,10 @@ pub async fn put(tx: &mut Tx, namespace: &str, name: &str, key: &NewKey) -> Resu
             return Err(StoreError::Conflict("the key was removed while it was replaced".into()));
         }
         return Ok(match state {
-            KeyState::Deleted => PutOutcome::Created(id),
+            KeyState::Deleted => {
+                metadata::remove_of(tx, ObjectType::NamespaceKey, &id.to_string()).await?;
+                PutOutcome::Created(id)
+            }
             KeyState::Created => PutOutcome::Rotated(id),
         });
     }
@@ -209,6 +214,12 @@ pub async fn insert(tx: &mut Tx, namespace: &str, name: &str, key: &NewKey) -> R
     Ok(id)
 }
 
+/// Locks a live key until the transaction ends. Returns whether it exists.
+pub async fn lock(tx: &mut Tx, id: KeyId) -> Result<bool, StoreError> {
+    let sql = format!("UPDATE namespace_keys SET version = version + 1 WHERE uuid = ? AND {LIVE}");
+    Ok(tx.execute(&sql, params![id, now()]).await? == 1)
+}
+
 /// Soft-deletes a live key, which stops working immediately. Its name may be used again.
 pub async fn soft_delete(tx: &mut Tx, namespace: &str, name: &str) -> Result<bool, StoreError> {
     let sql = format!(
@@ -216,6 +227,13 @@ pub async fn soft_delete(tx: &mut Tx, namespace: &str, name: &str) -> Result<boo
          WHERE namespace = ? AND name = ? AND {LIVE}"
     );
     Ok(tx.execute(&sql, params![now(), namespace, name, now()]).await? == 1)
+}
+
+/// Removes a key immediately, without the time in which a deleted key is kept.
+pub async fn remove(tx: &mut Tx, namespace: &str, name: &str) -> Result<(), StoreError> {
+    tx.execute("DELETE FROM namespace_keys WHERE namespace = ? AND name = ?", params![namespace, name])
+        .await?;
+    Ok(())
 }
 
 /// The identity of a key that is expired or deleted.

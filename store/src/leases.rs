@@ -1,17 +1,21 @@
 //! Named leases: which process may do a cluster-wide job.
 //!
-//! A lease is a row that is changed by compare-and-swap; it expires if its owner does not renew it.
+//! A lease is a row that is changed by compare-and-swap; it expires, by the clock of the database, if its owner does not
+//! renew it.
 
 #[cfg(test)]
 mod tests;
 
 use muster_types::Result;
-use muster_types::time::now;
 
 use crate::error::StoreError;
 use crate::row::{Read, columns};
 use crate::store::Store;
+use crate::time::NOW;
 use crate::{params, transaction};
+
+/// The lease whose owner is the active network node. The owner's id is that of the node.
+pub const NETWORK_NODE_LEASE: &str = "network node";
 
 /// The owner of a lease, unique for each process and purpose.
 #[derive(Debug, Clone)]
@@ -33,45 +37,34 @@ impl LeaseOwner {
     }
 }
 
-struct LeaseState {
-    owner: String,
-    expires: f64,
-    version: i64,
-}
-
-columns! { LeaseState { owner: holder, expires, version, } }
-
 /// Acquires or renews a lease for `seconds`. Returns whether `owner` owns it.
 pub async fn acquire(store: &Store, name: &str, owner: &LeaseOwner, seconds: f64) -> Result<bool> {
     transaction!(store, |tx| {
-        let time = now();
-        let Some(lease) =
-            tx.select_optional::<LeaseState>("FROM leases WHERE name = ?", params![name]).await?
-        else {
-            let inserted = tx
-                .execute(
-                    "INSERT INTO leases (name, holder, node, pid, expires, version) VALUES (?, ?, ?, ?, ?, 1)",
-                    params![name, &owner.id, &owner.node, owner.pid, time + seconds],
-                )
-                .await;
-            return match inserted {
+        let sql = format!(
+            "SELECT version, CASE WHEN holder = ? OR expires <= {NOW} THEN 1 ELSE 0 END FROM leases WHERE name = ?"
+        );
+        let found: Option<(i64, i64)> = tx.fetch_optional(&sql, params![&owner.id, name]).await?;
+        let Some((version, is_available)) = found else {
+            let sql = format!(
+                "INSERT INTO leases (name, holder, node, pid, expires, version) VALUES (?, ?, ?, ?, {NOW} + ?, 1)"
+            );
+            let values = params![name, &owner.id, &owner.node, owner.pid, seconds];
+            return match tx.execute(&sql, values).await {
                 Ok(_) => Ok(true),
                 // Another process acquired the new lease at the same time.
                 Err(StoreError::Duplicate(_)) => Ok(false),
                 Err(error) => Err(error.into()),
             };
         };
-        if lease.owner != owner.id && lease.expires > time {
+        if is_available == 0 {
             return Ok(false);
         }
-        let updated = tx
-            .execute(
-                "UPDATE leases SET holder = ?, node = ?, pid = ?, expires = ?, version = version + 1 \
-                 WHERE name = ? AND version = ?",
-                params![&owner.id, &owner.node, owner.pid, time + seconds, name, lease.version],
-            )
-            .await?;
-        Ok(updated == 1)
+        let sql = format!(
+            "UPDATE leases SET holder = ?, node = ?, pid = ?, expires = {NOW} + ?, version = version + 1 \
+             WHERE name = ? AND version = ?"
+        );
+        let values = params![&owner.id, &owner.node, owner.pid, seconds, name, version];
+        Ok(tx.execute(&sql, values).await? == 1)
     })
 }
 
@@ -87,20 +80,36 @@ pub async fn release(store: &Store, name: &str, owner: &LeaseOwner) -> Result<()
 #[derive(Debug, Clone)]
 pub struct Lease {
     pub name: String,
+    /// The id of the owner.
+    pub owner: String,
+    /// The name of the owner's node.
     pub node: String,
     pub pid: i64,
     pub expires: f64,
 }
 
-columns! { Lease { name, node, pid, expires, } }
+columns! { Lease { name, owner: holder, node, pid, expires, } }
 
 /// Returns the unexpired leases.
 pub async fn list(mut store: &Store) -> Result<Vec<Lease>, StoreError> {
-    store.select("FROM leases WHERE expires > ? ORDER BY name", params![now()]).await
+    store.select(&format!("FROM leases WHERE expires > {NOW} ORDER BY name"), &[]).await
+}
+
+/// Returns the id of the owner of a lease.
+pub async fn owner_id(mut store: &Store, name: &str) -> Result<Option<String>, StoreError> {
+    let sql = format!("SELECT holder FROM leases WHERE name = ? AND expires > {NOW}");
+    store.fetch_optional(&sql, params![name]).await
 }
 
 /// Returns the node that owns a lease.
 pub async fn owner_node(mut store: &Store, name: &str) -> Result<Option<String>, StoreError> {
-    let sql = "SELECT node FROM leases WHERE name = ? AND expires > ?";
-    store.fetch_optional(sql, params![name, now()]).await
+    let sql = format!("SELECT node FROM leases WHERE name = ? AND expires > {NOW}");
+    store.fetch_optional(&sql, params![name]).await
+}
+
+/// Returns the seconds until a lease of another owner expires, or `None` if `owner` may acquire it.
+pub async fn remaining(mut store: &Store, name: &str, owner: &LeaseOwner) -> Result<Option<f64>, StoreError> {
+    let sql =
+        format!("SELECT expires - {NOW} FROM leases WHERE name = ? AND holder <> ? AND expires > {NOW}");
+    store.fetch_optional(&sql, params![name, &owner.id]).await
 }

@@ -8,10 +8,12 @@
 pub mod addresses;
 pub mod agent_operations;
 pub mod artifacts;
+pub mod attributes;
 pub mod blob_locations;
 pub mod blob_metadata;
 pub mod blob_namespaces;
 pub mod blobs;
+pub mod changes;
 pub mod claims;
 pub mod cluster_values;
 pub mod copy;
@@ -25,6 +27,7 @@ pub mod issuers;
 pub mod keys;
 pub mod leases;
 mod mariadb;
+pub mod membership;
 pub mod metadata;
 mod migrate;
 pub mod namespaces;
@@ -33,6 +36,7 @@ pub mod node_ledgers;
 pub mod node_networks;
 pub mod nodes;
 pub mod operations;
+pub mod quotas;
 pub mod references;
 mod row;
 pub mod rules;
@@ -42,6 +46,7 @@ pub mod state_counts;
 mod store;
 #[cfg(test)]
 mod testing;
+mod time;
 mod transaction;
 pub mod trusts;
 pub mod uploads;
@@ -49,10 +54,16 @@ mod value;
 
 use aws_lc_rs::digest;
 
+/// The maximum number of objects that a search by name returns. Those that could not be created come last.
+pub const MAX_NAMESAKES: usize = 11;
+/// The order and limit of a search by name.
+pub(crate) const FAILED_LAST: &str = "CASE state WHEN 'error' THEN 1 ELSE 0 END, uuid LIMIT 11";
+
 pub use error::{StoreError, TxError};
 pub(crate) use row::columns;
 pub use row::{Columns, FromRow, Read, Row, Select};
-pub use store::{Snapshot, Store};
+pub use store::{Snapshot, Store, Unfenced};
+pub use time::database_time;
 pub use transaction::{Retry, Tx};
 pub use value::{FromValue, Json, Value};
 pub(crate) use value::{placeholders, to_json};

@@ -1,16 +1,23 @@
 //! MariaDB, alone or as a Galera cluster.
 
+mod servers;
+#[cfg(test)]
+mod tests;
+mod url;
+
+use std::sync::Arc;
 use std::time::Duration;
 
 use mysql_async::prelude::Queryable;
-use mysql_async::{Conn, Opts, OptsBuilder, Params, Pool, PoolConstraints, PoolOpts};
+use mysql_async::{Conn, Params};
 
+use self::servers::{ActiveServer, Servers};
 use crate::error::StoreError;
 use crate::row::Row;
 use crate::value::Value;
 
 pub(super) struct MariaDb {
-    pool: Pool,
+    servers: Arc<Servers>,
 }
 
 /// How long a caller waits for a connection.
@@ -31,63 +38,41 @@ async fn with_timeout<T>(
 
 impl MariaDb {
     pub(super) async fn open(url: &str) -> Result<Self, StoreError> {
-        // The driver's error may contain the URL, and with it the password.
-        let opts = Opts::from_url(url).map_err(|_| {
-            StoreError::Internal("the mysql: URL must be mysql://USER:PASSWORD@HOST:PORT/NAME".into())
-        })?;
-        if opts.db_name().is_none_or(str::is_empty) {
-            return Err(StoreError::Internal("the mysql: URL must end with the name of a database".into()));
-        }
-        let constraints = PoolConstraints::new(1, 24).expect("1 is less than 24");
-        let pool_opts = PoolOpts::default()
-            .with_constraints(constraints)
-            .with_reset_connection(false)
-            // By default all but one are closed as soon as they are idle, so that every burst reconnects.
-            .with_inactive_connection_ttl(Duration::from_secs(60));
-        let opts = OptsBuilder::from_opts(opts)
-            .pool_opts(pool_opts)
-            // Updates count the rows that they match, as in SQLite, not those that they change.
-            .client_found_rows(true)
-            .stmt_cache_size(128)
-            .tcp_keepalive(Some(Duration::from_secs(30)))
-            .prefer_socket(false)
-            .setup(vec![
-                "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'",
-                "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-                // Less than the timeout of a statement, so that a lock is a conflict and not an outage.
-                "SET SESSION innodb_lock_wait_timeout = 5",
-            ]);
-        let mariadb = Self { pool: Pool::new(opts) };
+        let mariadb = Self { servers: Servers::open(url::parse(url)?).await? };
         // Names are compared by bytes, as in SQLite: no case folding, no padding.
-        let mut conn = mariadb.connection().await?;
         let sql = "ALTER DATABASE CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin";
-        with_timeout(STATEMENT_TIMEOUT, conn.query_drop(sql)).await?;
+        let active = mariadb.servers.active().await?;
+        let mut conn = active.connection().await?;
+        active.response(STATEMENT_TIMEOUT, conn.query_drop(sql)).await?;
         Ok(mariadb)
     }
 
-    async fn connection(&self) -> Result<Conn, StoreError> {
-        with_timeout(CONNECT_TIMEOUT, self.pool.get_conn()).await
-    }
-
     pub(super) async fn query(&self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
-        let mut conn = self.connection().await?;
-        match select(&mut conn, sql, params).await {
-            // The server may have closed an idle connection, so retry with another one.
+        let active = self.servers.active().await?;
+        match query_once(&active, sql, params).await {
+            // The server may have closed an idle connection, or failed, so retry with another one.
             Err(StoreError::Unavailable(_)) => {
-                drop(conn);
-                let mut conn = self.connection().await?;
-                select(&mut conn, sql, params).await
+                self.servers.recheck(&active).await;
+                query_once(&*self.servers.active().await?, sql, params).await
             }
             other => other,
         }
     }
 
+    /// Runs a modifying statement as its own transaction. If the connection breaks, whether it was committed is unknown.
+    pub(super) async fn execute(&self, sql: &str, params: &[Value]) -> Result<u64, StoreError> {
+        let active = self.servers.active().await?;
+        let mut conn = active.connection().await?;
+        active.response(STATEMENT_TIMEOUT, conn.exec_drop(sql, positional(params))).await?;
+        Ok(conn.affected_rows())
+    }
+
     pub(super) async fn begin(&self) -> Result<MariaDbTx, StoreError> {
         for last in [false, true] {
-            let mut conn = self.connection().await?;
-            match with_timeout(STATEMENT_TIMEOUT, conn.query_drop("START TRANSACTION")).await {
-                Ok(()) => return Ok(MariaDbTx { conn: Some(conn) }),
-                Err(StoreError::Unavailable(_)) if !last => {}
+            let active = self.servers.active().await?;
+            match begin_once(&active).await {
+                Ok(conn) => return Ok(MariaDbTx { conn: Some(conn), server: active }),
+                Err(StoreError::Unavailable(_)) if !last => self.servers.recheck(&active).await,
                 Err(error) => return Err(error),
             }
         }
@@ -95,15 +80,31 @@ impl MariaDb {
     }
 
     pub(super) async fn close(&self) {
-        if let Err(error) = self.pool.clone().disconnect().await {
-            tracing::warn!(%error, "failed to close the database");
-        }
+        self.servers.close().await;
     }
+}
+
+impl Drop for MariaDb {
+    fn drop(&mut self) {
+        self.servers.abandon();
+    }
+}
+
+async fn query_once(server: &ActiveServer, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
+    let mut conn = server.connection().await?;
+    select(server, &mut conn, sql, params).await
+}
+
+async fn begin_once(server: &ActiveServer) -> Result<Conn, StoreError> {
+    let mut conn = server.connection().await?;
+    server.response(STATEMENT_TIMEOUT, conn.query_drop("START TRANSACTION")).await?;
+    Ok(conn)
 }
 
 pub(super) struct MariaDbTx {
     /// `Some` until the transaction ends.
     conn: Option<Conn>,
+    server: Arc<ActiveServer>,
 }
 
 impl MariaDbTx {
@@ -112,12 +113,16 @@ impl MariaDbTx {
     }
 
     pub(super) async fn query(&mut self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
-        select(self.conn()?, sql, params).await
+        let server = Arc::clone(&self.server);
+        let rows = select(&server, self.conn()?, sql, params).await;
+        rows.map_err(|error| server.repeatable(error))
     }
 
     pub(super) async fn execute(&mut self, sql: &str, params: &[Value]) -> Result<u64, StoreError> {
+        let server = Arc::clone(&self.server);
         let conn = self.conn()?;
-        with_timeout(STATEMENT_TIMEOUT, conn.exec_drop(sql, positional(params))).await?;
+        let executed = server.response(STATEMENT_TIMEOUT, conn.exec_drop(sql, positional(params))).await;
+        executed.map_err(|error| server.repeatable(error))?;
         Ok(conn.affected_rows())
     }
 
@@ -127,8 +132,9 @@ impl MariaDbTx {
     }
 
     pub(super) async fn commit(mut self) -> Result<(), StoreError> {
+        let server = Arc::clone(&self.server);
         let conn = self.conn()?;
-        match with_timeout(STATEMENT_TIMEOUT, conn.query_drop("COMMIT")).await {
+        match server.response(STATEMENT_TIMEOUT, conn.query_drop("COMMIT")).await {
             Ok(()) => {
                 // Dropping the connection returns it to the pool.
                 drop(self.conn.take());
@@ -140,8 +146,9 @@ impl MariaDbTx {
     }
 
     pub(super) async fn rollback(mut self) {
+        let server = Arc::clone(&self.server);
         if let Some(conn) = &mut self.conn
-            && with_timeout(STATEMENT_TIMEOUT, conn.query_drop("ROLLBACK")).await.is_ok()
+            && server.response(STATEMENT_TIMEOUT, conn.query_drop("ROLLBACK")).await.is_ok()
         {
             drop(self.conn.take());
         }
@@ -159,9 +166,14 @@ impl Drop for MariaDbTx {
     }
 }
 
-async fn select(conn: &mut Conn, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
+async fn select(
+    server: &ActiveServer,
+    conn: &mut Conn,
+    sql: &str,
+    params: &[Value],
+) -> Result<Vec<Row>, StoreError> {
     let rows: Vec<mysql_async::Row> =
-        with_timeout(STATEMENT_TIMEOUT, conn.exec(sql, positional(params))).await?;
+        server.response(STATEMENT_TIMEOUT, conn.exec(sql, positional(params))).await?;
     rows.into_iter()
         .map(|row| {
             let columns = row.columns();
@@ -213,21 +225,35 @@ fn decode(value: mysql_async::Value, column: &mysql_async::Column) -> Result<Val
 fn failure(error: mysql_async::Error) -> StoreError {
     match error {
         mysql_async::Error::Server(server) => {
-            let text = format!("{} {}", server.code, server.message);
-            match server.code {
-                // Lock wait timeout, deadlock or certification conflict, changed since read.
-                1205 | 1213 | 1020 => StoreError::Conflict(text),
-                1060 => StoreError::DuplicateColumn(text),
-                1062 => StoreError::Duplicate(text),
-                // Too long, not text, out of range.
-                1406 | 1366 | 1264 => StoreError::TooLong(text),
-                // Galera not ready, shutting down, too many connections, read-only, killed, access denied.
-                1047 | 1053 | 1040 | 1290 | 1927 | 1317 | 1044 | 1045 | 1049 => StoreError::Unavailable(text),
-                _ => StoreError::Internal(text),
-            }
+            classify(server.code, format!("{} {}", server.code, server.message))
         }
         mysql_async::Error::Io(error) => StoreError::Unavailable(error.to_string()),
         mysql_async::Error::Driver(error) => StoreError::Unavailable(error.to_string()),
         other => StoreError::Internal(other.to_string()),
+    }
+}
+
+/// Classifies an error of the server by its code.
+fn classify(code: u16, text: String) -> StoreError {
+    match code {
+        // Lock wait timeout, deadlock or certification conflict, changed since read, changed schema.
+        1205 | 1213 | 1020 | 1412 | 1615 | 1689 => StoreError::Conflict(text),
+        1060 => StoreError::DuplicateColumn(text),
+        1062 => StoreError::Duplicate(text),
+        // Too long, not text, out of range, larger than a packet.
+        1406 | 1366 | 1264 | 1153 => StoreError::TooLong(text),
+        // The disk is full or fails. Codes up to 34 are those of the file functions of the server.
+        2..=34 | 1004 | 1006 | 1021 | 1023..=1026 | 1030 | 1114 | 1878 => StoreError::DiskFull(text),
+        // A setting, the engine, a lock for a backup, or the transaction.
+        1036 | 1223 | 1290 | 1792 | 1836 | 1874 => StoreError::ReadOnly(text),
+        // Galera not ready, shutting down, failed commit or rollback, killed, lost connection; too many connections
+        // or transactions, out of memory or threads.
+        1047 | 1053 | 1077 | 1152 | 1154..=1161 | 1180 | 1181 | 1184 | 1317 | 1927 | 1969 => {
+            StoreError::Unavailable(text)
+        }
+        1037..=1043 | 1135 | 1203 | 1226 | 1637 => StoreError::Unavailable(text),
+        // Access denied, unknown database, blocked host: a wrong configuration, which may be repaired meanwhile.
+        1044 | 1045 | 1049 | 1129 | 1130 | 1142 | 1698 => StoreError::Unavailable(text),
+        _ => StoreError::Internal(text),
     }
 }

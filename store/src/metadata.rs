@@ -60,12 +60,15 @@ pub async fn get(
 
 /// Returns the approximate size of an object's metadata in bytes.
 pub async fn size(mut db: impl Read, object_type: ObjectType, id: &str) -> Result<i64, StoreError> {
-    db.fetch_one(
-        "SELECT CAST(COALESCE(SUM(LENGTH(name) + LENGTH(value)), 0) AS SIGNED) FROM metadata \
-         WHERE object_type = ? AND object_id = ?",
-        params![object_type, id],
-    )
-    .await
+    // Two digits for each byte: LENGTH alone counts characters on SQLite.
+    let digits: i64 = db
+        .fetch_one(
+            "SELECT CAST(COALESCE(SUM(LENGTH(HEX(name)) + LENGTH(HEX(value))), 0) AS SIGNED) FROM metadata \
+             WHERE object_type = ? AND object_id = ?",
+            params![object_type, id],
+        )
+        .await?;
+    Ok(digits / 2)
 }
 
 pub async fn set(

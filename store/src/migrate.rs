@@ -23,6 +23,11 @@ const MIGRATIONS: &[(i64, &str)] = &[
     (6, include_str!("../../migrations/0006_federation.sql")),
     (7, include_str!("../../migrations/0007_claims.sql")),
     (8, include_str!("../../migrations/0008_tenant_isolation.sql")),
+    (9, include_str!("../../migrations/0009_quotas.sql")),
+    (10, include_str!("../../migrations/0010_deleted_artifacts.sql")),
+    (11, include_str!("../../migrations/0011_blob_metadata.sql")),
+    (12, include_str!("../../migrations/0012_membership.sql")),
+    (13, include_str!("../../migrations/0013_instance_generations.sql")),
 ];
 
 /// The name of the lease of a running migration.
@@ -157,4 +162,5 @@ pub(super) const TABLES: &[&str] = &[
     "namespace_claims",
     "blob_metadata",
     "blob_namespaces",
+    "namespace_quotas",
 ];

@@ -8,7 +8,7 @@ use muster_types::network::{FLOATING_NETWORK_ID, MAX_VXID, NetworkState};
 use muster_types::time::now;
 
 use super::addresses::AddressPool;
-use super::{Read, StoreError, Tx, Value, columns, params, placeholders};
+use super::{FAILED_LAST, Read, StoreError, Tx, Value, columns, params, placeholders};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct NetworkRow {
@@ -87,7 +87,7 @@ pub async fn by_ids(db: impl Read, ids: &[NetworkId]) -> Result<Vec<NetworkRow>,
     rows(db, &format!("uuid IN ({})", placeholders(ids.len())), &values).await
 }
 
-/// Returns up to two networks with a name, in one namespace or in all. The floating network has no namespace.
+/// Returns up to [`crate::MAX_NAMESAKES`] networks with a name, in one namespace or in all. The floating network has no namespace.
 pub async fn by_name(
     db: impl Read,
     name: &str,
@@ -95,10 +95,10 @@ pub async fn by_name(
 ) -> Result<Vec<NetworkRow>, StoreError> {
     match namespace {
         Some(namespace) => {
-            rows(db, &format!("name = ? AND namespace = ? AND {ACTIVE} LIMIT 2"), params![name, namespace])
-                .await
+            let tail = format!("name = ? AND namespace = ? AND {ACTIVE} ORDER BY {FAILED_LAST}");
+            rows(db, &tail, params![name, namespace]).await
         }
-        None => rows(db, &format!("name = ? AND {ACTIVE} LIMIT 2"), params![name]).await,
+        None => rows(db, &format!("name = ? AND {ACTIVE} ORDER BY {FAILED_LAST}"), params![name]).await,
     }
 }
 

@@ -8,8 +8,10 @@ use std::collections::HashMap;
 
 use muster_types::capacity::CommittedCapacity;
 use muster_types::ids::NodeId;
+use muster_types::node::NodeState;
 
-use super::{Read, StoreError, Tx, columns, params};
+use super::time::NOW;
+use super::{Read, Select, StoreError, Tx, columns, params};
 
 struct LedgerRow {
     node: NodeId,
@@ -29,6 +31,17 @@ pub async fn list(mut db: impl Read) -> Result<HashMap<NodeId, CommittedCapacity
 
 /// Locks the ledger of a node until the transaction ends, and returns it. Creates it if there is none.
 pub async fn lock(tx: &mut Tx, node: NodeId) -> Result<CommittedCapacity, StoreError> {
+    lock_row(tx, node).await?;
+    let row: Option<LedgerRow> =
+        tx.select_optional("FROM node_claims WHERE node_uuid = ?", params![node]).await?;
+    row.map(|row| row.committed).ok_or_else(no_row)
+}
+
+fn no_row() -> StoreError {
+    StoreError::Internal("a new ledger has no row".into())
+}
+
+async fn lock_row(tx: &mut Tx, node: NodeId) -> Result<(), StoreError> {
     let updated =
         tx.execute("UPDATE node_claims SET version = version + 1 WHERE node_uuid = ?", params![node]).await?;
     if updated == 0 {
@@ -36,9 +49,23 @@ pub async fn lock(tx: &mut Tx, node: NodeId) -> Result<CommittedCapacity, StoreE
                    VALUES (?, 0, 0, 0, 0.0, 0.0, 1)";
         tx.execute(sql, params![node]).await.map_err(StoreError::retry_duplicate)?;
     }
-    let row: Option<LedgerRow> =
-        tx.select_optional("FROM node_claims WHERE node_uuid = ?", params![node]).await?;
-    row.map(|row| row.committed).ok_or_else(|| StoreError::Internal("a new ledger has no row".into()))
+    Ok(())
+}
+
+/// Locks the ledger of a node like [`lock`], and returns as well the state of the node, `None` if it does not exist, and
+/// the seconds since its last check-in.
+pub async fn lock_with_state(
+    tx: &mut Tx,
+    node: NodeId,
+) -> Result<(CommittedCapacity, Option<NodeState>, f64), StoreError> {
+    lock_row(tx, node).await?;
+    let sql = format!(
+        "SELECT {}, n.state, {NOW} - COALESCE(n.lastseen, 0.0) FROM node_claims c LEFT JOIN nodes n ON n.uuid = c.node_uuid WHERE c.node_uuid = ?",
+        LedgerRow::columns_of("c")
+    );
+    let row: Option<(LedgerRow, Option<NodeState>, f64)> = tx.fetch_optional(&sql, params![node]).await?;
+    let (row, state, silence) = row.ok_or_else(no_row)?;
+    Ok((row.committed, state, silence))
 }
 
 /// Locks all ledgers until the transaction ends, and returns them. Creates those of `nodes` that have none.

@@ -1,16 +1,20 @@
 //! Rows of nodes. See docs/decisions/0011.
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::HashMap;
+use std::net::Ipv4Addr;
 
+use muster_types::Error;
 use muster_types::ids::NodeId;
 use muster_types::node::{NodeIdentity, NodeReport, NodeState};
 use muster_types::object::NameOrId;
 use muster_types::time::now;
 
-use super::{Read, StoreError, Tx, Value, columns, params, placeholders, to_json};
+use super::membership::Member;
+use super::time::NOW;
+use super::{Read, Select as _, Store, StoreError, Tx, Value, columns, params, placeholders, to_json};
 
 #[derive(Debug, Clone)]
 pub struct NodeRow {
@@ -20,6 +24,14 @@ pub struct NodeRow {
     pub report: NodeReport,
     pub created: f64,
     pub version: i64,
+    /// Incremented when the daemon of the node starts, and when the node is fenced.
+    pub epoch: i64,
+    /// When the daemon of the node started.
+    pub started: f64,
+    /// The lock file of the data directory of the node's daemon.
+    pub lock_file: String,
+    /// The seconds by which the clock of the node is ahead of that of the database.
+    pub clock_skew: f64,
 }
 
 columns! { NodeRow {
@@ -38,7 +50,42 @@ columns! { NodeRow {
     report: json(report),
     created,
     version,
+    epoch,
+    started,
+    lock_file,
+    clock_skew,
 } }
+
+/// A node that may run the routers of networks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NetworkCandidate {
+    pub id: NodeId,
+    pub ip: Ipv4Addr,
+    pub state: NodeState,
+    /// Whether it does not reach its peers.
+    pub is_degraded: bool,
+    pub created: f64,
+}
+
+/// Returns the nodes with the role of a network node, except deleted ones.
+pub async fn network_candidates(mut db: impl Read) -> Result<Vec<NetworkCandidate>, StoreError> {
+    let rows: Vec<NodeRow> = db
+        .select("FROM nodes WHERE is_network_node = ? AND state <> ?", params![true, NodeState::Deleted])
+        .await?;
+    Ok(rows.iter().map(NetworkCandidate::from).collect())
+}
+
+impl From<&NodeRow> for NetworkCandidate {
+    fn from(row: &NodeRow) -> Self {
+        Self {
+            id: row.identity.id,
+            ip: row.identity.ip,
+            state: row.state,
+            is_degraded: row.report.degraded.is_some(),
+            created: row.created,
+        }
+    }
+}
 
 pub async fn list(mut db: impl Read) -> Result<Vec<NodeRow>, StoreError> {
     db.select("FROM nodes ORDER BY name", &[]).await
@@ -57,12 +104,53 @@ pub async fn state(mut db: impl Read, id: NodeId) -> Result<Option<NodeState>, S
     db.fetch_optional("SELECT state FROM nodes WHERE uuid = ?", params![id]).await
 }
 
+/// Returns the nodes with the id or the mesh address of a node that have checked in during the last `seconds`, from a
+/// daemon with another lock file. Simulated nodes have no mesh address.
+pub async fn rivals(
+    mut db: impl Read,
+    identity: &NodeIdentity,
+    lock_file: &str,
+    seconds: f64,
+) -> Result<Vec<NodeRow>, StoreError> {
+    let sql = format!(
+        "FROM nodes WHERE (uuid = ? OR (ip = ? AND simulated = 0 AND ? = 0)) AND lock_file <> ? \
+         AND state IN ('created', 'stopping') AND lastseen >= {NOW} - ?"
+    );
+    let values = params![identity.id, identity.ip, identity.simulated, lock_file, seconds];
+    db.select(&sql, values).await
+}
+
+/// Returns the nodes in some states whose last check-in is more than `seconds` ago, each with the time since then.
+pub async fn silent(
+    mut db: impl Read,
+    states: &[NodeState],
+    seconds: f64,
+) -> Result<Vec<(NodeRow, f64)>, StoreError> {
+    let sql = format!(
+        "SELECT {}, {NOW} - lastseen FROM nodes WHERE state IN ({}) AND lastseen < {NOW} - ?",
+        NodeRow::COLUMNS,
+        placeholders(states.len())
+    );
+    let mut values: Vec<Value> = states.iter().map(|state| (*state).into()).collect();
+    values.push(seconds.into());
+    db.fetch(&sql, &values).await
+}
+
+/// Returns all nodes, each with the seconds since its last check-in.
+pub async fn list_with_silence(mut db: impl Read) -> Result<Vec<(NodeRow, f64)>, StoreError> {
+    let sql = format!("SELECT {}, {NOW} - lastseen FROM nodes ORDER BY name", NodeRow::COLUMNS);
+    db.fetch(&sql, &[]).await
+}
+
 /// Adds a node; an existing name or id is a [`StoreError::Duplicate`].
 pub async fn insert(tx: &mut Tx, identity: &NodeIdentity) -> Result<(), StoreError> {
-    let time = now();
-    tx.execute(
+    let sql = format!(
         "INSERT INTO nodes (uuid, name, ip, state, software, simulated, is_hypervisor, is_network_node, \
-         is_database_node, lastseen, report, created, updated, version) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 1)",
+         is_database_node, lastseen, report, created, updated, version) \
+         VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, {NOW}, ?, {NOW}, {NOW}, 1)"
+    );
+    tx.execute(
+        &sql,
         params![
             identity.id,
             &identity.name,
@@ -73,10 +161,7 @@ pub async fn insert(tx: &mut Tx, identity: &NodeIdentity) -> Result<(), StoreErr
             identity.is_hypervisor,
             identity.is_network_node,
             identity.is_database_node,
-            time,
-            "{\"resources\":{},\"process_metrics\":{}}",
-            time,
-            time
+            "{\"resources\":{},\"process_metrics\":{}}"
         ],
     )
     .await?;
@@ -103,25 +188,101 @@ pub async fn set_identity(tx: &mut Tx, identity: &NodeIdentity) -> Result<(), St
     Ok(())
 }
 
-/// Records a check-in.
+/// Starts a new epoch of a node whose daemon starts, and returns it. `lock_file` identifies the daemon's data directory.
+pub async fn begin_epoch(tx: &mut Tx, id: NodeId, lock_file: &str) -> Result<i64, StoreError> {
+    let sql = format!(
+        "UPDATE nodes SET epoch = epoch + 1, started = {NOW}, lastseen = {NOW}, lock_file = ?, version = version + 1 \
+         WHERE uuid = ?"
+    );
+    tx.execute(&sql, params![lock_file, id]).await?;
+    tx.fetch_one("SELECT epoch FROM nodes WHERE uuid = ?", params![id]).await
+}
+
+/// Fences a node: every later write of its daemon is rejected, and the daemon stops when it learns of it. The transaction
+/// must be one of [`Store::unfenced`](crate::Store::unfenced) that calls
+/// [`Membership::require_in`](crate::membership::Membership::require_in) first, because the node may be this daemon's.
+pub async fn fence(tx: &mut Tx, id: NodeId) -> Result<(), StoreError> {
+    tx.execute("UPDATE nodes SET epoch = epoch + 1, version = version + 1 WHERE uuid = ?", params![id])
+        .await?;
+    Ok(())
+}
+
+/// The result of a check-in.
+#[derive(Debug)]
+pub struct CheckIn {
+    /// The nodes that checked in, with their states.
+    pub states: HashMap<NodeId, NodeState>,
+    /// The nodes that have a newer epoch, so that this daemon must not run them.
+    pub lost: Vec<Member>,
+    /// The Unix time of the database.
+    pub time: f64,
+    /// When this host sent the query for the time, and when it received the result.
+    pub queried: (f64, f64),
+}
+
+/// The maximum number of nodes in one statement of a check-in.
+const CHECK_IN_BATCH: usize = 100;
+
+/// Records that the nodes of this daemon are alive, except those that have another epoch.
+pub async fn check_in(store: &Store, members: &[Member], clock_skew: f64) -> Result<CheckIn, Error> {
+    let (mut states, mut lost) = (HashMap::new(), Vec::new());
+    let (mut time, mut queried) = (0.0, (0.0, 0.0));
+    for batch in members.chunks(CHECK_IN_BATCH) {
+        let condition = vec!["(uuid = ? AND epoch = ?)"; batch.len()].join(" OR ");
+        let of_batch = batch.iter().flat_map(|member| [Value::from(member.node), Value::from(member.epoch)]);
+        let update = format!("UPDATE nodes SET lastseen = {NOW}, clock_skew = ? WHERE {condition}");
+        let values: Vec<Value> = [Value::from(clock_skew)].into_iter().chain(of_batch).collect();
+        store.execute(&update, &values).await?;
+        let marks = placeholders(batch.len());
+        let select =
+            format!("SELECT uuid, epoch, state, CAST({NOW} AS DOUBLE) FROM nodes WHERE uuid IN ({marks})");
+        let ids: Vec<Value> = batch.iter().map(|member| member.node.into()).collect();
+        let before = now();
+        let rows: Vec<(NodeId, i64, NodeState, f64)> = (&mut &*store).fetch(&select, &ids).await?;
+        queried = (before, now());
+        for (id, epoch, state, database_time) in rows {
+            time = database_time;
+            match batch.iter().find(|member| member.node == id) {
+                Some(member) if epoch == member.epoch => {
+                    states.insert(id, state);
+                }
+                Some(member) if epoch > member.epoch => lost.push(*member),
+                // A server that has not applied the start of the epoch yet.
+                _ => {}
+            }
+        }
+    }
+    Ok(CheckIn { states, lost, time, queried })
+}
+
+/// Replaces the report of a node.
 pub async fn set_report(tx: &mut Tx, id: NodeId, report: &NodeReport) -> Result<(), StoreError> {
     tx.execute(
-        "UPDATE nodes SET lastseen = ?, report = ?, version = version + 1 WHERE uuid = ?",
-        params![now(), to_json(report)?, id],
+        "UPDATE nodes SET report = ?, version = version + 1 WHERE uuid = ?",
+        params![to_json(report)?, id],
     )
     .await?;
     Ok(())
 }
 
-/// Changes the state of a node if it has not changed since `row` was read.
+/// Changes the state of a node if it has neither changed nor checked in since `row` was read.
 pub async fn set_state(tx: &mut Tx, row: &NodeRow, to: NodeState) -> Result<bool, StoreError> {
     let updated = tx
         .execute(
-            "UPDATE nodes SET state = ?, updated = ?, version = version + 1 WHERE uuid = ? AND version = ?",
-            params![to, now(), row.identity.id, row.version],
+            "UPDATE nodes SET state = ?, updated = ?, version = version + 1 \
+             WHERE uuid = ? AND version = ? AND lastseen <= ?",
+            params![to, now(), row.identity.id, row.version, row.lastseen],
         )
         .await?;
     Ok(updated == 1)
+}
+
+/// Locks a node until the transaction ends. Returns whether it does not check in: it cannot become active before the
+/// transaction ends.
+pub async fn lock_silent(tx: &mut Tx, id: NodeId) -> Result<bool, StoreError> {
+    let sql =
+        "UPDATE nodes SET version = version + 1 WHERE uuid = ? AND state IN ('stopped', 'missing', 'error')";
+    Ok(tx.execute(sql, params![id]).await? == 1)
 }
 
 /// Returns the names of some nodes.

@@ -12,7 +12,8 @@ use muster_types::time::now;
 use serde_json::Value as JsonValue;
 
 use super::{
-    Read, Store, StoreError, Tx, Value, columns, params, placeholders, references, to_json, transaction,
+    Read, Store, StoreError, Tx, Value, columns, params, placeholders, references, time::NOW, to_json,
+    transaction,
 };
 
 #[derive(Debug, Clone)]
@@ -81,10 +82,13 @@ columns! { OperationRow {
 pub async fn insert(tx: &mut Tx, new: &NewOperation) -> Result<OperationHandle, StoreError> {
     let id = OperationId::new();
     let time = now();
-    tx.execute(
+    let sql = format!(
         "INSERT INTO operations (uuid, operation_type, name, state, tasks, step, arguments, depends_on, namespace, \
          target_type, target_id, attempts, holder, lease_expires, run_after, request_id, created, updated, version, \
-         node_uuid) VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?, 0, '', 0.0, ?, ?, ?, ?, 1, ?)",
+         node_uuid) VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?, 0, '', 0.0, {NOW}, ?, ?, ?, 1, ?)"
+    );
+    tx.execute(
+        &sql,
         params![
             id,
             new.operation_type,
@@ -96,7 +100,6 @@ pub async fn insert(tx: &mut Tx, new: &NewOperation) -> Result<OperationHandle, 
             new.namespace.as_ref(),
             new.target.object_type,
             &new.target.id,
-            time,
             new.request_id.as_ref(),
             time,
             time,
@@ -157,32 +160,47 @@ impl ExecutableOperations {
     }
 }
 
-/// Returns the executable operations that are due or whose lease has expired.
+/// Returns the namespaces with executable operations that are queued or whose lease has expired, each with the seconds
+/// until the first is due.
+pub async fn waiting(
+    mut store: &Store,
+    executable: &ExecutableOperations,
+) -> Result<Vec<(Option<String>, f64)>, StoreError> {
+    let (condition, parameters) = executable.condition();
+    let sql = format!(
+        "SELECT namespace, MIN(run_after) - {NOW} FROM operations WHERE state = 'queued' AND {condition} \
+         GROUP BY namespace UNION ALL SELECT namespace, MIN(lease_expires) - {NOW} FROM operations \
+         WHERE state = 'executing' AND lease_expires <= {NOW} AND {condition} GROUP BY namespace"
+    );
+    let mut values = parameters.clone();
+    values.extend(parameters);
+    let mut waiting: Vec<(Option<String>, f64)> = Vec::new();
+    for (namespace, due) in store.fetch::<(Option<String>, f64)>(&sql, &values).await? {
+        match waiting.iter_mut().find(|(other, _)| *other == namespace) {
+            Some((_, first)) => *first = first.min(due),
+            None => waiting.push((namespace, due)),
+        }
+    }
+    Ok(waiting)
+}
+
+/// Returns the executable operations of a namespace that are due or whose lease has expired.
 pub async fn due(
     mut store: &Store,
     executable: &ExecutableOperations,
+    namespace: Option<&str>,
     limit: i64,
 ) -> Result<Vec<OperationRow>, StoreError> {
-    let time = now();
     let (condition, parameters) = executable.condition();
+    let owner = if namespace.is_some() { "namespace = ?" } else { "namespace IS NULL" };
     let tail = format!(
-        "FROM operations WHERE ((state = 'queued' AND run_after <= ?) \
-         OR (state = 'executing' AND lease_expires <= ?)) AND {condition} ORDER BY run_after LIMIT ?"
+        "FROM operations WHERE {owner} AND ((state = 'queued' AND run_after <= {NOW}) \
+         OR (state = 'executing' AND lease_expires <= {NOW})) AND {condition} ORDER BY run_after LIMIT ?"
     );
-    let mut values = params![time, time].to_vec();
+    let mut values: Vec<Value> = namespace.map(Value::from).into_iter().collect();
     values.extend(parameters);
     values.push(limit.into());
     store.select(&tail, &values).await
-}
-
-/// Returns when the next executable queued operation is due.
-pub async fn next_due(
-    mut store: &Store,
-    executable: &ExecutableOperations,
-) -> Result<Option<f64>, StoreError> {
-    let (condition, values) = executable.condition();
-    let sql = format!("SELECT MIN(run_after) FROM operations WHERE state = 'queued' AND {condition}");
-    store.fetch_one(&sql, &values).await
 }
 
 /// Records the progress of a leased operation.
@@ -208,20 +226,13 @@ pub async fn lease(
 ) -> muster_types::Result<Option<OperationRow>> {
     let owner = uuid::Uuid::new_v4().to_string();
     let is_leased = transaction!(store, |tx| {
-        let updated = tx.execute(
-                "UPDATE operations SET state = ?, holder = ?, lease_expires = ?, attempts = attempts + 1, updated = ?, \
-                 version = version + 1 WHERE uuid = ? AND version = ? AND (state = ? OR lease_expires <= ?)",
-                params![
-                    OperationState::Executing,
-                    &owner,
-                    now() + seconds,
-                    now(),
-                    row.id,
-                    row.version,
-                    OperationState::Queued,
-                    now()
-                ],
-            ).await?;
+        let sql = format!(
+            "UPDATE operations SET state = ?, holder = ?, lease_expires = {NOW} + ?, attempts = attempts + 1, \
+             updated = ?, version = version + 1 WHERE uuid = ? AND version = ? AND (state = ? OR lease_expires <= {NOW})"
+        );
+        let (executing, queued) = (OperationState::Executing, OperationState::Queued);
+        let values = params![executing, &owner, seconds, now(), row.id, row.version, queued];
+        let updated = tx.execute(&sql, values).await?;
         Ok(updated == 1)
     })?;
     if !is_leased {
@@ -233,12 +244,11 @@ pub async fn lease(
 /// Renews the lease of an operation. Returns `false` if it was lost.
 pub async fn renew(store: &Store, leased: &OperationRow, seconds: f64) -> muster_types::Result<bool> {
     transaction!(store, |tx| {
-        let updated = tx
-            .execute(
-                "UPDATE operations SET lease_expires = ? WHERE uuid = ? AND holder = ? AND state = ?",
-                params![now() + seconds, leased.id, &leased.lease_owner, OperationState::Executing],
-            )
-            .await?;
+        let sql = format!(
+            "UPDATE operations SET lease_expires = {NOW} + ? WHERE uuid = ? AND holder = ? AND state = ?"
+        );
+        let values = params![seconds, leased.id, &leased.lease_owner, OperationState::Executing];
+        let updated = tx.execute(&sql, values).await?;
         Ok(updated == 1)
     })
 }
@@ -255,41 +265,36 @@ pub async fn set_step(tx: &mut Tx, leased: &OperationRow, step: i64) -> Result<b
     Ok(updated == 1)
 }
 
-/// Ends a lease: the operation is finished, or returns to the queue until `run_after`.
+/// Ends a lease: the operation is finished, or returns to the queue for `delay` seconds.
 pub async fn release(
     tx: &mut Tx,
     leased: &OperationRow,
     to: OperationState,
-    run_after: f64,
+    delay: f64,
     report: Option<&ErrorReport>,
 ) -> Result<bool, StoreError> {
     if !OperationState::Executing.can_transition_to(to) {
         return Err(StoreError::Internal(format!("an operation cannot go from executing to {to}")));
     }
     let report = report.map(to_json).transpose()?;
-    let updated = tx.execute(
-            "UPDATE operations SET state = ?, holder = '', lease_expires = 0.0, run_after = ?, error_report = ?, \
-             updated = ?, version = version + 1 WHERE uuid = ? AND holder = ? AND state = ?",
-            params![to, run_after, report, now(), leased.id, &leased.lease_owner, OperationState::Executing],
-        ).await?;
+    let sql = format!(
+        "UPDATE operations SET state = ?, holder = '', lease_expires = 0.0, run_after = {NOW} + ?, error_report = ?, \
+         updated = ?, version = version + 1 WHERE uuid = ? AND holder = ? AND state = ?"
+    );
+    let executing = OperationState::Executing;
+    let values = params![to, delay, report, now(), leased.id, &leased.lease_owner, executing];
+    let updated = tx.execute(&sql, values).await?;
     Ok(updated == 1)
 }
 
-/// Ends a lease without counting the attempt, because the operation has to wait for others.
-pub async fn requeue(tx: &mut Tx, leased: &OperationRow, run_after: f64) -> Result<bool, StoreError> {
-    let updated = tx
-        .execute(
-            "UPDATE operations SET state = ?, holder = '', lease_expires = 0.0, run_after = ?, \
-             attempts = attempts - 1, version = version + 1 WHERE uuid = ? AND holder = ? AND state = ?",
-            params![
-                OperationState::Queued,
-                run_after,
-                leased.id,
-                &leased.lease_owner,
-                OperationState::Executing
-            ],
-        )
-        .await?;
+/// Ends a lease for `delay` seconds without counting the attempt, because the operation has to wait for others.
+pub async fn requeue(tx: &mut Tx, leased: &OperationRow, delay: f64) -> Result<bool, StoreError> {
+    let sql = format!(
+        "UPDATE operations SET state = ?, holder = '', lease_expires = 0.0, run_after = {NOW} + ?, \
+         attempts = attempts - 1, version = version + 1 WHERE uuid = ? AND holder = ? AND state = ?"
+    );
+    let (queued, executing) = (OperationState::Queued, OperationState::Executing);
+    let updated = tx.execute(&sql, params![queued, delay, leased.id, &leased.lease_owner, executing]).await?;
     Ok(updated == 1)
 }
 
@@ -305,13 +310,12 @@ pub async fn abort(tx: &mut Tx, row: &OperationRow, report: &ErrorReport) -> Res
     Ok(updated == 1)
 }
 
-/// Postpones an operation that waits for others.
-pub async fn postpone(tx: &mut Tx, row: &OperationRow, run_after: f64) -> Result<(), StoreError> {
-    tx.execute(
-        "UPDATE operations SET run_after = ?, version = version + 1 WHERE uuid = ? AND version = ?",
-        params![run_after, row.id, row.version],
-    )
-    .await?;
+/// Postpones an operation that waits for others by `delay` seconds.
+pub async fn postpone(tx: &mut Tx, row: &OperationRow, delay: f64) -> Result<(), StoreError> {
+    let sql = format!(
+        "UPDATE operations SET run_after = {NOW} + ?, version = version + 1 WHERE uuid = ? AND version = ?"
+    );
+    tx.execute(&sql, params![delay, row.id, row.version]).await?;
     Ok(())
 }
 
@@ -339,6 +343,30 @@ pub async fn abort_queued(tx: &mut Tx, target: &ObjectRef, except: &str) -> Resu
     Ok(())
 }
 
+/// Aborts all unfinished operations on an object, except one. A worker that runs one notices that it has lost the lease.
+pub async fn abort_unfinished(
+    tx: &mut Tx,
+    target: &ObjectRef,
+    except: Option<OperationId>,
+) -> Result<(), StoreError> {
+    let except = except.map_or_else(String::new, |id| id.to_string());
+    tx.execute(
+        "UPDATE operations SET state = ?, updated = ?, version = version + 1 \
+         WHERE target_type = ? AND target_id = ? AND state IN ('queued', 'executing') AND uuid <> ?",
+        params![OperationState::Abort, now(), target.object_type, &target.id, except],
+    )
+    .await?;
+    Ok(())
+}
+
+/// Lets another node run the queued operations on an object that only one node can run.
+pub async fn set_node(tx: &mut Tx, target: &ObjectRef, node: NodeId) -> Result<(), StoreError> {
+    let sql = "UPDATE operations SET node_uuid = ?, version = version + 1 \
+               WHERE target_type = ? AND target_id = ? AND state = ? AND node_uuid IS NOT NULL";
+    tx.execute(sql, params![node, target.object_type, &target.id, OperationState::Queued]).await?;
+    Ok(())
+}
+
 /// Removes a finished operation and its references. Returns whether there was one.
 pub async fn remove(tx: &mut Tx, id: OperationId) -> Result<bool, StoreError> {
     let removed = tx
@@ -356,4 +384,10 @@ pub async fn remove(tx: &mut Tx, id: OperationId) -> Result<bool, StoreError> {
 /// Returns the number of unfinished operations.
 pub async fn unfinished(mut db: impl Read) -> Result<i64, StoreError> {
     db.fetch_one("SELECT COUNT(*) FROM operations WHERE state IN ('queued', 'executing')", &[]).await
+}
+
+/// Locks an operation until the transaction ends, without changing it. Returns whether it exists.
+pub async fn lock(tx: &mut Tx, id: OperationId) -> Result<bool, StoreError> {
+    let sql = "UPDATE operations SET state = state WHERE uuid = ?";
+    Ok(tx.execute(sql, params![id]).await? == 1)
 }

@@ -10,8 +10,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use muster_types::time::now;
 use parking_lot::Mutex;
 use rusqlite::config::DbConfig;
+use rusqlite::functions::FunctionFlags;
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{Connection, ErrorCode, ToSql};
 use tokio::runtime::{Handle, RuntimeFlavor};
@@ -152,7 +154,15 @@ fn connect(path: &Path) -> Result<Connection, StoreError> {
              PRAGMA secure_delete = OFF;",
         )
         .map_err(failure)?;
+    add_time_functions(&connection).map_err(failure)?;
     Ok(connection)
+}
+
+/// Adds the functions of MariaDB by which statements read the clock of the database. See `time.rs`.
+fn add_time_functions(connection: &Connection) -> rusqlite::Result<()> {
+    let flags = FunctionFlags::SQLITE_UTF8;
+    connection.create_scalar_function("NOW", 1, flags, |_| Ok(now()))?;
+    connection.create_scalar_function("UNIX_TIMESTAMP", 1, flags, |context| context.get::<f64>(0))
 }
 
 /// Runs a statement without parameters and rows.
@@ -217,8 +227,14 @@ fn failure(error: rusqlite::Error) -> StoreError {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => StoreError::Conflict(text),
         Some(ErrorCode::ConstraintViolation) => StoreError::Duplicate(text),
         Some(ErrorCode::TooBig) => StoreError::TooLong(text),
+        Some(ErrorCode::DiskFull | ErrorCode::SystemIoFailure) => StoreError::DiskFull(text),
+        Some(ErrorCode::ReadOnly) => StoreError::ReadOnly(text),
         Some(
-            ErrorCode::CannotOpen | ErrorCode::DiskFull | ErrorCode::SystemIoFailure | ErrorCode::ReadOnly,
+            ErrorCode::CannotOpen
+            | ErrorCode::PermissionDenied
+            | ErrorCode::OutOfMemory
+            | ErrorCode::OperationInterrupted
+            | ErrorCode::FileLockingProtocolFailed,
         ) => StoreError::Unavailable(text),
         // SQLite has no error code for this.
         _ if text.contains("duplicate column name") => StoreError::DuplicateColumn(text),

@@ -1,9 +1,11 @@
 //! The number of objects in each state, for metrics.
 
+use std::collections::HashMap;
+
 use super::{Read, StoreError};
 
 /// A table of objects that have a state.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CountedTable {
     AgentOperations,
     Artifacts,
@@ -16,8 +18,7 @@ pub enum CountedTable {
 }
 
 impl CountedTable {
-    /// All tables.
-    pub const ALL: &'static [Self] = &[
+    const ALL: &'static [Self] = &[
         Self::AgentOperations,
         Self::Artifacts,
         Self::Blobs,
@@ -42,10 +43,24 @@ impl CountedTable {
     }
 }
 
-/// Returns the number of rows in each state that occurs.
-pub async fn by_state(mut db: impl Read, table: CountedTable) -> Result<Vec<(String, i64)>, StoreError> {
-    let sql = format!("SELECT state, COUNT(*) FROM {} GROUP BY state ORDER BY state", table.name());
-    db.fetch(&sql, &[]).await
+/// The number of rows in each state that occurs, by table.
+pub type StateCounts = HashMap<CountedTable, Vec<(String, i64)>>;
+
+/// Returns the number of rows in each state that occurs in each table, with one query.
+pub async fn by_state(mut db: impl Read) -> Result<StateCounts, StoreError> {
+    let count = |table: &CountedTable| {
+        let name = table.name();
+        format!("SELECT '{name}', state, COUNT(*) FROM {name} GROUP BY state")
+    };
+    let sql = CountedTable::ALL.iter().map(count).collect::<Vec<_>>().join(" UNION ALL ");
+    let rows: Vec<(String, String, i64)> = db.fetch(&sql, &[]).await?;
+    let mut counts = StateCounts::new();
+    for (name, state, count) in rows {
+        if let Some(table) = CountedTable::ALL.iter().find(|table| table.name() == name) {
+            counts.entry(*table).or_default().push((state, count));
+        }
+    }
+    Ok(counts)
 }
 
 #[cfg(test)]
@@ -58,17 +73,17 @@ mod tests {
 
     on_both_engines! {
         async fn counts_rows_of_every_table_by_state(store: Arc<Store>) {
-            for table in CountedTable::ALL {
-                by_state(&*store, *table).await.unwrap();
-            }
-            let before = by_state(&*store, CountedTable::Operations).await.unwrap();
+            let count = async |table: CountedTable| {
+                let counts = by_state(&*store).await.unwrap();
+                counts.get(&table).into_iter().flatten().map(|(_, count)| count).sum::<i64>()
+            };
+            let before = (count(CountedTable::Operations).await, count(CountedTable::Nodes).await);
             for _ in 0..2 {
                 let new = operation("ci", vec![]);
                 transaction!(store, |tx| { Ok(operations::insert(tx, &new).await?) }).unwrap();
             }
-            let after = by_state(&*store, CountedTable::Operations).await.unwrap();
-            let count = |counts: &[(String, i64)]| counts.iter().map(|(_, count)| count).sum::<i64>();
-            assert_eq!(count(&after), count(&before) + 2);
+            let after = (count(CountedTable::Operations).await, count(CountedTable::Nodes).await);
+            assert_eq!(after, (before.0 + 2, before.1));
         }
     }
 }

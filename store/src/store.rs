@@ -1,12 +1,17 @@
 //! An open database, on either engine.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use muster_types::Error;
 
 use crate::error::StoreError;
+use crate::membership::Membership;
 use crate::row::{Read, Row};
 use crate::transaction::{Tx, TxEngine};
 use crate::value::Value;
-use crate::{mariadb, migrate, params, sqlite};
+use crate::{mariadb, migrate, params, sqlite, transaction};
 
 pub(crate) enum Engine {
     Sqlite(sqlite::Sqlite),
@@ -16,6 +21,10 @@ pub(crate) enum Engine {
 /// An open and migrated database.
 pub struct Store {
     pub(crate) engine: Engine,
+    /// The nodes of this daemon; checked by every transaction.
+    pub membership: Arc<Membership>,
+    /// The number of statements outside of transactions.
+    statements: AtomicU64,
 }
 
 impl std::fmt::Debug for Store {
@@ -53,20 +62,36 @@ impl Store {
         } else {
             return Err(StoreError::Internal("the database URL must start with sqlite: or mysql:".into()));
         };
-        Ok(Self { engine })
+        Ok(Self { engine, membership: Arc::default(), statements: AtomicU64::new(0) })
     }
 
     /// Runs a statement outside of a transaction and returns its rows.
     pub async fn query(&self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
+        self.statements.fetch_add(1, Ordering::Relaxed);
         match &self.engine {
             Engine::Sqlite(sqlite) => sqlite.query(sql, params),
             Engine::MariaDb(mariadb) => mariadb.query(sql, params).await,
         }
     }
 
+    /// Runs one modifying statement as its own transaction, and returns the number of rows that it matched. It does not
+    /// check the membership of this daemon, so the statement must contain the epoch.
+    pub(crate) async fn execute(&self, sql: &str, params: &[Value]) -> Result<u64, Error> {
+        match &self.engine {
+            Engine::Sqlite(_) => transaction!(self.unfenced(), |tx| { Ok(tx.execute(sql, params).await?) }),
+            Engine::MariaDb(mariadb) => Ok(mariadb.execute(sql, params).await?),
+        }
+    }
+
     /// Runs a statement outside of a transaction and returns its first row.
     pub async fn query_one(&self, sql: &str, params: &[Value]) -> Result<Option<Row>, StoreError> {
         Ok(self.query(sql, params).await?.into_iter().next())
+    }
+
+    /// Returns the number of statements that were run outside of transactions, for tests.
+    #[must_use]
+    pub fn statement_count(&self) -> u64 {
+        self.statements.load(Ordering::Relaxed)
     }
 
     /// Begins a series of related reads. With SQLite they see one consistent state and share a connection; with
@@ -82,10 +107,17 @@ impl Store {
     /// Begins a transaction. Use [`transaction!`] instead.
     #[doc(hidden)]
     pub async fn begin(&self) -> Result<Tx, StoreError> {
-        Ok(Tx(match &self.engine {
+        let tx = match &self.engine {
             Engine::Sqlite(sqlite) => TxEngine::Sqlite(sqlite.begin().await?),
             Engine::MariaDb(mariadb) => TxEngine::MariaDb(mariadb.begin().await?),
-        }))
+        };
+        Ok(Tx(tx, Arc::clone(&self.membership)))
+    }
+
+    /// Returns this store for transactions that a daemon may commit after its nodes were fenced.
+    #[must_use]
+    pub fn unfenced(&self) -> Unfenced<'_> {
+        Unfenced(self)
     }
 
     /// Returns an estimate of the number of rows of a table, without counting them.
@@ -115,6 +147,19 @@ impl Store {
     }
 }
 
+/// A store whose transactions do not check the membership of this daemon.
+#[derive(Debug)]
+pub struct Unfenced<'a>(&'a Store);
+
+impl Unfenced<'_> {
+    /// Begins a transaction. Use [`transaction!`](crate::transaction!) instead.
+    #[doc(hidden)]
+    pub async fn begin(&self) -> Result<Tx, StoreError> {
+        let Tx(tx, _) = self.0.begin().await?;
+        Ok(Tx(tx, Arc::default()))
+    }
+}
+
 /// A series of related reads.
 pub struct Snapshot<'a> {
     store: &'a Store,
@@ -130,7 +175,10 @@ impl std::fmt::Debug for Snapshot<'_> {
 impl Read for &Snapshot<'_> {
     async fn rows(&mut self, sql: &str, params: &[Value]) -> Result<Vec<Row>, StoreError> {
         match &self.sqlite {
-            Some(snapshot) => snapshot.query(sql, params),
+            Some(snapshot) => {
+                self.store.statements.fetch_add(1, Ordering::Relaxed);
+                snapshot.query(sql, params)
+            }
             None => self.store.query(sql, params).await,
         }
     }

@@ -6,7 +6,9 @@ use muster_types::blob::{Checksums, ContentDigest, CopyState, ImageFacts, ImageF
 use muster_types::capacity::Capacity;
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{ArtifactId, BlobId, InstanceId, NodeId};
-use muster_types::instance::{ConfigDriveType, DiskSpecRecord, InstanceState, MachineType, SideChannel};
+use muster_types::instance::{
+    ConfigDriveType, DiskSpecRecord, InstanceState, MachineType, RestartPolicy, SideChannel,
+};
 use muster_types::issuer::IssuerTerms;
 use muster_types::object::ObjectRef;
 use muster_types::operation::{OperationHandle, OperationType};
@@ -118,6 +120,8 @@ pub(crate) fn instance_spec() -> InstanceSpec {
         machine_type: MachineType::Q35,
         side_channels: vec![SideChannel::Agent2],
         requested_placement: Some("node".into()),
+        disposable: true,
+        restart: RestartPolicy::Elsewhere,
     }
 }
 

@@ -3,11 +3,13 @@
 #[cfg(test)]
 mod tests;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use muster_types::Error;
 
 use crate::error::{StoreError, TxError};
+use crate::membership::Membership;
 use crate::row::{Read, Row};
 use crate::value::Value;
 use crate::{mariadb, sqlite};
@@ -18,7 +20,7 @@ pub(crate) enum TxEngine {
 }
 
 /// A transaction, which is rolled back if it is dropped before it is finished.
-pub struct Tx(pub(crate) TxEngine);
+pub struct Tx(pub(crate) TxEngine, pub(crate) Arc<Membership>);
 
 impl std::fmt::Debug for Tx {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -64,7 +66,16 @@ impl Tx {
 
     /// Ends the transaction with the outcome of its body. Returns `None` if it is to be retried.
     #[doc(hidden)]
-    pub async fn finish<T>(self, outcome: Result<T, TxError>, retry: &mut Retry) -> Option<Result<T, Error>> {
+    pub async fn finish<T>(
+        mut self,
+        mut outcome: Result<T, TxError>,
+        retry: &mut Retry,
+    ) -> Option<Result<T, Error>> {
+        if outcome.is_ok()
+            && let Err(error) = Arc::clone(&self.1).require_in(&mut self).await
+        {
+            outcome = Err(error.into());
+        }
         let failure = match outcome {
             Ok(value) => {
                 let committed = match self.0 {

@@ -1,8 +1,10 @@
 //! Rows of trusts. The trust of every namespace in `system` is a rule and has no row.
 
+use std::collections::HashSet;
+
 use muster_types::time::now;
 
-use super::{Json, Read, StoreError, Tx, params};
+use super::{Json, Read, StoreError, Tx, Value, params, placeholders};
 
 /// Returns whether `namespace` trusts `other` explicitly.
 pub async fn exists(mut db: impl Read, namespace: &str, other: &str) -> Result<bool, StoreError> {
@@ -31,6 +33,26 @@ pub async fn range(mut db: impl Read, first: &str, last: &str) -> Result<Vec<(St
         params![first, last],
     )
     .await
+}
+
+/// Returns those of some rows of a table whose namespace is the caller's or trusts it.
+pub(crate) async fn visible(
+    mut db: impl Read,
+    table: &'static str,
+    ids: &[String],
+    caller: &str,
+) -> Result<HashSet<String>, StoreError> {
+    if ids.is_empty() {
+        return Ok(HashSet::new());
+    }
+    let sql = format!(
+        "SELECT uuid FROM {table} WHERE uuid IN ({}) \
+         AND (namespace = ? OR namespace IN (SELECT namespace FROM trusts WHERE trusted = ?))",
+        placeholders(ids.len())
+    );
+    let mut values: Vec<Value> = ids.iter().map(Value::from).collect();
+    values.extend([caller.into(), caller.into()]);
+    Ok(db.fetch(&sql, &values).await?.into_iter().collect())
 }
 
 /// Returns the namespaces that trust `other`.

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use muster_types::{
     address, agent_operation, artifact, blob, event, ids, instance, interface, issuer, key, namespace,
-    network, node, object, operation, rule,
+    network, node, object, operation, quota, rule,
 };
 
 use crate::error::StoreError;
@@ -98,6 +98,7 @@ impl_text_value!(
     node::NodeState,
     operation::OperationState,
     operation::OperationType,
+    quota::QuotaName,
     rule::RuleState,
 );
 

@@ -1,5 +1,7 @@
 //! Artifacts, blobs, labels and uploads, on simulated nodes with real files.
 
+mod blob_copies;
+
 use std::sync::Arc;
 
 use axum::body::Body;
@@ -241,6 +243,7 @@ async fn deduplicates_content_without_revealing_other_users() {
 #[tokio::test(flavor = "multi_thread")]
 async fn numbers_trims_and_deletes_versions() {
     let (cluster, token) = cluster(&[]).await;
+    cluster.allow_undocumented_requests("released clients send the number of versions as a string");
     for number in 1..=5 {
         let artifact = upload(&cluster, &token, "v", format!("version {number}").as_bytes()).await;
         assert_eq!(artifact["index"], number);
@@ -480,112 +483,6 @@ async fn rejects_image_with_backing_file_but_stores_it_as_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn deletes_unused_blob_and_file_after_delay() {
-    let settings = [("BLOB_DELETION_DELAY", "0"), ("CLEANER_DELAY", "0"), ("BLOB_REPLICATION_FACTOR", "1")];
-    let (cluster, token) = cluster(&settings).await;
-    let artifact = upload(&cluster, &token, "a", b"used twice").await;
-    let blob = text(&artifact, "blob_uuid").to_owned();
-    let body = json!({"blob_uuid": blob});
-    assert_eq!(post(&cluster, &token, "/artifacts/upload/b", body).await.status, 200);
-    cluster.settle().await;
-    let path = format!("/blobs/{blob}");
-    let sweep = async || {
-        reconcile::artifact_watch::delete_unused(&cluster.app).await.unwrap();
-        reconcile::storage::run_once(&cluster.app).await.unwrap();
-    };
-    delete(&cluster, &token, "/artifacts/a").await;
-    sweep().await;
-    assert_eq!(get(&cluster, &token, &path).await.body["state"], "created", "b uses it");
-    delete(&cluster, &token, "/artifacts/b").await;
-    sweep().await;
-    assert_eq!(get(&cluster, &token, &path).await.body["state"], "deleted");
-    assert_eq!(data(&cluster, &token, &blob, "").await.status, 404);
-    assert!(!cluster.has_file(&blob), "the file is deleted");
-    let messages = cluster.messages(&ObjectRef::new(ObjectType::Blob, &blob)).await;
-    assert!(messages.contains(&"state is now deleted".to_owned()), "{messages:?}");
-    reconcile::cleaner::run(&cluster.app).await.unwrap();
-    assert_eq!(get(&cluster, &token, &path).await.status, 404);
-    // The same content can be uploaded again.
-    let again = upload(&cluster, &token, "c", b"used twice").await;
-    assert_ne!(text(&again, "blob_uuid"), blob);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn keeps_unused_blob_until_delay_expires() {
-    let (cluster, token) = cluster(&[("BLOB_DELETION_DELAY", "3600")]).await;
-    let artifact = upload(&cluster, &token, "a", b"x").await;
-    delete(&cluster, &token, "/artifacts/a").await;
-    reconcile::artifact_watch::delete_unused(&cluster.app).await.unwrap();
-    let blob = text(&artifact, "blob_uuid");
-    assert_eq!(get(&cluster, &token, &format!("/blobs/{blob}")).await.body["state"], "created");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn reports_and_replaces_damaged_replica_without_serving_it() {
-    let settings = [("CHECKSUM_VERIFICATION_FREQUENCY", "1"), ("BLOB_REPLICATION_FACTOR", "2")];
-    let (cluster, token) = cluster(&settings).await;
-    let content: Vec<u8> = (0..3_000_000u32).map(|n| (n % 251) as u8).collect();
-    let artifact = upload(&cluster, &token, "a", &content).await;
-    let blob = text(&artifact, "blob_uuid").to_owned();
-    let record = async || get(&cluster, &token, &format!("/blobs/{blob}")).await.body;
-    wait_for("a second replica", async || {
-        reconcile::storage::run_once(&cluster.app).await.unwrap();
-        (record().await["locations"] == json!(["sim-1", "sim-2"])).then_some(())
-    })
-    .await;
-    // A flipped bit in the first replica: readers never receive a corrupted byte.
-    cluster.corrupt_blob(1, &blob, 2_500_000);
-    let read = cluster.download_until_error(&token, &blob).await;
-    assert!(content.starts_with(&read) && read.len() <= 2_500_000, "{} bytes", read.len());
-    assert_eq!(record().await["locations"], json!(["sim-2"]));
-    let object = ObjectRef::new(ObjectType::Blob, &blob);
-    let messages = cluster.messages(&object).await;
-    assert!(messages.contains(&"a copy of the blob is damaged".to_owned()), "{messages:?}");
-    assert_eq!(cluster.download_until_error(&token, &blob).await, content, "read from the other replica");
-    wait_for("the replica to be replaced", async || {
-        reconcile::storage::run_once(&cluster.app).await.unwrap();
-        (record().await["locations"] == json!(["sim-1", "sim-2"])).then_some(())
-    })
-    .await;
-    assert_eq!(cluster.download_until_error(&token, &blob).await, content);
-    // Scheduled verification detects damage without reads.
-    cluster.corrupt_blob(2, &blob, 7);
-    wait_for("the damage to be found", async || {
-        reconcile::storage::run_once(&cluster.app).await.unwrap();
-        let messages = cluster.messages(&object).await;
-        (messages.iter().filter(|m| *m == "a copy of the blob is damaged").count() == 2).then_some(())
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn keeps_last_replica_even_if_damaged() {
-    let settings = [("CHECKSUM_VERIFICATION_FREQUENCY", "1"), ("BLOB_REPLICATION_FACTOR", "1")];
-    let (cluster, token) = cluster(&settings).await;
-    let artifact = upload(&cluster, &token, "a", b"the only one").await;
-    let blob = text(&artifact, "blob_uuid").to_owned();
-    cluster.corrupt_blob(1, &blob, 0);
-    assert!(cluster.download_until_error(&token, &blob).await.is_empty());
-    let missing = data(&cluster, &token, &blob, "").await;
-    assert_eq!((missing.status.as_u16(), text(&missing.body, "error")), (404, "blob missing"));
-    reconcile::storage::run_once(&cluster.app).await.unwrap();
-    assert!(cluster.has_file(&blob));
-    // Uploading the same content repairs the replica.
-    let again = upload(&cluster, &token, "b", b"the only one").await;
-    assert_eq!(text(&again, "blob_uuid"), blob);
-    assert_eq!(data(&cluster, &token, &blob, "").await.text, "the only one");
-    // A replica whose damage was transient is used again.
-    cluster.corrupt_blob(1, &blob, 0);
-    assert!(cluster.download_until_error(&token, &blob).await.is_empty());
-    cluster.corrupt_blob(1, &blob, 0);
-    wait_for("the replica to be usable again", async || {
-        reconcile::storage::run_once(&cluster.app).await.unwrap();
-        (data(&cluster, &token, &blob, "").await.text == "the only one").then_some(())
-    })
-    .await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
 async fn deletes_abandoned_upload() {
     let (cluster, token) = cluster(&[("UPLOAD_MAXIMUM_IDLE_TIME", "1")]).await;
     let id = begin_upload(&cluster, &token).await;
@@ -654,4 +551,49 @@ async fn concurrent_uploads_of_same_content_share_one_blob() {
     reconcile::storage::run_once(&cluster.app).await.unwrap();
     let rows = cluster.app.store.query("SELECT COUNT(*) FROM blobs", &[]).await.unwrap();
     assert_eq!(rows[0].scalar::<i64>().unwrap(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deleted_artifact_keeps_its_versions_without_references() {
+    let (cluster, token) = cluster(&[]).await;
+    let first = upload(&cluster, &token, "a", b"one").await;
+    let second = upload(&cluster, &token, "a", b"three").await;
+    let path = format!("/artifacts/{}", text(&first, "uuid"));
+    assert_eq!(first["uuid"], second["uuid"]);
+    let before = get(&cluster, &token, &path).await.body;
+    assert_eq!(before["blobs"]["1"]["reference_count"], 1);
+    let deleted = delete(&cluster, &token, &path).await.body;
+    assert_eq!(deleted, get(&cluster, &token, &path).await.body);
+    assert_eq!((&deleted["state"], &deleted["index"]), (&json!("deleted"), &before["index"]));
+    assert_eq!(deleted["blob_uuid"], before["blob_uuid"]);
+    for (index, size) in [("1", 3), ("2", 5)] {
+        let version = &deleted["blobs"][index];
+        assert_eq!(version["uuid"], before["blobs"][index]["uuid"]);
+        assert_eq!((&version["size"], &version["reference_count"]), (&json!(size), &json!(0)), "{deleted}");
+        assert_eq!(version["instances"], json!([]));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sender_deletes_unused_blob_immediately() {
+    let (cluster, token) = cluster(&[]).await;
+    cluster.create_namespace("other").await;
+    let other = cluster.token("other").await;
+    let uploads =
+        [upload(&cluster, &token, "a", &[7; 5000]).await, upload(&cluster, &token, "b", &[8; 5000]).await];
+    upload(&cluster, &other, "same", &[8; 5000]).await;
+    for (uploaded, is_deleted) in uploads.iter().zip([true, false]) {
+        let blob = text(uploaded, "blob_uuid");
+        let path = format!("/blobs/{blob}");
+        let delete =
+            async |token: &str| cluster.call(token, Method::DELETE, &path, None).await.status.as_u16();
+        assert_eq!(delete(&token).await, 200);
+        assert_eq!(data(&cluster, &token, blob, "").await.status, 200, "it is in use");
+        let artifact = format!("/artifacts/{}", text(uploaded, "uuid"));
+        assert_eq!(cluster.call(&token, Method::DELETE, &artifact, None).await.status, 200);
+        assert_eq!(delete(&other).await, if is_deleted { 404 } else { 200 });
+        assert_eq!(delete(&token).await, 200);
+        let expected = if is_deleted { 404 } else { 200 };
+        assert_eq!(data(&cluster, &other, blob, "").await.status, expected, "kept only for another sender");
+    }
 }

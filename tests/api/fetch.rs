@@ -1,5 +1,7 @@
 //! Fetching images from an untrusted web server.
 
+use std::time::Duration;
+
 use axum::http::Method;
 use muster_test_cluster::{Cluster, wait_for};
 use muster_testing::web_server::{ReceivedRequest, Reply, RequestHandler, WebServer};
@@ -233,6 +235,17 @@ async fn error_names_the_host_that_cannot_be_resolved_or_reached() {
     let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let record = fetch(&cluster, &token, &format!("http://{closed}/x")).await;
     assert_eq!(error(&record), "cannot connect to 127.0.0.1");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn fetch_from_silent_server_ends_in_error_with_its_name() {
+    let settings = [("IMAGE_FETCH_ALLOWED_NETWORKS", "127.0.0.1"), ("IMAGE_STALL_TIMEOUT", "600")];
+    let (cluster, token) = crate::networks::cluster(&settings).await;
+    // The kernel accepts connections, and nobody answers.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/x", silent.local_addr().unwrap());
+    let fetched = tokio::time::timeout(Duration::from_secs(60), fetch(&cluster, &token, &url)).await;
+    assert_eq!(error(&fetched.expect("within 30 seconds")), "127.0.0.1 does not respond");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -290,5 +290,15 @@ async fn upload_of_known_content_does_not_reveal_its_age_or_uses() {
     // Not after the artifact is deleted either, and the first namespace sees nothing of the second.
     cluster.call(&red, Method::DELETE, "/artifacts/y", None).await;
     assert_eq!(check().await, 0);
-    assert_eq!(get(&cluster, &blue, &path).await.body, original);
+    let mut records = [get(&cluster, &blue, &path).await.body, original];
+    for record in &mut records {
+        // Now, because an instance of the first namespace uses it.
+        let last_used = record.as_object_mut().unwrap().remove("last_used");
+        assert!(last_used.is_some_and(|time| time.is_number()));
+    }
+    assert_eq!(records[0], records[1]);
+    // A namespace that only knows the id learns nothing about its age.
+    let other = get(&cluster, &cluster.token("green").await, &path).await.body;
+    let times = (&other["fetched_at"], &other["modified"], &other["last_used"], &other["reference_count"]);
+    assert_eq!(times, (&json!(0.0), &Value::Null, &Value::Null, &json!(0)), "{other}");
 }

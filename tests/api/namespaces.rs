@@ -136,7 +136,7 @@ async fn adds_replaces_lists_and_deletes_keys() {
     }
     let expiring = json!({"key": "fourth", "expiry": 4_000_000_000_u64});
     cluster.call(&token, Method::PUT, &named, Some(expiring)).await;
-    let expected = json!({"key_name": "made", "expiry": 4_000_000_000.0, "scopes": null});
+    let expected = json!({"key_name": "made", "expiry": 4_000_000_000.0, "scopes": null, "metadata": {}});
     assert_eq!(cluster.call(&token, Method::GET, &named, None).await.body, expected);
     let absent = cluster.call(&token, Method::GET, &format!("{keys}/absent"), None).await;
     assert_eq!((absent.status.as_u16(), &absent.body["error"]), (404, &json!("key does not exist")));
@@ -271,10 +271,6 @@ async fn sets_replaces_and_deletes_metadata() {
         &[
             (json!({"value": 1}), 400, "no key specified"),
             (json!({"key": "k"}), 400, "no value specified"),
-            (json!({"key": "k", "value": ""}), 400, "no value specified"),
-            (json!({"key": "k", "value": 0}), 400, "no value specified"),
-            (json!({"key": "k", "value": false}), 400, "no value specified"),
-            (json!({"key": "k", "value": []}), 400, "no value specified"),
             (json!({"key": "x".repeat(256), "value": 1}), 400, "key: must be at most 255 characters"),
         ],
     )

@@ -1,11 +1,10 @@
 //! Nodes: lookup, state and deletion.
 
 use axum::http::Method;
-use muster_control::{objects, reconcile};
+use muster_control::{App, objects, reconcile};
 use muster_test_cluster::{Cluster, caller};
 use muster_types::node::NodeState;
 use muster_types::object::{ObjectRef, ObjectType};
-use muster_types::vm::VmPower;
 use serde_json::json;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -30,6 +29,7 @@ async fn finds_node_by_name_or_id_with_its_resources() {
         "is_etcd_master",
         "is_eventlog_node",
         "is_cluster_maintainer",
+        "clock_skew",
         "spice_server_cert_subject",
         "references_to",
         "references_from",
@@ -107,7 +107,7 @@ async fn deleted_node_cannot_rejoin() {
     // A reinstalled host can join under the same name.
     let identity = cluster.app.nodes[0].identity().clone();
     let reinstalled = muster_types::node::NodeIdentity { id: muster_types::ids::NodeId::new(), ..identity };
-    objects::node::join(&cluster.app, &reinstalled).await.unwrap();
+    objects::node_join::join(&cluster.app, &reinstalled).await.unwrap();
     assert_eq!(objects::node::find(&cluster.app, "sim-1").await.unwrap().state, NodeState::Created);
     assert_eq!(objects::node::list(&cluster.app).await.unwrap().len(), 3);
 }
@@ -126,39 +126,122 @@ async fn every_namespace_reads_the_display_authorities() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn node_that_is_alive_or_has_instances_is_only_deleted_by_force() {
+async fn repeated_deletion_of_node_releases_the_remaining_instances() {
     let cluster = Cluster::new().await;
     let token = cluster.token("system").await;
     let app = &cluster.app;
-    let request = json!({"placed_on": "sim-1"});
-    let instance = crate::instances::create(&cluster, &token, "web", &request).await;
-    let uuid = instance["uuid"].as_str().unwrap();
-    let delete = async |body| cluster.call(&token, Method::DELETE, "/nodes/sim-1", body).await;
-    let refused = delete(None).await;
-    assert_eq!(refused.status, 409, "{}", refused.text);
-    let reason = refused.body["error"].as_str().unwrap();
-    assert!(reason.contains("is alive and has 1 instances: web") && reason.contains(uuid), "{reason}");
+    let instance = crate::instances::create(&cluster, &token, "web", &json!({"placed_on": "sim-1"})).await;
+    // Simulates a daemon that was killed after it had marked the node as deleted.
+    let row = objects::node::find(app, "sim-1").await.unwrap();
+    let marked = muster_store::transaction!(app.store, |tx| {
+        Ok(muster_store::nodes::set_state(tx, &row, NodeState::Deleted).await?)
+    });
+    assert!(marked.unwrap());
+    let deleted = cluster.call(&token, Method::DELETE, "/nodes/sim-1", None).await;
+    assert_eq!(deleted.status, 200, "{}", deleted.text);
+    let path = format!("/instances/{}", instance["uuid"].as_str().unwrap());
+    let record = cluster.call(&token, Method::GET, &path, None).await.body;
+    assert_eq!((&record["state"], &record["node"]), (&json!("error"), &json!(null)), "{record}");
+}
 
-    // Neither without instances nor without a daemon alone.
-    let other = cluster.call(&token, Method::DELETE, "/nodes/sim-2", None).await;
-    assert!(other.status == 409 && !other.text.contains("instances:"), "{}", other.text);
-    reconcile::checkin::leave(app).await;
-    let refused = delete(None).await;
-    assert!(refused.status == 409 && refused.text.contains("is not alive and has 1"), "{}", refused.text);
-    let other = cluster.call(&token, Method::DELETE, "/nodes/sim-2", None).await;
-    assert_eq!(other.status, 200, "{}", other.text);
+#[tokio::test(flavor = "multi_thread")]
+async fn daemon_without_members_rejects_requests_and_runs_nothing() {
+    let cluster = Cluster::new().await;
+    let token = cluster.token("system").await;
+    let app = &cluster.app;
+    let delete = async |node: &str| {
+        let path = format!("/nodes/{node}");
+        cluster.call(&token, Method::DELETE, &path, Some(json!({"force": true}))).await
+    };
+    assert_eq!(delete("sim-2").await.status, 200);
+    reconcile::checkin::check_in(app).await.unwrap();
+    assert_eq!(cluster.call(&token, Method::GET, "/nodes", None).await.status, 200, "one node is a member");
+    assert_eq!(objects::node::find(app, "sim-2").await.unwrap().state, NodeState::Deleted);
+    assert_eq!(delete("sim-1").await.status, 200, "the daemon deletes its own last node");
 
-    // The VM is stopped; its disks stay.
-    assert_eq!(delete(Some(json!({"force": true}))).await.body["state"], "deleted");
-    reconcile::vms::run_once(app).await.unwrap();
-    reconcile::storage::run_once(app).await.unwrap();
-    let node = app.nodes.iter().find(|node| node.identity().name == "sim-1").unwrap();
-    let vms = node.vms().list().await.unwrap();
-    assert_eq!(vms.len(), 1);
-    assert!(matches!(vms[0].power, VmPower::Off { .. }), "{vms:?}");
-    let record = cluster.call(&token, Method::GET, &format!("/instances/{uuid}"), None).await.body;
-    assert_eq!(
-        (&record["state"], &record["error_message"]),
-        (&json!("error"), &json!("node sim-1 was deleted"))
+    let error = reconcile::checkin::check_in(app).await.unwrap_err();
+    assert!(matches!(error, muster_types::Error::StaleEpoch(_)), "{error}");
+    let login = Some(json!({"namespace": "system", "key": "any"}));
+    for (method, path, body) in
+        [(Method::GET, "/nodes", None), (Method::POST, "/auth", login), (Method::GET, "/readyz", None)]
+    {
+        let response = cluster.call(&token, method, path, body).await;
+        assert_eq!(response.status, 503, "{path}: {}", response.text);
+        assert!(
+            response.text.contains("was deleted, fenced or started by another daemon"),
+            "{}",
+            response.text
+        );
+    }
+    assert_eq!(cluster.call("", Method::GET, "/livez", None).await.status, 200);
+    assert_eq!(cluster.worker.run_once().await.unwrap(), 0);
+    cluster.allow_unfinished_operations("no daemon runs them");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn daemon_with_wrong_clock_creates_no_tokens_and_leases_nothing() {
+    let cluster = Cluster::new().await;
+    let token = cluster.token("system").await;
+    cluster.create_namespace("ci").await;
+    let membership = &cluster.app.store.membership;
+    let key = cluster.key(&caller(), "system", "clock").await;
+    let log_in = async || {
+        let body = json!({"namespace": "system", "key": key.expose()});
+        cluster.call("", Method::POST, "/auth", Some(body)).await
+    };
+    let deletion = cluster.call(&token, Method::DELETE, "/auth/namespaces/ci", None).await;
+    assert_eq!(deletion.status, 200, "{}", deletion.text);
+    let now = muster_types::time::now();
+    membership.observe_clock(now, now - 300.0, now);
+    let refused = log_in().await;
+    assert_eq!(refused.status, 503);
+    assert!(refused.text.contains("300.0 seconds ahead of that of the database"), "{}", refused.text);
+    assert_eq!(cluster.worker.run_once().await.unwrap(), 0);
+    assert_eq!(cluster.call(&token, Method::GET, "/nodes", None).await.status, 200, "everything else works");
+
+    // The check-in measures the clock, and the next one shows it.
+    for _ in 0..2 {
+        reconcile::checkin::check_in(&cluster.app).await.unwrap();
+    }
+    assert_eq!(log_in().await.status, 200);
+    let node = cluster.call(&token, Method::GET, "/nodes/sim-1", None).await.body;
+    assert!(node["clock_skew"].as_f64().unwrap().abs() < 1.0, "{node}");
+    let object = ObjectRef::new(ObjectType::Node, node["uuid"].as_str().unwrap());
+    let messages = cluster.messages(&object).await;
+    assert!(
+        messages.iter().any(|text| text.contains("agrees with that of the database again")),
+        "{messages:?}"
     );
+    cluster.settle().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn second_daemon_of_a_node_is_rejected_while_the_first_checks_in() {
+    let cluster = Cluster::with(&[("NODE_CHECKIN_MAXIMUM", "2")], None).await;
+    let identity = cluster.app.nodes[0].identity();
+    let App { store, settings, events, nodes, .. } = &*cluster.app;
+    let seed = muster_types::key::Secret::new("a seed that only tests use");
+    // A copied data directory has another lock file.
+    let copy = App::new(store.clone(), settings.clone(), events.clone(), &seed, nodes.clone());
+    let rejected = async {
+        let error = objects::node_join::join(&copy, identity).await.unwrap_err().to_string();
+        assert!(
+            error.contains("another daemon already runs node sim-1") && error.contains("started 2"),
+            "{error}"
+        );
+    };
+    let check_ins = async {
+        loop {
+            reconcile::checkin::check_in(&cluster.app).await.unwrap();
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    };
+    tokio::select! {
+        () = rejected => {}
+        () = check_ins => {}
+    }
+    // Without check-ins, the copy takes over after NODE_CHECKIN_MAXIMUM, under a new epoch.
+    let epoch = objects::node::find(&copy, "sim-1").await.unwrap().epoch;
+    objects::node_join::join(&copy, identity).await.unwrap();
+    assert_eq!(objects::node::find(&copy, "sim-1").await.unwrap().epoch, epoch + 1);
 }

@@ -23,6 +23,9 @@ fn refuses_to_start_with_invalid_settings() {
     let config = directory.path().join("muster.conf");
     std::fs::write(&config, "# ours\nCLEANER_DELAY = 5\nCLEANER_DELY = 6\n").unwrap();
     let config = config.to_str().unwrap();
+    let empty = directory.path().join("empty.pem");
+    std::fs::write(&empty, "").unwrap();
+    let empty = empty.to_str().unwrap();
     let base = || setup(directory.path());
     for (setup, expected) in [
         (base().set("CLEANER_DELAY", "soon"), "CLEANER_DELAY"),
@@ -34,6 +37,10 @@ fn refuses_to_start_with_invalid_settings() {
         (
             base().set("TLS_CERTIFICATE", "/nonexistent").set("TLS_PRIVATE_KEY", "/nonexistent"),
             "/nonexistent",
+        ),
+        (
+            base().set("TLS_CERTIFICATE", empty).set("TLS_PRIVATE_KEY", empty),
+            "TLS_CERTIFICATE contains no PEM certificate",
         ),
         (base().set("AUTH_SECRET_SEED", "~~unconfigured~~"), "AUTH_SECRET_SEED"),
         (base().arguments(&["--config", config]), "line 3: unknown setting \"CLEANER_DELY\""),

@@ -82,3 +82,58 @@ async fn requests_get_503_while_database_is_unavailable() {
     .await;
     assert_eq!(daemon.call("", Method::GET, "/livez", None).await.0, 200);
 }
+
+/// Starts a primary and a replica that does not accept writes, with the same database and user.
+fn start_replicated() -> Option<(MariaDb, MariaDb)> {
+    let primary = MariaDb::start_with(&["--log-bin=binlog", "--server-id=1"])?;
+    let replica = MariaDb::start_with(&["--log-bin=binlog", "--server-id=2", "--read-only"])?;
+    let (_, port) =
+        primary.address().rsplit_once(':').map(|(host, port)| (host.to_owned(), port.to_owned()))?;
+    assert!(replica.run(&format!(
+        "CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = {port}, MASTER_USER = 'root', \
+         MASTER_USE_GTID = slave_pos; START SLAVE"
+    )));
+    assert!(primary.run(
+        "CREATE DATABASE muster; CREATE USER muster@localhost IDENTIFIED BY 'pw'; \
+         CREATE USER muster@'127.0.0.1' IDENTIFIED BY 'pw'; \
+         GRANT ALL ON muster.* TO muster@localhost; GRANT ALL ON muster.* TO muster@'127.0.0.1'"
+    ));
+    Some((primary, replica))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn daemon_continues_on_the_promoted_replica_of_a_frozen_database() {
+    let Some((primary, replica)) = start_replicated() else {
+        return muster_testing::skipped("mariadb-server");
+    };
+    let url = format!("mysql://muster:pw@{},{}/muster", primary.address(), replica.address());
+    let directory = tempfile::tempdir().unwrap();
+    let daemon = setup(directory.path()).set("DATABASE_URL", &url).start();
+    let token = daemon.log_in("system", &daemon.system_key()).await;
+    let create = async |name: &str| {
+        daemon.call(&token, Method::POST, "/auth/namespaces", Some(json!({"namespace": name}))).await.0
+    };
+    assert_eq!(create("before").await, 200);
+    wait_for("the replica", async || {
+        let found = replica.query("SELECT COUNT(*) FROM muster.namespaces WHERE name = 'before'");
+        (found.as_deref() == Some("1")).then_some(())
+    })
+    .await;
+
+    kill(Pid::from_raw(primary.pid().unwrap()), Signal::SIGSTOP).unwrap();
+    assert!(replica.run("SET GLOBAL read_only = 0"));
+    let started = std::time::Instant::now();
+    assert_eq!(create("after").await, 200);
+    assert!(started.elapsed() < std::time::Duration::from_secs(5), "{:?}", started.elapsed());
+    for name in ["before", "after"] {
+        let path = format!("/auth/namespaces/{name}");
+        assert_eq!(daemon.call(&token, Method::GET, &path, None).await.0, 200, "{name}");
+    }
+    assert!(daemon.log().contains("left database server"), "{}", daemon.log());
+
+    // The former primary lacks "after" and returns writable.
+    kill(Pid::from_raw(primary.pid().unwrap()), Signal::SIGCONT).unwrap();
+    assert!(replica.run("STOP SLAVE"));
+    assert_eq!(create("later").await, 200);
+    assert_eq!(daemon.call(&token, Method::GET, "/auth/namespaces/after", None).await.0, 200);
+}

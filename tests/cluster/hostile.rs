@@ -202,8 +202,9 @@ async fn stalled_bodies_without_token_use_little_memory() {
         let status = read_status(&mut stream).await;
         assert!(matches!(status, None | Some(401 | 404 | 413)), "{status:?}");
     }
-    let after = resident_megabytes(&daemon);
-    assert!(after < before + 90, "memory stayed at {after} MB after {before} MB");
+    // What threads have in use at the end of their arenas is not released.
+    wait_for("the memory to be released", async || (resident_megabytes(&daemon) < before + 60).then_some(()))
+        .await;
     assert_eq!(daemon.call("", Method::GET, "/livez", None).await.0, 200);
 }
 

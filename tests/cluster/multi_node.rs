@@ -1,6 +1,11 @@
 //! A cluster of several daemons on one MariaDB.
 
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
 use muster_testing::{Daemon, DaemonSetup};
+use nix::sys::signal::Signal;
 use reqwest::Method;
 use serde_json::json;
 
@@ -12,6 +17,7 @@ pub(crate) fn member(directory: &std::path::Path, name: &str, url: &str) -> Daem
     setup(&directory)
         .arguments(&[])
         .set("NODE_NAME", name)
+        .set("NODE_MESH_IP", &mesh_address(name))
         .set("DATABASE_URL", url)
         .set("AUTH_SECRET_SEED", "the seed of the whole cluster")
         .set("SYSTEM_KEY", "the first key")
@@ -19,6 +25,11 @@ pub(crate) fn member(directory: &std::path::Path, name: &str, url: &str) -> Daem
         .set("NODE_CHECKIN_INTERVAL", "0.2")
         .set("NODE_CHECKIN_MAXIMUM", "2")
         .set("CLEANER_DELAY", "2")
+}
+
+/// Returns a loopback address for a node with a name such as `n1`.
+fn mesh_address(name: &str) -> String {
+    format!("127.0.9.{}", name.trim_start_matches('n'))
 }
 
 async fn maintainer(daemon: &Daemon, token: &str) -> Option<String> {
@@ -86,4 +97,153 @@ fn refuses_to_join_with_other_seed_or_existing_name() {
     let duplicate = member(directory.path(), "n3", &url).set("NODE_NAME", "n1");
     let stderr = String::from_utf8(duplicate.command().output().unwrap().stderr).unwrap();
     assert!(stderr.contains("a node named n1 exists"), "{stderr}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn forwarded_request_acts_for_its_caller() {
+    let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };
+    let directory = tempfile::tempdir().unwrap();
+    let [first, second] = ["n1", "n2"].map(|name| member(directory.path(), name, &url).start());
+    let token = first.log_in("system", "the first key").await;
+    let request = json!({"namespace": "ci", "key_name": "robot", "key": "the second key"});
+    assert_eq!(first.call(&token, Method::POST, "/auth/namespaces", Some(request)).await.0, 200);
+    let robot = first.log_in("ci", "the second key").await;
+    // The first daemon stores the upload.
+    let (status, upload) = first.call(&robot, Method::POST, "/upload", None).await;
+    assert_eq!(status, 200, "{upload}");
+    let path = format!("/upload/{}", upload["uuid"].as_str().unwrap());
+    for token in [&robot, &token] {
+        let (status, record) = second.call(token, Method::GET, &path, None).await;
+        assert_eq!((status.as_u16(), &record["uuid"]), (200, &upload["uuid"]), "{record}");
+        let truncate = format!("{path}/truncate/0");
+        let (status, response) = second.call(token, Method::POST, &truncate, None).await;
+        assert_eq!(status, 200, "{response}");
+    }
+    let (_, keys) = first.call(&robot, Method::GET, "/auth/namespaces/ci/keys", None).await;
+    assert_eq!(keys, json!(["robot"]), "service keys are removed");
+    // Both daemons record the request of the robot with its own key.
+    let events = "/auth/namespaces/ci/events?limit=100";
+    let used = wait_for("the events of both daemons", async || {
+        let (_, events) = first.call(&token, Method::GET, events, None).await;
+        let used = events.as_array()?.iter().filter(|event| {
+            event["message"] == "token used to authenticate request"
+                && event["extra"]["path"].as_str().is_some_and(|path| path.ends_with("/truncate/0"))
+        });
+        let used: Vec<_> = used.map(|event| event["extra"]["keyname"].clone()).collect();
+        (used.len() >= 2).then_some(used)
+    })
+    .await;
+    assert_eq!(used, [json!("robot"), json!("robot")]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn copied_data_directory_joins_only_with_a_new_identity() {
+    let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };
+    let directory = tempfile::tempdir().unwrap();
+    let first = member(directory.path(), "n1", &url).start();
+    let adopt = |data: &Path| {
+        let mut command = Command::new(muster_testing::daemon_program());
+        command.args(["node", "adopt", "--data-dir"]).arg(data).output().unwrap()
+    };
+    let output = adopt(&first.data);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && stderr.contains("in use by another muster process"), "{stderr}");
+
+    let copy = member(directory.path(), "n2", &url);
+    let data = directory.path().join("n2").join(first.data.file_name().unwrap());
+    std::fs::create_dir_all(&data).unwrap();
+    std::fs::copy(first.data.join("nodes.json"), data.join("nodes.json")).unwrap();
+    let output = copy.command().output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success(), "{stderr}");
+    assert!(
+        stderr.contains("another daemon already runs node")
+            && stderr.contains(&format!("({}, started", first.url)),
+        "{stderr}"
+    );
+    assert!(adopt(&data).status.success());
+    let second = copy.start();
+    let token = second.log_in("system", "the first key").await;
+    let (_, nodes) = second.call(&token, Method::GET, "/nodes", None).await;
+    assert_eq!(nodes.as_array().unwrap().len(), 2, "{nodes}");
+
+    // Neither the mesh address of another node.
+    let same_address = member(directory.path(), "n3", &url).set("NODE_MESH_IP", "127.0.9.1");
+    let stderr = String::from_utf8(same_address.command().output().unwrap().stderr).unwrap();
+    assert!(stderr.contains("node n1 already uses the mesh address 127.0.9.1"), "{stderr}");
+    // Other nodes do not reach a loopback address.
+    let limit = wait_for("the warning about the loopback address", async || {
+        let (_, node) = second.call(&token, Method::GET, "/nodes/n1", None).await;
+        node["limits"]["api"].as_str().map(str::to_owned)
+    })
+    .await;
+    assert!(limit.contains("--listen 0.0.0.0"), "{limit}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn daemon_of_a_deleted_node_exits() {
+    let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };
+    let directory = tempfile::tempdir().unwrap();
+    let [first, mut second] = ["n1", "n2"].map(|name| member(directory.path(), name, &url).start());
+    let token = first.log_in("system", "the first key").await;
+    let (status, node) = first.call(&token, Method::DELETE, "/nodes/n2", Some(json!({"force": true}))).await;
+    assert_eq!((status.as_u16(), &node["state"]), (200, &json!("deleted")), "{node}");
+    let exited = second.wait_for_exit();
+    assert_eq!(exited.code(), Some(1), "{}", second.log());
+    let log = second.log();
+    assert!(
+        log.contains("is not a member of the cluster any longer") && log.contains("muster node adopt"),
+        "{log}"
+    );
+    let (_, node) = first.call(&token, Method::GET, "/nodes/n2", None).await;
+    assert_eq!(node["state"], "deleted");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn frozen_daemon_does_not_execute_abandoned_requests() {
+    let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };
+    let directory = tempfile::tempdir().unwrap();
+    let [first, second] = ["n1", "n2"].map(|name| {
+        let member = member(directory.path(), name, &url);
+        // A frozen daemon must not become missing here: requests for it are still forwarded.
+        member.set("NODE_RESPONSE_TIMEOUT", "2").set("NODE_CHECKIN_MAXIMUM", "60").start()
+    });
+    let token = first.log_in("system", "the first key").await;
+    let (_, upload) = first.call(&token, Method::POST, "/upload", None).await;
+    let path = format!("/upload/{}", upload["uuid"].as_str().unwrap());
+    let append = async |daemon: &Daemon, text: &'static str| {
+        let client = reqwest::Client::builder().timeout(Duration::from_secs(10)).build().unwrap();
+        let request = client.post(format!("{}{path}", daemon.url)).bearer_auth(&token).body(text).send();
+        let response = request.await?;
+        Ok::<_, reqwest::Error>((response.status(), response.json::<serde_json::Value>().await?))
+    };
+    // The second daemon has connections to the first one, which it uses again.
+    let (status, size) = append(&second, "1234").await.unwrap();
+    assert_eq!((status.as_u16(), size), (200, json!(4)));
+
+    first.signal(Signal::SIGSTOP);
+    let started = Instant::now();
+    let request = reqwest::Client::new().post(format!("{}/auth/namespaces", first.url)).bearer_auth(&token);
+    let request = request.json(&json!({"namespace": "abandoned"})).timeout(Duration::from_millis(300));
+    assert!(request.send().await.unwrap_err().is_timeout());
+    let truncate = format!("{path}/truncate/0");
+    for _ in 0..2 {
+        let (status, body) = second.call(&token, Method::POST, &truncate, None).await;
+        assert_eq!(status, 503, "{body}");
+        assert!(body["error"].as_str().unwrap().contains("peer node n1 did not answer"), "{body}");
+    }
+    let (status, body) = append(&second, "5678").await.unwrap();
+    assert_eq!(status, 503, "{body}");
+    assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
+    first.signal(Signal::SIGCONT);
+
+    // Requests are processed in the order of their connections, so these come after the abandoned ones.
+    for _ in 0..20 {
+        let (_, record) = first.call(&token, Method::GET, &path, None).await;
+        assert_eq!(record["size"], 4, "{record}");
+        let (status, _) = first.call(&token, Method::GET, "/auth/namespaces/abandoned", None).await;
+        assert_eq!(status, 404);
+    }
+    let (status, size) = append(&second, "5678").await.unwrap();
+    assert_eq!((status.as_u16(), size), (200, json!(8)));
 }

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
+mod failover;
 mod guest;
 mod kill;
 mod mesh;

@@ -44,7 +44,7 @@ struct Fixture {
 impl Fixture {
     async fn new() -> Self {
         let mut settings = FAST_SETTINGS.to_vec();
-        settings.extend([("IP_DELETION_HALO_DURATION", "0"), ("BLOB_REPLICATION_FACTOR", "1")]);
+        settings.extend([("IP_DELETION_HALO_DURATION", "0"), ("BLOB_REPLICATION_FACTOR", "2")]);
         let cluster = Cluster::with(&settings, None).await;
         let token = cluster.token("system").await;
         let mut fixture = Self { cluster, token, network: String::new() };
@@ -124,6 +124,8 @@ impl Fixture {
         let record = self.assert_state(&path, "created").await;
         assert_eq!(record["power_state"], "on");
 
+        self.evacuate(&path).await;
+
         let lost = self.create_instance("lost").await;
         self.delete_queued_operations().await;
         reconcile::instance_watch::run(&cluster.app).await.unwrap();
@@ -136,6 +138,24 @@ impl Fixture {
         cluster.settle().await;
         self.assert_state(&path, "deleted").await;
         self.assert_state(&lost, "deleted").await;
+    }
+
+    /// Evacuates an instance with snapshots from its node, which returns afterwards.
+    async fn evacuate(&self, path: &str) {
+        let cluster = &self.cluster;
+        reconcile::storage::run_once(&cluster.app).await.unwrap();
+        let before = self.get(path).await;
+        let node = before["node"].as_str().unwrap();
+        cluster.lose_node(node).await;
+        let evacuated = self.post(&format!("/nodes/{node}/evacuate"), json!({"dead": true})).await;
+        assert_eq!(evacuated[0]["outcome"], "evacuating", "{evacuated}");
+        cluster.settle().await;
+        let after = self.assert_state(path, "created").await;
+        assert_eq!((&after["power_state"], &after["generation"]), (&json!("on"), &json!(2)), "{after}");
+        assert_eq!(after["interfaces"], before["interfaces"]);
+        assert_ne!(after["node"], before["node"]);
+        reconcile::checkin::join(&cluster.app).await.unwrap();
+        assert_eq!(cluster.vms().len(), 1);
     }
 
     /// Deletes queued operations, as if their rows were lost.

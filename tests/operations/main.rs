@@ -132,7 +132,7 @@ async fn delete_everything_and_clean(cluster: &Cluster) {
     let object = ObjectRef::new(ObjectType::Network, &network);
     objects::metadata::set(app, &caller(), &object, Some("k"), Some(json!("v"))).await.unwrap();
     objects::network::route(app, &caller(), &network).await.unwrap();
-    objects::network::set_dns_entry(app, &caller(), &network, Some("web"), Some("10.0.0.9")).await.unwrap();
+    objects::network::dns::set(app, &caller(), &network, Some("web"), Some("10.0.0.9")).await.unwrap();
     objects::address::reserve(app, &caller(), &network, "10.0.0.9", None).await.unwrap();
     cluster.delete_interface(interface.id).await;
     objects::network::delete(app, &caller(), &network, None).await.unwrap();

@@ -1,6 +1,9 @@
 //! Instances through the API.
 
+use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 
 use muster_test_cluster::{Host, HostCluster, qemu_processes};
 use muster_testing::wait_for;
@@ -16,6 +19,32 @@ use crate::console::Console;
 #[derive(Debug)]
 pub(crate) struct Instance {
     pub(crate) uuid: String,
+}
+
+/// Opens the console of a VM while no daemon does.
+pub(crate) fn console_without_daemon(directory: &Path) -> Console {
+    let stream = UnixStream::connect(directory.join("console")).unwrap();
+    Console::new(DirectConnection(stream.try_clone().unwrap()), stream)
+}
+
+/// A connection to QEMU, which accepts only one at a time.
+struct DirectConnection(UnixStream);
+
+impl Write for DirectConnection {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.0.flush()
+    }
+}
+
+impl Drop for DirectConnection {
+    fn drop(&mut self) {
+        // Also ends the thread that reads.
+        let _ = self.0.shutdown(std::net::Shutdown::Both);
+    }
 }
 
 /// Returns the request for an instance of the small guest, with changes.
@@ -93,6 +122,27 @@ impl Instance {
             let address = host.address.clone();
             host.namespace.run(move || TcpStream::connect((address.as_str(), port)).ok())
         });
+        Console::new(stream.try_clone().unwrap(), stream)
+    }
+
+    /// Opens the console through the API of a host.
+    pub(crate) fn open_console(&self, host: &Host) -> Console {
+        let address = host.url().trim_start_matches("http://").to_owned();
+        let request = format!(
+            "GET {} HTTP/1.1\r\nHost: {address}\r\nAuthorization: Bearer {}\r\nConnection: upgrade\r\n\
+             Upgrade: muster-console\r\n\r\n",
+            self.path("/console"),
+            host.token()
+        );
+        let mut stream = host.namespace.run(move || TcpStream::connect(address.as_str()).unwrap());
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            head.push(byte[0]);
+        }
+        assert!(head.starts_with(b"HTTP/1.1 101 "), "{}", String::from_utf8_lossy(&head));
         Console::new(stream.try_clone().unwrap(), stream)
     }
 

@@ -9,6 +9,7 @@ mod guest;
 mod guest_image;
 mod instance;
 mod lifecycle;
+mod lost_host;
 mod multi_host;
 mod network;
 mod screenshot;

@@ -38,6 +38,11 @@ fn guests_on_two_hosts_communicate_and_any_daemon_serves_any_request() {
     let blob = first.get(&there.path("/screenshot"));
     let screenshot = bytes(first, &format!("/blobs/{}/data", blob.as_str().unwrap()));
     assert!(colours(&screenshot).len() > 1, "the screen is blank");
+    let mut forwarded = there.open_console(first);
+    assert_eq!(forwarded.run("echo forwarded"), "forwarded\n");
+    console_there.wait_for("forwarded");
+    let viewer_file = bytes(first, &there.path("/vdiconsolehelper"));
+    assert!(String::from_utf8_lossy(&viewer_file).contains("\npassword="), "from the daemon of its host");
     there.post(first, "/pause");
     assert_eq!(second.get(&there.path(""))["power_state"], "paused");
     there.post(first, "/unpause");

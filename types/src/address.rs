@@ -156,6 +156,40 @@ impl fmt::Display for Netblock {
     }
 }
 
+/// An IPv4 address of a device with its prefix length, such as `192.0.2.9/24`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InterfaceAddress {
+    pub address: Ipv4Addr,
+    pub prefix: u8,
+}
+
+impl FromStr for InterfaceAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let bad =
+            || format!("{text:?} is not an address of a device with prefix length, such as 192.0.2.9/24");
+        let (address, prefix) = text.split_once('/').ok_or_else(bad)?;
+        let address: Ipv4Addr = address.parse().map_err(|_| bad())?;
+        let prefix: u8 = prefix.parse().ok().filter(|prefix| (1..=32).contains(prefix)).ok_or_else(bad)?;
+        let host_bits = u32::MAX.checked_shr(prefix.into()).unwrap_or(0);
+        let host = address.to_bits() & host_bits;
+        // The first and the last address of a block belong to no device, except in blocks of one or two addresses.
+        let is_reserved = prefix < 31 && (host == 0 || host == host_bits);
+        let is_unicast = !address.is_unspecified() && !address.is_multicast() && !address.is_broadcast();
+        if is_reserved || !is_unicast || address.is_loopback() {
+            return Err(bad());
+        }
+        Ok(Self { address, prefix })
+    }
+}
+
+impl fmt::Display for InterfaceAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
+    }
+}
+
 /// The MAC address of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
@@ -230,16 +264,21 @@ string_enum! {
 /// An allocated address as the API returns it, with all field names that released clients read.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct AddressRecord {
+    /// The IPv4 address.
     #[schema(value_type = String)]
     pub address: Ipv4Addr,
+    /// What the address is used for.
     #[serde(rename = "type")]
     pub kind: AddressType,
     /// The same as `type`.
     pub reservation_type: AddressType,
     /// The type and id of its owner; empty without one, because released clients join the elements.
     pub user: Vec<String>,
+    /// The type of the object that uses the address, such as `instance`; `null` without one.
     pub user_type: Option<String>,
+    /// The id of the object that uses the address; `null` without one.
     pub user_uuid: Option<String>,
+    /// The purpose of a manual reservation; empty for others.
     pub comment: String,
     /// Unix time.
     pub when: f64,

@@ -64,7 +64,9 @@ impl AgentOperationState {
 string_enum! {
     /// Why an operation expired.
     ExpiryReason {
+        /// Its deadline passed.
         Deadline = "deadline",
+        /// It made no progress for too long.
         Progress = "progress",
     }
 }
@@ -73,18 +75,37 @@ string_enum! {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "command")]
 pub enum AgentCommand {
+    /// Executes a command line in the shell of the guest.
     #[serde(rename = "execute")]
     Execute {
+        /// The command line.
         commandline: String,
+        /// Whether the operation waits until the command exits; always true.
         #[serde(rename = "block-for-result")]
         block_for_result: bool,
     },
+    /// Writes a blob to a file.
     #[serde(rename = "put-blob")]
-    PutBlob { blob_uuid: BlobId, path: String },
+    PutBlob {
+        /// The content of the file.
+        blob_uuid: BlobId,
+        /// The absolute path of the file in the guest.
+        path: String,
+    },
+    /// Changes the permissions of a file.
     #[serde(rename = "chmod")]
-    Chmod { path: String, mode: ChmodMode },
+    Chmod {
+        /// The absolute path of the file in the guest.
+        path: String,
+        /// The new permissions.
+        mode: ChmodMode,
+    },
+    /// Reads a file into a blob.
     #[serde(rename = "get-file")]
-    GetFile { path: String },
+    GetFile {
+        /// The absolute path of the file in the guest.
+        path: String,
+    },
 }
 
 /// The permissions of a file: a number, or a symbolic mode such as `ugo+r`.
@@ -92,17 +113,24 @@ pub enum AgentCommand {
 #[serde(untagged)]
 #[schema(as = Mode)]
 pub enum ChmodMode {
+    /// A decimal number.
     Number(u32),
+    /// A symbolic mode.
     Symbolic(String),
 }
 
 /// An agent operation as the API returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct AgentOperationRecord {
+    /// UUID of the agent operation.
     pub uuid: AgentOperationId,
+    /// The instance in which it is executed.
     pub instance_uuid: InstanceId,
+    /// The namespace that owns it.
     pub namespace: String,
+    /// The state of the operation.
     pub state: AgentOperationState,
+    /// The commands, in order of execution.
     pub commands: Vec<AgentCommand>,
     /// By the index of the command.
     #[schema(value_type = Object)]
@@ -115,14 +143,17 @@ pub struct AgentOperationRecord {
     pub progress_timeout: f64,
     /// The Unix time of the last progress.
     pub last_progress: Option<f64>,
+    /// Why the state is `expired`; `null` in other states.
     pub expiry_reason: Option<ExpiryReason>,
     /// Why the state is `error`.
     pub error_message: Option<String>,
+    /// User-defined metadata: any JSON values by key.
     #[schema(value_type = Object)]
     pub metadata: Map<String, Value>,
+    /// The version of the record format; released clients expect it.
     pub version: i64,
-    #[schema(value_type = Object)]
+    /// The objects that refer to this one, by relationship.
     pub references_to: BTreeMap<String, Vec<Reference>>,
-    #[schema(value_type = Object)]
+    /// The objects that this one refers to, by relationship.
     pub references_from: BTreeMap<String, Vec<Reference>>,
 }

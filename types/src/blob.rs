@@ -47,9 +47,13 @@ string_enum! {
 /// The checksums of a content, in lower-case hexadecimal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Checksums {
+    /// SHA-1, in hexadecimal.
     pub sha1: String,
+    /// SHA-256, in hexadecimal.
     pub sha256: String,
+    /// SHA-512, in hexadecimal.
     pub sha512: String,
+    /// XXH3 with 128 bits, in hexadecimal.
     pub xxh128: String,
 }
 
@@ -122,37 +126,43 @@ impl ImageFacts {
 /// A blob as the API returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct BlobRecord {
+    /// UUID of the blob.
     pub uuid: BlobId,
+    /// The state of the blob.
     pub state: BlobState,
+    /// The metadata that the namespace of the caller has set: any JSON values by key.
     #[schema(value_type = Object)]
     pub metadata: Map<String, Value>,
+    /// The version of the record format; released clients expect it.
     pub version: i64,
     /// The size in bytes.
     pub size: i64,
-    /// The time of the last change as reported by the source.
+    /// The time of the last change as reported by the source of the caller's namespace.
     pub modified: Option<String>,
-    /// The Unix time when it was received.
+    /// The Unix time when the caller's namespace received it, or when the first visible object used it; 0 if neither is
+    /// known.
     pub fetched_at: f64,
     /// The base that this blob contains only the differences to.
     pub depends_on: Option<BlobId>,
-    #[schema(value_type = Object)]
+    /// The blobs with this content in other formats, by format.
     pub transcodes: BTreeMap<String, BlobId>,
     /// The names of the nodes that have a complete copy.
     pub locations: Vec<String>,
     /// The number of objects that reference it.
     pub reference_count: i64,
+    /// SHA-512 of the content, in hexadecimal; `null` until it is computed.
     pub sha512: Option<String>,
-    #[schema(value_type = Object)]
+    /// The checksums of the content that are computed so far, by algorithm, in hexadecimal.
+    #[schema(value_type = BTreeMap<String, String>)]
     pub checksums: BTreeMap<HashAlgorithm, String>,
-    /// The Unix time of its last use.
+    /// The Unix time of its last use by the caller's namespace.
     pub last_used: Option<f64>,
     /// The instances that use it; only returned for a single blob.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instances: Option<Vec<InstanceId>>,
     /// The references that the caller may see.
-    #[schema(value_type = Object)]
     pub references_to: BTreeMap<String, Vec<Reference>>,
-    #[schema(value_type = Object)]
+    /// The objects that this one refers to, by relationship.
     pub references_from: BTreeMap<String, Vec<Reference>>,
     /// Of a disk image: `file format`, `virtual size`, `disk size`, `mime-type` and more.
     #[serde(flatten)]

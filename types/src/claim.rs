@@ -25,22 +25,33 @@ string_enum! {
 /// A claim as the API returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ClaimRecord {
+    /// UUID of the claim.
     pub uuid: ClaimId,
+    /// The namespace that the capacity is reserved for.
     pub namespace: String,
+    /// The state of the claim.
     pub state: ClaimState,
+    /// Whether the claim still reserves capacity.
     pub coverage_state: CoverageState,
+    /// The reserved number of virtual CPUs.
     pub limit_cpus: i64,
+    /// The reserved memory in megabytes.
     pub limit_memory_mb: i64,
+    /// The reserved disk space in gigabytes.
     pub limit_disk_gb: i64,
     /// The usage of the namespace's instances, now or when the claim expired. It may exceed the limit.
     pub used_cpus: i64,
+    /// The memory of the namespace's instances in megabytes, as for `used_cpus`.
     pub used_memory_mb: i64,
+    /// The disk space of the namespace's instances in gigabytes, as for `used_cpus`.
     pub used_disk_gb: i64,
     /// Unix time.
     pub expires_at: f64,
     /// The Unix time of the last change of limits, usage or expiry.
     pub updated_at: f64,
+    /// The version of the record format; released clients expect it.
     pub version: i64,
+    /// User-defined metadata: any JSON values by key.
     #[schema(value_type = Object)]
     pub metadata: Map<String, Value>,
 }

@@ -5,6 +5,7 @@
 
 use std::net::Ipv4Addr;
 
+use crate::ids::InstanceId;
 use crate::scheduling::SchedulingStage;
 
 /// A failed request.
@@ -53,12 +54,18 @@ pub enum Error {
     /// `transient`.
     #[error("{text}")]
     Unschedulable { text: String, stage: SchedulingStage, transient: bool },
+    /// An instance could not be created. Its record in state `error` has the reason.
+    #[error("{error}")]
+    InstanceFailed { instance: InstanceId, error: Box<Error> },
     /// The transaction conflicted with others until its retries were used up; a later retry may succeed.
     #[error("database unavailable, please retry")]
     Contended,
     /// A dependency is unreachable; a retry may succeed.
     #[error("{0}")]
     Unavailable(String),
+    /// This daemon is no longer a member of the cluster; another node can serve the request.
+    #[error("{0}")]
+    StaleEpoch(String),
     /// Another process on the node uses a console port of the VM; another port may work.
     #[error("{0}")]
     PortInUse(String),

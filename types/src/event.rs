@@ -84,16 +84,20 @@ impl Event {
 /// An event as the API returns it, with all field names that released clients read.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct EventRecord {
+    /// UUID of the event.
     pub event_uuid: String,
     /// The API request that caused the event.
     pub request_id: Option<String>,
     /// Unix time.
     pub timestamp: f64,
+    /// The category of the event, such as `audit`.
     pub event_type: String,
     /// The same as `event_type`.
     #[serde(rename = "type")]
     pub kind: String,
+    /// What happened.
     pub message: String,
+    /// Further details by name.
     #[schema(value_type = Object)]
     pub extra: Map<String, Value>,
     /// The name of the node that emitted the event.

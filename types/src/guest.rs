@@ -7,13 +7,14 @@ use std::future::Future;
 use std::pin::Pin;
 
 use bytes::Bytes;
+use futures_core::Stream;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use utoipa::ToSchema;
 
 use crate::ids::{AgentOperationId, InstanceId};
 use crate::object::string_enum;
 use crate::storage::ByteStream;
+use crate::terminal::{TerminalRequest, TerminalSize};
 use crate::vm::ChangeStream;
 
 /// The last known state of a guest's agent.
@@ -183,6 +184,38 @@ pub enum GuestError {
 /// The future returned by the methods of [`GuestApi`].
 pub type GuestFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, GuestError>> + Send + 'a>>;
 
+/// An interactive session with a command in a guest. Dropping the output ends the session and its processes.
+pub struct GuestTerminal {
+    pub input: Box<dyn TerminalInput>,
+    pub output: TerminalOutputStream,
+}
+
+impl fmt::Debug for GuestTerminal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("GuestTerminal")
+    }
+}
+
+/// The input of an interactive session.
+pub trait TerminalInput: Send {
+    /// Sends typed bytes, after the guest has accepted enough of the earlier ones. Some of these must have been read from
+    /// the output before.
+    fn send(&mut self, bytes: Bytes) -> GuestFuture<'_, ()>;
+
+    fn resize(&mut self, size: TerminalSize) -> GuestFuture<'_, ()>;
+}
+
+/// What an interactive session yields.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TerminalOutput {
+    Bytes(Bytes),
+    /// The command has exited with this code. This is the last item.
+    Exited(i32),
+}
+
+/// The output of an interactive session. An error is the last item.
+pub type TerminalOutputStream = Pin<Box<dyn Stream<Item = Result<TerminalOutput, GuestError>> + Send>>;
+
 /// Access to the agents of all guests on a node.
 ///
 /// A guest serves several requests at a time. Dropping a future or a stream cancels it: an unfinished transfer is aborted
@@ -228,6 +261,11 @@ pub trait GuestApi: Send + Sync {
     /// Reads a file. The stream reports [`GuestError::Unreachable`] as [`crate::Error::Unavailable`] and
     /// [`GuestError::Refused`] as [`crate::Error::Conflict`].
     fn get<'a>(&'a self, id: InstanceId, path: &'a str) -> GuestFuture<'a, (GuestFileInfo, ByteStream)>;
+
+    /// Runs a command line in the guest's shell with a pseudo-terminal. Fails with [`GuestError::Refused`] if the agent does
+    /// not support terminals.
+    fn terminal<'a>(&'a self, id: InstanceId, request: &'a TerminalRequest)
+    -> GuestFuture<'a, GuestTerminal>;
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@
 //!    └────────────┴──────┬─────┴────────────┘                ▼  │
 //!                        └──its resources are released─▶ error ─┘   (delete-wait-error ──▶ error)
 //! ```
+//!
+//! An instance that is evacuated from a dead node goes from `creating` or `created` to `preflight` again, on another node.
 
 use std::collections::BTreeMap;
 
@@ -27,16 +29,22 @@ use crate::spec::{DiskBus, DiskSpec, VideoSpec};
 string_enum! {
     /// The lifecycle of an instance.
     InstanceState {
+        /// Accepted; its creation is queued.
         Initial = "initial",
         InitialError = "initial-error",
+        /// Its images and networks are being prepared.
         Preflight = "preflight",
         PreflightError = "preflight-error",
+        /// Its disks are being created and its VM is being started.
         Creating = "creating",
         CreatingError = "creating-error",
+        /// It is complete; see `power_state` for whether it runs.
         Created = "created",
         CreatedError = "created-error",
+        /// It is being deleted.
         DeleteWait = "delete-wait",
         DeleteWaitError = "delete-wait-error",
+        /// It cannot be used, only deleted; see `error_message`.
         Error = "error",
         Deleted = "deleted",
     }
@@ -51,9 +59,14 @@ impl InstanceState {
             S::Initial => matches!(next, S::Preflight | S::DeleteWait | S::Deleted | S::InitialError),
             S::Preflight => matches!(next, S::Creating | S::DeleteWait | S::Deleted | S::PreflightError),
             S::Creating => {
-                matches!(next, S::Created | S::DeleteWait | S::Deleted | S::CreatingError | S::Error)
+                matches!(
+                    next,
+                    S::Created | S::DeleteWait | S::Deleted | S::CreatingError | S::Error | S::Preflight
+                )
             }
-            S::Created => matches!(next, S::DeleteWait | S::Deleted | S::CreatedError | S::Error),
+            S::Created => {
+                matches!(next, S::DeleteWait | S::Deleted | S::CreatedError | S::Error | S::Preflight)
+            }
             S::InitialError | S::PreflightError | S::CreatingError | S::CreatedError => {
                 matches!(next, S::DeleteWait | S::Deleted | S::Error)
             }
@@ -110,13 +123,27 @@ string_enum! {
         Paused = "paused",
         /// Its VM ended unexpectedly.
         Crashed = "crashed",
+        /// Its node does not check in: the VM may run or not.
+        Unknown = "unknown",
+    }
+}
+
+string_enum! {
+    /// What happens to an instance when its host is lost.
+    RestartPolicy {
+        /// An operator evacuates it.
+        Manual = "manual",
+        /// It restarts on another node when its host has certainly stopped its VM (`FENCING = self`).
+        Elsewhere = "elsewhere",
     }
 }
 
 string_enum! {
     /// The machine type of a VM.
     MachineType {
+        /// The i440FX chipset.
         Pc = "pc",
+        /// The Q35 chipset, which secure boot requires.
         Q35 = "q35",
     }
 }
@@ -124,7 +151,9 @@ string_enum! {
 string_enum! {
     /// How an instance gets its metadata.
     ConfigDriveType {
+        /// A config drive in the format of OpenStack.
         OpenStackDisk = "openstack-disk",
+        /// Not at all.
         None = "none",
     }
 }
@@ -144,6 +173,7 @@ string_enum! {
 pub struct DiskRecord {
     /// Its name in the guest, such as `vda`.
     pub device: String,
+    /// The bus that the disk is attached to.
     pub bus: DiskBus,
     /// In gigabytes; `null` for the config drive.
     pub size: Option<u64>,
@@ -166,29 +196,52 @@ pub struct DiskSpecRecord {
 /// An instance as the API returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct InstanceRecord {
+    /// UUID of the instance.
     pub uuid: InstanceId,
+    /// The name of the instance, which is also its host name.
     pub name: String,
+    /// The namespace that owns it.
     pub namespace: String,
+    /// The state of the instance.
     pub state: InstanceState,
     /// Why the state is `error`.
     pub error_message: Option<String>,
+    /// Whether the instance runs. `unknown` while its node does not check in: the VM may run or not.
     pub power_state: PowerState,
+    /// Unix time since when `power_state` has its value; `null` if it has not changed since an earlier release.
+    #[serde(default)]
+    pub power_state_since: Option<f64>,
+    /// The number of times that the instance was placed on a node. A VM of an earlier generation must not run.
+    #[serde(default = "first_generation")]
+    pub generation: i64,
+    /// The number of virtual CPUs.
     pub cpus: i64,
     /// In megabytes.
     pub memory: i64,
+    /// The disks as requested.
     pub disk_spec: Vec<DiskSpecRecord>,
     /// Empty until devices are assigned.
     pub disks: Vec<DiskRecord>,
+    /// The video device.
     pub video: VideoSpec,
+    /// The SSH public key that cloud-init installs.
     pub ssh_key: Option<String>,
     /// As it was sent, in base64.
     pub user_data: Option<String>,
+    /// Whether the instance boots with UEFI firmware.
     pub uefi: bool,
+    /// Whether UEFI secure boot is enabled.
     pub secure_boot: bool,
+    /// How cloud-init gets its data.
     pub configdrive: ConfigDriveType,
+    /// The initial content of the UEFI variables, as requested.
     pub nvram_template: Option<String>,
+    /// The machine type of the VM.
     pub machine_type: MachineType,
+    /// The channels to the agent in the guest.
     pub side_channels: Vec<SideChannel>,
+    /// The state of the agent in the guest, such as `ready` or `not ready (no contact)`; `unknown` while the node does
+    /// not check in, `null` until the instance has run.
     pub agent_state: Option<String>,
     /// Unix time.
     pub agent_start_time: Option<f64>,
@@ -205,17 +258,39 @@ pub struct InstanceRecord {
     /// The node that the caller requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requested_placement: Option<String>,
+    /// Whether the instance may be created again from its images when its host is lost.
+    #[serde(default)]
+    pub disposable: bool,
+    /// What happens when its host is lost.
+    #[serde(default = "manual_restart")]
+    pub restart: RestartPolicy,
+    /// The network interfaces, in order.
     pub interfaces: Vec<InterfaceRecord>,
+    /// The last operation on it; `null` without one.
     pub last_cluster_operation: Option<OperationHandle>,
     /// The pending agent operations, in order.
     pub agent_operations_queue: Vec<AgentOperationRecord>,
+    /// User-defined metadata: any JSON values by key.
     #[schema(value_type = Object)]
     pub metadata: Map<String, Value>,
+    /// The version of the record format; released clients expect it.
     pub version: i64,
-    #[schema(value_type = Object)]
+    /// The objects that refer to this one, by relationship.
     pub references_to: BTreeMap<String, Vec<Reference>>,
-    #[schema(value_type = Object)]
+    /// The objects that this one refers to, by relationship.
     pub references_from: BTreeMap<String, Vec<Reference>>,
+}
+
+/// Returns the policy of instances that did not request one.
+#[must_use]
+pub fn manual_restart() -> RestartPolicy {
+    RestartPolicy::Manual
+}
+
+/// Returns the generation of VMs that were started by a release without generations.
+#[must_use]
+pub fn first_generation() -> i64 {
+    1
 }
 
 /// Returns whether an agent state, such as `ready (degraded)`, means that the agent accepts operations.

@@ -54,9 +54,13 @@ impl InterfaceId {
 /// An interface as the API returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct InterfaceRecord {
+    /// UUID of the interface.
     pub uuid: InterfaceId,
+    /// The instance that has the interface.
     pub instance_uuid: InstanceId,
+    /// The network that the interface is connected to.
     pub network_uuid: NetworkId,
+    /// The MAC address.
     #[schema(value_type = String)]
     pub macaddr: MacAddress,
     /// `null` if the interface was requested without an address.
@@ -65,10 +69,15 @@ pub struct InterfaceRecord {
     /// The floating address that is translated to `ipv4`.
     #[schema(value_type = Option<String>)]
     pub floating: Option<Ipv4Addr>,
+    /// The model of the network card, such as `virtio`.
     pub model: String,
+    /// The position among the interfaces of the instance; the first is 0.
     pub order: i64,
+    /// The state of the interface.
     pub state: InterfaceState,
+    /// User-defined metadata: any JSON values by key.
     #[schema(value_type = Object)]
     pub metadata: Map<String, Value>,
+    /// The version of the record format; released clients expect it.
     pub version: i64,
 }

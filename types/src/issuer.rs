@@ -52,11 +52,16 @@ pub struct IssuerTerms {
 /// An issuer as the API returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct IssuerRecord {
+    /// UUID of the issuer.
     pub uuid: IssuerId,
+    /// The state of the issuer.
     pub state: IssuerState,
+    /// The version of the record format; released clients expect it.
     pub version: i64,
+    /// User-defined metadata: any JSON values by key.
     #[schema(value_type = Object)]
     pub metadata: Map<String, Value>,
+    /// The name by which mapping rules refer to the issuer.
     pub name: String,
     /// The exact `iss` claim of the issuer's tokens.
     pub issuer_url: String,

@@ -6,6 +6,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::object::string_enum;
@@ -32,11 +33,16 @@ string_enum! {
 /// A namespace key, without its secret.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct KeyRecord {
+    /// The name of the key.
     pub key_name: String,
     /// Unix time at which the key expires; `null` if it does not.
     pub expiry: Option<f64>,
     /// The scopes that the key is limited to; `null` if it is unrestricted.
     pub scopes: Option<Vec<String>>,
+    /// User-defined metadata: any JSON values by key.
+    #[serde(default)]
+    #[schema(value_type = Object, required)]
+    pub metadata: Map<String, Value>,
 }
 
 /// A plaintext secret. Its `Debug` output is masked.

@@ -33,13 +33,18 @@ impl NamespaceState {
 /// A namespace as the API returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct NamespaceRecord {
+    /// The name of the namespace.
     pub name: String,
+    /// The state of the namespace.
     pub state: NamespaceState,
+    /// The version of the record format; released clients expect it.
     pub version: i64,
+    /// User-defined metadata: any JSON values by key.
     #[schema(value_type = Object)]
     pub metadata: Map<String, Value>,
     /// The names of the keys that have not expired.
     pub keys: Vec<String>,
+    /// The namespaces that this one trusts.
     pub trust: Trust,
 }
 

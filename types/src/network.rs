@@ -35,9 +35,13 @@ pub const VXLAN_OVERHEAD: u32 = 50;
 string_enum! {
     /// The lifecycle of a network.
     NetworkState {
+        /// It is being set up.
         Initial = "initial",
+        /// It can be used.
         Created = "created",
+        /// Its setup failed; see `error_message`.
         Error = "error",
+        /// It is deleted once its interfaces are.
         DeleteWait = "delete-wait",
         Deleted = "deleted",
     }
@@ -77,14 +81,20 @@ pub fn check_name(name: &str) -> Result<()> {
 /// A network as the API returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct NetworkRecord {
+    /// UUID of the network.
     pub uuid: NetworkId,
+    /// The name of the network.
     pub name: String,
     /// `null` for the floating network.
     pub namespace: Option<String>,
+    /// The addresses of the network in CIDR notation, such as `10.0.0.0/24`.
     #[schema(value_type = String)]
     pub netblock: Netblock,
+    /// Whether instances get their addresses by DHCP.
     pub provide_dhcp: bool,
+    /// Whether instances reach external networks through NAT.
     pub provide_nat: bool,
+    /// Whether the router resolves the names of instances and DNS entries.
     pub provide_dns: bool,
     /// The source address of the network's NAT on the external network.
     #[schema(value_type = Option<String>)]
@@ -93,23 +103,29 @@ pub struct NetworkRecord {
     pub vxid: i64,
     /// The same as `vxid`.
     pub vxlan_id: i64,
+    /// The state of the network.
     pub state: NetworkState,
     /// Why the state is `error`.
     pub error_message: Option<String>,
+    /// The last operation on it; `null` without one.
     pub last_cluster_operation: Option<OperationHandle>,
+    /// User-defined metadata: any JSON values by key.
     #[schema(value_type = Object)]
     pub metadata: Map<String, Value>,
+    /// The version of the record format; released clients expect it.
     pub version: i64,
-    #[schema(value_type = Object)]
+    /// The objects that refer to this one, by relationship.
     pub references_to: BTreeMap<String, Vec<Reference>>,
-    #[schema(value_type = Object)]
+    /// The objects that this one refers to, by relationship.
     pub references_from: BTreeMap<String, Vec<Reference>>,
 }
 
 /// The output of a ping.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PingResult {
+    /// The output of `ping`, by line.
     pub stdout: Vec<String>,
+    /// The error output of `ping`, by line.
     pub stderr: Vec<String>,
 }
 

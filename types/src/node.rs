@@ -9,8 +9,9 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
+use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -18,7 +19,7 @@ use utoipa::ToSchema;
 
 use crate::Result;
 use crate::guest::GuestApi;
-use crate::ids::{NetworkId, NodeId};
+use crate::ids::{InstanceId, NetworkId, NodeId};
 use crate::network::{NetworkPlan, NetworkReport, NetworkUsage, PingResult};
 use crate::object::{Reference, string_enum};
 use crate::storage::StorageApi;
@@ -27,10 +28,15 @@ use crate::vm::{DisplayIdentity, VmApi};
 string_enum! {
     /// The lifecycle state of a node.
     NodeState {
+        /// It is alive.
         Created = "created",
+        /// Its daemon is shutting down.
         Stopping = "stopping",
+        /// Its daemon was shut down.
         Stopped = "stopped",
+        /// It has not checked in recently.
         Missing = "missing",
+        /// It has been missing for a long time.
         Error = "error",
         Deleted = "deleted",
     }
@@ -85,9 +91,30 @@ pub struct NodeReport {
     /// The URL at which the node's daemon serves the API to the other nodes.
     #[serde(default)]
     pub api_url: String,
+    /// The address at which the node's daemon serves the calls of other daemons.
+    #[serde(default)]
+    pub node_address: Option<SocketAddr>,
+    /// Set while the node reaches the database but not its peers.
+    #[serde(default)]
+    pub degraded: Option<NodeDegradation>,
     /// Set on a node that serves displays over TLS.
     #[serde(default, rename = "screens")]
     pub display: Option<DisplayIdentity>,
+    /// The number of seconds after its last check-in when a watchdog stops the VMs of the node; unset without a watchdog.
+    #[serde(default)]
+    pub fencing_lease: Option<f64>,
+    /// The address of the TCP ports of consoles, if it is not the node's address.
+    #[serde(default)]
+    pub console_address: Option<Ipv4Addr>,
+}
+
+/// Why a node gets no new instances although it is alive.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct NodeDegradation {
+    /// What is wrong.
+    pub reason: String,
+    /// Unix time since when.
+    pub since: f64,
 }
 
 string_enum! {
@@ -103,6 +130,8 @@ string_enum! {
         Vms = "machines",
         /// Running VMs with hardware virtualization.
         Kvm = "kvm",
+        /// Serving the API to the other nodes.
+        Api = "api",
     }
 }
 
@@ -116,9 +145,19 @@ pub trait NodeApi: Send + Sync {
     /// Inspects the host.
     fn report(&self) -> NodeFuture<'_, NodeReport>;
 
+    /// Renews the fencing lease of the node after a successful check-in, which began at `began`.
+    fn renew_fencing_lease(&self, began: Instant) -> Result<()>;
+
+    /// Ends the fencing lease, because the daemon stops: VMs keep running.
+    fn end_fencing_lease(&self) -> Result<()>;
+
     /// Reconciles networks with their plans, independently of each other: one failure does not affect the others.
     /// Networks that are in sync are not touched, so this may be called at any time.
     fn ensure_networks<'a>(&'a self, plans: &'a [NetworkPlan]) -> NodeFuture<'a, Vec<Result<NetworkReport>>>;
+
+    /// Opens or closes the gate of this node's routers. Opening it also acquires the virtual address of the cluster and
+    /// announces the addresses of the routers; closing it releases the virtual address.
+    fn set_router_gate(&self, gate: RouterGate) -> NodeFuture<'_, ()>;
 
     /// Removes everything that this node has of a network. Succeeds if there is nothing.
     fn remove_network(&self, network: FoundNetwork) -> NodeFuture<'_, ()>;
@@ -142,6 +181,33 @@ pub trait NodeApi: Send + Sync {
     fn network_usage(&self, network: FoundNetwork) -> NodeFuture<'_, Option<NetworkUsage>>;
 }
 
+/// Whether the routers of a node may send and receive packets. See docs/decisions/0054.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RouterGate {
+    /// They may not.
+    Closed,
+    /// They may until `close_at`. The kernel closes the gate by itself then, even if the daemon does not run.
+    OpenUntil {
+        close_at: Instant,
+        /// The time from which on another node may open its gate.
+        lease_end: Instant,
+    },
+    /// They may, also while the daemon does not run. No other node can take over.
+    Open,
+}
+
+impl RouterGate {
+    /// Returns whether the gate is open now.
+    #[must_use]
+    pub fn is_open(self) -> bool {
+        match self {
+            Self::Closed => false,
+            Self::OpenUntil { close_at, .. } => Instant::now() < close_at,
+            Self::Open => true,
+        }
+    }
+}
+
 /// A network of which a node has at least some devices or rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FoundNetwork {
@@ -152,34 +218,85 @@ pub struct FoundNetwork {
 /// A node in API responses.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct NodeRecord {
+    /// UUID of the node.
     pub uuid: NodeId,
+    /// The name of the node.
     pub name: String,
+    /// The same as `name`.
     pub fqdn: String,
+    /// The address of the node on the mesh.
     pub ip: String,
+    /// The state of the node.
     pub state: NodeState,
+    /// User-defined metadata: any JSON values by key.
     #[schema(value_type = Object)]
     pub metadata: Map<String, Value>,
+    /// The version of the record format; released clients expect it.
     pub version: i64,
     /// Unix time of the last check-in.
     pub lastseen: f64,
+    /// The version of Muster that the node runs.
     pub release: String,
+    /// Whether the node runs instances.
     pub is_hypervisor: bool,
+    /// Whether the node runs the routers of networks.
     pub is_network_node: bool,
+    /// Whether the node is configured as a database node (`NODE_IS_DATABASE_NODE`).
     pub is_database_node: bool,
+    /// Always false; released clients expect it.
     pub is_etcd_master: bool,
+    /// Always false; released clients expect it.
     pub is_eventlog_node: bool,
+    /// Whether the daemon of the node runs the tasks that run once per cluster.
     pub is_cluster_maintainer: bool,
     /// Whether the node is simulated (`--simulate`).
     pub simulated: bool,
     /// The certificate subject by which viewers verify the displays of the node's instances.
     #[serde(default)]
     pub spice_server_cert_subject: Option<String>,
+    /// The seconds by which the clock of the host is ahead of that of the database, measured at the last check-in. Above 1
+    /// a warning is recorded; above 5 the node acquires no leases and creates no tokens.
+    #[serde(default)]
+    pub clock_skew: f64,
     /// The features that the host lacks, each with the reason.
     #[serde(default)]
-    #[schema(value_type = Object)]
     pub limits: BTreeMap<String, String>,
-    #[schema(value_type = Object)]
+    /// Set while the node is alive but does not reach its peers. It gets no new instances then.
+    #[serde(default)]
+    pub degraded: Option<NodeDegradation>,
+    /// The objects that refer to this one, by relationship.
     pub references_to: BTreeMap<String, Vec<Reference>>,
-    #[schema(value_type = Object)]
+    /// The objects that this one refers to, by relationship.
     pub references_from: BTreeMap<String, Vec<Reference>>,
+}
+
+string_enum! {
+    /// What happens to an instance of a dead node.
+    EvacuationOutcome {
+        /// It is being created again on another node.
+        Evacuating = "evacuating",
+        /// It stays on the dead node, because no other node can run it; repeat the request later.
+        Waiting = "waiting",
+        /// It is in `error`, because its disks cannot be restored.
+        Failed = "error",
+        /// It was being deleted, and is deleted.
+        Deleted = "deleted",
+    }
+}
+
+/// What happens to one instance of a dead node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct EvacuationRecord {
+    /// UUID of the instance.
+    pub instance_uuid: InstanceId,
+    /// The name of the instance.
+    pub name: String,
+    /// The namespace that owns it.
+    pub namespace: String,
+    /// What happens to it.
+    pub outcome: EvacuationOutcome,
+    /// The name of its new node; `null` if it has none.
+    pub node: Option<String>,
+    /// What its disks are created from, or why it is not evacuated.
+    pub reason: String,
 }

@@ -5,15 +5,29 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 
 use crate::{Error, Result};
 
-/// Declares an enum whose variants have fixed strings in the API and the database.
+/// Declares an enum whose variants have fixed strings in the API, its document and the database.
 macro_rules! string_enum {
-    ($(#[$doc:meta])* $name:ident { $($(#[$vdoc:meta])* $variant:ident = $string:literal),+ $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
-        pub enum $name { $($(#[$vdoc])* #[serde(rename = $string)] $variant),+ }
+    ($(#[doc = $doc:literal])* $name:ident {
+        $($(#[doc = $vdoc:literal])* $variant:ident = $string:literal),+ $(,)?
+    }) => {
+        $(#[doc = $doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        pub enum $name { $($(#[doc = $vdoc])* #[serde(rename = $string)] $variant),+ }
+
+        // Not derived: `utoipa` does not find the strings of attributes that a macro generates.
+        impl ::utoipa::PartialSchema for $name {
+            fn schema() -> ::utoipa::openapi::RefOr<::utoipa::openapi::schema::Schema> {
+                let values: &[(&str, &[&str])] = &[$(($string, &[$($vdoc),*])),+];
+                $crate::object::enum_schema(&[$($doc),*], values)
+            }
+        }
+
+        impl ::utoipa::ToSchema for $name {}
 
         impl $name {
             /// All variants, in declaration order.
@@ -37,13 +51,28 @@ macro_rules! string_enum {
             fn from_str(text: &str) -> ::std::result::Result<Self, String> {
                 match text {
                     $($string => Ok(Self::$variant),)+
-                    other => Err(format!("{other:?} is not a valid {}", stringify!($name))),
+                    other => Err(format!("{other:?} is not valid: must be one of {}", [$($string),+].join(", "))),
                 }
             }
         }
     };
 }
 pub(crate) use string_enum;
+
+/// Returns the schema of an enum with these strings. `doc` and the second parts of `values` are lines of doc comments.
+pub(crate) fn enum_schema(doc: &[&str], values: &[(&str, &[&str])]) -> RefOr<Schema> {
+    let join = |lines: &[&str]| lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ");
+    let mut description = join(doc);
+    for (value, doc) in values.iter().filter(|(_, doc)| !doc.is_empty()) {
+        description += &format!("\n- `{value}`: {}", join(doc));
+    }
+    ObjectBuilder::new()
+        .schema_type(Type::String)
+        .description(Some(description))
+        .enum_values(Some(values.iter().map(|(value, _)| *value)))
+        .build()
+        .into()
+}
 
 string_enum! {
     /// The kinds of objects.
@@ -144,14 +173,76 @@ pub fn check_path_segment(field: &str, name: &str) -> Result<()> {
 /// A recorded relationship between two objects (`references_to`, `references_from`).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Reference {
+    /// The type of the object that refers to the other one.
     pub source_object_type: String,
+    /// The id of the object that refers to the other one.
     pub source_uuid: String,
+    /// What the relationship means, such as `instance_disk`.
     pub relationship: String,
+    /// Details of the relationship, such as a device.
     pub relationship_value: Option<String>,
+    /// The type of the object that is referred to.
     pub target_object_type: String,
+    /// The id of the object that is referred to.
     pub target_uuid: String,
     /// Unix time.
     pub created: f64,
     /// Unix time.
     pub last_active: f64,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::address::AddressType;
+    use crate::agent_operation::{AgentOperationState, ExpiryReason};
+    use crate::artifact::{ArtifactState, ArtifactType};
+    use crate::blob::{BlobState, Compression, CopyState, HashAlgorithm, ImageFormat};
+    use crate::claim::{ClaimState, CoverageState};
+    use crate::event::EventType;
+    use crate::guest::OutputName;
+    use crate::instance::{ConfigDriveType, InstanceState, MachineType, PowerState, SideChannel};
+    use crate::interface::InterfaceState;
+    use crate::issuer::IssuerState;
+    use crate::key::KeyState;
+    use crate::namespace::NamespaceState;
+    use crate::network::NetworkState;
+    use crate::node::{HostFeature, NodeState};
+    use crate::object::ObjectType;
+    use crate::operation::{OperationState, OperationType};
+    use crate::rule::RuleState;
+    use crate::scheduling::SchedulingStage;
+    use crate::spec::{DiskBus, DiskType, Vdi};
+
+    fn schema<T: utoipa::PartialSchema>() -> Value {
+        serde_json::to_value(T::schema()).unwrap()
+    }
+
+    #[test]
+    fn enum_schemas_list_the_serialized_values() {
+        macro_rules! check {
+            ($($name:ident)+) => {$(
+                let serialized = serde_json::to_value($name::ALL).unwrap();
+                assert_eq!(schema::<$name>()["enum"], serialized, stringify!($name));
+                let strings: Vec<_> = $name::ALL.iter().map(|value| value.as_str()).collect();
+                assert_eq!(json!(strings), serialized, stringify!($name));
+                assert_eq!(<$name as utoipa::ToSchema>::name(), stringify!($name));
+            )+};
+        }
+        check! {
+            AddressType AgentOperationState ArtifactState ArtifactType BlobState ClaimState Compression
+            ConfigDriveType CopyState CoverageState DiskBus DiskType EventType ExpiryReason HashAlgorithm HostFeature
+            ImageFormat InstanceState InterfaceState IssuerState KeyState MachineType NamespaceState NetworkState
+            NodeState ObjectType OperationState OperationType OutputName PowerState RuleState SchedulingStage
+            SideChannel Vdi
+        }
+    }
+
+    #[test]
+    fn enum_schemas_have_the_descriptions_of_type_and_variants() {
+        let description = "The machine type of a VM.\n- `pc`: The i440FX chipset.\n\
+                           - `q35`: The Q35 chipset, which secure boot requires.";
+        assert_eq!(schema::<MachineType>()["description"], description);
+    }
 }

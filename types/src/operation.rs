@@ -18,10 +18,12 @@ use crate::object::string_enum;
 string_enum! {
     /// The lifecycle of an operation.
     OperationState {
+        /// It waits for a worker or for other operations.
         Queued = "queued",
         Executing = "executing",
         Complete = "complete",
         Error = "error",
+        /// Cancelled, because an operation that it depends on failed or its object is deleted.
         Abort = "abort",
     }
 }
@@ -71,7 +73,9 @@ string_enum! {
 /// A reference to an operation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OperationHandle {
+    /// The type of the operation.
     pub op_type: OperationType,
+    /// UUID of the operation.
     pub op_uuid: OperationId,
 }
 
@@ -82,6 +86,7 @@ pub struct ErrorReport {
     pub code: String,
     /// A human-readable message.
     pub message: String,
+    /// Further details by name, such as the failed step.
     #[schema(value_type = Object)]
     pub details: Map<String, Value>,
 }
@@ -105,17 +110,25 @@ pub struct OperationProgress {
 /// An operation as the API returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct OperationRecord {
+    /// UUID of the operation.
     pub uuid: OperationId,
     /// Always `clusteroperation`.
     pub object_type: String,
+    /// The type of the operation.
     pub operation_type: OperationType,
+    /// The state of the operation.
     pub state: OperationState,
     /// The names of the steps, in order.
     pub tasks: Vec<String>,
+    /// The operations that must complete first.
     pub depends_on: Vec<OperationHandle>,
+    /// Why the state is `error`; `null` in other states.
     pub error_report: Option<ErrorReport>,
+    /// The namespace that caused the operation; `null` for operations of the cluster itself.
     pub namespace: Option<String>,
+    /// The type of the object that the operation changes, such as `instance`.
     pub target_object_type: String,
+    /// The id of the object that the operation changes.
     pub target_uuid: String,
     /// The number of attempts so far.
     pub attempts: i64,
@@ -125,5 +138,10 @@ pub struct OperationRecord {
     pub created: f64,
     /// Unix time.
     pub updated: f64,
+    /// The version of the record format; released clients expect it.
     pub version: i64,
+    /// User-defined metadata: any JSON values by key.
+    #[serde(default)]
+    #[schema(value_type = Object, required)]
+    pub metadata: Map<String, Value>,
 }

@@ -76,12 +76,18 @@ pub struct RuleTerms {
 /// A rule as the API returns it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RuleRecord {
+    /// UUID of the rule.
     pub uuid: RuleId,
+    /// The state of the rule.
     pub state: RuleState,
+    /// The version of the record format; released clients expect it.
     pub version: i64,
+    /// User-defined metadata: any JSON values by key.
     #[schema(value_type = Object)]
     pub metadata: Map<String, Value>,
+    /// The namespace whose keys the rule creates.
     pub namespace: String,
+    /// The name of the rule, unique in its namespace.
     pub name: String,
     /// The name of the issuer whose tokens are accepted. The issuer may have been deleted.
     pub issuer: String,

@@ -1,7 +1,6 @@
 //! The stages of scheduling an instance.
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
 
 use crate::object::string_enum;
 

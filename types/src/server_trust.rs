@@ -1,15 +1,17 @@
 //! Which TLS servers a client trusts: those with a certificate of a trusted authority, and those whose own certificate is
 //! trusted.
 //!
-//! An operator with one private server often gives its self-signed certificate in place of an authority. The usual
-//! verifiers reject it when it is marked as an authority, which is what `openssl req -x509` creates by default.
+//! Only certificates that are marked as authorities can issue others. Every other one is pinned: a server can present
+//! exactly that certificate. An operator with one private server often gives its self-signed certificate in place of an
+//! authority. `openssl req -x509` marks it as an authority by default, so a self-signed authority is pinned as well: the
+//! usual verifiers reject an authority as the certificate of a server.
 
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_name};
-use rustls::crypto::CryptoProvider;
 use rustls::crypto::aws_lc_rs::default_provider;
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
@@ -22,16 +24,14 @@ pub enum HostAuthorities {
     Ignored,
 }
 
-/// Returns the TLS configuration of a client that trusts these certificates, as authorities and as certificates of servers.
+/// Returns the TLS configuration of a client that trusts these certificates: those that are marked as authorities as
+/// authorities, the others and self-signed ones as certificates of servers.
 pub fn client_config(
     trusted: &[CertificateDer<'static>],
     host: HostAuthorities,
 ) -> Result<ClientConfig, rustls::Error> {
     let provider = Arc::new(default_provider());
-    let verifier = TrustVerifier {
-        trusted: trusted.to_vec(),
-        authorities: authority_verifier(trusted, host, Arc::clone(&provider))?,
-    };
+    let verifier = TrustVerifier::new(trusted, host, &provider)?;
     Ok(ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
         .dangerous()
@@ -39,29 +39,54 @@ pub fn client_config(
         .with_no_client_auth())
 }
 
-fn authority_verifier(
-    trusted: &[CertificateDer<'static>],
-    host: HostAuthorities,
-    provider: Arc<CryptoProvider>,
-) -> Result<Arc<dyn ServerCertVerifier>, rustls::Error> {
-    if host == HostAuthorities::Trusted {
-        let trusted = trusted.iter().cloned();
-        let verifier = rustls_platform_verifier::Verifier::new_with_extra_roots(trusted, provider)?;
-        return Ok(Arc::new(verifier));
-    }
-    let mut roots = RootCertStore::empty();
-    for certificate in trusted {
-        roots.add(certificate.clone())?;
-    }
-    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
-    Ok(verifier.map_err(|error| rustls::Error::General(error.to_string()))?)
-}
-
-/// Accepts trusted certificates of servers, and otherwise leaves the decision to the verifier of authorities.
+/// Accepts pinned certificates of servers, and those of trusted authorities.
 #[derive(Debug)]
 struct TrustVerifier {
-    trusted: Vec<CertificateDer<'static>>,
-    authorities: Arc<dyn ServerCertVerifier>,
+    pinned: Vec<CertificateDer<'static>>,
+    /// `None` if no authority is trusted.
+    authorities: Option<Arc<dyn ServerCertVerifier>>,
+    provider: Arc<CryptoProvider>,
+}
+
+impl TrustVerifier {
+    fn new(
+        trusted: &[CertificateDer<'static>],
+        host: HostAuthorities,
+        provider: &Arc<CryptoProvider>,
+    ) -> Result<Self, rustls::Error> {
+        let (mut authorities, mut pinned) = (Vec::new(), Vec::new());
+        for certificate in trusted {
+            let parsed = parse(certificate)?;
+            if !parsed.is_ca() || parsed.subject() == parsed.issuer() {
+                pinned.push(certificate.clone());
+            }
+            if parsed.is_ca() {
+                authorities.push(certificate.clone());
+            }
+        }
+        let authorities = authority_verifier(authorities, host, Arc::clone(provider))?;
+        Ok(Self { pinned, authorities, provider: Arc::clone(provider) })
+    }
+}
+
+fn authority_verifier(
+    authorities: Vec<CertificateDer<'static>>,
+    host: HostAuthorities,
+    provider: Arc<CryptoProvider>,
+) -> Result<Option<Arc<dyn ServerCertVerifier>>, rustls::Error> {
+    if host == HostAuthorities::Trusted {
+        let verifier = rustls_platform_verifier::Verifier::new_with_extra_roots(authorities, provider)?;
+        return Ok(Some(Arc::new(verifier)));
+    }
+    if authorities.is_empty() {
+        return Ok(None);
+    }
+    let mut roots = RootCertStore::empty();
+    for certificate in authorities {
+        roots.add(certificate)?;
+    }
+    let verifier = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), provider).build();
+    Ok(Some(verifier.map_err(|error| rustls::Error::General(error.to_string()))?))
 }
 
 impl ServerCertVerifier for TrustVerifier {
@@ -73,18 +98,17 @@ impl ServerCertVerifier for TrustVerifier {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        if !self.trusted.iter().any(|certificate| certificate.as_ref() == end_entity.as_ref()) {
-            return self.authorities.verify_server_cert(
-                end_entity,
-                intermediates,
-                server_name,
-                ocsp_response,
-                now,
-            );
+        if self.pinned.iter().any(|pinned| pinned.as_ref() == end_entity.as_ref()) {
+            verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
+            verify_dates(end_entity, now)?;
+            return Ok(ServerCertVerified::assertion());
         }
-        verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
-        verify_dates(end_entity, now)?;
-        Ok(ServerCertVerified::assertion())
+        match &self.authorities {
+            Some(authorities) => {
+                authorities.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
+            }
+            None => Err(CertificateError::UnknownIssuer.into()),
+        }
     }
 
     fn verify_tls12_signature(
@@ -93,7 +117,8 @@ impl ServerCertVerifier for TrustVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.authorities.verify_tls12_signature(message, certificate, signature)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls12_signature(message, certificate, signature, algorithms)
     }
 
     fn verify_tls13_signature(
@@ -102,17 +127,23 @@ impl ServerCertVerifier for TrustVerifier {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        self.authorities.verify_tls13_signature(message, certificate, signature)
+        let algorithms = &self.provider.signature_verification_algorithms;
+        verify_tls13_signature(message, certificate, signature, algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.authorities.supported_verify_schemes()
+        self.provider.signature_verification_algorithms.supported_schemes()
     }
+}
+
+fn parse<'a>(certificate: &'a CertificateDer<'_>) -> Result<X509Certificate<'a>, rustls::Error> {
+    let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| CertificateError::BadEncoding)?;
+    Ok(parsed)
 }
 
 /// Checks that a certificate is valid at a time.
 fn verify_dates(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(), rustls::Error> {
-    let (_, parsed) = X509Certificate::from_der(certificate).map_err(|_| CertificateError::BadEncoding)?;
+    let parsed = parse(certificate)?;
     let now = i64::try_from(now.as_secs()).map_err(|_| CertificateError::Expired)?;
     if now < parsed.validity().not_before.timestamp() {
         return Err(CertificateError::NotValidYet.into());
@@ -127,39 +158,74 @@ fn verify_dates(certificate: &CertificateDer<'_>, now: UnixTime) -> Result<(), r
 mod tests {
     use std::time::Duration;
 
-    use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, date_time_ymd};
+    use rcgen::{
+        BasicConstraints, Certificate, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd,
+    };
 
     use super::*;
 
-    /// Verifies a self-signed server certificate for `localhost` that is valid in 2026, and is trusted itself.
-    fn verify(is_ca: IsCa, host: &str, now: i64) -> Result<(), rustls::Error> {
+    const AUTHORITY: IsCa = IsCa::Ca(BasicConstraints::Unconstrained);
+
+    /// Returns the parameters of a certificate for `localhost` that is valid in 2026.
+    fn params(name: &str, is_ca: IsCa) -> CertificateParams {
         let mut params = CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+        params.distinguished_name.push(DnType::CommonName, name);
         params.is_ca = is_ca;
         params.not_before = date_time_ymd(2026, 1, 1);
         params.not_after = date_time_ymd(2027, 1, 1);
-        let certificate = params.self_signed(&KeyPair::generate().unwrap()).unwrap().der().clone();
-        let trusted = [certificate.clone()];
+        params
+    }
+
+    /// Verifies a certificate of a server with one that is trusted.
+    fn verify(
+        trusted: &Certificate,
+        server: &Certificate,
+        host: &str,
+        now: i64,
+    ) -> Result<(), rustls::Error> {
         let provider = Arc::new(default_provider());
-        let verifier = TrustVerifier {
-            trusted: trusted.to_vec(),
-            authorities: authority_verifier(&trusted, HostAuthorities::Ignored, provider).unwrap(),
-        };
+        let verifier = TrustVerifier::new(&[trusted.der().clone()], HostAuthorities::Ignored, &provider)?;
         let now = UnixTime::since_unix_epoch(Duration::from_secs(u64::try_from(now).unwrap()));
         let host = ServerName::try_from(host.to_owned()).unwrap();
-        verifier.verify_server_cert(&certificate, &[], &host, &[], now).map(|_| ())
+        verifier.verify_server_cert(server.der(), &[], &host, &[], now).map(|_| ())
+    }
+
+    fn summer() -> i64 {
+        date_time_ymd(2026, 7, 1).unix_timestamp()
     }
 
     #[test]
     fn accepts_trusted_server_certificate_with_valid_name_and_dates() {
-        let summer = date_time_ymd(2026, 7, 1).unix_timestamp();
-        for is_ca in [IsCa::NoCa, IsCa::ExplicitNoCa, IsCa::Ca(BasicConstraints::Unconstrained)] {
-            verify(is_ca, "localhost", summer).unwrap();
-            let name = verify(is_ca, "elsewhere", summer).unwrap_err().to_string();
+        for is_ca in [IsCa::NoCa, IsCa::ExplicitNoCa, AUTHORITY] {
+            let own = params("own", is_ca).self_signed(&KeyPair::generate().unwrap()).unwrap();
+            verify(&own, &own, "localhost", summer()).unwrap();
+            let name = verify(&own, &own, "elsewhere", summer()).unwrap_err().to_string();
             assert!(name.contains("not valid for name"), "{name}");
-            let early = verify(is_ca, "localhost", date_time_ymd(2025, 7, 1).unix_timestamp());
+            let early = verify(&own, &own, "localhost", date_time_ymd(2025, 7, 1).unix_timestamp());
             assert_eq!(early.unwrap_err(), CertificateError::NotValidYet.into());
-            let late = verify(is_ca, "localhost", date_time_ymd(2027, 7, 1).unix_timestamp());
+            let late = verify(&own, &own, "localhost", date_time_ymd(2027, 7, 1).unix_timestamp());
             assert_eq!(late.unwrap_err(), CertificateError::Expired.into());
         }
+    }
+
+    #[test]
+    fn only_authorities_can_issue_certificates_of_servers() {
+        for (is_ca, is_accepted) in [(IsCa::NoCa, false), (IsCa::ExplicitNoCa, false), (AUTHORITY, true)] {
+            let key = KeyPair::generate().unwrap();
+            let trusted = params("trusted", is_ca).self_signed(&key).unwrap();
+            // The parameters of an issuer do not restrict its signatures here.
+            let issuer = Issuer::new(params("trusted", AUTHORITY), key);
+            let server = params("server", IsCa::NoCa);
+            let server = server.signed_by(&KeyPair::generate().unwrap(), &issuer).unwrap();
+            assert_eq!(verify(&trusted, &server, "localhost", summer()).is_ok(), is_accepted, "{is_ca:?}");
+        }
+    }
+
+    #[test]
+    fn intermediate_authority_is_not_the_certificate_of_a_server() {
+        let root = Issuer::new(params("root", AUTHORITY), KeyPair::generate().unwrap());
+        let intermediate = params("intermediate", AUTHORITY);
+        let intermediate = intermediate.signed_by(&KeyPair::generate().unwrap(), &root).unwrap();
+        assert!(verify(&intermediate, &intermediate, "localhost", summer()).is_err());
     }
 }

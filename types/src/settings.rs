@@ -4,6 +4,7 @@
 //! default. The executable reads them; this module parses and validates them and records the source of each value.
 //! See docs/decisions/0010 for the defaults.
 
+mod checks;
 #[cfg(test)]
 mod tests;
 
@@ -12,7 +13,9 @@ use std::fmt;
 use std::net::Ipv4Addr;
 use std::str::FromStr;
 
+use crate::address::InterfaceAddress;
 use crate::key::{MAX_SECRET_BYTES, Secret};
+use crate::quota::NumberOrPercent;
 use crate::spec::DiskBus;
 
 /// How strictly request parameters are validated.
@@ -24,6 +27,15 @@ pub enum ValidationMode {
     Warn,
     /// Findings are rejected with status 400.
     Enforce,
+}
+
+/// What happens to the VMs of a node that cannot reach the database.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FencingPolicy {
+    /// They keep running, and only an operator can declare the host dead.
+    None,
+    /// A watchdog stops them when the lease of the node expires.
+    Own,
 }
 
 /// The format of the log.
@@ -89,7 +101,8 @@ parse_setting!(
     u64: "a whole number of at least 0",
     i64: "a whole number",
     u16: "a port number",
-    Ipv4Addr: "an IPv4 address"
+    Ipv4Addr: "an IPv4 address",
+    NumberOrPercent: "a whole number, or a percentage from 1% to 100%"
 );
 
 impl ParseSetting for f64 {
@@ -127,6 +140,13 @@ impl ParseSetting for Option<Ipv4Addr> {
     }
 }
 
+/// An empty value means that the setting is not set.
+impl ParseSetting for Option<InterfaceAddress> {
+    fn parse(text: &str) -> Result<Self, String> {
+        if text.is_empty() { Ok(None) } else { text.parse().map(Some) }
+    }
+}
+
 impl ParseSetting for DiskBus {
     fn parse(text: &str) -> Result<Self, String> {
         text.parse()
@@ -140,6 +160,16 @@ impl ParseSetting for ValidationMode {
             "warn" => Ok(Self::Warn),
             "enforce" => Ok(Self::Enforce),
             _ => Err(format!("{text:?} must be off, warn or enforce")),
+        }
+    }
+}
+
+impl ParseSetting for FencingPolicy {
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self::None),
+            "self" => Ok(Self::Own),
+            _ => Err(format!("{text:?} is neither none nor self")),
         }
     }
 }
@@ -206,7 +236,7 @@ macro_rules! settings {
 }
 
 settings! {
-    database_url: Secret = "DATABASE_URL", "", "sqlite:PATH or mysql://USER:PASSWORD@HOST:PORT/NAME; empty: SQLite in the data directory";
+    database_url: Secret = "DATABASE_URL", "", "sqlite:PATH or mysql://USER:PASSWORD@HOST:PORT/NAME, with several HOST:PORT separated by commas in the order of preference; empty: SQLite in the data directory";
     system_key: Secret = "SYSTEM_KEY", "", "secret of the initial key deploy of namespace system; empty: generated at the first start";
     auth_secret_seed: Secret = "AUTH_SECRET_SEED", "", "secret that signs tokens, the same on every node; empty: generated in the data directory";
     tls_certificate: String = "TLS_CERTIFICATE", "", "PEM certificate chain; with TLS_PRIVATE_KEY the API is served over TLS";
@@ -216,7 +246,7 @@ settings! {
     zone: String = "ZONE", "shakenfist", "issuer of tokens and DNS domain";
     api_validation_mode: ValidationMode = "API_VALIDATION_MODE", "enforce", "off, warn or enforce";
     api_max_request_body_bytes: u64 = "API_MAX_REQUEST_BODY_BYTES", "1048576", "maximum size of a JSON request body";
-    api_max_body_memory_mb: u64 = "API_MAX_BODY_MEMORY_MB", "64", "memory in MiB for all request bodies in flight; further ones are rejected with status 503";
+    api_max_body_memory_mb: u64 = "API_MAX_BODY_MEMORY_MB", "64", "memory in MiB for all request bodies in flight, a quarter of it for those without a token; each namespace and each address gets as much as it leaves free, and further bodies are rejected with status 503";
     api_max_connections: u64 = "API_MAX_CONNECTIONS", "4096", "maximum number of concurrent connections; further ones wait";
     api_port: u16 = "API_PORT", "13000", "port of the API unless --listen specifies one";
     api_timeout: u64 = "API_TIMEOUT", "30", "timeout for receiving a request, in seconds";
@@ -234,6 +264,17 @@ settings! {
     federation_rate_limit_per_minute: i64 = "FEDERATION_RATE_LIMIT_PER_MINUTE", "60", "maximum number of exchange attempts per source address and minute; 0: unlimited";
     namespace_key_reap_grace: i64 = "NAMESPACE_KEY_REAP_GRACE", "3600", "seconds after which an expired key is soft-deleted; 0: never";
     key_sweep_interval: u64 = "KEY_SWEEP_INTERVAL", "900", "seconds between sweeps for expired keys";
+    quota_networks: u64 = "QUOTA_NETWORKS", "0", "default maximum number of networks of a namespace; 0: unlimited, as for all quotas";
+    quota_floating_addresses: NumberOrPercent = "QUOTA_FLOATING_ADDRESSES", "50%", "default maximum number of addresses of the floating network that a namespace has, including those of networks with NAT and routed ones; a number, or a percentage of the floating network";
+    quota_routed_addresses: u64 = "QUOTA_ROUTED_ADDRESSES", "0", "default maximum number of addresses that are routed to the networks of a namespace";
+    quota_instances: u64 = "QUOTA_INSTANCES", "0", "default maximum number of instances of a namespace";
+    quota_cpus: u64 = "QUOTA_CPUS", "0", "default maximum number of virtual CPUs of the instances of a namespace";
+    quota_memory_mb: u64 = "QUOTA_MEMORY_MB", "0", "default maximum memory of the instances of a namespace, in MB";
+    quota_disk_gb: u64 = "QUOTA_DISK_GB", "0", "default maximum disk space of the instances of a namespace, in GB";
+    quota_keys: u64 = "QUOTA_KEYS", "1000", "default maximum number of keys of a namespace";
+    quota_uploads: u64 = "QUOTA_UPLOADS", "1000", "default maximum number of unfinished uploads of a namespace";
+    quota_upload_bytes: u64 = "QUOTA_UPLOAD_BYTES", "0", "default maximum size of the unfinished uploads of a namespace, in bytes";
+    quota_artifact_bytes: u64 = "QUOTA_ARTIFACT_BYTES", "0", "default maximum size of all versions of the artifacts of a namespace, in bytes";
     cleaner_delay: u64 = "CLEANER_DELAY", "3600", "seconds until soft-deleted objects and finished operations are removed";
     cluster_op_stuck_threshold: u64 = "CLUSTER_OP_STUCK_THRESHOLD", "1800", "timeout of one attempt of an operation, in seconds";
     cluster_op_max_attempts: u64 = "CLUSTER_OP_MAX_ATTEMPTS", "5", "maximum number of attempts of an operation";
@@ -261,15 +302,21 @@ settings! {
     drain_poll_interval: f64 = "DRAIN_POLL_INTERVAL", "0.1", "seconds between polls of the local event spool";
     spool_high_water_mark: u64 = "SPOOL_HIGH_WATER_MARK", "100000", "maximum number of events in the local spool; further ones are dropped and counted";
     usage_event_frequency: u64 = "USAGE_EVENT_FREQUENCY", "60", "seconds between usage events of an object and between resources events of a node";
-    node_checkin_interval: f64 = "NODE_CHECKIN_INTERVAL", "5", "seconds between check-ins of a node";
-    node_checkin_maximum: u64 = "NODE_CHECKIN_MAXIMUM", "120", "seconds without check-in after which a node counts as missing";
+    node_checkin_interval: f64 = "NODE_CHECKIN_INTERVAL", "3", "seconds between check-ins of a node";
+    node_checkin_maximum: u64 = "NODE_CHECKIN_MAXIMUM", "15", "seconds without check-in after which a node counts as missing";
+    node_port: u16 = "NODE_PORT", "13002", "port for other nodes of a cluster with MariaDB, on the address of the API; 0: a free one";
+    node_response_timeout: f64 = "NODE_RESPONSE_TIMEOUT", "10", "seconds that another node may take to respond to a forwarded request; one that is alive and still working on it may take longer";
+    fencing: FencingPolicy = "FENCING", "none", "whether the VMs of a node that cannot reach the database keep running (none) or are stopped (self); the same on every node";
+    fencing_lease: u64 = "FENCING_LEASE", "30", "seconds after its last check-in when a node stops its VMs with FENCING = self; the same on every node";
     node_name: String = "NODE_NAME", "", "name of this node; empty: the host name";
     node_uuid: String = "NODE_UUID", "", "UUID of this node; empty: generated at the first start";
     node_is_hypervisor: bool = "NODE_IS_HYPERVISOR", "true", "whether this node runs instances";
-    node_is_network_node: bool = "NODE_IS_NETWORK_NODE", "true", "whether this node is the network node";
+    node_is_network_node: bool = "NODE_IS_NETWORK_NODE", "true", "whether this node may become the network node";
     node_is_database_node: bool = "NODE_IS_DATABASE_NODE", "true", "whether this node serves the database";
     node_mesh_ip: Option<Ipv4Addr> = "NODE_MESH_IP", "", "address of this node in the mesh of nodes";
-    network_node_ip: Option<Ipv4Addr> = "NETWORK_NODE_IP", "", "mesh address of the network node";
+    network_node_ip: Option<Ipv4Addr> = "NETWORK_NODE_IP", "", "mesh address of the only node that may be the network node; empty: any node with NODE_IS_NETWORK_NODE";
+    network_node_lease: f64 = "NETWORK_NODE_LEASE", "12", "seconds after which another node replaces a network node that stopped renewing its lease";
+    network_virtual_ip: Option<InterfaceAddress> = "NETWORK_VIRTUAL_IP", "", "address with prefix length that the active network node has on NODE_EGRESS_NIC, as the target of external routes";
     node_egress_nic: String = "NODE_EGRESS_NIC", "eth0", "interface of the external network";
     node_mesh_nic: String = "NODE_MESH_NIC", "eth0", "interface of the mesh of nodes";
     storage_path: String = "STORAGE_PATH", "", "directory of images and disks; empty: the data directory";
@@ -304,6 +351,7 @@ settings! {
     image_user: String = "IMAGE_USER", "nobody", "user that runs the inspection and conversion of images";
     compress_snapshots: bool = "COMPRESS_SNAPSHOTS", "true", "whether snapshots are compressed";
     snapshots_default_to_thin: bool = "SNAPSHOTS_DEFAULT_TO_THIN", "false", "whether snapshots are thin by default";
+    console_ports: bool = "CONSOLE_PORTS", "true", "whether the TCP ports of serial consoles and displays are open; the same on all nodes";
     archive_instance_console_duration: u64 = "ARCHIVE_INSTANCE_CONSOLE_DURATION", "0", "days that the console log of a deleted VM is kept in console-archive/ of STORAGE_PATH; 0: not archived";
     image_download_url: String = "IMAGE_DOWNLOAD_URL", "https://images.shakenfist.com", "base URL of named images";
     disk_bus: DiskBus = "DISK_BUS", "virtio", "default bus of disks: virtio, scsi, sata, usb or nvme";
@@ -312,7 +360,7 @@ settings! {
     cluster_metrics_port: u16 = "CLUSTER_METRICS_PORT", "13007", "port of the metrics of the whole cluster; 0: disabled";
     mariadb_gateway_metrics_port: u16 = "MARIADB_GATEWAY_METRICS_PORT", "13006", "port of the metrics of events and their store; 0: disabled";
     metrics_token: Secret = "METRICS_TOKEN", "", "bearer token that all metrics ports require; empty: none";
-    mariadb_host: String = "MARIADB_HOST", "", "MariaDB server to use if DATABASE_URL is empty";
+    mariadb_host: String = "MARIADB_HOST", "", "MariaDB server to use if DATABASE_URL is empty, or several separated by commas";
     mariadb_port: u16 = "MARIADB_PORT", "3306", "port of MARIADB_HOST";
     mariadb_user: String = "MARIADB_USER", "shakenfist", "user at MARIADB_HOST";
     mariadb_password: Secret = "MARIADB_PASSWORD", "", "password at MARIADB_HOST";
@@ -322,7 +370,7 @@ settings! {
     loki_auth_header: Secret = "LOKI_AUTH_HEADER", "", "value of the Authorization header for the Loki server; empty: none";
     log_events_to_loki: bool = "LOG_EVENTS_TO_LOKI", "true", "whether events are sent to LOKI_BASE_URL";
     loglevel_api: LogLevel = "LOGLEVEL_API", "info", "log level of the API";
-    loglevel_cleaner: LogLevel = "LOGLEVEL_CLEANER", "info", "log level of the removal of expired objects, events and keys";
+    loglevel_cleaner: LogLevel = "LOGLEVEL_CLEANER", "info", "log level of the removal of deleted objects and of expired events";
     loglevel_cluster: LogLevel = "LOGLEVEL_CLUSTER", "info", "log level of the cluster maintainer";
     loglevel_database: LogLevel = "LOGLEVEL_DATABASE", "info", "log level of the store";
     loglevel_main: LogLevel = "LOGLEVEL_MAIN", "info", "log level of everything else";
@@ -348,177 +396,6 @@ impl Settings {
             pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         Self::new(&BTreeMap::new(), &environment)
     }
-
-    /// Validates values that depend on more than their type.
-    fn check(&self) -> Result<(), String> {
-        self.check_positive()?;
-        self.check_maxima()?;
-        self.check_ranges()?;
-        self.check_addresses()?;
-        self.check_names()?;
-        self.check_loki()?;
-        self.check_secrets()
-    }
-
-    fn check_positive(&self) -> Result<(), String> {
-        let positive = [
-            ("API_TOKEN_DURATION", self.api_token_duration),
-            ("API_MAX_REQUEST_BODY_BYTES", self.api_max_request_body_bytes),
-            ("API_MAX_BODY_MEMORY_MB", self.api_max_body_memory_mb),
-            ("API_MAX_CONNECTIONS", self.api_max_connections),
-            ("API_TIMEOUT", self.api_timeout),
-            ("CLUSTER_OP_MAX_ATTEMPTS", self.cluster_op_max_attempts),
-            ("CLUSTER_OP_STUCK_THRESHOLD", self.cluster_op_stuck_threshold),
-            ("CLUSTER_OP_LEASE", self.cluster_op_lease),
-            ("DRAIN_BATCH_SIZE", self.drain_batch_size),
-            ("SPOOL_HIGH_WATER_MARK", self.spool_high_water_mark),
-            ("NODE_CHECKIN_MAXIMUM", self.node_checkin_maximum),
-            ("USAGE_EVENT_FREQUENCY", self.usage_event_frequency),
-            ("KEY_SWEEP_INTERVAL", self.key_sweep_interval),
-            ("EVENT_PRUNE_INTERVAL", self.event_prune_interval),
-            ("EVENT_PRUNE_BUDGET", self.event_prune_budget),
-            ("IMAGE_STALL_TIMEOUT", self.image_stall_timeout),
-            ("MAX_IMAGE_TRANSFER_SECONDS", self.max_image_transfer_seconds),
-            ("UPLOAD_MAXIMUM_IDLE_TIME", self.upload_maximum_idle_time),
-            ("CHECKSUM_VERIFICATION_FREQUENCY", self.checksum_verification_frequency),
-            ("ARTIFACT_MAX_VERSIONS_DEFAULT", self.artifact_max_versions_default),
-            ("BLOB_REPLICATION_FACTOR", self.blob_replication_factor),
-        ];
-        if let Some((name, _)) = positive.iter().find(|(_, value)| *value == 0) {
-            return Err(format!("{name}: must be at least 1"));
-        }
-        Ok(())
-    }
-
-    /// Rejects numbers with which timers or tables could overflow.
-    fn check_maxima(&self) -> Result<(), String> {
-        for setting in &self.effective {
-            let limit = match setting.name {
-                "API_MAX_CONNECTIONS" => 1_000_000,
-                "API_MAX_BODY_MEMORY_MB" | "EVENT_STORE_MAX_MB" => 1 << 24,
-                "API_MAX_REQUEST_BODY_BYTES" | "FEDERATION_MAX_TOKEN_BYTES" => 1 << 30,
-                "SPOOL_HIGH_WATER_MARK" => 1_000_000_000,
-                _ => 10 * 365 * 86400,
-            };
-            if setting.value.parse::<f64>().is_ok_and(|number| number.abs() > f64::from(limit)) {
-                return Err(format!("{}: must be at most {limit}", setting.name));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_ranges(&self) -> Result<(), String> {
-        for (name, value) in [
-            ("MAX_IMAGE_SIZE_GB", self.max_image_size_gb),
-            ("MAX_IMAGE_VIRTUAL_SIZE_GB", self.max_image_virtual_size_gb),
-        ] {
-            if !(0.001..=1_000_000.0).contains(&value) {
-                return Err(format!("{name}: must be between 0.001 and 1000000"));
-            }
-        }
-        if self.api_max_request_body_bytes > self.api_max_body_memory_mb << 20 {
-            return Err("API_MAX_BODY_MEMORY_MB: must be at least API_MAX_REQUEST_BODY_BYTES".into());
-        }
-        if self.drain_batch_size > 3000 {
-            return Err("DRAIN_BATCH_SIZE: must be at most 3000".into());
-        }
-        for (name, value) in [
-            ("DRAIN_POLL_INTERVAL", self.drain_poll_interval),
-            ("NODE_CHECKIN_INTERVAL", self.node_checkin_interval),
-        ] {
-            if !(0.001..=86400.0).contains(&value) {
-                return Err(format!("{name}: must be between 0.001 and 86400 seconds"));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_addresses(&self) -> Result<(), String> {
-        let floating = crate::address::Netblock::check(&self.floating_network);
-        floating.map_err(|why| format!("FLOATING_NETWORK: {why}"))?;
-        for (name, networks) in [
-            ("IMAGE_FETCH_ALLOWED_NETWORKS", &self.image_fetch_allowed_networks),
-            ("FEDERATION_JWKS_ALLOWED_NETWORKS", &self.federation_jwks_allowed_networks),
-        ] {
-            if let Some(word) = networks.split([' ', ',']).find(|word| !word.is_empty() && !is_network(word))
-            {
-                return Err(format!("{name}: {word:?} is not a network"));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_names(&self) -> Result<(), String> {
-        check_node_name(&self.node_name).map_err(|why| format!("NODE_NAME: {why}"))?;
-        if !self.node_uuid.is_empty() && self.node_uuid.parse::<crate::ids::NodeId>().is_err() {
-            return Err("NODE_UUID: is not a UUID".into());
-        }
-        for word in self.image_names.split_whitespace() {
-            if word.split_once('=').is_none_or(|(name, url)| name.is_empty() || !url.contains("://")) {
-                return Err(format!("IMAGE_NAMES: {word:?} is not NAME=URL"));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_loki(&self) -> Result<(), String> {
-        let url = &self.loki_base_url;
-        if !url.is_empty() && !url.starts_with("http://") && !url.starts_with("https://") {
-            return Err("LOKI_BASE_URL: must start with http:// or https://".into());
-        }
-        for (name, value) in
-            [("LOKI_TENANT", self.loki_tenant.as_str()), ("LOKI_AUTH_HEADER", self.loki_auth_header.expose())]
-        {
-            if !value.chars().all(|c| matches!(c, ' '..='~')) {
-                return Err(format!("{name}: must consist of printable ASCII characters"));
-            }
-        }
-        Ok(())
-    }
-
-    fn check_secrets(&self) -> Result<(), String> {
-        if self.tls_certificate.is_empty() != self.tls_private_key.is_empty() {
-            return Err("TLS_CERTIFICATE and TLS_PRIVATE_KEY: set both or neither".into());
-        }
-        let seed = self.auth_secret_seed.expose();
-        if seed == "~~unconfigured~~" || (!seed.is_empty() && seed.len() < 16) {
-            return Err("AUTH_SECRET_SEED: must be at least 16 characters".into());
-        }
-        if self.system_key.expose().len() > MAX_SECRET_BYTES {
-            return Err(format!("SYSTEM_KEY: must be at most {MAX_SECRET_BYTES} bytes"));
-        }
-        if self.system_key.has_prefix() && !self.system_key.is_generated() {
-            return Err(
-                "SYSTEM_KEY: starts with sfk_ but its checksum is wrong, so it could never log in".into()
-            );
-        }
-        Ok(())
-    }
-}
-
-/// Returns whether a text is a network or a single address.
-fn is_network(word: &str) -> bool {
-    let (address, bits) = word.split_once('/').unwrap_or((word, "0"));
-    let max = match address.parse() {
-        Ok(std::net::IpAddr::V4(_)) => 32,
-        Ok(std::net::IpAddr::V6(_)) => 128,
-        Err(_) => return false,
-    };
-    bits.parse::<u8>().is_ok_and(|bits| bits <= max)
-}
-
-/// Checks the name of a node, which is part of URLs and must not look like an id.
-fn check_node_name(name: &str) -> Result<(), &'static str> {
-    if name.chars().count() > 255 {
-        return Err("must be at most 255 characters");
-    }
-    if name.chars().any(|c| c.is_control() || c == '/') || name == "." || name == ".." {
-        return Err("must not contain slashes or control characters, or be a dot segment");
-    }
-    if name.parse::<crate::ids::NodeId>().is_ok() {
-        return Err("must not be a UUID");
-    }
-    Ok(())
 }
 
 /// Masks the value of a setting if it is a secret.

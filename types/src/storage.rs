@@ -75,8 +75,9 @@ pub trait StorageApi: Send + Sync {
     /// Removes a draft, which need not exist.
     fn remove_draft(&self, draft: Draft) -> NodeFuture<'_, ()>;
 
-    /// Decompresses a draft in place, if it is compressed.
-    fn decompress(&self, draft: Draft) -> NodeFuture<'_, Option<Compression>>;
+    /// Decompresses a draft in place, if it is compressed. Like every work on images, it waits for other work of the same
+    /// namespace, but not for that of others.
+    fn decompress<'a>(&'a self, namespace: &'a str, draft: Draft) -> NodeFuture<'a, Option<Compression>>;
 
     /// Returns the size and checksums of a draft: computed while it was received, or by reading it again.
     fn digest(&self, draft: Draft) -> NodeFuture<'_, ContentDigest>;
@@ -88,7 +89,7 @@ pub trait StorageApi: Send + Sync {
     /// Inspects a blob as a disk image. [`Error::Invalid`] with the reason if the image is not safe to use.
     ///
     /// [`Error::Invalid`]: crate::Error::Invalid
-    fn inspect(&self, blob: BlobId) -> NodeFuture<'_, ImageFacts>;
+    fn inspect<'a>(&'a self, namespace: &'a str, blob: BlobId) -> NodeFuture<'a, ImageFacts>;
 
     /// Reads a part of a blob. Every byte is verified before it is returned: the stream fails with
     /// [`Error::Internal`] instead of yielding a damaged one. [`Error::NotFound`] if the file does not exist.
@@ -107,13 +108,13 @@ pub trait StorageApi: Send + Sync {
     /// [`Error::Invalid`] if the image turns out not to be safe to use.
     ///
     /// [`Error::Invalid`]: crate::Error::Invalid
-    fn convert<'a>(&'a self, blob: BlobId, facts: &'a ImageFacts) -> NodeFuture<'a, ()>;
+    fn convert<'a>(&'a self, namespace: &'a str, blob: BlobId, facts: &'a ImageFacts) -> NodeFuture<'a, ()>;
 
     /// Converts a thin image, which contains only the differences to the conversion of `base`. The result contains
     /// both. [`Error::Unavailable`] if the conversion of the base is not on the node.
     ///
     /// [`Error::Unavailable`]: crate::Error::Unavailable
-    fn convert_thin(&self, blob: BlobId, base: BlobId) -> NodeFuture<'_, ()>;
+    fn convert_thin<'a>(&'a self, namespace: &'a str, blob: BlobId, base: BlobId) -> NodeFuture<'a, ()>;
 
     /// Removes a conversion, which need not exist.
     fn remove_conversion(&self, blob: BlobId) -> NodeFuture<'_, ()>;

@@ -7,12 +7,16 @@
 //!              │               │ └── its process dies: crashed
 //!              │               └──── the whole host went down: lost
 //!              └───────────────start again, from each of these;  remove, from any state: nothing remains
+//!                                          move_to_lost_found, from any state: the node only keeps its files, elsewhere
 //! ```
 //!
 //! A VM outlives the daemon that started it: the next daemon re-attaches to it. Every call is idempotent.
 //! See docs/decisions/0018 and 0020.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::pin::Pin;
 
 use bytes::Bytes;
@@ -23,6 +27,7 @@ use serde_json::{Map, Value};
 use crate::address::MacAddress;
 use crate::ids::{BlobId, InstanceId, InterfaceId};
 use crate::instance::{MachineType, SideChannel};
+use crate::key::Secret;
 use crate::node::NodeFuture;
 use crate::spec::{DiskBus, VideoSpec};
 use crate::storage::Draft;
@@ -32,6 +37,8 @@ use crate::storage::Draft;
 pub struct VmPlan {
     /// Also the UUID of the hardware that the guest sees.
     pub id: InstanceId,
+    /// The generation of the instance that the VM runs under. See docs/decisions/0052.
+    pub generation: i64,
     pub name: String,
     pub cpus: u32,
     pub memory_mb: u64,
@@ -123,11 +130,29 @@ pub enum VmPower {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FoundVm {
     pub id: InstanceId,
+    /// The generation that it was last started under; unset if it was never started.
+    pub generation: Option<i64>,
     pub power: VmPower,
 }
 
 /// Yields the VMs whose power state may have changed.
 pub type ChangeStream = Pin<Box<dyn Stream<Item = InstanceId> + Send>>;
+
+/// The protocol to which connections to the API change for a serial console: the bytes of the guest in one direction and
+/// of the user in the other.
+pub const CONSOLE_PROTOCOL: &str = "muster-console";
+
+/// A connection to the TCP port of a serial console.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConsoleConnection {
+    pub vm: InstanceId,
+    pub source: SocketAddr,
+    /// The number of earlier connections that were not reported because there were too many.
+    pub unreported: u64,
+}
+
+/// Yields connections to serial consoles.
+pub type ConsoleConnectionStream = Pin<Box<dyn Stream<Item = ConsoleConnection> + Send>>;
 
 /// A disk to copy, possibly while the guest writes to it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -204,6 +229,10 @@ pub trait VmApi: Send + Sync {
     /// Removes everything that the node has of a VM: process, files, cgroup. Succeeds if the VM does not exist.
     fn remove(&self, id: InstanceId) -> NodeFuture<'_, ()>;
 
+    /// Stops a VM and moves its files to a directory of `lost+found`, with a README that says why. Returns the path of
+    /// the directory, or `None` if the node has no such VM.
+    fn move_to_lost_found<'a>(&'a self, id: InstanceId, reason: &'a str) -> NodeFuture<'a, Option<PathBuf>>;
+
     /// Returns the power state of a VM, or `None` if the node has no such VM.
     fn power(&self, id: InstanceId) -> NodeFuture<'_, Option<VmPower>>;
 
@@ -218,6 +247,20 @@ pub trait VmApi: Send + Sync {
 
     /// Returns the end of the serial console's log, at most `max_bytes`. An absent log is empty.
     fn console(&self, id: InstanceId, max_bytes: Option<u64>) -> NodeFuture<'_, Bytes>;
+
+    /// Opens a session with the serial console of a running VM: a stream of the bytes that the guest and the user send.
+    /// It ends with the VM. [`Error::Unavailable`] if the console has too many sessions.
+    ///
+    /// [`Error::Unavailable`]: crate::Error::Unavailable
+    fn open_console(&self, id: InstanceId) -> NodeFuture<'_, UnixStream>;
+
+    /// Subscribes to connections to the TCP ports of serial consoles. There is one subscriber at a time: an earlier
+    /// stream ends.
+    fn console_connections(&self) -> ConsoleConnectionStream;
+
+    /// Returns the password of a running VM's display, which is new after every start; `None` if an earlier release
+    /// started the VM, whose display has no password.
+    fn display_password(&self, id: InstanceId) -> NodeFuture<'_, Option<Secret>>;
 
     /// Truncates the log of the serial console.
     fn clear_console(&self, id: InstanceId) -> NodeFuture<'_, ()>;

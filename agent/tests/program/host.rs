@@ -61,8 +61,8 @@ impl Host {
     pub(crate) fn expect_start(&mut self) {
         let start = self.receive();
         assert_eq!(start["command"], "agent-start", "{start}");
-        assert_eq!(start["message"], "version 1.0.0");
-        assert_eq!(start["features"], json!(["memory", "pieces"]));
+        assert_eq!(start["message"], "version 1.1.0");
+        assert_eq!(start["features"], json!(["memory", "pieces", "terminal"]));
         assert!(start["system_boot_time"].as_f64().unwrap() > 1e9);
         assert!(!start["boot-id"].as_str().unwrap().is_empty());
     }

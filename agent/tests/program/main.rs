@@ -6,3 +6,4 @@ mod commands;
 mod files;
 mod host;
 mod port;
+mod terminal;

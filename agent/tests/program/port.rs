@@ -14,7 +14,7 @@ fn reports_facts_about_the_guest() {
     let reply = host.call(json!({ "command": "is-system-running" }));
     assert_eq!(reply["command"], "is-system-running-response");
     assert!(reply["result"].is_boolean() && reply["message"].is_string());
-    assert_eq!(reply["features"], json!(["memory", "pieces"]));
+    assert_eq!(reply["features"], json!(["memory", "pieces", "terminal"]));
     assert!(reply["system_boot_time"].is_number() && reply["boot-id"].is_string());
     let reply = host.call(json!({ "command": "gather-facts" }));
     assert_eq!(reply["command"], "gather-facts-response");

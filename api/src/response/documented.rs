@@ -19,8 +19,9 @@ use muster_types::issuer::IssuerRecord;
 use muster_types::key::KeyRecord;
 use muster_types::namespace::NamespaceRecord;
 use muster_types::network::{NetworkRecord, PingResult};
-use muster_types::node::NodeRecord;
+use muster_types::node::{EvacuationRecord, NodeRecord};
 use muster_types::operation::{OperationHandle, OperationRecord};
+use muster_types::quota::QuotaRecord;
 use muster_types::rule::RuleRecord;
 use muster_types::upload::UploadRecord;
 use serde::Serialize;
@@ -39,8 +40,8 @@ pub(crate) struct Success {
     pub(crate) status: StatusCode,
     /// Used if the handler's annotation has none.
     pub(crate) description: &'static str,
-    /// Content type and schema of the body.
-    pub(crate) body: Option<(&'static str, RefOr<Schema>)>,
+    /// The schema of the JSON body.
+    pub(crate) body: RefOr<Schema>,
     /// Schemas that the body refers to.
     pub(crate) schemas: Schemas,
 }
@@ -49,7 +50,7 @@ impl Success {
     pub(crate) fn json<T: JsonBody>(status: StatusCode, description: &'static str) -> Self {
         let mut schemas = Schemas::new();
         T::collect_schemas(&mut schemas);
-        Self { status, description, body: Some((T::DOCUMENTED_CONTENT_TYPE, T::schema())), schemas }
+        Self { status, description, body: T::schema(), schemas }
     }
 }
 
@@ -73,7 +74,7 @@ impl<T: JsonBody> Documented for Accepted<T> {
 
 impl Documented for Null {
     fn success() -> Option<Success> {
-        Some(Success { status: StatusCode::OK, description: "`null`", body: None, schemas: Schemas::new() })
+        Some(Success::json::<()>(StatusCode::OK, "`null`"))
     }
 }
 
@@ -117,9 +118,6 @@ documented_handlers! { () (A) (A, B) (A, B, C) (A, B, C, D) (A, B, C, D, E) (A, 
 
 /// A type that is sent as a JSON document.
 pub(crate) trait JsonBody: Serialize {
-    /// The content type in the OpenAPI document.
-    const DOCUMENTED_CONTENT_TYPE: &'static str = "application/json";
-
     fn schema() -> RefOr<Schema>;
 
     /// Adds the schemas that [`schema`](Self::schema) refers to.
@@ -147,25 +145,26 @@ macro_rules! named_bodies {
 pub(crate) use named_bodies;
 
 named_bodies! {
-    AddressRecord, AgentOperationRecord, ArtifactId, ArtifactRecord, BlobRecord, ClaimRecord, EventRecord,
+    AddressRecord, AgentOperationRecord, ArtifactId, ArtifactRecord, BlobRecord, ClaimRecord, EvacuationRecord, EventRecord,
     InstanceRecord, InterfaceRecord, IssuerRecord, KeyRecord, NamespaceRecord, NetworkRecord, NodeRecord, OperationHandle,
-    OperationRecord, PingResult, ProxyRecord, RuleRecord, SnapshotRecord, UploadRecord, VersionRecord,
+    OperationRecord, PingResult, ProxyRecord, QuotaRecord, RuleRecord, SnapshotRecord, UploadRecord, VersionRecord,
 }
 
 impl JsonBody for String {
-    // Generated clients rely on this content type of bare strings and numbers.
-    const DOCUMENTED_CONTENT_TYPE: &'static str = "text/plain";
-
     fn schema() -> RefOr<Schema> {
         <Self as utoipa::PartialSchema>::schema()
     }
 }
 
 impl JsonBody for u64 {
-    const DOCUMENTED_CONTENT_TYPE: &'static str = "text/plain";
-
     fn schema() -> RefOr<Schema> {
         <Self as utoipa::PartialSchema>::schema()
+    }
+}
+
+impl JsonBody for () {
+    fn schema() -> RefOr<Schema> {
+        ObjectBuilder::new().schema_type(Type::Null).build().into()
     }
 }
 

@@ -7,11 +7,12 @@ use axum::extract::State;
 use axum::response::Response;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 use crate::arguments::{Args, NoArgs};
 use crate::error::ApiResult;
 use crate::guard::Authenticated;
-use crate::response::{Json, Opaque, content};
+use crate::response::{Json, Opaque, content, named_bodies};
 use muster_control::app::App;
 use muster_store::{leases, nodes};
 use muster_types::Error;
@@ -51,31 +52,49 @@ pub(crate) async fn ca_certificate(
 }
 
 /// The capacity of the cluster.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, ToSchema)]
 pub(crate) struct ClusterResources {
+    /// The sums of all nodes that run instances.
     total: TotalResources,
+    /// The capacity of each node, by name.
     per_node: BTreeMap<String, NodeResources>,
 }
 
-#[derive(Debug, Default, Serialize)]
+/// The capacity of all nodes together.
+#[derive(Debug, Default, Serialize, ToSchema)]
 struct TotalResources {
+    /// The number of virtual CPUs that new instances can use.
     cpu_available: f64,
+    /// The memory that new instances can use, in megabytes.
     ram_available: f64,
 }
 
-#[derive(Debug, Serialize)]
+/// The capacity of a node; 0 until it has reported.
+#[derive(Debug, Serialize, ToSchema)]
 struct NodeResources {
+    /// The number of CPU threads of the host.
     cpu_max: f64,
+    /// The maximum number of virtual CPUs of one instance.
     cpu_max_per_instance: f64,
+    /// The number of virtual CPUs that new instances can use.
     cpu_available: f64,
+    /// The load average of one minute.
     cpu_load_1: f64,
+    /// The load average of five minutes.
     cpu_load_5: f64,
+    /// The load average of fifteen minutes.
     cpu_load_15: f64,
+    /// The memory of the host in megabytes.
     ram_max: f64,
+    /// The maximum memory of one instance in megabytes.
     ram_max_per_instance: f64,
+    /// The memory that new instances can use, in megabytes.
     ram_available: f64,
+    /// The free disk space in bytes.
     disk_available: f64,
 }
+
+named_bodies!(ClusterResources);
 
 /// Returns the total and the available capacity of the nodes.
 #[utoipa::path(get, path = "/admin/resources", tag = "admin", responses(
@@ -83,7 +102,7 @@ struct NodeResources {
 pub(crate) async fn resources(
     State(app): State<Arc<App>>,
     _: Args<NoArgs>,
-) -> ApiResult<Json<Opaque<ClusterResources>>> {
+) -> ApiResult<Json<ClusterResources>> {
     let mut resources = ClusterResources::default();
     for row in nodes::list(&*app.store).await? {
         if row.state != NodeState::Created || !row.identity.is_hypervisor {
@@ -107,7 +126,7 @@ pub(crate) async fn resources(
         resources.total.ram_available += node.ram_available;
         resources.per_node.insert(row.identity.name, node);
     }
-    Ok(Json(Opaque(resources)))
+    Ok(Json(resources))
 }
 
 /// Returns the public keys with which the console proxy verifies tokens.

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{Path, State};
-use muster_types::agent_operation::AgentOperationRecord;
+use muster_types::agent_operation::{AgentOperationRecord, ChmodMode};
 use muster_types::event::EventRecord;
 use muster_types::ids::AgentOperationId;
+use muster_types::object::ObjectRef;
 use muster_types::{Error, Result};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -19,6 +20,7 @@ use crate::guard::Authenticated;
 use crate::pages::{Pages, in_pages};
 use crate::response::Json;
 use crate::routes::events::{EventQuery, events_of};
+use crate::routes::metadata::metadata_routes;
 use muster_control::app::App;
 use muster_control::auth::Caller;
 use muster_control::objects::agent_operation::{self, AgentOperationRequest, Budgets};
@@ -52,7 +54,9 @@ async fn queue(
     Ok(Json(agent_operation::create(app, caller, row.id, request, budgets).await?))
 }
 
+/// A command line to execute in a guest.
 #[derive(Debug, Deserialize, ToSchema)]
+#[schema(example = json!({"command_line": "uname -a", "deadline_seconds": 60}))]
 pub(crate) struct NewExecution {
     /// A command line for the shell of the guest, such as `uname -a`.
     #[schema(value_type = String)]
@@ -63,6 +67,9 @@ pub(crate) struct NewExecution {
 }
 
 /// Executes a command line in an instance.
+///
+/// The operation is queued. Poll it at `/agentoperations/{agentoperation_uuid}`: exit status and output are in `results` once
+/// its state is `complete`.
 #[utoipa::path(post, path = "/instances/{instance_ref}/agent/execute", tag = "instances",
     params(("instance_ref" = String, Path)), request_body = NewExecution, responses((status = 400, description = "A field is missing or malformed, or the agent is not ready."),
     (status = 404, description = "No such instance."), (status = 406, description = "The instance is not ready."),
@@ -78,8 +85,12 @@ pub(crate) async fn execute(
     queue(&app, &caller, &reference, AgentOperationRequest::Execute { command_line }, deadline, None).await
 }
 
+/// A file to write in a guest.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = NewFile)]
+#[schema(example = json!({
+    "blob_uuid": "0b4c5e9e-6f5b-4a58-9c27-6f0f5b1d8a11", "path": "/etc/motd", "mode": "ugo+r"
+}))]
 pub(crate) struct WriteFile {
     /// The content of the file.
     #[schema(value_type = String)]
@@ -88,7 +99,7 @@ pub(crate) struct WriteFile {
     #[schema(value_type = String)]
     path: Option<String>,
     /// The file mode: a decimal number, or symbolic such as `ugo+r`; absent: the default of the guest's agent.
-    #[schema(value_type = Option<Object>)]
+    #[schema(value_type = Option<ChmodMode>)]
     mode: Option<Value>,
     /// Seconds until the operation times out; 0: never; absent: AGENT_OPERATION_DEFAULT_DEADLINE.
     #[schema(value_type = Option<f64>)]
@@ -118,8 +129,10 @@ pub(crate) async fn put(
     queue(&app, &caller, &reference, request, deadline, progress).await
 }
 
+/// A file to read in a guest.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = WantedFile)]
+#[schema(example = json!({"path": "/var/log/syslog"}))]
 pub(crate) struct ReadFile {
     /// The absolute path of the file in the guest.
     #[schema(value_type = String)]
@@ -134,6 +147,8 @@ pub(crate) struct ReadFile {
 }
 
 /// Reads a file in an instance into a blob.
+///
+/// The operation is queued. The UUID of the blob is in `results` once its state is `complete`.
 #[utoipa::path(post, path = "/instances/{instance_ref}/agent/get", tag = "instances",
     params(("instance_ref" = String, Path)), request_body = ReadFile, responses((status = 400, description = "A field is missing or malformed, or the agent is not ready."),
     (status = 404, description = "No such instance."), (status = 406, description = "The instance is not ready."),
@@ -234,9 +249,27 @@ pub(crate) async fn list_events(
     Path(operation): Path<String>,
     Args(query): Args<EventQuery>,
 ) -> ApiResult<Json<Vec<EventRecord>>> {
-    let row = agent_operation::find(&app, &caller, id(&operation)?).await?;
-    events_of(&app, &agent_operation::object(row.id), &query).await
+    events_of(&app, &object(&app, &caller, &operation).await?, &query).await
 }
+
+/// Finds an agent operation that the caller may read.
+async fn object(app: &App, caller: &Caller, operation: &str) -> Result<ObjectRef, Error> {
+    Ok(agent_operation::object(agent_operation::find(app, caller, id(operation)?).await?.id))
+}
+
+/// Finds an agent operation that the caller may change.
+async fn own_object(app: &App, caller: &Caller, operation: &str) -> Result<ObjectRef, Error> {
+    Ok(agent_operation::object(agent_operation::find_own(app, caller, id(operation)?).await?.id))
+}
+
+metadata_routes!(
+    "/agentoperations/{agentoperation_uuid}/metadata",
+    "/agentoperations/{agentoperation_uuid}/metadata/{key}",
+    ("agentoperation_uuid" => agentoperation_uuid: String),
+    "agentoperations",
+    super::object,
+    super::own_object
+);
 
 #[cfg(test)]
 mod tests {

@@ -13,7 +13,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use utoipa::{IntoParams, ToSchema};
 
-use crate::arguments::{Args, ListQuery, NamespaceQuery, required};
+use crate::arguments::{Args, NamespaceQuery, OperationsQuery, required};
 use crate::error::ApiResult;
 use crate::forward::{MaybeForwarded, OriginalRequest};
 use crate::guard::Authenticated;
@@ -49,7 +49,9 @@ pub(crate) async fn list(
     .await
 }
 
+/// An image to fetch.
 #[derive(Debug, Deserialize, ToSchema)]
+#[schema(example = json!({"url": "debian:12"}))]
 pub(crate) struct NewArtifact {
     /// URL of the image, or a name such as `debian:12`.
     #[schema(value_type = String)]
@@ -61,8 +63,12 @@ pub(crate) struct NewArtifact {
 }
 
 /// Fetches an image, or checks its source for a newer version. The artifact is usable once its state is `created`.
+///
+/// The same URL in the same namespace is the same artifact. A newer content becomes its next version; instances keep the
+/// version that they were created from.
 #[utoipa::path(post, path = "/artifacts", tag = "artifacts", request_body = NewArtifact, responses((status = 400, description = "The URL is missing or not supported."),
-    (status = 403, description = "Only `system` may share artifacts."), (status = 404, description = "No such namespace.")))]
+    (status = 403, description = "Only `system` may share artifacts, a quota of the namespace would be exceeded, or the token lacks the required scope."),
+    (status = 404, description = "No such namespace.")))]
 pub(crate) async fn create(
     State(app): State<Arc<App>>,
     Authenticated(caller): Authenticated,
@@ -79,8 +85,10 @@ pub(crate) async fn create(
     Ok(Json(artifact::fetch(&app, &caller, &request).await?))
 }
 
+/// Confirms the deletion of all artifacts of a namespace.
 #[derive(Debug, Deserialize, ToSchema)]
-#[schema(as = Everything)]
+#[schema(as = ArtifactsDeletion)]
+#[schema(example = json!({"confirm": true, "namespace": "ci"}))]
 pub(crate) struct DeleteAllRequest {
     /// Must be true.
     #[schema(value_type = bool)]
@@ -127,7 +135,9 @@ pub(crate) async fn delete(
     Ok(Json(artifact::delete(&app, &caller, &reference, query.namespace.as_deref()).await?))
 }
 
+/// The content of a version: an upload or a blob.
 #[derive(Debug, Deserialize, ToSchema)]
+#[schema(example = json!({"upload_uuid": "0b4c5e9e-6f5b-4a58-9c27-6f0f5b1d8a11", "artifact_type": "image"}))]
 pub(crate) struct NewVersion {
     /// The upload that becomes the version. The upload is consumed.
     upload_uuid: Option<String>,
@@ -144,9 +154,9 @@ pub(crate) struct NewVersion {
 }
 
 /// Creates an artifact, or its next version, from an upload or a blob.
-#[utoipa::path(post, path = "/artifacts/upload/{name}", tag = "artifacts", params(("name" = String, Path)),
+#[utoipa::path(post, path = "/artifacts/upload/{name}", tag = "artifacts", params(("name" = String, Path, description = "Name of the artifact.")),
     request_body = NewVersion, responses((status = 400, description = "Neither or both of upload and blob are given, or the image is unsafe."),
-    (status = 403, description = "Only `system` may share artifacts, or the type is invalid."),
+    (status = 403, description = "Only `system` may share artifacts, the type is invalid, a quota of the namespace would be exceeded, or the token lacks the required scope."),
     (status = 404, description = "No such upload, blob or namespace.")))]
 pub(crate) async fn create_version(
     State(app): State<Arc<App>>,
@@ -181,7 +191,10 @@ pub(crate) async fn create_version(
                     let record = artifact::from_blob(&app, &caller, &request, &blob).await?;
                     Ok(MaybeForwarded::Local(Json(record)))
                 }
-                Some(node) => original.forward(&app, &node, &caller).await.map(MaybeForwarded::Forwarded),
+                Some(node) => original
+                    .forward(&app, &node, &caller, &caller.namespace)
+                    .await
+                    .map(MaybeForwarded::Forwarded),
             };
         }
         (Some(upload), None) => upload::find(&app, &caller, &upload).await?,
@@ -192,7 +205,7 @@ pub(crate) async fn create_version(
             Ok(MaybeForwarded::Local(Json(record)))
         }
         NodeLocation::Remote(node) => {
-            original.forward(&app, &node, &caller).await.map(MaybeForwarded::Forwarded)
+            original.forward(&app, &node, &caller, &upload.namespace).await.map(MaybeForwarded::Forwarded)
         }
     }
 }
@@ -209,12 +222,15 @@ pub(crate) async fn list_versions(
     Ok(Json(version::list(&app, &caller, &reference, query.namespace.as_deref()).await?))
 }
 
+/// The number of versions that an artifact keeps.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = MostVersions)]
+#[schema(example = json!({"max_versions": 3}))]
 pub(crate) struct MaxVersionsRequest {
     /// The maximum number of versions; 0 or absent: ARTIFACT_MAX_VERSIONS_DEFAULT.
     #[schema(value_type = Option<i64>)]
     max_versions: Option<Value>,
+    /// The namespace that the name of the artifact is looked up in; the caller's by default.
     namespace: Option<String>,
 }
 
@@ -302,14 +318,14 @@ pub(crate) async fn list_events(
     events_of(&app, &artifact::object(id), &query).await
 }
 
-/// Lists the operations on an artifact, newest first: unfinished ones by default.
+/// Lists the operations on an artifact, newest first.
 #[utoipa::path(get, path = "/artifacts/{artifact_ref}/clusteroperations", tag = "artifacts",
-    params(("artifact_ref" = String, Path), ListQuery), responses((status = 404, description = "No such artifact.")))]
+    params(("artifact_ref" = String, Path), OperationsQuery), responses((status = 404, description = "No such artifact.")))]
 pub(crate) async fn list_operations(
     State(app): State<Arc<App>>,
     Authenticated(caller): Authenticated,
     Path(reference): Path<String>,
-    Args(query): Args<ListQuery>,
+    Args(query): Args<OperationsQuery>,
 ) -> ApiResult<Json<Vec<OperationRecord>>> {
     let target = artifact::object(artifact::find(&app, &caller, &reference, None).await?.id);
     Ok(Json(operation::of_object(&app, &target, query.all()).await?))
@@ -323,7 +339,7 @@ async fn own_object(app: &App, caller: &Caller, reference: &str) -> Result<Objec
 metadata_routes!(
     "/artifacts/{artifact_ref}/metadata",
     "/artifacts/{artifact_ref}/metadata/{key}",
-    "artifact_ref",
+    ("artifact_ref" => artifact_ref: String),
     "artifacts",
     super::own_object,
     super::own_object

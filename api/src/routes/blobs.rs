@@ -13,21 +13,24 @@ use muster_types::Error;
 use muster_types::blob::BlobRecord;
 use muster_types::event::EventRecord;
 use muster_types::ids::BlobId;
+use muster_types::node::NodeApi;
 use muster_types::object::ObjectRef;
+use muster_types::storage::ByteStream;
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use crate::arguments::{Args, NoArgs};
-use crate::error::{ApiError, ApiResult};
+use crate::error::{ApiError, ApiResult, error_response};
 use crate::forward::OriginalRequest;
 use crate::guard::Authenticated;
 use crate::pages::{Pages, in_pages};
-use crate::response::{Json, json_response, respond};
+use crate::response::{Json, Null, respond};
 use crate::routes::events::{EventQuery, own_events_of};
 use crate::routes::metadata::metadata_routes;
 use muster_control::app::App;
 use muster_control::auth::Caller;
 use muster_control::objects::blob::{self, NodeRef};
+use muster_control::objects::blob_copy;
 use muster_control::objects::node;
 use muster_control::objects::node_location::NodeLocation;
 
@@ -67,6 +70,20 @@ pub(crate) async fn get(
     Ok(Json(blob::get(&app, &caller, &id).await?))
 }
 
+/// Deletes a blob that the caller's namespace has sent, instead of after BLOB_DELETION_DELAY. Does nothing while the blob is
+/// in use.
+#[utoipa::path(delete, path = "/blobs/{blob_uuid}", tag = "blobs", params(("blob_uuid" = String, Path)),
+    responses((status = 404, description = "No such blob, or the namespace has not sent it.")))]
+pub(crate) async fn delete(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(id): Path<String>,
+    _: Args<NoArgs>,
+) -> ApiResult<Null> {
+    blob::delete(&app, &caller, &id).await?;
+    Ok(Null)
+}
+
 #[derive(Debug, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct DataQuery {
@@ -95,10 +112,9 @@ pub(crate) async fn data(
     };
     let (offset, limit) = (number(query.offset, "offset")?, number(query.limit, "limit")?);
     let (row, location) = blob::locate(&app, &id).await?;
-    let node = match location {
-        NodeLocation::Local(node) => node,
-        NodeLocation::Remote(node) => return request.forward(&app, &node, &caller).await,
-    };
+    if matches!(location, NodeLocation::Remote(_)) && request.is_forwarded() {
+        return Err(Error::NotFound("blob missing".into()).into());
+    }
     let transfer = app.begin_transfer()?;
     blob::record_use(&app, &caller, &row).await;
     let size = row.content().size;
@@ -115,22 +131,16 @@ pub(crate) async fn data(
             (StatusCode::OK, offset.min(end)..end)
         }
     };
-    let stream = node.storage().read(row.id, range.clone()).await;
-    let stream = match stream {
-        Ok(stream) => stream,
-        Err(error) => return Err(unreadable(&app, row.id, &NodeRef::of(&node), error).await.into()),
+    let stream = match location {
+        NodeLocation::Local(node) => local_stream(&app, &node, row.id, range.clone()).await?,
+        NodeLocation::Remote(_) => {
+            let holders = blob_copy::live_holders(&app, row.id).await?;
+            blob_copy::read_remote(&app, &row, range.clone(), holders).await?
+        }
     };
-    let (shared_app, source) = (Arc::clone(&app), NodeRef::of(&node));
-    let stream = stream.then(move |chunk| {
+    let stream = stream.inspect(move |_| {
         // Held until the response is sent.
         let _transfer = &transfer;
-        let (app, source) = (Arc::clone(&shared_app), source.clone());
-        async move {
-            match chunk {
-                Ok(bytes) => Ok(bytes),
-                Err(error) => Err(unreadable(&app, row.id, &source, error).await),
-            }
-        }
     });
     let mut response = respond(status, HeaderValue::from_static("text/plain"), Body::from_stream(stream));
     let headers = response.headers_mut();
@@ -143,6 +153,30 @@ pub(crate) async fn data(
         headers.insert(header::CONTENT_RANGE, header_value(&format!("bytes {}-{last}/{size}", range.start))?);
     }
     Ok(response)
+}
+
+/// Reads a part of a blob from a node of this daemon, and marks its copy as damaged if that fails.
+async fn local_stream(
+    app: &Arc<App>,
+    node: &Arc<dyn NodeApi>,
+    blob: BlobId,
+    range: Range<u64>,
+) -> Result<ByteStream, Error> {
+    let source = NodeRef::of(node);
+    let stream = match node.storage().read(blob, range).await {
+        Ok(stream) => stream,
+        Err(error) => return Err(unreadable(app, blob, &source, error).await),
+    };
+    let app = Arc::clone(app);
+    Ok(Box::pin(stream.then(move |chunk| {
+        let (app, source) = (Arc::clone(&app), source.clone());
+        async move {
+            match chunk {
+                Ok(bytes) => Ok(bytes),
+                Err(error) => Err(unreadable(&app, blob, &source, error).await),
+            }
+        }
+    })))
 }
 
 fn header_value(text: &str) -> Result<HeaderValue, Error> {
@@ -198,9 +232,7 @@ fn parse_range(headers: &HeaderMap, tag: &str, size: u64) -> Option<Range<u64>> 
 }
 
 fn unsatisfiable(size: u64) -> ApiResult<Response> {
-    let status = StatusCode::RANGE_NOT_SATISFIABLE;
-    let body = serde_json::json!({ "error": "the blob has no such part", "status": status.as_u16() });
-    let mut response = json_response(status, &body);
+    let mut response = error_response(StatusCode::RANGE_NOT_SATISFIABLE, "the blob has no such part");
     response.headers_mut().insert(header::CONTENT_RANGE, header_value(&format!("bytes */{size}"))?);
     Ok(response)
 }
@@ -219,7 +251,7 @@ pub(crate) async fn list_events(
 
 /// Returns a checksum of a blob, or `null` if it is not computed yet.
 #[utoipa::path(get, path = "/blobs/{blob_uuid}/checksum/{algorithm}", tag = "blobs",
-    params(("blob_uuid" = String, Path), ("algorithm" = String, Path, description = "`sha1`, `sha256`, `sha512` or `xxh128`.")),
+    params(("blob_uuid" = String, Path), ("algorithm" = String, Path)),
     responses((status = 400, description = "Unknown hash algorithm."),
     (status = 404, description = "No such blob.")))]
 pub(crate) async fn checksum(
@@ -233,7 +265,7 @@ pub(crate) async fn checksum(
 
 /// Searches the blobs that the caller can read through an artifact for a checksum. Returns `null` if none matches.
 #[utoipa::path(get, path = "/blob_checksums/{algorithm}/{hash}", tag = "blobs",
-    params(("algorithm" = String, Path, description = "`sha1`, `sha256`, `sha512` or `xxh128`."), ("hash" = String, Path)),
+    params(("algorithm" = String, Path), ("hash" = String, Path)),
     responses((status = 400, description = "Unknown hash algorithm.")))]
 pub(crate) async fn search(
     State(app): State<Arc<App>>,
@@ -264,7 +296,7 @@ async fn object(app: &App, _: &Caller, id: &str) -> Result<ObjectRef, ApiError> 
 metadata_routes!(
     "/blobs/{blob_uuid}/metadata",
     "/blobs/{blob_uuid}/metadata/{key}",
-    "blob_uuid",
+    ("blob_uuid" => blob_uuid: String),
     "blobs",
     super::object,
     super::object

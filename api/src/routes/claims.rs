@@ -14,6 +14,7 @@ use crate::error::ApiResult;
 use crate::guard::Authenticated;
 use crate::response::Json;
 use crate::routes::events::{EventQuery, events_of};
+use crate::routes::metadata::metadata_routes;
 use muster_control::app::App;
 use muster_control::objects::claim::{self, ClaimRequest};
 
@@ -58,12 +59,17 @@ pub(crate) async fn get(
     Ok(Json(claim::get(&app, &caller, &namespace, &claim).await?))
 }
 
+/// New limits of a claim.
 #[derive(Debug, Deserialize, ToSchema)]
+#[schema(example = json!({"limit_cpus": 16, "expires_in_seconds": 86400}))]
 pub(crate) struct ClaimChange {
+    /// The number of virtual CPUs to reserve.
     #[schema(value_type = Option<i64>, minimum = 0)]
     limit_cpus: Option<Value>,
+    /// The memory to reserve, in megabytes.
     #[schema(value_type = Option<i64>, minimum = 0)]
     limit_memory_mb: Option<Value>,
+    /// The disk space to reserve, in gigabytes.
     #[schema(value_type = Option<i64>, minimum = 0)]
     limit_disk_gb: Option<Value>,
     /// Seconds from now until the claim expires.
@@ -120,3 +126,12 @@ pub(crate) async fn list_events(
     let subject = claim::subject(&app, &caller, &namespace, &claim).await?;
     events_of(&app, &subject, &query).await
 }
+
+metadata_routes!(
+    "/auth/namespaces/{namespace}/claims/{claim_ref}/metadata",
+    "/auth/namespaces/{namespace}/claims/{claim_ref}/metadata/{key}",
+    ("namespace" => namespace: String, "claim_ref" => claim_ref: String),
+    "auth",
+    super::claim::subject,
+    super::claim::subject
+);

@@ -27,7 +27,7 @@ pub(crate) async fn page() -> Response {
 
 /// Returns a file of the page at `/apidocs`.
 #[utoipa::path(get, path = "/apidocs/{file}", tag = "root", params(("file" = String, Path)), responses(
-    (status = 200, description = "The file.", content_type = "text/plain", body = String),
+    (status = 200, description = "The file.", content((String = "text/javascript"), (String = "text/css"))),
     (status = 404, description = "No such file.")))]
 pub(crate) async fn file(Path(file): Path<String>) -> ApiResult<Response> {
     match file.as_str() {

@@ -12,13 +12,14 @@ use crate::error::ApiResult;
 use crate::request::Incoming;
 use crate::response::{Json, named_bodies};
 use muster_control::app::App;
-use muster_control::auth::Origin;
 use muster_control::objects::exchange::{self, ExchangeRequest};
 
 /// A key that an exchange has created.
 #[derive(Serialize, ToSchema)]
 pub(crate) struct MintedKey {
+    /// The namespace of the key.
     namespace: String,
+    /// The name of the key.
     key_name: String,
     /// The secret. It cannot be retrieved later.
     key: String,
@@ -37,7 +38,7 @@ pub(crate) async fn create(
     Extension(incoming): Extension<Incoming>,
     Args(request): Args<ExchangeRequest>,
 ) -> ApiResult<Json<MintedKey>> {
-    let origin = Origin { source: &incoming.remote, request_id: &incoming.id };
+    let origin = incoming.origin();
     let minted = exchange::create(&app, &request, origin).await?;
     let key = minted.key.expose().to_owned();
     Ok(Json(MintedKey { namespace: minted.namespace, key_name: minted.key_name, key }))

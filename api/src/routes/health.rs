@@ -20,19 +20,23 @@ pub(crate) async fn livez() -> Response {
 
 /// Reports whether the API can serve requests.
 #[utoipa::path(get, path = "/readyz", tag = "health", responses((status = 200, description = "`ready`", content_type = "text/plain", body = String),
-    (status = 503, description = "`not ready`, with the reason if events cannot be stored", content_type = "text/plain", body = String)))]
+    (status = 503, description = "`not ready`, with the reason if events cannot be stored or the daemon was fenced", content_type = "text/plain", body = String)))]
 pub(crate) async fn readyz(State(app): State<Arc<App>>) -> Response {
     readiness(&app)
 }
 
 /// Alias of `/readyz`.
 #[utoipa::path(get, path = "/healthz", tag = "health", responses((status = 200, description = "`ready`", content_type = "text/plain", body = String),
-    (status = 503, description = "`not ready`, with the reason if events cannot be stored", content_type = "text/plain", body = String)))]
+    (status = 503, description = "`not ready`, with the reason if events cannot be stored or the daemon was fenced", content_type = "text/plain", body = String)))]
 pub(crate) async fn healthz(State(app): State<Arc<App>>) -> Response {
     readiness(&app)
 }
 
 fn readiness(app: &App) -> Response {
+    if let Err(error) = app.store.membership.require() {
+        let reason = format!("not ready: {error}");
+        return respond(StatusCode::SERVICE_UNAVAILABLE, HeaderValue::from_static(PLAIN), Body::from(reason));
+    }
     let reason = match app.events.storage_problem() {
         _ if !app.health.is_ready() => "not ready".to_owned(),
         Some(problem) => format!("not ready: events cannot be stored: {problem}"),

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::{Path, State};
 use axum::response::Response;
 use muster_types::Error;
+use muster_types::vm::CONSOLE_PROTOCOL;
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::IntoParams;
@@ -14,9 +15,11 @@ use crate::error::ApiResult;
 use crate::forward::{InstanceNode, MaybeForwarded, OriginalRequest, unplaced};
 use crate::guard::Authenticated;
 use crate::response::{Json, Null, content};
+use crate::upgrade::RequestedUpgrade;
 use muster_control::app::App;
 use muster_control::objects::instance::console::{self, ProxyRecord};
-use muster_control::objects::instance::{find, find_own, require_created};
+use muster_control::objects::instance::{find, find_own, locate, require_created};
+use muster_control::objects::node_location::NodeLocation;
 
 const OCTET_STREAM: &str = "application/octet-stream";
 
@@ -105,32 +108,87 @@ pub(crate) async fn screenshot(
     }
 }
 
-/// Returns a connection file for virt-viewer.
+/// Opens the serial console: the connection changes from HTTP to the protocol `muster-console`, in which the server
+/// sends the bytes of the guest and the client the bytes that are typed. It ends with the VM, and after an hour without
+/// a byte. A console has at most eight such connections; all of them receive the output.
+#[utoipa::path(get, path = "/instances/{instance_ref}/console", tag = "instances",
+    params(("instance_ref" = String, Path),
+        ("Upgrade" = String, Header, description = "The protocol to change to.", example = "muster-console")),
+    responses((status = 101, description = "The connection now transfers the bytes of the console."),
+    (status = 404, description = "No such instance."), (status = 406, description = "The instance is not ready."),
+    (status = 409, description = "The instance is not running.")))]
+pub(crate) async fn open(
+    State(app): State<Arc<App>>,
+    Authenticated(caller): Authenticated,
+    Path(reference): Path<String>,
+    upgrade: RequestedUpgrade,
+    request: OriginalRequest,
+    _: Args<NoArgs>,
+) -> ApiResult<Response> {
+    let row = find_own(&app, &caller, &reference, None).await?;
+    let upgrade = upgrade.require(CONSOLE_PROTOCOL)?;
+    require_created(&row)?;
+    match locate(&app, &row).await? {
+        None => Err(unplaced().into()),
+        Some(NodeLocation::Local(node)) => {
+            let session = console::open(&app, &caller, &node, &row).await?;
+            let session = tokio::net::UnixStream::from_std(session)
+                .map_err(|error| Error::Internal(format!("failed to open the console: {error}")))?;
+            Ok(upgrade.relay(session))
+        }
+        Some(NodeLocation::Remote(node)) => {
+            request.forward_upgrade(&app, &node, &caller, &row.namespace, upgrade).await
+        }
+    }
+}
+
+/// Returns a connection file for virt-viewer, which contains the password of the display. The password changes whenever
+/// the instance is powered on.
 #[utoipa::path(get, path = "/instances/{instance_ref}/vdiconsolehelper", tag = "instances",
     params(("instance_ref" = String, Path)), responses(
     (status = 200, description = "A file for virt-viewer.", content_type = "application/x-virt-viewer", body = String),
-    (status = 404, description = "No such instance, or it is not placed on a node yet.")))]
+    (status = 404, description = "No such instance, it is not placed on a node yet, or the ports of consoles are closed."),
+    (status = 409, description = "The instance is not running.")))]
 pub(crate) async fn vdi_helper(
     State(app): State<Arc<App>>,
     Authenticated(caller): Authenticated,
     Path(reference): Path<String>,
+    request: OriginalRequest,
     _: Args<NoArgs>,
 ) -> ApiResult<Response> {
-    Ok(content("application/x-virt-viewer", console::viewer_file(&app, &caller, &reference).await?))
+    let row = find_own(&app, &caller, &reference, None).await?;
+    match InstanceNode::find(&app, &caller, &row, request).await? {
+        InstanceNode::Local(node) => {
+            let file = console::viewer_file(&app, &caller, &node, &row).await?;
+            Ok(content("application/x-virt-viewer", file))
+        }
+        InstanceNode::Forwarded(response) => Ok(response),
+        InstanceNode::Unplaced => Err(console::not_placed().into()),
+    }
 }
 
-/// Returns a short-lived URL of the graphical console at the console proxy.
+/// Returns a short-lived URL of the graphical console at the console proxy. Its token contains the password of the display.
 #[utoipa::path(get, path = "/instances/{instance_ref}/vdiconsoleproxy", tag = "instances",
     params(("instance_ref" = String, Path)), responses(
-    (status = 404, description = "No such instance, or no console proxy is configured."),
+    (status = 404, description = "No such instance, no console proxy is configured, or the ports of consoles are closed."),
     (status = 406, description = "The instance is not ready."),
-    (status = 409, description = "The instance has no SPICE console."),
+    (status = 409, description = "The instance has no SPICE console, or is not running."),
     (status = 500, description = "The key that signs console tokens is not configured.")))]
 pub(crate) async fn vdi_proxy(
     State(app): State<Arc<App>>,
     Authenticated(caller): Authenticated,
     Path(reference): Path<String>,
+    request: OriginalRequest,
     _: Args<NoArgs>,
-) -> ApiResult<Json<ProxyRecord>> {
-    Ok(Json(console::create_proxy_url(&app, &caller, &reference).await?))
+) -> ApiResult<MaybeForwarded<Json<ProxyRecord>>> {
+    let row = find_own(&app, &caller, &reference, None).await?;
+    let proxy = console::check_proxy(&app, &row)?;
+    match InstanceNode::find(&app, &caller, &row, request).await? {
+        InstanceNode::Local(node) => {
+            let record = console::create_proxy_url(&app, &caller, &node, &row, &proxy).await?;
+            Ok(MaybeForwarded::Local(Json(record)))
+        }
+        InstanceNode::Forwarded(response) => Ok(MaybeForwarded::Forwarded(response)),
+        InstanceNode::Unplaced => Err(console::not_placed().into()),
+    }
 }

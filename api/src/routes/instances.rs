@@ -6,20 +6,20 @@ use axum::extract::{Path, State};
 use muster_types::Error;
 use muster_types::event::EventRecord;
 use muster_types::ids::InstanceId;
-use muster_types::instance::InstanceRecord;
+use muster_types::instance::{ConfigDriveType, InstanceRecord, RestartPolicy, SideChannel};
 use muster_types::interface::InterfaceRecord;
 use muster_types::object::ObjectRef;
 use muster_types::operation::OperationRecord;
-use muster_types::spec::{self, ValidationFindings};
+use muster_types::spec::{self, DiskBus, DiskType, ValidationFindings, Vdi};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::arguments::{Args, ListQuery, NamespaceQuery, NoArgs};
+use crate::arguments::{Args, ListQuery, NamespaceQuery, NoArgs, OperationsQuery};
 use crate::error::ApiResult;
 use crate::guard::Authenticated;
 use crate::pages::{Pages, in_pages};
-use crate::response::{Json, Opaque};
+use crate::response::Json;
 use crate::routes::artifacts::max_versions;
 use crate::routes::events::{EventQuery, events_of};
 use crate::routes::metadata::metadata_routes;
@@ -48,24 +48,25 @@ pub(crate) async fn list(
 /// A disk of a new instance.
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "only describes what `spec::parse_disks` reads")]
-struct DiskSpec {
+struct NewDisk {
     /// Size in gigabytes; the size of the image by default.
     size: Option<u64>,
     /// The image: `label:NAME`, `sf://…`, a URL, or a name such as `debian:12`. Absent or `none`: a blank disk.
     base: Option<String>,
-    /// `virtio` (default), `sata`, `scsi`, `usb` or `nvme`.
-    bus: Option<String>,
-    /// `disk` (default) or `cdrom`.
+    /// The bus; the setting DISK_BUS by default.
+    bus: Option<DiskBus>,
+    /// Whether it is a disk, which is the default, or a CD-ROM.
     #[schema(rename = "type")]
-    disk_type: Option<String>,
+    disk_type: Option<DiskType>,
 }
 
 /// An interface of a new instance.
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "only describes what `spec::parse_networks` reads")]
-struct NetworkSpec {
+struct NewNetworkInterface {
     /// UUID or name of the network.
     network_uuid: String,
+    /// The MAC address; absent: a random one.
     macaddress: Option<String>,
     /// An IPv4 address, or `none`. Absent: a free address is allocated.
     address: Option<String>,
@@ -78,34 +79,46 @@ struct NetworkSpec {
 /// The video device of a new instance.
 #[derive(Debug, ToSchema)]
 #[expect(dead_code, reason = "only describes what `spec::parse_video` reads")]
-struct VideoSpec {
+struct NewVideo {
     /// `cirrus`, `vga`, `qxl`, …
     model: String,
     /// Video memory in kibibytes.
     memory: u64,
-    /// `spice` (default), `spiceconcurrent`, `spicedebug` or `vnc`.
-    vdi: Option<String>,
+    /// The remote display protocol; `spice` by default.
+    vdi: Option<Vdi>,
 }
 
+/// A new instance.
 #[derive(Debug, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "name": "web-1", "cpus": 2, "memory": 2048, "ssh_key": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI user@example",
+    "disk": [{"base": "debian:12", "size": 20}, {"size": 100, "bus": "virtio", "type": "disk"}],
+    "network": [{"network_uuid": "blue", "address": "10.0.0.5", "float": true}],
+    "metadata": {"tags": ["web"]}
+}))]
 pub(crate) struct NewInstance {
     /// A DNS label, such as `web-1`.
     #[schema(value_type = String)]
     name: Option<String>,
+    /// The number of virtual CPUs.
     #[schema(value_type = i64)]
     cpus: Option<i64>,
     /// Memory in megabytes.
     #[schema(value_type = i64)]
     memory: Option<i64>,
-    #[schema(value_type = Vec<DiskSpec>)]
+    /// The disks, in order; the first one is booted. At least one.
+    #[schema(value_type = Vec<NewDisk>)]
     disk: Option<Value>,
-    #[schema(value_type = Option<Vec<NetworkSpec>>)]
+    /// The interfaces, in order.
+    #[schema(value_type = Option<Vec<NewNetworkInterface>>)]
     network: Option<Value>,
-    #[schema(value_type = Option<VideoSpec>)]
+    /// The video device; `cirrus` with 16 MiB and SPICE by default.
+    #[schema(value_type = Option<NewVideo>)]
     video: Option<Value>,
     /// Alias of `video`.
-    #[schema(value_type = Option<VideoSpec>)]
+    #[schema(value_type = Option<NewVideo>)]
     videospec: Option<Value>,
+    /// An SSH public key, which cloud-init installs in the guest.
     ssh_key: Option<String>,
     /// cloud-init user data, encoded as Base64.
     user_data: Option<String>,
@@ -113,16 +126,27 @@ pub(crate) struct NewInstance {
     placed_on: Option<String>,
     /// Defaults to the caller's. Another namespace must trust the caller's.
     namespace: Option<String>,
+    /// Whether to boot with UEFI firmware; false by default.
     uefi: Option<bool>,
+    /// Whether to enable UEFI secure boot; false by default. Requires `uefi`.
     secure_boot: Option<bool>,
     /// Initial content of the UEFI variables: `label:NAME` or `sf://blob/UUID`.
     nvram_template: Option<String>,
-    /// `openstack-disk` (default) or `none`.
+    /// How cloud-init gets its data; `openstack-disk` by default.
+    #[schema(value_type = Option<ConfigDriveType>)]
     configdrive: Option<String>,
+    /// Initial metadata by key. `tags` and `affinity` influence the placement.
     #[schema(value_type = Option<Object>)]
     metadata: Option<Value>,
-    /// `sf-agent` and `sf-agent2`; both by default.
+    /// The channels to the agent in the guest; both by default.
+    #[schema(value_type = Option<Vec<SideChannel>>)]
     side_channels: Option<Vec<String>>,
+    /// Whether the instance may be created again from its images when its host is lost; false by default. Everything that
+    /// its disks contained is lost then.
+    disposable: Option<bool>,
+    /// What happens when its host is lost; `manual` by default.
+    #[schema(value_type = Option<RestartPolicy>)]
+    restart: Option<String>,
 }
 
 /// Logs findings that do not reject the request.
@@ -133,7 +157,11 @@ fn log_findings(findings: &ValidationFindings, path: &str) {
 }
 
 /// Creates an instance. It is running once its state is `created`.
+///
+/// The record is returned before images are fetched and disks are created. Poll it: the state ends in `created`, or in
+/// `error` with the reason in `error_message`. Names need not be unique.
 #[utoipa::path(post, path = "/instances", tag = "instances", request_body = NewInstance, responses((status = 400, description = "A field is missing or malformed."),
+    (status = 403, description = "A quota of the namespace would be exceeded, or the token lacks the required scope."), 
     (status = 404, description = "No such namespace, node, network or image."),
     (status = 406, description = "A network is not ready."),
     (status = 409, description = "An address is in use, or no node satisfies the required affinity."),
@@ -161,13 +189,17 @@ pub(crate) async fn create(
         configdrive: new.configdrive,
         metadata: new.metadata,
         side_channels: new.side_channels,
+        disposable: new.disposable.unwrap_or(false),
+        restart: new.restart,
     };
     log_findings(&findings, "/instances");
     Ok(Json(create::create(&app, &caller, request).await?))
 }
 
+/// Confirms the deletion of all instances of a namespace.
 #[derive(Debug, Deserialize, ToSchema)]
-#[schema(as = Everything)]
+#[schema(as = InstancesDeletion)]
+#[schema(example = json!({"confirm": true}))]
 pub(crate) struct DeleteAllRequest {
     /// May be omitted, but must not be false.
     confirm: Option<bool>,
@@ -204,6 +236,8 @@ pub(crate) async fn get(
 }
 
 /// Deletes an instance. The deletion is complete once its state is `deleted`.
+///
+/// Its disks are deleted and its addresses released. The record remains readable for some time.
 #[utoipa::path(delete, path = "/instances/{instance_ref}", tag = "instances",
     params(("instance_ref" = String, Path), NamespaceQuery), responses((status = 404, description = "No such instance, or it is already deleted.")))]
 pub(crate) async fn delete(
@@ -227,19 +261,26 @@ pub(crate) async fn list_interfaces(
     Ok(Json(instance::list_interfaces(&app, &caller, &reference).await?))
 }
 
+/// A new interface of an instance. Its fields are in the body itself or in `network`.
 #[derive(Debug, Deserialize, ToSchema)]
+#[schema(example = json!({"network_uuid": "blue", "address": "10.0.0.6"}))]
 pub(crate) struct NewInterface {
     /// The interface, if its fields are not in the body itself.
-    #[schema(value_type = Option<NetworkSpec>)]
+    #[schema(value_type = Option<NewNetworkInterface>)]
     network: Option<Value>,
+    /// UUID or name of the network.
     #[schema(value_type = Option<String>)]
     network_uuid: Option<Value>,
+    /// The MAC address; absent: a random one.
     #[schema(value_type = Option<String>)]
     macaddress: Option<Value>,
+    /// An IPv4 address, or `none`; absent: a free address is allocated.
     #[schema(value_type = Option<String>)]
     address: Option<Value>,
+    /// The model of the network card; `virtio` by default.
     #[schema(value_type = Option<String>)]
     model: Option<Value>,
+    /// Whether to assign a floating address.
     #[schema(value_type = Option<bool>)]
     float: Option<Value>,
 }
@@ -263,6 +304,7 @@ impl NewInterface {
 /// Adds an interface to an instance.
 #[utoipa::path(post, path = "/instances/{instance_ref}/interfaces", tag = "instances",
     params(("instance_ref" = String, Path)), request_body = NewInterface, responses((status = 400, description = "A field is missing or malformed."),
+    (status = 403, description = "A quota of the namespace would be exceeded, or the token lacks the required scope."), 
     (status = 404, description = "No such instance or network."),
     (status = 406, description = "The instance or the network is not ready."),
     (status = 409, description = "An address is in use."), (status = 507, description = "No address is free.")))]
@@ -278,7 +320,9 @@ pub(crate) async fn plug(
     Ok(Json(plug::plug(&app, &caller, &reference, interface).await?))
 }
 
+/// The disks to copy.
 #[derive(Debug, Deserialize, ToSchema)]
+#[schema(example = json!({"all": true, "max_versions": 3}))]
 pub(crate) struct NewSnapshot {
     /// Whether to copy all disks; only the first by default.
     all: Option<bool>,
@@ -292,6 +336,9 @@ pub(crate) struct NewSnapshot {
 }
 
 /// Creates a snapshot of disks of an instance. All disks are copied at the same point in time.
+///
+/// Each disk becomes the next version of an artifact. The copies are complete once the operations of the instance are; until
+/// then their blobs have the state `initial`.
 #[utoipa::path(post, path = "/instances/{instance_ref}/snapshot", tag = "instances",
     params(("instance_ref" = String, Path)), request_body = NewSnapshot, responses((status = 200, description = "The snapshots, by device."),
     (status = 400, description = "A field is malformed."), (status = 404, description = "No such instance."),
@@ -327,26 +374,24 @@ pub(crate) async fn list_snapshots(
 
 /// Lists the events of an instance, newest first.
 #[utoipa::path(get, path = "/instances/{instance_ref}/events", tag = "instances",
-    params(("instance_ref" = String, Path), EventQuery), responses((status = 200, description = "Events."), (status = 404, description = "No such instance.")))]
+    params(("instance_ref" = String, Path), EventQuery), responses((status = 404, description = "No such instance.")))]
 pub(crate) async fn list_events(
     State(app): State<Arc<App>>,
     Authenticated(caller): Authenticated,
     Path(reference): Path<String>,
     Args(query): Args<EventQuery>,
-) -> ApiResult<Json<Vec<Opaque<EventRecord>>>> {
-    let object = object(&app, &caller, &reference).await?;
-    let Json(events) = events_of(&app, &object, &query).await?;
-    Ok(Json(events.into_iter().map(Opaque).collect()))
+) -> ApiResult<Json<Vec<EventRecord>>> {
+    events_of(&app, &object(&app, &caller, &reference).await?, &query).await
 }
 
-/// Lists the operations on an instance, newest first: unfinished ones by default.
+/// Lists the operations on an instance, newest first.
 #[utoipa::path(get, path = "/instances/{instance_ref}/clusteroperations", tag = "instances",
-    params(("instance_ref" = String, Path), ListQuery), responses((status = 404, description = "No such instance.")))]
+    params(("instance_ref" = String, Path), OperationsQuery), responses((status = 404, description = "No such instance.")))]
 pub(crate) async fn list_operations(
     State(app): State<Arc<App>>,
     Authenticated(caller): Authenticated,
     Path(reference): Path<String>,
-    Args(query): Args<ListQuery>,
+    Args(query): Args<OperationsQuery>,
 ) -> ApiResult<Json<Vec<OperationRecord>>> {
     let target = own_object(&app, &caller, &reference).await?;
     Ok(Json(operation::of_object(&app, &target, query.all()).await?))
@@ -365,7 +410,7 @@ async fn own_object(app: &App, caller: &Caller, reference: &str) -> Result<Objec
 metadata_routes!(
     "/instances/{instance_ref}/metadata",
     "/instances/{instance_ref}/metadata/{key}",
-    "instance_ref",
+    ("instance_ref" => instance_ref: String),
     "instances",
     super::object,
     super::own_object

@@ -30,7 +30,8 @@ pub(crate) async fn get(
 
 /// Assigns a floating address to an interface.
 #[utoipa::path(post, path = "/interfaces/{interface_uuid}/float", tag = "interfaces",
-    params(("interface_uuid" = String, Path)), responses((status = 404, description = "No such interface."),
+    params(("interface_uuid" = String, Path)), responses((status = 403, description = "A quota of the namespace would be exceeded, or the token lacks the required scope."), 
+    (status = 404, description = "No such interface."),
     (status = 406, description = "The network is not ready."),
     (status = 409, description = "The interface already has a floating address, or has no IPv4 address."),
     (status = 507, description = "No address is free.")))]
@@ -68,7 +69,7 @@ async fn own_object(app: &App, caller: &Caller, id: &str) -> Result<ObjectRef, E
 metadata_routes!(
     "/interfaces/{interface_uuid}/metadata",
     "/interfaces/{interface_uuid}/metadata/{key}",
-    "interface_uuid",
+    ("interface_uuid" => interface_uuid: String),
     "interfaces",
     super::object,
     super::own_object

@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use axum::extract::{Path, State};
+use muster_types::Error;
 use muster_types::event::EventRecord;
 use muster_types::issuer::IssuerRecord;
+use muster_types::object::ObjectRef;
 use serde::Deserialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -14,7 +16,9 @@ use crate::error::ApiResult;
 use crate::guard::Authenticated;
 use crate::response::Json;
 use crate::routes::events::{EventQuery, events_of};
+use crate::routes::metadata::metadata_routes;
 use muster_control::app::App;
+use muster_control::auth::Caller;
 use muster_control::objects::issuer::{self, IssuerRequest};
 
 /// Lists the trusted issuers, ordered by name.
@@ -27,8 +31,14 @@ pub(crate) async fn list(
     Ok(Json(issuer::list(&app).await?))
 }
 
+/// A new trusted issuer.
 #[derive(Debug, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "name": "forge", "issuer_url": "https://forge.example.com", "audience": "muster",
+    "jwks_uri": "https://forge.example.com/.well-known/jwks"
+}))]
 pub(crate) struct NewIssuer {
+    /// The name by which mapping rules refer to the issuer.
     #[schema(value_type = String)]
     name: Option<Value>,
     /// The exact `iss` claim of its tokens; unique among issuers.
@@ -102,3 +112,17 @@ pub(crate) async fn list_events(
 ) -> ApiResult<Json<Vec<EventRecord>>> {
     events_of(&app, &issuer::subject(&app, &name).await?, &query).await
 }
+
+/// Finds an issuer.
+async fn metadata_object(app: &App, _: &Caller, name: &str) -> Result<ObjectRef, Error> {
+    issuer::subject(app, name).await
+}
+
+metadata_routes!(
+    "/auth/issuers/{name}/metadata",
+    "/auth/issuers/{name}/metadata/{key}",
+    ("name" => name: String),
+    "auth",
+    super::metadata_object,
+    super::metadata_object
+);

@@ -13,6 +13,7 @@ use crate::arguments::{Args, NoArgs};
 use crate::error::ApiResult;
 use crate::guard::Authenticated;
 use crate::response::{Json, Null, named_bodies};
+use crate::routes::metadata::metadata_routes;
 use muster_control::app::App;
 use muster_control::auth::Caller;
 use muster_control::objects::key::{self, KeyRequest};
@@ -42,8 +43,10 @@ pub(crate) async fn get(
     Ok(Json(key::get(&app, &caller, &namespace, &name).await?))
 }
 
+/// A key with a generated secret.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct GeneratedKey {
+    /// The name of the key.
     key_name: String,
     /// The generated secret. It cannot be retrieved later.
     key: String,
@@ -61,9 +64,11 @@ pub(crate) enum AddedKey {
 named_bodies!(AddedKey);
 
 /// Creates a key, or replaces the one of that name.
+///
+/// Prefer generated secrets: they are long, recognizable by secret scanners, and faster to verify than supplied ones.
 #[utoipa::path(post, path = "/auth/namespaces/{namespace}/keys", tag = "auth", params(("namespace" = String, Path)),
     request_body = KeyRequest, responses((status = 200, description = "The generated secret, or the name of the key if the request has a secret."),
-    (status = 400, description = "A field is missing or malformed."), (status = 403, description = "The name is reserved."),
+    (status = 400, description = "A field is missing or malformed."), (status = 403, description = "The name is reserved, the quota `keys` would be exceeded, or the token lacks the required scope."),
     (status = 404, description = "No such namespace."), (status = 422, description = "The secret is too long.")))]
 pub(crate) async fn create(
     State(app): State<Arc<App>>,
@@ -79,7 +84,9 @@ pub(crate) async fn create(
     }))
 }
 
+/// The new secret of a key.
 #[derive(Debug, Deserialize, ToSchema)]
+#[schema(example = json!({"key": "correct horse battery staple"}))]
 pub(crate) struct NewSecret {
     /// The new secret.
     #[schema(value_type = String)]
@@ -146,3 +153,12 @@ pub(crate) async fn delete(
     key::delete(&app, &caller, &namespace, &name).await?;
     Ok(Null)
 }
+
+metadata_routes!(
+    "/auth/namespaces/{namespace}/keys/{key_name}/metadata",
+    "/auth/namespaces/{namespace}/keys/{key_name}/metadata/{key}",
+    ("namespace" => namespace: String, "key_name" => key_name: String),
+    "auth",
+    super::key::subject,
+    super::key::subject
+);

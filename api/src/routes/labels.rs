@@ -16,8 +16,11 @@ use crate::routes::artifacts::max_versions;
 use muster_control::app::App;
 use muster_control::objects::label;
 
+/// The next version of a label.
 #[derive(Debug, Deserialize, ToSchema)]
+#[schema(example = json!({"blob_uuid": "0b4c5e9e-6f5b-4a58-9c27-6f0f5b1d8a11"}))]
 pub(crate) struct LabelUpdate {
+    /// UUID of the blob that the label points at.
     #[schema(value_type = String)]
     blob_uuid: Option<String>,
     /// The maximum number of versions to keep; 0 or absent: ARTIFACT_MAX_VERSIONS_DEFAULT.

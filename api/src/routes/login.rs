@@ -15,11 +15,13 @@ use crate::error::ApiResult;
 use crate::request::Incoming;
 use crate::response::{Json, named_bodies};
 use muster_control::app::App;
-use muster_control::auth::Origin;
 use muster_control::objects::key;
 
+/// The credentials of a namespace.
 #[derive(Debug, Deserialize, ToSchema)]
+#[schema(example = json!({"namespace": "ci", "key": "correct horse battery staple"}))]
 pub(crate) struct Login {
+    /// The namespace of the key.
     #[schema(value_type = String)]
     namespace: Option<String>,
     /// The secret of the key.
@@ -27,9 +29,12 @@ pub(crate) struct Login {
     key: Option<Value>,
 }
 
+/// A token of the API.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Token {
+    /// The token, for the header `Authorization: Bearer …`.
     access_token: String,
+    /// Always `Bearer`.
     token_type: &'static str,
     /// Lifetime in seconds.
     expires_in: u64,
@@ -38,6 +43,8 @@ pub(crate) struct Token {
 named_bodies!(Token);
 
 /// Creates a token.
+///
+/// Tokens expire after `expires_in` seconds, and become invalid when their key is deleted or replaced.
 #[utoipa::path(post, path = "/auth", tag = "auth", request_body = Login, responses((status = 200, description = "A token."),
     (status = 400, description = "A field is missing or malformed."),
     (status = 401, description = "No key of the namespace has this secret."),
@@ -58,7 +65,7 @@ pub(crate) async fn log_in(
         Some(Value::String(text)) => Secret::new(text),
         Some(_) => return Err(Error::Invalid("key is not a string".into()).into()),
     };
-    let origin = Origin { source: &incoming.source, request_id: &incoming.id };
+    let origin = incoming.origin();
     let access_token = key::log_in(&app, &namespace, &secret, origin).await?;
     Ok(Json(Token { access_token, token_type: "Bearer", expires_in: app.tokens.lifetime() }))
 }

@@ -38,8 +38,11 @@ pub(crate) async fn list(
     .await
 }
 
+/// A new namespace.
 #[derive(Debug, Deserialize, ToSchema)]
+#[schema(example = json!({"namespace": "ci", "key_name": "robot"}))]
 pub(crate) struct NewNamespace {
+    /// The name of the namespace.
     #[schema(value_type = String)]
     namespace: Option<String>,
     /// Name of an initial key.
@@ -50,8 +53,10 @@ pub(crate) struct NewNamespace {
 }
 
 /// Creates a namespace.
+///
+/// All other objects belong to a namespace, and can be seen by its keys, by namespaces that it trusts, and by `system`.
 #[utoipa::path(post, path = "/auth/namespaces", tag = "auth", request_body = NewNamespace, responses((status = 400, description = "A field is missing or malformed."),
-    (status = 403, description = "The name is in use, or the key name is reserved.")))]
+    (status = 403, description = "The name is in use, or the key name is reserved."), (status = 422, description = "The secret is too long.")))]
 pub(crate) async fn create(
     State(app): State<Arc<App>>,
     Authenticated(caller): Authenticated,
@@ -90,7 +95,7 @@ pub(crate) async fn delete(
 
 /// Lists the events of a namespace, newest first.
 #[utoipa::path(get, path = "/auth/namespaces/{namespace}/events", tag = "auth",
-    params(("namespace" = String, Path), EventQuery))]
+    params(("namespace" = String, Path), EventQuery), responses((status = 404, description = "No such namespace.")))]
 pub(crate) async fn list_events(
     State(app): State<Arc<App>>,
     Authenticated(caller): Authenticated,
@@ -110,7 +115,7 @@ async fn metadata_object(app: &App, caller: &Caller, name: &str) -> Result<Objec
 metadata_routes!(
     "/auth/namespaces/{namespace}/metadata",
     "/auth/namespaces/{namespace}/metadata/{key}",
-    "namespace",
+    ("namespace" => namespace: String),
     "auth",
     super::metadata_object,
     super::metadata_object

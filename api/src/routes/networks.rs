@@ -3,8 +3,6 @@
 use std::sync::Arc;
 
 use axum::extract::{Path, State};
-use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
 use muster_types::Error;
 use muster_types::address::AddressRecord;
 use muster_types::event::EventRecord;
@@ -14,20 +12,19 @@ use muster_types::network::{NetworkRecord, PingResult};
 use muster_types::object::ObjectRef;
 use muster_types::operation::{OperationHandle, OperationRecord};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 use utoipa::{IntoParams, ToSchema};
 
-use crate::arguments::{Args, ListQuery, NamespaceQuery, NoArgs};
+use crate::arguments::{Args, ListQuery, NamespaceQuery, NoArgs, OperationsQuery};
 use crate::error::ApiResult;
 use crate::forward::{MaybeForwarded, OriginalRequest};
 use crate::guard::Authenticated;
 use crate::pages::{Pages, in_pages};
-use crate::response::{Accepted, Documented, Json, Null, Success, json_response, named_bodies};
+use crate::response::{Accepted, Json, Null, named_bodies};
 use crate::routes::events::{EventQuery, events_of};
 use crate::routes::metadata::metadata_routes;
 use muster_control::app::App;
 use muster_control::auth::Caller;
-use muster_control::objects::network::{self, NetworkRequest};
+use muster_control::objects::network::{self, NetworkRequest, QueuedDeletion};
 use muster_control::objects::node_location::NodeLocation;
 use muster_control::objects::{address, interface, operation};
 
@@ -47,8 +44,12 @@ pub(crate) async fn list(
 }
 
 /// Creates a network. It is usable once its state is `created`.
+///
+/// Networks are isolated from each other, so they may use the same addresses. The first address is the router.
 #[utoipa::path(post, path = "/networks", tag = "networks", request_body = NetworkRequest, responses((status = 400, description = "A field is missing or malformed."),
-    (status = 401, description = "The request names another namespace."), (status = 404, description = "No such namespace.")))]
+    (status = 401, description = "The request names another namespace."),
+    (status = 403, description = "A quota of the namespace would be exceeded, or the token lacks the required scope."), 
+    (status = 404, description = "No such namespace.")))]
 pub(crate) async fn create(
     State(app): State<Arc<App>>,
     Authenticated(caller): Authenticated,
@@ -57,78 +58,59 @@ pub(crate) async fn create(
     Ok(Json(network::create(&app, &caller, request).await?))
 }
 
+/// Confirms the deletion of all networks of a namespace.
 #[derive(Debug, Deserialize, ToSchema)]
-#[schema(as = Everything)]
+#[schema(as = NetworksDeletion)]
+#[schema(example = json!({"confirm": true}))]
 pub(crate) struct DeleteAllRequest {
     /// Must be true if given.
     confirm: Option<bool>,
     /// Defaults to the caller's. Only `system` may name another namespace.
     namespace: Option<String>,
-    /// Whether to delete networks with interfaces as well, once the interfaces are deleted.
-    clean_wait: Option<bool>,
+    /// Ignored: networks with interfaces are always deleted once the interfaces are.
+    #[serde(rename = "clean_wait")]
+    _clean_wait: Option<bool>,
 }
 
 /// A network that is being deleted.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Deletion)]
 pub(crate) struct NetworkDeletion {
+    /// The network that is being deleted.
     network_uuid: NetworkId,
     #[serde(flatten)]
     operation: OperationHandle,
+    /// Why the network cannot be deleted yet. Absent if nothing prevents it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
+
+impl From<QueuedDeletion> for NetworkDeletion {
+    fn from(queued: QueuedDeletion) -> Self {
+        let reason = match queued.interfaces {
+            0 => None,
+            1 => Some("the network is deleted once its last interface is".to_owned()),
+            count => Some(format!("the network is deleted once its {count} interfaces are")),
+        };
+        Self { network_uuid: queued.network, operation: queued.operation, reason }
+    }
 }
 
 named_bodies!(NetworkDeletion);
 
-/// The response to the deletion of all networks of a namespace.
-#[derive(Debug)]
-pub(crate) enum DeleteAllResponse {
-    Accepted(Vec<NetworkDeletion>),
-    /// Some networks have interfaces and are not deleted.
-    Partial {
-        deleted: Vec<NetworkDeletion>,
-        unable: Vec<NetworkId>,
-    },
-}
-
-impl IntoResponse for DeleteAllResponse {
-    fn into_response(self) -> Response {
-        match self {
-            Self::Accepted(deleted) => Accepted(deleted).into_response(),
-            Self::Partial { deleted, unable } => {
-                let error = json!({ "deleted": deleted, "unable": unable });
-                json_response(StatusCode::FORBIDDEN, &json!({ "error": error, "status": 403 }))
-            }
-        }
-    }
-}
-
-impl Documented for DeleteAllResponse {
-    fn success() -> Option<Success> {
-        Accepted::<Vec<NetworkDeletion>>::success()
-    }
-}
-
-/// Deletes all networks of a namespace.
+/// Deletes all networks of a namespace. Networks with interfaces are deleted after them.
 #[utoipa::path(delete, path = "/networks", tag = "networks", request_body = DeleteAllRequest, responses((status = 401, description = "The request names another namespace."),
-    (status = 403, description = "Some networks have interfaces and are not deleted; `error` lists `deleted` and `unable`."),
     (status = 404, description = "No such namespace.")))]
 pub(crate) async fn delete_all(
     State(app): State<Arc<App>>,
     Authenticated(caller): Authenticated,
     Args(request): Args<DeleteAllRequest>,
-) -> ApiResult<DeleteAllResponse> {
+) -> ApiResult<Accepted<Vec<NetworkDeletion>>> {
     if request.confirm == Some(false) {
         return Err(Error::Invalid("parameter confirm is not set true".into()).into());
     }
-    let clean_wait = request.clean_wait.unwrap_or(false);
-    let outcome = network::delete_all(&app, &caller, request.namespace.as_deref(), clean_wait).await?;
-    let deleted = outcome.deleted.into_iter();
-    let deleted =
-        deleted.map(|(network_uuid, operation)| NetworkDeletion { network_uuid, operation }).collect();
-    if outcome.unable.is_empty() {
-        return Ok(DeleteAllResponse::Accepted(deleted));
-    }
-    Ok(DeleteAllResponse::Partial { deleted, unable: outcome.unable })
+    let deletions = network::delete_all(&app, &caller, request.namespace.as_deref()).await?;
+    Ok(Accepted(deletions.into_iter().map(NetworkDeletion::from).collect()))
 }
 
 /// Returns a network.
@@ -216,7 +198,9 @@ pub(crate) async fn list_addresses(
     .await
 }
 
+/// The reservation of an address.
 #[derive(Debug, Deserialize, ToSchema)]
+#[schema(example = json!({"comment": "the printer"}))]
 pub(crate) struct Reservation {
     /// The purpose of the reservation; at most 255 characters.
     comment: Option<String>,
@@ -239,8 +223,8 @@ pub(crate) async fn reserve(
 /// Releases a reserved address.
 #[utoipa::path(delete, path = "/networks/{network_ref}/addresses/{address}", tag = "networks",
     params(("network_ref" = String, Path), ("address" = String, Path)), responses((status = 400, description = "The address is not in the network."),
-    (status = 403, description = "The address is allocated, not reserved."),
-    (status = 404, description = "No such network, or the address is not reserved."),
+    (status = 403, description = "The address is not a manual reservation: it is free, quarantined or allocated."),
+    (status = 404, description = "No such network."),
     (status = 406, description = "The network is in error or being deleted.")))]
 pub(crate) async fn release(
     State(app): State<Arc<App>>,
@@ -263,18 +247,23 @@ pub(crate) async fn ping(
     request: OriginalRequest,
     _: Args<NoArgs>,
 ) -> ApiResult<MaybeForwarded<Json<PingResult>>> {
-    let (id, address, location) = network::prepare_ping(&app, &caller, &reference, &address).await?;
-    match location {
-        NodeLocation::Local(node) => Ok(MaybeForwarded::Local(Json(node.ping(id, address).await?))),
+    let ping = network::prepare_ping(&app, &caller, &reference, &address).await?;
+    match ping.location {
+        NodeLocation::Local(node) => {
+            Ok(MaybeForwarded::Local(Json(node.ping(ping.network, ping.address).await?)))
+        }
         NodeLocation::Remote(node) => {
-            request.forward(&app, &node, &caller).await.map(MaybeForwarded::Forwarded)
+            let owner = ping.owner.as_deref().unwrap_or(&caller.namespace);
+            request.forward(&app, &node, &caller, owner).await.map(MaybeForwarded::Forwarded)
         }
     }
 }
 
 /// Routes an address of the floating network to a network and returns the address.
+///
+/// Packets to the address reach the network without translation; a guest must be configured with it.
 #[utoipa::path(post, path = "/networks/{network_ref}/route", tag = "networks", params(("network_ref" = String, Path)),
-    responses((status = 404, description = "No such network."),
+    responses((status = 403, description = "A quota of the namespace would be exceeded, or the token lacks the required scope."), (status = 404, description = "No such network."),
     (status = 406, description = "The network is not ready."), (status = 507, description = "No address is free.")))]
 pub(crate) async fn route(
     State(app): State<Arc<App>>,
@@ -300,7 +289,9 @@ pub(crate) async fn unroute(
     Ok(Null)
 }
 
+/// A DNS entry of a network.
 #[derive(Debug, Deserialize, ToSchema)]
+#[schema(example = json!({"name": "db", "value": "10.0.0.5"}))]
 pub(crate) struct DnsEntry {
     /// A host name, such as `db`.
     #[schema(value_type = String)]
@@ -320,7 +311,7 @@ pub(crate) async fn set_name(
     Path(reference): Path<String>,
     Args(entry): Args<DnsEntry>,
 ) -> ApiResult<Null> {
-    network::set_dns_entry(&app, &caller, &reference, entry.name.as_deref(), entry.value.as_deref()).await?;
+    network::dns::set(&app, &caller, &reference, entry.name.as_deref(), entry.value.as_deref()).await?;
     Ok(Null)
 }
 
@@ -342,18 +333,18 @@ pub(crate) async fn remove_name(
     Path(reference): Path<String>,
     Args(query): Args<DnsEntryQuery>,
 ) -> ApiResult<Null> {
-    network::remove_dns_entry(&app, &caller, &reference, query.name.as_deref()).await?;
+    network::dns::remove(&app, &caller, &reference, query.name.as_deref()).await?;
     Ok(Null)
 }
 
-/// Lists the operations on a network, newest first: unfinished ones by default.
+/// Lists the operations on a network, newest first.
 #[utoipa::path(get, path = "/networks/{network_ref}/clusteroperations", tag = "networks",
-    params(("network_ref" = String, Path), ListQuery), responses((status = 404, description = "No such network.")))]
+    params(("network_ref" = String, Path), OperationsQuery), responses((status = 404, description = "No such network.")))]
 pub(crate) async fn list_operations(
     State(app): State<Arc<App>>,
     Authenticated(caller): Authenticated,
     Path(reference): Path<String>,
-    Args(query): Args<ListQuery>,
+    Args(query): Args<OperationsQuery>,
 ) -> ApiResult<Json<Vec<OperationRecord>>> {
     let target = own_object(&app, &caller, &reference).await?;
     Ok(Json(operation::of_object(&app, &target, query.all()).await?))
@@ -372,7 +363,7 @@ async fn own_object(app: &App, caller: &Caller, reference: &str) -> Result<Objec
 metadata_routes!(
     "/networks/{network_ref}/metadata",
     "/networks/{network_ref}/metadata/{key}",
-    "network_ref",
+    ("network_ref" => network_ref: String),
     "networks",
     super::object,
     super::own_object

@@ -11,6 +11,7 @@ use crate::arguments::{Args, NoArgs};
 use crate::error::ApiResult;
 use crate::guard::Authenticated;
 use crate::response::Json;
+use crate::routes::metadata::metadata_routes;
 use muster_control::app::App;
 use muster_control::objects::operation;
 
@@ -63,3 +64,12 @@ pub(crate) async fn chain(
 ) -> ApiResult<Json<Vec<OperationRecord>>> {
     Ok(Json(operation::chain(&app, &caller, &id).await?))
 }
+
+metadata_routes!(
+    "/clusteroperations/{operation_type}/{operation_uuid}/metadata",
+    "/clusteroperations/{operation_type}/{operation_uuid}/metadata/{key}",
+    ("operation_type" => operation_type: String, "operation_uuid" => operation_uuid: String),
+    "clusteroperations",
+    super::operation::subject,
+    super::operation::subject
+);

@@ -30,6 +30,7 @@ const CAPABILITIES: &[(&str, &[&str])] = &[
             "mapping-rules",
             "federated-exchange",
             "namespace-claims",
+            "namespace-quotas",
         ],
     ),
     (

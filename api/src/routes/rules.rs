@@ -14,6 +14,7 @@ use crate::error::ApiResult;
 use crate::guard::Authenticated;
 use crate::response::Json;
 use crate::routes::events::{EventQuery, events_of};
+use crate::routes::metadata::metadata_routes;
 use muster_control::app::App;
 use muster_control::objects::rule::{self, RuleRequest};
 
@@ -29,8 +30,14 @@ pub(crate) async fn list(
     Ok(Json(rule::list(&app, &caller, &namespace).await?))
 }
 
+/// A new mapping rule.
 #[derive(Debug, Deserialize, ToSchema)]
+#[schema(example = json!({
+    "name": "deploy", "issuer": "forge", "bound_claims": {"repository": ["example/web", "example/api"]},
+    "scopes": ["instance.*", "network.read"], "key_ttl": 900, "key_name_prefix": "deploy"
+}))]
 pub(crate) struct NewRule {
+    /// The name of the rule, unique in the namespace.
     #[schema(value_type = String)]
     name: Option<Value>,
     /// Name of the issuer whose tokens are accepted.
@@ -51,6 +58,8 @@ pub(crate) struct NewRule {
 }
 
 /// Creates a mapping rule.
+///
+/// Whoever has a token of the issuer with these JWT claims can exchange it for a key of the namespace.
 #[utoipa::path(post, path = "/auth/namespaces/{namespace}/rules", tag = "auth", params(("namespace" = String, Path)),
     request_body = NewRule, responses((status = 400, description = "A field is missing or malformed."),
     (status = 403, description = "The rule would grant scopes that the caller does not have."),
@@ -124,3 +133,12 @@ pub(crate) async fn list_events(
     let subject = rule::subject(&app, &caller, &namespace, &rule).await?;
     events_of(&app, &subject, &query).await
 }
+
+metadata_routes!(
+    "/auth/namespaces/{namespace}/rules/{rule}/metadata",
+    "/auth/namespaces/{namespace}/rules/{rule}/metadata/{key}",
+    ("namespace" => namespace: String, "rule" => rule_name: String),
+    "auth",
+    super::rule::subject,
+    super::rule::subject
+);

@@ -15,7 +15,9 @@ use crate::response::Json;
 use muster_control::app::App;
 use muster_control::objects::trust;
 
+/// A namespace to trust.
 #[derive(Debug, Deserialize, ToSchema)]
+#[schema(example = json!({"external_namespace": "staging"}))]
 pub(crate) struct NewTrust {
     /// The namespace to trust. It does not need to exist.
     #[schema(value_type = String)]
@@ -23,6 +25,8 @@ pub(crate) struct NewTrust {
 }
 
 /// Trusts another namespace.
+///
+/// The other namespace can then list and read the instances, networks and artifacts of this one, but not change them.
 #[utoipa::path(post, path = "/auth/namespaces/{namespace}/trust", tag = "auth", params(("namespace" = String, Path)),
     request_body = NewTrust,
     responses((status = 404, description = "No such namespace.")))]

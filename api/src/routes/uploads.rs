@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody as _};
 use axum::extract::{Path, State};
 use futures_util::StreamExt as _;
 use muster_types::Error;
@@ -15,12 +15,15 @@ use crate::error::ApiResult;
 use crate::forward::{MaybeForwarded, OriginalRequest};
 use crate::guard::Authenticated;
 use crate::response::{Json, Null};
+use crate::routes::metadata::metadata_routes;
 use muster_control::app::App;
 use muster_control::objects::node_location::NodeLocation;
 use muster_control::objects::upload;
 
 /// Creates an upload. Send its data in chunks, then create an artifact from it.
-#[utoipa::path(post, path = "/upload", tag = "uploads")]
+///
+/// An upload that is not used expires.
+#[utoipa::path(post, path = "/upload", tag = "uploads", responses((status = 403, description = "A quota of the namespace would be exceeded, or the token lacks the required scope.")))]
 pub(crate) async fn create(
     State(app): State<Arc<App>>,
     Authenticated(caller): Authenticated,
@@ -41,9 +44,9 @@ pub(crate) async fn get(
 ) -> ApiResult<MaybeForwarded<Json<UploadRecord>>> {
     let row = upload::find(&app, &caller, &id).await?;
     match upload::locate(&app, &row).await? {
-        NodeLocation::Local(node) => Ok(MaybeForwarded::Local(Json(upload::get(&node, &row).await?))),
+        NodeLocation::Local(node) => Ok(MaybeForwarded::Local(Json(upload::get(&app, &node, &row).await?))),
         NodeLocation::Remote(node) => {
-            request.forward(&app, &node, &caller).await.map(MaybeForwarded::Forwarded)
+            request.forward(&app, &node, &caller, &row.namespace).await.map(MaybeForwarded::Forwarded)
         }
     }
 }
@@ -58,6 +61,7 @@ pub(crate) async fn get(
     request_body(content = Vec<u8>, content_type = "application/octet-stream"), responses(
     (status = 200, description = "The new size."), (status = 404, description = "No such upload."),
     (status = 409, description = "The size of the upload differs from `offset`, or the upload was truncated concurrently."),
+    (status = 403, description = "The uploads of the namespace would exceed its quota `upload_bytes`."),
     (status = 413, description = "The upload would exceed MAX_IMAGE_SIZE_GB."),
     (status = 507, description = "The disk is full; the upload has not changed.")))]
 pub(crate) async fn append(
@@ -77,15 +81,19 @@ pub(crate) async fn append(
         offset = Some(number);
     }
     let row = upload::find(&app, &caller, &id).await?;
+    let length = body.size_hint().exact();
     let data = with_timeout(body, Duration::from_secs(app.settings.api_timeout));
     match upload::locate(&app, &row).await? {
         NodeLocation::Local(node) => {
-            let size = upload::append(&app, &node, &row, offset, data).await?;
+            let size = upload::append(&app, &node, &row, offset, length, data).await?;
             Ok(MaybeForwarded::Local(Json(size)))
         }
         NodeLocation::Remote(node) => {
             let body = reqwest::Body::wrap_stream(data);
-            request.forward_with(&app, &node, &caller, body).await.map(MaybeForwarded::Forwarded)
+            request
+                .forward_with(&app, &node, &caller, &row.namespace, body)
+                .await
+                .map(MaybeForwarded::Forwarded)
         }
     }
 }
@@ -121,11 +129,20 @@ pub(crate) async fn truncate(
     let row = upload::find(&app, &caller, &id).await?;
     match upload::locate(&app, &row).await? {
         NodeLocation::Local(node) => {
-            upload::truncate(&node, &row, size).await?;
+            upload::truncate(&app, &node, &row, size).await?;
             Ok(MaybeForwarded::Local(Null))
         }
         NodeLocation::Remote(node) => {
-            request.forward(&app, &node, &caller).await.map(MaybeForwarded::Forwarded)
+            request.forward(&app, &node, &caller, &row.namespace).await.map(MaybeForwarded::Forwarded)
         }
     }
 }
+
+metadata_routes!(
+    "/upload/{upload_uuid}/metadata",
+    "/upload/{upload_uuid}/metadata/{key}",
+    ("upload_uuid" => upload_uuid: String),
+    "uploads",
+    super::upload::subject,
+    super::upload::subject
+);

@@ -2,7 +2,8 @@
 
 use muster_types::agent_operation::{AgentOperationRecord, ChmodMode};
 use muster_types::ids::BlobId;
-use reqwest::Method;
+use muster_types::terminal::{TERMINAL_PROTOCOL, TerminalRequest};
+use reqwest::{Method, Upgraded};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -33,6 +34,16 @@ impl Client {
         let timeouts = AgentTimeouts { deadline, progress_timeout: None };
         self.create_agent_operation(instance, "execute", json!({ "command_line": command_line }), timeouts)
             .await
+    }
+
+    /// Runs a command line with a terminal in a guest. Returns the connection, which carries frames.
+    pub async fn open_terminal(&self, instance: &str, request: &TerminalRequest) -> Result<Upgraded> {
+        let body = json!({
+            "command_line": request.command_line, "term": request.term,
+            "rows": request.size.rows, "columns": request.size.columns,
+        });
+        let path = path(&["instances", instance, "agent", "terminal"])?;
+        self.upgrade(Method::POST, &path, TERMINAL_PROTOCOL, Some(&body)).await
     }
 
     /// Writes a blob to a file in a guest.

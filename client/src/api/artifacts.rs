@@ -148,6 +148,6 @@ impl Client {
         all: bool,
     ) -> Result<ApiResponse<Vec<OperationRecord>>> {
         let path = path(&["artifacts", artifact, "clusteroperations"])?;
-        self.get(with_query(path, &[("all", all.then_some("true"))])).await
+        self.get(with_query(path, &[("all", Some(if all { "true" } else { "false" }))])).await
     }
 }

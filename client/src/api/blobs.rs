@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use muster_types::blob::BlobRecord;
+use muster_types::ids::BlobId;
 use reqwest::{Method, Response, StatusCode};
 use tokio::time::timeout;
 
@@ -38,6 +39,11 @@ impl Client {
     /// Returns a blob.
     pub async fn blob(&self, blob: &str) -> Result<ApiResponse<BlobRecord>> {
         self.get(path(&["blobs", blob])?).await
+    }
+
+    /// Deletes a blob that the caller's namespace has sent, unless it is in use.
+    pub async fn delete_blob(&self, blob: BlobId) -> Result<ApiResponse<()>> {
+        self.delete(path(&["blobs", &blob.to_string()])?).await
     }
 
     /// Returns the blob with a checksum, if the caller can read one.

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use muster_types::key::Secret;
 use muster_types::server_trust::{HostAuthorities, client_config};
-use reqwest::header::LOCATION;
-use reqwest::{Method, RequestBuilder, Response, StatusCode, Url, redirect};
+use reqwest::header::{CONNECTION, LOCATION, UPGRADE};
+use reqwest::{Method, RequestBuilder, Response, StatusCode, Upgraded, Url, redirect};
 use rustls::ClientConfig;
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject as _;
@@ -168,6 +168,42 @@ impl Client {
         let refusal = self.decode::<()>(&raw).err();
         Err(refusal
             .unwrap_or_else(|| self.unexpected_response(&format!("{} instead of content", raw.status))))
+    }
+
+    /// Sends a request that changes the protocol of its connection, and returns that connection.
+    pub(super) async fn upgrade(
+        &self,
+        method: Method,
+        path: &str,
+        protocol: &str,
+        body: Option<&Value>,
+    ) -> Result<Upgraded> {
+        let mut refused = None;
+        loop {
+            let (token, fresh) = self.token(refused.as_ref()).await?;
+            let mut request = self
+                .request(method.clone(), path, Some(&token))
+                .header(CONNECTION, "upgrade")
+                .header(UPGRADE, protocol)
+                .timeout(TRANSFER_TIMEOUT);
+            if let Some(body) = body {
+                request = request.json(body);
+            }
+            let response = self.send_request(request).await?;
+            let status = response.status();
+            if status == StatusCode::SWITCHING_PROTOCOLS {
+                return response.upgrade().await.map_err(|error| self.unreachable(&error));
+            }
+            if status == StatusCode::UNAUTHORIZED && !fresh {
+                refused = Some(token);
+                continue;
+            }
+            let body = response.bytes().await.map_err(|error| self.unreachable(&error))?.to_vec();
+            let refusal = self.decode::<()>(&RawResponse { status, body }).err();
+            let unexpected =
+                || self.unexpected_response(&format!("{status} instead of an upgraded connection"));
+            return Err(refusal.unwrap_or_else(unexpected));
+        }
     }
 
     /// Returns the token and whether it was issued just now. A `refused` token is replaced, unless a concurrent call

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 
 use muster_types::blob::BlobState;
 use muster_types::ids::{ArtifactId, BlobId};
-use muster_types::instance::{ConfigDriveType, InstanceRecord};
+use muster_types::instance::{ConfigDriveType, InstanceRecord, RestartPolicy};
 use muster_types::interface::InterfaceRecord;
 use muster_types::operation::OperationRecord;
 use muster_types::spec::{DiskSpec, VideoSpec};
+use muster_types::vm::CONSOLE_PROTOCOL;
 use reqwest::Method;
+use reqwest::Upgraded;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -47,6 +49,11 @@ pub struct NewInstance {
     pub metadata: Map<String, Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub side_channels: Option<Vec<String>>,
+    /// Whether it may be created again from its images when its host is lost.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub disposable: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restart: Option<RestartPolicy>,
 }
 
 /// An interface to create. The server chooses absent values.
@@ -195,6 +202,12 @@ impl Client {
         self.get_bytes(with_query(path, &[("length", Some(&length))])).await
     }
 
+    /// Opens the serial console: a stream of the bytes that the guest and the user send.
+    pub async fn open_console(&self, instance: &str) -> Result<Upgraded> {
+        let path = path(&["instances", instance, "console"])?;
+        self.upgrade(Method::GET, &path, CONSOLE_PROTOCOL, None).await
+    }
+
     /// Clears the serial console log.
     pub async fn clear_console_data(&self, instance: &str) -> Result<ApiResponse<()>> {
         self.delete(path(&["instances", instance, "consoledata"])?).await
@@ -237,6 +250,6 @@ impl Client {
         all: bool,
     ) -> Result<ApiResponse<Vec<OperationRecord>>> {
         let path = path(&["instances", instance, "clusteroperations"])?;
-        self.get(with_query(path, &[("all", all.then_some("true"))])).await
+        self.get(with_query(path, &[("all", Some(if all { "true" } else { "false" }))])).await
     }
 }

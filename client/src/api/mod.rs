@@ -19,6 +19,7 @@ mod networks;
 mod nodes;
 mod object_path;
 mod operations;
+mod quotas;
 mod response;
 mod rules;
 mod trusts;
@@ -37,6 +38,6 @@ pub use instances::{
     NewInstance, NewInterface, NewSnapshot, PowerAction, ScreenLink, SnapshotHandle, SnapshotRecord,
 };
 pub use keys::AddedKey;
-pub use networks::{DeletedNetworks, NetworkDeletion, NewNetwork};
+pub use networks::{NetworkDeletion, NewNetwork};
 pub use object_path::ObjectPath;
 pub use response::ApiResponse;

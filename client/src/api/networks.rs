@@ -7,7 +7,7 @@ use muster_types::ids::NetworkId;
 use muster_types::interface::InterfaceRecord;
 use muster_types::network::{NetworkRecord, PingResult};
 use muster_types::operation::{OperationHandle, OperationRecord};
-use reqwest::{Method, StatusCode};
+use reqwest::Method;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -35,16 +35,8 @@ pub struct NetworkDeletion {
     pub network_uuid: NetworkId,
     #[serde(flatten)]
     pub operation: OperationHandle,
-}
-
-/// The result of deleting all networks of a namespace.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(untagged)]
-pub enum DeletedNetworks {
-    /// All networks are being deleted.
-    All(Vec<NetworkDeletion>),
-    /// Networks in `unable` still have interfaces and were not deleted.
-    Partial { deleted: Vec<NetworkDeletion>, unable: Vec<NetworkId> },
+    /// Why the network cannot be deleted yet.
+    pub reason: Option<String>,
 }
 
 impl Client {
@@ -77,22 +69,13 @@ impl Client {
         self.delete(path(&["networks", network])?).await
     }
 
-    /// Deletes all networks of a namespace. With `clean_wait`, networks with interfaces are deleted once the interfaces
-    /// are.
+    /// Deletes all networks of a namespace; networks with interfaces once the interfaces are deleted.
     pub async fn delete_networks(
         &self,
         namespace: Option<&str>,
-        clean_wait: bool,
-    ) -> Result<ApiResponse<DeletedNetworks>> {
-        let body = json!({ "confirm": true, "namespace": namespace, "clean_wait": clean_wait });
-        let raw = self.send_authenticated(Method::DELETE, &path(&["networks"])?, Some(body)).await?;
-        // A partial success: the error is an object that lists both groups.
-        if raw.status == StatusCode::FORBIDDEN
-            && let Some(outcome) = raw.json_or_null().get("error").filter(|error| error.is_object())
-        {
-            return Ok(ApiResponse::new(outcome.clone()));
-        }
-        self.decode(&raw)
+    ) -> Result<ApiResponse<Vec<NetworkDeletion>>> {
+        let body = json!({ "confirm": true, "namespace": namespace });
+        self.call(Method::DELETE, path(&["networks"])?, Some(body)).await
     }
 
     /// Lists the interfaces on a network.
@@ -159,6 +142,6 @@ impl Client {
         all: bool,
     ) -> Result<ApiResponse<Vec<OperationRecord>>> {
         let path = path(&["networks", network, "clusteroperations"])?;
-        self.get(with_query(path, &[("all", all.then_some("true"))])).await
+        self.get(with_query(path, &[("all", Some(if all { "true" } else { "false" }))])).await
     }
 }

@@ -1,6 +1,7 @@
 //! `/nodes`.
 
-use muster_types::node::NodeRecord;
+use muster_types::invitation::InvitationRecord;
+use muster_types::node::{EvacuationRecord, NodeRecord};
 use reqwest::Method;
 use serde_json::{Map, Value, json};
 
@@ -20,10 +21,22 @@ impl Client {
         self.get(path(&["nodes", node])?).await
     }
 
-    /// Deletes a node. One that is alive or has instances is only deleted with `force`.
-    pub async fn delete_node(&self, node: &str, force: bool) -> Result<ApiResponse<NodeRecord>> {
-        let body = force.then(|| json!({ "force": true }));
+    /// Deletes a node. One that does not check in is only deleted with `dead`.
+    pub async fn delete_node(&self, node: &str, dead: bool) -> Result<ApiResponse<NodeRecord>> {
+        let body = dead.then(|| json!({ "dead": true }));
         self.call(Method::DELETE, path(&["nodes", node])?, body).await
+    }
+
+    /// Restarts the instances of a node that does not check in on other nodes. Requires `dead`.
+    pub async fn evacuate_node(&self, node: &str, dead: bool) -> Result<ApiResponse<Vec<EvacuationRecord>>> {
+        let body = json!({ "dead": dead });
+        self.call(Method::POST, path(&["nodes", node, "evacuate"])?, Some(body)).await
+    }
+
+    /// Invites a new host, for the given number of seconds.
+    pub async fn invite_node(&self, expires_in: u64) -> Result<ApiResponse<InvitationRecord>> {
+        let body = json!({ "expires_in": expires_in });
+        self.call(Method::POST, path(&["admin", "invitations"])?, Some(body)).await
     }
 
     /// Returns the CPU usage of a node's daemon.

@@ -8,6 +8,8 @@ use super::uri::path;
 pub enum ObjectPath<'a> {
     /// A namespace by name.
     Namespace(&'a str),
+    /// A key by namespace and name.
+    Key(&'a str, &'a str),
     /// A claim by namespace and id.
     Claim(&'a str, &'a str),
     /// A trusted issuer by name.
@@ -28,6 +30,8 @@ pub enum ObjectPath<'a> {
     Blob(&'a str),
     /// An agent operation by id.
     AgentOperation(&'a str),
+    /// A cluster operation by type and id.
+    Operation(&'a str, &'a str),
 }
 
 impl ObjectPath<'_> {
@@ -35,6 +39,7 @@ impl ObjectPath<'_> {
     pub(super) fn path(self, rest: &[&str]) -> Result<String> {
         let start = match self {
             Self::Namespace(name) => path(&["auth", "namespaces", name])?,
+            Self::Key(namespace, key) => path(&["auth", "namespaces", namespace, "keys", key])?,
             Self::Claim(namespace, claim) => path(&["auth", "namespaces", namespace, "claims", claim])?,
             Self::Issuer(issuer) => path(&["auth", "issuers", issuer])?,
             Self::Rule(namespace, rule) => path(&["auth", "namespaces", namespace, "rules", rule])?,
@@ -45,6 +50,7 @@ impl ObjectPath<'_> {
             Self::Artifact(artifact) => path(&["artifacts", artifact])?,
             Self::Blob(blob) => path(&["blobs", blob])?,
             Self::AgentOperation(operation) => path(&["agentoperations", operation])?,
+            Self::Operation(operation_type, id) => path(&["clusteroperations", operation_type, id])?,
         };
         Ok(start + &path(rest)?)
     }

@@ -5,6 +5,7 @@ use muster_types::agent_operation::{AgentCommand, AgentOperationRecord, ChmodMod
 
 use super::events;
 use super::lookup::{NamedType, resolve};
+use super::metadata;
 use super::session::Session;
 use crate::api::ObjectPath;
 use crate::output::{Table, compact, or_dash};
@@ -30,6 +31,20 @@ pub enum Command {
         #[command(flatten)]
         filter: events::EventFilter,
     },
+    /// Show the metadata of an agent operation
+    Metadata { uuid: String },
+    /// Set a metadata key of an agent operation
+    SetMetadata {
+        uuid: String,
+        #[command(flatten)]
+        item: metadata::MetadataItem,
+    },
+    /// Delete a metadata key of an agent operation
+    DeleteMetadata {
+        uuid: String,
+        #[arg(value_name = "KEY")]
+        item: String,
+    },
 }
 
 pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
@@ -46,6 +61,13 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
         }
         Command::Events { uuid, filter } => {
             events::show(session, ObjectPath::AgentOperation(&uuid), &filter).await
+        }
+        Command::Metadata { uuid } => metadata::show(session, ObjectPath::AgentOperation(&uuid)).await,
+        Command::SetMetadata { uuid, item } => {
+            metadata::set(session, ObjectPath::AgentOperation(&uuid), &item).await
+        }
+        Command::DeleteMetadata { uuid, item } => {
+            metadata::delete(session, ObjectPath::AgentOperation(&uuid), &item).await
         }
     }
 }

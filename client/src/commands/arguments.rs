@@ -56,7 +56,7 @@ pub(super) fn prompt_secret(prompt: &str) -> anyhow::Result<Secret> {
 }
 
 /// Asks the user to confirm on the terminal. Fails if standard input is not a terminal.
-pub(super) fn confirm(question: &str) -> anyhow::Result<bool> {
+pub(super) fn prompt_confirmation(question: &str) -> anyhow::Result<bool> {
     if !io::stdin().is_terminal() {
         bail!("{question} standard input is not a terminal: give --yes to confirm");
     }

@@ -6,6 +6,7 @@ use muster_types::time::now;
 
 use super::events::{self, EventFilter};
 use super::instance_specs::{parse_gigabytes, parse_memory};
+use super::metadata;
 use super::session::Session;
 use crate::api::{ClaimLimits, ObjectPath};
 use crate::output::Table;
@@ -39,6 +40,22 @@ pub enum Command {
         claim: String,
         #[command(flatten)]
         filter: EventFilter,
+    },
+    /// Show the metadata of a claim
+    Metadata { namespace: String, claim: String },
+    /// Set a metadata key of a claim
+    SetMetadata {
+        namespace: String,
+        claim: String,
+        #[command(flatten)]
+        item: metadata::MetadataItem,
+    },
+    /// Delete a metadata key of a claim
+    DeleteMetadata {
+        namespace: String,
+        claim: String,
+        #[arg(value_name = "KEY")]
+        item: String,
     },
 }
 
@@ -117,6 +134,15 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
         }
         Command::Events { namespace, claim, filter } => {
             events::show(session, ObjectPath::Claim(&namespace, &claim), &filter).await
+        }
+        Command::Metadata { namespace, claim } => {
+            metadata::show(session, ObjectPath::Claim(&namespace, &claim)).await
+        }
+        Command::SetMetadata { namespace, claim, item } => {
+            metadata::set(session, ObjectPath::Claim(&namespace, &claim), &item).await
+        }
+        Command::DeleteMetadata { namespace, claim, item } => {
+            metadata::delete(session, ObjectPath::Claim(&namespace, &claim), &item).await
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::io::{self, Write};
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow};
 use clap::Args;
 use muster_types::ids::ArtifactId;
 use serde_json::{Map, Value};
@@ -14,9 +14,10 @@ use super::agent_wait::{
 };
 use super::arguments::shell_quote;
 use super::cp::delete_temporary;
-use super::exec_stdin;
+use super::exec_stdin::GuestFile;
 use super::lookup::{NamedType, resolve};
 use super::session::Session;
+use super::{exec_stdin, exec_terminal};
 use crate::api::Client;
 use crate::error_text::io_error_text;
 use crate::output::{print, print_json};
@@ -33,8 +34,10 @@ const EXIT_FAILED: u8 = 125;
     after_help = "Exits with the command's exit code; with 124 after the deadline, with 125 if the command could not be run \
                   or its result is unknown, and with 130 after Ctrl-C, which kills the command.\n\nThe \
                   command has empty standard input unless --stdin is given, which copies all of it into the guest before \
-                  the command starts: input that depends on the command's output is not possible. A terminal is not \
-                  possible either, because the guest agent has none: use `muster console`.\n\nSeveral arguments are \
+                  the command starts: input that depends on the command's output needs a terminal. The cluster deletes its copy of the input once it \
+                  is in the guest, or after BLOB_DELETION_DELAY seconds if that fails.\n\nWith -t (or -it) the \
+                  command has a terminal, with this one as its input and output: Ctrl-C goes to the guest, and Enter ~ . \
+                  leaves the session, which ends the command. The guest needs muster-agent 1.1 or newer.\n\nSeveral arguments are \
                   passed to the command unchanged. A single argument is a command line for the guest's shell, as with ssh: `muster exec web -- 'ls | wc -l'`."
 )]
 pub struct Arguments {
@@ -49,8 +52,8 @@ pub struct Arguments {
     /// Pass standard input, up to its end, to the command
     #[arg(short = 'i', long)]
     stdin: bool,
-    /// Not supported: the guest agent has no terminals; use `muster console`
-    #[arg(short = 't', long)]
+    /// Run the command with a terminal, for interactive work
+    #[arg(short = 't', long, conflicts_with_all = ["detach", "deadline"])]
     tty: bool,
     #[command(flatten)]
     readiness: ReadinessArguments,
@@ -61,11 +64,13 @@ pub struct Arguments {
 
 /// Runs a command and returns the exit code of this program.
 pub(super) async fn run(arguments: Arguments, session: &Session) -> u8 {
-    let (pending, temporary) = (PendingOperation::default(), Cell::new(None));
-    let work = execute(arguments, session, &pending, &temporary);
+    let (pending, temporary, guest_file) = (PendingOperation::default(), Cell::new(None), Cell::new(None));
+    let work = execute(arguments, session, &pending, &temporary, &guest_file);
     let done = delete_if_interrupted(&session.client, &pending, work).await;
     // Still exists if standard input was not copied completely.
     delete_temporary(&session.client, &temporary).await;
+    // Still exists if the command did not start.
+    exec_stdin::remove_guest_file(&session.client, &guest_file).await;
     match done {
         Ok(Some(code)) => code,
         Ok(None) => EXIT_INTERRUPTED,
@@ -81,19 +86,19 @@ async fn execute(
     session: &Session,
     pending: &PendingOperation,
     temporary: &Cell<Option<ArtifactId>>,
+    guest_file: &GuestFile,
 ) -> anyhow::Result<u8> {
     let client = &session.client;
-    if arguments.tty {
-        bail!(
-            "-t is not supported: the guest agent has no terminals; use `muster console` for interactive work"
-        );
-    }
     resolve(client, NamedType::Instance, &mut arguments.instance, None).await?;
     let instance = arguments.instance.as_str();
     let mut line = command_line(&arguments.command);
+    if arguments.tty {
+        let code = exec_terminal::run(client, instance, line, arguments.stdin, arguments.readiness).await?;
+        return Ok(exit_code(code.into()));
+    }
     if arguments.stdin
         && let Some(file) =
-            exec_stdin::copy(client, instance, arguments.readiness, pending, temporary).await?
+            exec_stdin::copy(client, instance, arguments.readiness, pending, temporary, guest_file).await?
     {
         line = exec_stdin::redirect(&line, &file);
     }
@@ -101,6 +106,7 @@ async fn execute(
     let response = submit(client, instance, arguments.readiness, pending, request).await?;
     let id = response.clone().value()?.uuid;
     if arguments.detach {
+        guest_file.take();
         if session.json {
             print_json(response.json())?;
         } else {
@@ -122,6 +128,7 @@ async fn execute(
     }
     match check_success(&record) {
         Ok(()) => {
+            guest_file.take();
             let code = result.get("return-code").and_then(Value::as_i64);
             let code = code.map(exit_code).context("the server does not return the exit code")?;
             Ok(if code == 0 && report_truncation(result) { EXIT_FAILED } else { code })

@@ -9,7 +9,7 @@ use muster_types::instance::{InstanceRecord, InstanceState};
 use muster_types::interface::InterfaceState;
 use serde_json::{Value, json};
 
-use super::arguments::{confirm, path_parser};
+use super::arguments::{path_parser, prompt_confirmation};
 use super::instance_create::{self, create};
 use super::instance_tables::{details, table};
 use super::lookup::{NamedType, require_unambiguous, resolve};
@@ -334,7 +334,7 @@ async fn delete_all(
         eprint!("{}", table(instances).render(None));
         let question =
             format!("delete these {} instances of namespace {namespace} and their disks?", ids.len());
-        if !yes && !confirm(&question)? {
+        if !yes && !prompt_confirmation(&question)? {
             bail!("nothing was deleted");
         }
     }
@@ -350,8 +350,9 @@ async fn plug(
 ) -> anyhow::Result<()> {
     let client = &session.client;
     let mut network = network.clone();
-    // The network must be in the namespace of the instance, which the server checks.
-    resolve(client, NamedType::Network, &mut network.network_uuid, None).await?;
+    // The server looks the name up in the namespace of the instance.
+    let namespace = client.instance_in(instance, None).await?.value()?.namespace;
+    resolve(client, NamedType::Network, &mut network.network_uuid, Some(&namespace)).await?;
     let mut response = client.plug_interface(instance, &network).await?;
     let Some(mut timer) = wait.timer() else { return session.show(response, interface::details) };
     loop {

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use anyhow::{anyhow, bail};
 use clap::Args;
-use muster_types::instance::{ConfigDriveType, InstanceRecord, InstanceState};
+use muster_types::instance::{ConfigDriveType, InstanceRecord, InstanceState, RestartPolicy};
 use muster_types::operation::{OperationProgress, OperationRecord, OperationState, OperationType};
 use muster_types::spec::{DiskSpec, VideoSpec};
 use serde_json::Value;
@@ -14,7 +14,7 @@ use super::arguments::path_parser;
 use super::instance_refusal::{node_rejections, stage_advice, stage_reason};
 use super::instance_specs as specs;
 use super::instance_tables::{details, pending_images};
-use super::lookup::{NamedType, resolve, warn_if_taken};
+use super::lookup::{NamedType, resolve, warn_if_name_exists};
 use super::session::Session;
 use super::wait::{LongWaitOptions, PollTimer};
 use crate::api::{ApiResponse, Client, Error, EventQuery, NewInstance, NewInterface, ObjectPath};
@@ -72,6 +72,12 @@ pub struct Arguments {
     /// Do not attach a config drive
     #[arg(long)]
     no_config_drive: bool,
+    /// Create it again from its images if its host is lost, without the content of its disks
+    #[arg(long)]
+    disposable: bool,
+    /// Restart it on another node when its host is lost: needs FENCING = self, and snapshots or --disposable
+    #[arg(long)]
+    restart_elsewhere: bool,
     /// Video device: model=MODEL,memory=KIB,vdi=VDI
     #[arg(long, value_name = "VIDEO", value_parser = specs::parse_video)]
     video: Option<VideoSpec>,
@@ -119,6 +125,8 @@ impl Arguments {
             },
             metadata: specs::build_metadata(self.metadata, &self.tag, self.affinity)?,
             side_channels: specs::check_side_channels(self.side_channel)?,
+            disposable: self.disposable,
+            restart: self.restart_elsewhere.then_some(RestartPolicy::Elsewhere),
         })
     }
 }
@@ -133,7 +141,7 @@ pub(super) async fn create(session: &Session, arguments: Arguments) -> anyhow::R
     for network in &mut new.network {
         resolve(client, NamedType::Network, &mut network.network_uuid, Some(namespace)).await?;
     }
-    warn_if_taken(client, NamedType::Instance, &new.name, Some(namespace)).await;
+    warn_if_name_exists(client, NamedType::Instance, &new.name, Some(namespace)).await;
     let response = match session.client.create_instance(&new).await {
         Ok(response) => response,
         Err(error) => return Err(explain_refusal(session, &new, error).await),
@@ -167,7 +175,7 @@ async fn explain_refusal(session: &Session, new: &NewInstance, error: Error) -> 
     let Error::NotPlaced { stage, transient, .. } = &error else { return error.into() };
     let transient = *transient;
     let known_stage = stage.parse().ok();
-    eprintln!("not placed: {} (stage {stage})", stage_reason(known_stage));
+    eprintln!("not placed: {} (stage {stage})", stage_reason(known_stage, transient));
     let record = find_failed_record(session, new).await;
     let id = record.as_ref().map(|record| record.uuid.to_string());
     if let Some(id) = &id {
@@ -179,7 +187,7 @@ async fn explain_refusal(session: &Session, new: &NewInstance, error: Error) -> 
     let delete = id.map_or_else(String::new, |id| {
         format!("; delete the failed instance with `muster instance delete {id}`")
     });
-    anyhow!("{error}: {}{retry}{delete}", stage_advice(known_stage))
+    anyhow!("{error}: {}{retry}{delete}", stage_advice(known_stage, transient))
 }
 
 /// Returns the newest failed record with the name of a refused instance.

@@ -12,12 +12,12 @@ use muster_types::operation::{OperationRecord, OperationState};
 use muster_types::time::now;
 use serde_json::{Map, Value, json};
 
-use super::instance_refusal::{MAX_EVENTS, rejected_nodes, stage_advice, stage_reason};
+use super::instance_refusal::{MAX_EVENTS, is_transient, rejected_nodes, stage_advice, stage_reason};
 use super::instance_tables::{describe_disk_spec, format_megabytes, pending_images};
 use super::session::Session;
 use crate::api::{Client, EventQuery, ObjectPath};
 use crate::output::{self, compact, escape_control};
-use crate::time::format_age;
+use crate::time::{format_age, format_utc};
 
 /// Fields of an event that contain a reason.
 const REASON_FIELDS: [&str; 3] = ["reason", "error", "error_message"];
@@ -217,8 +217,9 @@ fn describe_scheduling(
             (!details.is_empty()).then(|| "some nodes were rejected".to_owned())
         }
         EventMessage::SchedulingAborted(stage) => {
-            details.push(format!("next: {}", stage_advice(Some(*stage))));
-            Some(format!("not placed: {}{}", stage_reason(Some(*stage)), because(event)))
+            details.push(format!("next: {}", stage_advice(Some(*stage), is_transient(event))));
+            let reason = stage_reason(Some(*stage), is_transient(event));
+            Some(format!("not placed: {reason}{}", because(event)))
         }
         EventMessage::SchedulingFinalCandidates => {
             *details = rejected_nodes(event);
@@ -256,6 +257,7 @@ fn power_change(power: PowerState) -> String {
         PowerState::Paused => "it is paused",
         PowerState::Crashed => "it crashed",
         PowerState::Initial => "it has not been started",
+        PowerState::Unknown => "its power state is unknown",
     }
     .to_owned()
 }
@@ -353,6 +355,15 @@ fn current_power(record: &InstanceRecord, on: &str) -> String {
             "it crashed; `muster instance log {id}` shows its last output, `muster instance poweron {id}` starts it again"
         ),
         PowerState::Initial => format!("it is created{on} but has never been started"),
+        PowerState::Unknown => {
+            let since = record.power_state_since.map(format_utc);
+            let since = since.map_or_else(String::new, |since| format!(" since {since}"));
+            let node = record.node.as_deref().unwrap_or("its node");
+            format!(
+                "its power state is unknown{since}: {node} does not check in, and the VM may still be running; see \
+                 `muster node show {node}`"
+            )
+        }
     }
 }
 
@@ -371,7 +382,7 @@ fn describe_progress(operation: &OperationRecord, now: f64) -> String {
 /// Returns what to do about a failed instance: it was not placed, lacks an image, or lacks a network.
 fn failure_advice(record: &InstanceRecord, events: &[EventRecord]) -> String {
     let stage = events.iter().find_map(|event| match EventMessage::parse(&event.message) {
-        Some(EventMessage::SchedulingAborted(stage)) => Some(stage),
+        Some(EventMessage::SchedulingAborted(stage)) => Some((stage, is_transient(event))),
         _ => None,
     });
     let failed_in = events.iter().find_map(|event| match EventMessage::parse(&event.message) {
@@ -381,7 +392,7 @@ fn failure_advice(record: &InstanceRecord, events: &[EventRecord]) -> String {
     let lacks_image =
         record.disk_spec.iter().any(|disk| disk.spec.base.is_some() && disk.blob_uuid.is_none());
     let advice = match (stage, failed_in) {
-        (Some(stage), _) if record.node.is_none() => stage_advice(Some(stage)),
+        (Some((stage, transient)), _) if record.node.is_none() => stage_advice(Some(stage), transient),
         (_, Some(InstanceState::PreflightError)) if lacks_image => {
             "list the images with `muster artifact list`"
         }

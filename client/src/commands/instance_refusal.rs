@@ -3,6 +3,7 @@
 use muster_types::event::EventRecord;
 use muster_types::event_message::EventMessage;
 use muster_types::scheduling::SchedulingStage;
+use serde_json::Value;
 
 use super::session::Session;
 use crate::api::{ApiResponse, EventQuery, ObjectPath};
@@ -55,9 +56,11 @@ pub(super) fn rejected_nodes(event: &EventRecord) -> Vec<String> {
     lines
 }
 
-/// Explains why no node passed a stage. `None` is a stage that this client does not know.
-pub(super) fn stage_reason(stage: Option<SchedulingStage>) -> &'static str {
+/// Explains why no node passed a stage. `None` is a stage that this client does not know. `transient` tells whether a later
+/// attempt may succeed.
+pub(super) fn stage_reason(stage: Option<SchedulingStage>, transient: bool) -> &'static str {
     match stage {
+        Some(stage) if is_too_large(stage, transient) => "no node is large enough",
         Some(SchedulingStage::PreSchedule) => "no node is available",
         Some(SchedulingStage::IsHypervisor) => "no node runs instances",
         Some(SchedulingStage::CpuMaxPerInstance) => {
@@ -74,9 +77,22 @@ pub(super) fn stage_reason(stage: Option<SchedulingStage>) -> &'static str {
     }
 }
 
-/// Returns what to do if no node passed a stage.
-pub(super) fn stage_advice(stage: Option<SchedulingStage>) -> &'static str {
+/// Returns whether no node could take the instance even if it had no other one.
+fn is_too_large(stage: SchedulingStage, transient: bool) -> bool {
+    stage.is_transient() && !transient
+}
+
+/// Returns whether the refusal that an event reports is transient. Older events do not say so.
+pub(super) fn is_transient(event: &EventRecord) -> bool {
+    event.extra.get("transient").and_then(Value::as_bool).unwrap_or(true)
+}
+
+/// Returns what to do if no node passed a stage. `transient` tells whether a later attempt may succeed.
+pub(super) fn stage_advice(stage: Option<SchedulingStage>, transient: bool) -> &'static str {
     match stage {
+        Some(stage) if is_too_large(stage, transient) => {
+            "request less, or let an administrator add a larger node"
+        }
         Some(SchedulingStage::PreSchedule | SchedulingStage::IsHypervisor) => {
             "an administrator can check the nodes with `muster node list`"
         }

@@ -6,6 +6,7 @@ use muster_types::issuer::{IssuerRecord, IssuerTerms, KEY_FETCH_FAILED};
 use serde_json::Value;
 
 use super::events::{self, EventFilter};
+use super::metadata;
 use super::session::Session;
 use crate::api::{EventQuery, ObjectPath};
 use crate::output::Table;
@@ -44,6 +45,20 @@ pub enum Command {
         name: String,
         #[command(flatten)]
         filter: EventFilter,
+    },
+    /// Show the metadata of a trusted issuer
+    Metadata { name: String },
+    /// Set a metadata key of a trusted issuer
+    SetMetadata {
+        name: String,
+        #[command(flatten)]
+        item: metadata::MetadataItem,
+    },
+    /// Delete a metadata key of a trusted issuer
+    DeleteMetadata {
+        name: String,
+        #[arg(value_name = "KEY")]
+        item: String,
     },
 }
 
@@ -96,6 +111,11 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
             session.confirm(&response, &format!("issuer {name} deleted"))
         }
         Command::Events { name, filter } => events::show(session, ObjectPath::Issuer(&name), &filter).await,
+        Command::Metadata { name } => metadata::show(session, ObjectPath::Issuer(&name)).await,
+        Command::SetMetadata { name, item } => metadata::set(session, ObjectPath::Issuer(&name), &item).await,
+        Command::DeleteMetadata { name, item } => {
+            metadata::delete(session, ObjectPath::Issuer(&name), &item).await
+        }
     }
 }
 

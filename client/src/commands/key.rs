@@ -4,8 +4,9 @@ use clap::Subcommand;
 use muster_types::key::{KeyRecord, Secret};
 
 use super::arguments::{given_or_prompted, parse_secret};
+use super::metadata;
 use super::session::Session;
-use crate::api::{AddedKey, ApiResponse};
+use crate::api::{AddedKey, ApiResponse, ObjectPath};
 use crate::output::{self, Table, escape_control, or_dash};
 use crate::time::{format_utc, parse_expiry};
 
@@ -38,6 +39,22 @@ pub enum Command {
     },
     /// Delete a key; it and its tokens become invalid immediately
     Delete { namespace: String, name: String },
+    /// Show the metadata of a key
+    Metadata { namespace: String, name: String },
+    /// Set a metadata key of a key
+    SetMetadata {
+        namespace: String,
+        name: String,
+        #[command(flatten)]
+        item: metadata::MetadataItem,
+    },
+    /// Delete a metadata key of a key
+    DeleteMetadata {
+        namespace: String,
+        name: String,
+        #[arg(value_name = "KEY")]
+        item: String,
+    },
 }
 
 pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<()> {
@@ -70,6 +87,15 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
         Command::Delete { namespace, name } => {
             let response = client.delete_key(&namespace, &name).await?;
             session.confirm(&response, &format!("key {name} deleted"))
+        }
+        Command::Metadata { namespace, name } => {
+            metadata::show(session, ObjectPath::Key(&namespace, &name)).await
+        }
+        Command::SetMetadata { namespace, name, item } => {
+            metadata::set(session, ObjectPath::Key(&namespace, &name), &item).await
+        }
+        Command::DeleteMetadata { namespace, name, item } => {
+            metadata::delete(session, ObjectPath::Key(&namespace, &name), &item).await
         }
     }
 }
@@ -112,6 +138,7 @@ mod tests {
             key_name: name.into(),
             expiry,
             scopes: scopes.map(|scopes| scopes.iter().map(|scope| (*scope).to_owned()).collect()),
+            metadata: serde_json::Map::new(),
         };
         let text = table(vec![
             key("deploy", None, None),

@@ -116,7 +116,7 @@ pub(super) async fn resolve(
     Ok(())
 }
 
-/// Fails if several objects have the name, also if all but one have failed: for commands that destroy the object.
+/// Fails if the server does not know which of several objects the name means: for commands that destroy the object.
 pub(super) async fn require_unambiguous(
     client: &Client,
     kind: NamedType,
@@ -128,7 +128,12 @@ pub(super) async fn require_unambiguous(
 }
 
 /// Warns that a new object will have the same name as existing ones.
-pub(super) async fn warn_if_taken(client: &Client, kind: NamedType, name: &str, namespace: Option<&str>) {
+pub(super) async fn warn_if_name_exists(
+    client: &Client,
+    kind: NamedType,
+    name: &str,
+    namespace: Option<&str>,
+) {
     let namespace = namespace.unwrap_or(client.own_namespace());
     match kind.find(client, name, Some(namespace)).await {
         Ok(()) => {}
@@ -203,14 +208,13 @@ async fn describe(client: &Client, kind: NamedType, found: &[Candidate]) -> Stri
     listed.join(", ")
 }
 
-/// Returns the age of an object. Only its events tell it, of which the oldest may have been deleted.
+/// Returns the age of an object, from its oldest event: records do not contain it.
 async fn age(client: &Client, object: ObjectPath<'_>) -> String {
     let query = EventQuery { limit: Some(MAX_EVENTS), event_type: None };
     let events = client.events(object, &query).await.and_then(ApiResponse::value).unwrap_or_default();
     match events.last() {
-        Some(oldest) => format_age(now(), oldest.timestamp),
-        // The server writes events with a delay.
-        None => "just now".to_owned(),
+        Some(oldest) if events.len() < MAX_EVENTS as usize => format_age(now(), oldest.timestamp),
+        _ => "at an unknown time".to_owned(),
     }
 }
 

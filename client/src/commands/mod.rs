@@ -13,6 +13,7 @@ mod cp;
 mod events;
 mod exec;
 mod exec_stdin;
+mod exec_terminal;
 mod federated_login;
 mod guest_facts;
 mod identity_token;
@@ -34,8 +35,10 @@ mod metadata;
 mod namespace;
 mod network;
 mod network_diagram;
-mod node;
+pub mod node;
+mod node_join;
 mod operation;
+mod quota;
 mod rule;
 mod session;
 #[cfg(test)]
@@ -76,6 +79,9 @@ pub enum Command {
     /// Manage capacity claims of namespaces
     #[command(subcommand)]
     Claim(claim::Command),
+    /// Manage quotas of namespaces
+    #[command(subcommand)]
+    Quota(quota::Command),
     /// Manage the nodes of the cluster
     #[command(subcommand)]
     Node(node::Command),
@@ -130,6 +136,8 @@ async fn dispatch(command: Command, options: Options) -> anyhow::Result<ExitCode
         Command::Issuer(command) => issuer::run(command, &Session::new(options)?).await?,
         Command::Rule(command) => rule::run(command, &Session::new(options)?).await?,
         Command::Claim(command) => claim::run(command, &Session::new(options)?).await?,
+        Command::Quota(command) => quota::run(command, &Session::new(options)?).await?,
+        Command::Node(node::Command::Join(arguments)) => node_join::run(arguments).await?,
         Command::Node(command) => node::run(command, &Session::new(options)?).await?,
         Command::Network(command) => network::run(command, &Session::new(options)?).await?,
         Command::Instance(command) => instance::run(command, &Session::new(options)?).await?,

@@ -10,12 +10,12 @@ use muster_types::network::{NetworkRecord, NetworkState, PingResult};
 use muster_types::operation::{OperationHandle, OperationRecord, OperationState};
 use serde_json::json;
 
-use super::lookup::{NamedType, require_unambiguous, resolve, warn_if_taken};
+use super::lookup::{NamedType, require_unambiguous, resolve, warn_if_name_exists};
 use super::network_diagram::{NetworkView, render};
 use super::session::Session;
 use super::wait::WaitOptions;
 use super::{interface, metadata, operation};
-use crate::api::{ApiResponse, DeletedNetworks, NetworkDeletion, NewNetwork, ObjectPath};
+use crate::api::{ApiResponse, NetworkDeletion, NewNetwork, ObjectPath};
 use crate::output::{self, Table, compact, escape_control, or_dash};
 use crate::time::format_utc;
 
@@ -59,14 +59,11 @@ pub enum Command {
         #[command(flatten)]
         wait: WaitOptions,
     },
-    /// Delete all networks of a namespace
+    /// Delete all networks of a namespace; those with interfaces once the interfaces are deleted
     DeleteAll {
         /// Namespace to delete the networks of, if not your own
         #[arg(long, value_name = "NAMESPACE")]
         in_namespace: Option<String>,
-        /// Also delete networks with interfaces, once those are deleted
-        #[arg(long)]
-        clean_wait: bool,
         /// Confirm the deletion
         #[arg(long, required = true)]
         yes: bool,
@@ -161,8 +158,8 @@ pub(super) async fn run(mut command: Command, session: &Session) -> anyhow::Resu
             create(session, &new, wait).await
         }
         Command::Delete { network, wait } => delete(session, &network, wait).await,
-        Command::DeleteAll { in_namespace, clean_wait, yes: _ } => {
-            delete_all(session, client.delete_networks(in_namespace.as_deref(), clean_wait).await?)
+        Command::DeleteAll { in_namespace, yes: _ } => {
+            session.show(client.delete_networks(in_namespace.as_deref()).await?, deletions)
         }
         Command::Interfaces { network } => {
             session.show(client.network_interfaces(&network).await?, interface::table)
@@ -236,7 +233,7 @@ async fn unfinished_operations(session: &Session, network: &str) -> Vec<Operatio
 }
 
 async fn create(session: &Session, new: &NewNetwork, wait: WaitOptions) -> anyhow::Result<()> {
-    warn_if_taken(&session.client, NamedType::Network, &new.name, new.namespace.as_deref()).await;
+    warn_if_name_exists(&session.client, NamedType::Network, &new.name, new.namespace.as_deref()).await;
     let mut response = session.client.create_network(new).await?;
     let mut network = response.clone().value()?;
     if let Some(mut timer) = wait.timer() {
@@ -327,19 +324,6 @@ async fn route(session: &Session, network: &str) -> anyhow::Result<()> {
     output::print(&format!("{}\n", response.value()?))
 }
 
-fn delete_all(session: &Session, response: ApiResponse<DeletedNetworks>) -> anyhow::Result<()> {
-    let unable = match response.clone().value()? {
-        DeletedNetworks::All(_) => vec![],
-        DeletedNetworks::Partial { unable, .. } => unable,
-    };
-    session.show(response, deletions)?;
-    if unable.is_empty() {
-        return Ok(());
-    }
-    let unable: Vec<String> = unable.iter().map(ToString::to_string).collect();
-    bail!("not deleted because they have interfaces: {}", unable.join(", "))
-}
-
 fn ping(session: &Session, response: ApiResponse<PingResult>) -> anyhow::Result<()> {
     if session.json {
         return output::print_json(response.json());
@@ -415,13 +399,12 @@ fn addresses(mut addresses: Vec<AddressRecord>) -> Table {
     }))
 }
 
-fn deletions(outcome: DeletedNetworks) -> Table {
-    let (DeletedNetworks::All(deleted) | DeletedNetworks::Partial { deleted, .. }) = outcome;
-    Table::new(&["NETWORK", "OPERATION"], &[]).rows(deleted.into_iter().map(
-        |NetworkDeletion { network_uuid, operation }| {
-            [network_uuid.to_string(), format!("{} {}", operation.op_type, operation.op_uuid)]
-        },
-    ))
+fn deletions(deletions: Vec<NetworkDeletion>) -> Table {
+    let table = Table::new(&["NETWORK", "OPERATION"], &["WAITS"]);
+    table.rows(deletions.into_iter().map(|NetworkDeletion { network_uuid, operation, reason }| {
+        let operation = format!("{} {}", operation.op_type, operation.op_uuid);
+        [network_uuid.to_string(), operation, or_dash(reason.unwrap_or_default())]
+    }))
 }
 
 #[cfg(test)]

@@ -1,13 +1,17 @@
 //! `muster node`.
 
-use anyhow::anyhow;
+use std::path::PathBuf;
+
+use anyhow::{anyhow, bail};
 use clap::Subcommand;
 use muster_types::event::EventType;
-use muster_types::node::NodeRecord;
+use muster_types::node::{EvacuationRecord, NodeRecord};
 use reqwest::StatusCode;
 use serde_json::{Map, Value};
 
+use super::arguments::prompt_confirmation;
 use super::metadata;
+use super::node_join;
 use super::session::Session;
 use crate::api::{ApiResponse, EventQuery, ObjectPath};
 use crate::output::{Table, compact, escape_control, or_dash};
@@ -27,10 +31,37 @@ pub enum Command {
     /// Delete a node; checking in does not restore it
     Delete {
         node: String,
-        /// Delete a node that is alive or has instances: lists them, stops its VMs and keeps their disks
-        #[arg(long)]
-        force: bool,
+        /// Declare that the host of a node that does not check in is dead; its instances end in error
+        #[arg(long, alias = "force")]
+        dead: bool,
+        /// Do not ask for confirmation
+        #[arg(long, requires = "dead")]
+        yes: bool,
     },
+    /// Restart the instances of a dead node on other nodes
+    Evacuate {
+        node: String,
+        /// Declare that the host of the node is dead: VMs that still run there would run twice
+        #[arg(long)]
+        dead: bool,
+        /// Do not ask for confirmation
+        #[arg(long, requires = "dead")]
+        yes: bool,
+    },
+    /// Give a copied data directory a new identity, so that this host joins as a new node
+    Adopt {
+        /// Data directory of a daemon that is not running
+        #[arg(long, value_name = "DIR", default_value_os_t = crate::default_data_dir())]
+        data_dir: PathBuf,
+    },
+    /// Print the command that joins a new host to the cluster; it can be used once
+    Invite {
+        /// Seconds until the invitation expires
+        #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
+        expires_in: u64,
+    },
+    /// Write the settings with which this host joins a cluster that has invited it
+    Join(node_join::Arguments),
     /// Show the metadata of a node
     Metadata { node: String },
     /// Set a metadata key of a node
@@ -54,17 +85,37 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
         Command::Show { node } => session.show(client.node(&node).await?, details),
         Command::Resources { node } => session.show(resources(session, &node).await?, key_values),
         Command::Metrics { node } => session.show(client.process_metrics(&node).await?, key_values),
-        Command::Delete { node, force } => {
+        Command::Delete { node, dead, yes } => {
             let response = match client.delete_node(&node, false).await {
-                Err(error) if force && error.status() == Some(StatusCode::CONFLICT.as_u16()) => {
-                    // It lists what is lost.
+                Err(error) if dead && error.status() == Some(StatusCode::CONFLICT.as_u16()) => {
+                    // The error lists the instances that end in error.
                     eprintln!("{}", escape_control(&error.to_string()));
+                    if !yes
+                        && !prompt_confirmation(&format!("is the host of {node} dead, and delete the node?"))?
+                    {
+                        bail!("nothing was deleted");
+                    }
                     client.delete_node(&node, true).await?
                 }
                 response => response?,
             };
             session.confirm(&response, &format!("node {node} deleted"))
         }
+        // The executable, which knows the format of the directory, runs it.
+        Command::Adopt { .. } => bail!("`node adopt` needs no server"),
+        Command::Evacuate { node, dead, yes } => {
+            let question = format!("is the host of {node} dead? VMs that still run there would run twice.");
+            if dead && !yes && !prompt_confirmation(&question)? {
+                bail!("nothing was evacuated");
+            }
+            session.show(client.evacuate_node(&node, dead).await?, evacuations)
+        }
+        Command::Invite { expires_in } => {
+            let response = client.invite_node(expires_in).await?;
+            let token = response.json()["token"].as_str().unwrap_or_default();
+            session.print_line(&response, &format!("muster node join {token}"))
+        }
+        Command::Join(arguments) => node_join::run(arguments).await,
         Command::Metadata { node } => metadata::show(session, ObjectPath::Node(&node)).await,
         Command::SetMetadata { node, item } => metadata::set(session, ObjectPath::Node(&node), &item).await,
         Command::DeleteMetadata { node, item } => {
@@ -90,6 +141,7 @@ fn roles(node: &NodeRecord) -> String {
     ];
     let roles = roles.into_iter().filter(|(has, _)| *has).map(|(_, role)| role.to_owned());
     let limits = node.limits.keys().map(|limit| format!("no {limit}"));
+    let limits = limits.chain(node.degraded.iter().map(|_| "degraded".to_owned()));
     or_dash(roles.chain(limits).collect::<Vec<_>>().join(", "))
 }
 
@@ -107,6 +159,9 @@ fn table(nodes: Vec<NodeRecord>) -> Table {
 fn details(node: NodeRecord) -> Table {
     let (last_seen, roles) = (last_seen(&node), roles(&node));
     let limits = node.limits.iter().map(|(limit, reason)| (format!("no {limit}"), reason.clone()));
+    let limits = limits.chain(node.degraded.iter().map(|degraded| {
+        ("degraded".to_owned(), format!("{} (since {})", degraded.reason, format_utc(degraded.since)))
+    }));
     let metadata = node.metadata.iter().map(|(key, value)| (format!("metadata {key}"), compact(value)));
     let details = [
         ("name", node.name),
@@ -115,11 +170,21 @@ fn details(node: NodeRecord) -> Table {
         ("address", node.ip),
         ("roles", roles),
         ("last seen", last_seen),
+        ("clock skew", format!("{:.3} s", node.clock_skew)),
         ("release", node.release),
     ];
     Table::key_values(
         details.map(|(name, value)| (name.to_owned(), value)).into_iter().chain(limits).chain(metadata),
     )
+}
+
+fn evacuations(records: Vec<EvacuationRecord>) -> Table {
+    Table::new(&["INSTANCE", "NAMESPACE", "OUTCOME", "NODE"], &["REASON"]).rows(records.into_iter().map(
+        |record| {
+            let (outcome, node) = (record.outcome.to_string(), or_dash(record.node.unwrap_or_default()));
+            [record.name, record.namespace, outcome, node, record.reason]
+        },
+    ))
 }
 
 fn key_values(values: Map<String, Value>) -> Table {
@@ -155,6 +220,10 @@ mod tests {
     fn shows_a_node_that_never_checked_in() {
         let text = details(example(0.0)).render(None);
         assert!(text.contains("no taps        needs /dev/net/tun\n"), "{text}");
-        assert!(text.contains("last seen      never\n") && text.contains("metadata rack  b\n"), "{text}");
+        assert!(
+            text.contains("last seen      never\nclock skew     0.000 s\n")
+                && text.contains("metadata rack  b\n"),
+            "{text}"
+        );
     }
 }

@@ -4,7 +4,9 @@ use clap::Subcommand;
 use clap::builder::PossibleValuesParser;
 use muster_types::operation::{OperationRecord, OperationType};
 
+use super::metadata;
 use super::session::Session;
+use crate::api::ObjectPath;
 use crate::output::{Table, or_dash};
 use crate::time::format_utc;
 
@@ -28,6 +30,28 @@ pub enum Command {
         #[arg(long, value_name = "ID")]
         target: String,
     },
+    /// Show the metadata of an operation
+    Metadata {
+        #[arg(value_name = "TYPE", value_parser = operation_types())]
+        operation_type: String,
+        uuid: String,
+    },
+    /// Set a metadata key of an operation
+    SetMetadata {
+        #[arg(value_name = "TYPE", value_parser = operation_types())]
+        operation_type: String,
+        uuid: String,
+        #[command(flatten)]
+        item: metadata::MetadataItem,
+    },
+    /// Delete a metadata key of an operation
+    DeleteMetadata {
+        #[arg(value_name = "TYPE", value_parser = operation_types())]
+        operation_type: String,
+        uuid: String,
+        #[arg(value_name = "KEY")]
+        item: String,
+    },
 }
 
 fn operation_types() -> PossibleValuesParser {
@@ -43,6 +67,15 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
         Command::Chain { uuid } => session.show(client.operation_chain(&uuid).await?, table),
         Command::List { target_type, target } => {
             session.show(client.operations(&target_type, &target).await?, table)
+        }
+        Command::Metadata { operation_type, uuid } => {
+            metadata::show(session, ObjectPath::Operation(&operation_type, &uuid)).await
+        }
+        Command::SetMetadata { operation_type, uuid, item } => {
+            metadata::set(session, ObjectPath::Operation(&operation_type, &uuid), &item).await
+        }
+        Command::DeleteMetadata { operation_type, uuid, item } => {
+            metadata::delete(session, ObjectPath::Operation(&operation_type, &uuid), &item).await
         }
     }
 }

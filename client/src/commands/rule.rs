@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use muster_types::rule::{BoundClaims, ClaimMatcher, RuleRecord, RuleTerms};
 
 use super::events::{self, EventFilter};
+use super::metadata;
 use super::session::Session;
 use crate::api::ObjectPath;
 use crate::output::Table;
@@ -52,6 +53,22 @@ pub enum Command {
         name: String,
         #[command(flatten)]
         filter: EventFilter,
+    },
+    /// Show the metadata of a mapping rule
+    Metadata { namespace: String, name: String },
+    /// Set a metadata key of a mapping rule
+    SetMetadata {
+        namespace: String,
+        name: String,
+        #[command(flatten)]
+        item: metadata::MetadataItem,
+    },
+    /// Delete a metadata key of a mapping rule
+    DeleteMetadata {
+        namespace: String,
+        name: String,
+        #[arg(value_name = "KEY")]
+        item: String,
     },
 }
 
@@ -139,6 +156,15 @@ pub(super) async fn run(command: Command, session: &Session) -> anyhow::Result<(
         }
         Command::Events { namespace, name, filter } => {
             events::show(session, ObjectPath::Rule(&namespace, &name), &filter).await
+        }
+        Command::Metadata { namespace, name } => {
+            metadata::show(session, ObjectPath::Rule(&namespace, &name)).await
+        }
+        Command::SetMetadata { namespace, name, item } => {
+            metadata::set(session, ObjectPath::Rule(&namespace, &name), &item).await
+        }
+        Command::DeleteMetadata { namespace, name, item } => {
+            metadata::delete(session, ObjectPath::Rule(&namespace, &name), &item).await
         }
     }
 }

@@ -35,7 +35,7 @@ pub struct Options {
         help_heading = "Connection"
     )]
     pub namespace: Option<String>,
-    /// Secret of a key of that namespace; must precede the command. MUSTER_KEY is sent only to MUSTER_API_URL or --api-url
+    /// Secret of a key of that namespace; must precede the command. MUSTER_KEY is sent only to MUSTER_API_URL
     // Not global: some commands have their own --key for another key.
     #[arg(id = "as_key", long = "key", value_name = "SECRET", env = "MUSTER_KEY", hide_env_values = true,
           value_parser = parse_secret, help_heading = "Connection")]
@@ -113,6 +113,15 @@ impl Session {
         } else {
             output::print_table(&table(response.value()?))
         }
+    }
+
+    /// Prints one line for people, or the response as JSON.
+    pub(super) fn print_line<T>(&self, response: &ApiResponse<T>, text: &str) -> anyhow::Result<()> {
+        if self.json {
+            return output::print_json(response.json());
+        }
+        println!("{}", output::escape_control(text));
+        Ok(())
     }
 
     /// Confirms an action whose response contains no data.

@@ -128,10 +128,11 @@ fn key_of_the_environment_is_used_only_for_its_own_url() {
     };
     let error = resolved("stored", Some("http://b"), Some("http://a")).unwrap_err();
     assert!(error.starts_with("MUSTER_KEY is for MUSTER_API_URL http://a, not for http://b"), "{error}");
-    let error = resolved("stored", None, None).unwrap_err();
-    assert!(error.starts_with("MUSTER_KEY is set without a URL"), "{error}");
+    for url in [None, Some("http://b")] {
+        let error = resolved("stored", url, None).unwrap_err();
+        assert!(error.starts_with("MUSTER_KEY is set without a URL") && error.contains("--key"), "{error}");
+    }
     assert_eq!(resolved("stored", Some("http://a/"), Some("http://a")).unwrap(), "http://a/");
-    assert_eq!(resolved("stored", Some("http://b"), None).unwrap(), "http://b");
     assert_eq!(resolved("--key", Some("http://b"), Some("http://a")).unwrap(), "http://b");
     assert_eq!(resolved("--key", None, None).unwrap(), "http://daemon:13000");
 }

@@ -40,8 +40,6 @@ const MAX_UPLOADS: u32 = 3;
 #[derive(Debug)]
 pub(crate) struct Uploaded {
     pub(crate) upload: UploadId,
-    /// In bytes.
-    pub(crate) size: u64,
     /// The checksum of the sent content.
     pub(crate) sha512: String,
     pub(crate) summary: String,
@@ -89,7 +87,7 @@ pub(crate) async fn send_file(
         };
         state.entry.sha512 = Some(sha512.clone());
         state.save()?;
-        return Ok(Uploaded { upload, size: local.size, sha512, summary: meter.summary() });
+        return Ok(Uploaded { upload, sha512, summary: meter.summary() });
     }
     bail!("the server has lost the upload {MAX_UPLOADS} times; see its log")
 }
@@ -156,7 +154,7 @@ pub(crate) async fn send_file_untracked(
     }
     local.check_unchanged()?;
     let sha512 = hasher.lock().digest();
-    Ok(Uploaded { upload, size: local.size, sha512, summary: meter.summary() })
+    Ok(Uploaded { upload, sha512, summary: meter.summary() })
 }
 
 /// Sends standard input. Another run cannot resume it.
@@ -184,7 +182,7 @@ pub(crate) async fn send_stdin(
             }
         }
     }
-    Ok(Uploaded { upload, size: at, sha512: hasher.digest(), summary: meter.summary() })
+    Ok(Uploaded { upload, sha512: hasher.digest(), summary: meter.summary() })
 }
 
 /// Reads blocks in a thread that is never joined: a read from standard input may block forever.

@@ -10,11 +10,14 @@
 //!
 //! An object that the caller may not see is reported as not found.
 
+use muster_types::key::RESERVED_NAME_PREFIX;
 use muster_types::namespace::{NamespaceState, SYSTEM_NAMESPACE};
 use muster_types::{Error, Result};
 use serde_json::Value;
 
+use super::request_deadline::RequestDeadline;
 use super::scopes;
+use super::tokens::OriginalCaller;
 use muster_store::namespaces::NamespaceRow;
 use muster_store::{Read, StoreError, namespaces, trusts};
 
@@ -37,7 +40,9 @@ impl MintedKeyInfo {
 /// The origin of a request without a token.
 #[derive(Debug, Clone, Copy)]
 pub struct Origin<'a> {
-    /// The address that attempts are counted for.
+    /// The address of the caller.
+    pub remote: &'a str,
+    /// The address that attempts are counted for: the network of `remote` if it is an IPv6 address, else `remote`.
     pub source: &'a str,
     pub request_id: &'a str,
 }
@@ -55,13 +60,61 @@ pub struct Caller {
     pub method: String,
     pub path: String,
     pub remote: String,
+    /// How long the caller waits.
+    pub deadline: RequestDeadline,
+    /// The nonce of the key, if the caller has one.
+    pub nonce: Option<String>,
 }
 
 impl Caller {
+    /// Creates the caller of work that the daemon does by itself, as the system namespace. `task` names the work in events.
+    #[must_use]
+    pub(crate) fn daemon(task: &str) -> Self {
+        Self {
+            namespace: SYSTEM_NAMESPACE.to_owned(),
+            key_name: task.to_owned(),
+            scopes: None,
+            minted: None,
+            request_id: uuid::Uuid::now_v7().to_string(),
+            method: task.to_uppercase(),
+            path: "/".to_owned(),
+            remote: String::new(),
+            deadline: RequestDeadline::default(),
+            nonce: None,
+        }
+    }
+
     /// Returns whether the caller administers the cluster.
     #[must_use]
     pub fn is_system(&self) -> bool {
         self.namespace == SYSTEM_NAMESPACE
+    }
+
+    /// Returns the identity that a daemon passes on with a forwarded request.
+    #[must_use]
+    pub fn original(&self) -> OriginalCaller {
+        OriginalCaller {
+            namespace: self.namespace.clone(),
+            key_name: self.key_name.clone(),
+            scopes: self.scopes.clone(),
+            remote: self.remote.clone(),
+            nonce: self.nonce.clone(),
+        }
+    }
+
+    /// Replaces the identity of a service key by the one of the caller whose request was forwarded; `minted` is that of
+    /// the caller's key. Returns whether the service key may stand for that caller.
+    #[must_use]
+    pub fn act_for(&mut self, original: OriginalCaller, minted: Option<MintedKeyInfo>) -> bool {
+        let is_service = self.key_name.starts_with(RESERVED_NAME_PREFIX);
+        let is_namespace = original.namespace == self.namespace || original.namespace == SYSTEM_NAMESPACE;
+        self.namespace = original.namespace;
+        self.key_name = original.key_name;
+        self.scopes = original.scopes;
+        self.remote = original.remote;
+        self.nonce = original.nonce;
+        self.minted = minted;
+        is_service && is_namespace
     }
 
     /// Returns whether the caller may change objects of `namespace`.

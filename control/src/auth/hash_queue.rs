@@ -1,4 +1,5 @@
-//! The queue for the CPU time and the memory of expensive hashes, fair to sources and to the namespaces of each.
+//! Limits how many expensive hashes are computed at a time, and assigns the slots fairly: in turn to the sources that wait,
+//! and within a source in turn to its namespaces.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,19 +18,28 @@ const RETRY_AFTER: u64 = 5;
 /// On whose behalf a hash is computed.
 #[derive(Debug, Clone, Copy)]
 pub struct HashRequester<'a> {
-    /// The address of the caller; empty for the cluster itself.
+    /// The address of a caller without a token, or the namespace of one with a token; empty for the cluster itself.
     pub source: &'a str,
+    /// The namespace of the key.
     pub namespace: &'a str,
+}
+
+impl<'a> HashRequester<'a> {
+    /// Returns the requester for keys that the cluster itself creates.
+    #[must_use]
+    pub const fn cluster(namespace: &'a str) -> Self {
+        Self { source: "", namespace }
+    }
 }
 
 /// Assigns slots in turn: to each source, and within a source to each namespace.
 #[derive(Debug)]
 pub(super) struct HashQueue {
-    state: Mutex<State>,
+    state: Mutex<HashQueueState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct HashQueueState {
     free: usize,
     /// The sources with waiting hashes; the next slot is for the first one.
     sources: VecDeque<SourceQueue>,
@@ -62,7 +72,7 @@ impl Drop for HashSlot {
 
 impl HashQueue {
     pub(super) fn new(slots: usize) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::new(State { free: slots, sources: VecDeque::new() }) })
+        Arc::new(Self { state: Mutex::new(HashQueueState { free: slots, sources: VecDeque::new() }) })
     }
 
     /// Waits for a slot. Fails if too many hashes of the requester wait, or if there are too many in total and no
@@ -100,7 +110,7 @@ impl HashQueue {
     }
 }
 
-impl State {
+impl HashQueueState {
     fn enqueue(&mut self, requester: HashRequester<'_>) -> Option<oneshot::Receiver<HashSlot>> {
         if self.waiting() >= MAX_WAITING {
             self.make_room(requester.source)?;
@@ -194,7 +204,8 @@ impl SourceQueue {
 }
 
 fn too_many() -> Error {
-    let text = "too many concurrent logins, please retry".to_owned();
+    let text =
+        "too many logins and new keys of this namespace or address are waiting, please retry".to_owned();
     Error::TooManyRequests { text, retry_after: RETRY_AFTER }
 }
 

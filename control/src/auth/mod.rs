@@ -4,8 +4,10 @@ pub mod access;
 pub mod console_key;
 mod hash_queue;
 pub mod identity;
+mod request_deadline;
 pub mod scopes;
 pub mod secrets;
 pub mod tokens;
 
 pub use access::{Caller, Origin};
+pub use request_deadline::RequestDeadline;

@@ -72,18 +72,17 @@ impl Secrets {
         }
     }
 
-    /// Returns what to store for a secret of a namespace.
-    pub async fn seal(&self, namespace: &str, secret: &Secret) -> Result<StoredSecret> {
+    /// Returns what to store for a secret of the requester's namespace.
+    pub async fn seal(&self, requester: HashRequester<'_>, secret: &Secret) -> Result<StoredSecret> {
         let salt = random_alphanumeric(22);
         let hash = if secret.is_generated() {
             format!("sha256${salt}${}", BASE64.encode(fast_hash(&salt, secret.expose())))
         } else {
-            let requester = HashRequester { source: "", namespace };
             let hash = self.slow_hash(requester, secret, &salt, COST).await?;
             let [memory, rounds, lanes] = COST;
             format!("argon2id${memory}${rounds}${lanes}${salt}${}", BASE64.encode(hash))
         };
-        Ok(StoredSecret { tag: self.tag(namespace, secret), hash, nonce: random_alphanumeric(16) })
+        Ok(StoredSecret { tag: self.tag(requester.namespace, secret), hash, nonce: random_alphanumeric(16) })
     }
 
     /// Returns the tag by which the keys are found that a secret may belong to.
@@ -240,7 +239,7 @@ mod tests {
     async fn finds_key_of_matching_secret_only() {
         let secrets = secrets();
         for secret in [Secret::generate(), Secret::new("hunter2"), Secret::new("")] {
-            let stored = secrets.seal("ns", &secret).await.unwrap();
+            let stored = secrets.seal(REQUESTER, &secret).await.unwrap();
             assert!(!stored.hash.contains(secret.expose()) || secret.expose().is_empty());
             assert_eq!(stored.tag, secrets.tag("ns", &secret));
             let found =
@@ -275,7 +274,10 @@ mod tests {
     async fn keys_with_the_same_secret_are_stored_differently() {
         let secrets = secrets();
         let secret = Secret::new("hunter2");
-        let (a, b) = (secrets.seal("ns", &secret).await.unwrap(), secrets.seal("ns", &secret).await.unwrap());
+        let (a, b) = (
+            secrets.seal(REQUESTER, &secret).await.unwrap(),
+            secrets.seal(REQUESTER, &secret).await.unwrap(),
+        );
         assert_ne!(a.hash, b.hash);
         assert_ne!(a.nonce, b.nonce);
         assert_ne!(secrets.tag("ns", &Secret::generate()), secrets.tag("ns", &Secret::generate()));

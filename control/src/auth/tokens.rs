@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 /// The maximum length of a token.
 const MAX_TOKEN_BYTES: usize = 16 << 10;
 
+/// The number of seconds by which the clocks of two daemons may differ.
+const MAX_CLOCK_SKEW: u64 = 60;
+
 /// The claims of a token.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Claims {
@@ -28,6 +31,31 @@ pub struct Claims {
     /// The scopes of the token; absent means everything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scopes: Option<Vec<String>>,
+    /// Only in tokens of service keys: the caller whose request a daemon has forwarded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub caller: Option<OriginalCaller>,
+}
+
+/// The caller of a forwarded request. See docs/decisions/0043.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OriginalCaller {
+    pub namespace: String,
+    pub key_name: String,
+    /// `None` is everything.
+    pub scopes: Option<Vec<String>>,
+    pub remote: String,
+    /// The nonce of the caller's key; `None` from daemons of earlier releases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nonce: Option<String>,
+}
+
+/// The key that a token is created for.
+#[derive(Debug, Clone, Copy)]
+pub struct TokenSubject<'a> {
+    pub namespace: &'a str,
+    pub key: &'a str,
+    pub nonce: &'a str,
+    pub scopes: Option<&'a [String]>,
 }
 
 #[derive(Deserialize)]
@@ -79,17 +107,45 @@ impl AccessTokens {
         nonce: &str,
         scopes: Option<&[String]>,
     ) -> String {
+        self.sign(
+            (now, now.saturating_add(self.lifetime)),
+            TokenSubject { namespace, key, nonce, scopes },
+            None,
+        )
+    }
+
+    /// Creates a token for a service key that is valid for `lifetime` seconds. It acts for `caller` if there is one.
+    #[must_use]
+    pub fn create_service(
+        &self,
+        now: u64,
+        lifetime: u64,
+        subject: TokenSubject<'_>,
+        caller: Option<OriginalCaller>,
+    ) -> String {
+        // Another daemon verifies it immediately, and its clock may be behind.
+        self.sign((now.saturating_sub(MAX_CLOCK_SKEW), now.saturating_add(lifetime)), subject, caller)
+    }
+
+    /// Creates a token that is valid from the first of two times until the second.
+    fn sign(
+        &self,
+        (start, end): (u64, u64),
+        subject: TokenSubject<'_>,
+        caller: Option<OriginalCaller>,
+    ) -> String {
         let claims = Claims {
             fresh: false,
-            iat: now,
-            nbf: now,
-            exp: now.saturating_add(self.lifetime),
+            iat: start,
+            nbf: start,
+            exp: end,
             jti: uuid::Uuid::new_v4().to_string(),
             kind: "access".into(),
-            sub: (namespace.to_owned(), key.to_owned()),
+            sub: (subject.namespace.to_owned(), subject.key.to_owned()),
             iss: self.issuer.clone(),
-            nonce: Some(nonce.to_owned()),
-            scopes: scopes.map(<[String]>::to_vec),
+            nonce: Some(subject.nonce.to_owned()),
+            scopes: subject.scopes.map(<[String]>::to_vec),
+            caller,
         };
         let claims = serde_json::to_vec(&claims).expect("claims have only string keys");
         let mut token = format!("{}.{}", self.header, BASE64.encode(claims));

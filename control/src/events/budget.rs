@@ -1,5 +1,7 @@
 //! The size budget of the stored events: removes the oldest API requests first, then the oldest other events.
 
+use std::time::{Duration, Instant};
+
 use muster_types::Result;
 use muster_types::event::EventType;
 use muster_types::settings::Settings;
@@ -15,40 +17,74 @@ const MEASURED_BATCH: i64 = 5000;
 /// are not measured.
 const LARGE_EVENT: i64 = 8 << 10;
 
-/// Removes events until they use at most nine tenths of `EVENT_STORE_MAX_MB`, if they use more than all of it. Returns the
-/// number of removed links.
-pub async fn enforce_budget(store: &Store, settings: &Settings, metrics: &Metrics) -> Result<u64> {
-    let budget = i64::try_from(settings.event_store_max_mb << 20).unwrap_or(i64::MAX);
-    if budget == 0 || store.estimate_rows("events").await?.saturating_mul(LARGE_EVENT) <= budget {
-        return Ok(0);
-    }
-    let size = measure(store).await?;
-    if size <= budget {
-        return Ok(0);
-    }
-    let mut reduction = Reduction { store, metrics, excess: size - budget / 10 * 9, links: 0 };
-    for age in halved_ages(settings.max_api_request_event_age) {
-        reduction.remove_requests(now() - age).await?;
-    }
-    let oldest = EventType::ALL.iter().map(|event_type| max_age(settings, *event_type)).max();
-    for age in halved_ages(oldest.unwrap_or_default()) {
-        for event_type in EventType::ALL {
-            reduction.remove_older(*event_type, now() - age).await?;
-        }
-    }
-    Ok(reduction.links)
+/// The time after which all events are measured again. Until then, those that were removed by age or arrived late are
+/// not accounted for.
+const MEASURE_INTERVAL: Duration = Duration::from_secs(24 * 3600);
+
+/// Keeps the stored events within their budget. Remembers their size, so that a check reads only new events.
+#[derive(Debug, Default)]
+pub struct EventBudget {
+    total: tokio::sync::Mutex<Option<RunningTotal>>,
 }
 
-/// Returns the approximate size of all events in bytes.
-async fn measure(store: &Store) -> Result<i64> {
-    let (mut size, mut after) = (0, String::new());
-    loop {
-        let (bytes, next) = events::size_of_page(store, &after, MEASURED_BATCH).await?;
-        size += bytes;
-        match next {
-            Some(next) => after = next,
-            None => return Ok(size),
+/// The size of the events up to one of them.
+#[derive(Debug)]
+struct RunningTotal {
+    /// In bytes.
+    bytes: i64,
+    /// The last event that is included. Ids of events are ordered by time.
+    last: String,
+    /// When it was started.
+    since: Instant,
+}
+
+impl RunningTotal {
+    fn new() -> Self {
+        Self { bytes: 0, last: String::new(), since: Instant::now() }
+    }
+
+    /// Adds the events after the last one.
+    async fn add_new(&mut self, store: &Store) -> Result<()> {
+        loop {
+            let page = events::size_of_page(store, &self.last, MEASURED_BATCH).await?;
+            self.bytes += page.bytes;
+            if let Some(last) = page.last {
+                self.last = last;
+            }
+            if !page.is_full {
+                return Ok(());
+            }
         }
+    }
+}
+
+impl EventBudget {
+    /// Removes events until they use at most nine tenths of `EVENT_STORE_MAX_MB`, if they may use more than all of it.
+    /// Returns the number of removed links.
+    pub async fn enforce(&self, store: &Store, settings: &Settings, metrics: &Metrics) -> Result<u64> {
+        let budget = i64::try_from(settings.event_store_max_mb << 20).unwrap_or(i64::MAX);
+        if budget == 0 || store.estimate_rows("events").await?.saturating_mul(LARGE_EVENT) <= budget {
+            return Ok(0);
+        }
+        let mut total = self.total.lock().await;
+        let current = total.take().filter(|total| total.since.elapsed() < MEASURE_INTERVAL);
+        let is_measured = current.is_none();
+        let mut current = current.unwrap_or_else(RunningTotal::new);
+        current.add_new(store).await?;
+        if current.bytes > budget && !is_measured {
+            // Some of these events may be removed already.
+            current = RunningTotal::new();
+            current.add_new(store).await?;
+        } else if current.bytes <= budget {
+            *total = Some(current);
+            return Ok(0);
+        }
+        let excess = current.bytes - budget / 10 * 9;
+        let mut reduction = Reduction { store, metrics, excess, links: 0 };
+        reduction.run(settings).await?;
+        current.bytes += reduction.excess - excess;
+        *total = Some(current);
+        Ok(reduction.links)
     }
 }
 
@@ -68,6 +104,19 @@ struct Reduction<'a> {
 }
 
 impl Reduction<'_> {
+    async fn run(&mut self, settings: &Settings) -> Result<()> {
+        for age in halved_ages(settings.max_api_request_event_age) {
+            self.remove_requests(now() - age).await?;
+        }
+        let oldest = EventType::ALL.iter().map(|event_type| max_age(settings, *event_type)).max();
+        for age in halved_ages(oldest.unwrap_or_default()) {
+            for event_type in EventType::ALL {
+                self.remove_older(*event_type, now() - age).await?;
+            }
+        }
+        Ok(())
+    }
+
     async fn remove_requests(&mut self, before: f64) -> Result<()> {
         let mut from = String::new();
         while self.excess > 0 {

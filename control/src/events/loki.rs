@@ -4,6 +4,8 @@
 //! unavailable. When the queue is full, or when the daemon ends first, they are dropped and counted.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use muster_types::event::Event;
@@ -69,20 +71,22 @@ impl Loki {
     /// Starts to send events.
     pub(super) fn start(self, metrics: &Metrics) -> LokiQueue {
         let (queue, events) = mpsc::channel(MAX_QUEUED);
-        let dropped = metrics.loki_dropped.clone();
-        let task = tokio::spawn(self.run(events, metrics.loki_sent.clone(), dropped.clone()));
-        LokiQueue { queue, dropped, task }
+        let counts = QueueCounts {
+            pending: Arc::default(),
+            sent: metrics.loki_sent.clone(),
+            dropped: metrics.loki_dropped.clone(),
+        };
+        let task = tokio::spawn(self.run(events, counts.clone()));
+        LokiQueue { queue, counts, task }
     }
 
-    async fn run(self, mut events: mpsc::Receiver<Event>, sent: Counter, dropped: Counter) {
+    async fn run(self, mut events: mpsc::Receiver<Event>, counts: QueueCounts) {
         let mut batch = Vec::with_capacity(MAX_BATCH);
         while events.recv_many(&mut batch, MAX_BATCH).await > 0 {
             let count = batch.len() as u64;
-            if self.push(&batch).await {
-                sent.inc_by(count);
-            } else {
-                dropped.inc_by(count);
-            }
+            let outcome = if self.push(&batch).await { &counts.sent } else { &counts.dropped };
+            outcome.inc_by(count);
+            counts.pending.fetch_sub(count, Ordering::Relaxed);
             batch.clear();
         }
     }
@@ -112,11 +116,20 @@ impl Loki {
     }
 }
 
+/// The number of queued, sent and dropped events.
+#[derive(Debug, Clone)]
+struct QueueCounts {
+    /// Queued, and neither sent nor dropped yet.
+    pending: Arc<AtomicU64>,
+    sent: Counter,
+    dropped: Counter,
+}
+
 /// The queue of events for a Loki server.
 #[derive(Debug)]
 pub(super) struct LokiQueue {
     queue: mpsc::Sender<Event>,
-    dropped: Counter,
+    counts: QueueCounts,
     task: JoinHandle<()>,
 }
 
@@ -124,19 +137,29 @@ impl LokiQueue {
     /// Queues events. Drops and counts those that exceed the capacity of the queue.
     pub(super) fn send(&self, events: Vec<Event>) {
         for event in events {
+            self.counts.pending.fetch_add(1, Ordering::Relaxed);
             if self.queue.try_send(event).is_err() {
-                self.dropped.inc();
+                self.counts.pending.fetch_sub(1, Ordering::Relaxed);
+                self.counts.dropped.inc();
             }
         }
     }
 
-    /// Waits until the queued events are sent, within limits.
+    /// Waits until the queued events are sent, within limits. Drops and counts the others.
     pub(super) async fn close(self) {
-        let Self { queue, mut task, .. } = self;
+        self.close_within(SHUTDOWN_GRACE).await;
+    }
+
+    async fn close_within(self, grace: Duration) {
+        let Self { queue, counts, mut task } = self;
         drop(queue);
-        if tokio::time::timeout(SHUTDOWN_GRACE, &mut task).await.is_err() {
-            tracing::warn!("dropped events that Loki has not received");
+        if tokio::time::timeout(grace, &mut task).await.is_err() {
             task.abort();
+            // The task no longer changes the counts once it has ended.
+            let _ = task.await;
+            let events = counts.pending.swap(0, Ordering::Relaxed);
+            counts.dropped.inc_by(events);
+            tracing::warn!(events, "dropped events that Loki has not received");
         }
     }
 }
@@ -187,6 +210,18 @@ mod tests {
         assert_eq!(first["values"][0][0], "1500000000");
         let line: Value = serde_json::from_str(first["values"][0][1].as_str().unwrap()).unwrap();
         assert_eq!(line["message"], "hello");
+    }
+
+    #[tokio::test]
+    async fn counts_events_that_are_dropped_at_shutdown() {
+        // Nothing listens there.
+        let settings = Settings::from_pairs(&[("LOKI_BASE_URL", "http://127.0.0.1:1")]).unwrap();
+        let metrics = Metrics::new();
+        let queue = Loki::new(&settings).unwrap().unwrap().start(&metrics);
+        let event = || Event::audit(ObjectRef::namespace("ci"), "hello");
+        queue.send((0..MAX_BATCH + 7).map(|_| event()).collect());
+        queue.close_within(Duration::ZERO).await;
+        assert_eq!((metrics.loki_sent.get(), metrics.loki_dropped.get()), (0, MAX_BATCH as u64 + 7));
     }
 
     #[test]

@@ -62,7 +62,8 @@ impl Metrics {
         );
         registry.register(
             "api_unauthenticated_refusals",
-            "Requests, logins and tokens refused; only a sample is recorded as events",
+            "Refused requests without a valid token (request), and those of them with a wrong secret (login), a token of a \
+             changed key (token) or a refused exchange (exchange); only a sample is recorded as events",
             metrics.refusals.clone(),
         );
         metrics

@@ -12,10 +12,10 @@ mod recorder;
 mod sampling;
 mod spool;
 
-pub use budget::enforce_budget;
+pub use budget::EventBudget;
 pub use drain::Drainer;
 pub use metrics::Metrics;
 pub(crate) use prune::clear_events;
 pub use prune::{PruneOutcome, prune};
 pub use recorder::Events;
-pub use sampling::Refusal;
+pub use sampling::RefusalKind;

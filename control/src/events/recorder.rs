@@ -9,7 +9,7 @@ use muster_types::event::Event;
 use muster_types::settings::Settings;
 
 use super::metrics::Metrics;
-use super::sampling::{Refusal, RefusalSampler};
+use super::sampling::{RefusalKind, RefusalSampler};
 use super::spool::{Appended, Spool};
 use crate::exposition::ExpositionFormat;
 
@@ -116,9 +116,19 @@ impl Events {
     /// Counts a refusal of a source without a valid token. Returns whether to record it: the number of refusals of the
     /// source that were not recorded since the last one that was, or `None`.
     #[must_use]
-    pub fn sample_refusal(&self, refusal: Refusal, source: &str) -> Option<u64> {
-        self.inner.metrics.refusals.get_or_create(&[("kind", refusal.as_str())]).inc();
-        self.inner.refusals.sample(refusal, source, Instant::now())
+    pub fn sample_refusal(&self, kind: RefusalKind, source: &str) -> Option<u64> {
+        self.inner.metrics.refusals.get_or_create(&[("kind", kind.as_str())]).inc();
+        self.inner.refusals.sample(kind, source, Instant::now())
+    }
+
+    /// Counts a refusal of a source without a valid token, and records its event if it is sampled, with the number of
+    /// those before it that were not.
+    pub fn record_refusal(&self, kind: RefusalKind, source: &str, mut event: Event) {
+        let Some(suppressed) = self.sample_refusal(kind, source) else { return };
+        if suppressed > 0 {
+            event = event.with("suppressed", suppressed);
+        }
+        self.record_if_room(event);
     }
 
     #[must_use]

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use reqwest::Url;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
-/// The timeout for resolving a name, shorter than those of whole requests, so that they can tell what failed.
+/// The default timeout for resolving a name, shorter than that of fetching an image, so that it can tell what failed.
 const RESOLVE_TIMEOUT: Duration = Duration::from_secs(8);
 
 /// The error for an address that is not allowed.
@@ -40,6 +40,7 @@ pub(crate) struct AddressFilter {
     allows_private: bool,
     /// The host of the HTTP proxy, which may have any address.
     proxy: Option<String>,
+    resolve_timeout: Duration,
 }
 
 impl AddressFilter {
@@ -54,12 +55,25 @@ impl AddressFilter {
             setting,
             allows_private: false,
             proxy,
+            resolve_timeout: RESOLVE_TIMEOUT,
         }
     }
 
     /// Returns a filter that also allows private and loopback addresses, for URLs of operators.
     pub(crate) fn allowing_private(&self) -> Self {
         Self { allows_private: true, ..self.clone() }
+    }
+
+    /// Returns a filter for requests with a timeout. Resolving a name takes at most four fifths of it, so that the error
+    /// says that the name was not resolved.
+    pub(crate) fn for_requests_within(&self, timeout: Duration) -> Self {
+        Self { resolve_timeout: RESOLVE_TIMEOUT.min(timeout * 4 / 5), ..self.clone() }
+    }
+
+    async fn lookup(&self, host: &str) -> Option<Vec<SocketAddr>> {
+        let lookup = tokio::net::lookup_host((host, 0));
+        let found = tokio::time::timeout(self.resolve_timeout, lookup).await.ok()?;
+        Some(found.ok()?.collect())
     }
 
     fn check(&self, host: &str, ip: IpAddr) -> Result<(), BlockedAddress> {
@@ -88,11 +102,10 @@ impl AddressFilter {
     }
 
     /// Resolves the host of a URL and checks its addresses. Needed with a proxy, which resolves names itself. A name
-    /// that only the proxy can resolve is allowed.
+    /// that only the proxy can resolve, or that is not resolved in time, is allowed.
     pub(crate) async fn check_name(&self, url: &Url) -> Result<(), BlockedAddress> {
         let host = url.host_str().unwrap_or_default();
-        let Ok(found) = tokio::net::lookup_host((host, 0)).await else { return Ok(()) };
-        for address in found {
+        for address in self.lookup(host).await.unwrap_or_default() {
             self.check(host, address.ip())?;
         }
         Ok(())
@@ -181,11 +194,8 @@ impl Resolve for AddressFilter {
     fn resolve(&self, name: Name) -> Resolving {
         let filter = self.clone();
         Box::pin(async move {
-            let lookup = tokio::net::lookup_host((name.as_str(), 0));
-            let found = tokio::time::timeout(RESOLVE_TIMEOUT, lookup).await;
-            let found = found.ok().and_then(Result::ok);
+            let found = filter.lookup(name.as_str()).await;
             let found = found.ok_or_else(|| UnresolvedName(name.as_str().to_owned()))?;
-            let found: Vec<SocketAddr> = found.collect();
             let mut blocked = None;
             let mut allowed = Vec::new();
             if filter.proxy.as_deref() == Some(name.as_str()) {
@@ -244,6 +254,16 @@ mod tests {
         {
             assert!(filter("").check("host", ip.parse().unwrap()).is_ok(), "{ip}");
         }
+    }
+
+    #[test]
+    fn names_are_resolved_before_the_request_times_out() {
+        let timeout = |seconds| {
+            filter("").for_requests_within(Duration::from_secs(seconds)).allowing_private().resolve_timeout
+        };
+        assert_eq!(timeout(5), Duration::from_secs(4));
+        assert!(timeout(1) < Duration::from_secs(1));
+        assert_eq!(timeout(60), RESOLVE_TIMEOUT);
     }
 
     #[test]

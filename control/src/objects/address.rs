@@ -79,18 +79,14 @@ pub async fn release(app: &App, caller: &Caller, reference: &str, address: &str)
         if !networks::lock(tx, network.id, USABLE).await? {
             return Err(changed(tx, network.id).await);
         }
-        let allocated = addresses::get(&mut *tx, network.id, address).await?;
-        let allocated = allocated.filter(|allocated| allocated.kind != AddressType::Halo);
-        let allocated =
-            allocated.ok_or_else(|| Error::NotFound(format!("address {address} is not reserved")))?;
-        if allocated.kind != AddressType::Manual {
-            let text = format!("address {address} is not a manual reservation");
-            return Err(Error::Forbidden(text).into());
-        }
+        let reserved = addresses::get(&mut *tx, network.id, address).await?;
+        let reserved = reserved.filter(|reserved| reserved.kind == AddressType::Manual);
+        let reserved = reserved
+            .ok_or_else(|| Error::Forbidden(format!("address {address} is not a manual reservation")))?;
         let user = object(network.id);
         addresses::release(tx, network.pool(), address, AddressType::Manual, &user, quarantine(app).enabled)
             .await?;
-        Ok(allocated.comment)
+        Ok(reserved.comment)
     })?;
     app.record(
         caller,

@@ -1,7 +1,8 @@
 //! Builds the API records of agent operations.
 
+use muster_store::Read;
 use muster_store::agent_operations::AgentOperationRow;
-use muster_store::{Read, metadata, references};
+use muster_store::attributes::{self, ObjectAttributes};
 use muster_types::agent_operation::AgentOperationRecord;
 use muster_types::object::ObjectType;
 use muster_types::{Error, Result};
@@ -21,13 +22,12 @@ pub(crate) async fn records<D: Read + Copy>(
     rows: Vec<AgentOperationRow>,
 ) -> Result<Vec<AgentOperationRecord>> {
     let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
-    let mut metadata_of = metadata::of_objects(db, ObjectType::AgentOperation, &ids).await?;
-    let mut references_of = references::of_objects(db, ObjectType::AgentOperation, &ids).await?;
+    let mut attributes_of = attributes::of_objects(db, ObjectType::AgentOperation, &ids).await?;
     Ok(rows
         .into_iter()
         .map(|row| {
             let id = row.id.to_string();
-            let references = references_of.remove(&id).unwrap_or_default();
+            let ObjectAttributes { metadata, references } = attributes_of.remove(&id).unwrap_or_default();
             AgentOperationRecord {
                 uuid: row.id,
                 instance_uuid: row.instance,
@@ -41,7 +41,7 @@ pub(crate) async fn records<D: Read + Copy>(
                 last_progress: row.last_progress,
                 expiry_reason: row.expiry_reason,
                 error_message: row.error_message,
-                metadata: metadata_of.remove(&id).unwrap_or_default(),
+                metadata,
                 version: VERSION,
                 references_to: references.to,
                 references_from: references.from,

@@ -16,6 +16,7 @@ use muster_types::namespace::{NamespaceState, SYSTEM_NAMESPACE};
 use muster_types::node::NodeApi;
 use muster_types::object::{NameOrId, ObjectRef, ObjectType};
 use muster_types::operation::{OperationHandle, OperationType};
+use muster_types::quota::QuotaName;
 use muster_types::storage::Draft;
 use muster_types::{Error, Result};
 
@@ -23,17 +24,19 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::namespace_for_delete_all;
 use crate::objects::blob::{self, BlobSource};
+use crate::objects::lookup::{SearchScope, only_match, search_order};
 use crate::objects::node_location::NodeLocation;
-use crate::objects::{upload, version};
+use crate::objects::{quota, upload, version};
 use crate::queue::{ConvertImage, FetchArtifact, NewOperation, Operation as _};
 use muster_store::artifacts::{self, ArtifactRow, NewArtifact};
+use muster_store::attributes::{self, ObjectAttributes};
 use muster_store::blobs::{self, BlobRow};
 use muster_store::nodes::NodeRow;
 use muster_store::references::{self, ObjectReferences};
 use muster_store::uploads::UploadRow;
 use muster_store::{
-    Read, StoreError, Tx, TxError, blob_locations, blob_namespaces, metadata, namespaces, operations,
-    transaction, uploads,
+    Read, StoreError, Tx, TxError, blob_locations, blob_namespaces, namespaces, operations, transaction,
+    uploads,
 };
 
 /// The version of the record's format.
@@ -119,6 +122,14 @@ async fn require_first_version(db: impl Read, caller: &Caller, namespace: &str, 
     Ok(())
 }
 
+/// Locks an existing namespace until the transaction ends.
+pub(crate) async fn lock_namespace(tx: &mut Tx, namespace: &str) -> Result<(), TxError> {
+    if namespaces::lock(tx, namespace, NamespaceState::Created).await? {
+        return Ok(());
+    }
+    Err(Error::not_found("namespace").into())
+}
+
 /// Finds or creates the artifact of a source, as part of a transaction. Returns whether it is new.
 pub(crate) async fn ensure_in(
     app: &App,
@@ -127,9 +138,7 @@ pub(crate) async fn ensure_in(
     namespace: &str,
     request: &ArtifactRequest,
 ) -> Result<(ArtifactRow, bool), TxError> {
-    if !namespaces::lock(tx, namespace, NamespaceState::Created).await? {
-        return Err(Error::not_found("namespace").into());
-    }
+    lock_namespace(tx, namespace).await?;
     let (kind, url) = (request.artifact_type, &request.source_url);
     require_first_version(&mut *tx, caller, namespace, url).await?;
     if let Some(row) = artifacts::by_source(&mut *tx, namespace, kind, url).await? {
@@ -184,6 +193,8 @@ pub async fn fetch(app: &App, caller: &Caller, request: &ArtifactRequest) -> Res
         if operations::is_pending(&mut *tx, &object(row.id), FetchArtifact::KIND.name).await? {
             return Ok((row, new));
         }
+        // The size is not known yet.
+        quota::require_in(app, tx, &namespace, &[(QuotaName::ArtifactBytes, 1)]).await?;
         let parameters = FetchArtifact { url: row.source_url.clone() };
         let mut fetch = NewOperation::new(object(row.id), Some(namespace.clone()), parameters);
         fetch.request_id = Some(caller.request_id.clone());
@@ -215,6 +226,7 @@ pub async fn from_upload(
     let source = BlobSource { draft, namespace: namespace.clone(), is_image, modified: None };
     let prepared = blob::prepare(app, node, &source).await?;
     let outcome = transaction!(app.store, |tx| {
+        lock_namespace(tx, &namespace).await?;
         if !uploads::end(tx, from.id).await? {
             return Err(Error::not_found("upload").into());
         }
@@ -223,7 +235,7 @@ pub async fn from_upload(
             blob_namespaces::receive(tx, blob, &caller.namespace, None).await?;
         }
         let (row, new) = ensure_in(app, tx, caller, &namespace, request).await?;
-        let added = version::add_in(tx, &row, blob).await?;
+        let added = version::add_in(app, tx, &row, blob).await?;
         if is_image && added.is_some() {
             enqueue_conversion(tx, blob, &row, Some(&caller.request_id)).await?;
         }
@@ -275,9 +287,10 @@ pub async fn from_blob(
         && row.image.is_none()
         && let NodeLocation::Local(node) = &location
     {
-        image = Some(node.storage().inspect(blob).await?);
+        image = Some(node.storage().inspect(&namespace, blob).await?);
     }
     let (id, new, added) = transaction!(app.store, |tx| {
+        lock_namespace(tx, &namespace).await?;
         if !blobs::lock(tx, blob).await? {
             return Err(Error::not_found("blob").into());
         }
@@ -285,7 +298,7 @@ pub async fn from_blob(
             blobs::set_image(tx, blob, image).await?;
         }
         let (row, new) = ensure_in(app, tx, caller, &namespace, request).await?;
-        let added = version::add_in(tx, &row, blob).await?;
+        let added = version::add_in(app, tx, &row, blob).await?;
         if request.artifact_type == ArtifactType::Image && added.is_some() {
             enqueue_conversion(tx, blob, &row, Some(&caller.request_id)).await?;
         }
@@ -346,7 +359,12 @@ pub(crate) async fn delete_in(tx: &mut Tx, id: ArtifactId) -> Result<bool, Store
     if !artifacts::set_state(tx, id, row.state, ArtifactState::Deleted).await? {
         return Err(StoreError::Conflict("the artifact changed".into()));
     }
-    for (index, blob) in version::versions_in(&mut *tx, id).await? {
+    let versions = version::versions_in(&mut *tx, id).await?;
+    let blobs_of = blobs::by_ids(&mut *tx, &versions.values().copied().collect::<Vec<_>>()).await?;
+    let deleted =
+        versions.iter().filter_map(|(index, blob)| Some((*index, version_of(blobs_of.get(blob)?, None))));
+    artifacts::set_deleted_versions(tx, id, &deleted.collect()).await?;
+    for (index, blob) in versions {
         version::drop_in(tx, id, index, blob).await?;
     }
     Ok(true)
@@ -389,25 +407,17 @@ async fn by_name<D: Read + Copy>(
     name: &str,
     namespace: Option<&str>,
 ) -> Result<Option<ArtifactRow>> {
-    let searched = namespace.unwrap_or(&caller.namespace);
-    let mut found = artifacts::by_name(db, name, Some(searched)).await?;
-    if found.is_empty() && namespace.is_none() && caller.is_system() {
-        found = artifacts::by_name(db, name, None).await?;
-    }
-    if found.len() > 1 {
-        let text = format!("multiple artifacts have the name \"{name}\" in namespace \"{searched}\"");
-        return Err(Error::Invalid(text));
-    }
-    if found.is_empty() && namespace.is_none() {
-        found = artifacts::by_name_shared(db, name).await?;
-        if found.len() > 1 {
-            let text = format!(
-                "multiple artifacts visible to \"{searched}\" have the name \"{name}\", use a UUID to choose one"
-            );
-            return Err(Error::Invalid(text));
+    for scope in search_order(caller, namespace) {
+        let found = match scope {
+            SearchScope::Namespace(namespace) => artifacts::by_name(db, name, Some(namespace)).await?,
+            SearchScope::AllNamespaces => artifacts::by_name(db, name, None).await?,
+            SearchScope::Shared => artifacts::by_name_shared(db, name).await?,
+        };
+        if let Some(row) = only_match(found, "artifacts", name)? {
+            return Ok(Some(row));
         }
     }
-    Ok(found.pop())
+    Ok(None)
 }
 
 /// Returns an artifact by id or name that the caller may change. A name refers to the caller's namespace.
@@ -466,11 +476,10 @@ async fn records<D: Read + Copy>(
     rows: Vec<ArtifactRow>,
 ) -> Result<Vec<ArtifactRecord>> {
     let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
-    let mut metadata_of = metadata::of_objects(db, ObjectType::Artifact, &ids).await?;
-    let mut references_of = references::of_objects(db, ObjectType::Artifact, &ids).await?;
-    let mut used: Vec<BlobId> = references_of
+    let mut attributes_of = attributes::of_objects(db, ObjectType::Artifact, &ids).await?;
+    let mut used: Vec<BlobId> = attributes_of
         .values()
-        .flat_map(|references| version::versions(&references.from).into_values())
+        .flat_map(|attributes| version::versions(&attributes.references.from).into_values())
         .collect();
     used.sort_unstable();
     used.dedup();
@@ -483,17 +492,19 @@ async fn records<D: Read + Copy>(
         .into_iter()
         .map(|row| {
             let id = row.id.to_string();
-            let references = references_of.remove(&id).unwrap_or_default();
+            let ObjectAttributes { metadata, references } = attributes_of.remove(&id).unwrap_or_default();
             let versions = version::versions(&references.from);
-            let newest = versions.last_key_value();
+            // A deleted artifact no longer references the blobs of its versions.
+            let blobs = row.deleted_versions.unwrap_or_else(|| {
+                let known = versions.iter();
+                known.filter_map(|(index, blob)| Some((*index, version(blobs_of.get(blob)?)))).collect()
+            });
+            let newest = blobs.last_key_value();
             ArtifactRecord {
                 uuid: row.id,
                 index: newest.map_or(0, |(index, _)| *index),
-                blob_uuid: newest.map(|(_, blob)| *blob),
-                blobs: versions
-                    .iter()
-                    .filter_map(|(index, blob)| Some((*index, version(blobs_of.get(blob)?))))
-                    .collect(),
+                blob_uuid: newest.map(|(_, version)| version.uuid),
+                blobs,
                 name: row.name,
                 namespace: row.namespace,
                 artifact_type: row.artifact_type,
@@ -502,7 +513,7 @@ async fn records<D: Read + Copy>(
                 source_url: row.source_url,
                 shared: row.shared,
                 max_versions: row.max_versions,
-                metadata: metadata_of.remove(&id).unwrap_or_default(),
+                metadata,
                 version: VERSION,
                 last_cluster_operation: row.last_operation.map(handle),
                 references_to: references.to,

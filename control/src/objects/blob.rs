@@ -34,8 +34,6 @@ use muster_store::{
 const VERSION: i64 = 6;
 /// The number of blobs in a page of a list.
 const PAGE_SIZE: i64 = 500;
-/// The minimum number of seconds between two records of a blob's use.
-const USE_RECORD_INTERVAL: f64 = 60.0;
 
 /// The relationship between a blob and the one that it is based on.
 const DEPENDS_ON: &str = "depends_on";
@@ -178,7 +176,7 @@ async fn store_draft(app: &App, source: &BlobSource, prepared: &mut PreparedBlob
         let existing = blobs::get(&*app.store, blob).await?.and_then(|row| row.image);
         prepared.image = match existing {
             Some(existing) => Some(existing),
-            None => Some(storage.inspect(blob).await?),
+            None => Some(storage.inspect(&source.namespace, blob).await?),
         };
     }
     Ok(())
@@ -307,6 +305,34 @@ pub async fn get(app: &App, caller: &Caller, id: &str) -> Result<BlobRecord> {
     to_record(app, caller, row).await
 }
 
+/// Deletes a blob that the caller has sent, now instead of after `BLOB_DELETION_DELAY`. It is kept if it is in use or if
+/// another namespace has sent the same content, which the caller does not learn.
+pub async fn delete(app: &App, caller: &Caller, id: &str) -> Result<()> {
+    let absent = || Error::not_found("blob");
+    let id = find(app, id).await?.id;
+    let deleted = transaction!(app.store, |tx| {
+        let receivers = blob_namespaces::receivers(&mut *tx, id).await?;
+        if !caller.is_system() && !receivers.contains(&caller.namespace) {
+            return Err(absent().into());
+        }
+        let is_foreign = receivers.iter().any(|receiver| *receiver != caller.namespace);
+        if is_foreign || blobs::is_used(&mut *tx, id).await? {
+            return Ok(false);
+        }
+        let row = blobs::get(&mut *tx, id).await?.ok_or_else(absent)?;
+        let deleted = blobs::delete(tx, &row).await?;
+        if deleted {
+            references::remove_from(tx, &object(id)).await?;
+        }
+        Ok(deleted)
+    })?;
+    if deleted {
+        let event = Event::new(EventType::Mutate, object(id), "state is now deleted");
+        app.record(caller, event.with("reason", "request from REST API"));
+    }
+    Ok(())
+}
+
 /// Returns the next page of the blobs, by id; with `node`, only those on that node.
 pub async fn list_page(
     app: &App,
@@ -378,6 +404,8 @@ pub(crate) async fn records<D: Read + Copy>(
             let receipt = receipts.remove(&row.id);
             hide_foreign_times(&mut row, receipt, &references.to);
         }
+        // It is in use as long as an instance has a disk on it.
+        let users = instances(&references.to);
         let copies = copies_of.remove(&row.id).unwrap_or_default();
         let complete = copies.iter().filter(|copy| copy.state == CopyState::Complete);
         let mut locations: Vec<String> = complete.filter_map(|copy| names.get(&copy.node).cloned()).collect();
@@ -398,8 +426,8 @@ pub(crate) async fn records<D: Read + Copy>(
             reference_count: use_count(&references.to),
             sha512: Some(row.checksums.sha512.clone()).filter(|checksum| !checksum.is_empty()),
             checksums: checksums.filter(|(_, checksum)| !checksum.is_empty()).collect(),
-            last_used: row.last_used,
-            instances: Some(instances(&references.to)),
+            last_used: if users.is_empty() { row.last_used } else { Some(now()) },
+            instances: Some(users),
             image: row.image.as_ref().map(|facts| image_keys(facts, row.size)).unwrap_or_default(),
             references_to: references.to,
             references_from: references.from,
@@ -408,15 +436,17 @@ pub(crate) async fn records<D: Read + Copy>(
     Ok(records)
 }
 
-/// Replaces the times of a blob by those that its receipt or the visible users tell the caller, who does not learn when
-/// others sent or used the same content.
+/// Replaces the times of a blob by those of its receipt, or else of the visible users. The caller does not learn when
+/// others sent or used the same content; without a visible user it only sees that the blob exists.
 fn hide_foreign_times(row: &mut BlobRow, receipt: Option<BlobReceiptRow>, users: &References) {
-    if let Some(receipt) = receipt {
-        (row.created, row.modified, row.last_used) = (receipt.received, receipt.modified, receipt.last_used);
-    } else if let Some(first) = users.values().flatten().map(|user| user.created).min_by(f64::total_cmp) {
-        row.created = first;
-        row.last_used = row.last_used.filter(|last| *last >= first);
-    }
+    (row.created, row.modified, row.last_used) = match receipt {
+        Some(receipt) => (receipt.received, receipt.modified, receipt.last_used),
+        None => {
+            let first = users.values().flatten().map(|user| user.created).min_by(f64::total_cmp);
+            let last = users.values().flatten().map(|user| user.last_active).max_by(f64::total_cmp);
+            (first.unwrap_or_default(), None, last)
+        }
+    };
 }
 
 /// Returns the instances among the users of a blob.
@@ -500,23 +530,19 @@ pub async fn locate(app: &App, id: &str) -> Result<(BlobRow, NodeLocation)> {
     }
 }
 
-/// Records that a blob is in use, at most once per interval.
+/// Records that the caller uses a blob, at most once per interval.
 pub async fn record_use(app: &App, caller: &Caller, row: &BlobRow) {
-    if let Err(error) = try_record_use(app, caller, row).await {
-        tracing::warn!(blob = %row.id, %error, "failed to record use of blob");
+    if !app.blob_uses.begin(row.id, &caller.namespace) {
+        return;
     }
-}
-
-async fn try_record_use(app: &App, caller: &Caller, row: &BlobRow) -> Result<()> {
-    let receipts = blob_namespaces::of_namespace(&*app.store, &caller.namespace, &[row.id]).await?;
-    let last_used = receipts.get(&row.id).map_or(row.last_used, |receipt| receipt.last_used);
-    if last_used.is_some_and(|last| now() - last < USE_RECORD_INTERVAL) {
-        return Ok(());
-    }
-    transaction!(app.store, |tx| {
+    let recorded = transaction!(app.store, |tx| {
         blobs::set_used(tx, row.id).await?;
         Ok(blob_namespaces::set_used(tx, row.id, &caller.namespace).await?)
-    })
+    });
+    if let Err(error) = recorded {
+        app.blob_uses.forget(row.id, &caller.namespace);
+        tracing::warn!(blob = %row.id, %error, "failed to record use of blob");
+    }
 }
 
 /// Marks a node's copy as damaged, so that it is no longer served.

@@ -1,26 +1,41 @@
 //! Copies a blob to a node of this daemon from a node that has it.
 
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
-use futures_util::StreamExt as _;
+use bytes::Bytes;
+use futures_util::{StreamExt as _, stream};
 use muster_store::blobs::{self, BlobRow};
 use muster_store::nodes::{self, NodeRow};
 use muster_store::{blob_locations, transaction};
 use muster_types::blob::{BlobState, CopyState};
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{BlobId, NodeId};
+use muster_types::namespace::SYSTEM_NAMESPACE;
 use muster_types::node::{NodeApi, NodeState};
-use muster_types::storage::{ByteStream, Draft};
+use muster_types::storage::{ByteStream, Draft, StorageApi};
 use muster_types::{Error, Result};
+use reqwest::Method;
 
-use super::key::service_token;
+use super::service_key::ServiceKey;
 use super::{blob, upload};
 use crate::app::App;
+use crate::peer::{FORWARDED, STALL_TIMEOUT, until_stalled};
 
 /// Returns the nodes that are up.
 pub(crate) async fn live_nodes(app: &App) -> Result<Vec<NodeRow>> {
     let rows = nodes::list(&*app.store).await?;
     Ok(rows.into_iter().filter(|row| row.state == NodeState::Created).collect())
+}
+
+/// Returns the nodes of other daemons that are up and have a complete copy of a blob.
+pub async fn live_holders(app: &App, id: BlobId) -> Result<Vec<NodeRow>> {
+    let copies = blob_locations::of_blob(&*app.store, id).await?;
+    let has_copy = |row: &NodeRow| {
+        copies.iter().any(|copy| copy.node == row.identity.id && copy.state == CopyState::Complete)
+    };
+    Ok(live_nodes(app).await?.into_iter().filter(has_copy).collect())
 }
 
 /// Copies a blob to a node that lacks it. Fails with [`Error::NotReady`] while another task copies it.
@@ -57,9 +72,7 @@ pub(crate) async fn copy(
     // Another task is storing the same content on this node.
     let Some(_in_progress) = app.blobs_in_progress.begin(node.identity().id, id) else { return Ok(()) };
     let (draft, storage) = (Draft::Copy(id), node.storage());
-    let offset = storage.draft_size(draft).await?.unwrap_or(0);
-    let data = read(app, &row, offset, complete, live).await?;
-    storage.append(draft, Some(offset), upload::max_content_bytes(app).max(row.content().size), data).await?;
+    receive(app, storage, &row, complete, live).await?;
     if storage.digest(draft).await? != row.content() {
         storage.remove_draft(draft).await?;
         return Err(Error::Unavailable("the received content does not match its checksum".into()));
@@ -88,31 +101,117 @@ pub(crate) async fn copy(
     storage.remove_draft(draft).await
 }
 
-/// Reads a blob from the offset `from`: from another node of this daemon, or over the network.
-async fn read(
+/// Receives the content of a blob into its draft: from another node of this daemon, or from the other nodes in turn. The
+/// next one continues where the last one has failed or stalled.
+async fn receive(
     app: &App,
+    storage: &dyn StorageApi,
     row: &BlobRow,
-    from: u64,
     complete: &[NodeId],
     live: &[NodeRow],
-) -> Result<ByteStream> {
+) -> Result<()> {
+    let (draft, size) = (Draft::Copy(row.id), row.content().size);
+    let max_size = upload::max_content_bytes(app).max(size);
+    let offset = storage.draft_size(draft).await?.unwrap_or(0);
     if let Some(local) = app.nodes.iter().find(|node| complete.contains(&node.identity().id)) {
-        return local.storage().read(row.id, from..row.content().size).await;
+        let data = local.storage().read(row.id, offset..size).await?;
+        return storage.append(draft, Some(offset), max_size, data).await.map(|_| ());
     }
-    let source =
-        live.iter().find(|node| complete.contains(&node.identity.id) && !node.report.api_url.is_empty());
-    let source = source.ok_or_else(|| Error::Unavailable("no node with a copy is reachable".into()))?;
-    let unreachable = |error: reqwest::Error| {
-        Error::Unavailable(format!("node {} does not respond: {error}", source.identity.name))
-    };
-    let token = service_token(app, muster_types::namespace::SYSTEM_NAMESPACE).await?;
-    let url = format!("{}/blobs/{}/data?offset={from}", source.report.api_url, row.id);
-    let client = app.peers.get()?;
-    let response =
-        client.get(url).bearer_auth(token).send().await.and_then(reqwest::Response::error_for_status);
+    let mut failure = Error::Unavailable("no node with a copy is reachable".into());
+    for source in live.iter().filter(|node| complete.contains(&node.identity.id)) {
+        let offset = storage.draft_size(draft).await?.unwrap_or(0);
+        let received = match open(app, source, row, offset..size).await {
+            Ok(data) => storage.append(draft, Some(offset), max_size, data).await.map(|_| ()),
+            Err(error) => Err(error),
+        };
+        match received {
+            Err(error @ Error::Unavailable(_)) => failure = error,
+            received => return received,
+        }
+    }
+    Err(failure)
+}
+
+/// Opens a part of a blob on another node.
+async fn open(app: &App, source: &NodeRow, row: &BlobRow, range: Range<u64>) -> Result<ByteStream> {
     let name = source.identity.name.clone();
-    let bytes = response.map_err(unreachable)?.bytes_stream().map(move |chunk| {
-        chunk.map_err(|_| Error::Unavailable(format!("node {name} closed the connection")))
-    });
+    let unreachable =
+        |error: &dyn std::fmt::Display| Error::Unavailable(format!("node {name} does not respond: {error}"));
+    if range.is_empty() {
+        return Ok(Box::pin(stream::empty()));
+    }
+    let path = format!("/blobs/{}/data?offset={}&limit={}", row.id, range.start, range.end - range.start);
+    let request = app.peers.request(source, Method::GET, &path).await.map_err(|error| unreachable(&error))?;
+    let key = ServiceKey::for_daemon(app, SYSTEM_NAMESPACE, vec!["blob.read".to_owned()]).await?;
+    let response = app.peers.send(source, request.header(FORWARDED, "1").bearer_auth(key.token())).await;
+    key.remove(app).await;
+    let response = response.map_err(|error| unreachable(&error))?;
+    let response = response.error_for_status().map_err(|error| unreachable(&error))?;
+    let bytes = until_stalled(response.bytes_stream(), STALL_TIMEOUT)
+        .map(move |chunk| chunk.map_err(|error| Error::Unavailable(format!("node {name}: {error}"))));
     Ok(Box::pin(bytes))
+}
+
+/// Reads a part of a blob from the nodes `sources` in turn. The next one continues where the last one has failed or
+/// stalled. Fails if none responds.
+pub async fn read_remote(
+    app: &Arc<App>,
+    row: &BlobRow,
+    range: Range<u64>,
+    sources: Vec<NodeRow>,
+) -> Result<ByteStream> {
+    let mut reader = RemoteReader {
+        app: Arc::clone(app),
+        row: row.clone(),
+        range,
+        sources: sources.into(),
+        current: None,
+    };
+    let first = reader.next().await.transpose()?;
+    let rest = stream::unfold(Some(reader), |reader| async move {
+        let mut reader = reader?;
+        match reader.next().await? {
+            Ok(bytes) => Some((Ok(bytes), Some(reader))),
+            Err(error) => Some((Err(error), None)),
+        }
+    });
+    Ok(Box::pin(stream::iter(first.map(Ok)).chain(rest)))
+}
+
+/// A part of a blob that is being read from other nodes.
+struct RemoteReader {
+    app: Arc<App>,
+    row: BlobRow,
+    /// What has not been received.
+    range: Range<u64>,
+    /// The nodes that have not been tried.
+    sources: VecDeque<NodeRow>,
+    current: Option<ByteStream>,
+}
+
+impl RemoteReader {
+    async fn next(&mut self) -> Option<Result<Bytes>> {
+        let mut failure = Error::Unavailable("no node with a copy is reachable".into());
+        while !self.range.is_empty() {
+            let Some(current) = &mut self.current else {
+                let Some(source) = self.sources.pop_front() else { return Some(Err(failure)) };
+                match open(&self.app, &source, &self.row, self.range.clone()).await {
+                    Ok(stream) => self.current = Some(stream),
+                    Err(error) => failure = error,
+                }
+                continue;
+            };
+            match current.next().await {
+                Some(Ok(bytes)) => {
+                    self.range.start += bytes.len() as u64;
+                    return Some(Ok(bytes));
+                }
+                Some(Err(error)) => failure = error,
+                None => {}
+            }
+            tracing::info!(blob = %self.row.id, "reading a blob from another node");
+            self.current = None;
+        }
+        None
+    }
 }

@@ -23,7 +23,7 @@ use crate::events::clear_events;
 use crate::scheduler::{self, CapacityShortfall, ClusterCapacity, SchedulerPolicy};
 use crate::state::NodeCapacity;
 use muster_store::claims::{self, ClaimRow};
-use muster_store::{StoreError, Tx, TxError, instances, namespaces, node_ledgers, transaction};
+use muster_store::{StoreError, Tx, TxError, instances, metadata, namespaces, node_ledgers, transaction};
 use muster_types::capacity::{Capacity, CommittedCapacity};
 
 /// The version of the record's format.
@@ -32,11 +32,17 @@ const VERSION: i64 = 1;
 /// A request to create or change a claim, not validated yet.
 #[derive(Debug, Clone, Default, serde::Deserialize, utoipa::ToSchema)]
 #[schema(as = NewClaim)]
+#[schema(example = json!({
+    "limit_cpus": 8, "limit_memory_mb": 16384, "limit_disk_gb": 200, "expires_in_seconds": 86400
+}))]
 pub struct ClaimRequest {
+    /// The number of virtual CPUs to reserve.
     #[schema(value_type = i64, minimum = 0)]
     pub limit_cpus: Option<Value>,
+    /// The memory to reserve, in megabytes.
     #[schema(value_type = i64, minimum = 0)]
     pub limit_memory_mb: Option<Value>,
+    /// The disk space to reserve, in gigabytes.
     #[schema(value_type = i64, minimum = 0)]
     pub limit_disk_gb: Option<Value>,
     /// Seconds until the claim expires.
@@ -137,7 +143,7 @@ pub async fn create(
     })?;
     let created = Event::audit(object(row.id), "db record created").with("namespace", namespace);
     app.record(caller, with_limit(created, &row));
-    Ok(record(row))
+    to_record(app, row).await
 }
 
 /// Changes the given fields of an active claim.
@@ -190,7 +196,7 @@ pub async fn update(
     let row = written?;
     let changed = Event::new(EventType::Mutate, object(id), "updated namespace claim");
     app.record(caller, with_limit(changed, &row));
-    Ok(record(row))
+    to_record(app, row).await
 }
 
 /// Deletes a claim. Returns its last record.
@@ -199,12 +205,13 @@ pub async fn delete(app: &App, caller: &Caller, namespace: &str, claim: &str) ->
     let event =
         |message: &str| Event::audit(ObjectRef::namespace(namespace), message).with("claim", id.to_string());
     app.record(caller, event("delete namespace claim request from REST API"));
-    let row = transaction!(app.store, |tx| {
+    let (row, metadata) = transaction!(app.store, |tx| {
         // Placement locks all active claims.
         claims::lock_active(tx, now()).await?;
         let row = claims::get(&mut *tx, namespace, id).await?.ok_or_else(absent)?;
+        let metadata = metadata::get(&mut *tx, ObjectType::NamespaceClaim, &id.to_string()).await?;
         claims::remove(tx, id).await?;
-        Ok(row)
+        Ok((row, metadata))
     })?;
     clear_events(&app.store, &object(id)).await?;
     let returned = if row.is_active(now()) { row.unused() } else { Capacity::default() };
@@ -216,20 +223,20 @@ pub async fn delete(app: &App, caller: &Caller, namespace: &str, claim: &str) ->
             .with("returned_memory_mb", returned.memory_mb)
             .with("returned_disk_gb", returned.disk_gb),
     );
-    Ok(record(row))
+    Ok(record(row, metadata))
 }
 
 pub async fn get(app: &App, caller: &Caller, namespace: &str, claim: &str) -> Result<ClaimRecord> {
-    Ok(record(find(app, caller, namespace, claim).await?))
+    to_record(app, find(app, caller, namespace, claim).await?).await
 }
 
 /// Returns the claims of a namespace, oldest first, including expired ones.
 pub async fn list(app: &App, caller: &Caller, namespace: &str) -> Result<Vec<ClaimRecord>> {
     require_namespace(&*app.store, caller, namespace).await?;
-    Ok(claims::list(&*app.store, namespace).await?.into_iter().map(record).collect())
+    records(app, claims::list(&*app.store, namespace).await?).await
 }
 
-/// Returns the claim as the subject of events.
+/// Returns the claim as the subject of events and metadata.
 pub async fn subject(app: &App, caller: &Caller, namespace: &str, claim: &str) -> Result<ObjectRef> {
     Ok(object(find(app, caller, namespace, claim).await?.id))
 }
@@ -256,7 +263,21 @@ fn with_limit(event: Event, row: &ClaimRow) -> Event {
         .with("expires_at", row.expires)
 }
 
-fn record(row: ClaimRow) -> ClaimRecord {
+/// Returns the record of a row, with its metadata.
+async fn to_record(app: &App, row: ClaimRow) -> Result<ClaimRecord> {
+    let metadata = metadata::get(&*app.store, ObjectType::NamespaceClaim, &row.id.to_string()).await?;
+    Ok(record(row, metadata))
+}
+
+/// Returns the records of rows, with their metadata.
+async fn records(app: &App, rows: Vec<ClaimRow>) -> Result<Vec<ClaimRecord>> {
+    let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
+    let mut metadata_of = metadata::of_objects(&*app.store, ObjectType::NamespaceClaim, &ids).await?;
+    let records = rows.into_iter().zip(ids);
+    Ok(records.map(|(row, id)| record(row, metadata_of.remove(&id).unwrap_or_default())).collect())
+}
+
+fn record(row: ClaimRow, metadata: Map<String, Value>) -> ClaimRecord {
     let active = row.is_active(now());
     ClaimRecord {
         uuid: row.id,
@@ -272,7 +293,7 @@ fn record(row: ClaimRow) -> ClaimRecord {
         expires_at: row.expires,
         updated_at: row.updated,
         version: VERSION,
-        metadata: Map::new(),
+        metadata,
     }
 }
 
@@ -301,7 +322,7 @@ fn room(
 ) -> Option<ClusterCapacity> {
     let ledger = |node: &NodeId| ledgers.get(node).copied().unwrap_or_default();
     let each = nodes.iter().map(|(facts, _)| (&**facts, ledger(&facts.id)));
-    scheduler::cluster_capacity(each, &SchedulerPolicy::from(&app.settings), now())
+    scheduler::cluster_capacity(each, &SchedulerPolicy::from(&app.settings))
 }
 
 /// Returns the unused capacity that is promised to other namespaces.

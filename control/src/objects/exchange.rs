@@ -10,6 +10,7 @@ use muster_types::ids::{KeyId, RuleId};
 use muster_types::key::{Secret, random_alphanumeric};
 use muster_types::namespace::NamespaceState;
 use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::quota::QuotaName;
 use muster_types::rule::{
     ClaimMatcher, RuleTerms, check_bound_claims, check_key_name_prefix, check_key_ttl, check_scopes,
 };
@@ -20,11 +21,14 @@ use serde_json::{Map, Value, json};
 use crate::app::App;
 use crate::auth::Origin;
 use crate::auth::identity::{Identity, IdentityError, unverified_issuer};
+use crate::auth::secrets::HashRequester;
+use crate::events::RefusalKind;
 use crate::objects::key::key_event;
+use crate::objects::quota;
 use muster_store::issuers::IssuerRow;
 use muster_store::keys::{NewKey, PutOutcome, StoredSecret};
 use muster_store::rules::{FoundRule, RuleRow};
-use muster_store::{StoreError, Tx, exchanges, issuers, keys, namespaces, rules, transaction};
+use muster_store::{StoreError, Tx, TxError, exchanges, issuers, keys, namespaces, rules, transaction};
 
 /// The number of random characters at the end of a key's name.
 const NAME_SUFFIX_CHARS: usize = 8;
@@ -38,6 +42,7 @@ const MAX_DETAIL_CHARS: usize = 1024;
 /// A request to exchange an identity token for a key, not validated yet.
 #[derive(Default, serde::Deserialize, utoipa::ToSchema)]
 #[schema(as = NewExchange)]
+#[schema(example = json!({"token": "eyJhbGciOiJSUzI1NiJ9.e30.c2lnbmF0dXJl", "namespace": "ci", "rule": "deploy"}))]
 pub struct ExchangeRequest {
     /// The identity token of a trusted issuer.
     #[schema(value_type = String)]
@@ -180,7 +185,7 @@ impl Attempt<'_> {
             return Err(self.refuse(Some(id), &no_namespace()));
         }
         let key = Secret::generate();
-        let sealed = app.secrets.seal(self.namespace, &key).await?;
+        let sealed = app.secrets.seal(HashRequester::cluster(self.namespace), &key).await?;
         let created = transaction!(app.store, |tx| {
             Ok(self.create_key(tx, id, &issuer, &identity, &sealed).await?)
         })?;
@@ -236,6 +241,11 @@ impl Attempt<'_> {
         if identity.expires <= now() {
             return Ok(Err(refusal("token rejected", "the token expired meanwhile")));
         }
+        match quota::require_in(self.app, tx, self.namespace, &[(QuotaName::Keys, 1)]).await {
+            Ok(()) => {}
+            Err(TxError::Rejected(error)) => return Ok(Err(refusal("quota exceeded", error.to_string()))),
+            Err(TxError::Store(error)) => return Err(error),
+        }
         let url = &issuer.terms.issuer_url;
         if !exchanges::consume_token(tx, rule, url, &identity.token_id, identity.expires).await? {
             return Ok(Err(refusal("token already used", "the rule has already accepted this token")));
@@ -275,7 +285,7 @@ impl Attempt<'_> {
                 .with("rule_name", rule.name.clone())
                 .with("issuer", rule.terms.issuer.clone())
                 .with("claims", created.grant.claims.clone())
-                .with("remote-address", self.origin.source)
+                .with("remote-address", self.origin.remote)
         };
         let event = minted(Event::audit(object, "key minted by federated exchange"));
         self.record(event.with("scopes", json!(rule.terms.scopes)));
@@ -305,10 +315,9 @@ impl Attempt<'_> {
             let mut event = Event::audit(object, "federated exchange refused")
                 .with("reason", refusal.reason)
                 .with("detail", detail)
-                .with("remote-address", self.origin.source);
+                .with("remote-address", self.origin.remote);
             event.request_id = Some(self.origin.request_id.to_owned());
-            // Unauthenticated callers can cause many of these events.
-            self.app.events.record_if_room(event);
+            self.app.events.record_refusal(RefusalKind::Exchange, self.origin.source, event);
         }
         Error::Unauthenticated(format!("federated exchange refused: {}", refusal.reason))
     }

@@ -30,22 +30,13 @@ pub fn run<'a>(app: &'a App, name: &'a str, file: &'a Path) -> BoxFuture<'a, Res
 
 async fn import(app: &App, name: &str, file: &Path) -> Result<ArtifactRecord> {
     check_name("name", name)?;
-    let caller = Caller {
-        namespace: SYSTEM_NAMESPACE.into(),
-        key_name: "start".into(),
-        scopes: None,
-        minted: None,
-        request_id: uuid::Uuid::now_v7().to_string(),
-        method: "START".into(),
-        path: "/".into(),
-        remote: String::new(),
-    };
+    let caller = Caller::daemon("start");
     let unreadable = |error: io::Error| Error::Invalid(format!("{}: {error}", file.display()));
     let data = read_chunks(File::open(file).await.map_err(unreadable)?);
     let node = storage_node(app)?;
     let upload_record = upload::create(app, &caller).await?;
     let upload_row = upload::find(app, &caller, &upload_record.uuid.to_string()).await?;
-    upload::append(app, node, &upload_row, Some(0), data).await?;
+    upload::append(app, node, &upload_row, Some(0), None, data).await?;
     let request = ArtifactRequest {
         name: Some(name.to_owned()),
         namespace: None,

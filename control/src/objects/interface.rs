@@ -8,14 +8,15 @@ use muster_types::ids::{InstanceId, InterfaceId, NetworkId, NodeId};
 use muster_types::interface::{InterfaceRecord, InterfaceState};
 use muster_types::network::NetworkState;
 use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::quota::QuotaName;
 use muster_types::{Error, Result};
 
 use crate::app::App;
 use crate::auth::Caller;
-use crate::objects::network;
 use crate::objects::network::address_pool::{NO_FREE_ADDRESSES, floating_pool, quarantine, require_within};
 use crate::objects::network::state::{PRESENT, USABLE, changed, require_state};
 use crate::objects::network::wait::wait_applied;
+use crate::objects::{network, quota};
 use muster_store::addresses::{self, Allocation};
 use muster_store::interfaces::{self, InterfaceRow};
 use muster_store::networks::{self, NetworkRow};
@@ -54,8 +55,9 @@ fn object(id: InterfaceId) -> ObjectRef {
     ObjectRef::new(ObjectType::Interface, id)
 }
 
-/// Creates an interface as part of a transaction, with its address and its MAC address. Call
-/// `app.networks.notify_changed()` afterwards.
+/// Creates an interface as part of a transaction that has locked its namespace, with its address and its MAC address.
+/// Call `app.networks.notify_changed()` afterwards. The transaction must end with the [`Admission`](quota::Admission) of
+/// the floating address.
 pub async fn create_in(app: &App, tx: &mut Tx, new: &NewInterface) -> Result<InterfaceRow, TxError> {
     if !networks::bump_generation(tx, new.network, USABLE).await? {
         return Err(changed(tx, new.network).await);
@@ -65,7 +67,7 @@ pub async fn create_in(app: &App, tx: &mut Tx, new: &NewInterface) -> Result<Int
     let mac = allocate_mac(tx, new.mac, id).await?;
     let ipv4 = allocate_address(app, tx, &network, new).await?;
     let floating = match ipv4 {
-        Some(_) if new.float => Some(allocate_floating(app, tx, id).await?),
+        Some(_) if new.float => Some(allocate_floating(app, tx, &new.namespace, id).await?),
         None if new.float => {
             return Err(Error::Invalid("float: an interface without an address cannot float".into()).into());
         }
@@ -135,7 +137,13 @@ async fn allocate_address(
     }
 }
 
-async fn allocate_floating(app: &App, tx: &mut Tx, id: InterfaceId) -> Result<Ipv4Addr, TxError> {
+async fn allocate_floating(
+    app: &App,
+    tx: &mut Tx,
+    namespace: &str,
+    id: InterfaceId,
+) -> Result<Ipv4Addr, TxError> {
+    quota::require_in(app, tx, namespace, &[(QuotaName::FloatingAddresses, 1)]).await?;
     let floats = floating_pool(&mut *tx).await?;
     let allocation = Allocation::new(AddressType::Floating, object(id));
     let found = addresses::allocate_any(tx, floats, &allocation, quarantine(app).reclaim_after).await?;
@@ -229,14 +237,17 @@ pub async fn float(app: &App, caller: &Caller, id: &str) -> Result<()> {
     if row.ipv4.is_none() {
         return Err(Error::Conflict("interface has no address that could float".into()));
     }
+    let added = [(QuotaName::FloatingAddresses, 1)];
     let address = transaction!(app.store, |tx| {
+        let admission = quota::Admission::begin(app, tx, &row.namespace, &added).await?;
         if !networks::bump_generation(tx, network.id, &[NetworkState::Created]).await? {
             return Err(changed(tx, network.id).await);
         }
-        let address = allocate_floating(app, tx, row.id).await?;
+        let address = allocate_floating(app, tx, &row.namespace, row.id).await?;
         if !interfaces::set_floating(tx, row.id, None, Some(address)).await? {
             return Err(Error::Conflict("interface already has a floating address".into()).into());
         }
+        admission.finish(tx).await?;
         Ok(address)
     })?;
     record_floating_change(app, caller, &row, "float request from REST API", address);

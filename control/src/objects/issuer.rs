@@ -15,7 +15,7 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::audit::with_request;
 use muster_store::issuers::IssuerRow;
-use muster_store::{Read, TxError, issuers, transaction};
+use muster_store::{Read, TxError, issuers, metadata, transaction};
 
 /// The version of the record's format.
 const VERSION: i64 = 1;
@@ -23,6 +23,10 @@ const VERSION: i64 = 1;
 /// The terms of an issuer as requested, not validated yet.
 #[derive(Debug, Clone, Default, serde::Deserialize, utoipa::ToSchema)]
 #[schema(as = NewIssuerTerms)]
+#[schema(example = json!({
+    "issuer_url": "https://forge.example.com", "audience": "muster",
+    "jwks_uri": "https://forge.example.com/.well-known/jwks"
+}))]
 pub struct IssuerRequest {
     /// The exact `iss` claim of its tokens; unique among issuers.
     #[schema(value_type = String)]
@@ -56,17 +60,17 @@ impl IssuerRequest {
 
 /// Returns the issuers that are not deleted, by name.
 pub async fn list(app: &App) -> Result<Vec<IssuerRecord>> {
-    Ok(issuers::list(&*app.store).await?.into_iter().map(record).collect())
+    records(app, issuers::list(&*app.store).await?).await
 }
 
 /// Returns an issuer that is not deleted.
 pub async fn get(app: &App, name: &str) -> Result<IssuerRecord> {
-    Ok(record(issuers::by_name(&*app.store, name).await?.ok_or_else(absent)?))
+    to_record(app, issuers::by_name(&*app.store, name).await?.ok_or_else(absent)?).await
 }
 
-/// Returns the issuer as the subject of events.
+/// Returns the issuer as the subject of events and metadata.
 pub async fn subject(app: &App, name: &str) -> Result<ObjectRef> {
-    Ok(object(get(app, name).await?.uuid))
+    Ok(object(issuers::by_name(&*app.store, name).await?.ok_or_else(absent)?.id))
 }
 
 /// Creates an issuer. The name of a deleted one can be reused.
@@ -91,7 +95,7 @@ pub async fn create(
         let event = Event::audit(object(row.id), "replaced a deleted issuer of the same name");
         app.record(caller, caller_event(caller, &row, event).with("replaced", old.id.to_string()));
     }
-    Ok(record(row))
+    to_record(app, row).await
 }
 
 /// Replaces all terms of an issuer.
@@ -107,7 +111,7 @@ pub async fn update(app: &App, caller: &Caller, name: &str, request: &IssuerRequ
         Ok(row)
     })?;
     app.record(caller, terms_event(caller, EventType::Mutate, &row, "updated trusted issuer configuration"));
-    Ok(record(row))
+    to_record(app, row).await
 }
 
 /// Deletes an issuer. Rules that refer to it stay, but accept nothing.
@@ -122,7 +126,7 @@ pub async fn delete(app: &App, caller: &Caller, name: &str) -> Result<IssuerReco
     })?;
     let event = Event::audit(object(row.id), "delete issuer request from REST API");
     app.record(caller, caller_event(caller, &row, event));
-    Ok(record(row))
+    to_record(app, row).await
 }
 
 /// Rejects the URL of an issuer with another name: its tokens would belong to both.
@@ -159,12 +163,26 @@ fn terms_event(caller: &Caller, event_type: EventType, row: &IssuerRow, message:
         .with("audience", terms.audience.clone())
 }
 
-fn record(row: IssuerRow) -> IssuerRecord {
+/// Returns the record of a row, with its metadata.
+async fn to_record(app: &App, row: IssuerRow) -> Result<IssuerRecord> {
+    let metadata = metadata::get(&*app.store, ObjectType::Issuer, &row.id.to_string()).await?;
+    Ok(record(row, metadata))
+}
+
+/// Returns the records of rows, with their metadata.
+async fn records(app: &App, rows: Vec<IssuerRow>) -> Result<Vec<IssuerRecord>> {
+    let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
+    let mut metadata_of = metadata::of_objects(&*app.store, ObjectType::Issuer, &ids).await?;
+    let records = rows.into_iter().zip(ids);
+    Ok(records.map(|(row, id)| record(row, metadata_of.remove(&id).unwrap_or_default())).collect())
+}
+
+fn record(row: IssuerRow, metadata: Map<String, Value>) -> IssuerRecord {
     IssuerRecord {
         uuid: row.id,
         state: row.state,
         version: VERSION,
-        metadata: Map::new(),
+        metadata,
         name: row.name,
         issuer_url: row.terms.issuer_url,
         jwks_uri: row.terms.jwks_uri,

@@ -1,9 +1,10 @@
 //! Namespace keys: log in, add, replace, delete, list. See docs/decisions/0003 and 0025.
 
 use muster_types::event::{Event, EventType};
-use muster_types::key::{KeyRecord, RESERVED_NAME_PREFIX, Secret, check_name};
+use muster_types::key::{KeyRecord, Secret, check_name};
 use muster_types::namespace::{NamespaceState, SYSTEM_NAMESPACE};
 use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::quota::QuotaName;
 use muster_types::time::now;
 use muster_types::{Error, Result};
 use serde_json::Value;
@@ -12,17 +13,17 @@ use crate::app::App;
 use crate::auth::access::{delegable_scopes, require_namespace};
 use crate::auth::secrets::{HashRequester, Secrets};
 use crate::auth::{Caller, Origin, scopes};
-use crate::events::Refusal;
+use crate::events::RefusalKind;
+use crate::objects::quota;
 use muster_store::keys::{KeyRow, NewKey, PutOutcome, StoredSecret};
-use muster_store::{Store, StoreError, keys, namespaces, transaction};
-
-/// The lifetime of a service key between nodes, in seconds.
-const SERVICE_KEY_LIFETIME: f64 = 300.0;
+use muster_store::{Store, StoreError, keys, metadata, namespaces, transaction};
 
 /// A request to create or replace a key, not validated yet.
 #[derive(Debug, Clone, Default, serde::Deserialize, utoipa::ToSchema)]
 #[schema(as = NewKey)]
+#[schema(example = json!({"key_name": "robot"}))]
 pub struct KeyRequest {
+    /// The name of the key.
     #[serde(rename = "key_name")]
     #[schema(value_type = String)]
     pub name: Option<String>,
@@ -93,16 +94,12 @@ pub async fn log_in(app: &App, namespace: &str, secret: &Secret, origin: Origin<
         found = search.key;
     }
     let Some(key) = found else {
-        if let Some(suppressed) = app.events.sample_refusal(Refusal::Login, origin.source) {
-            let mut event = Event::audit(object, "attempt to use incorrect namespace key");
-            if suppressed > 0 {
-                event = event.with("suppressed", suppressed);
-            }
-            event.request_id = Some(origin.request_id.to_owned());
-            app.events.record_if_room(event);
-        }
+        let mut event = Event::audit(object, "attempt to use incorrect namespace key");
+        event.request_id = Some(origin.request_id.to_owned());
+        app.events.record_refusal(RefusalKind::Login, origin.source, event);
         return Err(Error::Unauthenticated("unauthorized".into()));
     };
+    app.store.membership.require_clock()?;
     record(Event::audit(object, "token created from key").with("keyname", key.name.clone()));
     Ok(app.tokens.create(unix_seconds(), namespace, &key.name, &key.nonce, key.scopes.as_deref()))
 }
@@ -127,8 +124,18 @@ pub async fn list(app: &App, caller: &Caller, namespace: &str) -> Result<Vec<Str
 pub async fn get(app: &App, caller: &Caller, namespace: &str, name: &str) -> Result<KeyRecord> {
     require_namespace(&*app.store, caller, namespace).await?;
     let row = keys::get(&*app.store, namespace, name).await?;
-    let KeyRow { name, expiry, scopes } = row.ok_or_else(|| Error::NotFound("key does not exist".into()))?;
-    Ok(KeyRecord { key_name: name, expiry, scopes })
+    let KeyRow { id, name, expiry, scopes } =
+        row.ok_or_else(|| Error::NotFound("key does not exist".into()))?;
+    let metadata = metadata::get(&*app.store, ObjectType::NamespaceKey, &id.to_string()).await?;
+    Ok(KeyRecord { key_name: name, expiry, scopes, metadata })
+}
+
+/// Returns the key as the subject of metadata.
+pub async fn subject(app: &App, caller: &Caller, namespace: &str, name: &str) -> Result<ObjectRef> {
+    require_namespace(&*app.store, caller, namespace).await?;
+    let id = keys::find(&*app.store, namespace, name).await?;
+    let id = id.ok_or_else(|| Error::NotFound("key does not exist".into()))?;
+    Ok(ObjectRef::new(ObjectType::NamespaceKey, id))
 }
 
 /// Creates or replaces a key. Without a secret, generates one and returns it.
@@ -161,26 +168,6 @@ pub async fn update(app: &App, caller: &Caller, namespace: &str, request: &KeyRe
     write(app, caller, namespace, name, &secret, expiry).await
 }
 
-/// Creates a token for a request to another daemon, with a new key that is valid for five minutes and never used again.
-pub(crate) async fn service_token(app: &App, namespace: &str) -> Result<String> {
-    let suffix = uuid::Uuid::new_v4().simple().to_string();
-    // The names of service keys contain only letters.
-    let suffix: String = suffix.bytes().map(|byte| char::from(b'a' + byte % 26)).collect();
-    let name = format!("{RESERVED_NAME_PREFIX}{suffix}");
-    let secret = app.secrets.seal(namespace, &Secret::generate()).await?;
-    let nonce = secret.nonce.clone();
-    let scopes = Some(vec!["blob.read".to_owned()]);
-    let new = NewKey {
-        secret,
-        expiry: Some(now() + SERVICE_KEY_LIFETIME),
-        scopes: scopes.clone(),
-        provenance: None,
-    };
-    let put = transaction!(app.store, |tx| { Ok(keys::put(tx, namespace, &name, &new).await?) })?;
-    app.events.record(key_event(put, namespace, &name));
-    Ok(app.tokens.create(unix_seconds(), namespace, &name, &nonce, scopes.as_deref()))
-}
-
 /// Records a request before it is validated.
 fn record_request(app: &App, caller: &Caller, namespace: &str, message: &str, name: Option<&str>) {
     let name: Option<String> = name.map(|name| name.chars().take(255).collect());
@@ -207,7 +194,8 @@ async fn write(
     secret: &Secret,
     expiry: Option<f64>,
 ) -> Result<()> {
-    let secret = app.secrets.seal(namespace, secret).await?;
+    let requester = HashRequester { source: &caller.namespace, namespace };
+    let secret = app.secrets.seal(requester, secret).await?;
     let held_scopes = delegable_scopes(&*app.store, caller, namespace).await?;
     let new = new_key(caller, secret, expiry, held_scopes);
     let put = transaction!(app.store, |tx| {
@@ -215,9 +203,13 @@ async fn write(
             return Err(Error::not_found("namespace").into());
         }
         let before = keys::scopes(&mut *tx, namespace, name).await?;
+        let is_new = before.is_none();
         if before.is_some_and(|before| !scopes::covers(new.scopes.as_deref(), before.as_deref())) {
             let text = "a key cannot be replaced by a token that is scoped for less";
             return Err(Error::Forbidden(text.into()).into());
+        }
+        if is_new {
+            quota::require_in(app, tx, namespace, &[(QuotaName::Keys, 1)]).await?;
         }
         Ok(keys::put(tx, namespace, name, &new).await?)
     })?;
@@ -264,7 +256,7 @@ pub async fn recover(
     let secret = Secret::generate();
     save_secret(&secret).map_err(Error::Internal)?;
     let new = NewKey {
-        secret: secrets.seal(SYSTEM_NAMESPACE, &secret).await?,
+        secret: secrets.seal(HashRequester::cluster(SYSTEM_NAMESPACE), &secret).await?,
         expiry: None,
         scopes: None,
         provenance: None,
@@ -297,7 +289,7 @@ pub async fn bootstrap(
         supplied.clone()
     };
     let new = NewKey {
-        secret: app.secrets.seal(SYSTEM_NAMESPACE, &secret).await?,
+        secret: app.secrets.seal(HashRequester::cluster(SYSTEM_NAMESPACE), &secret).await?,
         expiry: None,
         scopes: None,
         provenance: None,

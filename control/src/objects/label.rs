@@ -1,6 +1,7 @@
 //! Labels: names for blobs, stored as artifacts of their own type.
 
-use muster_types::artifact::{ArtifactRecord, ArtifactType};
+use muster_types::artifact::{ArtifactRecord, ArtifactState, ArtifactType};
+use muster_types::namespace::SYSTEM_NAMESPACE;
 use muster_types::object::check_name;
 use muster_types::{Error, Result};
 
@@ -43,6 +44,19 @@ pub async fn update(
     artifact::from_blob(app, caller, &request, blob).await
 }
 
+/// Returns the label that a name without a namespace refers to: the caller's own, otherwise one that `system` shares.
+pub(crate) async fn by_name(app: &App, caller: &Caller, label: &str) -> Result<Option<ArtifactRow>> {
+    for namespace in [caller.namespace.as_str(), SYSTEM_NAMESPACE] {
+        let url = source_url(namespace, label);
+        let row = artifacts::by_source(&*app.store, namespace, ArtifactType::Label, &url).await?;
+        let is_visible = |row: &ArtifactRow| row.shared || namespace == caller.namespace;
+        if let Some(row) = row.filter(|row| row.state != ArtifactState::Deleted && is_visible(row)) {
+            return Ok(Some(row));
+        }
+    }
+    Ok(None)
+}
+
 async fn find(app: &App, caller: &Caller, path: &str) -> Result<(ArtifactRow, Error)> {
     let (namespace, label) = parse(caller, path)?;
     let absent = || Error::NotFound(format!("label {path} not found"));
@@ -53,6 +67,11 @@ async fn find(app: &App, caller: &Caller, path: &str) -> Result<(ArtifactRow, Er
 
 /// Returns a label that the caller may read.
 pub async fn get(app: &App, caller: &Caller, path: &str) -> Result<ArtifactRecord> {
+    if !path.contains('/')
+        && let Some(row) = by_name(app, caller, path).await?
+    {
+        return artifact::to_record(&*app.store, caller, row).await;
+    }
     let (row, absent) = find(app, caller, path).await?;
     if row.shared || caller.may_see(&*app.store, &row.namespace).await? {
         artifact::to_record(&*app.store, caller, row).await

@@ -16,8 +16,8 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::network::state::PRESENT;
 use muster_store::{
-    Read, StoreError, Tx, TxError, artifacts, blob_metadata, blobs, instances, interfaces, metadata,
-    namespaces, networks, transaction,
+    Read, StoreError, Tx, TxError, agent_operations, artifacts, blob_metadata, blobs, claims, instances,
+    interfaces, issuers, keys, metadata, namespaces, networks, operations, rules, transaction, uploads,
 };
 
 /// The maximum size of the metadata of an object: its record contains all of it.
@@ -94,38 +94,31 @@ async fn remove_in(tx: &mut Tx, caller: &Caller, object: &ObjectRef, key: &str) 
 
 /// Locks an object against deletion until the transaction ends. Returns whether it exists.
 async fn lock(tx: &mut Tx, object: &ObjectRef) -> Result<bool, StoreError> {
+    /// Calls a function with the parsed id. An object without a valid id does not exist.
+    macro_rules! with_id {
+        ($lock:path $(, $argument:expr)?) => {
+            match object.id.parse() {
+                Ok(id) => $lock(tx, id $(, $argument)?).await,
+                Err(_) => Ok(false),
+            }
+        };
+    }
     match object.object_type {
         ObjectType::Namespace => namespaces::lock(tx, &object.id, NamespaceState::Created).await,
-        ObjectType::Network => match object.id.parse() {
-            Ok(id) => networks::lock(tx, id, PRESENT).await,
-            Err(_) => Ok(false),
-        },
-        ObjectType::Interface => match object.id.parse() {
-            Ok(id) => interfaces::lock(tx, id).await,
-            Err(_) => Ok(false),
-        },
-        ObjectType::Instance => match object.id.parse() {
-            Ok(id) => instances::lock_undeleted(tx, id).await,
-            Err(_) => Ok(false),
-        },
-        ObjectType::Artifact => match object.id.parse() {
-            Ok(id) => artifacts::lock(tx, id).await,
-            Err(_) => Ok(false),
-        },
-        ObjectType::Blob => match object.id.parse() {
-            Ok(id) => blobs::lock(tx, id).await,
-            Err(_) => Ok(false),
-        },
-        // Nodes are never removed, and the others have no metadata.
-        ObjectType::Node
-        | ObjectType::ApiRequest
-        | ObjectType::NamespaceKey
-        | ObjectType::NamespaceClaim
-        | ObjectType::Upload
-        | ObjectType::ClusterOperation
-        | ObjectType::AgentOperation
-        | ObjectType::Issuer
-        | ObjectType::Rule => Ok(true),
+        ObjectType::NamespaceKey => with_id!(keys::lock),
+        ObjectType::NamespaceClaim => with_id!(claims::lock),
+        ObjectType::Rule => with_id!(rules::lock),
+        ObjectType::Issuer => with_id!(issuers::lock),
+        ObjectType::Network => with_id!(networks::lock, PRESENT),
+        ObjectType::Interface => with_id!(interfaces::lock),
+        ObjectType::Instance => with_id!(instances::lock_undeleted),
+        ObjectType::Artifact => with_id!(artifacts::lock),
+        ObjectType::Blob => with_id!(blobs::lock),
+        ObjectType::Upload => with_id!(uploads::lock),
+        ObjectType::ClusterOperation => with_id!(operations::lock),
+        ObjectType::AgentOperation => with_id!(agent_operations::lock),
+        // Nodes are never removed, and requests have no metadata.
+        ObjectType::Node | ObjectType::ApiRequest => Ok(true),
     }
 }
 
@@ -180,7 +173,7 @@ pub(crate) fn check<'a>(key: Option<&'a str>, value: Option<&'a Value>) -> Resul
         return Err(Error::Invalid("key: must be at most 255 characters".into()));
     }
     check_path_segment("key", key)?;
-    let value = value.filter(|value| !is_falsy(value));
+    // Released clients send null for an argument that is not given.
     Ok((key, value.ok_or_else(|| Error::Invalid("no value specified".into()))?))
 }
 
@@ -202,16 +195,4 @@ pub async fn remove(app: &App, caller: &Caller, object: &ObjectRef, key: &str) -
         Event::audit(object.clone(), "delete metadata key request from REST API").with("key", key),
     );
     Ok(())
-}
-
-/// Returns whether a value means "no value" to the existing clients.
-fn is_falsy(value: &Value) -> bool {
-    match value {
-        Value::Null | Value::Bool(false) => true,
-        Value::Bool(true) => false,
-        Value::Number(number) => number.as_f64() == Some(0.0),
-        Value::String(text) => text.is_empty(),
-        Value::Array(items) => items.is_empty(),
-        Value::Object(members) => members.is_empty(),
-    }
 }

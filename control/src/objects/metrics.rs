@@ -1,12 +1,11 @@
-//! Metrics of this daemon's nodes and of the cluster, computed from the database when they are requested.
+//! Metrics of this daemon's nodes and of the cluster, read from the database when they are requested.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 
-use muster_store::nodes;
-use muster_store::state_counts::{self, CountedTable};
+use muster_store::nodes::{self, NodeRow};
+use muster_store::state_counts::CountedTable;
 use muster_types::Result;
-use muster_types::object::NameOrId;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
@@ -20,8 +19,8 @@ type NodeGauge = Family<[(&'static str, String); 1], FloatGauge>;
 /// Returns the resources that this daemon's nodes reported at their last check-in, one gauge for each numeric value.
 pub async fn node_metrics(app: &App, format: ExpositionFormat) -> Result<String> {
     let mut gauges: BTreeMap<String, NodeGauge> = BTreeMap::new();
-    for node in &app.nodes {
-        let Some(row) = nodes::get(&*app.store, &NameOrId::Id(node.identity().id)).await? else { continue };
+    let is_own = |row: &NodeRow| app.nodes.iter().any(|node| node.identity().id == row.identity.id);
+    for row in nodes::list(&*app.store).await?.into_iter().filter(is_own) {
         let label = [("node", row.identity.name)];
         let updated = ("updated_at".to_owned(), row.lastseen);
         let resources = row.report.resources.iter().filter_map(|(name, value)| {
@@ -41,8 +40,9 @@ pub async fn node_metrics(app: &App, format: ExpositionFormat) -> Result<String>
     Ok(encode(&registry, format))
 }
 
-/// Returns the number of objects of the cluster by state.
+/// Returns the number of objects of the cluster by state, at most a few seconds old.
 pub async fn cluster_metrics(app: &App, format: ExpositionFormat) -> Result<String> {
+    let counts = app.state_counts.get(&app.store).await?;
     let mut registry = Registry::default();
     for (table, name, help) in [
         (CountedTable::Nodes, "cluster_nodes", "Nodes by state"),
@@ -55,8 +55,8 @@ pub async fn cluster_metrics(app: &App, format: ExpositionFormat) -> Result<Stri
         (CountedTable::AgentOperations, "cluster_agent_operations", "Agent operations by state"),
     ] {
         let gauge = Family::<[(&'static str, String); 1], Gauge>::default();
-        for (state, count) in state_counts::by_state(&*app.store, table).await? {
-            gauge.get_or_create(&[("state", state)]).set(count);
+        for (state, count) in counts.get(&table).into_iter().flatten() {
+            gauge.get_or_create(&[("state", state.clone())]).set(*count);
         }
         registry.register(name, help, gauge);
     }

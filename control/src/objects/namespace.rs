@@ -13,6 +13,7 @@ use serde_json::Map;
 use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::require_namespace;
+use crate::auth::secrets::HashRequester;
 use crate::objects::artifact;
 use crate::objects::audit::with_request;
 use crate::objects::instance::delete;
@@ -40,7 +41,8 @@ pub async fn create(
     check_name(name)?;
     let sealed = if first_key.name.is_some() {
         let (key_name, secret) = first_key.check_supplied()?;
-        let secret = app.secrets.seal(name, &secret).await?;
+        let secret =
+            app.secrets.seal(HashRequester { source: &caller.namespace, namespace: name }, &secret).await?;
         Some((key_name, new_key(caller, secret, None, caller.scopes.clone())))
     } else {
         None

@@ -1,73 +1,27 @@
-//! Nodes: join, list, get, delete.
-
-use std::fmt::Write as _;
+//! Nodes: list, get, delete. `node_join.rs` registers them.
 
 use muster_types::event::{Event, EventType};
 use muster_types::ids::NodeId;
-use muster_types::node::{NodeIdentity, NodeRecord, NodeState};
+use muster_types::node::{NodeRecord, NodeState};
 use muster_types::object::{NameOrId, ObjectRef, ObjectType};
+use muster_types::time::format_utc;
 use muster_types::{Error, Result};
 
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::instance;
+use muster_store::attributes::{self, ObjectAttributes};
 use muster_store::instances::InstanceRow;
 use muster_store::nodes::NodeRow;
 use muster_store::{
-    StoreError, blob_locations, instances, leases, metadata, node_networks, nodes, references, transaction,
+    StoreError, Tx, TxError, blob_locations, instances, leases, node_ledgers, node_networks, nodes,
+    transaction,
 };
 
 /// The lease whose owner is the cluster maintainer.
 pub const MAINTAINER_LEASE: &str = "maintainer";
 /// The version of the record's format.
 const VERSION: i64 = 1;
-
-/// Registers a node of this daemon when it starts, under the id that it had before.
-pub async fn join(app: &App, identity: &NodeIdentity) -> Result<()> {
-    let rejoined = transaction!(app.store, |tx| {
-        if let Some(rejoined) = nodes::get(&mut *tx, &NameOrId::Id(identity.id)).await? {
-            if rejoined.state == NodeState::Deleted {
-                return Err(Error::Conflict(format!(
-                    "node {} was deleted from the cluster: remove nodes.json from its data directory, and NODE_UUID \
-                     from its settings, to let it join as a new node",
-                    identity.name
-                ))
-                .into());
-            }
-            nodes::set_identity(tx, identity).await.map_err(|error| name_taken(error, identity))?;
-            return Ok(true);
-        }
-        // A deleted node keeps its record but not its name.
-        if let Some(old) = nodes::get(&mut *tx, &NameOrId::Name(identity.name.clone())).await?
-            && old.state == NodeState::Deleted
-        {
-            let name = format!("{} (deleted {})", old.identity.name, old.identity.id);
-            nodes::set_identity(tx, &NodeIdentity { name, ..old.identity }).await?;
-        }
-        nodes::insert(tx, identity).await.map_err(|error| name_taken(error, identity))?;
-        Ok(false)
-    })?;
-    if !rejoined {
-        app.events.record(
-            Event::audit(ObjectRef::new(ObjectType::Node, identity.id), "db record created")
-                .with("name", identity.name.clone())
-                .with("simulated", identity.simulated),
-        );
-    }
-    Ok(())
-}
-
-fn name_taken(error: StoreError, identity: &NodeIdentity) -> muster_store::TxError {
-    match error {
-        StoreError::Duplicate(_) => Error::Conflict(format!(
-            "a node named {} exists with another id: two daemons cannot share a name (set NODE_NAME; only one \
-             daemon can run simulated nodes), and a reinstalled host needs NODE_UUID set to that id",
-            identity.name
-        ))
-        .into(),
-        other => other.into(),
-    }
-}
 
 /// Marks a node that checked in as up, unless it was deleted.
 pub async fn revive(app: &App, id: NodeId) -> Result<()> {
@@ -87,28 +41,28 @@ pub async fn move_to(app: &App, id: NodeId, to: NodeState, reason: &str) -> Resu
         Ok(Some(row.state))
     })?;
     if let Some(from) = from {
-        app.events.record(
-            Event::new(EventType::Mutate, ObjectRef::new(ObjectType::Node, id), format!("state is now {to}"))
-                .with("from", from.as_str())
-                .with("reason", reason),
-        );
+        record_state_change(app, id, from, to, reason);
     }
     Ok(())
 }
 
+/// Records that the state of a node has changed.
+pub(crate) fn record_state_change(app: &App, id: NodeId, from: NodeState, to: NodeState, reason: &str) {
+    app.events.record(
+        Event::new(EventType::Mutate, ObjectRef::new(ObjectType::Node, id), format!("state is now {to}"))
+            .with("from", from.as_str())
+            .with("reason", reason),
+    );
+}
+
 pub async fn list(app: &App) -> Result<Vec<NodeRecord>> {
-    let maintainer = leases::owner_node(&app.store, MAINTAINER_LEASE).await?;
-    let mut records = Vec::new();
-    for row in nodes::list(&*app.store).await? {
-        records.push(record(app, row, maintainer.as_deref()).await?);
-    }
-    Ok(records)
+    let rows = nodes::list(&*app.store).await?;
+    records(app, rows).await
 }
 
 pub async fn get(app: &App, node: &str) -> Result<NodeRecord> {
     let row = find(app, node).await?;
-    let maintainer = leases::owner_node(&app.store, MAINTAINER_LEASE).await?;
-    record(app, row, maintainer.as_deref()).await
+    record(app, row).await
 }
 
 /// Returns the row of a node, by name or id.
@@ -122,55 +76,109 @@ pub(crate) async fn is_deleted(app: &App, id: NodeId) -> Result<bool> {
     Ok(nodes::state(&*app.store, id).await? == Some(NodeState::Deleted))
 }
 
-/// Deletes a node permanently: checking in does not revive it. A node that is alive or has instances is only deleted
-/// with `force`; its VMs are stopped then, and their disks stay on the host.
-pub async fn delete(app: &App, caller: &Caller, node: &str, force: bool) -> Result<NodeRecord> {
-    let row = find(app, node).await?;
-    if row.state != NodeState::Deleted {
-        if !force {
-            require_unused(app, &row).await?;
-        }
-        let object = ObjectRef::new(ObjectType::Node, row.identity.id);
-        app.record(caller, Event::audit(object, "deletion request from REST API").with("force", force));
-        move_to(app, row.identity.id, NodeState::Deleted, "deleted by request").await?;
-        // The cluster no longer tracks what the node still has.
-        transaction!(app.store, |tx| {
-            node_networks::remove_of_node(tx, row.identity.id).await?;
-            Ok(blob_locations::remove_of_node(tx, row.identity.id).await?)
-        })?;
-        instance::delete::release_deleted_node(app, row.identity.id, &row.identity.name).await?;
-        app.networks.notify_changed();
-    }
-    get(app, &row.identity.id.to_string()).await
+/// Returns whether a node checks in.
+pub(crate) async fn is_active(app: &App, id: NodeId) -> Result<bool> {
+    let state = nodes::state(&*app.store, id).await?;
+    Ok(matches!(state, Some(NodeState::Created | NodeState::Stopping)))
 }
 
-/// Refuses the deletion of a node that is alive or has instances, and lists what would be lost.
-async fn require_unused(app: &App, row: &NodeRow) -> Result<()> {
-    let is_alive = matches!(row.state, NodeState::Created | NodeState::Stopping);
-    let instances = instances::of_node(&*app.store, row.identity.id).await?;
-    if !is_alive && instances.is_empty() {
+/// Deletes a node permanently: its daemon is fenced and stops. A node that is alive must not have instances; one that does
+/// not check in is only deleted with `dead`, by which an operator declares that its host does not run.
+pub async fn delete(app: &App, caller: &Caller, node: &str, dead: bool) -> Result<NodeRecord> {
+    let row = find(app, node).await?;
+    let id = row.identity.id;
+    let from = transaction!(app.store.unfenced(), |tx| {
+        // Deleting a node of this daemon fences the daemon itself, so its membership is checked first.
+        app.store.membership.require_in(tx).await?;
+        delete_in(tx, id, dead).await
+    })?;
+    if let Some(from) = from {
+        let object = ObjectRef::new(ObjectType::Node, id);
+        app.record(caller, Event::audit(object, "deletion request from REST API").with("dead", dead));
+        record_state_change(app, id, from, NodeState::Deleted, "deleted by request");
+    }
+    // Repeated for a deleted node, in case that the last attempt failed. The maintainer repeats it, too.
+    match instance::delete::release_deleted_node(app, id, &row.identity.name).await {
+        // This daemon has deleted its own last node.
+        Ok(()) | Err(Error::StaleEpoch(_)) => {}
+        Err(error) => return Err(error),
+    }
+    app.networks.notify_changed();
+    get(app, &id.to_string()).await
+}
+
+/// Deletes a node as part of a transaction, and the rows of its networks and copies of blobs. Returns its last state, or `None` if
+/// it was deleted before.
+async fn delete_in(tx: &mut Tx, id: NodeId, dead: bool) -> Result<Option<NodeState>, TxError> {
+    // Waits for allocations in progress, so that their instances are found. Later ones see that the node is deleted.
+    node_ledgers::lock(tx, id).await?;
+    let row = nodes::get(&mut *tx, &NameOrId::Id(id)).await?.ok_or_else(|| Error::not_found("node"))?;
+    if row.state == NodeState::Deleted {
+        return Ok(None);
+    }
+    require_deletable(&row, &instances::of_node(&mut *tx, id).await?, dead)?;
+    if !nodes::set_state(tx, &row, NodeState::Deleted).await? {
+        return Err(StoreError::Conflict("the node changed".into()).into());
+    }
+    nodes::fence(tx, id).await?;
+    node_networks::remove_of_node(tx, id).await?;
+    blob_locations::remove_of_node(tx, id).await?;
+    Ok(Some(row.state))
+}
+
+/// Rejects the deletion of a node whose VMs may run, and says what to do.
+fn require_deletable(row: &NodeRow, instances: &[InstanceRow], dead: bool) -> Result<()> {
+    let name = &row.identity.name;
+    let is_allowed = match row.state {
+        NodeState::Created | NodeState::Stopping => instances.is_empty(),
+        NodeState::Stopped => dead || instances.is_empty(),
+        NodeState::Missing | NodeState::Error => dead,
+        NodeState::Deleted => true,
+    };
+    if is_allowed {
         return Ok(());
     }
-    let mut text = format!("node {} ", row.identity.name);
-    text.push_str(if is_alive { "is alive" } else { "is not alive" });
-    if !instances.is_empty() {
-        let name = |row: &InstanceRow| format!("{} ({}, namespace {})", row.name, row.id, row.namespace);
-        let names: Vec<String> = instances.iter().map(name).collect();
-        let _ = write!(text, " and has {} instances: {}", names.len(), names.join(", "));
-    }
-    text.push_str(
-        ". Stop its daemon and delete its instances first. With force, its instances are lost and end in error; \
-         their disks stay on the host",
-    );
-    Err(Error::Conflict(text))
+    let describe = |row: &InstanceRow| format!("{} ({}, namespace {})", row.name, row.id, row.namespace);
+    let list: Vec<String> = instances.iter().map(describe).collect();
+    let has = match list.len() {
+        0 => String::new(),
+        count => format!(" and has {count} instances: {}", list.join(", ")),
+    };
+    Err(Error::Conflict(match row.state {
+        NodeState::Created | NodeState::Stopping => {
+            format!("node {name} is alive{has}. Delete its instances first; its daemon keeps their disks")
+        }
+        _ => format!(
+            "node {name} has not checked in since {}{has}. Its VMs may still be running: start its daemon again. If \
+             the host is dead, restart its instances on other nodes with `muster node evacuate {name} --dead`, and \
+             then delete it with `muster node delete {name} --dead` (`dead: true`). Instances that remain end in error",
+            format_utc(row.lastseen)
+        ),
+    }))
 }
 
-async fn record(app: &App, row: NodeRow, maintainer: Option<&str>) -> Result<NodeRecord> {
+async fn record(app: &App, row: NodeRow) -> Result<NodeRecord> {
+    let mut records = records(app, vec![row]).await?;
+    records.pop().ok_or_else(|| Error::not_found("node"))
+}
+
+/// Returns the records of rows, with a constant number of queries.
+async fn records(app: &App, rows: Vec<NodeRow>) -> Result<Vec<NodeRecord>> {
+    let maintainer = leases::owner_node(&app.store, MAINTAINER_LEASE).await?;
+    let ids: Vec<String> = rows.iter().map(|row| row.identity.id.to_string()).collect();
+    let mut attributes_of = attributes::of_objects(&*app.store, ObjectType::Node, &ids).await?;
+    let record = |row: NodeRow| {
+        let attributes = attributes_of.remove(&row.identity.id.to_string()).unwrap_or_default();
+        to_record(row, attributes, maintainer.as_deref())
+    };
+    Ok(rows.into_iter().map(record).collect())
+}
+
+fn to_record(row: NodeRow, attributes: ObjectAttributes, maintainer: Option<&str>) -> NodeRecord {
+    let ObjectAttributes { metadata, references } = attributes;
     let identity = row.identity;
-    let object = ObjectRef::new(ObjectType::Node, identity.id);
-    let references = references::of_object(&*app.store, &object).await?;
-    Ok(NodeRecord {
-        metadata: metadata::get(&*app.store, object.object_type, &object.id).await?,
+    NodeRecord {
+        metadata,
         uuid: identity.id,
         fqdn: identity.name.clone(),
         is_cluster_maintainer: maintainer == Some(identity.name.as_str()),
@@ -187,8 +195,10 @@ async fn record(app: &App, row: NodeRow, maintainer: Option<&str>) -> Result<Nod
         is_eventlog_node: false,
         simulated: identity.simulated,
         spice_server_cert_subject: row.report.display.map(|display| display.subject),
+        clock_skew: row.clock_skew,
         limits: row.report.limits.into_iter().map(|(limit, reason)| (limit.to_string(), reason)).collect(),
+        degraded: row.report.degraded,
         references_to: references.to,
         references_from: references.from,
-    })
+    }
 }

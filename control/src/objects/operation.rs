@@ -1,4 +1,4 @@
-//! Reads cluster operations. Requires the namespace of the operation or `system`; trust is not enough.
+//! Reads cluster operations and finds them for their metadata. Requires the namespace of the operation or `system`; trust is not enough.
 
 use std::collections::{HashSet, VecDeque};
 
@@ -6,12 +6,13 @@ use muster_types::ids::{ArtifactId, InstanceId, NetworkId, OperationId};
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::{OperationRecord, OperationType};
 use muster_types::{Error, Result};
+use serde_json::{Map, Value};
 
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::{blob, node};
 use muster_store::operations::{self, OperationRow};
-use muster_store::{artifacts, instances, namespaces, networks};
+use muster_store::{artifacts, instances, metadata, namespaces, networks};
 
 /// The version of the record's format.
 const VERSION: i64 = 1;
@@ -19,6 +20,17 @@ const VERSION: i64 = 1;
 const MAX_CHAIN: usize = 256;
 
 pub async fn get(app: &App, caller: &Caller, operation_type: &str, id: &str) -> Result<OperationRecord> {
+    let row = find_readable(app, caller, operation_type, id).await?;
+    Ok(records(app, vec![row]).await?.remove(0))
+}
+
+/// Returns an operation as the subject of metadata, which callers that may read it may change.
+pub async fn subject(app: &App, caller: &Caller, operation_type: &str, id: &str) -> Result<ObjectRef> {
+    let row = find_readable(app, caller, operation_type, id).await?;
+    Ok(ObjectRef::new(ObjectType::ClusterOperation, row.id))
+}
+
+async fn find_readable(app: &App, caller: &Caller, operation_type: &str, id: &str) -> Result<OperationRow> {
     let operation_type: OperationType =
         operation_type.parse().map_err(|_| Error::not_found("operation type"))?;
     let row = find(app, id).await?;
@@ -28,7 +40,7 @@ pub async fn get(app: &App, caller: &Caller, operation_type: &str, id: &str) -> 
     if !may_read(caller, &row) {
         return Err(Error::Forbidden("cluster operation belongs to a foreign namespace".into()));
     }
-    Ok(record(row))
+    Ok(row)
 }
 
 /// Returns an operation and all its dependencies, newest first.
@@ -61,7 +73,7 @@ pub async fn chain(app: &App, caller: &Caller, id: &str) -> Result<Vec<Operation
         chain.push(row);
     }
     chain.sort_by(|a, b| b.created.total_cmp(&a.created));
-    Ok(chain.into_iter().map(record).collect())
+    records(app, chain).await
 }
 
 /// Returns the operations on an object, newest first.
@@ -78,7 +90,7 @@ pub async fn of_target(
         .parse()
         .map_err(|_| Error::Invalid(format!("invalid target_object_type: '{object_type}'")))?;
     let target = find_target(app, caller, object_type, id).await?;
-    Ok(operations::of_target(&*app.store, &target).await?.into_iter().map(record).collect())
+    records(app, operations::of_target(&*app.store, &target).await?).await
 }
 
 /// Finds an object whose operations the caller may read.
@@ -141,7 +153,7 @@ fn foreign_target() -> Error {
 /// Returns the operations on an object that the caller may access, newest first; without `all`, only unfinished ones.
 pub async fn of_object(app: &App, target: &ObjectRef, all: bool) -> Result<Vec<OperationRecord>> {
     let rows = operations::of_target(&*app.store, target).await?;
-    Ok(rows.into_iter().filter(|row| all || !row.state.is_final()).map(record).collect())
+    records(app, rows.into_iter().filter(|row| all || !row.state.is_final()).collect()).await
 }
 
 async fn find(app: &App, id: &str) -> Result<OperationRow> {
@@ -153,7 +165,15 @@ fn may_read(caller: &Caller, row: &OperationRow) -> bool {
     caller.is_system() || row.namespace.as_ref() == Some(&caller.namespace)
 }
 
-fn record(row: OperationRow) -> OperationRecord {
+/// Returns the records of rows, with their metadata.
+async fn records(app: &App, rows: Vec<OperationRow>) -> Result<Vec<OperationRecord>> {
+    let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
+    let mut metadata_of = metadata::of_objects(&*app.store, ObjectType::ClusterOperation, &ids).await?;
+    let records = rows.into_iter().zip(ids);
+    Ok(records.map(|(row, id)| record(row, metadata_of.remove(&id).unwrap_or_default())).collect())
+}
+
+fn record(row: OperationRow, metadata: Map<String, Value>) -> OperationRecord {
     OperationRecord {
         uuid: row.id,
         object_type: ObjectType::ClusterOperation.to_string(),
@@ -170,5 +190,6 @@ fn record(row: OperationRow) -> OperationRecord {
         created: row.created,
         updated: row.updated,
         version: VERSION,
+        metadata,
     }
 }

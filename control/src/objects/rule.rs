@@ -19,7 +19,7 @@ use crate::auth::access::{delegable_scopes, require_namespace};
 use crate::auth::scopes;
 use crate::objects::audit::with_request;
 use muster_store::rules::RuleRow;
-use muster_store::{StoreError, issuers, namespaces, rules, transaction};
+use muster_store::{StoreError, issuers, metadata, namespaces, rules, transaction};
 
 /// The version of the record's format.
 const VERSION: i64 = 1;
@@ -27,6 +27,10 @@ const VERSION: i64 = 1;
 /// The terms of a rule as requested, not validated yet.
 #[derive(Debug, Clone, Default, serde::Deserialize, utoipa::ToSchema)]
 #[schema(as = NewRuleTerms)]
+#[schema(example = json!({
+    "issuer": "forge", "bound_claims": {"repository": "example/web"},
+    "scopes": ["instance.read"], "key_ttl": 900, "key_name_prefix": "deploy"
+}))]
 pub struct RuleRequest {
     /// Name of the issuer whose tokens are accepted.
     #[schema(value_type = String)]
@@ -99,18 +103,22 @@ fn require_granted(held: Option<&[String]>, wanted: &Value) -> Result<()> {
 /// Returns the rules of a namespace that are not deleted, by name.
 pub async fn list(app: &App, caller: &Caller, namespace: &str) -> Result<Vec<RuleRecord>> {
     require_namespace(&*app.store, caller, namespace).await?;
-    Ok(rules::list(&*app.store, namespace).await?.into_iter().map(record).collect())
+    records(app, rules::list(&*app.store, namespace).await?).await
 }
 
 /// Returns a rule that is not deleted.
 pub async fn get(app: &App, caller: &Caller, namespace: &str, name: &str) -> Result<RuleRecord> {
-    require_namespace(&*app.store, caller, namespace).await?;
-    Ok(record(rules::by_name(&*app.store, namespace, name).await?.ok_or_else(absent)?))
+    to_record(app, find(app, caller, namespace, name).await?).await
 }
 
-/// Returns the rule as the subject of events.
+/// Returns the rule as the subject of events and metadata.
 pub async fn subject(app: &App, caller: &Caller, namespace: &str, name: &str) -> Result<ObjectRef> {
-    Ok(object(get(app, caller, namespace, name).await?.uuid))
+    Ok(object(find(app, caller, namespace, name).await?.id))
+}
+
+async fn find(app: &App, caller: &Caller, namespace: &str, name: &str) -> Result<RuleRow> {
+    require_namespace(&*app.store, caller, namespace).await?;
+    rules::by_name(&*app.store, namespace, name).await?.ok_or_else(absent)
 }
 
 /// Creates a rule.
@@ -141,7 +149,7 @@ pub async fn create(
     let event = terms_event(caller, EventType::Audit, &row, "db record created");
     app.record(caller, event.with("namespace", namespace).with("name", name));
     record_system_rule(app, caller, &row);
-    Ok(record(row))
+    to_record(app, row).await
 }
 
 /// Replaces all terms of a rule. Its existing keys do not change.
@@ -164,7 +172,7 @@ pub async fn update(
     })?;
     app.record(caller, terms_event(caller, EventType::Mutate, &row, "updated mapping rule"));
     record_system_rule(app, caller, &row);
-    Ok(record(row))
+    to_record(app, row).await
 }
 
 /// Deletes a rule. Its existing keys do not change.
@@ -180,7 +188,7 @@ pub async fn delete(app: &App, caller: &Caller, namespace: &str, name: &str) -> 
     })?;
     let event = Event::audit(object(row.id), "delete mapping rule request from REST API");
     app.record(caller, caller_event(caller, &row, event));
-    Ok(record(row))
+    to_record(app, row).await
 }
 
 fn absent() -> Error {
@@ -225,12 +233,26 @@ fn record_system_rule(app: &App, caller: &Caller, row: &RuleRow) {
     app.record(caller, caller_event(caller, row, event));
 }
 
-fn record(row: RuleRow) -> RuleRecord {
+/// Returns the record of a row, with its metadata.
+async fn to_record(app: &App, row: RuleRow) -> Result<RuleRecord> {
+    let metadata = metadata::get(&*app.store, ObjectType::Rule, &row.id.to_string()).await?;
+    Ok(record(row, metadata))
+}
+
+/// Returns the records of rows, with their metadata.
+async fn records(app: &App, rows: Vec<RuleRow>) -> Result<Vec<RuleRecord>> {
+    let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
+    let mut metadata_of = metadata::of_objects(&*app.store, ObjectType::Rule, &ids).await?;
+    let records = rows.into_iter().zip(ids);
+    Ok(records.map(|(row, id)| record(row, metadata_of.remove(&id).unwrap_or_default())).collect())
+}
+
+fn record(row: RuleRow, metadata: Map<String, Value>) -> RuleRecord {
     RuleRecord {
         uuid: row.id,
         state: row.state,
         version: VERSION,
-        metadata: Map::new(),
+        metadata,
         namespace: row.namespace,
         name: row.name,
         issuer: row.terms.issuer,

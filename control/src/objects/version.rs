@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, HashMap};
 use muster_types::artifact::{ArtifactRecord, ArtifactState, VersionRecord};
 use muster_types::event::{Event, EventType};
 use muster_types::ids::{ArtifactId, BlobId};
+use muster_types::quota::QuotaName;
 use muster_types::{Error, Result};
 
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::artifact::{delete_in, find, find_own, get, object};
-use crate::objects::blob;
+use crate::objects::{blob, quota};
 use muster_store::artifacts::{self, ArtifactRow};
 use muster_store::references::{self, References};
 use muster_store::{Read, StoreError, Tx, TxError, blobs, transaction};
@@ -46,9 +47,14 @@ pub(crate) async fn newest(db: impl Read, id: ArtifactId) -> Result<Option<BlobI
     Ok(versions_in(db, id).await?.last_key_value().map(|(_, blob)| *blob))
 }
 
-/// Adds a version as part of a transaction that locks the blob, and drops the oldest versions beyond the maximum.
-/// Returns the index of the version, `None` if the newest version has the same content.
-pub(crate) async fn add_in(tx: &mut Tx, row: &ArtifactRow, blob: BlobId) -> Result<Option<i64>, TxError> {
+/// Adds a version as part of a transaction that locks the namespace and the blob, and drops the oldest versions beyond
+/// the maximum. Returns the index of the version, `None` if the newest version has the same content.
+pub(crate) async fn add_in(
+    app: &App,
+    tx: &mut Tx,
+    row: &ArtifactRow,
+    blob: BlobId,
+) -> Result<Option<i64>, TxError> {
     if !artifacts::lock(tx, row.id).await? {
         return Err(Error::not_found("artifact").into());
     }
@@ -63,6 +69,10 @@ pub(crate) async fn add_in(tx: &mut Tx, row: &ArtifactRow, blob: BlobId) -> Resu
         Some(index)
     };
     trim_in(tx, row.id, current.max_versions).await?;
+    if added.is_some() {
+        let size = blobs::get(&mut *tx, blob).await?.map_or(0, |blob| blob.size);
+        quota::require_within_in(app, tx, &row.namespace, QuotaName::ArtifactBytes, size).await?;
+    }
     artifacts::set_error(tx, row.id, None).await?;
     // A fetch sets it again for the new version.
     artifacts::clear_fetched(tx, row.id).await?;

@@ -11,7 +11,8 @@ use crate::objects::claim;
 use crate::queue::{CleanNamespace, Operation as _};
 use muster_store::operations::OperationRow;
 use muster_store::{
-    blob_metadata, blob_namespaces, claims, events, keys, metadata, namespaces, rules, transaction, trusts,
+    blob_metadata, blob_namespaces, claims, events, keys, metadata, namespaces, quotas, rules, transaction,
+    trusts,
 };
 
 const UNDO_NOT_NEEDED: Undo = Undo::NotNeeded("the namespace is already deleted; the next attempt continues");
@@ -72,8 +73,12 @@ async fn clean_keys(app: &App, row: &OperationRow) -> Result<()> {
             return Ok(());
         }
         for key in keys {
-            clear_events(&app.store, &ObjectRef::new(ObjectType::NamespaceKey, key.id)).await?;
-            transaction!(app.store, |tx| { Ok(keys::remove_deleted(tx, key.id).await?) })?;
+            let object = ObjectRef::new(ObjectType::NamespaceKey, key.id);
+            clear_events(&app.store, &object).await?;
+            transaction!(app.store, |tx| {
+                metadata::remove_of(tx, object.object_type, &object.id).await?;
+                Ok(keys::remove_deleted(tx, key.id).await?)
+            })?;
         }
     }
 }
@@ -107,8 +112,12 @@ async fn clean_rules(app: &App, row: &OperationRow) -> Result<()> {
             return Ok(());
         }
         for id in rules {
-            clear_events(&app.store, &ObjectRef::new(ObjectType::Rule, id)).await?;
-            transaction!(app.store, |tx| { Ok(rules::remove_deleted(tx, id).await?) })?;
+            let object = ObjectRef::new(ObjectType::Rule, id);
+            clear_events(&app.store, &object).await?;
+            transaction!(app.store, |tx| {
+                metadata::remove_of(tx, object.object_type, &object.id).await?;
+                Ok(rules::remove_deleted(tx, id).await?)
+            })?;
         }
     }
 }
@@ -120,6 +129,7 @@ async fn clean_metadata(app: &App, row: &OperationRow) -> Result<()> {
             metadata::remove_of(tx, ObjectType::Namespace, name).await?;
             blob_metadata::remove_of_namespace(tx, name).await?;
             blob_namespaces::remove_of_namespace(tx, name).await?;
+            quotas::remove_of_namespace(tx, name).await?;
             trusts::remove_of(tx, name).await?;
             // Granted to the name after the deletion; a new namespace of the same name must not get it.
             trusts::remove_naming(tx, name).await?;

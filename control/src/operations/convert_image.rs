@@ -4,6 +4,7 @@
 use muster_types::blob::BlobState;
 use muster_types::event::{Event, EventType};
 use muster_types::ids::BlobId;
+use muster_types::namespace::SYSTEM_NAMESPACE;
 use muster_types::{Error, Result};
 
 use super::step::{Implementation, Step, Undo, failure_message, parse_target_id};
@@ -48,15 +49,16 @@ async fn convert(app: &App, row: &OperationRow) -> Result<()> {
         // Deleted before it was used.
         return Ok(());
     };
+    let namespace = row.namespace.as_deref().unwrap_or(SYSTEM_NAMESPACE);
     let facts = match blob.image {
         Some(facts) => facts,
         None => {
-            let facts = node.storage().inspect(id).await?;
+            let facts = node.storage().inspect(namespace, id).await?;
             transaction!(app.store, |tx| { Ok(blobs::set_image(tx, id, &facts).await?) })?;
             facts
         }
     };
-    node.storage().convert(id, &facts).await.map_err(|error| match error {
+    node.storage().convert(namespace, id, &facts).await.map_err(|error| match error {
         // Space may become available later.
         Error::InsufficientCapacity(why) => Error::Unavailable(why),
         other => other,

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use muster_types::event::{Event, EventType};
 use muster_types::event_message::EventMessage;
-use muster_types::ids::InstanceId;
 use muster_types::instance::{DiskSpecRecord, InstanceState, PowerState};
 use muster_types::interface::InterfaceState;
 use muster_types::node::NodeApi;
@@ -23,6 +22,13 @@ use muster_store::instances::{self, InstanceRow};
 use muster_store::operations::OperationRow;
 use muster_store::{interfaces, transaction};
 
+/// Waits until the networks of an instance are on its node.
+pub(super) const ENSURE_NETWORKS: Step = Step {
+    name: "network_ensure_mesh",
+    run: |app, row| Box::pin(ensure_networks(app, row)),
+    undo: Undo::NotNeeded("networks are removed from the node after the interfaces"),
+};
+
 pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
     CreateInstance::KIND,
     &[
@@ -31,11 +37,7 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
             run: |app, row| Box::pin(preflight(app, row)),
             undo: Undo::NotNeeded("other instances may use the images; unused ones are removed later"),
         },
-        Step {
-            name: "network_ensure_mesh",
-            run: |app, row| Box::pin(ensure_networks(app, row)),
-            undo: Undo::NotNeeded("networks are removed from the node after the interfaces"),
-        },
+        ENSURE_NETWORKS,
         Step {
             name: "instance_start",
             run: |app, row| Box::pin(start(app, row)),
@@ -47,17 +49,20 @@ pub(super) const IMPLEMENTATION: Implementation = Implementation::new(
 /// The time after which an event reports how long it took to prepare an image.
 const SLOW_IMAGE_THRESHOLD: Duration = Duration::from_millis(500);
 
+/// The number of bytes in a GB of disk sizes.
+const GIB: u64 = 1 << 30;
+
 /// The states of an instance that is being created.
 const CREATING_STATES: &[InstanceState] =
     &[InstanceState::Initial, InstanceState::Preflight, InstanceState::Creating];
 
 /// Returns the instance, or `None` if it no longer needs to be created.
-async fn pending_instance(app: &App, row: &OperationRow) -> Result<Option<InstanceRow>> {
+pub(super) async fn pending_instance(app: &App, row: &OperationRow) -> Result<Option<InstanceRow>> {
     let instance = instances::get(&*app.store, target_id(&row.target.id)?).await?;
     Ok(instance.filter(|row| row.state.is_active() && row.state != InstanceState::Created))
 }
 
-async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
+pub(super) async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
     let Some(instance) = pending_instance(app, row).await? else { return Ok(()) };
     if instance.state == InstanceState::Initial {
         set_state(app, instance.id, InstanceState::Initial, InstanceState::Preflight, None).await?;
@@ -83,9 +88,13 @@ async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
         })?;
     }
     let mut sizes = Vec::with_capacity(spec.disks.len());
-    for disk in &mut spec.disks {
+    for (number, disk) in spec.disks.iter_mut().enumerate() {
         sizes.push(match disk.blob_uuid {
-            Some(blob) => Some(prepare_image(app, node, instance.id, disk, blob).await?),
+            Some(blob) => {
+                let needed = prepare_image(app, node, &instance, disk, blob).await?;
+                require_fit(number, disk.spec.size, needed)?;
+                Some(needed)
+            }
             None => None,
         });
     }
@@ -99,18 +108,27 @@ async fn preflight(app: &App, row: &OperationRow) -> Result<()> {
     Ok(())
 }
 
+/// Rejects a disk that is smaller than its image. `size` is in GB, `needed` in bytes.
+fn require_fit(number: usize, size: Option<u64>, needed: u64) -> Result<()> {
+    let Some(size) = size.filter(|size| size.saturating_mul(GIB) < needed) else { return Ok(()) };
+    let needed = needed.div_ceil(GIB);
+    Err(Error::Invalid(format!(
+        "disk[{number}].size: {size} GB is smaller than the image, which needs {needed} GB"
+    )))
+}
+
 /// Ensures that the node has an image in a usable format. Returns the size of its disk.
 async fn prepare_image(
     app: &App,
     node: &Arc<dyn NodeApi>,
-    id: InstanceId,
+    instance: &InstanceRow,
     disk: &mut DiskSpecRecord,
     blob: muster_types::ids::BlobId,
 ) -> Result<u64> {
     let started = Instant::now();
-    let facts = image::ensure_on(app, node, blob).await?;
+    let facts = image::ensure_on(app, &instance.namespace, node, blob).await?;
     if started.elapsed() > SLOW_IMAGE_THRESHOLD {
-        let event = Event::new(EventType::Status, object(id), EventMessage::ImageReady);
+        let event = Event::new(EventType::Status, object(instance.id), EventMessage::ImageReady);
         app.events.record(
             event
                 .with("blob_uuid", blob.to_string())
@@ -131,7 +149,7 @@ async fn ensure_networks(app: &App, row: &OperationRow) -> Result<()> {
     wait_instance_networks(app, instance.id, node, row.created).await
 }
 
-async fn start(app: &App, row: &OperationRow) -> Result<()> {
+pub(super) async fn start(app: &App, row: &OperationRow) -> Result<()> {
     let Some(instance) = pending_instance(app, row).await? else { return Ok(()) };
     let id = instance.id;
     if instance.state == InstanceState::Preflight {

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use super::step::{Implementation, Step, Undo, failure_message, parse_target_id};
 use crate::app::App;
 use crate::fetch::{Fetch, FetchOutcome, FetchProgress, ResumeState, resolve};
-use crate::objects::artifact::{enqueue_conversion, object};
+use crate::objects::artifact::{enqueue_conversion, lock_namespace, object};
 use crate::objects::blob::{self, BlobSource};
 use crate::objects::node_location::storage_node;
 use crate::objects::{instance, upload, version};
@@ -93,13 +93,14 @@ async fn add_version(
     validators: &Validators,
 ) -> Result<()> {
     let (node, draft) = (storage_node(app)?, Draft::Fetch(row.id));
-    let compression = node.storage().decompress(draft).await?;
+    let compression = node.storage().decompress(&artifact.namespace, draft).await?;
     let (namespace, modified) = (artifact.namespace.clone(), validators.modified.clone());
     let source = BlobSource { draft, namespace, is_image: true, modified };
     let prepared = blob::prepare(app, node, &source).await?;
     let outcome = transaction!(app.store, |tx| {
+        lock_namespace(tx, &artifact.namespace).await?;
         let blob_id = blob::commit_in(tx, &prepared).await?;
-        let added = version::add_in(tx, artifact, blob_id).await?;
+        let added = version::add_in(app, tx, artifact, blob_id).await?;
         artifacts::set_fetched(tx, artifact.id, validators).await?;
         if added.is_some() {
             enqueue_conversion(tx, blob_id, artifact, row.request_id.as_deref()).await?;

@@ -3,8 +3,8 @@
 use super::step::Implementation;
 use super::{
     clean_namespace, clean_network, convert_image, create_instance, create_network, delete_instance,
-    delete_namespace, delete_network, fetch_artifact, plug_interface, release_instance, snapshot_instance,
-    start_instance,
+    delete_namespace, delete_network, evacuate_instance, fetch_artifact, plug_interface, release_instance,
+    snapshot_instance, start_instance,
 };
 
 /// Every operation that a worker can run.
@@ -18,6 +18,7 @@ pub static IMPLEMENTATIONS: &[Implementation] = &[
     convert_image::IMPLEMENTATION,
     create_instance::IMPLEMENTATION,
     start_instance::IMPLEMENTATION,
+    evacuate_instance::IMPLEMENTATION,
     release_instance::IMPLEMENTATION,
     plug_interface::IMPLEMENTATION,
     snapshot_instance::IMPLEMENTATION,

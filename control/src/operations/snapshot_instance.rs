@@ -14,6 +14,7 @@ use muster_types::{Error, Result};
 
 use super::step::{Implementation, Step, Undo, failure_message};
 use crate::app::App;
+use crate::objects::artifact::lock_namespace;
 use crate::objects::blob::{self, BlobSource};
 use crate::objects::instance::snapshot::NVRAM;
 use crate::objects::instance::{local_node, object, target_id};
@@ -113,10 +114,11 @@ async fn add_version(
     let source = BlobSource { draft, namespace, is_image, modified: None };
     let prepared = blob::prepare_as(app, node, &source, copy.blob).await?;
     let outcome = transaction!(app.store, |tx| {
+        lock_namespace(tx, &instance.namespace).await?;
         blob::commit_with_id_in(tx, &prepared, copy.base).await?;
         let artifact = artifacts::get(&mut *tx, copy.artifact).await?;
         let artifact = artifact.ok_or_else(|| Error::not_found("artifact"))?;
-        version::add_in(tx, &artifact, copy.blob).await
+        version::add_in(app, tx, &artifact, copy.blob).await
     });
     match outcome {
         Ok(index) => {

@@ -1,5 +1,6 @@
 //! The worker: leases due operations, runs their steps, and records the outcome.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,21 +10,26 @@ use muster_store::operations::{self, ExecutableOperations, OperationRow};
 use muster_store::transaction;
 use muster_types::event::{Event, EventType};
 use muster_types::event_message::EventMessage;
+use muster_types::ids::NodeId;
 use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::operation::{ErrorReport, OperationState};
 use muster_types::time::now;
 use muster_types::{Error, Result};
 use parking_lot::Mutex;
 use serde_json::{Map, json};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 use super::implementations::IMPLEMENTATIONS;
+use super::lane_slots::{LaneSlot, LaneSlots};
 use super::step::{Implementation, Undo};
 use crate::app::App;
 use crate::queue::Lane;
 
-/// The interval between reads of the queue without a notification: another daemon may have queued an operation.
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// The maximum interval between reads of the queue while an operation of it is going to be due.
+const MAX_PAUSE: f64 = 1.0;
+/// The interval between reads of an empty queue. The task `changes` wakes it when another daemon queued an operation.
+const IDLE_INTERVAL: Duration = Duration::from_secs(30);
 /// The shortest time between two reads of the queue.
 const MIN_POLL_INTERVAL: f64 = 0.02;
 /// The delay in seconds before an operation that waits for something is tried again.
@@ -39,6 +45,9 @@ pub enum Fault {
     /// The worker stops after the step, before it records that the step is complete.
     Die,
 }
+
+/// Operations that this worker owns, each with the slot that it occupies.
+type LeasedOperations = Vec<(OperationRow, LaneSlot)>;
 
 type FaultInjector = Box<dyn FnMut(&OperationRow, &str) -> Option<Fault> + Send>;
 
@@ -92,42 +101,44 @@ impl Worker {
     }
 
     async fn run_lane(self: Arc<Self>, lane: Lane, mut stop: watch::Receiver<bool>) {
-        let slots = Arc::new(Semaphore::new(lane.workers().into()));
+        let slots = LaneSlots::new(lane);
+        let mut running = JoinSet::new();
         while !*stop.borrow() {
-            match self.lease_due(lane, slots.available_permits()).await {
-                Ok(leased) if leased.is_empty() => {}
-                Ok(leased) => {
-                    for row in leased {
-                        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else { return };
+            while running.try_join_next().is_some() {}
+            let pause = match self.lease_due(lane, &slots).await {
+                Ok((leased, next_due)) if leased.is_empty() => next_due.map_or(IDLE_INTERVAL, |due| {
+                    Duration::from_secs_f64(due.clamp(MIN_POLL_INTERVAL, MAX_PAUSE))
+                }),
+                Ok((leased, _)) => {
+                    for (row, slot) in leased {
                         let worker = Arc::clone(&self);
-                        tokio::spawn(async move {
-                            let _slot = slot;
+                        running.spawn(async move {
                             worker.work(row).await;
+                            drop(slot);
                             worker.app.queue.wake();
                         });
                     }
                     continue;
                 }
-                Err(error) => tracing::warn!(%error, "failed to read the operation queue"),
-            }
-            // Without a free slot, wait for an operation to end, which wakes this loop.
-            let pause =
-                if slots.available_permits() == 0 { POLL_INTERVAL } else { self.until_due(lane).await };
+                Err(error) => {
+                    tracing::warn!(%error, "failed to read the operation queue");
+                    Duration::from_secs_f64(MAX_PAUSE)
+                }
+            };
             tokio::select! {
                 () = self.app.queue.woken(lane) => {}
                 () = tokio::time::sleep(pause) => {}
                 _ = stop.changed() => {}
             }
         }
-        // All slots are free once all operations have ended.
-        let _ = slots.acquire_many(lane.workers().into()).await;
+        while running.join_next().await.is_some() {}
     }
 
     /// Runs all operations that are due, one after the other, and returns their number.
     pub async fn run_once(&self) -> Result<usize> {
         let mut count = 0;
         for lane in Lane::ALL {
-            for row in self.lease_due(lane, lane.workers().into()).await? {
+            for (row, _slot) in self.lease_due(lane, &LaneSlots::new(lane)).await?.0 {
                 count += 1;
                 self.work(row).await;
             }
@@ -135,60 +146,71 @@ impl Worker {
         Ok(count)
     }
 
-    /// Returns the operations of a lane that this daemon can run, or `None` if there are none.
+    /// Returns the operations of a lane that this daemon can run, or `None` if there are none or it must not lease any.
     fn executable(&self, lane: Lane) -> Option<ExecutableOperations> {
-        let nodes = self.app.nodes.iter().map(|node| node.identity().id).collect();
+        let membership = &self.app.store.membership;
+        membership.require().and_then(|()| membership.require_clock()).ok()?;
+        let is_member = |id: &NodeId| membership.is_member(*id);
+        let nodes = self.app.nodes.iter().map(|node| node.identity().id).filter(is_member).collect();
         let kinds = self.implementations.iter().map(|implementation| implementation.kind);
         let names: Vec<&str> = kinds.filter(|kind| kind.lane == lane).map(|kind| kind.name).collect();
         Some(ExecutableOperations { names, nodes }).filter(|executable| !executable.names.is_empty())
     }
 
-    /// Returns the time until the next operation of a lane is due.
-    async fn until_due(&self, lane: Lane) -> Duration {
-        let Some(executable) = self.executable(lane) else { return POLL_INTERVAL };
-        match operations::next_due(&self.app.store, &executable).await {
-            Ok(Some(due)) => {
-                let pause = (due - now()).clamp(MIN_POLL_INTERVAL, POLL_INTERVAL.as_secs_f64());
-                Duration::from_secs_f64(pause)
-            }
-            Ok(None) => POLL_INTERVAL,
-            Err(error) => {
-                tracing::warn!(%error, "failed to read the operation queue");
-                POLL_INTERVAL
+    /// Leases due operations whose dependencies are complete, each for the namespace with the fewest running ones, as
+    /// long as there are slots. Also returns the seconds until the first operation is due that may have a slot. The end of an
+    /// operation, which frees a slot, wakes the lane.
+    async fn lease_due(&self, lane: Lane, slots: &Arc<LaneSlots>) -> Result<(LeasedOperations, Option<f64>)> {
+        let mut leased = Vec::new();
+        let Some(executable) = self.executable(lane) else { return Ok((leased, None)) };
+        let waiting = operations::waiting(&self.app.store, &executable).await?;
+        let admitted = waiting.iter().filter(|(namespace, _)| slots.admits(namespace.as_deref()));
+        let next_due = admitted.map(|(_, due)| *due).min_by(f64::total_cmp);
+        let due = waiting.into_iter().filter(|(namespace, due)| {
+            // Without a slot, the operations need not be read.
+            *due <= 0.0 && slots.admits(namespace.as_deref())
+        });
+        let mut queues = Vec::new();
+        for (namespace, first_due) in due {
+            let limit = i64::from(lane.workers());
+            let rows = operations::due(&self.app.store, &executable, namespace.as_deref(), limit).await?;
+            queues.push(NamespaceQueue { namespace, first_due, rows: rows.into() });
+        }
+        loop {
+            queues.retain(|queue| !queue.rows.is_empty());
+            let running = |queue: &NamespaceQueue| slots.occupied_by(queue.namespace.as_deref());
+            let next = queues
+                .iter_mut()
+                .min_by(|a, b| running(a).cmp(&running(b)).then(a.first_due.total_cmp(&b.first_due)));
+            let Some(next) = next else { return Ok((leased, next_due)) };
+            let Some(slot) = slots.occupy(next.namespace.as_deref()) else { return Ok((leased, next_due)) };
+            let Some(row) = next.rows.pop_front() else { continue };
+            if let Some(row) = self.lease_if_ready(&row).await? {
+                leased.push((row, slot));
             }
         }
     }
 
-    /// Leases up to `free` due operations whose dependencies are complete.
-    async fn lease_due(&self, lane: Lane, free: usize) -> Result<Vec<OperationRow>> {
+    /// Leases an operation if its dependencies are complete.
+    async fn lease_if_ready(&self, row: &OperationRow) -> Result<Option<OperationRow>> {
         let app = &*self.app;
-        let mut leased = Vec::new();
-        let Some(executable) = self.executable(lane).filter(|_| free > 0) else { return Ok(leased) };
-        let limit = i64::try_from(free).expect("a lane has few slots");
-        for row in operations::due(&app.store, &executable, limit).await? {
-            match dependencies(app, &row).await? {
-                Dependencies::Complete => {}
-                Dependencies::Pending => {
-                    transaction!(app.store, |tx| {
-                        operations::postpone(tx, &row, now() + NOT_READY_DELAY).await?;
-                        Ok(())
-                    })?;
-                    continue;
-                }
-                Dependencies::Failed(report) => {
-                    let ended =
-                        transaction!(app.store, |tx| { Ok(operations::abort(tx, &row, &report).await?) })?;
-                    if ended {
-                        self.announce(&row, OperationState::Abort, Some(&report));
-                    }
-                    continue;
-                }
+        match dependencies(app, row).await? {
+            Dependencies::Complete => operations::lease(&app.store, row, lease_seconds(app)).await,
+            Dependencies::Pending => {
+                transaction!(app.store, |tx| {
+                    operations::postpone(tx, row, NOT_READY_DELAY).await?;
+                    Ok(())
+                })?;
+                Ok(None)
             }
-            if let Some(row) = operations::lease(&app.store, &row, lease_seconds(app)).await? {
-                leased.push(row);
+            Dependencies::Failed(report) => {
+                let ended = transaction!(app.store, |tx| { Ok(operations::abort(tx, row, &report).await?) })?;
+                if ended {
+                    self.announce(row, OperationState::Abort, Some(&report));
+                }
+                Ok(None)
             }
         }
-        Ok(leased)
     }
 
     /// Runs an operation while this worker owns its lease.
@@ -232,11 +254,12 @@ impl Worker {
             match result {
                 Ok(()) => {}
                 Err(Error::NotReady(reason)) => return Outcome::NotReady(reason),
+                Err(Error::StaleEpoch(_)) => return Outcome::LeaseLost,
                 Err(error) => return Outcome::Failed { step: step.name.to_owned(), error },
             }
             match transaction!(store, |tx| { Ok(operations::set_step(tx, row, number).await?) }) {
                 Ok(true) => {}
-                Ok(false) => return Outcome::LeaseLost,
+                Ok(false) | Err(Error::StaleEpoch(_)) => return Outcome::LeaseLost,
                 Err(error) => return Outcome::Failed { step: step.name.to_owned(), error },
             }
         }
@@ -246,9 +269,9 @@ impl Worker {
     /// Records how an attempt ended.
     async fn settle(&self, row: &OperationRow, implementation: &Implementation, outcome: Outcome) {
         let app = &*self.app;
-        let (state, run_after, report) = match outcome {
+        let (state, delay, report) = match outcome {
             Outcome::LeaseLost => return,
-            Outcome::Complete => (OperationState::Complete, row.created, None),
+            Outcome::Complete => (OperationState::Complete, 0.0, None),
             Outcome::NotReady(reason) => {
                 tracing::debug!(operation = %row.id, reason, "operation is not ready");
                 return requeue(app, row).await;
@@ -256,16 +279,16 @@ impl Worker {
             Outcome::Failed { step, error } => {
                 let report = report(&step, row, &error);
                 if i128::from(row.attempts) < max_attempts(app) && is_retryable(&error) {
-                    (OperationState::Queued, now() + backoff(app, row.attempts), Some(report))
+                    (OperationState::Queued, backoff(app, row.attempts), Some(report))
                 } else {
                     let failed = OperationRow { error_report: Some(report.clone()), ..row.clone() };
                     undo(app, implementation, &failed).await;
-                    (OperationState::Error, row.created, Some(report))
+                    (OperationState::Error, 0.0, Some(report))
                 }
             }
         };
         let settled = transaction!(app.store, |tx| {
-            Ok(operations::release(tx, row, state, run_after, report.as_ref()).await?)
+            Ok(operations::release(tx, row, state, delay, report.as_ref()).await?)
         });
         match settled {
             Ok(true) => self.announce(row, state, report.as_ref()),
@@ -309,6 +332,13 @@ fn max_attempts(app: &App) -> i128 {
     app.settings.cluster_op_max_attempts.into()
 }
 
+/// The due operations of a namespace, first ones first.
+struct NamespaceQueue {
+    namespace: Option<String>,
+    first_due: f64,
+    rows: VecDeque<OperationRow>,
+}
+
 enum Dependencies {
     Complete,
     Pending,
@@ -343,7 +373,7 @@ enum Outcome {
     },
     /// The operation waits for something outside of it.
     NotReady(String),
-    /// Another worker owns the lease, or a test stopped this one: record nothing.
+    /// Another worker owns the lease, this daemon was fenced, or a test stopped this worker: record nothing.
     LeaseLost,
 }
 
@@ -367,8 +397,7 @@ async fn renew_lease(app: &App, row: &OperationRow) {
 
 /// Requeues an operation that waits for something, without counting an attempt.
 async fn requeue(app: &App, row: &OperationRow) {
-    let run_after = now() + NOT_READY_DELAY;
-    let outcome = transaction!(app.store, |tx| { Ok(operations::requeue(tx, row, run_after).await?) });
+    let outcome = transaction!(app.store, |tx| { Ok(operations::requeue(tx, row, NOT_READY_DELAY).await?) });
     if let Err(error) = outcome {
         tracing::warn!(operation = %row.id, %error, "failed to requeue an operation that is not ready");
     }

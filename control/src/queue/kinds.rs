@@ -52,6 +52,9 @@ operations! {
         ["instance_preflight", "network_ensure_mesh", "instance_start"];
     /// Starts the VM of an instance after its host went down.
     StartInstance {} = Instance, Vm, "start_instance", false, ["instance_start"];
+    /// Creates the VM of an instance again whose host is dead.
+    EvacuateInstance { from: String } = Instance, Vm, "evacuate_instance", false,
+        ["instance_preflight", "network_ensure_mesh", "instance_start"];
     /// Releases everything of an instance whose creation ended without a result.
     ReleaseInstance { reason: String } = Instance, Vm, "release_instance", false, ["instance_release"];
     /// Adds an interface to the VM of an instance.

@@ -45,7 +45,8 @@ pub enum Lane {
 impl Lane {
     pub(crate) const ALL: [Self; 4] = [Self::Quick, Self::Fetch, Self::Convert, Self::Vm];
 
-    /// The number of operations that one daemon runs concurrently in this lane.
+    /// The number of operations that one daemon runs concurrently in this lane, without those that run in addition
+    /// because their namespace has no other. See docs/decisions/0042.
     pub(crate) fn workers(self) -> u16 {
         match self {
             Self::Quick | Self::Fetch => 8,

@@ -71,10 +71,12 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
         if Instant::now() >= next_poll {
             next_poll = Instant::now() + RECONCILE_INTERVAL;
             instances.retain(|_, (_, task)| !task.0.is_finished());
-            match agent_operations::instances_with_unfinished(&*app.store, &nodes).await {
-                // The tasks of the other instances poll for themselves.
-                Ok(found) => changed.extend(found.into_iter().filter(|id| !instances.contains_key(id))),
-                Err(error) => tracing::warn!(%error, "failed to read agent operations"),
+            if app.cluster_changes.may_have_agent_operations() {
+                match agent_operations::instances_with_unfinished(&*app.store, &nodes).await {
+                    // The tasks of the other instances poll for themselves.
+                    Ok(found) => changed.extend(found.into_iter().filter(|id| !instances.contains_key(id))),
+                    Err(error) => tracing::warn!(%error, "failed to read agent operations"),
+                }
             }
         }
         for id in changed {

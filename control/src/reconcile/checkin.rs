@@ -1,26 +1,52 @@
-//! Node check-ins: each daemon reports that its nodes are alive, and their resources.
+//! Node check-ins: each daemon reports that its nodes are alive, and less often their resources. See
+//! docs/decisions/0050.
 
-use std::collections::HashSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use muster_types::Result;
 use muster_types::event::{Event, EventType};
-use muster_types::node::{NodeReport, NodeState};
+use muster_types::node::{HostFeature, NodeReport, NodeState};
 use muster_types::object::{ObjectRef, ObjectType};
 
 use crate::app::App;
-use crate::objects::node;
+use crate::objects::instance::{fence, local_node};
+use crate::objects::{node, node_join};
+use muster_store::membership::MAX_CLOCK_SKEW;
 use muster_store::{node_networks, nodes, transaction};
+
+/// The number of check-ins for each report of the resources.
+const CHECK_INS_PER_REPORT: u32 = 5;
+/// The clock skew in seconds above which a warning is recorded.
+const CLOCK_SKEW_WARNING: f64 = 1.0;
 
 /// Registers the nodes of this daemon, or marks them as running again.
 pub async fn join(app: &App) -> Result<()> {
     for node in &app.nodes {
-        node::join(app, node.identity()).await?;
+        if node::is_deleted(app, node.identity().id).await? {
+            // Also before the daemon exits because of the deletion.
+            fence::remove_stale(app, node).await?;
+        }
+        node_join::join(app, node.identity()).await?;
         let id = node.identity().id;
         transaction!(app.store, |tx| { Ok(node_networks::reset_generations(tx, id).await?) })?;
     }
-    check_in(app, true).await
+    check_in(app).await?;
+    for node in &app.nodes {
+        fence::remove_stale(app, node).await?;
+    }
+    report(app, true).await
+}
+
+/// Stops the VMs of nodes that were deleted while this daemon ran, and moves their files to `lost+found`.
+pub async fn stop_vms_of_deleted_nodes(app: &App) -> Result<()> {
+    for node in &app.nodes {
+        if node::is_deleted(app, node.identity().id).await? {
+            fence::remove_stale(app, node).await?;
+        }
+    }
+    Ok(())
 }
 
 /// Checks in periodically until the daemon exits.
@@ -28,59 +54,170 @@ pub async fn run(app: Arc<App>) {
     let interval = Duration::from_secs_f64(app.settings.node_checkin_interval);
     let event_interval = Duration::from_secs(app.settings.usage_event_frequency);
     let mut last_event = Instant::now();
+    // The first report, at the start, may lack what takes a moment, such as the fencing lease.
+    let mut check_ins = CHECK_INS_PER_REPORT - 1;
     loop {
         tokio::time::sleep(interval).await;
+        if let Err(error) = check_in(&app).await {
+            tracing::warn!(%error, "failed to check in");
+            continue;
+        }
+        check_ins += 1;
+        if check_ins < CHECK_INS_PER_REPORT {
+            continue;
+        }
         let with_event = last_event.elapsed() >= event_interval;
-        match check_in(&app, with_event).await {
-            Ok(()) if with_event => last_event = Instant::now(),
-            Ok(()) => {}
-            Err(error) => tracing::warn!(%error, "failed to check in"),
+        match report(&app, with_event).await {
+            Ok(()) => {
+                check_ins = 0;
+                if with_event {
+                    last_event = Instant::now();
+                }
+            }
+            Err(error) => tracing::warn!(%error, "failed to report the resources of a node"),
         }
     }
 }
 
-/// Checks in for every node of this daemon in one transaction.
-async fn check_in(app: &App, with_event: bool) -> Result<()> {
-    let mut reports: Vec<(_, NodeReport)> = Vec::with_capacity(app.nodes.len());
-    for node in &app.nodes {
-        reports.push((node.identity().id, node.report().await?));
+/// Checks in for every node of this daemon, records which of them lost their membership, and measures the clock skew.
+pub async fn check_in(app: &App) -> Result<()> {
+    let began = Instant::now();
+    let membership = &app.store.membership;
+    membership.require()?;
+    let members = membership.members();
+    let check_in = nodes::check_in(&app.store, &members, membership.clock_skew()).await?;
+    for member in &check_in.lost {
+        membership.lose(*member);
     }
-    // Reviving takes a transaction for each node, so only nodes that need it are revived.
-    let inactive = transaction!(app.store, |tx| {
-        let mut inactive = HashSet::new();
-        for (id, report) in &reports {
-            nodes::set_report(tx, *id, report).await?;
-            if nodes::state(&mut *tx, *id).await? != Some(NodeState::Created) {
-                inactive.insert(*id);
-            }
-        }
-        Ok(inactive)
-    })?;
-    for (id, report) in reports {
-        if inactive.contains(&id) {
+    membership.require()?;
+    for node in app.nodes.iter().filter(|node| check_in.states.contains_key(&node.identity().id)) {
+        node.renew_fencing_lease(began)?;
+    }
+    if !check_in.states.is_empty() {
+        observe_clock(app, &check_in);
+    }
+    for (id, state) in check_in.states {
+        // Reviving takes a transaction, so only nodes that need it are revived.
+        if state != NodeState::Created {
             node::revive(app, id).await?;
-        }
-        if with_event {
-            let mut event = Event::new(
-                EventType::Resources,
-                ObjectRef::new(ObjectType::Node, id),
-                "updated node resources",
-            );
-            event.extra = report.resources;
-            app.events.record(event);
+            // After it is active, so that no instance can be evacuated from it unnoticed.
+            fence::remove_stale(app, local_node(app, Some(id))?).await?;
         }
     }
     Ok(())
 }
 
-/// Marks every node of this daemon as stopped.
-pub async fn leave(app: &App) {
+/// Measures the clock skew, and records when it begins or ceases to matter.
+fn observe_clock(app: &App, check_in: &nodes::CheckIn) {
+    let severity = |skew: f64| {
+        [CLOCK_SKEW_WARNING, MAX_CLOCK_SKEW].into_iter().filter(|limit| skew.abs() > *limit).count()
+    };
+    let before = severity(app.store.membership.clock_skew());
+    let skew = app.store.membership.observe_clock(check_in.queried.0, check_in.time, check_in.queried.1);
+    if severity(skew) == before {
+        return;
+    }
+    let message = match severity(skew) {
+        0 => "the clock agrees with that of the database again",
+        1 => "the clock differs from that of the database: synchronize the clocks of both hosts (NTP)",
+        _ => {
+            "the clock differs too much from that of the database: this daemon acquires no leases and creates no tokens \
+             until the clocks of both hosts are synchronized (NTP)"
+        }
+    };
+    tracing::warn!(seconds = skew, "{message}");
+    for id in check_in.states.keys() {
+        let object = ObjectRef::new(ObjectType::Node, *id);
+        app.events.record(Event::new(EventType::Status, object, message).with("clock_skew", skew));
+    }
+}
+
+/// Writes the reports of the nodes of this daemon, in one transaction.
+async fn report(app: &App, with_event: bool) -> Result<()> {
+    let mut reports: Vec<(_, NodeReport)> = Vec::with_capacity(app.nodes.len());
     for node in &app.nodes {
+        let identity = node.identity();
+        if app.store.membership.is_member(identity.id) {
+            let mut report = node.report().await?;
+            app.peers.complete_report(identity, &mut report);
+            if !identity.simulated && is_loopback(&report.api_url) && has_other_hosts(app).await? {
+                report_loopback(app, &mut report);
+            }
+            reports.push((identity.id, report));
+        }
+    }
+    transaction!(app.store, |tx| {
+        for (id, report) in &reports {
+            nodes::set_report(tx, *id, report).await?;
+        }
+        Ok(())
+    })?;
+    for (id, report) in reports.into_iter().filter(|_| with_event) {
+        let object = ObjectRef::new(ObjectType::Node, id);
+        let mut event = Event::new(EventType::Resources, object, "updated node resources");
+        event.extra = report.resources;
+        app.events.record(event);
+    }
+    Ok(())
+}
+
+fn is_loopback(url: &str) -> bool {
+    let host = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let host = host.rsplit_once(':').map_or(host, |(host, _)| host).trim_matches(['[', ']']);
+    host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+async fn has_other_hosts(app: &App) -> Result<bool> {
+    let is_own = |row: &nodes::NodeRow| app.nodes.iter().any(|node| node.identity().id == row.identity.id);
+    let others = nodes::list(&*app.store).await?.into_iter().filter(|row| !is_own(row));
+    Ok(others.filter(|row| !row.identity.simulated).any(|row| row.state != NodeState::Deleted))
+}
+
+/// Reports that the other nodes cannot reach the API of this daemon.
+fn report_loopback(app: &App, report: &mut NodeReport) {
+    let reason = format!(
+        "{} is reachable only from this host, but the cluster has other nodes: start the daemon with \
+         `--listen 0.0.0.0:{}`, or with an address that the other nodes reach",
+        report.api_url, app.settings.api_port
+    );
+    if app.limits_logged.lock().insert(HostFeature::Api) {
+        tracing::warn!(reason, "other nodes cannot reach the API of this daemon");
+    }
+    report.limits.insert(HostFeature::Api, reason);
+}
+
+/// Marks every node of this daemon as stopped, except those that it lost.
+pub async fn leave(app: &App) {
+    let members = app.store.membership.members();
+    for node in &app.nodes {
+        let id = node.identity().id;
+        if !members.iter().any(|member| member.node == id) {
+            continue;
+        }
         for state in [NodeState::Stopping, NodeState::Stopped] {
-            if let Err(error) = node::move_to(app, node.identity().id, state, "daemon stopped").await {
+            if let Err(error) = node::move_to(app, id, state, "daemon stopped").await {
                 tracing::warn!(%error, "failed to mark a node as stopped");
                 return;
             }
+        }
+        // A stopped node is not evacuated automatically, so its VMs may run.
+        if let Err(error) = node.end_fencing_lease() {
+            tracing::warn!(%error, "failed to end the fencing lease");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_loopback;
+
+    #[test]
+    fn recognizes_urls_that_only_this_host_reaches() {
+        for url in ["http://127.0.0.1:13000", "https://127.9.0.1:1", "http://[::1]:13000"] {
+            assert!(is_loopback(url), "{url}");
+        }
+        for url in ["http://10.0.0.1:13000", "https://[fd00::1]:13000", ""] {
+            assert!(!is_loopback(url), "{url}");
         }
     }
 }

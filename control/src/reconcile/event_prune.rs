@@ -25,7 +25,7 @@ pub(super) const BUDGET_INTERVAL: Duration = Duration::from_secs(300);
 
 /// Removes the oldest events above `EVENT_STORE_MAX_MB`.
 pub(super) async fn enforce_budget(app: &App) -> Result<()> {
-    let links = events::enforce_budget(&app.store, &app.settings, app.events.metrics()).await?;
+    let links = app.event_budget.enforce(&app.store, &app.settings, app.events.metrics()).await?;
     if links > 0 {
         let limit = app.settings.event_store_max_mb;
         tracing::warn!(links, limit, "events pruned because they exceeded EVENT_STORE_MAX_MB");

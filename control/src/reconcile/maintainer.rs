@@ -16,6 +16,8 @@ use crate::objects::node::MAINTAINER_LEASE;
 
 /// How often the maintainer checks which of its tasks are due.
 pub(super) const TICK_INTERVAL: Duration = Duration::from_secs(1);
+/// The maximum interval between reads of the last pass of a task.
+const MAX_DUE_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Competes for the lease and runs the maintainer's tasks while owning it.
 pub(super) async fn run(app: Arc<App>, tasks: &'static [Task], mut stop: watch::Receiver<bool>) {
@@ -34,10 +36,17 @@ pub(super) async fn run(app: Arc<App>, tasks: &'static [Task], mut stop: watch::
         }
     }
     let mut last_passes: HashMap<&str, Instant> = HashMap::new();
+    let mut next_checks: HashMap<&str, Instant> = HashMap::new();
     while !*stop.borrow() {
         for (task, pass) in &passes {
             // Another daemon may be elected during the pass.
-            if !*elected.borrow() || !is_due(&app, task, last_passes.get(task.name)).await {
+            if !*elected.borrow() || next_checks.get(task.name).is_some_and(|next| *next > Instant::now()) {
+                continue;
+            }
+            if task.last_run.is_some() {
+                next_checks.insert(task.name, Instant::now() + due_check_interval(&app, task));
+            }
+            if !is_due(&app, task, last_passes.get(task.name)).await {
                 continue;
             }
             last_passes.insert(task.name, Instant::now());
@@ -51,6 +60,9 @@ pub(super) async fn run(app: Arc<App>, tasks: &'static [Task], mut stop: watch::
         }
     }
     background.shutdown().await;
+    if app.store.membership.require().is_err() {
+        return;
+    }
     if let Err(error) = leases::release(&app.store, MAINTAINER_LEASE, &app.lease_owner).await {
         tracing::warn!(%error, "failed to release the maintainer lease");
     }
@@ -58,20 +70,45 @@ pub(super) async fn run(app: Arc<App>, tasks: &'static [Task], mut stop: watch::
 
 /// Acquires the lease and renews it, independently of the tasks.
 async fn renew_lease(app: Arc<App>, elected: watch::Sender<bool>) {
-    // Twice as long as the lease of an operation: a cluster without a maintainer is better than one with two.
-    #[expect(clippy::cast_precision_loss, reason = "leases are seconds")]
-    let lease = app.settings.cluster_op_lease as f64 * 2.0;
-    let mut renewed = f64::MIN;
+    let lease = lease_length(&app);
+    let mut renewed: Option<Instant> = None;
     loop {
-        match leases::acquire(&app.store, MAINTAINER_LEASE, &app.lease_owner, lease).await {
-            Ok(true) => renewed = now(),
-            Ok(false) => renewed = f64::MIN,
+        // The lease is counted from before the request, so that another daemon acquires it only after this one stops.
+        let requested = Instant::now();
+        match acquire_lease(&app, lease).await {
+            Ok(true) => renewed = Some(requested),
+            Ok(false) => renewed = None,
             Err(error) => tracing::warn!(%error, "failed to renew the maintainer lease"),
         }
-        elected.send_replace(now() - renewed < lease);
-        let pause = if *elected.borrow() { lease / 3.0 } else { TICK_INTERVAL.as_secs_f64() };
-        tokio::time::sleep(Duration::from_secs_f64(pause)).await;
+        elected.send_replace(renewed.is_some_and(|renewed| renewed.elapsed() < lease));
+        tokio::time::sleep(lease / 3).await;
     }
+}
+
+/// Returns the length of the maintainer lease: shorter than NODE_CHECKIN_MAXIMUM, so that nodes become missing in time even
+/// if the maintainer is one of them.
+fn lease_length(app: &App) -> Duration {
+    let settings = &app.settings;
+    #[expect(clippy::cast_precision_loss, reason = "leases are seconds")]
+    let (operation, check_in) = (settings.cluster_op_lease as f64, settings.node_checkin_maximum as f64);
+    Duration::from_secs_f64((operation * 2.0).min(check_in * 0.6))
+}
+
+/// Acquires or renews the lease, unless another daemon owns it or this one must not acquire leases.
+async fn acquire_lease(app: &App, lease: Duration) -> Result<bool> {
+    let membership = &app.store.membership;
+    if membership.require().is_err() || membership.require_clock().is_err() {
+        return Ok(false);
+    }
+    // One read instead of a transaction while another daemon is the maintainer.
+    if let Some(remaining) = leases::remaining(&app.store, MAINTAINER_LEASE, &app.lease_owner).await? {
+        // Waits for an expiry that is near, to take over as soon as possible.
+        if remaining > lease.as_secs_f64() / 3.0 {
+            return Ok(false);
+        }
+        tokio::time::sleep(Duration::from_secs_f64(remaining.max(0.0))).await;
+    }
+    leases::acquire(&app.store, MAINTAINER_LEASE, &app.lease_owner, lease.as_secs_f64()).await
 }
 
 /// Runs a long task, and cancels it when another daemon is elected.
@@ -81,18 +118,27 @@ async fn run_while_elected(
     pass: for<'a> fn(&'a App) -> TaskFuture<'a, Result<bool>>,
     mut elected: watch::Receiver<bool>,
 ) {
+    let mut last_pass = None;
     while elected.wait_for(|elected| *elected).await.is_ok() {
-        tokio::select! {
-            () = run_if_due(&app, task, pass) => {}
-            _ = elected.wait_for(|elected| !*elected) => continue,
+        if is_due(&app, task, last_pass.as_ref()).await {
+            last_pass = Some(Instant::now());
+            tokio::select! {
+                outcome = pass(&app) => { log_failure(task, outcome); }
+                _ = elected.wait_for(|elected| !*elected) => {
+                    last_pass = None;
+                    continue;
+                }
+            }
         }
-        tokio::time::sleep(TICK_INTERVAL).await;
+        tokio::time::sleep(due_check_interval(&app, task)).await;
     }
 }
 
-async fn run_if_due(app: &App, task: &Task, pass: for<'a> fn(&'a App) -> TaskFuture<'a, Result<bool>>) {
-    if is_due(app, task, None).await {
-        log_failure(task, pass(app).await);
+/// Returns how often to check whether a task is due. One whose last pass is in the database costs a read.
+fn due_check_interval(app: &App, task: &Task) -> Duration {
+    match task.last_run {
+        None => TICK_INTERVAL,
+        Some(_) => (task.interval)(&app.settings).div_f64(10.0).clamp(TICK_INTERVAL, MAX_DUE_CHECK_INTERVAL),
     }
 }
 

@@ -21,11 +21,13 @@ use tokio::task::JoinSet;
 use crate::app::App;
 use crate::objects::network::object;
 use crate::objects::network::plan::{NetworkFacts, NetworkTopology};
+use crate::objects::node_location::network_owner;
 use muster_store::networks::{self, NetworkRow};
 use muster_store::node_networks::{self, NodeNetworkRow};
-use muster_store::{nodes, transaction};
+use muster_store::nodes::{self, NodeRow};
+use muster_store::transaction;
 
-/// The interval between reads of the database: another daemon may have changed a network.
+/// The interval between checks of the networks of the nodes. The changes of other daemons are notified.
 pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_millis(500);
 /// The number of passes in which every unchanged network is checked once.
 const PASSES_PER_SWEEP: usize = 6;
@@ -39,6 +41,12 @@ const MAX_ORPHANS: usize = 50;
 /// The time after which cached facts are read again, even if no generation changed.
 const CACHE_TTL: Duration = Duration::from_secs(30);
 
+/// The time after which the nodes are read again, even if their number did not change.
+const NODES_TTL: Duration = Duration::from_secs(15);
+
+/// All nodes, and the active network node.
+type NodesAndOwner = (Vec<NodeRow>, Option<NodeId>);
+
 /// The recorded state of a node's networks.
 type NodeNetworks = BTreeMap<NetworkId, NodeNetworkRow>;
 
@@ -46,19 +54,20 @@ type NodeNetworks = BTreeMap<NetworkId, NodeNetworkRow>;
 pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
     let mut reconciler = NetworkReconciler::default();
     let mut last_check: Option<Instant> = None;
+    let mut notified = true;
     while !*stop.borrow() {
         let check = last_check.is_none_or(|last| last.elapsed() >= RECONCILE_INTERVAL);
         if check {
             last_check = Some(Instant::now());
         }
-        if let Err(error) = reconciler.pass(&app, check).await {
+        if let Err(error) = reconciler.pass(&app, check, notified).await {
             tracing::warn!(%error, "failed to reconcile networks");
         }
-        tokio::select! {
-            () = app.networks.wait_changed() => {}
-            () = tokio::time::sleep(RECONCILE_INTERVAL) => {}
-            _ = stop.changed() => {}
-        }
+        notified = tokio::select! {
+            () = app.networks.wait_changed() => true,
+            () = tokio::time::sleep(RECONCILE_INTERVAL) => false,
+            _ = stop.changed() => false,
+        };
     }
 }
 
@@ -66,6 +75,12 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
 #[derive(Debug, Default)]
 struct NetworkReconciler {
     cache: Option<CachedFacts>,
+    /// The nodes and the active network node.
+    nodes: Option<(Instant, NodesAndOwner)>,
+    /// The rows of this daemon's nodes, until one of them is written.
+    recorded: Option<HashMap<NodeId, NodeNetworks>>,
+    /// Whether the pass wrote rows of this daemon's nodes.
+    wrote_rows: bool,
     /// The part of the unchanged networks that this pass checks, below [`PASSES_PER_SWEEP`].
     sweep_part: usize,
     failures: HashMap<(NodeId, NetworkId), Failure>,
@@ -90,18 +105,26 @@ struct Failure {
 }
 
 impl NetworkReconciler {
-    /// Runs one pass. With `check`, it also checks a part of the unchanged networks.
-    async fn pass(&mut self, app: &App, check: bool) -> Result<()> {
-        let generations = networks::generation_summary(&*app.store).await?;
-        let is_current =
-            |cache: &CachedFacts| cache.generations == generations && cache.read_at.elapsed() < CACHE_TTL;
-        let (cache, unchanged) = match self.cache.take().filter(is_current) {
+    /// Runs one pass. With `check`, it also checks a part of the unchanged networks. Unless it was `notified`, the
+    /// database has not changed.
+    async fn pass(&mut self, app: &App, check: bool, notified: bool) -> Result<()> {
+        let cache = self.cache.take().filter(|cache| cache.read_at.elapsed() < CACHE_TTL);
+        let generations = match &cache {
+            Some(cache) if !notified => cache.generations,
+            _ => networks::generation_summary(&*app.store).await?,
+        };
+        let (cache, unchanged) = match cache.filter(|cache| cache.generations == generations) {
             Some(cache) => (cache, true),
             None => {
+                self.recorded = None;
                 let (read_at, facts) = (Instant::now(), NetworkFacts::read(&*app.store).await?);
                 (CachedFacts { generations, read_at, facts }, false)
             }
         };
+        if notified {
+            self.nodes = None;
+            self.recorded = None;
+        }
         let outcome = if unchanged && !check && self.failures.values().all(|f| f.retry_at > Instant::now()) {
             Ok(())
         } else {
@@ -112,19 +135,34 @@ impl NetworkReconciler {
     }
 
     async fn reconcile(&mut self, app: &App, facts: &NetworkFacts, check: bool) -> Result<()> {
-        let topology = NetworkTopology::new(facts, nodes::list(&*app.store).await?, &app.settings);
+        let (read_at, nodes) = match self.nodes.take().filter(|(read_at, _)| read_at.elapsed() < NODES_TTL) {
+            Some(nodes) => nodes,
+            None => (Instant::now(), (nodes::list(&*app.store).await?, network_owner(app).await?)),
+        };
+        let (rows, owner) = nodes.clone();
+        let topology = NetworkTopology::new(facts, rows, owner, &app.settings);
+        self.nodes = Some((read_at, nodes));
         if check {
             self.sweep_part = (self.sweep_part + 1) % PASSES_PER_SWEEP;
         }
         let own: Vec<NodeId> = app.nodes.iter().map(|node| node.identity().id).collect();
-        let mut recorded: HashMap<NodeId, NodeNetworks> = HashMap::new();
-        for row in node_networks::of_nodes(&*app.store, &own).await? {
-            recorded.entry(row.node).or_default().insert(row.network, row);
-        }
+        let recorded = match self.recorded.take() {
+            Some(recorded) => recorded,
+            None => {
+                let mut recorded: HashMap<NodeId, NodeNetworks> = HashMap::new();
+                for row in node_networks::of_nodes(&*app.store, &own).await? {
+                    recorded.entry(row.node).or_default().insert(row.network, row);
+                }
+                recorded
+            }
+        };
+        self.wrote_rows = false;
         for node in &app.nodes {
-            let recorded = recorded.remove(&node.identity().id).unwrap_or_default();
-            self.reconcile_node(app, &topology, node, &recorded, check).await?;
+            let none = NodeNetworks::new();
+            let recorded = recorded.get(&node.identity().id).unwrap_or(&none);
+            self.reconcile_node(app, &topology, node, recorded, check).await?;
         }
+        self.recorded = Some(recorded).filter(|_| !self.wrote_rows);
         Ok(())
     }
 
@@ -152,6 +190,7 @@ impl NetworkReconciler {
             plans.extend(topology.plan(network, id, &app.settings));
         }
         if !new.is_empty() {
+            self.wrote_rows = true;
             // Recorded before the first device exists, so that every device has a row.
             transaction!(app.store, |tx| {
                 for row in &new {
@@ -227,6 +266,7 @@ impl NetworkReconciler {
             }
         }
         if !changed.is_empty() {
+            self.wrote_rows = true;
             transaction!(app.store, |tx| {
                 for row in &changed {
                     node_networks::put(tx, row).await?;
@@ -265,6 +305,7 @@ impl NetworkReconciler {
             match outcome {
                 Ok(()) => {
                     self.failures.remove(&(id, row.id));
+                    self.wrote_rows = true;
                     transaction!(app.store, |tx| { Ok(node_networks::remove(tx, id, row.id).await?) })?;
                     app.networks.notify_applied();
                 }

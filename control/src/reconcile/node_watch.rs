@@ -1,25 +1,40 @@
-//! Marks nodes that stopped checking in as missing, and later as failed.
+//! Marks nodes that stopped checking in as missing, and later as failed, and the state of their instances as unknown. Places
+//! the instances again that they have not begun to create.
 
 use muster_types::Result;
 use muster_types::node::NodeState;
-use muster_types::time::now;
 
 use crate::app::App;
+use crate::objects::instance::{evacuate, lost, place_again};
 use crate::objects::node;
-use muster_store::nodes;
+use muster_store::{nodes, transaction};
 
 /// Runs one pass.
 pub async fn run(app: &App) -> Result<()> {
     #[expect(clippy::cast_precision_loss, reason = "the limit is seconds")]
     let limit = app.settings.node_checkin_maximum as f64;
-    for row in nodes::list(&*app.store).await? {
-        let silent = now() - row.lastseen;
-        let next = match row.state {
-            NodeState::Created | NodeState::Stopping if silent > limit => NodeState::Missing,
-            NodeState::Missing if silent > 10.0 * limit => NodeState::Error,
-            _ => continue,
-        };
-        node::move_to(app, row.identity.id, next, &format!("no check-in for {silent:.0} seconds")).await?;
+    let states =
+        [NodeState::Created, NodeState::Stopping, NodeState::Stopped, NodeState::Missing, NodeState::Error];
+    let silent = nodes::silent(&*app.store, &states, limit).await?;
+    if silent.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    for (row, silence) in &silent {
+        let next = match row.state {
+            NodeState::Created | NodeState::Stopping => NodeState::Missing,
+            NodeState::Missing if *silence > 10.0 * limit => NodeState::Error,
+            NodeState::Missing => {
+                place_again::run(app, row).await?;
+                continue;
+            }
+            NodeState::Stopped | NodeState::Error | NodeState::Deleted => continue,
+        };
+        // Not if it has checked in since.
+        if transaction!(app.store, |tx| { Ok(nodes::set_state(tx, row, next).await?) })? {
+            let reason = format!("no check-in for {silence:.0} seconds");
+            node::record_state_change(app, row.identity.id, row.state, next, &reason);
+        }
+    }
+    lost::mark_unknown(app).await?;
+    evacuate::restart_fenced(app, &silent).await
 }

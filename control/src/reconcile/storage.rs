@@ -25,8 +25,12 @@ use crate::objects::blob::{self, NodeRef};
 use crate::objects::{node, upload};
 use muster_store::{blob_locations, blobs, operations, transaction, uploads};
 
-/// The interval between passes over the nodes.
-pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_secs(2);
+/// The interval between passes over the nodes while no blob changes.
+pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_secs(20);
+/// The shortest interval between passes.
+const MIN_RECONCILE_INTERVAL: Duration = Duration::from_secs(2);
+/// The maximum number of copies of a node that are verified in one pass.
+const MAX_VERIFICATIONS: i64 = 10;
 /// The maximum number of nodes per pass.
 const NODES_PER_PASS: usize = 16;
 /// The maximum number of files removed from a node in one pass.
@@ -61,8 +65,14 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
             }
             spawn_background(&app, node, state);
         }
+        let pause = async {
+            let changed = app.cluster_changes.wait_blobs_changed();
+            let changed = async { tokio::join!(changed, tokio::time::sleep(MIN_RECONCILE_INTERVAL)) };
+            // Without a change, too: files may have been damaged or left behind.
+            let _ = tokio::time::timeout(RECONCILE_INTERVAL, changed).await;
+        };
         tokio::select! {
-            () = tokio::time::sleep(RECONCILE_INTERVAL) => {}
+            () = pause => {}
             _ = stop.changed() => {}
         }
     }
@@ -100,7 +110,9 @@ async fn verify_and_replicate(app: &Arc<App>, node: &Arc<dyn NodeApi>) -> Result
     #[expect(clippy::cast_precision_loss, reason = "intervals are seconds")]
     let interval = app.settings.checksum_verification_frequency as f64;
     let (node_id, store) = (node.identity().id, &*app.store);
-    let due = blob_locations::unverified(store, node_id, CopyState::Complete, now() - interval, 1).await?;
+    let due =
+        blob_locations::unverified(store, node_id, CopyState::Complete, now() - interval, MAX_VERIFICATIONS)
+            .await?;
     for id in due {
         verify_copy(app, node, id).await?;
     }

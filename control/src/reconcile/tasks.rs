@@ -7,9 +7,9 @@ use muster_types::settings::Settings;
 
 use super::task::{Run, RunsOn, Task};
 use super::{
-    agent_operations, agents, artifact_watch, checkin, cleaner, event_prune, event_rows, instance_watch,
-    key_sweep, maintainer, network_usage, network_watch, networks, node_watch, quarantine, storage, vm_usage,
-    vms,
+    agent_operations, agents, artifact_watch, changes, checkin, cleaner, event_prune, event_rows,
+    instance_watch, key_sweep, maintainer, mesh, network_role, network_usage, network_watch, networks,
+    node_watch, quarantine, storage, vm_usage, vms,
 };
 use crate::health;
 use crate::objects::agent_operation::end::expire_overdue;
@@ -17,12 +17,28 @@ use crate::objects::agent_operation::end::expire_overdue;
 /// Every periodic task, in the order in which the maintainer runs its own.
 pub static TASKS: &[Task] = &[
     Task {
+        name: "changes",
+        runs_on: RunsOn::EveryDaemon,
+        interval: |_| changes::POLL_INTERVAL,
+        last_run: None,
+        purpose: "notices in one statement what other daemons changed, and notifies the tasks of this daemon",
+        run: Run::Loop(|app, stop| Box::pin(changes::run(app, stop))),
+    },
+    Task {
         name: "networks",
         runs_on: RunsOn::EveryDaemon,
         interval: |_| networks::RECONCILE_INTERVAL,
         last_run: None,
         purpose: "applies networks to this daemon's nodes, repairs drift, removes unwanted networks",
         run: Run::Loop(|app, stop| Box::pin(networks::run(app, stop))),
+    },
+    Task {
+        name: "network node",
+        runs_on: RunsOn::EveryDaemon,
+        interval: network_role::renew_interval,
+        last_run: None,
+        purpose: "competes for the role of the active network node and opens the gate of its routers",
+        run: Run::Loop(|app, stop| Box::pin(network_role::run(app, stop))),
     },
     Task {
         name: "vms",
@@ -89,6 +105,14 @@ pub static TASKS: &[Task] = &[
         run: Run::Loop(|app, _| Box::pin(checkin::run(app))),
     },
     Task {
+        name: "mesh probes",
+        runs_on: RunsOn::EveryDaemonWhileDraining,
+        interval: |settings| Duration::from_secs_f64(settings.node_checkin_interval),
+        last_run: None,
+        purpose: "checks whether this daemon reaches some of the other nodes",
+        run: Run::Loop(|app, stop| Box::pin(mesh::run(app, stop))),
+    },
+    Task {
         name: "network usage",
         runs_on: RunsOn::EveryDaemonWhileDraining,
         interval: |settings| Duration::from_secs(settings.usage_event_frequency),
@@ -115,10 +139,11 @@ pub static TASKS: &[Task] = &[
     Task {
         name: "node watch",
         runs_on: RunsOn::Maintainer,
-        interval: cleaner_interval,
+        interval: |_| maintainer::TICK_INTERVAL,
         last_run: None,
         purpose: "marks nodes that stopped checking in as missing",
-        run: Run::Pass(|app| Box::pin(async { node_watch::run(app).await.map(|()| false) })),
+        // Concurrent with the others, which must not delay it.
+        run: Run::CancellablePass(|app| Box::pin(async { node_watch::run(app).await.map(|()| false) })),
     },
     Task {
         name: "network watch",
@@ -158,12 +183,19 @@ pub static TASKS: &[Task] = &[
         interval: |_| maintainer::TICK_INTERVAL,
         last_run: None,
         purpose: "ends agent operations whose deadline has passed, also those of nodes that are down",
-        run: Run::Pass(|app| Box::pin(async { expire_overdue(app).await.map(|()| false) })),
+        run: Run::Pass(|app| {
+            Box::pin(async {
+                if app.cluster_changes.may_have_agent_operations() {
+                    expire_overdue(app).await?;
+                }
+                Ok(false)
+            })
+        }),
     },
     Task {
         name: "address quarantine",
         runs_on: RunsOn::Maintainer,
-        interval: |_| maintainer::TICK_INTERVAL,
+        interval: quarantine_interval,
         last_run: None,
         purpose: "frees addresses that were released IP_DELETION_HALO_DURATION seconds ago",
         run: Run::Pass(|app| Box::pin(async { quarantine::run(app).await.map(|_| false) })),
@@ -195,6 +227,13 @@ pub static TASKS: &[Task] = &[
         }),
     },
 ];
+
+/// Returns a tenth of `IP_DELETION_HALO_DURATION`, between one and ten seconds.
+fn quarantine_interval(settings: &Settings) -> Duration {
+    Duration::from_secs(settings.ip_deletion_halo_duration)
+        .div_f64(10.0)
+        .clamp(Duration::from_secs(1), Duration::from_secs(10))
+}
 
 /// Returns a quarter of `CLEANER_DELAY`, between one second and one minute.
 fn cleaner_interval(settings: &Settings) -> Duration {

@@ -1,9 +1,9 @@
 //! Reconciles the VMs of this daemon's nodes with the instances of the database, and records power changes.
 //!
 //! Nodes report changes immediately; periodic passes find missed ones. A VM is removed only if two consecutive passes
-//! find its instance deleted, and never from a deleted node. A VM without a record may belong to another database and is
-//! ignored.
-//! See docs/decisions/0018.
+//! find its instance deleted, and never from a deleted node. A stale VM is moved to `lost+found`. A VM without a record may
+//! belong to another database and is ignored.
+//! See docs/decisions/0018 and 0052.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -21,9 +21,9 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::app::App;
-use crate::objects::instance::{object, power};
+use crate::objects::instance::{console, fence, object, power};
 use crate::objects::node;
-use muster_store::instances::{self, InstanceRow};
+use muster_store::instances::InstanceRow;
 
 /// The interval between passes over the nodes.
 pub(super) const RECONCILE_INTERVAL: Duration = Duration::from_secs(10);
@@ -44,6 +44,7 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
     let mut listeners = JoinSet::new();
     for node in &app.nodes {
         listeners.spawn(listen(Arc::clone(&app), Arc::clone(node)));
+        listeners.spawn(record_console_connections(Arc::clone(&app), Arc::clone(node)));
     }
     let mut states: HashMap<NodeId, VmReconcileState> = HashMap::new();
     let mut next = 0;
@@ -83,6 +84,13 @@ async fn listen(app: Arc<App>, node: Arc<dyn NodeApi>) {
     }
 }
 
+async fn record_console_connections(app: Arc<App>, node: Arc<dyn NodeApi>) {
+    let mut connections = node.vms().console_connections();
+    while let Some(connection) = connections.next().await {
+        console::record_connection(&app, connection);
+    }
+}
+
 async fn observe(app: &App, node: &Arc<dyn NodeApi>, id: InstanceId) {
     if let Err(error) = power::observe(app, node, id).await {
         tracing::warn!(instance = %id, %error, "failed to record a power change");
@@ -90,60 +98,38 @@ async fn observe(app: &App, node: &Arc<dyn NodeApi>, id: InstanceId) {
 }
 
 async fn reconcile_node(app: &App, node: &Arc<dyn NodeApi>, state: &mut VmReconcileState) -> Result<()> {
-    // VMs first: a row is older than its VM.
-    let found = node.vms().list().await?;
     let node_id = node.identity().id;
-    if node::is_deleted(app, node_id).await? {
-        return stop_released(app, node, &found).await;
+    let vms = fence::remove_stale(app, node).await?;
+    if !node::is_active(app, node_id).await? {
+        // The next check-in makes it active. Until then its instances may be placed on other nodes.
+        return Ok(());
     }
-    let mut rows: HashMap<InstanceId, InstanceRow> =
-        instances::of_node(&*app.store, node_id).await?.into_iter().map(|row| (row.id, row)).collect();
     let mut suspects = HashSet::new();
-    for vm in found {
-        let row = match rows.remove(&vm.id) {
-            Some(row) => Some(row),
-            None => instances::get(&*app.store, vm.id).await?,
+    for (vm, row) in vms.found {
+        let Some(row) = row else {
+            report_unknown(app, node_id, state, &vm);
+            continue;
         };
-        match row {
-            Some(row) if row.node != Some(node_id) && row.state.is_active() => {
-                report_unknown(app, node_id, state, &vm);
+        match row.state {
+            InstanceState::Created if !is_recorded(&row, &vm.power) => {
+                observe(app, node, row.id).await;
             }
-            Some(row) => match row.state {
-                InstanceState::Created if !is_recorded(&row, &vm.power) => {
-                    observe(app, node, row.id).await;
+            InstanceState::Deleted | InstanceState::Error => {
+                if state.suspects.contains(&row.id) {
+                    remove(app, node, &row).await?;
+                } else {
+                    suspects.insert(row.id);
                 }
-                InstanceState::Deleted | InstanceState::Error => {
-                    if state.suspects.contains(&row.id) {
-                        remove(app, node, &row).await?;
-                    } else {
-                        suspects.insert(row.id);
-                    }
-                }
-                // An operation is working on it.
-                _ => {}
-            },
-            None => report_unknown(app, node_id, state, &vm),
+            }
+            // An operation is working on it.
+            _ => {}
         }
     }
     state.suspects = suspects;
-    for row in rows.into_values().filter(|row| row.state == InstanceState::Created) {
+    for row in vms.without_vm.into_iter().filter(|row| row.state == InstanceState::Created) {
         if row.power_state != PowerState::Crashed {
             observe(app, node, row.id).await;
         }
-    }
-    Ok(())
-}
-
-/// Stops the VMs that a deleted node lost. Their files stay: an operator may still need the disks.
-async fn stop_released(app: &App, node: &Arc<dyn NodeApi>, found: &[FoundVm]) -> Result<()> {
-    for vm in found.iter().filter(|vm| matches!(vm.power, VmPower::On | VmPower::Paused)) {
-        let row = instances::get(&*app.store, vm.id).await?;
-        let Some(row) = row.filter(|row| row.node != Some(node.identity().id)) else { continue };
-        let _lock = app.instance_locks.lock(row.id).await;
-        node.vms().stop(row.id).await?;
-        tracing::info!(instance = %row.id, node = node.identity().name, "stopped a VM of a deleted node");
-        let event = Event::new(EventType::Health, object(row.id), "VM of a deleted node stopped");
-        app.events.record(event.with("node", node.identity().name.clone()));
     }
     Ok(())
 }
@@ -156,7 +142,7 @@ fn is_recorded(row: &InstanceRow, power: &VmPower) -> bool {
         VmPower::Off { .. } => row.power_state == PowerState::Off,
         VmPower::Crashed { .. } => row.power_state == PowerState::Crashed,
         // It is restarted unless the user switched it off.
-        VmPower::Lost => row.power_wanted == PowerState::Off,
+        VmPower::Lost => row.power_wanted == PowerState::Off && row.power_state == PowerState::Off,
     }
 }
 

@@ -42,7 +42,6 @@ pub fn candidates<F: Deref<Target = NodeFacts>>(
     nodes: &[(F, CommittedCapacity)],
     neighbours: &HashMap<NodeId, Vec<Vec<String>>>,
     policy: &SchedulerPolicy,
-    now: f64,
     random: &mut impl FnMut() -> f64,
 ) -> PlacementOutcome {
     let mut left: Vec<Candidate<'_>> = nodes
@@ -58,7 +57,7 @@ pub fn candidates<F: Deref<Target = NodeFacts>>(
         })
         .collect();
     let mut stages = Vec::with_capacity(9);
-    let result = filter(request, &mut left, neighbours, policy, now, &mut stages);
+    let result = filter(request, &mut left, neighbours, policy, &mut stages);
     if let Err(stage) = result {
         let fits = nodes.iter().any(|(facts, _)| ledger::fits_empty_node(request, facts, policy));
         let refusal = PlacementRefusal::new(stage, &request.affinity, fits);
@@ -91,11 +90,10 @@ fn filter<'a>(
     left: &mut Vec<Candidate<'a>>,
     neighbours: &HashMap<NodeId, Vec<Vec<String>>>,
     policy: &SchedulerPolicy,
-    now: f64,
     stages: &mut Vec<StageReport>,
 ) -> Result<(), SchedulingStage> {
     use SchedulingStage as Stage;
-    apply_stage(Stage::PreSchedule, left, stages, |node| eligibility::pre_schedule(node.facts, now))?;
+    apply_stage(Stage::PreSchedule, left, stages, |node| eligibility::pre_schedule(node.facts, policy))?;
     apply_stage(Stage::IsHypervisor, left, stages, |node| eligibility::is_hypervisor(node.facts))?;
     apply_stage(Stage::CpuMaxPerInstance, left, stages, |node| {
         ledger::check_cpu_per_instance(request, node.facts)

@@ -19,11 +19,10 @@ pub struct ClusterCapacity {
 pub fn cluster_capacity<'a>(
     nodes: impl IntoIterator<Item = (&'a NodeFacts, CommittedCapacity)>,
     policy: &SchedulerPolicy,
-    now: f64,
 ) -> Option<ClusterCapacity> {
     let mut cluster = None;
     for (facts, committed) in nodes {
-        if pre_schedule(facts, now).and_then(|()| is_hypervisor(facts)).is_err() {
+        if pre_schedule(facts, policy).and_then(|()| is_hypervisor(facts)).is_err() {
             continue;
         }
         let cluster = cluster.get_or_insert_with(ClusterCapacity::default);
@@ -97,7 +96,7 @@ mod tests {
     use muster_types::node::NodeState;
     use proptest::prelude::*;
 
-    use super::super::tests::{NOW, node, policy};
+    use super::super::tests::{node, policy};
     use super::*;
 
     fn cpus(cpus: i64) -> Capacity {
@@ -114,28 +113,27 @@ mod tests {
         let (first, mut second) = (node("a"), node("b"));
         let some = CommittedCapacity { cpus: 4, memory_mb: 1000, disk_gb: 7, ..CommittedCapacity::default() };
         let found =
-            cluster_capacity([(&first, some), (&second, CommittedCapacity::default())], &policy(), NOW)
-                .unwrap();
+            cluster_capacity([(&first, some), (&second, CommittedCapacity::default())], &policy()).unwrap();
         assert_eq!(found.total, [36.0, 86016.0, 800.0]);
         assert_eq!(found.free, [32.0, 85016.0, 793.0]);
         second.measured_vcpus = 5.0;
         let too_much = CommittedCapacity { cpus: 40, ..some };
         let found =
-            cluster_capacity([(&first, too_much), (&second, CommittedCapacity::default())], &policy(), NOW)
+            cluster_capacity([(&first, too_much), (&second, CommittedCapacity::default())], &policy())
                 .unwrap();
         assert_eq!(found.free[0], 13.0, "an overcommitted node does not reduce the capacity of the other");
         for change in [
             (|facts: &mut NodeFacts| facts.state = NodeState::Missing) as fn(&mut NodeFacts),
-            |facts| facts.lastseen = NOW - 121.0,
+            |facts| facts.silence = 7.6,
             |facts| facts.is_hypervisor = false,
             |facts| facts.vms_unavailable = Some("no".into()),
             |facts| facts.cpu_max = 0.0,
         ] {
             let mut excluded = node("c");
             change(&mut excluded);
-            assert_eq!(cluster_capacity([(&excluded, some)], &policy(), NOW), None);
+            assert_eq!(cluster_capacity([(&excluded, some)], &policy()), None);
             assert_eq!(
-                cluster_capacity([(&first, some), (&excluded, some)], &policy(), NOW).unwrap().total[0],
+                cluster_capacity([(&first, some), (&excluded, some)], &policy()).unwrap().total[0],
                 18.0
             );
         }

@@ -3,27 +3,29 @@
 use muster_types::node::NodeState;
 
 use super::node_facts::NodeFacts;
+use super::policy::SchedulerPolicy;
 use super::reject_reason::RejectReason;
 
-/// The age in seconds after which the facts of a node are stale.
-const MAX_FACTS_AGE: f64 = 120.0;
 /// The number of queued operations above which a node is busy.
 const MAX_QUEUED_OPERATIONS: f64 = 20.0;
 /// The disk time per second, summed over all disks, above which a node is busy.
 const MAX_DISK_BUSY_MS: f64 = 1200.0;
 
-/// Checks that a node is up and has reported recently.
-pub(super) fn pre_schedule(facts: &NodeFacts, now: f64) -> Result<(), RejectReason<'_>> {
+/// Checks that a node is up, has reported its resources, has checked in recently, and reaches its peers.
+pub(super) fn pre_schedule<'a>(
+    facts: &'a NodeFacts,
+    policy: &SchedulerPolicy,
+) -> Result<(), RejectReason<'a>> {
     if facts.state != NodeState::Created {
         return Err(RejectReason::State(facts.state));
     }
     if facts.cpu_max <= 0.0 {
         return Err(RejectReason::NotReported);
     }
-    if now - facts.lastseen > MAX_FACTS_AGE {
-        return Err(RejectReason::Stale { seconds: now - facts.lastseen });
+    if facts.silence > policy.max_silence {
+        return Err(RejectReason::Stale { seconds: facts.silence });
     }
-    Ok(())
+    facts.degraded.as_deref().map_or(Ok(()), |reason| Err(RejectReason::Degraded(reason)))
 }
 
 /// Checks that a node can run VMs.

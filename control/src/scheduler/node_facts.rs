@@ -17,6 +17,8 @@ pub struct NodeFacts {
     pub is_hypervisor: bool,
     /// Why the node cannot run VMs.
     pub vms_unavailable: Option<String>,
+    /// Why the node gets no new instances although it is alive.
+    pub degraded: Option<String>,
     /// The number of threads; 0 if the node never reported.
     pub cpu_max: f64,
     pub cpu_max_per_instance: f64,
@@ -36,14 +38,14 @@ pub struct NodeFacts {
     /// Milliseconds per second, summed over all disks.
     pub disk_busy_ms: f64,
     pub queued_operations: f64,
-    /// Unix time.
-    pub lastseen: f64,
+    /// The seconds between the last check-in and the time when the facts were read.
+    pub silence: f64,
 }
 
 impl NodeFacts {
     /// Reads the last report of a node. Missing values are 0, and missing limits are the number of threads.
     #[must_use]
-    pub fn from_row(row: &NodeRow) -> Self {
+    pub fn from_row(row: &NodeRow, silence: f64) -> Self {
         let reported = |key: &str| row.report.resources.get(key).and_then(Value::as_f64);
         let number = |key: &str| reported(key).unwrap_or(0.0);
         let cpu_max = number("cpu_max");
@@ -53,6 +55,7 @@ impl NodeFacts {
             state: row.state,
             is_hypervisor: row.identity.is_hypervisor,
             vms_unavailable: row.report.limits.get(&HostFeature::Vms).cloned(),
+            degraded: row.report.degraded.as_ref().map(|degraded| degraded.reason.clone()),
             cpu_max,
             cpu_max_per_instance: reported("cpu_max_per_instance").unwrap_or(cpu_max),
             cpu_schedulable: reported("cpu_schedulable").unwrap_or(cpu_max),
@@ -67,7 +70,7 @@ impl NodeFacts {
             disk_reserved_gb: number("disk_reservation_gb"),
             disk_busy_ms: number("disk_busy_time_delta_per_second"),
             queued_operations: number("node_queue_waiting"),
-            lastseen: row.lastseen,
+            silence,
         }
     }
 }

@@ -15,6 +15,8 @@ pub struct SchedulerPolicy {
     pub demand_per_vcpu: f64,
     /// The time over which the expected load decays.
     pub demand_decay_seconds: f64,
+    /// The seconds after its last check-in during which a node is used.
+    pub max_silence: f64,
 }
 
 impl From<&Settings> for SchedulerPolicy {
@@ -26,6 +28,7 @@ impl From<&Settings> for SchedulerPolicy {
             target_load: settings.scheduler_target_load,
             demand_per_vcpu: settings.scheduler_demand_per_vcpu,
             demand_decay_seconds: settings.scheduler_demand_decay_seconds as f64,
+            max_silence: settings.node_checkin_maximum as f64 / 2.0,
         }
     }
 }

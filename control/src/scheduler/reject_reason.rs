@@ -11,6 +11,7 @@ pub(super) enum RejectReason<'a> {
     Stale {
         seconds: f64,
     },
+    Degraded(&'a str),
     NotHypervisor,
     VmsUnavailable(&'a str),
     CpuPerInstance {
@@ -73,6 +74,7 @@ impl fmt::Display for RejectReason<'_> {
             Self::State(state) => write!(f, "its state is {state}"),
             Self::NotReported => f.write_str("it has not reported its resources"),
             Self::Stale { seconds } => write!(f, "its last check-in was {seconds:.0} seconds ago"),
+            Self::Degraded(reason) => write!(f, "it is degraded: {reason}"),
             Self::NotHypervisor => f.write_str("it is not a hypervisor"),
             Self::VmsUnavailable(reason) => write!(f, "it cannot run VMs: {reason}"),
             Self::CpuPerInstance { max, requested } => {

@@ -1,13 +1,21 @@
 //! In-memory state of one daemon, shared through [`App`](crate::App). A restart loses it without harm.
 
 mod agent_notifier;
+mod blob_uses;
 mod blobs_in_progress;
-mod instance_locks;
+mod cluster_changes;
 mod network_notifier;
+mod object_locks;
 mod placement_cache;
+mod state_counts_cache;
+mod terminal_sessions;
 
 pub use agent_notifier::AgentNotifier;
+pub use blob_uses::BlobUses;
 pub use blobs_in_progress::{BlobInProgress, BlobsInProgress};
-pub use instance_locks::InstanceLocks;
+pub use cluster_changes::ClusterChanges;
 pub use network_notifier::NetworkNotifier;
+pub use object_locks::{InstanceLocks, UploadLocks};
 pub use placement_cache::{NodeCapacity, PlacementCache};
+pub use state_counts_cache::StateCountsCache;
+pub use terminal_sessions::{SessionPermit, TerminalSessions};

@@ -53,11 +53,12 @@ impl PlacementCache {
         }
         let read_at = Instant::now();
         let mut ledgers = node_ledgers::list(store).await?;
-        let rows = nodes::list(store).await?;
-        let up = rows.iter().filter(|row| row.state == NodeState::Created);
+        let rows = nodes::list_with_silence(store).await?;
+        let up = rows.iter().filter(|(row, _)| row.state == NodeState::Created);
         let nodes: NodeCapacity = up
-            .map(|row| {
-                (Arc::new(NodeFacts::from_row(row)), ledgers.remove(&row.identity.id).unwrap_or_default())
+            .map(|(row, silence)| {
+                let committed = ledgers.remove(&row.identity.id).unwrap_or_default();
+                (Arc::new(NodeFacts::from_row(row, *silence)), committed)
             })
             .collect();
         let nodes = Arc::new(nodes);

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use muster_types::Error;
 use muster_types::guest::{
     AgentState, CommandKey, CommandResult, GuestCommand, GuestError, GuestFileInfo, GuestFuture, GuestReport,
-    OutputName,
+    GuestTerminal, OutputName,
 };
 use muster_types::ids::InstanceId;
 use muster_types::storage::ByteStream;
+use muster_types::terminal::TerminalRequest;
 use parking_lot::Mutex;
 use serde_json::{Map, Value};
 use tokio::sync::watch;
@@ -42,6 +43,8 @@ pub(super) trait AgentClient: fmt::Debug + Send + Sync {
     fn change_mode<'a>(&'a self, path: &'a str, mode: u32) -> GuestFuture<'a, ()>;
 
     fn get<'a>(&'a self, path: &'a str) -> GuestFuture<'a, (GuestFileInfo, ByteStream)>;
+
+    fn terminal<'a>(&'a self, request: &'a TerminalRequest) -> GuestFuture<'a, GuestTerminal>;
 }
 
 /// Converts an error to the one that a [`ByteStream`] reports in its place.
@@ -54,6 +57,14 @@ pub(super) fn stream_error(error: &GuestError) -> Error {
         | GuestError::StatelessAgent
         | GuestError::Refused(_) => Error::Conflict(message),
     }
+}
+
+/// Returns the error of agents without terminals.
+pub(crate) fn terminals_unsupported() -> GuestError {
+    GuestError::Refused(
+        "the guest's agent does not support terminals: install muster-agent 1.1 or newer in the guest, or use the console"
+            .into(),
+    )
 }
 
 /// A channel to the agent of a guest. A VM has one for each agent protocol that it offers.

@@ -14,13 +14,16 @@ mod v2;
 use std::sync::Arc;
 
 use muster_types::guest::{
-    CommandKey, CommandResult, GuestApi, GuestCommand, GuestFileInfo, GuestFuture, GuestReport, OutputName,
+    CommandKey, CommandResult, GuestApi, GuestCommand, GuestFileInfo, GuestFuture, GuestReport,
+    GuestTerminal, OutputName,
 };
 use muster_types::ids::InstanceId;
 use muster_types::storage::ByteStream;
+use muster_types::terminal::TerminalRequest;
 use muster_types::vm::ChangeStream;
 use serde_json::{Map, Value};
 
+pub(crate) use self::channel::terminals_unsupported;
 pub(crate) use self::registry::{GuestHandle, GuestRegistry};
 
 /// The guests of the VMs on this host.
@@ -81,5 +84,13 @@ impl GuestApi for LocalGuests {
 
     fn get<'a>(&'a self, id: InstanceId, path: &'a str) -> GuestFuture<'a, (GuestFileInfo, ByteStream)> {
         Box::pin(async move { self.registry.client(id)?.get(path).await })
+    }
+
+    fn terminal<'a>(
+        &'a self,
+        id: InstanceId,
+        request: &'a TerminalRequest,
+    ) -> GuestFuture<'a, GuestTerminal> {
+        Box::pin(async move { self.registry.client(id)?.terminal(request).await })
     }
 }

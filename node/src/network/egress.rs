@@ -10,6 +10,7 @@ use muster_types::{Error, Result};
 use super::host_table::{HostTable, TableChange};
 use super::names::{EGRESS_TABLE, marker};
 use super::netlink::NetlinkSocket;
+use super::nftables::NftFamily;
 use super::observed::{self, HostSnapshot, Link};
 use super::{Networks, changes, namespace, rules};
 use crate::command::{COMMAND_TIMEOUT, Tool};
@@ -27,7 +28,7 @@ pub(crate) struct EgressState {
 
 impl Default for EgressState {
     fn default() -> Self {
-        Self { users: 0, table: HostTable::new(EGRESS_TABLE, "egress-rules") }
+        Self { users: 0, table: HostTable::new(NftFamily::Ip, EGRESS_TABLE, "egress-rules") }
     }
 }
 
@@ -88,15 +89,7 @@ impl Networks {
         let Some(link) = link else {
             require_no_overlap(socket, egress.netblock, None)?;
             repaired.push(format!("bridge {name} was missing"));
-            lines.push(format!("link add {name} type bridge stp_state 0 forward_delay 0 mcast_snooping 0"));
-            lines.push(format!(
-                "link set dev {name} alias {}{}",
-                marker(FLOATING_NETWORK_ID),
-                self.host.addrgenmode_option()
-            ));
-            lines.push(format!("addr add {address}/{prefix} dev {name}"));
-            lines.push(format!("link set dev {name} up"));
-            return Ok(lines);
+            return Ok(self.new_bridge_lines(egress));
         };
         if link.alias != marker(FLOATING_NETWORK_ID) {
             changes::require_ownership(
@@ -132,11 +125,31 @@ impl Networks {
             repaired.push(format!("bridge {name} had no address {address}"));
             lines.push(format!("addr add {address}/{prefix} dev {name}"));
         }
-        if !link.up {
-            repaired.push(format!("bridge {name} was down"));
-            lines.push(format!("link set dev {name} up"));
+        match self.is_gate_open() {
+            Some(true) if !link.up => {
+                repaired.push(format!("bridge {name} was down"));
+                lines.push(format!("link set dev {name} up"));
+            }
+            Some(false) if link.up => lines.push(format!("link set dev {name} down")),
+            _ => {}
         }
         Ok(lines)
+    }
+
+    /// Returns the commands that create the bridge.
+    fn new_bridge_lines(&self, egress: &EgressPlan) -> Vec<String> {
+        let name = &self.host.egress_bridge;
+        let (address, prefix) = (egress.netblock.router(), egress.netblock.prefix());
+        let marker = marker(FLOATING_NETWORK_ID);
+        let mut lines = vec![
+            format!("link add {name} type bridge stp_state 0 forward_delay 0 mcast_snooping 0"),
+            format!("link set dev {name} alias {marker}{}", self.host.addrgenmode_option()),
+            format!("addr add {address}/{prefix} dev {name}"),
+        ];
+        if self.is_gate_open() == Some(true) {
+            lines.push(format!("link set dev {name} up"));
+        }
+        lines
     }
 
     fn egress_rules(

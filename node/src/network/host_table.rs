@@ -9,9 +9,10 @@ use super::netlink::NetlinkSocket;
 use super::nftables::{self, NftFamily, NftTable, fingerprint};
 use super::{Networks, dnsmasq_process, names, rules};
 
-/// A rule set of family `ip` and what is known about it.
+/// A rule set and what is known about it.
 #[derive(Debug)]
 pub(crate) struct HostTable {
+    family: NftFamily,
     name: &'static str,
     /// The name of the file with the fingerprints.
     file: &'static str,
@@ -35,8 +36,8 @@ pub(crate) enum TableChange {
 }
 
 impl HostTable {
-    pub(crate) const fn new(name: &'static str, file: &'static str) -> Self {
-        Self { name, file, loaded: false, applied: None, generation: None }
+    pub(crate) const fn new(family: NftFamily, name: &'static str, file: &'static str) -> Self {
+        Self { family, name, file, loaded: false, applied: None, generation: None }
     }
 
     /// Applies the rule set unless it is in force.
@@ -66,9 +67,13 @@ impl HostTable {
 
     /// Removes the rule set, if it exists.
     pub(crate) fn remove(&mut self, networks: &Networks) -> Result<()> {
-        *self = Self { loaded: true, ..Self::new(self.name, self.file) };
+        *self = Self { loaded: true, ..Self::new(self.family, self.name, self.file) };
         self.save()?;
-        if self.exists()? { networks.nft(&rules::delete_table("ip", self.name)) } else { Ok(()) }
+        if self.exists()? {
+            networks.nft(&rules::delete_table(self.family.name(), self.name))
+        } else {
+            Ok(())
+        }
     }
 
     pub(crate) fn exists(&self) -> Result<bool> {
@@ -77,7 +82,7 @@ impl HostTable {
 
     fn find(&self) -> Result<Option<NftTable>> {
         let mut socket = NetlinkSocket::netfilter()?;
-        Ok(nftables::tables(&mut socket, NftFamily::Ip, Some(self.name))?.remove(self.name))
+        Ok(nftables::tables(&mut socket, self.family, Some(self.name))?.remove(self.name))
     }
 
     fn load(&mut self) {

@@ -7,6 +7,7 @@ use muster_types::network::NetworkPlan;
 use super::host_table::{HostTable, TableChange};
 use super::names::{MESH_TABLE, network_of_marker};
 use super::netlink::NetlinkSocket;
+use super::nftables::NftFamily;
 use super::{Networks, observed, rules};
 
 /// In-memory state of the rule set.
@@ -19,7 +20,7 @@ pub(crate) struct MeshState {
 
 impl Default for MeshState {
     fn default() -> Self {
-        Self { users: 0, table: HostTable::new(MESH_TABLE, "mesh-rules") }
+        Self { users: 0, table: HostTable::new(NftFamily::Ip, MESH_TABLE, "mesh-rules") }
     }
 }
 

@@ -14,7 +14,7 @@
 //!                             external network ── host ── egr-br-NIC ─────────────────────────── egr-X-o ═╝
 //! ```
 
-mod address_holders;
+mod address_owners;
 mod changes;
 mod conntrack;
 mod dnsmasq_config;
@@ -22,6 +22,8 @@ mod dnsmasq_process;
 mod egress;
 #[cfg(test)]
 mod fixtures;
+mod gate;
+mod gratuitous_arp;
 mod host_table;
 mod mesh;
 pub(crate) mod names;
@@ -42,10 +44,12 @@ use std::time::Duration;
 use muster_types::ids::NetworkId;
 use muster_types::network::{NetworkPlan, NetworkReport, NetworkUsage, PingResult};
 use muster_types::node::FoundNetwork;
+use muster_types::settings::Settings;
 use muster_types::{Error, Result};
 use parking_lot::Mutex;
 
 use self::changes::{HostContext, has_egress};
+use self::gate::GateConfig;
 use self::names::NetworkNames;
 use self::netlink::NetlinkSocket;
 use self::nftables::{NftFamily, NftTable};
@@ -77,6 +81,8 @@ pub(crate) struct Networks {
     tables: Mutex<BridgeTables>,
     egress: Mutex<egress::EgressState>,
     mesh: Mutex<mesh::MeshState>,
+    gate: Mutex<gate::GateState>,
+    gate_config: GateConfig,
     /// The port of the daemon's API, which guests may reach.
     api_port: OnceLock<u16>,
 }
@@ -89,9 +95,9 @@ struct BridgeTables {
 }
 
 impl Networks {
-    pub(crate) fn new(commands: Commands, egress_nic: &str) -> Self {
+    pub(crate) fn new(commands: Commands, settings: &Settings) -> Self {
         let host = HostContext {
-            egress_bridge: names::egress_bridge(egress_nic),
+            egress_bridge: names::egress_bridge(&settings.node_egress_nic),
             ipv6: namespace::get_sysctl("ipv6/conf/all/disable_ipv6").is_some(),
         };
         Self {
@@ -101,6 +107,12 @@ impl Networks {
             tables: Mutex::default(),
             egress: Mutex::default(),
             mesh: Mutex::default(),
+            gate: Mutex::default(),
+            gate_config: GateConfig {
+                nic: settings.node_egress_nic.clone(),
+                virtual_ip: settings.network_virtual_ip,
+                floating_network: settings.floating_network.parse().expect("the settings check it"),
+            },
             api_port: OnceLock::new(),
         }
     }
@@ -121,7 +133,11 @@ impl Networks {
                 namespace::try_set_sysctl(name, "0");
             }
         }
+        // Without these rules every host that reaches this one could send packets to guests, so no network is changed.
         let mesh = plans.first().map(|plan| self.acquire_mesh(plan)).transpose()?;
+        // Without these rules a router would answer next to that of the active network node.
+        let has_router = plans.iter().any(|plan| plan.router.is_some());
+        let gate = has_router.then(|| self.acquire_gate(plans)).transpose()?;
         let egress_user = plans.iter().position(has_egress);
         let egress = match egress_user.and_then(|index| plans[index].router.as_ref()) {
             Some(router) => self.acquire_egress(&router.egress),
@@ -172,17 +188,21 @@ impl Networks {
         {
             report.repaired.push(repair);
         }
-        if mesh.is_none()
-            && let Err(error) = self.remove_unused_mesh()
-        {
+        self.remove_unused(mesh.is_none(), gate.is_none(), egress_user.is_none());
+        Ok(results)
+    }
+
+    /// Removes what no plan of a pass needed, unless other networks of the host need it.
+    fn remove_unused(&self, mesh: bool, gate: bool, egress: bool) {
+        if mesh && let Err(error) = self.remove_unused_mesh() {
             tracing::warn!(%error, "failed to remove unused mesh rules");
         }
-        if egress_user.is_none()
-            && let Err(error) = self.remove_unused_egress()
-        {
+        if gate && let Err(error) = self.remove_unused_gate() {
+            tracing::warn!(%error, "failed to remove unused gate rules");
+        }
+        if egress && let Err(error) = self.remove_unused_egress() {
             tracing::warn!(%error, "failed to remove unused egress bridge");
         }
-        Ok(results)
     }
 
     /// Checks all networks against one snapshot of the host and fills in the results of those that are in sync. Returns

@@ -25,6 +25,9 @@ pub(crate) const EGRESS_TABLE: &str = "muster-egress";
 /// The rule set on the host that lets only nodes of the cluster send VXLAN packets to it.
 pub(crate) const MESH_TABLE: &str = "muster-mesh";
 
+/// The rule sets on the host that let routers send and receive packets only on the active network node.
+pub(crate) const GATE_TABLE: &str = "muster-gate";
+
 /// The names of one network's devices and rule set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NetworkNames {
@@ -151,7 +154,7 @@ mod tests {
         {
             assert_eq!(vxid_of_device(name), None, "{name}");
         }
-        assert_eq!([EGRESS_TABLE, MESH_TABLE].map(vxid_of_table), [None, None]);
+        assert_eq!([EGRESS_TABLE, MESH_TABLE, GATE_TABLE].map(vxid_of_table), [None; 3]);
     }
 
     #[test]

@@ -36,7 +36,19 @@ const fn message_type(message: libc::c_int) -> u16 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NftFamily {
     Ip = libc::NFPROTO_IPV4 as isize,
+    Arp = libc::NFPROTO_ARP as isize,
     Bridge = libc::NFPROTO_BRIDGE as isize,
+}
+
+impl NftFamily {
+    /// Returns the name of the family for `nft`.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ip => "ip",
+            Self::Arp => "arp",
+            Self::Bridge => "bridge",
+        }
+    }
 }
 
 /// A table as the kernel has it.

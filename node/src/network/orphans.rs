@@ -74,8 +74,8 @@ impl Networks {
             *state = ReconcileState::default();
         }
         self.drop_state(network.id, state);
-        self.remove_unused_mesh()?;
-        self.remove_unused_egress_bridges()
+        let (mesh, egress) = (self.remove_unused_mesh(), self.remove_unused_egress_bridges());
+        mesh.and(egress).and(self.remove_unused_gate())
     }
 
     fn remove_devices(&self, network: FoundNetwork) -> Result<()> {

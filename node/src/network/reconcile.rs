@@ -8,7 +8,7 @@ use std::path::Path;
 use muster_types::network::{NetworkPlan, NetworkReport};
 use muster_types::{Error, Result};
 
-use super::address_holders::AddressHolders;
+use super::address_owners::AddressOwners;
 use super::changes::{Changes, host_changes, router_changes};
 use super::dnsmasq_config::{self, DnsmasqConfig};
 use super::dnsmasq_process::{self, DnsmasqProcess, ProcessAction};
@@ -26,6 +26,8 @@ pub(crate) const VXID_FILE: &str = "vxid";
 /// The file with the fingerprints of the applied rule sets, so that a restart does not replace them.
 const RULES_FILE: &str = "rules";
 
+/// The maximum number of leases that are released one by one. For more, the DHCP server is restarted.
+const MAX_RELEASED_LEASES: usize = 100;
 /// The number of times that a new router announces itself, once per pass, as a broadcast may get lost.
 const ANNOUNCEMENT_COUNT: u8 = 3;
 
@@ -37,7 +39,7 @@ pub(crate) struct ReconcileState {
     loaded: bool,
     rules: AppliedRules,
     /// The guests that the router has addresses for; `None` until they are loaded, and on nodes without the router.
-    holders: Option<AddressHolders>,
+    holders: Option<AddressOwners>,
     dnsmasq: DnsmasqProcess,
     /// The number of announcements that the router has yet to send.
     announcements: u8,
@@ -74,7 +76,7 @@ struct NetworkDiff {
     host_rules: Option<String>,
     router_rules: Option<String>,
     /// The new holders of addresses, if they changed.
-    holders: Option<AddressHolders>,
+    holders: Option<AddressOwners>,
     dnsmasq_config: Option<DnsmasqConfig>,
     dnsmasq_action: ProcessAction,
     netns: Option<u64>,
@@ -125,7 +127,7 @@ impl ReconcileState {
         }
         if !self.loaded {
             self.rules = AppliedRules::load(dir);
-            self.holders = AddressHolders::load(dir);
+            self.holders = AddressOwners::load(dir);
             self.loaded = true;
         }
         Ok(())
@@ -365,7 +367,7 @@ impl Networks {
             diff.dnsmasq_action = state.dnsmasq.inspect(dir, None, None);
             return Ok(diff);
         };
-        let holders = AddressHolders::of_plan(wanted);
+        let holders = AddressOwners::of_plan(wanted);
         diff.holders = (diff.lacks_dir || state.holders.as_ref() != Some(&holders)).then_some(holders);
         let Some((router, inode)) = router.zip(netns) else {
             diff.namespace = Some(NamespaceDrift::Missing);
@@ -396,7 +398,7 @@ impl Networks {
         names: &NetworkNames,
         dir: &Path,
         state: &mut ReconcileState,
-        diff: NetworkDiff,
+        mut diff: NetworkDiff,
         report: &mut NetworkReport,
     ) -> Result<()> {
         if diff.lacks_dir {
@@ -425,7 +427,7 @@ impl Networks {
             namespace::delete(plan.id)?;
             state.rules.router = None;
             state.holders = None;
-            AddressHolders::remove_file(dir);
+            AddressOwners::remove_file(dir);
             state.rules.save(dir)?;
             return Ok(());
         }
@@ -446,26 +448,46 @@ impl Networks {
                 state.rules.save(dir)?;
             }
         }
-        if let Some(holders) = &diff.holders {
+        if let Some(holders) = diff.holders.take() {
             if let Some(before) = &state.holders {
-                self.forget_guests(plan, names, &before.released(holders))?;
+                let released = before.released(&holders);
+                if released.len() > MAX_RELEASED_LEASES
+                    && matches!(diff.dnsmasq_action, ProcessAction::Reload)
+                {
+                    // A restarted server has no leases.
+                    state.dnsmasq.stop(dir)?;
+                    diff.dnsmasq_action = ProcessAction::Start { died: None };
+                }
+                self.clear_guest_state(plan, names, &released, &diff.dnsmasq_action)?;
             }
             holders.save(dir)?;
-            state.holders = Some(holders.clone());
+            state.holders = Some(holders);
         }
         self.apply_dnsmasq(plan, dir, state, diff, report)
     }
 
     /// Makes the router forget guests that lost their addresses.
-    fn forget_guests(&self, plan: &NetworkPlan, names: &NetworkNames, guests: &AddressHolders) -> Result<()> {
+    fn clear_guest_state(
+        &self,
+        plan: &NetworkPlan,
+        names: &NetworkNames,
+        guests: &AddressOwners,
+        dnsmasq_action: &ProcessAction,
+    ) -> Result<()> {
         if guests.is_empty() {
             return Ok(());
         }
         let device = &names.veth_inner;
         namespace::inside(plan.id, || {
-            guests.release_leases(plan.netblock.router(), device).map_err(|error| {
-                Error::Unavailable(format!("failed to release DHCP leases of network {}: {error}", plan.id))
-            })?;
+            let is_starting = matches!(dnsmasq_action, ProcessAction::Start { .. });
+            if !is_starting && plan.router.as_ref().is_some_and(|router| router.dhcp) {
+                guests.release_leases(plan.netblock.router(), device).map_err(|error| {
+                    Error::Unavailable(format!(
+                        "failed to release DHCP leases of network {}: {error}",
+                        plan.id
+                    ))
+                })?;
+            }
             self.batch(Tool::Ip, &guests.flush_arp_entries(device))?;
             conntrack::delete_flows(&mut NetlinkSocket::netfilter()?, |flow| guests.has_flow(flow))
         })

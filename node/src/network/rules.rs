@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
+use muster_types::address::{InterfaceAddress, Netblock};
 use muster_types::network::{EgressPlan, InterfacePlan, NetworkPlan, RouterPlan};
 
-use super::names::{EGRESS_TABLE, MESH_TABLE, NetworkNames, ROUTER_TABLE, VXLAN_PORT, marker};
+use super::names::{EGRESS_TABLE, GATE_TABLE, MESH_TABLE, NetworkNames, ROUTER_TABLE, VXLAN_PORT, marker};
 
 /// Returns the rule set on the host: guests cannot reach the host itself, nor forge their sender addresses.
 ///
@@ -211,13 +213,91 @@ pub(crate) fn mesh_rules(nodes: &[Ipv4Addr]) -> String {
     text
 }
 
+/// The protocols that the gate passes.
+const GATE_SET: &str = "  set open { type ether_type; flags timeout; }\n";
+
+/// Returns the rule set on the host that drops frames from and to routers while the gate is closed.
+pub(crate) fn bridge_gate_rules() -> String {
+    let mut text = replace_table("bridge", GATE_TABLE);
+    let _ = write!(
+        text,
+        "  set routers {{ type ifname; }}\n{GATE_SET}  chain from-routers {{\n    \
+         type filter hook prerouting priority -310; policy accept;\n    \
+         iifname @routers meta protocol != @open drop\n  }}\n  chain to-routers {{\n    \
+         type filter hook postrouting priority -310; policy accept;\n    \
+         oifname @routers meta protocol != @open drop\n  }}\n}}\n"
+    );
+    text
+}
+
+/// Returns the rule set on the host that keeps it from answering ARP for the virtual address and the floating network
+/// while the gate is closed. The kernel answers for an address of any device on every device.
+pub(crate) fn arp_gate_rules(floating: Netblock, virtual_ip: Option<InterfaceAddress>) -> String {
+    let mut text = replace_table("arp", GATE_TABLE);
+    let virtual_ip = virtual_ip.map(|virtual_ip| format!(", {}", virtual_ip.address)).unwrap_or_default();
+    let addresses = format!("{{ {floating}{virtual_ip} }}");
+    let _ = write!(
+        text,
+        "{GATE_SET}  chain input {{\n    type filter hook input priority -310; policy accept;\n    \
+         arp daddr ip {addresses} meta protocol != @open drop\n  }}\n  chain output {{\n    \
+         type filter hook output priority -310; policy accept;\n    \
+         arp saddr ip {addresses} meta protocol != @open drop\n  }}\n}}\n"
+    );
+    text
+}
+
+/// Returns the rule set on the host that drops packets for the virtual address, and between the egress bridge and the
+/// external network, while the gate is closed.
+pub(crate) fn ip_gate_rules(bridge: &str, virtual_ip: Option<InterfaceAddress>) -> String {
+    let mut text = replace_table("ip", GATE_TABLE);
+    let _ = write!(
+        text,
+        "{GATE_SET}  chain forward {{\n    type filter hook forward priority -310; policy accept;\n    \
+         iifname \"{bridge}\" meta protocol != @open drop\n    \
+         oifname \"{bridge}\" meta protocol != @open drop\n  }}\n"
+    );
+    if let Some(virtual_ip) = virtual_ip {
+        let _ = write!(
+            text,
+            "  chain input {{\n    type filter hook input priority -310; policy accept;\n    \
+             ip daddr {} meta protocol != @open drop\n  }}\n",
+            virtual_ip.address
+        );
+    }
+    text.push_str("}\n");
+    text
+}
+
+/// Returns the commands that add devices of routers to the gate.
+pub(crate) fn add_gate_devices(devices: &BTreeSet<String>) -> String {
+    let devices: Vec<String> = devices.iter().map(|device| format!("\"{device}\"")).collect();
+    format!("add element bridge {GATE_TABLE} routers {{ {} }}\n", devices.join(", "))
+}
+
+/// The commands that close the gate.
+pub(crate) const CLOSE_GATE: &str = "flush set bridge muster-gate open\nflush set arp muster-gate open\n\
+     flush set ip muster-gate open\n";
+
+/// Returns the commands that open the gate in one transaction, for a limited time or permanently.
+pub(crate) fn open_gate(duration: Option<Duration>) -> String {
+    let timeout =
+        duration.map(|duration| format!(" timeout {}ms", duration.as_millis().max(1))).unwrap_or_default();
+    let mut text = CLOSE_GATE.to_owned();
+    for (family, protocol) in [("bridge", "arp"), ("bridge", "ip"), ("arp", "arp"), ("ip", "ip")] {
+        let _ = writeln!(text, "add element {family} {GATE_TABLE} open {{ {protocol}{timeout} }}");
+    }
+    text
+}
+
 /// One rule of every kind that networks need, to probe whether the kernel supports them.
 pub(crate) const PROBE_RULESET: &str = "table bridge sample {\n  chain input {\n    \
      type filter hook input priority 0; policy accept;\n    iifname { \"sample\" } udp dport 68 drop\n  }\n}\n\
      table inet sample {\n  chain forward {\n    type filter hook forward priority filter; policy accept;\n    \
      ct state established,related accept\n    tcp flags syn tcp option maxseg size set rt mtu\n  }\n  \
      chain postrouting {\n    type nat hook postrouting priority srcnat; policy accept;\n    \
-     oifname \"sample\" snat ip to ip saddr map { 10.0.0.2 : 10.0.0.3 }\n    oifname \"sample\" masquerade\n  }\n}\n";
+     oifname \"sample\" snat ip to ip saddr map { 10.0.0.2 : 10.0.0.3 }\n    oifname \"sample\" masquerade\n  }\n}\n\
+     table arp sample {\n  set open { type ether_type; flags timeout; }\n  chain input {\n    \
+     type filter hook input priority 0; policy accept;\n    arp daddr ip 10.0.0.2 meta protocol != @open drop\n  }\n}\n";
 
 /// Returns the commands that delete a table, whether it exists or not.
 pub(crate) fn delete_table(family: &str, table: &str) -> String {

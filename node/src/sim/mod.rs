@@ -8,14 +8,15 @@ mod vm;
 mod vms;
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
 use muster_types::guest::GuestApi;
 use muster_types::ids::{InstanceId, NetworkId, NodeId};
 use muster_types::network::{NetworkPlan, NetworkReport, NetworkUsage, PingResult};
-use muster_types::node::{FoundNetwork, NodeApi, NodeFuture, NodeIdentity, NodeReport};
+use muster_types::node::{FoundNetwork, NodeApi, NodeFuture, NodeIdentity, NodeReport, RouterGate};
 use muster_types::storage::StorageApi;
 use muster_types::vm::{DisplayIdentity, VmApi, VmPlan, VmPower};
 use muster_types::{Error, Result};
@@ -25,6 +26,7 @@ use serde_json::{Value, json};
 use crate::host::ProcessUsage;
 use crate::image::Images;
 use crate::local::{process_metrics, role_flags};
+use crate::lost_found::LostFound;
 use crate::storage::FileStorage;
 
 pub use guests::GuestScript;
@@ -80,12 +82,14 @@ impl SimulatedNode {
     #[must_use]
     pub fn new(number: usize, id: NodeId, storage: &Path) -> Self {
         let vm_dir = storage.join("machines");
+        let name = format!("sim-{number}");
+        let lost_found = LostFound::new(storage, &name);
         let storage = Arc::new(FileStorage::new(storage, Images::simulated()));
         let guests = SimulatedGuests::default();
         Self {
             identity: NodeIdentity {
                 id,
-                name: format!("sim-{number}"),
+                name,
                 ip: address(number),
                 release: format!("muster {} (simulated)", env!("CARGO_PKG_VERSION")),
                 simulated: true,
@@ -97,7 +101,7 @@ impl SimulatedNode {
             api_url: String::new(),
             capacity: DEFAULT_CAPACITY,
             networks: Mutex::default(),
-            vms: SimulatedVms::new(storage.clone(), vm_dir, guests.clone()),
+            vms: SimulatedVms::new(storage.clone(), vm_dir, guests.clone(), lost_found),
             guests,
             storage,
         }
@@ -141,6 +145,11 @@ impl SimulatedNode {
     #[must_use]
     pub fn transfers(&self, id: InstanceId) -> u64 {
         self.guests.transfers(id)
+    }
+
+    /// Simulates connections to the port of a VM's serial console.
+    pub fn connect_console(&self, id: InstanceId, source: SocketAddr, count: usize) {
+        self.vms.connect_console(id, source, count);
     }
 
     /// Powers a VM off as if from inside its guest.
@@ -227,14 +236,28 @@ impl NodeApi for SimulatedNode {
                     authority: FAKE_CA_CERTIFICATE.into(),
                     subject: format!("C=XX,O=Muster,CN={}", self.identity.name),
                 }),
+                console_address: None,
+                ..NodeReport::default()
             })
         })
+    }
+
+    fn renew_fencing_lease(&self, _: Instant) -> Result<()> {
+        Ok(())
+    }
+
+    fn end_fencing_lease(&self) -> Result<()> {
+        Ok(())
     }
 
     fn ensure_networks<'a>(&'a self, plans: &'a [NetworkPlan]) -> NodeFuture<'a, Vec<Result<NetworkReport>>> {
         let mut networks = self.networks.lock();
         let results = plans.iter().map(|plan| networks.ensure(plan)).collect();
         Box::pin(async { Ok(results) })
+    }
+
+    fn set_router_gate(&self, _: RouterGate) -> NodeFuture<'_, ()> {
+        Box::pin(async { Ok(()) })
     }
 
     fn remove_network(&self, network: FoundNetwork) -> NodeFuture<'_, ()> {

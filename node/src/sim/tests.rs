@@ -32,6 +32,7 @@ fn nic() -> NicPlan {
 fn plan(base: Option<BlobId>) -> VmPlan {
     VmPlan {
         id: InstanceId::new(),
+        generation: 1,
         name: "apple".into(),
         cpus: 2,
         memory_mb: 1024,
@@ -67,8 +68,8 @@ async fn create_image(node: &SimulatedNode, size: usize) -> BlobId {
     let data: ByteStream = Box::pin(OneChunk(Some(vec![7; size].into())));
     storage.append(draft, Some(0), u64::MAX, data).await.unwrap();
     storage.commit(draft, blob).await.unwrap();
-    let facts = storage.inspect(blob).await.unwrap();
-    storage.convert(blob, &facts).await.unwrap();
+    let facts = storage.inspect("ci", blob).await.unwrap();
+    storage.convert("ci", blob, &facts).await.unwrap();
     blob
 }
 
@@ -218,7 +219,7 @@ async fn screenshots_and_snapshots_become_blobs() {
     for (disk, size) in snapshots.iter().zip([1 << 20, 1 << 30]) {
         let blob = BlobId::new();
         contents.push(node.storage().commit(disk.draft, blob).await.unwrap().checksums.sha256);
-        let facts = node.storage().inspect(blob).await.unwrap();
+        let facts = node.storage().inspect("ci", blob).await.unwrap();
         assert_eq!((facts.format, facts.virtual_size), (ImageFormat::Qcow2, size));
     }
     assert_ne!(contents[0], contents[1]);

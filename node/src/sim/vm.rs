@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use muster_types::key::Secret;
 use muster_types::vm::{ConsolePorts, DiskKind, DiskPlan, VmPlan, VmPower, VmUsage};
 use muster_types::{Error, Result};
 
@@ -17,6 +18,8 @@ pub(super) struct SimulatedVm {
     pub(super) power: VmPower,
     /// When the VM was last powered on.
     pub(super) started: Instant,
+    /// New after each start.
+    pub(super) display_password: Secret,
     /// The console output of each boot, `None` for the default one.
     pub(super) boots: Vec<Option<Arc<str>>>,
     /// The number of snapshots so far.
@@ -27,7 +30,15 @@ pub(super) struct SimulatedVm {
 
 impl SimulatedVm {
     pub(super) fn new(plan: Option<VmPlan>, power: VmPower) -> Self {
-        Self { plan, power, started: Instant::now(), boots: Vec::new(), snapshots: 0, usage_queries: 0 }
+        Self {
+            plan,
+            power,
+            started: Instant::now(),
+            display_password: Secret::default(),
+            boots: Vec::new(),
+            snapshots: 0,
+            usage_queries: 0,
+        }
     }
 
     pub(super) fn ports(&self) -> impl Iterator<Item = u16> + use<> {

@@ -6,17 +6,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Read as _, Write as _};
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
 use muster_types::ids::{BlobId, InstanceId};
+use muster_types::key::Secret;
 use muster_types::node::NodeFuture;
 use muster_types::storage::Draft;
 use muster_types::vm::{
-    ChangeStream, DiskKind, DiskPlan, FoundVm, NicPlan, SnapshotDisk, VmApi, VmPlan, VmPower, VmUsage,
+    ChangeStream, ConsoleConnectionStream, DiskKind, DiskPlan, FoundVm, NicPlan, SnapshotDisk, VmApi, VmPlan,
+    VmPower, VmUsage,
 };
 use muster_types::{Error, Result};
 use parking_lot::Mutex;
@@ -27,8 +31,10 @@ use super::screen;
 use super::script::SimulationScript;
 use super::vm::{SimulatedVm, ports};
 use crate::change_notifier::ChangeNotifier;
-use crate::files::io_error;
+use crate::console_connections::{ConnectionSampler, ConsoleConnectionLog};
+use crate::files::{create_dir, io_error};
 use crate::image::qcow2_writer;
+use crate::lost_found::LostFound;
 use crate::storage::FileStorage;
 
 /// The port range of consoles.
@@ -44,8 +50,10 @@ pub(super) struct SimulatedVms {
     /// Contains the files `<id>.on` and `<id>.off`.
     dir: PathBuf,
     change_notifier: ChangeNotifier,
+    console_connections: ConsoleConnectionLog,
     state: Mutex<VmsState>,
     guests: SimulatedGuests,
+    lost_found: LostFound,
 }
 
 #[derive(Debug, Default)]
@@ -68,10 +76,23 @@ pub(super) struct VmTotals {
 }
 
 impl SimulatedVms {
-    pub(super) fn new(storage: Arc<FileStorage>, dir: PathBuf, guests: SimulatedGuests) -> Self {
+    pub(super) fn new(
+        storage: Arc<FileStorage>,
+        dir: PathBuf,
+        guests: SimulatedGuests,
+        lost_found: LostFound,
+    ) -> Self {
         let vms = load(&dir).into_iter().map(|(id, power)| (id, SimulatedVm::new(None, power)));
         let state = VmsState { vms: vms.collect(), ..VmsState::default() };
-        Self { storage, dir, change_notifier: ChangeNotifier::default(), state: Mutex::new(state), guests }
+        Self {
+            storage,
+            dir,
+            change_notifier: ChangeNotifier::default(),
+            console_connections: ConsoleConnectionLog::default(),
+            state: Mutex::new(state),
+            guests,
+            lost_found,
+        }
     }
 
     /// Persists the power state of a VM, or its removal.
@@ -103,6 +124,12 @@ impl SimulatedVms {
         let mut state = self.state.lock();
         state.console_text = script.console_text.as_deref().map(Arc::from);
         state.script = script;
+    }
+
+    /// Reports connections to the port of a VM's serial console.
+    pub(super) fn connect_console(&self, id: InstanceId, source: SocketAddr, count: usize) {
+        let sampler = ConnectionSampler::new(id, self.console_connections.clone());
+        (0..count).for_each(|_| sampler.record(source));
     }
 
     pub(super) fn plan(&self, id: InstanceId) -> Option<VmPlan> {
@@ -219,6 +246,7 @@ impl SimulatedVms {
             vm.plan = Some(without_drive_files(plan));
             vm.power = VmPower::On;
             vm.started = Instant::now();
+            vm.display_password = Secret::new(Uuid::new_v4().simple().to_string());
             vm.boot(console);
             Ok(())
         })
@@ -321,6 +349,15 @@ impl VmsState {
 
 fn never_started() -> VmPower {
     VmPower::Off { reason: "it was never started".into() }
+}
+
+/// Writes the output of a guest, and then returns its input like a terminal, until the user leaves.
+fn echo(mut stream: UnixStream, output: &str) {
+    let mut buffer = [0; 1024];
+    let mut written = stream.write_all(output.as_bytes());
+    while let (Ok(()), Ok(size @ 1..)) = (&written, stream.read(&mut buffer)) {
+        written = stream.write_all(&buffer[..size]);
+    }
 }
 
 /// Loads the VMs of an earlier process.
@@ -430,6 +467,19 @@ impl VmApi for SimulatedVms {
         Box::pin(async { Ok(()) })
     }
 
+    fn move_to_lost_found<'a>(&'a self, id: InstanceId, reason: &'a str) -> NodeFuture<'a, Option<PathBuf>> {
+        Box::pin(async move {
+            if !self.state.lock().vms.contains_key(&id) {
+                return Ok(None);
+            }
+            self.remove(id).await?;
+            // A simulated VM has no directory.
+            let dir = self.dir.join(id.to_string());
+            create_dir(&dir)?;
+            self.lost_found.add(id, &dir, reason).map(Some)
+        })
+    }
+
     fn power(&self, id: InstanceId) -> NodeFuture<'_, Option<VmPower>> {
         let power = self.state.lock().vms.get(&id).map(|vm| vm.power.clone());
         Box::pin(async { Ok(power) })
@@ -438,7 +488,12 @@ impl VmApi for SimulatedVms {
     fn list(&self) -> NodeFuture<'_, Vec<FoundVm>> {
         let state = self.state.lock();
         let found = state.vms.iter();
-        let found = found.map(|(id, vm)| FoundVm { id: *id, power: vm.power.clone() }).collect();
+        let found = found.map(|(id, vm)| FoundVm {
+            id: *id,
+            generation: vm.plan.as_ref().map(|plan| plan.generation),
+            power: vm.power.clone(),
+        });
+        let found = found.collect();
         Box::pin(async { Ok(found) })
     }
 
@@ -457,6 +512,32 @@ impl VmApi for SimulatedVms {
         let max_bytes = max_bytes.and_then(|max| usize::try_from(max).ok());
         let start = max_bytes.map_or(0, |max| text.len().saturating_sub(max));
         Box::pin(async move { Ok(Bytes::from(text).slice(start..)) })
+    }
+
+    fn open_console(&self, id: InstanceId) -> NodeFuture<'_, UnixStream> {
+        let opened = self.update(id, |vm| {
+            vm.require_active()?;
+            let pair = UnixStream::pair().map_err(io_error("failed to create a socket pair"))?;
+            Ok((vm.console(), pair))
+        });
+        Box::pin(async move {
+            let (text, (guest, user)) = opened?;
+            user.set_nonblocking(true).map_err(io_error("failed to configure a socket"))?;
+            std::thread::spawn(move || echo(guest, &text));
+            Ok(user)
+        })
+    }
+
+    fn console_connections(&self) -> ConsoleConnectionStream {
+        self.console_connections.subscribe()
+    }
+
+    fn display_password(&self, id: InstanceId) -> NodeFuture<'_, Option<Secret>> {
+        let password = self.update(id, |vm| {
+            vm.require_active()?;
+            Ok(Some(vm.display_password.clone()))
+        });
+        Box::pin(async { password })
     }
 
     fn clear_console(&self, id: InstanceId) -> NodeFuture<'_, ()> {

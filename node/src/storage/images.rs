@@ -40,8 +40,8 @@ impl FileStorage {
         (new_job, cancel)
     }
 
-    pub(super) async fn inspect_blob(&self, blob: BlobId) -> Result<ImageFacts> {
-        let permit = acquire(&self.inspections).await?;
+    pub(super) async fn inspect_blob(&self, namespace: &str, blob: BlobId) -> Result<ImageFacts> {
+        let permit = self.inspections.acquire(namespace).await?;
         let (images, path) = (self.images.clone(), self.layout.blob(blob));
         let (new_job, _cancel) = self.new_job();
         run_blocking(move || {
@@ -54,9 +54,13 @@ impl FileStorage {
         .await
     }
 
-    pub(super) async fn decompress_draft(&self, draft: Draft) -> Result<Option<Compression>> {
+    pub(super) async fn decompress_draft(
+        &self,
+        namespace: &str,
+        draft: Draft,
+    ) -> Result<Option<Compression>> {
         let mut guard = self.drafts.lock(draft).await;
-        let permit = acquire(&self.inspections).await?;
+        let permit = self.inspections.acquire(namespace).await?;
         let (images, path) = (self.images.clone(), self.layout.draft(draft));
         let (new_job, _cancel) = self.new_job();
         run_blocking(move || {
@@ -74,14 +78,14 @@ impl FileStorage {
         .await
     }
 
-    pub(super) async fn convert_blob(&self, blob: BlobId, facts: ImageFacts) -> Result<()> {
+    pub(super) async fn convert_blob(&self, namespace: &str, blob: BlobId, facts: ImageFacts) -> Result<()> {
         let (layout, images) = (self.layout.clone(), self.images.clone());
         let is_disc = facts.format == ImageFormat::Iso;
         let to = if is_disc { layout.disc(blob) } else { layout.conversion(blob) };
-        self.create_conversion(blob, to, move |file, job| images.convert(file, &facts, job)).await
+        self.create_conversion(namespace, blob, to, move |file, job| images.convert(file, &facts, job)).await
     }
 
-    pub(super) async fn convert_thin_blob(&self, blob: BlobId, base: BlobId) -> Result<()> {
+    pub(super) async fn convert_thin_blob(&self, namespace: &str, blob: BlobId, base: BlobId) -> Result<()> {
         let (layout, images) = (self.layout.clone(), self.images.clone());
         let to = layout.conversion(blob);
         let flatten = move |file: &Path, job: &ImageJob| {
@@ -93,18 +97,19 @@ impl FileStorage {
             touch(&layout, base);
             images.flatten(file, &linked, job)
         };
-        self.create_conversion(blob, to, flatten).await
+        self.create_conversion(namespace, blob, to, flatten).await
     }
 
     /// Copies the disk of a stopped VM to a file on the same file system. A thin copy contains only the difference to the
-    /// base.
+    /// base. The copies of all owners get their share.
     pub(crate) async fn copy_disk(
         &self,
+        owner: &str,
         (top, base): (PathBuf, Option<PathBuf>),
         (thin, compress): (bool, bool),
         to: PathBuf,
     ) -> Result<()> {
-        let permit = acquire(&self.conversions).await?;
+        let permit = self.copies.acquire(owner).await?;
         let images = self.images.clone();
         let (new_job, _cancel) = self.new_job();
         run_blocking(move || {
@@ -123,6 +128,7 @@ impl FileStorage {
     /// Creates the conversion of a blob unless it exists. If `convert` returns `None`, the blob itself is the conversion.
     async fn create_conversion(
         &self,
+        namespace: &str,
         blob: BlobId,
         to: PathBuf,
         convert: impl FnOnce(&Path, &ImageJob) -> Result<Option<PathBuf>> + Send + 'static,
@@ -133,7 +139,7 @@ impl FileStorage {
         if exists {
             return Ok(());
         }
-        let permit = acquire(&self.conversions).await?;
+        let permit = self.conversions.acquire(namespace).await?;
         let layout = self.layout.clone();
         let (new_job, _cancel) = self.new_job();
         run_blocking(move || {
@@ -159,14 +165,6 @@ impl FileStorage {
         })
         .await
     }
-}
-
-async fn acquire(semaphore: &Arc<tokio::sync::Semaphore>) -> Result<tokio::sync::OwnedSemaphorePermit> {
-    semaphore
-        .clone()
-        .acquire_owned()
-        .await
-        .map_err(|error| Error::Internal(format!("failed to acquire a permit: {error}")))
 }
 
 /// Gives a complete file its name.

@@ -4,6 +4,7 @@
 mod blobs;
 mod checksums;
 mod drafts;
+mod fair_semaphore;
 mod images;
 mod layout;
 
@@ -19,18 +20,19 @@ use muster_types::ids::BlobId;
 use muster_types::node::NodeFuture;
 use muster_types::storage::{ByteStream, Draft, StorageApi, StoredFile, StoredFileKind};
 use parking_lot::Mutex;
-use tokio::sync::{OwnedMutexGuard, Semaphore};
+use tokio::sync::OwnedMutexGuard;
 
 use crate::files::ScratchDir;
 use crate::image::Images;
 use checksums::run_blocking;
 use drafts::Drafts;
+use fair_semaphore::FairSemaphore;
 use layout::StorageLayout;
 
-/// The maximum number of images that are converted concurrently.
+/// The number of images that are converted concurrently, and of disks that are copied; see [`FairSemaphore`].
 const MAX_CONCURRENT_CONVERSIONS: usize = 2;
 
-/// The maximum number of images that are inspected concurrently.
+/// The number of images that are inspected or decompressed concurrently; see [`FairSemaphore`].
 const MAX_CONCURRENT_INSPECTIONS: usize = 4;
 
 /// A storage in a directory.
@@ -40,8 +42,9 @@ pub(crate) struct FileStorage {
     drafts: Drafts,
     images: Arc<Images>,
     blobs: BlobLocks,
-    conversions: Arc<Semaphore>,
-    inspections: Arc<Semaphore>,
+    conversions: Arc<FairSemaphore>,
+    copies: Arc<FairSemaphore>,
+    inspections: Arc<FairSemaphore>,
 }
 
 impl FileStorage {
@@ -52,8 +55,9 @@ impl FileStorage {
             layout,
             images: Arc::new(images),
             blobs: BlobLocks::default(),
-            conversions: Arc::new(Semaphore::new(MAX_CONCURRENT_CONVERSIONS)),
-            inspections: Arc::new(Semaphore::new(MAX_CONCURRENT_INSPECTIONS)),
+            conversions: FairSemaphore::new(MAX_CONCURRENT_CONVERSIONS),
+            copies: FairSemaphore::new(MAX_CONCURRENT_CONVERSIONS),
+            inspections: FairSemaphore::new(MAX_CONCURRENT_INSPECTIONS),
         }
     }
 }
@@ -133,8 +137,8 @@ impl StorageApi for FileStorage {
         Box::pin(self.drafts.remove(draft))
     }
 
-    fn decompress(&self, draft: Draft) -> NodeFuture<'_, Option<Compression>> {
-        Box::pin(self.decompress_draft(draft))
+    fn decompress<'a>(&'a self, namespace: &'a str, draft: Draft) -> NodeFuture<'a, Option<Compression>> {
+        Box::pin(self.decompress_draft(namespace, draft))
     }
 
     fn digest(&self, draft: Draft) -> NodeFuture<'_, ContentDigest> {
@@ -159,8 +163,8 @@ impl StorageApi for FileStorage {
         })
     }
 
-    fn inspect(&self, blob: BlobId) -> NodeFuture<'_, ImageFacts> {
-        Box::pin(self.inspect_blob(blob))
+    fn inspect<'a>(&'a self, namespace: &'a str, blob: BlobId) -> NodeFuture<'a, ImageFacts> {
+        Box::pin(self.inspect_blob(namespace, blob))
     }
 
     fn read(&self, blob: BlobId, range: Range<u64>) -> NodeFuture<'_, ByteStream> {
@@ -197,12 +201,12 @@ impl StorageApi for FileStorage {
         })
     }
 
-    fn convert<'a>(&'a self, blob: BlobId, facts: &'a ImageFacts) -> NodeFuture<'a, ()> {
-        Box::pin(self.convert_blob(blob, facts.clone()))
+    fn convert<'a>(&'a self, namespace: &'a str, blob: BlobId, facts: &'a ImageFacts) -> NodeFuture<'a, ()> {
+        Box::pin(self.convert_blob(namespace, blob, facts.clone()))
     }
 
-    fn convert_thin(&self, blob: BlobId, base: BlobId) -> NodeFuture<'_, ()> {
-        Box::pin(self.convert_thin_blob(blob, base))
+    fn convert_thin<'a>(&'a self, namespace: &'a str, blob: BlobId, base: BlobId) -> NodeFuture<'a, ()> {
+        Box::pin(self.convert_thin_blob(namespace, blob, base))
     }
 
     fn remove_conversion(&self, blob: BlobId) -> NodeFuture<'_, ()> {

@@ -1,7 +1,7 @@
 //! Cgroups: the kernel divides CPU time between VMs in proportion to their vCPUs, and a misbehaving QEMU cannot exhaust
 //! the host's memory or processes.
 //!
-//! Every VM has the cgroup `muster/<id>`, in the hierarchy of version 2 or in those of version 1, whichever has the
+//! Every VM has the cgroup `muster/<id>`, with its generation after a dot from the second on, in the hierarchy of version 2 or in those of version 1, whichever has the
 //! controllers. All daemons that run as root share the cgroup `muster`; those of another user share `muster-<uid>`. Where
 //! cgroups are not available or not writable, VMs run without them. Everything here blocks. See docs/decisions/0020.
 
@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use muster_types::Result;
 use muster_types::ids::InstanceId;
+use muster_types::instance::first_generation;
 use nix::libc;
 use nix::poll::{PollTimeout, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -53,8 +54,8 @@ pub(crate) struct Cgroup {
 
 impl Cgroup {
     /// Creates the cgroup of a VM, or updates the existing one. Returns `None` where cgroups are not available.
-    pub(crate) fn create(id: InstanceId, cpus: u32, memory_mb: u64) -> Result<Option<Self>> {
-        Self::create_in(Path::new(CGROUP_ROOT), &parent_cgroup(), &id.to_string(), cpus, memory_mb)
+    pub(crate) fn create(id: InstanceId, generation: i64, cpus: u32, memory_mb: u64) -> Result<Option<Self>> {
+        Self::create_in(Path::new(CGROUP_ROOT), &parent_cgroup(), &name(id, generation), cpus, memory_mb)
     }
 
     fn create_in(root: &Path, parent: &str, name: &str, cpus: u32, memory_mb: u64) -> Result<Option<Self>> {
@@ -81,8 +82,14 @@ impl Cgroup {
 
 /// Removes the cgroup of a VM, if it exists, and kills the processes in it. A cgroup that this process may not remove is
 /// kept: it is another user's.
-pub(crate) fn remove(id: InstanceId) -> Result<()> {
-    remove_in(Path::new(CGROUP_ROOT), &parent_cgroup(), &id.to_string())
+pub(crate) fn remove(id: InstanceId, generation: i64) -> Result<()> {
+    remove_in(Path::new(CGROUP_ROOT), &parent_cgroup(), &name(id, generation))
+}
+
+/// Returns the name of the cgroup of a VM. Each generation has its own, because daemons on one host may share the parent, and
+/// removing a stale VM must not affect its successor.
+fn name(id: InstanceId, generation: i64) -> String {
+    if generation == first_generation() { id.to_string() } else { format!("{id}.{generation}") }
 }
 
 fn remove_in(root: &Path, parent: &str, name: &str) -> Result<()> {
@@ -291,7 +298,7 @@ mod tests {
 
     impl Drop for Cleanup {
         fn drop(&mut self) {
-            let _ = remove(self.0);
+            let _ = remove(self.0, 1);
         }
     }
 
@@ -299,16 +306,17 @@ mod tests {
     fn process_is_killed_with_its_cgroup() {
         let id = InstanceId::new();
         let _cleanup = Cleanup(id);
-        let Some(cgroup) = Cgroup::create(id, 2, 128).unwrap() else {
+        let Some(cgroup) = Cgroup::create(id, 1, 2, 128).unwrap() else {
             return muster_testing::skipped("root and cgroups");
         };
         let mut idle = IdleProcess::new();
         cgroup.add(idle.0.id()).unwrap();
         let cgroups = fs::read_to_string(format!("/proc/{}/cgroup", idle.0.id())).unwrap();
-        let within = cgroups.lines().filter(|line| line.ends_with(&format!("/{PARENT_CGROUP}/{id}"))).count();
+        let within =
+            cgroups.lines().filter(|line| line.ends_with(&format!("/{}/{id}", parent_cgroup()))).count();
         assert_eq!(within, cgroup.dirs.len(), "{cgroups}");
         // Creating it again updates its limits.
-        let again = Cgroup::create(id, 4, 1024).unwrap().unwrap();
+        let again = Cgroup::create(id, 1, 4, 1024).unwrap().unwrap();
         assert_eq!(again.dirs, cgroup.dirs);
         let read = |name: &str| {
             let mut found = cgroup.dirs.iter().filter_map(|dir| fs::read_to_string(dir.join(name)).ok());
@@ -319,10 +327,10 @@ mod tests {
             .map(|found| found == Some(memory.to_string()));
         let shares = [read("cpu.weight") == Some("400".into()), read("cpu.shares") == Some("4096".into())];
         assert!(memory.contains(&true) || shares.contains(&true), "{:?}", cgroup.dirs);
-        remove(id).unwrap();
+        remove(id, 1).unwrap();
         assert!(cgroup.dirs.iter().all(|dir| !dir.exists()));
         assert!(!idle.0.wait().unwrap().success());
-        remove(id).unwrap();
+        remove(id, 1).unwrap();
     }
 
     #[test]
@@ -360,7 +368,8 @@ mod tests {
     fn cgroup_of_another_user_is_kept() {
         let id = InstanceId::new();
         let _cleanup = Cleanup(id);
-        let Some(cgroup) = Cgroup::create(id, 1, 128).unwrap().filter(|_| nix::unistd::geteuid().is_root())
+        let Some(cgroup) =
+            Cgroup::create(id, 1, 1, 128).unwrap().filter(|_| nix::unistd::geteuid().is_root())
         else {
             return muster_testing::skipped("root and cgroups");
         };
@@ -368,11 +377,11 @@ mod tests {
         let removal = std::thread::spawn(move || {
             // Only affects this thread.
             nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
-            remove_in(Path::new(CGROUP_ROOT), PARENT_CGROUP, &name)
+            remove_in(Path::new(CGROUP_ROOT), &parent_cgroup(), &name)
         });
         removal.join().unwrap().unwrap();
         assert!(cgroup.dirs.iter().all(|dir| dir.exists()));
-        remove(id).unwrap();
+        remove(id, 1).unwrap();
     }
 
     #[test]

@@ -13,18 +13,22 @@ use muster_types::ids::InstanceId;
 use super::console_log;
 use crate::files::io_error;
 
+/// The maximum size of all archived logs of a node. The oldest ones are removed first.
+const MAX_ARCHIVE_BYTES: u64 = 1 << 30;
+
 /// The archive of a node.
 #[derive(Debug, Clone)]
 pub(crate) struct ConsoleArchive {
     dir: PathBuf,
     /// How long a log is kept; zero if none is archived.
     retention: Duration,
+    max_bytes: u64,
 }
 
 impl ConsoleArchive {
     pub(crate) fn new(storage_dir: &Path, days: u64) -> Self {
         let retention = Duration::from_secs(days.saturating_mul(86400));
-        Self { dir: storage_dir.join("console-archive"), retention }
+        Self { dir: storage_dir.join("console-archive"), retention, max_bytes: MAX_ARCHIVE_BYTES }
     }
 
     /// Adds the log of a VM that is about to be removed, unless it is empty or logs are not archived.
@@ -46,20 +50,33 @@ impl ConsoleArchive {
         file.write_all(content)
     }
 
-    /// Removes the logs that are older than the retention at the time `now`.
+    /// Removes the logs that are older than the retention at the time `now`, and the oldest ones above the maximum size.
     pub(super) fn prune(&self, now: SystemTime) -> io::Result<()> {
         let entries = match fs::read_dir(&self.dir) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
             entries => entries?,
         };
+        let mut logs = Vec::new();
         for entry in entries {
             let entry = entry?;
-            let age = now.duration_since(entry.metadata()?.modified()?).unwrap_or_default();
-            if age >= self.retention {
-                fs::remove_file(entry.path())?;
+            let metadata = entry.metadata()?;
+            logs.push((metadata.modified()?, metadata.len(), entry.path()));
+        }
+        // The newest first.
+        logs.sort_unstable_by(|one, other| other.cmp(one));
+        let (mut total, mut result) = (0, Ok(()));
+        for (modified, size, path) in logs {
+            let age = now.duration_since(modified).unwrap_or_default();
+            total += size;
+            if age < self.retention && total <= self.max_bytes {
+                continue;
+            }
+            // A file that cannot be removed does not keep the others.
+            if let Err(error) = fs::remove_file(path) {
+                result = Err(error);
             }
         }
-        Ok(())
+        result
     }
 }
 
@@ -85,6 +102,22 @@ mod tests {
         assert!(archived.exists());
         archive.prune(SystemTime::now() + 2 * day).unwrap();
         assert!(!archived.exists());
+    }
+
+    #[test]
+    fn removes_the_oldest_logs_above_the_maximum_size() {
+        let dir = tempfile::tempdir().unwrap();
+        let archive = ConsoleArchive { max_bytes: 20, ..ConsoleArchive::new(dir.path(), 2) };
+        let ids = [InstanceId::new(), InstanceId::new(), InstanceId::new()];
+        let path = |id: &InstanceId| dir.path().join(format!("console-archive/{id}.log"));
+        let now = SystemTime::now();
+        for (hours, id) in ids.iter().enumerate() {
+            archive.write(*id, b"0123456789").unwrap();
+            let age = Duration::from_secs(3600 * hours as u64);
+            fs::File::options().write(true).open(path(id)).unwrap().set_modified(now - age).unwrap();
+        }
+        archive.prune(now).unwrap();
+        assert_eq!(ids.each_ref().map(|id| path(id).exists()), [true, true, false]);
     }
 
     #[test]

@@ -198,7 +198,9 @@ pub(crate) async fn copy_offline(
     }
     // The copying process runs as another user. The directory is not accessible to other users.
     make_readable(&top).map_err(io_error("failed to change the permissions of a disk"))?;
-    storage.copy_disk((top, base), (thin, compress), to.to_owned()).await
+    // Named after the instance. The queue limits the snapshots of each namespace.
+    let owner = dir.file_name().unwrap_or_default().to_string_lossy();
+    storage.copy_disk(&owner, (top, base), (thin, compress), to.to_owned()).await
 }
 
 fn make_readable(path: &Path) -> io::Result<()> {

@@ -5,7 +5,7 @@ use std::io::ErrorKind;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use muster_types::ids::InstanceId;
 use muster_types::node::HostFeature;
@@ -16,6 +16,7 @@ use tokio::sync::{OnceCell, Semaphore};
 use tokio::task::AbortHandle;
 
 use super::console_archive::ConsoleArchive;
+use super::consoles::ConsoleAccess;
 use super::device_models::DeviceModels;
 use super::display_tls::DisplayCertificates;
 use super::lifecycle::{KILL_TIMEOUT, Vm};
@@ -24,8 +25,10 @@ use super::vm_dir::{self, VmDir, file};
 use super::{console_log, kvm};
 use crate::change_notifier::ChangeNotifier;
 use crate::command::{Commands, Tool};
+use crate::console_connections::ConsoleConnectionLog;
 use crate::guest::GuestRegistry;
 use crate::host;
+use crate::lost_found::LostFound;
 use crate::storage::FileStorage;
 
 /// The range of console ports.
@@ -36,10 +39,21 @@ const PORT_ATTEMPTS: usize = 1_000_000;
 
 /// The interval at which the size of logs is checked.
 const LOG_TRIM_INTERVAL: Duration = Duration::from_secs(20);
+/// How often the archive of console logs is checked.
+const ARCHIVE_PRUNE_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// How often and at which interval to check whether a forked process has executed QEMU.
 const EXEC_POLL_ATTEMPTS: usize = 300;
 const EXEC_POLL_INTERVAL: Duration = Duration::from_millis(10);
+
+/// The name and the addresses of a node.
+#[derive(Debug)]
+pub(crate) struct NodeAddress<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) ip: Ipv4Addr,
+    /// The address of the TCP ports of consoles; unset if they are closed.
+    pub(crate) console_address: Option<Ipv4Addr>,
+}
 
 /// The state that all VMs of this host share.
 #[derive(Debug)]
@@ -57,7 +71,8 @@ pub(super) struct Hypervisor {
     pub(super) is_root: bool,
     /// The name and the address of the node.
     name: String,
-    pub(super) ip: String,
+    ip: String,
+    pub(super) console_access: ConsoleAccess,
     /// The boot id of the host.
     pub(super) boot_id: String,
     vms: Mutex<HashMap<InstanceId, Arc<Vm>>>,
@@ -71,6 +86,7 @@ pub(super) struct Hypervisor {
     pub(super) start_permits: Semaphore,
     log_trimmer: Mutex<Option<AbortHandle>>,
     pub(super) console_archive: ConsoleArchive,
+    pub(super) lost_found: LostFound,
 }
 
 impl Hypervisor {
@@ -78,7 +94,7 @@ impl Hypervisor {
         storage_dir: &Path,
         storage: Arc<FileStorage>,
         commands: &Commands,
-        (name, ip): (&str, Ipv4Addr),
+        node: &NodeAddress<'_>,
         guest_registry: Arc<GuestRegistry>,
         console_archive: ConsoleArchive,
     ) -> Self {
@@ -103,8 +119,12 @@ impl Hypervisor {
                 .collect(),
             kvm: kvm.is_ok(),
             is_root: nix::unistd::geteuid().is_root(),
-            name: name.to_owned(),
-            ip: ip.to_string(),
+            name: node.name.to_owned(),
+            ip: node.ip.to_string(),
+            console_access: ConsoleAccess {
+                address: node.console_address,
+                connections: ConsoleConnectionLog::default(),
+            },
             boot_id: process::boot_id(),
             vms: Mutex::default(),
             notifier: ChangeNotifier::default(),
@@ -116,6 +136,7 @@ impl Hypervisor {
             start_permits: Semaphore::new((2 * host::cpus()).max(4)),
             log_trimmer: Mutex::default(),
             console_archive,
+            lost_found: LostFound::new(storage_dir, node.name),
         }
     }
 
@@ -179,7 +200,14 @@ impl Hypervisor {
     }
 
     fn new_vm(&self, id: InstanceId, dir: VmDir, power: VmPower) -> Vm {
-        Vm::new(id, dir, power, self.notifier.clone(), self.guest_registry.clone())
+        Vm::new(
+            id,
+            dir,
+            power,
+            self.notifier.clone(),
+            self.guest_registry.clone(),
+            self.console_access.clone(),
+        )
     }
 
     /// Waits until the VMs of earlier daemons were recovered.
@@ -190,7 +218,7 @@ impl Hypervisor {
     /// Loads the VMs of earlier daemons, and re-attaches to those that run.
     async fn recover(self: &Arc<Self>) {
         let mut adoptions = tokio::task::JoinSet::new();
-        for id in self.saved_ids() {
+        for id in saved_ids(&self.vms_dir) {
             let dir = self.vm_dir(id);
             // After a reboot of the host a PID may belong to any process.
             let record = dir.record().filter(|record| record.boot == self.boot_id);
@@ -214,21 +242,6 @@ impl Hypervisor {
         }
         let trimmer = tokio::spawn(trim_logs(Arc::downgrade(self))).abort_handle();
         *self.log_trimmer.lock() = Some(trimmer);
-    }
-
-    /// Returns the ids of the VMs that have a directory. Other files are ignored.
-    fn saved_ids(&self) -> Vec<InstanceId> {
-        let entries = match std::fs::read_dir(&self.vms_dir) {
-            Ok(entries) => entries,
-            Err(error) => {
-                if error.kind() != ErrorKind::NotFound {
-                    tracing::error!(%error, path = %self.vms_dir.display(), "failed to list VM directories");
-                }
-                return Vec::new();
-            }
-        };
-        let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
-        names.filter_map(|name| name.parse().ok().filter(|id: &InstanceId| id.to_string() == name)).collect()
     }
 
     /// Returns the process with this PID if it is the QEMU of the VM.
@@ -289,6 +302,21 @@ impl Hypervisor {
     }
 }
 
+/// Returns the ids of the VMs that have a directory. Other files are ignored.
+fn saved_ids(vms_dir: &Path) -> Vec<InstanceId> {
+    let entries = match std::fs::read_dir(vms_dir) {
+        Ok(entries) => entries,
+        Err(error) => {
+            if error.kind() != ErrorKind::NotFound {
+                tracing::error!(%error, path = %vms_dir.display(), "failed to list VM directories");
+            }
+            return Vec::new();
+        }
+    };
+    let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter_map(|name| name.parse().ok().filter(|id: &InstanceId| id.to_string() == name)).collect()
+}
+
 fn random_port() -> u16 {
     let size = u128::from(CONSOLE_PORTS.end - CONSOLE_PORTS.start);
     let offset = uuid::Uuid::new_v4().as_u128() % size;
@@ -297,14 +325,19 @@ fn random_port() -> u16 {
 
 /// Limits the size of the running VMs' logs and removes expired ones of deleted VMs, until the hypervisor is dropped.
 async fn trim_logs(hypervisor: Weak<Hypervisor>) {
+    let mut next_prune = Instant::now();
     loop {
         tokio::time::sleep(LOG_TRIM_INTERVAL).await;
         let Some(hypervisor) = hypervisor.upgrade() else { return };
         let mut vms = hypervisor.all();
         vms.retain(|vm| vm.running().is_some());
         let archive = hypervisor.console_archive.clone();
+        let prune = Instant::now() >= next_prune;
+        if prune {
+            next_prune = Instant::now() + ARCHIVE_PRUNE_INTERVAL;
+        }
         let trimmed = blocking(move || {
-            if let Err(error) = archive.prune(SystemTime::now()) {
+            if prune && let Err(error) = archive.prune(SystemTime::now()) {
                 tracing::warn!(%error, "failed to remove expired console logs");
             }
             for vm in vms {
@@ -320,6 +353,28 @@ async fn trim_logs(hypervisor: Weak<Hypervisor>) {
             tracing::warn!(%error, "failed to trim VM logs");
         }
     }
+}
+
+/// Kills the processes of all VMs of a node, without a daemon. Returns the VMs whose process was killed.
+pub(crate) fn kill_all(storage_dir: &Path) -> Vec<InstanceId> {
+    let vms_dir = storage_dir.join("machines");
+    let mut killed = Vec::new();
+    for id in saved_ids(&vms_dir) {
+        let dir = VmDir::new(vms_dir.join(id.to_string()));
+        match dir.pid().map(|pid| Process::open_qemu(pid, id)) {
+            Some(Ok(Some(process))) => {
+                // Before it ends, so that a daemon does not report a crash.
+                if let Err(error) = dir.mark_fenced() {
+                    tracing::warn!(vm = %id, %error, "failed to mark a VM as fenced");
+                }
+                process.kill();
+                killed.push(id);
+            }
+            Some(Err(error)) => tracing::error!(vm = %id, %error, "failed to open VM process"),
+            Some(Ok(None)) | None => {}
+        }
+    }
+    killed
 }
 
 /// Runs blocking work on the blocking thread pool.

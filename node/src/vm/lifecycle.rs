@@ -19,8 +19,9 @@ use serde_json::json;
 use tokio::sync::{mpsc, watch};
 use tokio::task::AbortHandle;
 
-use super::process::Process;
-use super::qmp::{Qmp, QmpEvent};
+use super::consoles::{ConsoleAccess, ConsoleListeners, ConsoleTarget, Consoles};
+use super::process::{Process, ProcessExit};
+use super::qmp::{Qmp, QmpEvent, SharedQmp};
 use super::vm_dir::{VmDir, VmExit, VmRecord};
 use super::{backup_job, cgroup};
 use crate::change_notifier::ChangeNotifier;
@@ -52,6 +53,7 @@ pub(super) struct Vm {
     state: Mutex<VmState>,
     notifier: ChangeNotifier,
     guest_registry: Arc<GuestRegistry>,
+    console_access: ConsoleAccess,
 }
 
 #[derive(Debug)]
@@ -65,8 +67,7 @@ struct VmState {
 pub(super) struct RunningVm {
     pub(super) process: Process,
     record: Mutex<VmRecord>,
-    /// Unset while QEMU does not respond.
-    qmp: Mutex<Option<Arc<Qmp>>>,
+    qmp: SharedQmp,
     /// The outcome to record when the process exits, if its end was requested.
     requested_exit: Mutex<Option<VmExit>>,
     /// True once the exit of the process was handled.
@@ -74,6 +75,8 @@ pub(super) struct RunningVm {
     monitor: Mutex<Option<AbortHandle>>,
     /// Keeps the connection to the guest's agent open, if the VM has a side channel.
     guest_handle: Mutex<Option<GuestHandle>>,
+    /// Unset for a VM whose QEMU opened the ports itself, as earlier releases did.
+    consoles: Mutex<Option<Arc<Consoles>>>,
 }
 
 impl RunningVm {
@@ -81,12 +84,20 @@ impl RunningVm {
         Self {
             process,
             record: Mutex::new(record),
-            qmp: Mutex::new(qmp.map(Arc::new)),
+            qmp: SharedQmp::new(qmp),
             requested_exit: Mutex::default(),
             exited: watch::Sender::new(false),
             monitor: Mutex::default(),
             guest_handle: Mutex::default(),
+            consoles: Mutex::default(),
         }
+    }
+
+    /// Returns the consoles, or [`Error::Conflict`] if an earlier release started the VM.
+    pub(super) fn consoles(&self) -> Result<Arc<Consoles>> {
+        let missing =
+            "the VM was started by an earlier release: power it off and on, or use its console port";
+        self.consoles.lock().clone().ok_or_else(|| Error::Conflict(missing.into()))
     }
 
     pub(super) fn record(&self) -> VmRecord {
@@ -99,7 +110,7 @@ impl RunningVm {
 
     /// Returns the QMP connection, or [`Error::Unavailable`] while QEMU does not respond.
     pub(super) fn qmp(&self) -> Result<Arc<Qmp>> {
-        self.qmp.lock().clone().ok_or_else(|| {
+        self.qmp.get().ok_or_else(|| {
             let pid = self.process.pid;
             Error::Unavailable(format!("the VM runs, but its QEMU (process {pid}) does not respond"))
         })
@@ -144,10 +155,11 @@ impl Vm {
         power: VmPower,
         notifier: ChangeNotifier,
         guest_registry: Arc<GuestRegistry>,
+        console_access: ConsoleAccess,
     ) -> Self {
         let state = Mutex::new(VmState { power, running: None });
         let (power_lock, snapshot_lock) = Default::default();
-        Self { id, dir, power_lock, snapshot_lock, state, notifier, guest_registry }
+        Self { id, dir, power_lock, snapshot_lock, state, notifier, guest_registry, console_access }
     }
 
     pub(super) fn power(&self) -> VmPower {
@@ -185,12 +197,20 @@ impl Vm {
         }
     }
 
-    /// Supervises a process from now on. `events` is unset if QEMU did not answer yet.
+    /// Supervises a process from now on. `events` is unset if QEMU did not answer yet, and `listeners` if the ports of
+    /// the consoles are not open yet.
     pub(super) fn supervise(
         self: &Arc<Self>,
         running: &Arc<RunningVm>,
         events: Option<mpsc::Receiver<QmpEvent>>,
+        listeners: Option<ConsoleListeners>,
     ) {
+        let record = running.record();
+        *running.consoles.lock() = record.display.map(|display| {
+            let (dir, qmp) = (self.dir.path(), running.qmp.clone());
+            let target = ConsoleTarget { id: self.id, dir, ports: record.ports, display, qmp };
+            Arc::new(Consoles::open(target, &self.console_access, listeners))
+        });
         let (channels, vsock) = (running.side_channels(&self.dir), running.record.lock().vsock);
         *running.guest_handle.lock() = self.guest_registry.attach(self.id, self.dir.path(), &channels, vsock);
         self.state.lock().running = Some(running.clone());
@@ -219,7 +239,7 @@ impl Vm {
             tracing::warn!(vm = %self.id, %error, "failed to cancel orphaned backup jobs");
         }
         self.state.lock().power = VmPower::On;
-        self.supervise(&running, connected.ok());
+        self.supervise(&running, connected.ok(), None);
         if !self.dir.was_started() {
             let interrupted = VmExit { crashed: true, reason: "its start was interrupted".into() };
             if let Err(error) = self.terminate(&running, interrupted, false).await {
@@ -260,10 +280,11 @@ impl Vm {
             if let Some(monitor) = running.monitor.lock().take() {
                 monitor.abort();
             }
-            if let Some(qmp) = running.qmp.lock().take() {
+            if let Some(qmp) = running.qmp.take() {
                 qmp.close();
             }
             running.guest_handle.lock().take();
+            running.consoles.lock().take();
         }
     }
 }
@@ -334,7 +355,7 @@ impl Monitor {
             match event {
                 Some(event) => self.handle_event(event, &mut signalled).await,
                 None => {
-                    running.qmp.lock().take();
+                    running.qmp.take();
                     events = None;
                 }
             }
@@ -360,7 +381,7 @@ impl Monitor {
         if answer["UUID"].as_str() != Some(self.vm.id.to_string().as_str()) {
             return Err(failed(&"the socket belongs to another VM"));
         }
-        *self.running.qmp.lock() = Some(Arc::new(qmp));
+        self.running.qmp.set(qmp);
         Ok(events)
     }
 
@@ -470,17 +491,40 @@ impl Monitor {
         let (vm, running) = (self.vm, self.running);
         let process_exit = running.process.exit();
         let requested = running.requested_exit.lock().take();
-        running.qmp.lock().take();
+        running.qmp.take();
         running.guest_handle.lock().take();
+        let consoles = running.consoles.lock().take();
+        if let Some(consoles) = consoles {
+            consoles.close_ports().await;
+        }
         let (id, dir) = (vm.id, vm.dir.clone());
         let cleanup = move || {
-            if let Err(error) = cgroup::remove(id) {
+            if let Err(error) = cgroup::remove(id, dir.generation()) {
                 tracing::warn!(vm = %id, %error, "failed to remove VM cgroup");
             }
             dir.last_qemu_error()
         };
         let message = tokio::task::spawn_blocking(cleanup).await.ok().flatten();
-        let exit = requested.unwrap_or_else(|| {
+        let power = if requested.is_none() && vm.dir.is_fenced() {
+            // Like after a reboot of the host, it is started again if its instance is still on this node.
+            VmPower::Lost
+        } else {
+            Self::exit_of(&vm, requested, signalled, process_exit, message).power()
+        };
+        vm.state.lock().running = None;
+        vm.set_power(power);
+        running.exited.send_replace(true);
+    }
+
+    /// Returns how a VM ended, and saves it unless that was requested.
+    fn exit_of(
+        vm: &Vm,
+        requested: Option<VmExit>,
+        signalled: bool,
+        process_exit: ProcessExit,
+        message: Option<String>,
+    ) -> VmExit {
+        requested.unwrap_or_else(|| {
             let reason =
                 if signalled { "QEMU received a signal to exit".into() } else { process_exit.reason() };
             let reason = message.map(|message| format!("{reason}: {message}")).unwrap_or(reason);
@@ -490,10 +534,7 @@ impl Monitor {
                 vm.save_exit(&exit);
             }
             exit
-        });
-        vm.state.lock().running = None;
-        vm.set_power(exit.power());
-        running.exited.send_replace(true);
+        })
     }
 }
 

@@ -2,13 +2,14 @@
 //! docs/decisions/0018.
 //!
 //! `qemu_args` turns a plan into a command line, `start` prepares and launches, `lifecycle` supervises running VMs,
-//! `qmp` talks to QEMU, `vm_dir` stores everything of one VM, and `hypervisor` has the state that all VMs share.
+//! `qmp` talks to QEMU, `consoles` gives access to serial consoles and displays, `vm_dir` stores everything of one VM, and `hypervisor` has the state that all VMs share.
 
 mod backup_job;
 mod cgroup;
 mod config_drive;
 mod console_archive;
 mod console_log;
+mod consoles;
 mod device_models;
 mod disks;
 mod display_tls;
@@ -16,6 +17,7 @@ mod hotplug;
 mod hypervisor;
 mod kvm;
 mod lifecycle;
+mod network_isolation;
 mod process;
 mod qemu_args;
 mod qemu_log;
@@ -27,23 +29,26 @@ mod tap;
 mod vm_dir;
 mod vsock;
 
-use std::net::Ipv4Addr;
-use std::path::Path;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use muster_types::ids::InstanceId;
+use muster_types::key::Secret;
 use muster_types::node::{HostFeature, NodeFuture};
 use muster_types::storage::Draft;
 use muster_types::vm::{
-    ChangeStream, DisplayIdentity, FoundVm, NicPlan, SnapshotDisk, VmApi, VmPlan, VmPower, VmUsage,
+    ChangeStream, ConsoleConnectionStream, DisplayIdentity, FoundVm, NicPlan, SnapshotDisk, VmApi, VmPlan,
+    VmPower, VmUsage,
 };
 use muster_types::{Error, Result};
 use serde_json::{Map, Value, json};
 
 pub(crate) use self::console_archive::ConsoleArchive;
 use self::hypervisor::{Hypervisor, blocking};
+pub(crate) use self::hypervisor::{NodeAddress, kill_all};
 use self::lifecycle::Vm;
 use self::vm_dir::{VmExit, file};
 use crate::command::Commands;
@@ -58,12 +63,11 @@ pub(crate) struct LocalVms {
 
 impl LocalVms {
     /// Starts to re-attach to running VMs in the background if called within a runtime; otherwise the first call does.
-    /// `node` is the name and the address of the node.
     pub(crate) fn new(
         storage_dir: &Path,
         storage: Arc<FileStorage>,
         commands: &Commands,
-        node: (&str, Ipv4Addr),
+        node: &NodeAddress<'_>,
         guest_registry: Arc<GuestRegistry>,
         console_archive: ConsoleArchive,
     ) -> Self {
@@ -166,6 +170,11 @@ impl LocalVms {
             vm.refresh_power(&running).await
         })
     }
+}
+
+fn found(vm: &Arc<Vm>) -> FoundVm {
+    let record = vm.running().map(|running| running.record()).or_else(|| vm.dir.record());
+    FoundVm { id: vm.id, generation: record.map(|record| record.generation), power: vm.power() }
 }
 
 impl Drop for LocalVms {
@@ -274,12 +283,31 @@ impl VmApi for LocalVms {
                 if let Err(error) = archive.add(id, &dir.file(file::CONSOLE)) {
                     tracing::warn!(vm = %id, %error, "failed to archive console log");
                 }
-                cgroup::remove(id)?;
+                cgroup::remove(id, dir.generation())?;
                 dir.remove_all()
             })
             .await?;
             hypervisor.forget(id);
             Ok(())
+        })
+    }
+
+    fn move_to_lost_found<'a>(&'a self, id: InstanceId, reason: &'a str) -> NodeFuture<'a, Option<PathBuf>> {
+        let reason = reason.to_owned();
+        self.task(move |hypervisor| async move {
+            let Ok(vm) = hypervisor.require(id) else { return Ok(None) };
+            let _power = vm.power_lock.lock().await;
+            if let Some(running) = vm.running() {
+                vm.terminate(&running, VmExit::off("it is moved to lost+found"), true).await?;
+            }
+            let (dir, lost_found) = (vm.dir.clone(), hypervisor.lost_found.clone());
+            let path = blocking(move || {
+                cgroup::remove(id, dir.generation())?;
+                lost_found.add(id, dir.path(), &reason)
+            })
+            .await?;
+            hypervisor.forget(id);
+            Ok(Some(path))
         })
     }
 
@@ -294,7 +322,7 @@ impl VmApi for LocalVms {
         Box::pin(async move {
             self.hypervisor.recovered().await;
             let vms = self.hypervisor.all();
-            Ok(vms.iter().map(|vm| FoundVm { id: vm.id, power: vm.power() }).collect())
+            Ok(vms.iter().map(found).collect())
         })
     }
 
@@ -312,6 +340,22 @@ impl VmApi for LocalVms {
     fn console(&self, id: InstanceId, max_bytes: Option<u64>) -> NodeFuture<'_, Bytes> {
         self.with_vm(id, move |_, vm| async move {
             blocking(move || console_log::read(&vm.dir.file(file::CONSOLE), max_bytes)).await
+        })
+    }
+
+    fn open_console(&self, id: InstanceId) -> NodeFuture<'_, UnixStream> {
+        self.with_vm(id, |_, vm| async move { vm.require_running()?.consoles()?.open_serial().await })
+    }
+
+    fn console_connections(&self) -> ConsoleConnectionStream {
+        self.hypervisor.console_access.connections.subscribe()
+    }
+
+    fn display_password(&self, id: InstanceId) -> NodeFuture<'_, Option<Secret>> {
+        self.with_vm(id, |_, vm| async move {
+            // The password of an earlier run is not valid.
+            vm.require_running()?;
+            blocking(move || Ok(vm.dir.display_password())).await
         })
     }
 

@@ -20,6 +20,8 @@ use rustix::process::{
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::network_isolation;
+
 /// Nanoseconds of one tick of USER_HZ, in which the kernel reports CPU time.
 const NANOSECONDS_PER_TICK: u64 = 10_000_000;
 
@@ -62,7 +64,7 @@ pub(super) enum ProcessExit {
     Unknown,
 }
 
-/// Spawns a process in a new session, and returns its PID.
+/// Spawns a process in a new session that cannot open network connections, and returns its PID.
 pub(super) fn spawn(request: &SpawnRequest<'_>) -> io::Result<u32> {
     let mut command = Command::new(request.program);
     command
@@ -92,7 +94,9 @@ pub(super) fn spawn(request: &SpawnRequest<'_>) -> io::Result<u32> {
         }
         // SAFETY: always succeeds.
         unsafe { libc::umask(0o077) };
+        network_isolation::leave_network();
         drop_privileges(credentials)?;
+        network_isolation::deny_network_sockets()?;
         Ok(())
     };
     // SAFETY: the closure makes system calls only; all memory was allocated before the fork.
@@ -308,6 +312,36 @@ mod tests {
         assert!(ProcessExit::Signal(9).reason().contains("memory"));
         assert!(ProcessExit::Signal(11).reason().contains("SIGSEGV"));
         assert!(ProcessExit::Code(1).reason().contains("status 1"));
+    }
+
+    #[tokio::test]
+    async fn spawned_process_cannot_open_network_connections() {
+        let dir = tempfile::tempdir().unwrap();
+        let log = dir.path().join("log");
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        // The address of a UDP socket need not be reachable.
+        let script = format!(
+            "for kind in tcp udp; do (exec 3<>/dev/$kind/127.0.0.1/{port}) && echo $kind; done; readlink /proc/self/ns/net"
+        );
+        let request = SpawnRequest {
+            program: Path::new("/bin/bash"),
+            arguments: &["-c".into(), script],
+            environment: &[],
+            working_dir: dir.path(),
+            credentials: None,
+            inherited_fds: &[],
+            pid_file: File::create(dir.path().join("pid")).unwrap(),
+            log: File::create(&log).unwrap(),
+        };
+        let process = Process::open(spawn(&request).unwrap()).unwrap().unwrap();
+        assert!(process.exits_within(Duration::from_secs(20)).await);
+        assert_eq!(process.exit(), ProcessExit::Code(0));
+        let output = fs::read_to_string(log).unwrap();
+        assert_eq!(output.matches("socket: Permission denied").count(), 2, "{output}");
+        let own = fs::read_link("/proc/self/ns/net").unwrap();
+        let is_isolated = !output.ends_with(&format!("{}\n", own.display()));
+        assert!(is_isolated || !nix::unistd::geteuid().is_root(), "{output}");
     }
 
     #[tokio::test]

@@ -3,7 +3,6 @@
 //! Values chosen by users are passed as JSON, so that they cannot inject further options.
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 use std::os::fd::RawFd;
 
 use muster_types::instance::{MachineType, SideChannel};
@@ -29,8 +28,6 @@ const USB_PORTS: u64 = 15;
 #[derive(Debug)]
 pub(super) struct StartResources {
     pub(super) kvm: bool,
-    /// The address at which displays and consoles are served.
-    pub(super) listen: IpAddr,
     /// Whether the file system supports direct I/O, which bypasses the page cache.
     pub(super) direct_io: bool,
     /// The names of the files in the VM's directory.
@@ -41,6 +38,8 @@ pub(super) struct StartResources {
     pub(super) taps: Vec<TapFds>,
     /// The listening socket of QMP.
     pub(super) qmp: RawFd,
+    /// The listening socket of the serial console.
+    pub(super) console: RawFd,
     /// The listening socket of the agent's serial port, if the VM has one.
     pub(super) agent: Option<RawFd>,
     pub(super) vsock: Option<VsockFd>,
@@ -121,7 +120,7 @@ pub(super) fn environment(plan: &VmPlan) -> Vec<(&'static str, &'static str)> {
 pub(super) fn arguments(plan: &VmPlan, resources: &StartResources) -> Vec<String> {
     let mut line = CommandLine::default();
     add_board(&mut line, plan, resources);
-    add_consoles(&mut line, plan, resources);
+    add_consoles(&mut line, resources);
     if let Some(firmware) = &resources.firmware {
         add_firmware(&mut line, plan, firmware);
     }
@@ -142,7 +141,7 @@ pub(super) fn arguments(plan: &VmPlan, resources: &StartResources) -> Vec<String
         line.json("-netdev", &netdev);
         line.device(&nic_device(nic, None));
     }
-    add_display(&mut line, plan, resources.listen);
+    add_display(&mut line, plan);
     line.json("-object", &json!({ "qom-type": "rng-builtin", "id": "rng" }));
     line.device(&json!({ "driver": "virtio-rng-pci", "rng": "rng" }));
     if machine_type(plan) == MachineType::Q35 {
@@ -206,15 +205,14 @@ fn add_board(line: &mut CommandLine, plan: &VmPlan, resources: &StartResources) 
 }
 
 /// Adds QMP, the serial console and the side channels for agents.
-fn add_consoles(line: &mut CommandLine, plan: &VmPlan, resources: &StartResources) {
+fn add_consoles(line: &mut CommandLine, resources: &StartResources) {
     line.text("-chardev", format!("socket,id=control,fd={},server=on,wait=off", resources.qmp));
     line.text("-mon", "chardev=control,mode=control");
     line.text(
         "-chardev",
         format!(
-            "socket,id=console,host={},port={},server=on,wait=off,telnet=on,logfile={},logappend=on",
-            resources.listen,
-            plan.ports.console,
+            "socket,id=console,fd={},server=on,wait=off,logfile={},logappend=on",
+            resources.console,
             file::CONSOLE
         ),
     );
@@ -383,8 +381,8 @@ fn add_block_nodes(line: &mut CommandLine, disk: &DiskPlan, resources: &StartRes
     Some(name.clone())
 }
 
-/// Adds the video card and the server of the display.
-fn add_display(line: &mut CommandLine, plan: &VmPlan, listen: IpAddr) {
+/// Adds the video card and the server of the display. It listens on no port: the daemon passes connections to it.
+fn add_display(line: &mut CommandLine, plan: &VmPlan) {
     line.text("-display", "none");
     // An absolute pointer stays in sync with the viewer's.
     line.device(&json!({ "driver": "usb-tablet", "bus": "usb.0" }));
@@ -392,16 +390,14 @@ fn add_display(line: &mut CommandLine, plan: &VmPlan, listen: IpAddr) {
         line.device(&device);
     }
     if plan.video.vdi == Vdi::Vnc {
-        let host = if listen.is_ipv6() { format!("[{listen}]") } else { listen.to_string() };
-        // Displays are numbered from port 5900.
-        let display = plan.ports.vdi.checked_sub(5900).expect("console ports are at least 30000");
-        line.text("-vnc", format!("{host}:{display}"));
+        line.text("-vnc", "none,password=on");
         return;
     }
-    let mut spice = format!("addr={listen},port={},disable-ticketing=on", plan.ports.vdi);
-    if let Some(tls) = plan.ports.vdi_tls {
+    let mut spice = format!("unix=on,addr={}/spice", file::DISPLAY_DIR);
+    if plan.ports.vdi_tls.is_some() {
+        // The number has no meaning for a UNIX socket, but enables TLS.
         spice += &format!(
-            ",tls-port={tls},tls-channel=default,x509-cacert-file={},x509-cert-file={},x509-key-file={}",
+            ",tls-port=1,tls-channel=default,x509-cacert-file={},x509-cert-file={},x509-key-file={}",
             file::CA_CERTIFICATE,
             file::CERTIFICATE,
             file::KEY

@@ -4,30 +4,21 @@
 const MAX_MESSAGE_LEN: usize = 400;
 
 /// Messages about conditions that may be different at the next attempt.
-const TRANSIENT_MESSAGES: [&str; 5] = [
-    "Address already in use",
-    "Cannot allocate memory",
-    "cannot allocate memory",
-    "Resource temporarily",
-    "Failed to get",
-];
+const TRANSIENT_MESSAGES: [&str; 4] =
+    ["Cannot allocate memory", "cannot allocate memory", "Resource temporarily", "Failed to get"];
 
 /// Why QEMU exited during start.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum StartFailure {
-    /// A console port is in use.
-    PortInUse,
     /// A retry may succeed.
     Transient,
     /// The plan cannot work on this host.
     Permanent,
 }
 
-/// Classifies the failure that `log` ends with; `message` is its [`last_error`].
-pub(super) fn classify_start_failure(log: &str, message: &str) -> StartFailure {
-    if log.contains("binding socket") {
-        StartFailure::PortInUse
-    } else if TRANSIENT_MESSAGES.iter().any(|text| message.contains(text)) {
+/// Classifies the failure of a start; `message` is the [`last_error`] of its log.
+pub(super) fn classify_start_failure(message: &str) -> StartFailure {
+    if TRANSIENT_MESSAGES.iter().any(|text| message.contains(text)) {
         StartFailure::Transient
     } else {
         StartFailure::Permanent
@@ -76,13 +67,7 @@ mod tests {
 
     #[test]
     fn classifies_start_failures() {
-        let port =
-            "qemu-system-x86_64: info: Spice: reds_init_socket: binding socket to 127.0.0.1:1 failed\n";
-        assert_eq!(
-            classify_start_failure(port, "failed to initialize spice server"),
-            StartFailure::PortInUse
-        );
-        assert_eq!(classify_start_failure("", "Address already in use"), StartFailure::Transient);
-        assert_eq!(classify_start_failure("", "Invalid CPU topology"), StartFailure::Permanent);
+        assert_eq!(classify_start_failure("Cannot allocate memory"), StartFailure::Transient);
+        assert_eq!(classify_start_failure("Invalid CPU topology"), StartFailure::Permanent);
     }
 }

@@ -80,6 +80,28 @@ pub(super) struct Qmp {
     reader: AbortHandle,
 }
 
+/// The current connection to the QEMU of a VM; unset while QEMU does not respond.
+#[derive(Debug, Clone, Default)]
+pub(super) struct SharedQmp(Arc<Mutex<Option<Arc<Qmp>>>>);
+
+impl SharedQmp {
+    pub(super) fn new(qmp: Option<Qmp>) -> Self {
+        Self(Arc::new(Mutex::new(qmp.map(Arc::new))))
+    }
+
+    pub(super) fn get(&self) -> Option<Arc<Qmp>> {
+        self.0.lock().clone()
+    }
+
+    pub(super) fn set(&self, qmp: Qmp) {
+        *self.0.lock() = Some(Arc::new(qmp));
+    }
+
+    pub(super) fn take(&self) -> Option<Arc<Qmp>> {
+        self.0.lock().take()
+    }
+}
+
 #[derive(Debug)]
 struct QmpConnection {
     stream: UnixStream,

@@ -82,8 +82,10 @@ mod tests {
     fn record() -> VmRecord {
         VmRecord {
             boot: String::new(),
+            generation: 1,
             cpus: 1,
             memory_mb: 64,
+            display: None,
             ports: ConsolePorts { console: 1, vdi: 2, vdi_tls: None },
             uid: None,
             has_ports: false,

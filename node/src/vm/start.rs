@@ -2,7 +2,6 @@
 
 use std::fs::OpenOptions;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -18,6 +17,7 @@ use serde_json::json;
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 
+use super::consoles::{ConsoleListeners, DisplayProtocol};
 use super::disks::FIRMWARE_DIR;
 use super::hypervisor::{Hypervisor, blocking};
 use super::lifecycle::{RunningVm, Vm};
@@ -46,6 +46,8 @@ struct SpawnedVm {
     pid: u32,
     record: VmRecord,
     stream: std::os::unix::net::UnixStream,
+    /// The ports of its consoles, unless they are closed.
+    listeners: Option<ConsoleListeners>,
 }
 
 /// Starts a VM that is not on.
@@ -53,7 +55,8 @@ pub(super) async fn start(hypervisor: &Arc<Hypervisor>, vm: &Arc<Vm>, plan: &VmP
     let _permit =
         hypervisor.start_permits.acquire().await.map_err(|error| Error::Internal(error.to_string()))?;
     let (shared, own_plan, dir) = (hypervisor.clone(), plan.clone(), vm.dir.clone());
-    let SpawnedVm { pid, record, stream } = blocking(move || spawn(&shared, &dir, &own_plan)).await?;
+    let SpawnedVm { pid, record, stream, listeners } =
+        blocking(move || spawn(&shared, &dir, &own_plan)).await?;
     // A child's PID is not reused before its exit status is collected.
     let process = Process::open(pid).map_err(io_error("failed to watch VM process"))?;
     let process = process.ok_or_else(|| Error::Internal(format!("process {pid} does not exist")))?;
@@ -61,6 +64,7 @@ pub(super) async fn start(hypervisor: &Arc<Hypervisor>, vm: &Arc<Vm>, plan: &VmP
     let synced = tokio::task::spawn_blocking(move || dir.sync());
     let started = async {
         let (qmp, events) = connect(stream).await?;
+        protect_display(&qmp, &vm.dir, DisplayProtocol::of(plan.video.vdi)).await?;
         // Before the guest runs, so that a power failure cannot hide that it did.
         synced.await.map_err(|error| Error::Internal(error.to_string()))??;
         qmp.execute("cont", json!({})).await?;
@@ -75,7 +79,7 @@ pub(super) async fn start(hypervisor: &Arc<Hypervisor>, vm: &Arc<Vm>, plan: &VmP
     };
     match started {
         Ok((qmp, events)) => {
-            vm.supervise(&Arc::new(RunningVm::new(process, record, Some(qmp))), Some(events));
+            vm.supervise(&Arc::new(RunningVm::new(process, record, Some(qmp))), Some(events), listeners);
             vm.set_power(VmPower::On);
             Ok(())
         }
@@ -88,6 +92,15 @@ async fn connect(stream: std::os::unix::net::UnixStream) -> Result<(Qmp, mpsc::R
     Qmp::negotiate(stream.map_err(io_error("failed to create QMP socket"))?, GREETING_TIMEOUT).await
 }
 
+/// Sets a new password, and prevents QEMU from creating further sockets.
+async fn protect_display(qmp: &Qmp, dir: &VmDir, display: DisplayProtocol) -> Result<()> {
+    let password = display.generate_password();
+    // Before it is set, so that a display never has a password that the daemon does not know.
+    dir.save_display_password(&password)?;
+    display.set_password(qmp, &password).await?;
+    dir.seal_display_dir()
+}
+
 /// Ends the process of a failed start, releases its resources, and returns the error that describes the cause best.
 async fn clean_up_failed_start(vm: &Vm, process: &Process, error: Error) -> Error {
     if !process.exits_within(EXIT_TIMEOUT).await {
@@ -97,7 +110,7 @@ async fn clean_up_failed_start(vm: &Vm, process: &Process, error: Error) -> Erro
     let exit = process.exit();
     let (id, dir) = (vm.id, vm.dir.clone());
     let log = blocking(move || {
-        if let Err(error) = cgroup::remove(id) {
+        if let Err(error) = cgroup::remove(id, dir.generation()) {
             tracing::warn!(vm = %id, %error, "failed to remove VM cgroup");
         }
         dir.log_tail().map_err(io_error("failed to read the log of QEMU"))
@@ -115,13 +128,10 @@ async fn clean_up_failed_start(vm: &Vm, process: &Process, error: Error) -> Erro
 fn start_error(error: Error, exit: ProcessExit, log: Option<&str>) -> Error {
     let failure = log.and_then(|log| {
         let message = qemu_log::last_error(log)?;
-        Some((qemu_log::classify_start_failure(log, &message), message))
+        Some((qemu_log::classify_start_failure(&message), message))
     });
     match (error, exit, failure) {
         (error @ (Error::Conflict(_) | Error::InsufficientCapacity(_)), ..) => error,
-        (_, ProcessExit::Code(_), Some((StartFailure::PortInUse, message))) => {
-            Error::PortInUse(format!("a console port is in use: {message}"))
-        }
         (_, ProcessExit::Code(_), Some((StartFailure::Transient, message))) => Error::Unavailable(message),
         (_, ProcessExit::Code(_), Some((StartFailure::Permanent, message))) => Error::Conflict(message),
         (_, exit @ (ProcessExit::Code(_) | ProcessExit::Signal(_)), _) => Error::Unavailable(exit.reason()),
@@ -140,7 +150,9 @@ fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan) -> Result<SpawnedV
     let uid = credentials.map(|credentials| credentials.uid);
     prepare_files(hypervisor, dir, plan, uid)?;
 
+    let listeners = open_ports(hypervisor, plan)?;
     let socket_error = |error: io::Error| io_error("failed to create VM socket")(error);
+    let console = vm_socket::listen(dir.path(), vm_socket::CONSOLE).map_err(socket_error)?;
     let qmp = vm_socket::listen(dir.path(), vm_socket::QMP).map_err(socket_error)?;
     let wants_vsock = plan.side_channels.contains(&SideChannel::Agent2);
     let vsock = wants_vsock.then(|| Vsock::open(&hypervisor.vsock_cids())).flatten();
@@ -153,12 +165,12 @@ fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan) -> Result<SpawnedV
         plan.nics.iter().map(|nic| Tap::open(nic, &hypervisor.commands)).collect::<Result<Vec<Tap>>>()?;
     let resources = StartResources {
         kvm: hypervisor.kvm,
-        listen: listen_address(&hypervisor.ip),
         direct_io: supports_direct_io(&dir.file(file::CONSOLE)),
         files: dir.file_names()?.into_iter().collect(),
         firmware: plan.uefi.then(|| firmware(plan)).transpose()?,
         taps: taps.iter().map(tap_fds).collect(),
         qmp: qmp.as_raw_fd(),
+        console: console.as_raw_fd(),
         agent: agent.as_ref().map(AsRawFd::as_raw_fd),
         vsock: vsock.as_ref().map(|vsock| VsockFd { fd: vsock.file.as_raw_fd(), cid: vsock.cid }),
     };
@@ -168,7 +180,7 @@ fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan) -> Result<SpawnedV
         ..new_record(hypervisor, plan, uid)
     };
     dir.begin_run(&record)?;
-    let cgroup = cgroup::Cgroup::create(plan.id, plan.cpus, plan.memory_mb)?;
+    let cgroup = cgroup::Cgroup::create(plan.id, plan.generation, plan.cpus, plan.memory_mb)?;
     // The connection waits in the socket's backlog until QEMU accepts it.
     let stream = vm_socket::connect_early(dir.path(), vm_socket::QMP).map_err(socket_error)?;
     let request = SpawnRequest {
@@ -188,7 +200,7 @@ fn spawn(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan) -> Result<SpawnedV
     {
         tracing::warn!(vm = %plan.id, %error, "failed to move VM process into its cgroup");
     }
-    Ok(SpawnedVm { pid, record, stream })
+    Ok(SpawnedVm { pid, record, stream, listeners })
 }
 
 /// Creates the files of a start, and gives the VM's user access to exactly the files that it needs.
@@ -222,6 +234,7 @@ fn prepare_files(hypervisor: &Hypervisor, dir: &VmDir, plan: &VmPlan, uid: Optio
     if plan.video.vdi != Vdi::Vnc && plan.ports.vdi_tls.is_some() {
         hypervisor.display_certificates()?.copy_to(dir, uid)?;
     }
+    dir.create_display_dir(uid)?;
     Ok(())
 }
 
@@ -229,6 +242,7 @@ fn new_record(hypervisor: &Hypervisor, plan: &VmPlan, uid: Option<u32>) -> VmRec
     let disks = plan.disks.iter().filter(|disk| disk.kind == DiskKind::Disk);
     VmRecord {
         boot: hypervisor.boot_id.clone(),
+        generation: plan.generation,
         cpus: plan.cpus,
         memory_mb: plan.memory_mb,
         ports: plan.ports,
@@ -238,6 +252,19 @@ fn new_record(hypervisor: &Hypervisor, plan: &VmPlan, uid: Option<u32>) -> VmRec
         nics: plan.nics.iter().map(|nic| (nic.mac.to_string(), nic.interface.device())).collect(),
         side_channels: Vec::new(),
         vsock: None,
+        display: Some(DisplayProtocol::of(plan.video.vdi)),
+    }
+}
+
+/// Opens the ports of the consoles, unless they are closed on this node.
+fn open_ports(hypervisor: &Hypervisor, plan: &VmPlan) -> Result<Option<ConsoleListeners>> {
+    let Some(address) = hypervisor.console_access.address else { return Ok(None) };
+    match ConsoleListeners::bind(address, plan.ports) {
+        Ok(listeners) => Ok(Some(listeners)),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            Err(Error::PortInUse(format!("a console port is in use: {error}")))
+        }
+        Err(error) => Err(io_error("failed to open console ports")(error)),
     }
 }
 
@@ -247,7 +274,7 @@ fn tap_fds(tap: &Tap) -> TapFds {
 
 /// Returns the file descriptors that QEMU inherits.
 fn inherited_fds(resources: &StartResources) -> Vec<RawFd> {
-    let mut fds = vec![resources.qmp];
+    let mut fds = vec![resources.qmp, resources.console];
     fds.extend(resources.agent);
     fds.extend(resources.vsock.map(|vsock| vsock.fd));
     fds.extend(resources.taps.iter().flat_map(|fds| [Some(fds.tap), fds.vhost]).flatten());
@@ -270,13 +297,6 @@ fn firmware(plan: &VmPlan) -> Result<String> {
     Ok(path.to_string_lossy().into_owned())
 }
 
-/// Returns the address at which displays and consoles are served: the node's address, or the loopback address if the
-/// host does not have the former.
-fn listen_address(ip: &str) -> IpAddr {
-    let own = ip.parse().ok().filter(|ip: &IpAddr| TcpListener::bind((*ip, 0)).is_ok());
-    own.unwrap_or(Ipv4Addr::LOCALHOST.into())
-}
-
 fn supports_direct_io(file: &Path) -> bool {
     OpenOptions::new().read(true).custom_flags(libc::O_DIRECT).open(file).is_ok()
 }
@@ -297,8 +317,6 @@ mod tests {
         assert!(matches!(start_error(refused, exit, log), Error::Conflict(reason) if reason == "refused"));
         let killed = start_error(timeout(), ProcessExit::Signal(9), log);
         assert!(matches!(killed, Error::Unavailable(reason) if reason.contains("signal 9")));
-        let port = Some("qemu-system-x86_64: info: binding socket to 127.0.0.1:1 failed\n");
-        assert!(matches!(start_error(timeout(), exit, port), Error::PortInUse(_)));
         assert!(
             matches!(start_error(timeout(), exit, None), Error::Unavailable(reason) if reason.contains("status 1"))
         );

@@ -3,12 +3,13 @@
 //! ```text
 //! <disk>.qcow2  <disk>.base  <disk>.iso  nvram.fd  config.iso     disks and firmware
 //! machine.json  pid  started  end.json  reboot                    state
-//! qmp  sc-sf-agent                                                sockets
+//! qmp  console  sc-sf-agent  display/spice                        sockets
+//! display-password                                                secret of the daemon
 //! console.log  console.old  qemu.log                              logs
 //! ```
 //!
 //! The directory belongs to the daemon; QEMU may only traverse it. QEMU owns its files, but cannot create any, not even
-//! a link.
+//! a link. Only while it starts may it create the socket of SPICE, in `display`.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
@@ -17,11 +18,13 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown, lc
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use muster_types::instance::SideChannel;
+use muster_types::instance::{SideChannel, first_generation};
+use muster_types::key::Secret;
 use muster_types::vm::{ConsolePorts, VmPower};
 use muster_types::{Error, Result};
 use serde::{Deserialize, Serialize};
 
+use super::consoles::DisplayProtocol;
 use super::qemu_log;
 use crate::files::io_error;
 
@@ -30,6 +33,8 @@ const PID_FILE: &str = "pid";
 const STARTED_FILE: &str = "started";
 const EXIT_FILE: &str = "end.json";
 const REBOOT_FILE: &str = "reboot";
+const FENCED_FILE: &str = "fenced";
+const PASSWORD_FILE: &str = "display-password";
 pub(super) const LOG_FILE: &str = "qemu.log";
 
 /// Files that QEMU opens.
@@ -40,6 +45,8 @@ pub(super) mod file {
     pub(in crate::vm) const CA_CERTIFICATE: &str = "screen-ca.pem";
     pub(in crate::vm) const CERTIFICATE: &str = "screen-cert.pem";
     pub(in crate::vm) const KEY: &str = "screen-key.pem";
+    /// The directory in which QEMU creates its SPICE socket.
+    pub(in crate::vm) const DISPLAY_DIR: &str = "display";
 }
 
 /// How long a guest may take to power off after a reboot request. A later power-off is not a reboot.
@@ -50,6 +57,9 @@ const REBOOT_REQUEST_TTL: Duration = Duration::from_secs(600);
 pub(super) struct VmRecord {
     /// The boot id of the host at that time.
     pub(super) boot: String,
+    /// The generation of its instance at that time.
+    #[serde(default = "first_generation")]
+    pub(super) generation: i64,
     pub(super) cpus: u32,
     pub(super) memory_mb: u64,
     pub(super) ports: ConsolePorts,
@@ -67,6 +77,9 @@ pub(super) struct VmRecord {
     /// Its vsock CID, if it has one.
     #[serde(default)]
     pub(super) vsock: Option<u32>,
+    /// The protocol of its display; unset if an earlier release started it, whose QEMU opened the ports itself.
+    #[serde(default)]
+    pub(super) display: Option<DisplayProtocol>,
 }
 
 /// How a VM ended.
@@ -135,6 +148,36 @@ impl VmDir {
         self.set_owner(name, user)
     }
 
+    /// Creates the directory in which QEMU, as `user`, creates its SPICE socket, replacing an existing one.
+    pub(super) fn create_display_dir(&self, user: Option<u32>) -> Result<()> {
+        let path = self.file(file::DISPLAY_DIR);
+        let removed = match fs::remove_dir_all(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            removed => removed,
+        };
+        let created = removed
+            .and_then(|()| DirBuilder::new().mode(0o700).create(&path))
+            .and_then(|()| chown(&path, user, user));
+        created.map_err(io_error("failed to create the directory of the display socket"))
+    }
+
+    /// Takes the directory of the display socket from QEMU, which has created the socket if it needs one.
+    pub(super) fn seal_display_dir(&self) -> Result<()> {
+        let own = nix::unistd::geteuid().as_raw();
+        let sealed = lchown(self.file(file::DISPLAY_DIR), Some(own), None);
+        sealed.map_err(io_error("failed to change the owner of the directory of the display socket"))
+    }
+
+    /// Saves the password of the display for the next daemon. QEMU cannot read the file.
+    pub(super) fn save_display_password(&self, password: &Secret) -> Result<()> {
+        self.save(PASSWORD_FILE, &password.expose())
+    }
+
+    /// Returns the password of the display, if the VM has one.
+    pub(super) fn display_password(&self) -> Option<Secret> {
+        self.load::<String>(PASSWORD_FILE).map(Secret::new)
+    }
+
     /// Returns the names of the files in the directory.
     pub(super) fn file_names(&self) -> Result<Vec<String>> {
         let entries = fs::read_dir(&self.path).and_then(Iterator::collect::<io::Result<Vec<_>>>);
@@ -163,7 +206,7 @@ impl VmDir {
 
     /// Clears the state of an earlier run, and saves the record of a new one.
     pub(super) fn begin_run(&self, record: &VmRecord) -> Result<()> {
-        for name in [STARTED_FILE, PID_FILE, REBOOT_FILE] {
+        for name in [STARTED_FILE, PID_FILE, REBOOT_FILE, PASSWORD_FILE, FENCED_FILE] {
             self.remove(name)?;
         }
         self.save(RECORD_FILE, record)?;
@@ -181,6 +224,11 @@ impl VmDir {
 
     pub(super) fn record(&self) -> Option<VmRecord> {
         self.load(RECORD_FILE)
+    }
+
+    /// Returns the generation that the VM was last started under.
+    pub(super) fn generation(&self) -> i64 {
+        self.record().map_or_else(first_generation, |record| record.generation)
     }
 
     pub(super) fn save_record(&self, record: &VmRecord) -> Result<()> {
@@ -217,6 +265,15 @@ impl VmDir {
 
     pub(super) fn clear_exit(&self) -> Result<()> {
         self.remove(EXIT_FILE)
+    }
+
+    /// Records that the process is killed because the fencing lease expired.
+    pub(super) fn mark_fenced(&self) -> Result<()> {
+        File::create(self.file(FENCED_FILE)).map(drop).map_err(io_error("failed to create VM file"))
+    }
+
+    pub(super) fn is_fenced(&self) -> bool {
+        self.file(FENCED_FILE).exists()
     }
 
     /// Requests that the VM is restarted when the guest has powered off.
@@ -267,7 +324,7 @@ impl VmDir {
         }
         match self.record() {
             None => VmPower::Off { reason: "it was never started".into() },
-            Some(record) if record.boot != boot => VmPower::Lost,
+            Some(record) if record.boot != boot || self.is_fenced() => VmPower::Lost,
             Some(_) if !self.was_started() => VmPower::Crashed { reason: "its start was interrupted".into() },
             Some(_) => {
                 let message =
@@ -309,6 +366,7 @@ mod tests {
     fn record(boot: &str) -> VmRecord {
         VmRecord {
             boot: boot.into(),
+            generation: 2,
             cpus: 1,
             memory_mb: 64,
             ports: ConsolePorts { console: 1, vdi: 2, vdi_tls: None },
@@ -318,6 +376,7 @@ mod tests {
             nics: BTreeMap::new(),
             side_channels: vec![SideChannel::Agent],
             vsock: Some(7),
+            display: Some(DisplayProtocol::Spice),
         }
     }
 
@@ -337,6 +396,8 @@ mod tests {
             matches!(dir.power("now"), VmPower::Crashed { reason } if reason.ends_with("running: a disk failed"))
         );
         assert_eq!(dir.power("another"), VmPower::Lost);
+        dir.mark_fenced().unwrap();
+        assert_eq!(dir.power("now"), VmPower::Lost);
         dir.save_exit(&VmExit::off("enough")).unwrap();
         assert_eq!(dir.power("another"), VmPower::Off { reason: "enough".into() });
         dir.request_reboot().unwrap();

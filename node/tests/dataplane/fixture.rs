@@ -14,7 +14,7 @@ use muster_node::LocalNode;
 use muster_types::address::MacAddress;
 use muster_types::ids::{InterfaceId, NetworkId, NodeId};
 use muster_types::network::{DhcpLease, EgressPlan, InterfacePlan, NetworkPlan, NetworkReport, RouterPlan};
-use muster_types::node::{FoundNetwork, NodeApi};
+use muster_types::node::{FoundNetwork, NodeApi, RouterGate};
 use muster_types::settings::Settings;
 use muster_types::{Error, Result};
 use nix::mount::{MsFlags, mount};
@@ -201,6 +201,8 @@ pub(crate) struct Host {
     pub(crate) netns: Namespace,
     pub(crate) address: Ipv4Addr,
     pub(crate) node: std::sync::Arc<LocalNode>,
+    /// The number of commands that opened the gate after a restart.
+    commands_at_start: u64,
 }
 
 impl Host {
@@ -211,12 +213,23 @@ impl Host {
         switch.sh(&format!("ip link set port{number} master switch mtu 1600 up"));
         netns.sh(&format!("ip link set mesh0 mtu 1600 up && ip addr add {address}/24 dev mesh0"));
         let node = start(&netns, address);
-        Self { netns, address, node }
+        Self { netns, address, node, commands_at_start: 0 }
     }
 
     /// Replaces the node by a new one, as a restart of the program does.
     pub(crate) fn restart(&mut self) {
         self.node = start(&self.netns, self.address);
+        self.commands_at_start = self.node.commands_run();
+    }
+
+    /// Replaces the node by one with other settings, which has not opened or closed its gate.
+    pub(crate) fn restart_with(&mut self, settings: &'static [(&'static str, &'static str)]) {
+        let address = self.address;
+        self.node = self.netns.run(move || std::sync::Arc::new(node(address, settings)));
+    }
+
+    pub(crate) fn set_gate(&self, gate: RouterGate) {
+        self.call(async move |node| node.set_router_gate(gate).await).unwrap();
     }
 
     /// Calls the node in its namespaces.
@@ -249,7 +262,7 @@ impl Host {
     }
 
     pub(crate) fn commands_run(&self) -> u64 {
-        self.node.commands_run()
+        self.node.commands_run() - self.commands_at_start
     }
 
     /// Returns a list of all devices, addresses, rule sets, namespaces, directories and servers.
@@ -262,15 +275,25 @@ impl Host {
     }
 }
 
+/// Creates a node whose routers may send and receive packets.
 fn start(netns: &Namespace, address: Ipv4Addr) -> std::sync::Arc<LocalNode> {
-    netns.run(move || std::sync::Arc::new(node(address)))
+    netns.run(move || std::sync::Arc::new(open_node(address)))
 }
 
-fn node(address: Ipv4Addr) -> LocalNode {
-    let settings = [("NODE_MESH_IP", address.to_string()), ("NODE_EGRESS_NIC", "uplink0".into())];
-    let settings = settings.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
-    let settings = Settings::new(&std::collections::BTreeMap::new(), &settings).unwrap();
-    LocalNode::new(NodeId::new(), &settings, Path::new("/tmp"))
+fn open_node(address: Ipv4Addr) -> LocalNode {
+    let node = node(address, &[]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    // A host without privileges refuses it.
+    let _ = runtime.block_on(node.set_router_gate(RouterGate::Open));
+    node
+}
+
+fn node(address: Ipv4Addr, settings: &[(&str, &str)]) -> LocalNode {
+    let address_text = address.to_string();
+    let common = [("NODE_MESH_IP", address_text.as_str()), ("NODE_EGRESS_NIC", "uplink0")];
+    let settings = common.iter().chain(settings).map(|(name, value)| ((*name).into(), (*value).into()));
+    let settings = Settings::new(&std::collections::BTreeMap::new(), &settings.collect()).unwrap();
+    LocalNode::new(NodeId::new(), &settings, Path::new("/tmp"), address.into())
         .with_api_url(format!("http://{address}:{API_PORT}"))
 }
 
@@ -295,7 +318,7 @@ pub(crate) fn kill_target_plan(net: &TestNetwork) -> NetworkPlan {
 
 /// Creates a node on the third host, whose namespaces this process must be in.
 pub(crate) fn kill_target_node() -> LocalNode {
-    node(Ipv4Addr::new(10, 99, 0, 3))
+    open_node(Ipv4Addr::new(10, 99, 0, 3))
 }
 
 /// Three hosts and an external network, which is connected to the third.

@@ -70,30 +70,30 @@ fn full_disk_is_not_reported_as_damaged_image() {
         // The output is dense for gzip and mostly sparse for xz.
         for (program, image) in [("gzip", raw.clone()), ("xz", bytes(62 * MIB, 33))] {
             let draft = node.draft(&compressed(program, &image)).await;
-            let unpacked = storage.decompress(draft).await;
+            let unpacked = storage.decompress("ci", draft).await;
             assert!(matches!(unpacked, Err(Error::InsufficientCapacity(_))), "{program}: {unpacked:?}");
             let blob = BlobId::new();
             storage.commit(draft, blob).await.unwrap();
-            let inspected = storage.inspect(blob).await;
+            let inspected = storage.inspect("ci", blob).await;
             assert!(matches!(inspected, Err(Error::InsufficientCapacity(_))), "{program}: {inspected:?}");
             storage.remove_draft(draft).await.unwrap();
             storage.remove(blob).await.unwrap();
         }
         let blob = node.blob(&raw).await;
-        let facts = storage.inspect(blob).await.unwrap();
-        let converted = storage.convert(blob, &facts).await;
+        let facts = storage.inspect("ci", blob).await.unwrap();
+        let converted = storage.convert("ci", blob, &facts).await;
         assert!(matches!(converted, Err(Error::InsufficientCapacity(_))), "{converted:?}");
         // So full that a tool could not even write an error message.
         let small = node.blob(&raw[..MIB]).await;
-        let facts = storage.inspect(small).await.unwrap();
+        let facts = storage.inspect("ci", small).await.unwrap();
         let _ = std::process::Command::new("sh")
             .args(["-c", &format!("cat /dev/zero > {}/other", directory.path().display())])
             .output();
-        let inspected = storage.inspect(small).await;
+        let inspected = storage.inspect("ci", small).await;
         assert!(matches!(inspected, Err(Error::InsufficientCapacity(_))), "{inspected:?}");
-        let converted = storage.convert(small, &facts).await;
+        let converted = storage.convert("ci", small, &facts).await;
         assert!(matches!(converted, Err(Error::InsufficientCapacity(_))), "{converted:?}");
         std::fs::remove_file(directory.path().join("other")).unwrap();
-        storage.convert(small, &facts).await.unwrap();
+        storage.convert("ci", small, &facts).await.unwrap();
     });
 }

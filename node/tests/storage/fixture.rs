@@ -1,6 +1,7 @@
 //! Shared helpers: nodes with a storage, test data, and streams.
 
 use std::collections::VecDeque;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::process::{Command, Stdio};
@@ -55,7 +56,7 @@ impl TestNode {
 
     pub(crate) fn real_at(directory: &Path, settings: &[(&str, &str)]) -> Self {
         let settings = Settings::from_pairs(settings).unwrap();
-        let node = Box::new(LocalNode::new(NodeId::new(), &settings, directory));
+        let node = Box::new(LocalNode::new(NodeId::new(), &settings, directory, Ipv4Addr::LOCALHOST.into()));
         Self { node, directory: directory.to_owned(), _owned: None }
     }
 

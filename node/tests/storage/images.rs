@@ -76,14 +76,15 @@ async fn converts_valid_images_to_identical_disks() {
     for (name, image, (format, compression), format_details) in images {
         let (draft, blob) = (node.draft(&image).await, BlobId::new());
         node.storage().commit(draft, blob).await.unwrap();
-        let facts = node.storage().inspect(blob).await.unwrap_or_else(|error| panic!("{name}: {error}"));
+        let facts =
+            node.storage().inspect("ci", blob).await.unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(
             (facts.format, facts.compression, facts.virtual_size),
             (format, compression, 6 << 20),
             "{name}"
         );
         assert_eq!(serde_json::Value::Object(facts.format_details.clone()), format_details, "{name}");
-        node.storage().convert(blob, &facts).await.unwrap_or_else(|error| panic!("{name}: {error}"));
+        node.storage().convert("ci", blob, &facts).await.unwrap_or_else(|error| panic!("{name}: {error}"));
         let conversion = node.conversion_path(blob, "qcow2");
         let (conversion, source) = (conversion.display(), directory.path().join("disk"));
         sh(&format!("qemu-img compare -f qcow2 -F raw {conversion} {}", source.display()));
@@ -91,7 +92,7 @@ async fn converts_valid_images_to_identical_disks() {
         sh(&format!("test $(stat -c %a:%u {conversion}) = 444:$(id -u)"));
         // An existing conversion is not changed, except for its modification time.
         let number = sh(&format!("stat -c %i {conversion}; touch -d @1000 {conversion}"));
-        node.storage().convert(blob, &facts).await.unwrap();
+        node.storage().convert("ci", blob, &facts).await.unwrap();
         assert_eq!(sh(&format!("stat -c %i {conversion}")), number, "{name}");
         let found = node.storage().list_files().await.unwrap();
         let found = found.iter().find(|found| found.kind == StoredFileKind::Conversion(blob)).unwrap();
@@ -99,7 +100,7 @@ async fn converts_valid_images_to_identical_disks() {
         // It is created again after it was removed.
         node.storage().remove_conversion(blob).await.unwrap();
         node.storage().remove_conversion(blob).await.unwrap();
-        node.storage().convert(blob, &facts).await.unwrap();
+        node.storage().convert("ci", blob, &facts).await.unwrap();
         node.storage().remove(blob).await.unwrap();
         node.storage().remove_draft(draft).await.unwrap();
         assert_eq!(node.files(), [] as [std::path::PathBuf; 0], "{name}");
@@ -112,11 +113,11 @@ async fn iso_images_are_not_converted() {
     let data = disc();
     for (image, compression) in [(data.clone(), None), (compressed("xz", &data), Some(Compression::Xz))] {
         let blob = node.blob(&image).await;
-        let facts = node.storage().inspect(blob).await.unwrap();
+        let facts = node.storage().inspect("ci", blob).await.unwrap();
         assert_eq!((facts.format, facts.compression), (ImageFormat::Iso, compression));
         assert_eq!(facts.virtual_size, data.len() as u64);
-        node.storage().convert(blob, &facts).await.unwrap();
-        node.storage().convert(blob, &facts).await.unwrap();
+        node.storage().convert("ci", blob, &facts).await.unwrap();
+        node.storage().convert("ci", blob, &facts).await.unwrap();
         assert!(fs::read(node.conversion_path(blob, "iso")).unwrap() == data);
         let found = node.storage().list_files().await.unwrap();
         assert!(found.iter().any(|found| found.kind == StoredFileKind::Conversion(blob)));
@@ -134,9 +135,9 @@ async fn compressed_draft_is_decompressed_in_place() {
         // The blob of the draft does not change.
         let blob = BlobId::new();
         node.storage().commit(draft, blob).await.unwrap();
-        assert_eq!(node.storage().decompress(draft).await.unwrap(), Some(compression));
+        assert_eq!(node.storage().decompress("ci", draft).await.unwrap(), Some(compression));
         assert_eq!(node.storage().digest(draft).await.unwrap().checksums, checksums(&data));
-        assert_eq!(node.storage().decompress(draft).await.unwrap(), None);
+        assert_eq!(node.storage().decompress("ci", draft).await.unwrap(), None);
         assert!(node.bytes(blob).await.unwrap() == compressed(program, &data));
         node.storage()
             .append(draft, Some(data.len() as u64), u64::MAX, crate::fixture::parts(b"x", 1))
@@ -144,7 +145,7 @@ async fn compressed_draft_is_decompressed_in_place() {
             .unwrap();
     }
     let damaged = node.draft(&compressed("gzip", &data)[..MIB / 2]).await;
-    let refused = node.storage().decompress(damaged).await;
+    let refused = node.storage().decompress("ci", damaged).await;
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     assert_eq!(node.storage().draft_size(damaged).await.unwrap(), Some(MIB as u64 / 2));
 }
@@ -154,12 +155,12 @@ async fn simulated_node_inspects_headers_and_converts_by_linking() {
     let node = TestNode::new();
     let guest = guest_disk();
     let blob = node.blob(&guest).await;
-    let facts = node.storage().inspect(blob).await.unwrap();
+    let facts = node.storage().inspect("ci", blob).await.unwrap();
     assert_eq!((facts.format, facts.virtual_size), (ImageFormat::Raw, 6 << 20));
-    node.storage().convert(blob, &facts).await.unwrap();
+    node.storage().convert("ci", blob, &facts).await.unwrap();
     assert!(fs::read(node.conversion_path(blob, "qcow2")).unwrap() == guest);
     let bad = node.blob(b"QFI\xfb\0\0\0\x03").await;
-    assert!(matches!(node.storage().inspect(bad).await, Err(Error::Invalid(_))));
+    assert!(matches!(node.storage().inspect("ci", bad).await, Err(Error::Invalid(_))));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -173,10 +174,10 @@ async fn refuses_to_convert_a_blob_that_differs_from_its_facts() {
         format_details: serde_json::Map::new(),
     };
     for facts in [facts(ImageFormat::Qcow2, 6 << 20), facts(ImageFormat::Raw, 1 << 20)] {
-        let refused = node.storage().convert(blob, &facts).await;
+        let refused = node.storage().convert("ci", blob, &facts).await;
         assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     }
-    let absent = node.storage().convert(BlobId::new(), &facts(ImageFormat::Raw, 1)).await;
+    let absent = node.storage().convert("ci", BlobId::new(), &facts(ImageFormat::Raw, 1)).await;
     assert!(matches!(absent, Err(Error::NotFound(_))), "{absent:?}");
 }
 
@@ -185,11 +186,11 @@ async fn concurrent_conversions_create_one_file() {
     let Some(node) = TestNode::real(&[]).await else { return };
     let node = std::sync::Arc::new(node);
     let blob = node.blob(&guest_disk()).await;
-    let facts = node.storage().inspect(blob).await.unwrap();
+    let facts = node.storage().inspect("ci", blob).await.unwrap();
     let tasks: Vec<_> = (0..4)
         .map(|_| {
             let (node, facts) = (node.clone(), facts.clone());
-            tokio::spawn(async move { node.storage().convert(blob, &facts).await })
+            tokio::spawn(async move { node.storage().convert("ci", blob, &facts).await })
         })
         .collect();
     for task in tasks {
@@ -199,12 +200,12 @@ async fn concurrent_conversions_create_one_file() {
     let other = node.blob(&guest_disk()).await;
     let task = {
         let (node, facts) = (node.clone(), facts.clone());
-        tokio::spawn(async move { node.storage().convert(other, &facts).await })
+        tokio::spawn(async move { node.storage().convert("ci", other, &facts).await })
     };
     tokio::task::yield_now().await;
     task.abort();
     let _ = task.await;
-    node.storage().convert(other, &facts).await.unwrap();
+    node.storage().convert("ci", other, &facts).await.unwrap();
     assert_eq!(fs::read_dir(node.directory.join("conversions")).unwrap().count(), 2);
     assert_eq!(fs::read_dir(node.directory.join("work")).unwrap().count(), 0);
 }

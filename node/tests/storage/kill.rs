@@ -30,8 +30,8 @@ async fn write_blobs(storage: &dyn StorageApi, convert: bool) {
         assert!(matches!(kept, Ok(_) | Err(muster_types::Error::Conflict(_))), "{kept:?}");
         storage.commit(draft, blob(number)).await.unwrap();
         if convert {
-            let facts = storage.inspect(blob(number)).await.unwrap();
-            storage.convert(blob(number), &facts).await.unwrap();
+            let facts = storage.inspect("ci", blob(number)).await.unwrap();
+            storage.convert("ci", blob(number), &facts).await.unwrap();
         }
         storage.remove_draft(draft).await.unwrap();
     }

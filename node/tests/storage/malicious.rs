@@ -54,7 +54,7 @@ impl ImageFactory {
 async fn assert_refused(node: &TestNode, name: &str, image: &[u8], reason: &str) {
     let (draft, blob) = (node.draft(image).await, BlobId::new());
     node.storage().commit(draft, blob).await.unwrap();
-    let refusal = match node.storage().inspect(blob).await {
+    let refusal = match node.storage().inspect("ci", blob).await {
         Err(Error::Invalid(text)) => text,
         other => panic!("{name}: {other:?}"),
     };
@@ -68,7 +68,7 @@ async fn assert_refused(node: &TestNode, name: &str, image: &[u8], reason: &str)
             virtual_size: 64 << 20,
             format_details: serde_json::Map::new(),
         };
-        let result = node.storage().convert(blob, &facts).await;
+        let result = node.storage().convert("ci", blob, &facts).await;
         let inner = name.starts_with("inside");
         assert!(inner || matches!(result, Err(Error::Invalid(_))), "{name}: {result:?}");
     }
@@ -170,7 +170,8 @@ async fn refuses_truncated_images() {
     ] {
         let whole = factory.create(&format!("qemu-img convert -f raw -O qcow2 {options} {source} made"));
         let blob = node.blob(&whole).await;
-        let facts = node.storage().inspect(blob).await.unwrap_or_else(|error| panic!("{options:?}: {error}"));
+        let facts =
+            node.storage().inspect("ci", blob).await.unwrap_or_else(|error| panic!("{options:?}: {error}"));
         let number = |at: usize| usize::try_from(u64::from_be_bytes(whole[at..at + 8].try_into().unwrap()));
         let entries = u32::from_be_bytes(whole[36..40].try_into().unwrap()) as usize;
         let behind = number(40).unwrap() + entries * 8;
@@ -178,9 +179,10 @@ async fn refuses_truncated_images() {
         for size in [behind, behind + 100_000, behind + data / 2, behind + data * 9 / 10, whole.len() - 513] {
             let name = format!("{options:?} cut to {size} of {}", whole.len());
             let cut = node.blob(&whole[..size]).await;
-            for refusal in
-                [node.storage().inspect(cut).await.map(drop), node.storage().convert(cut, &facts).await]
-            {
+            for refusal in [
+                node.storage().inspect("ci", cut).await.map(drop),
+                node.storage().convert("ci", cut, &facts).await,
+            ] {
                 match refusal {
                     Err(Error::Invalid(text)) => assert!(text.contains("truncated"), "{name}: {text}"),
                     other => panic!("{name}: {other:?}"),
@@ -192,8 +194,9 @@ async fn refuses_truncated_images() {
     for options in ["", "-o extended_l2=on", "-c"] {
         let script = "head -c 100352 disk > odd; qemu-img convert -f raw -O qcow2";
         let blob = node.blob(&factory.create(&format!("{script} {options} odd made"))).await;
-        let facts = node.storage().inspect(blob).await.unwrap_or_else(|error| panic!("{options:?}: {error}"));
-        node.storage().convert(blob, &facts).await.unwrap();
+        let facts =
+            node.storage().inspect("ci", blob).await.unwrap_or_else(|error| panic!("{options:?}: {error}"));
+        node.storage().convert("ci", blob, &facts).await.unwrap();
     }
 }
 
@@ -206,11 +209,11 @@ async fn refuses_inconsistent_tables() {
     let mut image = whole.clone();
     image[usize::try_from(table).unwrap()..][..8].fill(0);
     let blob = node.blob(&image).await;
-    let refused = node.storage().inspect(blob).await;
+    let refused = node.storage().inspect("ci", blob).await;
     assert!(matches!(&refused, Err(Error::Invalid(text)) if text.starts_with("the image is damaged: ")));
     // Leaked clusters are harmless.
     let leaky = [whole, vec![0; MIB]].concat();
-    node.storage().inspect(node.blob(&leaky).await).await.unwrap();
+    node.storage().inspect("ci", node.blob(&leaky).await).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -29,16 +29,16 @@ async fn thin_image_is_flattened_and_independent_of_its_base() {
     let Some(node) = TestNode::real(&[]).await else { return };
     let directory = tempfile::tempdir().unwrap();
     let base = node.blob(&guest_disk()).await;
-    let facts = node.storage().inspect(base).await.unwrap();
-    node.storage().convert(base, &facts).await.unwrap();
+    let facts = node.storage().inspect("ci", base).await.unwrap();
+    node.storage().convert("ci", base, &facts).await.unwrap();
     create_changed_disk(directory.path(), &node.conversion_path(base, "qcow2"));
 
     let thin = node.blob(&fs::read(directory.path().join("thin")).unwrap()).await;
-    let facts = node.storage().inspect(thin).await.unwrap();
+    let facts = node.storage().inspect("ci", thin).await.unwrap();
     assert_eq!((facts.format, facts.virtual_size), (ImageFormat::Qcow2, 8 << 20));
-    let elsewhere = node.storage().convert_thin(thin, BlobId::new()).await;
+    let elsewhere = node.storage().convert_thin("ci", thin, BlobId::new()).await;
     assert!(matches!(elsewhere, Err(Error::Unavailable(_))), "{elsewhere:?}");
-    node.storage().convert_thin(thin, base).await.unwrap();
+    node.storage().convert_thin("ci", thin, base).await.unwrap();
     let conversion = node.conversion_path(thin, "qcow2");
     sh(&format!("test $(stat -c %a:%u {0}) = 444:$(id -u)", conversion.display()));
     node.storage().remove(base).await.unwrap();
@@ -46,7 +46,7 @@ async fn thin_image_is_flattened_and_independent_of_its_base() {
     sh(&format!("qemu-img compare -f qcow2 -F qcow2 {} {}", conversion.display(), whole.display()));
     assert!(!sh(&format!("qemu-img info {}", conversion.display())).contains("backing"));
     // An existing conversion is not changed, even without the base.
-    node.storage().convert_thin(thin, base).await.unwrap();
+    node.storage().convert_thin("ci", thin, base).await.unwrap();
     assert_eq!(fs::read_dir(node.directory.join("work")).unwrap().count(), 0);
 }
 
@@ -54,18 +54,18 @@ async fn thin_image_is_flattened_and_independent_of_its_base() {
 async fn refuses_thin_images_that_cannot_have_a_base() {
     let Some(node) = TestNode::real(&[]).await else { return };
     let base = node.blob(&guest_disk()).await;
-    let facts = node.storage().inspect(base).await.unwrap();
-    node.storage().convert(base, &facts).await.unwrap();
+    let facts = node.storage().inspect("ci", base).await.unwrap();
+    node.storage().convert("ci", base, &facts).await.unwrap();
     let raw = node.blob(&vec![1; MIB]).await;
-    let refused = node.storage().convert_thin(raw, base).await;
+    let refused = node.storage().convert_thin("ci", raw, base).await;
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
     let directory = tempfile::tempdir().unwrap();
     create_changed_disk(directory.path(), &node.conversion_path(base, "qcow2"));
     // The image names its own base, which could be any file of the host.
     let naming = node.blob(&fs::read(directory.path().join("top")).unwrap()).await;
-    let refused = node.storage().convert_thin(naming, base).await;
+    let refused = node.storage().convert_thin("ci", naming, base).await;
     assert!(matches!(refused, Err(Error::Invalid(_))), "{refused:?}");
-    let absent = node.storage().convert_thin(BlobId::new(), base).await;
+    let absent = node.storage().convert_thin("ci", BlobId::new(), base).await;
     assert!(matches!(absent, Err(Error::NotFound(_))), "{absent:?}");
     assert_eq!(fs::read_dir(node.directory.join("conversions")).unwrap().count(), 1);
 }

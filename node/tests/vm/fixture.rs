@@ -1,6 +1,7 @@
 //! A node with VMs, and the console of a guest.
 
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
@@ -140,7 +141,7 @@ impl Fixture {
 /// Creates a node on existing storage.
 pub(crate) fn node_at(storage: &Path) -> LocalNode {
     let settings = Settings::from_pairs(&[("NODE_MESH_IP", "127.0.0.1"), ("NODE_NAME", "here")]).unwrap();
-    LocalNode::new(NodeId::new(), &settings, storage)
+    LocalNode::new(NodeId::new(), &settings, storage, Ipv4Addr::LOCALHOST.into())
 }
 
 /// Returns a plan for the small guest, with ports that are not in `used_ports`.
@@ -161,6 +162,7 @@ pub(crate) async fn plan(vms: &dyn VmApi, image: BlobId, used_ports: &[u16], nam
     };
     VmPlan {
         id: InstanceId::new(),
+        generation: 1,
         name: name.into(),
         cpus: 1,
         memory_mb: 128,
@@ -215,7 +217,16 @@ pub(crate) struct Console {
 
 impl Console {
     pub(crate) async fn open(port: u16) -> Self {
-        let stream = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        // A new daemon opens the port when it has found the VM.
+        let connect = async {
+            loop {
+                match TcpStream::connect(("127.0.0.1", port)).await {
+                    Ok(stream) => return stream,
+                    Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+                }
+            }
+        };
+        let stream = timeout(GUEST_TIMEOUT, connect).await.expect("the port of the console is open");
         Self { stream, text: String::new(), seen: 0, commands: 0 }
     }
 

@@ -166,7 +166,8 @@ async fn guest_boots_from_other_buses_and_with_uefi() {
     vms.remove(plan.id).await.unwrap();
 }
 
-#[tokio::test]
+// The daemon forwards connections while the test waits for openssl.
+#[tokio::test(flavor = "multi_thread")]
 async fn display_uses_the_certificate_that_the_node_reports() {
     let Some(fixture) = Fixture::new().await else { return };
     let plan = fixture.plan("screen").await;

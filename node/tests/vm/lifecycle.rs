@@ -8,7 +8,7 @@ use muster_types::node::NodeApi as _;
 use muster_types::vm::VmPower;
 use tokio::task::JoinSet;
 
-use crate::fixture::{Fixture, GUEST_TIMEOUT};
+use crate::fixture::{Console, Fixture, GUEST_TIMEOUT};
 
 #[tokio::test]
 async fn vm_boots_is_controlled_and_is_removed_completely() {
@@ -82,15 +82,18 @@ async fn vm_boots_is_controlled_and_is_removed_completely() {
 async fn next_daemon_recovers_vm_and_notices_poweroff_by_guest() {
     let Some(mut fixture) = Fixture::new().await else { return };
     let plan = fixture.plan("second").await;
-    let mut console = fixture.boot(&plan).await;
+    let console = fixture.boot(&plan).await;
     let pid = fixture.pid(&plan);
     fixture.restart_daemon();
     assert_eq!(fixture.power(&plan).await, VmPower::On);
     assert_eq!(fixture.pid(&plan), pid);
-    console.log_in().await;
+    // The daemon forwards the console.
+    drop(console);
+    Console::open(plan.ports.console).await.log_in().await;
     fixture.vms().pause(plan.id).await.unwrap();
     fixture.restart_daemon();
     assert_eq!(fixture.power(&plan).await, VmPower::Paused);
+    let mut console = Console::open(plan.ports.console).await;
     fixture.vms().resume(plan.id).await.unwrap();
 
     let mut changes = fixture.vms().changes();
@@ -113,6 +116,7 @@ async fn next_daemon_recovers_vm_and_notices_poweroff_by_guest() {
     // The guest powers off while the daemon restarts.
     drop(fixture.vms().changes());
     console.type_line("poweroff").await;
+    console.wait_for("poweroff").await;
     fixture.restart_daemon();
     let mut changes = fixture.vms().changes();
     let power = fixture.wait_for_power(&mut changes, &plan, GUEST_TIMEOUT, off).await;
@@ -131,6 +135,7 @@ async fn requested_reboot_survives_daemon_restart() {
     assert_eq!(fixture.power(&plan).await, VmPower::On);
     fixture.vms().reboot(plan.id).await.unwrap();
     fixture.restart_daemon();
+    let mut console = Console::open(plan.ports.console).await;
     console.log_in().await;
     assert_eq!((fixture.power(&plan).await, fixture.pid(&plan)), (VmPower::On, pid));
     fixture.vms().reset(plan.id).await.unwrap();

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 
 mod agent;
+mod consoles;
 mod failures;
 mod fixture;
 mod hardware;

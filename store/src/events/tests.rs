@@ -49,8 +49,11 @@ on_both_engines! {
         ];
         events::insert(&store, &all).await.unwrap();
         let size = async || {
-            let (first, next) = events::size_of_page(&*store, "", 3).await.unwrap();
-            first + events::size_of_page(&*store, &next.unwrap_or_default(), 3).await.unwrap().0
+            let first = events::size_of_page(&*store, "", 3).await.unwrap();
+            assert!(first.is_full);
+            let second = events::size_of_page(&*store, &first.last.unwrap(), 3).await.unwrap();
+            assert!(!second.is_full);
+            first.bytes + second.bytes
         };
         let before = size().await;
         assert!(before > 3000, "{before}");
@@ -58,13 +61,27 @@ on_both_engines! {
         let removed = transaction!(store, |tx| { Ok(events::remove_requests(tx, "", old, 10).await?) }).unwrap();
         assert_eq!((removed.links, removed.last.as_deref()), (2, Some("r")), "of the shared event only the link");
         assert!((1500..1600).contains(&removed.bytes), "{}", removed.bytes);
-        let (rest, _) = events::size_of_page(&*store, "", 100).await.unwrap();
-        assert_eq!(rest, before - removed.bytes);
+        let rest = events::size_of_page(&*store, "", 100).await.unwrap();
+        assert_eq!(rest.bytes, before - removed.bytes);
         let removed =
             transaction!(store, |tx| { Ok(events::remove_older(tx, EventType::Status, old, 10).await?) }).unwrap();
         assert_eq!(removed.links, 1);
         assert_eq!(events::list(&*store, &a, None, 10).await.unwrap().len(), 1);
         assert_eq!(events::list(&*store, &request, None, 10).await.unwrap().len(), 1);
+    }
+
+    async fn size_counts_bytes_and_large_batches_are_removed(store: Arc<Store>) {
+        let request = ObjectRef::new(ObjectType::ApiRequest, "r");
+        let ascii = events::size_of_page(&*store, "", 1000).await.unwrap().bytes;
+        let all: Vec<Event> = (0..250).map(|_| event(&request, EventType::Audit, "äöü", 1000.0)).collect();
+        events::insert(&store, &all).await.unwrap();
+        let bytes = events::size_of_page(&*store, "", 1000).await.unwrap().bytes - ascii;
+        let extra = "{\"a\":\"ü\"}".len() + "äöü".len();
+        assert_eq!(bytes, 250 * (i64::try_from(extra).unwrap() + 500), "on both engines");
+        let old = now() - 500.0;
+        let removed = transaction!(store, |tx| { Ok(events::remove_requests(tx, "", old, 500).await?) }).unwrap();
+        assert_eq!((removed.links, removed.bytes), (250, bytes));
+        assert_eq!(events::list(&*store, &request, None, 10).await.unwrap(), []);
     }
 
     async fn prunes_links_by_age_and_events_without_links(store: Arc<Store>) {

@@ -3,7 +3,8 @@ use std::sync::Arc;
 use muster_types::capacity::Capacity;
 use muster_types::ids::{BlobId, NodeId, OperationId};
 use muster_types::instance::{DiskRecord, InstanceState, PowerState};
-use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::node::{NodeIdentity, NodeState};
+use muster_types::object::{NameOrId, ObjectRef, ObjectType};
 use muster_types::operation::{OperationHandle, OperationType};
 use muster_types::spec::DiskBus;
 use muster_types::time::now;
@@ -55,7 +56,52 @@ on_both_engines! {
         assert_eq!((row.agent_state.as_deref(), row.last_operation), (Some("not ready (ü)"), Some(handle)));
         assert_eq!((row.committed, row.node), (Capacity::default(), Some(node)), "the node is kept");
         transaction!(store, |tx| { Ok(instances::clear_node(tx, new.id).await?) }).unwrap();
-        assert_eq!(instances::get(&*store, new.id).await.unwrap().unwrap().node, None);
+        let row = instances::get(&*store, new.id).await.unwrap().unwrap();
+        assert_eq!((row.node, row.generation), (None, 2));
+    }
+
+    async fn instances_of_silent_nodes_are_unknown_and_placed_again_once(store: Arc<Store>) {
+        let identity = |name: &str| NodeIdentity {
+            id: NodeId::new(), name: name.into(), ip: [127, 0, 0, 1].into(), release: "x".into(), simulated: true,
+            is_hypervisor: true, is_network_node: false, is_database_node: true,
+        };
+        let (lost, other) = (identity("lost"), identity("other"));
+        transaction!(store, |tx| {
+            nodes::insert(tx, &lost).await?;
+            Ok(nodes::insert(tx, &other).await?)
+        })
+        .unwrap();
+        let id = created_instance(&store, lost.id).await;
+        created_instance(&store, other.id).await;
+        assert_eq!(instances::unobserved(&*store, now() + 1.0, 10).await.unwrap(), []);
+        assert!(!transaction!(store, |tx| { Ok(nodes::lock_silent(tx, lost.id).await?) }).unwrap());
+        let row = nodes::get(&*store, &NameOrId::Id(lost.id)).await.unwrap().unwrap();
+        transaction!(store, |tx| {
+            instances::set_agent_state(tx, id, Some("ready")).await?;
+            assert!(!instances::set_unknown(tx, id, now()).await?, "the node is active");
+            Ok(nodes::set_state(tx, &row, NodeState::Missing).await?)
+        })
+        .unwrap();
+        let found = instances::unobserved(&*store, 0.0, 10).await.unwrap();
+        assert_eq!(found.iter().map(|found| (found.id, found.node.as_str())).collect::<Vec<_>>(), [(id, "lost")]);
+        transaction!(store, |tx| {
+            assert!(nodes::lock_silent(tx, lost.id).await?);
+            assert!(instances::set_unknown(tx, id, 0.0).await?);
+            assert!(!instances::set_unknown(tx, id, 0.0).await?, "unchanged");
+            Ok(())
+        })
+        .unwrap();
+        let row = instances::get(&*store, id).await.unwrap().unwrap();
+        assert_eq!((row.power_state, row.agent_state.as_deref()), (PowerState::Unknown, Some("unknown")));
+        assert!(row.power_state_since.unwrap() > 1e9);
+        let committed = Capacity { cpus: 1, memory_mb: 2, disk_gb: 3 };
+        let place = async || {
+            transaction!(store, |tx| { Ok(instances::place_again(tx, &row, other.id, &committed).await?) }).unwrap()
+        };
+        assert!(place().await);
+        assert!(!place().await, "by another request");
+        let row = instances::get(&*store, id).await.unwrap().unwrap();
+        assert_eq!((row.node, row.generation, row.committed), (Some(other.id), 2, committed));
     }
 
     async fn changes_state_only_along_valid_transitions(store: Arc<Store>) {
@@ -101,7 +147,7 @@ on_both_engines! {
         }
         let named = async |name: &str, namespace: Option<&str>| instances::by_name(&*store, name, namespace).await.unwrap().len();
         assert_eq!((named("www", Some("alpha")).await, named("www", Some("beta")).await), (2, 1));
-        assert_eq!((named("www", None).await, named("WWW", None).await), (2, 0), "returns at most two");
+        assert_eq!((named("www", None).await, named("WWW", None).await), (3, 0));
         transaction!(store, |tx| { Ok(trusts::put(tx, "beta", "alpha", None).await?) }).unwrap();
         let page = async |seen_by: Option<&str>, all, after, limit| {
             let rows = instances::page(&*store, seen_by, all, after, limit).await.unwrap();

@@ -18,6 +18,9 @@ on_both_engines! {
         }).unwrap();
         let expected: Map<_, _> = values.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
         assert_eq!(metadata::get(&*store, ObjectType::Namespace, "ns").await.unwrap(), expected);
+        let bytes: usize = expected.iter().map(|(name, value)| name.len() + value.to_string().len()).sum();
+        let size = metadata::size(&*store, ObjectType::Namespace, "ns").await.unwrap();
+        assert_eq!(size, i64::try_from(bytes).unwrap(), "bytes, not characters");
         transaction!(store, |tx| {
             metadata::set(tx, ObjectType::Namespace, "ns", "a", &json!(1)).await?;
             metadata::remove(tx, ObjectType::Namespace, "ns", "b").await?;

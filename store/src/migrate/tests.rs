@@ -38,11 +38,11 @@ async fn rejects_database_of_a_newer_release() {
     assert!(Store::open(&url).await.unwrap_err().to_string().contains("newer muster"));
 }
 
-/// Runs the last migration again on data of the release before it.
+/// Runs the last migrations again on data of the release before them.
 async fn assigns_existing_blob_metadata(url: &str) {
     let store = Store::open(url).await.unwrap();
     let statements = [
-        "DELETE FROM migrations WHERE number = 8",
+        "DELETE FROM migrations WHERE number >= 8",
         "INSERT INTO metadata (object_type, object_id, name, value) VALUES ('blob', 'one', 'k', '1')",
         "INSERT INTO metadata (object_type, object_id, name, value) VALUES ('blob', 'both', 'k', '2')",
         "INSERT INTO metadata (object_type, object_id, name, value) VALUES ('blob', 'none', 'k', '3')",
@@ -72,6 +72,8 @@ async fn assigns_existing_blob_metadata(url: &str) {
     let rows: Vec<(&str, &str, &str)> =
         rows.iter().map(|(blob, name, value)| (&**blob, &**name, &**value)).collect();
     assert_eq!(rows, [("one", "alpha", "1"), ("both", "system", "2"), ("none", "system", "3")]);
+    let rows: Vec<String> = (&store).fetch("SELECT object_type FROM metadata", &[]).await.unwrap();
+    assert_eq!(rows, ["artifact"], "the copied rows are removed");
     let sql = "SELECT blob_uuid, namespace FROM blob_namespaces ORDER BY blob_uuid, namespace";
     let rows: Vec<(String, String)> = (&store).fetch(sql, &[]).await.unwrap();
     let rows: Vec<(&str, &str)> = rows.iter().map(|(blob, name)| (&**blob, &**name)).collect();

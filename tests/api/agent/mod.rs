@@ -5,6 +5,7 @@ mod installation;
 mod ordering;
 mod restarts;
 mod results;
+mod terminal;
 mod timeouts;
 mod validation;
 

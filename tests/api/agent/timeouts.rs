@@ -9,11 +9,15 @@ use super::*;
 async fn assert_expired(fixture: &Fixture, operation: &Value, reason: &str) -> Value {
     let ended = fixture.wait_until_ended(operation).await;
     assert_eq!((&ended["state"], &ended["expiry_reason"]), (&json!("expired"), &json!(reason)), "{ended}");
-    let (own_events, instance_events) = fixture.event_messages(operation).await;
-    for events in [own_events, instance_events] {
-        let count = events.iter().filter(|message| *message == "agent operation expired").count();
-        assert_eq!(count, 1, "{events:?}");
-    }
+    let count =
+        |events: &[String]| events.iter().filter(|message| *message == "agent operation expired").count();
+    // The events are recorded after the state.
+    let (own_events, instance_events) = wait_for("the events", async || {
+        let (own, instance) = fixture.event_messages(operation).await;
+        (count(&own) > 0 && count(&instance) > 0).then_some((own, instance))
+    })
+    .await;
+    assert_eq!((count(&own_events), count(&instance_events)), (1, 1), "{own_events:?}, {instance_events:?}");
     ended
 }
 

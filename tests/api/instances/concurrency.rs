@@ -132,8 +132,9 @@ async fn assert_no_placement_on_deleted_node(url: Option<&str>) {
     // Fills the node cache, which the deletion makes stale.
     assert_eq!(create(0).await.unwrap(), 200);
     let before: Vec<_> = (1..15).map(create).collect();
-    let deleted = cluster.call(&token, Method::DELETE, "/nodes/sim-2", Some(json!({"force": true}))).await;
-    assert_eq!(deleted.body["state"], "deleted");
+    cluster.lose_node("sim-2").await;
+    let deleted = cluster.call(&token, Method::DELETE, "/nodes/sim-2", Some(json!({"dead": true}))).await;
+    assert_eq!(deleted.body["state"], "deleted", "{}", deleted.text);
     let after: Vec<_> = (15..20).map(create).collect();
     for call in before.into_iter().chain(after) {
         assert_eq!(call.await.unwrap(), 200);

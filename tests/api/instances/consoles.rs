@@ -1,9 +1,16 @@
 //! Serial consoles, screenshots and VDI consoles.
 
+use std::time::Duration;
+
 use aws_lc_rs::signature::{ED25519, UnparsedPublicKey};
 use axum::http::Method;
+use muster_api::Listener;
 use muster_node::SimulationScript;
+use muster_test_cluster::{Cluster, wait_for};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 use super::{create, object, path, post_action, status_and_error, text, try_create};
 use crate::networks::{cluster, get};
@@ -11,6 +18,7 @@ use crate::networks::{cluster, get};
 #[tokio::test(flavor = "multi_thread")]
 async fn reads_tail_of_serial_console_in_every_form_of_length() {
     let (cluster, token) = cluster(&[]).await;
+    cluster.allow_undocumented_requests("released clients send the length in every form");
     let console = "0123456789".repeat(1200);
     for node in [&cluster.node, &cluster.other] {
         node.set_script(SimulationScript {
@@ -123,12 +131,26 @@ async fn returns_virt_viewer_file() {
             lines.push(format!("tls-port={}", record["vdi_tls_port"]));
             lines.push("host-subject=C=XX,O=Muster,CN=sim-2".into());
         }
+        let shown = response.text.lines().find_map(|line| line.strip_prefix("password=")).unwrap();
+        assert!(shown.len() >= 8, "{shown}");
+        lines.push(format!("password={shown}"));
         lines.push("delete-this-file=1".into());
         if vdi != "vnc" {
             let pem = "-----BEGIN CERTIFICATE-----\\nc2ltdWxhdGVk\\n-----END CERTIFICATE-----\\n";
             lines.push(format!("ca={pem}"));
         }
         assert_eq!(response.text, lines.join("\n") + "\n");
+        // Neither the record nor the events contain the password, which is new after a start.
+        let current = get(&cluster, &token, &path(&record, "")).await.text;
+        let events = format!("{:?}", cluster.events(&object(&record)).await);
+        assert!(!current.contains(shown) && !events.contains(shown));
+        post_action(&cluster, &token, &record, "poweroff").await;
+        let off = get(&cluster, &token, &path(&record, "/vdiconsolehelper")).await;
+        let expected = "the instance is off and has no display: power it on first";
+        assert_eq!(status_and_error(&off), (409, expected));
+        post_action(&cluster, &token, &record, "poweron").await;
+        let next = get(&cluster, &token, &path(&record, "/vdiconsolehelper")).await.text;
+        assert!(next.contains("\npassword=") && !next.contains(shown), "{next}");
     }
     try_create(&cluster, &token, "huge", &json!({"cpus": 500})).await;
     let without_node = get(&cluster, &token, "/instances/huge/vdiconsolehelper").await;
@@ -198,6 +220,8 @@ async fn console_proxy_token_verifies_with_published_key() {
     assert_eq!((text(&claims, "iss"), text(&claims, "aud")), ("lab", "https://consoles.example"));
     assert_eq!(claims["exp"], response.body["expires_at"]);
     assert_eq!(claims["exp"].as_u64().unwrap() - claims["iat"].as_u64().unwrap(), 60);
+    let helper = get(&cluster, &token, &path(&record, "/vdiconsolehelper")).await.text;
+    assert!(helper.contains(&format!("\npassword={}\n", text(&claims, "password"))), "{helper}");
     assert_eq!((&claims["instance_uuid"], &claims["tls_port"]), (&record["uuid"], &record["vdi_tls_port"]));
     let events = cluster.events(&object(&record)).await;
     let event = events.iter().find(|event| event.message == "vdi console token created").unwrap();
@@ -223,4 +247,89 @@ async fn no_console_tokens_without_proxy_or_signing_key() {
     );
     let system = without_key.token("system").await;
     assert_eq!(get(&without_key, &system, "/admin/vditokenpubkey").await.status, 404);
+}
+
+/// Serves the API of a cluster on a port and returns its URL.
+pub(crate) async fn serve(cluster: &Cluster) -> String {
+    let socket = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = socket.local_addr().unwrap();
+    let listener = Listener { socket, tls: None, timeout: Duration::from_secs(60), max_connections: 16 };
+    let (service, (stop, stopped)) = (cluster.service.clone(), watch::channel(false));
+    tokio::spawn(async move {
+        let call = move |request, peer| {
+            let service = service.clone();
+            async move { service.call(request, peer).await }
+        };
+        muster_api::serve(listener, call, stopped).await;
+        drop(stop);
+    });
+    format!("http://{address}")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn upgraded_connection_is_the_serial_console() {
+    let (cluster, token) = cluster(&[]).await;
+    let record = create(&cluster, &token, "www", &json!({})).await;
+    let url = format!("{}{}", serve(&cluster).await, path(&record, "/console"));
+    let open = async |token: &str, protocol: &str| {
+        let request = reqwest::Client::new().get(&url).bearer_auth(token);
+        request.header("connection", "upgrade").header("upgrade", protocol).send().await.unwrap()
+    };
+    let stranger = cluster.token("system").await;
+    assert_eq!(open("nonsense", "muster-console").await.status(), 401);
+    assert_eq!(open(&token, "websocket").await.status(), 400);
+    assert_eq!(open(&stranger, "muster-console").await.status(), 101);
+    let response = open(&token, "Muster-Console").await;
+    assert_eq!(
+        (response.status().as_u16(), &response.headers()["upgrade"]),
+        (101, &"muster-console".parse().unwrap())
+    );
+    let mut console = response.upgrade().await.unwrap();
+    let mut output = Vec::new();
+    while !output.ends_with(b"www login: ") {
+        assert_ne!(console.read_buf(&mut output).await.unwrap(), 0);
+    }
+    // Any byte reaches the guest.
+    let bytes: Vec<u8> = (0..=255).collect();
+    console.write_all(&bytes).await.unwrap();
+    let mut echoed = vec![0; bytes.len()];
+    console.read_exact(&mut echoed).await.unwrap();
+    assert_eq!(echoed, bytes);
+    let events = cluster.events(&object(&record)).await;
+    let opened = events.iter().find(|event| event.message == "console request from REST API").unwrap();
+    assert_eq!(opened.extra["source"], "127.0.0.1");
+    post_action(&cluster, &token, &record, "poweroff").await;
+    assert_eq!(open(&token, "muster-console").await.status(), 409);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_to_the_serial_port_are_sampled_events() {
+    let (cluster, token) = cluster(&[]).await;
+    let record = create(&cluster, &token, "www", &json!({"placed_on": "sim-2"})).await;
+    let id = text(&record, "uuid").parse().unwrap();
+    let connections = async || {
+        let events = cluster.events(&object(&record)).await;
+        let message = "connection to the port of the serial console";
+        events.into_iter().filter(|event| event.message == message).collect::<Vec<_>>()
+    };
+    // The reconciler of the cluster subscribes in the background.
+    let first = wait_for("the first event", async || {
+        cluster.other.connect_console(id, "10.0.0.9:4000".parse().unwrap(), 500);
+        connections().await.pop()
+    })
+    .await;
+    assert_eq!(first.extra["source"], "10.0.0.9");
+    assert!(connections().await.len() <= 100, "{}", connections().await.len());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn closed_ports_are_neither_in_records_nor_in_viewer_files() {
+    let (cluster, token) = cluster(&[("CONSOLE_PORTS", "false")]).await;
+    let record = create(&cluster, &token, "www", &json!({})).await;
+    for port in ["console_port", "vdi_port", "vdi_tls_port"] {
+        assert_eq!(record[port], Value::Null, "{port}");
+    }
+    let refused = get(&cluster, &token, &path(&record, "/vdiconsolehelper")).await;
+    assert_eq!(refused.status, 404);
+    assert!(status_and_error(&refused).1.contains("CONSOLE_PORTS"), "{}", refused.text);
 }

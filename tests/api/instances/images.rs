@@ -147,6 +147,28 @@ async fn uses_images_of_others_only_if_shared_or_trusted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn label_of_system_is_used_if_it_is_shared_and_the_namespace_has_none() {
+    let (cluster, token) = cluster(FAST_SETTINGS).await;
+    let system = cluster.token("system").await;
+    let image = upload(&cluster, &system, "img", &[1; 70_000]).await;
+    let label = post(&cluster, &system, "/label/tiny", json!({"blob_uuid": image["blob_uuid"]})).await.body;
+    assert_eq!(try_create(&cluster, &token, "no", &with_base("label:tiny")).await.status, 404);
+    assert_eq!(get(&cluster, &token, "/label/tiny").await.status, 404);
+    post(&cluster, &system, &format!("/artifacts/{}/share", text(&label, "uuid")), json!({})).await;
+    let record = create(&cluster, &token, "shared", &with_base("label:tiny")).await;
+    assert_eq!(record["disks"][0]["blob_uuid"], image["blob_uuid"]);
+    assert_eq!(get(&cluster, &token, "/label/tiny").await.body["uuid"], label["uuid"]);
+    let own = upload(&cluster, &token, "own", &[2; 70_000]).await;
+    post(&cluster, &token, "/label/tiny", json!({"blob_uuid": own["blob_uuid"]})).await;
+    let record = create(&cluster, &token, "own", &with_base("label:tiny")).await;
+    assert_eq!(record["disks"][0]["blob_uuid"], own["blob_uuid"], "its own comes first");
+    assert_eq!(delete(&cluster, &token, "/label/tiny").await.status, 200);
+    let record = create(&cluster, &token, "again", &with_base("label:tiny")).await;
+    assert_eq!(record["disks"][0]["blob_uuid"], image["blob_uuid"]);
+    assert_eq!(delete(&cluster, &token, "/label/tiny").await.status, 404, "only its own can be deleted");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn fetches_image_for_instance_and_revalidates_it_for_the_next() {
     let (cluster, token) = cluster(FAST_SETTINGS).await;
     let web = WebServer::new(|request, _| match request.header("if-none-match") {
@@ -231,7 +253,7 @@ async fn unusable_image_puts_instance_into_error_with_reason() {
     for (name, url_path, size, reason) in [
         ("absent", "/absent", None, "could not be fetched"),
         ("odd", "/vmdk", None, "VMDK"),
-        ("small", "/large", Some(1), "smaller than its base"),
+        ("small", "/large", Some(1), "disk[0].size: 1 GB is smaller than the image, which needs 3 GB"),
     ] {
         let overrides = json!({"disk": [{"base": web.url(url_path), "size": size}]});
         let record = create_and_settle(&cluster, &token, name, &overrides).await;
@@ -286,4 +308,23 @@ async fn initializes_nvram_from_template() {
     }
     let response = cluster.call(&token, Method::GET, &format!("/blobs/{blob}"), None).await.body;
     assert_eq!(response["instances"].as_array().unwrap().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn blob_is_in_use_as_long_as_its_instance() {
+    let (cluster, token) = cluster(FAST_SETTINGS).await;
+    let image = upload(&cluster, &token, "base", &[7; 4096]).await;
+    let blob = format!("/blobs/{}", text(&image, "blob_uuid"));
+    let last_used = async || get(&cluster, &token, &blob).await.body["last_used"].as_f64();
+    assert_eq!(last_used().await, None);
+    let record = create(&cluster, &token, "www", &with_base("sf://upload/ci/base")).await;
+    let first = last_used().await.unwrap();
+    let now = muster_types::time::now();
+    assert!(last_used().await.unwrap() >= now, "it is used now, not only since {first}");
+    let deleting = muster_types::time::now();
+    delete(&cluster, &token, &path(&record, "")).await;
+    cluster.settle().await;
+    let last = last_used().await.unwrap();
+    assert!(last >= deleting && last <= muster_types::time::now(), "until the deletion: {last}");
+    assert_eq!(last_used().await, Some(last));
 }

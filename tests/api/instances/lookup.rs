@@ -34,9 +34,17 @@ async fn finds_instance_by_unique_name_or_id() {
         assert_eq!(response.body["uuid"], first["uuid"], "{spelling}");
     }
     let second = create(&cluster, &token, "www", &json!({})).await;
-    let error = "multiple instances have the name \"www\" in namespace \"ci\"";
-    assert_eq!(status_and_error(&get(&cluster, &token, "/instances/www").await), (400, error));
-    assert_eq!(status_and_error(&delete(&cluster, &token, "/instances/www").await), (400, error));
+    for response in
+        [get(&cluster, &token, "/instances/www").await, delete(&cluster, &token, "/instances/www").await]
+    {
+        let (status, error) = status_and_error(&response);
+        let expected = "multiple instances have the name \"www\" in namespace \"ci\": ";
+        assert!(status == 400 && error.starts_with(expected), "{error}");
+        for candidate in [&first, &second] {
+            let expected = format!("{} (created, ", text(candidate, "uuid"));
+            assert!(error.contains(&expected) && error.contains(" s old)"), "{error}");
+        }
+    }
     delete(&cluster, &token, &path(&first, "")).await;
     cluster.settle().await;
     assert_eq!(get(&cluster, &token, "/instances/www").await.body["uuid"], second["uuid"]);
@@ -50,18 +58,33 @@ async fn finds_instance_by_unique_name_or_id() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn failed_create_does_not_keep_its_name() {
+    let (cluster, token) = cluster(&[]).await;
+    for _ in 0..2 {
+        assert_eq!(try_create(&cluster, &token, "www", &json!({"cpus": 500})).await.status, 507);
+    }
+    let response = get(&cluster, &token, "/instances/www").await;
+    let (status, error) = status_and_error(&response);
+    assert!(status == 400 && error.contains(" (error, "), "{error}");
+    let instance = create(&cluster, &token, "www", &json!({})).await;
+    assert_eq!(get(&cluster, &token, "/instances/www").await.body["uuid"], instance["uuid"]);
+    assert_eq!(delete(&cluster, &token, "/instances/www").await.status, 200);
+    cluster.settle().await;
+    assert_eq!(show(&cluster, &token, &instance).await["state"], "deleted");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn lookup_accepts_a_namespace() {
     let (cluster, token) = cluster(&[]).await;
     cluster.create_namespace("beta").await;
     let (beta, system) = (cluster.token("beta").await, cluster.token("system").await);
     let mine = create(&cluster, &token, "www", &json!({})).await;
     let theirs = create(&cluster, &beta, "www", &json!({})).await;
-    let error = "multiple instances have the name \"www\" in namespace \"system\"";
-    assert_eq!(
-        status_and_error(&get(&cluster, &system, "/instances/www").await),
-        (400, error),
-        "system searches all namespaces"
-    );
+    let expected = "multiple instances have the name \"www\", in namespaces \"beta\", \"ci\": specify the namespace or use \
+                    a UUID: ";
+    let response = get(&cluster, &system, "/instances/www").await;
+    let (status, error) = status_and_error(&response);
+    assert!(status == 400 && error.starts_with(expected), "system searches all namespaces: {error}");
     assert_eq!(get_in(&cluster, &system, "www", "beta").await.body["uuid"], theirs["uuid"]);
     assert_eq!(get_in(&cluster, &system, text(&mine, "uuid"), "ci").await.status, 200);
     for (caller_token, reference, namespace) in [

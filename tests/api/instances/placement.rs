@@ -34,6 +34,10 @@ async fn unplaceable_instance_reports_stage_and_keeps_record() {
         assert_eq!(retry_after, transient.then_some("15"));
 
         let record = failed_instance(&cluster, &token, name).await;
+        assert_eq!(
+            (&response.body["instance_uuid"], &response.body["instance_state"]),
+            (&record["uuid"], &json!("error"))
+        );
         assert_eq!((text(&record, "state"), &record["node"]), ("error", &Value::Null), "{record}");
         assert_eq!(text(&record, "error_message"), format!("scheduling failed: {error}"));
         assert_eq!(record["interfaces"], json!([]));
@@ -231,13 +235,14 @@ async fn unavailable_address_leaves_record_without_addresses() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn instances_of_deleted_node_end_in_error_and_release_resources() {
+async fn instances_of_deleted_node_end_in_error_and_keep_only_their_addresses() {
     let (cluster, token) = cluster(&[("IP_DELETION_HALO_DURATION", "0")]).await;
     create_network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
     let on = |node: &str| json!({"placed_on": node, "network": [{"network_uuid": "blue", "float": true}]});
     let lost = create(&cluster, &token, "lost", &on("sim-2")).await;
     let kept = create(&cluster, &token, "kept", &on("sim-1")).await;
     let queued = try_create(&cluster, &token, "queued", &on("sim-2")).await.body;
+    cluster.lose_node("sim-2").await;
     muster_control::objects::node::delete(&cluster.app, &caller(), "sim-2", true).await.unwrap();
     let vm = text(&lost, "uuid").parse().unwrap();
     cluster.allow_vm_without_instance(vm, "nothing is removed from the host of a deleted node");
@@ -248,16 +253,68 @@ async fn instances_of_deleted_node_end_in_error_and_release_resources() {
             (text(&record, "state"), text(&record, "error_message")),
             ("error", "node sim-2 was deleted")
         );
-        assert_eq!((&record["node"], &record["interfaces"]), (&Value::Null, &json!([])));
-        assert_eq!((&record["console_port"], &record["power_state"]), (&Value::Null, &json!("off")));
+        assert_eq!((&record["node"], record["interfaces"].as_array().unwrap().len()), (&Value::Null, 1));
+        assert_eq!((&record["console_port"], &record["power_state"]), (&Value::Null, &json!("unknown")));
     }
     assert_eq!(show(&cluster, &token, &kept).await["state"], "created");
-    assert_eq!(cluster.count_rows("addresses", "kind = 'instance'").await, 1);
-    assert_eq!(cluster.count_rows("addresses", "kind = 'floating'").await, 1);
+    assert_eq!(cluster.count_rows("addresses", "kind = 'instance'").await, 3);
     assert_eq!(cluster.count_rows("instances", "claimed_cpus > 0").await, 1);
     for record in [&lost, &queued] {
         assert_eq!(delete(&cluster, &token, &path(record, "")).await.status, 200);
     }
     cluster.settle().await;
     assert_eq!(cluster.count_rows("instances", "state = 'deleted'").await, 2);
+    assert_eq!(cluster.count_rows("addresses", "kind = 'instance'").await, 1);
+    assert_eq!(cluster.count_rows("addresses", "kind = 'floating'").await, 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_instance_is_removed_after_cleaner_delay() {
+    for (delay, left) in [("3600", 1), ("0", 0)] {
+        let (cluster, token) = cluster(&[("CLEANER_DELAY", delay)]).await;
+        let refused = try_create(&cluster, &token, "wide", &json!({"cpus": 17, "metadata": {"a": 1}})).await;
+        assert_eq!(refused.status, 507, "{}", refused.text);
+        create(&cluster, &token, "placed", &json!({})).await;
+        muster_control::reconcile::cleaner::run(&cluster.app).await.unwrap();
+        assert_eq!(cluster.count_rows("instances", "name = 'wide'").await, left, "{delay}");
+        assert_eq!(cluster.count_rows("metadata", "1 = 1").await, left, "{delay}");
+        assert_eq!(cluster.count_rows("instances", "name = 'placed'").await, 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn places_instances_of_a_missing_node_again_unless_their_creation_has_started() {
+    let (cluster, token) = cluster(&[]).await;
+    create_network(&cluster, &token, json!({"name": "blue", "netblock": "10.0.0.0/24"})).await;
+    let app = &cluster.app;
+    let request = json!({"network": [{"network_uuid": "blue"}], "disk": [{"size": 8}]});
+    let waiting = try_create(&cluster, &token, "waiting", &request).await.body;
+    let node = text(&waiting, "node").to_owned();
+    let other = if node == "sim-1" { "sim-2" } else { "sim-1" };
+    let pinned = try_create(&cluster, &token, "pinned", &json!({"placed_on": node})).await.body;
+
+    let sql = "UPDATE nodes SET lastseen = lastseen - 700 WHERE name = ?";
+    let silenced =
+        muster_store::transaction!(app.store, |tx| { Ok(tx.execute(sql, &[node.as_str().into()]).await?) });
+    assert_eq!(silenced.unwrap(), 1);
+    let response = try_create(&cluster, &token, "refused", &json!({"placed_on": node})).await;
+    assert_eq!(response.body["stage"], "pre_schedule", "{}", response.text);
+    for _ in 0..2 {
+        muster_control::reconcile::node_watch::run(app).await.unwrap();
+    }
+    let moved = show(&cluster, &token, &waiting).await;
+    assert_eq!((text(&moved, "node"), text(&moved, "state")), (other, "initial"), "{moved}");
+    assert_eq!(text(&show(&cluster, &token, &pinned).await, "node"), node);
+    let committed = cluster.committed_capacity().await;
+    assert_eq!((committed[other], committed[&node]), ((1, 512, 8), (1, 512, 1)), "{committed:?}");
+
+    // The node returns, and creates the instance that was requested there.
+    muster_control::reconcile::checkin::check_in(app).await.unwrap();
+    cluster.settle().await;
+    for (record, node) in [(&waiting, other), (&pinned, node.as_str())] {
+        let created = show(&cluster, &token, record).await;
+        assert_eq!((text(&created, "state"), text(&created, "node")), ("created", node), "{created}");
+        let id = text(record, "uuid").parse().unwrap();
+        assert!(cluster.node_named(node).vm_ids().contains(&id));
+    }
 }

@@ -161,12 +161,10 @@ async fn boots_new_instance_from_snapshot_by_every_reference() {
         assert_eq!(created["disks"][0]["blob_uuid"], blob);
     }
     let small = json!({"disk": [{"size": 1}, {"base": "label:golden", "size": 2}]});
-    let refused = try_create(&cluster, &token, "small", &small).await;
-    assert_eq!(
-        status_and_error(&refused),
-        (400, "disk[1].size: 2 GB is smaller than the image, which needs 3 GB")
-    );
-    assert_eq!(get(&cluster, &token, "/instances/small").await.status, 404);
+    let failed = create_and_settle(&cluster, &token, "small", &small).await;
+    assert_eq!(text(&failed, "state"), "error");
+    let reason = "disk[1].size: 2 GB is smaller than the image, which needs 3 GB";
+    assert!(text(&failed, "error_message").contains(reason), "{failed}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -118,7 +118,8 @@ async fn replicates_blob_again_after_node_removal() {
         (client.get(&format!("/nodes/{killed}")).await["state"] == "missing").then_some(())
     })
     .await;
-    let (status, body) = client.call(Method::DELETE, &format!("/nodes/{killed}"), None).await;
+    let (status, body) =
+        client.call(Method::DELETE, &format!("/nodes/{killed}"), Some(json!({"dead": true}))).await;
     assert_eq!(status, 200, "{body}");
     let replicas = wait_for("a replica on another node", async || {
         let record = client.get(&format!("/blobs/{blob}")).await;

@@ -39,6 +39,7 @@ impl DaemonSetup {
             wrapper: vec![],
             environment: vec![
                 ("MUSTER_API_DRAIN_GRACE".into(), "0".into()),
+                ("MUSTER_NODE_PORT".into(), "0".into()),
                 ("MUSTER_MARIADB_GATEWAY_METRICS_PORT".into(), "0".into()),
                 ("MUSTER_RESOURCES_METRICS_PORT".into(), "0".into()),
                 ("MUSTER_CLUSTER_METRICS_PORT".into(), "0".into()),
@@ -52,6 +53,12 @@ impl DaemonSetup {
     pub fn set(mut self, name: &str, value: &str) -> Self {
         self.environment.push((format!("MUSTER_{name}"), value.to_owned()));
         self
+    }
+
+    /// Lets it listen on a given port.
+    #[must_use]
+    pub fn port(self, port: u16) -> Self {
+        Self { port, ..self }
     }
 
     /// Lets it listen on every address, so that other hosts reach it.
@@ -216,6 +223,21 @@ impl Daemon {
     /// Lets the test end with unfinished operations.
     pub fn allow_unfinished_operations(&self, _reason: &'static str) {
         self.allows_unfinished_operations.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits until it exits on its own.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub fn wait_for_exit(&mut self) -> ExitStatus {
+        let started = Instant::now();
+        loop {
+            if let Ok(Some(status)) = self.child.try_wait() {
+                return status;
+            }
+            assert!(started.elapsed() < Duration::from_secs(60), "the daemon does not exit: {}", self.log());
+            wait(Duration::from_millis(20));
+        }
     }
 
     fn terminate(&mut self) -> Result<ExitStatus, String> {

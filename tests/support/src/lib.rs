@@ -6,6 +6,7 @@ pub mod issuer;
 mod leaks;
 mod mariadb;
 mod network_namespace;
+mod process_namespace;
 pub mod web_server;
 
 pub use daemon::{Daemon, DaemonSetup, daemon_program};
@@ -13,6 +14,7 @@ pub use issuer::Issuer;
 pub use leaks::job_directories;
 pub use mariadb::{MariaDb, database_url, socket_url, wait};
 pub use network_namespace::{NetworkNamespace, enter_namespaces, wait_for};
+pub use process_namespace::ProcessNamespace;
 
 use std::net::TcpListener;
 

@@ -6,16 +6,23 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, User, getuid};
+
 use crate::free_port;
 
 /// A running server.
 #[derive(Debug)]
 pub struct MariaDb {
     port: u16,
+    arguments: Vec<String>,
     directory: tempfile::TempDir,
-    // Closes the pipe to the shell that stops the server.
-    _guard: Child,
+    /// The shell that stops the server when its input ends, which is also when this process ends.
+    guard: Child,
 }
+
+/// Exists while the directory of a killed server is kept for its restart.
+const KEPT: &str = "kept";
 
 /// Returns the URL of an empty database, or `None` when MariaDB is not installed.
 pub fn database_url() -> Option<String> {
@@ -42,44 +49,65 @@ impl MariaDb {
     /// When MariaDB is installed but does not start.
     #[must_use]
     pub fn start() -> Option<Self> {
+        Self::start_with(&[])
+    }
+
+    /// Like [`start`](Self::start), with further arguments.
+    ///
+    /// # Panics
+    /// When MariaDB is installed but does not start.
+    #[must_use]
+    pub fn start_with(arguments: &[&str]) -> Option<Self> {
         let directory =
             tempfile::Builder::new().prefix("muster-mariadb-").tempdir().expect("a temporary directory");
         let data = directory.path().join("data");
         // On its start a server removes all temporary tables in its temporary directory, so it cannot be shared.
-        let temporary = format!("--tmpdir={}", directory.path().join("tmp").display());
         std::fs::create_dir(directory.path().join("tmp")).expect("a directory");
-        let user = format!("--user={}", nix::unistd::User::from_uid(nix::unistd::getuid()).ok()??.name);
         let installed = Command::new("mariadb-install-db")
-            .args([&user, "--auth-root-authentication-method=normal", "--skip-test-db", "--no-defaults"])
-            .args([&format!("--datadir={}", data.display()), &temporary])
+            .args(["--auth-root-authentication-method=normal", "--skip-test-db", "--no-defaults"])
+            .args([user_option()?, format!("--datadir={}", data.display()), tmpdir_option(directory.path())])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .status()
             .ok()?;
         assert!(installed.success(), "mariadb-install-db failed");
         let port = free_port();
-        // The shell's input ends with this process; then it stops the server.
-        let guard = Command::new("sh")
-            .args(["-c", "\"$@\" >\"$LOG\" 2>&1 & server=$!; cat >/dev/null; kill $server 2>/dev/null; wait $server; rm -rf \"$DIR\"", "sh"])
-            .arg("mariadbd")
-            .args(["--no-defaults", &user, "--bind-address=127.0.0.1", "--innodb-buffer-pool-size=64M"])
-            .args(["--performance-schema=OFF", "--skip-log-bin", "--max-connections=500"])
-            .args([&format!("--datadir={}", data.display()), &temporary])
-            .arg(format!("--socket={}", directory.path().join("s.sock").display()))
-            .arg(format!("--pid-file={}", directory.path().join("pid").display()))
-            .arg(format!("--port={port}"))
-            .env("LOG", directory.path().join("log"))
-            .env("DIR", directory.path())
-            .stdin(Stdio::piped())
-            .spawn()
-            .expect("a shell");
-        let server = Self { port, directory, _guard: guard };
+        let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
+        let guard = spawn_server(directory.path(), port, &arguments)?;
+        let server = Self { port, arguments, directory, guard };
+        server.wait_until_ready();
+        Some(server)
+    }
+
+    fn wait_until_ready(&self) {
         let started = Instant::now();
-        while !server.run("SELECT 1") {
-            assert!(started.elapsed() < Duration::from_secs(60), "mariadbd did not start: {}", server.log());
+        while !self.run("SELECT 1") {
+            assert!(started.elapsed() < Duration::from_secs(60), "mariadbd did not start: {}", self.log());
             wait(Duration::from_millis(50));
         }
-        Some(server)
+    }
+
+    /// Kills the server with SIGKILL, for [`restart`](Self::restart).
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn kill(&mut self) {
+        std::fs::write(self.directory.path().join(KEPT), "").expect("a file");
+        let pid = Pid::from_raw(self.pid().expect("a running server"));
+        kill(pid, Signal::SIGKILL).expect("a running server");
+        drop(self.guard.stdin.take());
+        let _ = self.guard.wait();
+    }
+
+    /// Starts a killed server again, with its data. Must be called in its network namespace.
+    ///
+    /// # Panics
+    /// When it does not start.
+    pub fn restart(&mut self) {
+        std::fs::remove_file(self.directory.path().join(KEPT)).expect("a killed server");
+        let guard = spawn_server(self.directory.path(), self.port, &self.arguments);
+        self.guard = guard.expect("a user");
+        self.wait_until_ready();
     }
 
     /// Creates an empty database and returns its URL.
@@ -91,18 +119,51 @@ impl MariaDb {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let name = format!("muster_test_{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         assert!(self.run(&format!("CREATE DATABASE {name}")), "failed to create a database: {}", self.log());
-        format!("mysql://root@127.0.0.1:{}/{name}", self.port)
+        self.url(&name)
     }
 
-    /// Whether a statement succeeds.
-    fn run(&self, sql: &str) -> bool {
+    /// Returns `HOST:PORT`.
+    #[must_use]
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Returns the URL of a database.
+    #[must_use]
+    pub fn url(&self, database: &str) -> String {
+        format!("mysql://root@{}/{database}", self.address())
+    }
+
+    /// Runs a statement and returns whether it succeeds.
+    #[must_use]
+    pub fn run(&self, sql: &str) -> bool {
+        self.query(sql).is_some()
+    }
+
+    /// Runs a statement and returns its rows as text, or `None` when it fails.
+    #[must_use]
+    pub fn query(&self, sql: &str) -> Option<String> {
         let socket = format!("--socket={}", self.directory.path().join("s.sock").display());
-        Command::new("mariadb")
-            .args(["--no-defaults", "--user=root", &socket, "-e", sql])
-            .stdout(Stdio::null())
+        let output = Command::new("mariadb")
+            .args(["--no-defaults", "--user=root", "--skip-column-names", &socket, "-e", sql])
             .stderr(Stdio::null())
-            .status()
-            .is_ok_and(|status| status.success())
+            .output()
+            .ok()?;
+        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+
+    /// Lets clients of every address log in as root.
+    ///
+    /// # Panics
+    /// When the server refuses.
+    pub fn allow_remote_clients(&self) {
+        assert!(self.run("GRANT ALL ON *.* TO root@'%' IDENTIFIED BY ''"), "{}", self.log());
+    }
+
+    /// Returns the TCP port of the server.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
     }
 
     /// Returns the process ID of the server.
@@ -114,6 +175,35 @@ impl MariaDb {
     fn log(&self) -> String {
         read_tail(&self.directory.path().join("log"))
     }
+}
+
+fn user_option() -> Option<String> {
+    Some(format!("--user={}", User::from_uid(getuid()).ok()??.name))
+}
+
+fn tmpdir_option(directory: &Path) -> String {
+    format!("--tmpdir={}", directory.join("tmp").display())
+}
+
+/// Starts a server and a shell that stops it when its input ends.
+fn spawn_server(directory: &Path, port: u16, arguments: &[String]) -> Option<Child> {
+    const GUARD: &str = "\"$@\" >>\"$LOG\" 2>&1 & server=$!; cat >/dev/null; kill $server 2>/dev/null; wait $server; \
+                         [ -e \"$DIR/kept\" ] || rm -rf \"$DIR\"";
+    let guard = Command::new("sh")
+        .args(["-c", GUARD, "sh", "mariadbd", "--no-defaults", "--innodb-buffer-pool-size=64M"])
+        .args(["--performance-schema=OFF", "--skip-log-bin", "--max-connections=500"])
+        .args([user_option()?, tmpdir_option(directory)])
+        .arg("--bind-address=127.0.0.1")
+        .arg(format!("--datadir={}", directory.join("data").display()))
+        .arg(format!("--socket={}", directory.join("s.sock").display()))
+        .arg(format!("--pid-file={}", directory.join("pid").display()))
+        .arg(format!("--port={port}"))
+        .args(arguments)
+        .env("LOG", directory.join("log"))
+        .env("DIR", directory)
+        .stdin(Stdio::piped())
+        .spawn();
+    Some(guard.expect("a shell"))
 }
 
 fn read_tail(path: &Path) -> String {

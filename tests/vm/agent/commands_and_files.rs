@@ -3,6 +3,7 @@
 use muster_test_cluster::{enter_vm_namespaces, qemu_processes, single_vm_host};
 use serde_json::json;
 
+use super::terminal::check_interactive_session;
 use super::{create_ready, execute, large_disk, request, run, wait_until_ready};
 use crate::instance::{bytes, now};
 
@@ -70,6 +71,8 @@ fn runs_commands_and_transfers_files() {
     assert!(absent["error_message"].as_str().unwrap().contains("/root/absent"), "{absent}");
     let nowhere = json!({ "blob_uuid": small, "path": "/no/such/folder/file", "mode": 420 });
     request(host, &one, "put", nowhere).wait_for(host, "error");
+
+    check_interactive_session(host, &one);
 
     // Facts about the guest.
     let facts = host.get(&one.path("/agent/facts"));

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::{console, create_ready, large_disk, request, run, wait_until_ready};
 use crate::TIMEOUT;
+use crate::instance::console_without_daemon;
 
 /// The size of files, large enough to interrupt their transfer.
 const FILE_SIZE: u32 = 50_000_000;
@@ -17,8 +18,9 @@ fn interrupted_operations_finish_once_or_expire() {
         return;
     }
     let mut cluster = single_vm_host(&[]);
+    let one = create_ready(cluster.host(1), "one", &large_disk());
+    let directory = one.vm_dir(&cluster, 1);
     let host = &mut cluster.hosts[0];
-    let one = create_ready(host, "one", &large_disk());
 
     // A command continues and runs only once.
     let line = "echo ran >>/root/ran; while [ ! -e /root/go ]; do sleep 0.1; done; echo done; exit 4";
@@ -26,12 +28,11 @@ fn interrupted_operations_finish_once_or_expire() {
     let queued_behind =
         request(host, &one, "execute", json!({ "command_line": "echo behind; cat /root/ran" }));
     command.wait_for(host, "executing");
-    let mut console = console(host, &one);
-    console.run_until("[ -e /root/ran ]");
+    console(host, &one).run_until("[ -e /root/ran ]");
     host.kill();
     host.start();
     assert_eq!(command.record(host)["state"], "executing");
-    console.run("touch /root/go");
+    one.console(host).run("touch /root/go");
     let ended = command.wait_for(host, "complete");
     assert_eq!(ended["results"]["0"]["return-code"], 4, "{ended}");
     assert_eq!(ended["results"]["0"]["stdout"], "done\n", "{ended}");
@@ -43,13 +44,13 @@ fn interrupted_operations_finish_once_or_expire() {
     let command = request(host, &one, "execute", json!({ "command_line": line }));
     command.wait_for(host, "executing");
     host.kill();
-    console.run_until("[ -e /root/second ]");
+    console_without_daemon(&directory).run_until("[ -e /root/second ]");
     host.start();
     let ended = command.wait_for(host, "complete");
     assert_eq!(ended["results"]["0"]["return-code"], 5, "{ended}");
     let blob = ended["results"]["0"]["stdout_blob"].as_str().unwrap();
     assert_eq!(host.get(&format!("/blobs/{blob}"))["size"], (1..=720_000).map(line_length).sum::<u64>());
-    assert_eq!(console.run("cat /root/second"), "ran\n");
+    assert_eq!(one.console(host).run("cat /root/second"), "ran\n");
 
     // File transfers in both directions.
     run(host, &one, &format!("head -c {FILE_SIZE} /dev/urandom >/root/out"));
@@ -84,7 +85,7 @@ fn interrupted_operations_finish_once_or_expire() {
     );
     let queued_behind = request(host, &one, "put", put("/root/in"));
     command.wait_for(host, "executing");
-    console.run_until("[ -e /root/synced ]");
+    one.console(host).run_until("[ -e /root/synced ]");
     one.post(host, "/reboothard");
     let record = command.wait_for(host, "error");
     assert!(record["error_message"].as_str().unwrap().contains("restarted"), "{record}");

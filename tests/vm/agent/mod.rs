@@ -5,6 +5,7 @@ mod hostile;
 mod interrupted;
 mod multi_host;
 mod released;
+mod terminal;
 
 use muster_test_cluster::Host;
 use muster_testing::wait_for;

@@ -3,6 +3,7 @@
 use muster_test_cluster::{enter_vm_namespaces, vm_hosts};
 use serde_json::json;
 
+use super::terminal::check_interactive_session;
 use super::{create_ready, execute, request};
 
 #[test]
@@ -25,6 +26,7 @@ fn any_daemon_serves_operations_and_unreachable_ones_expire() {
     request(second, &here, "put", put("/root/there", 60.0)).wait_for(second, "complete");
     assert_eq!(execute(second, &here, "cat /root/there")["stdout"], "there\n");
     assert!(second.get(&here.path("/agent/facts"))["mounts"].is_array());
+    check_interactive_session(second, &here);
 
     // A blob whose only host is unreachable cannot be copied.
     let got = request(first, &there, "get", json!({ "path": "/etc/passwd" })).wait_for(first, "complete");

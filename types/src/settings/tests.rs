@@ -39,6 +39,12 @@ fn errors_of_values_name_the_setting() {
         ("NODE_NAME", "a/b"),
         ("NODE_MESH_IP", "fd00::1"),
         ("NETWORK_NODE_IP", "host-1"),
+        ("NETWORK_NODE_LEASE", "0.5"),
+        ("NETWORK_VIRTUAL_IP", "198.51.100.9"),
+        ("NETWORK_VIRTUAL_IP", "198.51.100.0/24"),
+        ("NETWORK_VIRTUAL_IP", "198.51.100.255/24"),
+        ("NETWORK_VIRTUAL_IP", "127.0.0.9/8"),
+        ("NETWORK_VIRTUAL_IP", "192.168.20.9/24"),
         ("DNS_SERVER", "8.8.8.8\nuser=root"),
     ] {
         let why = Settings::from_pairs(&[(name, value)]).unwrap_err();
@@ -59,6 +65,7 @@ fn masks_passwords_of_urls() {
     for (url, shown) in [
         ("mysql://me:pw@host/db", "mysql://me:********@host/db"),
         ("mysql://me:p@w@host/db", "mysql://me:********@host/db"),
+        ("mysql://me:pw@a:3306,b,c:3307/db", "mysql://me:********@a:3306,b,c:3307/db"),
         ("mysql://host/db?password=pw", "mysql://host/db?********"),
         ("mysql:me:pw@host", "mysql:********"),
         ("sqlite:/var/lib/muster.db", "sqlite:/var/lib/muster.db"),

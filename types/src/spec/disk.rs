@@ -37,7 +37,9 @@ pub struct DiskSpec {
     pub size: Option<u64>,
     /// The image that is the initial content; `null` for an empty disk.
     pub base: Option<String>,
+    /// The bus that the disk is attached to.
     pub bus: DiskBus,
+    /// Whether it is a disk or a CD-ROM.
     #[serde(rename = "type")]
     pub disk_type: DiskType,
 }

@@ -26,9 +26,11 @@ string_enum! {
 /// The requested display of an instance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VideoSpec {
+    /// The model of the video card, such as `cirrus`.
     pub model: String,
     /// In kibibytes.
     pub memory: u64,
+    /// The remote display protocol.
     pub vdi: Vdi,
 }
 

@@ -4,7 +4,6 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
 use super::super::keys::AddedKey;
-use super::super::networks::DeletedNetworks;
 use super::*;
 
 fn credentials(apiurl: &str) -> Credentials {
@@ -124,19 +123,6 @@ async fn reports_refused_connections() {
     let error = Client::new(credentials(&url)).unwrap().log_in().await.unwrap_err();
     let expected = format!("cannot reach {url}: connection refused; is `muster serve` running?");
     assert_eq!(error.to_string(), expected);
-}
-
-#[tokio::test]
-async fn partial_network_deletion_is_a_response_and_other_refusals_are_errors() {
-    let partial =
-        r#"{"error": {"deleted": [], "unable": ["5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01"]}, "status": 403}"#;
-    let no = (403, r#"{"error": "not now", "status": 403}"#);
-    let (client, _) = server(vec![TOKEN, (403, partial), no, (202, "[]")]).await;
-    let outcome = client.delete_networks(None, false).await.unwrap().value().unwrap();
-    assert!(matches!(outcome, DeletedNetworks::Partial { unable, .. } if unable.len() == 1));
-    assert_eq!(client.delete_networks(None, false).await.unwrap_err().to_string(), "not now");
-    let outcome = client.delete_networks(None, false).await.unwrap().value().unwrap();
-    assert!(matches!(outcome, DeletedNetworks::All(deleted) if deleted.is_empty()));
 }
 
 #[test]

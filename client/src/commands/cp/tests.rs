@@ -147,7 +147,7 @@ async fn temporary_artifact_is_deleted() {
         (arguments("-", "web:/a"), PendingOperation::default(), Cell::new(None));
     let copy =
         CopyToGuest { session: &session, arguments: &arguments, pending: &pending, temporary: &temporary };
-    let uploaded = Uploaded { upload, size: 1, sha512: "ab".into(), summary: String::new() };
+    let uploaded = Uploaded { upload, sha512: "ab".into(), summary: String::new() };
     let blob = create_blob(&session.client, &uploaded, &temporary).await.unwrap();
     let guest = GuestFile { instance: "web", path: "/a" };
     copy.submit_put(&blob, guest, Some(&ChmodMode::Number(0o644))).await.unwrap();

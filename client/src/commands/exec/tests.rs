@@ -1,3 +1,4 @@
+use muster_types::terminal::{DEFAULT_TERMINAL_SIZE, TerminalRequest};
 use serde_json::json;
 
 use super::super::agent::tests::example;
@@ -71,11 +72,14 @@ async fn detached_command_is_not_polled() {
 }
 
 #[tokio::test]
-async fn terminal_is_refused_instead_of_ignored() {
-    let (client, fake) = FakeServer::start(vec![]).await;
-    let with_terminal = Arguments { tty: true, ..arguments(&["top"]) };
-    assert_eq!(run(with_terminal, &Session { client, json: false }).await, EXIT_FAILED);
-    assert!(fake.requests().is_empty());
+async fn refusal_of_a_terminal_is_reported() {
+    let refusal = (409, json!({ "error": "the guest's agent does not support terminals", "status": 409 }));
+    let (client, fake) = FakeServer::start(vec![("POST /instances/web/agent/terminal", vec![refusal])]).await;
+    let size = DEFAULT_TERMINAL_SIZE;
+    let request = TerminalRequest { command_line: "top".into(), term: "vt100".into(), size };
+    let error = client.open_terminal("web", &request).await.unwrap_err();
+    assert!(error.to_string().contains("does not support terminals"), "{error}");
+    assert!(fake.requests()[0].contains(r#""command_line":"top""#), "{:?}", fake.requests());
 }
 
 #[test]

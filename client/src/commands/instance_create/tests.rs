@@ -104,3 +104,22 @@ async fn explains_a_scheduling_refusal() {
     assert_eq!(error, expected);
     assert_eq!(fake.requests().len(), 5);
 }
+
+#[tokio::test]
+async fn does_not_advise_to_retry_what_no_node_can_take() {
+    let full = json!({
+        "error": "No nodes remaining at scheduling stage sufficient_idle_memory: no node is large enough for this instance",
+        "status": 507, "stage": "sufficient_idle_memory", "transient": false
+    });
+    let (client, _) = FakeServer::start(vec![
+        ("POST /instances", vec![(507, full)]),
+        ("GET /instances", vec![(200, json!([]))]),
+    ])
+    .await;
+    let session = Session { client, json: false };
+    let error = create(&session, arguments("web --disk 8")).await.unwrap_err().to_string();
+    assert!(
+        error.ends_with("this instance: request less, or let an administrator add a larger node"),
+        "{error}"
+    );
+}

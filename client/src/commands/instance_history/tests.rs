@@ -124,6 +124,22 @@ fn advises_about_an_instance_that_was_not_placed() {
 }
 
 #[test]
+fn does_not_advise_to_wait_for_an_instance_that_fits_on_no_node() {
+    let events = vec![event(
+        5.0,
+        "status",
+        "schedule has no candidates at stage sufficient_idle_memory, aborting",
+        &json!({ "reason": "No nodes remaining", "transient": false }),
+    )];
+    let record = json!({
+        "state": "error", "power_state": "initial", "error_message": "scheduling failed", "node": null
+    });
+    let text = render_oldest_first(&record, events, &[]);
+    assert!(text.contains("not placed: no node is large enough: No nodes remaining\n"), "{text}");
+    assert!(!text.contains("memory left") && !text.contains("try again"), "{text}");
+}
+
+#[test]
 fn reports_a_failed_operation_once() {
     let report = json!({ "code": "c", "message": "no such model", "details": {} });
     let failed = operation(3.0, "node_inst_op", "error", &report);
@@ -159,6 +175,18 @@ fn crash_names_the_next_step_and_counts_repetitions() {
     let text = render_oldest_first(&json!({ "power_state": "crashed" }), vec![crash(9.0), crash(8.0)], &[]);
     assert!(text.contains("8 s ago  it crashed: killed by signal 9 (2 times)\n"), "{text}");
     assert!(text.contains("` shows its last output\n"), "{text}");
+}
+
+#[test]
+fn explains_an_unknown_power_state() {
+    let reason = "node sim-1 has not checked in since 2026-01-01T00:00:00.000Z; the VM may still be running";
+    let lost = event(8.0, "mutate", "power state is now unknown", &json!({ "from": "on", "reason": reason }));
+    let record = json!({ "power_state": "unknown", "power_state_since": NOW - 8.0 });
+    let text = render_oldest_first(&record, vec![lost], &[]);
+    assert!(text.contains(&format!("8 s ago  its power state is unknown: {reason}\n")), "{text}");
+    let now = "now: its power state is unknown since 2025-12-31T23:59:52.000Z: sim-1 does not check in, and the VM may \
+               still be running; see `muster node show sim-1`\n";
+    assert!(text.ends_with(now), "{text}");
 }
 
 #[test]

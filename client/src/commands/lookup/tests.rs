@@ -37,7 +37,7 @@ async fn resolved(client: &Client) -> anyhow::Result<String> {
 async fn ambiguity_lists_id_state_and_age_of_the_candidates() {
     let client = two_instances([("created", "ci"), ("created", "ci")]).await;
     let expected = format!(
-        "2 instances have the name web: {} (created, created 2 h ago, namespace ci), {} (created, created just now, \
+        "2 instances have the name web: {} (created, created 2 h ago, namespace ci), {} (created, created at an unknown time, \
          namespace ci); give a UUID instead of the name",
         IDS[0], IDS[1]
     );

@@ -85,16 +85,18 @@ fn reads_routed_addresses_from_the_record() {
 }
 
 #[test]
-fn delete_all_lists_operation_per_network() {
-    let deleted = json!([{ "network_uuid": "5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01", "op_type": "net_op",
-                           "op_uuid": "1d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01" }]);
+fn delete_all_lists_operation_per_network_and_what_it_waits_for() {
+    let deleted = json!([
+        { "network_uuid": "5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01", "op_type": "net_op",
+          "op_uuid": "1d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01" },
+        { "network_uuid": "6d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01", "op_type": "net_op",
+          "op_uuid": "2d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01", "reason": "it has interfaces" }]);
     let expected = "\
-NETWORK                               OPERATION
-5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01  net_op 1d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01
+NETWORK                               OPERATION                                    WAITS
+5d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01  net_op 1d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01  -
+6d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01  net_op 2d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01  it has interfaces
 ";
-    assert_eq!(deletions(from_value(deleted.clone()).unwrap()).render(None), expected);
-    let partial = json!({ "deleted": deleted, "unable": ["2d5e1b5a-8a3c-4b0e-9d0c-6f1c1f6f0a01"] });
-    assert_eq!(deletions(from_value(partial).unwrap()).render(None), expected);
+    assert_eq!(deletions(from_value(deleted).unwrap()).render(None), expected);
 }
 
 #[test]

@@ -34,6 +34,11 @@ const FAILURE_BACKOFF: Duration = Duration::from_secs(2);
 /// The minimum time for which an unused issuer stays in the cache.
 const MIN_IDLE_TIME: Duration = Duration::from_secs(60);
 
+/// Returns the total time that a fetch may take.
+pub(super) fn fetch_timeout(settings: &Settings) -> Duration {
+    Duration::from_secs(settings.federation_jwks_fetch_timeout_seconds.max(1))
+}
+
 /// The keys of an issuer as of one fetch.
 struct CachedKeys {
     keys: KeySet,
@@ -127,7 +132,7 @@ impl JwksCache {
         let download = KeyDownload {
             filter,
             is_proxied: !settings.http_proxy_server.is_empty(),
-            timeout: Duration::from_secs(settings.federation_jwks_fetch_timeout_seconds.max(1)),
+            timeout: fetch_timeout(settings),
         };
         let ttl = Duration::from_secs(settings.federation_jwks_cache_seconds);
         Self(Arc::new(Inner { ttl, ca_bundle, download, events, issuers: Mutex::default() }))

@@ -83,7 +83,8 @@ impl IdentityVerifier {
     pub fn new(settings: &Settings, events: &Events) -> Self {
         let networks = &settings.federation_jwks_allowed_networks;
         let filter =
-            AddressFilter::new("FEDERATION_JWKS_ALLOWED_NETWORKS", networks, &settings.http_proxy_server);
+            AddressFilter::new("FEDERATION_JWKS_ALLOWED_NETWORKS", networks, &settings.http_proxy_server)
+                .for_requests_within(jwks::fetch_timeout(settings));
         let ca_bundle = Arc::new(CaBundle::new(settings, filter.clone()));
         let jwks = JwksCache::new(settings, Arc::clone(&ca_bundle), filter, events.clone());
         Self { ca_bundle, jwks }

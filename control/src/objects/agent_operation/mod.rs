@@ -1,5 +1,6 @@
 //! Agent operations: commands and file transfers inside guests. This module creates and lists them; `end.rs` ends them,
 //! `perform.rs` performs them, and `reconcile/agent_operations.rs` starts them.
+//! Interactive sessions are in `terminal.rs`.
 //!
 //! | what | own namespace | trusted by the owner | `system` | anyone else |
 //! |---|---|---|---|---|
@@ -11,6 +12,7 @@ pub(crate) mod end;
 mod mode;
 mod output;
 pub(crate) mod perform;
+pub mod terminal;
 
 pub use mode::parse as parse_mode;
 
@@ -292,12 +294,15 @@ pub async fn find(app: &App, caller: &Caller, id: AgentOperationId) -> Result<Ag
     if caller.may_see(&*app.store, &row.namespace).await? { Ok(row) } else { Err(absent()) }
 }
 
+/// Returns an operation that the caller may change.
+pub async fn find_own(app: &App, caller: &Caller, id: AgentOperationId) -> Result<AgentOperationRow> {
+    let row = find(app, caller, id).await?;
+    if caller.may_change(&row.namespace) { Ok(row) } else { Err(Error::not_found("agent operation")) }
+}
+
 /// Deletes an operation and cancels it if it is running.
 pub async fn delete(app: &App, caller: &Caller, id: AgentOperationId) -> Result<AgentOperationRecord> {
-    let row = find(app, caller, id).await?;
-    if !caller.may_change(&row.namespace) {
-        return Err(Error::not_found("agent operation"));
-    }
+    let row = find_own(app, caller, id).await?;
     let deleted = transaction!(app.store, |tx| {
         let Some(row) = agent_operations::get(&mut *tx, id).await? else {
             return Err(Error::not_found("agent operation").into());
@@ -323,10 +328,15 @@ pub async fn facts(
     instance: &InstanceRow,
 ) -> Result<Map<String, Value>> {
     require_ready(instance)?;
-    node.guests().facts(instance.id).await.map_err(|error| match error {
+    node.guests().facts(instance.id).await.map_err(guest_error)
+}
+
+/// Converts the error of a request that was sent to a guest directly.
+fn guest_error(error: GuestError) -> Error {
+    match error {
         GuestError::Refused(reason) => Error::Conflict(reason),
         other => Error::Unavailable(other.to_string()),
-    })
+    }
 }
 
 #[cfg(test)]

@@ -58,6 +58,7 @@ pub(crate) fn state_for_power(row: &InstanceRow, power: PowerState) -> Option<&'
     Some(match power {
         PowerState::On => "not ready (no contact)",
         PowerState::Paused => "not ready (instance paused)",
+        PowerState::Unknown => "unknown",
         PowerState::Initial | PowerState::Off | PowerState::Crashed => "not ready (instance powered off)",
     })
 }

@@ -1,23 +1,27 @@
 //! The serial console and the display of an instance.
 
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use muster_types::event::Event;
 use muster_types::event_message::EventMessage;
 use muster_types::ids::BlobId;
+use muster_types::key::Secret;
 use muster_types::node::NodeApi;
 use muster_types::spec::Vdi;
 use muster_types::storage::Draft;
 use muster_types::time::now;
+use muster_types::vm::ConsoleConnection;
 use muster_types::{Error, Result};
 use serde::Serialize;
 use serde_json::json;
 use utoipa::ToSchema;
 
-use super::{find_own, node_row, object, require_created};
+use super::{node_row, object, require_created};
 use crate::app::App;
 use crate::auth::Caller;
+use crate::auth::console_key::ConsoleKey;
 use crate::objects::blob::{self, BlobSource};
 use muster_store::instances::InstanceRow;
 use muster_store::transaction;
@@ -90,21 +94,77 @@ async fn store_draft(app: &App, node: &Arc<dyn NodeApi>, namespace: &str, draft:
     }
 }
 
-/// Returns the file with which virt-viewer connects to the display.
-pub async fn viewer_file(app: &App, caller: &Caller, reference: &str) -> Result<String> {
-    let row = find_own(app, caller, reference, None).await?;
-    let node = node_row(app, &row).await?;
+/// Opens a session with the serial console. Call it on the daemon of the instance's node.
+pub async fn open(
+    app: &App,
+    caller: &Caller,
+    node: &Arc<dyn NodeApi>,
+    row: &InstanceRow,
+) -> Result<UnixStream> {
+    let session = node.vms().open_console(row.id).await?;
+    let event = Event::audit(object(row.id), "console request from REST API");
+    app.record(caller, event.with("source", caller.remote.clone()));
+    Ok(session)
+}
+
+/// Records a connection to the port of a serial console.
+pub(crate) fn record_connection(app: &App, connection: ConsoleConnection) {
+    let mut event = Event::audit(object(connection.vm), "connection to the port of the serial console")
+        .with("source", connection.source.ip().to_string());
+    if connection.unreported > 0 {
+        event = event.with("earlier_connections_not_recorded", connection.unreported);
+    }
+    app.events.record_if_room(event);
+}
+
+/// The error for an instance without a node.
+#[must_use]
+pub fn not_placed() -> Error {
+    Error::NotFound("placement node not found".into())
+}
+
+fn require_open_ports(app: &App) -> Result<()> {
+    if app.settings.console_ports {
+        return Ok(());
+    }
+    Err(Error::NotFound(
+        "the ports of displays are closed on this cluster: set CONSOLE_PORTS to open them".into(),
+    ))
+}
+
+/// Returns the password of the display; `None` if the VM was started by a release without passwords.
+async fn display_password(node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<Option<Secret>> {
+    match node.vms().display_password(row.id).await {
+        Err(Error::Conflict(_) | Error::NotFound(_)) => {
+            Err(Error::Conflict("the instance is off and has no display: power it on first".into()))
+        }
+        password => password,
+    }
+}
+
+/// Returns the file with which virt-viewer connects to the display. Call it on the daemon of the instance's node.
+pub async fn viewer_file(
+    app: &App,
+    caller: &Caller,
+    vm_node: &Arc<dyn NodeApi>,
+    row: &InstanceRow,
+) -> Result<String> {
+    require_open_ports(app)?;
+    let node = node_row(app, row).await?;
     let ports = row.ports.ok_or_else(|| Error::NotFound("the instance has no console yet".into()))?;
     let kind = if row.spec.video.vdi == Vdi::Vnc { "vnc" } else { "spice" };
     let mut lines = vec![
         "[virt-viewer]".to_owned(),
         format!("type={kind}"),
-        format!("host={}", node.identity.ip),
+        format!("host={}", node.report.console_address.unwrap_or(node.identity.ip)),
         format!("port={}", ports.vdi),
     ];
     if let (Some(port), Some(display)) = (ports.vdi_tls, &node.report.display) {
         lines.push(format!("tls-port={port}"));
         lines.push(format!("host-subject={}", display.subject));
+    }
+    if let Some(password) = display_password(vm_node, row).await? {
+        lines.push(format!("password={}", password.expose()));
     }
     lines.push("delete-this-file=1".to_owned());
     if let (Some(_), Some(display)) = (ports.vdi_tls, &node.report.display) {
@@ -117,28 +177,49 @@ pub async fn viewer_file(app: &App, caller: &Caller, reference: &str) -> Result<
 /// A short-lived URL of the display on the console proxy.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct ProxyRecord {
+    /// The URL of the graphical console.
     pub url: String,
     /// Unix time in seconds.
     pub expires_at: u64,
 }
 
-/// Returns a short-lived URL of the display on the console proxy.
-pub async fn create_proxy_url(app: &App, caller: &Caller, reference: &str) -> Result<ProxyRecord> {
-    let row = find_own(app, caller, reference, None).await?;
+/// The console proxy and the key that signs its tokens.
+#[derive(Debug)]
+pub struct ConsoleProxy<'a> {
+    url: &'a str,
+    key: &'a ConsoleKey,
+}
+
+/// Returns the console proxy, or an error if the display of the instance cannot be used through one.
+pub fn check_proxy<'a>(app: &'a App, row: &InstanceRow) -> Result<ConsoleProxy<'a>> {
     let base = app.settings.kerbside_url.trim_end_matches('/');
     if base.is_empty() {
         return Err(Error::NotFound("kerbside integration is not configured".into()));
     }
-    require_created(&row)?;
+    require_created(row)?;
     if row.spec.video.vdi == Vdi::Vnc {
         return Err(Error::Conflict("instance does not have a SPICE console".into()));
     }
-    let Some(signer) = &app.console_key else {
+    let Some(key) = &app.console_key else {
         return Err(Error::NotConfigured(
             "kerbside signing key is not configured, set KERBSIDE_SIGNING_KEY".into(),
         ));
     };
-    let node = node_row(app, &row).await?;
+    require_open_ports(app)?;
+    Ok(ConsoleProxy { url: base, key })
+}
+
+/// Returns a short-lived URL of the display on the console proxy. Call it on the daemon of the instance's node.
+pub async fn create_proxy_url(
+    app: &App,
+    caller: &Caller,
+    vm_node: &Arc<dyn NodeApi>,
+    row: &InstanceRow,
+    proxy: &ConsoleProxy<'_>,
+) -> Result<ProxyRecord> {
+    let ConsoleProxy { url: base, key: signer } = proxy;
+    let node = node_row(app, row).await?;
+    let password = display_password(vm_node, row).await?;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole seconds of Unix time")]
     let issued_at = now() as u64;
     let expires_at = issued_at + app.settings.kerbside_token_duration;
@@ -155,10 +236,11 @@ pub async fn create_proxy_url(app: &App, caller: &Caller, reference: &str) -> Re
         "instance_name": row.name,
         "namespace": row.namespace,
         "node": node.identity.name,
-        "host": node.identity.ip,
+        "host": node.report.console_address.unwrap_or(node.identity.ip),
         "port": row.ports.map(|ports| ports.vdi),
         "tls_port": row.ports.and_then(|ports| ports.vdi_tls),
         "host_subject": node.report.display.map(|display| display.subject),
+        "password": password.as_ref().map(Secret::expose),
     });
     let token = signer.sign(&claims);
     app.record(

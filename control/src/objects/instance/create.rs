@@ -10,12 +10,13 @@ use muster_types::event::{Event, EventType};
 use muster_types::event_message::EventMessage;
 use muster_types::ids::{BlobId, InstanceId, NodeId};
 use muster_types::instance::{
-    ConfigDriveType, DiskSpecRecord, InstanceRecord, InstanceState, MachineType, SideChannel,
+    ConfigDriveType, DiskSpecRecord, InstanceRecord, InstanceState, MachineType, RestartPolicy, SideChannel,
 };
 use muster_types::namespace::NamespaceState;
 use muster_types::network::NetworkState;
 use muster_types::node::NodeState;
 use muster_types::object::{NameOrId, ObjectType};
+use muster_types::quota::QuotaName;
 use muster_types::spec::{self, AddressSpec, Affinity, DiskBus, DiskSpec, NetworkSpec, VideoSpec};
 use muster_types::{Error, Result};
 use serde_json::{Map, Value};
@@ -29,7 +30,7 @@ use crate::objects::audit::with_caller;
 use crate::objects::interface::{self, NewInterface, WantedAddress};
 use crate::objects::network::address_pool::require_within;
 use crate::objects::network::state::require_state;
-use crate::objects::{blob, metadata, network};
+use crate::objects::{blob, metadata, network, quota};
 use crate::queue::CreateInstance;
 use crate::scheduler::PlacementRequest;
 use muster_store::instances::{self, InstanceRow, InstanceSpec, NewInstance};
@@ -65,6 +66,8 @@ pub struct InstanceRequest {
     pub configdrive: Option<String>,
     pub metadata: Option<Value>,
     pub side_channels: Option<Vec<String>>,
+    pub disposable: bool,
+    pub restart: Option<String>,
 }
 
 /// A request whose fields are valid on their own.
@@ -168,7 +171,7 @@ pub async fn create(app: &App, caller: &Caller, request: InstanceRequest) -> Res
                 &candidates,
                 Ok(&allocation),
             );
-            return to_record(&*app.store, row).await;
+            return to_record(app, &*app.store, row).await;
         }
         Ok(Err(refused)) => (CreateFailure::Scheduling(placement::no_capacity(&refused)), refused),
         Err(failure) => (failure, vec![]),
@@ -177,6 +180,7 @@ pub async fn create(app: &App, caller: &Caller, request: InstanceRequest) -> Res
         let row = insert_failed(app, caller, &request, &format!("{reason}: {}", failure.error())).await?;
         placement::record_scheduling(app, caller, request.id, &request.placement, &candidates, Err(&refused));
         record_failed(app, caller, &row);
+        return Err(Error::InstanceFailed { instance: row.id, error: Box::new(failure.into_error()) });
     }
     Err(failure.into_error())
 }
@@ -215,6 +219,12 @@ fn check(request: InstanceRequest) -> Result<CheckedRequest> {
         None => vec![SideChannel::Agent, SideChannel::Agent2],
         Some(names) => side_channels(&names)?,
     };
+    let restart = match request.restart.as_deref().filter(|text| !text.is_empty()) {
+        None => RestartPolicy::Manual,
+        Some(text) => text.parse().map_err(|_| {
+            Error::Invalid(format!("restart: {text:?} is neither \"manual\" nor \"elsewhere\""))
+        })?,
+    };
     let machine_type = if request.secure_boot { MachineType::Q35 } else { MachineType::Pc };
     Ok(CheckedRequest {
         name,
@@ -233,6 +243,8 @@ fn check(request: InstanceRequest) -> Result<CheckedRequest> {
             machine_type,
             side_channels,
             requested_placement: None,
+            disposable: request.disposable,
+            restart,
         },
         networks: request.networks,
         metadata,
@@ -334,7 +346,7 @@ async fn validate(
         let Some(base) = &disk.spec.base else { continue };
         match image::resolve(app, caller, &namespace, &base_field(number), base).await? {
             ImageSource::Blob(blob) => {
-                disk.blob_uuid = Some(require_fit(app, number, &disk.spec, blob).await?);
+                disk.blob_uuid = Some(blob);
             }
             ImageSource::Url(url) => {
                 fetch.insert(number, url);
@@ -376,20 +388,6 @@ async fn requested_node(app: &App, node: &str, spec: &mut InstanceSpec) -> Resul
     }
     spec.requested_placement = Some(row.identity.name);
     Ok(row.identity.id)
-}
-
-/// Rejects a disk that is smaller than its image, if the size of the image is known.
-async fn require_fit(app: &App, number: usize, disk: &DiskSpec, blob: BlobId) -> Result<BlobId> {
-    let facts = blobs::get(&*app.store, blob).await?.and_then(|row| row.image);
-    if let (Some(size), Some(facts)) = (disk.size, facts)
-        && size.saturating_mul(GIB) < facts.virtual_size
-    {
-        let needed = facts.virtual_size.div_ceil(GIB);
-        let text =
-            format!("disk[{number}].size: {size} GB is smaller than the image, which needs {needed} GB");
-        return Err(Error::Invalid(text));
-    }
-    Ok(blob)
 }
 
 async fn resolve_template(app: &App, caller: &Caller, namespace: &str, template: &str) -> Result<BlobId> {
@@ -457,14 +455,16 @@ async fn write(
     candidates: &Candidates,
 ) -> Result<Result<(InstanceRow, Allocation), RefusedNodes>, CreateFailure> {
     candidates.nodes().map_err(CreateFailure::Scheduling)?;
+    let of_instance = quota::of_instance(&request.placement);
+    let floating = request.networks.iter().filter(|(_, wanted, _)| wanted.float).count();
+    let floating = i64::try_from(floating).expect("at most MAX_SLOTS interfaces");
+    let added = [&of_instance[..], &[(QuotaName::FloatingAddresses, floating)]].concat();
     // The number of the interface that the transaction is creating, to classify a failure.
     let mut current = None;
     let outcome = transaction!(app.store, |tx| {
         current = None;
-        // The lock keeps a concurrently deleted namespace from leaving the instance behind.
-        if !namespaces::lock(tx, &request.namespace, NamespaceState::Created).await? {
-            return Err(Error::not_found("namespace").into());
-        }
+        let admission = quota::Admission::begin(app, tx, &request.namespace, &added).await?;
+        admission.reject_early(tx, &of_instance.map(|(name, _)| name)).await?;
         let placed =
             placement::allocate_in(app, tx, &request.namespace, &request.placement, candidates).await?;
         let allocation = match placed {
@@ -492,6 +492,8 @@ async fn write(
         reference_blobs_in(tx, row.id, &request.spec).await?;
         let handle = operation_on(&row, CreateInstance {}, Some(&caller.request_id)).enqueue(tx).await?;
         instances::set_operation(tx, row.id, &handle).await?;
+        // The lock keeps a concurrently deleted namespace from leaving the instance behind.
+        admission.finish(tx).await?;
         let row = InstanceRow { last_operation: Some(handle), ..row };
         Ok(Ok((row, allocation)))
     });
@@ -554,6 +556,7 @@ async fn reference_blob_in(
     if !blobs::lock(tx, id).await? {
         return Err(Error::not_found("blob").into());
     }
+    blobs::set_used(tx, id).await?;
     Ok(references::insert(tx, source, relationship, value, &blob::object(id)).await?)
 }
 
@@ -572,7 +575,7 @@ fn record_created(app: &App, caller: &Caller, row: &InstanceRow, deprecated: boo
     }
 }
 
-/// Keeps a record of an instance that could not be created, until the caller deletes it.
+/// Keeps a record of an instance that could not be created, until the caller deletes it or the cleaner removes it.
 async fn insert_failed(
     app: &App,
     caller: &Caller,

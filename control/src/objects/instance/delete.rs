@@ -6,8 +6,8 @@ use muster_types::instance::{InstanceRecord, InstanceState};
 use muster_types::operation::OperationHandle;
 use muster_types::{Error, Result};
 
-use super::state::{release_from_node, set_state};
-use super::{find_own, object, operation_on, record};
+use super::state::release_from_node;
+use super::{find_own, lost, object, operation_on, record};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::namespace_for_delete_all;
@@ -80,27 +80,16 @@ async fn pending(tx: &mut Tx, row: &InstanceRow) -> Result<Option<OperationHandl
     Ok(pending.map(|op| OperationHandle { op_type: op.operation_type, op_uuid: op.id }))
 }
 
-/// Releases the instances of a deleted node: their VMs are lost. Instances that were being deleted become deleted, the
-/// others enter the error state.
+/// Removes the instances of a deleted node, whose VMs are lost. Instances that were being deleted become deleted, the others
+/// enter the error state and keep their addresses.
 pub(crate) async fn release_deleted_node(app: &App, node: NodeId, name: &str) -> Result<()> {
     // Waits for allocations in progress, so that they are found below. Later ones see that the node is deleted.
     transaction!(app.store, |tx| { Ok(node_ledgers::lock(tx, node).await?) })?;
     for row in instances::of_node(&*app.store, node).await? {
-        let reason = format!("node {name} was deleted");
-        let (from, to) = match row.state {
-            InstanceState::DeleteWait => (row.state, InstanceState::Deleted),
-            InstanceState::DeleteWaitError => (row.state, InstanceState::Error),
-            state => match state.error_state() {
-                Some(failed) if set_state(app, row.id, state, failed, Some(&reason)).await? => {
-                    (failed, InstanceState::Error)
-                }
-                _ => (state, InstanceState::Error),
-            },
-        };
-        if from == to {
-            transaction!(app.store, |tx| { Ok(instances::clear_node(tx, row.id).await?) })?;
+        if row.state == InstanceState::DeleteWait {
+            release_from_node(app, &row, row.state, InstanceState::Deleted, true).await?;
         } else {
-            release_from_node(app, &row, from, to, true).await?;
+            lost::fail_lost(app, &row, &format!("node {name} was deleted"), None).await?;
         }
     }
     Ok(())

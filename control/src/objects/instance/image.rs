@@ -2,7 +2,7 @@
 //!
 //! | form | meaning |
 //! |---|---|
-//! | `label:NAME` | a label of the caller's namespace |
+//! | `label:NAME` | a label of the caller's namespace, otherwise one that `system` shares |
 //! | `sf://label/NAMESPACE/NAME` | a label |
 //! | `sf://upload/NAMESPACE/NAME` | an uploaded image |
 //! | `sf://snapshot/UUID`, `sf://artifact/UUID` | the newest version of an artifact |
@@ -25,6 +25,7 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::artifact::{self, ArtifactRequest};
 use crate::objects::blob_copy;
+use crate::objects::label;
 use crate::objects::version;
 use crate::queue::{FetchArtifact, Operation as _};
 use muster_store::artifacts::ArtifactRow;
@@ -53,8 +54,8 @@ pub(crate) async fn resolve(
     base: &str,
 ) -> Result<ImageSource> {
     if let Some(name) = base.strip_prefix("label:") {
-        let url = format!("sf://label/{}/{name}", caller.namespace);
-        return by_source(app, caller, ArtifactType::Label, &caller.namespace, &url, base).await;
+        let row = label::by_name(app, caller, name).await?.ok_or_else(|| Error::not_found("artifact"))?;
+        return newest(app, caller, &row, base).await;
     }
     let Some(path) = base.strip_prefix("sf://") else {
         crate::fetch::check(&app.settings, field, base)?;
@@ -172,8 +173,13 @@ pub(crate) async fn fetched_blob(app: &App, id: ArtifactId) -> Result<BlobId> {
     }
 }
 
-/// Copies and converts a blob for use as a disk on a node. Returns the facts of the image.
-pub(crate) async fn ensure_on(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) -> Result<ImageFacts> {
+/// Copies and converts a blob for use as a disk on a node, on behalf of a namespace. Returns the facts of the image.
+pub(crate) async fn ensure_on(
+    app: &App,
+    namespace: &str,
+    node: &Arc<dyn NodeApi>,
+    id: BlobId,
+) -> Result<ImageFacts> {
     let deleted = || Error::Conflict(format!("blob {id} was deleted before it could be used"));
     let row = blobs::get(&*app.store, id).await?;
     let row = row.filter(|row| row.state == BlobState::Created).ok_or_else(deleted)?;
@@ -182,16 +188,16 @@ pub(crate) async fn ensure_on(app: &App, node: &Arc<dyn NodeApi>, id: BlobId) ->
     let facts = match row.image {
         Some(facts) => facts,
         None => {
-            let facts = storage.inspect(id).await.map_err(unusable)?;
+            let facts = storage.inspect(namespace, id).await.map_err(unusable)?;
             transaction!(app.store, |tx| { Ok(blobs::set_image(tx, id, &facts).await?) })?;
             facts
         }
     };
     match row.depends_on {
-        None => storage.convert(id, &facts).await.map_err(unusable)?,
+        None => storage.convert(namespace, id, &facts).await.map_err(unusable)?,
         Some(base) => {
-            Box::pin(ensure_on(app, node, base)).await?;
-            storage.convert_thin(id, base).await.map_err(unusable)?;
+            Box::pin(ensure_on(app, namespace, node, base)).await?;
+            storage.convert_thin(namespace, id, base).await.map_err(unusable)?;
         }
     }
     Ok(facts)

@@ -10,7 +10,11 @@ pub(crate) mod agent;
 pub mod console;
 pub mod create;
 pub mod delete;
+pub mod evacuate;
+pub(crate) mod fence;
 pub mod image;
+pub(crate) mod lost;
+pub(crate) mod place_again;
 pub mod placement;
 pub mod plan;
 pub mod plug;
@@ -31,12 +35,14 @@ use muster_types::{Error, Result};
 
 use crate::app::App;
 use crate::auth::Caller;
+use crate::objects::lookup::{SearchScope, only_match, search_order};
 use crate::objects::node_location::NodeLocation;
 use crate::objects::{agent_operation_record, interface};
 use crate::queue::{NewOperation, Operation};
+use muster_store::attributes::{self, ObjectAttributes};
 use muster_store::instances::{self, InstanceRow};
 use muster_store::nodes::{self, NodeRow};
-use muster_store::{Read, agent_operations, interfaces, metadata, references};
+use muster_store::{Read, agent_operations, interfaces};
 
 /// The version of the record's format.
 const VERSION: i64 = 19;
@@ -82,24 +88,33 @@ pub async fn find<D: Read + Copy>(
     let namespace = namespace.filter(|name| !name.is_empty());
     let row = match NameOrId::parse(reference) {
         NameOrId::Id(id) => instances::get(db, id).await?,
-        NameOrId::Name(name) => {
-            let searched = namespace.unwrap_or(&caller.namespace);
-            let mut found = instances::by_name(db, &name, Some(searched)).await?;
-            if found.is_empty() && namespace.is_none() && caller.is_system() {
-                found = instances::by_name(db, &name, None).await?;
-            }
-            if found.len() > 1 {
-                let text = format!("multiple instances have the name \"{name}\" in namespace \"{searched}\"");
-                return Err(Error::Invalid(text));
-            }
-            found.pop()
-        }
+        NameOrId::Name(name) => by_name(db, caller, &name, namespace).await?,
     };
     let row = row.ok_or_else(absent)?;
     if namespace.is_some_and(|wanted| row.namespace != wanted) || !caller.may_see(db, &row.namespace).await? {
         return Err(absent());
     }
     Ok(row)
+}
+
+async fn by_name<D: Read + Copy>(
+    db: D,
+    caller: &Caller,
+    name: &str,
+    namespace: Option<&str>,
+) -> Result<Option<InstanceRow>> {
+    for scope in search_order(caller, namespace) {
+        let found = match scope {
+            SearchScope::Namespace(namespace) => instances::by_name(db, name, Some(namespace)).await?,
+            SearchScope::AllNamespaces => instances::by_name(db, name, None).await?,
+            // Instances are not shared.
+            SearchScope::Shared => vec![],
+        };
+        if let Some(row) = only_match(found, "instances", name)? {
+            return Ok(Some(row));
+        }
+    }
+    Ok(None)
 }
 
 /// Returns an instance by id or name that the caller may change.
@@ -122,11 +137,12 @@ pub(crate) fn not_ready(row: &InstanceRow) -> Error {
     Error::NotReady(format!("instance {} is not ready ({})", row.id, row.state))
 }
 
-/// Returns where an instance runs; `None` before it is placed.
+/// Returns where an instance runs; `None` before it is placed. [`Error::Unavailable`] if its node does not check in.
 pub async fn locate(app: &App, row: &InstanceRow) -> Result<Option<NodeLocation>> {
     let Some(node) = row.node else { return Ok(None) };
-    let node = nodes::get(&*app.store, &NameOrId::Id(node)).await?;
-    Ok(node.map(|node| NodeLocation::of(app, node)))
+    let Some(node) = nodes::get(&*app.store, &NameOrId::Id(node)).await? else { return Ok(None) };
+    lost::require_reachable(&node)?;
+    Ok(Some(NodeLocation::of(app, node)))
 }
 
 /// Returns the node of this daemon that an instance runs on.
@@ -143,7 +159,7 @@ pub async fn get(
 ) -> Result<InstanceRecord> {
     let snapshot = app.store.snapshot()?;
     let row = find(&snapshot, caller, reference, namespace).await?;
-    to_record(&snapshot, row).await
+    to_record(app, &snapshot, row).await
 }
 
 /// Returns the next page of the instances that the caller may read, by id.
@@ -157,27 +173,26 @@ pub async fn list_page(
     let rows = instances::page(&*app.store, seen_by, all, after, PAGE_SIZE).await?;
     let full = i64::try_from(rows.len()).is_ok_and(|count| count == PAGE_SIZE);
     let next = rows.last().filter(|_| full).map(|row| row.id);
-    Ok((records(&*app.store, rows).await?, next))
+    Ok((records(app, &*app.store, rows).await?, next))
 }
 
 /// Returns the record of one instance.
-pub(crate) async fn to_record<D: Read + Copy>(db: D, row: InstanceRow) -> Result<InstanceRecord> {
-    let mut records = records(db, vec![row]).await?;
+pub(crate) async fn to_record<D: Read + Copy>(app: &App, db: D, row: InstanceRow) -> Result<InstanceRecord> {
+    let mut records = records(app, db, vec![row]).await?;
     records.pop().ok_or_else(|| Error::not_found("instance"))
 }
 
 /// Returns the record of an existing instance.
 pub(crate) async fn record(app: &App, id: InstanceId) -> Result<InstanceRecord> {
     let row = instances::get(&*app.store, id).await?.ok_or_else(|| Error::not_found("instance"))?;
-    to_record(&*app.store, row).await
+    to_record(app, &*app.store, row).await
 }
 
 /// Returns the records of rows, with a constant number of queries.
-async fn records<D: Read + Copy>(db: D, rows: Vec<InstanceRow>) -> Result<Vec<InstanceRecord>> {
+async fn records<D: Read + Copy>(app: &App, db: D, rows: Vec<InstanceRow>) -> Result<Vec<InstanceRecord>> {
     let ids: Vec<InstanceId> = rows.iter().map(|row| row.id).collect();
     let id_strings: Vec<String> = ids.iter().map(ToString::to_string).collect();
-    let mut metadata_of = metadata::of_objects(db, ObjectType::Instance, &id_strings).await?;
-    let mut references_of = references::of_objects(db, ObjectType::Instance, &id_strings).await?;
+    let mut attributes_of = attributes::of_objects(db, ObjectType::Instance, &id_strings).await?;
     let on_nodes: BTreeSet<NodeId> = rows.iter().filter_map(|row| row.node).collect();
     let names = nodes::names(db, &on_nodes.into_iter().collect::<Vec<_>>()).await?;
     let mut interfaces_of: HashMap<InstanceId, Vec<InterfaceRecord>> = HashMap::new();
@@ -192,7 +207,9 @@ async fn records<D: Read + Copy>(db: D, rows: Vec<InstanceRow>) -> Result<Vec<In
         .into_iter()
         .map(|row| {
             let id = row.id.to_string();
-            let references = references_of.remove(&id).unwrap_or_default();
+            let ObjectAttributes { metadata, references } = attributes_of.remove(&id).unwrap_or_default();
+            // Closed ports are reserved, but of no use to clients.
+            let ports = row.ports.filter(|_| app.settings.console_ports);
             InstanceRecord {
                 uuid: row.id,
                 name: row.name,
@@ -200,6 +217,8 @@ async fn records<D: Read + Copy>(db: D, rows: Vec<InstanceRow>) -> Result<Vec<In
                 state: row.state,
                 error_message: row.error_message,
                 power_state: row.power_state,
+                power_state_since: row.power_state_since,
+                generation: row.generation,
                 cpus: row.spec.cpus,
                 memory: row.spec.memory,
                 disk_spec: row.spec.disks,
@@ -216,15 +235,17 @@ async fn records<D: Read + Copy>(db: D, rows: Vec<InstanceRow>) -> Result<Vec<In
                 agent_state: row.agent_state,
                 agent_start_time: row.agent_start_time,
                 agent_system_boot_time: row.agent_system_boot_time,
-                console_port: row.ports.map(|ports| ports.console),
-                vdi_port: row.ports.map(|ports| ports.vdi),
-                vdi_tls_port: row.ports.and_then(|ports| ports.vdi_tls),
+                console_port: ports.map(|ports| ports.console),
+                vdi_port: ports.map(|ports| ports.vdi),
+                vdi_tls_port: ports.and_then(|ports| ports.vdi_tls),
                 node: row.node.and_then(|node| names.get(&node).cloned()),
                 requested_placement: row.spec.requested_placement,
+                disposable: row.spec.disposable,
+                restart: row.spec.restart,
                 interfaces: interfaces_of.remove(&row.id).unwrap_or_default(),
                 last_cluster_operation: row.last_operation,
                 agent_operations_queue: queues.remove(&row.id).unwrap_or_default(),
-                metadata: metadata_of.remove(&id).unwrap_or_default(),
+                metadata,
                 version: VERSION,
                 references_to: references.to,
                 references_from: references.from,
@@ -241,7 +262,6 @@ pub async fn list_interfaces(app: &App, caller: &Caller, reference: &str) -> Res
 
 /// Returns the row of the node that an instance runs on.
 pub(crate) async fn node_row(app: &App, row: &InstanceRow) -> Result<NodeRow> {
-    let absent = || Error::NotFound("placement node not found".into());
-    let id = row.node.ok_or_else(absent)?;
-    nodes::get(&*app.store, &NameOrId::Id(id)).await?.ok_or_else(absent)
+    let id = row.node.ok_or_else(console::not_placed)?;
+    nodes::get(&*app.store, &NameOrId::Id(id)).await?.ok_or_else(console::not_placed)
 }

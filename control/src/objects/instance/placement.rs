@@ -22,7 +22,7 @@ use crate::scheduler::{
 };
 use crate::state::NodeCapacity;
 use muster_store::instances::InstanceRow;
-use muster_store::{StoreError, Tx, TxError, instances, node_ledgers, nodes};
+use muster_store::{StoreError, Tx, TxError, instances, node_ledgers};
 use muster_types::capacity::{Capacity, CommittedCapacity};
 
 /// The maximum number of candidates whose ledgers one attempt tries.
@@ -70,7 +70,7 @@ async fn query_scheduler(
         }
     }
     let policy = SchedulerPolicy::from(&app.settings);
-    let outcome = scheduler::candidates(request, &nodes, &tags_by_node, &policy, now(), &mut random_fraction);
+    let outcome = scheduler::candidates(request, &nodes, &tags_by_node, &policy, &mut random_fraction);
     Ok(Candidates { outcome, nodes })
 }
 
@@ -129,12 +129,15 @@ pub(crate) async fn allocate_in(
         let mut only_demand_refused = false;
         for node in nodes.iter().take(MAX_CANDIDATES) {
             let Some(facts) = candidates.facts(*node) else { continue };
-            let ledger = node_ledgers::lock(tx, *node).await?;
             // Deleting a node locks this ledger before it reads the instances of the node.
-            let state = nodes::state(&mut *tx, *node).await?;
+            let (ledger, state, silence) = node_ledgers::lock_with_state(tx, *node).await?;
             if state != Some(NodeState::Created) {
                 let state = state.unwrap_or(NodeState::Deleted);
                 refused.push((facts.name.clone(), format!("its state is {state}")));
+                continue;
+            }
+            if silence > policy.max_silence {
+                refused.push((facts.name.clone(), format!("its last check-in was {silence:.0} seconds ago")));
                 continue;
             }
             match scheduler::commit_capacity(request, facts, &ledger, &policy, now(), include_demand) {
@@ -237,7 +240,8 @@ pub(crate) fn record_scheduling(
     match &candidates.outcome.result {
         Err(refusal) => {
             let message = EventMessage::SchedulingAborted(refusal.stage);
-            app.record(caller, event(message).with("reason", refusal.text.clone()));
+            let aborted = event(message).with("reason", refusal.text.clone());
+            app.record(caller, aborted.with("transient", refusal.transient));
         }
         Ok(candidates) => {
             let mut last =

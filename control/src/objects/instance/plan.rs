@@ -7,6 +7,7 @@ use muster_types::interface::InterfaceState;
 use muster_types::spec::{self, DiskDevice, DiskRole, DiskType};
 use muster_types::vm::{ConfigDriveFile, ConsolePorts, DiskKind, DiskPlan, NicPlan, VmPlan};
 use muster_types::{Error, Result};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use super::create::decode_user_data;
@@ -25,6 +26,14 @@ const VERSIONS: [&str; 2] = ["latest", "2017-02-22"];
 fn devices(spec: &InstanceSpec) -> Vec<DiskDevice> {
     let disks: Vec<_> = spec.disks.iter().map(|disk| disk.spec.clone()).collect();
     spec::layout_disks(&disks, spec.configdrive == ConfigDriveType::OpenStackDisk)
+}
+
+/// Returns the devices of an instance's disks without its config drive, with the numbers of the disks.
+pub(crate) fn disk_devices(spec: &InstanceSpec) -> impl Iterator<Item = (String, usize)> {
+    devices(spec).into_iter().filter_map(|device| match device.role {
+        DiskRole::Disk(number) => Some((device.device, number)),
+        DiskRole::ConfigDrive => None,
+    })
 }
 
 /// Returns the disks of an instance. `sizes` are the virtual sizes of the images in bytes, by disk number.
@@ -71,6 +80,7 @@ pub(crate) async fn build(app: &App, row: &InstanceRow, ports: ConsolePorts) -> 
     let invalid = |field| Error::Internal(format!("instance {}: {field} is out of range", row.id));
     Ok(VmPlan {
         id: row.id,
+        generation: row.generation,
         name: row.name.clone(),
         cpus: u32::try_from(row.spec.cpus).map_err(|_| invalid("cpus"))?,
         memory_mb: u64::try_from(row.spec.memory).map_err(|_| invalid("memory"))?,
@@ -154,14 +164,15 @@ fn config_drive(
         "public_keys": { "mykey": row.spec.ssh_key },
     });
     let user_data = row.spec.user_data.as_deref().and_then(decode_user_data);
-    let network_data = network_data(app, row, interfaces, networks, mtu);
+    let network_data = serde_json::to_vec(&network_data(app, row, interfaces, networks, mtu))
+        .map_err(|error| Error::Internal(format!("failed to write network_data.json: {error}")))?;
     let text = |value: &Value| value.to_string().into_bytes();
     let mut files = Vec::new();
     for version in VERSIONS {
         for (name, content) in [
             ("meta_data.json", text(&meta_data)),
             ("user_data", user_data.clone().unwrap_or_else(|| b"#cloud-config\n".to_vec())),
-            ("network_data.json", text(&network_data)),
+            ("network_data.json", network_data.clone()),
             ("vendor_data.json", b"{}".to_vec()),
             ("vendor_data2.json", b"{}".to_vec()),
         ] {
@@ -171,13 +182,31 @@ fn config_drive(
     Ok(files)
 }
 
+/// The content of `network_data.json`.
+#[derive(Debug, Serialize)]
+struct NetworkData {
+    links: Vec<Value>,
+    networks: Vec<Value>,
+    services: Vec<NetworkService>,
+}
+
+/// A DNS server, with the fields in the order in which the existing service writes them: some guests parse them as text.
+#[derive(Debug, Serialize)]
+struct NetworkService {
+    address: String,
+    #[serde(rename = "type")]
+    service_type: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    search: Option<[String; 1]>,
+}
+
 fn network_data(
     app: &App,
     row: &InstanceRow,
     interfaces: &[&InterfaceRow],
     networks: &[NetworkRow],
     mtu: u32,
-) -> Value {
+) -> NetworkData {
     let (mut links, mut addresses, mut services) = (vec![], vec![], vec![]);
     for interface in interfaces {
         let network = networks.iter().find(|network| network.id == interface.network);
@@ -206,11 +235,26 @@ fn network_data(
         addresses.push(Value::Object(entry));
         if network.provide_dns {
             let search = domain(&row.namespace, &app.settings.zone);
-            services.push(json!({ "address": router, "type": "dns", "search": [search] }));
+            services.push(NetworkService { address: router, service_type: "dns", search: Some([search]) });
         }
     }
     if services.is_empty() {
-        services.push(json!({ "address": app.settings.dns_server, "type": "dns" }));
+        let address = app.settings.dns_server.to_string();
+        services.push(NetworkService { address, service_type: "dns", search: None });
     }
-    json!({ "links": links, "networks": addresses, "services": services })
+    NetworkData { links, networks: addresses, services }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_the_fields_of_a_service_in_order() {
+        let search = Some(["ci.example".to_owned()]);
+        let service = NetworkService { address: "10.0.0.1".into(), service_type: "dns", search };
+        let data = NetworkData { links: vec![], networks: vec![], services: vec![service] };
+        let expected = r#"{"links":[],"networks":[],"services":[{"address":"10.0.0.1","type":"dns","search":["ci.example"]}]}"#;
+        assert_eq!(serde_json::to_string(&data).unwrap(), expected);
+    }
 }

@@ -4,6 +4,7 @@ use muster_types::event::Event;
 use muster_types::instance::InstanceState;
 use muster_types::interface::InterfaceRecord;
 use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::quota::QuotaName;
 use muster_types::spec::NetworkSpec;
 use muster_types::{Error, Result};
 
@@ -12,6 +13,7 @@ use super::{find_own, object, operation_on};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::interface::{self, NewInterface};
+use crate::objects::quota;
 use crate::queue::PlugInterface;
 use muster_store::{instances, interfaces, transaction};
 
@@ -33,7 +35,9 @@ pub async fn plug(
     }
     let (network, wanted, address) = find_network(app, &row.namespace, wanted, "network").await?;
     let own = [row.id];
+    let added = [(QuotaName::FloatingAddresses, i64::from(wanted.float))];
     let created = transaction!(app.store, |tx| {
+        let admission = quota::Admission::begin(app, tx, &row.namespace, &added).await?;
         if !instances::lock(tx, row.id, PLUGGABLE).await? {
             return Err(not_pluggable().into());
         }
@@ -58,6 +62,7 @@ pub async fn plug(
             .enqueue(tx)
             .await?;
         instances::set_operation(tx, row.id, &handle).await?;
+        admission.finish(tx).await?;
         Ok(created)
     })?;
     app.networks.notify_changed();

@@ -63,6 +63,7 @@ pub async fn apply(
     let _lock = app.instance_locks.lock(id).await;
     let row = instances::get(&*app.store, id).await?.ok_or_else(|| Error::not_found("instance"))?;
     require_created(&row)?;
+    caller.deadline.require_waiting()?;
     let vms = node.vms();
     let power = vms.power(id).await?;
     let running = matches!(power, Some(VmPower::On | VmPower::Paused));
@@ -137,6 +138,15 @@ pub(crate) async fn start_vm(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceR
     Err(Error::Unavailable("no free console ports found".into()))
 }
 
+/// Builds the disks of the VM of an instance without starting it. The caller holds the instance lock.
+pub(crate) async fn build_vm(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<()> {
+    let ports = match row.ports {
+        Some(ports) => ports,
+        None => choose_ports(app, node, row).await?,
+    };
+    node.vms().build(&plan::build(app, row, ports).await?).await
+}
+
 async fn choose_ports(app: &App, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<ConsolePorts> {
     let node_id = node.identity().id;
     let with_tls = row.spec.video.vdi != Vdi::Vnc;
@@ -178,6 +188,9 @@ pub(crate) async fn write_power_state(app: &App, node: &Arc<dyn NodeApi>, id: In
         Some(VmPower::Paused) => (PowerState::Paused, None),
         Some(VmPower::Off { reason }) => (PowerState::Off, Some(reason)),
         Some(VmPower::Crashed { reason }) => (PowerState::Crashed, Some(reason)),
+        Some(VmPower::Lost) if row.power_wanted == PowerState::Off => {
+            (PowerState::Off, Some("its host went down".to_owned()))
+        }
         Some(VmPower::Lost) => return restart_after_host_failure(app, &row).await,
         None => (PowerState::Crashed, Some("the node no longer has the VM".to_owned())),
     };
@@ -208,12 +221,9 @@ pub(crate) async fn write_power_state(app: &App, node: &Arc<dyn NodeApi>, id: In
     agent::observe(app, node, id).await
 }
 
-/// Restarts a VM that was running when its host went down, unless the user powered it off. Boxed because the queued
-/// operation calls it recursively.
+/// Restarts a VM that was running when its host went down. Boxed because the queued operation calls it recursively.
 fn restart_after_host_failure<'a>(app: &'a App, row: &'a InstanceRow) -> NodeFuture<'a, ()> {
-    Box::pin(async move {
-        if row.power_wanted == PowerState::Off { Ok(()) } else { enqueue_start(app, row).await }
-    })
+    Box::pin(enqueue_start(app, row))
 }
 
 async fn enqueue_start(app: &App, row: &InstanceRow) -> Result<()> {

@@ -6,6 +6,7 @@ use muster_types::artifact::ArtifactType;
 use muster_types::event::Event;
 use muster_types::ids::{ArtifactId, BlobId, InstanceId};
 use muster_types::instance::DiskRecord;
+use muster_types::quota::QuotaName;
 use muster_types::{Error, Result};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -15,7 +16,7 @@ use super::{find, find_own, object, operation_on, require_created};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::artifact::{self, ArtifactRequest};
-use crate::objects::{blob, version};
+use crate::objects::{blob, quota, version};
 use crate::queue::{DiskCopy, SnapshotInstance};
 use muster_store::instances::InstanceRow;
 use muster_store::{artifacts, blobs, instances, transaction};
@@ -36,13 +37,15 @@ pub struct SnapshotRequest {
 /// A queued snapshot of one disk.
 #[derive(Debug, Serialize, ToSchema)]
 pub struct SnapshotRecord {
+    /// The disk that is copied, as the source of the artifact.
     pub source_url: String,
+    /// The artifact that the snapshot is a version of.
     pub artifact_uuid: ArtifactId,
     /// The blob that will hold the snapshot.
     pub blob_uuid: BlobId,
 }
 
-fn source_url(instance: InstanceId, device: &str) -> String {
+pub(super) fn source_url(instance: InstanceId, device: &str) -> String {
     format!("sf://instance/{instance}/{device}")
 }
 
@@ -87,6 +90,8 @@ pub async fn create(
                 max_versions: request.max_versions,
             };
             let (artifact_row, _) = artifact::ensure_in(app, tx, caller, &row.namespace, &wanted).await?;
+            // The size is not known yet.
+            quota::require_in(app, tx, &row.namespace, &[(QuotaName::ArtifactBytes, 1)]).await?;
             copies.push(DiskCopy {
                 device: (*device).to_owned(),
                 artifact: artifact_row.id,

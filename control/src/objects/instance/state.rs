@@ -2,7 +2,9 @@
 
 use muster_store::instances::{self, InstanceRow};
 use muster_store::operations::{self, OperationRow};
-use muster_store::{agent_operations, interfaces, references, transaction};
+use muster_store::{
+    StoreError, Tx, agent_operations, blob_namespaces, blobs, interfaces, references, transaction,
+};
 use muster_types::event::{Event, EventType};
 use muster_types::event_message::EventMessage;
 use muster_types::ids::InstanceId;
@@ -100,6 +102,7 @@ pub(crate) async fn release_from_node(
         if let Some(node) = instance.node {
             instances::set_ports(tx, id, node, None).await?;
         }
+        end_use_of_blobs(tx, instance).await?;
         references::remove_from(tx, &object(id)).await?;
         if to == InstanceState::Deleted {
             agent_operations::delete_all(tx, id).await?;
@@ -124,5 +127,15 @@ pub(crate) async fn release_from_node(
     }
     app.networks.notify_changed();
     record_state_change(app, id, from, to, None);
+    Ok(())
+}
+
+/// Records that an instance used its blobs until now.
+async fn end_use_of_blobs(tx: &mut Tx, instance: &InstanceRow) -> Result<(), StoreError> {
+    let spec = &instance.spec;
+    for blob in spec.disks.iter().filter_map(|disk| disk.blob_uuid).chain(spec.nvram_template) {
+        blobs::set_used(tx, blob).await?;
+        blob_namespaces::set_used(tx, blob, &instance.namespace).await?;
+    }
     Ok(())
 }

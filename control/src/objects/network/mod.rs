@@ -1,6 +1,7 @@
-//! Networks: create, get, list, delete, route, DNS entries, ping. See docs/decisions/0013.
+//! Networks: create, get, list, delete, route, ping. See docs/decisions/0013.
 
 pub(crate) mod address_pool;
+pub mod dns;
 pub(crate) mod plan;
 pub(crate) mod state;
 pub(crate) mod wait;
@@ -10,39 +11,41 @@ use std::net::Ipv4Addr;
 use muster_types::address::{AddressType, Netblock};
 use muster_types::event::Event;
 use muster_types::ids::{NetworkId, OperationId};
-use muster_types::namespace::NamespaceState;
 use muster_types::network::{FLOATING_NETWORK_ID, NetworkRecord, NetworkState, check_name};
 use muster_types::object::{NameOrId, ObjectRef, ObjectType};
 use muster_types::operation::{OperationHandle, OperationType};
+use muster_types::quota::QuotaName;
 use muster_types::{Error, Result};
 
 use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::access::namespace_for_delete_all;
+use crate::objects::lookup::{SearchScope, only_match, search_order};
 use crate::objects::node_location::{NodeLocation, network_node};
+use crate::objects::quota;
 use crate::queue::{CreateNetwork, DeleteNetwork, NewOperation, Operation};
 use address_pool::{NO_FREE_ADDRESSES, floating_pool, quarantine};
 use muster_store::addresses::{self, Allocation};
+use muster_store::attributes::{self, ObjectAttributes};
 use muster_store::networks::{NetworkRow, NewNetwork};
 use muster_store::operations::OperationRow;
 use muster_store::{
-    Read, StoreError, Tx, TxError, dns_entries, interfaces, metadata, namespaces, networks, operations,
-    references, transaction,
+    Read, StoreError, Tx, TxError, interfaces, networks, operations, references, transaction,
 };
-use state::{USABLE, changed, require_state};
+use state::{changed, require_state};
 
 /// The version of the record's format.
 const VERSION: i64 = 9;
 /// The number of networks in a page of a list.
 const PAGE_SIZE: i64 = 500;
-/// The maximum number of DNS entries of a network, besides those of its interfaces.
-const MAX_DNS_ENTRIES: i64 = 1000;
 /// The relationship between a network and the addresses that are routed to it.
 pub const ROUTED: &str = "routed_address";
 /// A request to create a network.
 #[derive(Debug, Default, serde::Deserialize, utoipa::ToSchema)]
 #[schema(as = NewNetwork)]
+#[schema(example = json!({"name": "blue", "netblock": "10.0.0.0/24", "provide_dns": true}))]
 pub struct NetworkRequest {
+    /// The name of the network; it does not need to be unique.
     #[schema(value_type = String)]
     pub name: Option<String>,
     /// The network in CIDR notation, such as `10.0.0.0/24`; from /8 to /29.
@@ -133,15 +136,16 @@ pub async fn create(app: &App, caller: &Caller, request: NetworkRequest) -> Resu
         provide_nat: request.provide_nat.unwrap_or(true),
         provide_dns: request.provide_dns.unwrap_or(false),
     };
+    // With NAT, an operation allocates the address.
+    let added = [(QuotaName::Networks, 1), (QuotaName::FloatingAddresses, i64::from(new.provide_nat))];
     let row = transaction!(app.store, |tx| {
-        // The lock keeps a concurrently deleted namespace from leaving the network behind.
-        if !namespaces::lock(tx, &namespace, NamespaceState::Created).await? {
-            return Err(Error::not_found("namespace").into());
-        }
+        let admission = quota::Admission::begin(app, tx, &namespace, &added).await?;
         let row = networks::insert(tx, &new).await?;
         reserve_special_addresses(tx, &row).await?;
         let handle = operation_on(&row, CreateNetwork {}, Some(caller)).enqueue(tx).await?;
         networks::set_operation(tx, row.id, handle.op_uuid).await?;
+        // The lock keeps a concurrently deleted namespace from leaving the network behind.
+        admission.finish(tx).await?;
         Ok(NetworkRow { last_operation: Some(handle.op_uuid), ..row })
     })?;
     app.queue.wake();
@@ -184,18 +188,7 @@ async fn find_in<D: Read + Copy>(
     let namespace = namespace.filter(|name| !name.is_empty());
     let row = match NameOrId::parse(reference) {
         NameOrId::Id(id) => networks::get(store, id).await?,
-        NameOrId::Name(name) => {
-            let searched = namespace.unwrap_or(&caller.namespace);
-            let mut found = networks::by_name(store, &name, Some(searched)).await?;
-            if found.is_empty() && namespace.is_none() && caller.is_system() {
-                found = networks::by_name(store, &name, None).await?;
-            }
-            if found.len() > 1 {
-                let text = format!("multiple networks have the name \"{name}\" in namespace \"{searched}\"");
-                return Err(Error::Invalid(text));
-            }
-            found.pop()
-        }
+        NameOrId::Name(name) => by_name(store, caller, &name, namespace).await?,
     };
     let row = row.ok_or_else(absent)?;
     if namespace.is_some_and(|wanted| row.namespace.as_deref() != Some(wanted)) {
@@ -206,6 +199,26 @@ async fn find_in<D: Read + Copy>(
         None => caller.is_system(),
     };
     if visible { Ok(row) } else { Err(absent()) }
+}
+
+async fn by_name<D: Read + Copy>(
+    store: D,
+    caller: &Caller,
+    name: &str,
+    namespace: Option<&str>,
+) -> Result<Option<NetworkRow>> {
+    for scope in search_order(caller, namespace) {
+        let found = match scope {
+            SearchScope::Namespace(namespace) => networks::by_name(store, name, Some(namespace)).await?,
+            SearchScope::AllNamespaces => networks::by_name(store, name, None).await?,
+            // Networks are not shared.
+            SearchScope::Shared => vec![],
+        };
+        if let Some(row) = only_match(found, "networks", name)? {
+            return Ok(Some(row));
+        }
+    }
+    Ok(None)
 }
 
 /// Returns a network by id or name that instances of a namespace may use.
@@ -220,12 +233,8 @@ pub(crate) async fn find_for_instances(app: &App, namespace: &str, reference: &s
             Ok(row)
         }
         NameOrId::Name(name) => {
-            let mut found = networks::by_name(&*app.store, &name, Some(namespace)).await?;
-            if found.len() > 1 {
-                let text = format!("multiple networks have the name \"{name}\" in namespace \"{namespace}\"");
-                return Err(Error::Invalid(text));
-            }
-            found.pop().ok_or_else(absent)
+            let found = networks::by_name(&*app.store, &name, Some(namespace)).await?;
+            only_match(found, "networks", &name)?.ok_or_else(absent)
         }
     }
 }
@@ -275,13 +284,12 @@ async fn to_record<D: Read + Copy>(db: D, row: NetworkRow) -> Result<NetworkReco
 /// Returns the records of rows, with a constant number of queries.
 async fn records<D: Read + Copy>(db: D, rows: Vec<NetworkRow>) -> Result<Vec<NetworkRecord>> {
     let ids: Vec<String> = rows.iter().map(|row| row.id.to_string()).collect();
-    let mut metadata_of = metadata::of_objects(db, ObjectType::Network, &ids).await?;
-    let mut references_of = references::of_objects(db, ObjectType::Network, &ids).await?;
+    let mut attributes_of = attributes::of_objects(db, ObjectType::Network, &ids).await?;
     Ok(rows
         .into_iter()
         .map(|row| {
             let id = row.id.to_string();
-            let references = references_of.remove(&id).unwrap_or_default();
+            let ObjectAttributes { metadata, references } = attributes_of.remove(&id).unwrap_or_default();
             NetworkRecord {
                 uuid: row.id,
                 name: row.name,
@@ -296,7 +304,7 @@ async fn records<D: Read + Copy>(db: D, rows: Vec<NetworkRow>) -> Result<Vec<Net
                 state: row.state,
                 error_message: row.error_message,
                 last_cluster_operation: row.last_operation.map(handle),
-                metadata: metadata_of.remove(&id).unwrap_or_default(),
+                metadata,
                 version: VERSION,
                 references_to: references.to,
                 references_from: references.from,
@@ -364,35 +372,31 @@ async fn pending_delete(db: impl Read, id: NetworkId) -> Result<Option<Operation
     Ok(rows.into_iter().find(|row| row.name == DeleteNetwork::KIND.name && !row.state.is_final()))
 }
 
-/// The outcome of deleting every network of a namespace.
-#[derive(Debug, Default)]
-pub struct DeletedAll {
-    pub deleted: Vec<(NetworkId, OperationHandle)>,
-    /// Networks that have interfaces, which the caller did not want to wait for.
-    pub unable: Vec<NetworkId>,
+/// A network that is being deleted.
+#[derive(Debug)]
+pub struct QueuedDeletion {
+    pub network: NetworkId,
+    pub operation: OperationHandle,
+    /// The number of interfaces that have to be removed first.
+    pub interfaces: i64,
 }
 
-/// Deletes every network of a namespace.
-pub async fn delete_all(
-    app: &App,
-    caller: &Caller,
-    namespace: Option<&str>,
-    clean_wait: bool,
-) -> Result<DeletedAll> {
+/// Deletes every network of a namespace, as [`delete`] does.
+pub async fn delete_all(app: &App, caller: &Caller, namespace: Option<&str>) -> Result<Vec<QueuedDeletion>> {
     let named = namespace.filter(|name| !name.is_empty()).unwrap_or(&caller.namespace);
     let namespace = namespace_for_delete_all(&*app.store, caller, Some(named)).await?;
-    let mut outcome = DeletedAll::default();
+    let mut deletions = vec![];
     for row in networks::of_namespace(&*app.store, namespace).await? {
-        if !clean_wait && interfaces::count(&*app.store, row.id).await? > 0 {
-            outcome.unable.push(row.id);
-            continue;
-        }
-        let handle = transaction!(app.store, |tx| { enqueue_delete(tx, row.id, Some(caller)).await })?;
+        let queued = transaction!(app.store, |tx| {
+            let Some(operation) = enqueue_delete(tx, row.id, Some(caller)).await? else { return Ok(None) };
+            let interfaces = interfaces::count(&mut *tx, row.id).await?;
+            Ok(Some(QueuedDeletion { network: row.id, operation, interfaces }))
+        })?;
         app.record(caller, Event::audit(object(row.id), "deletion request from REST API"));
-        outcome.deleted.extend(handle.map(|handle| (row.id, handle)));
+        deletions.extend(queued);
     }
     app.queue.wake();
-    Ok(outcome)
+    Ok(deletions)
 }
 
 /// Routes a floating address to a network without translation.
@@ -401,16 +405,21 @@ pub async fn route(app: &App, caller: &Caller, reference: &str) -> Result<Ipv4Ad
     reject_floating(&row, "route addresses to")?;
     require_state(&row, &[NetworkState::Created])?;
     let floats = floating_pool(&*app.store).await?;
+    let namespace = row.namespace.clone().unwrap_or_default();
+    let added = [(QuotaName::FloatingAddresses, 1), (QuotaName::RoutedAddresses, 1)];
     let address = transaction!(app.store, |tx| {
         if !networks::bump_generation(tx, row.id, &[NetworkState::Created]).await? {
             return Err(changed(tx, row.id).await);
         }
+        let admission = quota::Admission::begin(app, tx, &namespace, &added).await?;
+        admission.reject_early(tx, &added.map(|(name, _)| name)).await?;
         let allocation = Allocation::new(AddressType::Routed, object(row.id));
         let allocated =
             addresses::allocate_any(tx, floats, &allocation, quarantine(app).reclaim_after).await?;
         let address = allocated.ok_or_else(|| Error::InsufficientCapacity(NO_FREE_ADDRESSES.into()))?;
         let (text, target) = (address.to_string(), object(FLOATING_NETWORK_ID));
         references::insert(tx, &object(row.id), ROUTED, Some(&text), &target).await?;
+        admission.finish(tx).await?;
         Ok(address)
     })?;
     app.record(
@@ -460,91 +469,24 @@ pub async fn unroute(app: &App, caller: &Caller, reference: &str, address: &str)
     wait::wait_applied(app, row.id).await
 }
 
-/// Creates or replaces a DNS entry of a network.
-pub async fn set_dns_entry(
-    app: &App,
-    caller: &Caller,
-    reference: &str,
-    name: Option<&str>,
-    value: Option<&str>,
-) -> Result<()> {
-    let required = |name: &str| Error::Invalid(format!("{name}: Missing data for required field."));
-    let name = name.ok_or_else(|| required("name"))?;
-    let value = value.ok_or_else(|| required("value"))?;
-    let value: Ipv4Addr =
-        value.parse().map_err(|_| Error::Invalid("value: must be an IPv4 address".into()))?;
-    let name = check_dns_name(name)?;
-    let row = require_resolver(app, caller, reference).await?;
-    transaction!(app.store, |tx| {
-        if !networks::bump_generation(tx, row.id, USABLE).await? {
-            return Err(changed(tx, row.id).await);
-        }
-        dns_entries::set(tx, row.id, &name, value).await?;
-        if dns_entries::count(&mut *tx, row.id).await? > MAX_DNS_ENTRIES {
-            let text = format!("name: a network can have at most {MAX_DNS_ENTRIES} names");
-            return Err(Error::Invalid(text).into());
-        }
-        Ok(())
-    })?;
-    app.record(
-        caller,
-        Event::audit(object(row.id), "update DNS entry request from REST API")
-            .with("name", name)
-            .with("value", value.to_string()),
-    );
-    wait::wait_applied(app, row.id).await
+/// A ping that was checked.
+#[derive(Debug)]
+pub struct PreparedPing {
+    pub network: NetworkId,
+    /// The namespace of the network.
+    pub owner: Option<String>,
+    pub address: Ipv4Addr,
+    /// The node to send it from.
+    pub location: NodeLocation,
 }
 
-/// Removes a DNS entry of a network, if it exists.
-pub async fn remove_dns_entry(app: &App, caller: &Caller, reference: &str, name: Option<&str>) -> Result<()> {
-    let name = name.ok_or_else(|| Error::Invalid("name: Missing data for required field.".into()))?;
-    let name = check_dns_name(name)?;
-    let row = require_resolver(app, caller, reference).await?;
-    let existed = transaction!(app.store, |tx| {
-        if !networks::bump_generation(tx, row.id, USABLE).await? {
-            return Err(changed(tx, row.id).await);
-        }
-        Ok(dns_entries::remove(tx, row.id, &name).await?)
-    })?;
-    app.record(
-        caller,
-        Event::audit(object(row.id), "remove DNS entry request from REST API")
-            .with("name", name)
-            .with("known", existed),
-    );
-    wait::wait_applied(app, row.id).await
-}
-
-async fn require_resolver(app: &App, caller: &Caller, reference: &str) -> Result<NetworkRow> {
-    let row = find_own(app, caller, reference, None).await?;
-    require_state(&row, USABLE)?;
-    if row.provide_dns { Ok(row) } else { Err(Error::NotReady("network does not provide DNS".into())) }
-}
-
-/// Checks a host name and returns it in lower case.
-fn check_dns_name(name: &str) -> Result<String> {
-    let label = |label: &str| {
-        (1..=63).contains(&label.len())
-            && !label.starts_with('-')
-            && !label.ends_with('-')
-            && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
-    };
-    // Resolvers would parse it as an address.
-    let address = name.parse::<Ipv4Addr>().is_ok();
-    if name.len() <= 253 && name.split('.').all(label) && !address {
-        Ok(name.to_ascii_lowercase())
-    } else {
-        Err(Error::NotReady("invalid DNS name".into()))
-    }
-}
-
-/// Checks a ping and returns the node to send it from.
+/// Checks a ping and finds the node to send it from.
 pub async fn prepare_ping(
     app: &App,
     caller: &Caller,
     reference: &str,
     address: &str,
-) -> Result<(NetworkId, Ipv4Addr, NodeLocation)> {
+) -> Result<PreparedPing> {
     let address: Ipv4Addr = address.parse().map_err(|_| Error::Invalid("invalid address".into()))?;
     let row = find(app, caller, reference, None).await?;
     reject_floating(&row, "ping from")?;
@@ -553,23 +495,5 @@ pub async fn prepare_ping(
     }
     require_state(&row, &[NetworkState::Created])?;
     let node = network_node(app).await?;
-    Ok((row.id, address, NodeLocation::of(app, node)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn accepts_only_host_names_as_dns_entries() {
-        for name in ["web", "Web-1", "a.b.example", "1"] {
-            assert_eq!(check_dns_name(name).unwrap(), name.to_lowercase());
-        }
-        let long = "a".repeat(64);
-        for name in
-            ["", ".", "a..b", "-a", "a-", "a b", "a\nb", "a_b", "é", "a/24", "#", &long, "a.", "10.0.0.1"]
-        {
-            assert!(check_dns_name(name).is_err(), "{name}");
-        }
-    }
+    Ok(PreparedPing { network: row.id, owner: row.namespace, address, location: NodeLocation::of(app, node) })
 }

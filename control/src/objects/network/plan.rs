@@ -11,7 +11,7 @@ use muster_types::network::{
 use muster_types::node::NodeState;
 use muster_types::settings::Settings;
 
-use crate::objects::node_location::choose_network_node;
+use crate::objects::node_location::{NetworkNodes, network_candidate, sort_candidates};
 use muster_store::interfaces::{self, InterfaceRow};
 use muster_store::networks::{self, NetworkRow};
 use muster_store::nodes::NodeRow;
@@ -63,15 +63,22 @@ impl NetworkFacts {
 pub(crate) struct NetworkTopology<'a> {
     facts: &'a NetworkFacts,
     nodes: BTreeMap<NodeId, NodeRow>,
-    network_node: Option<NodeId>,
-    /// The nodes of each network: the network node and the nodes of its interfaces.
+    /// The nodes that have the routers of all networks.
+    routers: NetworkNodes,
+    /// The nodes of each network: those with its router and those of its interfaces.
     participants: BTreeMap<NetworkId, BTreeSet<NodeId>>,
 }
 
 impl<'a> NetworkTopology<'a> {
-    pub(crate) fn new(facts: &'a NetworkFacts, rows: Vec<NodeRow>, settings: &Settings) -> Self {
-        let network_node =
-            choose_network_node(settings.network_node_ip, rows.iter()).map(|row| row.identity.id);
+    /// Creates the topology. `owner` is the active network node.
+    pub(crate) fn new(
+        facts: &'a NetworkFacts,
+        rows: Vec<NodeRow>,
+        owner: Option<NodeId>,
+        settings: &Settings,
+    ) -> Self {
+        let candidates = rows.iter().filter_map(network_candidate);
+        let routers = NetworkNodes::choose(owner, &sort_candidates(settings.network_node_ip, candidates));
         let nodes: BTreeMap<NodeId, NodeRow> = rows
             .into_iter()
             .filter(|row| row.state != NodeState::Deleted)
@@ -84,11 +91,11 @@ impl<'a> NetworkTopology<'a> {
                 let interface_nodes =
                     facts.interfaces.get(network).into_iter().flatten().filter_map(|row| row.node);
                 let on =
-                    interface_nodes.chain(network_node).filter(|node| nodes.contains_key(node)).collect();
+                    interface_nodes.chain(routers.iter()).filter(|node| nodes.contains_key(node)).collect();
                 (*network, on)
             })
             .collect();
-        Self { facts, nodes, network_node, participants }
+        Self { facts, nodes, routers, participants }
     }
 
     /// Returns whether a network is on a node.
@@ -138,7 +145,11 @@ impl<'a> NetworkTopology<'a> {
                 .collect(),
             routed: self.facts.routed.get(&network.id).cloned().unwrap_or_default(),
             check_senders: settings.network_check_senders,
-            router: (self.network_node == Some(node)).then(|| self.router(network, interfaces, settings)),
+            router: self
+                .routers
+                .iter()
+                .any(|router| router == node)
+                .then(|| self.router(network, node, interfaces, settings)),
         })
     }
 
@@ -147,21 +158,23 @@ impl<'a> NetworkTopology<'a> {
         self.nodes.values().map(|row| row.identity.ip).collect()
     }
 
-    /// Returns the sorted addresses of all nodes except the network node.
-    fn other_node_addresses(&self) -> Vec<Ipv4Addr> {
+    /// Returns the sorted addresses of all nodes except one.
+    fn other_node_addresses(&self, node: NodeId) -> Vec<Ipv4Addr> {
         let mut addresses = self.node_addresses();
-        if let Some(own) = self.network_node_address() {
-            addresses.remove(&own);
+        if let Some(own) = self.nodes.get(&node) {
+            addresses.remove(&own.identity.ip);
         }
         addresses.into_iter().collect()
     }
 
-    /// Returns the address of the network node.
-    fn network_node_address(&self) -> Option<Ipv4Addr> {
-        self.network_node.and_then(|node| Some(self.nodes.get(&node)?.identity.ip))
-    }
-
-    fn router(&self, network: &NetworkRow, interfaces: &[InterfaceRow], settings: &Settings) -> RouterPlan {
+    /// Returns the plan of a router on a node.
+    fn router(
+        &self,
+        network: &NetworkRow,
+        node: NodeId,
+        interfaces: &[InterfaceRow],
+        settings: &Settings,
+    ) -> RouterPlan {
         let namespace = network.namespace.as_deref().unwrap_or_default();
         RouterPlan {
             dhcp: network.provide_dhcp,
@@ -181,7 +194,7 @@ impl<'a> NetworkTopology<'a> {
                 gateway: network.floating_gateway,
                 floating: interfaces.iter().filter_map(|row| Some((row.floating?, row.ipv4?))).collect(),
                 masquerade: settings.network_masquerade,
-                nodes: self.other_node_addresses(),
+                nodes: self.other_node_addresses(node),
             },
         }
     }

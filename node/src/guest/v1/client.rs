@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use muster_types::guest::{
-    CommandKey, CommandResult, GuestCommand, GuestError, GuestFileInfo, GuestFuture, OutputName,
+    CommandKey, CommandResult, GuestCommand, GuestError, GuestFileInfo, GuestFuture, GuestTerminal,
+    OutputName,
 };
 use muster_types::storage::ByteStream;
+use muster_types::terminal::TerminalRequest;
 use serde_json::{Map, Value, json};
 
 use super::connection::Connection;
-use super::{execute, get, put};
+use super::{execute, get, put, terminal};
 use crate::guest::channel::AgentClient;
 
 #[derive(Debug)]
@@ -81,5 +83,9 @@ impl AgentClient for V1Client {
 
     fn get<'a>(&'a self, path: &'a str) -> GuestFuture<'a, (GuestFileInfo, ByteStream)> {
         Box::pin(get::get(&self.connection, path))
+    }
+
+    fn terminal<'a>(&'a self, request: &'a TerminalRequest) -> GuestFuture<'a, GuestTerminal> {
+        Box::pin(terminal::open(&self.connection, request))
     }
 }

@@ -35,6 +35,7 @@ pub(super) struct AgentFeatures {
     pub(super) remembers_commands: bool,
     /// Files are transferred in large, acknowledged chunks.
     pub(super) windowed_transfers: bool,
+    pub(super) terminals: bool,
 }
 
 /// What the agent reported about itself.

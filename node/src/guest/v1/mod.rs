@@ -16,6 +16,7 @@ mod get;
 mod packet;
 mod put;
 mod session;
+mod terminal;
 #[cfg(test)]
 mod tests;
 

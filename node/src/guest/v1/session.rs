@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use muster_agent::frame::FrameDecoder;
-use muster_agent::{FEATURE_MEMORY, FEATURE_PIECES};
+use muster_agent::{FEATURE_MEMORY, FEATURE_PIECES, FEATURE_TERMINAL};
 use muster_types::guest::AgentState;
 use muster_types::time::now;
 use serde_json::json;
@@ -447,6 +447,7 @@ impl<'a> Session<'a> {
         let features = AgentFeatures {
             remembers_commands: packet.list_contains("features", FEATURE_MEMORY),
             windowed_transfers: packet.list_contains("features", FEATURE_PIECES),
+            terminals: packet.list_contains("features", FEATURE_TERMINAL),
         };
         self.connection.set_agent_info(AgentInfo { features, boot_id: boot_id.clone() });
         self.channel.update_report(|report| {

@@ -2,9 +2,10 @@
 
 use muster_types::guest::{
     CommandKey, CommandOutput, CommandResult, GuestCommand, GuestError, GuestFileInfo, GuestFuture,
-    OutputName,
+    GuestTerminal, OutputName,
 };
 use muster_types::storage::ByteStream;
+use muster_types::terminal::TerminalRequest;
 use prost::Message;
 use serde_json::{Map, Value, json};
 use tokio::sync::watch;
@@ -16,7 +17,7 @@ use super::message::{
     ChangeMode, CommandErrorKind, Empty, Execute, ExecuteReply, Facts, ReplyBody, RequestBody,
 };
 use super::reader::ConnectionError;
-use crate::guest::channel::AgentClient;
+use crate::guest::channel::{AgentClient, terminals_unsupported};
 
 /// The maximum size of the result of a command, with its output.
 const MAX_EXECUTE_REPLY: usize = 16 << 20;
@@ -164,6 +165,10 @@ impl AgentClient for V2Client {
 
     fn get<'a>(&'a self, path: &'a str) -> GuestFuture<'a, (GuestFileInfo, ByteStream)> {
         Box::pin(file::get(&self.caller, path))
+    }
+
+    fn terminal<'a>(&'a self, _request: &'a TerminalRequest) -> GuestFuture<'a, GuestTerminal> {
+        Box::pin(async { Err(terminals_unsupported()) })
     }
 }
 

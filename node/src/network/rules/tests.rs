@@ -99,3 +99,15 @@ fn host_is_protected_from_the_egress_bridge_with_and_without_masquerading() {
     assert!(text.contains(&format!("{protected} tcp dport 13000 accept")), "{text}");
     assert!(text.contains(&format!("{protected} drop\n  }}")), "{text}");
 }
+
+#[test]
+fn gate_opens_in_one_transaction_and_expires() {
+    let text = open_gate(Some(Duration::from_millis(1500)));
+    assert!(text.starts_with(CLOSE_GATE) && text.contains("open { arp timeout 1500ms }"), "{text}");
+    assert!(!open_gate(None).contains("timeout"));
+    let virtual_ip = "198.51.100.9/24".parse().unwrap();
+    let text = ip_gate_rules("egr-br-eth0", Some(virtual_ip));
+    assert!(text.contains("ip daddr 198.51.100.9 meta protocol != @open drop"), "{text}");
+    assert_eq!(count_rules(&text), 3);
+    assert_eq!(count_rules(&bridge_gate_rules()), 2);
+}

@@ -3,6 +3,7 @@
 mod files;
 mod guest;
 mod shell;
+mod terminal;
 #[cfg(test)]
 mod tests;
 mod transfer;
@@ -14,10 +15,11 @@ use std::time::Duration;
 use bytes::Bytes;
 use muster_types::guest::{
     CommandKey, CommandResult, GuestApi, GuestCommand, GuestError, GuestFileInfo, GuestFuture, GuestReport,
-    OutputName,
+    GuestTerminal, OutputName,
 };
 use muster_types::ids::InstanceId;
 use muster_types::storage::ByteStream;
+use muster_types::terminal::TerminalRequest;
 use muster_types::vm::{ChangeStream, VmPlan, VmPower};
 use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
@@ -25,6 +27,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::change_notifier::ChangeNotifier;
+use crate::guest::terminals_unsupported;
 use guest::{ConnectionState, GuestJob, SimulatedGuest, command_result, disconnected, truncated};
 use shell::{ShellResult, ShellStep};
 use transfer::{Throttle, download, next};
@@ -410,5 +413,21 @@ impl GuestApi for SimulatedGuests {
 
     fn get<'a>(&'a self, id: InstanceId, path: &'a str) -> GuestFuture<'a, (GuestFileInfo, ByteStream)> {
         Box::pin(self.get_file(id, path))
+    }
+
+    fn terminal<'a>(
+        &'a self,
+        id: InstanceId,
+        request: &'a TerminalRequest,
+    ) -> GuestFuture<'a, GuestTerminal> {
+        Box::pin(async move {
+            let (connection, session) = self.connect(id).await?;
+            let has_terminals = |_: &mut SimulatedGuest, script: &GuestScript| match script.stateless_agent {
+                true => Err(terminals_unsupported()),
+                false => Ok(()),
+            };
+            self.request(id, has_terminals).await?;
+            Ok(terminal::open(request, connection, session))
+        })
     }
 }

@@ -89,6 +89,7 @@ fn disk(device: &str, kind: DiskKind, size: Option<u64>, base: Option<BlobId>) -
 fn plan(disks: Vec<DiskPlan>) -> VmPlan {
     VmPlan {
         id: InstanceId::new(),
+        generation: 1,
         name: "one".into(),
         cpus: 1,
         memory_mb: 128,

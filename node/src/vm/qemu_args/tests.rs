@@ -8,6 +8,7 @@ use super::*;
 fn plan() -> VmPlan {
     VmPlan {
         id: InstanceId::new(),
+        generation: 1,
         name: "web".into(),
         cpus: 2,
         memory_mb: 512,
@@ -36,12 +37,12 @@ fn nic(model: &str) -> NicPlan {
 fn resources() -> StartResources {
     StartResources {
         kvm: false,
-        listen: IpAddr::from([127, 0, 0, 1]),
         direct_io: true,
         files: BTreeSet::new(),
         firmware: None,
         taps: Vec::new(),
         qmp: 10,
+        console: 13,
         agent: None,
         vsock: None,
     }
@@ -178,12 +179,11 @@ fn secure_boot_uses_q35_and_protects_the_firmware() {
 fn serves_display_over_spice_or_vnc() {
     let line = arguments(&plan(), &resources());
     let spice = &values(&line, "-spice")[0];
-    assert!(spice.starts_with("addr=127.0.0.1,port=31001,"), "{spice}");
-    assert!(spice.contains("tls-port=31002,tls-channel=default"), "{spice}");
+    assert!(spice.starts_with("unix=on,addr=display/spice,"), "{spice}");
+    assert!(spice.contains("tls-channel=default") && !spice.contains("disable-ticketing"), "{spice}");
     let video = VideoSpec { vdi: Vdi::Vnc, model: "vga".into(), memory: 20_000 };
-    let listen = "fd00::1".parse().unwrap();
-    let line = arguments(&VmPlan { video, ..plan() }, &StartResources { listen, ..resources() });
-    assert_eq!(values(&line, "-vnc"), ["[fd00::1]:25101"]);
+    let line = arguments(&VmPlan { video, ..plan() }, &resources());
+    assert_eq!(values(&line, "-vnc"), ["none,password=on"]);
     assert!(values(&line, "-spice").is_empty());
     assert_eq!(find(&objects(&line, "-device"), "driver", "VGA")["vgamem_mb"], 32);
     let spec = |vdi| environment(&VmPlan { video: VideoSpec { vdi, ..VideoSpec::default() }, ..plan() });

@@ -6,6 +6,7 @@ use axum::body::Body;
 use axum::http::{Method, Request};
 use muster_test_cluster::wait_for;
 use muster_testing::Issuer;
+use muster_types::object::{ObjectRef, ObjectType};
 use muster_types::time::now;
 use serde_json::{Value, json};
 
@@ -57,6 +58,35 @@ async fn counts_every_attempt_regardless_of_outcome() {
     // Simulates the next minute.
     fixture.execute_sql("UPDATE exchange_attempts SET minute = minute - 1").await;
     assert_eq!(exchange_from(address, &fixture.token()).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn addresses_of_one_ipv6_network_share_a_limit() {
+    let fixture = with_rate_limit("2").await;
+    let exchange_from =
+        async |address| fixture.exchange_from(address, &fixture.exchange_body(&fixture.token())).await;
+    assert_eq!(exchange_from("2001:db8:0:1::7").await.status, 200);
+    assert_eq!(exchange_from("2001:db8:0:1::8").await.status, 200);
+    assert_eq!(status_and_error(&exchange_from("2001:db8:0:1:ffff::9").await), TOO_MANY_ATTEMPTS);
+    assert_eq!(exchange_from("2001:db8:0:2::7").await.status, 200, "another network");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn refused_exchanges_are_sampled_as_events() {
+    let fixture = Fixture::new().await;
+    let refused = fixture.token_with_claims(&json!({"ref": "other"}));
+    for _ in 0..40 {
+        let response = fixture.exchange_from("2001:db8::7", &fixture.exchange_body(&refused)).await;
+        assert_eq!(status_and_error(&response), CLAIMS_MISMATCH);
+    }
+    let rule =
+        fixture.cluster.call(&fixture.admin, Method::GET, "/auth/namespaces/ci/rules/deploy", None).await;
+    let rule = ObjectRef::new(ObjectType::Rule, rule.body["uuid"].as_str().unwrap());
+    let events = fixture.cluster.events(&rule).await;
+    let refusals: Vec<_> =
+        events.iter().filter(|event| event.message == "federated exchange refused").collect();
+    assert!((1..40).contains(&refusals.len()), "{}", refusals.len());
+    assert_eq!(refusals[0].extra["remote-address"], "2001:db8::7");
 }
 
 #[tokio::test(flavor = "multi_thread")]

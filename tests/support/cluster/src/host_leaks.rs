@@ -71,7 +71,10 @@ impl HostCluster {
             entries.map(|entry| format!("VM directory {}", entry.path().display())).collect::<Vec<_>>()
         });
         let jobs = data_directories.clone().flat_map(|data| job_directories(&data));
-        let is_own = |cgroup: &PathBuf| instances.iter().any(|id| cgroup.ends_with(id));
+        let is_own = |cgroup: &PathBuf| {
+            let name = cgroup.file_name().unwrap_or_default().to_string_lossy();
+            instances.iter().any(|id| name.starts_with(id.as_str()))
+        };
         let cgroups = cgroups().into_iter().filter(is_own).map(|path| format!("cgroup {}", path.display()));
         let processes = qemu_processes().into_iter().map(|(line, _)| format!("process {line}"));
         vm_directories.chain(jobs).chain(cgroups).chain(processes).collect::<Vec<_>>().join("\n")

@@ -18,6 +18,9 @@ pub(crate) const WAIT_TIMEOUT: Duration = Duration::from_secs(240);
 pub const SYSTEM_KEY: &str = "the first key";
 pub(crate) const SECRET_SEED: &str = "the seed of the whole cluster";
 
+/// The virtual address of a cluster with two network nodes.
+pub const VIRTUAL_IP: &str = "198.51.100.9";
+
 /// A host in its own network namespace, and its daemon.
 #[derive(Debug)]
 pub struct Host {
@@ -82,6 +85,11 @@ impl Host {
     pub fn stop(&mut self) {
         let daemon = Arc::into_inner(self.daemon.take().unwrap()).unwrap();
         assert!(daemon.stop().success());
+    }
+
+    /// Sends a signal to the daemon.
+    pub fn signal(&self, signal: Signal) {
+        self.daemon.as_ref().unwrap().signal(signal);
     }
 
     /// Restarts the daemon with a changed setting.
@@ -189,15 +197,16 @@ impl Host {
 }
 
 /// Lists devices with their masters and aliases, addresses, routes, flood entries and rules, also of each router, and the
-/// files and processes of dnsmasq. Omits indexes, counters and learned entries, which change by themselves.
+/// files and processes of dnsmasq. Omits indexes, counters and learned entries, which change by themselves, and the virtual
+/// address with the rule sets that guard it, which move between hosts.
 const INVENTORY: &str = r#"
 list='
     ip -o link | sed "s/^[0-9]*: //; s/@[^:]*//; s/ *link\/.*\(alias .*\)/\1/; s/ *link\/.*//; s/[\\]//g" | sort
-    ip -4 -o addr | sed "s/^[0-9]*: //; s/ scope.*//" | sort
+    ip -4 -o addr | grep -v 198.51.100.9/ | sed "s/^[0-9]*: //; s/ scope.*//" | sort
     ip route | sort
     ip neigh show proxy | sort
     bridge fdb | grep ^00:00:00:00:00:00 | sort
-    nft list tables | sort | while read table; do nft list $table; done
+    nft list tables | grep -v muster-gate | sort | while read table; do nft list $table; done
 '
 sh -c "$list"
 for router in $(ls /run/netns 2>/dev/null); do
@@ -256,7 +265,7 @@ impl HostCluster {
     pub fn single_host(settings: &[(&str, &str)]) -> Self {
         let directory = create_directory();
         let database_url = format!("sqlite:{}", directory.join("m1/data/muster.db").display());
-        Self::new(1, directory, database_url, settings)
+        Self::new(1, 1, directory, database_url, settings)
     }
 
     /// Creates a cluster of hosts that share a MariaDB, or `None` when that is not installed.
@@ -265,26 +274,52 @@ impl HostCluster {
             muster_testing::skipped("mariadb-server");
             return None;
         };
-        Some(Self::new(count, create_directory(), database_url, settings))
+        Some(Self::new(count, 1, create_directory(), database_url, settings))
     }
 
-    fn new(count: usize, directory: PathBuf, database_url: String, settings: &[(&str, &str)]) -> Self {
+    /// Like [`with_hosts`](Self::with_hosts), but the last two hosts may be the network node. The external peer reaches
+    /// the floating network by way of [`VIRTUAL_IP`].
+    pub fn with_network_standby(count: usize, settings: &[(&str, &str)]) -> Option<Self> {
+        let Some(database_url) = muster_testing::socket_url() else {
+            muster_testing::skipped("mariadb-server");
+            return None;
+        };
+        let virtual_ip = format!("{VIRTUAL_IP}/24");
+        let settings: Vec<_> =
+            settings.iter().copied().chain([("NETWORK_VIRTUAL_IP", virtual_ip.as_str())]).collect();
+        let cluster = Self::new(count, 2, create_directory(), database_url, &settings);
+        cluster.external_peer.sh(&format!("ip route replace 192.168.20.0/24 via {VIRTUAL_IP}"));
+        Some(cluster)
+    }
+
+    /// Creates a cluster in which the last `candidates` hosts may be the network node. The last one joins first.
+    fn new(
+        count: usize,
+        candidates: usize,
+        directory: PathBuf,
+        database_url: String,
+        settings: &[(&str, &str)],
+    ) -> Self {
         let switch = NetworkNamespace::new("switch");
         switch.sh("ip link add switch type bridge && ip link set switch up");
         let mut hosts: Vec<Host> = (1..=count)
             .map(|number| {
                 let setup = setup(&directory.join(format!("m{number}")))
                     .set("DATABASE_URL", &database_url)
-                    .set("NODE_IS_NETWORK_NODE", if number == count { "true" } else { "false" });
+                    .set("NODE_IS_NETWORK_NODE", if number + candidates > count { "true" } else { "false" });
                 let setup = settings.iter().fold(setup, |setup, (name, value)| setup.set(name, value));
                 Host::new(number, &switch, setup)
             })
             .collect();
         let external_peer = NetworkNamespace::new("external");
-        let last = &hosts[count - 1].namespace;
-        last.connect("ext0", &external_peer, "eth0");
-        last.sh("ip addr add 198.51.100.2/24 dev ext0 && ip link set ext0 up");
-        external_peer.sh("ip addr add 198.51.100.1/24 dev eth0 && ip link set eth0 up");
+        external_peer.sh("ip link add eth0 type bridge && ip link set eth0 up");
+        for (index, host) in hosts.iter().rev().take(candidates).enumerate() {
+            let (port, address) = (format!("port{index}"), format!("198.51.100.{}", 2 + index));
+            host.namespace.connect("ext0", &external_peer, &port);
+            host.namespace.sh(&format!("ip addr add {address}/24 dev ext0 && ip link set ext0 up"));
+            external_peer.sh(&format!("ip link set {port} master eth0 up"));
+        }
+        external_peer.sh("ip addr add 198.51.100.1/24 dev eth0");
         external_peer.sh("ip route add 192.168.20.0/24 via 198.51.100.2");
         for host in hosts.iter_mut().rev() {
             host.start();

@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody as _};
 use axum::http::{Method, Request, StatusCode};
 use http_body_util::BodyExt as _;
 use muster_api::{RouteInfo, Service};
-use muster_control::auth::{Caller, Origin};
+use muster_control::auth::secrets::HashRequester;
+use muster_control::auth::{Caller, Origin, RequestDeadline};
 use muster_control::events::{Drainer, Events};
 use muster_control::objects::interface::{NewInterface, WantedAddress};
 use muster_control::objects::key::KeyRequest;
@@ -27,14 +28,16 @@ use muster_types::key::Secret;
 use muster_types::network::NetworkState;
 use muster_types::node::NodeApi;
 use muster_types::object::ObjectRef;
-use muster_types::settings::Settings;
+use muster_types::settings::{Settings, ValidationMode};
 use serde_json::Value;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+use crate::api_document::{ApiDocument, Exchange};
+
 /// The origin of the logins of tests.
-pub const ORIGIN: Origin<'_> = Origin { source: "127.0.0.1", request_id: "test" };
+pub const ORIGIN: Origin<'_> = Origin { remote: "127.0.0.1", source: "127.0.0.1", request_id: "test" };
 
 /// A cluster in the test's process.
 pub struct Cluster {
@@ -52,6 +55,7 @@ pub struct Cluster {
     directory: tempfile::TempDir,
     runtime: Handle,
     allows_unfinished_operations: AtomicBool,
+    allows_undocumented_requests: AtomicBool,
     vms_without_instance: Mutex<Vec<InstanceId>>,
 }
 
@@ -103,7 +107,9 @@ impl Cluster {
         implementations: Option<Vec<Implementation>>,
         resize: impl Fn(SimulatedNode) -> SimulatedNode,
     ) -> Self {
-        let settings = Settings::from_pairs(settings).unwrap();
+        // Check-ins do not run in the background.
+        let settings = [&[("NODE_CHECKIN_MAXIMUM", "600")], settings].concat();
+        let settings = Settings::from_pairs(&settings).unwrap();
         let store = Arc::new(Store::open(url).await.unwrap());
         let spool = directory.path().join("spool");
         let events = Events::open(&spool, "sim-1", &settings).unwrap();
@@ -138,6 +144,7 @@ impl Cluster {
             directory,
             runtime: Handle::current(),
             allows_unfinished_operations: AtomicBool::new(false),
+            allows_undocumented_requests: AtomicBool::new(false),
             vms_without_instance: Mutex::default(),
         }
     }
@@ -175,7 +182,7 @@ impl Cluster {
     /// Creates a key that expires at a time, which may be in the past.
     pub async fn expiring_key(&self, namespace: &str, name: &str, expiry: f64) -> Secret {
         let secret = Secret::generate();
-        let sealed = self.app.secrets.seal(namespace, &secret).await.unwrap();
+        let sealed = self.app.secrets.seal(HashRequester::cluster(namespace), &secret).await.unwrap();
         let new = keys::NewKey { secret: sealed, expiry: Some(expiry), scopes: None, provenance: None };
         let mut tx = self.app.store.begin().await.unwrap();
         keys::put(&mut tx, namespace, name, &new).await.unwrap();
@@ -205,14 +212,51 @@ impl Cluster {
         self.request(request.body(Body::from(body)).unwrap()).await
     }
 
-    /// Calls the API with a complete request.
+    /// Calls the API with a complete request. Fails the test if the response, or a request that succeeds, is not as the
+    /// OpenAPI document describes it.
     pub async fn request(&self, request: Request<Body>) -> ApiResponse {
         let peer: SocketAddr = "127.0.0.1:9".parse().unwrap();
+        let (parts, mut body) = request.into_parts();
+        let mut sent = None;
+        // A body without a size is a stream, which the test controls.
+        if body.size_hint().exact().is_some() {
+            let bytes = body.collect().await.unwrap().to_bytes();
+            body = Body::from(bytes.clone());
+            sent = Some(bytes);
+        }
+        let (method, uri) = (parts.method.clone(), parts.uri.clone());
+        let request = Request::from_parts(parts, body);
         let (head, body) = self.service.call(request, peer).await.into_parts();
         let bytes = body.collect().await.unwrap().to_bytes();
+        self.check_document(&Exchange {
+            method: &method,
+            path: uri.path(),
+            query: uri.query().unwrap_or_default(),
+            request_body: sent.as_deref(),
+            status: head.status,
+            headers: &head.headers,
+            body: &bytes,
+        });
         let text = String::from_utf8_lossy(&bytes).into_owned();
         let body = serde_json::from_slice(&bytes).unwrap_or(Value::Null);
         ApiResponse { status: head.status, headers: head.headers, body, text }
+    }
+
+    fn check_document(&self, exchange: &Exchange<'_>) {
+        let document = ApiDocument::shared(self.service.openapi());
+        let mut problems = document.check_response(exchange);
+        let mode = self.app.settings.api_validation_mode;
+        let is_exempt = self.allows_undocumented_requests.load(Ordering::Relaxed);
+        if exchange.status.is_success() && mode == ValidationMode::Enforce && !is_exempt {
+            problems.extend(document.check_request(exchange));
+        }
+        problems.truncate(20);
+        let Exchange { method, path, status, .. } = exchange;
+        assert!(
+            problems.is_empty(),
+            "the OpenAPI document does not describe {method} {path} with status {status}:\n{}",
+            problems.join("\n")
+        );
     }
 
     /// Returns the events of an object, newest first.
@@ -291,6 +335,16 @@ impl Cluster {
     pub fn node_named(&self, name: &str) -> &SimulatedNode {
         let all = [&self.node, &self.other];
         all.into_iter().find(|node| node.identity().name == name).unwrap()
+    }
+
+    /// Makes a node miss its check-ins until [`reconcile::checkin::join`] is called. Its VMs keep running.
+    pub async fn lose_node(&self, name: &str) {
+        let mut tx = self.app.store.begin().await.unwrap();
+        let last_seen = muster_types::time::now() - 1000.0;
+        let sql = "UPDATE nodes SET lastseen = ? WHERE name = ?";
+        tx.execute(sql, &[last_seen.into(), name.into()]).await.unwrap();
+        tx.finish(Ok(()), &mut Retry::default()).await.unwrap().unwrap();
+        reconcile::node_watch::run(&self.app).await.unwrap();
     }
 
     /// Returns the VMs of all nodes.
@@ -383,7 +437,8 @@ impl Cluster {
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
-fn seed() -> Secret {
+/// Returns the seed of the cluster.
+pub fn seed() -> Secret {
     Secret::new("a seed that only tests use")
 }
 
@@ -422,6 +477,11 @@ impl Cluster {
     /// Lets the test end with unfinished operations.
     pub fn allow_unfinished_operations(&self, _reason: &'static str) {
         self.allows_unfinished_operations.store(true, Ordering::Relaxed);
+    }
+
+    /// Lets the test send requests that succeed in a form that the OpenAPI document does not describe.
+    pub fn allow_undocumented_requests(&self, _reason: &'static str) {
+        self.allows_undocumented_requests.store(true, Ordering::Relaxed);
     }
 
     /// Lets the test end with a VM whose instance does not exist.
@@ -490,6 +550,8 @@ pub fn caller() -> Caller {
         method: "POST".into(),
         path: "/".into(),
         remote: "127.0.0.1".into(),
+        deadline: RequestDeadline::default(),
+        nonce: None,
     }
 }
 

@@ -145,9 +145,17 @@ pub fn qemu_processes() -> Vec<(String, i32)> {
 /// Returns the cgroups of all VMs, also of other tests.
 pub fn cgroups() -> Vec<PathBuf> {
     let hierarchies = ["", "cpu", "memory", "pids"].map(|name| Path::new("/sys/fs/cgroup").join(name));
-    let ours = hierarchies.iter().filter_map(|hierarchy| std::fs::read_dir(hierarchy.join("muster")).ok());
-    let entries = ours.flatten().flatten().filter(|entry| entry.path().is_dir());
-    entries.map(|entry| entry.path()).collect()
+    let directories = |path: &Path| -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(path).into_iter().flatten().flatten().map(|entry| entry.path());
+        entries.filter(|path| path.is_dir()).collect()
+    };
+    // Each user has a parent: `muster`, or `muster-` and the user's id.
+    let is_parent = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name == "muster" || name.starts_with("muster-")
+    };
+    let parents = hierarchies.iter().flat_map(|hierarchy| directories(hierarchy)).filter(is_parent);
+    parents.flat_map(|parent| directories(&parent)).collect()
 }
 
 /// Lists the files below a directory and the directories of VMs, without databases, event spools and logs.

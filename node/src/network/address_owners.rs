@@ -29,9 +29,9 @@ const BOOTP_LEN: usize = 300;
 
 /// The addresses of guests, each with the MAC address of the guest that holds it.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(crate) struct AddressHolders(BTreeMap<Ipv4Addr, MacAddress>);
+pub(crate) struct AddressOwners(BTreeMap<Ipv4Addr, MacAddress>);
 
-impl AddressHolders {
+impl AddressOwners {
     /// Returns the holders that a plan wants. Of several guests with one address only the first has a lease.
     pub(crate) fn of_plan(router: &RouterPlan) -> Self {
         let mut holders = BTreeMap::new();
@@ -68,6 +68,10 @@ impl AddressHolders {
     pub(crate) fn released(&self, wanted: &Self) -> Self {
         let released = self.0.iter().filter(|(address, mac)| wanted.0.get(address) != Some(mac));
         Self(released.map(|(address, mac)| (*address, *mac)).collect())
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -126,16 +130,16 @@ mod tests {
     fn guest_releases_its_address_when_another_guest_holds_it() {
         let dir = tempfile::tempdir().unwrap();
         let mut router = fixtures::router();
-        let before = AddressHolders::of_plan(&router);
-        assert_eq!(AddressHolders::load(dir.path()), None);
+        let before = AddressOwners::of_plan(&router);
+        assert_eq!(AddressOwners::load(dir.path()), None);
         before.save(dir.path()).unwrap();
-        assert_eq!(AddressHolders::load(dir.path()), Some(before.clone()));
+        assert_eq!(AddressOwners::load(dir.path()), Some(before.clone()));
 
         router.leases[0].name = "renamed".into();
-        assert!(before.released(&AddressHolders::of_plan(&router)).is_empty());
+        assert!(before.released(&AddressOwners::of_plan(&router)).is_empty());
         router.leases[0].mac = "02:00:00:00:00:77".parse().unwrap();
-        assert_eq!(before.released(&AddressHolders::of_plan(&router)), before);
+        assert_eq!(before.released(&AddressOwners::of_plan(&router)), before);
         router.leases.clear();
-        assert_eq!(before.released(&AddressHolders::of_plan(&router)), before);
+        assert_eq!(before.released(&AddressOwners::of_plan(&router)), before);
     }
 }

@@ -1,0 +1,318 @@
+//! Restarts the instances of a dead node on other nodes. An operator declares that the host is dead, because this cannot be
+//! observed: a VM that still runs there would run twice. See docs/decisions/0052.
+
+use std::collections::BTreeMap;
+
+use muster_store::instances::{self, InstanceRow, InstanceSpec};
+use muster_store::nodes::{self, NodeRow};
+use muster_store::{
+    StoreError, Tx, TxError, agent_operations, artifacts, blob_locations, blobs, interfaces, metadata,
+    networks, operations, transaction,
+};
+use muster_types::blob::{BlobState, CopyState};
+use muster_types::event::{Event, EventType};
+use muster_types::ids::{BlobId, NodeId};
+use muster_types::instance::{InstanceState, PowerState, RestartPolicy};
+use muster_types::node::{EvacuationOutcome, EvacuationRecord, NodeState};
+use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::spec::{self, DiskType};
+use muster_types::time::format_utc;
+use muster_types::{Error, Result};
+
+use super::create::reference_blobs_in;
+use super::placement::{self, Allocation, Candidates};
+use super::snapshot::{NVRAM, source_url};
+use super::state::{record_state_change, release_from_node};
+use super::{agent, lost, object, operation_on, plan};
+use crate::app::App;
+use crate::auth::Caller;
+use crate::objects::network::state::PRESENT;
+use crate::objects::{blob_copy, version};
+use crate::queue::EvacuateInstance;
+use crate::scheduler::PlacementRequest;
+
+/// The number of seconds after the end of a fencing lease until an instance restarts elsewhere: covers the poll interval of
+/// the watchdog, the end of the processes, and the difference between the clocks of two hosts.
+const FENCING_MARGIN: f64 = 10.0;
+
+/// The content of the disks of an evacuated instance.
+struct RestoredDisks {
+    spec: InstanceSpec,
+    source: &'static str,
+}
+
+/// Evacuates a node that does not check in and that the caller declares to be dead. May be repeated.
+pub async fn evacuate(
+    app: &App,
+    caller: &Caller,
+    node: &NodeRow,
+    dead: bool,
+) -> Result<Vec<EvacuationRecord>> {
+    require_dead(node, dead)?;
+    let event =
+        Event::audit(ObjectRef::new(ObjectType::Node, node.identity.id), "evacuation request from REST API");
+    app.record(caller, event.with("dead", dead));
+    let mut records = Vec::new();
+    for row in instances::of_node(&*app.store, node.identity.id).await? {
+        if row.state == InstanceState::Error {
+            // It has no VM.
+            continue;
+        }
+        let (outcome, target, reason) = evacuate_instance(app, caller, node, &row).await?;
+        record_outcome(app, caller, node, &row, outcome, target.clone(), &reason);
+        records.push(EvacuationRecord {
+            instance_uuid: row.id,
+            name: row.name,
+            namespace: row.namespace,
+            outcome,
+            node: target,
+            reason,
+        });
+    }
+    app.networks.notify_changed();
+    app.queue.wake();
+    Ok(records)
+}
+
+/// Restarts the instances with `restart: elsewhere` of nodes whose watchdog has certainly stopped their VMs. Instances whose
+/// disks cannot be restored, or for which no node has capacity, remain on their node. `silent` are the nodes that do not check
+/// in, each with the time since its last check-in.
+pub(crate) async fn restart_fenced(app: &App, silent: &[(NodeRow, f64)]) -> Result<()> {
+    let caller = Caller::daemon("maintainer");
+    for (node, silence) in silent {
+        let is_lost = matches!(node.state, NodeState::Missing | NodeState::Error);
+        let lease = node.report.fencing_lease.filter(|_| is_lost);
+        if lease.is_none_or(|lease| *silence < lease + FENCING_MARGIN) {
+            continue;
+        }
+        for row in instances::of_node(&*app.store, node.identity.id).await? {
+            if row.state != InstanceState::Created || row.spec.restart != RestartPolicy::Elsewhere {
+                continue;
+            }
+            let Ok(restored) = restore_disks(app, &row).await? else { continue };
+            let (outcome, target, reason) = place_elsewhere(app, &caller, node, &row, &restored).await?;
+            if outcome == EvacuationOutcome::Evacuating {
+                record_outcome(app, &caller, node, &row, outcome, target, &reason);
+                app.networks.notify_changed();
+                app.queue.wake();
+            }
+        }
+    }
+    Ok(())
+}
+
+fn record_outcome(
+    app: &App,
+    caller: &Caller,
+    node: &NodeRow,
+    row: &InstanceRow,
+    outcome: EvacuationOutcome,
+    target: Option<String>,
+    reason: &str,
+) {
+    let name = &node.identity.name;
+    let event =
+        Event::new(EventType::Status, object(row.id), format!("evacuation from dead node {name}: {outcome}"))
+            .with("from_node", name.clone())
+            .with("node", target)
+            .with("reason", reason);
+    app.record(caller, event);
+}
+
+fn require_dead(node: &NodeRow, dead: bool) -> Result<()> {
+    let name = &node.identity.name;
+    let text = match node.state {
+        NodeState::Created | NodeState::Stopping => {
+            format!("node {name} is alive, and only a dead node can be evacuated")
+        }
+        NodeState::Deleted => format!("node {name} was deleted, and has no instances"),
+        NodeState::Stopped | NodeState::Missing | NodeState::Error if !dead => format!(
+            "node {name} has not checked in since {}, but its VMs may still be running, and would run twice. Power off its \
+             host, and confirm with `muster node evacuate {name} --dead` (`dead: true`)",
+            format_utc(node.lastseen)
+        ),
+        NodeState::Stopped | NodeState::Missing | NodeState::Error => return Ok(()),
+    };
+    Err(Error::Conflict(text))
+}
+
+async fn evacuate_instance(
+    app: &App,
+    caller: &Caller,
+    node: &NodeRow,
+    row: &InstanceRow,
+) -> Result<(EvacuationOutcome, Option<String>, String)> {
+    let from = &node.identity.name;
+    if row.state == InstanceState::DeleteWait {
+        release_from_node(app, row, row.state, InstanceState::Deleted, true).await?;
+        return Ok((EvacuationOutcome::Deleted, None, "it was being deleted".into()));
+    }
+    let restored = match restore_disks(app, row).await? {
+        Ok(restored) if row.state.is_active() => restored,
+        Ok(_) => {
+            let reason = format!("node {from} is dead, and its state was {}", row.state);
+            lost::fail_lost(app, row, &reason, None).await?;
+            return Ok((EvacuationOutcome::Failed, None, reason));
+        }
+        Err(reason) => {
+            let reason = format!("node {from} is dead: {reason}");
+            lost::fail_lost(app, row, &reason, None).await?;
+            return Ok((EvacuationOutcome::Failed, None, reason));
+        }
+    };
+    place_elsewhere(app, caller, node, row, &restored).await
+}
+
+/// Places an instance on another node, if one has capacity.
+async fn place_elsewhere(
+    app: &App,
+    caller: &Caller,
+    node: &NodeRow,
+    row: &InstanceRow,
+    restored: &RestoredDisks,
+) -> Result<(EvacuationOutcome, Option<String>, String)> {
+    let from = &node.identity.name;
+    let request = placement_request(app, row).await?;
+    let candidates = placement::find_uncached(app, &row.namespace, &request).await?;
+    if let Err(error) = candidates.nodes() {
+        return Ok((EvacuationOutcome::Waiting, None, error.to_string()));
+    }
+    let moved = transaction!(app.store, |tx| {
+        move_in(app, tx, caller, node, row, &request, &candidates, restored).await
+    });
+    let allocation = match moved {
+        Ok(allocation) => allocation,
+        Err(error @ Error::Unschedulable { .. }) => {
+            return Ok((EvacuationOutcome::Waiting, None, error.to_string()));
+        }
+        Err(error) => return Err(error),
+    };
+    placement::update_cache(app, &allocation);
+    placement::record_scheduling(app, caller, row.id, &request, &candidates, Ok(&allocation));
+    let reason = format!("node {from} is dead");
+    record_state_change(app, row.id, row.state, InstanceState::Preflight, Some(&reason));
+    Ok((EvacuationOutcome::Evacuating, Some(allocation.name), format!("from {}", restored.source)))
+}
+
+/// Places an instance on another node under the next generation, and queues the operation that creates its VM there.
+#[expect(clippy::too_many_arguments, reason = "the parts of one transaction")]
+async fn move_in(
+    app: &App,
+    tx: &mut Tx,
+    caller: &Caller,
+    node: &NodeRow,
+    row: &InstanceRow,
+    request: &PlacementRequest,
+    candidates: &Candidates,
+    restored: &RestoredDisks,
+) -> Result<Allocation, TxError> {
+    let (id, from) = (row.id, node.identity.id);
+    if !nodes::lock_silent(tx, from).await? {
+        return Err(Error::Conflict(format!("node {} is alive again", node.identity.name)).into());
+    }
+    let changed = || StoreError::Conflict("the instance changed".into());
+    let current = instances::get(&mut *tx, id).await?.filter(|current| current.state == row.state);
+    let current = current.ok_or_else(changed)?;
+    placement::release_in(tx, &current).await?;
+    let allocation = placement::allocate_in(app, tx, &row.namespace, request, candidates).await?;
+    let allocation = allocation.map_err(|refused| placement::no_capacity(&refused))?;
+    instances::set_ports(tx, id, from, None).await?;
+    if !instances::place_again(tx, row, allocation.node, &allocation.allocated).await? {
+        return Err(changed().into());
+    }
+    if row.state != InstanceState::Preflight
+        && !instances::set_state(tx, id, row.state, InstanceState::Preflight, None).await?
+    {
+        return Err(changed().into());
+    }
+    instances::set_power(tx, id, PowerState::Off).await?;
+    instances::set_agent_state(tx, id, agent::state_for_power(row, PowerState::Off)).await?;
+    for interface in interfaces::of_instances(&mut *tx, &[id]).await? {
+        networks::bump_generation(tx, interface.network, PRESENT).await?;
+    }
+    interfaces::set_node(tx, id, allocation.node).await?;
+    reference_blobs_in(tx, id, &restored.spec).await?;
+    instances::set_spec(tx, id, &restored.spec, &row.disks).await?;
+    agent_operations::fail_all(tx, id, "the host of the instance is dead").await?;
+    operations::abort_unfinished(tx, &object(id), None).await?;
+    let placed = InstanceRow { node: Some(allocation.node), ..current };
+    let operation = EvacuateInstance { from: node.identity.name.clone() };
+    let handle = operation_on(&placed, operation, Some(&caller.request_id)).enqueue(tx).await?;
+    instances::set_operation(tx, id, &handle).await?;
+    Ok(allocation)
+}
+
+/// Returns what the instance needs. The node that its creation requested is not required: it is dead.
+async fn placement_request(app: &App, row: &InstanceRow) -> Result<PlacementRequest> {
+    let metadata = metadata::get(&*app.store, ObjectType::Instance, &row.id.to_string()).await?;
+    let affinity = metadata.get("affinity").map(spec::parse_affinity).transpose()?;
+    Ok(PlacementRequest {
+        cpus: row.spec.cpus,
+        memory_mb: row.spec.memory,
+        disk_gb: row.committed.disk_gb,
+        required_node: None,
+        affinity: affinity.map(|(affinity, _)| affinity).unwrap_or_default(),
+    })
+}
+
+/// Chooses what the disks of an instance are created from: the latest snapshot of each disk or, if it is disposable or was
+/// never complete, its images. Returns the reason if neither is possible.
+async fn restore_disks(app: &App, row: &InstanceRow) -> Result<Result<RestoredDisks, String>> {
+    let live: Vec<NodeId> = blob_copy::live_nodes(app).await?.iter().map(|node| node.identity.id).collect();
+    let is_disposable = row.spec.disposable || row.state != InstanceState::Created;
+    if let Some(spec) = from_snapshots(app, row, &live).await? {
+        return Ok(Ok(RestoredDisks { spec, source: "the latest snapshots" }));
+    }
+    if !is_disposable {
+        return Ok(Err("no snapshot and not disposable".into()));
+    }
+    let images = row.spec.disks.iter().filter_map(|disk| disk.blob_uuid).chain(row.spec.nvram_template);
+    for blob in images {
+        if !is_available(app, blob, &live).await? {
+            return Ok(Err(format!("no other node has a copy of its image, blob {blob}")));
+        }
+    }
+    Ok(Ok(RestoredDisks { spec: row.spec.clone(), source: "its images" }))
+}
+
+/// Returns the configuration with the latest snapshots as the content of the disks, or `None` if a disk has no snapshot.
+async fn from_snapshots(app: &App, row: &InstanceRow, live: &[NodeId]) -> Result<Option<InstanceSpec>> {
+    let mut latest: BTreeMap<String, BlobId> = BTreeMap::new();
+    for artifact in artifacts::snapshots_of(&*app.store, &row.id.to_string()).await? {
+        for blob in version::versions_in(&*app.store, artifact.id).await?.into_values().rev() {
+            if is_available(app, blob, live).await? {
+                latest.insert(artifact.source_url.clone(), blob);
+                break;
+            }
+        }
+    }
+    let snapshot = |device: &str| latest.get(&source_url(row.id, device)).copied();
+    let mut spec = row.spec.clone();
+    for (device, number) in plan::disk_devices(&row.spec) {
+        let disk = &mut spec.disks[number];
+        if disk.spec.disk_type == DiskType::Cdrom {
+            continue;
+        }
+        let Some(blob) = snapshot(&device) else { return Ok(None) };
+        disk.blob_uuid = Some(blob);
+    }
+    if let Some(blob) = snapshot(NVRAM) {
+        spec.nvram_template = Some(blob);
+    }
+    Ok(Some(spec))
+}
+
+/// Returns whether a node that is up has a complete copy of a blob and of the blobs that it depends on.
+async fn is_available(app: &App, blob: BlobId, live: &[NodeId]) -> Result<bool> {
+    let mut next = Some(blob);
+    while let Some(id) = next {
+        let row = blobs::get(&*app.store, id).await?.filter(|row| row.state == BlobState::Created);
+        let Some(row) = row else { return Ok(false) };
+        let copies = blob_locations::of_blob(&*app.store, id).await?;
+        if !copies.iter().any(|copy| copy.state == CopyState::Complete && live.contains(&copy.node)) {
+            return Ok(false);
+        }
+        next = row.depends_on;
+    }
+    Ok(true)
+}

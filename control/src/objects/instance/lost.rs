@@ -1,0 +1,129 @@
+//! Instances whose node does not check in: their VMs may run or not. See docs/decisions/0052.
+
+use muster_store::instances::InstanceRow;
+use muster_store::nodes::NodeRow;
+use muster_store::{StoreError, Tx, TxError, agent_operations, instances, operations, transaction};
+use muster_types::capacity::CommittedCapacity;
+use muster_types::event::{Event, EventType};
+use muster_types::event_message::EventMessage;
+use muster_types::ids::{NodeId, OperationId};
+use muster_types::instance::{InstanceState, PowerState};
+use muster_types::node::NodeState;
+use muster_types::time::format_utc;
+use muster_types::{Error, Result};
+
+use super::state::record_state_change;
+use super::{object, placement};
+use crate::app::App;
+
+/// The maximum number of instances that one transaction marks.
+const BATCH_SIZE: i64 = 200;
+
+/// Returns why the state of a node's VMs is unknown.
+fn silence(node: &str, lastseen: f64) -> String {
+    format!("node {node} has not checked in since {}; the VM may still be running", format_utc(lastseen))
+}
+
+/// Rejects a request that only a node can answer that does not check in.
+pub(super) fn require_reachable(node: &NodeRow) -> Result<()> {
+    match node.state {
+        NodeState::Created | NodeState::Stopping | NodeState::Deleted => Ok(()),
+        NodeState::Stopped | NodeState::Missing | NodeState::Error => {
+            let reason = silence(&node.identity.name, node.lastseen);
+            Err(Error::Unavailable(format!("{reason}. Retry when the node is back")))
+        }
+    }
+}
+
+/// Marks the power state and the agent state of instances as unknown whose node does not check in. A node whose daemon
+/// was stopped counts after `NODE_CHECKIN_MAXIMUM`: its VMs keep running, but nothing observes them.
+pub(crate) async fn mark_unknown(app: &App) -> Result<()> {
+    #[expect(clippy::cast_precision_loss, reason = "the limit is seconds")]
+    let stopped_before = app.store.membership.database_time() - app.settings.node_checkin_maximum as f64;
+    loop {
+        let found = instances::unobserved(&*app.store, stopped_before, BATCH_SIZE).await?;
+        let marked = transaction!(app.store, |tx| {
+            let mut marked = Vec::new();
+            for instance in &found {
+                if instances::set_unknown(tx, instance.id, stopped_before).await? {
+                    marked.push(instance.clone());
+                }
+            }
+            Ok(marked)
+        })?;
+        let is_last = marked.is_empty() || i64::try_from(found.len()).is_ok_and(|count| count < BATCH_SIZE);
+        for instance in marked {
+            let message = EventMessage::PowerState(PowerState::Unknown);
+            let event = Event::new(EventType::Mutate, object(instance.id), message)
+                .with("from", instance.power_state.as_str())
+                .with("node", instance.node.clone())
+                .with("reason", silence(&instance.node, instance.node_lastseen));
+            app.events.record(event);
+        }
+        if is_last {
+            return Ok(());
+        }
+    }
+}
+
+/// Puts an instance in error whose VM is lost, and removes it from its node. It keeps its interfaces and addresses until it
+/// is deleted, because a VM may still run on the host. Its operations are aborted, except the one that calls this.
+pub(crate) async fn fail_lost(
+    app: &App,
+    row: &InstanceRow,
+    reason: &str,
+    operation: Option<OperationId>,
+) -> Result<()> {
+    let failed = transaction!(app.store, |tx| { fail_lost_in(tx, row, reason, operation).await })?;
+    if failed.is_failed {
+        if let Some((node, committed)) = failed.ledger {
+            app.placement.update(node, committed);
+        }
+        record_state_change(app, row.id, row.state, InstanceState::Error, Some(reason));
+    }
+    Ok(())
+}
+
+/// The outcome of [`fail_lost_in`].
+#[derive(Debug, Default)]
+struct FailedInstance {
+    /// Unset if the instance was in error before, or was removed from the node.
+    is_failed: bool,
+    /// The ledger that has changed.
+    ledger: Option<(NodeId, CommittedCapacity)>,
+}
+
+async fn fail_lost_in(
+    tx: &mut Tx,
+    row: &InstanceRow,
+    reason: &str,
+    operation: Option<OperationId>,
+) -> Result<FailedInstance, TxError> {
+    let id = row.id;
+    let current = instances::get(&mut *tx, id).await?;
+    let Some(current) = current.filter(|current| current.generation == row.generation) else {
+        return Ok(FailedInstance::default());
+    };
+    let is_failed = current.state != InstanceState::Error;
+    if is_failed {
+        let mut from = current.state;
+        if let Some(failed) = from.error_state() {
+            require_unchanged(instances::set_state(tx, id, from, failed, Some(reason)).await?)?;
+            from = failed;
+        }
+        require_unchanged(instances::set_state(tx, id, from, InstanceState::Error, Some(reason)).await?)?;
+    }
+    if let Some(node) = current.node {
+        instances::set_ports(tx, id, node, None).await?;
+    }
+    agent_operations::fail_all(tx, id, reason).await?;
+    operations::abort_unfinished(tx, &object(id), operation).await?;
+    instances::set_power(tx, id, PowerState::Unknown).await?;
+    let ledger = placement::release_in(tx, &current).await?;
+    instances::clear_node(tx, id).await?;
+    Ok(FailedInstance { is_failed, ledger })
+}
+
+fn require_unchanged(is_unchanged: bool) -> Result<(), StoreError> {
+    if is_unchanged { Ok(()) } else { Err(StoreError::Conflict("the instance changed".into())) }
+}

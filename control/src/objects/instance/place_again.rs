@@ -1,0 +1,87 @@
+//! Places instances on another node whose creation has not started when their node becomes missing.
+
+use muster_store::instances::{self, InstanceRow};
+use muster_store::networks;
+use muster_store::nodes::NodeRow;
+use muster_store::{interfaces, metadata, operations, transaction};
+use muster_types::event::{Event, EventType};
+use muster_types::ids::NodeId;
+use muster_types::network::NetworkState;
+use muster_types::object::ObjectType;
+use muster_types::spec::{Affinity, parse_affinity};
+use muster_types::{Error, Result};
+
+use super::{object, placement};
+use crate::app::App;
+use crate::scheduler::PlacementRequest;
+
+/// The states of networks whose nodes are told about moved interfaces.
+const NETWORK_STATES: &[NetworkState] = &[NetworkState::Initial, NetworkState::Created];
+
+/// Places the instances of a missing node again of which it has nothing: their creation is queued, and no step of it is
+/// complete. Those for which no other node has capacity wait.
+pub(crate) async fn run(app: &App, missing: &NodeRow) -> Result<()> {
+    for row in instances::awaiting_creation(&*app.store, missing.identity.id).await? {
+        // An instance that was requested on this node waits for it.
+        if row.spec.requested_placement.is_some() {
+            continue;
+        }
+        match place_again(app, missing.identity.id, &row).await {
+            Ok(Some(node)) => {
+                tracing::info!(instance = %row.id, from = missing.identity.name, to = node, "placed instance again");
+                let message = "placed on another node, because its node is missing";
+                let event = Event::new(EventType::Mutate, object(row.id), message);
+                app.events.record(event.with("from", missing.identity.name.clone()).with("node", node));
+            }
+            Ok(None) => {}
+            Err(Error::Unschedulable { text, .. }) => {
+                tracing::debug!(instance = %row.id, reason = text, "instance waits for its missing node");
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Moves an instance to another node. Returns its name, or `None` if the creation has started meanwhile.
+async fn place_again(app: &App, from: NodeId, row: &InstanceRow) -> Result<Option<String>> {
+    let request = PlacementRequest {
+        cpus: row.spec.cpus,
+        memory_mb: row.spec.memory,
+        disk_gb: row.committed.disk_gb,
+        required_node: None,
+        affinity: affinity(app, row).await?,
+    };
+    let candidates = placement::find_uncached(app, &row.namespace, &request).await?;
+    candidates.nodes()?;
+    let attached = interfaces::of_instances(&*app.store, &[row.id]).await?;
+    let moved = transaction!(app.store, |tx| {
+        if !instances::lock_awaiting_creation(tx, row.id, from).await? {
+            return Ok(None);
+        }
+        let released = placement::release_in(tx, row).await?;
+        let allocation = placement::allocate_in(app, tx, &row.namespace, &request, &candidates).await?;
+        // The error also reverts the release.
+        let allocation = allocation.map_err(|refused| placement::no_capacity(&refused))?;
+        instances::set_node(tx, row.id, allocation.node, allocation.allocated).await?;
+        interfaces::set_node(tx, row.id, allocation.node).await?;
+        operations::set_node(tx, &object(row.id), allocation.node).await?;
+        for interface in &attached {
+            networks::bump_generation(tx, interface.network, NETWORK_STATES).await?;
+        }
+        Ok(Some((released, allocation)))
+    })?;
+    let Some((released, allocation)) = moved else { return Ok(None) };
+    if let Some((node, committed)) = released {
+        app.placement.update(node, committed);
+    }
+    placement::update_cache(app, &allocation);
+    app.networks.notify_changed();
+    app.queue.wake();
+    Ok(Some(allocation.name))
+}
+
+async fn affinity(app: &App, row: &InstanceRow) -> Result<Affinity> {
+    let metadata = metadata::get(&*app.store, ObjectType::Instance, &row.id.to_string()).await?;
+    Ok(metadata.get("affinity").and_then(|value| parse_affinity(value).ok()).unwrap_or_default().0)
+}

@@ -1,0 +1,383 @@
+//! Competes for the role of the active network node, for the nodes of this daemon. See docs/decisions/0054.
+//!
+//! The owner of a lease opens the gate of its routers and renews the lease. The kernel closes the gate before the lease
+//! expires, unless it was renewed; so the next owner can open its own. While a node is the only candidate, its lease does
+//! not expire and its gate stays open, also without the daemon.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use muster_store::leases::{self, Lease, LeaseOwner, NETWORK_NODE_LEASE};
+use muster_store::nodes::{self, NetworkCandidate};
+use muster_types::event::{Event, EventType};
+use muster_types::ids::NodeId;
+use muster_types::node::{NodeApi, NodeState, RouterGate};
+use muster_types::object::{ObjectRef, ObjectType};
+use muster_types::settings::Settings;
+use muster_types::time::now;
+use muster_types::{Error, Result};
+use tokio::sync::watch;
+
+use crate::app::App;
+use crate::objects::node_location::{NetworkNodes, is_able, sort_candidates};
+
+/// The lease by which the owner announces that it is about to release its lease.
+const HANDOVER_LEASE: &str = "network node handover";
+/// The lease of the node that waits to take over from an owner that announced it.
+const SUCCESSOR_LEASE: &str = "network node successor";
+/// The duration of these two leases, in seconds.
+const HANDOVER_SECONDS: f64 = 5.0;
+/// The maximum time that an owner waits for a successor before it releases its lease.
+const HANDOVER_TIMEOUT: Duration = Duration::from_millis(2500);
+/// The interval of reads of the database during a handover.
+const HANDOVER_POLL: Duration = Duration::from_millis(25);
+/// The duration of the lease of the only candidate, in seconds.
+const SOLE_LEASE: f64 = 10.0 * 365.0 * 86400.0;
+/// The maximum interval at which candidates check whether the lease is vacant.
+const MAX_POLL: Duration = Duration::from_secs(1);
+/// The time for which a candidate without routers leaves a vacant lease to one that has them.
+const UNPREPARED_DELAY: Duration = Duration::from_secs(2);
+/// The number of failures to open the gate after which a node releases the lease.
+const MAX_OPEN_FAILURES: u32 = 3;
+/// The time for which a candidate that failed to open its gate leaves the lease to others.
+const FAILURE_BACKOFF: Duration = Duration::from_secs(30);
+
+/// Returns the interval at which the owner renews its lease.
+pub(super) fn renew_interval(settings: &Settings) -> Duration {
+    LeaseTimes::new(settings).length / 4
+}
+
+/// Competes until `stop` is set, then hands the role over.
+pub(super) async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
+    let mut competitors: Vec<Competitor> =
+        app.nodes.iter().map(|node| Competitor::new(Arc::clone(node))).collect();
+    while !*stop.borrow() {
+        let mut pause = renew_interval(&app.settings);
+        for competitor in &mut competitors {
+            pause = pause.min(competitor.pass(&app).await);
+        }
+        tokio::select! {
+            () = tokio::time::sleep(pause) => {}
+            _ = stop.changed() => {}
+        }
+    }
+    for competitor in &mut competitors {
+        if let Err(error) = competitor.hand_over(&app).await {
+            tracing::warn!(%error, "failed to hand over the role of the network node");
+        }
+    }
+}
+
+/// The durations that depend on `NETWORK_NODE_LEASE`.
+#[derive(Debug, Clone, Copy)]
+struct LeaseTimes {
+    /// The duration of the lease.
+    length: Duration,
+    /// The time from the start of a renewal to the closing of the gate.
+    gate: Duration,
+    /// The interval at which candidates check whether the lease is vacant.
+    poll: Duration,
+}
+
+impl LeaseTimes {
+    fn new(settings: &Settings) -> Self {
+        let length = Duration::from_secs_f64(settings.network_node_lease);
+        Self { length, gate: length.mul_f64(5.0 / 6.0), poll: MAX_POLL.min(length / 8) }
+    }
+
+    /// Returns the gate of an owner whose renewal started at `started`.
+    fn gate_from(self, started: Instant) -> RouterGate {
+        RouterGate::OpenUntil { close_at: started + self.gate, lease_end: started + self.length }
+    }
+}
+
+/// What the database says about the role.
+struct RoleView {
+    /// In order of preference.
+    candidates: Vec<NetworkCandidate>,
+    leases: Vec<Lease>,
+}
+
+impl RoleView {
+    fn lease(&self, name: &str) -> Option<&Lease> {
+        self.leases.iter().find(|lease| lease.name == name)
+    }
+
+    fn candidate(&self, node: NodeId) -> Option<&NetworkCandidate> {
+        self.candidates.iter().find(|candidate| candidate.id == node)
+    }
+
+    /// Returns whether a node has the routers of all networks.
+    fn is_prepared(&self, node: NodeId) -> bool {
+        let owner = self.lease(NETWORK_NODE_LEASE).and_then(|lease| lease.owner.parse().ok());
+        NetworkNodes::choose(owner, &self.candidates).iter().any(|prepared| prepared == node)
+    }
+
+    fn has_other_able(&self, node: NodeId) -> bool {
+        self.candidates.iter().any(|candidate| candidate.id != node && is_able(candidate))
+    }
+}
+
+/// Reads the candidates, in order of preference.
+async fn read_candidates(app: &App) -> Result<Vec<NetworkCandidate>> {
+    let candidates = nodes::network_candidates(&*app.store).await?;
+    Ok(sort_candidates(app.settings.network_node_ip, candidates))
+}
+
+/// How a node owns the lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ownership {
+    /// It does not expire.
+    Sole,
+    /// It expires unless it is renewed; the gate closes at this time.
+    Until(Instant),
+}
+
+/// A node of this daemon that competes for the role.
+struct Competitor {
+    node: Arc<dyn NodeApi>,
+    owner: LeaseOwner,
+    owned: Option<Ownership>,
+    /// Whether the gate was closed since the node does not own the lease.
+    is_closed: bool,
+    /// The candidates, and when they were read.
+    candidates: Option<(Instant, Vec<NetworkCandidate>)>,
+    vacant_since: Option<Instant>,
+    /// The number of consecutive failures to open the gate.
+    open_failures: u32,
+    retry_at: Option<Instant>,
+}
+
+impl Competitor {
+    fn new(node: Arc<dyn NodeApi>) -> Self {
+        let identity = node.identity();
+        // The restarted daemon of a node still owns the lease of the node.
+        let owner = LeaseOwner { id: identity.id.to_string(), ..LeaseOwner::new(&identity.name) };
+        Self {
+            node,
+            owner,
+            owned: None,
+            is_closed: false,
+            candidates: None,
+            vacant_since: None,
+            open_failures: 0,
+            retry_at: None,
+        }
+    }
+
+    fn id(&self) -> NodeId {
+        self.node.identity().id
+    }
+
+    /// Runs one pass and returns the time until the next.
+    async fn pass(&mut self, app: &App) -> Duration {
+        let times = LeaseTimes::new(&app.settings);
+        match self.compete(app, times).await {
+            Ok(pause) => pause,
+            Err(error) => {
+                tracing::warn!(node = %self.owner.node, %error, "failed to compete for the role of the network node");
+                if let Some(Ownership::Until(close_at)) = self.owned
+                    && Instant::now() >= close_at
+                {
+                    self.lose(app, "the lease could not be renewed").await;
+                }
+                times.poll
+            }
+        }
+    }
+
+    /// Reads the database. A node that does not own the lease reads the candidates less often than the leases.
+    async fn read(&mut self, app: &App, times: LeaseTimes) -> Result<RoleView> {
+        let cached = self.candidates.take();
+        let is_usable = |(read_at, _): &(Instant, _)| {
+            self.owned.is_none() && Instant::now() - *read_at < times.length / 4
+        };
+        let (read_at, candidates) = match cached.filter(is_usable) {
+            Some(cached) => cached,
+            None => (Instant::now(), read_candidates(app).await?),
+        };
+        self.candidates = Some((read_at, candidates.clone()));
+        Ok(RoleView { candidates, leases: leases::list(&app.store).await? })
+    }
+
+    async fn compete(&mut self, app: &App, times: LeaseTimes) -> Result<Duration> {
+        let view = within(times, self.read(app, times)).await?;
+        let Some(own) = view.candidate(self.id()) else {
+            self.withdraw(app, &view).await?;
+            return Ok(times.length / 4);
+        };
+        if self.owned.is_none() && !self.may_acquire(app, times, &view, own).await? {
+            let is_handover = view.lease(HANDOVER_LEASE).is_some() && view.is_prepared(self.id());
+            return Ok(if is_handover { HANDOVER_POLL } else { times.poll });
+        }
+        let is_sole = view.candidates.len() == 1;
+        let owns_lease = view.lease(NETWORK_NODE_LEASE).is_some_and(|lease| lease.owner == self.owner.id);
+        if is_sole && owns_lease && self.owned == Some(Ownership::Sole) {
+            // The lease does not expire, so it is not renewed.
+            if let Err(error) = self.node.set_router_gate(RouterGate::Open).await {
+                tracing::debug!(%error, "failed to open the gate of the routers");
+            }
+            return Ok(times.length / 4);
+        }
+        if self.owned.is_some() && !is_sole && !is_able(own) && view.has_other_able(self.id()) {
+            self.hand_over(app).await?;
+            return Ok(times.poll);
+        }
+        self.acquire(app, times, is_sole).await
+    }
+
+    /// Returns whether this node should try to acquire the lease. If another node owns it, closes the gate.
+    async fn may_acquire(
+        &mut self,
+        app: &App,
+        times: LeaseTimes,
+        view: &RoleView,
+        own: &NetworkCandidate,
+    ) -> Result<bool> {
+        match view.lease(NETWORK_NODE_LEASE) {
+            Some(lease) if lease.owner == self.owner.id => return Ok(true),
+            Some(lease) => {
+                self.vacant_since = None;
+                self.close().await?;
+                release_lease_of_deleted_node(app, times, lease).await?;
+                if view.lease(HANDOVER_LEASE).is_some() && is_able(own) && view.is_prepared(self.id()) {
+                    leases::acquire(&app.store, SUCCESSOR_LEASE, &self.owner, HANDOVER_SECONDS).await?;
+                }
+                return Ok(false);
+            }
+            None => {}
+        }
+        let vacant_since = *self.vacant_since.get_or_insert_with(Instant::now);
+        let is_first = view.is_prepared(self.id()) || vacant_since.elapsed() >= UNPREPARED_DELAY;
+        let is_alone = !view.has_other_able(self.id());
+        let may_retry = self.retry_at.is_none_or(|time| Instant::now() >= time);
+        Ok((is_able(own) && is_first && may_retry) || is_alone)
+    }
+
+    /// Acquires or renews the lease and opens the gate.
+    async fn acquire(&mut self, app: &App, times: LeaseTimes, is_sole: bool) -> Result<Duration> {
+        let started = Instant::now();
+        if !is_sole && self.owned == Some(Ownership::Sole) {
+            // The gate must be about to close by itself before the lease can expire.
+            self.node.set_router_gate(times.gate_from(started)).await?;
+        }
+        let seconds = if is_sole { SOLE_LEASE } else { times.length.as_secs_f64() };
+        let acquired =
+            within(times, leases::acquire(&app.store, NETWORK_NODE_LEASE, &self.owner, seconds)).await?;
+        if !acquired {
+            if self.owned.is_some() {
+                self.lose(app, "another node acquired the lease").await;
+            }
+            return Ok(times.poll);
+        }
+        let (gate, ownership) = if is_sole {
+            (RouterGate::Open, Ownership::Sole)
+        } else {
+            (times.gate_from(started), Ownership::Until(started + times.gate))
+        };
+        self.is_closed = false;
+        if let Err(error) = self.node.set_router_gate(gate).await
+            && !is_sole
+        {
+            tracing::warn!(node = %self.owner.node, %error, "failed to open the gate of the routers");
+            self.open_failures += 1;
+            if self.open_failures < MAX_OPEN_FAILURES {
+                return Ok(times.poll);
+            }
+            self.retry_at = Some(Instant::now() + FAILURE_BACKOFF);
+            self.open_failures = 0;
+            self.lose(app, "the node failed to open the gate of its routers").await;
+            leases::release(&app.store, NETWORK_NODE_LEASE, &self.owner).await?;
+            return Ok(times.poll);
+        }
+        self.open_failures = 0;
+        if self.owned.replace(ownership).is_none() {
+            self.retry_at = None;
+            self.vacant_since = None;
+            tracing::info!(node = %self.owner.node, "this node is the active network node");
+            self.record(app, "node became the active network node", None);
+            app.networks.notify_changed();
+            leases::release(&app.store, SUCCESSOR_LEASE, &self.owner).await?;
+        }
+        Ok(times.length / 4)
+    }
+
+    /// Releases the lease and closes the gate of a node that is not a candidate.
+    async fn withdraw(&mut self, app: &App, view: &RoleView) -> Result<()> {
+        if self.owned.is_some() {
+            self.lose(app, "the node is not a candidate").await;
+        }
+        self.close().await?;
+        if view.lease(NETWORK_NODE_LEASE).is_some_and(|lease| lease.owner == self.owner.id) {
+            leases::release(&app.store, NETWORK_NODE_LEASE, &self.owner).await?;
+        }
+        Ok(())
+    }
+
+    /// Lets another candidate take over, if there is one: waits until it is about to, then closes the gate and releases
+    /// the lease. The only candidate keeps both.
+    async fn hand_over(&mut self, app: &App) -> Result<()> {
+        let times = LeaseTimes::new(&app.settings);
+        let Some(Ownership::Until(close_at)) = self.owned else { return Ok(()) };
+        if within(times, self.read(app, times)).await?.has_other_able(self.id()) {
+            leases::acquire(&app.store, HANDOVER_LEASE, &self.owner, HANDOVER_SECONDS).await?;
+            let deadline = close_at.min(Instant::now() + HANDOVER_TIMEOUT);
+            while Instant::now() < deadline {
+                let successor = leases::owner_id(&app.store, SUCCESSOR_LEASE).await?;
+                if successor.is_some_and(|id| id != self.owner.id) {
+                    break;
+                }
+                tokio::time::sleep(HANDOVER_POLL).await;
+            }
+        }
+        self.lose(app, "the node handed its role over").await;
+        leases::release(&app.store, NETWORK_NODE_LEASE, &self.owner).await?;
+        leases::release(&app.store, HANDOVER_LEASE, &self.owner).await
+    }
+
+    /// Closes the gate of a node that no longer owns the lease.
+    async fn lose(&mut self, app: &App, reason: &str) {
+        self.owned = None;
+        self.is_closed = false;
+        if let Err(error) = self.close().await {
+            tracing::warn!(node = %self.owner.node, %error, "failed to close the gate of the routers");
+        }
+        tracing::info!(node = %self.owner.node, reason, "this node lost the role of the active network node");
+        self.record(app, "node lost the role of the active network node", Some(reason));
+    }
+
+    async fn close(&mut self) -> Result<()> {
+        if !self.is_closed {
+            self.node.set_router_gate(RouterGate::Closed).await?;
+            self.is_closed = true;
+        }
+        Ok(())
+    }
+
+    fn record(&self, app: &App, message: &str, reason: Option<&str>) {
+        let event = Event::new(EventType::Status, ObjectRef::new(ObjectType::Node, self.id()), message);
+        app.events.record(match reason {
+            Some(reason) => event.with("reason", reason),
+            None => event,
+        });
+    }
+}
+
+/// Releases a lease that does not expire and whose owner was deleted from the cluster.
+async fn release_lease_of_deleted_node(app: &App, times: LeaseTimes, lease: &Lease) -> Result<()> {
+    let expires_soon = lease.expires - now() < 10.0 * times.length.as_secs_f64();
+    let Some(id) = lease.owner.parse().ok().filter(|_| !expires_soon) else { return Ok(()) };
+    if matches!(nodes::state(&*app.store, id).await?, None | Some(NodeState::Deleted)) {
+        let owner = LeaseOwner { id: lease.owner.clone(), ..LeaseOwner::new(&lease.node) };
+        leases::release(&app.store, NETWORK_NODE_LEASE, &owner).await?;
+    }
+    Ok(())
+}
+
+/// Limits the time of a call to the database, so that it can be repeated before the lease expires.
+async fn within<T>(times: LeaseTimes, call: impl Future<Output = Result<T>>) -> Result<T> {
+    match tokio::time::timeout(times.length / 3, call).await {
+        Ok(outcome) => outcome,
+        Err(_) => Err(Error::Unavailable("the database did not respond in time".into())),
+    }
+}

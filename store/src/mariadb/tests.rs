@@ -1,0 +1,125 @@
+use std::time::{Duration, Instant};
+
+use muster_testing::{MariaDb, skipped};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::*;
+
+/// Two servers that are not replicas of each other, with the same tables.
+struct Pair {
+    first: MariaDb,
+    second: MariaDb,
+    url: String,
+}
+
+impl Pair {
+    async fn start() -> Option<Self> {
+        let (first, second) = (MariaDb::start()?, MariaDb::start()?);
+        for server in [&first, &second] {
+            assert!(server.run("CREATE DATABASE muster"));
+            Store::open(&server.url("muster")).await.unwrap().close().await;
+        }
+        let url = format!("mysql://root@{},{}/muster", first.address(), second.address());
+        Some(Self { first, second, url })
+    }
+
+    /// Makes the data of both servers equally new, as replication would.
+    fn set_failovers(&self, count: i64) {
+        let sql = format!(
+            "REPLACE INTO muster.cluster_values (name, value, version) VALUES ('database_failovers', '{count}', 1)"
+        );
+        assert!(self.first.run(&sql) && self.second.run(&sql));
+    }
+}
+
+fn signal(server: &MariaDb, signal: Signal) {
+    kill(Pid::from_raw(server.pid().unwrap()), signal).unwrap();
+}
+
+/// Writes a row, which must succeed within the time that a failover may take.
+async fn write(store: &Store, name: &str) {
+    let started = Instant::now();
+    transaction!(store, |tx| { Ok(cluster_values::set(tx, name, "x").await?) }).unwrap();
+    assert!(started.elapsed() < Duration::from_secs(5), "{name}: {:?}", started.elapsed());
+}
+
+async fn has(url: &str, name: &str) -> bool {
+    let store = Store::open(url).await.unwrap();
+    let found = cluster_values::get(&store, name).await.unwrap().is_some();
+    store.close().await;
+    found
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn uses_the_next_server_when_one_is_frozen_or_killed() {
+    let Some(pair) = Pair::start().await else { return skipped("mariadb-server") };
+    let store = Store::open(&pair.url).await.unwrap();
+    write(&store, "before").await;
+    assert!(!has(&pair.second.url("muster"), "before").await);
+
+    // A transaction in progress is repeated on the second server.
+    signal(&pair.first, Signal::SIGSTOP);
+    write(&store, "frozen").await;
+    let started = Instant::now();
+    assert!(
+        cluster_values::get(&store, "before").await.unwrap().is_none(),
+        "it was written to the other server"
+    );
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    assert!(has(&pair.second.url("muster"), "frozen").await);
+
+    // The first server lacks what was written meanwhile, so it is not used, not even by a new process.
+    signal(&pair.first, Signal::SIGCONT);
+    let restarted = Store::open(&pair.url).await.unwrap();
+    write(&restarted, "stale").await;
+    restarted.close().await;
+    assert!(has(&pair.second.url("muster"), "stale").await);
+
+    // When it has the data, all use it again.
+    pair.set_failovers(10);
+    let started = Instant::now();
+    while cluster_values::get(&store, "before").await.unwrap().is_none() {
+        assert!(started.elapsed() < Duration::from_secs(10), "the first server is not used again");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+
+    pair.set_failovers(20);
+    signal(&pair.first, Signal::SIGKILL);
+    let started = Instant::now();
+    assert!(cluster_values::get(&store, "frozen").await.unwrap().is_some());
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+    store.close().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn uses_the_first_server_that_is_writable() {
+    let Some(pair) = Pair::start().await else { return skipped("mariadb-server") };
+    assert!(pair.first.run("CREATE USER muster@'%'; GRANT ALL ON muster.* TO muster@'%'"));
+    assert!(pair.second.run("CREATE USER muster@'%'; GRANT ALL ON muster.* TO muster@'%'"));
+    assert!(pair.second.run("SET GLOBAL read_only = 1"));
+    let store = Store::open(&pair.url.replace("root@", "muster@")).await.unwrap();
+    write(&store, "first").await;
+    assert!(has(&pair.first.url("muster"), "first").await);
+
+    // A switchover: the operator exchanges the roles.
+    assert!(pair.first.run("SET GLOBAL read_only = 1") && pair.second.run("SET GLOBAL read_only = 0"));
+    write(&store, "second").await;
+    assert!(has(&pair.second.url("muster"), "second").await);
+
+    store.close().await;
+}
+
+#[test]
+fn no_error_of_an_overloaded_or_full_server_is_a_bug() {
+    for code in
+        [3, 20, 1021, 1026, 1030, 1114, 1290, 1792, 1836, 1205, 1213, 1047, 1040, 1053, 1180, 1317, 1927]
+    {
+        let error = super::classify(code, String::new());
+        let error = muster_types::Error::from(error);
+        assert!(
+            matches!(error, muster_types::Error::Unavailable(_) | muster_types::Error::Contended),
+            "{code}: {error:?}"
+        );
+    }
+}

@@ -1,0 +1,291 @@
+//! Nodes that do not check in: the state of their instances, deletion, evacuation, and their return.
+
+use std::path::Path;
+
+use axum::http::Method;
+use muster_control::reconcile;
+use muster_test_cluster::{ApiResponse, Cluster};
+use muster_types::ids::InstanceId;
+use muster_types::object::{ObjectRef, ObjectType};
+use serde_json::{Value, json};
+
+use crate::instances::{create, text};
+
+/// A cluster with an instance on `sim-1`.
+struct LostHost {
+    cluster: Cluster,
+    token: String,
+    instance: Value,
+}
+
+impl LostHost {
+    async fn new(request: &Value) -> Self {
+        let settings =
+            [("NODE_CHECKIN_MAXIMUM", "100"), ("BLOB_REPLICATION_FACTOR", "2"), ("CLEANER_DELAY", "1000")];
+        let cluster = Cluster::with(&settings, None).await;
+        let token = cluster.token("system").await;
+        let network = json!({"name": "blue", "netblock": "10.0.0.0/24"});
+        let created = cluster.call(&token, Method::POST, "/networks", Some(network)).await;
+        assert_eq!(created.status, 200, "{}", created.text);
+        cluster.settle().await;
+        let mut overrides =
+            json!({"placed_on": "sim-1", "network": [{"network_uuid": "blue", "float": true}]});
+        for (key, value) in request.as_object().unwrap() {
+            overrides[key] = value.clone();
+        }
+        let instance = create(&cluster, &token, "web", &overrides).await;
+        Self { cluster, token, instance }
+    }
+
+    fn path(&self, suffix: &str) -> String {
+        format!("/instances/{}{suffix}", text(&self.instance, "uuid"))
+    }
+
+    fn id(&self) -> InstanceId {
+        text(&self.instance, "uuid").parse().unwrap()
+    }
+
+    async fn call(&self, method: Method, path: &str, body: Option<Value>) -> ApiResponse {
+        self.cluster.call(&self.token, method, path, body).await
+    }
+
+    async fn show(&self) -> Value {
+        self.call(Method::GET, &self.path(""), None).await.body
+    }
+
+    async fn evacuate(&self) -> ApiResponse {
+        self.call(Method::POST, "/nodes/sim-1/evacuate", Some(json!({"dead": true}))).await
+    }
+
+    /// Evacuates the instance, and returns its record.
+    async fn evacuate_to_other_node(&self) -> Value {
+        let evacuated = self.evacuate().await;
+        let record = &evacuated.body[0];
+        assert_eq!(
+            (text(record, "outcome"), text(record, "node")),
+            ("evacuating", "sim-2"),
+            "{}",
+            evacuated.text
+        );
+        self.cluster.settle().await;
+        let record = self.show().await;
+        assert_eq!((text(&record, "state"), text(&record, "node")), ("created", "sim-2"), "{record}");
+        for field in ["uuid", "name", "interfaces"] {
+            assert_eq!(record[field], self.instance[field], "{field}");
+        }
+        assert_eq!(record["generation"], 2);
+        record
+    }
+
+    /// Lets the lost node check in again, and returns the directories in its `lost+found`.
+    async fn return_host(&self) -> Vec<String> {
+        reconcile::checkin::join(&self.cluster.app).await.unwrap();
+        self.lost_found()
+    }
+
+    fn lost_found(&self) -> Vec<String> {
+        let entries = |path: &Path| std::fs::read_dir(path).into_iter().flatten().flatten();
+        let dates = entries(&self.cluster.directory().join("1/lost+found")).map(|entry| entry.path());
+        let directories = dates.flat_map(|date| entries(&date)).inspect(|entry| {
+            assert!(entry.path().join("README").exists(), "{entry:?}");
+        });
+        directories.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    }
+
+    async fn messages(&self) -> Vec<String> {
+        self.cluster.messages(&ObjectRef::new(ObjectType::Instance, self.id())).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn instances_of_missing_node_are_unknown_until_it_returns() {
+    let host = LostHost::new(&json!({})).await;
+    assert!(host.instance["power_state_since"].as_f64().unwrap() > 1e9, "{}", host.instance);
+    host.cluster.lose_node("sim-1").await;
+    let record = host.show().await;
+    assert_eq!(
+        (text(&record, "power_state"), text(&record, "agent_state")),
+        ("unknown", "unknown"),
+        "{record}"
+    );
+    assert!(record["power_state_since"].as_f64() > host.instance["power_state_since"].as_f64(), "{record}");
+    let events = host.cluster.events(&ObjectRef::new(ObjectType::Instance, host.id())).await;
+    let event = events.iter().find(|event| event.message == "power state is now unknown").unwrap();
+    let reason = event.extra["reason"].as_str().unwrap();
+    assert!(reason.contains("node sim-1 has not checked in since 20"), "{reason}");
+    for verb in ["poweroff", "reboothard"] {
+        let refused = host.call(Method::POST, &host.path(&format!("/{verb}")), None).await;
+        assert!(refused.status == 503 && refused.text.contains("node sim-1"), "{}", refused.text);
+    }
+    assert!(host.return_host().await.is_empty());
+    reconcile::vms::run_once(&host.cluster.app).await.unwrap();
+    let record = host.show().await;
+    assert_eq!((text(&record, "power_state"), text(&record, "agent_state")), ("on", "ready"), "{record}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn instances_of_stopped_daemon_are_unknown_after_the_checkin_maximum() {
+    let host = LostHost::new(&json!({})).await;
+    reconcile::checkin::leave(&host.cluster.app).await;
+    reconcile::node_watch::run(&host.cluster.app).await.unwrap();
+    assert_eq!(text(&host.show().await, "power_state"), "on");
+    host.cluster.lose_node("sim-1").await;
+    assert_eq!(text(&host.show().await, "power_state"), "unknown");
+    host.return_host().await;
+    reconcile::vms::run_once(&host.cluster.app).await.unwrap();
+    assert_eq!(text(&host.show().await, "power_state"), "on");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn node_with_instances_is_only_deleted_if_declared_dead() {
+    let host = LostHost::new(&json!({})).await;
+    let delete = async |body| host.call(Method::DELETE, "/nodes/sim-1", body).await;
+    for body in [None, Some(json!({"force": true})), Some(json!({"dead": true}))] {
+        let refused = delete(body).await;
+        assert!(
+            refused.status == 409 && refused.text.contains("is alive and has 1 instances: web"),
+            "{}",
+            refused.text
+        );
+    }
+    host.cluster.lose_node("sim-1").await;
+    let refused = delete(None).await;
+    assert_eq!(refused.status, 409, "{}", refused.text);
+    for part in [
+        "has not checked in since",
+        "web",
+        "muster node evacuate sim-1 --dead",
+        "muster node delete sim-1 --dead",
+    ] {
+        assert!(refused.text.contains(part), "{part}: {}", refused.text);
+    }
+    let deleted = delete(Some(json!({"dead": true}))).await;
+    assert_eq!(deleted.body["state"], "deleted", "{}", deleted.text);
+    let record = host.show().await;
+    assert_eq!(
+        (text(&record, "state"), text(&record, "power_state"), text(&record, "error_message")),
+        ("error", "unknown", "node sim-1 was deleted")
+    );
+    assert_eq!(record["interfaces"], host.instance["interfaces"], "its addresses stay reserved");
+
+    // The host returns: its daemon stops the VM, keeps its files, and exits with the explanation.
+    reconcile::storage::run_once(&host.cluster.app).await.unwrap();
+    let refused = reconcile::checkin::join(&host.cluster.app).await.unwrap_err().to_string();
+    assert!(refused.contains("was deleted from the cluster") && refused.contains("lost+found"), "{refused}");
+    assert_eq!(host.lost_found(), [text(&host.instance, "uuid")]);
+    assert!(host.cluster.vms().is_empty());
+    assert!(host.messages().await.contains(&"stale VM stopped and moved to lost+found".to_owned()));
+
+    let reserved = "kind IN ('instance', 'floating')";
+    assert_eq!(host.cluster.count_rows("addresses", reserved).await, 2);
+    assert!(host.call(Method::DELETE, &host.path(""), None).await.status.is_success());
+    host.cluster.settle().await;
+    assert_eq!(text(&host.show().await, "state"), "deleted");
+    assert_eq!(host.cluster.count_rows("addresses", reserved).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn evacuates_disposable_instance_and_returning_host_does_not_run_it_again() {
+    let host = LostHost::new(&json!({"disposable": true})).await;
+    let refused = host.evacuate().await;
+    assert!(refused.status == 409 && refused.text.contains("is alive"), "{}", refused.text);
+    host.cluster.lose_node("sim-1").await;
+    let refused = host.call(Method::POST, "/nodes/sim-1/evacuate", Some(json!({}))).await;
+    assert!(refused.status == 409 && refused.text.contains("--dead"), "{}", refused.text);
+    let record = host.evacuate_to_other_node().await;
+    assert_eq!(text(&record, "power_state"), "on");
+    assert_eq!(host.evacuate().await.body, json!([]), "a repeated request has nothing to do");
+    assert_eq!(host.cluster.committed_capacity().await["sim-1"], (0, 0, 0));
+
+    assert_eq!(host.cluster.vms().len(), 2, "the lost host still runs its VM");
+    assert_eq!(host.return_host().await, [text(&host.instance, "uuid")]);
+    assert_eq!(host.cluster.vms(), [host.id()]);
+    assert_eq!(text(&host.show().await, "power_state"), "on");
+    let messages = host.messages().await;
+    for message in ["evacuation from dead node sim-1: evacuating", "stale VM stopped and moved to lost+found"]
+    {
+        assert!(messages.contains(&message.to_owned()), "{message}: {messages:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn evacuates_from_latest_snapshots_with_a_live_copy() {
+    let host = LostHost::new(&json!({})).await;
+    let snapshots = host.call(Method::POST, &host.path("/snapshot"), Some(json!({"all": true}))).await;
+    host.cluster.settle().await;
+    reconcile::storage::run_once(&host.cluster.app).await.unwrap();
+    let powered_off = host.call(Method::POST, &host.path("/poweroff"), None).await;
+    assert_eq!(powered_off.status, 200, "{}", powered_off.text);
+    host.cluster.lose_node("sim-1").await;
+    let record = host.evacuate_to_other_node().await;
+    assert_eq!(record["disks"][0]["blob_uuid"], snapshots.body["vda"]["blob_uuid"], "{record}");
+    assert_eq!(text(&record, "power_state"), "off", "it was off before");
+    let powered_on = host.call(Method::POST, &host.path("/poweron"), None).await;
+    assert_eq!(powered_on.status, 200, "{}", powered_on.text);
+    assert_eq!(host.return_host().await.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn instance_without_snapshot_fails_and_keeps_its_disks_in_lost_found() {
+    let host = LostHost::new(&json!({})).await;
+    host.cluster.lose_node("sim-1").await;
+    let evacuated = host.evacuate().await;
+    let record = &evacuated.body[0];
+    assert_eq!(text(record, "outcome"), "error", "{}", evacuated.text);
+    let record = host.show().await;
+    assert_eq!(
+        (text(&record, "state"), text(&record, "error_message")),
+        ("error", "node sim-1 is dead: no snapshot and not disposable")
+    );
+    assert_eq!(record["interfaces"], host.instance["interfaces"]);
+    assert_eq!(host.return_host().await, [text(&host.instance, "uuid")]);
+    // Two passes: a VM is removed if the second one finds it again.
+    reconcile::vms::run_once(&host.cluster.app).await.unwrap();
+    assert_eq!(host.lost_found().len(), 1);
+    assert!(host.cluster.vms().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn instance_stays_on_dead_node_while_no_other_node_has_capacity() {
+    let host = LostHost::new(&json!({"disposable": true})).await;
+    for node in ["sim-1", "sim-2"] {
+        host.cluster.lose_node(node).await;
+    }
+    let evacuated = host.evacuate().await;
+    assert_eq!(text(&evacuated.body[0], "outcome"), "waiting", "{}", evacuated.text);
+    let record = host.show().await;
+    assert_eq!((text(&record, "state"), text(&record, "node")), ("created", "sim-1"), "{record}");
+    assert_eq!(record["generation"], 1);
+    assert!(host.return_host().await.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn restarts_elsewhere_only_from_a_host_that_has_fenced_itself() {
+    let host = LostHost::new(&json!({"disposable": true, "restart": "elsewhere"})).await;
+    assert_eq!(host.instance["restart"], "elsewhere");
+    host.cluster.lose_node("sim-1").await;
+    host.cluster.settle().await;
+    assert_eq!(text(&host.show().await, "node"), "sim-1", "its VM may still be running");
+    let app = &host.cluster.app;
+    let node = app.nodes[0].identity().id;
+    let set_lease = async |seconds| {
+        let report = app.nodes[0].report().await.unwrap();
+        let report = muster_types::node::NodeReport { fencing_lease: Some(seconds), ..report };
+        let reported = muster_store::transaction!(app.store, |tx| {
+            Ok(muster_store::nodes::set_report(tx, node, &report).await?)
+        });
+        reported.unwrap();
+        reconcile::node_watch::run(app).await.unwrap();
+    };
+    set_lease(1e7).await;
+    assert_eq!(text(&host.show().await, "node"), "sim-1", "its lease has not expired");
+    set_lease(30.0).await;
+    host.cluster.settle().await;
+    let record = host.show().await;
+    assert_eq!(
+        (text(&record, "node"), text(&record, "state"), text(&record, "power_state")),
+        ("sim-2", "created", "on"),
+        "{record}"
+    );
+    assert_eq!(host.return_host().await.len(), 1);
+}

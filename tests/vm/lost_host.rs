@@ -1,0 +1,102 @@
+//! An instance whose host is lost, evacuated and comes back.
+
+use std::path::PathBuf;
+
+use muster_test_cluster::{Host, enter_vm_namespaces, qemu_processes, vm_hosts};
+use muster_testing::wait_for;
+use nix::sys::signal::Signal;
+use reqwest::Method;
+use serde_json::json;
+
+use crate::TIMEOUT;
+use crate::instance::Instance;
+
+/// Waits until both hosts have the image of an instance.
+fn wait_for_image_copy(host: &Host, instance: &Instance) {
+    let blob = instance.record(host)["disks"][0]["blob_uuid"].as_str().unwrap().to_owned();
+    wait_for("the other host to have a copy of the image", TIMEOUT, || {
+        let copies = host.get(&format!("/blobs/{blob}"))["locations"].as_array().map_or(0, Vec::len);
+        (copies == 2).then_some(())
+    });
+}
+
+#[test]
+fn evacuated_guest_has_its_address_and_returning_host_stops_its_stale_vm() {
+    if !enter_vm_namespaces(
+        "lost_host::evacuated_guest_has_its_address_and_returning_host_stops_its_stale_vm",
+    ) {
+        return;
+    }
+    let settings = [("NODE_CHECKIN_MAXIMUM", "4"), ("CLEANER_DELAY", "8"), ("BLOB_REPLICATION_FACTOR", "2")];
+    let Some(mut cluster) = vm_hosts(2, &settings) else { return };
+    let first = cluster.host(1);
+    let network = first.create_network(json!({ "name": "one" }))["uuid"].clone();
+    let changes = json!({ "network": [{ "network_uuid": network }], "placed_on": "m1", "disposable": true });
+    let web = Instance::create(first, "web", &changes);
+    let interfaces = web.record(first)["interfaces"].clone();
+    wait_for_image_copy(first, &web);
+
+    // Only the daemon dies, as on a host that is cut off: the VM keeps running.
+    cluster.hosts[0].kill();
+    let second = cluster.host(2);
+    web.wait_for_power(second, "unknown", 0.0);
+    let (status, answer) = second.call(Method::POST, &web.path("/poweroff"), None);
+    assert!(status == 503 && answer.to_string().contains("node m1"), "{status}: {answer}");
+    let evacuated = second.post("/nodes/m1/evacuate", Some(json!({ "dead": true })));
+    assert_eq!(evacuated[0]["node"], "m2", "{evacuated}");
+    let record = web.wait_for_state(second, "created");
+    assert_eq!((&record["power_state"], &record["interfaces"]), (&json!("on"), &interfaces), "{record}");
+    assert_eq!(qemu_processes().len(), 2);
+
+    // The daemon is ready only after it has stopped the stale VM.
+    cluster.hosts[0].start();
+    let running = qemu_processes();
+    assert_eq!(running.len(), 1, "{running:?}");
+    assert!(!web.vm_dir(&cluster, 1).exists());
+    let lost_found: Vec<PathBuf> = std::fs::read_dir(cluster.directory.join("m1/data/lost+found"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path().join(&web.uuid))
+        .collect();
+    assert!(
+        lost_found[0].join("vda.qcow2").exists() && lost_found[0].join("README").exists(),
+        "{lost_found:?}"
+    );
+    let (first, second) = (cluster.host(1), cluster.host(2));
+    assert_eq!(web.record(first)["power_state"], "on");
+    let mut console = web.console(second);
+    console.log_in();
+    let address = web.address(first, 0);
+    console.run_until(&format!("ip -4 addr show dev eth0 | grep -q 'inet {address}/24 '"));
+    console.run_until("ping -c 1 -W 5 10.0.0.1 >/dev/null");
+    web.delete(first);
+    assert!(lost_found[0].join("vda.qcow2").exists(), "its old disk is kept");
+}
+
+#[test]
+fn frozen_host_fences_itself_and_its_guest_restarts_elsewhere() {
+    if !enter_vm_namespaces("lost_host::frozen_host_fences_itself_and_its_guest_restarts_elsewhere") {
+        return;
+    }
+    let settings =
+        [("NODE_CHECKIN_MAXIMUM", "4"), ("CLEANER_DELAY", "8"), ("FENCING", "self"), ("FENCING_LEASE", "4")];
+    let Some(mut cluster) = vm_hosts(2, &settings) else { return };
+    let first = cluster.host(1);
+    let changes = json!({ "placed_on": "m1", "disposable": true, "restart": "elsewhere" });
+    let web = Instance::create(first, "web", &changes);
+    wait_for_image_copy(first, &web);
+
+    let frozen = cluster.hosts[0].take_daemon();
+    frozen.signal(Signal::SIGSTOP);
+    let second = cluster.host(2);
+    wait_for("the guest to run elsewhere", TIMEOUT, || {
+        let running = qemu_processes();
+        assert!(running.len() <= 1, "{running:?}");
+        let record = web.record(second);
+        (record["node"] == "m2" && record["power_state"] == "on").then_some(())
+    });
+    frozen.signal(Signal::SIGCONT);
+    cluster.hosts[0].set_daemon(frozen);
+    wait_for("the stale VM to be moved", TIMEOUT, || (!web.vm_dir(&cluster, 1).exists()).then_some(()));
+    assert_eq!(qemu_processes().len(), 1);
+    assert_eq!(web.record(cluster.host(1))["power_state"], "on");
+}
