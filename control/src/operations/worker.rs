@@ -92,8 +92,12 @@ impl Worker {
 
     /// Runs operations until `stop` is set, then finishes those in progress. Boxed, so that the operations are compiled
     /// with this crate and not again with its caller.
-    pub fn run(self: Arc<Self>, stop: watch::Receiver<bool>) -> BoxFuture<'static, ()> {
+    pub fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) -> BoxFuture<'static, ()> {
         Box::pin(async move {
+            tokio::select! {
+                () = self.app.networks.wait_role_known() => {}
+                _ = stop.changed() => {}
+            }
             let [quick, fetch, convert, vm] =
                 Lane::ALL.map(|lane| Arc::clone(&self).run_lane(lane, stop.clone()));
             tokio::join!(quick, fetch, convert, vm);

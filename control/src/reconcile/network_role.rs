@@ -56,6 +56,7 @@ pub(super) async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
         for competitor in &mut competitors {
             pause = pause.min(competitor.pass(&app).await);
         }
+        app.networks.notify_role_known();
         tokio::select! {
             () = tokio::time::sleep(pause) => {}
             _ = stop.changed() => {}

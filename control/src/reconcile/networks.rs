@@ -55,6 +55,10 @@ pub async fn run(app: Arc<App>, mut stop: watch::Receiver<bool>) {
     let mut reconciler = NetworkReconciler::default();
     let mut last_check: Option<Instant> = None;
     let mut notified = true;
+    tokio::select! {
+        () = app.networks.wait_role_known() => {}
+        _ = stop.changed() => {}
+    }
     while !*stop.borrow() {
         let check = last_check.is_none_or(|last| last.elapsed() >= RECONCILE_INTERVAL);
         if check {
