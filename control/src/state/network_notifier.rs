@@ -38,7 +38,7 @@ impl NetworkNotifier {
     }
 
     /// Notifies waiters that this daemon tried for the first time to become the active network node.
-    pub(crate) fn notify_role_known(&self) {
+    pub fn notify_role_known(&self) {
         // It may be known already.
         let _ = self.role_known.set(());
     }

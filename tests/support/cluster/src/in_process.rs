@@ -448,6 +448,8 @@ const BACKGROUND_TASKS: &[&str] = &["networks", "vms", "agents", "agent operatio
 fn start_tasks(app: &Arc<App>, stop: &watch::Sender<bool>) -> Vec<JoinHandle<()>> {
     let find = |name: &&str| TASKS.iter().find(|task| task.name == *name).expect("a name of the table");
     let tasks = BACKGROUND_TASKS.iter().map(find);
+    // Nobody competes for the role of the network node.
+    app.networks.notify_role_known();
     tasks.map(|task| tokio::spawn(task.start(Arc::clone(app), stop.subscribe()))).collect()
 }
 
