@@ -221,7 +221,7 @@ async fn frozen_daemon_does_not_execute_abandoned_requests() {
     let (status, size) = append(&second, "1234").await.unwrap();
     assert_eq!((status.as_u16(), size), (200, json!(4)));
 
-    first.signal(Signal::SIGSTOP);
+    first.freeze();
     let started = Instant::now();
     let request = reqwest::Client::new().post(format!("{}/auth/namespaces", first.url)).bearer_auth(&token);
     let request = request.json(&json!({"namespace": "abandoned"})).timeout(Duration::from_millis(300));

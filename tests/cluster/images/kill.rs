@@ -373,7 +373,9 @@ async fn kill_during_workload(setup: DaemonSetup, directory: &Path) {
     while kills < KILLS || !is_enough() {
         assert!(kills < 5 * KILLS, "too little progress: {:?}", workload.acknowledged());
         kills += 1;
-        tokio::time::sleep(Duration::from_millis(100 + workload.random.below(900))).await;
+        // A busy host needs more time for the same progress.
+        let busy = 1 + (kills / KILLS) as u64;
+        tokio::time::sleep(Duration::from_millis(100 + busy * workload.random.below(900))).await;
         daemon.kill();
         daemon = setup.start();
         assert!(!workers.iter().any(tokio::task::JoinHandle::is_finished), "a worker ended early");

@@ -278,6 +278,21 @@ impl Daemon {
         }
     }
 
+    /// Stops the process with SIGSTOP, and returns when all its threads have stopped. On a busy host they run for a while
+    /// after the signal.
+    pub fn freeze(&self) {
+        self.signal(Signal::SIGSTOP);
+        let tasks = format!("/proc/{}/task", self.child.id());
+        let is_stopped = |task: std::io::Result<std::fs::DirEntry>| {
+            let status = task.and_then(|task| std::fs::read_to_string(task.path().join("stat")));
+            // The state follows the name, which is in parentheses.
+            status.is_ok_and(|status| status.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
+        };
+        while !std::fs::read_dir(&tasks).unwrap().all(is_stopped) {
+            wait(Duration::from_millis(5));
+        }
+    }
+
     /// Returns the generated key of the system namespace.
     ///
     /// # Panics
