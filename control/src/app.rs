@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use muster_types::event::Event;
 use muster_types::key::Secret;
+use muster_types::lock_file::LockFileId;
 use muster_types::node::{HostFeature, NodeApi};
 use muster_types::settings::Settings;
 use muster_types::{Error, Result};
@@ -67,7 +68,7 @@ pub struct App {
     /// Identifies this process as the owner of leases.
     pub lease_owner: LeaseOwner,
     /// The lock file of the data directory, by which the cluster tells a restarted daemon from a copy.
-    pub lock_file: String,
+    pub lock_file: LockFileId,
     /// The limits of this daemon's nodes that were logged.
     pub(crate) limits_logged: Mutex<BTreeSet<HostFeature>>,
     /// Locked for reading by every change in progress.
@@ -98,7 +99,7 @@ impl App {
             identities: IdentityVerifier::new(&settings, &events),
             health: Arc::default(),
             changes: Arc::default(),
-            lock_file: uuid::Uuid::new_v4().to_string(),
+            lock_file: LockFileId { boot: uuid::Uuid::new_v4().to_string(), device: 0, inode: 0, host: None },
             limits_logged: Mutex::default(),
             event_budget: EventBudget::default(),
             queue: Queue::default(),
@@ -128,7 +129,7 @@ impl App {
 
     /// Sets the identity of the lock file of the data directory.
     #[must_use]
-    pub fn with_lock_file(self, lock_file: String) -> Self {
+    pub fn with_lock_file(self, lock_file: LockFileId) -> Self {
         Self { lock_file, ..self }
     }
 

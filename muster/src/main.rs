@@ -56,9 +56,17 @@ fn main() -> ExitCode {
     }
 }
 
-/// Gives the nodes of a data directory new ids.
-async fn adopt(data_dir: &Path) -> anyhow::Result<()> {
+/// Gives the nodes of a data directory new ids, or lets a directory that was moved to this host keep them.
+async fn adopt(data_dir: &Path, moved: bool) -> anyhow::Result<()> {
     let data = state::DataDir::open(data_dir).await?;
+    if moved {
+        data.mark_moved()?;
+        eprintln!(
+            "{} keeps its nodes at the next start. The host that it comes from must stay off: its VMs would run twice",
+            data.path().display()
+        );
+        return Ok(());
+    }
     data.replace_node_ids()?;
     eprintln!(
         "{} joins as a new node at the next start: set NODE_NAME if another node has the name of this host, and remove \
@@ -95,8 +103,8 @@ fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
         match cli.command {
-            Command::Client(ClientCommand::Node(node::Command::Adopt { data_dir })) => {
-                adopt(&data_dir).await?;
+            Command::Client(ClientCommand::Node(node::Command::Adopt { data_dir, moved })) => {
+                adopt(&data_dir, moved).await?;
             }
             Command::Client(command) => return muster_client::run(command, cli.options).await,
             Command::Serve(arguments) => serve::run(arguments).await?,

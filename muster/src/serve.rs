@@ -69,11 +69,11 @@ pub(crate) async fn run(arguments: Arguments) -> anyhow::Result<()> {
         task = daemon.ended.recv() => task.map(|task| format!("task {task} ended unexpectedly; see the log")),
         reason = lost(&app, &stop_work) => {
             tracing::error!(reason, "stopping, because this daemon is not a member of the cluster any longer");
-            // Until the end, the API responds with the reason.
-            signals.drain(&app, app.settings.api_drain_grace).await;
-            if let Err(error) = reconcile::checkin::stop_vms_of_deleted_nodes(&app).await {
+            if let Err(error) = reconcile::checkin::stop_deleted_nodes(&app).await {
                 tracing::error!(%error, "failed to stop the VMs of a deleted node");
             }
+            // Until the end, the API responds with the reason.
+            signals.drain(&app, app.settings.api_drain_grace).await;
             Some(format!(
                 "{reason}: its VMs keep running unless the node was deleted; in that case, run `muster node adopt --data-dir {}` before the \
                  next start, to let this host join as a new node",
@@ -128,7 +128,9 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
     let address = socket.local_addr()?;
     let data = DataDir::open(&arguments.data_dir).await?;
 
-    let node_socket = node_port::bind(&settings, &database_url(&settings, data.path()), address.ip()).await?;
+    let database_url = database_url(&settings, data.path());
+    let is_shared = !database_url.expose().starts_with("sqlite:");
+    let node_socket = node_port::bind(&settings, &database_url, address.ip()).await?;
     let (store, secret_seed) = open_store(&settings, &data).await?;
     let store = Arc::new(store);
 
@@ -139,7 +141,8 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
     let spool = data.path().join("spool/eventlog");
     let events = Events::open(&spool, &name, &settings).with_context(|| spool.display().to_string())?;
     let drainer = Drainer::new(&events, &spool, &settings).with_context(|| spool.display().to_string())?;
-    let app = App::new(store, settings, events, &secret_seed, nodes).with_lock_file(data.lock_file()?);
+    let app =
+        App::new(store, settings, events, &secret_seed, nodes).with_lock_file(data.lock_file(is_shared)?);
     let app = Arc::new(app);
 
     let apiurl = format!("{scheme}://{}", local_address(address));
@@ -169,6 +172,7 @@ async fn start(arguments: Arguments, settings: Settings) -> anyhow::Result<Daemo
         let _ = tokio::time::timeout(DRAIN_TIMEOUT, drainer.run(Arc::clone(&app.store), stopped)).await;
         return Err(error.into());
     }
+    data.finish_move()?;
 
     let (service, _) = muster_api::service(&app);
     let listener = Listener {

@@ -10,6 +10,7 @@ use anyhow::{Context as _, bail};
 use muster_client::{Credentials, write_private};
 use muster_types::ids::NodeId;
 use muster_types::key::{Secret, random_alphanumeric};
+use muster_types::lock_file::LockFileId;
 use muster_types::namespace::SYSTEM_NAMESPACE;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -20,6 +21,9 @@ pub(crate) const TAKEOVER_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The key of this host in `nodes.json`. Existing data directories contain it.
 const HOST_NODE_KEY: &str = "this machine";
+
+/// Exists while a directory that was moved to this host has not joined the cluster yet.
+const MOVED_FILE: &str = "moved";
 
 /// A data directory that is locked by this process.
 #[derive(Debug)]
@@ -54,11 +58,31 @@ impl DataDir {
     }
 
     /// Returns what identifies the lock file among all hosts: a process that holds the same lock during the same boot
-    /// knows that the previous owner has ended.
-    pub(crate) fn lock_file(&self) -> anyhow::Result<String> {
+    /// knows that the previous owner has ended. A directory whose nodes are in a shared database must stay on its host, unless
+    /// it was moved on purpose.
+    pub(crate) fn lock_file(&self, is_shared: bool) -> anyhow::Result<LockFileId> {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").context("boot id of this host")?;
         let file = self.lock.metadata().with_context(|| self.path.display().to_string())?;
-        Ok(format!("{}:{}:{}", boot.trim(), file.dev(), file.ino()))
+        let host = fs::read_to_string("/etc/machine-id").unwrap_or_default();
+        Ok(LockFileId {
+            boot: boot.trim().to_owned(),
+            device: file.dev(),
+            inode: file.ino(),
+            host: (is_shared && !self.path.join(MOVED_FILE).exists()).then(|| host.trim().to_owned()),
+        })
+    }
+
+    /// Records that this directory was moved from another host, which is off.
+    pub(crate) fn mark_moved(&self) -> anyhow::Result<()> {
+        write_private(&self.path.join(MOVED_FILE), "")
+    }
+
+    /// Removes the record of a move, after the node has joined the cluster on this host.
+    pub(crate) fn finish_move(&self) -> anyhow::Result<()> {
+        match fs::remove_file(self.path.join(MOVED_FILE)) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
     }
 
     /// Gives the nodes of this directory new ids.

@@ -200,6 +200,34 @@ async fn daemon_of_a_deleted_node_exits() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn copy_of_a_stopped_daemons_directory_is_rejected() {
+    let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };
+    let directory = tempfile::tempdir().unwrap();
+    let first = member(directory.path(), "n1", &url).start();
+    let nodes = std::fs::read(first.data.join("nodes.json")).unwrap();
+    // Its VMs would keep running.
+    let name = first.data.file_name().unwrap().to_owned();
+    drop(first);
+    let copy = member(&directory.path().join("copy"), "n1", &url);
+    let data = directory.path().join("copy/n1").join(name);
+    std::fs::create_dir_all(&data).unwrap();
+    std::fs::write(data.join("nodes.json"), nodes).unwrap();
+    let stderr = String::from_utf8(copy.command().output().unwrap().stderr).unwrap();
+    assert!(
+        stderr.contains("this data directory is a copy") && stderr.contains("muster node adopt --moved"),
+        "{stderr}"
+    );
+    let mut adopt = Command::new(muster_testing::daemon_program());
+    adopt.args(["node", "adopt", "--moved", "--data-dir"]).arg(&data);
+    assert!(adopt.status().unwrap().success());
+    let moved = copy.start();
+    let token = moved.log_in("system", "the first key").await;
+    let (_, nodes) = moved.call(&token, Method::GET, "/nodes", None).await;
+    assert_eq!(nodes.as_array().unwrap().len(), 1, "{nodes}");
+    assert!(!data.join("moved").exists());
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn frozen_daemon_does_not_execute_abandoned_requests() {
     let Some(url) = muster_testing::database_url() else { return muster_testing::skipped("mariadb-server") };
     let directory = tempfile::tempdir().unwrap();
@@ -246,4 +274,19 @@ async fn frozen_daemon_does_not_execute_abandoned_requests() {
     }
     let (status, size) = append(&second, "5678").await.unwrap();
     assert_eq!((status.as_u16(), size), (200, json!(8)));
+
+    // The caller of a forwarded request gives up before the daemon does.
+    first.freeze();
+    let request = reqwest::Client::new().post(format!("{}{truncate}", second.url)).bearer_auth(&token);
+    assert!(request.timeout(Duration::from_millis(300)).send().await.unwrap_err().is_timeout());
+    wait_for("the end of the forwarded request", async || {
+        let (_, keys) = second.call(&token, Method::GET, "/auth/namespaces/system/keys", None).await;
+        (keys == json!(["deploy"])).then_some(())
+    })
+    .await;
+    first.signal(Signal::SIGCONT);
+    for _ in 0..20 {
+        let (_, record) = first.call(&token, Method::GET, &path, None).await;
+        assert_eq!(record["size"], 8, "{record}");
+    }
 }

@@ -18,6 +18,7 @@ pub mod interface;
 pub mod invitation;
 pub mod issuer;
 pub mod key;
+pub mod lock_file;
 pub mod namespace;
 pub mod network;
 pub mod node;

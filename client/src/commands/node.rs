@@ -53,6 +53,9 @@ pub enum Command {
         /// Data directory of a daemon that is not running
         #[arg(long, value_name = "DIR", default_value_os_t = crate::default_data_dir())]
         data_dir: PathBuf,
+        /// Keep the identity: the directory was moved here, and the host that it comes from is off
+        #[arg(long)]
+        moved: bool,
     },
     /// Print the command that joins a new host to the cluster; it can be used once
     Invite {

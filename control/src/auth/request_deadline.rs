@@ -2,9 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 use muster_types::time::now;
 use muster_types::{Error, Result};
+
+/// How often to check whether a caller has given up.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Until when a request may be started. A request whose caller has given up is not executed: the caller was told, or
 /// assumes, that it failed. See docs/decisions/0057.
@@ -32,6 +36,16 @@ impl RequestDeadline {
     #[must_use]
     pub fn expires(&self) -> Option<f64> {
         self.expires
+    }
+
+    /// Waits until the caller has given up, and returns the error of the request.
+    pub async fn abandoned(&self) -> Error {
+        loop {
+            tokio::time::sleep(POLL_INTERVAL).await;
+            if let Err(error) = self.require_waiting() {
+                return error;
+            }
+        }
     }
 
     /// Refuses the request if its caller has given up. Call it immediately before acting.

@@ -6,7 +6,7 @@ use muster_store::membership::Member;
 use muster_store::nodes::{self, NodeRow};
 use muster_store::{StoreError, Tx, TxError, transaction};
 use muster_types::event::Event;
-use muster_types::node::{NodeIdentity, NodeState};
+use muster_types::node::{NodeIdentity, NodeReport, NodeState};
 use muster_types::object::{NameOrId, ObjectRef, ObjectType};
 use muster_types::{Error, Result};
 
@@ -77,8 +77,13 @@ async fn try_join(app: &App, tx: &mut Tx, identity: &NodeIdentity) -> Result<Joi
     }
     #[expect(clippy::cast_precision_loss, reason = "the limit is seconds")]
     let limit = app.settings.node_checkin_maximum as f64;
-    if let Some(rival) = nodes::rivals(&mut *tx, identity, &app.lock_file, limit).await?.into_iter().next() {
+    let lock_file = app.lock_file.to_string();
+    if let Some(rival) = nodes::rivals(&mut *tx, identity, &lock_file, limit).await?.into_iter().next() {
         return Ok(JoinOutcome::Occupied(Box::new(rival)));
+    }
+    // Its VMs may be running on the other host, also if its daemon is not.
+    if let Some(row) = existing.as_ref().filter(|row| app.lock_file.is_elsewhere(&row.lock_file)) {
+        return Err(copied(identity, row).into());
     }
     if let Some(other) = nodes::get(&mut *tx, &NameOrId::Name(identity.name.clone())).await?
         && other.identity.id != identity.id
@@ -100,7 +105,12 @@ async fn try_join(app: &App, tx: &mut Tx, identity: &NodeIdentity) -> Result<Joi
         StoreError::Duplicate(reason) => StoreError::Conflict(reason),
         other => other,
     })?;
-    let epoch = nodes::begin_epoch(tx, identity.id, &app.lock_file).await?;
+    if let Some(row) = &existing {
+        // Its VMs are fenced once the watchdog of this daemon runs.
+        let report = NodeReport { fencing_lease: None, ..row.report.clone() };
+        nodes::set_report(tx, identity.id, &report).await?;
+    }
+    let epoch = nodes::begin_epoch(tx, identity.id, &lock_file).await?;
     Ok(JoinOutcome::Joined { epoch, is_new: existing.is_none() })
 }
 
@@ -130,6 +140,16 @@ fn occupied(identity: &NodeIdentity, rival: &NodeRow) -> Error {
             description(rival)
         )
     })
+}
+
+fn copied(identity: &NodeIdentity, row: &NodeRow) -> Error {
+    Error::Conflict(format!(
+        "this data directory is a copy: node {} ran in another directory or on another host ({}), where its VMs may be \
+         running. Run `muster node adopt --data-dir DIR` to let this host join as a new node or, if the other host is off and \
+         will not return, `muster node adopt --moved --data-dir DIR`",
+        identity.name,
+        description(row)
+    ))
 }
 
 /// Returns where the daemon of a node runs, and since when.

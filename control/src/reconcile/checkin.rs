@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use muster_types::Result;
 use muster_types::event::{Event, EventType};
-use muster_types::node::{HostFeature, NodeReport, NodeState};
+use muster_types::node::{HostFeature, NodeReport, NodeState, RouterGate};
 use muster_types::object::{ObjectRef, ObjectType};
 
 use crate::app::App;
@@ -23,11 +23,9 @@ const CLOCK_SKEW_WARNING: f64 = 1.0;
 
 /// Registers the nodes of this daemon, or marks them as running again.
 pub async fn join(app: &App) -> Result<()> {
+    // Also before the daemon exits because of the deletion.
+    stop_deleted_nodes(app).await?;
     for node in &app.nodes {
-        if node::is_deleted(app, node.identity().id).await? {
-            // Also before the daemon exits because of the deletion.
-            fence::remove_stale(app, node).await?;
-        }
         node_join::join(app, node.identity()).await?;
         let id = node.identity().id;
         transaction!(app.store, |tx| { Ok(node_networks::reset_generations(tx, id).await?) })?;
@@ -39,10 +37,13 @@ pub async fn join(app: &App) -> Result<()> {
     report(app, true).await
 }
 
-/// Stops the VMs of nodes that were deleted while this daemon ran, and moves their files to `lost+found`.
-pub async fn stop_vms_of_deleted_nodes(app: &App) -> Result<()> {
+/// Stops the VMs of nodes that were deleted, moves their files to `lost+found`, and closes the gate of their routers.
+pub async fn stop_deleted_nodes(app: &App) -> Result<()> {
     for node in &app.nodes {
         if node::is_deleted(app, node.identity().id).await? {
+            if let Err(error) = node.set_router_gate(RouterGate::Closed).await {
+                tracing::warn!(%error, "failed to close the gate of the routers");
+            }
             fence::remove_stale(app, node).await?;
         }
     }
@@ -90,19 +91,19 @@ pub async fn check_in(app: &App) -> Result<()> {
         membership.lose(*member);
     }
     membership.require()?;
-    for node in app.nodes.iter().filter(|node| check_in.states.contains_key(&node.identity().id)) {
-        node.renew_fencing_lease(began)?;
-    }
     if !check_in.states.is_empty() {
         observe_clock(app, &check_in);
     }
     for (id, state) in check_in.states {
+        let node = local_node(app, Some(id))?;
         // Reviving takes a transaction, so only nodes that need it are revived.
         if state != NodeState::Created {
             node::revive(app, id).await?;
-            // After it is active, so that no instance can be evacuated from it unnoticed.
-            fence::remove_stale(app, local_node(app, Some(id))?).await?;
+            // After it is active, so that no instance can be evacuated from it unnoticed. Before its lease is renewed, so
+            // that the watchdog stops what this cannot.
+            fence::remove_stale(app, node).await?;
         }
+        node.renew_fencing_lease(began)?;
     }
     Ok(())
 }

@@ -220,7 +220,8 @@ impl Competitor {
             }
             return Ok(times.length / 4);
         }
-        if self.owned.is_some() && !is_sole && !is_able(own) && view.has_other_able(self.id()) {
+        let is_able = is_able(own) && has_correct_clock(app);
+        if self.owned.is_some() && !is_sole && !is_able && view.has_other_able(self.id()) {
             self.hand_over(app).await?;
             return Ok(times.poll);
         }
@@ -252,7 +253,7 @@ impl Competitor {
         let is_first = view.is_prepared(self.id()) || vacant_since.elapsed() >= UNPREPARED_DELAY;
         let is_alone = !view.has_other_able(self.id());
         let may_retry = self.retry_at.is_none_or(|time| Instant::now() >= time);
-        Ok((is_able(own) && is_first && may_retry) || is_alone)
+        Ok((is_able(own) && has_correct_clock(app) && is_first && may_retry) || is_alone)
     }
 
     /// Acquires or renews the lease and opens the gate.
@@ -364,11 +365,21 @@ impl Competitor {
     }
 }
 
-/// Releases a lease that does not expire and whose owner was deleted from the cluster.
+/// Returns whether the clock of this host allows leases. The only able candidate has the role in any case, because nothing
+/// else would forward packets.
+fn has_correct_clock(app: &App) -> bool {
+    app.store.membership.require_clock().is_ok()
+}
+
+/// Releases a lease that does not expire and whose owner was deleted from the cluster. Its daemon closes the gate when its
+/// check-in is rejected, so the owner must have been silent for as long as an expiring lease would have lasted.
 async fn release_lease_of_deleted_node(app: &App, times: LeaseTimes, lease: &Lease) -> Result<()> {
-    let expires_soon = lease.expires - now() < 10.0 * times.length.as_secs_f64();
-    let Some(id) = lease.owner.parse().ok().filter(|_| !expires_soon) else { return Ok(()) };
-    if matches!(nodes::state(&*app.store, id).await?, None | Some(NodeState::Deleted)) {
+    let length = times.length.as_secs_f64();
+    let expires_soon = lease.expires - now() < 10.0 * length;
+    let Some(id) = lease.owner.parse::<NodeId>().ok().filter(|_| !expires_soon) else { return Ok(()) };
+    let silent = nodes::silent(&*app.store, &[NodeState::Deleted], length).await?;
+    let is_gone = nodes::state(&*app.store, id).await?.is_none();
+    if is_gone || silent.iter().any(|(row, _)| row.identity.id == id) {
         let owner = LeaseOwner { id: lease.owner.clone(), ..LeaseOwner::new(&lease.node) };
         leases::release(&app.store, NETWORK_NODE_LEASE, &owner).await?;
     }
