@@ -62,8 +62,11 @@ pub(super) async fn run(mut store: &Store) -> Result<(), StoreError> {
         )));
     }
     let owner = LeaseOwner::new(MIGRATION_LEASE);
+    let mut is_waiting = false;
     while !leases::acquire(store, MIGRATION_LEASE, &owner, LEASE_SECONDS).await.map_err(unavailable)? {
-        tracing::info!("waiting for another node to migrate the database");
+        if !std::mem::replace(&mut is_waiting, true) {
+            tracing::info!("waiting for another node to migrate the database");
+        }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     let outcome = apply(store, &owner).await;

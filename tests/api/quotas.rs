@@ -144,12 +144,16 @@ async fn limits_instances_and_their_resources() {
         ("memory_mb", 1500, 600, json!({"memory": 600})),
         ("disk_gb", 4, 9, json!({"disk": [{"size": 9, "type": "disk"}]})),
         ("instances", 1, 1, json!({})),
+        // No node is large enough either, which is not what the caller has to know.
+        ("cpus", 3, 1000, json!({"cpus": 1000})),
+        ("instances", 1, 1, json!({"memory": 9_999_999})),
     ] {
         set(&cluster, &system, name, limit).await;
         let usage = used(&cluster, &ci, name).await;
         assert_refused(&try_instance(&cluster, &ci, "b", more).await, name, limit, usage, amount);
         set(&cluster, &system, name, 0).await;
     }
+    assert_eq!(cluster.count_rows("instances", "name = 'b'").await, 0, "no record is kept");
     // A limit below the usage leaves the instance alone.
     set(&cluster, &system, "cpus", 1).await;
     assert_eq!(post(&cluster, &ci, "/instances/a/poweroff", json!({})).await.status, 200);

@@ -29,6 +29,10 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(300);
 /// The timeout of one request that transfers a large body. Callers detect stalled connections themselves.
 pub(super) const TRANSFER_TIMEOUT: Duration = Duration::from_secs(86_400);
 
+/// The delay before the first repetition of a login that is refused because too many wait. It doubles each time.
+const LOGIN_RETRY_DELAY: Duration = Duration::from_secs(1);
+const MAX_LOGIN_RETRY_DELAY: Duration = Duration::from_secs(8);
+
 /// A client of one cluster that acts as one namespace.
 #[derive(Debug)]
 pub struct Client {
@@ -220,7 +224,15 @@ impl Client {
 
     async fn fetch_token(&self) -> Result<Secret> {
         let body = json!({ "namespace": self.credentials.namespace, "key": self.credentials.key.expose() });
-        let raw = self.send(Method::POST, "/auth", None, Some(&body)).await?;
+        let mut delay = LOGIN_RETRY_DELAY;
+        let raw = loop {
+            let raw = self.send(Method::POST, "/auth", None, Some(&body)).await?;
+            if raw.status != StatusCode::TOO_MANY_REQUESTS || delay > MAX_LOGIN_RETRY_DELAY {
+                break raw;
+            }
+            tokio::time::sleep(delay).await;
+            delay *= 2;
+        };
         if raw.status != StatusCode::OK {
             return Err(Error::LoginRefused {
                 url: self.base.clone(),

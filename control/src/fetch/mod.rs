@@ -143,7 +143,9 @@ impl<'a> Fetch<'a> {
             if answered {
                 response_deadline = Instant::now() + RESPONSE_TIMEOUT;
             } else if futile > MAX_FUTILE_ATTEMPTS
-                || Instant::now() + retry_delay(futile) >= response_deadline
+                // An attempt that the deadline ends early cannot tell a name that is not resolved, or a host that
+                // cannot be reached, from a server that does not respond.
+                || Instant::now() + retry_delay(futile) + CONNECT_TIMEOUT > response_deadline
             {
                 // After `Unavailable` the operation is repeated, which is worthwhile only for a partial fetch.
                 return Err(if have > 0 { Error::Unavailable(error) } else { Error::Invalid(error) });

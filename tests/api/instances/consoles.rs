@@ -303,6 +303,30 @@ async fn upgraded_connection_is_the_serial_console() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn events_of_consoles_name_the_caller() {
+    let (cluster, token) = cluster(&[]).await;
+    let record = create(&cluster, &token, "www", &json!({})).await;
+    let system = cluster.token("system").await;
+    let url = format!("{}{}", serve(&cluster).await, path(&record, "/console"));
+    let request = reqwest::Client::new().get(&url).bearer_auth(&system);
+    let request = request.header("connection", "upgrade").header("upgrade", "muster-console");
+    assert_eq!(request.send().await.unwrap().status(), 101);
+    for (method, call) in
+        [(Method::DELETE, "/consoledata"), (Method::GET, "/screenshot"), (Method::GET, "/vdiconsolehelper")]
+    {
+        let response = cluster.call(&system, method, &path(&record, call), None).await;
+        assert_eq!(response.status, 200, "{call}: {}", response.text);
+    }
+    let events = cluster.events(&object(&record)).await;
+    for request in ["console", "clear console", "screenshot", "vdi console helper"] {
+        let message = format!("{request} request from REST API");
+        let event = events.iter().find(|event| event.message == message).expect(&message);
+        assert_eq!(event.extra["caller"], "system", "{message}");
+        assert!(event.extra["keyname"].is_string(), "{message}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn connections_to_the_serial_port_are_sampled_events() {
     let (cluster, token) = cluster(&[]).await;
     let record = create(&cluster, &token, "www", &json!({"placed_on": "sim-2"})).await;

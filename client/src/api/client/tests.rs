@@ -83,6 +83,14 @@ async fn refused_login_names_namespace_and_reason() {
 }
 
 #[tokio::test]
+async fn repeats_login_that_is_refused_because_too_many_wait() {
+    let busy = (429, r#"{"error": "too many logins are waiting", "status": 429}"#);
+    let (client, request_lines) = server(vec![busy, TOKEN]).await;
+    client.log_in().await.unwrap();
+    assert_eq!(request_lines.lock().await.len(), 2);
+}
+
+#[tokio::test]
 async fn error_contains_message_and_status_of_the_server() {
     let (client, _) = server(vec![TOKEN, (409, r#"{"error": "not\nnow"}"#)]).await;
     let error = client.delete_namespace("ci").await.unwrap_err();

@@ -22,6 +22,7 @@ use super::{node_row, object, require_created};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::auth::console_key::ConsoleKey;
+use crate::objects::audit::with_caller;
 use crate::objects::blob::{self, BlobSource};
 use muster_store::instances::InstanceRow;
 use muster_store::transaction;
@@ -50,7 +51,8 @@ pub async fn read(node: &Arc<dyn NodeApi>, row: &InstanceRow, length: Option<i64
 /// Clears the output of the serial console. Call it on the daemon of the instance's node.
 pub async fn clear(app: &App, caller: &Caller, node: &Arc<dyn NodeApi>, row: &InstanceRow) -> Result<()> {
     node.vms().clear_console(row.id).await?;
-    app.record(caller, Event::audit(object(row.id), "clear console request from REST API"));
+    let event = Event::audit(object(row.id), "clear console request from REST API");
+    app.record(caller, with_caller(caller, event));
     Ok(())
 }
 
@@ -72,10 +74,8 @@ pub async fn screenshot(
     let stored = store_draft(app, node, &row.namespace, draft).await;
     node.storage().remove_draft(draft).await?;
     let blob = stored?;
-    app.record(
-        caller,
-        Event::audit(object(row.id), "screenshot request from REST API").with("blob_uuid", blob.to_string()),
-    );
+    let event = Event::audit(object(row.id), "screenshot request from REST API");
+    app.record(caller, with_caller(caller, event).with("blob_uuid", blob.to_string()));
     Ok(blob)
 }
 
@@ -103,7 +103,7 @@ pub async fn open(
 ) -> Result<UnixStream> {
     let session = node.vms().open_console(row.id).await?;
     let event = Event::audit(object(row.id), "console request from REST API");
-    app.record(caller, event.with("source", caller.remote.clone()));
+    app.record(caller, with_caller(caller, event).with("source", caller.remote.clone()));
     Ok(session)
 }
 
@@ -170,7 +170,8 @@ pub async fn viewer_file(
     if let (Some(_), Some(display)) = (ports.vdi_tls, &node.report.display) {
         lines.push(format!("ca={}", display.authority.replace('\n', "\\n")));
     }
-    app.record(caller, Event::audit(object(row.id), EventMessage::ViewerFileRequested));
+    let event = Event::audit(object(row.id), EventMessage::ViewerFileRequested);
+    app.record(caller, with_caller(caller, event));
     Ok(lines.join("\n") + "\n")
 }
 
@@ -243,13 +244,11 @@ pub async fn create_proxy_url(
         "password": password.as_ref().map(Secret::expose),
     });
     let token = signer.sign(&claims);
-    app.record(
-        caller,
-        Event::audit(object(row.id), "vdi console token created")
-            .with("jti", jti)
-            .with("kid", signer.kid())
-            .with("namespace", caller.namespace.clone())
-            .with("expires_at", expires_at),
-    );
+    let event = Event::audit(object(row.id), "vdi console token created")
+        .with("jti", jti)
+        .with("kid", signer.kid())
+        .with("namespace", caller.namespace.clone())
+        .with("expires_at", expires_at);
+    app.record(caller, with_caller(caller, event));
     Ok(ProxyRecord { url: format!("{base}/sf-console.vv?token={token}"), expires_at })
 }

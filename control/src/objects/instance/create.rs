@@ -575,7 +575,7 @@ fn record_created(app: &App, caller: &Caller, row: &InstanceRow, deprecated: boo
     }
 }
 
-/// Keeps a record of an instance that could not be created, until the caller deletes it or the cleaner removes it.
+/// Keeps a record of an instance that could not be created and exceeds no quota, until it is deleted or cleaned.
 async fn insert_failed(
     app: &App,
     caller: &Caller,
@@ -586,6 +586,7 @@ async fn insert_failed(
         if !namespaces::lock(tx, &request.namespace, NamespaceState::Created).await? {
             return Err(Error::not_found("namespace").into());
         }
+        quota::require_in(app, tx, &request.namespace, &quota::of_instance(&request.placement)).await?;
         Ok(insert(tx, request, InstanceState::Error, Some(message), None).await?)
     })?;
     record_created(app, caller, &row, false);
