@@ -12,7 +12,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use muster_types::Error;
-use muster_types::node::NodeApi;
+use muster_types::node::{HostFeature, NodeApi};
 use muster_types::time::now;
 
 use crate::error::ApiResult;
@@ -183,7 +183,15 @@ impl OriginalRequest {
 fn no_answer(node: &NodeRow, error: &dyn std::fmt::Display) -> Error {
     let name = &node.identity.name;
     tracing::warn!(node = name, %error, "failed to forward request to peer");
-    Error::Unavailable(format!("peer node {name} did not answer the proxied request, please retry"))
+    match node.report.limits.get(&HostFeature::Api) {
+        // Retrying does not help before the operator has changed it.
+        Some(reason) => {
+            Error::Unavailable(format!("peer node {name} did not answer the proxied request: {reason}"))
+        }
+        None => {
+            Error::Unavailable(format!("peer node {name} did not answer the proxied request, please retry"))
+        }
+    }
 }
 
 /// Returns the response of a peer as the response of this daemon.

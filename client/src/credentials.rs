@@ -233,23 +233,55 @@ pub fn save(path: &Path, credentials: &Credentials) -> anyhow::Result<()> {
 
 /// Writes a file atomically that only its owner can read.
 pub fn write_private(path: &Path, text: &str) -> anyhow::Result<()> {
-    let temporary = path.with_extension(format!("{}.new", std::process::id()));
-    let write = || {
-        let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        DirBuilder::new().recursive(true).mode(0o700).create(parent)?;
-        let mut file =
-            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
-        file.write_all(text.as_bytes())?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)?;
-        // The rename must survive a power failure, too.
-        fs::File::open(parent)?.sync_all()
-    };
-    write().map_err(|error| {
-        // The temporary file may contain a secret, or may not exist.
-        let _ = fs::remove_file(&temporary);
-        anyhow!("cannot write {}: {}", path.display(), io_error_text(&error))
-    })
+    PrivateFile::create(path)?.write(text)
+}
+
+/// A file that only its owner can read, and that does not have its name until it is written.
+#[derive(Debug)]
+pub(crate) struct PrivateFile<'a> {
+    path: &'a Path,
+    temporary: PathBuf,
+    file: fs::File,
+}
+
+impl<'a> PrivateFile<'a> {
+    /// Creates the file under a temporary name, and the directories of its path.
+    pub(crate) fn create(path: &'a Path) -> anyhow::Result<Self> {
+        let temporary = path.with_extension(format!("{}.new", std::process::id()));
+        let create = || {
+            DirBuilder::new().recursive(true).mode(0o700).create(parent(path))?;
+            OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)
+        };
+        let file = create().map_err(|error| cannot_write(path, &error))?;
+        Ok(Self { path, temporary, file })
+    }
+
+    /// Writes the file, and replaces the one that has its name.
+    pub(crate) fn write(mut self, text: &str) -> anyhow::Result<()> {
+        let mut write = || {
+            self.file.write_all(text.as_bytes())?;
+            self.file.sync_all()?;
+            fs::rename(&self.temporary, self.path)?;
+            // The rename must survive a power failure, too.
+            fs::File::open(parent(self.path))?.sync_all()
+        };
+        write().map_err(|error| cannot_write(self.path, &error))
+    }
+}
+
+impl Drop for PrivateFile<'_> {
+    fn drop(&mut self) {
+        // Exists only if the file was not written; it may contain a secret then.
+        let _ = fs::remove_file(&self.temporary);
+    }
+}
+
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn cannot_write(path: &Path, error: &io::Error) -> anyhow::Error {
+    anyhow!("cannot write {}: {}", path.display(), io_error_text(error))
 }
 
 /// Removes a credentials file. Returns whether it existed.

@@ -20,7 +20,6 @@ use muster_types::key::Secret;
 use muster_types::node::NodeApi;
 use muster_types::settings::{Settings, mask_password};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
@@ -414,16 +413,7 @@ fn database_url(settings: &Settings, data: &Path) -> Secret {
     if !settings.database_url.expose().is_empty() {
         return settings.database_url.clone();
     }
-    if settings.mariadb_host.is_empty() {
-        return Secret::new(format!("sqlite:{}", data.join("muster.db").display()));
-    }
-    let Settings { mariadb_host, mariadb_port, mariadb_user, mariadb_password, mariadb_database, .. } =
-        settings;
-    let [user, password, database] = [mariadb_user, mariadb_password.expose(), mariadb_database]
-        .map(|text| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string());
-    let hosts: Vec<String> =
-        mariadb_host.split(',').map(|host| format!("{}:{mariadb_port}", host.trim())).collect();
-    Secret::new(format!("mysql://{user}:{password}@{}/{database}", hosts.join(",")))
+    Secret::new(format!("sqlite:{}", data.join("muster.db").display()))
 }
 
 /// Returns the address at which this host reaches the API.

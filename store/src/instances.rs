@@ -207,9 +207,9 @@ const AWAITING_CREATION: &str = "node_uuid = ? AND state IN ('initial', 'preflig
     AND NOT EXISTS (SELECT 1 FROM operations WHERE target_type = 'instance' AND target_id = instances.uuid \
     AND state = 'executing')";
 
-/// Returns some instances on a node whose creation has not started.
+/// Returns the instances on a node whose creation has not started. The capacity of the node limits their number.
 pub async fn awaiting_creation(db: impl Read, node: NodeId) -> Result<Vec<InstanceRow>, StoreError> {
-    rows(db, &format!("{AWAITING_CREATION} ORDER BY created LIMIT 20"), params![node]).await
+    rows(db, &format!("{AWAITING_CREATION} ORDER BY created, uuid"), params![node]).await
 }
 
 /// Locks an instance on a node and its operations until the transaction ends. Returns whether its creation has not

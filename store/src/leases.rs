@@ -101,12 +101,6 @@ pub async fn owner_id(mut store: &Store, name: &str) -> Result<Option<String>, S
     store.fetch_optional(&sql, params![name]).await
 }
 
-/// Returns the node that owns a lease.
-pub async fn owner_node(mut store: &Store, name: &str) -> Result<Option<String>, StoreError> {
-    let sql = format!("SELECT node FROM leases WHERE name = ? AND expires > {NOW}");
-    store.fetch_optional(&sql, params![name]).await
-}
-
 /// Returns the seconds until a lease of another owner expires, or `None` if `owner` may acquire it.
 pub async fn remaining(mut store: &Store, name: &str, owner: &LeaseOwner) -> Result<Option<f64>, StoreError> {
     let sql =

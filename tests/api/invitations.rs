@@ -41,6 +41,14 @@ async fn invited_host_gets_settings_once() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_muster"));
         command.args(["node", "join", &token.to_text(), "--config"]).arg(&config).output().unwrap()
     };
+    // A file that cannot be written does not use the invitation up.
+    let unwritable = Command::new(env!("CARGO_BIN_EXE_muster"))
+        .args(["node", "join", &token.to_text(), "--config", "/proc/muster.conf"])
+        .output()
+        .unwrap();
+    let why = String::from_utf8(unwritable.stderr).unwrap();
+    assert!(why.contains("cannot write /proc/muster.conf"), "{why}");
+
     let joined = join();
     assert!(joined.status.success(), "{}", String::from_utf8_lossy(&joined.stderr));
     let written = std::fs::read_to_string(&config).unwrap();
@@ -57,6 +65,16 @@ async fn invited_host_gets_settings_once() {
     std::fs::remove_file(&config).unwrap();
     assert!(error(join()).contains("was used"));
     assert_eq!(redeem(&cluster, json!({"invitation": token.id, "proof": token.proof()})).await, 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cluster_with_settings_of_the_mariadb_invites_hosts() {
+    let (cluster, _) = cluster(&[("MARIADB_HOST", "db.example"), ("MARIADB_PASSWORD", "secret")]).await;
+    let token = invite(&cluster).await;
+    let body = json!({"invitation": token.id, "proof": token.proof()});
+    let redeemed = cluster.call("", Method::POST, "/admin/invitations/redeem", Some(body)).await;
+    let settings = token.open(redeemed.body["sealed"].as_str().unwrap()).unwrap();
+    assert_eq!(settings.database_url.expose(), "mysql://shakenfist:secret@db.example:3306/shakenfist");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use axum::http::Method;
-use muster_control::reconcile;
+use muster_control::{objects, reconcile};
 use muster_test_cluster::{ApiResponse, Cluster};
 use muster_types::ids::InstanceId;
 use muster_types::object::{ObjectRef, ObjectType};
@@ -77,6 +77,18 @@ impl LostHost {
         record
     }
 
+    /// Sets the fencing lease that the lost node has reported last.
+    async fn set_fencing_lease(&self, seconds: f64) {
+        let app = &self.cluster.app;
+        let report = app.nodes[0].report().await.unwrap();
+        let report = muster_types::node::NodeReport { fencing_lease: Some(seconds), ..report };
+        let reported = muster_store::transaction!(app.store, |tx| {
+            Ok(muster_store::nodes::set_report(tx, app.nodes[0].identity().id, &report).await?)
+        });
+        reported.unwrap();
+        reconcile::node_watch::run(app).await.unwrap();
+    }
+
     /// Lets the lost node check in again, and returns the directories in its `lost+found`.
     async fn return_host(&self) -> Vec<String> {
         reconcile::checkin::join(&self.cluster.app).await.unwrap();
@@ -113,8 +125,9 @@ async fn instances_of_missing_node_are_unknown_until_it_returns() {
     let event = events.iter().find(|event| event.message == "power state is now unknown").unwrap();
     let reason = event.extra["reason"].as_str().unwrap();
     assert!(reason.contains("node sim-1 has not checked in since 20"), "{reason}");
-    for verb in ["poweroff", "reboothard"] {
-        let refused = host.call(Method::POST, &host.path(&format!("/{verb}")), None).await;
+    for verb in ["poweroff", "reboothard", "snapshot"] {
+        let body = (verb == "snapshot").then(|| json!({}));
+        let refused = host.call(Method::POST, &host.path(&format!("/{verb}")), body).await;
         assert!(refused.status == 503 && refused.text.contains("node sim-1"), "{}", refused.text);
     }
     assert!(host.return_host().await.is_empty());
@@ -143,7 +156,7 @@ async fn node_with_instances_is_only_deleted_if_declared_dead() {
     for body in [None, Some(json!({"force": true})), Some(json!({"dead": true}))] {
         let refused = delete(body).await;
         assert!(
-            refused.status == 409 && refused.text.contains("is alive and has 1 instances: web"),
+            refused.status == 409 && refused.text.contains("is alive and has 1 instance: web"),
             "{}",
             refused.text
         );
@@ -259,6 +272,102 @@ async fn instance_stays_on_dead_node_while_no_other_node_has_capacity() {
     assert!(host.return_host().await.is_empty());
 }
 
+/// Two instances on `sim-1`, by id: evacuating the first one fails, because its metadata is not as the API requires.
+async fn lost_host_with_failing_evacuation(request: &Value) -> (LostHost, [Value; 2]) {
+    let host = LostHost::new(request).await;
+    let mut overrides = request.clone();
+    overrides["placed_on"] = json!("sim-1");
+    let other = create(&host.cluster, &host.token, "db", &overrides).await;
+    let mut instances = [host.instance.clone(), other];
+    instances.sort_by_key(|instance| text(instance, "uuid").to_owned());
+    let broken = muster_store::transaction!(host.cluster.app.store, |tx| {
+        let (id, affinity) = (text(&instances[0], "uuid"), json!("not a dictionary"));
+        Ok(muster_store::metadata::set(tx, ObjectType::Instance, id, "affinity", &affinity).await?)
+    });
+    broken.unwrap();
+    host.cluster.lose_node("sim-1").await;
+    (host, instances)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failing_evacuation_of_one_instance_does_not_affect_the_others() {
+    let (host, [first, second]) = lost_host_with_failing_evacuation(&json!({"disposable": true})).await;
+    let evacuated = host.evacuate().await;
+    assert_eq!(evacuated.status, 200, "{}", evacuated.text);
+    let records = evacuated.body.as_array().unwrap();
+    let outcomes: Vec<_> = records.iter().map(|record| (&record["name"], text(record, "outcome"))).collect();
+    assert_eq!(
+        outcomes,
+        [(&first["name"], "waiting"), (&second["name"], "evacuating")],
+        "{}",
+        evacuated.text
+    );
+    assert!(text(&records[0], "reason").contains("affinity"), "{}", evacuated.text);
+    host.cluster.settle().await;
+    host.return_host().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failing_restart_of_one_instance_does_not_affect_the_others() {
+    let request = json!({"disposable": true, "restart": "elsewhere"});
+    let (host, instances) = lost_host_with_failing_evacuation(&request).await;
+    host.set_fencing_lease(30.0).await;
+    host.cluster.settle().await;
+    for (instance, node) in instances.iter().zip(["sim-1", "sim-2"]) {
+        let path = format!("/instances/{}", text(instance, "uuid"));
+        let record = host.call(Method::GET, &path, None).await.body;
+        assert_eq!(text(&record, "node"), node, "{record}");
+    }
+    host.return_host().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn places_waiting_instances_again_however_long_their_node_is_missing() {
+    let cluster = Cluster::with(&[("NODE_CHECKIN_MAXIMUM", "100")], None).await;
+    let token = cluster.token("system").await;
+    // Nothing runs their creation yet. The older ones must stay on their node.
+    let request = async |name: &str, placed_on: Option<&str>| {
+        let mut body = json!({"name": name, "cpus": 1, "memory": 64, "disk": [{"size": 1}], "network": []});
+        if let Some(node) = placed_on {
+            body["placed_on"] = json!(node);
+        }
+        let created = cluster.call(&token, Method::POST, "/instances", Some(body)).await;
+        assert_eq!(created.status, 200, "{}", created.text);
+        created.body
+    };
+    for number in 0..21 {
+        request(&format!("pinned-{number}"), Some("sim-1")).await;
+    }
+    cluster.lose_node("sim-2").await;
+    let waiting = request("web", None).await;
+    assert_eq!(text(&waiting, "node"), "sim-1", "{waiting}");
+    cluster.lose_node("sim-1").await;
+    reconcile::node_watch::run(&cluster.app).await.unwrap();
+    let states = async |node: &str| {
+        let path = format!("/nodes/{node}");
+        text(&cluster.call(&token, Method::GET, &path, None).await.body, "state").to_owned()
+    };
+    assert_eq!(states("sim-1").await, "error");
+    // Another node gets capacity.
+    let other = cluster.app.nodes[1].identity().id;
+    objects::node::revive(&cluster.app, other).await.unwrap();
+    let checked_in = muster_store::transaction!(cluster.app.store, |tx| {
+        tx.execute(
+            "UPDATE nodes SET lastseen = ? WHERE uuid = ?",
+            &[muster_types::time::now().into(), other.into()],
+        )
+        .await?;
+        Ok(())
+    });
+    checked_in.unwrap();
+    reconcile::node_watch::run(&cluster.app).await.unwrap();
+    let path = format!("/instances/{}", text(&waiting, "uuid"));
+    let placed = cluster.call(&token, Method::GET, &path, None).await.body;
+    assert_eq!(text(&placed, "node"), "sim-2", "{placed}");
+    reconcile::checkin::join(&cluster.app).await.unwrap();
+    cluster.settle().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn restarts_elsewhere_only_from_a_host_that_has_fenced_itself() {
     let host = LostHost::new(&json!({"disposable": true, "restart": "elsewhere"})).await;
@@ -266,20 +375,9 @@ async fn restarts_elsewhere_only_from_a_host_that_has_fenced_itself() {
     host.cluster.lose_node("sim-1").await;
     host.cluster.settle().await;
     assert_eq!(text(&host.show().await, "node"), "sim-1", "its VM may still be running");
-    let app = &host.cluster.app;
-    let node = app.nodes[0].identity().id;
-    let set_lease = async |seconds| {
-        let report = app.nodes[0].report().await.unwrap();
-        let report = muster_types::node::NodeReport { fencing_lease: Some(seconds), ..report };
-        let reported = muster_store::transaction!(app.store, |tx| {
-            Ok(muster_store::nodes::set_report(tx, node, &report).await?)
-        });
-        reported.unwrap();
-        reconcile::node_watch::run(app).await.unwrap();
-    };
-    set_lease(1e7).await;
+    host.set_fencing_lease(1e7).await;
     assert_eq!(text(&host.show().await, "node"), "sim-1", "its lease has not expired");
-    set_lease(30.0).await;
+    host.set_fencing_lease(30.0).await;
     host.cluster.settle().await;
     let record = host.show().await;
     assert_eq!(

@@ -2,6 +2,7 @@
 
 use axum::http::Method;
 use muster_control::{App, objects, reconcile};
+use muster_store::leases::{self, LeaseOwner};
 use muster_test_cluster::{Cluster, caller};
 use muster_types::node::NodeState;
 use muster_types::object::{ObjectRef, ObjectType};
@@ -30,6 +31,7 @@ async fn finds_node_by_name_or_id_with_its_resources() {
         "is_eventlog_node",
         "is_cluster_maintainer",
         "clock_skew",
+        "fencing_lease",
         "spice_server_cert_subject",
         "references_to",
         "references_from",
@@ -48,6 +50,14 @@ async fn finds_node_by_name_or_id_with_its_resources() {
         cluster.call(&token, Method::GET, "/nodes/absent", None).await.body["error"],
         "node not found"
     );
+    assert_eq!((&node["epoch"], &node["is_active_network_node"]), (&json!(1), &json!(false)), "{node}");
+    assert!(node["started"].as_f64().unwrap() > 1e9, "{node}");
+    let owner = LeaseOwner { id: node["uuid"].as_str().unwrap().into(), ..LeaseOwner::new("sim-1") };
+    leases::acquire(&cluster.app.store, leases::NETWORK_NODE_LEASE, &owner, 60.0).await.unwrap();
+    let list = cluster.call(&token, Method::GET, "/nodes", None).await.body;
+    let active: Vec<_> =
+        list.as_array().unwrap().iter().map(|node| &node["is_active_network_node"]).collect();
+    assert_eq!(active, [&json!(true), &json!(false)]);
 
     cluster.events(&ObjectRef::new(ObjectType::Node, node["uuid"].as_str().unwrap())).await;
     let query = json!({"event_type": "resources", "limit": 1});
@@ -70,7 +80,8 @@ async fn finds_node_by_name_or_id_with_its_resources() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn node_without_checkin_goes_missing_then_error_until_it_rejoins() {
-    let cluster = Cluster::with(&[("NODE_CHECKIN_MAXIMUM", "1")], None).await;
+    let cluster =
+        Cluster::with(&[("NODE_CHECKIN_INTERVAL", "0.5"), ("NODE_CHECKIN_MAXIMUM", "1")], None).await;
     let app = &cluster.app;
     let state = async || objects::node::find(app, "sim-1").await.unwrap().state;
     let set_last_seen = async |seconds: f64| {
@@ -217,14 +228,15 @@ async fn daemon_with_wrong_clock_creates_no_tokens_and_leases_nothing() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn second_daemon_of_a_node_is_rejected_while_the_first_checks_in() {
-    let cluster = Cluster::with(&[("NODE_CHECKIN_MAXIMUM", "2")], None).await;
+    let cluster = Cluster::with(&[("NODE_CHECKIN_INTERVAL", "1"), ("NODE_CHECKIN_MAXIMUM", "2")], None).await;
     let identity = cluster.app.nodes[0].identity();
     let App { store, settings, events, nodes, .. } = &*cluster.app;
     let seed = muster_types::key::Secret::new("a seed that only tests use");
     // A copied data directory has another lock file.
     let copy = App::new(store.clone(), settings.clone(), events.clone(), &seed, nodes.clone());
+    let renamed = muster_types::node::NodeIdentity { name: "copy".into(), ..identity.clone() };
     let rejected = async {
-        let error = objects::node_join::join(&copy, identity).await.unwrap_err().to_string();
+        let error = objects::node_join::join(&copy, &renamed).await.unwrap_err().to_string();
         assert!(
             error.contains("another daemon already runs node sim-1") && error.contains("started 2"),
             "{error}"

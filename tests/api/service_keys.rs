@@ -12,7 +12,7 @@ use muster_control::objects::service_key::ServiceKey;
 use muster_store::{nodes, transaction, uploads};
 use muster_test_cluster::{Cluster, caller};
 use muster_types::ids::{NodeId, UploadId};
-use muster_types::node::{NodeApi as _, NodeIdentity, NodeReport};
+use muster_types::node::{HostFeature, NodeApi as _, NodeIdentity, NodeReport};
 use muster_types::object::ObjectRef;
 use muster_types::time::now;
 use serde_json::json;
@@ -72,6 +72,26 @@ async fn forwards_with_service_key_instead_of_token_of_caller() {
         assert_eq!(get(&cluster, &sent, "/auth/namespaces").await.status, 401, "the key is removed");
     }
     assert_eq!(cluster.count_rows("namespace_keys", "name LIKE '%service_key%'").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn error_names_the_reason_of_a_node_without_api() {
+    let (cluster, token) = cluster(&[]).await;
+    let remote = NodeId::new();
+    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let path = remote_upload(&cluster, remote, closed).await;
+    let refused = get(&cluster, &token, &path).await;
+    assert!(refused.status == 503 && refused.text.contains("please retry"), "{}", refused.text);
+    let reason = "it is reachable only from this host";
+    let report = NodeReport {
+        node_address: Some(closed),
+        limits: [(HostFeature::Api, reason.to_owned())].into(),
+        ..NodeReport::default()
+    };
+    transaction!(cluster.app.store, |tx| { Ok(nodes::set_report(tx, remote, &report).await?) }).unwrap();
+    let refused = get(&cluster, &token, &path).await;
+    assert!(refused.status == 503 && refused.text.contains("node remote"), "{}", refused.text);
+    assert!(refused.text.contains(reason) && !refused.text.contains("please retry"), "{}", refused.text);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -249,6 +249,9 @@ pub struct NodeRecord {
     pub is_eventlog_node: bool,
     /// Whether the daemon of the node runs the tasks that run once per cluster.
     pub is_cluster_maintainer: bool,
+    /// Whether the node is the active network node: its routers send and receive packets.
+    #[serde(default)]
+    pub is_active_network_node: bool,
     /// Whether the node is simulated (`--simulate`).
     pub simulated: bool,
     /// The certificate subject by which viewers verify the displays of the node's instances.
@@ -258,6 +261,15 @@ pub struct NodeRecord {
     /// a warning is recorded; above 5 the node acquires no leases and creates no tokens.
     #[serde(default)]
     pub clock_skew: f64,
+    /// The number that is incremented when the daemon of the node starts, and when the cluster fences the node.
+    #[serde(default)]
+    pub epoch: i64,
+    /// Unix time at which the daemon of the node started.
+    #[serde(default)]
+    pub started: f64,
+    /// The number of seconds after its last check-in when a watchdog stops the VMs of the node; `null` without a watchdog.
+    #[serde(default)]
+    pub fencing_lease: Option<f64>,
     /// The features that the host lacks, each with the reason.
     #[serde(default)]
     pub limits: BTreeMap<String, String>,
@@ -275,7 +287,7 @@ string_enum! {
     EvacuationOutcome {
         /// It is being created again on another node.
         Evacuating = "evacuating",
-        /// It stays on the dead node, because no other node can run it; repeat the request later.
+        /// It stays on the dead node, because no other node can run it or its evacuation failed; repeat the request later.
         Waiting = "waiting",
         /// It is in `error`, because its disks cannot be restored.
         Failed = "error",

@@ -13,6 +13,8 @@ use std::fmt;
 use std::net::Ipv4Addr;
 use std::str::FromStr;
 
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+
 use crate::address::InterfaceAddress;
 use crate::key::{MAX_SECRET_BYTES, Secret};
 use crate::quota::NumberOrPercent;
@@ -227,8 +229,9 @@ macro_rules! settings {
                     let $field = <$type as ParseSetting>::parse(raw).map_err(|why| format!("{} ({source}): {why}", $name))?;
                     effective.push(EffectiveSetting { name: $name, value: masked($name, raw), source, description: $description });
                 )+
-                let settings = Self { $($field,)+ effective };
+                let mut settings = Self { $($field,)+ effective };
                 settings.check()?;
+                settings.complete_database_url();
                 Ok(settings)
             }
         }
@@ -303,11 +306,11 @@ settings! {
     spool_high_water_mark: u64 = "SPOOL_HIGH_WATER_MARK", "100000", "maximum number of events in the local spool; further ones are dropped and counted";
     usage_event_frequency: u64 = "USAGE_EVENT_FREQUENCY", "60", "seconds between usage events of an object and between resources events of a node";
     node_checkin_interval: f64 = "NODE_CHECKIN_INTERVAL", "3", "seconds between check-ins of a node";
-    node_checkin_maximum: u64 = "NODE_CHECKIN_MAXIMUM", "15", "seconds without check-in after which a node counts as missing";
+    node_checkin_maximum: u64 = "NODE_CHECKIN_MAXIMUM", "15", "seconds without check-in after which a node counts as missing; at least twice NODE_CHECKIN_INTERVAL";
     node_port: u16 = "NODE_PORT", "13002", "port for other nodes of a cluster with MariaDB, on the address of the API; 0: a free one";
     node_response_timeout: f64 = "NODE_RESPONSE_TIMEOUT", "10", "seconds that another node may take to respond to a forwarded request; one that is alive and still working on it may take longer";
     fencing: FencingPolicy = "FENCING", "none", "whether the VMs of a node that cannot reach the database keep running (none) or are stopped (self); the same on every node";
-    fencing_lease: u64 = "FENCING_LEASE", "30", "seconds after its last check-in when a node stops its VMs with FENCING = self; the same on every node";
+    fencing_lease: u64 = "FENCING_LEASE", "30", "seconds after its last check-in when a node stops its VMs with FENCING = self; at least three times NODE_CHECKIN_INTERVAL, the same on every node";
     node_name: String = "NODE_NAME", "", "name of this node; empty: the host name";
     node_uuid: String = "NODE_UUID", "", "UUID of this node; empty: generated at the first start";
     node_is_hypervisor: bool = "NODE_IS_HYPERVISOR", "true", "whether this node runs instances";
@@ -395,6 +398,19 @@ impl Settings {
         let environment =
             pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         Self::new(&BTreeMap::new(), &environment)
+    }
+
+    /// Derives `DATABASE_URL` from the settings of the MariaDB, if only those are set.
+    fn complete_database_url(&mut self) {
+        if !self.database_url.expose().is_empty() || self.mariadb_host.is_empty() {
+            return;
+        }
+        let [user, password, database] =
+            [&*self.mariadb_user, self.mariadb_password.expose(), &*self.mariadb_database]
+                .map(|text| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string());
+        let hosts = self.mariadb_host.split(',').map(|host| format!("{}:{}", host.trim(), self.mariadb_port));
+        let hosts = hosts.collect::<Vec<_>>().join(",");
+        self.database_url = Secret::new(format!("mysql://{user}:{password}@{hosts}/{database}"));
     }
 }
 

@@ -137,7 +137,8 @@ async fn resources(session: &Session, node: &str) -> anyhow::Result<ApiResponse<
 fn roles(node: &NodeRecord) -> String {
     let roles = [
         (node.is_hypervisor, "hypervisor"),
-        (node.is_network_node, "network"),
+        (node.is_network_node && !node.is_active_network_node, "network"),
+        (node.is_active_network_node, "active network"),
         (node.is_database_node, "database"),
         (node.is_cluster_maintainer, "maintainer"),
         (node.simulated, "simulated"),
@@ -148,19 +149,27 @@ fn roles(node: &NodeRecord) -> String {
     or_dash(roles.chain(limits).collect::<Vec<_>>().join(", "))
 }
 
-fn last_seen(node: &NodeRecord) -> String {
-    if node.lastseen > 0.0 { format_utc(node.lastseen) } else { "never".to_owned() }
+fn time(seconds: f64) -> String {
+    if seconds > 0.0 { format_utc(seconds) } else { "never".to_owned() }
+}
+
+/// Returns what happens to the VMs of a node that does not check in.
+fn fencing(node: &NodeRecord) -> String {
+    match node.fencing_lease {
+        Some(lease) => format!("a watchdog stops its VMs {lease} s after its last check-in"),
+        None => "none; its VMs keep running without check-ins".to_owned(),
+    }
 }
 
 fn table(nodes: Vec<NodeRecord>) -> Table {
     Table::new(&["NAME", "STATE", "ADDRESS", "LAST SEEN"], &["ROLES"]).rows(nodes.into_iter().map(|node| {
-        let (last_seen, roles) = (last_seen(&node), roles(&node));
+        let (last_seen, roles) = (time(node.lastseen), roles(&node));
         [node.name, node.state.to_string(), node.ip, last_seen, roles]
     }))
 }
 
 fn details(node: NodeRecord) -> Table {
-    let (last_seen, roles) = (last_seen(&node), roles(&node));
+    let (fencing, roles) = (fencing(&node), roles(&node));
     let limits = node.limits.iter().map(|(limit, reason)| (format!("no {limit}"), reason.clone()));
     let limits = limits.chain(node.degraded.iter().map(|degraded| {
         ("degraded".to_owned(), format!("{} (since {})", degraded.reason, format_utc(degraded.since)))
@@ -172,7 +181,10 @@ fn details(node: NodeRecord) -> Table {
         ("state", node.state.to_string()),
         ("address", node.ip),
         ("roles", roles),
-        ("last seen", last_seen),
+        ("last seen", time(node.lastseen)),
+        ("started", time(node.started)),
+        ("epoch", node.epoch.to_string()),
+        ("fencing", fencing),
         ("clock skew", format!("{:.3} s", node.clock_skew)),
         ("release", node.release),
     ];
@@ -224,9 +236,31 @@ mod tests {
         let text = details(example(0.0)).render(None);
         assert!(text.contains("no taps        needs /dev/net/tun\n"), "{text}");
         assert!(
-            text.contains("last seen      never\nclock skew     0.000 s\n")
+            text.contains("last seen      never\nstarted        never\nepoch          0\n")
+                && text.contains("clock skew     0.000 s\n")
                 && text.contains("metadata rack  b\n"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn shows_the_active_network_node_and_the_watchdog() {
+        let node = NodeRecord {
+            is_network_node: true,
+            is_active_network_node: true,
+            epoch: 7,
+            started: 1_767_225_600.0,
+            fencing_lease: Some(30.0),
+            ..example(0.0)
+        };
+        let text = details(node).render(None);
+        for line in [
+            "roles          hypervisor, active network, maintainer",
+            "started        2026-01-01T00:00:00.000Z\n",
+            "epoch          7\n",
+            "fencing        a watchdog stops its VMs 30 s after its last check-in\n",
+        ] {
+            assert!(text.contains(line), "{line}: {text}");
+        }
     }
 }

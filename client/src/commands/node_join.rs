@@ -8,9 +8,10 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow, bail};
 use muster_types::invitation::{InvitationToken, JoinSettings, RedeemedInvitation};
 use muster_types::settings::parse_file;
+use reqwest::StatusCode;
 use serde_json::{Value, json};
 
-use crate::credentials::write_private;
+use crate::credentials::PrivateFile;
 use crate::output::escape_control;
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -30,6 +31,7 @@ pub(super) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let token = InvitationToken::parse(&arguments.token).map_err(|why| anyhow!("TOKEN: {why}"))?;
     // Before the token is used, because that is possible only once.
     let existing = existing_settings(&arguments.config)?;
+    let file = PrivateFile::create(&arguments.config)?;
     let settings = redeem(&token).await?;
     let quote = |text: &str| if text.contains('"') { format!("'{text}'") } else { format!("\"{text}\"") };
     let values = [settings.database_url.expose(), settings.auth_secret_seed.expose()];
@@ -37,7 +39,7 @@ pub(super) async fn run(arguments: Arguments) -> anyhow::Result<()> {
     let separator = if existing.is_empty() || existing.ends_with('\n') { "" } else { "\n" };
     let text =
         format!("{existing}{separator}# Written by `muster node join`.\n{}", lines.collect::<String>());
-    write_private(&arguments.config, &text)?;
+    file.write(&text)?;
     let file = arguments.config.display();
     println!(
         "wrote {file}. Start this host as a node with:\n  muster serve --config {file} --listen 0.0.0.0:13000"
@@ -67,10 +69,14 @@ async fn redeem(token: &InvitationToken) -> anyhow::Result<JoinSettings> {
     let request = client.post(format!("{}/admin/invitations/redeem", token.api_url));
     let request = request.json(&json!({ "invitation": token.id, "proof": token.proof() }));
     let response = request.send().await.with_context(unreachable)?;
-    if !response.status().is_success() {
+    let status = response.status();
+    if !status.is_success() {
         let body: Value = response.json().await.unwrap_or_default();
-        let reason = body["error"].as_str().unwrap_or("the cluster refused the token");
-        bail!("{}: create another one with `muster node invite`", escape_control(reason));
+        let reason = escape_control(body["error"].as_str().unwrap_or("the cluster refused the token"));
+        match status {
+            StatusCode::NOT_FOUND => bail!("{reason}: create another one with `muster node invite`"),
+            _ => bail!("{reason} (status {}): run the command again", status.as_u16()),
+        }
     }
     let redeemed: RedeemedInvitation = response.json().await.with_context(unreachable)?;
     token.open(&redeemed.sealed).ok_or_else(|| {

@@ -12,6 +12,7 @@ use crate::auth::Caller;
 use crate::objects::instance;
 use muster_store::attributes::{self, ObjectAttributes};
 use muster_store::instances::InstanceRow;
+use muster_store::leases::{Lease, NETWORK_NODE_LEASE};
 use muster_store::nodes::NodeRow;
 use muster_store::{
     StoreError, Tx, TxError, blob_locations, instances, leases, node_ledgers, node_networks, nodes,
@@ -142,11 +143,12 @@ fn require_deletable(row: &NodeRow, instances: &[InstanceRow], dead: bool) -> Re
     let list: Vec<String> = instances.iter().map(describe).collect();
     let has = match list.len() {
         0 => String::new(),
+        1 => format!(" and has 1 instance: {}", list.join(", ")),
         count => format!(" and has {count} instances: {}", list.join(", ")),
     };
     Err(Error::Conflict(match row.state {
         NodeState::Created | NodeState::Stopping => {
-            format!("node {name} is alive{has}. Delete its instances first; its daemon keeps their disks")
+            format!("node {name} is alive{has}. Delete its instances first, which also deletes their disks")
         }
         _ => format!(
             "node {name} has not checked in since {}{has}. Its VMs may still be running: start its daemon again. If \
@@ -164,24 +166,27 @@ async fn record(app: &App, row: NodeRow) -> Result<NodeRecord> {
 
 /// Returns the records of rows, with a constant number of queries.
 async fn records(app: &App, rows: Vec<NodeRow>) -> Result<Vec<NodeRecord>> {
-    let maintainer = leases::owner_node(&app.store, MAINTAINER_LEASE).await?;
+    let leases = leases::list(&app.store).await?;
     let ids: Vec<String> = rows.iter().map(|row| row.identity.id.to_string()).collect();
     let mut attributes_of = attributes::of_objects(&*app.store, ObjectType::Node, &ids).await?;
     let record = |row: NodeRow| {
         let attributes = attributes_of.remove(&row.identity.id.to_string()).unwrap_or_default();
-        to_record(row, attributes, maintainer.as_deref())
+        to_record(row, attributes, &leases)
     };
     Ok(rows.into_iter().map(record).collect())
 }
 
-fn to_record(row: NodeRow, attributes: ObjectAttributes, maintainer: Option<&str>) -> NodeRecord {
+fn to_record(row: NodeRow, attributes: ObjectAttributes, leases: &[Lease]) -> NodeRecord {
     let ObjectAttributes { metadata, references } = attributes;
     let identity = row.identity;
+    let lease = |name: &str| leases.iter().find(|lease| lease.name == name);
     NodeRecord {
         metadata,
         uuid: identity.id,
         fqdn: identity.name.clone(),
-        is_cluster_maintainer: maintainer == Some(identity.name.as_str()),
+        is_cluster_maintainer: lease(MAINTAINER_LEASE).is_some_and(|lease| lease.node == identity.name),
+        is_active_network_node: lease(NETWORK_NODE_LEASE)
+            .is_some_and(|lease| lease.owner == identity.id.to_string()),
         name: identity.name,
         ip: identity.ip.to_string(),
         state: row.state,
@@ -196,6 +201,9 @@ fn to_record(row: NodeRow, attributes: ObjectAttributes, maintainer: Option<&str
         simulated: identity.simulated,
         spice_server_cert_subject: row.report.display.map(|display| display.subject),
         clock_skew: row.clock_skew,
+        epoch: row.epoch,
+        started: row.started,
+        fencing_lease: row.report.fencing_lease,
         limits: row.report.limits.into_iter().map(|(limit, reason)| (limit.to_string(), reason)).collect(),
         degraded: row.report.degraded,
         references_to: references.to,

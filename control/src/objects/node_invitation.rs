@@ -86,15 +86,15 @@ fn is_expired(expires: &str) -> bool {
 fn check_database_url(url: &str) -> Result<(), String> {
     if !url.starts_with("mysql:") {
         return Err(
-            "a cluster of several hosts needs a MariaDB: set DATABASE_URL to mysql://… on this node, see \
-                    docs/hosts.md"
+            "a cluster of several hosts needs a MariaDB: set DATABASE_URL to mysql://…, or MARIADB_HOST, on this node, \
+             see docs/hosts.md"
                 .into(),
         );
     }
     match hosts(url).find(|host| is_loopback(host)) {
         Some(host) => Err(format!(
-            "DATABASE_URL of this node has the host {host}, which another host cannot reach: set it to an address that \
-             all hosts reach, and restart this daemon"
+            "DATABASE_URL or MARIADB_HOST of this node has the host {host}, which another host cannot reach: set it to an \
+             address that all hosts reach, and restart this daemon"
         )),
         None => Ok(()),
     }

@@ -129,7 +129,7 @@ fn occupied(identity: &NodeIdentity, rival: &NodeRow) -> Error {
         format!(
             "another daemon already runs node {} ({}): stop it first; if this data directory is a copy, run \
              `muster node adopt --data-dir DIR` and set another NODE_NAME to let this host join as a new node",
-            identity.name,
+            rival.identity.name,
             description(rival)
         )
     } else {

@@ -23,11 +23,11 @@ pub async fn run(app: &App) -> Result<()> {
         let next = match row.state {
             NodeState::Created | NodeState::Stopping => NodeState::Missing,
             NodeState::Missing if *silence > 10.0 * limit => NodeState::Error,
-            NodeState::Missing => {
+            NodeState::Missing | NodeState::Error => {
                 place_again::run(app, row).await?;
                 continue;
             }
-            NodeState::Stopped | NodeState::Error | NodeState::Deleted => continue,
+            NodeState::Stopped | NodeState::Deleted => continue,
         };
         // Not if it has checked in since.
         if transaction!(app.store, |tx| { Ok(nodes::set_state(tx, row, next).await?) })? {

@@ -2,12 +2,18 @@
 
 use super::*;
 
+/// The least value of `NODE_CHECKIN_MAXIMUM`, in check-in intervals: one check-in may fail.
+const MIN_CHECKIN_MAXIMUM: u32 = 2;
+/// The least value of `FENCING_LEASE`, in check-in intervals: two check-ins may fail before VMs are stopped.
+const MIN_FENCING_LEASE: u32 = 3;
+
 impl Settings {
     /// Validates values that depend on more than their type.
     pub(super) fn check(&self) -> Result<(), String> {
         self.check_positive()?;
         self.check_maxima()?;
         self.check_ranges()?;
+        self.check_check_ins()?;
         self.check_addresses()?;
         self.check_names()?;
         self.check_loki()?;
@@ -88,6 +94,24 @@ impl Settings {
         }
         if !(1.0..=60.0).contains(&self.network_node_lease) {
             return Err("NETWORK_NODE_LEASE: must be between 1 and 60 seconds".into());
+        }
+        Ok(())
+    }
+
+    /// Rejects limits that a node would exceed between two check-ins, or after a single one that fails.
+    fn check_check_ins(&self) -> Result<(), String> {
+        let interval = self.node_checkin_interval;
+        for (name, value, times) in [
+            ("NODE_CHECKIN_MAXIMUM", self.node_checkin_maximum, MIN_CHECKIN_MAXIMUM),
+            ("FENCING_LEASE", self.fencing_lease, MIN_FENCING_LEASE),
+        ] {
+            #[expect(clippy::cast_precision_loss, reason = "the limit is seconds")]
+            let seconds = value as f64;
+            if seconds < f64::from(times) * interval {
+                return Err(format!(
+                    "{name}: must be at least {times} times NODE_CHECKIN_INTERVAL, which is {interval} seconds"
+                ));
+            }
         }
         Ok(())
     }

@@ -53,6 +53,25 @@ fn errors_of_values_name_the_setting() {
 }
 
 #[test]
+fn rejects_limits_that_nodes_exceed_between_check_ins() {
+    for (interval, name, value) in [
+        ("3", "NODE_CHECKIN_MAXIMUM", "2"),
+        ("20", "NODE_CHECKIN_MAXIMUM", "15"),
+        ("3", "FENCING_LEASE", "0"),
+        ("3", "FENCING_LEASE", "1"),
+        ("3", "FENCING_LEASE", "8"),
+    ] {
+        let why = Settings::from_pairs(&[("NODE_CHECKIN_INTERVAL", interval), (name, value)]).unwrap_err();
+        assert!(why.starts_with(name) && why.contains("NODE_CHECKIN_INTERVAL"), "{why}");
+    }
+    for (interval, maximum, lease) in [("3", "6", "9"), ("1", "4", "4"), ("0.2", "2", "1")] {
+        let settings =
+            [("NODE_CHECKIN_INTERVAL", interval), ("NODE_CHECKIN_MAXIMUM", maximum), ("FENCING_LEASE", lease)];
+        Settings::from_pairs(&settings).unwrap_or_else(|why| panic!("{why}"));
+    }
+}
+
+#[test]
 fn rejects_numbers_that_would_overflow_timers() {
     for name in ["API_MAX_CONNECTIONS", "API_TIMEOUT", "EVENT_PRUNE_BUDGET", "CLEANER_DELAY"] {
         assert!(Settings::from_pairs(&[(name, "18446744073709551615")]).unwrap_err().contains(name));
@@ -73,6 +92,21 @@ fn masks_passwords_of_urls() {
     ] {
         assert_eq!(mask_password(url), shown);
     }
+}
+
+#[test]
+fn database_url_is_derived_from_the_settings_of_the_mariadb() {
+    let mariadb = [
+        ("MARIADB_HOST", "db1, db2"),
+        ("MARIADB_PORT", "3307"),
+        ("MARIADB_USER", "me"),
+        ("MARIADB_PASSWORD", "p@ss"),
+        ("MARIADB_DATABASE", "cloud"),
+    ];
+    let url = |pairs: &[_]| Settings::from_pairs(pairs).unwrap().database_url.expose().to_owned();
+    assert_eq!(url(&mariadb), "mysql://me:p%40ss@db1:3307,db2:3307/cloud");
+    assert_eq!(url(&mariadb[1..]), "");
+    assert_eq!(url(&[mariadb[0], ("DATABASE_URL", "sqlite:/x")]), "sqlite:/x");
 }
 
 #[test]

@@ -58,7 +58,8 @@ pub async fn evacuate(
             // It has no VM.
             continue;
         }
-        let (outcome, target, reason) = evacuate_instance(app, caller, node, &row).await?;
+        let (outcome, target, reason) =
+            evacuate_instance(app, caller, node, &row).await.unwrap_or_else(|error| failure(&row, error));
         record_outcome(app, caller, node, &row, outcome, target.clone(), &reason);
         records.push(EvacuationRecord {
             instance_uuid: row.id,
@@ -89,8 +90,13 @@ pub(crate) async fn restart_fenced(app: &App, silent: &[(NodeRow, f64)]) -> Resu
             if row.state != InstanceState::Created || row.spec.restart != RestartPolicy::Elsewhere {
                 continue;
             }
-            let Ok(restored) = restore_disks(app, &row).await? else { continue };
-            let (outcome, target, reason) = place_elsewhere(app, &caller, node, &row, &restored).await?;
+            let restarted = async {
+                match restore_disks(app, &row).await? {
+                    Ok(restored) => place_elsewhere(app, &caller, node, &row, &restored).await,
+                    Err(reason) => Ok((EvacuationOutcome::Waiting, None, reason)),
+                }
+            };
+            let (outcome, target, reason) = restarted.await.unwrap_or_else(|error| failure(&row, error));
             if outcome == EvacuationOutcome::Evacuating {
                 record_outcome(app, &caller, node, &row, outcome, target, &reason);
                 app.networks.notify_changed();
@@ -99,6 +105,16 @@ pub(crate) async fn restart_fenced(app: &App, silent: &[(NodeRow, f64)]) -> Resu
         }
     }
     Ok(())
+}
+
+/// Returns the outcome of an instance whose evacuation failed, which does not affect the others.
+fn failure(row: &InstanceRow, error: Error) -> (EvacuationOutcome, Option<String>, String) {
+    tracing::warn!(instance = %row.id, %error, "failed to evacuate instance");
+    let reason = match error {
+        Error::Internal(_) => "its evacuation failed; see the log".to_owned(),
+        error => error.to_string(),
+    };
+    (EvacuationOutcome::Waiting, None, reason)
 }
 
 fn record_outcome(

@@ -8,7 +8,7 @@ use muster_types::event::{Event, EventType};
 use muster_types::ids::NodeId;
 use muster_types::network::NetworkState;
 use muster_types::object::ObjectType;
-use muster_types::spec::{Affinity, parse_affinity};
+use muster_types::spec::parse_affinity;
 use muster_types::{Error, Result};
 
 use super::{object, placement};
@@ -19,14 +19,20 @@ use crate::scheduler::PlacementRequest;
 const NETWORK_STATES: &[NetworkState] = &[NetworkState::Initial, NetworkState::Created];
 
 /// Places the instances of a missing node again of which it has nothing: their creation is queued, and no step of it is
-/// complete. Those for which no other node has capacity wait.
+/// complete. Those for which no other node has capacity wait. A failure of one does not affect the others.
 pub(crate) async fn run(app: &App, missing: &NodeRow) -> Result<()> {
+    // What no node has capacity for, so that many equal instances that wait do not cause a search each.
+    let mut refused: Vec<(String, PlacementRequest)> = Vec::new();
     for row in instances::awaiting_creation(&*app.store, missing.identity.id).await? {
         // An instance that was requested on this node waits for it.
         if row.spec.requested_placement.is_some() {
             continue;
         }
-        match place_again(app, missing.identity.id, &row).await {
+        let request = placement_request(app, &row).await?;
+        if refused.iter().any(|(namespace, same)| *namespace == row.namespace && *same == request) {
+            continue;
+        }
+        match place_again(app, missing.identity.id, &row, &request).await {
             Ok(Some(node)) => {
                 tracing::info!(instance = %row.id, from = missing.identity.name, to = node, "placed instance again");
                 let message = "placed on another node, because its node is missing";
@@ -36,23 +42,22 @@ pub(crate) async fn run(app: &App, missing: &NodeRow) -> Result<()> {
             Ok(None) => {}
             Err(Error::Unschedulable { text, .. }) => {
                 tracing::debug!(instance = %row.id, reason = text, "instance waits for its missing node");
+                refused.push((row.namespace, request));
             }
-            Err(error) => return Err(error),
+            Err(error) => tracing::warn!(instance = %row.id, %error, "failed to place instance again"),
         }
     }
     Ok(())
 }
 
 /// Moves an instance to another node. Returns its name, or `None` if the creation has started meanwhile.
-async fn place_again(app: &App, from: NodeId, row: &InstanceRow) -> Result<Option<String>> {
-    let request = PlacementRequest {
-        cpus: row.spec.cpus,
-        memory_mb: row.spec.memory,
-        disk_gb: row.committed.disk_gb,
-        required_node: None,
-        affinity: affinity(app, row).await?,
-    };
-    let candidates = placement::find_uncached(app, &row.namespace, &request).await?;
+async fn place_again(
+    app: &App,
+    from: NodeId,
+    row: &InstanceRow,
+    request: &PlacementRequest,
+) -> Result<Option<String>> {
+    let candidates = placement::find_uncached(app, &row.namespace, request).await?;
     candidates.nodes()?;
     let attached = interfaces::of_instances(&*app.store, &[row.id]).await?;
     let moved = transaction!(app.store, |tx| {
@@ -60,7 +65,7 @@ async fn place_again(app: &App, from: NodeId, row: &InstanceRow) -> Result<Optio
             return Ok(None);
         }
         let released = placement::release_in(tx, row).await?;
-        let allocation = placement::allocate_in(app, tx, &row.namespace, &request, &candidates).await?;
+        let allocation = placement::allocate_in(app, tx, &row.namespace, request, &candidates).await?;
         // The error also reverts the release.
         let allocation = allocation.map_err(|refused| placement::no_capacity(&refused))?;
         instances::set_node(tx, row.id, allocation.node, allocation.allocated).await?;
@@ -81,7 +86,14 @@ async fn place_again(app: &App, from: NodeId, row: &InstanceRow) -> Result<Optio
     Ok(Some(allocation.name))
 }
 
-async fn affinity(app: &App, row: &InstanceRow) -> Result<Affinity> {
+async fn placement_request(app: &App, row: &InstanceRow) -> Result<PlacementRequest> {
     let metadata = metadata::get(&*app.store, ObjectType::Instance, &row.id.to_string()).await?;
-    Ok(metadata.get("affinity").and_then(|value| parse_affinity(value).ok()).unwrap_or_default().0)
+    let affinity = metadata.get("affinity").and_then(|value| parse_affinity(value).ok());
+    Ok(PlacementRequest {
+        cpus: row.spec.cpus,
+        memory_mb: row.spec.memory,
+        disk_gb: row.committed.disk_gb,
+        required_node: None,
+        affinity: affinity.unwrap_or_default().0,
+    })
 }

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use super::{find, find_own, object, operation_on, require_created};
+use super::{find, find_own, locate, object, operation_on, require_created};
 use crate::app::App;
 use crate::auth::Caller;
 use crate::objects::artifact::{self, ArtifactRequest};
@@ -70,6 +70,8 @@ pub async fn create(
 ) -> Result<BTreeMap<String, SnapshotRecord>> {
     let row = find_own(app, caller, reference, None).await?;
     require_created(&row)?;
+    // A snapshot would wait for its node without a limit.
+    locate(app, &row).await?;
     let thin = request.thin || app.settings.snapshots_default_to_thin;
     let chosen = chosen(&row, request);
     if chosen.is_empty() {
